@@ -1,0 +1,4 @@
+#![no_std]
+//! placeholder
+pub mod control;
+pub mod units;
