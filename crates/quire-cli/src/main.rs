@@ -1,1 +1,62 @@
-fn main() {}
+//! `quire`: runs programs in less memory than they want.
+//!
+//! `run` starts a program under the preload library and supervises it and its children; `doctor`
+//! says what this machine lets it do; `bench` measures it. The managing itself is done in the programs' own processes,
+//! by the preload library; what they share is [`quire::control`].
+
+#![deny(unsafe_code)]
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+
+mod bench;
+mod cgroup;
+mod cli;
+mod doctor;
+mod inspect;
+mod preload;
+mod procfs;
+mod report;
+mod rights;
+mod run;
+mod size;
+mod supervisor;
+#[allow(
+    unsafe_code,
+    reason = "the one ring that may: system calls that rustix has no safe form of"
+)]
+mod sys;
+
+/// Exit status where quire itself failed.
+pub const QUIRE_FAILED: u8 = 125;
+/// Exit status where the program cannot be executed.
+const NOT_EXECUTABLE: u8 = 126;
+/// Exit status where the program was not found.
+const NOT_FOUND: u8 = 127;
+
+fn main() -> ExitCode {
+    let arguments = match cli::Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            let _ = error.print();
+            return if error.use_stderr() { QUIRE_FAILED.into() } else { ExitCode::SUCCESS };
+        }
+    };
+    let result = match arguments.command {
+        cli::Command::Run(options) => run::run(options),
+        cli::Command::Bench(arguments) => bench::main(arguments),
+        cli::Command::Doctor => Ok(if doctor::doctor() { 0 } else { 1 }),
+    };
+    match result {
+        Ok(status) => status.into(),
+        Err(error) => {
+            report::say(&format!("{error:#}"));
+            match error.downcast_ref() {
+                Some(inspect::Refusal::NotFound(_)) => NOT_FOUND.into(),
+                Some(inspect::Refusal::NotExecutable(_)) => NOT_EXECUTABLE.into(),
+                None => QUIRE_FAILED.into(),
+            }
+        }
+    }
+}

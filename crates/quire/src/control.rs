@@ -178,6 +178,9 @@ pub enum Obituary {
     ChildNotManaged = 2,
     /// The kernel refused a call that cannot be refused; `detail` has the errno.
     KernelRefused = 3,
+    /// A page could not be read from the swap file; `detail` is its place there, in units of 64
+    /// bytes. The process may well live on: only that page is lost.
+    SwapReadFailed = 4,
 }
 
 /// A member's account. The member writes it; the supervisor reads it, and clears it when the
@@ -190,6 +193,10 @@ pub struct Member {
     pub obituary: AtomicU32,
     /// A number that goes with the obituary (an errno, an address).
     pub obituary_detail: AtomicU64,
+    /// Set by the child of a fork once the supervisor knows it; the futex its parent waits on.
+    pub fork_joined: AtomicU32,
+    /// Keeps the counters below aligned.
+    pub reserved: AtomicU32,
     /// Pages charged: mapped, in limbo, free frames, compressed pool, tables.
     pub held_pages: AtomicU64,
     /// Pages that hold the program's data, wherever it rests.

@@ -1,4 +1,22 @@
+//! Quire's engine: a virtual-memory manager in user space.
+//!
+//! See ARCHITECTURE.md for the map of the house; [`process::Process`] is the engine of a real
+//! process, [`space::AddressSpace`] the engine itself, generic over its [`mmu::Mmu`].
 #![no_std]
-//! placeholder
+
+#[cfg(test)]
+extern crate std;
+
+pub mod budget;
 pub mod control;
+pub mod fault;
+pub mod frames;
+pub mod mmu;
+pub mod page;
+pub mod process;
+pub mod reclaim;
+pub mod scratch;
+pub mod space;
+pub mod swap;
+pub mod sys;
 pub mod units;

@@ -1,0 +1,112 @@
+//! `quire bench`: measures programs bare, under quire, and with the kernel's own swap.
+//!
+//! Owns the contestants, the programs they run (some of them built into this binary), and the
+//! figures. Leaves everything about managing memory to `quire run`, which it starts as a user
+//! would. All contestants take turns (ABC ABC ...), a ratio is taken between runs of one turn, and
+//! what is reported is the median with the least and the most.
+//!
+//! What it sets up in the kernel (a zram device, memory cgroups, the sizes of huge pages) is undone
+//! when the value that stands for it is dropped; signals are noticed between waits, so that the
+//! drops happen then too.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::{Args, Subcommand};
+
+use crate::size::Size;
+
+mod contestant;
+mod figures;
+mod fit;
+mod kernel_swap;
+mod machine;
+mod memory_limit;
+mod output;
+mod pageout;
+mod programs;
+#[allow(unsafe_code, reason = "the bench's own ring: waiting with usage, and raw mappings")]
+mod sys;
+mod versus;
+mod work;
+
+/// Measure programs bare, under quire, and with the kernel's swap
+#[derive(Args, Debug)]
+pub struct BenchArgs {
+    #[command(subcommand)]
+    command: BenchCommand,
+}
+
+#[derive(Subcommand, Debug)]
+enum BenchCommand {
+    /// Programs that fit their budget, and programs that want two and four times as much
+    Run(RunBench),
+    /// What it costs to page out: batches against single pages, large folios against small
+    Swap(SwapBench),
+    /// A program that is measured
+    #[command(hide = true)]
+    Work(work::WorkArgs),
+}
+
+/// What both benches let one choose.
+#[derive(Args, Debug)]
+struct Common {
+    /// Print the figures as JSON
+    #[arg(long)]
+    json: bool,
+
+    /// Turns that every contestant gets
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: Option<u32>,
+
+    /// Small sizes and few rounds: to see that it works
+    #[arg(long)]
+    quick: bool,
+
+    /// The quire binary to measure [default: this one]
+    #[arg(long, value_name = "FILE", hide = true)]
+    quire: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+struct RunBench {
+    #[command(flatten)]
+    common: Common,
+
+    /// Numbers of threads that the programs run with
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_values_t = [1, 2])]
+    threads: Vec<usize>,
+
+    /// What to measure
+    #[arg(long, value_name = "PART", value_delimiter = ',', default_values = ["fits", "memory", "real"])]
+    only: Vec<Part>,
+
+    /// What the memory program wants
+    #[arg(long, value_name = "SIZE", value_parser = Size::parse, default_value = "512M")]
+    size: Size,
+}
+
+#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+enum Part {
+    /// Programs that fit their budget
+    Fits,
+    /// Scans and random access to more than fits
+    Memory,
+    /// CPython and GNU sort with less than they want
+    Real,
+}
+
+#[derive(Args, Debug)]
+struct SwapBench {
+    #[command(flatten)]
+    common: Common,
+}
+
+/// Runs a bench; returns the exit status.
+pub fn main(args: BenchArgs) -> Result<u8> {
+    match args.command {
+        BenchCommand::Work(work) => work::main(&work),
+        BenchCommand::Run(options) => versus::main(&options),
+        BenchCommand::Swap(options) => pageout::main(&options),
+    }
+}

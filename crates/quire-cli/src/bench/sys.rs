@@ -1,0 +1,111 @@
+//! The bench's ring with `unsafe`: waiting for a child together with what it used, noticing
+//! signals, and mappings made the way a C program makes them, so that they can be managed.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// A signal asked the bench to end.
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn on_signal(_signal: libc::c_int) {
+    // Relaxed: the flag carries nothing but itself.
+    INTERRUPTED.store(true, Ordering::Relaxed);
+}
+
+/// Notes SIGINT, SIGTERM and SIGHUP instead of dying of them.
+pub fn notice_signals() {
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+        // SAFETY: an all-zero sigaction is valid; the handler only stores to an atomic, which is
+        // async-signal-safe. No SA_RESTART, so that waits end.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = on_signal as extern "C" fn(libc::c_int) as usize;
+            libc::sigaction(signal, &raw const action, std::ptr::null_mut());
+        }
+    }
+}
+
+/// Whether a signal asked the bench to end.
+pub fn is_interrupted() -> bool {
+    // Relaxed: see on_signal.
+    INTERRUPTED.load(Ordering::Relaxed)
+}
+
+/// How a child ended, and the most memory that it, or one of its own children, held.
+pub struct Ended {
+    /// The exit status, 128+N for signal N.
+    pub status: i32,
+    /// Most resident memory of one process, in bytes.
+    pub peak_bytes: u64,
+}
+
+/// Waits for the child `pid`.
+pub fn wait4(pid: u32) -> io::Result<Ended> {
+    let pid = libc::pid_t::try_from(pid).map_err(io::Error::other)?;
+    let mut status = 0;
+    // SAFETY: an all-zero rusage is valid, and both pointers are to locals of the right type.
+    let usage = unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        while libc::wait4(pid, &raw mut status, 0, &raw mut usage) < 0 {
+            let error = io::Error::last_os_error();
+            if error.kind() != io::ErrorKind::Interrupted {
+                return Err(error);
+            }
+        }
+        usage
+    };
+    let status = if libc::WIFSIGNALED(status) {
+        128 + libc::WTERMSIG(status)
+    } else {
+        libc::WEXITSTATUS(status)
+    };
+    Ok(Ended { status, peak_bytes: usage.ru_maxrss.unsigned_abs() * 1024 })
+}
+
+/// A private anonymous mapping of 64-bit words, made by libc's mmap.
+pub struct Mapping {
+    base: *mut u64,
+    words: usize,
+}
+
+impl Mapping {
+    /// Maps `bytes`, which are a multiple of the page size.
+    pub fn new(bytes: usize) -> io::Result<Mapping> {
+        // SAFETY: a fresh mapping where the kernel likes.
+        let base = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                bytes,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Mapping { base: base.cast(), words: bytes / 8 })
+    }
+
+    /// The memory.
+    pub fn words(&mut self) -> &mut [u64] {
+        // SAFETY: the mapping is readable and writable, ours alone, and lives as long as self.
+        unsafe { std::slice::from_raw_parts_mut(self.base, self.words) }
+    }
+
+    /// madvise(MADV_PAGEOUT) of the whole mapping.
+    pub fn page_out(&mut self) -> io::Result<()> {
+        // SAFETY: the range is the mapping's own; its content stays what it is.
+        let done =
+            unsafe { libc::madvise(self.base.cast(), self.words * 8, libc::MADV_PAGEOUT) };
+        if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the range is the mapping's own, and nothing borrows it any more.
+        unsafe { libc::munmap(self.base.cast(), self.words * 8) };
+    }
+}

@@ -1,0 +1,287 @@
+//! The memory cgroup around the program: the kernel's own word on what the budget promises.
+//!
+//! Owns one child cgroup a run, named `quire-<pid>-<start>` after the supervisor, and removes what
+//! killed supervisors left. Quire itself keeps the program within its budget; the cgroup makes sure
+//! of it, counts what is not managed, and keeps the kernel's swap out of it. Where none can be
+//! made the run goes on without.
+//!
+//! In version 1 the child is made below the cgroup we are in. Version 2 wants no processes in a
+//! cgroup whose children have controllers, so there the child goes, in this order:
+//! below our cgroup, where it passes the memory controller on or can be made to (the root may);
+//! below our cgroup, after the supervisor has moved to a leaf of its own, where it is alone there;
+//! beside our cgroup, where ours has no limit of its own that this would escape.
+
+use std::fmt;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::procfs;
+
+/// What a program may hold beside its managed memory: code and data of the program and its
+/// libraries (16 MiB), stacks (12 MiB), page tables (8 MiB map 4 GiB), the kernel's structures for
+/// its tasks and files (8 MiB), and what the kernel charges ahead, 64 pages a CPU (4 MiB).
+pub const ALLOWANCE_BYTES: u64 = (16 + 12 + 8 + 8 + 4) << 20;
+
+const REMOVE_TRIES: u32 = 40;
+const REMOVE_PAUSE: Duration = Duration::from_millis(5);
+/// What the name of a supervisor's own leaf ends with.
+const LEAF_SUFFIX: &str = "-supervisor";
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Version {
+    V1,
+    V2,
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Version::V1 => "version 1",
+            Version::V2 => "version 2",
+        })
+    }
+}
+
+/// The memory controller's hierarchy, and where we are in it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Hierarchy {
+    pub version: Version,
+    /// The folder of our own cgroup.
+    pub own: PathBuf,
+    /// Where the hierarchy is mounted.
+    pub mount_point: PathBuf,
+}
+
+/// A cgroup made for a run.
+pub struct Cgroup {
+    version: Version,
+    folder: PathBuf,
+    name: String,
+    /// The leaf that the supervisor moved to.
+    leaf: Option<PathBuf>,
+}
+
+impl Hierarchy {
+    /// The hierarchy of this process.
+    pub fn find() -> Result<Hierarchy> {
+        let mounts = fs::read_to_string("/proc/self/mountinfo").context("/proc/self/mountinfo")?;
+        let own = fs::read_to_string("/proc/self/cgroup").context("/proc/self/cgroup")?;
+        find_in(&mounts, &own).context("no memory controller is mounted")
+    }
+}
+
+fn find_in(mounts: &str, own: &str) -> Option<Hierarchy> {
+    let path_of = |is_wanted: &dyn Fn(&str, &str) -> bool| {
+        own.lines().find_map(|line| {
+            let (number, rest) = line.split_once(':')?;
+            let (controllers, path) = rest.split_once(':')?;
+            is_wanted(number, controllers).then_some(path)
+        })
+    };
+    let is_memory = |controllers: &str| controllers.split(',').any(|name| name == "memory");
+    let (version, kind, path) = match path_of(&|_, controllers| is_memory(controllers)) {
+        Some(path) => (Version::V1, "cgroup", path),
+        None => (Version::V2, "cgroup2", path_of(&|number, _| number == "0")?),
+    };
+    mounts.lines().find_map(|line| {
+        let (left, right) = line.split_once(" - ")?;
+        let mut right = right.split(' ');
+        let (filesystem, options) = (right.next()?, right.nth(1)?);
+        if filesystem != kind || (version == Version::V1 && !is_memory(options)) {
+            return None;
+        }
+        let mut left = left.split(' ').skip(3);
+        let (root, mount_point) = (unescape(left.next()?), unescape(left.next()?));
+        // A container may see only its part of the hierarchy.
+        let below = Path::new(path).strip_prefix(root).ok()?;
+        let mount_point = PathBuf::from(mount_point);
+        Some(Hierarchy { version, own: mount_point.join(below), mount_point })
+    })
+}
+
+/// mountinfo writes blanks, tabs, newlines and backslashes in octal.
+fn unescape(text: &str) -> String {
+    text.replace(r"\040", " ").replace(r"\011", "\t").replace(r"\012", "\n").replace(r"\134", r"\")
+}
+
+impl Cgroup {
+    /// Makes a cgroup that may hold `budget_bytes` and the allowance; removes what is stale.
+    pub fn create(hierarchy: &Hierarchy, budget_bytes: u64) -> Result<Cgroup> {
+        let pid = std::process::id();
+        let start = procfs::stat(pid).context("/proc/self/stat cannot be read")?.start_ticks;
+        let name = format!("quire-{pid}-{start}");
+        let limit_bytes = budget_bytes + ALLOWANCE_BYTES;
+        let (parent, leaf) = match hierarchy.version {
+            Version::V1 => (hierarchy.own.clone(), None),
+            Version::V2 => parent_in_v2(hierarchy, &name, limit_bytes)?,
+        };
+        remove_stale(&parent);
+        let folder = parent.join(&name);
+        let made = fs::create_dir(&folder).with_context(|| format!("{}", folder.display()));
+        let cgroup = Cgroup { version: hierarchy.version, folder, name, leaf };
+        if let Err(error) = made.and_then(|()| cgroup.limit(limit_bytes)) {
+            cgroup.remove();
+            return Err(error);
+        }
+        Ok(cgroup)
+    }
+
+    fn limit(&self, limit_bytes: u64) -> Result<()> {
+        let limit = limit_bytes.to_string();
+        // Without a kernel that accounts swap the second file is missing, and not needed.
+        let (memory, swap, swap_limit) = match self.version {
+            Version::V1 => ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes", limit.as_str()),
+            Version::V2 => ("memory.max", "memory.swap.max", "0"),
+        };
+        write(&self.folder.join(memory), &limit)?;
+        let _ = write(&self.folder.join(swap), swap_limit);
+        if self.version == Version::V1 {
+            let _ = write(&self.folder.join("memory.swappiness"), "0");
+        }
+        Ok(())
+    }
+
+    /// The cgroup's name, which is its own in the whole hierarchy.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The file into which a process writes itself to enter.
+    pub fn procs(&self) -> Result<File> {
+        let path = self.folder.join("cgroup.procs");
+        let opened = OpenOptions::new().write(true).open(&path);
+        opened.with_context(|| format!("{}", path.display()))
+    }
+
+    /// Most that the cgroup ever held, by the kernel's count (its page cache included).
+    pub fn bytes_max(&self) -> Option<u64> {
+        let file = match self.version {
+            Version::V1 => "memory.max_usage_in_bytes",
+            Version::V2 => "memory.peak",
+        };
+        fs::read_to_string(self.folder.join(file)).ok()?.trim().parse().ok()
+    }
+
+    /// Processes that the kernel killed because the cgroup's limit was reached.
+    pub fn oom_kills(&self) -> u64 {
+        let file = match self.version {
+            Version::V1 => "memory.oom_control",
+            Version::V2 => "memory.events",
+        };
+        let text = fs::read_to_string(self.folder.join(file)).unwrap_or_default();
+        let count = text.lines().find_map(|line| line.strip_prefix("oom_kill "));
+        count.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
+    }
+
+    /// Removes the cgroup. One that processes of the run still live in stays, for a later run to
+    /// remove.
+    pub fn remove(self) {
+        for _ in 0..REMOVE_TRIES {
+            match fs::remove_dir(&self.folder) {
+                // The last process may have been waited for, but not quite have left.
+                Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+                    let procs = fs::read_to_string(self.folder.join("cgroup.procs"));
+                    if procs.is_ok_and(|procs| !procs.is_empty()) {
+                        break;
+                    }
+                    std::thread::sleep(REMOVE_PAUSE);
+                }
+                _ => break,
+            }
+        }
+        if let Some(leaf) = &self.leaf {
+            leave_leaf(leaf);
+        }
+    }
+}
+
+/// The cgroup of version 2 below which the program's can be made, and the leaf that the supervisor
+/// had to move to for that.
+fn parent_in_v2(
+    hierarchy: &Hierarchy,
+    name: &str,
+    limit_bytes: u64,
+) -> Result<(PathBuf, Option<PathBuf>)> {
+    let own = &hierarchy.own;
+    if !lists(&own.join("cgroup.controllers"), "memory") {
+        bail!("the memory controller is not enabled for {}", own.display());
+    }
+    let passes_on = own.join("cgroup.subtree_control");
+    if lists(&passes_on, "memory") || write(&passes_on, "+memory").is_ok() {
+        return Ok((own.clone(), None));
+    }
+    let procs = fs::read_to_string(own.join("cgroup.procs")).unwrap_or_default();
+    if procs.trim() == std::process::id().to_string() {
+        let leaf = own.join(format!("{name}{LEAF_SUFFIX}"));
+        fs::create_dir(&leaf).with_context(|| format!("{}", leaf.display()))?;
+        let moved = write(&leaf.join("cgroup.procs"), "0");
+        if let Err(error) = moved.and_then(|()| write(&passes_on, "+memory")) {
+            leave_leaf(&leaf);
+            return Err(error);
+        }
+        return Ok((own.clone(), Some(leaf)));
+    }
+    let has_room = |file: &str| {
+        let text = fs::read_to_string(own.join(file)).unwrap_or_default();
+        text.trim().parse::<u64>().is_ok_and(|bytes| bytes >= limit_bytes) || text.trim() == "max"
+    };
+    match own.parent() {
+        Some(parent) if *own != hierarchy.mount_point => {
+            if !has_room("memory.max") || !has_room("memory.high") {
+                bail!("{} has a limit of its own and other processes in it", own.display());
+            }
+            Ok((parent.to_owned(), None))
+        }
+        _ => bail!("{} has processes in it and passes no controllers on", own.display()),
+    }
+}
+
+/// Moves the supervisor back from its leaf, and removes that. Processes that are left keep their
+/// cgroup, and then the supervisor, which is about to end, stays where it is.
+fn leave_leaf(leaf: &Path) {
+    if let Some(parent) = leaf.parent() {
+        let _ = write(&parent.join("cgroup.subtree_control"), "-memory");
+        let _ = write(&parent.join("cgroup.procs"), "0");
+        let _ = fs::remove_dir(leaf);
+    }
+}
+
+/// Removes the cgroups below `parent` whose supervisors are gone, as far as nobody lives in them.
+fn remove_stale(parent: &Path) {
+    let Ok(entries) = fs::read_dir(parent) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let Some((pid, start)) = name.to_str().and_then(parse_name) else { continue };
+        if procfs::stat(pid).is_none_or(|stat| stat.start_ticks != start || stat.is_dead) {
+            // A run inside that run may have left its own.
+            remove_stale(&entry.path());
+            let _ = fs::remove_dir(entry.path());
+        }
+    }
+}
+
+fn parse_name(name: &str) -> Option<(u32, u64)> {
+    let name = name.strip_suffix(LEAF_SUFFIX).unwrap_or(name);
+    let (pid, start) = name.strip_prefix("quire-")?.split_once('-')?;
+    Some((pid.parse().ok()?, start.parse().ok()?))
+}
+
+fn lists(file: &Path, word: &str) -> bool {
+    fs::read_to_string(file).is_ok_and(|text| text.split_whitespace().any(|one| one == word))
+}
+
+fn write(file: &Path, text: &str) -> Result<()> {
+    // Not fs::write: it would create and truncate, which cgroup files do not know.
+    let opened = OpenOptions::new().write(true).open(file);
+    opened
+        .and_then(|mut opened| opened.write_all(text.as_bytes()))
+        .with_context(|| format!("{}", file.display()))
+}
+
+#[cfg(test)]
+#[path = "cgroup_tests.rs"]
+mod tests;

@@ -1,0 +1,188 @@
+//! The command line: its options, their environment twins, its help pages.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::builder::FalseyValueParser;
+use clap::{Args, Parser, Subcommand};
+
+use crate::bench::BenchArgs;
+use crate::size::Size;
+
+/// Run programs in less memory than they want.
+#[derive(Parser, Debug)]
+#[command(name = "quire", version, about, max_term_width = 100, after_help = EXAMPLES)]
+pub struct Arguments {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  quire doctor                            what this machine lets quire do
+  quire run --memory 512M -- ./program    run a program in 512 MiB
+  quire run --help                        more examples";
+
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    /// Run a program, and all processes it starts, within a memory budget
+    Run(RunOptions),
+    /// Measure programs bare, under quire, and with the kernel's swap
+    Bench(BenchArgs),
+    /// Say what this kernel and this user may do, and how to mend what is missing
+    Doctor,
+}
+
+const RUN_EXAMPLES: &str = "\
+Examples:
+  quire run --memory 512M -- python3 train.py
+  quire run --memory 50% --swap-file /var/tmp -- ./build.sh
+  quire run --memory 2G --swap-file /scratch --swap-max 100G --stats run.json -- ./solver input
+  QUIRE_MEMORY=1G quire run -- make -j4
+
+Sizes are 1024-based: 512M, 2G, 1.5G; a bare number is bytes; 50% is of the machine's memory.
+
+Exit status: the program's own; 128+N where signal N killed it; 125 where quire itself failed,
+126 where the program cannot be executed, 127 where it was not found. A program that spent budget
+and swap ends with 137, as one does that the kernel's OOM killer takes.
+
+The run ends with the program. Processes it leaves behind live on with what they hold.";
+
+#[derive(Args, Debug)]
+#[command(after_help = RUN_EXAMPLES)]
+pub struct RunOptions {
+    /// The budget: memory that the program and its children may hold together
+    #[arg(long, short, env = "QUIRE_MEMORY", value_name = "SIZE", value_parser = Size::parse)]
+    pub memory: Size,
+
+    /// Make a swap file in DIR, for what does not fit compressed (removed when the run ends)
+    #[arg(long, env = "QUIRE_SWAP_FILE", value_name = "DIR")]
+    pub swap_file: Option<PathBuf>,
+
+    /// Most that the swap file may hold [default: half of DIR's free space, at most 64G]
+    #[arg(
+        long,
+        env = "QUIRE_SWAP_MAX",
+        value_name = "SIZE",
+        value_parser = Size::parse,
+        requires = "swap_file",
+        long_help = "Most that the swap file may hold; a percentage is of DIR's free space \
+                     [default: half of DIR's free space, at most 64G]"
+    )]
+    pub swap_max: Option<Size>,
+
+    /// Map 2^N pages a fault, or let the access pattern choose
+    #[arg(
+        long,
+        env = "QUIRE_FOLIO_ORDER",
+        value_name = "auto|0..9",
+        default_value = "auto",
+        value_parser = FolioOrder::parse
+    )]
+    pub folio_order: FolioOrder,
+
+    /// Unmap page by page (slower; to measure what batches bring)
+    #[arg(long, env = "QUIRE_NO_BATCH_UNMAP", value_parser = FalseyValueParser::new())]
+    pub no_batch_unmap: bool,
+
+    /// Write the run's counters to FILE as a flat JSON object
+    #[arg(long, env = "QUIRE_STATS", value_name = "FILE")]
+    pub stats: Option<PathBuf>,
+
+    /// Say nothing but errors
+    #[arg(long, short, env = "QUIRE_QUIET", value_parser = FalseyValueParser::new())]
+    pub quiet: bool,
+
+    /// Run programs that cannot be managed (static, Go, 32-bit, setuid) as if without quire
+    #[arg(long, env = "QUIRE_ALLOW_UNMANAGED", value_parser = FalseyValueParser::new())]
+    pub allow_unmanaged: bool,
+
+    /// Make no memory cgroup around the program
+    #[arg(long, env = "QUIRE_NO_CGROUP", value_parser = FalseyValueParser::new())]
+    pub no_cgroup: bool,
+
+    /// The program and its arguments
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "PROGRAM"
+    )]
+    pub program: Vec<OsString>,
+}
+
+/// How much a fault maps.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FolioOrder {
+    /// What the access pattern asks for.
+    Auto,
+    /// 2^order pages.
+    Fixed(u8),
+}
+
+impl FolioOrder {
+    fn parse(text: &str) -> Result<FolioOrder, &'static str> {
+        match text.parse::<u8>() {
+            _ if text == "auto" => Ok(FolioOrder::Auto),
+            Ok(order @ 0..=9) => Ok(FolioOrder::Fixed(order)),
+            _ => Err("write auto, or an order from 0 (4 KiB) to 9 (2 MiB)"),
+        }
+    }
+
+    /// As the control page has it: -1 is auto.
+    pub fn in_control(self) -> i32 {
+        match self {
+            FolioOrder::Auto => -1,
+            FolioOrder::Fixed(order) => order.into(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    fn run_options(line: &str) -> Result<RunOptions, clap::Error> {
+        let words = ["quire", "run"].into_iter().chain(line.split_whitespace());
+        Arguments::try_parse_from(words).map(|arguments| match arguments.command {
+            Command::Run(options) => options,
+            other => unreachable!("`run` was asked for: {other:?}"),
+        })
+    }
+
+    #[test]
+    fn the_definition_is_consistent() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn options_end_where_the_program_starts() {
+        let options = run_options("--memory 512M --quiet ls --quiet -l -- x").unwrap();
+        assert_eq!(options.program, ["ls", "--quiet", "-l", "--", "x"]);
+        assert!(options.quiet);
+        assert_eq!(options.memory, Size::Bytes(512 << 20));
+        assert_eq!(options.folio_order, FolioOrder::Auto);
+        let options = run_options("-m 1G -- -odd-name").unwrap();
+        assert_eq!(options.program, ["-odd-name"]);
+    }
+
+    #[test]
+    fn folio_orders_are_checked() {
+        for (text, order) in [("auto", -1), ("0", 0), ("9", 9)] {
+            let options = run_options(&format!("-m 1G --folio-order {text} true")).unwrap();
+            assert_eq!(options.folio_order.in_control(), order);
+        }
+        for text in ["10", "-1", "four"] {
+            assert!(run_options(&format!("-m 1G --folio-order={text} true")).is_err());
+        }
+    }
+
+    #[test]
+    fn what_is_missing_is_said() {
+        for line in ["-- true", "-m 1G", "-m 0 true", "-m 1G --swap-max 1G true"] {
+            assert!(run_options(line).is_err(), "{line}");
+        }
+    }
+}

@@ -1,0 +1,323 @@
+//! Looks at the program before it starts: is it there, can it be executed, can it be managed.
+//!
+//! A preload library reaches a program through glibc's dynamic loader, and takes the calls that it
+//! makes of the C library. What has no such loader (static programs, other architectures), what
+//! makes its calls without a C library (Go), what brings a malloc that must not be replaced
+//! (AddressSanitizer), and what the loader protects from preloading (setuid, file capabilities)
+//! cannot be managed. Scripts are judged by their interpreter.
+
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::fs::File;
+use std::io::Read as _;
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+
+use elf::ElfStream;
+use elf::abi;
+use elf::endian::AnyEndian;
+use rustix::fs::{Access, AtFlags, CWD};
+use rustix::io::Errno;
+
+/// Interpreters of interpreters that the kernel follows.
+const SCRIPT_DEPTH_MAX: usize = 5;
+/// Bytes of a script's first line that the kernel reads.
+const SCRIPT_LINE_BYTES: usize = 256;
+
+/// Why a program does not start.
+#[derive(Debug)]
+pub enum Refusal {
+    /// No such file: exit status 127.
+    NotFound(String),
+    /// A file that cannot be executed: exit status 126.
+    NotExecutable(String),
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Refusal::NotFound(message) | Refusal::NotExecutable(message) => f.write_str(message),
+        }
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+/// A program that can be executed.
+#[derive(Debug)]
+pub struct Inspected {
+    /// Where it is.
+    pub path: PathBuf,
+    /// Why it cannot be managed, where it cannot.
+    pub unmanaged: Option<Unmanaged>,
+}
+
+/// A file that cannot be managed.
+#[derive(Debug)]
+pub struct Unmanaged {
+    /// The file: the program, or its interpreter.
+    pub file: PathBuf,
+    /// What is in the way.
+    pub reason: Reason,
+}
+
+/// What is in the way of managing a program.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reason {
+    Static,
+    Go,
+    OtherArchitecture,
+    AddressSanitizer,
+    OtherLibc,
+    Privileged,
+    Protected,
+}
+
+impl Unmanaged {
+    /// What is in the way.
+    pub fn why(&self) -> String {
+        format!("{} {}", self.file.display(), self.explanation().0)
+    }
+
+    /// Why, and what to do about it.
+    fn explanation(&self) -> (&'static str, &'static str) {
+        match self.reason {
+            Reason::Static => (
+                "is statically linked, so no library can be loaded ahead of it",
+                "link it dynamically",
+            ),
+            Reason::Go => (
+                "is a Go program, which takes its memory without the C library",
+                "limit it with GOMEMLIMIT",
+            ),
+            Reason::OtherArchitecture => ("is not a 64-bit x86 program", "build it for x86-64"),
+            Reason::AddressSanitizer => (
+                "is built with AddressSanitizer, which brings a malloc of its own",
+                "build it without -fsanitize=address",
+            ),
+            Reason::OtherLibc => (
+                "is not linked against glibc, which the preload library needs",
+                "use a build for glibc",
+            ),
+            Reason::Privileged => (
+                "is setuid, setgid or has file capabilities, so the loader ignores LD_PRELOAD",
+                "run it as the user it would become",
+            ),
+            Reason::Protected => (
+                "may be executed but not read, so it cannot be told how it is linked",
+                "make it readable",
+            ),
+        }
+    }
+}
+
+impl fmt::Display for Unmanaged {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (why, what_to_do) = self.explanation();
+        write!(
+            f,
+            "{} {why}; {what_to_do}, or run it unmanaged with --allow-unmanaged",
+            self.file.display()
+        )
+    }
+}
+
+/// Finds `program` as a shell would (through `path` where it has no slash) and judges it.
+pub fn inspect(
+    program: &OsStr,
+    arguments: &[OsString],
+    path: &OsStr,
+) -> Result<Inspected, Refusal> {
+    let file = resolve(program, path)?;
+    let unmanaged = judge(&file, arguments, path, SCRIPT_DEPTH_MAX)?;
+    Ok(Inspected { path: file, unmanaged })
+}
+
+fn resolve(program: &OsStr, path: &OsStr) -> Result<PathBuf, Refusal> {
+    let shown = program.display();
+    if program.is_empty() {
+        return Err(Refusal::NotFound("the program's name is empty".into()));
+    }
+    if program.as_bytes().contains(&b'/') {
+        let file = PathBuf::from(program);
+        return check_executable(&file).map(|()| file);
+    }
+    let mut refusal = None;
+    for folder in std::env::split_paths(path) {
+        // An empty part of PATH is the current directory.
+        let folder = if folder.as_os_str().is_empty() { PathBuf::from(".") } else { folder };
+        let file = folder.join(program);
+        match check_executable(&file) {
+            Ok(()) => return Ok(file),
+            Err(Refusal::NotFound(_)) => {}
+            Err(not_executable) => refusal = refusal.or(Some(not_executable)),
+        }
+    }
+    Err(refusal.unwrap_or_else(|| Refusal::NotFound(format!("{shown}: not found in PATH"))))
+}
+
+fn check_executable(file: &Path) -> Result<(), Refusal> {
+    let shown = file.display();
+    let metadata = file.metadata().map_err(|error| match error.kind() {
+        std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => {
+            Refusal::NotFound(format!("{shown}: no such file"))
+        }
+        _ => Refusal::NotExecutable(format!("{shown}: {error}")),
+    })?;
+    let kind = metadata.file_type();
+    if kind.is_dir() {
+        return Err(Refusal::NotExecutable(format!("{shown}: is a directory")));
+    }
+    if kind.is_fifo() || kind.is_socket() || kind.is_block_device() || kind.is_char_device() {
+        return Err(Refusal::NotExecutable(format!("{shown}: is not a file")));
+    }
+    match rustix::fs::accessat(CWD, file, Access::EXEC_OK, AtFlags::EACCESS) {
+        Ok(()) => Ok(()),
+        Err(Errno::ACCESS) => {
+            Err(Refusal::NotExecutable(format!("{shown}: permission denied (try chmod +x)")))
+        }
+        Err(errno) => Err(Refusal::NotExecutable(format!("{shown}: {errno}"))),
+    }
+}
+
+/// Whether `file` can be managed; follows scripts to their interpreters.
+fn judge(
+    file: &Path,
+    arguments: &[OsString],
+    path: &OsStr,
+    depth: usize,
+) -> Result<Option<Unmanaged>, Refusal> {
+    if is_privileged(file) {
+        return Ok(Some(Unmanaged { file: file.into(), reason: Reason::Privileged }));
+    }
+    let Ok(mut opened) = File::open(file) else {
+        return Ok(Some(Unmanaged { file: file.into(), reason: Reason::Protected }));
+    };
+    let mut head = Vec::new();
+    // What cannot be read cannot be executed either; exec will say so.
+    let _ = opened.by_ref().take(SCRIPT_LINE_BYTES as u64).read_to_end(&mut head);
+    if head.starts_with(b"\x7fELF") {
+        let reason = judge_elf(file, opened)?;
+        return Ok(reason.map(|reason| Unmanaged { file: file.into(), reason }));
+    }
+    if depth == 0 {
+        return Err(Refusal::NotExecutable(format!(
+            "{}: its interpreters are scripts of scripts",
+            file.display()
+        )));
+    }
+    let Some((interpreter, argument)) = script_interpreter(&head) else {
+        // execvp hands a file of no known format to the shell.
+        return judge(Path::new("/bin/sh"), &[], path, depth - 1);
+    };
+    check_executable(&interpreter).map_err(|refusal| {
+        Refusal::NotExecutable(format!("{}: bad interpreter: {refusal}", file.display()))
+    })?;
+    // `#!/usr/bin/env python3`: env is only the way to the interpreter.
+    if interpreter.file_name() == Some(OsStr::new("env"))
+        && let Some(program) = program_of_env(argument.iter().chain(arguments))
+        && let Ok(found) = resolve(&program, path)
+    {
+        return judge(&found, &[], path, depth - 1);
+    }
+    judge(&interpreter, arguments, path, depth - 1)
+}
+
+/// What `#!` names, with its one argument.
+fn script_interpreter(head: &[u8]) -> Option<(PathBuf, Option<OsString>)> {
+    let line = head.strip_prefix(b"#!")?.split(|&byte| byte == b'\n').next()?;
+    let line = line.trim_ascii();
+    let end = line.iter().position(|byte| matches!(byte, b' ' | b'\t')).unwrap_or(line.len());
+    let (interpreter, argument) = line.split_at(end);
+    if interpreter.is_empty() {
+        return None;
+    }
+    let argument = argument.trim_ascii();
+    let argument = (!argument.is_empty()).then(|| OsString::from_vec(argument.to_vec()));
+    Some((PathBuf::from(OsStr::from_bytes(interpreter)), argument))
+}
+
+/// The program that `env` is going to execute.
+fn program_of_env<'a>(words: impl Iterator<Item = &'a OsString>) -> Option<OsString> {
+    words
+        // `#!/usr/bin/env -S python3 -u` is one argument.
+        .flat_map(|word| word.as_bytes().split(|&byte| byte == b' '))
+        .find(|word| !word.is_empty() && !word.starts_with(b"-") && !word.contains(&b'='))
+        .map(|word| OsString::from_vec(word.to_vec()))
+}
+
+/// Whether executing `file` would change rights, so that the loader ignores LD_PRELOAD.
+fn is_privileged(file: &Path) -> bool {
+    let Ok(metadata) = file.metadata() else { return false };
+    if let Ok(filesystem) = rustix::fs::statvfs(file)
+        && filesystem.f_flag.contains(rustix::fs::StatVfsMountFlags::NOSUID)
+    {
+        return false;
+    }
+    let user = rustix::process::geteuid();
+    let group = rustix::process::getegid();
+    let mode = metadata.mode();
+    let is_setuid = mode & 0o4000 != 0 && metadata.uid() != user.as_raw();
+    // setgid without the group's x bit meant mandatory locking once, and changes nothing.
+    let is_setgid = mode & 0o2010 == 0o2010 && metadata.gid() != group.as_raw();
+    // Capabilities add nothing to a real root.
+    let has_capabilities = !rustix::process::getuid().is_root()
+        && rustix::fs::getxattr(file, "security.capability", &mut [0u8; 64]).is_ok();
+    is_setuid || is_setgid || has_capabilities
+}
+
+fn judge_elf(file: &Path, opened: File) -> Result<Option<Reason>, Refusal> {
+    // exec would refuse these too, but then execvp would have the shell read them as a script.
+    let refusal = |what| Refusal::NotExecutable(format!("{}: {what}", file.display()));
+    let elf = ElfStream::<AnyEndian, File>::open_stream(opened);
+    let elf = elf.map_err(|_| refusal("a damaged program"))?;
+    if !matches!(elf.ehdr.e_type, abi::ET_EXEC | abi::ET_DYN) {
+        return Err(refusal("not a program but a part of one"));
+    }
+    Ok(reason_against(file, elf))
+}
+
+fn reason_against(file: &Path, mut elf: ElfStream<AnyEndian, File>) -> Option<Reason> {
+    if elf.ehdr.class != elf::file::Class::ELF64 || elf.ehdr.e_machine != abi::EM_X86_64 {
+        return Some(Reason::OtherArchitecture);
+    }
+    if is_go(&mut elf) {
+        return Some(Reason::Go);
+    }
+    let interpreter = elf.segments().iter().find(|segment| segment.p_type == abi::PT_INTERP);
+    let Some(interpreter) = interpreter.copied() else {
+        // The loader itself, called by hand with a program to load, does preload.
+        let name = file.file_name().unwrap_or_default().as_bytes();
+        return (!name.starts_with(b"ld-linux")).then_some(Reason::Static);
+    };
+    if let Ok(name) = elf.segment_data(&interpreter)
+        && !name.windows(8).any(|part| part == b"ld-linux")
+    {
+        return Some(Reason::OtherLibc);
+    }
+    uses_asan(&mut elf).then_some(Reason::AddressSanitizer)
+}
+
+fn is_go(elf: &mut ElfStream<AnyEndian, File>) -> bool {
+    for section in [".go.buildinfo", ".note.go.buildid"] {
+        if let Ok(Some(_)) = elf.section_header_by_name(section) {
+            return true;
+        }
+    }
+    // The build id's note outlives `strip --strip-section-headers`.
+    let notes: Vec<_> =
+        elf.segments().iter().filter(|segment| segment.p_type == abi::PT_NOTE).copied().collect();
+    notes.iter().any(|segment| {
+        elf.segment_data(segment).is_ok_and(|data| data.get(12..16) == Some(b"Go\0\0"))
+    })
+}
+
+fn uses_asan(elf: &mut ElfStream<AnyEndian, File>) -> bool {
+    let Ok(Some((symbols, names))) = elf.dynamic_symbol_table() else { return false };
+    symbols.iter().any(|symbol| matches!(names.get(symbol.st_name as usize), Ok("__asan_init")))
+}
+
+#[cfg(test)]
+#[path = "inspect_tests.rs"]
+mod tests;

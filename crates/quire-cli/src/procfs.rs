@@ -1,0 +1,56 @@
+//! What /proc tells about a process.
+
+/// The fields of /proc/PID/stat that are needed here.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Stat {
+    /// The parent's process id.
+    pub parent_pid: u32,
+    /// When the process started, in clock ticks since boot: with its id, a name for it that no
+    /// later process has.
+    pub start_ticks: u64,
+    /// Whether it has ended and only waits for its parent.
+    pub is_dead: bool,
+}
+
+/// Process `pid`, if there is one.
+pub fn stat(pid: u32) -> Option<Stat> {
+    parse_stat(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+/// The name of process `pid`, if there is one.
+pub fn name(pid: u32) -> Option<String> {
+    let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
+    Some(name.trim_end().to_owned())
+}
+
+fn parse_stat(line: &str) -> Option<Stat> {
+    // The name is in parentheses, and may itself contain any of them and spaces.
+    let (_, fields) = line.rsplit_once(") ")?;
+    let mut fields = fields.split_ascii_whitespace();
+    let state = fields.next()?;
+    let parent_pid = fields.next()?.parse().ok()?;
+    // Field 22 counted from 1, where the state is 3 and the parent 4.
+    let start_ticks = fields.nth(17)?.parse().ok()?;
+    Some(Stat { parent_pid, start_ticks, is_dead: matches!(state, "Z" | "X") })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_may_contain_anything() {
+        let line = "42 (a) b) S 7 42 42 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 12345 99 1";
+        let expected = Stat { parent_pid: 7, start_ticks: 12345, is_dead: false };
+        assert_eq!(parse_stat(line), Some(expected));
+    }
+
+    #[test]
+    fn this_process_has_a_parent_and_a_name() {
+        let here = stat(std::process::id()).unwrap();
+        assert_eq!(Some(here.parent_pid), Some(std::os::unix::process::parent_id()));
+        assert!(here.start_ticks > 0 && !here.is_dead);
+        assert!(name(std::process::id()).is_some());
+        assert_eq!(stat(u32::MAX), None);
+    }
+}

@@ -1,0 +1,224 @@
+//! `quire run`: everything a run needs is made and checked before the program starts; then the
+//! supervisor has the word until the program ends.
+
+use std::fs::File;
+use std::os::unix::process::CommandExt as _;
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, bail};
+use quire::control::SOCKET_VARIABLE;
+use quire::units::PAGE_SIZE;
+use rustix::process::{Resource, Rlimit};
+
+use crate::cgroup::{ALLOWANCE_BYTES, Cgroup, Hierarchy};
+use crate::cli::RunOptions;
+use crate::inspect::{self, Inspected, Refusal};
+use crate::report::{self, Ended, say};
+use crate::rights;
+use crate::size::{Human, machine_memory_bytes};
+use crate::supervisor::swapfile::SwapFile;
+use crate::supervisor::{Program, Settings, Supervisor};
+use crate::sys::signals::Signals;
+use crate::sys::spawn::{self, Spawned};
+use crate::{preload, procfs};
+
+/// The least budget: frames for the faults of a few threads, page words, and a pool that is worth
+/// compressing into.
+pub const BUDGET_MIN_BYTES: u64 = 8 << 20;
+/// The most: what 47 bits of address space can name.
+const BUDGET_MAX_BYTES: u64 = 1 << 47;
+
+/// What PATH is where there is none, as execvp has it.
+const DEFAULT_PATH: &str = "/bin:/usr/bin";
+
+/// Runs a program; returns its exit status.
+pub fn run(options: RunOptions) -> Result<u8> {
+    let (name, arguments) = options.program.split_first().context("no program is given")?;
+    let path = std::env::var_os("PATH").unwrap_or_else(|| DEFAULT_PATH.into());
+    let inspected = inspect::inspect(name, arguments, &path)?;
+    let mut command = Command::new(&inspected.path);
+    command.arg0(name).args(arguments);
+    if let Some(unmanaged) = &inspected.unmanaged {
+        if !options.allow_unmanaged {
+            bail!("{unmanaged}");
+        }
+        if !options.quiet {
+            say(&format!("{} runs unmanaged: {}", name.display(), unmanaged.why()));
+        }
+    }
+    let stats = options
+        .stats
+        .as_deref()
+        .map(|file| File::create(file).with_context(|| format!("cannot write {}", file.display())));
+    let stats = stats.transpose()?;
+    let mut run = Run::prepare(&options, command, &inspected)?;
+    let ended = run.start_and_wait(&options, &inspected)?;
+    run.finish(&options, &ended, stats.as_ref());
+    Ok(ended.exit_status)
+}
+
+struct Run {
+    supervisor: Supervisor,
+    command: Option<Command>,
+    cgroup: Option<Cgroup>,
+}
+
+impl Run {
+    fn prepare(options: &RunOptions, mut command: Command, inspected: &Inspected) -> Result<Run> {
+        let is_managed = inspected.unmanaged.is_none();
+        let budget_bytes = budget_bytes(options)?;
+        let library = if is_managed { Some(preload::find()?) } else { None };
+        let uffd_device = if is_managed { rights::for_run()? } else { None };
+        let swap = match &options.swap_file {
+            Some(folder) if is_managed => Some(SwapFile::create(folder, options.swap_max)?),
+            _ => None,
+        };
+        if let Some(warning) = swap.as_ref().and_then(SwapFile::warning)
+            && !options.quiet
+        {
+            say(warning);
+        }
+        let mut supervisor = Supervisor::new(Settings {
+            budget_pages: budget_bytes / PAGE_SIZE as u64,
+            folio_order: options.folio_order,
+            no_batch_unmap: options.no_batch_unmap,
+            swap,
+            uffd_device,
+        })?;
+        if let Some(library) = library {
+            let present = std::env::var_os("LD_PRELOAD");
+            command.env("LD_PRELOAD", preload::prepend(&library, present.as_deref()));
+            command.env(SOCKET_VARIABLE, supervisor.socket_name());
+        }
+        let cgroup = if is_managed && !options.no_cgroup {
+            make_cgroup(budget_bytes, options.quiet)
+        } else {
+            None
+        };
+        if let Some(cgroup) = &cgroup {
+            supervisor.trust_cgroup(cgroup.name());
+        }
+        Ok(Run { supervisor, command: Some(command), cgroup })
+    }
+
+    fn start_and_wait(&mut self, options: &RunOptions, inspected: &Inspected) -> Result<Ended> {
+        let ended = self.try_start_and_wait(options, inspected);
+        if ended.is_err()
+            && let Some(cgroup) = self.cgroup.take()
+        {
+            cgroup.remove();
+        }
+        ended
+    }
+
+    fn try_start_and_wait(&mut self, options: &RunOptions, inspected: &Inspected) -> Result<Ended> {
+        let signals = Signals::take_over().context("cannot take signals over")?;
+        let procs = self.cgroup.as_ref().map(Cgroup::procs).transpose()?;
+        let command = self.command.take().context("a run starts once")?;
+        let started = Instant::now();
+        let Spawned { child, cgroup_error } = spawn::spawn(command, signals.inherited(), procs)
+            .map_err(|error| refusal(inspected, &error))?;
+        if let Some(error) = cgroup_error {
+            say_no_cgroup(&error.to_string(), options.quiet);
+            if let Some(cgroup) = self.cgroup.take() {
+                cgroup.remove();
+            }
+        }
+        allow_many_connections();
+        let mut program = Program::new(child, signals);
+        let exit_status = self.supervisor.run(&mut program, |death, account| {
+            say(&report::obituary_line(death, procfs::name(death.pid).as_deref(), account));
+        })?;
+        Ok(Ended {
+            account: self.supervisor.account(),
+            cgroup_bytes_max: self.cgroup.as_ref().and_then(Cgroup::bytes_max),
+            wall_seconds: started.elapsed().as_secs_f64(),
+            exit_status,
+        })
+    }
+
+    /// Tells how the run went, and removes its cgroup.
+    fn finish(&mut self, options: &RunOptions, ended: &Ended, stats: Option<&File>) {
+        if let Some(cgroup) = self.cgroup.take() {
+            let kills = cgroup.oom_kills();
+            if kills > 0 {
+                say(&format!(
+                    "the kernel killed {kills} process(es) of the run: what quire does not manage \
+                     (code, stacks, files in memory) took more than the {} beside the budget; \
+                     run with --no-cgroup, or raise --memory",
+                    Human(ALLOWANCE_BYTES)
+                ));
+            }
+            cgroup.remove();
+        }
+        if let Some(file) = stats
+            && let Err(error) = ended.write_json(file)
+        {
+            say(&format!("cannot write the counters: {error}"));
+        }
+        if options.quiet {
+            return;
+        }
+        let refused = self.supervisor.refused_full();
+        if refused > 0 {
+            let most = quire::control::MEMBERS_MAX;
+            say(&format!("{refused} process(es) ran unmanaged: {most} at most join at a time"));
+        }
+        let left = ended.account.processes_left;
+        if left > 0 {
+            say(&format!("{left} process(es) of the run live on without a supervisor"));
+        }
+        say(&ended.line());
+    }
+}
+
+fn budget_bytes(options: &RunOptions) -> Result<u64> {
+    let bytes = options.memory.bytes_of(machine_memory_bytes());
+    if bytes < BUDGET_MIN_BYTES {
+        bail!("a budget of {} is too small: at least {}", Human(bytes), Human(BUDGET_MIN_BYTES));
+    }
+    if bytes > BUDGET_MAX_BYTES {
+        bail!(
+            "a budget of {} is more than any program can address ({})",
+            Human(bytes),
+            Human(BUDGET_MAX_BYTES)
+        );
+    }
+    Ok(bytes)
+}
+
+fn make_cgroup(budget_bytes: u64, is_quiet: bool) -> Option<Cgroup> {
+    match Hierarchy::find().and_then(|hierarchy| Cgroup::create(&hierarchy, budget_bytes)) {
+        Ok(cgroup) => Some(cgroup),
+        Err(error) => {
+            say_no_cgroup(&format!("{error:#}"), is_quiet);
+            None
+        }
+    }
+}
+
+fn say_no_cgroup(why: &str, is_quiet: bool) {
+    if !is_quiet {
+        say(&format!("no memory cgroup, so the kernel does not check the budget: {why}"));
+    }
+}
+
+/// exec's own verdict, which the inspection could not foresee.
+fn refusal(inspected: &Inspected, error: &std::io::Error) -> anyhow::Error {
+    let message = format!("{}: {error}", inspected.path.display());
+    match error.kind() {
+        std::io::ErrorKind::NotFound => Refusal::NotFound(message).into(),
+        std::io::ErrorKind::WouldBlock | std::io::ErrorKind::OutOfMemory => {
+            anyhow::anyhow!("cannot fork: {error}")
+        }
+        _ => Refusal::NotExecutable(message).into(),
+    }
+}
+
+/// A connection per member. The program is started, and has the limit it was meant to have.
+fn allow_many_connections() {
+    let limit = rustix::process::getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    let _ = rustix::process::setrlimit(Resource::Nofile, raised);
+}

@@ -1,0 +1,271 @@
+//! The supervisor with fake members: threads of the tests' own process, over the real socket.
+
+use std::io::IoSliceMut;
+
+use quire::control::{CONTROL_BYTES, Obituary};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage};
+
+use super::*;
+use crate::size::Size;
+
+struct FakeMember {
+    socket: OwnedFd,
+}
+
+struct Answer {
+    flags: u32,
+    slot: u32,
+    descriptors: Vec<OwnedFd>,
+}
+
+impl FakeMember {
+    fn connect(supervisor: &Supervisor) -> FakeMember {
+        let flags = SocketFlags::CLOEXEC;
+        let kind = SocketType::SEQPACKET;
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None).unwrap();
+        let name = SocketAddrUnix::new_abstract_name(supervisor.socket_name().as_bytes()).unwrap();
+        rustix::net::connect(&socket, &name).unwrap();
+        FakeMember { socket }
+    }
+
+    fn say(&self, bytes: &[u8]) {
+        rustix::net::send(&self.socket, bytes, SendFlags::empty()).unwrap();
+    }
+
+    fn hello(&self, parent_slot: u32, held_pages: u64, wanted_pages: u64) {
+        let words = [MAGIC, VERSION, std::process::id(), parent_slot];
+        let mut bytes: Vec<u8> = words.into_iter().flat_map(u32::to_ne_bytes).collect();
+        bytes.extend([held_pages, wanted_pages].into_iter().flat_map(u64::to_ne_bytes));
+        self.say(&bytes);
+    }
+
+    /// The supervisor's answer; `None` where it hung up or has said nothing.
+    fn answer(&self) -> Option<Answer> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let mut bytes = [0u8; 64];
+        let mut parts = [IoSliceMut::new(&mut bytes)];
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let received =
+            rustix::net::recvmsg(&self.socket, &mut parts, &mut ancillary, flags).ok()?;
+        let descriptors = ancillary
+            .drain()
+            .flat_map(|message| match message {
+                RecvAncillaryMessage::ScmRights(descriptors) => descriptors.collect(),
+                _ => Vec::new(),
+            })
+            .collect();
+        let word = |at: usize| u32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap());
+        (received.bytes == size_of::<Welcome>() && word(0) == MAGIC).then(|| Answer {
+            flags: word(4),
+            slot: word(8),
+            descriptors,
+        })
+    }
+}
+
+fn supervisor() -> Supervisor {
+    supervisor_with(None)
+}
+
+fn supervisor_with(swap: Option<SwapFile>) -> Supervisor {
+    let mut supervisor = Supervisor::new(Settings {
+        budget_pages: 1000,
+        folio_order: FolioOrder::Fixed(4),
+        no_batch_unmap: true,
+        swap,
+        uffd_device: None,
+    })
+    .unwrap();
+    // Parent and child are both this process here.
+    supervisor.parent_of = |_| Some(std::process::id());
+    supervisor
+}
+
+fn serve(supervisor: &mut Supervisor) -> Vec<Death> {
+    let mut deaths = Vec::new();
+    supervisor.serve(0, &mut |death, _| deaths.push(death)).unwrap();
+    deaths
+}
+
+fn join(supervisor: &mut Supervisor, parent_slot: u32, held_pages: u64) -> (FakeMember, u32) {
+    let member = FakeMember::connect(supervisor);
+    member.hello(parent_slot, held_pages, held_pages);
+    serve(supervisor);
+    let answer = member.answer().expect("an answer");
+    assert_eq!(answer.flags & WELCOME_REFUSED, 0);
+    (member, answer.slot)
+}
+
+fn charge(supervisor: &Supervisor, slot: u32, pages: u64) {
+    supervisor.control.held_pages.fetch_add(pages, Relaxed);
+    supervisor.control.members[slot as usize].held_pages.fetch_add(pages, Relaxed);
+}
+
+#[test]
+fn a_member_gets_the_control_page_and_the_swap_file() {
+    let swap = SwapFile::create(&std::env::temp_dir(), Some(Size::Bytes(4 << 20))).unwrap();
+    let mut supervisor = supervisor_with(Some(swap));
+    let member = FakeMember::connect(&supervisor);
+    member.hello(u32::MAX, 0, 0);
+    serve(&mut supervisor);
+    let answer = member.answer().unwrap();
+    assert_eq!(answer.flags, WELCOME_SWAP_FILE);
+    let sizes: Vec<u64> = answer
+        .descriptors
+        .iter()
+        .map(|descriptor| rustix::fs::fstat(descriptor).unwrap().st_size.cast_unsigned())
+        .collect();
+    assert_eq!(sizes, [CONTROL_BYTES as u64, 4 << 20]);
+    let shrunk = rustix::fs::ftruncate(&answer.descriptors[0], 0);
+    assert_eq!(shrunk, Err(Errno::PERM), "nobody takes the control page from the others");
+    let control = &supervisor.control;
+    assert_eq!(control.members[answer.slot as usize].pid.load(Relaxed), std::process::id());
+    assert_eq!(control.magic.load(Relaxed), MAGIC);
+    assert_eq!(control.budget_pages.load(Relaxed), 1000);
+    assert_eq!(control.folio_order.load(Relaxed), 4);
+    assert_eq!(control.no_batch_unmap.load(Relaxed), 1);
+    assert_eq!(control.segments_max.load(Relaxed), 16);
+}
+
+#[test]
+fn a_closed_connection_gives_back_and_tells_why() {
+    let mut supervisor = supervisor();
+    let (member, slot) = join(&mut supervisor, u32::MAX, 0);
+    charge(&supervisor, slot, 12);
+    let (_other, other_slot) = join(&mut supervisor, u32::MAX, 0);
+    charge(&supervisor, other_slot, 3);
+    let obituary = &supervisor.control.members[slot as usize].obituary;
+    obituary.store(Obituary::OutOfMemory as u32, Relaxed);
+    drop(member);
+    let deaths = serve(&mut supervisor);
+    assert_eq!(deaths.len(), 1);
+    assert_eq!(deaths[0].obituary, Obituary::OutOfMemory);
+    assert_eq!(supervisor.control.held_pages.load(Relaxed), 3);
+    assert_eq!(supervisor.account().processes_left, 1);
+}
+
+#[test]
+fn a_child_joins_before_its_dead_parent_leaves() {
+    let mut supervisor = supervisor();
+    let (parent, parent_slot) = join(&mut supervisor, u32::MAX, 0);
+    charge(&supervisor, parent_slot, 10);
+    let control = &supervisor.control;
+    control.segments_max.store(64, Relaxed);
+    control.segment_refs[5].store(1, Relaxed);
+    control.segments_used.store(1, Relaxed);
+    control.segment_maps[parent_slot as usize][0].store(1 << 5, Relaxed);
+    // Both are ready in the same round, the parent's end first.
+    drop(parent);
+    let child = FakeMember::connect(&supervisor);
+    child.hello(parent_slot, 4, 4);
+    serve(&mut supervisor);
+    let answer = child.answer().unwrap();
+    assert_eq!(answer.flags & WELCOME_REFUSED, 0);
+    let control = &supervisor.control;
+    assert_eq!(control.held_pages.load(Relaxed), 4, "what was the child's is the child's");
+    assert_eq!(control.segment_refs[5].load(Relaxed), 1, "its data is still there");
+    drop(child);
+    serve(&mut supervisor);
+    assert_eq!(supervisor.control.segment_refs[5].load(Relaxed), 0);
+    assert_eq!(supervisor.control.segments_used.load(Relaxed), 0);
+}
+
+#[test]
+fn a_stranger_inherits_nothing() {
+    let mut supervisor = supervisor();
+    let (_member, slot) = join(&mut supervisor, u32::MAX, 0);
+    charge(&supervisor, slot, 10);
+    // This process lives, and is not the parent of whoever asks.
+    supervisor.parent_of = |_| Some(1);
+    let stranger = FakeMember::connect(&supervisor);
+    stranger.hello(slot, 4, 4);
+    serve(&mut supervisor);
+    assert_eq!(stranger.answer().unwrap().flags, WELCOME_REFUSED);
+    assert_eq!(supervisor.control.members[slot as usize].held_pages.load(Relaxed), 10);
+}
+
+#[test]
+fn after_an_exec_the_old_self_leaves_before_the_new_one_joins() {
+    let mut supervisor = supervisor();
+    let (old, old_slot) = join(&mut supervisor, u32::MAX, 0);
+    charge(&supervisor, old_slot, 10);
+    drop(old);
+    // The supervisor is told of the new connection only: the old one's end is not waited for.
+    let new = FakeMember::connect(&supervisor);
+    new.hello(u32::MAX, 0, 0);
+    let token = supervisor.accept_all()[0];
+    let Said::Hello(hello) = supervisor.listen_to(token) else { panic!("no hello") };
+    supervisor.bury_former_self(token, &mut |_, _| ());
+    assert_eq!(supervisor.members.count(), 0);
+    assert_eq!(supervisor.control.held_pages.load(Relaxed), 0);
+    supervisor.welcome(token, &hello);
+    assert_ne!(new.answer().unwrap().slot, old_slot);
+    assert_eq!(supervisor.members.count(), 1);
+    assert_eq!(supervisor.account().processes, 2);
+}
+
+#[test]
+fn a_living_member_is_no_former_self() {
+    let mut supervisor = supervisor();
+    let members = [(); 3].map(|()| join(&mut supervisor, u32::MAX, 0));
+    assert_eq!(supervisor.members.count(), 3);
+    drop(members);
+    serve(&mut supervisor);
+    assert_eq!(supervisor.members.count(), 0);
+    assert!(supervisor.connections.is_empty());
+}
+
+#[test]
+fn nonsense_is_hung_up_on_and_other_versions_are_refused() {
+    let mut supervisor = supervisor();
+    let nonsense = FakeMember::connect(&supervisor);
+    nonsense.say(b"GET / HTTP/1.1");
+    let newer = FakeMember::connect(&supervisor);
+    newer.say(&[MAGIC, VERSION + 1, 7].map(u32::to_ne_bytes).concat());
+    serve(&mut supervisor);
+    assert!(nonsense.answer().is_none());
+    assert!(is_closed(&nonsense.socket));
+    assert_eq!(newer.answer().unwrap().flags, WELCOME_REFUSED);
+    assert!(is_closed(&newer.socket));
+    assert!(supervisor.connections.is_empty());
+    assert_eq!(supervisor.refused_full(), 0);
+}
+
+#[test]
+fn without_a_free_slot_a_process_is_refused() {
+    let mut supervisor = supervisor();
+    let hello = Hello {
+        magic: MAGIC,
+        version: VERSION,
+        pid: 1,
+        parent_slot: u32::MAX,
+        held_pages: 0,
+        wanted_pages: 0,
+    };
+    while supervisor.members.join(&supervisor.control, &hello, 1).is_ok() {}
+    let late = FakeMember::connect(&supervisor);
+    late.hello(u32::MAX, 0, 0);
+    serve(&mut supervisor);
+    assert_eq!(late.answer().unwrap().flags, WELCOME_REFUSED);
+    assert_eq!(supervisor.refused_full(), 1);
+}
+
+#[test]
+fn other_users_must_be_descendants() {
+    let mut supervisor = supervisor();
+    let stranger = Peer { pid: 4_000_000, uid: 12345 };
+    supervisor.parent_of = |_| None;
+    assert!(!supervisor.may_join(stranger));
+    assert!(supervisor.may_join(Peer { uid: 0, ..stranger }));
+    assert!(supervisor.may_join(Peer { uid: rustix::process::geteuid().as_raw(), ..stranger }));
+    supervisor.parent_of = |pid| match pid {
+        4_000_000 => Some(3_999_999),
+        _ => Some(std::process::id()),
+    };
+    assert!(supervisor.may_join(stranger), "a setuid() of the program's child is family");
+    supervisor.parent_of = |_| Some(1);
+    assert!(!supervisor.may_join(stranger));
+    supervisor.trust_cgroup("quire-1-1");
+    assert!(!supervisor.may_join(Peer { pid: 1, uid: 12345 }), "init is in no cgroup of ours");
+}

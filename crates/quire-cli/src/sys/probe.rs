@@ -1,0 +1,93 @@
+//! The doctor's probes: each does the thing once, where nothing else can notice.
+
+use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
+
+use linux_raw_sys::general::{
+    UFFDIO_REGISTER_MODE_MISSING, uffdio_move, uffdio_range, uffdio_register,
+};
+use linux_raw_sys::ioctl::UFFDIO_REGISTER;
+use quire::units::PAGE_SIZE;
+use rustix::io::Errno;
+use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
+use rustix::mm::{MapFlags, ProtFlags};
+
+const UFFDIO_MOVE: Opcode = opcode::read_write::<uffdio_move>(0xAA, 5);
+
+/// A page of private anonymous memory.
+struct OwnPage(NonNull<u8>);
+
+impl OwnPage {
+    fn new() -> Result<OwnPage, Errno> {
+        // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
+        let address = unsafe {
+            rustix::mm::mmap_anonymous(
+                std::ptr::null_mut(),
+                PAGE_SIZE,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE,
+            )
+        }?;
+        NonNull::new(address.cast()).map(OwnPage).ok_or(Errno::NOMEM)
+    }
+
+    fn address(&self) -> u64 {
+        self.0.as_ptr().expose_provenance() as u64
+    }
+}
+
+impl Drop for OwnPage {
+    fn drop(&mut self) {
+        // SAFETY: `new` mapped this page, and nothing refers to it any more.
+        let _ = unsafe { rustix::mm::munmap(self.0.as_ptr().cast(), PAGE_SIZE) };
+    }
+}
+
+/// Registers a page on a new userfaultfd for missing faults, and moves another page to its place.
+pub fn serve_missing_page(uffd: &OwnedFd) -> Result<(), Errno> {
+    super::uffd::handshake(uffd, 0)?;
+    let (source, place) = (OwnPage::new()?, OwnPage::new()?);
+    // SAFETY: the page is mapped writable, and only ours.
+    unsafe { source.0.write_volatile(0x51) };
+    let mut register = uffdio_register {
+        range: uffdio_range { start: place.address(), len: PAGE_SIZE as u64 },
+        mode: UFFDIO_REGISTER_MODE_MISSING.into(),
+        ioctls: 0,
+    };
+    // SAFETY: UFFDIO_REGISTER reads and writes a uffdio_register; the range is our own page, which
+    // nobody touches before it is filled.
+    unsafe {
+        ioctl(uffd, Updater::<{ UFFDIO_REGISTER as Opcode }, _>::new(&mut register))?;
+    }
+    let mut order = uffdio_move {
+        dst: place.address(),
+        src: source.address(),
+        len: PAGE_SIZE as u64,
+        mode: 0,
+        move_: 0,
+    };
+    // SAFETY: UFFDIO_MOVE reads and writes a uffdio_move; both pages are our own.
+    unsafe { ioctl(uffd, Updater::<UFFDIO_MOVE, _>::new(&mut order)) }?;
+    // SAFETY: the page was just filled, so that the access cannot wait for a handler.
+    match unsafe { place.0.read_volatile() } {
+        0x51 => Ok(()),
+        _ => Err(Errno::IO),
+    }
+}
+
+/// Whether Syscall User Dispatch is there: turns it off, which it is.
+pub fn syscall_user_dispatch() -> Result<(), Errno> {
+    const PR_SET_SYSCALL_USER_DISPATCH: libc::c_int = 59;
+    // SAFETY: with PR_SYS_DISPATCH_OFF (0) the call takes no pointers and changes nothing.
+    match unsafe { libc::prctl(PR_SET_SYSCALL_USER_DISPATCH, 0, 0, 0, 0) } {
+        0 => Ok(()),
+        _ => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL)),
+    }
+}
+
+/// Whether a ring can be set up.
+pub fn io_uring() -> Result<(), Errno> {
+    let mut parameters = rustix::io_uring::io_uring_params::default();
+    // SAFETY: the parameters are zeros, which asks for a plain ring; it is closed at once.
+    unsafe { rustix::io_uring::io_uring_setup(1, &mut parameters) }.map(drop)
+}

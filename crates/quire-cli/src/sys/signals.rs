@@ -1,0 +1,148 @@
+//! Signals by descriptor: the supervisor blocks those it forwards and reads them in its loop.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd as _, OwnedFd};
+
+/// Signals that the supervisor passes on to the program or acts on.
+const TAKEN: [i32; 13] = [
+    libc::SIGHUP,
+    libc::SIGINT,
+    libc::SIGQUIT,
+    libc::SIGTERM,
+    libc::SIGUSR1,
+    libc::SIGUSR2,
+    libc::SIGALRM,
+    libc::SIGWINCH,
+    libc::SIGTSTP,
+    libc::SIGTTIN,
+    libc::SIGTTOU,
+    libc::SIGCONT,
+    libc::SIGCHLD,
+];
+
+/// A signal that came.
+#[derive(Clone, Copy, Debug)]
+pub struct Arrived {
+    /// Its number.
+    pub signal: i32,
+    /// Whether the kernel sent it (a terminal's ^C, a hangup), and so to a whole process group.
+    pub is_from_kernel: bool,
+}
+
+/// What a program must find as `quire` itself found it.
+#[derive(Clone, Copy)]
+pub struct Inherited {
+    mask: libc::sigset_t,
+    is_child_ignored: bool,
+}
+
+/// The taken signals, blocked and readable.
+pub struct Signals {
+    descriptor: OwnedFd,
+    inherited: Inherited,
+}
+
+impl Signals {
+    /// Blocks the signals and opens a descriptor for them.
+    pub fn take_over() -> io::Result<Signals> {
+        let mut set = MaybeUninit::<libc::sigset_t>::zeroed();
+        let mut mask = MaybeUninit::<libc::sigset_t>::zeroed();
+        let mut child = MaybeUninit::<libc::sigaction>::zeroed();
+        // SAFETY: all pointers are to locals of the right type; zeroed sets are valid sets;
+        // TAKEN are valid signal numbers; `action` zeroed is SIG_DFL without flags.
+        unsafe {
+            libc::sigemptyset(set.as_mut_ptr());
+            for signal in TAKEN {
+                libc::sigaddset(set.as_mut_ptr(), signal);
+            }
+            check(libc::sigprocmask(libc::SIG_BLOCK, set.as_ptr(), mask.as_mut_ptr()))?;
+            check(libc::sigaction(libc::SIGCHLD, std::ptr::null(), child.as_mut_ptr()))?;
+            let is_child_ignored = child.assume_init().sa_sigaction == libc::SIG_IGN;
+            if is_child_ignored {
+                // An ignored SIGCHLD would have the kernel throw the program's status away.
+                set_disposition(libc::SIGCHLD, libc::SIG_DFL)?;
+            }
+            let raw =
+                check(libc::signalfd(-1, set.as_ptr(), libc::SFD_CLOEXEC | libc::SFD_NONBLOCK))?;
+            Ok(Signals {
+                descriptor: OwnedFd::from_raw_fd(raw),
+                inherited: Inherited { mask: mask.assume_init(), is_child_ignored },
+            })
+        }
+    }
+
+    /// The signals' state before [`Signals::take_over`].
+    pub fn inherited(&self) -> Inherited {
+        self.inherited
+    }
+
+    /// The next signal that came, if one did.
+    pub fn try_read(&self) -> Option<Arrived> {
+        let mut record = [0u8; size_of::<libc::signalfd_siginfo>()];
+        let count = rustix::io::read(&self.descriptor, &mut record).ok()?;
+        if count != record.len() {
+            return None;
+        }
+        // SAFETY: signalfd_siginfo is integers only, any bytes are valid; the array has its size,
+        // and read_unaligned asks for no alignment.
+        let info: libc::signalfd_siginfo =
+            unsafe { std::ptr::read_unaligned(record.as_ptr().cast()) };
+        Some(Arrived {
+            signal: info.ssi_signo.cast_signed(),
+            is_from_kernel: info.ssi_code == libc::SI_KERNEL,
+        })
+    }
+}
+
+impl AsFd for Signals {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+}
+
+impl Inherited {
+    /// Gives the calling process the signals' state that `quire` found. Async-signal-safe.
+    pub fn restore(&self) -> io::Result<()> {
+        // SAFETY: `mask` is a set that sigprocmask wrote.
+        unsafe {
+            if self.is_child_ignored {
+                set_disposition(libc::SIGCHLD, libc::SIG_IGN)?;
+            }
+            check(libc::sigprocmask(
+                libc::SIG_SETMASK,
+                &raw const self.mask,
+                std::ptr::null_mut(),
+            ))?;
+        }
+        Ok(())
+    }
+}
+
+/// Sends `signal` to process `pid`; one that is gone needs none.
+pub fn send(pid: u32, signal: i32) {
+    if let Ok(pid) = i32::try_from(pid)
+        && pid > 0
+    {
+        // SAFETY: kill touches no memory.
+        unsafe { libc::kill(pid, signal) };
+    }
+}
+
+/// Sets the disposition of `signal` to SIG_DFL or SIG_IGN.
+///
+/// # Safety
+/// `handler` is one of these two.
+unsafe fn set_disposition(signal: i32, handler: libc::sighandler_t) -> io::Result<()> {
+    let mut action = MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: sigaction is plain data for which zeros are valid: no flags, an empty mask.
+    unsafe {
+        (*action.as_mut_ptr()).sa_sigaction = handler;
+        check(libc::sigaction(signal, action.as_ptr(), std::ptr::null_mut()))?;
+    }
+    Ok(())
+}
+
+fn check(status: i32) -> io::Result<i32> {
+    if status < 0 { Err(io::Error::last_os_error()) } else { Ok(status) }
+}

@@ -1,0 +1,297 @@
+//! The malloc family of the next library in line: libc's, or another preloaded allocator's.
+//!
+//! Owns a table of its functions, found by `dlsym(RTLD_NEXT)` when they are first needed: in an
+//! unmanaged process for every call, in a managed one for pointers that did not come from us.
+//!
+//! dlsym itself may allocate, and that call arrives here again. While one thread looks the table
+//! up, allocations are served from a small static area that is never given back; another thread
+//! that comes in between is served from it as well, since to wait for the first could deadlock
+//! (the first waits for the loader's lock, which the second may hold).
+
+use core::ffi::{CStr, c_int, c_void};
+use core::mem::transmute;
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
+
+use rustix::io::Errno;
+
+type Pointer = *mut c_void;
+
+/// A function of the next library: its name, and its address once found.
+struct Function {
+    name: &'static CStr,
+    address: AtomicPtr<c_void>,
+}
+
+impl Function {
+    const fn new(name: &'static CStr) -> Function {
+        Function { name, address: AtomicPtr::new(core::ptr::null_mut()) }
+    }
+
+    /// The address, or null where the next libraries have no such function.
+    fn get(&self) -> Pointer {
+        // Relaxed: the value is the address of code that was mapped before this library ran.
+        self.address.load(Ordering::Relaxed)
+    }
+
+    fn look_up(&self, scope: Pointer) {
+        // SAFETY: the name is a C string, RTLD_NEXT and RTLD_DEFAULT are valid in any library.
+        let address = unsafe { libc::dlsym(scope, self.name.as_ptr()) };
+        // Relaxed: as in `get`.
+        self.address.store(address, Ordering::Relaxed);
+    }
+}
+
+static MALLOC: Function = Function::new(c"malloc");
+static CALLOC: Function = Function::new(c"calloc");
+static REALLOC: Function = Function::new(c"realloc");
+static FREE: Function = Function::new(c"free");
+static MEMALIGN: Function = Function::new(c"memalign");
+static USABLE_SIZE: Function = Function::new(c"malloc_usable_size");
+static TRIM: Function = Function::new(c"malloc_trim");
+static MALLOPT: Function = Function::new(c"mallopt");
+static MALLINFO: Function = Function::new(c"mallinfo");
+static MALLINFO2: Function = Function::new(c"mallinfo2");
+
+static TABLE: [&Function; 10] = [
+    &MALLOC, &CALLOC, &REALLOC, &FREE, &MEMALIGN, &USABLE_SIZE, &TRIM, &MALLOPT, &MALLINFO,
+    &MALLINFO2,
+];
+
+/// Set once every function was looked up.
+static FOUND: AtomicBool = AtomicBool::new(false);
+/// Set while a thread looks them up.
+static LOOKING: AtomicBool = AtomicBool::new(false);
+
+/// Whether the table can be used; looks it up if nobody does so already.
+fn is_found() -> bool {
+    // Acquire: pairs with the release below; the addresses are seen.
+    if FOUND.load(Ordering::Acquire) {
+        return true;
+    }
+    // AcqRel: one thread looks up; what it wrote is ordered by FOUND.
+    if LOOKING.swap(true, Ordering::AcqRel) {
+        return false;
+    }
+    let _kept = crate::ErrnoKept::new();
+    TABLE.iter().for_each(|function| function.look_up(libc::RTLD_NEXT));
+    FOUND.store(true, Ordering::Release);
+    true
+}
+
+/// For calls that cannot be served from the static area: as `is_found`, but a thread that comes
+/// while another looks up does so itself. Its own recursion ends in the static area.
+fn find_function(function: &Function) -> Pointer {
+    if !is_found() && function.get().is_null() {
+        function.look_up(libc::RTLD_NEXT);
+    }
+    function.get()
+}
+
+/// Bytes of the static area: what the loader may ask for while it looks up ten symbols.
+const EARLY_BYTES: usize = 64 * 1024;
+
+#[repr(C, align(4096))]
+struct Early(core::cell::UnsafeCell<[u8; EARLY_BYTES]>);
+
+// SAFETY: pieces are handed out once each, by an atomic counter; nothing here reads or writes them.
+unsafe impl Sync for Early {}
+
+static EARLY: Early = Early(core::cell::UnsafeCell::new([0; EARLY_BYTES]));
+static EARLY_USED: AtomicUsize = AtomicUsize::new(0);
+
+/// A piece of the static area, zeroed, never given back. Its size stands in the 16 bytes before.
+fn early_alloc(size: usize, alignment: usize) -> Pointer {
+    let alignment = alignment.max(16);
+    if size > EARLY_BYTES || alignment > 4096 {
+        crate::set_errno(Errno::NOMEM);
+        return core::ptr::null_mut();
+    }
+    let mut used = EARLY_USED.load(Ordering::Relaxed);
+    loop {
+        let start = (used + 16).next_multiple_of(alignment);
+        let end = start + size.next_multiple_of(16);
+        if end > EARLY_BYTES {
+            crate::set_errno(Errno::NOMEM);
+            return core::ptr::null_mut();
+        }
+        // Relaxed: the counter alone decides who owns which bytes; their content is constant zero.
+        match EARLY_USED.compare_exchange_weak(used, end, Ordering::Relaxed, Ordering::Relaxed) {
+            Err(now) => used = now,
+            Ok(_) => {
+                // SAFETY: start - 16 .. end lies in the area, and is this call's alone.
+                return unsafe {
+                    let piece = EARLY.0.get().cast::<u8>().add(start);
+                    piece.sub(16).cast::<usize>().write(size);
+                    piece.cast()
+                };
+            }
+        }
+    }
+}
+
+/// The size of a piece of the static area; None for any other pointer.
+fn early_size(pointer: Pointer) -> Option<usize> {
+    let offset = (pointer as usize).wrapping_sub(EARLY.0.get() as usize);
+    if offset >= EARLY_BYTES {
+        return None;
+    }
+    // SAFETY: pieces have their size in the 16 bytes before, written by `early_alloc`.
+    Some(unsafe { pointer.cast::<u8>().sub(16).cast::<usize>().read() })
+}
+
+/// malloc of the next library.
+///
+/// # Safety (of this and all functions below)
+///
+/// As for the C functions: a pointer given is one that this family gave, and not yet freed.
+pub unsafe fn malloc(size: usize) -> Pointer {
+    if !is_found() {
+        return early_alloc(size, 16);
+    }
+    // SAFETY: the address of the next library's malloc; the table is complete.
+    let malloc: unsafe extern "C" fn(usize) -> Pointer = unsafe { transmute(MALLOC.get()) };
+    // SAFETY: the caller's promise.
+    unsafe { malloc(size) }
+}
+
+/// calloc of the next library.
+pub unsafe fn calloc(count: usize, size: usize) -> Pointer {
+    if !is_found() {
+        return early_alloc(count.saturating_mul(size), 16);
+    }
+    // SAFETY: as in `malloc`.
+    let calloc: unsafe extern "C" fn(usize, usize) -> Pointer = unsafe { transmute(CALLOC.get()) };
+    // SAFETY: the caller's promise.
+    unsafe { calloc(count, size) }
+}
+
+/// memalign of the next library.
+pub unsafe fn memalign(alignment: usize, size: usize) -> Pointer {
+    if !is_found() {
+        return early_alloc(size, alignment);
+    }
+    // SAFETY: as in `malloc`.
+    let memalign: unsafe extern "C" fn(usize, usize) -> Pointer =
+        unsafe { transmute(MEMALIGN.get()) };
+    // SAFETY: the caller's promise.
+    unsafe { memalign(alignment, size) }
+}
+
+/// realloc of the next library.
+pub unsafe fn realloc(pointer: Pointer, size: usize) -> Pointer {
+    if let Some(old_size) = early_size(pointer) {
+        // SAFETY: a new block of `size` bytes, an old one of `old_size`; they do not overlap.
+        return unsafe {
+            let moved = malloc(size);
+            if !moved.is_null() {
+                core::ptr::copy_nonoverlapping(
+                    pointer.cast::<u8>(),
+                    moved.cast(),
+                    size.min(old_size),
+                );
+            }
+            moved
+        };
+    }
+    if pointer.is_null() {
+        // SAFETY: realloc(NULL, size) is malloc(size), which can be served early.
+        return unsafe { malloc(size) };
+    }
+    // SAFETY: as in `malloc`.
+    let realloc: unsafe extern "C" fn(Pointer, usize) -> Pointer =
+        unsafe { transmute(find_function(&REALLOC)) };
+    // SAFETY: the caller's promise.
+    unsafe { realloc(pointer, size) }
+}
+
+/// free of the next library.
+pub unsafe fn free(pointer: Pointer) {
+    if pointer.is_null() || early_size(pointer).is_some() {
+        return;
+    }
+    // SAFETY: as in `malloc`.
+    let free: unsafe extern "C" fn(Pointer) = unsafe { transmute(find_function(&FREE)) };
+    // SAFETY: the caller's promise.
+    unsafe { free(pointer) }
+}
+
+/// malloc_usable_size of the next library.
+pub unsafe fn usable_size(pointer: Pointer) -> usize {
+    if pointer.is_null() {
+        return 0;
+    }
+    if let Some(size) = early_size(pointer) {
+        return size;
+    }
+    // SAFETY: as in `malloc`.
+    let usable_size: unsafe extern "C" fn(Pointer) -> usize =
+        unsafe { transmute(find_function(&USABLE_SIZE)) };
+    // SAFETY: the caller's promise.
+    unsafe { usable_size(pointer) }
+}
+
+/// The realloc and free that the program's own calls reach: ours, unless the program brings its
+/// own allocator. Such a one seldom has the newer functions, which glibc builds on these two; so
+/// they must be built on the program's, for a block of its allocator is not one of ours (though its
+/// memory may well be the arena's).
+static PROGRAM_REALLOC: Function = Function::new(c"realloc");
+static PROGRAM_FREE: Function = Function::new(c"free");
+
+/// realloc as the program itself would call it.
+pub unsafe fn program_realloc(pointer: Pointer, size: usize) -> Pointer {
+    if PROGRAM_REALLOC.get().is_null() {
+        PROGRAM_REALLOC.look_up(libc::RTLD_DEFAULT);
+    }
+    // SAFETY: as in `malloc`; every program with libc has one.
+    let realloc: unsafe extern "C" fn(Pointer, usize) -> Pointer =
+        unsafe { transmute(PROGRAM_REALLOC.get()) };
+    // SAFETY: the caller's promise.
+    unsafe { realloc(pointer, size) }
+}
+
+/// free as the program itself would call it.
+pub unsafe fn program_free(pointer: Pointer) {
+    if PROGRAM_FREE.get().is_null() {
+        PROGRAM_FREE.look_up(libc::RTLD_DEFAULT);
+    }
+    // SAFETY: as in `malloc`; every program with libc has one.
+    let free: unsafe extern "C" fn(Pointer) = unsafe { transmute(PROGRAM_FREE.get()) };
+    // SAFETY: the caller's promise.
+    unsafe { free(pointer) }
+}
+
+/// malloc_trim of the next library: whether it gave memory back.
+pub fn trim(pad: usize) -> c_int {
+    let address = find_function(&TRIM);
+    if address.is_null() {
+        return 0;
+    }
+    // SAFETY: as in `malloc`; not null.
+    unsafe { transmute::<Pointer, extern "C" fn(usize) -> c_int>(address)(pad) }
+}
+
+/// mallopt of the next library: 1 where it took the setting.
+pub fn mallopt(parameter: c_int, value: c_int) -> c_int {
+    let address = find_function(&MALLOPT);
+    if address.is_null() {
+        return 0;
+    }
+    // SAFETY: as in `malloc`; not null.
+    unsafe { transmute::<Pointer, extern "C" fn(c_int, c_int) -> c_int>(address)(parameter, value) }
+}
+
+/// mallinfo of the next library, where it has one.
+pub fn mallinfo() -> Option<libc::mallinfo> {
+    let address = find_function(&MALLINFO);
+    // SAFETY: as in `malloc`; not null.
+    (!address.is_null())
+        .then(|| unsafe { transmute::<Pointer, extern "C" fn() -> libc::mallinfo>(address)() })
+}
+
+/// mallinfo2 of the next library, where it has one (glibc 2.33).
+pub fn mallinfo2() -> Option<libc::mallinfo2> {
+    let address = find_function(&MALLINFO2);
+    // SAFETY: as in `malloc`; not null.
+    (!address.is_null())
+        .then(|| unsafe { transmute::<Pointer, extern "C" fn() -> libc::mallinfo2>(address)() })
+}

@@ -1,0 +1,111 @@
+//! Joining the tree: once, at the first call of any entry point.
+//!
+//! Owns the process's state (unstarted, starting, managed, unmanaged) and the arena's bounds, kept
+//! here for the fast paths. Leaves the joining itself to [`quire::process::start`] and the heap's
+//! start to [`crate::heap`].
+//!
+//! The first call may come from ld.so, before any constructor and before libc is ready, or from
+//! several threads at once; and the start's own calls must not wait for the start. So there is no
+//! `std::sync::Once` here, but one word that is also a futex: whoever takes it from `UNSTARTED` to
+//! `STARTING` starts, others sleep until it changes, and the starter itself, should it come by
+//! again (from a signal handler), is told "unmanaged" for that one call.
+
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+
+use quire::process::{self, Process};
+
+use crate::sys;
+
+const UNSTARTED: u32 = 0;
+const STARTING: u32 = 1;
+const MANAGED: u32 = 2;
+const UNMANAGED: u32 = 3;
+
+/// One of the constants above.
+static STATE: AtomicU32 = AtomicU32::new(UNSTARTED);
+/// The starter's thread id while `STATE` is `STARTING`.
+static STARTER: AtomicU32 = AtomicU32::new(0);
+/// What `process::start` gave; null where unmanaged.
+static PROCESS: AtomicPtr<Process> = AtomicPtr::new(core::ptr::null_mut());
+/// The arena's first address and its length; both 0 until managed, so that no address is inside.
+static ARENA_START: AtomicUsize = AtomicUsize::new(0);
+static ARENA_BYTES: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether this process is managed; starts it at the first call.
+#[inline]
+pub fn is_managed() -> bool {
+    // Acquire: pairs with the release in `start_slow`; what the start wrote is seen.
+    match STATE.load(Ordering::Acquire) {
+        MANAGED => true,
+        UNMANAGED => false,
+        _ => start_slow(),
+    }
+}
+
+/// The process as the engine sees it, where it is managed; starts it at the first call.
+#[inline]
+pub fn process() -> Option<&'static Process> {
+    if !is_managed() {
+        return None;
+    }
+    // Relaxed: written before STATE became MANAGED, which was loaded with acquire.
+    let process = PROCESS.load(Ordering::Relaxed);
+    // SAFETY: null, or the pointer made from a `&'static Process` in `start_slow`.
+    unsafe { process.as_ref() }
+}
+
+/// Whether `addr` lies in the arena. Starts nothing: before the start no address does.
+#[inline]
+pub fn is_in_arena(addr: usize) -> bool {
+    // Relaxed: a program that holds an address of the arena got it from a call that started.
+    let start = ARENA_START.load(Ordering::Relaxed);
+    addr.wrapping_sub(start) < ARENA_BYTES.load(Ordering::Relaxed)
+}
+
+#[cold]
+fn start_slow() -> bool {
+    let me = sys::thread_id();
+    loop {
+        // AcqRel: a loser must see what the starter wrote before its release below.
+        match STATE.compare_exchange(UNSTARTED, STARTING, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => break,
+            Err(MANAGED) => return true,
+            Err(UNMANAGED) => return false,
+            // Relaxed: only the starter itself can read its own id here; it wrote it before.
+            Err(_) if STARTER.load(Ordering::Relaxed) == me => return false,
+            Err(_) => sys::futex_wait(&STATE, STARTING),
+        }
+    }
+    // Relaxed: read for equality by this very thread only.
+    STARTER.store(me, Ordering::Relaxed);
+    let _kept = crate::ErrnoKept::new();
+    let state = match process::start() {
+        Some(process) => {
+            let arena = process.arena();
+            PROCESS.store(core::ptr::from_ref(process).cast_mut(), Ordering::Relaxed);
+            crate::heap::start(process);
+            // The length last: until then no address is taken for one of ours.
+            ARENA_START.store(arena.start, Ordering::Relaxed);
+            ARENA_BYTES.store(arena.len(), Ordering::Release);
+            MANAGED
+        }
+        None => UNMANAGED,
+    };
+    // Release: pairs with the acquire loads of all who ask.
+    STATE.store(state, Ordering::Release);
+    sys::futex_wake_all(&STATE);
+    state == MANAGED
+}
+
+/// Runs when the loader has relocated everything and libc is up: the process starts now if nothing
+/// called before, and fork is taken, which needs libc.
+extern "C" fn constructor() {
+    if is_managed() {
+        crate::fork::install();
+    }
+}
+
+// Kept by `used`, called by the loader as any constructor.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static CONSTRUCTOR: extern "C" fn() = constructor;

@@ -1,0 +1,196 @@
+//! The budget account: what this process holds, charged to its tree.
+//!
+//! One word for the tree, one for the member; a charge takes both or neither. Every page that the
+//! engine takes from the kernel is charged before it is taken and given back after it is gone:
+//! mapped pages, frames of the pool, slabs of the compressed pool, tables.
+
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+use crate::control::{Control, Event, Member, Obituary};
+use crate::sys::futex::{self, Reach};
+use crate::units::PAGE_SHIFT;
+
+/// A process's side of the tree's account.
+pub struct Budget {
+    control: AtomicPtr<Control>,
+    slot: AtomicU32,
+}
+
+/// Who asks for memory, and so how deep into it they may go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Purpose {
+    /// A fault: leaves the reserve alone.
+    Fault,
+    /// Reclaim itself, which needs memory to free memory.
+    Reclaim,
+}
+
+impl Budget {
+    /// The account in `control`, as member `slot`.
+    ///
+    /// # Safety
+    /// `control` points to a control page that stays mapped as long as the budget lives.
+    pub const unsafe fn new(control: *mut Control, slot: u32) -> Budget {
+        Budget { control: AtomicPtr::new(control), slot: AtomicU32::new(slot) }
+    }
+
+    /// The control page.
+    #[inline]
+    pub fn control(&self) -> &Control {
+        // SAFETY: promised to `new`.
+        unsafe { &*self.control.load(Ordering::Relaxed) }
+    }
+
+    /// This member's slot number.
+    pub fn slot(&self) -> u32 {
+        self.slot.load(Ordering::Relaxed)
+    }
+
+    /// Becomes another member (a fork's child).
+    pub fn set_slot(&self, slot: u32) {
+        self.slot.store(slot, Ordering::Relaxed);
+    }
+
+    /// This member's account.
+    #[inline]
+    pub fn member(&self) -> &Member {
+        &self.control().members[self.slot() as usize]
+    }
+
+    /// Pages of the budget.
+    #[inline]
+    pub fn limit(&self) -> usize {
+        self.control().budget_pages.load(Ordering::Relaxed) as usize
+    }
+
+    /// Pages kept for reclaim itself.
+    pub fn reserve(&self) -> usize {
+        (self.limit() / 64).clamp(32, 1024)
+    }
+
+    /// Pages that nobody has charged.
+    #[inline]
+    pub fn uncharged(&self) -> usize {
+        let held = self.control().held_pages.load(Ordering::Relaxed) as usize;
+        self.limit().saturating_sub(held)
+    }
+
+    /// Charges `pages`, if they fit.
+    pub fn try_charge(&self, pages: usize, purpose: Purpose) -> bool {
+        let control = self.control();
+        let kept = if purpose == Purpose::Fault { self.reserve() } else { 0 };
+        let limit = self.limit().saturating_sub(kept) as u64;
+        let mut held = control.held_pages.load(Ordering::Relaxed);
+        loop {
+            let new = held + pages as u64;
+            if new > limit {
+                return false;
+            }
+            // Relaxed: the account orders nothing else.
+            match control.held_pages.compare_exchange_weak(
+                held,
+                new,
+                Ordering::Relaxed,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => {
+                    self.member().held_pages.fetch_add(pages as u64, Ordering::Relaxed);
+                    raise(&control.held_pages_max, new);
+                    return true;
+                }
+                Err(found) => held = found,
+            }
+        }
+    }
+
+    /// Charges `pages` that are there already, whether they fit or not.
+    pub fn charge_anyway(&self, pages: usize) {
+        let control = self.control();
+        let held = control.held_pages.fetch_add(pages as u64, Ordering::Relaxed) + pages as u64;
+        self.member().held_pages.fetch_add(pages as u64, Ordering::Relaxed);
+        raise(&control.held_pages_max, held);
+    }
+
+    /// Gives `pages` back.
+    pub fn uncharge(&self, pages: usize) {
+        if pages > 0 {
+            self.member().held_pages.fetch_sub(pages as u64, Ordering::Relaxed);
+            self.control().held_pages.fetch_sub(pages as u64, Ordering::Relaxed);
+        }
+    }
+
+    /// Counts pages of data that have come (or gone, where negative).
+    pub fn add_wanted(&self, pages: isize) {
+        if pages == 0 {
+            return;
+        }
+        let (member, control) = (self.member(), self.control());
+        let delta = pages as i64 as u64;
+        // Wrapping addition of a negative number.
+        let own = member.wanted_pages.fetch_add(delta, Ordering::Relaxed).wrapping_add(delta);
+        let all = control.wanted_pages.fetch_add(delta, Ordering::Relaxed).wrapping_add(delta);
+        if pages > 0 {
+            raise(&member.wanted_pages_max, own);
+            raise(&control.wanted_pages_max, all);
+        }
+    }
+
+    /// Counts pages of address space that have come or gone.
+    pub fn add_managed(&self, pages: isize) {
+        let member = self.member();
+        let delta = pages as i64 as u64;
+        let all = member.managed_pages.fetch_add(delta, Ordering::Relaxed).wrapping_add(delta);
+        if pages > 0 {
+            raise(&member.managed_pages_max, all);
+        }
+    }
+
+    /// Counts an event.
+    #[inline]
+    pub fn count(&self, event: Event, times: usize) {
+        if times > 0 {
+            self.member().events[event as usize].fetch_add(times as u64, Ordering::Relaxed);
+        }
+    }
+
+    /// What has been counted so far.
+    pub fn counted(&self, event: Event) -> u64 {
+        self.member().events[event as usize].load(Ordering::Relaxed)
+    }
+
+    /// Calls for memory: every member's background thread looks at its pages.
+    pub fn call_for_memory(&self) {
+        let pressure = &self.control().pressure;
+        pressure.fetch_add(1, Ordering::Relaxed);
+        futex::wake(pressure, u32::MAX, Reach::Tree);
+    }
+
+    /// Leaves the reason of this process's end where the supervisor finds it.
+    pub fn leave_obituary(&self, obituary: Obituary, detail: u64) {
+        let member = self.member();
+        member.obituary_detail.store(detail, Ordering::Relaxed);
+        // Release publishes the detail; the supervisor reads it after the process has gone.
+        member.obituary.store(obituary as u32, Ordering::Release);
+    }
+
+    /// Bytes of the budget.
+    pub fn limit_bytes(&self) -> usize {
+        self.limit() << PAGE_SHIFT
+    }
+}
+
+impl crate::swap::Account for Budget {
+    fn try_charge(&self, pages: usize) -> bool {
+        Budget::try_charge(self, pages, Purpose::Reclaim)
+    }
+
+    fn uncharge(&self, pages: usize) {
+        Budget::uncharge(self, pages);
+    }
+}
+
+fn raise(max: &AtomicU64, value: u64) {
+    if max.load(Ordering::Relaxed) < value {
+        max.fetch_max(value, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,94 @@
+//! Memory for a folio, taken before it is filled: frames of the pool, and leave to take more.
+
+use super::way::Way;
+use crate::budget::Purpose;
+use crate::mmu::{FrameId, FrameRun, Mmu};
+use crate::space::AddressSpace;
+
+const RUNS: usize = 8;
+
+/// What a fault may use. Whatever is not used must be given back by
+/// [`AddressSpace::return_grant`].
+#[must_use]
+pub struct Grant {
+    runs: [FrameRun; RUNS],
+    count: usize,
+    /// Frames in the runs.
+    pub frames: usize,
+    /// Pages charged, to be had from the kernel.
+    pub charged: usize,
+}
+
+impl Grant {
+    /// Pages in all.
+    pub fn pages(&self) -> usize {
+        self.frames + self.charged
+    }
+
+    /// The next frames, up to `most`.
+    pub fn next_run(&mut self, most: usize) -> Option<FrameRun> {
+        let last = self.count.checked_sub(1)?;
+        let (run, rest) = self.runs[last].split(self.runs[last].len.min(most));
+        if rest.len == 0 {
+            self.count -= 1;
+        } else {
+            self.runs[last] = rest;
+        }
+        self.frames -= run.len;
+        Some(run)
+    }
+}
+
+impl<M: Mmu> AddressSpace<M> {
+    /// Takes memory for up to `pages` pages. `way` says whether frames are wanted to move, or
+    /// leave to copy; the other is given where it must.
+    pub(crate) fn grant(&self, pages: usize, way: Way) -> Grant {
+        let mut grant = Grant {
+            runs: [FrameRun { start: FrameId(0), len: 0 }; RUNS],
+            count: 0,
+            frames: 0,
+            charged: 0,
+        };
+        if way == Way::Copy {
+            self.grant_charge(&mut grant, pages);
+        }
+        while grant.pages() < pages && grant.count < RUNS {
+            let Some(run) = self.frames.take(pages - grant.pages()) else { break };
+            if way == Way::Copy {
+                // The frame's charge pays for the copy.
+                self.mmu.frames_release(run);
+                self.frames.consume(run);
+                grant.charged += run.len;
+            } else {
+                grant.runs[grant.count] = run;
+                grant.count += 1;
+                grant.frames += run.len;
+            }
+        }
+        if way == Way::Move {
+            self.grant_charge(&mut grant, pages);
+        }
+        grant
+    }
+
+    fn grant_charge(&self, grant: &mut Grant, pages: usize) {
+        let mut missing = pages - grant.pages();
+        while missing > 0 && !self.budget.try_charge(missing, Purpose::Fault) {
+            missing /= 2;
+        }
+        grant.charged += missing;
+    }
+
+    /// Takes back what was not used.
+    pub(crate) fn return_grant(&self, mut grant: Grant) {
+        while let Some(run) = grant.next_run(usize::MAX) {
+            self.frames.put(run);
+        }
+        self.budget.uncharge(grant.charged);
+    }
+
+    /// Pages that a fault could have at once.
+    pub(crate) fn available(&self) -> usize {
+        self.frames.free() + self.budget.uncharged().saturating_sub(self.budget.reserve())
+    }
+}

@@ -1,0 +1,146 @@
+//! The folio's order follows the access.
+//!
+//! A few streams are remembered: where each is expected to go on (in either direction) and how
+//! large its folios have grown. A fault where a stream is expected makes its next folio four
+//! times as large; any other fault starts a stream of its own, small. So a scan soon moves 2 MiB
+//! a fault, and random access gets little more than what it touches.
+//!
+//! No locks: a stream's fields may be torn by two faults at once; the order is then a worse guess.
+
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+
+use crate::space::vma::Pattern;
+use crate::units::{BLOCK_ORDER, PageNum, PageRange};
+
+const STREAMS: usize = 16;
+/// First folio of a stream over memory that was never touched: 16 KiB.
+const FRESH_ORDER: u32 = 2;
+/// How much larger each folio of a stream is than the one before, as a power of two.
+const GROWTH: u32 = 2;
+
+#[derive(Default)]
+struct Stream {
+    /// The page behind its last folio, plus one (0: no stream).
+    above: AtomicU64,
+    /// The first page of its last folio, plus one.
+    below: AtomicU64,
+    order: AtomicU32,
+}
+
+/// The streams of a space.
+pub struct Streams {
+    streams: [Stream; STREAMS],
+    hand: AtomicU32,
+}
+
+/// Where a fault belongs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Guess {
+    /// The order to fill.
+    pub order: u32,
+    stream: usize,
+}
+
+impl Default for Streams {
+    fn default() -> Streams {
+        Streams::new()
+    }
+}
+
+impl Streams {
+    /// No stream yet.
+    #[must_use]
+    pub fn new() -> Streams {
+        Streams { streams: Default::default(), hand: AtomicU32::new(0) }
+    }
+
+    /// Guesses the order for a fault on `page`; `is_fresh` where it was never touched.
+    pub fn guess(&self, page: PageNum, is_fresh: bool, pattern: Pattern, order_max: u32) -> Guess {
+        let order_max = order_max.min(BLOCK_ORDER);
+        for (index, stream) in self.streams.iter().enumerate() {
+            let above = stream.above.load(Relaxed);
+            if above == 0 {
+                continue;
+            }
+            let order = stream.order.load(Relaxed);
+            let reach = 1u64 << order.max(1);
+            let goes_up = (above..above + reach).contains(&(page.0 + 1));
+            let below = stream.below.load(Relaxed);
+            let goes_down = page.0 + 1 < below && page.0 + 1 + reach >= below;
+            if goes_up || goes_down {
+                let order = match pattern {
+                    Pattern::Random => 0,
+                    _ => (order + GROWTH).min(order_max),
+                };
+                return Guess { order, stream: index };
+            }
+        }
+        let order = match pattern {
+            Pattern::Random => 0,
+            Pattern::Sequential => 4,
+            Pattern::Normal if is_fresh => FRESH_ORDER,
+            Pattern::Normal => 0,
+        };
+        let stream = self.hand.fetch_add(1, Relaxed) as usize % STREAMS;
+        Guess { order: order.min(order_max), stream }
+    }
+
+    /// Notes what was filled after a guess.
+    pub fn advance(&self, guess: Guess, filled: PageRange) {
+        let stream = &self.streams[guess.stream];
+        stream.order.store(guess.order, Relaxed);
+        stream.below.store(filled.start.0 + 1, Relaxed);
+        stream.above.store(filled.end.0 + 1, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn touch(streams: &Streams, page: u64) -> u32 {
+        let guess = streams.guess(PageNum(page), false, Pattern::Normal, 9);
+        let start = PageNum(page).align_down(guess.order);
+        streams.advance(guess, PageRange::new(start, 1 << guess.order));
+        guess.order
+    }
+
+    #[test]
+    fn a_scan_soon_gets_large_folios() {
+        let streams = Streams::new();
+        let (mut page, mut faults) = (0, 0);
+        while page < 4096 {
+            let order = touch(&streams, page);
+            page = (page >> order << order) + (1 << order);
+            faults += 1;
+        }
+        assert!(faults < 20, "{faults} faults");
+    }
+
+    #[test]
+    fn random_access_gets_single_pages() {
+        let streams = Streams::new();
+        let mut page = 12345u64;
+        let mut filled = 0;
+        for _ in 0..1000 {
+            page = page.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            filled += 1u64 << touch(&streams, (page >> 20) % (1 << 24));
+        }
+        assert!(filled < 1100, "{filled} pages for 1000 touched");
+    }
+
+    #[test]
+    fn scans_in_turn_do_not_disturb_each_other() {
+        let streams = Streams::new();
+        let mut at = [0u64, 1 << 20, 2 << 20, 3 << 20];
+        let mut faults = 0;
+        while at[0] < 2048 {
+            for page in &mut at {
+                let order = touch(&streams, *page);
+                *page = (*page >> order << order) + (1 << order);
+                faults += 1;
+            }
+        }
+        assert!(faults < 60, "{faults} faults");
+    }
+}

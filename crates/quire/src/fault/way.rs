@@ -1,0 +1,93 @@
+//! Move or copy: which is cheaper is measured, not assumed.
+//!
+//! To move a frame takes a mapping away from the pool, and that costs an interrupt on every other
+//! CPU that runs a thread of this process; to copy takes nothing away but needs new memory from
+//! the kernel. So the costs of both are kept as running means by folio size, the cheaper way is
+//! taken, and now and then the other one, to learn whether things have changed.
+
+use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+use crate::units::BLOCK_ORDER;
+
+/// How pages get into the program.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Way {
+    /// By moving frames of the pool.
+    Move,
+    /// By copying into new memory.
+    Copy,
+}
+
+const CLASSES: usize = BLOCK_ORDER as usize + 1;
+/// One fault in so many takes the way that looks dearer.
+const PROBE_EVERY: u32 = 128;
+
+/// Running means of what filling a folio costs, in cycles, by way and size.
+pub struct Costs {
+    means: [[AtomicU32; CLASSES]; 2],
+    turn: AtomicU32,
+}
+
+impl Default for Costs {
+    fn default() -> Costs {
+        Costs::new()
+    }
+}
+
+impl Costs {
+    /// Nothing measured yet: moving looks cheaper.
+    #[must_use]
+    pub const fn new() -> Costs {
+        Costs {
+            means: [const { [const { AtomicU32::new(0) }; CLASSES] }; 2],
+            turn: AtomicU32::new(0),
+        }
+    }
+
+    fn mean(&self, way: Way, pages: usize) -> &AtomicU32 {
+        &self.means[way as usize][(pages.ilog2() as usize).min(CLASSES - 1)]
+    }
+
+    /// The way to take for `pages` pages.
+    pub fn choose(&self, pages: usize) -> Way {
+        let by_move = self.mean(Way::Move, pages).load(Relaxed);
+        let by_copy = self.mean(Way::Copy, pages).load(Relaxed);
+        let (cheap, dear) =
+            if by_move <= by_copy { (Way::Move, Way::Copy) } else { (Way::Copy, Way::Move) };
+        if self.turn.fetch_add(1, Relaxed) % PROBE_EVERY == PROBE_EVERY - 1 { dear } else { cheap }
+    }
+
+    /// Notes what it cost.
+    pub fn record(&self, way: Way, pages: usize, cycles: u64) {
+        if pages == 0 {
+            return;
+        }
+        let mean = self.mean(way, pages);
+        let old = mean.load(Relaxed);
+        // A fault that was preempted in between says nothing: cut it.
+        let cycles = cycles.min(u64::from(old.max(1 << 16)) * 8) as u32;
+        let new = if old == 0 { cycles } else { old - old / 8 + cycles / 8 };
+        mean.store(new.max(1), Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cheaper_way_is_taken_and_a_change_is_noticed() {
+        let costs = Costs::new();
+        for _ in 0..50 {
+            costs.record(Way::Move, 16, 1000);
+            costs.record(Way::Copy, 16, 5000);
+        }
+        assert_eq!(costs.choose(16), Way::Move);
+        let probes = (0..256).filter(|_| costs.choose(16) == Way::Copy).count();
+        assert_eq!(probes, 2);
+        for _ in 0..50 {
+            costs.record(Way::Move, 16, 50_000);
+        }
+        assert_eq!(costs.choose(16), Way::Copy);
+    }
+}

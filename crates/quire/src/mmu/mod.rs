@@ -1,0 +1,179 @@
+//! The memory-management unit: the narrow waist between the engine and whoever maps pages.
+//!
+//! A dozen operations over runs of pages and frames, each saying how far it came and why it
+//! stopped. The engine decides; the MMU only does. Two implementations run one conformance suite:
+//! [`userfaultfd::Userfaultfd`], the real one, and the simulated one of the tests.
+//!
+//! Locks: the MMU has none. The caller holds the page locks of all pages named, but for
+//! [`Mmu::wake`] and the operations on address space, for which it holds the space's lock.
+
+pub mod userfaultfd;
+
+use crate::units::{PAGE_SIZE, PageNum, PageRange};
+
+/// A place for one page in the frame pool.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct FrameId(pub u32);
+
+impl FrameId {
+    /// The frame `count` places further on.
+    #[must_use]
+    pub const fn add(self, count: usize) -> FrameId {
+        FrameId(self.0 + count as u32)
+    }
+}
+
+/// Neighbouring frames.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FrameRun {
+    /// First frame.
+    pub start: FrameId,
+    /// How many.
+    pub len: usize,
+}
+
+impl FrameRun {
+    /// The first `count` frames, and the rest.
+    #[must_use]
+    pub const fn split(self, count: usize) -> (FrameRun, FrameRun) {
+        let rest = FrameRun { start: self.start.add(count), len: self.len - count };
+        (FrameRun { start: self.start, len: count }, rest)
+    }
+}
+
+/// Rights of a mapping, as mmap's PROT_ bits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Prot(pub u32);
+
+impl Prot {
+    /// No access.
+    pub const NONE: Prot = Prot(0);
+    /// PROT_READ.
+    pub const READ: Prot = Prot(1);
+    /// PROT_READ | PROT_WRITE.
+    pub const READ_WRITE: Prot = Prot(3);
+
+    /// Whether the program may read.
+    #[must_use]
+    pub const fn is_readable(self) -> bool {
+        // x86 has no write-only pages.
+        self.0 != 0
+    }
+
+    /// Whether pages can be moved there: the kernel wants the same rights as the pool has.
+    #[must_use]
+    pub const fn is_movable(self) -> bool {
+        self.0 == Prot::READ_WRITE.0
+    }
+
+    /// Whether the program may write.
+    #[must_use]
+    pub const fn is_writable(self) -> bool {
+        self.0 & 2 != 0
+    }
+}
+
+/// Why an operation stopped early, at the first page that it did not do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Refusal {
+    /// Something is mapped where nothing should be.
+    Exists,
+    /// Nothing is mapped where something should be.
+    Hole,
+    /// The kernel holds the page (pinned), or another process shares it since a fork.
+    Busy,
+    /// The mapping is not there, does not allow it, or ends inside the run.
+    Unmapped,
+    /// No memory for it.
+    NoMemory,
+}
+
+/// How far an operation came.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use]
+pub struct Done {
+    /// Pages done, from the start of the run on.
+    pub pages: usize,
+    /// Why not all.
+    pub refusal: Option<Refusal>,
+}
+
+impl Done {
+    /// All of them.
+    pub const fn all(pages: usize) -> Done {
+        Done { pages, refusal: None }
+    }
+}
+
+/// Whether what is mapped faults at the first write.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Protection {
+    /// It does not.
+    Writable,
+    /// It does.
+    WriteProtected,
+}
+
+/// Whether the source of a move may have holes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Holes {
+    /// A hole ends the move.
+    Refuse,
+    /// Holes are stepped over.
+    Skip,
+}
+
+/// Maps and unmaps pages.
+pub trait Mmu: Sync {
+    /// Maps `pages` by moving the frames there, and answers the faults that wait for them. The
+    /// frames' places are holes afterwards.
+    fn move_in(&self, pages: PageRange, frames: FrameId) -> Done;
+
+    /// Unmaps `pages` by moving what is mapped to the pool, whose places are holes before.
+    fn move_out(&self, pages: PageRange, frames: FrameId, holes: Holes) -> Done;
+
+    /// Moves what is mapped at `from` to `to`, where nothing is mapped.
+    fn move_within(&self, from: PageRange, to: PageNum) -> Done;
+
+    /// Maps `pages` to new memory with the bytes at `source`, and answers the faults that wait
+    /// for them. Works without the right to write as well.
+    ///
+    /// # Safety
+    /// `source` is valid for `pages.len()` pages, and is not managed memory.
+    unsafe fn copy_in(&self, pages: PageRange, source: *const u8, protection: Protection) -> Done;
+
+    /// Drops what is mapped.
+    fn unmap(&self, pages: PageRange);
+
+    /// Makes the mapped `pages` this process's own again after a fork, so that they can move. No
+    /// page may be missing.
+    fn make_exclusive(&self, pages: PageRange) -> Done;
+
+    /// Sets or clears write protection.
+    fn write_protect(&self, pages: PageRange, protection: Protection) -> Done;
+
+    /// Makes any access to missing `page` a SIGBUS.
+    fn poison(&self, page: PageNum) -> Done;
+
+    /// Answers the faults that wait for `pages`: they are tried again.
+    fn wake(&self, pages: PageRange);
+
+    /// Reads a mapped page whatever its rights; `false` where it cannot be read.
+    fn read(&self, page: PageNum, into: &mut [u8; PAGE_SIZE]) -> bool;
+
+    /// Gives the program `prot` on the range.
+    fn protect(&self, pages: PageRange, prot: Prot) -> Done;
+
+    /// Takes a range back over which the program had mapped something else: a reservation
+    /// without rights again.
+    fn reserve_again(&self, pages: PageRange);
+
+    /// Gives the memory of frames back; their places become holes.
+    fn frames_release(&self, frames: FrameRun);
+
+    /// A clock for comparing what calls cost, in cycles.
+    fn cycles(&self) -> u64;
+
+    /// The bytes of a frame.
+    fn frame(&self, frame: FrameId) -> *mut [u8; PAGE_SIZE];
+}

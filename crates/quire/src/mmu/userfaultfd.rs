@@ -1,0 +1,295 @@
+//! The real MMU: userfaultfd over the arena and the frame pool.
+
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicI32, Ordering};
+
+use linux_raw_sys::general::{
+    __NR_pread64, MADV_DOFORK, MADV_DONTFORK, MADV_DONTNEED, MADV_NOHUGEPAGE, MADV_POPULATE_WRITE,
+};
+use rustix::mm::{MapFlags, ProtFlags};
+
+use super::{Done, FrameId, FrameRun, Holes, Mmu, Prot, Protection, Refusal};
+use crate::sys::uffd::{MODE_MISSING, MODE_WP, Partial, Uffd, feature};
+use crate::sys::{Errno, call, memory};
+use crate::units::{PAGE_SHIFT, PAGE_SIZE, PageNum, PageRange};
+
+/// The arena and the frame pool, each registered with a userfaultfd of its own.
+///
+/// The pool's is in SIGBUS mode: a slip of ours is a crash and not a hang.
+pub struct Userfaultfd {
+    arena: NonNull<u8>,
+    arena_pages: usize,
+    pool: NonNull<u8>,
+    pool_frames: usize,
+    /// Faults of the arena arrive here.
+    pub faults: Uffd,
+    pool_faults: Uffd,
+    /// /proc/self/mem, for pages that may not be read.
+    mem: AtomicI32,
+}
+
+// SAFETY: the addresses are constant, and the kernel serialises the calls.
+unsafe impl Send for Userfaultfd {}
+// SAFETY: as above.
+unsafe impl Sync for Userfaultfd {}
+
+impl Userfaultfd {
+    /// Reserves an arena of `arena_pages` without any rights, and a pool of `pool_frames` holes.
+    ///
+    /// # Errors
+    /// The kernel's, mostly `NOMEM`.
+    pub fn reserve(arena_pages: usize, pool_frames: usize) -> Result<Userfaultfd, Errno> {
+        let arena = memory::reserve(arena_pages << PAGE_SHIFT, memory::Access::None)?;
+        let pool = match memory::reserve(pool_frames << PAGE_SHIFT, memory::Access::ReadWrite) {
+            Ok(pool) => pool,
+            Err(error) => {
+                // SAFETY: just reserved, known to nobody.
+                unsafe { memory::release(arena, arena_pages << PAGE_SHIFT) };
+                return Err(error);
+            }
+        };
+        let mmu = Userfaultfd {
+            arena,
+            arena_pages,
+            pool,
+            pool_frames,
+            faults: Uffd::closed(),
+            pool_faults: Uffd::closed(),
+            mem: AtomicI32::new(-1),
+        };
+        // A child made behind our back finds nothing mapped, and so never reads a zero where data
+        // was; the fork that we serve lifts this for its moment.
+        // SAFETY: both ranges are ours.
+        unsafe {
+            memory::advise(mmu.address(PageNum(0)), mmu.arena_bytes(), MADV_DONTFORK)?;
+            memory::advise(mmu.pool.as_ptr() as usize, mmu.pool_bytes(), MADV_DONTFORK)?;
+        }
+        Ok(mmu)
+    }
+
+    /// Opens the descriptors and registers both ranges; `mem` is /proc/self/mem.
+    ///
+    /// # Errors
+    /// The kernel's: no right, or no such feature.
+    pub fn attach(&self, device: Option<i32>, mem: i32) -> Result<(), Errno> {
+        let features = feature::MOVE | feature::POISON | feature::PAGEFAULT_FLAG_WP;
+        self.faults.open(device, features)?;
+        self.pool_faults.open(device, feature::MOVE | feature::SIGBUS)?;
+        self.mem.store(mem, Ordering::Relaxed);
+        let pool = self.pool.as_ptr() as usize;
+        self.pool_faults.register(pool, self.pool_bytes(), MODE_MISSING)
+    }
+
+    /// Asks for the faults of a stretch of the arena.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn register(&self, pages: PageRange) -> Result<(), Errno> {
+        let len = pages.len() << PAGE_SHIFT;
+        self.faults.register(self.address(pages.start), len, MODE_MISSING | MODE_WP)
+    }
+
+    /// Says whether a stretch of the arena is inherited by a fork.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn set_inherited(&self, pages: PageRange, is_inherited: bool) -> Result<(), Errno> {
+        let advice = if is_inherited { MADV_DOFORK } else { MADV_DONTFORK };
+        self.advise(self.address(pages.start), pages.len(), advice)
+    }
+
+    /// Maps the pool anew in a fork's child, which did not inherit it.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn remap_pool(&self) -> Result<(), Errno> {
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+        let address = self.pool.as_ptr() as usize;
+        // SAFETY: the range is the pool's; the parent's mapping of it did not come along.
+        unsafe {
+            rustix::mm::mmap_anonymous(
+                address as *mut _,
+                self.pool_bytes(),
+                ProtFlags::READ | ProtFlags::WRITE,
+                flags,
+            )?;
+            memory::advise(address, self.pool_bytes(), MADV_NOHUGEPAGE)?;
+            memory::advise(address, self.pool_bytes(), MADV_DONTFORK)
+        }
+    }
+
+    /// The descriptors' numbers: faults, pool, /proc/self/mem.
+    #[must_use]
+    pub fn descriptors(&self) -> [i32; 3] {
+        [self.faults.number(), self.pool_faults.number(), self.mem.load(Ordering::Relaxed)]
+    }
+
+    /// Address of a page's first byte.
+    #[inline]
+    #[must_use]
+    pub fn address(&self, page: PageNum) -> usize {
+        self.arena.as_ptr() as usize + (page.index() << PAGE_SHIFT)
+    }
+
+    /// The page that holds an address of the arena.
+    #[inline]
+    #[must_use]
+    pub fn page(&self, address: usize) -> PageNum {
+        PageNum(((address - self.arena.as_ptr() as usize) >> PAGE_SHIFT) as u64)
+    }
+
+    /// Pages of the arena.
+    #[must_use]
+    pub const fn arena_pages(&self) -> usize {
+        self.arena_pages
+    }
+
+    /// Places of the pool.
+    #[must_use]
+    pub const fn pool_frames(&self) -> usize {
+        self.pool_frames
+    }
+
+    fn arena_bytes(&self) -> usize {
+        self.arena_pages << PAGE_SHIFT
+    }
+
+    fn pool_bytes(&self) -> usize {
+        self.pool_frames << PAGE_SHIFT
+    }
+
+    fn frame_address(&self, frame: FrameId) -> usize {
+        debug_assert!((frame.0 as usize) < self.pool_frames);
+        self.pool.as_ptr() as usize + ((frame.0 as usize) << PAGE_SHIFT)
+    }
+
+    fn advise(&self, start: usize, pages: usize, advice: u32) -> Result<(), Errno> {
+        // SAFETY: only ranges of the arena and the pool are passed, whose page locks or frames
+        // the caller holds.
+        unsafe { memory::advise(start, pages << PAGE_SHIFT, advice) }
+    }
+}
+
+fn refusal(error: Errno) -> Refusal {
+    match error {
+        Errno::EXIST => Refusal::Exists,
+        Errno::BUSY => Refusal::Busy,
+        Errno::NOMEM => Refusal::NoMemory,
+        Errno::FAULT => Refusal::Hole,
+        _ => Refusal::Unmapped,
+    }
+}
+
+fn done(partial: Partial) -> Done {
+    Done { pages: partial.done >> PAGE_SHIFT, refusal: partial.error.map(refusal) }
+}
+
+fn finished(pages: usize, result: Result<(), Errno>) -> Done {
+    match result {
+        Ok(()) => Done::all(pages),
+        Err(error) => Done { pages: 0, refusal: Some(refusal(error)) },
+    }
+}
+
+/// Repeats a move while the kernel says that its layout is changing just now.
+fn settled(mut step: impl FnMut() -> Partial) -> Partial {
+    for _ in 0..64 {
+        let partial = step();
+        if partial.done > 0 || partial.error != Some(Errno::AGAIN) {
+            return partial;
+        }
+    }
+    Partial { done: 0, error: Some(Errno::BUSY) }
+}
+
+impl Mmu for Userfaultfd {
+    fn move_in(&self, pages: PageRange, frames: FrameId) -> Done {
+        let (dst, src) = (self.address(pages.start), self.frame_address(frames));
+        done(settled(|| self.faults.move_pages(dst, src, pages.len() << PAGE_SHIFT, false)))
+    }
+
+    fn move_out(&self, pages: PageRange, frames: FrameId, holes: Holes) -> Done {
+        let (dst, src) = (self.frame_address(frames), self.address(pages.start));
+        let len = pages.len() << PAGE_SHIFT;
+        let skip = holes == Holes::Skip;
+        done(settled(|| self.pool_faults.move_pages(dst, src, len, skip)))
+    }
+
+    fn move_within(&self, from: PageRange, to: PageNum) -> Done {
+        let (dst, src) = (self.address(to), self.address(from.start));
+        done(settled(|| self.faults.move_pages(dst, src, from.len() << PAGE_SHIFT, false)))
+    }
+
+    unsafe fn copy_in(&self, pages: PageRange, source: *const u8, protection: Protection) -> Done {
+        let protect = protection == Protection::WriteProtected;
+        let dst = self.address(pages.start);
+        let len = pages.len() << PAGE_SHIFT;
+        done(settled(|| self.faults.copy(dst, source as usize, len, protect)))
+    }
+
+    fn unmap(&self, pages: PageRange) {
+        let _ = self.advise(self.address(pages.start), pages.len(), MADV_DONTNEED);
+    }
+
+    fn make_exclusive(&self, pages: PageRange) -> Done {
+        let start = self.address(pages.start);
+        finished(pages.len(), self.advise(start, pages.len(), MADV_POPULATE_WRITE))
+    }
+
+    fn write_protect(&self, pages: PageRange, protection: Protection) -> Done {
+        let (start, len) = (self.address(pages.start), pages.len() << PAGE_SHIFT);
+        let protect = protection == Protection::WriteProtected;
+        finished(pages.len(), self.faults.write_protect(start, len, protect))
+    }
+
+    fn poison(&self, page: PageNum) -> Done {
+        finished(1, self.faults.poison(self.address(page), PAGE_SIZE))
+    }
+
+    fn wake(&self, pages: PageRange) {
+        self.faults.wake(self.address(pages.start), pages.len() << PAGE_SHIFT);
+    }
+
+    fn read(&self, page: PageNum, into: &mut [u8; PAGE_SIZE]) -> bool {
+        let mem = self.mem.load(Ordering::Relaxed);
+        let address = self.address(page);
+        // SAFETY: the kernel writes at most a page into `into`.
+        let result = unsafe {
+            let into = into.as_mut_ptr() as usize;
+            call::syscall(__NR_pread64, [mem as usize, into, PAGE_SIZE, address, 0, 0])
+        };
+        result == Ok(PAGE_SIZE)
+    }
+
+    fn protect(&self, pages: PageRange, prot: Prot) -> Done {
+        let start = self.address(pages.start);
+        // SAFETY: the arena's range.
+        let result = unsafe { memory::protect(start, pages.len() << PAGE_SHIFT, prot.0) };
+        finished(pages.len(), result)
+    }
+
+    fn reserve_again(&self, pages: PageRange) {
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+        let (start, len) = (self.address(pages.start), pages.len() << PAGE_SHIFT);
+        // SAFETY: the arena's range, and the program unmaps what it put there.
+        let _ = unsafe {
+            rustix::mm::mmap_anonymous(start as *mut _, len, ProtFlags::empty(), flags)
+                .and_then(|_| memory::advise(start, len, MADV_NOHUGEPAGE))
+                .and_then(|()| memory::advise(start, len, MADV_DONTFORK))
+                .and_then(|()| self.faults.register(start, len, MODE_MISSING | MODE_WP))
+        };
+    }
+
+    fn frames_release(&self, frames: FrameRun) {
+        let _ = self.advise(self.frame_address(frames.start), frames.len, MADV_DONTNEED);
+    }
+
+    fn cycles(&self) -> u64 {
+        // SAFETY: every x86-64 CPU has it.
+        unsafe { core::arch::x86_64::_rdtsc() }
+    }
+
+    fn frame(&self, frame: FrameId) -> *mut [u8; PAGE_SIZE] {
+        self.frame_address(frame) as *mut _
+    }
+}

@@ -1,0 +1,144 @@
+//! fork: the gate closes, the child's share is charged, the child starts an engine of its own.
+//!
+//! Called by the preload library, which makes the clone itself at the one moment when no code of
+//! libc's or the program's runs in between: [`Process::fork_begin`], the clone, then
+//! [`ForkGuard::in_parent`] and [`ForkGuard::in_child`]. The child inherits page words, tables and
+//! compressed pages; before anything in it touches managed memory it has registered the arena
+//! with a userfaultfd of its own. A clone made any other way inherits no arena at all.
+
+use core::sync::atomic::Ordering;
+
+use super::{Descriptors, Process, join};
+use crate::control::Obituary;
+use crate::space::Layout;
+use crate::sys::Errno;
+use crate::sys::futex::{self, Reach};
+use crate::sys::thread::{self, SignalsBlocked};
+
+/// How long a parent waits at a time before it looks whether the child still lives, in
+/// milliseconds.
+const CHILD_POLL_MS: u64 = 20;
+
+/// A fork in progress: the gate is closed, the space locked, the child's share charged.
+pub struct ForkGuard {
+    process: &'static Process,
+    layout: Layout<'static>,
+    charged: usize,
+    signals: SignalsBlocked,
+}
+
+impl Process {
+    /// Closes the gate and makes ready to be cloned.
+    ///
+    /// # Errors
+    /// `NOMEM` where the budget cannot hold both processes; nothing has changed then.
+    pub fn fork_begin(&'static self) -> Result<ForkGuard, Errno> {
+        let signals = SignalsBlocked::new();
+        let mut layout = self.space.lock();
+        self.gate.close();
+        self.space.swap().wait_for_reads();
+        let charged = match self.space.prepare_fork(&mut layout) {
+            Ok(charged) => charged,
+            Err(error) => {
+                self.gate.open();
+                return Err(error);
+            }
+        };
+        self.space.budget().member().fork_joined.store(0, Ordering::Relaxed);
+        for stretch in self.space.managed_stretches(&layout) {
+            let _ = self.space.mmu().set_inherited(stretch, true);
+        }
+        Ok(ForkGuard { process: self, layout, charged, signals })
+    }
+}
+
+impl ForkGuard {
+    fn close_to_inheritance(&self) {
+        let space = &self.process.space;
+        for stretch in space.managed_stretches(&self.layout) {
+            let _ = space.mmu().set_inherited(stretch, false);
+        }
+    }
+
+    /// In the parent, after the clone (or its failure, a negative errno): waits until the child
+    /// has taken its charge over, and goes on.
+    pub fn in_parent(self, result: isize) {
+        self.close_to_inheritance();
+        let budget = self.process.space.budget();
+        if result <= 0 {
+            budget.uncharge(self.charged);
+        } else {
+            let joined = &budget.member().fork_joined;
+            // Acquire pairs with the child's release.
+            while joined.load(Ordering::Acquire) == 0 {
+                futex::wait(joined, 0, Reach::Tree, Some(CHILD_POLL_MS));
+                if joined.load(Ordering::Acquire) == 0 && !is_alive(result) {
+                    // It died before the supervisor knew it: its charge is still ours.
+                    budget.uncharge(self.charged);
+                    break;
+                }
+            }
+        }
+        self.process.gate.open();
+        drop(self.layout);
+        drop(self.signals);
+    }
+
+    /// First thing in the child: an engine of its own, before anything managed is touched.
+    ///
+    /// # Errors
+    /// What went wrong: the child must not run then, for it would read zeros.
+    pub fn in_child(mut self) -> Result<(), Errno> {
+        let result = self.start_child();
+        // Whatever became of it, the parent need not wait any longer.
+        if result.is_err() {
+            let parent = self.process.space.budget();
+            parent.leave_obituary(Obituary::ChildNotManaged, thread::process_id().into());
+        }
+        drop(self.layout);
+        drop(self.signals);
+        result
+    }
+
+    fn start_child(&mut self) -> Result<(), Errno> {
+        let process = self.process;
+        let space = &process.space;
+        let budget = space.budget();
+        let parent = budget.member();
+        let wanted = parent.wanted_pages.load(Ordering::Relaxed);
+        let hello = join::hello(thread::process_id(), budget.slot(), self.charged as u64, wanted);
+        let joined = process.name.join(&hello);
+        let slot = joined.as_ref().map_or(u32::MAX, |joined| joined.slot);
+        if slot != u32::MAX {
+            parent.fork_joined.store(1, Ordering::Release);
+            futex::wake(&parent.fork_joined, u32::MAX, Reach::Tree);
+        }
+        let joined = joined?;
+        space.mmu().remap_pool()?;
+        let memory = rustix::fd::IntoRawFd::into_raw_fd(join::open_memory()?);
+        let descriptors = Descriptors::take(joined, memory);
+        space.mmu().attach(descriptors.device, memory)?;
+        for stretch in space.managed_stretches(&self.layout) {
+            space.mmu().register(stretch)?;
+        }
+        self.close_to_inheritance();
+        space.after_fork_in_child(slot);
+        process.connection.store(descriptors.connection, Ordering::Relaxed);
+        let swap_file = descriptors.swap_file.unwrap_or(-1);
+        process.swap_file.store(swap_file, Ordering::Relaxed);
+        // SAFETY: the descriptor stays open in the engine threads' table.
+        unsafe { space.swap().set_descriptor(descriptors.swap_file) };
+        process.gate.reset();
+        process.threads.start()?;
+        descriptors.close(process);
+        Ok(())
+    }
+}
+
+/// Whether a child of ours has not ended yet.
+fn is_alive(pid: isize) -> bool {
+    use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
+    let Some(pid) = Pid::from_raw(pid as i32) else { return false };
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    matches!(waitid(WaitId::Pid(pid), options), Ok(None))
+}

@@ -1,0 +1,187 @@
+//! Joining a tree: the conversation with the supervisor, and the descriptors that come of it.
+
+use core::mem::MaybeUninit;
+use core::ptr::NonNull;
+
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{Mode, OFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketAddrUnix,
+    SocketFlags, SocketType,
+};
+
+use crate::control::{
+    CONTROL_BYTES, Control, Hello, MAGIC, SOCKET_VARIABLE, VERSION, WELCOME_REFUSED,
+    WELCOME_SWAP_FILE, WELCOME_UFFD_DEVICE, Welcome,
+};
+use crate::sys::Errno;
+
+/// Longest socket name, as the kernel has it.
+pub const NAME_BYTES_MAX: usize = 107;
+
+/// The supervisor's socket name.
+#[derive(Clone, Copy)]
+pub struct SocketName {
+    bytes: [u8; NAME_BYTES_MAX],
+    len: usize,
+}
+
+/// A member's descriptors, in the table of the thread that joined.
+pub struct Joined {
+    /// Kept open as long as the member lives.
+    pub connection: OwnedFd,
+    /// The control memfd.
+    pub control: OwnedFd,
+    /// /dev/userfaultfd, where the supervisor could open it.
+    pub device: Option<OwnedFd>,
+    /// The swap file.
+    pub swap_file: Option<OwnedFd>,
+    /// The member's slot.
+    pub slot: u32,
+}
+
+impl SocketName {
+    /// Finds the name in the environment that this program was started with. Reads
+    /// /proc/self/environ: libc's copy is not set up yet when the first malloc comes.
+    #[must_use]
+    pub fn from_environment() -> Option<SocketName> {
+        let file = rustix::fs::open(
+            c"/proc/self/environ",
+            OFlags::RDONLY | OFlags::CLOEXEC,
+            Mode::empty(),
+        )
+        .ok()?;
+        let mut name = SocketName { bytes: [0; NAME_BYTES_MAX], len: 0 };
+        let mut buffer = [0u8; 4096];
+        // Where we are in the variable that is being read.
+        let mut matched = Some(0usize);
+        let key = SOCKET_VARIABLE.as_bytes();
+        loop {
+            let read = rustix::io::read(&file, &mut buffer).ok()?;
+            if read == 0 {
+                return None;
+            }
+            for &byte in &buffer[..read] {
+                match matched {
+                    _ if byte == 0 => {
+                        if matched.is_some_and(|at| at > key.len()) {
+                            return Some(name);
+                        }
+                        matched = Some(0);
+                        name.len = 0;
+                    }
+                    Some(at) if at < key.len() => {
+                        matched = (key[at] == byte).then_some(at + 1);
+                    }
+                    Some(at) if at == key.len() => matched = (byte == b'=').then_some(at + 1),
+                    Some(at) if name.len < NAME_BYTES_MAX => {
+                        name.bytes[name.len] = byte;
+                        name.len += 1;
+                        matched = Some(at);
+                    }
+                    _ => matched = None,
+                }
+            }
+        }
+    }
+
+    /// Joins the tree as this process.
+    ///
+    /// # Errors
+    /// The kernel's; `CONNREFUSED` where the supervisor has gone, `AGAIN` where it refuses,
+    /// `PROTO` where it speaks another version.
+    pub fn join(&self, hello: &Hello) -> Result<Joined, Errno> {
+        let connection = rustix::net::socket_with(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )?;
+        let address = SocketAddrUnix::new_abstract_name(&self.bytes[..self.len])?;
+        rustix::net::connect(&connection, &address)?;
+        // SAFETY: a Hello is plain integers without padding.
+        let bytes = unsafe {
+            core::slice::from_raw_parts(core::ptr::from_ref(hello).cast::<u8>(), size_of::<Hello>())
+        };
+        rustix::net::send(&connection, bytes, SendFlags::NOSIGNAL)?;
+        receive_welcome(connection)
+    }
+}
+
+/// A hello from this process.
+#[must_use]
+pub fn hello(pid: u32, parent_slot: u32, held_pages: u64, wanted_pages: u64) -> Hello {
+    Hello { magic: MAGIC, version: VERSION, pid, parent_slot, held_pages, wanted_pages }
+}
+
+fn receive_welcome(connection: OwnedFd) -> Result<Joined, Errno> {
+    let mut bytes = [0u8; size_of::<Welcome>()];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let received = rustix::net::recvmsg(
+        connection.as_fd(),
+        &mut [rustix::io::IoSliceMut::new(&mut bytes)],
+        &mut ancillary,
+        RecvFlags::CMSG_CLOEXEC,
+    )?;
+    if received.bytes != bytes.len() {
+        return Err(Errno::PROTO);
+    }
+    // SAFETY: a Welcome is plain integers, of this size; the array need not be aligned.
+    let welcome = unsafe { bytes.as_ptr().cast::<Welcome>().read_unaligned() };
+    if welcome.magic != MAGIC {
+        return Err(Errno::PROTO);
+    }
+    if welcome.flags & WELCOME_REFUSED != 0 {
+        return Err(Errno::AGAIN);
+    }
+    let mut descriptors = [None, None, None];
+    let mut count = 0;
+    for message in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            for descriptor in rights {
+                if count < descriptors.len() {
+                    descriptors[count] = Some(descriptor);
+                    count += 1;
+                }
+            }
+        }
+    }
+    let mut descriptors = descriptors.into_iter();
+    let mut take = |flag: bool| if flag { descriptors.next().flatten() } else { None };
+    // RLIMIT_NOFILE may have cut the list short.
+    let control = take(true).ok_or(Errno::MFILE)?;
+    let device = take(welcome.flags & WELCOME_UFFD_DEVICE != 0);
+    let swap_file = take(welcome.flags & WELCOME_SWAP_FILE != 0);
+    Ok(Joined { connection, control, device, swap_file, slot: welcome.slot })
+}
+
+impl Joined {
+    /// Maps the control page.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn map_control(&self) -> Result<NonNull<Control>, Errno> {
+        // SAFETY: a new shared mapping of the supervisor's memfd.
+        let address = unsafe {
+            rustix::mm::mmap(
+                core::ptr::null_mut(),
+                CONTROL_BYTES,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                &self.control,
+                0,
+            )
+        }?;
+        NonNull::new(address.cast::<Control>()).ok_or(Errno::NOMEM)
+    }
+}
+
+/// Opens this process's memory as a file.
+///
+/// # Errors
+/// The kernel's.
+pub fn open_memory() -> Result<OwnedFd, Errno> {
+    rustix::fs::open(c"/proc/self/mem", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+}

@@ -1,0 +1,363 @@
+//! The program's calls: mmap and its family, by their C shapes.
+//!
+//! Addresses and lengths come as the program gave them; each method checks them as the kernel
+//! does. All run on program threads, with every signal blocked, under the space's lock.
+
+use core::ops::Range;
+
+use linux_raw_sys::general as c;
+
+use super::Process;
+use crate::mmu::Prot;
+use crate::space::remap::Placement;
+use crate::space::vma::{Kind, Pattern};
+use crate::space::{Advice, Layout};
+use crate::sys::call::syscall;
+use crate::sys::thread::SignalsBlocked;
+use crate::sys::{Errno, memory};
+use crate::units::{PAGE_SHIFT, PAGE_SIZE, PageNum, PageRange};
+
+/// The rights that a managed mapping can have.
+const PROT_MASK: i32 = 7;
+
+impl Process {
+    /// Addresses that are managed.
+    pub fn arena(&self) -> Range<usize> {
+        let mmu = self.space.mmu();
+        let start = mmu.address(PageNum(0));
+        start..start + (mmu.arena_pages() << PAGE_SHIFT)
+    }
+
+    fn pages(&self, address: usize, len: usize) -> Result<PageRange, Errno> {
+        let arena = self.arena();
+        let len = len.checked_next_multiple_of(PAGE_SIZE).ok_or(Errno::NOMEM)?;
+        let end = address.checked_add(len).ok_or(Errno::NOMEM)?;
+        if !address.is_multiple_of(PAGE_SIZE) {
+            return Err(Errno::INVAL);
+        }
+        if address < arena.start || end > arena.end {
+            return Err(Errno::NOMEM);
+        }
+        Ok(PageRange::new(self.space.mmu().page(address), len >> PAGE_SHIFT))
+    }
+
+    fn locked<R>(&self, act: impl FnOnce(&mut Layout<'_>) -> R) -> R {
+        let _signals = SignalsBlocked::new();
+        let mut layout = self.space.lock();
+        act(&mut layout)
+    }
+
+    /// mmap of private anonymous memory, without MAP_FIXED.
+    ///
+    /// # Errors
+    /// As mmap(2).
+    pub fn mmap(&self, hint: usize, len: usize, prot: i32, flags: i32) -> Result<usize, Errno> {
+        if len == 0 {
+            return Err(Errno::INVAL);
+        }
+        let bytes = len.checked_next_multiple_of(PAGE_SIZE).ok_or(Errno::NOMEM)?;
+        let hint = self.pages(hint & !(PAGE_SIZE - 1), bytes).ok().map(|range| range.start);
+        let pages = bytes >> PAGE_SHIFT;
+        let start = self.locked(|layout| {
+            let start = self.space.map(layout, hint, pages, Prot((prot & PROT_MASK) as u32))?;
+            self.populate_if_asked(layout, PageRange::new(start, pages), flags);
+            Ok::<_, Errno>(start)
+        })?;
+        Ok(self.space.mmu().address(start))
+    }
+
+    fn populate_if_asked(&self, layout: &mut Layout<'_>, range: PageRange, flags: i32) {
+        if flags as u32 & (c::MAP_POPULATE | c::MAP_LOCKED) != 0 {
+            // As the kernel has it: a mapping that could not be populated is a mapping all the
+            // same.
+            let _ = self.space.advise(layout, range, Advice::Populate);
+        }
+    }
+
+    /// mmap of private anonymous memory at an address of the arena, over whatever is there.
+    ///
+    /// # Errors
+    /// As mmap(2).
+    pub fn mmap_fixed(
+        &self,
+        address: usize,
+        len: usize,
+        prot: i32,
+        flags: i32,
+    ) -> Result<usize, Errno> {
+        if len == 0 {
+            return Err(Errno::INVAL);
+        }
+        let range = self.pages(address, len)?;
+        self.locked(|layout| {
+            if flags as u32 & c::MAP_FIXED_NOREPLACE == c::MAP_FIXED_NOREPLACE
+                && self.space.is_mapped(layout, range)
+            {
+                return Err(Errno::EXIST);
+            }
+            self.space.map_fixed(layout, range, Prot((prot & PROT_MASK) as u32))?;
+            self.populate_if_asked(layout, range, flags);
+            Ok(address)
+        })
+    }
+
+    /// Any other mapping at an address of the arena: a file, shared memory, code.
+    ///
+    /// # Errors
+    /// As mmap(2).
+    #[allow(clippy::too_many_arguments, reason = "mmap's own")]
+    pub fn mmap_foreign(
+        &self,
+        address: usize,
+        len: usize,
+        prot: i32,
+        flags: i32,
+        file: i32,
+        offset: i64,
+    ) -> Result<usize, Errno> {
+        let range = self.pages(address, len)?;
+        self.locked(|layout| {
+            self.space.map_foreign(layout, range)?;
+            let flags = flags as usize & !(c::MAP_FIXED_NOREPLACE as usize) | c::MAP_FIXED as usize;
+            // SAFETY: the range is ours to give, and was just emptied.
+            let mapped = unsafe {
+                syscall(
+                    c::__NR_mmap,
+                    [address, len, prot as usize, flags, file as usize, offset as usize],
+                )
+            };
+            if mapped.is_err() {
+                let _ = self.space.unmap(layout, range);
+            }
+            mapped
+        })
+    }
+
+    /// munmap.
+    ///
+    /// # Errors
+    /// As munmap(2).
+    pub fn munmap(&self, address: usize, len: usize) -> Result<(), Errno> {
+        if len == 0 {
+            return Err(Errno::INVAL);
+        }
+        let range = self.pages(address, len).map_err(|_| Errno::INVAL)?;
+        self.locked(|layout| self.space.unmap(layout, range))
+    }
+
+    /// mprotect.
+    ///
+    /// # Errors
+    /// As mprotect(2).
+    pub fn mprotect(&self, address: usize, len: usize, prot: i32) -> Result<(), Errno> {
+        let range = self.pages(address, len)?;
+        if range.is_empty() {
+            return Ok(());
+        }
+        self.locked(|layout| {
+            self.each_kind(layout, range, |layout, part, kind| match kind {
+                Kind::Anonymous => {
+                    self.space.protect(layout, part, Prot((prot & PROT_MASK) as u32))
+                }
+                Kind::Foreign => {
+                    let (start, bytes) = self.bytes(part);
+                    // SAFETY: the program's own mapping.
+                    unsafe { memory::protect(start, bytes, prot as u32) }
+                }
+            })
+        })
+    }
+
+    fn bytes(&self, range: PageRange) -> (usize, usize) {
+        (self.space.mmu().address(range.start), range.len() << PAGE_SHIFT)
+    }
+
+    /// Calls `act` for each part of `range` that is mapped; an error of `NOMEM` for holes comes
+    /// after all of it was done.
+    fn each_kind(
+        &self,
+        layout: &mut Layout<'_>,
+        range: PageRange,
+        mut act: impl FnMut(&mut Layout<'_>, PageRange, Kind) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        let mut at = range.start;
+        let mut result = Ok(());
+        while at < range.end {
+            let Some(vma) = self.space.next_vma(layout, at).filter(|v| v.range.start < range.end)
+            else {
+                return Err(Errno::NOMEM);
+            };
+            if !vma.range.contains(at) {
+                result = Err(Errno::NOMEM);
+            }
+            let part = vma.range.intersect(PageRange { start: at, end: range.end });
+            at = part.end;
+            act(layout, part, vma.attributes.kind)?;
+        }
+        result
+    }
+
+    /// madvise.
+    ///
+    /// # Errors
+    /// As madvise(2).
+    pub fn madvise(&self, address: usize, len: usize, advice: i32) -> Result<(), Errno> {
+        let range = self.pages(address, len).map_err(|error| match error {
+            Errno::NOMEM => Errno::INVAL,
+            other => other,
+        })?;
+        if range.is_empty() {
+            return Ok(());
+        }
+        let managed = match advice as u32 {
+            c::MADV_NORMAL => Some(Advice::Pattern(Pattern::Normal)),
+            c::MADV_SEQUENTIAL => Some(Advice::Pattern(Pattern::Sequential)),
+            c::MADV_RANDOM => Some(Advice::Pattern(Pattern::Random)),
+            c::MADV_WILLNEED => Some(Advice::WillNeed),
+            c::MADV_DONTNEED | c::MADV_DONTNEED_LOCKED => Some(Advice::DontNeed),
+            c::MADV_FREE => Some(Advice::Free),
+            c::MADV_COLD => Some(Advice::Cold),
+            c::MADV_PAGEOUT => Some(Advice::PageOut),
+            c::MADV_POPULATE_READ | c::MADV_POPULATE_WRITE => Some(Advice::Populate),
+            c::MADV_DONTFORK => Some(Advice::DontFork(true)),
+            c::MADV_DOFORK => Some(Advice::DontFork(false)),
+            // Huge pages, merging and dumping are the kernel's affair, and advice: nothing to do.
+            c::MADV_HUGEPAGE
+            | c::MADV_NOHUGEPAGE
+            | c::MADV_COLLAPSE
+            | c::MADV_MERGEABLE
+            | c::MADV_UNMERGEABLE
+            | c::MADV_DONTDUMP
+            | c::MADV_DODUMP => None,
+            // MADV_REMOVE wants a shared mapping, and so on.
+            _ => return Err(Errno::INVAL),
+        };
+        self.locked(|layout| {
+            self.each_kind(layout, range, |layout, part, kind| match (kind, managed) {
+                (Kind::Foreign, _) => {
+                    let (start, bytes) = self.bytes(part);
+                    // SAFETY: the program's own mapping and its own advice.
+                    unsafe { memory::advise(start, bytes, advice as u32) }
+                }
+                (Kind::Anonymous, Some(advice)) => self.space.advise(layout, part, advice),
+                (Kind::Anonymous, None) => Ok(()),
+            })
+        })
+    }
+
+    /// mremap.
+    ///
+    /// # Errors
+    /// As mremap(2); `INVAL` for MREMAP_DONTUNMAP.
+    pub fn mremap(
+        &self,
+        old: usize,
+        old_len: usize,
+        new_len: usize,
+        flags: i32,
+        new_address: usize,
+    ) -> Result<usize, Errno> {
+        let flags = flags as u32;
+        if new_len == 0 || old_len == 0 || flags & c::MREMAP_DONTUNMAP != 0 {
+            return Err(Errno::INVAL);
+        }
+        let range = self.pages(old, old_len).map_err(|_| Errno::INVAL)?;
+        let pages = new_len.checked_next_multiple_of(PAGE_SIZE).ok_or(Errno::NOMEM)? >> PAGE_SHIFT;
+        let placement = if flags & c::MREMAP_FIXED != 0 {
+            if flags & c::MREMAP_MAYMOVE == 0 {
+                return Err(Errno::INVAL);
+            }
+            Placement::At(self.pages(new_address, new_len).map_err(|_| Errno::INVAL)?.start)
+        } else if flags & c::MREMAP_MAYMOVE != 0 {
+            Placement::Anywhere
+        } else {
+            Placement::InPlace
+        };
+        let start = self.locked(|layout| self.space.remap(layout, range, pages, placement))?;
+        Ok(self.space.mmu().address(start))
+    }
+
+    /// mlock.
+    ///
+    /// # Errors
+    /// As mlock(2).
+    pub fn mlock(&self, address: usize, len: usize) -> Result<(), Errno> {
+        let range = self.outer_pages(address, len)?;
+        self.locked(|layout| self.space.mlock(layout, range))
+    }
+
+    /// munlock.
+    ///
+    /// # Errors
+    /// As munlock(2).
+    pub fn munlock(&self, address: usize, len: usize) -> Result<(), Errno> {
+        let range = self.outer_pages(address, len)?;
+        self.locked(|layout| self.space.munlock(layout, range))
+    }
+
+    /// The pages that hold any byte of a range, which need not be aligned.
+    fn outer_pages(&self, address: usize, len: usize) -> Result<PageRange, Errno> {
+        let start = address & !(PAGE_SIZE - 1);
+        self.pages(start, len.checked_add(address - start).ok_or(Errno::NOMEM)?)
+    }
+
+    /// mlockall, for what is managed.
+    ///
+    /// # Errors
+    /// `NOMEM` where it would be more than half of the budget.
+    pub fn mlockall(&self, flags: i32) -> Result<(), Errno> {
+        let flags = flags as u32;
+        self.locked(|layout| {
+            self.space.lock_future(flags & c::MCL_FUTURE != 0);
+            if flags & c::MCL_CURRENT != 0 { self.space.mlock_current(layout) } else { Ok(()) }
+        })
+    }
+
+    /// munlockall, for what is managed.
+    ///
+    /// # Errors
+    /// None so far.
+    pub fn munlockall(&self) -> Result<(), Errno> {
+        self.locked(|layout| {
+            self.space.lock_future(false);
+            let mut at = PageNum(0);
+            while let Some(vma) = self.space.next_vma(layout, at) {
+                at = vma.range.end;
+                let _ = self.space.munlock(layout, vma.range);
+            }
+        });
+        Ok(())
+    }
+
+    /// mincore.
+    ///
+    /// # Errors
+    /// As mincore(2).
+    ///
+    /// # Safety
+    /// `into` has a byte for every page.
+    pub unsafe fn mincore(&self, address: usize, len: usize, into: *mut u8) -> Result<(), Errno> {
+        let range = self.pages(address, len)?;
+        // The answers go through memory that may itself be managed: look first, write last, with
+        // no lock held.
+        for (at, page) in range.pages().enumerate() {
+            let vma = self.space.find_vma(page).ok_or(Errno::NOMEM)?;
+            let is_resident = match vma.attributes.kind {
+                Kind::Anonymous => self.space.is_resident(page),
+                Kind::Foreign => self.is_resident_in_kernel(page),
+            };
+            // SAFETY: the caller's promise.
+            unsafe { into.add(at).write(u8::from(is_resident)) };
+        }
+        Ok(())
+    }
+
+    fn is_resident_in_kernel(&self, page: PageNum) -> bool {
+        let mut answer = 0u8;
+        let address = self.space.mmu().address(page);
+        let place = core::ptr::from_mut(&mut answer) as usize;
+        // SAFETY: one page is asked for, one byte written.
+        let result = unsafe { syscall(c::__NR_mincore, [address, PAGE_SIZE, place, 0, 0, 0]) };
+        result.is_ok() && answer & 1 != 0
+    }
+}

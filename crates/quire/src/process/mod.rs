@@ -1,0 +1,228 @@
+//! The engine of a real process: what the preload library starts and calls.
+//!
+//! Owns the address space on its userfaultfd, the engine's threads, the connection to the
+//! supervisor, and the gate that a fork closes. The program's calls come in by [`layout`]'s
+//! methods; each blocks all signals first, so that no handler of the program runs in the middle.
+
+mod fork;
+mod gate;
+mod join;
+mod layout;
+mod threads;
+
+use core::fmt::Write;
+use core::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
+
+use rustix::fd::IntoRawFd;
+
+pub use self::fork::ForkGuard;
+use self::gate::Gate;
+use self::join::{Joined, SocketName};
+use self::threads::Threads;
+use crate::budget::Budget;
+use crate::mmu::userfaultfd::Userfaultfd;
+use crate::space::AddressSpace;
+use crate::swap::Swap;
+use crate::sys::Errno;
+use crate::sys::memory::{self, Access};
+use crate::sys::thread::{self, SignalsBlocked};
+use crate::units::{BLOCK_PAGES, PAGE_SHIFT, PageNum, PageRange};
+
+/// The arena, where nothing limits it: 1 TiB of addresses.
+const ARENA_BYTES_MAX: usize = 1 << 40;
+/// Below this an arena is of no use.
+const ARENA_BYTES_MIN: usize = 256 << 20;
+
+/// The engine of this process.
+pub struct Process {
+    pub(crate) space: AddressSpace<Userfaultfd>,
+    gate: Gate,
+    threads: Threads,
+    name: SocketName,
+    /// Descriptors of the engine's threads: only their table has them.
+    connection: AtomicI32,
+    swap_file: AtomicI32,
+}
+
+static CURRENT: AtomicPtr<Process> = AtomicPtr::new(core::ptr::null_mut());
+
+/// The engine of this process, once it has started.
+#[inline]
+pub fn current() -> Option<&'static Process> {
+    // Acquire pairs with the release in `start`.
+    let process = CURRENT.load(Ordering::Acquire);
+    // SAFETY: set once, to an engine that lives for ever.
+    unsafe { process.as_ref() }
+}
+
+/// Why the engine could not start, for the one message that says so.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StartError {
+    /// What was being done.
+    pub step: &'static str,
+    /// What the kernel said.
+    pub errno: Errno,
+}
+
+/// Starts the engine and joins the tree whose supervisor is named in the environment. `None`:
+/// there is no supervisor, or the start failed, which one line on stderr says; the process then
+/// runs unmanaged.
+pub fn start() -> Option<&'static Process> {
+    try_start().unwrap_or_else(|error| {
+        let mut line = Line::new();
+        let _ = writeln!(
+            line,
+            "quire: process {} runs unmanaged: cannot {} (errno {}); try `quire doctor`",
+            thread::process_id(),
+            error.step,
+            error.errno.raw_os_error()
+        );
+        // SAFETY: stderr is the program's, and stays open or not as it likes.
+        let stderr = unsafe { rustix::fd::BorrowedFd::borrow_raw(2) };
+        let _ = rustix::io::write(stderr, line.as_bytes());
+        None
+    })
+}
+
+fn try_start() -> Result<Option<&'static Process>, StartError> {
+    let Some(name) = SocketName::from_environment() else { return Ok(None) };
+    let _signals = SignalsBlocked::new();
+    let failed = |step| move |errno| StartError { step, errno };
+    let hello = join::hello(thread::process_id(), u32::MAX, 0, 0);
+    let joined = name.join(&hello).map_err(failed("join the tree"))?;
+    let control = joined.map_control().map_err(failed("map the control page"))?;
+    // SAFETY: the mapping is never undone.
+    let budget = unsafe { Budget::new(control.as_ptr(), joined.slot) };
+    let mmu = reserve_arena(budget.limit()).map_err(failed("reserve address space"))?;
+    let memory = join::open_memory().map_err(failed("open /proc/self/mem"))?.into_raw_fd();
+    let descriptors = Descriptors::take(joined, memory);
+    mmu.attach(descriptors.device, memory).map_err(failed("open a userfaultfd"))?;
+    let pages = mmu.arena_pages();
+    let frames = mmu.pool_frames();
+    let arena = PageRange::new(PageNum(0), mmu.arena_pages());
+    mmu.register(arena).map_err(failed("register the arena"))?;
+    // SAFETY: the descriptor stays open in the readers' table.
+    let swap = unsafe { Swap::new(descriptors.swap_file, &budget) }
+        .map_err(failed("reserve the swap tables"))?;
+    let cpus = rustix::thread::sched_getaffinity(None).map_or(1, |set| set.count() as usize);
+    let has_file = swap.has_file();
+    let process = Process {
+        space: AddressSpace::new(mmu, budget, swap, pages, frames)
+            .map_err(failed("reserve the page tables"))?,
+        gate: Gate::new(),
+        threads: Threads::new(cpus, has_file).map_err(failed("map the threads' stacks"))?,
+        name,
+        connection: AtomicI32::new(descriptors.connection),
+        swap_file: AtomicI32::new(descriptors.swap_file.unwrap_or(-1)),
+    };
+    let process = settle(process).map_err(failed("map the engine"))?;
+    process.threads.start().map_err(failed("start the handler threads"))?;
+    descriptors.close(process);
+    // Release publishes the engine.
+    CURRENT.store(core::ptr::from_ref(process).cast_mut(), Ordering::Release);
+    Ok(Some(process))
+}
+
+/// A message in the making, without an allocator.
+struct Line {
+    bytes: [u8; 160],
+    len: usize,
+}
+
+impl Line {
+    const fn new() -> Line {
+        Line { bytes: [0; 160], len: 0 }
+    }
+
+    fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
+impl core::fmt::Write for Line {
+    fn write_str(&mut self, text: &str) -> core::fmt::Result {
+        let room = &mut self.bytes[self.len..];
+        let taken = text.len().min(room.len());
+        room[..taken].copy_from_slice(&text.as_bytes()[..taken]);
+        self.len += taken;
+        Ok(())
+    }
+}
+
+/// Puts the engine where it stays.
+fn settle(process: Process) -> Result<&'static Process, Errno> {
+    let bytes = size_of::<Process>().next_multiple_of(4096);
+    let place = memory::reserve(bytes, Access::ReadWrite)?.cast::<Process>();
+    // SAFETY: fresh memory, large and aligned enough, never unmapped.
+    unsafe {
+        place.write(process);
+        let process = &mut *place.as_ptr();
+        let address = core::ptr::from_ref(process);
+        process.threads.seat_for(address);
+        Ok(process)
+    }
+}
+
+/// Reserves as large an arena as limits allow, and a pool with room for several times the budget
+/// (address space only: windows that are nearly empty cost nothing else).
+fn reserve_arena(budget_pages: usize) -> Result<Userfaultfd, Errno> {
+    let frames = (budget_pages * 4).next_multiple_of(BLOCK_PAGES) + 64 * BLOCK_PAGES;
+    let mut bytes = ARENA_BYTES_MAX;
+    loop {
+        match Userfaultfd::reserve(bytes >> PAGE_SHIFT, frames) {
+            Err(Errno::NOMEM) if bytes > ARENA_BYTES_MIN => bytes /= 2,
+            other => return other,
+        }
+    }
+}
+
+/// What was opened to start with, in the descriptor table of the thread that starts.
+struct Descriptors {
+    connection: i32,
+    control: i32,
+    device: Option<i32>,
+    swap_file: Option<i32>,
+    memory: i32,
+}
+
+impl Descriptors {
+    fn take(joined: Joined, memory: i32) -> Descriptors {
+        Descriptors {
+            connection: joined.connection.into_raw_fd(),
+            control: joined.control.into_raw_fd(),
+            device: joined.device.map(IntoRawFd::into_raw_fd),
+            swap_file: joined.swap_file.map(IntoRawFd::into_raw_fd),
+            memory,
+        }
+    }
+
+    /// Closes all of them in the program's table: the engine's threads have their own.
+    fn close(&self, process: &Process) {
+        let [faults, pool, _] = process.space.mmu().descriptors();
+        let own = [self.connection, self.control, self.memory, faults, pool];
+        for descriptor in own.into_iter().chain(self.device).chain(self.swap_file) {
+            thread::close_range(descriptor as u32, descriptor as u32);
+        }
+    }
+}
+
+impl Process {
+    /// Closes, in the engine threads' private table, everything that is not theirs: a copy of the
+    /// program's pipe would keep it open for ever.
+    fn close_foreign_descriptors(&self) {
+        let [faults, pool, memory] = self.space.mmu().descriptors();
+        let connection = self.connection.load(Ordering::Relaxed);
+        let swap_file = self.swap_file.load(Ordering::Relaxed);
+        let mut kept = [faults, pool, memory, connection, swap_file];
+        kept.sort_unstable();
+        let mut first = 0;
+        for descriptor in kept.into_iter().filter(|&descriptor| descriptor >= 0) {
+            let descriptor = descriptor as u32;
+            if descriptor > first {
+                thread::close_range(first, descriptor - 1);
+            }
+            first = descriptor + 1;
+        }
+        thread::close_range(first, u32::MAX);
+    }
+}

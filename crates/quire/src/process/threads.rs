@@ -1,0 +1,243 @@
+//! The engine's threads: handlers, the background thread, the readers of the swap file.
+//!
+//! Started by the first of them, which has a descriptor table of its own and closes in it all
+//! that is not ours; the others share its table. No thread here may use libc, a thread-local, or
+//! managed memory.
+
+use core::cell::UnsafeCell;
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+use linux_raw_sys::general::{
+    UFFD_EVENT_PAGEFAULT, UFFD_PAGEFAULT_FLAG_WP, UFFD_PAGEFAULT_FLAG_WRITE,
+};
+
+use super::Process;
+use crate::fault::Access;
+use crate::reclaim::Balance;
+use crate::scratch::Scratch;
+use crate::swap::Request;
+use crate::sys::Errno;
+use crate::sys::futex::{self, Reach};
+use crate::sys::thread::{self, Files, Place, Signal};
+
+/// Most handlers of one descriptor: a fault wakes all of them.
+const HANDLERS_MAX: usize = 4;
+/// Readers of the swap file.
+const READERS: usize = 2;
+/// Rounds without progress, of 10 ms each, after which nobody can be expected to give memory.
+const HUNGER_ROUNDS: u32 = 100;
+/// Reads of one round of a reader.
+const READ_BATCH: usize = 16;
+
+/// What a thread is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Role {
+    /// Serves faults, on this CPU.
+    Handler(usize),
+    /// Reclaims in the background.
+    Kswapd,
+    /// Reads the swap file.
+    Reader,
+}
+
+struct Seat {
+    place: Place,
+    role: Role,
+    scratch: UnsafeCell<Scratch>,
+    process: *const Process,
+}
+
+// SAFETY: a seat is used by the one thread that runs on it; its scratch by nobody else.
+unsafe impl Sync for Seat {}
+
+const SEATS_MAX: usize = HANDLERS_MAX + 1 + READERS;
+
+/// All threads' seats, made once and used again by a fork's child.
+pub struct Threads {
+    seats: [Option<Seat>; SEATS_MAX],
+    ready: Signal,
+    running: AtomicUsize,
+}
+
+impl Threads {
+    /// Makes seats for this machine.
+    ///
+    /// # Errors
+    /// `NOMEM`.
+    pub fn new(cpus: usize, has_swap_file: bool) -> Result<Threads, Errno> {
+        let mut threads = Threads {
+            seats: [const { None }; SEATS_MAX],
+            ready: Signal::new(),
+            running: AtomicUsize::new(0),
+        };
+        let handlers = cpus.clamp(1, HANDLERS_MAX);
+        let readers = if has_swap_file { READERS } else { 0 };
+        let roles = (0..handlers)
+            .map(Role::Handler)
+            .chain(core::iter::once(Role::Kswapd))
+            .chain(core::iter::repeat_n(Role::Reader, readers));
+        for (seat, role) in threads.seats.iter_mut().zip(roles) {
+            *seat = Some(Seat {
+                place: Place::new()?,
+                role,
+                scratch: UnsafeCell::new(Scratch::new()?),
+                process: core::ptr::null(),
+            });
+        }
+        Ok(threads)
+    }
+
+    /// Tells every seat whose engine it serves.
+    pub fn seat_for(&mut self, process: *const Process) {
+        for seat in self.seats.iter_mut().flatten() {
+            seat.process = process;
+        }
+    }
+
+    /// Starts all threads; the caller may close its own descriptors afterwards. The caller has
+    /// blocked all signals.
+    ///
+    /// # Errors
+    /// `AGAIN` under RLIMIT_NPROC, `NOMEM`.
+    pub fn start(&self) -> Result<(), Errno> {
+        let first = self.seats[0].as_ref().ok_or(Errno::NOMEM)?;
+        let argument = core::ptr::from_ref(first) as usize;
+        // SAFETY: nothing runs on the seats yet; seats live as long as the process.
+        unsafe { first.place.spawn(Files::Private, first_main, argument) }?;
+        match self.ready.wait() {
+            1 => Ok(()),
+            error => Err(Errno::from_raw_os_error(error as i32 - 1)),
+        }
+    }
+}
+
+fn seat(argument: usize) -> &'static Seat {
+    // SAFETY: `start` and `first_main` pass the address of a seat, which lives for ever.
+    unsafe { &*(argument as *const Seat) }
+}
+
+impl Seat {
+    fn process(&self) -> &'static Process {
+        // SAFETY: `seat_for` was called before the thread started, and the engine lives for ever.
+        unsafe { &*self.process }
+    }
+}
+
+/// The first thread: makes the descriptor table private, starts the others, and is a handler.
+extern "C" fn first_main(argument: usize) -> ! {
+    let seat = seat(argument);
+    let process = seat.process();
+    process.close_foreign_descriptors();
+    let threads = &process.threads;
+    let mut outcome = 1;
+    for other in threads.seats.iter().flatten().skip(1) {
+        let argument = core::ptr::from_ref(other) as usize;
+        // SAFETY: nothing runs on this seat yet.
+        if let Err(error) = unsafe { other.place.spawn(Files::Shared, other_main, argument) } {
+            outcome = error.raw_os_error() as u32 + 1;
+            break;
+        }
+    }
+    // Relaxed: only read by people.
+    threads.running.store(threads.seats.iter().flatten().count(), Ordering::Relaxed);
+    threads.ready.set(outcome);
+    run(seat)
+}
+
+extern "C" fn other_main(argument: usize) -> ! {
+    run(seat(argument))
+}
+
+fn run(seat: &'static Seat) -> ! {
+    let process = seat.process();
+    // SAFETY: this thread is the only one that runs on the seat.
+    let scratch = unsafe { &mut *seat.scratch.get() };
+    match seat.role {
+        Role::Handler(cpu) => {
+            thread::set_name(c"quire-fault");
+            thread::pin_to(cpu);
+            thread::never_preempt();
+            handle_faults(process, scratch)
+        }
+        Role::Kswapd => {
+            thread::set_name(c"quire-kswapd");
+            thread::never_preempt();
+            reclaim(process, scratch)
+        }
+        Role::Reader => {
+            thread::set_name(c"quire-swapin");
+            read_swap(process, scratch)
+        }
+    }
+}
+
+fn handle_faults(process: &'static Process, scratch: &mut Scratch) -> ! {
+    let mmu = process.space.mmu();
+    loop {
+        let Ok(message) = mmu.faults.read() else { continue };
+        if u32::from(message.event) != UFFD_EVENT_PAGEFAULT {
+            continue;
+        }
+        // SAFETY: the event says which part of the union it is.
+        let (address, flags) =
+            unsafe { (message.arg.pagefault.address, message.arg.pagefault.flags) };
+        let access = if flags & u64::from(UFFD_PAGEFAULT_FLAG_WP) != 0 {
+            Access::WriteProtected
+        } else if flags & u64::from(UFFD_PAGEFAULT_FLAG_WRITE) != 0 {
+            Access::Write
+        } else {
+            Access::Read
+        };
+        process.gate.enter();
+        process.space.handle_fault(mmu.page(address as usize), access, scratch);
+        process.gate.leave();
+    }
+}
+
+fn reclaim(process: &'static Process, scratch: &mut Scratch) -> ! {
+    let space = &process.space;
+    let mut hungry = 0;
+    loop {
+        // Acquire: what was asked for before the call must be seen below.
+        let pressure = &space.budget().control().pressure;
+        let seen = pressure.load(Ordering::Acquire);
+        space.set_kswapd_awake(true);
+        process.gate.enter();
+        let balance = space.balance(scratch);
+        process.gate.leave();
+        match balance {
+            Balance::Progress => hungry = 0,
+            Balance::Enough => {
+                hungry = 0;
+                space.set_kswapd_awake(false);
+                // A fault that looked before the line above saw us awake: look once more.
+                if !space.is_low() {
+                    futex::wait(pressure, seen, Reach::Tree, None);
+                }
+            }
+            Balance::Stuck => {
+                if space.has_starved() {
+                    hungry += 1;
+                    space.budget().call_for_memory();
+                } else {
+                    hungry = 0;
+                }
+                if hungry > HUNGER_ROUNDS {
+                    space.die_of_hunger();
+                    thread::kill_process();
+                }
+                let seen = pressure.load(Ordering::Acquire);
+                futex::wait(pressure, seen, Reach::Tree, Some(10));
+            }
+        }
+    }
+}
+
+fn read_swap(process: &'static Process, scratch: &mut Scratch) -> ! {
+    let mut reader = process.space.swap().new_reader();
+    let mut requests = [Request::NONE; READ_BATCH];
+    loop {
+        let count = process.space.swap().take_requests(&mut requests);
+        process.space.complete_reads(&requests[..count], &mut reader, scratch);
+    }
+}

@@ -1,0 +1,343 @@
+//! Batched unmapping: whole runs of pages leave the program in one call each.
+//!
+//! A batch is a run of locked pages in one VMA and one block, all of them victims or holes, alike
+//! in write protection. It is unmapped by one move to the frame pool; the kernel refuses the first
+//! page that is not exclusively ours (shared since a fork, or pinned), everything before it has
+//! moved, and the rest is a batch of its own. After a batch went whole nothing looks at its pages
+//! again. Pages that may not be written cannot move: they are copied to swap and dropped.
+
+use core::sync::atomic::Ordering;
+
+use super::Reclaimer;
+use crate::control::Event;
+use crate::mmu::{FrameRun, Holes, Mmu, Refusal};
+use crate::page::{Flags, Snapshot, State};
+use crate::scratch::Scratch;
+use crate::space::AddressSpace;
+use crate::space::vma::{Kind, Vma};
+use crate::units::{BLOCK_PAGES, PageNum, PageRange};
+
+/// What an eviction did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Evicted {
+    /// Pages that went to limbo.
+    pub unmapped: usize,
+    /// Pages whose memory is free already.
+    pub freed: usize,
+    /// Pages that could not go.
+    pub refused: usize,
+}
+
+impl Evicted {
+    pub(super) fn add(&mut self, other: Evicted) {
+        self.unmapped += other.unmapped;
+        self.freed += other.freed;
+        self.refused += other.refused;
+    }
+}
+
+/// A run of locked pages: victims, and holes between them.
+struct Batch {
+    range: PageRange,
+    /// The victims' words, by offset in the block; `None` is a hole.
+    before: [Option<Snapshot>; BLOCK_PAGES],
+    victims: usize,
+    last_victim: PageNum,
+    is_protected: bool,
+}
+
+impl Batch {
+    fn new(start: PageNum) -> Batch {
+        Batch {
+            range: PageRange { start, end: start },
+            before: [None; BLOCK_PAGES],
+            victims: 0,
+            last_victim: start,
+            is_protected: false,
+        }
+    }
+
+    fn restart(&mut self, start: PageNum) {
+        self.range = PageRange { start, end: start };
+        self.victims = 0;
+    }
+
+    fn before(&self, page: PageNum) -> Option<Snapshot> {
+        self.before[page.index() % BLOCK_PAGES]
+    }
+
+    fn push(&mut self, page: PageNum, before: Option<Snapshot>) {
+        self.before[page.index() % BLOCK_PAGES] = before;
+        self.range.end = page.add(1);
+        if before.is_some() {
+            self.victims += 1;
+            self.last_victim = page;
+        }
+    }
+}
+
+/// What a look at a page says.
+enum Look {
+    /// Locked: it can go.
+    Victim(Snapshot),
+    /// Locked: nothing is mapped there.
+    Hole,
+    /// Not locked: it stays.
+    Stays,
+}
+
+impl<M: Mmu> AddressSpace<M> {
+    /// Evicts what can go from the pages of one block.
+    pub fn evict_range(&self, range: PageRange, who: Reclaimer, scratch: &mut Scratch) -> Evicted {
+        let mut evicted = Evicted::default();
+        let mut at = range.start;
+        while at < range.end {
+            let Some(vma) = self.find_vma(at) else {
+                at = at.add(1);
+                continue;
+            };
+            let part = vma.range.intersect(range);
+            at = part.end.max(at.add(1));
+            let prot = vma.attributes.prot;
+            // What is written and executed can neither move nor be copied safely: it stays.
+            let can_go = prot.is_movable() || !prot.is_writable();
+            if vma.attributes.kind == Kind::Anonymous && can_go {
+                evicted.add(self.evict_part(part, &vma, who, scratch));
+            }
+        }
+        self.budget.count(who.steal(), evicted.unmapped + evicted.freed);
+        evicted
+    }
+
+    fn evict_part(
+        &self,
+        part: PageRange,
+        vma: &Vma,
+        who: Reclaimer,
+        scratch: &mut Scratch,
+    ) -> Evicted {
+        let mut evicted = Evicted::default();
+        let is_batched = self.budget.control().no_batch_unmap.load(Ordering::Relaxed) == 0;
+        let batch_max = if is_batched { BLOCK_PAGES } else { 1 };
+        let may_move = vma.attributes.prot.is_movable();
+        let mut batch = Batch::new(part.start);
+        for page in part.pages() {
+            let look = self.look(page, who, may_move, batch.victims > 0);
+            let protected = match look {
+                Look::Victim(before) => before.has(Flags::WRITE_PROTECTED),
+                _ => batch.is_protected,
+            };
+            let is_alike = batch.victims == 0 || protected == batch.is_protected;
+            let is_full = batch.range.len() >= batch_max;
+            if matches!(look, Look::Stays) || !is_alike || is_full {
+                evicted.add(self.evict_batch(&batch, vma, scratch));
+                batch.restart(page);
+            }
+            match look {
+                Look::Victim(before) => {
+                    if batch.victims == 0 {
+                        batch.restart(page);
+                        batch.is_protected = protected;
+                    }
+                    batch.push(page, Some(before));
+                }
+                // A batch starts and ends with a victim.
+                Look::Hole if batch.victims > 0 => batch.push(page, None),
+                Look::Hole => self.unlock_page(page),
+                Look::Stays => {}
+            }
+        }
+        evicted.add(self.evict_batch(&batch, vma, scratch));
+        evicted
+    }
+
+    /// Looks whether a page can go, and locks it where it can (or, with `wants_holes`, where
+    /// nothing is mapped).
+    fn look(&self, page: PageNum, who: Reclaimer, may_move: bool, wants_holes: bool) -> Look {
+        let word = self.word(page);
+        let seen = word.load();
+        if seen.is_locked() {
+            return Look::Stays;
+        }
+        if seen.state() != State::Mapped {
+            if !wants_holes || word.try_lock().is_none() {
+                return Look::Stays;
+            }
+            if word.load().state() == State::Mapped {
+                self.unlock_page(page);
+                return Look::Stays;
+            }
+            return Look::Hole;
+        }
+        self.budget.count(who.scan(), 1);
+        if seen.has(Flags::MLOCKED) || (seen.has(Flags::PINNED) && !may_move) {
+            return Look::Stays;
+        }
+        let Some(before) = word.try_lock() else { return Look::Stays };
+        if before.state() != State::Mapped {
+            self.unlock_page(page);
+            return Look::Stays;
+        }
+        if before.has(Flags::ACCESSED) && who != Reclaimer::Advice {
+            self.unlock_page_with(page, before.without(Flags::ACCESSED));
+            return Look::Stays;
+        }
+        Look::Victim(before)
+    }
+
+    /// Unmaps a batch and unlocks its pages.
+    fn evict_batch(&self, batch: &Batch, vma: &Vma, scratch: &mut Scratch) -> Evicted {
+        // Holes behind the last victim were only locked in the hope of one.
+        let whole = batch.range;
+        if batch.victims == 0 {
+            self.unlock_range(whole);
+            return Evicted::default();
+        }
+        let range = PageRange { start: whole.start, end: batch.last_victim.add(1) };
+        self.unlock_range(PageRange { start: range.end, end: whole.end });
+        if !self.vmas.is_current(vma) {
+            self.unlock_range(range);
+            return Evicted::default();
+        }
+        if vma.attributes.prot.is_movable() {
+            self.evict_by_move(range, batch, Flags::EMPTY, Flags::EMPTY)
+        } else {
+            self.evict_by_copy(range, batch, scratch)
+        }
+    }
+
+    /// Moves a run of locked, mapped pages of one block to limbo and unlocks them. Sets `gone` on
+    /// pages that went, `stayed` on those that could not.
+    pub(crate) fn move_locked_to_limbo(&self, range: PageRange, gone: Flags, stayed: Flags) {
+        if range.is_empty() {
+            return;
+        }
+        let mut batch = Batch::new(range.start);
+        for page in range.pages() {
+            batch.push(page, Some(self.snapshot(page)));
+        }
+        self.evict_by_move(range, &batch, gone, stayed);
+    }
+
+    fn evict_by_move(
+        &self,
+        range: PageRange,
+        batch: &Batch,
+        gone_flags: Flags,
+        stayed_flags: Flags,
+    ) -> Evicted {
+        let mut evicted = Evicted::default();
+        let Some(frame) = self.take_holes(range.len()) else {
+            self.unlock_range(range);
+            return evicted;
+        };
+        let run = FrameRun { start: frame, len: range.len() };
+        let mut at = range.start;
+        let mut has_tried_exclusive = false;
+        // The pages that stayed, by offset in the run.
+        let mut stayed = [false; BLOCK_PAGES];
+        while at < range.end {
+            let rest = PageRange { start: at, end: range.end };
+            let place = frame.add((at.0 - range.start.0) as usize);
+            let done = self.mmu.move_out(rest, place, Holes::Skip);
+            self.budget.count(Event::UnmapCalls, 1);
+            at = at.add(done.pages);
+            let Some(refusal) = done.refusal else { break };
+            if done.pages > 0 {
+                has_tried_exclusive = false;
+            }
+            if refusal == Refusal::Busy && !has_tried_exclusive && self.make_own(at) {
+                has_tried_exclusive = true;
+                continue;
+            }
+            // This page keeps what it has, and the rest is a batch of its own; but where the
+            // mapping itself is changing, all of the rest stays.
+            let kept = if refusal == Refusal::Busy { 1 } else { range.end.0 - at.0 } as usize;
+            let first = (at.0 - range.start.0) as usize;
+            stayed[first..first + kept].fill(true);
+            self.budget.count(Event::UnmapRefused, kept);
+            evicted.refused += kept;
+            at = at.add(kept);
+            has_tried_exclusive = false;
+        }
+        let is_gone = |at: usize| !stayed[at] && batch.before(range.start.add(at)).is_some();
+        for (at, page) in range.pages().enumerate().filter(|&(at, _)| is_gone(at)) {
+            let before = batch.before(page).expect("is_gone looked");
+            let copy = if before.has(Flags::COPY) { before.payload() } else { 0 };
+            self.frames.set_owner(frame.add(at), page, copy);
+            evicted.unmapped += 1;
+        }
+        self.frames.enter_limbo(run, is_gone);
+        self.count_unmapped(range.start, evicted.unmapped);
+        self.budget.count(Event::UnmapPages, evicted.unmapped);
+        for (at, page) in range.pages().enumerate() {
+            if is_gone(at) {
+                let before = batch.before(page).expect("is_gone looked");
+                let after = Snapshot::new(State::Limbo, frame.add(at).0).with(gone_flags);
+                self.unlock_page_with(page, before.keep(Flags::WRITE_PROTECTED, after));
+            } else if let Some(before) = batch.before(page) {
+                self.unlock_page_with(page, before.with(stayed_flags));
+            } else {
+                self.unlock_page(page);
+            }
+        }
+        evicted
+    }
+
+    /// Places of the pool for `pages` pages, giving free frames back where fragments of them have
+    /// taken up all windows.
+    fn take_holes(&self, pages: usize) -> Option<crate::mmu::FrameId> {
+        self.frames.take_holes(pages).or_else(|| {
+            self.release_free_frames(0);
+            self.frames.take_holes(pages)
+        })
+    }
+
+    /// Makes a page our own again that a fork once shared. Only where there was a fork: a page
+    /// that is busy for another reason is pinned.
+    fn make_own(&self, page: PageNum) -> bool {
+        self.has_forked.load(Ordering::Relaxed)
+            && self.mmu.make_exclusive(PageRange::new(page, 1)).refusal.is_none()
+    }
+
+    /// Pages that may not be written: their bytes go to swap straight away, then they are dropped.
+    /// Nobody can write them meanwhile: who gives the right back takes these page locks first.
+    fn evict_by_copy(&self, range: PageRange, batch: &Batch, scratch: &mut Scratch) -> Evicted {
+        let mut evicted = Evicted::default();
+        for page in range.pages() {
+            let Some(before) = batch.before(page) else {
+                self.unlock_page(page);
+                continue;
+            };
+            let mut bytes = [0u8; crate::units::PAGE_SIZE];
+            if !self.mmu.read(page, &mut bytes) {
+                self.unlock_page(page);
+                evicted.refused += 1;
+                continue;
+            }
+            let copy = if before.has(Flags::COPY) { before.payload() } else { 0 };
+            match self.store_page(page, &bytes, copy, scratch) {
+                Some(after) => {
+                    self.mmu.unmap(PageRange::new(page, 1));
+                    self.budget.count(Event::UnmapCalls, 1);
+                    self.budget.count(Event::UnmapPages, 1);
+                    self.count_unmapped(page, 1);
+                    self.budget.uncharge(1);
+                    evicted.freed += 1;
+                    self.unlock_page_with(page, before.keep(Flags::WRITE_PROTECTED, after));
+                }
+                None => {
+                    // The copy, if there was one, is gone: the page stays without.
+                    let after = before.without(Flags::COPY);
+                    let after = after.keep(
+                        Flags::WRITE_PROTECTED.or(Flags::ACCESSED).or(Flags::PINNED),
+                        Snapshot::new(State::Mapped, 0),
+                    );
+                    self.unlock_page_with(page, after);
+                    evicted.refused += 1;
+                }
+            }
+        }
+        evicted
+    }
+}

@@ -1,0 +1,228 @@
+//! Reclaim: which pages go, and when.
+//!
+//! A clock hand goes over the blocks of the arena in order of address. Pages that a fault asked
+//! for since the hand last passed get a second chance; pages that came along around a fault go at
+//! the first pass. What goes is unmapped whole runs at a time ([`evict`]) and stays in limbo,
+//! where a fault finds it for the price of a move; limbo is emptied from its old end ([`store`]):
+//! dropped, found clean, same-filled, or compressed. What the compressed pool has too much of is
+//! written to the swap file ([`writeback`]).
+//!
+//! The background thread keeps free memory between two watermarks; a fault that finds none
+//! reclaims by itself. Reclaim only ever tries page locks.
+//!
+//! Locks: the clock's mutex for the hand's position alone; page locks, tried.
+
+mod evict;
+mod store;
+mod writeback;
+
+use core::sync::atomic::Ordering;
+
+pub use self::evict::Evicted;
+use crate::control::{Event, Obituary};
+use crate::fault::Outcome;
+use crate::mmu::{FrameRun, Mmu};
+use crate::scratch::Scratch;
+use crate::space::AddressSpace;
+use crate::units::{BLOCK_ORDER, BLOCK_PAGES, PageNum, PageRange};
+
+/// Where the hands are.
+#[derive(Default)]
+pub struct Clock {
+    /// The next block to evict from.
+    evict: usize,
+    /// The next block to write back from.
+    pub(crate) write_back: usize,
+}
+
+/// Who reclaims.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reclaimer {
+    /// The background thread.
+    Kswapd,
+    /// A fault that found no memory.
+    Direct,
+    /// The program asked for it (MADV_PAGEOUT).
+    Advice,
+}
+
+impl Reclaimer {
+    const fn scan(self) -> Event {
+        match self {
+            Reclaimer::Kswapd => Event::PgscanKswapd,
+            Reclaimer::Direct | Reclaimer::Advice => Event::PgscanDirect,
+        }
+    }
+
+    const fn steal(self) -> Event {
+        match self {
+            Reclaimer::Kswapd => Event::PgstealKswapd,
+            Reclaimer::Direct | Reclaimer::Advice => Event::PgstealDirect,
+        }
+    }
+}
+
+/// What the background thread should do next.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Balance {
+    /// Enough is free: sleep until somebody calls.
+    Enough,
+    /// Some progress was made, and more is needed.
+    Progress,
+    /// Nothing could be freed, though it is needed.
+    Stuck,
+}
+
+impl<M: Mmu> AddressSpace<M> {
+    /// Below this many free pages the background thread works.
+    pub(crate) fn low_watermark(&self) -> usize {
+        (self.budget.limit() / 32).max(32)
+    }
+
+    /// Up to this many.
+    pub(crate) fn high_watermark(&self) -> usize {
+        (self.budget.limit() / 16).max(64)
+    }
+
+    /// Frames in limbo that are worth having while memory is short.
+    fn limbo_target(&self) -> usize {
+        self.budget.limit() / 16
+    }
+
+    /// Wakes the background thread where little is free.
+    pub(crate) fn check_low(&self) {
+        if self.is_low() && !self.is_kswapd_awake() {
+            self.budget.call_for_memory();
+        }
+    }
+
+    /// Whether little is free.
+    pub fn is_low(&self) -> bool {
+        self.available() < self.low_watermark()
+    }
+
+    /// Makes sure that a fault finds memory, reclaiming where it must. `false`: there is none.
+    pub(crate) fn make_room(&self, scratch: &mut Scratch) -> bool {
+        if self.available() > 0 {
+            return true;
+        }
+        self.budget.count(Event::Allocstall, 1);
+        for _ in 0..4 {
+            self.reclaim(32, Reclaimer::Direct, scratch);
+            if self.available() > 0 {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Frees about `target` pages; returns how many frames became free.
+    pub fn reclaim(&self, target: usize, who: Reclaimer, scratch: &mut Scratch) -> usize {
+        let mut freed = 0;
+        if self.frames.limbo() > self.limbo_target() {
+            freed += self.shrink_limbo(target, scratch);
+        }
+        if freed < target {
+            let evicted = self.evict_some(target.max(2 * BLOCK_PAGES / 8), who, scratch);
+            freed += evicted.freed;
+            let keep = if who == Reclaimer::Kswapd { self.limbo_target() } else { 0 };
+            if self.frames.limbo() > keep {
+                freed += self.shrink_limbo(target.saturating_sub(freed).max(1), scratch);
+            }
+        }
+        if freed == 0 {
+            freed += self.shrink_limbo(target, scratch);
+        }
+        freed
+    }
+
+    /// Lets the clock's hand go on until `target` pages are evicted, two rounds at most.
+    fn evict_some(&self, target: usize, who: Reclaimer, scratch: &mut Scratch) -> Evicted {
+        let mut all = Evicted::default();
+        let blocks = self.blocks_used_max.load(Ordering::Relaxed);
+        for _ in 0..2 * blocks {
+            let block = {
+                let mut clock = self.clock.lock();
+                if clock.evict >= blocks {
+                    clock.evict = 0;
+                }
+                let block = clock.evict;
+                clock.evict += 1;
+                block
+            };
+            if self.blocks[block].mapped.load(Ordering::Relaxed) == 0 {
+                continue;
+            }
+            let range = PageRange::new(PageNum((block << BLOCK_ORDER) as u64), BLOCK_PAGES);
+            all.add(self.evict_range(range, who, scratch));
+            if all.unmapped + all.freed >= target {
+                break;
+            }
+        }
+        all
+    }
+
+    /// One step of the background thread.
+    pub fn balance(&self, scratch: &mut Scratch) -> Balance {
+        self.answer_starved();
+        self.write_back_excess(scratch);
+        let free = self.available();
+        if free >= self.high_watermark() {
+            return Balance::Enough;
+        }
+        let freed = self.reclaim(BLOCK_PAGES / 2, Reclaimer::Kswapd, scratch);
+        self.answer_starved();
+        if freed > 0 { Balance::Progress } else { self.last_resort(scratch) }
+    }
+
+    /// Reclaim got nowhere: what else there is.
+    fn last_resort(&self, scratch: &mut Scratch) -> Balance {
+        if self.write_back(scratch) > 0 || self.compact() > 0 {
+            return Balance::Progress;
+        }
+        if self.available() > 0 && self.starved.is_empty() {
+            return Balance::Enough;
+        }
+        Balance::Stuck
+    }
+
+    /// Answers faults that waited for a frame, if there is one.
+    pub(crate) fn answer_starved(&self) {
+        if !self.starved.is_empty() && self.available() > 0 {
+            self.starved.answer_all(|page| self.mmu.wake(PageRange::new(page, 1)));
+        }
+    }
+
+    /// Gives free frames beyond `keep` back to the kernel, for other members of the tree.
+    pub fn release_free_frames(&self, keep: usize) -> usize {
+        let mut released = 0;
+        while self.frames.free() > keep {
+            let Some(run) = self.frames.take(self.frames.free() - keep) else { break };
+            self.release_frames(run);
+            released += run.len;
+        }
+        released
+    }
+
+    fn release_frames(&self, run: FrameRun) {
+        self.mmu.frames_release(run);
+        self.frames.consume(run);
+        self.budget.uncharge(run.len);
+    }
+
+    /// Whether somebody waits for memory that reclaim did not find.
+    pub fn has_starved(&self) -> bool {
+        !self.starved.is_empty()
+    }
+
+    /// Notes that this process ends because budget and swap are both spent.
+    pub fn die_of_hunger(&self) {
+        self.budget.leave_obituary(Obituary::OutOfMemory, self.budget.limit_bytes() as u64);
+    }
+
+    /// Answers a fault once more; for tests that stand in for a thread.
+    #[doc(hidden)]
+    pub fn is_final(outcome: Outcome) -> bool {
+        !matches!(outcome, Outcome::Parked)
+    }
+}

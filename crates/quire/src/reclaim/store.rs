@@ -1,0 +1,152 @@
+//! From limbo to swap: what becomes of evicted pages' bytes.
+
+use crate::control::Event;
+use crate::frames::QueueEnd;
+use crate::mmu::{FrameId, FrameRun, Mmu};
+use crate::page::{Flags, Snapshot, State};
+use crate::scratch::Scratch;
+use crate::space::AddressSpace;
+use crate::swap::blob;
+use crate::swap::compress::{Packed, PageBytes, page_hash};
+use crate::units::{BLOCK_ORDER, PAGE_SIZE, PageNum};
+
+/// Freed frames are handed over at the latest after so many: faults may wait for them.
+const HANDOVER: usize = 32;
+
+impl<M: Mmu> AddressSpace<M> {
+    /// Empties limbo from its old end until `target` frames are free; returns how many are.
+    pub(crate) fn shrink_limbo(&self, target: usize, scratch: &mut Scratch) -> usize {
+        let mut freed = 0;
+        // Windows that keep something are queued again: look at each once.
+        let windows = self.frames.limbo().div_ceil(64) + 1;
+        for _ in 0..windows {
+            if freed >= target {
+                break;
+            }
+            let Some(window) = self.frames.oldest_window() else { break };
+            freed += self.shrink_window_of_limbo(window, target - freed, scratch);
+            let end = if freed >= target { QueueEnd::Oldest } else { QueueEnd::Youngest };
+            self.frames.return_window(window, end);
+        }
+        freed
+    }
+
+    fn shrink_window_of_limbo(&self, window: u32, target: usize, scratch: &mut Scratch) -> usize {
+        let bits = self.frames.limbo_bits(window);
+        let mut freed = 0;
+        let mut pending = FrameRun { start: FrameId(0), len: 0 };
+        for at in 0..1u32 << BLOCK_ORDER {
+            if bits[at as usize / 64] >> (at % 64) & 1 == 0 {
+                continue;
+            }
+            let frame = FrameId((window << BLOCK_ORDER) + at);
+            if !self.store_limbo_page(frame, scratch) {
+                continue;
+            }
+            freed += 1;
+            if pending.len > 0 && pending.start.add(pending.len) == frame && pending.len < HANDOVER
+            {
+                pending.len += 1;
+            } else {
+                self.frames.put(pending);
+                pending = FrameRun { start: frame, len: 1 };
+            }
+            if freed >= target {
+                break;
+            }
+        }
+        self.frames.put(pending);
+        self.answer_starved();
+        freed
+    }
+
+    /// Moves one page from limbo to swap; its frame is taken then, for the caller to hand over.
+    fn store_limbo_page(&self, frame: FrameId, scratch: &mut Scratch) -> bool {
+        let page = self.frames.owner_of(frame);
+        let Some(before) = self.word(page).try_lock() else { return false };
+        if before.state() != State::Limbo || before.payload() != frame.0 {
+            self.unlock_page(page);
+            return false;
+        }
+        let one = FrameRun { start: frame, len: 1 };
+        let copy = self.frames.copy_of(frame);
+        if before.has(Flags::LAZYFREE) {
+            if copy != 0 {
+                // SAFETY: the page is locked; its frame forgets the handle with this.
+                unsafe { self.swap.free_blob(copy, &self.budget) };
+                self.swap.forget_copy();
+            }
+            self.frames.leave_limbo(one);
+            self.budget.count(Event::Pglazyfreed, 1);
+            self.budget.add_wanted(-1);
+            self.unlock_page_with(page, Snapshot::new(State::None, 0));
+            return true;
+        }
+        // SAFETY: a frame in limbo belongs to its owner, which is locked.
+        let bytes = unsafe { &*self.mmu.frame(frame) };
+        match self.store_page(page, bytes, copy, scratch) {
+            Some(after) => {
+                self.frames.leave_limbo(one);
+                self.unlock_page_with(page, before.keep(Flags::WRITE_PROTECTED, after));
+                true
+            }
+            None => {
+                self.frames.set_owner(frame, page, 0);
+                self.unlock_page_with(page, before.with(Flags::INCOMPRESSIBLE));
+                false
+            }
+        }
+    }
+
+    /// Puts a locked page's bytes into swap; returns the word's new content, or `None` where
+    /// there is no room. `copy` is a pool handle that may still have the same bytes (0: none); it
+    /// is used or let go.
+    pub(crate) fn store_page(
+        &self,
+        page: PageNum,
+        bytes: &PageBytes,
+        copy: u32,
+        scratch: &mut Scratch,
+    ) -> Option<Snapshot> {
+        if copy != 0 {
+            self.swap.forget_copy();
+            // SAFETY: the page is locked, and the handle is its own.
+            if unsafe { self.swap.has_same_content(copy, bytes) } {
+                self.swap.note_copy(true);
+                self.budget.count(Event::Pswpout, 1);
+                self.budget.count(Event::PswpoutClean, 1);
+                return Some(Snapshot::new(State::Pool, copy));
+            }
+            self.swap.note_copy(false);
+            // SAFETY: as above; nobody will use the handle again.
+            unsafe { self.swap.free_blob(copy, &self.budget) };
+        }
+        let (kind, packed): (blob::Kind, &[u8]) = match scratch.compressor.compress(bytes) {
+            Packed::Same(pattern) => {
+                self.budget.count(Event::Pswpout, 1);
+                self.budget.count(Event::SwpoutZero, 1);
+                return Some(Snapshot::new(State::Same, pattern));
+            }
+            Packed::Lz4(packed) => (blob::Kind::Lz4, packed),
+            // Without a swap file a page that does not shrink is better left where it is.
+            Packed::Raw if !self.swap.has_file() => return None,
+            Packed::Raw => (blob::Kind::Raw, bytes),
+        };
+        let hash = page_hash(bytes);
+        let mut stored = self.swap.zpool.store(page, kind, packed, hash, &self.budget);
+        if stored.is_err() && self.release_free_frames_some() {
+            stored = self.swap.zpool.store(page, kind, packed, hash, &self.budget);
+        }
+        let handle = stored.ok()?;
+        self.budget.count(Event::Pswpout, 1);
+        self.budget.count(Event::Zswpout, 1);
+        self.budget.count(Event::ZswpoutBytes, packed.len().min(PAGE_SIZE));
+        Some(Snapshot::new(State::Pool, handle.get()))
+    }
+
+    /// Gives a few free frames back, so that the compressed pool can take a slab.
+    fn release_free_frames_some(&self) -> bool {
+        let free = self.frames.free();
+        free > 0 && self.release_free_frames(free.saturating_sub(8)) > 0
+    }
+}

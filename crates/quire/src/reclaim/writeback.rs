@@ -1,0 +1,225 @@
+//! From the compressed pool to the swap file, a segment at a time.
+//!
+//! A hand of its own goes over the page words and gathers packed pages in order of address, so
+//! that what lies together in memory lies together in the file. While a segment is being written
+//! its pages stay where they are and are not locked; a page that changes meanwhile loses its
+//! WRITEBACK flag, and its place in the file is given up.
+//!
+//! The background thread alone writes, and may sleep here.
+
+use core::sync::atomic::Ordering;
+
+use crate::control::Event;
+use crate::control::SEGMENT_BYTES;
+use crate::mmu::Mmu;
+use crate::page::{Flags, Snapshot, State};
+use crate::scratch::Scratch;
+use crate::space::AddressSpace;
+use crate::swap::file::{Location, Purpose, SwapFile, segment_blobs};
+use crate::swap::io::Job;
+use crate::swap::tiers::Writing;
+use crate::swap::zpool::Handle;
+use crate::sys::memory::{self, Access};
+use crate::units::{BLOCK_ORDER, BLOCK_PAGES, PageNum, PageRange};
+
+/// Packed pages that one round of compaction moves at most.
+const COMPACT_MOVES_MAX: usize = 4096;
+
+/// Tags of blobs that come from the file itself have this bit; others are pool handles.
+const FROM_FILE: u64 = 1 << 32;
+
+impl<M: Mmu> AddressSpace<M> {
+    /// Writes packed pages out while the pool has more than its share of the budget.
+    pub(crate) fn write_back_excess(&self, scratch: &mut Scratch) {
+        while self.swap.has_file() && self.swap.zpool.pages() > self.budget.limit() / 2 {
+            if self.write_back(scratch) == 0 {
+                break;
+            }
+        }
+    }
+
+    /// Writes one segment of packed pages; returns how many pages it moved.
+    pub(crate) fn write_back(&self, _: &mut Scratch) -> usize {
+        let Some((file, mut writing)) = self.swap.writing() else { return 0 };
+        let Some(writing) = writing.as_mut() else { return 0 };
+        if writing.writer.open(file, Purpose::Reclaim).is_err() && !self.clean(file, writing) {
+            return 0;
+        }
+        self.gather(writing);
+        self.write_segment(file, writing)
+    }
+
+    /// Fills the open segment with packed pages.
+    fn gather(&self, writing: &mut Writing) {
+        let blocks = self.blocks_used_max.load(Ordering::Relaxed);
+        let start = self.clock.lock().write_back;
+        for step in 0..blocks {
+            let block = (start + step) % blocks;
+            if self.blocks[block].is_used.load(Ordering::Relaxed) == 0 {
+                continue;
+            }
+            let range = PageRange::new(PageNum((block << BLOCK_ORDER) as u64), BLOCK_PAGES);
+            for page in range.pages() {
+                if self.snapshot(page).state() == State::Pool {
+                    self.gather_page(page, writing);
+                }
+                if writing.writer.is_full() {
+                    // The rest of this block is for the next segment.
+                    self.clock.lock().write_back = block;
+                    return;
+                }
+            }
+        }
+        self.clock.lock().write_back = start;
+    }
+
+    fn gather_page(&self, page: PageNum, writing: &mut Writing) {
+        let Some(before) = self.word(page).try_lock() else { return };
+        let handle = Handle::new(before.payload());
+        let is_ready = before.state() == State::Pool && !before.has(Flags::WRITEBACK);
+        let mut after = before;
+        if let (true, Some(handle)) = (is_ready, handle) {
+            // SAFETY: the page is locked for as long as the blob is used.
+            let blob = unsafe { self.swap.zpool.blob(handle) };
+            if blob.is_ok_and(|blob| writing.writer.add(&blob, u64::from(handle.get()))) {
+                after = before.with(Flags::WRITEBACK);
+            }
+        }
+        self.unlock_page_with(page, after);
+    }
+
+    /// Writes the open segment and lets its pages' words name it.
+    fn write_segment(&self, file: &SwapFile, writing: &mut Writing) -> usize {
+        if writing.writer.is_empty() {
+            writing.writer.cancel(file);
+            return 0;
+        }
+        let Writing { writer, ring } = writing;
+        let Ok(written) = writer.write_out(file, ring) else {
+            // The pages are where they were; the next round marks them afresh.
+            self.clear_writeback();
+            return 0;
+        };
+        let mut moved = 0;
+        for entry in written {
+            let page = entry.owner;
+            let before = self.lock_page(page);
+            let old = Snapshot::new(State::File, entry.location.get());
+            if entry.tag & FROM_FILE != 0 {
+                let was = entry.tag as u32;
+                if before.state() == State::File && before.payload() == was {
+                    self.unlock_page_with(page, before.keep(Flags::WRITE_PROTECTED, old));
+                    self.swap.free_location(was);
+                    moved += 1;
+                } else {
+                    self.unlock_page(page);
+                    file.free(entry.location);
+                }
+                continue;
+            }
+            let is_unchanged = before.state() == State::Pool
+                && before.has(Flags::WRITEBACK)
+                && u64::from(before.payload()) == entry.tag;
+            if !is_unchanged {
+                self.unlock_page(page);
+                file.free(entry.location);
+                continue;
+            }
+            // SAFETY: the page is locked, and its word is about to forget the handle.
+            unsafe { self.swap.free_blob(before.payload(), &self.budget) };
+            self.unlock_page_with(page, before.keep(Flags::WRITE_PROTECTED, old));
+            self.budget.count(Event::Zswpwb, 1);
+            moved += 1;
+        }
+        moved
+    }
+
+    /// After a failed write: no page is on its way any more.
+    fn clear_writeback(&self) {
+        let pages = self.blocks_used_max.load(Ordering::Relaxed) << BLOCK_ORDER;
+        for part in self.used_parts(PageRange::new(PageNum(0), pages)) {
+            for page in part.pages() {
+                if self.snapshot(page).has(Flags::WRITEBACK) {
+                    let before = self.lock_page(page);
+                    self.unlock_page_with(page, before.without(Flags::WRITEBACK));
+                }
+            }
+        }
+    }
+
+    /// Gathers what is left in the emptiest segments into a new one, so that the file's freed
+    /// room can be used again. Leaves the new segment open, for more pages to go in.
+    fn clean(&self, file: &SwapFile, writing: &mut Writing) -> bool {
+        let victims = file.victims();
+        let mut is_open = victims.iter().any(Option::is_some)
+            && writing.writer.open(file, Purpose::Clean).is_ok();
+        let Ok(buffer) = memory::reserve(SEGMENT_BYTES, Access::ReadWrite) else {
+            victims.into_iter().flatten().for_each(|segment| file.unpin(segment));
+            return false;
+        };
+        // SAFETY: fresh, zeroed, ours until released below.
+        let bytes = unsafe { core::slice::from_raw_parts_mut(buffer.as_ptr(), SEGMENT_BYTES) };
+        for segment in victims.into_iter().flatten() {
+            if is_open {
+                let mut jobs = [Job::read(segment.plan().offset, bytes)];
+                writing.ring.run(&mut jobs);
+                let is_read = jobs[0].result.is_ok();
+                if is_read {
+                    for (location, blob) in segment_blobs(bytes, segment) {
+                        let seen = self.snapshot(blob.owner);
+                        let is_live = blob.owner.index() < self.words.len()
+                            && seen.state() == State::File
+                            && seen.payload() == location.get();
+                        let tag = FROM_FILE | u64::from(location.get());
+                        if is_live && !writing.writer.add(&blob, tag) {
+                            is_open = false;
+                            break;
+                        }
+                    }
+                }
+            }
+            file.unpin(segment);
+        }
+        let is_ready = !writing.writer.is_empty() || is_open;
+        // SAFETY: reserved above; nothing refers to it any more.
+        unsafe { memory::release(buffer, SEGMENT_BYTES) };
+        is_ready
+    }
+
+    /// Brings packed pages together so that sparse slabs can be given back; returns pages freed.
+    pub(crate) fn compact(&self) -> usize {
+        self.swap.zpool.compact(
+            COMPACT_MOVES_MAX,
+            |owner, old, new| {
+                if owner.index() >= self.words.len() {
+                    return false;
+                }
+                let Some(before) = self.word(owner).try_lock() else { return false };
+                let names_it = before.state() == State::Pool && before.payload() == old.get();
+                let has_copy = before.state() == State::Mapped
+                    && before.has(Flags::COPY)
+                    && before.payload() == old.get();
+                if !names_it && !has_copy {
+                    self.unlock_page(owner);
+                    return false;
+                }
+                let flags = Flags::WRITE_PROTECTED
+                    .or(Flags::ACCESSED)
+                    .or(Flags::MLOCKED)
+                    .or(Flags::PINNED)
+                    .or(Flags::COPY)
+                    .or(Flags::DIRTY);
+                let after = Snapshot::new(before.state(), new.get());
+                self.unlock_page_with(owner, before.keep(flags, after));
+                true
+            },
+            &self.budget,
+        )
+    }
+
+    /// Where a page's blob lies in the file, if that is where it is.
+    pub fn location_of(&self, page: PageNum) -> Option<Location> {
+        let seen = self.snapshot(page);
+        (seen.state() == State::File).then(|| Location::new(seen.payload())).flatten()
+    }
+}

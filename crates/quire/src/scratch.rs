@@ -1,0 +1,46 @@
+//! A thread's working memory: what a fault or reclaim needs beside its stack.
+
+use core::mem::MaybeUninit;
+
+use crate::swap::compress::{Compressor, PageBytes};
+use crate::sys::Errno;
+use crate::sys::memory::{self, Access};
+
+/// Pages of staging: what one copy carries at most.
+pub const STAGING_PAGES: usize = 64;
+
+/// Buffers and a compressor in a mapping of their own.
+pub struct Scratch {
+    /// The thread's compressor.
+    pub compressor: &'static mut Compressor,
+    /// Pages on their way into the program.
+    pub staging: &'static mut [PageBytes; STAGING_PAGES],
+    /// One page on its way out.
+    pub page: &'static mut PageBytes,
+}
+
+#[repr(C, align(4096))]
+struct Memory {
+    staging: [PageBytes; STAGING_PAGES],
+    page: PageBytes,
+    compressor: MaybeUninit<Compressor>,
+}
+
+impl Scratch {
+    /// Maps the buffers; they live as long as the process.
+    ///
+    /// # Errors
+    /// `NOMEM`.
+    pub fn new() -> Result<Scratch, Errno> {
+        let bytes = size_of::<Memory>().next_multiple_of(4096);
+        let place = memory::reserve(bytes, Access::ReadWrite)?;
+        // SAFETY: a fresh zeroed mapping, aligned to 2 MiB, of at least the size, never unmapped,
+        // and known to nobody else; zero is valid for byte arrays and MaybeUninit.
+        let memory = unsafe { &mut *place.as_ptr().cast::<Memory>() };
+        Ok(Scratch {
+            compressor: Compressor::init(&mut memory.compressor),
+            staging: &mut memory.staging,
+            page: &mut memory.page,
+        })
+    }
+}

@@ -1,0 +1,305 @@
+//! advise: what the program says of its pages, and what it asks of them.
+
+use core::sync::atomic::Ordering;
+
+use super::vma::{Attributes, Kind, Pattern};
+use super::{AddressSpace, Layout};
+use crate::mmu::Mmu;
+use crate::page::{Flags, Snapshot, State};
+use crate::reclaim::Reclaimer;
+use crate::sys::Errno;
+use crate::units::{BLOCK_PAGES, PageNum, PageRange};
+
+/// Advice, by madvise's names.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Advice {
+    /// MADV_NORMAL, MADV_SEQUENTIAL, MADV_RANDOM.
+    Pattern(Pattern),
+    /// MADV_WILLNEED: bring in what is swapped, as far as there is room.
+    WillNeed,
+    /// MADV_DONTNEED: zeros from now on.
+    DontNeed,
+    /// MADV_FREE: old bytes or zeros, as reclaim likes, until written.
+    Free,
+    /// MADV_COLD: first to go.
+    Cold,
+    /// MADV_PAGEOUT: go now.
+    PageOut,
+    /// MADV_POPULATE_READ and MADV_POPULATE_WRITE: bring in everything.
+    Populate,
+    /// MADV_DONTFORK (true) and MADV_DOFORK.
+    DontFork(bool),
+}
+
+impl<M: Mmu> AddressSpace<M> {
+    /// Takes advice on a range.
+    ///
+    /// # Errors
+    /// `NOMEM` where part of the range is not mapped (the rest was advised), `FAULT` where a
+    /// page cannot be populated.
+    pub fn advise(
+        &self,
+        layout: &mut Layout<'_>,
+        range: PageRange,
+        advice: Advice,
+    ) -> Result<(), Errno> {
+        let is_covered = self.vmas.covers(range, &layout.locked);
+        match advice {
+            Advice::Pattern(pattern) => {
+                let change = |old| Attributes { pattern, ..old };
+                self.vmas.change_attributes(range, &layout.locked, change)?;
+            }
+            Advice::DontFork(is_dontfork) => {
+                let change = |old| Attributes { is_dontfork, ..old };
+                self.vmas.change_attributes(range, &layout.locked, change)?;
+            }
+            Advice::DontNeed => self.for_each_part(layout, range, |space, part, _| {
+                space.drop_pages(part);
+            }),
+            Advice::Free => self.for_each_part(layout, range, |space, part, _| {
+                space.free_lazily(part);
+            }),
+            Advice::Cold => self.for_each_part(layout, range, |space, part, _| {
+                space.make_cold(part);
+            }),
+            Advice::PageOut => self.page_out(layout, range),
+            Advice::WillNeed => self.will_need(layout, range),
+            Advice::Populate => {
+                if !is_covered {
+                    return Err(Errno::NOMEM);
+                }
+                if !self.populate(layout, range) {
+                    return Err(Errno::FAULT);
+                }
+            }
+        }
+        if is_covered { Ok(()) } else { Err(Errno::NOMEM) }
+    }
+
+    /// The managed parts of a range that were ever used, block by block.
+    fn for_each_part(
+        &self,
+        layout: &mut Layout<'_>,
+        range: PageRange,
+        mut act: impl FnMut(&Self, PageRange, &mut Layout<'_>),
+    ) {
+        let mut at = range.start;
+        while let Some(vma) = self.vmas.next_from(at, &layout.locked) {
+            if vma.range.start >= range.end {
+                break;
+            }
+            at = vma.range.end;
+            if vma.attributes.kind == Kind::Anonymous {
+                for part in self.used_parts(vma.range.intersect(range)) {
+                    act(self, part, layout);
+                }
+            }
+        }
+    }
+
+    /// Mapped pages go to limbo, marked as free to be dropped: an access before reclaim comes
+    /// gets the old bytes back and ends it, one afterwards gets zeros. What is swapped is dropped
+    /// at once.
+    fn free_lazily(&self, part: PageRange) {
+        for page in part.pages() {
+            let seen = self.snapshot(page).state();
+            if matches!(seen, State::None | State::Mapped | State::Poisoned) {
+                continue;
+            }
+            let before = self.lock_page(page);
+            match before.state() {
+                State::Same | State::Pool | State::File => {
+                    self.release_backing(before);
+                    self.unlock_page_with(page, Snapshot::new(State::None, 0));
+                }
+                State::Limbo => self.unlock_page_with(page, before.with(Flags::LAZYFREE)),
+                _ => self.unlock_page(page),
+            }
+        }
+        let vma = self.find_vma(part.start);
+        if vma.is_some_and(|vma| vma.attributes.prot.is_movable()) {
+            self.move_to_limbo(part, Flags::LAZYFREE, Flags::EMPTY);
+        }
+    }
+
+    fn make_cold(&self, part: PageRange) {
+        for page in part.pages() {
+            if self.snapshot(page).has(Flags::ACCESSED) {
+                let before = self.lock_page(page);
+                self.unlock_page_with(page, before.without(Flags::ACCESSED));
+            }
+        }
+    }
+
+    fn page_out(&self, layout: &mut Layout<'_>, range: PageRange) {
+        let is_batched = self.budget.control().no_batch_unmap.load(Ordering::Relaxed) == 0;
+        let fixed = self.budget.control().folio_order.load(Ordering::Relaxed);
+        // With a fixed order the folio is the unit of eviction as well.
+        let unit = if fixed >= 0 && is_batched { 1 << fixed.min(9) } else { BLOCK_PAGES };
+        self.for_each_part(layout, range, |space, part, layout| {
+            let mut at = part.start;
+            while at < part.end {
+                let end = PageNum((at.0 / unit as u64 + 1) * unit as u64).min(part.end);
+                let folio = PageRange { start: at, end };
+                space.evict_range(folio, Reclaimer::Advice, &mut layout.scratch);
+                at = end;
+            }
+        });
+        // What was evicted is among the youngest in limbo: all of it has to go.
+        let limbo = self.frames.limbo();
+        self.shrink_limbo(limbo, &mut layout.scratch);
+    }
+
+    fn will_need(&self, layout: &mut Layout<'_>, range: PageRange) {
+        self.for_each_part(layout, range, |space, part, layout| {
+            for page in part.pages() {
+                let state = space.snapshot(page).state();
+                let is_swapped = matches!(state, State::Same | State::Pool | State::File);
+                if is_swapped && space.available() > space.low_watermark() {
+                    space.bring_in(layout, page);
+                }
+            }
+        });
+    }
+
+    /// Makes every page of a range resident; `false` where one could not be.
+    pub(super) fn populate(&self, layout: &mut Layout<'_>, range: PageRange) -> bool {
+        let mut at = range.start;
+        while at < range.end {
+            let Some(vma) = self.vmas.next_from(at, &layout.locked) else { return false };
+            if !vma.range.contains(at) {
+                return false;
+            }
+            let part = vma.range.intersect(range);
+            at = part.end;
+            if vma.attributes.kind == Kind::Foreign {
+                continue;
+            }
+            if !vma.attributes.prot.is_readable() {
+                return false;
+            }
+            for page in part.pages() {
+                if !self.bring_in(layout, page) {
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
+    /// Locks a range in memory: its pages come in and stay.
+    ///
+    /// # Errors
+    /// `NOMEM` where part of it is not mapped, or where more than half of the budget would be
+    /// locked.
+    pub fn mlock(&self, layout: &mut Layout<'_>, range: PageRange) -> Result<(), Errno> {
+        if !self.vmas.covers(range, &layout.locked) || range.len() > self.budget.limit() / 2 {
+            return Err(Errno::NOMEM);
+        }
+        let change = |old| Attributes { is_mlocked: true, ..old };
+        self.vmas.change_attributes(range, &layout.locked, change)?;
+        if !self.populate(layout, range) {
+            return Err(Errno::NOMEM);
+        }
+        for page in range.pages() {
+            // It may have gone again in between: bring it back until the flag is on it.
+            loop {
+                let before = self.lock_page(page);
+                if before.state() == State::Mapped {
+                    self.unlock_page_with(page, before.with(Flags::MLOCKED));
+                    break;
+                }
+                self.unlock_page(page);
+                if !self.bring_in(layout, page) {
+                    return Err(Errno::NOMEM);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Locks all that is mapped now.
+    ///
+    /// # Errors
+    /// `NOMEM` where it would be more than half of the budget.
+    pub fn mlock_current(&self, layout: &mut Layout<'_>) -> Result<(), Errno> {
+        let mut at = PageNum(0);
+        let mut pages = 0;
+        while let Some(vma) = self.next_vma(layout, at) {
+            at = vma.range.end;
+            pages += vma.range.len();
+        }
+        if pages > self.budget.limit() / 2 {
+            return Err(Errno::NOMEM);
+        }
+        at = PageNum(0);
+        while let Some(vma) = self.next_vma(layout, at) {
+            at = vma.range.end;
+            if vma.attributes.kind == Kind::Anonymous && vma.attributes.prot.is_readable() {
+                self.mlock(layout, vma.range)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends [`Self::mlock`].
+    ///
+    /// # Errors
+    /// `NOMEM` where part of the range is not mapped.
+    pub fn munlock(&self, layout: &mut Layout<'_>, range: PageRange) -> Result<(), Errno> {
+        let change = |old| Attributes { is_mlocked: false, ..old };
+        self.vmas.change_attributes(range, &layout.locked, change)?;
+        self.for_each_part(layout, range, |space, part, _| {
+            for page in part.pages() {
+                if space.snapshot(page).has(Flags::MLOCKED) {
+                    let before = space.lock_page(page);
+                    space.unlock_page_with(page, before.without(Flags::MLOCKED));
+                }
+            }
+        });
+        if self.vmas.covers(range, &layout.locked) { Ok(()) } else { Err(Errno::NOMEM) }
+    }
+
+    /// Sets or ends MCL_FUTURE.
+    pub fn lock_future(&self, is_on: bool) {
+        self.locks_future.store(is_on, Ordering::Relaxed);
+    }
+
+    /// Whether a page is in memory, as mincore means it.
+    pub fn is_resident(&self, page: PageNum) -> bool {
+        matches!(self.snapshot(page).state(), State::Mapped | State::Limbo)
+    }
+
+    /// Makes the next write to each mapped page of a range fault first; [`Self::is_written`] says
+    /// afterwards which pages were written. The mark survives eviction.
+    ///
+    /// # Errors
+    /// `NOMEM` where part of the range is not mapped.
+    pub fn track_writes(&self, layout: &mut Layout<'_>, range: PageRange) -> Result<(), Errno> {
+        if !self.vmas.covers(range, &layout.locked) {
+            return Err(Errno::NOMEM);
+        }
+        self.for_each_part(layout, range, |space, part, _| {
+            for page in part.pages() {
+                let before = space.lock_page(page);
+                let after = match before.state() {
+                    State::None | State::Poisoned => before,
+                    _ => before.without(Flags::DIRTY).with(Flags::WRITE_PROTECTED),
+                };
+                if before.state() == State::Mapped {
+                    let one = PageRange::new(page, 1);
+                    let protection = crate::mmu::Protection::WriteProtected;
+                    let _ = space.mmu.write_protect(one, protection);
+                }
+                space.unlock_page_with(page, after);
+            }
+        });
+        Ok(())
+    }
+
+    /// Whether a page was written since [`Self::track_writes`].
+    pub fn is_written(&self, page: PageNum) -> bool {
+        let seen = self.snapshot(page);
+        seen.state() != State::None && !seen.has(Flags::WRITE_PROTECTED)
+    }
+}

@@ -1,0 +1,292 @@
+//! An address space: all that Quire manages in one process.
+//!
+//! Owns the VMAs, the page words, the frames, the swap and the account, and leaves mapping to its
+//! [`Mmu`]. One file per verb: [`map`](self), `unmap`, `protect`, `remap`, `advise`; the fault is
+//! in [`crate::fault`], eviction in [`crate::reclaim`].
+//!
+//! Locks, in order: the space's lock (`layout`, program threads only) > page lock > the frame
+//! pool's mutex, the swap's own. A fault never takes the space's lock.
+
+mod advise;
+mod fork;
+mod map;
+mod protect;
+pub mod remap;
+mod unmap;
+pub mod vma;
+
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+
+use rustix_futex_sync::{Mutex, MutexGuard};
+
+pub use self::advise::Advice;
+use self::vma::{SpaceLocked, Vma, VmaIndex};
+use crate::budget::Budget;
+use crate::fault::{order::Streams, starved::Starved, way::Costs};
+use crate::frames::FramePool;
+use crate::mmu::Mmu;
+use crate::page::{PageWord, Parking, Snapshot, Waiters};
+use crate::reclaim::Clock;
+use crate::scratch::Scratch;
+use crate::swap::Swap;
+use crate::sys::futex::{self, Reach};
+use crate::sys::{Errno, memory::Table, memory::Zeroed};
+use crate::units::{BLOCK_PAGES, PageNum, PageRange};
+
+/// What is known of 512 pages together.
+pub(crate) struct Block {
+    /// Pages that are mapped.
+    pub mapped: AtomicU32,
+    /// Whether any page of it was ever touched; its page words are charged from then on.
+    pub is_used: AtomicU32,
+}
+
+// SAFETY: atomics, for which zero is valid.
+unsafe impl Zeroed for Block {}
+
+/// All that Quire manages in one process.
+pub struct AddressSpace<M: Mmu> {
+    pub(crate) mmu: M,
+    pub(crate) budget: Budget,
+    pub(crate) words: Table<PageWord>,
+    pub(crate) blocks: Table<Block>,
+    /// One past the highest block that was ever used.
+    pub(crate) blocks_used_max: AtomicUsize,
+    pub(crate) vmas: VmaIndex,
+    pub(crate) frames: FramePool,
+    pub(crate) swap: Swap,
+    pub(crate) streams: Streams,
+    pub(crate) costs: Costs,
+    pub(crate) clock: Mutex<Clock>,
+    pub(crate) starved: Starved,
+    /// Whether pages may be shared with another process since a fork.
+    pub(crate) has_forked: AtomicBool,
+    /// Whether the background thread need not be called.
+    kswapd_is_awake: AtomicBool,
+    /// MCL_FUTURE: new mappings are locked in memory.
+    pub(crate) locks_future: AtomicBool,
+    /// A page of pages that are never written: zeros to copy from.
+    pub(crate) zeros: Table<core::sync::atomic::AtomicU8>,
+    layout: Mutex<Scratch>,
+}
+
+/// The space's lock, with the working memory of whoever holds it.
+pub struct Layout<'a> {
+    pub(crate) scratch: MutexGuard<'a, Scratch>,
+    locked: SpaceLocked,
+}
+
+/// Sleeping on a page word.
+pub(crate) struct FutexParking;
+
+impl Parking<core::sync::atomic::AtomicU64> for FutexParking {
+    fn wait(&self, word: &core::sync::atomic::AtomicU64, expected: u32) {
+        futex::wait(low_half(word), expected, Reach::Process, None);
+    }
+
+    fn wake_all(&self, word: &core::sync::atomic::AtomicU64) {
+        futex::wake(low_half(word), u32::MAX, Reach::Process);
+    }
+}
+
+fn low_half(word: &core::sync::atomic::AtomicU64) -> &AtomicU32 {
+    // SAFETY: the low half of a little-endian word is its first four bytes, atomic as well; the
+    // kernel only compares it.
+    unsafe { &*word.as_ptr().cast::<AtomicU32>() }
+}
+
+impl<M: Mmu> AddressSpace<M> {
+    /// An empty space over `pages` pages of arena and `frames` places of pool.
+    ///
+    /// # Errors
+    /// `NOMEM` where the tables cannot be reserved.
+    pub fn new(
+        mmu: M,
+        budget: Budget,
+        swap: Swap,
+        pages: usize,
+        frames: usize,
+    ) -> Result<AddressSpace<M>, Errno> {
+        Ok(AddressSpace {
+            mmu,
+            words: Table::new(pages)?,
+            blocks: Table::new(pages / BLOCK_PAGES)?,
+            blocks_used_max: AtomicUsize::new(0),
+            vmas: VmaIndex::new()?,
+            frames: FramePool::new(frames)?,
+            swap,
+            streams: Streams::new(),
+            costs: Costs::new(),
+            clock: Mutex::new(Clock::default()),
+            starved: Starved::new(),
+            has_forked: AtomicBool::new(false),
+            kswapd_is_awake: AtomicBool::new(false),
+            locks_future: AtomicBool::new(false),
+            zeros: Table::new(crate::fault::ZEROS_BYTES)?,
+            layout: Mutex::new(Scratch::new()?),
+            budget,
+        })
+    }
+
+    /// Takes the space's lock.
+    pub fn lock(&self) -> Layout<'_> {
+        Layout { scratch: self.layout.lock(), locked: SpaceLocked(()) }
+    }
+
+    /// The first VMA that ends behind `page`.
+    pub fn next_vma(&self, layout: &Layout<'_>, page: PageNum) -> Option<Vma> {
+        self.vmas.next_from(page, &layout.locked)
+    }
+
+    /// Whether anything is mapped in a range.
+    pub fn is_mapped(&self, layout: &Layout<'_>, range: PageRange) -> bool {
+        self.next_vma(layout, range.start).is_some_and(|vma| vma.range.start < range.end)
+    }
+
+    /// The stretches of the arena in which nothing foreign is mapped.
+    pub fn managed_stretches(&self, layout: &Layout<'_>) -> impl Iterator<Item = PageRange> {
+        let mut at = PageNum(0);
+        let end = self.arena().end;
+        core::iter::from_fn(move || {
+            while at < end {
+                let start = at;
+                let mut look = at;
+                let foreign = loop {
+                    match self.next_vma(layout, look) {
+                        Some(vma) if vma.attributes.kind == vma::Kind::Foreign => {
+                            break Some(vma.range);
+                        }
+                        Some(vma) => look = vma.range.end,
+                        None => break None,
+                    }
+                };
+                let stop = foreign.map_or(end, |range| range.start);
+                at = foreign.map_or(end, |range| range.end);
+                if stop > start {
+                    return Some(PageRange { start, end: stop });
+                }
+            }
+            None
+        })
+    }
+
+    /// The MMU.
+    pub fn mmu(&self) -> &M {
+        &self.mmu
+    }
+
+    /// The account.
+    pub fn budget(&self) -> &Budget {
+        &self.budget
+    }
+
+    /// The frame pool.
+    pub fn frames(&self) -> &FramePool {
+        &self.frames
+    }
+
+    /// The swap.
+    pub fn swap(&self) -> &Swap {
+        &self.swap
+    }
+
+    /// Pages of the arena.
+    pub fn arena(&self) -> PageRange {
+        PageRange::new(PageNum(0), self.words.len())
+    }
+
+    /// Says whether the background thread works; while it does, faults do not call it.
+    pub fn set_kswapd_awake(&self, is_awake: bool) {
+        // SeqCst: with the look at free memory that follows, on both sides.
+        self.kswapd_is_awake.store(is_awake, Ordering::SeqCst);
+    }
+
+    /// Whether the background thread is awake.
+    pub(crate) fn is_kswapd_awake(&self) -> bool {
+        self.kswapd_is_awake.load(Ordering::SeqCst)
+    }
+
+    /// What a page's word says just now.
+    pub fn snapshot(&self, page: PageNum) -> Snapshot {
+        self.word(page).load()
+    }
+
+    #[inline]
+    pub(crate) fn word(&self, page: PageNum) -> &PageWord {
+        &self.words[page.index()]
+    }
+
+    #[inline]
+    pub(crate) fn block(&self, page: PageNum) -> &Block {
+        &self.blocks[page.block()]
+    }
+
+    /// Notes that pages of a block are about to be used. Comes before the last look at the VMA:
+    /// who changes the layout bumps the VMA's count first and then skips unused blocks.
+    pub(crate) fn use_block(&self, page: PageNum) {
+        let block = self.block(page);
+        if block.is_used.load(Ordering::Relaxed) == 0
+            && block.is_used.swap(1, Ordering::SeqCst) == 0
+        {
+            // The words' own page. Charged even where the budget is full: it is there.
+            self.budget.charge_anyway(1);
+            self.blocks_used_max.fetch_max(page.block() + 1, Ordering::Relaxed);
+        }
+    }
+
+    /// The parts of `range` that lie in blocks that were ever used, cut at blocks.
+    pub(crate) fn used_parts(&self, range: PageRange) -> impl Iterator<Item = PageRange> {
+        range.by_block().filter(|part| self.block(part.start).is_used.load(Ordering::SeqCst) != 0)
+    }
+
+    /// Finds the VMA of a page without taking a lock; spins over changes of the order, which are
+    /// a few hundred nanoseconds long.
+    pub(crate) fn find_vma(&self, page: PageNum) -> Option<Vma> {
+        loop {
+            for _ in 0..64 {
+                if let Ok(found) = self.vmas.lookup(page) {
+                    return found;
+                }
+                core::hint::spin_loop();
+            }
+            rustix::thread::sched_yield();
+        }
+    }
+
+    /// Locks a page, sleeping where it must.
+    pub(crate) fn lock_page(&self, page: PageNum) -> Snapshot {
+        self.word(page).lock(&FutexParking)
+    }
+
+    /// Unlocks a page, unchanged.
+    pub(crate) fn unlock_page(&self, page: PageNum) {
+        let waiters = self.word(page).unlock();
+        self.wake_waiters(page, waiters);
+    }
+
+    /// Unlocks a page with a new content.
+    pub(crate) fn unlock_page_with(&self, page: PageNum, content: Snapshot) {
+        let waiters = self.word(page).unlock_with(content);
+        self.wake_waiters(page, waiters);
+    }
+
+    fn wake_waiters(&self, page: PageNum, waiters: Waiters) {
+        if waiters.has_sleepers() {
+            FutexParking.wake_all(&self.word(page).0);
+        }
+        if waiters.has_parked() {
+            self.mmu.wake(PageRange::new(page, 1));
+        }
+    }
+
+    /// Counts pages of one block that have become mapped.
+    pub(crate) fn count_mapped(&self, page: PageNum, pages: usize) {
+        // Relaxed: tells reclaim where to look.
+        self.block(page).mapped.fetch_add(pages as u32, Ordering::Relaxed);
+    }
+
+    /// Counts pages of one block that are mapped no more.
+    pub(crate) fn count_unmapped(&self, page: PageNum, pages: usize) {
+        self.block(page).mapped.fetch_sub(pages as u32, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,72 @@
+//! protect: other rights for a range.
+
+use super::vma::Attributes;
+use super::{AddressSpace, Layout};
+use crate::mmu::{Mmu, Prot};
+use crate::page::{Flags, State};
+use crate::sys::Errno;
+use crate::units::PageRange;
+
+impl<M: Mmu> AddressSpace<M> {
+    /// Gives a range other rights.
+    ///
+    /// Pages of ranges that lose the right to write go to limbo first: there the kernel would
+    /// refuse to move them, and only a move can tell whether the kernel still holds a page
+    /// (pinned). One that it holds stays, and is not evicted while it cannot be moved.
+    ///
+    /// # Errors
+    /// `NOMEM` where part of the range is not mapped, or the kernel refuses.
+    pub fn protect(
+        &self,
+        layout: &mut Layout<'_>,
+        range: PageRange,
+        prot: Prot,
+    ) -> Result<(), Errno> {
+        if !self.vmas.covers(range, &layout.locked) {
+            return Err(Errno::NOMEM);
+        }
+        let gains = prot.is_movable();
+        if gains && self.mmu.protect(range, prot).refusal.is_some() {
+            return Err(Errno::NOMEM);
+        }
+        let mut at = range.start;
+        let mut loses = false;
+        while let Some(vma) = self.vmas.next_from(at, &layout.locked) {
+            if vma.range.start >= range.end {
+                break;
+            }
+            loses |= vma.attributes.prot.is_movable() && !gains;
+            at = vma.range.end;
+        }
+        self.vmas.change_attributes(range, &layout.locked, |old| Attributes { prot, ..old })?;
+        if loses {
+            for part in self.used_parts(range) {
+                self.move_to_limbo(part, Flags::EMPTY, Flags::PINNED);
+            }
+        }
+        if !gains && self.mmu.protect(range, prot).refusal.is_some() {
+            return Err(Errno::NOMEM);
+        }
+        Ok(())
+    }
+
+    /// Moves what is mapped in a part of a block to limbo, whoever asked for it; sets `gone` on
+    /// pages that went and `stayed` on those that could not. Sleeps for page locks.
+    pub(super) fn move_to_limbo(&self, part: PageRange, gone: Flags, stayed: Flags) {
+        let mut run = PageRange { start: part.start, end: part.start };
+        for page in part.pages() {
+            let before = self.lock_page(page);
+            if before.state() == State::Mapped && !before.has(Flags::MLOCKED) {
+                if run.is_empty() {
+                    run.start = page;
+                }
+                run.end = page.add(1);
+                continue;
+            }
+            self.unlock_page(page);
+            self.move_locked_to_limbo(run, gone, stayed);
+            run = PageRange { start: page, end: page };
+        }
+        self.move_locked_to_limbo(run, gone, stayed);
+    }
+}

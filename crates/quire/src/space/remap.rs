@@ -1,0 +1,206 @@
+//! remap: content moves to other addresses, by page words and moves, never by copying what is
+//! swapped.
+
+use super::vma::Attributes;
+use super::{AddressSpace, Layout};
+use crate::fault::{Access, Outcome};
+use crate::mmu::{Mmu, Prot, Protection};
+use crate::page::{Flags, Snapshot, State};
+use crate::swap::zpool::Handle;
+use crate::sys::Errno;
+use crate::units::{PAGE_SIZE, PageNum, PageRange};
+
+/// Where a remapped range may go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Placement {
+    /// It must stay where it is.
+    InPlace,
+    /// Anywhere.
+    Anywhere,
+    /// Exactly there, over whatever is mapped.
+    At(PageNum),
+}
+
+impl<M: Mmu> AddressSpace<M> {
+    /// Gives the mapping `old` a length of `pages`, moving it where it must.
+    ///
+    /// # Errors
+    /// `FAULT` where `old` is not one mapping, `NOMEM` where there is no room, `INVAL` where the
+    /// target overlaps.
+    pub fn remap(
+        &self,
+        layout: &mut Layout<'_>,
+        old: PageRange,
+        pages: usize,
+        placement: Placement,
+    ) -> Result<PageNum, Errno> {
+        let vma = self
+            .vmas
+            .next_from(old.start, &layout.locked)
+            .filter(|vma| vma.range.contains(old.start) && old.end <= vma.range.end)
+            .ok_or(Errno::FAULT)?;
+        let attributes = vma.attributes;
+        if let Placement::At(start) = placement {
+            let target = PageRange::new(start, pages);
+            if !target.intersect(old).is_empty() {
+                return Err(Errno::INVAL);
+            }
+            self.unmap(layout, target)?;
+            return self.move_mapping(layout, old, target, attributes);
+        }
+        if pages <= old.len() {
+            let tail = PageRange { start: old.start.add(pages), end: old.end };
+            self.unmap(layout, tail)?;
+            return Ok(old.start);
+        }
+        let grown = PageRange { start: old.end, end: old.start.add(pages) };
+        let next = self.vmas.next_from(old.end, &layout.locked);
+        let is_free = grown.end.index() <= self.words.len()
+            && next.is_none_or(|next| next.range.start >= grown.end);
+        if is_free {
+            self.install(layout, grown, attributes.prot)?;
+            let _ = self.vmas.change_attributes(grown, &layout.locked, |_| attributes);
+            return Ok(old.start);
+        }
+        if placement == Placement::InPlace {
+            return Err(Errno::NOMEM);
+        }
+        let start = self.find_room(layout, None, pages)?;
+        self.move_mapping(layout, old, PageRange::new(start, pages), attributes)
+    }
+
+    fn move_mapping(
+        &self,
+        layout: &mut Layout<'_>,
+        old: PageRange,
+        target: PageRange,
+        attributes: Attributes,
+    ) -> Result<PageNum, Errno> {
+        // Pages move with both sides readable and writable; their own rights come back at the
+        // end. Nobody knows the target yet, and who touches the source meanwhile races with an
+        // unmap.
+        self.install(layout, target, Prot::READ_WRITE)?;
+        self.vmas.change_attributes(target, &layout.locked, |_| Attributes {
+            prot: Prot::READ_WRITE,
+            ..attributes
+        })?;
+        if !attributes.prot.is_movable() {
+            let _ = self.mmu.protect(old, Prot::READ_WRITE);
+        }
+        let kept = PageRange::new(old.start, old.len().min(target.len()));
+        for part in self.used_parts(kept) {
+            for page in part.pages() {
+                let to = target.start.add((page.0 - old.start.0) as usize);
+                self.move_page(layout, page, to);
+            }
+        }
+        if !attributes.prot.is_movable() {
+            let _ = self.mmu.protect(target, attributes.prot);
+            self.vmas.change_attributes(target, &layout.locked, |_| attributes)?;
+        }
+        self.unmap(layout, old)?;
+        Ok(target.start)
+    }
+
+    /// Moves one page's content to another address. Runs of mapped pages would be fewer calls,
+    /// but every page's word has to be looked at all the same.
+    fn move_page(&self, layout: &mut Layout<'_>, from: PageNum, to: PageNum) {
+        let mut before = self.lock_page(from);
+        if before.state() == State::File {
+            // The swap file names the old address in its header: bring the page in first.
+            self.unlock_page(from);
+            self.bring_in(layout, from);
+            before = self.lock_page(from);
+        }
+        if before.state() == State::None {
+            self.unlock_page(from);
+            return;
+        }
+        self.use_block(to);
+        self.lock_page(to);
+        let gone = Snapshot::new(State::None, 0);
+        let after = match before.state() {
+            State::Mapped => self.move_mapped(from, to, before),
+            State::Pool => {
+                if let Some(handle) = Handle::new(before.payload()) {
+                    // SAFETY: both pages are locked.
+                    let _ = unsafe { self.swap.zpool.set_owner(handle, from, to) };
+                }
+                before
+            }
+            State::Limbo => {
+                let frame = crate::mmu::FrameId(before.payload());
+                let copy = self.frames.copy_of(frame);
+                if let Some(handle) = Handle::new(copy) {
+                    // SAFETY: both pages are locked.
+                    let _ = unsafe { self.swap.zpool.set_owner(handle, from, to) };
+                }
+                self.frames.set_owner(frame, to, copy);
+                before
+            }
+            State::Poisoned => {
+                let _ = self.mmu.poison(to);
+                self.mmu.unmap(PageRange::new(from, 1));
+                before
+            }
+            _ => before,
+        };
+        self.unlock_page_with(to, after);
+        self.unlock_page_with(from, gone);
+    }
+
+    fn move_mapped(&self, from: PageNum, to: PageNum, before: Snapshot) -> Snapshot {
+        let one = PageRange::new(from, 1);
+        let mut done = self.mmu.move_within(one, to);
+        if done.pages == 0 && self.mmu.make_exclusive(one).refusal.is_none() {
+            done = self.mmu.move_within(one, to);
+        }
+        if done.pages == 0 {
+            // Pinned: its bytes go to the new address, the page itself stays with whoever holds
+            // it.
+            let mut bytes = [0u8; PAGE_SIZE];
+            self.mmu.read(from, &mut bytes);
+            // SAFETY: `bytes` is a page on our stack.
+            let _ = unsafe {
+                self.mmu.copy_in(PageRange::new(to, 1), bytes.as_ptr(), Protection::Writable)
+            };
+            self.mmu.unmap(one);
+        }
+        if before.has(Flags::WRITE_PROTECTED) {
+            let _ = self.mmu.write_protect(PageRange::new(to, 1), Protection::WriteProtected);
+        }
+        self.count_unmapped(from, 1);
+        self.count_mapped(to, 1);
+        if before.has(Flags::COPY)
+            && let Some(handle) = Handle::new(before.payload())
+        {
+            // SAFETY: both pages are locked.
+            let _ = unsafe { self.swap.zpool.set_owner(handle, from, to) };
+        }
+        before
+    }
+
+    /// Makes a page resident, waiting for whatever it takes. For program threads.
+    pub(super) fn bring_in(&self, layout: &mut Layout<'_>, page: PageNum) -> bool {
+        loop {
+            match self.snapshot(page).state() {
+                State::Mapped => return true,
+                State::Poisoned => return false,
+                _ => {}
+            }
+            match self.handle_fault(page, Access::Read, &mut layout.scratch) {
+                Outcome::Served | Outcome::Spurious => {}
+                Outcome::NoVma | Outcome::Poisoned => return false,
+                Outcome::Parked => {
+                    // Somebody holds the page, or there is no memory: wait for the one, give
+                    // the other time.
+                    self.lock_page(page);
+                    self.unlock_page(page);
+                    if self.has_starved() {
+                        rustix::thread::sched_yield();
+                    }
+                }
+            }
+        }
+    }
+}

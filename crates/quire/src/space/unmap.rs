@@ -1,0 +1,96 @@
+//! unmap: ranges leave the program, and pages their content.
+
+use super::vma::Kind;
+use super::{AddressSpace, Layout};
+use crate::mmu::{FrameId, FrameRun, Mmu, Prot};
+use crate::page::{Flags, Snapshot, State};
+use crate::sys::Errno;
+use crate::units::PageRange;
+
+impl<M: Mmu> AddressSpace<M> {
+    /// Unmaps a range: its pages are gone, and an access is a SIGSEGV from now on.
+    ///
+    /// # Errors
+    /// `NOMEM` where a VMA would have to be split and the table is full; nothing has changed then.
+    pub fn unmap(&self, layout: &mut Layout<'_>, range: PageRange) -> Result<(), Errno> {
+        let mut managed = 0;
+        let mut at = range.start;
+        let mut had_any = false;
+        while let Some(vma) = self.vmas.next_from(at, &layout.locked) {
+            let part = vma.range.intersect(range);
+            if vma.range.start >= range.end {
+                break;
+            }
+            had_any = true;
+            at = part.end;
+            match vma.attributes.kind {
+                Kind::Anonymous => managed += part.len(),
+                // Whatever the program mapped there goes, and our reservation comes back.
+                Kind::Foreign => self.mmu.reserve_again(part),
+            }
+        }
+        if !had_any {
+            return Ok(());
+        }
+        self.vmas.remove(range, &layout.locked)?;
+        self.drop_pages(range);
+        let _ = self.mmu.protect(range, Prot::NONE);
+        // Faults that were on their way find nothing any more, and the access fails.
+        self.mmu.wake(range);
+        self.budget.add_managed(-(managed as isize));
+        Ok(())
+    }
+
+    /// Drops the content of all pages of a range: they read as zeros. The VMAs stay.
+    pub(super) fn drop_pages(&self, range: PageRange) {
+        for part in self.used_parts(range) {
+            let mut mapped = 0;
+            let mut is_poisoned = false;
+            for page in part.pages() {
+                // Sleeps: whoever holds a page lock needs nothing that we hold.
+                let before = self.lock_page(page);
+                mapped += usize::from(before.state() == State::Mapped);
+                is_poisoned |= before.state() == State::Poisoned;
+                self.release_backing(before);
+            }
+            if mapped > 0 || is_poisoned {
+                self.mmu.unmap(part);
+                self.count_unmapped(part.start, mapped);
+                self.budget.uncharge(mapped);
+            }
+            for page in part.pages() {
+                self.unlock_page_with(page, Snapshot::new(State::None, 0));
+            }
+        }
+    }
+
+    /// Lets go of what a locked page has besides its mapping.
+    pub(super) fn release_backing(&self, before: Snapshot) {
+        let free_blob = |number: u32| {
+            // SAFETY: the page is locked, and its word is about to forget the handle.
+            unsafe { self.swap.free_blob(number, &self.budget) };
+        };
+        match before.state() {
+            State::None => return,
+            State::Mapped if before.has(Flags::COPY) => {
+                self.swap.forget_copy();
+                free_blob(before.payload());
+            }
+            State::Limbo => {
+                let frame = FrameId(before.payload());
+                let copy = self.frames.copy_of(frame);
+                if copy != 0 {
+                    self.swap.forget_copy();
+                    free_blob(copy);
+                }
+                let run = FrameRun { start: frame, len: 1 };
+                self.frames.leave_limbo(run);
+                self.frames.put(run);
+            }
+            State::Pool => free_blob(before.payload()),
+            State::File => self.swap.free_location(before.payload()),
+            _ => {}
+        }
+        self.budget.add_wanted(-1);
+    }
+}

@@ -1,0 +1,436 @@
+//! VMAs: which ranges of the arena belong to the program, and with which rights.
+//!
+//! Records are type-stable: a slot of the table is a VMA record for the process's whole life, so
+//! a reader that holds an old slot number reads an old or a new record, never something else. Two
+//! sequence counts make reading without a lock safe: the index's, odd while the sorted order
+//! changes, which a lookup checks around its search; and a record's own, bumped before and after
+//! any change of it, which a fault checks once more under the page lock.
+//!
+//! A lookup writes nothing. Changes need the space's lock, which the caller proves by a guard.
+
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+use crate::mmu::Prot;
+use crate::sys::{Errno, memory::Table, memory::Zeroed};
+use crate::units::{PageNum, PageRange};
+
+/// Most VMAs of a space.
+pub const VMAS_MAX: usize = 1 << 18;
+
+/// What a range is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Kind {
+    /// Private anonymous memory, managed.
+    Anonymous = 0,
+    /// The program has mapped something else over this part of the arena; not managed.
+    Foreign = 1,
+}
+
+/// How the program says that it uses a range.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(u8)]
+pub enum Pattern {
+    /// MADV_NORMAL.
+    #[default]
+    Normal = 0,
+    /// MADV_SEQUENTIAL.
+    Sequential = 1,
+    /// MADV_RANDOM.
+    Random = 2,
+}
+
+/// What all pages of a VMA have in common.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Attributes {
+    /// Rights.
+    pub prot: Prot,
+    /// Kind.
+    pub kind: Kind,
+    /// Advice.
+    pub pattern: Pattern,
+    /// Pages are locked in memory as they come.
+    pub is_mlocked: bool,
+    /// MADV_DONTFORK: a child gets nothing here.
+    pub is_dontfork: bool,
+}
+
+impl Attributes {
+    /// Managed memory with rights `prot`.
+    #[must_use]
+    pub const fn anonymous(prot: Prot) -> Attributes {
+        Attributes {
+            prot,
+            kind: Kind::Anonymous,
+            pattern: Pattern::Normal,
+            is_mlocked: false,
+            is_dontfork: false,
+        }
+    }
+
+    const fn to_bits(self) -> u64 {
+        self.prot.0 as u64
+            | (self.kind as u64) << 8
+            | (self.pattern as u64) << 16
+            | (self.is_mlocked as u64) << 24
+            | (self.is_dontfork as u64) << 25
+    }
+
+    const fn from_bits(bits: u64) -> Attributes {
+        Attributes {
+            prot: Prot(bits as u32 & 0xff),
+            kind: if bits >> 8 & 0xff == 1 { Kind::Foreign } else { Kind::Anonymous },
+            pattern: match bits >> 16 & 0xff {
+                1 => Pattern::Sequential,
+                2 => Pattern::Random,
+                _ => Pattern::Normal,
+            },
+            is_mlocked: bits >> 24 & 1 != 0,
+            is_dontfork: bits >> 25 & 1 != 0,
+        }
+    }
+}
+
+/// One VMA's record.
+struct Record {
+    start: AtomicU64,
+    end: AtomicU64,
+    attributes: AtomicU64,
+    /// Bumped before and after each change; odd in between.
+    sequence: AtomicU32,
+    /// Next free slot.
+    next: AtomicU32,
+}
+
+// SAFETY: atomics, for which zero is valid.
+unsafe impl Zeroed for Record {}
+
+/// A copy of a VMA, taken without a lock, with what is needed to check it again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Vma {
+    /// Its pages.
+    pub range: PageRange,
+    /// What they have in common.
+    pub attributes: Attributes,
+    slot: u32,
+    sequence: u32,
+}
+
+/// A lookup met a change of the order.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Changed;
+
+/// All VMAs of a space, in order of address.
+pub struct VmaIndex {
+    records: Table<Record>,
+    order: Table<AtomicU32>,
+    count: AtomicU32,
+    sequence: AtomicU32,
+    free: AtomicU32,
+    used: AtomicU32,
+}
+
+/// Proof that the caller holds the space's lock. Made by the space only.
+pub struct SpaceLocked(pub(super) ());
+
+impl VmaIndex {
+    /// No VMA.
+    ///
+    /// # Errors
+    /// `NOMEM`.
+    pub fn new() -> Result<VmaIndex, Errno> {
+        Ok(VmaIndex {
+            records: Table::new(VMAS_MAX)?,
+            order: Table::new(VMAS_MAX)?,
+            count: AtomicU32::new(0),
+            sequence: AtomicU32::new(0),
+            free: AtomicU32::new(u32::MAX),
+            used: AtomicU32::new(0),
+        })
+    }
+
+    fn at(&self, position: usize) -> &Record {
+        &self.records[self.order[position].load(Ordering::Relaxed) as usize % VMAS_MAX]
+    }
+
+    /// First position whose VMA ends behind `page`.
+    fn search(&self, page: PageNum) -> usize {
+        let (mut low, mut high) = (0, self.len());
+        while low < high {
+            let middle = usize::midpoint(low, high);
+            if self.at(middle).end.load(Ordering::Relaxed) <= page.0 {
+                low = middle + 1;
+            } else {
+                high = middle;
+            }
+        }
+        low
+    }
+
+    /// Number of VMAs.
+    pub fn len(&self) -> usize {
+        self.count.load(Ordering::Relaxed) as usize
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn view(&self, position: usize) -> Option<Vma> {
+        let slot = self.order[position].load(Ordering::Relaxed);
+        let record = &self.records[slot as usize % VMAS_MAX];
+        // Acquire pairs with the release of the second bump in `change`.
+        let sequence = record.sequence.load(Ordering::Acquire);
+        let vma = Vma {
+            range: PageRange {
+                start: PageNum(record.start.load(Ordering::Relaxed)),
+                end: PageNum(record.end.load(Ordering::Relaxed)),
+            },
+            attributes: Attributes::from_bits(record.attributes.load(Ordering::Relaxed)),
+            slot,
+            sequence,
+        };
+        // Keeps the loads above before the second look at the count.
+        fence(Ordering::Acquire);
+        let unchanged = record.sequence.load(Ordering::Relaxed) == sequence;
+        (sequence.is_multiple_of(2) && unchanged).then_some(vma)
+    }
+
+    /// Finds the VMA that holds `page`, without a lock and without writing.
+    ///
+    /// # Errors
+    /// [`Changed`] where a change of the order got in between: try again.
+    pub fn lookup(&self, page: PageNum) -> Result<Option<Vma>, Changed> {
+        // Acquire pairs with the release of the bump that ended the last change.
+        let sequence = self.sequence.load(Ordering::Acquire);
+        if !sequence.is_multiple_of(2) {
+            return Err(Changed);
+        }
+        let position = self.search(page);
+        let vma =
+            if position < self.len() { Some(self.view(position).ok_or(Changed)?) } else { None };
+        fence(Ordering::Acquire);
+        if self.sequence.load(Ordering::Relaxed) != sequence {
+            return Err(Changed);
+        }
+        Ok(vma.filter(|vma| vma.range.contains(page)))
+    }
+
+    /// Whether `vma` is still as it was when it was copied. Under the lock of a page in it, a yes
+    /// holds until that lock is given back: who changes the record bumps its count first and
+    /// takes the page locks afterwards.
+    pub fn is_current(&self, vma: &Vma) -> bool {
+        // SeqCst pairs with the bump in `change` and the block's use count (Dekker): a changer
+        // that skips a block because nothing was ever touched there is seen here.
+        self.records[vma.slot as usize].sequence.load(Ordering::SeqCst) == vma.sequence
+    }
+
+    /// The first VMA that ends behind `page`.
+    pub fn next_from(&self, page: PageNum, _: &SpaceLocked) -> Option<Vma> {
+        let position = self.search(page);
+        (position < self.len()).then(|| self.view(position).expect("the space is locked"))
+    }
+
+    fn change(&self, slot: u32, new: Option<(PageRange, Attributes)>) {
+        let record = &self.records[slot as usize];
+        record.sequence.fetch_add(1, Ordering::SeqCst);
+        // Keeps the stores below behind the first bump.
+        fence(Ordering::Release);
+        if let Some((range, attributes)) = new {
+            record.start.store(range.start.0, Ordering::Relaxed);
+            record.end.store(range.end.0, Ordering::Relaxed);
+            record.attributes.store(attributes.to_bits(), Ordering::Relaxed);
+        }
+        record.sequence.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn reorder(&self, step: impl FnOnce()) {
+        self.sequence.fetch_add(1, Ordering::SeqCst);
+        fence(Ordering::Release);
+        step();
+        self.sequence.fetch_add(1, Ordering::Release);
+    }
+
+    /// Adds a VMA where there is none, joined to its neighbours where all is alike.
+    ///
+    /// # Errors
+    /// `NOMEM` where the table is full.
+    pub fn insert(
+        &self,
+        range: PageRange,
+        attributes: Attributes,
+        locked: &SpaceLocked,
+    ) -> Result<(), Errno> {
+        let position = self.search(range.start);
+        let count = self.len();
+        debug_assert!(
+            position == count || self.at(position).start.load(Ordering::Relaxed) >= range.end.0
+        );
+        let before = position
+            .checked_sub(1)
+            .and_then(|p| self.view(p))
+            .filter(|vma| vma.range.end == range.start && vma.attributes == attributes);
+        let after = (position < count)
+            .then(|| self.view(position))
+            .flatten()
+            .filter(|vma| vma.range.start == range.end && vma.attributes == attributes);
+        match (before, after) {
+            (Some(before), Some(after)) => {
+                let whole = PageRange { start: before.range.start, end: after.range.end };
+                self.remove_at(position, locked);
+                self.reorder(|| self.change(before.slot, Some((whole, attributes))));
+            }
+            (Some(before), None) => {
+                let whole = PageRange { start: before.range.start, end: range.end };
+                self.reorder(|| self.change(before.slot, Some((whole, attributes))));
+            }
+            (None, Some(after)) => {
+                let whole = PageRange { start: range.start, end: after.range.end };
+                self.reorder(|| self.change(after.slot, Some((whole, attributes))));
+            }
+            (None, None) => {
+                let slot = self.take_slot().ok_or(Errno::NOMEM)?;
+                self.reorder(|| {
+                    self.change(slot, Some((range, attributes)));
+                    for at in (position..count).rev() {
+                        let moved = self.order[at].load(Ordering::Relaxed);
+                        self.order[at + 1].store(moved, Ordering::Relaxed);
+                    }
+                    self.order[position].store(slot, Ordering::Relaxed);
+                    self.count.store(count as u32 + 1, Ordering::Relaxed);
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn remove_at(&self, position: usize, _: &SpaceLocked) {
+        let slot = self.order[position].load(Ordering::Relaxed);
+        let count = self.len();
+        self.reorder(|| {
+            self.change(slot, None);
+            for at in position..count - 1 {
+                let moved = self.order[at + 1].load(Ordering::Relaxed);
+                self.order[at].store(moved, Ordering::Relaxed);
+            }
+            self.count.store(count as u32 - 1, Ordering::Relaxed);
+        });
+        self.records[slot as usize]
+            .next
+            .store(self.free.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.free.store(slot, Ordering::Relaxed);
+    }
+
+    fn take_slot(&self) -> Option<u32> {
+        let free = self.free.load(Ordering::Relaxed);
+        if free != u32::MAX {
+            let next = self.records[free as usize].next.load(Ordering::Relaxed);
+            self.free.store(next, Ordering::Relaxed);
+            return Some(free);
+        }
+        let used = self.used.load(Ordering::Relaxed);
+        if used as usize >= VMAS_MAX - 1 {
+            return None;
+        }
+        self.used.store(used + 1, Ordering::Relaxed);
+        Some(used)
+    }
+
+    /// Takes `range` out of all VMAs, splitting those that reach over its ends.
+    ///
+    /// # Errors
+    /// `NOMEM` where a split finds the table full; nothing has changed then.
+    pub fn remove(&self, range: PageRange, locked: &SpaceLocked) -> Result<(), Errno> {
+        if self.len() + 2 >= VMAS_MAX {
+            return Err(Errno::NOMEM);
+        }
+        while let Some(vma) = self.next_from(range.start, locked) {
+            if vma.range.start >= range.end {
+                break;
+            }
+            let position = self.search(range.start);
+            let head = PageRange { start: vma.range.start, end: range.start };
+            let tail = PageRange { start: range.end, end: vma.range.end };
+            match (head.is_empty(), tail.is_empty()) {
+                (true, true) => self.remove_at(position, locked),
+                (false, true) => {
+                    self.reorder(|| self.change(vma.slot, Some((head, vma.attributes))));
+                }
+                (true, false) => {
+                    self.reorder(|| self.change(vma.slot, Some((tail, vma.attributes))));
+                }
+                (false, false) => {
+                    self.reorder(|| self.change(vma.slot, Some((head, vma.attributes))));
+                    self.insert(tail, vma.attributes, locked)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives the VMAs inside `range` other attributes.
+    ///
+    /// # Errors
+    /// `NOMEM` where a split finds the table full.
+    pub fn change_attributes(
+        &self,
+        range: PageRange,
+        locked: &SpaceLocked,
+        change: impl Fn(Attributes) -> Attributes,
+    ) -> Result<(), Errno> {
+        let mut at = range.start;
+        while let Some(vma) = self.next_from(at, locked) {
+            if vma.range.start >= range.end {
+                break;
+            }
+            let part = vma.range.intersect(range);
+            at = part.end;
+            let attributes = change(vma.attributes);
+            if attributes != vma.attributes {
+                self.remove(part, locked)?;
+                self.insert(part, attributes, locked)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether every page of `range` is in a VMA.
+    pub fn covers(&self, range: PageRange, locked: &SpaceLocked) -> bool {
+        let mut at = range.start;
+        while at < range.end {
+            match self.next_from(at, locked) {
+                Some(vma) if vma.range.contains(at) => at = vma.range.end,
+                _ => return false,
+            }
+        }
+        true
+    }
+
+    /// Finds `pages` neighbouring pages below `limit` that no VMA has, aligned to `align` pages;
+    /// at `hint` where that is free.
+    pub fn find_gap(
+        &self,
+        pages: usize,
+        align: u64,
+        hint: Option<PageNum>,
+        limit: u64,
+        locked: &SpaceLocked,
+    ) -> Option<PageNum> {
+        if let Some(hint) = hint
+            && hint.0 + pages as u64 <= limit
+            && self.next_from(hint, locked).is_none_or(|vma| vma.range.start >= hint.add(pages))
+        {
+            return Some(hint);
+        }
+        let mut start = 0u64;
+        for position in 0..self.len() {
+            let record = self.at(position);
+            if start + pages as u64 <= record.start.load(Ordering::Relaxed) {
+                break;
+            }
+            start = record.end.load(Ordering::Relaxed).next_multiple_of(align);
+        }
+        (start + pages as u64 <= limit).then_some(PageNum(start))
+    }
+}

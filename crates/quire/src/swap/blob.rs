@@ -1,0 +1,103 @@
+//! A packed page as it lies in the pool and in the swap file: header, then bytes.
+//!
+//! The header names the page that owns the bytes and has the checksum of its content, so that a
+//! blob that is not the page's own, or not what was stored, is found out before the program sees
+//! a byte of it.
+
+use super::compress::{Corrupt, PageBytes, decompress, page_hash};
+use crate::units::{PAGE_SIZE, PageNum};
+
+/// How the bytes of a blob make a page.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Kind {
+    /// One LZ4 block.
+    Lz4 = 1,
+    /// The page itself.
+    Raw = 2,
+}
+
+/// Bytes in front of every blob.
+pub const HEADER_BYTES: usize = 16;
+
+/// What stands in front of a blob, in two words.
+///
+/// First word: owner (48 bits), length (14 bits), kind (2 bits), from the highest bit down; zero
+/// where there is no blob. Second word: checksum of the page's content.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Header {
+    /// The page that the content belongs to.
+    pub owner: PageNum,
+    /// Bytes behind the header.
+    pub length: usize,
+    /// How they make a page.
+    pub kind: Kind,
+    /// [`page_hash`] of the page.
+    pub hash: u64,
+}
+
+impl Header {
+    const KIND_BITS: u32 = 2;
+    const OWNER_SHIFT: u32 = 16;
+
+    /// The two words.
+    pub(super) fn to_words(self) -> [u64; 2] {
+        debug_assert!(self.owner.0 < 1 << 48 && self.length <= PAGE_SIZE);
+        let length = (self.length as u64) << Self::KIND_BITS;
+        [self.owner.0 << Self::OWNER_SHIFT | length | self.kind as u64, self.hash]
+    }
+
+    /// The header that two words hold, unless they hold none.
+    pub(super) fn from_words(words: [u64; 2]) -> Option<Header> {
+        let kind = match words[0] & 3 {
+            1 => Kind::Lz4,
+            2 => Kind::Raw,
+            _ => return None,
+        };
+        let length = (words[0] >> Self::KIND_BITS & 0x3fff) as usize;
+        let fits = match kind {
+            Kind::Lz4 => (1..=PAGE_SIZE).contains(&length),
+            Kind::Raw => length == PAGE_SIZE,
+        };
+        let owner = PageNum(words[0] >> Self::OWNER_SHIFT);
+        fits.then_some(Header { owner, length, kind, hash: words[1] })
+    }
+}
+
+/// A packed page.
+#[derive(Clone, Copy, Debug)]
+pub struct Blob<'a> {
+    /// The page that the content belongs to.
+    pub owner: PageNum,
+    /// How the bytes make a page.
+    pub kind: Kind,
+    /// [`page_hash`] of the page.
+    pub hash: u64,
+    /// The packed bytes.
+    pub bytes: &'a [u8],
+}
+
+impl Blob<'_> {
+    /// The header of this blob.
+    pub(super) fn header(&self) -> Header {
+        let Blob { owner, kind, hash, bytes } = *self;
+        Header { owner, kind, hash, length: bytes.len() }
+    }
+
+    /// Writes the page that `owner` stored.
+    ///
+    /// # Errors
+    ///
+    /// [`Corrupt`] where the blob is another page's or damaged. What `out` then holds is garbage
+    /// and must not reach the program.
+    pub fn unpack(&self, owner: PageNum, out: &mut PageBytes) -> Result<(), Corrupt> {
+        if self.owner != owner {
+            return Err(Corrupt);
+        }
+        match self.kind {
+            Kind::Lz4 => decompress(self.bytes, out)?,
+            Kind::Raw => *out = *<&PageBytes>::try_from(self.bytes).map_err(|_| Corrupt)?,
+        }
+        if page_hash(out) == self.hash { Ok(()) } else { Err(Corrupt) }
+    }
+}

@@ -1,0 +1,290 @@
+//! The swap file: a log of segments that the processes of a tree share.
+//!
+//! Owns this member's side of it: which segments it holds live blobs in, how many, and in what
+//! order segments are taken and let go. What lies where in a segment is [`layout`]'s; filling and
+//! writing one is [`Writer`]'s; the transfers are [`super::io`]'s.
+//!
+//! # A segment's life
+//!
+//! Free (`Control::segment_refs` is 0) -> open (a [`Writer`] took it: refs 1, the bit in this
+//! member's map set, nothing live) -> written (the write succeeded: its blobs are live) -> let go
+//! by whoever frees the last live blob. It is never written again before every member that holds
+//! live data in it, after forks, has let go of it, so a location names the same bytes for as long
+//! as any page's word has it.
+//!
+//! A segment is taken by refs first, bit second, and let go by bit first, refs second. A member
+//! that dies in between leaves a segment that no one uses, never one that is used twice: the
+//! supervisor drops one ref for each bit in a dead member's map.
+//!
+//! # Locks
+//!
+//! None: counts are atomics. A location in a page's word is loaded, freed or replaced under that
+//! page's lock, as in the pool; a segment that is read for more than one page's sake is
+//! [pinned](SwapFile::pin) first.
+
+mod layout;
+#[cfg(test)]
+mod tests;
+mod writer;
+
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicU32, AtomicU64};
+
+use rustix::io::Errno;
+
+pub use self::layout::{Location, ReadPlan, Segment, blobs_in, parse, segment_blobs};
+pub use self::writer::{Purpose, Writer, Written};
+use super::sparse::Sparse;
+use crate::control::{Control, MEMBERS_MAX, SEGMENTS_MAX};
+
+/// Segments that only the cleaner may take: without them a full file could never be cleaned.
+pub const SEGMENTS_RESERVED: u32 = 1;
+/// Most segments that are cleaned into one.
+pub const VICTIMS_MAX: usize = 8;
+/// How much of a segment the live blobs of those may fill, in thousandths: by number, and blobs
+/// differ in length, so some room is left for that.
+const CLEAN_SHARE_MAX: u32 = 900;
+/// A search for a free segment starts again at the file's beginning after so many: low segments
+/// that other members let go are found again, and the file stays short.
+const TAKES_PER_SWEEP: u32 = 64;
+
+/// Every segment that may be taken is in use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SwapFull;
+
+impl core::fmt::Display for SwapFull {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("the swap file is full; raise its limit")
+    }
+}
+
+impl core::error::Error for SwapFull {}
+
+/// A member's side of the swap file.
+pub struct SwapFile {
+    control: &'static Control,
+    /// This member's slot: changes at fork only, when no other thread is here (Relaxed).
+    slot: AtomicU32,
+    /// Per segment [`Count`], this member's alone.
+    counts: Sparse<AtomicU32>,
+    /// Segments held. A statistic (Relaxed).
+    held: AtomicU32,
+    /// Where the next search begins, and the searches so far. Hints (Relaxed).
+    next_free: AtomicU32,
+    takes: AtomicU32,
+}
+
+/// What a member knows of a segment: live blobs and pins (low half), blobs written (high half).
+#[derive(Clone, Copy)]
+struct Count(u32);
+
+impl Count {
+    const WRITTEN_SHIFT: u32 = 16;
+    const LIVE: u32 = (1 << Self::WRITTEN_SHIFT) - 1;
+
+    fn new(written: usize) -> Count {
+        let written = written as u32 & Self::LIVE;
+        Count(written << Self::WRITTEN_SHIFT | written)
+    }
+
+    fn live(self) -> u32 {
+        self.0 & Self::LIVE
+    }
+
+    fn written(self) -> u32 {
+        self.0 >> Self::WRITTEN_SHIFT
+    }
+}
+
+impl SwapFile {
+    /// This member's side, for the slot that the supervisor gave it.
+    ///
+    /// # Errors
+    ///
+    /// What mmap says; `EINVAL` for a slot that does not exist.
+    pub fn new(control: &'static Control, slot: u32) -> Result<SwapFile, Errno> {
+        if slot as usize >= MEMBERS_MAX {
+            return Err(Errno::INVAL);
+        }
+        Ok(SwapFile {
+            control,
+            slot: AtomicU32::new(slot),
+            counts: Sparse::new(SEGMENTS_MAX)?,
+            held: AtomicU32::new(0),
+            next_free: AtomicU32::new(0),
+            takes: AtomicU32::new(0),
+        })
+    }
+
+    /// In a fork's child, before any other thread runs there: the counts are inherited as they
+    /// are; the supervisor has copied the parent's map to the new slot and raised the refs. The
+    /// child's copy of every [`Writer`] must be given up ([`Writer::cancel`]) after this: the
+    /// segment it was filling is the parent's to write.
+    pub fn after_fork_in_child(&self, slot: u32) {
+        debug_assert!((slot as usize) < MEMBERS_MAX);
+        self.slot.store(slot, Relaxed);
+    }
+
+    /// Segments in which this member holds live blobs, and those that its writers have open.
+    #[must_use]
+    pub fn segments_held(&self) -> u32 {
+        self.held.load(Relaxed)
+    }
+
+    /// Whether a writer could open a segment now, as far as anyone can tell without trying.
+    #[must_use]
+    pub fn has_room(&self) -> bool {
+        let used = self.control.segments_used.load(Relaxed);
+        used.saturating_add(SEGMENTS_RESERVED) < self.segments_max()
+    }
+
+    /// Drops a blob that a page's word named, or that was written for a page that has moved on.
+    /// The caller holds that page's lock, and no word has the location any more.
+    pub fn free(&self, location: Location) {
+        self.drop_one(location.segment());
+    }
+
+    /// Keeps a segment from being let go, so that what was read from it stays what its locations
+    /// name: a page's word that has one of them while the pin holds means these very bytes.
+    /// False if nothing in it is live. Every pin needs its [`SwapFile::unpin`].
+    #[must_use]
+    pub fn pin(&self, segment: Segment) -> bool {
+        let Some(count) = self.counts.get(segment.index()) else {
+            return false;
+        };
+        // Acquire pairs with the release in `publish`: the segment is written.
+        count
+            .fetch_update(Acquire, Relaxed, |count| (Count(count).live() != 0).then(|| count + 1))
+            .is_ok()
+    }
+
+    /// Ends a pin.
+    pub fn unpin(&self, segment: Segment) {
+        self.drop_one(segment);
+    }
+
+    /// The segments that are best cleaned: those with the smallest shares of live blobs, as many
+    /// as fit into one segment together, and none that another process shares (letting go of it
+    /// would free nothing). Empty where every segment is nearly full of live blobs.
+    ///
+    /// Each is pinned. The caller reads it ([`Segment::plan`]), has a writer that was opened to
+    /// [clean](Purpose::Clean) take the blobs that are still some page's ([`segment_blobs`]), and
+    /// unpins it. What room is left in the writer is for pages that go out.
+    #[must_use]
+    pub fn victims(&self) -> [Option<Segment>; VICTIMS_MAX] {
+        let mut found: [Option<(u32, Segment)>; VICTIMS_MAX] = [None; VICTIMS_MAX];
+        for segment in self.held_segments() {
+            let count = Count(self.counts[segment.index()].load(Relaxed));
+            let is_shared = self.control.segment_refs[segment.index()].load(Relaxed) > 1;
+            // Nothing live: open, or about to be let go.
+            if count.live() == 0 || is_shared {
+                continue;
+            }
+            let mut next = Some((count.live() * 1000 / count.written().max(1), segment));
+            for place in &mut found {
+                if place.is_none_or(|kept| next.is_some_and(|new| new.0 < kept.0)) {
+                    core::mem::swap(place, &mut next);
+                }
+            }
+        }
+        let mut room = CLEAN_SHARE_MAX;
+        found.map(|found| {
+            let (share, segment) = found?;
+            room = room.checked_sub(share)?;
+            self.pin(segment).then_some(segment)
+        })
+    }
+
+    /// Segments with our bit set.
+    fn held_segments(&self) -> impl Iterator<Item = Segment> {
+        let words = (self.segments_max() as usize).div_ceil(64);
+        self.map()[..words].iter().enumerate().flat_map(|(index, word)| {
+            let mut bits = word.load(Relaxed);
+            core::iter::from_fn(move || {
+                let bit = bits.trailing_zeros();
+                // The lowest bit set goes; 0 stays 0.
+                bits &= bits.wrapping_sub(1);
+                (bit < 64).then_some(bit)
+            })
+            .filter_map(move |bit| Segment::new(index as u32 * 64 + bit))
+        })
+    }
+
+    /// Takes a free segment.
+    fn take_segment(&self, purpose: Purpose) -> Result<Segment, SwapFull> {
+        let reserved = match purpose {
+            Purpose::Reclaim => SEGMENTS_RESERVED,
+            Purpose::Clean => 0,
+        };
+        let max = self.segments_max();
+        let used = &self.control.segments_used;
+        // Relaxed: a count; the segment itself is settled by its refs below.
+        used.fetch_update(Relaxed, Relaxed, |used| {
+            (used.saturating_add(reserved) < max).then(|| used + 1)
+        })
+        .map_err(|_| SwapFull)?;
+        let is_new_sweep = self.takes.fetch_add(1, Relaxed).is_multiple_of(TAKES_PER_SWEEP);
+        let first = if is_new_sweep { 0 } else { self.next_free.load(Relaxed).min(max) };
+        let free = (first..max).chain(0..first).find(|index| {
+            let refs = &self.control.segment_refs[*index as usize];
+            // Acquire pairs with the release in `let_go`: the last reader is done with it.
+            refs.load(Relaxed) == 0 && refs.compare_exchange(0, 1, Acquire, Relaxed).is_ok()
+        });
+        let Some(segment) = free.and_then(Segment::new) else {
+            // Someone counts a segment that is let go just now.
+            used.fetch_sub(1, Relaxed);
+            return Err(SwapFull);
+        };
+        self.next_free.store(segment.number() + 1, Relaxed);
+        let (word, bit) = segment.bit();
+        // Release: whoever sees the bit (the supervisor) sees the ref.
+        self.map()[word].fetch_or(bit, Release);
+        self.held.fetch_add(1, Relaxed);
+        Ok(segment)
+    }
+
+    /// A segment is written: its blobs live.
+    fn publish(&self, segment: Segment, blobs: usize) {
+        debug_assert!(blobs != 0);
+        // Release pairs with the acquire in `pin`.
+        self.counts[segment.index()].store(Count::new(blobs).0, Release);
+    }
+
+    /// One live blob, or pin, less.
+    fn drop_one(&self, segment: Segment) {
+        let Some(count) = self.counts.get(segment.index()) else {
+            return;
+        };
+        // AcqRel: the last one sees that all others are done with the segment.
+        let before = count
+            .fetch_update(AcqRel, Relaxed, |count| (Count(count).live() != 0).then(|| count - 1));
+        debug_assert!(before.is_ok(), "{segment:?} has nothing live");
+        if before.is_ok_and(|count| Count(count).live() == 1) {
+            self.let_go(segment);
+        }
+    }
+
+    /// This member needs a segment no longer.
+    fn let_go(&self, segment: Segment) {
+        let (word, bit) = segment.bit();
+        // Release, and the bit first: see the module's words on crashes.
+        self.map()[word].fetch_and(!bit, Release);
+        self.held.fetch_sub(1, Relaxed);
+        // AcqRel pairs with `take_segment`, here and in other members.
+        let refs = self.control.segment_refs[segment.index()].fetch_sub(1, AcqRel);
+        debug_assert!(refs != 0, "{segment:?} had no refs");
+        if refs == 1 {
+            // After the refs: whoever finds room in the count finds a segment without refs.
+            self.control.segments_used.fetch_sub(1, Release);
+            self.next_free.fetch_min(segment.number(), Relaxed);
+        }
+    }
+
+    fn map(&self) -> &[AtomicU64] {
+        &self.control.segment_maps[self.slot.load(Relaxed) as usize]
+    }
+
+    fn segments_max(&self) -> u32 {
+        self.control.segments_max.load(Relaxed).min(SEGMENTS_MAX as u32)
+    }
+}

@@ -1,0 +1,247 @@
+//! What lies where in the swap file.
+//!
+//! A segment begins with 64 bytes of its own ([`SegmentHeader`]); then blobs follow each other,
+//! each at a multiple of 64 bytes: header, bytes, padding. Zeros end the blobs of a segment. No
+//! blob crosses a segment's end, and none is longer than 4112 bytes, so two pages of the file
+//! from the one on in which it begins always hold it whole.
+
+use core::num::NonZeroU32;
+
+use super::super::blob::{Blob, HEADER_BYTES, Header};
+use super::super::compress::{Corrupt, PageBytes};
+use crate::control::{SEGMENT_BYTES, SEGMENTS_MAX};
+use crate::units::{PAGE_SIZE, PageNum};
+
+/// What a location counts.
+pub(super) const GRANULE_BYTES: usize = 64;
+/// Locations of a segment.
+const SEGMENT_GRANULES: u32 = (SEGMENT_BYTES / GRANULE_BYTES) as u32;
+/// Most blobs of a segment.
+pub(super) const BLOBS_MAX: usize = SEGMENT_GRANULES as usize - 1;
+/// First word of a segment.
+const SEGMENT_MAGIC: u32 = 0x5153_4547;
+/// Bytes that hold any blob, from the start of the page of the file in which it begins.
+const READ_BYTES: usize = 2 * PAGE_SIZE;
+
+const _: () = assert!(SEGMENTS_MAX as u64 * SEGMENT_GRANULES as u64 == 1 << 32);
+const _: () = assert!(PAGE_SIZE - GRANULE_BYTES + HEADER_BYTES + PAGE_SIZE <= READ_BYTES);
+
+/// Where a blob lies: segment and offset, in units of 64 bytes. Never 0, because no blob lies
+/// where a segment has its own header.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Location(NonZeroU32);
+
+impl Location {
+    /// The first place of the first segment.
+    pub const FIRST: Location = Location(NonZeroU32::MIN);
+
+    /// The location with this number, as a page's word keeps it.
+    #[must_use]
+    pub const fn new(number: u32) -> Option<Location> {
+        match NonZeroU32::new(number) {
+            Some(number) if number.get() % SEGMENT_GRANULES != 0 => Some(Location(number)),
+            _ => None,
+        }
+    }
+
+    /// Its number.
+    #[must_use]
+    pub fn get(self) -> u32 {
+        self.0.get()
+    }
+
+    /// The segment.
+    #[must_use]
+    pub fn segment(self) -> Segment {
+        Segment(self.0.get() / SEGMENT_GRANULES)
+    }
+
+    /// Offset in the segment.
+    fn offset_bytes(self) -> usize {
+        (self.0.get() % SEGMENT_GRANULES) as usize * GRANULE_BYTES
+    }
+
+    /// What to read to have this blob whole.
+    #[must_use]
+    pub fn plan(self) -> ReadPlan {
+        let offset = self.offset_bytes() / PAGE_SIZE * PAGE_SIZE;
+        ReadPlan {
+            offset: self.segment().offset() + offset as u64,
+            length: READ_BYTES.min(SEGMENT_BYTES - offset),
+        }
+    }
+}
+
+/// A read from the swap file: whole pages, within one segment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ReadPlan {
+    /// Offset in the file.
+    pub offset: u64,
+    /// Bytes.
+    pub length: usize,
+}
+
+impl ReadPlan {
+    /// The same read, longer: up to `bytes`, or the segment's end. What follows a blob was
+    /// written with it, so it is often wanted with it.
+    #[must_use]
+    pub fn ahead(self, bytes: usize) -> ReadPlan {
+        let left = SEGMENT_BYTES - (self.offset % SEGMENT_BYTES as u64) as usize;
+        let length = self.length.max(bytes.next_multiple_of(PAGE_SIZE)).min(left);
+        ReadPlan { length, ..self }
+    }
+}
+
+/// A segment of the file, by number.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Segment(u32);
+
+impl Segment {
+    /// The segment with this number.
+    #[must_use]
+    pub fn new(number: u32) -> Option<Segment> {
+        ((number as usize) < SEGMENTS_MAX).then_some(Segment(number))
+    }
+
+    /// Its number.
+    #[must_use]
+    pub fn number(self) -> u32 {
+        self.0
+    }
+
+    /// Where it begins in the file.
+    #[must_use]
+    pub fn offset(self) -> u64 {
+        u64::from(self.0) * SEGMENT_BYTES as u64
+    }
+
+    /// What to read to have it whole.
+    #[must_use]
+    pub fn plan(self) -> ReadPlan {
+        ReadPlan { offset: self.offset(), length: SEGMENT_BYTES }
+    }
+
+    /// The location of the blob at this offset.
+    pub(super) fn location(self, offset_bytes: usize) -> Option<Location> {
+        let granule = (offset_bytes / GRANULE_BYTES) as u32;
+        (granule < SEGMENT_GRANULES)
+            .then(|| Location::new(self.0 * SEGMENT_GRANULES + granule))
+            .flatten()
+    }
+
+    pub(super) fn index(self) -> usize {
+        self.0 as usize
+    }
+
+    /// Word and bit in a member's segment map.
+    pub(super) fn bit(self) -> (usize, u64) {
+        (self.index() / 64, 1 << (self.0 % 64))
+    }
+}
+
+/// Unpacks the page whose blob lies at `location` from what [`Location::plan`] read.
+///
+/// # Errors
+///
+/// [`Corrupt`] where the bytes are not what `owner` once stored; `out` then holds garbage.
+pub fn parse(
+    buffer: &[u8],
+    location: Location,
+    owner: PageNum,
+    out: &mut PageBytes,
+) -> Result<(), Corrupt> {
+    let start = location.offset_bytes() % PAGE_SIZE;
+    blob_at(buffer, start).ok_or(Corrupt)?.0.unpack(owner, out)
+}
+
+/// The blob at `location` and those behind it, from what [`Location::plan`] (or a longer
+/// [`ReadPlan::ahead`]) read. Their bytes are not checked, and they may be long dead: the
+/// location in the owner's word says which is not.
+pub fn blobs_in(buffer: &[u8], location: Location) -> impl Iterator<Item = (Location, Blob<'_>)> {
+    let start = location.offset_bytes() % PAGE_SIZE;
+    blobs_from(buffer, start, location.segment(), location.offset_bytes() - start)
+}
+
+/// All blobs of a segment that was read whole, as [`blobs_in`] gives them; none if it is not
+/// the segment that was written.
+pub fn segment_blobs(
+    buffer: &[u8],
+    segment: Segment,
+) -> impl Iterator<Item = (Location, Blob<'_>)> {
+    let used = SegmentHeader::read(buffer, segment).map_or(0, |header| header.used as usize);
+    blobs_from(buffer.get(..used).unwrap_or(&[]), GRANULE_BYTES, segment, 0)
+}
+
+/// The blobs from `at` on in `buffer`, which begins `base` bytes into the segment.
+fn blobs_from(
+    buffer: &[u8],
+    mut at: usize,
+    segment: Segment,
+    base: usize,
+) -> impl Iterator<Item = (Location, Blob<'_>)> {
+    core::iter::from_fn(move || {
+        let (blob, next) = blob_at(buffer, at)?;
+        let location = segment.location(base + at)?;
+        at = next;
+        Some((location, blob))
+    })
+}
+
+/// The blob at an offset, and where the next one would be.
+fn blob_at(buffer: &[u8], at: usize) -> Option<(Blob<'_>, usize)> {
+    let (words, rest) = buffer.get(at..)?.split_first_chunk::<HEADER_BYTES>()?;
+    let [low, high] = words.as_chunks::<8>().0 else {
+        return None;
+    };
+    let header = Header::from_words([u64::from_ne_bytes(*low), u64::from_ne_bytes(*high)])?;
+    let Header { owner, kind, hash, length } = header;
+    let blob = Blob { owner, kind, hash, bytes: rest.get(..length)? };
+    Some((blob, at + blob_bytes(length)))
+}
+
+/// Room that a blob of so many packed bytes takes.
+pub(super) const fn blob_bytes(length: usize) -> usize {
+    (HEADER_BYTES + length).next_multiple_of(GRANULE_BYTES)
+}
+
+/// Writes a blob into room of [`blob_bytes`].
+pub(super) fn put_blob(room: &mut [u8], blob: &Blob<'_>) {
+    let [low, high] = blob.header().to_words();
+    let (header, rest) = room.split_at_mut(HEADER_BYTES);
+    header[..8].copy_from_slice(&low.to_ne_bytes());
+    header[8..].copy_from_slice(&high.to_ne_bytes());
+    let (bytes, padding) = rest.split_at_mut(blob.bytes.len());
+    bytes.copy_from_slice(blob.bytes);
+    padding.fill(0);
+}
+
+/// What a segment says of itself.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct SegmentHeader {
+    /// Blobs in it.
+    pub blobs: u32,
+    /// Bytes that they and this header take.
+    pub used: u32,
+}
+
+impl SegmentHeader {
+    /// Writes the header of a segment.
+    pub fn write(self, buffer: &mut [u8], segment: Segment) {
+        let words = [SEGMENT_MAGIC, segment.number(), self.blobs, self.used];
+        for (place, word) in buffer.as_chunks_mut::<4>().0.iter_mut().zip(words) {
+            *place = word.to_ne_bytes();
+        }
+    }
+
+    /// The header, if it is that of `segment`.
+    fn read(buffer: &[u8], segment: Segment) -> Option<SegmentHeader> {
+        let (words, _) = buffer.as_chunks::<4>();
+        let [magic, number, blobs, used] = *words.first_chunk::<4>()?;
+        let is_own = u32::from_ne_bytes(magic) == SEGMENT_MAGIC
+            && u32::from_ne_bytes(number) == segment.number();
+        is_own.then(|| SegmentHeader {
+            blobs: u32::from_ne_bytes(blobs),
+            used: u32::from_ne_bytes(used),
+        })
+    }
+}

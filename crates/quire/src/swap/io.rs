@@ -1,0 +1,204 @@
+//! Reading and writing the swap file.
+//!
+//! Owns the ring of one thread ([`Ring`]) and the queue through which handlers pass reads on to
+//! the threads that may sleep ([`IoQueue`]). Leaves to its users what lies where in the file.
+//! A ring takes a batch with one system call where io_uring is allowed; elsewhere (containers
+//! commonly forbid it) it is a loop over pread and pwrite. No locks but the queue's own.
+
+mod faults;
+mod queue;
+mod uring;
+
+use core::marker::PhantomData;
+
+use rustix::fd::{AsRawFd, BorrowedFd};
+use rustix::io::{Errno, pread, pwrite};
+
+pub use self::faults::Faults;
+pub use self::queue::{IoQueue, Request};
+use self::uring::Uring;
+
+/// Most jobs of one batch.
+pub const BATCH_MAX: usize = 64;
+
+/// How often a transfer that the kernel asks to try again is tried before the job fails.
+const RETRIES_MAX: u32 = 1000;
+
+/// Which way the bytes go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Direction {
+    Read,
+    Write,
+}
+
+/// A read or a write, whole: done, or failed.
+pub struct Job<'a> {
+    /// What became of it. Until [`Ring::run`] returns, `EINPROGRESS`.
+    pub result: Result<(), Errno>,
+    direction: Direction,
+    offset: u64,
+    buffer: *mut u8,
+    length: usize,
+    done: usize,
+    retries: u32,
+    /// Where this transfer must stop for a planted fault's sake.
+    short: usize,
+    /// Whether a planted fault changes a byte of what was read.
+    corrupt: bool,
+    borrow: PhantomData<&'a mut [u8]>,
+}
+
+// SAFETY: the pointer stands for a borrow of bytes, shared or exclusive, and bytes may go to any
+// thread.
+unsafe impl Send for Job<'_> {}
+
+impl<'a> Job<'a> {
+    /// Reads all of `buffer` from `offset` on. The end of the file is an error (`EIO`).
+    #[must_use]
+    pub fn read(offset: u64, buffer: &'a mut [u8]) -> Job<'a> {
+        Job::new(Direction::Read, offset, buffer.as_mut_ptr(), buffer.len())
+    }
+
+    /// Writes all of `buffer` at `offset`.
+    #[must_use]
+    pub fn write(offset: u64, buffer: &'a [u8]) -> Job<'a> {
+        Job::new(Direction::Write, offset, buffer.as_ptr().cast_mut(), buffer.len())
+    }
+
+    fn new(direction: Direction, offset: u64, buffer: *mut u8, length: usize) -> Job<'a> {
+        Job {
+            result: Err(Errno::INPROGRESS),
+            direction,
+            offset,
+            buffer,
+            length,
+            done: 0,
+            retries: 0,
+            short: length,
+            corrupt: false,
+            borrow: PhantomData,
+        }
+    }
+
+    fn is_pending(&self) -> bool {
+        self.result == Err(Errno::INPROGRESS)
+    }
+
+    /// What is left to transfer: file offset, memory, bytes.
+    fn rest(&self) -> (u64, *mut u8, usize) {
+        let end = if self.done < self.short { self.short } else { self.length };
+        let at = self.buffer.wrapping_add(self.done);
+        // A single transfer of more than 2 GiB is cut short by the kernel anyway.
+        let length = (end - self.done).min(1 << 30);
+        (self.offset + self.done as u64, at, length)
+    }
+
+    /// Takes note of what one transfer returned.
+    fn advance(&mut self, transferred: Result<usize, Errno>) {
+        match transferred {
+            Ok(0) => self.result = Err(Errno::IO),
+            Ok(bytes) => {
+                self.done = (self.done + bytes).min(self.length);
+                self.retries = 0;
+            }
+            Err(Errno::INTR | Errno::AGAIN) if self.retries < RETRIES_MAX => self.retries += 1,
+            Err(error) => self.result = Err(error),
+        }
+        self.settle();
+    }
+
+    /// Ends the job if all is transferred.
+    fn settle(&mut self) {
+        if self.is_pending() && self.done == self.length {
+            self.result = Ok(());
+            if self.corrupt && self.length > 0 {
+                // SAFETY: a corrupt job is a read (`Faults::plant`), so the buffer was borrowed
+                // exclusively, and the middle is inside it.
+                unsafe { *self.buffer.add(self.length / 2) ^= 0x20 };
+            }
+        }
+    }
+
+    /// One transfer by a call of its own.
+    fn transfer(&mut self, file: BorrowedFd<'_>) {
+        let (offset, at, length) = self.rest();
+        let transferred = match self.direction {
+            Direction::Read => {
+                // SAFETY: `rest` is inside the buffer, which the job borrows exclusively.
+                let bytes = unsafe { core::slice::from_raw_parts_mut(at, length) };
+                pread(file, bytes, offset)
+            }
+            Direction::Write => {
+                // SAFETY: `rest` is inside the buffer, which the job borrows.
+                let bytes = unsafe { core::slice::from_raw_parts(at, length) };
+                pwrite(file, bytes, offset)
+            }
+        };
+        self.advance(transferred);
+    }
+}
+
+/// One thread's way to the swap file.
+pub struct Ring {
+    file: BorrowedFd<'static>,
+    uring: Option<Uring>,
+    faults: Option<Faults>,
+}
+
+impl Ring {
+    /// Makes a ring for `file`. The thread that makes it is the only one that may use it: the
+    /// kernel is told so, and refuses the others.
+    #[must_use]
+    pub fn new(file: BorrowedFd<'static>) -> Ring {
+        Ring { file, uring: Uring::new(BATCH_MAX as u32).ok(), faults: None }
+    }
+
+    /// A ring without io_uring, as where it is forbidden.
+    #[must_use]
+    pub fn without_uring(file: BorrowedFd<'static>) -> Ring {
+        Ring { file, uring: None, faults: None }
+    }
+
+    /// From now on jobs go wrong as `faults` says. For the simulator and for tests.
+    pub fn plant(&mut self, faults: Faults) {
+        self.faults = Some(faults);
+    }
+
+    /// Whether batches go through io_uring.
+    #[must_use]
+    pub fn has_uring(&self) -> bool {
+        self.uring.is_some()
+    }
+
+    /// Does all jobs and returns when every one is done or has failed; their `result` says which.
+    pub fn run(&mut self, jobs: &mut [Job<'_>]) {
+        for batch in jobs.chunks_mut(BATCH_MAX) {
+            for job in batch.iter_mut() {
+                if let Some(faults) = &mut self.faults {
+                    faults.plant(job);
+                }
+                job.settle();
+            }
+            if let Some(uring) = &mut self.uring {
+                uring.run(self.file.as_raw_fd(), batch);
+            }
+            // All of them where there is no io_uring, and what it refused.
+            for job in batch {
+                while job.is_pending() {
+                    job.transfer(self.file);
+                }
+            }
+        }
+    }
+
+    /// Lets go of a ring that a fork's child inherited: its descriptor is not the child's to
+    /// close, because in the child's table the number may stand for another file.
+    pub fn abandon(self) {
+        if let Some(uring) = self.uring {
+            uring.abandon();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

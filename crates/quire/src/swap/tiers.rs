@@ -1,0 +1,236 @@
+//! The swap as the engine sees it: the compressed pool, and behind it the swap file.
+//!
+//! Owns both tiers, the queue of reads, and the rule about kept copies: a page that comes back
+//! from the pool may keep its packed copy, so that it need not be packed again if it goes out
+//! unchanged. How many copies are kept follows how often that came true.
+
+use core::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize, Ordering::Relaxed};
+
+use rustix::fd::BorrowedFd;
+use rustix_futex_sync::{Mutex, MutexGuard};
+
+use super::compress::PageBytes;
+use super::file::{Location, SwapFile, Writer};
+use super::io::{IoQueue, Request, Ring};
+use super::zpool::{Handle, Zpool};
+use crate::budget::Budget;
+use crate::control::Control;
+use crate::sys::Errno;
+use crate::sys::futex::{self, Reach};
+use crate::units::{PAGE_SHIFT, PageNum};
+
+/// Reads that may wait at a time; each is a locked page.
+const QUEUE_LEN: u32 = 1024;
+/// Of this many recent copies...
+const COPY_HISTORY: u32 = 64;
+/// ...at least so many must have been of use, or keeping them stops for a while.
+const COPY_HITS_MIN: u32 = 16;
+/// One copy in so many is kept all the same, to learn whether things have changed.
+const COPY_PROBE: u32 = 16;
+
+/// The file's tier.
+struct FileTier {
+    file: SwapFile,
+    queue: IoQueue,
+    /// Requests submitted and not yet completed.
+    reading: AtomicU32,
+    writing: Mutex<Option<Writing>>,
+}
+
+/// What the one thread that writes has.
+pub struct Writing {
+    /// The segment in the making.
+    pub writer: Writer,
+    /// The way to the file.
+    pub ring: Ring,
+}
+
+/// Both tiers.
+pub struct Swap {
+    /// The compressed pool.
+    pub zpool: Zpool,
+    file: Option<FileTier>,
+    descriptor: AtomicI32,
+    budget_pages: usize,
+    kept: AtomicUsize,
+    copy_hits: AtomicU32,
+    copy_turn: AtomicU32,
+}
+
+impl Swap {
+    /// A pool, and the file behind `descriptor` where there is one.
+    ///
+    /// # Errors
+    /// `NOMEM` where the tables cannot be reserved.
+    ///
+    /// # Safety
+    /// The descriptor stays open in the table of every thread that reads or writes the file; the
+    /// budget's control page is never unmapped.
+    pub unsafe fn new(descriptor: Option<i32>, budget: &Budget) -> Result<Swap, Errno> {
+        // SAFETY: the caller's promise.
+        let control: &'static Control = unsafe { &*core::ptr::from_ref(budget.control()) };
+        let file = match descriptor {
+            Some(_) => Some(FileTier {
+                file: SwapFile::new(control, budget.slot())?,
+                queue: IoQueue::new(QUEUE_LEN)?,
+                reading: AtomicU32::new(0),
+                writing: Mutex::new(None),
+            }),
+            None => None,
+        };
+        Ok(Swap {
+            // Address space for twice the budget: fragments cost addresses, not memory.
+            zpool: Zpool::new((budget.limit() << PAGE_SHIFT) * 2 + (64 << 20))?,
+            file,
+            descriptor: AtomicI32::new(descriptor.unwrap_or(-1)),
+            budget_pages: budget.limit(),
+            kept: AtomicUsize::new(0),
+            copy_hits: AtomicU32::new(COPY_HISTORY / 2),
+            copy_turn: AtomicU32::new(0),
+        })
+    }
+
+    /// Whether there is a swap file.
+    pub fn has_file(&self) -> bool {
+        self.file.is_some()
+    }
+
+    /// The swap file's books.
+    pub fn file(&self) -> Option<&SwapFile> {
+        self.file.as_ref().map(|tier| &tier.file)
+    }
+
+    /// Names the file's descriptor anew.
+    ///
+    /// # Safety
+    /// As for [`Self::new`].
+    pub unsafe fn set_descriptor(&self, descriptor: Option<i32>) {
+        self.descriptor.store(descriptor.unwrap_or(-1), Relaxed);
+    }
+
+    /// A ring of the calling thread's own.
+    pub fn new_reader(&self) -> Ring {
+        // SAFETY: promised to `new` and `set_descriptor`.
+        Ring::new(unsafe { BorrowedFd::borrow_raw(self.descriptor.load(Relaxed)) })
+    }
+
+    /// Drops a packed page. 0 names none.
+    ///
+    /// # Safety
+    /// The caller holds the lock of the page in whose word (or frame) the number stood, and
+    /// nothing has it any more.
+    pub unsafe fn free_blob(&self, number: u32, budget: &Budget) {
+        if let Some(handle) = Handle::new(number) {
+            // SAFETY: the caller's promise.
+            unsafe { self.zpool.free(handle, budget) };
+        }
+    }
+
+    /// Whether a packed page unpacks to exactly `bytes`.
+    ///
+    /// # Safety
+    /// The caller holds the lock of the page in whose word (or frame) the number stands.
+    pub unsafe fn has_same_content(&self, number: u32, bytes: &PageBytes) -> bool {
+        // SAFETY: the caller's promise.
+        Handle::new(number).is_some_and(|handle| unsafe { self.zpool.same_content(handle, bytes) })
+    }
+
+    /// Drops what a page had in the file.
+    pub fn free_location(&self, number: u32) {
+        if let (Some(tier), Some(location)) = (&self.file, Location::new(number)) {
+            tier.file.free(location);
+        }
+    }
+
+    /// Whether a page that comes back may keep its packed copy; counts it if so. Copies take at
+    /// most an eighth of the budget (a packed page is about a third of a page).
+    pub fn may_keep_copy(&self) -> bool {
+        if self.kept.load(Relaxed) >= self.budget_pages * 3 / 8 {
+            return false;
+        }
+        let is_useful = self.copy_hits.load(Relaxed) >= COPY_HITS_MIN;
+        if !is_useful && !self.copy_turn.fetch_add(1, Relaxed).is_multiple_of(COPY_PROBE) {
+            return false;
+        }
+        self.kept.fetch_add(1, Relaxed);
+        true
+    }
+
+    /// A kept copy is used or dropped.
+    pub fn forget_copy(&self) {
+        self.kept.fetch_sub(1, Relaxed);
+    }
+
+    /// Notes whether a kept copy was of use when its page went out.
+    pub fn note_copy(&self, was_clean: bool) {
+        let hits = self.copy_hits.load(Relaxed);
+        let hits = if was_clean { (hits + 1).min(COPY_HISTORY) } else { hits.saturating_sub(1) };
+        self.copy_hits.store(hits, Relaxed);
+    }
+
+    /// Hands a read to the threads that may sleep. `false` where the queue is full.
+    pub fn request_read(&self, page: PageNum, number: u32) -> bool {
+        let (Some(tier), Some(location)) = (&self.file, Location::new(number)) else {
+            return false;
+        };
+        tier.reading.fetch_add(1, Relaxed);
+        let is_queued = tier.queue.submit(Request { page, location });
+        if !is_queued {
+            self.read_completed(1);
+        }
+        is_queued
+    }
+
+    /// Takes requests; sleeps until there are any.
+    pub fn take_requests(&self, out: &mut [Request]) -> usize {
+        self.file.as_ref().map_or(0, |tier| tier.queue.worker_take(out))
+    }
+
+    /// Requests are completed: their pages are unlocked.
+    pub fn read_completed(&self, count: usize) {
+        if let Some(tier) = &self.file {
+            // Release: whoever waits for none to be left sees all that they did.
+            let left = tier.reading.fetch_sub(count as u32, core::sync::atomic::Ordering::Release);
+            if left == count as u32 {
+                futex::wake(&tier.reading, u32::MAX, Reach::Process);
+            }
+        }
+    }
+
+    /// Waits until no read is under way. No new one may come meanwhile.
+    pub fn wait_for_reads(&self) {
+        let Some(tier) = &self.file else { return };
+        loop {
+            let reading = tier.reading.load(core::sync::atomic::Ordering::Acquire);
+            if reading == 0 {
+                return;
+            }
+            futex::wait(&tier.reading, reading, Reach::Process, None);
+        }
+    }
+
+    /// The writing side, for the background thread; made at its first use.
+    pub fn writing(&self) -> Option<(&SwapFile, MutexGuard<'_, Option<Writing>>)> {
+        let tier = self.file.as_ref()?;
+        let mut writing = tier.writing.lock();
+        if writing.is_none() {
+            let writer = Writer::new().ok()?;
+            *writing = Some(Writing { writer, ring: self.new_reader() });
+        }
+        Some((&tier.file, writing))
+    }
+
+    /// In a fork's child, before any other thread runs there.
+    pub fn after_fork_in_child(&self, slot: u32) {
+        if let Some(tier) = &self.file {
+            tier.file.after_fork_in_child(slot);
+            tier.queue.after_fork_in_child();
+            tier.reading.store(0, Relaxed);
+            if let Some(mut writing) = tier.writing.lock().take() {
+                // The segment it was filling is the parent's to write, the ring the parent's.
+                writing.writer.cancel(&tier.file);
+                writing.ring.abandon();
+            }
+        }
+    }
+}

@@ -1,0 +1,436 @@
+//! The compressed pool: packed pages in memory.
+//!
+//! Owns a reserved range of memory and everything in it. Like zsmalloc it keeps blobs in slabs
+//! of one size each ([`slab`]): 64 bytes apart up to the longest LZ4 block worth keeping, and
+//! whole pages. A slab's pages are charged to the caller's [`Account`] when it is taken and
+//! uncharged when the kernel has its memory back; nothing else is ever given or taken.
+//!
+//! # Whose blob it is
+//!
+//! A [`Handle`] belongs to the page that its header names as owner, and stands in that page's
+//! word. **Whoever holds the owner's page lock, and no one else, may load, compare or free it.**
+//! That is the premise of the `unsafe` functions here, and what makes them need no lock of the
+//! pool to read.
+//!
+//! # Locks
+//!
+//! One mutex a class guards its lists and descriptors; one guards the free slots. Neither is held
+//! together with another, with a page lock being waited for, or across a call into the engine or
+//! the kernel. A blob's bytes are written under the lock of its class and never change after.
+//!
+//! Compaction takes a slab out of its lists, so that no new blob enters it, copies each blob
+//! under the lock of the class, then asks the engine with no lock held. The engine tries the
+//! owner's page lock and swaps the word; only then does the old copy die. A free that came first
+//! has changed the word, so the engine says no and the new copy dies instead; a load that came
+//! first finishes on the old copy, because the engine cannot get the page's lock.
+
+mod compact;
+mod slab;
+#[cfg(test)]
+mod tests;
+
+use core::num::NonZeroU32;
+use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+
+use rustix::io::Errno;
+use rustix_futex_sync::Mutex;
+
+use self::slab::{
+    CLASS, CLASSES, Freed, GRANULE_BYTES, Lists, RAW_CLASS, SLAB_PAGES_MIN, SLOT_BYTES,
+    SLOT_GRANULES, SLOT_PAGES, Slab, class_for,
+};
+use super::blob::{Blob, HEADER_BYTES, Header, Kind};
+use super::compress::{Corrupt, PageBytes, page_hash};
+use super::sparse::Sparse;
+use crate::units::{PAGE_SIZE, PageNum};
+
+/// Most slots that handles can name.
+const SLOTS_MAX: usize = (1 << 32) / SLOT_GRANULES;
+/// Larger classes that may take a blob when no memory for a slab of its own is to be had.
+const CLASSES_TO_SPARE: usize = 8;
+
+/// Names a blob of the pool: its address in units of 64 bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Handle(NonZeroU32);
+
+impl Handle {
+    /// The handle with this number, as a page's word keeps it.
+    #[must_use]
+    pub fn new(number: u32) -> Option<Handle> {
+        NonZeroU32::new(number).map(Handle)
+    }
+
+    /// Its number.
+    #[must_use]
+    pub fn get(self) -> u32 {
+        self.0.get()
+    }
+}
+
+/// Who pays for the pool's memory.
+pub trait Account {
+    /// Takes pages from the budget, or says that they are not to be had. Must not block.
+    fn try_charge(&self, pages: usize) -> bool;
+    /// Gives them back.
+    fn uncharge(&self, pages: usize);
+}
+
+/// The pool has no room for the blob, and the account none for a slab.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Full;
+
+impl core::fmt::Display for Full {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("no room for another packed page; raise the budget or give it a swap file")
+    }
+}
+
+impl core::error::Error for Full {}
+
+/// The free slots: those that were used before, and those that never were.
+struct Slots {
+    /// Top of the stack that [`Slab::next_free`] links, 0 for none.
+    free: u32,
+    /// First slot that was never used.
+    fresh: u32,
+}
+
+/// The headers of a slab of whole pages.
+type RawHeaders = [[AtomicU64; 2]; SLOT_PAGES];
+
+/// The class's lock on cache lines of its own.
+#[repr(align(64))]
+struct ClassLock(Mutex<Lists>);
+
+/// The compressed pool.
+pub struct Zpool {
+    memory: Sparse<AtomicU64>,
+    slabs: Sparse<Slab>,
+    raw_headers: Sparse<RawHeaders>,
+    classes: [ClassLock; CLASSES],
+    slots: Mutex<Slots>,
+    /// Pages of all slabs. A statistic: Relaxed, the account is what counts.
+    pages: AtomicUsize,
+    /// Whether someone compacts: only one does.
+    compacting: AtomicBool,
+    /// The class that the next step of compaction begins with (Relaxed: any will do).
+    compact_next: AtomicUsize,
+}
+
+/// A place in the pool.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Spot {
+    slot: u32,
+    class: usize,
+    index: usize,
+}
+
+impl Spot {
+    fn handle(self) -> Option<Handle> {
+        let granule = self.index * CLASS[self.class].bytes / GRANULE_BYTES;
+        Handle::new(self.slot * SLOT_GRANULES as u32 + granule as u32)
+    }
+}
+
+impl Zpool {
+    /// Reserves address space for `bytes_max` of slabs. Takes no memory yet.
+    ///
+    /// # Errors
+    ///
+    /// What mmap says.
+    pub fn new(bytes_max: usize) -> Result<Zpool, Errno> {
+        // Slot 0 stays unused, so that no handle is 0.
+        let slots = bytes_max.div_ceil(SLAB_PAGES_MIN * PAGE_SIZE).saturating_add(1);
+        let slots = slots.min(SLOTS_MAX);
+        Ok(Zpool {
+            memory: Sparse::new(slots * (SLOT_BYTES / size_of::<u64>()))?,
+            slabs: Sparse::new(slots)?,
+            raw_headers: Sparse::new(slots)?,
+            classes: [const { ClassLock(Mutex::new(Lists::new())) }; CLASSES],
+            slots: Mutex::new(Slots { free: 0, fresh: 1 }),
+            pages: AtomicUsize::new(0),
+            compacting: AtomicBool::new(false),
+            compact_next: AtomicUsize::new(0),
+        })
+    }
+
+    /// Pages that the slabs hold, which is what the account is charged with.
+    #[must_use]
+    pub fn pages(&self) -> usize {
+        self.pages.load(Relaxed)
+    }
+
+    /// Keeps a packed page. `hash` is [`page_hash`] of the page that `bytes` unpack to.
+    ///
+    /// # Errors
+    ///
+    /// [`Full`] where neither a slab has room nor the account pages for a new one.
+    pub fn store(
+        &self,
+        owner: PageNum,
+        kind: Kind,
+        bytes: &[u8],
+        hash: u64,
+        account: &impl Account,
+    ) -> Result<Handle, Full> {
+        let blob = Blob { owner, kind, hash, bytes };
+        let class = class_for(bytes.len()).ok_or(Full)?;
+        if let Some(handle) = self.place(class, &blob) {
+            return Ok(handle);
+        }
+        if let Some(slot) = self.take_slot(class, account) {
+            let mut lists = self.classes[class].0.lock();
+            lists.add(&self.slabs, slot, class);
+            return self.place_locked(&mut lists, slot, class, &blob).ok_or(Full);
+        }
+        // Reclaim stores pages because memory is short: better to waste some of a larger place
+        // than to fail for want of a slab.
+        (class + 1..CLASSES.min(class + 1 + CLASSES_TO_SPARE))
+            .find_map(|class| self.place(class, &blob))
+            .ok_or(Full)
+    }
+
+    /// Unpacks a page.
+    ///
+    /// # Errors
+    ///
+    /// [`Corrupt`] where the handle names no blob, another page's, or a damaged one; `out` then
+    /// holds garbage.
+    ///
+    /// # Safety
+    ///
+    /// The caller holds the lock of the page in whose word `handle` stands.
+    pub unsafe fn load(
+        &self,
+        handle: Handle,
+        owner: PageNum,
+        out: &mut PageBytes,
+    ) -> Result<(), Corrupt> {
+        // SAFETY: the caller's promise is `blob`'s too, and the blob is used up before we return.
+        unsafe { self.blob(handle) }?.unpack(owner, out)
+    }
+
+    /// The packed bytes with their header, for the swap file.
+    ///
+    /// # Errors
+    ///
+    /// [`Corrupt`] where the handle names no blob. The bytes are not checked.
+    ///
+    /// # Safety
+    ///
+    /// The caller holds the lock of the page in whose word `handle` stands, for as long as it
+    /// uses the blob.
+    pub unsafe fn blob(&self, handle: Handle) -> Result<Blob<'_>, Corrupt> {
+        let spot = self.spot(handle).ok_or(Corrupt)?;
+        let header = self.header(spot).ok_or(Corrupt)?;
+        let bytes = self.bytes(spot, header.length).ok_or(Corrupt)?;
+        // SAFETY: `bytes` lies in the place of a live blob (`spot` and `bytes` check). Its bytes
+        // were written before its handle reached the page's word, and do not change until it is
+        // freed, which takes the page's lock that the caller holds.
+        let bytes = unsafe { core::slice::from_raw_parts(bytes, header.length) };
+        Ok(Blob { owner: header.owner, kind: header.kind, hash: header.hash, bytes })
+    }
+
+    /// Whether `page` has exactly the content that was stored: then it is clean, and its blob
+    /// can serve again.
+    ///
+    /// # Safety
+    ///
+    /// The caller holds the lock of the page in whose word `handle` stands.
+    #[must_use]
+    pub unsafe fn same_content(&self, handle: Handle, page: &PageBytes) -> bool {
+        // SAFETY: the caller's promise is `blob`'s too.
+        let Ok(blob) = (unsafe { self.blob(handle) }) else {
+            return false;
+        };
+        // The checksum tells nearly all changed pages apart for a tenth of the price.
+        if blob.hash != page_hash(page) {
+            return false;
+        }
+        match blob.kind {
+            Kind::Raw => blob.bytes == page,
+            Kind::Lz4 => {
+                let mut stored = [0; PAGE_SIZE];
+                blob.unpack(blob.owner, &mut stored).is_ok() && stored == *page
+            }
+        }
+    }
+
+    /// Drops a blob. A handle that names none is ignored.
+    ///
+    /// # Safety
+    ///
+    /// The caller holds the lock of the page in whose word `handle` stood, and no word has it
+    /// any more.
+    pub unsafe fn free(&self, handle: Handle, account: &impl Account) {
+        match self.spot(handle) {
+            Some(spot) => {
+                self.free_spot(spot, account);
+            }
+            None => debug_assert!(false, "{handle:?} names no blob"),
+        }
+    }
+
+    /// A blob gets another owner, because the content moved to another address.
+    ///
+    /// # Errors
+    ///
+    /// [`Corrupt`] where the handle does not name a blob of `from`.
+    ///
+    /// # Safety
+    ///
+    /// The caller holds the locks of both pages, and `handle` stands in the word of `from`.
+    pub unsafe fn set_owner(
+        &self,
+        handle: Handle,
+        from: PageNum,
+        to: PageNum,
+    ) -> Result<(), Corrupt> {
+        let spot = self.spot(handle).ok_or(Corrupt)?;
+        // Compaction must not copy the header meanwhile.
+        let _lists = self.classes[spot.class].0.lock();
+        let header = self.header(spot).filter(|header| header.owner == from).ok_or(Corrupt)?;
+        self.set_header(spot, Header { owner: to, ..header }.to_words());
+        Ok(())
+    }
+
+    /// Drops the blob of a place and gives its slab back if that was the last. Returns the pages
+    /// given back.
+    fn free_spot(&self, spot: Spot, account: &impl Account) -> usize {
+        let class = &CLASS[spot.class];
+        let freed = {
+            let mut lists = self.classes[spot.class].0.lock();
+            let freed = lists.release(&self.slabs, spot.slot, spot.index, class);
+            if freed == Freed::Kept {
+                // A stale handle finds no blob here.
+                self.set_header(spot, [0, 0]);
+            }
+            freed
+        };
+        debug_assert!(freed != Freed::NotLive, "{spot:?} was free already");
+        match freed {
+            Freed::Unlisted => self.give_back(spot.slot, spot.class, account),
+            Freed::Kept | Freed::NotLive => 0,
+        }
+    }
+
+    /// Puts a blob into a slab of this class that has room.
+    fn place(&self, class: usize, blob: &Blob<'_>) -> Option<Handle> {
+        let mut lists = self.classes[class].0.lock();
+        let slot = lists.with_room()?;
+        self.place_locked(&mut lists, slot, class, blob)
+    }
+
+    /// Puts a blob into a slab. `lists` are the class's: its lock is held, so that compaction
+    /// sees either no blob or all of it.
+    fn place_locked(
+        &self,
+        lists: &mut Lists,
+        slot: u32,
+        class: usize,
+        blob: &Blob<'_>,
+    ) -> Option<Handle> {
+        let index = lists.take(&self.slabs, slot, &CLASS[class])?;
+        let spot = Spot { slot, class, index };
+        let to = self.bytes(spot, blob.bytes.len())?;
+        // SAFETY: `to` has room for the bytes (`bytes` checks), and the place is ours alone: it
+        // was free until `take`, and its handle is not known to anyone yet.
+        unsafe { to.copy_from_nonoverlapping(blob.bytes.as_ptr(), blob.bytes.len()) };
+        self.set_header(spot, blob.header().to_words());
+        spot.handle()
+    }
+
+    /// The place that a handle names, if a blob is in it.
+    fn spot(&self, handle: Handle) -> Option<Spot> {
+        let slot = handle.get() / SLOT_GRANULES as u32;
+        let offset = handle.get() as usize % SLOT_GRANULES * GRANULE_BYTES;
+        let slab = self.slabs.get(slot as usize)?;
+        let class = slab.class()?;
+        let index = offset / CLASS[class].bytes;
+        let names_place = offset.is_multiple_of(CLASS[class].bytes) && index < CLASS[class].objects;
+        (names_place && slab.is_live(index)).then_some(Spot { slot, class, index })
+    }
+
+    /// Where the header of a place lies: in front of the bytes, or apart for whole pages.
+    fn header_words(&self, spot: Spot) -> &[AtomicU64; 2] {
+        if spot.class == RAW_CLASS {
+            return &self.raw_headers[spot.slot as usize][spot.index];
+        }
+        let at = spot.slot as usize * SLOT_BYTES + spot.index * CLASS[spot.class].bytes;
+        let words = &self.memory[at / size_of::<u64>()..];
+        &words.as_chunks::<2>().0[0]
+    }
+
+    fn header(&self, spot: Spot) -> Option<Header> {
+        // Relaxed: the page's lock, or the class's, orders these with `set_header`.
+        let words = self.header_words(spot);
+        Header::from_words([words[0].load(Relaxed), words[1].load(Relaxed)])
+    }
+
+    fn set_header(&self, spot: Spot, header: [u64; 2]) {
+        let words = self.header_words(spot);
+        words[0].store(header[0], Relaxed);
+        words[1].store(header[1], Relaxed);
+    }
+
+    /// Where `length` bytes of a place lie; `None` where it is too small for them.
+    fn bytes(&self, spot: Spot, length: usize) -> Option<*mut u8> {
+        let class = &CLASS[spot.class];
+        let header = if spot.class == RAW_CLASS { 0 } else { HEADER_BYTES };
+        let at = spot.slot as usize * SLOT_BYTES + spot.index * class.bytes + header;
+        let fits = header + length <= class.bytes && at + length <= self.memory.len() * 8;
+        // SAFETY: `at` is inside the mapping (checked, with the length).
+        fits.then(|| unsafe { self.memory.as_ptr().add(at) })
+    }
+
+    /// A slot for a slab of this class, charged.
+    fn take_slot(&self, class: usize, account: &impl Account) -> Option<u32> {
+        let pages = CLASS[class].pages;
+        if !account.try_charge(pages) {
+            return None;
+        }
+        let slot = {
+            let mut slots = self.slots.lock();
+            let slot = if slots.free != 0 { slots.free } else { slots.fresh };
+            if slots.free != 0 {
+                slots.free = self.slabs[slot as usize].next_free();
+                Some(slot)
+            } else if (slot as usize) < self.slabs.len() {
+                slots.fresh += 1;
+                Some(slot)
+            } else {
+                None
+            }
+        };
+        match slot {
+            Some(_) => self.pages.fetch_add(pages, Relaxed),
+            None => {
+                account.uncharge(pages);
+                return None;
+            }
+        };
+        slot
+    }
+
+    /// Gives a slab that is in no list back: first its memory, then its slot, then the charge.
+    fn give_back(&self, slot: u32, class: usize, account: &impl Account) -> usize {
+        let pages = CLASS[class].pages;
+        let start = slot as usize * SLOT_BYTES;
+        // SAFETY: the slab has no blob left, and only blobs are referred to.
+        unsafe { self.memory.discard(start..start + pages * PAGE_SIZE) };
+        if class == RAW_CLASS {
+            for word in self.raw_headers[slot as usize].as_flattened() {
+                word.store(0, Relaxed);
+            }
+        }
+        {
+            let mut slots = self.slots.lock();
+            self.slabs[slot as usize].set_free(slots.free);
+            slots.free = slot;
+        }
+        self.pages.fetch_sub(pages, Relaxed);
+        account.uncharge(pages);
+        pages
+    }
+}

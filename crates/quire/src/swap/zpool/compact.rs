@@ -1,0 +1,113 @@
+//! Compaction: sparse slabs are emptied by moving their blobs into fuller ones.
+
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use super::slab::{CLASS, CLASSES};
+use super::{Account, Handle, Spot, Zpool};
+use crate::units::PageNum;
+
+impl Zpool {
+    /// Empties slabs whose blobs fit elsewhere, and gives slabs that are empty back. Tries at
+    /// most `moves_max` blobs. Returns the pages given back.
+    ///
+    /// `relocate(owner, old, new)` tries the owner's page lock; if it has it and the page's word
+    /// still says `old`, it sets `new` and returns true. False (busy, or the page has moved on)
+    /// leaves the blob where it is. It is called with no lock of the pool held.
+    pub fn compact(
+        &self,
+        moves_max: usize,
+        mut relocate: impl FnMut(PageNum, Handle, Handle) -> bool,
+        account: &impl Account,
+    ) -> usize {
+        // Acquire pairs with the Release below: the last one's `compact_next` is seen.
+        if self.compacting.swap(true, Acquire) {
+            return 0;
+        }
+        let first = self.compact_next.load(Relaxed);
+        let (mut pages, mut moves) = (0, moves_max);
+        for class in (first..first + CLASSES).map(|class| class % CLASSES) {
+            self.compact_next.store(class, Relaxed);
+            pages += self.give_back_empty(class, account);
+            while moves > 0 {
+                match self.empty_one(class, &mut moves, &mut relocate, account) {
+                    0 => break,
+                    given => pages += given,
+                }
+            }
+            if moves == 0 {
+                break;
+            }
+        }
+        self.compacting.store(false, Release);
+        pages
+    }
+
+    /// Gives back the slabs of a class that have no blob.
+    fn give_back_empty(&self, class: usize, account: &impl Account) -> usize {
+        let mut pages = 0;
+        loop {
+            // A statement of its own: the class's lock is dropped before the kernel is called.
+            let empty = self.classes[class].0.lock().take_empty(&self.slabs);
+            match empty {
+                Some(slot) => pages += self.give_back(slot, class, account),
+                None => return pages,
+            }
+        }
+    }
+
+    /// Empties the sparsest slab of a class. Returns the pages given back, 0 if it could not.
+    fn empty_one(
+        &self,
+        class: usize,
+        moves: &mut usize,
+        relocate: &mut impl FnMut(PageNum, Handle, Handle) -> bool,
+        account: &impl Account,
+    ) -> usize {
+        let isolated = self.classes[class].0.lock().isolate_sparsest(&self.slabs, &CLASS[class]);
+        let Some(slot) = isolated else {
+            return 0;
+        };
+        let mut pages = 0;
+        for index in 0..CLASS[class].objects {
+            let old = Spot { slot, class, index };
+            let Some((owner, new)) = self.copy_out(old) else {
+                continue;
+            };
+            let (Some(from), Some(to)) = (old.handle(), new.handle()) else {
+                continue;
+            };
+            let dead = if relocate(owner, from, to) { old } else { new };
+            pages += self.free_spot(dead, account);
+            *moves -= 1;
+            if *moves == 0 {
+                break;
+            }
+        }
+        let is_empty = self.classes[class].0.lock().end_isolation(&self.slabs, slot, &CLASS[class]);
+        if is_empty {
+            pages += self.give_back(slot, class, account);
+        }
+        pages
+    }
+
+    /// Copies a blob into the fullest slab. `None` where there is no blob, or no room.
+    fn copy_out(&self, from: Spot) -> Option<(PageNum, Spot)> {
+        let mut lists = self.classes[from.class].0.lock();
+        if !self.slabs[from.slot as usize].is_live(from.index) {
+            return None;
+        }
+        let header = self.header(from)?;
+        let bytes = self.bytes(from, header.length)?;
+        let slot = lists.fullest()?;
+        let index = lists.take(&self.slabs, slot, &CLASS[from.class])?;
+        let to = Spot { slot, class: from.class, index };
+        // The old place has room for as many bytes, so this one of the same class has too.
+        let target = self.bytes(to, header.length)?;
+        // SAFETY: both places are of this length at least (`bytes`) and differ (the isolated
+        // slab is in no list). The old one holds a live blob, which is written and freed under
+        // the lock of the class only, and that is held; the new one was free until `take`.
+        unsafe { target.copy_from_nonoverlapping(bytes, header.length) };
+        self.set_header(to, header.to_words());
+        Some((header.owner, to))
+    }
+}

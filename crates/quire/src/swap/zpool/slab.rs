@@ -1,0 +1,389 @@
+//! Slabs: runs of pages cut into places of one size, and the lists that keep them by fullness.
+//!
+//! Owns the size classes, the slab descriptors and a class's lists. All of it changes under the
+//! lock of the slab's class ([`Lists`] is what that lock guards); descriptors are atomics only so
+//! that a place can be looked up without the lock by whoever knows that it is live.
+
+use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::{AtomicU32, AtomicU64};
+
+use super::super::blob::HEADER_BYTES;
+use super::super::compress::LZ4_MAX;
+use super::super::sparse::{Sparse, Zeroed};
+use crate::units::PAGE_SIZE;
+
+/// What a handle counts: places start at multiples of this.
+pub(super) const GRANULE_BYTES: usize = 64;
+/// Address space of a slab: its pages, and then nothing.
+pub(super) const SLOT_PAGES: usize = 8;
+/// The same in bytes.
+pub(super) const SLOT_BYTES: usize = SLOT_PAGES * PAGE_SIZE;
+/// Handles of a slab.
+pub(super) const SLOT_GRANULES: usize = SLOT_BYTES / GRANULE_BYTES;
+/// Fewest pages of a slab: with it, the pool's address space is at most twice its memory.
+pub(super) const SLAB_PAGES_MIN: usize = 4;
+/// Most places of a slab: what the bitmap of a descriptor holds.
+const OBJECTS_MAX: usize = 256;
+
+/// Slabs that a class must have for an empty one to be kept: at most a quarter then lies idle.
+const SLABS_FOR_EMPTY: usize = 4;
+
+/// Classes with the header in the place itself, 64 bytes apart.
+const PACKED_CLASSES: usize = (LZ4_MAX + HEADER_BYTES).div_ceil(GRANULE_BYTES);
+/// The class of whole pages, whose headers lie elsewhere: eight pages hold eight pages.
+pub(super) const RAW_CLASS: usize = PACKED_CLASSES;
+/// All classes.
+pub(super) const CLASSES: usize = PACKED_CLASSES + 1;
+
+/// What the slabs of one class look like.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Class {
+    /// Bytes of a place, header included.
+    pub bytes: usize,
+    /// Places of a slab.
+    pub objects: usize,
+    /// Pages of a slab.
+    pub pages: usize,
+}
+
+/// The classes, by number.
+pub(super) const CLASS: [Class; CLASSES] = {
+    let mut classes = [Class { bytes: PAGE_SIZE, objects: SLOT_PAGES, pages: SLOT_PAGES }; CLASSES];
+    let mut number = 0;
+    while number < PACKED_CLASSES {
+        classes[number] = best_fit((number + 1) * GRANULE_BYTES);
+        number += 1;
+    }
+    classes
+};
+
+/// The slab that wastes least at its end; the smaller one where two do equally well.
+const fn best_fit(bytes: usize) -> Class {
+    let mut best = Class { bytes, objects: 0, pages: 1 };
+    let mut pages = SLAB_PAGES_MIN;
+    while pages <= SLOT_PAGES {
+        let fit = pages * PAGE_SIZE / bytes;
+        let objects = if fit < OBJECTS_MAX { fit } else { OBJECTS_MAX };
+        // objects / pages > best.objects / best.pages
+        if objects * best.pages > best.objects * pages {
+            best = Class { bytes, objects, pages };
+        }
+        pages += 1;
+    }
+    best
+}
+
+/// The class for a blob of `length` bytes; `None` where no page packs to so many.
+pub(super) fn class_for(length: usize) -> Option<usize> {
+    let number = (length + HEADER_BYTES).div_ceil(GRANULE_BYTES) - 1;
+    match number {
+        _ if number < PACKED_CLASSES => Some(number),
+        _ if length <= PAGE_SIZE => Some(RAW_CLASS),
+        _ => None,
+    }
+}
+
+/// A slab's descriptor. [c] changes under the class's lock, [s] under the lock of the free slots.
+#[repr(C, align(64))]
+pub(super) struct Slab {
+    /// Which places hold a blob [c].
+    live: [AtomicU64; OBJECTS_MAX / 64],
+    /// How many do [c].
+    used: AtomicU32,
+    /// Number of the class plus one; 0 for a free slot [s].
+    class: AtomicU32,
+    /// A [`Place`] [c].
+    place: AtomicU32,
+    /// Neighbours in the list that `place` names [c]; `next` also links free slots [s].
+    next: AtomicU32,
+    prev: AtomicU32,
+}
+
+// SAFETY: atomics only.
+unsafe impl Zeroed for Slab {}
+
+impl Slab {
+    /// The class of a slab in use.
+    pub fn class(&self) -> Option<usize> {
+        // Relaxed: whoever asks holds the lock of a page that owns a blob in this slab, and got
+        // its handle under that lock, after the class was set.
+        (self.class.load(Relaxed) as usize).checked_sub(1).filter(|class| *class < CLASSES)
+    }
+
+    /// Number of blobs in it. Exact under the class's lock.
+    pub fn used(&self) -> usize {
+        self.used.load(Relaxed) as usize
+    }
+
+    /// Whether a place holds a blob.
+    pub fn is_live(&self, index: usize) -> bool {
+        // Relaxed: as in `class`.
+        self.live[index / 64].load(Relaxed) & 1 << (index % 64) != 0
+    }
+
+    /// Whether the slab is being emptied by compaction.
+    pub fn is_isolated(&self) -> bool {
+        self.place.load(Relaxed) == Place::Isolated as u32
+    }
+
+    /// The next free slot, for the stack of free slots.
+    pub fn next_free(&self) -> u32 {
+        self.next.load(Relaxed)
+    }
+
+    /// A free slot becomes part of the stack above `next`.
+    pub fn set_free(&self, next: u32) {
+        self.class.store(0, Relaxed);
+        self.next.store(next, Relaxed);
+    }
+}
+
+/// Where a slab stands: which list it is in, or why in none.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+enum Place {
+    /// Up to a quarter of its places is taken.
+    Quarter = 0,
+    /// Up to a half.
+    Half = 1,
+    /// Up to three quarters.
+    ThreeQuarters = 2,
+    /// Not all.
+    Most = 3,
+    /// None: kept for the next blob.
+    Empty = 4,
+    /// In no list: all places are taken.
+    Full = 5,
+    /// In no list: compaction is emptying it.
+    Isolated = 6,
+}
+
+impl Place {
+    const LISTS: usize = 5;
+    /// Where to look for room: the fullest slab first, so that others run empty.
+    const FULLEST_FIRST: [Place; 4] =
+        [Place::Most, Place::ThreeQuarters, Place::Half, Place::Quarter];
+
+    /// The list for a slab with this many blobs.
+    fn of(used: usize, objects: usize) -> Place {
+        match used {
+            0 => Place::Empty,
+            _ if used >= objects => Place::Full,
+            _ => match used * 4 / objects {
+                0 => Place::Quarter,
+                1 => Place::Half,
+                2 => Place::ThreeQuarters,
+                _ => Place::Most,
+            },
+        }
+    }
+
+    fn has_list(place: u32) -> bool {
+        place < Place::LISTS as u32
+    }
+}
+
+/// The lists of one class; a slab's number stands for it, 0 for none.
+pub(super) struct Lists {
+    heads: [u32; Place::LISTS],
+    /// Slabs of the class.
+    slabs: usize,
+    /// Blobs of the class.
+    used: usize,
+}
+
+/// What a free left behind.
+#[must_use]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Freed {
+    /// The slab stays.
+    Kept,
+    /// The slab has no blob left and is in no list: give it back.
+    Unlisted,
+    /// There was no blob.
+    NotLive,
+}
+
+impl Lists {
+    pub const fn new() -> Lists {
+        Lists { heads: [0; Place::LISTS], slabs: 0, used: 0 }
+    }
+
+    /// A slab for the next blob: the fullest that has room, or the empty one.
+    pub fn with_room(&self) -> Option<u32> {
+        let partial = Place::FULLEST_FIRST.iter().map(|place| self.heads[*place as usize]);
+        partial.chain([self.heads[Place::Empty as usize]]).find(|slot| *slot != 0)
+    }
+
+    /// A new slab of this class joins, empty.
+    pub fn add(&mut self, slabs: &Sparse<Slab>, slot: u32, class: usize) {
+        let slab = &slabs[slot as usize];
+        slab.class.store(class as u32 + 1, Relaxed);
+        slab.used.store(0, Relaxed);
+        for word in &slab.live {
+            word.store(0, Relaxed);
+        }
+        self.slabs += 1;
+        self.link(slabs, slot, Place::Empty);
+    }
+
+    /// Takes a place of a slab that [`Lists::with_room`] named.
+    pub fn take(&mut self, slabs: &Sparse<Slab>, slot: u32, class: &Class) -> Option<usize> {
+        let slab = &slabs[slot as usize];
+        let index = (0..slab.live.len())
+            .map(|word| (word, slab.live[word].load(Relaxed)))
+            .find(|(_, live)| *live != u64::MAX)
+            .map(|(word, live)| word * 64 + live.trailing_ones() as usize)
+            .filter(|index| *index < class.objects)?;
+        slab.live[index / 64].fetch_or(1 << (index % 64), Relaxed);
+        slab.used.fetch_add(1, Relaxed);
+        self.used += 1;
+        self.relink(slabs, slot, class);
+        Some(index)
+    }
+
+    /// Gives a place back. One empty slab stays for the next blob, in a class of some size.
+    pub fn release(
+        &mut self,
+        slabs: &Sparse<Slab>,
+        slot: u32,
+        index: usize,
+        class: &Class,
+    ) -> Freed {
+        let slab = &slabs[slot as usize];
+        if index >= class.objects || !slab.is_live(index) {
+            return Freed::NotLive;
+        }
+        slab.live[index / 64].fetch_and(!(1 << (index % 64)), Relaxed);
+        let left = slab.used.fetch_sub(1, Relaxed) - 1;
+        self.used -= 1;
+        if slab.is_isolated() {
+            return Freed::Kept;
+        }
+        let has_empty = self.heads[Place::Empty as usize] != 0;
+        if left == 0 && (has_empty || self.slabs < SLABS_FOR_EMPTY) {
+            self.remove(slabs, slot);
+            return Freed::Unlisted;
+        }
+        self.relink(slabs, slot, class);
+        Freed::Kept
+    }
+
+    /// Takes the slab out that compaction should empty: the sparsest, if the others have room
+    /// for all that is in it.
+    pub fn isolate_sparsest(&mut self, slabs: &Sparse<Slab>, class: &Class) -> Option<u32> {
+        let partial = Place::FULLEST_FIRST.iter().rev().map(|place| self.heads[*place as usize]);
+        let slot = partial.into_iter().find(|slot| *slot != 0)?;
+        let empty = usize::from(self.heads[Place::Empty as usize] != 0);
+        let elsewhere = (self.slabs - 1 - empty) * class.objects;
+        if self.used > elsewhere {
+            return None;
+        }
+        self.unlink(slabs, slot);
+        slabs[slot as usize].place.store(Place::Isolated as u32, Relaxed);
+        Some(slot)
+    }
+
+    /// The fullest slab that has room and is not empty: where compaction moves blobs to.
+    pub fn fullest(&self) -> Option<u32> {
+        let partial = Place::FULLEST_FIRST.iter().map(|place| self.heads[*place as usize]);
+        partial.into_iter().find(|slot| *slot != 0)
+    }
+
+    /// Compaction is done with a slab: true if it is empty, and then the class no longer has it.
+    pub fn end_isolation(&mut self, slabs: &Sparse<Slab>, slot: u32, class: &Class) -> bool {
+        let slab = &slabs[slot as usize];
+        if slab.used() == 0 {
+            self.remove(slabs, slot);
+            return true;
+        }
+        self.link(slabs, slot, Place::of(slab.used(), class.objects));
+        false
+    }
+
+    /// Takes the empty slab out of the class.
+    pub fn take_empty(&mut self, slabs: &Sparse<Slab>) -> Option<u32> {
+        let slot = self.heads[Place::Empty as usize];
+        if slot == 0 {
+            return None;
+        }
+        self.remove(slabs, slot);
+        Some(slot)
+    }
+
+    /// A slab leaves the class.
+    fn remove(&mut self, slabs: &Sparse<Slab>, slot: u32) {
+        self.unlink(slabs, slot);
+        self.slabs -= 1;
+    }
+
+    /// Puts a slab into the list that its blobs call for.
+    fn relink(&mut self, slabs: &Sparse<Slab>, slot: u32, class: &Class) {
+        let slab = &slabs[slot as usize];
+        let place = Place::of(slab.used(), class.objects);
+        if slab.place.load(Relaxed) != place as u32 {
+            self.unlink(slabs, slot);
+            self.link(slabs, slot, place);
+        }
+    }
+
+    fn link(&mut self, slabs: &Sparse<Slab>, slot: u32, place: Place) {
+        let slab = &slabs[slot as usize];
+        slab.place.store(place as u32, Relaxed);
+        if !Place::has_list(place as u32) {
+            return;
+        }
+        let head = core::mem::replace(&mut self.heads[place as usize], slot);
+        slab.next.store(head, Relaxed);
+        slab.prev.store(0, Relaxed);
+        if head != 0 {
+            slabs[head as usize].prev.store(slot, Relaxed);
+        }
+    }
+
+    fn unlink(&mut self, slabs: &Sparse<Slab>, slot: u32) {
+        let slab = &slabs[slot as usize];
+        let place = slab.place.load(Relaxed);
+        if !Place::has_list(place) {
+            return;
+        }
+        let (next, prev) = (slab.next.load(Relaxed), slab.prev.load(Relaxed));
+        match prev {
+            0 => self.heads[place as usize] = next,
+            _ => slabs[prev as usize].next.store(next, Relaxed),
+        }
+        if next != 0 {
+            slabs[next as usize].prev.store(prev, Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_class_wastes_more_than_a_twentieth_at_the_end_of_a_slab() {
+        for class in &CLASS {
+            let bytes = class.pages * PAGE_SIZE;
+            let waste = bytes - class.bytes * class.objects;
+            assert!(waste * 20 <= bytes, "{class:?} wastes {waste} bytes");
+            assert!(class.objects <= OBJECTS_MAX);
+            assert!((SLAB_PAGES_MIN..=SLOT_PAGES).contains(&class.pages));
+        }
+    }
+
+    #[test]
+    fn every_length_has_the_smallest_class_that_holds_it() {
+        for length in 1..=PAGE_SIZE {
+            let class = class_for(length).unwrap();
+            if class == RAW_CLASS {
+                assert!(length + HEADER_BYTES > CLASS[RAW_CLASS - 1].bytes);
+                continue;
+            }
+            assert!(CLASS[class].bytes >= length + HEADER_BYTES);
+            assert!(class == 0 || CLASS[class - 1].bytes < length + HEADER_BYTES);
+        }
+        assert_eq!(class_for(PAGE_SIZE + 1), None);
+    }
+}

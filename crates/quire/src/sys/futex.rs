@@ -1,0 +1,53 @@
+//! Sleeping on a 32-bit word.
+
+use core::sync::atomic::AtomicU32;
+
+use linux_raw_sys::general::{
+    __NR_futex, __kernel_timespec, FUTEX_PRIVATE_FLAG, FUTEX_WAIT, FUTEX_WAKE,
+};
+
+use super::call::syscall;
+
+/// Whether the word is seen by one process only or by a tree of them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reach {
+    /// Private memory: the kernel needs no look at the mapping.
+    Process,
+    /// A shared mapping.
+    Tree,
+}
+
+impl Reach {
+    const fn flag(self) -> u32 {
+        match self {
+            Reach::Process => FUTEX_PRIVATE_FLAG,
+            Reach::Tree => 0,
+        }
+    }
+}
+
+/// Sleeps while `word` is `expected`; returns on a wake, a signal, the timeout, or for no reason.
+pub fn wait(word: &AtomicU32, expected: u32, reach: Reach, timeout_ms: Option<u64>) {
+    let timeout = timeout_ms.map(|ms| __kernel_timespec {
+        tv_sec: (ms / 1000) as i64,
+        tv_nsec: (ms % 1000 * 1_000_000) as i64,
+    });
+    let pointer = timeout.as_ref().map_or(core::ptr::null(), core::ptr::from_ref);
+    let op = FUTEX_WAIT | reach.flag();
+    // SAFETY: `word` and `timeout` outlive the call; the kernel writes to neither.
+    let _ = unsafe {
+        syscall(
+            __NR_futex,
+            [word.as_ptr() as usize, op as usize, expected as usize, pointer as usize, 0, 0],
+        )
+    };
+}
+
+/// Wakes up to `count` sleepers.
+pub fn wake(word: &AtomicU32, count: u32, reach: Reach) {
+    let op = FUTEX_WAKE | reach.flag();
+    // SAFETY: the kernel only uses the address as a key.
+    let _ = unsafe {
+        syscall(__NR_futex, [word.as_ptr() as usize, op as usize, count as usize, 0, 0, 0])
+    };
+}

@@ -1,0 +1,129 @@
+//! Memory of the engine's own: sparse private mappings that no program code shares.
+
+use core::ops::Deref;
+use core::ptr::NonNull;
+
+use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
+
+use super::Errno;
+use super::call::syscall;
+
+/// Whether a reservation can be read and written from the start.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Access {
+    /// Nothing may be touched yet.
+    None,
+    /// Readable and writable.
+    ReadWrite,
+}
+
+/// Reserves `bytes` of address space, aligned to 2 MiB, that cost memory only where touched.
+///
+/// # Errors
+/// The kernel's, mostly `NOMEM` under RLIMIT_AS, RLIMIT_DATA or overcommit_memory=2.
+pub fn reserve(bytes: usize, access: Access) -> Result<NonNull<u8>, Errno> {
+    const ALIGN: usize = 2 << 20;
+    let prot = match access {
+        Access::None => ProtFlags::empty(),
+        Access::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
+    };
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    // SAFETY: a new mapping where the kernel likes; nothing else knows the address.
+    unsafe {
+        let whole = rustix::mm::mmap_anonymous(core::ptr::null_mut(), bytes + ALIGN, prot, flags)?;
+        let start = whole as usize;
+        let aligned = start.next_multiple_of(ALIGN);
+        if aligned > start {
+            rustix::mm::munmap(whole, aligned - start)?;
+        }
+        let tail = start + ALIGN - aligned;
+        if tail > 0 {
+            rustix::mm::munmap((aligned + bytes) as *mut _, tail)?;
+        }
+        // 4 KiB pages: tables are sparse, and frames are moved one by one.
+        let _ = rustix::mm::madvise(aligned as *mut _, bytes, Advice::LinuxNoHugepage);
+        Ok(NonNull::new_unchecked(aligned as *mut u8))
+    }
+}
+
+/// Gives a reservation back.
+///
+/// # Safety
+/// `start..start + bytes` came from [`reserve`], and nothing refers to it any more.
+pub unsafe fn release(start: NonNull<u8>, bytes: usize) {
+    // SAFETY: the caller's promise.
+    let _ = unsafe { rustix::mm::munmap(start.as_ptr().cast(), bytes) };
+}
+
+/// Changes the rights of a range.
+///
+/// # Safety
+/// The range belongs to the engine or to a managed arena.
+pub unsafe fn protect(start: usize, bytes: usize, prot: u32) -> Result<(), Errno> {
+    // SAFETY: the caller's promise.
+    unsafe { rustix::mm::mprotect(start as *mut _, bytes, MprotectFlags::from_bits_retain(prot)) }
+}
+
+/// Gives advice by its number.
+///
+/// # Safety
+/// The range belongs to the engine or to a managed arena, and the advice leaves no byte that is
+/// still needed without its content.
+pub unsafe fn advise(start: usize, bytes: usize, advice: u32) -> Result<(), Errno> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        syscall(linux_raw_sys::general::__NR_madvise, [start, bytes, advice as usize, 0, 0, 0])
+    }
+    .map(drop)
+}
+
+/// A sparse table of zero-initialised entries. Inherited by fork like any private memory.
+pub struct Table<T: 'static> {
+    entries: &'static [T],
+}
+
+/// Types for which all bytes zero is a valid value that owns nothing.
+///
+/// # Safety
+/// The promise above.
+pub unsafe trait Zeroed {}
+
+// SAFETY: zero is a valid value of an atomic integer.
+unsafe impl Zeroed for core::sync::atomic::AtomicU64 {}
+// SAFETY: as above.
+unsafe impl Zeroed for core::sync::atomic::AtomicU32 {}
+// SAFETY: as above.
+unsafe impl Zeroed for core::sync::atomic::AtomicU8 {}
+
+impl<T: Zeroed + Sync> Table<T> {
+    /// Reserves room for `count` entries.
+    ///
+    /// # Errors
+    /// Those of [`reserve`].
+    pub fn new(count: usize) -> Result<Table<T>, Errno> {
+        let bytes = (count * size_of::<T>()).next_multiple_of(4096).max(4096);
+        let start = reserve(bytes, Access::ReadWrite)?;
+        // SAFETY: the mapping is zeroed, `T: Zeroed`, aligned far beyond any T, and lives until
+        // the table is dropped.
+        let entries = unsafe { core::slice::from_raw_parts(start.as_ptr().cast::<T>(), count) };
+        Ok(Table { entries })
+    }
+}
+
+impl<T> Deref for Table<T> {
+    type Target = [T];
+
+    #[inline]
+    fn deref(&self) -> &[T] {
+        self.entries
+    }
+}
+
+impl<T> Drop for Table<T> {
+    fn drop(&mut self) {
+        let bytes = size_of_val(self.entries).next_multiple_of(4096).max(4096);
+        let start = NonNull::from(self.entries).cast();
+        // SAFETY: `new` reserved exactly this, and the borrow of self is the last one.
+        unsafe { release(start, bytes) };
+    }
+}

@@ -1,0 +1,245 @@
+//! Raw threads: no libc, no thread-locals of the program, every signal blocked.
+//!
+//! A handler lives inside somebody else's program. It must survive `close_range`, setuid, a main
+//! thread that ends, signals to the process; so it is a bare clone with a descriptor table of its
+//! own and a TLS block of its own, which libc never hears of.
+
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use linux_raw_sys::general::{
+    __NR_clone, __NR_close_range, __NR_exit_group, __NR_getpid, __NR_kill, __NR_prctl,
+    __NR_rt_sigprocmask, __NR_sched_setaffinity, __NR_sched_setscheduler, CLONE_FILES, CLONE_FS,
+    CLONE_SETTLS, CLONE_SIGHAND, CLONE_SYSVSEM, CLONE_THREAD, CLONE_VM,
+};
+
+use super::Errno;
+use super::call::syscall;
+use super::memory::{self, Access};
+
+const STACK_BYTES: usize = 256 * 1024;
+/// What libraries may have below the thread pointer; ours is never read, only there.
+const TLS_BYTES: usize = 128 * 1024;
+const SIGNAL_SET_BYTES: usize = 8;
+
+/// Whether a thread shares its maker's descriptor table.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Files {
+    /// A copy of it, private from then on.
+    Private,
+    /// The same.
+    Shared,
+}
+
+/// A thread's memory: made once, used again by a fork's child.
+pub struct Place {
+    base: NonNull<u8>,
+}
+
+// SAFETY: plain memory, used by one thread at a time.
+unsafe impl Send for Place {}
+// SAFETY: as above.
+unsafe impl Sync for Place {}
+
+impl Place {
+    /// Maps a stack and a TLS block.
+    ///
+    /// # Errors
+    /// `NOMEM`.
+    pub fn new() -> Result<Place, Errno> {
+        let base = memory::reserve(STACK_BYTES + TLS_BYTES, Access::ReadWrite)?;
+        // A stack that overflows must not eat the TLS block of another place.
+        // SAFETY: the first page of our own mapping.
+        unsafe { memory::protect(base.as_ptr() as usize, 4096, 0) }?;
+        Ok(Place { base })
+    }
+
+    /// Starts `entry(argument)` on this place. The caller has blocked all signals.
+    ///
+    /// # Safety
+    /// No other thread runs on the place; `entry` never returns and uses no thread-local, and
+    /// `argument` is valid for as long as it runs.
+    pub unsafe fn spawn(
+        &self,
+        files: Files,
+        entry: extern "C" fn(usize) -> !,
+        argument: usize,
+    ) -> Result<u32, Errno> {
+        let mut flags =
+            CLONE_VM | CLONE_FS | CLONE_SIGHAND | CLONE_THREAD | CLONE_SYSVSEM | CLONE_SETTLS;
+        if files == Files::Shared {
+            flags |= CLONE_FILES;
+        }
+        let stack = self.base.as_ptr() as usize + STACK_BYTES;
+        let thread_pointer = stack + TLS_BYTES - 4096;
+        // SAFETY: both are inside the place. x86-64's ABI wants the thread pointer at its own
+        // address; compilers' stack protectors read a canary behind it, which is zero here.
+        unsafe {
+            (thread_pointer as *mut usize).write(thread_pointer);
+            (thread_pointer as *mut usize).add(2).write(thread_pointer);
+        }
+        let result: isize;
+        // SAFETY: the child runs on its own stack and jumps to `entry`, which never returns; the
+        // parent's stack is not touched by it.
+        unsafe {
+            core::arch::asm!(
+                "syscall",
+                "test rax, rax",
+                "jnz 2f",
+                "xor ebp, ebp",
+                "mov rdi, r12",
+                "call r13",
+                "ud2",
+                "2:",
+                inlateout("rax") __NR_clone as isize => result,
+                in("rdi") flags as usize,
+                in("rsi") stack - 64,
+                in("rdx") 0usize,
+                in("r10") 0usize,
+                in("r8") thread_pointer,
+                in("r12") argument,
+                in("r13") entry as usize,
+                lateout("rcx") _,
+                lateout("r11") _,
+            );
+        }
+        if result < 0 {
+            return Err(Errno::from_raw_os_error(-result as i32));
+        }
+        Ok(result as u32)
+    }
+}
+
+/// All signals blocked, until dropped.
+pub struct SignalsBlocked {
+    old: u64,
+}
+
+impl SignalsBlocked {
+    /// Blocks every signal of this thread that can be blocked.
+    #[must_use]
+    pub fn new() -> SignalsBlocked {
+        let all = u64::MAX;
+        let mut old = 0u64;
+        set_mask(&all, Some(&mut old));
+        SignalsBlocked { old }
+    }
+}
+
+impl Default for SignalsBlocked {
+    fn default() -> SignalsBlocked {
+        SignalsBlocked::new()
+    }
+}
+
+impl Drop for SignalsBlocked {
+    fn drop(&mut self) {
+        set_mask(&self.old, None);
+    }
+}
+
+fn set_mask(new: &u64, old: Option<&mut u64>) {
+    const SIG_SETMASK: usize = 2;
+    let old = old.map_or(0, |old| core::ptr::from_mut(old) as usize);
+    // SAFETY: both point to signal sets of the size that is passed.
+    let _ = unsafe {
+        syscall(
+            __NR_rt_sigprocmask,
+            [SIG_SETMASK, core::ptr::from_ref(new) as usize, old, SIGNAL_SET_BYTES, 0, 0],
+        )
+    };
+}
+
+/// Runs the calling thread on one CPU only.
+pub fn pin_to(cpu: usize) {
+    let mut mask = [0u64; 16];
+    mask[cpu / 64 % 16] = 1 << (cpu % 64);
+    // SAFETY: the kernel reads the mask. A refusal leaves the thread where it may run anyway.
+    let _ = unsafe {
+        syscall(__NR_sched_setaffinity, [0, size_of_val(&mask), mask.as_ptr() as usize, 0, 0, 0])
+    };
+}
+
+/// Gives up preempting others when woken (SCHED_BATCH): a handler then runs when the thread that
+/// faulted has gone to sleep, not before, and on its CPU.
+pub fn never_preempt() {
+    const SCHED_BATCH: usize = 3;
+    let priority = 0u32;
+    // SAFETY: the kernel reads one integer.
+    let _ = unsafe {
+        let priority = core::ptr::from_ref(&priority) as usize;
+        syscall(__NR_sched_setscheduler, [0, SCHED_BATCH, priority, 0, 0, 0])
+    };
+}
+
+/// Names the calling thread.
+pub fn set_name(name: &core::ffi::CStr) {
+    const PR_SET_NAME: usize = 15;
+    // SAFETY: the kernel reads a string.
+    let _ = unsafe { syscall(__NR_prctl, [PR_SET_NAME, name.as_ptr() as usize, 0, 0, 0, 0]) };
+}
+
+/// Closes the descriptors `first..=last` of the calling thread's table.
+pub fn close_range(first: u32, last: u32) {
+    // SAFETY: closes descriptors of a private table only.
+    let _ = unsafe { syscall(__NR_close_range, [first as usize, last as usize, 0, 0, 0, 0]) };
+}
+
+/// The process id.
+#[must_use]
+pub fn process_id() -> u32 {
+    // SAFETY: no arguments.
+    unsafe { syscall(__NR_getpid, [0; 6]) }.unwrap_or(0) as u32
+}
+
+/// Ends the process as the kernel's OOM killer would.
+pub fn kill_process() -> ! {
+    const SIGKILL: usize = 9;
+    loop {
+        // SAFETY: signals to oneself.
+        let _ = unsafe { syscall(__NR_kill, [process_id() as usize, SIGKILL, 0, 0, 0, 0]) };
+    }
+}
+
+/// Ends the process with a status.
+pub fn exit_process(status: i32) -> ! {
+    loop {
+        // SAFETY: does not return.
+        let _ = unsafe { syscall(__NR_exit_group, [status as usize, 0, 0, 0, 0, 0]) };
+    }
+}
+
+/// A flag that one thread sets and another waits for.
+pub struct Signal(AtomicU32);
+
+impl Signal {
+    /// Not set.
+    #[must_use]
+    pub const fn new() -> Signal {
+        Signal(AtomicU32::new(0))
+    }
+
+    /// Sets it to `value` (not 0) and wakes whoever waits.
+    pub fn set(&self, value: u32) {
+        // Release publishes what was done before.
+        self.0.store(value, Ordering::Release);
+        super::futex::wake(&self.0, u32::MAX, super::futex::Reach::Process);
+    }
+
+    /// Waits until it is set; returns its value and clears it.
+    pub fn wait(&self) -> u32 {
+        loop {
+            let value = self.0.swap(0, Ordering::Acquire);
+            if value != 0 {
+                return value;
+            }
+            super::futex::wait(&self.0, 0, super::futex::Reach::Process, None);
+        }
+    }
+}
+
+impl Default for Signal {
+    fn default() -> Signal {
+        Signal::new()
+    }
+}
