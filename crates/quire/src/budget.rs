@@ -23,6 +23,8 @@ pub enum Purpose {
     Fault,
     /// Reclaim itself, which needs memory to free memory.
     Reclaim,
+    /// The engine's own tables.
+    Tables,
 }
 
 impl Budget {
@@ -78,7 +80,11 @@ impl Budget {
     /// Charges `pages`, if they fit.
     pub fn try_charge(&self, pages: usize, purpose: Purpose) -> bool {
         let control = self.control();
-        let kept = if purpose == Purpose::Fault { self.reserve() } else { 0 };
+        let kept = match purpose {
+            Purpose::Fault => self.reserve(),
+            Purpose::Reclaim => self.reserve() / 4,
+            Purpose::Tables => 0,
+        };
         let limit = self.limit().saturating_sub(kept) as u64;
         let mut held = control.held_pages.load(Ordering::Relaxed);
         loop {

@@ -91,10 +91,9 @@ impl<M: Mmu> AddressSpace<M> {
                     return Outcome::NoVma;
                 }
             };
-            if !self.make_room(scratch) {
+            if !self.make_room(scratch) || !self.use_block(page) {
                 return self.starve(page);
             }
-            self.use_block(page);
             let Some(old) = self.word(page).lock_or_park() else {
                 self.budget.count(Event::FaultParked, 1);
                 return Outcome::Parked;

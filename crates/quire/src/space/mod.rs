@@ -21,7 +21,7 @@ use rustix_futex_sync::{Mutex, MutexGuard};
 
 pub use self::advise::Advice;
 use self::vma::{SpaceLocked, Vma, VmaIndex};
-use crate::budget::Budget;
+use crate::budget::{Budget, Purpose};
 use crate::fault::{order::Streams, starved::Starved, way::Costs};
 use crate::frames::FramePool;
 use crate::mmu::Mmu;
@@ -221,17 +221,31 @@ impl<M: Mmu> AddressSpace<M> {
         &self.blocks[page.block()]
     }
 
-    /// Notes that pages of a block are about to be used. Comes before the last look at the VMA:
-    /// who changes the layout bumps the VMA's count first and then skips unused blocks.
-    pub(crate) fn use_block(&self, page: PageNum) {
+    /// Notes that pages of a block are about to be used, and charges their words; `false` where
+    /// there is no memory for them. Comes before the last look at the VMA: who changes the layout
+    /// bumps the VMA's count first and then skips unused blocks.
+    #[must_use]
+    pub(crate) fn use_block(&self, page: PageNum) -> bool {
         let block = self.block(page);
-        if block.is_used.load(Ordering::Relaxed) == 0
-            && block.is_used.swap(1, Ordering::SeqCst) == 0
-        {
-            // The words' own page. Charged even where the budget is full: it is there.
-            self.budget.charge_anyway(1);
-            self.blocks_used_max.fetch_max(page.block() + 1, Ordering::Relaxed);
+        if block.is_used.load(Ordering::Relaxed) != 0 {
+            return true;
         }
+        if !self.budget.try_charge(1, Purpose::Tables) {
+            return false;
+        }
+        if block.is_used.swap(1, Ordering::SeqCst) != 0 {
+            self.budget.uncharge(1);
+        }
+        self.blocks_used_max.fetch_max(page.block() + 1, Ordering::Relaxed);
+        true
+    }
+
+    /// The same, whether there is room or not.
+    pub(crate) fn use_block_anyway(&self, page: PageNum) {
+        if self.block(page).is_used.swap(1, Ordering::SeqCst) == 0 {
+            self.budget.charge_anyway(1);
+        }
+        self.blocks_used_max.fetch_max(page.block() + 1, Ordering::Relaxed);
     }
 
     /// The parts of `range` that lie in blocks that were ever used, cut at blocks.

@@ -116,7 +116,10 @@ impl<M: Mmu> AddressSpace<M> {
             self.unlock_page(from);
             return;
         }
-        self.use_block(to);
+        if !self.use_block(to) {
+            // One page of tables more than there is room for: the content must go somewhere.
+            self.use_block_anyway(to);
+        }
         self.lock_page(to);
         let gone = Snapshot::new(State::None, 0);
         let after = match before.state() {

@@ -16,11 +16,10 @@ impl<M: Mmu> AddressSpace<M> {
         let mut managed = 0;
         let mut at = range.start;
         let mut had_any = false;
-        while let Some(vma) = self.vmas.next_from(at, &layout.locked) {
+        while at < range.end {
+            let next = self.vmas.next_from(at, &layout.locked);
+            let Some(vma) = next.filter(|vma| vma.range.start < range.end) else { break };
             let part = vma.range.intersect(range);
-            if vma.range.start >= range.end {
-                break;
-            }
             had_any = true;
             at = part.end;
             match vma.attributes.kind {

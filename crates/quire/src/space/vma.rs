@@ -380,10 +380,9 @@ impl VmaIndex {
         change: impl Fn(Attributes) -> Attributes,
     ) -> Result<(), Errno> {
         let mut at = range.start;
-        while let Some(vma) = self.next_from(at, locked) {
-            if vma.range.start >= range.end {
-                break;
-            }
+        while at < range.end {
+            let next = self.next_from(at, locked);
+            let Some(vma) = next.filter(|vma| vma.range.start < range.end) else { break };
             let part = vma.range.intersect(range);
             at = part.end;
             let attributes = change(vma.attributes);
