@@ -20,11 +20,11 @@ out=$(mktemp -d "${TMPDIR:-/var/tmp}/quire-demo.XXXXXX")
 trap 'rm -rf "$out"' EXIT
 
 # The input follows from the generator alone: another generator, another directory.
-input=$data/$(cksum <"$here/generate.py" | cut -d' ' -f1)
+input=$data/library-$(cksum <"$here/generate.py" | cut -d' ' -f1)
 if [ ! -f "$input/whole" ]; then
 	echo "Making the library of books (once; kept in $data)"
 	mkdir -p "$data"
-	find "$data" -mindepth 1 -maxdepth 1 -type d -exec rm -rf {} +
+	rm -rf "$data"/library-*
 	"$python" "$here/generate.py" "$input"
 	touch "$input/whole"
 fi

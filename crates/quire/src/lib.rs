@@ -4,11 +4,12 @@
 //! process, [`space::AddressSpace`] the engine itself, generic over its [`mmu::Mmu`].
 #![no_std]
 
-#[cfg(test)]
+#[cfg(any(test, feature = "simulated"))]
 extern crate std;
 
 pub mod budget;
 pub mod control;
+pub mod errands;
 pub mod fault;
 pub mod frames;
 pub mod mmu;

@@ -94,7 +94,9 @@ pub fn kernel(
         if ratio >= 1.0 || limit < RESIDENT_MIN_BYTES {
             break;
         }
-        let Ok(outcome) = attempt(stage, workload, &kernel_with(limit))? else { break };
+        let Ok(outcome) = attempt(stage, workload, &kernel_with(limit))? else {
+            break;
+        };
         let stored = outcome.store_bytes as f64;
         let room = all - limit - stored;
         if room >= 0.0 && best.is_none_or(|(known, _)| known < limit) {
@@ -165,7 +167,9 @@ pub fn quire(
             _ => beside + pool,
         };
     }
-    let Some((budget, pool)) = found else { return Ok(None) };
+    let Some((budget, pool)) = found else {
+        return Ok(None);
+    };
     Ok(Some(Found {
         contestant: quire_with(budget),
         note: format!(

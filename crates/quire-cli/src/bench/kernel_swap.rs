@@ -3,7 +3,8 @@
 //! dropped.
 //!
 //! A swap device serves the whole machine: pages of other processes may come to rest on it, and
-//! swapoff brings them back. Only processes in the bench's own cgroup are put under pressure.
+//! swapoff brings them back. So it is on for the kernel's own turns only, and only processes in the
+//! bench's own cgroup are put under pressure.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,26 +20,32 @@ const HUGE_PAGES: &str = "/sys/kernel/mm/transparent_hugepage";
 const BUSY_PAUSE: Duration = Duration::from_millis(50);
 const BUSY_TRIES: u32 = 100;
 
-/// A zram device that is swapped to.
+/// A zram device of our own.
 pub struct Zram {
     number: u32,
-    is_swap: bool,
 }
+
+/// While it lives, the device is swapped to.
+pub struct SwapOn<'a>(&'a Zram);
 
 impl Zram {
     /// Adds a device with `bytes` of swap.
     pub fn create(bytes: u64) -> Result<Zram> {
         let hot_add = format!("{CONTROL}/hot_add");
         let number = fs::read_to_string(&hot_add).context(hot_add)?;
-        let mut zram = Zram { number: number.trim().parse()?, is_swap: false };
+        let zram = Zram { number: number.trim().parse()? };
         zram.set("comp_algorithm", "lz4")?;
         zram.set("disksize", &bytes.to_string())?;
-        let device = zram.device();
-        run("mkswap", &[&device])?;
-        // The highest priority: what the bench's cgroup swaps must not go elsewhere.
-        run("swapon", &[Path::new("--priority"), Path::new("32767"), &device])?;
-        zram.is_swap = true;
+        run("mkswap", &[&zram.device()])?;
         Ok(zram)
+    }
+
+    /// Swaps to the device, and notes anew how much memory its store takes at most.
+    pub fn swap_on(&self) -> Result<SwapOn<'_>> {
+        self.set("mem_used_max", "0")?;
+        // The highest priority: what the bench's cgroup swaps must not go elsewhere.
+        run("swapon", &[Path::new("--priority"), Path::new("32767"), &self.device()])?;
+        Ok(SwapOn(self))
     }
 
     fn device(&self) -> PathBuf {
@@ -48,11 +55,6 @@ impl Zram {
     fn set(&self, name: &str, value: &str) -> Result<()> {
         let file = format!("/sys/block/zram{}/{name}", self.number);
         fs::write(&file, value).with_context(|| format!("{file} = {value}"))
-    }
-
-    /// Starts to note anew how much memory the store takes at most.
-    pub fn reset_used_max(&self) -> Result<()> {
-        self.set("mem_used_max", "0")
     }
 
     /// The most memory that the store took (mem_used_max), in bytes.
@@ -65,13 +67,16 @@ impl Zram {
     }
 }
 
-impl Drop for Zram {
+impl Drop for SwapOn<'_> {
     fn drop(&mut self) {
-        if self.is_swap
-            && let Err(error) = run("swapoff", &[&self.device()])
-        {
+        if let Err(error) = run("swapoff", &[&self.0.device()]) {
             crate::report::say(&format!("{error:#}"));
         }
+    }
+}
+
+impl Drop for Zram {
+    fn drop(&mut self) {
         for _ in 0..BUSY_TRIES {
             let _ = self.set("reset", "1");
             if fs::write(format!("{CONTROL}/hot_remove"), self.number.to_string()).is_ok() {
@@ -108,7 +113,9 @@ impl HugePages {
             entries
                 .flatten()
                 .filter(|entry| entry.file_name().to_string_lossy().starts_with("hugepages-"))
-                .map(|entry| entry.path().join("enabled")),
+                .map(|entry| entry.path().join("enabled"))
+                // Some sizes are for files only.
+                .filter(|file| file.exists()),
         );
         let mut found = Vec::new();
         for file in files {

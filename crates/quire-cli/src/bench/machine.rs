@@ -19,7 +19,8 @@ impl Machine {
         let cpus = std::thread::available_parallelism().map_or(0, usize::from);
         let model = field("/proc/cpuinfo", "model name").unwrap_or_else(unknown);
         let memory = crate::size::Human(crate::size::machine_memory_bytes());
-        let huge = line("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_else(|_| unknown());
+        let huge =
+            line("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_else(|_| unknown());
         let cluster = line("/proc/sys/vm/page-cluster").unwrap_or_else(|_| unknown());
         Machine {
             facts: vec![

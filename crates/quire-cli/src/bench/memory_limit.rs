@@ -87,8 +87,8 @@ impl Drop for MemoryLimit {
 /// Below our own cgroup where it passes the controller on, beside it otherwise.
 fn parent_in_v2(hierarchy: &Hierarchy) -> PathBuf {
     let passes_on = hierarchy.own.join("cgroup.subtree_control");
-    let lists_memory =
-        fs::read_to_string(&passes_on).is_ok_and(|text| text.split_whitespace().any(|w| w == "memory"));
+    let lists_memory = fs::read_to_string(&passes_on)
+        .is_ok_and(|text| text.split_whitespace().any(|w| w == "memory"));
     match hierarchy.own.parent() {
         Some(parent) if !lists_memory && hierarchy.own != hierarchy.mount_point => parent.into(),
         _ => hierarchy.own.clone(),

@@ -71,7 +71,8 @@ struct Setting {
 
 impl Setting {
     fn name(self) -> String {
-        let data = if self.is_zero_filled { "zero-filled" } else { "a quarter of each page random" };
+        let data =
+            if self.is_zero_filled { "zero-filled" } else { "a quarter of each page random" };
         let company = if self.spins { "another thread running" } else { "alone" };
         format!("{data}, {company}")
     }
@@ -134,8 +135,7 @@ pub fn main(options: &SwapBench) -> Result<u8> {
 
 /// All ways in turn, `rounds` times.
 fn measure(stage: &Stage, setting: Setting, bytes: u64, rounds: u32) -> Result<Vec<Figures>> {
-    let workload =
-        programs::pageout(&stage.own, bytes, setting.is_zero_filled, setting.spins);
+    let workload = programs::pageout(&stage.own, bytes, setting.is_zero_filled, setting.spins);
     let has_kernel = stage.kernel.is_ok();
     let ways = Way::ALL.into_iter().filter(|way| has_kernel || !matches!(way, Way::Kernel { .. }));
     let mut all: Vec<Figures> = ways.map(Figures::new).collect();

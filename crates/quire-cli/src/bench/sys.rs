@@ -97,8 +97,7 @@ impl Mapping {
     /// madvise(MADV_PAGEOUT) of the whole mapping.
     pub fn page_out(&mut self) -> io::Result<()> {
         // SAFETY: the range is the mapping's own; its content stays what it is.
-        let done =
-            unsafe { libc::madvise(self.base.cast(), self.words * 8, libc::MADV_PAGEOUT) };
+        let done = unsafe { libc::madvise(self.base.cast(), self.words * 8, libc::MADV_PAGEOUT) };
         if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 }

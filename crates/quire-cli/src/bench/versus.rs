@@ -46,6 +46,8 @@ struct Entry {
     /// Wall time of the whole run first, then the program's phases.
     phases: Vec<(String, Samples)>,
     failure: Option<String>,
+    /// Runs that the kernel's OOM killer ended, and that were repeated.
+    oom_kills: u32,
 }
 
 /// Runs the bench.
@@ -66,7 +68,10 @@ pub fn main(options: &RunBench) -> Result<u8> {
     };
     if !bench.is_json {
         output::print_machine(&machine);
-        println!("{:>24}: {}; medians, and of ratios the least and the most", "rounds", bench.rounds);
+        println!(
+            "{:>24}: {}; medians, and of ratios the least and the most",
+            "rounds", bench.rounds
+        );
         if let Ok(kernel) = &bench.stage.kernel {
             println!("{:>24}: lz4, memory cgroup {}", "zram", kernel.limit.version());
         }
@@ -165,12 +170,13 @@ impl Bench {
         let mut workloads = Vec::new();
         match programs::python() {
             Ok(python) => {
-                workloads.push((1, programs::dicts(&python, if is_quick { 60_000 } else { 400_000 })));
+                workloads
+                    .push((1, programs::dicts(&python, if is_quick { 60_000 } else { 150_000 })));
             }
             Err(error) => say(&format!("without CPython: {error:#}")),
         }
         let text = self.stage.folder().join("text");
-        programs::write_text(&text, if is_quick { 32 << 20 } else { 256 << 20 })?;
+        programs::write_text(&text, if is_quick { 32 << 20 } else { 200 << 20 })?;
         for &threads in &options.threads {
             workloads.push((threads, programs::sort_text(&text, threads)));
         }
@@ -247,13 +253,13 @@ impl Bench {
 
 impl Entry {
     fn new(contestant: Contestant, note: String) -> Entry {
-        Entry { contestant, note, phases: Vec::new(), failure: None }
+        Entry { contestant, note, phases: Vec::new(), failure: None, oom_kills: 0 }
     }
 
     fn add(&mut self, outcome: &Outcome) {
+        self.oom_kills += outcome.oom_kills;
         let total = ("total".to_owned(), outcome.seconds);
         for (name, seconds) in std::iter::once(&total).chain(&outcome.phases) {
-            // A phase that a program goes through several times is timed as a whole.
             let index = self.phases.iter().position(|(known, _)| known == name);
             let index = index.unwrap_or_else(|| {
                 self.phases.push((name.clone(), Samples::default()));
@@ -283,7 +289,8 @@ impl Cell {
     }
 
     fn print(&self) {
-        let threads = if self.threads == 1 { "1 thread" } else { &format!("{} threads", self.threads) };
+        let threads =
+            if self.threads == 1 { "1 thread" } else { &format!("{} threads", self.threads) };
         print!("\n{}, {threads}: wants {}", self.program, Human(self.wanted_bytes));
         match self.store {
             None => println!(", may have {}", Human(self.limit_bytes)),
@@ -299,13 +306,22 @@ impl Cell {
             if !entry.note.is_empty() {
                 println!("  {:>5}: {}", entry.contestant.name(), entry.note);
             }
+            if entry.oom_kills > 0 {
+                let name = entry.contestant.name();
+                println!(
+                    "  {name:>5}: killed by the OOM killer {} times, and repeated",
+                    entry.oom_kills
+                );
+            }
             if let Some(failure) = &entry.failure {
                 println!("  {:>5}: FAILED: {failure}", entry.contestant.name());
             }
         }
         let columns = ["bare", "quire", "zram"].map(|name| self.entry(name));
-        println!("  {:14}{:>10}{:>10}{:>10}{:>26}{:>26}", "seconds", "bare", "quire", "zram",
-            "quire / zram", "quire / bare");
+        println!(
+            "  {:14}{:>10}{:>10}{:>10}{:>26}{:>26}",
+            "seconds", "bare", "quire", "zram", "quire / zram", "quire / bare"
+        );
         let Some(bare) = columns[0] else { return };
         for (phase, _) in &bare.phases {
             print!("  {phase:14}");
@@ -327,6 +343,7 @@ impl Cell {
             Json::object([
                 ("name", Json::text(entry.contestant.name())),
                 ("note", Json::text(&entry.note)),
+                ("oom_kills", Json::Number(f64::from(entry.oom_kills))),
                 ("failure", entry.failure.as_ref().map_or(Json::Null, Json::text)),
                 ("seconds", Json::Object(phases.collect())),
             ])

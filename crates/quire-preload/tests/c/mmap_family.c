@@ -302,10 +302,15 @@ static void moved(void) {
     s = t;
   }
   char* t = mremap(s, 600 * P, 600 * P, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, NULL);
-  CHECK(t != MAP_FAILED && t != s);
-  for (int i = 0; i < 600; i += 3) CHECK(is_filled(t + i * P, P, i));
-  CHECK(is_zero(s, 600 * P));
-  CHECK(munmap(s, 600 * P) == 0 && munmap(t, 600 * P) == 0 && munmap(room, 5000 * P) == 0);
+  if (t == MAP_FAILED) {
+    CHECK(errno == EINVAL); /* as before Linux 5.7 */
+    for (int i = 0; i < 600; i += 3) CHECK(is_filled(s + i * P, P, i));
+  } else {
+    CHECK(t != s && is_zero(s, 600 * P));
+    for (int i = 0; i < 600; i += 3) CHECK(is_filled(t + i * P, P, i));
+    CHECK(munmap(t, 600 * P) == 0);
+  }
+  CHECK(munmap(s, 600 * P) == 0 && munmap(room, 5000 * P) == 0);
 }
 
 static void residency(void) {
@@ -361,20 +366,22 @@ static void kinds(void) {
   CHECK(munmap(low, 4 * P) == 0);
 }
 
-int main(void) {
+int main(int argc, char** argv) {
   struct sigaction action = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO};
   CHECK(sigaction(SIGSEGV, &action, NULL) == 0 && sigaction(SIGBUS, &action, NULL) == 0);
   zero_fd = open("/dev/zero", O_RDONLY);
   CHECK(zero_fd >= 0 && pipe(pipes) == 0);
-  map_and_unmap();
-  refusals();
-  protection();
-  made_executable();
-  advice();
-  fixed();
-  moved();
-  residency();
-  kinds();
+  static const struct { const char* name; void (*run)(void); } parts[] = {
+    {"map_and_unmap", map_and_unmap}, {"refusals", refusals}, {"protection", protection},
+    {"made_executable", made_executable}, {"advice", advice}, {"fixed", fixed}, {"moved", moved},
+    {"residency", residency}, {"kinds", kinds},
+  };
+  /* All of them, or those that are named, in the order of their names. */
+  if (argc < 2)
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) parts[i].run();
+  for (int arg = 1; arg < argc; arg++)
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+      if (strcmp(parts[i].name, argv[arg]) == 0) parts[i].run();
   puts("ok");
   return 0;
 }

@@ -49,6 +49,7 @@ impl<M: Mmu> AddressSpace<M> {
             frames: 0,
             charged: 0,
         };
+        let pages = pages.min(self.available());
         if way == Way::Copy {
             self.grant_charge(&mut grant, pages);
         }
@@ -72,7 +73,7 @@ impl<M: Mmu> AddressSpace<M> {
     }
 
     fn grant_charge(&self, grant: &mut Grant, pages: usize) {
-        let mut missing = pages - grant.pages();
+        let mut missing = pages.saturating_sub(grant.pages());
         while missing > 0 && !self.budget.try_charge(missing, Purpose::Fault) {
             missing /= 2;
         }
@@ -87,8 +88,10 @@ impl<M: Mmu> AddressSpace<M> {
         self.budget.uncharge(grant.charged);
     }
 
-    /// Pages that a fault could have at once.
+    /// Pages that a fault could have at once. Free frames are part of the reserve as well: else
+    /// faults would take every frame that reclaim frees, while what it stored grows, until there
+    /// is no page left to store anything in.
     pub(crate) fn available(&self) -> usize {
-        self.frames.free() + self.budget.uncharged().saturating_sub(self.budget.reserve())
+        (self.frames.free() + self.budget.uncharged()).saturating_sub(self.budget.reserve())
     }
 }

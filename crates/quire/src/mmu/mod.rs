@@ -158,6 +158,12 @@ pub trait Mmu: Sync {
     /// Answers the faults that wait for `pages`: they are tried again.
     fn wake(&self, pages: PageRange);
 
+    /// Whether the calling thread can call [`Self::wake`] and the operations that map and move: a
+    /// program's thread does not have the descriptors for it.
+    fn is_reachable(&self) -> bool {
+        true
+    }
+
     /// Reads a mapped page whatever its rights; `false` where it cannot be read.
     fn read(&self, page: PageNum, into: &mut [u8; PAGE_SIZE]) -> bool;
 

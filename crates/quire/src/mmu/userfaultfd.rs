@@ -9,6 +9,7 @@ use linux_raw_sys::general::{
 use rustix::mm::{MapFlags, ProtFlags};
 
 use super::{Done, FrameId, FrameRun, Holes, Mmu, Prot, Protection, Refusal};
+use crate::sys::thread::is_engine_thread;
 use crate::sys::uffd::{MODE_MISSING, MODE_WP, Partial, Uffd, feature};
 use crate::sys::{Errno, call, memory};
 use crate::units::{PAGE_SHIFT, PAGE_SIZE, PageNum, PageRange};
@@ -248,6 +249,10 @@ impl Mmu for Userfaultfd {
 
     fn wake(&self, pages: PageRange) {
         self.faults.wake(self.address(pages.start), pages.len() << PAGE_SHIFT);
+    }
+
+    fn is_reachable(&self) -> bool {
+        is_engine_thread()
     }
 
     fn read(&self, page: PageNum, into: &mut [u8; PAGE_SIZE]) -> bool {

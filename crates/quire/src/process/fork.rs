@@ -37,7 +37,8 @@ impl Process {
         let mut layout = self.space.lock();
         self.gate.close();
         self.space.swap().wait_for_reads();
-        let charged = match self.space.prepare_fork(&mut layout) {
+        let prepared = self.space.errands.send(|| self.space.prepare_fork(&mut layout));
+        let charged = match prepared {
             Ok(charged) => charged,
             Err(error) => {
                 self.gate.open();
@@ -139,6 +140,11 @@ impl ForkGuard {
 fn is_alive(pid: isize) -> bool {
     use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
     let Some(pid) = Pid::from_raw(pid as i32) else { return false };
-    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    // A child need not end by SIGCHLD.
+    const WALL: u32 = 0x4000_0000;
+    let options = WaitIdOptions::EXITED
+        | WaitIdOptions::NOHANG
+        | WaitIdOptions::NOWAIT
+        | WaitIdOptions::from_bits_retain(WALL);
     matches!(waitid(WaitId::Pid(pid), options), Ok(None))
 }

@@ -47,6 +47,26 @@ impl Process {
         act(&mut layout)
     }
 
+    /// The same on an engine thread, which can map and move pages.
+    fn on_errand<R>(&self, act: impl FnOnce(&mut Layout<'_>) -> R) -> R {
+        self.locked(|layout| self.space.errands.send(|| act(layout)))
+    }
+
+    /// On an engine thread only where `needs_engine`: an errand costs two switches of thread.
+    fn locked_or_errand<R>(
+        &self,
+        needs_engine: impl FnOnce(&mut Layout<'_>) -> bool,
+        act: impl FnOnce(&mut Layout<'_>) -> R,
+    ) -> R {
+        self.locked(|layout| {
+            if needs_engine(layout) { self.space.errands.send(|| act(layout)) } else { act(layout) }
+        })
+    }
+
+    fn is_populated(&self, flags: i32) -> bool {
+        flags as u32 & (c::MAP_POPULATE | c::MAP_LOCKED) != 0 || self.space.locks_future()
+    }
+
     /// mmap of private anonymous memory, without MAP_FIXED.
     ///
     /// # Errors
@@ -58,11 +78,14 @@ impl Process {
         let bytes = len.checked_next_multiple_of(PAGE_SIZE).ok_or(Errno::NOMEM)?;
         let hint = self.pages(hint & !(PAGE_SIZE - 1), bytes).ok().map(|range| range.start);
         let pages = bytes >> PAGE_SHIFT;
-        let start = self.locked(|layout| {
-            let start = self.space.map(layout, hint, pages, Prot((prot & PROT_MASK) as u32))?;
-            self.populate_if_asked(layout, PageRange::new(start, pages), flags);
-            Ok::<_, Errno>(start)
-        })?;
+        let start = self.locked_or_errand(
+            |_| self.is_populated(flags),
+            |layout| {
+                let start = self.space.map(layout, hint, pages, Prot((prot & PROT_MASK) as u32))?;
+                self.populate_if_asked(layout, PageRange::new(start, pages), flags);
+                Ok::<_, Errno>(start)
+            },
+        )?;
         Ok(self.space.mmu().address(start))
     }
 
@@ -89,7 +112,10 @@ impl Process {
             return Err(Errno::INVAL);
         }
         let range = self.pages(address, len)?;
-        self.locked(|layout| {
+        let needs_engine = |layout: &mut Layout<'_>| {
+            self.is_populated(flags) || self.space.has_foreign(layout, range)
+        };
+        self.locked_or_errand(needs_engine, |layout| {
             if flags as u32 & c::MAP_FIXED_NOREPLACE == c::MAP_FIXED_NOREPLACE
                 && self.space.is_mapped(layout, range)
             {
@@ -117,7 +143,11 @@ impl Process {
     ) -> Result<usize, Errno> {
         let range = self.pages(address, len)?;
         self.locked(|layout| {
-            self.space.map_foreign(layout, range)?;
+            if self.space.has_foreign(layout, range) {
+                self.space.errands.send(|| self.space.map_foreign(layout, range))?;
+            } else {
+                self.space.map_foreign(layout, range)?;
+            }
             let flags = flags as usize & !(c::MAP_FIXED_NOREPLACE as usize) | c::MAP_FIXED as usize;
             // SAFETY: the range is ours to give, and was just emptied.
             let mapped = unsafe {
@@ -142,7 +172,8 @@ impl Process {
             return Err(Errno::INVAL);
         }
         let range = self.pages(address, len).map_err(|_| Errno::INVAL)?;
-        self.locked(|layout| self.space.unmap(layout, range))
+        let needs_engine = |layout: &mut Layout<'_>| self.space.has_foreign(layout, range);
+        self.locked_or_errand(needs_engine, |layout| self.space.unmap(layout, range))
     }
 
     /// mprotect.
@@ -154,7 +185,9 @@ impl Process {
         if range.is_empty() {
             return Ok(());
         }
-        self.locked(|layout| {
+        let loses = !Prot((prot & PROT_MASK) as u32).is_movable();
+        let needs_engine = |_: &mut Layout<'_>| loses && self.space.has_used(range);
+        self.locked_or_errand(needs_engine, |layout| {
             self.each_kind(layout, range, |layout, part, kind| match kind {
                 Kind::Anonymous => {
                     self.space.protect(layout, part, Prot((prot & PROT_MASK) as u32))
@@ -232,17 +265,24 @@ impl Process {
             // MADV_REMOVE wants a shared mapping, and so on.
             _ => return Err(Errno::INVAL),
         };
-        self.locked(|layout| {
-            self.each_kind(layout, range, |layout, part, kind| match (kind, managed) {
-                (Kind::Foreign, _) => {
-                    let (start, bytes) = self.bytes(part);
-                    // SAFETY: the program's own mapping and its own advice.
-                    unsafe { memory::advise(start, bytes, advice as u32) }
-                }
-                (Kind::Anonymous, Some(advice)) => self.space.advise(layout, part, advice),
-                (Kind::Anonymous, None) => Ok(()),
-            })
-        })
+        let maps = matches!(
+            managed,
+            Some(Advice::WillNeed | Advice::Free | Advice::PageOut | Advice::Populate)
+        );
+        self.locked_or_errand(
+            |_| maps,
+            |layout| {
+                self.each_kind(layout, range, |layout, part, kind| match (kind, managed) {
+                    (Kind::Foreign, _) => {
+                        let (start, bytes) = self.bytes(part);
+                        // SAFETY: the program's own mapping and its own advice.
+                        unsafe { memory::advise(start, bytes, advice as u32) }
+                    }
+                    (Kind::Anonymous, Some(advice)) => self.space.advise(layout, part, advice),
+                    (Kind::Anonymous, None) => Ok(()),
+                })
+            },
+        )
     }
 
     /// mremap.
@@ -273,7 +313,7 @@ impl Process {
         } else {
             Placement::InPlace
         };
-        let start = self.locked(|layout| self.space.remap(layout, range, pages, placement))?;
+        let start = self.on_errand(|layout| self.space.remap(layout, range, pages, placement))?;
         Ok(self.space.mmu().address(start))
     }
 
@@ -283,7 +323,7 @@ impl Process {
     /// As mlock(2).
     pub fn mlock(&self, address: usize, len: usize) -> Result<(), Errno> {
         let range = self.outer_pages(address, len)?;
-        self.locked(|layout| self.space.mlock(layout, range))
+        self.on_errand(|layout| self.space.mlock(layout, range))
     }
 
     /// munlock.
@@ -307,7 +347,7 @@ impl Process {
     /// `NOMEM` where it would be more than half of the budget.
     pub fn mlockall(&self, flags: i32) -> Result<(), Errno> {
         let flags = flags as u32;
-        self.locked(|layout| {
+        self.on_errand(|layout| {
             self.space.lock_future(flags & c::MCL_FUTURE != 0);
             if flags & c::MCL_CURRENT != 0 { self.space.mlock_current(layout) } else { Ok(()) }
         })

@@ -36,6 +36,8 @@ enum Role {
     Handler(usize),
     /// Reclaims in the background.
     Kswapd,
+    /// Does for program threads what they cannot.
+    Errands,
     /// Reads the swap file.
     Reader,
 }
@@ -50,7 +52,7 @@ struct Seat {
 // SAFETY: a seat is used by the one thread that runs on it; its scratch by nobody else.
 unsafe impl Sync for Seat {}
 
-const SEATS_MAX: usize = HANDLERS_MAX + 1 + READERS;
+const SEATS_MAX: usize = HANDLERS_MAX + 2 + READERS;
 
 /// All threads' seats, made once and used again by a fork's child.
 pub struct Threads {
@@ -74,7 +76,7 @@ impl Threads {
         let readers = if has_swap_file { READERS } else { 0 };
         let roles = (0..handlers)
             .map(Role::Handler)
-            .chain(core::iter::once(Role::Kswapd))
+            .chain([Role::Kswapd, Role::Errands])
             .chain(core::iter::repeat_n(Role::Reader, readers));
         for (seat, role) in threads.seats.iter_mut().zip(roles) {
             *seat = Some(Seat {
@@ -164,6 +166,10 @@ fn run(seat: &'static Seat) -> ! {
             thread::never_preempt();
             reclaim(process, scratch)
         }
+        Role::Errands => {
+            thread::set_name(c"quire-errands");
+            run_errands(process)
+        }
         Role::Reader => {
             thread::set_name(c"quire-swapin");
             read_swap(process, scratch)
@@ -230,6 +236,16 @@ fn reclaim(process: &'static Process, scratch: &mut Scratch) -> ! {
                 futex::wait(pressure, seen, Reach::Tree, Some(10));
             }
         }
+    }
+}
+
+fn run_errands(process: &'static Process) -> ! {
+    let errands = &process.space.errands;
+    loop {
+        let seen = errands.calls();
+        process.space.answer_for_others();
+        errands.run_one();
+        errands.wait(seen);
     }
 }
 

@@ -204,6 +204,14 @@ impl<M: Mmu> AddressSpace<M> {
         released
     }
 
+    /// Gives one free frame back to the kernel and keeps its charge for something else.
+    pub(crate) fn take_charge_of_a_frame(&self) -> bool {
+        let Some(run) = self.frames.take(1) else { return false };
+        self.mmu.frames_release(run);
+        self.frames.consume(run);
+        true
+    }
+
     fn release_frames(&self, run: FrameRun) {
         self.mmu.frames_release(run);
         self.frames.consume(run);

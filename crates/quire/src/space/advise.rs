@@ -265,6 +265,11 @@ impl<M: Mmu> AddressSpace<M> {
         self.locks_future.store(is_on, Ordering::Relaxed);
     }
 
+    /// Whether MCL_FUTURE is set.
+    pub fn locks_future(&self) -> bool {
+        self.locks_future.load(Ordering::Relaxed)
+    }
+
     /// Whether a page is in memory, as mincore means it.
     pub fn is_resident(&self, page: PageNum) -> bool {
         matches!(self.snapshot(page).state(), State::Mapped | State::Limbo)

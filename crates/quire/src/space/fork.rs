@@ -41,7 +41,6 @@ impl<M: Mmu> AddressSpace<M> {
             let limbo = self.frames.limbo();
             self.shrink_limbo(limbo, &mut layout.scratch);
             self.release_free_frames(0);
-            self.write_back_excess(&mut layout.scratch);
             let now = self.budget.member().held_pages.load(Ordering::Relaxed) as usize;
             if now >= before {
                 return Err(Errno::NOMEM);

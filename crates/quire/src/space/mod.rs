@@ -22,6 +22,7 @@ use rustix_futex_sync::{Mutex, MutexGuard};
 pub use self::advise::Advice;
 use self::vma::{SpaceLocked, Vma, VmaIndex};
 use crate::budget::{Budget, Purpose};
+use crate::errands::Errands;
 use crate::fault::{order::Streams, starved::Starved, way::Costs};
 use crate::frames::FramePool;
 use crate::mmu::Mmu;
@@ -59,6 +60,9 @@ pub struct AddressSpace<M: Mmu> {
     pub(crate) costs: Costs,
     pub(crate) clock: Mutex<Clock>,
     pub(crate) starved: Starved,
+    /// Faults that a program's thread has found parked, for an engine thread to answer.
+    unanswered: Starved,
+    pub(crate) errands: Errands,
     /// Whether pages may be shared with another process since a fork.
     pub(crate) has_forked: AtomicBool,
     /// Whether the background thread need not be called.
@@ -119,6 +123,8 @@ impl<M: Mmu> AddressSpace<M> {
             costs: Costs::new(),
             clock: Mutex::new(Clock::default()),
             starved: Starved::new(),
+            unanswered: Starved::new(),
+            errands: Errands::new(),
             has_forked: AtomicBool::new(false),
             kswapd_is_awake: AtomicBool::new(false),
             locks_future: AtomicBool::new(false),
@@ -141,6 +147,23 @@ impl<M: Mmu> AddressSpace<M> {
     /// Whether anything is mapped in a range.
     pub fn is_mapped(&self, layout: &Layout<'_>, range: PageRange) -> bool {
         self.next_vma(layout, range.start).is_some_and(|vma| vma.range.start < range.end)
+    }
+
+    /// Whether a foreign mapping is in a range.
+    pub fn has_foreign(&self, layout: &Layout<'_>, range: PageRange) -> bool {
+        let mut at = range.start;
+        while let Some(vma) = self.next_vma(layout, at).filter(|vma| vma.range.start < range.end) {
+            if vma.attributes.kind == vma::Kind::Foreign {
+                return true;
+            }
+            at = vma.range.end;
+        }
+        false
+    }
+
+    /// Whether any page around a range was ever touched.
+    pub fn has_used(&self, range: PageRange) -> bool {
+        self.used_parts(range).next().is_some()
     }
 
     /// The stretches of the arena in which nothing foreign is mapped.
@@ -230,7 +253,7 @@ impl<M: Mmu> AddressSpace<M> {
         if block.is_used.load(Ordering::Relaxed) != 0 {
             return true;
         }
-        if !self.budget.try_charge(1, Purpose::Tables) {
+        if !self.budget.try_charge(1, Purpose::Tables) && !self.take_charge_of_a_frame() {
             return false;
         }
         if block.is_used.swap(1, Ordering::SeqCst) != 0 {
@@ -289,8 +312,26 @@ impl<M: Mmu> AddressSpace<M> {
             FutexParking.wake_all(&self.word(page).0);
         }
         if waiters.has_parked() {
-            self.mmu.wake(PageRange::new(page, 1));
+            self.answer(page);
         }
+    }
+
+    /// Answers the faults of a page, or has an engine thread do it.
+    fn answer(&self, page: PageNum) {
+        if self.mmu.is_reachable() {
+            self.mmu.wake(PageRange::new(page, 1));
+            return;
+        }
+        while !self.unanswered.push(page) {
+            self.errands.call();
+            rustix::thread::sched_yield();
+        }
+        self.errands.call();
+    }
+
+    /// Answers what program threads could not.
+    pub(crate) fn answer_for_others(&self) {
+        self.unanswered.answer_all(|page| self.mmu.wake(PageRange::new(page, 1)));
     }
 
     /// Counts pages of one block that have become mapped.

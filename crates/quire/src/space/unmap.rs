@@ -33,9 +33,8 @@ impl<M: Mmu> AddressSpace<M> {
         }
         self.vmas.remove(range, &layout.locked)?;
         self.drop_pages(range);
+        // Faults that are on their way find no VMA, and are answered: the access then fails.
         let _ = self.mmu.protect(range, Prot::NONE);
-        // Faults that were on their way find nothing any more, and the access fails.
-        self.mmu.wake(range);
         self.budget.add_managed(-(managed as isize));
         Ok(())
     }

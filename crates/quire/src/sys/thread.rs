@@ -21,6 +21,8 @@ const STACK_BYTES: usize = 256 * 1024;
 /// What libraries may have below the thread pointer; ours is never read, only there.
 const TLS_BYTES: usize = 128 * 1024;
 const SIGNAL_SET_BYTES: usize = 8;
+/// Stands behind an engine thread's thread pointer, where a program's thread has an address.
+const ENGINE_MARK: usize = 0x5155_4952_452d_4d4d;
 
 /// Whether a thread shares its maker's descriptor table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -76,6 +78,7 @@ impl Place {
         // address; compilers' stack protectors read a canary behind it, which is zero here.
         unsafe {
             (thread_pointer as *mut usize).write(thread_pointer);
+            (thread_pointer as *mut usize).add(1).write(ENGINE_MARK);
             (thread_pointer as *mut usize).add(2).write(thread_pointer);
         }
         let result: isize;
@@ -108,6 +111,17 @@ impl Place {
         }
         Ok(result as u32)
     }
+}
+
+/// Whether the calling thread is one of the engine's: only those have its descriptors.
+#[must_use]
+pub fn is_engine_thread() -> bool {
+    let mark: usize;
+    // SAFETY: every thread has a thread pointer, and behind it libc's or our own control block.
+    unsafe {
+        core::arch::asm!("mov {}, fs:[8]", out(reg) mark, options(nostack, readonly, preserves_flags));
+    }
+    mark == ENGINE_MARK
 }
 
 /// All signals blocked, until dropped.

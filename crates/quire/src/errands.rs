@@ -1,0 +1,126 @@
+//! Errands: what program threads ask of an engine thread.
+//!
+//! Only engine threads have the userfaultfd's descriptors (a program may close any of its own), so
+//! what maps or moves pages on a program's behalf is run by one of them, while the program's thread
+//! waits. One errand at a time: who sends one holds the space's lock.
+
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+
+use crate::sys::futex::{self, Reach};
+use crate::sys::thread::Signal;
+
+/// The place where errands are left.
+pub struct Errands {
+    /// Counts calls; the futex that the errand thread sleeps on.
+    calls: AtomicU32,
+    run: AtomicUsize,
+    argument: AtomicPtr<()>,
+    done: Signal,
+}
+
+impl Default for Errands {
+    fn default() -> Errands {
+        Errands::new()
+    }
+}
+
+type Run = unsafe fn(*mut ());
+
+struct Errand<F, R> {
+    act: Option<F>,
+    result: Option<R>,
+}
+
+unsafe fn run<F: FnOnce() -> R, R>(argument: *mut ()) {
+    // SAFETY: `send` passes its own errand, and waits until this is over.
+    let errand = unsafe { &mut *argument.cast::<Errand<F, R>>() };
+    errand.result = errand.act.take().map(|act| act());
+}
+
+impl Errands {
+    /// None.
+    #[must_use]
+    pub const fn new() -> Errands {
+        Errands {
+            calls: AtomicU32::new(0),
+            run: AtomicUsize::new(0),
+            argument: AtomicPtr::new(core::ptr::null_mut()),
+            done: Signal::new(),
+        }
+    }
+
+    /// Wakes the errand thread.
+    pub fn call(&self) {
+        // Release publishes what it is to find.
+        self.calls.fetch_add(1, Ordering::Release);
+        futex::wake(&self.calls, 1, Reach::Process);
+    }
+
+    /// Has the errand thread run `act`, and waits for it. The caller holds the space's lock, so
+    /// that nobody else sends one meanwhile.
+    pub fn send<R>(&self, act: impl FnOnce() -> R) -> R {
+        fn runner<F: FnOnce() -> R, R>(_: &Errand<F, R>) -> Run {
+            run::<F, R>
+        }
+        let mut errand = Errand { act: Some(act), result: None };
+        let run = runner(&errand);
+        self.argument.store(core::ptr::from_mut(&mut errand).cast(), Ordering::Relaxed);
+        self.run.store(run as usize, Ordering::Release);
+        self.call();
+        self.done.wait();
+        errand.result.expect("the errand thread ran it")
+    }
+
+    /// Number of calls so far.
+    pub fn calls(&self) -> u32 {
+        self.calls.load(Ordering::Acquire)
+    }
+
+    /// Runs what was sent, if anything; for the errand thread.
+    pub fn run_one(&self) {
+        let run = self.run.swap(0, Ordering::Acquire);
+        if run == 0 {
+            return;
+        }
+        // SAFETY: `send` stored a function of this type; its argument stays valid until `done`.
+        unsafe {
+            let run = core::mem::transmute::<usize, Run>(run);
+            run(self.argument.load(Ordering::Relaxed));
+        }
+        self.done.set(1);
+    }
+
+    /// Sleeps until there is another call than the `seen` ones.
+    pub fn wait(&self, seen: u32) {
+        futex::wait(&self.calls, seen, Reach::Process, None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_errand_is_run_by_the_other_thread_while_the_sender_waits() {
+        let errands = std::sync::Arc::new(Errands::new());
+        let other = errands.clone();
+        let runner = std::thread::spawn(move || {
+            for _ in 0..100 {
+                loop {
+                    let seen = other.calls();
+                    if other.run.load(Ordering::Relaxed) != 0 {
+                        other.run_one();
+                        break;
+                    }
+                    other.wait(seen);
+                }
+            }
+        });
+        let mut sum = 0;
+        for at in 0..100 {
+            sum += errands.send(|| at * 2);
+        }
+        runner.join().unwrap();
+        assert_eq!(sum, 9900);
+    }
+}

@@ -1,0 +1,525 @@
+//! Model checking: the page lock's own code, and the protocols that are built on sequence counts.
+//!
+//! `PageWord` is generic over its atomic and its parking; here both are loom's, the parking being
+//! a model of the futex: it compares under a lock, and a wake reaches only who sleeps already.
+//! Two threads are checked without a bound; three with at most [`PREEMPTIONS`] preemptions each,
+//! which is where nearly all bugs of such size show.
+//!
+//! Loom treats SeqCst accesses as acquire and release only. Where a protocol rests on them
+//! (Dekker), the model has SeqCst fences in their place.
+
+use std::sync::atomic::Ordering;
+
+use loom::cell::UnsafeCell;
+use loom::sync::atomic::{AtomicU64, fence};
+use loom::sync::{Arc, Condvar, Mutex};
+use loom::thread;
+use quire::page::word::Word;
+use quire::page::{Flags, PageWord, Parking, Snapshot, State, Waiters};
+
+/// Preemptions of a run with three threads.
+const PREEMPTIONS: usize = 3;
+
+struct LoomWord(AtomicU64);
+
+impl Word for LoomWord {
+    fn load(&self, order: Ordering) -> u64 {
+        self.0.load(order)
+    }
+    fn compare_exchange(&self, old: u64, new: u64, order: Ordering) -> Result<u64, u64> {
+        self.0.compare_exchange_weak(old, new, order, Ordering::Relaxed)
+    }
+    fn fetch_sub(&self, value: u64, order: Ordering) -> u64 {
+        self.0.fetch_sub(value, order)
+    }
+    fn fetch_and(&self, value: u64, order: Ordering) -> u64 {
+        self.0.fetch_and(value, order)
+    }
+}
+
+/// A futex: the queue's lock and its sleepers.
+#[derive(Default)]
+struct Futex {
+    wakes: Mutex<u64>,
+    sleepers: Condvar,
+}
+
+impl Parking<LoomWord> for Futex {
+    fn wait(&self, word: &LoomWord, expected: u32) {
+        let mut wakes = self.wakes.lock().unwrap();
+        // Relaxed: the kernel's plain load, under the queue's lock.
+        if word.0.load(Ordering::Relaxed) as u32 != expected {
+            return;
+        }
+        let before = *wakes;
+        while *wakes == before {
+            wakes = self.sleepers.wait(wakes).unwrap();
+        }
+    }
+
+    fn wake_all(&self, _: &LoomWord) {
+        *self.wakes.lock().unwrap() += 1;
+        self.sleepers.notify_all();
+    }
+}
+
+/// A page with something under its lock, and the count of answered faults.
+struct Page {
+    word: PageWord<LoomWord>,
+    futex: Futex,
+    content: UnsafeCell<u32>,
+    /// Faults answered: what `wake` of the MMU does. Under a lock as in the kernel.
+    answers: Mutex<u32>,
+}
+
+impl Page {
+    fn new() -> Arc<Page> {
+        Arc::new(Page {
+            word: PageWord(LoomWord(AtomicU64::new(0))),
+            futex: Futex::default(),
+            content: UnsafeCell::new(0),
+            answers: Mutex::new(0),
+        })
+    }
+
+    /// What the lock guards; loom reports two at once.
+    fn touch(&self) {
+        self.content.with_mut(|content| {
+            // SAFETY: the page lock is held; loom checks just that.
+            unsafe { *content += 1 }
+        });
+    }
+
+    /// What the engine does with who waits.
+    fn wake(&self, waiters: Waiters) {
+        if waiters.has_sleepers() {
+            self.futex.wake_all(&self.word.0);
+        }
+        if waiters.has_parked() {
+            *self.answers.lock().unwrap() += 1;
+        }
+    }
+
+    fn lock_and_touch(&self) {
+        self.word.lock(&self.futex);
+        self.touch();
+        self.wake(self.word.unlock());
+    }
+
+    fn lock_and_change(&self, content: Snapshot) {
+        self.word.lock(&self.futex);
+        self.touch();
+        self.wake(self.word.unlock_with(content));
+    }
+
+    /// A fault: whether it was left unanswered.
+    fn fault(&self) -> bool {
+        match self.word.lock_or_park() {
+            Some(before) => {
+                self.touch();
+                self.wake(self.word.unlock_with(before.with(Flags::ACCESSED)));
+                false
+            }
+            None => true,
+        }
+    }
+
+    fn finish(&self, owners: u32, parked: u32) {
+        assert!(!self.word.load().is_locked(), "the lock was left taken");
+        let answers = *self.answers.lock().unwrap();
+        assert!(parked == 0 || answers > 0, "{parked} faults wait for ever");
+        self.content.with(|content| {
+            // SAFETY: all threads have ended.
+            assert_eq!(unsafe { *content }, owners);
+        });
+    }
+}
+
+fn check(threads: usize, model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = (threads > 2).then_some(PREEMPTIONS);
+    builder.max_branches = 100_000;
+    builder.check(model);
+}
+
+#[test]
+fn two_threads_never_own_the_page_together_and_none_sleeps_for_ever() {
+    check(2, || {
+        let page = Page::new();
+        let other = page.clone();
+        let thread = thread::spawn(move || {
+            other.lock_and_touch();
+            other.lock_and_change(Snapshot::new(State::Mapped, 7));
+        });
+        page.lock_and_change(Snapshot::new(State::Limbo, 3));
+        page.lock_and_touch();
+        thread.join().unwrap();
+        page.finish(4, 0);
+    });
+}
+
+#[test]
+fn a_parked_fault_is_answered_by_whoever_held_the_page() {
+    check(2, || {
+        let page = Page::new();
+        let other = page.clone();
+        let thread = thread::spawn(move || other.lock_and_touch());
+        let parked = u32::from(page.fault());
+        thread.join().unwrap();
+        page.finish(2 - parked, parked);
+    });
+}
+
+#[test]
+fn a_fault_parked_under_the_lock_is_answered_by_the_unlock() {
+    check(2, || {
+        let page = Page::new();
+        let other = page.clone();
+        let thread = thread::spawn(move || {
+            // As for a page in the swap file: parked by the owner itself.
+            let Some(before) = other.word.lock_or_park() else { return 1 };
+            other.word.park_under_lock();
+            other.touch();
+            other.word.set(Snapshot::new(State::Mapped, 1));
+            let after = before.keep(Flags::WRITE_PROTECTED, Snapshot::new(State::Mapped, 1));
+            let waiters = other.word.unlock_with(after);
+            assert!(waiters.has_parked(), "the sign was lost");
+            other.wake(waiters);
+            0
+        });
+        page.lock_and_touch();
+        let parked = thread.join().unwrap();
+        page.finish(2 - parked, parked);
+    });
+}
+
+#[test]
+fn three_threads_that_lock_all_get_their_turn() {
+    check(3, || {
+        let page = Page::new();
+        let threads: Vec<_> = (0..2)
+            .map(|at| {
+                let page = page.clone();
+                thread::spawn(move || {
+                    if at == 0 {
+                        page.lock_and_touch();
+                    } else {
+                        page.lock_and_change(Snapshot::new(State::Pool, 9));
+                    }
+                })
+            })
+            .collect();
+        page.lock_and_touch();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        page.finish(3, 0);
+    });
+}
+
+#[test]
+fn a_sleeper_and_a_parked_fault_on_one_page_are_both_answered() {
+    check(3, || {
+        let page = Page::new();
+        let (locker, faulter) = (page.clone(), page.clone());
+        let locker = thread::spawn(move || locker.lock_and_touch());
+        let faulter = thread::spawn(move || u32::from(faulter.fault()));
+        page.lock_and_change(Snapshot::new(State::Mapped, 0));
+        locker.join().unwrap();
+        let parked = faulter.join().unwrap();
+        page.finish(3 - parked, parked);
+    });
+}
+
+#[test]
+fn who_only_tries_never_sees_half_a_change() {
+    check(3, || {
+        let page = Page::new();
+        let (first, second) = (page.clone(), page.clone());
+        let change = |page: &Page, number| page.lock_and_change(Snapshot::new(State::Pool, number));
+        let first = thread::spawn(move || change(&first, 5));
+        let second = thread::spawn(move || change(&second, 6));
+        let mut owned = 0;
+        if let Some(before) = page.word.try_lock() {
+            assert!(matches!(before.payload(), 0 | 5 | 6));
+            assert_eq!(before.state() == State::None, before.payload() == 0);
+            page.touch();
+            owned = 1;
+            page.wake(page.word.unlock());
+        }
+        first.join().unwrap();
+        second.join().unwrap();
+        page.finish(2 + owned, 0);
+    });
+}
+
+/// A lock with a mistake in it, for the test of the test.
+struct Broken {
+    word: LoomWord,
+    futex: Futex,
+}
+
+const LOCKED: u64 = 1;
+const WAITERS: u64 = 2;
+
+impl Broken {
+    fn lock(&self) {
+        loop {
+            let old = self.word.load(Ordering::Relaxed);
+            if old & LOCKED == 0 {
+                if self.word.compare_exchange(old, old | LOCKED, Ordering::Acquire).is_ok() {
+                    return;
+                }
+                continue;
+            }
+            let waiting = old | WAITERS;
+            if old != waiting
+                && self.word.compare_exchange(old, waiting, Ordering::Relaxed).is_err()
+            {
+                continue;
+            }
+            self.futex.wait(&self.word, waiting as u32);
+        }
+    }
+}
+
+fn two_threads_on(unlock: fn(&Broken)) {
+    check(2, move || {
+        let lock = Arc::new(Broken { word: LoomWord(AtomicU64::new(0)), futex: Futex::default() });
+        let other = lock.clone();
+        let thread = thread::spawn(move || {
+            other.lock();
+            unlock(&other);
+        });
+        lock.lock();
+        unlock(&lock);
+        thread.join().unwrap();
+    });
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn the_model_finds_a_wake_that_comes_before_the_unlock() {
+    two_threads_on(|lock| {
+        if lock.word.load(Ordering::Relaxed) & WAITERS != 0 {
+            lock.futex.wake_all(&lock.word);
+        }
+        lock.word.fetch_and(!(LOCKED | WAITERS), Ordering::Release);
+    });
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn the_model_finds_a_waiters_bit_that_is_cleared_unseen() {
+    two_threads_on(|lock| {
+        let old = lock.word.load(Ordering::Relaxed);
+        lock.word.fetch_and(!(LOCKED | WAITERS), Ordering::Release);
+        if old & WAITERS != 0 {
+            lock.futex.wake_all(&lock.word);
+        }
+    });
+}
+
+#[test]
+fn the_same_lock_without_the_mistake_passes() {
+    two_threads_on(|lock| {
+        let old = lock.word.fetch_and(!(LOCKED | WAITERS), Ordering::Release);
+        if old & WAITERS != 0 {
+            lock.futex.wake_all(&lock.word);
+        }
+    });
+}
+
+/// A VMA's record as `space::vma` has it, step by step.
+#[derive(Default)]
+struct Record {
+    start: AtomicU64,
+    end: AtomicU64,
+    sequence: AtomicU64,
+}
+
+impl Record {
+    fn change(&self, start: u64, end: u64) {
+        self.sequence.fetch_add(1, Ordering::SeqCst);
+        fence(Ordering::Release);
+        self.start.store(start, Ordering::Relaxed);
+        self.end.store(end, Ordering::Relaxed);
+        self.sequence.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Start, end and count, if they belong together.
+    fn view(&self) -> Option<(u64, u64, u64)> {
+        let sequence = self.sequence.load(Ordering::Acquire);
+        let start = self.start.load(Ordering::Relaxed);
+        let end = self.end.load(Ordering::Relaxed);
+        fence(Ordering::Acquire);
+        let unchanged = self.sequence.load(Ordering::Relaxed) == sequence;
+        (sequence.is_multiple_of(2) && unchanged).then_some((start, end, sequence))
+    }
+}
+
+#[test]
+fn a_view_of_a_record_is_never_torn() {
+    check(2, || {
+        let record = Arc::new(Record::default());
+        let other = record.clone();
+        let thread = thread::spawn(move || {
+            other.change(10, 20);
+            other.change(30, 40);
+        });
+        if let Some((start, end, _)) = record.view() {
+            assert!(matches!((start, end), (0, 0) | (10, 20) | (30, 40)), "{start}..{end}");
+        }
+        thread.join().unwrap();
+    });
+}
+
+/// A fault against an unmap: the record's count, the page lock, and the mapping between them.
+#[test]
+fn a_fault_that_checked_under_the_page_lock_maps_nothing_into_an_unmapped_range() {
+    check(2, || {
+        let (record, page) = (Arc::new(Record::default()), Page::new());
+        record.change(0, 8);
+        let (faulting, word) = (record.clone(), page.clone());
+        let fault = thread::spawn(move || {
+            let Some((start, end, sequence)) = faulting.view() else { return };
+            if start == end || word.word.lock_or_park().is_none() {
+                return;
+            }
+            if faulting.sequence.load(Ordering::SeqCst) == sequence {
+                // Maps the page.
+                word.touch();
+                word.wake(word.word.unlock_with(Snapshot::new(State::Mapped, 0)));
+            } else {
+                word.wake(word.word.unlock());
+            }
+        });
+        // The unmap: the count first, the page's lock afterwards.
+        record.change(0, 0);
+        page.word.lock(&page.futex);
+        page.wake(page.word.unlock_with(Snapshot::new(State::None, 0)));
+        fault.join().unwrap();
+        assert_eq!(page.word.load().state(), State::None, "mapped behind the unmap");
+    });
+}
+
+/// `use_block` against a change that skips unused blocks.
+#[test]
+fn a_block_that_is_skipped_as_unused_gets_no_page_under_the_old_record() {
+    check(2, || {
+        let (record, page) = (Arc::new(Record::default()), Page::new());
+        let is_used = Arc::new(AtomicU64::new(0));
+        record.change(0, 8);
+        let (faulting, word, used) = (record.clone(), page.clone(), is_used.clone());
+        let fault = thread::spawn(move || {
+            let Some((start, end, sequence)) = faulting.view() else { return };
+            if start == end {
+                return;
+            }
+            used.swap(1, Ordering::SeqCst);
+            fence(Ordering::SeqCst);
+            if word.word.lock_or_park().is_none() {
+                return;
+            }
+            let is_current = faulting.sequence.load(Ordering::SeqCst) == sequence;
+            let after = if is_current { State::Mapped } else { State::None };
+            word.wake(word.word.unlock_with(Snapshot::new(after, 0)));
+        });
+        record.change(0, 0);
+        fence(Ordering::SeqCst);
+        if is_used.load(Ordering::SeqCst) != 0 {
+            page.word.lock(&page.futex);
+            page.wake(page.word.unlock_with(Snapshot::new(State::None, 0)));
+        }
+        fault.join().unwrap();
+        assert_eq!(page.word.load().state(), State::None, "mapped behind the unmap");
+    });
+}
+
+/// The gate that a fork closes, as `process::gate` has it.
+struct Gate {
+    closed: AtomicU64,
+    inside: AtomicU64,
+    opened: Futex,
+    left: Futex,
+    work: UnsafeCell<u32>,
+}
+
+impl Gate {
+    fn enter(&self) {
+        loop {
+            self.inside.fetch_add(1, Ordering::SeqCst);
+            fence(Ordering::SeqCst);
+            if self.closed.load(Ordering::SeqCst) == 0 {
+                return;
+            }
+            self.leave();
+            wait(&self.opened, &self.closed, 1);
+        }
+    }
+
+    fn leave(&self) {
+        self.inside.fetch_sub(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        if self.closed.load(Ordering::SeqCst) != 0 {
+            wake(&self.left);
+        }
+    }
+
+    fn close(&self) {
+        self.closed.store(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        loop {
+            let inside = self.inside.load(Ordering::SeqCst);
+            if inside == 0 {
+                return;
+            }
+            wait(&self.left, &self.inside, inside);
+        }
+    }
+
+    fn open(&self) {
+        self.closed.store(0, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        wake(&self.opened);
+    }
+}
+
+fn wait(futex: &Futex, word: &AtomicU64, expected: u64) {
+    let mut wakes = futex.wakes.lock().unwrap();
+    if word.load(Ordering::Relaxed) != expected {
+        return;
+    }
+    let before = *wakes;
+    while *wakes == before {
+        wakes = futex.sleepers.wait(wakes).unwrap();
+    }
+}
+
+fn wake(futex: &Futex) {
+    *futex.wakes.lock().unwrap() += 1;
+    futex.sleepers.notify_all();
+}
+
+#[test]
+fn nobody_is_inside_a_closed_gate_and_nobody_stays_outside_an_open_one() {
+    check(2, || {
+        let gate = Arc::new(Gate {
+            closed: AtomicU64::new(0),
+            inside: AtomicU64::new(0),
+            opened: Futex::default(),
+            left: Futex::default(),
+            work: UnsafeCell::new(0),
+        });
+        let worker = gate.clone();
+        let thread = thread::spawn(move || {
+            worker.enter();
+            // SAFETY: the gate keeps the forking thread out; loom checks just that.
+            worker.work.with_mut(|work| unsafe { *work += 1 });
+            worker.leave();
+        });
+        gate.close();
+        // SAFETY: closed and empty; loom checks just that.
+        gate.work.with_mut(|work| unsafe { *work += 1 });
+        gate.open();
+        thread.join().unwrap();
+    });
+}
