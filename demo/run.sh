@@ -18,6 +18,8 @@ fi
 
 out=$(mktemp -d "${TMPDIR:-/var/tmp}/quire-demo.XXXXXX")
 trap 'rm -rf "$out"' EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
 
 # The input follows from the generator alone: another generator, another directory.
 input=$data/library-$(cksum <"$here/generate.py" | cut -d' ' -f1)
@@ -65,7 +67,7 @@ out, budget = sys.argv[1], int(sys.argv[2])
 bare, quire = (json.load(open(f"{out}/{name}.json")) for name in ("bare", "quire"))
 stats = json.load(open(f"{out}/stats.json"))
 held = stats["held_bytes_max"]
-peak = stats.get("cgroup_peak_bytes")
+peak = stats.get("cgroup_bytes_max")
 print(f"{'':14}{'time':>9}{'memory held at most':>22}")
 print(f"{'bare':14}{bare['seconds']:>7.1f} s{bare['peak_bytes'] / 2**20:>18.0f} MiB")
 print(f"{'under Quire':14}{quire['seconds']:>7.1f} s{held / 2**20:>18.0f} MiB"

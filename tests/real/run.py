@@ -50,7 +50,7 @@ def run_case(chosen, options):
         quire=os.path.abspath(options.quire),
         long=options.long,
         tmp=harness.temporary_directory(),
-        watchdog_seconds=options.timeout or (900 if options.long else 120),
+        watchdog_seconds=options.timeout or (900 if options.long else 240),
         pretend=options.bare,
     )
     try:

@@ -133,18 +133,19 @@ pub fn over_range(
     let process = start::process();
     let cut = process.and_then(|process| Some((process, cut(process, addr, len)?)));
     match cut {
-        Some((process, cut)) if !cut.is_outside() => cut.each(|addr, len, is_inside| {
-            if is_inside { ours(process, addr, len) } else { kernels(addr, len) }
-        }),
+        Some((process, cut)) if !cut.is_outside() => {
+            cut.each(
+                |addr, len, is_inside| {
+                    if is_inside { ours(process, addr, len) } else { kernels(addr, len) }
+                },
+            )
+        }
         _ => kernels(addr, len),
     }
 }
 
 /// The call `number` with an address, a length and one more argument, by the kernel.
-pub fn kernel3(
-    number: libc::c_long,
-    third: usize,
-) -> impl Fn(usize, usize) -> Result<(), Errno> {
+pub fn kernel3(number: libc::c_long, third: usize) -> impl Fn(usize, usize) -> Result<(), Errno> {
     // SAFETY: the program's own call on a range outside the arena.
     move |addr, len| unsafe { sys::call(number, [addr, len, third, 0, 0, 0]).map(|_| ()) }
 }

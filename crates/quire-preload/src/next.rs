@@ -53,7 +53,15 @@ static MALLINFO: Function = Function::new(c"mallinfo");
 static MALLINFO2: Function = Function::new(c"mallinfo2");
 
 static TABLE: [&Function; 10] = [
-    &MALLOC, &CALLOC, &REALLOC, &FREE, &MEMALIGN, &USABLE_SIZE, &TRIM, &MALLOPT, &MALLINFO,
+    &MALLOC,
+    &CALLOC,
+    &REALLOC,
+    &FREE,
+    &MEMALIGN,
+    &USABLE_SIZE,
+    &TRIM,
+    &MALLOPT,
+    &MALLINFO,
     &MALLINFO2,
 ];
 

@@ -51,7 +51,5 @@ pub fn map_unmanaged(bytes: usize) -> Option<usize> {
     let prot = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     // SAFETY: a new mapping touches no memory that is in use.
-    unsafe {
-        call(libc::SYS_mmap, [0, bytes, prot as usize, flags as usize, usize::MAX, 0]).ok()
-    }
+    unsafe { call(libc::SYS_mmap, [0, bytes, prot as usize, flags as usize, usize::MAX, 0]).ok() }
 }

@@ -59,7 +59,7 @@ def write_templates(path, classes):
 def compile_templates(context):
     """g++ over heavy templates: its driver, the compiler proper and the assembler in a row."""
     source = context.tmp / "templates.cc"
-    write_templates(source, 110 if context.long else 36)
+    write_templates(source, 110 if context.long else 20)
     made = context.tmp / "made.o"
     argv = ["g++", "-O1", "-g", "-c", source, "-o", made]
     bare = context.bare(argv)

@@ -93,8 +93,7 @@ fn add_chunk(thread: u32) -> &'static Slot {
 fn is_dead(thread: u32) -> bool {
     let process = rustix::process::getpid().as_raw_pid() as usize;
     // SAFETY: signal 0 only asks.
-    let result =
-        unsafe { sys::call(libc::SYS_tgkill, [process, thread as usize, 0, 0, 0, 0]) };
+    let result = unsafe { sys::call(libc::SYS_tgkill, [process, thread as usize, 0, 0, 0, 0]) };
     result == Err(rustix::io::Errno::SRCH)
 }
 
@@ -217,11 +216,12 @@ fn barrier_in_all_threads() {
     const PRIVATE_EXPEDITED: usize = 1 << 3;
     const REGISTER_PRIVATE_EXPEDITED: usize = 1 << 4;
     // SAFETY: membarrier touches no memory.
-    let membarrier =
-        |command| unsafe { sys::call(libc::SYS_membarrier, [command, 0, 0, 0, 0, 0]) };
+    let membarrier = |command| unsafe { sys::call(libc::SYS_membarrier, [command, 0, 0, 0, 0, 0]) };
     // The first call of a process has to say that it will use this.
     if membarrier(PRIVATE_EXPEDITED).is_ok()
-        || membarrier(REGISTER_PRIVATE_EXPEDITED).and_then(|_| membarrier(PRIVATE_EXPEDITED)).is_ok()
+        || membarrier(REGISTER_PRIVATE_EXPEDITED)
+            .and_then(|_| membarrier(PRIVATE_EXPEDITED))
+            .is_ok()
     {
         return;
     }

@@ -126,8 +126,8 @@ pub fn alloc(process: &Process, size: usize, alignment: usize) -> Result<usize, 
     }
     let _inside = Inside::enter();
     let bytes = size.max(1).next_multiple_of(PAGE);
-    let addr = map_aligned(process, bytes, alignment.max(UNIT), READ_WRITE)
-        .map_err(|_| Errno::NOMEM)?;
+    let addr =
+        map_aligned(process, bytes, alignment.max(UNIT), READ_WRITE).map_err(|_| Errno::NOMEM)?;
     entry(addr).store(bytes as u64, Ordering::Relaxed);
     BLOCKS.fetch_add(1, Ordering::Relaxed);
     BYTES.fetch_add(bytes, Ordering::Relaxed);
@@ -181,16 +181,24 @@ fn grow_elsewhere(
     old_bytes: usize,
     bytes: usize,
 ) -> Result<usize, Errno> {
-    let target =
-        map_aligned(process, bytes, UNIT, libc::PROT_NONE).map_err(|_| Errno::NOMEM)?;
+    let target = map_aligned(process, bytes, UNIT, libc::PROT_NONE).map_err(|_| Errno::NOMEM)?;
     entry(addr).store(0, Ordering::Relaxed);
     let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-    if process.mremap(addr, old_bytes, bytes, flags, target).is_err() {
+    if process.mremap(addr, old_bytes, bytes, flags, target).is_ok() {
+        return Ok(target);
+    }
+    // The program has cut the block up by mprotect or madvise: no single mapping any more, which
+    // a move wants. A copy does not.
+    let copied = process.mmap_fixed(target, bytes, READ_WRITE, PRIVATE | libc::MAP_FIXED);
+    if copied.is_err() {
         entry(addr).store(old_bytes as u64, Ordering::Relaxed);
-        // The reservation may be gone or not; nothing of the program's is in it.
         let _ = process.munmap(target, bytes);
         return Err(Errno::NOMEM);
     }
+    // SAFETY: the block of the caller's, and one just mapped that is larger; they are apart. What
+    // the program made unreadable it may not give to realloc.
+    unsafe { core::ptr::copy_nonoverlapping(addr as *const u8, target as *mut u8, old_bytes) };
+    let _ = process.munmap(addr, old_bytes);
     Ok(target)
 }
 

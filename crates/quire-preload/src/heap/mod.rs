@@ -74,9 +74,7 @@ pub fn start(process: &'static Process) {
 }
 
 /// The engine as mimalloc's system calls find it: it has just started, or long ago.
-fn engine(
-    call: impl FnOnce(&'static Process) -> Result<(), Errno>,
-) -> c_int {
+fn engine(call: impl FnOnce(&'static Process) -> Result<(), Errno>) -> c_int {
     let result = process::current().ok_or(Errno::NOMEM).and_then(call);
     result.map_or_else(Errno::raw_os_error, |()| 0)
 }
@@ -216,9 +214,11 @@ pub unsafe extern "C" fn realloc(pointer: *mut c_void, size: usize) -> *mut c_vo
     match (old_large, size >= large::LARGE_MIN) {
         // SAFETY: mimalloc's block.
         (None, false) => checked(unsafe { quire_heap_realloc(pointer, size.max(ALIGNMENT_MIN)) }),
-        (Some(bytes), true) => or_null(process::current().ok_or(Errno::NOMEM).and_then(|process| {
-            large::resize(process, pointer as usize, bytes, size)
-        })),
+        (Some(bytes), true) => or_null(
+            process::current()
+                .ok_or(Errno::NOMEM)
+                .and_then(|process| large::resize(process, pointer as usize, bytes, size)),
+        ),
         // SAFETY: the caller's promise; one of the two is a large block, so they differ.
         _ => unsafe { realloc_by_copy(pointer, size) },
     }
@@ -233,11 +233,7 @@ unsafe fn realloc_by_copy(pointer: *mut c_void, size: usize) -> *mut c_void {
         let old_size = malloc_usable_size(pointer);
         let moved = malloc(size);
         if !moved.is_null() {
-            core::ptr::copy_nonoverlapping::<u8>(
-                pointer.cast(),
-                moved.cast(),
-                size.min(old_size),
-            );
+            core::ptr::copy_nonoverlapping::<u8>(pointer.cast(), moved.cast(), size.min(old_size));
             free_managed(pointer);
         }
         moved
@@ -349,11 +345,7 @@ pub unsafe extern "C" fn free_sized(pointer: *mut c_void, _size: usize) {
 
 /// C23's free with alignment and size, which are not needed.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn free_aligned_sized(
-    pointer: *mut c_void,
-    _alignment: usize,
-    _size: usize,
-) {
+pub unsafe extern "C" fn free_aligned_sized(pointer: *mut c_void, _alignment: usize, _size: usize) {
     // SAFETY: the caller's promise.
     unsafe { next::program_free(pointer) }
 }

@@ -91,7 +91,8 @@ impl<M: Mmu> AddressSpace<M> {
                     return Outcome::NoVma;
                 }
             };
-            if !self.make_room(scratch) || !self.use_block(page) {
+            let guess = self.guess(page, self.snapshot(page), &vma);
+            if !self.make_room(1 << guess.order, scratch) || !self.use_block(page) {
                 return self.starve(page);
             }
             let Some(old) = self.word(page).lock_or_park() else {
@@ -106,9 +107,9 @@ impl<M: Mmu> AddressSpace<M> {
                 State::Mapped => return self.fault_on_mapped(page, old, access),
                 State::Poisoned => return self.fault_on_poisoned(page),
                 State::File => return self.fault_from_file(page, old),
-                State::Limbo => self.fault_from_limbo(page, old, &vma, access),
+                State::Limbo => self.fault_from_limbo(page, old, &vma, guess, access),
                 State::None | State::Same | State::Pool => {
-                    self.fault_from_memory(page, old, &vma, access, scratch)
+                    self.fault_from_memory(page, old, &vma, guess, access, scratch)
                 }
             };
             if served {
@@ -181,17 +182,17 @@ impl<M: Mmu> AddressSpace<M> {
         page: PageNum,
         old: Snapshot,
         vma: &Vma,
+        guess: Guess,
         access: Access,
         scratch: &mut Scratch,
     ) -> bool {
-        let guess = self.guess(page, old, vma);
         let is_fresh = old.state() == State::None;
         let joins = |other: Snapshot| match other.state() {
             State::None => is_fresh,
             State::Same | State::Pool => !is_fresh,
             _ => false,
         };
-        let pages_max = (self.available() / 4).max(1);
+        let pages_max = (self.available() / 2).max(1);
         let mut window = self.open_window(page, old, vma, access, guess, pages_max, joins);
         let pages = window.range.len();
         let can_move = window.is_movable && window.protection == Protection::Writable;
@@ -247,7 +248,7 @@ impl<M: Mmu> AddressSpace<M> {
         true
     }
 
-    fn guess(&self, page: PageNum, old: Snapshot, vma: &Vma) -> Guess {
+    pub(crate) fn guess(&self, page: PageNum, old: Snapshot, vma: &Vma) -> Guess {
         let fixed = self.budget.control().folio_order.load(core::sync::atomic::Ordering::Relaxed);
         let is_fresh = old.state() == State::None;
         // A stream's folios are at most a thirty-second of the budget: several streams live side
@@ -502,9 +503,9 @@ impl<M: Mmu> AddressSpace<M> {
         page: PageNum,
         old: Snapshot,
         vma: &Vma,
+        guess: Guess,
         access: Access,
     ) -> bool {
-        let guess = self.guess(page, old, vma);
         let first = old.payload();
         let joins = |other: Snapshot| other.state() == State::Limbo;
         let mut window = self.open_window(page, old, vma, access, guess, BLOCK_PAGES, joins);

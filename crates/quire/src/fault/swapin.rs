@@ -55,6 +55,7 @@ impl<M: Mmu> AddressSpace<M> {
             }
         }
         for (at, request) in group.iter().enumerate() {
+            self.make_room(1 << guesses[at].order, scratch);
             let pages = &scratch.staging[at * READ_AHEAD_PAGES..][..READ_AHEAD_PAGES];
             let bytes = &pages.as_flattened()[..plans[at].length];
             // What was read along stays what its locations name as long as the segment is pinned.
@@ -133,7 +134,7 @@ impl<M: Mmu> AddressSpace<M> {
         let mut last = PageNum(0);
         for (place, blob) in blobs_in(bytes, location).skip(1) {
             let page = blob.owner;
-            if self.available() <= self.low_watermark() / 2 || page.index() >= self.words.len() {
+            if self.available() == 0 || page.index() >= self.words.len() {
                 return last;
             }
             let Some(before) = self.word(page).try_lock() else { continue };

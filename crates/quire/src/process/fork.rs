@@ -34,6 +34,7 @@ impl Process {
     /// `NOMEM` where the budget cannot hold both processes; nothing has changed then.
     pub fn fork_begin(&'static self) -> Result<ForkGuard, Errno> {
         let signals = SignalsBlocked::new();
+        self.space.wait_for_fork_room();
         let mut layout = self.space.lock();
         self.gate.close();
         self.space.swap().wait_for_reads();

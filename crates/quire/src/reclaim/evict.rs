@@ -10,7 +10,7 @@ use core::sync::atomic::Ordering;
 
 use super::Reclaimer;
 use crate::control::Event;
-use crate::mmu::{FrameRun, Holes, Mmu, Refusal};
+use crate::mmu::{FrameRun, Holes, Mmu, Protection, Refusal};
 use crate::page::{Flags, Snapshot, State};
 use crate::scratch::Scratch;
 use crate::space::AddressSpace;
@@ -301,7 +301,8 @@ impl<M: Mmu> AddressSpace<M> {
     }
 
     /// Pages that may not be written: their bytes go to swap straight away, then they are dropped.
-    /// Nobody can write them meanwhile: who gives the right back takes these page locks first.
+    /// They are write-protected meanwhile: the kernel's rights may be about to change, and a write
+    /// after the reading would be lost.
     fn evict_by_copy(&self, range: PageRange, batch: &Batch, scratch: &mut Scratch) -> Evicted {
         let mut evicted = Evicted::default();
         for page in range.pages() {
@@ -309,8 +310,12 @@ impl<M: Mmu> AddressSpace<M> {
                 self.unlock_page(page);
                 continue;
             };
+            let one = PageRange::new(page, 1);
             let mut bytes = [0u8; crate::units::PAGE_SIZE];
-            if !self.mmu.read(page, &mut bytes) {
+            let is_protected =
+                self.mmu.write_protect(one, Protection::WriteProtected).refusal.is_none();
+            if !is_protected || !self.mmu.read(page, &mut bytes) {
+                self.allow_writes_again(page, before);
                 self.unlock_page(page);
                 evicted.refused += 1;
                 continue;
@@ -318,7 +323,7 @@ impl<M: Mmu> AddressSpace<M> {
             let copy = if before.has(Flags::COPY) { before.payload() } else { 0 };
             match self.store_page(page, &bytes, copy, scratch) {
                 Some(after) => {
-                    self.mmu.unmap(PageRange::new(page, 1));
+                    self.mmu.unmap(one);
                     self.budget.count(Event::UnmapCalls, 1);
                     self.budget.count(Event::UnmapPages, 1);
                     self.count_unmapped(page, 1);
@@ -327,6 +332,7 @@ impl<M: Mmu> AddressSpace<M> {
                     self.unlock_page_with(page, before.keep(Flags::WRITE_PROTECTED, after));
                 }
                 None => {
+                    self.allow_writes_again(page, before);
                     // The copy, if there was one, is gone: the page stays without.
                     let after = before.without(Flags::COPY);
                     let after = after.keep(
@@ -339,5 +345,11 @@ impl<M: Mmu> AddressSpace<M> {
             }
         }
         evicted
+    }
+
+    fn allow_writes_again(&self, page: PageNum, before: Snapshot) {
+        if !before.has(Flags::WRITE_PROTECTED) {
+            let _ = self.mmu.write_protect(PageRange::new(page, 1), Protection::Writable);
+        }
     }
 }

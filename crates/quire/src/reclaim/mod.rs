@@ -26,6 +26,9 @@ use crate::scratch::Scratch;
 use crate::space::AddressSpace;
 use crate::units::{BLOCK_ORDER, BLOCK_PAGES, PageNum, PageRange};
 
+/// Pages that a fault reclaims by itself at a time.
+const DIRECT_MAX: usize = 128;
+
 /// Where the hands are.
 #[derive(Default)]
 pub struct Clock {
@@ -101,14 +104,16 @@ impl<M: Mmu> AddressSpace<M> {
         self.available() < self.low_watermark()
     }
 
-    /// Makes sure that a fault finds memory, reclaiming where it must. `false`: there is none.
-    pub(crate) fn make_room(&self, scratch: &mut Scratch) -> bool {
-        if self.available() > 0 {
+    /// Makes sure that a fault finds a page, and as a rule the `wanted` pages of its folio,
+    /// reclaiming where it must. `false`: there is none.
+    pub(crate) fn make_room(&self, wanted: usize, scratch: &mut Scratch) -> bool {
+        let wanted = wanted.clamp(1, DIRECT_MAX);
+        if self.available() >= wanted {
             return true;
         }
         self.budget.count(Event::Allocstall, 1);
         for _ in 0..4 {
-            self.reclaim(32, Reclaimer::Direct, scratch);
+            self.reclaim(wanted.max(32), Reclaimer::Direct, scratch);
             if self.available() > 0 {
                 return true;
             }
@@ -165,6 +170,7 @@ impl<M: Mmu> AddressSpace<M> {
     /// One step of the background thread.
     pub fn balance(&self, scratch: &mut Scratch) -> Balance {
         self.answer_starved();
+        self.make_room_for_fork(scratch);
         self.write_back_excess(scratch);
         let free = self.available();
         if free >= self.high_watermark() {

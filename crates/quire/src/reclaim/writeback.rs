@@ -166,10 +166,12 @@ impl<M: Mmu> AddressSpace<M> {
                 let is_read = jobs[0].result.is_ok();
                 if is_read {
                     for (location, blob) in segment_blobs(bytes, segment) {
+                        if blob.owner.index() >= self.words.len() {
+                            continue;
+                        }
                         let seen = self.snapshot(blob.owner);
-                        let is_live = blob.owner.index() < self.words.len()
-                            && seen.state() == State::File
-                            && seen.payload() == location.get();
+                        let is_live =
+                            seen.state() == State::File && seen.payload() == location.get();
                         let tag = FROM_FILE | u64::from(location.get());
                         if is_live && !writing.writer.add(&blob, tag) {
                             is_open = false;

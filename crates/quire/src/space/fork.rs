@@ -15,10 +15,53 @@ use crate::frames::QueueEnd;
 use crate::mmu::{FrameId, Mmu};
 use crate::page::{Flags, Snapshot, State};
 use crate::reclaim::Reclaimer;
+use crate::scratch::Scratch;
 use crate::sys::Errno;
+use crate::sys::futex::{self, Reach};
 use crate::units::BLOCK_ORDER;
 
 impl<M: Mmu> AddressSpace<M> {
+    /// Asks the background thread for room for a second process like this one, and waits until it
+    /// is there or cannot be had. Before the gate is closed: only engine threads can write to the
+    /// swap file.
+    pub fn wait_for_fork_room(&self) {
+        if self.has_fork_room() {
+            return;
+        }
+        self.fork_demand.store(1, Ordering::SeqCst);
+        self.budget.call_for_memory();
+        while self.fork_demand.load(Ordering::SeqCst) != 0 {
+            futex::wait(&self.fork_demand, 1, Reach::Process, None);
+        }
+    }
+
+    /// What this process would hold without what it need not, twice, fits.
+    fn has_fork_room(&self) -> bool {
+        let held = self.budget.member().held_pages.load(Ordering::Relaxed) as usize;
+        let free = self.frames.free();
+        self.budget.uncharged() + free >= held.saturating_sub(free) + self.budget.reserve()
+    }
+
+    /// The background thread's side of [`Self::wait_for_fork_room`].
+    pub(crate) fn make_room_for_fork(&self, scratch: &mut Scratch) {
+        if self.fork_demand.load(Ordering::SeqCst) == 0 {
+            return;
+        }
+        let mut failures = 0;
+        while !self.has_fork_room() && failures < 16 {
+            let limbo = self.frames.limbo();
+            let mut freed = self.reclaim(512, Reclaimer::Kswapd, scratch);
+            freed += self.shrink_limbo(limbo, scratch);
+            self.release_free_frames(0);
+            if !self.has_fork_room() && self.swap.zpool.pages() > self.budget.limit() / 4 {
+                freed += self.write_back(scratch);
+            }
+            failures = if freed == 0 { failures + 1 } else { 0 };
+        }
+        self.fork_demand.store(0, Ordering::SeqCst);
+        futex::wake(&self.fork_demand, u32::MAX, Reach::Process);
+    }
+
     /// Makes the space ready to be inherited and charges the child's share: all that this process
     /// holds, once more, because what either side copies on write is not seen. Returns the pages
     /// charged.
@@ -28,6 +71,14 @@ impl<M: Mmu> AddressSpace<M> {
     pub fn prepare_fork(&self, layout: &mut Layout<'_>) -> Result<usize, Errno> {
         loop {
             self.empty_limbo();
+            if self.frames.limbo() > 0 {
+                let limbo = self.frames.limbo();
+                self.shrink_limbo(limbo, &mut layout.scratch);
+            }
+            if self.frames.limbo() > 0 {
+                // It would not come along, and the child would read zeros for it.
+                return Err(Errno::NOMEM);
+            }
             self.release_free_frames(0);
             let held = self.budget.member().held_pages.load(Ordering::Relaxed) as usize;
             if self.budget.try_charge(held, Purpose::Reclaim) {
@@ -48,9 +99,10 @@ impl<M: Mmu> AddressSpace<M> {
         }
     }
 
-    /// Puts everything in limbo back into the program.
+    /// Puts everything in limbo back into the program, as far as the kernel lets it.
     fn empty_limbo(&self) {
-        while let Some(window) = self.frames.oldest_window() {
+        for _ in 0..2 * self.frames.limbo() {
+            let Some(window) = self.frames.oldest_window() else { return };
             let bits = self.frames.limbo_bits(window);
             for at in 0..1u32 << BLOCK_ORDER {
                 if bits[at as usize / 64] >> (at % 64) & 1 != 0 {
@@ -72,7 +124,8 @@ impl<M: Mmu> AddressSpace<M> {
         let vma = self.find_vma(page);
         match vma {
             Some(vma) if !before.has(Flags::LAZYFREE) => {
-                self.fault_from_limbo(page, before, &vma, Access::Read);
+                let guess = self.guess(page, before, &vma);
+                self.fault_from_limbo(page, before, &vma, guess, Access::Read);
             }
             _ => {
                 self.release_backing(before);

@@ -63,6 +63,8 @@ pub struct AddressSpace<M: Mmu> {
     /// Faults that a program's thread has found parked, for an engine thread to answer.
     unanswered: Starved,
     pub(crate) errands: Errands,
+    /// 1 while a fork waits for room; the futex that it waits on.
+    pub(crate) fork_demand: AtomicU32,
     /// Whether pages may be shared with another process since a fork.
     pub(crate) has_forked: AtomicBool,
     /// Whether the background thread need not be called.
@@ -125,6 +127,7 @@ impl<M: Mmu> AddressSpace<M> {
             starved: Starved::new(),
             unanswered: Starved::new(),
             errands: Errands::new(),
+            fork_demand: AtomicU32::new(0),
             has_forked: AtomicBool::new(false),
             kswapd_is_awake: AtomicBool::new(false),
             locks_future: AtomicBool::new(false),
@@ -250,7 +253,7 @@ impl<M: Mmu> AddressSpace<M> {
     #[must_use]
     pub(crate) fn use_block(&self, page: PageNum) -> bool {
         let block = self.block(page);
-        if block.is_used.load(Ordering::Relaxed) != 0 {
+        if block.is_used.load(Ordering::SeqCst) != 0 {
             return true;
         }
         if !self.budget.try_charge(1, Purpose::Tables) && !self.take_charge_of_a_frame() {

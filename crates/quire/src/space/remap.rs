@@ -106,7 +106,7 @@ impl<M: Mmu> AddressSpace<M> {
     /// but every page's word has to be looked at all the same.
     fn move_page(&self, layout: &mut Layout<'_>, from: PageNum, to: PageNum) {
         let mut before = self.lock_page(from);
-        if before.state() == State::File {
+        while before.state() == State::File {
             // The swap file names the old address in its header: bring the page in first.
             self.unlock_page(from);
             self.bring_in(layout, from);
@@ -129,7 +129,8 @@ impl<M: Mmu> AddressSpace<M> {
                     // SAFETY: both pages are locked.
                     let _ = unsafe { self.swap.zpool.set_owner(handle, from, to) };
                 }
-                before
+                // A write that is under way looks at the old address only.
+                before.without(Flags::WRITEBACK)
             }
             State::Limbo => {
                 let frame = crate::mmu::FrameId(before.payload());
@@ -162,11 +163,15 @@ impl<M: Mmu> AddressSpace<M> {
             // Pinned: its bytes go to the new address, the page itself stays with whoever holds
             // it.
             let mut bytes = [0u8; PAGE_SIZE];
-            self.mmu.read(from, &mut bytes);
+            let target = PageRange::new(to, 1);
             // SAFETY: `bytes` is a page on our stack.
-            let _ = unsafe {
-                self.mmu.copy_in(PageRange::new(to, 1), bytes.as_ptr(), Protection::Writable)
-            };
+            while !self.mmu.read(from, &mut bytes)
+                || unsafe { self.mmu.copy_in(target, bytes.as_ptr(), Protection::Writable) }.pages
+                    == 0
+            {
+                // The kernel's layout is changing just now; the content must not get lost.
+                rustix::thread::sched_yield();
+            }
             self.mmu.unmap(one);
         }
         if before.has(Flags::WRITE_PROTECTED) {

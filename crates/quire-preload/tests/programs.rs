@@ -1,0 +1,83 @@
+//! The C and C++ programs of `tests/c`: each is run bare, where it is its own oracle; with the
+//! preload library but without a supervisor; and, where the `quire` binary was built and a
+//! userfaultfd can be had, managed.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// Where cargo puts what it builds: two above the test's own binary.
+fn target() -> PathBuf {
+    let binary = std::env::current_exe().expect("a test has a path");
+    binary.ancestors().nth(2).expect("target/profile/deps/test").to_path_buf()
+}
+
+fn library() -> PathBuf {
+    let candidates =
+        [target().join("libquire_preload.so"), target().join("deps/libquire_preload.so")];
+    candidates.into_iter().find(|path| path.exists()).expect("cargo builds the library first")
+}
+
+fn compile(source: &str) -> PathBuf {
+    let (compiler, standard) =
+        if source.ends_with(".cpp") { ("c++", "-std=c++17") } else { ("cc", "-std=gnu11") };
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(source.replace('.', "_"));
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c").join(source);
+    let status = Command::new(compiler)
+        // Without built-ins the compiler cannot leave calls of malloc out.
+        .args([standard, "-O1", "-g", "-pthread", "-fno-builtin", "-w", "-o"])
+        .arg(&program)
+        .arg(path)
+        .arg("-ldl")
+        .status()
+        .expect("a C compiler");
+    assert!(status.success(), "{source} does not compile");
+    program
+}
+
+fn expect_ok(command: &mut Command) {
+    let output = command.stderr(Stdio::inherit()).output().expect("the program can be started");
+    assert!(output.status.success(), "{command:?}: {}", output.status);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "ok\n", "{command:?}");
+}
+
+/// The `quire` binary, where there is one and this machine lets it manage memory.
+fn quire() -> Option<PathBuf> {
+    let binary = target().join("quire");
+    let is_allowed = std::fs::File::open("/dev/userfaultfd").is_ok();
+    (binary.exists() && is_allowed).then_some(binary)
+}
+
+fn check(source: &str, budgets: &[&str]) {
+    let program = compile(source);
+    expect_ok(&mut Command::new(&program));
+    expect_ok(Command::new(&program).env("LD_PRELOAD", library()).env_remove("QUIRE_SOCKET"));
+    let Some(quire) = quire() else {
+        eprintln!("{source}: not run managed: no quire binary, or no /dev/userfaultfd");
+        return;
+    };
+    for budget in budgets {
+        let mut command = Command::new(&quire);
+        command.env("QUIRE_PRELOAD", library()).args(["run", "--memory", budget, "--"]);
+        expect_ok(command.arg(&program));
+    }
+}
+
+#[test]
+fn every_entry_point_of_malloc_does_what_glibc_does() {
+    check("malloc_family.c", &["1G", "96M"]);
+}
+
+#[test]
+fn every_entry_point_of_mmap_does_what_the_kernel_does() {
+    check("mmap_family.c", &["1G", "32M"]);
+}
+
+#[test]
+fn every_new_and_delete_of_cxx_works() {
+    check("cxx_new.cpp", &["1G", "64M"]);
+}
+
+#[test]
+fn a_child_of_threads_that_allocate_can_allocate() {
+    check("fork_heap.c", &["2G"]);
+}

@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# Sees to what building, testing and the demo need, on Debian and its relatives: looks first, installs
+# what is missing, and says nothing where all is there.
+#
+#     scripts/setup.sh build|test|bench|demo
+set -euo pipefail
+
+target=${1:?which target: build, test, bench or demo}
+
+packages=()
+# need COMMAND PACKAGE: PACKAGE will be installed where COMMAND is not found.
+need() {
+	command -v "$1" >/dev/null || packages+=("$2")
+}
+header() {
+	[ -e "/usr/include/$1" ] || packages+=("$2")
+}
+
+need cc gcc
+header stdio.h libc6-dev
+case $target in
+test | bench | demo) need python3 python3 ;;
+esac
+case $target in
+test)
+	need g++ g++
+	need redis-server redis-server
+	need redis-benchmark redis-tools
+	need timeout coreutils
+	need mount mount
+	need setpriv util-linux
+	header linux/io_uring.h linux-libc-dev
+	;;
+bench) need mkswap util-linux && need swapon mount ;;
+esac
+
+if [ ${#packages[@]} -gt 0 ]; then
+	if ! command -v apt-get >/dev/null; then
+		echo "setup: install what is missing: ${packages[*]}" >&2
+		exit 1
+	fi
+	as_root=()
+	[ "$(id -u)" -eq 0 ] || as_root=(sudo)
+	echo "setup: installing ${packages[*]}"
+	export DEBIAN_FRONTEND=noninteractive
+	"${as_root[@]}" apt-get update -q >/dev/null
+	# No service is wanted: the tests start a Redis of their own.
+	RUNLEVEL=1 "${as_root[@]}" apt-get install -qy --no-install-recommends "${packages[@]}" >/dev/null
+fi
+
+if ! command -v cargo >/dev/null; then
+	echo "setup: no cargo: install Rust 1.88 or newer (https://rustup.rs)" >&2
+	exit 1
+fi
+if [ "$target" = test ]; then
+	for component in rustfmt clippy; do
+		if [ $component = rustfmt ]; then tool=fmt; else tool=clippy; fi
+		cargo $tool --version >/dev/null 2>&1 && continue
+		echo "setup: adding $component"
+		rustup component add $component
+	done
+fi
+if [ "$target" = demo ] && ! python3 -c 'import sqlite3' 2>/dev/null; then
+	echo "setup: this python3 has no sqlite3, which the demo uses: $(command -v python3)" >&2
+	exit 1
+fi
