@@ -9,7 +9,7 @@ RELEASE := $(TARGET)/release
 QUIRE := $(abspath $(RELEASE)/quire)
 REAL := python3 tests/real/run.py --quire $(QUIRE)
 
-.PHONY: release demo test test-long check unit real bench install clean setup-%
+.PHONY: release demo test test-long check unit real bench install clean
 
 release: setup-build
 	$(CARGO) build --release --workspace
@@ -40,13 +40,18 @@ real:
 	$(REAL) --quick
 
 test-long: setup-test release
+	QUIRE_SIM_SECONDS=600 $(CARGO) test --package quire --test simulator
 	$(REAL) --long
 
 bench: setup-bench release
 	$(QUIRE) bench run
 	$(QUIRE) bench swap
 
-install: release
+# `make && sudo make install`: what is built already is not built again as root.
+$(RELEASE)/quire:
+	$(MAKE) --no-print-directory release
+
+install: $(RELEASE)/quire
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/quire
 	install -m 755 $(RELEASE)/quire $(DESTDIR)$(PREFIX)/bin/quire
 	install -m 755 $(RELEASE)/libquire_preload.so $(DESTDIR)$(PREFIX)/lib/quire/libquire_preload.so

@@ -40,6 +40,16 @@ fn expect_ok(command: &mut Command) {
     assert_eq!(String::from_utf8_lossy(&output.stdout), "ok\n", "{command:?}");
 }
 
+/// A program that hangs is a failure, not a wait.
+const SECONDS_MAX: &str = "240";
+
+/// `program`, killed where it takes too long.
+fn watched(program: &Path) -> Command {
+    let mut command = Command::new("timeout");
+    command.args(["--kill-after=10", SECONDS_MAX]).arg(program);
+    command
+}
+
 /// The `quire` binary, where there is one and this machine lets it manage memory.
 fn quire() -> Option<PathBuf> {
     let binary = target().join("quire");
@@ -49,14 +59,16 @@ fn quire() -> Option<PathBuf> {
 
 fn check(source: &str, budgets: &[&str]) {
     let program = compile(source);
-    expect_ok(&mut Command::new(&program));
-    expect_ok(Command::new(&program).env("LD_PRELOAD", library()).env_remove("QUIRE_SOCKET"));
+    expect_ok(&mut watched(&program));
+    expect_ok(watched(&program).env("LD_PRELOAD", library()).env_remove("QUIRE_SOCKET"));
     let Some(quire) = quire() else {
+        let is_ci = std::env::var_os("CI").is_some_and(|value| value == "true");
+        assert!(!is_ci, "{source}: cannot run managed: no quire binary, or no /dev/userfaultfd");
         eprintln!("{source}: not run managed: no quire binary, or no /dev/userfaultfd");
         return;
     };
     for budget in budgets {
-        let mut command = Command::new(&quire);
+        let mut command = watched(&quire);
         command.env("QUIRE_PRELOAD", library()).args(["run", "--memory", budget, "--"]);
         expect_ok(command.arg(&program));
     }
@@ -80,4 +92,9 @@ fn every_new_and_delete_of_cxx_works() {
 #[test]
 fn a_child_of_threads_that_allocate_can_allocate() {
     check("fork_heap.c", &["2G"]);
+}
+
+#[test]
+fn every_way_to_fork_keeps_memory_what_it_was() {
+    check("fork_paths.c", &["1G", "64M"]);
 }

@@ -95,11 +95,15 @@ pub enum Event {
     FaultClassic,
     /// Forks served.
     Fork,
+    /// Nanoseconds that the calls which unmap took.
+    UnmapNs,
+    /// Nanoseconds that packing what was unmapped took.
+    CompressNs,
 }
 
 impl Event {
     /// Every event, in the order of its counter.
-    pub const ALL: [Event; 28] = [
+    pub const ALL: [Event; 30] = [
         Event::Pgfault,
         Event::Pgmajfault,
         Event::Pswpin,
@@ -128,6 +132,8 @@ impl Event {
         Event::Pgpoison,
         Event::FaultClassic,
         Event::Fork,
+        Event::UnmapNs,
+        Event::CompressNs,
     ];
 
     /// The counter's name in reports.
@@ -162,6 +168,8 @@ impl Event {
             Event::Pgpoison => "pgpoison",
             Event::FaultClassic => "fault_classic",
             Event::Fork => "fork",
+            Event::UnmapNs => "unmap_ns",
+            Event::CompressNs => "compress_ns",
         }
     }
 }

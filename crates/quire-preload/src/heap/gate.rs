@@ -41,8 +41,6 @@ const _: () = assert!(size_of::<Chunk>() == sys::PAGE);
 
 /// The newest page of slots; pages are only ever added, in front.
 static CHUNKS: AtomicPtr<Chunk> = AtomicPtr::new(core::ptr::null_mut());
-/// 1 while the gate is closed; a futex.
-pub static CLOSED: AtomicU32 = AtomicU32::new(0);
 /// The slot of the thread that closed it. Not its thread id: in the child it has another one.
 static CLOSER: AtomicPtr<AtomicU32> = AtomicPtr::new(core::ptr::null_mut());
 /// How often the closer has closed it: a fork handler may fork. Written by the closer only.
@@ -51,6 +49,9 @@ static DEPTH: AtomicU32 = AtomicU32::new(0);
 unsafe extern "C" {
     /// The calling thread's slot.
     safe fn quire_heap_gate_slot() -> *mut AtomicU32;
+    /// 1 while the gate is closed; a futex.
+    #[link_name = "quire_heap_gate_closed"]
+    safe static CLOSED: AtomicU32;
 }
 
 fn chunks() -> impl Iterator<Item = &'static Chunk> {

@@ -33,9 +33,10 @@ struct heap_calls {
   void (*gate_release)(_Atomic(uint32_t)* slot);
   /* The gate is closed: leaves `slot`, waits until it opens, enters again. */
   void (*gate_wait)(_Atomic(uint32_t)* slot);
-  /* Not 0 while the gate is closed. */
-  _Atomic(uint32_t)* gate_closed;
 };
+
+/* 1 while the gate is closed; a futex of the Rust side's. */
+_Atomic(uint32_t) quire_heap_gate_closed;
 
 static struct heap_calls calls;
 
@@ -102,28 +103,34 @@ static __attribute__((noinline, cold)) _Atomic(uint32_t)* gate_first(void) {
   return gate_slot;
 }
 
-/* Returns whether the thread was inside already: the heap's own calls of libc may allocate. */
-static inline uint32_t gate_enter(void) {
+/* A stay inside the heap. */
+struct stay {
+  _Atomic(uint32_t)* slot;
+  /* Whether the thread was inside already: the heap's own calls of libc may allocate. */
+  uint32_t was_inside;
+};
+
+static inline struct stay gate_enter(void) {
   _Atomic(uint32_t)* slot = gate_slot;
   if (__builtin_expect(slot == NULL, 0)) slot = gate_first();
-  const uint32_t inside = atomic_load_explicit(slot, memory_order_relaxed);
+  const uint32_t was_inside = atomic_load_explicit(slot, memory_order_relaxed);
   atomic_store_explicit(slot, 1, memory_order_relaxed);
   atomic_signal_fence(memory_order_seq_cst);
-  if (__builtin_expect(atomic_load_explicit(calls.gate_closed, memory_order_acquire) != 0, 0)) {
-    if (!inside) calls.gate_wait(slot);
+  if (__builtin_expect(atomic_load_explicit(&quire_heap_gate_closed, memory_order_acquire) != 0, 0)) {
+    if (!was_inside) calls.gate_wait(slot);
   }
-  return inside;
+  return (struct stay){slot, was_inside};
 }
 
 /* Release: all that the thread did to the heap is seen by whoever finds the slot 0 and forks. */
-static inline void gate_leave(uint32_t inside) {
-  atomic_store_explicit(gate_slot, inside, memory_order_release);
+static inline void gate_leave(struct stay stay) {
+  atomic_store_explicit(stay.slot, stay.was_inside, memory_order_release);
 }
 
 static void thread_done_gated(void* value) {
-  const uint32_t inside = gate_enter();
+  const struct stay stay = gate_enter();
   thread_done(value);
-  gate_leave(inside);
+  gate_leave(stay);
   /* A destructor that runs after this one may allocate again: it then gets a new slot, and
    * mimalloc sets its key again, which brings us back here. */
   _Atomic(uint32_t)* slot = gate_slot;
@@ -134,9 +141,9 @@ static void thread_done_gated(void* value) {
 /* ---- What the Rust side calls ---- */
 
 #define GATED(type, expression)           \
-  const uint32_t inside = gate_enter();   \
+  const struct stay stay = gate_enter();  \
   type r = (expression);                  \
-  gate_leave(inside);                     \
+  gate_leave(stay);                       \
   return r
 
 void* quire_heap_malloc(size_t size) { GATED(void*, mi_malloc(size)); }
@@ -145,19 +152,19 @@ void* quire_heap_realloc(void* p, size_t size) { GATED(void*, mi_realloc(p, size
 void* quire_heap_memalign(size_t size, size_t alignment) { GATED(void*, mi_malloc_aligned(size, alignment)); }
 size_t quire_heap_usable_size(void* p) { GATED(size_t, mi_usable_size(p)); }
 void quire_heap_collect(void) {
-  const uint32_t inside = gate_enter();
+  const struct stay stay = gate_enter();
   mi_collect(true);
-  gate_leave(inside);
+  gate_leave(stay);
 }
 void quire_heap_free(void* p) {
-  const uint32_t inside = gate_enter();
+  const struct stay stay = gate_enter();
   mi_free(p);
-  gate_leave(inside);
+  gate_leave(stay);
 }
 
 /* For changes that the Rust side makes itself. */
-uint32_t quire_heap_gate_enter(void) { return gate_enter(); }
-void quire_heap_gate_leave(uint32_t inside) { gate_leave(inside); }
+struct stay quire_heap_gate_enter(void) { return gate_enter(); }
+void quire_heap_gate_leave(struct stay stay) { gate_leave(stay); }
 
 /* The thread that forks has a slot, also where it never allocated: it may do so while the gate is
  * closed. */

@@ -14,7 +14,7 @@
 //! *before* it is unmapped, for from then on the address can be another thread's.
 
 use core::ops::Range;
-use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use quire::process::Process;
 use rustix::io::Errno;
@@ -23,6 +23,9 @@ use crate::sys::{self, PAGE};
 
 /// The smallest size that is mapped by itself.
 pub const LARGE_MIN: usize = 32 << 20;
+/// The size from which on a block that *grows* by realloc is mapped by itself: who grew a block
+/// mostly grows it again, and from now on without a copy.
+pub const GROWING_MIN: usize = 4 << 20;
 /// What the start of a large block is a multiple of.
 const UNIT: usize = 2 << 20;
 
@@ -38,13 +41,21 @@ static TABLE_ENTRIES: AtomicUsize = AtomicUsize::new(0);
 static BLOCKS: AtomicUsize = AtomicUsize::new(0);
 static BYTES: AtomicUsize = AtomicUsize::new(0);
 
+/// `struct stay` of heap.c.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Stay {
+    slot: *mut AtomicU32,
+    was_inside: u32,
+}
+
 unsafe extern "C" {
-    safe fn quire_heap_gate_enter() -> u32;
-    safe fn quire_heap_gate_leave(inside: u32);
+    safe fn quire_heap_gate_enter() -> Stay;
+    safe fn quire_heap_gate_leave(stay: Stay);
 }
 
 /// The calling thread is inside the heap while this lives: no fork sees a block half mapped.
-struct Inside(u32);
+struct Inside(Stay);
 
 impl Inside {
     fn enter() -> Inside {

@@ -36,7 +36,6 @@ struct HeapCalls {
     gate_register: extern "C" fn() -> *mut AtomicU32,
     gate_release: extern "C" fn(*mut AtomicU32),
     gate_wait: extern "C" fn(*mut AtomicU32),
-    gate_closed: *const AtomicU32,
 }
 
 unsafe extern "C" {
@@ -67,7 +66,6 @@ pub fn start(process: &'static Process) {
         gate_register: gate::register,
         gate_release: gate::release,
         gate_wait: gate::wait,
-        gate_closed: &raw const gate::CLOSED,
     };
     // SAFETY: called once, by the starter; the functions are what heap.c says they are.
     unsafe { quire_heap_start(&raw const calls) };
@@ -210,34 +208,44 @@ pub unsafe extern "C" fn realloc(pointer: *mut c_void, size: usize) -> *mut c_vo
         unsafe { free_managed(pointer) };
         return null_mut();
     }
-    let old_large = large::bytes_of(pointer as usize);
-    match (old_large, size >= large::LARGE_MIN) {
-        // SAFETY: mimalloc's block.
-        (None, false) => checked(unsafe { quire_heap_realloc(pointer, size.max(ALIGNMENT_MIN)) }),
-        (Some(bytes), true) => or_null(
+    if let Some(bytes) = large::bytes_of(pointer as usize) {
+        return realloc_large(pointer, bytes, size);
+    }
+    // SAFETY: mimalloc's block; the caller's promise.
+    let old_size = unsafe { quire_heap_usable_size(pointer) };
+    if size >= large::LARGE_MIN || (size > old_size && size >= large::GROWING_MIN) {
+        // SAFETY: as above; the block moves over whole.
+        return unsafe { move_to(large_alloc(size, ALIGNMENT_MIN), pointer, old_size.min(size)) };
+    }
+    // SAFETY: as above.
+    checked(unsafe { quire_heap_realloc(pointer, size.max(ALIGNMENT_MIN)) })
+}
+
+#[cold]
+fn realloc_large(pointer: *mut c_void, bytes: usize, size: usize) -> *mut c_void {
+    if size >= large::GROWING_MIN {
+        return or_null(
             process::current()
                 .ok_or(Errno::NOMEM)
                 .and_then(|process| large::resize(process, pointer as usize, bytes, size)),
-        ),
-        // SAFETY: the caller's promise; one of the two is a large block, so they differ.
-        _ => unsafe { realloc_by_copy(pointer, size) },
+        );
     }
+    // A large block is also what was asked for with a large alignment: it may be the smaller one.
+    // SAFETY: a new block of `size` bytes for the beginning of a large one, which is freed then.
+    unsafe { move_to(malloc(size), pointer, bytes.min(size)) }
 }
 
-/// From a large block to a small one, or the other way.
-#[cold]
-unsafe fn realloc_by_copy(pointer: *mut c_void, size: usize) -> *mut c_void {
-    // SAFETY: a new block of `size` bytes and an old one of `old_size`; the old one is freed once
-    // its content is out.
-    unsafe {
-        let old_size = malloc_usable_size(pointer);
-        let moved = malloc(size);
-        if !moved.is_null() {
-            core::ptr::copy_nonoverlapping::<u8>(pointer.cast(), moved.cast(), size.min(old_size));
-            free_managed(pointer);
+/// Copies `bytes` of a block of the arena to the block `to`, frees the old one, returns the new
+/// one; null (with the old one left alone) where that is null.
+unsafe fn move_to(to: *mut c_void, from: *mut c_void, bytes: usize) -> *mut c_void {
+    if !to.is_null() {
+        // SAFETY: the caller says that both have as many bytes; one is new, so they are apart.
+        unsafe {
+            core::ptr::copy_nonoverlapping::<u8>(from.cast(), to.cast(), bytes);
+            free_managed(from);
         }
-        moved
     }
+    to
 }
 
 /// `man 3 reallocarray`.

@@ -95,6 +95,7 @@ impl<M: Mmu> AddressSpace<M> {
             if !self.make_room(1 << guess.order, scratch) || !self.use_block(page) {
                 return self.starve(page);
             }
+            self.mmu.step();
             let Some(old) = self.word(page).lock_or_park() else {
                 self.budget.count(Event::FaultParked, 1);
                 return Outcome::Parked;
@@ -125,7 +126,7 @@ impl<M: Mmu> AddressSpace<M> {
         self.budget.call_for_memory();
         if !is_listed || self.available() > 0 {
             // No room in the list, or memory came before the page was in it.
-            rustix::thread::sched_yield();
+            self.mmu.relax();
             self.mmu.wake(PageRange::new(page, 1));
         }
         Outcome::Parked
@@ -136,7 +137,7 @@ impl<M: Mmu> AddressSpace<M> {
         // Counts as starved, so that hunger without end is noticed; the answer goes nowhere.
         let _ = self.starved.push(PageNum(0));
         self.budget.call_for_memory();
-        rustix::thread::sched_yield();
+        self.mmu.relax();
     }
 
     fn fault_on_mapped(&self, page: PageNum, old: Snapshot, access: Access) -> Outcome {

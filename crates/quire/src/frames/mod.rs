@@ -32,6 +32,8 @@ enum Phase {
     Open,
     /// In the limbo queue.
     Queued,
+    /// Taken from the queue by [`FramePool::oldest_window`], whose caller brings it back.
+    Draining,
     /// Left the queue; may still have free and taken frames.
     Spent,
 }
@@ -114,6 +116,19 @@ impl Lists<'_> {
             window.listed = true;
             window.next_free = first;
             self.heads.free_first = index;
+        }
+    }
+
+    /// Puts a window at the young end of the limbo queue.
+    fn queue(&mut self, index: u32) {
+        let window = self.window(index);
+        window.phase = Phase::Queued;
+        window.next = NIL;
+        let last = core::mem::replace(&mut self.heads.limbo_last, index);
+        if last == NIL {
+            self.heads.limbo_first = index;
+        } else {
+            self.window(last).next = index;
         }
     }
 
@@ -313,15 +328,7 @@ impl FramePool {
         if index == NIL {
             return;
         }
-        let window = lists.window(index);
-        window.phase = Phase::Queued;
-        window.next = NIL;
-        let last = core::mem::replace(&mut lists.heads.limbo_last, index);
-        if last == NIL {
-            lists.heads.limbo_first = index;
-        } else {
-            lists.window(last).next = index;
-        }
+        lists.queue(index);
     }
 
     /// Notes whose page a taken place holds now, and the pool copy that came with it (0: none).
@@ -345,7 +352,12 @@ impl FramePool {
         }
         window.limbo_count += filled as u32;
         window.taken_count -= run.len as u32;
+        let is_unlisted = window.phase == Phase::Spent && filled > 0;
         self.limbo.fetch_add(filled, Ordering::Relaxed);
+        if is_unlisted {
+            // The queue had done with the window before these pages came.
+            lists.queue(index);
+        }
         lists.retire_if_empty(index);
     }
 
@@ -387,7 +399,7 @@ impl FramePool {
         if next == NIL {
             lists.heads.limbo_last = NIL;
         }
-        lists.window(index).phase = Phase::Spent;
+        lists.window(index).phase = Phase::Draining;
         Some(index)
     }
 
@@ -395,27 +407,23 @@ impl FramePool {
     /// queued again, at `end`.
     pub fn return_window(&self, index: u32, end: QueueEnd) {
         let mut lists = self.lists();
+        debug_assert_eq!(lists.window(index).phase, Phase::Draining);
         if lists.window(index).limbo_count == 0 {
+            lists.window(index).phase = Phase::Spent;
             lists.retire_if_empty(index);
             return;
         }
-        let first = lists.heads.limbo_first;
-        let window = lists.window(index);
-        window.phase = Phase::Queued;
-        if end == QueueEnd::Oldest {
-            window.next = first;
-            lists.heads.limbo_first = index;
-            if first == NIL {
-                lists.heads.limbo_last = index;
+        match end {
+            QueueEnd::Oldest => {
+                let first = core::mem::replace(&mut lists.heads.limbo_first, index);
+                let window = lists.window(index);
+                window.phase = Phase::Queued;
+                window.next = first;
+                if first == NIL {
+                    lists.heads.limbo_last = index;
+                }
             }
-            return;
-        }
-        window.next = NIL;
-        let last = core::mem::replace(&mut lists.heads.limbo_last, index);
-        if last == NIL {
-            lists.heads.limbo_first = index;
-        } else {
-            lists.window(last).next = index;
+            QueueEnd::Youngest => lists.queue(index),
         }
     }
 
@@ -440,10 +448,20 @@ impl FramePool {
             if window.phase == Phase::Empty {
                 assert_eq!(window.free_count + window.limbo_count + window.taken_count, 0);
             }
+            assert!(window.phase != Phase::Spent || window.limbo_count == 0, "limbo out of reach");
             free += window.free_count as usize;
             limbo += window.limbo_count as usize;
         }
         assert_eq!((free, limbo), (self.free(), self.limbo()));
+        let mut queued = 0;
+        let mut at = lists.heads.limbo_first;
+        while at != NIL {
+            assert_eq!(lists.window(at).phase, Phase::Queued);
+            assert!(lists.window(at).next != NIL || lists.heads.limbo_last == at);
+            at = lists.window(at).next;
+            queued += 1;
+            assert!(queued <= lists.windows.len(), "the limbo queue has a loop");
+        }
     }
 }
 
@@ -492,6 +510,32 @@ mod tests {
             pool.check();
         }
         assert!(pool.take(1).is_none());
+    }
+
+    #[test]
+    fn a_window_that_empties_while_it_is_drained_is_not_opened_until_it_comes_back() {
+        let pool = FramePool::new(2 * BLOCK_PAGES).unwrap();
+        let frame = evict(&pool, 10);
+        let window = pool.oldest_window().unwrap();
+        let run = FrameRun { start: frame, len: 10 };
+        // Faults take every page of it back meanwhile.
+        pool.leave_limbo(run);
+        pool.consume(run);
+        assert_ne!(evict(&pool, 10).0 >> BLOCK_ORDER, window);
+        pool.return_window(window, QueueEnd::Youngest);
+        pool.check();
+    }
+
+    #[test]
+    fn pages_that_enter_limbo_after_their_window_left_the_queue_are_queued() {
+        let pool = FramePool::new(4 * BLOCK_PAGES).unwrap();
+        let late = pool.take_holes(10).unwrap();
+        evict(&pool, 512);
+        let window = pool.oldest_window().unwrap();
+        assert_eq!(window, late.0 >> BLOCK_ORDER);
+        pool.return_window(window, QueueEnd::Youngest);
+        pool.enter_limbo(FrameRun { start: late, len: 10 }, |_| true);
+        pool.check();
     }
 
     #[test]

@@ -7,8 +7,13 @@
 //! Locks: the MMU has none. The caller holds the page locks of all pages named, but for
 //! [`Mmu::wake`] and the operations on address space, for which it holds the space's lock.
 
+#[cfg(feature = "simulated")]
+pub mod simulated;
 pub mod userfaultfd;
 
+use core::sync::atomic::{AtomicU32, AtomicU64};
+
+use crate::sys::futex::{self, Reach};
 use crate::units::{PAGE_SIZE, PageNum, PageRange};
 
 /// A place for one page in the frame pool.
@@ -182,4 +187,53 @@ pub trait Mmu: Sync {
 
     /// The bytes of a frame.
     fn frame(&self, frame: FrameId) -> *mut [u8; PAGE_SIZE];
+
+    /// A place between two steps of the engine, where another thread may come in. The simulated
+    /// MMU lets it; here nothing need be done.
+    #[inline]
+    fn step(&self) {}
+
+    /// Gives others time, where a thread waits for what they do.
+    fn relax(&self) {
+        rustix::thread::sched_yield();
+    }
+
+    /// Sleeps while the low half of a page's word is `expected`; may return for no reason.
+    fn sleep_on(&self, word: &AtomicU64, expected: u32) {
+        futex::wait(low_half(word), expected, Reach::Process, None);
+    }
+
+    /// Wakes all that sleep on a page's word.
+    fn wake_sleepers(&self, word: &AtomicU64) {
+        futex::wake(low_half(word), u32::MAX, Reach::Process);
+    }
+}
+
+fn low_half(word: &AtomicU64) -> &AtomicU32 {
+    // SAFETY: the low half of a little-endian word is its first four bytes, atomic as well; the
+    // kernel only compares it.
+    unsafe { &*word.as_ptr().cast::<AtomicU32>() }
+}
+
+/// What an MMU has mapped at a page.
+#[cfg(feature = "simulated")]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Mapping {
+    /// A page is there.
+    pub is_present: bool,
+    /// The next write to it faults.
+    pub is_write_protected: bool,
+    /// An access is a SIGBUS; `None` where that cannot be told.
+    pub is_poisoned: Option<bool>,
+    /// The program's rights; `None` where they cannot be told.
+    pub prot: Option<Prot>,
+}
+
+/// An MMU that tests can look into.
+#[cfg(feature = "simulated")]
+pub trait Inspect: Mmu {
+    /// What is mapped at a page.
+    fn mapping(&self, page: PageNum) -> Mapping;
+    /// Whether a place of the pool has memory.
+    fn has_memory(&self, frame: FrameId) -> bool;
 }

@@ -15,6 +15,7 @@ use crate::page::{Flags, Snapshot, State};
 use crate::scratch::Scratch;
 use crate::space::AddressSpace;
 use crate::space::vma::{Kind, Vma};
+use crate::sys::monotonic_ns;
 use crate::units::{BLOCK_PAGES, PageNum, PageRange};
 
 /// What an eviction did.
@@ -173,6 +174,7 @@ impl<M: Mmu> AddressSpace<M> {
         if seen.has(Flags::MLOCKED) || (seen.has(Flags::PINNED) && !may_move) {
             return Look::Stays;
         }
+        self.mmu.step();
         let Some(before) = word.try_lock() else { return Look::Stays };
         if before.state() != State::Mapped {
             self.unlock_page(page);
@@ -236,6 +238,7 @@ impl<M: Mmu> AddressSpace<M> {
         let mut has_tried_exclusive = false;
         // The pages that stayed, by offset in the run.
         let mut stayed = [false; BLOCK_PAGES];
+        let start = monotonic_ns();
         while at < range.end {
             let rest = PageRange { start: at, end: range.end };
             let place = frame.add((at.0 - range.start.0) as usize);
@@ -260,6 +263,7 @@ impl<M: Mmu> AddressSpace<M> {
             at = at.add(kept);
             has_tried_exclusive = false;
         }
+        self.budget.count(Event::UnmapNs, (monotonic_ns() - start) as usize);
         let is_gone = |at: usize| !stayed[at] && batch.before(range.start.add(at)).is_some();
         for (at, page) in range.pages().enumerate().filter(|&(at, _)| is_gone(at)) {
             let before = batch.before(page).expect("is_gone looked");

@@ -171,6 +171,8 @@ impl<M: Mmu> AddressSpace<M> {
     pub fn balance(&self, scratch: &mut Scratch) -> Balance {
         self.answer_starved();
         self.make_room_for_fork(scratch);
+        let pool_pages = self.swap.zpool.pages() as u64;
+        self.budget.member().pool_pages.store(pool_pages, Ordering::Relaxed);
         self.write_back_excess(scratch);
         let free = self.available();
         if free >= self.high_watermark() {

@@ -8,6 +8,7 @@ use crate::scratch::Scratch;
 use crate::space::AddressSpace;
 use crate::swap::blob;
 use crate::swap::compress::{Packed, PageBytes, page_hash};
+use crate::sys::monotonic_ns;
 use crate::units::{BLOCK_ORDER, PAGE_SIZE, PageNum};
 
 /// Freed frames are handed over at the latest after so many: faults may wait for them.
@@ -24,7 +25,9 @@ impl<M: Mmu> AddressSpace<M> {
                 break;
             }
             let Some(window) = self.frames.oldest_window() else { break };
+            let start = monotonic_ns();
             freed += self.shrink_window_of_limbo(window, target - freed, scratch);
+            self.budget.count(Event::CompressNs, (monotonic_ns() - start) as usize);
             let end = if freed >= target { QueueEnd::Oldest } else { QueueEnd::Youngest };
             self.frames.return_window(window, end);
         }
@@ -63,6 +66,7 @@ impl<M: Mmu> AddressSpace<M> {
     /// Moves one page from limbo to swap; its frame is taken then, for the caller to hand over.
     fn store_limbo_page(&self, frame: FrameId, scratch: &mut Scratch) -> bool {
         let page = self.frames.owner_of(frame);
+        self.mmu.step();
         let Some(before) = self.word(page).try_lock() else { return false };
         if before.state() != State::Limbo || before.payload() != frame.0 {
             self.unlock_page(page);

@@ -8,14 +8,18 @@
 //! pool's mutex, the swap's own. A fault never takes the space's lock.
 
 mod advise;
+#[cfg(feature = "simulated")]
+mod check;
 mod fork;
 mod map;
 mod protect;
 pub mod remap;
 mod unmap;
 pub mod vma;
+#[cfg(test)]
+mod vma_tests;
 
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use rustix_futex_sync::{Mutex, MutexGuard};
 
@@ -30,7 +34,6 @@ use crate::page::{PageWord, Parking, Snapshot, Waiters};
 use crate::reclaim::Clock;
 use crate::scratch::Scratch;
 use crate::swap::Swap;
-use crate::sys::futex::{self, Reach};
 use crate::sys::{Errno, memory::Table, memory::Zeroed};
 use crate::units::{BLOCK_PAGES, PageNum, PageRange};
 
@@ -82,23 +85,17 @@ pub struct Layout<'a> {
     locked: SpaceLocked,
 }
 
-/// Sleeping on a page word.
-pub(crate) struct FutexParking;
+/// Sleeping on a page word, as the MMU has it.
+struct PageParking<'a, M>(&'a M);
 
-impl Parking<core::sync::atomic::AtomicU64> for FutexParking {
-    fn wait(&self, word: &core::sync::atomic::AtomicU64, expected: u32) {
-        futex::wait(low_half(word), expected, Reach::Process, None);
+impl<M: Mmu> Parking<AtomicU64> for PageParking<'_, M> {
+    fn wait(&self, word: &AtomicU64, expected: u32) {
+        self.0.sleep_on(word, expected);
     }
 
-    fn wake_all(&self, word: &core::sync::atomic::AtomicU64) {
-        futex::wake(low_half(word), u32::MAX, Reach::Process);
+    fn wake_all(&self, word: &AtomicU64) {
+        self.0.wake_sleepers(word);
     }
-}
-
-fn low_half(word: &core::sync::atomic::AtomicU64) -> &AtomicU32 {
-    // SAFETY: the low half of a little-endian word is its first four bytes, atomic as well; the
-    // kernel only compares it.
-    unsafe { &*word.as_ptr().cast::<AtomicU32>() }
 }
 
 impl<M: Mmu> AddressSpace<M> {
@@ -289,13 +286,14 @@ impl<M: Mmu> AddressSpace<M> {
                 }
                 core::hint::spin_loop();
             }
-            rustix::thread::sched_yield();
+            self.mmu.relax();
         }
     }
 
     /// Locks a page, sleeping where it must.
     pub(crate) fn lock_page(&self, page: PageNum) -> Snapshot {
-        self.word(page).lock(&FutexParking)
+        self.mmu.step();
+        self.word(page).lock(&PageParking(&self.mmu))
     }
 
     /// Unlocks a page, unchanged.
@@ -312,11 +310,12 @@ impl<M: Mmu> AddressSpace<M> {
 
     fn wake_waiters(&self, page: PageNum, waiters: Waiters) {
         if waiters.has_sleepers() {
-            FutexParking.wake_all(&self.word(page).0);
+            PageParking(&self.mmu).wake_all(&self.word(page).0);
         }
         if waiters.has_parked() {
             self.answer(page);
         }
+        self.mmu.step();
     }
 
     /// Answers the faults of a page, or has an engine thread do it.

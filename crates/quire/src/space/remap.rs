@@ -170,7 +170,7 @@ impl<M: Mmu> AddressSpace<M> {
                     == 0
             {
                 // The kernel's layout is changing just now; the content must not get lost.
-                rustix::thread::sched_yield();
+                self.mmu.relax();
             }
             self.mmu.unmap(one);
         }
@@ -205,7 +205,7 @@ impl<M: Mmu> AddressSpace<M> {
                     self.lock_page(page);
                     self.unlock_page(page);
                     if self.has_starved() {
-                        rustix::thread::sched_yield();
+                        self.mmu.relax();
                     }
                 }
             }

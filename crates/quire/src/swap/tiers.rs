@@ -186,6 +186,17 @@ impl Swap {
         self.file.as_ref().map_or(0, |tier| tier.queue.worker_take(out))
     }
 
+    /// Takes requests if there are any; never sleeps.
+    pub fn try_take_requests(&self, out: &mut [Request]) -> usize {
+        self.file.as_ref().map_or(0, |tier| tier.queue.try_take(out))
+    }
+
+    /// Packed pages that are kept beside their mapped page.
+    #[cfg(feature = "simulated")]
+    pub(crate) fn kept_copies(&self) -> usize {
+        self.kept.load(Relaxed)
+    }
+
     /// Requests are completed: their pages are unlocked.
     pub fn read_completed(&self, count: usize) {
         if let Some(tier) = &self.file {

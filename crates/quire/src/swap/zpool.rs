@@ -161,6 +161,14 @@ impl Zpool {
         self.pages.load(Relaxed)
     }
 
+    /// Packed pages in all slabs.
+    #[cfg(feature = "simulated")]
+    pub(crate) fn blobs(&self) -> usize {
+        let fresh = self.slots.lock().fresh as usize;
+        let slabs = self.slabs[..fresh].iter().filter(|slab| slab.class().is_some());
+        slabs.map(Slab::used).sum()
+    }
+
     /// Keeps a packed page. `hash` is [`page_hash`] of the page that `bytes` unpack to.
     ///
     /// # Errors

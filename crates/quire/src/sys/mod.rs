@@ -10,3 +10,10 @@ pub mod thread;
 pub mod uffd;
 
 pub use rustix::io::Errno;
+
+/// Time since some moment in the past, in nanoseconds. No system call.
+#[must_use]
+pub fn monotonic_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}

@@ -1,0 +1,656 @@
+//! The simulated MMU: a page table in software.
+//!
+//! Physical pages are a plain buffer; a page table names one for each page of the arena, a list
+//! one for each place of the frame pool. What the kernel would refuse is refused here, and what no
+//! kernel call could make good is a panic: a frame used while it holds content, a hole read as a
+//! frame, a move onto something. The clock is a counter.
+//!
+//! The program's side is [`Simulated::access`]: it faults as a thread would, and waits for its
+//! answer. Messages come out of [`Simulated::next_fault`] in their order, each once; one whose
+//! fault was answered before anybody read it is gone, as the kernel has it.
+//!
+//! With a [`Baton`] every call is a place where other actors may come in, in the order that a seed
+//! chooses, and between the pages of one call as well. A seed also refuses moves now and then, as
+//! pinned pages and changing layouts do.
+
+mod baton;
+
+use core::sync::atomic::{AtomicU64, Ordering};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::vec::Vec;
+
+pub use self::baton::{Baton, Generator, Stopped, Wait};
+use super::{Done, FrameId, FrameRun, Holes, Inspect, Mapping, Mmu, Prot, Protection, Refusal};
+use crate::fault::Access;
+use crate::sys::Errno;
+use crate::sys::futex::{self, Reach};
+use crate::sys::memory;
+use crate::units::{PAGE_SHIFT, PAGE_SIZE, PageNum, PageRange};
+
+/// What freed memory is overwritten with.
+const FREED: u8 = 0xdb;
+/// What a call costs on the virtual clock, and a page of it.
+const CALL_CYCLES: u64 = 3000;
+const PAGE_CYCLES: u64 = 200;
+
+/// Mistakes that can be planted, for tests that must find them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Planted {
+    /// `move_out` takes the bytes of a page before it takes the page away: a write in between is
+    /// lost.
+    LostWrite,
+    /// `copy_in` forgets that it was asked for write protection.
+    ForgottenProtection,
+}
+
+/// How a simulated MMU behaves.
+#[derive(Clone, Default)]
+pub struct Settings {
+    /// Chooses the refusals.
+    pub seed: u64,
+    /// How often a page is refused that could have been moved; 0 for never.
+    pub refuse_one_in: u32,
+    /// A planted mistake.
+    pub planted: Option<Planted>,
+    /// Who runs; without it threads run as they like.
+    pub baton: Option<Arc<Baton>>,
+}
+
+/// Why the program could not access a page.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Trap {
+    /// It has no right to.
+    Segv,
+    /// Its content is lost.
+    Bus,
+}
+
+/// Number of a physical page; 0 is none.
+type Physical = u32;
+
+#[derive(Clone, Copy, Default)]
+struct Entry {
+    physical: Physical,
+    prot: Prot,
+    is_write_protected: bool,
+    is_poisoned: bool,
+    /// Another process has it as well, since a fork.
+    is_shared: bool,
+}
+
+struct Fault {
+    number: u64,
+    page: PageNum,
+    access: Access,
+    is_read: bool,
+}
+
+struct State {
+    entries: Vec<Entry>,
+    places: Vec<Physical>,
+    unused: Vec<Physical>,
+    /// Physical pages that were never used start here.
+    fresh: Physical,
+    used: usize,
+    /// Physical pages that the kernel holds, and how often.
+    pins: BTreeMap<Physical, u32>,
+    faults: VecDeque<Fault>,
+    faults_so_far: u64,
+    generator: Generator,
+}
+
+/// A page table in software.
+pub struct Simulated {
+    memory: core::ptr::NonNull<[u8; PAGE_SIZE]>,
+    pages: usize,
+    state: Mutex<State>,
+    changed: Condvar,
+    clock: AtomicU64,
+    settings: Settings,
+}
+
+// SAFETY: the buffer's address is constant; who may touch which page of it is the page locks'
+// business, as with real memory.
+unsafe impl Send for Simulated {}
+// SAFETY: as above.
+unsafe impl Sync for Simulated {}
+
+impl Simulated {
+    /// An arena of `pages` without any rights, and `frames` places.
+    ///
+    /// # Errors
+    /// `NOMEM`.
+    pub fn new(pages: usize, frames: usize, settings: Settings) -> Result<Simulated, Errno> {
+        let physical = pages + frames + 1;
+        let memory = memory::reserve(physical << PAGE_SHIFT, memory::Access::ReadWrite)?;
+        Ok(Simulated {
+            memory: memory.cast(),
+            pages: physical,
+            state: Mutex::new(State {
+                entries: std::vec![Entry::default(); pages],
+                places: std::vec![0; frames],
+                unused: Vec::new(),
+                fresh: 1,
+                used: 0,
+                pins: BTreeMap::new(),
+                faults: VecDeque::new(),
+                faults_so_far: 0,
+                generator: Generator::new(settings.seed ^ 0x5155_4952),
+            }),
+            changed: Condvar::new(),
+            clock: AtomicU64::new(1),
+            settings,
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn bytes(&self, physical: Physical) -> *mut [u8; PAGE_SIZE] {
+        assert!(physical != 0 && (physical as usize) < self.pages);
+        // SAFETY: inside the buffer (asserted).
+        unsafe { self.memory.as_ptr().add(physical as usize) }
+    }
+
+    fn allocate(&self, state: &mut State) -> Physical {
+        state.used += 1;
+        let physical = state.unused.pop().unwrap_or_else(|| {
+            state.fresh += 1;
+            state.fresh - 1
+        });
+        // SAFETY: nobody has the page.
+        unsafe { (*self.bytes(physical)).fill(0) };
+        physical
+    }
+
+    fn free(&self, state: &mut State, physical: Physical) {
+        if state.pins.contains_key(&physical) {
+            // The kernel still holds it; the last unpin frees it.
+            return;
+        }
+        // SAFETY: nobody has the page any more.
+        unsafe { (*self.bytes(physical)).fill(FREED) };
+        state.used -= 1;
+        state.unused.push(physical);
+    }
+
+    /// Physical pages in use.
+    pub fn used(&self) -> usize {
+        self.state().used
+    }
+
+    /// Charges the virtual clock for a call, and lets others come in.
+    fn enter(&self) {
+        // Relaxed: a clock.
+        self.clock.fetch_add(CALL_CYCLES, Ordering::Relaxed);
+        self.step();
+    }
+
+    /// The same between two pages of a call: not each time, or nothing would ever end.
+    fn next_page(&self) {
+        self.clock.fetch_add(PAGE_CYCLES, Ordering::Relaxed);
+        self.step();
+    }
+
+    fn is_refused(&self, state: &mut State) -> bool {
+        state.generator.one_in(self.settings.refuse_one_in)
+    }
+
+    /// A fault's answer: whoever waits in `pages` tries again.
+    fn answer(&self, state: &mut State, pages: PageRange) {
+        state.faults.retain(|fault| {
+            let is_answered = pages.contains(fault.page);
+            if is_answered && let Some(baton) = &self.settings.baton {
+                baton.unblock(Wait::Fault(fault.number));
+            }
+            !is_answered
+        });
+        self.changed.notify_all();
+    }
+
+    /// What an access would meet: the memory, a fault, or a trap.
+    ///
+    /// # Errors
+    /// The trap.
+    pub fn try_access(
+        &self,
+        page: PageNum,
+        is_write: bool,
+    ) -> Result<Result<*mut [u8; PAGE_SIZE], Access>, Trap> {
+        let state = self.state();
+        let entry = state.entries[page.index()];
+        let is_allowed = if is_write { entry.prot.is_writable() } else { entry.prot.is_readable() };
+        if !is_allowed {
+            return Err(Trap::Segv);
+        }
+        if entry.is_poisoned {
+            return Err(Trap::Bus);
+        }
+        if entry.physical == 0 {
+            return Ok(Err(if is_write { Access::Write } else { Access::Read }));
+        }
+        if is_write && entry.is_write_protected {
+            return Ok(Err(Access::WriteProtected));
+        }
+        Ok(Ok(self.bytes(entry.physical)))
+    }
+
+    /// Accesses a page as the program does, waiting for its faults. What is done through the
+    /// pointer before the thread's next call happens at once with the access.
+    ///
+    /// # Errors
+    /// The trap.
+    pub fn access(&self, page: PageNum, is_write: bool) -> Result<*mut [u8; PAGE_SIZE], Trap> {
+        loop {
+            self.step();
+            match self.try_access(page, is_write)? {
+                Ok(bytes) => return Ok(bytes),
+                Err(access) => self.fault(page, access),
+            }
+        }
+    }
+
+    /// Sends a fault and waits for its answer.
+    fn fault(&self, page: PageNum, access: Access) {
+        let mut state = self.state();
+        let number = state.faults_so_far;
+        state.faults_so_far += 1;
+        state.faults.push_back(Fault { number, page, access, is_read: false });
+        self.changed.notify_all();
+        let waits = |state: &State| state.faults.iter().any(|fault| fault.number == number);
+        match &self.settings.baton {
+            Some(baton) => {
+                drop(state);
+                while waits(&self.state()) {
+                    baton.block(Wait::Fault(number));
+                }
+            }
+            None => {
+                while waits(&state) {
+                    state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                }
+            }
+        }
+    }
+
+    /// The next fault that nobody has read, if there is one.
+    pub fn try_next_fault(&self) -> Option<(PageNum, Access)> {
+        let mut state = self.state();
+        let fault = state.faults.iter_mut().find(|fault| !fault.is_read)?;
+        fault.is_read = true;
+        Some((fault.page, fault.access))
+    }
+
+    /// The next fault, waiting for it.
+    pub fn next_fault(&self) -> (PageNum, Access) {
+        loop {
+            if let Some(fault) = self.try_next_fault() {
+                return fault;
+            }
+            let state = self.state();
+            let _ = self.changed.wait_timeout(state, core::time::Duration::from_millis(10));
+        }
+    }
+
+    /// The kernel takes hold of a mapped page, as for direct I/O; what it writes goes to the
+    /// returned memory, whatever is mapped at `page` by then.
+    pub fn pin(&self, page: PageNum) -> Option<Pin> {
+        let mut state = self.state();
+        let physical = state.entries[page.index()].physical;
+        if physical == 0 {
+            return None;
+        }
+        *state.pins.entry(physical).or_insert(0) += 1;
+        Some(Pin { physical })
+    }
+
+    /// Where the pinned memory is mapped, if it is.
+    pub fn page_of(&self, pin: &Pin) -> Option<PageNum> {
+        let state = self.state();
+        let at = state.entries.iter().position(|entry| entry.physical == pin.physical)?;
+        Some(PageNum(at as u64))
+    }
+
+    /// The bytes that the kernel holds.
+    pub fn pinned_bytes(&self, pin: &Pin) -> *mut [u8; PAGE_SIZE] {
+        self.bytes(pin.physical)
+    }
+
+    /// The kernel lets go.
+    pub fn unpin(&self, pin: Pin) {
+        let mut state = self.state();
+        let count = state.pins.get_mut(&pin.physical).expect("pinned");
+        *count -= 1;
+        if *count == 0 {
+            state.pins.remove(&pin.physical);
+            let is_used = state.entries.iter().any(|entry| entry.physical == pin.physical)
+                || state.places.contains(&pin.physical);
+            if !is_used {
+                self.free(&mut state, pin.physical);
+            }
+        }
+    }
+
+    /// Another process has the page as well, as after a fork.
+    pub fn share(&self, page: PageNum) {
+        self.state().entries[page.index()].is_shared = true;
+    }
+
+    /// Whether all of a range can be moved from or to.
+    fn is_movable(&self, state: &State, pages: PageRange) -> bool {
+        pages.end.index() <= state.entries.len()
+            && pages.pages().all(|page| state.entries[page.index()].prot.is_movable())
+    }
+
+    /// Runs `act` for each page, until one is refused.
+    fn each(
+        &self,
+        pages: PageRange,
+        mut act: impl FnMut(&mut State, PageNum, usize) -> Option<Refusal>,
+    ) -> Done {
+        for (at, page) in pages.pages().enumerate() {
+            let refusal = act(&mut self.state(), page, at);
+            if refusal.is_some() {
+                return Done { pages: at, refusal };
+            }
+            self.next_page();
+        }
+        Done::all(pages.len())
+    }
+
+    /// For [`Planted::LostWrite`]: the pages' bytes as they are too early.
+    fn plant_lost_write(&self, pages: PageRange) -> Vec<Option<[u8; PAGE_SIZE]>> {
+        if self.settings.planted != Some(Planted::LostWrite) {
+            return Vec::new();
+        }
+        let state = self.state();
+        let entries = pages.pages().map(|page| state.entries[page.index()].physical);
+        // SAFETY: pages of the buffer.
+        let read = |physical| (physical != 0).then(|| unsafe { *self.bytes(physical) });
+        let bytes = entries.map(read).collect();
+        drop(state);
+        self.step();
+        bytes
+    }
+
+    /// Why a page cannot be moved away, if it cannot.
+    fn why_busy(&self, state: &mut State, entry: Entry) -> Option<Refusal> {
+        let is_busy =
+            entry.is_shared || state.pins.contains_key(&entry.physical) || self.is_refused(state);
+        is_busy.then_some(Refusal::Busy)
+    }
+}
+
+/// A page that the kernel holds.
+#[derive(Debug)]
+pub struct Pin {
+    physical: Physical,
+}
+
+impl Drop for Simulated {
+    fn drop(&mut self) {
+        // SAFETY: reserved in `new`; nothing refers to it any more.
+        unsafe { memory::release(self.memory.cast(), self.pages << PAGE_SHIFT) };
+    }
+}
+
+impl Mmu for Simulated {
+    fn move_in(&self, pages: PageRange, frames: FrameId) -> Done {
+        self.enter();
+        if !self.is_movable(&self.state(), pages) {
+            return Done { pages: 0, refusal: Some(Refusal::Unmapped) };
+        }
+        self.each(pages, |state, page, at| {
+            let place = frames.add(at).0 as usize;
+            let entry = state.entries[page.index()];
+            if entry.physical != 0 || entry.is_poisoned {
+                return Some(Refusal::Exists);
+            }
+            if state.places[place] == 0 {
+                return Some(Refusal::Hole);
+            }
+            if self.is_refused(state) {
+                return Some(Refusal::Busy);
+            }
+            let physical = core::mem::take(&mut state.places[place]);
+            state.entries[page.index()] =
+                Entry { physical, is_write_protected: false, is_shared: false, ..entry };
+            self.answer(state, PageRange::new(page, 1));
+            None
+        })
+    }
+
+    fn move_out(&self, pages: PageRange, frames: FrameId, holes: Holes) -> Done {
+        self.enter();
+        if !self.is_movable(&self.state(), pages) {
+            return Done { pages: 0, refusal: Some(Refusal::Unmapped) };
+        }
+        let stale = self.plant_lost_write(pages);
+        self.each(pages, |state, page, at| {
+            let place = frames.add(at).0 as usize;
+            let entry = state.entries[page.index()];
+            assert_eq!(state.places[place], 0, "frame {place} is used while it holds content");
+            if entry.is_poisoned {
+                return Some(Refusal::Hole);
+            }
+            if entry.physical == 0 {
+                return (holes == Holes::Refuse).then_some(Refusal::Hole);
+            }
+            let refusal = self.why_busy(state, entry);
+            if refusal.is_some() {
+                return refusal;
+            }
+            state.places[place] = entry.physical;
+            state.entries[page.index()] = Entry { prot: entry.prot, ..Entry::default() };
+            if let Some(Some(bytes)) = stale.get(at) {
+                // SAFETY: the page was just taken away; nobody else has it.
+                unsafe { *self.bytes(entry.physical) = *bytes };
+            }
+            None
+        })
+    }
+
+    fn move_within(&self, from: PageRange, to: PageNum) -> Done {
+        self.enter();
+        let target = PageRange::new(to, from.len());
+        if !self.is_movable(&self.state(), from) || !self.is_movable(&self.state(), target) {
+            return Done { pages: 0, refusal: Some(Refusal::Unmapped) };
+        }
+        self.each(from, |state, page, at| {
+            let to = to.add(at);
+            let (source, target) = (state.entries[page.index()], state.entries[to.index()]);
+            if target.physical != 0 || target.is_poisoned {
+                return Some(Refusal::Exists);
+            }
+            if source.physical == 0 {
+                return Some(Refusal::Hole);
+            }
+            let refusal = self.why_busy(state, source);
+            if refusal.is_some() {
+                return refusal;
+            }
+            state.entries[to.index()] = Entry { physical: source.physical, ..target };
+            state.entries[page.index()] = Entry { prot: source.prot, ..Entry::default() };
+            self.answer(state, PageRange::new(to, 1));
+            None
+        })
+    }
+
+    unsafe fn copy_in(&self, pages: PageRange, source: *const u8, protection: Protection) -> Done {
+        self.enter();
+        let is_forgotten = self.settings.planted == Some(Planted::ForgottenProtection);
+        self.each(pages, |state, page, at| {
+            let entry = state.entries[page.index()];
+            if entry.physical != 0 || entry.is_poisoned {
+                return Some(Refusal::Exists);
+            }
+            let physical = self.allocate(state);
+            // SAFETY: the caller answers for `source`; the new page is nobody's yet.
+            unsafe {
+                let from = source.add(at * PAGE_SIZE);
+                core::ptr::copy_nonoverlapping(from, self.bytes(physical).cast(), PAGE_SIZE);
+            }
+            let is_write_protected = protection == Protection::WriteProtected && !is_forgotten;
+            state.entries[page.index()] = Entry { physical, is_write_protected, ..entry };
+            self.answer(state, PageRange::new(page, 1));
+            None
+        })
+    }
+
+    fn unmap(&self, pages: PageRange) {
+        self.enter();
+        let _ = self.each(pages, |state, page, _| {
+            let entry = state.entries[page.index()];
+            state.entries[page.index()] = Entry { prot: entry.prot, ..Entry::default() };
+            if entry.physical != 0 {
+                self.free(state, entry.physical);
+            }
+            None
+        });
+    }
+
+    fn make_exclusive(&self, pages: PageRange) -> Done {
+        self.enter();
+        self.each(pages, |state, page, _| {
+            let entry = &mut state.entries[page.index()];
+            assert!(entry.physical != 0, "{page:?} is missing: the engine faults on itself");
+            if !entry.prot.is_writable() {
+                return Some(Refusal::Hole);
+            }
+            entry.is_shared = false;
+            None
+        })
+    }
+
+    fn write_protect(&self, pages: PageRange, protection: Protection) -> Done {
+        self.enter();
+        let is_write_protected = protection == Protection::WriteProtected;
+        self.each(pages, |state, page, _| {
+            let entry = &mut state.entries[page.index()];
+            entry.is_write_protected = is_write_protected && entry.physical != 0;
+            if !is_write_protected {
+                self.answer(state, PageRange::new(page, 1));
+            }
+            None
+        })
+    }
+
+    fn poison(&self, page: PageNum) -> Done {
+        self.enter();
+        self.each(PageRange::new(page, 1), |state, page, _| {
+            let entry = &mut state.entries[page.index()];
+            if entry.physical != 0 || entry.is_poisoned {
+                return Some(Refusal::Exists);
+            }
+            entry.is_poisoned = true;
+            self.answer(state, PageRange::new(page, 1));
+            None
+        })
+    }
+
+    fn wake(&self, pages: PageRange) {
+        self.enter();
+        self.answer(&mut self.state(), pages);
+        self.step();
+    }
+
+    fn read(&self, page: PageNum, into: &mut [u8; PAGE_SIZE]) -> bool {
+        self.enter();
+        let state = self.state();
+        let entry = state.entries[page.index()];
+        if entry.physical != 0 {
+            // SAFETY: a page of the buffer; the program may be writing it, as with real memory.
+            unsafe { *into = *self.bytes(entry.physical) };
+        }
+        drop(state);
+        self.step();
+        entry.physical != 0
+    }
+
+    fn protect(&self, pages: PageRange, prot: Prot) -> Done {
+        self.enter();
+        {
+            let mut state = self.state();
+            for page in pages.pages() {
+                state.entries[page.index()].prot = prot;
+            }
+        }
+        self.step();
+        Done::all(pages.len())
+    }
+
+    fn reserve_again(&self, pages: PageRange) {
+        self.unmap(pages);
+        let _ = self.protect(pages, Prot::NONE);
+    }
+
+    fn frames_release(&self, frames: FrameRun) {
+        self.enter();
+        let mut state = self.state();
+        for at in 0..frames.len {
+            let place = frames.start.add(at).0 as usize;
+            let physical = core::mem::take(&mut state.places[place]);
+            if physical != 0 {
+                self.free(&mut state, physical);
+            }
+        }
+    }
+
+    fn cycles(&self) -> u64 {
+        self.clock.load(Ordering::Relaxed)
+    }
+
+    fn frame(&self, frame: FrameId) -> *mut [u8; PAGE_SIZE] {
+        let physical = self.state().places[frame.0 as usize];
+        assert!(physical != 0, "{frame:?} is a hole");
+        self.bytes(physical)
+    }
+
+    fn step(&self) {
+        if let Some(baton) = &self.settings.baton {
+            baton.step();
+        }
+    }
+
+    fn relax(&self) {
+        match &self.settings.baton {
+            Some(baton) => baton.relax(),
+            None => std::thread::yield_now(),
+        }
+    }
+
+    fn sleep_on(&self, word: &AtomicU64, expected: u32) {
+        let Some(baton) = &self.settings.baton else {
+            return futex::wait(super::low_half(word), expected, Reach::Process, None);
+        };
+        // With the baton in hand nobody can change the word in between.
+        if word.load(Ordering::Relaxed) as u32 == expected {
+            baton.block(Wait::Word(core::ptr::from_ref(word) as usize));
+        }
+    }
+
+    fn wake_sleepers(&self, word: &AtomicU64) {
+        match &self.settings.baton {
+            Some(baton) => baton.unblock(Wait::Word(core::ptr::from_ref(word) as usize)),
+            None => futex::wake(super::low_half(word), u32::MAX, Reach::Process),
+        }
+    }
+}
+
+impl Inspect for Simulated {
+    fn mapping(&self, page: PageNum) -> Mapping {
+        let entry = self.state().entries[page.index()];
+        Mapping {
+            is_present: entry.physical != 0,
+            is_write_protected: entry.is_write_protected,
+            is_poisoned: Some(entry.is_poisoned),
+            prot: Some(entry.prot),
+        }
+    }
+
+    fn has_memory(&self, frame: FrameId) -> bool {
+        self.state().places[frame.0 as usize] != 0
+    }
+}

@@ -1,0 +1,253 @@
+//! The baton: of all threads of a simulation one runs at a time, and a seed says which.
+//!
+//! Each actor is a thread of its own. It gives the baton away at [`Baton::step`], which the engine
+//! calls between its steps, and where it has to wait. The same seed gives the same interleaving,
+//! because nothing runs that the seed did not choose.
+//!
+//! An actor that waits for a certain thing is *blocked* until somebody unblocks it; one that has
+//! nothing to do looks again now and then (*idle*). If all are blocked, or idle for too long, the
+//! simulation is stuck, and that is a failure: it panics in every actor.
+
+use std::cell::Cell;
+use std::format;
+use std::string::String;
+use std::sync::{Condvar, Mutex, MutexGuard};
+use std::vec::Vec;
+
+/// Looks of idle actors in a row, with nobody else able to run, before the simulation is stuck.
+const IDLE_LOOKS_MAX: u32 = 20_000;
+
+/// What an actor waits for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Wait {
+    /// A page word at this address.
+    Word(usize),
+    /// A fault's answer, by its number.
+    Fault(u64),
+    /// A lock of the simulation's own.
+    Lock(usize),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    NotStarted,
+    Ready,
+    Idle,
+    Blocked(Wait),
+    Ended,
+}
+
+/// Panics with this are of actors that only end because another one failed.
+pub struct Stopped;
+
+struct Turns {
+    generator: Generator,
+    actors: Vec<State>,
+    /// Who has the baton.
+    current: usize,
+    steps: u64,
+    idle_looks: u32,
+    failure: Option<String>,
+}
+
+/// A small generator: the same numbers from the same seed, on every machine.
+#[derive(Clone, Debug)]
+pub struct Generator(u64);
+
+impl Generator {
+    /// Starts from `seed`.
+    #[must_use]
+    pub fn new(seed: u64) -> Generator {
+        Generator(seed)
+    }
+
+    /// The next number (splitmix64).
+    pub fn next_u64(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ z >> 31
+    }
+
+    /// A number below `limit` (0 for a limit of 0).
+    pub fn below(&mut self, limit: usize) -> usize {
+        (self.next_u64() % limit.max(1) as u64) as usize
+    }
+
+    /// True once in so many times; never for 0.
+    pub fn one_in(&mut self, many: u32) -> bool {
+        many != 0 && self.next_u64() % u64::from(many) == 0
+    }
+}
+
+/// Chooses who runs.
+pub struct Baton {
+    turns: Mutex<Turns>,
+    /// One for each actor.
+    handed_over: Vec<Condvar>,
+    /// How often a step changes actors.
+    switch_one_in: u32,
+}
+
+std::thread_local! {
+    static ACTOR: Cell<Option<usize>> = const { Cell::new(None) };
+}
+
+impl Baton {
+    /// A baton for `actors` actors, which begin once all of them have started.
+    #[must_use]
+    pub fn new(seed: u64, actors: usize, switch_one_in: u32) -> Baton {
+        Baton {
+            turns: Mutex::new(Turns {
+                generator: Generator::new(seed),
+                actors: std::vec![State::NotStarted; actors],
+                current: usize::MAX,
+                steps: 0,
+                idle_looks: 0,
+                failure: None,
+            }),
+            handed_over: (0..actors).map(|_| Condvar::new()).collect(),
+            switch_one_in,
+        }
+    }
+
+    fn turns(&self) -> MutexGuard<'_, Turns> {
+        // Poisoned by an actor that failed: the failure is what counts.
+        self.turns.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// Steps so far.
+    pub fn steps(&self) -> u64 {
+        self.turns().steps
+    }
+
+    /// Makes the calling thread actor `index`, and returns when it is its turn.
+    pub fn start(&self, index: usize) {
+        ACTOR.set(Some(index));
+        let mut turns = self.turns();
+        turns.actors[index] = State::Ready;
+        if turns.actors.iter().all(|state| *state == State::Ready) {
+            self.choose(&mut turns);
+        }
+        self.wait_for_turn(turns, index);
+    }
+
+    /// Ends the calling actor.
+    pub fn end(&self) {
+        let Some(index) = ACTOR.take() else { return };
+        let mut turns = self.turns();
+        turns.actors[index] = State::Ended;
+        self.choose(&mut turns);
+    }
+
+    /// Ends the simulation: every actor panics at its next step.
+    pub fn fail(&self, why: String) {
+        let mut turns = self.turns();
+        self.fail_locked(&mut turns, why);
+    }
+
+    fn fail_locked(&self, turns: &mut Turns, why: String) {
+        turns.failure.get_or_insert(why);
+        self.handed_over.iter().for_each(Condvar::notify_all);
+    }
+
+    /// Why the simulation failed, if it did.
+    pub fn failure(&self) -> Option<String> {
+        self.turns().failure.clone()
+    }
+
+    /// A place where another actor may come in between.
+    pub fn step(&self) {
+        let Some(index) = ACTOR.get() else { return };
+        let mut turns = self.turns();
+        turns.steps += 1;
+        turns.idle_looks = 0;
+        if turns.generator.one_in(self.switch_one_in) {
+            self.choose(&mut turns);
+        }
+        self.wait_for_turn(turns, index);
+    }
+
+    /// Lets others run; comes back as soon as the seed says so.
+    pub fn relax(&self) {
+        let Some(index) = ACTOR.get() else { return };
+        let mut turns = self.turns();
+        turns.actors[index] = State::Idle;
+        self.choose(&mut turns);
+        self.wait_for_turn(turns, index);
+    }
+
+    /// Waits until `is_ready` says so, looking again now and then.
+    pub fn idle_until(&self, mut is_ready: impl FnMut() -> bool) {
+        while !is_ready() {
+            self.relax();
+        }
+    }
+
+    /// Waits until somebody [unblocks](Self::unblock) what this actor waits for.
+    pub fn block(&self, wait: Wait) {
+        let Some(index) = ACTOR.get() else { return };
+        let mut turns = self.turns();
+        turns.actors[index] = State::Blocked(wait);
+        self.choose(&mut turns);
+        self.wait_for_turn(turns, index);
+    }
+
+    /// Those who wait for this can run again.
+    pub fn unblock(&self, wait: Wait) {
+        let mut turns = self.turns();
+        for state in &mut turns.actors {
+            if *state == State::Blocked(wait) {
+                *state = State::Ready;
+            }
+        }
+    }
+
+    /// Hands the baton to somebody who can run: mostly one who is ready.
+    fn choose(&self, turns: &mut Turns) {
+        let indices = |turns: &Turns, wanted: State| -> Vec<usize> {
+            let states = turns.actors.iter().enumerate();
+            states.filter(|(_, state)| **state == wanted).map(|(index, _)| index).collect()
+        };
+        let ready = indices(turns, State::Ready);
+        let idle = indices(turns, State::Idle);
+        if ready.is_empty() {
+            turns.idle_looks += 1;
+        }
+        let looks = !idle.is_empty() && (ready.is_empty() || turns.generator.one_in(4));
+        let candidates = if looks { idle } else { ready };
+        if candidates.is_empty() || turns.idle_looks > IDLE_LOOKS_MAX {
+            let is_over = turns.actors.iter().all(|state| *state == State::Ended);
+            if !is_over {
+                let why = format!("nobody can go on: {:?}", turns.actors);
+                self.fail_locked(turns, why);
+            }
+            return;
+        }
+        let index = candidates[turns.generator.below(candidates.len())];
+        turns.actors[index] = State::Ready;
+        if index != turns.current {
+            turns.current = index;
+            self.handed_over[index].notify_one();
+        }
+    }
+
+    fn wait_for_turn(&self, mut turns: MutexGuard<'_, Turns>, index: usize) {
+        loop {
+            if turns.failure.is_some() {
+                drop(turns);
+                if !std::thread::panicking() {
+                    std::panic::resume_unwind(std::boxed::Box::new(Stopped));
+                }
+                return;
+            }
+            if turns.current == index {
+                return;
+            }
+            turns = self.handed_over[index]
+                .wait(turns)
+                .unwrap_or_else(std::sync::PoisonError::into_inner);
+        }
+    }
+}

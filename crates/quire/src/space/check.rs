@@ -1,0 +1,171 @@
+//! The space's invariants, as code. For tests; the letters are those of ARCHITECTURE.md.
+//!
+//! [`AddressSpace::check_page`] holds at any moment for a page whose lock is free;
+//! [`AddressSpace::check`] for the whole space while nobody is in it.
+
+use core::sync::atomic::Ordering;
+use std::collections::BTreeSet;
+
+use super::AddressSpace;
+use super::vma::Kind;
+use crate::mmu::{FrameId, Inspect};
+use crate::page::{Flags, State};
+use crate::units::{BLOCK_ORDER, PageNum};
+
+/// What a walk over all words found.
+#[derive(Default)]
+struct Found {
+    mapped: usize,
+    limbo: usize,
+    wanted: usize,
+    copies: usize,
+    handles: BTreeSet<u32>,
+    locations: BTreeSet<u32>,
+}
+
+impl Found {
+    fn has_handle(&mut self, page: PageNum, number: u32) {
+        assert!(number != 0, "{page:?} names no packed page");
+        assert!(self.handles.insert(number), "{page:?} shares packed page {number:#x}");
+    }
+}
+
+impl<M: Inspect> AddressSpace<M> {
+    /// I1: an unlocked page's word says what is mapped.
+    ///
+    /// # Panics
+    /// Where it does not.
+    pub fn check_page(&self, page: PageNum) {
+        let word = self.snapshot(page);
+        if word.is_locked() {
+            return;
+        }
+        let mapping = self.mmu.mapping(page);
+        let is_mapped = word.state() == State::Mapped;
+        assert_eq!(is_mapped, mapping.is_present, "{page:?} is {word:?}, but {mapping:?}");
+        if let Some(is_poisoned) = mapping.is_poisoned {
+            let is_lost = word.state() == State::Poisoned;
+            assert_eq!(is_lost, is_poisoned, "{page:?} is {word:?}, but {mapping:?}");
+        }
+        if is_mapped {
+            let is_protected = word.has(Flags::WRITE_PROTECTED);
+            assert_eq!(
+                is_protected, mapping.is_write_protected,
+                "{page:?} is {word:?}, but {mapping:?}"
+            );
+        }
+    }
+
+    /// Checks everything. Nobody is in the space, and the caller does not hold its lock.
+    ///
+    /// # Panics
+    /// Where something is wrong.
+    pub fn check(&self) {
+        let mut found = Found::default();
+        for block in 0..self.blocks.len() {
+            self.check_block(block, &mut found);
+        }
+        self.check_frames(&found);
+        // I6: the account is what is there.
+        let tables = self.blocks.iter().filter(|b| b.is_used.load(Ordering::Relaxed) != 0).count();
+        let pool = self.frames.free() + self.frames.limbo();
+        let held = found.mapped + pool + self.swap.zpool.pages() + tables;
+        let member = self.budget.member();
+        assert_eq!(
+            member.held_pages.load(Ordering::Relaxed) as usize,
+            held,
+            "held: {} mapped, {pool} in the pool, {} packed, {tables} of tables",
+            found.mapped,
+            self.swap.zpool.pages()
+        );
+        assert_eq!(member.wanted_pages.load(Ordering::Relaxed) as usize, found.wanted, "wanted");
+        assert_eq!(self.swap.kept_copies(), found.copies, "kept copies");
+        // I7: every packed page is named by one word or frame.
+        assert_eq!(self.swap.zpool.blobs(), found.handles.len(), "packed pages that nobody names");
+        self.check_rights();
+    }
+
+    fn check_block(&self, block: usize, found: &mut Found) {
+        let range = crate::units::PageRange::new(PageNum((block << BLOCK_ORDER) as u64), 512);
+        let mut mapped = 0;
+        for page in range.pages() {
+            let word = self.snapshot(page);
+            // I2: nobody holds a lock.
+            assert!(!word.is_locked(), "{page:?} is {word:?}");
+            self.check_page(page);
+            match word.state() {
+                State::None => continue,
+                State::Mapped => {
+                    mapped += 1;
+                    if word.has(Flags::COPY) {
+                        found.copies += 1;
+                        found.has_handle(page, word.payload());
+                    }
+                }
+                State::Limbo => self.check_limbo(page, FrameId(word.payload()), found),
+                State::Pool => found.has_handle(page, word.payload()),
+                State::File => {
+                    let is_new = found.locations.insert(word.payload());
+                    assert!(is_new, "{page:?} shares its place in the swap file");
+                }
+                State::Same | State::Poisoned => {}
+            }
+            found.wanted += 1;
+        }
+        let (counted, is_used) = {
+            let block = &self.blocks[block];
+            (block.mapped.load(Ordering::Relaxed), block.is_used.load(Ordering::Relaxed))
+        };
+        // I3: a block's count is that of its mapped pages, and one that is in use is charged.
+        assert_eq!(counted, mapped, "mapped pages of block {block}");
+        assert!(mapped == 0 || is_used != 0, "block {block} is not charged");
+        found.mapped += mapped as usize;
+    }
+
+    /// I4: a page in limbo and its frame name each other.
+    fn check_limbo(&self, page: PageNum, frame: FrameId, found: &mut Found) {
+        assert_eq!(self.frames.owner_of(frame), page, "{frame:?} is another page's");
+        let bits = self.frames.limbo_bits(frame.0 >> BLOCK_ORDER);
+        let at = frame.0 as usize % 512;
+        assert!(bits[at / 64] >> (at % 64) & 1 != 0, "{frame:?} of {page:?} is not in limbo");
+        assert!(self.mmu.has_memory(frame), "{frame:?} of {page:?} is a hole");
+        let copy = self.frames.copy_of(frame);
+        if copy != 0 {
+            found.copies += 1;
+            found.has_handle(page, copy);
+        }
+        found.limbo += 1;
+    }
+
+    /// I5: the pool's books agree with themselves, and every page in limbo is some page's.
+    fn check_frames(&self, found: &Found) {
+        #[cfg(any(test, debug_assertions))]
+        self.frames.check();
+        assert_eq!(self.frames.limbo(), found.limbo, "pages in limbo");
+    }
+
+    /// I8: the MMU's rights are the VMAs', and outside of them nothing is.
+    fn check_rights(&self) {
+        let layout = self.lock();
+        let mut at = PageNum(0);
+        let end = self.arena().end;
+        while at < end {
+            let vma = self.next_vma(&layout, at);
+            let gap_end = vma.map_or(end, |vma| vma.range.start);
+            for page in (crate::units::PageRange { start: at, end: gap_end }).pages() {
+                assert_eq!(self.snapshot(page).state(), State::None, "{page:?} is in no VMA");
+                let prot = self.mmu.mapping(page).prot;
+                assert!(prot.is_none_or(|prot| prot.0 == 0), "{page:?} is in no VMA");
+            }
+            let Some(vma) = vma else { break };
+            for page in vma.range.pages().filter(|_| vma.attributes.kind == Kind::Anonymous) {
+                let prot = self.mmu.mapping(page).prot;
+                assert!(
+                    prot.is_none_or(|prot| prot == vma.attributes.prot),
+                    "{page:?} has {prot:?} in {vma:?}"
+                );
+            }
+            at = vma.range.end;
+        }
+    }
+}

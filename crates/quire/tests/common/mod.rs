@@ -1,0 +1,226 @@
+//! What the tests of the engine share: a space over the simulated MMU, without threads. A fault
+//! is served by the thread that made it, which also stands in for the readers of the swap file
+//! and, where there is no memory, for the background thread.
+
+#![allow(dead_code, reason = "each test uses a part of it")]
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::Mutex;
+use std::sync::atomic::Ordering;
+
+use quire::budget::Budget;
+use quire::control::{CONTROL_BYTES, Control, Event, MAGIC, VERSION};
+use quire::mmu::Prot;
+use quire::mmu::simulated::{Settings, Simulated, Trap};
+use quire::page::{Flags, Snapshot, State};
+use quire::reclaim::{Evicted, Reclaimer};
+use quire::scratch::Scratch;
+use quire::space::{AddressSpace, Advice};
+use quire::swap::io::Ring;
+use quire::swap::{Request, Swap};
+use quire::units::{BLOCK_PAGES, PAGE_SIZE, PageNum, PageRange};
+
+/// The settings of a tree, as `quire run` would make them.
+#[derive(Clone, Copy, Debug)]
+pub struct Tree {
+    pub budget_pages: usize,
+    pub folio_order: i32,
+    pub is_batched: bool,
+    /// Segments of the swap file; 0 is none.
+    pub segments: u32,
+}
+
+impl Default for Tree {
+    fn default() -> Tree {
+        Tree { budget_pages: 4096, folio_order: -1, is_batched: true, segments: 0 }
+    }
+}
+
+/// Makes a control page of one's own. It is never unmapped: spaces refer to it.
+pub fn control(tree: Tree) -> NonNull<Control> {
+    use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+    // SAFETY: a new mapping; zero is valid for all of it.
+    let place = unsafe {
+        mmap_anonymous(
+            std::ptr::null_mut(),
+            CONTROL_BYTES,
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::PRIVATE | MapFlags::NORESERVE,
+        )
+    }
+    .unwrap();
+    let place = NonNull::new(place.cast::<Control>()).unwrap();
+    // SAFETY: just mapped, never unmapped.
+    let control = unsafe { place.as_ref() };
+    control.magic.store(MAGIC, Ordering::Relaxed);
+    control.version.store(VERSION, Ordering::Relaxed);
+    control.budget_pages.store(tree.budget_pages as u64, Ordering::Relaxed);
+    control.folio_order.store(tree.folio_order, Ordering::Relaxed);
+    control.no_batch_unmap.store(u32::from(!tree.is_batched), Ordering::Relaxed);
+    control.segments_max.store(tree.segments, Ordering::Relaxed);
+    control.members[0].pid.store(std::process::id(), Ordering::Relaxed);
+    place
+}
+
+/// A swap file without a name.
+pub fn swap_file() -> OwnedFd {
+    rustix::fs::memfd_create(c"quire-test-swap", rustix::fs::MemfdFlags::CLOEXEC).unwrap()
+}
+
+/// A space over `mmu`, with its swap file.
+pub fn space<M: quire::mmu::Mmu>(
+    mmu: M,
+    tree: Tree,
+    pages: usize,
+    frames: usize,
+) -> (AddressSpace<M>, Option<OwnedFd>) {
+    let file = (tree.segments > 0).then(swap_file);
+    // SAFETY: the control page is never unmapped.
+    let budget = unsafe { Budget::new(control(tree).as_ptr(), 0) };
+    let descriptor = file.as_ref().map(AsRawFd::as_raw_fd);
+    // SAFETY: the file is returned and kept open beside the space.
+    let swap = unsafe { Swap::new(descriptor, &budget) }.unwrap();
+    (AddressSpace::new(mmu, budget, swap, pages, frames).unwrap(), file)
+}
+
+/// A space on the simulated MMU and the one thread that does everything in it.
+pub struct Machine {
+    pub space: AddressSpace<Simulated>,
+    pub scratch: Mutex<Scratch>,
+    ring: Option<Mutex<Ring>>,
+    _file: Option<OwnedFd>,
+}
+
+impl Machine {
+    pub fn new(tree: Tree) -> Machine {
+        Machine::with(tree, Settings::default())
+    }
+
+    pub fn with(tree: Tree, settings: Settings) -> Machine {
+        let (pages, frames) = (16 * BLOCK_PAGES, 64 * BLOCK_PAGES);
+        let mmu = Simulated::new(pages, frames, settings).unwrap();
+        let (space, file) = space(mmu, tree, pages, frames);
+        let ring = file.as_ref().map(|_| Mutex::new(space.swap().new_reader()));
+        Machine { space, scratch: Mutex::new(Scratch::new().unwrap()), ring, _file: file }
+    }
+
+    pub fn mmu(&self) -> &Simulated {
+        self.space.mmu()
+    }
+
+    /// Maps pages at `at`, readable and writable.
+    pub fn map(&self, at: u64, pages: usize) -> PageRange {
+        let range = PageRange::new(PageNum(at), pages);
+        self.space.map_fixed(&mut self.space.lock(), range, Prot::READ_WRITE).unwrap();
+        range
+    }
+
+    pub fn protect(&self, range: PageRange, prot: Prot) {
+        self.space.protect(&mut self.space.lock(), range, prot).unwrap();
+    }
+
+    pub fn advise(&self, range: PageRange, advice: Advice) {
+        self.space.advise(&mut self.space.lock(), range, advice).unwrap();
+    }
+
+    /// Evicts what can go, as MADV_PAGEOUT does, but leaves it in limbo.
+    pub fn evict(&self, range: PageRange) -> Evicted {
+        let mut all = Evicted::default();
+        for part in range.by_block() {
+            let some =
+                self.space.evict_range(part, Reclaimer::Advice, &mut self.scratch.lock().unwrap());
+            all.unmapped += some.unmapped;
+            all.freed += some.freed;
+            all.refused += some.refused;
+        }
+        all
+    }
+
+    fn bytes(&self, page: PageNum, is_write: bool) -> Result<*mut [u8; PAGE_SIZE], Trap> {
+        for _ in 0..1000 {
+            match self.mmu().try_access(page, is_write)? {
+                Ok(bytes) => return Ok(bytes),
+                Err(access) => {
+                    let mut scratch = self.scratch.lock().unwrap();
+                    self.space.handle_fault(page, access, &mut scratch);
+                    self.read_swap(&mut scratch);
+                    if self.space.is_low() {
+                        self.space.balance(&mut scratch);
+                    }
+                }
+            }
+        }
+        panic!("{page:?} cannot be had: {:?}", self.space.snapshot(page));
+    }
+
+    /// Does what the readers of the swap file would.
+    fn read_swap(&self, scratch: &mut Scratch) {
+        let Some(ring) = &self.ring else { return };
+        let mut requests = [Request::NONE; 16];
+        let count = self.space.swap().try_take_requests(&mut requests);
+        self.space.complete_reads(&requests[..count], &mut ring.lock().unwrap(), scratch);
+    }
+
+    /// Fills a page with a pattern that packs, different for each value.
+    pub fn fill(&self, page: PageNum, value: u64) {
+        let bytes = self.bytes(page, true).unwrap();
+        // SAFETY: mapped just now; nobody else runs.
+        unsafe { *bytes = pattern(value) };
+    }
+
+    pub fn fill_all(&self, range: PageRange) {
+        range.pages().for_each(|page| self.fill(page, page.0 + 1));
+    }
+
+    pub fn content(&self, page: PageNum) -> Result<[u8; PAGE_SIZE], Trap> {
+        // SAFETY: mapped just now; nobody else runs.
+        self.bytes(page, false).map(|bytes| unsafe { *bytes })
+    }
+
+    /// Checks that a page has what [`Self::fill`] gave it.
+    pub fn expect(&self, page: PageNum, value: u64) {
+        let content = self.content(page).unwrap();
+        assert!(content == pattern(value), "{page:?} has other bytes");
+    }
+
+    pub fn expect_all(&self, range: PageRange) {
+        range.pages().for_each(|page| self.expect(page, page.0 + 1));
+    }
+
+    pub fn counted(&self, event: Event) -> u64 {
+        self.space.budget().counted(event)
+    }
+
+    /// Calls and pages of unmapping since the last question.
+    pub fn unmapped(&self) -> (u64, u64) {
+        let events = &self.space.budget().member().events;
+        let take = |event: Event| events[event as usize].swap(0, Ordering::Relaxed);
+        (take(Event::UnmapCalls), take(Event::UnmapPages))
+    }
+
+    pub fn state(&self, page: PageNum) -> State {
+        self.word(page).state()
+    }
+
+    pub fn word(&self, page: PageNum) -> Snapshot {
+        self.space.snapshot(page)
+    }
+
+    pub fn states(&self, range: PageRange) -> Vec<State> {
+        range.pages().map(|page| self.state(page)).collect()
+    }
+
+    pub fn is_protected(&self, page: PageNum) -> bool {
+        self.word(page).has(Flags::WRITE_PROTECTED)
+    }
+}
+
+/// A page that packs, and that no other value has.
+pub fn pattern(value: u64) -> [u8; PAGE_SIZE] {
+    let mut page = [0u8; PAGE_SIZE];
+    for (at, word) in page.chunks_exact_mut(8).enumerate() {
+        word.copy_from_slice(&(value.wrapping_mul(0x9e37) + at as u64 % 7).to_ne_bytes());
+    }
+    page
+}

@@ -1,0 +1,466 @@
+//! The world of one seed: the space, its threads, and the oracle.
+
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::panic::AssertUnwindSafe;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use quire::control::Event;
+use quire::mmu::Prot;
+use quire::mmu::simulated::{Baton, Generator, Planted, Settings, Simulated, Stopped, Wait};
+use quire::page::{Flags, State};
+use quire::reclaim::Balance;
+use quire::scratch::Scratch;
+use quire::space::{AddressSpace, Layout};
+use quire::swap::Request;
+use quire::swap::io::Faults;
+use quire::units::{BLOCK_PAGES, PAGE_SIZE, PageNum, PageRange};
+
+use crate::common::{Tree, space};
+use crate::program::Program;
+
+/// Pages of the arena.
+const ARENA_PAGES: usize = 8 * BLOCK_PAGES;
+/// Pages that all programs share; they are mapped first.
+pub const SHARED: PageRange = PageRange { start: PageNum(0), end: PageNum(48) };
+/// Rounds of reclaim without success after which the programs have starved.
+const HUNGER_ROUNDS: u32 = 3000;
+
+/// What a seed chooses.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub seed: u64,
+    pub tree: Tree,
+    pub programs: usize,
+    pub handlers: usize,
+    /// Operations of each program.
+    pub operations: usize,
+    /// Most pages that a program maps.
+    pub pages: usize,
+    pub switch_one_in: u32,
+    pub refuse_one_in: u32,
+    pub failing_writes_one_in: u32,
+    pub failing_reads_one_in: u32,
+    pub damaged_reads_one_in: u32,
+    pub planted: Option<Planted>,
+    pub traces: bool,
+}
+
+impl Plan {
+    pub fn from_seed(seed: u64) -> Plan {
+        let mut generator = Generator::new(seed.wrapping_mul(0x9e37_79b9) ^ 0xabcd);
+        let mut pick = |from: &[u32]| from[generator.below(from.len())];
+        let has_file = pick(&[0, 1, 1]) == 1;
+        Plan {
+            seed,
+            tree: Tree {
+                budget_pages: pick(&[160, 200, 256, 400]) as usize,
+                folio_order: pick(&[0, 1, 1, 1, 3, 5, 10]) as i32 - 1,
+                is_batched: pick(&[0, 1, 1, 1]) == 1,
+                segments: if has_file { pick(&[24, 64]) } else { 0 },
+            },
+            programs: pick(&[1, 2, 2, 3]) as usize,
+            handlers: pick(&[1, 2, 2]) as usize,
+            operations: pick(&[150, 300, 500]) as usize,
+            pages: pick(&[100, 200, 400]) as usize,
+            switch_one_in: pick(&[2, 4, 10, 40]),
+            refuse_one_in: pick(&[0, 200, 40]),
+            failing_writes_one_in: if has_file { pick(&[0, 0, 4]) } else { 0 },
+            failing_reads_one_in: if has_file { pick(&[0, 0, 20]) } else { 0 },
+            damaged_reads_one_in: if has_file { pick(&[0, 0, 20]) } else { 0 },
+            planted: None,
+            traces: false,
+        }
+    }
+
+    /// Whether the content of a page may get lost.
+    pub fn loses_pages(&self) -> bool {
+        self.failing_reads_one_in + self.damaged_reads_one_in > 0
+    }
+}
+
+/// What a run did, for the eye and for comparing two runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ran {
+    pub steps: u64,
+    pub faults: u64,
+    pub unmapped: u64,
+    pub packed: u64,
+    pub written: u64,
+    pub lost: u64,
+}
+
+impl fmt::Display for Ran {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} steps, {} faults, {} pages unmapped, {} packed, {} written, {} lost",
+            self.steps, self.faults, self.unmapped, self.packed, self.written, self.lost
+        )
+    }
+}
+
+/// What a page must hold.
+#[derive(Clone, Default)]
+pub struct Expected {
+    /// `None` is zeros.
+    pub bytes: Option<Box<[u8; PAGE_SIZE]>>,
+    /// It may be zeros as well, from now until it is looked at.
+    pub is_lazy: bool,
+    /// Its content was lost to a failed read.
+    pub is_lost: bool,
+    /// Written since its writes were tracked; `None` where they are not.
+    pub is_written: Option<bool>,
+    pub prot: Prot,
+}
+
+impl Expected {
+    pub fn is_zero(content: &[u8; PAGE_SIZE]) -> bool {
+        content.iter().all(|byte| *byte == 0)
+    }
+
+    pub fn matches(&self, content: &[u8; PAGE_SIZE]) -> bool {
+        match &self.bytes {
+            Some(bytes) => **bytes == *content || self.is_lazy && Expected::is_zero(content),
+            None => Expected::is_zero(content),
+        }
+    }
+}
+
+/// All that the threads share.
+pub struct World {
+    pub plan: Plan,
+    pub space: AddressSpace<Simulated>,
+    pub baton: Arc<Baton>,
+    /// Nobody gives the baton away while it is locked.
+    pub oracle: Mutex<Vec<Expected>>,
+    pub pins: AtomicUsize,
+    layout_is_taken: AtomicBool,
+    programs_left: AtomicUsize,
+    handlers_left: AtomicUsize,
+    readers_left: AtomicUsize,
+    _file: Option<OwnedFd>,
+}
+
+/// Working memory is never unmapped, so it is used again.
+static SCRATCHES: Mutex<Vec<Scratch>> = Mutex::new(Vec::new());
+
+fn with_scratch(act: impl FnOnce(&mut Scratch)) {
+    let mut scratch =
+        SCRATCHES.lock().unwrap().pop().unwrap_or_else(|| Scratch::new().unwrap());
+    act(&mut scratch);
+    SCRATCHES.lock().unwrap().push(scratch);
+}
+
+impl World {
+    fn new(plan: &Plan) -> World {
+        let actors = plan.programs + plan.handlers + 1 + plan.readers();
+        let baton = Arc::new(Baton::new(plan.seed, actors, plan.switch_one_in));
+        let settings = Settings {
+            seed: plan.seed,
+            refuse_one_in: plan.refuse_one_in,
+            planted: plan.planted,
+            baton: Some(baton.clone()),
+        };
+        let frames = 16 * BLOCK_PAGES;
+        let mmu = Simulated::new(ARENA_PAGES, frames, settings).unwrap();
+        let (space, file) = space(mmu, plan.tree, ARENA_PAGES, frames);
+        World {
+            plan: plan.clone(),
+            space,
+            baton,
+            oracle: Mutex::new(vec![Expected::default(); ARENA_PAGES]),
+            pins: AtomicUsize::new(0),
+            layout_is_taken: AtomicBool::new(false),
+            programs_left: AtomicUsize::new(plan.programs),
+            handlers_left: AtomicUsize::new(plan.handlers),
+            readers_left: AtomicUsize::new(plan.readers()),
+            _file: file,
+        }
+    }
+
+    pub fn mmu(&self) -> &Simulated {
+        self.space.mmu()
+    }
+
+    /// Says what happens, where one seed alone is run.
+    pub fn trace(&self, text: impl FnOnce() -> String) {
+        if self.plan.traces {
+            println!("{:>8} {}", self.baton.steps(), text());
+        }
+    }
+
+    /// Takes the space's lock. It is held across calls of the MMU, so that waiting for it must
+    /// give the baton away.
+    pub fn with_layout<R>(&self, act: impl FnOnce(&mut Layout<'_>) -> R) -> R {
+        self.baton.step();
+        while self.layout_is_taken.swap(true, Ordering::Relaxed) {
+            self.baton.block(Wait::Lock(0));
+        }
+        let result = act(&mut self.space.lock());
+        self.layout_is_taken.store(false, Ordering::Relaxed);
+        self.baton.unblock(Wait::Lock(0));
+        result
+    }
+
+    /// The checks that hold at any moment.
+    pub fn look_around(&self, page: PageNum) {
+        self.space.check_page(page);
+        let control = self.space.budget().control();
+        let held = control.held_pages.load(Ordering::Relaxed) as usize;
+        let limit = self.space.budget().limit();
+        assert!(held <= limit, "{held} pages are held of {limit}");
+        // What the kernel holds of dropped pages is its own.
+        if self.pins.load(Ordering::Relaxed) == 0 {
+            let used = self.mmu().used();
+            assert!(used <= held, "{used} pages are in use, {held} charged");
+        }
+    }
+
+    /// Whether somebody changes the layout just now.
+    pub fn layout_is_taken(&self) -> bool {
+        self.layout_is_taken.load(Ordering::Relaxed)
+    }
+
+    fn handle_faults(&self) {
+        let is_over = || self.programs_left.load(Ordering::Relaxed) == 0;
+        with_scratch(|scratch| {
+            loop {
+                let mut next = None;
+                self.baton.idle_until(|| {
+                    next = self.mmu().try_next_fault();
+                    next.is_some() || is_over()
+                });
+                let Some((page, access)) = next else { break };
+                let outcome = self.space.handle_fault(page, access, scratch);
+                self.trace(|| format!("        fault {page:?} {access:?}: {outcome:?}"));
+            }
+        });
+        self.handlers_left.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    fn read_swap(&self) {
+        let mut ring = self.space.swap().new_reader();
+        ring.plant(Faults {
+            fail_one_in: self.plan.failing_reads_one_in,
+            corrupt_one_in: self.plan.damaged_reads_one_in,
+            short_one_in: 10,
+            ..Faults::new(self.plan.seed ^ 0x77)
+        });
+        with_scratch(|scratch| {
+            let mut requests = [Request::NONE; 16];
+            loop {
+                let mut count = 0;
+                self.baton.idle_until(|| {
+                    count = self.space.swap().try_take_requests(&mut requests);
+                    count > 0 || self.handlers_left.load(Ordering::Relaxed) == 0
+                });
+                if count == 0 {
+                    break;
+                }
+                self.trace(|| format!("        read {:?}", &requests[..count]));
+                self.space.complete_reads(&requests[..count], &mut ring, scratch);
+            }
+        });
+        self.readers_left.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// What is held, and by what.
+    fn books(&self) -> String {
+        let mut states = std::collections::BTreeMap::new();
+        for page in 0..ARENA_PAGES {
+            let word = self.space.snapshot(PageNum(page as u64));
+            let is_stuck = word.has(Flags::INCOMPRESSIBLE);
+            let state = (format!("{:?}", word.state()), word.is_locked(), is_stuck);
+            *states.entry(state).or_insert(0) += 1;
+        }
+        let held = self.space.budget().control().held_pages.load(Ordering::Relaxed);
+        let frames = self.space.frames();
+        let zpool = self.space.swap().zpool.pages();
+        let (free, limbo) = (frames.free(), frames.limbo());
+        format!("{held} held, {free} free, {limbo} in limbo, {zpool} packed; pages: {states:?}")
+    }
+
+    fn plant_write_faults(&self) {
+        let Some((_, mut writing)) = self.space.swap().writing() else { return };
+        if let Some(writing) = writing.as_mut() {
+            writing.ring.plant(Faults {
+                fail_one_in: self.plan.failing_writes_one_in,
+                short_one_in: 10,
+                ..Faults::new(self.plan.seed ^ 0x99)
+            });
+        }
+    }
+
+    fn reclaim(&self) {
+        self.plant_write_faults();
+        let pressure = || self.space.budget().control().pressure.load(Ordering::Relaxed);
+        let is_over = || {
+            self.handlers_left.load(Ordering::Relaxed) == 0
+                && self.readers_left.load(Ordering::Relaxed) == 0
+        };
+        let mut hungry = 0;
+        with_scratch(|scratch| {
+            while !is_over() {
+                let seen = pressure();
+                self.space.set_kswapd_awake(true);
+                let balance = self.space.balance(scratch);
+                self.trace(|| format!("        balance: {balance:?}"));
+                match balance {
+                    Balance::Progress => hungry = 0,
+                    Balance::Enough => {
+                        hungry = 0;
+                        self.space.set_kswapd_awake(false);
+                        if !self.space.is_low() {
+                            self.baton.idle_until(|| pressure() != seen || is_over());
+                        }
+                    }
+                    Balance::Stuck => {
+                        hungry += u32::from(self.space.has_starved());
+                        assert!(hungry < HUNGER_ROUNDS, "the programs starve: {}", self.books());
+                        self.baton.relax();
+                    }
+                }
+            }
+        });
+    }
+
+    /// The end: nobody is inside any more.
+    fn check_end(&self) {
+        self.space.check();
+        let control = self.space.budget().control();
+        let most = control.held_pages_max.load(Ordering::Relaxed) as usize;
+        assert!(most <= self.space.budget().limit(), "{most} pages were held");
+        with_scratch(|scratch| self.check_content(scratch));
+        let arena = PageRange::new(PageNum(0), ARENA_PAGES);
+        self.space.unmap(&mut self.space.lock(), arena).unwrap();
+        self.space.check();
+        assert_eq!(self.mmu().used(), self.space.frames().free(), "memory is left over");
+    }
+
+    fn check_content(&self, scratch: &mut Scratch) {
+        use quire::mmu::Inspect;
+        let mut ring = (self.plan.readers() > 0).then(|| self.space.swap().new_reader());
+        for at in 0..ARENA_PAGES {
+            let page = PageNum(at as u64);
+            let expected = self.oracle.lock().unwrap()[at].clone();
+            assert_eq!(self.mmu().mapping(page).prot, Some(expected.prot), "rights of {page:?}");
+            for _ in 0..10_000 {
+                match self.mmu().try_access(page, false) {
+                    Ok(Ok(bytes)) => {
+                        // SAFETY: mapped just now, and nobody else runs.
+                        assert!(expected.matches(unsafe { &*bytes }), "{page:?} has other bytes");
+                    }
+                    Ok(Err(access)) => {
+                        self.space.handle_fault(page, access, scratch);
+                        let mut requests = [Request::NONE; 16];
+                        let count = self.space.swap().try_take_requests(&mut requests);
+                        if let Some(ring) = &mut ring {
+                            self.space.complete_reads(&requests[..count], ring, scratch);
+                        }
+                        if self.space.is_low() {
+                            self.space.balance(scratch);
+                        }
+                        continue;
+                    }
+                    Err(_) if !expected.prot.is_readable() => {}
+                    Err(trap) => {
+                        let is_lost = self.space.snapshot(page).state() == State::Poisoned;
+                        let may_be = expected.is_lost || self.plan.loses_pages();
+                        assert!(is_lost && may_be, "{page:?} is a {trap:?}");
+                    }
+                }
+                break;
+            }
+        }
+    }
+
+    fn ran(&self) -> Ran {
+        let counted = |event| self.space.budget().counted(event);
+        Ran {
+            steps: self.baton.steps(),
+            faults: counted(Event::Pgfault),
+            unmapped: counted(Event::UnmapPages),
+            packed: counted(Event::Zswpout),
+            written: counted(Event::Zswpwb),
+            lost: counted(Event::Pgpoison),
+        }
+    }
+}
+
+impl Plan {
+    fn readers(&self) -> usize {
+        usize::from(self.tree.segments > 0)
+    }
+}
+
+/// Runs one actor; what it panics with ends the simulation.
+fn act(world: &World, index: usize, body: impl FnOnce()) {
+    let result = std::panic::catch_unwind(AssertUnwindSafe(|| {
+        world.baton.start(index);
+        body();
+    }));
+    if let Err(payload) = result
+        && !payload.is::<Stopped>()
+    {
+        world.baton.fail(text_of(&payload));
+    }
+    world.baton.end();
+}
+
+fn text_of(payload: &Box<dyn std::any::Any + Send>) -> String {
+    let text = payload.downcast_ref::<String>().cloned();
+    text.or_else(|| payload.downcast_ref::<&str>().map(|text| (*text).to_owned()))
+        .unwrap_or_else(|| "a panic without a text".to_owned())
+}
+
+/// Starts actors, each on a thread of its own.
+struct Actors<'scope, 'env> {
+    scope: &'scope std::thread::Scope<'scope, 'env>,
+    world: &'scope World,
+    count: usize,
+}
+
+impl<'scope> Actors<'scope, '_> {
+    fn start(&mut self, role: &str, body: impl FnOnce() + Send + 'scope) {
+        let (world, index) = (self.world, self.count);
+        self.count += 1;
+        // The name tells the panic hook which failures were asked for.
+        let kind = if world.plan.planted.is_some() { crate::PLANTED } else { "" };
+        let builder = std::thread::Builder::new().name(format!("{kind}{role}-{index}"));
+        builder.spawn_scoped(self.scope, move || act(world, index, body)).unwrap();
+    }
+}
+
+/// Runs a plan.
+pub fn run(plan: &Plan) -> Result<Ran, String> {
+    let world = World::new(plan);
+    Program::map_shared(&world);
+    std::thread::scope(|scope| {
+        let world = &world;
+        let mut actors = Actors { scope, world, count: 0 };
+        for number in 0..plan.programs {
+            actors.start("program", move || {
+                Program::new(world, number).run();
+                world.programs_left.fetch_sub(1, Ordering::Relaxed);
+            });
+        }
+        for _ in 0..plan.handlers {
+            actors.start("handler", || world.handle_faults());
+        }
+        actors.start("kswapd", || world.reclaim());
+        for _ in 0..plan.readers() {
+            actors.start("reader", || world.read_swap());
+        }
+    });
+    if let Some(why) = world.baton.failure() {
+        // Whoever failed may have held anything: the space is not looked at any more.
+        std::mem::forget(world);
+        return Err(why);
+    }
+    let ran = world.ran();
+    let checked = std::panic::catch_unwind(AssertUnwindSafe(|| world.check_end()));
+    checked.map_err(|payload| text_of(&payload))?;
+    Ok(ran)
+}
