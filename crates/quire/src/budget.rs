@@ -125,6 +125,12 @@ impl Budget {
         }
     }
 
+    /// Whether other processes live on the same budget.
+    pub fn is_shared(&self) -> bool {
+        let members = self.control().members.iter();
+        members.filter(|member| member.pid.load(Ordering::Relaxed) != 0).count() > 1
+    }
+
     /// Counts pages of data that have come (or gone, where negative).
     pub fn add_wanted(&self, pages: isize) {
         if pages == 0 {

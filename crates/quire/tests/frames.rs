@@ -57,7 +57,12 @@ impl Books {
     fn apply(&mut self, operation: Operation) {
         match operation {
             Operation::Evict(len, nth) => {
-                let Some(start) = self.pool.take_holes(len) else { return };
+                let Some(start) = self.pool.take_holes(len) else {
+                    let windows = self.places.chunks(BLOCK_PAGES);
+                    let runs = windows.flat_map(|w| w.split(|place| *place != Place::Hole));
+                    assert!(runs.map(<[Place]>::len).max() < Some(len), "there was room");
+                    return;
+                };
                 let run = FrameRun { start, len };
                 self.change(run, Place::Hole, Place::Taken);
                 for at in 0..len {

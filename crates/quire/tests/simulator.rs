@@ -29,7 +29,9 @@ use quire::mmu::simulated::Planted;
 use world::{Plan, run};
 
 fn command(seed: u64) -> String {
-    format!("QUIRE_SIM_SEED={seed} cargo test -p quire --test simulator the_programs -- --nocapture")
+    format!(
+        "QUIRE_SIM_SEED={seed} cargo test -p quire --test simulator the_programs -- --nocapture"
+    )
 }
 
 fn seconds(name: &str, otherwise: u64) -> Duration {

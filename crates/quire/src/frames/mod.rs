@@ -76,12 +76,20 @@ struct Heads {
     open: u32,
     limbo_first: u32,
     limbo_last: u32,
+    /// Windows in the limbo queue.
+    queued: usize,
     free_first: u32,
 }
 
 impl Heads {
-    const NEW: Heads =
-        Heads { empty: NIL, open: NIL, limbo_first: NIL, limbo_last: NIL, free_first: NIL };
+    const NEW: Heads = Heads {
+        empty: NIL,
+        open: NIL,
+        limbo_first: NIL,
+        limbo_last: NIL,
+        queued: 0,
+        free_first: NIL,
+    };
 }
 
 /// The frame pool's books. The memory itself is the MMU's.
@@ -119,11 +127,31 @@ impl Lists<'_> {
         }
     }
 
+    /// Takes `len` neighbouring holes of a window that is in use: pages that cannot go may have
+    /// settled in every one. Where holes are taken their places are not known, so only windows in
+    /// which none is are looked at.
+    fn holes_in_between(&mut self, len: usize) -> Option<FrameId> {
+        for index in 0..self.windows.len() as u32 {
+            let window = self.window(index);
+            if !matches!(window.phase, Phase::Queued | Phase::Spent) || window.taken_count > 0 {
+                continue;
+            }
+            let holes = core::array::from_fn(|at| !(window.free[at] | window.limbo[at]));
+            let (start, found) = longest_run(&holes, len);
+            if found == len {
+                window.taken_count += len as u32;
+                return Some(FrameId((index << BLOCK_ORDER) + start as u32));
+            }
+        }
+        None
+    }
+
     /// Puts a window at the young end of the limbo queue.
     fn queue(&mut self, index: u32) {
         let window = self.window(index);
         window.phase = Phase::Queued;
         window.next = NIL;
+        self.heads.queued += 1;
         let last = core::mem::replace(&mut self.heads.limbo_last, index);
         if last == NIL {
             self.heads.limbo_first = index;
@@ -307,7 +335,7 @@ impl FramePool {
         if lists.heads.open == NIL {
             let index = lists.heads.empty;
             if index == NIL {
-                return None;
+                return lists.holes_in_between(len);
             }
             lists.heads.empty = lists.window(index).next;
             let window = lists.window(index);
@@ -400,7 +428,24 @@ impl FramePool {
             lists.heads.limbo_last = NIL;
         }
         lists.window(index).phase = Phase::Draining;
+        lists.heads.queued -= 1;
         Some(index)
+    }
+
+    /// Windows in the queue.
+    pub fn queued_windows(&self) -> usize {
+        self.lists().heads.queued
+    }
+
+    /// Queues the window that is being filled, if anything is in it.
+    pub fn close_window(&self) -> bool {
+        let mut lists = self.lists();
+        let open = lists.heads.open;
+        let has_any = open != NIL && lists.window(open).limbo_count > 0;
+        if has_any {
+            Self::queue_open(&mut lists);
+        }
+        has_any
     }
 
     /// Ends work on a window that [`Self::oldest_window`] gave: what is still in limbo there is
@@ -415,6 +460,7 @@ impl FramePool {
         }
         match end {
             QueueEnd::Oldest => {
+                lists.heads.queued += 1;
                 let first = core::mem::replace(&mut lists.heads.limbo_first, index);
                 let window = lists.window(index);
                 window.phase = Phase::Queued;
@@ -462,6 +508,7 @@ impl FramePool {
             queued += 1;
             assert!(queued <= lists.windows.len(), "the limbo queue has a loop");
         }
+        assert_eq!(queued, lists.heads.queued);
     }
 }
 

@@ -4,12 +4,13 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicI32, Ordering};
 
 use linux_raw_sys::general::{
-    __NR_pread64, MADV_DOFORK, MADV_DONTFORK, MADV_DONTNEED, MADV_NOHUGEPAGE, MADV_POPULATE_WRITE,
+    __NR_pread64, __NR_process_vm_readv, MADV_DOFORK, MADV_DONTFORK, MADV_DONTNEED,
+    MADV_NOHUGEPAGE, MADV_POPULATE_WRITE,
 };
 use rustix::mm::{MapFlags, ProtFlags};
 
 use super::{Done, FrameId, FrameRun, Holes, Mmu, Prot, Protection, Refusal};
-use crate::sys::thread::is_engine_thread;
+use crate::sys::thread::{is_engine_thread, process_id};
 use crate::sys::uffd::{MODE_MISSING, MODE_WP, Partial, Uffd, feature};
 use crate::sys::{Errno, call, memory};
 use crate::units::{PAGE_SHIFT, PAGE_SIZE, PageNum, PageRange};
@@ -72,11 +73,11 @@ impl Userfaultfd {
     ///
     /// # Errors
     /// The kernel's: no right, or no such feature.
-    pub fn attach(&self, device: Option<i32>, mem: i32) -> Result<(), Errno> {
+    pub fn attach(&self, device: Option<i32>, mem: Option<i32>) -> Result<(), Errno> {
         let features = feature::MOVE | feature::POISON | feature::PAGEFAULT_FLAG_WP;
         self.faults.open(device, features)?;
         self.pool_faults.open(device, feature::MOVE | feature::SIGBUS)?;
-        self.mem.store(mem, Ordering::Relaxed);
+        self.mem.store(mem.unwrap_or(-1), Ordering::Relaxed);
         let pool = self.pool.as_ptr() as usize;
         self.pool_faults.register(pool, self.pool_bytes(), MODE_MISSING)
     }
@@ -99,24 +100,14 @@ impl Userfaultfd {
         self.advise(self.address(pages.start), pages.len(), advice)
     }
 
-    /// Maps the pool anew in a fork's child, which did not inherit it.
+    /// Says whether the pool is inherited by a fork. It must be empty then: pages that two
+    /// processes share do not move.
     ///
     /// # Errors
     /// The kernel's.
-    pub fn remap_pool(&self) -> Result<(), Errno> {
-        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
-        let address = self.pool.as_ptr() as usize;
-        // SAFETY: the range is the pool's; the parent's mapping of it did not come along.
-        unsafe {
-            rustix::mm::mmap_anonymous(
-                address as *mut _,
-                self.pool_bytes(),
-                ProtFlags::READ | ProtFlags::WRITE,
-                flags,
-            )?;
-            memory::advise(address, self.pool_bytes(), MADV_NOHUGEPAGE)?;
-            memory::advise(address, self.pool_bytes(), MADV_DONTFORK)
-        }
+    pub fn set_pool_inherited(&self, is_inherited: bool) -> Result<(), Errno> {
+        let advice = if is_inherited { MADV_DOFORK } else { MADV_DONTFORK };
+        self.advise(self.pool.as_ptr() as usize, self.pool_frames, advice)
     }
 
     /// The descriptors' numbers: faults, pool, /proc/self/mem.
@@ -256,13 +247,22 @@ impl Mmu for Userfaultfd {
     }
 
     fn read(&self, page: PageNum, into: &mut [u8; PAGE_SIZE]) -> bool {
-        let mem = self.mem.load(Ordering::Relaxed);
         let address = self.address(page);
-        // SAFETY: the kernel writes at most a page into `into`.
-        let result = unsafe {
-            let into = into.as_mut_ptr() as usize;
-            call::syscall(__NR_pread64, [mem as usize, into, PAGE_SIZE, address, 0, 0])
-        };
+        let place = into.as_mut_ptr() as usize;
+        let local = [place, PAGE_SIZE];
+        let remote = [address, PAGE_SIZE];
+        let (local, remote) = (local.as_ptr() as usize, remote.as_ptr() as usize);
+        let pid = process_id() as usize;
+        // SAFETY: the kernel writes at most a page into `into`. A call rather than a load: a page
+        // that is not there after all is an error, not a fault of our own.
+        let result = unsafe { call::syscall(__NR_process_vm_readv, [pid, local, 1, remote, 1, 0]) };
+        if result == Ok(PAGE_SIZE) {
+            return true;
+        }
+        let mem = self.mem.load(Ordering::Relaxed);
+        // SAFETY: as above. This way pages without rights can be read as well.
+        let result =
+            unsafe { call::syscall(__NR_pread64, [mem as usize, place, PAGE_SIZE, address, 0, 0]) };
         result == Ok(PAGE_SIZE)
     }
 

@@ -50,6 +50,8 @@ impl Process {
         for stretch in self.space.managed_stretches(&layout) {
             let _ = self.space.mmu().set_inherited(stretch, true);
         }
+        // Empty now: the child gets the addresses, and nothing else.
+        let _ = self.space.mmu().set_pool_inherited(true);
         Ok(ForkGuard { process: self, layout, charged, signals })
     }
 }
@@ -60,6 +62,7 @@ impl ForkGuard {
         for stretch in space.managed_stretches(&self.layout) {
             let _ = space.mmu().set_inherited(stretch, false);
         }
+        let _ = space.mmu().set_pool_inherited(false);
     }
 
     /// In the parent, after the clone (or its failure, a negative errno): waits until the child
@@ -104,22 +107,32 @@ impl ForkGuard {
 
     fn start_child(&mut self) -> Result<(), Errno> {
         let process = self.process;
+        let mut result = Err(Errno::AGAIN);
+        process.threads.start_by(&mut || {
+            result = self.open_child();
+            result
+        })
+    }
+
+    /// Joins the tree and registers the arena; on the engine's first thread, whose descriptor
+    /// table is empty.
+    fn open_child(&self) -> Result<(), Errno> {
+        let process = self.process;
         let space = &process.space;
         let budget = space.budget();
         let parent = budget.member();
         let wanted = parent.wanted_pages.load(Ordering::Relaxed);
         let hello = join::hello(thread::process_id(), budget.slot(), self.charged as u64, wanted);
-        let joined = process.name.join(&hello);
-        let slot = joined.as_ref().map_or(u32::MAX, |joined| joined.slot);
-        if slot != u32::MAX {
-            parent.fork_joined.store(1, Ordering::Release);
-            futex::wake(&parent.fork_joined, u32::MAX, Reach::Tree);
-        }
-        let joined = joined?;
-        space.mmu().remap_pool()?;
-        let memory = rustix::fd::IntoRawFd::into_raw_fd(join::open_memory()?);
-        let descriptors = Descriptors::take(joined, memory);
-        space.mmu().attach(descriptors.device, memory)?;
+        let joined = process.name.join(&hello)?;
+        parent.fork_joined.store(1, Ordering::Release);
+        futex::wake(&parent.fork_joined, u32::MAX, Reach::Tree);
+        let slot = joined.slot;
+        // The limit on descriptors may be a handful, so none is kept that is not needed: the
+        // control page is mapped already.
+        let mut descriptors = Descriptors::take(joined);
+        descriptors.close_control();
+        space.mmu().attach(descriptors.device, descriptors.memory)?;
+        descriptors.close_device();
         for stretch in space.managed_stretches(&self.layout) {
             space.mmu().register(stretch)?;
         }
@@ -131,8 +144,6 @@ impl ForkGuard {
         // SAFETY: the descriptor stays open in the engine threads' table.
         unsafe { space.swap().set_descriptor(descriptors.swap_file) };
         process.gate.reset();
-        process.threads.start()?;
-        descriptors.close(process);
         Ok(())
     }
 }

@@ -94,9 +94,8 @@ fn try_start() -> Result<Option<&'static Process>, StartError> {
     // SAFETY: the mapping is never undone.
     let budget = unsafe { Budget::new(control.as_ptr(), joined.slot) };
     let mmu = reserve_arena(budget.limit()).map_err(failed("reserve address space"))?;
-    let memory = join::open_memory().map_err(failed("open /proc/self/mem"))?.into_raw_fd();
-    let descriptors = Descriptors::take(joined, memory);
-    mmu.attach(descriptors.device, memory).map_err(failed("open a userfaultfd"))?;
+    let descriptors = Descriptors::take(joined);
+    mmu.attach(descriptors.device, descriptors.memory).map_err(failed("open a userfaultfd"))?;
     let pages = mmu.arena_pages();
     let frames = mmu.pool_frames();
     let arena = PageRange::new(PageNum(0), mmu.arena_pages());
@@ -179,31 +178,43 @@ fn reserve_arena(budget_pages: usize) -> Result<Userfaultfd, Errno> {
 /// What was opened to start with, in the descriptor table of the thread that starts.
 struct Descriptors {
     connection: i32,
-    control: i32,
+    control: Option<i32>,
     device: Option<i32>,
     swap_file: Option<i32>,
-    memory: i32,
+    /// /proc/self/mem, where this process may open it (not after a setuid).
+    memory: Option<i32>,
 }
 
 impl Descriptors {
-    fn take(joined: Joined, memory: i32) -> Descriptors {
+    fn take(joined: Joined) -> Descriptors {
         Descriptors {
             connection: joined.connection.into_raw_fd(),
-            control: joined.control.into_raw_fd(),
+            control: Some(joined.control.into_raw_fd()),
             device: joined.device.map(IntoRawFd::into_raw_fd),
             swap_file: joined.swap_file.map(IntoRawFd::into_raw_fd),
-            memory,
+            memory: join::open_memory().ok().map(IntoRawFd::into_raw_fd),
         }
+    }
+
+    fn close_control(&mut self) {
+        self.control.take().into_iter().for_each(close);
+    }
+
+    fn close_device(&mut self) {
+        self.device.take().into_iter().for_each(close);
     }
 
     /// Closes all of them in the program's table: the engine's threads have their own.
     fn close(&self, process: &Process) {
         let [faults, pool, _] = process.space.mmu().descriptors();
-        let own = [self.connection, self.control, self.memory, faults, pool];
-        for descriptor in own.into_iter().chain(self.device).chain(self.swap_file) {
-            thread::close_range(descriptor as u32, descriptor as u32);
-        }
+        let optional = [self.control, self.memory, self.device, self.swap_file];
+        let own = [self.connection, faults, pool];
+        own.into_iter().chain(optional.into_iter().flatten()).for_each(close);
     }
+}
+
+fn close(descriptor: i32) {
+    thread::close_range(descriptor as u32, descriptor as u32);
 }
 
 impl Process {

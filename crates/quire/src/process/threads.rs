@@ -59,7 +59,14 @@ pub struct Threads {
     seats: [Option<Seat>; SEATS_MAX],
     ready: Signal,
     running: AtomicUsize,
+    /// What the first thread does before anything else, with an empty descriptor table.
+    prepare: UnsafeCell<Option<*mut Prepare<'static>>>,
 }
+
+type Prepare<'a> = dyn FnMut() -> Result<(), Errno> + 'a;
+
+// SAFETY: `prepare` is written before the first thread starts and read by it alone.
+unsafe impl Sync for Threads {}
 
 impl Threads {
     /// Makes seats for this machine.
@@ -71,6 +78,7 @@ impl Threads {
             seats: [const { None }; SEATS_MAX],
             ready: Signal::new(),
             running: AtomicUsize::new(0),
+            prepare: UnsafeCell::new(None),
         };
         let handlers = cpus.clamp(1, HANDLERS_MAX);
         let readers = if has_swap_file { READERS } else { 0 };
@@ -113,6 +121,40 @@ impl Threads {
     }
 }
 
+impl Threads {
+    /// Starts all threads, the first of which runs `prepare` in a descriptor table that is its own
+    /// and empty: it opens there what the engine needs, whatever the program's table has room for.
+    ///
+    /// # Errors
+    /// What `prepare` says, and as for [`Self::start`].
+    pub fn start_by(&self, prepare: &mut Prepare<'_>) -> Result<(), Errno> {
+        let prepare = core::ptr::from_mut(prepare);
+        // SAFETY: only the lifetime changes; `start` returns when the first thread is done with
+        // it. No thread runs yet, so nobody else looks at the cell.
+        unsafe {
+            let prepare = core::mem::transmute::<*mut Prepare<'_>, *mut Prepare<'static>>(prepare);
+            *self.prepare.get() = Some(prepare);
+        }
+        self.start()
+    }
+
+    /// The first thread's part of [`Self::start_by`].
+    fn run_prepare(&self, process: &Process) -> Result<(), Errno> {
+        // SAFETY: see `start_by`.
+        match unsafe { (*self.prepare.get()).take() } {
+            None => {
+                process.close_foreign_descriptors();
+                Ok(())
+            }
+            Some(prepare) => {
+                thread::close_range(0, u32::MAX);
+                // SAFETY: whoever called `start_by` waits, and uses nothing of the closure's.
+                unsafe { (*prepare)() }
+            }
+        }
+    }
+}
+
 fn seat(argument: usize) -> &'static Seat {
     // SAFETY: `start` and `first_main` pass the address of a seat, which lives for ever.
     unsafe { &*(argument as *const Seat) }
@@ -129,8 +171,11 @@ impl Seat {
 extern "C" fn first_main(argument: usize) -> ! {
     let seat = seat(argument);
     let process = seat.process();
-    process.close_foreign_descriptors();
     let threads = &process.threads;
+    if let Err(error) = threads.run_prepare(process) {
+        threads.ready.set(error.raw_os_error() as u32 + 1);
+        thread::exit_thread();
+    }
     let mut outcome = 1;
     for other in threads.seats.iter().flatten().skip(1) {
         let argument = core::ptr::from_ref(other) as usize;

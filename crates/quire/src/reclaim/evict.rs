@@ -230,7 +230,15 @@ impl<M: Mmu> AddressSpace<M> {
     ) -> Evicted {
         let mut evicted = Evicted::default();
         let Some(frame) = self.take_holes(range.len()) else {
-            self.unlock_range(range);
+            if range.len() == 1 {
+                self.unlock_range(range);
+                return evicted;
+            }
+            // The pool is in fragments: smaller pieces may fit.
+            let middle = range.start.add(range.len() / 2);
+            for half in [PageRange { end: middle, ..range }, PageRange { start: middle, ..range }] {
+                evicted.add(self.evict_by_move(half, batch, gone_flags, stayed_flags));
+            }
             return evicted;
         };
         let run = FrameRun { start: frame, len: range.len() };

@@ -174,13 +174,33 @@ impl<M: Mmu> AddressSpace<M> {
         let pool_pages = self.swap.zpool.pages() as u64;
         self.budget.member().pool_pages.store(pool_pages, Ordering::Relaxed);
         self.write_back_excess(scratch);
-        let free = self.available();
+        // Free frames of one member are of no use to another.
+        let is_shared = self.budget.is_shared();
+        if is_shared {
+            self.share_free_frames();
+        }
+        let free = if is_shared {
+            self.budget.uncharged().saturating_sub(self.budget.reserve())
+        } else {
+            self.available()
+        };
         if free >= self.high_watermark() {
             return Balance::Enough;
         }
         let freed = self.reclaim(BLOCK_PAGES / 2, Reclaimer::Kswapd, scratch);
+        if is_shared {
+            self.share_free_frames();
+        }
         self.answer_starved();
         if freed > 0 { Balance::Progress } else { self.last_resort(scratch) }
+    }
+
+    /// Gives free frames back while the tree has too few pages that nobody has charged.
+    fn share_free_frames(&self) {
+        let wanted = self.high_watermark() + self.budget.reserve();
+        let missing = wanted.saturating_sub(self.budget.uncharged());
+        let keep = self.frames.free().saturating_sub(missing);
+        self.release_free_frames(keep);
     }
 
     /// Reclaim got nowhere: what else there is.

@@ -17,10 +17,20 @@ const HANDOVER: usize = 32;
 impl<M: Mmu> AddressSpace<M> {
     /// Empties limbo from its old end until `target` frames are free; returns how many are.
     pub(crate) fn shrink_limbo(&self, target: usize, scratch: &mut Scratch) -> usize {
+        let freed = self.shrink_queued(target, scratch);
+        // What cannot go keeps the queue from ever running dry: the window that is being filled
+        // must get its turn all the same.
+        if freed == 0 && target > 0 && self.frames.close_window() {
+            return self.shrink_queued(target, scratch);
+        }
+        freed
+    }
+
+    fn shrink_queued(&self, target: usize, scratch: &mut Scratch) -> usize {
         let mut freed = 0;
-        // Windows that keep something are queued again: look at each once.
-        let windows = self.frames.limbo().div_ceil(64) + 1;
-        for _ in 0..windows {
+        // Windows that keep something are queued again: look at each once, and at the window that
+        // is being filled where the queue runs dry.
+        for _ in 0..self.frames.queued_windows().max(1) {
             if freed >= target {
                 break;
             }

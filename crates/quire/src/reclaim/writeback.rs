@@ -94,7 +94,7 @@ impl<M: Mmu> AddressSpace<M> {
             writing.writer.cancel(file);
             return 0;
         }
-        let Writing { writer, ring } = writing;
+        let Some((writer, ring)) = writing.parts() else { return 0 };
         let Ok(written) = writer.write_out(file, ring) else {
             // The pages are where they were; the next round marks them afresh.
             self.clear_writeback();
@@ -162,7 +162,8 @@ impl<M: Mmu> AddressSpace<M> {
         for segment in victims.into_iter().flatten() {
             if is_open {
                 let mut jobs = [Job::read(segment.plan().offset, bytes)];
-                writing.ring.run(&mut jobs);
+                let Some((_, ring)) = writing.parts() else { break };
+                ring.run(&mut jobs);
                 let is_read = jobs[0].result.is_ok();
                 if is_read {
                     for (location, blob) in segment_blobs(bytes, segment) {

@@ -41,8 +41,15 @@ struct FileTier {
 pub struct Writing {
     /// The segment in the making.
     pub writer: Writer,
-    /// The way to the file.
-    pub ring: Ring,
+    /// The way to the file; made by the thread that uses it.
+    ring: Option<Ring>,
+}
+
+impl Writing {
+    /// The writer, and the way to the file.
+    pub fn parts(&mut self) -> Option<(&mut Writer, &mut Ring)> {
+        Some((&mut self.writer, self.ring.as_mut()?))
+    }
 }
 
 /// Both tiers.
@@ -226,7 +233,12 @@ impl Swap {
         let mut writing = tier.writing.lock();
         if writing.is_none() {
             let writer = Writer::new().ok()?;
-            *writing = Some(Writing { writer, ring: self.new_reader() });
+            *writing = Some(Writing { writer, ring: None });
+        }
+        if let Some(writing) = &mut *writing
+            && writing.ring.is_none()
+        {
+            writing.ring = Some(self.new_reader());
         }
         Some((&tier.file, writing))
     }
@@ -237,10 +249,12 @@ impl Swap {
             tier.file.after_fork_in_child(slot);
             tier.queue.after_fork_in_child();
             tier.reading.store(0, Relaxed);
-            if let Some(mut writing) = tier.writing.lock().take() {
+            if let Some(writing) = &mut *tier.writing.lock() {
                 // The segment it was filling is the parent's to write, the ring the parent's.
                 writing.writer.cancel(&tier.file);
-                writing.ring.abandon();
+                if let Some(ring) = writing.ring.take() {
+                    ring.abandon();
+                }
             }
         }
     }

@@ -8,7 +8,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use linux_raw_sys::general::{
-    __NR_clone, __NR_close_range, __NR_exit_group, __NR_getpid, __NR_kill, __NR_prctl,
+    __NR_clone, __NR_close_range, __NR_exit, __NR_exit_group, __NR_getpid, __NR_kill, __NR_prctl,
     __NR_rt_sigprocmask, __NR_sched_setaffinity, __NR_sched_setscheduler, CLONE_FILES, CLONE_FS,
     CLONE_SETTLS, CLONE_SIGHAND, CLONE_SYSVSEM, CLONE_THREAD, CLONE_VM,
 };
@@ -212,6 +212,14 @@ pub fn kill_process() -> ! {
     loop {
         // SAFETY: signals to oneself.
         let _ = unsafe { syscall(__NR_kill, [process_id() as usize, SIGKILL, 0, 0, 0, 0]) };
+    }
+}
+
+/// Ends the calling thread.
+pub fn exit_thread() -> ! {
+    loop {
+        // SAFETY: does not return.
+        let _ = unsafe { syscall(__NR_exit, [0; 6]) };
     }
 }
 

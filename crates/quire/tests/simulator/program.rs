@@ -133,8 +133,11 @@ impl<'a> Program<'a> {
             // SAFETY: mapped; this thread has the baton until its next call.
             Ok(bytes) => unsafe { &mut *bytes },
             Err(Trap::Segv) => {
-                let has_right =
-                    if is_write { expected.prot.is_writable() } else { expected.prot.is_readable() };
+                let has_right = if is_write {
+                    expected.prot.is_writable()
+                } else {
+                    expected.prot.is_readable()
+                };
                 // Rights are as they were promised, but while they change.
                 assert!(!has_right || self.world.layout_is_taken(), "no right to {page:?}");
                 return;
@@ -149,9 +152,8 @@ impl<'a> Program<'a> {
         assert!(!expected.is_lost, "{page:?} was lost and is there again");
         if !expected.matches(bytes) {
             let word = self.world.space.snapshot(page);
-            let at = (0..PAGE_SIZE).find(|&at| {
-                bytes[at] != expected.bytes.as_ref().map_or(0, |bytes| bytes[at])
-            });
+            let at = (0..PAGE_SIZE)
+                .find(|&at| bytes[at] != expected.bytes.as_ref().map_or(0, |bytes| bytes[at]));
             panic!("{page:?} ({word:?}) has other bytes from {at:?} on");
         }
         expected.is_lazy = false;
@@ -318,19 +320,16 @@ impl<'a> Program<'a> {
         let target = world.with_layout(|layout| {
             // One mapping only: rights may have split the region.
             let whole = world.space.next_vma(layout, region.start);
-            let fits = whole.is_some_and(|vma| {
-                vma.range.contains(region.start) && region.end <= vma.range.end
-            });
+            let fits = whole
+                .is_some_and(|vma| vma.range.contains(region.start) && region.end <= vma.range.end);
             if !fits {
                 return None;
             }
             let start = world.space.remap(layout, region, pages, Placement::Anywhere).unwrap();
             let mut oracle = world.oracle.lock().unwrap();
             let prot = oracle[region.start.index()].prot;
-            let old: Vec<_> = region
-                .pages()
-                .map(|page| std::mem::take(&mut oracle[page.index()]))
-                .collect();
+            let old: Vec<_> =
+                region.pages().map(|page| std::mem::take(&mut oracle[page.index()])).collect();
             let target = PageRange::new(start, pages);
             let fresh = Expected { prot, ..Expected::default() };
             for (at, page) in target.pages().enumerate() {

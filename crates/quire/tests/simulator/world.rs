@@ -9,12 +9,13 @@ use std::sync::{Arc, Mutex};
 use quire::control::Event;
 use quire::mmu::Prot;
 use quire::mmu::simulated::{Baton, Generator, Planted, Settings, Simulated, Stopped, Wait};
-use quire::page::{Flags, State};
+use quire::page::State;
 use quire::reclaim::Balance;
 use quire::scratch::Scratch;
 use quire::space::{AddressSpace, Layout};
 use quire::swap::Request;
 use quire::swap::io::Faults;
+use quire::swap::tiers::Writing;
 use quire::units::{BLOCK_PAGES, PAGE_SIZE, PageNum, PageRange};
 
 use crate::common::{Tree, space};
@@ -147,8 +148,7 @@ pub struct World {
 static SCRATCHES: Mutex<Vec<Scratch>> = Mutex::new(Vec::new());
 
 fn with_scratch(act: impl FnOnce(&mut Scratch)) {
-    let mut scratch =
-        SCRATCHES.lock().unwrap().pop().unwrap_or_else(|| Scratch::new().unwrap());
+    let mut scratch = SCRATCHES.lock().unwrap().pop().unwrap_or_else(|| Scratch::new().unwrap());
     act(&mut scratch);
     SCRATCHES.lock().unwrap().push(scratch);
 }
@@ -271,8 +271,11 @@ impl World {
         let mut states = std::collections::BTreeMap::new();
         for page in 0..ARENA_PAGES {
             let word = self.space.snapshot(PageNum(page as u64));
-            let is_stuck = word.has(Flags::INCOMPRESSIBLE);
-            let state = (format!("{:?}", word.state()), word.is_locked(), is_stuck);
+            let prot = self.oracle.lock().unwrap()[page].prot.0;
+            // Without the payload.
+            let text = format!("{word:?}");
+            let flags = text.split(')').nth(1).unwrap_or_default();
+            let state = (format!("{:?}{flags}", word.state()), prot);
             *states.entry(state).or_insert(0) += 1;
         }
         let held = self.space.budget().control().held_pages.load(Ordering::Relaxed);
@@ -284,8 +287,8 @@ impl World {
 
     fn plant_write_faults(&self) {
         let Some((_, mut writing)) = self.space.swap().writing() else { return };
-        if let Some(writing) = writing.as_mut() {
-            writing.ring.plant(Faults {
+        if let Some((_, ring)) = writing.as_mut().and_then(Writing::parts) {
+            ring.plant(Faults {
                 fail_one_in: self.plan.failing_writes_one_in,
                 short_one_in: 10,
                 ..Faults::new(self.plan.seed ^ 0x99)
