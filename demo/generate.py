@@ -74,10 +74,11 @@ def events(rng):
             failed = rng.random() < 0.004
             _, service, method, path, message = KINDS[kind]
             yield (
-                f'{{"time":{second},"level":"{"error" if failed else "info"}","service":"{service}",'
-                f'"host":"{host}","request":"{rng.getrandbits(48):012x}","visit":{visit},"reader":{reader},"agent":"{agent}",'
-                f'"method":"{method}","path":"{path}","kind":"{kind}","book":{book},'
-                f'"status":{503 if failed else 200},"micros":{int(900 / (1.001 - chance))},'
+                f'{{"time":{second},"level":"{"error" if failed else "info"}",'
+                f'"service":"{service}","host":"{host}","request":"{rng.getrandbits(48):012x}",'
+                f'"visit":{visit},"reader":{reader},"agent":"{agent}","method":"{method}",'
+                f'"path":"{path}","kind":"{kind}","book":{book},"status":{503 if failed else 200},'
+                f'"micros":{int(900 / (1.001 - chance))},'
                 f'"message":"{FAILURES[visit % 3] if failed else message}"}}'
             )
             number += 1
@@ -113,7 +114,10 @@ def main():
     )
     write_rows(
         directory / "book.jsonl",
-        ((i, int(rng.random() ** 2 * AUTHORS), title(2, 5), rng.randint(1453, 1999)) for i in range(BOOKS)),
+        (
+            (i, int(rng.random() ** 2 * AUTHORS), title(2, 5), rng.randint(1453, 1999))
+            for i in range(BOOKS)
+        ),
     )
     write_rows(
         directory / "summary.jsonl",

@@ -3,11 +3,12 @@
 
     measure.py OUTPUT MEASURES PROGRAM [ARGUMENT]...
 
-The exit status is the program's (128+N for signal N).
+The exit status is the program's (128+N for signal N). SIGINT and SIGTERM are passed on to it.
 """
 
 import json
 import os
+import signal
 import sys
 import time
 
@@ -19,6 +20,8 @@ def main():
     pid = os.posix_spawnp(
         argv[0], argv, os.environ, file_actions=[(os.POSIX_SPAWN_DUP2, descriptor, 1)]
     )
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: os.kill(pid, number))
     _, status, usage = os.wait4(pid, 0)
     seconds = time.monotonic() - started
     with open(measures, "w", encoding="ascii") as file:

@@ -4,6 +4,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::OnceLock;
 
 /// Where cargo puts what it builds: two above the test's own binary.
 fn target() -> PathBuf {
@@ -11,10 +12,22 @@ fn target() -> PathBuf {
     binary.ancestors().nth(2).expect("target/profile/deps/test").to_path_buf()
 }
 
-fn library() -> PathBuf {
-    let candidates =
-        [target().join("libquire_preload.so"), target().join("deps/libquire_preload.so")];
-    candidates.into_iter().find(|path| path.exists()).expect("cargo builds the library first")
+/// Builds the library and the `quire` binary as this test was built: cargo builds a cdylib for no
+/// test, and one left over from yesterday would be tested in its place.
+fn library() -> &'static Path {
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    LIBRARY.get_or_init(|| {
+        let target = target();
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args(["build", "--quiet", "-p", "quire-preload", "-p", "quire-cli"]);
+        cargo.current_dir(env!("CARGO_MANIFEST_DIR"));
+        cargo.env("CARGO_TARGET_DIR", target.parent().expect("a profile lies in a target folder"));
+        if target.ends_with("release") {
+            cargo.arg("--release");
+        }
+        assert!(cargo.status().expect("cargo").success(), "the library does not build");
+        target.join("libquire_preload.so")
+    })
 }
 
 fn compile(source: &str) -> PathBuf {
@@ -97,4 +110,9 @@ fn a_child_of_threads_that_allocate_can_allocate() {
 #[test]
 fn every_way_to_fork_keeps_memory_what_it_was() {
     check("fork_paths.c", &["1G", "64M"]);
+}
+
+#[test]
+fn a_clone_that_nobody_saw_never_reads_zeros() {
+    check("fork_unseen.c", &["64M"]);
 }

@@ -125,10 +125,10 @@ impl Budget {
         }
     }
 
-    /// Whether other processes live on the same budget.
-    pub fn is_shared(&self) -> bool {
+    /// Processes that live on the budget.
+    pub fn members(&self) -> usize {
         let members = self.control().members.iter();
-        members.filter(|member| member.pid.load(Ordering::Relaxed) != 0).count() > 1
+        members.filter(|member| member.pid.load(Ordering::Relaxed) != 0).count().max(1)
     }
 
     /// Counts pages of data that have come (or gone, where negative).

@@ -91,8 +91,13 @@ impl<M: Mmu> AddressSpace<M> {
                     return Outcome::NoVma;
                 }
             };
-            let guess = self.guess(page, self.snapshot(page), &vma);
-            if !self.make_room(1 << guess.order, scratch) || !self.use_block(page) {
+            let seen = self.snapshot(page);
+            let guess = self.guess(page, seen, &vma);
+            // A page that is mapped needs no memory. To reclaim for it could evict the very page,
+            // again and again where two threads do so to each other.
+            let has_room =
+                seen.state() == State::Mapped || self.make_room(1 << guess.order, scratch);
+            if !has_room || !self.use_block(page) {
                 return self.starve(page);
             }
             self.mmu.step();
@@ -144,7 +149,8 @@ impl<M: Mmu> AddressSpace<M> {
         let one = PageRange::new(page, 1);
         if access == Access::WriteProtected {
             let _ = self.mmu.write_protect(one, Protection::Writable);
-            self.unlock_page_with(page, old.without(Flags::WRITE_PROTECTED).with(Flags::DIRTY));
+            let written = Flags::DIRTY.or(Flags::ACCESSED);
+            self.unlock_page_with(page, old.without(Flags::WRITE_PROTECTED).with(written));
             return Outcome::Served;
         }
         // Another fault may have mapped it since this one was sent; or the program has dropped
@@ -231,6 +237,14 @@ impl<M: Mmu> AddressSpace<M> {
                     self.mmu.wake(PageRange::new(at, 1));
                     at = at.add(1);
                 }
+                Stop::Refused(Refusal::Unmapped) if window.range.len() > 1 => {
+                    // The kernel's mapping ends inside the folio (two of them need not have been
+                    // joined where we see one VMA): the page asked for must come through alone.
+                    self.unlock_range(PageRange { start: at, end: window.range.end });
+                    self.return_grant(grant);
+                    let done = PageRange { start: window.range.start, end: at };
+                    return done.contains(page) || self.fault_alone(page, vma, access, scratch);
+                }
                 Stop::Refused(_) => {
                     // The mapping changes under us; whoever changes it waits for these locks.
                     self.unlock_range(PageRange { start: at, end: window.range.end });
@@ -247,6 +261,18 @@ impl<M: Mmu> AddressSpace<M> {
         self.streams.advance(guess, window.range);
         self.check_low();
         true
+    }
+
+    /// Serves one page by itself, after a folio around it was refused. `false`: look again.
+    fn fault_alone(&self, page: PageNum, vma: &Vma, access: Access, scratch: &mut Scratch) -> bool {
+        let Some(old) = self.word(page).try_lock() else { return false };
+        let is_in_memory = matches!(old.state(), State::None | State::Same | State::Pool);
+        if !is_in_memory || !self.vmas.is_current(vma) {
+            self.unlock_page(page);
+            return false;
+        }
+        let guess = self.streams.single();
+        self.fault_from_memory(page, old, vma, guess, access, scratch)
     }
 
     pub(crate) fn guess(&self, page: PageNum, old: Snapshot, vma: &Vma) -> Guess {

@@ -34,18 +34,7 @@ impl Process {
     /// `NOMEM` where the budget cannot hold both processes; nothing has changed then.
     pub fn fork_begin(&'static self) -> Result<ForkGuard, Errno> {
         let signals = SignalsBlocked::new();
-        self.space.wait_for_fork_room();
-        let mut layout = self.space.lock();
-        self.gate.close();
-        self.space.swap().wait_for_reads();
-        let prepared = self.space.errands.send(|| self.space.prepare_fork(&mut layout));
-        let charged = match prepared {
-            Ok(charged) => charged,
-            Err(error) => {
-                self.gate.open();
-                return Err(error);
-            }
-        };
+        let (layout, charged) = self.charge_fork()?;
         self.space.budget().member().fork_joined.store(0, Ordering::Relaxed);
         for stretch in self.space.managed_stretches(&layout) {
             let _ = self.space.mmu().set_inherited(stretch, true);
@@ -53,6 +42,26 @@ impl Process {
         // Empty now: the child gets the addresses, and nothing else.
         let _ = self.space.mmu().set_pool_inherited(true);
         Ok(ForkGuard { process: self, layout, charged, signals })
+    }
+
+    /// Takes the space's lock, closes the gate, and charges the child's share. Another fork may be
+    /// quicker to take the room that was made, so it is tried again while there is some.
+    fn charge_fork(&'static self) -> Result<(Layout<'static>, usize), Errno> {
+        loop {
+            let has_room = self.space.wait_for_fork_room();
+            let mut layout = self.space.lock();
+            self.gate.close();
+            self.space.swap().wait_for_reads();
+            match self.space.errands.send(|| self.space.prepare_fork(&mut layout)) {
+                Ok(charged) => return Ok((layout, charged)),
+                Err(error) => {
+                    self.gate.open();
+                    if !has_room {
+                        return Err(error);
+                    }
+                }
+            }
+        }
     }
 }
 

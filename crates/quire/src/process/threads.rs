@@ -25,7 +25,7 @@ const HANDLERS_MAX: usize = 4;
 /// Readers of the swap file.
 const READERS: usize = 2;
 /// Rounds without progress, of 10 ms each, after which nobody can be expected to give memory.
-const HUNGER_ROUNDS: u32 = 100;
+const HUNGER_ROUNDS: u32 = 300;
 /// Reads of one round of a reader.
 const READ_BATCH: usize = 16;
 

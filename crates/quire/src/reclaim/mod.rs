@@ -175,7 +175,7 @@ impl<M: Mmu> AddressSpace<M> {
         self.budget.member().pool_pages.store(pool_pages, Ordering::Relaxed);
         self.write_back_excess(scratch);
         // Free frames of one member are of no use to another.
-        let is_shared = self.budget.is_shared();
+        let is_shared = self.budget.members() > 1;
         if is_shared {
             self.share_free_frames();
         }

@@ -29,9 +29,11 @@ const COMPACT_MOVES_MAX: usize = 4096;
 const FROM_FILE: u64 = 1 << 32;
 
 impl<M: Mmu> AddressSpace<M> {
-    /// Writes packed pages out while the pool has more than its share of the budget.
+    /// Writes packed pages out while the pool has more than its share of the budget: half of what
+    /// would be this process's if all members of the tree had the same.
     pub(crate) fn write_back_excess(&self, scratch: &mut Scratch) {
-        while self.swap.has_file() && self.swap.zpool.pages() > self.budget.limit() / 2 {
+        let share = self.budget.limit() / 2 / self.budget.members();
+        while self.swap.has_file() && self.swap.zpool.pages() > share {
             if self.write_back(scratch) == 0 {
                 break;
             }

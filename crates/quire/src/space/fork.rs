@@ -20,19 +20,24 @@ use crate::sys::Errno;
 use crate::sys::futex::{self, Reach};
 use crate::units::BLOCK_ORDER;
 
+/// Rounds without progress that a fork waits for room, of [`FORK_ROUND_MS`] each.
+const FORK_ROUNDS_MAX: u32 = 100;
+const FORK_ROUND_MS: u64 = 5;
+
 impl<M: Mmu> AddressSpace<M> {
     /// Asks the background thread for room for a second process like this one, and waits until it
-    /// is there or cannot be had. Before the gate is closed: only engine threads can write to the
-    /// swap file.
-    pub fn wait_for_fork_room(&self) {
+    /// is there (`true`) or cannot be had. Before the gate is closed: only engine threads can
+    /// write to the swap file.
+    pub fn wait_for_fork_room(&self) -> bool {
         if self.has_fork_room() {
-            return;
+            return true;
         }
         self.fork_demand.store(1, Ordering::SeqCst);
         self.budget.call_for_memory();
         while self.fork_demand.load(Ordering::SeqCst) != 0 {
             futex::wait(&self.fork_demand, 1, Reach::Process, None);
         }
+        self.has_fork_room()
     }
 
     /// What this process would hold without what it need not, twice, fits.
@@ -48,12 +53,19 @@ impl<M: Mmu> AddressSpace<M> {
             return;
         }
         let mut failures = 0;
-        while !self.has_fork_room() && failures < 16 {
+        while !self.has_fork_room() && failures < FORK_ROUNDS_MAX {
+            if failures > 0 {
+                // The others of the tree may have something to give; they need a moment.
+                self.budget.call_for_memory();
+                let pressure = &self.budget.control().pressure;
+                let seen = pressure.load(Ordering::Relaxed);
+                futex::wait(pressure, seen, Reach::Tree, Some(FORK_ROUND_MS));
+            }
             let limbo = self.frames.limbo();
             let mut freed = self.reclaim(512, Reclaimer::Kswapd, scratch);
             freed += self.shrink_limbo(limbo, scratch);
             self.release_free_frames(0);
-            if !self.has_fork_room() && self.swap.zpool.pages() > self.budget.limit() / 4 {
+            if !self.has_fork_room() && self.swap.zpool.pages() > 0 {
                 freed += self.write_back(scratch);
             }
             failures = if freed == 0 { failures + 1 } else { 0 };

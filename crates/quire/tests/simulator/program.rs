@@ -29,9 +29,6 @@ pub struct Program<'a> {
 impl<'a> Program<'a> {
     pub fn new(world: &'a World, number: usize) -> Program<'a> {
         let seed = world.plan.seed ^ (number as u64 + 1) << 32;
-        // Without a swap file what does not pack must stay in memory.
-        let noise_left =
-            if world.plan.tree.segments > 0 { 200 } else { world.plan.tree.budget_pages / 16 };
         Program {
             world,
             number,
@@ -39,7 +36,7 @@ impl<'a> Program<'a> {
             regions: Vec::new(),
             pins: Vec::new(),
             locked: None,
-            noise_left,
+            noise_left: world.plan.noise_pages,
         }
     }
 
@@ -144,7 +141,9 @@ impl<'a> Program<'a> {
             }
             Err(Trap::Bus) => {
                 assert!(self.world.plan.loses_pages(), "{page:?} is lost, but no read failed");
-                assert_eq!(self.world.space.snapshot(page).state(), State::Poisoned);
+                let word = self.world.space.snapshot(page);
+                // Locked: it is being poisoned just now.
+                assert!(word.is_locked() || word.state() == State::Poisoned, "{page:?} {word:?}");
                 expected.is_lost = true;
                 return;
             }
@@ -194,7 +193,14 @@ impl<'a> Program<'a> {
 
     /// Overwrites whole pages: with one pattern, or with noise that does not pack.
     fn fill(&mut self) {
-        let page = self.any_page();
+        let part = self.any_part();
+        let most = self.generator.below(part.len().min(30));
+        for page in part.pages().take(1 + most) {
+            self.fill_page(page);
+        }
+    }
+
+    fn fill_page(&mut self, page: PageNum) {
         let is_noise = self.noise_left > 0 && self.generator.below(2) == 0;
         self.noise_left -= usize::from(is_noise);
         self.say(|| format!("fills {page:?}{}", if is_noise { " with noise" } else { "" }));

@@ -37,6 +37,8 @@ pub struct Plan {
     pub handlers: usize,
     /// Operations of each program.
     pub operations: usize,
+    /// Pages that a program fills with what does not pack, at most.
+    pub noise_pages: usize,
     /// Most pages that a program maps.
     pub pages: usize,
     pub switch_one_in: u32,
@@ -61,10 +63,11 @@ impl Plan {
                 is_batched: pick(&[0, 1, 1, 1]) == 1,
                 segments: if has_file { pick(&[24, 64]) } else { 0 },
             },
+            noise_pages: if has_file { pick(&[100, 1000]) } else { 8 } as usize,
             programs: pick(&[1, 2, 2, 3]) as usize,
             handlers: pick(&[1, 2, 2]) as usize,
             operations: pick(&[150, 300, 500]) as usize,
-            pages: pick(&[100, 200, 400]) as usize,
+            pages: if has_file { pick(&[200, 400, 600]) } else { pick(&[100, 200, 400]) } as usize,
             switch_one_in: pick(&[2, 4, 10, 40]),
             refuse_one_in: pick(&[0, 200, 40]),
             failing_writes_one_in: if has_file { pick(&[0, 0, 4]) } else { 0 },
