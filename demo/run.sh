@@ -71,7 +71,8 @@ echo
 echo "1. bare"
 library bare
 wanted=$("$python" -c 'import json, sys; print(json.load(open(sys.argv[1]))["peak_bytes"])' "$out/bare.json")
-budget=$((wanted / 4))
+# In whole MiB.
+budget=$(((wanted / 4) >> 20 << 20))
 
 echo "2. quire run --memory $((budget >> 20))M (a quarter of the $((wanted >> 20)) MiB that it held)"
 library quire "$quire" run --memory "$budget" --swap-file "$out" --stats "$out/stats.json" --

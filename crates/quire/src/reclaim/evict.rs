@@ -334,7 +334,7 @@ impl<M: Mmu> AddressSpace<M> {
             }
             let copy = if before.has(Flags::COPY) { before.payload() } else { 0 };
             match self.store_page(page, &bytes, copy, scratch) {
-                Some(after) => {
+                Ok(after) => {
                     self.mmu.unmap(one);
                     self.budget.count(Event::UnmapCalls, 1);
                     self.budget.count(Event::UnmapPages, 1);
@@ -343,7 +343,7 @@ impl<M: Mmu> AddressSpace<M> {
                     evicted.freed += 1;
                     self.unlock_page_with(page, before.keep(Flags::WRITE_PROTECTED, after));
                 }
-                None => {
+                Err(_) => {
                     self.allow_writes_again(page, before);
                     // The copy, if there was one, is gone: the page stays without.
                     let after = before.without(Flags::COPY);

@@ -14,6 +14,15 @@ use crate::units::{BLOCK_ORDER, PAGE_SIZE, PageNum};
 /// Freed frames are handed over at the latest after so many: faults may wait for them.
 const HANDOVER: usize = 32;
 
+/// Why a page's bytes could not be stored.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Unstored {
+    /// They do not shrink, and there is no swap file to take them.
+    Incompressible,
+    /// There is no memory for a slab just now.
+    NoRoom,
+}
+
 impl<M: Mmu> AddressSpace<M> {
     /// Empties limbo from its old end until `target` frames are free; returns how many are.
     pub(crate) fn shrink_limbo(&self, target: usize, scratch: &mut Scratch) -> usize {
@@ -78,7 +87,9 @@ impl<M: Mmu> AddressSpace<M> {
         let page = self.frames.owner_of(frame);
         self.mmu.step();
         let Some(before) = self.word(page).try_lock() else { return false };
-        if before.state() != State::Limbo || before.payload() != frame.0 {
+        let is_it = before.state() == State::Limbo && before.payload() == frame.0;
+        let is_hopeless = before.has(Flags::INCOMPRESSIBLE) && !before.has(Flags::LAZYFREE);
+        if !is_it || is_hopeless {
             self.unlock_page(page);
             return false;
         }
@@ -99,21 +110,26 @@ impl<M: Mmu> AddressSpace<M> {
         // SAFETY: a frame in limbo belongs to its owner, which is locked.
         let bytes = unsafe { &*self.mmu.frame(frame) };
         match self.store_page(page, bytes, copy, scratch) {
-            Some(after) => {
+            Ok(after) => {
                 self.frames.leave_limbo(one);
                 self.unlock_page_with(page, before.keep(Flags::WRITE_PROTECTED, after));
                 true
             }
-            None => {
+            Err(unstored) => {
                 self.frames.set_owner(frame, page, 0);
-                self.unlock_page_with(page, before.with(Flags::INCOMPRESSIBLE));
+                // It stays as it is until a fault takes it back: no need to try again.
+                let flag = match unstored {
+                    Unstored::Incompressible => Flags::INCOMPRESSIBLE,
+                    Unstored::NoRoom => Flags::EMPTY,
+                };
+                self.unlock_page_with(page, before.with(flag));
                 false
             }
         }
     }
 
-    /// Puts a locked page's bytes into swap; returns the word's new content, or `None` where
-    /// there is no room. `copy` is a pool handle that may still have the same bytes (0: none); it
+    /// Puts a locked page's bytes into swap; returns the word's new content, or why
+    /// they could not be stored. `copy` is a pool handle that may still have the same bytes (0: none); it
     /// is used or let go.
     pub(crate) fn store_page(
         &self,
@@ -121,7 +137,7 @@ impl<M: Mmu> AddressSpace<M> {
         bytes: &PageBytes,
         copy: u32,
         scratch: &mut Scratch,
-    ) -> Option<Snapshot> {
+    ) -> Result<Snapshot, Unstored> {
         if copy != 0 {
             self.swap.forget_copy();
             // SAFETY: the page is locked, and the handle is its own.
@@ -129,7 +145,7 @@ impl<M: Mmu> AddressSpace<M> {
                 self.swap.note_copy(true);
                 self.budget.count(Event::Pswpout, 1);
                 self.budget.count(Event::PswpoutClean, 1);
-                return Some(Snapshot::new(State::Pool, copy));
+                return Ok(Snapshot::new(State::Pool, copy));
             }
             self.swap.note_copy(false);
             // SAFETY: as above; nobody will use the handle again.
@@ -139,11 +155,11 @@ impl<M: Mmu> AddressSpace<M> {
             Packed::Same(pattern) => {
                 self.budget.count(Event::Pswpout, 1);
                 self.budget.count(Event::SwpoutZero, 1);
-                return Some(Snapshot::new(State::Same, pattern));
+                return Ok(Snapshot::new(State::Same, pattern));
             }
             Packed::Lz4(packed) => (blob::Kind::Lz4, packed),
             // Without a swap file a page that does not shrink is better left where it is.
-            Packed::Raw if !self.swap.has_file() => return None,
+            Packed::Raw if !self.swap.has_file() => return Err(Unstored::Incompressible),
             Packed::Raw => (blob::Kind::Raw, bytes),
         };
         let hash = page_hash(bytes);
@@ -151,11 +167,11 @@ impl<M: Mmu> AddressSpace<M> {
         if stored.is_err() && self.release_free_frames_some() {
             stored = self.swap.zpool.store(page, kind, packed, hash, &self.budget);
         }
-        let handle = stored.ok()?;
+        let handle = stored.map_err(|_| Unstored::NoRoom)?;
         self.budget.count(Event::Pswpout, 1);
         self.budget.count(Event::Zswpout, 1);
         self.budget.count(Event::ZswpoutBytes, packed.len().min(PAGE_SIZE));
-        Some(Snapshot::new(State::Pool, handle.get()))
+        Ok(Snapshot::new(State::Pool, handle.get()))
     }
 
     /// Gives a few free frames back, so that the compressed pool can take a slab.
