@@ -26,7 +26,7 @@ use crate::procfs;
 /// its tasks and files (8 MiB), and what the kernel charges ahead, 64 pages a CPU (4 MiB).
 pub const ALLOWANCE_BYTES: u64 = (16 + 12 + 8 + 8 + 4) << 20;
 
-const REMOVE_TRIES: u32 = 40;
+const REMOVE_TRIES: u32 = 100;
 const REMOVE_PAUSE: Duration = Duration::from_millis(5);
 /// What the name of a supervisor's own leaf ends with.
 const LEAF_SUFFIX: &str = "-supervisor";
@@ -182,12 +182,8 @@ impl Cgroup {
     pub fn remove(self) {
         for _ in 0..REMOVE_TRIES {
             match fs::remove_dir(&self.folder) {
-                // The last process may have been waited for, but not quite have left.
+                // The last processes may have been killed or waited for, but not quite have left.
                 Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
-                    let procs = fs::read_to_string(self.folder.join("cgroup.procs"));
-                    if procs.is_ok_and(|procs| !procs.is_empty()) {
-                        break;
-                    }
                     std::thread::sleep(REMOVE_PAUSE);
                 }
                 _ => break,

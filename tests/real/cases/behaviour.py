@@ -12,10 +12,10 @@ def behave(context, name, *arguments, memory_bytes=MEMORY):
     context.same([program, name, *arguments], memory_bytes=memory_bytes, swap=True)
 
 
-def register(name, needs=()):
+def register(name, needs=(), memory_bytes=MEMORY):
     @case(f"behaviour-{name}", needs=needs)
     def run(context):
-        behave(context, name)
+        behave(context, name, memory_bytes=memory_bytes)
 
     return run
 
@@ -37,12 +37,13 @@ for plain in (
     "popen",
     "exec-chain",
     "thread-churn",
-    "fork-in-thread",
     "free-elsewhere",
     "at-exit",
     "daemon",
 ):
     register(plain)
+# Nine processes at a time, each of which needs a few MiB of its own.
+register("fork-in-thread", memory_bytes=64 * MIB)
 register("setuid", needs=("root",))
 register("process-limit", needs=("root",))
 register("lock-all", needs=("root",))

@@ -36,7 +36,15 @@ def kill_one(context, victim):
     process = context.spawn(argv)
     time.sleep(random.random() * 1.5)
     if victim == "quire":
+        orphans = [p for p, _, state in descendants(process.pid) if state != "Z"]
         os.kill(process.pid, signal.SIGKILL)
+        # The program lives on without its supervisor: end it as a user would.
+        time.sleep(0.3)
+        for pid in orphans:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
     else:
         below = [p for p, _, state in descendants(process.pid) if state != "Z"]
         for pid in below if victim == "all" else random.sample(below, min(1, len(below))):

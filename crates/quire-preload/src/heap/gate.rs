@@ -69,6 +69,12 @@ fn slots() -> impl Iterator<Item = &'static Slot> {
     chunks().flat_map(|chunk| chunk.slots.iter())
 }
 
+/// Maps the first page of slots while there is room for it: the program may lower its limits before
+/// it allocates.
+pub fn start() {
+    add_chunk(0);
+}
+
 /// Maps a page of slots with the first one taken by `thread`, and links it.
 fn add_chunk(thread: u32) -> &'static Slot {
     let Some(page) = sys::map_unmanaged(sys::PAGE) else {

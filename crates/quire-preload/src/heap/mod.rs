@@ -58,6 +58,7 @@ pub fn start(process: &'static Process) {
         // The kernel refuses a few MiB of address space: nothing could run here.
         std::process::abort();
     }
+    gate::start();
     let calls = HeapCalls {
         map: heap_map,
         unmap: heap_unmap,

@@ -93,10 +93,10 @@ impl<M: Mmu> AddressSpace<M> {
             };
             let seen = self.snapshot(page);
             let guess = self.guess(page, seen, &vma);
-            // A page that is mapped needs no memory. To reclaim for it could evict the very page,
-            // again and again where two threads do so to each other.
-            let has_room =
-                seen.state() == State::Mapped || self.make_room(1 << guess.order, scratch);
+            // What is in memory already needs none. To reclaim for it could evict the very page,
+            // again and again where threads do so to each other.
+            let needs_room = matches!(seen.state(), State::None | State::Same | State::Pool);
+            let has_room = !needs_room || self.make_room(1 << guess.order, scratch);
             if !has_room || !self.use_block(page) {
                 return self.starve(page);
             }
@@ -109,6 +109,9 @@ impl<M: Mmu> AddressSpace<M> {
                 self.unlock_page(page);
                 continue;
             }
+            // A write that is to be noticed is noticed here: mapped protected, it would fault again.
+            let is_noticed = access != Access::Read && old.state() != State::Mapped;
+            let old = if is_noticed { old.without(Flags::WRITE_PROTECTED) } else { old };
             let served = match old.state() {
                 State::Mapped => return self.fault_on_mapped(page, old, access),
                 State::Poisoned => return self.fault_on_poisoned(page),

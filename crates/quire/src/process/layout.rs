@@ -63,8 +63,14 @@ impl Process {
         })
     }
 
-    fn is_populated(&self, flags: i32) -> bool {
-        flags as u32 & (c::MAP_POPULATE | c::MAP_LOCKED) != 0 || self.space.locks_future()
+    /// RLIMIT_AS as the program means it: the arena was reserved before it could set one, so the
+    /// kernel would not refuse.
+    fn check_address_limit(&self, pages: usize) -> Result<(), Errno> {
+        let limit = rustix::process::getrlimit(rustix::process::Resource::As).current;
+        let member = self.space.budget().member();
+        let managed = member.managed_pages.load(core::sync::atomic::Ordering::Relaxed);
+        let bytes = (managed + pages as u64) << PAGE_SHIFT;
+        if limit.is_some_and(|limit| bytes > limit) { Err(Errno::NOMEM) } else { Ok(()) }
     }
 
     /// mmap of private anonymous memory, without MAP_FIXED.
@@ -78,8 +84,9 @@ impl Process {
         let bytes = len.checked_next_multiple_of(PAGE_SIZE).ok_or(Errno::NOMEM)?;
         let hint = self.pages(hint & !(PAGE_SIZE - 1), bytes).ok().map(|range| range.start);
         let pages = bytes >> PAGE_SHIFT;
+        self.check_address_limit(pages)?;
         let start = self.locked_or_errand(
-            |_| self.is_populated(flags),
+            |_| is_populated(flags),
             |layout| {
                 let start = self.space.map(layout, hint, pages, Prot((prot & PROT_MASK) as u32))?;
                 self.populate_if_asked(layout, PageRange::new(start, pages), flags);
@@ -90,7 +97,7 @@ impl Process {
     }
 
     fn populate_if_asked(&self, layout: &mut Layout<'_>, range: PageRange, flags: i32) {
-        if flags as u32 & (c::MAP_POPULATE | c::MAP_LOCKED) != 0 {
+        if is_populated(flags) {
             // As the kernel has it: a mapping that could not be populated is a mapping all the
             // same.
             let _ = self.space.advise(layout, range, Advice::Populate);
@@ -112,9 +119,8 @@ impl Process {
             return Err(Errno::INVAL);
         }
         let range = self.pages(address, len)?;
-        let needs_engine = |layout: &mut Layout<'_>| {
-            self.is_populated(flags) || self.space.has_foreign(layout, range)
-        };
+        let needs_engine =
+            |layout: &mut Layout<'_>| is_populated(flags) || self.space.has_foreign(layout, range);
         self.locked_or_errand(needs_engine, |layout| {
             if flags as u32 & c::MAP_FIXED_NOREPLACE == c::MAP_FIXED_NOREPLACE
                 && self.space.is_mapped(layout, range)
@@ -400,4 +406,8 @@ impl Process {
         let result = unsafe { syscall(c::__NR_mincore, [address, PAGE_SIZE, place, 0, 0, 0]) };
         result.is_ok() && answer & 1 != 0
     }
+}
+
+fn is_populated(flags: i32) -> bool {
+    flags as u32 & (c::MAP_POPULATE | c::MAP_LOCKED) != 0
 }

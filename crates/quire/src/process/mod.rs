@@ -166,7 +166,12 @@ fn settle(process: Process) -> Result<&'static Process, Errno> {
 /// (address space only: windows that are nearly empty cost nothing else).
 fn reserve_arena(budget_pages: usize) -> Result<Userfaultfd, Errno> {
     let frames = (budget_pages * 4).next_multiple_of(BLOCK_PAGES) + 64 * BLOCK_PAGES;
+    // Under a limit most of the addresses are left to the program and to our tables.
+    let limit = rustix::process::getrlimit(rustix::process::Resource::As).current;
     let mut bytes = ARENA_BYTES_MAX;
+    while bytes > ARENA_BYTES_MIN && limit.is_some_and(|limit| bytes as u64 > limit / 4) {
+        bytes /= 2;
+    }
     loop {
         match Userfaultfd::reserve(bytes >> PAGE_SHIFT, frames) {
             Err(Errno::NOMEM) if bytes > ARENA_BYTES_MIN => bytes /= 2,

@@ -208,9 +208,6 @@ impl<M: Mmu> AddressSpace<M> {
         if self.write_back(scratch) > 0 || self.compact() > 0 {
             return Balance::Progress;
         }
-        if self.available() > 0 && self.starved.is_empty() {
-            return Balance::Enough;
-        }
         Balance::Stuck
     }
 

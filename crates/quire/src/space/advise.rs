@@ -201,45 +201,47 @@ impl<M: Mmu> AddressSpace<M> {
         if !self.populate(layout, range) {
             return Err(Errno::NOMEM);
         }
-        for page in range.pages() {
-            // It may have gone again in between: bring it back until the flag is on it.
-            loop {
-                let before = self.lock_page(page);
-                if before.state() == State::Mapped {
-                    self.unlock_page_with(page, before.with(Flags::MLOCKED));
-                    break;
-                }
-                self.unlock_page(page);
-                if !self.bring_in(layout, page) {
-                    return Err(Errno::NOMEM);
-                }
-            }
-        }
-        Ok(())
+        range.pages().try_for_each(|page| self.mlock_page(layout, page))
     }
 
-    /// Locks all that is mapped now.
+    fn mlock_page(&self, layout: &mut Layout<'_>, page: PageNum) -> Result<(), Errno> {
+        // It may go again as soon as it has come: bring it back until the flag is on it.
+        loop {
+            let before = self.lock_page(page);
+            if before.state() == State::Mapped {
+                self.unlock_page_with(page, before.with(Flags::MLOCKED));
+                return Ok(());
+            }
+            self.unlock_page(page);
+            if !self.bring_in(layout, page) {
+                return Err(Errno::NOMEM);
+            }
+        }
+    }
+
+    /// Locks all pages that hold data now, and those of today's mappings as they are touched. An
+    /// allocator maps far more than it uses: what was never touched is not brought in.
     ///
     /// # Errors
     /// `NOMEM` where it would be more than half of the budget.
     pub fn mlock_current(&self, layout: &mut Layout<'_>) -> Result<(), Errno> {
-        let mut at = PageNum(0);
-        let mut pages = 0;
-        while let Some(vma) = self.next_vma(layout, at) {
-            at = vma.range.end;
-            pages += vma.range.len();
-        }
-        if pages > self.budget.limit() / 2 {
+        let wanted = self.budget.member().wanted_pages.load(Ordering::Relaxed);
+        if wanted as usize > self.budget.limit() / 2 {
             return Err(Errno::NOMEM);
         }
-        at = PageNum(0);
-        while let Some(vma) = self.next_vma(layout, at) {
-            at = vma.range.end;
-            if vma.attributes.kind == Kind::Anonymous && vma.attributes.prot.is_readable() {
-                self.mlock(layout, vma.range)?;
+        let all = self.arena();
+        let change = |old| Attributes { is_mlocked: true, ..old };
+        self.vmas.change_attributes(all, &layout.locked, change)?;
+        let mut result = Ok(());
+        self.for_each_part(layout, all, |space, part, layout| {
+            for page in part.pages() {
+                let has_data = space.snapshot(page).state() != State::None;
+                if has_data && result.is_ok() {
+                    result = space.mlock_page(layout, page);
+                }
             }
-        }
-        Ok(())
+        });
+        result
     }
 
     /// Ends [`Self::mlock`].
@@ -260,14 +262,9 @@ impl<M: Mmu> AddressSpace<M> {
         if self.vmas.covers(range, &layout.locked) { Ok(()) } else { Err(Errno::NOMEM) }
     }
 
-    /// Sets or ends MCL_FUTURE.
+    /// Sets or ends MCL_FUTURE: pages of later mappings are locked as they are touched.
     pub fn lock_future(&self, is_on: bool) {
         self.locks_future.store(is_on, Ordering::Relaxed);
-    }
-
-    /// Whether MCL_FUTURE is set.
-    pub fn locks_future(&self) -> bool {
-        self.locks_future.load(Ordering::Relaxed)
     }
 
     /// Whether a page is in memory, as mincore means it.

@@ -70,9 +70,6 @@ impl<M: Mmu> AddressSpace<M> {
             return Err(error);
         }
         self.budget.add_managed(range.len() as isize);
-        if is_mlocked && prot != Prot::NONE {
-            self.populate(layout, range);
-        }
         Ok(())
     }
 

@@ -318,7 +318,9 @@ impl World {
                     Balance::Enough => {
                         hungry = 0;
                         self.space.set_kswapd_awake(false);
-                        if !self.space.is_low() {
+                        if self.space.is_low() {
+                            self.baton.relax();
+                        } else {
                             self.baton.idle_until(|| pressure() != seen || is_over());
                         }
                     }
@@ -352,7 +354,8 @@ impl World {
             let page = PageNum(at as u64);
             let expected = self.oracle.lock().unwrap()[at].clone();
             assert_eq!(self.mmu().mapping(page).prot, Some(expected.prot), "rights of {page:?}");
-            for _ in 0..10_000 {
+            let mut is_settled = false;
+            for _ in 0..1000 {
                 match self.mmu().try_access(page, false) {
                     Ok(Ok(bytes)) => {
                         // SAFETY: mapped just now, and nobody else runs.
@@ -365,7 +368,7 @@ impl World {
                         if let Some(ring) = &mut ring {
                             self.space.complete_reads(&requests[..count], ring, scratch);
                         }
-                        if self.space.is_low() {
+                        if self.space.has_starved() {
                             self.space.balance(scratch);
                         }
                         continue;
@@ -377,8 +380,10 @@ impl World {
                         assert!(is_lost && may_be, "{page:?} is a {trap:?}");
                     }
                 }
+                is_settled = true;
                 break;
             }
+            assert!(is_settled, "{page:?} cannot be had: {}", self.books());
         }
     }
 
