@@ -19,7 +19,7 @@ SEED = 1453
 AUTHORS = 3_000
 BOOKS = 20_000
 READERS = 40_000
-EVENTS = 700_000
+EVENTS = 750_000
 DAYS = 1_096
 SYLLABLES = "ka lo mi ren sta vel or an ti bu sen dra quo pel ni ver tas lim go fer ash el un ith".split()
 # What a visit consists of, how often, and what the service notes about it.

@@ -14,6 +14,7 @@ import sqlite3
 import sys
 import time
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 
 SCHEMA = """
@@ -126,8 +127,11 @@ def events_of(path):
 
 
 def insert(database, table, rows, columns):
-    marks = ", ".join("?" * columns)
-    database.executemany(f"INSERT INTO {table} VALUES ({marks})", rows)
+    """As loaders do it, a transaction for every so many rows."""
+    statement = f"INSERT INTO {table} VALUES ({', '.join('?' * columns)})"
+    while some := list(islice(rows, 10_000)):
+        with database:
+            database.executemany(statement, some)
 
 
 def ask(database, question, query):

@@ -141,7 +141,7 @@ pub trait Mmu: Sync {
     fn move_within(&self, from: PageRange, to: PageNum) -> Done;
 
     /// Maps `pages` to new memory with the bytes at `source`, and answers the faults that wait
-    /// for them. Works without the right to write as well.
+    /// for them. Works without the right to write as well, and over a poisoned page.
     ///
     /// # Safety
     /// `source` is valid for `pages.len()` pages, and is not managed memory.

@@ -483,7 +483,7 @@ impl Mmu for Simulated {
         let is_forgotten = self.settings.planted == Some(Planted::ForgottenProtection);
         self.each(pages, |state, page, at| {
             let entry = state.entries[page.index()];
-            if entry.physical != 0 || entry.is_poisoned {
+            if entry.physical != 0 {
                 return Some(Refusal::Exists);
             }
             let physical = self.allocate(state);
@@ -493,7 +493,8 @@ impl Mmu for Simulated {
                 core::ptr::copy_nonoverlapping(from, self.bytes(physical).cast(), PAGE_SIZE);
             }
             let is_write_protected = protection == Protection::WriteProtected && !is_forgotten;
-            state.entries[page.index()] = Entry { physical, is_write_protected, ..entry };
+            let entry = Entry { physical, is_write_protected, is_poisoned: false, ..entry };
+            state.entries[page.index()] = entry;
             self.answer(state, PageRange::new(page, 1));
             None
         })

@@ -176,6 +176,16 @@ fn done(partial: Partial) -> Done {
     Done { pages: partial.done >> PAGE_SHIFT, refusal: partial.error.map(refusal) }
 }
 
+/// The same for a move, which says ENOENT for a hole in its source.
+fn moved(partial: Partial) -> Done {
+    match done(partial) {
+        Done { pages, refusal: Some(_) } if partial.error == Some(Errno::NOENT) => {
+            Done { pages, refusal: Some(Refusal::Hole) }
+        }
+        done => done,
+    }
+}
+
 fn finished(pages: usize, result: Result<(), Errno>) -> Done {
     match result {
         Ok(()) => Done::all(pages),
@@ -197,19 +207,19 @@ fn settled(mut step: impl FnMut() -> Partial) -> Partial {
 impl Mmu for Userfaultfd {
     fn move_in(&self, pages: PageRange, frames: FrameId) -> Done {
         let (dst, src) = (self.address(pages.start), self.frame_address(frames));
-        done(settled(|| self.faults.move_pages(dst, src, pages.len() << PAGE_SHIFT, false)))
+        moved(settled(|| self.faults.move_pages(dst, src, pages.len() << PAGE_SHIFT, false)))
     }
 
     fn move_out(&self, pages: PageRange, frames: FrameId, holes: Holes) -> Done {
         let (dst, src) = (self.frame_address(frames), self.address(pages.start));
         let len = pages.len() << PAGE_SHIFT;
         let skip = holes == Holes::Skip;
-        done(settled(|| self.pool_faults.move_pages(dst, src, len, skip)))
+        moved(settled(|| self.pool_faults.move_pages(dst, src, len, skip)))
     }
 
     fn move_within(&self, from: PageRange, to: PageNum) -> Done {
         let (dst, src) = (self.address(to), self.address(from.start));
-        done(settled(|| self.faults.move_pages(dst, src, from.len() << PAGE_SHIFT, false)))
+        moved(settled(|| self.faults.move_pages(dst, src, from.len() << PAGE_SHIFT, false)))
     }
 
     unsafe fn copy_in(&self, pages: PageRange, source: *const u8, protection: Protection) -> Done {

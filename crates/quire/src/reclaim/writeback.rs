@@ -43,7 +43,7 @@ impl<M: Mmu> AddressSpace<M> {
     /// Writes one segment of packed pages; returns how many pages it moved.
     pub(crate) fn write_back(&self, _: &mut Scratch) -> usize {
         let Some((file, mut writing)) = self.swap.writing() else { return 0 };
-        let Some(writing) = writing.as_mut() else { return 0 };
+        let writing = &mut *writing;
         if writing.writer.open(file, Purpose::Reclaim).is_err() && !self.clean(file, writing) {
             return 0;
         }

@@ -34,7 +34,7 @@ struct FileTier {
     queue: IoQueue,
     /// Requests submitted and not yet completed.
     reading: AtomicU32,
-    writing: Mutex<Option<Writing>>,
+    writing: Mutex<Writing>,
 }
 
 /// What the one thread that writes has.
@@ -81,7 +81,8 @@ impl Swap {
                 file: SwapFile::new(control, budget.slot())?,
                 queue: IoQueue::new(QUEUE_LEN)?,
                 reading: AtomicU32::new(0),
-                writing: Mutex::new(None),
+                // Now, while there is address space: the program may set a limit later.
+                writing: Mutex::new(Writing { writer: Writer::new()?, ring: None }),
             }),
             None => None,
         };
@@ -227,17 +228,11 @@ impl Swap {
         }
     }
 
-    /// The writing side, for the background thread; made at its first use.
-    pub fn writing(&self) -> Option<(&SwapFile, MutexGuard<'_, Option<Writing>>)> {
+    /// The writing side, for the background thread, whose ring it makes at the first use.
+    pub fn writing(&self) -> Option<(&SwapFile, MutexGuard<'_, Writing>)> {
         let tier = self.file.as_ref()?;
         let mut writing = tier.writing.lock();
-        if writing.is_none() {
-            let writer = Writer::new().ok()?;
-            *writing = Some(Writing { writer, ring: None });
-        }
-        if let Some(writing) = &mut *writing
-            && writing.ring.is_none()
-        {
+        if writing.ring.is_none() {
             writing.ring = Some(self.new_reader());
         }
         Some((&tier.file, writing))
@@ -249,12 +244,11 @@ impl Swap {
             tier.file.after_fork_in_child(slot);
             tier.queue.after_fork_in_child();
             tier.reading.store(0, Relaxed);
-            if let Some(writing) = &mut *tier.writing.lock() {
-                // The segment it was filling is the parent's to write, the ring the parent's.
-                writing.writer.cancel(&tier.file);
-                if let Some(ring) = writing.ring.take() {
-                    ring.abandon();
-                }
+            let mut writing = tier.writing.lock();
+            // The segment it was filling is the parent's to write, the ring the parent's.
+            writing.writer.cancel(&tier.file);
+            if let Some(ring) = writing.ring.take() {
+                ring.abandon();
             }
         }
     }

@@ -45,9 +45,39 @@ pub fn wait(word: &AtomicU32, expected: u32, reach: Reach, timeout_ms: Option<u6
 
 /// Wakes up to `count` sleepers.
 pub fn wake(word: &AtomicU32, count: u32, reach: Reach) {
+    // The kernel takes a signed number, and a negative one for "one": all is not -1.
+    let count = count.min(i32::MAX as u32);
     let op = FUTEX_WAKE | reach.flag();
     // SAFETY: the kernel only uses the address as a key.
     let _ = unsafe {
         syscall(__NR_futex, [word.as_ptr() as usize, op as usize, count as usize, 0, 0, 0])
     };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::sync::atomic::Ordering;
+
+    #[test]
+    fn to_wake_all_is_to_wake_all() {
+        let word = std::sync::Arc::new(AtomicU32::new(1));
+        let sleepers: std::vec::Vec<_> = (0..4)
+            .map(|_| {
+                let word = word.clone();
+                std::thread::spawn(move || {
+                    while word.load(Ordering::SeqCst) == 1 {
+                        wait(&word, 1, Reach::Process, None);
+                    }
+                })
+            })
+            .collect();
+        // All of them asleep, as a rule; the test is none where they are not.
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        word.store(0, Ordering::SeqCst);
+        wake(&word, u32::MAX, Reach::Process);
+        for sleeper in sleepers {
+            sleeper.join().unwrap();
+        }
+    }
 }

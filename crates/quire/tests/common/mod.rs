@@ -4,6 +4,8 @@
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 
+pub mod real;
+
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Mutex;

@@ -1,0 +1,157 @@
+//! The engine on the real MMU, with real threads: what the simulator cannot show.
+
+mod common;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use common::Tree;
+use common::real::Engine;
+use quire::control::Event;
+use quire::mmu::Prot;
+use quire::mmu::simulated::Generator;
+use quire::page::State;
+use quire::reclaim::Reclaimer;
+use quire::scratch::Scratch;
+use quire::space::Advice;
+use quire::units::{BLOCK_PAGES, PAGE_SIZE, PageRange};
+
+/// Writes and reads a word of a page.
+fn word(memory: *mut u8, page: usize, at: usize) -> *mut u64 {
+    // SAFETY: callers stay inside of what they mapped.
+    unsafe { memory.add(page * PAGE_SIZE + at % (PAGE_SIZE / 8) * 8).cast() }
+}
+
+#[test]
+fn a_whole_folio_leaves_the_program_in_one_call() {
+    let Some(engine) = Engine::start(Tree::default(), 8 * BLOCK_PAGES) else { return };
+    let (range, memory) = engine.map(BLOCK_PAGES);
+    for page in 0..range.len() {
+        // SAFETY: mapped above.
+        unsafe { word(memory, page, page).write_volatile(page as u64 + 1) };
+    }
+    let budget = engine.space.budget();
+    let before = [Event::UnmapCalls, Event::UnmapPages].map(|event| budget.counted(event));
+    let mut scratch = Scratch::new().unwrap();
+    let evicted = engine.space.evict_range(range, Reclaimer::Advice, &mut scratch);
+    assert_eq!((evicted.unmapped, evicted.refused), (BLOCK_PAGES, 0));
+    assert_eq!(budget.counted(Event::UnmapCalls) - before[0], 1);
+    assert_eq!(budget.counted(Event::UnmapPages) - before[1], BLOCK_PAGES as u64);
+    let faults = budget.counted(Event::Pgfault);
+    for page in 0..range.len() {
+        // SAFETY: mapped above.
+        assert_eq!(unsafe { word(memory, page, page).read_volatile() }, page as u64 + 1);
+    }
+    assert!(budget.counted(Event::Pgfault) - faults < 40, "limbo comes back in large folios");
+}
+
+/// The kernel holds the pages of a write that is under way on a pipe; they must not be moved and
+/// used for something else meanwhile. Here: a page that a child shares stays, its neighbours go.
+#[test]
+fn pages_that_a_child_shares_stay_until_they_are_made_our_own() {
+    let Some(engine) = Engine::start(Tree::default(), 8 * BLOCK_PAGES) else { return };
+    let (range, memory) = engine.map(32);
+    for page in 0..range.len() {
+        // SAFETY: mapped above.
+        unsafe { word(memory, page, 0).write_volatile(page as u64 + 1) };
+    }
+    let shared = PageRange::new(range.start.add(8), 4);
+    let mmu = &engine.space.mmu().0;
+    mmu.set_inherited(shared, true).unwrap();
+    let number = linux_raw_sys::general::__NR_fork;
+    // SAFETY: the child makes no other call than exit, so that it needs nothing of ours.
+    let pid = unsafe { quire::sys::call::syscall(number, [0; 6]) }.unwrap();
+    if pid == 0 {
+        // SAFETY: ends this process.
+        let _ = unsafe {
+            quire::sys::call::syscall(linux_raw_sys::general::__NR_exit_group, [0; 6])
+        };
+    }
+    let pid = rustix::process::Pid::from_raw(pid as i32);
+    rustix::process::waitpid(pid, rustix::process::WaitOptions::empty()).unwrap();
+    mmu.set_inherited(shared, false).unwrap();
+    let mut scratch = Scratch::new().unwrap();
+    let evicted = engine.space.evict_range(range, Reclaimer::Advice, &mut scratch);
+    assert_eq!((evicted.unmapped, evicted.refused), (28, 4));
+    for page in range.pages() {
+        let expected = if shared.contains(page) { State::Mapped } else { State::Limbo };
+        assert_eq!(engine.space.snapshot(page).state(), expected);
+    }
+    for page in 0..range.len() {
+        // SAFETY: mapped above; written, the pages are our own again.
+        unsafe {
+            assert_eq!(word(memory, page, 0).read_volatile(), page as u64 + 1);
+            word(memory, page, 1).write_volatile(1);
+        }
+    }
+    let evicted = engine.space.evict_range(range, Reclaimer::Advice, &mut scratch);
+    assert_eq!((evicted.unmapped, evicted.refused), (32, 0));
+}
+
+/// Threads that each own a part of every page, with four times as much memory as there is budget,
+/// while a thread changes rights and gives advice.
+#[test]
+fn threads_find_their_own_words_while_pages_come_and_go() {
+    const THREADS: usize = 3;
+    const PAGES: usize = 8192;
+    let tree = Tree { budget_pages: 2048, segments: 256, ..Tree::default() };
+    let Some(engine) = Engine::start(tree, 64 * BLOCK_PAGES) else { return };
+    let (range, memory) = engine.map(PAGES);
+    let (address, is_over) = (memory as usize, AtomicBool::new(false));
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(4);
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            scope.spawn(move || {
+                let memory = address as *mut u8;
+                let mut generator = Generator::new(thread as u64);
+                let mut oracle = vec![0u64; PAGES];
+                let mut at = 0;
+                while std::time::Instant::now() < end {
+                    // A scan, or anywhere.
+                    let page = if generator.one_in(3) { generator.below(PAGES) } else { at % PAGES };
+                    at += 1;
+                    let place = word(memory, page, thread * 100 + page % 50);
+                    // SAFETY: mapped above, and this thread's own word.
+                    unsafe {
+                        assert_eq!(place.read_volatile(), oracle[page], "page {page}");
+                        if generator.one_in(2) {
+                            oracle[page] = generator.next_u64();
+                            place.write_volatile(oracle[page]);
+                        }
+                    }
+                }
+            });
+        }
+        scope.spawn(|| {
+            let mut generator = Generator::new(99);
+            while std::time::Instant::now() < end {
+                let start = generator.below(PAGES - 600);
+                let part = PageRange::new(range.start.add(start), 1 + generator.below(600));
+                let advices = [Advice::Cold, Advice::PageOut, Advice::WillNeed];
+                let advice = advices[generator.below(advices.len())];
+                let mut layout = engine.space.lock();
+                engine.space.advise(&mut layout, part, advice).unwrap();
+                let tracked = PageRange::new(part.start, part.len().min(40));
+                engine.space.track_writes(&mut layout, tracked).unwrap();
+            }
+            is_over.store(true, Ordering::Relaxed);
+        });
+    });
+    let control = engine.space.budget().control();
+    let most = control.held_pages_max.load(Ordering::Relaxed);
+    assert!(most <= tree.budget_pages as u64, "{most} pages were held");
+    // A range that loses its rights and gets them back has what it had.
+    let mut layout = engine.space.lock();
+    engine.space.protect(&mut layout, range, Prot::NONE).unwrap();
+    engine.space.advise(&mut layout, range, Advice::PageOut).unwrap();
+    engine.space.protect(&mut layout, range, Prot::READ_WRITE).unwrap();
+    drop(layout);
+    let counted = |event| engine.space.budget().counted(event);
+    println!(
+        "{} faults, {} unmapped in {} calls, {} written, {} read from the file",
+        counted(Event::Pgfault),
+        counted(Event::UnmapPages),
+        counted(Event::UnmapCalls),
+        counted(Event::Zswpwb),
+        counted(Event::Pgmajfault),
+    );
+}
