@@ -2,7 +2,7 @@
 
 mod common;
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 use common::Tree;
 use common::real::Engine;
@@ -44,8 +44,7 @@ fn a_whole_folio_leaves_the_program_in_one_call() {
     assert!(budget.counted(Event::Pgfault) - faults < 40, "limbo comes back in large folios");
 }
 
-/// The kernel holds the pages of a write that is under way on a pipe; they must not be moved and
-/// used for something else meanwhile. Here: a page that a child shares stays, its neighbours go.
+/// Moving a page that another process has as well would take it away from both.
 #[test]
 fn pages_that_a_child_shares_stay_until_they_are_made_our_own() {
     let Some(engine) = Engine::start(Tree::default(), 8 * BLOCK_PAGES) else { return };
@@ -62,9 +61,8 @@ fn pages_that_a_child_shares_stay_until_they_are_made_our_own() {
     let pid = unsafe { quire::sys::call::syscall(number, [0; 6]) }.unwrap();
     if pid == 0 {
         // SAFETY: ends this process.
-        let _ = unsafe {
-            quire::sys::call::syscall(linux_raw_sys::general::__NR_exit_group, [0; 6])
-        };
+        let _ =
+            unsafe { quire::sys::call::syscall(linux_raw_sys::general::__NR_exit_group, [0; 6]) };
     }
     let pid = rustix::process::Pid::from_raw(pid as i32);
     rustix::process::waitpid(pid, rustix::process::WaitOptions::empty()).unwrap();
@@ -96,7 +94,13 @@ fn threads_find_their_own_words_while_pages_come_and_go() {
     let tree = Tree { budget_pages: 2048, segments: 256, ..Tree::default() };
     let Some(engine) = Engine::start(tree, 64 * BLOCK_PAGES) else { return };
     let (range, memory) = engine.map(PAGES);
-    let (address, is_over) = (memory as usize, AtomicBool::new(false));
+    let address = memory as usize;
+    // Half of each page does not pack, so that the swap file is needed.
+    let mut generator = Generator::new(1);
+    for (page, at) in (0..PAGES).flat_map(|page| (256..512).map(move |at| (page, at))) {
+        // SAFETY: mapped above.
+        unsafe { word(memory, page, at).write_volatile(generator.next_u64()) };
+    }
     let end = std::time::Instant::now() + std::time::Duration::from_secs(4);
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
@@ -107,9 +111,10 @@ fn threads_find_their_own_words_while_pages_come_and_go() {
                 let mut at = 0;
                 while std::time::Instant::now() < end {
                     // A scan, or anywhere.
-                    let page = if generator.one_in(3) { generator.below(PAGES) } else { at % PAGES };
+                    let page =
+                        if generator.one_in(3) { generator.below(PAGES) } else { at % PAGES };
                     at += 1;
-                    let place = word(memory, page, thread * 100 + page % 50);
+                    let place = word(memory, page, thread * 80 + page % 50);
                     // SAFETY: mapped above, and this thread's own word.
                     unsafe {
                         assert_eq!(place.read_volatile(), oracle[page], "page {page}");
@@ -133,7 +138,6 @@ fn threads_find_their_own_words_while_pages_come_and_go() {
                 let tracked = PageRange::new(part.start, part.len().min(40));
                 engine.space.track_writes(&mut layout, tracked).unwrap();
             }
-            is_over.store(true, Ordering::Relaxed);
         });
     });
     let control = engine.space.budget().control();

@@ -164,13 +164,20 @@ impl<M: Mmu> AddressSpace<M> {
             // it.
             let mut bytes = [0u8; PAGE_SIZE];
             let target = PageRange::new(to, 1);
-            // SAFETY: `bytes` is a page on our stack.
-            while !self.mmu.read(from, &mut bytes)
-                || unsafe { self.mmu.copy_in(target, bytes.as_ptr(), Protection::Writable) }.pages
-                    == 0
-            {
+            loop {
+                let is_read = self.mmu.read(from, &mut bytes);
+                // SAFETY: `bytes` is a page on our stack.
+                let done =
+                    unsafe { self.mmu.copy_in(target, bytes.as_ptr(), Protection::Writable) };
+                if is_read && done.pages > 0 {
+                    break;
+                }
+                if done.pages > 0 {
+                    // What was copied was not the page.
+                    self.mmu.unmap(target);
+                }
                 // The kernel's layout is changing just now; the content must not get lost.
-                self.mmu.relax();
+                rustix::thread::sched_yield();
             }
             self.mmu.unmap(one);
         }

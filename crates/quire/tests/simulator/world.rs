@@ -15,7 +15,6 @@ use quire::scratch::Scratch;
 use quire::space::{AddressSpace, Layout};
 use quire::swap::Request;
 use quire::swap::io::Faults;
-use quire::swap::tiers::Writing;
 use quire::units::{BLOCK_PAGES, PAGE_SIZE, PageNum, PageRange};
 
 use crate::common::{Tree, space};
@@ -290,7 +289,7 @@ impl World {
 
     fn plant_write_faults(&self) {
         let Some((_, mut writing)) = self.space.swap().writing() else { return };
-        if let Some((_, ring)) = writing.as_mut().and_then(Writing::parts) {
+        if let Some((_, ring)) = writing.parts() {
             ring.plant(Faults {
                 fail_one_in: self.plan.failing_writes_one_in,
                 short_one_in: 10,

@@ -77,7 +77,7 @@ impl Generator {
 
     /// True once in so many times; never for 0.
     pub fn one_in(&mut self, many: u32) -> bool {
-        many != 0 && self.next_u64() % u64::from(many) == 0
+        many != 0 && self.next_u64().is_multiple_of(u64::from(many))
     }
 }
 
