@@ -131,6 +131,7 @@ impl ForkGuard {
         let budget = space.budget();
         let parent = budget.member();
         let wanted = parent.wanted_pages.load(Ordering::Relaxed);
+        let managed = parent.managed_pages.load(Ordering::Relaxed);
         let hello = join::hello(thread::process_id(), budget.slot(), self.charged as u64, wanted);
         let joined = process.name.join(&hello)?;
         parent.fork_joined.store(1, Ordering::Release);
@@ -147,6 +148,7 @@ impl ForkGuard {
         }
         self.close_to_inheritance();
         space.after_fork_in_child(slot);
+        budget.add_managed(managed as isize);
         process.connection.store(descriptors.connection, Ordering::Relaxed);
         let swap_file = descriptors.swap_file.unwrap_or(-1);
         process.swap_file.store(swap_file, Ordering::Relaxed);
