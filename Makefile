@@ -38,8 +38,8 @@ unit:
 
 # Real programs under `quire run`, each held against its bare run. Those that still fail now and
 # then, and those that take minutes, are in `make test-long` alone.
-QUICK := close-range main-exits seccomp file-limit vfork spawn system popen exec-chain thread-churn \
-	free-elsewhere at-exit daemon statuses pipes same-filled-blocks out-of-memory disk-full
+QUICK := close-range main-exits seccomp file-limit thread-churn free-elsewhere at-exit daemon \
+	statuses pipes same-filled-blocks out-of-memory disk-full
 real:
 	$(REAL) --quick $(addprefix -k ,$(QUICK))
 

@@ -29,6 +29,7 @@ fn a_whole_folio_leaves_the_program_in_one_call() {
         // SAFETY: mapped above.
         unsafe { word(memory, page, page).write_volatile(page as u64 + 1) };
     }
+    engine.settle(range);
     let budget = engine.space.budget();
     let before = [Event::UnmapCalls, Event::UnmapPages].map(|event| budget.counted(event));
     let mut scratch = Scratch::new().unwrap();
@@ -67,6 +68,7 @@ fn pages_that_a_child_shares_stay_until_they_are_made_our_own() {
     let pid = rustix::process::Pid::from_raw(pid as i32);
     rustix::process::waitpid(pid, rustix::process::WaitOptions::empty()).unwrap();
     mmu.set_inherited(shared, false).unwrap();
+    engine.settle(range);
     let mut scratch = Scratch::new().unwrap();
     let evicted = engine.space.evict_range(range, Reclaimer::Advice, &mut scratch);
     assert_eq!((evicted.unmapped, evicted.refused), (28, 4));
@@ -81,6 +83,7 @@ fn pages_that_a_child_shares_stay_until_they_are_made_our_own() {
             word(memory, page, 1).write_volatile(1);
         }
     }
+    engine.settle(range);
     let evicted = engine.space.evict_range(range, Reclaimer::Advice, &mut scratch);
     assert_eq!((evicted.unmapped, evicted.refused), (32, 0));
 }

@@ -154,6 +154,14 @@ impl Engine {
         }
     }
 
+    /// Waits until no handler holds a page any more: a fault is answered before its pages are
+    /// unlocked.
+    pub fn settle(&self, range: PageRange) {
+        while range.pages().any(|page| self.space.snapshot(page).is_locked()) {
+            std::thread::yield_now();
+        }
+    }
+
     /// Maps pages, readable and writable, and says where they are.
     pub fn map(&self, pages: usize) -> (PageRange, *mut u8) {
         let mut layout = self.space.lock();
