@@ -34,7 +34,6 @@ check:
 # Unit and property tests, the MMU's conformance suite, batched unmapping, the page lock under loom.
 unit:
 	$(CARGO) test --package quire --lib --test batched_unmap --test conformance --test frames --test page_lock_loom
-	$(CARGO) test --package quire-cli
 
 # Real programs under `quire run`, each held against its bare run. Those that still fail now and
 # then, and those that take minutes, are in `make test-long` alone.

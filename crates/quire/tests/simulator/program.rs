@@ -1,4 +1,8 @@
 //! A program: reads, writes, and changes its layout, comparing with the oracle as it goes.
+//!
+//! Only its owner unmaps, drops or moves a range; everything else any program does to any range,
+//! as threads of one process would. What is read while the owner changes the layout is not
+//! compared, because the oracle follows when the change is over.
 
 use std::sync::atomic::Ordering;
 
@@ -106,10 +110,28 @@ impl<'a> Program<'a> {
     }
 
     fn any_part(&mut self) -> PageRange {
-        if self.generator.below(4) == 0 {
-            return self.part_of(SHARED);
+        match self.generator.below(8) {
+            0 => self.part_of(SHARED),
+            1..3 => self.foreign_part(),
+            _ => self.own_part().unwrap_or(SHARED),
         }
-        self.own_part().unwrap_or(SHARED)
+    }
+
+    /// Pages that somebody has mapped.
+    fn foreign_part(&mut self) -> PageRange {
+        let start = self.generator.below(1500);
+        let most = self.generator.below(70);
+        let oracle = self.world.oracle.lock().unwrap();
+        let mapped = |at: &usize| oracle[*at].prot.is_readable();
+        let Some(first) = (start..oracle.len()).find(mapped) else { return SHARED };
+        let last = (first..first + most).take_while(mapped).last().unwrap_or(first);
+        PageRange::new(PageNum(first as u64), last - first + 1)
+    }
+
+    /// Whether the oracle may be wrong about a page just now.
+    fn is_in_doubt(&self, page: PageNum) -> bool {
+        let is_own = SHARED.contains(page) || self.regions.iter().any(|own| own.contains(page));
+        !is_own && self.world.layout_is_taken()
     }
 
     fn any_page(&mut self) -> PageNum {
@@ -124,6 +146,10 @@ impl<'a> Program<'a> {
         act: impl FnOnce(&mut Generator, &mut [u8; PAGE_SIZE]),
     ) {
         let result = self.world.mmu().access(page, is_write);
+        if self.is_in_doubt(page) {
+            self.world.disturbed.lock().unwrap().insert(page);
+            return;
+        }
         let mut oracle = self.world.oracle.lock().unwrap();
         let expected = &mut oracle[page.index()];
         let bytes = match result {
@@ -255,22 +281,30 @@ impl<'a> Program<'a> {
 
     fn protect(&mut self) {
         let part = self.any_part();
-        let prots = [Prot::READ_WRITE, Prot::READ_WRITE, Prot::READ, Prot::NONE];
+        let prots = [Prot::READ_WRITE, Prot::READ_WRITE, Prot::READ, Prot::READ, Prot::NONE];
         let prot = prots[self.generator.below(prots.len())];
+        self.set_rights(part, prot);
+        if prot != Prot::READ_WRITE && self.generator.below(5) > 0 {
+            // Not for long: most of what happens needs rights. What was mapped meanwhile may be on
+            // its way out just when it is written.
+            for page in part.pages() {
+                self.read(page);
+            }
+            self.set_rights(part, Prot::READ_WRITE);
+            for page in part.pages() {
+                self.write(page);
+            }
+        }
+    }
+
+    fn set_rights(&self, part: PageRange, prot: Prot) {
         self.say(|| format!("protects {part:?} {prot:?}"));
         self.world.with_layout(|layout| {
-            self.world.space.protect(layout, part, prot).unwrap();
-            self.expect(part, |page| page.prot = prot);
+            // Somebody else's range may have gone meanwhile.
+            if self.world.space.protect(layout, part, prot).is_ok() {
+                self.expect(part, |page| page.prot = prot);
+            }
         });
-        if prot != Prot::READ_WRITE && self.generator.below(3) > 0 {
-            // Not for long: most of what happens needs rights.
-            let page = self.any_page();
-            self.read(page);
-            self.world.with_layout(|layout| {
-                self.world.space.protect(layout, part, Prot::READ_WRITE).unwrap();
-                self.expect(part, |page| page.prot = Prot::READ_WRITE);
-            });
-        }
     }
 
     fn drop_content(&mut self) {
@@ -418,9 +452,12 @@ impl<'a> Program<'a> {
     fn track(&mut self) {
         for region in self.regions.clone() {
             for page in region.pages() {
+                self.world.baton.step();
                 let known = self.world.oracle.lock().unwrap()[page.index()].is_written;
                 let Some(expected) = known else { continue };
-                self.world.baton.step();
+                if self.world.disturbed.lock().unwrap().contains(&page) {
+                    continue;
+                }
                 let word = self.world.space.snapshot(page);
                 if word.is_locked() || word.state() == State::Poisoned {
                     continue;
@@ -432,6 +469,9 @@ impl<'a> Program<'a> {
         let Some(part) = self.own_part() else { return };
         self.say(|| format!("tracks the writes of {part:?}"));
         self.world.with_layout(|layout| {
+            let mut disturbed = self.world.disturbed.lock().unwrap();
+            part.pages().for_each(|page| drop(disturbed.remove(&page)));
+            drop(disturbed);
             self.world.space.track_writes(layout, part).unwrap();
             let mut oracle = self.world.oracle.lock().unwrap();
             for page in part.pages() {

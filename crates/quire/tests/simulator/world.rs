@@ -1,5 +1,6 @@
 //! The world of one seed: the space, its threads, and the oracle.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::panic::AssertUnwindSafe;
@@ -138,6 +139,9 @@ pub struct World {
     pub baton: Arc<Baton>,
     /// Nobody gives the baton away while it is locked.
     pub oracle: Mutex<Vec<Expected>>,
+    /// Pages that were made writable from elsewhere while their layout changed: whether they
+    /// count as written is open.
+    pub disturbed: Mutex<BTreeSet<PageNum>>,
     pub pins: AtomicUsize,
     layout_is_taken: AtomicBool,
     programs_left: AtomicUsize,
@@ -173,6 +177,7 @@ impl World {
             space,
             baton,
             oracle: Mutex::new(vec![Expected::default(); ARENA_PAGES]),
+            disturbed: Mutex::new(BTreeSet::new()),
             pins: AtomicUsize::new(0),
             layout_is_taken: AtomicBool::new(false),
             programs_left: AtomicUsize::new(plan.programs),
