@@ -106,6 +106,10 @@ pub fn obituary_line(death: Death, name: Option<&str>, account: &Account) -> Str
                     "{who} ran out of memory: the budget of {budget} is full, compressed as it \
                      is, and there is no swap file; add --swap-file DIR or raise --memory"
                 ),
+                _ if death.detail == 0 => format!(
+                    "{who} ran out of memory: what the processes need at once does not fit into \
+                     the budget of {budget}; raise --memory"
+                ),
                 limit => format!(
                     "{who} ran out of memory: the budget of {budget} and the swap file of {} are \
                      full; raise --swap-max or --memory",
@@ -189,6 +193,11 @@ mod tests {
         assert!(line.ends_with("add --swap-file DIR or raise --memory"));
         account.swap_file_limit_bytes = 1 << 30;
         let line = obituary_line(death(Obituary::OutOfMemory, 0), None, &account);
+        assert!(
+            line.ends_with("does not fit into the budget of 256 MiB; raise --memory"),
+            "{line}"
+        );
+        let line = obituary_line(death(Obituary::OutOfMemory, 1), None, &account);
         assert!(line.contains("swap file of 1 GiB are full; raise --swap-max"), "{line}");
         let line = obituary_line(death(Obituary::KernelRefused, 12), None, &account);
         assert!(line.contains("Cannot allocate memory"), "{line}");

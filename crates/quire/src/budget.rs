@@ -77,9 +77,46 @@ impl Budget {
         self.limit().saturating_sub(held)
     }
 
+    /// Whether what nobody has charged is another member's: one that finds no memory at all, while
+    /// this one holds more than its share.
+    fn yields(&self) -> bool {
+        let hungry = self.control().hungry.load(Ordering::Relaxed);
+        if hungry == 0 || hungry == self.slot() + 1 {
+            return false;
+        }
+        let held = self.member().held_pages.load(Ordering::Relaxed) as usize;
+        held > self.limit() / self.members()
+    }
+
+    /// Pages that a fault of this member may charge.
+    pub fn chargeable(&self) -> usize {
+        if self.yields() { 0 } else { self.uncharged() }
+    }
+
+    /// Tells the tree whether this member has faults that find no memory.
+    pub fn set_hungry(&self, is_hungry: bool) {
+        let hungry = &self.control().hungry;
+        let own = self.slot() + 1;
+        // Relaxed: a hint; of several that are hungry the last to say so is fed first.
+        if is_hungry {
+            hungry.store(own, Ordering::Relaxed);
+        } else if hungry.load(Ordering::Relaxed) == own {
+            let _ = hungry.compare_exchange(own, 0, Ordering::Relaxed, Ordering::Relaxed);
+        }
+    }
+
+    /// Pages that went to swap, of all members.
+    pub fn swapped_out_by_tree(&self) -> u64 {
+        let members = self.control().members.iter();
+        members.map(|member| member.events[Event::Pswpout as usize].load(Ordering::Relaxed)).sum()
+    }
+
     /// Charges `pages`, if they fit.
     pub fn try_charge(&self, pages: usize, purpose: Purpose) -> bool {
         let control = self.control();
+        if purpose == Purpose::Fault && self.yields() {
+            return false;
+        }
         let kept = match purpose {
             Purpose::Fault => self.reserve(),
             Purpose::Reclaim => self.reserve() / 4,

@@ -23,7 +23,7 @@ pub const SOCKET_VARIABLE: &str = "QUIRE_SOCKET";
 /// First word of the control page, of `Hello` and of `Welcome`.
 pub const MAGIC: u32 = 0x5155_4952;
 /// Changed with every change of a structure in this module.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Most processes of one tree that can be managed at a time.
 pub const MEMBERS_MAX: usize = 256;
@@ -180,7 +180,8 @@ impl Event {
 pub enum Obituary {
     /// Nothing to report.
     None = 0,
-    /// Budget and swap were both spent.
+    /// Budget and swap were both spent; `detail` is 1 where the swap file is full, or there is
+    /// none.
     OutOfMemory = 1,
     /// A fork's child could not join the tree, so it must not run.
     ChildNotManaged = 2,
@@ -252,6 +253,11 @@ pub struct Control {
     pub wanted_pages: AtomicU64,
     /// Most of it at any time.
     pub wanted_pages_max: AtomicU64,
+    /// A member (slot + 1) with faults that find no memory; 0 where there is none. Members that
+    /// hold more than their share charge nothing new meanwhile.
+    pub hungry: AtomicU32,
+    /// Keeps the members aligned.
+    pub reserved: AtomicU32,
     /// The members.
     pub members: [Member; MEMBERS_MAX],
     /// Members that hold live data in each segment; 0 is a free segment.

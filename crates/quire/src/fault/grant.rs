@@ -92,6 +92,8 @@ impl<M: Mmu> AddressSpace<M> {
     /// faults would take every frame that reclaim frees, while what it stored grows, until there
     /// is no page left to store anything in.
     pub(crate) fn available(&self) -> usize {
-        (self.frames.free() + self.budget.uncharged()).saturating_sub(self.budget.reserve())
+        let (free, uncharged) = (self.frames.free(), self.budget.uncharged());
+        let beyond_reserve = (free + uncharged).saturating_sub(self.budget.reserve());
+        beyond_reserve.min(free + self.budget.chargeable())
     }
 }

@@ -96,7 +96,8 @@ impl<M: Mmu> AddressSpace<M> {
             // What is in memory already needs none. To reclaim for it could evict the very page,
             // again and again where threads do so to each other.
             let needs_room = matches!(seen.state(), State::None | State::Same | State::Pool);
-            let has_room = !needs_room || self.make_room(1 << guess.order, scratch);
+            let has_room = !needs_room
+                || !self.is_making_room_for_fork() && self.make_room(1 << guess.order, scratch);
             if !has_room || !self.use_block(page) {
                 return self.starve(page);
             }
@@ -132,7 +133,7 @@ impl<M: Mmu> AddressSpace<M> {
         self.budget.count(Event::FaultParked, 1);
         let is_listed = self.starved.push(page);
         self.budget.call_for_memory();
-        if !is_listed || self.available() > 0 {
+        if !is_listed || self.can_answer_starved() {
             // No room in the list, or memory came before the page was in it.
             self.mmu.relax();
             self.mmu.wake(PageRange::new(page, 1));

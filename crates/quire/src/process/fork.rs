@@ -44,22 +44,26 @@ impl Process {
         Ok(ForkGuard { process: self, layout, charged, signals })
     }
 
-    /// Takes the space's lock, closes the gate, and charges the child's share. Another fork may be
-    /// quicker to take the room that was made, so it is tried again while there is some.
+    /// Takes the space's lock, closes the gate, and charges the child's share. Another process may
+    /// be quicker to take the room that was made, so it is tried again while there is some.
     fn charge_fork(&'static self) -> Result<(Layout<'static>, usize), Errno> {
-        loop {
-            let has_room = self.space.wait_for_fork_room();
-            let mut layout = self.space.lock();
+        let mut layout = self.space.lock();
+        let charged = loop {
+            let has_room = self.space.wait_for_fork_room(&layout);
             self.gate.close();
             self.space.swap().wait_for_reads();
-            match self.space.errands.send(|| self.space.prepare_fork(&mut layout)) {
-                Ok(charged) => return Ok((layout, charged)),
-                Err(error) => {
-                    self.gate.open();
-                    if !has_room {
-                        return Err(error);
-                    }
-                }
+            let charged = self.space.errands.send(|| self.space.prepare_fork(&mut layout));
+            if charged.is_ok() || !has_room {
+                break charged;
+            }
+            self.gate.open();
+        };
+        self.space.end_fork_demand(&layout);
+        match charged {
+            Ok(charged) => Ok((layout, charged)),
+            Err(error) => {
+                self.gate.open();
+                Err(error)
             }
         }
     }

@@ -24,8 +24,10 @@ use crate::sys::thread::{self, Files, Place, Signal};
 const HANDLERS_MAX: usize = 4;
 /// Readers of the swap file.
 const READERS: usize = 2;
-/// Rounds without progress, of 10 ms each, after which nobody can be expected to give memory.
+/// Rounds, of 10 ms each, after which nobody can be expected to give memory: without progress
+/// anywhere in the tree, and with progress that is not ours.
 const HUNGER_ROUNDS: u32 = 300;
+const HUNGER_ROUNDS_MAX: u32 = 3000;
 /// Reads of one round of a reader.
 const READ_BATCH: usize = 16;
 
@@ -247,7 +249,7 @@ fn handle_faults(process: &'static Process, scratch: &mut Scratch) -> ! {
 
 fn reclaim(process: &'static Process, scratch: &mut Scratch) -> ! {
     let space = &process.space;
-    let mut hungry = 0;
+    let mut hunger = Hunger::default();
     loop {
         // Acquire: what was asked for before the call must be seen below.
         let pressure = &space.budget().control().pressure;
@@ -256,10 +258,12 @@ fn reclaim(process: &'static Process, scratch: &mut Scratch) -> ! {
         process.gate.enter();
         let balance = space.balance(scratch);
         process.gate.leave();
+        let has_starved = space.has_starved();
+        space.budget().set_hungry(has_starved);
         match balance {
-            Balance::Progress => hungry = 0,
+            Balance::Progress => hunger = Hunger::default(),
             Balance::Enough => {
-                hungry = 0;
+                hunger = Hunger::default();
                 space.set_kswapd_awake(false);
                 // A fault that looked before the line above saw us awake: look once more.
                 if !space.is_low() {
@@ -267,20 +271,40 @@ fn reclaim(process: &'static Process, scratch: &mut Scratch) -> ! {
                 }
             }
             Balance::Stuck => {
-                if space.has_starved() {
-                    hungry += 1;
+                if has_starved {
                     space.budget().call_for_memory();
+                    if hunger.is_hopeless(space.budget().swapped_out_by_tree()) {
+                        space.die_of_hunger();
+                        thread::kill_process();
+                    }
                 } else {
-                    hungry = 0;
-                }
-                if hungry > HUNGER_ROUNDS {
-                    space.die_of_hunger();
-                    thread::kill_process();
+                    hunger = Hunger::default();
                 }
                 let seen = pressure.load(Ordering::Acquire);
                 futex::wait(pressure, seen, Reach::Tree, Some(10));
             }
         }
+    }
+}
+
+/// How long nobody has had memory for us.
+#[derive(Default)]
+struct Hunger {
+    rounds: u32,
+    rounds_without_progress: u32,
+    swapped_out: u64,
+}
+
+impl Hunger {
+    /// One round more, after which the tree has swapped out so many pages.
+    fn is_hopeless(&mut self, swapped_out: u64) -> bool {
+        self.rounds += 1;
+        self.rounds_without_progress += 1;
+        if swapped_out != self.swapped_out {
+            self.swapped_out = swapped_out;
+            self.rounds_without_progress = 0;
+        }
+        self.rounds_without_progress > HUNGER_ROUNDS || self.rounds > HUNGER_ROUNDS_MAX
     }
 }
 

@@ -24,6 +24,7 @@ use crate::fault::Outcome;
 use crate::mmu::{FrameRun, Mmu};
 use crate::scratch::Scratch;
 use crate::space::AddressSpace;
+use crate::swap::file::SwapFile;
 use crate::units::{BLOCK_ORDER, BLOCK_PAGES, PageNum, PageRange};
 
 /// Pages that a fault reclaims by itself at a time.
@@ -213,9 +214,14 @@ impl<M: Mmu> AddressSpace<M> {
 
     /// Answers faults that waited for a frame, if there is one.
     pub(crate) fn answer_starved(&self) {
-        if !self.starved.is_empty() && self.available() > 0 {
+        if !self.starved.is_empty() && self.can_answer_starved() {
             self.starved.answer_all(|page| self.mmu.wake(PageRange::new(page, 1)));
         }
+    }
+
+    /// Whether a fault that waited for a frame would find one now.
+    pub(crate) fn can_answer_starved(&self) -> bool {
+        self.available() > 0 && !self.is_making_room_for_fork()
     }
 
     /// Gives free frames beyond `keep` back to the kernel, for other members of the tree.
@@ -248,9 +254,10 @@ impl<M: Mmu> AddressSpace<M> {
         !self.starved.is_empty()
     }
 
-    /// Notes that this process ends because budget and swap are both spent.
+    /// Notes that this process ends because no memory can be had for it.
     pub fn die_of_hunger(&self) {
-        self.budget.leave_obituary(Obituary::OutOfMemory, self.budget.limit_bytes() as u64);
+        let has_room = self.swap.file().is_some_and(SwapFile::has_room);
+        self.budget.leave_obituary(Obituary::OutOfMemory, u64::from(!has_room));
     }
 
     /// Answers a fault once more; for tests that stand in for a thread.

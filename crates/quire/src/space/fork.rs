@@ -20,6 +20,13 @@ use crate::sys::Errno;
 use crate::sys::futex::{self, Reach};
 use crate::units::BLOCK_ORDER;
 
+/// Nobody forks.
+const NONE: u32 = 0;
+/// A fork waits for room.
+const WANTED: u32 = 1;
+/// The background thread has done what it can for it.
+const ANSWERED: u32 = 2;
+
 /// Rounds without progress that a fork waits for room, of [`FORK_ROUND_MS`] each.
 const FORK_ROUNDS_MAX: u32 = 100;
 const FORK_ROUND_MS: u64 = 5;
@@ -27,17 +34,31 @@ const FORK_ROUND_MS: u64 = 5;
 impl<M: Mmu> AddressSpace<M> {
     /// Asks the background thread for room for a second process like this one, and waits until it
     /// is there (`true`) or cannot be had. Before the gate is closed: only engine threads can
-    /// write to the swap file.
-    pub fn wait_for_fork_room(&self) -> bool {
+    /// write to the swap file. From then on until [`Self::end_fork_demand`] faults that need
+    /// memory wait: threads that go on writing would take every page that is freed.
+    pub fn wait_for_fork_room(&self, _: &Layout<'_>) -> bool {
         if self.has_fork_room() {
             return true;
         }
-        self.fork_demand.store(1, Ordering::SeqCst);
+        self.fork_demand.store(WANTED, Ordering::SeqCst);
         self.budget.call_for_memory();
-        while self.fork_demand.load(Ordering::SeqCst) != 0 {
-            futex::wait(&self.fork_demand, 1, Reach::Process, None);
+        while self.fork_demand.load(Ordering::SeqCst) == WANTED {
+            futex::wait(&self.fork_demand, WANTED, Reach::Process, None);
         }
         self.has_fork_room()
+    }
+
+    /// The fork has what it asked for, or does without: faults find memory again.
+    pub fn end_fork_demand(&self, _: &Layout<'_>) {
+        if self.fork_demand.swap(NONE, Ordering::SeqCst) != NONE {
+            // For the background thread to answer those that waited.
+            self.budget.call_for_memory();
+        }
+    }
+
+    /// Whether faults wait for a fork.
+    pub(crate) fn is_making_room_for_fork(&self) -> bool {
+        self.fork_demand.load(Ordering::SeqCst) != NONE
     }
 
     /// What this process would hold without what it need not, twice, fits.
@@ -49,7 +70,7 @@ impl<M: Mmu> AddressSpace<M> {
 
     /// The background thread's side of [`Self::wait_for_fork_room`].
     pub(crate) fn make_room_for_fork(&self, scratch: &mut Scratch) {
-        if self.fork_demand.load(Ordering::SeqCst) == 0 {
+        if self.fork_demand.load(Ordering::SeqCst) != WANTED {
             return;
         }
         let mut failures = 0;
@@ -70,7 +91,7 @@ impl<M: Mmu> AddressSpace<M> {
             }
             failures = if freed == 0 { failures + 1 } else { 0 };
         }
-        self.fork_demand.store(0, Ordering::SeqCst);
+        self.fork_demand.store(ANSWERED, Ordering::SeqCst);
         futex::wake(&self.fork_demand, u32::MAX, Reach::Process);
     }
 
@@ -152,5 +173,6 @@ impl<M: Mmu> AddressSpace<M> {
         self.budget.set_slot(slot);
         self.swap.after_fork_in_child(slot);
         self.starved.answer_all(|_| {});
+        self.fork_demand.store(NONE, Ordering::SeqCst);
     }
 }

@@ -66,7 +66,7 @@ pub struct AddressSpace<M: Mmu> {
     /// Faults that a program's thread has found parked, for an engine thread to answer.
     unanswered: Starved,
     pub(crate) errands: Errands,
-    /// 1 while a fork waits for room; the futex that it waits on.
+    /// What a fork waits for (see `fork`); the futex that it waits on.
     pub(crate) fork_demand: AtomicU32,
     /// Whether pages may be shared with another process since a fork.
     pub(crate) has_forked: AtomicBool,

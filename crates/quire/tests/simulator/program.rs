@@ -145,35 +145,36 @@ impl<'a> Program<'a> {
         is_write: bool,
         act: impl FnOnce(&mut Generator, &mut [u8; PAGE_SIZE]),
     ) {
-        let result = self.world.mmu().access(page, is_write);
-        if self.is_in_doubt(page) {
-            self.world.disturbed.lock().unwrap().insert(page);
-            return;
+        if is_write {
+            self.world.writes.lock().unwrap().push(page);
         }
+        let result = self.world.mmu().access(page, is_write);
+        if is_write {
+            let mut writes = self.world.writes.lock().unwrap();
+            let at = writes.iter().position(|other| *other == page).unwrap();
+            writes.swap_remove(at);
+        }
+        let is_in_doubt = self.is_in_doubt(page);
+        if is_write && (is_in_doubt || result.is_err()) {
+            self.world.disturbed.lock().unwrap().insert(page);
+        }
+        match result {
+            _ if is_in_doubt => {}
+            // SAFETY: mapped; this thread has the baton until its next call.
+            Ok(bytes) => self.compare(page, unsafe { &mut *bytes }, is_write, act),
+            Err(trap) => self.expect_trap(page, is_write, trap),
+        }
+    }
+
+    fn compare(
+        &mut self,
+        page: PageNum,
+        bytes: &mut [u8; PAGE_SIZE],
+        is_write: bool,
+        act: impl FnOnce(&mut Generator, &mut [u8; PAGE_SIZE]),
+    ) {
         let mut oracle = self.world.oracle.lock().unwrap();
         let expected = &mut oracle[page.index()];
-        let bytes = match result {
-            // SAFETY: mapped; this thread has the baton until its next call.
-            Ok(bytes) => unsafe { &mut *bytes },
-            Err(Trap::Segv) => {
-                let has_right = if is_write {
-                    expected.prot.is_writable()
-                } else {
-                    expected.prot.is_readable()
-                };
-                // Rights are as they were promised, but while they change.
-                assert!(!has_right || self.world.layout_is_taken(), "no right to {page:?}");
-                return;
-            }
-            Err(Trap::Bus) => {
-                assert!(self.world.plan.loses_pages(), "{page:?} is lost, but no read failed");
-                let word = self.world.space.snapshot(page);
-                // Locked: it is being poisoned just now.
-                assert!(word.is_locked() || word.state() == State::Poisoned, "{page:?} {word:?}");
-                expected.is_lost = true;
-                return;
-            }
-        };
         assert!(!expected.is_lost, "{page:?} was lost and is there again");
         if !expected.matches(bytes) {
             let word = self.world.space.snapshot(page);
@@ -186,6 +187,26 @@ impl<'a> Program<'a> {
         expected.bytes = (!Expected::is_zero(bytes)).then(|| Box::new(*bytes));
         if is_write && expected.is_written.is_some() {
             expected.is_written = Some(true);
+        }
+    }
+
+    fn expect_trap(&self, page: PageNum, is_write: bool, trap: Trap) {
+        let mut oracle = self.world.oracle.lock().unwrap();
+        let expected = &mut oracle[page.index()];
+        match trap {
+            Trap::Segv => {
+                let prot = expected.prot;
+                let has_right = if is_write { prot.is_writable() } else { prot.is_readable() };
+                // Rights are as they were promised, but while they change.
+                assert!(!has_right || self.world.layout_is_taken(), "no right to {page:?}");
+            }
+            Trap::Bus => {
+                assert!(self.world.plan.loses_pages(), "{page:?} is lost, but no read failed");
+                let word = self.world.space.snapshot(page);
+                // Locked: it is being poisoned just now.
+                assert!(word.is_locked() || word.state() == State::Poisoned, "{page:?} {word:?}");
+                expected.is_lost = true;
+            }
         }
     }
 
@@ -373,7 +394,10 @@ impl<'a> Program<'a> {
             let target = PageRange::new(start, pages);
             let fresh = Expected { prot, ..Expected::default() };
             for (at, page) in target.pages().enumerate() {
-                oracle[page.index()] = old.get(at).cloned().unwrap_or(fresh.clone());
+                let mut expected = old.get(at).cloned().unwrap_or(fresh.clone());
+                // Somebody may have been about to write the page where it was.
+                expected.is_written = expected.is_written.filter(|is_written| *is_written);
+                oracle[page.index()] = expected;
             }
             Some(target)
         });
@@ -405,7 +429,7 @@ impl<'a> Program<'a> {
     /// The kernel takes hold of a page that the program has just written, and writes there.
     fn pin(&mut self) {
         if self.pins.len() >= 2 {
-            self.write_pinned();
+            self.write_pinned_pages_that_lost_their_rights();
             return self.unpin_all();
         }
         let Some(page) = self.own_part().map(|part| part.start) else { return };
@@ -419,6 +443,31 @@ impl<'a> Program<'a> {
             self.say(|| format!("pins {page:?}"));
             self.world.pins.fetch_add(1, Ordering::Relaxed);
             self.pins.push(pin);
+        }
+    }
+
+    fn write_pinned_pages_that_lost_their_rights(&mut self) {
+        let pages: Vec<_> =
+            self.pins.iter().filter_map(|pin| self.world.mmu().page_of(pin)).collect();
+        let is_read_only = self.generator.below(2) == 0;
+        if is_read_only {
+            for page in &pages {
+                self.set_rights(PageRange::new(*page, 1), Prot::READ);
+            }
+            let part = self.any_part();
+            let world = self.world;
+            let all = pages.iter().map(|page| PageRange::new(*page, 1)).chain([part]);
+            for range in all {
+                let _ =
+                    world.with_layout(|layout| world.space.advise(layout, range, Advice::PageOut));
+            }
+        }
+        self.write_pinned();
+        for page in pages {
+            if is_read_only {
+                self.set_rights(PageRange::new(page, 1), Prot::READ_WRITE);
+            }
+            self.read(page);
         }
     }
 
@@ -455,7 +504,9 @@ impl<'a> Program<'a> {
                 self.world.baton.step();
                 let known = self.world.oracle.lock().unwrap()[page.index()].is_written;
                 let Some(expected) = known else { continue };
-                if self.world.disturbed.lock().unwrap().contains(&page) {
+                let is_in_flight = self.world.disturbed.lock().unwrap().contains(&page)
+                    || self.world.writes.lock().unwrap().contains(&page);
+                if is_in_flight && !expected {
                     continue;
                 }
                 let word = self.world.space.snapshot(page);
@@ -470,7 +521,9 @@ impl<'a> Program<'a> {
         self.say(|| format!("tracks the writes of {part:?}"));
         self.world.with_layout(|layout| {
             let mut disturbed = self.world.disturbed.lock().unwrap();
-            part.pages().for_each(|page| drop(disturbed.remove(&page)));
+            part.pages().for_each(|page| {
+                disturbed.remove(&page);
+            });
             drop(disturbed);
             self.world.space.track_writes(layout, part).unwrap();
             let mut oracle = self.world.oracle.lock().unwrap();

@@ -139,9 +139,10 @@ pub struct World {
     pub baton: Arc<Baton>,
     /// Nobody gives the baton away while it is locked.
     pub oracle: Mutex<Vec<Expected>>,
-    /// Pages that were made writable from elsewhere while their layout changed: whether they
-    /// count as written is open.
+    /// Pages that somebody was about to write and did not: they may count as written.
     pub disturbed: Mutex<BTreeSet<PageNum>>,
+    /// Pages that somebody is about to write.
+    pub writes: Mutex<Vec<PageNum>>,
     pub pins: AtomicUsize,
     layout_is_taken: AtomicBool,
     programs_left: AtomicUsize,
@@ -178,6 +179,7 @@ impl World {
             baton,
             oracle: Mutex::new(vec![Expected::default(); ARENA_PAGES]),
             disturbed: Mutex::new(BTreeSet::new()),
+            writes: Mutex::new(Vec::new()),
             pins: AtomicUsize::new(0),
             layout_is_taken: AtomicBool::new(false),
             programs_left: AtomicUsize::new(plan.programs),
