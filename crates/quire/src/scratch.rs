@@ -8,6 +8,8 @@ use crate::sys::memory::{self, Access};
 
 /// Pages of staging: what one copy carries at most.
 pub const STAGING_PAGES: usize = 64;
+/// Pages that a reader of the swap file has under way at most.
+pub const READING_PAGES: usize = 256;
 
 /// Buffers and a compressor in a mapping of their own.
 pub struct Scratch {
@@ -15,6 +17,8 @@ pub struct Scratch {
     pub compressor: &'static mut Compressor,
     /// Pages on their way into the program.
     pub staging: &'static mut [PageBytes; STAGING_PAGES],
+    /// What was read from the swap file; only readers touch it.
+    pub reading: &'static mut [PageBytes; READING_PAGES],
     /// One page on its way out.
     pub page: &'static mut PageBytes,
 }
@@ -22,6 +26,7 @@ pub struct Scratch {
 #[repr(C, align(4096))]
 struct Memory {
     staging: [PageBytes; STAGING_PAGES],
+    reading: [PageBytes; READING_PAGES],
     page: PageBytes,
     compressor: MaybeUninit<Compressor>,
 }
@@ -40,6 +45,7 @@ impl Scratch {
         Ok(Scratch {
             compressor: Compressor::init(&mut memory.compressor),
             staging: &mut memory.staging,
+            reading: &mut memory.reading,
             page: &mut memory.page,
         })
     }

@@ -13,11 +13,12 @@ pub mod order;
 pub mod starved;
 mod swapin;
 pub mod way;
+mod window;
 
 use self::order::Guess;
-use self::way::Way;
+use self::window::Window;
 use crate::control::Event;
-use crate::mmu::{FrameRun, Mmu, Protection, Refusal};
+use crate::mmu::{FrameRun, Mmu, Protection};
 use crate::page::{Flags, Snapshot, State};
 use crate::scratch::{STAGING_PAGES, Scratch};
 use crate::space::AddressSpace;
@@ -25,6 +26,9 @@ use crate::space::vma::{Kind, Vma};
 use crate::swap::compress::{Corrupt, PageBytes, fill_same};
 use crate::swap::zpool::Handle;
 use crate::units::{BLOCK_ORDER, BLOCK_PAGES, PAGE_SIZE, PageNum, PageRange};
+
+/// Pages on their way into the program.
+type Staging = [PageBytes; STAGING_PAGES];
 
 /// What the program tried to do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -52,33 +56,6 @@ pub enum Outcome {
     Poisoned,
 }
 
-/// Pages of one block whose locks a fault holds.
-struct Window {
-    range: PageRange,
-    before: [Snapshot; BLOCK_PAGES],
-    asked: PageNum,
-    access: Access,
-    is_movable: bool,
-    protection: Protection,
-    is_mlocked: bool,
-}
-
-impl Window {
-    fn before(&self, page: PageNum) -> Snapshot {
-        self.before[page.index() % BLOCK_PAGES]
-    }
-}
-
-/// Why a run of pages was not filled to its end.
-enum Stop {
-    /// It was.
-    No,
-    /// The next page's content is lost.
-    Corrupt,
-    /// The kernel refused the next page.
-    Refused(Refusal),
-}
-
 impl<M: Mmu> AddressSpace<M> {
     /// Serves a fault on `page`.
     pub fn handle_fault(&self, page: PageNum, access: Access, scratch: &mut Scratch) -> Outcome {
@@ -94,10 +71,18 @@ impl<M: Mmu> AddressSpace<M> {
             let seen = self.snapshot(page);
             let guess = self.guess(page, seen, &vma);
             // What is in memory already needs none. To reclaim for it could evict the very page,
-            // again and again where threads do so to each other.
-            let needs_room = matches!(seen.state(), State::None | State::Same | State::Pool);
-            let has_room = !needs_room
-                || !self.is_making_room_for_fork() && self.make_room(1 << guess.order, scratch);
+            // again and again where threads do so to each other. Who reads makes room himself.
+            let has_room = match seen.state() {
+                State::None | State::Same | State::Pool | State::File
+                    if self.is_making_room_for_fork() =>
+                {
+                    false
+                }
+                State::None | State::Same | State::Pool => {
+                    self.make_room(1 << guess.order, scratch)
+                }
+                _ => true,
+            };
             if !has_room || !self.use_block(page) {
                 return self.starve(page);
             }
@@ -119,7 +104,7 @@ impl<M: Mmu> AddressSpace<M> {
                 State::File => return self.fault_from_file(page, old),
                 State::Limbo => self.fault_from_limbo(page, old, &vma, guess, access),
                 State::None | State::Same | State::Pool => {
-                    self.fault_from_memory(page, old, &vma, guess, access, scratch)
+                    self.fault_from_memory(page, old, &vma, guess, access, scratch.staging)
                 }
             };
             if served {
@@ -195,7 +180,7 @@ impl<M: Mmu> AddressSpace<M> {
         vma: &Vma,
         guess: Guess,
         access: Access,
-        scratch: &mut Scratch,
+        staging: &mut Staging,
     ) -> bool {
         let is_fresh = old.state() == State::None;
         let joins = |other: Snapshot| match other.state() {
@@ -203,80 +188,18 @@ impl<M: Mmu> AddressSpace<M> {
             State::Same | State::Pool => !is_fresh,
             _ => false,
         };
-        let pages_max = (self.available() / 2).max(1);
+        let pages_max = self.window_pages_max();
         let mut window = self.open_window(page, old, vma, access, guess, pages_max, joins);
-        let pages = window.range.len();
-        let can_move = window.is_movable && window.protection == Protection::Writable;
-        let way = if can_move { self.costs.choose(pages) } else { Way::Copy };
-        let start = self.mmu.cycles();
-        let mut grant = self.grant(pages, way);
-        if grant.pages() == 0 {
+        let is_filled = self.fill_window(&mut window, guess, staging);
+        if !is_filled {
             self.unlock_range(window.range);
-            self.return_grant(grant);
-            return false;
         }
-        self.shrink_window(&mut window, grant.pages());
-        let mut at = window.range.start;
-        while at < window.range.end {
-            let rest = PageRange { start: at, end: window.range.end };
-            let (mapped, stop) = match grant.next_run(rest.len()) {
-                Some(run) => self.fill_by_move(rest, run, &window, scratch),
-                None => {
-                    let (mapped, stop) = self.fill_by_copy(rest, grant.charged, &window, scratch);
-                    grant.charged -= mapped;
-                    (mapped, stop)
-                }
-            };
-            at = at.add(mapped);
-            match stop {
-                Stop::No => {}
-                Stop::Corrupt => {
-                    self.poison_locked(at, window.before(at));
-                    at = at.add(1);
-                }
-                Stop::Refused(Refusal::Exists) => {
-                    // The kernel mapped something there by itself: the program's now.
-                    self.budget.charge_anyway(1);
-                    self.finish_mapped(at, &window);
-                    self.mmu.wake(PageRange::new(at, 1));
-                    at = at.add(1);
-                }
-                Stop::Refused(Refusal::Unmapped) if window.range.len() > 1 => {
-                    // The kernel's mapping ends inside the folio (two of them need not have been
-                    // joined where we see one VMA): the page asked for must come through alone.
-                    self.unlock_range(PageRange { start: at, end: window.range.end });
-                    self.return_grant(grant);
-                    let done = PageRange { start: window.range.start, end: at };
-                    return done.contains(page) || self.fault_alone(page, vma, access, scratch);
-                }
-                Stop::Refused(_) => {
-                    // The mapping changes under us; whoever changes it waits for these locks.
-                    self.unlock_range(PageRange { start: at, end: window.range.end });
-                    self.mmu.wake(PageRange::new(page, 1));
-                    break;
-                }
-            }
-        }
-        let used = if grant.charged + grant.frames == 0 { Some(way) } else { None };
-        self.return_grant(grant);
-        if let Some(way) = used {
-            self.costs.record(way, pages, self.mmu.cycles().wrapping_sub(start));
-        }
-        self.streams.advance(guess, window.range);
-        self.check_low();
-        true
+        is_filled
     }
 
-    /// Serves one page by itself, after a folio around it was refused. `false`: look again.
-    fn fault_alone(&self, page: PageNum, vma: &Vma, access: Access, scratch: &mut Scratch) -> bool {
-        let Some(old) = self.word(page).try_lock() else { return false };
-        let is_in_memory = matches!(old.state(), State::None | State::Same | State::Pool);
-        if !is_in_memory || !self.vmas.is_current(vma) {
-            self.unlock_page(page);
-            return false;
-        }
-        let guess = self.streams.single();
-        self.fault_from_memory(page, old, vma, guess, access, scratch)
+    /// Pages that a fault may take at most, so that it is not the only one to have memory.
+    fn window_pages_max(&self) -> usize {
+        (self.available() / 2).max(1)
     }
 
     pub(crate) fn guess(&self, page: PageNum, old: Snapshot, vma: &Vma) -> Guess {
@@ -290,76 +213,6 @@ impl<M: Mmu> AddressSpace<M> {
             guess.order = (fixed as u32).min(BLOCK_ORDER);
         }
         guess
-    }
-
-    /// Locks what can be filled together with `page`: neighbours within the aligned folio, the
-    /// VMA and the block, of the same kind, that nobody holds.
-    #[allow(clippy::too_many_arguments, reason = "one fault's whole description")]
-    fn open_window(
-        &self,
-        page: PageNum,
-        old: Snapshot,
-        vma: &Vma,
-        access: Access,
-        guess: Guess,
-        pages_max: usize,
-        joins: impl Fn(Snapshot) -> bool,
-    ) -> Window {
-        let folio = PageRange::new(page.align_down(guess.order), 1 << guess.order);
-        let bounds = folio.intersect(vma.range);
-        let mut window = Window {
-            range: PageRange::new(page, 1),
-            before: [Snapshot::new(State::None, 0); BLOCK_PAGES],
-            asked: page,
-            access,
-            is_movable: vma.attributes.prot.is_movable(),
-            protection: if old.has(Flags::WRITE_PROTECTED) {
-                Protection::WriteProtected
-            } else {
-                Protection::Writable
-            },
-            is_mlocked: vma.attributes.is_mlocked,
-        };
-        window.before[page.index() % BLOCK_PAGES] = old;
-        let mut try_join = |page: PageNum| {
-            let word = self.word(page);
-            let seen = word.load();
-            if seen.is_locked() || !joins(seen) {
-                return false;
-            }
-            let Some(now) = word.try_lock() else { return false };
-            let is_alike = now.has(Flags::WRITE_PROTECTED) == old.has(Flags::WRITE_PROTECTED);
-            if !joins(now) || !is_alike {
-                self.unlock_page(page);
-                return false;
-            }
-            window.before[page.index() % BLOCK_PAGES] = now;
-            true
-        };
-        let mut range = PageRange::new(page, 1);
-        while range.end < bounds.end && range.len() < pages_max && try_join(range.end) {
-            range.end = range.end.add(1);
-        }
-        while range.start > bounds.start
-            && range.len() < pages_max
-            && try_join(PageNum(range.start.0 - 1))
-        {
-            range.start.0 -= 1;
-        }
-        window.range = range;
-        window
-    }
-
-    /// Cuts a window to `pages` pages that still hold the one asked for.
-    fn shrink_window(&self, window: &mut Window, pages: usize) {
-        let whole = window.range;
-        if pages >= whole.len() {
-            return;
-        }
-        let start = PageNum(window.asked.0.min(whole.end.0 - pages as u64));
-        window.range = PageRange::new(start, pages);
-        self.unlock_range(PageRange { start: whole.start, end: window.range.start });
-        self.unlock_range(PageRange { start: window.range.end, end: whole.end });
     }
 
     pub(crate) fn unlock_range(&self, range: PageRange) {
@@ -390,143 +243,6 @@ impl<M: Mmu> AddressSpace<M> {
         Ok(())
     }
 
-    /// Fills frames and moves them in.
-    fn fill_by_move(
-        &self,
-        rest: PageRange,
-        run: FrameRun,
-        window: &Window,
-        _: &mut Scratch,
-    ) -> (usize, Stop) {
-        let mut ready = 0;
-        let mut stop = Stop::No;
-        for (page, at) in rest.pages().zip(0..run.len) {
-            // SAFETY: the frame is taken, so nobody else looks at it; the page is locked.
-            let result = unsafe {
-                let into = &mut *self.mmu.frame(run.start.add(at));
-                self.load_content(page, window.before(page), into)
-            };
-            if result.is_err() {
-                stop = Stop::Corrupt;
-                break;
-            }
-            ready += 1;
-        }
-        let mut mapped = 0;
-        if ready > 0 {
-            let done = self.mmu.move_in(PageRange::new(rest.start, ready), run.start);
-            mapped = done.pages;
-            if let Some(refusal) = done.refusal {
-                stop = Stop::Refused(refusal);
-            }
-            self.budget.count(Event::MapMove, mapped);
-        }
-        let (gone, left) = run.split(mapped);
-        self.frames.consume(gone);
-        self.frames.put(left);
-        self.finish_range(PageRange::new(rest.start, mapped), window);
-        (mapped, stop)
-    }
-
-    /// Fills staging pages and copies them in.
-    fn fill_by_copy(
-        &self,
-        rest: PageRange,
-        charged: usize,
-        window: &Window,
-        scratch: &mut Scratch,
-    ) -> (usize, Stop) {
-        let is_fresh = window.before(window.asked).state() == State::None;
-        let limit = if is_fresh { BLOCK_PAGES } else { STAGING_PAGES };
-        let count = rest.len().min(charged).min(limit);
-        let mut ready = 0;
-        let mut stop = Stop::No;
-        let source = if is_fresh {
-            ready = count;
-            self.zeros.as_ptr().cast()
-        } else {
-            for (page, into) in rest.pages().zip(scratch.staging.iter_mut()).take(count) {
-                // SAFETY: the page is locked.
-                if unsafe { self.load_content(page, window.before(page), into) }.is_err() {
-                    stop = Stop::Corrupt;
-                    break;
-                }
-                ready += 1;
-            }
-            scratch.staging.as_ptr().cast()
-        };
-        let mut mapped = 0;
-        if ready > 0 {
-            // SAFETY: `ready` pages are at `source`: staging, or zeros, neither managed.
-            let done = unsafe {
-                self.mmu.copy_in(PageRange::new(rest.start, ready), source, window.protection)
-            };
-            mapped = done.pages;
-            if let Some(refusal) = done.refusal {
-                stop = Stop::Refused(refusal);
-            }
-            self.budget.count(Event::MapCopy, mapped);
-        } else if count == 0 {
-            stop = Stop::Refused(Refusal::NoMemory);
-        }
-        self.finish_range(PageRange::new(rest.start, mapped), window);
-        (mapped, stop)
-    }
-
-    fn finish_range(&self, range: PageRange, window: &Window) {
-        for page in range.pages() {
-            self.finish_mapped(page, window);
-        }
-    }
-
-    /// A locked page has been mapped: its word says so, and what it had in swap is let go.
-    fn finish_mapped(&self, page: PageNum, window: &Window) {
-        let before = window.before(page);
-        let mut after = before.keep(Flags::WRITE_PROTECTED, Snapshot::new(State::Mapped, 0));
-        match before.state() {
-            State::None => self.budget.add_wanted(1),
-            State::Same => {
-                self.budget.count(Event::Pswpin, 1);
-                self.budget.count(Event::SwpinZero, 1);
-            }
-            State::Pool => {
-                self.budget.count(Event::Pswpin, 1);
-                self.budget.count(Event::Zswpin, 1);
-                let is_written = page == window.asked && window.access == Access::Write;
-                if !is_written && self.swap.may_keep_copy() {
-                    after = Snapshot::new(State::Mapped, before.payload()).with(Flags::COPY);
-                    after = before.keep(Flags::WRITE_PROTECTED, after);
-                } else {
-                    // SAFETY: the page is locked, and its word is about to forget the handle.
-                    unsafe { self.swap.free_blob(before.payload(), &self.budget) };
-                }
-            }
-            _ => {}
-        }
-        if page == window.asked {
-            after = after.with(Flags::ACCESSED);
-        }
-        if window.is_mlocked {
-            after = after.with(Flags::MLOCKED);
-        }
-        self.count_mapped(page, 1);
-        self.unlock_page_with(page, after);
-    }
-
-    /// The content of a locked page is lost.
-    pub(crate) fn poison_locked(&self, page: PageNum, before: Snapshot) {
-        self.budget.count(Event::Pgpoison, 1);
-        match before.state() {
-            // SAFETY: the page is locked, and its word is about to forget the handle.
-            State::Pool => unsafe { self.swap.free_blob(before.payload(), &self.budget) },
-            State::File => self.swap.free_location(before.payload()),
-            _ => {}
-        }
-        let _ = self.mmu.poison(page);
-        self.unlock_page_with(page, Snapshot::new(State::Poisoned, 0));
-        self.mmu.wake(PageRange::new(page, 1));
-    }
-
     /// Serves a page that is still in the pool with its content, and its neighbours there.
     /// `page` is locked; no page is afterwards.
     pub(crate) fn fault_from_limbo(
@@ -543,8 +259,7 @@ impl<M: Mmu> AddressSpace<M> {
         self.cut_to_neighbouring_frames(&mut window, first);
         let range = window.range;
         let frame = crate::mmu::FrameId(window.before(range.start).payload());
-        let can_move = window.is_movable && window.protection == Protection::Writable;
-        let mapped = if can_move {
+        let mapped = if window.can_move() {
             let done = self.mmu.move_in(range, frame);
             let run = FrameRun { start: frame, len: done.pages };
             self.frames.leave_limbo(run);
@@ -567,7 +282,7 @@ impl<M: Mmu> AddressSpace<M> {
     }
 
     /// Leaves in the window only pages whose frames follow each other as the pages do.
-    fn cut_to_neighbouring_frames(&self, window: &mut Window, first: u32) {
+    fn cut_to_neighbouring_frames(&self, window: &mut Window<'_>, first: u32) {
         let fits = |page: PageNum| {
             let want = i64::from(first) + (page.0 as i64 - window.asked.0 as i64);
             let frame = window.before(page).payload();
@@ -587,7 +302,7 @@ impl<M: Mmu> AddressSpace<M> {
     }
 
     /// Copies pages out of limbo to where moving is refused; each frame pays for its copy.
-    fn copy_from_limbo(&self, window: &Window) -> usize {
+    fn copy_from_limbo(&self, window: &Window<'_>) -> usize {
         let mut mapped = 0;
         for page in window.range.pages() {
             let frame = crate::mmu::FrameId(window.before(page).payload());
@@ -608,7 +323,7 @@ impl<M: Mmu> AddressSpace<M> {
         mapped
     }
 
-    fn finish_from_limbo(&self, page: PageNum, window: &Window) {
+    fn finish_from_limbo(&self, page: PageNum, window: &Window<'_>) {
         let before = window.before(page);
         let copy = self.frames.copy_of(crate::mmu::FrameId(before.payload()));
         let mut after = if copy == 0 {

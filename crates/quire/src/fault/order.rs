@@ -85,12 +85,6 @@ impl Streams {
         Guess { order: order.min(order_max), stream }
     }
 
-    /// A guess of one page, whatever the streams say.
-    #[must_use]
-    pub fn single(&self) -> Guess {
-        Guess { order: 0, stream: self.hand.load(Relaxed) as usize % STREAMS }
-    }
-
     /// Notes what was filled after a guess.
     pub fn advance(&self, guess: Guess, filled: PageRange) {
         let stream = &self.streams[guess.stream];

@@ -272,7 +272,7 @@ impl FramePool {
 
     /// Takes up to `most` neighbouring free frames.
     pub fn take(&self, most: usize) -> Option<FrameRun> {
-        if self.free() == 0 {
+        if most == 0 || self.free() == 0 {
             return None;
         }
         let mut lists = self.lists();
@@ -583,6 +583,17 @@ mod tests {
         pool.return_window(window, QueueEnd::Youngest);
         pool.enter_limbo(FrameRun { start: late, len: 10 }, |_| true);
         pool.check();
+    }
+
+    #[test]
+    fn nothing_is_taken_where_nothing_is_wanted() {
+        let pool = FramePool::new(BLOCK_PAGES).unwrap();
+        let start = evict(&pool, 10);
+        let run = FrameRun { start, len: 10 };
+        pool.leave_limbo(run);
+        pool.put(run);
+        assert!(pool.take(0).is_none());
+        assert_eq!(pool.free(), 10);
     }
 
     #[test]

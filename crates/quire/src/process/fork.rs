@@ -15,6 +15,9 @@ use crate::sys::Errno;
 use crate::sys::futex::{self, Reach};
 use crate::sys::thread::{self, SignalsBlocked};
 
+/// How often a fork whose room is taken by others asks for it again.
+const TRIES_MAX: u32 = 100;
+
 /// How long a parent waits at a time before it looks whether the child still lives, in
 /// milliseconds.
 const CHILD_POLL_MS: u64 = 20;
@@ -45,26 +48,35 @@ impl Process {
     }
 
     /// Takes the space's lock, closes the gate, and charges the child's share. Another process may
-    /// be quicker to take the room that was made, so it is tried again while there is some.
+    /// be quicker to take the room that was made, so it is tried again.
     fn charge_fork(&'static self) -> Result<(Layout<'static>, usize), Errno> {
         let mut layout = self.space.lock();
-        let charged = loop {
-            let has_room = self.space.wait_for_fork_room(&layout);
-            self.gate.close();
-            self.space.swap().wait_for_reads();
-            let charged = self.space.errands.send(|| self.space.prepare_fork(&mut layout));
-            if charged.is_ok() || !has_room {
-                break charged;
+        let mut charged = Err(Errno::NOMEM);
+        for _ in 0..TRIES_MAX {
+            if !self.space.wait_for_fork_room(&layout) {
+                break;
+            }
+            self.close_gate();
+            charged = self.space.errands.send(|| self.space.prepare_fork(&mut layout));
+            if charged.is_ok() {
+                break;
             }
             self.gate.open();
-        };
+        }
         self.space.end_fork_demand(&layout);
-        match charged {
-            Ok(charged) => Ok((layout, charged)),
-            Err(error) => {
-                self.gate.open();
-                Err(error)
+        charged.map(|charged| (layout, charged))
+    }
+
+    /// Closes the gate at a moment when no read of the swap file is under way: a reader may need
+    /// the background thread, which is stopped with all the others.
+    fn close_gate(&self) {
+        loop {
+            self.space.swap().wait_for_reads();
+            self.gate.close();
+            if !self.space.swap().is_reading() {
+                return;
             }
+            self.gate.open();
         }
     }
 }

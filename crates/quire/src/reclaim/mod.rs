@@ -227,8 +227,9 @@ impl<M: Mmu> AddressSpace<M> {
     /// Gives free frames beyond `keep` back to the kernel, for other members of the tree.
     pub fn release_free_frames(&self, keep: usize) -> usize {
         let mut released = 0;
-        while self.frames.free() > keep {
-            let Some(run) = self.frames.take(self.frames.free() - keep) else { break };
+        // Others take frames meanwhile: what is too much is asked anew, and once, for every run.
+        while let Some(excess) = self.frames.free().checked_sub(keep) {
+            let Some(run) = self.frames.take(excess) else { break };
             self.release_frames(run);
             released += run.len;
         }

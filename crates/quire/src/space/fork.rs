@@ -38,6 +38,7 @@ impl<M: Mmu> AddressSpace<M> {
     /// memory wait: threads that go on writing would take every page that is freed.
     pub fn wait_for_fork_room(&self, _: &Layout<'_>) -> bool {
         if self.has_fork_room() {
+            self.fork_demand.store(ANSWERED, Ordering::SeqCst);
             return true;
         }
         self.fork_demand.store(WANTED, Ordering::SeqCst);

@@ -32,7 +32,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64};
 
 use rustix::io::Errno;
 
-pub use self::layout::{Location, ReadPlan, Segment, blobs_in, parse, segment_blobs};
+pub use self::layout::{Location, ReadPlan, Segment, segment_blobs};
 pub use self::writer::{Purpose, Writer, Written};
 use super::sparse::Sparse;
 use crate::control::{Control, MEMBERS_MAX, SEGMENTS_MAX};

@@ -216,7 +216,15 @@ impl Swap {
         }
     }
 
-    /// Waits until no read is under way. No new one may come meanwhile.
+    /// Whether a read is under way.
+    pub fn is_reading(&self) -> bool {
+        // Acquire: see `read_completed`.
+        self.file
+            .as_ref()
+            .is_some_and(|tier| tier.reading.load(core::sync::atomic::Ordering::Acquire) != 0)
+    }
+
+    /// Waits until no read is under way.
     pub fn wait_for_reads(&self) {
         let Some(tier) = &self.file else { return };
         loop {

@@ -82,13 +82,34 @@ pub struct ReadPlan {
 }
 
 impl ReadPlan {
-    /// The same read, longer: up to `bytes`, or the segment's end. What follows a blob was
-    /// written with it, so it is often wanted with it.
+    /// The same read, longer, so that it has another blob of the same segment too. `None` where
+    /// that lies elsewhere, or too far away for `bytes_max`.
     #[must_use]
-    pub fn ahead(self, bytes: usize) -> ReadPlan {
-        let left = SEGMENT_BYTES - (self.offset % SEGMENT_BYTES as u64) as usize;
-        let length = self.length.max(bytes.next_multiple_of(PAGE_SIZE)).min(left);
-        ReadPlan { length, ..self }
+    pub fn with(self, location: Location, bytes_max: usize) -> Option<ReadPlan> {
+        let other = location.plan();
+        let offset = self.offset.min(other.offset);
+        let end = (self.offset + self.length as u64).max(other.offset + other.length as u64);
+        let is_same_segment =
+            self.offset / SEGMENT_BYTES as u64 == u64::from(location.segment().number());
+        let length = (end - offset) as usize;
+        (is_same_segment && length <= bytes_max).then_some(ReadPlan { offset, length })
+    }
+
+    /// Unpacks the page whose blob lies at `location` from the `bytes` that this read gave.
+    ///
+    /// # Errors
+    ///
+    /// [`Corrupt`] where the bytes are not what `owner` once stored; `out` then holds garbage.
+    pub fn unpack(
+        self,
+        bytes: &[u8],
+        location: Location,
+        owner: PageNum,
+        out: &mut PageBytes,
+    ) -> Result<(), Corrupt> {
+        let at = location.segment().offset() + location.offset_bytes() as u64;
+        let start = at.checked_sub(self.offset).ok_or(Corrupt)?;
+        blob_at(bytes, start as usize).ok_or(Corrupt)?.0.unpack(owner, out)
     }
 }
 
@@ -139,49 +160,19 @@ impl Segment {
     }
 }
 
-/// Unpacks the page whose blob lies at `location` from what [`Location::plan`] read.
-///
-/// # Errors
-///
-/// [`Corrupt`] where the bytes are not what `owner` once stored; `out` then holds garbage.
-pub fn parse(
-    buffer: &[u8],
-    location: Location,
-    owner: PageNum,
-    out: &mut PageBytes,
-) -> Result<(), Corrupt> {
-    let start = location.offset_bytes() % PAGE_SIZE;
-    blob_at(buffer, start).ok_or(Corrupt)?.0.unpack(owner, out)
-}
-
-/// The blob at `location` and those behind it, from what [`Location::plan`] (or a longer
-/// [`ReadPlan::ahead`]) read. Their bytes are not checked, and they may be long dead: the
-/// location in the owner's word says which is not.
-pub fn blobs_in(buffer: &[u8], location: Location) -> impl Iterator<Item = (Location, Blob<'_>)> {
-    let start = location.offset_bytes() % PAGE_SIZE;
-    blobs_from(buffer, start, location.segment(), location.offset_bytes() - start)
-}
-
-/// All blobs of a segment that was read whole, as [`blobs_in`] gives them; none if it is not
-/// the segment that was written.
+/// All blobs of a segment that was read whole; none if it is not the segment that was written.
+/// Their bytes are not checked, and they may be long dead: the location in the owner's word says
+/// which is not.
 pub fn segment_blobs(
     buffer: &[u8],
     segment: Segment,
 ) -> impl Iterator<Item = (Location, Blob<'_>)> {
     let used = SegmentHeader::read(buffer, segment).map_or(0, |header| header.used as usize);
-    blobs_from(buffer.get(..used).unwrap_or(&[]), GRANULE_BYTES, segment, 0)
-}
-
-/// The blobs from `at` on in `buffer`, which begins `base` bytes into the segment.
-fn blobs_from(
-    buffer: &[u8],
-    mut at: usize,
-    segment: Segment,
-    base: usize,
-) -> impl Iterator<Item = (Location, Blob<'_>)> {
+    let buffer = buffer.get(..used).unwrap_or(&[]);
+    let mut at = GRANULE_BYTES;
     core::iter::from_fn(move || {
         let (blob, next) = blob_at(buffer, at)?;
-        let location = segment.location(base + at)?;
+        let location = segment.location(at)?;
         at = next;
         Some((location, blob))
     })
