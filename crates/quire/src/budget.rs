@@ -81,9 +81,11 @@ impl Budget {
     /// this one holds more than its share.
     fn yields(&self) -> bool {
         let hungry = self.control().hungry.load(Ordering::Relaxed);
-        if hungry == 0 || hungry == self.slot() + 1 {
-            return false;
-        }
+        hungry != 0 && hungry != self.slot() + 1 && self.is_beyond_share()
+    }
+
+    /// Whether this member holds more than it would if all of the tree held the same.
+    fn is_beyond_share(&self) -> bool {
         let held = self.member().held_pages.load(Ordering::Relaxed) as usize;
         held > self.limit() / self.members()
     }
@@ -93,12 +95,13 @@ impl Budget {
         if self.yields() { 0 } else { self.uncharged() }
     }
 
-    /// Tells the tree whether this member has faults that find no memory.
+    /// Tells the tree whether this member has faults that find no memory. One that holds more than
+    /// its share is not heard: it has to find what it needs at home.
     pub fn set_hungry(&self, is_hungry: bool) {
         let hungry = &self.control().hungry;
         let own = self.slot() + 1;
         // Relaxed: a hint; of several that are hungry the last to say so is fed first.
-        if is_hungry {
+        if is_hungry && !self.is_beyond_share() {
             hungry.store(own, Ordering::Relaxed);
         } else if hungry.load(Ordering::Relaxed) == own {
             let _ = hungry.compare_exchange(own, 0, Ordering::Relaxed, Ordering::Relaxed);

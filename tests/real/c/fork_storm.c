@@ -99,6 +99,8 @@ static void child(void)
 
 	if (grandchild == 0)
 		_exit(check_change_check(generation + 2) ? 4 : 0);
+	if (grandchild < 0)
+		perror("a child's fork");
 	if (grandchild < 0 || waitpid(grandchild, &status, 0) < 0 || status != 0)
 		wrong++;
 	wrong += wrong_pages();

@@ -78,6 +78,7 @@ impl<M: Mmu> AddressSpace<M> {
         while !self.has_fork_room() && failures < FORK_ROUNDS_MAX {
             if failures > 0 {
                 // The others of the tree may have something to give; they need a moment.
+                self.budget.set_hungry(true);
                 self.budget.call_for_memory();
                 let pressure = &self.budget.control().pressure;
                 let seen = pressure.load(Ordering::Relaxed);
