@@ -4,7 +4,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicI32, Ordering};
 
 use linux_raw_sys::general::{
-    __NR_pread64, __NR_process_vm_readv, MADV_DOFORK, MADV_DONTFORK, MADV_DONTNEED,
+    __NR_mincore, __NR_pread64, __NR_process_vm_readv, MADV_DOFORK, MADV_DONTFORK, MADV_DONTNEED,
     MADV_NOHUGEPAGE, MADV_POPULATE_WRITE,
 };
 use rustix::mm::{MapFlags, ProtFlags};
@@ -13,7 +13,7 @@ use super::{Done, FrameId, FrameRun, Holes, Mmu, Prot, Protection, Refusal};
 use crate::sys::thread::{is_engine_thread, process_id};
 use crate::sys::uffd::{MODE_MISSING, MODE_WP, Partial, Uffd, feature};
 use crate::sys::{Errno, call, memory};
-use crate::units::{PAGE_SHIFT, PAGE_SIZE, PageNum, PageRange};
+use crate::units::{BLOCK_PAGES, PAGE_SHIFT, PAGE_SIZE, PageNum, PageRange};
 
 /// The arena and the frame pool, each registered with a userfaultfd of its own.
 ///
@@ -176,14 +176,46 @@ fn done(partial: Partial) -> Done {
     Done { pages: partial.done >> PAGE_SHIFT, refusal: partial.error.map(refusal) }
 }
 
-/// The same for a move, which says ENOENT for a hole in its source.
-fn moved(partial: Partial) -> Done {
-    match done(partial) {
-        Done { pages, refusal: Some(_) } if partial.error == Some(Errno::NOENT) => {
-            Done { pages, refusal: Some(Refusal::Hole) }
+/// Moves pages, and finds out what became of them where the kernel does not say: in Linux 6.18 a
+/// move that had to look twice (the program touched a page meanwhile) does not take note that it
+/// succeeded, tries again, and finds its own page in the way. It says that nothing has moved then.
+fn move_pages(uffd: &Uffd, dst: usize, src: usize, len: usize, holes: Holes) -> Done {
+    let mut at = 0;
+    while at < len {
+        let step = || uffd.move_pages(dst + at, src + at, len - at, holes == Holes::Skip);
+        let partial = settled(step);
+        at += partial.done;
+        let Some(error) = partial.error else { break };
+        let unsaid = match error {
+            Errno::EXIST | Errno::NOENT => moved_unsaid(dst + at, src + at, len - at),
+            _ => 0,
+        };
+        if unsaid == 0 {
+            // Of a move ENOENT is a hole in its source.
+            let refusal = if error == Errno::NOENT { Refusal::Hole } else { refusal(error) };
+            return Done { pages: at >> PAGE_SHIFT, refusal: Some(refusal) };
         }
-        done => done,
+        uffd.wake(dst + at, unsaid);
+        at += unsaid;
     }
+    Done::all(len >> PAGE_SHIFT)
+}
+
+/// Bytes from the start that are at `dst` and no longer at `src`.
+fn moved_unsaid(dst: usize, src: usize, len: usize) -> usize {
+    let pages = (len >> PAGE_SHIFT).min(BLOCK_PAGES);
+    let mut present = [[0u8; BLOCK_PAGES]; 2];
+    for (start, present) in [dst, src].into_iter().zip(&mut present) {
+        let place = present.as_mut_ptr() as usize;
+        // SAFETY: the kernel writes a byte a page, and there is room for as many.
+        if unsafe { call::syscall(__NR_mincore, [start, pages << PAGE_SHIFT, place, 0, 0, 0]) }
+            .is_err()
+        {
+            return 0;
+        }
+    }
+    let has_moved = |at: &usize| present[0][*at] & 1 != 0 && present[1][*at] & 1 == 0;
+    (0..pages).take_while(has_moved).count() << PAGE_SHIFT
 }
 
 fn finished(pages: usize, result: Result<(), Errno>) -> Done {
@@ -207,19 +239,17 @@ fn settled(mut step: impl FnMut() -> Partial) -> Partial {
 impl Mmu for Userfaultfd {
     fn move_in(&self, pages: PageRange, frames: FrameId) -> Done {
         let (dst, src) = (self.address(pages.start), self.frame_address(frames));
-        moved(settled(|| self.faults.move_pages(dst, src, pages.len() << PAGE_SHIFT, false)))
+        move_pages(&self.faults, dst, src, pages.len() << PAGE_SHIFT, Holes::Refuse)
     }
 
     fn move_out(&self, pages: PageRange, frames: FrameId, holes: Holes) -> Done {
         let (dst, src) = (self.frame_address(frames), self.address(pages.start));
-        let len = pages.len() << PAGE_SHIFT;
-        let skip = holes == Holes::Skip;
-        moved(settled(|| self.pool_faults.move_pages(dst, src, len, skip)))
+        move_pages(&self.pool_faults, dst, src, pages.len() << PAGE_SHIFT, holes)
     }
 
     fn move_within(&self, from: PageRange, to: PageNum) -> Done {
         let (dst, src) = (self.address(to), self.address(from.start));
-        moved(settled(|| self.faults.move_pages(dst, src, from.len() << PAGE_SHIFT, false)))
+        move_pages(&self.faults, dst, src, from.len() << PAGE_SHIFT, Holes::Refuse)
     }
 
     unsafe fn copy_in(&self, pages: PageRange, source: *const u8, protection: Protection) -> Done {
