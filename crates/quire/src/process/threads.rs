@@ -13,7 +13,7 @@ use linux_raw_sys::general::{
 
 use super::Process;
 use crate::fault::Access;
-use crate::reclaim::Balance;
+use crate::reclaim::{Balance, HUNGER_ROUND_MS, Hunger};
 use crate::scratch::Scratch;
 use crate::swap::Request;
 use crate::sys::Errno;
@@ -24,10 +24,6 @@ use crate::sys::thread::{self, Files, Place, Signal};
 const HANDLERS_MAX: usize = 4;
 /// Readers of the swap file.
 const READERS: usize = 2;
-/// Rounds, of 10 ms each, after which nobody can be expected to give memory: without progress
-/// anywhere in the tree, and with progress that is not ours.
-const HUNGER_ROUNDS: u32 = 300;
-const HUNGER_ROUNDS_MAX: u32 = 3000;
 /// Reads of one round of a reader.
 const READ_BATCH: usize = 16;
 
@@ -281,30 +277,9 @@ fn reclaim(process: &'static Process, scratch: &mut Scratch) -> ! {
                     hunger = Hunger::default();
                 }
                 let seen = pressure.load(Ordering::Acquire);
-                futex::wait(pressure, seen, Reach::Tree, Some(10));
+                futex::wait(pressure, seen, Reach::Tree, Some(HUNGER_ROUND_MS));
             }
         }
-    }
-}
-
-/// How long nobody has had memory for us.
-#[derive(Default)]
-struct Hunger {
-    rounds: u32,
-    rounds_without_progress: u32,
-    swapped_out: u64,
-}
-
-impl Hunger {
-    /// One round more, after which the tree has swapped out so many pages.
-    fn is_hopeless(&mut self, swapped_out: u64) -> bool {
-        self.rounds += 1;
-        self.rounds_without_progress += 1;
-        if swapped_out != self.swapped_out {
-            self.swapped_out = swapped_out;
-            self.rounds_without_progress = 0;
-        }
-        self.rounds_without_progress > HUNGER_ROUNDS || self.rounds > HUNGER_ROUNDS_MAX
     }
 }
 

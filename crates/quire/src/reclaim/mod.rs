@@ -30,6 +30,13 @@ use crate::units::{BLOCK_ORDER, BLOCK_PAGES, PageNum, PageRange};
 /// Pages that a fault reclaims by itself at a time.
 const DIRECT_MAX: usize = 128;
 
+/// How long whoever is hungry waits at a time.
+pub const HUNGER_ROUND_MS: u64 = 10;
+/// Rounds after which nobody can be expected to give memory: without progress
+/// anywhere in the tree, and with progress that is not ours.
+const HUNGER_ROUNDS: u32 = 300;
+const HUNGER_ROUNDS_MAX: u32 = 3000;
+
 /// Where the hands are.
 #[derive(Default)]
 pub struct Clock {
@@ -75,6 +82,28 @@ pub enum Balance {
     Progress,
     /// Nothing could be freed, though it is needed.
     Stuck,
+}
+
+/// How long nobody has had memory for a fault, or a fork, of ours.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Hunger {
+    rounds: u32,
+    rounds_without_progress: u32,
+    swapped_out: u64,
+}
+
+impl Hunger {
+    /// One round more, after which the tree has swapped out so many pages.
+    #[must_use]
+    pub fn is_hopeless(&mut self, swapped_out: u64) -> bool {
+        self.rounds += 1;
+        self.rounds_without_progress += 1;
+        if swapped_out != self.swapped_out {
+            self.swapped_out = swapped_out;
+            self.rounds_without_progress = 0;
+        }
+        self.rounds_without_progress > HUNGER_ROUNDS || self.rounds > HUNGER_ROUNDS_MAX
+    }
 }
 
 impl<M: Mmu> AddressSpace<M> {

@@ -14,7 +14,7 @@ use crate::fault::Access;
 use crate::frames::QueueEnd;
 use crate::mmu::{FrameId, Mmu};
 use crate::page::{Flags, Snapshot, State};
-use crate::reclaim::Reclaimer;
+use crate::reclaim::{HUNGER_ROUND_MS, Hunger, Reclaimer};
 use crate::scratch::Scratch;
 use crate::sys::Errno;
 use crate::sys::futex::{self, Reach};
@@ -27,17 +27,13 @@ const WANTED: u32 = 1;
 /// The background thread has done what it can for it.
 const ANSWERED: u32 = 2;
 
-/// Rounds without progress that a fork waits for room, of [`FORK_ROUND_MS`] each.
-const FORK_ROUNDS_MAX: u32 = 100;
-const FORK_ROUND_MS: u64 = 5;
-
 impl<M: Mmu> AddressSpace<M> {
     /// Asks the background thread for room for a second process like this one, and waits until it
-    /// is there (`true`) or cannot be had. Before the gate is closed: only engine threads can
+    /// is charged (`true`) or cannot be had. Before the gate is closed: only engine threads can
     /// write to the swap file. From then on until [`Self::end_fork_demand`] faults that need
     /// memory wait: threads that go on writing would take every page that is freed.
     pub fn wait_for_fork_room(&self, _: &Layout<'_>) -> bool {
-        if self.has_fork_room() {
+        if self.charge_fork_room() {
             self.fork_demand.store(ANSWERED, Ordering::SeqCst);
             return true;
         }
@@ -46,11 +42,12 @@ impl<M: Mmu> AddressSpace<M> {
         while self.fork_demand.load(Ordering::SeqCst) == WANTED {
             futex::wait(&self.fork_demand, WANTED, Reach::Process, None);
         }
-        self.has_fork_room()
+        self.charge_fork_room()
     }
 
     /// The fork has what it asked for, or does without: faults find memory again.
     pub fn end_fork_demand(&self, _: &Layout<'_>) {
+        self.budget.uncharge(self.fork_room.swap(0, Ordering::Relaxed));
         if self.fork_demand.swap(NONE, Ordering::SeqCst) != NONE {
             // For the background thread to answer those that waited.
             self.budget.call_for_memory();
@@ -62,11 +59,24 @@ impl<M: Mmu> AddressSpace<M> {
         self.fork_demand.load(Ordering::SeqCst) != NONE
     }
 
-    /// What this process would hold without what it need not, twice, fits.
-    fn has_fork_room(&self) -> bool {
+    /// Pages that this process holds itself, without what is charged for a child.
+    fn held_for_itself(&self) -> usize {
         let held = self.budget.member().held_pages.load(Ordering::Relaxed) as usize;
-        let free = self.frames.free();
-        self.budget.uncharged() + free >= held.saturating_sub(free) + self.budget.reserve()
+        held.saturating_sub(self.fork_room.load(Ordering::Relaxed))
+    }
+
+    /// Charges, for a child, what this process holds without what it need not. Ahead, before the
+    /// gate closes: other processes would take room that is only seen.
+    fn charge_fork_room(&self) -> bool {
+        let wanted = self.held_for_itself().saturating_sub(self.frames.free());
+        let missing = wanted.saturating_sub(self.fork_room.load(Ordering::Relaxed));
+        let fits = self.budget.uncharged() >= missing + self.budget.reserve();
+        let is_charged = missing == 0 || fits && self.budget.try_charge(missing, Purpose::Reclaim);
+        if is_charged {
+            // Relaxed: the forking thread and the background thread take turns by `fork_demand`.
+            self.fork_room.fetch_add(missing, Ordering::Relaxed);
+        }
+        is_charged
     }
 
     /// The background thread's side of [`Self::wait_for_fork_room`].
@@ -74,24 +84,28 @@ impl<M: Mmu> AddressSpace<M> {
         if self.fork_demand.load(Ordering::SeqCst) != WANTED {
             return;
         }
-        let mut failures = 0;
-        while !self.has_fork_room() && failures < FORK_ROUNDS_MAX {
-            if failures > 0 {
+        let mut hunger = Hunger::default();
+        let mut is_stuck = false;
+        while !self.charge_fork_room() {
+            if is_stuck {
+                if hunger.is_hopeless(self.budget.swapped_out_by_tree()) {
+                    break;
+                }
                 // The others of the tree may have something to give; they need a moment.
                 self.budget.set_hungry(true);
                 self.budget.call_for_memory();
                 let pressure = &self.budget.control().pressure;
                 let seen = pressure.load(Ordering::Relaxed);
-                futex::wait(pressure, seen, Reach::Tree, Some(FORK_ROUND_MS));
+                futex::wait(pressure, seen, Reach::Tree, Some(HUNGER_ROUND_MS));
             }
             let limbo = self.frames.limbo();
             let mut freed = self.reclaim(512, Reclaimer::Kswapd, scratch);
             freed += self.shrink_limbo(limbo, scratch);
             self.release_free_frames(0);
-            if !self.has_fork_room() && self.swap.zpool.pages() > 0 {
+            if !self.charge_fork_room() && self.swap.zpool.pages() > 0 {
                 freed += self.write_back(scratch);
             }
-            failures = if freed == 0 { failures + 1 } else { 0 };
+            is_stuck = freed == 0;
         }
         self.fork_demand.store(ANSWERED, Ordering::SeqCst);
         futex::wake(&self.fork_demand, u32::MAX, Reach::Process);
@@ -115,8 +129,12 @@ impl<M: Mmu> AddressSpace<M> {
                 return Err(Errno::NOMEM);
             }
             self.release_free_frames(0);
-            let held = self.budget.member().held_pages.load(Ordering::Relaxed) as usize;
-            if self.budget.try_charge(held, Purpose::Reclaim) {
+            let held = self.held_for_itself();
+            let room = self.fork_room.load(Ordering::Relaxed);
+            let missing = held.saturating_sub(room);
+            if self.budget.try_charge(missing, Purpose::Reclaim) {
+                self.fork_room.store(0, Ordering::Relaxed);
+                self.budget.uncharge(room.saturating_sub(held));
                 self.has_forked.store(true, Ordering::Relaxed);
                 self.budget.count(Event::Fork, 1);
                 return Ok(held);
@@ -127,7 +145,7 @@ impl<M: Mmu> AddressSpace<M> {
             let limbo = self.frames.limbo();
             self.shrink_limbo(limbo, &mut layout.scratch);
             self.release_free_frames(0);
-            let now = self.budget.member().held_pages.load(Ordering::Relaxed) as usize;
+            let now = self.held_for_itself();
             if now >= before {
                 return Err(Errno::NOMEM);
             }

@@ -68,6 +68,8 @@ pub struct AddressSpace<M: Mmu> {
     pub(crate) errands: Errands,
     /// What a fork waits for (see `fork`); the futex that it waits on.
     pub(crate) fork_demand: AtomicU32,
+    /// Pages charged ahead for a fork's child.
+    pub(crate) fork_room: AtomicUsize,
     /// Whether pages may be shared with another process since a fork.
     pub(crate) has_forked: AtomicBool,
     /// Whether the background thread need not be called.
@@ -125,6 +127,7 @@ impl<M: Mmu> AddressSpace<M> {
             unanswered: Starved::new(),
             errands: Errands::new(),
             fork_demand: AtomicU32::new(0),
+            fork_room: AtomicUsize::new(0),
             has_forked: AtomicBool::new(false),
             kswapd_is_awake: AtomicBool::new(false),
             locks_future: AtomicBool::new(false),
