@@ -14,6 +14,7 @@ use core::fmt::Write;
 use core::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
 
 use rustix::fd::IntoRawFd;
+use rustix::process::{Resource, getrlimit};
 
 pub use self::fork::ForkGuard;
 use self::gate::Gate;
@@ -166,8 +167,10 @@ fn settle(process: Process) -> Result<&'static Process, Errno> {
 /// (address space only: windows that are nearly empty cost nothing else).
 fn reserve_arena(budget_pages: usize) -> Result<Userfaultfd, Errno> {
     let frames = (budget_pages * 4).next_multiple_of(BLOCK_PAGES) + 64 * BLOCK_PAGES;
-    // Under a limit most of the addresses are left to the program and to our tables.
-    let limit = rustix::process::getrlimit(rustix::process::Resource::As).current;
+    // Under a limit most of the addresses are left to the program and to our tables. Tables are
+    // as long as the arena, and count as data.
+    let limits = [Resource::As, Resource::Data].map(|kind| getrlimit(kind).current);
+    let limit = limits.into_iter().flatten().min();
     let mut bytes = ARENA_BYTES_MAX;
     while bytes > ARENA_BYTES_MIN && limit.is_some_and(|limit| bytes as u64 > limit / 4) {
         bytes /= 2;
