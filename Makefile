@@ -29,18 +29,15 @@ test: setup-test
 
 check:
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy --workspace -- -D warnings
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
 
-# Unit and property tests, the MMU's conformance suite, batched unmapping, the page lock under loom.
+# Unit and property tests, the simulator, loom, the engine on the real MMU, the front-ends.
 unit:
-	$(CARGO) test --package quire --lib --test batched_unmap --test conformance --test frames --test page_lock_loom
+	$(CARGO) test --workspace
 
-# Real programs under `quire run`, each held against its bare run. Those that still fail now and
-# then, and those that take minutes, are in `make test-long` alone.
-QUICK := close-range main-exits seccomp file-limit thread-churn free-elsewhere at-exit daemon \
-	statuses pipes same-filled-blocks out-of-memory disk-full
+# Real programs under `quire run`, each held against its bare run.
 real:
-	$(REAL) --quick $(addprefix -k ,$(QUICK))
+	$(REAL) --quick
 
 test-long: setup-test release
 	QUIRE_SIM_SECONDS=600 $(CARGO) test --workspace

@@ -31,7 +31,7 @@ def write_text(path, mebibytes, seed=1):
 def sort(context):
     """GNU sort with all of the text in its buffer."""
     text = context.tmp / "text"
-    write_text(text, 400 if context.long else 100)
+    write_text(text, 400 if context.long else 12)
     argv = ["sort", "-S", "4G", "--parallel=2", text]
     context.same(argv, swap=True, env={"LC_ALL": "C"})
 
