@@ -122,7 +122,6 @@ fn rights(ways: &Ways) -> Vec<Finding> {
         _ => "sudo sysctl vm.unprivileged_userfaultfd=1 (or run as root, with CAP_SYS_PTRACE)",
     };
     let user_mode = uffd::from_call(true).map(drop);
-    let follows_forks = ways.may_follow_forks();
     vec![
         Finding::new("/dev/userfaultfd", need(&call), device.is_ok(), note(device))
             .mended_by(device_mend),
@@ -134,17 +133,12 @@ fn rights(ways: &Ways) -> Vec<Finding> {
             "not enough for run: misses the faults of system calls",
         )
         .mended_by("needs Linux 5.11, and a sandbox that lets the call through"),
-        Finding::new("CAP_SYS_PTRACE", Need::Wanted, follows_forks, "to follow forks (EVENT_FORK)")
-            .mended_by(
-                "run as root, or: setpriv --inh-caps +sys_ptrace --ambient-caps +sys_ptrace",
-            ),
     ]
 }
 
 /// userfaultfd's features: name, bit, since which Linux, what for.
-const FEATURES: [(&str, u32, &str, &str); 8] = [
+const FEATURES: [(&str, u32, &str, &str); 7] = [
     ("MOVE", raw::UFFD_FEATURE_MOVE, "6.8", "pages move instead of being copied"),
-    ("EVENT_FORK", raw::UFFD_FEATURE_EVENT_FORK, "4.11", "children of a fork are managed"),
     ("POISON", raw::UFFD_FEATURE_POISON, "6.6", "lost pages are SIGBUS, not zeros"),
     ("SIGBUS", raw::UFFD_FEATURE_SIGBUS, "4.14", "a fault in quire's own frames does not hang"),
     ("WP", raw::UFFD_FEATURE_PAGEFAULT_FLAG_WP, "5.7", "pages are written back while mapped"),

@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 
 use anyhow::{Result, bail};
-use linux_raw_sys::general::{UFFD_FEATURE_EVENT_FORK, UFFD_FEATURE_MOVE};
+use linux_raw_sys::general::UFFD_FEATURE_MOVE;
 use rustix::io::Errno;
 
 use crate::sys::uffd;
@@ -38,12 +38,6 @@ impl Ways {
     /// All features that the kernel has.
     pub fn features(&self) -> Result<u64, Errno> {
         uffd::handshake(&self.open()?, 0)
-    }
-
-    /// Whether forks can be followed: that takes CAP_SYS_PTRACE.
-    pub fn may_follow_forks(&self) -> bool {
-        let uffd = self.open();
-        uffd.is_ok_and(|uffd| uffd::handshake(&uffd, UFFD_FEATURE_EVENT_FORK.into()).is_ok())
     }
 }
 

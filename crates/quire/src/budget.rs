@@ -108,6 +108,11 @@ impl Budget {
         }
     }
 
+    /// Stops yielding to whoever is hungry: it may be stopped, and take nothing for hours.
+    pub fn forget_hungry(&self) {
+        self.control().hungry.store(0, Ordering::Relaxed);
+    }
+
     /// Pages that went to swap, of all members.
     pub fn swapped_out_by_tree(&self) -> u64 {
         let members = self.control().members.iter();

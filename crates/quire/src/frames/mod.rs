@@ -478,7 +478,7 @@ impl FramePool {
         self.lists().window(index).limbo
     }
 
-    /// Checks the books against themselves (I4: every place is in one state).
+    /// Checks the books against themselves (I5: every place is in one state).
     #[cfg(any(test, debug_assertions))]
     pub fn check(&self) {
         let mut lists = self.lists();

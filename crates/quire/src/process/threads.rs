@@ -24,6 +24,8 @@ use crate::sys::thread::{self, Files, Place, Signal};
 const HANDLERS_MAX: usize = 4;
 /// Readers of the swap file.
 const READERS: usize = 2;
+/// Rounds that faults of ours wait while there is memory, for a member that is hungrier.
+const PATIENCE_ROUNDS: u32 = 50;
 /// Reads of one round of a reader.
 const READ_BATCH: usize = 16;
 
@@ -246,6 +248,7 @@ fn handle_faults(process: &'static Process, scratch: &mut Scratch) -> ! {
 fn reclaim(process: &'static Process, scratch: &mut Scratch) -> ! {
     let space = &process.space;
     let mut hunger = Hunger::default();
+    let mut patience = PATIENCE_ROUNDS;
     loop {
         // Acquire: what was asked for before the call must be seen below.
         let pressure = &space.budget().control().pressure;
@@ -261,8 +264,16 @@ fn reclaim(process: &'static Process, scratch: &mut Scratch) -> ! {
             Balance::Enough => {
                 hunger = Hunger::default();
                 space.set_kswapd_awake(false);
-                // A fault that looked before the line above saw us awake: look once more.
-                if !space.is_low() {
+                if has_starved {
+                    // There is enough, but it is another's (or a fork's) just now.
+                    patience = patience.checked_sub(1).unwrap_or_else(|| {
+                        space.budget().forget_hungry();
+                        PATIENCE_ROUNDS
+                    });
+                    futex::wait(pressure, seen, Reach::Tree, Some(HUNGER_ROUND_MS));
+                } else if !space.is_low() {
+                    // A fault that looked before we said that we sleep saw us awake: hence the
+                    // second look.
                     futex::wait(pressure, seen, Reach::Tree, None);
                 }
             }
