@@ -198,7 +198,7 @@ int data_limit(void)
 {
 	struct data *data = data_make(MEBIBYTES);
 
-	limit(RLIMIT_DATA, "data", (rlim_t)512 << 20);
+	limit(RLIMIT_DATA, "data", (rlim_t)4 << 30);
 	data_report("limited", data);
 	struct data *more = data_make(MEBIBYTES);
 	data_report("more", more);

@@ -8,8 +8,12 @@ from cases import resp
 from harness import HERE, MIB, Failed, case
 
 
+# A line is about 250 bytes.
+LINE_WORDS = 30
+
+
 def write_text(path, mebibytes, seed=1):
-    """Lines of words, numbered out of order; the same for a seed everywhere."""
+    """Lines as long as a log's, numbered out of order; the same for a seed everywhere."""
     rng = random.Random(seed)
     letters = "abcdefghijklmnopqrstuvwxyz"
     words = ["".join(rng.choices(letters, k=rng.randint(3, 11))) for _ in range(4000)]
@@ -17,10 +21,10 @@ def write_text(path, mebibytes, seed=1):
     with open(path, "w", encoding="ascii") as file:
         while written < goal:
             numbers = rng.sample(range(1 << 40), 4096)
-            picks = rng.choices(words, k=4096 * 6)
+            picks = rng.choices(words, k=4096 * LINE_WORDS)
             written += file.write(
                 "".join(
-                    f"{' '.join(picks[i * 6 : i * 6 + 6])} {number:x} {chunk}\n"
+                    f"{' '.join(picks[i * LINE_WORDS : (i + 1) * LINE_WORDS])} {number:x} {chunk}\n"
                     for i, number in enumerate(numbers)
                 )
             )
@@ -31,7 +35,7 @@ def write_text(path, mebibytes, seed=1):
 def sort(context):
     """GNU sort with all of the text in its buffer."""
     text = context.tmp / "text"
-    write_text(text, 400 if context.long else 12)
+    write_text(text, 400 if context.long else 24)
     argv = ["sort", "-S", "4G", "--parallel=2", text]
     context.same(argv, swap=True, env={"LC_ALL": "C"})
 

@@ -4,8 +4,10 @@
 //! does. All run on program threads, with every signal blocked, under the space's lock.
 
 use core::ops::Range;
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use linux_raw_sys::general as c;
+use rustix::process::{Resource, getrlimit};
 
 use super::Process;
 use crate::mmu::Prot;
@@ -13,12 +15,14 @@ use crate::space::remap::Placement;
 use crate::space::vma::{Kind, Pattern};
 use crate::space::{Advice, Layout};
 use crate::sys::call::syscall;
-use crate::sys::thread::SignalsBlocked;
+use crate::sys::thread::{self, SignalsBlocked};
 use crate::sys::{Errno, memory};
 use crate::units::{PAGE_SHIFT, PAGE_SIZE, PageNum, PageRange};
 
 /// The rights that a managed mapping can have.
 const PROT_MASK: i32 = 7;
+/// Mappings from this size on are held against RLIMIT_AS: 1 MiB.
+const LIMITED_PAGES_MIN: usize = 256;
 
 impl Process {
     /// Addresses that are managed.
@@ -64,11 +68,15 @@ impl Process {
     }
 
     /// RLIMIT_AS as the program means it: the arena was reserved before it could set one, so the
-    /// kernel would not refuse.
+    /// kernel would not refuse. Asked on an engine thread, for the program's filter of system calls
+    /// may not expect it; and for large pieces only, to spare the others the two switches.
     fn check_address_limit(&self, pages: usize) -> Result<(), Errno> {
-        let limit = rustix::process::getrlimit(rustix::process::Resource::As).current;
+        if pages < LIMITED_PAGES_MIN {
+            return Ok(());
+        }
+        let limit = self.on_errand(|_| getrlimit(Resource::As).current);
         let member = self.space.budget().member();
-        let managed = member.managed_pages.load(core::sync::atomic::Ordering::Relaxed);
+        let managed = member.managed_pages.load(Ordering::Relaxed);
         let bytes = (managed + pages as u64) << PAGE_SHIFT;
         if limit.is_some_and(|limit| bytes > limit) { Err(Errno::NOMEM) } else { Ok(()) }
     }
@@ -85,15 +93,32 @@ impl Process {
         let hint = self.pages(hint & !(PAGE_SIZE - 1), bytes).ok().map(|range| range.start);
         let pages = bytes >> PAGE_SHIFT;
         self.check_address_limit(pages)?;
-        let start = self.locked_or_errand(
+        let mapped = self.locked_or_errand(
             |_| is_populated(flags),
             |layout| {
                 let start = self.space.map(layout, hint, pages, Prot((prot & PROT_MASK) as u32))?;
                 self.populate_if_asked(layout, PageRange::new(start, pages), flags);
                 Ok::<_, Errno>(start)
             },
-        )?;
-        Ok(self.space.mmu().address(start))
+        );
+        if mapped == Err(Errno::NOMEM) {
+            self.explain_refusal();
+        }
+        Ok(self.space.mmu().address(mapped?))
+    }
+
+    /// The kernel refused rights to memory of the arena. Says once where that is not the program's
+    /// doing alone.
+    fn explain_refusal(&self) {
+        static HAS_EXPLAINED: AtomicBool = AtomicBool::new(false);
+        let is_limited = self.on_errand(|_| getrlimit(Resource::Data).current.is_some());
+        if is_limited && !HAS_EXPLAINED.swap(true, Ordering::Relaxed) {
+            super::say(format_args!(
+                "quire: memory is refused to process {}: RLIMIT_DATA counts quire's tables too; \
+                 set the limit before the program starts, or to at least 4 GiB",
+                thread::process_id()
+            ));
+        }
     }
 
     fn populate_if_asked(&self, layout: &mut Layout<'_>, range: PageRange, flags: i32) {

@@ -70,17 +70,12 @@ pub struct StartError {
 /// runs unmanaged.
 pub fn start() -> Option<&'static Process> {
     try_start().unwrap_or_else(|error| {
-        let mut line = Line::new();
-        let _ = writeln!(
-            line,
+        say(format_args!(
             "quire: process {} runs unmanaged: cannot {} (errno {}); try `quire doctor`",
             thread::process_id(),
             error.step,
             error.errno.raw_os_error()
-        );
-        // SAFETY: stderr is the program's, and stays open or not as it likes.
-        let stderr = unsafe { rustix::fd::BorrowedFd::borrow_raw(2) };
-        let _ = rustix::io::write(stderr, line.as_bytes());
+        ));
         None
     })
 }
@@ -123,15 +118,24 @@ fn try_start() -> Result<Option<&'static Process>, StartError> {
     Ok(Some(process))
 }
 
+/// Writes a line to stderr, from a program's thread.
+fn say(text: core::fmt::Arguments<'_>) {
+    let mut line = Line::new();
+    let _ = writeln!(line, "{text}");
+    // SAFETY: stderr is the program's, and stays open or not as it likes.
+    let stderr = unsafe { rustix::fd::BorrowedFd::borrow_raw(2) };
+    let _ = rustix::io::write(stderr, line.as_bytes());
+}
+
 /// A message in the making, without an allocator.
 struct Line {
-    bytes: [u8; 160],
+    bytes: [u8; 200],
     len: usize,
 }
 
 impl Line {
     const fn new() -> Line {
-        Line { bytes: [0; 160], len: 0 }
+        Line { bytes: [0; 200], len: 0 }
     }
 
     fn as_bytes(&self) -> &[u8] {
