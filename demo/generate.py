@@ -63,7 +63,7 @@ def events(rng):
     while number < EVENTS:
         visit += 1
         reader = int(rng.random() ** 2 * READERS)
-        host = f"web-{visit % 8 + 1}.library.example"
+        host = f"web-{visit % 8 + 1}.books.example"
         agent = ("desktop", "desktop", "terminal", "phone", "phone")[reader % 5]
         second = DAYS * 86_400 * number // EVENTS
         # What is much asked for changes with the months.

@@ -332,14 +332,7 @@ impl<M: Mmu> AddressSpace<M> {
             Snapshot::new(State::Mapped, copy).with(Flags::COPY)
         };
         after = before.keep(Flags::WRITE_PROTECTED, after);
-        if page == window.asked {
-            after = after.with(Flags::ACCESSED);
-        }
-        if window.is_mlocked {
-            after = after.with(Flags::MLOCKED);
-        }
-        self.count_mapped(page, 1);
-        self.unlock_page_with(page, after);
+        self.settle_mapped(page, after, window);
     }
 }
 

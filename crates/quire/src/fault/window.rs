@@ -336,6 +336,11 @@ impl<M: Mmu> AddressSpace<M> {
             }
             _ => {}
         }
+        self.settle_mapped(page, after, window);
+    }
+
+    /// The end for a page that has been mapped: its word is `after`, and what its window says.
+    pub(super) fn settle_mapped(&self, page: PageNum, mut after: Snapshot, window: &Window<'_>) {
         if page == window.asked {
             after = after.with(Flags::ACCESSED);
         }
