@@ -34,8 +34,8 @@ const DIRECT_MAX: usize = 128;
 pub const HUNGER_ROUND_MS: u64 = 10;
 /// Rounds after which nobody can be expected to give memory: without progress
 /// anywhere in the tree, and with progress that is not ours.
-const HUNGER_ROUNDS: u32 = 300;
-const HUNGER_ROUNDS_MAX: u32 = 3000;
+const HUNGER_ROUNDS: u32 = 1000;
+const HUNGER_ROUNDS_MAX: u32 = 6000;
 
 /// Where the hands are.
 #[derive(Default)]
