@@ -176,9 +176,8 @@ fn done(partial: Partial) -> Done {
     Done { pages: partial.done >> PAGE_SHIFT, refusal: partial.error.map(refusal) }
 }
 
-/// Moves pages, and finds out what became of them where the kernel does not say: in Linux 6.18 a
-/// move that had to look twice (the program touched a page meanwhile) does not take note that it
-/// succeeded, tries again, and finds its own page in the way. It says that nothing has moved then.
+/// Moves pages, and finds out what became of them where the kernel does not say: Linux 6.18 may
+/// refuse a move with EEXIST that it has made (docs/decisions/0012).
 fn move_pages(uffd: &Uffd, dst: usize, src: usize, len: usize, holes: Holes) -> Done {
     let mut at = 0;
     while at < len {

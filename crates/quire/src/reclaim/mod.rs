@@ -20,7 +20,6 @@ use core::sync::atomic::Ordering;
 
 pub use self::evict::Evicted;
 use crate::control::{Event, Obituary};
-use crate::fault::Outcome;
 use crate::mmu::{FrameRun, Mmu};
 use crate::scratch::Scratch;
 use crate::space::AddressSpace;
@@ -32,8 +31,8 @@ const DIRECT_MAX: usize = 128;
 
 /// How long whoever is hungry waits at a time.
 pub const HUNGER_ROUND_MS: u64 = 10;
-/// Rounds after which nobody can be expected to give memory: without progress
-/// anywhere in the tree, and with progress that is not ours.
+/// Rounds after which nobody can be expected to give memory: without progress anywhere in the
+/// tree, and with progress that is not ours.
 const HUNGER_ROUNDS: u32 = 1000;
 const HUNGER_ROUNDS_MAX: u32 = 6000;
 
@@ -288,11 +287,5 @@ impl<M: Mmu> AddressSpace<M> {
     pub fn die_of_hunger(&self) {
         let has_room = self.swap.file().is_some_and(SwapFile::has_room);
         self.budget.leave_obituary(Obituary::OutOfMemory, u64::from(!has_room));
-    }
-
-    /// Answers a fault once more; for tests that stand in for a thread.
-    #[doc(hidden)]
-    pub fn is_final(outcome: Outcome) -> bool {
-        !matches!(outcome, Outcome::Parked)
     }
 }

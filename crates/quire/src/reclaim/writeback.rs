@@ -15,7 +15,7 @@ use crate::mmu::Mmu;
 use crate::page::{Flags, Snapshot, State};
 use crate::scratch::Scratch;
 use crate::space::AddressSpace;
-use crate::swap::file::{Location, Purpose, SwapFile, segment_blobs};
+use crate::swap::file::{Purpose, SwapFile, segment_blobs};
 use crate::swap::io::Job;
 use crate::swap::tiers::Writing;
 use crate::swap::zpool::Handle;
@@ -220,11 +220,5 @@ impl<M: Mmu> AddressSpace<M> {
             },
             &self.budget,
         )
-    }
-
-    /// Where a page's blob lies in the file, if that is where it is.
-    pub fn location_of(&self, page: PageNum) -> Option<Location> {
-        let seen = self.snapshot(page);
-        (seen.state() == State::File).then(|| Location::new(seen.payload())).flatten()
     }
 }

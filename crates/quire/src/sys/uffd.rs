@@ -123,11 +123,6 @@ impl Uffd {
         self.descriptor.load(Ordering::Relaxed)
     }
 
-    /// Names another number for the same descriptor.
-    pub fn set_number(&self, number: i32) {
-        self.descriptor.store(number, Ordering::Relaxed);
-    }
-
     #[inline]
     fn ioctl<T>(&self, request: u32, argument: &mut T) -> Result<(), Errno> {
         // SAFETY: each caller pairs the request with its structure; the ranges inside belong to
