@@ -80,8 +80,19 @@ impl Budget {
     /// Whether what nobody has charged is another member's: one that finds no memory at all, while
     /// this one holds more than its share.
     fn yields(&self) -> bool {
+        self.wanted_by_hungry().is_some()
+    }
+
+    /// Pages that another member cannot do without, where this one holds more than its share.
+    fn wanted_by_hungry(&self) -> Option<usize> {
         let hungry = self.control().hungry.load(Ordering::Relaxed);
-        hungry != 0 && hungry != self.slot() + 1 && self.is_beyond_share()
+        let is_other = hungry != 0 && hungry as u32 != self.slot() + 1;
+        (is_other && self.is_beyond_share()).then_some((hungry >> 32) as usize)
+    }
+
+    /// Pages beyond the reserve that this member should see free for another's sake.
+    pub fn owed(&self) -> usize {
+        self.wanted_by_hungry().unwrap_or(0)
     }
 
     /// Whether this member holds more than it would if all of the tree held the same.
@@ -95,16 +106,20 @@ impl Budget {
         if self.yields() { 0 } else { self.uncharged() }
     }
 
-    /// Tells the tree whether this member has faults that find no memory. One that holds more than
-    /// its share is not heard: it has to find what it needs at home.
-    pub fn set_hungry(&self, is_hungry: bool) {
+    /// Tells the tree whether this member finds no memory, and how many pages it cannot do
+    /// without. One that holds more than its share is not heard: it has to find what it needs at
+    /// home.
+    pub fn set_hungry(&self, wanted: Option<usize>) {
         let hungry = &self.control().hungry;
         let own = self.slot() + 1;
         // Relaxed: a hint; of several that are hungry the last to say so is fed first.
-        if is_hungry && !self.is_beyond_share() {
-            hungry.store(own, Ordering::Relaxed);
-        } else if hungry.load(Ordering::Relaxed) == own {
-            let _ = hungry.compare_exchange(own, 0, Ordering::Relaxed, Ordering::Relaxed);
+        if let Some(pages) = wanted.filter(|_| !self.is_beyond_share()) {
+            hungry.store((pages as u64) << 32 | u64::from(own), Ordering::Relaxed);
+            return;
+        }
+        let seen = hungry.load(Ordering::Relaxed);
+        if seen as u32 == own {
+            let _ = hungry.compare_exchange(seen, 0, Ordering::Relaxed, Ordering::Relaxed);
         }
     }
 
@@ -174,6 +189,13 @@ impl Budget {
     pub fn members(&self) -> usize {
         let members = self.control().members.iter();
         members.filter(|member| member.pid.load(Ordering::Relaxed) != 0).count().max(1)
+    }
+
+    /// Pages of the other members' compressed pools.
+    pub fn pool_pages_of_others(&self) -> usize {
+        let members = self.control().members.iter();
+        let all: u64 = members.map(|member| member.pool_pages.load(Ordering::Relaxed)).sum();
+        (all - self.member().pool_pages.load(Ordering::Relaxed).min(all)) as usize
     }
 
     /// Counts pages of data that have come (or gone, where negative).

@@ -23,7 +23,7 @@ pub const SOCKET_VARIABLE: &str = "QUIRE_SOCKET";
 /// First word of the control page, of `Hello` and of `Welcome`.
 pub const MAGIC: u32 = 0x5155_4952;
 /// Changed with every change of a structure in this module.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// Most processes of one tree that can be managed at a time.
 pub const MEMBERS_MAX: usize = 256;
@@ -253,11 +253,10 @@ pub struct Control {
     pub wanted_pages: AtomicU64,
     /// Most of it at any time.
     pub wanted_pages_max: AtomicU64,
-    /// A member (slot + 1) with faults that find no memory; 0 where there is none. Members that
-    /// hold more than their share charge nothing new meanwhile.
-    pub hungry: AtomicU32,
-    /// Keeps the members aligned.
-    pub reserved: AtomicU32,
+    /// A member with faults that find no memory, or a fork (slot + 1 in the low half), and the
+    /// pages that it cannot do without (in the high half); 0 where there is none. Members that
+    /// hold more than their share charge nothing new meanwhile, and free that much.
+    pub hungry: AtomicU64,
     /// The members.
     pub members: [Member; MEMBERS_MAX],
     /// Members that hold live data in each segment; 0 is a free segment.

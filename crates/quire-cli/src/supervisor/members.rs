@@ -114,8 +114,10 @@ impl Members {
         subtract(&control.held_pages, member.held_pages.load(Relaxed));
         subtract(&control.wanted_pages, member.wanted_pages.load(Relaxed));
         release_segments(control, slot);
-        let hungry = slot as u32 + 1;
-        let _ = control.hungry.compare_exchange(hungry, 0, Relaxed, Relaxed);
+        let hungry = control.hungry.load(Relaxed);
+        if hungry as u32 == slot as u32 + 1 {
+            let _ = control.hungry.compare_exchange(hungry, 0, Relaxed, Relaxed);
+        }
         for (total, event) in self.events.iter_mut().zip(&member.events) {
             *total += event.load(Relaxed);
         }

@@ -101,7 +101,7 @@ impl<M: Mmu> AddressSpace<M> {
             let served = match old.state() {
                 State::Mapped => return self.fault_on_mapped(page, old, access),
                 State::Poisoned => return self.fault_on_poisoned(page),
-                State::File => return self.fault_from_file(page, old),
+                State::File => return self.fault_from_file(page, old, scratch),
                 State::Limbo => self.fault_from_limbo(page, old, &vma, guess, access),
                 State::None | State::Same | State::Pool => {
                     self.fault_from_memory(page, old, &vma, guess, access, scratch.staging)
@@ -116,22 +116,24 @@ impl<M: Mmu> AddressSpace<M> {
     /// Leaves a fault to the background thread.
     fn starve(&self, page: PageNum) -> Outcome {
         self.budget.count(Event::FaultParked, 1);
-        let is_listed = self.starved.push(page);
+        self.starved.push(page);
         self.budget.call_for_memory();
-        if !is_listed || self.can_answer_starved() {
-            // No room in the list, or memory came before the page was in it.
+        if self.can_answer_starved() {
+            // Memory came before the page was in the list.
             self.mmu.relax();
             self.mmu.wake(PageRange::new(page, 1));
         }
         Outcome::Parked
     }
 
-    /// Waits a moment for the background thread to free something. For readers, which may sleep.
+    /// Waits until the background thread has freed something. For readers, which may sleep, and
+    /// which a fork waits for: they are fed before the faults that it holds up.
     fn wait_for_room(&self) {
-        // Counts as starved, so that hunger without end is noticed; the answer goes nowhere.
-        let _ = self.starved.push(PageNum(0));
-        self.budget.call_for_memory();
-        self.mmu.relax();
+        self.starved.sleep(
+            || self.budget.call_for_memory(),
+            || self.available() > 0,
+            |word, seen| self.mmu.sleep_on(word, seen as u32),
+        );
     }
 
     fn fault_on_mapped(&self, page: PageNum, old: Snapshot, access: Access) -> Outcome {
@@ -161,8 +163,11 @@ impl<M: Mmu> AddressSpace<M> {
         Outcome::Poisoned
     }
 
-    fn fault_from_file(&self, page: PageNum, old: Snapshot) -> Outcome {
+    fn fault_from_file(&self, page: PageNum, old: Snapshot, scratch: &mut Scratch) -> Outcome {
         self.budget.count(Event::Pgmajfault, 1);
+        if self.read_at_once(page, old, scratch) {
+            return Outcome::Served;
+        }
         // The lock stays taken until the read is done; who reads it answers this fault.
         self.word(page).park_under_lock();
         if !self.swap.request_read(page, old.payload()) {

@@ -1,5 +1,7 @@
 //! Faults that wait for a frame: left unanswered until reclaim has one.
 
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
 use rustix_futex_sync::Mutex;
 
 use crate::units::PageNum;
@@ -9,11 +11,26 @@ const STARVED_MAX: usize = 64;
 struct List {
     pages: [PageNum; STARVED_MAX],
     len: usize,
+    /// More wait than the list has room for.
+    is_overfull: bool,
 }
 
-/// The pages whose faults wait for a frame.
+/// Whom to answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Answer {
+    /// The faults of one page.
+    Page(PageNum),
+    /// All faults: more have waited than could be listed.
+    Everybody,
+}
+
+/// The pages whose faults wait for a frame, and the threads that sleep until there is one.
 pub struct Starved {
     list: Mutex<List>,
+    /// Threads that sleep, or are about to.
+    sleepers: AtomicU32,
+    /// Counts answers; what sleepers sleep on.
+    answers: AtomicU64,
 }
 
 impl Default for Starved {
@@ -26,32 +43,127 @@ impl Starved {
     /// Nobody waits.
     #[must_use]
     pub const fn new() -> Starved {
-        Starved { list: Mutex::new(List { pages: [PageNum(0); STARVED_MAX], len: 0 }) }
+        let list = List { pages: [PageNum(0); STARVED_MAX], len: 0, is_overfull: false };
+        Starved { list: Mutex::new(list), sleepers: AtomicU32::new(0), answers: AtomicU64::new(0) }
     }
 
-    /// Adds a page; `false` where the list is full (the fault is tried again at once then).
-    pub fn push(&self, page: PageNum) -> bool {
+    /// Adds a page.
+    pub fn push(&self, page: PageNum) {
         let mut list = self.list.lock();
         let len = list.len;
+        if list.pages[..len].contains(&page) {
+            return;
+        }
         if len == STARVED_MAX {
-            return false;
+            list.is_overfull = true;
+            return;
         }
         list.pages[len] = page;
         list.len += 1;
-        true
     }
 
     /// Whether somebody waits.
     pub fn is_empty(&self) -> bool {
-        self.list.lock().len == 0
+        self.sleepers.load(Ordering::SeqCst) == 0 && self.list.lock().len == 0
     }
 
     /// Takes all, and answers each.
-    pub fn answer_all(&self, mut answer: impl FnMut(PageNum)) {
-        let (pages, len) = {
+    pub fn answer_all(&self, mut answer: impl FnMut(Answer)) {
+        let (pages, len, is_overfull) = {
             let mut list = self.list.lock();
-            (list.pages, core::mem::take(&mut list.len))
+            let len = core::mem::take(&mut list.len);
+            (list.pages, len, core::mem::take(&mut list.is_overfull))
         };
-        pages[..len].iter().copied().for_each(&mut answer);
+        if is_overfull {
+            answer(Answer::Everybody);
+        } else {
+            pages[..len].iter().for_each(|&page| answer(Answer::Page(page)));
+        }
+    }
+
+    /// Sleeps, as a thread that may, until the next [`Self::wake_sleepers`]. `call` sees to it that
+    /// there will be one; `is_over` says that it need not sleep; `sleep` sleeps while the word is
+    /// what it is given.
+    pub fn sleep(
+        &self,
+        call: impl FnOnce(),
+        is_over: impl FnOnce() -> bool,
+        sleep: impl FnOnce(&AtomicU64, u64),
+    ) {
+        // SeqCst, as in `wake_sleepers`: either the waker sees a sleeper, or the sleeper sees what
+        // the waker has given before.
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        let seen = self.answers.load(Ordering::SeqCst);
+        call();
+        if !is_over() {
+            sleep(&self.answers, seen);
+        }
+        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Wakes those that sleep; `wake` wakes whoever sleeps on the word.
+    pub fn wake_sleepers(&self, wake: impl FnOnce(&AtomicU64)) {
+        if self.sleepers.load(Ordering::SeqCst) > 0 {
+            self.answers.fetch_add(1, Ordering::SeqCst);
+            wake(&self.answers);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::vec::Vec;
+
+    use super::*;
+
+    fn answers(starved: &Starved) -> Vec<Answer> {
+        let mut all = Vec::new();
+        starved.answer_all(|answer| all.push(answer));
+        all
+    }
+
+    #[test]
+    fn each_page_is_answered_once() {
+        let starved = Starved::new();
+        for page in [3, 5, 3] {
+            starved.push(PageNum(page));
+        }
+        assert!(!starved.is_empty());
+        assert_eq!(answers(&starved), [Answer::Page(PageNum(3)), Answer::Page(PageNum(5))]);
+        assert!(starved.is_empty());
+    }
+
+    #[test]
+    fn nobody_is_forgotten_where_more_wait_than_can_be_listed() {
+        let starved = Starved::new();
+        for page in 0..=STARVED_MAX as u64 {
+            starved.push(PageNum(page));
+        }
+        assert_eq!(answers(&starved), [Answer::Everybody]);
+        assert!(starved.is_empty());
+        starved.push(PageNum(1));
+        assert_eq!(answers(&starved), [Answer::Page(PageNum(1))]);
+    }
+
+    #[test]
+    fn a_sleeper_counts_as_one_that_waits_and_is_woken() {
+        let starved = Starved::new();
+        let woken = || {
+            let mut is_woken = false;
+            starved.wake_sleepers(|_| is_woken = true);
+            is_woken
+        };
+        assert!(!woken());
+        let call = || assert!(!starved.is_empty());
+        starved.sleep(
+            call,
+            || false,
+            |word, seen| {
+                assert!(woken());
+                assert_ne!(word.load(Ordering::Relaxed), seen);
+            },
+        );
+        assert!(starved.is_empty());
+        starved.sleep(|| {}, || true, |_, _| panic!("there is nothing to wait for"));
     }
 }

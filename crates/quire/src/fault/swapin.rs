@@ -12,7 +12,7 @@ use crate::swap::Request;
 use crate::swap::file::{Location, ReadPlan};
 use crate::swap::io::{Job, Ring};
 use crate::sys::Errno;
-use crate::units::PAGE_SIZE;
+use crate::units::{PAGE_SIZE, PageNum};
 
 /// What a stream reads for one fault at most: the page, and what around it is in the file too.
 const READ_AHEAD_ORDER: u32 = 6;
@@ -48,8 +48,30 @@ impl<M: Mmu> AddressSpace<M> {
         for (at, read) in reads.iter_mut().flatten().enumerate() {
             self.make_room(read.window.range.len(), scratch);
             let is_read = results[at].is_ok() || self.read_alone(read, at, ring, scratch);
-            self.map_read(read, is_read.then_some(at), scratch);
+            // A frame will come: reclaim does not need this page's lock. The wait is bounded by
+            // the background thread, which ends the process where there is none.
+            while !self.map_read(read, is_read.then_some(at), scratch) {
+                self.wait_for_room();
+            }
         }
+    }
+
+    /// Reads and maps a locked page on the handler's own thread: two threads fewer to wake, and
+    /// each wake-up is a good part of what a read takes. `false` where the other handlers read as
+    /// well, or memory is short: it is left, locked, to the readers, which may wait.
+    pub(super) fn read_at_once(&self, page: PageNum, old: Snapshot, scratch: &mut Scratch) -> bool {
+        let Some(location) = Location::new(old.payload()) else { return false };
+        // A program's thread that brings a page in has no descriptor of the file.
+        if !self.mmu.is_reachable() {
+            return false;
+        }
+        let Some(_turn) = self.swap.take_turn() else { return false };
+        let mut ring = self.swap.new_plain_reader();
+        let mut read = self.plan_read(&Request { page, location });
+        let is_read = read_plans(&[read.plan], &mut ring, scratch)[0].is_ok()
+            || self.read_alone(&mut read, 0, &mut ring, scratch);
+        self.make_room(read.window.range.len(), scratch);
+        self.map_read(&mut read, is_read.then_some(0), scratch)
     }
 
     /// Locks those neighbours of a page that can be read with it, or are in memory already.
@@ -102,23 +124,28 @@ impl<M: Mmu> AddressSpace<M> {
         read_plans(&plans[..=at], ring, scratch)[at].is_ok()
     }
 
-    /// Maps what was read into buffer `at`; where nothing was, the page is lost.
-    fn map_read(&self, read: &mut PlannedRead<'_>, at: Option<usize>, scratch: &mut Scratch) {
+    /// Maps what was read into buffer `at`; where nothing was, the page is lost. `false`: there is
+    /// no memory, and the page asked for is locked still, alone.
+    fn map_read(
+        &self,
+        read: &mut PlannedRead<'_>,
+        at: Option<usize>,
+        scratch: &mut Scratch,
+    ) -> bool {
         let PlannedRead { window, plan, guess } = read;
         let page = window.asked;
         let Some(at) = at else {
             self.poison_locked(page, window.before(page));
-            return;
+            return true;
         };
         let pages = &scratch.reading[at * READ_AHEAD_PAGES..][..READ_AHEAD_PAGES];
-        let mut window =
+        let mut filled =
             Window { read: Some((*plan, &pages.as_flattened()[..plan.length])), ..*window };
-        // A frame will come: reclaim does not need these pages' locks. The wait is bounded by the
-        // background thread, which ends the process where there is none.
-        while !self.fill_window(&mut window, *guess, scratch.staging) {
-            self.shrink_window(&mut window, 1);
-            self.wait_for_room();
+        let is_filled = self.fill_window(&mut filled, *guess, scratch.staging);
+        if !is_filled {
+            self.shrink_window(window, 1);
         }
+        is_filled
     }
 }
 

@@ -201,7 +201,6 @@ impl<M: Mmu> AddressSpace<M> {
             self.costs.record(way, pages, self.mmu.cycles().wrapping_sub(start));
         }
         self.streams.advance(guess, window.range);
-        self.check_low();
         true
     }
 

@@ -52,32 +52,25 @@ impl Process {
     fn charge_fork(&'static self) -> Result<(Layout<'static>, usize), Errno> {
         let mut layout = self.space.lock();
         let mut charged = Err(Errno::NOMEM);
+        self.space.begin_fork_demand(&layout);
         for _ in 0..TRIES_MAX {
+            self.space.swap().wait_for_reads();
             if !self.space.wait_for_fork_room(&layout) {
                 break;
             }
-            self.close_gate();
-            charged = self.space.errands.send(|| self.space.prepare_fork(&mut layout));
-            if charged.is_ok() {
-                break;
+            self.gate.close();
+            // A reader may need the background thread, which is stopped with all the others.
+            if !self.space.swap().is_reading() {
+                charged = self.space.errands.send(|| self.space.prepare_fork(&mut layout));
+                if charged.is_ok() {
+                    break;
+                }
             }
             self.gate.open();
+            self.space.return_fork_room(&layout);
         }
         self.space.end_fork_demand(&layout);
         charged.map(|charged| (layout, charged))
-    }
-
-    /// Closes the gate at a moment when no read of the swap file is under way: a reader may need
-    /// the background thread, which is stopped with all the others.
-    fn close_gate(&self) {
-        loop {
-            self.space.swap().wait_for_reads();
-            self.gate.close();
-            if !self.space.swap().is_reading() {
-                return;
-            }
-            self.gate.open();
-        }
     }
 }
 

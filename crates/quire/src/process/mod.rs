@@ -101,6 +101,7 @@ fn try_start() -> Result<Option<&'static Process>, StartError> {
         .map_err(failed("reserve the swap tables"))?;
     let cpus = rustix::thread::sched_getaffinity(None).map_or(1, |set| set.count() as usize);
     let has_file = swap.has_file();
+    swap.set_turns(Threads::handlers(cpus) as u32 - 1);
     let process = Process {
         space: AddressSpace::new(mmu, budget, swap, pages, frames)
             .map_err(failed("reserve the page tables"))?,

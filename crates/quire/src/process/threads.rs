@@ -69,6 +69,12 @@ type Prepare<'a> = dyn FnMut() -> Result<(), Errno> + 'a;
 unsafe impl Sync for Threads {}
 
 impl Threads {
+    /// Handlers on a machine with so many CPUs.
+    #[must_use]
+    pub fn handlers(cpus: usize) -> usize {
+        cpus.clamp(1, HANDLERS_MAX)
+    }
+
     /// Makes seats for this machine.
     ///
     /// # Errors
@@ -80,9 +86,8 @@ impl Threads {
             running: AtomicUsize::new(0),
             prepare: UnsafeCell::new(None),
         };
-        let handlers = cpus.clamp(1, HANDLERS_MAX);
         let readers = if has_swap_file { READERS } else { 0 };
-        let roles = (0..handlers)
+        let roles = (0..Self::handlers(cpus))
             .map(Role::Handler)
             .chain([Role::Kswapd, Role::Errands])
             .chain(core::iter::repeat_n(Role::Reader, readers));
@@ -202,7 +207,7 @@ fn run(seat: &'static Seat) -> ! {
     match seat.role {
         Role::Handler(cpu) => {
             thread::set_name(c"quire-fault");
-            thread::pin_to(cpu);
+            thread::pin_to_nth_cpu(cpu);
             thread::never_preempt();
             handle_faults(process, scratch)
         }
@@ -258,7 +263,7 @@ fn reclaim(process: &'static Process, scratch: &mut Scratch) -> ! {
         let balance = space.balance(scratch);
         process.gate.leave();
         let has_starved = space.has_starved();
-        space.budget().set_hungry(has_starved);
+        space.budget().set_hungry(has_starved.then_some(1));
         match balance {
             Balance::Progress => hunger = Hunger::default(),
             Balance::Enough => {

@@ -7,19 +7,23 @@
 //! dropped, found clean, same-filled, or compressed. What the compressed pool has too much of is
 //! written to the swap file ([`writeback`]).
 //!
-//! The background thread keeps free memory between two watermarks; a fault that finds none
-//! reclaims by itself. Reclaim only ever tries page locks.
+//! The background thread keeps free memory between two watermarks, unless it is cheaper for faults
+//! to do so ([`place`]); a fault that finds no memory reclaims by itself in any case. Reclaim only
+//! ever tries page locks.
 //!
 //! Locks: the clock's mutex for the hand's position alone; page locks, tried.
 
 mod evict;
+mod place;
 mod store;
 mod writeback;
 
 use core::sync::atomic::Ordering;
 
 pub use self::evict::Evicted;
+pub(crate) use self::place::{Place, Places};
 use crate::control::{Event, Obituary};
+use crate::fault::starved::Answer;
 use crate::mmu::{FrameRun, Mmu};
 use crate::scratch::Scratch;
 use crate::space::AddressSpace;
@@ -28,6 +32,9 @@ use crate::units::{BLOCK_ORDER, BLOCK_PAGES, PageNum, PageRange};
 
 /// Pages that a fault reclaims by itself at a time.
 const DIRECT_MAX: usize = 128;
+
+/// Pages of a turn that a fault takes before there is need.
+const FAULT_TURN: usize = 64;
 
 /// How long whoever is hungry waits at a time.
 pub const HUNGER_ROUND_MS: u64 = 10;
@@ -121,10 +128,16 @@ impl<M: Mmu> AddressSpace<M> {
         self.budget.limit() / 16
     }
 
-    /// Wakes the background thread where little is free.
-    pub(crate) fn check_low(&self) {
-        if self.is_low() && !self.is_kswapd_awake() {
-            self.budget.call_for_memory();
+    /// Where little is free: has the background thread reclaim, or does so at once.
+    fn check_low(&self, scratch: &mut Scratch) {
+        if !self.is_low() || self.is_kswapd_awake() {
+            return;
+        }
+        match self.places.choose() {
+            Place::Background => self.budget.call_for_memory(),
+            Place::Fault => {
+                self.reclaim_measured(FAULT_TURN, Place::Fault, scratch);
+            }
         }
     }
 
@@ -133,9 +146,22 @@ impl<M: Mmu> AddressSpace<M> {
         self.available() < self.low_watermark()
     }
 
+    /// A turn of reclaim where there is a choice of place.
+    fn reclaim_measured(&self, target: usize, place: Place, scratch: &mut Scratch) -> usize {
+        let who = match place {
+            Place::Background => Reclaimer::Kswapd,
+            Place::Fault => Reclaimer::Direct,
+        };
+        let start = self.mmu.cycles();
+        let freed = self.reclaim(target, who, scratch);
+        self.places.record(place, freed, self.mmu.cycles().wrapping_sub(start));
+        freed
+    }
+
     /// Makes sure that a fault finds a page, and as a rule the `wanted` pages of its folio,
     /// reclaiming where it must. `false`: there is none.
     pub(crate) fn make_room(&self, wanted: usize, scratch: &mut Scratch) -> bool {
+        self.check_low(scratch);
         let wanted = wanted.clamp(1, DIRECT_MAX);
         if self.available() >= wanted {
             return true;
@@ -159,7 +185,9 @@ impl<M: Mmu> AddressSpace<M> {
         if freed < target {
             let evicted = self.evict_some(target.max(2 * BLOCK_PAGES / 8), who, scratch);
             freed += evicted.freed;
-            let keep = if who == Reclaimer::Kswapd { self.limbo_target() } else { 0 };
+            // A fault that has nothing at all wants what is in limbo more than its second chance.
+            let is_spent = who != Reclaimer::Kswapd && self.available() == 0;
+            let keep = if is_spent { 0 } else { self.limbo_target() };
             if self.frames.limbo() > keep {
                 freed += self.shrink_limbo(target.saturating_sub(freed).max(1), scratch);
             }
@@ -213,10 +241,10 @@ impl<M: Mmu> AddressSpace<M> {
         } else {
             self.available()
         };
-        if free >= self.high_watermark() {
+        if free >= self.high_watermark().max(self.budget.owed()) {
             return Balance::Enough;
         }
-        let freed = self.reclaim(BLOCK_PAGES / 2, Reclaimer::Kswapd, scratch);
+        let freed = self.reclaim_measured(BLOCK_PAGES / 2, Place::Background, scratch);
         if is_shared {
             self.share_free_frames();
         }
@@ -226,7 +254,7 @@ impl<M: Mmu> AddressSpace<M> {
 
     /// Gives free frames back while the tree has too few pages that nobody has charged.
     fn share_free_frames(&self) {
-        let wanted = self.high_watermark() + self.budget.reserve();
+        let wanted = self.high_watermark().max(self.budget.owed()) + self.budget.reserve();
         let missing = wanted.saturating_sub(self.budget.uncharged());
         let keep = self.frames.free().saturating_sub(missing);
         self.release_free_frames(keep);
@@ -242,8 +270,22 @@ impl<M: Mmu> AddressSpace<M> {
 
     /// Answers faults that waited for a frame, if there is one.
     pub(crate) fn answer_starved(&self) {
-        if !self.starved.is_empty() && self.can_answer_starved() {
-            self.starved.answer_all(|page| self.mmu.wake(PageRange::new(page, 1)));
+        if self.starved.is_empty() {
+            return;
+        }
+        if self.available() > 0 {
+            self.starved.wake_sleepers(|word| self.mmu.wake_sleepers(word));
+        }
+        if self.can_answer_starved() {
+            self.starved.answer_all(|answer| self.mmu.wake(self.pages_of(answer)));
+        }
+    }
+
+    /// The pages whose faults an answer is for.
+    pub(crate) fn pages_of(&self, answer: Answer) -> PageRange {
+        match answer {
+            Answer::Page(page) => PageRange::new(page, 1),
+            Answer::Everybody => self.arena(),
         }
     }
 

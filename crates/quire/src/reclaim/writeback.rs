@@ -29,11 +29,16 @@ const COMPACT_MOVES_MAX: usize = 4096;
 const FROM_FILE: u64 = 1 << 32;
 
 impl<M: Mmu> AddressSpace<M> {
-    /// Writes packed pages out while the pool has more than its share of the budget: half of what
-    /// would be this process's if all members of the tree had the same.
+    /// Writes packed pages out while the tree's pools have more than their share of the budget,
+    /// and this one more than it would have if all were alike.
     pub(crate) fn write_back_excess(&self, scratch: &mut Scratch) {
-        let share = self.budget.limit() / 2 / self.budget.members();
-        while self.swap.has_file() && self.swap.zpool.pages() > share {
+        if !self.swap.has_file() {
+            return;
+        }
+        let all = self.budget.limit() / 2;
+        let own = all / self.budget.members();
+        let share = own.max(all.saturating_sub(self.budget.pool_pages_of_others()));
+        while self.swap.zpool.pages() > share {
             if self.write_back(scratch) == 0 {
                 break;
             }

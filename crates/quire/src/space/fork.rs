@@ -22,19 +22,24 @@ use crate::units::BLOCK_ORDER;
 
 /// Nobody forks.
 const NONE: u32 = 0;
-/// A fork waits for room.
-const WANTED: u32 = 1;
-/// The background thread has done what it can for it.
-const ANSWERED: u32 = 2;
+/// A fork is under way: faults that need memory wait.
+const UNDER_WAY: u32 = 1;
+/// It waits for room.
+const WANTED: u32 = 2;
 
 impl<M: Mmu> AddressSpace<M> {
+    /// From now on until [`Self::end_fork_demand`] faults that need memory wait: threads that go
+    /// on writing would take every page that is freed for the fork.
+    pub fn begin_fork_demand(&self, _: &Layout<'_>) {
+        self.fork_demand.store(UNDER_WAY, Ordering::SeqCst);
+    }
+
     /// Asks the background thread for room for a second process like this one, and waits until it
     /// is charged (`true`) or cannot be had. Before the gate is closed: only engine threads can
-    /// write to the swap file. From then on until [`Self::end_fork_demand`] faults that need
-    /// memory wait: threads that go on writing would take every page that is freed.
+    /// write to the swap file. After the last read is done: a read needs memory, and two processes
+    /// that keep room for their forks while their reads wait for each other's would wait for ever.
     pub fn wait_for_fork_room(&self, _: &Layout<'_>) -> bool {
         if self.charge_fork_room() {
-            self.fork_demand.store(ANSWERED, Ordering::SeqCst);
             return true;
         }
         self.fork_demand.store(WANTED, Ordering::SeqCst);
@@ -45,9 +50,14 @@ impl<M: Mmu> AddressSpace<M> {
         self.charge_fork_room()
     }
 
-    /// The fork has what it asked for, or does without: faults find memory again.
-    pub fn end_fork_demand(&self, _: &Layout<'_>) {
+    /// Gives the room back, for now: nobody keeps memory while he waits for more.
+    pub fn return_fork_room(&self, _: &Layout<'_>) {
         self.budget.uncharge(self.fork_room.swap(0, Ordering::Relaxed));
+    }
+
+    /// The fork has what it asked for, or does without: faults find memory again.
+    pub fn end_fork_demand(&self, layout: &Layout<'_>) {
+        self.return_fork_room(layout);
         if self.fork_demand.swap(NONE, Ordering::SeqCst) != NONE {
             // For the background thread to answer those that waited.
             self.budget.call_for_memory();
@@ -92,7 +102,8 @@ impl<M: Mmu> AddressSpace<M> {
                     break;
                 }
                 // The others of the tree may have something to give; they need a moment.
-                self.budget.set_hungry(true);
+                let missing = self.held_for_itself();
+                self.budget.set_hungry(Some(missing));
                 self.budget.call_for_memory();
                 let pressure = &self.budget.control().pressure;
                 let seen = pressure.load(Ordering::Relaxed);
@@ -107,7 +118,7 @@ impl<M: Mmu> AddressSpace<M> {
             }
             is_stuck = freed == 0;
         }
-        self.fork_demand.store(ANSWERED, Ordering::SeqCst);
+        self.fork_demand.store(UNDER_WAY, Ordering::SeqCst);
         futex::wake(&self.fork_demand, u32::MAX, Reach::Process);
     }
 

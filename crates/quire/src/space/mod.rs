@@ -31,7 +31,7 @@ use crate::fault::{order::Streams, starved::Starved, way::Costs};
 use crate::frames::FramePool;
 use crate::mmu::Mmu;
 use crate::page::{PageWord, Parking, Snapshot, Waiters};
-use crate::reclaim::Clock;
+use crate::reclaim::{Clock, Places};
 use crate::scratch::Scratch;
 use crate::swap::Swap;
 use crate::sys::{Errno, memory::Table, memory::Zeroed};
@@ -61,6 +61,7 @@ pub struct AddressSpace<M: Mmu> {
     pub(crate) swap: Swap,
     pub(crate) streams: Streams,
     pub(crate) costs: Costs,
+    pub(crate) places: Places,
     pub(crate) clock: Mutex<Clock>,
     pub(crate) starved: Starved,
     /// Faults that a program's thread has found parked, for an engine thread to answer.
@@ -122,6 +123,7 @@ impl<M: Mmu> AddressSpace<M> {
             swap,
             streams: Streams::new(),
             costs: Costs::new(),
+            places: Places::default(),
             clock: Mutex::new(Clock::default()),
             starved: Starved::new(),
             unanswered: Starved::new(),
@@ -327,16 +329,13 @@ impl<M: Mmu> AddressSpace<M> {
             self.mmu.wake(PageRange::new(page, 1));
             return;
         }
-        while !self.unanswered.push(page) {
-            self.errands.call();
-            rustix::thread::sched_yield();
-        }
+        self.unanswered.push(page);
         self.errands.call();
     }
 
     /// Answers what program threads could not.
     pub(crate) fn answer_for_others(&self) {
-        self.unanswered.answer_all(|page| self.mmu.wake(PageRange::new(page, 1)));
+        self.unanswered.answer_all(|answer| self.mmu.wake(self.pages_of(answer)));
     }
 
     /// Counts pages of one block that have become mapped.

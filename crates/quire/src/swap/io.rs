@@ -179,10 +179,11 @@ impl Ring {
                 }
                 job.settle();
             }
-            if let Some(uring) = &mut self.uring {
+            // A transfer alone gains nothing by the ring, and may cost a kernel thread's turn.
+            if let (2.., Some(uring)) = (batch.len(), &mut self.uring) {
                 uring.run(self.file.as_raw_fd(), batch);
             }
-            // All of them where there is no io_uring, and what it refused.
+            // One, all of them where there is no io_uring, and what it refused.
             for job in batch {
                 while job.is_pending() {
                     job.transfer(self.file);

@@ -34,7 +34,18 @@ struct FileTier {
     queue: IoQueue,
     /// Requests submitted and not yet completed.
     reading: AtomicU32,
+    /// Handlers that may yet read by themselves.
+    turns: AtomicU32,
     writing: Mutex<Writing>,
+}
+
+/// Leave to read on a handler's thread.
+pub struct Turn<'a>(&'a AtomicU32);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Relaxed);
+    }
 }
 
 /// What the one thread that writes has.
@@ -81,6 +92,7 @@ impl Swap {
                 file: SwapFile::new(control, budget.slot())?,
                 queue: IoQueue::new(QUEUE_LEN)?,
                 reading: AtomicU32::new(0),
+                turns: AtomicU32::new(0),
                 // Now, while there is address space: the program may set a limit later.
                 writing: Mutex::new(Writing { writer: Writer::new()?, ring: None }),
             }),
@@ -120,6 +132,27 @@ impl Swap {
     pub fn new_reader(&self) -> Ring {
         // SAFETY: promised to `new` and `set_descriptor`.
         Ring::new(unsafe { BorrowedFd::borrow_raw(self.descriptor.load(Relaxed)) })
+    }
+
+    /// The same without io_uring, for a read now and then: costs nothing to make.
+    pub fn new_plain_reader(&self) -> Ring {
+        // SAFETY: promised to `new` and `set_descriptor`.
+        Ring::without_uring(unsafe { BorrowedFd::borrow_raw(self.descriptor.load(Relaxed)) })
+    }
+
+    /// Lets so many handlers read by themselves at a time; one should be left for other faults.
+    pub fn set_turns(&self, turns: u32) {
+        if let Some(tier) = &self.file {
+            tier.turns.store(turns, Relaxed);
+        }
+    }
+
+    /// Leave for a handler to read by itself, if another is left for other faults.
+    pub fn take_turn(&self) -> Option<Turn<'_>> {
+        let turns = &self.file.as_ref()?.turns;
+        // Relaxed: only a number.
+        turns.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).ok()?;
+        Some(Turn(turns))
     }
 
     /// Drops a packed page. 0 names none.

@@ -9,8 +9,8 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use linux_raw_sys::general::{
     __NR_clone, __NR_close_range, __NR_exit, __NR_exit_group, __NR_getpid, __NR_kill, __NR_prctl,
-    __NR_rt_sigprocmask, __NR_sched_setaffinity, __NR_sched_setscheduler, CLONE_FILES, CLONE_FS,
-    CLONE_SETTLS, CLONE_SIGHAND, CLONE_SYSVSEM, CLONE_THREAD, CLONE_VM,
+    __NR_rt_sigprocmask, __NR_sched_setscheduler, CLONE_FILES, CLONE_FS, CLONE_SETTLS,
+    CLONE_SIGHAND, CLONE_SYSVSEM, CLONE_THREAD, CLONE_VM,
 };
 
 use super::Errno;
@@ -164,14 +164,17 @@ fn set_mask(new: &u64, old: Option<&mut u64>) {
     };
 }
 
-/// Runs the calling thread on one CPU only.
-pub fn pin_to(cpu: usize) {
-    let mut mask = [0u64; 16];
-    mask[cpu / 64 % 16] = 1 << (cpu % 64);
-    // SAFETY: the kernel reads the mask. A refusal leaves the thread where it may run anyway.
-    let _ = unsafe {
-        syscall(__NR_sched_setaffinity, [0, size_of_val(&mask), mask.as_ptr() as usize, 0, 0, 0])
-    };
+/// Runs the calling thread on one CPU only: the `nth` of those where it may run, counted round.
+pub fn pin_to_nth_cpu(nth: usize) {
+    use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+    let Ok(allowed) = sched_getaffinity(None) else { return };
+    let mut cpus = (0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu));
+    if let Some(cpu) = cpus.nth(nth % (allowed.count().max(1) as usize)) {
+        let mut one = CpuSet::new();
+        one.set(cpu);
+        // A refusal leaves the thread where it may run anyway.
+        let _ = sched_setaffinity(None, &one);
+    }
 }
 
 /// Gives up preempting others when woken (SCHED_BATCH): a handler then runs when the thread that

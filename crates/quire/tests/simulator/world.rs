@@ -173,6 +173,8 @@ impl World {
         let frames = 16 * BLOCK_PAGES;
         let mmu = Simulated::new(ARENA_PAGES, frames, settings).unwrap();
         let (space, file) = space(mmu, plan.tree, ARENA_PAGES, frames);
+        // Planted faults are the readers' alone, so most reads are left to them.
+        space.swap().set_turns(u32::from(plan.seed.is_multiple_of(4)));
         World {
             plan: plan.clone(),
             space,
@@ -371,6 +373,12 @@ impl World {
                         self.space.handle_fault(page, access, scratch);
                         let mut requests = [Request::NONE; 16];
                         let count = self.space.swap().try_take_requests(&mut requests);
+                        // A reader may wait for memory, and nobody else runs who would free any.
+                        for _ in 0..count * 100 {
+                            if self.space.balance(scratch) != Balance::Progress {
+                                break;
+                            }
+                        }
                         if let Some(ring) = &mut ring {
                             self.space.complete_reads(&requests[..count], ring, scratch);
                         }
