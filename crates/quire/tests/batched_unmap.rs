@@ -3,6 +3,8 @@
 mod common;
 
 use common::{Machine, Tree};
+use std::sync::atomic::Ordering;
+
 use quire::control::Event;
 use quire::mmu::simulated::Trap;
 use quire::mmu::{Inspect, Prot};
@@ -237,6 +239,8 @@ fn holes_inside_a_run_do_not_split_it() {
         machine.fill(page, page.0 + 1);
     }
     machine.unmapped();
+    // With a fixed order advice evicts folio by folio.
+    machine.space.budget().control().folio_order.store(-1, Ordering::Relaxed);
     let evicted = machine.evict(range);
     assert_eq!(evicted.unmapped, 48);
     assert_eq!(machine.unmapped(), (1, 48));

@@ -16,7 +16,7 @@ use crate::scratch::Scratch;
 use crate::space::AddressSpace;
 use crate::space::vma::{Kind, Vma};
 use crate::sys::monotonic_ns;
-use crate::units::{BLOCK_PAGES, PageNum, PageRange};
+use crate::units::{BLOCK_ORDER, BLOCK_PAGES, PageNum, PageRange};
 
 /// What an eviction did.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -118,8 +118,7 @@ impl<M: Mmu> AddressSpace<M> {
         scratch: &mut Scratch,
     ) -> Evicted {
         let mut evicted = Evicted::default();
-        let is_batched = self.budget.control().no_batch_unmap.load(Ordering::Relaxed) == 0;
-        let batch_max = if is_batched { BLOCK_PAGES } else { 1 };
+        let unit = self.batch_unit(who);
         let may_move = vma.attributes.prot.is_movable();
         let mut batch = Batch::new(part.start);
         for page in part.pages() {
@@ -129,7 +128,7 @@ impl<M: Mmu> AddressSpace<M> {
                 _ => batch.is_protected,
             };
             let is_alike = batch.victims == 0 || protected == batch.is_protected;
-            let is_full = batch.range.len() >= batch_max;
+            let is_full = page.0.is_multiple_of(unit);
             if matches!(look, Look::Stays) || !is_alike || is_full {
                 evicted.add(self.evict_batch(&batch, vma, scratch));
                 batch.restart(page);
@@ -150,6 +149,19 @@ impl<M: Mmu> AddressSpace<M> {
         }
         evicted.add(self.evict_batch(&batch, vma, scratch));
         evicted
+    }
+
+    /// Where a batch ends at the latest: at a multiple of so many pages.
+    fn batch_unit(&self, who: Reclaimer) -> u64 {
+        let control = self.budget.control();
+        if control.no_batch_unmap.load(Ordering::Relaxed) != 0 {
+            return 1;
+        }
+        // Who pages out by folios of a fixed order wants to see them go as such.
+        match control.folio_order.load(Ordering::Relaxed) {
+            order @ 0.. if who == Reclaimer::Advice => 1 << (order as u32).min(BLOCK_ORDER),
+            _ => BLOCK_PAGES as u64,
+        }
     }
 
     /// Looks whether a page can go, and locks it where it can (or, with `wants_holes`, where

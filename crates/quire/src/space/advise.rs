@@ -8,7 +8,7 @@ use crate::mmu::Mmu;
 use crate::page::{Flags, Snapshot, State};
 use crate::reclaim::Reclaimer;
 use crate::sys::Errno;
-use crate::units::{BLOCK_PAGES, PageNum, PageRange};
+use crate::units::{PageNum, PageRange};
 
 /// Advice, by madvise's names.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -132,18 +132,8 @@ impl<M: Mmu> AddressSpace<M> {
     }
 
     fn page_out(&self, layout: &mut Layout<'_>, range: PageRange) {
-        let is_batched = self.budget.control().no_batch_unmap.load(Ordering::Relaxed) == 0;
-        let fixed = self.budget.control().folio_order.load(Ordering::Relaxed);
-        // With a fixed order the folio is the unit of eviction as well.
-        let unit = if fixed >= 0 && is_batched { 1 << fixed.min(9) } else { BLOCK_PAGES };
         self.for_each_part(layout, range, |space, part, layout| {
-            let mut at = part.start;
-            while at < part.end {
-                let end = PageNum((at.0 / unit as u64 + 1) * unit as u64).min(part.end);
-                let folio = PageRange { start: at, end };
-                space.evict_range(folio, Reclaimer::Advice, &mut layout.scratch);
-                at = end;
-            }
+            space.evict_range(part, Reclaimer::Advice, &mut layout.scratch);
         });
         // What was evicted is among the youngest in limbo: all of it has to go.
         let limbo = self.frames.limbo();
