@@ -128,10 +128,13 @@ impl Budget {
         self.control().hungry.store(0, Ordering::Relaxed);
     }
 
-    /// Pages that went to swap, of all members.
+    /// Pages that went to swap, or further, of all members.
     pub fn swapped_out_by_tree(&self) -> u64 {
         let members = self.control().members.iter();
-        members.map(|member| member.events[Event::Pswpout as usize].load(Ordering::Relaxed)).sum()
+        let counted =
+            |member: &Member, event| member.events[event as usize].load(Ordering::Relaxed);
+        let moved = |member| counted(member, Event::Pswpout) + counted(member, Event::Zswpwb);
+        members.map(moved).sum()
     }
 
     /// Charges `pages`, if they fit.

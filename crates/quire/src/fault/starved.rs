@@ -47,6 +47,17 @@ impl Starved {
         Starved { list: Mutex::new(list), sleepers: AtomicU32::new(0), answers: AtomicU64::new(0) }
     }
 
+    /// In a fork's child, before any other thread runs there: nobody waits. A thread of the parent
+    /// may have held the lock at that moment.
+    pub fn after_fork_in_child(&self) {
+        if self.list.is_locked() {
+            // SAFETY: the thread that held it does not exist in this process.
+            unsafe { self.list.force_unlock() };
+        }
+        self.sleepers.store(0, Ordering::SeqCst);
+        self.answer_all(|_| {});
+    }
+
     /// Adds a page.
     pub fn push(&self, page: PageNum) {
         let mut list = self.list.lock();

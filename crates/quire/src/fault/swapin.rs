@@ -143,6 +143,8 @@ impl<M: Mmu> AddressSpace<M> {
             Window { read: Some((*plan, &pages.as_flattened()[..plan.length])), ..*window };
         let is_filled = self.fill_window(&mut filled, *guess, scratch.staging);
         if !is_filled {
+            // It may have been cut already: what was cut off is not ours to unlock any more.
+            window.range = filled.range;
             self.shrink_window(window, 1);
         }
         is_filled

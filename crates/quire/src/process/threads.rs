@@ -18,6 +18,7 @@ use crate::scratch::Scratch;
 use crate::swap::Request;
 use crate::sys::Errno;
 use crate::sys::futex::{self, Reach};
+use crate::sys::monotonic_ns;
 use crate::sys::thread::{self, Files, Place, Signal};
 
 /// Most handlers of one descriptor: a fault wakes all of them.
@@ -261,22 +262,29 @@ fn reclaim(process: &'static Process, scratch: &mut Scratch) -> ! {
         space.set_kswapd_awake(true);
         process.gate.enter();
         let balance = space.balance(scratch);
-        process.gate.leave();
+        // Inside: it takes a lock, which a fork must not catch.
         let has_starved = space.has_starved();
+        process.gate.leave();
         space.budget().set_hungry(has_starved.then_some(1));
+        if balance == Balance::Enough {
+            space.set_kswapd_awake(false);
+        }
+        if balance != Balance::Stuck || !has_starved {
+            hunger = Hunger::default();
+        }
+        // There is enough, but it is another's (or a fork's) just now.
+        let is_anothers = balance == Balance::Enough || space.budget().owed() > 0;
         match balance {
-            Balance::Progress => hunger = Hunger::default(),
+            Balance::Progress => {}
+            Balance::Enough | Balance::Stuck if has_starved && is_anothers => {
+                patience = patience.checked_sub(1).unwrap_or_else(|| {
+                    space.budget().forget_hungry();
+                    PATIENCE_ROUNDS
+                });
+                futex::wait(pressure, seen, Reach::Tree, Some(HUNGER_ROUND_MS));
+            }
             Balance::Enough => {
-                hunger = Hunger::default();
-                space.set_kswapd_awake(false);
-                if has_starved {
-                    // There is enough, but it is another's (or a fork's) just now.
-                    patience = patience.checked_sub(1).unwrap_or_else(|| {
-                        space.budget().forget_hungry();
-                        PATIENCE_ROUNDS
-                    });
-                    futex::wait(pressure, seen, Reach::Tree, Some(HUNGER_ROUND_MS));
-                } else if !space.is_low() {
+                if !space.is_low() {
                     // A fault that looked before we said that we sleep saw us awake: hence the
                     // second look.
                     futex::wait(pressure, seen, Reach::Tree, None);
@@ -285,12 +293,11 @@ fn reclaim(process: &'static Process, scratch: &mut Scratch) -> ! {
             Balance::Stuck => {
                 if has_starved {
                     space.budget().call_for_memory();
-                    if hunger.is_hopeless(space.budget().swapped_out_by_tree()) {
+                    let swapped_out = space.budget().swapped_out_by_tree();
+                    if hunger.is_hopeless(monotonic_ns(), swapped_out) {
                         space.die_of_hunger();
                         thread::kill_process();
                     }
-                } else {
-                    hunger = Hunger::default();
                 }
                 let seen = pressure.load(Ordering::Acquire);
                 futex::wait(pressure, seen, Reach::Tree, Some(HUNGER_ROUND_MS));

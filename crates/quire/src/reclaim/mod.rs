@@ -38,10 +38,10 @@ const FAULT_TURN: usize = 64;
 
 /// How long whoever is hungry waits at a time.
 pub const HUNGER_ROUND_MS: u64 = 10;
-/// Rounds after which nobody can be expected to give memory: without progress anywhere in the
-/// tree, and with progress that is not ours.
-const HUNGER_ROUNDS: u32 = 1000;
-const HUNGER_ROUNDS_MAX: u32 = 6000;
+/// After so long nobody can be expected to give memory: without progress anywhere in the tree, and
+/// with progress that is not ours. Time, not rounds: calls of others make those short.
+const HUNGER_NS: u64 = 10_000_000_000;
+const HUNGER_NS_MAX: u64 = 60_000_000_000;
 
 /// Where the hands are.
 #[derive(Default)]
@@ -93,22 +93,25 @@ pub enum Balance {
 /// How long nobody has had memory for a fault, or a fork, of ours.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Hunger {
-    rounds: u32,
-    rounds_without_progress: u32,
+    /// When it began, and when the tree was last seen to swap out; 0 is not yet.
+    since: u64,
+    progress_at: u64,
     swapped_out: u64,
 }
 
 impl Hunger {
-    /// One round more, after which the tree has swapped out so many pages.
+    /// Whether it has lasted too long at `now` (in nanoseconds), when the tree has swapped out so
+    /// many pages.
     #[must_use]
-    pub fn is_hopeless(&mut self, swapped_out: u64) -> bool {
-        self.rounds += 1;
-        self.rounds_without_progress += 1;
-        if swapped_out != self.swapped_out {
-            self.swapped_out = swapped_out;
-            self.rounds_without_progress = 0;
+    pub fn is_hopeless(&mut self, now: u64, swapped_out: u64) -> bool {
+        if self.since == 0 {
+            self.since = now;
         }
-        self.rounds_without_progress > HUNGER_ROUNDS || self.rounds > HUNGER_ROUNDS_MAX
+        if self.progress_at == 0 || swapped_out != self.swapped_out {
+            self.swapped_out = swapped_out;
+            self.progress_at = now;
+        }
+        now - self.progress_at > HUNGER_NS || now - self.since > HUNGER_NS_MAX
     }
 }
 
@@ -329,5 +332,31 @@ impl<M: Mmu> AddressSpace<M> {
     pub fn die_of_hunger(&self) {
         let has_room = self.swap.file().is_some_and(SwapFile::has_room);
         self.budget.leave_obituary(Obituary::OutOfMemory, u64::from(!has_room));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    #[test]
+    fn hunger_is_hopeless_by_time_and_not_by_how_often_it_is_asked() {
+        let mut hunger = Hunger::default();
+        for step in 0..100_000 {
+            assert!(!hunger.is_hopeless(SECOND + step, 7));
+        }
+        assert!(!hunger.is_hopeless(11 * SECOND, 7));
+        assert!(hunger.is_hopeless(12 * SECOND, 7));
+    }
+
+    #[test]
+    fn progress_in_the_tree_prolongs_hope_but_not_for_ever() {
+        let mut hunger = Hunger::default();
+        for second in 1..=61 {
+            assert!(!hunger.is_hopeless(second * SECOND, second));
+        }
+        assert!(hunger.is_hopeless(62 * SECOND, 62));
     }
 }

@@ -3,7 +3,8 @@
 //! A hand of its own goes over the page words and gathers packed pages in order of address, so
 //! that what lies together in memory lies together in the file. While a segment is being written
 //! its pages stay where they are and are not locked; a page that changes meanwhile loses its
-//! WRITEBACK flag, and its place in the file is given up.
+//! WRITEBACK flag, and its place in the file is given up, as is that of a page that is locked
+//! afterwards: who holds it may be waiting for memory, which only this thread frees.
 //!
 //! The background thread alone writes, and may sleep here.
 
@@ -83,9 +84,9 @@ impl<M: Mmu> AddressSpace<M> {
     fn gather_page(&self, page: PageNum, writing: &mut Writing) {
         let Some(before) = self.word(page).try_lock() else { return };
         let handle = Handle::new(before.payload());
-        let is_ready = before.state() == State::Pool && !before.has(Flags::WRITEBACK);
         let mut after = before;
-        if let (true, Some(handle)) = (is_ready, handle) {
+        // It may have the flag from an earlier write, which then says nothing.
+        if let (State::Pool, Some(handle)) = (before.state(), handle) {
             // SAFETY: the page is locked for as long as the blob is used.
             let blob = unsafe { self.swap.zpool.blob(handle) };
             if blob.is_ok_and(|blob| writing.writer.add(&blob, u64::from(handle.get()))) {
@@ -104,13 +105,15 @@ impl<M: Mmu> AddressSpace<M> {
         let Some((writer, ring)) = writing.parts() else { return 0 };
         let Ok(written) = writer.write_out(file, ring) else {
             // The pages are where they were; the next round marks them afresh.
-            self.clear_writeback();
             return 0;
         };
         let mut moved = 0;
         for entry in written {
             let page = entry.owner;
-            let before = self.lock_page(page);
+            let Some(before) = self.word(page).try_lock() else {
+                file.free(entry.location);
+                continue;
+            };
             let old = Snapshot::new(State::File, entry.location.get());
             if entry.tag & FROM_FILE != 0 {
                 let was = entry.tag as u32;
@@ -139,19 +142,6 @@ impl<M: Mmu> AddressSpace<M> {
             moved += 1;
         }
         moved
-    }
-
-    /// After a failed write: no page is on its way any more.
-    fn clear_writeback(&self) {
-        let pages = self.blocks_used_max.load(Ordering::Relaxed) << BLOCK_ORDER;
-        for part in self.used_parts(PageRange::new(PageNum(0), pages)) {
-            for page in part.pages() {
-                if self.snapshot(page).has(Flags::WRITEBACK) {
-                    let before = self.lock_page(page);
-                    self.unlock_page_with(page, before.without(Flags::WRITEBACK));
-                }
-            }
-        }
     }
 
     /// Gathers what is left in the emptiest segments into a new one, so that the file's freed

@@ -18,6 +18,7 @@ use crate::reclaim::{HUNGER_ROUND_MS, Hunger, Reclaimer};
 use crate::scratch::Scratch;
 use crate::sys::Errno;
 use crate::sys::futex::{self, Reach};
+use crate::sys::monotonic_ns;
 use crate::units::BLOCK_ORDER;
 
 /// Nobody forks.
@@ -98,7 +99,7 @@ impl<M: Mmu> AddressSpace<M> {
         let mut is_stuck = false;
         while !self.charge_fork_room() {
             if is_stuck {
-                if hunger.is_hopeless(self.budget.swapped_out_by_tree()) {
+                if hunger.is_hopeless(monotonic_ns(), self.budget.swapped_out_by_tree()) {
                     break;
                 }
                 // The others of the tree may have something to give; they need a moment.
@@ -113,6 +114,8 @@ impl<M: Mmu> AddressSpace<M> {
             let mut freed = self.reclaim(512, Reclaimer::Kswapd, scratch);
             freed += self.shrink_limbo(limbo, scratch);
             self.release_free_frames(0);
+            // A read that came in between waits for memory, and the fork for the read.
+            self.answer_starved();
             if !self.charge_fork_room() && self.swap.zpool.pages() > 0 {
                 freed += self.write_back(scratch);
             }
@@ -203,7 +206,8 @@ impl<M: Mmu> AddressSpace<M> {
         self.frames.reset();
         self.budget.set_slot(slot);
         self.swap.after_fork_in_child(slot);
-        self.starved.answer_all(|_| {});
+        self.starved.after_fork_in_child();
+        self.unanswered.after_fork_in_child();
         self.fork_demand.store(NONE, Ordering::SeqCst);
     }
 }
