@@ -91,7 +91,8 @@ pub struct Machine {
     pub space: AddressSpace<Simulated>,
     pub scratch: Mutex<Scratch>,
     ring: Option<Mutex<Ring>>,
-    _file: Option<OwnedFd>,
+    /// The swap file.
+    pub file: Option<OwnedFd>,
 }
 
 impl Machine {
@@ -104,7 +105,7 @@ impl Machine {
         let mmu = Simulated::new(pages, frames, settings).unwrap();
         let (space, file) = space(mmu, tree, pages, frames);
         let ring = file.as_ref().map(|_| Mutex::new(space.swap().new_reader()));
-        Machine { space, scratch: Mutex::new(Scratch::new().unwrap()), ring, _file: file }
+        Machine { space, scratch: Mutex::new(Scratch::new().unwrap()), ring, file }
     }
 
     pub fn mmu(&self) -> &Simulated {
@@ -171,6 +172,13 @@ impl Machine {
         unsafe { *bytes = pattern(value) };
     }
 
+    /// Fills a page with noise that does not pack.
+    pub fn fill_with_noise(&self, page: PageNum) {
+        let bytes = self.bytes(page, true).unwrap();
+        // SAFETY: mapped just now; nobody else runs.
+        unsafe { *bytes = noise(page) };
+    }
+
     pub fn fill_all(&self, range: PageRange) {
         range.pages().for_each(|page| self.fill(page, page.0 + 1));
     }
@@ -216,6 +224,19 @@ impl Machine {
     pub fn is_protected(&self, page: PageNum) -> bool {
         self.word(page).has(Flags::WRITE_PROTECTED)
     }
+}
+
+/// What [`Machine::fill_with_noise`] gives a page.
+pub fn noise(page: PageNum) -> [u8; PAGE_SIZE] {
+    let mut bytes = [0u8; PAGE_SIZE];
+    let mut x = page.0 + 0x9e37_79b9_7f4a_7c15;
+    for word in bytes.chunks_exact_mut(8) {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        word.copy_from_slice(&x.to_ne_bytes());
+    }
+    bytes
 }
 
 /// A page that packs, and that no other value has.
