@@ -12,6 +12,7 @@ pub mod control;
 pub mod errands;
 pub mod fault;
 pub mod frames;
+mod mean;
 pub mod mmu;
 pub mod page;
 pub mod process;

@@ -7,6 +7,7 @@
 
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
+use crate::mean::Mean;
 use crate::units::BLOCK_ORDER;
 
 /// How pages get into the program.
@@ -24,7 +25,7 @@ const PROBE_EVERY: u32 = 128;
 
 /// Running means of what filling a folio costs, in cycles, by way and size.
 pub struct Costs {
-    means: [[AtomicU32; CLASSES]; 2],
+    means: [[Mean; CLASSES]; 2],
     turn: AtomicU32,
 }
 
@@ -38,20 +39,17 @@ impl Costs {
     /// Nothing measured yet: moving looks cheaper.
     #[must_use]
     pub const fn new() -> Costs {
-        Costs {
-            means: [const { [const { AtomicU32::new(0) }; CLASSES] }; 2],
-            turn: AtomicU32::new(0),
-        }
+        Costs { means: [const { [const { Mean::new() }; CLASSES] }; 2], turn: AtomicU32::new(0) }
     }
 
-    fn mean(&self, way: Way, pages: usize) -> &AtomicU32 {
+    fn mean(&self, way: Way, pages: usize) -> &Mean {
         &self.means[way as usize][(pages.ilog2() as usize).min(CLASSES - 1)]
     }
 
     /// The way to take for `pages` pages.
     pub fn choose(&self, pages: usize) -> Way {
-        let by_move = self.mean(Way::Move, pages).load(Relaxed);
-        let by_copy = self.mean(Way::Copy, pages).load(Relaxed);
+        let by_move = self.mean(Way::Move, pages).get();
+        let by_copy = self.mean(Way::Copy, pages).get();
         let (cheap, dear) =
             if by_move <= by_copy { (Way::Move, Way::Copy) } else { (Way::Copy, Way::Move) };
         if self.turn.fetch_add(1, Relaxed) % PROBE_EVERY == PROBE_EVERY - 1 { dear } else { cheap }
@@ -59,15 +57,9 @@ impl Costs {
 
     /// Notes what it cost.
     pub fn record(&self, way: Way, pages: usize, cycles: u64) {
-        if pages == 0 {
-            return;
+        if pages > 0 {
+            self.mean(way, pages).record(cycles);
         }
-        let mean = self.mean(way, pages);
-        let old = mean.load(Relaxed);
-        // A fault that was preempted in between says nothing: cut it.
-        let cycles = cycles.min(u64::from(old.max(1 << 16)) * 8) as u32;
-        let new = if old == 0 { cycles } else { old - old / 8 + cycles / 8 };
-        mean.store(new.max(1), Relaxed);
     }
 }
 

@@ -9,6 +9,8 @@
 
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
+use crate::mean::Mean;
+
 /// The background is worth its parallel work up to so many times the cost.
 const BACKGROUND_WORTH: u32 = 2;
 /// Of so many turns for the background...
@@ -21,8 +23,8 @@ const FAULT_ROUND: u32 = 512;
 /// Running means of what reclaiming a page costs, in cycles.
 #[derive(Default)]
 pub struct Places {
-    in_background: AtomicU32,
-    in_fault: AtomicU32,
+    in_background: Mean,
+    in_fault: Mean,
     turn: AtomicU32,
 }
 
@@ -36,7 +38,7 @@ pub enum Place {
 }
 
 impl Places {
-    fn mean(&self, place: Place) -> &AtomicU32 {
+    fn mean(&self, place: Place) -> &Mean {
         match place {
             Place::Background => &self.in_background,
             Place::Fault => &self.in_fault,
@@ -45,8 +47,8 @@ impl Places {
 
     /// The place for the next turn of reclaim.
     pub fn choose(&self) -> Place {
-        let in_background = self.in_background.load(Relaxed);
-        let in_fault = self.in_fault.load(Relaxed);
+        let in_background = self.in_background.get();
+        let in_fault = self.in_fault.get();
         let turn = self.turn.fetch_add(1, Relaxed);
         let prefers_fault = in_fault != 0 && in_background / BACKGROUND_WORTH > in_fault;
         let is_fault = if prefers_fault {
@@ -59,16 +61,9 @@ impl Places {
 
     /// Notes what reclaiming `pages` pages cost.
     pub fn record(&self, place: Place, pages: usize, cycles: u64) {
-        if pages == 0 {
-            return;
+        if pages > 0 {
+            self.mean(place).record(cycles / pages as u64);
         }
-        let mean = self.mean(place);
-        let old = mean.load(Relaxed);
-        let cost = cycles / pages as u64;
-        // A turn that was preempted in between says nothing: cut it.
-        let cost = cost.min(u64::from(old.max(1 << 16)) * 8) as u32;
-        let new = if old == 0 { cost } else { old - old / 8 + cost / 8 };
-        mean.store(new.max(1), Relaxed);
     }
 }
 

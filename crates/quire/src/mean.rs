@@ -1,0 +1,26 @@
+//! A running mean of what something costs, for choices that are measured and not assumed.
+
+use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+/// In cycles; 0 until something was measured. Two threads that record at once may lose one of
+/// their measurements, and nothing else.
+#[derive(Default)]
+pub(crate) struct Mean(AtomicU32);
+
+impl Mean {
+    pub const fn new() -> Mean {
+        Mean(AtomicU32::new(0))
+    }
+
+    pub fn get(&self) -> u32 {
+        self.0.load(Relaxed)
+    }
+
+    pub fn record(&self, cycles: u64) {
+        let old = self.get();
+        // What was preempted in between says nothing: cut it.
+        let cycles = cycles.min(u64::from(old.max(1 << 16)) * 8) as u32;
+        let new = if old == 0 { cycles } else { old - old / 8 + cycles / 8 };
+        self.0.store(new.max(1), Relaxed);
+    }
+}
