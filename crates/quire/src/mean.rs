@@ -17,10 +17,16 @@ impl Mean {
     }
 
     pub fn record(&self, cycles: u64) {
+        self.record_as(1, cycles);
+    }
+
+    /// Notes a measurement that counts for `eighths` of the mean.
+    pub fn record_as(&self, eighths: u32, cycles: u64) {
         let old = self.get();
         // What was preempted in between says nothing: cut it.
-        let cycles = cycles.min(u64::from(old.max(1 << 16)) * 8) as u32;
-        let new = if old == 0 { cycles } else { old - old / 8 + cycles / 8 };
+        let most = (u64::from(old.max(1 << 16)) * 8).min(u64::from(u32::MAX));
+        let cycles = cycles.min(most) as u32;
+        let new = if old == 0 { cycles } else { old - old / 8 * eighths + cycles / 8 * eighths };
         self.0.store(new.max(1), Relaxed);
     }
 }

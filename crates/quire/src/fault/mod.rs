@@ -195,9 +195,17 @@ impl<M: Mmu> AddressSpace<M> {
         };
         let pages_max = self.window_pages_max();
         let mut window = self.open_window(page, old, vma, access, guess, pages_max, joins);
+        let has_gaps = !is_fresh && window.range.len() < pages_max.min(1 << guess.order);
+        if has_gaps {
+            let pages_left = pages_max - window.range.len();
+            self.fill_around(&window, vma, guess, pages_left, joins, staging);
+        }
         let is_filled = self.fill_window(&mut window, guess, staging);
         if !is_filled {
             self.unlock_range(window.range);
+        } else if has_gaps {
+            let folio = PageRange::new(page.align_down(guess.order), 1 << guess.order);
+            self.streams.advance(guess, folio.intersect(vma.range));
         }
         is_filled
     }

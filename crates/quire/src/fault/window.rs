@@ -23,6 +23,8 @@ pub(super) struct Window<'a> {
     pub before: [Snapshot; BLOCK_PAGES],
     pub asked: PageNum,
     pub access: Access,
+    /// Nobody has asked for it yet, not even for `asked`.
+    pub is_ahead: bool,
     pub is_movable: bool,
     pub protection: Protection,
     pub is_mlocked: bool,
@@ -38,6 +40,7 @@ impl Window<'_> {
             before: [Snapshot::new(State::None, 0); BLOCK_PAGES],
             asked: page,
             access,
+            is_ahead: false,
             is_movable: false,
             protection: if old.has(Flags::WRITE_PROTECTED) {
                 Protection::WriteProtected
@@ -118,6 +121,51 @@ impl<M: Mmu> AddressSpace<M> {
         }
         window.range = range;
         window
+    }
+
+    /// Fills what else of the folio `joins`, beside a window that pages in memory cut short: a
+    /// stream comes by there as well. The window itself is filled afterwards, so that its thread
+    /// goes on when all of it is there.
+    #[allow(clippy::too_many_arguments, reason = "one fault's whole description")]
+    pub(super) fn fill_around(
+        &self,
+        window: &Window<'_>,
+        vma: &Vma,
+        guess: Guess,
+        mut pages_left: usize,
+        joins: impl Fn(Snapshot) -> bool,
+        staging: &mut Staging,
+    ) {
+        let asked = window.asked;
+        let folio = PageRange::new(asked.align_down(guess.order), 1 << guess.order);
+        let bounds = folio.intersect(vma.range);
+        let mut at = bounds.start;
+        while at < bounds.end && pages_left > 0 {
+            if window.range.contains(at) {
+                at = window.range.end;
+                continue;
+            }
+            let seen = self.word(at).load();
+            let locked = (!seen.is_locked() && joins(seen)).then(|| self.word(at).try_lock());
+            let Some(old) = locked.flatten() else {
+                at = at.add(1);
+                continue;
+            };
+            if !joins(old) {
+                self.unlock_page(at);
+                at = at.add(1);
+                continue;
+            }
+            let mut run = self.open_window(at, old, vma, Access::Read, guess, pages_left, &joins);
+            run.is_ahead = true;
+            at = run.range.end;
+            // The layout may have changed since the page asked for was locked.
+            if !self.vmas.is_current(vma) || !self.fill_window(&mut run, guess, staging) {
+                self.unlock_range(run.range);
+                return;
+            }
+            pages_left = pages_left.saturating_sub(run.range.len());
+        }
     }
 
     /// Cuts a window to `pages` pages that still hold the one asked for.
@@ -340,7 +388,7 @@ impl<M: Mmu> AddressSpace<M> {
 
     /// The end for a page that has been mapped: its word is `after`, and what its window says.
     pub(super) fn settle_mapped(&self, page: PageNum, mut after: Snapshot, window: &Window<'_>) {
-        if page == window.asked {
+        if page == window.asked && !window.is_ahead {
             after = after.with(Flags::ACCESSED);
         }
         if window.is_mlocked {

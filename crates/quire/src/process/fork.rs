@@ -164,6 +164,7 @@ impl ForkGuard {
         // SAFETY: the descriptor stays open in the engine threads' table.
         unsafe { space.swap().set_descriptor(descriptors.swap_file) };
         process.gate.reset();
+        process.listeners.reset();
         Ok(())
     }
 }

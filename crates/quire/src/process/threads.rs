@@ -12,6 +12,7 @@ use linux_raw_sys::general::{
 };
 
 use super::Process;
+use super::listen::{Follower, Run};
 use crate::fault::Access;
 use crate::reclaim::{Balance, HUNGER_ROUND_MS, Hunger};
 use crate::scratch::Scratch;
@@ -35,6 +36,8 @@ const READ_BATCH: usize = 16;
 enum Role {
     /// Serves faults, on this CPU.
     Handler(usize),
+    /// Serves the faults of one thread, on that thread's CPU.
+    Follower,
     /// Reclaims in the background.
     Kswapd,
     /// Does for program threads what they cannot.
@@ -53,7 +56,7 @@ struct Seat {
 // SAFETY: a seat is used by the one thread that runs on it; its scratch by nobody else.
 unsafe impl Sync for Seat {}
 
-const SEATS_MAX: usize = HANDLERS_MAX + 2 + READERS;
+const SEATS_MAX: usize = HANDLERS_MAX + 3 + READERS;
 
 /// All threads' seats, made once and used again by a fork's child.
 pub struct Threads {
@@ -88,9 +91,12 @@ impl Threads {
             prepare: UnsafeCell::new(None),
         };
         let readers = if has_swap_file { READERS } else { 0 };
-        let roles = (0..Self::handlers(cpus))
+        let handlers = Self::handlers(cpus);
+        let roles = (0..handlers)
             .map(Role::Handler)
             .chain([Role::Kswapd, Role::Errands])
+            // A single handler has the program's only CPU.
+            .chain((handlers > 1).then_some(Role::Follower))
             .chain(core::iter::repeat_n(Role::Reader, readers));
         for (seat, role) in threads.seats.iter_mut().zip(roles) {
             *seat = Some(Seat {
@@ -212,6 +218,11 @@ fn run(seat: &'static Seat) -> ! {
             thread::never_preempt();
             handle_faults(process, scratch)
         }
+        Role::Follower => {
+            thread::set_name(c"quire-follow");
+            thread::give_way();
+            follow(process, scratch)
+        }
         Role::Kswapd => {
             thread::set_name(c"quire-kswapd");
             thread::never_preempt();
@@ -229,24 +240,60 @@ fn run(seat: &'static Seat) -> ! {
 }
 
 fn handle_faults(process: &'static Process, scratch: &mut Scratch) -> ! {
-    let mmu = process.space.mmu();
+    let mut run = Run::default();
     loop {
-        let Ok(message) = mmu.faults.read() else { continue };
-        if u32::from(message.event) != UFFD_EVENT_PAGEFAULT {
-            continue;
+        let Some(fault) = Fault::next(process) else { continue };
+        fault.serve(process, scratch);
+        process.listeners.after_fault(fault.thread, &mut run);
+    }
+}
+
+fn follow(process: &'static Process, scratch: &mut Scratch) -> ! {
+    let listeners = &process.listeners;
+    let mut follower = Follower::default();
+    loop {
+        listeners.wait_to_follow();
+        follower.begin();
+        while listeners.is_followed() {
+            let start = monotonic_ns();
+            let Some(fault) = Fault::next(process) else { continue };
+            follower.before_fault(listeners, fault.thread, monotonic_ns() - start);
+            fault.serve(process, scratch);
+            follower.after_fault(listeners);
         }
-        // SAFETY: the event says which part of the union it is.
-        let (address, flags) =
-            unsafe { (message.arg.pagefault.address, message.arg.pagefault.flags) };
-        let access = if flags & u64::from(UFFD_PAGEFAULT_FLAG_WP) != 0 {
+    }
+}
+
+/// A fault as the kernel reports it.
+struct Fault {
+    address: usize,
+    access: Access,
+    thread: u32,
+}
+
+impl Fault {
+    /// Waits for one; `None` where something else arrived, or nothing.
+    fn next(process: &Process) -> Option<Fault> {
+        let message = process.space.mmu().faults.read().ok()?;
+        if u32::from(message.event) != UFFD_EVENT_PAGEFAULT {
+            return None;
+        }
+        // SAFETY: the event says which part of the union it is; threads were asked for.
+        let (fault, thread) = unsafe { (message.arg.pagefault, message.arg.pagefault.feat.ptid) };
+        let access = if fault.flags & u64::from(UFFD_PAGEFAULT_FLAG_WP) != 0 {
             Access::WriteProtected
-        } else if flags & u64::from(UFFD_PAGEFAULT_FLAG_WRITE) != 0 {
+        } else if fault.flags & u64::from(UFFD_PAGEFAULT_FLAG_WRITE) != 0 {
             Access::Write
         } else {
             Access::Read
         };
+        Some(Fault { address: fault.address as usize, access, thread })
+    }
+
+    fn serve(&self, process: &Process, scratch: &mut Scratch) {
         process.gate.enter();
-        process.space.handle_fault(mmu.page(address as usize), access, scratch);
+        let page = process.space.mmu().page(self.address);
+        process.space.handle_fault(page, self.access, scratch);
         process.gate.leave();
     }
 }
@@ -255,7 +302,9 @@ fn reclaim(process: &'static Process, scratch: &mut Scratch) -> ! {
     let space = &process.space;
     let mut hunger = Hunger::default();
     let mut patience = PATIENCE_ROUNDS;
+    let mut affinity = thread::Affinity::of_this_thread();
     loop {
+        affinity.leave(process.listeners.taken_cpu());
         // Acquire: what was asked for before the call must be seen below.
         let pressure = &space.budget().control().pressure;
         let seen = pressure.load(Ordering::Acquire);

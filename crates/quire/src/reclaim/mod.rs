@@ -136,10 +136,10 @@ impl<M: Mmu> AddressSpace<M> {
         if !self.is_low() || self.is_kswapd_awake() {
             return;
         }
-        match self.places.choose() {
+        match self.places.begin_turn(self.mmu.cycles()) {
             Place::Background => self.budget.call_for_memory(),
             Place::Fault => {
-                self.reclaim_measured(FAULT_TURN, Place::Fault, scratch);
+                self.reclaim(FAULT_TURN, Reclaimer::Direct, scratch);
             }
         }
     }
@@ -147,18 +147,6 @@ impl<M: Mmu> AddressSpace<M> {
     /// Whether little is free.
     pub fn is_low(&self) -> bool {
         self.available() < self.low_watermark()
-    }
-
-    /// A turn of reclaim where there is a choice of place.
-    fn reclaim_measured(&self, target: usize, place: Place, scratch: &mut Scratch) -> usize {
-        let who = match place {
-            Place::Background => Reclaimer::Kswapd,
-            Place::Fault => Reclaimer::Direct,
-        };
-        let start = self.mmu.cycles();
-        let freed = self.reclaim(target, who, scratch);
-        self.places.record(place, freed, self.mmu.cycles().wrapping_sub(start));
-        freed
     }
 
     /// Makes sure that a fault finds a page, and as a rule the `wanted` pages of its folio,
@@ -198,6 +186,7 @@ impl<M: Mmu> AddressSpace<M> {
         if freed == 0 {
             freed += self.shrink_limbo(target, scratch);
         }
+        self.places.record(freed);
         freed
     }
 
@@ -247,7 +236,7 @@ impl<M: Mmu> AddressSpace<M> {
         if free >= self.high_watermark().max(self.budget.owed()) {
             return Balance::Enough;
         }
-        let freed = self.reclaim_measured(BLOCK_PAGES / 2, Place::Background, scratch);
+        let freed = self.reclaim(BLOCK_PAGES / 2, Reclaimer::Kswapd, scratch);
         if is_shared {
             self.share_free_frames();
         }

@@ -4,28 +4,32 @@
 //! interrupts each CPU that runs a thread of the program, and a fault that moves a frame in
 //! interrupts the background thread: tens of microseconds on a virtual machine, several times what
 //! packing a page takes. A handler that reclaims while the only thread of its program waits for it
-//! interrupts nobody. So the cost of a page is kept as a running mean for both, the background
-//! has the preference because it works beside the program, and now and then the other is tried.
+//! interrupts nobody. So turns of reclaim are timed, from one to the next, with all that the
+//! program does in between; the place that lets the program go on faster is preferred, and now and
+//! then the other is tried.
 
-use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use crate::mean::Mean;
 
-/// The background is worth its parallel work up to so many times the cost.
-const BACKGROUND_WORTH: u32 = 2;
 /// Of so many turns for the background...
-const BACKGROUND_ROUND: u32 = 64;
+const BACKGROUND_ROUND: u32 = 16;
 /// ...so many are taken in the fault all the same.
-const FAULT_PROBES: u32 = 4;
+const FAULT_PROBES: u32 = 2;
 /// One turn of so many in the fault is left to the background; its turns are longer.
-const FAULT_ROUND: u32 = 512;
+const FAULT_ROUND: u32 = 256;
 
-/// Running means of what reclaiming a page costs, in cycles.
+/// Running means of the time from turn to turn of reclaim, for a page that is freed, in cycles.
+/// What else the program does in that time is the same in both.
 #[derive(Default)]
 pub struct Places {
     in_background: Mean,
     in_fault: Mean,
     turn: AtomicU32,
+    /// Whether the turn that goes on is in a fault, since when, and pages freed in it.
+    is_in_fault: AtomicBool,
+    since: AtomicU64,
+    freed: AtomicU32,
 }
 
 /// Where a page is reclaimed.
@@ -38,20 +42,29 @@ pub enum Place {
 }
 
 impl Places {
-    fn mean(&self, place: Place) -> &Mean {
-        match place {
-            Place::Background => &self.in_background,
-            Place::Fault => &self.in_fault,
+    /// Begins the next turn of reclaim, at `now` cycles, and says where.
+    pub fn begin_turn(&self, now: u64) -> Place {
+        // Handlers that begin a turn at once spoil a measurement, and nothing else.
+        let freed = self.freed.swap(0, Relaxed);
+        let cycles = now.wrapping_sub(self.since.swap(now, Relaxed));
+        let place = self.choose();
+        let is_fault = self.is_in_fault.swap(place == Place::Fault, Relaxed);
+        if freed > 0 {
+            // A turn in the background is long, and rare where it is not preferred.
+            let (mean, weight) =
+                if is_fault { (&self.in_fault, 1) } else { (&self.in_background, 4) };
+            let known = u64::from(mean.get());
+            let cost = cycles / u64::from(freed);
+            // A pause of the program says nothing.
+            mean.record_as(weight, if known == 0 { cost } else { cost.min(2 * known) });
         }
+        place
     }
 
-    /// The place for the next turn of reclaim.
-    pub fn choose(&self) -> Place {
-        let in_background = self.in_background.get();
+    fn choose(&self) -> Place {
         let in_fault = self.in_fault.get();
         let turn = self.turn.fetch_add(1, Relaxed);
-        let prefers_fault = in_fault != 0 && in_background / BACKGROUND_WORTH > in_fault;
-        let is_fault = if prefers_fault {
+        let is_fault = if in_fault != 0 && in_fault < self.in_background.get() {
             !turn.is_multiple_of(FAULT_ROUND)
         } else {
             turn % BACKGROUND_ROUND < FAULT_PROBES
@@ -59,11 +72,9 @@ impl Places {
         if is_fault { Place::Fault } else { Place::Background }
     }
 
-    /// Notes what reclaiming `pages` pages cost.
-    pub fn record(&self, place: Place, pages: usize, cycles: u64) {
-        if pages > 0 {
-            self.mean(place).record(cycles / pages as u64);
-        }
+    /// Notes that pages were freed.
+    pub fn record(&self, pages: usize) {
+        self.freed.fetch_add(pages as u32, Relaxed);
     }
 }
 
@@ -71,26 +82,50 @@ impl Places {
 mod tests {
     use super::*;
 
-    fn turns_in_fault(places: &Places, turns: u32) -> usize {
-        (0..turns).filter(|_| places.choose() == Place::Fault).count()
+    /// A program whose pages take so many cycles each, by the place where they are reclaimed:
+    /// the share of pages that are reclaimed in faults, while `pages` are.
+    fn run(places: &Places, clock: &mut u64, pages: u32, in_background: u64, in_fault: u64) -> f64 {
+        let (mut done, mut by_faults) = (0, 0);
+        while done < pages {
+            let (freed, cost) = match places.begin_turn(*clock) {
+                Place::Background => (700, in_background),
+                Place::Fault => (64, in_fault),
+            };
+            places.record(freed);
+            *clock += freed as u64 * cost;
+            done += freed as u32;
+            by_faults += if freed == 64 { 64 } else { 0 };
+        }
+        f64::from(by_faults) / f64::from(done)
     }
 
     #[test]
-    fn the_background_works_until_it_costs_more_than_it_is_worth() {
+    fn reclaim_goes_where_the_program_is_faster() {
         let places = Places::default();
-        assert_eq!(turns_in_fault(&places, 640), 40);
-        for _ in 0..50 {
-            places.record(Place::Background, 256, 256 * 15_000);
-            places.record(Place::Fault, 64, 64 * 10_000);
+        let mut clock = 1 << 40;
+        let warm = 60_000;
+        for (in_background, in_fault, is_fault) in [
+            (10_000, 20_000, false),
+            (60_000, 40_000, true),
+            (20_000, 30_000, false),
+            (90_000, 20_000, true),
+        ] {
+            run(&places, &mut clock, warm, in_background, in_fault);
+            let share = run(&places, &mut clock, 200_000, in_background, in_fault);
+            assert_eq!(share > 0.5, is_fault, "{in_background} against {in_fault}: {share}");
+            assert!((0.005..0.99).contains(&share), "both are tried: {share}");
         }
-        assert_eq!(turns_in_fault(&places, 640), 40);
-        for _ in 0..50 {
-            places.record(Place::Background, 256, 256 * 60_000);
+    }
+
+    #[test]
+    fn a_pause_of_the_program_changes_nothing() {
+        let places = Places::default();
+        let mut clock = 1 << 40;
+        run(&places, &mut clock, 100_000, 10_000, 20_000);
+        for _ in 0..20 {
+            clock += 10_000_000_000;
+            let share = run(&places, &mut clock, 50_000, 10_000, 20_000);
+            assert!(share < 0.2, "{share}");
         }
-        assert_eq!(turns_in_fault(&places, 5120), 5110);
-        for _ in 0..50 {
-            places.record(Place::Fault, 64, 64 * 50_000);
-        }
-        assert_eq!(turns_in_fault(&places, 640), 40);
     }
 }

@@ -5,6 +5,7 @@
 
 pub mod call;
 pub mod futex;
+pub mod line;
 pub mod memory;
 pub mod thread;
 pub mod uffd;
