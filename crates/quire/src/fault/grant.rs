@@ -6,6 +6,9 @@ use crate::mmu::{FrameId, FrameRun, Mmu};
 use crate::space::AddressSpace;
 
 const RUNS: usize = 8;
+/// Frames that are given back together, where copies are to be made in their stead: each call
+/// interrupts all CPUs that run the program.
+const RELEASE_BATCH: usize = 32;
 
 /// What a fault may use. Whatever is not used must be given back by
 /// [`AddressSpace::return_grant`].
@@ -54,12 +57,16 @@ impl<M: Mmu> AddressSpace<M> {
             self.grant_charge(&mut grant, pages);
         }
         while grant.pages() < pages && grant.count < RUNS {
-            let Some(run) = self.frames.take(pages - grant.pages()) else { break };
+            let missing = pages - grant.pages();
+            let wanted = if way == Way::Copy { missing.max(RELEASE_BATCH) } else { missing };
+            let Some(run) = self.frames.take(wanted) else { break };
             if way == Way::Copy {
-                // The frame's charge pays for the copy.
+                // The frames' charge pays for the copies: these, and the next ones.
                 self.mmu.frames_release(run);
                 self.frames.consume(run);
-                grant.charged += run.len;
+                let used = run.len.min(missing);
+                grant.charged += used;
+                self.budget.uncharge(run.len - used);
             } else {
                 grant.runs[grant.count] = run;
                 grant.count += 1;
