@@ -373,6 +373,60 @@ static int fork_in_thread(void)
 	return 0;
 }
 
+enum { CLEAN_PAGES = 8192, PAGE_WORDS = 512 };
+
+/* Pages of `memory` that are not as they should be: those that `is_over` says are turned over. */
+static size_t pages_wrong(const unsigned long *memory, int is_over)
+{
+	size_t wrong = 0;
+
+	for (size_t page = 0; page < CLEAN_PAGES; page++) {
+		unsigned long mask = is_over && page % 3 == 0 ? ~0ul : 0;
+		size_t word = 0;
+		while (word < PAGE_WORDS &&
+		       (memory[page * PAGE_WORDS + word] ^ mask) == word_of(page, word))
+			word++;
+		wrong += word < PAGE_WORDS;
+	}
+	return wrong;
+}
+
+/* Turns every third page over, pages all out, and looks at what comes back. */
+static size_t turn_over(unsigned long *memory)
+{
+	for (size_t page = 0; page < CLEAN_PAGES; page += 3)
+		for (size_t word = 0; word < PAGE_WORDS; word++)
+			memory[page * PAGE_WORDS + word] ^= ~0ul;
+	madvise(memory, CLEAN_PAGES * 4096ul, MADV_PAGEOUT);
+	return pages_wrong(memory, 1);
+}
+
+/* Memory that was only read since it was swapped in, and so is known to be as it is in swap, is
+ * written after a fork: by the child, by its own child, and by the parent. */
+static int fork_of_clean(void)
+{
+	unsigned long *memory = mmap(NULL, CLEAN_PAGES * 4096ul, PROT_READ | PROT_WRITE,
+				     MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	for (size_t page = 0; page < CLEAN_PAGES; page++)
+		for (size_t word = 0; word < PAGE_WORDS; word++)
+			memory[page * PAGE_WORDS + word] = word_of(page, word);
+	madvise(memory, CLEAN_PAGES * 4096ul, MADV_PAGEOUT);
+	printf("before: %zu wrong\n", pages_wrong(memory, 0));
+	fflush(stdout);
+	pid_t pid = fork();
+	if (pid == 0) {
+		pid_t grandchild = fork();
+		if (grandchild == 0)
+			_exit(turn_over(memory) ? 1 : 0);
+		child_report("grandchild", grandchild);
+		_exit(turn_over(memory) ? 1 : 0);
+	}
+	child_report("child", pid);
+	printf("parent: %zu wrong\n", turn_over(memory));
+	return 0;
+}
+
 static void *free_them(void *argument)
 {
 	data_free(argument);
@@ -467,6 +521,7 @@ static const struct {
 	{ "exec-chain", exec_chain },
 	{ "thread-churn", thread_churn },
 	{ "fork-in-thread", fork_in_thread },
+	{ "fork-of-clean", fork_of_clean },
 	{ "free-elsewhere", free_elsewhere },
 	{ "at-exit", at_exit },
 	{ "daemon", daemon_child },

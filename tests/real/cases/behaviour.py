@@ -44,6 +44,8 @@ for plain in (
     register(plain)
 # Nine processes at a time, each of which needs a few MiB of its own.
 register("fork-in-thread", memory_bytes=64 * MIB)
+# All of it stays in memory, in three processes.
+register("fork-of-clean", memory_bytes=192 * MIB)
 register("setuid", needs=("root",))
 register("process-limit", needs=("root",))
 register("lock-all", needs=("root",))

@@ -139,9 +139,7 @@ impl<M: Mmu> AddressSpace<M> {
     fn fault_on_mapped(&self, page: PageNum, old: Snapshot, access: Access) -> Outcome {
         let one = PageRange::new(page, 1);
         if access == Access::WriteProtected {
-            let _ = self.mmu.write_protect(one, Protection::Writable);
-            let written = Flags::DIRTY.or(Flags::ACCESSED);
-            self.unlock_page_with(page, old.without(Flags::WRITE_PROTECTED).with(written));
+            self.fault_on_protected(page, old);
             return Outcome::Served;
         }
         // Another fault may have mapped it since this one was sent; or the program has dropped
@@ -149,11 +147,77 @@ impl<M: Mmu> AddressSpace<M> {
         // SAFETY: `zeros` is a block of pages, unmanaged.
         let copied =
             unsafe { self.mmu.copy_in(one, self.zeros.as_ptr().cast(), Protection::Writable) };
-        self.unlock_page(page);
         if copied.pages == 0 {
+            self.unlock_page(page);
             self.mmu.wake(one);
+        } else {
+            self.release_kept(old);
+            self.unlock_page_with(page, old.without_kept().without(Flags::WRITE_PROTECTED));
         }
         Outcome::Spurious
+    }
+
+    /// The first write to a page that was mapped protected. Where a stream of writes comes by,
+    /// the clean pages around it are made writable with it: they keep a packed copy, which is
+    /// compared when they go.
+    fn fault_on_protected(&self, page: PageNum, old: Snapshot) {
+        let vma = self.find_vma(page);
+        let mut range = PageRange::new(page, 1);
+        let mut guess = None;
+        if let Some(vma) = vma.filter(|_| old.has(Flags::CLEAN)) {
+            self.swap.note_unclean();
+            let now = self.guess(page, old, &vma);
+            let folio = PageRange::new(page.align_down(now.order), 1 << now.order);
+            range = self.lock_clean_around(page, folio.intersect(vma.range));
+            guess = Some(now);
+        }
+        let _ = self.mmu.write_protect(range, Protection::Writable);
+        for other in range.pages().filter(|&other| other != page) {
+            let before = self.snapshot(other);
+            let after = if before.has(Flags::COPY) {
+                before.without(Flags::CLEAN)
+            } else {
+                self.release_kept(before);
+                before.without_kept()
+            };
+            self.unlock_page_with(other, after);
+        }
+        self.release_kept(old);
+        let written = Flags::DIRTY.or(Flags::ACCESSED);
+        let after = old.without_kept().without(Flags::WRITE_PROTECTED).with(written);
+        self.unlock_page_with(page, after);
+        if let Some(guess) = guess {
+            self.streams.advance(guess, range);
+        }
+    }
+
+    /// Locks the clean pages next to `page`, which is locked, as far as `bounds`.
+    fn lock_clean_around(&self, page: PageNum, bounds: PageRange) -> PageRange {
+        let is_clean = |seen: Snapshot| {
+            seen.state() == State::Mapped
+                && seen.has(Flags::CLEAN)
+                && !seen.has(Flags::WRITE_PROTECTED)
+        };
+        let try_join = |page: PageNum| {
+            let word = self.word(page);
+            let seen = word.load();
+            if seen.is_locked() || !is_clean(seen) {
+                return false;
+            }
+            let Some(now) = word.try_lock() else { return false };
+            if !is_clean(now) {
+                self.unlock_page(page);
+            }
+            is_clean(now)
+        };
+        let mut range = PageRange::new(page, 1);
+        while range.end < bounds.end && try_join(range.end) {
+            range.end = range.end.add(1);
+        }
+        while range.start > bounds.start && try_join(PageNum(range.start.0 - 1)) {
+            range.start.0 -= 1;
+        }
+        range
     }
 
     fn fault_on_poisoned(&self, page: PageNum) -> Outcome {
@@ -195,6 +259,9 @@ impl<M: Mmu> AddressSpace<M> {
         };
         let pages_max = self.window_pages_max();
         let mut window = self.open_window(page, old, vma, access, guess, pages_max, joins);
+        if !is_fresh && self.may_keep_clean(&window) {
+            window.keep_clean();
+        }
         let has_gaps = !is_fresh && window.range.len() < pages_max.min(1 << guess.order);
         if has_gaps {
             let pages_left = pages_max - window.range.len();

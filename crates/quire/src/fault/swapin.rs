@@ -105,6 +105,11 @@ impl<M: Mmu> AddressSpace<M> {
             window = Window::of_one(page, old, Access::Read);
             plan = request.location.plan();
         }
+        // What a stream reads keeps its place. A page by itself is better packed when it goes: to
+        // read it again would cost as much as a whole window of the stream.
+        if guess.order > 0 && self.may_keep_clean(&window) {
+            window.keep_clean();
+        }
         PlannedRead { window, plan, guess }
     }
 

@@ -28,6 +28,9 @@ pub(super) struct Window<'a> {
     pub is_movable: bool,
     pub protection: Protection,
     pub is_mlocked: bool,
+    /// Its pages stay as they are stored until they are written: they are mapped write-protected,
+    /// and keep what they have in store.
+    pub is_clean: bool,
     /// What was read from the swap file, for the pages that are there.
     pub read: Option<(ReadPlan, &'a [u8])>,
 }
@@ -48,6 +51,7 @@ impl Window<'_> {
                 Protection::Writable
             },
             is_mlocked: false,
+            is_clean: false,
             read: None,
         };
         window.before[page.index() % BLOCK_PAGES] = old;
@@ -57,6 +61,12 @@ impl Window<'_> {
     /// What a page's word said when it was locked.
     pub fn before(&self, page: PageNum) -> Snapshot {
         self.before[page.index() % BLOCK_PAGES]
+    }
+
+    /// Has its pages keep what they have in store.
+    pub fn keep_clean(&mut self) {
+        self.is_clean = true;
+        self.protection = Protection::WriteProtected;
     }
 
     /// Whether its frames may be moved in.
@@ -158,6 +168,9 @@ impl<M: Mmu> AddressSpace<M> {
             }
             let mut run = self.open_window(at, old, vma, Access::Read, guess, pages_left, &joins);
             run.is_ahead = true;
+            if window.is_clean && self.may_keep_clean(&run) {
+                run.keep_clean();
+            }
             at = run.range.end;
             // The layout may have changed since the page asked for was locked.
             if !self.vmas.is_current(vma) || !self.fill_window(&mut run, guess, staging) {
@@ -165,6 +178,15 @@ impl<M: Mmu> AddressSpace<M> {
                 return;
             }
             pages_left = pages_left.saturating_sub(run.range.len());
+        }
+    }
+
+    /// Whether a window that is about to be filled should [keep](Window::keep_clean) what its
+    /// pages have in store.
+    pub(super) fn may_keep_clean(&self, window: &Window<'_>) -> bool {
+        window.access == Access::Read && !window.is_mlocked && {
+            let is_packed = |&page: &PageNum| window.before(page).state() == State::Pool;
+            self.swap.may_keep_clean(window.range.pages().filter(is_packed).count())
         }
     }
 
@@ -358,7 +380,8 @@ impl<M: Mmu> AddressSpace<M> {
     /// A locked page has been mapped: its word says so, and what it had in swap is let go.
     fn finish_mapped(&self, page: PageNum, window: &Window<'_>) {
         let before = window.before(page);
-        let mut after = before.keep(Flags::WRITE_PROTECTED, Snapshot::new(State::Mapped, 0));
+        let is_written = page == window.asked && window.access != Access::Read;
+        let mut after = Snapshot::new(State::Mapped, 0);
         match before.state() {
             State::None => self.budget.add_wanted(1),
             State::Same => {
@@ -368,22 +391,26 @@ impl<M: Mmu> AddressSpace<M> {
             State::Pool => {
                 self.budget.count(Event::Pswpin, 1);
                 self.budget.count(Event::Zswpin, 1);
-                let is_written = page == window.asked && window.access == Access::Write;
-                if !is_written && self.swap.may_keep_copy() {
-                    after = Snapshot::new(State::Mapped, before.payload()).with(Flags::COPY);
-                    after = before.keep(Flags::WRITE_PROTECTED, after);
-                } else {
-                    // SAFETY: the page is locked, and its word is about to forget the handle.
-                    unsafe { self.swap.free_blob(before.payload(), &self.budget) };
-                }
             }
-            State::File => {
-                self.budget.count(Event::Pswpin, 1);
-                self.swap.free_location(before.payload());
-            }
+            State::File => self.budget.count(Event::Pswpin, 1),
             _ => {}
         }
-        self.settle_mapped(page, after, window);
+        match before.state() {
+            State::Same | State::File if window.is_clean => after = Snapshot::mapped_clean(before),
+            State::Pool if window.is_clean => {
+                self.swap.keep_copy();
+                after = Snapshot::mapped_clean(before);
+            }
+            State::Pool if !is_written && self.swap.may_keep_copy() => {
+                self.swap.keep_copy();
+                after = Snapshot::new(State::Mapped, before.payload()).with(Flags::COPY);
+            }
+            // SAFETY: the page is locked, and its word is about to forget the handle.
+            State::Pool => unsafe { self.swap.free_blob(before.payload(), &self.budget) },
+            State::File => self.swap.free_location(before.payload()),
+            _ => {}
+        }
+        self.settle_mapped(page, before.keep(Flags::WRITE_PROTECTED, after), window);
     }
 
     /// The end for a page that has been mapped: its word is `after`, and what its window says.

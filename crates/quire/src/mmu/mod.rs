@@ -150,6 +150,16 @@ pub trait Mmu: Sync {
     /// Drops what is mapped.
     fn unmap(&self, pages: PageRange);
 
+    /// Drops what is mapped at each of several runs, as one where it can; returns how many calls
+    /// it took.
+    fn unmap_all(&self, runs: &[PageRange]) -> usize {
+        runs.iter().for_each(|&run| self.unmap(run));
+        runs.len()
+    }
+
+    /// Says which pages are mapped.
+    fn look(&self, pages: PageRange, is_mapped: &mut [bool]);
+
     /// Makes the mapped `pages` this process's own again after a fork, so that they can move. No
     /// page may be missing.
     fn make_exclusive(&self, pages: PageRange) -> Done;

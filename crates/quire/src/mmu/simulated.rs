@@ -512,6 +512,14 @@ impl Mmu for Simulated {
         });
     }
 
+    fn look(&self, pages: PageRange, is_mapped: &mut [bool]) {
+        self.enter();
+        let state = self.state();
+        for (page, is_mapped) in pages.pages().zip(is_mapped) {
+            *is_mapped = state.entries[page.index()].physical != 0;
+        }
+    }
+
     fn make_exclusive(&self, pages: PageRange) -> Done {
         self.enter();
         self.each(pages, |state, page, _| {

@@ -4,7 +4,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicI32, Ordering};
 
 use linux_raw_sys::general::{
-    __NR_mincore, __NR_pread64, __NR_process_vm_readv, MADV_DOFORK, MADV_DONTFORK, MADV_DONTNEED,
+    __NR_pread64, __NR_process_vm_readv, MADV_DOFORK, MADV_DONTFORK, MADV_DONTNEED,
     MADV_NOHUGEPAGE, MADV_POPULATE_WRITE,
 };
 use rustix::mm::{MapFlags, ProtFlags};
@@ -204,17 +204,13 @@ fn move_pages(uffd: &Uffd, dst: usize, src: usize, len: usize, holes: Holes) -> 
 /// Bytes from the start that are at `dst` and no longer at `src`.
 fn moved_unsaid(dst: usize, src: usize, len: usize) -> usize {
     let pages = (len >> PAGE_SHIFT).min(BLOCK_PAGES);
-    let mut present = [[0u8; BLOCK_PAGES]; 2];
-    for (start, present) in [dst, src].into_iter().zip(&mut present) {
-        let place = present.as_mut_ptr() as usize;
-        // SAFETY: the kernel writes a byte a page, and there is room for as many.
-        if unsafe { call::syscall(__NR_mincore, [start, pages << PAGE_SHIFT, place, 0, 0, 0]) }
-            .is_err()
-        {
+    let mut is_present = [[false; BLOCK_PAGES]; 2];
+    for (start, is_present) in [dst, src].into_iter().zip(&mut is_present) {
+        if memory::look(start, &mut is_present[..pages]).is_err() {
             return 0;
         }
     }
-    let has_moved = |at: &usize| present[0][*at] & 1 != 0 && present[1][*at] & 1 == 0;
+    let has_moved = |at: &usize| is_present[0][*at] && !is_present[1][*at];
     (0..pages).take_while(has_moved).count() << PAGE_SHIFT
 }
 
@@ -261,6 +257,24 @@ impl Mmu for Userfaultfd {
 
     fn unmap(&self, pages: PageRange) {
         let _ = self.advise(self.address(pages.start), pages.len(), MADV_DONTNEED);
+    }
+
+    fn unmap_all(&self, runs: &[PageRange]) -> usize {
+        // One call, and one interrupt of the other CPUs, for any number of runs.
+        let ranges = runs.iter().map(|run| (self.address(run.start), run.len() << PAGE_SHIFT));
+        // SAFETY: ranges of the arena whose page locks the caller holds.
+        if unsafe { memory::discard_all(ranges) }.is_ok() {
+            return 1;
+        }
+        runs.iter().for_each(|&run| self.unmap(run));
+        runs.len()
+    }
+
+    fn look(&self, pages: PageRange, is_mapped: &mut [bool]) {
+        if memory::look(self.address(pages.start), is_mapped).is_err() {
+            // Not all of it is mapped memory any more: whoever changes that waits for our locks.
+            is_mapped.fill(true);
+        }
     }
 
     fn make_exclusive(&self, pages: PageRange) -> Done {

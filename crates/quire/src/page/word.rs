@@ -36,8 +36,8 @@ const CONTENT: u64 = !(LOCKED | WAITERS | PARKED);
 pub enum State {
     /// Never touched, or dropped: reads as zeros, owns nothing.
     None = 0,
-    /// Mapped in the program. With [`Flags::COPY`] the payload is a pool handle with the same
-    /// bytes, unless the program has written since.
+    /// Mapped in the program. The payload names a stored copy of its bytes, where
+    /// [`Snapshot::kept`] says so.
     Mapped = 1,
     /// In the frame pool with its content; the payload is the frame.
     Limbo = 2,
@@ -84,6 +84,11 @@ impl Flags {
     pub const WRITE_PROTECTED: Flags = Flags(1 << 11);
     /// The payload of a mapped page is a pool handle with its last known bytes.
     pub const COPY: Flags = Flags(1 << 12);
+    /// The payload of a mapped page is where its bytes are in the swap file. Only with CLEAN.
+    pub const IN_FILE: Flags = Flags(1 << 16);
+    /// A mapped page has not been written since it was stored, and is write-protected so that the
+    /// first write is noticed. Without COPY and IN_FILE the payload is its pattern.
+    pub const CLEAN: Flags = Flags(1 << 17);
     /// The kernel held the page when its range lost the right to write: moving is refused there,
     /// and copying could lose what the kernel still writes.
     pub const PINNED: Flags = Flags(1 << 13);
@@ -92,7 +97,7 @@ impl Flags {
     /// Written since it was last write-protected.
     pub const DIRTY: Flags = Flags(1 << 15);
 
-    const NAMES: [(Flags, &'static str); 9] = [
+    const NAMES: [(Flags, &'static str); 11] = [
         (Flags::ACCESSED, "accessed"),
         (Flags::MLOCKED, "mlocked"),
         (Flags::WRITEBACK, "writeback"),
@@ -102,6 +107,8 @@ impl Flags {
         (Flags::PINNED, "pinned"),
         (Flags::INCOMPRESSIBLE, "incompressible"),
         (Flags::DIRTY, "dirty"),
+        (Flags::IN_FILE, "in_file"),
+        (Flags::CLEAN, "clean"),
     ];
 
     /// The flags in either.
@@ -120,6 +127,38 @@ impl Snapshot {
     #[must_use]
     pub const fn new(state: State, payload: u32) -> Snapshot {
         Snapshot((state as u64) << STATE_SHIFT | (payload as u64) << PAYLOAD_SHIFT)
+    }
+
+    /// What a mapped page has in store beside its mapping, as the word that it would have if it
+    /// were not mapped.
+    #[must_use]
+    pub const fn kept(self) -> Option<Snapshot> {
+        let state = match self.state() {
+            State::Mapped if self.has(Flags::COPY) => State::Pool,
+            State::Mapped if self.has(Flags::IN_FILE) => State::File,
+            State::Mapped if self.has(Flags::CLEAN) => State::Same,
+            _ => return None,
+        };
+        Some(Snapshot::new(state, self.payload()))
+    }
+
+    /// The word of a mapped page that keeps nothing in store any more.
+    #[must_use]
+    pub const fn without_kept(self) -> Snapshot {
+        let content = self.0 & !((u32::MAX as u64) << PAYLOAD_SHIFT);
+        Snapshot(content).without(Flags::COPY.or(Flags::IN_FILE).or(Flags::CLEAN))
+    }
+
+    /// The word of a mapped page that is as it was stored, and keeps what it has there: `stored`
+    /// is its word from before.
+    #[must_use]
+    pub const fn mapped_clean(stored: Snapshot) -> Snapshot {
+        let flags = match stored.state() {
+            State::Pool => Flags::COPY.or(Flags::CLEAN),
+            State::File => Flags::IN_FILE.or(Flags::CLEAN),
+            _ => Flags::CLEAN,
+        };
+        Snapshot::new(State::Mapped, stored.payload()).with(flags)
     }
 
     /// Where the bytes are.

@@ -77,6 +77,36 @@ impl Batch {
     }
 }
 
+/// Runs of pages in a block.
+struct Runs {
+    runs: [PageRange; BLOCK_PAGES / 2],
+    count: usize,
+}
+
+impl Default for Runs {
+    fn default() -> Runs {
+        let none = PageRange { start: PageNum(0), end: PageNum(0) };
+        Runs { runs: [none; BLOCK_PAGES / 2], count: 0 }
+    }
+}
+
+impl Runs {
+    /// Adds a page that lies above all others.
+    fn push(&mut self, page: PageNum) {
+        match self.runs[..self.count].last_mut() {
+            Some(last) if last.end == page => last.end = page.add(1),
+            _ => {
+                self.runs[self.count] = PageRange::new(page, 1);
+                self.count += 1;
+            }
+        }
+    }
+
+    fn as_slice(&self) -> &[PageRange] {
+        &self.runs[..self.count]
+    }
+}
+
 /// What a look at a page says.
 enum Look {
     /// Locked: it can go.
@@ -121,8 +151,15 @@ impl<M: Mmu> AddressSpace<M> {
         let unit = self.batch_unit(who);
         let may_move = vma.attributes.prot.is_movable();
         let mut batch = Batch::new(part.start);
+        let mut clean = Batch::new(part.start);
         for page in part.pages() {
-            let look = self.look(page, who, may_move, batch.victims > 0);
+            let mut look = self.look(page, who, may_move, batch.victims > 0);
+            if let Look::Victim(before) = look
+                && before.has(Flags::CLEAN)
+            {
+                clean.push(page, Some(before));
+                look = Look::Stays;
+            }
             let protected = match look {
                 Look::Victim(before) => before.has(Flags::WRITE_PROTECTED),
                 _ => batch.is_protected,
@@ -148,7 +185,51 @@ impl<M: Mmu> AddressSpace<M> {
             }
         }
         evicted.add(self.evict_batch(&batch, vma, scratch));
+        evicted.add(self.drop_clean(&clean, vma));
         evicted
+    }
+
+    /// Drops locked pages that are as they are stored, however they lie, and unlocks them: there
+    /// is nothing to move and nothing to store.
+    fn drop_clean(&self, clean: &Batch, vma: &Vma) -> Evicted {
+        if clean.victims == 0 {
+            return Evicted::default();
+        }
+        let victims = || clean.range.pages().filter(|&page| clean.before(page).is_some());
+        if !self.vmas.is_current(vma) {
+            victims().for_each(|page| self.unlock_page(page));
+            return Evicted::default();
+        }
+        let start = monotonic_ns();
+        // A page that the program has dropped by a bare system call reads as zeros from then on.
+        let mut is_there = [false; BLOCK_PAGES];
+        self.mmu.look(clean.range, &mut is_there[..clean.range.len()]);
+        let is_there = |page: PageNum| is_there[(page.0 - clean.range.start.0) as usize];
+        let mut runs = Runs::default();
+        victims().for_each(|page| runs.push(page));
+        let calls = self.mmu.unmap_all(runs.as_slice());
+        self.budget.count(Event::UnmapCalls, calls);
+        self.budget.count(Event::UnmapNs, (monotonic_ns() - start) as usize);
+        self.count_unmapped(clean.range.start, clean.victims);
+        self.budget.count(Event::UnmapPages, clean.victims);
+        self.budget.count(Event::Pswpout, clean.victims);
+        self.budget.count(Event::PswpoutClean, clean.victims);
+        self.swap.note_clean(clean.victims);
+        for page in victims() {
+            let before = clean.before(page).expect("a victim");
+            let kept = before.kept().filter(|_| is_there(page));
+            if let Some(stored) = kept {
+                if stored.state() == State::Pool {
+                    self.swap.forget_copy();
+                }
+                self.unlock_page_with(page, before.keep(Flags::WRITE_PROTECTED, stored));
+            } else {
+                self.release_backing(before);
+                self.unlock_page_with(page, Snapshot::new(State::None, 0));
+            }
+        }
+        self.budget.uncharge(clean.victims);
+        Evicted { freed: clean.victims, ..Evicted::default() }
     }
 
     /// Where a batch ends at the latest: at a multiple of so many pages.
@@ -287,6 +368,9 @@ impl<M: Mmu> AddressSpace<M> {
         let is_gone = |at: usize| !stayed[at] && batch.before(range.start.add(at)).is_some();
         for (at, page) in range.pages().enumerate().filter(|&(at, _)| is_gone(at)) {
             let before = batch.before(page).expect("is_gone looked");
+            if !before.has(Flags::COPY) {
+                self.release_kept(before);
+            }
             let copy = if before.has(Flags::COPY) { before.payload() } else { 0 };
             self.frames.set_owner(frame.add(at), page, copy);
             evicted.unmapped += 1;

@@ -12,7 +12,7 @@ use core::sync::atomic::Ordering;
 
 use crate::control::Event;
 use crate::control::SEGMENT_BYTES;
-use crate::mmu::Mmu;
+use crate::mmu::{Mmu, Protection};
 use crate::page::{Flags, Snapshot, State};
 use crate::scratch::Scratch;
 use crate::space::AddressSpace;
@@ -28,6 +28,22 @@ const COMPACT_MOVES_MAX: usize = 4096;
 
 /// Tags of blobs that come from the file itself have this bit; others are pool handles.
 const FROM_FILE: u64 = 1 << 32;
+
+/// What stays of a mapped page's flags when its copy in store has another name.
+const MAPPED_FLAGS: Flags = Flags::WRITE_PROTECTED
+    .or(Flags::ACCESSED)
+    .or(Flags::MLOCKED)
+    .or(Flags::PINNED)
+    .or(Flags::COPY)
+    .or(Flags::IN_FILE)
+    .or(Flags::CLEAN)
+    .or(Flags::DIRTY);
+
+/// Whether a page's bytes are (also) at this place in the swap file.
+fn names_location(word: Snapshot, location: u32) -> bool {
+    let stored = if word.state() == State::Mapped { word.kept() } else { Some(word) };
+    stored.is_some_and(|stored| stored.state() == State::File && stored.payload() == location)
+}
 
 impl<M: Mmu> AddressSpace<M> {
     /// Writes packed pages out while the tree's pools have more than their share of the budget,
@@ -51,7 +67,11 @@ impl<M: Mmu> AddressSpace<M> {
         let Some((file, mut writing)) = self.swap.writing() else { return 0 };
         let writing = &mut *writing;
         if writing.writer.open(file, Purpose::Reclaim).is_err() && !self.clean(file, writing) {
-            return 0;
+            let is_open =
+                self.give_up_locations() > 0 && writing.writer.open(file, Purpose::Reclaim).is_ok();
+            if !is_open {
+                return 0;
+            }
         }
         self.gather(writing);
         self.write_segment(file, writing)
@@ -104,7 +124,9 @@ impl<M: Mmu> AddressSpace<M> {
         }
         let Some((writer, ring)) = writing.parts() else { return 0 };
         let Ok(written) = writer.write_out(file, ring) else {
-            // The pages are where they were; the next round marks them afresh.
+            // The pages are where they were; the next round marks them afresh. Room on the disk
+            // that only pages in memory have is room to write to.
+            self.give_up_locations();
             return 0;
         };
         let mut moved = 0;
@@ -117,8 +139,13 @@ impl<M: Mmu> AddressSpace<M> {
             let old = Snapshot::new(State::File, entry.location.get());
             if entry.tag & FROM_FILE != 0 {
                 let was = entry.tag as u32;
-                if before.state() == State::File && before.payload() == was {
-                    self.unlock_page_with(page, before.keep(Flags::WRITE_PROTECTED, old));
+                if names_location(before, was) {
+                    let after = if before.state() == State::File {
+                        before.keep(Flags::WRITE_PROTECTED, old)
+                    } else {
+                        before.keep(MAPPED_FLAGS, Snapshot::new(State::Mapped, old.payload()))
+                    };
+                    self.unlock_page_with(page, after);
                     self.swap.free_location(was);
                     moved += 1;
                 } else {
@@ -142,6 +169,32 @@ impl<M: Mmu> AddressSpace<M> {
             moved += 1;
         }
         moved
+    }
+
+    /// Has pages in memory give up their places in the file, which is full; returns how many did.
+    fn give_up_locations(&self) -> usize {
+        let mut given_up = 0;
+        for block in 0..self.blocks_used_max.load(Ordering::Relaxed) {
+            if self.blocks[block].mapped.load(Ordering::Relaxed) == 0 {
+                continue;
+            }
+            let range = PageRange::new(PageNum((block << BLOCK_ORDER) as u64), BLOCK_PAGES);
+            for page in range.pages().filter(|&page| self.snapshot(page).has(Flags::IN_FILE)) {
+                let Some(before) = self.word(page).try_lock() else { continue };
+                if !before.has(Flags::IN_FILE) {
+                    self.unlock_page(page);
+                    continue;
+                }
+                if !before.has(Flags::WRITE_PROTECTED) {
+                    let one = PageRange::new(page, 1);
+                    let _ = self.mmu.write_protect(one, Protection::Writable);
+                }
+                self.release_kept(before);
+                self.unlock_page_with(page, before.without_kept());
+                given_up += 1;
+            }
+        }
+        given_up
     }
 
     /// Gathers what is left in the emptiest segments into a new one, so that the file's freed
@@ -168,8 +221,7 @@ impl<M: Mmu> AddressSpace<M> {
                             continue;
                         }
                         let seen = self.snapshot(blob.owner);
-                        let is_live =
-                            seen.state() == State::File && seen.payload() == location.get();
+                        let is_live = names_location(seen, location.get());
                         let tag = FROM_FILE | u64::from(location.get());
                         if is_live && !writing.writer.add(&blob, tag) {
                             is_open = false;
@@ -203,14 +255,8 @@ impl<M: Mmu> AddressSpace<M> {
                     self.unlock_page(owner);
                     return false;
                 }
-                let flags = Flags::WRITE_PROTECTED
-                    .or(Flags::ACCESSED)
-                    .or(Flags::MLOCKED)
-                    .or(Flags::PINNED)
-                    .or(Flags::COPY)
-                    .or(Flags::DIRTY);
                 let after = Snapshot::new(before.state(), new.get());
-                self.unlock_page_with(owner, before.keep(flags, after));
+                self.unlock_page_with(owner, before.keep(MAPPED_FLAGS, after));
                 true
             },
             &self.budget,

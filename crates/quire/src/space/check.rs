@@ -28,6 +28,10 @@ impl Found {
         assert!(number != 0, "{page:?} names no packed page");
         assert!(self.handles.insert(number), "{page:?} shares packed page {number:#x}");
     }
+
+    fn has_location(&mut self, page: PageNum, number: u32) {
+        assert!(self.locations.insert(number), "{page:?} shares its place in the swap file");
+    }
 }
 
 impl<M: Inspect> AddressSpace<M> {
@@ -48,7 +52,7 @@ impl<M: Inspect> AddressSpace<M> {
             assert_eq!(is_lost, is_poisoned, "{page:?} is {word:?}, but {mapping:?}");
         }
         if is_mapped {
-            let is_protected = word.has(Flags::WRITE_PROTECTED);
+            let is_protected = word.has(Flags::WRITE_PROTECTED) || word.has(Flags::CLEAN);
             assert_eq!(
                 is_protected, mapping.is_write_protected,
                 "{page:?} is {word:?}, but {mapping:?}"
@@ -100,14 +104,13 @@ impl<M: Inspect> AddressSpace<M> {
                     if word.has(Flags::COPY) {
                         found.copies += 1;
                         found.has_handle(page, word.payload());
+                    } else if word.has(Flags::IN_FILE) {
+                        found.has_location(page, word.payload());
                     }
                 }
                 State::Limbo => self.check_limbo(page, FrameId(word.payload()), found),
                 State::Pool => found.has_handle(page, word.payload()),
-                State::File => {
-                    let is_new = found.locations.insert(word.payload());
-                    assert!(is_new, "{page:?} shares its place in the swap file");
-                }
+                State::File => found.has_location(page, word.payload()),
                 State::Same | State::Poisoned => {}
             }
             found.wanted += 1;

@@ -186,13 +186,16 @@ impl<M: Mmu> AddressSpace<M> {
         }
         self.count_unmapped(from, 1);
         self.count_mapped(to, 1);
-        if before.has(Flags::COPY)
-            && let Some(handle) = Handle::new(before.payload())
-        {
+        // The move has lifted the write protection, and the swap file names the old address.
+        if !before.has(Flags::COPY) {
+            self.release_kept(before);
+            return before.without_kept();
+        }
+        if let Some(handle) = Handle::new(before.payload()) {
             // SAFETY: both pages are locked.
             let _ = unsafe { self.swap.zpool.set_owner(handle, from, to) };
         }
-        before
+        before.without(Flags::CLEAN)
     }
 
     /// Makes a page resident, waiting for whatever it takes. For program threads.

@@ -3,7 +3,7 @@
 use super::vma::Kind;
 use super::{AddressSpace, Layout};
 use crate::mmu::{FrameId, FrameRun, Mmu, Prot};
-use crate::page::{Flags, Snapshot, State};
+use crate::page::{Snapshot, State};
 use crate::sys::Errno;
 use crate::units::PageRange;
 
@@ -63,17 +63,14 @@ impl<M: Mmu> AddressSpace<M> {
     }
 
     /// Lets go of what a locked page has besides its mapping.
-    pub(super) fn release_backing(&self, before: Snapshot) {
+    pub(crate) fn release_backing(&self, before: Snapshot) {
         let free_blob = |number: u32| {
             // SAFETY: the page is locked, and its word is about to forget the handle.
             unsafe { self.swap.free_blob(number, &self.budget) };
         };
         match before.state() {
             State::None => return,
-            State::Mapped if before.has(Flags::COPY) => {
-                self.swap.forget_copy();
-                free_blob(before.payload());
-            }
+            State::Mapped => self.release_kept(before),
             State::Limbo => {
                 let frame = FrameId(before.payload());
                 let copy = self.frames.copy_of(frame);
@@ -90,5 +87,19 @@ impl<M: Mmu> AddressSpace<M> {
             _ => {}
         }
         self.budget.add_wanted(-1);
+    }
+
+    /// Lets go of what a locked, mapped page keeps in store.
+    pub(crate) fn release_kept(&self, before: Snapshot) {
+        let Some(kept) = before.kept() else { return };
+        match kept.state() {
+            State::Pool => {
+                self.swap.forget_copy();
+                // SAFETY: the page is locked, and its word is about to forget the handle.
+                unsafe { self.swap.free_blob(kept.payload(), &self.budget) };
+            }
+            State::File => self.swap.free_location(kept.payload()),
+            _ => {}
+        }
     }
 }

@@ -138,6 +138,13 @@ impl SwapFile {
         used.saturating_add(SEGMENTS_RESERVED) < self.segments_max()
     }
 
+    /// Whether pages that are in memory may keep their places.
+    #[must_use]
+    pub fn has_ample_room(&self) -> bool {
+        let used = self.control.segments_used.load(Relaxed);
+        used < self.segments_max() / 4 * 3
+    }
+
     /// Drops a blob that a page's word named, or that was written for a page that has moved on.
     /// The caller holds that page's lock, and no word has the location any more.
     pub fn free(&self, location: Location) {

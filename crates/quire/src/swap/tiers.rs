@@ -27,6 +27,9 @@ const COPY_HISTORY: u32 = 64;
 const COPY_HITS_MIN: u32 = 16;
 /// One copy in so many is kept all the same, to learn whether things have changed.
 const COPY_PROBE: u32 = 16;
+/// A fault at the first write to a page that was kept clean costs about as much as so many pages
+/// that need not be stored again.
+const UNCLEAN_COST: i32 = 2;
 
 /// The file's tier.
 struct FileTier {
@@ -63,6 +66,12 @@ impl Writing {
     }
 }
 
+/// Two threads that note at once may lose a note.
+fn note(hits: &AtomicU32, change: i32) {
+    let hits_now = hits.load(Relaxed).saturating_add_signed(change);
+    hits.store(hits_now.min(COPY_HISTORY), Relaxed);
+}
+
 /// Both tiers.
 pub struct Swap {
     /// The compressed pool.
@@ -72,6 +81,7 @@ pub struct Swap {
     budget_pages: usize,
     kept: AtomicUsize,
     copy_hits: AtomicU32,
+    clean_hits: AtomicU32,
     copy_turn: AtomicU32,
 }
 
@@ -106,6 +116,7 @@ impl Swap {
             budget_pages: budget.limit(),
             kept: AtomicUsize::new(0),
             copy_hits: AtomicU32::new(COPY_HISTORY / 2),
+            clean_hits: AtomicU32::new(COPY_HISTORY / 2),
             copy_turn: AtomicU32::new(0),
         })
     }
@@ -183,18 +194,33 @@ impl Swap {
         }
     }
 
-    /// Whether a page that comes back may keep its packed copy; counts it if so. Copies take at
-    /// most an eighth of the budget (a packed page is about a third of a page).
+    /// Whether a page that comes back may keep its packed copy. Copies take at most an eighth of
+    /// the budget (a packed page is about a third of a page).
     pub fn may_keep_copy(&self) -> bool {
-        if self.kept.load(Relaxed) >= self.budget_pages * 3 / 8 {
-            return false;
-        }
-        let is_useful = self.copy_hits.load(Relaxed) >= COPY_HITS_MIN;
-        if !is_useful && !self.copy_turn.fetch_add(1, Relaxed).is_multiple_of(COPY_PROBE) {
-            return false;
-        }
+        self.has_room_for_copies(1) && self.is_useful(&self.copy_hits)
+    }
+
+    /// Whether pages that are about to be read, so many of them from the pool, may be mapped
+    /// write-protected, to keep what they have in store as long as nobody writes.
+    pub fn may_keep_clean(&self, pool_pages: usize) -> bool {
+        self.has_room_for_copies(pool_pages)
+            && self.file.as_ref().is_none_or(|tier| tier.file.has_ample_room())
+            && self.is_useful(&self.clean_hits)
+    }
+
+    fn has_room_for_copies(&self, pages: usize) -> bool {
+        self.kept.load(Relaxed) + pages <= self.budget_pages * 3 / 8
+    }
+
+    /// Whether what was kept of late was of use; now and then it is tried all the same.
+    fn is_useful(&self, hits: &AtomicU32) -> bool {
+        hits.load(Relaxed) >= COPY_HITS_MIN
+            || self.copy_turn.fetch_add(1, Relaxed).is_multiple_of(COPY_PROBE)
+    }
+
+    /// A page keeps its packed copy.
+    pub fn keep_copy(&self) {
         self.kept.fetch_add(1, Relaxed);
-        true
     }
 
     /// A kept copy is used or dropped.
@@ -204,9 +230,17 @@ impl Swap {
 
     /// Notes whether a kept copy was of use when its page went out.
     pub fn note_copy(&self, was_clean: bool) {
-        let hits = self.copy_hits.load(Relaxed);
-        let hits = if was_clean { (hits + 1).min(COPY_HISTORY) } else { hits.saturating_sub(1) };
-        self.copy_hits.store(hits, Relaxed);
+        note(&self.copy_hits, if was_clean { 1 } else { -1 });
+    }
+
+    /// Notes that pages went out as they had come, and so were worth their protection.
+    pub fn note_clean(&self, pages: usize) {
+        note(&self.clean_hits, pages as i32);
+    }
+
+    /// Notes that a page was written that had come write-protected: a fault for nothing.
+    pub fn note_unclean(&self) {
+        note(&self.clean_hits, -UNCLEAN_COST);
     }
 
     /// Hands a read to the threads that may sleep. `false` where the queue is full.

@@ -2,11 +2,14 @@
 
 use core::ops::Deref;
 use core::ptr::NonNull;
+use core::sync::atomic::{AtomicBool, Ordering};
 
+use linux_raw_sys::general::{__NR_madvise, __NR_mincore, __NR_process_madvise, MADV_DONTNEED};
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 
 use super::Errno;
 use super::call::syscall;
+use crate::units::{BLOCK_PAGES, PAGE_SHIFT};
 
 /// Whether a reservation can be read and written from the start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -71,10 +74,60 @@ pub unsafe fn protect(start: usize, bytes: usize, prot: u32) -> Result<(), Errno
 /// still needed without its content.
 pub unsafe fn advise(start: usize, bytes: usize, advice: u32) -> Result<(), Errno> {
     // SAFETY: the caller's promise.
-    unsafe {
-        syscall(linux_raw_sys::general::__NR_madvise, [start, bytes, advice as usize, 0, 0, 0])
+    unsafe { syscall(__NR_madvise, [start, bytes, advice as usize, 0, 0, 0]) }.map(drop)
+}
+
+/// Says which pages from `start` on are in memory.
+///
+/// # Errors
+/// `NOMEM` where something is not mapped at all.
+pub fn look(start: usize, is_present: &mut [bool]) -> Result<(), Errno> {
+    let mut bytes = [0u8; BLOCK_PAGES];
+    let pages = is_present.len().min(BLOCK_PAGES);
+    let place = bytes.as_mut_ptr() as usize;
+    // SAFETY: the kernel writes a byte a page, and there is room for as many.
+    unsafe { syscall(__NR_mincore, [start, pages << PAGE_SHIFT, place, 0, 0, 0]) }?;
+    for (is_present, byte) in is_present.iter_mut().zip(bytes) {
+        *is_present = byte & 1 != 0;
     }
-    .map(drop)
+    Ok(())
+}
+
+/// Drops the pages of several ranges (start and length in bytes) in one call.
+///
+/// # Errors
+/// The kernel's; those before 6.13 cannot do it, and nothing or a part is done then.
+///
+/// # Safety
+/// The ranges belong to the engine or to a managed arena, and no byte in them is needed.
+pub unsafe fn discard_all(ranges: impl Iterator<Item = (usize, usize)>) -> Result<(), Errno> {
+    /// The calling thread's process, as a descriptor.
+    const PIDFD_SELF_THREAD: isize = -10_000;
+    const RANGES_MAX: usize = BLOCK_PAGES / 2;
+    static IS_REFUSED: AtomicBool = AtomicBool::new(false);
+    // Relaxed: a hint.
+    if IS_REFUSED.load(Ordering::Relaxed) {
+        return Err(Errno::NOSYS);
+    }
+    let mut vector = [[0usize; 2]; RANGES_MAX];
+    let (mut count, mut bytes) = (0, 0);
+    for (place, range) in vector.iter_mut().zip(ranges) {
+        *place = [range.0, range.1];
+        count += 1;
+        bytes += range.1;
+    }
+    let place = vector.as_ptr() as usize;
+    let pidfd = PIDFD_SELF_THREAD as usize;
+    let advice = MADV_DONTNEED as usize;
+    // SAFETY: the caller's promise; the kernel reads `count` pairs.
+    match unsafe { syscall(__NR_process_madvise, [pidfd, place, count, advice, 0, 0]) } {
+        Ok(done) if done == bytes => Ok(()),
+        Ok(_) => Err(Errno::AGAIN),
+        Err(error) => {
+            IS_REFUSED.store(true, Ordering::Relaxed);
+            Err(error)
+        }
+    }
 }
 
 /// A sparse table of zero-initialised entries. Inherited by fork like any private memory.

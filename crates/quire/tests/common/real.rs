@@ -34,6 +34,12 @@ impl Mmu for Reachable {
     fn unmap(&self, pages: PageRange) {
         self.0.unmap(pages);
     }
+    fn unmap_all(&self, runs: &[PageRange]) -> usize {
+        self.0.unmap_all(runs)
+    }
+    fn look(&self, pages: PageRange, is_mapped: &mut [bool]) {
+        self.0.look(pages, is_mapped);
+    }
     fn make_exclusive(&self, pages: PageRange) -> Done {
         self.0.make_exclusive(pages)
     }
