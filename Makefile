@@ -46,6 +46,7 @@ test-long: setup-test release
 bench: setup-bench release
 	$(QUIRE) bench run
 	$(QUIRE) bench swap
+	$(QUIRE) bench fault
 
 # `make && sudo make install`: what is built already is not built again as root.
 $(RELEASE)/quire:

@@ -43,6 +43,9 @@ fn main() -> ExitCode {
             return if error.use_stderr() { QUIRE_FAILED.into() } else { ExitCode::SUCCESS };
         }
     };
+    if !matches!(arguments.command, cli::Command::Run(_)) {
+        sys::signals::end_with_reader();
+    }
     let result = match arguments.command {
         cli::Command::Run(options) => run::run(options),
         cli::Command::Bench(arguments) => bench::main(arguments),

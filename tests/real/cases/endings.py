@@ -1,7 +1,9 @@
 """How runs end: killed, out of swap, with the program's own status. Nothing may stay behind."""
 
+import json
 import os
 import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -153,3 +155,24 @@ def pipes(context):
     given.write_bytes(random.Random(3).randbytes(4 * MIB))
     context.same(["sh", "-c", "tac | rev | sort | cksum"], memory_bytes=32 * MIB, stdin=given)
     context.same(["sh", "-c", "yes quire | head -3; echo $?"], memory_bytes=32 * MIB)
+
+
+@case("bench-quick")
+def bench_quick(context):
+    """Every bench runs to its end, and prints JSON with a figure for every row."""
+    for bench, rows in (("swap", "settings"), ("fault", "rows")):
+        argv = [context.quire, "bench", bench, "--quick", "--rounds", "1", "--json"]
+        result = context.bare(argv)
+        if result.status != 0:
+            raise Failed(f"{bench}: {result.status}: {result.stderr[-500:]}")
+        if not json.loads(result.text)[rows]:
+            raise Failed(f"{bench}: no figures in {result.text[:500]}")
+    closed = subprocess.run(
+        f"{shlex.quote(context.quire)} bench fault --quick --rounds 1 | true",
+        shell=True,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if closed.stderr:
+        raise Failed(f"into a closed pipe: {closed.stderr[-500:]}")

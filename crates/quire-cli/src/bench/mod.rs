@@ -25,6 +25,7 @@ mod memory_limit;
 mod output;
 mod pageout;
 mod programs;
+mod service;
 #[allow(unsafe_code, reason = "the bench's own ring: waiting with usage, and raw mappings")]
 mod sys;
 mod versus;
@@ -43,6 +44,8 @@ enum BenchCommand {
     Run(RunBench),
     /// What it costs to page out: batches against single pages, large folios against small
     Swap(SwapBench),
+    /// What it takes to serve a fault, against the bare loop
+    Fault(FaultBench),
     /// A program that is measured
     #[command(hide = true)]
     Work(work::WorkArgs),
@@ -102,11 +105,22 @@ struct SwapBench {
     common: Common,
 }
 
+#[derive(Args, Debug)]
+struct FaultBench {
+    #[command(flatten)]
+    common: Common,
+
+    /// Numbers of threads that fault
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_values_t = [1, 2])]
+    threads: Vec<usize>,
+}
+
 /// Runs a bench; returns the exit status.
 pub fn main(args: BenchArgs) -> Result<u8> {
     match args.command {
         BenchCommand::Work(work) => work::main(&work),
         BenchCommand::Run(options) => versus::main(&options),
         BenchCommand::Swap(options) => pageout::main(&options),
+        BenchCommand::Fault(options) => service::main(&options),
     }
 }

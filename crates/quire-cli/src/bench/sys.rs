@@ -62,6 +62,12 @@ pub fn wait4(pid: u32) -> io::Result<Ended> {
     Ok(Ended { status, peak_bytes: usage.ru_maxrss.unsigned_abs() * 1024 })
 }
 
+/// Where a fault was, of a message that can only be of a fault.
+pub fn fault_address(message: &linux_raw_sys::general::uffd_msg) -> usize {
+    // SAFETY: no other event was asked for.
+    unsafe { message.arg.pagefault.address as usize }
+}
+
 /// A private anonymous mapping of 64-bit words, made by libc's mmap.
 pub struct Mapping {
     base: *mut u64,

@@ -12,6 +12,7 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 
+use super::service;
 use super::sys::Mapping;
 use crate::size::{Size, machine_memory_bytes};
 
@@ -31,7 +32,7 @@ pub struct WorkArgs {
     random_words: usize,
 
     #[arg(long, default_value_t = 1)]
-    threads: usize,
+    pub threads: usize,
 
     /// Repetitions
     #[arg(long, default_value_t = 1)]
@@ -40,6 +41,10 @@ pub struct WorkArgs {
     /// Have another thread run all the time
     #[arg(long)]
     spin: bool,
+
+    /// Serve the faults by a loop in this program
+    #[arg(long)]
+    pub own_loop: bool,
 }
 
 #[derive(ValueEnum, Clone, Copy, Debug)]
@@ -52,6 +57,8 @@ enum Program {
     Malloc,
     /// Fill and madvise(MADV_PAGEOUT)
     Pageout,
+    /// Touch every page once, in random order
+    Touch,
 }
 
 /// Runs a program; 1 is returned where it read something wrong.
@@ -61,6 +68,7 @@ pub fn main(args: &WorkArgs) -> Result<u8> {
         Program::Sort => sort(args),
         Program::Malloc => malloc(args),
         Program::Pageout => pageout(args)?,
+        Program::Touch => service::touch(args)?,
     };
     if wrong != 0 {
         eprintln!("{wrong} words are wrong");
@@ -69,19 +77,19 @@ pub fn main(args: &WorkArgs) -> Result<u8> {
     Ok(0)
 }
 
-fn bytes_of(args: &WorkArgs) -> usize {
+pub fn bytes_of(args: &WorkArgs) -> usize {
     args.size.bytes_of(machine_memory_bytes()) as usize
 }
 
-fn say(phase: &str, started: Instant) {
+pub fn say(phase: &str, started: Instant) {
     println!("{{\"phase\": \"{phase}\", \"seconds\": {:.6}}}", started.elapsed().as_secs_f64());
 }
 
 /// xorshift64*.
-struct Random(u64);
+pub struct Random(u64);
 
 impl Random {
-    fn new(seed: u64) -> Random {
+    pub fn new(seed: u64) -> Random {
         Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
@@ -92,7 +100,7 @@ impl Random {
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
-    fn below(&mut self, end: usize) -> usize {
+    pub fn below(&mut self, end: usize) -> usize {
         ((u128::from(self.next()) * end as u128) >> 64) as usize
     }
 }

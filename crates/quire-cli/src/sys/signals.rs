@@ -21,6 +21,12 @@ const TAKEN: [i32; 13] = [
     libc::SIGCHLD,
 ];
 
+/// Has the process end, without a word, where it prints to a pipe that nobody reads any more.
+pub fn end_with_reader() {
+    // SAFETY: the default disposition, before any thread was started.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+}
+
 /// A signal that came.
 #[derive(Clone, Copy, Debug)]
 pub struct Arrived {
