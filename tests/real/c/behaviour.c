@@ -401,9 +401,8 @@ static size_t turn_over(unsigned long *memory)
 	return pages_wrong(memory, 1);
 }
 
-/* Memory that was only read since it was swapped in, and so is known to be as it is in swap, is
- * written after a fork: by the child, by its own child, and by the parent. */
-static int fork_of_clean(void)
+/* As many pages as `turn_over` looks at, swapped out and read again. */
+static unsigned long *clean_memory(void)
 {
 	unsigned long *memory = mmap(NULL, CLEAN_PAGES * 4096ul, PROT_READ | PROT_WRITE,
 				     MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -414,7 +413,16 @@ static int fork_of_clean(void)
 	madvise(memory, CLEAN_PAGES * 4096ul, MADV_PAGEOUT);
 	printf("before: %zu wrong\n", pages_wrong(memory, 0));
 	fflush(stdout);
+	return memory;
+}
+
+/* Memory that was only read since it was swapped in, and so is known to be as it is in swap, is
+ * written after a fork: by the child, by its own child, and by the parent. */
+static int fork_of_clean(void)
+{
+	unsigned long *memory = clean_memory();
 	pid_t pid = fork();
+
 	if (pid == 0) {
 		pid_t grandchild = fork();
 		if (grandchild == 0)
@@ -424,6 +432,40 @@ static int fork_of_clean(void)
 	}
 	child_report("child", pid);
 	printf("parent: %zu wrong\n", turn_over(memory));
+	return 0;
+}
+
+/* The same, and after a fork that came and went its rights change, it is freed, and it moves. */
+static int clean_changes(void)
+{
+	size_t bytes = CLEAN_PAGES * 4096ul;
+	unsigned long *memory = clean_memory();
+	pid_t pid = fork();
+
+	if (pid == 0)
+		_exit(0);
+	child_report("child", pid);
+	mprotect(memory, bytes, PROT_READ);
+	printf("read-only: %zu wrong\n", pages_wrong(memory, 0));
+	mprotect(memory, bytes, PROT_READ | PROT_WRITE);
+	madvise(memory, bytes, MADV_PAGEOUT);
+	printf("writable: %zu wrong\n", pages_wrong(memory, 0));
+	pid = fork();
+	if (pid == 0)
+		_exit(0);
+	child_report("child", pid);
+	unsigned long *moved = mmap(NULL, 2 * bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	moved = mremap(memory, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, moved);
+	printf("moved: %zu wrong\n", pages_wrong(moved, 0));
+	printf("written there: %zu wrong\n", turn_over(moved));
+	pid = fork();
+	if (pid == 0)
+		_exit(0);
+	child_report("child", pid);
+	madvise(moved, bytes, MADV_FREE);
+	for (size_t word = 0; word < bytes / 8; word++)
+		moved[word] = word_of(word / PAGE_WORDS, word % PAGE_WORDS);
+	printf("freed and written: %zu wrong\n", turn_over(moved));
 	return 0;
 }
 
@@ -522,6 +564,7 @@ static const struct {
 	{ "thread-churn", thread_churn },
 	{ "fork-in-thread", fork_in_thread },
 	{ "fork-of-clean", fork_of_clean },
+	{ "clean-changes", clean_changes },
 	{ "free-elsewhere", free_elsewhere },
 	{ "at-exit", at_exit },
 	{ "daemon", daemon_child },

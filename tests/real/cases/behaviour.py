@@ -46,6 +46,7 @@ for plain in (
 register("fork-in-thread", memory_bytes=64 * MIB)
 # All of it stays in memory, in three processes.
 register("fork-of-clean", memory_bytes=192 * MIB)
+register("clean-changes", memory_bytes=192 * MIB)
 register("setuid", needs=("root",))
 register("process-limit", needs=("root",))
 register("lock-all", needs=("root",))

@@ -171,15 +171,14 @@ impl<M: Mmu> AddressSpace<M> {
             range = self.lock_clean_around(page, folio.intersect(vma.range));
             guess = Some(now);
         }
-        let _ = self.mmu.write_protect(range, Protection::Writable);
+        if self.mmu.write_protect(range, Protection::Writable).refusal.is_some() {
+            // Something of the program's own lies beside it by now: the page alone, and its
+            // thread is woken whatever becomes of it.
+            let _ = self.mmu.write_protect(PageRange::new(page, 1), Protection::Writable);
+            self.mmu.wake(PageRange::new(page, 1));
+        }
         for other in range.pages().filter(|&other| other != page) {
-            let before = self.snapshot(other);
-            let after = if before.has(Flags::COPY) {
-                before.without(Flags::CLEAN)
-            } else {
-                self.release_kept(before);
-                before.without_kept()
-            };
+            let after = self.unclean(self.snapshot(other));
             self.unlock_page_with(other, after);
         }
         self.release_kept(old);
@@ -189,35 +188,6 @@ impl<M: Mmu> AddressSpace<M> {
         if let Some(guess) = guess {
             self.streams.advance(guess, range);
         }
-    }
-
-    /// Locks the clean pages next to `page`, which is locked, as far as `bounds`.
-    fn lock_clean_around(&self, page: PageNum, bounds: PageRange) -> PageRange {
-        let is_clean = |seen: Snapshot| {
-            seen.state() == State::Mapped
-                && seen.has(Flags::CLEAN)
-                && !seen.has(Flags::WRITE_PROTECTED)
-        };
-        let try_join = |page: PageNum| {
-            let word = self.word(page);
-            let seen = word.load();
-            if seen.is_locked() || !is_clean(seen) {
-                return false;
-            }
-            let Some(now) = word.try_lock() else { return false };
-            if !is_clean(now) {
-                self.unlock_page(page);
-            }
-            is_clean(now)
-        };
-        let mut range = PageRange::new(page, 1);
-        while range.end < bounds.end && try_join(range.end) {
-            range.end = range.end.add(1);
-        }
-        while range.start > bounds.start && try_join(PageNum(range.start.0 - 1)) {
-            range.start.0 -= 1;
-        }
-        range
     }
 
     fn fault_on_poisoned(&self, page: PageNum) -> Outcome {

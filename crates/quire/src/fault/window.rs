@@ -239,8 +239,9 @@ impl<M: Mmu> AddressSpace<M> {
                 }
                 Stop::Refused(Refusal::Exists) => {
                     // The kernel mapped something there by itself: the program's now.
+                    // It is neither as stored nor protected.
                     self.budget.charge_anyway(1);
-                    self.finish_mapped(at, window);
+                    self.finish_mapped(at, window, false);
                     self.mmu.wake(PageRange::new(at, 1));
                     at = at.add(1);
                 }
@@ -373,12 +374,12 @@ impl<M: Mmu> AddressSpace<M> {
 
     fn finish_range(&self, range: PageRange, window: &Window<'_>) {
         for page in range.pages() {
-            self.finish_mapped(page, window);
+            self.finish_mapped(page, window, window.is_clean);
         }
     }
 
     /// A locked page has been mapped: its word says so, and what it had in swap is let go.
-    fn finish_mapped(&self, page: PageNum, window: &Window<'_>) {
+    fn finish_mapped(&self, page: PageNum, window: &Window<'_>, is_clean: bool) {
         let before = window.before(page);
         let is_written = page == window.asked && window.access != Access::Read;
         let mut after = Snapshot::new(State::Mapped, 0);
@@ -396,8 +397,8 @@ impl<M: Mmu> AddressSpace<M> {
             _ => {}
         }
         match before.state() {
-            State::Same | State::File if window.is_clean => after = Snapshot::mapped_clean(before),
-            State::Pool if window.is_clean => {
+            State::Same | State::File if is_clean => after = Snapshot::mapped_clean(before),
+            State::Pool if is_clean => {
                 self.swap.keep_copy();
                 after = Snapshot::mapped_clean(before);
             }

@@ -528,6 +528,10 @@ impl Mmu for Simulated {
             if !entry.prot.is_writable() {
                 return Some(Refusal::Hole);
             }
+            assert!(
+                !entry.is_write_protected,
+                "{page:?} is protected: the engine faults on itself"
+            );
             entry.is_shared = false;
             None
         })

@@ -7,11 +7,14 @@
 //! back for the *follower*: it runs on that thread's CPU, and under SCHED_IDLE, which lets the
 //! kernel take its CPU for free.
 //!
-//! A thread under SCHED_IDLE may be starved by a program that computes. So a handler keeps *watch*
-//! meanwhile: if the follower has served nothing for [`WATCH_MS`], all listen again. How soon the
-//! follower is tried again depends on how much it was good for.
+//! A thread under SCHED_IDLE may be starved by whatever computes on its CPU. So it does nothing
+//! that takes long (it neither reclaims nor reads the swap file), and a handler keeps *watch*
+//! meanwhile: if the follower has served nothing for [`WATCH_MS`], all listen again, and a fault
+//! that it may have read is answered, to be taken again. How soon the follower is tried again
+//! depends on how much it was good for, and on how long ago it was starved in the middle of a
+//! fault.
 
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use crate::sys::futex::{self, Reach};
 use crate::sys::{monotonic_ns, thread};
@@ -37,6 +40,11 @@ const LOOK: u32 = 256;
 const LOOK_NS: u64 = 15_000;
 /// Runs that it takes at most, after the follower was called in vain.
 const RUNS_MAX: u32 = 64;
+/// After it was starved in the middle of a fault it is not called for so long, twice as long the
+/// next time, and so on...
+const REST_NS: u64 = 1_000_000_000;
+/// ...up to so many doublings.
+const RESTS_MAX: u32 = 6;
 /// A follower that served so many was not called in vain.
 const WORTH: u32 = 1024;
 
@@ -54,6 +62,11 @@ pub struct Listeners {
     runs: AtomicU32,
     /// The thread whose run a handler has seen last.
     last: AtomicU32,
+    /// Whether the follower is in the middle of a fault.
+    is_serving: AtomicBool,
+    /// How often the follower was starved there, and when it may be called again.
+    rests: AtomicU32,
+    rests_until_ns: AtomicU64,
     /// The follower's CPU while it listens, and one more; 0: any.
     taken_cpu: AtomicU32,
 }
@@ -100,6 +113,9 @@ impl Listeners {
             served: AtomicU32::new(0),
             runs: AtomicU32::new(1),
             last: AtomicU32::new(0),
+            is_serving: AtomicBool::new(false),
+            rests: AtomicU32::new(0),
+            rests_until_ns: AtomicU64::new(0),
             taken_cpu: AtomicU32::new(0),
         }
     }
@@ -110,21 +126,24 @@ impl Listeners {
         self.listening.store(self.handlers, Ordering::Relaxed);
         self.runs.store(1, Ordering::Relaxed);
         self.last.store(0, Ordering::Relaxed);
+        self.is_serving.store(false, Ordering::Relaxed);
         self.taken_cpu.store(0, Ordering::Relaxed);
     }
 
     /// A handler has served a fault of `thread`. Returns when the handler is to listen again.
+    /// `answer_all` answers all faults, so that they are taken again.
     #[inline]
-    pub fn after_fault(&self, thread: u32, run: &mut Run) {
+    pub fn after_fault(&self, thread: u32, run: &mut Run, answer_all: impl Fn()) {
         // Relaxed: a handler that sees a change late listens once more.
         if self.mode.load(Ordering::Relaxed) == TOGETHER {
             let runs = run.note(thread, &self.last, monotonic_ns);
-            if self.handlers == 1 || runs < self.runs.load(Ordering::Relaxed) {
+            let is_alone = self.handlers > 1 && runs >= self.runs.load(Ordering::Relaxed);
+            if !is_alone || run.since_ns < self.rests_until_ns.load(Ordering::Relaxed) {
                 return;
             }
             let _ = self.change(TOGETHER, LEAVING);
         }
-        self.stand_by();
+        self.stand_by(answer_all);
         *run = Run::default();
     }
 
@@ -140,11 +159,11 @@ impl Listeners {
     /// Sleeps until all are to listen. The handlers leave one by one, each with a fault that it
     /// has served, because nothing else gets them out of their read. The last one calls the
     /// follower: somebody listens at every moment, or is about to.
-    fn stand_by(&self) {
+    fn stand_by(&self, answer_all: impl Fn()) {
         let is_last = self.listening.fetch_sub(1, Ordering::SeqCst) == 1;
         if is_last && self.change(LEAVING, ALONE) {
             self.wake_all();
-            self.watch();
+            self.watch(answer_all);
         }
         loop {
             let mode = self.mode.load(Ordering::SeqCst);
@@ -157,7 +176,7 @@ impl Listeners {
     }
 
     /// Looks after the follower until it serves nothing more.
-    fn watch(&self) {
+    fn watch(&self, answer_all: impl Fn()) {
         let first = self.served.load(Ordering::Relaxed);
         let mut seen = first;
         while self.mode.load(Ordering::SeqCst) == ALONE {
@@ -165,6 +184,11 @@ impl Listeners {
             let now = self.served.load(Ordering::Relaxed);
             if now == seen {
                 self.end_alone();
+                if self.is_serving.load(Ordering::Relaxed) {
+                    // It has read a fault, and nobody knows when it will be run again.
+                    answer_all();
+                    self.rest();
+                }
             }
             seen = now;
         }
@@ -176,8 +200,23 @@ impl Listeners {
         self.runs.store(runs, Ordering::Relaxed);
     }
 
+    /// The follower is not called for a while.
+    fn rest(&self) {
+        let rests = self.rests.load(Ordering::Relaxed);
+        self.rests.store((rests + 1).min(RESTS_MAX), Ordering::Relaxed);
+        self.rests_until_ns.store(monotonic_ns() + (REST_NS << rests), Ordering::Relaxed);
+    }
+
+    /// Whether a handler that serves a fault now should be back soon: it is the last one that
+    /// listens.
+    #[inline]
+    pub fn is_last_one(&self) -> bool {
+        // Relaxed: one fault is served too slowly at worst.
+        self.mode.load(Ordering::Relaxed) != TOGETHER
+    }
+
     /// All listen again.
-    fn end_alone(&self) {
+    pub fn end_alone(&self) {
         if self.change(ALONE, TOGETHER) {
             self.wake_all();
         }
@@ -224,16 +263,19 @@ impl Follower {
         self.faults = 0;
     }
 
-    /// A fault of `thread` has arrived: goes where that thread is, or gives up where it is not
-    /// the only one.
-    pub fn before_fault(&mut self, listeners: &Listeners, thread: u32, waited_ns: u64) {
+    /// A fault of `thread` has arrived: goes where that thread is. `false`: it is not this one's
+    /// to serve, for it is another thread's, or all listen again; whoever does may have it.
+    pub fn before_fault(&mut self, listeners: &Listeners, thread: u32, waited_ns: u64) -> bool {
         if self.thread == 0 {
             self.thread = thread;
         }
         if thread != self.thread {
             listeners.end_alone();
-            return;
         }
+        if !listeners.is_followed() {
+            return false;
+        }
+        listeners.is_serving.store(true, Ordering::Relaxed);
         if self.faults.is_multiple_of(LOOK) || waited_ns > LOOK_NS {
             match thread::cpu_of(thread) {
                 Some(cpu) if self.cpu != Some(cpu) => {
@@ -246,6 +288,7 @@ impl Follower {
             }
         }
         self.faults = self.faults.wrapping_add(1);
+        true
     }
 
     /// It was served.
@@ -253,6 +296,7 @@ impl Follower {
         // Relaxed, and no atomic addition: only the follower writes it.
         let served = listeners.served.load(Ordering::Relaxed);
         listeners.served.store(served.wrapping_add(1), Ordering::Relaxed);
+        listeners.is_serving.store(false, Ordering::Relaxed);
     }
 }
 
@@ -310,6 +354,8 @@ mod tests {
         queue: Mutex<VecDeque<u32>>,
         arrived: Condvar,
         served: AtomicU32,
+        /// The thread whose fault the follower has read and does not get to serve.
+        stuck: AtomicU32,
         is_over: AtomicBool,
     }
 
@@ -327,16 +373,29 @@ mod tests {
             }
         }
 
-        /// Faults, and waits until it was served.
-        fn fault(&self, thread: u32) {
-            let before = self.served.load(Ordering::SeqCst);
+        fn push(&self, thread: u32) {
             self.queue.lock().unwrap().push_back(thread);
             self.arrived.notify_all();
+        }
+
+        /// What was answered without being served is a fault again.
+        fn answer_all(&self) {
+            let stuck = self.stuck.swap(0, Ordering::SeqCst);
+            if stuck != 0 {
+                self.push(stuck);
+            }
+        }
+
+        /// Faults, and waits until it was served; returns how long that took.
+        fn fault(&self, thread: u32) -> Duration {
+            let before = self.served.load(Ordering::SeqCst);
             let start = Instant::now();
+            self.push(thread);
             while self.served.load(Ordering::SeqCst) == before {
                 assert!(start.elapsed() < Duration::from_secs(20), "nobody listens");
                 std::thread::yield_now();
             }
+            start.elapsed()
         }
     }
 
@@ -349,7 +408,7 @@ mod tests {
                 let mut run = Run::default();
                 while let Some(thread) = faults.next() {
                     faults.served.fetch_add(1, Ordering::SeqCst);
-                    listeners.after_fault(thread, &mut run);
+                    listeners.after_fault(thread, &mut run, || faults.answer_all());
                 }
             });
         }
@@ -363,12 +422,17 @@ mod tests {
                 follower.begin();
                 while listeners.is_followed() {
                     let Some(thread) = faults.next() else { return };
-                    follower.before_fault(&listeners, thread, 0);
+                    if !follower.before_fault(&listeners, thread, 0) {
+                        faults.push(thread);
+                        continue;
+                    }
                     count += 1;
                     if count.is_multiple_of(starves) {
-                        std::thread::sleep(Duration::from_millis(4 * WATCH_MS));
+                        faults.stuck.store(thread, Ordering::SeqCst);
+                        std::thread::sleep(Duration::from_secs(1));
+                    } else {
+                        faults.served.fetch_add(1, Ordering::SeqCst);
                     }
-                    faults.served.fetch_add(1, Ordering::SeqCst);
                     follower.after_fault(&listeners);
                 }
             }
@@ -406,13 +470,18 @@ mod tests {
             for round in 0..40 {
                 for fault in 0..8 * RUN {
                     let is_other = round % 4 == 1 && fault % 50 == 49;
-                    faults.fault(if is_other { u32::MAX } else { this_thread() });
+                    let took = faults.fault(if is_other { u32::MAX } else { this_thread() });
+                    // The follower is stuck for a second.
+                    assert!(took < Duration::from_millis(900), "{took:?}");
                 }
                 if round % 8 == 7 {
                     std::thread::sleep(Duration::from_millis(3 * WATCH_MS));
+                    // It has rested enough.
+                    listeners.rests_until_ns.store(0, Ordering::Relaxed);
                 }
             }
             assert!(listeners.runs.load(Ordering::Relaxed) > 1, "it was called in vain");
+            assert!(listeners.rests.load(Ordering::Relaxed) > 0, "it was starved");
         });
     }
 }

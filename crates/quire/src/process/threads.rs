@@ -13,7 +13,8 @@ use linux_raw_sys::general::{
 
 use super::Process;
 use super::listen::{Follower, Run};
-use crate::fault::Access;
+use crate::fault::{Access, Outcome};
+use crate::mmu::Mmu;
 use crate::reclaim::{Balance, HUNGER_ROUND_MS, Hunger};
 use crate::scratch::Scratch;
 use crate::swap::Request;
@@ -21,6 +22,7 @@ use crate::sys::Errno;
 use crate::sys::futex::{self, Reach};
 use crate::sys::monotonic_ns;
 use crate::sys::thread::{self, Files, Place, Signal};
+use crate::units::PageRange;
 
 /// Most handlers of one descriptor: a fault wakes all of them.
 const HANDLERS_MAX: usize = 4;
@@ -243,22 +245,30 @@ fn handle_faults(process: &'static Process, scratch: &mut Scratch) -> ! {
     let mut run = Run::default();
     loop {
         let Some(fault) = Fault::next(process) else { continue };
+        scratch.is_brief = process.listeners.is_last_one();
         fault.serve(process, scratch);
-        process.listeners.after_fault(fault.thread, &mut run);
+        process.listeners.after_fault(fault.thread, &mut run, || process.space.answer_all());
     }
 }
 
 fn follow(process: &'static Process, scratch: &mut Scratch) -> ! {
     let listeners = &process.listeners;
     let mut follower = Follower::default();
+    scratch.is_brief = true;
     loop {
         listeners.wait_to_follow();
         follower.begin();
         while listeners.is_followed() {
             let start = monotonic_ns();
             let Some(fault) = Fault::next(process) else { continue };
-            follower.before_fault(listeners, fault.thread, monotonic_ns() - start);
-            fault.serve(process, scratch);
+            if !follower.before_fault(listeners, fault.thread, monotonic_ns() - start) {
+                fault.answer(process);
+                continue;
+            }
+            if fault.serve(process, scratch) == Outcome::Parked {
+                // It takes longer than the way to another CPU.
+                listeners.end_alone();
+            }
             follower.after_fault(listeners);
         }
     }
@@ -290,11 +300,18 @@ impl Fault {
         Some(Fault { address: fault.address as usize, access, thread })
     }
 
-    fn serve(&self, process: &Process, scratch: &mut Scratch) {
+    fn serve(&self, process: &Process, scratch: &mut Scratch) -> Outcome {
         process.gate.enter();
         let page = process.space.mmu().page(self.address);
-        process.space.handle_fault(page, self.access, scratch);
+        let outcome = process.space.handle_fault(page, self.access, scratch);
         process.gate.leave();
+        outcome
+    }
+
+    /// Has it taken again.
+    fn answer(&self, process: &Process) {
+        let mmu = process.space.mmu();
+        mmu.wake(PageRange::new(mmu.page(self.address), 1));
     }
 }
 

@@ -201,35 +201,35 @@ impl<M: Mmu> AddressSpace<M> {
             return Evicted::default();
         }
         let start = monotonic_ns();
-        // A page that the program has dropped by a bare system call reads as zeros from then on.
+        // A page that is not there was dropped by a bare system call of the program's, and is zeros
+        // from then on (the next fault finds that out), or swapped out by the kernel itself.
         let mut is_there = [false; BLOCK_PAGES];
         self.mmu.look(clean.range, &mut is_there[..clean.range.len()]);
         let is_there = |page: PageNum| is_there[(page.0 - clean.range.start.0) as usize];
         let mut runs = Runs::default();
-        victims().for_each(|page| runs.push(page));
+        victims().filter(|&page| is_there(page)).for_each(|page| runs.push(page));
         let calls = self.mmu.unmap_all(runs.as_slice());
+        let freed = runs.as_slice().iter().map(|run| run.len()).sum();
         self.budget.count(Event::UnmapCalls, calls);
         self.budget.count(Event::UnmapNs, (monotonic_ns() - start) as usize);
-        self.count_unmapped(clean.range.start, clean.victims);
-        self.budget.count(Event::UnmapPages, clean.victims);
-        self.budget.count(Event::Pswpout, clean.victims);
-        self.budget.count(Event::PswpoutClean, clean.victims);
-        self.swap.note_clean(clean.victims);
+        self.count_unmapped(clean.range.start, freed);
+        self.budget.count(Event::UnmapPages, freed);
+        self.budget.count(Event::Pswpout, freed);
+        self.budget.count(Event::PswpoutClean, freed);
+        self.swap.note_clean(freed);
         for page in victims() {
             let before = clean.before(page).expect("a victim");
-            let kept = before.kept().filter(|_| is_there(page));
-            if let Some(stored) = kept {
-                if stored.state() == State::Pool {
-                    self.swap.forget_copy();
-                }
-                self.unlock_page_with(page, before.keep(Flags::WRITE_PROTECTED, stored));
-            } else {
-                self.release_backing(before);
-                self.unlock_page_with(page, Snapshot::new(State::None, 0));
+            let Some(stored) = before.kept().filter(|_| is_there(page)) else {
+                self.unlock_page(page);
+                continue;
+            };
+            if stored.state() == State::Pool {
+                self.swap.forget_copy();
             }
+            self.unlock_page_with(page, before.keep(Flags::WRITE_PROTECTED, stored));
         }
-        self.budget.uncharge(clean.victims);
-        Evicted { freed: clean.victims, ..Evicted::default() }
+        self.budget.uncharge(freed);
+        Evicted { freed, ..Evicted::default() }
     }
 
     /// Where a batch ends at the latest: at a multiple of so many pages.
@@ -309,7 +309,9 @@ impl<M: Mmu> AddressSpace<M> {
         }
         let mut batch = Batch::new(range.start);
         for page in range.pages() {
-            batch.push(page, Some(self.snapshot(page)));
+            let before = self.snapshot(page);
+            batch.is_protected |= before.has(Flags::WRITE_PROTECTED);
+            batch.push(page, Some(before));
         }
         self.evict_by_move(range, &batch, gone, stayed);
     }
@@ -350,7 +352,8 @@ impl<M: Mmu> AddressSpace<M> {
             if done.pages > 0 {
                 has_tried_exclusive = false;
             }
-            if refusal == Refusal::Busy && !has_tried_exclusive && self.make_own(at) {
+            let may_own = !batch.is_protected && !has_tried_exclusive;
+            if refusal == Refusal::Busy && may_own && self.make_own(at) {
                 has_tried_exclusive = true;
                 continue;
             }
@@ -402,7 +405,8 @@ impl<M: Mmu> AddressSpace<M> {
     }
 
     /// Makes a page our own again that a fork once shared. Only where there was a fork: a page
-    /// that is busy for another reason is pinned.
+    /// that is busy for another reason is pinned. The page is not write-protected: the kernel would
+    /// send the fault to us, who hold it.
     fn make_own(&self, page: PageNum) -> bool {
         self.has_forked.load(Ordering::Relaxed)
             && self.mmu.make_exclusive(PageRange::new(page, 1)).refusal.is_none()

@@ -19,7 +19,7 @@ use crate::scratch::Scratch;
 use crate::sys::Errno;
 use crate::sys::futex::{self, Reach};
 use crate::sys::monotonic_ns;
-use crate::units::{BLOCK_ORDER, BLOCK_PAGES, PageNum, PageRange};
+use crate::units::BLOCK_ORDER;
 
 /// Nobody forks.
 const NONE: u32 = 0;
@@ -210,26 +210,5 @@ impl<M: Mmu> AddressSpace<M> {
         self.unanswered.after_fork_in_child();
         self.fork_demand.store(NONE, Ordering::SeqCst);
         self.forget_clean();
-    }
-
-    /// In a fork's child: its pages are not write-protected, so nothing tells a write. What is
-    /// packed can be compared when a page goes; the rest is given up.
-    fn forget_clean(&self) {
-        for block in 0..self.blocks_used_max.load(Ordering::Relaxed) {
-            if self.blocks[block].mapped.load(Ordering::Relaxed) == 0 {
-                continue;
-            }
-            let range = PageRange::new(PageNum((block << BLOCK_ORDER) as u64), BLOCK_PAGES);
-            for page in range.pages().filter(|&page| self.snapshot(page).has(Flags::CLEAN)) {
-                let before = self.lock_page(page);
-                let after = if before.has(Flags::COPY) {
-                    before.without(Flags::CLEAN)
-                } else {
-                    self.release_kept(before);
-                    before.without_kept()
-                };
-                self.unlock_page_with(page, after);
-            }
-        }
     }
 }

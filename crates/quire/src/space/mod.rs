@@ -10,6 +10,7 @@
 mod advise;
 #[cfg(feature = "simulated")]
 mod check;
+mod clean;
 mod fork;
 mod map;
 mod protect;
@@ -331,6 +332,11 @@ impl<M: Mmu> AddressSpace<M> {
         }
         self.unanswered.push(page);
         self.errands.call();
+    }
+
+    /// Answers all faults: who still waits faults again.
+    pub(crate) fn answer_all(&self) {
+        self.mmu.wake(self.arena());
     }
 
     /// Answers what program threads could not.

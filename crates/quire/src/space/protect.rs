@@ -53,6 +53,10 @@ impl<M: Mmu> AddressSpace<M> {
     /// Moves what is mapped in a part of a block to limbo, whoever asked for it; sets `gone` on
     /// pages that went and `stayed` on those that could not. Sleeps for page locks.
     pub(super) fn move_to_limbo(&self, part: PageRange, gone: Flags, stayed: Flags) {
+        let move_run = |run: PageRange| {
+            self.lift_clean(run);
+            self.move_locked_to_limbo(run, gone, stayed);
+        };
         let mut run = PageRange { start: part.start, end: part.start };
         for page in part.pages() {
             let before = self.lock_page(page);
@@ -64,9 +68,9 @@ impl<M: Mmu> AddressSpace<M> {
                 continue;
             }
             self.unlock_page(page);
-            self.move_locked_to_limbo(run, gone, stayed);
+            move_run(run);
             run = PageRange { start: page, end: page };
         }
-        self.move_locked_to_limbo(run, gone, stayed);
+        move_run(run);
     }
 }

@@ -123,7 +123,7 @@ impl<M: Mmu> AddressSpace<M> {
         self.lock_page(to);
         let gone = Snapshot::new(State::None, 0);
         let after = match before.state() {
-            State::Mapped => self.move_mapped(from, to, before),
+            State::Mapped => self.move_mapped(from, to),
             State::Pool => {
                 if let Some(handle) = Handle::new(before.payload()) {
                     // SAFETY: both pages are locked.
@@ -153,11 +153,20 @@ impl<M: Mmu> AddressSpace<M> {
         self.unlock_page_with(from, gone);
     }
 
-    fn move_mapped(&self, from: PageNum, to: PageNum, before: Snapshot) -> Snapshot {
+    fn move_mapped(&self, from: PageNum, to: PageNum) -> Snapshot {
         let one = PageRange::new(from, 1);
+        self.lift_clean(one);
+        let mut before = self.snapshot(from);
         let mut done = self.mmu.move_within(one, to);
-        if done.pages == 0 && self.mmu.make_exclusive(one).refusal.is_none() {
-            done = self.mmu.move_within(one, to);
+        if done.pages == 0 {
+            if before.has(Flags::WRITE_PROTECTED) {
+                // Else the kernel would send the fault to us, who hold the page.
+                let _ = self.mmu.write_protect(one, Protection::Writable);
+                before = before.without(Flags::WRITE_PROTECTED).with(Flags::DIRTY);
+            }
+            if self.mmu.make_exclusive(one).refusal.is_none() {
+                done = self.mmu.move_within(one, to);
+            }
         }
         if done.pages == 0 {
             // Pinned: its bytes go to the new address, the page itself stays with whoever holds
@@ -186,16 +195,13 @@ impl<M: Mmu> AddressSpace<M> {
         }
         self.count_unmapped(from, 1);
         self.count_mapped(to, 1);
-        // The move has lifted the write protection, and the swap file names the old address.
-        if !before.has(Flags::COPY) {
-            self.release_kept(before);
-            return before.without_kept();
-        }
-        if let Some(handle) = Handle::new(before.payload()) {
+        if before.has(Flags::COPY)
+            && let Some(handle) = Handle::new(before.payload())
+        {
             // SAFETY: both pages are locked.
             let _ = unsafe { self.swap.zpool.set_owner(handle, from, to) };
         }
-        before.without(Flags::CLEAN)
+        before
     }
 
     /// Makes a page resident, waiting for whatever it takes. For program threads.

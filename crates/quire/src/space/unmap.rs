@@ -88,18 +88,4 @@ impl<M: Mmu> AddressSpace<M> {
         }
         self.budget.add_wanted(-1);
     }
-
-    /// Lets go of what a locked, mapped page keeps in store.
-    pub(crate) fn release_kept(&self, before: Snapshot) {
-        let Some(kept) = before.kept() else { return };
-        match kept.state() {
-            State::Pool => {
-                self.swap.forget_copy();
-                // SAFETY: the page is locked, and its word is about to forget the handle.
-                unsafe { self.swap.free_blob(kept.payload(), &self.budget) };
-            }
-            State::File => self.swap.free_location(kept.payload()),
-            _ => {}
-        }
-    }
 }
