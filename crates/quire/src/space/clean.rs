@@ -39,25 +39,27 @@ impl<M: Mmu> AddressSpace<M> {
         before.without_kept()
     }
 
-    /// Makes the clean ones among locked pages writable.
+    /// Ends it for locked pages, and makes them writable but for those whose writes are tracked.
     pub(crate) fn lift_clean(&self, range: PageRange) {
-        let is_clean = |page: PageNum| self.snapshot(page).has(Flags::CLEAN);
+        let is_liftable = |page: &PageNum| {
+            let word = self.snapshot(*page);
+            word.has(Flags::CLEAN) && !word.has(Flags::WRITE_PROTECTED)
+        };
         let mut at = range.start;
         while at < range.end {
-            let end =
-                (PageRange { start: at, end: range.end }).pages().find(|&page| !is_clean(page));
-            let run = PageRange { start: at, end: end.unwrap_or(range.end) };
+            let rest = PageRange { start: at, end: range.end };
+            let run = PageRange::new(at, rest.pages().take_while(is_liftable).count());
+            if !run.is_empty() {
+                let _ = self.mmu.write_protect(run, Protection::Writable);
+            }
+            // The one behind the run is tracked, or not clean.
+            for page in run.pages().chain((run.end < range.end).then_some(run.end)) {
+                let before = self.snapshot(page);
+                if before.has(Flags::CLEAN) {
+                    self.word(page).set(self.unclean(before));
+                }
+            }
             at = run.end.add(1);
-            if run.is_empty() {
-                continue;
-            }
-            let _ = self.mmu.write_protect(run, Protection::Writable);
-            for page in run.pages() {
-                // A write in between is one that nobody was told of: the track is lost with the
-                // protection.
-                let after = self.unclean(self.snapshot(page)).without(Flags::WRITE_PROTECTED);
-                self.word(page).set(after);
-            }
         }
     }
 

@@ -156,21 +156,17 @@ impl<M: Mmu> AddressSpace<M> {
     fn move_mapped(&self, from: PageNum, to: PageNum) -> Snapshot {
         let one = PageRange::new(from, 1);
         self.lift_clean(one);
-        let mut before = self.snapshot(from);
+        let before = self.snapshot(from);
         let mut done = self.mmu.move_within(one, to);
-        if done.pages == 0 {
-            if before.has(Flags::WRITE_PROTECTED) {
-                // Else the kernel would send the fault to us, who hold the page.
-                let _ = self.mmu.write_protect(one, Protection::Writable);
-                before = before.without(Flags::WRITE_PROTECTED).with(Flags::DIRTY);
-            }
-            if self.mmu.make_exclusive(one).refusal.is_none() {
-                done = self.mmu.move_within(one, to);
-            }
+        // A protected page cannot be made exclusive: the kernel would send the fault to us, who
+        // hold it.
+        let may_own = !before.has(Flags::WRITE_PROTECTED);
+        if done.pages == 0 && may_own && self.mmu.make_exclusive(one).refusal.is_none() {
+            done = self.mmu.move_within(one, to);
         }
         if done.pages == 0 {
-            // Pinned: its bytes go to the new address, the page itself stays with whoever holds
-            // it.
+            // Pinned (or shared, and protected): its bytes go to the new address, the page itself
+            // stays with whoever holds it.
             let mut bytes = [0u8; PAGE_SIZE];
             let target = PageRange::new(to, 1);
             loop {
