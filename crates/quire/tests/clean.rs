@@ -57,6 +57,15 @@ fn pages_that_were_only_read_go_without_a_move_and_without_packing() {
 }
 
 #[test]
+fn without_batches_every_clean_page_is_a_call() {
+    let (machine, range) = read_again(Tree { is_batched: false, ..Tree::default() });
+    machine.unmapped();
+    machine.evict(range);
+    assert_eq!(machine.unmapped(), (PAGES as u64, PAGES as u64));
+    expect_all(&machine, range);
+}
+
+#[test]
 fn a_write_ends_it_and_nothing_is_lost() {
     let (machine, range) = read_again(Tree::default());
     for page in [range.start, range.start.add(9), range.start.add(40)] {

@@ -185,13 +185,13 @@ impl<M: Mmu> AddressSpace<M> {
             }
         }
         evicted.add(self.evict_batch(&batch, vma, scratch));
-        evicted.add(self.drop_clean(&clean, vma));
+        evicted.add(self.drop_clean(&clean, vma, who));
         evicted
     }
 
     /// Drops locked pages that are as they are stored, however they lie, and unlocks them: there
     /// is nothing to move and nothing to store.
-    fn drop_clean(&self, clean: &Batch, vma: &Vma) -> Evicted {
+    fn drop_clean(&self, clean: &Batch, vma: &Vma, who: Reclaimer) -> Evicted {
         if clean.victims == 0 {
             return Evicted::default();
         }
@@ -208,7 +208,12 @@ impl<M: Mmu> AddressSpace<M> {
         let is_there = |page: PageNum| is_there[(page.0 - clean.range.start.0) as usize];
         let mut runs = Runs::default();
         victims().filter(|&page| is_there(page)).for_each(|page| runs.push(page));
-        let calls = self.mmu.unmap_all(runs.as_slice());
+        let calls = if self.batch_unit(who) == 1 {
+            let pages = runs.as_slice().iter().flat_map(|run| run.pages());
+            pages.map(|page| self.mmu.unmap(PageRange::new(page, 1))).count()
+        } else {
+            self.mmu.unmap_all(runs.as_slice())
+        };
         let freed = runs.as_slice().iter().map(|run| run.len()).sum();
         self.budget.count(Event::UnmapCalls, calls);
         self.budget.count(Event::UnmapNs, (monotonic_ns() - start) as usize);
