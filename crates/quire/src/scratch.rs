@@ -21,9 +21,6 @@ pub struct Scratch {
     pub reading: &'static mut [PageBytes; READING_PAGES],
     /// One page on its way out.
     pub page: &'static mut PageBytes,
-    /// A fault that this thread serves must not take long: it neither reclaims where another
-    /// thread can, nor reads the swap file.
-    pub is_brief: bool,
 }
 
 #[repr(C, align(4096))]
@@ -50,7 +47,6 @@ impl Scratch {
             staging: &mut memory.staging,
             reading: &mut memory.reading,
             page: &mut memory.page,
-            is_brief: false,
         })
     }
 }

@@ -3,8 +3,7 @@
 //! The program writes to every page of fresh memory once, in random order, each thread on a CPU of
 //! its own. It runs bare, under quire with folios of one page in a budget that all of it fits, and
 //! with a userfaultfd of its own that a loop serves: read a message, UFFDIO_COPY a page of zeros.
-//! The loop's threads sit as quire's do: for one thread that faults a handler under SCHED_IDLE on
-//! its CPU, for several a handler under SCHED_BATCH on each.
+//! The loop's threads sit as quire's do: a handler on each CPU, under SCHED_BATCH.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -13,7 +12,7 @@ use std::os::fd::AsRawFd as _;
 use std::thread;
 
 use anyhow::{Context as _, Result};
-use quire::sys::thread::{give_way, never_preempt, pin_to_nth_cpu};
+use quire::sys::thread::{never_preempt, pin_to_nth_cpu};
 use quire::sys::uffd::{MODE_MISSING, Uffd};
 
 use super::contestant::{Contestant, Outcome, Stage, Workload};
@@ -24,13 +23,15 @@ use super::work::{Random, WorkArgs, bytes_of, say};
 use super::{FaultBench, sys};
 
 const PAGE_BYTES: usize = 4096;
+/// As many as quire has at most.
+const HANDLERS_MAX: usize = 4;
 
 /// The program: touches each page once, in random order.
 pub fn touch(args: &WorkArgs) -> Result<u64> {
     let mut mapping = sys::Mapping::new(bytes_of(args))?;
     let words = mapping.words();
     if args.own_loop {
-        serve(words.as_ptr().addr(), size_of_val(words), args.threads)?;
+        serve(words.as_ptr().addr(), size_of_val(words))?;
     }
     let pages = words.len() / (PAGE_BYTES / 8);
     let slice_pages = pages / args.threads;
@@ -59,21 +60,17 @@ fn shuffled(pages: usize, seed: u64) -> Vec<u32> {
 }
 
 /// Serves the faults of a range, in threads that end with the process.
-fn serve(start: usize, bytes: usize, threads: usize) -> Result<()> {
+fn serve(start: usize, bytes: usize) -> Result<()> {
     let uffd: &'static Uffd = Box::leak(Box::new(Uffd::closed()));
     let device = File::options().read(true).write(true).open("/dev/userfaultfd").ok();
     uffd.open(device.as_ref().map(|device| device.as_raw_fd()), 0)
         .context("no userfaultfd is to be had; `quire doctor` says why")?;
     uffd.register(start, bytes, MODE_MISSING)?;
     let zeros: &'static [u8] = Box::leak(vec![0u8; PAGE_BYTES].into_boxed_slice());
-    for index in 0..threads {
+    for index in 0..thread::available_parallelism()?.get().min(HANDLERS_MAX) {
         thread::spawn(move || {
             pin_to_nth_cpu(index);
-            if threads == 1 {
-                give_way();
-            } else {
-                never_preempt();
-            }
+            never_preempt();
             while let Ok(message) = uffd.read() {
                 let address = sys::fault_address(&message) & !(PAGE_BYTES - 1);
                 uffd.copy(address, zeros.as_ptr().addr(), PAGE_BYTES, false);

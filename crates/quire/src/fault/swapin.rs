@@ -62,7 +62,7 @@ impl<M: Mmu> AddressSpace<M> {
     pub(super) fn read_at_once(&self, page: PageNum, old: Snapshot, scratch: &mut Scratch) -> bool {
         let Some(location) = Location::new(old.payload()) else { return false };
         // A program's thread that brings a page in has no descriptor of the file.
-        if scratch.is_brief || !self.mmu.is_reachable() {
+        if !self.mmu.is_reachable() {
             return false;
         }
         let Some(_turn) = self.swap.take_turn() else { return false };

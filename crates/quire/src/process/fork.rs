@@ -164,7 +164,6 @@ impl ForkGuard {
         // SAFETY: the descriptor stays open in the engine threads' table.
         unsafe { space.swap().set_descriptor(descriptors.swap_file) };
         process.gate.reset();
-        process.listeners.reset();
         Ok(())
     }
 }

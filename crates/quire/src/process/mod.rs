@@ -8,7 +8,6 @@ mod fork;
 mod gate;
 mod join;
 mod layout;
-mod listen;
 mod threads;
 
 use core::fmt::Write;
@@ -20,14 +19,12 @@ use rustix::process::{Resource, getrlimit};
 pub use self::fork::ForkGuard;
 use self::gate::Gate;
 use self::join::{Joined, SocketName};
-use self::listen::Listeners;
 use self::threads::Threads;
 use crate::budget::Budget;
 use crate::mmu::userfaultfd::Userfaultfd;
 use crate::space::AddressSpace;
 use crate::swap::Swap;
 use crate::sys::Errno;
-use crate::sys::line::Line;
 use crate::sys::memory::{self, Access};
 use crate::sys::thread::{self, SignalsBlocked};
 use crate::units::{BLOCK_PAGES, PAGE_SHIFT, PageNum, PageRange};
@@ -42,7 +39,6 @@ pub struct Process {
     pub(crate) space: AddressSpace<Userfaultfd>,
     gate: Gate,
     threads: Threads,
-    listeners: Listeners,
     name: SocketName,
     /// Descriptors of the engine's threads: only their table has them.
     connection: AtomicI32,
@@ -105,14 +101,12 @@ fn try_start() -> Result<Option<&'static Process>, StartError> {
         .map_err(failed("reserve the swap tables"))?;
     let cpus = rustix::thread::sched_getaffinity(None).map_or(1, |set| set.count() as usize);
     let has_file = swap.has_file();
-    let handlers = Threads::handlers(cpus) as u32;
-    swap.set_turns(handlers - 1);
+    swap.set_turns(Threads::handlers(cpus) as u32 - 1);
     let process = Process {
         space: AddressSpace::new(mmu, budget, swap, pages, frames)
             .map_err(failed("reserve the page tables"))?,
         gate: Gate::new(),
         threads: Threads::new(cpus, has_file).map_err(failed("map the threads' stacks"))?,
-        listeners: Listeners::new(handlers),
         name,
         connection: AtomicI32::new(descriptors.connection),
         swap_file: AtomicI32::new(descriptors.swap_file.unwrap_or(-1)),
@@ -132,6 +126,32 @@ fn say(text: core::fmt::Arguments<'_>) {
     // SAFETY: stderr is the program's, and stays open or not as it likes.
     let stderr = unsafe { rustix::fd::BorrowedFd::borrow_raw(2) };
     let _ = rustix::io::write(stderr, line.as_bytes());
+}
+
+/// A message in the making, without an allocator.
+struct Line {
+    bytes: [u8; 200],
+    len: usize,
+}
+
+impl Line {
+    const fn new() -> Line {
+        Line { bytes: [0; 200], len: 0 }
+    }
+
+    fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
+impl core::fmt::Write for Line {
+    fn write_str(&mut self, text: &str) -> core::fmt::Result {
+        let room = &mut self.bytes[self.len..];
+        let taken = text.len().min(room.len());
+        room[..taken].copy_from_slice(&text.as_bytes()[..taken]);
+        self.len += taken;
+        Ok(())
+    }
 }
 
 /// Puts the engine where it stays.

@@ -12,9 +12,7 @@ use linux_raw_sys::general::{
 };
 
 use super::Process;
-use super::listen::{Follower, Run};
-use crate::fault::{Access, Outcome};
-use crate::mmu::Mmu;
+use crate::fault::Access;
 use crate::reclaim::{Balance, HUNGER_ROUND_MS, Hunger};
 use crate::scratch::Scratch;
 use crate::swap::Request;
@@ -22,7 +20,6 @@ use crate::sys::Errno;
 use crate::sys::futex::{self, Reach};
 use crate::sys::monotonic_ns;
 use crate::sys::thread::{self, Files, Place, Signal};
-use crate::units::PageRange;
 
 /// Most handlers of one descriptor: a fault wakes all of them.
 const HANDLERS_MAX: usize = 4;
@@ -38,8 +35,6 @@ const READ_BATCH: usize = 16;
 enum Role {
     /// Serves faults, on this CPU.
     Handler(usize),
-    /// Serves the faults of one thread, on that thread's CPU.
-    Follower,
     /// Reclaims in the background.
     Kswapd,
     /// Does for program threads what they cannot.
@@ -58,7 +53,7 @@ struct Seat {
 // SAFETY: a seat is used by the one thread that runs on it; its scratch by nobody else.
 unsafe impl Sync for Seat {}
 
-const SEATS_MAX: usize = HANDLERS_MAX + 3 + READERS;
+const SEATS_MAX: usize = HANDLERS_MAX + 2 + READERS;
 
 /// All threads' seats, made once and used again by a fork's child.
 pub struct Threads {
@@ -93,12 +88,9 @@ impl Threads {
             prepare: UnsafeCell::new(None),
         };
         let readers = if has_swap_file { READERS } else { 0 };
-        let handlers = Self::handlers(cpus);
-        let roles = (0..handlers)
+        let roles = (0..Self::handlers(cpus))
             .map(Role::Handler)
             .chain([Role::Kswapd, Role::Errands])
-            // A single handler has the program's only CPU.
-            .chain((handlers > 1).then_some(Role::Follower))
             .chain(core::iter::repeat_n(Role::Reader, readers));
         for (seat, role) in threads.seats.iter_mut().zip(roles) {
             *seat = Some(Seat {
@@ -220,11 +212,6 @@ fn run(seat: &'static Seat) -> ! {
             thread::never_preempt();
             handle_faults(process, scratch)
         }
-        Role::Follower => {
-            thread::set_name(c"quire-follow");
-            thread::give_way();
-            follow(process, scratch)
-        }
         Role::Kswapd => {
             thread::set_name(c"quire-kswapd");
             thread::never_preempt();
@@ -242,76 +229,25 @@ fn run(seat: &'static Seat) -> ! {
 }
 
 fn handle_faults(process: &'static Process, scratch: &mut Scratch) -> ! {
-    let mut run = Run::default();
+    let mmu = process.space.mmu();
     loop {
-        let Some(fault) = Fault::next(process) else { continue };
-        scratch.is_brief = process.listeners.is_last_one();
-        fault.serve(process, scratch);
-        process.listeners.after_fault(fault.thread, &mut run, || process.space.answer_all());
-    }
-}
-
-fn follow(process: &'static Process, scratch: &mut Scratch) -> ! {
-    let listeners = &process.listeners;
-    let mut follower = Follower::default();
-    scratch.is_brief = true;
-    loop {
-        listeners.wait_to_follow();
-        follower.begin();
-        while listeners.is_followed() {
-            let start = monotonic_ns();
-            let Some(fault) = Fault::next(process) else { continue };
-            if !follower.before_fault(listeners, fault.thread, monotonic_ns() - start) {
-                fault.answer(process);
-                continue;
-            }
-            if fault.serve(process, scratch) == Outcome::Parked {
-                // It takes longer than the way to another CPU.
-                listeners.end_alone();
-            }
-            follower.after_fault(listeners);
-        }
-    }
-}
-
-/// A fault as the kernel reports it.
-struct Fault {
-    address: usize,
-    access: Access,
-    thread: u32,
-}
-
-impl Fault {
-    /// Waits for one; `None` where something else arrived, or nothing.
-    fn next(process: &Process) -> Option<Fault> {
-        let message = process.space.mmu().faults.read().ok()?;
+        let Ok(message) = mmu.faults.read() else { continue };
         if u32::from(message.event) != UFFD_EVENT_PAGEFAULT {
-            return None;
+            continue;
         }
-        // SAFETY: the event says which part of the union it is; threads were asked for.
-        let (fault, thread) = unsafe { (message.arg.pagefault, message.arg.pagefault.feat.ptid) };
-        let access = if fault.flags & u64::from(UFFD_PAGEFAULT_FLAG_WP) != 0 {
+        // SAFETY: the event says which part of the union it is.
+        let (address, flags) =
+            unsafe { (message.arg.pagefault.address, message.arg.pagefault.flags) };
+        let access = if flags & u64::from(UFFD_PAGEFAULT_FLAG_WP) != 0 {
             Access::WriteProtected
-        } else if fault.flags & u64::from(UFFD_PAGEFAULT_FLAG_WRITE) != 0 {
+        } else if flags & u64::from(UFFD_PAGEFAULT_FLAG_WRITE) != 0 {
             Access::Write
         } else {
             Access::Read
         };
-        Some(Fault { address: fault.address as usize, access, thread })
-    }
-
-    fn serve(&self, process: &Process, scratch: &mut Scratch) -> Outcome {
         process.gate.enter();
-        let page = process.space.mmu().page(self.address);
-        let outcome = process.space.handle_fault(page, self.access, scratch);
+        process.space.handle_fault(mmu.page(address as usize), access, scratch);
         process.gate.leave();
-        outcome
-    }
-
-    /// Has it taken again.
-    fn answer(&self, process: &Process) {
-        let mmu = process.space.mmu();
-        mmu.wake(PageRange::new(mmu.page(self.address), 1));
     }
 }
 
@@ -319,9 +255,7 @@ fn reclaim(process: &'static Process, scratch: &mut Scratch) -> ! {
     let space = &process.space;
     let mut hunger = Hunger::default();
     let mut patience = PATIENCE_ROUNDS;
-    let mut affinity = thread::Affinity::of_this_thread();
     loop {
-        affinity.leave(process.listeners.taken_cpu());
         // Acquire: what was asked for before the call must be seen below.
         let pressure = &space.budget().control().pressure;
         let seen = pressure.load(Ordering::Acquire);

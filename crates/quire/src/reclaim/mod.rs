@@ -136,9 +136,6 @@ impl<M: Mmu> AddressSpace<M> {
         if !self.is_low() || self.is_kswapd_awake() {
             return;
         }
-        if scratch.is_brief {
-            return self.budget.call_for_memory();
-        }
         match self.places.begin_turn(self.mmu.cycles()) {
             Place::Background => self.budget.call_for_memory(),
             Place::Fault => {

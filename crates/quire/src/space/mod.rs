@@ -334,11 +334,6 @@ impl<M: Mmu> AddressSpace<M> {
         self.errands.call();
     }
 
-    /// Answers all faults: who still waits faults again.
-    pub(crate) fn answer_all(&self) {
-        self.mmu.wake(self.arena());
-    }
-
     /// Answers what program threads could not.
     pub(crate) fn answer_for_others(&self) {
         self.unanswered.answer_all(|answer| self.mmu.wake(self.pages_of(answer)));

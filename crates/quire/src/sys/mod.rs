@@ -5,7 +5,6 @@
 
 pub mod call;
 pub mod futex;
-pub mod line;
 pub mod memory;
 pub mod thread;
 pub mod uffd;

@@ -4,7 +4,6 @@
 //! thread that ends, signals to the process; so it is a bare clone with a descriptor table of its
 //! own and a TLS block of its own, which libc never hears of.
 
-use core::ffi::CStr;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -14,11 +13,8 @@ use linux_raw_sys::general::{
     CLONE_SIGHAND, CLONE_SYSVSEM, CLONE_THREAD, CLONE_VM,
 };
 
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
-
 use super::Errno;
 use super::call::syscall;
-use super::line::Line;
 use super::memory::{self, Access};
 
 const STACK_BYTES: usize = 256 * 1024;
@@ -170,89 +166,26 @@ fn set_mask(new: &u64, old: Option<&mut u64>) {
 
 /// Runs the calling thread on one CPU only: the `nth` of those where it may run, counted round.
 pub fn pin_to_nth_cpu(nth: usize) {
+    use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
     let Ok(allowed) = sched_getaffinity(None) else { return };
     let mut cpus = (0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu));
     if let Some(cpu) = cpus.nth(nth % (allowed.count().max(1) as usize)) {
-        pin_to_cpu(cpu);
-    }
-}
-
-/// Runs the calling thread on this CPU only. A refusal leaves it where it may run anyway.
-pub fn pin_to_cpu(cpu: usize) {
-    if cpu < CpuSet::MAX_CPU {
         let mut one = CpuSet::new();
         one.set(cpu);
+        // A refusal leaves the thread where it may run anyway.
         let _ = sched_setaffinity(None, &one);
     }
-}
-
-/// The CPUs where a thread may run, and one of them that it leaves to another thread.
-pub struct Affinity {
-    allowed: Option<CpuSet>,
-    left: Option<usize>,
-}
-
-impl Affinity {
-    /// The calling thread's.
-    #[must_use]
-    pub fn of_this_thread() -> Affinity {
-        Affinity { allowed: sched_getaffinity(None).ok(), left: None }
-    }
-
-    /// Leaves this CPU, and no other one, as far as another is allowed.
-    pub fn leave(&mut self, cpu: Option<usize>) {
-        let Some(allowed) = self.allowed else { return };
-        if cpu == self.left {
-            return;
-        }
-        self.left = cpu;
-        let mut rest = allowed;
-        if let Some(cpu) = cpu.filter(|&cpu| cpu < CpuSet::MAX_CPU) {
-            rest.unset(cpu);
-        }
-        let _ = sched_setaffinity(None, if rest.count() > 0 { &rest } else { &allowed });
-    }
-}
-
-/// The CPU on which a thread of this process is, or was last. `None` where /proc does not tell.
-#[must_use]
-pub fn cpu_of(thread: u32) -> Option<usize> {
-    use core::fmt::Write;
-    use rustix::fs::{Mode, OFlags};
-    /// Fields after the thread's name, up to and without the CPU.
-    const FIELDS_BEFORE: usize = 36;
-    let mut path = Line::new();
-    write!(path, "/proc/self/task/{thread}/stat\0").ok()?;
-    let path = CStr::from_bytes_with_nul(path.as_bytes()).ok()?;
-    let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
-    let mut bytes = [0; 1024];
-    let length = rustix::io::read(&file, &mut bytes).ok()?;
-    // The name stands in parentheses, and may itself hold anything.
-    let name_end = bytes[..length].iter().rposition(|&byte| byte == b')')?;
-    let fields = core::str::from_utf8(&bytes[name_end + 1..length]).ok()?;
-    fields.split_ascii_whitespace().nth(FIELDS_BEFORE)?.parse().ok()
-}
-
-/// Runs the calling thread only where and when nobody else wants to (SCHED_IDLE). The kernel takes
-/// its CPU for an idle one.
-pub fn give_way() {
-    const SCHED_IDLE: usize = 5;
-    set_scheduler(SCHED_IDLE);
 }
 
 /// Gives up preempting others when woken (SCHED_BATCH): a handler then runs when the thread that
 /// faulted has gone to sleep, not before, and on its CPU.
 pub fn never_preempt() {
     const SCHED_BATCH: usize = 3;
-    set_scheduler(SCHED_BATCH);
-}
-
-fn set_scheduler(policy: usize) {
     let priority = 0u32;
     // SAFETY: the kernel reads one integer.
     let _ = unsafe {
         let priority = core::ptr::from_ref(&priority) as usize;
-        syscall(__NR_sched_setscheduler, [0, policy, priority, 0, 0, 0])
+        syscall(__NR_sched_setscheduler, [0, SCHED_BATCH, priority, 0, 0, 0])
     };
 }
 

@@ -23,8 +23,6 @@ pub mod feature {
     pub const PAGEFAULT_FLAG_WP: u64 = 1;
     /// A fault is a SIGBUS in the faulting thread.
     pub const SIGBUS: u64 = 1 << 7;
-    /// A fault says which thread's it is.
-    pub const THREAD_ID: u64 = 1 << 8;
     /// UFFDIO_POISON.
     pub const POISON: u64 = 1 << 14;
     /// UFFDIO_MOVE.
