@@ -99,7 +99,7 @@ impl<M: Mmu> AddressSpace<M> {
             let is_noticed = access != Access::Read && old.state() != State::Mapped;
             let old = if is_noticed { old.without(Flags::WRITE_PROTECTED) } else { old };
             let served = match old.state() {
-                State::Mapped => return self.fault_on_mapped(page, old, access),
+                State::Mapped => return self.fault_on_mapped(page, old, &vma, access),
                 State::Poisoned => return self.fault_on_poisoned(page),
                 State::File => return self.fault_from_file(page, old, scratch),
                 State::Limbo => self.fault_from_limbo(page, old, &vma, guess, access),
@@ -136,10 +136,10 @@ impl<M: Mmu> AddressSpace<M> {
         );
     }
 
-    fn fault_on_mapped(&self, page: PageNum, old: Snapshot, access: Access) -> Outcome {
+    fn fault_on_mapped(&self, page: PageNum, old: Snapshot, vma: &Vma, access: Access) -> Outcome {
         let one = PageRange::new(page, 1);
         if access == Access::WriteProtected {
-            self.fault_on_protected(page, old);
+            self.fault_on_protected(page, old, vma);
             return Outcome::Served;
         }
         // Another fault may have mapped it since this one was sent; or the program has dropped
@@ -160,13 +160,12 @@ impl<M: Mmu> AddressSpace<M> {
     /// The first write to a page that was mapped protected. Where a stream of writes comes by,
     /// the clean pages around it are made writable with it: they keep a packed copy, which is
     /// compared when they go.
-    fn fault_on_protected(&self, page: PageNum, old: Snapshot) {
-        let vma = self.find_vma(page);
+    fn fault_on_protected(&self, page: PageNum, old: Snapshot, vma: &Vma) {
         let mut range = PageRange::new(page, 1);
         let mut guess = None;
-        if let Some(vma) = vma.filter(|_| old.has(Flags::CLEAN)) {
+        if old.has(Flags::CLEAN) {
             self.swap.note_unclean();
-            let now = self.guess(page, old, &vma);
+            let now = self.guess(page, old, vma);
             let folio = PageRange::new(page.align_down(now.order), 1 << now.order);
             range = self.lock_clean_around(page, folio.intersect(vma.range));
             guess = Some(now);

@@ -12,7 +12,7 @@ use core::sync::atomic::Ordering;
 
 use crate::control::Event;
 use crate::control::SEGMENT_BYTES;
-use crate::mmu::{Mmu, Protection};
+use crate::mmu::Mmu;
 use crate::page::{Flags, Snapshot, State};
 use crate::scratch::Scratch;
 use crate::space::AddressSpace;
@@ -181,17 +181,11 @@ impl<M: Mmu> AddressSpace<M> {
             let range = PageRange::new(PageNum((block << BLOCK_ORDER) as u64), BLOCK_PAGES);
             for page in range.pages().filter(|&page| self.snapshot(page).has(Flags::IN_FILE)) {
                 let Some(before) = self.word(page).try_lock() else { continue };
-                if !before.has(Flags::IN_FILE) {
-                    self.unlock_page(page);
-                    continue;
+                if before.has(Flags::IN_FILE) {
+                    self.lift_clean(PageRange::new(page, 1));
+                    given_up += 1;
                 }
-                if !before.has(Flags::WRITE_PROTECTED) {
-                    let one = PageRange::new(page, 1);
-                    let _ = self.mmu.write_protect(one, Protection::Writable);
-                }
-                self.release_kept(before);
-                self.unlock_page_with(page, before.without_kept());
-                given_up += 1;
+                self.unlock_page(page);
             }
         }
         given_up
