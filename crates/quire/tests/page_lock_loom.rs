@@ -1,151 +1,44 @@
 //! Model checking: the page lock's own code, and the protocols that are built on sequence counts.
 //!
-//! `PageWord` is generic over its atomic and its parking; here both are loom's, the parking being
-//! a model of the futex: it compares under a lock, and a wake reaches only who sleeps already.
-//! Two threads are checked without a bound; three with at most [`PREEMPTIONS`] preemptions a run,
-//! which is where nearly all bugs of such size show.
+//! Two threads are checked without a bound, or with at most [`PREEMPTIONS_OF_TWO`] preemptions a run
+//! where they do more than lock and unlock once; three with at most `PREEMPTIONS`, which is where
+//! nearly all bugs of such size show. Waiting as such is `page_wait_loom.rs`'s.
 //!
 //! Loom treats SeqCst accesses as acquire and release only. Where a protocol rests on them
 //! (Dekker), the model has SeqCst fences in their place.
 
+mod loom_page;
+
 use std::sync::atomic::Ordering;
 
 use loom::cell::UnsafeCell;
+use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, fence};
-use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 use quire::page::word::Word;
-use quire::page::{Flags, PageWord, Parking, Snapshot, State, Waiters};
+use quire::page::{Flags, Snapshot, State};
 
-/// Preemptions of a run with three threads.
-const PREEMPTIONS: usize = 2;
+use self::loom_page::{Futex, LoomWord, Page, check, check_with, must_fail};
 
-struct LoomWord(AtomicU64);
-
-impl Word for LoomWord {
-    fn load(&self, order: Ordering) -> u64 {
-        self.0.load(order)
-    }
-    fn compare_exchange(&self, old: u64, new: u64, order: Ordering) -> Result<u64, u64> {
-        self.0.compare_exchange_weak(old, new, order, Ordering::Relaxed)
-    }
-    fn fetch_sub(&self, value: u64, order: Ordering) -> u64 {
-        self.0.fetch_sub(value, order)
-    }
-    fn fetch_and(&self, value: u64, order: Ordering) -> u64 {
-        self.0.fetch_and(value, order)
-    }
-}
-
-/// A futex: the queue's lock and its sleepers.
-#[derive(Default)]
-struct Futex {
-    wakes: Mutex<u64>,
-    sleepers: Condvar,
-}
-
-impl Parking<LoomWord> for Futex {
-    fn wait(&self, word: &LoomWord, expected: u32) {
-        let mut wakes = self.wakes.lock().unwrap();
-        // Relaxed: the kernel's plain load, under the queue's lock.
-        if word.0.load(Ordering::Relaxed) as u32 != expected {
-            return;
-        }
-        let before = *wakes;
-        while *wakes == before {
-            wakes = self.sleepers.wait(wakes).unwrap();
-        }
-    }
-
-    fn wake_all(&self, _: &LoomWord) {
-        *self.wakes.lock().unwrap() += 1;
-        self.sleepers.notify_all();
-    }
-}
-
-/// A page with something under its lock, and the count of answered faults.
-struct Page {
-    word: PageWord<LoomWord>,
-    futex: Futex,
-    content: UnsafeCell<u32>,
-    /// Faults answered: what `wake` of the MMU does. Under a lock as in the kernel.
-    answers: Mutex<u32>,
-}
-
-impl Page {
-    fn new() -> Arc<Page> {
-        Arc::new(Page {
-            word: PageWord(LoomWord(AtomicU64::new(0))),
-            futex: Futex::default(),
-            content: UnsafeCell::new(0),
-            answers: Mutex::new(0),
-        })
-    }
-
-    /// What the lock guards; loom reports two at once.
-    fn touch(&self) {
-        self.content.with_mut(|content| {
-            // SAFETY: the page lock is held; loom checks just that.
-            unsafe { *content += 1 }
-        });
-    }
-
-    /// What the engine does with who waits.
-    fn wake(&self, waiters: Waiters) {
-        if waiters.has_sleepers() {
-            self.futex.wake_all(&self.word.0);
-        }
-        if waiters.has_parked() {
-            *self.answers.lock().unwrap() += 1;
-        }
-    }
-
-    fn lock_and_touch(&self) {
-        self.word.lock(&self.futex);
-        self.touch();
-        self.wake(self.word.unlock());
-    }
-
-    fn lock_and_change(&self, content: Snapshot) {
-        self.word.lock(&self.futex);
-        self.touch();
-        self.wake(self.word.unlock_with(content));
-    }
-
-    /// A fault: whether it was left unanswered.
-    fn fault(&self) -> bool {
-        match self.word.lock_or_park() {
-            Some(before) => {
-                self.touch();
-                self.wake(self.word.unlock_with(before.with(Flags::ACCESSED)));
-                false
-            }
-            None => true,
-        }
-    }
-
-    fn finish(&self, owners: u32, parked: u32) {
-        assert!(!self.word.load().is_locked(), "the lock was left taken");
-        let answers = *self.answers.lock().unwrap();
-        assert!(parked == 0 || answers > 0, "{parked} faults wait for ever");
-        self.content.with(|content| {
-            // SAFETY: all threads have ended.
-            assert_eq!(unsafe { *content }, owners);
-        });
-    }
-}
-
-fn check(threads: usize, model: impl Fn() + Sync + Send + 'static) {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = (threads > 2).then_some(PREEMPTIONS);
-    builder.max_branches = 100_000;
-    builder.check(model);
-}
+/// Preemptions of a run with two threads that do more than lock and unlock once.
+const PREEMPTIONS_OF_TWO: usize = 3;
 
 #[test]
 fn two_threads_never_own_the_page_together_and_none_sleeps_for_ever() {
     check(2, || {
-        let page = Page::new();
+        let page = Page::<LoomWord>::new();
+        let other = page.clone();
+        let thread = thread::spawn(move || other.lock_and_touch());
+        page.lock_and_change(Snapshot::new(State::Limbo, 3));
+        thread.join().unwrap();
+        page.finish(2, 0);
+    });
+}
+
+#[test]
+fn who_takes_the_lock_twice_leaves_it_to_the_other_in_the_end() {
+    check_with(Some(PREEMPTIONS_OF_TWO), || {
+        let page = Page::<LoomWord>::new();
         let other = page.clone();
         let thread = thread::spawn(move || other.lock_and_touch());
         page.lock_and_change(Snapshot::new(State::Limbo, 3));
@@ -158,7 +51,7 @@ fn two_threads_never_own_the_page_together_and_none_sleeps_for_ever() {
 #[test]
 fn a_parked_fault_is_answered_by_whoever_held_the_page() {
     check(2, || {
-        let page = Page::new();
+        let page = Page::<LoomWord>::new();
         let other = page.clone();
         let thread = thread::spawn(move || other.lock_and_touch());
         let parked = u32::from(page.fault());
@@ -170,7 +63,7 @@ fn a_parked_fault_is_answered_by_whoever_held_the_page() {
 #[test]
 fn a_fault_parked_under_the_lock_is_answered_by_the_unlock() {
     check(2, || {
-        let page = Page::new();
+        let page = Page::<LoomWord>::new();
         let other = page.clone();
         let thread = thread::spawn(move || {
             // As for a page in the swap file: parked by the owner itself.
@@ -179,9 +72,8 @@ fn a_fault_parked_under_the_lock_is_answered_by_the_unlock() {
             other.touch();
             other.word.set(Snapshot::new(State::Mapped, 1));
             let after = before.keep(Flags::WRITE_PROTECTED, Snapshot::new(State::Mapped, 1));
-            let waiters = other.word.unlock_with(after);
-            assert!(waiters.has_parked(), "the sign was lost");
-            other.wake(waiters);
+            other.unlock_with(after);
+            assert!(*other.answers.lock().unwrap() > 0, "the sign was lost");
             0
         });
         page.lock_and_touch();
@@ -193,7 +85,7 @@ fn a_fault_parked_under_the_lock_is_answered_by_the_unlock() {
 #[test]
 fn three_threads_that_lock_all_get_their_turn() {
     check(3, || {
-        let page = Page::new();
+        let page = Page::<LoomWord>::new();
         let threads: Vec<_> = (0..2)
             .map(|at| {
                 let page = page.clone();
@@ -215,7 +107,7 @@ fn three_threads_that_lock_all_get_their_turn() {
 #[test]
 fn a_sleeper_and_a_parked_fault_on_one_page_are_both_answered() {
     check(3, || {
-        let page = Page::new();
+        let page = Page::<LoomWord>::new();
         let (locker, faulter) = (page.clone(), page.clone());
         let locker = thread::spawn(move || locker.lock_and_touch());
         let faulter = thread::spawn(move || u32::from(faulter.fault()));
@@ -229,7 +121,7 @@ fn a_sleeper_and_a_parked_fault_on_one_page_are_both_answered() {
 #[test]
 fn who_only_tries_never_sees_half_a_change() {
     check(3, || {
-        let page = Page::new();
+        let page = Page::<LoomWord>::new();
         let (first, second) = (page.clone(), page.clone());
         let change = |page: &Page, number| page.lock_and_change(Snapshot::new(State::Pool, number));
         let first = thread::spawn(move || change(&first, 5));
@@ -240,7 +132,7 @@ fn who_only_tries_never_sees_half_a_change() {
             assert_eq!(before.state() == State::None, before.payload() == 0);
             page.touch();
             owned = 1;
-            page.wake(page.word.unlock());
+            page.unlock();
         }
         first.join().unwrap();
         second.join().unwrap();
@@ -273,7 +165,7 @@ impl Broken {
             {
                 continue;
             }
-            self.futex.wait(&self.word, waiting as u32);
+            self.futex.wait(|| self.word.load(Ordering::Relaxed) == waiting);
         }
     }
 }
@@ -292,43 +184,26 @@ fn two_threads_on(unlock: fn(&Broken)) {
     });
 }
 
-/// Runs a model that must fail in a process of its own: loom aborts where a deadlocked thread is
-/// torn down.
-fn must_deadlock(test: &str, model: impl FnOnce()) {
-    const INSIDE: &str = "QUIRE_LOOM_INSIDE";
-    if std::env::var_os(INSIDE).is_some() {
-        return model();
-    }
-    let output = std::process::Command::new(std::env::current_exe().unwrap())
-        .args([test, "--exact", "--nocapture"])
-        .env(INSIDE, "1")
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success(), "the mistake was not found");
-    assert!(text.contains("deadlock"), "another failure was found: {text}");
-}
-
 #[test]
 fn the_model_finds_a_wake_that_comes_before_the_unlock() {
-    must_deadlock("the_model_finds_a_wake_that_comes_before_the_unlock", || {
+    must_fail("the_model_finds_a_wake_that_comes_before_the_unlock", "deadlock", || {
         two_threads_on(|lock| {
             if lock.word.load(Ordering::Relaxed) & WAITERS != 0 {
-                lock.futex.wake_all(&lock.word);
+                lock.futex.wake_all();
             }
-            lock.word.fetch_and(!(LOCKED | WAITERS), Ordering::Release);
+            lock.word.0.fetch_and(!(LOCKED | WAITERS), Ordering::Release);
         });
     });
 }
 
 #[test]
 fn the_model_finds_a_waiters_bit_that_is_cleared_unseen() {
-    must_deadlock("the_model_finds_a_waiters_bit_that_is_cleared_unseen", || {
+    must_fail("the_model_finds_a_waiters_bit_that_is_cleared_unseen", "deadlock", || {
         two_threads_on(|lock| {
             let old = lock.word.load(Ordering::Relaxed);
-            lock.word.fetch_and(!(LOCKED | WAITERS), Ordering::Release);
+            lock.word.0.fetch_and(!(LOCKED | WAITERS), Ordering::Release);
             if old & WAITERS != 0 {
-                lock.futex.wake_all(&lock.word);
+                lock.futex.wake_all();
             }
         });
     });
@@ -337,9 +212,9 @@ fn the_model_finds_a_waiters_bit_that_is_cleared_unseen() {
 #[test]
 fn the_same_lock_without_the_mistake_passes() {
     two_threads_on(|lock| {
-        let old = lock.word.fetch_and(!(LOCKED | WAITERS), Ordering::Release);
+        let old = lock.word.0.fetch_and(!(LOCKED | WAITERS), Ordering::Release);
         if old & WAITERS != 0 {
-            lock.futex.wake_all(&lock.word);
+            lock.futex.wake_all();
         }
     });
 }
@@ -391,8 +266,8 @@ fn a_view_of_a_record_is_never_torn() {
 /// A fault against an unmap: the record's count, the page lock, and the mapping between them.
 #[test]
 fn a_fault_that_checked_under_the_page_lock_maps_nothing_into_an_unmapped_range() {
-    check(2, || {
-        let (record, page) = (Arc::new(Record::default()), Page::new());
+    check_with(Some(PREEMPTIONS_OF_TWO), || {
+        let (record, page) = (Arc::new(Record::default()), Page::<LoomWord>::new());
         record.change(0, 8);
         let (faulting, word) = (record.clone(), page.clone());
         let fault = thread::spawn(move || {
@@ -403,15 +278,15 @@ fn a_fault_that_checked_under_the_page_lock_maps_nothing_into_an_unmapped_range(
             if faulting.sequence.load(Ordering::SeqCst) == sequence {
                 // Maps the page.
                 word.touch();
-                word.wake(word.word.unlock_with(Snapshot::new(State::Mapped, 0)));
+                word.unlock_with(Snapshot::new(State::Mapped, 0));
             } else {
-                word.wake(word.word.unlock());
+                word.unlock();
             }
         });
         // The unmap: the count first, the page's lock afterwards.
         record.change(0, 0);
-        page.word.lock(&page.futex);
-        page.wake(page.word.unlock_with(Snapshot::new(State::None, 0)));
+        page.lock();
+        page.unlock_with(Snapshot::new(State::None, 0));
         fault.join().unwrap();
         assert_eq!(page.word.load().state(), State::None, "mapped behind the unmap");
     });
@@ -420,8 +295,8 @@ fn a_fault_that_checked_under_the_page_lock_maps_nothing_into_an_unmapped_range(
 /// `use_block` against a change that skips unused blocks.
 #[test]
 fn a_block_that_is_skipped_as_unused_gets_no_page_under_the_old_record() {
-    check(2, || {
-        let (record, page) = (Arc::new(Record::default()), Page::new());
+    check_with(Some(PREEMPTIONS_OF_TWO), || {
+        let (record, page) = (Arc::new(Record::default()), Page::<LoomWord>::new());
         let is_used = Arc::new(AtomicU64::new(0));
         record.change(0, 8);
         let (faulting, word, used) = (record.clone(), page.clone(), is_used.clone());
@@ -437,13 +312,13 @@ fn a_block_that_is_skipped_as_unused_gets_no_page_under_the_old_record() {
             }
             let is_current = faulting.sequence.load(Ordering::SeqCst) == sequence;
             let after = if is_current { State::Mapped } else { State::None };
-            word.wake(word.word.unlock_with(Snapshot::new(after, 0)));
+            word.unlock_with(Snapshot::new(after, 0));
         });
         record.change(0, 0);
         fence(Ordering::SeqCst);
         if is_used.load(Ordering::SeqCst) != 0 {
-            page.word.lock(&page.futex);
-            page.wake(page.word.unlock_with(Snapshot::new(State::None, 0)));
+            page.lock();
+            page.unlock_with(Snapshot::new(State::None, 0));
         }
         fault.join().unwrap();
         assert_eq!(page.word.load().state(), State::None, "mapped behind the unmap");
@@ -468,7 +343,7 @@ impl Gate {
                 return;
             }
             self.leave();
-            wait(&self.opened, &self.closed, 1);
+            self.opened.wait(|| self.closed.load(Ordering::Relaxed) == 1);
         }
     }
 
@@ -476,7 +351,7 @@ impl Gate {
         self.inside.fetch_sub(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         if self.closed.load(Ordering::SeqCst) != 0 {
-            wake(&self.left);
+            self.left.wake_all();
         }
     }
 
@@ -488,31 +363,15 @@ impl Gate {
             if inside == 0 {
                 return;
             }
-            wait(&self.left, &self.inside, inside);
+            self.left.wait(|| self.inside.load(Ordering::Relaxed) == inside);
         }
     }
 
     fn open(&self) {
         self.closed.store(0, Ordering::SeqCst);
         fence(Ordering::SeqCst);
-        wake(&self.opened);
+        self.opened.wake_all();
     }
-}
-
-fn wait(futex: &Futex, word: &AtomicU64, expected: u64) {
-    let mut wakes = futex.wakes.lock().unwrap();
-    if word.load(Ordering::Relaxed) != expected {
-        return;
-    }
-    let before = *wakes;
-    while *wakes == before {
-        wakes = futex.sleepers.wait(wakes).unwrap();
-    }
-}
-
-fn wake(futex: &Futex) {
-    *futex.wakes.lock().unwrap() += 1;
-    futex.sleepers.notify_all();
 }
 
 #[test]

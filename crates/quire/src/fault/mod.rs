@@ -19,7 +19,7 @@ use self::order::Guess;
 use self::window::Window;
 use crate::control::Event;
 use crate::mmu::{FrameRun, Mmu, Protection};
-use crate::page::{Flags, Snapshot, State};
+use crate::page::{Flags, Kill, Snapshot, State};
 use crate::scratch::{STAGING_PAGES, Scratch};
 use crate::space::AddressSpace;
 use crate::space::vma::{Kind, Vma};
@@ -132,7 +132,7 @@ impl<M: Mmu> AddressSpace<M> {
         self.starved.sleep(
             || self.budget.call_for_memory(),
             || self.available() > 0,
-            |word, seen| self.mmu.sleep_on(word, seen as u32),
+            |word, seen| self.mmu.sleep_on(word, seen as u32, Kill::NEVER),
         );
     }
 

@@ -11,9 +11,9 @@
 pub mod simulated;
 pub mod userfaultfd;
 
-use core::sync::atomic::{AtomicU32, AtomicU64};
+use core::sync::atomic::AtomicU64;
 
-use crate::sys::futex::{self, Reach};
+use crate::page::{Futexes, Kill};
 use crate::units::{PAGE_SIZE, PageNum, PageRange};
 
 /// A place for one page in the frame pool.
@@ -208,21 +208,16 @@ pub trait Mmu: Sync {
         rustix::thread::sched_yield();
     }
 
-    /// Sleeps while the low half of a page's word is `expected`; may return for no reason.
-    fn sleep_on(&self, word: &AtomicU64, expected: u32) {
-        futex::wait(low_half(word), expected, Reach::Process, None);
+    /// Sleeps while the low half of `word` is `expected` and nothing of `kill` has come; may return
+    /// for no reason.
+    fn sleep_on(&self, word: &AtomicU64, expected: u32, kill: Kill<'_>) {
+        Futexes::sleep(word, expected, kill);
     }
 
-    /// Wakes all that sleep on a page's word.
-    fn wake_sleepers(&self, word: &AtomicU64) {
-        futex::wake(low_half(word), u32::MAX, Reach::Process);
+    /// Wakes all that sleep on `word`, which may not exist any more.
+    fn wake_sleepers(&self, word: *const AtomicU64) {
+        Futexes::wake_all(word);
     }
-}
-
-fn low_half(word: &AtomicU64) -> &AtomicU32 {
-    // SAFETY: the low half of a little-endian word is its first four bytes, atomic as well; the
-    // kernel only compares it.
-    unsafe { &*word.as_ptr().cast::<AtomicU32>() }
 }
 
 /// What an MMU has mapped at a page.

@@ -23,8 +23,8 @@ use std::vec::Vec;
 pub use self::baton::{Baton, Generator, Stopped, Wait};
 use super::{Done, FrameId, FrameRun, Holes, Inspect, Mapping, Mmu, Prot, Protection, Refusal};
 use crate::fault::Access;
+use crate::page::{Futexes, Kill};
 use crate::sys::Errno;
-use crate::sys::futex::{self, Reach};
 use crate::sys::memory;
 use crate::units::{PAGE_SHIFT, PAGE_SIZE, PageNum, PageRange};
 
@@ -634,20 +634,29 @@ impl Mmu for Simulated {
         }
     }
 
-    fn sleep_on(&self, word: &AtomicU64, expected: u32) {
+    fn sleep_on(&self, word: &AtomicU64, expected: u32, kill: Kill<'_>) {
         let Some(baton) = &self.settings.baton else {
-            return futex::wait(super::low_half(word), expected, Reach::Process, None);
+            return Futexes::sleep(word, expected, kill);
         };
-        // With the baton in hand nobody can change the word in between.
-        if word.load(Ordering::Relaxed) as u32 == expected {
-            baton.block(Wait::Word(core::ptr::from_ref(word) as usize));
+        // With the baton in hand nobody can change the word in between, nor cancel.
+        if word.load(Ordering::Relaxed) as u32 != expected || kill.is_due() {
+            return;
+        }
+        let address = core::ptr::from_ref(word).addr();
+        match (kill.deadline_ns, kill.token) {
+            // There is no timer among the actors: who has a deadline looks now and then.
+            (Some(_), _) => baton.relax(),
+            (None, Some(token)) => {
+                baton.block(Wait::Either(address, core::ptr::from_ref(&token.0).addr()));
+            }
+            (None, None) => baton.block(Wait::Word(address)),
         }
     }
 
-    fn wake_sleepers(&self, word: &AtomicU64) {
+    fn wake_sleepers(&self, word: *const AtomicU64) {
         match &self.settings.baton {
-            Some(baton) => baton.unblock(Wait::Word(core::ptr::from_ref(word) as usize)),
-            None => futex::wake(super::low_half(word), u32::MAX, Reach::Process),
+            Some(baton) => baton.unblock(Wait::Word(word.addr())),
+            None => Futexes::wake_all(word),
         }
     }
 }

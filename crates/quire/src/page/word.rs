@@ -1,34 +1,44 @@
-//! The page word: all that is known of a page, in one atomic word, and the page lock.
+//! The page word: all that is known of a page, in one atomic word, and the page lock's bits.
 //!
 //! | bits | meaning |
 //! |---|---|
 //! | 0 | `LOCKED`: one thread may change the word and what it stands for |
-//! | 1 | `WAITERS`: threads sleep on the word's low half (futex) |
+//! | 1 | `WAITERS`: somebody waits for this word in its queue (see [`super::wait`]) |
 //! | 2 | `PARKED`: faults were left unanswered until the lock is free |
 //! | 3..6 | [`State`]: where the bytes are |
-//! | 7.. | [`Flags`] |
+//! | 7..30 | [`Flags`] |
+//! | 31 | `HANDOFF`: the lock is promised to who waits; nobody else may take it |
 //! | 32.. | payload: frame, pool handle, place in the swap file, or fill pattern |
 //!
 //! # The lock
 //!
 //! Lock is one compare-and-swap, unlock is one subtraction that returns the old value; only where
-//! that had `WAITERS` or `PARKED` is a call made. Who waits sets its bit *while the word is
-//! locked* and, to sleep, hands the kernel the value with both bits in it. The unlocker clears the
-//! bits first and wakes afterwards. So a waiter either finds the lock free, or its bit is seen by
-//! an unlock that comes later: no sleep needs a timeout.
+//! that had `WAITERS` or `PARKED` is there more to do. Here are the transitions of the word alone;
+//! who sleeps, and who is woken, is [`WaitTable`](super::WaitTable)'s.
 //!
-//! State, flags and payload are changed under the lock only; `WAITERS` and `PARKED` by anybody.
-//! The lock is generic over its atomic and its parking, so that loom can check the very code.
+//! State, flags and payload are changed under the lock only; `PARKED` by anybody, while the lock is
+//! taken or promised; `WAITERS` and `HANDOFF` under the lock of the word's queue only. `HANDOFF`
+//! comes with `WAITERS` and while `LOCKED`, so the unlock that follows goes to the queue:
+//!
+//! | `LOCKED` | `HANDOFF` | meaning |
+//! |---|---|---|
+//! | 0 | 0 | free |
+//! | 1 | 0 | taken; free for anybody once it is given back |
+//! | 1 | 1 | taken; it is handed over next |
+//! | 0 | 1 | given back, and the one who gave it is on his way to the queue |
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-const LOCKED: u64 = 1;
+use super::Condition;
+
+pub(super) const LOCKED: u64 = 1;
 const WAITERS: u64 = 1 << 1;
 const PARKED: u64 = 1 << 2;
-const STATE_SHIFT: u32 = 3;
-const STATE_MASK: u64 = 0xf << STATE_SHIFT;
+const HANDOFF: u64 = 1 << 31;
+pub(super) const STATE_SHIFT: u32 = 3;
+pub(super) const STATE_MASK: u64 = 0xf << STATE_SHIFT;
 const PAYLOAD_SHIFT: u32 = 32;
-const CONTENT: u64 = !(LOCKED | WAITERS | PARKED);
+const CONTENT: u64 = !(LOCKED | WAITERS | PARKED | HANDOFF);
 
 /// Where a page's bytes are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -67,7 +77,7 @@ impl State {
 
 /// Flags of a page, changed under its lock.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
-pub struct Flags(u64);
+pub struct Flags(pub(super) u64);
 
 impl Flags {
     /// No flag.
@@ -120,7 +130,7 @@ impl Flags {
 
 /// One loaded value of a page word.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Snapshot(u64);
+pub struct Snapshot(pub(super) u64);
 
 impl Snapshot {
     /// A content with `state` and `payload` and no flag.
@@ -182,6 +192,34 @@ impl Snapshot {
         self.0 & LOCKED != 0
     }
 
+    /// Whether the lock can be had: nobody holds it, and it is promised to nobody.
+    #[inline]
+    #[must_use]
+    pub const fn is_free(self) -> bool {
+        self.0 & (LOCKED | HANDOFF) == 0
+    }
+
+    /// Whether somebody may wait in the word's queue.
+    #[inline]
+    #[must_use]
+    pub const fn has_waiters(self) -> bool {
+        self.0 & WAITERS != 0
+    }
+
+    /// Whether faults were left unanswered until the lock is free.
+    #[inline]
+    #[must_use]
+    pub const fn has_parked(self) -> bool {
+        self.0 & PARKED != 0
+    }
+
+    /// Whether the lock is promised to who waits.
+    #[inline]
+    #[must_use]
+    pub const fn has_handoff(self) -> bool {
+        self.0 & HANDOFF != 0
+    }
+
     /// Whether all of `flags` are set.
     #[inline]
     #[must_use]
@@ -211,7 +249,9 @@ impl Snapshot {
 impl core::fmt::Debug for Snapshot {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         write!(f, "{:?}({:#x})", self.state(), self.payload())?;
-        for (bit, name) in [(LOCKED, "locked"), (WAITERS, "waiters"), (PARKED, "parked")] {
+        let signs =
+            [(LOCKED, "locked"), (WAITERS, "waiters"), (PARKED, "parked"), (HANDOFF, "handoff")];
+        for (bit, name) in signs {
             if self.0 & bit != 0 {
                 write!(f, " {name}")?;
             }
@@ -225,44 +265,34 @@ impl core::fmt::Debug for Snapshot {
     }
 }
 
-/// Who was waiting when a page was unlocked. Must be handed to the parking, after the unlock.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[must_use = "those who wait must be woken"]
-pub struct Waiters(u64);
-
-impl Waiters {
-    /// Whether threads slept on the word.
-    #[must_use]
-    pub const fn has_sleepers(self) -> bool {
-        self.0 & WAITERS != 0
-    }
-
-    /// Whether faults were left unanswered.
-    #[must_use]
-    pub const fn has_parked(self) -> bool {
-        self.0 & PARKED != 0
-    }
-}
-
-/// The atomic under the word: a real one, or loom's.
+/// The atomic under a word, and under what a waiter sleeps on: a real one, or loom's.
 pub trait Word {
+    /// A word with this value.
+    fn new(value: u64) -> Self;
     /// A load.
     fn load(&self, order: Ordering) -> u64;
+    /// A store.
+    fn store(&self, value: u64, order: Ordering);
     /// A weak compare-and-swap.
     ///
     /// # Errors
     /// The value found where it was another.
     fn compare_exchange(&self, old: u64, new: u64, order: Ordering) -> Result<u64, u64>;
-    /// Adds, wrapping; returns the old value.
+    /// Subtracts, wrapping; returns the old value.
     fn fetch_sub(&self, value: u64, order: Ordering) -> u64;
-    /// Ands; returns the old value.
-    fn fetch_and(&self, value: u64, order: Ordering) -> u64;
 }
 
 impl Word for AtomicU64 {
+    fn new(value: u64) -> AtomicU64 {
+        AtomicU64::new(value)
+    }
     #[inline]
     fn load(&self, order: Ordering) -> u64 {
         AtomicU64::load(self, order)
+    }
+    #[inline]
+    fn store(&self, value: u64, order: Ordering) {
+        AtomicU64::store(self, value, order);
     }
     #[inline]
     fn compare_exchange(&self, old: u64, new: u64, order: Ordering) -> Result<u64, u64> {
@@ -272,18 +302,6 @@ impl Word for AtomicU64 {
     fn fetch_sub(&self, value: u64, order: Ordering) -> u64 {
         AtomicU64::fetch_sub(self, value, order)
     }
-    #[inline]
-    fn fetch_and(&self, value: u64, order: Ordering) -> u64 {
-        AtomicU64::fetch_and(self, value, order)
-    }
-}
-
-/// How a thread sleeps until a word changes: a futex, or loom's model of one.
-pub trait Parking<A> {
-    /// Sleeps while the low half of `word` is `expected`; may return for no reason.
-    fn wait(&self, word: &A, expected: u32);
-    /// Wakes all that sleep on `word`.
-    fn wake_all(&self, word: &A);
 }
 
 /// A page's word.
@@ -293,6 +311,7 @@ pub struct PageWord<A = AtomicU64>(pub A);
 // SAFETY: zero is an unlocked page that was never touched.
 unsafe impl crate::sys::memory::Zeroed for PageWord<AtomicU64> {}
 
+/// What anybody may do.
 impl<A: Word> PageWord<A> {
     /// The word as it is now; may be old by the time it is looked at.
     #[inline]
@@ -304,98 +323,173 @@ impl<A: Word> PageWord<A> {
     /// Takes the lock if it is free.
     #[inline]
     pub fn try_lock(&self) -> Option<Snapshot> {
-        let mut old = self.0.load(Ordering::Relaxed);
-        loop {
-            if old & LOCKED != 0 {
-                return None;
-            }
-            // Acquire pairs with the last owner's release in unlock.
-            match self.0.compare_exchange(old, old | LOCKED, Ordering::Acquire) {
-                Ok(_) => return Some(Snapshot(old | LOCKED)),
-                Err(found) => old = found,
-            }
-        }
+        // Acquire pairs with the last owner's release in unlock.
+        let take = |old| Snapshot(old).is_free().then_some(old | LOCKED);
+        self.update(Ordering::Acquire, take).ok().map(|old| Snapshot(old | LOCKED))
     }
 
     /// Takes the lock, or leaves the sign that a fault is parked here: the unlocker answers it.
     /// `None` is parked.
     #[inline]
     pub fn lock_or_park(&self) -> Option<Snapshot> {
-        let mut old = self.0.load(Ordering::Relaxed);
-        loop {
-            let new = if old & LOCKED == 0 { old | LOCKED } else { old | PARKED };
-            // Acquire as in try_lock. The sign needs no order: it is read by the unlocker's
-            // read-modify-write of this same word.
-            match self.0.compare_exchange(old, new, Ordering::Acquire) {
-                Ok(_) if old & LOCKED == 0 => return Some(Snapshot(new)),
-                Ok(_) => return None,
-                Err(found) => old = found,
-            }
-        }
+        // The sign needs no order: it is read by the unlocker's read-modify-write of this same
+        // word, or, where the lock is promised, by that of whoever keeps or drops the promise.
+        self.lock_or_sign(PARKED)
     }
+}
 
-    /// Takes the lock, sleeping while another has it.
-    pub fn lock(&self, parking: &impl Parking<A>) -> Snapshot {
-        loop {
-            let mut old = self.0.load(Ordering::Relaxed);
-            while old & LOCKED == 0 {
-                match self.0.compare_exchange(old, old | LOCKED, Ordering::Acquire) {
-                    Ok(_) => return Snapshot(old | LOCKED),
-                    Err(found) => old = found,
-                }
-            }
-            let waiting = old | WAITERS;
-            if old != waiting && self.0.compare_exchange(old, waiting, Ordering::Relaxed).is_err() {
-                continue;
-            }
-            parking.wait(&self.0, waiting as u32);
-        }
-    }
-
+/// What the owner of the lock may do.
+impl<A: Word> PageWord<A> {
     /// Marks a fault as parked on a page whose lock the caller holds, so that the unlock answers
     /// it.
     pub fn park_under_lock(&self) {
-        let mut old = self.0.load(Ordering::Relaxed);
-        while let Err(found) = self.0.compare_exchange(old, old | PARKED, Ordering::Relaxed) {
-            old = found;
-        }
-    }
-
-    /// Gives the lock back, the content unchanged.
-    #[inline]
-    pub fn unlock(&self) -> Waiters {
-        // Release publishes what was done under the lock.
-        let old = self.0.fetch_sub(LOCKED, Ordering::Release);
-        debug_assert!(old & LOCKED != 0);
-        if old & (WAITERS | PARKED) == 0 {
-            return Waiters(0);
-        }
-        // Cleared before anybody is woken: who comes later sets its bit anew.
-        Waiters(self.0.fetch_and(!(WAITERS | PARKED), Ordering::Relaxed))
-    }
-
-    /// Gives the lock back with a new content.
-    #[inline]
-    pub fn unlock_with(&self, content: Snapshot) -> Waiters {
-        let mut old = self.0.load(Ordering::Relaxed);
-        loop {
-            debug_assert!(old & LOCKED != 0);
-            match self.0.compare_exchange(old, content.0 & CONTENT, Ordering::Release) {
-                Ok(_) => return Waiters(old & (WAITERS | PARKED)),
-                Err(found) => old = found,
-            }
-        }
+        // Relaxed: read by the unlocker's read-modify-write of this same word.
+        let _ = self.update(Ordering::Relaxed, |old| Some(old | PARKED));
     }
 
     /// Changes the content, keeping the lock.
     pub fn set(&self, content: Snapshot) {
+        // Relaxed: the unlock publishes it.
+        let _ = self.update(Ordering::Relaxed, |old| {
+            debug_assert!(old & LOCKED != 0);
+            Some(content.0 & CONTENT | old & !CONTENT)
+        });
+    }
+
+    /// Gives the lock back, the content unchanged. Returns the word from before, whose `WAITERS`
+    /// and `PARKED` are for the caller to see to.
+    #[inline]
+    pub(super) fn release(&self) -> Snapshot {
+        // Release publishes what was done under the lock.
+        let old = self.0.fetch_sub(LOCKED, Ordering::Release);
+        debug_assert!(old & LOCKED != 0);
+        Snapshot(old)
+    }
+
+    /// The same with a new content. Takes the sign of parked faults along, which are for the
+    /// caller to answer.
+    #[inline]
+    pub(super) fn release_with(&self, content: Snapshot) -> Snapshot {
+        let release = |old| {
+            debug_assert!(old & LOCKED != 0);
+            Some(content.0 & CONTENT | old & (WAITERS | HANDOFF))
+        };
+        // Release as above.
+        let (Ok(old) | Err(old)) = self.update(Ordering::Release, release);
+        Snapshot(old)
+    }
+
+    /// Takes the sign of parked faults, after [`Self::release`] has seen it; whether it was still
+    /// there.
+    pub(super) fn take_parked(&self) -> bool {
+        // Relaxed: cleared before anybody is answered; who parks later sets it anew. Where it is
+        // gone, who took it answers.
+        self.update(Ordering::Relaxed, |old| (old & PARKED != 0).then_some(old & !PARKED)).is_ok()
+    }
+}
+
+/// What needs the lock of the word's queue. All of it is relaxed but for taking the lock: the
+/// queue's lock orders those who do it, and who unlocks sees it by his read-modify-write.
+impl<A: Word> PageWord<A> {
+    /// Takes the lock, or leaves the sign that somebody waits for it. `None` is waiting.
+    pub(super) fn lock_or_wait(&self) -> Option<Snapshot> {
+        self.lock_or_sign(WAITERS)
+    }
+
+    /// The same, for one who was robbed too often: the next unlock hands it over.
+    pub(super) fn lock_or_be_handed(&self) -> Option<Snapshot> {
+        // Where the lock is not taken it is promised, and the sign is there already.
+        self.lock_or_sign(WAITERS | HANDOFF)
+    }
+
+    /// Leaves the sign that somebody waits, unless what he waits for is so already.
+    pub(super) fn wait_unless(&self, condition: Condition) -> bool {
+        let mark = |old| (!condition.holds(Snapshot(old))).then_some(old | WAITERS);
+        // Acquire as in load.
+        self.update(Ordering::Acquire, mark).is_ok()
+    }
+
+    /// Hands over a lock that was given back with a promise. `is_promised_on` where the next one
+    /// has waited too long as well.
+    pub(super) fn hand_over(&self, is_promised_on: bool) {
+        let promise = if is_promised_on { HANDOFF } else { 0 };
+        // Acquire pairs with the release of the unlock, for the new owner, who acquires this
+        // thread's store to his state.
+        let handed = self.update(Ordering::Acquire, |old| {
+            debug_assert!(old & (LOCKED | HANDOFF) == HANDOFF);
+            Some(old & !HANDOFF | LOCKED | promise)
+        });
+        debug_assert!(handed.is_ok());
+    }
+
+    /// Takes back a promise that there is nobody to keep it to, of a lock that was given back;
+    /// whether faults were parked on it meanwhile, which are for the caller to answer.
+    pub(super) fn drop_promise(&self) -> bool {
+        let (Ok(old) | Err(old)) = self.update(Ordering::Relaxed, |old| {
+            debug_assert!(old & (LOCKED | HANDOFF) == HANDOFF);
+            Some(old & !(HANDOFF | PARKED))
+        });
+        old & PARKED != 0
+    }
+
+    /// Promises the lock to who waits, if it is taken.
+    pub(super) fn promise(&self) {
+        let promise = |old| (old & LOCKED != 0).then_some(old | HANDOFF | WAITERS);
+        let _ = self.update(Ordering::Relaxed, promise);
+    }
+
+    /// Takes a promise back while the lock is taken. Where it has been given back already, who
+    /// gave it is on his way to the queue, and does what is right there.
+    pub(super) fn unpromise(&self) {
+        let taken_back = |old| (old & LOCKED != 0 && old & HANDOFF != 0).then_some(old & !HANDOFF);
+        let _ = self.update(Ordering::Relaxed, taken_back);
+    }
+
+    /// Takes back the sign that somebody waits, and a promise with it; but see
+    /// [`Self::unpromise`].
+    pub(super) fn clear_waiters(&self) {
+        let _ = self.update(Ordering::Relaxed, |old| {
+            let is_under_way = old & (LOCKED | HANDOFF) == HANDOFF;
+            (old & WAITERS != 0 && !is_under_way).then_some(old & !(WAITERS | HANDOFF))
+        });
+    }
+
+    /// Makes the word one that was never used.
+    pub(super) fn reset(&self) {
+        let _ = self.update(Ordering::Relaxed, |old| {
+            debug_assert!(old & PARKED == 0, "a freed page has faults parked on it");
+            Some(0)
+        });
+    }
+}
+
+impl<A: Word> PageWord<A> {
+    #[inline]
+    fn lock_or_sign(&self, signs: u64) -> Option<Snapshot> {
+        let take = |old| {
+            let is_free = Snapshot(old).is_free();
+            Some(if is_free { old | LOCKED } else { old | signs })
+        };
+        // Acquire as in try_lock.
+        let (Ok(old) | Err(old)) = self.update(Ordering::Acquire, take);
+        Snapshot(old).is_free().then_some(Snapshot(old | LOCKED))
+    }
+
+    /// Changes the word to what `next` makes of it; `Err` where that is nothing. The old value
+    /// either way.
+    #[inline]
+    fn update(
+        &self,
+        order: Ordering,
+        mut next: impl FnMut(u64) -> Option<u64>,
+    ) -> Result<u64, u64> {
+        // Relaxed: a guess, which the compare-and-swap verifies. What is decided not to change on
+        // a value that has passed would have been decided so a moment earlier.
         let mut old = self.0.load(Ordering::Relaxed);
         loop {
-            debug_assert!(old & LOCKED != 0);
-            let new = content.0 & CONTENT | old & !CONTENT;
-            // Relaxed: the unlock publishes it.
-            match self.0.compare_exchange(old, new, Ordering::Relaxed) {
-                Ok(_) => return,
+            let new = next(old).ok_or(old)?;
+            match self.0.compare_exchange(old, new, order) {
+                Ok(_) => return Ok(old),
                 Err(found) => old = found,
             }
         }
@@ -403,30 +497,5 @@ impl<A: Word> PageWord<A> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_dump_of_a_word_names_its_flags() {
-        let word = PageWord(AtomicU64::new(0));
-        let snapshot = word.try_lock().unwrap();
-        word.set(Snapshot::new(State::Pool, 7).with(Flags::ACCESSED));
-        assert!(word.lock_or_park().is_none());
-        assert_eq!(snapshot.state(), State::None);
-        let text = std::format!("{:?}", word.load());
-        assert_eq!(text, "Pool(0x7) locked parked accessed");
-        let waiters = word.unlock();
-        assert!(waiters.has_parked() && !waiters.has_sleepers());
-        assert!(!word.load().is_locked());
-    }
-
-    #[test]
-    fn a_freed_word_carries_no_waiters() {
-        let word = PageWord(AtomicU64::new(0));
-        word.try_lock().unwrap();
-        word.park_under_lock();
-        let waiters = word.unlock_with(Snapshot::new(State::None, 0));
-        assert!(waiters.has_parked());
-        assert_eq!(word.0.into_inner(), 0);
-    }
-}
+#[path = "word_tests.rs"]
+mod tests;

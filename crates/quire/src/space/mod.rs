@@ -19,8 +19,9 @@ mod unmap;
 pub mod vma;
 #[cfg(test)]
 mod vma_tests;
+mod wait;
 
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use rustix_futex_sync::{Mutex, MutexGuard};
 
@@ -31,7 +32,8 @@ use crate::errands::Errands;
 use crate::fault::{order::Streams, starved::Starved, way::Costs};
 use crate::frames::FramePool;
 use crate::mmu::Mmu;
-use crate::page::{PageWord, Parking, Snapshot, Waiters};
+use crate::page::wait::Waiter;
+use crate::page::{PageWord, Snapshot, WaitTable};
 use crate::reclaim::{Clock, Places};
 use crate::scratch::Scratch;
 use crate::swap::Swap;
@@ -67,6 +69,10 @@ pub struct AddressSpace<M: Mmu> {
     pub(crate) starved: Starved,
     /// Faults that a program's thread has found parked, for an engine thread to answer.
     unanswered: Starved,
+    /// Who waits for a page's word, the arena's and others.
+    pub(crate) waits: WaitTable,
+    /// Records of the faults that wait for a word that is not the arena's.
+    pub(crate) parked: Table<Waiter>,
     pub(crate) errands: Errands,
     /// What a fork waits for (see `fork`); the futex that it waits on.
     pub(crate) fork_demand: AtomicU32,
@@ -87,19 +93,6 @@ pub struct AddressSpace<M: Mmu> {
 pub struct Layout<'a> {
     pub(crate) scratch: MutexGuard<'a, Scratch>,
     locked: SpaceLocked,
-}
-
-/// Sleeping on a page word, as the MMU has it.
-struct PageParking<'a, M>(&'a M);
-
-impl<M: Mmu> Parking<AtomicU64> for PageParking<'_, M> {
-    fn wait(&self, word: &AtomicU64, expected: u32) {
-        self.0.sleep_on(word, expected);
-    }
-
-    fn wake_all(&self, word: &AtomicU64) {
-        self.0.wake_sleepers(word);
-    }
 }
 
 impl<M: Mmu> AddressSpace<M> {
@@ -128,6 +121,8 @@ impl<M: Mmu> AddressSpace<M> {
             clock: Mutex::new(Clock::default()),
             starved: Starved::new(),
             unanswered: Starved::new(),
+            waits: WaitTable::new(),
+            parked: Table::new(wait::PARKED_MAX)?,
             errands: Errands::new(),
             fork_demand: AtomicU32::new(0),
             fork_room: AtomicUsize::new(0),
@@ -296,36 +291,8 @@ impl<M: Mmu> AddressSpace<M> {
         }
     }
 
-    /// Locks a page, sleeping where it must.
-    pub(crate) fn lock_page(&self, page: PageNum) -> Snapshot {
-        self.mmu.step();
-        self.word(page).lock(&PageParking(&self.mmu))
-    }
-
-    /// Unlocks a page, unchanged.
-    pub(crate) fn unlock_page(&self, page: PageNum) {
-        let waiters = self.word(page).unlock();
-        self.wake_waiters(page, waiters);
-    }
-
-    /// Unlocks a page with a new content.
-    pub(crate) fn unlock_page_with(&self, page: PageNum, content: Snapshot) {
-        let waiters = self.word(page).unlock_with(content);
-        self.wake_waiters(page, waiters);
-    }
-
-    fn wake_waiters(&self, page: PageNum, waiters: Waiters) {
-        if waiters.has_sleepers() {
-            PageParking(&self.mmu).wake_all(&self.word(page).0);
-        }
-        if waiters.has_parked() {
-            self.answer(page);
-        }
-        self.mmu.step();
-    }
-
     /// Answers the faults of a page, or has an engine thread do it.
-    fn answer(&self, page: PageNum) {
+    pub(crate) fn answer(&self, page: PageNum) {
         if self.mmu.is_reachable() {
             self.mmu.wake(PageRange::new(page, 1));
             return;

@@ -3,7 +3,9 @@
 use core::sync::atomic::AtomicU32;
 
 use linux_raw_sys::general::{
-    __NR_futex, __kernel_timespec, FUTEX_PRIVATE_FLAG, FUTEX_WAIT, FUTEX_WAKE,
+    __NR_futex, __NR_futex_waitv, __kernel_timespec, CLOCK_MONOTONIC, FUTEX_32,
+    FUTEX_BITSET_MATCH_ANY, FUTEX_PRIVATE_FLAG, FUTEX_WAIT, FUTEX_WAIT_BITSET, FUTEX_WAKE,
+    futex_waitv,
 };
 
 use super::call::syscall;
@@ -43,20 +45,61 @@ pub fn wait(word: &AtomicU32, expected: u32, reach: Reach, timeout_ms: Option<u6
     };
 }
 
+fn moment(ns: u64) -> __kernel_timespec {
+    let (seconds, ns) = (ns / 1_000_000_000, ns % 1_000_000_000);
+    __kernel_timespec { tv_sec: seconds as i64, tv_nsec: ns as i64 }
+}
+
+/// Sleeps while `word` is `expected`, until a moment of [`monotonic_ns`](super::monotonic_ns) at
+/// most; returns on a wake, a signal, or for no reason.
+pub fn wait_until(word: &AtomicU32, expected: u32, reach: Reach, deadline_ns: Option<u64>) {
+    let deadline = deadline_ns.map(moment);
+    let pointer = deadline.as_ref().map_or(core::ptr::null(), core::ptr::from_ref);
+    let op = FUTEX_WAIT_BITSET | reach.flag();
+    let any = FUTEX_BITSET_MATCH_ANY as usize;
+    let word = word.as_ptr() as usize;
+    // SAFETY: `word` and `deadline` outlive the call; the kernel writes to neither.
+    let _ = unsafe {
+        syscall(__NR_futex, [word, op as usize, expected as usize, pointer as usize, 0, any])
+    };
+}
+
+/// The same for two words: sleeps while both are as expected.
+pub fn wait_either(words: [(&AtomicU32, u32); 2], reach: Reach, deadline_ns: Option<u64>) {
+    let deadline = deadline_ns.map(moment);
+    let pointer = deadline.as_ref().map_or(core::ptr::null(), core::ptr::from_ref);
+    let waiters = words.map(|(word, expected)| futex_waitv {
+        val: u64::from(expected),
+        uaddr: word.as_ptr() as u64,
+        flags: FUTEX_32 | reach.flag(),
+        __reserved: 0,
+    });
+    let place = waiters.as_ptr() as usize;
+    let clock = CLOCK_MONOTONIC as usize;
+    // SAFETY: the words, `waiters` and `deadline` outlive the call; the kernel writes to none.
+    let _ =
+        unsafe { syscall(__NR_futex_waitv, [place, waiters.len(), 0, pointer as usize, clock, 0]) };
+}
+
 /// Wakes up to `count` sleepers.
 pub fn wake(word: &AtomicU32, count: u32, reach: Reach) {
+    wake_address(word, count, reach);
+}
+
+/// The same for a word that may not exist any more. Who sleeps on what is there now wakes for no
+/// reason, which every sleeper expects.
+pub fn wake_address(word: *const AtomicU32, count: u32, reach: Reach) {
     // The kernel takes a signed number, and a negative one for "one": all is not -1.
     let count = count.min(i32::MAX as u32);
     let op = FUTEX_WAKE | reach.flag();
     // SAFETY: the kernel only uses the address as a key.
-    let _ = unsafe {
-        syscall(__NR_futex, [word.as_ptr() as usize, op as usize, count as usize, 0, 0, 0])
-    };
+    let _ = unsafe { syscall(__NR_futex, [word as usize, op as usize, count as usize, 0, 0, 0]) };
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sys::monotonic_ns;
     use core::sync::atomic::Ordering;
 
     #[test]
@@ -78,6 +121,43 @@ mod tests {
         wake(&word, u32::MAX, Reach::Process);
         for sleeper in sleepers {
             sleeper.join().unwrap();
+        }
+    }
+
+    #[test]
+    fn a_sleep_on_two_words_ends_with_either_of_them() {
+        let words = [const { AtomicU32::new(0) }; 2];
+        for at in 0..2 {
+            words.iter().for_each(|word| word.store(0, Ordering::SeqCst));
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    std::thread::sleep(std::time::Duration::from_millis(20));
+                    words[at].store(1, Ordering::SeqCst);
+                    wake(&words[at], u32::MAX, Reach::Process);
+                });
+                // Without an end of its own: a wake that did not reach it would hang the test.
+                while words[at].load(Ordering::SeqCst) == 0 {
+                    wait_either([(&words[0], 0), (&words[1], 0)], Reach::Process, None);
+                }
+            });
+        }
+    }
+
+    #[test]
+    fn a_sleep_with_a_deadline_lasts_until_it_comes() {
+        let words = [const { AtomicU32::new(0) }; 2];
+        let sleeps: [&dyn Fn(u64); 2] =
+            [&|deadline| wait_until(&words[0], 0, Reach::Process, Some(deadline)), &|deadline| {
+                wait_either([(&words[0], 0), (&words[1], 0)], Reach::Process, Some(deadline));
+            }];
+        for sleep in sleeps {
+            let deadline = monotonic_ns() + 20_000_000;
+            let mut rounds = 0;
+            while monotonic_ns() < deadline {
+                sleep(deadline);
+                rounds += 1;
+            }
+            assert!(rounds < 100, "it returned at once, {rounds} times");
         }
     }
 }

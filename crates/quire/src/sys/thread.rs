@@ -124,6 +124,19 @@ pub fn is_engine_thread() -> bool {
     mark == ENGINE_MARK
 }
 
+/// The calling thread's thread pointer: an address that no other live thread has.
+#[inline]
+#[must_use]
+pub fn thread_pointer() -> usize {
+    let pointer: usize;
+    // SAFETY: every thread has one, libc's or our own (`Place::spawn`), and x86-64's ABI has its
+    // own address stand there.
+    unsafe {
+        core::arch::asm!("mov {}, fs:[0]", out(reg) pointer, options(nostack, readonly, preserves_flags));
+    }
+    pointer
+}
+
 /// All signals blocked, until dropped.
 pub struct SignalsBlocked {
     old: u64,

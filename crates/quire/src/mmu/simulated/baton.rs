@@ -20,8 +20,10 @@ const IDLE_LOOKS_MAX: u32 = 20_000;
 /// What an actor waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Wait {
-    /// A page word at this address.
+    /// A word at this address.
     Word(usize),
+    /// One of the words at these addresses.
+    Either(usize, usize),
     /// A fault's answer, by its number.
     Fault(u64),
     /// A lock of the simulation's own.
@@ -198,7 +200,14 @@ impl Baton {
     pub fn unblock(&self, wait: Wait) {
         let mut turns = self.turns();
         for state in &mut turns.actors {
-            if *state == State::Blocked(wait) {
+            let is_meant = match *state {
+                State::Blocked(Wait::Either(one, other)) => {
+                    wait == Wait::Word(one) || wait == Wait::Word(other)
+                }
+                State::Blocked(blocked) => blocked == wait,
+                _ => false,
+            };
+            if is_meant {
                 *state = State::Ready;
             }
         }

@@ -1,0 +1,158 @@
+//! How one who waits sleeps, and what ends his sleep early.
+//!
+//! Owns the token and the deadline of a wait that can be cancelled, and the interface by which the
+//! wait table sleeps, wakes and answers: [`Parking`]. In the engine that is the space, over its
+//! MMU; for words without a space [`Futexes`]; loom has its own.
+
+use core::fmt;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use super::word::Word;
+use crate::sys::futex::{self, Reach};
+use crate::sys::monotonic_ns;
+use crate::units::PageNum;
+
+/// Ends waits early: those that were given this token, whoever's they are.
+#[repr(transparent)]
+pub struct CancelToken<A = AtomicU64>(pub A);
+
+impl<A: Word> Default for CancelToken<A> {
+    fn default() -> CancelToken<A> {
+        CancelToken::new()
+    }
+}
+
+impl<A: Word> CancelToken<A> {
+    /// The value of a token that was not cancelled; what sleepers see of it.
+    pub const LIVE: u32 = 0;
+
+    /// A token that was not cancelled.
+    #[must_use]
+    pub fn new() -> CancelToken<A> {
+        CancelToken(A::new(u64::from(CancelToken::<A>::LIVE)))
+    }
+
+    /// Ends all waits with this token, now and later.
+    pub fn cancel(&self, parking: &impl Parking<A>) {
+        // Release publishes to who returns [`Interrupted`] what was done before.
+        self.0.store(1, Ordering::Release);
+        parking.wake(&raw const self.0);
+    }
+
+    /// Whether it was cancelled.
+    pub fn is_cancelled(&self) -> bool {
+        // Acquire pairs with cancel's release.
+        self.0.load(Ordering::Acquire) as u32 != CancelToken::<A>::LIVE
+    }
+}
+
+/// What ends a wait early.
+pub struct Kill<'a, A = AtomicU64> {
+    /// A token that somebody else may cancel.
+    pub token: Option<&'a CancelToken<A>>,
+    /// A moment of [`monotonic_ns`].
+    pub deadline_ns: Option<u64>,
+}
+
+impl<A> Clone for Kill<'_, A> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<A> Copy for Kill<'_, A> {}
+
+impl<A> Kill<'_, A> {
+    /// Nothing does.
+    pub const NEVER: Self = Kill { token: None, deadline_ns: None };
+
+    /// The moment `deadline_ns` of [`monotonic_ns`].
+    #[must_use]
+    pub const fn at(deadline_ns: u64) -> Self {
+        Kill { token: None, deadline_ns: Some(deadline_ns) }
+    }
+}
+
+impl<'a, A: Word> Kill<'a, A> {
+    /// A token.
+    #[must_use]
+    pub const fn by(token: &'a CancelToken<A>) -> Kill<'a, A> {
+        Kill { token: Some(token), deadline_ns: None }
+    }
+
+    /// Whether the wait is to end.
+    #[must_use]
+    pub fn is_due(&self) -> bool {
+        self.token.is_some_and(CancelToken::is_cancelled)
+            || self.deadline_ns.is_some_and(|deadline_ns| monotonic_ns() >= deadline_ns)
+    }
+}
+
+/// A wait was cancelled, or its deadline passed, before what it waited for came.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Interrupted;
+
+impl fmt::Display for Interrupted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the wait was cancelled or its deadline passed; try again if it still matters")
+    }
+}
+
+impl core::error::Error for Interrupted {}
+
+/// How a thread sleeps until a word changes, and how parked faults are answered.
+pub trait Parking<A> {
+    /// Sleeps while the low half of `word` is `expected`, the token is not cancelled and the
+    /// deadline has not come; may return for no reason.
+    fn wait(&self, word: &A, expected: u32, kill: Kill<'_, A>);
+
+    /// Wakes all that sleep on `word`, which may not exist any more: a mere address.
+    fn wake(&self, word: *const A);
+
+    /// Answers the faults of a page: they are tried again.
+    fn answer(&self, page: PageNum);
+}
+
+/// The kernel's futexes, for words that belong to no space.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Futexes;
+
+impl Futexes {
+    /// [`Parking::wait`].
+    pub fn sleep(word: &AtomicU64, expected: u32, kill: Kill<'_>) {
+        let word = low_half(word);
+        match kill.token {
+            Some(token) => {
+                let words =
+                    [(word, expected), (low_half(&token.0), CancelToken::<AtomicU64>::LIVE)];
+                futex::wait_either(words, Reach::Process, kill.deadline_ns);
+            }
+            None => futex::wait_until(word, expected, Reach::Process, kill.deadline_ns),
+        }
+    }
+
+    /// [`Parking::wake`].
+    pub fn wake_all(word: *const AtomicU64) {
+        futex::wake_address(word.cast::<AtomicU32>(), u32::MAX, Reach::Process);
+    }
+}
+
+impl Parking<AtomicU64> for Futexes {
+    fn wait(&self, word: &AtomicU64, expected: u32, kill: Kill<'_>) {
+        Futexes::sleep(word, expected, kill);
+    }
+
+    fn wake(&self, word: *const AtomicU64) {
+        Futexes::wake_all(word);
+    }
+
+    fn answer(&self, page: PageNum) {
+        panic!("a fault of {page:?} is parked on a word that belongs to no space");
+    }
+}
+
+fn low_half(word: &AtomicU64) -> &AtomicU32 {
+    // SAFETY: the low half of a little-endian word is its first four bytes, atomic as well; the
+    // kernel only compares it.
+    unsafe { &*word.as_ptr().cast::<AtomicU32>() }
+}

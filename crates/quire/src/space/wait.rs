@@ -1,0 +1,169 @@
+//! Page locks, and waiting for pages: the arena's, by their number, and others', by their word.
+//!
+//! Owns the records of parked faults, and how the space sleeps, wakes and answers for its
+//! [`WaitTable`](crate::page::WaitTable). A fault of the arena that finds its own page locked is
+//! parked by one bit in that page's word ([`PageWord::lock_or_park`]); a fault that waits for
+//! another word, of which several pages may be mappings, is parked by a record that says which
+//! page to answer.
+
+use core::sync::atomic::AtomicU64;
+
+use super::AddressSpace;
+use crate::mmu::Mmu;
+use crate::page::wait::{Callback, Counts, Waiter};
+use crate::page::{CancelToken, Condition, Interrupted, Kill, PageWord, Parked, Parking, Snapshot};
+use crate::units::PageNum;
+
+/// Faults that can wait for words that are not the arena's.
+pub(super) const PARKED_MAX: usize = 64;
+
+/// The space, as one who sleeps and wakes.
+struct Sleeping<'a, M: Mmu>(&'a AddressSpace<M>);
+
+impl<M: Mmu> Parking<AtomicU64> for Sleeping<'_, M> {
+    fn wait(&self, word: &AtomicU64, expected: u32, kill: Kill<'_>) {
+        self.0.mmu.sleep_on(word, expected, kill);
+    }
+
+    fn wake(&self, word: *const AtomicU64) {
+        self.0.mmu.wake_sleepers(word);
+    }
+
+    fn answer(&self, page: PageNum) {
+        self.0.answer(page);
+    }
+}
+
+/// Pages of the arena.
+impl<M: Mmu> AddressSpace<M> {
+    /// Locks a page, sleeping where it must.
+    pub(crate) fn lock_page(&self, page: PageNum) -> Snapshot {
+        self.mmu.step();
+        self.waits.lock(self.word(page), &Sleeping(self))
+    }
+
+    /// Unlocks a page, unchanged.
+    pub(crate) fn unlock_page(&self, page: PageNum) {
+        let parked = self.waits.unlock(self.word(page), &Sleeping(self));
+        self.answer_parked(page, parked);
+    }
+
+    /// Unlocks a page with a new content.
+    pub(crate) fn unlock_page_with(&self, page: PageNum, content: Snapshot) {
+        let parked = self.waits.unlock_with(self.word(page), content, &Sleeping(self));
+        self.answer_parked(page, parked);
+    }
+
+    fn answer_parked(&self, page: PageNum, parked: Parked) {
+        if parked == Parked::Yes {
+            self.answer(page);
+        }
+        self.mmu.step();
+    }
+}
+
+/// Words that are not the arena's. Such a word stays a page's word while the space is used, and no
+/// fault is parked on it by its bit.
+impl<M: Mmu> AddressSpace<M> {
+    /// Locks a page, sleeping where it must.
+    pub fn lock_word(&self, word: &PageWord) -> Snapshot {
+        self.mmu.step();
+        self.waits.lock(word, &Sleeping(self))
+    }
+
+    /// The same, until `kill` ends it.
+    ///
+    /// # Errors
+    /// [`Interrupted`]: the lock is not taken.
+    pub fn lock_word_killable(
+        &self,
+        word: &PageWord,
+        kill: Kill<'_>,
+    ) -> Result<Snapshot, Interrupted> {
+        self.mmu.step();
+        self.waits.lock_killable(word, kill, &Sleeping(self))
+    }
+
+    /// Unlocks a page, unchanged.
+    pub fn unlock_word(&self, word: &PageWord) {
+        let parked = self.waits.unlock(word, &Sleeping(self));
+        self.no_page_is_parked(parked);
+    }
+
+    /// Unlocks a page with a new content.
+    pub fn unlock_word_with(&self, word: &PageWord, content: Snapshot) {
+        let parked = self.waits.unlock_with(word, content, &Sleeping(self));
+        self.no_page_is_parked(parked);
+    }
+
+    fn no_page_is_parked(&self, parked: Parked) {
+        debug_assert_eq!(parked, Parked::No, "a fault is parked where nobody knows its page");
+        self.mmu.step();
+    }
+
+    /// Waits until `condition` is so; see [`WaitTable::wait_on`](crate::page::WaitTable::wait_on).
+    pub fn wait_on_word(&self, word: &PageWord, condition: Condition) -> Snapshot {
+        self.mmu.step();
+        self.waits.wait_on(word, condition, &Sleeping(self))
+    }
+
+    /// The same, until `kill` ends it.
+    ///
+    /// # Errors
+    /// [`Interrupted`]: it was not so yet.
+    pub fn wait_on_word_killable(
+        &self,
+        word: &PageWord,
+        condition: Condition,
+        kill: Kill<'_>,
+    ) -> Result<Snapshot, Interrupted> {
+        self.mmu.step();
+        self.waits.wait_on_killable(word, condition, kill, &Sleeping(self))
+    }
+
+    /// Ends the waits that were given `token`.
+    pub fn cancel(&self, token: &CancelToken) {
+        token.cancel(&Sleeping(self));
+    }
+
+    /// Leaves the fault at `answer` unanswered until `word` is unlocked, which answers it. `false`
+    /// where the word is not locked any more, or too many wait already: the caller answers the
+    /// fault, which is tried again then.
+    #[must_use]
+    pub fn park_fault_on(&self, word: &PageWord, answer: PageNum) -> bool {
+        let Some(record) = self.parked.iter().find(|record| record.claim()) else { return false };
+        self.mmu.step();
+        // SAFETY: claimed, so it is ours and in no queue; the records lie in memory of their own,
+        // which is there as long as the table of waiters is.
+        let is_parked = unsafe {
+            self.waits.queue_callback(word, record, Condition::UNLOCKED, Callback::answer(answer))
+        };
+        if !is_parked {
+            record.unclaim();
+        }
+        is_parked
+    }
+
+    /// Makes the word of a page that is freed one that was never used. The caller holds its lock,
+    /// and nobody can come to wait for it.
+    pub fn clear_word_for_free(&self, word: &PageWord) {
+        self.waits.clear_for_free(word);
+    }
+
+    /// Whether every unlock looks for who waits, as if no word could say that nobody does; for
+    /// comparison. May change at any time.
+    pub fn set_unlocks_always_look(&self, always_look: bool) {
+        self.waits.set_always_looks(always_look);
+    }
+
+    /// How often unlocks woke somebody, and how often they need not.
+    pub fn wait_counts(&self) -> Counts {
+        self.waits.counts()
+    }
+
+    /// In a fork's child: nobody waits.
+    pub(super) fn forget_waiters(&self) {
+        self.waits.after_fork_in_child();
+        self.parked.iter().for_each(Waiter::unclaim);
+    }
+}
