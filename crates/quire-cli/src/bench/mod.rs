@@ -29,6 +29,7 @@ mod service;
 #[allow(unsafe_code, reason = "the bench's own ring: waiting with usage, and raw mappings")]
 mod sys;
 mod versus;
+mod waiters;
 mod work;
 
 /// Measure programs bare, under quire, and with the kernel's swap
@@ -46,6 +47,8 @@ enum BenchCommand {
     Swap(SwapBench),
     /// What it takes to serve a fault, against the bare loop
     Fault(FaultBench),
+    /// What a page lock costs, free and contended
+    Waiters(WaitersBench),
     /// A program that is measured
     #[command(hide = true)]
     Work(work::WorkArgs),
@@ -115,6 +118,16 @@ struct FaultBench {
     threads: Vec<usize>,
 }
 
+#[derive(Args, Debug)]
+struct WaitersBench {
+    #[command(flatten)]
+    common: Common,
+
+    /// Numbers of threads that want one lock
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_values_t = [2, 4, 8])]
+    threads: Vec<usize>,
+}
+
 /// Runs a bench; returns the exit status.
 pub fn main(args: BenchArgs) -> Result<u8> {
     match args.command {
@@ -122,5 +135,6 @@ pub fn main(args: BenchArgs) -> Result<u8> {
         BenchCommand::Run(options) => versus::main(&options),
         BenchCommand::Swap(options) => pageout::main(&options),
         BenchCommand::Fault(options) => service::main(&options),
+        BenchCommand::Waiters(options) => waiters::main(&options),
     }
 }

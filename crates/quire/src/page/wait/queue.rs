@@ -196,7 +196,7 @@ impl<A> Chain<A> {
         // SAFETY: by the caller, for `waiter` and `after`; `next` is in this chain as well.
         unsafe {
             let next = match after {
-                Some(after) => core::mem::replace(&mut entry(after).next, Some(waiter)),
+                Some(after) => entry(after).next.replace(waiter),
                 None => self.first.replace(waiter),
             };
             match next {
@@ -460,13 +460,15 @@ impl<A: Word> List<A> {
         mark: &Waiter<A>,
         batch: &mut Batch<A>,
     ) -> bool {
-        // SAFETY (all of this): waiters in the chain, one at a time, and the caller's mark.
+        // SAFETY: the caller's mark, in this chain where it waits.
         let mut at = match unsafe { self.withdraw(Which::Others, mark) } {
+            // SAFETY: as above; nobody else has it.
             Ok(()) => unsafe { entry(NonNull::from(mark)).next },
             Err(_) => self.others.first,
         };
         for _ in 0..LOOKS_MAX {
             let Some(waiter) = at else { return false };
+            // SAFETY: it is in the chain.
             let entry = unsafe { entry(waiter) };
             if entry.ticket >= walk.limit {
                 return false;
@@ -479,6 +481,7 @@ impl<A: Word> List<A> {
                 continue;
             }
             if entry.condition.holds(walk.seen) {
+                // SAFETY: it is in the chain.
                 unsafe { self.others.remove(waiter) };
                 self.tell(Taken(waiter), WOKEN, batch);
                 continue;
@@ -491,6 +494,7 @@ impl<A: Word> List<A> {
             }
         }
         let Some(waiter) = at else { return false };
+        // SAFETY: `waiter` is in the chain; the mark is not, and stays in place (the caller).
         unsafe {
             let before = entry(waiter).previous;
             entry(NonNull::from(mark)).ticket = 0;
