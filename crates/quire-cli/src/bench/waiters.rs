@@ -226,11 +226,11 @@ impl Row {
     fn print(&self) {
         println!(
             "\n  {:28}{:>24}{:>12}{:>12}{:>12}",
-            format!("{} threads: a change", self.threads),
+            format!("{} threads; of 1000 unlocks", self.threads),
             "ns",
             "avoided",
             "looks",
-            "wakes / 1000"
+            "wakes"
         );
         println!("  {:28}{:>24}", "std::sync::Mutex", spread(&self.mutex_ns));
         for (name, page) in ["page lock", "page lock, always looks"].iter().zip(&self.pages) {
