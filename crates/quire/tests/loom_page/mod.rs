@@ -15,7 +15,7 @@ use quire::page::{CancelToken, Flags, Kill, PageWord, Parked, Parking, Snapshot,
 use quire::units::PageNum;
 
 /// Preemptions of a run with three threads.
-pub const PREEMPTIONS: usize = 2;
+pub const PREEMPTIONS: usize = 3;
 
 pub struct LoomWord(pub AtomicU64);
 
