@@ -14,6 +14,7 @@ pub mod fault;
 pub mod frames;
 mod mean;
 pub mod mmu;
+pub mod object;
 pub mod page;
 pub mod process;
 pub mod reclaim;

@@ -107,3 +107,66 @@ impl PageRange {
         })
     }
 }
+
+/// A page of an object, counted from the object's first page.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct ObjectPage(pub u64);
+
+impl ObjectPage {
+    /// The page `count` pages further on.
+    #[must_use]
+    pub const fn add(self, count: usize) -> ObjectPage {
+        ObjectPage(self.0 + count as u64)
+    }
+}
+
+impl fmt::Debug for ObjectPage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "o{}", self.0)
+    }
+}
+
+/// A run of an object's pages: `start` is in it, `end` is not.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
+pub struct ObjectRange {
+    /// First page.
+    pub start: ObjectPage,
+    /// One past the last page.
+    pub end: ObjectPage,
+}
+
+impl ObjectRange {
+    /// All pages that an object can have.
+    pub const ALL: ObjectRange = ObjectRange { start: ObjectPage(0), end: ObjectPage(u64::MAX) };
+
+    /// The run of `count` pages from `start` on.
+    #[must_use]
+    pub const fn new(start: ObjectPage, count: usize) -> ObjectRange {
+        ObjectRange { start, end: start.add(count) }
+    }
+
+    /// Number of pages.
+    #[must_use]
+    pub const fn len(self) -> usize {
+        (self.end.0 - self.start.0) as usize
+    }
+
+    /// Whether no page is in the run.
+    #[must_use]
+    pub const fn is_empty(self) -> bool {
+        self.end.0 <= self.start.0
+    }
+
+    /// Whether `page` is in the run.
+    #[must_use]
+    pub const fn contains(self, page: ObjectPage) -> bool {
+        self.start.0 <= page.0 && page.0 < self.end.0
+    }
+
+    /// The pages in both runs; empty where they do not meet.
+    #[must_use]
+    pub fn intersect(self, other: ObjectRange) -> ObjectRange {
+        let start = self.start.max(other.start);
+        ObjectRange { start, end: self.end.min(other.end).max(start) }
+    }
+}

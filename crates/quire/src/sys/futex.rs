@@ -5,7 +5,7 @@ use core::sync::atomic::AtomicU32;
 use linux_raw_sys::general::{
     __NR_futex, __NR_futex_waitv, __kernel_timespec, CLOCK_MONOTONIC, FUTEX_32,
     FUTEX_BITSET_MATCH_ANY, FUTEX_PRIVATE_FLAG, FUTEX_WAIT, FUTEX_WAIT_BITSET, FUTEX_WAKE,
-    futex_waitv,
+    FUTEX_WAKE_BITSET, futex_waitv,
 };
 
 use super::call::syscall;
@@ -96,11 +96,62 @@ pub fn wake_address(word: *const AtomicU32, count: u32, reach: Reach) {
     let _ = unsafe { syscall(__NR_futex, [word as usize, op as usize, count as usize, 0, 0, 0]) };
 }
 
+/// Sleeps while `word` is `expected`, as one of `classes` (not none): only a wake that names one of
+/// them reaches the sleeper. Returns on such a wake, a signal, or for no reason.
+pub fn wait_bitset(word: &AtomicU32, expected: u32, classes: u32, reach: Reach) {
+    let op = FUTEX_WAIT_BITSET | reach.flag();
+    // SAFETY: `word` outlives the call; the kernel only reads it. No timeout.
+    let _ = unsafe {
+        syscall(
+            __NR_futex,
+            [word.as_ptr() as usize, op as usize, expected as usize, 0, 0, classes as usize],
+        )
+    };
+}
+
+/// Wakes all that sleep as one of `classes`.
+pub fn wake_bitset(word: &AtomicU32, classes: u32, reach: Reach) {
+    let op = FUTEX_WAKE_BITSET | reach.flag();
+    // As in `wake`: a negative number would be "one".
+    let count = i32::MAX as usize;
+    // SAFETY: the kernel only uses the address as a key.
+    let _ = unsafe {
+        syscall(__NR_futex, [word.as_ptr() as usize, op as usize, count, 0, 0, classes as usize])
+    };
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::sys::monotonic_ns;
     use core::sync::atomic::Ordering;
+
+    #[test]
+    fn a_wake_reaches_the_classes_it_names_and_no_other() {
+        let word = std::sync::Arc::new(AtomicU32::new(0));
+        let woken = std::sync::Arc::new(AtomicU32::new(0));
+        let sleepers = [1, 2].map(|class| {
+            let (word, woken) = (word.clone(), woken.clone());
+            std::thread::spawn(move || {
+                wait_bitset(&word, 0, class, Reach::Process);
+                woken.fetch_or(class, Ordering::SeqCst);
+            })
+        });
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        let wake_until = |class: u32| {
+            // Again and again: nothing says when a thread sleeps.
+            while woken.load(Ordering::SeqCst) & class == 0 {
+                wake_bitset(&word, class, Reach::Process);
+                std::thread::yield_now();
+            }
+        };
+        wake_until(2);
+        assert_eq!(woken.load(Ordering::SeqCst), 2, "another class was woken");
+        wake_until(1);
+        for sleeper in sleepers {
+            sleeper.join().unwrap();
+        }
+    }
 
     #[test]
     fn to_wake_all_is_to_wake_all() {

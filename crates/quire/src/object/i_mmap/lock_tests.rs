@@ -1,0 +1,419 @@
+//! The lock stepped by hand, in every order that a schedule of random steps makes; and counts of
+//! who passes whom, with real threads.
+
+use std::sync::atomic::AtomicUsize;
+use std::vec::Vec;
+use std::{thread, vec};
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// Threads of a schedule.
+const AGENTS: usize = 7;
+
+/// What a thread of the schedule is about to do.
+#[derive(Clone, Copy, Debug)]
+enum Agent {
+    Outside,
+    Inside(Side),
+    /// In line and awake.
+    Waiting(Place),
+    /// Has looked at the word, and sleeps if it is still the same.
+    FallingAsleep(Place, u32),
+    Asleep(Place),
+    /// Has left, and has this wake to make.
+    Waking(Class),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Side {
+    Reader,
+    Writer,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Place {
+    Reader(ReaderInLine),
+    Writer(WriterInLine),
+}
+
+impl Place {
+    fn side(self) -> Side {
+        match self {
+            Place::Reader(_) => Side::Reader,
+            Place::Writer(_) => Side::Writer,
+        }
+    }
+
+    fn class(self) -> Class {
+        match self {
+            Place::Reader(_) => Class::READERS,
+            Place::Writer(place) => place.class(),
+        }
+    }
+
+    fn is_admitted(self, word: Snapshot) -> bool {
+        match self {
+            Place::Reader(place) => word.is_admitted(place),
+            Place::Writer(place) => word.is_served(place.0),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Wish {
+    Read,
+    Write,
+    TryRead,
+    TryWrite,
+}
+
+struct Schedule {
+    lock: RwSem,
+    agents: [Agent; AGENTS],
+    /// Of an agent in line: how many turns of others it has seen, a writer as the first in line, a
+    /// reader those of writers.
+    passed: [u32; AGENTS],
+}
+
+impl Schedule {
+    fn new() -> Schedule {
+        Schedule { lock: RwSem::new(), agents: [Agent::Outside; AGENTS], passed: [0; AGENTS] }
+    }
+
+    /// What `agent` does next; `wish` is for those that are outside.
+    fn next(&mut self, agent: usize, wish: Option<Wish>) -> Agent {
+        match self.agents[agent] {
+            Agent::Outside => match wish {
+                None => Agent::Outside,
+                Some(wish) => self.arrive(wish),
+            },
+            Agent::Inside(side) => {
+                let wake = match side {
+                    Side::Reader => self.lock.leave_reader(),
+                    Side::Writer => self.lock.leave_writer(),
+                };
+                wake.map_or(Agent::Outside, Agent::Waking)
+            }
+            Agent::Waiting(place) => {
+                let is_in = match place {
+                    Place::Reader(place) => self.lock.is_reader_admitted(place),
+                    Place::Writer(place) => self.lock.take_writer_turn(place),
+                };
+                if is_in {
+                    Agent::Inside(place.side())
+                } else {
+                    Agent::FallingAsleep(place, self.lock.load().0)
+                }
+            }
+            Agent::FallingAsleep(place, seen) if self.lock.load().0 == seen => Agent::Asleep(place),
+            Agent::FallingAsleep(place, _) => Agent::Waiting(place),
+            Agent::Asleep(place) => Agent::Asleep(place),
+            Agent::Waking(class) => {
+                for other in &mut self.agents {
+                    if let Agent::Asleep(place) = *other
+                        && place.class() == class
+                    {
+                        *other = Agent::Waiting(place);
+                    }
+                }
+                Agent::Outside
+            }
+        }
+    }
+
+    fn arrive(&self, wish: Wish) -> Agent {
+        let tried = |is_in, side| if is_in { Agent::Inside(side) } else { Agent::Outside };
+        match wish {
+            Wish::TryRead => tried(self.lock.try_lock_read(), Side::Reader),
+            Wish::TryWrite => tried(self.lock.try_lock_write(), Side::Writer),
+            Wish::Read => match self.lock.arrive_reader() {
+                Arrival::Entered => Agent::Inside(Side::Reader),
+                Arrival::Queued(place) => Agent::Waiting(Place::Reader(place)),
+                Arrival::Full => unreachable!("there are {AGENTS} agents"),
+            },
+            Wish::Write => match self.lock.arrive_writer() {
+                Arrival::Entered => Agent::Inside(Side::Writer),
+                Arrival::Queued(place) => Agent::Waiting(Place::Writer(place)),
+                Arrival::Full => unreachable!("there are {AGENTS} agents"),
+            },
+        }
+    }
+
+    fn place(&self, agent: usize) -> Option<Place> {
+        match self.agents[agent] {
+            Agent::Waiting(place) | Agent::FallingAsleep(place, _) | Agent::Asleep(place) => {
+                Some(place)
+            }
+            _ => None,
+        }
+    }
+
+    /// On which side an agent is inside, whether it knows it already or not.
+    fn inside(&self) -> [Option<Side>; AGENTS] {
+        let word = self.lock.load();
+        core::array::from_fn(|agent| match self.agents[agent] {
+            Agent::Inside(side) => Some(side),
+            _ => self.place(agent).filter(|place| place.is_admitted(word)).map(Place::side),
+        })
+    }
+
+    fn step(&mut self, agent: usize, wish: Option<Wish>) {
+        let (was_inside, word) = (self.inside(), self.lock.load());
+        let was_in_line: [_; AGENTS] = core::array::from_fn(|at| self.place(at));
+        self.agents[agent] = self.next(agent, wish);
+        let inside = self.inside();
+        let writers = inside.iter().filter(|side| **side == Some(Side::Writer)).count();
+        let readers = inside.iter().filter(|side| **side == Some(Side::Reader)).count();
+        assert!(writers <= 1 && (writers == 0 || readers == 0), "together: {inside:?}");
+        let now = self.lock.load();
+        assert_eq!((now.readers(), now.has_writer()), (readers as u32, writers == 1));
+        let came =
+            |side| (0..AGENTS).any(|at| was_inside[at].is_none() && inside[at] == Some(side));
+        let (reader_came, writer_came) = (came(Side::Reader), came(Side::Writer));
+        for at in 0..AGENTS {
+            let Some(place) = was_in_line[at].filter(|_| was_inside[at].is_none()) else {
+                continue;
+            };
+            if inside[at].is_some() {
+                self.passed[at] = 0;
+                continue;
+            }
+            match place {
+                Place::Reader(_) => {
+                    assert!(!reader_came, "a reader passed a reader in line");
+                    self.passed[at] += u32::from(writer_came);
+                    assert!(self.passed[at] <= 1, "a reader in line saw a second writer");
+                }
+                Place::Writer(place) if word.get(TICKET) == place.0.0 => {
+                    self.passed[at] += u32::from(reader_came || writer_came);
+                    assert!(self.passed[at] <= STEALS_MAX + 1, "a writer in line is kept out");
+                }
+                Place::Writer(_) => {}
+            }
+        }
+    }
+
+    /// Nobody comes any more: all get in and leave, in turns.
+    fn drain(&mut self) {
+        for _ in 0..AGENTS * AGENTS * 8 {
+            for agent in 0..AGENTS {
+                self.step(agent, None);
+            }
+        }
+        for agent in self.agents {
+            assert!(matches!(agent, Agent::Outside), "it sleeps for ever: {:?}", self.agents);
+        }
+        let idle = Snapshot(0)
+            .set(PHASE, self.lock.load().get(PHASE))
+            .set(TICKET, self.lock.load().get(TICKET));
+        assert_eq!(self.lock.load(), idle);
+    }
+}
+
+fn wish() -> impl Strategy<Value = Wish> {
+    prop_oneof![
+        3 => Just(Wish::Read),
+        3 => Just(Wish::Write),
+        1 => Just(Wish::TryRead),
+        1 => Just(Wish::TryWrite),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn in_no_order_of_steps_is_anybody_kept_out_or_asleep_for_ever(
+        steps in prop::collection::vec((0..AGENTS, wish()), 1..400),
+    ) {
+        let mut schedule = Schedule::new();
+        for (agent, wish) in steps {
+            schedule.step(agent, Some(wish));
+        }
+        schedule.drain();
+    }
+
+    /// An adversary: as often as not the same two threads run, while the others wait.
+    #[test]
+    fn two_greedy_threads_keep_nobody_out(
+        steps in prop::collection::vec((prop_oneof![4 => 0..2usize, 1 => 2..AGENTS], wish()), 1..600),
+    ) {
+        let mut schedule = Schedule::new();
+        for (agent, wish) in steps {
+            schedule.step(agent, Some(wish));
+        }
+        schedule.drain();
+    }
+}
+
+/// Waits until `is_so` of the word.
+fn until(lock: &RwSem, is_so: impl Fn(Snapshot) -> bool) {
+    while !is_so(lock.load()) {
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn readers_that_follow_each_other_without_a_gap_let_a_writer_in_after_a_few() {
+    let lock = RwSem::new();
+    lock.lock_read(&Futex);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            lock.lock_write(&Futex);
+            lock.unlock_write(&Futex);
+        });
+        until(&lock, |word| word.writers_in_line() == 1);
+        let mut followers = 0;
+        // Each comes before the one in front of it leaves: the lock is never free.
+        while lock.try_lock_read() {
+            lock.unlock_read(&Futex);
+            followers += 1;
+            assert!(followers <= STEALS_MAX, "the writer is kept out");
+        }
+        assert_eq!(followers, STEALS_MAX);
+        lock.unlock_read(&Futex);
+    });
+}
+
+#[test]
+fn a_writer_that_comes_again_at_once_lets_those_in_line_in_after_a_few() {
+    let lock = RwSem::new();
+    lock.lock_write(&Futex);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            lock.lock_write(&Futex);
+            lock.unlock_write(&Futex);
+        });
+        until(&lock, |word| word.writers_in_line() == 1);
+        let mut steals = 0;
+        loop {
+            lock.unlock_write(&Futex);
+            // It is refused as well where the other has woken up meanwhile.
+            if !lock.try_lock_write() {
+                break;
+            }
+            if lock.load().writers_in_line() == 0 {
+                // The other was in and out again.
+                lock.unlock_write(&Futex);
+                break;
+            }
+            steals += 1;
+            assert!(steals <= STEALS_MAX, "the writer in line is kept out");
+        }
+    });
+}
+
+#[test]
+fn a_writer_that_leaves_lets_the_readers_in_line_in_before_any_writer() {
+    let lock = RwSem::new();
+    lock.lock_write(&Futex);
+    let may_leave = AtomicU32::new(0);
+    thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                lock.lock_read(&Futex);
+                while may_leave.load(Ordering::Relaxed) == 0 {
+                    thread::yield_now();
+                }
+                lock.unlock_read(&Futex);
+            });
+        }
+        until(&lock, |word| word.readers_in_line() == 3);
+        lock.unlock_write(&Futex);
+        assert_eq!(lock.load().readers(), 3, "let in before they wake");
+        assert!(!lock.try_lock_write(), "a writer passed readers in line");
+        may_leave.store(1, Ordering::Relaxed);
+    });
+    assert!(lock.try_lock_write());
+}
+
+/// Two cells that the lock keeps equal.
+struct Guarded {
+    lock: RwSem,
+    cells: [AtomicUsize; 2],
+}
+
+impl Guarded {
+    fn new() -> Guarded {
+        Guarded { lock: RwSem::new(), cells: [const { AtomicUsize::new(0) }; 2] }
+    }
+
+    /// Adds one as no two can at a time.
+    fn write(&self) {
+        self.lock.lock_write(&Futex);
+        for cell in &self.cells {
+            cell.store(cell.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        }
+        self.lock.unlock_write(&Futex);
+    }
+
+    fn read(&self) {
+        self.lock.lock_read(&Futex);
+        let [first, second] = self.cells.each_ref().map(|cell| cell.load(Ordering::Relaxed));
+        self.lock.unlock_read(&Futex);
+        assert_eq!(first, second, "a reader was in beside a writer");
+    }
+}
+
+#[test]
+fn where_more_wait_than_there_is_room_for_in_line_all_get_in() {
+    let guarded = Guarded::new();
+    let (writers, readers) = (WRITERS_IN_LINE_MAX + 9, READERS_IN_LINE_MAX + 9);
+    guarded.lock.lock_write(&Futex);
+    thread::scope(|scope| {
+        let mut threads = Vec::new();
+        for at in 0..writers + readers {
+            let guarded = &guarded;
+            let run = move || if at < writers { guarded.write() } else { guarded.read() };
+            threads.push(thread::Builder::new().stack_size(64 << 10).spawn_scoped(scope, run));
+        }
+        until(&guarded.lock, |word| {
+            word.writers_in_line() == WRITERS_IN_LINE_MAX
+                && word.readers_in_line() == READERS_IN_LINE_MAX
+        });
+        guarded.lock.unlock_write(&Futex);
+        threads.into_iter().for_each(|thread| thread.unwrap().join().unwrap());
+    });
+    assert_eq!(guarded.cells[0].load(Ordering::Relaxed), writers as usize);
+    assert!(guarded.lock.try_lock_write());
+}
+
+#[test]
+fn four_threads_that_read_and_write_lose_no_write_and_all_come_to_an_end() {
+    let guarded = Guarded::new();
+    thread::scope(|scope| {
+        for at in 0..4 {
+            let guarded = &guarded;
+            scope.spawn(move || {
+                for round in 0..20_000 {
+                    if (round + at) % 4 == 0 { guarded.write() } else { guarded.read() }
+                }
+            });
+        }
+    });
+    assert_eq!(guarded.cells[0].load(Ordering::Relaxed), 20_000);
+}
+
+#[test]
+fn a_word_with_threads_that_a_fork_left_behind_is_free_in_the_child() {
+    let lock = RwSem::new();
+    assert!(lock.try_lock_read());
+    lock.after_fork_in_child();
+    assert!(lock.try_lock_write());
+}
+
+#[test]
+fn a_dump_of_the_word_says_who_is_inside_and_who_waits() {
+    let lock = RwSem::new();
+    assert!(lock.try_lock_read() && lock.try_lock_read());
+    assert!(matches!(lock.arrive_writer(), Arrival::Queued(_)));
+    assert!(lock.try_lock_read());
+    let text = std::format!("{:?}", lock.load());
+    let expected =
+        vec!["inside: 3 readers, 0 writers", "in line: 0 readers, 1 writers", "1 steals"];
+    for part in expected {
+        assert!(text.contains(part), "{text}");
+    }
+}

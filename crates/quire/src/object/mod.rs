@@ -1,0 +1,3 @@
+//! Objects: what is mapped at several places.
+
+pub mod i_mmap;
