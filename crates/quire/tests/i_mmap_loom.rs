@@ -236,7 +236,7 @@ fn try_write(guarded: &Guarded) -> u32 {
 #[test]
 fn who_only_tries_is_never_in_beside_a_writer() {
     run(Orders::All, 0, try_read, &[Guarded::write], 1);
-    run(Orders::Few, 0, try_read, &[Guarded::write, Guarded::write], 2);
+    run(Orders::Fewest, 0, try_read, &[Guarded::write, Guarded::write], 2);
     check(Orders::Fewest, || {
         let guarded = Guarded::new(0, Mistake::None);
         let (reader, writer) = (guarded.clone(), guarded.clone());
@@ -263,13 +263,13 @@ fn leave_as_writer(guarded: &Guarded) {
 fn a_barred_lock_is_handed_to_the_writer_in_line_and_then_to_the_readers() {
     run(Orders::Few, READER | BARRED, leave_as_reader, &[Guarded::write], 1);
     run(Orders::Few, READER | BARRED, leave_as_reader, &[Guarded::write, Guarded::read], 1);
-    run(Orders::Few, READER | BARRED, leave_as_reader, &[Guarded::write, Guarded::write], 2);
+    run(Orders::Fewest, READER | BARRED, leave_as_reader, &[Guarded::write, Guarded::write], 2);
 }
 
 #[test]
 fn a_barred_lock_that_a_writer_leaves_goes_to_all_in_line() {
     run(Orders::Few, WRITER | BARRED, leave_as_writer, &[Guarded::write], 2);
-    run(Orders::Few, WRITER | BARRED, leave_as_writer, &[Guarded::write, Guarded::read], 2);
+    run(Orders::Fewest, WRITER | BARRED, leave_as_writer, &[Guarded::write, Guarded::read], 2);
     run(Orders::Fewest, WRITER | BARRED, leave_as_writer, &[Guarded::write, Guarded::write], 3);
     run(Orders::Few, WRITER, leave_as_writer, &[Guarded::read, Guarded::read], 1);
 }

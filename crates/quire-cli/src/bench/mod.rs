@@ -25,6 +25,7 @@ mod memory_limit;
 mod output;
 mod pageout;
 mod programs;
+mod rmap;
 mod service;
 #[allow(unsafe_code, reason = "the bench's own ring: waiting with usage, and raw mappings")]
 mod sys;
@@ -49,6 +50,8 @@ enum BenchCommand {
     Fault(FaultBench),
     /// What a page lock costs, free and contended
     Waiters(WaitersBench),
+    /// What the reverse map's lock costs, and what walks gain that share it
+    Rmap(RmapBench),
     /// A program that is measured
     #[command(hide = true)]
     Work(work::WorkArgs),
@@ -128,6 +131,16 @@ struct WaitersBench {
     threads: Vec<usize>,
 }
 
+#[derive(Args, Debug)]
+struct RmapBench {
+    #[command(flatten)]
+    common: Common,
+
+    /// Numbers of threads that walk
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_values_t = [1, 2, 4])]
+    threads: Vec<usize>,
+}
+
 /// Runs a bench; returns the exit status.
 pub fn main(args: BenchArgs) -> Result<u8> {
     match args.command {
@@ -136,5 +149,6 @@ pub fn main(args: BenchArgs) -> Result<u8> {
         BenchCommand::Swap(options) => pageout::main(&options),
         BenchCommand::Fault(options) => service::main(&options),
         BenchCommand::Waiters(options) => waiters::main(&options),
+        BenchCommand::Rmap(options) => rmap::main(&options),
     }
 }

@@ -1,17 +1,8 @@
 //! The reader-writer lock of a reverse map: one word of four bytes, no larger than a futex mutex.
 //!
 //! Owns who may be in and in which order those get in that wait. Leaves to [`Parking`] how a thread
-//! sleeps, and to its user what the lock guards. Nothing is allocated, nothing is thread-local.
-//!
-//! | bits | meaning |
-//! |---|---|
-//! | 0..8 | readers inside |
-//! | 8 | `WRITER`: a writer is inside |
-//! | 9 | `PHASE`: flips when the waiting readers are let in |
-//! | 10..17 | readers in line |
-//! | 17..23 | writers in line |
-//! | 23..29 | the ticket of the first writer in line |
-//! | 29..32 | steals: how often somebody passed the first writer in line |
+//! sleeps, to `word.rs` what becomes of the word, and to its user what the lock guards. Nothing is
+//! allocated, nothing is thread-local.
 //!
 //! # Who gets in
 //!
@@ -45,256 +36,13 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::sys::futex::{self, Reach};
 
-/// How often the first writer in line can be passed before the lock is barred.
-pub const STEALS_MAX: u32 = STEALS.max();
-/// Most readers inside.
-pub const READERS_MAX: u32 = READERS.max();
-/// Most readers that wait in line.
-pub const READERS_IN_LINE_MAX: u32 = READERS_IN_LINE.max();
-/// Most writers that wait in line.
-pub const WRITERS_IN_LINE_MAX: u32 = WRITERS_IN_LINE.max();
+pub use super::word::{
+    Class, READERS_IN_LINE_MAX, READERS_MAX, STEALS_MAX, Snapshot, WRITERS_IN_LINE_MAX,
+};
+use super::word::{ReaderInLine, WriterInLine};
 
-const READERS: Field = Field { shift: 0, bits: 8 };
-const WRITER: Field = Field { shift: 8, bits: 1 };
-const PHASE: Field = Field { shift: 9, bits: 1 };
-const READERS_IN_LINE: Field = Field { shift: 10, bits: 7 };
-const WRITERS_IN_LINE: Field = Field { shift: 17, bits: 6 };
-const TICKET: Field = Field { shift: 23, bits: 6 };
-const STEALS: Field = Field { shift: 29, bits: 3 };
-
-// All readers in line are let in at once.
-const _: () = assert!(READERS_IN_LINE.max() <= READERS.max());
-// The tickets in line, and the one just served, are all different.
-const _: () = assert!(WRITERS_IN_LINE.max() <= TICKET.max());
-const _: () = assert!(STEALS.shift + STEALS.bits == u32::BITS);
 const _: () = assert!(size_of::<RwSem>() == 4);
 const _: () = assert!(size_of::<RwSem>() <= size_of::<rustix_futex_sync::Mutex<()>>());
-
-/// Some bits of the word.
-#[derive(Clone, Copy)]
-struct Field {
-    shift: u32,
-    bits: u32,
-}
-
-impl Field {
-    const fn max(self) -> u32 {
-        (1 << self.bits) - 1
-    }
-}
-
-/// One loaded value of the word, and what may become of it.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Snapshot(u32);
-
-impl Snapshot {
-    const fn get(self, field: Field) -> u32 {
-        self.0 >> field.shift & field.max()
-    }
-
-    const fn set(self, field: Field, value: u32) -> Snapshot {
-        debug_assert!(value <= field.max());
-        Snapshot(self.0 & !(field.max() << field.shift) | value << field.shift)
-    }
-
-    /// Readers inside.
-    #[must_use]
-    pub const fn readers(self) -> u32 {
-        self.get(READERS)
-    }
-
-    /// Whether a writer is inside.
-    #[must_use]
-    pub const fn has_writer(self) -> bool {
-        self.get(WRITER) != 0
-    }
-
-    /// Readers in line.
-    #[must_use]
-    pub const fn readers_in_line(self) -> u32 {
-        self.get(READERS_IN_LINE)
-    }
-
-    /// Writers in line.
-    #[must_use]
-    pub const fn writers_in_line(self) -> u32 {
-        self.get(WRITERS_IN_LINE)
-    }
-
-    const fn is_free(self) -> bool {
-        self.get(READERS) == 0 && self.get(WRITER) == 0
-    }
-
-    const fn is_barred(self) -> bool {
-        self.get(STEALS) == STEALS_MAX
-    }
-
-    /// With a newcomer counted who passes the writers in line, if he may.
-    const fn passed(self) -> Option<Snapshot> {
-        if self.get(WRITERS_IN_LINE) == 0 {
-            return Some(self);
-        }
-        if self.is_barred() { None } else { Some(self.set(STEALS, self.get(STEALS) + 1)) }
-    }
-
-    /// A reader comes and goes straight in.
-    const fn enter_reader(self) -> Option<Snapshot> {
-        if self.get(WRITER) != 0 || self.get(READERS) == READERS.max() {
-            return None;
-        }
-        match self.passed() {
-            Some(passed) => Some(passed.set(READERS, self.get(READERS) + 1)),
-            None => None,
-        }
-    }
-
-    /// A writer comes and goes straight in.
-    const fn enter_writer(self) -> Option<Snapshot> {
-        if !self.is_free() {
-            return None;
-        }
-        match self.passed() {
-            Some(passed) => Some(passed.set(WRITER, 1)),
-            None => None,
-        }
-    }
-
-    const fn queue_reader(self) -> Option<Snapshot> {
-        // Readers inside at their most bar nobody else: who cannot get in for that is not in line.
-        let is_kept_out = self.get(WRITER) != 0 || self.is_barred();
-        let in_line = self.get(READERS_IN_LINE);
-        if !is_kept_out || in_line == READERS_IN_LINE.max() {
-            return None;
-        }
-        Some(self.set(READERS_IN_LINE, in_line + 1))
-    }
-
-    const fn queue_writer(self) -> Option<Snapshot> {
-        let in_line = self.get(WRITERS_IN_LINE);
-        if in_line == WRITERS_IN_LINE.max() {
-            return None;
-        }
-        Some(self.set(WRITERS_IN_LINE, in_line + 1))
-    }
-
-    /// The ticket of the last writer in line.
-    const fn last_ticket(self) -> Ticket {
-        Ticket((self.get(TICKET) + self.get(WRITERS_IN_LINE) - 1) & TICKET.max())
-    }
-
-    /// Whether the reader in line was let in. Until it leaves again the phase flips no second time:
-    /// that takes a writer to leave, and none gets in before.
-    const fn is_admitted(self, place: ReaderInLine) -> bool {
-        self.get(PHASE) != place.0
-    }
-
-    /// Whether the writer with `ticket` was let in.
-    const fn is_served(self, ticket: Ticket) -> bool {
-        self.get(TICKET) == (ticket.0 + 1) & TICKET.max()
-    }
-
-    /// The first writer in line goes in. The steals stay for readers in line, who are next then.
-    const fn admit_writer(self) -> Snapshot {
-        let in_line = self.get(WRITERS_IN_LINE) - 1;
-        let served = self
-            .set(WRITER, 1)
-            .set(WRITERS_IN_LINE, in_line)
-            .set(TICKET, (self.get(TICKET) + 1) & TICKET.max());
-        if self.get(READERS_IN_LINE) == 0 { served.set(STEALS, 0) } else { served }
-    }
-
-    /// The writer with `ticket` goes in by itself, if it is the first and the lock is free.
-    const fn take_turn(self, ticket: Ticket) -> Option<Snapshot> {
-        if self.is_free() && self.get(TICKET) == ticket.0 {
-            Some(self.admit_writer())
-        } else {
-            None
-        }
-    }
-
-    /// All readers in line go in.
-    const fn admit_readers(self) -> Snapshot {
-        let admitted = self
-            .set(READERS, self.get(READERS_IN_LINE))
-            .set(READERS_IN_LINE, 0)
-            .set(PHASE, self.get(PHASE) ^ 1);
-        match admitted.passed() {
-            _ if self.get(WRITERS_IN_LINE) == 0 => admitted.set(STEALS, 0),
-            Some(passed) => passed,
-            // Barred it stays: the writer is next.
-            None => admitted,
-        }
-    }
-
-    /// Nobody is inside any more: called or handed in is the first writer in line.
-    const fn leave(self) -> (Snapshot, Wake) {
-        if self.get(WRITERS_IN_LINE) == 0 {
-            return (self, Wake::Nobody);
-        }
-        let wake = Wake::Sleepers(Ticket(self.get(TICKET)).class());
-        (if self.is_barred() { self.admit_writer() } else { self }, wake)
-    }
-
-    const fn leave_reader(self) -> (Snapshot, Wake) {
-        debug_assert!(self.get(READERS) > 0);
-        let left = self.set(READERS, self.get(READERS) - 1);
-        if left.get(READERS) == 0 { left.leave() } else { (left, Wake::Nobody) }
-    }
-
-    const fn leave_writer(self) -> (Snapshot, Wake) {
-        debug_assert!(self.has_writer());
-        let left = self.set(WRITER, 0);
-        if left.get(READERS_IN_LINE) > 0 {
-            (left.admit_readers(), Wake::Sleepers(Class::READERS))
-        } else {
-            left.leave()
-        }
-    }
-}
-
-impl core::fmt::Debug for Snapshot {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        let (readers, writer) = (self.readers(), self.get(WRITER));
-        write!(f, "inside: {readers} readers, {writer} writers; in line: ")?;
-        write!(f, "{} readers, {} writers; ", self.readers_in_line(), self.writers_in_line())?;
-        write!(f, "phase {}, ticket {}, ", self.get(PHASE), self.get(TICKET))?;
-        write!(f, "{} steals", self.get(STEALS))
-    }
-}
-
-/// A writer's place in line, modulo the field.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Ticket(u32);
-
-impl Ticket {
-    const fn class(self) -> Class {
-        // Two writers of one class are 31 places apart: the second is woken once too often.
-        Class(1 << (self.0 % 31))
-    }
-}
-
-/// Whom a wake reaches: one bit for the readers, the other 31 for writers by their tickets.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Class(u32);
-
-impl Class {
-    /// All readers in line.
-    pub const READERS: Class = Class(1 << 31);
-
-    /// The class as one bit of a word.
-    #[must_use]
-    pub const fn bit(self) -> u32 {
-        self.0
-    }
-}
-
-/// Who is to be woken by whoever left.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[must_use = "those who wait must be woken"]
-enum Wake {
-    Nobody,
-    Sleepers(Class),
-}
 
 /// The atomic under the lock: a real one, or loom's.
 pub trait LockWord {
@@ -365,20 +113,6 @@ enum Arrival<T> {
     Queued(T),
     /// There is no room in line.
     Full,
-}
-
-/// A reader's place in line: the phase in which it came.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct ReaderInLine(u32);
-
-/// A writer's place in line.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct WriterInLine(Ticket);
-
-impl WriterInLine {
-    const fn class(self) -> Class {
-        self.0.class()
-    }
 }
 
 /// The lock.
@@ -510,7 +244,7 @@ impl<A: LockWord> RwSem<A> {
         };
         while !spin(parking, || self.take_writer_turn(place)) {
             let now = self.load();
-            if !now.is_served(place.0) && now.take_turn(place.0).is_none() {
+            if !now.is_served(place) && now.take_turn(place).is_none() {
                 parking.wait(&self.0, now.0, place.class());
             }
         }
@@ -523,7 +257,7 @@ impl<A: LockWord> RwSem<A> {
         match self.update(Ordering::Acquire, step) {
             None => Arrival::Full,
             Some((old, new)) if new.readers() > old.readers() => Arrival::Entered,
-            Some((_, new)) => Arrival::Queued(ReaderInLine(new.get(PHASE))),
+            Some((_, new)) => Arrival::Queued(new.last_reader()),
         }
     }
 
@@ -534,7 +268,7 @@ impl<A: LockWord> RwSem<A> {
         match self.update(Ordering::Acquire, step) {
             None => Arrival::Full,
             Some((old, new)) if new.writers_in_line() == old.writers_in_line() => Arrival::Entered,
-            Some((_, new)) => Arrival::Queued(WriterInLine(new.last_ticket())),
+            Some((_, new)) => Arrival::Queued(new.last_writer()),
         }
     }
 
@@ -546,8 +280,8 @@ impl<A: LockWord> RwSem<A> {
     /// Whether a writer in line was let in, or went in just now.
     fn take_writer_turn(&self, place: WriterInLine) -> bool {
         // `load` acquires for who was let in; the compare-and-swap does for who goes in by itself.
-        self.load().is_served(place.0)
-            || self.update(Ordering::Acquire, |old| old.take_turn(place.0)).is_some()
+        self.load().is_served(place)
+            || self.update(Ordering::Acquire, |old| old.take_turn(place)).is_some()
     }
 
     fn leave_reader(&self) -> Option<Class> {
@@ -560,18 +294,15 @@ impl<A: LockWord> RwSem<A> {
 
     /// Leaves as `step` says; returns who must be woken.
     #[inline]
-    fn leave(&self, step: impl Fn(Snapshot) -> (Snapshot, Wake)) -> Option<Class> {
-        let mut wake = Wake::Nobody;
+    fn leave(&self, step: impl Fn(Snapshot) -> (Snapshot, Option<Class>)) -> Option<Class> {
+        let mut wake = None;
         // Release publishes what was done inside to whoever comes next, called or handed in.
         self.update(Ordering::Release, |old| {
-            let (new, whom) = step(old);
-            wake = whom;
+            let (new, class) = step(old);
+            wake = class;
             Some(new)
         });
-        match wake {
-            Wake::Nobody => None,
-            Wake::Sleepers(class) => Some(class),
-        }
+        wake
     }
 
     #[inline]

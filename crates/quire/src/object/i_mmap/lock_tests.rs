@@ -7,6 +7,7 @@ use std::{thread, vec};
 
 use proptest::prelude::*;
 
+use super::super::word::{PHASE, TICKET};
 use super::*;
 
 /// Threads of a schedule.
@@ -56,7 +57,7 @@ impl Place {
     fn is_admitted(self, word: Snapshot) -> bool {
         match self {
             Place::Reader(place) => word.is_admitted(place),
-            Place::Writer(place) => word.is_served(place.0),
+            Place::Writer(place) => word.is_served(place),
         }
     }
 }
@@ -186,7 +187,7 @@ impl Schedule {
                     self.passed[at] += u32::from(writer_came);
                     assert!(self.passed[at] <= 1, "a reader in line saw a second writer");
                 }
-                Place::Writer(place) if word.get(TICKET) == place.0.0 => {
+                Place::Writer(place) if word.first_writer() == Some(place) => {
                     self.passed[at] += u32::from(reader_came || writer_came);
                     assert!(self.passed[at] <= STEALS_MAX + 1, "a writer in line is kept out");
                 }

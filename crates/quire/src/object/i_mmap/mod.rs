@@ -1,7 +1,7 @@
 //! The shared reverse map: where an object is mapped, for those who must reach all its mappings.
 //!
 //! Owns, for each object, an interval tree of mappings (`tree.rs`) and the reader-writer lock that
-//! guards it (`lock.rs`), eight bytes together. Leaves to its users what a mapping's pages are and
+//! guards it (`lock.rs`, `word.rs`), eight bytes together. Leaves to its users what a mapping's pages are and
 //! their page locks.
 //!
 //! # The lock
@@ -23,6 +23,7 @@
 
 pub mod lock;
 pub mod tree;
+mod word;
 
 use core::ops::Deref;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -110,6 +111,8 @@ impl IMmaps {
         self.nodes.after_fork_in_child();
     }
 }
+
+const _: () = assert!(size_of::<IMmap>() == 8);
 
 /// Where an object is mapped. All zeros is an object that is mapped nowhere.
 #[derive(Default)]
