@@ -291,8 +291,9 @@ fn a_walker_finds_a_page_that_is_only_being_moved_at_one_place_and_not_at_none()
         for _ in 0..2 {
             scope.spawn(|| {
                 while !is_over.load(Ordering::Relaxed) {
-                    assert_eq!(moving.walk(), 1, "the page was missed, or met twice");
+                    let found = moving.walk();
                     walks.fetch_add(1, Ordering::Relaxed);
+                    assert_eq!(found, 1, "the page was missed, or met twice");
                 }
             });
         }
