@@ -4,7 +4,7 @@
 //! process, [`space::AddressSpace`] the engine itself, generic over its [`mmu::Mmu`].
 #![no_std]
 
-#[cfg(any(test, feature = "simulated"))]
+#[cfg(any(test, feature = "simulated", feature = "library"))]
 extern crate std;
 
 pub mod budget;
@@ -20,6 +20,8 @@ pub mod process;
 pub mod reclaim;
 pub mod scratch;
 pub mod space;
+#[cfg(feature = "library")]
+pub mod store;
 pub mod swap;
 pub mod sys;
 pub mod units;

@@ -7,6 +7,8 @@
 
 mod faults;
 mod queue;
+#[cfg(feature = "library")]
+mod shared;
 mod uring;
 
 use core::marker::PhantomData;
@@ -16,7 +18,9 @@ use rustix::io::{Errno, pread, pwrite};
 
 pub use self::faults::Faults;
 pub use self::queue::{IoQueue, Request};
-use self::uring::Uring;
+#[cfg(feature = "library")]
+pub(crate) use self::shared::{SharedRing, run_alone};
+use self::uring::{Submitter, Uring};
 
 /// Most jobs of one batch.
 pub const BATCH_MAX: usize = 64;
@@ -78,6 +82,12 @@ impl<'a> Job<'a> {
             corrupt: false,
             borrow: PhantomData,
         }
+    }
+
+    /// Bytes that were transferred, also where it failed.
+    #[cfg(feature = "library")]
+    pub(crate) fn transferred(&self) -> usize {
+        self.done
     }
 
     fn is_pending(&self) -> bool {
@@ -150,7 +160,7 @@ impl Ring {
     /// kernel is told so, and refuses the others.
     #[must_use]
     pub fn new(file: BorrowedFd<'static>) -> Ring {
-        Ring { file, uring: Uring::new(BATCH_MAX as u32).ok(), faults: None }
+        Ring { file, uring: Uring::new(BATCH_MAX as u32, Submitter::Maker).ok(), faults: None }
     }
 
     /// A ring without io_uring, as where it is forbidden.
@@ -177,18 +187,8 @@ impl Ring {
                 if let Some(faults) = &mut self.faults {
                     faults.plant(job);
                 }
-                job.settle();
             }
-            // A transfer alone gains nothing by the ring, and may cost a kernel thread's turn.
-            if let (2.., Some(uring)) = (batch.len(), &mut self.uring) {
-                uring.run(self.file.as_raw_fd(), batch);
-            }
-            // One, all of them where there is no io_uring, and what it refused.
-            for job in batch {
-                while job.is_pending() {
-                    job.transfer(self.file);
-                }
-            }
+            run_batch(self.uring.as_mut(), self.file, batch);
         }
     }
 
@@ -197,6 +197,21 @@ impl Ring {
     pub fn abandon(self) {
         if let Some(uring) = self.uring {
             uring.abandon();
+        }
+    }
+}
+
+/// Does all jobs of a batch, which is no longer than the ring is deep.
+fn run_batch(uring: Option<&mut Uring>, file: BorrowedFd<'_>, batch: &mut [Job<'_>]) {
+    batch.iter_mut().for_each(Job::settle);
+    // A transfer alone gains nothing by the ring, and may cost a kernel thread's turn.
+    if let (2.., Some(uring)) = (batch.len(), uring) {
+        uring.run(file.as_raw_fd(), batch);
+    }
+    // One, all of them where there is no io_uring, and what it refused.
+    for job in batch {
+        while job.is_pending() {
+            job.transfer(file);
         }
     }
 }

@@ -3,6 +3,8 @@
 //! Nothing here goes through libc: a call made on a handler thread must not touch `errno`, a
 //! thread-local, or a symbol that the preload library interposes.
 
+#[cfg(feature = "library")]
+pub mod cachestat;
 pub mod call;
 pub mod futex;
 pub mod memory;

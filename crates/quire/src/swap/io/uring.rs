@@ -19,7 +19,18 @@ use rustix::thread::sched_yield;
 
 use super::{Direction, Job};
 
-/// What is tried, in order: newer kernels complete in our own call, without interrupting us.
+/// Who submits to a ring.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Submitter {
+    /// The thread that makes it, alone.
+    Maker,
+    /// Any thread, one at a time.
+    #[cfg(feature = "library")]
+    Anyone,
+}
+
+/// What is tried, in order: newer kernels complete in our own call, without interrupting us. The
+/// first is for the maker alone.
 const SETUPS: [IoringSetupFlags; 3] = [
     IoringSetupFlags::SINGLE_ISSUER
         .union(IoringSetupFlags::DEFER_TASKRUN)
@@ -89,8 +100,8 @@ impl Uring {
     ///
     /// What the kernel says (`EPERM`, `ENOSYS` where io_uring is forbidden), or `ENOSYS` where it
     /// is too old.
-    pub fn new(depth: u32) -> Result<Uring, Errno> {
-        let (ring, params) = setup(depth)?;
+    pub fn new(depth: u32, submitter: Submitter) -> Result<Uring, Errno> {
+        let (ring, params) = setup(depth, submitter)?;
         let needed = IoringFeatureFlags::SINGLE_MMAP | IoringFeatureFlags::NODROP;
         if !params.features.contains(needed) {
             return Err(Errno::NOSYS);
@@ -209,9 +220,14 @@ impl Uring {
 }
 
 /// Asks the kernel for a ring, of the best kind that it knows.
-fn setup(depth: u32) -> Result<(OwnedFd, io_uring_params), Errno> {
+fn setup(depth: u32, submitter: Submitter) -> Result<(OwnedFd, io_uring_params), Errno> {
+    let setups = match submitter {
+        Submitter::Maker => &SETUPS[..],
+        #[cfg(feature = "library")]
+        Submitter::Anyone => &SETUPS[1..],
+    };
     let mut refused = Errno::INVAL;
-    for flags in SETUPS {
+    for &flags in setups {
         let mut params = io_uring_params::default();
         params.flags = flags;
         // SAFETY: no flag that gives `wq_fd` a meaning is set.

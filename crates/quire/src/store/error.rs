@@ -1,0 +1,222 @@
+//! What went wrong with a store, and what to do about it.
+
+use core::fmt;
+use std::borrow::ToOwned;
+use std::boxed::Box;
+use std::error::Error;
+use std::string::String;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+
+/// What a store was asked to do.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum Operation {
+    /// To be opened.
+    Open,
+    /// To say how long it is.
+    Len,
+    /// To read.
+    Read,
+    /// To write.
+    Write,
+    /// To change its length.
+    SetLen,
+    /// To make durable what was written.
+    Sync,
+    /// To be packed into an archive.
+    Pack,
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Operation::Open => "cannot open",
+            Operation::Len => "cannot tell the length of",
+            Operation::Read => "cannot read",
+            Operation::Write => "cannot write",
+            Operation::SetLen => "cannot change the length of",
+            Operation::Sync => "cannot sync",
+            Operation::Pack => "cannot pack",
+        })
+    }
+}
+
+/// Why it could not be done.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Cause {
+    /// The kernel said so.
+    Os(Errno),
+    /// The store is read-only.
+    ReadOnly,
+    /// Somebody else made the store shorter: whole pages that it had are not there any more. The
+    /// buffer holds what is there, and zeros.
+    Shrunk {
+        /// How long it is now, in bytes.
+        len: u64,
+    },
+    /// The bytes in the store are not what they must be. Says what was found.
+    Corrupt(String),
+    /// The store cannot be used this way. Says why, and what to do.
+    Unsupported(String),
+    /// The operation was given up before it was done.
+    Cancelled,
+    /// The store did not say what became of the request: a defect of the store.
+    Unanswered,
+}
+
+/// A failed operation on a store. Cheap to clone: it is kept where it happened and told to
+/// everybody who asks later.
+#[derive(Clone)]
+pub struct StoreError(Arc<Inner>);
+
+struct Inner {
+    operation: Operation,
+    store: Box<str>,
+    offset: u64,
+    bytes: u64,
+    cause: Cause,
+}
+
+impl StoreError {
+    /// An error of `operation` on the store called `store`; `offset` and `bytes` say where.
+    #[must_use]
+    pub fn new(
+        operation: Operation,
+        store: &str,
+        offset: u64,
+        bytes: u64,
+        cause: Cause,
+    ) -> StoreError {
+        StoreError(Arc::new(Inner {
+            operation,
+            store: store.to_owned().into(),
+            offset,
+            bytes,
+            cause,
+        }))
+    }
+
+    /// What was to be done.
+    #[must_use]
+    pub fn operation(&self) -> Operation {
+        self.0.operation
+    }
+
+    /// The store's name.
+    #[must_use]
+    pub fn store(&self) -> &str {
+        &self.0.store
+    }
+
+    /// Where, in bytes from the store's start; for [`Operation::SetLen`], the new length.
+    #[must_use]
+    pub fn offset(&self) -> u64 {
+        self.0.offset
+    }
+
+    /// How many bytes were asked for. 0 where the operation is about the whole store.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.0.bytes
+    }
+
+    /// Why.
+    #[must_use]
+    pub fn cause(&self) -> &Cause {
+        &self.0.cause
+    }
+
+    /// As an errno, for callers that know nothing else.
+    #[must_use]
+    pub fn errno(&self) -> Errno {
+        match self.0.cause {
+            Cause::Os(errno) => errno,
+            Cause::ReadOnly => Errno::ROFS,
+            // What an access to a mapped page behind the end gives is SIGBUS; a call's is this.
+            Cause::Shrunk { .. } => Errno::NXIO,
+            // The kernel's own word for a checksum that does not fit.
+            Cause::Corrupt(_) => Errno::BADMSG,
+            Cause::Unsupported(_) => Errno::OPNOTSUPP,
+            Cause::Cancelled => Errno::CANCELED,
+            Cause::Unanswered => Errno::IO,
+        }
+    }
+}
+
+impl fmt::Display for StoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Inner { operation, store, offset, bytes, cause } = &*self.0;
+        write!(f, "{operation} {store}")?;
+        match operation {
+            Operation::Read | Operation::Write => write!(f, " ({bytes} bytes at {offset})")?,
+            Operation::SetLen => write!(f, " to {offset} bytes")?,
+            _ if *offset != 0 || *bytes != 0 => write!(f, " (at {offset})")?,
+            _ => {}
+        }
+        write!(f, ": {cause}")
+    }
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Cause::Os(errno) => match advice(*errno) {
+                Some(advice) => write!(f, "{errno}; {advice}"),
+                None => write!(f, "{errno}"),
+            },
+            Cause::ReadOnly => f.write_str("it is read-only; open it for writing"),
+            Cause::Shrunk { len } => write!(
+                f,
+                "somebody made it shorter, {len} bytes are left; open it anew, and let no other \
+                 program truncate it meanwhile"
+            ),
+            Cause::Corrupt(found) => {
+                write!(f, "{found}; the file is damaged, take it from a backup or make it anew")
+            }
+            Cause::Unsupported(why) => f.write_str(why),
+            Cause::Cancelled => f.write_str("it was cancelled; ask again"),
+            Cause::Unanswered => {
+                f.write_str("the store gave no answer; a store answers every request of a batch")
+            }
+        }
+    }
+}
+
+/// What to do about an errno, where that is not plain.
+fn advice(errno: Errno) -> Option<&'static str> {
+    match errno {
+        Errno::NOSPC => Some("free some space and write again"),
+        Errno::DQUOT => Some("the quota is used up, free some space and write again"),
+        Errno::FBIG => Some("raise the limit of file sizes (ulimit -f), or keep it smaller"),
+        Errno::IO => Some("the device failed, look at the kernel's log"),
+        Errno::ACCESS | Errno::PERM => Some("check the rights to the file"),
+        Errno::NOENT => Some("check the path, or ask for the file to be created"),
+        Errno::MFILE | Errno::NFILE => Some("raise the limit of open files (ulimit -n)"),
+        _ => None,
+    }
+}
+
+impl fmt::Debug for StoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Inner { operation, store, offset, bytes, cause } = &*self.0;
+        f.debug_struct("StoreError")
+            .field("operation", operation)
+            .field("store", store)
+            .field("offset", offset)
+            .field("bytes", bytes)
+            .field("cause", cause)
+            .finish()
+    }
+}
+
+impl Error for StoreError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match &self.0.cause {
+            Cause::Os(errno) => Some(errno),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,323 @@
+//! A file, or a block device, as a store.
+//!
+//! Owns two descriptions of the one file: a buffered one, always, and one with O_DIRECT where that
+//! is used ([`open`]). Direct I/O keeps what Quire caches from being cached by the kernel a second
+//! time. What direct I/O cannot do goes through the buffered one, and the kernel keeps the two
+//! coherent: a direct write drops the kernel's copies, a direct read first writes them out.
+//!
+//! | request | way |
+//! |---|---|
+//! | offset, length and memory aligned | direct |
+//! | whole pages of a write that ends inside a page | direct; the rest of it buffered, at its true length, so that nothing invented lies behind the end |
+//! | anything else, and what direct I/O refuses | buffered |
+//! | the last page of a file, read | direct up to the end, zeros behind it |
+//!
+//! A batch is one system call where io_uring is allowed, else a few threads ([`batch`]).
+//!
+//! *How long the file is* is remembered as it was last told, so that a file that somebody else
+//! made shorter is noticed. The mutex around it is held while the length is asked for or changed,
+//! and by a write that extends the file, so that what is remembered follows the file's own order.
+
+mod batch;
+mod open;
+
+use core::sync::atomic::AtomicU64;
+use core::sync::atomic::Ordering::Relaxed;
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::string::String;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rustix::fs::{SeekFrom, fdatasync, fstat, ftruncate, seek};
+use rustix::io::{Errno, pread, pwrite};
+
+pub use self::open::{Direct, FileOptions};
+pub(super) use self::open::{errno_of, sync_directory};
+use super::{Cause, Operation, READ_BYTES_MAX, ReadRequest, Store, StoreError, WriteRequest};
+use crate::swap::io::{Job, run_alone};
+use crate::units::PAGE_SIZE;
+
+/// Reads that one request makes where the device is none that turns: beyond that, more bytes a
+/// call bring nothing, and the first of them come later.
+const BEST_READ_BYTES: usize = 256 << 10;
+const _: () = assert!(BEST_READ_BYTES <= READ_BYTES_MAX);
+
+/// What a file wants of direct I/O, and the description for it.
+struct DirectFile {
+    file: File,
+    /// Offsets and lengths are multiples of it; a page at least, so that no page is written half
+    /// directly and half not.
+    alignment: usize,
+    /// Memory addresses are multiples of it.
+    memory_alignment: usize,
+}
+
+/// Through which description a request goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Way {
+    Direct,
+    Buffered,
+}
+
+/// What a length is asked of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    Regular,
+    /// A block device, whose length is where a seek to its end arrives.
+    Device,
+}
+
+/// A file or a block device.
+pub struct FileStore {
+    name: String,
+    buffered: File,
+    direct: Option<DirectFile>,
+    kind: Kind,
+    is_writable: bool,
+    has_uring: bool,
+    /// Bytes, as last told or caused by us; changed under `length_lock`.
+    known_len: AtomicU64,
+    length_lock: Mutex<()>,
+}
+
+impl FileStore {
+    /// Whether aligned requests go by direct I/O.
+    #[must_use]
+    pub fn is_direct(&self) -> bool {
+        self.direct.is_some()
+    }
+
+    /// The way of a request.
+    fn way(&self, offset: u64, at: *const u8, bytes: usize) -> Way {
+        match &self.direct {
+            Some(direct) if direct.fits(offset, at, bytes) => Way::Direct,
+            _ => Way::Buffered,
+        }
+    }
+
+    fn description(&self, way: Way) -> BorrowedFd<'_> {
+        match (way, &self.direct) {
+            (Way::Direct, Some(direct)) => direct.file.as_fd(),
+            _ => self.buffered.as_fd(),
+        }
+    }
+
+    /// How much of a write goes first, by itself: the whole pages, where those can go directly.
+    fn head_bytes(&self, offset: u64, from: &[u8]) -> usize {
+        let Some(direct) = &self.direct else { return from.len() };
+        let head = from.len() - from.len() % direct.alignment;
+        if head != 0 && direct.fits(offset, from.as_ptr(), head) { head } else { from.len() }
+    }
+
+    /// Completes a read of which a first attempt brought `done` bytes. Direct I/O stops where the
+    /// file does, inside a page, and cannot go on from there.
+    fn finish_read(
+        &self,
+        offset: u64,
+        into: &mut [u8],
+        done: usize,
+        attempt: Result<(), Errno>,
+    ) -> Result<(), StoreError> {
+        let bytes = into.len() as u64;
+        let fail = |cause| self.error(Operation::Read, offset, bytes, cause);
+        match attempt {
+            Ok(()) => return Ok(()),
+            // The end of the file (a job's word for it is EIO), or an alignment that the file
+            // system did not tell.
+            Err(Errno::IO | Errno::INVAL) => {}
+            Err(errno) => return Err(fail(Cause::Os(errno))),
+        }
+        let rest = offset.saturating_add(done as u64);
+        let more = pread_full(self.buffered.as_fd(), rest, &mut into[done..])
+            .map_err(|errno| fail(Cause::Os(errno)))?;
+        let there = done + more;
+        if there == into.len() {
+            return Ok(());
+        }
+        into[there..].fill(0);
+        // Relaxed: a length told while we read may or may not count; what we read is no younger.
+        let known_len = self.known_len.load(Relaxed);
+        let end = offset.saturating_add(there as u64);
+        let wanted = known_len.min(offset.saturating_add(bytes));
+        if end.next_multiple_of(PAGE_SIZE as u64) >= wanted {
+            return Ok(());
+        }
+        // Pages are missing that there were. Unless they were, a moment ago, for us as well.
+        let len = self.current_len().map_err(|errno| fail(Cause::Os(errno)))?;
+        if len >= known_len { Ok(()) } else { Err(fail(Cause::Shrunk { len })) }
+    }
+
+    /// Completes a write of which `done` bytes are written.
+    fn finish_write(
+        &self,
+        offset: u64,
+        from: &[u8],
+        done: usize,
+        attempt: Result<(), Errno>,
+    ) -> Result<(), StoreError> {
+        let bytes = from.len() as u64;
+        let fail = |errno| self.error(Operation::Write, offset, bytes, Cause::Os(errno));
+        match attempt {
+            // An alignment that the file system did not tell.
+            Ok(()) | Err(Errno::INVAL) => {}
+            Err(errno) => return Err(fail(errno)),
+        }
+        let rest = offset.saturating_add(done as u64);
+        pwrite_full(self.buffered.as_fd(), rest, &from[done..]).map_err(fail)?;
+        // Relaxed: our own write is behind us; who shortens the file meanwhile is told apart
+        // under the lock.
+        if offset.saturating_add(bytes) > self.known_len.load(Relaxed) {
+            let guard = self.lock_length();
+            let len = self.current_len().map_err(fail)?;
+            self.set_known_len(&guard, len);
+        }
+        Ok(())
+    }
+
+    /// The length now.
+    fn current_len(&self) -> Result<u64, Errno> {
+        match self.kind {
+            Kind::Regular => Ok(fstat(&self.buffered)?.st_size as u64),
+            Kind::Device => seek(&self.buffered, SeekFrom::End(0)),
+        }
+    }
+
+    fn lock_length(&self) -> MutexGuard<'_, ()> {
+        // Nothing is half done under it.
+        self.length_lock.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set_known_len(&self, _held: &MutexGuard<'_, ()>, len: u64) {
+        // Relaxed: ordered among themselves by the lock; readers take any recent value.
+        self.known_len.store(len, Relaxed);
+    }
+
+    fn check_writable(
+        &self,
+        operation: Operation,
+        offset: u64,
+        bytes: u64,
+    ) -> Result<(), StoreError> {
+        match self.is_writable {
+            true => Ok(()),
+            false => Err(self.error(operation, offset, bytes, Cause::ReadOnly)),
+        }
+    }
+
+    fn error(&self, operation: Operation, offset: u64, bytes: u64, cause: Cause) -> StoreError {
+        StoreError::new(operation, &self.name, offset, bytes, cause)
+    }
+}
+
+impl DirectFile {
+    fn fits(&self, offset: u64, at: *const u8, bytes: usize) -> bool {
+        offset.is_multiple_of(self.alignment as u64)
+            && bytes.is_multiple_of(self.alignment)
+            && at.addr().is_multiple_of(self.memory_alignment)
+    }
+}
+
+impl Store for FileStore {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn len(&self) -> Result<u64, StoreError> {
+        let guard = self.lock_length();
+        let len = self
+            .current_len()
+            .map_err(|errno| self.error(Operation::Len, 0, 0, Cause::Os(errno)))?;
+        self.set_known_len(&guard, len);
+        Ok(len)
+    }
+
+    fn is_read_only(&self) -> bool {
+        !self.is_writable
+    }
+
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
+        let way = self.way(offset, into.as_ptr(), into.len());
+        let (done, attempt) = run_one(self.description(way), Job::read(offset, into));
+        self.finish_read(offset, into, done, attempt)
+    }
+
+    fn write(&self, offset: u64, from: &[u8]) -> Result<(), StoreError> {
+        self.check_writable(Operation::Write, offset, from.len() as u64)?;
+        let head = &from[..self.head_bytes(offset, from)];
+        let way = self.way(offset, head.as_ptr(), head.len());
+        let (done, attempt) = run_one(self.description(way), Job::write(offset, head));
+        self.finish_write(offset, from, done, attempt)
+    }
+
+    fn set_len(&self, bytes: u64) -> Result<(), StoreError> {
+        self.check_writable(Operation::SetLen, bytes, 0)?;
+        let guard = self.lock_length();
+        let before = self.known_len.load(Relaxed);
+        // Before the file is shorter, so that a reader does not take our own cut for another's.
+        self.set_known_len(&guard, before.min(bytes));
+        let cut = ftruncate(&self.buffered, bytes);
+        self.set_known_len(&guard, if cut.is_ok() { bytes } else { before });
+        cut.map_err(|errno| self.error(Operation::SetLen, bytes, 0, Cause::Os(errno)))
+    }
+
+    fn sync(&self) -> Result<(), StoreError> {
+        // One call for both descriptions: what it flushes is the file's and the device's.
+        fdatasync(&self.buffered)
+            .map_err(|errno| self.error(Operation::Sync, 0, 0, Cause::Os(errno)))
+    }
+
+    fn read_all(&self, requests: &mut [ReadRequest<'_>]) {
+        batch::read_all(self, requests);
+    }
+
+    fn write_all(&self, requests: &mut [WriteRequest<'_>]) {
+        batch::write_all(self, requests);
+    }
+
+    fn best_read_bytes(&self) -> usize {
+        BEST_READ_BYTES
+    }
+}
+
+/// Does one job; returns the bytes transferred, and how it ended.
+fn run_one(file: BorrowedFd<'_>, mut job: Job<'_>) -> (usize, Result<(), Errno>) {
+    run_alone(file, &mut job);
+    (job.transferred(), job.result)
+}
+
+/// Reads until `into` is full or the file ends; returns how much that was.
+pub(super) fn pread_full(
+    file: BorrowedFd<'_>,
+    offset: u64,
+    into: &mut [u8],
+) -> Result<usize, Errno> {
+    let mut done = 0;
+    while done < into.len() {
+        match pread(file, &mut into[done..], offset.saturating_add(done as u64)) {
+            Ok(0) => break,
+            Ok(bytes) => done += bytes,
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(done)
+}
+
+/// Writes all of `from`.
+fn pwrite_full(file: BorrowedFd<'_>, offset: u64, from: &[u8]) -> Result<(), Errno> {
+    let mut done = 0;
+    while done < from.len() {
+        match pwrite(file, &from[done..], offset.saturating_add(done as u64)) {
+            Ok(0) => return Err(Errno::IO),
+            Ok(bytes) => done += bytes,
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
+}
+
+/// A path as messages show it.
+pub(super) fn display(path: &std::path::Path) -> String {
+    path.to_string_lossy().into_owned()
+}

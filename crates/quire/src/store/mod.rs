@@ -1,0 +1,213 @@
+//! Stores: where an object's bytes rest.
+//!
+//! Owns the reading and writing of whole ranges of bytes, and what can go wrong with it. Leaves to
+//! the page cache which pages are read or written and when, and that no two requests that overlap
+//! are in flight at once where one of them writes: a store orders nothing but a [`Store::sync`]
+//! behind the writes that returned before it.
+//!
+//! | store | bytes |
+//! |---|---|
+//! | [`FileStore`] | a file or a block device, by direct or buffered I/O |
+//! | [`ZstdStore`] | an archive of zstd frames, read-only, seen as the file that was packed |
+//! | [`test`] | in memory; and wrappers that hold, fail and crash |
+//!
+//! Every method may block and allocate, so no handler calls one. The locks here are leaves: none
+//! is held while another is taken, and none but a frame's own across an I/O.
+
+mod error;
+pub mod file;
+pub mod test;
+mod workers;
+pub mod zstd;
+
+use std::sync::Arc;
+
+pub use self::error::{Cause, Operation, StoreError};
+pub use self::file::{Direct, FileOptions, FileStore};
+pub use self::zstd::{PackOptions, Packed, ZstdStore, pack};
+
+/// The largest read that a store may like: what the largest folio holds.
+pub const READ_BYTES_MAX: usize = 2 << 20;
+
+/// Bytes that outlive the memory they are mapped to.
+pub trait Store: Send + Sync {
+    /// What messages call it: the path.
+    fn name(&self) -> &str;
+
+    /// Bytes, as it is now.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    fn len(&self) -> Result<u64, StoreError>;
+
+    /// Whether there is nothing in it, as it is now.
+    ///
+    /// # Errors
+    /// As [`Store::len`].
+    fn is_empty(&self) -> Result<bool, StoreError> {
+        Ok(self.len()? == 0)
+    }
+
+    /// Whether every write is refused.
+    fn is_read_only(&self) -> bool;
+
+    /// Fills `into` from `offset` on. Meant for whole pages at page boundaries, which is what can
+    /// go by direct I/O; anything else is read as well. Bytes past the end are zeros.
+    ///
+    /// # Errors
+    /// [`Cause::Shrunk`] where whole pages that the store had are gone; `into` is then as if the
+    /// missing bytes were zeros. After any other error `into` holds anything.
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError>;
+
+    /// Writes `from` at `offset`; a store that ended before ends behind it afterwards. The last
+    /// page of a store comes with its true length: nothing is written past `from`.
+    ///
+    /// # Errors
+    /// [`Cause::ReadOnly`], or what the kernel says. Any part of it may have been written then.
+    fn write(&self, offset: u64, from: &[u8]) -> Result<(), StoreError>;
+
+    /// Cuts the store off, or extends it by zeros.
+    ///
+    /// # Errors
+    /// [`Cause::ReadOnly`], or what the kernel says.
+    fn set_len(&self, bytes: u64) -> Result<(), StoreError>;
+
+    /// Returns when all is durable whose write or `set_len` returned before.
+    ///
+    /// # Errors
+    /// What the kernel says. What was written since the last sync may then be lost, and a later
+    /// sync that succeeds says nothing about it: write it again first.
+    fn sync(&self) -> Result<(), StoreError>;
+
+    /// Does several reads, in any order or at once; each request is answered, by its own result.
+    fn read_all(&self, requests: &mut [ReadRequest<'_>]) {
+        for request in requests {
+            request.answer_by(|offset, into| self.read(offset, into));
+        }
+    }
+
+    /// Does several writes, in any order or at once; each request is answered, by its own result.
+    fn write_all(&self, requests: &mut [WriteRequest<'_>]) {
+        for request in requests {
+            request.answer(self.write(request.offset, request.from));
+        }
+    }
+
+    /// How large a read this store likes, in bytes: a power of two, from a page to
+    /// [`READ_BYTES_MAX`].
+    fn best_read_bytes(&self) -> usize;
+}
+
+/// One read of a batch.
+pub struct ReadRequest<'a> {
+    /// Where from.
+    pub offset: u64,
+    /// What to fill.
+    pub into: &'a mut [u8],
+    result: Option<Result<(), StoreError>>,
+}
+
+impl<'a> ReadRequest<'a> {
+    /// To be read: `into.len()` bytes from `offset` on.
+    #[must_use]
+    pub fn new(offset: u64, into: &'a mut [u8]) -> ReadRequest<'a> {
+        ReadRequest { offset, into, result: None }
+    }
+
+    /// The store says what became of it.
+    pub fn answer(&mut self, result: Result<(), StoreError>) {
+        self.result = Some(result);
+    }
+
+    /// The store does it now.
+    pub fn answer_by(&mut self, read: impl FnOnce(u64, &mut [u8]) -> Result<(), StoreError>) {
+        let result = read(self.offset, self.into);
+        self.answer(result);
+    }
+
+    /// What became of it.
+    ///
+    /// # Errors
+    /// As [`Store::read`]; [`Cause::Unanswered`] before the store has said so.
+    pub fn result(&self) -> Result<(), StoreError> {
+        let bytes = self.into.len() as u64;
+        self.result.clone().unwrap_or_else(|| unanswered(Operation::Read, self.offset, bytes))
+    }
+}
+
+/// One write of a batch.
+pub struct WriteRequest<'a> {
+    /// Where to.
+    pub offset: u64,
+    /// What to write.
+    pub from: &'a [u8],
+    result: Option<Result<(), StoreError>>,
+}
+
+impl<'a> WriteRequest<'a> {
+    /// To be written: `from`, at `offset`.
+    #[must_use]
+    pub fn new(offset: u64, from: &'a [u8]) -> WriteRequest<'a> {
+        WriteRequest { offset, from, result: None }
+    }
+
+    /// The store says what became of it.
+    pub fn answer(&mut self, result: Result<(), StoreError>) {
+        self.result = Some(result);
+    }
+
+    /// What became of it.
+    ///
+    /// # Errors
+    /// As [`Store::write`]; [`Cause::Unanswered`] before the store has said so.
+    pub fn result(&self) -> Result<(), StoreError> {
+        let bytes = self.from.len() as u64;
+        self.result.clone().unwrap_or_else(|| unanswered(Operation::Write, self.offset, bytes))
+    }
+}
+
+fn unanswered(operation: Operation, offset: u64, bytes: u64) -> Result<(), StoreError> {
+    Err(StoreError::new(operation, "a store", offset, bytes, Cause::Unanswered))
+}
+
+impl<S: Store + ?Sized> Store for Arc<S> {
+    fn name(&self) -> &str {
+        (**self).name()
+    }
+
+    fn len(&self) -> Result<u64, StoreError> {
+        (**self).len()
+    }
+
+    fn is_read_only(&self) -> bool {
+        (**self).is_read_only()
+    }
+
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
+        (**self).read(offset, into)
+    }
+
+    fn write(&self, offset: u64, from: &[u8]) -> Result<(), StoreError> {
+        (**self).write(offset, from)
+    }
+
+    fn set_len(&self, bytes: u64) -> Result<(), StoreError> {
+        (**self).set_len(bytes)
+    }
+
+    fn sync(&self) -> Result<(), StoreError> {
+        (**self).sync()
+    }
+
+    fn read_all(&self, requests: &mut [ReadRequest<'_>]) {
+        (**self).read_all(requests);
+    }
+
+    fn write_all(&self, requests: &mut [WriteRequest<'_>]) {
+        (**self).write_all(requests);
+    }
+
+    fn best_read_bytes(&self) -> usize {
+        (**self).best_read_bytes()
+    }
+}

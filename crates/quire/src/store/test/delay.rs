@@ -1,0 +1,215 @@
+//! Operations that take their time.
+
+use core::time::Duration;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::vec::Vec;
+
+use super::super::{Cause, Operation, Store, StoreError};
+
+struct State {
+    /// Operations that wait here.
+    held: Vec<Operation>,
+    /// How many that wait, or come, are let go although they are held.
+    permits: usize,
+    delay: Duration,
+    waiting: usize,
+    is_cancelled: bool,
+}
+
+/// Holds operations (those that are named to [`DelayStore::hold`]) until they are let go, or lets
+/// each take a time. What is held has not begun; a cancelled one never will.
+pub struct DelayStore<S> {
+    inner: S,
+    state: Mutex<State>,
+    /// Any change of `state`.
+    changed: Condvar,
+}
+
+impl<S: Store> DelayStore<S> {
+    /// Holds nothing yet.
+    pub fn new(inner: S) -> DelayStore<S> {
+        let state = State {
+            held: Vec::new(),
+            permits: 0,
+            delay: Duration::ZERO,
+            waiting: 0,
+            is_cancelled: false,
+        };
+        DelayStore { inner, state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    /// From now on such operations wait.
+    pub fn hold(&self, operation: Operation) {
+        self.lock().held.push(operation);
+    }
+
+    /// Every operation takes at least this long from now on, after it was let go.
+    pub fn set_delay(&self, delay: Duration) {
+        self.lock().delay = delay;
+    }
+
+    /// Lets `count` of those go that wait or come next.
+    pub fn release(&self, count: usize) {
+        self.lock().permits += count;
+        self.changed.notify_all();
+    }
+
+    /// Holds nothing any more, and lets all go that wait.
+    pub fn release_all(&self) {
+        self.lock().held.clear();
+        self.changed.notify_all();
+    }
+
+    /// Everything that waits or comes from now on fails with [`Cause::Cancelled`].
+    pub fn cancel(&self) {
+        self.lock().is_cancelled = true;
+        self.changed.notify_all();
+    }
+
+    /// Operations that wait now.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.lock().waiting
+    }
+
+    /// Waits until `count` operations or more wait. False if they did not within `time`.
+    #[must_use]
+    pub fn wait_for(&self, count: usize, time: Duration) -> bool {
+        let state = self.lock();
+        let waited = self.changed.wait_timeout_while(state, time, |state| state.waiting < count);
+        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where operations wait.
+    fn pass(&self, operation: Operation, offset: u64, bytes: usize) -> Result<(), StoreError> {
+        let mut state = self.lock();
+        state.waiting += 1;
+        self.changed.notify_all();
+        while !state.is_cancelled && state.held.contains(&operation) {
+            if state.permits > 0 {
+                state.permits -= 1;
+                break;
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        let deadline = std::time::Instant::now() + state.delay;
+        // Against a clock: another's change wakes us too.
+        while !state.is_cancelled {
+            let left = deadline.saturating_duration_since(std::time::Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            let waited = self.changed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        state.waiting -= 1;
+        if state.is_cancelled {
+            let name = self.inner.name();
+            return Err(StoreError::new(operation, name, offset, bytes as u64, Cause::Cancelled));
+        }
+        Ok(())
+    }
+}
+
+impl<S: Store> Store for DelayStore<S> {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    fn len(&self) -> Result<u64, StoreError> {
+        self.pass(Operation::Len, 0, 0)?;
+        self.inner.len()
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.inner.is_read_only()
+    }
+
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
+        self.pass(Operation::Read, offset, into.len())?;
+        self.inner.read(offset, into)
+    }
+
+    fn write(&self, offset: u64, from: &[u8]) -> Result<(), StoreError> {
+        self.pass(Operation::Write, offset, from.len())?;
+        self.inner.write(offset, from)
+    }
+
+    fn set_len(&self, bytes: u64) -> Result<(), StoreError> {
+        self.pass(Operation::SetLen, bytes, 0)?;
+        self.inner.set_len(bytes)
+    }
+
+    fn sync(&self) -> Result<(), StoreError> {
+        self.pass(Operation::Sync, 0, 0)?;
+        self.inner.sync()
+    }
+
+    fn best_read_bytes(&self) -> usize {
+        self.inner.best_read_bytes()
+    }
+}
+
+/// A store that never answers: reads, writes, `set_len` and syncs wait until it is cancelled, and
+/// then fail. Name and length it tells, or nothing could be mapped of it.
+pub struct NeverStore<S>(DelayStore<S>);
+
+impl<S: Store> NeverStore<S> {
+    /// Says of itself what `inner` does.
+    pub fn new(inner: S) -> NeverStore<S> {
+        let store = DelayStore::new(inner);
+        for operation in [Operation::Read, Operation::Write, Operation::SetLen, Operation::Sync] {
+            store.hold(operation);
+        }
+        NeverStore(store)
+    }
+
+    /// All that wait, and all that come, fail with [`Cause::Cancelled`].
+    pub fn cancel(&self) {
+        self.0.cancel();
+    }
+
+    /// Waits until `count` operations or more wait. False if they did not within `time`.
+    #[must_use]
+    pub fn wait_for(&self, count: usize, time: Duration) -> bool {
+        self.0.wait_for(count, time)
+    }
+}
+
+impl<S: Store> Store for NeverStore<S> {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    fn len(&self) -> Result<u64, StoreError> {
+        self.0.inner.len()
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.0.is_read_only()
+    }
+
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
+        self.0.read(offset, into)
+    }
+
+    fn write(&self, offset: u64, from: &[u8]) -> Result<(), StoreError> {
+        self.0.write(offset, from)
+    }
+
+    fn set_len(&self, bytes: u64) -> Result<(), StoreError> {
+        self.0.set_len(bytes)
+    }
+
+    fn sync(&self) -> Result<(), StoreError> {
+        self.0.sync()
+    }
+
+    fn best_read_bytes(&self) -> usize {
+        self.0.best_read_bytes()
+    }
+}

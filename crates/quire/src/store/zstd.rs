@@ -1,0 +1,218 @@
+//! An archive of zstd frames as a read-only store.
+//!
+//! Owns where each frame lies in the archive ([`index`]) and a few frames that are unpacked
+//! ([`cache`]). What is mapped is the file that was packed; an archive is any `.zst` whose frames
+//! are small enough to be unpacked for a page's sake, with a seek table ([`seek_table`]) or
+//! without. [`pack()`] makes one.
+//!
+//! Nothing in an archive is believed: every length is checked against the file's before it is
+//! used, a wrong one cannot shift the frames behind it ([`index`]), and a frame that does not
+//! unpack to exactly the bytes that the index promises is an error. The locks are the cache's.
+
+mod cache;
+mod index;
+mod pack;
+mod seek_table;
+
+use core::fmt;
+use std::format;
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
+use std::string::String;
+use std::sync::Arc;
+use std::vec;
+use std::vec::Vec;
+
+use rustix::fs::fstat;
+use rustix::io::Errno;
+use zstd_safe::DCtx;
+
+use self::cache::Cache;
+use self::index::{Frame, Index};
+pub use self::pack::{PackOptions, Packed, pack};
+use super::file::{display, errno_of, pread_full};
+use super::workers::{cpus, on_threads};
+use super::{Cause, Operation, READ_BYTES_MAX, ReadRequest, Store, StoreError};
+use crate::units::PAGE_SIZE;
+
+/// The largest frame that is unpacked for a page's sake, in bytes, packed or unpacked.
+pub const FRAME_BYTES_MAX: usize = 64 << 20;
+/// Unpacked frames that are kept, unless told otherwise: several streams of readers.
+const CACHE_BYTES: usize = 32 << 20;
+
+/// What is wrong with an archive, before it has a name and a place.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Flaw {
+    /// The kernel said so.
+    Os(Errno),
+    /// At this offset the archive is not what it must be.
+    Corrupt(u64, String),
+    /// At this offset is something that cannot be mapped.
+    Unsupported(u64, String),
+}
+
+impl Flaw {
+    fn corrupt(offset: u64, what: impl fmt::Display) -> Flaw {
+        Flaw::Corrupt(offset, format!("{what}"))
+    }
+
+    /// As an error of the archive called `name`.
+    fn into_error(self, operation: Operation, name: &str) -> StoreError {
+        let (offset, cause) = match self {
+            Flaw::Os(errno) => (0, Cause::Os(errno)),
+            Flaw::Corrupt(offset, what) => (offset, Cause::Corrupt(what)),
+            Flaw::Unsupported(offset, what) => (offset, Cause::Unsupported(what)),
+        };
+        StoreError::new(operation, name, offset, 0, cause)
+    }
+}
+
+/// A packed file, seen unpacked.
+pub struct ZstdStore {
+    name: String,
+    file: File,
+    index: Index,
+    cache: Cache,
+}
+
+impl ZstdStore {
+    /// Opens an archive and reads where its frames lie. One without a seek table whose frames are
+    /// of many sizes is unpacked once for it, which takes its time where it is large.
+    ///
+    /// # Errors
+    /// [`Cause::Unsupported`] where a frame is too large, or does not say how large it is;
+    /// [`Cause::Corrupt`] with the offset in the archive; or what the kernel says.
+    pub fn open(path: impl AsRef<Path>) -> Result<ZstdStore, StoreError> {
+        ZstdStore::with_cache(path, CACHE_BYTES)
+    }
+
+    /// The same, keeping about `cache_bytes` bytes of unpacked frames (one frame at least, and
+    /// those that are being read).
+    ///
+    /// # Errors
+    /// As [`ZstdStore::open`].
+    pub fn with_cache(path: impl AsRef<Path>, cache_bytes: usize) -> Result<ZstdStore, StoreError> {
+        let path = path.as_ref();
+        let name = display(path);
+        let fail = |flaw: Flaw| flaw.into_error(Operation::Open, &name);
+        let file = File::open(path).map_err(|error| fail(Flaw::Os(errno_of(&error))))?;
+        let bytes = fstat(&file).map_err(|errno| fail(Flaw::Os(errno)))?.st_size as u64;
+        let index = Index::read(file.as_fd(), bytes).map_err(fail)?;
+        Ok(ZstdStore { name, file, index, cache: Cache::new(cache_bytes) })
+    }
+
+    /// Frames in the archive that have content.
+    #[must_use]
+    pub fn frame_count(&self) -> usize {
+        self.index.frames().len()
+    }
+
+    /// Frames unpacked so far, each time counted.
+    #[must_use]
+    pub fn unpacked_count(&self) -> u64 {
+        self.cache.filled_count()
+    }
+
+    /// Bytes of the unpacked frames that are kept.
+    #[must_use]
+    pub fn kept_bytes(&self) -> usize {
+        self.cache.kept_bytes()
+    }
+
+    /// The unpacked bytes of a frame.
+    fn frame(&self, number: usize) -> Result<Arc<Vec<u8>>, Flaw> {
+        self.cache.get(number, || unpack(self.file.as_fd(), &self.index.frames()[number]))
+    }
+
+    fn fill(&self, offset: u64, into: &mut [u8]) -> Result<(), Flaw> {
+        let mut rest = &mut *into;
+        let mut at = offset;
+        while let Some((number, frame)) = self.index.find(at) {
+            if rest.is_empty() {
+                return Ok(());
+            }
+            let bytes = self.frame(number)?;
+            let inside = &bytes[(at - frame.at) as usize..];
+            let (now, later) = rest.split_at_mut(inside.len().min(rest.len()));
+            now.copy_from_slice(&inside[..now.len()]);
+            at += now.len() as u64;
+            rest = later;
+        }
+        rest.fill(0);
+        Ok(())
+    }
+
+    fn read_only(&self, operation: Operation, offset: u64, bytes: u64) -> StoreError {
+        StoreError::new(operation, &self.name, offset, bytes, Cause::ReadOnly)
+    }
+}
+
+impl Store for ZstdStore {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn len(&self) -> Result<u64, StoreError> {
+        Ok(self.index.bytes())
+    }
+
+    fn is_read_only(&self) -> bool {
+        true
+    }
+
+    /// Errors of corruption carry the offset in the archive, not the one that was read.
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
+        self.fill(offset, into).map_err(|flaw| flaw.into_error(Operation::Read, &self.name))
+    }
+
+    fn write(&self, offset: u64, from: &[u8]) -> Result<(), StoreError> {
+        Err(self.read_only(Operation::Write, offset, from.len() as u64))
+    }
+
+    fn set_len(&self, bytes: u64) -> Result<(), StoreError> {
+        Err(self.read_only(Operation::SetLen, bytes, 0))
+    }
+
+    fn sync(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    fn read_all(&self, requests: &mut [ReadRequest<'_>]) {
+        on_threads(cpus(), requests, |request| {
+            request.answer_by(|offset, into| self.read(offset, into));
+        });
+    }
+
+    fn best_read_bytes(&self) -> usize {
+        let frame = self.index.largest_frame_bytes().next_power_of_two();
+        frame.clamp(16 * PAGE_SIZE, READ_BYTES_MAX)
+    }
+}
+
+/// The content of a frame, which is what the index promises or an error.
+fn unpack(file: BorrowedFd<'_>, frame: &Frame) -> Result<Arc<Vec<u8>>, Flaw> {
+    let mut packed = vec![0; frame.packed_bytes];
+    let there = pread_full(file, frame.packed_at, &mut packed).map_err(Flaw::Os)?;
+    if there != packed.len() {
+        return Err(Flaw::corrupt(frame.packed_at, "the archive ends inside a frame"));
+    }
+    // One byte more than promised, so that a frame with more in it is noticed.
+    let mut bytes = vec![0; frame.bytes + 1];
+    let unpacked = DCtx::try_create()
+        .ok_or(Flaw::Os(Errno::NOMEM))?
+        .decompress(&mut bytes[..], &packed)
+        .map_err(|code| Flaw::corrupt(frame.packed_at, zstd_safe::get_error_name(code)))?;
+    if unpacked != frame.bytes {
+        let what = format!("a frame has {unpacked} bytes in it, not {}", frame.bytes);
+        return Err(Flaw::corrupt(frame.packed_at, what));
+    }
+    bytes.truncate(frame.bytes);
+    if let Some(checksum) = frame.checksum
+        && checksum != seek_table::checksum(&bytes)
+    {
+        let what = "a frame's content does not fit the seek table's checksum";
+        return Err(Flaw::corrupt(frame.packed_at, what));
+    }
+    Ok(Arc::new(bytes))
+}
