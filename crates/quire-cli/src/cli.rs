@@ -29,6 +29,8 @@ pub enum Command {
     Run(RunOptions),
     /// Measure programs bare, under quire, and with the kernel's swap
     Bench(BenchArgs),
+    /// Compress a file into an archive that can be mapped like the file
+    Pack(PackArgs),
     /// Say what this kernel and this user may do, and how to mend what is missing
     Doctor,
 }
@@ -109,6 +111,42 @@ pub struct RunOptions {
         value_name = "PROGRAM"
     )]
     pub program: Vec<OsString>,
+}
+
+const PACK_EXAMPLES: &str = "\
+Examples:
+  quire pack model.bin -o model.bin.zst
+  quire pack table.csv -o table.csv.zst --frame-size 256K --level 9
+
+The archive is an ordinary .zst file, which zstd -d unpacks as well. Of a frame, all is unpacked for
+the first page that is wanted: larger frames pack better, smaller ones are quicker to get at.";
+
+#[derive(Args, Debug)]
+#[command(after_help = PACK_EXAMPLES)]
+pub struct PackArgs {
+    /// The file to compress
+    #[arg(value_name = "FILE")]
+    pub input: PathBuf,
+
+    /// The archive to make; it appears when it is complete
+    #[arg(long, short, value_name = "FILE.zst")]
+    pub output: PathBuf,
+
+    /// Bytes that are compressed together: whole pages, at most 64M
+    #[arg(long, value_name = "SIZE", default_value = "1M", value_parser = Size::parse)]
+    pub frame_size: Size,
+
+    /// zstd's level: 1 is fast, 19 small
+    #[arg(long, value_name = "N", default_value_t = 3, allow_negative_numbers = true)]
+    pub level: i32,
+
+    /// Replace an archive that is there
+    #[arg(long, short)]
+    pub force: bool,
+
+    /// Say nothing but errors
+    #[arg(long, short, env = "QUIRE_QUIET", value_parser = FalseyValueParser::new())]
+    pub quiet: bool,
 }
 
 /// How much a fault maps.

@@ -1,8 +1,9 @@
 //! `quire`: runs programs in less memory than they want.
 //!
 //! `run` starts a program under the preload library and supervises it and its children; `doctor`
-//! says what this machine lets it do; `bench` measures it. The managing itself is done in the programs' own processes,
-//! by the preload library; what they share is [`quire::control`].
+//! says what this machine lets it do; `bench` measures it; `pack` makes archives that can be
+//! mapped. The managing itself is done in the programs' own processes, by the preload library; what
+//! they share is [`quire::control`].
 
 #![deny(unsafe_code)]
 
@@ -15,6 +16,7 @@ mod cgroup;
 mod cli;
 mod doctor;
 mod inspect;
+mod pack;
 mod preload;
 mod procfs;
 mod report;
@@ -49,6 +51,7 @@ fn main() -> ExitCode {
     let result = match arguments.command {
         cli::Command::Run(options) => run::run(options),
         cli::Command::Bench(arguments) => bench::main(arguments),
+        cli::Command::Pack(arguments) => pack::pack(&arguments),
         cli::Command::Doctor => Ok(if doctor::doctor() { 0 } else { 1 }),
     };
     match result {

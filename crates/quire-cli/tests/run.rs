@@ -1,4 +1,4 @@
-//! `quire run` and `quire doctor` as a user meets them: exit statuses, messages, signals.
+//! `quire run`, `quire pack` and `quire doctor` as a user meets them: exit statuses, messages, signals.
 //!
 //! The programs run with a stand-in for the preload library, which joins the run and manages
 //! nothing, so that what fails here is the supervisor's.
@@ -14,6 +14,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use quire::control::{CONTROL_BYTES, Control, MAGIC, Member, VERSION};
+use quire::store::{Store as _, ZstdStore};
 
 /// Compiles the stand-in library, once.
 fn library() -> &'static Path {
@@ -422,8 +423,54 @@ fn the_doctor_says_whether_a_run_works() {
 }
 
 #[test]
+fn pack_makes_an_archive_that_maps_like_the_file_and_spares_one_that_is_there() {
+    let (input, output) = (temporary("content"), temporary("content.zst"));
+    let content = "a line like many others\n".repeat(20_000).into_bytes();
+    fs::write(&input, &content).unwrap();
+    let _ = fs::remove_file(&output);
+    let pack = |words: &[&str]| {
+        quire().arg("pack").arg(&input).arg("-o").arg(&output).args(words).output().unwrap()
+    };
+    let told = pack(&["--frame-size", "64K", "--level", "1"]);
+    assert_eq!((status(&told), stdout(&told)), (0, String::new()), "{}", stderr(&told));
+    // No progress where there is no terminal.
+    let told = stderr(&told);
+    assert!(told.starts_with("quire: packed 468.8 KiB into ") && told.ends_with(", 8 frames\n"));
+    let store = ZstdStore::open(&output).unwrap();
+    let mut bytes = vec![0; content.len()];
+    store.read(0, &mut bytes).unwrap();
+    assert!(bytes == content && store.len().unwrap() == content.len() as u64);
+
+    let refused = pack(&[]);
+    assert_eq!(status(&refused), 125);
+    assert!(stderr(&refused).starts_with("quire: pass --force to replace the archive: "));
+    let replaced = pack(&["--force", "--quiet"]);
+    assert_eq!((status(&replaced), stderr(&replaced)), (0, String::new()));
+    assert_eq!(ZstdStore::open(&output).unwrap().frame_count(), 1);
+    for (words, why) in [
+        (["--frame-size", "5000"], "choose whole pages"),
+        (["--frame-size", "50%"], "--frame-size takes a number of bytes"),
+        (["--level", "77"], "choose one from"),
+    ] {
+        let refused = pack(&words);
+        assert_eq!(status(&refused), 125);
+        assert!(stderr(&refused).contains(why), "{}", stderr(&refused));
+    }
+    fs::remove_file(&input).unwrap();
+    assert_eq!(status(&pack(&["--force"])), 125);
+    assert_eq!(ZstdStore::open(&output).unwrap().frame_count(), 1, "what was there stays");
+    fs::remove_file(output).unwrap();
+}
+
+#[test]
 fn help_and_version_are_no_failures() {
-    for words in [&["--help"] as &[&str], &["--version"], &["run", "--help"], &["doctor", "-h"]] {
+    for words in [
+        &["--help"] as &[&str],
+        &["--version"],
+        &["run", "--help"],
+        &["pack", "-h"],
+        &["doctor", "-h"],
+    ] {
         let output = quire().args(words).output().unwrap();
         assert_eq!((status(&output), stderr(&output)), (0, String::new()), "{words:?}");
     }

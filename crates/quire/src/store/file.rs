@@ -37,8 +37,7 @@ use super::{Cause, Operation, READ_BYTES_MAX, ReadRequest, Store, StoreError, Wr
 use crate::swap::io::{Job, run_alone};
 use crate::units::PAGE_SIZE;
 
-/// Reads that one request makes where the device is none that turns: beyond that, more bytes a
-/// call bring nothing, and the first of them come later.
+/// Flash reads as fast in requests of this size as in larger ones, whose first page comes later.
 const BEST_READ_BYTES: usize = 256 << 10;
 const _: () = assert!(BEST_READ_BYTES <= READ_BYTES_MAX);
 

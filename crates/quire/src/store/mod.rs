@@ -12,7 +12,7 @@
 //! | [`test`] | in memory; and wrappers that hold, fail and crash |
 //!
 //! Every method may block and allocate, so no handler calls one. The locks here are leaves: none
-//! is held while another is taken, and none but a frame's own across an I/O.
+//! is held while another is taken, and none while bytes are read, written or unpacked.
 
 mod error;
 pub mod file;

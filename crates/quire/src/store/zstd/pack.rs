@@ -22,6 +22,7 @@ use super::super::workers::{cpus, on_threads};
 use super::super::{Cause, Operation, StoreError};
 use super::seek_table::{self, Entry, FRAMES_MAX};
 use super::{FRAME_BYTES_MAX, Flaw};
+use crate::sys::monotonic_ns;
 use crate::units::PAGE_SIZE;
 
 /// How a file is packed.
@@ -220,7 +221,8 @@ impl Partial {
     fn create(output: &Path) -> io::Result<Partial> {
         let mut name = OsString::from(".");
         name.push(output.file_name().ok_or(io::ErrorKind::InvalidInput)?);
-        name.push(format!(".{}.partial", std::process::id()));
+        // The time as well: a process that was killed may have left one under the same number.
+        name.push(format!(".{}-{:x}.partial", std::process::id(), monotonic_ns()));
         let path = output.with_file_name(name);
         let file = OpenOptions::new().write(true).create_new(true).open(&path)?;
         Ok(Partial { file, path, is_finished: false })

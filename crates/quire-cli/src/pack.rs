@@ -1,0 +1,123 @@
+//! `quire pack`: makes an archive that can be mapped like the file it was made of.
+
+use std::fs;
+use std::io::{self, IsTerminal as _, Write as _};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use quire::store::{self, PackOptions, Packed};
+use rustix::io::Errno;
+
+use crate::cli::PackArgs;
+use crate::report;
+use crate::size::{Human, Size};
+
+/// Time between two looks at the progress.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
+/// Back to the line's start, and clear it.
+const LINE_START: &str = "\r\x1b[K";
+
+/// Packs, and says what became of it. Returns the exit status.
+pub fn pack(arguments: &PackArgs) -> Result<u8> {
+    let Size::Bytes(frame_bytes) = arguments.frame_size else {
+        bail!("--frame-size takes a number of bytes, like 1M: a frame is no part of anything");
+    };
+    let frame_bytes = usize::try_from(frame_bytes).context("--frame-size is too large")?;
+    let mut options = PackOptions::new().frame_bytes(frame_bytes).level(arguments.level);
+    if arguments.force {
+        options = options.replace();
+    }
+    let mut progress = Progress::new(arguments);
+    let packed = store::pack(&arguments.input, &arguments.output, &options, |bytes| {
+        progress.tell(bytes);
+    });
+    progress.end();
+    let packed = packed.map_err(|error| match error.errno() {
+        Errno::EXIST => anyhow::Error::new(error).context("pass --force to replace the archive"),
+        _ => error.into(),
+    })?;
+    if !arguments.quiet {
+        report::say(&summary(&packed));
+    }
+    Ok(0)
+}
+
+fn summary(packed: &Packed) -> String {
+    let Packed { bytes, packed_bytes, frames } = *packed;
+    let share = packed_bytes as f64 * 100.0 / bytes.max(1) as f64;
+    let frames = if frames == 1 { "1 frame".into() } else { format!("{frames} frames") };
+    format!("packed {} into {} ({share:.1}%), {frames}", Human(bytes), Human(packed_bytes))
+}
+
+/// A line on the terminal that says how far we are.
+struct Progress {
+    /// Bytes of the file, as far as it tells; 0 for a pipe.
+    total_bytes: u64,
+    is_shown: bool,
+    last: Option<Instant>,
+}
+
+impl Progress {
+    fn new(arguments: &PackArgs) -> Progress {
+        Progress {
+            total_bytes: fs::metadata(&arguments.input).map_or(0, |metadata| metadata.len()),
+            is_shown: !arguments.quiet && io::stderr().is_terminal(),
+            last: None,
+        }
+    }
+
+    fn tell(&mut self, bytes: u64) {
+        if !self.is_shown || self.last.is_some_and(|last| last.elapsed() < PROGRESS_INTERVAL) {
+            return;
+        }
+        self.last = Some(Instant::now());
+        let line = progress_line(bytes, self.total_bytes);
+        // Whoever closed the terminal still wants the archive.
+        let _ = write!(io::stderr(), "{LINE_START}{line}");
+    }
+
+    /// Leaves an empty line for what is said next.
+    fn end(&self) {
+        if self.last.is_some() {
+            let _ = write!(io::stderr(), "{LINE_START}");
+        }
+    }
+}
+
+fn progress_line(bytes: u64, total_bytes: u64) -> String {
+    // A file that grows, and a pipe, have no share to tell.
+    match u128::from(bytes).checked_mul(100).and_then(|bytes| bytes.checked_div(total_bytes.into()))
+    {
+        Some(percent) if percent <= 100 => {
+            format!("quire: packing: {percent}% of {}", Human(total_bytes))
+        }
+        _ => format!("quire: packing: {}", Human(bytes)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn progress_is_a_share_where_there_is_a_whole() {
+        for (bytes, total_bytes, line) in [
+            (0, 4 << 20, "quire: packing: 0% of 4 MiB"),
+            (3 << 20, 4 << 20, "quire: packing: 75% of 4 MiB"),
+            (4 << 20, 4 << 20, "quire: packing: 100% of 4 MiB"),
+            (5 << 20, 4 << 20, "quire: packing: 5 MiB"),
+            (5 << 20, 0, "quire: packing: 5 MiB"),
+            (u64::MAX, u64::MAX, "quire: packing: 100% of 16384 PiB"),
+        ] {
+            assert_eq!(progress_line(bytes, total_bytes), line);
+        }
+    }
+
+    #[test]
+    fn the_summary_says_what_was_gained() {
+        let packed = Packed { bytes: 4 << 20, packed_bytes: 1 << 20, frames: 4 };
+        assert_eq!(summary(&packed), "packed 4 MiB into 1 MiB (25.0%), 4 frames");
+        let packed = Packed { bytes: 0, packed_bytes: 17, frames: 0 };
+        assert_eq!(summary(&packed), "packed 0 B into 17 B (1700.0%), 0 frames");
+    }
+}
