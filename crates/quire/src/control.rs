@@ -23,7 +23,7 @@ pub const SOCKET_VARIABLE: &str = "QUIRE_SOCKET";
 /// First word of the control page, of `Hello` and of `Welcome`.
 pub const MAGIC: u32 = 0x5155_4952;
 /// Changed with every change of a structure in this module.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// Most processes of one tree that can be managed at a time.
 pub const MEMBERS_MAX: usize = 256;
@@ -99,11 +99,17 @@ pub enum Event {
     UnmapNs,
     /// Nanoseconds that packing what was unmapped took.
     CompressNs,
+    /// Pages of objects mapped from their cache.
+    MapCached,
+    /// Pages of objects read from their stores.
+    Pgpgin,
+    /// Pages of objects written to their stores.
+    Pgpgout,
 }
 
 impl Event {
     /// Every event, in the order of its counter.
-    pub const ALL: [Event; 30] = [
+    pub const ALL: [Event; 33] = [
         Event::Pgfault,
         Event::Pgmajfault,
         Event::Pswpin,
@@ -134,6 +140,9 @@ impl Event {
         Event::Fork,
         Event::UnmapNs,
         Event::CompressNs,
+        Event::MapCached,
+        Event::Pgpgin,
+        Event::Pgpgout,
     ];
 
     /// The counter's name in reports.
@@ -170,6 +179,9 @@ impl Event {
             Event::Fork => "fork",
             Event::UnmapNs => "unmap_ns",
             Event::CompressNs => "compress_ns",
+            Event::MapCached => "map_cached",
+            Event::Pgpgin => "pgpgin",
+            Event::Pgpgout => "pgpgout",
         }
     }
 }

@@ -12,6 +12,8 @@ pub mod control;
 pub mod errands;
 pub mod fault;
 pub mod frames;
+#[cfg(feature = "library")]
+pub mod library;
 mod mean;
 pub mod mmu;
 pub mod object;

@@ -31,8 +31,18 @@ struct Memory {
     compressor: MaybeUninit<Compressor>,
 }
 
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let bytes = size_of::<Memory>().next_multiple_of(4096);
+        // `staging` is where the mapping begins.
+        let start = core::ptr::NonNull::from(&mut *self.staging).cast();
+        // SAFETY: mapped by `new`, and what refers to it ends with self.
+        unsafe { memory::release(start, bytes) };
+    }
+}
+
 impl Scratch {
-    /// Maps the buffers; they live as long as the process.
+    /// Maps the buffers; they live as long as the scratch.
     ///
     /// # Errors
     /// `NOMEM`.

@@ -118,6 +118,18 @@ impl ObjectPage {
     pub const fn add(self, count: usize) -> ObjectPage {
         ObjectPage(self.0 + count as u64)
     }
+
+    /// The page as an index into a table with one entry a page.
+    #[must_use]
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+
+    /// Where the page begins, in bytes from the object's start.
+    #[must_use]
+    pub const fn offset(self) -> u64 {
+        self.0 << PAGE_SHIFT
+    }
 }
 
 impl fmt::Debug for ObjectPage {
@@ -168,5 +180,10 @@ impl ObjectRange {
     pub fn intersect(self, other: ObjectRange) -> ObjectRange {
         let start = self.start.max(other.start);
         ObjectRange { start, end: self.end.min(other.end).max(start) }
+    }
+
+    /// The pages, in order.
+    pub fn pages(self) -> impl DoubleEndedIterator<Item = ObjectPage> + Clone {
+        (self.start.0..self.end.0).map(ObjectPage)
     }
 }

@@ -95,7 +95,7 @@ struct Samples {
 }
 
 /// What became of the tree.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct Account {
     pub budget_bytes: u64,
     pub held_bytes_max: u64,
@@ -107,6 +107,23 @@ pub struct Account {
     pub processes: u64,
     pub processes_left: u64,
     pub events: [u64; Event::ALL.len()],
+}
+
+impl Default for Account {
+    fn default() -> Account {
+        Account {
+            budget_bytes: 0,
+            held_bytes_max: 0,
+            wanted_bytes_max: 0,
+            managed_bytes_max: 0,
+            pool_bytes_max: 0,
+            swap_file_bytes_max: 0,
+            swap_file_limit_bytes: 0,
+            processes: 0,
+            processes_left: 0,
+            events: [0; Event::ALL.len()],
+        }
+    }
 }
 
 /// The supervisor of one run.

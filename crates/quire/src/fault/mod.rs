@@ -100,7 +100,8 @@ impl<M: Mmu> AddressSpace<M> {
             let old = if is_noticed { old.without(Flags::WRITE_PROTECTED) } else { old };
             let served = match old.state() {
                 State::Mapped => return self.fault_on_mapped(page, old, &vma, access),
-                State::Poisoned => return self.fault_on_poisoned(page),
+                // Cached is for words of objects alone.
+                State::Poisoned | State::Cached => return self.fault_on_poisoned(page),
                 State::File => return self.fault_from_file(page, old, scratch),
                 State::Limbo => self.fault_from_limbo(page, old, &vma, guess, access),
                 State::None | State::Same | State::Pool => {
@@ -114,7 +115,7 @@ impl<M: Mmu> AddressSpace<M> {
     }
 
     /// Leaves a fault to the background thread.
-    fn starve(&self, page: PageNum) -> Outcome {
+    pub(crate) fn starve(&self, page: PageNum) -> Outcome {
         self.budget.count(Event::FaultParked, 1);
         self.starved.push(page);
         self.budget.call_for_memory();

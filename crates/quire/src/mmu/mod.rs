@@ -7,6 +7,7 @@
 //! Locks: the MMU has none. The caller holds the page locks of all pages named, but for
 //! [`Mmu::wake`] and the operations on address space, for which it holds the space's lock.
 
+pub mod object;
 #[cfg(feature = "simulated")]
 pub mod simulated;
 pub mod userfaultfd;

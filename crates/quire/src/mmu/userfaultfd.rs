@@ -1,19 +1,24 @@
 //! The real MMU: userfaultfd over the arena and the frame pool.
 
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicI32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 use linux_raw_sys::general::{
     __NR_pread64, __NR_process_vm_readv, MADV_DOFORK, MADV_DONTFORK, MADV_DONTNEED,
     MADV_NOHUGEPAGE, MADV_POPULATE_WRITE,
 };
+use rustix::fd::{BorrowedFd, IntoRawFd};
+use rustix::fs::{FallocateFlags, MemfdFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
+use super::object::{Home, ObjectMmu};
 use super::{Done, FrameId, FrameRun, Holes, Mmu, Prot, Protection, Refusal};
 use crate::sys::thread::{is_engine_thread, process_id};
-use crate::sys::uffd::{MODE_MISSING, MODE_WP, Partial, Uffd, feature};
+use crate::sys::uffd::{MODE_MINOR, MODE_MISSING, MODE_WP, Partial, Uffd, feature};
 use crate::sys::{Errno, call, memory};
-use crate::units::{BLOCK_PAGES, PAGE_SHIFT, PAGE_SIZE, PageNum, PageRange};
+use crate::units::{
+    BLOCK_PAGES, ObjectPage, ObjectRange, PAGE_SHIFT, PAGE_SIZE, PageNum, PageRange,
+};
 
 /// The arena and the frame pool, each registered with a userfaultfd of its own.
 ///
@@ -28,6 +33,8 @@ pub struct Userfaultfd {
     pool_faults: Uffd,
     /// /proc/self/mem, for pages that may not be read.
     mem: AtomicI32,
+    /// Whether every thread of the process has the descriptors, and not only the engine's.
+    is_shared: AtomicBool,
 }
 
 // SAFETY: the addresses are constant, and the kernel serialises the calls.
@@ -58,6 +65,7 @@ impl Userfaultfd {
             faults: Uffd::closed(),
             pool_faults: Uffd::closed(),
             mem: AtomicI32::new(-1),
+            is_shared: AtomicBool::new(false),
         };
         // A child made behind our back finds nothing mapped, and so never reads a zero where data
         // was; the fork that we serve lifts this for its moment.
@@ -82,6 +90,35 @@ impl Userfaultfd {
         self.pool_faults.register(pool, self.pool_bytes(), MODE_MISSING)
     }
 
+    /// The same for an application that manages memory of its own: the descriptors are its own,
+    /// objects can be mapped, and where only faults taken in user mode may be served, that is so.
+    /// Says whether faults inside of system calls are served as well.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn attach_shared(&self, device: Option<i32>, mem: Option<i32>) -> Result<bool, Errno> {
+        let features = feature::MOVE
+            | feature::POISON
+            | feature::PAGEFAULT_FLAG_WP
+            | feature::MISSING_SHMEM
+            | feature::MINOR_SHMEM
+            | feature::WP_SHMEM;
+        let serves_calls =
+            self.faults.open(device, features).or_else(|_| self.faults.open(None, features));
+        if serves_calls.is_err() {
+            self.faults.open_user_mode_only(features)?;
+        }
+        let pool_features = feature::MOVE | feature::SIGBUS;
+        self.pool_faults
+            .open(device, pool_features)
+            .or_else(|_| self.pool_faults.open_user_mode_only(pool_features))?;
+        self.mem.store(mem.unwrap_or(-1), Ordering::Relaxed);
+        self.is_shared.store(true, Ordering::Relaxed);
+        let pool = self.pool.as_ptr() as usize;
+        self.pool_faults.register(pool, self.pool_bytes(), MODE_MISSING)?;
+        Ok(serves_calls.is_ok())
+    }
+
     /// Asks for the faults of a stretch of the arena.
     ///
     /// # Errors
@@ -89,6 +126,23 @@ impl Userfaultfd {
     pub fn register(&self, pages: PageRange) -> Result<(), Errno> {
         let len = pages.len() << PAGE_SHIFT;
         self.faults.register(self.address(pages.start), len, MODE_MISSING | MODE_WP)
+    }
+
+    /// Gives everything back: addresses, and the descriptors that `attach` opened.
+    ///
+    /// # Safety
+    /// Nobody uses the MMU, or memory that it has mapped, any more.
+    pub unsafe fn release(&self) {
+        // SAFETY: reserved by `reserve`; the caller's promise.
+        unsafe {
+            memory::release(self.arena, self.arena_bytes());
+            memory::release(self.pool, self.pool_bytes());
+        }
+        let [faults, pool, _] = self.descriptors();
+        for descriptor in [faults, pool].into_iter().filter(|&number| number >= 0) {
+            // SAFETY: our own, and closed once.
+            unsafe { rustix::io::close(descriptor) };
+        }
     }
 
     /// Says whether a stretch of the arena is inherited by a fork.
@@ -296,7 +350,8 @@ impl Mmu for Userfaultfd {
     }
 
     fn is_reachable(&self) -> bool {
-        is_engine_thread()
+        // Relaxed: set before any other thread knows the MMU.
+        self.is_shared.load(Ordering::Relaxed) || is_engine_thread()
     }
 
     fn read(&self, page: PageNum, into: &mut [u8; PAGE_SIZE]) -> bool {
@@ -349,5 +404,88 @@ impl Mmu for Userfaultfd {
 
     fn frame(&self, frame: FrameId) -> *mut [u8; PAGE_SIZE] {
         self.frame_address(frame) as *mut _
+    }
+}
+
+/// The home's descriptor.
+fn memfd(home: Home) -> BorrowedFd<'static> {
+    // SAFETY: open from `home_open` to `home_close`, which is the home's life.
+    unsafe { BorrowedFd::borrow_raw(home.number) }
+}
+
+impl ObjectMmu for Userfaultfd {
+    fn home_open(&self) -> Result<Home, Errno> {
+        let memfd = rustix::fs::memfd_create(c"quire-object", MemfdFlags::CLOEXEC)?;
+        Ok(Home { number: memfd.into_raw_fd() })
+    }
+
+    fn home_close(&self, home: Home) {
+        // SAFETY: the home's own descriptor, which nobody uses any more.
+        unsafe { rustix::io::close(home.number) };
+    }
+
+    fn home_resize(&self, home: Home, pages: usize) -> Result<(), Errno> {
+        rustix::fs::ftruncate(memfd(home), (pages << PAGE_SHIFT) as u64)
+    }
+
+    fn home_write(&self, home: Home, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
+        let mut done = 0;
+        while done < bytes.len() {
+            match rustix::io::pwrite(memfd(home), &bytes[done..], offset + done as u64) {
+                Ok(0) => return Err(Errno::NOSPC),
+                Ok(written) => done += written,
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn home_read(&self, home: Home, offset: u64, into: &mut [u8]) -> Result<(), Errno> {
+        let mut done = 0;
+        while done < into.len() {
+            match rustix::io::pread(memfd(home), &mut into[done..], offset + done as u64) {
+                Ok(0) => return Err(Errno::INVAL),
+                Ok(read) => done += read,
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn home_punch(&self, home: Home, pages: ObjectRange) -> Result<(), Errno> {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let bytes = (pages.len() << PAGE_SHIFT) as u64;
+        loop {
+            match rustix::fs::fallocate(memfd(home), flags, pages.start.offset(), bytes) {
+                Err(Errno::INTR) => {}
+                other => return other,
+            }
+        }
+    }
+
+    fn map_object(
+        &self,
+        pages: PageRange,
+        home: Home,
+        first: ObjectPage,
+        prot: Prot,
+    ) -> Result<(), Errno> {
+        let (start, len) = (self.address(pages.start), pages.len() << PAGE_SHIFT);
+        let prot = ProtFlags::from_bits_retain(prot.0);
+        let flags = MapFlags::SHARED | MapFlags::NORESERVE | MapFlags::FIXED;
+        // SAFETY: a range of the arena that no VMA has.
+        unsafe {
+            rustix::mm::mmap(start as *mut _, len, prot, flags, memfd(home), first.offset())?;
+            memory::advise(start, len, MADV_DONTFORK)?;
+        }
+        self.faults.register(start, len, MODE_MISSING | MODE_MINOR | MODE_WP)
+    }
+
+    fn map_cached(&self, pages: PageRange, protection: Protection) -> Done {
+        let protect = protection == Protection::WriteProtected;
+        let (start, len) = (self.address(pages.start), pages.len() << PAGE_SHIFT);
+        done(settled(|| self.faults.map_cached(start, len, protect)))
     }
 }

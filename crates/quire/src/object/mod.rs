@@ -1,3 +1,506 @@
-//! Objects: what is mapped at several places.
+//! Objects: what can be mapped that is not anonymous, each with a page cache of its own.
+//!
+//! An object's pages live in its *home* (shared memory, at the object's own offsets), and each has
+//! a page word in the object: `None` is not cached, `Cached` is. Any number of mappings, anywhere
+//! in the arena, show the home; which of its pages a mapping has mapped is known per 2 MiB of the
+//! arena, in a [`window`]. Where an object is mapped is in its interval tree ([`i_mmap`]), which
+//! every walk over the mappings of a page shares ([`rmap`]).
+//!
+//! | file | what is there |
+//! |---|---|
+//! | `map` | mappings come, change their rights, and go |
+//! | `fault` | the way of a fault, and mapping around it |
+//! | `requests` | reads and writes for the store workers, who do what blocks |
+//! | `rmap` | what is done to a page in every mapping |
+//! | `reclaim` | which cached pages go |
+//! | `writeback` | dirty pages on their way to the store |
+//! | `truncate` | an object's length changes |
+//! | `access` | cached bytes without a mapping: `read_at`, `populate` |
+//!
+//! # Who keeps an object alive
+//!
+//! A fault uses an object only while it holds the lock of the window that it faults in, and has
+//! seen its VMA unchanged under that lock. Who unmaps changes the VMA first and takes the windows'
+//! locks afterwards. What was sent to the store workers is counted in the object. So when the last
+//! mapping is gone and nothing is under way, nobody uses it.
+//!
+//! # Invariants
+//!
+//! | | statement |
+//! |---|---|
+//! | O1 | what a window has as mapped is cached, and mapped in the kernel; what is mapped in the kernel is cached |
+//! | O2 | a page that is not DIRTY is writable in no mapping |
+//! | O3 | a page at or behind the object's end is cached only while its truncation is under way |
+//! | O4 | the budget has been charged for every cached page |
+//!
+//! Locks, outer first: the space's lock > page locks of objects > `i_mmap` > a window's lock >
+//! queue of requests. Page locks are tried only where a window's lock is held.
 
+mod access;
+mod fault;
 pub mod i_mmap;
+mod map;
+mod mappings;
+mod reclaim;
+mod requests;
+mod rmap;
+mod truncate;
+pub mod window;
+mod writeback;
+
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+use rustix_futex_sync::Mutex;
+
+pub use self::access::ReadError;
+use self::i_mmap::{IMmap, IMmaps};
+pub use self::map::MapRequest;
+use self::mappings::Mappings;
+pub use self::requests::IoBuffer;
+use self::requests::Requests;
+use self::window::Windows;
+pub use self::writeback::FlushError;
+use crate::budget::Purpose;
+use crate::fault::order::Streams;
+use crate::fault::starved::Starved;
+use crate::mmu::object::{Home, ObjectMmu};
+use crate::page::PageWord;
+use crate::space::AddressSpace;
+use crate::sys::Errno;
+use crate::sys::memory::{self, Access, Table, Zeroed};
+use crate::units::{BLOCK_ORDER, BLOCK_PAGES, ObjectPage, ObjectRange, PAGE_SHIFT, PAGE_SIZE};
+
+/// Most objects of a space.
+pub const OBJECTS_MAX: usize = 4096;
+/// Longest object: 16 TiB.
+pub const OBJECT_PAGES_MAX: usize = 1 << 32;
+
+/// Where an object's bytes rest, as the engine needs it. Called by store workers and by threads
+/// of the program, never by a handler.
+pub trait BackingStore: Sync {
+    /// Fills `into`, whole pages at a page's offset; what lies behind the end reads as zeros.
+    ///
+    /// # Errors
+    /// Why not; nothing in `into` counts then.
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), Errno>;
+
+    /// Writes all of `from`.
+    ///
+    /// # Errors
+    /// Why not; a part may be written.
+    fn write(&self, offset: u64, from: &[u8]) -> Result<(), Errno>;
+
+    /// Changes the length.
+    ///
+    /// # Errors
+    /// Why not; nothing has changed then.
+    fn set_len(&self, bytes: u64) -> Result<(), Errno>;
+
+    /// Makes what was written durable.
+    ///
+    /// # Errors
+    /// Why not.
+    fn sync(&self) -> Result<(), Errno>;
+
+    /// The object is gone; the store is not used any more.
+    fn release(&self) {}
+
+    /// Whether the pages may be written back now. A write-ahead log that is not on disk yet says
+    /// no; the pages stay dirty, and are asked about again.
+    fn may_write(&self, _offset: u64, _bytes: usize) -> bool {
+        true
+    }
+}
+
+/// What is known of 512 pages of an object together.
+struct Block {
+    /// Pages that are cached.
+    cached: AtomicU32,
+    /// Pages that are dirty.
+    dirty: AtomicU32,
+    /// Whether any page word was ever used; they are charged from then on.
+    is_used: AtomicU32,
+}
+
+// SAFETY: atomics, for which zero is valid.
+unsafe impl Zeroed for Block {}
+
+/// A memory object.
+pub struct Object {
+    /// The page words.
+    words: Table<PageWord>,
+    blocks: Table<Block>,
+    home: Home,
+    store: &'static dyn BackingStore,
+    /// Where it is mapped.
+    pub(crate) i_mmap: IMmap,
+    /// Bytes. Shrinks before pages go, grows after the home has.
+    length: AtomicU64,
+    /// Mappings, handles, and what is under way for it.
+    users: AtomicUsize,
+    cached: AtomicUsize,
+    dirty: AtomicUsize,
+    /// Pages under way to the store; the futex of who waits for them.
+    writeback: AtomicU32,
+    /// Who changes the length holds it.
+    resize: Mutex<()>,
+    streams: Streams,
+    /// The first error of a write since a flusher was last told, as an errno; 0 is none.
+    write_error: AtomicI32,
+    write_error_page: AtomicU64,
+    /// Counts write errors: every flusher is told each once.
+    write_errors: AtomicU32,
+    /// The last error of a read.
+    read_error: AtomicI32,
+    read_error_page: AtomicU64,
+}
+
+impl Object {
+    /// Bytes.
+    pub fn len(&self) -> u64 {
+        // Acquire pairs with the release of a change: who sees a longer object sees a longer home.
+        self.length.load(Ordering::Acquire)
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Pages, the last of which may be partial.
+    pub fn pages(&self) -> usize {
+        self.len().div_ceil(PAGE_SIZE as u64) as usize
+    }
+
+    /// Pages in its cache.
+    pub fn cached_pages(&self) -> usize {
+        self.cached.load(Ordering::Relaxed)
+    }
+
+    /// Pages that were written and are not yet on their way to the store.
+    pub fn dirty_pages(&self) -> usize {
+        self.dirty.load(Ordering::Relaxed)
+    }
+
+    /// What a page's word says just now.
+    pub fn snapshot(&self, page: ObjectPage) -> crate::page::Snapshot {
+        self.word(page).load()
+    }
+
+    fn word(&self, page: ObjectPage) -> &PageWord {
+        &self.words[page.index()]
+    }
+
+    fn block(&self, page: ObjectPage) -> &Block {
+        &self.blocks[page.index() >> BLOCK_ORDER]
+    }
+
+    /// All pages.
+    fn range(&self) -> ObjectRange {
+        ObjectRange::new(ObjectPage(0), self.pages())
+    }
+
+    /// Longest that it can become, in pages.
+    fn pages_max(&self) -> usize {
+        self.words.len()
+    }
+
+    /// Counts pages of one block that have come into the cache.
+    fn count_cached(&self, page: ObjectPage, pages: usize) {
+        // Relaxed, here and below: they tell reclaim and write-back where to look.
+        self.block(page).cached.fetch_add(pages as u32, Ordering::Relaxed);
+        self.cached.fetch_add(pages, Ordering::Relaxed);
+    }
+
+    fn count_uncached(&self, page: ObjectPage, pages: usize) {
+        self.block(page).cached.fetch_sub(pages as u32, Ordering::Relaxed);
+        self.cached.fetch_sub(pages, Ordering::Relaxed);
+    }
+
+    fn count_dirty(&self, page: ObjectPage) {
+        self.block(page).dirty.fetch_add(1, Ordering::Relaxed);
+        self.dirty.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn count_cleaned(&self, page: ObjectPage) {
+        self.block(page).dirty.fetch_sub(1, Ordering::Relaxed);
+        self.dirty.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// How much is mapped around a read fault.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum FaultAround {
+    /// What the faults of the mapping suggest.
+    #[default]
+    Auto,
+    /// Exactly the page.
+    Off,
+    /// The aligned block of 2^order pages, 9 at most.
+    Order(u32),
+}
+
+impl FaultAround {
+    const fn to_bits(self) -> u32 {
+        match self {
+            FaultAround::Auto => 0,
+            FaultAround::Off => 1,
+            FaultAround::Order(order) => 2 + if order > BLOCK_ORDER { BLOCK_ORDER } else { order },
+        }
+    }
+
+    const fn from_bits(bits: u32) -> FaultAround {
+        match bits {
+            0 => FaultAround::Auto,
+            1 => FaultAround::Off,
+            order => FaultAround::Order(order - 2),
+        }
+    }
+}
+
+/// A place for an object.
+#[derive(Default)]
+struct Slot(AtomicPtr<Object>);
+
+// SAFETY: null is an empty slot.
+unsafe impl Zeroed for Slot {}
+
+/// An address space that can map objects, and the objects.
+pub struct Objects<M: ObjectMmu> {
+    /// The address space.
+    pub space: AddressSpace<M>,
+    /// What the reverse maps of all objects share.
+    pub i_mmaps: IMmaps,
+    slots: Table<Slot>,
+    /// One past the highest slot that was ever used.
+    slots_used: AtomicUsize,
+    /// Serialises opening and closing against reclaim's and write-back's round.
+    registry: Mutex<Hands>,
+    windows: Windows,
+    mappings: Mappings,
+    requests: Requests,
+    /// Faults that wait until less is dirty.
+    unclean: Starved,
+    /// Dirty, or under way to a store: what writers are stopped by.
+    dirty: AtomicUsize,
+    cached: AtomicUsize,
+}
+
+/// Where the rounds over all objects are.
+#[derive(Default)]
+struct Hands {
+    reclaim: (usize, usize),
+    write_back: (usize, usize),
+}
+
+/// The number of an object in its space.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ObjectId(pub u32);
+
+impl<M: ObjectMmu> Objects<M> {
+    /// Objects of `space`; none yet.
+    ///
+    /// # Errors
+    /// `NOMEM`.
+    pub fn new(space: AddressSpace<M>) -> Result<Objects<M>, Errno> {
+        let windows = Windows::new(space.arena().len() >> BLOCK_ORDER)?;
+        Ok(Objects {
+            space,
+            i_mmaps: IMmaps::new()?,
+            slots: Table::new(OBJECTS_MAX)?,
+            slots_used: AtomicUsize::new(0),
+            registry: Mutex::new(Hands::default()),
+            windows,
+            mappings: Mappings::new()?,
+            requests: Requests::new(),
+            unclean: Starved::new(),
+            dirty: AtomicUsize::new(0),
+            cached: AtomicUsize::new(0),
+        })
+    }
+
+    /// Makes an object of `length` bytes whose bytes rest in `store`, and which may grow to
+    /// `length_max`. The caller is its first user.
+    ///
+    /// # Errors
+    /// `NOMEM`, `MFILE`, and `NFILE` where there are too many objects; `FBIG` where it is too
+    /// long.
+    pub fn open(
+        &self,
+        store: &'static dyn BackingStore,
+        length: u64,
+        length_max: u64,
+    ) -> Result<ObjectId, Errno> {
+        let pages_max = length_max.max(length).div_ceil(PAGE_SIZE as u64) as usize;
+        if pages_max > OBJECT_PAGES_MAX {
+            return Err(Errno::FBIG);
+        }
+        let home = self.space.mmu().home_open()?;
+        let pages = length.div_ceil(PAGE_SIZE as u64) as usize;
+        let made = self.space.mmu().home_resize(home, pages).and_then(|()| {
+            Object::settle(Object {
+                words: Table::new(pages_max.max(1))?,
+                blocks: Table::new(pages_max.div_ceil(BLOCK_PAGES).max(1))?,
+                home,
+                store,
+                i_mmap: IMmap::new(),
+                length: AtomicU64::new(length),
+                users: AtomicUsize::new(1),
+                cached: AtomicUsize::new(0),
+                dirty: AtomicUsize::new(0),
+                writeback: AtomicU32::new(0),
+                resize: Mutex::new(()),
+                streams: Streams::new(),
+                write_error: AtomicI32::new(0),
+                write_error_page: AtomicU64::new(0),
+                write_errors: AtomicU32::new(0),
+                read_error: AtomicI32::new(0),
+                read_error_page: AtomicU64::new(0),
+            })
+        });
+        let object = match made {
+            Ok(object) => object,
+            Err(error) => {
+                self.space.mmu().home_close(home);
+                return Err(error);
+            }
+        };
+        let _registry = self.registry.lock();
+        let free = self.slots.iter().position(|slot| slot.0.load(Ordering::Relaxed).is_null());
+        let Some(slot) = free else {
+            // SAFETY: made above, known to nobody.
+            unsafe { Object::discard(object) };
+            self.space.mmu().home_close(home);
+            return Err(Errno::NFILE);
+        };
+        // Release publishes the object.
+        self.slots[slot].0.store(object.as_ptr(), Ordering::Release);
+        self.slots_used.fetch_max(slot + 1, Ordering::Relaxed);
+        Ok(ObjectId(slot as u32))
+    }
+
+    /// The object of a number that the caller keeps in use.
+    pub fn object(&self, id: ObjectId) -> &Object {
+        // Acquire pairs with the release in `open`.
+        let object = self.slots[id.0 as usize].0.load(Ordering::Acquire);
+        // SAFETY: in use, so that it is not discarded.
+        unsafe { &*object }
+    }
+
+    /// Takes part in using an object that is in use.
+    pub fn get(&self, id: ObjectId) {
+        // Relaxed: it is in use already.
+        self.object(id).users.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Takes part in using an object that may be on its way out; `false`: it is. The caller holds
+    /// the registry's lock, or the object could be gone.
+    fn try_get(object: &Object) -> bool {
+        let more = |users: usize| (users > 0).then_some(users + 1);
+        // Relaxed: the registry's lock orders it against the end.
+        object.users.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
+    }
+
+    /// Ends one use; says whether it was the last one, and the object is gone. What is dirty is
+    /// written first, while the use still counts; what cannot be written then is lost, so who
+    /// cares flushes before.
+    pub fn put(&self, id: ObjectId) -> bool {
+        let object = self.object(id);
+        let mut is_tried = false;
+        let mut users = object.users.load(Ordering::Acquire);
+        loop {
+            if users == 1 && !is_tried && object.dirty_pages() > 0 {
+                self.write_back_last(object);
+                is_tried = true;
+                users = object.users.load(Ordering::Acquire);
+                continue;
+            }
+            // AcqRel: what other users did comes before the end. From nothing nobody comes back:
+            // see `try_get`.
+            let end = object.users.compare_exchange(
+                users,
+                users - 1,
+                Ordering::AcqRel,
+                Ordering::Acquire,
+            );
+            match end {
+                Ok(1) => break,
+                Ok(_) => return false,
+                Err(found) => users = found,
+            }
+        }
+        let store = object.store;
+        {
+            // Rounds over all objects are kept out.
+            let _registry = self.registry.lock();
+            let gone = self.slots[id.0 as usize].0.swap(core::ptr::null_mut(), Ordering::AcqRel);
+            let Some(gone) = NonNull::new(gone) else { return false };
+            let cached = object.cached.load(Ordering::Relaxed);
+            let is_used = |block: &&Block| block.is_used.load(Ordering::Relaxed) != 0;
+            let word_pages = object.blocks.iter().filter(is_used).count();
+            self.space.mmu().home_close(object.home);
+            self.cached.fetch_sub(cached, Ordering::Relaxed);
+            self.dirty.fetch_sub(object.dirty.load(Ordering::Relaxed), Ordering::Relaxed);
+            self.space.budget().uncharge(cached + word_pages);
+            // SAFETY: nobody uses it any more: no mapping, no handle, nothing under way.
+            unsafe { Object::discard(gone) };
+        }
+        // Without the registry's lock, for which handlers wait: what a store does at its end may
+        // take long, or touch memory of ours.
+        store.release();
+        self.after_cleaning();
+        true
+    }
+
+    /// Charges the page words of a block before they are used; `false` where there is no memory.
+    fn use_words(&self, object: &Object, page: ObjectPage) -> bool {
+        let block = object.block(page);
+        if block.is_used.load(Ordering::Relaxed) != 0 {
+            return true;
+        }
+        if !self.space.budget().try_charge(1, Purpose::Tables) {
+            return false;
+        }
+        if block.is_used.swap(1, Ordering::Relaxed) != 0 {
+            self.space.budget().uncharge(1);
+        }
+        true
+    }
+
+    /// Pages cached of all objects.
+    pub fn cached_pages(&self) -> usize {
+        self.cached.load(Ordering::Relaxed)
+    }
+
+    /// Pages of all objects that are dirty, or under way to their stores.
+    pub fn dirty_pages(&self) -> usize {
+        self.dirty.load(Ordering::Relaxed)
+    }
+}
+
+impl Object {
+    /// Puts an object where it stays: nothing here allocates.
+    fn settle(object: Object) -> Result<NonNull<Object>, Errno> {
+        let bytes = size_of::<Object>().next_multiple_of(PAGE_SIZE);
+        let place = memory::reserve(bytes, Access::ReadWrite)?.cast::<Object>();
+        // SAFETY: fresh memory, large and aligned enough.
+        unsafe { place.write(object) };
+        Ok(place)
+    }
+
+    /// Gives an object's memory back.
+    ///
+    /// # Safety
+    /// `settle` made it, and nobody refers to it any more.
+    unsafe fn discard(object: NonNull<Object>) {
+        let bytes = size_of::<Object>().next_multiple_of(PAGE_SIZE);
+        // SAFETY: the caller's promise.
+        unsafe {
+            core::ptr::drop_in_place(object.as_ptr());
+            memory::release(object.cast(), bytes);
+        }
+    }
+}
+
+const _: () = assert!(OBJECT_PAGES_MAX << PAGE_SHIFT == 16 << 40);

@@ -59,6 +59,8 @@ pub enum State {
     File = 5,
     /// Its content was lost to an error.
     Poisoned = 6,
+    /// A page of an object: in its object's cache.
+    Cached = 7,
 }
 
 impl State {
@@ -70,6 +72,7 @@ impl State {
             4 => State::Pool,
             5 => State::File,
             6 => State::Poisoned,
+            7 => State::Cached,
             _ => State::None,
         }
     }

@@ -223,7 +223,7 @@ impl Process {
                 Kind::Anonymous => {
                     self.space.protect(layout, part, Prot((prot & PROT_MASK) as u32))
                 }
-                Kind::Foreign => {
+                Kind::Foreign | Kind::Object => {
                     let (start, bytes) = self.bytes(part);
                     // SAFETY: the program's own mapping.
                     unsafe { memory::protect(start, bytes, prot as u32) }
@@ -304,7 +304,7 @@ impl Process {
             |_| maps,
             |layout| {
                 self.each_kind(layout, range, |layout, part, kind| match (kind, managed) {
-                    (Kind::Foreign, _) => {
+                    (Kind::Foreign | Kind::Object, _) => {
                         let (start, bytes) = self.bytes(part);
                         // SAFETY: the program's own mapping and its own advice.
                         unsafe { memory::advise(start, bytes, advice as u32) }
@@ -415,7 +415,7 @@ impl Process {
             let vma = self.space.find_vma(page).ok_or(Errno::NOMEM)?;
             let is_resident = match vma.attributes.kind {
                 Kind::Anonymous => self.space.is_resident(page),
-                Kind::Foreign => self.is_resident_in_kernel(page),
+                Kind::Foreign | Kind::Object => self.is_resident_in_kernel(page),
             };
             // SAFETY: the caller's promise.
             unsafe { into.add(at).write(u8::from(is_resident)) };

@@ -64,14 +64,14 @@ pub enum Reclaimer {
 }
 
 impl Reclaimer {
-    const fn scan(self) -> Event {
+    pub(crate) const fn scan(self) -> Event {
         match self {
             Reclaimer::Kswapd => Event::PgscanKswapd,
             Reclaimer::Direct | Reclaimer::Advice => Event::PgscanDirect,
         }
     }
 
-    const fn steal(self) -> Event {
+    pub(crate) const fn steal(self) -> Event {
         match self {
             Reclaimer::Kswapd => Event::PgstealKswapd,
             Reclaimer::Direct | Reclaimer::Advice => Event::PgstealDirect,

@@ -112,6 +112,7 @@ impl<M: Inspect> AddressSpace<M> {
                 State::Pool => found.has_handle(page, word.payload()),
                 State::File => found.has_location(page, word.payload()),
                 State::Same | State::Poisoned => {}
+                State::Cached => panic!("{page:?} is {word:?}, which only words of objects are"),
             }
             found.wanted += 1;
         }

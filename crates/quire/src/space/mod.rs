@@ -13,6 +13,7 @@ mod check;
 mod clean;
 mod fork;
 mod map;
+mod object;
 mod protect;
 pub mod remap;
 mod unmap;

@@ -26,6 +26,8 @@ impl<M: Mmu> AddressSpace<M> {
                 Kind::Anonymous => managed += part.len(),
                 // Whatever the program mapped there goes, and our reservation comes back.
                 Kind::Foreign => self.mmu.reserve_again(part),
+                // Objects know where they are mapped: `Objects::unmap` takes them out before.
+                Kind::Object => return Err(Errno::BUSY),
             }
         }
         if !had_any {

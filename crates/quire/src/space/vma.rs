@@ -12,7 +12,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use crate::mmu::Prot;
 use crate::sys::{Errno, memory::Table, memory::Zeroed};
-use crate::units::{PageNum, PageRange};
+use crate::units::{ObjectPage, PageNum, PageRange};
 
 /// Most VMAs of a space.
 pub const VMAS_MAX: usize = 1 << 18;
@@ -25,6 +25,8 @@ pub enum Kind {
     Anonymous = 0,
     /// The program has mapped something else over this part of the arena; not managed.
     Foreign = 1,
+    /// Shared memory: pages of an object.
+    Object = 2,
 }
 
 /// How the program says that it uses a range.
@@ -40,6 +42,26 @@ pub enum Pattern {
     Random = 2,
 }
 
+/// What is mapped in a VMA of kind [`Kind::Object`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Backing {
+    /// The object's number in its space.
+    pub object: u32,
+    /// The mapping's number in its space: neighbours of two mappings do not merge.
+    pub mapping: u32,
+    /// What is to be added to a page's number to have its page in the object, wrapping: the same
+    /// for all pages, so that a split changes nothing.
+    pub delta: u64,
+}
+
+impl Backing {
+    /// The page of the object that is mapped at `page`.
+    #[must_use]
+    pub const fn object_page(self, page: PageNum) -> ObjectPage {
+        ObjectPage(page.0.wrapping_add(self.delta))
+    }
+}
+
 /// What all pages of a VMA have in common.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Attributes {
@@ -53,6 +75,8 @@ pub struct Attributes {
     pub is_mlocked: bool,
     /// MADV_DONTFORK: a child gets nothing here.
     pub is_dontfork: bool,
+    /// What is mapped, where that is an object.
+    pub backing: Backing,
 }
 
 impl Attributes {
@@ -65,21 +89,28 @@ impl Attributes {
             pattern: Pattern::Normal,
             is_mlocked: false,
             is_dontfork: false,
+            backing: Backing { object: 0, mapping: 0, delta: 0 },
         }
     }
 
-    const fn to_bits(self) -> u64 {
-        self.prot.0 as u64
+    const fn to_bits(self) -> [u64; 3] {
+        let bits = self.prot.0 as u64
             | (self.kind as u64) << 8
             | (self.pattern as u64) << 16
             | (self.is_mlocked as u64) << 24
-            | (self.is_dontfork as u64) << 25
+            | (self.is_dontfork as u64) << 25;
+        let Backing { object, mapping, delta } = self.backing;
+        [bits, object as u64 | (mapping as u64) << 32, delta]
     }
 
-    const fn from_bits(bits: u64) -> Attributes {
+    const fn from_bits([bits, backing, delta]: [u64; 3]) -> Attributes {
         Attributes {
             prot: Prot(bits as u32 & 0xff),
-            kind: if bits >> 8 & 0xff == 1 { Kind::Foreign } else { Kind::Anonymous },
+            kind: match bits >> 8 & 0xff {
+                1 => Kind::Foreign,
+                2 => Kind::Object,
+                _ => Kind::Anonymous,
+            },
             pattern: match bits >> 16 & 0xff {
                 1 => Pattern::Sequential,
                 2 => Pattern::Random,
@@ -87,6 +118,7 @@ impl Attributes {
             },
             is_mlocked: bits >> 24 & 1 != 0,
             is_dontfork: bits >> 25 & 1 != 0,
+            backing: Backing { object: backing as u32, mapping: (backing >> 32) as u32, delta },
         }
     }
 }
@@ -95,7 +127,7 @@ impl Attributes {
 struct Record {
     start: AtomicU64,
     end: AtomicU64,
-    attributes: AtomicU64,
+    attributes: [AtomicU64; 3],
     /// Bumped before and after each change; odd in between.
     sequence: AtomicU32,
     /// Next free slot.
@@ -187,7 +219,9 @@ impl VmaIndex {
                 start: PageNum(record.start.load(Ordering::Relaxed)),
                 end: PageNum(record.end.load(Ordering::Relaxed)),
             },
-            attributes: Attributes::from_bits(record.attributes.load(Ordering::Relaxed)),
+            attributes: Attributes::from_bits(
+                record.attributes.each_ref().map(|word| word.load(Ordering::Relaxed)),
+            ),
             slot,
             sequence,
         };
@@ -240,7 +274,9 @@ impl VmaIndex {
         if let Some((range, attributes)) = new {
             record.start.store(range.start.0, Ordering::Relaxed);
             record.end.store(range.end.0, Ordering::Relaxed);
-            record.attributes.store(attributes.to_bits(), Ordering::Relaxed);
+            for (word, bits) in record.attributes.iter().zip(attributes.to_bits()) {
+                word.store(bits, Ordering::Relaxed);
+            }
         }
         record.sequence.fetch_add(1, Ordering::SeqCst);
     }

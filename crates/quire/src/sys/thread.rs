@@ -143,6 +143,17 @@ pub struct SignalsBlocked {
 }
 
 impl SignalsBlocked {
+    /// Blocks every signal of this thread but those with which libc reaches all threads (setuid,
+    /// cancellation): for engine threads that libc has made.
+    #[must_use]
+    pub fn but_libcs() -> SignalsBlocked {
+        const LIBCS: u64 = 1 << 31 | 1 << 32;
+        let most = !LIBCS;
+        let mut old = 0u64;
+        set_mask(&most, Some(&mut old));
+        SignalsBlocked { old }
+    }
+
     /// Blocks every signal of this thread that can be blocked.
     #[must_use]
     pub fn new() -> SignalsBlocked {

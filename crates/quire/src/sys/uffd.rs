@@ -21,8 +21,14 @@ const IOC_NEW: u32 = 0xaa << 8;
 pub mod feature {
     /// Write faults on protected pages are reported.
     pub const PAGEFAULT_FLAG_WP: u64 = 1;
+    /// Missing pages of shared memory are reported.
+    pub const MISSING_SHMEM: u64 = 1 << 5;
     /// A fault is a SIGBUS in the faulting thread.
     pub const SIGBUS: u64 = 1 << 7;
+    /// Pages of shared memory that are there, but not mapped, are reported.
+    pub const MINOR_SHMEM: u64 = 1 << 10;
+    /// Shared memory can be write-protected.
+    pub const WP_SHMEM: u64 = 1 << 12;
     /// UFFDIO_POISON.
     pub const POISON: u64 = 1 << 14;
     /// UFFDIO_MOVE.
@@ -33,6 +39,10 @@ pub mod feature {
 pub const MODE_MISSING: u64 = 1;
 /// `UFFDIO_REGISTER_MODE_WP`.
 pub const MODE_WP: u64 = 2;
+/// `UFFDIO_REGISTER_MODE_MINOR`.
+pub const MODE_MINOR: u64 = 4;
+/// `UFFD_USER_MODE_ONLY`.
+const USER_MODE_ONLY: usize = 1;
 
 /// How far a call over a range came.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -84,6 +94,13 @@ struct RangeMode {
 }
 
 #[repr(C)]
+struct Continue {
+    range: Range,
+    mode: u64,
+    mapped: i64,
+}
+
+#[repr(C)]
 struct Poison {
     range: Range,
     mode: u64,
@@ -108,6 +125,19 @@ impl Uffd {
             Some(device) => (__NR_ioctl, [device as usize, IOC_NEW as usize, flags, 0, 0, 0]),
             None => (__NR_userfaultfd, [flags, 0, 0, 0, 0, 0]),
         };
+        self.open_by(number, arguments, features)
+    }
+
+    /// Opens a userfaultfd that serves only faults taken in user mode, which everybody may.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn open_user_mode_only(&self, features: u64) -> Result<(), Errno> {
+        let flags = O_CLOEXEC as usize | USER_MODE_ONLY;
+        self.open_by(__NR_userfaultfd, [flags, 0, 0, 0, 0, 0], features)
+    }
+
+    fn open_by(&self, number: u32, arguments: [usize; 6], features: u64) -> Result<(), Errno> {
         // SAFETY: neither call touches memory.
         let made = unsafe { syscall(number, arguments) }?;
         self.descriptor.store(made as i32, Ordering::Relaxed);
@@ -182,6 +212,22 @@ impl Uffd {
     /// Fills `len` missing bytes at `dst` with a copy of those at `src`.
     pub fn copy(&self, dst: usize, src: usize, len: usize, write_protect: bool) -> Partial {
         self.transfer(3, dst, src, len, if write_protect { 2 } else { 0 })
+    }
+
+    /// Maps `len` bytes of shared memory at `dst` that are there, but not mapped.
+    pub fn map_cached(&self, dst: usize, len: usize, write_protect: bool) -> Partial {
+        let mode = if write_protect { 2 } else { 0 };
+        let mut done = 0;
+        loop {
+            let range = Range { start: (dst + done) as u64, len: (len - done) as u64 };
+            let mut argument = Continue { range, mode, mapped: 0 };
+            match self.ioctl(ioctl_number(READ_WRITE, 7, size_of::<Continue>()), &mut argument) {
+                Ok(()) => return Partial { done: len, error: None },
+                // A part was done: what the rest is refused for is told when it comes first.
+                Err(Errno::AGAIN) if argument.mapped > 0 => done += argument.mapped as usize,
+                Err(error) => return Partial { done, error: Some(error) },
+            }
+        }
     }
 
     /// Moves the pages at `src` to `dst`, which must be missing there and be registered with this

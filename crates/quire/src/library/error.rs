@@ -1,0 +1,149 @@
+//! What can go wrong for a caller of the library, and what to do about it.
+
+use core::fmt;
+use std::error::Error as StdError;
+use std::string::String;
+
+use super::describe;
+use crate::store::StoreError;
+use crate::sys::Errno;
+
+/// An error of the library.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Error {
+    /// No userfaultfd is to be had.
+    NoUserfaultfd {
+        /// What the kernel said.
+        errno: Errno,
+    },
+    /// The kernel has no memory, address space, threads or descriptors left for us.
+    NoMemory {
+        /// What for.
+        doing: &'static str,
+        /// What it said.
+        errno: Errno,
+    },
+    /// An address space cannot work with so little memory.
+    TooLittleMemory {
+        /// What was asked for, in bytes.
+        bytes: usize,
+        /// What it takes.
+        least: usize,
+    },
+    /// An address space has no use for so much memory.
+    TooMuchMemory {
+        /// What was asked for, in bytes.
+        bytes: usize,
+        /// What it can have.
+        most: usize,
+    },
+    /// The range is empty, or reaches over the object's end.
+    BadRange {
+        /// The object.
+        path: String,
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+        /// The object's length in bytes.
+        object_len: u64,
+    },
+    /// The object is read-only.
+    ReadOnly {
+        /// The object.
+        path: String,
+    },
+    /// The object would become longer than it was opened for.
+    TooLong {
+        /// The object.
+        path: String,
+        /// Bytes wanted.
+        len: u64,
+    },
+    /// The store failed: a read, a write, a change of length, a sync.
+    Store(StoreError),
+    /// The write barrier holds pages back; they are still dirty. Flush again once it lets them go.
+    HeldBack {
+        /// The object.
+        path: String,
+        /// The first such byte.
+        offset: u64,
+    },
+}
+
+impl Error {
+    /// The errno that a C caller gets.
+    #[must_use]
+    pub fn errno(&self) -> Errno {
+        match self {
+            Error::NoUserfaultfd { errno } | Error::NoMemory { errno, .. } => *errno,
+            Error::TooLittleMemory { .. }
+            | Error::TooMuchMemory { .. }
+            | Error::BadRange { .. } => Errno::INVAL,
+            Error::ReadOnly { .. } => Errno::ACCESS,
+            Error::TooLong { .. } => Errno::FBIG,
+            Error::Store(error) => error.errno(),
+            Error::HeldBack { .. } => Errno::AGAIN,
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::NoUserfaultfd { errno } => write!(
+                f,
+                "cannot open a userfaultfd: {}; `quire doctor` says what this machine needs",
+                describe(*errno)
+            ),
+            Error::NoMemory { doing, errno } => write!(f, "cannot {doing}: {}", describe(*errno)),
+            Error::TooLittleMemory { bytes, least } => {
+                write!(f, "{bytes} bytes of memory are too few; ask for {least} at least")
+            }
+            Error::TooMuchMemory { bytes, most } => {
+                write!(f, "{bytes} bytes of memory are too many; ask for {most} at most")
+            }
+            Error::BadRange { path, offset, len, object_len } => write!(
+                f,
+                "{path}: {len} bytes at {offset} are not a range of its {object_len} bytes; map \
+                 what is there, or make it longer first"
+            ),
+            Error::ReadOnly { path } => {
+                write!(f, "{path} was opened read-only; open it with OpenOptions::write")
+            }
+            Error::TooLong { path, len } => write!(
+                f,
+                "{path} cannot grow to {len} bytes; open it with a larger OpenOptions::len_max"
+            ),
+            Error::Store(error) => error.fmt(f),
+            Error::HeldBack { path, offset } => write!(
+                f,
+                "{path}: the write barrier holds back the page at {offset}; flush again once it \
+                 lets go of it"
+            ),
+        }
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        match self {
+            Error::NoUserfaultfd { errno } | Error::NoMemory { errno, .. } => Some(errno),
+            Error::Store(error) => error.source(),
+            _ => None,
+        }
+    }
+}
+
+impl From<StoreError> for Error {
+    fn from(error: StoreError) -> Error {
+        Error::Store(error)
+    }
+}
+
+impl From<Error> for std::io::Error {
+    fn from(error: Error) -> std::io::Error {
+        std::io::Error::other(error)
+    }
+}

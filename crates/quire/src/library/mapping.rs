@@ -1,0 +1,331 @@
+//! Mappings: an object's bytes as memory.
+
+use core::fmt;
+use core::ops::{Deref, DerefMut, Range};
+use std::string::ToString;
+
+use super::{Error, Object, address};
+use crate::mmu::Prot;
+use crate::object::{FaultAround, MapRequest};
+use crate::space::vma::Pattern;
+use crate::units::{ObjectPage, ObjectRange, PAGE_SIZE, PageRange};
+
+/// How an object is mapped; memmap2's words.
+#[derive(Clone, Debug, Default)]
+pub struct MapOptions {
+    offset: u64,
+    len: Option<u64>,
+    pattern: Pattern,
+    fault_around: FaultAround,
+    populate: bool,
+    is_beyond_end: bool,
+}
+
+impl MapOptions {
+    /// All of the object.
+    #[must_use]
+    pub fn new() -> MapOptions {
+        MapOptions::default()
+    }
+
+    /// The first byte; any.
+    #[must_use]
+    pub fn offset(mut self, bytes: u64) -> MapOptions {
+        self.offset = bytes;
+        self
+    }
+
+    /// How many bytes; all to the object's end unless said otherwise.
+    #[must_use]
+    pub fn len(mut self, bytes: u64) -> MapOptions {
+        self.len = Some(bytes);
+        self
+    }
+
+    /// How it will be used.
+    #[must_use]
+    pub fn pattern(mut self, pattern: Pattern) -> MapOptions {
+        self.pattern = pattern;
+        self
+    }
+
+    /// How much is mapped around a read fault, of what is cached.
+    #[must_use]
+    pub fn fault_around(mut self, fault_around: FaultAround) -> MapOptions {
+        self.fault_around = fault_around;
+        self
+    }
+
+    /// Has all of it read and mapped before the call returns, as far as memory goes.
+    #[must_use]
+    pub fn populate(mut self, populate: bool) -> MapOptions {
+        self.populate = populate;
+        self
+    }
+
+    /// Allows a mapping to reach behind the object's end, up to what it may become: an access
+    /// there is a SIGBUS until it has grown.
+    #[must_use]
+    pub fn beyond_end(mut self, is_beyond_end: bool) -> MapOptions {
+        self.is_beyond_end = is_beyond_end;
+        self
+    }
+
+    /// Maps an object to be read.
+    ///
+    /// # Errors
+    /// [`Error::BadRange`], [`Error::NoMemory`]; with populate, [`Error::Store`].
+    ///
+    /// # Safety
+    /// The bytes are a slice: as long as it is used, nobody may write the object, here or in
+    /// another program, or shorten it. An access that cannot be read is a SIGBUS.
+    pub unsafe fn map(&self, object: &Object) -> Result<Mapping, Error> {
+        Ok(Mapping { raw: self.map_raw(object, Prot::READ)? })
+    }
+
+    /// Maps an object to be read and written; writes reach the store in time, or by a flush.
+    ///
+    /// # Errors
+    /// As for [`Self::map`]; [`Error::ReadOnly`].
+    ///
+    /// # Safety
+    /// As for [`Self::map`], and nobody else may read what is written meanwhile.
+    pub unsafe fn map_mut(&self, object: &Object) -> Result<MappingMut, Error> {
+        if object.is_read_only() {
+            return Err(Error::ReadOnly { path: object.name().to_string() });
+        }
+        Ok(MappingMut { raw: self.map_raw(object, Prot::READ_WRITE)? })
+    }
+
+    fn map_raw(&self, object: &Object, prot: Prot) -> Result<Raw, Error> {
+        let object_len = object.len();
+        let len = self.len.unwrap_or_else(|| object_len.saturating_sub(self.offset));
+        let bad = || Error::BadRange {
+            path: object.name().to_string(),
+            offset: self.offset,
+            len,
+            object_len,
+        };
+        let end = self.offset.checked_add(len).ok_or_else(bad)?;
+        if len == 0 || (end > object_len && !self.is_beyond_end) {
+            return Err(bad());
+        }
+        let size = PAGE_SIZE as u64;
+        let first = ObjectPage(self.offset / size);
+        let pages = ObjectRange { start: first, end: ObjectPage(end.div_ceil(size)) };
+        let request =
+            MapRequest { pages, prot, pattern: self.pattern, fault_around: self.fault_around };
+        let range = object.objects().map(object.id(), request).map_err(|errno| match errno {
+            crate::sys::Errno::INVAL => bad(),
+            errno => Error::NoMemory { doing: "map an object", errno },
+        })?;
+        let raw = Raw {
+            object: object.clone(),
+            range,
+            start: address(object.objects(), range.start) + (self.offset % size) as usize,
+            offset: self.offset,
+            len: len as usize,
+        };
+        if self.populate {
+            raw.populate(0..raw.len)?;
+        }
+        Ok(raw)
+    }
+}
+
+/// A mapping without a type.
+struct Raw {
+    object: Object,
+    range: PageRange,
+    start: usize,
+    offset: u64,
+    len: usize,
+}
+
+impl Drop for Raw {
+    fn drop(&mut self) {
+        self.object.objects().unmap(self.range);
+    }
+}
+
+impl Raw {
+    fn pages(&self, bytes: Range<usize>) -> PageRange {
+        let lead = (self.offset % PAGE_SIZE as u64) as usize;
+        let end = bytes.end.min(self.len);
+        let start = bytes.start.min(end);
+        let first = self.range.start.add((lead + start) / PAGE_SIZE);
+        PageRange { start: first, end: self.range.start.add((lead + end).div_ceil(PAGE_SIZE)) }
+    }
+
+    /// The object's bytes; what lies behind the mapping's end is not among them.
+    fn bytes(&self, bytes: Range<usize>) -> Range<u64> {
+        let end = bytes.end.min(self.len);
+        let start = bytes.start.min(end);
+        self.offset + start as u64..self.offset + end as u64
+    }
+
+    fn populate(&self, bytes: Range<usize>) -> Result<(), Error> {
+        let pages = self.pages(bytes);
+        let result = self.object.space().engine.with_buffers(|scratch, buffer| {
+            self.object.objects().populate(pages, scratch, buffer)
+        })?;
+        result.map_err(|error| self.object.read_error(error))
+    }
+}
+
+macro_rules! mapping_methods {
+    () => {
+        /// The object.
+        #[must_use]
+        pub fn object(&self) -> &Object {
+            &self.raw.object
+        }
+
+        /// Has a range read and mapped, as far as memory goes; takes away what made accesses fail
+        /// after a read error, where it can be read now.
+        ///
+        /// # Errors
+        /// [`Error::Store`].
+        pub fn populate(&self, bytes: Range<usize>) -> Result<(), Error> {
+            self.raw.populate(bytes)
+        }
+
+        /// Maps what is in memory already, without waiting for anything; returns how many pages of
+        /// the range are mapped then.
+        pub fn populate_cached(&self, bytes: Range<usize>) -> usize {
+            self.raw.object.objects().populate_cached(self.raw.pages(bytes))
+        }
+
+        /// Reads bytes with an error instead of a SIGBUS; returns how many there were before the
+        /// object's end.
+        ///
+        /// # Errors
+        /// [`Error::Store`].
+        pub fn try_read(&self, at: usize, into: &mut [u8]) -> Result<usize, Error> {
+            let len = into.len().min(self.raw.len.saturating_sub(at));
+            let at = at.min(self.raw.len);
+            self.raw.object.read_at(self.raw.offset + at as u64, &mut into[..len])
+        }
+
+        /// Says how a range will be used.
+        ///
+        /// # Errors
+        /// [`Error::NoMemory`] where the table of ranges is full.
+        pub fn advise(&self, pattern: Pattern, bytes: Range<usize>) -> Result<(), Error> {
+            let pages = self.raw.pages(bytes);
+            self.raw
+                .object
+                .objects()
+                .advise_pattern(pages, pattern)
+                .map_err(|errno| Error::NoMemory { doing: "note advice", errno })
+        }
+
+        /// Begins to read a range; returns how many bytes are under way.
+        pub fn will_need(&self, bytes: Range<usize>) -> usize {
+            self.raw.object.prefetch(self.raw.bytes(bytes))
+        }
+
+        /// Drops a range from the cache, but for what is dirty; returns how many bytes.
+        pub fn dont_need(&self, bytes: Range<usize>) -> usize {
+            self.raw.object.drop_cached(self.raw.bytes(bytes))
+        }
+
+        /// Changes how much is mapped around a read fault.
+        pub fn set_fault_around(&self, fault_around: FaultAround) {
+            self.raw.object.objects().set_fault_around(self.raw.range.start, fault_around);
+        }
+
+        /// How many pages are mapped just now.
+        #[must_use]
+        pub fn mapped_pages(&self) -> usize {
+            self.raw.object.objects().present_pages(self.raw.range)
+        }
+
+        /// The first byte.
+        #[must_use]
+        pub fn as_ptr(&self) -> *const u8 {
+            self.raw.start as *const u8
+        }
+    };
+}
+
+/// A mapping that can be read.
+pub struct Mapping {
+    raw: Raw,
+}
+
+impl Mapping {
+    mapping_methods!();
+}
+
+impl Deref for Mapping {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: mapped until the drop; that nobody writes is promised to `MapOptions::map`.
+        unsafe { core::slice::from_raw_parts(self.as_ptr(), self.raw.len) }
+    }
+}
+
+/// A mapping that can be written.
+pub struct MappingMut {
+    raw: Raw,
+}
+
+impl MappingMut {
+    mapping_methods!();
+
+    /// Writes what was written to the store and makes it durable.
+    ///
+    /// # Errors
+    /// As for [`Object::flush_range`].
+    pub fn flush(&self) -> Result<(), Error> {
+        self.flush_range(0..self.raw.len)
+    }
+
+    /// The same for a range.
+    ///
+    /// # Errors
+    /// As for [`Object::flush_range`].
+    pub fn flush_range(&self, bytes: Range<usize>) -> Result<(), Error> {
+        self.raw.object.flush_range(self.raw.bytes(bytes))
+    }
+
+    /// The first byte.
+    #[must_use]
+    pub fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.raw.start as *mut u8
+    }
+}
+
+impl Deref for MappingMut {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: as for `Mapping`.
+        unsafe { core::slice::from_raw_parts(self.as_ptr(), self.raw.len) }
+    }
+}
+
+impl DerefMut for MappingMut {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and self is borrowed alone.
+        unsafe { core::slice::from_raw_parts_mut(self.as_mut_ptr(), self.raw.len) }
+    }
+}
+
+impl fmt::Debug for Mapping {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Mapping({:?}, {} bytes at {})", self.raw.object, self.raw.len, self.raw.offset)
+    }
+}
+
+impl fmt::Debug for MappingMut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "MappingMut({:?}, {} bytes at {})",
+            self.raw.object, self.raw.len, self.raw.offset
+        )
+    }
+}

@@ -1,0 +1,308 @@
+//! The library: objects mapped under a bound on memory, for an application that manages its own.
+//!
+//! ```no_run
+//! # fn main() -> Result<(), quire::library::Error> {
+//! use quire::library::{AddressSpace, MapOptions};
+//!
+//! let space = AddressSpace::builder().memory(64 << 20).build()?;
+//! let object = space.open("data.bin")?;
+//! // SAFETY: nobody writes the file meanwhile.
+//! let map = unsafe { MapOptions::new().map(&object)? };
+//! println!("{} bytes, the first is {}", map.len(), map[0]);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Owns the threads and what the engine needs around it: handlers, which serve faults; the
+//! background thread; store workers, which call the [`Store`](crate::store::Store) and are the
+//! only ones that block on it. Leaves all memory management to [`crate::object`].
+//!
+//! # After a fork
+//!
+//! A child has none of the mappings: an access is a SIGSEGV. It may open an address space of its
+//! own.
+//!
+//! # Rights
+//!
+//! Where the process may not serve faults that the kernel takes on its behalf
+//! ([`AddressSpace::serves_system_calls`]), a system call that is handed a page that is not mapped
+//! fails with EFAULT: [`Mapping::populate`] it before.
+
+mod error;
+mod mapping;
+mod object;
+mod threads;
+
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::ptr::NonNull;
+use std::string::{String, ToString};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::vec::Vec;
+
+use core::sync::atomic::Ordering;
+
+pub use self::error::Error;
+pub use self::mapping::{MapOptions, Mapping, MappingMut};
+pub use self::object::{Object, OpenOptions};
+use self::threads::Threads;
+use crate::budget::Budget;
+use crate::control::{CONTROL_BYTES, Control, Event, MAGIC, VERSION};
+use crate::mmu::userfaultfd::Userfaultfd;
+pub use crate::object::FaultAround;
+use crate::object::{IoBuffer, Objects};
+use crate::scratch::Scratch;
+use crate::space;
+pub use crate::space::vma::Pattern;
+use crate::swap::Swap;
+use crate::sys::memory::{self, Access};
+use crate::units::{BLOCK_PAGES, PAGE_SHIFT, PageNum, PageRange};
+
+/// Addresses for mappings: 1 TiB, as a rule.
+const ARENA_BYTES: usize = 1 << 40;
+/// Least memory that an address space can do with.
+const MEMORY_MIN: usize = 1 << 20;
+/// More would be more than there are addresses for.
+const MEMORY_MAX: usize = ARENA_BYTES;
+
+/// What an address space has counted, by the names of /proc/vmstat where it has one.
+pub type Counters = Vec<(&'static str, u64)>;
+
+/// The engine with what keeps it alive.
+struct Engine {
+    objects: &'static Objects<Userfaultfd>,
+    control: NonNull<Control>,
+    threads: Threads,
+    serves_calls: bool,
+    /// Buffers for callers that read or flush.
+    buffers: Mutex<Vec<(Scratch, IoBuffer)>>,
+    _files: [Option<std::fs::File>; 2],
+}
+
+// SAFETY: the control page is atomics.
+unsafe impl Send for Engine {}
+// SAFETY: as above.
+unsafe impl Sync for Engine {}
+
+/// An address space: a bound on memory, and the objects that are mapped under it. Clones are the
+/// same address space; it ends with the last clone, object and mapping.
+#[derive(Clone)]
+pub struct AddressSpace {
+    engine: Arc<Engine>,
+}
+
+/// How an address space is made.
+#[derive(Clone, Debug)]
+pub struct Builder {
+    memory: usize,
+    handlers: usize,
+    workers: usize,
+    exclusive_rmap: bool,
+}
+
+impl Default for Builder {
+    fn default() -> Builder {
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        Builder { memory: 256 << 20, handlers: cpus.min(4), workers: 4, exclusive_rmap: false }
+    }
+}
+
+impl Builder {
+    /// Bytes that may be held: cached pages and the tables that go with them. 256 MiB unless said
+    /// otherwise, 1 MiB at least.
+    #[must_use]
+    pub fn memory(mut self, bytes: usize) -> Builder {
+        self.memory = bytes;
+        self
+    }
+
+    /// Threads that serve faults: one per CPU, four at most, unless said otherwise.
+    #[must_use]
+    pub fn handlers(mut self, threads: usize) -> Builder {
+        self.handlers = threads.max(1);
+        self
+    }
+
+    /// Threads that read and write stores: how many reads are in flight. Four unless said
+    /// otherwise.
+    #[must_use]
+    pub fn workers(mut self, threads: usize) -> Builder {
+        self.workers = threads.max(1);
+        self
+    }
+
+    /// Makes every walk over an object's mappings exclude all others, for comparison.
+    #[must_use]
+    pub fn exclusive_rmap(mut self, is_exclusive: bool) -> Builder {
+        self.exclusive_rmap = is_exclusive;
+        self
+    }
+
+    /// Makes the address space and starts its threads.
+    ///
+    /// # Errors
+    /// [`Error::NoUserfaultfd`] without the right to one; [`Error::NoMemory`].
+    pub fn build(self) -> Result<AddressSpace, Error> {
+        if self.memory < MEMORY_MIN {
+            return Err(Error::TooLittleMemory { bytes: self.memory, least: MEMORY_MIN });
+        }
+        if self.memory > MEMORY_MAX {
+            return Err(Error::TooMuchMemory { bytes: self.memory, most: MEMORY_MAX });
+        }
+        let engine = Engine::start(&self)?;
+        Ok(AddressSpace { engine: Arc::new(engine) })
+    }
+}
+
+impl AddressSpace {
+    /// How one is made.
+    #[must_use]
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    /// Opens a file, read-only. [`OpenOptions`] has everything else.
+    ///
+    /// # Errors
+    /// As for [`OpenOptions::open`].
+    pub fn open(&self, path: impl AsRef<Path>) -> Result<Object, Error> {
+        OpenOptions::new().open(self, path)
+    }
+
+    /// Whether faults inside of system calls are served; where not, such a call fails with EFAULT.
+    #[must_use]
+    pub fn serves_system_calls(&self) -> bool {
+        self.engine.serves_calls
+    }
+
+    /// Bytes that may be held.
+    #[must_use]
+    pub fn memory(&self) -> usize {
+        self.engine.objects.space.budget().limit_bytes()
+    }
+
+    /// Bytes held just now, and at most so far.
+    #[must_use]
+    pub fn held(&self) -> (usize, usize) {
+        let control = self.engine.objects.space.budget().control();
+        let bytes = |pages: u64| (pages as usize) << PAGE_SHIFT;
+        (
+            bytes(control.held_pages.load(Ordering::Relaxed)),
+            bytes(control.held_pages_max.load(Ordering::Relaxed)),
+        )
+    }
+
+    /// What was counted so far.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        let budget = self.engine.objects.space.budget();
+        Event::ALL.iter().map(|&event| (event.name(), budget.counted(event))).collect()
+    }
+
+    /// One of [`Self::counters`]; 0 for a name that is not known.
+    #[must_use]
+    pub fn counter(&self, name: &str) -> u64 {
+        let found = self.counters().into_iter().find(|(known, _)| *known == name);
+        found.map_or(0, |(_, value)| value)
+    }
+
+    /// Makes every walk over an object's mappings exclude all others, or share again.
+    pub fn set_exclusive_rmap(&self, is_exclusive: bool) {
+        self.objects().i_mmaps.set_walks_exclusive(is_exclusive);
+    }
+
+    fn objects(&self) -> &'static Objects<Userfaultfd> {
+        self.engine.objects
+    }
+}
+
+impl core::fmt::Debug for AddressSpace {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let (held, _) = self.held();
+        f.debug_struct("AddressSpace").field("memory", &self.memory()).field("held", &held).finish()
+    }
+}
+
+impl Engine {
+    fn start(builder: &Builder) -> Result<Engine, Error> {
+        let open = |path: &str| std::fs::File::options().read(true).write(true).open(path).ok();
+        let files = [open("/dev/userfaultfd"), open("/proc/self/mem")];
+        let [device, mem] = files.each_ref().map(|file| file.as_ref().map(AsRawFd::as_raw_fd));
+        let no_memory = |errno| Error::NoMemory { doing: "reserve address space", errno };
+        let budget_pages = builder.memory >> PAGE_SHIFT;
+        let frames = (budget_pages * 4).next_multiple_of(BLOCK_PAGES) + 64 * BLOCK_PAGES;
+        let pages = ARENA_BYTES >> PAGE_SHIFT;
+        let mmu = Userfaultfd::reserve(pages, frames).map_err(no_memory)?;
+        let serves_calls =
+            mmu.attach_shared(device, mem).map_err(|errno| Error::NoUserfaultfd { errno })?;
+        let arena = PageRange::new(PageNum(0), pages);
+        mmu.register(arena).map_err(no_memory)?;
+        let control = make_control(budget_pages).map_err(no_memory)?;
+        // SAFETY: unmapped after the last use of the budget, by `drop`.
+        let budget = unsafe { Budget::new(control.as_ptr(), 0) };
+        // SAFETY: no file.
+        let swap = unsafe { Swap::new(None, &budget) }.map_err(no_memory)?;
+        let space =
+            space::AddressSpace::new(mmu, budget, swap, pages, frames).map_err(no_memory)?;
+        let objects = Objects::new(space).map_err(no_memory)?;
+        objects.i_mmaps.set_walks_exclusive(builder.exclusive_rmap);
+        let objects: &'static Objects<Userfaultfd> =
+            std::boxed::Box::leak(std::boxed::Box::new(objects));
+        let threads = Threads::start(objects, builder.handlers, builder.workers)?;
+        let buffers = Mutex::new(Vec::new());
+        Ok(Engine { objects, control, threads, serves_calls, buffers, _files: files })
+    }
+
+    /// Lends buffers to a caller.
+    fn with_buffers<T>(
+        &self,
+        work: impl FnOnce(&mut Scratch, &mut IoBuffer) -> T,
+    ) -> Result<T, Error> {
+        let no_memory = |errno| Error::NoMemory { doing: "map a buffer", errno };
+        let lock = || self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = lock().pop();
+        let mut buffers = match kept {
+            Some(buffers) => buffers,
+            None => (Scratch::new().map_err(no_memory)?, IoBuffer::new().map_err(no_memory)?),
+        };
+        let result = work(&mut buffers.0, &mut buffers.1);
+        lock().push(buffers);
+        Ok(result)
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.threads.stop(self.objects);
+        // SAFETY: made by `leak`; no thread, object or mapping is left that refers to it.
+        unsafe {
+            let objects = core::ptr::from_ref(self.objects).cast_mut();
+            self.objects.space.mmu().release();
+            drop(std::boxed::Box::from_raw(objects));
+            memory::release(self.control.cast(), CONTROL_BYTES);
+        }
+    }
+}
+
+/// A control page of one's own: the account of a tree of one.
+fn make_control(budget_pages: usize) -> Result<NonNull<Control>, crate::sys::Errno> {
+    let place = memory::reserve(CONTROL_BYTES, Access::ReadWrite)?.cast::<Control>();
+    // SAFETY: zeroed memory of its size; zero is valid for all of it.
+    let control = unsafe { place.as_ref() };
+    control.magic.store(MAGIC, Ordering::Relaxed);
+    control.version.store(VERSION, Ordering::Relaxed);
+    control.budget_pages.store(budget_pages as u64, Ordering::Relaxed);
+    control.folio_order.store(-1, Ordering::Relaxed);
+    control.members[0].pid.store(std::process::id(), Ordering::Relaxed);
+    Ok(place)
+}
+
+/// The address of a page.
+fn address(objects: &Objects<Userfaultfd>, page: PageNum) -> usize {
+    objects.space.mmu().address(page)
+}
+
+/// What an error of the engine is called.
+fn describe(errno: crate::sys::Errno) -> String {
+    std::io::Error::from_raw_os_error(errno.raw_os_error()).to_string()
+}

@@ -1,0 +1,428 @@
+//! An object as the application has it: a handle, its store, and cached access without a mapping.
+
+use core::fmt;
+use core::ops::Range;
+use std::boxed::Box;
+use std::path::Path;
+use std::string::{String, ToString};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+use super::{AddressSpace, Error};
+use crate::object::{BackingStore, FlushError, ObjectId, ReadError};
+use crate::store::{Direct, FileOptions, FileStore, Store, StoreError, ZstdStore};
+use crate::sys::Errno;
+use crate::units::{ObjectPage, ObjectRange, PAGE_SIZE};
+
+/// How far an object can grow, unless said otherwise: 64 GiB beyond its length.
+const GROWTH_BYTES: u64 = 64 << 30;
+
+/// Says whether bytes `offset..offset + len` may be written to the store now.
+pub type Barrier = dyn Fn(u64, usize) -> bool + Send + Sync;
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A store as the engine calls it: errors are kept whole for whoever asks, and go on as an errno.
+struct Adapter {
+    store: Box<dyn Store>,
+    last_read: Mutex<Option<StoreError>>,
+    last_write: Mutex<Option<StoreError>>,
+    barrier: RwLock<Option<Box<Barrier>>>,
+}
+
+fn keep(place: &Mutex<Option<StoreError>>, result: Result<(), StoreError>) -> Result<(), Errno> {
+    result.map_err(|error| {
+        let errno = error.errno();
+        *lock(place) = Some(error);
+        errno
+    })
+}
+
+impl BackingStore for Adapter {
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), Errno> {
+        keep(&self.last_read, self.store.read(offset, into))
+    }
+
+    fn write(&self, offset: u64, from: &[u8]) -> Result<(), Errno> {
+        keep(&self.last_write, self.store.write(offset, from))
+    }
+
+    fn set_len(&self, bytes: u64) -> Result<(), Errno> {
+        keep(&self.last_write, self.store.set_len(bytes))
+    }
+
+    fn sync(&self) -> Result<(), Errno> {
+        keep(&self.last_write, self.store.sync())
+    }
+
+    fn release(&self) {
+        // SAFETY: made by `leak` in `Object::with_store`; the engine calls this once, last.
+        drop(unsafe { Box::from_raw(core::ptr::from_ref(self).cast_mut()) });
+    }
+
+    fn may_write(&self, offset: u64, bytes: usize) -> bool {
+        let barrier = self.barrier.read().unwrap_or_else(PoisonError::into_inner);
+        barrier.as_ref().is_none_or(|may| may(offset, bytes))
+    }
+}
+
+/// How a file is opened as an object.
+#[derive(Clone, Debug, Default)]
+pub struct OpenOptions {
+    write: bool,
+    create: bool,
+    direct: Direct,
+    len_max: Option<u64>,
+    is_plain: bool,
+}
+
+impl OpenOptions {
+    /// Read-only; direct or buffered as it is better.
+    #[must_use]
+    pub fn new() -> OpenOptions {
+        OpenOptions::default()
+    }
+
+    /// For writing as well.
+    #[must_use]
+    pub fn write(mut self, write: bool) -> OpenOptions {
+        self.write = write;
+        self
+    }
+
+    /// Makes the file, where there is none.
+    #[must_use]
+    pub fn create(mut self, create: bool) -> OpenOptions {
+        self.create = create;
+        self
+    }
+
+    /// Whether reads and writes pass the kernel's own page cache by.
+    #[must_use]
+    pub fn direct(mut self, direct: Direct) -> OpenOptions {
+        self.direct = direct;
+        self
+    }
+
+    /// How long the object may become, in bytes: 64 GiB more than it has, unless said otherwise.
+    #[must_use]
+    pub fn len_max(mut self, bytes: u64) -> OpenOptions {
+        self.len_max = Some(bytes);
+        self
+    }
+
+    /// Takes a file as it is even where its name ends in `.zst`; otherwise such a file, opened
+    /// read-only, is the file that was packed into it.
+    #[must_use]
+    pub fn plain(mut self, is_plain: bool) -> OpenOptions {
+        self.is_plain = is_plain;
+        self
+    }
+
+    /// Opens a file.
+    ///
+    /// # Errors
+    /// [`Error::Store`] where it cannot be opened; [`Error::NoMemory`].
+    pub fn open(&self, space: &AddressSpace, path: impl AsRef<Path>) -> Result<Object, Error> {
+        let path = path.as_ref();
+        let is_archive = path.extension().is_some_and(|extension| extension == "zst");
+        if is_archive && !self.is_plain && !self.write {
+            return Object::with_store(space, ZstdStore::open(path)?, Some(0));
+        }
+        let options = match (self.write, self.create) {
+            (false, _) => FileOptions::read_only(),
+            (true, false) => FileOptions::read_write(),
+            (true, true) => FileOptions::read_write().create(),
+        };
+        let options = options.direct(self.direct);
+        let len_max = if self.write { self.len_max } else { Some(0) };
+        Object::with_store(space, FileStore::open(path, options)?, len_max)
+    }
+}
+
+struct Inner {
+    space: AddressSpace,
+    id: ObjectId,
+    adapter: &'static Adapter,
+    name: String,
+    is_read_only: bool,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let objects = self.space.objects();
+        let object = objects.object(self.id);
+        // No handle and no mapping is left, but workers may have something under way, and would
+        // close the object later. What was written is in the store when the last handle is gone.
+        let all = ObjectRange::new(ObjectPage(0), object.pages());
+        let _ = self.space.engine.with_buffers(|_, buffer| {
+            let mut told = objects.errors_seen(object);
+            // Whoever wants to know of errors has flushed before.
+            let _ = objects.flush(object, all, false, &mut told, buffer);
+        });
+        objects.put(self.id);
+    }
+}
+
+/// An object: a file, or anything else that a store has. Clones are the same object, but handles of
+/// their own: each is told a failed write once.
+pub struct Object {
+    inner: Arc<Inner>,
+    /// Write errors that flushes through this handle have told.
+    told: Mutex<u32>,
+}
+
+impl Clone for Object {
+    fn clone(&self) -> Object {
+        Object { inner: Arc::clone(&self.inner), told: Mutex::new(*lock(&self.told)) }
+    }
+}
+
+impl Object {
+    /// Makes an object of a store of one's own. It may grow to `len_max` bytes.
+    ///
+    /// # Errors
+    /// [`Error::Store`] where its length cannot be had; [`Error::NoMemory`].
+    pub fn with_store(
+        space: &AddressSpace,
+        store: impl Store + 'static,
+        len_max: Option<u64>,
+    ) -> Result<Object, Error> {
+        let len = store.len()?;
+        let (name, is_read_only) = (store.name().to_string(), store.is_read_only());
+        let adapter: &'static Adapter = Box::leak(Box::new(Adapter {
+            store: Box::new(store),
+            last_read: Mutex::new(None),
+            last_write: Mutex::new(None),
+            barrier: RwLock::new(None),
+        }));
+        let len_max = len_max.unwrap_or(len.saturating_add(GROWTH_BYTES)).max(len);
+        let id = space.objects().open(adapter, len, len_max).map_err(|errno| {
+            adapter.release();
+            match errno {
+                Errno::FBIG => Error::TooLong { path: name.clone(), len: len_max },
+                errno => Error::NoMemory { doing: "make an object", errno },
+            }
+        })?;
+        let inner = Inner { space: space.clone(), id, adapter, name, is_read_only };
+        Ok(Object { inner: Arc::new(inner), told: Mutex::new(0) })
+    }
+
+    /// What messages call it.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.inner.name
+    }
+
+    /// Bytes.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.engine().len()
+    }
+
+    /// Whether it has no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Whether it can only be read.
+    #[must_use]
+    pub fn is_read_only(&self) -> bool {
+        self.inner.is_read_only
+    }
+
+    /// Bytes of its pages in memory, and of those that wait to be written.
+    #[must_use]
+    pub fn cached(&self) -> (usize, usize) {
+        let engine = self.engine();
+        (engine.cached_pages() * PAGE_SIZE, engine.dirty_pages() * PAGE_SIZE)
+    }
+
+    /// The address space.
+    #[must_use]
+    pub fn space(&self) -> &AddressSpace {
+        &self.inner.space
+    }
+
+    /// Changes the length; mappings stay, and an access behind the end is a SIGBUS.
+    ///
+    /// # Errors
+    /// [`Error::ReadOnly`], [`Error::TooLong`], [`Error::Store`].
+    pub fn set_len(&self, bytes: u64) -> Result<(), Error> {
+        if self.is_read_only() {
+            return Err(Error::ReadOnly { path: self.name().to_string() });
+        }
+        let result = self.objects().set_len(self.engine(), bytes);
+        result.map_err(|errno| self.length_error(bytes, errno))
+    }
+
+    /// Follows a change of the store's length that somebody else made; returns it.
+    ///
+    /// # Errors
+    /// [`Error::TooLong`], [`Error::Store`].
+    pub fn refresh_len(&self) -> Result<u64, Error> {
+        let bytes = self.inner.adapter.store.len()?;
+        let result = self.objects().follow_len(self.engine(), bytes);
+        result.map_err(|errno| self.length_error(bytes, errno))?;
+        Ok(bytes)
+    }
+
+    fn length_error(&self, bytes: u64, errno: Errno) -> Error {
+        match lock(&self.inner.adapter.last_write).clone() {
+            Some(error) if error.errno() == errno => Error::Store(error),
+            _ if errno == Errno::FBIG => {
+                Error::TooLong { path: self.name().to_string(), len: bytes }
+            }
+            _ => Error::NoMemory { doing: "change the length of an object", errno },
+        }
+    }
+
+    /// Writes everything dirty to the store and makes it durable.
+    ///
+    /// # Errors
+    /// As for [`Self::flush_range`].
+    pub fn sync(&self) -> Result<(), Error> {
+        self.flush_pages(ObjectRange::new(ObjectPage(0), self.engine().pages()), true)
+    }
+
+    /// Writes what is dirty in a range of bytes to the store and makes it durable.
+    ///
+    /// # Errors
+    /// [`Error::Store`]: a page could not be written, and is still dirty (each failure is told
+    /// once to each handle, even where it happened in the background before the call), or the
+    /// store could not be synced. [`Error::HeldBack`]: all but what the barrier holds back is
+    /// written.
+    pub fn flush_range(&self, bytes: Range<u64>) -> Result<(), Error> {
+        self.flush_pages(pages_of(bytes), true)
+    }
+
+    /// The same, without making it durable.
+    ///
+    /// # Errors
+    /// As for [`Self::flush_range`].
+    pub fn write_range(&self, bytes: Range<u64>) -> Result<(), Error> {
+        self.flush_pages(pages_of(bytes), false)
+    }
+
+    fn flush_pages(&self, pages: ObjectRange, is_durable: bool) -> Result<(), Error> {
+        let mut told = *lock(&self.told);
+        let result = self.inner.space.engine.with_buffers(|_, buffer| {
+            self.objects().flush(self.engine(), pages, is_durable, &mut told, buffer)
+        })?;
+        let mut kept = lock(&self.told);
+        *kept = (*kept).max(told);
+        drop(kept);
+        result.map_err(|error| match error {
+            FlushError::HeldBack { offset } => {
+                Error::HeldBack { path: self.name().to_string(), offset }
+            }
+            FlushError::Write { errno, .. } | FlushError::Sync(errno) => {
+                self.store_error(&self.inner.adapter.last_write, "write to a store", errno)
+            }
+        })
+    }
+
+    fn store_error(
+        &self,
+        place: &Mutex<Option<StoreError>>,
+        doing: &'static str,
+        errno: Errno,
+    ) -> Error {
+        match lock(place).clone() {
+            Some(error) => Error::Store(error),
+            None => Error::NoMemory { doing, errno },
+        }
+    }
+
+    /// Sets the write barrier: no page is written to the store, by whomever, unless it says yes
+    /// for its bytes. A page that it holds back stays dirty, and is asked about again. It is
+    /// called with pages locked: it must not touch a mapping of this address space.
+    pub fn set_barrier(&self, barrier: impl Fn(u64, usize) -> bool + Send + Sync + 'static) {
+        let mut place = self.inner.adapter.barrier.write().unwrap_or_else(PoisonError::into_inner);
+        *place = Some(Box::new(barrier));
+    }
+
+    /// Reads bytes through the cache, with an error instead of a SIGBUS; returns how many there
+    /// were before the end.
+    ///
+    /// # Errors
+    /// [`Error::Store`].
+    pub fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<usize, Error> {
+        let result = self.inner.space.engine.with_buffers(|scratch, buffer| {
+            self.objects().read_at(self.engine(), offset, into, scratch, buffer)
+        })?;
+        result.map_err(|error| self.read_error(error))
+    }
+
+    /// Reads many places with as many reads in flight as there are store workers. Each request
+    /// gets its own result.
+    ///
+    /// # Errors
+    /// [`Error::NoMemory`] where it cannot be begun.
+    pub fn read_at_many(
+        &self,
+        requests: &mut [(u64, &mut [u8])],
+    ) -> Result<std::vec::Vec<Result<usize, Error>>, Error> {
+        let pages = |offset: u64, len: usize| pages_of(offset..offset.saturating_add(len as u64));
+        // Sent ahead as far as the queue and the memory have room; the rest is when its turn
+        // comes.
+        let depth = 64;
+        for (offset, into) in requests.iter().take(depth) {
+            self.objects().prefetch(self.inner.id, pages(*offset, into.len()));
+        }
+        let mut results = std::vec::Vec::with_capacity(requests.len());
+        for at in 0..requests.len() {
+            if let Some((offset, into)) = requests.get(at + depth) {
+                self.objects().prefetch(self.inner.id, pages(*offset, into.len()));
+            }
+            let (offset, into) = &mut requests[at];
+            results.push(self.read_at(*offset, into));
+        }
+        Ok(results)
+    }
+
+    /// Begins to read a range of bytes into the cache; returns how many are under way.
+    pub fn prefetch(&self, bytes: Range<u64>) -> usize {
+        self.objects().prefetch(self.inner.id, pages_of(bytes)) * PAGE_SIZE
+    }
+
+    /// Drops a range of bytes from the cache, but for what is dirty; returns how many.
+    pub fn drop_cached(&self, bytes: Range<u64>) -> usize {
+        self.objects().drop_cached(self.engine(), pages_of(bytes)) * PAGE_SIZE
+    }
+
+    pub(super) fn read_error(&self, error: ReadError) -> Error {
+        self.store_error(&self.inner.adapter.last_read, "read from a store", error.errno)
+    }
+
+    pub(super) fn id(&self) -> ObjectId {
+        self.inner.id
+    }
+
+    pub(super) fn objects(
+        &self,
+    ) -> &'static crate::object::Objects<crate::mmu::userfaultfd::Userfaultfd> {
+        self.inner.space.objects()
+    }
+
+    pub(super) fn engine(&self) -> &crate::object::Object {
+        self.objects().object(self.inner.id)
+    }
+}
+
+impl fmt::Debug for Object {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Object").field("name", &self.name()).field("len", &self.len()).finish()
+    }
+}
+
+/// The pages that hold a range of bytes.
+fn pages_of(bytes: Range<u64>) -> ObjectRange {
+    let size = PAGE_SIZE as u64;
+    ObjectRange {
+        start: ObjectPage(bytes.start / size),
+        end: ObjectPage(bytes.end.max(bytes.start).div_ceil(size)),
+    }
+}

@@ -1,0 +1,203 @@
+//! The library's threads: handlers, the background thread, store workers.
+//!
+//! They are libc's, with the program's signals blocked: the application asked for them, and does
+//! not close descriptors that are not its own.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::vec::Vec;
+
+use linux_raw_sys::general::{
+    UFFD_EVENT_PAGEFAULT, UFFD_PAGEFAULT_FLAG_WP, UFFD_PAGEFAULT_FLAG_WRITE, uffd_msg,
+};
+
+use super::Error;
+use crate::fault::Access;
+use crate::mmu::userfaultfd::Userfaultfd;
+use crate::mmu::{Mmu, Prot, Protection};
+use crate::object::{IoBuffer, Objects};
+use crate::reclaim::Balance;
+use crate::scratch::Scratch;
+use crate::sys::Errno;
+use crate::sys::futex::{self, Reach};
+use crate::sys::thread::{SignalsBlocked, never_preempt, pin_to_nth_cpu};
+use crate::units::{PAGE_SIZE, PageNum, PageRange};
+
+/// How long the background thread waits where nothing can be freed.
+const STUCK_MS: u64 = 10;
+/// How long until what could not be written is tried again.
+const DIRTY_MS: u64 = 100;
+
+type Space = Objects<Userfaultfd>;
+
+/// What handlers share.
+struct Exit {
+    /// A fault here means: the handler that reads it ends.
+    page: PageNum,
+    handlers: AtomicUsize,
+    is_stopping: AtomicBool,
+}
+
+/// All threads of an engine.
+pub(super) struct Threads {
+    handles: Mutex<Vec<JoinHandle<()>>>,
+    exit: &'static Exit,
+}
+
+impl Threads {
+    pub fn start(
+        objects: &'static Space,
+        handlers: usize,
+        workers: usize,
+    ) -> Result<Threads, Error> {
+        let failed = |errno| Error::NoMemory { doing: "start the threads", errno };
+        let page = {
+            let mut layout = objects.space.lock();
+            objects.space.map(&mut layout, None, 1, Prot::READ_WRITE).map_err(failed)?
+        };
+        let exit: &'static Exit = std::boxed::Box::leak(std::boxed::Box::new(Exit {
+            page,
+            handlers: AtomicUsize::new(0),
+            is_stopping: AtomicBool::new(false),
+        }));
+        let threads = Threads { handles: Mutex::new(Vec::new()), exit };
+        let started = threads.start_all(objects, handlers, workers);
+        if let Err(error) = started {
+            threads.stop(objects);
+            return Err(error);
+        }
+        Ok(threads)
+    }
+
+    fn start_all(
+        &self,
+        objects: &'static Space,
+        handlers: usize,
+        workers: usize,
+    ) -> Result<(), Error> {
+        let no_memory = |errno| Error::NoMemory { doing: "map the threads' buffers", errno };
+        let exit = self.exit;
+        for cpu in 0..handlers {
+            let mut scratch = Scratch::new().map_err(no_memory)?;
+            self.spawn("quire-fault", move || {
+                pin_to_nth_cpu(cpu);
+                never_preempt();
+                handle_faults(objects, exit, &mut scratch);
+            })?;
+            exit.handlers.fetch_add(1, Ordering::SeqCst);
+        }
+        let mut scratch = Scratch::new().map_err(no_memory)?;
+        self.spawn("quire-kswapd", move || {
+            never_preempt();
+            reclaim(objects, exit, &mut scratch);
+        })?;
+        for _ in 0..workers {
+            let mut buffer = IoBuffer::new().map_err(no_memory)?;
+            self.spawn("quire-store", move || objects.serve_requests(&mut buffer))?;
+        }
+        Ok(())
+    }
+
+    fn spawn(&self, name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), Error> {
+        // Inherited: no handler of the program runs on these threads.
+        let _signals = SignalsBlocked::but_libcs();
+        let builder = std::thread::Builder::new().name(name.into()).stack_size(256 << 10);
+        let handle = builder.spawn(work).map_err(|error| Error::NoMemory {
+            doing: "start a thread",
+            errno: Errno::from_raw_os_error(error.raw_os_error().unwrap_or(0)),
+        })?;
+        self.handles.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(handle);
+        Ok(())
+    }
+
+    /// Ends all of them. No mapping is left.
+    pub fn stop(&self, objects: &'static Space) {
+        self.exit.is_stopping.store(true, Ordering::SeqCst);
+        objects.stop_workers();
+        objects.space.budget().call_for_memory();
+        if self.exit.handlers.load(Ordering::SeqCst) > 0 {
+            let address = super::address(objects, self.exit.page) as *const u8;
+            // SAFETY: mapped for this; the last handler fills it.
+            unsafe { address.read_volatile() };
+        }
+        let mut handles = self.handles.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        for handle in handles.drain(..) {
+            let _ = handle.join();
+        }
+        // SAFETY: made by `leak`, and its threads have ended.
+        unsafe { drop(std::boxed::Box::from_raw(core::ptr::from_ref(self.exit).cast_mut())) };
+    }
+}
+
+/// Where a message says that the program went, and what it wanted there.
+fn access_of(message: &uffd_msg) -> (usize, Access) {
+    // SAFETY: the event was looked at.
+    let (address, flags) = unsafe { (message.arg.pagefault.address, message.arg.pagefault.flags) };
+    let has = |flag: u32| flags & u64::from(flag) != 0;
+    let access = if has(UFFD_PAGEFAULT_FLAG_WP) {
+        Access::WriteProtected
+    } else if has(UFFD_PAGEFAULT_FLAG_WRITE) {
+        Access::Write
+    } else {
+        Access::Read
+    };
+    (address as usize, access)
+}
+
+fn handle_faults(objects: &'static Space, exit: &Exit, scratch: &mut Scratch) {
+    let mmu = objects.space.mmu();
+    loop {
+        let Ok(message) = mmu.faults.read() else { continue };
+        if u32::from(message.event) != UFFD_EVENT_PAGEFAULT {
+            continue;
+        }
+        let (address, access) = access_of(&message);
+        let page = mmu.page(address);
+        if page == exit.page {
+            let one = PageRange::new(page, 1);
+            if exit.handlers.fetch_sub(1, Ordering::SeqCst) == 1 {
+                let zeros = [0u8; PAGE_SIZE];
+                // SAFETY: a page of bytes that are not managed.
+                let _ = unsafe { mmu.copy_in(one, zeros.as_ptr(), Protection::Writable) };
+            } else {
+                // The next handler reads it again.
+                mmu.wake(one);
+            }
+            return;
+        }
+        objects.handle_fault(page, access, scratch);
+    }
+}
+
+/// Whether nobody waits for what the background thread does.
+fn is_content(objects: &Space) -> bool {
+    let space = &objects.space;
+    !space.is_low() && !space.has_starved() && !objects.has_unclean()
+}
+
+fn reclaim(objects: &'static Space, exit: &Exit, scratch: &mut Scratch) {
+    let space = &objects.space;
+    let pressure = &space.budget().control().pressure;
+    loop {
+        // Acquire: what was asked for before the call must be seen below, the end among it.
+        let seen = pressure.load(Ordering::Acquire);
+        if exit.is_stopping.load(Ordering::SeqCst) {
+            return;
+        }
+        space.set_kswapd_awake(true);
+        let balance = objects.balance(scratch);
+        if balance == Balance::Enough {
+            space.set_kswapd_awake(false);
+        }
+        match balance {
+            Balance::Progress => {}
+            Balance::Enough if is_content(objects) => {
+                let timeout_ms = objects.has_excess_dirty().then_some(DIRTY_MS);
+                futex::wait(pressure, seen, Reach::Tree, timeout_ms);
+            }
+            // Dirty pages that are on their way, or memory that somebody is about to give back.
+            _ => futex::wait(pressure, seen, Reach::Tree, Some(STUCK_MS)),
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! What mapping objects takes beyond [`Mmu`]: shared memory that several ranges show at once.
+
+use super::{Done, Mmu, Prot, Protection};
+use crate::sys::Errno;
+use crate::units::{ObjectPage, ObjectRange, PageRange};
+
+/// Shared memory in which an object's page cache lives: a memfd, page for page at the object's own
+/// offsets, with a hole where nothing is cached.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Home {
+    /// Its number: a descriptor, or whatever the MMU knows it by.
+    pub number: i32,
+}
+
+/// Maps pages of homes.
+///
+/// Locks: none, as for [`Mmu`]. The caller holds the page locks of all pages of the home that are
+/// named, and the window's lock of all pages of the arena, but for [`Self::map_object`], for which
+/// it holds the space's lock.
+pub trait ObjectMmu: Mmu {
+    /// Makes an empty home.
+    ///
+    /// # Errors
+    /// The kernel's.
+    fn home_open(&self) -> Result<Home, Errno>;
+
+    /// Gives a home back; nothing maps it any more.
+    fn home_close(&self, home: Home);
+
+    /// Makes a home `pages` long: an access behind its end is a SIGBUS.
+    ///
+    /// # Errors
+    /// The kernel's.
+    fn home_resize(&self, home: Home, pages: usize) -> Result<(), Errno>;
+
+    /// Puts bytes into the cache, inside of the home's length: whole pages, or into one that is
+    /// there.
+    ///
+    /// # Errors
+    /// The kernel's: `NOMEM`, `NOSPC`.
+    fn home_write(&self, home: Home, offset: u64, bytes: &[u8]) -> Result<(), Errno>;
+
+    /// Reads bytes of cached pages.
+    ///
+    /// # Errors
+    /// The kernel's.
+    fn home_read(&self, home: Home, offset: u64, into: &mut [u8]) -> Result<(), Errno>;
+
+    /// Drops pages from the cache, wherever they are mapped.
+    ///
+    /// # Errors
+    /// The kernel's.
+    fn home_punch(&self, home: Home, pages: ObjectRange) -> Result<(), Errno>;
+
+    /// Shows a home from page `first` on at `pages`, with nothing mapped yet.
+    ///
+    /// # Errors
+    /// The kernel's.
+    fn map_object(
+        &self,
+        pages: PageRange,
+        home: Home,
+        first: ObjectPage,
+        prot: Prot,
+    ) -> Result<(), Errno>;
+
+    /// Maps what is cached for `pages`, and answers the faults that wait for them. Stops at the
+    /// first page that is mapped already ([`super::Refusal::Exists`]) or not cached.
+    fn map_cached(&self, pages: PageRange, protection: Protection) -> Done;
+}

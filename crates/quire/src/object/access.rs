@@ -1,0 +1,208 @@
+//! Cached bytes without a mapping: reads with an error instead of a SIGBUS, pages fetched ahead.
+
+use core::sync::atomic::Ordering;
+
+use super::requests::{IoBuffer, Request};
+use super::{Object, ObjectId, Objects};
+use crate::budget::Purpose;
+use crate::fault::order::Streams;
+use crate::mmu::object::ObjectMmu;
+use crate::page::{Flags, State};
+use crate::scratch::Scratch;
+use crate::space::AddressSpace;
+use crate::space::vma::{Kind, Pattern, Vma};
+use crate::sys::Errno;
+use crate::units::{
+    BLOCK_ORDER, BLOCK_PAGES, ObjectPage, ObjectRange, PAGE_SIZE, PageNum, PageRange,
+};
+
+/// Why bytes could not be read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ReadError {
+    /// The byte at which it failed.
+    pub offset: u64,
+    /// Why.
+    pub errno: Errno,
+}
+
+impl<M: ObjectMmu> Objects<M> {
+    /// Reads bytes through the cache; returns how many there were before the end.
+    ///
+    /// # Errors
+    /// Where a page cannot be read; what comes before it has been.
+    pub fn read_at(
+        &self,
+        object: &Object,
+        offset: u64,
+        into: &mut [u8],
+        scratch: &mut Scratch,
+        buffer: &mut IoBuffer,
+    ) -> Result<usize, ReadError> {
+        let mut done = 0;
+        while done < into.len() {
+            let at = offset + done as u64;
+            let Some(left) = object.len().checked_sub(at).filter(|&left| left > 0) else { break };
+            let page = ObjectPage(at / PAGE_SIZE as u64);
+            let within = (at % PAGE_SIZE as u64) as usize;
+            let want = (into.len() - done).min(PAGE_SIZE - within).min(left as usize);
+            let error = |errno| ReadError { offset: at, errno };
+            self.fetch(object, page, scratch, buffer).map_err(error)?;
+            let word = object.word(page);
+            let old = self.space.lock_word(word);
+            let is_cached = old.state() == State::Cached;
+            let part = &mut into[done..done + want];
+            let result =
+                if is_cached { self.space.mmu().home_read(object.home, at, part) } else { Ok(()) };
+            self.space.unlock_word_with(word, old.with(mark(is_cached)));
+            if is_cached {
+                result.map_err(error)?;
+                done += want;
+            }
+        }
+        Ok(done)
+    }
+
+    /// Has a page in the cache, and what comes with it where a stream goes on; waits for it.
+    fn fetch(
+        &self,
+        object: &Object,
+        page: ObjectPage,
+        scratch: &mut Scratch,
+        buffer: &mut IoBuffer,
+    ) -> Result<(), Errno> {
+        loop {
+            if !self.use_words(object, page) && !self.make_room(1, scratch) {
+                self.space.mmu().relax();
+                continue;
+            }
+            let word = object.word(page);
+            let old = self.space.lock_word(word);
+            if old.state() == State::Cached || page.index() >= object.pages() {
+                self.space.unlock_word(word);
+                return Ok(());
+            }
+            let limit = self.space.budget().limit();
+            let order_max = (limit / 32).max(1).ilog2().min(BLOCK_ORDER);
+            let guess = object.streams.guess(PageNum(page.0), false, Pattern::Normal, order_max);
+            let pages = self.lock_absent_around(object, page, guess.order);
+            let Some(pages) = self.charge_locked(object, page, pages) else {
+                if !self.make_room(pages.len(), scratch) {
+                    self.space.mmu().relax();
+                }
+                continue;
+            };
+            Streams::advance(
+                &object.streams,
+                guess,
+                PageRange { start: PageNum(pages.start.0), end: PageNum(pages.end.0) },
+            );
+            return self.fill_locked(object, pages, Some(page), buffer);
+        }
+    }
+
+    /// Sends reads for what is not cached of `pages`, without waiting; returns how many pages are
+    /// under way then.
+    pub fn prefetch(&self, id: ObjectId, pages: ObjectRange) -> usize {
+        let object = self.object(id);
+        let pages = pages.intersect(object.range());
+        let mut sent = 0;
+        let mut at = pages.start;
+        while at < pages.end {
+            let block_end = ObjectPage((at.0 | (BLOCK_PAGES as u64 - 1)) + 1).min(pages.end);
+            let mut run = ObjectRange { start: at, end: at };
+            while run.end < block_end && self.try_lock_absent(object, run.end) {
+                run.end = run.end.add(1);
+            }
+            if run.is_empty() {
+                at = at.add(1);
+                continue;
+            }
+            at = run.end;
+            let is_charged = self.space.budget().try_charge(run.len(), Purpose::Fault);
+            let is_sent = is_charged
+                && self.request(id, Request::Read { object: id, pages: run, asker: None });
+            if !is_sent {
+                if is_charged {
+                    self.space.budget().uncharge(run.len());
+                }
+                self.unlock_words(object, run);
+                break;
+            }
+            sent += run.len();
+        }
+        sent
+    }
+
+    /// Maps what is cached of a range of the arena, without waiting; returns how many pages of it
+    /// are mapped then.
+    pub fn populate_cached(&self, range: PageRange) -> usize {
+        let part_of = |part: PageRange| {
+            let Some(vma) = self.object_vma(part.start) else { return 0 };
+            let mut window = self.windows.lock(part.start);
+            let object = self.object(ObjectId(vma.attributes.backing.object));
+            self.map_pages(object, &vma, &mut window, part, AddressSpace::<M>::NO_PAGE);
+            part.pages().filter(|&page| window.is_present(page)).count()
+        };
+        range.by_block().map(part_of).sum()
+    }
+
+    /// The VMA of an object at a page of a mapping that the caller keeps. Advice may have split
+    /// the mapping: what all its pages have in common is in any of its VMAs.
+    fn object_vma(&self, page: PageNum) -> Option<Vma> {
+        // Under the space's lock: while advice splits it, a lookup without may find none.
+        let vma = self.space.next_vma(&self.space.lock(), page)?;
+        (vma.range.contains(page) && vma.attributes.kind == Kind::Object).then_some(vma)
+    }
+
+    /// Has all of a range of one mapping mapped; waits for reads. To map a page takes the mark away
+    /// that made accesses fail while it could not be read.
+    ///
+    /// # Errors
+    /// Where a page cannot be read; what comes before it is mapped.
+    pub fn populate(
+        &self,
+        range: PageRange,
+        scratch: &mut Scratch,
+        buffer: &mut IoBuffer,
+    ) -> Result<(), ReadError> {
+        for part in range.by_block() {
+            if self.populate_cached(part) == part.len() {
+                continue;
+            }
+            let Some(vma) = self.object_vma(part.start) else { continue };
+            let backing = vma.attributes.backing;
+            let object = self.object(ObjectId(backing.object));
+            for at in part.pages() {
+                let page = backing.object_page(at);
+                if page.index() >= object.pages() {
+                    break;
+                }
+                let error = |errno| ReadError { offset: page.offset(), errno };
+                let fetched = self.fetch(object, page, scratch, buffer).map_err(error);
+                if fetched.is_err() {
+                    self.populate_cached(part);
+                    return fetched;
+                }
+            }
+            self.populate_cached(part);
+        }
+        Ok(())
+    }
+
+    fn try_lock_absent(&self, object: &Object, page: ObjectPage) -> bool {
+        let is_absent = object.word(page).load().state() == State::None;
+        is_absent && self.lock_absent(object, page)
+    }
+
+    /// The last read that failed: where, and why.
+    pub fn last_read_error(&self, object: &Object) -> Option<ReadError> {
+        let errno = object.read_error.load(Ordering::Acquire);
+        let offset = ObjectPage(object.read_error_page.load(Ordering::Relaxed)).offset();
+        (errno != 0).then(|| ReadError { offset, errno: Errno::from_raw_os_error(errno) })
+    }
+}
+
+/// What a read notes at its page.
+const fn mark(is_cached: bool) -> Flags {
+    if is_cached { Flags::ACCESSED } else { Flags::EMPTY }
+}

@@ -1,0 +1,124 @@
+//! Mappings of objects come, change their rights, and go.
+
+use super::i_mmap::Mapping;
+use super::{FaultAround, ObjectId, Objects};
+use crate::mmu::Prot;
+use crate::mmu::object::ObjectMmu;
+use crate::space::vma::{Attributes, Backing, Kind, Pattern};
+use crate::sys::Errno;
+use crate::units::{ObjectRange, PageNum, PageRange};
+
+/// How an object is mapped.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MapRequest {
+    /// The object's pages.
+    pub pages: ObjectRange,
+    /// Rights.
+    pub prot: Prot,
+    /// How it will be used.
+    pub pattern: Pattern,
+    /// How much is mapped around a fault.
+    pub fault_around: FaultAround,
+}
+
+impl<M: ObjectMmu> Objects<M> {
+    /// Maps pages of an object that the caller keeps in use, where there is room; the mapping is
+    /// a user of its own.
+    ///
+    /// # Errors
+    /// `NOMEM` where the arena, the VMA table or the kernel has no room; `INVAL` for no page, or
+    /// one that the object can never have.
+    pub fn map(&self, id: ObjectId, request: MapRequest) -> Result<PageRange, Errno> {
+        let object = self.object(id);
+        let MapRequest { pages, prot, pattern, fault_around } = request;
+        if pages.is_empty() || pages.end.index() > object.pages_max() {
+            return Err(Errno::INVAL);
+        }
+        let mut layout = self.space.lock();
+        let range = self.space.find_room_like(&layout, pages.len(), pages.start)?;
+        let delta = pages.start.0.wrapping_sub(range.start.0);
+        let mapping = self.mappings.take(fault_around)?;
+        let backing = Backing { object: id.0, mapping, delta };
+        let kind = Kind::Object;
+        let attributes = Attributes { kind, pattern, backing, ..Attributes::anonymous(prot) };
+        let made = self
+            .space
+            .mmu()
+            .map_object(range, object.home, pages.start, prot)
+            .and_then(|()| self.space.insert_vma(&mut layout, range, attributes));
+        // A fault that maps something before it is in the tree does so in a window that nobody
+        // walks yet: nobody knows the address before this returns.
+        let made = made.and_then(|()| {
+            let mapping = Mapping { pages, arena_start: range.start, prot, id: mapping };
+            object.i_mmap.i_mmap_lock_write(&self.i_mmaps).insert(mapping).map(drop)
+        });
+        if let Err(error) = made {
+            self.space.remove_vma(&mut layout, range);
+            self.space.mmu().reserve_again(range);
+            self.mappings.give_back(mapping);
+            return Err(error);
+        }
+        self.get(id);
+        self.space.budget().add_managed(range.len() as isize);
+        Ok(range)
+    }
+
+    /// Unmaps a whole mapping, as [`Self::map`] returned it.
+    pub fn unmap(&self, range: PageRange) {
+        let mut layout = self.space.lock();
+        let Some(vma) = self.space.next_vma(&layout, range.start) else { return };
+        // Advice may have split it.
+        debug_assert_eq!(vma.range.start, range.start);
+        let backing = vma.attributes.backing;
+        let id = ObjectId(backing.object);
+        // The VMA first: a fault that holds a window's lock later sees that it is gone.
+        self.space.remove_vma(&mut layout, range);
+        for part in range.by_block() {
+            let mut window = self.windows.lock(part.start);
+            if let Some(present) = window.present_of(part) {
+                // Before it is forgotten: what can be written must be known to be so.
+                self.space.mmu().unmap(present);
+                window.clear(present);
+            }
+        }
+        {
+            let mut tree = self.object(id).i_mmap.i_mmap_lock_write(&self.i_mmaps);
+            let pages = ObjectRange::new(backing.object_page(range.start), range.len());
+            let node = tree.overlapping(pages).find(|(_, other)| other.id == backing.mapping);
+            let removed = node.and_then(|(node, _)| tree.remove(node));
+            debug_assert!(removed.is_some(), "every mapping is in its object's tree");
+        }
+        self.mappings.give_back(backing.mapping);
+        self.space.mmu().reserve_again(range);
+        self.space.budget().add_managed(-(range.len() as isize));
+        drop(layout);
+        self.put(id);
+    }
+
+    /// Changes how much is mapped around the faults of the mapping at a page.
+    pub fn set_fault_around(&self, page: PageNum, fault_around: FaultAround) {
+        if let Some(vma) =
+            self.space.find_vma(page).filter(|vma| vma.attributes.kind == Kind::Object)
+        {
+            self.mappings.set_fault_around(vma.attributes.backing.mapping, fault_around);
+        }
+    }
+
+    /// How many pages of a range are mapped just now.
+    pub fn present_pages(&self, range: PageRange) -> usize {
+        let present = |part: PageRange| {
+            let window = self.windows.lock(part.start);
+            part.pages().filter(|&page| window.is_present(page)).count()
+        };
+        range.by_block().map(present).sum()
+    }
+
+    /// Says how a part of a mapping will be used.
+    ///
+    /// # Errors
+    /// `NOMEM` where the VMA table is full.
+    pub fn advise_pattern(&self, range: PageRange, pattern: Pattern) -> Result<(), Errno> {
+        let mut layout = self.space.lock();
+        self.space.set_pattern(&mut layout, range, pattern)
+    }
+}

@@ -1,0 +1,95 @@
+//! The reverse map: what is done to locked pages in every mapping of their object.
+//!
+//! Every walk shares the object's `i_mmap` lock; only who inserts, removes or moves a mapping has
+//! it alone. Reclaim only tries it, and goes on to other pages.
+//!
+//! Locks: the caller holds the page locks; a walk takes `i_mmap` shared and the windows' locks, one
+//! at a time.
+
+use super::window::Mapped;
+use super::{Object, Objects};
+use crate::mmu::Protection;
+use crate::mmu::object::ObjectMmu;
+use crate::units::{ObjectRange, PageRange};
+
+/// Whether a walk may wait for who changes the mappings.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Wait {
+    /// It may.
+    Yes,
+    /// It goes away instead.
+    No,
+}
+
+impl<M: ObjectMmu> Objects<M> {
+    /// Unmaps locked pages everywhere; `false` where the lock was not to be had.
+    pub(super) fn try_to_unmap(&self, object: &Object, pages: ObjectRange, wait: Wait) -> bool {
+        self.for_each_mapping(object, pages, wait, |window, part| {
+            if let Some(present) = window.present_of(part) {
+                // What lies between is not mapped, or is locked by the caller as well.
+                self.space.mmu().unmap(present);
+                window.clear(present);
+            }
+        })
+    }
+
+    /// Forgets where locked, clean pages are mapped: their home drops them, and the kernel unmaps
+    /// them then. `false` where the lock was not to be had.
+    pub(super) fn try_to_forget(&self, object: &Object, pages: ObjectRange, wait: Wait) -> bool {
+        self.for_each_mapping(object, pages, wait, |window, part| {
+            debug_assert!(window.writable_of(part).is_none(), "a clean page is writable nowhere");
+            if let Some(present) = window.present_of(part) {
+                window.clear(present);
+            }
+        })
+    }
+
+    /// Makes the next write to locked pages fault, in every mapping; `false` where the lock was not
+    /// to be had.
+    pub(super) fn try_to_protect(&self, object: &Object, pages: ObjectRange, wait: Wait) -> bool {
+        self.for_each_mapping(object, pages, wait, |window, part| {
+            if let Some(writable) = window.writable_of(part) {
+                let done = self.space.mmu().write_protect(writable, Protection::WriteProtected);
+                window.protect(writable);
+                if done.pages != writable.len() {
+                    // No memory for the tables: what is not mapped cannot be written either.
+                    self.space.mmu().unmap(writable);
+                    window.clear(writable);
+                }
+            }
+        })
+    }
+
+    /// Pages of the arena where a page of the object is mapped just now.
+    pub fn mapped_at(&self, object: &Object, pages: ObjectRange) -> usize {
+        let mut count = 0;
+        self.for_each_mapping(object, pages, Wait::Yes, |window, part| {
+            count += part.pages().filter(|&page| window.is_present(page)).count();
+        });
+        count
+    }
+
+    /// Calls `visit` for each part of the arena, within one window, that shows some of `pages`;
+    /// the window is locked.
+    fn for_each_mapping(
+        &self,
+        object: &Object,
+        pages: ObjectRange,
+        wait: Wait,
+        mut visit: impl FnMut(&mut Mapped, PageRange),
+    ) -> bool {
+        let tree = match wait {
+            Wait::Yes => object.i_mmap.i_mmap_lock_read(&self.i_mmaps),
+            Wait::No => match object.i_mmap.i_mmap_trylock_read(&self.i_mmaps) {
+                Some(tree) => tree,
+                None => return false,
+            },
+        };
+        for (_, mapping) in tree.overlapping(pages) {
+            for part in mapping.arena_range(pages).by_block() {
+                visit(&mut self.windows.lock(part.start), part);
+            }
+        }
+        true
+    }
+}

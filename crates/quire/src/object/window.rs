@@ -1,0 +1,151 @@
+//! Windows: what is mapped of objects, 2 MiB of the arena at a time.
+//!
+//! A window stands for one kernel page table. Its lock is held from the last look at the VMA until
+//! the call that maps has returned, so that nothing lands in a mapping that was made in between;
+//! who changes the layout bumps the VMA's count first and takes this lock afterwards.
+//!
+//! Locks: a window's lock is a leaf but for queues; page locks are only tried under it.
+
+use rustix_futex_sync::{Mutex, MutexGuard};
+
+use crate::sys::Errno;
+use crate::sys::memory::{Table, Zeroed};
+use crate::units::{BLOCK_PAGES, PageNum, PageRange};
+
+const WORDS: usize = BLOCK_PAGES / 64;
+
+/// What is mapped in 2 MiB of the arena.
+#[derive(Default)]
+pub struct Mapped {
+    present: [u64; WORDS],
+    /// Of those, the ones that can be written without a fault.
+    writable: [u64; WORDS],
+    /// Faults since the window was last empty: where many come, more is mapped around each.
+    pub faults: u32,
+}
+
+fn bit(page: PageNum) -> (usize, u64) {
+    let at = page.index() % BLOCK_PAGES;
+    (at / 64, 1 << (at % 64))
+}
+
+impl Mapped {
+    /// Whether a page is mapped.
+    #[must_use]
+    pub fn is_present(&self, page: PageNum) -> bool {
+        let (word, bit) = bit(page);
+        self.present[word] & bit != 0
+    }
+
+    /// Whether a page is mapped so that it can be written.
+    #[must_use]
+    pub fn is_writable(&self, page: PageNum) -> bool {
+        let (word, bit) = bit(page);
+        self.writable[word] & bit != 0
+    }
+
+    /// Notes that a page is mapped.
+    pub fn set(&mut self, page: PageNum, is_writable: bool) {
+        let (word, bit) = bit(page);
+        self.present[word] |= bit;
+        if is_writable {
+            self.writable[word] |= bit;
+        }
+    }
+
+    /// Notes that pages fault at the next write.
+    pub fn protect(&mut self, pages: PageRange) {
+        for page in pages.pages() {
+            let (word, bit) = bit(page);
+            self.writable[word] &= !bit;
+        }
+    }
+
+    /// Notes that pages are mapped no more.
+    pub fn clear(&mut self, pages: PageRange) {
+        for page in pages.pages() {
+            let (word, bit) = bit(page);
+            self.present[word] &= !bit;
+            self.writable[word] &= !bit;
+        }
+        if self.present == [0; WORDS] {
+            self.faults = 0;
+        }
+    }
+
+    /// The smallest range that holds all of `pages` for which `is` holds.
+    fn hull(pages: PageRange, is: impl Fn(PageNum) -> bool) -> Option<PageRange> {
+        let first = pages.pages().find(|&page| is(page))?;
+        let last = pages.pages().rev().find(|&page| is(page))?;
+        Some(PageRange { start: first, end: last.add(1) })
+    }
+
+    /// The smallest range that holds all mapped ones of `pages`, which lie in this window.
+    #[must_use]
+    pub fn present_of(&self, pages: PageRange) -> Option<PageRange> {
+        Mapped::hull(pages, |page| self.is_present(page))
+    }
+
+    /// The same for those that can be written.
+    #[must_use]
+    pub fn writable_of(&self, pages: PageRange) -> Option<PageRange> {
+        Mapped::hull(pages, |page| self.is_writable(page))
+    }
+
+    /// How many pages are mapped.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.present.iter().map(|word| word.count_ones() as usize).sum()
+    }
+}
+
+#[repr(align(64))]
+struct Window(Mutex<Mapped>);
+
+// SAFETY: zero is an unlocked mutex (checked below) over integers.
+unsafe impl Zeroed for Window {}
+
+/// The windows of an arena.
+pub struct Windows {
+    windows: Table<Window>,
+}
+
+impl Windows {
+    /// Windows with nothing mapped.
+    ///
+    /// # Errors
+    /// `NOMEM`.
+    pub fn new(count: usize) -> Result<Windows, Errno> {
+        Ok(Windows { windows: Table::new(count)? })
+    }
+
+    /// Takes the lock of the window that holds a page.
+    pub fn lock(&self, page: PageNum) -> MutexGuard<'_, Mapped> {
+        self.windows[page.block()].0.lock()
+    }
+}
+
+/// Bytes of table per window.
+pub const WINDOW_BYTES: usize = size_of::<Window>();
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_of_zeros_is_unlocked_and_empty() {
+        let windows = Windows::new(4).unwrap();
+        let mut window = windows.lock(PageNum(600));
+        assert_eq!(window.count(), 0);
+        window.set(PageNum(600), false);
+        window.set(PageNum(610), true);
+        let block = PageRange::new(PageNum(512), BLOCK_PAGES);
+        assert_eq!(window.present_of(block), Some(PageRange::new(PageNum(600), 11)));
+        assert_eq!(window.writable_of(block), Some(PageRange::new(PageNum(610), 1)));
+        window.faults = 3;
+        window.protect(block);
+        assert!(window.is_present(PageNum(610)) && !window.is_writable(PageNum(610)));
+        window.clear(block);
+        assert_eq!((window.count(), window.faults), (0, 0));
+    }
+}

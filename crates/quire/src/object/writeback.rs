@@ -1,0 +1,363 @@
+//! Dirty pages on their way to the store.
+//!
+//! A run of dirty pages is locked, made to fault at the next write in every mapping, copied into a
+//! buffer, marked WRITEBACK and unlocked; only then the buffer is written. So a write that comes
+//! meanwhile makes its page dirty anew and never reaches the buffer: no page is torn. The barrier is
+//! asked between the protection and the copy: its yes is for the very bytes that are written. A page is
+//! under way once at a time. A write that fails makes its pages dirty again and is kept in the
+//! object, to be told once to whoever flushes.
+//!
+//! Locks: page locks (the first of a run slept for by flushes, all others tried), `i_mmap` shared.
+
+use core::sync::atomic::Ordering;
+
+use super::requests::{IoBuffer, Request, by_block};
+use super::rmap::Wait;
+use super::{Object, ObjectId, Objects};
+use crate::control::Event;
+use crate::fault::Outcome;
+use crate::mmu::object::ObjectMmu;
+use crate::page::{Condition, Flags, Snapshot, State};
+use crate::sys::Errno;
+use crate::sys::futex::{self, Reach};
+use crate::units::{BLOCK_PAGES, ObjectPage, ObjectRange, PAGE_SHIFT, PAGE_SIZE, PageNum};
+
+/// Why a flush did not make everything durable.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FlushError {
+    /// A page could not be written, now or since the last flush; it is still dirty.
+    Write {
+        /// Byte of the object.
+        offset: u64,
+        /// Why.
+        errno: Errno,
+    },
+    /// The store could not be synced.
+    Sync(Errno),
+    /// The barrier holds pages back.
+    HeldBack {
+        /// The first such byte.
+        offset: u64,
+    },
+}
+
+/// What became of a range that was to be written back.
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct Written {
+    pub pages: usize,
+    pub held_back: Option<ObjectPage>,
+}
+
+impl<M: ObjectMmu> Objects<M> {
+    /// More dirty pages than this, and workers write.
+    fn dirty_background(&self) -> usize {
+        self.space.budget().limit() / 10
+    }
+
+    /// More, and who wants to write another page waits.
+    fn dirty_limit(&self) -> usize {
+        self.space.budget().limit() / 4
+    }
+
+    pub(super) fn is_too_dirty(&self) -> bool {
+        self.dirty_pages() >= self.dirty_limit().max(1)
+    }
+
+    pub(super) fn count_dirty(&self, pages: usize) {
+        let before = self.dirty.fetch_add(pages, Ordering::Relaxed);
+        let background = self.dirty_background();
+        // At the very step after which `has_excess_dirty` says so: who is called looks once.
+        if before <= background && before + pages > background {
+            self.space.budget().call_for_memory();
+        }
+    }
+
+    /// Leaves a fault unanswered until less is dirty.
+    pub(super) fn wait_for_cleaning(&self, page: PageNum) -> Outcome {
+        self.space.budget().count(Event::FaultParked, 1);
+        self.unclean.push(page);
+        self.space.budget().call_for_memory();
+        // It may have become less before the page was in the list.
+        self.after_cleaning();
+        Outcome::Parked
+    }
+
+    /// Sends write-back where there is too much to be written; returns whether there is.
+    pub(super) fn balance_dirty(&self) -> bool {
+        self.after_cleaning();
+        let excess = self.dirty_pages().saturating_sub(self.dirty_background() / 2);
+        if self.dirty_pages() <= self.dirty_background() {
+            return false;
+        }
+        self.send_write_back(excess);
+        true
+    }
+
+    /// Sends write-back of about so many pages, in order of place, going round.
+    pub(super) fn send_write_back(&self, pages: usize) {
+        let mut sent = 0;
+        while sent < pages {
+            let Some((id, block, dirty)) = self.next_dirty() else { return };
+            let pages = ObjectRange::new(ObjectPage((block * BLOCK_PAGES) as u64), BLOCK_PAGES);
+            let is_sent = self.request(id, Request::WriteBack { object: id, pages });
+            // Not under the registry's lock: this may be the last use.
+            self.put(id);
+            if !is_sent {
+                return;
+            }
+            sent += dirty;
+        }
+    }
+
+    /// The next block that has dirty pages, and how many, from where the hand is; `None` once it
+    /// has come to the last object's end. The caller has a use of the object then.
+    fn next_dirty(&self) -> Option<(ObjectId, usize, usize)> {
+        let mut hands = self.registry.lock();
+        let slots = self.slots_used.load(Ordering::Relaxed);
+        // What the hand has passed comes last.
+        for _ in 0..=slots {
+            let (slot, from) = hands.write_back;
+            if slot >= slots {
+                hands.write_back = (0, 0);
+                return None;
+            }
+            if let Some(object) = self.peek(slot) {
+                let blocks = object.pages().div_ceil(BLOCK_PAGES);
+                let dirty_of =
+                    |block: usize| object.blocks[block].dirty.load(Ordering::Relaxed) as usize;
+                let block = (from..blocks).find(|&block| dirty_of(block) > 0);
+                // An object on its way out is written by its last user.
+                if let Some(block) = block.filter(|_| Objects::<M>::try_get(object)) {
+                    hands.write_back = (slot, block + 1);
+                    return Some((ObjectId(slot as u32), block, dirty_of(block)));
+                }
+            }
+            hands.write_back = (slot + 1, 0);
+        }
+        None
+    }
+
+    /// Writes back what is dirty of `pages`, as it can be had without waiting for page locks.
+    pub(super) fn write_back_range(
+        &self,
+        object: &Object,
+        pages: ObjectRange,
+        buffer: &mut IoBuffer,
+    ) -> Written {
+        self.write_back_runs(object, pages, Wait::No, buffer)
+    }
+
+    fn write_back_runs(
+        &self,
+        object: &Object,
+        pages: ObjectRange,
+        wait: Wait,
+        buffer: &mut IoBuffer,
+    ) -> Written {
+        let mut all = Written::default();
+        let mut at = pages.start;
+        let end = pages.intersect(object.range()).end;
+        while at < end {
+            if object.block(at).dirty.load(Ordering::Relaxed) == 0 && wait == Wait::No {
+                at = ObjectPage((at.0 | (BLOCK_PAGES as u64 - 1)) + 1);
+                continue;
+            }
+            let run = self.lock_dirty_run(object, ObjectRange { start: at, end }, wait);
+            if run.is_empty() {
+                at = at.add(1);
+                continue;
+            }
+            at = run.end;
+            if !self.try_to_protect(object, run, wait) {
+                self.unlock_words(object, run);
+                continue;
+            }
+            // Asked once nobody can write the pages any more: what is written after a yes is not
+            // in what goes to the store.
+            let bytes = run.len() << PAGE_SHIFT;
+            if object.store.may_write(run.start.offset(), bytes) {
+                all.pages += self.write_back_locked(object, run, buffer);
+                continue;
+            }
+            // Perhaps a part may.
+            for page in run.pages() {
+                if object.store.may_write(page.offset(), PAGE_SIZE) {
+                    let one = ObjectRange::new(page, 1);
+                    all.pages += self.write_back_locked(object, one, buffer);
+                } else {
+                    all.held_back = all.held_back.or(Some(page));
+                    self.space.unlock_word(object.word(page));
+                }
+            }
+        }
+        all
+    }
+
+    /// Locks the first page of `within` and those behind it, as long as they are dirty and not
+    /// under way.
+    fn lock_dirty_run(&self, object: &Object, within: ObjectRange, wait: Wait) -> ObjectRange {
+        let first = within.start;
+        let mut run = ObjectRange { start: first, end: first };
+        while run.end < within.end && run.len() < BLOCK_PAGES {
+            let word = object.word(run.end);
+            let seen = word.load();
+            let is_worth_it =
+                seen.is_locked() || seen.has(Flags::DIRTY) || seen.has(Flags::WRITEBACK);
+            if !is_worth_it {
+                break;
+            }
+            let may_sleep = wait == Wait::Yes && run.is_empty();
+            if may_sleep {
+                // What is under way was copied before: what was written since must follow it.
+                self.space.wait_on_word(word, Condition::clear(Flags::WRITEBACK));
+            }
+            let old = if may_sleep { Some(self.space.lock_word(word)) } else { word.try_lock() };
+            let Some(old) = old else { break };
+            if old.state() != State::Cached || !old.has(Flags::DIRTY) || old.has(Flags::WRITEBACK) {
+                self.space.unlock_word(word);
+                if may_sleep && old.has(Flags::WRITEBACK) {
+                    continue;
+                }
+                break;
+            }
+            run.end = run.end.add(1);
+        }
+        run
+    }
+
+    /// Writes a run of locked, protected, dirty pages back, and unlocks them. Returns how many are
+    /// clean.
+    fn write_back_locked(&self, object: &Object, run: ObjectRange, buffer: &mut IoBuffer) -> usize {
+        let length = object.len().saturating_sub(run.start.offset());
+        if length == 0 {
+            // Behind the end: its truncation is under way, which drops the pages.
+            self.unlock_words(object, run);
+            return 0;
+        }
+        let bytes = (run.len() << PAGE_SHIFT).min(length as usize);
+        let copy = &mut buffer.pages(run.len())[..bytes];
+        if self.space.mmu().home_read(object.home, run.start.offset(), copy).is_err() {
+            // Behind the home's end: its truncation is under way, which drops the pages.
+            self.unlock_words(object, run);
+            return 0;
+        }
+        object.writeback.fetch_add(run.len() as u32, Ordering::SeqCst);
+        for page in run.pages() {
+            let word = object.word(page);
+            object.count_cleaned(page);
+            let after = word.load().without(Flags::DIRTY).with(Flags::WRITEBACK);
+            self.space.unlock_word_with(word, after);
+        }
+        self.space.budget().count(Event::Pgpgout, run.len());
+        let result = object.store.write(run.start.offset(), copy);
+        if let Err(error) = result {
+            object.note_write_error(run.start, error);
+        }
+        let clean = |&page: &ObjectPage| !self.end_page_writeback(object, page, result.is_ok());
+        let ended = run.pages().filter(clean).count();
+        // Until here: or those who wait for less to be dirty would go on with every write that
+        // fails.
+        self.dirty.fetch_sub(ended, Ordering::Relaxed);
+        object.writeback.fetch_sub(run.len() as u32, Ordering::SeqCst);
+        futex::wake(&object.writeback, u32::MAX, Reach::Process);
+        self.after_cleaning();
+        if result.is_ok() { run.len() } else { 0 }
+    }
+
+    /// The write of a page is done; says whether the page is dirty by it, as it was before.
+    fn end_page_writeback(&self, object: &Object, page: ObjectPage, is_written: bool) -> bool {
+        let word = object.word(page);
+        let old = self.space.lock_word(word);
+        let mut after = old.without(Flags::WRITEBACK);
+        let is_dirty_again = !is_written && old.state() == State::Cached && !old.has(Flags::DIRTY);
+        if is_dirty_again {
+            after = after.with(Flags::DIRTY);
+            object.count_dirty(page);
+        }
+        self.space.unlock_word_with(word, after);
+        is_dirty_again
+    }
+
+    /// Writes what is dirty of an object whose last user is the caller, as far as it can.
+    pub(super) fn write_back_last(&self, object: &Object) {
+        let Ok(mut buffer) = IoBuffer::new() else { return };
+        self.write_back_runs(object, object.range(), Wait::Yes, &mut buffer);
+    }
+
+    /// Whether so much is dirty that it should be written, but nobody waits for it. What the store
+    /// refuses, or the barrier holds back, stays so: it must be tried again from time to time.
+    pub fn has_excess_dirty(&self) -> bool {
+        self.dirty_pages() > self.dirty_background()
+    }
+
+    /// Whether faults wait until less is dirty.
+    pub fn has_unclean(&self) -> bool {
+        !self.unclean.is_empty()
+    }
+
+    pub(super) fn after_cleaning(&self) {
+        if !self.is_too_dirty() {
+            self.unclean.answer_all(|answer| self.space.mmu().wake(self.space.pages_of(answer)));
+        }
+    }
+
+    /// Writes everything dirty of `pages` to the store; with `sync`, durably. What was written to
+    /// the mappings before the call is on its way or in the store when it returns, or it is an
+    /// error.
+    ///
+    /// # Errors
+    /// The first of: a write that failed since this flusher (`seen` counts what it was told) was
+    /// last told; pages that the barrier holds back; a sync that failed.
+    pub fn flush(
+        &self,
+        object: &Object,
+        pages: ObjectRange,
+        is_durable: bool,
+        seen: &mut u32,
+        buffer: &mut IoBuffer,
+    ) -> Result<(), FlushError> {
+        let mut held_back = None;
+        for part in by_block(pages.intersect(object.range())) {
+            let written = self.write_back_runs(object, part, Wait::Yes, buffer);
+            held_back = held_back.or(written.held_back);
+            // What others have under way.
+            for page in part.pages() {
+                self.space.wait_on_word(object.word(page), Condition::clear(Flags::WRITEBACK));
+            }
+        }
+        let errors = object.write_errors.load(Ordering::Acquire);
+        if errors != core::mem::replace(seen, errors) {
+            let errno = object.write_error.load(Ordering::Relaxed);
+            let page = object.write_error_page.load(Ordering::Relaxed);
+            let errno = Errno::from_raw_os_error(errno);
+            return Err(FlushError::Write { offset: ObjectPage(page).offset(), errno });
+        }
+        if let Some(page) = held_back {
+            return Err(FlushError::HeldBack { offset: page.offset() });
+        }
+        if is_durable && let Err(error) = object.store.sync() {
+            // What others have written is in doubt as well, and a store tells it once.
+            object.note_write_error(pages.start, error);
+            *seen = object.write_errors.load(Ordering::Acquire);
+            return Err(FlushError::Sync(error));
+        }
+        Ok(())
+    }
+
+    /// What a new flusher has been told: everything before it.
+    pub fn errors_seen(&self, object: &Object) -> u32 {
+        object.write_errors.load(Ordering::Acquire)
+    }
+}
+
+impl Object {
+    fn note_write_error(&self, page: ObjectPage, error: Errno) {
+        self.write_error_page.store(page.0, Ordering::Relaxed);
+        self.write_error.store(error.raw_os_error(), Ordering::Relaxed);
+        // Release publishes which.
+        self.write_errors.fetch_add(1, Ordering::Release);
+    }
+
+    /// The word of a page whose bytes are gone.
+    pub(super) const GONE: Snapshot = Snapshot::new(State::None, 0);
+}

@@ -1,0 +1,84 @@
+//! What mappings of objects need of the address space.
+
+use super::vma::{Attributes, Pattern, Vma};
+use super::{AddressSpace, Layout};
+use crate::mmu::Mmu;
+use crate::sys::Errno;
+use crate::units::{BLOCK_PAGES, ObjectPage, PageNum, PageRange};
+
+impl<M: Mmu> AddressSpace<M> {
+    /// Finds room for pages of an object from `first` on: so that blocks of the object lie in
+    /// blocks of the arena, where there is one whole.
+    pub(crate) fn find_room_like(
+        &self,
+        layout: &Layout<'_>,
+        pages: usize,
+        first: ObjectPage,
+    ) -> Result<PageRange, Errno> {
+        let lead = first.index() % BLOCK_PAGES;
+        let lead = if lead + pages >= BLOCK_PAGES { lead } else { 0 };
+        let align = if lead + pages >= BLOCK_PAGES { BLOCK_PAGES as u64 } else { 1 };
+        let limit = self.words.len() as u64;
+        let start = self
+            .vmas
+            .find_gap(pages + lead, align, None, limit, &layout.locked)
+            .ok_or(Errno::NOMEM)?;
+        Ok(PageRange::new(start.add(lead), pages))
+    }
+
+    pub(crate) fn insert_vma(
+        &self,
+        layout: &mut Layout<'_>,
+        range: PageRange,
+        attributes: Attributes,
+    ) -> Result<(), Errno> {
+        self.vmas.insert(range, attributes, &layout.locked)
+    }
+
+    /// Takes a whole VMA away.
+    pub(crate) fn remove_vma(&self, layout: &mut Layout<'_>, range: PageRange) {
+        let removed = self.vmas.remove(range, &layout.locked);
+        debug_assert!(removed.is_ok(), "a whole VMA goes without a split");
+    }
+
+    pub(crate) fn set_pattern(
+        &self,
+        layout: &mut Layout<'_>,
+        range: PageRange,
+        pattern: Pattern,
+    ) -> Result<(), Errno> {
+        let change = |old| Attributes { pattern, ..old };
+        self.vmas.change_attributes(range, &layout.locked, change)
+    }
+
+    /// Whether a VMA is as it was when it was copied; see [`super::vma::VmaIndex::is_current`].
+    pub(crate) fn is_current(&self, vma: &Vma) -> bool {
+        self.vmas.is_current(vma)
+    }
+
+    /// Pages that a fault could charge at once.
+    pub(crate) fn chargeable_now(&self) -> usize {
+        self.budget.chargeable().saturating_sub(self.budget.reserve())
+    }
+
+    /// Where little is free, has the background thread reclaim.
+    pub(crate) fn call_if_low(&self) {
+        if self.is_low() && !self.is_kswapd_awake() {
+            self.budget.call_for_memory();
+        }
+    }
+
+    /// Whether anonymous memory has pages to give.
+    pub(crate) fn has_evictable(&self) -> bool {
+        let held = self.frames.free() + self.frames.limbo();
+        held > 0 || self.blocks_used_max.load(core::sync::atomic::Ordering::Relaxed) > 0
+    }
+
+    /// Whether less is free than the background thread wants to see.
+    pub(crate) fn is_below_high(&self) -> bool {
+        self.available() < self.high_watermark()
+    }
+
+    /// A page that no VMA has: no fault was asked for there.
+    pub const NO_PAGE: PageNum = PageNum(u64::MAX);
+}

@@ -1,0 +1,137 @@
+//! Objects on the real MMU: files mapped under a bound on memory.
+
+#[path = "common/objects.rs"]
+mod common;
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use common::{Dir, PAGE, random, space};
+use quire::library::{FaultAround, MapOptions, OpenOptions};
+use quire::mmu::simulated::Generator;
+use quire::store::Direct;
+
+#[test]
+fn a_file_reads_the_same_through_an_eighth_of_its_size() {
+    let Some(space) = space(2 << 20) else { return };
+    let dir = Dir::new();
+    let bytes = random(16 << 20, 1);
+    let path = dir.file("data", &bytes);
+    for direct in [Direct::Off, Direct::On] {
+        let Ok(object) = OpenOptions::new().direct(direct).open(&space, &path) else { continue };
+        // SAFETY: nobody writes the file.
+        let map = unsafe { MapOptions::new().map(&object) }.unwrap();
+        assert!(map[..] == bytes[..], "in order");
+        let mut generator = Generator::new(7);
+        for _ in 0..2000 {
+            let at = generator.below(bytes.len());
+            assert_eq!(map[at], bytes[at], "byte {at}");
+        }
+    }
+    let (_, most) = space.held();
+    assert!(most <= 2 << 20, "{most} bytes were held");
+}
+
+#[test]
+fn what_is_written_reaches_the_file_by_a_flush_and_by_the_end() {
+    let Some(space) = space(2 << 20) else { return };
+    let dir = Dir::new();
+    let mut bytes = random(8 << 20, 2);
+    let path = dir.file("data", &bytes);
+    let object = OpenOptions::new().write(true).open(&space, &path).unwrap();
+    {
+        // SAFETY: nobody else uses the file.
+        let mut map = unsafe { MapOptions::new().map_mut(&object) }.unwrap();
+        let mut generator = Generator::new(3);
+        for round in 0..3 {
+            for _ in 0..3000 {
+                let at = generator.below(bytes.len());
+                let value = generator.next_u64() as u8;
+                assert_eq!(map[at], bytes[at], "round {round} byte {at}");
+                map[at] = value;
+                bytes[at] = value;
+            }
+            map.flush().unwrap();
+            assert_eq!(object.cached().1, 0, "nothing is dirty after a flush");
+            assert!(std::fs::read(&path).unwrap() == bytes, "round {round}");
+        }
+        map[5 * PAGE] ^= 1;
+        bytes[5 * PAGE] ^= 1;
+    }
+    drop(object);
+    assert!(std::fs::read(&path).unwrap() == bytes, "the last write");
+    let (_, most) = space.held();
+    assert!(most <= 2 << 20, "{most} bytes were held");
+}
+
+#[test]
+fn without_fault_around_a_fault_makes_exactly_one_page_present() {
+    let Some(space) = space(8 << 20) else { return };
+    let dir = Dir::new();
+    let bytes = random(4 << 20, 4);
+    let object = space.open(dir.file("data", &bytes)).unwrap();
+    let mut all = vec![0; bytes.len()];
+    assert_eq!(object.read_at(0, &mut all).unwrap(), all.len());
+    assert!(all == bytes);
+    for (setting, expected) in [
+        (FaultAround::Off, 1),
+        (FaultAround::Order(1), 2),
+        (FaultAround::Order(4), 16),
+        (FaultAround::Order(9), 512),
+    ] {
+        let options = MapOptions::new().fault_around(setting);
+        // SAFETY: nobody writes the file.
+        let map = unsafe { options.map(&object) }.unwrap();
+        assert_eq!(map.mapped_pages(), 0);
+        let before = space.counter("pgfault");
+        assert_eq!(map[100 * PAGE + 5], bytes[100 * PAGE + 5]);
+        assert_eq!(map.mapped_pages(), expected, "{setting:?}");
+        assert_eq!(space.counter("pgfault") - before, 1);
+    }
+}
+
+#[test]
+fn a_file_that_another_program_wrote_is_what_several_mappings_show() {
+    let Some(space) = space(4 << 20) else { return };
+    let dir = Dir::new();
+    let bytes = random(3 << 20, 5);
+    let path = dir.file("data", &bytes);
+    let object = OpenOptions::new().write(true).open(&space, &path).unwrap();
+    // SAFETY: nobody else uses the file; the slices are read between writes only.
+    let (mut first, second) = unsafe {
+        let second = MapOptions::new().offset(PAGE as u64).map(&object).unwrap();
+        (MapOptions::new().map_mut(&object).unwrap(), second)
+    };
+    assert!(second[..] == bytes[PAGE..]);
+    for page in 1..300 {
+        first[page * PAGE] = page as u8;
+        // SAFETY: a read of memory that another mapping shows.
+        let seen = unsafe { second.as_ptr().add((page - 1) * PAGE).read_volatile() };
+        assert_eq!(seen, page as u8);
+    }
+    first.flush().unwrap();
+    first[PAGE] = 99;
+    let mut file = [0u8; 1];
+    File::open(&path).unwrap().read_exact_at(&mut file, PAGE as u64).unwrap();
+    assert_eq!(file[0], 1, "written again, but not flushed");
+    first.flush_range(PAGE..PAGE + 1).unwrap();
+    File::open(&path).unwrap().read_exact_at(&mut file, PAGE as u64).unwrap();
+    assert_eq!(file[0], 99);
+}
+
+/// Windows of 2 MiB, and less than that left: the fault takes what there is.
+#[test]
+fn a_scan_in_large_windows_goes_on_where_less_is_left_than_a_window() {
+    let Some(space) = space(48 << 20) else { return };
+    let dir = Dir::new();
+    let path = dir.file("data", b"");
+    let len = 160u64 << 20;
+    File::options().write(true).open(&path).unwrap().set_len(len).unwrap();
+    let object = space.open(&path).unwrap();
+    // SAFETY: nobody writes the file.
+    let map = unsafe { MapOptions::new().map(&object) }.unwrap();
+    assert!(map.iter().step_by(PAGE).all(|&byte| byte == 0));
+    let (_, most) = space.held();
+    assert!(most <= 48 << 20, "{most} bytes were held");
+    assert!(space.counter("pgfault") < len / PAGE as u64 / 16, "windows are large");
+}

@@ -1,0 +1,347 @@
+//! Many threads on objects at once, with something that knows what must come out.
+
+#[path = "common/objects.rs"]
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use common::{Dir, PAGE, Watchdog, load, random, space, store, wait_until, word};
+use quire::library::{AddressSpace, FaultAround, MapOptions, Object, OpenOptions};
+use quire::mmu::simulated::Generator;
+use quire::store::test::VecStore;
+
+/// How long the long ones take.
+fn duration() -> Duration {
+    let seconds = std::env::var("QUIRE_OBJECT_SECONDS").ok().and_then(|text| text.parse().ok());
+    Duration::from_secs(seconds.unwrap_or(5))
+}
+
+/// A mapping that threads share: all access is atomic.
+#[derive(Clone, Copy)]
+struct Start(*const u8);
+
+// SAFETY: only a place; see `word`.
+unsafe impl Send for Start {}
+// SAFETY: as above.
+unsafe impl Sync for Start {}
+
+/// Ends the other threads of a scope, by a panic as well.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn no_write_is_lost_in_the_gaps_of_flushes_reclaim_and_drops() {
+    const PAGES: usize = 2048;
+    let _watchdog = Watchdog::new(120);
+    let Some(space) = space(1 << 20) else { return };
+    let inner = Arc::new(VecStore::new(vec![0; PAGES * PAGE]));
+    let object = Object::with_store(&space, Arc::clone(&inner), Some(0)).unwrap();
+    // SAFETY: accessed by atomic words only.
+    let maps = [(); 2].map(|()| unsafe { MapOptions::new().map_mut(&object) }.unwrap());
+    let starts = [Start(maps[0].as_ptr()), Start(maps[1].as_ptr())];
+    let is_over = AtomicBool::new(false);
+    let mut counts = vec![0u64; PAGES];
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::SeqCst) {
+                object.sync().unwrap();
+            }
+        });
+        scope.spawn(|| {
+            let mut generator = Generator::new(2);
+            while !is_over.load(Ordering::SeqCst) {
+                let at = (generator.below(PAGES) * PAGE) as u64;
+                object.drop_cached(at..at + 64 * PAGE as u64);
+                object.write_range(at..at + 8 * PAGE as u64).unwrap();
+            }
+        });
+        let _stop = Stop(&is_over);
+        let mut generator = Generator::new(3);
+        let until = Instant::now() + duration().min(Duration::from_secs(3));
+        // A few pages again and again, so that their writes meet their write-back, and all of them
+        // now and then.
+        while Instant::now() < until {
+            let all = if generator.below(4) == 0 { PAGES } else { 24 };
+            for _ in 0..64 {
+                let page = generator.below(all);
+                let Start(start) = starts[generator.below(2)];
+                let old = word(start, page * PAGE).fetch_add(1, Ordering::SeqCst);
+                assert_eq!(old, counts[page], "page {page}");
+                counts[page] += 1;
+            }
+        }
+    });
+    object.sync().unwrap();
+    let bytes = inner.bytes();
+    for (page, count) in counts.iter().enumerate() {
+        let found = u64::from_le_bytes(bytes[page * PAGE..page * PAGE + 8].try_into().unwrap());
+        assert_eq!(found, *count, "page {page}");
+    }
+    assert!(space.held().1 <= space.memory());
+}
+
+/// Body pages, of which each writer has a word in each; behind them the tail that comes and goes.
+const BODY: usize = 2048;
+const TAIL: usize = 40;
+const WRITERS: usize = 8;
+
+/// One run of the stress: the object, where it is mapped, and when it is over.
+struct Stress<'a> {
+    space: &'a AddressSpace,
+    object: &'a Object,
+    start: Start,
+    is_over: &'a AtomicBool,
+}
+
+impl Stress<'_> {
+    fn goes_on(&self) -> bool {
+        let (held, _) = self.space.held();
+        assert!(held <= self.space.memory(), "{held} bytes are held");
+        !self.is_over.load(Ordering::SeqCst)
+    }
+
+    /// Reads and writes words of its own; returns what they must be.
+    fn write(&self, writer: usize) -> Vec<u64> {
+        let mut generator = Generator::new(writer as u64 + 1);
+        let mut mine = vec![0u64; BODY];
+        let mut value = (writer as u64) << 56;
+        while self.goes_on() {
+            let first = generator.below(BODY);
+            let is_stream = generator.below(3) == 0;
+            for step in 0..64 {
+                let page = if is_stream { (first + step) % BODY } else { generator.below(BODY) };
+                let word = word(self.start.0, page * PAGE + writer * 8);
+                assert_eq!(word.load(Ordering::Relaxed), mine[page], "{writer}, page {page}");
+                if generator.below(3) == 0 {
+                    value += 1;
+                    word.store(value, Ordering::Relaxed);
+                    mine[page] = value;
+                }
+            }
+        }
+        mine
+    }
+
+    /// Truncates and extends the tail; what comes back is zeros.
+    fn resize(&self) {
+        let mut generator = Generator::new(100);
+        while self.goes_on() {
+            let pages = generator.below(TAIL);
+            let bytes = (BODY + pages) * PAGE + generator.below(PAGE);
+            self.object.set_len(bytes as u64).unwrap();
+            let longer = (BODY + TAIL) * PAGE;
+            for page in 0..TAIL {
+                let at = (BODY + page) * PAGE;
+                assert_eq!(load(self.start.0, at).is_some(), at < bytes, "{page} of {bytes}");
+            }
+            self.object.set_len(longer as u64).unwrap();
+            let places = [bytes, bytes.next_multiple_of(PAGE), longer - 1];
+            let places = places.map(|at| at.min(longer - 1));
+            for at in places {
+                assert_eq!(load(self.start.0, at), Some(0), "byte {at} of {bytes}");
+            }
+            for at in places {
+                assert!(store(self.start.0, at, 0x77));
+            }
+            self.object.set_len((BODY * PAGE) as u64).unwrap();
+            self.object.set_len(longer as u64).unwrap();
+        }
+    }
+
+    /// Maps further views, and looks whether each word is its writer's.
+    fn view(&self) {
+        let mut generator = Generator::new(200);
+        while self.goes_on() {
+            let first = generator.below(BODY - 600);
+            let pages = 1 + generator.below(600);
+            let options =
+                MapOptions::new().offset((first * PAGE) as u64).len((pages * PAGE) as u64);
+            // SAFETY: accessed by atomic words only.
+            let map = unsafe { options.map(self.object) }.unwrap();
+            for _ in 0..128 {
+                let (page, writer) = (generator.below(pages), generator.below(WRITERS));
+                let at = page * PAGE + writer * 8;
+                let seen = word(map.as_ptr(), at).load(Ordering::Relaxed);
+                assert!(seen == 0 || seen >> 56 == writer as u64, "{seen:x} of {writer}");
+                // The same word, later, elsewhere.
+                let later = word(self.start.0, first * PAGE + at).load(Ordering::Relaxed);
+                assert!(later >= seen, "{later:x} after {seen:x}");
+            }
+        }
+    }
+
+    fn flush(&self) {
+        while self.goes_on() {
+            self.object.sync().unwrap();
+            std::thread::sleep(Duration::from_millis(3));
+        }
+    }
+}
+
+#[test]
+fn under_stress_every_word_is_what_its_writer_wrote() {
+    let _watchdog = Watchdog::new(duration().as_secs() + 120);
+    let Some(space) = space(1 << 20) else { return };
+    let inner = Arc::new(VecStore::new(vec![0; (BODY + TAIL) * PAGE]));
+    {
+        let object = Object::with_store(&space, Arc::clone(&inner), None).unwrap();
+        // SAFETY: accessed by atomic words, and single bytes of the tail.
+        let map = unsafe { MapOptions::new().map_mut(&object) }.unwrap();
+        let is_over = AtomicBool::new(false);
+        let start = Start(map.as_ptr());
+        let stress = Stress { space: &space, object: &object, start, is_over: &is_over };
+        let mine: Vec<Vec<u64>> = std::thread::scope(|scope| {
+            let stress = &stress;
+            for other in 0..3 {
+                scope.spawn(move || {
+                    let _stop = Stop(stress.is_over);
+                    match other {
+                        0 => stress.resize(),
+                        1 => stress.view(),
+                        _ => stress.flush(),
+                    }
+                });
+            }
+            let map = &map;
+            scope.spawn(move || {
+                let _stop = Stop(stress.is_over);
+                let mut generator = Generator::new(300);
+                while stress.goes_on() {
+                    let order = generator.below(10) as u32;
+                    map.set_fault_around(match generator.below(3) {
+                        0 => FaultAround::Auto,
+                        1 => FaultAround::Off,
+                        _ => FaultAround::Order(order),
+                    });
+                    let first = generator.below(BODY) * PAGE;
+                    map.dont_need(first..first + 100 * PAGE);
+                    map.populate_cached(first..first + 50 * PAGE);
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+            });
+            let writers: Vec<_> = (0..WRITERS)
+                .map(|writer| {
+                    scope.spawn(move || {
+                        let _stop = Stop(stress.is_over);
+                        stress.write(writer)
+                    })
+                })
+                .collect();
+            let until = Instant::now() + duration();
+            while Instant::now() < until && !is_over.load(Ordering::SeqCst) {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            is_over.store(true, Ordering::SeqCst);
+            writers.into_iter().map(|writer| writer.join().unwrap()).collect()
+        });
+        object.sync().unwrap();
+        let bytes = inner.bytes();
+        for (writer, words) in mine.iter().enumerate() {
+            for (page, expected) in words.iter().enumerate() {
+                let at = page * PAGE + writer * 8;
+                let found = u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+                assert_eq!(found, *expected, "writer {writer}, page {page}");
+            }
+        }
+    }
+    let (_, most) = space.held();
+    assert!(most <= space.memory(), "{most} bytes were held");
+    wait_until(|| space.held().0 == 0);
+}
+
+#[test]
+fn objects_and_mappings_come_and_go_while_others_fault() {
+    let _watchdog = Watchdog::new(120);
+    let Some(space) = space(2 << 20) else { return };
+    let bytes = random(300 * PAGE, 1);
+    let dir = Dir::new();
+    std::thread::scope(|scope| {
+        for thread in 0..4u64 {
+            let (space, bytes, dir) = (&space, &bytes, &dir);
+            scope.spawn(move || {
+                let mut generator = Generator::new(thread + 1);
+                let path = dir.file(&format!("data-{thread}"), bytes);
+                let mut expected = bytes.clone();
+                for round in 0..25 {
+                    let object = OpenOptions::new().write(true).open(space, &path).unwrap();
+                    // SAFETY: the file is this thread's.
+                    let mut map = unsafe { MapOptions::new().map_mut(&object) }.unwrap();
+                    for _ in 0..60 {
+                        let at = generator.below(expected.len());
+                        assert_eq!(map[at], expected[at], "{thread}, round {round}, byte {at}");
+                        map[at] = round;
+                        expected[at] = round;
+                    }
+                    drop(map);
+                    drop(object);
+                    assert!(std::fs::read(&path).unwrap() == expected, "{thread}, round {round}");
+                }
+            });
+        }
+    });
+    wait_until(|| space.held().0 == 0);
+}
+
+/// What the process has: threads, mappings of ours, descriptors.
+fn possessions() -> [usize; 3] {
+    let entries = |path: &str| std::fs::read_dir(path).unwrap().count();
+    let is_ours = |entry: std::io::Result<std::fs::DirEntry>| {
+        let name = std::fs::read_to_string(entry.unwrap().path().join("comm"));
+        name.unwrap_or_default().starts_with("quire-")
+    };
+    let threads = std::fs::read_dir("/proc/self/task")
+        .unwrap()
+        .filter_map(|entry| is_ours(entry).then_some(()))
+        .count();
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap().lines().count();
+    [threads, maps, entries("/proc/self/fd")]
+}
+
+const ALONE: &str = "QUIRE_OBJECT_ALONE";
+
+/// In a process of its own, where nobody else opens and maps anything.
+#[test]
+fn of_an_address_space_that_is_dropped_nothing_is_left() {
+    let _watchdog = Watchdog::new(120);
+    if std::env::var_os(ALONE).is_none() {
+        let status = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "of_an_address_space_that_is_dropped_nothing_is_left", "--nocapture"])
+            .env(ALONE, "1")
+            .status();
+        assert!(status.unwrap().success());
+        return;
+    }
+    let dir = Dir::new();
+    let path = dir.file("data", &random(100 * PAGE, 1));
+    let round = || {
+        let Some(space) = space(2 << 20) else { return };
+        let objects: Vec<_> =
+            (0..4).map(|_| OpenOptions::new().write(true).open(&space, &path).unwrap()).collect();
+        std::thread::scope(|scope| {
+            for object in &objects {
+                scope.spawn(|| {
+                    // SAFETY: accessed by single bytes only.
+                    let map = unsafe { MapOptions::new().map_mut(object) }.unwrap();
+                    (0..100).for_each(|page| assert!(load(map.as_ptr(), page * PAGE).is_some()));
+                });
+            }
+        });
+        objects[0].prefetch(0..100 * PAGE as u64);
+    };
+    // Once for what libc keeps for later threads, and what is set up once.
+    (0..3).for_each(|_| round());
+    let before = possessions();
+    assert_eq!(before[0], 0, "no thread of ours");
+    (0..20).for_each(|_| round());
+    let after = possessions();
+    assert_eq!((after[0], after[2]), (0, before[2]), "threads, descriptors");
+    // libc's arenas come and go by one or two; a leak would be twenty times as much.
+    assert!(after[1] < before[1] + 10, "{} mappings, {} before", after[1], before[1]);
+}
