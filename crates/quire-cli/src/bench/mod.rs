@@ -16,6 +16,7 @@ use clap::{Args, Subcommand};
 
 use crate::size::Size;
 
+mod around;
 mod contestant;
 mod figures;
 mod fit;
@@ -48,10 +49,12 @@ enum BenchCommand {
     Swap(SwapBench),
     /// What it takes to serve a fault, against the bare loop
     Fault(FaultBench),
-    /// What a page lock costs, free and contended
-    Waiters(WaitersBench),
+    /// Reads through mappings of a file, by what is mapped around a fault
+    FaultAround(AroundBench),
     /// What the reverse map's lock costs, and what walks gain that share it
     Rmap(RmapBench),
+    /// What a page lock costs, free and contended
+    Waiters(WaitersBench),
     /// A program that is measured
     #[command(hide = true)]
     Work(work::WorkArgs),
@@ -122,13 +125,22 @@ struct FaultBench {
 }
 
 #[derive(Args, Debug)]
-struct WaitersBench {
+struct AroundBench {
     #[command(flatten)]
     common: Common,
 
-    /// Numbers of threads that want one lock
-    #[arg(long, value_name = "N,N", value_delimiter = ',', default_values_t = [2, 4, 8])]
+    /// Numbers of threads that read, each through a mapping of its own
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_values_t = [1, 2])]
     threads: Vec<usize>,
+
+    /// How large the file is
+    #[arg(long, value_name = "SIZE", value_parser = Size::parse, default_value = "256M")]
+    size: Size,
+
+    /// Where the file is made, on the disk that is to be measured [default: the directory for
+    /// temporary files]
+    #[arg(long, value_name = "DIR")]
+    directory: Option<PathBuf>,
 }
 
 #[derive(Args, Debug)]
@@ -141,6 +153,16 @@ struct RmapBench {
     threads: Vec<usize>,
 }
 
+#[derive(Args, Debug)]
+struct WaitersBench {
+    #[command(flatten)]
+    common: Common,
+
+    /// Numbers of threads that want one lock
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_values_t = [2, 4, 8])]
+    threads: Vec<usize>,
+}
+
 /// Runs a bench; returns the exit status.
 pub fn main(args: BenchArgs) -> Result<u8> {
     match args.command {
@@ -148,7 +170,8 @@ pub fn main(args: BenchArgs) -> Result<u8> {
         BenchCommand::Run(options) => versus::main(&options),
         BenchCommand::Swap(options) => pageout::main(&options),
         BenchCommand::Fault(options) => service::main(&options),
-        BenchCommand::Waiters(options) => waiters::main(&options),
+        BenchCommand::FaultAround(options) => around::main(&options),
         BenchCommand::Rmap(options) => rmap::main(&options),
+        BenchCommand::Waiters(options) => waiters::main(&options),
     }
 }

@@ -114,3 +114,73 @@ impl Drop for Mapping {
         unsafe { libc::munmap(self.base.cast(), self.words * 8) };
     }
 }
+
+/// A file mapped by the kernel, shared, to be read.
+pub struct FileMapping {
+    base: *const u64,
+    words: usize,
+}
+
+impl FileMapping {
+    /// Maps the first `bytes` of a file.
+    pub fn new(path: &std::path::Path, bytes: usize) -> io::Result<FileMapping> {
+        use std::os::fd::AsRawFd as _;
+        let file = std::fs::File::open(path)?;
+        // SAFETY: a fresh mapping where the kernel likes.
+        let base = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                bytes,
+                libc::PROT_READ,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                0,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(FileMapping { base: base.cast(), words: bytes / 8 })
+    }
+
+    /// The memory.
+    pub fn words(&self) -> &[u64] {
+        // SAFETY: the mapping lives as long as self; nobody writes the bench's own file.
+        unsafe { std::slice::from_raw_parts(self.base, self.words) }
+    }
+}
+
+impl Drop for FileMapping {
+    fn drop(&mut self) {
+        // SAFETY: the range is the mapping's own, and nothing borrows it any more.
+        unsafe { libc::munmap(self.base.cast_mut().cast(), self.words * 8) };
+    }
+}
+
+/// Minor faults of this process so far.
+pub fn minor_faults() -> u64 {
+    // SAFETY: an all-zero rusage is valid, and the pointer is to a local of the right type.
+    let usage = unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        libc::getrusage(libc::RUSAGE_SELF, &raw mut usage);
+        usage
+    };
+    usage.ru_minflt.unsigned_abs()
+}
+
+/// Maps an object of the bench's own.
+pub fn map_object(
+    options: &quire::library::MapOptions,
+    object: &quire::library::Object,
+) -> Result<quire::library::Mapping, quire::library::Error> {
+    // SAFETY: nobody writes the bench's own files while they are mapped.
+    unsafe { options.map(object) }
+}
+
+/// A mapping that begins at a page, as words.
+pub fn words_of(mapping: &[u8]) -> &[u64] {
+    // SAFETY: any bytes are words.
+    let (head, words, _) = unsafe { mapping.align_to::<u64>() };
+    assert!(head.is_empty(), "a mapping begins at a page");
+    words
+}
