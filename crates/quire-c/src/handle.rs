@@ -1,0 +1,64 @@
+//! What a handle is, and whether it may be used.
+
+use std::ffi::{CStr, c_char};
+
+use crate::failure::Failure;
+use crate::fork::{number_process, process_number};
+
+/// Something that C has a pointer to.
+pub trait Handle {
+    /// What a message says where the pointer is NULL.
+    const IS_NULL: &'static str;
+
+    /// The number of the process that it was opened in.
+    fn process(&self) -> u64;
+}
+
+/// The number that a handle which is opened now remembers.
+pub fn opened_in() -> Result<u64, Failure> {
+    number_process().map_err(|errno| Failure::Os("number the process", errno))
+}
+
+/// Hands a handle to C, which closes it.
+pub fn hand_out<H: Handle>(handle: H) -> *mut H {
+    Box::into_raw(Box::new(handle))
+}
+
+/// What a pointer of C's refers to.
+///
+/// # Safety
+/// It is NULL, or from [`hand_out`] and not closed as long as the reference is used.
+pub unsafe fn get<'a, H: Handle>(pointer: *const H) -> Result<&'a H, Failure> {
+    // SAFETY: the caller's promise.
+    let handle = unsafe { pointer.as_ref() }.ok_or(Failure::Argument(H::IS_NULL))?;
+    if handle.process() != process_number() {
+        // Its threads are the parent's, and so are its locks, in whatever state.
+        return Err(Failure::Inherited);
+    }
+    Ok(handle)
+}
+
+/// Ends a handle. An inherited one stays as it is: what it refers to is not this process's.
+///
+/// # Safety
+/// As for [`get`]; nobody uses it any more.
+pub unsafe fn close<H: Handle>(pointer: *mut H) -> Result<(), Failure> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        get(pointer.cast_const())?;
+        drop(Box::from_raw(pointer));
+    }
+    Ok(())
+}
+
+/// A string of C's.
+///
+/// # Safety
+/// It is NULL, or ends with a NUL and does not change as long as the reference is used.
+pub unsafe fn string<'a>(text: *const c_char) -> Result<&'a CStr, Failure> {
+    if text.is_null() {
+        return Err(Failure::Argument("the string is NULL; give one that ends with a NUL"));
+    }
+    // SAFETY: not null; the caller's promise.
+    Ok(unsafe { CStr::from_ptr(text) })
+}

@@ -1,0 +1,276 @@
+//! An object's bytes as memory.
+
+use std::ffi::{c_int, c_void};
+use std::ops::Range;
+
+use engine::library::{FaultAround, MapOptions, Mapping as ReadMapping, MappingMut, Pattern};
+
+use crate::failure::{Failure, number, pointer, status};
+use crate::handle::{Handle, close, get, hand_out, opened_in};
+use crate::object::{Object, QUIRE_TO_END};
+
+/// quire_map: writable.
+pub const QUIRE_MAP_WRITE: u32 = 1;
+/// quire_map: reads and maps all of it before returning, as far as memory goes.
+pub const QUIRE_MAP_POPULATE: u32 = 2;
+/// quire_map: may reach behind the object's end, as far as it may grow. An access there is a SIGBUS
+/// until it has grown.
+pub const QUIRE_MAP_BEYOND_END: u32 = 4;
+
+const FLAGS: u32 = QUIRE_MAP_WRITE | QUIRE_MAP_POPULATE | QUIRE_MAP_BEYOND_END;
+
+/// Fault-around: as many cached pages as the faults of the mapping suggest.
+pub const QUIRE_FAULT_AROUND_AUTO: c_int = -1;
+/// Fault-around: exactly the page.
+pub const QUIRE_FAULT_AROUND_OFF: c_int = -2;
+
+/// quire_advise: nothing in particular.
+pub const QUIRE_NORMAL: c_int = 0;
+/// quire_advise: in order.
+pub const QUIRE_SEQUENTIAL: c_int = 1;
+/// quire_advise: in no order.
+pub const QUIRE_RANDOM: c_int = 2;
+/// quire_advise: soon; begins to read it.
+pub const QUIRE_WILLNEED: c_int = 3;
+/// quire_advise: not soon; drops it from the cache, but for what is dirty.
+pub const QUIRE_DONTNEED: c_int = 4;
+
+/// A mapping, by its rights.
+enum Rights {
+    Read(ReadMapping),
+    Write(MappingMut),
+}
+
+/// A mapping: some of an object's bytes as memory.
+pub struct Mapping {
+    process: u64,
+    offset: u64,
+    len: usize,
+    rights: Rights,
+}
+
+impl Handle for Mapping {
+    const IS_NULL: &'static str = "the mapping is NULL; give what quire_map returned";
+
+    fn process(&self) -> u64 {
+        self.process
+    }
+}
+
+/// A method that both kinds have.
+macro_rules! either {
+    ($mapping:expr, $map:ident => $result:expr) => {
+        match &$mapping.rights {
+            Rights::Read($map) => $result,
+            Rights::Write($map) => $result,
+        }
+    };
+}
+
+impl Mapping {
+    /// A range of the mapping's bytes.
+    fn range(&self, offset: usize, len: usize) -> Result<Range<usize>, Failure> {
+        let outside = Failure::Argument(
+            "offset and len reach over the mapping's end; give QUIRE_TO_END for all there is",
+        );
+        let Some(left) = self.len.checked_sub(offset) else { return Err(outside) };
+        match len {
+            QUIRE_TO_END => Ok(offset..self.len),
+            len if len <= left => Ok(offset..offset + len),
+            _ => Err(outside),
+        }
+    }
+}
+
+/// Maps `len` bytes of an object from `offset` on, any byte. `len` may be QUIRE_TO_END.
+/// `fault_around` is how many pages a read fault maps, of those that are cached:
+/// QUIRE_FAULT_AROUND_AUTO, QUIRE_FAULT_AROUND_OFF, or an order from 0 to 9 for the aligned block
+/// of 2^order pages.
+///
+/// Returns NULL on error. An access to a page that cannot be read is a SIGBUS.
+///
+/// # Safety
+/// `object` is NULL or a handle that is not closed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn quire_map(
+    object: *const Object,
+    offset: u64,
+    len: usize,
+    flags: u32,
+    fault_around: c_int,
+) -> *mut Mapping {
+    // SAFETY: the caller's promise.
+    pointer(unsafe { map(object, offset, len, flags, fault_around) }.map(hand_out))
+}
+
+/// # Safety
+/// As for [`quire_map`].
+unsafe fn map(
+    object: *const Object,
+    offset: u64,
+    len: usize,
+    flags: u32,
+    fault_around: c_int,
+) -> Result<Mapping, Failure> {
+    // SAFETY: the caller's promise.
+    let object = unsafe { &get(object)?.object };
+    let has = |flag| flags & flag != 0;
+    if flags & !FLAGS != 0 {
+        return Err(Failure::Argument("a flag is not known; give those of quire_map only"));
+    }
+    let fault_around = match fault_around {
+        QUIRE_FAULT_AROUND_AUTO => FaultAround::Auto,
+        QUIRE_FAULT_AROUND_OFF => FaultAround::Off,
+        0..=9 => FaultAround::Order(fault_around.unsigned_abs()),
+        _ => return Err(Failure::Argument("fault_around is auto, off, or an order from 0 to 9")),
+    };
+    let mut options = MapOptions::new().offset(offset).fault_around(fault_around);
+    options = options.populate(has(QUIRE_MAP_POPULATE)).beyond_end(has(QUIRE_MAP_BEYOND_END));
+    // Said here, and not left to the engine: the object may grow meanwhile.
+    let to_end = usize::try_from(object.len().saturating_sub(offset)).unwrap_or(usize::MAX);
+    let len = if len == QUIRE_TO_END { to_end } else { len };
+    options = options.len(len as u64);
+    let process = opened_in()?;
+    // SAFETY: no slice is made of the mapping, here or by C: its bytes are used by address.
+    let rights = unsafe {
+        if has(QUIRE_MAP_WRITE) {
+            Rights::Write(options.map_mut(object)?)
+        } else {
+            Rights::Read(options.map(object)?)
+        }
+    };
+    Ok(Mapping { process, offset, len, rights })
+}
+
+/// Unmaps, and ends the handle. What was written reaches the file in time; quire_sync says when.
+///
+/// # Safety
+/// `mapping` is NULL or a handle that is not closed; nobody uses it or its memory any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn quire_unmap(mapping: *mut Mapping) -> c_int {
+    // SAFETY: the caller's promise.
+    status(unsafe { close(mapping) })
+}
+
+/// The address of a mapping's first byte; NULL on error.
+///
+/// # Safety
+/// `mapping` is NULL or a handle that is not closed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn quire_base(mapping: *const Mapping) -> *mut c_void {
+    // SAFETY: the caller's promise.
+    let mapping = unsafe { get(mapping) };
+    pointer(mapping.map(|mapping| either!(mapping, map => map.as_ptr()).cast_mut().cast()))
+}
+
+/// How many bytes a mapping has; -1 on error.
+///
+/// # Safety
+/// `mapping` is NULL or a handle that is not closed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn quire_mapping_len(mapping: *const Mapping) -> i64 {
+    // SAFETY: the caller's promise.
+    number(unsafe { get(mapping) }.map(|mapping| mapping.len as u64))
+}
+
+/// Has a range of a mapping read and mapped, as far as memory goes, with an error where it cannot
+/// be read. Takes away what made accesses fail after a read error, where it can be read now. `len`
+/// may be QUIRE_TO_END, here and below; `offset` is from the mapping's first byte.
+///
+/// # Safety
+/// `mapping` is NULL or a handle that is not closed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn quire_populate(
+    mapping: *const Mapping,
+    offset: usize,
+    len: usize,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let mapping = unsafe { get(mapping) };
+    status(mapping.and_then(|mapping| {
+        let range = mapping.range(offset, len)?;
+        Ok(either!(mapping, map => map.populate(range))?)
+    }))
+}
+
+/// Maps what is in memory already of a range, without waiting for anything. Returns how many pages
+/// of it are mapped then; -1 on error.
+///
+/// # Safety
+/// `mapping` is NULL or a handle that is not closed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn quire_populate_cached(
+    mapping: *const Mapping,
+    offset: usize,
+    len: usize,
+) -> i64 {
+    // SAFETY: the caller's promise.
+    let mapping = unsafe { get(mapping) };
+    number(mapping.and_then(|mapping| {
+        let range = mapping.range(offset, len)?;
+        Ok(either!(mapping, map => map.populate_cached(range)) as u64)
+    }))
+}
+
+/// Says how a range of a mapping will be used: QUIRE_NORMAL, QUIRE_SEQUENTIAL, QUIRE_RANDOM,
+/// QUIRE_WILLNEED or QUIRE_DONTNEED.
+///
+/// # Safety
+/// `mapping` is NULL or a handle that is not closed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn quire_advise(
+    mapping: *const Mapping,
+    offset: usize,
+    len: usize,
+    advice: c_int,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    status(unsafe { get(mapping) }.and_then(|mapping| advise(mapping, offset, len, advice)))
+}
+
+fn advise(mapping: &Mapping, offset: usize, len: usize, advice: c_int) -> Result<(), Failure> {
+    let range = mapping.range(offset, len)?;
+    let pattern = match advice {
+        QUIRE_NORMAL => Pattern::Normal,
+        QUIRE_SEQUENTIAL => Pattern::Sequential,
+        QUIRE_RANDOM => Pattern::Random,
+        QUIRE_WILLNEED => {
+            either!(mapping, map => map.will_need(range));
+            return Ok(());
+        }
+        QUIRE_DONTNEED => {
+            either!(mapping, map => map.dont_need(range));
+            return Ok(());
+        }
+        _ => return Err(Failure::Argument("the advice is not known; quire_advise lists them")),
+    };
+    Ok(either!(mapping, map => map.advise(pattern, range))?)
+}
+
+/// Writes what is dirty in a range of a mapping to the file and makes it durable. Errors are those
+/// of quire_flush.
+///
+/// # Safety
+/// `mapping` is NULL or a handle that is not closed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn quire_flush_mapping(
+    mapping: *const Mapping,
+    offset: usize,
+    len: usize,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let mapping = unsafe { get(mapping) };
+    status(mapping.and_then(|mapping| {
+        let range = mapping.range(offset, len)?;
+        let bytes = mapping.offset + range.start as u64..mapping.offset + range.end as u64;
+        Ok(either!(mapping, map => map.object().flush_range(bytes))?)
+    }))
+}
+
+/// Handles are used from several threads.
+const _: () = {
+    const fn is_sync<T: Send + Sync>() {}
+    is_sync::<crate::space::Space>();
+    is_sync::<Object>();
+    is_sync::<Mapping>();
+};
