@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use clap::builder::FalseyValueParser;
 use clap::{Args, Parser, Subcommand};
+use quire::library::FaultAround;
+use quire::store::Direct;
 
 use crate::bench::BenchArgs;
 use crate::size::Size;
@@ -21,6 +23,7 @@ const EXAMPLES: &str = "\
 Examples:
   quire doctor                            what this machine lets quire do
   quire run --memory 512M -- ./program    run a program in 512 MiB
+  quire sum --memory 16M huge.iso         sum a file of any length in 16 MiB
   quire run --help                        more examples";
 
 #[derive(Subcommand, Debug)]
@@ -31,9 +34,20 @@ pub enum Command {
     Bench(BenchArgs),
     /// Compress a file into an archive that can be mapped like the file
     Pack(PackArgs),
+    /// Write files, and what is packed in .zst files, to standard output
+    Cat(StreamOptions),
+    /// Print the checksums of files, and of what is packed in .zst files
+    #[command(long_about = SUM_ABOUT)]
+    Sum(StreamOptions),
     /// Say what this kernel and this user may do, and how to mend what is missing
     Doctor,
 }
+
+const SUM_ABOUT: &str = "\
+Print the checksums of files, and of what is packed in .zst files
+
+The checksum is XXH3, 64 bits, seed 0: fast, and good against accidents, not against malice. A line
+is the checksum, two spaces and the file's name.";
 
 const RUN_EXAMPLES: &str = "\
 Examples:
@@ -149,6 +163,73 @@ pub struct PackArgs {
     pub quiet: bool,
 }
 
+const STREAM_HELP: &str = "\
+A file is mapped and never held as a whole; one whose name ends in .zst is the file that is packed
+in it. Standard input, pipes and files of /proc are read and not mapped.
+
+Exit status: 0; 1 where a file could not be read to its end; 125 where quire itself failed.";
+
+#[derive(Args, Debug)]
+#[command(after_help = STREAM_HELP)]
+pub struct StreamOptions {
+    /// Memory that may be held
+    #[arg(
+        long,
+        short,
+        env = "QUIRE_MEMORY",
+        value_name = "SIZE",
+        default_value = "64M",
+        value_parser = Size::parse
+    )]
+    pub memory: Size,
+
+    /// Map 2^N cached pages around a fault, exactly its page, or let the access pattern choose
+    #[arg(
+        long,
+        env = "QUIRE_FAULT_AROUND",
+        value_name = "auto|off|0..9",
+        default_value = "auto",
+        value_parser = parse_fault_around
+    )]
+    pub fault_around: FaultAround,
+
+    /// Whether reads pass the kernel's page cache by
+    #[arg(
+        long,
+        env = "QUIRE_DIRECT",
+        value_name = "auto|on|off",
+        default_value = "auto",
+        value_parser = parse_direct
+    )]
+    pub direct: Direct,
+
+    /// Say at the end what was read, and with how much memory
+    #[arg(long)]
+    pub stats: bool,
+
+    /// The files; - is standard input
+    #[arg(value_name = "FILE", default_value = "-")]
+    pub files: Vec<PathBuf>,
+}
+
+fn parse_fault_around(text: &str) -> Result<FaultAround, &'static str> {
+    match text.parse::<u32>() {
+        _ if text == "auto" => Ok(FaultAround::Auto),
+        _ if text == "off" => Ok(FaultAround::Off),
+        Ok(order @ 0..=9) => Ok(FaultAround::Order(order)),
+        _ => Err("write auto, off, or an order from 0 (4 KiB) to 9 (2 MiB)"),
+    }
+}
+
+fn parse_direct(text: &str) -> Result<Direct, &'static str> {
+    match text {
+        "auto" => Ok(Direct::Auto),
+        "on" => Ok(Direct::On),
+        "off" => Ok(Direct::Off),
+        _ => Err("write auto, on or off"),
+    }
+}
+
 /// How much a fault maps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FolioOrder {
@@ -214,6 +295,30 @@ mod tests {
         }
         for text in ["10", "-1", "four"] {
             assert!(run_options(&format!("-m 1G --folio-order={text} true")).is_err());
+        }
+    }
+
+    #[test]
+    fn files_are_mapped_as_it_is_said() {
+        let parse = |line: &str| {
+            let words = ["quire", "sum"].into_iter().chain(line.split_whitespace());
+            Arguments::try_parse_from(words).map(|arguments| match arguments.command {
+                Command::Sum(options) => options,
+                other => unreachable!("`sum` was asked for: {other:?}"),
+            })
+        };
+        let options = parse("--fault-around off --direct on -m 8M a -").unwrap();
+        assert_eq!(options.fault_around, FaultAround::Off);
+        assert_eq!(options.direct, Direct::On);
+        assert_eq!(options.memory, Size::Bytes(8 << 20));
+        assert_eq!(options.files, [PathBuf::from("a"), PathBuf::from("-")]);
+        let options = parse("").unwrap();
+        assert_eq!((options.fault_around, options.direct), (FaultAround::Auto, Direct::Auto));
+        assert_eq!(options.memory, Size::Bytes(64 << 20));
+        assert_eq!(options.files, [PathBuf::from("-")]);
+        assert_eq!(parse("--fault-around 9 x").unwrap().fault_around, FaultAround::Order(9));
+        for line in ["--fault-around 10", "--fault-around on", "--direct maybe", "-m 0"] {
+            assert!(parse(line).is_err(), "{line}");
         }
     }
 

@@ -2,8 +2,9 @@
 //!
 //! `run` starts a program under the preload library and supervises it and its children; `doctor`
 //! says what this machine lets it do; `bench` measures it; `pack` makes archives that can be
-//! mapped. The managing itself is done in the programs' own processes, by the preload library; what
-//! they share is [`quire::control`].
+//! mapped; `cat` and `sum` read files through the engine's library, in this process. For `run` the
+//! managing itself is done in the programs' own processes, by the preload library; what they share
+//! is [`quire::control`].
 
 #![deny(unsafe_code)]
 
@@ -23,6 +24,7 @@ mod report;
 mod rights;
 mod run;
 mod size;
+mod stream;
 mod supervisor;
 #[allow(
     unsafe_code,
@@ -52,6 +54,8 @@ fn main() -> ExitCode {
         cli::Command::Run(options) => run::run(options),
         cli::Command::Bench(arguments) => bench::main(arguments),
         cli::Command::Pack(arguments) => pack::pack(&arguments),
+        cli::Command::Cat(options) => stream::cat(&options),
+        cli::Command::Sum(options) => stream::sum(&options),
         cli::Command::Doctor => Ok(if doctor::doctor() { 0 } else { 1 }),
     };
     match result {

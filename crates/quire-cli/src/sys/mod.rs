@@ -2,6 +2,7 @@
 //! rustix offers as safe calls. Nothing above this module contains `unsafe`.
 
 pub mod control;
+pub mod mapped;
 pub mod peer;
 pub mod probe;
 pub mod signals;
