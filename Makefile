@@ -7,6 +7,8 @@ CARGO ?= cargo
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 RELEASE := $(TARGET)/release
 QUIRE := $(abspath $(RELEASE)/quire)
+# The workspace's, for pkg-config.
+VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 REAL := python3 tests/real/run.py --quire $(QUIRE)
 
 .PHONY: release demo test test-long check unit real bench install clean
@@ -47,6 +49,9 @@ bench: setup-bench release
 	$(QUIRE) bench run
 	$(QUIRE) bench swap
 	$(QUIRE) bench fault
+	$(QUIRE) bench fault-around
+	$(QUIRE) bench waiters
+	$(QUIRE) bench rmap
 
 # `make && sudo make install`: what is built already is not built again as root.
 $(RELEASE)/quire:
@@ -56,6 +61,16 @@ install: $(RELEASE)/quire
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/quire
 	install -m 755 $(RELEASE)/quire $(DESTDIR)$(PREFIX)/bin/quire
 	install -m 755 $(RELEASE)/libquire_preload.so $(DESTDIR)$(PREFIX)/lib/quire/libquire_preload.so
+	install -d $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(PREFIX)/lib/pkgconfig
+	install -d $(DESTDIR)$(PREFIX)/share/man/man1 $(DESTDIR)$(PREFIX)/share/man/man3
+	install -m 755 $(RELEASE)/libquire.so $(DESTDIR)$(PREFIX)/lib/libquire.so
+	install -m 644 $(RELEASE)/libquire.a $(DESTDIR)$(PREFIX)/lib/libquire.a
+	install -m 644 crates/quire-c/include/quire.h $(DESTDIR)$(PREFIX)/include/quire.h
+	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' crates/quire-c/quire.pc.in \
+		> $(DESTDIR)$(PREFIX)/lib/pkgconfig/quire.pc
+	chmod 644 $(DESTDIR)$(PREFIX)/lib/pkgconfig/quire.pc
+	install -m 644 docs/man/quire-cat.1 docs/man/quire-sum.1 $(DESTDIR)$(PREFIX)/share/man/man1
+	install -m 644 docs/man/quire.3 $(DESTDIR)$(PREFIX)/share/man/man3
 
 clean:
 	$(CARGO) clean
