@@ -6,8 +6,8 @@ mod common;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use common::{Dir, PAGE, random, space};
-use quire::library::{FaultAround, MapOptions, OpenOptions};
+use common::{Dir, PAGE, random, space, space_by};
+use quire::library::{AddressSpace, Delivery, FaultAround, MapOptions, OpenOptions};
 use quire::mmu::simulated::Generator;
 use quire::store::Direct;
 
@@ -134,4 +134,104 @@ fn a_scan_in_large_windows_goes_on_where_less_is_left_than_a_window() {
     let (_, most) = space.held();
     assert!(most <= 48 << 20, "{most} bytes were held");
     assert!(space.counter("pgfault") < len / PAGE as u64 / 16, "windows are large");
+}
+
+#[test]
+fn threads_that_serve_themselves_read_and_write_the_same() {
+    let builder = AddressSpace::builder().memory(2 << 20).delivery(Delivery::Inline);
+    let Some(space) = space_by(&builder) else { return };
+    assert!(!space.serves_system_calls());
+    let dir = Dir::new();
+    let mut bytes = random(8 << 20, 6);
+    let path = dir.file("data", &bytes);
+    let object = OpenOptions::new().write(true).open(&space, &path).unwrap();
+    // SAFETY: nobody else uses the file.
+    let mut map = unsafe { MapOptions::new().map_mut(&object) }.unwrap();
+    assert!(map[..] == bytes[..], "in order");
+    let part = bytes.len() / 4;
+    std::thread::scope(|scope| {
+        let threads = map.chunks_exact_mut(part).zip(bytes.chunks_exact_mut(part));
+        for (seed, (map, bytes)) in threads.enumerate() {
+            scope.spawn(move || {
+                let mut generator = Generator::new(seed as u64);
+                for _ in 0..4000 {
+                    let at = generator.below(part);
+                    assert_eq!(map[at], bytes[at], "byte {at} of part {seed}");
+                    if generator.one_in(2) {
+                        map[at] = generator.next_u64() as u8;
+                        bytes[at] = map[at];
+                    }
+                }
+            });
+        }
+    });
+    // A system call is not served, and says so.
+    let pipe = rustix::pipe::pipe().unwrap();
+    object.drop_cached(0..4096);
+    map.flush().unwrap();
+    let dropped = (0..bytes.len() / PAGE).find(|page| object.drop_cached(page_bytes(*page)) > 0);
+    let start = dropped.expect("a clean page is in memory") * PAGE;
+    let write = rustix::io::write(&pipe.1, &map[start..start + 8]);
+    assert_eq!(write, Err(rustix::io::Errno::FAULT));
+    map.populate(start..start + 8).unwrap();
+    assert_eq!(rustix::io::write(&pipe.1, &map[start..start + 8]), Ok(8));
+    map.flush().unwrap();
+    assert!(std::fs::read(&path).unwrap() == bytes);
+    let (_, most) = space.held();
+    assert!(most <= 2 << 20, "{most} bytes were held");
+}
+
+fn page_bytes(page: usize) -> std::ops::Range<u64> {
+    (page * PAGE) as u64..((page + 1) * PAGE) as u64
+}
+
+/// The end of a file and a page that cannot be read go on to the handler that was there, or end the
+/// process as they would have without us.
+#[test]
+fn what_is_not_ours_goes_on_to_whoever_had_sigbus_before() {
+    const INSIDE: &str = "QUIRE_INLINE_INSIDE";
+    if std::env::var_os(INSIDE).is_none() {
+        for (how, signal) in [("kept", 0), ("none", 7)] {
+            let test = "what_is_not_ours_goes_on_to_whoever_had_sigbus_before";
+            let output = std::process::Command::new(std::env::current_exe().unwrap())
+                .args([test, "--exact", "--nocapture"])
+                .env(INSIDE, how)
+                .output()
+                .unwrap();
+            let ended = std::os::unix::process::ExitStatusExt::signal(&output.status);
+            let text = String::from_utf8_lossy(&output.stdout);
+            if text.contains("NOT TESTED") {
+                return;
+            }
+            assert_eq!(ended.unwrap_or(0), signal, "{how}: {output:?}");
+            assert_eq!(text.contains("the old handler"), how == "kept", "{how}: {text}");
+        }
+        return;
+    }
+    extern "C" fn old(_: i32) {
+        let text = b"the old handler\n";
+        // SAFETY: both are what a signal handler may call.
+        unsafe {
+            libc::write(1, text.as_ptr().cast(), text.len());
+            libc::_exit(0);
+        }
+    }
+    if std::env::var_os(INSIDE).is_some_and(|how| how == "kept") {
+        // SAFETY: the handler ends the process, by what a test may use.
+        unsafe { libc::signal(libc::SIGBUS, old as *const () as usize) };
+    }
+    let builder = AddressSpace::builder().memory(2 << 20).delivery(Delivery::Inline);
+    let Some(space) = space_by(&builder) else {
+        println!("NOT TESTED");
+        return;
+    };
+    let dir = Dir::new();
+    let path = dir.file("data", &random(2 * PAGE, 8));
+    let object = OpenOptions::new().write(true).open(&space, &path).unwrap();
+    // SAFETY: read by the byte below.
+    let map = unsafe { MapOptions::new().map_mut(&object) }.unwrap();
+    object.set_len(PAGE as u64).unwrap();
+    // SAFETY: inside of the mapping; behind the object's end.
+    unsafe { map.as_ptr().add(PAGE).read_volatile() };
+    println!("no signal came");
 }

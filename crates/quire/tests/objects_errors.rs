@@ -7,16 +7,27 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use common::{PAGE, Probe, Watchdog, drop_pages, load, press, random, space, store, word};
-use quire::library::{AddressSpace, Error, MapOptions, Object, Pattern};
+use common::{
+    PAGE, Probe, Watchdog, drop_pages, load, press, random, space, space_by, store, survive_sigbus,
+    word,
+};
+use quire::library::{AddressSpace, Delivery, Error, MapOptions, Object, Pattern};
 use quire::store::Operation;
 use quire::store::test::{FailStore, Failure, VecStore};
 use rustix::io::Errno;
 
 #[test]
 fn a_page_that_cannot_be_read_is_a_sigbus_alone_and_heals() {
+    survive_sigbus();
+    for delivery in [Delivery::Handlers, Delivery::Inline] {
+        one_page_cannot_be_read(delivery);
+    }
+}
+
+fn one_page_cannot_be_read(delivery: Delivery) {
     let _watchdog = Watchdog::new(60);
-    let Some(space) = space(4 << 20) else { return };
+    let builder = AddressSpace::builder().memory(4 << 20).delivery(delivery);
+    let Some(space) = space_by(&builder) else { return };
     let bytes = random(64 * PAGE, 1);
     let probe = Probe::new(bytes.clone());
     let object = Object::with_store(&space, Arc::clone(&probe), None).unwrap();

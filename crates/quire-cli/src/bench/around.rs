@@ -13,7 +13,7 @@ use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result};
-use quire::library::{AddressSpace, FaultAround, MapOptions, Object, OpenOptions};
+use quire::library::{AddressSpace, Delivery, FaultAround, MapOptions, Object, OpenOptions};
 use quire::store::Direct;
 
 use super::figures::Samples;
@@ -27,16 +27,19 @@ const PAGE_BYTES: usize = 4096;
 const PAGE_WORDS: usize = PAGE_BYTES / 8;
 const BLOCK_BYTES: usize = 2 << 20;
 
-/// What is mapped around a fault: the seed's orders, and ours.
-const SETTINGS: [(&str, FaultAround); 8] = [
-    ("off", FaultAround::Off),
-    ("1", FaultAround::Order(1)),
-    ("3", FaultAround::Order(3)),
-    ("4", FaultAround::Order(4)),
-    ("5", FaultAround::Order(5)),
-    ("7", FaultAround::Order(7)),
-    ("9", FaultAround::Order(9)),
-    ("auto", FaultAround::Auto),
+/// What is mapped around a fault, and who serves it: the orders that the kernel's authors measured,
+/// and what follows the access.
+const SETTINGS: [(&str, FaultAround, Delivery); 10] = [
+    ("off", FaultAround::Off, Delivery::Handlers),
+    ("1", FaultAround::Order(1), Delivery::Handlers),
+    ("3", FaultAround::Order(3), Delivery::Handlers),
+    ("4", FaultAround::Order(4), Delivery::Handlers),
+    ("5", FaultAround::Order(5), Delivery::Handlers),
+    ("7", FaultAround::Order(7), Delivery::Handlers),
+    ("9", FaultAround::Order(9), Delivery::Handlers),
+    ("auto", FaultAround::Auto, Delivery::Handlers),
+    ("off, inline", FaultAround::Off, Delivery::Inline),
+    ("auto, inline", FaultAround::Auto, Delivery::Inline),
 ];
 
 /// How a mapping is read.
@@ -155,20 +158,28 @@ struct Row {
     cells: Vec<(&'static str, Cell)>,
 }
 
-/// All of the file in the object's cache.
-fn cached(data: &Data, order: &[u32], rounds: u32, threads: &[usize]) -> Result<Vec<Row>> {
-    let space = AddressSpace::builder().memory(data.bytes + data.bytes / 4 + (64 << 20)).build()?;
+/// The file as an object that is cached as a whole.
+fn filled(data: &Data, delivery: Delivery) -> Result<Object> {
+    let memory = data.bytes + data.bytes / 4 + (64 << 20);
+    let space = AddressSpace::builder().memory(memory).delivery(delivery).build()?;
     let object = space.open(&data.path)?;
     let mut buffer = vec![0; BLOCK_BYTES];
     for block in 0..data.bytes / BLOCK_BYTES {
         object.read_at((block * BLOCK_BYTES) as u64, &mut buffer)?;
     }
+    Ok(object)
+}
+
+/// All of the file in the object's cache.
+fn cached(data: &Data, order: &[u32], rounds: u32, threads: &[usize]) -> Result<Vec<Row>> {
+    let by_handlers = filled(data, Delivery::Handlers)?;
+    let inline = filled(data, Delivery::Inline)?;
     let kernel = sys::FileMapping::new(&data.path, data.bytes)?;
     let expected = Pattern::ALL.map(|pattern| pattern.read(kernel.words(), order));
     let mut rows = Vec::new();
     for (pattern, expected) in Pattern::ALL.into_iter().zip(expected) {
         for &threads in threads {
-            let names = std::iter::once("mmap").chain(SETTINGS.map(|(name, _)| name));
+            let names = std::iter::once("mmap").chain(SETTINGS.map(|(name, ..)| name));
             let cells = names.map(|name| (name, Cell::default())).collect();
             let mut row = Row { pattern: pattern.name(), threads, cells };
             for _ in 0..rounds {
@@ -177,9 +188,11 @@ fn cached(data: &Data, order: &[u32], rounds: u32, threads: &[usize]) -> Result<
                     check(pattern.read(mapping.words(), order), expected)
                 };
                 row.cells[0].1.time(threads, sys::minor_faults, by_kernel)?;
-                for (at, (_, setting)) in SETTINGS.into_iter().enumerate() {
-                    let faults = || space.counter("pgfault");
-                    let by_quire = |_| read_through(&object, setting, pattern, order, expected);
+                for (at, (_, setting, delivery)) in SETTINGS.into_iter().enumerate() {
+                    let is_inline = delivery == Delivery::Inline;
+                    let object = if is_inline { &inline } else { &by_handlers };
+                    let faults = || object.space().counter("pgfault");
+                    let by_quire = |_| read_through(object, setting, pattern, order, expected);
                     row.cells[at + 1].1.time(threads, faults, by_quire)?;
                 }
             }
@@ -193,15 +206,21 @@ fn cached(data: &Data, order: &[u32], rounds: u32, threads: &[usize]) -> Result<
 fn cold(data: &Data, order: &[u32], rounds: u32) -> Result<Vec<Row>> {
     let kernel = sys::FileMapping::new(&data.path, data.bytes)?;
     let some = &order[..order.len().min(8192)];
-    let ways = [("buffered", Direct::Off), ("direct", Direct::On)];
+    let ways = [
+        ("buffered", Direct::Off, Delivery::Handlers),
+        ("buffered, inline", Direct::Off, Delivery::Inline),
+        ("direct", Direct::On, Delivery::Handlers),
+        ("direct, inline", Direct::On, Delivery::Inline),
+    ];
     let mut rows = Vec::new();
     for pattern in [Pattern::InOrder, Pattern::Random] {
         let expected = pattern.read(kernel.words(), some);
-        let cells = ways.map(|(name, _)| (name, Cell::default())).into_iter().collect();
+        let cells = ways.map(|(name, ..)| (name, Cell::default())).into_iter().collect();
         let mut row = Row { pattern: pattern.name(), threads: 1, cells };
         for _ in 0..rounds {
-            for (at, (_, direct)) in ways.into_iter().enumerate() {
-                let space = AddressSpace::builder().memory(data.bytes / 4).build()?;
+            for (at, (_, direct, delivery)) in ways.into_iter().enumerate() {
+                let builder = AddressSpace::builder().memory(data.bytes / 4);
+                let space = builder.delivery(delivery).build()?;
                 let Ok(object) = OpenOptions::new().direct(direct).open(&space, &data.path) else {
                     continue;
                 };
@@ -261,10 +280,10 @@ fn print(title: &str, rows: &[Row]) {
     for row in rows {
         let threads = if row.threads == 1 { "thread" } else { "threads" };
         println!("  {}, {} {threads}", row.pattern, row.threads);
-        println!("    {:10}{:>12}{:>12}{:>26}", "", "faults", "seconds", "time / the first's");
+        println!("    {:18}{:>12}{:>12}{:>26}", "", "faults", "seconds", "time / the first's");
         for (name, cell) in row.cells.iter().filter(|(_, cell)| !cell.seconds.is_empty()) {
             println!(
-                "    {:10}{:>12}{:>12.4}{:>26}",
+                "    {:18}{:>12}{:>12.4}{:>26}",
                 name,
                 cell.faults.median(),
                 cell.seconds.median(),

@@ -122,7 +122,7 @@ impl MapOptions {
         let raw = Raw {
             object: object.clone(),
             range,
-            start: address(object.objects(), range.start) + (self.offset % size) as usize,
+            start: address(&object.objects(), range.start) + (self.offset % size) as usize,
             offset: self.offset,
             len: len as usize,
         };

@@ -29,6 +29,7 @@
 //! fails with EFAULT: [`Mapping::populate`] it before.
 
 mod error;
+mod inline;
 mod mapping;
 mod object;
 mod threads;
@@ -56,6 +57,7 @@ use crate::space;
 pub use crate::space::vma::Pattern;
 use crate::swap::Swap;
 use crate::sys::memory::{self, Access};
+use crate::sys::thread::SignalsBlocked;
 use crate::units::{BLOCK_PAGES, PAGE_SHIFT, PageNum, PageRange};
 
 /// Addresses for mappings: 1 TiB, as a rule.
@@ -98,12 +100,33 @@ pub struct Builder {
     handlers: usize,
     workers: usize,
     exclusive_rmap: bool,
+    delivery: Delivery,
+}
+
+/// Who serves a fault.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Delivery {
+    /// Threads of the address space; faults that the kernel takes inside of a system call are
+    /// served as well, where the process may.
+    #[default]
+    Handlers,
+    /// The thread that faults, in a signal handler: sooner, and without another thread. Only faults
+    /// taken in user mode: a system call that is handed a page that is not mapped fails with EFAULT
+    /// (populate it before). The process's SIGBUS is taken over when the first such address space
+    /// is made; what is not ours goes on to the handler that was there.
+    Inline,
 }
 
 impl Default for Builder {
     fn default() -> Builder {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        Builder { memory: 256 << 20, handlers: cpus.min(4), workers: 4, exclusive_rmap: false }
+        Builder {
+            memory: 256 << 20,
+            handlers: cpus.min(4),
+            workers: 4,
+            exclusive_rmap: false,
+            delivery: Delivery::Handlers,
+        }
     }
 }
 
@@ -135,6 +158,13 @@ impl Builder {
     #[must_use]
     pub fn exclusive_rmap(mut self, is_exclusive: bool) -> Builder {
         self.exclusive_rmap = is_exclusive;
+        self
+    }
+
+    /// Who serves faults.
+    #[must_use]
+    pub fn delivery(mut self, delivery: Delivery) -> Builder {
+        self.delivery = delivery;
         self
     }
 
@@ -211,8 +241,24 @@ impl AddressSpace {
         self.objects().i_mmaps.set_walks_exclusive(is_exclusive);
     }
 
-    fn objects(&self) -> &'static Objects<Userfaultfd> {
-        self.engine.objects
+    /// The engine, for a call that may take its locks.
+    fn objects(&self) -> Entered {
+        Entered { objects: self.engine.objects, _signals: SignalsBlocked::of_others() }
+    }
+}
+
+/// The engine while a thread of the program is in it, with the signals of others blocked: a handler
+/// of the program's that touches a mapping would wait for locks that its own thread holds.
+struct Entered {
+    objects: &'static Objects<Userfaultfd>,
+    _signals: SignalsBlocked,
+}
+
+impl core::ops::Deref for Entered {
+    type Target = Objects<Userfaultfd>;
+
+    fn deref(&self) -> &Objects<Userfaultfd> {
+        self.objects
     }
 }
 
@@ -233,8 +279,9 @@ impl Engine {
         let frames = (budget_pages * 4).next_multiple_of(BLOCK_PAGES) + 64 * BLOCK_PAGES;
         let pages = ARENA_BYTES >> PAGE_SHIFT;
         let mmu = Userfaultfd::reserve(pages, frames).map_err(no_memory)?;
-        let serves_calls =
-            mmu.attach_shared(device, mem).map_err(|errno| Error::NoUserfaultfd { errno })?;
+        let serves_calls = mmu
+            .attach_shared(device, mem, builder.delivery == Delivery::Inline)
+            .map_err(|errno| Error::NoUserfaultfd { errno })?;
         let arena = PageRange::new(PageNum(0), pages);
         mmu.register(arena).map_err(no_memory)?;
         let control = make_control(budget_pages).map_err(no_memory)?;
@@ -248,7 +295,14 @@ impl Engine {
         objects.i_mmaps.set_walks_exclusive(builder.exclusive_rmap);
         let objects: &'static Objects<Userfaultfd> =
             std::boxed::Box::leak(std::boxed::Box::new(objects));
-        let threads = Threads::start(objects, builder.handlers, builder.workers)?;
+        let handlers = match builder.delivery {
+            Delivery::Handlers => builder.handlers,
+            Delivery::Inline => {
+                inline::add(objects)?;
+                0
+            }
+        };
+        let threads = Threads::start(objects, handlers, builder.workers)?;
         let buffers = Mutex::new(Vec::new());
         Ok(Engine { objects, control, threads, serves_calls, buffers, _files: files })
     }
@@ -274,6 +328,7 @@ impl Engine {
 impl Drop for Engine {
     fn drop(&mut self) {
         self.threads.stop(self.objects);
+        inline::remove(self.objects);
         // SAFETY: made by `leak`; no thread, object or mapping is left that refers to it.
         unsafe {
             let objects = core::ptr::from_ref(self.objects).cast_mut();

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::string::{String, ToString};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
-use super::{AddressSpace, Error};
+use super::{AddressSpace, Entered, Error};
 use crate::object::{BackingStore, FlushError, ObjectId, ReadError};
 use crate::store::{Direct, FileOptions, FileStore, Store, StoreError, ZstdStore};
 use crate::sys::Errno;
@@ -401,14 +401,12 @@ impl Object {
         self.inner.id
     }
 
-    pub(super) fn objects(
-        &self,
-    ) -> &'static crate::object::Objects<crate::mmu::userfaultfd::Userfaultfd> {
+    pub(super) fn objects(&self) -> Entered {
         self.inner.space.objects()
     }
 
     pub(super) fn engine(&self) -> &crate::object::Object {
-        self.objects().object(self.inner.id)
+        self.inner.space.engine.objects.object(self.inner.id)
     }
 }
 

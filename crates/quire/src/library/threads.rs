@@ -101,7 +101,7 @@ impl Threads {
 
     fn spawn(&self, name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), Error> {
         // Inherited: no handler of the program runs on these threads.
-        let _signals = SignalsBlocked::but_libcs();
+        let _signals = SignalsBlocked::of_others();
         let builder = std::thread::Builder::new().name(name.into()).stack_size(256 << 10);
         let handle = builder.spawn(work).map_err(|error| Error::NoMemory {
             doing: "start a thread",

@@ -64,6 +64,12 @@ pub trait ObjectMmu: Mmu {
         prot: Prot,
     ) -> Result<(), Errno>;
 
+    /// Whether the thread that faults serves itself, so that it must be told of an error: the mark
+    /// of a page that cannot be read would send it here again.
+    fn is_inline(&self) -> bool {
+        false
+    }
+
     /// Maps what is cached for `pages`, and answers the faults that wait for them. Stops at the
     /// first page that is mapped already ([`super::Refusal::Exists`]) or not cached.
     fn map_cached(&self, pages: PageRange, protection: Protection) -> Done;

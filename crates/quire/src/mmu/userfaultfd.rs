@@ -1,7 +1,7 @@
 //! The real MMU: userfaultfd over the arena and the frame pool.
 
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 
 use linux_raw_sys::general::{
     __NR_pread64, __NR_process_vm_readv, MADV_DOFORK, MADV_DONTFORK, MADV_DONTNEED,
@@ -13,6 +13,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use super::object::{Home, ObjectMmu};
 use super::{Done, FrameId, FrameRun, Holes, Mmu, Prot, Protection, Refusal};
+use crate::sys::futex::{self, Reach};
 use crate::sys::thread::{is_engine_thread, process_id};
 use crate::sys::uffd::{MODE_MINOR, MODE_MISSING, MODE_WP, Partial, Uffd, feature};
 use crate::sys::{Errno, call, memory};
@@ -35,7 +36,14 @@ pub struct Userfaultfd {
     mem: AtomicI32,
     /// Whether every thread of the process has the descriptors, and not only the engine's.
     is_shared: AtomicBool,
+    /// Whether faults are a SIGBUS in the thread that faults, which then serves itself.
+    is_inline: AtomicBool,
+    /// There: counts answers, by block; the futexes of threads that wait for one.
+    answers: [AtomicU32; ANSWERS],
 }
+
+/// Counters of answers; blocks share them.
+const ANSWERS: usize = 64;
 
 // SAFETY: the addresses are constant, and the kernel serialises the calls.
 unsafe impl Send for Userfaultfd {}
@@ -66,6 +74,8 @@ impl Userfaultfd {
             pool_faults: Uffd::closed(),
             mem: AtomicI32::new(-1),
             is_shared: AtomicBool::new(false),
+            is_inline: AtomicBool::new(false),
+            answers: [const { AtomicU32::new(0) }; ANSWERS],
         };
         // A child made behind our back finds nothing mapped, and so never reads a zero where data
         // was; the fork that we serve lifts this for its moment.
@@ -92,12 +102,20 @@ impl Userfaultfd {
 
     /// The same for an application that manages memory of its own: the descriptors are its own,
     /// objects can be mapped, and where only faults taken in user mode may be served, that is so.
-    /// Says whether faults inside of system calls are served as well.
+    /// With `is_inline` a fault is a SIGBUS in the thread that faults, and those taken in system
+    /// calls are not served. Says whether they are.
     ///
     /// # Errors
     /// The kernel's.
-    pub fn attach_shared(&self, device: Option<i32>, mem: Option<i32>) -> Result<bool, Errno> {
-        let features = feature::MOVE
+    pub fn attach_shared(
+        &self,
+        device: Option<i32>,
+        mem: Option<i32>,
+        is_inline: bool,
+    ) -> Result<bool, Errno> {
+        let delivery = if is_inline { feature::SIGBUS } else { 0 };
+        let features = delivery
+            | feature::MOVE
             | feature::POISON
             | feature::PAGEFAULT_FLAG_WP
             | feature::MISSING_SHMEM
@@ -114,9 +132,36 @@ impl Userfaultfd {
             .or_else(|_| self.pool_faults.open_user_mode_only(pool_features))?;
         self.mem.store(mem.unwrap_or(-1), Ordering::Relaxed);
         self.is_shared.store(true, Ordering::Relaxed);
+        self.is_inline.store(is_inline, Ordering::Relaxed);
         let pool = self.pool.as_ptr() as usize;
         self.pool_faults.register(pool, self.pool_bytes(), MODE_MISSING)?;
-        Ok(serves_calls.is_ok())
+        Ok(serves_calls.is_ok() && !is_inline)
+    }
+
+    /// How many answers there have been for a page, or one that shares its counter.
+    #[must_use]
+    pub fn answers(&self, page: PageNum) -> u32 {
+        // Acquire pairs with the release in `answer_inline`.
+        self.answers[page.block() % ANSWERS].load(Ordering::Acquire)
+    }
+
+    /// Waits while there have been no more than `seen`; may return for no reason.
+    pub fn wait_for_answer(&self, page: PageNum, seen: u32) {
+        futex::wait(&self.answers[page.block() % ANSWERS], seen, Reach::Process, None);
+    }
+
+    /// Where threads serve themselves: has those try again that wait for these pages.
+    fn answer_inline(&self, pages: PageRange) {
+        if !self.is_inline() {
+            return;
+        }
+        let blocks = pages.start.block()..PageNum(pages.end.0 - 1).block() + 1;
+        for block in blocks.take(ANSWERS) {
+            let answers = &self.answers[block % ANSWERS];
+            // Release: who sees the count sees what the answer is about.
+            answers.fetch_add(1, Ordering::Release);
+            futex::wake(answers, u32::MAX, Reach::Process);
+        }
     }
 
     /// Asks for the faults of a stretch of the arena.
@@ -175,6 +220,13 @@ impl Userfaultfd {
     #[must_use]
     pub fn address(&self, page: PageNum) -> usize {
         self.arena.as_ptr() as usize + (page.index() << PAGE_SHIFT)
+    }
+
+    /// Whether an address is the arena's.
+    #[must_use]
+    pub fn holds(&self, address: usize) -> bool {
+        let start = self.arena.as_ptr() as usize;
+        (start..start + self.arena_bytes()).contains(&address)
     }
 
     /// The page that holds an address of the arena.
@@ -346,6 +398,7 @@ impl Mmu for Userfaultfd {
     }
 
     fn wake(&self, pages: PageRange) {
+        self.answer_inline(pages);
         self.faults.wake(self.address(pages.start), pages.len() << PAGE_SHIFT);
     }
 
@@ -483,9 +536,16 @@ impl ObjectMmu for Userfaultfd {
         self.faults.register(start, len, MODE_MISSING | MODE_MINOR | MODE_WP)
     }
 
+    fn is_inline(&self) -> bool {
+        // Relaxed: set before any other thread knows the MMU.
+        self.is_inline.load(Ordering::Relaxed)
+    }
+
     fn map_cached(&self, pages: PageRange, protection: Protection) -> Done {
         let protect = protection == Protection::WriteProtected;
         let (start, len) = (self.address(pages.start), pages.len() << PAGE_SHIFT);
-        done(settled(|| self.faults.map_cached(start, len, protect)))
+        let done = done(settled(|| self.faults.map_cached(start, len, protect)));
+        self.answer_inline(pages);
+        done
     }
 }

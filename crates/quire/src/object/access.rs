@@ -71,7 +71,7 @@ impl<M: ObjectMmu> Objects<M> {
         buffer: &mut IoBuffer,
     ) -> Result<(), Errno> {
         loop {
-            if !self.use_words(object, page) && !self.make_room(1, scratch) {
+            if !self.use_words(object, page) && !self.make_room(1, Some(scratch)) {
                 self.space.mmu().relax();
                 continue;
             }
@@ -86,7 +86,7 @@ impl<M: ObjectMmu> Objects<M> {
             let guess = object.streams.guess(PageNum(page.0), false, Pattern::Normal, order_max);
             let pages = self.lock_absent_around(object, page, guess.order);
             let Some(pages) = self.charge_locked(object, page, pages) else {
-                if !self.make_room(pages.len(), scratch) {
+                if !self.make_room(pages.len(), Some(scratch)) {
                     self.space.mmu().relax();
                 }
                 continue;

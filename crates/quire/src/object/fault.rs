@@ -37,12 +37,25 @@ enum Look {
 impl<M: ObjectMmu> Objects<M> {
     /// Serves a fault on `page`, whatever is mapped there.
     pub fn handle_fault(&self, page: PageNum, access: Access, scratch: &mut Scratch) -> Outcome {
+        match self.object_fault(page, access, Some(scratch)) {
+            Some(outcome) => outcome,
+            None => self.space.handle_fault(page, access, scratch),
+        }
+    }
+
+    /// Serves a fault on a page of an object; `None` where no object is mapped. Takes no lock for
+    /// longer than a mapping call and allocates nothing: a signal handler may do this, without a
+    /// scratch.
+    pub fn object_fault(
+        &self,
+        page: PageNum,
+        access: Access,
+        mut scratch: Option<&mut Scratch>,
+    ) -> Option<Outcome> {
         let mut is_counted = false;
         loop {
-            let vma = match self.space.find_vma(page) {
-                Some(vma) if vma.attributes.kind == Kind::Object => vma,
-                _ => return self.space.handle_fault(page, access, scratch),
-            };
+            let found = self.space.find_vma(page);
+            let vma = found.filter(|vma| vma.attributes.kind == Kind::Object)?;
             if !is_counted {
                 self.space.budget().count(Event::Pgfault, 1);
                 is_counted = true;
@@ -56,15 +69,15 @@ impl<M: ObjectMmu> Objects<M> {
                 }
             };
             match look {
-                Look::Ended(outcome) => return outcome,
+                Look::Ended(outcome) => return Some(outcome),
                 Look::Changed => {}
                 Look::NeedsMemory(pages) => {
-                    if !self.make_room(pages, scratch) {
-                        return self.space.starve(page);
+                    if !self.make_room(pages, scratch.as_deref_mut()) {
+                        return Some(self.space.starve(page));
                     }
                 }
                 Look::NeedsCleaning => {
-                    return self.wait_for_cleaning(page);
+                    return Some(self.wait_for_cleaning(page));
                 }
             }
         }
@@ -171,6 +184,10 @@ impl<M: ObjectMmu> Objects<M> {
                     return Look::Ended(Outcome::Served);
                 }
                 self.answer(page, Outcome::Spurious)
+            }
+            _ if old.has(Flags::ERROR) && self.space.mmu().is_inline() => {
+                self.space.unlock_word(word);
+                Look::Ended(Outcome::Poisoned)
             }
             _ => self.begin_read(id, object, at, page, access, vma, guess, window),
         }

@@ -43,7 +43,7 @@ enum Fate {
 impl<M: ObjectMmu> Objects<M> {
     /// Makes sure that a fault finds a page, and as a rule the `wanted` ones, reclaiming where it
     /// must. `false`: there is none.
-    pub(super) fn make_room(&self, wanted: usize, scratch: &mut Scratch) -> bool {
+    pub(super) fn make_room(&self, wanted: usize, mut scratch: Option<&mut Scratch>) -> bool {
         let wanted = wanted.clamp(1, DIRECT_MAX);
         self.space.budget().count(Event::Allocstall, 1);
         for _ in 0..4 {
@@ -57,7 +57,8 @@ impl<M: ObjectMmu> Objects<M> {
                 return true;
             }
             let shrunk = self.shrink(wanted.max(32), Reclaimer::Direct);
-            if shrunk.freed == 0 && self.space.has_evictable() {
+            let is_spent = shrunk.freed == 0 && self.space.has_evictable();
+            if let Some(scratch) = scratch.as_deref_mut().filter(|_| is_spent) {
                 self.space.reclaim(wanted.max(32), Reclaimer::Direct, scratch);
             }
             if self.space.chargeable_now() > 0 && shrunk.freed > 0 {

@@ -17,7 +17,7 @@ use crate::control::Event;
 use crate::fault::Access;
 use crate::mmu::Protection;
 use crate::mmu::object::ObjectMmu;
-use crate::page::{Snapshot, State};
+use crate::page::{Flags, Snapshot, State};
 use crate::space::vma::Vma;
 use crate::sys::Errno;
 use crate::sys::futex::{self, Reach};
@@ -252,7 +252,8 @@ impl<M: ObjectMmu> Objects<M> {
                 object.read_error_page.store(page.0, Ordering::Relaxed);
                 object.read_error.store(error.raw_os_error(), Ordering::Release);
                 self.space.budget().uncharge(1);
-                self.space.unlock_word_with(object.word(page), Snapshot::new(State::None, 0));
+                let bad = Object::GONE.with(Flags::ERROR);
+                self.space.unlock_word_with(object.word(page), bad);
                 if asked.is_none_or(|asked| asked == page) {
                     result = Err(error);
                 }

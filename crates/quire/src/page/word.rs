@@ -107,10 +107,12 @@ impl Flags {
     pub const PINNED: Flags = Flags(1 << 13);
     /// Could not be compressed, and there is no swap file to take it.
     pub const INCOMPRESSIBLE: Flags = Flags(1 << 14);
+    /// A page of an object that could not be read, the last time it was asked for.
+    pub const ERROR: Flags = Flags(1 << 18);
     /// Written since it was last write-protected.
     pub const DIRTY: Flags = Flags(1 << 15);
 
-    const NAMES: [(Flags, &'static str); 11] = [
+    const NAMES: [(Flags, &'static str); 12] = [
         (Flags::ACCESSED, "accessed"),
         (Flags::MLOCKED, "mlocked"),
         (Flags::WRITEBACK, "writeback"),
@@ -120,6 +122,7 @@ impl Flags {
         (Flags::PINNED, "pinned"),
         (Flags::INCOMPRESSIBLE, "incompressible"),
         (Flags::DIRTY, "dirty"),
+        (Flags::ERROR, "error"),
         (Flags::IN_FILE, "in_file"),
         (Flags::CLEAN, "clean"),
     ];

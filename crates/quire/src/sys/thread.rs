@@ -143,12 +143,14 @@ pub struct SignalsBlocked {
 }
 
 impl SignalsBlocked {
-    /// Blocks every signal of this thread but those with which libc reaches all threads (setuid,
-    /// cancellation): for engine threads that libc has made.
+    /// Blocks the signals that others send to this thread, but those with which libc reaches all
+    /// threads (setuid, cancellation): for threads that libc has made.
     #[must_use]
-    pub fn but_libcs() -> SignalsBlocked {
+    pub fn of_others() -> SignalsBlocked {
         const LIBCS: u64 = 1 << 31 | 1 << 32;
-        let most = !LIBCS;
+        // SIGILL, SIGTRAP, SIGBUS, SIGFPE and SIGSEGV: the thread's own doing.
+        const OWN: u64 = 1 << 3 | 1 << 4 | 1 << 6 | 1 << 7 | 1 << 10;
+        let most = !(LIBCS | OWN);
         let mut old = 0u64;
         set_mask(&most, Some(&mut old));
         SignalsBlocked { old }

@@ -12,7 +12,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, Once};
 use std::time::Duration;
 
-use quire::library::{AddressSpace, Object};
+use quire::library::{AddressSpace, Builder, Object};
 use quire::mmu::simulated::Generator;
 use quire::store::test::VecStore;
 use quire::store::{Cause, Operation, Store, StoreError};
@@ -58,7 +58,12 @@ pub fn random(len: usize, seed: u64) -> Vec<u8> {
 
 /// An address space; `None`, said loudly, where there is no right to a userfaultfd.
 pub fn space(memory: usize) -> Option<AddressSpace> {
-    match AddressSpace::builder().memory(memory).build() {
+    space_by(&AddressSpace::builder().memory(memory))
+}
+
+/// The same, made as one likes.
+pub fn space_by(builder: &Builder) -> Option<AddressSpace> {
+    match builder.clone().build() {
         Ok(space) => Some(space),
         Err(error) => {
             let is_ci = std::env::var_os("CI").is_some_and(|value| value == "true");
@@ -149,7 +154,9 @@ unsafe extern "C" fn on_sigbus(_: i32, _: *const u8, context: *mut u8) {
     }
 }
 
-fn survive_sigbus() {
+/// Has the accesses below say so where they are a SIGBUS. Before any address space is made that
+/// takes SIGBUS over.
+pub fn survive_sigbus() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let handler = on_sigbus as *const () as usize;
