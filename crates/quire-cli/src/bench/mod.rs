@@ -20,6 +20,7 @@ mod around;
 mod contestant;
 mod figures;
 mod fit;
+mod jobs;
 mod kernel_swap;
 mod machine;
 mod memory_limit;
@@ -151,6 +152,10 @@ struct RmapBench {
     /// Numbers of threads that walk
     #[arg(long, value_name = "N,N", value_delimiter = ',', default_values_t = [1, 2, 4])]
     threads: Vec<usize>,
+
+    /// Numbers of workers that do jobs
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_values_t = [1, 2, 4, 8])]
+    workers: Vec<usize>,
 }
 
 #[derive(Args, Debug)]

@@ -3,7 +3,8 @@
 //! First each lock alone: taken and given back by one thread that nobody disturbs. Then walks: an
 //! object of which 64 mappings show the same page, threads that walk all of them again and again,
 //! and one more thread that removes a mapping and adds it again 100 times a second. Once walks
-//! share the lock, once each keeps all others out, as under a mutex.
+//! share the lock, once each keeps all others out, as under a mutex. Last, jobs on real objects
+//! ([`jobs`]).
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,11 +18,11 @@ use quire::object::i_mmap::lock::{Futex, RwSem};
 use quire::object::i_mmap::{IMmap, IMmaps, Mapping};
 use quire::units::{ObjectPage, ObjectRange, PageNum};
 
-use super::RmapBench;
 use super::figures::Samples;
 use super::machine::Machine;
 use super::output::{self, Json};
 use super::sys;
+use super::{RmapBench, jobs};
 
 const MAPPINGS: usize = 64;
 const MAPPING_PAGES: usize = 256;
@@ -202,14 +203,16 @@ pub fn main(options: &RmapBench) -> Result<u8> {
             }
         }
     }
+    let jobs = jobs::measure(&options.workers, rounds, length)?;
     let machine = Machine::read();
     if common.json {
-        print_json(&machine, &costs, &rows);
+        print_json(&machine, &costs, &rows, &jobs);
     } else {
         output::print_machine(&machine);
         println!("{:>24}: {rounds}; medians, and of ratios the least and the most\n", "rounds");
         print_costs(&costs);
         print_rows(&rows);
+        jobs::print(&jobs);
     }
     Ok(0)
 }
@@ -220,7 +223,7 @@ fn of_mutex(costs: &[Cost]) -> &Samples {
     &mutex.expect("it is among them").pair_ns
 }
 
-fn print_json(machine: &Machine, costs: &[Cost], rows: &[Row]) {
+fn print_json(machine: &Machine, costs: &[Cost], rows: &[Row], jobs: &[jobs::Row]) {
     let locks = costs.iter().map(|cost| {
         Json::object([
             ("lock", Json::text(cost.name)),
@@ -245,6 +248,7 @@ fn print_json(machine: &Machine, costs: &[Cost], rows: &[Row]) {
             ("mappings", Json::Number(MAPPINGS as f64)),
             ("changes_per_second", Json::Number(f64::from(CHANGES_PER_SECOND))),
             ("walks", walks.collect()),
+            ("jobs", jobs::json(jobs)),
         ])
     );
 }

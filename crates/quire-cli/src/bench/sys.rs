@@ -184,3 +184,22 @@ pub fn words_of(mapping: &[u8]) -> &[u64] {
     assert!(head.is_empty(), "a mapping begins at a page");
     words
 }
+
+/// Maps an object of the bench's own, to be written.
+pub fn map_object_mut(
+    options: &quire::library::MapOptions,
+    object: &quire::library::Object,
+) -> Result<quire::library::MappingMut, quire::library::Error> {
+    // SAFETY: nobody takes a slice of it while it is written; see `write_byte`.
+    unsafe { options.map_mut(object) }
+}
+
+/// Writes a byte that other threads may write as well.
+pub fn write_byte(mapping: &quire::library::MappingMut, at: usize, value: u8) {
+    assert!(at < mapping.len());
+    // SAFETY: inside of the mapping; atomic, because other mappings show the same byte.
+    unsafe {
+        let byte = mapping.as_ptr().add(at).cast_mut();
+        std::sync::atomic::AtomicU8::from_ptr(byte).store(value, Ordering::Relaxed);
+    }
+}

@@ -181,6 +181,18 @@ macro_rules! mapping_methods {
             &self.raw.object
         }
 
+        /// Bytes, without a look at any.
+        #[must_use]
+        pub fn len(&self) -> usize {
+            self.raw.len
+        }
+
+        /// Whether there are none, which is never so.
+        #[must_use]
+        pub fn is_empty(&self) -> bool {
+            self.raw.len == 0
+        }
+
         /// Has a range read and mapped, as far as memory goes; takes away what made accesses fail
         /// after a read error, where it can be read now.
         ///
