@@ -42,7 +42,7 @@ real:
 	$(REAL) --quick
 
 test-long: setup-test release
-	QUIRE_SIM_SECONDS=600 $(CARGO) test --workspace
+	QUIRE_SIM_SECONDS=600 QUIRE_OBJECT_SECONDS=60 $(CARGO) test --workspace
 	$(REAL) --long
 
 bench: setup-bench release

@@ -73,11 +73,11 @@ pub type Counters = Vec<(&'static str, u64)>;
 /// The engine with what keeps it alive.
 struct Engine {
     objects: &'static Objects<Userfaultfd>,
-    control: NonNull<Control>,
     threads: Threads,
     serves_calls: bool,
     /// Buffers for callers that read or flush.
     buffers: Mutex<Vec<(Scratch, IoBuffer)>>,
+    _control: ControlPage,
     _files: [Option<std::fs::File>; 2],
 }
 
@@ -284,9 +284,9 @@ impl Engine {
             .map_err(|errno| Error::NoUserfaultfd { errno })?;
         let arena = PageRange::new(PageNum(0), pages);
         mmu.register(arena).map_err(no_memory)?;
-        let control = make_control(budget_pages).map_err(no_memory)?;
-        // SAFETY: unmapped after the last use of the budget, by `drop`.
-        let budget = unsafe { Budget::new(control.as_ptr(), 0) };
+        let control = ControlPage::new(budget_pages).map_err(no_memory)?;
+        // SAFETY: kept beside the objects, and dropped after them.
+        let budget = unsafe { Budget::new(control.0.as_ptr(), 0) };
         // SAFETY: no file.
         let swap = unsafe { Swap::new(None, &budget) }.map_err(no_memory)?;
         let space =
@@ -295,16 +295,29 @@ impl Engine {
         objects.i_mmaps.set_walks_exclusive(builder.exclusive_rmap);
         let objects: &'static Objects<Userfaultfd> =
             std::boxed::Box::leak(std::boxed::Box::new(objects));
-        let handlers = match builder.delivery {
-            Delivery::Handlers => builder.handlers,
-            Delivery::Inline => {
-                inline::add(objects)?;
-                0
-            }
+        let (handlers, is_added) = match builder.delivery {
+            Delivery::Handlers => (builder.handlers, Ok(())),
+            Delivery::Inline => (0, inline::add(objects)),
         };
-        let threads = Threads::start(objects, handlers, builder.workers)?;
-        let buffers = Mutex::new(Vec::new());
-        Ok(Engine { objects, control, threads, serves_calls, buffers, _files: files })
+        let started = is_added.and_then(|()| Threads::start(objects, handlers, builder.workers));
+        match started {
+            Ok(threads) => {
+                let buffers = Mutex::new(Vec::new());
+                Ok(Engine {
+                    objects,
+                    threads,
+                    serves_calls,
+                    buffers,
+                    _control: control,
+                    _files: files,
+                })
+            }
+            Err(error) => {
+                // SAFETY: no thread runs, and nobody else knows them.
+                unsafe { discard(objects) };
+                Err(error)
+            }
+        }
     }
 
     /// Lends buffers to a caller.
@@ -328,28 +341,43 @@ impl Engine {
 impl Drop for Engine {
     fn drop(&mut self) {
         self.threads.stop(self.objects);
-        inline::remove(self.objects);
-        // SAFETY: made by `leak`; no thread, object or mapping is left that refers to it.
-        unsafe {
-            let objects = core::ptr::from_ref(self.objects).cast_mut();
-            self.objects.space.mmu().release();
-            drop(std::boxed::Box::from_raw(objects));
-            memory::release(self.control.cast(), CONTROL_BYTES);
-        }
+        // SAFETY: no thread, object or mapping is left that refers to them.
+        unsafe { discard(self.objects) };
     }
 }
 
+/// Ends an engine without threads.
+///
+/// # Safety
+/// `Engine::start` made it, and nobody refers to it any more.
+unsafe fn discard(objects: &'static Objects<Userfaultfd>) {
+    inline::remove(objects);
+    // SAFETY: made by `leak`; the caller's promise.
+    drop(unsafe { std::boxed::Box::from_raw(core::ptr::from_ref(objects).cast_mut()) });
+}
+
 /// A control page of one's own: the account of a tree of one.
-fn make_control(budget_pages: usize) -> Result<NonNull<Control>, crate::sys::Errno> {
-    let place = memory::reserve(CONTROL_BYTES, Access::ReadWrite)?.cast::<Control>();
-    // SAFETY: zeroed memory of its size; zero is valid for all of it.
-    let control = unsafe { place.as_ref() };
-    control.magic.store(MAGIC, Ordering::Relaxed);
-    control.version.store(VERSION, Ordering::Relaxed);
-    control.budget_pages.store(budget_pages as u64, Ordering::Relaxed);
-    control.folio_order.store(-1, Ordering::Relaxed);
-    control.members[0].pid.store(std::process::id(), Ordering::Relaxed);
-    Ok(place)
+struct ControlPage(NonNull<Control>);
+
+impl ControlPage {
+    fn new(budget_pages: usize) -> Result<ControlPage, crate::sys::Errno> {
+        let place = memory::reserve(CONTROL_BYTES, Access::ReadWrite)?.cast::<Control>();
+        // SAFETY: zeroed memory of its size; zero is valid for all of it.
+        let control = unsafe { place.as_ref() };
+        control.magic.store(MAGIC, Ordering::Relaxed);
+        control.version.store(VERSION, Ordering::Relaxed);
+        control.budget_pages.store(budget_pages as u64, Ordering::Relaxed);
+        control.folio_order.store(-1, Ordering::Relaxed);
+        control.members[0].pid.store(std::process::id(), Ordering::Relaxed);
+        Ok(ControlPage(place))
+    }
+}
+
+impl Drop for ControlPage {
+    fn drop(&mut self) {
+        // SAFETY: reserved by `new`; the budget that refers to it has gone before.
+        unsafe { memory::release(self.0.cast(), CONTROL_BYTES) };
+    }
 }
 
 /// The address of a page.

@@ -173,23 +173,6 @@ impl Userfaultfd {
         self.faults.register(self.address(pages.start), len, MODE_MISSING | MODE_WP)
     }
 
-    /// Gives everything back: addresses, and the descriptors that `attach` opened.
-    ///
-    /// # Safety
-    /// Nobody uses the MMU, or memory that it has mapped, any more.
-    pub unsafe fn release(&self) {
-        // SAFETY: reserved by `reserve`; the caller's promise.
-        unsafe {
-            memory::release(self.arena, self.arena_bytes());
-            memory::release(self.pool, self.pool_bytes());
-        }
-        let [faults, pool, _] = self.descriptors();
-        for descriptor in [faults, pool].into_iter().filter(|&number| number >= 0) {
-            // SAFETY: our own, and closed once.
-            unsafe { rustix::io::close(descriptor) };
-        }
-    }
-
     /// Says whether a stretch of the arena is inherited by a fork.
     ///
     /// # Errors
@@ -265,6 +248,23 @@ impl Userfaultfd {
         // SAFETY: only ranges of the arena and the pool are passed, whose page locks or frames
         // the caller holds.
         unsafe { memory::advise(start, pages << PAGE_SHIFT, advice) }
+    }
+}
+
+/// Gives everything back: addresses, and the descriptors that `attach` opened. An engine that serves
+/// a program never gets here; one that could not start does, and one that an application has closed.
+impl Drop for Userfaultfd {
+    fn drop(&mut self) {
+        // SAFETY: reserved by `reserve`; whoever drops the MMU has no mapping left.
+        unsafe {
+            memory::release(self.arena, self.arena_bytes());
+            memory::release(self.pool, self.pool_bytes());
+        }
+        let [faults, pool, _] = self.descriptors();
+        for descriptor in [faults, pool].into_iter().filter(|&number| number >= 0) {
+            // SAFETY: our own, and closed once.
+            unsafe { rustix::io::close(descriptor) };
+        }
     }
 }
 

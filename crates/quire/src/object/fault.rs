@@ -1,4 +1,4 @@
-//! The way of a fault on an object, and mapping around it.
+//! The way of a fault on an object.
 //!
 //! [`Objects::handle_fault`] takes the window's lock and looks at the VMA once more; all the rest
 //! happens under that lock and does not block. A read fault tries [`Objects::map_pages`] first:
@@ -6,10 +6,8 @@
 //! is not cached (it is read by a worker, with what read-ahead chose), is to be written (it becomes
 //! dirty), or is busy (the fault is parked on it).
 
-use super::requests::{Asker, Request, by_block};
 use super::window::Mapped;
-use super::{FaultAround, Object, ObjectId, Objects};
-use crate::budget::Purpose;
+use super::{Object, ObjectId, Objects};
 use crate::control::Event;
 use crate::fault::order::Guess;
 use crate::fault::{Access, Outcome};
@@ -20,11 +18,8 @@ use crate::scratch::Scratch;
 use crate::space::vma::{Kind, Vma};
 use crate::units::{BLOCK_ORDER, BLOCK_PAGES, ObjectPage, ObjectRange, PageNum, PageRange};
 
-/// From this order on a stream is read ahead of.
-const AHEAD_ORDER: u32 = 4;
-
 /// How a look at a fault under its window's lock ended.
-enum Look {
+pub(super) enum Look {
     Ended(Outcome),
     /// The VMA has changed.
     Changed,
@@ -84,7 +79,7 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// Answers a fault that needs nothing, or that the kernel will refuse when it is tried again.
-    fn answer(&self, page: PageNum, outcome: Outcome) -> Look {
+    pub(super) fn answer(&self, page: PageNum, outcome: Outcome) -> Look {
         self.space.mmu().wake(PageRange::new(page, 1));
         Look::Ended(outcome)
     }
@@ -279,283 +274,7 @@ impl<M: ObjectMmu> Objects<M> {
         done.pages == 1
     }
 
-    /// Sends the read of a page that is not cached, and of those that read-ahead adds. Its word is
-    /// locked, and stays so until the read is done.
-    #[allow(clippy::too_many_arguments, reason = "as for `fault`")]
-    fn begin_read(
-        &self,
-        id: ObjectId,
-        object: &Object,
-        at: ObjectPage,
-        page: PageNum,
-        access: Access,
-        vma: &Vma,
-        guess: Guess,
-        window: &Mapped,
-    ) -> Look {
-        let pages = self.lock_absent_around(object, at, guess.order);
-        let Some(pages) = self.charge_locked(object, at, pages) else {
-            return Look::NeedsMemory(pages.len());
-        };
-        self.space.budget().count(Event::Pgmajfault, 1);
-        let around = self.around(object, vma, page, guess, window);
-        let asker = Some(Asker { page, vma: *vma, around, access });
-        if !self.request(id, Request::Read { object: id, pages, asker }) {
-            self.space.budget().uncharge(pages.len());
-            self.unlock_words(object, pages);
-            self.space.mmu().relax();
-            return self.answer(page, Outcome::Parked);
-        }
-        self.advance(object, guess, pages);
-        self.read_ahead(id, object, guess, pages.end);
-        Look::Ended(Outcome::Parked)
-    }
-
-    /// Charges a run of locked pages, or the part of it from `at` on that there is memory for, and
-    /// unlocks the rest. `None`: there is none, and all are unlocked.
-    pub(super) fn charge_locked(
-        &self,
-        object: &Object,
-        at: ObjectPage,
-        mut pages: ObjectRange,
-    ) -> Option<ObjectRange> {
-        self.space.call_if_low();
-        loop {
-            if self.space.budget().try_charge(pages.len(), Purpose::Fault) {
-                return Some(pages);
-            }
-            if pages.len() == 1 {
-                self.unlock_words(object, pages);
-                return None;
-            }
-            let kept = ObjectRange::new(at, pages.len() / 2).intersect(pages);
-            self.unlock_words(object, ObjectRange { start: pages.start, end: kept.start });
-            self.unlock_words(object, ObjectRange { start: kept.end, end: pages.end });
-            pages = kept;
-        }
-    }
-
-    /// Locks the neighbours of a locked page that are not cached either, inside the aligned 2^order
-    /// pages; returns the run.
-    pub(super) fn lock_absent_around(
-        &self,
-        object: &Object,
-        at: ObjectPage,
-        order: u32,
-    ) -> ObjectRange {
-        let start = ObjectPage(at.0 >> order << order);
-        let folio = ObjectRange::new(start, 1 << order).intersect(object.range());
-        let mut run = ObjectRange::new(at, 1);
-        while run.end < folio.end && self.lock_absent(object, run.end) {
-            run.end = run.end.add(1);
-        }
-        while run.start > folio.start {
-            let before = ObjectPage(run.start.0 - 1);
-            if !self.lock_absent(object, before) {
-                break;
-            }
-            run.start = before;
-        }
-        run
-    }
-
-    pub(super) fn lock_absent(&self, object: &Object, page: ObjectPage) -> bool {
-        if !self.use_words(object, page) {
-            return false;
-        }
-        let word = object.word(page);
-        match word.try_lock() {
-            Some(old) if old.state() == State::None => true,
-            Some(_) => {
-                self.space.unlock_word(word);
-                false
-            }
-            None => false,
-        }
-    }
-
     pub(super) fn unlock_words(&self, object: &Object, pages: ObjectRange) {
         pages.pages().for_each(|page| self.space.unlock_word(object.word(page)));
-    }
-
-    /// Maps what can be had at once of the arena's pages `around`; never blocks. Skipped is what
-    /// is not cached, locked, being written back, behind the end, or mapped already. Only `asked`
-    /// counts as used.
-    pub(super) fn map_pages(
-        &self,
-        object: &Object,
-        vma: &Vma,
-        window: &mut Mapped,
-        around: PageRange,
-        asked: PageNum,
-    ) -> usize {
-        let backing = vma.attributes.backing;
-        let mut mapped = 0;
-        let mut run = PageRange { start: around.start, end: around.start };
-        for page in around.pages() {
-            if self.lock_mappable(object, backing.object_page(page), window.is_present(page)) {
-                run.end = page.add(1);
-                continue;
-            }
-            mapped += self.map_run(object, vma, window, run, asked);
-            run = PageRange { start: page.add(1), end: page.add(1) };
-        }
-        mapped + self.map_run(object, vma, window, run, asked)
-    }
-
-    /// Locks a page that can be mapped at once.
-    pub(super) fn lock_mappable(&self, object: &Object, at: ObjectPage, is_present: bool) -> bool {
-        // The end is looked at page by page, and under the page's lock: who shortens the object
-        // does so before it takes these locks.
-        if is_present || at.index() >= object.pages_max() {
-            return false;
-        }
-        let word = object.word(at);
-        let Some(old) = word.try_lock() else { return false };
-        let is_mappable = old.state() == State::Cached
-            && !old.has(Flags::WRITEBACK)
-            && at.index() < object.pages();
-        if !is_mappable {
-            self.space.unlock_word(word);
-        }
-        is_mappable
-    }
-
-    /// Maps a run of locked, cached pages and unlocks them; each enters the window, which is the
-    /// reverse map's word for it, in the same step.
-    fn map_run(
-        &self,
-        object: &Object,
-        vma: &Vma,
-        window: &mut Mapped,
-        run: PageRange,
-        asked: PageNum,
-    ) -> usize {
-        let backing = vma.attributes.backing;
-        let mut at = run.start;
-        let mut mapped = 0;
-        while at < run.end {
-            // Whatever the mapping's rights: the first write must be noticed.
-            let rest = PageRange { start: at, end: run.end };
-            let done = self.space.mmu().map_cached(rest, Protection::WriteProtected);
-            let mut there = done.pages;
-            mapped += done.pages;
-            if done.refusal == Some(Refusal::Exists) {
-                there += 1;
-            }
-            for page in PageRange::new(at, there).pages() {
-                window.set(page, false);
-            }
-            at = at.add(there);
-            if done.refusal.is_some_and(|refusal| refusal != Refusal::Exists) {
-                break;
-            }
-        }
-        for page in run.pages() {
-            let word = object.word(backing.object_page(page));
-            if page == asked && page < at {
-                let old = word.load();
-                self.space.unlock_word_with(word, old.with(Flags::ACCESSED));
-            } else {
-                self.space.unlock_word(word);
-            }
-        }
-        self.space.budget().count(Event::MapCached, mapped);
-        mapped
-    }
-
-    /// What is mapped around a read fault: the naturally aligned block of 2^order pages that holds
-    /// it, cut to its VMA, its window, and the object.
-    pub(super) fn around(
-        &self,
-        object: &Object,
-        vma: &Vma,
-        page: PageNum,
-        guess: Guess,
-        window: &Mapped,
-    ) -> PageRange {
-        let order = match self.mappings.fault_around(vma.attributes.backing.mapping) {
-            FaultAround::Off => 0,
-            FaultAround::Order(order) => order.min(BLOCK_ORDER),
-            FaultAround::Auto => guess.order.max(order_by_density(window.faults)),
-        };
-        let block = PageRange::new(page.align_down(BLOCK_ORDER), BLOCK_PAGES);
-        let around = PageRange::new(page.align_down(order), 1 << order);
-        let end = PageNum((object.pages() as u64).wrapping_sub(vma.attributes.backing.delta));
-        let within = PageRange { start: PageNum(0), end };
-        around.intersect(vma.range).intersect(block).intersect(within)
-    }
-
-    fn guess_for(&self, object: &Object, at: ObjectPage, vma: &Vma) -> Guess {
-        let pattern = vma.attributes.pattern;
-        // As for anonymous memory: several streams live side by side.
-        let order_max = (self.space.budget().limit() / 32).max(1).ilog2();
-        object.streams.guess(PageNum(at.0), false, pattern, order_max)
-    }
-
-    fn advance(&self, object: &Object, guess: Guess, pages: ObjectRange) {
-        let pages = PageRange { start: PageNum(pages.start.0), end: PageNum(pages.end.0) };
-        object.streams.advance(guess, pages);
-    }
-
-    /// A read fault was served from the cache: its stream goes on, and what comes next is read.
-    fn go_on_with_stream(
-        &self,
-        id: ObjectId,
-        object: &Object,
-        guess: Guess,
-        vma: &Vma,
-        around: PageRange,
-    ) {
-        let backing = vma.attributes.backing;
-        let pages = ObjectRange {
-            start: backing.object_page(around.start),
-            end: backing.object_page(around.end),
-        };
-        self.advance(object, guess, pages);
-        self.read_ahead(id, object, guess, pages.end);
-    }
-
-    /// Sends the read of what a stream will want next, where it is not cached yet and there is
-    /// memory to spare.
-    fn read_ahead(&self, id: ObjectId, object: &Object, guess: Guess, from: ObjectPage) {
-        if guess.order < AHEAD_ORDER {
-            return;
-        }
-        let next = ObjectRange::new(from, 1 << guess.order).intersect(object.range());
-        let Some(next) = by_block(next).next() else { return };
-        if next.is_empty() || self.space.available() < next.len() + self.space.low_watermark() {
-            return;
-        }
-        let mut run = ObjectRange { start: next.start, end: next.start };
-        while run.end < next.end && self.lock_absent(object, run.end) {
-            run.end = run.end.add(1);
-        }
-        if run.is_empty() {
-            return;
-        }
-        let is_sent = self.space.budget().try_charge(run.len(), Purpose::Fault) && {
-            let is_sent = self.request(id, Request::Read { object: id, pages: run, asker: None });
-            if !is_sent {
-                self.space.budget().uncharge(run.len());
-            }
-            is_sent
-        };
-        if !is_sent {
-            self.unlock_words(object, run);
-        }
-    }
-}
-
-/// How much is mapped around where the window has seen so many faults: the first few of a window
-/// say nothing, and one page per window costs nothing more than itself; where they go on, the
-/// window is wanted as a whole.
-const fn order_by_density(faults: u32) -> u32 {
-    match faults {
-        0 | 1 => 0,
-        2 => 2,
-        3 => 4,
-        4 => 6,
-        _ => BLOCK_ORDER,
     }
 }

@@ -9,7 +9,9 @@
 //! | file | what is there |
 //! |---|---|
 //! | `map` | mappings come, change their rights, and go |
-//! | `fault` | the way of a fault, and mapping around it |
+//! | `fault` | the way of a fault |
+//! | `fault_around` | what is mapped around it |
+//! | `readahead` | what is read for it, and ahead of it |
 //! | `requests` | reads and writes for the store workers, who do what blocks |
 //! | `rmap` | what is done to a page in every mapping |
 //! | `reclaim` | which cached pages go |
@@ -38,9 +40,11 @@
 
 mod access;
 mod fault;
+mod fault_around;
 pub mod i_mmap;
 mod map;
 mod mappings;
+mod readahead;
 mod reclaim;
 mod requests;
 mod rmap;

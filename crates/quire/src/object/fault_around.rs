@@ -1,0 +1,136 @@
+//! Fault-around: what can be had at once around a read fault is mapped with it.
+//!
+//! Never blocks: under the window's lock, page locks are only tried.
+
+use super::window::Mapped;
+use super::{FaultAround, Object, Objects};
+use crate::control::Event;
+use crate::fault::order::Guess;
+use crate::mmu::object::ObjectMmu;
+use crate::mmu::{Protection, Refusal};
+use crate::page::{Flags, State};
+use crate::space::vma::Vma;
+use crate::units::{BLOCK_ORDER, BLOCK_PAGES, ObjectPage, PageNum, PageRange};
+
+impl<M: ObjectMmu> Objects<M> {
+    /// Maps what can be had at once of the arena's pages `around`; never blocks. Skipped is what
+    /// is not cached, locked, being written back, behind the end, or mapped already. Only `asked`
+    /// counts as used.
+    pub(super) fn map_pages(
+        &self,
+        object: &Object,
+        vma: &Vma,
+        window: &mut Mapped,
+        around: PageRange,
+        asked: PageNum,
+    ) -> usize {
+        let backing = vma.attributes.backing;
+        let mut mapped = 0;
+        let mut run = PageRange { start: around.start, end: around.start };
+        for page in around.pages() {
+            if self.lock_mappable(object, backing.object_page(page), window.is_present(page)) {
+                run.end = page.add(1);
+                continue;
+            }
+            mapped += self.map_run(object, vma, window, run, asked);
+            run = PageRange { start: page.add(1), end: page.add(1) };
+        }
+        mapped + self.map_run(object, vma, window, run, asked)
+    }
+
+    /// Locks a page that can be mapped at once.
+    pub(super) fn lock_mappable(&self, object: &Object, at: ObjectPage, is_present: bool) -> bool {
+        // The end is looked at page by page, and under the page's lock: who shortens the object
+        // does so before it takes these locks.
+        if is_present || at.index() >= object.pages_max() {
+            return false;
+        }
+        let word = object.word(at);
+        let Some(old) = word.try_lock() else { return false };
+        let is_mappable = old.state() == State::Cached
+            && !old.has(Flags::WRITEBACK)
+            && at.index() < object.pages();
+        if !is_mappable {
+            self.space.unlock_word(word);
+        }
+        is_mappable
+    }
+
+    /// Maps a run of locked, cached pages and unlocks them; each enters the window, which is the
+    /// reverse map's word for it, in the same step.
+    fn map_run(
+        &self,
+        object: &Object,
+        vma: &Vma,
+        window: &mut Mapped,
+        run: PageRange,
+        asked: PageNum,
+    ) -> usize {
+        let backing = vma.attributes.backing;
+        let mut at = run.start;
+        let mut mapped = 0;
+        while at < run.end {
+            // Whatever the mapping's rights: the first write must be noticed.
+            let rest = PageRange { start: at, end: run.end };
+            let done = self.space.mmu().map_cached(rest, Protection::WriteProtected);
+            let mut there = done.pages;
+            mapped += done.pages;
+            if done.refusal == Some(Refusal::Exists) {
+                there += 1;
+            }
+            for page in PageRange::new(at, there).pages() {
+                window.set(page, false);
+            }
+            at = at.add(there);
+            if done.refusal.is_some_and(|refusal| refusal != Refusal::Exists) {
+                break;
+            }
+        }
+        for page in run.pages() {
+            let word = object.word(backing.object_page(page));
+            if page == asked && page < at {
+                let old = word.load();
+                self.space.unlock_word_with(word, old.with(Flags::ACCESSED));
+            } else {
+                self.space.unlock_word(word);
+            }
+        }
+        self.space.budget().count(Event::MapCached, mapped);
+        mapped
+    }
+
+    /// What is mapped around a read fault: the naturally aligned block of 2^order pages that holds
+    /// it, cut to its VMA, its window, and the object.
+    pub(super) fn around(
+        &self,
+        object: &Object,
+        vma: &Vma,
+        page: PageNum,
+        guess: Guess,
+        window: &Mapped,
+    ) -> PageRange {
+        let order = match self.mappings.fault_around(vma.attributes.backing.mapping) {
+            FaultAround::Off => 0,
+            FaultAround::Order(order) => order.min(BLOCK_ORDER),
+            FaultAround::Auto => guess.order.max(order_by_density(window.faults)),
+        };
+        let block = PageRange::new(page.align_down(BLOCK_ORDER), BLOCK_PAGES);
+        let around = PageRange::new(page.align_down(order), 1 << order);
+        let end = PageNum((object.pages() as u64).wrapping_sub(vma.attributes.backing.delta));
+        let within = PageRange { start: PageNum(0), end };
+        around.intersect(vma.range).intersect(block).intersect(within)
+    }
+}
+
+/// How much is mapped around where the window has seen so many faults: the first few of a window
+/// say nothing, and one page per window costs nothing more than itself; where they go on, the
+/// window is wanted as a whole.
+const fn order_by_density(faults: u32) -> u32 {
+    match faults {
+        0 | 1 => 0,
+        2 => 2,
+        3 => 4,
+        4 => 6,
+        _ => BLOCK_ORDER,
+    }
+}

@@ -1,0 +1,179 @@
+//! Reads of what is not cached: the faulting page with its neighbours, and what a stream will want
+//! next.
+//!
+//! Streams are the object's (`crate::fault::order`): a fault where one goes on makes its next folio
+//! four times as large, and from [`AHEAD_ORDER`] on the folio behind it is read as well, by another
+//! worker, before anybody asks. What is read is locked until it is there.
+
+use super::fault::Look;
+use super::requests::{Asker, Request, by_block};
+use super::window::Mapped;
+use super::{Object, ObjectId, Objects};
+use crate::budget::Purpose;
+use crate::control::Event;
+use crate::fault::order::Guess;
+use crate::fault::{Access, Outcome};
+use crate::mmu::object::ObjectMmu;
+use crate::page::State;
+use crate::space::vma::Vma;
+use crate::units::{ObjectPage, ObjectRange, PageNum, PageRange};
+
+/// From this order on a stream is read ahead of.
+const AHEAD_ORDER: u32 = 4;
+
+impl<M: ObjectMmu> Objects<M> {
+    /// Sends the read of a page that is not cached, and of those that read-ahead adds. Its word is
+    /// locked, and stays so until the read is done.
+    #[allow(clippy::too_many_arguments, reason = "as for `fault`")]
+    pub(super) fn begin_read(
+        &self,
+        id: ObjectId,
+        object: &Object,
+        at: ObjectPage,
+        page: PageNum,
+        access: Access,
+        vma: &Vma,
+        guess: Guess,
+        window: &Mapped,
+    ) -> Look {
+        let pages = self.lock_absent_around(object, at, guess.order);
+        let Some(pages) = self.charge_locked(object, at, pages) else {
+            return Look::NeedsMemory(pages.len());
+        };
+        self.space.budget().count(Event::Pgmajfault, 1);
+        let around = self.around(object, vma, page, guess, window);
+        let asker = Some(Asker { page, vma: *vma, around, access });
+        if !self.request(id, Request::Read { object: id, pages, asker }) {
+            self.space.budget().uncharge(pages.len());
+            self.unlock_words(object, pages);
+            self.space.mmu().relax();
+            return self.answer(page, Outcome::Parked);
+        }
+        self.advance(object, guess, pages);
+        self.read_ahead(id, object, guess, pages.end);
+        Look::Ended(Outcome::Parked)
+    }
+
+    /// Charges a run of locked pages, or the part of it from `at` on that there is memory for, and
+    /// unlocks the rest. `None`: there is none, and all are unlocked.
+    pub(super) fn charge_locked(
+        &self,
+        object: &Object,
+        at: ObjectPage,
+        mut pages: ObjectRange,
+    ) -> Option<ObjectRange> {
+        self.space.call_if_low();
+        loop {
+            if self.space.budget().try_charge(pages.len(), Purpose::Fault) {
+                return Some(pages);
+            }
+            if pages.len() == 1 {
+                self.unlock_words(object, pages);
+                return None;
+            }
+            let kept = ObjectRange::new(at, pages.len() / 2).intersect(pages);
+            self.unlock_words(object, ObjectRange { start: pages.start, end: kept.start });
+            self.unlock_words(object, ObjectRange { start: kept.end, end: pages.end });
+            pages = kept;
+        }
+    }
+
+    /// Locks the neighbours of a locked page that are not cached either, inside the aligned 2^order
+    /// pages; returns the run.
+    pub(super) fn lock_absent_around(
+        &self,
+        object: &Object,
+        at: ObjectPage,
+        order: u32,
+    ) -> ObjectRange {
+        let start = ObjectPage(at.0 >> order << order);
+        let folio = ObjectRange::new(start, 1 << order).intersect(object.range());
+        let mut run = ObjectRange::new(at, 1);
+        while run.end < folio.end && self.lock_absent(object, run.end) {
+            run.end = run.end.add(1);
+        }
+        while run.start > folio.start {
+            let before = ObjectPage(run.start.0 - 1);
+            if !self.lock_absent(object, before) {
+                break;
+            }
+            run.start = before;
+        }
+        run
+    }
+
+    pub(super) fn lock_absent(&self, object: &Object, page: ObjectPage) -> bool {
+        if !self.use_words(object, page) {
+            return false;
+        }
+        let word = object.word(page);
+        match word.try_lock() {
+            Some(old) if old.state() == State::None => true,
+            Some(_) => {
+                self.space.unlock_word(word);
+                false
+            }
+            None => false,
+        }
+    }
+
+    pub(super) fn guess_for(&self, object: &Object, at: ObjectPage, vma: &Vma) -> Guess {
+        let pattern = vma.attributes.pattern;
+        // As for anonymous memory: several streams live side by side.
+        let order_max = (self.space.budget().limit() / 32).max(1).ilog2();
+        object.streams.guess(PageNum(at.0), false, pattern, order_max)
+    }
+
+    pub(super) fn advance(&self, object: &Object, guess: Guess, pages: ObjectRange) {
+        let pages = PageRange { start: PageNum(pages.start.0), end: PageNum(pages.end.0) };
+        object.streams.advance(guess, pages);
+    }
+
+    /// A read fault was served from the cache: its stream goes on, and what comes next is read.
+    pub(super) fn go_on_with_stream(
+        &self,
+        id: ObjectId,
+        object: &Object,
+        guess: Guess,
+        vma: &Vma,
+        around: PageRange,
+    ) {
+        let backing = vma.attributes.backing;
+        let pages = ObjectRange {
+            start: backing.object_page(around.start),
+            end: backing.object_page(around.end),
+        };
+        self.advance(object, guess, pages);
+        self.read_ahead(id, object, guess, pages.end);
+    }
+
+    /// Sends the read of what a stream will want next, where it is not cached yet and there is
+    /// memory to spare.
+    fn read_ahead(&self, id: ObjectId, object: &Object, guess: Guess, from: ObjectPage) {
+        if guess.order < AHEAD_ORDER {
+            return;
+        }
+        let next = ObjectRange::new(from, 1 << guess.order).intersect(object.range());
+        let Some(next) = by_block(next).next() else { return };
+        if next.is_empty() || self.space.available() < next.len() + self.space.low_watermark() {
+            return;
+        }
+        let mut run = ObjectRange { start: next.start, end: next.start };
+        while run.end < next.end && self.lock_absent(object, run.end) {
+            run.end = run.end.add(1);
+        }
+        if run.is_empty() {
+            return;
+        }
+        let is_sent = self.space.budget().try_charge(run.len(), Purpose::Fault) && {
+            let is_sent = self.request(id, Request::Read { object: id, pages: run, asker: None });
+            if !is_sent {
+                self.space.budget().uncharge(run.len());
+            }
+            is_sent
+        };
+        if !is_sent {
+            self.unlock_words(object, run);
+        }
+    }
+}
