@@ -23,7 +23,7 @@ pub const SOCKET_VARIABLE: &str = "QUIRE_SOCKET";
 /// First word of the control page, of `Hello` and of `Welcome`.
 pub const MAGIC: u32 = 0x5155_4952;
 /// Changed with every change of a structure in this module.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 
 /// Most processes of one tree that can be managed at a time.
 pub const MEMBERS_MAX: usize = 256;
@@ -105,11 +105,17 @@ pub enum Event {
     Pgpgin,
     /// Pages of objects written to their stores.
     Pgpgout,
+    /// Pages of objects read over what recycled memory held.
+    Pgreuse,
+    /// Pages of objects that live elsewhere now.
+    PgmigrateSuccess,
+    /// Pages of objects that should have gone to live elsewhere, and could not.
+    PgmigrateFail,
 }
 
 impl Event {
     /// Every event, in the order of its counter.
-    pub const ALL: [Event; 33] = [
+    pub const ALL: [Event; 36] = [
         Event::Pgfault,
         Event::Pgmajfault,
         Event::Pswpin,
@@ -143,6 +149,9 @@ impl Event {
         Event::MapCached,
         Event::Pgpgin,
         Event::Pgpgout,
+        Event::Pgreuse,
+        Event::PgmigrateSuccess,
+        Event::PgmigrateFail,
     ];
 
     /// The counter's name in reports.
@@ -182,6 +191,9 @@ impl Event {
             Event::MapCached => "map_cached",
             Event::Pgpgin => "pgpgin",
             Event::Pgpgout => "pgpgout",
+            Event::Pgreuse => "pgreuse",
+            Event::PgmigrateSuccess => "pgmigrate_success",
+            Event::PgmigrateFail => "pgmigrate_fail",
         }
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{Dir, PAGE, Watchdog, load, random, space, store, wait_until, word};
+use common::{Dir, PAGE, Stop, Watchdog, load, random, space, store, wait_until, word};
 use quire::library::{AddressSpace, FaultAround, MapOptions, Object, OpenOptions};
 use quire::mmu::simulated::Generator;
 use quire::store::test::VecStore;
@@ -26,15 +26,6 @@ struct Start(*const u8);
 unsafe impl Send for Start {}
 // SAFETY: as above.
 unsafe impl Sync for Start {}
-
-/// Ends the other threads of a scope, by a panic as well.
-struct Stop<'a>(&'a AtomicBool);
-
-impl Drop for Stop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::SeqCst);
-    }
-}
 
 #[test]
 fn no_write_is_lost_in_the_gaps_of_flushes_reclaim_and_drops() {
@@ -87,10 +78,21 @@ fn no_write_is_lost_in_the_gaps_of_flushes_reclaim_and_drops() {
     assert!(space.held().1 <= space.memory());
 }
 
-/// Body pages, of which each writer has a word in each; behind them the tail that comes and goes.
-const BODY: usize = 2048;
-const TAIL: usize = 40;
 const WRITERS: usize = 8;
+
+/// How much there is of everything.
+#[derive(Clone, Copy)]
+struct Size {
+    memory: usize,
+    /// Pages, of which each writer has a word in each.
+    body: usize,
+    /// As many of them are written, the first.
+    written: usize,
+    /// Pages behind them, which come and go.
+    tail: usize,
+    /// Threads that read all of it in order.
+    scanners: usize,
+}
 
 /// One run of the stress: the object, where it is mapped, and when it is over.
 struct Stress<'a> {
@@ -98,6 +100,7 @@ struct Stress<'a> {
     object: &'a Object,
     start: Start,
     is_over: &'a AtomicBool,
+    size: Size,
 }
 
 impl Stress<'_> {
@@ -110,13 +113,17 @@ impl Stress<'_> {
     /// Reads and writes words of its own; returns what they must be.
     fn write(&self, writer: usize) -> Vec<u64> {
         let mut generator = Generator::new(writer as u64 + 1);
-        let mut mine = vec![0u64; BODY];
+        let mut mine = vec![0u64; self.size.written];
         let mut value = (writer as u64) << 56;
         while self.goes_on() {
-            let first = generator.below(BODY);
+            let first = generator.below(self.size.written);
             let is_stream = generator.below(3) == 0;
             for step in 0..64 {
-                let page = if is_stream { (first + step) % BODY } else { generator.below(BODY) };
+                let page = if is_stream {
+                    (first + step) % self.size.written
+                } else {
+                    generator.below(self.size.written)
+                };
                 let word = word(self.start.0, page * PAGE + writer * 8);
                 assert_eq!(word.load(Ordering::Relaxed), mine[page], "{writer}, page {page}");
                 if generator.below(3) == 0 {
@@ -133,12 +140,12 @@ impl Stress<'_> {
     fn resize(&self) {
         let mut generator = Generator::new(100);
         while self.goes_on() {
-            let pages = generator.below(TAIL);
-            let bytes = (BODY + pages) * PAGE + generator.below(PAGE);
+            let pages = generator.below(self.size.tail);
+            let bytes = (self.size.body + pages) * PAGE + generator.below(PAGE);
             self.object.set_len(bytes as u64).unwrap();
-            let longer = (BODY + TAIL) * PAGE;
-            for page in 0..TAIL {
-                let at = (BODY + page) * PAGE;
+            let longer = (self.size.body + self.size.tail) * PAGE;
+            for page in 0..self.size.tail {
+                let at = (self.size.body + page) * PAGE;
                 assert_eq!(load(self.start.0, at).is_some(), at < bytes, "{page} of {bytes}");
             }
             self.object.set_len(longer as u64).unwrap();
@@ -150,7 +157,7 @@ impl Stress<'_> {
             for at in places {
                 assert!(store(self.start.0, at, 0x77));
             }
-            self.object.set_len((BODY * PAGE) as u64).unwrap();
+            self.object.set_len((self.size.body * PAGE) as u64).unwrap();
             self.object.set_len(longer as u64).unwrap();
         }
     }
@@ -159,7 +166,7 @@ impl Stress<'_> {
     fn view(&self) {
         let mut generator = Generator::new(200);
         while self.goes_on() {
-            let first = generator.below(BODY - 600);
+            let first = generator.below(self.size.body - 600);
             let pages = 1 + generator.below(600);
             let options =
                 MapOptions::new().offset((first * PAGE) as u64).len((pages * PAGE) as u64);
@@ -177,6 +184,22 @@ impl Stress<'_> {
         }
     }
 
+    /// Reads all of it in order, through a mapping of its own.
+    fn scan(&self) {
+        // SAFETY: accessed by atomic words only.
+        let map = unsafe { MapOptions::new().map(self.object) }.unwrap();
+        let mut most = vec![0; self.size.body];
+        while self.goes_on() {
+            for (page, most) in most.iter_mut().enumerate() {
+                let writer = page % WRITERS;
+                let seen = word(map.as_ptr(), page * PAGE + writer * 8).load(Ordering::Relaxed);
+                assert!(seen == 0 || seen >> 56 == writer as u64, "{seen:x} of {writer}");
+                assert!(seen >= *most, "page {page}: {seen:x} after {most:x}");
+                *most = seen;
+            }
+        }
+    }
+
     fn flush(&self) {
         while self.goes_on() {
             self.object.sync().unwrap();
@@ -187,16 +210,26 @@ impl Stress<'_> {
 
 #[test]
 fn under_stress_every_word_is_what_its_writer_wrote() {
+    stress(Size { memory: 1 << 20, body: 2048, written: 2048, tail: 40, scanners: 0 });
+}
+
+#[test]
+fn under_stress_in_large_frames_every_word_is_what_its_writer_wrote() {
+    let (body, written) = (48 << 9, 4 << 9);
+    stress(Size { memory: 64 << 20, body, written, tail: 700, scanners: 3 });
+}
+
+fn stress(size: Size) {
     let _watchdog = Watchdog::new(duration().as_secs() + 120);
-    let Some(space) = space(1 << 20) else { return };
-    let inner = Arc::new(VecStore::new(vec![0; (BODY + TAIL) * PAGE]));
+    let Some(space) = space(size.memory) else { return };
+    let inner = Arc::new(VecStore::new(vec![0; (size.body + size.tail) * PAGE]));
     {
         let object = Object::with_store(&space, Arc::clone(&inner), None).unwrap();
         // SAFETY: accessed by atomic words, and single bytes of the tail.
         let map = unsafe { MapOptions::new().map_mut(&object) }.unwrap();
         let is_over = AtomicBool::new(false);
         let start = Start(map.as_ptr());
-        let stress = Stress { space: &space, object: &object, start, is_over: &is_over };
+        let stress = Stress { space: &space, object: &object, start, is_over: &is_over, size };
         let mine: Vec<Vec<u64>> = std::thread::scope(|scope| {
             let stress = &stress;
             for other in 0..3 {
@@ -207,6 +240,12 @@ fn under_stress_every_word_is_what_its_writer_wrote() {
                         1 => stress.view(),
                         _ => stress.flush(),
                     }
+                });
+            }
+            for _ in 0..size.scanners {
+                scope.spawn(move || {
+                    let _stop = Stop(stress.is_over);
+                    stress.scan();
                 });
             }
             let map = &map;
@@ -220,7 +259,10 @@ fn under_stress_every_word_is_what_its_writer_wrote() {
                         1 => FaultAround::Off,
                         _ => FaultAround::Order(order),
                     });
-                    let first = generator.below(BODY) * PAGE;
+                    if order == 0 && size.scanners > 0 {
+                        stress.object.migrate().unwrap();
+                    }
+                    let first = generator.below(size.body) * PAGE;
                     map.dont_need(first..first + 100 * PAGE);
                     map.populate_cached(first..first + 50 * PAGE);
                     std::thread::sleep(Duration::from_millis(2));
@@ -254,6 +296,7 @@ fn under_stress_every_word_is_what_its_writer_wrote() {
     let (_, most) = space.held();
     assert!(most <= space.memory(), "{most} bytes were held");
     wait_until(|| space.held().0 == 0);
+    assert_eq!(space.counter("pgmigrate_success") > 0, size.scanners > 0);
 }
 
 #[test]

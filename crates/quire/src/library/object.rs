@@ -388,6 +388,22 @@ impl Object {
         self.objects().prefetch(self.inner.id, pages_of(bytes)) * PAGE_SIZE
     }
 
+    /// Brings what is cached together, 2 MiB by 2 MiB where a whole block is: mapped by one call
+    /// from then on, and read over when it goes. What is mapped stays where it is for the
+    /// program. What scans leave behind is so already; this is for what came in pieces. Returns
+    /// how many bytes went to live elsewhere, and how many should have, but there was no memory.
+    ///
+    /// # Errors
+    /// [`Error::NoMemory`] where it cannot be begun.
+    pub fn migrate(&self) -> Result<(usize, usize), Error> {
+        let moved = self
+            .inner
+            .space
+            .engine
+            .with_buffers(|scratch, _| self.objects().migrate(self.engine(), scratch))?;
+        Ok((moved.success * PAGE_SIZE, moved.failed * PAGE_SIZE))
+    }
+
     /// Drops a range of bytes from the cache, but for what is dirty; returns how many.
     pub fn drop_cached(&self, bytes: Range<u64>) -> usize {
         self.objects().drop_cached(self.engine(), pages_of(bytes)) * PAGE_SIZE

@@ -1,5 +1,7 @@
 //! The real MMU: userfaultfd over the arena and the frame pool.
 
+mod shows;
+
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 
@@ -11,6 +13,7 @@ use rustix::fd::{BorrowedFd, IntoRawFd};
 use rustix::fs::{FallocateFlags, MemfdFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
+use self::shows::{Shows, map_anywhere};
 use super::object::{Home, ObjectMmu};
 use super::{Done, FrameId, FrameRun, Holes, Mmu, Prot, Protection, Refusal};
 use crate::sys::futex::{self, Reach};
@@ -40,6 +43,7 @@ pub struct Userfaultfd {
     is_inline: AtomicBool,
     /// There: counts answers, by block; the futexes of threads that wait for one.
     answers: [AtomicU32; ANSWERS],
+    shows: Shows,
 }
 
 /// Counters of answers; blocks share them.
@@ -76,6 +80,7 @@ impl Userfaultfd {
             is_shared: AtomicBool::new(false),
             is_inline: AtomicBool::new(false),
             answers: [const { AtomicU32::new(0) }; ANSWERS],
+            shows: Shows::new(),
         };
         // A child made behind our back finds nothing mapped, and so never reads a zero where data
         // was; the fork that we serve lifts this for its moment.
@@ -118,6 +123,7 @@ impl Userfaultfd {
             | feature::MOVE
             | feature::POISON
             | feature::PAGEFAULT_FLAG_WP
+            | feature::EVENT_REMAP
             | feature::MISSING_SHMEM
             | feature::MINOR_SHMEM
             | feature::WP_SHMEM;
@@ -337,6 +343,12 @@ fn settled(mut step: impl FnMut() -> Partial) -> Partial {
     Partial { done: 0, error: Some(Errno::BUSY) }
 }
 
+/// The same for a call that is done whole or not at all.
+fn settled_whole(mut step: impl FnMut() -> Result<(), Errno>) -> Result<(), Errno> {
+    let partial = settled(|| Partial { done: 0, error: step().err() });
+    partial.error.map_or(Ok(()), Err)
+}
+
 impl Mmu for Userfaultfd {
     fn move_in(&self, pages: PageRange, frames: FrameId) -> Done {
         let (dst, src) = (self.address(pages.start), self.frame_address(frames));
@@ -390,11 +402,11 @@ impl Mmu for Userfaultfd {
     fn write_protect(&self, pages: PageRange, protection: Protection) -> Done {
         let (start, len) = (self.address(pages.start), pages.len() << PAGE_SHIFT);
         let protect = protection == Protection::WriteProtected;
-        finished(pages.len(), self.faults.write_protect(start, len, protect))
+        finished(pages.len(), settled_whole(|| self.faults.write_protect(start, len, protect)))
     }
 
     fn poison(&self, page: PageNum) -> Done {
-        finished(1, self.faults.poison(self.address(page), PAGE_SIZE))
+        finished(1, settled_whole(|| self.faults.poison(self.address(page), PAGE_SIZE)))
     }
 
     fn wake(&self, pages: PageRange) {
@@ -459,6 +471,9 @@ impl Mmu for Userfaultfd {
         self.frame_address(frame) as *mut _
     }
 }
+
+/// What is reported of mappings of objects.
+const OBJECT_MODES: u64 = MODE_MISSING | MODE_MINOR | MODE_WP;
 
 /// The home's descriptor.
 fn memfd(home: Home) -> BorrowedFd<'static> {
@@ -533,7 +548,47 @@ impl ObjectMmu for Userfaultfd {
             rustix::mm::mmap(start as *mut _, len, prot, flags, memfd(home), first.offset())?;
             memory::advise(start, len, MADV_DONTFORK)?;
         }
-        self.faults.register(start, len, MODE_MISSING | MODE_MINOR | MODE_WP)
+        self.faults.register(start, len, OBJECT_MODES)
+    }
+
+    fn home_view(&self, home: Home, pages: usize) -> Result<NonNull<u8>, Errno> {
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        let view = map_anywhere(home, ObjectPage(0), pages << PAGE_SHIFT, prot)?;
+        NonNull::new(view as *mut u8).ok_or(Errno::NOMEM)
+    }
+
+    fn home_unview(&self, view: NonNull<u8>, pages: usize) {
+        // SAFETY: made by `home_view`, and nobody looks at it any more.
+        let _ = unsafe { rustix::mm::munmap(view.as_ptr().cast(), pages << PAGE_SHIFT) };
+    }
+
+    fn show(
+        &self,
+        pages: PageRange,
+        home: Home,
+        first: ObjectPage,
+        prot: Prot,
+    ) -> Result<(), Errno> {
+        self.show_in_place(pages, home, first, ProtFlags::from_bits_retain(prot.0))
+    }
+
+    fn show_whole(
+        &self,
+        pages: PageRange,
+        home: Home,
+        first: ObjectPage,
+        prot: Prot,
+    ) -> Result<(), Errno> {
+        self.show_whole_in_place(pages, home, first, ProtFlags::from_bits_retain(prot.0))
+    }
+
+    fn conceal(&self, pages: PageRange) -> Result<(), Errno> {
+        // Registered first: from then on what is unmapped is reported. Until then all that an
+        // access can find is right.
+        let start = self.address(pages.start);
+        self.faults.register(start, pages.len() << PAGE_SHIFT, OBJECT_MODES)?;
+        self.unmap(pages);
+        Ok(())
     }
 
     fn is_inline(&self) -> bool {

@@ -4,7 +4,6 @@ use core::sync::atomic::Ordering;
 
 use super::requests::{IoBuffer, Request};
 use super::{Object, ObjectId, Objects};
-use crate::budget::Purpose;
 use crate::fault::order::Streams;
 use crate::mmu::object::ObjectMmu;
 use crate::page::{Flags, State};
@@ -51,8 +50,7 @@ impl<M: ObjectMmu> Objects<M> {
             let old = self.space.lock_word(word);
             let is_cached = old.state() == State::Cached;
             let part = &mut into[done..done + want];
-            let result =
-                if is_cached { self.space.mmu().home_read(object.home, at, part) } else { Ok(()) };
+            let result = if is_cached { self.cache_read(object, at, part) } else { Ok(()) };
             self.space.unlock_word_with(word, old.with(mark(is_cached)));
             if is_cached {
                 result.map_err(error)?;
@@ -118,12 +116,12 @@ impl<M: ObjectMmu> Objects<M> {
                 continue;
             }
             at = run.end;
-            let is_charged = self.space.budget().try_charge(run.len(), Purpose::Fault);
+            let is_charged = self.try_charge_run(object, run);
             let is_sent = is_charged
                 && self.request(id, Request::Read { object: id, pages: run, asker: None });
             if !is_sent {
                 if is_charged {
-                    self.space.budget().uncharge(run.len());
+                    self.uncharge_run(object, run);
                 }
                 self.unlock_words(object, run);
                 break;

@@ -6,6 +6,9 @@
 //! is not cached (it is read by a worker, with what read-ahead chose), is to be written (it becomes
 //! dirty), or is busy (the fault is parked on it).
 
+use super::large::LargeFrame;
+use super::rmap::Wait;
+use super::show::Shown;
 use super::window::Mapped;
 use super::{Object, ObjectId, Objects};
 use crate::control::Event;
@@ -16,7 +19,24 @@ use crate::mmu::{Protection, Refusal};
 use crate::page::{Flags, Snapshot, State};
 use crate::scratch::Scratch;
 use crate::space::vma::{Kind, Vma};
+use crate::sys::Errno;
 use crate::units::{BLOCK_ORDER, BLOCK_PAGES, ObjectPage, ObjectRange, PageNum, PageRange};
+
+/// A fault, as it is seen under its window's lock.
+#[derive(Clone, Copy)]
+pub(super) struct Fault<'a> {
+    pub id: ObjectId,
+    pub object: &'a Object,
+    /// The page of the object.
+    pub at: ObjectPage,
+    /// The page of the arena.
+    pub page: PageNum,
+    pub access: Access,
+    pub vma: &'a Vma,
+    pub guess: Guess,
+    /// Whether it takes what memory there is: room has been made for more once already.
+    pub settles: bool,
+}
 
 /// How a look at a fault under its window's lock ended.
 pub(super) enum Look {
@@ -25,6 +45,9 @@ pub(super) enum Look {
     Changed,
     /// So many pages are needed.
     NeedsMemory(usize),
+    /// The block that holds this page of the object must come home; the object is in use until it
+    /// has.
+    NeedsHome(ObjectId, ObjectPage),
     /// Too much is dirty.
     NeedsCleaning,
 }
@@ -48,6 +71,7 @@ impl<M: ObjectMmu> Objects<M> {
         mut scratch: Option<&mut Scratch>,
     ) -> Option<Outcome> {
         let mut is_counted = false;
+        let mut settles = false;
         loop {
             let found = self.space.find_vma(page);
             let vma = found.filter(|vma| vma.attributes.kind == Kind::Object)?;
@@ -58,7 +82,7 @@ impl<M: ObjectMmu> Objects<M> {
             let look = {
                 let mut window = self.windows.lock(page);
                 if self.space.is_current(&vma) {
-                    self.fault_in_window(page, access, &vma, &mut window)
+                    self.fault_in_window(page, access, &vma, &mut window, settles)
                 } else {
                     Look::Changed
                 }
@@ -66,7 +90,15 @@ impl<M: ObjectMmu> Objects<M> {
             match look {
                 Look::Ended(outcome) => return Some(outcome),
                 Look::Changed => {}
+                Look::NeedsHome(id, at) => {
+                    let ended = self.bring_home(id, at, page, scratch.as_deref_mut());
+                    self.put(id);
+                    if ended.is_some() {
+                        return ended;
+                    }
+                }
                 Look::NeedsMemory(pages) => {
+                    settles = true;
                     if !self.make_room(pages, scratch.as_deref_mut()) {
                         return Some(self.space.starve(page));
                     }
@@ -74,6 +106,29 @@ impl<M: ObjectMmu> Objects<M> {
                 Look::NeedsCleaning => {
                     return Some(self.wait_for_cleaning(page));
                 }
+            }
+        }
+    }
+
+    /// Brings the block home that a fault's window cannot show elsewhere; `None`: it is there, and
+    /// the fault is tried again.
+    fn bring_home(
+        &self,
+        id: ObjectId,
+        at: ObjectPage,
+        page: PageNum,
+        scratch: Option<&mut Scratch>,
+    ) -> Option<Outcome> {
+        let object = self.object(id);
+        let pages = object.block_of(at);
+        match self.migrate_block(object, pages, LargeFrame::NONE, Wait::No, scratch) {
+            Ok(moved) if moved.failed == 0 => None,
+            Ok(_) => Some(self.space.starve(page)),
+            Err(busy) => {
+                if !self.space.park_fault_on(object.word(busy), page) {
+                    self.space.mmu().wake(PageRange::new(page, 1));
+                }
+                Some(Outcome::Parked)
             }
         }
     }
@@ -90,12 +145,14 @@ impl<M: ObjectMmu> Objects<M> {
         access: Access,
         vma: &Vma,
         window: &mut Mapped,
+        settles: bool,
     ) -> Look {
         let id = ObjectId(vma.attributes.backing.object);
         let object = self.object(id);
         let at = vma.attributes.backing.object_page(page);
         if at.index() >= object.pages() {
-            // Behind the end: a SIGBUS, once the home is as short as the object.
+            // Behind the end: a SIGBUS, once the home is as short as the object, and is shown.
+            let _ = self.show_home(object, vma, window, page);
             self.space.mmu().relax();
             return self.answer(page, Outcome::NoVma);
         }
@@ -107,16 +164,22 @@ impl<M: ObjectMmu> Objects<M> {
         if is_present && (access == Access::Read || window.is_writable(page)) {
             return self.map_again(page, window);
         }
+        if !self.can_show(object, vma, window, page) {
+            self.get(id);
+            return Look::NeedsHome(id, at);
+        }
         let guess = self.guess_for(object, at, vma);
         if access == Access::Read {
             let around = self.around(object, vma, page, guess, window);
             self.map_pages(object, vma, window, around, page);
             if window.is_present(page) {
-                self.go_on_with_stream(id, object, guess, vma, around);
+                // The stream is at the end of what is mapped now, not of what was looked at.
+                let reached = window.present_around(page, around);
+                self.go_on_with_stream(id, object, guess, vma, reached);
                 return Look::Ended(Outcome::Served);
             }
         }
-        self.fault(id, object, at, page, access, vma, window, guess)
+        self.fault(Fault { id, object, at, page, access, vma, guess, settles }, window)
     }
 
     /// A fault on a page that is mapped. As a rule another has mapped it meanwhile; but the kernel
@@ -132,18 +195,8 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// Serves the faulting page itself.
-    #[allow(clippy::too_many_arguments, reason = "what a fault knows; it is called once")]
-    fn fault(
-        &self,
-        id: ObjectId,
-        object: &Object,
-        at: ObjectPage,
-        page: PageNum,
-        access: Access,
-        vma: &Vma,
-        window: &mut Mapped,
-        guess: Guess,
-    ) -> Look {
+    fn fault(&self, fault: Fault<'_>, window: &mut Mapped) -> Look {
+        let Fault { object, at, page, access, vma, guess, .. } = fault;
         let word = object.word(at);
         let Some(old) = word.try_lock() else {
             self.space.budget().count(Event::FaultParked, 1);
@@ -154,7 +207,8 @@ impl<M: ObjectMmu> Objects<M> {
         };
         match old.state() {
             State::Cached if access == Access::Read => {
-                let is_mapped = self.map_locked(page, old, Protection::WriteProtected, window);
+                let protection = Protection::WriteProtected;
+                let is_mapped = self.map_locked(object, vma, page, old, protection, window);
                 self.space.unlock_word_with(word, old.with(Flags::ACCESSED));
                 if is_mapped {
                     return Look::Ended(Outcome::Served);
@@ -166,7 +220,7 @@ impl<M: ObjectMmu> Objects<M> {
                     self.space.unlock_word(word);
                     return Look::NeedsCleaning;
                 }
-                let is_mapped = self.map_for_write(object, at, page, old, window);
+                let is_mapped = self.map_for_write(object, vma, page, old, window);
                 let mut written = PageRange::new(page, 1);
                 if is_mapped && guess.order > 0 {
                     let ahead = PageRange::new(page.add(1), (1 << guess.order) - 1);
@@ -184,7 +238,7 @@ impl<M: ObjectMmu> Objects<M> {
                 self.space.unlock_word(word);
                 Look::Ended(Outcome::Poisoned)
             }
-            _ => self.begin_read(id, object, at, page, access, vma, guess, window),
+            _ => self.begin_read(fault, window),
         }
     }
 
@@ -192,14 +246,15 @@ impl<M: ObjectMmu> Objects<M> {
     pub(super) fn map_for_write(
         &self,
         object: &Object,
-        at: ObjectPage,
+        vma: &Vma,
         page: PageNum,
         old: Snapshot,
         window: &mut Mapped,
     ) -> bool {
+        let at = vma.attributes.backing.object_page(page);
         // Dirty before it can be written: no write is ever missed.
         let after = self.mark_dirty(object, at, old);
-        let is_mapped = self.map_locked(page, old, Protection::Writable, window);
+        let is_mapped = self.map_locked(object, vma, page, old, Protection::Writable, window);
         self.space.unlock_word_with(object.word(at), after.with(Flags::ACCESSED));
         is_mapped
     }
@@ -254,6 +309,8 @@ impl<M: ObjectMmu> Objects<M> {
     /// Maps a locked, cached page, or lifts its protection, and answers its faults.
     fn map_locked(
         &self,
+        object: &Object,
+        vma: &Vma,
         page: PageNum,
         old: Snapshot,
         protection: Protection,
@@ -261,6 +318,16 @@ impl<M: ObjectMmu> Objects<M> {
     ) -> bool {
         debug_assert_eq!(old.state(), State::Cached);
         let one = PageRange::new(page, 1);
+        if !window.is_present(page) {
+            match self.show(object, vma, window, one) {
+                Shown::Yes | Shown::Whole => {}
+                Shown::Cannot => return false,
+                Shown::Refused(error) => {
+                    self.fail_fault(object, vma, page, window, error);
+                    return false;
+                }
+            }
+        }
         let is_writable = protection == Protection::Writable;
         let mut done = self.space.mmu().map_cached(one, protection);
         if done.refusal == Some(Refusal::Exists) && is_writable {
@@ -272,6 +339,19 @@ impl<M: ObjectMmu> Objects<M> {
             window.set(page, is_writable);
         }
         done.pages == 1
+    }
+
+    /// A fault cannot be served for lack of what the kernel has: a SIGBUS.
+    pub(super) fn fail_fault(
+        &self,
+        object: &Object,
+        vma: &Vma,
+        page: PageNum,
+        window: &Mapped,
+        error: Errno,
+    ) {
+        object.note_read_error(vma.attributes.backing.object_page(page), error);
+        self.poison(page, window);
     }
 
     pub(super) fn unlock_words(&self, object: &Object, pages: ObjectRange) {

@@ -2,6 +2,7 @@
 //!
 //! Never blocks: under the window's lock, page locks are only tried.
 
+use super::show::Shown;
 use super::window::Mapped;
 use super::{FaultAround, Object, Objects};
 use crate::control::Event;
@@ -66,7 +67,37 @@ impl<M: ObjectMmu> Objects<M> {
         run: PageRange,
         asked: PageNum,
     ) -> usize {
+        if run.is_empty() {
+            return 0;
+        }
+        let (end, mapped) = match self.show(object, vma, window, run) {
+            Shown::Yes => self.map_shown(window, run),
+            Shown::Whole => (run.end, run.len()),
+            Shown::Cannot => (run.start, 0),
+            Shown::Refused(error) => {
+                if run.contains(asked) {
+                    self.fail_fault(object, vma, asked, window, error);
+                }
+                (run.start, 0)
+            }
+        };
         let backing = vma.attributes.backing;
+        for page in run.pages() {
+            let word = object.word(backing.object_page(page));
+            if page == asked && page < end {
+                let old = word.load();
+                self.space.unlock_word_with(word, old.with(Flags::ACCESSED));
+            } else {
+                self.space.unlock_word(word);
+            }
+        }
+        self.space.budget().count(Event::MapCached, mapped);
+        mapped
+    }
+
+    /// Maps a run that its window shows; returns how far it came, and how many were not mapped
+    /// before.
+    fn map_shown(&self, window: &mut Mapped, run: PageRange) -> (PageNum, usize) {
         let mut at = run.start;
         let mut mapped = 0;
         while at < run.end {
@@ -86,17 +117,7 @@ impl<M: ObjectMmu> Objects<M> {
                 break;
             }
         }
-        for page in run.pages() {
-            let word = object.word(backing.object_page(page));
-            if page == asked && page < at {
-                let old = word.load();
-                self.space.unlock_word_with(word, old.with(Flags::ACCESSED));
-            } else {
-                self.space.unlock_word(word);
-            }
-        }
-        self.space.budget().count(Event::MapCached, mapped);
-        mapped
+        (at, mapped)
     }
 
     /// What is mapped around a read fault: the naturally aligned block of 2^order pages that holds
@@ -112,6 +133,8 @@ impl<M: ObjectMmu> Objects<M> {
         let order = match self.mappings.fault_around(vma.attributes.backing.mapping) {
             FaultAround::Off => 0,
             FaultAround::Order(order) => order.min(BLOCK_ORDER),
+            // A large frame is mapped whole for the price of one call.
+            FaultAround::Auto if self.is_in_large_frame(object, vma, page) => BLOCK_ORDER,
             FaultAround::Auto => guess.order.max(order_by_density(window.faults)),
         };
         let block = PageRange::new(page.align_down(BLOCK_ORDER), BLOCK_PAGES);

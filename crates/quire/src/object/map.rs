@@ -80,6 +80,9 @@ impl<M: ObjectMmu> Objects<M> {
                 self.space.mmu().unmap(present);
                 window.clear(present);
             }
+            // What shows a large frame, or is whole, is this mapping's alone; it is made anew below.
+            window.shown = 0;
+            window.is_whole = false;
         }
         {
             let mut tree = self.object(id).i_mmap.i_mmap_lock_write(&self.i_mmaps);

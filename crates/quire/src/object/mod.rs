@@ -11,6 +11,8 @@
 //! | `map` | mappings come, change their rights, and go |
 //! | `fault` | the way of a fault |
 //! | `fault_around` | what is mapped around it |
+//! | `show` | which memory a window shows |
+//! | `large` | 2 MiB of memory that go from block to block |
 //! | `readahead` | what is read for it, and ahead of it |
 //! | `requests` | reads and writes for the store workers, who do what blocks |
 //! | `rmap` | what is done to a page in every mapping |
@@ -34,6 +36,8 @@
 //! | O2 | a page that is not DIRTY is writable in no mapping |
 //! | O3 | a page at or behind the object's end is cached only while its truncation is under way |
 //! | O4 | the budget has been charged for every cached page |
+//! | O5 | where a block lives changes only while all of its page words are locked, and none of it is mapped |
+//! | O6 | what is mapped in a window lives where the window shows |
 //!
 //! Locks, outer first: the space's lock > page locks of objects > `i_mmap` > a window's lock >
 //! queue of requests. Page locks are tried only where a window's lock is held.
@@ -42,12 +46,15 @@ mod access;
 mod fault;
 mod fault_around;
 pub mod i_mmap;
+mod large;
 mod map;
 mod mappings;
+mod numbers;
 mod readahead;
 mod reclaim;
 mod requests;
 mod rmap;
+mod show;
 mod truncate;
 pub mod window;
 mod writeback;
@@ -59,6 +66,8 @@ use rustix_futex_sync::Mutex;
 
 pub use self::access::ReadError;
 use self::i_mmap::{IMmap, IMmaps};
+use self::large::LargeFrames;
+pub use self::large::Migrated;
 pub use self::map::MapRequest;
 use self::mappings::Mappings;
 pub use self::requests::IoBuffer;
@@ -125,6 +134,8 @@ struct Block {
     dirty: AtomicU32,
     /// Whether any page word was ever used; they are charged from then on.
     is_used: AtomicU32,
+    /// The large frame that it lives in, 0 at home; see [`large`].
+    frame: AtomicU32,
 }
 
 // SAFETY: atomics, for which zero is valid.
@@ -198,6 +209,13 @@ impl Object {
 
     fn block(&self, page: ObjectPage) -> &Block {
         &self.blocks[page.index() >> BLOCK_ORDER]
+    }
+
+    /// The pages of the block that holds a page, those that the object may come to have.
+    fn block_of(&self, page: ObjectPage) -> ObjectRange {
+        let start = ObjectPage(page.0 >> BLOCK_ORDER << BLOCK_ORDER);
+        let end = start.add(BLOCK_PAGES).min(ObjectPage(self.pages_max() as u64));
+        ObjectRange { start, end }
     }
 
     /// All pages.
@@ -283,6 +301,7 @@ pub struct Objects<M: ObjectMmu> {
     registry: Mutex<Hands>,
     windows: Windows,
     mappings: Mappings,
+    large: LargeFrames,
     requests: Requests,
     /// Faults that wait until less is dirty.
     unclean: Starved,
@@ -309,14 +328,22 @@ impl<M: ObjectMmu> Objects<M> {
     /// `NOMEM`.
     pub fn new(space: AddressSpace<M>) -> Result<Objects<M>, Errno> {
         let windows = Windows::new(space.arena().len() >> BLOCK_ORDER)?;
+        // Some more than can be full at once: numbers are given back late.
+        let large_frames = (space.budget().limit() >> BLOCK_ORDER) * 2;
+        let i_mmaps = IMmaps::new()?;
+        let slots = Table::new(OBJECTS_MAX)?;
+        let mappings = Mappings::new()?;
+        // Last: it is given back only with the whole.
+        let large = LargeFrames::new(space.mmu(), large_frames)?;
         Ok(Objects {
+            large,
             space,
-            i_mmaps: IMmaps::new()?,
-            slots: Table::new(OBJECTS_MAX)?,
+            i_mmaps,
+            slots,
             slots_used: AtomicUsize::new(0),
             registry: Mutex::new(Hands::default()),
             windows,
-            mappings: Mappings::new()?,
+            mappings,
             requests: Requests::new(),
             unclean: Starved::new(),
             dirty: AtomicUsize::new(0),
@@ -443,16 +470,20 @@ impl<M: ObjectMmu> Objects<M> {
             let cached = object.cached.load(Ordering::Relaxed);
             let is_used = |block: &&Block| block.is_used.load(Ordering::Relaxed) != 0;
             let word_pages = object.blocks.iter().filter(is_used).count();
+            let kept = self.leave_all_frames(object);
             self.space.mmu().home_close(object.home);
             self.cached.fetch_sub(cached, Ordering::Relaxed);
             self.dirty.fetch_sub(object.dirty.load(Ordering::Relaxed), Ordering::Relaxed);
-            self.space.budget().uncharge(cached + word_pages);
+            self.space.budget().uncharge(cached - kept + word_pages);
             // SAFETY: nobody uses it any more: no mapping, no handle, nothing under way.
             unsafe { Object::discard(gone) };
         }
         // Without the registry's lock, for which handlers wait: what a store does at its end may
         // take long, or touch memory of ours.
         store.release();
+        if self.cached_pages() == 0 {
+            self.release_all_recycled();
+        }
         self.after_cleaning();
         true
     }

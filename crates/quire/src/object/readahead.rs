@@ -5,18 +5,17 @@
 //! four times as large, and from [`AHEAD_ORDER`] on the folio behind it is read as well, by another
 //! worker, before anybody asks. What is read is locked until it is there.
 
-use super::fault::Look;
+use super::fault::{Fault, Look};
 use super::requests::{Asker, Request, by_block};
 use super::window::Mapped;
 use super::{Object, ObjectId, Objects};
-use crate::budget::Purpose;
 use crate::control::Event;
+use crate::fault::Outcome;
 use crate::fault::order::Guess;
-use crate::fault::{Access, Outcome};
 use crate::mmu::object::ObjectMmu;
 use crate::page::State;
 use crate::space::vma::Vma;
-use crate::units::{ObjectPage, ObjectRange, PageNum, PageRange};
+use crate::units::{BLOCK_PAGES, ObjectPage, ObjectRange, PageNum, PageRange};
 
 /// From this order on a stream is read ahead of.
 const AHEAD_ORDER: u32 = 4;
@@ -24,19 +23,15 @@ const AHEAD_ORDER: u32 = 4;
 impl<M: ObjectMmu> Objects<M> {
     /// Sends the read of a page that is not cached, and of those that read-ahead adds. Its word is
     /// locked, and stays so until the read is done.
-    #[allow(clippy::too_many_arguments, reason = "as for `fault`")]
-    pub(super) fn begin_read(
-        &self,
-        id: ObjectId,
-        object: &Object,
-        at: ObjectPage,
-        page: PageNum,
-        access: Access,
-        vma: &Vma,
-        guess: Guess,
-        window: &Mapped,
-    ) -> Look {
+    pub(super) fn begin_read(&self, fault: Fault<'_>, window: &Mapped) -> Look {
+        let Fault { id, object, at, page, access, vma, guess, settles } = fault;
         let pages = self.lock_absent_around(object, at, guess.order);
+        let is_block = pages.len() == BLOCK_PAGES;
+        if is_block && !settles && !self.has_room_for_block() {
+            // Read in pieces it would live at home, in fresh memory.
+            self.unlock_words(object, pages);
+            return Look::NeedsMemory(BLOCK_PAGES);
+        }
         let Some(pages) = self.charge_locked(object, at, pages) else {
             return Look::NeedsMemory(pages.len());
         };
@@ -44,7 +39,7 @@ impl<M: ObjectMmu> Objects<M> {
         let around = self.around(object, vma, page, guess, window);
         let asker = Some(Asker { page, vma: *vma, around, access });
         if !self.request(id, Request::Read { object: id, pages, asker }) {
-            self.space.budget().uncharge(pages.len());
+            self.uncharge_run(object, pages);
             self.unlock_words(object, pages);
             self.space.mmu().relax();
             return self.answer(page, Outcome::Parked);
@@ -62,9 +57,9 @@ impl<M: ObjectMmu> Objects<M> {
         at: ObjectPage,
         mut pages: ObjectRange,
     ) -> Option<ObjectRange> {
-        self.space.call_if_low();
+        self.call_if_low();
         loop {
-            if self.space.budget().try_charge(pages.len(), Purpose::Fault) {
+            if self.try_charge_run(object, pages) {
                 return Some(pages);
             }
             if pages.len() == 1 {
@@ -147,6 +142,20 @@ impl<M: ObjectMmu> Objects<M> {
         self.read_ahead(id, object, guess, pages.end);
     }
 
+    /// Whether so many pages may be read before anybody asks for them.
+    fn has_room_ahead(&self, pages: usize) -> bool {
+        let is_block = pages == BLOCK_PAGES;
+        if is_block && self.large.recycled_pages() > 0 {
+            self.call_for_recycled();
+            return true;
+        }
+        let has_room = self.space.available() >= pages + self.space.low_watermark();
+        if is_block && !has_room {
+            self.call_for_recycled();
+        }
+        has_room
+    }
+
     /// Sends the read of what a stream will want next, where it is not cached yet and there is
     /// memory to spare.
     fn read_ahead(&self, id: ObjectId, object: &Object, guess: Guess, from: ObjectPage) {
@@ -155,7 +164,7 @@ impl<M: ObjectMmu> Objects<M> {
         }
         let next = ObjectRange::new(from, 1 << guess.order).intersect(object.range());
         let Some(next) = by_block(next).next() else { return };
-        if next.is_empty() || self.space.available() < next.len() + self.space.low_watermark() {
+        if next.is_empty() || !self.has_room_ahead(next.len()) {
             return;
         }
         let mut run = ObjectRange { start: next.start, end: next.start };
@@ -165,10 +174,10 @@ impl<M: ObjectMmu> Objects<M> {
         if run.is_empty() {
             return;
         }
-        let is_sent = self.space.budget().try_charge(run.len(), Purpose::Fault) && {
+        let is_sent = self.try_charge_run(object, run) && {
             let is_sent = self.request(id, Request::Read { object: id, pages: run, asker: None });
             if !is_sent {
-                self.space.budget().uncharge(run.len());
+                self.uncharge_run(object, run);
             }
             is_sent
         };

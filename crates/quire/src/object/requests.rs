@@ -208,14 +208,14 @@ impl<M: ObjectMmu> Objects<M> {
             let at = asker.vma.attributes.backing.object_page(asker.page);
             if self.lock_mappable(object, at, window.is_present(asker.page)) {
                 let old = object.word(at).load();
-                self.map_for_write(object, at, asker.page, old, window);
+                self.map_for_write(object, &asker.vma, asker.page, old, window);
             }
         }
         self.map_pages(object, &asker.vma, window, asker.around, asker.page);
     }
 
     /// Makes an access to a page that cannot be read a SIGBUS, until it is mapped.
-    fn poison(&self, page: PageNum, window: &Mapped) {
+    pub(super) fn poison(&self, page: PageNum, window: &Mapped) {
         if window.is_present(page) {
             return;
         }
@@ -241,16 +241,21 @@ impl<M: ObjectMmu> Objects<M> {
         buffer: &mut IoBuffer,
     ) -> Result<(), Errno> {
         self.space.budget().count(Event::Pgpgin, pages.len());
-        let bytes = buffer.pages(pages.len());
-        if self.fill_run(object, pages, bytes).is_ok() {
+        let direct = self.unfilled(object, pages);
+        self.end_unfilled(object, pages.start);
+        let is_direct = direct.is_some();
+        let bytes = direct.unwrap_or_else(|| buffer.pages(pages.len()));
+        if self.fill_run(object, pages, bytes, is_direct).is_ok() {
             return Ok(());
         }
+        let bytes = buffer.pages(1);
         let mut result = Ok(());
         for page in pages.pages() {
             let one = ObjectRange::new(page, 1);
-            if let Err(error) = self.fill_run(object, one, &mut bytes[..PAGE_SIZE]) {
-                object.read_error_page.store(page.0, Ordering::Relaxed);
-                object.read_error.store(error.raw_os_error(), Ordering::Release);
+            if let Err(error) = self.fill_run(object, one, bytes, false) {
+                object.note_read_error(page, error);
+                // A recycled frame has memory there already.
+                let _ = self.cache_punch(object, one);
                 self.space.budget().uncharge(1);
                 let bad = Object::GONE.with(Flags::ERROR);
                 self.space.unlock_word_with(object.word(page), bad);
@@ -263,17 +268,24 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// Reads a run; all of it is cached and unlocked then, or nothing has changed.
-    fn fill_run(&self, object: &Object, pages: ObjectRange, bytes: &mut [u8]) -> Result<(), Errno> {
+    /// With `is_direct`, `bytes` are where they live.
+    fn fill_run(
+        &self,
+        object: &Object,
+        pages: ObjectRange,
+        bytes: &mut [u8],
+        is_direct: bool,
+    ) -> Result<(), Errno> {
         object.store.read(pages.start.offset(), bytes)?;
         // The object may have become shorter: what lies behind its end must not enter the home,
         // which would grow. Who shortens it waits for these locks before it shortens the home.
         let kept = pages.intersect(object.range());
         zero_tail(object, pages, bytes);
         if !kept.is_empty() {
-            let home = self.space.mmu();
             let filled = &bytes[..kept.len() << PAGE_SHIFT];
-            if let Err(error) = home.home_write(object.home, kept.start.offset(), filled) {
-                let _ = home.home_punch(object.home, kept);
+            if !is_direct && let Err(error) = self.cache_write(object, kept.start.offset(), filled)
+            {
+                let _ = self.cache_punch(object, kept);
                 return Err(error);
             }
             for at in by_block(kept) {
@@ -281,15 +293,25 @@ impl<M: ObjectMmu> Objects<M> {
             }
             self.cached.fetch_add(kept.len(), Ordering::Relaxed);
         }
-        for page in pages.pages() {
+        // The last first: who waits for the first finds all of them.
+        for page in pages.pages().rev() {
             let is_kept = kept.contains(page);
             let state = if is_kept { State::Cached } else { State::None };
             if !is_kept {
+                let _ = self.cache_punch(object, ObjectRange::new(page, 1));
                 self.space.budget().uncharge(1);
             }
             self.space.unlock_word_with(object.word(page), Snapshot::new(state, 0));
         }
         Ok(())
+    }
+}
+
+impl Object {
+    pub(super) fn note_read_error(&self, page: ObjectPage, error: Errno) {
+        self.read_error_page.store(page.0, Ordering::Relaxed);
+        // Release publishes which.
+        self.read_error.store(error.raw_os_error(), Ordering::Release);
     }
 }
 

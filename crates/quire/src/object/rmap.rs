@@ -87,7 +87,14 @@ impl<M: ObjectMmu> Objects<M> {
         };
         for (_, mapping) in tree.overlapping(pages) {
             for part in mapping.arena_range(pages).by_block() {
-                visit(&mut self.windows.lock(part.start), part);
+                let mut window = self.windows.lock(part.start);
+                while !self.conceal(&mut window, part.start) {
+                    if wait == Wait::No {
+                        return false;
+                    }
+                    self.space.mmu().relax();
+                }
+                visit(&mut window, part);
             }
         }
         true

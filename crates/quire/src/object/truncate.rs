@@ -6,12 +6,14 @@
 
 use core::sync::atomic::Ordering;
 
+use super::large::LargeFrame;
+use super::requests::by_block;
 use super::rmap::Wait;
 use super::{Object, Objects};
 use crate::mmu::object::ObjectMmu;
 use crate::page::{Condition, Flags, Snapshot, State};
 use crate::sys::Errno;
-use crate::units::{ObjectPage, ObjectRange, PAGE_SIZE};
+use crate::units::{ObjectPage, ObjectRange, PAGE_SHIFT, PAGE_SIZE};
 
 impl<M: ObjectMmu> Objects<M> {
     /// Changes an object's length, in its store as well.
@@ -69,9 +71,8 @@ impl<M: ObjectMmu> Objects<M> {
         let mut result = Ok(());
         if old.state() == State::Cached {
             let mut bytes = [0u8; PAGE_SIZE];
-            let home = self.space.mmu();
             result = object.store.read(page.offset(), &mut bytes).and_then(|()| {
-                home.home_write(object.home, page.offset() + tail as u64, &bytes[tail..])
+                self.cache_write(object, page.offset() + tail as u64, &bytes[tail..])
             });
         }
         self.space.unlock_word(word);
@@ -89,8 +90,12 @@ impl<M: ObjectMmu> Objects<M> {
     fn shorten(&self, object: &Object, bytes: u64) -> Result<(), Errno> {
         let old = object.range();
         // SeqCst: before the page locks below; a fault takes one and looks at the length then.
-        object.length.store(bytes, Ordering::SeqCst);
+        let before = object.length.swap(bytes, Ordering::SeqCst);
         let gone = ObjectRange { start: object.range().end, end: old.end };
+        if let Err(error) = self.bring_cut_block_home(object) {
+            object.length.store(before, Ordering::SeqCst);
+            return Err(error);
+        }
         let mut at = gone.start;
         while at < gone.end {
             if object.block(at).is_used.load(Ordering::SeqCst) == 0 {
@@ -100,8 +105,42 @@ impl<M: ObjectMmu> Objects<M> {
             self.drop_page(object, at);
             at = at.add(1);
         }
+        self.leave_frames_behind(object, gone);
         self.space.mmu().home_resize(object.home, object.pages())?;
         self.zero_behind(object, bytes)
+    }
+
+    /// The block that the end cuts lives at home: only there an access behind the end is a SIGBUS.
+    fn bring_cut_block_home(&self, object: &Object) -> Result<(), Errno> {
+        let last = ObjectPage(object.len() >> PAGE_SHIFT);
+        if last.index() >= object.pages_max() {
+            return Ok(());
+        }
+        let pages = object.block_of(last);
+        // A read that is under way may still give it a large frame: its locks are waited for.
+        let _ = self.lock_block(object, pages, Wait::Yes);
+        let is_home = object.block(last).frame() == LargeFrame::NONE;
+        self.unlock_words(object, pages);
+        if is_home {
+            return Ok(());
+        }
+        let moved = self.migrate_block(object, pages, LargeFrame::NONE, Wait::Yes, None);
+        match moved {
+            Ok(moved) if moved.failed == 0 => Ok(()),
+            _ => Err(Errno::NOMEM),
+        }
+    }
+
+    /// Blocks behind the end, all of whose pages have gone, leave their large frames.
+    fn leave_frames_behind(&self, object: &Object, gone: ObjectRange) {
+        for pages in by_block(gone).map(|part| object.block_of(part.start)) {
+            let is_behind = gone.intersect(pages).start == pages.start;
+            if is_behind && object.block(pages.start).frame() != LargeFrame::NONE {
+                let _ = self.lock_block(object, pages, Wait::Yes);
+                self.leave_frame(object, pages.start, false);
+                self.unlock_words(object, pages);
+            }
+        }
     }
 
     /// Drops a page behind the end, dirty or not, and whatever is under way for it.
@@ -111,7 +150,7 @@ impl<M: ObjectMmu> Objects<M> {
         let one = ObjectRange::new(page, 1);
         if old.state() == State::Cached {
             self.try_to_unmap(object, one, Wait::Yes);
-            if self.space.mmu().home_punch(object.home, one).is_ok() {
+            if self.cache_punch(object, one).is_ok() {
                 if old.has(Flags::DIRTY) {
                     object.count_cleaned(page);
                     self.dirty.fetch_sub(1, Ordering::Relaxed);
@@ -149,8 +188,7 @@ impl<M: ObjectMmu> Objects<M> {
         let old = self.lock_settled(object, page);
         let result = if old.state() == State::Cached {
             let zeros = [0u8; PAGE_SIZE];
-            let offset = page.offset() + tail as u64;
-            self.space.mmu().home_write(object.home, offset, &zeros[tail..])
+            self.cache_write(object, page.offset() + tail as u64, &zeros[tail..])
         } else {
             Ok(())
         };

@@ -162,7 +162,10 @@ impl<M: ObjectMmu> Objects<M> {
                 at = ObjectPage((at.0 | (BLOCK_PAGES as u64 - 1)) + 1);
                 continue;
             }
-            let run = self.lock_dirty_run(object, ObjectRange { start: at, end }, wait);
+            // Within a block: what lives together.
+            let block_end = ObjectPage((at.0 | (BLOCK_PAGES as u64 - 1)) + 1);
+            let within = ObjectRange { start: at, end: end.min(block_end) };
+            let run = self.lock_dirty_run(object, within, wait);
             if run.is_empty() {
                 at = at.add(1);
                 continue;
@@ -236,7 +239,7 @@ impl<M: ObjectMmu> Objects<M> {
         }
         let bytes = (run.len() << PAGE_SHIFT).min(length as usize);
         let copy = &mut buffer.pages(run.len())[..bytes];
-        if self.space.mmu().home_read(object.home, run.start.offset(), copy).is_err() {
+        if self.cache_read(object, run.start.offset(), copy).is_err() {
             // Behind the home's end: its truncation is under way, which drops the pages.
             self.unlock_words(object, run);
             return 0;

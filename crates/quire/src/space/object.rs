@@ -61,22 +61,15 @@ impl<M: Mmu> AddressSpace<M> {
         self.budget.chargeable().saturating_sub(self.budget.reserve())
     }
 
-    /// Where little is free, has the background thread reclaim.
-    pub(crate) fn call_if_low(&self) {
-        if self.is_low() && !self.is_kswapd_awake() {
-            self.budget.call_for_memory();
-        }
-    }
-
     /// Whether anonymous memory has pages to give.
     pub(crate) fn has_evictable(&self) -> bool {
         let held = self.frames.free() + self.frames.limbo();
         held > 0 || self.blocks_used_max.load(core::sync::atomic::Ordering::Relaxed) > 0
     }
 
-    /// Whether less is free than the background thread wants to see.
-    pub(crate) fn is_below_high(&self) -> bool {
-        self.available() < self.high_watermark()
+    /// Whether less is free, with what else can be had, than the background thread wants to see.
+    pub(crate) fn is_below_high(&self, recycled: usize) -> bool {
+        self.available() + recycled < self.high_watermark()
     }
 
     /// A page that no VMA has: no fault was asked for there.

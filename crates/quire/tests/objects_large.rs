@@ -1,0 +1,264 @@
+//! Objects whose blocks live in large frames, which go from block to block.
+
+#[path = "common/objects.rs"]
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use common::{Dir, PAGE, Probe, Stop, Watchdog, load, random, space, space_by, store, wait_until};
+use quire::library::{AddressSpace, Delivery, FaultAround, MapOptions, Object, OpenOptions};
+use quire::mmu::simulated::Generator;
+use quire::store::test::VecStore;
+
+const BLOCK: usize = 512 * PAGE;
+/// The least in which streams grow to whole blocks.
+const MEMORY: usize = 64 << 20;
+
+fn open(space: &AddressSpace, bytes: &[u8]) -> Object {
+    Object::with_store(space, Arc::new(VecStore::new(bytes.to_vec())), None).unwrap()
+}
+
+#[test]
+fn what_is_scanned_in_order_is_read_over_what_was_scanned_before() {
+    let _watchdog = Watchdog::new(120);
+    let bytes = random(50 * BLOCK + 5 * PAGE + 7, 1);
+    let dir = Dir::new();
+    let path = dir.file("data", &bytes);
+    for delivery in [Delivery::Handlers, Delivery::Inline] {
+        let builder = AddressSpace::builder().memory(MEMORY).delivery(delivery);
+        let Some(space) = space_by(&builder) else { return };
+        let object = OpenOptions::new().open(&space, &path).unwrap();
+        {
+            // SAFETY: nobody writes the file.
+            let map = unsafe { MapOptions::new().map(&object) }.unwrap();
+            for round in 0..3 {
+                assert!(map[..] == bytes[..], "round {round}");
+            }
+        }
+        let reused = space.counter("pgreuse") as usize * PAGE;
+        assert!(reused > bytes.len(), "{reused} bytes of three rounds");
+        let (_, most) = space.held();
+        assert!(most <= MEMORY, "{most} bytes were held");
+        drop(object);
+        wait_until(|| space.held().0 == 0);
+    }
+}
+
+#[test]
+fn what_a_scan_left_behind_is_read_at_random_and_by_others() {
+    let _watchdog = Watchdog::new(120);
+    let Some(space) = space(MEMORY) else { return };
+    let bytes = random(50 * BLOCK, 2);
+    let object = open(&space, &bytes);
+    // SAFETY: nobody writes the store.
+    let map = unsafe { MapOptions::new().map(&object) }.unwrap();
+    // SAFETY: as above.
+    let other = unsafe { MapOptions::new().fault_around(FaultAround::Off).map(&object) }.unwrap();
+    let mut generator = Generator::new(3);
+    for round in 0..3 {
+        assert!(map[..] == bytes[..], "round {round}");
+        for _ in 0..4000 {
+            let at = generator.below(bytes.len());
+            assert_eq!(map[at], bytes[at], "round {round}, byte {at}");
+            assert_eq!(other[at], bytes[at], "round {round}, byte {at}");
+        }
+    }
+}
+
+#[test]
+fn a_page_is_mapped_alone_where_nothing_may_be_mapped_around_it() {
+    let _watchdog = Watchdog::new(120);
+    let Some(space) = space(MEMORY) else { return };
+    let bytes = random(8 * BLOCK, 3);
+    let object = open(&space, &bytes);
+    // SAFETY: nobody writes the store.
+    let map = unsafe { MapOptions::new().map(&object) }.unwrap();
+    assert!(map[..] == bytes[..]);
+    // SAFETY: as above.
+    let alone = unsafe { MapOptions::new().fault_around(FaultAround::Off).map(&object) }.unwrap();
+    for (count, block) in (0..8).rev().enumerate() {
+        assert_eq!(alone[block * BLOCK + 3 * PAGE], bytes[block * BLOCK + 3 * PAGE]);
+        assert_eq!(alone.mapped_pages(), count + 1);
+    }
+}
+
+#[test]
+fn a_mapping_that_cuts_blocks_shows_them_too() {
+    let _watchdog = Watchdog::new(120);
+    let Some(space) = space(MEMORY) else { return };
+    let bytes = random(12 * BLOCK, 4);
+    let object = open(&space, &bytes);
+    // SAFETY: nobody writes the store.
+    let map = unsafe { MapOptions::new().map(&object) }.unwrap();
+    assert!(map[..] == bytes[..]);
+    for (first, pages) in [(511, 2), (100, 300), (1000, 30), (700, 3000)] {
+        let options = MapOptions::new().offset((first * PAGE) as u64).len((pages * PAGE) as u64);
+        // SAFETY: as above.
+        let part = unsafe { options.map(&object) }.unwrap();
+        assert!(part[..] == bytes[first * PAGE..(first + pages) * PAGE], "from {first}");
+    }
+    assert!(map[..] == bytes[..]);
+}
+
+#[test]
+fn what_is_written_in_large_frames_reaches_the_store() {
+    let _watchdog = Watchdog::new(120);
+    let Some(space) = space(MEMORY) else { return };
+    let mut bytes = random(48 * BLOCK, 5);
+    let inner = Arc::new(VecStore::new(bytes.clone()));
+    let object = Object::with_store(&space, Arc::clone(&inner), None).unwrap();
+    // SAFETY: used by this thread alone.
+    let mut map = unsafe { MapOptions::new().map_mut(&object) }.unwrap();
+    // SAFETY: as above; read while nothing is borrowed for writing.
+    let view = unsafe { MapOptions::new().map(&object) }.unwrap();
+    let mut generator = Generator::new(6);
+    for round in 0..3 {
+        assert!(view[..] == bytes[..], "round {round}");
+        for _ in 0..2000 {
+            let at = generator.below(bytes.len());
+            bytes[at] = bytes[at].wrapping_add(1);
+            map[at] = bytes[at];
+        }
+        assert!(map[..] == bytes[..], "round {round}");
+    }
+    object.sync().unwrap();
+    assert!(inner.bytes() == bytes);
+}
+
+#[test]
+fn behind_an_end_that_cuts_a_large_frame_is_a_sigbus() {
+    let _watchdog = Watchdog::new(120);
+    let Some(space) = space(MEMORY) else { return };
+    let bytes = random(12 * BLOCK, 7);
+    let object = open(&space, &bytes);
+    // SAFETY: accessed by single bytes, or not changed meanwhile.
+    let map = unsafe { MapOptions::new().map_mut(&object) }.unwrap();
+    // SAFETY: as above.
+    let view = unsafe { MapOptions::new().map(&object) }.unwrap();
+    assert!(view[..] == bytes[..]);
+    let at = view.as_ptr();
+    let end = 7 * BLOCK + 100 * PAGE + 9;
+    object.set_len(end as u64).unwrap();
+    for block in 0..12 {
+        for page in [0, 99, 100, 101, 511] {
+            let byte = block * BLOCK + page * PAGE;
+            let expected = match byte.next_multiple_of(PAGE) {
+                _ if byte < end => Some(bytes[byte]),
+                _ => None,
+            };
+            assert_eq!(load(at, byte), expected, "block {block}, page {page}");
+            assert_eq!(load(map.as_ptr(), byte), expected, "block {block}, page {page}");
+        }
+    }
+    assert_eq!(load(at, end), Some(0));
+    assert!(!store(map.as_ptr(), 8 * BLOCK, 1));
+    object.set_len((10 * BLOCK) as u64).unwrap();
+    assert!(view[..end] == bytes[..end]);
+    assert!(view[end..10 * BLOCK].iter().all(|&byte| byte == 0));
+    assert_eq!(load(at, 10 * BLOCK), None);
+}
+
+#[test]
+fn a_block_that_came_in_pieces_is_brought_together_and_home_again() {
+    let _watchdog = Watchdog::new(120);
+    let Some(space) = space(MEMORY) else { return };
+    let bytes = random(6 * BLOCK + PAGE, 8);
+    let object = open(&space, &bytes);
+    // SAFETY: used by this thread alone.
+    let mut map =
+        unsafe { MapOptions::new().fault_around(FaultAround::Off).map_mut(&object) }.unwrap();
+    // In an order in which nothing is read ahead.
+    (0..6 * 512).for_each(|page| {
+        let at = page * 7 % (6 * 512) * PAGE;
+        assert_eq!(map[at], bytes[at]);
+    });
+    map[3 * BLOCK] = !bytes[3 * BLOCK];
+    assert_eq!(object.migrate().unwrap(), (6 * BLOCK, 0));
+    assert_eq!(space.counter("pgmigrate_success"), 6 * 512);
+    assert_eq!(object.migrate().unwrap(), (0, 0), "all are together");
+    map[3 * BLOCK] = !map[3 * BLOCK];
+    assert!(map[..] == bytes[..]);
+    // What cannot be shown so brings its block home.
+    // SAFETY: as above.
+    let part = unsafe { MapOptions::new().offset(BLOCK as u64 - 4096).len(8192).map(&object) };
+    assert!(part.unwrap()[..] == bytes[BLOCK - PAGE..BLOCK + PAGE]);
+    assert_eq!(space.counter("pgmigrate_success"), 8 * 512);
+    assert_eq!(space.counter("pgmigrate_fail"), 0);
+    assert!(map[..] == bytes[..]);
+}
+
+#[test]
+fn a_bad_page_in_a_block_is_bad_alone() {
+    let _watchdog = Watchdog::new(120);
+    let Some(space) = space(MEMORY) else { return };
+    let bytes = random(48 * BLOCK, 9);
+    let inner = Probe::new(bytes.clone());
+    let object = Object::with_store(&space, Arc::clone(&inner), None).unwrap();
+    // SAFETY: nobody writes the store.
+    let map = unsafe { MapOptions::new().map(&object) }.unwrap();
+    assert!(map[..] == bytes[..]);
+    let bad = 20 * BLOCK + 77 * PAGE;
+    inner.set_bad((bad / PAGE) as u64, true);
+    for page in 0..48 * 512 {
+        let at = page * PAGE;
+        let expected = (at != bad).then_some(bytes[at]);
+        assert_eq!(load(map.as_ptr(), at), expected, "page {page}");
+    }
+}
+
+/// Scans in order, reads at random, and one that cuts the end and makes it longer again: what is
+/// read is what was there first, zeros behind a cut, or a SIGBUS.
+#[test]
+fn scans_and_random_reads_go_on_while_the_end_moves() {
+    const BLOCKS: usize = 44;
+    const KEPT: usize = 38;
+    let _watchdog = Watchdog::new(240);
+    for delivery in [Delivery::Handlers, Delivery::Inline] {
+        let builder = AddressSpace::builder().memory(MEMORY).delivery(delivery);
+        let Some(space) = space_by(&builder) else { return };
+        let bytes = random(BLOCKS * BLOCK, 10);
+        let object = open(&space, &bytes);
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let (bytes, object, is_over) = (&bytes, &object, &is_over);
+            let _stop = Stop(is_over);
+            for reader in 0..4u64 {
+                // All of it, before it is cut.
+                // SAFETY: accessed by single bytes only.
+                let map = unsafe { MapOptions::new().map(object) }.unwrap();
+                scope.spawn(move || {
+                    let mut generator = Generator::new(reader);
+                    let mut page = (reader as usize * 11) << 9;
+                    while !is_over.load(Ordering::SeqCst) {
+                        page = match reader {
+                            // Some blocks come in pieces.
+                            0 => (generator.below(8) + KEPT - 4) * 512 + generator.below(512),
+                            _ => (page + 1) % (BLOCKS * 512),
+                        };
+                        let at = page * PAGE + generator.below(PAGE);
+                        let seen = load(map.as_ptr(), at);
+                        let is_right = seen == Some(bytes[at])
+                            || (at >= KEPT * BLOCK && seen.is_none_or(|byte| byte == 0));
+                        assert!(is_right, "reader {reader}, page {page}: {seen:?}");
+                    }
+                });
+            }
+            let mut generator = Generator::new(20);
+            let until = Instant::now() + Duration::from_secs(4);
+            while Instant::now() < until {
+                let end = KEPT * BLOCK + generator.below((BLOCKS - KEPT) * BLOCK);
+                object.set_len(end as u64).unwrap();
+                std::thread::sleep(Duration::from_millis(2));
+                object.set_len((BLOCKS * BLOCK) as u64).unwrap();
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        });
+        assert!(space.counter("pgreuse") > 0);
+        let (_, most) = space.held();
+        assert!(most <= MEMORY, "{most} bytes were held");
+        drop(object);
+        wait_until(|| space.held().0 == 0);
+    }
+}
