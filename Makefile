@@ -50,6 +50,7 @@ bench: setup-bench release
 	$(QUIRE) bench swap
 	$(QUIRE) bench fault
 	$(QUIRE) bench fault-around
+	$(QUIRE) bench objects
 	$(QUIRE) bench waiters
 	$(QUIRE) bench rmap
 

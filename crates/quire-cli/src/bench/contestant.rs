@@ -217,9 +217,7 @@ impl Stage {
                     Err(error) => bail!("no kernel swap: {error:#}"),
                 };
                 kernel.limit.set(*limit_bytes)?;
-                let mut command = Command::new("/bin/sh");
-                command.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]).arg(kernel.limit.procs());
-                command
+                kernel.limit.command()
             }
         };
         command.args(&workload.argv);
@@ -270,7 +268,7 @@ fn read_all(mut from: impl Read) -> Result<(u64, String)> {
 }
 
 /// The lines `{"phase": "scan", "seconds": 0.5}`.
-fn phases_of(text: &str) -> Vec<(String, f64)> {
+pub fn phases_of(text: &str) -> Vec<(String, f64)> {
     let parse = |line: &str| {
         let (name, rest) = line.strip_prefix("{\"phase\": \"")?.split_once('"')?;
         let seconds = rest.rsplit_once(": ")?.1.trim_end_matches('}').parse().ok()?;

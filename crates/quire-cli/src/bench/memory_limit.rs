@@ -4,6 +4,7 @@
 use std::fs::{self, OpenOptions};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -56,8 +57,15 @@ impl MemoryLimit {
         write(&self.folder.join(file), &text)
     }
 
+    /// What enters the cgroup and becomes the program that its arguments say.
+    pub fn command(&self) -> Command {
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]).arg(self.procs());
+        command
+    }
+
     /// The file through which a process enters.
-    pub fn procs(&self) -> PathBuf {
+    fn procs(&self) -> PathBuf {
         self.folder.join("cgroup.procs")
     }
 

@@ -18,12 +18,14 @@ use crate::size::Size;
 
 mod around;
 mod contestant;
+mod data;
 mod figures;
 mod fit;
 mod jobs;
 mod kernel_swap;
 mod machine;
 mod memory_limit;
+mod objects;
 mod output;
 mod pageout;
 mod programs;
@@ -52,13 +54,18 @@ enum BenchCommand {
     Fault(FaultBench),
     /// Reads through mappings of a file, by what is mapped around a fault
     FaultAround(AroundBench),
+    /// Reads of a file that is four times as large as the memory for it
+    Objects(ObjectsBench),
     /// What the reverse map's lock costs, and what walks gain that share it
     Rmap(RmapBench),
-    /// What a page lock costs, free and contended
+    /// What a page lock costs, free, contended, and in what is done with objects
     Waiters(WaitersBench),
     /// A program that is measured
     #[command(hide = true)]
     Work(work::WorkArgs),
+    /// A file read through mmap, measured
+    #[command(hide = true)]
+    Mmap(objects::MmapArgs),
 }
 
 /// What both benches let one choose.
@@ -131,15 +138,48 @@ struct AroundBench {
     common: Common,
 
     /// Numbers of threads that read, each through a mapping of its own
-    #[arg(long, value_name = "N,N", value_delimiter = ',', default_values_t = [1, 2])]
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_values_t = [1, 2, 4, 8])]
     threads: Vec<usize>,
 
-    /// How large the file is
+    /// What is mapped around a fault: off, auto, an order from 0 to 9
+    #[arg(long, value_name = "WHAT,WHAT", value_delimiter = ',', value_parser = around::Around::parse,
+          default_value = "off,1,3,4,5,7,9,auto")]
+    around: Vec<around::Around>,
+
+    /// How large the file is; three times as much memory is used
     #[arg(long, value_name = "SIZE", value_parser = Size::parse, default_value = "256M")]
     size: Size,
 
     /// Where the file is made, on the disk that is to be measured [default: the directory for
     /// temporary files]
+    #[arg(long, value_name = "DIR")]
+    directory: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+struct ObjectsBench {
+    #[command(flatten)]
+    common: Common,
+
+    /// What to measure
+    #[arg(long, value_name = "PART", value_delimiter = ',',
+          default_values = ["cached", "in-order", "random"])]
+    only: Vec<objects::Part>,
+
+    /// How large the file is; a quarter of it is the memory
+    #[arg(long, value_name = "SIZE", value_parser = Size::parse, default_value = "512M")]
+    size: Size,
+
+    /// Pages that are read at random
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(4..))]
+    reads: Option<u32>,
+
+    /// What the file's device reads ahead, for mmap; set for the time of a read, by root
+    #[arg(long, value_name = "SIZE,SIZE", value_delimiter = ',', value_parser = Size::parse,
+          default_value = "128K,8M")]
+    read_ahead: Vec<Size>,
+
+    /// Where the file is made, on the disk that is to be measured [default: $TMPDIR, or /var/tmp]
     #[arg(long, value_name = "DIR")]
     directory: Option<PathBuf>,
 }
@@ -166,16 +206,30 @@ struct WaitersBench {
     /// Numbers of threads that want one lock
     #[arg(long, value_name = "N,N", value_delimiter = ',', default_values_t = [2, 4, 8])]
     threads: Vec<usize>,
+
+    /// What to measure
+    #[arg(long, value_name = "PART", value_delimiter = ',', default_values = ["locks", "objects"])]
+    only: Vec<waiters::Part>,
+
+    /// How large the files are, and the largest object that is touched
+    #[arg(long, value_name = "SIZE", value_parser = Size::parse, default_value = "128M")]
+    size: Size,
+
+    /// Where the files are made [default: $TMPDIR, or /var/tmp]
+    #[arg(long, value_name = "DIR")]
+    directory: Option<PathBuf>,
 }
 
 /// Runs a bench; returns the exit status.
 pub fn main(args: BenchArgs) -> Result<u8> {
     match args.command {
         BenchCommand::Work(work) => work::main(&work),
+        BenchCommand::Mmap(mmap) => objects::read_by_mmap(&mmap),
         BenchCommand::Run(options) => versus::main(&options),
         BenchCommand::Swap(options) => pageout::main(&options),
         BenchCommand::Fault(options) => service::main(&options),
         BenchCommand::FaultAround(options) => around::main(&options),
+        BenchCommand::Objects(options) => objects::main(&options),
         BenchCommand::Rmap(options) => rmap::main(&options),
         BenchCommand::Waiters(options) => waiters::main(&options),
     }

@@ -143,6 +143,26 @@ impl FileMapping {
         Ok(FileMapping { base: base.cast(), words: bytes / 8 })
     }
 
+    /// Says how it will be used.
+    pub fn advise(&self, advice: libc::c_int) -> io::Result<()> {
+        let base = self.base.cast_mut().cast();
+        // SAFETY: the range is the mapping's own; advice about reading changes no content.
+        let done = unsafe { libc::madvise(base, self.words * 8, advice) };
+        if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+
+    /// How many of its pages the kernel has cached; touches none.
+    pub fn cached_pages(&self) -> io::Result<usize> {
+        let bytes = self.words * 8;
+        let mut pages = vec![0u8; bytes.div_ceil(4096)];
+        // SAFETY: the range is the mapping's own, and there is a byte for each page of it.
+        let done = unsafe { libc::mincore(self.base.cast_mut().cast(), bytes, pages.as_mut_ptr()) };
+        if done != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(pages.iter().filter(|&&page| page & 1 != 0).count())
+    }
+
     /// The memory.
     pub fn words(&self) -> &[u64] {
         // SAFETY: the mapping lives as long as self; nobody writes the bench's own file.
@@ -157,15 +177,26 @@ impl Drop for FileMapping {
     }
 }
 
-/// Minor faults of this process so far.
-pub fn minor_faults() -> u64 {
+/// What this process has used so far, all of its threads together.
+fn usage() -> libc::rusage {
     // SAFETY: an all-zero rusage is valid, and the pointer is to a local of the right type.
-    let usage = unsafe {
+    unsafe {
         let mut usage: libc::rusage = std::mem::zeroed();
         libc::getrusage(libc::RUSAGE_SELF, &raw mut usage);
         usage
-    };
-    usage.ru_minflt.unsigned_abs()
+    }
+}
+
+/// Minor faults of this process so far.
+pub fn minor_faults() -> u64 {
+    usage().ru_minflt.unsigned_abs()
+}
+
+/// CPU time of this process so far, all of its threads together, in seconds.
+pub fn cpu_seconds() -> f64 {
+    let usage = usage();
+    let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 * 1e-6;
+    seconds(usage.ru_utime) + seconds(usage.ru_stime)
 }
 
 /// Maps an object of the bench's own.
@@ -190,7 +221,8 @@ pub fn map_object_mut(
     options: &quire::library::MapOptions,
     object: &quire::library::Object,
 ) -> Result<quire::library::MappingMut, quire::library::Error> {
-    // SAFETY: nobody takes a slice of it while it is written; see `write_byte`.
+    // SAFETY: who takes a slice of it is the only one who has it mapped; for others there is
+    // `write_byte`.
     unsafe { options.map_mut(object) }
 }
 

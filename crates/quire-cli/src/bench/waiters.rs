@@ -4,7 +4,11 @@
 //! Free: one thread locks and unlocks a page, and a `std::sync::Mutex` beside it, in turns.
 //! Contended: threads lock one page, change it and unlock it, as fast as they can. "Always looks"
 //! is the table without the sign: every unlock looks for who waits, as it must where a word has no
-//! room for one.
+//! room for one. Then the same in what is done with objects ([`objects`]), and what an unlock costs by
+//! itself ([`prices`]), from which the share of unlocks in that is reckoned.
+
+mod objects;
+mod prices;
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,10 +20,21 @@ use quire::page::wait::Counts;
 use quire::page::{Futexes, PageWord, Parked, WaitTable};
 use quire::sys::thread::pin_to_nth_cpu;
 
+use self::prices::Prices;
+use super::data::disk_directory;
 use super::figures::Samples;
 use super::machine::Machine;
 use super::output::{self, Json};
 use super::{WaitersBench, sys};
+use crate::size::machine_memory_bytes;
+
+#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Part {
+    /// The lock alone
+    Locks,
+    /// What is done with objects
+    Objects,
+}
 
 /// One thread, nobody else: nanoseconds for lock and unlock.
 #[derive(Default)]
@@ -54,37 +69,62 @@ pub fn main(options: &WaitersBench) -> Result<u8> {
     sys::notice_signals();
     let common = &options.common;
     let rounds = common.rounds.unwrap_or(if common.quick { 3 } else { 11 });
-    let (free_times, contended_times) =
-        if common.quick { (1_000_000, 100_000) } else { (10_000_000, 1_000_000) };
-    let mut free = Free::default();
-    let mut rows: Vec<Row> = options.threads.iter().map(|&threads| Row::new(threads)).collect();
-    for _ in 0..rounds {
-        free.measure(free_times);
-        for row in &mut rows {
-            row.measure(contended_times);
-        }
-        if sys::is_interrupted() {
-            anyhow::bail!("interrupted");
-        }
-    }
+    let (locks, prices, objects) = measure(options, rounds)?;
     let machine = Machine::read();
     if common.json {
-        println!(
-            "{}",
-            Json::object([
-                ("bench", Json::text("waiters")),
-                ("machine", Json::machine(&machine)),
-                ("free", free.json()),
-                ("contended", rows.iter().map(Row::json).collect()),
-            ])
-        );
+        let mut members =
+            vec![("bench", Json::text("waiters")), ("machine", Json::machine(&machine))];
+        if let Some((free, rows)) = &locks {
+            members.push(("free", free.json()));
+            members.push(("contended", rows.iter().map(Row::json).collect()));
+        }
+        members.push(("prices", prices.json()));
+        members.push(("objects", objects::json(&objects)));
+        let members = members.into_iter().map(|(name, value)| (name.to_owned(), value));
+        println!("{}", Json::Object(members.collect()));
         return Ok(0);
     }
     output::print_machine(&machine);
     println!("{:>24}: {rounds}; medians, with the least and the most\n", "rounds");
-    free.print();
-    rows.iter().for_each(Row::print);
+    if let Some((free, rows)) = &locks {
+        free.print();
+        rows.iter().for_each(Row::print);
+    }
+    prices.print();
+    if !objects.is_empty() {
+        objects::print(&objects);
+    }
     Ok(0)
+}
+
+type Locks = (Free, Vec<Row>);
+
+fn measure(
+    options: &WaitersBench,
+    rounds: u32,
+) -> Result<(Option<Locks>, Prices, Vec<objects::Row>)> {
+    let is_quick = options.common.quick;
+    let (free_times, contended_times) =
+        if is_quick { (1_000_000, 100_000) } else { (10_000_000, 1_000_000) };
+    let has_locks = options.only.contains(&Part::Locks);
+    let (mut free, mut prices) = (Free::default(), Prices::default());
+    let mut rows: Vec<Row> = options.threads.iter().map(|&threads| Row::new(threads)).collect();
+    for _ in 0..rounds {
+        prices.measure(contended_times);
+        if has_locks {
+            free.measure(free_times);
+            rows.iter_mut().for_each(|row| row.measure(contended_times));
+        }
+        anyhow::ensure!(!sys::is_interrupted(), "interrupted");
+    }
+    let mut objects = Vec::new();
+    if options.only.contains(&Part::Objects) {
+        let directory = options.directory.clone().unwrap_or_else(disk_directory);
+        let full = options.size.bytes_of(machine_memory_bytes()) as usize;
+        let bytes = if is_quick { full.min(16 << 20) } else { full };
+        objects = objects::measure(directory, bytes, rounds, &prices)?;
+    }
+    Ok((has_locks.then_some((free, rows)), prices, objects))
 }
 
 fn table(always_looks: bool) -> WaitTable {

@@ -52,6 +52,7 @@ use crate::control::{CONTROL_BYTES, Control, Event, MAGIC, VERSION};
 use crate::mmu::userfaultfd::Userfaultfd;
 pub use crate::object::FaultAround;
 use crate::object::{IoBuffer, Objects};
+pub use crate::page::wait::Counts as WaitCounts;
 use crate::scratch::Scratch;
 use crate::space;
 pub use crate::space::vma::Pattern;
@@ -239,6 +240,18 @@ impl AddressSpace {
     /// Makes every walk over an object's mappings exclude all others, or share again.
     pub fn set_exclusive_rmap(&self, is_exclusive: bool) {
         self.objects().i_mmaps.set_walks_exclusive(is_exclusive);
+    }
+
+    /// Whether every unlock of a page looks for who waits, as it must where a word cannot say that
+    /// nobody does; for comparison. May change at any time.
+    pub fn set_unlocks_always_look(&self, always_look: bool) {
+        self.objects().space.set_unlocks_always_look(always_look);
+    }
+
+    /// How often unlocks of pages woke somebody, and how often they need not.
+    #[must_use]
+    pub fn wait_counts(&self) -> WaitCounts {
+        self.objects().space.wait_counts()
     }
 
     /// The engine, for a call that may take its locks.
