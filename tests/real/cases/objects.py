@@ -66,14 +66,111 @@ def objects_database(context):
     context.note(f"{size / MIB:.0f} MiB in {memory / MIB:.1f} MiB")
 
 
+def one_round(figures, where):
+    """The figure of a bench with one round; more than nothing."""
+    if len(figures["rounds"]) != 1 or not figures["median"] > 0:
+        raise Failed(f"{where}: no figure in {figures}")
+    return figures["median"]
+
+
+def check_fault_around(figures):
+    """Every pattern by 1, 2, 4 and 8 threads: mmap, then eight choices, each by both deliveries."""
+    cached = [row for row in figures["rows"] if row["ways"][0]["way"] == "mmap"]
+    if len(cached) != 3 * 4 or {row["threads"] for row in cached} != {1, 2, 4, 8}:
+        raise Failed(f"fault-around: rows are missing in {cached}")
+    for row in cached:
+        names = [way["way"] for way in row["ways"]]
+        choices = ["off", "1", "3", "4", "5", "7", "9", "auto"]
+        if names != ["mmap", *choices, *(f"{choice}, inline" for choice in choices)]:
+            raise Failed(f"fault-around: {names}")
+    for row in figures["rows"]:
+        for way in row["ways"]:
+            # Where the file cannot be read past the kernel's cache there is nothing.
+            if not (way["way"].startswith("direct") and way["seconds"]["rounds"] == []):
+                one_round(way["seconds"], (row["pattern"], way["way"]))
+
+
+def check_objects(figures):
+    """Every part has ways of Quire's; beside them ways of mmap's, or it is said why there is none."""
+    parts = {part["part"]: part for part in figures["parts"]}
+    if list(parts) != ["cached", "in-order", "random", "random-4"]:
+        raise Failed(f"objects: {list(parts)}")
+    if figures["memory_bytes"] * 4 != figures["bytes"]:
+        raise Failed(f"objects: {figures['memory_bytes']} is no quarter of {figures['bytes']}")
+    for name, part in parts.items():
+        ways = {way["way"]: way for way in part["ways"]}
+        by_mmap = [way for way in ways if way.startswith("mmap")]
+        by_quire = [way for way in ways if not way.startswith("mmap")]
+        if not figures["left_out"]:
+            expected = {"in-order": (4, 2), "random": (1, 3)}.get(name, (1, 2))
+            if (len(by_mmap), len(by_quire)) != expected:
+                raise Failed(f"objects: {name} has {list(ways)}")
+        for label, way in ways.items():
+            one_round(way["seconds"], (name, label))
+            for ratio in ("over_first_mmap", "over_fastest_mmap"):
+                if by_mmap:
+                    one_round(way[ratio], (name, label, ratio))
+                elif way[ratio] is not None:
+                    raise Failed(f"objects: {name}, {label} is compared with nothing")
+
+
+def check_waiters(figures):
+    """The lock alone; then every job by both kinds of unlock, of which one always looks."""
+    one_round(figures["free"]["page_ns"], "free")
+    if [row["threads"] for row in figures["contended"]] != [2, 4, 8]:
+        raise Failed(f"waiters: {figures['contended']}")
+    for price in ("free_ns", "look_ns", "wake_ns"):
+        one_round(figures["prices"][price], price)
+    jobs = [(row["job"], row["phase"]) for row in figures["objects"]]
+    phases = ("write and flush", "delete")
+    dd = [(f"dd, {kind}", phase) for kind in ("sync", "async") for phase in phases]
+    reads = [("read once", "read"), ("read twice", "read")]
+    if jobs != dd + reads + [("map and touch", "touch")] * 20:
+        raise Failed(f"waiters: {jobs}")
+    sizes = [row["bytes"] for row in figures["objects"] if row["phase"] == "touch"]
+    if sizes != sorted(set(sizes)):
+        raise Failed(f"waiters: sizes do not grow: {sizes}")
+    for row in figures["objects"]:
+        where = (row["job"], row["phase"], row["bytes"])
+        one_round(row["always_looks_over_sign"], where)
+        for side in ("sign", "always_looks"):
+            one_round(row[side]["seconds"], (where, side))
+            if row["phase"] != "delete":
+                one_round(row[side]["unlocks"], (where, side))
+                one_round(row[side]["unlock_and_wake_percent"], (where, side))
+        if row["phase"] != "delete" and row["always_looks"]["looks_per_mille"]["median"] != 1000:
+            raise Failed(f"waiters: unlocks that do not look: {row}")
+
+
+def check_rmap(figures):
+    """Locks, walks by 1, 2 and 4 threads, two mixes of jobs by 1, 2, 4 and 8 workers."""
+    if [row["threads"] for row in figures["walks"]] != [1, 2, 4] or len(figures["jobs"]) != 2 * 4:
+        raise Failed(f"rmap: {figures['walks']}, {figures['jobs']}")
+    for row in figures["locks"]:
+        one_round(row["pair_ns"], row["lock"])
+    for row in figures["walks"]:
+        one_round(row["shared_per_second"], row["threads"])
+    for row in figures["jobs"]:
+        one_round(row["shared_per_minute"], (row["mix"], row["workers"]))
+
+
 @case("objects-bench")
 def objects_bench(context):
     """The benches of the library run to their end, and print JSON with a figure for every row."""
-    for bench in ("fault-around", "waiters", "rmap"):
+    benches = {
+        "fault-around": check_fault_around,
+        "objects": check_objects,
+        "waiters": check_waiters,
+        "rmap": check_rmap,
+    }
+    for bench, check in benches.items():
         argv = [context.quire, "bench", bench, "--quick", "--rounds", "1", "--json"]
         result = context.bare(argv)
         if result.status != 0:
             raise Failed(f"{bench}: {result.status}: {result.stderr[-500:]}")
         figures = json.loads(result.text)
-        if figures["bench"] != bench or len(figures) < 3:
+        if figures["bench"] != bench or not figures["machine"]:
             raise Failed(f"{bench}: no figures in {result.text[:500]}")
+        check(figures)
+        for line in result.stderr.splitlines():
+            context.note(f"{bench}: {line}")

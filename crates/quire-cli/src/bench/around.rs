@@ -77,11 +77,8 @@ struct Cell {
 pub fn main(options: &AroundBench) -> Result<u8> {
     sys::notice_signals();
     let common = &options.common;
-    let bytes = if common.quick {
-        32 << 20
-    } else {
-        options.size.bytes_of(machine_memory_bytes()) as usize
-    };
+    let full = options.size.bytes_of(machine_memory_bytes()) as usize;
+    let bytes = if common.quick { full.min(16 << 20) } else { full };
     let rounds = common.rounds.unwrap_or(if common.quick { 2 } else { 5 });
     let data = Data::new(&options.directory.clone().unwrap_or_else(std::env::temp_dir), bytes)?;
     let order = data.shuffled();

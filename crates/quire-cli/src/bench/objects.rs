@@ -21,7 +21,7 @@ use quire::store::Direct;
 
 use self::kernel::{Advice, Kernel, Reading};
 pub use self::kernel::{MmapArgs, main as read_by_mmap};
-use self::read_ahead::ReadAhead;
+use self::read_ahead::{Setting, settings};
 use super::data::{self, Data, PAGE_BYTES, Pattern};
 use super::figures::Samples;
 use super::machine::Machine;
@@ -102,6 +102,7 @@ pub fn main(options: &ObjectsBench) -> Result<u8> {
                 ("machine", Json::machine(&machine)),
                 ("bytes", Json::Number(bench.data.bytes as f64)),
                 ("memory_bytes", Json::Number(memory as f64)),
+                ("kept_pages_max", Json::Number(bench.data.kept_pages_max() as f64)),
                 ("left_out", left_out.iter().map(Json::text).collect()),
                 ("parts", rows.iter().map(Row::json).collect()),
             ])
@@ -146,17 +147,12 @@ impl Bench {
         };
         if options.only.contains(&Part::InOrder) {
             let mut row = self.in_order();
-            let settings = match ReadAhead::of(self.data.path()) {
-                Ok(device) => settings(&device, options, left_out)?,
-                Err(error) => {
-                    leave_out(left_out, format!("the device's read-ahead: {error:#}"));
-                    vec![("as it is".to_owned(), None)]
-                }
-            };
             if self.kernel.is_ok() {
-                for (name, setting) in settings {
-                    self.add_mmap_in_order(&mut row, &name, setting);
-                }
+                let wanted = options.read_ahead.iter();
+                let wanted = wanted.map(|size| size.bytes_of(machine_memory_bytes()));
+                let path = self.data.path();
+                let settings = settings(path, wanted, &mut |what| leave_out(left_out, what))?;
+                settings.iter().for_each(|setting| self.add_mmap_in_order(&mut row, setting));
             }
             if is_direct {
                 self.add_quire_in_order(&mut row);
@@ -215,20 +211,12 @@ impl Bench {
         row
     }
 
-    fn add_mmap_in_order<'a>(
-        &'a self,
-        row: &mut Row<'a>,
-        setting_name: &str,
-        setting: Option<(ReadAhead, u64)>,
-    ) {
+    fn add_mmap_in_order<'a>(&'a self, row: &mut Row<'a>, setting: &Setting) {
         for (suffix, advice) in [("", Advice::None), (", MADV_SEQUENTIAL", Advice::Sequential)] {
             let setting = setting.clone();
-            row.add(&format!("mmap, read-ahead {setting_name}{suffix}"), true, move || {
+            row.add(&format!("mmap, read-ahead {}{suffix}", setting.name()), true, move || {
                 self.data.make_cold()?;
-                let _changed = match &setting {
-                    Some((device, kib)) => device.set(*kib)?,
-                    None => None,
-                };
+                let _changed = setting.apply()?;
                 self.read_by_kernel(Reading { advice, threads: 1, reads: None })
             });
         }
@@ -317,31 +305,6 @@ impl Bench {
 
 const DELIVERIES: [(&str, Delivery); 2] =
     [("quire, inline", Delivery::Inline), ("quire, handlers", Delivery::Handlers)];
-
-/// The device's settings that can be had: each with its name, and what is to be set for it.
-fn settings(
-    device: &ReadAhead,
-    options: &ObjectsBench,
-    left_out: &mut Vec<String>,
-) -> Result<Vec<(String, Option<(ReadAhead, u64)>)>> {
-    let mut settings = Vec::new();
-    for size in &options.read_ahead {
-        let bytes = size.bytes_of(machine_memory_bytes());
-        // Set and put back: whether it may be is known before anything is measured.
-        match device.set(bytes >> 10) {
-            Ok(_) => {
-                settings.push((Human(bytes).to_string(), Some((device.clone(), bytes >> 10))));
-            }
-            Err(error) => {
-                leave_out(left_out, format!("a read-ahead of {}: {error:#}", Human(bytes)))
-            }
-        }
-    }
-    if settings.is_empty() {
-        settings.push((format!("{} as it is", Human(device.kib()? << 10)), None));
-    }
-    Ok(settings)
-}
 
 /// Splits the pages among threads, and adds up what each returns.
 fn in_threads(

@@ -7,9 +7,49 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 
+use crate::size::Human;
+
+/// A setting to measure with.
+#[derive(Clone)]
+pub struct Setting {
+    name: String,
+    /// What is to be set, in KiB; nothing where the device stays as it is.
+    change: Option<(ReadAhead, u64)>,
+}
+
+/// Those of the `wanted` settings, in bytes, that the device of a file can be given; `leave_out` is
+/// told of the others. The device's own, where there is none.
+pub fn settings(
+    file: &Path,
+    wanted: impl Iterator<Item = u64>,
+    leave_out: &mut impl FnMut(String),
+) -> Result<Vec<Setting>> {
+    match ReadAhead::of(file) {
+        Ok(device) => device.settings(wanted, leave_out),
+        Err(error) => {
+            leave_out(format!("the device's read-ahead: {error:#}"));
+            Ok(vec![Setting { name: "as it is".into(), change: None }])
+        }
+    }
+}
+
+impl Setting {
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Sets it, until what is returned is dropped.
+    pub fn apply(&self) -> Result<Option<Changed>> {
+        match &self.change {
+            Some((device, kib)) => device.set(*kib),
+            None => Ok(None),
+        }
+    }
+}
+
 /// A device's setting, in sysfs.
 #[derive(Clone)]
-pub struct ReadAhead {
+struct ReadAhead {
     setting: PathBuf,
 }
 
@@ -21,7 +61,7 @@ pub struct Changed {
 
 impl ReadAhead {
     /// That of the device which a file is on.
-    pub fn of(file: &Path) -> Result<ReadAhead> {
+    fn of(file: &Path) -> Result<ReadAhead> {
         let device = rustix::fs::stat(file)?.st_dev;
         let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
         ReadAhead::find(Path::new("/sys"), major, minor)
@@ -44,14 +84,35 @@ impl ReadAhead {
         }
     }
 
+    fn settings(
+        &self,
+        wanted: impl Iterator<Item = u64>,
+        leave_out: &mut impl FnMut(String),
+    ) -> Result<Vec<Setting>> {
+        let mut settings = Vec::new();
+        for bytes in wanted {
+            let (name, kib) = (Human(bytes).to_string(), bytes >> 10);
+            // Set and put back: whether that may be is known before anything is measured.
+            match self.set(kib) {
+                Ok(_) => settings.push(Setting { name, change: Some((self.clone(), kib)) }),
+                Err(error) => leave_out(format!("a read-ahead of {name}: {error:#}")),
+            }
+        }
+        if settings.is_empty() {
+            let name = format!("{} as it is", Human(self.kib()? << 10));
+            settings.push(Setting { name, change: None });
+        }
+        Ok(settings)
+    }
+
     /// KiB, as it is.
-    pub fn kib(&self) -> Result<u64> {
+    fn kib(&self) -> Result<u64> {
         let text = fs::read_to_string(&self.setting)?;
         text.trim().parse().with_context(|| format!("{}", self.setting.display()))
     }
 
     /// Sets it; `None` where it is so already, and nothing has to be put back.
-    pub fn set(&self, kib: u64) -> Result<Option<Changed>> {
+    fn set(&self, kib: u64) -> Result<Option<Changed>> {
         if self.kib()? == kib {
             return Ok(None);
         }
@@ -123,5 +184,34 @@ mod tests {
         assert_eq!(found.kib().unwrap(), 8192);
         drop(changed);
         assert_eq!(found.kib().unwrap(), 128);
+    }
+
+    #[test]
+    fn settings_are_tried_before_and_the_devices_own_is_what_is_left() {
+        let sys = Sys::new();
+        let device = ReadAhead::find(&sys.0, 8, 1).unwrap();
+        let mut left_out = Vec::new();
+        let mut leave_out = |what| left_out.push(what);
+        let settings = device.settings([64 << 10, 8 << 20].into_iter(), &mut leave_out).unwrap();
+        assert_eq!(settings.iter().map(Setting::name).collect::<Vec<_>>(), ["64 KiB", "8 MiB"]);
+        let applied = settings[1].apply().unwrap();
+        assert_eq!(device.kib().unwrap(), 8192);
+        drop(applied);
+        assert_eq!(device.kib().unwrap(), 128);
+
+        let own = device.settings([].into_iter(), &mut leave_out).unwrap();
+        assert_eq!((own.len(), own[0].name()), (1, "128 KiB as it is"));
+        assert!(own[0].apply().unwrap().is_none());
+        assert!(left_out.is_empty());
+    }
+
+    #[test]
+    fn without_a_setting_the_device_stays_as_it_is() {
+        let mut left_out = Vec::new();
+        let file = Path::new("/proc/self/stat");
+        let settings =
+            settings(file, [64 << 10].into_iter(), &mut |what| left_out.push(what)).unwrap();
+        assert_eq!((settings.len(), settings[0].name(), left_out.len()), (1, "as it is", 1));
+        assert!(settings[0].apply().unwrap().is_none());
     }
 }
