@@ -1,13 +1,14 @@
-//! `quire bench`: measures programs bare, under quire, and with the kernel's own swap.
+//! `quire bench`: measures programs bare, under quire, and with the kernel's own swap; and files
+//! read and written through the library's objects, beside mmap(2).
 //!
 //! Owns the contestants, the programs they run (some of them built into this binary), and the
 //! figures. Leaves everything about managing memory to `quire run`, which it starts as a user
-//! would. All contestants take turns (ABC ABC ...), a ratio is taken between runs of one turn, and
+//! would, and to the library. All contestants take turns (ABC ABC ...), a ratio is taken between runs of one turn, and
 //! what is reported is the median with the least and the most.
 //!
-//! What it sets up in the kernel (a zram device, memory cgroups, the sizes of huge pages) is undone
-//! when the value that stands for it is dropped; signals are noticed between waits, so that the
-//! drops happen then too.
+//! What it sets up in the kernel (a zram device, memory cgroups, the sizes of huge pages, a device's
+//! read-ahead) is undone when the value that stands for it is dropped; signals are noticed between
+//! waits, so that the drops happen then too.
 
 use std::path::PathBuf;
 

@@ -84,11 +84,6 @@ pub fn main(options: &ObjectsBench) -> Result<u8> {
     order.truncate(options.reads.unwrap_or(if common.quick { 512 } else { 8192 }) as usize);
     let bench = Bench { data, memory, order, kernel: Kernel::new(memory as u64) };
     let mut left_out = Vec::new();
-    if let Err(error) = &bench.kernel
-        && options.only != [Part::Cached]
-    {
-        leave_out(&mut left_out, format!("mmap in a memory cgroup: {error:#}"));
-    }
     let mut rows = bench.rows(options, &mut left_out)?;
     for row in &mut rows {
         row.measure(rounds)?;
@@ -135,18 +130,16 @@ impl Bench {
         if options.only.contains(&Part::Cached) {
             rows.push(self.cached());
         }
-        let cold = [Part::InOrder, Part::Random];
-        let is_direct = match self.open(Direct::On, Delivery::Handlers, 1) {
-            Ok(_) => true,
-            Err(error) => {
-                if cold.iter().any(|part| options.only.contains(part)) {
-                    leave_out(left_out, format!("Quire past the kernel's cache: {error:#}"));
-                }
-                false
-            }
-        };
+        let is_cold = options.only.iter().any(|&part| part != Part::Cached);
+        if let Err(error) = &self.kernel
+            && is_cold
+        {
+            leave_out(left_out, format!("mmap in a memory cgroup: {error:#}"));
+        }
+        let is_direct = is_cold && self.has_direct(left_out);
         if options.only.contains(&Part::InOrder) {
-            let mut row = self.in_order();
+            let title = "in order, from the disk".into();
+            let mut row = Row::new("in-order", title, self.mib(), "MiB");
             if self.kernel.is_ok() {
                 let wanted = options.read_ahead.iter();
                 let wanted = wanted.map(|size| size.bytes_of(machine_memory_bytes()));
@@ -165,6 +158,18 @@ impl Bench {
         Ok(rows)
     }
 
+    fn has_direct(&self, left_out: &mut Vec<String>) -> bool {
+        let opened = self.open(Direct::On, Delivery::Handlers, 1);
+        if let Err(error) = &opened {
+            leave_out(left_out, format!("Quire past the kernel's cache: {error:#}"));
+        }
+        opened.is_ok()
+    }
+
+    fn mib(&self) -> f64 {
+        self.data.bytes as f64 / f64::from(1 << 20)
+    }
+
     /// An address space of its own, and the file in it.
     fn open(&self, direct: Direct, delivery: Delivery, workers: usize) -> Result<Object> {
         let builder = AddressSpace::builder().memory(self.memory).delivery(delivery);
@@ -177,8 +182,8 @@ impl Bench {
     }
 
     fn cached(&self) -> Row<'_> {
-        let mut row = Row::new("cached", "in order, the file in the kernel's cache".into());
-        row.count(self.data.bytes as f64 / 1048576.0, "MiB");
+        let title = "in order, the file in the kernel's cache".into();
+        let mut row = Row::new("cached", title, self.mib(), "MiB");
         row.add("mmap, not bounded", true, || {
             self.data.warm()?;
             timed(|| {
@@ -203,12 +208,6 @@ impl Bench {
             let sum = Pattern::InOrder.read(sys::words_of(&mapping), &[]);
             data::check(sum, self.expected(Pattern::InOrder))
         })
-    }
-
-    fn in_order(&self) -> Row<'_> {
-        let mut row = Row::new("in-order", "in order, from the disk".into());
-        row.count(self.data.bytes as f64 / 1048576.0, "MiB");
-        row
     }
 
     fn add_mmap_in_order<'a>(&'a self, row: &mut Row<'a>, setting: &Setting) {
@@ -241,8 +240,8 @@ impl Bench {
     fn random(&self, threads: usize, is_direct: bool) -> Row<'_> {
         let (name, of) =
             if threads == 1 { ("random", "1 thread") } else { ("random-4", "4 threads") };
-        let mut row = Row::new(name, format!("pages at random, from the disk, {of}"));
-        row.count(self.order.len() as f64, "pages");
+        let title = format!("pages at random, from the disk, {of}");
+        let mut row = Row::new(name, title, self.order.len() as f64, "pages");
         if self.kernel.is_ok() {
             row.add("mmap, MADV_RANDOM", true, move || {
                 self.data.make_cold()?;
@@ -332,12 +331,8 @@ fn timed(read: impl FnOnce() -> Result<()>) -> Result<f64> {
 }
 
 impl<'a> Row<'a> {
-    fn new(name: &'static str, title: String) -> Row<'a> {
-        Row { name, title, amount: 0.0, unit: "", ways: Vec::new() }
-    }
-
-    fn count(&mut self, amount: f64, unit: &'static str) {
-        (self.amount, self.unit) = (amount, unit);
+    fn new(name: &'static str, title: String, amount: f64, unit: &'static str) -> Row<'a> {
+        Row { name, title, amount, unit, ways: Vec::new() }
     }
 
     fn add(&mut self, name: &str, is_mmap: bool, read: impl Fn() -> Result<f64> + 'a) {
@@ -409,7 +404,7 @@ mod tests {
     use super::*;
 
     fn row(ways: &[(&str, bool, [f64; 2])]) -> Row<'static> {
-        let mut row = Row::new("some", "some".into());
+        let mut row = Row::new("some", "some".into(), 1.0, "pages");
         for &(name, is_mmap, seconds) in ways {
             let times = std::cell::Cell::new(0);
             row.add(name, is_mmap, move || Ok(seconds[times.replace(times.get() + 1)]));
