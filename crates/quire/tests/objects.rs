@@ -235,3 +235,29 @@ fn what_is_not_ours_goes_on_to_whoever_had_sigbus_before() {
     unsafe { map.as_ptr().add(PAGE).read_volatile() };
     println!("no signal came");
 }
+
+#[test]
+fn every_unlock_looks_for_who_waits_as_long_as_it_is_told_to() {
+    let Some(space) = space(8 << 20) else { return };
+    let dir = Dir::new();
+    let bytes = random(1 << 20, 9);
+    let object = space.open(dir.file("data", &bytes)).unwrap();
+    let read = || {
+        let before = space.wait_counts();
+        let mut found = vec![0; bytes.len()];
+        object.read_at(0, &mut found).unwrap();
+        assert!(found == bytes);
+        let after = space.wait_counts();
+        (after.avoided - before.avoided, after.looks - before.looks)
+    };
+    // From then on all is cached, and nobody waits for anybody. A worker may still be about to count
+    // the last unlock of what it read.
+    read();
+    let pages = (bytes.len() / PAGE) as u64;
+    for always_look in [false, true, false] {
+        space.set_unlocks_always_look(always_look);
+        let (avoided, looks) = read();
+        let (all, few) = if always_look { (looks, avoided) } else { (avoided, looks) };
+        assert!(all >= pages && few <= 1, "{always_look}: {avoided} avoided, {looks} looked");
+    }
+}
