@@ -203,22 +203,28 @@ impl Contended {
 /// each.
 fn time_threads(threads: usize, times: u32, act: impl Fn() + Sync) -> f64 {
     let each = times / threads as u32;
-    let barrier = Barrier::new(threads + 1);
-    let started = std::thread::scope(|scope| {
-        for index in 0..threads {
+    let barrier = Barrier::new(threads);
+    let spans: Vec<(Instant, Instant)> = std::thread::scope(|scope| {
+        let begin = |index| {
             let (act, barrier) = (&act, &barrier);
             scope.spawn(move || {
                 pin_to_nth_cpu(index);
                 barrier.wait();
+                // By each thread for itself: another may be kept from its CPU while they work.
+                let started = Instant::now();
                 for _ in 0..each {
                     act();
                 }
-            });
-        }
-        barrier.wait();
-        Instant::now()
+                (started, Instant::now())
+            })
+        };
+        let all: Vec<_> = (0..threads).map(begin).collect();
+        all.into_iter().map(|one| one.join().expect("the work does not panic")).collect()
     });
-    started.elapsed().as_secs_f64() * 1e9 / (f64::from(each) * threads as f64)
+    let first = spans.iter().map(|(started, _)| *started).min();
+    let last = spans.iter().map(|(_, ended)| *ended).max();
+    let seconds = first.zip(last).map_or(0.0, |(first, last)| (last - first).as_secs_f64());
+    seconds * 1e9 / (f64::from(each) * threads as f64)
 }
 
 /// What the locks guard here: a count that two owners at once would lose some of.
