@@ -5,11 +5,17 @@ mod common;
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
-use common::{Dir, PAGE, random, space, space_by};
-use quire::library::{AddressSpace, Delivery, FaultAround, MapOptions, OpenOptions};
+use common::{Dir, PAGE, Stop, Watchdog, random, space, space_by};
+use quire::library::{
+    AddressSpace, Delivery, FaultAround, MapOptions, Object, OpenOptions, Pattern,
+};
 use quire::mmu::simulated::Generator;
 use quire::store::Direct;
+use quire::store::test::VecStore;
 
 #[test]
 fn a_file_reads_the_same_through_an_eighth_of_its_size() {
@@ -259,5 +265,41 @@ fn every_unlock_looks_for_who_waits_as_long_as_it_is_told_to() {
         let (avoided, looks) = read();
         let (all, few) = if always_look { (looks, avoided) } else { (avoided, looks) };
         assert!(all >= pages && few <= 1, "{always_look}: {avoided} avoided, {looks} looked");
+    }
+}
+
+/// Advice and rights change the table of VMAs while others fault, and a lookup may find nothing.
+#[test]
+fn faults_go_on_while_advice_and_rights_change() {
+    let _watchdog = Watchdog::new(120);
+    let bytes = random(600 * PAGE, 10);
+    for delivery in [Delivery::Inline, Delivery::Handlers] {
+        let builder = AddressSpace::builder().memory(1 << 20).delivery(delivery);
+        let Some(space) = space_by(&builder) else { return };
+        let object =
+            Object::with_store(&space, Arc::new(VecStore::new(bytes.clone())), None).unwrap();
+        // SAFETY: nobody writes it.
+        let map = unsafe { MapOptions::new().map(&object) }.unwrap();
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let (map, bytes, is_over) = (&map, &bytes, &is_over);
+            let _stop = Stop(is_over);
+            for thread in 0..2 {
+                scope.spawn(move || {
+                    let mut generator = Generator::new(thread);
+                    while !is_over.load(Ordering::SeqCst) {
+                        let at = generator.below(bytes.len());
+                        assert_eq!(map[at], bytes[at], "byte {at}");
+                    }
+                });
+            }
+            let mut generator = Generator::new(9);
+            let until = Instant::now() + Duration::from_millis(1500);
+            while Instant::now() < until {
+                let (first, pages) = (generator.below(600), 1 + generator.below(100));
+                let pattern = [Pattern::Random, Pattern::Normal][generator.below(2)];
+                map.advise(pattern, first * PAGE..(first + pages) * PAGE).unwrap();
+            }
+        });
     }
 }

@@ -152,6 +152,11 @@ impl<M: ObjectMmu> Objects<M> {
         (vma.range.contains(page) && vma.attributes.kind == Kind::Object).then_some(vma)
     }
 
+    /// Whether an object is mapped at a page. Waits for who changes the layout.
+    pub fn has_object_at(&self, page: PageNum) -> bool {
+        self.object_vma(page).is_some()
+    }
+
     /// Has all of a range of one mapping mapped; waits for reads. To map a page takes the mark away
     /// that made accesses fail while it could not be read.
     ///
