@@ -118,7 +118,7 @@ fn serve(address: usize, access: Access) -> bool {
                 mmu.wait_for_answer(page, seen);
                 return true;
             }
-            Some(Outcome::NoVma | Outcome::Poisoned) | None => return false,
+            Some(Outcome::NoVma | Outcome::Poisoned | Outcome::Unfilled) | None => return false,
         }
     }
     false

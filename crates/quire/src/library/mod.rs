@@ -44,7 +44,7 @@ use std::vec::Vec;
 use core::sync::atomic::Ordering;
 
 pub use self::error::Error;
-pub use self::mapping::{MapOptions, Mapping, MappingMut};
+pub use self::mapping::{MapOptions, Mapping, MappingCopy, MappingMut};
 pub use self::object::{Object, OpenOptions};
 use self::threads::Threads;
 use crate::budget::Budget;

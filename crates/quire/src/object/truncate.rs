@@ -81,8 +81,11 @@ impl<M: ObjectMmu> Objects<M> {
     fn lengthen(&self, object: &Object, bytes: u64) -> Result<(), Errno> {
         let pages = bytes.div_ceil(PAGE_SIZE as u64) as usize;
         self.space.mmu().home_resize(object.home, pages)?;
-        // Release: who sees the length sees the home.
-        object.length.store(bytes, Ordering::Release);
+        let before = object.pages();
+        // Who sees the length sees the home. SeqCst for `follow_length`.
+        object.length.store(bytes, Ordering::SeqCst);
+        let grown = ObjectRange { start: ObjectPage(before as u64), end: object.range().end };
+        self.follow_length(object, grown);
         Ok(())
     }
 
@@ -100,6 +103,7 @@ impl<M: ObjectMmu> Objects<M> {
             self.drop_page(object, at);
             at = at.add(1);
         }
+        self.follow_length(object, gone);
         self.space.mmu().home_resize(object.home, object.pages())?;
         self.zero_behind(object, bytes)
     }
