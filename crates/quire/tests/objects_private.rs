@@ -128,6 +128,45 @@ fn writes_stay_under_an_eighth_of_what_they_need() {
     assert!(std::fs::read(&path).unwrap() == bytes, "the file");
 }
 
+/// Bytes that do not pack, all of them written: they need eight times the memory there is.
+#[test]
+fn what_does_not_pack_goes_to_the_swap_file() {
+    let _watchdog = Watchdog::new(200);
+    let dir = Dir::new();
+    let builder = AddressSpace::builder().memory(2 << 20).swap(&dir.0, 64 << 20);
+    let Some(space) = space_by(&builder) else { return };
+    let bytes = random(16 << 20, 16);
+    let object = space.open(dir.file("data", &bytes)).unwrap();
+    let mut oracle = bytes.clone();
+    // SAFETY: nobody writes the file.
+    let mut map = unsafe { MapOptions::new().map_copy(&object) }.unwrap();
+    for at in (0..bytes.len()).step_by(PAGE) {
+        map[at + 7] ^= 0xff;
+        oracle[at + 7] ^= 0xff;
+    }
+    let mut generator = Generator::new(17);
+    for _ in 0..3000 {
+        let at = generator.below(bytes.len());
+        assert_eq!(map[at], oracle[at], "byte {at}");
+        map[at] = at as u8;
+        oracle[at] = at as u8;
+    }
+    assert!(map[..] == oracle[..], "all pages");
+    let mut read = vec![0; 1 << 20];
+    assert_eq!(map.try_read(5 << 20, &mut read).unwrap(), read.len());
+    assert!(read == oracle[5 << 20..6 << 20], "read without a fault");
+    let (_, most) = space.held();
+    assert!(most <= 2 << 20, "{most} bytes were held");
+    assert!(space.counter("zswpwb") > 2000, "{:?}", space.counters());
+}
+
+#[test]
+fn a_swap_file_that_cannot_be_made_is_an_error() {
+    let refused = AddressSpace::builder().swap("/proc/self", 1 << 20).build();
+    let is_told = matches!(refused, Err(Error::NoSwapFile { .. } | Error::NoUserfaultfd { .. }));
+    assert!(is_told, "{refused:?}");
+}
+
 #[test]
 fn behind_the_end_is_a_sigbus_until_the_object_has_grown() {
     let _watchdog = Watchdog::new(60);

@@ -24,6 +24,13 @@ pub enum Error {
         /// What it said.
         errno: Errno,
     },
+    /// No swap file can be made there.
+    NoSwapFile {
+        /// The folder.
+        folder: String,
+        /// What the kernel said.
+        errno: Errno,
+    },
     /// An address space cannot work with so little memory.
     TooLittleMemory {
         /// What was asked for, in bytes.
@@ -82,7 +89,9 @@ impl Error {
     #[must_use]
     pub fn errno(&self) -> Errno {
         match self {
-            Error::NoUserfaultfd { errno } | Error::NoMemory { errno, .. } => *errno,
+            Error::NoUserfaultfd { errno }
+            | Error::NoMemory { errno, .. }
+            | Error::NoSwapFile { errno, .. } => *errno,
             Error::TooLittleMemory { .. }
             | Error::TooMuchMemory { .. }
             | Error::BadRange { .. } => Errno::INVAL,
@@ -104,6 +113,9 @@ impl fmt::Display for Error {
                 describe(*errno)
             ),
             Error::NoMemory { doing, errno } => write!(f, "cannot {doing}: {}", describe(*errno)),
+            Error::NoSwapFile { folder, errno } => {
+                write!(f, "cannot make a swap file in {folder}: {}", describe(*errno))
+            }
             Error::TooLittleMemory { bytes, least } => {
                 write!(f, "{bytes} bytes of memory are too few; ask for {least} at least")
             }
@@ -140,7 +152,9 @@ impl fmt::Display for Error {
 impl StdError for Error {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         match self {
-            Error::NoUserfaultfd { errno } | Error::NoMemory { errno, .. } => Some(errno),
+            Error::NoUserfaultfd { errno }
+            | Error::NoMemory { errno, .. }
+            | Error::NoSwapFile { errno, .. } => Some(errno),
             Error::Store(error) => error.source(),
             _ => None,
         }

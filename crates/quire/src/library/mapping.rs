@@ -101,7 +101,8 @@ impl MapOptions {
     /// Maps a copy of an object to be read and written: what is written is seen in this mapping
     /// alone, and never reaches the store. A page is copied when it is first touched; one that was
     /// only read may be copied again, from the object as it is then. What is written stays until
-    /// the mapping goes, packed where memory is short.
+    /// the mapping goes, packed where memory is short ([`super::Builder::swap`] has room for what
+    /// does not fit in).
     ///
     /// # Errors
     /// As for [`Self::map`]; [`Error::NeedsHandlers`].
