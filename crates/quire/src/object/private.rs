@@ -38,6 +38,11 @@ use crate::units::{BLOCK_PAGES, ObjectPage, ObjectRange, PageNum, PageRange};
 
 /// Pages that one fault copies at most.
 const COPY_PAGES: usize = STAGING_PAGES;
+/// How often a worker tries to lock a page before it leaves the copy to a handler.
+const LOCK_TRIES: u32 = 8;
+/// Pages that a fault wants to see free: one for the object's cache, one for the copy, and some for
+/// who comes in between.
+const FAULT_PAGES: usize = 8;
 /// Pages that are made room for at once where memory is short.
 const ROOM_PAGES: usize = 32;
 
@@ -124,10 +129,10 @@ impl<M: ObjectMmu> Objects<M> {
         loop {
             let found = self.space.find_vma(page);
             let vma = found.filter(|vma| vma.attributes.kind == Kind::Private)?;
+            if self.space.available() < FAULT_PAGES {
+                self.make_room_for_copy(FAULT_PAGES, scratch);
+            }
             if self.space.snapshot(page).state() != State::None {
-                if self.space.available() == 0 {
-                    self.make_room_for_copy(1, scratch);
-                }
                 match self.space.handle_fault(page, access, scratch) {
                     Outcome::Unfilled => {}
                     outcome => return Some(outcome),
@@ -264,8 +269,16 @@ impl<M: ObjectMmu> Objects<M> {
         let Asker { page, ref vma, around, access } = *asker;
         let backing = vma.attributes.backing;
         let (object, at) = (self.object(ObjectId(backing.object)), backing.object_page(page));
-        // Whoever holds the page may wait for memory that only a worker can free: no sleep.
-        let Some(old) = self.space.word(page).try_lock() else {
+        // The handler that sent the request may hold the page yet, for a moment. Whoever else holds
+        // it may wait for memory that only a worker can free: no sleep.
+        let try_lock = |_| {
+            let locked = self.space.word(page).try_lock();
+            if locked.is_none() {
+                self.space.mmu().relax();
+            }
+            locked
+        };
+        let Some(old) = (0..LOCK_TRIES).find_map(try_lock) else {
             return self.space.answer(page);
         };
         if !self.space.is_current(vma) || old.state() != State::None {
@@ -338,8 +351,9 @@ impl<M: ObjectMmu> Objects<M> {
         old.state() == State::Cached
     }
 
-    /// Makes sure that a fault finds a page of anonymous memory, reclaiming where it must: of each
-    /// kind of memory in proportion to what it has. `false`: there is none.
+    /// Makes sure that a fault finds a page of anonymous memory, and as a rule the `wanted` ones,
+    /// reclaiming where it must: of each kind of memory in proportion to what it has. `false`:
+    /// there is none.
     fn make_room_for_copy(&self, wanted: usize, scratch: &mut Scratch) -> bool {
         self.space.budget().count(Event::Allocstall, 1);
         for _ in 0..4 {
@@ -353,12 +367,12 @@ impl<M: ObjectMmu> Objects<M> {
             if share < ROOM_PAGES && self.space.available() < wanted {
                 self.space.reclaim(ROOM_PAGES - share, Reclaimer::Direct, scratch);
             }
-            if self.space.available() > 0 {
+            if self.space.available() >= wanted {
                 return true;
             }
         }
         self.space.budget().call_for_memory();
-        false
+        self.space.available() > 0
     }
 
     /// An object has another length: of its private mappings, pages behind the old end may be had

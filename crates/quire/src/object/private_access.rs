@@ -107,12 +107,23 @@ impl<M: ObjectMmu> Objects<M> {
                 self.handle_fault(page, Access::Read, scratch);
             }
         }
-        self.present_private_pages(range)
+        let is_mapped = |page: &PageNum| self.space.snapshot(*page).state() == State::Mapped;
+        range.pages().filter(is_mapped).count()
     }
 
-    /// How many pages of a range of the arena are mapped just now.
+    /// How many pages of a range of the arena are mapped just now. Waits for faults that are under
+    /// way: a thread goes on a moment before the words of its page, and of those that came along,
+    /// say so.
     pub fn present_private_pages(&self, range: PageRange) -> usize {
-        let is_mapped = |page: &PageNum| self.space.snapshot(*page).state() == State::Mapped;
+        let is_mapped = |page: &PageNum| {
+            let seen = self.space.snapshot(*page);
+            if !seen.is_locked() {
+                return seen.state() == State::Mapped;
+            }
+            let settled = self.space.lock_page(*page);
+            self.space.unlock_page(*page);
+            settled.state() == State::Mapped
+        };
         range.pages().filter(is_mapped).count()
     }
 
