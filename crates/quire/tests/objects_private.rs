@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use common::{
-    Dir, PAGE, Probe, Watchdog, load, press, random, space, space_by, store, survive_sigbus,
-    wait_until,
+    Dir, PAGE, Probe, Watchdog, drop_pages, load, press, random, space, space_by, store,
+    survive_sigbus, wait_until,
 };
 use quire::library::{AddressSpace, Delivery, Error, FaultAround, MapOptions, Object, OpenOptions};
 use quire::mmu::simulated::Generator;
@@ -272,6 +272,13 @@ fn a_page_that_cannot_be_read_is_a_sigbus_until_it_is_populated() {
     map.populate(0..map.len()).unwrap();
     assert_eq!(map.mapped_pages(), 64);
     assert!(map[..] == bytes[..]);
+    // Dropped by the program itself, and bad again.
+    probe.set_bad(9, true);
+    drop_pages(&object, 9 * PAGE as u64..10 * PAGE as u64, 1);
+    let at = map.as_ptr().wrapping_add(9 * PAGE).cast_mut();
+    // SAFETY: a whole page of the mapping, which nobody else uses.
+    assert_eq!(unsafe { libc::madvise(at.cast(), PAGE, libc::MADV_DONTNEED) }, 0);
+    assert_eq!(load(map.as_ptr(), 9 * PAGE), None);
 }
 
 /// The read of one page is held in the store: the threads that want it wait, and others do not.

@@ -108,9 +108,19 @@ impl<M: Mmu> AddressSpace<M> {
         Outcome::Spurious
     }
 
+    /// Whether a locked page of a private mapping has to be filled: it has no content, or the
+    /// program has dropped it behind our back.
+    pub(crate) fn is_unfilled(&self, page: PageNum, old: Snapshot) -> bool {
+        match old.state() {
+            State::None => true,
+            State::Mapped => !self.is_there(page),
+            _ => false,
+        }
+    }
+
     /// Whether a locked page is in memory, as far as the kernel can tell: what it has swapped out
     /// by itself need not be.
-    pub(crate) fn is_there(&self, page: PageNum) -> bool {
+    fn is_there(&self, page: PageNum) -> bool {
         let mut is_there = [false];
         self.mmu.look(PageRange::new(page, 1), &mut is_there);
         is_there[0]

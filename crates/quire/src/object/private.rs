@@ -174,8 +174,7 @@ impl<M: ObjectMmu> Objects<M> {
             self.space.budget().count(Event::FaultParked, 1);
             return Look::Ended(Outcome::Parked);
         };
-        let is_dropped = old.state() == State::Mapped && !self.space.is_there(page);
-        if !self.space.is_current(vma) || !(old.state() == State::None || is_dropped) {
+        if !self.space.is_current(vma) || !self.space.is_unfilled(page, old) {
             self.space.unlock_page(page);
             return Look::Changed;
         }
@@ -281,7 +280,7 @@ impl<M: ObjectMmu> Objects<M> {
         let Some(old) = (0..LOCK_TRIES).find_map(try_lock) else {
             return self.space.answer(page);
         };
-        if !self.space.is_current(vma) || old.state() != State::None {
+        if !self.space.is_current(vma) || !self.space.is_unfilled(page, old) {
             self.space.unlock_page(page);
             return self.space.answer(page);
         }
