@@ -43,6 +43,11 @@
 // until it has grown.
 #define QUIRE_MAP_BEYOND_END 4
 
+// quire_map: a private copy, as of mmap's MAP_PRIVATE: what is written (with QUIRE_MAP_WRITE) is
+// seen in this mapping alone, and never reaches the file, which may be read-only. Whether later
+// changes of the file show is not said.
+#define QUIRE_MAP_PRIVATE 8
+
 // Fault-around: as many cached pages as the faults of the mapping suggest.
 #define QUIRE_FAULT_AROUND_AUTO -1
 
@@ -208,7 +213,7 @@ int64_t quire_populate_cached(const struct quire_mapping *mapping, size_t offset
 int quire_advise(const struct quire_mapping *mapping, size_t offset, size_t len, int advice);
 
 // Writes what is dirty in a range of a mapping to the file and makes it durable. Errors are those
-// of quire_flush.
+// of quire_flush. Of a private copy nothing is ever written: does nothing.
 int quire_flush_mapping(const struct quire_mapping *mapping, size_t offset, size_t len);
 
 #ifdef __cplusplus

@@ -3,7 +3,9 @@
 use std::ffi::{c_int, c_void};
 use std::ops::Range;
 
-use engine::library::{FaultAround, MapOptions, Mapping as ReadMapping, MappingMut, Pattern};
+use engine::library::{
+    FaultAround, MapOptions, Mapping as ReadMapping, MappingCopy, MappingMut, Pattern,
+};
 
 use crate::failure::{Failure, number, pointer, status};
 use crate::handle::{Handle, close, get, hand_out, opened_in};
@@ -17,7 +19,12 @@ pub const QUIRE_MAP_POPULATE: u32 = 2;
 /// until it has grown.
 pub const QUIRE_MAP_BEYOND_END: u32 = 4;
 
-const FLAGS: u32 = QUIRE_MAP_WRITE | QUIRE_MAP_POPULATE | QUIRE_MAP_BEYOND_END;
+/// quire_map: a private copy, as of mmap's MAP_PRIVATE: what is written (with QUIRE_MAP_WRITE) is
+/// seen in this mapping alone, and never reaches the file, which may be read-only. Whether later
+/// changes of the file show is not said.
+pub const QUIRE_MAP_PRIVATE: u32 = 8;
+
+const FLAGS: u32 = QUIRE_MAP_WRITE | QUIRE_MAP_POPULATE | QUIRE_MAP_BEYOND_END | QUIRE_MAP_PRIVATE;
 
 /// Fault-around: as many cached pages as the faults of the mapping suggest.
 pub const QUIRE_FAULT_AROUND_AUTO: c_int = -1;
@@ -39,6 +46,7 @@ pub const QUIRE_DONTNEED: c_int = 4;
 enum Rights {
     Read(ReadMapping),
     Write(MappingMut),
+    Copy(MappingCopy),
 }
 
 /// A mapping: some of an object's bytes as memory.
@@ -57,12 +65,13 @@ impl Handle for Mapping {
     }
 }
 
-/// A method that both kinds have.
+/// A method that all kinds have.
 macro_rules! either {
     ($mapping:expr, $map:ident => $result:expr) => {
         match &$mapping.rights {
             Rights::Read($map) => $result,
             Rights::Write($map) => $result,
+            Rights::Copy($map) => $result,
         }
     };
 }
@@ -133,10 +142,11 @@ unsafe fn map(
     let process = opened_in()?;
     // SAFETY: no slice is made of the mapping, here or by C: its bytes are used by address.
     let rights = unsafe {
-        if has(QUIRE_MAP_WRITE) {
-            Rights::Write(options.map_mut(object)?)
-        } else {
-            Rights::Read(options.map(object)?)
+        match (has(QUIRE_MAP_PRIVATE), has(QUIRE_MAP_WRITE)) {
+            (true, true) => Rights::Copy(options.map_copy(object)?),
+            (true, false) => Rights::Read(options.map_copy_read_only(object)?),
+            (false, true) => Rights::Write(options.map_mut(object)?),
+            (false, false) => Rights::Read(options.map(object)?),
         }
     };
     Ok(Mapping { process, offset, len, rights })
@@ -248,7 +258,7 @@ fn advise(mapping: &Mapping, offset: usize, len: usize, advice: c_int) -> Result
 }
 
 /// Writes what is dirty in a range of a mapping to the file and makes it durable. Errors are those
-/// of quire_flush.
+/// of quire_flush. Of a private copy nothing is ever written: does nothing.
 ///
 /// # Safety
 /// `mapping` is NULL or a handle that is not closed.
@@ -262,6 +272,9 @@ pub unsafe extern "C" fn quire_flush_mapping(
     let mapping = unsafe { get(mapping) };
     status(mapping.and_then(|mapping| {
         let range = mapping.range(offset, len)?;
+        if let Rights::Copy(_) = mapping.rights {
+            return Ok(());
+        }
         let bytes = mapping.offset + range.start as u64..mapping.offset + range.end as u64;
         Ok(either!(mapping, map => map.object().flush_range(bytes))?)
     }))

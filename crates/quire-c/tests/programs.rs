@@ -128,6 +128,11 @@ fn what_is_written_is_in_the_file_once_it_is_flushed() {
 }
 
 #[test]
+fn what_is_written_to_a_private_copy_never_reaches_the_file() {
+    check("private", Linked::Shared);
+}
+
+#[test]
 fn threads_share_handles_and_have_errors_of_their_own() {
     check("threads", Linked::Shared);
 }

@@ -10,6 +10,7 @@
 
 pub mod grant;
 pub mod order;
+pub(crate) mod private;
 pub mod starved;
 mod swapin;
 pub mod way;
@@ -28,7 +29,7 @@ use crate::swap::zpool::Handle;
 use crate::units::{BLOCK_ORDER, BLOCK_PAGES, PAGE_SIZE, PageNum, PageRange};
 
 /// Pages on their way into the program.
-type Staging = [PageBytes; STAGING_PAGES];
+pub(crate) type Staging = [PageBytes; STAGING_PAGES];
 
 /// What the program tried to do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -54,6 +55,9 @@ pub enum Outcome {
     NoVma,
     /// The content is lost: the access is a SIGBUS.
     Poisoned,
+    /// The page of a private mapping has no content of its own: whoever knows the object fills it
+    /// ([`crate::object`]).
+    Unfilled,
 }
 
 impl<M: Mmu> AddressSpace<M> {
@@ -62,7 +66,7 @@ impl<M: Mmu> AddressSpace<M> {
         self.budget.count(Event::Pgfault, 1);
         loop {
             let vma = match self.find_vma(page) {
-                Some(vma) if vma.attributes.kind == Kind::Anonymous => vma,
+                Some(vma) if vma.attributes.kind.is_anonymous() => vma,
                 _ => {
                     self.mmu.wake(PageRange::new(page, 1));
                     return Outcome::NoVma;
@@ -104,6 +108,10 @@ impl<M: Mmu> AddressSpace<M> {
                 State::Poisoned | State::Cached => return self.fault_on_poisoned(page),
                 State::File => return self.fault_from_file(page, old, scratch),
                 State::Limbo => self.fault_from_limbo(page, old, &vma, guess, access),
+                State::None if vma.attributes.kind == Kind::Private => {
+                    self.unlock_page(page);
+                    return Outcome::Unfilled;
+                }
                 State::None | State::Same | State::Pool => {
                     self.fault_from_memory(page, old, &vma, guess, access, scratch.staging)
                 }
@@ -143,6 +151,9 @@ impl<M: Mmu> AddressSpace<M> {
             self.fault_on_protected(page, old, vma);
             return Outcome::Served;
         }
+        if vma.attributes.kind == Kind::Private {
+            return self.fault_on_mapped_private(page);
+        }
         // Another fault may have mapped it since this one was sent; or the program has dropped
         // the page behind our back, by a bare system call, and then zeros are right.
         // SAFETY: `zeros` is a block of pages, unmanaged.
@@ -165,7 +176,9 @@ impl<M: Mmu> AddressSpace<M> {
         let mut range = PageRange::new(page, 1);
         let mut guess = None;
         if old.has(Flags::CLEAN) {
-            self.swap.note_unclean();
+            if !old.has(Flags::IN_OBJECT) {
+                self.swap.note_unclean();
+            }
             let now = self.guess(page, old, vma);
             let folio = PageRange::new(page.align_down(now.order), 1 << now.order);
             range = self.lock_clean_around(page, folio.intersect(vma.range));
@@ -254,7 +267,7 @@ impl<M: Mmu> AddressSpace<M> {
 
     pub(crate) fn guess(&self, page: PageNum, old: Snapshot, vma: &Vma) -> Guess {
         let fixed = self.budget.control().folio_order.load(core::sync::atomic::Ordering::Relaxed);
-        let is_fresh = old.state() == State::None;
+        let is_fresh = old.state() == State::None && vma.attributes.kind == Kind::Anonymous;
         // A stream's folios are at most a thirty-second of the budget: several streams live side
         // by side.
         let order_max = (self.budget.limit() / 32).max(1).ilog2();

@@ -33,6 +33,22 @@ pub(super) struct Window<'a> {
     pub is_clean: bool,
     /// What was read from the swap file, for the pages that are there.
     pub read: Option<(ReadPlan, &'a [u8])>,
+    /// The first content of its pages, where that is not zeros.
+    pub first: Option<First<'a>>,
+}
+
+/// The bytes of neighbouring pages that have none of their own yet.
+#[derive(Clone, Copy)]
+pub(super) struct First<'a> {
+    pub start: PageNum,
+    pub bytes: &'a [PageBytes],
+}
+
+impl<'a> First<'a> {
+    /// The bytes from `page` on.
+    fn from(&self, page: PageNum) -> &'a [PageBytes] {
+        &self.bytes[(page.0 - self.start.0) as usize..]
+    }
 }
 
 impl Window<'_> {
@@ -53,6 +69,7 @@ impl Window<'_> {
             is_mlocked: false,
             is_clean: false,
             read: None,
+            first: None,
         };
         window.before[page.index() % BLOCK_PAGES] = old;
         window
@@ -322,7 +339,10 @@ impl<M: Mmu> AddressSpace<M> {
         let mut stop = Stop::No;
         let source = if is_fresh {
             ready = count;
-            self.zeros.as_ptr().cast()
+            match window.first {
+                Some(first) => first.from(rest.start)[..count].as_ptr().cast(),
+                None => self.zeros.as_ptr().cast(),
+            }
         } else {
             for (page, into) in rest.pages().zip(staging.iter_mut()).take(count) {
                 // SAFETY: the page is locked.
@@ -336,7 +356,8 @@ impl<M: Mmu> AddressSpace<M> {
         };
         let mut mapped = 0;
         if ready > 0 {
-            // SAFETY: `ready` pages are at `source`: staging, or zeros, neither managed.
+            // SAFETY: `ready` pages are at `source`: staging, zeros, or the window's first content,
+            // none of it managed.
             let done = unsafe {
                 self.mmu.copy_in(PageRange::new(rest.start, ready), source, window.protection)
             };
@@ -363,6 +384,10 @@ impl<M: Mmu> AddressSpace<M> {
         into: &mut PageBytes,
     ) -> Result<(), Corrupt> {
         let before = window.before(page);
+        if let (State::None, Some(first)) = (before.state(), window.first) {
+            into.copy_from_slice(&first.from(page)[0]);
+            return Ok(());
+        }
         if before.state() != State::File {
             // SAFETY: the caller's promise.
             return unsafe { self.load_content(page, before, into) };
@@ -397,7 +422,9 @@ impl<M: Mmu> AddressSpace<M> {
             _ => {}
         }
         match before.state() {
-            State::Same | State::File if is_clean => after = Snapshot::mapped_clean(before),
+            State::None | State::Same | State::File if is_clean => {
+                after = Snapshot::mapped_clean(before)
+            }
             State::Pool if is_clean => {
                 self.swap.keep_copy();
                 after = Snapshot::mapped_clean(before);

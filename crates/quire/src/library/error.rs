@@ -24,6 +24,13 @@ pub enum Error {
         /// What it said.
         errno: Errno,
     },
+    /// No swap file can be made there.
+    NoSwapFile {
+        /// The folder.
+        folder: String,
+        /// What the kernel said.
+        errno: Errno,
+    },
     /// An address space cannot work with so little memory.
     TooLittleMemory {
         /// What was asked for, in bytes.
@@ -48,6 +55,11 @@ pub enum Error {
         len: u64,
         /// The object's length in bytes.
         object_len: u64,
+    },
+    /// The address space has no threads that serve faults, and this needs one.
+    NeedsHandlers {
+        /// What does.
+        doing: &'static str,
     },
     /// The object is read-only.
     ReadOnly {
@@ -77,10 +89,13 @@ impl Error {
     #[must_use]
     pub fn errno(&self) -> Errno {
         match self {
-            Error::NoUserfaultfd { errno } | Error::NoMemory { errno, .. } => *errno,
+            Error::NoUserfaultfd { errno }
+            | Error::NoMemory { errno, .. }
+            | Error::NoSwapFile { errno, .. } => *errno,
             Error::TooLittleMemory { .. }
             | Error::TooMuchMemory { .. }
             | Error::BadRange { .. } => Errno::INVAL,
+            Error::NeedsHandlers { .. } => Errno::OPNOTSUPP,
             Error::ReadOnly { .. } => Errno::ACCESS,
             Error::TooLong { .. } => Errno::FBIG,
             Error::Store(error) => error.errno(),
@@ -98,6 +113,9 @@ impl fmt::Display for Error {
                 describe(*errno)
             ),
             Error::NoMemory { doing, errno } => write!(f, "cannot {doing}: {}", describe(*errno)),
+            Error::NoSwapFile { folder, errno } => {
+                write!(f, "cannot make a swap file in {folder}: {}", describe(*errno))
+            }
             Error::TooLittleMemory { bytes, least } => {
                 write!(f, "{bytes} bytes of memory are too few; ask for {least} at least")
             }
@@ -108,6 +126,11 @@ impl fmt::Display for Error {
                 f,
                 "{path}: {len} bytes at {offset} are not a range of its {object_len} bytes; map \
                  what is there, or make it longer first"
+            ),
+            Error::NeedsHandlers { doing } => write!(
+                f,
+                "cannot {doing} where threads serve their own faults; make the address space with \
+                 Delivery::Handlers"
             ),
             Error::ReadOnly { path } => {
                 write!(f, "{path} was opened read-only; open it with OpenOptions::write")
@@ -129,7 +152,9 @@ impl fmt::Display for Error {
 impl StdError for Error {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         match self {
-            Error::NoUserfaultfd { errno } | Error::NoMemory { errno, .. } => Some(errno),
+            Error::NoUserfaultfd { errno }
+            | Error::NoMemory { errno, .. }
+            | Error::NoSwapFile { errno, .. } => Some(errno),
             Error::Store(error) => error.source(),
             _ => None,
         }

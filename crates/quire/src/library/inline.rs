@@ -118,7 +118,7 @@ fn serve(address: usize, access: Access) -> bool {
                 mmu.wait_for_answer(page, seen);
                 return true;
             }
-            Some(Outcome::NoVma | Outcome::Poisoned) => return false,
+            Some(Outcome::NoVma | Outcome::Poisoned | Outcome::Unfilled) => return false,
             // While its VMA is being changed a lookup may find none: then it is tried again.
             None => return space.has_object_at(page),
         }

@@ -6,6 +6,7 @@ use std::string::ToString;
 
 use super::{Error, Object, address};
 use crate::mmu::Prot;
+use crate::mmu::object::ObjectMmu;
 use crate::object::{FaultAround, MapRequest};
 use crate::space::vma::Pattern;
 use crate::units::{ObjectPage, ObjectRange, PAGE_SIZE, PageRange};
@@ -80,7 +81,7 @@ impl MapOptions {
     /// The bytes are a slice: as long as it is used, nobody may write the object, here or in
     /// another program, or shorten it. An access that cannot be read is a SIGBUS.
     pub unsafe fn map(&self, object: &Object) -> Result<Mapping, Error> {
-        Ok(Mapping { raw: self.map_raw(object, Prot::READ)? })
+        Ok(Mapping { raw: self.map_raw(object, Prot::READ, Sharing::Shared)? })
     }
 
     /// Maps an object to be read and written; writes reach the store in time, or by a flush.
@@ -94,10 +95,41 @@ impl MapOptions {
         if object.is_read_only() {
             return Err(Error::ReadOnly { path: object.name().to_string() });
         }
-        Ok(MappingMut { raw: self.map_raw(object, Prot::READ_WRITE)? })
+        Ok(MappingMut { raw: self.map_raw(object, Prot::READ_WRITE, Sharing::Shared)? })
     }
 
-    fn map_raw(&self, object: &Object, prot: Prot) -> Result<Raw, Error> {
+    /// Maps a copy of an object to be read and written: what is written is seen in this mapping
+    /// alone, and never reaches the store. A page is copied when it is first touched; one that was
+    /// only read may be copied again, from the object as it is then. What is written stays until
+    /// the mapping goes, packed where memory is short ([`super::Builder::swap`] has room for what
+    /// does not fit in).
+    ///
+    /// # Errors
+    /// As for [`Self::map`]; [`Error::NeedsHandlers`].
+    ///
+    /// # Safety
+    /// As for [`Self::map`]: whether a change of the object shows is not said, and a shorter object
+    /// makes an access to what was not written a SIGBUS.
+    pub unsafe fn map_copy(&self, object: &Object) -> Result<MappingCopy, Error> {
+        Ok(MappingCopy { raw: self.map_raw(object, Prot::READ_WRITE, Sharing::Private)? })
+    }
+
+    /// The same to be read only. The pages are the mapping's own: a later change of the object
+    /// shows in those that were not read yet, or have gone since.
+    ///
+    /// # Errors
+    /// As for [`Self::map_copy`].
+    ///
+    /// # Safety
+    /// As for [`Self::map_copy`].
+    pub unsafe fn map_copy_read_only(&self, object: &Object) -> Result<Mapping, Error> {
+        Ok(Mapping { raw: self.map_raw(object, Prot::READ, Sharing::Private)? })
+    }
+
+    fn map_raw(&self, object: &Object, prot: Prot, sharing: Sharing) -> Result<Raw, Error> {
+        if sharing == Sharing::Private && object.space().engine.objects.space.mmu().is_inline() {
+            return Err(Error::NeedsHandlers { doing: "map a private copy" });
+        }
         let object_len = object.len();
         let len = self.len.unwrap_or_else(|| object_len.saturating_sub(self.offset));
         let bad = || Error::BadRange {
@@ -115,7 +147,11 @@ impl MapOptions {
         let pages = ObjectRange { start: first, end: ObjectPage(end.div_ceil(size)) };
         let request =
             MapRequest { pages, prot, pattern: self.pattern, fault_around: self.fault_around };
-        let range = object.objects().map(object.id(), request).map_err(|errno| match errno {
+        let made = match sharing {
+            Sharing::Shared => object.objects().map(object.id(), request),
+            Sharing::Private => object.objects().map_private(object.id(), request),
+        };
+        let range = made.map_err(|errno| match errno {
             crate::sys::Errno::INVAL => bad(),
             errno => Error::NoMemory { doing: "map an object", errno },
         })?;
@@ -125,12 +161,22 @@ impl MapOptions {
             start: address(&object.objects(), range.start) + (self.offset % size) as usize,
             offset: self.offset,
             len: len as usize,
+            sharing,
         };
         if self.populate {
             raw.populate(0..raw.len)?;
         }
         Ok(raw)
     }
+}
+
+/// Whose the bytes are.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Sharing {
+    /// The object's.
+    Shared,
+    /// The mapping's own, once they are copied.
+    Private,
 }
 
 /// A mapping without a type.
@@ -140,6 +186,7 @@ struct Raw {
     start: usize,
     offset: u64,
     len: usize,
+    sharing: Sharing,
 }
 
 impl Drop for Raw {
@@ -167,9 +214,71 @@ impl Raw {
     fn populate(&self, bytes: Range<usize>) -> Result<(), Error> {
         let pages = self.pages(bytes);
         let result = self.object.space().engine.with_buffers(|scratch, buffer| {
-            self.object.objects().populate(pages, scratch, buffer)
+            let objects = self.object.objects();
+            match self.sharing {
+                Sharing::Shared => objects.populate(pages, scratch, buffer),
+                Sharing::Private => objects.populate_private(pages, scratch, buffer),
+            }
         })?;
         result.map_err(|error| self.object.read_error(error))
+    }
+
+    fn populate_cached(&self, bytes: Range<usize>) -> usize {
+        let pages = self.pages(bytes);
+        match self.sharing {
+            Sharing::Shared => self.object.objects().populate_cached(pages),
+            Sharing::Private => {
+                let engine = &self.object.space().engine;
+                let mapped = engine.with_buffers(|scratch, _| {
+                    self.object.objects().populate_private_cached(pages, scratch)
+                });
+                // Without memory for a buffer nothing more is mapped.
+                mapped.unwrap_or_else(|_| self.present_pages(pages))
+            }
+        }
+    }
+
+    fn present_pages(&self, pages: PageRange) -> usize {
+        match self.sharing {
+            Sharing::Shared => self.object.objects().present_pages(pages),
+            Sharing::Private => self.object.objects().present_private_pages(pages),
+        }
+    }
+
+    fn try_read(&self, at: usize, into: &mut [u8]) -> Result<usize, Error> {
+        let len = into.len().min(self.len.saturating_sub(at));
+        let at = at.min(self.len);
+        let into = &mut into[..len];
+        if self.sharing == Sharing::Shared {
+            return self.object.read_at(self.offset + at as u64, into);
+        }
+        let from = (self.offset % PAGE_SIZE as u64) as usize + at;
+        let result = self.object.space().engine.with_buffers(|scratch, buffer| {
+            self.object.objects().read_private(self.range.start, from, into, scratch, buffer)
+        })?;
+        result.map_err(|error| self.object.read_error(error))
+    }
+
+    fn dont_need(&self, bytes: Range<usize>) -> usize {
+        if self.sharing == Sharing::Private {
+            self.object.objects().page_out_private(self.pages(bytes.clone()));
+        }
+        self.object.drop_cached(self.bytes(bytes))
+    }
+
+    /// The pages that lie in a range of bytes whole.
+    fn whole_pages(&self, bytes: Range<usize>) -> PageRange {
+        let lead = (self.offset % PAGE_SIZE as u64) as usize;
+        // Behind the last byte nothing of the last page is used.
+        let end = if bytes.end >= self.len {
+            (lead + self.len).next_multiple_of(PAGE_SIZE)
+        } else {
+            lead + bytes.end
+        };
+        // Nor before the first one.
+        let start = if bytes.start == 0 { 0 } else { (lead + bytes.start).div_ceil(PAGE_SIZE) };
+        let end = (end / PAGE_SIZE).max(start);
+        PageRange { start: self.range.start.add(start), end: self.range.start.add(end) }
     }
 }
 
@@ -205,7 +314,7 @@ macro_rules! mapping_methods {
         /// Maps what is in memory already, without waiting for anything; returns how many pages of
         /// the range are mapped then.
         pub fn populate_cached(&self, bytes: Range<usize>) -> usize {
-            self.raw.object.objects().populate_cached(self.raw.pages(bytes))
+            self.raw.populate_cached(bytes)
         }
 
         /// Reads bytes with an error instead of a SIGBUS; returns how many there were before the
@@ -214,9 +323,7 @@ macro_rules! mapping_methods {
         /// # Errors
         /// [`Error::Store`].
         pub fn try_read(&self, at: usize, into: &mut [u8]) -> Result<usize, Error> {
-            let len = into.len().min(self.raw.len.saturating_sub(at));
-            let at = at.min(self.raw.len);
-            self.raw.object.read_at(self.raw.offset + at as u64, &mut into[..len])
+            self.raw.try_read(at, into)
         }
 
         /// Says how a range will be used.
@@ -237,9 +344,10 @@ macro_rules! mapping_methods {
             self.raw.object.prefetch(self.raw.bytes(bytes))
         }
 
-        /// Drops a range from the cache, but for what is dirty; returns how many bytes.
+        /// Drops a range from the cache, but for what is dirty; returns how many bytes. What was
+        /// written to a private copy stays, packed.
         pub fn dont_need(&self, bytes: Range<usize>) -> usize {
-            self.raw.object.drop_cached(self.raw.bytes(bytes))
+            self.raw.dont_need(bytes)
         }
 
         /// Changes how much is mapped around a read fault.
@@ -250,7 +358,7 @@ macro_rules! mapping_methods {
         /// How many pages are mapped just now.
         #[must_use]
         pub fn mapped_pages(&self) -> usize {
-            self.raw.object.objects().present_pages(self.raw.range)
+            self.raw.present_pages(self.raw.range)
         }
 
         /// The first byte.
@@ -310,6 +418,28 @@ impl MappingMut {
     }
 }
 
+/// A private copy that can be read and written.
+pub struct MappingCopy {
+    raw: Raw,
+}
+
+impl MappingCopy {
+    mapping_methods!();
+
+    /// Gives up what was written to the pages that lie in a range whole: they are as the object
+    /// has them, as madvise's MADV_DONTNEED makes them.
+    pub fn discard(&mut self, bytes: Range<usize>) {
+        let pages = self.raw.whole_pages(bytes);
+        self.raw.object.objects().discard_private(pages);
+    }
+
+    /// The first byte.
+    #[must_use]
+    pub fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.raw.start as *mut u8
+    }
+}
+
 impl Deref for MappingMut {
     type Target = [u8];
 
@@ -320,6 +450,22 @@ impl Deref for MappingMut {
 }
 
 impl DerefMut for MappingMut {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and self is borrowed alone.
+        unsafe { core::slice::from_raw_parts_mut(self.as_mut_ptr(), self.raw.len) }
+    }
+}
+
+impl Deref for MappingCopy {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: as for `Mapping`.
+        unsafe { core::slice::from_raw_parts(self.as_ptr(), self.raw.len) }
+    }
+}
+
+impl DerefMut for MappingCopy {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above, and self is borrowed alone.
         unsafe { core::slice::from_raw_parts_mut(self.as_mut_ptr(), self.raw.len) }
@@ -337,6 +483,16 @@ impl fmt::Debug for MappingMut {
         write!(
             f,
             "MappingMut({:?}, {} bytes at {})",
+            self.raw.object, self.raw.len, self.raw.offset
+        )
+    }
+}
+
+impl fmt::Debug for MappingCopy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "MappingCopy({:?}, {} bytes at {})",
             self.raw.object, self.raw.len, self.raw.offset
         )
     }

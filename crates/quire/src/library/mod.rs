@@ -32,6 +32,7 @@ mod error;
 mod inline;
 mod mapping;
 mod object;
+mod swap_file;
 mod threads;
 
 use std::os::fd::AsRawFd;
@@ -44,8 +45,9 @@ use std::vec::Vec;
 use core::sync::atomic::Ordering;
 
 pub use self::error::Error;
-pub use self::mapping::{MapOptions, Mapping, MappingMut};
+pub use self::mapping::{MapOptions, Mapping, MappingCopy, MappingMut};
 pub use self::object::{Object, OpenOptions};
+use self::swap_file::{SwapFile, SwapPlace};
 use self::threads::Threads;
 use crate::budget::Budget;
 use crate::control::{CONTROL_BYTES, Control, Event, MAGIC, VERSION};
@@ -79,7 +81,7 @@ struct Engine {
     /// Buffers for callers that read or flush.
     buffers: Mutex<Vec<(Scratch, IoBuffer)>>,
     _control: ControlPage,
-    _files: [Option<std::fs::File>; 2],
+    _files: [Option<std::fs::File>; 3],
 }
 
 // SAFETY: the control page is atomics.
@@ -102,6 +104,7 @@ pub struct Builder {
     workers: usize,
     exclusive_rmap: bool,
     delivery: Delivery,
+    swap: Option<SwapPlace>,
 }
 
 /// Who serves a fault.
@@ -127,6 +130,7 @@ impl Default for Builder {
             workers: 4,
             exclusive_rmap: false,
             delivery: Delivery::Handlers,
+            swap: None,
         }
     }
 }
@@ -169,10 +173,20 @@ impl Builder {
         self
     }
 
+    /// Gives it a swap file in a folder, of at most so many bytes: what is written to private
+    /// copies ([`MapOptions::map_copy`]) goes there when it does not fit into memory, packed.
+    /// Without one a write to a copy waits for as long as neither fits.
+    #[must_use]
+    pub fn swap(mut self, folder: impl Into<std::path::PathBuf>, bytes_max: u64) -> Builder {
+        self.swap = Some(SwapPlace { folder: folder.into(), bytes_max });
+        self
+    }
+
     /// Makes the address space and starts its threads.
     ///
     /// # Errors
-    /// [`Error::NoUserfaultfd`] without the right to one; [`Error::NoMemory`].
+    /// [`Error::NoUserfaultfd`] without the right to one; [`Error::NoSwapFile`];
+    /// [`Error::NoMemory`].
     pub fn build(self) -> Result<AddressSpace, Error> {
         if self.memory < MEMORY_MIN {
             return Err(Error::TooLittleMemory { bytes: self.memory, least: MEMORY_MIN });
@@ -300,14 +314,21 @@ impl Engine {
         let control = ControlPage::new(budget_pages).map_err(no_memory)?;
         // SAFETY: kept beside the objects, and dropped after them.
         let budget = unsafe { Budget::new(control.0.as_ptr(), 0) };
-        // SAFETY: no file.
-        let swap = unsafe { Swap::new(None, &budget) }.map_err(no_memory)?;
+        let swap_file = builder.swap.as_ref().map(SwapFile::create).transpose()?;
+        if let Some(swap_file) = &swap_file {
+            budget.control().segments_max.store(swap_file.segments, Ordering::Relaxed);
+        }
+        let swap_file = swap_file.map(|swap_file| swap_file.file);
+        // SAFETY: the file is kept beside the objects, and closed after them.
+        let swap = unsafe { Swap::new(swap_file.as_ref().map(AsRawFd::as_raw_fd), &budget) }
+            .map_err(no_memory)?;
         let space =
             space::AddressSpace::new(mmu, budget, swap, pages, frames).map_err(no_memory)?;
         let objects = Objects::new(space).map_err(no_memory)?;
         objects.i_mmaps.set_walks_exclusive(builder.exclusive_rmap);
         let objects: &'static Objects<Userfaultfd> =
             std::boxed::Box::leak(std::boxed::Box::new(objects));
+        let [device_file, mem_file] = files;
         let (handlers, is_added) = match builder.delivery {
             Delivery::Handlers => (builder.handlers, Ok(())),
             Delivery::Inline => (0, inline::add(objects)),
@@ -322,7 +343,7 @@ impl Engine {
                     serves_calls,
                     buffers,
                     _control: control,
-                    _files: files,
+                    _files: [device_file, mem_file, swap_file],
                 })
             }
             Err(error) => {

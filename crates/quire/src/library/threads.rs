@@ -19,6 +19,7 @@ use crate::mmu::{Mmu, Prot, Protection};
 use crate::object::{IoBuffer, Objects};
 use crate::reclaim::Balance;
 use crate::scratch::Scratch;
+use crate::swap::Request;
 use crate::sys::Errno;
 use crate::sys::futex::{self, Reach};
 use crate::sys::thread::{SignalsBlocked, never_preempt, pin_to_nth_cpu};
@@ -28,6 +29,9 @@ use crate::units::{PAGE_SIZE, PageNum, PageRange};
 const STUCK_MS: u64 = 10;
 /// How long until what could not be written is tried again.
 const DIRTY_MS: u64 = 100;
+
+/// Reads of the swap file that are taken together.
+const READ_BATCH: usize = 16;
 
 type Space = Objects<Userfaultfd>;
 
@@ -96,6 +100,12 @@ impl Threads {
             never_preempt();
             reclaim(objects, exit, &mut scratch);
         })?;
+        if objects.space.swap().has_file() {
+            // Handlers read by themselves; one is left for other faults.
+            objects.space.swap().set_turns((handlers as u32).saturating_sub(1));
+            let mut scratch = Scratch::new().map_err(no_memory)?;
+            self.spawn("quire-swapin", move || read_swap(objects, &mut scratch))?;
+        }
         for _ in 0..workers {
             let mut buffer = IoBuffer::new().map_err(no_memory)?;
             self.spawn("quire-store", move || objects.serve_requests(&mut buffer))?;
@@ -119,6 +129,7 @@ impl Threads {
     pub fn stop(&self, objects: &'static Space) {
         self.exit.is_stopping.store(true, Ordering::SeqCst);
         objects.stop_workers();
+        objects.space.swap().close_requests();
         objects.space.budget().call_for_memory();
         if self.exit.handlers.load(Ordering::SeqCst) > 0 {
             let address = super::address(objects, self.exit.page) as *const u8;
@@ -177,6 +188,18 @@ fn handle_faults(objects: &'static Space, exit: &Exit, scratch: &mut Scratch) {
             return;
         }
         objects.handle_fault(page, access, scratch);
+    }
+}
+
+fn read_swap(objects: &'static Space, scratch: &mut Scratch) {
+    let mut reader = objects.space.swap().new_reader();
+    let mut requests = [Request::NONE; READ_BATCH];
+    loop {
+        let count = objects.space.swap().take_requests(&mut requests);
+        if count == 0 {
+            return;
+        }
+        objects.space.complete_reads(&requests[..count], &mut reader, scratch);
     }
 }
 

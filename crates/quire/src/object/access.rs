@@ -61,7 +61,7 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// Has a page in the cache, and what comes with it where a stream goes on; waits for it.
-    fn fetch(
+    pub(super) fn fetch(
         &self,
         object: &Object,
         page: ObjectPage,

@@ -57,7 +57,10 @@ impl<M: ObjectMmu> Objects<M> {
     pub fn handle_fault(&self, page: PageNum, access: Access, scratch: &mut Scratch) -> Outcome {
         match self.object_fault(page, access, Some(scratch)) {
             Some(outcome) => outcome,
-            None => self.space.handle_fault(page, access, scratch),
+            None => match self.private_fault(page, access, scratch) {
+                Some(outcome) => outcome,
+                None => self.space.handle_fault(page, access, scratch),
+            },
         }
     }
 

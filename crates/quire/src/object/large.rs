@@ -26,6 +26,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use rustix_futex_sync::Mutex;
 
 use super::numbers::Numbers;
+use super::requests::by_block;
 use super::rmap::Wait;
 use super::{Block, Object, Objects};
 use crate::budget::Purpose;
@@ -238,6 +239,21 @@ impl<M: ObjectMmu> Objects<M> {
     ) -> Result<(), Errno> {
         let (home, at) = self.byte_place(object, offset);
         self.space.mmu().home_read(home, at, into)
+    }
+
+    /// Reads a run of locked pages, which may lie in several blocks.
+    pub(super) fn cache_read_run(
+        &self,
+        object: &Object,
+        pages: ObjectRange,
+        mut into: &mut [u8],
+    ) -> Result<(), Errno> {
+        for part in by_block(pages) {
+            let (bytes, rest) = into.split_at_mut(part.len() << PAGE_SHIFT);
+            self.cache_read(object, part.start.offset(), bytes)?;
+            into = rest;
+        }
+        Ok(())
     }
 
     /// Drops locked pages of one block from where they live, wherever they are mapped.

@@ -70,6 +70,10 @@ impl<M: ObjectMmu> Objects<M> {
         // Advice may have split it.
         debug_assert_eq!(vma.range.start, range.start);
         let backing = vma.attributes.backing;
+        if vma.attributes.kind == Kind::Private {
+            drop(layout);
+            return self.unmap_private(range, backing);
+        }
         let id = ObjectId(backing.object);
         // The VMA first: a fault that holds a window's lock later sees that it is gone.
         self.space.remove_vma(&mut layout, range);
@@ -100,8 +104,10 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// Changes how much is mapped around the faults of the mapping at a page.
     pub fn set_fault_around(&self, page: PageNum, fault_around: FaultAround) {
-        if let Some(vma) =
-            self.space.find_vma(page).filter(|vma| vma.attributes.kind == Kind::Object)
+        if let Some(vma) = self
+            .space
+            .find_vma(page)
+            .filter(|vma| !matches!(vma.attributes.kind, Kind::Anonymous | Kind::Foreign))
         {
             self.mappings.set_fault_around(vma.attributes.backing.mapping, fault_around);
         }

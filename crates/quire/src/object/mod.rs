@@ -9,6 +9,8 @@
 //! | file | what is there |
 //! |---|---|
 //! | `map` | mappings come, change their rights, and go |
+//! | `private` | private mappings: copies, whose faults are anonymous memory's but for the first |
+//! | `private_access` | what is asked of them beside accesses |
 //! | `fault` | the way of a fault |
 //! | `fault_around` | what is mapped around it |
 //! | `show` | which memory a window shows |
@@ -50,6 +52,8 @@ mod large;
 mod map;
 mod mappings;
 mod numbers;
+mod private;
+mod private_access;
 mod readahead;
 mod reclaim;
 mod requests;
@@ -158,6 +162,8 @@ pub struct Object {
     dirty: AtomicUsize,
     /// Pages under way to the store; the futex of who waits for them.
     writeback: AtomicU32,
+    /// Private mappings.
+    privates: AtomicUsize,
     /// Who changes the length holds it.
     resize: Mutex<()>,
     streams: Streams,
@@ -381,6 +387,7 @@ impl<M: ObjectMmu> Objects<M> {
                 cached: AtomicUsize::new(0),
                 dirty: AtomicUsize::new(0),
                 writeback: AtomicU32::new(0),
+                privates: AtomicUsize::new(0),
                 resize: Mutex::new(()),
                 streams: Streams::new(),
                 write_error: AtomicI32::new(0),

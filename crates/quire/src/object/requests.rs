@@ -18,7 +18,7 @@ use crate::fault::Access;
 use crate::mmu::Protection;
 use crate::mmu::object::ObjectMmu;
 use crate::page::{Flags, Snapshot, State};
-use crate::space::vma::Vma;
+use crate::space::vma::{Kind, Vma};
 use crate::sys::Errno;
 use crate::sys::futex::{self, Reach};
 use crate::sys::memory;
@@ -189,6 +189,9 @@ impl<M: ObjectMmu> Objects<M> {
         let asked = asker.map(|asker| asker.vma.attributes.backing.object_page(asker.page));
         let is_bad = self.fill_locked(object, pages, asked, buffer).is_err();
         let Some(asker) = asker else { return };
+        if asker.vma.attributes.kind == Kind::Private {
+            return self.complete_private(&asker, is_bad, buffer);
+        }
         let mut window = self.windows.lock(asker.page);
         if self.space.is_current(&asker.vma) {
             if is_bad {

@@ -82,8 +82,11 @@ impl<M: ObjectMmu> Objects<M> {
     fn lengthen(&self, object: &Object, bytes: u64) -> Result<(), Errno> {
         let pages = bytes.div_ceil(PAGE_SIZE as u64) as usize;
         self.space.mmu().home_resize(object.home, pages)?;
-        // Release: who sees the length sees the home.
-        object.length.store(bytes, Ordering::Release);
+        let before = object.pages();
+        // Who sees the length sees the home. SeqCst for `follow_length`.
+        object.length.store(bytes, Ordering::SeqCst);
+        let grown = ObjectRange { start: ObjectPage(before as u64), end: object.range().end };
+        self.follow_length(object, grown);
         Ok(())
     }
 
@@ -106,6 +109,7 @@ impl<M: ObjectMmu> Objects<M> {
             at = at.add(1);
         }
         self.leave_frames_behind(object, gone);
+        self.follow_length(object, gone);
         self.space.mmu().home_resize(object.home, object.pages())?;
         self.zero_behind(object, bytes)
     }

@@ -100,19 +100,23 @@ impl Flags {
     /// The payload of a mapped page is where its bytes are in the swap file. Only with CLEAN.
     pub const IN_FILE: Flags = Flags(1 << 16);
     /// A mapped page has not been written since it was stored, and is write-protected so that the
-    /// first write is noticed. Without COPY and IN_FILE the payload is its pattern.
+    /// first write is noticed. Without COPY, IN_FILE and IN_OBJECT the payload is its pattern.
     pub const CLEAN: Flags = Flags(1 << 17);
     /// The kernel held the page when its range lost the right to write: moving is refused there,
     /// and copying could lose what the kernel still writes.
     pub const PINNED: Flags = Flags(1 << 13);
     /// Could not be compressed, and there is no swap file to take it.
     pub const INCOMPRESSIBLE: Flags = Flags(1 << 14);
-    /// A page of an object that could not be read, the last time it was asked for.
+    /// A mapped page is as its object has it, of which it is a private copy: it keeps nothing in
+    /// store, and has no content of its own once it goes. Only with CLEAN.
+    pub const IN_OBJECT: Flags = Flags(1 << 19);
+    /// A page of an object that could not be read, the last time it was asked for. Of a poisoned
+    /// page of a private mapping: it has lost nothing, and can be asked for again.
     pub const ERROR: Flags = Flags(1 << 18);
     /// Written since it was last write-protected.
     pub const DIRTY: Flags = Flags(1 << 15);
 
-    const NAMES: [(Flags, &'static str); 12] = [
+    const NAMES: [(Flags, &'static str); 13] = [
         (Flags::ACCESSED, "accessed"),
         (Flags::MLOCKED, "mlocked"),
         (Flags::WRITEBACK, "writeback"),
@@ -125,6 +129,7 @@ impl Flags {
         (Flags::ERROR, "error"),
         (Flags::IN_FILE, "in_file"),
         (Flags::CLEAN, "clean"),
+        (Flags::IN_OBJECT, "in_object"),
     ];
 
     /// The flags in either.
@@ -152,6 +157,7 @@ impl Snapshot {
         let state = match self.state() {
             State::Mapped if self.has(Flags::COPY) => State::Pool,
             State::Mapped if self.has(Flags::IN_FILE) => State::File,
+            State::Mapped if self.has(Flags::IN_OBJECT) => State::None,
             State::Mapped if self.has(Flags::CLEAN) => State::Same,
             _ => return None,
         };
@@ -162,7 +168,8 @@ impl Snapshot {
     #[must_use]
     pub const fn without_kept(self) -> Snapshot {
         let content = self.0 & !((u32::MAX as u64) << PAYLOAD_SHIFT);
-        Snapshot(content).without(Flags::COPY.or(Flags::IN_FILE).or(Flags::CLEAN))
+        let kept = Flags::COPY.or(Flags::IN_FILE).or(Flags::IN_OBJECT).or(Flags::CLEAN);
+        Snapshot(content).without(kept)
     }
 
     /// The word of a mapped page that is as it was stored, and keeps what it has there: `stored`
@@ -172,6 +179,7 @@ impl Snapshot {
         let flags = match stored.state() {
             State::Pool => Flags::COPY.or(Flags::CLEAN),
             State::File => Flags::IN_FILE.or(Flags::CLEAN),
+            State::None => Flags::IN_OBJECT.or(Flags::CLEAN),
             _ => Flags::CLEAN,
         };
         Snapshot::new(State::Mapped, stored.payload()).with(flags)

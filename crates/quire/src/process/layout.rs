@@ -220,7 +220,7 @@ impl Process {
         let needs_engine = |_: &mut Layout<'_>| loses && self.space.has_used(range);
         self.locked_or_errand(needs_engine, |layout| {
             self.each_kind(layout, range, |layout, part, kind| match kind {
-                Kind::Anonymous => {
+                Kind::Anonymous | Kind::Private => {
                     self.space.protect(layout, part, Prot((prot & PROT_MASK) as u32))
                 }
                 Kind::Foreign | Kind::Object => {
@@ -309,8 +309,8 @@ impl Process {
                         // SAFETY: the program's own mapping and its own advice.
                         unsafe { memory::advise(start, bytes, advice as u32) }
                     }
-                    (Kind::Anonymous, Some(advice)) => self.space.advise(layout, part, advice),
-                    (Kind::Anonymous, None) => Ok(()),
+                    (_, Some(advice)) => self.space.advise(layout, part, advice),
+                    (_, None) => Ok(()),
                 })
             },
         )
@@ -414,7 +414,7 @@ impl Process {
         for (at, page) in range.pages().enumerate() {
             let vma = self.space.find_vma(page).ok_or(Errno::NOMEM)?;
             let is_resident = match vma.attributes.kind {
-                Kind::Anonymous => self.space.is_resident(page),
+                Kind::Anonymous | Kind::Private => self.space.is_resident(page),
                 Kind::Foreign | Kind::Object => self.is_resident_in_kernel(page),
             };
             // SAFETY: the caller's promise.

@@ -14,7 +14,7 @@ use crate::mmu::{FrameRun, Holes, Mmu, Protection, Refusal};
 use crate::page::{Flags, Snapshot, State};
 use crate::scratch::Scratch;
 use crate::space::AddressSpace;
-use crate::space::vma::{Kind, Vma};
+use crate::space::vma::Vma;
 use crate::sys::monotonic_ns;
 use crate::units::{BLOCK_ORDER, BLOCK_PAGES, PageNum, PageRange};
 
@@ -132,7 +132,7 @@ impl<M: Mmu> AddressSpace<M> {
             let prot = vma.attributes.prot;
             // What is written and executed can neither move nor be copied safely: it stays.
             let can_go = prot.is_movable() || !prot.is_writable();
-            if vma.attributes.kind == Kind::Anonymous && can_go {
+            if vma.attributes.kind.is_anonymous() && can_go {
                 evicted.add(self.evict_part(part, &vma, who, scratch));
             }
         }
@@ -219,20 +219,25 @@ impl<M: Mmu> AddressSpace<M> {
         self.budget.count(Event::UnmapNs, (monotonic_ns() - start) as usize);
         self.count_unmapped(clean.range.start, freed);
         self.budget.count(Event::UnmapPages, freed);
-        self.budget.count(Event::Pswpout, freed);
-        self.budget.count(Event::PswpoutClean, freed);
-        self.swap.note_clean(freed);
+        let mut stored_pages = 0;
         for page in victims() {
             let before = clean.before(page).expect("a victim");
             let Some(stored) = before.kept().filter(|_| is_there(page)) else {
                 self.unlock_page(page);
                 continue;
             };
-            if stored.state() == State::Pool {
-                self.swap.forget_copy();
+            match stored.state() {
+                // Its object has it: nothing of it is in swap.
+                State::None => self.budget.add_wanted(-1),
+                State::Pool => self.swap.forget_copy(),
+                _ => {}
             }
+            stored_pages += usize::from(stored.state() != State::None);
             self.unlock_page_with(page, before.keep(Flags::WRITE_PROTECTED, stored));
         }
+        self.budget.count(Event::Pswpout, stored_pages);
+        self.budget.count(Event::PswpoutClean, stored_pages);
+        self.swap.note_clean(stored_pages);
         self.budget.uncharge(freed);
         Evicted { freed, ..Evicted::default() }
     }

@@ -89,7 +89,7 @@ impl<M: Mmu> AddressSpace<M> {
                 break;
             }
             at = vma.range.end;
-            if vma.attributes.kind == Kind::Anonymous {
+            if vma.attributes.kind.is_anonymous() {
                 for part in self.used_parts(vma.range.intersect(range)) {
                     act(self, part, layout);
                 }

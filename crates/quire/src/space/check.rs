@@ -7,7 +7,6 @@ use core::sync::atomic::Ordering;
 use std::collections::BTreeSet;
 
 use super::AddressSpace;
-use super::vma::Kind;
 use crate::mmu::{FrameId, Inspect};
 use crate::page::{Flags, State};
 use crate::units::{BLOCK_ORDER, PageNum};
@@ -162,7 +161,7 @@ impl<M: Inspect> AddressSpace<M> {
                 assert!(prot.is_none_or(|prot| prot.0 == 0), "{page:?} is in no VMA");
             }
             let Some(vma) = vma else { break };
-            for page in vma.range.pages().filter(|_| vma.attributes.kind == Kind::Anonymous) {
+            for page in vma.range.pages().filter(|_| vma.attributes.kind.is_anonymous()) {
                 let prot = self.mmu.mapping(page).prot;
                 assert!(
                     prot.is_none_or(|prot| prot == vma.attributes.prot),

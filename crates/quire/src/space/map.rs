@@ -58,13 +58,24 @@ impl<M: Mmu> AddressSpace<M> {
         range: PageRange,
         prot: Prot,
     ) -> Result<(), Errno> {
+        let is_mlocked = self.locks_future.load(Ordering::Relaxed);
+        let attributes = Attributes { is_mlocked, ..Attributes::anonymous(prot) };
+        self.install_with(layout, range, attributes)
+    }
+
+    /// The same for a VMA of whatever attributes.
+    pub(crate) fn install_with(
+        &self,
+        layout: &mut Layout<'_>,
+        range: PageRange,
+        attributes: Attributes,
+    ) -> Result<(), Errno> {
+        let prot = attributes.prot;
         // Rights first: what is found by a fault must be allowed.
         if prot != Prot::NONE && self.mmu.protect(range, prot).refusal.is_some() {
             let _ = self.mmu.protect(range, Prot::NONE);
             return Err(Errno::NOMEM);
         }
-        let is_mlocked = self.locks_future.load(Ordering::Relaxed);
-        let attributes = Attributes { is_mlocked, ..Attributes::anonymous(prot) };
         if let Err(error) = self.vmas.insert(range, attributes, &layout.locked) {
             let _ = self.mmu.protect(range, Prot::NONE);
             return Err(error);

@@ -210,7 +210,7 @@ impl<M: Mmu> AddressSpace<M> {
             }
             match self.handle_fault(page, Access::Read, &mut layout.scratch) {
                 Outcome::Served | Outcome::Spurious => {}
-                Outcome::NoVma | Outcome::Poisoned => return false,
+                Outcome::NoVma | Outcome::Poisoned | Outcome::Unfilled => return false,
                 Outcome::Parked => {
                     // Somebody holds the page, or there is no memory: wait for the one, give
                     // the other time.

@@ -23,10 +23,10 @@ impl<M: Mmu> AddressSpace<M> {
             had_any = true;
             at = part.end;
             match vma.attributes.kind {
-                Kind::Anonymous => managed += part.len(),
+                Kind::Anonymous | Kind::Private => managed += part.len(),
                 // Whatever the program mapped there goes, and our reservation comes back.
                 Kind::Foreign => self.mmu.reserve_again(part),
-                // Objects know where they are mapped: `Objects::unmap` takes them out before.
+                // Objects know where they are mapped shared: `Objects::unmap` takes them out before.
                 Kind::Object => return Err(Errno::BUSY),
             }
         }

@@ -27,6 +27,17 @@ pub enum Kind {
     Foreign = 1,
     /// Shared memory: pages of an object.
     Object = 2,
+    /// Private memory, managed, whose first content is an object's: a page without content reads as
+    /// the object's bytes, and not as zeros.
+    Private = 3,
+}
+
+impl Kind {
+    /// Whether its pages are the space's own: they have words there, and go to swap.
+    #[must_use]
+    pub const fn is_anonymous(self) -> bool {
+        matches!(self, Kind::Anonymous | Kind::Private)
+    }
 }
 
 /// How the program says that it uses a range.
@@ -42,7 +53,7 @@ pub enum Pattern {
     Random = 2,
 }
 
-/// What is mapped in a VMA of kind [`Kind::Object`].
+/// What is mapped in a VMA of kind [`Kind::Object`] or [`Kind::Private`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Backing {
     /// The object's number in its space.
@@ -109,6 +120,7 @@ impl Attributes {
             kind: match bits >> 8 & 0xff {
                 1 => Kind::Foreign,
                 2 => Kind::Object,
+                3 => Kind::Private,
                 _ => Kind::Anonymous,
             },
             pattern: match bits >> 16 & 0xff {

@@ -256,9 +256,17 @@ impl Swap {
         is_queued
     }
 
-    /// Takes requests; sleeps until there are any.
+    /// Takes requests; sleeps until there are any. 0: there will be none ([`Self::close_requests`]),
+    /// or there is no file.
     pub fn take_requests(&self, out: &mut [Request]) -> usize {
         self.file.as_ref().map_or(0, |tier| tier.queue.worker_take(out))
+    }
+
+    /// Ends the threads that take requests, once they have taken all; none comes any more.
+    pub fn close_requests(&self) {
+        if let Some(tier) = &self.file {
+            tier.queue.close();
+        }
     }
 
     /// Takes requests if there are any; never sleeps.

@@ -1,0 +1,402 @@
+//! Private mappings: copies of an object's pages, written without the object.
+//!
+//! A private mapping is anonymous memory whose first content comes from an object
+//! ([`crate::fault::private`]): its pages have words in the space, go to swap, and are reclaimed
+//! like any. Here is what knows both sides. A fault on a page without content copies the object's
+//! bytes out of its cache, with those neighbours that are cached too; what is not cached is read
+//! by a store worker first, who then does the same. The copy is made when the page is first
+//! touched, and again when one that was never written comes back after it went; so a later change
+//! of the object shows in pages that are not in memory, and in no other.
+//!
+//! Behind the object's end an access is a SIGBUS. When the object becomes shorter, what was not
+//! written behind its new end goes; when it grows, what could not be had can be asked for again.
+//!
+//! # Who keeps the object alive
+//!
+//! A fault uses it only under the lock of its page in the arena, having seen its VMA unchanged
+//! under that lock; who unmaps changes the VMA first and takes the page locks afterwards. The
+//! mapping itself is a user of the object until then.
+//!
+//! Locks: the page's in the arena first, then those of the object's pages, which are only tried.
+//! No window: nothing here shows the home.
+
+use core::sync::atomic::Ordering;
+
+use super::requests::{Asker, IoBuffer, Request};
+use super::{FaultAround, MapRequest, Object, ObjectId, Objects};
+use crate::control::Event;
+use crate::fault::private::Unfilled;
+use crate::fault::{Access, Outcome, Staging};
+use crate::mmu::object::ObjectMmu;
+use crate::page::State;
+use crate::reclaim::Reclaimer;
+use crate::scratch::{STAGING_PAGES, Scratch};
+use crate::space::vma::{Attributes, Backing, Kind, Vma};
+use crate::swap::compress::PageBytes;
+use crate::sys::Errno;
+use crate::units::{BLOCK_PAGES, ObjectPage, ObjectRange, PageNum, PageRange};
+
+/// Pages that one fault copies at most.
+const COPY_PAGES: usize = STAGING_PAGES;
+/// How often a worker tries to lock a page before it leaves the copy to a handler.
+const LOCK_TRIES: u32 = 8;
+/// Pages that a fault wants to see free: one for the object's cache, one for the copy, and some for
+/// who comes in between.
+const FAULT_PAGES: usize = 8;
+/// Pages that are made room for at once where memory is short.
+const ROOM_PAGES: usize = 32;
+
+/// How a look at a fault ended.
+enum Look {
+    Ended(Outcome),
+    /// The page, or its VMA, has changed.
+    Changed,
+    /// A page is needed for the copy: a frame will do.
+    NeedsCopy,
+    /// A page is needed for the object's cache: leave to take one.
+    NeedsCache,
+}
+
+/// Where copies pass through.
+struct Buffers<'a> {
+    /// The object's bytes.
+    bytes: &'a mut [PageBytes; COPY_PAGES],
+    staging: &'a mut Staging,
+}
+
+impl<'a> Buffers<'a> {
+    fn of_handler(scratch: &'a mut Scratch) -> Buffers<'a> {
+        // Only readers of the swap file use it otherwise, and no fault reads it while it copies.
+        let (bytes, _) = scratch.reading.split_first_chunk_mut().expect("it is larger");
+        Buffers { bytes, staging: scratch.staging }
+    }
+
+    fn of_worker(buffer: &'a mut IoBuffer) -> Buffers<'a> {
+        let (pages, _) = buffer.pages(COPY_PAGES + STAGING_PAGES).as_chunks_mut();
+        let (bytes, rest) = pages.split_first_chunk_mut().expect("as many as asked for");
+        let (staging, _) = rest.split_first_chunk_mut().expect("as many as asked for");
+        Buffers { bytes, staging }
+    }
+}
+
+impl<M: ObjectMmu> Objects<M> {
+    /// Maps pages of an object that the caller keeps in use as a private copy; the mapping is a
+    /// user of its own.
+    ///
+    /// # Errors
+    /// As for [`Self::map`].
+    pub fn map_private(&self, id: ObjectId, request: MapRequest) -> Result<PageRange, Errno> {
+        let object = self.object(id);
+        let MapRequest { pages, prot, pattern, fault_around } = request;
+        if pages.is_empty() || pages.end.index() > object.pages_max() {
+            return Err(Errno::INVAL);
+        }
+        let mut layout = self.space.lock();
+        let range = self.space.find_room_like(&layout, pages.len(), pages.start)?;
+        let delta = pages.start.0.wrapping_sub(range.start.0);
+        let mapping = self.mappings.take(fault_around)?;
+        let backing = Backing { object: id.0, mapping, delta };
+        let kind = Kind::Private;
+        let attributes = Attributes { kind, pattern, backing, ..Attributes::anonymous(prot) };
+        if let Err(error) = self.space.install_with(&mut layout, range, attributes) {
+            self.mappings.give_back(mapping);
+            return Err(error);
+        }
+        self.get(id);
+        // SeqCst: before any fault in it looks at the length; see `follow_length`.
+        object.privates.fetch_add(1, Ordering::SeqCst);
+        Ok(range)
+    }
+
+    /// Unmaps a whole private mapping.
+    pub(super) fn unmap_private(&self, range: PageRange, backing: Backing) {
+        let mut layout = self.space.lock();
+        let unmapped = self.space.unmap(&mut layout, range);
+        debug_assert!(unmapped.is_ok(), "whole VMAs go without a split");
+        self.mappings.give_back(backing.mapping);
+        self.object(ObjectId(backing.object)).privates.fetch_sub(1, Ordering::SeqCst);
+        drop(layout);
+        self.put(ObjectId(backing.object));
+    }
+
+    /// Serves a fault on a page of a private mapping; `None` where there is none.
+    pub(super) fn private_fault(
+        &self,
+        page: PageNum,
+        access: Access,
+        scratch: &mut Scratch,
+    ) -> Option<Outcome> {
+        loop {
+            let found = self.space.find_vma(page);
+            let vma = found.filter(|vma| vma.attributes.kind == Kind::Private)?;
+            if self.space.available() < FAULT_PAGES {
+                self.make_room_for_copy(FAULT_PAGES, scratch);
+            }
+            if self.space.snapshot(page).state() != State::None {
+                match self.space.handle_fault(page, access, scratch) {
+                    Outcome::Unfilled => {}
+                    outcome => return Some(outcome),
+                }
+            }
+            match self.look_private(page, access, &vma, scratch) {
+                Look::Ended(outcome) => {
+                    self.space.budget().count(Event::Pgfault, 1);
+                    self.call_if_low();
+                    return Some(outcome);
+                }
+                Look::NeedsCopy => {
+                    if !self.make_room_for_copy(1, scratch) {
+                        return Some(self.space.starve(page));
+                    }
+                }
+                Look::NeedsCache => {
+                    if !self.make_room(1, Some(scratch)) {
+                        return Some(self.space.starve(page));
+                    }
+                }
+                Look::Changed => {}
+            }
+        }
+    }
+
+    fn look_private(
+        &self,
+        page: PageNum,
+        access: Access,
+        vma: &Vma,
+        scratch: &mut Scratch,
+    ) -> Look {
+        if self.space.available() == 0 || !self.space.use_block(page) {
+            return Look::NeedsCopy;
+        }
+        self.space.mmu().step();
+        let Some(old) = self.space.word(page).lock_or_park() else {
+            self.space.budget().count(Event::FaultParked, 1);
+            return Look::Ended(Outcome::Parked);
+        };
+        if !self.space.is_current(vma) || !self.space.is_unfilled(page, old) {
+            self.space.unlock_page(page);
+            return Look::Changed;
+        }
+        let id = ObjectId(vma.attributes.backing.object);
+        let object = self.object(id);
+        let at = vma.attributes.backing.object_page(page);
+        if at.index() >= object.pages() {
+            self.space.poison_unfilled(page, old);
+            return Look::Ended(Outcome::Poisoned);
+        }
+        if !self.use_words(object, at) {
+            self.space.unlock_page(page);
+            return Look::NeedsCache;
+        }
+        let word = object.word(at);
+        let Some(cached) = word.try_lock() else {
+            self.space.budget().count(Event::FaultParked, 1);
+            let is_parked = self.space.park_fault_on(word, page);
+            self.space.unlock_page(page);
+            if is_parked {
+                return Look::Ended(Outcome::Parked);
+            }
+            self.space.answer(page);
+            return Look::Ended(Outcome::Parked);
+        };
+        if cached.state() != State::Cached {
+            return self.begin_private_read(id, object, at, page, access, vma);
+        }
+        let mut guess = self.space.guess(page, old, vma);
+        guess.order = self.chosen_order(vma, guess.order);
+        let around = PageRange::new(page.align_down(guess.order), 1 << guess.order);
+        let fault = Unfilled { page, old, access, vma, guess };
+        let buffers = Buffers::of_handler(scratch);
+        if self.copy_around(object, fault, around, buffers) {
+            Look::Ended(Outcome::Served)
+        } else {
+            Look::NeedsCopy
+        }
+    }
+
+    /// How much to copy around a fault, where its stream suggests `order`.
+    fn chosen_order(&self, vma: &Vma, order: u32) -> u32 {
+        match self.mappings.fault_around(vma.attributes.backing.mapping) {
+            FaultAround::Auto => order,
+            FaultAround::Off => 0,
+            FaultAround::Order(order) => order,
+        }
+    }
+
+    /// Sends the read of an object's page that is not cached, and of what read-ahead adds. Both
+    /// pages are locked; the one in the arena is not afterwards, and its fault is answered by
+    /// whoever reads.
+    fn begin_private_read(
+        &self,
+        id: ObjectId,
+        object: &Object,
+        at: ObjectPage,
+        page: PageNum,
+        access: Access,
+        vma: &Vma,
+    ) -> Look {
+        let guess = self.guess_for(object, at, vma);
+        let pages = self.lock_absent_around(object, at, guess.order);
+        let Some(pages) = self.charge_locked(object, at, pages) else {
+            self.space.unlock_page(page);
+            return Look::NeedsCache;
+        };
+        self.space.budget().count(Event::Pgmajfault, 1);
+        let delta = vma.attributes.backing.delta;
+        let in_arena = |at: ObjectPage| PageNum(at.0.wrapping_sub(delta));
+        let read = PageRange { start: in_arena(pages.start), end: in_arena(pages.end) };
+        let order = self.chosen_order(vma, guess.order);
+        let around = PageRange::new(page.align_down(order), 1 << order);
+        let asker = Some(Asker { page, vma: *vma, around, access });
+        if !self.request(id, Request::Read { object: id, pages, asker }) {
+            self.space.budget().uncharge(pages.len());
+            self.unlock_words(object, pages);
+            self.space.unlock_page(page);
+            self.space.mmu().relax();
+            self.space.answer(page);
+            return Look::Ended(Outcome::Parked);
+        }
+        // Under the page's lock still: it keeps the object.
+        self.go_on_with_stream(id, object, guess, vma, read);
+        self.space.unlock_page(page);
+        Look::Ended(Outcome::Parked)
+    }
+
+    /// A worker has read what the fault of a private page asked for: copies and answers.
+    pub(super) fn complete_private(&self, asker: &Asker, is_bad: bool, buffer: &mut IoBuffer) {
+        let Asker { page, ref vma, around, access } = *asker;
+        let backing = vma.attributes.backing;
+        let (object, at) = (self.object(ObjectId(backing.object)), backing.object_page(page));
+        // The handler that sent the request may hold the page yet, for a moment. Whoever else holds
+        // it may wait for memory that only a worker can free: no sleep.
+        let try_lock = |_| {
+            let locked = self.space.word(page).try_lock();
+            if locked.is_none() {
+                self.space.mmu().relax();
+            }
+            locked
+        };
+        let Some(old) = (0..LOCK_TRIES).find_map(try_lock) else {
+            return self.space.answer(page);
+        };
+        if !self.space.is_current(vma) || !self.space.is_unfilled(page, old) {
+            self.space.unlock_page(page);
+            return self.space.answer(page);
+        }
+        if is_bad {
+            return self.space.poison_unfilled(page, old);
+        }
+        if !self.lock_cached(object, at) {
+            self.space.unlock_page(page);
+            return self.space.answer(page);
+        }
+        let guess = self.space.guess(page, old, vma);
+        let fault = Unfilled { page, old, access, vma, guess };
+        if !self.copy_around(object, fault, around, Buffers::of_worker(buffer)) {
+            self.space.answer(page);
+        }
+    }
+
+    /// Copies a locked, cached page of the object, with those around it that are cached and not
+    /// mapped, into the arena, where the page is locked as well. All are unlocked afterwards.
+    /// `false`: there was no memory, and the fault is not answered.
+    fn copy_around(
+        &self,
+        object: &Object,
+        fault: Unfilled<'_>,
+        around: PageRange,
+        buffers: Buffers<'_>,
+    ) -> bool {
+        let Unfilled { page, old, vma, .. } = fault;
+        let backing = vma.attributes.backing;
+        let is_dropped = old.state() == State::Mapped;
+        let block = PageRange::new(page.align_down(crate::units::BLOCK_ORDER), BLOCK_PAGES);
+        let bounds = around.intersect(vma.range).intersect(block);
+        let pages_max = if is_dropped { 1 } else { COPY_PAGES };
+        let range = self.space.lock_unfilled_around(page, bounds, pages_max, |page| {
+            let at = backing.object_page(page);
+            at.index() < object.pages() && self.lock_cached(object, at)
+        });
+        let pages = ObjectRange::new(backing.object_page(range.start), range.len());
+        let bytes = &mut buffers.bytes[..range.len()];
+        let read = self.cache_read_run(object, pages, bytes.as_flattened_mut());
+        self.unlock_words(object, pages);
+        if read.is_err() {
+            // The kernel is out of memory of its own: the fault is tried again.
+            self.space.unlock_range(range);
+            self.space.mmu().relax();
+            self.space.answer(page);
+            return true;
+        }
+        if is_dropped {
+            self.space.refill(page, old, &bytes[0]);
+            return true;
+        }
+        self.space.fill_first(fault, range, bytes, buffers.staging)
+    }
+
+    /// Locks a page of an object if that is cached, and nobody holds it.
+    fn lock_cached(&self, object: &Object, at: ObjectPage) -> bool {
+        let word = object.word(at);
+        if word.load().state() != State::Cached {
+            return false;
+        }
+        let Some(old) = word.try_lock() else { return false };
+        if old.state() != State::Cached {
+            self.space.unlock_word(word);
+        }
+        old.state() == State::Cached
+    }
+
+    /// Makes sure that a fault finds a page of anonymous memory, and as a rule the `wanted` ones,
+    /// reclaiming where it must: of each kind of memory in proportion to what it has. `false`:
+    /// there is none.
+    fn make_room_for_copy(&self, wanted: usize, scratch: &mut Scratch) -> bool {
+        self.space.budget().count(Event::Allocstall, 1);
+        for _ in 0..4 {
+            let cached = self.cached_pages();
+            // Relaxed: how the turn is shared out, no more.
+            let held = self.space.budget().member().held_pages.load(Ordering::Relaxed) as usize;
+            let share = (ROOM_PAGES * cached).div_ceil(held.max(1));
+            if share > 0 {
+                self.shrink(share, Reclaimer::Direct);
+            }
+            if share < ROOM_PAGES && self.space.available() < wanted {
+                self.space.reclaim(ROOM_PAGES - share, Reclaimer::Direct, scratch);
+            }
+            if self.space.available() >= wanted {
+                return true;
+            }
+        }
+        self.space.budget().call_for_memory();
+        self.space.available() > 0
+    }
+
+    /// An object has another length: of its private mappings, pages behind the old end may be had
+    /// now, and pages behind the new end that were not written go.
+    pub(super) fn follow_length(&self, object: &Object, changed: ObjectRange) {
+        // SeqCst: after the change of the length. Either the mapping is seen here, or its faults see
+        // the new length.
+        if changed.is_empty() || object.privates.load(Ordering::SeqCst) == 0 {
+            return;
+        }
+        let layout = self.space.lock();
+        let mut at = PageNum(0);
+        while let Some(vma) = self.space.next_vma(&layout, at) {
+            at = vma.range.end;
+            let backing = vma.attributes.backing;
+            let is_its = vma.attributes.kind == Kind::Private
+                && core::ptr::eq(self.object(ObjectId(backing.object)), object);
+            if !is_its {
+                continue;
+            }
+            let shown = ObjectRange::new(backing.object_page(vma.range.start), vma.range.len());
+            let part = shown.intersect(changed);
+            if !part.is_empty() {
+                let start = PageNum(part.start.0.wrapping_sub(backing.delta));
+                self.space.drop_unwritten(PageRange::new(start, part.len()));
+            }
+        }
+    }
+}
