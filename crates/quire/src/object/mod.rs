@@ -149,6 +149,12 @@ pub struct Object {
     writeback: AtomicU32,
     /// Who changes the length holds it.
     resize: Mutex<()>,
+    /// While the store is being asked to become shorter: the first page that it may lose. From here
+    /// on nothing is written back. `u64::MAX` else.
+    cut: AtomicU64,
+    /// Counts beginnings and ends of such a time: odd during one. The futex of flushes, which wait
+    /// for its end.
+    cuts: AtomicU32,
     streams: Streams,
     /// The first error of a write since a flusher was last told, as an errno; 0 is none.
     write_error: AtomicI32,
@@ -355,6 +361,8 @@ impl<M: ObjectMmu> Objects<M> {
                 dirty: AtomicUsize::new(0),
                 writeback: AtomicU32::new(0),
                 resize: Mutex::new(()),
+                cut: AtomicU64::new(u64::MAX),
+                cuts: AtomicU32::new(0),
                 streams: Streams::new(),
                 write_error: AtomicI32::new(0),
                 write_error_page: AtomicU64::new(0),

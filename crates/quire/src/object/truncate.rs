@@ -1,8 +1,14 @@
 //! An object's length changes.
 //!
-//! Shorter: the length first, so that no fault maps what is to go; then the pages, each under its
-//! lock, which also waits for reads under way; then the home, from when on an access is a SIGBUS;
-//! the store last. Longer: the store, the home, the length.
+//! Shorter: the store first, for it may refuse, and then nothing has happened: what was dirty behind
+//! the new end is dirty still. Meanwhile (the *cut*) nothing is written back there, for such a write
+//! would make the store longer again: what was under way before is waited for, and flushes wait for
+//! the cut's end. Then the length, so that no fault maps what is to go; the pages, each under its
+//! lock, which also waits for reads under way; the home, from when on an access is a SIGBUS.
+//! Longer: the store, the home, the length.
+//!
+//! Locks: the object's `resize`, held all along; page locks, one at a time, none while the store
+//! works.
 
 use core::sync::atomic::Ordering;
 
@@ -11,14 +17,15 @@ use super::{Object, Objects};
 use crate::mmu::object::ObjectMmu;
 use crate::page::{Condition, Flags, Snapshot, State};
 use crate::sys::Errno;
+use crate::sys::futex::{self, Reach};
 use crate::units::{ObjectPage, ObjectRange, PAGE_SIZE};
 
 impl<M: ObjectMmu> Objects<M> {
     /// Changes an object's length, in its store as well.
     ///
     /// # Errors
-    /// `FBIG` beyond what the object was opened for, or the store's. The object has its old length
-    /// then, but what was cut from its cache has to be read again.
+    /// `FBIG` beyond what the object was opened for, or the store's. The object is as it was then,
+    /// with every byte that was written to it.
     pub fn set_len(&self, object: &Object, bytes: u64) -> Result<(), Errno> {
         let _resize = object.resize.lock();
         if bytes.div_ceil(PAGE_SIZE as u64) > object.pages_max() as u64 {
@@ -26,12 +33,10 @@ impl<M: ObjectMmu> Objects<M> {
         }
         let before = object.len();
         if bytes < before {
-            self.shorten(object, bytes)?;
-            if let Err(error) = object.store.set_len(bytes) {
-                self.lengthen(object, before)?;
-                return Err(error);
-            }
-            return Ok(());
+            self.begin_cut(object, bytes);
+            let result = object.store.set_len(bytes).and_then(|()| self.shorten(object, bytes));
+            end_cut(object);
+            return result;
         }
         object.store.set_len(bytes)?;
         self.zero_behind(object, before)?;
@@ -86,6 +91,37 @@ impl<M: ObjectMmu> Objects<M> {
         Ok(())
     }
 
+    /// Has nothing written back any more of what a store of so many bytes loses, and waits for
+    /// what is under way. The page that is cut into is among it: its tail would be lost.
+    fn begin_cut(&self, object: &Object, bytes: u64) {
+        let first = ObjectPage(bytes / PAGE_SIZE as u64);
+        object.cuts.fetch_add(1, Ordering::Relaxed);
+        // SeqCst: before the page locks below; write-back looks at it with the pages locked.
+        object.cut.store(first.0, Ordering::SeqCst);
+        let mut at = first;
+        while at < object.range().end {
+            if object.block(at).is_used.load(Ordering::SeqCst) == 0 {
+                at = ObjectPage((at.0 | 511) + 1);
+                continue;
+            }
+            self.lock_settled(object, at);
+            self.space.unlock_word(object.word(at));
+            at = at.add(1);
+        }
+    }
+
+    /// Waits while the store is being asked to become shorter. The caller holds no page lock.
+    pub(super) fn wait_for_cut(&self, object: &Object) {
+        loop {
+            // Acquire pairs with the release in `end_cut`: who goes on sees no cut.
+            let cuts = object.cuts.load(Ordering::Acquire);
+            if cuts.is_multiple_of(2) {
+                return;
+            }
+            futex::wait(&object.cuts, cuts, Reach::Process, None);
+        }
+    }
+
     fn shorten(&self, object: &Object, bytes: u64) -> Result<(), Errno> {
         let old = object.range();
         // SeqCst: before the page locks below; a fault takes one and looks at the length then.
@@ -121,7 +157,9 @@ impl<M: ObjectMmu> Objects<M> {
                 return;
             }
         }
-        self.space.unlock_word(word);
+        // Nor does an error outlive its page.
+        let after = if old.state() == State::None { Object::GONE } else { old };
+        self.space.unlock_word_with(word, after);
     }
 
     /// Locks a page that is not under way to the store: such a write would come after the store
@@ -157,4 +195,12 @@ impl<M: ObjectMmu> Objects<M> {
         self.space.unlock_word(word);
         result
     }
+}
+
+/// The store has become shorter, and the object as well, or nothing has changed.
+fn end_cut(object: &Object) {
+    object.cut.store(u64::MAX, Ordering::SeqCst);
+    // Release: see `wait_for_cut`.
+    object.cuts.fetch_add(1, Ordering::Release);
+    futex::wake(&object.cuts, u32::MAX, Reach::Process);
 }

@@ -168,6 +168,15 @@ impl<M: ObjectMmu> Objects<M> {
                 continue;
             }
             at = run.end;
+            let Some(run) = self.keep_before_cut(object, run) else {
+                if wait == Wait::Yes {
+                    // Whether it must be written is known once the store has said yes or no.
+                    self.wait_for_cut(object);
+                    at = run.start;
+                }
+                continue;
+            };
+            at = run.end;
             if !self.try_to_protect(object, run, wait) {
                 self.unlock_words(object, run);
                 continue;
@@ -223,6 +232,14 @@ impl<M: ObjectMmu> Objects<M> {
             run.end = run.end.add(1);
         }
         run
+    }
+
+    /// Unlocks what the store may lose just now of a run of locked pages; `None` is all of it.
+    fn keep_before_cut(&self, object: &Object, run: ObjectRange) -> Option<ObjectRange> {
+        // SeqCst: under the page locks; who cuts takes each of them after it has said so.
+        let cut = ObjectPage(object.cut.load(Ordering::SeqCst)).max(run.start).min(run.end);
+        self.unlock_words(object, ObjectRange { start: cut, end: run.end });
+        (cut > run.start).then_some(ObjectRange { start: run.start, end: cut })
     }
 
     /// Writes a run of locked, protected, dirty pages back, and unlocks them. Returns how many are
