@@ -12,8 +12,8 @@ use common::{
     word,
 };
 use quire::library::{AddressSpace, Delivery, Error, MapOptions, Object, Pattern};
-use quire::store::Operation;
 use quire::store::test::{FailStore, Failure, VecStore};
+use quire::store::{Operation, Store};
 use rustix::io::Errno;
 
 #[test]
@@ -181,6 +181,61 @@ fn a_sync_that_fails_is_told_to_every_handle() {
     assert_eq!(second.sync().unwrap_err().errno(), Errno::IO, "its bytes may be lost as well");
     first.sync().unwrap();
     second.sync().unwrap();
+}
+
+#[test]
+fn what_a_failed_sync_may_have_lost_is_written_again_before_the_next_one_succeeds() {
+    let _watchdog = Watchdog::new(60);
+    let Some(space) = space(4 << 20) else { return };
+    let memory = Arc::new(VecStore::new(vec![0; 8 * PAGE]));
+    let inner = Arc::new(FailStore::new(Arc::clone(&memory)));
+    let object = Object::with_store(&space, Arc::clone(&inner), None).unwrap();
+    // SAFETY: accessed by single bytes only.
+    let map = unsafe { MapOptions::new().map_mut(&object) }.unwrap();
+    assert!(store(map.as_ptr(), PAGE, 1));
+    object.sync().unwrap();
+    // Written without a sync, by two flushes; the sync that would cover them fails.
+    (2..5).for_each(|page| assert!(store(map.as_ptr(), page * PAGE, 5)));
+    object.write_range(2 * PAGE as u64..3 * PAGE as u64).unwrap();
+    object.write_range(0..8 * PAGE as u64).unwrap();
+    assert_eq!(object.cached().1, 0);
+    inner.fail(Failure::nth(Operation::Sync, 2, Errno::IO));
+    assert_eq!(object.sync().unwrap_err().errno(), Errno::IO);
+    assert_eq!(object.cached().1, 3 * PAGE, "what was synced before is not in doubt");
+    // The device lost them, as it said.
+    memory.write(2 * PAGE as u64, &[0; 3 * PAGE]).unwrap();
+    object.sync().unwrap();
+    assert_eq!(object.cached().1, 0);
+    let bytes = memory.bytes();
+    (2..5).for_each(|page| assert_eq!(bytes[page * PAGE], 5, "page {page}"));
+}
+
+#[test]
+fn a_failed_sync_is_never_forgotten_where_what_it_covered_cannot_be_written_again() {
+    let _watchdog = Watchdog::new(60);
+    let Some(space) = space(4 << 20) else { return };
+    let inner = Arc::new(FailStore::new(VecStore::new(vec![0; 8 * PAGE])));
+    let object = Object::with_store(&space, Arc::clone(&inner), None).unwrap();
+    // SAFETY: accessed by single bytes only.
+    let map = unsafe { MapOptions::new().map_mut(&object) }.unwrap();
+    let written_and_dropped = || {
+        assert!(store(map.as_ptr(), 3 * PAGE, 5));
+        object.write_range(0..8 * PAGE as u64).unwrap();
+        drop_pages(&object, 3 * PAGE as u64..4 * PAGE as u64, 1);
+    };
+    written_and_dropped();
+    object.sync().unwrap();
+    // That one is durable: what fails next is not about it.
+    inner.fail(Failure::nth(Operation::Sync, 2, Errno::IO));
+    object.sync().unwrap_err();
+    object.sync().unwrap();
+    written_and_dropped();
+    inner.fail(Failure::nth(Operation::Sync, 4, Errno::IO));
+    for handle in [object.clone(), object.clone(), object.clone()] {
+        assert_eq!(handle.sync().unwrap_err().errno(), Errno::IO);
+        assert_eq!(handle.sync().unwrap_err().errno(), Errno::IO, "for ever");
+    }
+    assert_eq!(inner.count(Operation::Sync), 4, "no sync can make it true");
 }
 
 #[test]

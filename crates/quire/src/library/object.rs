@@ -292,7 +292,10 @@ impl Object {
     /// # Errors
     /// [`Error::Store`]: a page could not be written, and is still dirty (each failure is told
     /// once to each handle, even where it happened in the background before the call), or the
-    /// store could not be synced. [`Error::HeldBack`]: all but what the barrier holds back is
+    /// store could not be synced. After the latter, what was written since the last good sync is
+    /// dirty again, and the next flush writes it anew; where a part of it is not in memory any more
+    /// every later sync of the object fails: open it anew, and write what may be lost again.
+    /// [`Error::HeldBack`]: all but what the barrier holds back is
     /// written.
     pub fn flush_range(&self, bytes: Range<u64>) -> Result<(), Error> {
         self.flush_pages(pages_of(bytes), true)

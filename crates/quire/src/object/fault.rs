@@ -205,7 +205,7 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// Makes a locked, cached page dirty.
-    fn mark_dirty(&self, object: &Object, at: ObjectPage, old: Snapshot) -> Snapshot {
+    pub(super) fn mark_dirty(&self, object: &Object, at: ObjectPage, old: Snapshot) -> Snapshot {
         let after = old.with(Flags::DIRTY);
         if !old.has(Flags::DIRTY) {
             object.word(at).set(after);

@@ -16,6 +16,7 @@
 //! | `rmap` | what is done to a page in every mapping |
 //! | `reclaim` | which cached pages go |
 //! | `writeback` | dirty pages on their way to the store |
+//! | `sync` | what was written becomes durable, or is written again |
 //! | `truncate` | an object's length changes |
 //! | `access` | cached bytes without a mapping: `read_at`, `populate` |
 //!
@@ -48,6 +49,7 @@ mod readahead;
 mod reclaim;
 mod requests;
 mod rmap;
+mod sync;
 mod truncate;
 pub mod window;
 mod writeback;
@@ -161,6 +163,8 @@ pub struct Object {
     write_error_page: AtomicU64,
     /// Counts write errors: every flusher is told each once.
     write_errors: AtomicU32,
+    /// What the store has made durable.
+    synced: sync::Synced,
     /// The last error of a read.
     read_error: AtomicI32,
     read_error_page: AtomicU64,
@@ -367,6 +371,7 @@ impl<M: ObjectMmu> Objects<M> {
                 write_error: AtomicI32::new(0),
                 write_error_page: AtomicU64::new(0),
                 write_errors: AtomicU32::new(0),
+                synced: sync::Synced::new(),
                 read_error: AtomicI32::new(0),
                 read_error_page: AtomicU64::new(0),
             })

@@ -239,6 +239,9 @@ impl<M: ObjectMmu> Objects<M> {
             // Still there; what is mapped will be found to be so.
             return false;
         }
+        for page in run.pages() {
+            object.synced.note_dropped(object.word(page).load());
+        }
         self.uncharge_dropped(object, run);
         true
     }

@@ -286,6 +286,9 @@ impl<M: ObjectMmu> Objects<M> {
         let word = object.word(page);
         let old = self.space.lock_word(word);
         let mut after = old.without(Flags::WRITEBACK);
+        if is_written && old.state() == State::Cached {
+            after = object.synced.note_written(after);
+        }
         let is_dirty_again = !is_written && old.state() == State::Cached && !old.has(Flags::DIRTY);
         if is_dirty_again {
             after = after.with(Flags::DIRTY);
@@ -324,7 +327,8 @@ impl<M: ObjectMmu> Objects<M> {
     ///
     /// # Errors
     /// The first of: a write that failed since this flusher (`seen` counts what it was told) was
-    /// last told; pages that the barrier holds back; a sync that failed.
+    /// last told; pages that the barrier holds back; a sync that failed, after which what was
+    /// written since the last good one is dirty again.
     pub fn flush(
         &self,
         object: &Object,
@@ -346,21 +350,28 @@ impl<M: ObjectMmu> Objects<M> {
                 self.space.wait_on_word(object.word(page), Condition::clear(Flags::WRITEBACK));
             }
         }
+        self.tell_write_error(object, seen)?;
+        if let Some(page) = held_back {
+            return Err(FlushError::HeldBack { offset: page.offset() });
+        }
+        if is_durable {
+            self.sync_store(object, pages.start, seen)?;
+        }
+        Ok(())
+    }
+
+    /// The last write error, where it was not told yet to the flusher that has been told `seen`.
+    pub(super) fn tell_write_error(
+        &self,
+        object: &Object,
+        seen: &mut u32,
+    ) -> Result<(), FlushError> {
         let errors = object.write_errors.load(Ordering::Acquire);
         if errors != core::mem::replace(seen, errors) {
             let errno = object.write_error.load(Ordering::Relaxed);
             let page = object.write_error_page.load(Ordering::Relaxed);
             let errno = Errno::from_raw_os_error(errno);
             return Err(FlushError::Write { offset: ObjectPage(page).offset(), errno });
-        }
-        if let Some(page) = held_back {
-            return Err(FlushError::HeldBack { offset: page.offset() });
-        }
-        if is_durable && let Err(error) = object.store.sync() {
-            // What others have written is in doubt as well, and a store tells it once.
-            object.note_write_error(pages.start, error);
-            *seen = object.write_errors.load(Ordering::Acquire);
-            return Err(FlushError::Sync(error));
         }
         Ok(())
     }
@@ -372,7 +383,7 @@ impl<M: ObjectMmu> Objects<M> {
 }
 
 impl Object {
-    fn note_write_error(&self, page: ObjectPage, error: Errno) {
+    pub(super) fn note_write_error(&self, page: ObjectPage, error: Errno) {
         self.write_error_page.store(page.0, Ordering::Relaxed);
         self.write_error.store(error.raw_os_error(), Ordering::Relaxed);
         // Release publishes which.
