@@ -189,7 +189,7 @@ impl<M: ObjectMmu> Objects<M> {
         Ok(())
     }
 
-    fn try_lock_absent(&self, object: &Object, page: ObjectPage) -> bool {
+    pub(super) fn try_lock_absent(&self, object: &Object, page: ObjectPage) -> bool {
         let is_absent = object.word(page).load().state() == State::None;
         is_absent && self.lock_absent(object, page)
     }

@@ -109,10 +109,14 @@ impl<M: ObjectMmu> Objects<M> {
         }
         let guess = self.guess_for(object, at, vma);
         if access == Access::Read {
-            let around = self.around(object, vma, page, guess, window);
+            let around = if guess.order == 0 && self.is_strided(object, at, vma) {
+                PageRange::new(page, 1)
+            } else {
+                self.around(object, vma, page, guess, window)
+            };
             self.map_pages(object, vma, window, around, page);
             if window.is_present(page) {
-                self.go_on_with_stream(id, object, guess, vma, around);
+                self.go_on_with_stream(id, object, guess, vma, page, around, window);
                 return Look::Ended(Outcome::Served);
             }
         }

@@ -12,6 +12,7 @@
 //! | `fault` | the way of a fault |
 //! | `fault_around` | what is mapped around it |
 //! | `readahead` | what is read for it, and ahead of it |
+//! | `strides` | streams by a constant distance |
 //! | `requests` | reads and writes for the store workers, who do what blocks |
 //! | `rmap` | what is done to a page in every mapping |
 //! | `reclaim` | which cached pages go |
@@ -49,6 +50,7 @@ mod readahead;
 mod reclaim;
 mod requests;
 mod rmap;
+mod strides;
 mod sync;
 mod truncate;
 pub mod window;
@@ -158,6 +160,7 @@ pub struct Object {
     /// for its end.
     cuts: AtomicU32,
     streams: Streams,
+    strides: strides::Strides,
     /// The first error of a write since a flusher was last told, as an errno; 0 is none.
     write_error: AtomicI32,
     write_error_page: AtomicU64,
@@ -368,6 +371,7 @@ impl<M: ObjectMmu> Objects<M> {
                 cut: AtomicU64::new(u64::MAX),
                 cuts: AtomicU32::new(0),
                 streams: Streams::new(),
+                strides: strides::Strides::new(),
                 write_error: AtomicI32::new(0),
                 write_error_page: AtomicU64::new(0),
                 write_errors: AtomicU32::new(0),
