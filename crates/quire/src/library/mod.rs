@@ -32,6 +32,7 @@ mod error;
 mod inline;
 mod mapping;
 mod object;
+mod patience;
 mod threads;
 
 use std::os::fd::AsRawFd;
@@ -42,6 +43,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::vec::Vec;
 
 use core::sync::atomic::Ordering;
+use core::time::Duration;
 
 pub use self::error::Error;
 pub use self::mapping::{MapOptions, Mapping, MappingMut};
@@ -75,6 +77,8 @@ struct Engine {
     objects: &'static Objects<Userfaultfd>,
     threads: Threads,
     serves_calls: bool,
+    /// How long objects wait for their stores.
+    store_deadline: Option<Duration>,
     /// Buffers for callers that read or flush.
     buffers: Mutex<Vec<(Scratch, IoBuffer)>>,
     _control: ControlPage,
@@ -101,6 +105,7 @@ pub struct Builder {
     workers: usize,
     exclusive_rmap: bool,
     delivery: Delivery,
+    store_deadline: Option<Duration>,
 }
 
 /// Who serves a fault.
@@ -126,6 +131,7 @@ impl Default for Builder {
             workers: 4,
             exclusive_rmap: false,
             delivery: Delivery::Handlers,
+            store_deadline: None,
         }
     }
 }
@@ -165,6 +171,19 @@ impl Builder {
     #[must_use]
     pub fn delivery(mut self, delivery: Delivery) -> Builder {
         self.delivery = delivery;
+        self
+    }
+
+    /// How long anybody waits for an answer of an object's store; for ever unless said otherwise,
+    /// as the kernel does: a store that takes its time is not a bad one, and an access that has
+    /// waited too long is a SIGBUS. After it, `read_at`, `populate` and flushes say
+    /// [`Cause::Silent`](crate::store::Cause::Silent), and what was written stays dirty. An object,
+    /// and the address space, can be closed while the store owes an answer; the store itself goes
+    /// when it has given it. Each such object has threads of its own, and bytes go through a buffer
+    /// of theirs.
+    #[must_use]
+    pub fn store_deadline(mut self, deadline: Duration) -> Builder {
+        self.store_deadline = Some(deadline);
         self
     }
 
@@ -307,6 +326,7 @@ impl Engine {
                     objects,
                     threads,
                     serves_calls,
+                    store_deadline: builder.store_deadline,
                     buffers,
                     _control: control,
                     _files: files,

@@ -2,15 +2,20 @@
 
 use core::fmt;
 use core::ops::Range;
+use core::time::Duration;
 use std::boxed::Box;
 use std::path::Path;
 use std::string::{String, ToString};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Instant;
 
+use super::patience::Patient;
 use super::{AddressSpace, Entered, Error};
 use crate::object::{BackingStore, FlushError, ObjectId, ReadError};
-use crate::store::{Direct, FileOptions, FileStore, Store, StoreError, ZstdStore};
-use crate::sys::Errno;
+use crate::store::{
+    Cause, Direct, FileOptions, FileStore, Operation, Store, StoreError, ZstdStore,
+};
+use crate::sys::{Errno, monotonic_ns};
 use crate::units::{ObjectPage, ObjectRange, PAGE_SIZE};
 
 /// How far an object can grow, unless said otherwise: 64 GiB beyond its length.
@@ -25,10 +30,55 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// A store as the engine calls it: errors are kept whole for whoever asks, and go on as an errno.
 struct Adapter {
-    store: Box<dyn Store>,
+    calls: Calls,
     last_read: Mutex<Option<StoreError>>,
     last_write: Mutex<Option<StoreError>>,
     barrier: RwLock<Option<Box<Barrier>>>,
+}
+
+/// How a store is called.
+enum Calls {
+    /// By whoever needs it, who waits as long as it takes.
+    Plain(Box<dyn Store>),
+    /// With a deadline.
+    Patient(Patient),
+}
+
+impl Calls {
+    fn len(&self) -> Result<u64, StoreError> {
+        match self {
+            Calls::Plain(store) => store.len(),
+            Calls::Patient(store) => store.ask_plain(Operation::Len, 0),
+        }
+    }
+
+    fn read(&self, offset: u64, into: &mut [u8], since: Instant) -> Result<(), StoreError> {
+        match self {
+            Calls::Plain(store) => store.read(offset, into),
+            Calls::Patient(store) => store.read(offset, into, since),
+        }
+    }
+
+    fn write(&self, offset: u64, from: &[u8]) -> Result<(), StoreError> {
+        match self {
+            Calls::Plain(store) => store.write(offset, from),
+            Calls::Patient(store) => store.write(offset, from),
+        }
+    }
+
+    fn set_len(&self, bytes: u64) -> Result<(), StoreError> {
+        match self {
+            Calls::Plain(store) => store.set_len(bytes),
+            Calls::Patient(store) => store.ask_plain(Operation::SetLen, bytes).map(drop),
+        }
+    }
+
+    fn sync(&self) -> Result<(), StoreError> {
+        match self {
+            Calls::Plain(store) => store.sync(),
+            Calls::Patient(store) => store.ask_plain(Operation::Sync, 0).map(drop),
+        }
+    }
 }
 
 fn keep(place: &Mutex<Option<StoreError>>, result: Result<(), StoreError>) -> Result<(), Errno> {
@@ -41,19 +91,25 @@ fn keep(place: &Mutex<Option<StoreError>>, result: Result<(), StoreError>) -> Re
 
 impl BackingStore for Adapter {
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), Errno> {
-        keep(&self.last_read, self.store.read(offset, into))
+        keep(&self.last_read, self.calls.read(offset, into, Instant::now()))
+    }
+
+    fn read_since(&self, offset: u64, into: &mut [u8], since_ns: u64) -> Result<(), Errno> {
+        let waited = Duration::from_nanos(monotonic_ns().saturating_sub(since_ns));
+        let since = Instant::now().checked_sub(waited).unwrap_or_else(Instant::now);
+        keep(&self.last_read, self.calls.read(offset, into, since))
     }
 
     fn write(&self, offset: u64, from: &[u8]) -> Result<(), Errno> {
-        keep(&self.last_write, self.store.write(offset, from))
+        keep(&self.last_write, self.calls.write(offset, from))
     }
 
     fn set_len(&self, bytes: u64) -> Result<(), Errno> {
-        keep(&self.last_write, self.store.set_len(bytes))
+        keep(&self.last_write, self.calls.set_len(bytes))
     }
 
     fn sync(&self) -> Result<(), Errno> {
-        keep(&self.last_write, self.store.sync())
+        keep(&self.last_write, self.calls.sync())
     }
 
     fn release(&self) {
@@ -75,6 +131,7 @@ pub struct OpenOptions {
     direct: Direct,
     len_max: Option<u64>,
     is_plain: bool,
+    store_deadline: Option<Duration>,
 }
 
 impl OpenOptions {
@@ -120,6 +177,28 @@ impl OpenOptions {
         self
     }
 
+    /// How long anybody waits for an answer of the store; see
+    /// [`Builder::store_deadline`](super::Builder::store_deadline), which it goes before.
+    #[must_use]
+    pub fn store_deadline(mut self, deadline: Duration) -> OpenOptions {
+        self.store_deadline = Some(deadline);
+        self
+    }
+
+    /// Makes an object of a store of one's own, with the deadline and the greatest length of these
+    /// options.
+    ///
+    /// # Errors
+    /// As for [`Object::with_store`].
+    pub fn open_store(
+        &self,
+        space: &AddressSpace,
+        store: impl Store + 'static,
+    ) -> Result<Object, Error> {
+        let deadline = self.store_deadline.or(space.engine.store_deadline);
+        Object::make(space, Box::new(store), self.len_max, deadline)
+    }
+
     /// Opens a file.
     ///
     /// # Errors
@@ -128,7 +207,8 @@ impl OpenOptions {
         let path = path.as_ref();
         let is_archive = path.extension().is_some_and(|extension| extension == "zst");
         if is_archive && !self.is_plain && !self.write {
-            return Object::with_store(space, ZstdStore::open(path)?, Some(0));
+            let options = self.clone().len_max(0);
+            return options.open_store(space, ZstdStore::open(path)?);
         }
         let options = match (self.write, self.create) {
             (false, _) => FileOptions::read_only(),
@@ -136,8 +216,11 @@ impl OpenOptions {
             (true, true) => FileOptions::read_write().create(),
         };
         let options = options.direct(self.direct);
-        let len_max = if self.write { self.len_max } else { Some(0) };
-        Object::with_store(space, FileStore::open(path, options)?, len_max)
+        let store = FileStore::open(path, options)?;
+        if self.write {
+            return self.open_store(space, store);
+        }
+        self.clone().len_max(0).open_store(space, store)
     }
 }
 
@@ -189,10 +272,23 @@ impl Object {
         store: impl Store + 'static,
         len_max: Option<u64>,
     ) -> Result<Object, Error> {
-        let len = store.len()?;
+        Object::make(space, Box::new(store), len_max, space.engine.store_deadline)
+    }
+
+    fn make(
+        space: &AddressSpace,
+        store: Box<dyn Store>,
+        len_max: Option<u64>,
+        deadline: Option<Duration>,
+    ) -> Result<Object, Error> {
         let (name, is_read_only) = (store.name().to_string(), store.is_read_only());
+        let calls = match deadline {
+            Some(deadline) => Calls::Patient(Patient::new(store, deadline)),
+            None => Calls::Plain(store),
+        };
+        let len = calls.len()?;
         let adapter: &'static Adapter = Box::leak(Box::new(Adapter {
-            store: Box::new(store),
+            calls,
             last_read: Mutex::new(None),
             last_write: Mutex::new(None),
             barrier: RwLock::new(None),
@@ -263,7 +359,7 @@ impl Object {
     /// # Errors
     /// [`Error::TooLong`], [`Error::Store`].
     pub fn refresh_len(&self) -> Result<u64, Error> {
-        let bytes = self.inner.adapter.store.len()?;
+        let bytes = self.inner.adapter.calls.len()?;
         let result = self.objects().follow_len(self.engine(), bytes);
         result.map_err(|errno| self.length_error(bytes, errno))?;
         Ok(bytes)
@@ -321,22 +417,42 @@ impl Object {
             FlushError::HeldBack { offset } => {
                 Error::HeldBack { path: self.name().to_string(), offset }
             }
-            FlushError::Write { errno, .. } | FlushError::Sync(errno) => {
-                self.store_error(&self.inner.adapter.last_write, "write to a store", errno)
+            FlushError::Write { offset, errno } => {
+                self.store_error(Operation::Write, offset, errno)
             }
+            FlushError::Sync(errno) => self.store_error(Operation::Sync, 0, errno),
         })
     }
 
-    fn store_error(
-        &self,
-        place: &Mutex<Option<StoreError>>,
-        doing: &'static str,
-        errno: Errno,
-    ) -> Error {
-        match lock(place).clone() {
-            Some(error) => Error::Store(error),
-            None => Error::NoMemory { doing, errno },
+    /// What the store said of an operation, if that is the last of its kind that failed; another
+    /// may have failed since, and then only the errno is known.
+    fn store_error(&self, operation: Operation, offset: u64, errno: Errno) -> Error {
+        let adapter = self.inner.adapter;
+        let place = match operation {
+            Operation::Read => &adapter.last_read,
+            _ => &adapter.last_write,
+        };
+        let is_it = |error: &StoreError| {
+            let end = error.offset().saturating_add(error.bytes().max(1));
+            // A sync that failed is told as a failed write to those who come later.
+            let is_there = match (error.operation(), operation) {
+                (Operation::Sync, Operation::Sync | Operation::Write) => true,
+                (one, other) => one == other && (error.offset()..end).contains(&offset),
+            };
+            is_there && error.errno() == errno
+        };
+        if let Some(error) = lock(place).clone().filter(is_it) {
+            return Error::Store(error);
         }
+        if errno == Errno::NOMEM {
+            // The kernel's word about the cache, as a rule.
+            return Error::NoMemory { doing: "cache an object's page", errno };
+        }
+        let cause = match (errno, &adapter.calls) {
+            (Errno::TIMEDOUT, Calls::Patient(store)) => Cause::Silent { after: store.deadline() },
+            _ => Cause::Os(errno),
+        };
+        Error::Store(StoreError::new(operation, self.name(), offset, PAGE_SIZE as u64, cause))
     }
 
     /// Sets the write barrier: no page is written to the store, by whomever, unless it says yes
@@ -396,8 +512,14 @@ impl Object {
         self.objects().drop_cached(self.engine(), pages_of(bytes)) * PAGE_SIZE
     }
 
+    /// The last read that failed, whoever it was for: what a SIGBUS does not say.
+    #[must_use]
+    pub fn last_read_error(&self) -> Option<Error> {
+        self.objects().last_read_error(self.engine()).map(|error| self.read_error(error))
+    }
+
     pub(super) fn read_error(&self, error: ReadError) -> Error {
-        self.store_error(&self.inner.adapter.last_read, "read from a store", error.errno)
+        self.store_error(Operation::Read, error.offset, error.errno)
     }
 
     pub(super) fn id(&self) -> ObjectId {

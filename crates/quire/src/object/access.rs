@@ -2,7 +2,7 @@
 
 use core::sync::atomic::Ordering;
 
-use super::requests::{IoBuffer, Request};
+use super::requests::{IoBuffer, Request, has_timed_out_since};
 use super::{Object, ObjectId, Objects};
 use crate::budget::Purpose;
 use crate::fault::order::Streams;
@@ -11,7 +11,7 @@ use crate::page::{Flags, State};
 use crate::scratch::Scratch;
 use crate::space::AddressSpace;
 use crate::space::vma::{Kind, Pattern, Vma};
-use crate::sys::Errno;
+use crate::sys::{Errno, monotonic_ns};
 use crate::units::{
     BLOCK_ORDER, BLOCK_PAGES, ObjectPage, ObjectRange, PAGE_SIZE, PageNum, PageRange,
 };
@@ -70,6 +70,7 @@ impl<M: ObjectMmu> Objects<M> {
         scratch: &mut Scratch,
         buffer: &mut IoBuffer,
     ) -> Result<(), Errno> {
+        let since_ns = monotonic_ns();
         loop {
             if !self.use_words(object, page) && !self.make_room(1, Some(scratch)) {
                 self.space.mmu().relax();
@@ -80,6 +81,10 @@ impl<M: ObjectMmu> Objects<M> {
             if old.state() == State::Cached || page.index() >= object.pages() {
                 self.space.unlock_word(word);
                 return Ok(());
+            }
+            if has_timed_out_since(old, since_ns) {
+                self.space.unlock_word(word);
+                return Err(Errno::TIMEDOUT);
             }
             let limit = self.space.budget().limit();
             let order_max = (limit / 32).max(1).ilog2().min(BLOCK_ORDER);
@@ -96,7 +101,7 @@ impl<M: ObjectMmu> Objects<M> {
                 guess,
                 PageRange { start: PageNum(pages.start.0), end: PageNum(pages.end.0) },
             );
-            return self.fill_locked(object, pages, Some(page), buffer);
+            return self.fill_locked(object, pages, Some(page), since_ns, buffer);
         }
     }
 

@@ -6,6 +6,7 @@
 //! is not cached (it is read by a worker, with what read-ahead chose), is to be written (it becomes
 //! dirty), or is busy (the fault is parked on it).
 
+use super::requests::has_just_timed_out;
 use super::window::Mapped;
 use super::{Object, ObjectId, Objects};
 use crate::control::Event;
@@ -184,7 +185,13 @@ impl<M: ObjectMmu> Objects<M> {
                 }
                 self.answer(page, Outcome::Spurious)
             }
-            _ if old.has(Flags::ERROR) && self.space.mmu().is_inline() => {
+            _ if has_just_timed_out(old) => {
+                // The mark comes before the unlock: see `poison_unread`.
+                self.poison(page, window);
+                self.space.unlock_word(word);
+                self.answer(page, Outcome::Poisoned)
+            }
+            _ if old.has(Flags::ERROR) && old.payload() == 0 && self.space.mmu().is_inline() => {
                 self.space.unlock_word(word);
                 Look::Ended(Outcome::Poisoned)
             }

@@ -22,6 +22,7 @@ use crate::space::vma::Vma;
 use crate::sys::Errno;
 use crate::sys::futex::{self, Reach};
 use crate::sys::memory;
+use crate::sys::monotonic_ns;
 use crate::units::{
     BLOCK_PAGES, ObjectPage, ObjectRange, PAGE_SHIFT, PAGE_SIZE, PageNum, PageRange,
 };
@@ -83,7 +84,8 @@ pub(super) enum Request {
 }
 
 struct Ring {
-    requests: [Option<Request>; REQUESTS_MAX],
+    /// With the moment at which each was sent.
+    requests: [Option<(Request, u64)>; REQUESTS_MAX],
     head: usize,
     len: usize,
 }
@@ -107,13 +109,14 @@ impl Requests {
 
     /// Adds a request; `false` where the queue is full.
     pub fn push(&self, request: Request) -> bool {
+        let sent_ns = monotonic_ns();
         {
             let mut ring = self.ring.lock();
             if ring.len == REQUESTS_MAX {
                 return false;
             }
             let at = (ring.head + ring.len) % REQUESTS_MAX;
-            ring.requests[at] = Some(request);
+            ring.requests[at] = Some((request, sent_ns));
             ring.len += 1;
         }
         // Release: who sees the count sees the request.
@@ -122,7 +125,7 @@ impl Requests {
         true
     }
 
-    fn pop(&self) -> Option<Request> {
+    fn pop(&self) -> Option<(Request, u64)> {
         let mut ring = self.ring.lock();
         if ring.len == 0 {
             return None;
@@ -140,10 +143,10 @@ impl<M: ObjectMmu> Objects<M> {
         loop {
             // Acquire: before the look at the queue, so that no request is missed.
             let seen = self.requests.calls.load(Ordering::Acquire);
-            while let Some(request) = self.requests.pop() {
+            while let Some((request, sent_ns)) = self.requests.pop() {
                 match request {
                     Request::Read { object, pages, asker } => {
-                        self.complete_read(object, pages, asker, buffer);
+                        self.complete_read(object, pages, asker, sent_ns, buffer);
                         self.put(object);
                     }
                     Request::WriteBack { object, pages } => {
@@ -183,16 +186,18 @@ impl<M: ObjectMmu> Objects<M> {
         id: ObjectId,
         pages: ObjectRange,
         asker: Option<Asker>,
+        sent_ns: u64,
         buffer: &mut IoBuffer,
     ) {
         let object = self.object(id);
         let asked = asker.map(|asker| asker.vma.attributes.backing.object_page(asker.page));
-        let is_bad = self.fill_locked(object, pages, asked, buffer).is_err();
+        let is_bad = self.fill_locked(object, pages, asked, sent_ns, buffer).is_err();
         let Some(asker) = asker else { return };
         let mut window = self.windows.lock(asker.page);
         if self.space.is_current(&asker.vma) {
             if is_bad {
-                self.poison(asker.page, &window);
+                let at = asker.vma.attributes.backing.object_page(asker.page);
+                self.poison_unread(object, at, asker.page, &window);
             } else {
                 self.map_for(object, &asker, &mut window);
             }
@@ -214,8 +219,20 @@ impl<M: ObjectMmu> Objects<M> {
         self.map_pages(object, &asker.vma, window, asker.around, asker.page);
     }
 
+    /// The same for a page that could not be read, if that is still so: it may have been cut off,
+    /// and must not be marked for when it is there again.
+    fn poison_unread(&self, object: &Object, at: ObjectPage, page: PageNum, window: &Mapped) {
+        let word = object.word(at);
+        // Where it is locked the fault is tried again.
+        let Some(old) = word.try_lock() else { return };
+        if old.has(Flags::ERROR) && at.index() < object.pages() {
+            self.poison(page, window);
+        }
+        self.space.unlock_word(word);
+    }
+
     /// Makes an access to a page that cannot be read a SIGBUS, until it is mapped.
-    fn poison(&self, page: PageNum, window: &Mapped) {
+    pub(super) fn poison(&self, page: PageNum, window: &Mapped) {
         if window.is_present(page) {
             return;
         }
@@ -227,8 +244,9 @@ impl<M: ObjectMmu> Objects<M> {
         }
     }
 
-    /// Reads locked pages, which are charged, into the cache and unlocks them. Where the read of
-    /// several fails each is read by itself, so that only bad pages are lost.
+    /// Reads locked pages, which are charged, into the cache and unlocks them, for one who waits
+    /// since `since_ns`. Where the read of several fails each is read by itself, so that only bad
+    /// pages are lost; but not where the store is silent, which would be waited for page by page.
     ///
     /// # Errors
     /// Why the `asked` page, or any where none was asked for, could not be read; it is noted in
@@ -238,22 +256,22 @@ impl<M: ObjectMmu> Objects<M> {
         object: &Object,
         pages: ObjectRange,
         asked: Option<ObjectPage>,
+        since_ns: u64,
         buffer: &mut IoBuffer,
     ) -> Result<(), Errno> {
         self.space.budget().count(Event::Pgpgin, pages.len());
         let bytes = buffer.pages(pages.len());
-        if self.fill_run(object, pages, bytes).is_ok() {
-            return Ok(());
-        }
+        let Err(error) = self.fill_run(object, pages, since_ns, bytes) else { return Ok(()) };
         let mut result = Ok(());
         for page in pages.pages() {
             let one = ObjectRange::new(page, 1);
-            if let Err(error) = self.fill_run(object, one, &mut bytes[..PAGE_SIZE]) {
-                object.read_error_page.store(page.0, Ordering::Relaxed);
-                object.read_error.store(error.raw_os_error(), Ordering::Release);
-                self.space.budget().uncharge(1);
-                let bad = Object::GONE.with(Flags::ERROR);
-                self.space.unlock_word_with(object.word(page), bad);
+            let again = if error == Errno::TIMEDOUT {
+                Err(error)
+            } else {
+                self.fill_run(object, one, since_ns, &mut bytes[..PAGE_SIZE])
+            };
+            if let Err(error) = again {
+                self.fail_locked(object, page, error);
                 if asked.is_none_or(|asked| asked == page) {
                     result = Err(error);
                 }
@@ -262,9 +280,27 @@ impl<M: ObjectMmu> Objects<M> {
         result
     }
 
+    /// A locked, charged page cannot be read: notes it, and unlocks the page.
+    fn fail_locked(&self, object: &Object, page: ObjectPage, error: Errno) {
+        object.read_error_page.store(page.0, Ordering::Relaxed);
+        object.read_error.store(error.raw_os_error(), Ordering::Release);
+        self.space.budget().uncharge(1);
+        let mut bad = Object::GONE.with(Flags::ERROR);
+        if error == Errno::TIMEDOUT {
+            bad = bad.with_payload(stamp(monotonic_ns()));
+        }
+        self.space.unlock_word_with(object.word(page), bad);
+    }
+
     /// Reads a run; all of it is cached and unlocked then, or nothing has changed.
-    fn fill_run(&self, object: &Object, pages: ObjectRange, bytes: &mut [u8]) -> Result<(), Errno> {
-        object.store.read(pages.start.offset(), bytes)?;
+    fn fill_run(
+        &self,
+        object: &Object,
+        pages: ObjectRange,
+        since_ns: u64,
+        bytes: &mut [u8],
+    ) -> Result<(), Errno> {
+        object.store.read_since(pages.start.offset(), bytes, since_ns)?;
         // The object may have become shorter: what lies behind its end must not enter the home,
         // which would grow. Who shortens it waits for these locks before it shortens the home.
         let kept = pages.intersect(object.range());
@@ -291,6 +327,28 @@ impl<M: ObjectMmu> Objects<M> {
         }
         Ok(())
     }
+}
+
+/// A moment, as the word of a page has it whose read timed out: in units of 16 us, never 0.
+fn stamp(ns: u64) -> u32 {
+    ((ns >> 14) as u32).max(1)
+}
+
+/// Whether the read of a page has timed out since a moment: who waited for the page meanwhile fails
+/// with it, and does not wait as long again for a read of its own.
+pub(super) fn has_timed_out_since(word: Snapshot, since_ns: u64) -> bool {
+    if word.state() != State::None || !word.has(Flags::ERROR) || word.payload() == 0 {
+        return false;
+    }
+    // By ages: stamps go round, in 19 hours.
+    let now = stamp(monotonic_ns());
+    now.wrapping_sub(word.payload()) < now.wrapping_sub(stamp(since_ns))
+}
+
+/// The same for a fault, which does not say since when it waits: just now.
+pub(super) fn has_just_timed_out(word: Snapshot) -> bool {
+    const JUST_NOW_NS: u64 = 100_000_000;
+    word.has(Flags::ERROR) && has_timed_out_since(word, monotonic_ns().saturating_sub(JUST_NOW_NS))
 }
 
 /// What lies behind the object's end in its last page reads as zeros.

@@ -44,8 +44,9 @@ pub enum FlushError {
 /// What became of a range that was to be written back.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Written {
-    pub pages: usize,
     pub held_back: Option<ObjectPage>,
+    /// The store was waited for in vain: there is no use in asking it on.
+    pub is_silent: bool,
 }
 
 impl<M: ObjectMmu> Objects<M> {
@@ -185,18 +186,27 @@ impl<M: ObjectMmu> Objects<M> {
             // in what goes to the store.
             let bytes = run.len() << PAGE_SHIFT;
             if object.store.may_write(run.start.offset(), bytes) {
-                all.pages += self.write_back_locked(object, run, buffer);
+                if self.write_back_locked(object, run, buffer) == Err(Errno::TIMEDOUT) {
+                    all.is_silent = true;
+                    return all;
+                }
                 continue;
             }
             // Perhaps a part may.
             for page in run.pages() {
-                if object.store.may_write(page.offset(), PAGE_SIZE) {
+                if !all.is_silent && object.store.may_write(page.offset(), PAGE_SIZE) {
                     let one = ObjectRange::new(page, 1);
-                    all.pages += self.write_back_locked(object, one, buffer);
+                    let written = self.write_back_locked(object, one, buffer);
+                    all.is_silent = written == Err(Errno::TIMEDOUT);
+                } else if all.is_silent {
+                    self.space.unlock_word(object.word(page));
                 } else {
                     all.held_back = all.held_back.or(Some(page));
                     self.space.unlock_word(object.word(page));
                 }
+            }
+            if all.is_silent {
+                return all;
             }
         }
         all
@@ -242,21 +252,28 @@ impl<M: ObjectMmu> Objects<M> {
         (cut > run.start).then_some(ObjectRange { start: run.start, end: cut })
     }
 
-    /// Writes a run of locked, protected, dirty pages back, and unlocks them. Returns how many are
-    /// clean.
-    fn write_back_locked(&self, object: &Object, run: ObjectRange, buffer: &mut IoBuffer) -> usize {
+    /// Writes a run of locked, protected, dirty pages back, and unlocks them.
+    ///
+    /// # Errors
+    /// The store's, which is noted in the object.
+    fn write_back_locked(
+        &self,
+        object: &Object,
+        run: ObjectRange,
+        buffer: &mut IoBuffer,
+    ) -> Result<(), Errno> {
         let length = object.len().saturating_sub(run.start.offset());
         if length == 0 {
             // Behind the end: its truncation is under way, which drops the pages.
             self.unlock_words(object, run);
-            return 0;
+            return Ok(());
         }
         let bytes = (run.len() << PAGE_SHIFT).min(length as usize);
         let copy = &mut buffer.pages(run.len())[..bytes];
         if self.space.mmu().home_read(object.home, run.start.offset(), copy).is_err() {
             // Behind the home's end: its truncation is under way, which drops the pages.
             self.unlock_words(object, run);
-            return 0;
+            return Ok(());
         }
         object.writeback.fetch_add(run.len() as u32, Ordering::SeqCst);
         for page in run.pages() {
@@ -278,7 +295,7 @@ impl<M: ObjectMmu> Objects<M> {
         object.writeback.fetch_sub(run.len() as u32, Ordering::SeqCst);
         futex::wake(&object.writeback, u32::MAX, Reach::Process);
         self.after_cleaning();
-        if result.is_ok() { run.len() } else { 0 }
+        result
     }
 
     /// The write of a page is done; says whether the page is dirty by it, as it was before.
@@ -345,6 +362,9 @@ impl<M: ObjectMmu> Objects<M> {
             }
             let written = self.write_back_runs(object, part, Wait::Yes, buffer);
             held_back = held_back.or(written.held_back);
+            if written.is_silent {
+                break;
+            }
             // What others have under way.
             for page in part.pages() {
                 self.space.wait_on_word(object.word(page), Condition::clear(Flags::WRITEBACK));
