@@ -5,9 +5,10 @@
 mod common;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{PAGE, Watchdog, load, random, space_by, store, survive_sigbus, wait_until};
+use common::{PAGE, Probe, Watchdog, load, random, space_by, store, survive_sigbus, wait_until};
 use quire::library::{AddressSpace, Builder, Delivery, Error, MapOptions, Object, OpenOptions};
 use quire::store::test::{DelayStore, NeverStore, VecStore};
 use quire::store::{Cause, Operation, Store};
@@ -197,4 +198,75 @@ fn an_object_can_have_a_deadline_of_its_own() {
     assert!(store(map.as_ptr(), 600 * PAGE + 76, !bytes[600 * PAGE + 76]));
     object.sync().unwrap();
     assert_eq!(std::fs::read(&path).unwrap()[600 * PAGE + 76], !bytes[600 * PAGE + 76]);
+}
+
+#[test]
+fn a_store_that_refuses_for_ever_stops_writers_by_a_sigbus_and_all_goes_on_when_it_is_well() {
+    let _watchdog = Watchdog::new(120);
+    for delivery in [Delivery::Handlers, Delivery::Inline] {
+        let probe = Probe::new(vec![0; 200 * PAGE]);
+        let refuses = Arc::clone(&probe);
+        writers_are_stopped(
+            delivery,
+            &probe,
+            |_| {},
+            move |does| {
+                refuses.fail_writes(does.then_some(Errno::NOSPC));
+            },
+        );
+    }
+}
+
+#[test]
+fn a_barrier_that_never_says_yes_stops_writers_by_a_sigbus_and_all_goes_on_when_it_does() {
+    let _watchdog = Watchdog::new(120);
+    for delivery in [Delivery::Handlers, Delivery::Inline] {
+        let probe = Probe::new(vec![0; 200 * PAGE]);
+        let refuses = Arc::new(AtomicBool::new(false));
+        let seen = Arc::clone(&refuses);
+        let set = |object: &Object| {
+            object.set_barrier(move |_, _| !seen.load(Ordering::SeqCst));
+        };
+        writers_are_stopped(delivery, &probe, set, move |does| {
+            refuses.store(does, Ordering::SeqCst);
+        });
+    }
+}
+
+fn writers_are_stopped(
+    delivery: Delivery,
+    probe: &Arc<Probe>,
+    prepare: impl FnOnce(&Object),
+    refuse: impl Fn(bool),
+) {
+    survive_sigbus();
+    let builder = AddressSpace::builder().memory(1 << 20).delivery(delivery);
+    let Some(space) = space_by(&builder.writer_deadline(DEADLINE)) else { return };
+    let object = Object::with_store(&space, Arc::clone(probe), None).unwrap();
+    prepare(&object);
+    // SAFETY: accessed by single bytes only.
+    let map = unsafe { MapOptions::new().map_mut(&object) }.unwrap();
+    refuse(true);
+    let taken = Vec::from_iter((0..100).map(|page| store(map.as_ptr(), page * PAGE, 6)));
+    let dirty = taken.iter().take_while(|&&is_taken| is_taken).count();
+    assert_eq!(dirty, 64, "a quarter of the budget");
+    assert!(taken[dirty..].iter().all(|&is_taken| !is_taken), "{taken:?}");
+    assert!(object.sync().is_err());
+    // What was taken is there, and can be written again; nothing of what was refused is.
+    for page in 0..dirty {
+        assert_eq!(load(map.as_ptr(), page * PAGE), Some(6), "page {page}");
+        assert!(store(map.as_ptr(), page * PAGE + 1, 7), "page {page}");
+    }
+    let mut byte = [1];
+    object.read_at((dirty * PAGE) as u64, &mut byte).unwrap();
+    assert_eq!(byte[0], 0);
+    refuse(false);
+    for page in dirty..200 {
+        wait_until(|| store(map.as_ptr(), page * PAGE, 8));
+    }
+    // What was refused in the background is told first.
+    wait_until(|| object.sync().is_ok());
+    let bytes = probe.inner.bytes();
+    (0..dirty).for_each(|page| assert_eq!(bytes[page * PAGE..][..2], [6, 7], "page {page}"));
+    (dirty..200).for_each(|page| assert_eq!(bytes[page * PAGE..][..2], [8, 0], "page {page}"));
 }

@@ -106,6 +106,7 @@ pub struct Builder {
     exclusive_rmap: bool,
     delivery: Delivery,
     store_deadline: Option<Duration>,
+    writer_deadline: Option<Duration>,
 }
 
 /// Who serves a fault.
@@ -132,6 +133,7 @@ impl Default for Builder {
             exclusive_rmap: false,
             delivery: Delivery::Handlers,
             store_deadline: None,
+            writer_deadline: None,
         }
     }
 }
@@ -184,6 +186,16 @@ impl Builder {
     #[must_use]
     pub fn store_deadline(mut self, deadline: Duration) -> Builder {
         self.store_deadline = Some(deadline);
+        self
+    }
+
+    /// How long a write to a mapping waits where as much is dirty as may be, the store takes nothing
+    /// and its last write failed, or was held back by the barrier: then it is a SIGBUS, which leaves
+    /// the page as it was; accesses to that page in that mapping are one until the store has taken
+    /// something. 30 s unless said otherwise. What is dirty stays so, and is tried on.
+    #[must_use]
+    pub fn writer_deadline(mut self, deadline: Duration) -> Builder {
+        self.writer_deadline = Some(deadline);
         self
     }
 
@@ -312,6 +324,9 @@ impl Engine {
             space::AddressSpace::new(mmu, budget, swap, pages, frames).map_err(no_memory)?;
         let objects = Objects::new(space).map_err(no_memory)?;
         objects.i_mmaps.set_walks_exclusive(builder.exclusive_rmap);
+        if let Some(deadline) = builder.writer_deadline {
+            objects.set_writer_patience(u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX));
+        }
         let objects: &'static Objects<Userfaultfd> =
             std::boxed::Box::leak(std::boxed::Box::new(objects));
         let (handlers, is_added) = match builder.delivery {

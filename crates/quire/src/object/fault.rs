@@ -168,7 +168,12 @@ impl<M: ObjectMmu> Objects<M> {
             }
             State::Cached => {
                 if !old.has(Flags::DIRTY) && self.is_too_dirty() {
+                    let is_refused =
+                        self.is_stalled(object) && self.refuse_writer(page, vma, window);
                     self.space.unlock_word(word);
+                    if is_refused {
+                        return self.answer(page, Outcome::Poisoned);
+                    }
                     return Look::NeedsCleaning;
                 }
                 let is_mapped = self.map_for_write(object, at, page, old, window);

@@ -17,6 +17,7 @@
 //! | `rmap` | what is done to a page in every mapping |
 //! | `reclaim` | which cached pages go |
 //! | `writeback` | dirty pages on their way to the store |
+//! | `stall` | writers that a store stops for too long |
 //! | `sync` | what was written becomes durable, or is written again |
 //! | `truncate` | an object's length changes |
 //! | `access` | cached bytes without a mapping: `read_at`, `populate` |
@@ -50,6 +51,7 @@ mod readahead;
 mod reclaim;
 mod requests;
 mod rmap;
+mod stall;
 mod strides;
 mod sync;
 mod truncate;
@@ -175,6 +177,8 @@ pub struct Object {
     write_error_page: AtomicU64,
     /// Counts write errors: every flusher is told each once.
     write_errors: AtomicU32,
+    /// Whether writers make no way.
+    stall: stall::Stall,
     /// What the store has made durable.
     synced: sync::Synced,
     /// The last error of a read.
@@ -308,6 +312,8 @@ pub struct Objects<M: ObjectMmu> {
     requests: Requests,
     /// Faults that wait until less is dirty.
     unclean: Starved,
+    /// Writers that have waited too long.
+    stalls: stall::Stalls,
     /// Dirty, or under way to a store: what writers are stopped by.
     dirty: AtomicUsize,
     cached: AtomicUsize,
@@ -341,6 +347,7 @@ impl<M: ObjectMmu> Objects<M> {
             mappings: Mappings::new()?,
             requests: Requests::new(),
             unclean: Starved::new(),
+            stalls: stall::Stalls::new(),
             dirty: AtomicUsize::new(0),
             cached: AtomicUsize::new(0),
         })
@@ -384,6 +391,7 @@ impl<M: ObjectMmu> Objects<M> {
                 write_error: AtomicI32::new(0),
                 write_error_page: AtomicU64::new(0),
                 write_errors: AtomicU32::new(0),
+                stall: stall::Stall::new(),
                 synced: sync::Synced::new(),
                 read_error: AtomicI32::new(0),
                 read_error_page: AtomicU64::new(0),

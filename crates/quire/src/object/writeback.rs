@@ -77,6 +77,7 @@ impl<M: ObjectMmu> Objects<M> {
     pub(super) fn wait_for_cleaning(&self, page: PageNum) -> Outcome {
         self.space.budget().count(Event::FaultParked, 1);
         self.unclean.push(page);
+        self.check_writers_later();
         self.space.budget().call_for_memory();
         // It may have become less before the page was in the list.
         self.after_cleaning();
@@ -85,6 +86,7 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// Sends write-back where there is too much to be written; returns whether there is.
     pub(super) fn balance_dirty(&self) -> bool {
+        self.look_after_writers();
         self.after_cleaning();
         let excess = self.dirty_pages().saturating_sub(self.dirty_background() / 2);
         if self.dirty_pages() <= self.dirty_background() {
@@ -202,6 +204,7 @@ impl<M: ObjectMmu> Objects<M> {
                     self.space.unlock_word(object.word(page));
                 } else {
                     all.held_back = all.held_back.or(Some(page));
+                    object.stall.note_write(false);
                     self.space.unlock_word(object.word(page));
                 }
             }
@@ -287,6 +290,7 @@ impl<M: ObjectMmu> Objects<M> {
         if let Err(error) = result {
             object.note_write_error(run.start, error);
         }
+        object.stall.note_write(result.is_ok());
         let clean = |&page: &ObjectPage| !self.end_page_writeback(object, page, result.is_ok());
         let ended = run.pages().filter(clean).count();
         // Until here: or those who wait for less to be dirty would go on with every write that
@@ -333,9 +337,17 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     pub(super) fn after_cleaning(&self) {
-        if !self.is_too_dirty() {
-            self.unclean.answer_all(|answer| self.space.mmu().wake(self.space.pages_of(answer)));
+        if self.is_too_dirty() {
+            return;
         }
+        self.answer_unclean();
+        if self.has_refused() {
+            self.space.budget().call_for_memory();
+        }
+    }
+
+    pub(super) fn answer_unclean(&self) {
+        self.unclean.answer_all(|answer| self.space.mmu().wake(self.space.pages_of(answer)));
     }
 
     /// Writes everything dirty of `pages` to the store; with `sync`, durably. What was written to
