@@ -270,3 +270,74 @@ fn writers_are_stopped(
     (0..dirty).for_each(|page| assert_eq!(bytes[page * PAGE..][..2], [6, 7], "page {page}"));
     (dirty..200).for_each(|page| assert_eq!(bytes[page * PAGE..][..2], [8, 0], "page {page}"));
 }
+
+#[test]
+fn faults_that_find_the_queue_of_requests_full_wait_without_a_turn() {
+    let _watchdog = Watchdog::new(120);
+    survive_sigbus();
+    for delivery in [Delivery::Handlers, Delivery::Inline] {
+        let builder = AddressSpace::builder().memory(16 << 20).delivery(delivery);
+        let Some(space) = space_by(&builder) else { return };
+        let bytes = random(2000 * PAGE, 5);
+        let inner = Arc::new(DelayStore::new(VecStore::new(bytes.clone())));
+        let object = Object::with_store(&space, Arc::clone(&inner), None).unwrap();
+        // SAFETY: accessed by single bytes only.
+        let map = unsafe { MapOptions::new().map(&object) }.unwrap();
+        inner.hold(Operation::Read);
+        let is_sent = |page: u64| object.prefetch(page * 4096..page * 4096 + 1) > 0;
+        let sent = (0..600).take_while(|&page| is_sent(2 * page)).count();
+        assert!((256..600).contains(&sent), "{sent}");
+        // What workers take just now makes room once more.
+        wait_until(|| inner.waiting() == 4);
+        let more = (0..8).take_while(|&page| is_sent(1200 + 2 * page)).count();
+        assert!(more < 8, "it is full");
+        let before = space.counter("pgfault");
+        let (at, mut turns) = (map.as_ptr() as usize, 0);
+        std::thread::scope(|scope| {
+            for page in 1900..1910 {
+                let expected = bytes[page * PAGE];
+                scope.spawn(move || {
+                    assert_eq!(load(at as *const u8, page * PAGE), Some(expected));
+                });
+            }
+            wait_until(|| space.counter("pgfault") - before >= 10);
+            std::thread::sleep(Duration::from_millis(200));
+            turns = space.counter("pgfault") - before;
+            inner.release_all();
+        });
+        assert!(turns <= 20, "{turns} turns of 10 faults");
+    }
+}
+
+#[test]
+fn many_faults_on_one_busy_page_do_not_spin() {
+    let _watchdog = Watchdog::new(120);
+    survive_sigbus();
+    for delivery in [Delivery::Handlers, Delivery::Inline] {
+        let builder = AddressSpace::builder().memory(4 << 20).delivery(delivery);
+        let Some(space) = space_by(&builder) else { return };
+        let inner = Arc::new(DelayStore::new(VecStore::new(vec![9; 8 * PAGE])));
+        let object = Object::with_store(&space, Arc::clone(&inner), None).unwrap();
+        let map = || {
+            // SAFETY: accessed by single bytes only.
+            unsafe { MapOptions::new().map(&object) }.unwrap()
+        };
+        // The kernel tells one fault of a page at a time: so each has a mapping of its own.
+        let maps = Vec::from_iter((0..100).map(|_| map()));
+        inner.hold(Operation::Read);
+        let (before, mut turns) = (space.counter("pgfault"), 0);
+        std::thread::scope(|scope| {
+            for map in &maps {
+                scope.spawn(|| assert_eq!(load(map.as_ptr(), PAGE), Some(9)));
+            }
+            wait_until(|| space.counter("pgfault") - before >= 100);
+            let begun = space.counter("pgfault");
+            std::thread::sleep(Duration::from_millis(200));
+            // Those for whom there is no record try again at times.
+            turns = space.counter("pgfault") - begun;
+            inner.release_all();
+        });
+        // An answer is one for a whole neighbourhood where faults are served inline.
+        assert!(turns <= 100 * 30, "{turns} turns of 100 faults in 200 ms");
+    }
+}

@@ -173,7 +173,8 @@ fn handle_faults(objects: &'static Space, exit: &Exit, scratch: &mut Scratch) {
 /// Whether nobody waits for what the background thread does.
 fn is_content(objects: &Space) -> bool {
     let space = &objects.space;
-    !space.is_low() && !space.has_starved() && !objects.has_unclean()
+    let waits = space.has_starved() || objects.has_unclean() || objects.has_unparked();
+    !space.is_low() && !waits
 }
 
 fn reclaim(objects: &'static Space, exit: &Exit, scratch: &mut Scratch) {

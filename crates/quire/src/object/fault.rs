@@ -151,9 +151,12 @@ impl<M: ObjectMmu> Objects<M> {
     ) -> Look {
         let word = object.word(at);
         let Some(old) = word.try_lock() else {
-            self.space.budget().count(Event::FaultParked, 1);
             if self.space.park_fault_on(word, page) {
+                self.space.budget().count(Event::FaultParked, 1);
                 return Look::Ended(Outcome::Parked);
+            }
+            if word.load().is_locked() {
+                return Look::Ended(self.wait_unparked(page));
             }
             return self.answer(page, Outcome::Parked);
         };
@@ -189,6 +192,12 @@ impl<M: ObjectMmu> Objects<M> {
                     return Look::Ended(Outcome::Served);
                 }
                 self.answer(page, Outcome::Spurious)
+            }
+            State::Poisoned => {
+                // A mapping that came later, or whose mark was taken away with something else.
+                self.poison(page, window);
+                self.space.unlock_word(word);
+                self.answer(page, Outcome::Poisoned)
             }
             _ if has_just_timed_out(old) => {
                 // The mark comes before the unlock: see `poison_unread`.

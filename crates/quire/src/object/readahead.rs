@@ -43,7 +43,6 @@ impl<M: ObjectMmu> Objects<M> {
         let Some(pages) = self.charge_locked(object, at, pages) else {
             return Look::NeedsMemory(pages.len());
         };
-        self.space.budget().count(Event::Pgmajfault, 1);
         let is_strided = self.is_strided(object, at, vma);
         let around = if is_strided {
             PageRange::new(page, 1)
@@ -54,9 +53,9 @@ impl<M: ObjectMmu> Objects<M> {
         if !self.request(id, Request::Read { object: id, pages, asker }) {
             self.space.budget().uncharge(pages.len());
             self.unlock_words(object, pages);
-            self.space.mmu().relax();
-            return self.answer(page, Outcome::Parked);
+            return Look::Ended(self.wait_for_queue(page));
         }
+        self.space.budget().count(Event::Pgmajfault, 1);
         // A stride's faults would take all places of the streams that are none.
         if !is_strided {
             self.advance(object, guess, pages);

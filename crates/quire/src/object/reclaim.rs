@@ -72,6 +72,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// One step of the background thread, over both kinds of memory.
     pub fn balance(&self, scratch: &mut Scratch) -> Balance {
         let is_writing = self.balance_dirty();
+        self.answer_unparked();
         let is_low = self.space.is_below_high();
         let mut freed = 0;
         if is_low {

@@ -2,19 +2,24 @@
 //!
 //! A fault that finds nothing in the cache locks the pages, sends a request, and is left
 //! unanswered; the worker that has read them maps what the fault asked for and answers it. The
-//! queue has a fixed size and is never waited for.
+//! queue has a fixed size and is never slept for: a fault that finds it full is *crowded out*, put on
+//! a list that is answered when half of the queue is free. A fault on a busy page, where more are
+//! parked already than there are records for, is put on another, which the background thread
+//! answers every few milliseconds: nobody knows when their pages are free.
 //!
-//! Locks: the queue's mutex, a leaf; workers take page locks, `i_mmap` and windows like anybody.
+//! Locks: the queue's mutex and the lists', leaves; workers take page locks, `i_mmap` and windows
+//! like anybody.
 
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use rustix_futex_sync::Mutex;
 
 use super::window::Mapped;
 use super::{Object, ObjectId, Objects};
 use crate::control::Event;
-use crate::fault::Access;
+use crate::fault::starved::Starved;
+use crate::fault::{Access, Outcome};
 use crate::mmu::Protection;
 use crate::mmu::object::ObjectMmu;
 use crate::page::{Flags, Snapshot, State};
@@ -28,6 +33,10 @@ use crate::units::{
 };
 
 const REQUESTS_MAX: usize = 256;
+/// So many requests are left, and faults that found the queue full try again.
+const REQUESTS_FEW: usize = REQUESTS_MAX / 2;
+/// How often at most those try again who could not be parked.
+const UNPARKED_NS: u64 = 20_000_000;
 
 /// A worker's buffer: pages on their way between a store and a home.
 pub struct IoBuffer {
@@ -96,6 +105,12 @@ pub(super) struct Requests {
     /// Counts requests; what idle workers sleep on.
     calls: AtomicU32,
     is_stopping: AtomicU32,
+    /// Faults that found the queue full.
+    crowded: Starved,
+    /// Faults that found their page busy, and no record to be parked by.
+    unparked: Starved,
+    /// When those were answered last.
+    unparked_ns: AtomicU64,
 }
 
 impl Requests {
@@ -104,6 +119,9 @@ impl Requests {
             ring: Mutex::new(Ring { requests: [None; REQUESTS_MAX], head: 0, len: 0 }),
             calls: AtomicU32::new(0),
             is_stopping: AtomicU32::new(0),
+            crowded: Starved::new(),
+            unparked: Starved::new(),
+            unparked_ns: AtomicU64::new(0),
         }
     }
 
@@ -125,6 +143,10 @@ impl Requests {
         true
     }
 
+    fn len(&self) -> usize {
+        self.ring.lock().len
+    }
+
     fn pop(&self) -> Option<(Request, u64)> {
         let mut ring = self.ring.lock();
         if ring.len == 0 {
@@ -144,6 +166,9 @@ impl<M: ObjectMmu> Objects<M> {
             // Acquire: before the look at the queue, so that no request is missed.
             let seen = self.requests.calls.load(Ordering::Acquire);
             while let Some((request, sent_ns)) = self.requests.pop() {
+                if self.requests.len() <= REQUESTS_FEW {
+                    self.answer_crowded();
+                }
                 match request {
                     Request::Read { object, pages, asker } => {
                         self.complete_read(object, pages, asker, sent_ns, buffer);
@@ -178,6 +203,63 @@ impl<M: ObjectMmu> Objects<M> {
             self.put(id);
         }
         is_sent
+    }
+
+    /// Leaves a fault unanswered that found the queue full.
+    pub(super) fn wait_for_queue(&self, page: PageNum) -> Outcome {
+        self.space.budget().count(Event::FaultParked, 1);
+        self.requests.crowded.push(page);
+        // It may have become half empty before the page was in the list. The list's and the
+        // queue's locks order the two: whoever takes a request later finds the page.
+        if self.requests.len() <= REQUESTS_FEW {
+            self.answer_crowded();
+        }
+        Outcome::Parked
+    }
+
+    fn answer_crowded(&self) {
+        let crowded = &self.requests.crowded;
+        crowded.answer_all(|answer| self.space.mmu().wake(self.space.pages_of(answer)));
+    }
+
+    /// Leaves a fault unanswered whose page is busy, and which cannot be parked on it.
+    pub(super) fn wait_unparked(&self, page: PageNum) -> Outcome {
+        self.space.budget().count(Event::FaultParked, 1);
+        self.requests.unparked.push(page);
+        self.space.budget().call_for_memory();
+        Outcome::Parked
+    }
+
+    /// Has the faults try again whose pages were busy, but not all the time.
+    pub(super) fn answer_unparked(&self) {
+        // Relaxed: one thread does this.
+        let now = monotonic_ns();
+        let is_too_soon =
+            now.saturating_sub(self.requests.unparked_ns.load(Ordering::Relaxed)) < UNPARKED_NS;
+        if is_too_soon || !self.has_unparked() {
+            return;
+        }
+        self.requests.unparked_ns.store(now, Ordering::Relaxed);
+        let mut hull: Option<PageRange> = None;
+        self.requests.unparked.answer_all(|answer| {
+            let pages = self.space.pages_of(answer);
+            if !self.space.mmu().is_inline() {
+                self.space.mmu().wake(pages);
+            }
+            hull = Some(hull.map_or(pages, |hull| PageRange {
+                start: hull.start.min(pages.start),
+                end: hull.end.max(pages.end),
+            }));
+        });
+        // There an answer wakes whoever waits for a page near by: one for all.
+        if let Some(hull) = hull.filter(|_| self.space.mmu().is_inline()) {
+            self.space.mmu().wake(hull);
+        }
+    }
+
+    /// Whether faults wait for busy pages that they could not be parked on.
+    pub fn has_unparked(&self) -> bool {
+        !self.requests.unparked.is_empty()
     }
 
     /// Reads locked pages into the cache, unlocks them, and answers the fault that waits.
