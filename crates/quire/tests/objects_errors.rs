@@ -239,6 +239,67 @@ fn a_failed_sync_is_never_forgotten_where_what_it_covered_cannot_be_written_agai
 }
 
 #[test]
+fn a_page_whose_memory_failed_is_an_error_everywhere_until_it_is_given_up() {
+    survive_sigbus();
+    for delivery in [Delivery::Handlers, Delivery::Inline] {
+        a_page_is_poisoned(delivery);
+    }
+}
+
+fn a_page_is_poisoned(delivery: Delivery) {
+    let _watchdog = Watchdog::new(60);
+    let builder = AddressSpace::builder().memory(4 << 20).delivery(delivery);
+    let Some(space) = space_by(&builder) else { return };
+    let bytes = random(64 * PAGE, 6);
+    let object = Object::with_store(&space, VecStore::new(bytes.clone()), None).unwrap();
+    // SAFETY: accessed by single bytes only.
+    let map = || unsafe { MapOptions::new().map_mut(&object) }.unwrap();
+    let (first, second) = (map(), map());
+    // One mapping has it, written; the other has not.
+    first.populate(0..64 * PAGE).unwrap();
+    assert!(store(first.as_ptr(), 9 * PAGE, 1));
+    assert!(object.poison(9 * PAGE as u64 + 5).unwrap());
+    assert!(object.poison(9 * PAGE as u64).unwrap(), "twice is once");
+    assert!(!object.poison(64 * PAGE as u64).unwrap());
+    assert_eq!(object.cached().0, 63 * PAGE);
+    let third = map();
+    let mut byte = [0];
+    for map in [&first, &second, &third] {
+        // What is around it is mapped, it is not; a neighbour's fault does not heal it.
+        for page in 0..64 {
+            let expected = (page != 9).then_some(bytes[page * PAGE]);
+            assert_eq!(load(map.as_ptr(), page * PAGE), expected, "page {page}");
+        }
+        assert!(!store(map.as_ptr(), 9 * PAGE, 1));
+        map.populate_cached(0..64 * PAGE);
+        assert_eq!(load(map.as_ptr(), 9 * PAGE), None);
+        let error = map.try_read(9 * PAGE + 7, &mut byte).unwrap_err();
+        assert!(matches!(error, Error::Poisoned { offset, .. } if offset / 4096 == 9), "{error:?}");
+        assert_eq!(map.populate(0..64 * PAGE).unwrap_err().errno(), Errno::HWPOISON);
+    }
+    assert_eq!(object.sync().unwrap_err().errno(), Errno::HWPOISON, "what was written is lost");
+    object.sync().unwrap();
+    assert_eq!(object.drop_cached(9 * PAGE as u64..10 * PAGE as u64), 0, "not by a mere drop");
+    assert_eq!(object.prefetch(9 * PAGE as u64..10 * PAGE as u64), 0);
+    assert_eq!(object.unpoison(0..64 * PAGE as u64), PAGE);
+    for map in [&first, &second, &third] {
+        assert_eq!(load(map.as_ptr(), 9 * PAGE), Some(bytes[9 * PAGE]), "as the store has it");
+    }
+    assert!(store(second.as_ptr(), 9 * PAGE, 2));
+    assert_eq!(load(first.as_ptr(), 9 * PAGE), Some(2));
+    // A cut takes it away as well.
+    object.sync().unwrap();
+    assert!(object.poison(20 * PAGE as u64).unwrap());
+    object.set_len(20 * PAGE as u64).unwrap();
+    object.set_len(64 * PAGE as u64).unwrap();
+    for map in [&first, &second, &third] {
+        assert_eq!(load(map.as_ptr(), 20 * PAGE), Some(0));
+    }
+    drop((first, second, third, object));
+    common::wait_until(|| space.held().0 == 0);
+}
+
+#[test]
 fn ranges_are_cut_to_what_there_is() {
     let _watchdog = Watchdog::new(60);
     let Some(space) = space(4 << 20) else { return };

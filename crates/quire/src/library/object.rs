@@ -444,6 +444,9 @@ impl Object {
         if let Some(error) = lock(place).clone().filter(is_it) {
             return Error::Store(error);
         }
+        if errno == Errno::HWPOISON {
+            return Error::Poisoned { path: self.name().to_string(), offset };
+        }
         if errno == Errno::NOMEM {
             // The kernel's word about the cache, as a rule.
             return Error::NoMemory { doing: "cache an object's page", errno };
@@ -510,6 +513,25 @@ impl Object {
     /// Drops a range of bytes from the cache, but for what is dirty; returns how many.
     pub fn drop_cached(&self, bytes: Range<u64>) -> usize {
         self.objects().drop_cached(self.engine(), pages_of(bytes)) * PAGE_SIZE
+    }
+
+    /// Treats the page at a byte as one whose memory has failed: its bytes are gone from the cache,
+    /// an access to it is a SIGBUS in every mapping, and `read_at` is [`Error::Poisoned`], until
+    /// [`Self::unpoison`] gives it up, or the object is cut before it. What was written to it and
+    /// not yet to the store is lost; flushes are told so. `false` where there is no such page.
+    ///
+    /// # Errors
+    /// [`Error::NoMemory`], and nothing has changed.
+    pub fn poison(&self, offset: u64) -> Result<bool, Error> {
+        let page = ObjectPage(offset / PAGE_SIZE as u64);
+        let result = self.objects().memory_failure(self.engine(), page);
+        result.map_err(|errno| Error::NoMemory { doing: "give a bad page up", errno })
+    }
+
+    /// Gives the poisoned pages of a range up: from now on they have what the store has, which may
+    /// be older than what was lost. Returns how many bytes.
+    pub fn unpoison(&self, bytes: Range<u64>) -> usize {
+        self.objects().unpoison(self.engine(), pages_of(bytes)) * PAGE_SIZE
     }
 
     /// The last read that failed, whoever it was for: what a SIGBUS does not say.

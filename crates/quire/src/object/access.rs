@@ -82,6 +82,10 @@ impl<M: ObjectMmu> Objects<M> {
                 self.space.unlock_word(word);
                 return Ok(());
             }
+            if old.state() == State::Poisoned {
+                self.space.unlock_word(word);
+                return Err(Errno::HWPOISON);
+            }
             if has_timed_out_since(old, since_ns) {
                 self.space.unlock_word(word);
                 return Err(Errno::TIMEDOUT);

@@ -14,6 +14,7 @@
 //! | `readahead` | what is read for it, and ahead of it |
 //! | `strides` | streams by a constant distance |
 //! | `requests` | reads and writes for the store workers, who do what blocks |
+//! | `memory_failure` | a page whose memory has gone bad |
 //! | `rmap` | what is done to a page in every mapping |
 //! | `reclaim` | which cached pages go |
 //! | `writeback` | dirty pages on their way to the store |
@@ -47,6 +48,7 @@ mod fault_around;
 pub mod i_mmap;
 mod map;
 mod mappings;
+mod memory_failure;
 mod readahead;
 mod reclaim;
 mod requests;

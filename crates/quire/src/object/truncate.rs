@@ -157,14 +157,14 @@ impl<M: ObjectMmu> Objects<M> {
                 return;
             }
         }
-        // Nor does an error outlive its page.
-        let after = if old.state() == State::None { Object::GONE } else { old };
+        // Nor does an error outlive its page; the home's end takes the marks away.
+        let after = if old.state() == State::Cached { old } else { Object::GONE };
         self.space.unlock_word_with(word, after);
     }
 
     /// Locks a page that is not under way to the store: such a write would come after the store
     /// was cut, and make it longer again. What is written back later finds the new length.
-    fn lock_settled(&self, object: &Object, page: ObjectPage) -> Snapshot {
+    pub(super) fn lock_settled(&self, object: &Object, page: ObjectPage) -> Snapshot {
         let word = object.word(page);
         loop {
             let old = self.space.lock_word(word);
