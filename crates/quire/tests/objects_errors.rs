@@ -300,6 +300,35 @@ fn a_page_is_poisoned(delivery: Delivery) {
 }
 
 #[test]
+fn an_error_of_a_length_names_that_length_and_no_older_error() {
+    let _watchdog = Watchdog::new(60);
+    let Some(space) = space(4 << 20) else { return };
+    let inner = Arc::new(FailStore::new(VecStore::new(vec![0; 8 * PAGE])));
+    let object = Object::with_store(&space, Arc::clone(&inner), Some(16 * PAGE as u64)).unwrap();
+    // SAFETY: accessed by single bytes only.
+    let map = unsafe { MapOptions::new().map_mut(&object) }.unwrap();
+    // Errors with the very errno that is told of a length which the object cannot have.
+    inner.fail(Failure::nth(Operation::Write, 1, Errno::FBIG));
+    inner.fail(Failure::nth(Operation::SetLen, 1, Errno::FBIG));
+    let said = |error: Error| match error {
+        Error::Store(error) => (error.operation(), error.offset()),
+        other => panic!("{other:?}"),
+    };
+    assert!(store(map.as_ptr(), 3 * PAGE, 1));
+    let error = object.sync().unwrap_err();
+    assert_eq!(said(error).0, Operation::Write);
+    let is_too_long = |result: Result<(), Error>| match result {
+        Err(Error::TooLong { len, .. }) => assert_eq!(len, 17 * PAGE as u64),
+        other => panic!("{other:?}"),
+    };
+    is_too_long(object.set_len(17 * PAGE as u64));
+    let error = object.set_len(9 * PAGE as u64).unwrap_err();
+    assert_eq!(said(error), (Operation::SetLen, 9 * PAGE as u64));
+    is_too_long(object.set_len(17 * PAGE as u64));
+    object.set_len(9 * PAGE as u64).unwrap();
+}
+
+#[test]
 fn ranges_are_cut_to_what_there_is() {
     let _watchdog = Watchdog::new(60);
     let Some(space) = space(4 << 20) else { return };

@@ -33,6 +33,8 @@ struct Adapter {
     calls: Calls,
     last_read: Mutex<Option<StoreError>>,
     last_write: Mutex<Option<StoreError>>,
+    /// Of the change of length under way: nobody else's, for they are made one at a time.
+    resize: Mutex<Option<StoreError>>,
     barrier: RwLock<Option<Box<Barrier>>>,
 }
 
@@ -105,7 +107,7 @@ impl BackingStore for Adapter {
     }
 
     fn set_len(&self, bytes: u64) -> Result<(), Errno> {
-        keep(&self.last_write, self.calls.set_len(bytes))
+        keep(&self.resize, self.calls.set_len(bytes))
     }
 
     fn sync(&self) -> Result<(), Errno> {
@@ -230,6 +232,8 @@ struct Inner {
     adapter: &'static Adapter,
     name: String,
     is_read_only: bool,
+    /// Who changes the length holds it.
+    resize: Mutex<()>,
 }
 
 impl Drop for Inner {
@@ -291,6 +295,7 @@ impl Object {
             calls,
             last_read: Mutex::new(None),
             last_write: Mutex::new(None),
+            resize: Mutex::new(None),
             barrier: RwLock::new(None),
         }));
         let len_max = len_max.unwrap_or(len.saturating_add(GROWTH_BYTES)).max(len);
@@ -301,7 +306,8 @@ impl Object {
                 errno => Error::NoMemory { doing: "make an object", errno },
             }
         })?;
-        let inner = Inner { space: space.clone(), id, adapter, name, is_read_only };
+        let resize = Mutex::new(());
+        let inner = Inner { space: space.clone(), id, adapter, name, is_read_only, resize };
         Ok(Object { inner: Arc::new(inner), told: Mutex::new(0) })
     }
 
@@ -350,8 +356,7 @@ impl Object {
         if self.is_read_only() {
             return Err(Error::ReadOnly { path: self.name().to_string() });
         }
-        let result = self.objects().set_len(self.engine(), bytes);
-        result.map_err(|errno| self.length_error(bytes, errno))
+        self.change_length(bytes, || self.objects().set_len(self.engine(), bytes))
     }
 
     /// Follows a change of the store's length that somebody else made; returns it.
@@ -360,19 +365,28 @@ impl Object {
     /// [`Error::TooLong`], [`Error::Store`].
     pub fn refresh_len(&self) -> Result<u64, Error> {
         let bytes = self.inner.adapter.calls.len()?;
-        let result = self.objects().follow_len(self.engine(), bytes);
-        result.map_err(|errno| self.length_error(bytes, errno))?;
+        self.change_length(bytes, || self.objects().follow_len(self.engine(), bytes))?;
         Ok(bytes)
     }
 
-    fn length_error(&self, bytes: u64, errno: Errno) -> Error {
-        match lock(&self.inner.adapter.last_write).clone() {
-            Some(error) if error.errno() == errno => Error::Store(error),
-            _ if errno == Errno::FBIG => {
+    /// Makes a change of length. What the store says of it is this one's and no older one's: another
+    /// waits, and what the one before has left is forgotten first.
+    fn change_length(
+        &self,
+        bytes: u64,
+        change: impl FnOnce() -> Result<(), Errno>,
+    ) -> Result<(), Error> {
+        let _resize = lock(&self.inner.resize);
+        let said = &self.inner.adapter.resize;
+        *lock(said) = None;
+        let result = change();
+        result.map_err(|errno| match lock(said).take() {
+            Some(error) => Error::Store(error),
+            None if errno == Errno::FBIG => {
                 Error::TooLong { path: self.name().to_string(), len: bytes }
             }
-            _ => Error::NoMemory { doing: "change the length of an object", errno },
-        }
+            None => Error::NoMemory { doing: "change the length of an object", errno },
+        })
     }
 
     /// Writes everything dirty to the store and makes it durable.
