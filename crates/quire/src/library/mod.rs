@@ -28,6 +28,7 @@
 //! ([`AddressSpace::serves_system_calls`]), a system call that is handed a page that is not mapped
 //! fails with EFAULT: [`Mapping::populate`] it before.
 
+mod adapter;
 mod error;
 mod inline;
 mod mapping;
