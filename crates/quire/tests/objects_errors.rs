@@ -12,8 +12,8 @@ use common::{
     word,
 };
 use quire::library::{AddressSpace, Delivery, Error, MapOptions, Object, Pattern};
-use quire::store::Operation;
 use quire::store::test::{FailStore, Failure, VecStore};
+use quire::store::{Operation, Store};
 use rustix::io::Errno;
 
 #[test]
@@ -181,6 +181,151 @@ fn a_sync_that_fails_is_told_to_every_handle() {
     assert_eq!(second.sync().unwrap_err().errno(), Errno::IO, "its bytes may be lost as well");
     first.sync().unwrap();
     second.sync().unwrap();
+}
+
+#[test]
+fn what_a_failed_sync_may_have_lost_is_written_again_before_the_next_one_succeeds() {
+    let _watchdog = Watchdog::new(60);
+    let Some(space) = space(4 << 20) else { return };
+    let memory = Arc::new(VecStore::new(vec![0; 8 * PAGE]));
+    let inner = Arc::new(FailStore::new(Arc::clone(&memory)));
+    let object = Object::with_store(&space, Arc::clone(&inner), None).unwrap();
+    // SAFETY: accessed by single bytes only.
+    let map = unsafe { MapOptions::new().map_mut(&object) }.unwrap();
+    assert!(store(map.as_ptr(), PAGE, 1));
+    object.sync().unwrap();
+    // Written without a sync, by two flushes; the sync that would cover them fails.
+    (2..5).for_each(|page| assert!(store(map.as_ptr(), page * PAGE, 5)));
+    object.write_range(2 * PAGE as u64..3 * PAGE as u64).unwrap();
+    object.write_range(0..8 * PAGE as u64).unwrap();
+    assert_eq!(object.cached().1, 0);
+    inner.fail(Failure::nth(Operation::Sync, 2, Errno::IO));
+    assert_eq!(object.sync().unwrap_err().errno(), Errno::IO);
+    assert_eq!(object.cached().1, 3 * PAGE, "what was synced before is not in doubt");
+    // The device lost them, as it said.
+    memory.write(2 * PAGE as u64, &[0; 3 * PAGE]).unwrap();
+    object.sync().unwrap();
+    assert_eq!(object.cached().1, 0);
+    let bytes = memory.bytes();
+    (2..5).for_each(|page| assert_eq!(bytes[page * PAGE], 5, "page {page}"));
+}
+
+#[test]
+fn a_failed_sync_is_never_forgotten_where_what_it_covered_cannot_be_written_again() {
+    let _watchdog = Watchdog::new(60);
+    let Some(space) = space(4 << 20) else { return };
+    let inner = Arc::new(FailStore::new(VecStore::new(vec![0; 8 * PAGE])));
+    let object = Object::with_store(&space, Arc::clone(&inner), None).unwrap();
+    // SAFETY: accessed by single bytes only.
+    let map = unsafe { MapOptions::new().map_mut(&object) }.unwrap();
+    let written_and_dropped = || {
+        assert!(store(map.as_ptr(), 3 * PAGE, 5));
+        object.write_range(0..8 * PAGE as u64).unwrap();
+        drop_pages(&object, 3 * PAGE as u64..4 * PAGE as u64, 1);
+    };
+    written_and_dropped();
+    object.sync().unwrap();
+    // That one is durable: what fails next is not about it.
+    inner.fail(Failure::nth(Operation::Sync, 2, Errno::IO));
+    object.sync().unwrap_err();
+    object.sync().unwrap();
+    written_and_dropped();
+    inner.fail(Failure::nth(Operation::Sync, 4, Errno::IO));
+    for handle in [object.clone(), object.clone(), object.clone()] {
+        assert_eq!(handle.sync().unwrap_err().errno(), Errno::IO);
+        assert_eq!(handle.sync().unwrap_err().errno(), Errno::IO, "for ever");
+    }
+    assert_eq!(inner.count(Operation::Sync), 4, "no sync can make it true");
+}
+
+#[test]
+fn a_page_whose_memory_failed_is_an_error_everywhere_until_it_is_given_up() {
+    survive_sigbus();
+    for delivery in [Delivery::Handlers, Delivery::Inline] {
+        a_page_is_poisoned(delivery);
+    }
+}
+
+fn a_page_is_poisoned(delivery: Delivery) {
+    let _watchdog = Watchdog::new(60);
+    let builder = AddressSpace::builder().memory(4 << 20).delivery(delivery);
+    let Some(space) = space_by(&builder) else { return };
+    let bytes = random(64 * PAGE, 6);
+    let object = Object::with_store(&space, VecStore::new(bytes.clone()), None).unwrap();
+    // SAFETY: accessed by single bytes only.
+    let map = || unsafe { MapOptions::new().map_mut(&object) }.unwrap();
+    let (first, second) = (map(), map());
+    // One mapping has it, written; the other has not.
+    first.populate(0..64 * PAGE).unwrap();
+    assert!(store(first.as_ptr(), 9 * PAGE, 1));
+    assert!(object.poison(9 * PAGE as u64 + 5).unwrap());
+    assert!(object.poison(9 * PAGE as u64).unwrap(), "twice is once");
+    assert!(!object.poison(64 * PAGE as u64).unwrap());
+    assert_eq!(object.cached().0, 63 * PAGE);
+    let third = map();
+    let mut byte = [0];
+    for map in [&first, &second, &third] {
+        // What is around it is mapped, it is not; a neighbour's fault does not heal it.
+        for page in 0..64 {
+            let expected = (page != 9).then_some(bytes[page * PAGE]);
+            assert_eq!(load(map.as_ptr(), page * PAGE), expected, "page {page}");
+        }
+        assert!(!store(map.as_ptr(), 9 * PAGE, 1));
+        map.populate_cached(0..64 * PAGE);
+        assert_eq!(load(map.as_ptr(), 9 * PAGE), None);
+        let error = map.try_read(9 * PAGE + 7, &mut byte).unwrap_err();
+        assert!(matches!(error, Error::Poisoned { offset, .. } if offset / 4096 == 9), "{error:?}");
+        assert_eq!(map.populate(0..64 * PAGE).unwrap_err().errno(), Errno::HWPOISON);
+    }
+    assert_eq!(object.sync().unwrap_err().errno(), Errno::HWPOISON, "what was written is lost");
+    object.sync().unwrap();
+    assert_eq!(object.drop_cached(9 * PAGE as u64..10 * PAGE as u64), 0, "not by a mere drop");
+    assert_eq!(object.prefetch(9 * PAGE as u64..10 * PAGE as u64), 0);
+    assert_eq!(object.unpoison(0..64 * PAGE as u64), PAGE);
+    for map in [&first, &second, &third] {
+        assert_eq!(load(map.as_ptr(), 9 * PAGE), Some(bytes[9 * PAGE]), "as the store has it");
+    }
+    assert!(store(second.as_ptr(), 9 * PAGE, 2));
+    assert_eq!(load(first.as_ptr(), 9 * PAGE), Some(2));
+    // A cut takes it away as well.
+    object.sync().unwrap();
+    assert!(object.poison(20 * PAGE as u64).unwrap());
+    object.set_len(20 * PAGE as u64).unwrap();
+    object.set_len(64 * PAGE as u64).unwrap();
+    for map in [&first, &second, &third] {
+        assert_eq!(load(map.as_ptr(), 20 * PAGE), Some(0));
+    }
+    drop((first, second, third, object));
+    common::wait_until(|| space.held().0 == 0);
+}
+
+#[test]
+fn an_error_of_a_length_names_that_length_and_no_older_error() {
+    let _watchdog = Watchdog::new(60);
+    let Some(space) = space(4 << 20) else { return };
+    let inner = Arc::new(FailStore::new(VecStore::new(vec![0; 8 * PAGE])));
+    let object = Object::with_store(&space, Arc::clone(&inner), Some(16 * PAGE as u64)).unwrap();
+    // SAFETY: accessed by single bytes only.
+    let map = unsafe { MapOptions::new().map_mut(&object) }.unwrap();
+    // Errors with the very errno that is told of a length which the object cannot have.
+    inner.fail(Failure::nth(Operation::Write, 1, Errno::FBIG));
+    inner.fail(Failure::nth(Operation::SetLen, 1, Errno::FBIG));
+    let said = |error: Error| match error {
+        Error::Store(error) => (error.operation(), error.offset()),
+        other => panic!("{other:?}"),
+    };
+    assert!(store(map.as_ptr(), 3 * PAGE, 1));
+    let error = object.sync().unwrap_err();
+    assert_eq!(said(error).0, Operation::Write);
+    let is_too_long = |result: Result<(), Error>| match result {
+        Err(Error::TooLong { len, .. }) => assert_eq!(len, 17 * PAGE as u64),
+        other => panic!("{other:?}"),
+    };
+    is_too_long(object.set_len(17 * PAGE as u64));
+    let error = object.set_len(9 * PAGE as u64).unwrap_err();
+    assert_eq!(said(error), (Operation::SetLen, 9 * PAGE as u64));
+    is_too_long(object.set_len(17 * PAGE as u64));
+    object.set_len(9 * PAGE as u64).unwrap();
 }
 
 #[test]

@@ -10,8 +10,9 @@ use std::time::Duration;
 
 use common::{Dir, PAGE, Watchdog, drop_pages, load, press, random, space, store, wait_until};
 use quire::library::{FaultAround, MapOptions, Object, OpenOptions, Pattern};
-use quire::store::test::{DelayStore, VecStore};
+use quire::store::test::{DelayStore, FailStore, Failure, VecStore};
 use quire::store::{Operation, Store};
+use rustix::io::Errno;
 
 /// Long enough for what must not happen to happen.
 const A_WHILE: Duration = Duration::from_millis(60);
@@ -63,7 +64,8 @@ fn behind_the_end_is_a_sigbus_and_zeros_once_it_has_grown_again() {
 fn a_truncation_waits_for_the_read_that_it_overtakes() {
     let _watchdog = Watchdog::new(60);
     let Some(space) = space(4 << 20) else { return };
-    let inner = Arc::new(DelayStore::new(VecStore::new(random(10 * PAGE, 2))));
+    let bytes = random(10 * PAGE, 2);
+    let inner = Arc::new(DelayStore::new(VecStore::new(bytes.clone())));
     let object = Object::with_store(&space, Arc::clone(&inner), None).unwrap();
     // SAFETY: accessed by single bytes only.
     let map = unsafe { MapOptions::new().pattern(Pattern::Random).map(&object) }.unwrap();
@@ -80,8 +82,11 @@ fn a_truncation_waits_for_the_read_that_it_overtakes() {
         std::thread::sleep(A_WHILE);
         assert!(!is_cut.load(Ordering::SeqCst), "its page is being read");
         inner.release_all();
-        assert_eq!(reader.join().unwrap(), None);
+        // The access comes before the cut, or after it.
+        let seen = reader.join().unwrap();
+        assert!([None, Some(bytes[9 * PAGE])].contains(&seen), "{seen:?}");
     });
+    assert_eq!(load(at as *const u8, 9 * PAGE), None);
     assert_eq!(inner.len().unwrap(), 4 * PAGE as u64);
     object.set_len(10 * PAGE as u64).unwrap();
     assert_eq!(load(at as *const u8, 9 * PAGE), Some(0));
@@ -196,4 +201,60 @@ fn what_another_program_appends_is_seen_in_the_page_that_was_the_last() {
     let mut expected = bytes;
     expected[2 * PAGE] = 77;
     assert!(std::fs::read(&path).unwrap() == expected);
+}
+
+#[test]
+fn a_store_that_refuses_to_become_shorter_costs_no_byte() {
+    let _watchdog = Watchdog::new(60);
+    let Some(space) = space(4 << 20) else { return };
+    let memory = Arc::new(VecStore::new(vec![1; 16 * PAGE]));
+    let inner = Arc::new(FailStore::new(Arc::clone(&memory)));
+    let object = Object::with_store(&space, Arc::clone(&inner), None).unwrap();
+    // SAFETY: accessed by single bytes only.
+    let map = unsafe { MapOptions::new().map_mut(&object) }.unwrap();
+    (0..16).for_each(|page| assert!(store(map.as_ptr(), page * PAGE + 100, 9)));
+    inner.fail(Failure::nth(Operation::SetLen, 1, Errno::IO).for_ever());
+    // Cut at a page's start and inside of one.
+    for cut in [2 * PAGE, 5 * PAGE + 50] {
+        assert_eq!(object.set_len(cut as u64).unwrap_err().errno(), Errno::IO);
+        assert_eq!(object.len(), 16 * PAGE as u64);
+        assert_eq!(object.cached().1, 16 * PAGE, "all is as dirty as before");
+        (0..16).for_each(|page| assert_eq!(load(map.as_ptr(), page * PAGE + 100), Some(9)));
+    }
+    object.sync().unwrap();
+    let mut expected = vec![1; 16 * PAGE];
+    (0..16).for_each(|page| expected[page * PAGE + 100] = 9);
+    assert!(memory.bytes() == expected);
+    inner.mend();
+    object.set_len(PAGE as u64).unwrap();
+    assert_eq!((memory.bytes().len(), object.cached().1), (PAGE, 0));
+}
+
+#[test]
+fn a_flush_waits_for_the_store_to_say_whether_it_becomes_shorter() {
+    let _watchdog = Watchdog::new(60);
+    let Some(space) = space(4 << 20) else { return };
+    let memory = Arc::new(VecStore::new(vec![1; 8 * PAGE]));
+    let inner = Arc::new(FailStore::new(DelayStore::new(Arc::clone(&memory))));
+    let delayed = Arc::new(DelayStore::new(Arc::clone(&inner)));
+    inner.fail(Failure::nth(Operation::SetLen, 1, Errno::IO));
+    let object = Object::with_store(&space, Arc::clone(&delayed), None).unwrap();
+    // SAFETY: accessed by single bytes only.
+    let map = unsafe { MapOptions::new().map_mut(&object) }.unwrap();
+    assert!(store(map.as_ptr(), 7 * PAGE, 9));
+    delayed.hold(Operation::SetLen);
+    let is_flushed = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| object.set_len(2 * PAGE as u64).unwrap_err());
+        assert!(delayed.wait_for(1, Duration::from_secs(10)));
+        scope.spawn(|| {
+            object.sync().unwrap();
+            is_flushed.store(true, Ordering::SeqCst);
+        });
+        std::thread::sleep(A_WHILE);
+        assert!(!is_flushed.load(Ordering::SeqCst), "the page may be cut, or must be written");
+        delayed.release_all();
+    });
+    assert_eq!(memory.bytes()[7 * PAGE], 9);
+    assert_eq!(object.cached().1, 0);
 }

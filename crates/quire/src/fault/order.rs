@@ -38,6 +38,8 @@ pub struct Streams {
 pub struct Guess {
     /// The order to fill.
     pub order: u32,
+    /// Whether its stream goes to lower pages.
+    pub is_down: bool,
     stream: usize,
 }
 
@@ -72,7 +74,7 @@ impl Streams {
                     Pattern::Random => 0,
                     _ => (order + GROWTH).min(order_max),
                 };
-                return Guess { order, stream: index };
+                return Guess { order, is_down: goes_down, stream: index };
             }
         }
         let order = match pattern {
@@ -82,7 +84,7 @@ impl Streams {
             Pattern::Normal => 0,
         };
         let stream = self.hand.fetch_add(1, Relaxed) as usize % STREAMS;
-        Guess { order: order.min(order_max), stream }
+        Guess { order: order.min(order_max), is_down: false, stream }
     }
 
     /// Notes what was filled after a guess.

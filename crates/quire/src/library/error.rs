@@ -82,6 +82,13 @@ pub enum Error {
         /// The first such byte.
         offset: u64,
     },
+    /// The memory of a page has failed; its bytes are lost.
+    Poisoned {
+        /// The object.
+        path: String,
+        /// A byte of the page.
+        offset: u64,
+    },
 }
 
 impl Error {
@@ -100,6 +107,7 @@ impl Error {
             Error::TooLong { .. } => Errno::FBIG,
             Error::Store(error) => error.errno(),
             Error::HeldBack { .. } => Errno::AGAIN,
+            Error::Poisoned { .. } => Errno::HWPOISON,
         }
     }
 }
@@ -144,6 +152,11 @@ impl fmt::Display for Error {
                 f,
                 "{path}: the write barrier holds back the page at {offset}; flush again once it \
                  lets go of it"
+            ),
+            Error::Poisoned { path, offset } => write!(
+                f,
+                "{path}: the memory of the page at {offset} has failed, and its bytes are lost; \
+                 Object::unpoison takes what the store has"
             ),
         }
     }

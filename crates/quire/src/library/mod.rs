@@ -28,10 +28,12 @@
 //! ([`AddressSpace::serves_system_calls`]), a system call that is handed a page that is not mapped
 //! fails with EFAULT: [`Mapping::populate`] it before.
 
+mod adapter;
 mod error;
 mod inline;
 mod mapping;
 mod object;
+mod patience;
 mod swap_file;
 mod threads;
 
@@ -43,6 +45,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::vec::Vec;
 
 use core::sync::atomic::Ordering;
+use core::time::Duration;
 
 pub use self::error::Error;
 pub use self::mapping::{MapOptions, Mapping, MappingCopy, MappingMut};
@@ -78,6 +81,8 @@ struct Engine {
     objects: &'static Objects<Userfaultfd>,
     threads: Threads,
     serves_calls: bool,
+    /// How long objects wait for their stores.
+    store_deadline: Option<Duration>,
     /// Buffers for callers that read or flush.
     buffers: Mutex<Vec<(Scratch, IoBuffer)>>,
     _control: ControlPage,
@@ -105,6 +110,8 @@ pub struct Builder {
     exclusive_rmap: bool,
     delivery: Delivery,
     swap: Option<SwapPlace>,
+    store_deadline: Option<Duration>,
+    writer_deadline: Option<Duration>,
 }
 
 /// Who serves a fault.
@@ -131,6 +138,8 @@ impl Default for Builder {
             exclusive_rmap: false,
             delivery: Delivery::Handlers,
             swap: None,
+            store_deadline: None,
+            writer_deadline: None,
         }
     }
 }
@@ -179,6 +188,29 @@ impl Builder {
     #[must_use]
     pub fn swap(mut self, folder: impl Into<std::path::PathBuf>, bytes_max: u64) -> Builder {
         self.swap = Some(SwapPlace { folder: folder.into(), bytes_max });
+        self
+    }
+
+    /// How long anybody waits for an answer of an object's store; for ever unless said otherwise,
+    /// as the kernel does: a store that takes its time is not a bad one, and an access that has
+    /// waited too long is a SIGBUS. After it, `read_at`, `populate` and flushes say
+    /// [`Cause::Silent`](crate::store::Cause::Silent), and what was written stays dirty. An object,
+    /// and the address space, can be closed while the store owes an answer; the store itself goes
+    /// when it has given it. Each such object has threads of its own, and bytes go through a buffer
+    /// of theirs.
+    #[must_use]
+    pub fn store_deadline(mut self, deadline: Duration) -> Builder {
+        self.store_deadline = Some(deadline);
+        self
+    }
+
+    /// How long a write to a mapping waits where as much is dirty as may be, the store takes nothing
+    /// and its last write failed, or was held back by the barrier: then it is a SIGBUS, which leaves
+    /// the page as it was; accesses to that page in that mapping are one until the store has taken
+    /// something. 30 s unless said otherwise. What is dirty stays so, and is tried on.
+    #[must_use]
+    pub fn writer_deadline(mut self, deadline: Duration) -> Builder {
+        self.writer_deadline = Some(deadline);
         self
     }
 
@@ -326,6 +358,9 @@ impl Engine {
             space::AddressSpace::new(mmu, budget, swap, pages, frames).map_err(no_memory)?;
         let objects = Objects::new(space).map_err(no_memory)?;
         objects.i_mmaps.set_walks_exclusive(builder.exclusive_rmap);
+        if let Some(deadline) = builder.writer_deadline {
+            objects.set_writer_patience(u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX));
+        }
         let objects: &'static Objects<Userfaultfd> =
             std::boxed::Box::leak(std::boxed::Box::new(objects));
         let [device_file, mem_file] = files;
@@ -341,6 +376,7 @@ impl Engine {
                     objects,
                     threads,
                     serves_calls,
+                    store_deadline: builder.store_deadline,
                     buffers,
                     _control: control,
                     _files: [device_file, mem_file, swap_file],

@@ -2,70 +2,24 @@
 
 use core::fmt;
 use core::ops::Range;
+use core::time::Duration;
 use std::boxed::Box;
 use std::path::Path;
 use std::string::{String, ToString};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
+use super::adapter::{Adapter, Calls, lock};
+use super::patience::Patient;
 use super::{AddressSpace, Entered, Error};
 use crate::object::{BackingStore, FlushError, ObjectId, ReadError};
-use crate::store::{Direct, FileOptions, FileStore, Store, StoreError, ZstdStore};
+use crate::store::{
+    Cause, Direct, FileOptions, FileStore, Operation, Store, StoreError, ZstdStore,
+};
 use crate::sys::Errno;
 use crate::units::{ObjectPage, ObjectRange, PAGE_SIZE};
 
 /// How far an object can grow, unless said otherwise: 64 GiB beyond its length.
 const GROWTH_BYTES: u64 = 64 << 30;
-
-/// Says whether bytes `offset..offset + len` may be written to the store now.
-pub type Barrier = dyn Fn(u64, usize) -> bool + Send + Sync;
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// A store as the engine calls it: errors are kept whole for whoever asks, and go on as an errno.
-struct Adapter {
-    store: Box<dyn Store>,
-    last_read: Mutex<Option<StoreError>>,
-    last_write: Mutex<Option<StoreError>>,
-    barrier: RwLock<Option<Box<Barrier>>>,
-}
-
-fn keep(place: &Mutex<Option<StoreError>>, result: Result<(), StoreError>) -> Result<(), Errno> {
-    result.map_err(|error| {
-        let errno = error.errno();
-        *lock(place) = Some(error);
-        errno
-    })
-}
-
-impl BackingStore for Adapter {
-    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), Errno> {
-        keep(&self.last_read, self.store.read(offset, into))
-    }
-
-    fn write(&self, offset: u64, from: &[u8]) -> Result<(), Errno> {
-        keep(&self.last_write, self.store.write(offset, from))
-    }
-
-    fn set_len(&self, bytes: u64) -> Result<(), Errno> {
-        keep(&self.last_write, self.store.set_len(bytes))
-    }
-
-    fn sync(&self) -> Result<(), Errno> {
-        keep(&self.last_write, self.store.sync())
-    }
-
-    fn release(&self) {
-        // SAFETY: made by `leak` in `Object::with_store`; the engine calls this once, last.
-        drop(unsafe { Box::from_raw(core::ptr::from_ref(self).cast_mut()) });
-    }
-
-    fn may_write(&self, offset: u64, bytes: usize) -> bool {
-        let barrier = self.barrier.read().unwrap_or_else(PoisonError::into_inner);
-        barrier.as_ref().is_none_or(|may| may(offset, bytes))
-    }
-}
 
 /// How a file is opened as an object.
 #[derive(Clone, Debug, Default)]
@@ -75,6 +29,7 @@ pub struct OpenOptions {
     direct: Direct,
     len_max: Option<u64>,
     is_plain: bool,
+    store_deadline: Option<Duration>,
 }
 
 impl OpenOptions {
@@ -120,6 +75,28 @@ impl OpenOptions {
         self
     }
 
+    /// How long anybody waits for an answer of the store; see
+    /// [`Builder::store_deadline`](super::Builder::store_deadline), which it goes before.
+    #[must_use]
+    pub fn store_deadline(mut self, deadline: Duration) -> OpenOptions {
+        self.store_deadline = Some(deadline);
+        self
+    }
+
+    /// Makes an object of a store of one's own, with the deadline and the greatest length of these
+    /// options.
+    ///
+    /// # Errors
+    /// As for [`Object::with_store`].
+    pub fn open_store(
+        &self,
+        space: &AddressSpace,
+        store: impl Store + 'static,
+    ) -> Result<Object, Error> {
+        let deadline = self.store_deadline.or(space.engine.store_deadline);
+        Object::make(space, Box::new(store), self.len_max, deadline)
+    }
+
     /// Opens a file.
     ///
     /// # Errors
@@ -128,7 +105,8 @@ impl OpenOptions {
         let path = path.as_ref();
         let is_archive = path.extension().is_some_and(|extension| extension == "zst");
         if is_archive && !self.is_plain && !self.write {
-            return Object::with_store(space, ZstdStore::open(path)?, Some(0));
+            let options = self.clone().len_max(0);
+            return options.open_store(space, ZstdStore::open(path)?);
         }
         let options = match (self.write, self.create) {
             (false, _) => FileOptions::read_only(),
@@ -136,8 +114,11 @@ impl OpenOptions {
             (true, true) => FileOptions::read_write().create(),
         };
         let options = options.direct(self.direct);
-        let len_max = if self.write { self.len_max } else { Some(0) };
-        Object::with_store(space, FileStore::open(path, options)?, len_max)
+        let store = FileStore::open(path, options)?;
+        if self.write {
+            return self.open_store(space, store);
+        }
+        self.clone().len_max(0).open_store(space, store)
     }
 }
 
@@ -147,6 +128,8 @@ struct Inner {
     adapter: &'static Adapter,
     name: String,
     is_read_only: bool,
+    /// Who changes the length holds it.
+    resize: Mutex<()>,
 }
 
 impl Drop for Inner {
@@ -189,12 +172,26 @@ impl Object {
         store: impl Store + 'static,
         len_max: Option<u64>,
     ) -> Result<Object, Error> {
-        let len = store.len()?;
+        Object::make(space, Box::new(store), len_max, space.engine.store_deadline)
+    }
+
+    fn make(
+        space: &AddressSpace,
+        store: Box<dyn Store>,
+        len_max: Option<u64>,
+        deadline: Option<Duration>,
+    ) -> Result<Object, Error> {
         let (name, is_read_only) = (store.name().to_string(), store.is_read_only());
+        let calls = match deadline {
+            Some(deadline) => Calls::Patient(Patient::new(store, deadline)),
+            None => Calls::Plain(store),
+        };
+        let len = calls.len()?;
         let adapter: &'static Adapter = Box::leak(Box::new(Adapter {
-            store: Box::new(store),
+            calls,
             last_read: Mutex::new(None),
             last_write: Mutex::new(None),
+            resize: Mutex::new(None),
             barrier: RwLock::new(None),
         }));
         let len_max = len_max.unwrap_or(len.saturating_add(GROWTH_BYTES)).max(len);
@@ -205,7 +202,8 @@ impl Object {
                 errno => Error::NoMemory { doing: "make an object", errno },
             }
         })?;
-        let inner = Inner { space: space.clone(), id, adapter, name, is_read_only };
+        let resize = Mutex::new(());
+        let inner = Inner { space: space.clone(), id, adapter, name, is_read_only, resize };
         Ok(Object { inner: Arc::new(inner), told: Mutex::new(0) })
     }
 
@@ -254,8 +252,7 @@ impl Object {
         if self.is_read_only() {
             return Err(Error::ReadOnly { path: self.name().to_string() });
         }
-        let result = self.objects().set_len(self.engine(), bytes);
-        result.map_err(|errno| self.length_error(bytes, errno))
+        self.change_length(bytes, || self.objects().set_len(self.engine(), bytes))
     }
 
     /// Follows a change of the store's length that somebody else made; returns it.
@@ -263,20 +260,29 @@ impl Object {
     /// # Errors
     /// [`Error::TooLong`], [`Error::Store`].
     pub fn refresh_len(&self) -> Result<u64, Error> {
-        let bytes = self.inner.adapter.store.len()?;
-        let result = self.objects().follow_len(self.engine(), bytes);
-        result.map_err(|errno| self.length_error(bytes, errno))?;
+        let bytes = self.inner.adapter.calls.len()?;
+        self.change_length(bytes, || self.objects().follow_len(self.engine(), bytes))?;
         Ok(bytes)
     }
 
-    fn length_error(&self, bytes: u64, errno: Errno) -> Error {
-        match lock(&self.inner.adapter.last_write).clone() {
-            Some(error) if error.errno() == errno => Error::Store(error),
-            _ if errno == Errno::FBIG => {
+    /// Makes a change of length. What the store says of it is this one's and no older one's: another
+    /// waits, and what the one before has left is forgotten first.
+    fn change_length(
+        &self,
+        bytes: u64,
+        change: impl FnOnce() -> Result<(), Errno>,
+    ) -> Result<(), Error> {
+        let _resize = lock(&self.inner.resize);
+        let said = &self.inner.adapter.resize;
+        *lock(said) = None;
+        let result = change();
+        result.map_err(|errno| match lock(said).take() {
+            Some(error) => Error::Store(error),
+            None if errno == Errno::FBIG => {
                 Error::TooLong { path: self.name().to_string(), len: bytes }
             }
-            _ => Error::NoMemory { doing: "change the length of an object", errno },
-        }
+            None => Error::NoMemory { doing: "change the length of an object", errno },
+        })
     }
 
     /// Writes everything dirty to the store and makes it durable.
@@ -292,7 +298,10 @@ impl Object {
     /// # Errors
     /// [`Error::Store`]: a page could not be written, and is still dirty (each failure is told
     /// once to each handle, even where it happened in the background before the call), or the
-    /// store could not be synced. [`Error::HeldBack`]: all but what the barrier holds back is
+    /// store could not be synced. After the latter, what was written since the last good sync is
+    /// dirty again, and the next flush writes it anew; where a part of it is not in memory any more
+    /// every later sync of the object fails: open it anew, and write what may be lost again.
+    /// [`Error::HeldBack`]: all but what the barrier holds back is
     /// written.
     pub fn flush_range(&self, bytes: Range<u64>) -> Result<(), Error> {
         self.flush_pages(pages_of(bytes), true)
@@ -318,22 +327,45 @@ impl Object {
             FlushError::HeldBack { offset } => {
                 Error::HeldBack { path: self.name().to_string(), offset }
             }
-            FlushError::Write { errno, .. } | FlushError::Sync(errno) => {
-                self.store_error(&self.inner.adapter.last_write, "write to a store", errno)
+            FlushError::Write { offset, errno } => {
+                self.store_error(Operation::Write, offset, errno)
             }
+            FlushError::Sync(errno) => self.store_error(Operation::Sync, 0, errno),
         })
     }
 
-    fn store_error(
-        &self,
-        place: &Mutex<Option<StoreError>>,
-        doing: &'static str,
-        errno: Errno,
-    ) -> Error {
-        match lock(place).clone() {
-            Some(error) => Error::Store(error),
-            None => Error::NoMemory { doing, errno },
+    /// What the store said of an operation, if that is the last of its kind that failed; another
+    /// may have failed since, and then only the errno is known.
+    fn store_error(&self, operation: Operation, offset: u64, errno: Errno) -> Error {
+        let adapter = self.inner.adapter;
+        let place = match operation {
+            Operation::Read => &adapter.last_read,
+            _ => &adapter.last_write,
+        };
+        let is_it = |error: &StoreError| {
+            let end = error.offset().saturating_add(error.bytes().max(1));
+            // A sync that failed is told as a failed write to those who come later.
+            let is_there = match (error.operation(), operation) {
+                (Operation::Sync, Operation::Sync | Operation::Write) => true,
+                (one, other) => one == other && (error.offset()..end).contains(&offset),
+            };
+            is_there && error.errno() == errno
+        };
+        if let Some(error) = lock(place).clone().filter(is_it) {
+            return Error::Store(error);
         }
+        if errno == Errno::HWPOISON {
+            return Error::Poisoned { path: self.name().to_string(), offset };
+        }
+        if errno == Errno::NOMEM {
+            // The kernel's word about the cache, as a rule.
+            return Error::NoMemory { doing: "cache an object's page", errno };
+        }
+        let cause = match (errno, &adapter.calls) {
+            (Errno::TIMEDOUT, Calls::Patient(store)) => Cause::Silent { after: store.deadline() },
+            _ => Cause::Os(errno),
+        };
+        Error::Store(StoreError::new(operation, self.name(), offset, PAGE_SIZE as u64, cause))
     }
 
     /// Sets the write barrier: no page is written to the store, by whomever, unless it says yes
@@ -409,8 +441,33 @@ impl Object {
         self.objects().drop_cached(self.engine(), pages_of(bytes)) * PAGE_SIZE
     }
 
+    /// Treats the page at a byte as one whose memory has failed: its bytes are gone from the cache,
+    /// an access to it is a SIGBUS in every mapping, and `read_at` is [`Error::Poisoned`], until
+    /// [`Self::unpoison`] gives it up, or the object is cut before it. What was written to it and
+    /// not yet to the store is lost; flushes are told so. `false` where there is no such page.
+    ///
+    /// # Errors
+    /// [`Error::NoMemory`], and nothing has changed.
+    pub fn poison(&self, offset: u64) -> Result<bool, Error> {
+        let page = ObjectPage(offset / PAGE_SIZE as u64);
+        let result = self.objects().memory_failure(self.engine(), page);
+        result.map_err(|errno| Error::NoMemory { doing: "give a bad page up", errno })
+    }
+
+    /// Gives the poisoned pages of a range up: from now on they have what the store has, which may
+    /// be older than what was lost. Returns how many bytes.
+    pub fn unpoison(&self, bytes: Range<u64>) -> usize {
+        self.objects().unpoison(self.engine(), pages_of(bytes)) * PAGE_SIZE
+    }
+
+    /// The last read that failed, whoever it was for: what a SIGBUS does not say.
+    #[must_use]
+    pub fn last_read_error(&self) -> Option<Error> {
+        self.objects().last_read_error(self.engine()).map(|error| self.read_error(error))
+    }
+
     pub(super) fn read_error(&self, error: ReadError) -> Error {
-        self.store_error(&self.inner.adapter.last_read, "read from a store", error.errno)
+        self.store_error(Operation::Read, error.offset, error.errno)
     }
 
     pub(super) fn id(&self) -> ObjectId {

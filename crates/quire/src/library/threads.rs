@@ -206,7 +206,8 @@ fn read_swap(objects: &'static Space, scratch: &mut Scratch) {
 /// Whether nobody waits for what the background thread does.
 fn is_content(objects: &Space) -> bool {
     let space = &objects.space;
-    !objects.is_low() && !space.has_starved() && !objects.has_unclean()
+    let waits = space.has_starved() || objects.has_unclean() || objects.has_unparked();
+    !objects.is_low() && !waits
 }
 
 fn reclaim(objects: &'static Space, exit: &Exit, scratch: &mut Scratch) {

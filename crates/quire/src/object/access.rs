@@ -2,7 +2,7 @@
 
 use core::sync::atomic::Ordering;
 
-use super::requests::{IoBuffer, Request};
+use super::requests::{IoBuffer, Request, has_timed_out_since};
 use super::{Object, ObjectId, Objects};
 use crate::fault::order::Streams;
 use crate::mmu::object::ObjectMmu;
@@ -10,7 +10,7 @@ use crate::page::{Flags, State};
 use crate::scratch::Scratch;
 use crate::space::AddressSpace;
 use crate::space::vma::{Kind, Pattern, Vma};
-use crate::sys::Errno;
+use crate::sys::{Errno, monotonic_ns};
 use crate::units::{
     BLOCK_ORDER, BLOCK_PAGES, ObjectPage, ObjectRange, PAGE_SIZE, PageNum, PageRange,
 };
@@ -68,6 +68,7 @@ impl<M: ObjectMmu> Objects<M> {
         scratch: &mut Scratch,
         buffer: &mut IoBuffer,
     ) -> Result<(), Errno> {
+        let since_ns = monotonic_ns();
         loop {
             if !self.use_words(object, page) && !self.make_room(1, Some(scratch)) {
                 self.space.mmu().relax();
@@ -78,6 +79,14 @@ impl<M: ObjectMmu> Objects<M> {
             if old.state() == State::Cached || page.index() >= object.pages() {
                 self.space.unlock_word(word);
                 return Ok(());
+            }
+            if old.state() == State::Poisoned {
+                self.space.unlock_word(word);
+                return Err(Errno::HWPOISON);
+            }
+            if has_timed_out_since(old, since_ns) {
+                self.space.unlock_word(word);
+                return Err(Errno::TIMEDOUT);
             }
             let limit = self.space.budget().limit();
             let order_max = (limit / 32).max(1).ilog2().min(BLOCK_ORDER);
@@ -94,7 +103,7 @@ impl<M: ObjectMmu> Objects<M> {
                 guess,
                 PageRange { start: PageNum(pages.start.0), end: PageNum(pages.end.0) },
             );
-            return self.fill_locked(object, pages, Some(page), buffer);
+            return self.fill_locked(object, pages, Some(page), since_ns, buffer);
         }
     }
 
@@ -192,7 +201,7 @@ impl<M: ObjectMmu> Objects<M> {
         Ok(())
     }
 
-    fn try_lock_absent(&self, object: &Object, page: ObjectPage) -> bool {
+    pub(super) fn try_lock_absent(&self, object: &Object, page: ObjectPage) -> bool {
         let is_absent = object.word(page).load().state() == State::None;
         is_absent && self.lock_absent(object, page)
     }

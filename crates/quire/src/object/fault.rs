@@ -7,6 +7,7 @@
 //! dirty), or is busy (the fault is parked on it).
 
 use super::large::LargeFrame;
+use super::requests::has_just_timed_out;
 use super::rmap::Wait;
 use super::show::Shown;
 use super::window::Mapped;
@@ -173,12 +174,14 @@ impl<M: ObjectMmu> Objects<M> {
         }
         let guess = self.guess_for(object, at, vma);
         if access == Access::Read {
-            let around = self.around(object, vma, page, guess, window);
+            let around = if guess.order == 0 && self.is_strided(object, at, vma) {
+                PageRange::new(page, 1)
+            } else {
+                self.around(object, vma, page, guess, window)
+            };
             self.map_pages(object, vma, window, around, page);
             if window.is_present(page) {
-                // The stream is at the end of what is mapped now, not of what was looked at.
-                let reached = window.present_around(page, around);
-                self.go_on_with_stream(id, object, guess, vma, reached);
+                self.go_on_with_stream(id, object, guess, vma, page, around, window);
                 return Look::Ended(Outcome::Served);
             }
         }
@@ -202,9 +205,12 @@ impl<M: ObjectMmu> Objects<M> {
         let Fault { object, at, page, access, vma, guess, .. } = fault;
         let word = object.word(at);
         let Some(old) = word.try_lock() else {
-            self.space.budget().count(Event::FaultParked, 1);
             if self.space.park_fault_on(word, page) {
+                self.space.budget().count(Event::FaultParked, 1);
                 return Look::Ended(Outcome::Parked);
+            }
+            if word.load().is_locked() {
+                return Look::Ended(self.wait_unparked(page));
             }
             return self.answer(page, Outcome::Parked);
         };
@@ -220,7 +226,12 @@ impl<M: ObjectMmu> Objects<M> {
             }
             State::Cached => {
                 if !old.has(Flags::DIRTY) && self.is_too_dirty() {
+                    let is_refused =
+                        self.is_stalled(object) && self.refuse_writer(page, vma, window);
                     self.space.unlock_word(word);
+                    if is_refused {
+                        return self.answer(page, Outcome::Poisoned);
+                    }
                     return Look::NeedsCleaning;
                 }
                 let is_mapped = self.map_for_write(object, vma, page, old, window);
@@ -237,7 +248,19 @@ impl<M: ObjectMmu> Objects<M> {
                 }
                 self.answer(page, Outcome::Spurious)
             }
-            _ if old.has(Flags::ERROR) && self.space.mmu().is_inline() => {
+            State::Poisoned => {
+                // A mapping that came later, or whose mark was taken away with something else.
+                self.poison(page, window);
+                self.space.unlock_word(word);
+                self.answer(page, Outcome::Poisoned)
+            }
+            _ if has_just_timed_out(old) => {
+                // The mark comes before the unlock: see `poison_unread`.
+                self.poison(page, window);
+                self.space.unlock_word(word);
+                self.answer(page, Outcome::Poisoned)
+            }
+            _ if old.has(Flags::ERROR) && old.payload() == 0 && self.space.mmu().is_inline() => {
                 self.space.unlock_word(word);
                 Look::Ended(Outcome::Poisoned)
             }
@@ -263,7 +286,7 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// Makes a locked, cached page dirty.
-    fn mark_dirty(&self, object: &Object, at: ObjectPage, old: Snapshot) -> Snapshot {
+    pub(super) fn mark_dirty(&self, object: &Object, at: ObjectPage, old: Snapshot) -> Snapshot {
         let after = old.with(Flags::DIRTY);
         if !old.has(Flags::DIRTY) {
             object.word(at).set(after);

@@ -273,7 +273,8 @@ impl<M: ObjectMmu> Objects<M> {
     pub(super) fn try_charge_run(&self, object: &Object, pages: ObjectRange) -> bool {
         let is_block = pages.len() == BLOCK_PAGES
             && pages.start.index().is_multiple_of(BLOCK_PAGES)
-            && pages.end.offset() <= object.len();
+            && pages.end.offset() <= object.len()
+            && pages.end.0 <= object.cut.load(Ordering::SeqCst);
         let block = object.block(pages.start);
         if is_block && let Some(frame) = self.large.take_recycled() {
             // Relaxed: it tells the background thread that they are wanted.

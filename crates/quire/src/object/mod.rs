@@ -16,10 +16,14 @@
 //! | `show` | which memory a window shows |
 //! | `large` | 2 MiB of memory that go from block to block |
 //! | `readahead` | what is read for it, and ahead of it |
+//! | `strides` | streams by a constant distance |
 //! | `requests` | reads and writes for the store workers, who do what blocks |
+//! | `memory_failure` | a page whose memory has gone bad |
 //! | `rmap` | what is done to a page in every mapping |
 //! | `reclaim` | which cached pages go |
 //! | `writeback` | dirty pages on their way to the store |
+//! | `stall` | writers that a store stops for too long |
+//! | `sync` | what was written becomes durable, or is written again |
 //! | `truncate` | an object's length changes |
 //! | `access` | cached bytes without a mapping: `read_at`, `populate` |
 //!
@@ -51,6 +55,7 @@ pub mod i_mmap;
 mod large;
 mod map;
 mod mappings;
+mod memory_failure;
 mod numbers;
 mod private;
 mod private_access;
@@ -59,6 +64,9 @@ mod reclaim;
 mod requests;
 mod rmap;
 mod show;
+mod stall;
+mod strides;
+mod sync;
 mod truncate;
 pub mod window;
 mod writeback;
@@ -101,6 +109,15 @@ pub trait BackingStore: Sync {
     /// # Errors
     /// Why not; nothing in `into` counts then.
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), Errno>;
+
+    /// The same for one who waits since a moment of [`monotonic_ns`](crate::sys::monotonic_ns): a
+    /// store with a deadline counts from there, and says `TIMEDOUT` where it has passed.
+    ///
+    /// # Errors
+    /// As for [`Self::read`].
+    fn read_since(&self, offset: u64, into: &mut [u8], _since_ns: u64) -> Result<(), Errno> {
+        self.read(offset, into)
+    }
 
     /// Writes all of `from`.
     ///
@@ -166,12 +183,23 @@ pub struct Object {
     privates: AtomicUsize,
     /// Who changes the length holds it.
     resize: Mutex<()>,
+    /// While the store is being asked to become shorter: the first page that it may lose. From here
+    /// on nothing is written back. `u64::MAX` else.
+    cut: AtomicU64,
+    /// Counts beginnings and ends of such a time: odd during one. The futex of flushes, which wait
+    /// for its end.
+    cuts: AtomicU32,
     streams: Streams,
+    strides: strides::Strides,
     /// The first error of a write since a flusher was last told, as an errno; 0 is none.
     write_error: AtomicI32,
     write_error_page: AtomicU64,
     /// Counts write errors: every flusher is told each once.
     write_errors: AtomicU32,
+    /// Whether writers make no way.
+    stall: stall::Stall,
+    /// What the store has made durable.
+    synced: sync::Synced,
     /// The last error of a read.
     read_error: AtomicI32,
     read_error_page: AtomicU64,
@@ -311,6 +339,8 @@ pub struct Objects<M: ObjectMmu> {
     requests: Requests,
     /// Faults that wait until less is dirty.
     unclean: Starved,
+    /// Writers that have waited too long.
+    stalls: stall::Stalls,
     /// Dirty, or under way to a store: what writers are stopped by.
     dirty: AtomicUsize,
     cached: AtomicUsize,
@@ -352,6 +382,7 @@ impl<M: ObjectMmu> Objects<M> {
             mappings,
             requests: Requests::new(),
             unclean: Starved::new(),
+            stalls: stall::Stalls::new(),
             dirty: AtomicUsize::new(0),
             cached: AtomicUsize::new(0),
         })
@@ -389,10 +420,15 @@ impl<M: ObjectMmu> Objects<M> {
                 writeback: AtomicU32::new(0),
                 privates: AtomicUsize::new(0),
                 resize: Mutex::new(()),
+                cut: AtomicU64::new(u64::MAX),
+                cuts: AtomicU32::new(0),
                 streams: Streams::new(),
+                strides: strides::Strides::new(),
                 write_error: AtomicI32::new(0),
                 write_error_page: AtomicU64::new(0),
                 write_errors: AtomicU32::new(0),
+                stall: stall::Stall::new(),
+                synced: sync::Synced::new(),
                 read_error: AtomicI32::new(0),
                 read_error_page: AtomicU64::new(0),
             })

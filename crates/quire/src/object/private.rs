@@ -243,22 +243,18 @@ impl<M: ObjectMmu> Objects<M> {
             return Look::NeedsCache;
         };
         self.space.budget().count(Event::Pgmajfault, 1);
-        let delta = vma.attributes.backing.delta;
-        let in_arena = |at: ObjectPage| PageNum(at.0.wrapping_sub(delta));
-        let read = PageRange { start: in_arena(pages.start), end: in_arena(pages.end) };
         let order = self.chosen_order(vma, guess.order);
         let around = PageRange::new(page.align_down(order), 1 << order);
         let asker = Some(Asker { page, vma: *vma, around, access });
         if !self.request(id, Request::Read { object: id, pages, asker }) {
-            self.space.budget().uncharge(pages.len());
+            self.uncharge_run(object, pages);
             self.unlock_words(object, pages);
             self.space.unlock_page(page);
-            self.space.mmu().relax();
-            self.space.answer(page);
-            return Look::Ended(Outcome::Parked);
+            return Look::Ended(self.wait_for_queue(page));
         }
         // Under the page's lock still: it keeps the object.
-        self.go_on_with_stream(id, object, guess, vma, read);
+        self.advance(object, guess, pages);
+        self.read_ahead(id, object, guess, pages);
         self.space.unlock_page(page);
         Look::Ended(Outcome::Parked)
     }

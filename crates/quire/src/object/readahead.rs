@@ -2,11 +2,14 @@
 //! next.
 //!
 //! Streams are the object's (`crate::fault::order`): a fault where one goes on makes its next folio
-//! four times as large, and from [`AHEAD_ORDER`] on the folio behind it is read as well, by another
-//! worker, before anybody asks. What is read is locked until it is there.
+//! four times as large, and from [`AHEAD_ORDER`] on the folio behind it, or before it where the
+//! stream goes down, is read as well, by another worker, before anybody asks. Streams that leave
+//! pages out are found by [`super::strides`]; of those just the pages they will touch are read.
+//! What is read is locked until it is there.
 
 use super::fault::{Fault, Look};
 use super::requests::{Asker, Request, by_block};
+use super::strides::{Found, Touch, WINDOW_MAX};
 use super::window::Mapped;
 use super::{Object, ObjectId, Objects};
 use crate::control::Event;
@@ -14,7 +17,7 @@ use crate::fault::Outcome;
 use crate::fault::order::Guess;
 use crate::mmu::object::ObjectMmu;
 use crate::page::State;
-use crate::space::vma::Vma;
+use crate::space::vma::{Pattern, Vma};
 use crate::units::{BLOCK_PAGES, ObjectPage, ObjectRange, PageNum, PageRange};
 
 /// From this order on a stream is read ahead of.
@@ -35,17 +38,25 @@ impl<M: ObjectMmu> Objects<M> {
         let Some(pages) = self.charge_locked(object, at, pages) else {
             return Look::NeedsMemory(pages.len());
         };
-        self.space.budget().count(Event::Pgmajfault, 1);
-        let around = self.around(object, vma, page, guess, window);
+        let is_strided = self.is_strided(object, at, vma);
+        let around = if is_strided {
+            PageRange::new(page, 1)
+        } else {
+            self.around(object, vma, page, guess, window)
+        };
         let asker = Some(Asker { page, vma: *vma, around, access });
         if !self.request(id, Request::Read { object: id, pages, asker }) {
             self.uncharge_run(object, pages);
             self.unlock_words(object, pages);
-            self.space.mmu().relax();
-            return self.answer(page, Outcome::Parked);
+            return Look::Ended(self.wait_for_queue(page));
         }
-        self.advance(object, guess, pages);
-        self.read_ahead(id, object, guess, pages.end);
+        self.space.budget().count(Event::Pgmajfault, 1);
+        // A stride's faults would take all places of the streams that are none.
+        if !is_strided {
+            self.advance(object, guess, pages);
+        }
+        self.read_ahead(id, object, guess, pages);
+        self.read_stride_ahead(id, object, at, vma, guess, Found::Absent);
         Look::Ended(Outcome::Parked)
     }
 
@@ -125,21 +136,36 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// A read fault was served from the cache: its stream goes on, and what comes next is read.
+    #[allow(clippy::too_many_arguments, reason = "as for `fault`")]
     pub(super) fn go_on_with_stream(
         &self,
         id: ObjectId,
         object: &Object,
         guess: Guess,
         vma: &Vma,
+        page: PageNum,
         around: PageRange,
+        window: &Mapped,
     ) {
+        // Where nothing is mapped around it nothing was cached: the stream will be there.
+        let mut run = PageRange::new(page, 1);
+        while run.end < around.end && window.is_present(run.end) {
+            run.end = run.end.add(1);
+        }
+        while run.start > around.start && window.is_present(PageNum(run.start.0 - 1)) {
+            run.start = PageNum(run.start.0 - 1);
+        }
         let backing = vma.attributes.backing;
+        let at = backing.object_page(page);
         let pages = ObjectRange {
-            start: backing.object_page(around.start),
-            end: backing.object_page(around.end),
+            start: backing.object_page(run.start),
+            end: backing.object_page(run.end),
         };
-        self.advance(object, guess, pages);
-        self.read_ahead(id, object, guess, pages.end);
+        if !self.is_strided(object, at, vma) {
+            self.advance(object, guess, pages);
+        }
+        self.read_ahead(id, object, guess, pages);
+        self.read_stride_ahead(id, object, at, vma, guess, Found::Cached);
     }
 
     /// Whether so many pages may be read before anybody asks for them.
@@ -156,21 +182,72 @@ impl<M: ObjectMmu> Objects<M> {
         has_room
     }
 
-    /// Sends the read of what a stream will want next, where it is not cached yet and there is
-    /// memory to spare.
-    fn read_ahead(&self, id: ObjectId, object: &Object, guess: Guess, from: ObjectPage) {
+    /// Sends the read of what a stream will want next to the pages that it has, where it is not
+    /// cached yet and there is memory to spare.
+    pub(super) fn read_ahead(&self, id: ObjectId, object: &Object, guess: Guess, has: ObjectRange) {
         if guess.order < AHEAD_ORDER {
             return;
         }
-        let next = ObjectRange::new(from, 1 << guess.order).intersect(object.range());
-        let Some(next) = by_block(next).next() else { return };
-        if next.is_empty() || !self.has_room_ahead(next.len()) {
+        let next = if guess.is_down {
+            let start = has.start.0.saturating_sub(1 << guess.order);
+            by_block(ObjectRange { start: ObjectPage(start), end: has.start }).last()
+        } else {
+            by_block(ObjectRange::new(has.end, 1 << guess.order).intersect(object.range())).next()
+        };
+        let Some(next) = next.filter(|next| !next.is_empty()) else { return };
+        if !self.has_room_ahead(next.len()) {
             return;
         }
+        // From where the stream is: what it comes to first.
         let mut run = ObjectRange { start: next.start, end: next.start };
-        while run.end < next.end && self.lock_absent(object, run.end) {
+        if guess.is_down {
+            run = ObjectRange { start: next.end, end: next.end };
+            while run.start > next.start && self.lock_absent(object, ObjectPage(run.start.0 - 1)) {
+                run.start = ObjectPage(run.start.0 - 1);
+            }
+        }
+        while !guess.is_down && run.end < next.end && self.lock_absent(object, run.end) {
             run.end = run.end.add(1);
         }
+        self.send_read_ahead(id, object, run);
+    }
+
+    /// Sends the reads of what a strided stream will want next, if a fault is one's.
+    fn read_stride_ahead(
+        &self,
+        id: ObjectId,
+        object: &Object,
+        at: ObjectPage,
+        vma: &Vma,
+        guess: Guess,
+        found: Found,
+    ) {
+        if guess.order > 0 || vma.attributes.pattern == Pattern::Random {
+            return;
+        }
+        let touch = Touch { page: at, mapping: vma.attributes.backing.mapping };
+        let window_max = (self.space.budget().limit() as u32 / 64).min(WINDOW_MAX);
+        let Some(ahead) = object.strides.note(touch, found, window_max) else { return };
+        for page in ahead.pages() {
+            let is_there = object.range().contains(page);
+            if !is_there || self.space.available() <= self.space.low_watermark() {
+                return;
+            }
+            if self.try_lock_absent(object, page) {
+                self.send_read_ahead(id, object, ObjectRange::new(page, 1));
+            }
+        }
+    }
+
+    /// Whether a fault is where a strided stream is expected. Nothing is mapped around it: the
+    /// faults on what was read for it say how much of that is used.
+    pub(super) fn is_strided(&self, object: &Object, at: ObjectPage, vma: &Vma) -> bool {
+        let touch = Touch { page: at, mapping: vma.attributes.backing.mapping };
+        object.strides.expects(touch)
+    }
+
+    /// Sends the read of locked pages that nobody waits for; unlocks them where that cannot be.
+    fn send_read_ahead(&self, id: ObjectId, object: &Object, run: ObjectRange) {
         if run.is_empty() {
             return;
         }

@@ -80,6 +80,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// One step of the background thread, over both kinds of memory.
     pub fn balance(&self, scratch: &mut Scratch) -> Balance {
         let is_writing = self.balance_dirty();
+        self.answer_unparked();
         if self.space.has_starved() {
             self.release_recycled(self.space.low_watermark());
         } else if self.space.is_low() {
@@ -216,6 +217,7 @@ impl<M: ObjectMmu> Objects<M> {
             shrunk.unmapped += pages.len();
         } else {
             shrunk.freed += pages.len();
+            seen().for_each(|old| object.synced.note_dropped(old));
             object.count_uncached(pages.start, pages.len());
             self.cached.fetch_sub(pages.len(), Ordering::Relaxed);
             // Charged on, with its frame.
@@ -311,6 +313,9 @@ impl<M: ObjectMmu> Objects<M> {
         if self.cache_punch(object, run).is_err() {
             // Still there; what is mapped will be found to be so.
             return false;
+        }
+        for page in run.pages() {
+            object.synced.note_dropped(object.word(page).load());
         }
         self.uncharge_dropped(object, run);
         true

@@ -2,19 +2,24 @@
 //!
 //! A fault that finds nothing in the cache locks the pages, sends a request, and is left
 //! unanswered; the worker that has read them maps what the fault asked for and answers it. The
-//! queue has a fixed size and is never waited for.
+//! queue has a fixed size and is never slept for: a fault that finds it full is *crowded out*, put on
+//! a list that is answered when half of the queue is free. A fault on a busy page, where more are
+//! parked already than there are records for, is put on another, which the background thread
+//! answers every few milliseconds: nobody knows when their pages are free.
 //!
-//! Locks: the queue's mutex, a leaf; workers take page locks, `i_mmap` and windows like anybody.
+//! Locks: the queue's mutex and the lists', leaves; workers take page locks, `i_mmap` and windows
+//! like anybody.
 
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use rustix_futex_sync::Mutex;
 
 use super::window::Mapped;
 use super::{Object, ObjectId, Objects};
 use crate::control::Event;
-use crate::fault::Access;
+use crate::fault::starved::Starved;
+use crate::fault::{Access, Outcome};
 use crate::mmu::Protection;
 use crate::mmu::object::ObjectMmu;
 use crate::page::{Flags, Snapshot, State};
@@ -22,11 +27,16 @@ use crate::space::vma::{Kind, Vma};
 use crate::sys::Errno;
 use crate::sys::futex::{self, Reach};
 use crate::sys::memory;
+use crate::sys::monotonic_ns;
 use crate::units::{
     BLOCK_PAGES, ObjectPage, ObjectRange, PAGE_SHIFT, PAGE_SIZE, PageNum, PageRange,
 };
 
 const REQUESTS_MAX: usize = 256;
+/// So many requests are left, and faults that found the queue full try again.
+const REQUESTS_FEW: usize = REQUESTS_MAX / 2;
+/// How often at most those try again who could not be parked.
+const UNPARKED_NS: u64 = 20_000_000;
 
 /// A worker's buffer: pages on their way between a store and a home.
 pub struct IoBuffer {
@@ -83,7 +93,8 @@ pub(super) enum Request {
 }
 
 struct Ring {
-    requests: [Option<Request>; REQUESTS_MAX],
+    /// With the moment at which each was sent.
+    requests: [Option<(Request, u64)>; REQUESTS_MAX],
     head: usize,
     len: usize,
 }
@@ -94,6 +105,12 @@ pub(super) struct Requests {
     /// Counts requests; what idle workers sleep on.
     calls: AtomicU32,
     is_stopping: AtomicU32,
+    /// Faults that found the queue full.
+    crowded: Starved,
+    /// Faults that found their page busy, and no record to be parked by.
+    unparked: Starved,
+    /// When those were answered last.
+    unparked_ns: AtomicU64,
 }
 
 impl Requests {
@@ -102,18 +119,22 @@ impl Requests {
             ring: Mutex::new(Ring { requests: [None; REQUESTS_MAX], head: 0, len: 0 }),
             calls: AtomicU32::new(0),
             is_stopping: AtomicU32::new(0),
+            crowded: Starved::new(),
+            unparked: Starved::new(),
+            unparked_ns: AtomicU64::new(0),
         }
     }
 
     /// Adds a request; `false` where the queue is full.
     pub fn push(&self, request: Request) -> bool {
+        let sent_ns = monotonic_ns();
         {
             let mut ring = self.ring.lock();
             if ring.len == REQUESTS_MAX {
                 return false;
             }
             let at = (ring.head + ring.len) % REQUESTS_MAX;
-            ring.requests[at] = Some(request);
+            ring.requests[at] = Some((request, sent_ns));
             ring.len += 1;
         }
         // Release: who sees the count sees the request.
@@ -122,7 +143,11 @@ impl Requests {
         true
     }
 
-    fn pop(&self) -> Option<Request> {
+    fn len(&self) -> usize {
+        self.ring.lock().len
+    }
+
+    fn pop(&self) -> Option<(Request, u64)> {
         let mut ring = self.ring.lock();
         if ring.len == 0 {
             return None;
@@ -140,10 +165,13 @@ impl<M: ObjectMmu> Objects<M> {
         loop {
             // Acquire: before the look at the queue, so that no request is missed.
             let seen = self.requests.calls.load(Ordering::Acquire);
-            while let Some(request) = self.requests.pop() {
+            while let Some((request, sent_ns)) = self.requests.pop() {
+                if self.requests.len() <= REQUESTS_FEW {
+                    self.answer_crowded();
+                }
                 match request {
                     Request::Read { object, pages, asker } => {
-                        self.complete_read(object, pages, asker, buffer);
+                        self.complete_read(object, pages, asker, sent_ns, buffer);
                         self.put(object);
                     }
                     Request::WriteBack { object, pages } => {
@@ -177,17 +205,75 @@ impl<M: ObjectMmu> Objects<M> {
         is_sent
     }
 
+    /// Leaves a fault unanswered that found the queue full.
+    pub(super) fn wait_for_queue(&self, page: PageNum) -> Outcome {
+        self.space.budget().count(Event::FaultParked, 1);
+        self.requests.crowded.push(page);
+        // It may have become half empty before the page was in the list. The list's and the
+        // queue's locks order the two: whoever takes a request later finds the page.
+        if self.requests.len() <= REQUESTS_FEW {
+            self.answer_crowded();
+        }
+        Outcome::Parked
+    }
+
+    fn answer_crowded(&self) {
+        let crowded = &self.requests.crowded;
+        crowded.answer_all(|answer| self.space.mmu().wake(self.space.pages_of(answer)));
+    }
+
+    /// Leaves a fault unanswered whose page is busy, and which cannot be parked on it.
+    pub(super) fn wait_unparked(&self, page: PageNum) -> Outcome {
+        self.space.budget().count(Event::FaultParked, 1);
+        self.requests.unparked.push(page);
+        self.space.budget().call_for_memory();
+        Outcome::Parked
+    }
+
+    /// Has the faults try again whose pages were busy, but not all the time.
+    pub(super) fn answer_unparked(&self) {
+        // Relaxed: one thread does this.
+        let now = monotonic_ns();
+        let is_too_soon =
+            now.saturating_sub(self.requests.unparked_ns.load(Ordering::Relaxed)) < UNPARKED_NS;
+        if is_too_soon || !self.has_unparked() {
+            return;
+        }
+        self.requests.unparked_ns.store(now, Ordering::Relaxed);
+        let mut hull: Option<PageRange> = None;
+        self.requests.unparked.answer_all(|answer| {
+            let pages = self.space.pages_of(answer);
+            if !self.space.mmu().is_inline() {
+                self.space.mmu().wake(pages);
+            }
+            hull = Some(hull.map_or(pages, |hull| PageRange {
+                start: hull.start.min(pages.start),
+                end: hull.end.max(pages.end),
+            }));
+        });
+        // There an answer wakes whoever waits for a page near by: one for all.
+        if let Some(hull) = hull.filter(|_| self.space.mmu().is_inline()) {
+            self.space.mmu().wake(hull);
+        }
+    }
+
+    /// Whether faults wait for busy pages that they could not be parked on.
+    pub fn has_unparked(&self) -> bool {
+        !self.requests.unparked.is_empty()
+    }
+
     /// Reads locked pages into the cache, unlocks them, and answers the fault that waits.
     fn complete_read(
         &self,
         id: ObjectId,
         pages: ObjectRange,
         asker: Option<Asker>,
+        sent_ns: u64,
         buffer: &mut IoBuffer,
     ) {
         let object = self.object(id);
         let asked = asker.map(|asker| asker.vma.attributes.backing.object_page(asker.page));
-        let is_bad = self.fill_locked(object, pages, asked, buffer).is_err();
+        let is_bad = self.fill_locked(object, pages, asked, sent_ns, buffer).is_err();
         let Some(asker) = asker else { return };
         if asker.vma.attributes.kind == Kind::Private {
             return self.complete_private(&asker, is_bad, buffer);
@@ -195,7 +281,8 @@ impl<M: ObjectMmu> Objects<M> {
         let mut window = self.windows.lock(asker.page);
         if self.space.is_current(&asker.vma) {
             if is_bad {
-                self.poison(asker.page, &window);
+                let at = asker.vma.attributes.backing.object_page(asker.page);
+                self.poison_unread(object, at, asker.page, &window);
             } else {
                 self.map_for(object, &asker, &mut window);
             }
@@ -217,6 +304,18 @@ impl<M: ObjectMmu> Objects<M> {
         self.map_pages(object, &asker.vma, window, asker.around, asker.page);
     }
 
+    /// The same for a page that could not be read, if that is still so: it may have been cut off,
+    /// and must not be marked for when it is there again.
+    fn poison_unread(&self, object: &Object, at: ObjectPage, page: PageNum, window: &Mapped) {
+        let word = object.word(at);
+        // Where it is locked the fault is tried again.
+        let Some(old) = word.try_lock() else { return };
+        if old.has(Flags::ERROR) && at.index() < object.pages() {
+            self.poison(page, window);
+        }
+        self.space.unlock_word(word);
+    }
+
     /// Makes an access to a page that cannot be read a SIGBUS, until it is mapped.
     pub(super) fn poison(&self, page: PageNum, window: &Mapped) {
         if window.is_present(page) {
@@ -230,8 +329,9 @@ impl<M: ObjectMmu> Objects<M> {
         }
     }
 
-    /// Reads locked pages, which are charged, into the cache and unlocks them. Where the read of
-    /// several fails each is read by itself, so that only bad pages are lost.
+    /// Reads locked pages, which are charged, into the cache and unlocks them, for one who waits
+    /// since `since_ns`. Where the read of several fails each is read by itself, so that only bad
+    /// pages are lost; but not where the store is silent, which would be waited for page by page.
     ///
     /// # Errors
     /// Why the `asked` page, or any where none was asked for, could not be read; it is noted in
@@ -241,6 +341,7 @@ impl<M: ObjectMmu> Objects<M> {
         object: &Object,
         pages: ObjectRange,
         asked: Option<ObjectPage>,
+        since_ns: u64,
         buffer: &mut IoBuffer,
     ) -> Result<(), Errno> {
         self.space.budget().count(Event::Pgpgin, pages.len());
@@ -248,20 +349,19 @@ impl<M: ObjectMmu> Objects<M> {
         self.end_unfilled(object, pages.start);
         let is_direct = direct.is_some();
         let bytes = direct.unwrap_or_else(|| buffer.pages(pages.len()));
-        if self.fill_run(object, pages, bytes, is_direct).is_ok() {
-            return Ok(());
-        }
+        let filled = self.fill_run(object, pages, since_ns, bytes, is_direct);
+        let Err(error) = filled else { return Ok(()) };
         let bytes = buffer.pages(1);
         let mut result = Ok(());
         for page in pages.pages() {
             let one = ObjectRange::new(page, 1);
-            if let Err(error) = self.fill_run(object, one, bytes, false) {
-                object.note_read_error(page, error);
-                // A recycled frame has memory there already.
-                let _ = self.cache_punch(object, one);
-                self.space.budget().uncharge(1);
-                let bad = Object::GONE.with(Flags::ERROR);
-                self.space.unlock_word_with(object.word(page), bad);
+            let again = if error == Errno::TIMEDOUT {
+                Err(error)
+            } else {
+                self.fill_run(object, one, since_ns, bytes, false)
+            };
+            if let Err(error) = again {
+                self.fail_locked(object, page, error);
                 if asked.is_none_or(|asked| asked == page) {
                     result = Err(error);
                 }
@@ -270,16 +370,30 @@ impl<M: ObjectMmu> Objects<M> {
         result
     }
 
+    /// A locked, charged page cannot be read: notes it, and unlocks the page.
+    fn fail_locked(&self, object: &Object, page: ObjectPage, error: Errno) {
+        object.note_read_error(page, error);
+        // A recycled frame has memory there already.
+        let _ = self.cache_punch(object, ObjectRange::new(page, 1));
+        self.space.budget().uncharge(1);
+        let mut bad = Object::GONE.with(Flags::ERROR);
+        if error == Errno::TIMEDOUT {
+            bad = bad.with_payload(stamp(monotonic_ns()));
+        }
+        self.space.unlock_word_with(object.word(page), bad);
+    }
+
     /// Reads a run; all of it is cached and unlocked then, or nothing has changed.
     /// With `is_direct`, `bytes` are where they live.
     fn fill_run(
         &self,
         object: &Object,
         pages: ObjectRange,
+        since_ns: u64,
         bytes: &mut [u8],
         is_direct: bool,
     ) -> Result<(), Errno> {
-        object.store.read(pages.start.offset(), bytes)?;
+        object.store.read_since(pages.start.offset(), bytes, since_ns)?;
         // The object may have become shorter: what lies behind its end must not enter the home,
         // which would grow. Who shortens it waits for these locks before it shortens the home.
         let kept = pages.intersect(object.range());
@@ -316,6 +430,28 @@ impl Object {
         // Release publishes which.
         self.read_error.store(error.raw_os_error(), Ordering::Release);
     }
+}
+
+/// A moment, as the word of a page has it whose read timed out: in units of 16 us, never 0.
+fn stamp(ns: u64) -> u32 {
+    ((ns >> 14) as u32).max(1)
+}
+
+/// Whether the read of a page has timed out since a moment: who waited for the page meanwhile fails
+/// with it, and does not wait as long again for a read of its own.
+pub(super) fn has_timed_out_since(word: Snapshot, since_ns: u64) -> bool {
+    if word.state() != State::None || !word.has(Flags::ERROR) || word.payload() == 0 {
+        return false;
+    }
+    // By ages: stamps go round, in 19 hours.
+    let now = stamp(monotonic_ns());
+    now.wrapping_sub(word.payload()) < now.wrapping_sub(stamp(since_ns))
+}
+
+/// The same for a fault, which does not say since when it waits: just now.
+pub(super) fn has_just_timed_out(word: Snapshot) -> bool {
+    const JUST_NOW_NS: u64 = 100_000_000;
+    word.has(Flags::ERROR) && has_timed_out_since(word, monotonic_ns().saturating_sub(JUST_NOW_NS))
 }
 
 /// What lies behind the object's end in its last page reads as zeros.

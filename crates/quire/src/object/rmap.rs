@@ -60,6 +60,21 @@ impl<M: ObjectMmu> Objects<M> {
         })
     }
 
+    /// Makes an access to locked pages that are mapped nowhere a SIGBUS, in every mapping.
+    pub(super) fn poison_everywhere(&self, object: &Object, pages: ObjectRange) {
+        self.for_each_mapping(object, pages, Wait::Yes, |window, part| {
+            part.pages().for_each(|page| self.poison(page, window));
+        });
+    }
+
+    /// Takes the marks of poisoned, locked pages away in every mapping.
+    pub(super) fn unpoison_everywhere(&self, object: &Object, pages: ObjectRange) {
+        self.for_each_mapping(object, pages, Wait::Yes, |window, part| {
+            debug_assert!(window.present_of(part).is_none(), "a poisoned page is mapped nowhere");
+            self.space.mmu().unmap(part);
+        });
+    }
+
     /// Pages of the arena where a page of the object is mapped just now.
     pub fn mapped_at(&self, object: &Object, pages: ObjectRange) -> usize {
         let mut count = 0;

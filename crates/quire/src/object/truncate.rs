@@ -1,8 +1,14 @@
 //! An object's length changes.
 //!
-//! Shorter: the length first, so that no fault maps what is to go; then the pages, each under its
-//! lock, which also waits for reads under way; then the home, from when on an access is a SIGBUS;
-//! the store last. Longer: the store, the home, the length.
+//! Shorter: the store first, for it may refuse, and then nothing has happened: what was dirty behind
+//! the new end is dirty still. Meanwhile (the *cut*) nothing is written back there, for such a write
+//! would make the store longer again: what was under way before is waited for, and flushes wait for
+//! the cut's end. Then the length, so that no fault maps what is to go; the pages, each under its
+//! lock, which also waits for reads under way; the home, from when on an access is a SIGBUS.
+//! Longer: the store, the home, the length.
+//!
+//! Locks: the object's `resize`, held all along; page locks, one at a time, none while the store
+//! works.
 
 use core::sync::atomic::Ordering;
 
@@ -13,14 +19,15 @@ use super::{Object, Objects};
 use crate::mmu::object::ObjectMmu;
 use crate::page::{Condition, Flags, Snapshot, State};
 use crate::sys::Errno;
-use crate::units::{ObjectPage, ObjectRange, PAGE_SHIFT, PAGE_SIZE};
+use crate::sys::futex::{self, Reach};
+use crate::units::{BLOCK_PAGES, ObjectPage, ObjectRange, PAGE_SHIFT, PAGE_SIZE};
 
 impl<M: ObjectMmu> Objects<M> {
     /// Changes an object's length, in its store as well.
     ///
     /// # Errors
-    /// `FBIG` beyond what the object was opened for, or the store's. The object has its old length
-    /// then, but what was cut from its cache has to be read again.
+    /// `FBIG` beyond what the object was opened for, or the store's. The object is as it was then,
+    /// with every byte that was written to it.
     pub fn set_len(&self, object: &Object, bytes: u64) -> Result<(), Errno> {
         let _resize = object.resize.lock();
         if bytes.div_ceil(PAGE_SIZE as u64) > object.pages_max() as u64 {
@@ -28,12 +35,12 @@ impl<M: ObjectMmu> Objects<M> {
         }
         let before = object.len();
         if bytes < before {
-            self.shorten(object, bytes)?;
-            if let Err(error) = object.store.set_len(bytes) {
-                self.lengthen(object, before)?;
-                return Err(error);
-            }
-            return Ok(());
+            let result = self
+                .begin_cut(object, bytes)
+                .and_then(|()| object.store.set_len(bytes))
+                .and_then(|()| self.shorten(object, bytes));
+            end_cut(object);
+            return result;
         }
         object.store.set_len(bytes)?;
         self.zero_behind(object, before)?;
@@ -50,7 +57,9 @@ impl<M: ObjectMmu> Objects<M> {
             return Err(Errno::FBIG);
         }
         if bytes < object.len() {
-            self.shorten(object, bytes)
+            let result = self.begin_cut(object, bytes).and_then(|()| self.shorten(object, bytes));
+            end_cut(object);
+            result
         } else {
             let before = object.len();
             self.lengthen(object, bytes)?;
@@ -90,15 +99,43 @@ impl<M: ObjectMmu> Objects<M> {
         Ok(())
     }
 
+    /// Has nothing written back any more of what a store of so many bytes loses, and waits for
+    /// what is under way. The page that is cut into is among it: its tail would be lost.
+    fn begin_cut(&self, object: &Object, bytes: u64) -> Result<(), Errno> {
+        let first = ObjectPage(bytes / PAGE_SIZE as u64);
+        object.cuts.fetch_add(1, Ordering::Relaxed);
+        // SeqCst: before the page locks below; write-back looks at it with the pages locked.
+        object.cut.store(first.0, Ordering::SeqCst);
+        let mut at = first;
+        while at < object.range().end {
+            if object.block(at).is_used.load(Ordering::SeqCst) == 0 {
+                at = ObjectPage((at.0 | 511) + 1);
+                continue;
+            }
+            self.lock_settled(object, at);
+            self.space.unlock_word(object.word(at));
+            at = at.add(1);
+        }
+        self.bring_cut_block_home(object, bytes)
+    }
+
+    /// Waits while the store is being asked to become shorter. The caller holds no page lock.
+    pub(super) fn wait_for_cut(&self, object: &Object) {
+        loop {
+            // Acquire pairs with the release in `end_cut`: who goes on sees no cut.
+            let cuts = object.cuts.load(Ordering::Acquire);
+            if cuts.is_multiple_of(2) {
+                return;
+            }
+            futex::wait(&object.cuts, cuts, Reach::Process, None);
+        }
+    }
+
     fn shorten(&self, object: &Object, bytes: u64) -> Result<(), Errno> {
         let old = object.range();
         // SeqCst: before the page locks below; a fault takes one and looks at the length then.
-        let before = object.length.swap(bytes, Ordering::SeqCst);
+        object.length.store(bytes, Ordering::SeqCst);
         let gone = ObjectRange { start: object.range().end, end: old.end };
-        if let Err(error) = self.bring_cut_block_home(object) {
-            object.length.store(before, Ordering::SeqCst);
-            return Err(error);
-        }
         let mut at = gone.start;
         while at < gone.end {
             if object.block(at).is_used.load(Ordering::SeqCst) == 0 {
@@ -115,13 +152,15 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// The block that the end cuts lives at home: only there an access behind the end is a SIGBUS.
-    fn bring_cut_block_home(&self, object: &Object) -> Result<(), Errno> {
-        let last = ObjectPage(object.len() >> PAGE_SHIFT);
-        if last.index() >= object.pages_max() {
+    fn bring_cut_block_home(&self, object: &Object, bytes: u64) -> Result<(), Errno> {
+        let last = ObjectPage(bytes >> PAGE_SHIFT);
+        let is_cut = !bytes.is_multiple_of((BLOCK_PAGES * PAGE_SIZE) as u64);
+        if !is_cut || last.index() >= object.pages_max() {
             return Ok(());
         }
         let pages = object.block_of(last);
-        // A read that is under way may still give it a large frame: its locks are waited for.
+        // A read that is under way may have given it a large frame: its locks are waited for.
+        // Later ones see the cut.
         let _ = self.lock_block(object, pages, Wait::Yes);
         let is_home = object.block(last).frame() == LargeFrame::NONE;
         self.unlock_words(object, pages);
@@ -164,12 +203,14 @@ impl<M: ObjectMmu> Objects<M> {
                 return;
             }
         }
-        self.space.unlock_word(word);
+        // Nor does an error outlive its page; the home's end takes the marks away.
+        let after = if old.state() == State::Cached { old } else { Object::GONE };
+        self.space.unlock_word_with(word, after);
     }
 
     /// Locks a page that is not under way to the store: such a write would come after the store
     /// was cut, and make it longer again. What is written back later finds the new length.
-    fn lock_settled(&self, object: &Object, page: ObjectPage) -> Snapshot {
+    pub(super) fn lock_settled(&self, object: &Object, page: ObjectPage) -> Snapshot {
         let word = object.word(page);
         loop {
             let old = self.space.lock_word(word);
@@ -199,4 +240,12 @@ impl<M: ObjectMmu> Objects<M> {
         self.space.unlock_word(word);
         result
     }
+}
+
+/// The store has become shorter, and the object as well, or nothing has changed.
+fn end_cut(object: &Object) {
+    object.cut.store(u64::MAX, Ordering::SeqCst);
+    // Release: see `wait_for_cut`.
+    object.cuts.fetch_add(1, Ordering::Release);
+    futex::wake(&object.cuts, u32::MAX, Reach::Process);
 }

@@ -44,8 +44,9 @@ pub enum FlushError {
 /// What became of a range that was to be written back.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Written {
-    pub pages: usize,
     pub held_back: Option<ObjectPage>,
+    /// The store was waited for in vain: there is no use in asking it on.
+    pub is_silent: bool,
 }
 
 impl<M: ObjectMmu> Objects<M> {
@@ -76,6 +77,7 @@ impl<M: ObjectMmu> Objects<M> {
     pub(super) fn wait_for_cleaning(&self, page: PageNum) -> Outcome {
         self.space.budget().count(Event::FaultParked, 1);
         self.unclean.push(page);
+        self.check_writers_later();
         self.space.budget().call_for_memory();
         // It may have become less before the page was in the list.
         self.after_cleaning();
@@ -84,6 +86,7 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// Sends write-back where there is too much to be written; returns whether there is.
     pub(super) fn balance_dirty(&self) -> bool {
+        self.look_after_writers();
         self.after_cleaning();
         let excess = self.dirty_pages().saturating_sub(self.dirty_background() / 2);
         if self.dirty_pages() <= self.dirty_background() {
@@ -171,6 +174,15 @@ impl<M: ObjectMmu> Objects<M> {
                 continue;
             }
             at = run.end;
+            let Some(run) = self.keep_before_cut(object, run) else {
+                if wait == Wait::Yes {
+                    // Whether it must be written is known once the store has said yes or no.
+                    self.wait_for_cut(object);
+                    at = run.start;
+                }
+                continue;
+            };
+            at = run.end;
             if !self.try_to_protect(object, run, wait) {
                 self.unlock_words(object, run);
                 continue;
@@ -179,18 +191,28 @@ impl<M: ObjectMmu> Objects<M> {
             // in what goes to the store.
             let bytes = run.len() << PAGE_SHIFT;
             if object.store.may_write(run.start.offset(), bytes) {
-                all.pages += self.write_back_locked(object, run, buffer);
+                if self.write_back_locked(object, run, buffer) == Err(Errno::TIMEDOUT) {
+                    all.is_silent = true;
+                    return all;
+                }
                 continue;
             }
             // Perhaps a part may.
             for page in run.pages() {
-                if object.store.may_write(page.offset(), PAGE_SIZE) {
+                if !all.is_silent && object.store.may_write(page.offset(), PAGE_SIZE) {
                     let one = ObjectRange::new(page, 1);
-                    all.pages += self.write_back_locked(object, one, buffer);
+                    let written = self.write_back_locked(object, one, buffer);
+                    all.is_silent = written == Err(Errno::TIMEDOUT);
+                } else if all.is_silent {
+                    self.space.unlock_word(object.word(page));
                 } else {
                     all.held_back = all.held_back.or(Some(page));
+                    object.stall.note_write(false);
                     self.space.unlock_word(object.word(page));
                 }
+            }
+            if all.is_silent {
+                return all;
             }
         }
         all
@@ -228,21 +250,36 @@ impl<M: ObjectMmu> Objects<M> {
         run
     }
 
-    /// Writes a run of locked, protected, dirty pages back, and unlocks them. Returns how many are
-    /// clean.
-    fn write_back_locked(&self, object: &Object, run: ObjectRange, buffer: &mut IoBuffer) -> usize {
+    /// Unlocks what the store may lose just now of a run of locked pages; `None` is all of it.
+    fn keep_before_cut(&self, object: &Object, run: ObjectRange) -> Option<ObjectRange> {
+        // SeqCst: under the page locks; who cuts takes each of them after it has said so.
+        let cut = ObjectPage(object.cut.load(Ordering::SeqCst)).max(run.start).min(run.end);
+        self.unlock_words(object, ObjectRange { start: cut, end: run.end });
+        (cut > run.start).then_some(ObjectRange { start: run.start, end: cut })
+    }
+
+    /// Writes a run of locked, protected, dirty pages back, and unlocks them.
+    ///
+    /// # Errors
+    /// The store's, which is noted in the object.
+    fn write_back_locked(
+        &self,
+        object: &Object,
+        run: ObjectRange,
+        buffer: &mut IoBuffer,
+    ) -> Result<(), Errno> {
         let length = object.len().saturating_sub(run.start.offset());
         if length == 0 {
             // Behind the end: its truncation is under way, which drops the pages.
             self.unlock_words(object, run);
-            return 0;
+            return Ok(());
         }
         let bytes = (run.len() << PAGE_SHIFT).min(length as usize);
         let copy = &mut buffer.pages(run.len())[..bytes];
         if self.cache_read(object, run.start.offset(), copy).is_err() {
             // Behind the home's end: its truncation is under way, which drops the pages.
             self.unlock_words(object, run);
-            return 0;
+            return Ok(());
         }
         object.writeback.fetch_add(run.len() as u32, Ordering::SeqCst);
         for page in run.pages() {
@@ -256,6 +293,7 @@ impl<M: ObjectMmu> Objects<M> {
         if let Err(error) = result {
             object.note_write_error(run.start, error);
         }
+        object.stall.note_write(result.is_ok());
         let clean = |&page: &ObjectPage| !self.end_page_writeback(object, page, result.is_ok());
         let ended = run.pages().filter(clean).count();
         // Until here: or those who wait for less to be dirty would go on with every write that
@@ -264,7 +302,7 @@ impl<M: ObjectMmu> Objects<M> {
         object.writeback.fetch_sub(run.len() as u32, Ordering::SeqCst);
         futex::wake(&object.writeback, u32::MAX, Reach::Process);
         self.after_cleaning();
-        if result.is_ok() { run.len() } else { 0 }
+        result
     }
 
     /// The write of a page is done; says whether the page is dirty by it, as it was before.
@@ -272,6 +310,9 @@ impl<M: ObjectMmu> Objects<M> {
         let word = object.word(page);
         let old = self.space.lock_word(word);
         let mut after = old.without(Flags::WRITEBACK);
+        if is_written && old.state() == State::Cached {
+            after = object.synced.note_written(after);
+        }
         let is_dirty_again = !is_written && old.state() == State::Cached && !old.has(Flags::DIRTY);
         if is_dirty_again {
             after = after.with(Flags::DIRTY);
@@ -299,9 +340,17 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     pub(super) fn after_cleaning(&self) {
-        if !self.is_too_dirty() {
-            self.unclean.answer_all(|answer| self.space.mmu().wake(self.space.pages_of(answer)));
+        if self.is_too_dirty() {
+            return;
         }
+        self.answer_unclean();
+        if self.has_refused() {
+            self.space.budget().call_for_memory();
+        }
+    }
+
+    pub(super) fn answer_unclean(&self) {
+        self.unclean.answer_all(|answer| self.space.mmu().wake(self.space.pages_of(answer)));
     }
 
     /// Writes everything dirty of `pages` to the store; with `sync`, durably. What was written to
@@ -310,7 +359,8 @@ impl<M: ObjectMmu> Objects<M> {
     ///
     /// # Errors
     /// The first of: a write that failed since this flusher (`seen` counts what it was told) was
-    /// last told; pages that the barrier holds back; a sync that failed.
+    /// last told; pages that the barrier holds back; a sync that failed, after which what was
+    /// written since the last good one is dirty again.
     pub fn flush(
         &self,
         object: &Object,
@@ -327,26 +377,36 @@ impl<M: ObjectMmu> Objects<M> {
             }
             let written = self.write_back_runs(object, part, Wait::Yes, buffer);
             held_back = held_back.or(written.held_back);
+            if written.is_silent {
+                break;
+            }
             // What others have under way.
             for page in part.pages() {
                 self.space.wait_on_word(object.word(page), Condition::clear(Flags::WRITEBACK));
             }
         }
+        self.tell_write_error(object, seen)?;
+        if let Some(page) = held_back {
+            return Err(FlushError::HeldBack { offset: page.offset() });
+        }
+        if is_durable {
+            self.sync_store(object, pages.start, seen)?;
+        }
+        Ok(())
+    }
+
+    /// The last write error, where it was not told yet to the flusher that has been told `seen`.
+    pub(super) fn tell_write_error(
+        &self,
+        object: &Object,
+        seen: &mut u32,
+    ) -> Result<(), FlushError> {
         let errors = object.write_errors.load(Ordering::Acquire);
         if errors != core::mem::replace(seen, errors) {
             let errno = object.write_error.load(Ordering::Relaxed);
             let page = object.write_error_page.load(Ordering::Relaxed);
             let errno = Errno::from_raw_os_error(errno);
             return Err(FlushError::Write { offset: ObjectPage(page).offset(), errno });
-        }
-        if let Some(page) = held_back {
-            return Err(FlushError::HeldBack { offset: page.offset() });
-        }
-        if is_durable && let Err(error) = object.store.sync() {
-            // What others have written is in doubt as well, and a store tells it once.
-            object.note_write_error(pages.start, error);
-            *seen = object.write_errors.load(Ordering::Acquire);
-            return Err(FlushError::Sync(error));
         }
         Ok(())
     }
@@ -358,7 +418,7 @@ impl<M: ObjectMmu> Objects<M> {
 }
 
 impl Object {
-    fn note_write_error(&self, page: ObjectPage, error: Errno) {
+    pub(super) fn note_write_error(&self, page: ObjectPage, error: Errno) {
         self.write_error_page.store(page.0, Ordering::Relaxed);
         self.write_error.store(error.raw_os_error(), Ordering::Relaxed);
         // Release publishes which.

@@ -253,6 +253,13 @@ impl Snapshot {
         Snapshot(self.0 & !flags.0)
     }
 
+    /// The same state and flags with another payload.
+    #[must_use]
+    pub const fn with_payload(self, payload: u32) -> Snapshot {
+        let rest = self.0 & !((u32::MAX as u64) << PAYLOAD_SHIFT);
+        Snapshot(rest | (payload as u64) << PAYLOAD_SHIFT)
+    }
+
     /// Those of `flags` that are set here, set on `other`.
     #[must_use]
     pub const fn keep(self, flags: Flags, other: Snapshot) -> Snapshot {

@@ -1,6 +1,7 @@
 //! What went wrong with a store, and what to do about it.
 
 use core::fmt;
+use core::time::Duration;
 use std::borrow::ToOwned;
 use std::boxed::Box;
 use std::error::Error;
@@ -63,6 +64,11 @@ pub enum Cause {
     Unsupported(String),
     /// The operation was given up before it was done.
     Cancelled,
+    /// The store did not answer in time. It may do so yet.
+    Silent {
+        /// How long it was waited for; less, where it owed answers already.
+        after: Duration,
+    },
     /// The store did not say what became of the request: a defect of the store.
     Unanswered,
 }
@@ -141,6 +147,7 @@ impl StoreError {
             Cause::Corrupt(_) => Errno::BADMSG,
             Cause::Unsupported(_) => Errno::OPNOTSUPP,
             Cause::Cancelled => Errno::CANCELED,
+            Cause::Silent { .. } => Errno::TIMEDOUT,
             Cause::Unanswered => Errno::IO,
         }
     }
@@ -178,6 +185,11 @@ impl fmt::Display for Cause {
             }
             Cause::Unsupported(why) => f.write_str(why),
             Cause::Cancelled => f.write_str("it was cancelled; ask again"),
+            Cause::Silent { after } => write!(
+                f,
+                "the store did not answer within {after:?}; ask again once it does, or give it a \
+                 longer deadline (store_deadline)"
+            ),
             Cause::Unanswered => {
                 f.write_str("the store gave no answer; a store answers every request of a batch")
             }

@@ -1,0 +1,87 @@
+//! A page whose memory has gone bad.
+//!
+//! Owns a page from [`Objects::memory_failure`] on until it is given up: its bytes are gone, and an
+//! access to it is an error in every mapping, so that nobody takes older bytes for them. What the
+//! store has may be older than what was in memory; only who knows that it is good enough says so
+//! ([`Objects::unpoison`]), or the object is cut before the page.
+//!
+//! # States
+//!
+//! The page's word is `Poisoned`, from whatever it was; it is not cached, not dirty, and mapped
+//! nowhere. Each mapping has a mark there, from which an access is a SIGBUS; a mapping that comes
+//! later gets its own at the first fault. Fault-around, write-back and reclaim look for `Cached` and
+//! pass it by.
+//!
+//! Locks: the page's, slept for; `i_mmap` shared and windows', under it.
+
+use core::sync::atomic::Ordering;
+
+use super::rmap::Wait;
+use super::{Object, Objects};
+use crate::mmu::object::ObjectMmu;
+use crate::page::{Flags, Snapshot, State};
+use crate::sys::Errno;
+use crate::units::{ObjectPage, ObjectRange};
+
+impl<M: ObjectMmu> Objects<M> {
+    /// Gives the memory of a page up, and makes every access to it an error. What was written to it
+    /// and not yet to the store is lost, which flushes are told. `false` for a page that the object
+    /// does not have, or where there is no memory to note it.
+    ///
+    /// # Errors
+    /// The kernel's, where the memory cannot be given up; nothing has changed then.
+    pub fn memory_failure(&self, object: &Object, page: ObjectPage) -> Result<bool, Errno> {
+        if page.index() >= object.pages() || !self.use_words(object, page) {
+            return Ok(false);
+        }
+        let word = object.word(page);
+        // It waits for a read under way, whose bytes would come after it.
+        let old = self.space.lock_word(word);
+        // Behind the end since then, under the lock that truncation takes.
+        if page.index() >= object.pages() || old.state() == State::Poisoned {
+            self.space.unlock_word(word);
+            return Ok(page.index() < object.pages());
+        }
+        let one = ObjectRange::new(page, 1);
+        if old.state() == State::Cached {
+            self.try_to_unmap(object, one, Wait::Yes);
+            if let Err(error) = self.cache_punch(object, one) {
+                self.space.unlock_word(word);
+                return Err(error);
+            }
+            if old.has(Flags::DIRTY) {
+                object.count_cleaned(page);
+                self.dirty.fetch_sub(1, Ordering::Relaxed);
+                object.note_write_error(page, Errno::HWPOISON);
+            }
+            // Nor can it be written again, should the next sync fail.
+            object.synced.note_dropped(old);
+            self.uncharge_dropped(object, one);
+        }
+        self.poison_everywhere(object, one);
+        // What is under way to the store was copied before, and ends as such.
+        let poisoned = old.keep(Flags::WRITEBACK, Snapshot::new(State::Poisoned, 0));
+        self.space.unlock_word_with(word, poisoned);
+        Ok(true)
+    }
+
+    /// Gives poisoned pages up: what the store has is read at the next access. Returns how many.
+    pub fn unpoison(&self, object: &Object, pages: ObjectRange) -> usize {
+        let mut count = 0;
+        for page in pages.intersect(object.range()).pages() {
+            let word = object.word(page);
+            if word.load().state() != State::Poisoned {
+                continue;
+            }
+            let old = self.lock_settled(object, page);
+            let mut after = old;
+            if old.state() == State::Poisoned {
+                self.unpoison_everywhere(object, ObjectRange::new(page, 1));
+                after = Object::GONE;
+                count += 1;
+            }
+            self.space.unlock_word_with(word, after);
+        }
+        count
+    }
+}

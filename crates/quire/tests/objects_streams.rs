@@ -1,0 +1,191 @@
+//! What is read ahead of whom, by the counts of a store: streams up and down, page by page and by a
+//! stride, several at once, and accesses that are no stream.
+
+#[path = "common/objects.rs"]
+mod common;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use common::{PAGE, Watchdog, load, space, wait_until};
+use quire::library::{AddressSpace, MapOptions, Mapping, Object};
+use quire::mmu::simulated::Generator;
+use quire::store::test::VecStore;
+use quire::store::{Store, StoreError};
+
+/// Notes what is read of it.
+struct Reads {
+    inner: VecStore,
+    calls: Mutex<usize>,
+    pages: Mutex<BTreeMap<usize, usize>>,
+}
+
+impl Reads {
+    /// Pages that were read, each as often as it was.
+    fn pages(&self) -> Vec<usize> {
+        let pages = self.pages.lock().unwrap();
+        pages.iter().flat_map(|(&page, &times)| std::iter::repeat_n(page, times)).collect()
+    }
+
+    fn has(&self, page: usize) -> bool {
+        self.pages.lock().unwrap().contains_key(&page)
+    }
+}
+
+impl Store for Reads {
+    fn name(&self) -> &str {
+        "a store that counts"
+    }
+
+    fn len(&self) -> Result<u64, StoreError> {
+        self.inner.len()
+    }
+
+    fn is_read_only(&self) -> bool {
+        false
+    }
+
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
+        self.inner.read(offset, into)?;
+        *self.calls.lock().unwrap() += 1;
+        let first = offset as usize / PAGE;
+        let mut pages = self.pages.lock().unwrap();
+        (first..first + into.len() / PAGE).for_each(|page| *pages.entry(page).or_default() += 1);
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, from: &[u8]) -> Result<(), StoreError> {
+        self.inner.write(offset, from)
+    }
+
+    fn set_len(&self, bytes: u64) -> Result<(), StoreError> {
+        self.inner.set_len(bytes)
+    }
+
+    fn sync(&self) -> Result<(), StoreError> {
+        self.inner.sync()
+    }
+
+    fn best_read_bytes(&self) -> usize {
+        self.inner.best_read_bytes()
+    }
+}
+
+/// An object of so many pages, each with its number's low byte in it, and a mapping.
+fn object(space: &AddressSpace, pages: usize) -> (Arc<Reads>, Mapping) {
+    let mut bytes = vec![0; pages * PAGE];
+    (0..pages).for_each(|page| bytes[page * PAGE] = page as u8);
+    let reads = Arc::new(Reads {
+        inner: VecStore::new(bytes),
+        calls: Mutex::new(0),
+        pages: Mutex::new(BTreeMap::new()),
+    });
+    let object = Object::with_store(space, Arc::clone(&reads), Some(0)).unwrap();
+    // SAFETY: read by single bytes only.
+    let map = unsafe { MapOptions::new().map(&object) }.unwrap();
+    (reads, map)
+}
+
+fn touch(map: &Mapping, page: usize) {
+    assert_eq!(load(map.as_ptr(), page * PAGE), Some(page as u8), "page {page}");
+}
+
+#[test]
+fn scans_in_either_direction_are_read_once_in_large_pieces_and_ahead() {
+    let _watchdog = Watchdog::new(60);
+    for is_down in [false, true] {
+        let Some(space) = space(64 << 20) else { return };
+        let count = 4096;
+        let (reads, map) = object(&space, count);
+        let page = |step: usize| if is_down { count - 1 - step } else { step };
+        (0..count / 2).for_each(|step| touch(&map, page(step)));
+        // Before anybody asks.
+        wait_until(|| reads.has(page(count / 2)));
+        (count / 2..count).for_each(|step| touch(&map, page(step)));
+        assert_eq!(reads.pages(), Vec::from_iter(0..count), "each page once, down: {is_down}");
+        let calls = *reads.calls.lock().unwrap();
+        assert!(calls <= count / 64, "{calls} reads, down: {is_down}");
+        // A fault that has to wait for the store itself is the exception.
+        let majors = space.counter("pgmajfault");
+        assert!(majors <= 16, "{majors} major faults, down: {is_down}");
+    }
+}
+
+#[test]
+fn of_a_stride_the_pages_that_it_will_touch_are_read_ahead_and_no_others() {
+    let _watchdog = Watchdog::new(60);
+    for (stride, is_down) in [(3, false), (16, false), (3, true), (16, true)] {
+        let Some(space) = space(64 << 20) else { return };
+        let steps = 300;
+        let (reads, map) = object(&space, 8000);
+        let page = |step: usize| if is_down { 7999 - step * stride } else { 5 + step * stride };
+        (0..8).for_each(|step| touch(&map, page(step)));
+        wait_until(|| reads.has(page(8)) && reads.has(page(9)));
+        (8..steps).for_each(|step| touch(&map, page(step)));
+        let what = format!("stride {stride}, down: {is_down}");
+        let read = reads.pages();
+        let mut expected = Vec::from_iter((0..read.len()).map(page));
+        expected.sort_unstable();
+        assert_eq!(read, expected, "{what}");
+        // The window grew, and was used: what is ahead of the last fault is all that is more.
+        assert!(read.len() <= steps + 32, "{} pages, {what}", read.len());
+        let majors = space.counter("pgmajfault");
+        assert!(majors <= 8, "{majors} major faults, {what}");
+    }
+}
+
+#[test]
+fn streams_in_turn_are_each_read_ahead() {
+    let _watchdog = Watchdog::new(60);
+    let Some(space) = space(64 << 20) else { return };
+    let (reads, map) = object(&space, 20_000);
+    // Two by a stride, one of them down; a scan.
+    let streams =
+        [|step: usize| step * 3, |step: usize| 9000 - step * 16, |step: usize| 10_000 + step];
+    for step in 0..250 {
+        streams.iter().for_each(|page| touch(&map, page(step)));
+    }
+    for page in streams {
+        wait_until(|| reads.has(page(250)) && reads.has(page(251)));
+    }
+    let read = reads.pages();
+    let of_strides = read.iter().filter(|&&page| page < 10_000).count();
+    assert!(of_strides <= 2 * (250 + 32), "{of_strides} pages");
+    let strays = read.iter().filter(|&&page| page < 1500 && page % 3 != 0).count();
+    assert_eq!(strays, 0, "pages between the strides");
+    let majors = space.counter("pgmajfault");
+    assert!(majors <= 24, "{majors} major faults");
+}
+
+#[test]
+fn a_stride_that_ends_is_read_no_further() {
+    let _watchdog = Watchdog::new(60);
+    let Some(space) = space(64 << 20) else { return };
+    let (reads, map) = object(&space, 20_000);
+    (0..20).for_each(|step| touch(&map, step * 7));
+    let read_of_it = || reads.pages().iter().filter(|&&page| page < 5000).count();
+    wait_until(|| read_of_it() == 20 + 32);
+    // Elsewhere, and no stream.
+    for page in [9000, 9001 + 512, 12_007, 17_111, 6001] {
+        touch(&map, page);
+    }
+    assert_eq!(read_of_it(), 20 + 32);
+    assert_eq!(reads.pages().len(), 20 + 32 + 5);
+}
+
+#[test]
+fn random_accesses_read_what_they_touch() {
+    let _watchdog = Watchdog::new(60);
+    let Some(space) = space(64 << 20) else { return };
+    let (reads, map) = object(&space, 60_000);
+    let mut generator = Generator::new(11);
+    let mut touched = std::collections::BTreeSet::new();
+    for _ in 0..600 {
+        let page = generator.below(60_000);
+        touch(&map, page);
+        touched.insert(page);
+    }
+    let read = reads.pages();
+    // Two that are neighbours by chance may look like a scan's beginning.
+    assert!(read.len() <= touched.len() + 8, "{} pages for {}", read.len(), touched.len());
+}
