@@ -24,8 +24,6 @@ mod wait;
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
-use rustix_futex_sync::{Mutex, MutexGuard};
-
 pub use self::advise::Advice;
 use self::vma::{SpaceLocked, Vma, VmaIndex};
 use crate::budget::{Budget, Purpose};
@@ -38,6 +36,7 @@ use crate::page::{PageWord, Snapshot, WaitTable};
 use crate::reclaim::{Clock, Places};
 use crate::scratch::Scratch;
 use crate::swap::Swap;
+use crate::sys::mutex::{Mutex, MutexGuard};
 use crate::sys::{Errno, memory::Table, memory::Zeroed};
 use crate::units::{BLOCK_PAGES, PageNum, PageRange};
 
