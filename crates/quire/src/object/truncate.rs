@@ -18,7 +18,8 @@ impl<M: ObjectMmu> Objects<M> {
     ///
     /// # Errors
     /// `FBIG` beyond what the object was opened for, or the store's. The object has its old length
-    /// then, but what was cut from its cache has to be read again.
+    /// then, but what was cut from its cache has to be read again; where the store refuses that as
+    /// well, the object stays as short as it was to become.
     pub fn set_len(&self, object: &Object, bytes: u64) -> Result<(), Errno> {
         let _resize = object.resize.lock();
         if bytes.div_ceil(PAGE_SIZE as u64) > object.pages_max() as u64 {
@@ -28,7 +29,7 @@ impl<M: ObjectMmu> Objects<M> {
         if bytes < before {
             self.shorten(object, bytes)?;
             if let Err(error) = object.store.set_len(bytes) {
-                self.lengthen(object, before)?;
+                self.lengthen_over(object, before)?;
                 return Err(error);
             }
             return Ok(());
@@ -41,7 +42,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// Follows a length that the store was given by somebody else.
     ///
     /// # Errors
-    /// `FBIG`, and the kernel's.
+    /// `FBIG`, the store's, and the kernel's: an object that was to become longer is as it was then.
     pub fn follow_len(&self, object: &Object, bytes: u64) -> Result<(), Errno> {
         let _resize = object.resize.lock();
         if bytes.div_ceil(PAGE_SIZE as u64) > object.pages_max() as u64 {
@@ -50,31 +51,33 @@ impl<M: ObjectMmu> Objects<M> {
         if bytes < object.len() {
             self.shorten(object, bytes)
         } else {
-            let before = object.len();
-            self.lengthen(object, bytes)?;
-            self.read_behind(object, before)
+            self.lengthen_over(object, bytes)
         }
     }
 
-    /// The last page as it was may have been cached, with zeros behind byte `before`, where the
-    /// store has bytes now.
-    fn read_behind(&self, object: &Object, before: u64) -> Result<(), Errno> {
+    /// Makes the object longer by what its store has already. The last page as it was has zeros
+    /// behind the old end, if it is cached, and the store has bytes there.
+    ///
+    /// Bytes and length change under that page's lock: or it could be read once more with zeros
+    /// there, or be written back with them, as soon as the length lets them pass.
+    fn lengthen_over(&self, object: &Object, bytes: u64) -> Result<(), Errno> {
+        let before = object.len();
         let tail = (before % PAGE_SIZE as u64) as usize;
-        if tail == 0 || object.len() == before {
-            return Ok(());
+        if tail == 0 || bytes == before {
+            return self.lengthen(object, bytes);
         }
         let page = ObjectPage(before / PAGE_SIZE as u64);
-        let word = object.word(page);
-        let old = self.space.lock_word(word);
+        let old = self.lock_settled(object, page);
         let mut result = Ok(());
         if old.state() == State::Cached {
-            let mut bytes = [0u8; PAGE_SIZE];
+            let mut content = [0u8; PAGE_SIZE];
             let home = self.space.mmu();
-            result = object.store.read(page.offset(), &mut bytes).and_then(|()| {
-                home.home_write(object.home, page.offset() + tail as u64, &bytes[tail..])
+            result = object.store.read(page.offset(), &mut content).and_then(|()| {
+                home.home_write(object.home, page.offset() + tail as u64, &content[tail..])
             });
         }
-        self.space.unlock_word(word);
+        let result = result.and_then(|()| self.lengthen(object, bytes));
+        self.space.unlock_word(object.word(page));
         result
     }
 
