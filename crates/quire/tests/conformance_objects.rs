@@ -344,7 +344,8 @@ fn the_same_calls_give_the_same_results_and_leave_the_same_pages() {
         script.is_mapped = [true; 3];
         let mut made = Vec::new();
         for _ in 0..600 {
-            let call = if calls.is_empty() { script.next(&sim, homes.0) } else { Some(calls.remove(0)) };
+            let call =
+                if calls.is_empty() { script.next(&sim, homes.0) } else { Some(calls.remove(0)) };
             let Some(call) = call else { continue };
             made.push(call.clone());
             let results = (make(&*sim, homes.0, &call), make(&*real, homes.1, &call));
@@ -456,7 +457,10 @@ mod cases {
             let thread = std::thread::spawn(move || program.store(page, page.0 as u8 + 1));
             assert_eq!(rig.next_fault(), (page, Access::WriteProtected));
             let one = PageRange::new(page, 1);
-            assert_eq!(rig.mmu().map_cached(one, Protection::Writable), refused(0, Refusal::Exists));
+            assert_eq!(
+                rig.mmu().map_cached(one, Protection::Writable),
+                refused(0, Refusal::Exists)
+            );
             assert_eq!(rig.mmu().write_protect(one, Protection::Writable), Done::all(1));
             thread.join().unwrap();
             let mut byte = [0];
