@@ -12,7 +12,7 @@ use quire::space::vma::Pattern;
 use quire::units::{ObjectPage, ObjectRange, PAGE_SIZE, PageRange};
 
 use crate::store::{Failures, SimStore};
-use crate::world::{Sim, View, World, with_buffer, with_scratch};
+use crate::world::{Known, Sim, View, World, with_buffer, with_scratch};
 
 /// Views that a program has of its own at most.
 const VIEWS_MAX: usize = 3;
@@ -22,7 +22,7 @@ pub struct Program<'a> {
     world: &'a World,
     number: usize,
     generator: Generator,
-    own: Vec<View>,
+    own: Vec<Known>,
     anonymous: Option<(PageRange, Vec<u64>)>,
     /// What it was told of errors, by object: the engine's count, and the store's.
     told: Vec<(u32, u64)>,
@@ -41,9 +41,16 @@ impl<'a> Program<'a> {
             self.operate();
             self.world.look_around();
         }
-        for view in std::mem::take(&mut self.own) {
-            self.world.objects.unmap(view.range);
+        for known in std::mem::take(&mut self.own) {
+            self.unmap(known);
         }
+    }
+
+    /// Unmaps a view of its own, while others may just be accessing it.
+    fn unmap(&self, known: Known) {
+        self.say(|| format!("unmaps {known:?}"));
+        self.world.forget(known);
+        self.world.objects.unmap(known.view.range);
     }
 
     fn say(&self, text: impl FnOnce() -> String) {
@@ -52,7 +59,8 @@ impl<'a> Program<'a> {
 
     fn operate(&mut self) {
         match self.generator.below(100) {
-            0..22 => self.touch(false),
+            0..4 => self.touch_what_may_go(),
+            4..22 => self.touch(false),
             22..44 => self.touch(true),
             44..54 => self.sweep(),
             54..60 => self.flush(),
@@ -75,7 +83,7 @@ impl<'a> Program<'a> {
     fn any_view(&mut self) -> View {
         let views = self.world.views.len();
         let at = self.generator.below(views + self.own.len());
-        if at < views { self.world.views[at] } else { self.own[at - views] }
+        if at < views { self.world.views[at] } else { self.own[at - views].view }
     }
 
     /// A view, and some pages of it: mostly those that others use as well.
@@ -108,6 +116,15 @@ impl<'a> Program<'a> {
         }
     }
 
+    /// Accesses a view of another program, who may unmap it meanwhile: then it is as for any thread
+    /// that does so, and nothing is said about what it meets.
+    fn touch_what_may_go(&mut self) {
+        let Some(known) = self.world.any_known(&mut self.generator) else { return };
+        let at = self.generator.below(known.view.range.len().min(40));
+        let writes = self.generator.below(2) == 0;
+        self.access_known(known.view, at, writes, || self.world.is_known(known));
+    }
+
     fn sweep(&mut self) {
         let (view, part) = self.any_part();
         let writes = self.generator.below(3) == 0;
@@ -116,53 +133,62 @@ impl<'a> Program<'a> {
         }
     }
 
-    /// Accesses a page of a view. Nobody else runs between the access and what is done here.
     fn access(&mut self, view: View, at: usize, writes: bool) {
+        self.access_known(view, at, writes, || true);
+    }
+
+    /// Accesses a page of a view. Nobody else runs between the access and what is done here.
+    fn access_known(&mut self, view: View, at: usize, writes: bool, is_there: impl Fn() -> bool) {
         let writes = writes && view.prot == Prot::READ_WRITE;
         let (at, page) = (view.first + at, view.range.start.add(at));
-        self.say(|| {
-            format!(
-                "{} {at} of {} at {page:?}",
-                ["reads", "writes"][usize::from(writes)],
-                view.object
-            )
-        });
+        let verb = if writes { "writes" } else { "reads" };
+        self.say(|| format!("{verb} {at} of {} at {page:?}", view.object));
         let result = self.world.mmu().access(page, writes);
+        if !is_there() {
+            return;
+        }
         let store = self.sim(view.object).store;
-        let bytes = match result {
+        match result {
             // SAFETY: mapped; this thread has the baton until its next call.
-            Ok(bytes) => unsafe { &mut *bytes },
+            Ok(bytes) => self.compare(view.object, at, unsafe { &mut *bytes }, writes),
             Err(Trap::Segv) => panic!("no right to {page:?}"),
             Err(Trap::Bus) => {
                 let expected = store.expected();
                 let is_behind = expected.certain(at) == 0 || at * PAGE_SIZE >= expected.len;
                 let may_be = is_behind || expected.unreadable.contains(&at);
                 assert!(may_be, "page {at} of {} cannot be had", view.object);
-                return;
             }
-        };
-        let mut expected = store.expected();
+        }
+    }
+
+    fn compare(&mut self, object: usize, at: usize, bytes: &mut [u8; PAGE_SIZE], writes: bool) {
+        let sim = self.sim(object);
+        let mut expected = sim.store.expected();
         let certain = expected.certain(at);
         let is_behind = certain > 0 && at * PAGE_SIZE >= expected.len;
-        assert!(!is_behind, "page {at} of {} can be read behind the end", view.object);
-        let wrong = (0..certain).find(|&byte| bytes[byte] != expected.page(at)[byte]);
+        assert!(!is_behind, "page {at} of {object} can be read behind the end");
+        let inside = expected.inside(at);
+        let compared = if expected.is_scribbled { inside } else { certain };
+        let wrong = (0..compared).find(|&byte| bytes[byte] != expected.page(at)[byte]);
         if let Some(wrong) = wrong {
+            let word = self.world.objects.object(sim.id).snapshot(ObjectPage(at as u64));
+            let (found, right) = (bytes[wrong], expected.page(at)[wrong]);
             panic!(
-                "page {at} of {} has {} for {} at byte {wrong}, of {} inside; {:?}",
-                view.object,
-                bytes[wrong],
-                expected.page(at)[wrong],
-                expected.inside(at),
-                self.world.objects.object(self.sim(view.object).id).snapshot(ObjectPage(at as u64))
+                "page {at} of {object} ({word:?}) has {found} for {right} at byte {wrong}, \
+                 of {inside} inside"
             );
         }
-        let inside = expected.inside(at);
         if writes && inside > 0 {
             let within = self.generator.below(inside);
             let value = self.generator.next_u64().to_ne_bytes();
             let len = value.len().min(inside - within);
             bytes[within..within + len].copy_from_slice(&value[..len]);
             expected.write(at, within, &value[..len]);
+        }
+        if writes && inside > 0 && inside < certain && self.generator.below(2) == 0 {
+            // Behind the end, in the page that it lies in: nobody may see that once it is longer.
+            bytes[inside..].fill(0xee);
+            expected.is_scribbled = true;
         }
     }
 
@@ -349,9 +375,8 @@ impl<'a> Program<'a> {
     fn map_or_unmap(&mut self) {
         let is_full = self.own.len() == VIEWS_MAX;
         if is_full || !self.own.is_empty() && self.generator.below(2) == 0 {
-            let view = self.own.swap_remove(self.generator.below(self.own.len()));
-            self.say(|| format!("unmaps {view:?}"));
-            return self.world.objects.unmap(view.range);
+            let known = self.own.swap_remove(self.generator.below(self.own.len()));
+            return self.unmap(known);
         }
         let object = self.generator.below(2);
         let sim = self.sim(object);
@@ -360,7 +385,7 @@ impl<'a> Program<'a> {
         let prot = [Prot::READ_WRITE, Prot::READ_WRITE, Prot::READ][self.generator.below(3)];
         let Some(view) = self.world.map(&sim, object, first, pages, prot) else { return };
         self.say(|| format!("maps {view:?}"));
-        self.own.push(view);
+        self.own.push(self.world.publish(view));
     }
 
     fn advise(&mut self) {

@@ -121,12 +121,19 @@ pub struct Sim {
 }
 
 /// A mapping of an object, from a page of it on.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct View {
     pub object: usize,
     pub range: PageRange,
     pub first: usize,
     pub prot: Prot,
+}
+
+/// A view that its owner may unmap; the number is its own.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Known {
+    number: u64,
+    pub view: View,
 }
 
 /// All that the threads share.
@@ -137,6 +144,8 @@ pub struct World {
     /// The objects that all programs share, and where.
     pub shared: Vec<Sim>,
     pub views: Vec<View>,
+    /// Views that come and go, and how many there were.
+    known: Mutex<(Vec<Known>, u64)>,
     /// Stores of objects that came and went.
     pub gone: Mutex<Vec<&'static SimStore>>,
     is_resizing: [AtomicBool; 2],
@@ -185,6 +194,7 @@ impl World {
             baton,
             shared: Vec::new(),
             views: Vec::new(),
+            known: Mutex::new((Vec::new(), 0)),
             gone: Mutex::new(Vec::new()),
             is_resizing: Default::default(),
             programs_left: AtomicUsize::new(plan.programs),
@@ -241,6 +251,28 @@ impl World {
                 None
             }
         }
+    }
+
+    /// Tells the others of a view that will be unmapped some time.
+    pub fn publish(&self, view: View) -> Known {
+        let mut known = self.known.lock().unwrap();
+        known.1 += 1;
+        let it = Known { number: known.1, view };
+        known.0.push(it);
+        it
+    }
+
+    pub fn forget(&self, known: Known) {
+        self.known.lock().unwrap().0.retain(|other| *other != known);
+    }
+
+    pub fn is_known(&self, known: Known) -> bool {
+        self.known.lock().unwrap().0.contains(&known)
+    }
+
+    pub fn any_known(&self, generator: &mut Generator) -> Option<Known> {
+        let known = self.known.lock().unwrap();
+        known.0.get(generator.below(known.0.len())).copied()
     }
 
     /// Says what happens, where one seed alone is run.

@@ -31,6 +31,9 @@ pub struct Expected {
     pub len: usize,
     /// Bytes from here on are in doubt: the length is being changed.
     pub doubt: Option<usize>,
+    /// Bytes behind the end, in its page, were written: they are nobody's, and zeros once the
+    /// object is longer.
+    pub is_scribbled: bool,
     /// Counts the writes to each page, and which of them has reached the store.
     pub versions: Vec<u64>,
     pub flushed: Vec<u64>,
@@ -63,6 +66,7 @@ impl Expected {
             bytes,
             len,
             doubt: None,
+            is_scribbled: false,
             versions: vec![0; pages_max],
             flushed: vec![0; pages_max],
             unreadable: BTreeSet::new(),
@@ -108,6 +112,7 @@ impl Expected {
         }
         self.len = len;
         self.doubt = None;
+        self.is_scribbled = false;
     }
 
     /// The change of the length has failed: from `cut` on the object has what its store has.
@@ -126,6 +131,7 @@ impl Expected {
         bytes[from..len].copy_from_slice(&store[from..len]);
         self.len = len;
         self.doubt = None;
+        self.is_scribbled = false;
     }
 
     /// What was written to these pages is gone, and need not reach the store.
