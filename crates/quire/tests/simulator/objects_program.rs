@@ -12,7 +12,7 @@ use quire::space::vma::Pattern;
 use quire::units::{ObjectPage, ObjectRange, PAGE_SIZE, PageRange};
 
 use crate::store::{Failures, SimStore};
-use crate::world::{Known, Sim, View, World, with_buffer, with_scratch};
+use crate::world::{Known, Leaning, Sim, View, World, with_buffer, with_scratch};
 
 /// Views that a program has of its own at most.
 const VIEWS_MAX: usize = 3;
@@ -58,6 +58,9 @@ impl<'a> Program<'a> {
     }
 
     fn operate(&mut self) {
+        if self.generator.below(2) == 0 {
+            return self.lean();
+        }
         match self.generator.below(100) {
             0..4 => self.touch_what_may_go(),
             4..22 => self.touch(false),
@@ -73,6 +76,20 @@ impl<'a> Program<'a> {
             88..95 => self.use_anonymous(),
             95..97 => self.use_short_lived_object(),
             _ => self.swap_out(),
+        }
+    }
+
+    /// What this seed does more than others do: what is rare among many things is not among few.
+    fn lean(&mut self) {
+        match (self.world.plan.leaning, self.generator.below(4)) {
+            (Leaning::Mappings, 0 | 1) => self.map_or_unmap(),
+            (Leaning::Mappings, _) => self.touch_what_may_go(),
+            (Leaning::Lengths, 0 | 1) => self.resize(),
+            (Leaning::WriteBack, 0) => self.flush(),
+            (Leaning::WriteBack, 1) => self.sweep(),
+            (Leaning::Caches, 0) => self.drop_cached(),
+            (Leaning::Caches, 1) => self.fetch_ahead(),
+            (_, at) => self.touch(at % 2 == 0),
         }
     }
 
@@ -381,7 +398,8 @@ impl<'a> Program<'a> {
         let object = self.generator.below(2);
         let sim = self.sim(object);
         let first = self.generator.below(sim.pages_max);
-        let pages = 1 + self.generator.below(sim.pages_max);
+        let most = [sim.pages_max, sim.pages_max.min(8)][self.generator.below(2)];
+        let pages = 1 + self.generator.below(most);
         let prot = [Prot::READ_WRITE, Prot::READ_WRITE, Prot::READ][self.generator.below(3)];
         let Some(view) = self.world.map(&sim, object, first, pages, prot) else { return };
         self.say(|| format!("maps {view:?}"));

@@ -26,6 +26,16 @@ const ARENA_PAGES: usize = 12 * BLOCK_PAGES;
 /// Rounds of reclaim without success after which the programs have starved.
 const HUNGER_ROUNDS: u32 = 3000;
 
+/// What the programs of a seed do most.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Leaning {
+    Accesses,
+    Mappings,
+    Lengths,
+    WriteBack,
+    Caches,
+}
+
 /// What a seed chooses.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -36,6 +46,7 @@ pub struct Plan {
     pub workers: usize,
     /// Operations of each program.
     pub operations: usize,
+    pub leaning: Leaning,
     /// Pages of the objects that all programs share, and how long they can become.
     pub pages: [usize; 2],
     pub pages_max: [usize; 2],
@@ -63,6 +74,13 @@ impl Plan {
             operations: pick(&[40, 80, 160]) as usize,
             pages,
             pages_max: pages.map(|pages| pages + pick(&[0, 1, 30]) as usize),
+            leaning: [
+                Leaning::Accesses,
+                Leaning::Mappings,
+                Leaning::Lengths,
+                Leaning::WriteBack,
+                Leaning::Caches,
+            ][pick(&[0, 1, 2, 3, 4]) as usize],
             anonymous_pages: pick(&[0, 0, 20, 80]) as usize,
             switch_one_in: pick(&[2, 4, 10, 40]),
             failures: Failures {
