@@ -621,6 +621,7 @@ impl Mmu for Simulated {
     }
 
     fn reserve_again(&self, pages: PageRange) {
+        self.enter();
         self.hide_object(pages);
         self.unmap(pages);
         let _ = self.protect(pages, Prot::NONE);

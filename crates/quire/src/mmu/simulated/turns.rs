@@ -27,6 +27,7 @@ pub fn lock(address: usize, try_lock: impl Fn() -> bool) -> bool {
 pub fn unlocked(address: usize) {
     if let Some(baton) = current() {
         baton.unblock(Wait::Lock(address));
+        baton.step();
     }
 }
 
