@@ -9,10 +9,12 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use super::baton::{Wait, current};
 
-/// Takes the mutex at `address`, by `try_lock`, waiting where it must.
-pub fn lock(address: usize, try_lock: impl Fn() -> bool) -> bool {
+/// Takes the mutex at `address`, with others coming in before if it `steps`, by `try_lock`, waiting where it must.
+pub fn lock(address: usize, steps: bool, try_lock: impl Fn() -> bool) -> bool {
     let Some(baton) = current() else { return false };
-    baton.step();
+    if steps {
+        baton.step();
+    }
     while !try_lock() {
         baton.block(Wait::Lock(address));
         if std::thread::panicking() {
@@ -24,10 +26,12 @@ pub fn lock(address: usize, try_lock: impl Fn() -> bool) -> bool {
 }
 
 /// The mutex at `address` was unlocked.
-pub fn unlocked(address: usize) {
+pub fn unlocked(address: usize, steps: bool) {
     if let Some(baton) = current() {
         baton.unblock(Wait::Lock(address));
-        baton.step();
+        if steps {
+            baton.step();
+        }
     }
 }
 
