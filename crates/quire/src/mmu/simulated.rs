@@ -9,11 +9,16 @@
 //! answer. Messages come out of [`Simulated::next_fault`] in their order, each once; one whose
 //! fault was answered before anybody read it is gone, as the kernel has it.
 //!
+//! Objects (`object.rs`) have their homes here as well: a page of a home may be mapped at any number
+//! of pages of the arena.
+//!
 //! With a [`Baton`] every call is a place where other actors may come in, in the order that a seed
 //! chooses, and between the pages of one call as well. A seed also refuses moves now and then, as
 //! pinned pages and changing layouts do.
 
 mod baton;
+mod object;
+pub(crate) mod turns;
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::collections::{BTreeMap, VecDeque};
@@ -21,6 +26,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::vec::Vec;
 
 pub use self::baton::{Baton, Generator, Stopped, Wait};
+use self::object::{HomeContent, Shown};
 use super::{Done, FrameId, FrameRun, Holes, Inspect, Mapping, Mmu, Prot, Protection, Refusal};
 use crate::fault::Access;
 use crate::page::{Futexes, Kill};
@@ -77,6 +83,9 @@ struct Entry {
     is_poisoned: bool,
     /// Another process has it as well, since a fork.
     is_shared: bool,
+    /// What of an object is shown here; `physical` is the home's own page then, and write
+    /// protection stays behind as a mark where none is mapped.
+    shows: Option<Shown>,
 }
 
 struct Fault {
@@ -97,6 +106,7 @@ struct State {
     pins: BTreeMap<Physical, u32>,
     faults: VecDeque<Fault>,
     faults_so_far: u64,
+    homes: Vec<Option<HomeContent>>,
     generator: Generator,
 }
 
@@ -136,6 +146,7 @@ impl Simulated {
                 pins: BTreeMap::new(),
                 faults: VecDeque::new(),
                 faults_so_far: 0,
+                homes: Vec::new(),
                 generator: Generator::new(settings.seed ^ 0x5155_4952),
             }),
             changed: Condvar::new(),
@@ -225,7 +236,7 @@ impl Simulated {
         if !is_allowed {
             return Err(Trap::Segv);
         }
-        if entry.is_poisoned {
+        if entry.is_poisoned || entry.shows.is_some_and(|shown| state.is_behind_end(shown)) {
             return Err(Trap::Bus);
         }
         if entry.physical == 0 {
@@ -341,7 +352,10 @@ impl Simulated {
     /// Whether all of a range can be moved from or to.
     fn is_movable(&self, state: &State, pages: PageRange) -> bool {
         pages.end.index() <= state.entries.len()
-            && pages.pages().all(|page| state.entries[page.index()].prot.is_movable())
+            && pages.pages().all(|page| {
+                let entry = state.entries[page.index()];
+                entry.prot.is_movable() && entry.shows.is_none()
+            })
     }
 
     /// Runs `act` for each page, until one is refused.
@@ -483,6 +497,7 @@ impl Mmu for Simulated {
         let is_forgotten = self.settings.planted == Some(Planted::ForgottenProtection);
         self.each(pages, |state, page, at| {
             let entry = state.entries[page.index()];
+            assert!(entry.shows.is_none(), "{page:?} is an object's: a copy would enter its home");
             if entry.physical != 0 {
                 return Some(Refusal::Exists);
             }
@@ -504,6 +519,12 @@ impl Mmu for Simulated {
         self.enter();
         let _ = self.each(pages, |state, page, _| {
             let entry = state.entries[page.index()];
+            if entry.shows.is_some() {
+                // The home keeps the page, and the mapping the mark of a protection.
+                let unmapped = Entry { physical: 0, is_poisoned: false, ..entry };
+                state.entries[page.index()] = unmapped;
+                return None;
+            }
             state.entries[page.index()] = Entry { prot: entry.prot, ..Entry::default() };
             if entry.physical != 0 {
                 self.free(state, entry.physical);
@@ -542,7 +563,8 @@ impl Mmu for Simulated {
         let is_write_protected = protection == Protection::WriteProtected;
         self.each(pages, |state, page, _| {
             let entry = &mut state.entries[page.index()];
-            entry.is_write_protected = is_write_protected && entry.physical != 0;
+            let leaves_mark = entry.physical != 0 || entry.shows.is_some() && !entry.is_poisoned;
+            entry.is_write_protected = is_write_protected && leaves_mark;
             if !is_write_protected {
                 self.answer(state, PageRange::new(page, 1));
             }
@@ -553,11 +575,15 @@ impl Mmu for Simulated {
     fn poison(&self, page: PageNum) -> Done {
         self.enter();
         self.each(PageRange::new(page, 1), |state, page, _| {
-            let entry = &mut state.entries[page.index()];
-            if entry.physical != 0 || entry.is_poisoned {
+            let entry = state.entries[page.index()];
+            if entry.shows.is_some_and(|shown| state.is_behind_end(shown)) {
+                return Some(Refusal::Hole);
+            }
+            // The mark of a protection is in the way as a page would be.
+            if entry.physical != 0 || entry.is_poisoned || entry.is_write_protected {
                 return Some(Refusal::Exists);
             }
-            entry.is_poisoned = true;
+            state.entries[page.index()].is_poisoned = true;
             self.answer(state, PageRange::new(page, 1));
             None
         })
@@ -595,6 +621,8 @@ impl Mmu for Simulated {
     }
 
     fn reserve_again(&self, pages: PageRange) {
+        self.enter();
+        self.hide_object(pages);
         self.unmap(pages);
         let _ = self.protect(pages, Prot::NONE);
     }

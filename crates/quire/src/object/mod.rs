@@ -49,6 +49,8 @@
 //! queue of requests. Page locks are tried only where a window's lock is held.
 
 mod access;
+#[cfg(feature = "simulated")]
+mod check;
 mod fault;
 mod fault_around;
 pub mod i_mmap;
@@ -74,8 +76,6 @@ mod writeback;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use rustix_futex_sync::Mutex;
-
 pub use self::access::ReadError;
 use self::i_mmap::{IMmap, IMmaps};
 use self::large::LargeFrames;
@@ -94,6 +94,7 @@ use crate::page::PageWord;
 use crate::space::AddressSpace;
 use crate::sys::Errno;
 use crate::sys::memory::{self, Access, Table, Zeroed};
+use crate::sys::mutex::Mutex;
 use crate::units::{BLOCK_ORDER, BLOCK_PAGES, ObjectPage, ObjectRange, PAGE_SHIFT, PAGE_SIZE};
 
 /// Most objects of a space.

@@ -50,7 +50,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// Follows a length that the store was given by somebody else.
     ///
     /// # Errors
-    /// `FBIG`, and the kernel's.
+    /// `FBIG`, the store's, and the kernel's: an object that was to become longer is as it was then.
     pub fn follow_len(&self, object: &Object, bytes: u64) -> Result<(), Errno> {
         let _resize = object.resize.lock();
         if bytes.div_ceil(PAGE_SIZE as u64) > object.pages_max() as u64 {
@@ -61,42 +61,49 @@ impl<M: ObjectMmu> Objects<M> {
             end_cut(object);
             result
         } else {
-            let before = object.len();
-            self.lengthen(object, bytes)?;
-            self.read_behind(object, before)
+            self.lengthen_over(object, bytes)
         }
     }
 
-    /// The last page as it was may have been cached, with zeros behind byte `before`, where the
-    /// store has bytes now.
-    fn read_behind(&self, object: &Object, before: u64) -> Result<(), Errno> {
+    /// Makes the object longer by what its store has already. The last page as it was has zeros
+    /// behind the old end, if it is cached, and the store has bytes there.
+    ///
+    /// Bytes and length change under that page's lock: or it could be read once more with zeros
+    /// there, or be written back with them, as soon as the length lets them pass.
+    fn lengthen_over(&self, object: &Object, bytes: u64) -> Result<(), Errno> {
+        let before = object.len();
         let tail = (before % PAGE_SIZE as u64) as usize;
-        if tail == 0 || object.len() == before {
-            return Ok(());
+        if tail == 0 || bytes == before {
+            return self.lengthen(object, bytes);
         }
         let page = ObjectPage(before / PAGE_SIZE as u64);
-        let word = object.word(page);
-        let old = self.space.lock_word(word);
+        let old = self.lock_settled(object, page);
         let mut result = Ok(());
         if old.state() == State::Cached {
-            let mut bytes = [0u8; PAGE_SIZE];
-            result = object.store.read(page.offset(), &mut bytes).and_then(|()| {
-                self.cache_write(object, page.offset() + tail as u64, &bytes[tail..])
+            let mut content = [0u8; PAGE_SIZE];
+            result = object.store.read(page.offset(), &mut content).and_then(|()| {
+                self.cache_write(object, page.offset() + tail as u64, &content[tail..])
             });
         }
-        self.space.unlock_word(word);
-        result
+        let grown = result.and_then(|()| self.grow(object, bytes));
+        self.space.unlock_word(object.word(page));
+        grown.map(|grown| self.follow_length(object, grown))
     }
 
     fn lengthen(&self, object: &Object, bytes: u64) -> Result<(), Errno> {
+        let grown = self.grow(object, bytes)?;
+        self.follow_length(object, grown);
+        Ok(())
+    }
+
+    /// Makes the home and the object longer; returns the pages that have come.
+    fn grow(&self, object: &Object, bytes: u64) -> Result<ObjectRange, Errno> {
         let pages = bytes.div_ceil(PAGE_SIZE as u64) as usize;
         self.space.mmu().home_resize(object.home, pages)?;
         let before = object.pages();
         // Who sees the length sees the home. SeqCst for `follow_length`.
         object.length.store(bytes, Ordering::SeqCst);
-        let grown = ObjectRange { start: ObjectPage(before as u64), end: object.range().end };
-        self.follow_length(object, grown);
-        Ok(())
+        Ok(ObjectRange { start: ObjectPage(before as u64), end: object.range().end })
     }
 
     /// Has nothing written back any more of what a store of so many bytes loses, and waits for

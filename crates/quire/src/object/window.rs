@@ -6,10 +6,9 @@
 //!
 //! Locks: a window's lock is a leaf but for queues; page locks are only tried under it.
 
-use rustix_futex_sync::{Mutex, MutexGuard};
-
 use crate::sys::Errno;
 use crate::sys::memory::{Table, Zeroed};
+use crate::sys::mutex::{Mutex, MutexGuard};
 use crate::units::{BLOCK_PAGES, PageNum, PageRange};
 
 const WORDS: usize = BLOCK_PAGES / 64;

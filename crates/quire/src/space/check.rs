@@ -7,6 +7,7 @@ use core::sync::atomic::Ordering;
 use std::collections::BTreeSet;
 
 use super::AddressSpace;
+use super::vma::Kind;
 use crate::mmu::{FrameId, Inspect};
 use crate::page::{Flags, State};
 use crate::units::{BLOCK_ORDER, PageNum};
@@ -64,6 +65,11 @@ impl<M: Inspect> AddressSpace<M> {
     /// # Panics
     /// Where something is wrong.
     pub fn check(&self) {
+        self.check_beside(0);
+    }
+
+    /// The same, where objects hold so many pages of the account.
+    pub(crate) fn check_beside(&self, objects: usize) {
         let mut found = Found::default();
         for block in 0..self.blocks.len() {
             self.check_block(block, &mut found);
@@ -76,8 +82,8 @@ impl<M: Inspect> AddressSpace<M> {
         let member = self.budget.member();
         assert_eq!(
             member.held_pages.load(Ordering::Relaxed) as usize,
-            held,
-            "held: {} mapped, {pool} in the pool, {} packed, {tables} of tables",
+            held + objects,
+            "held: {} mapped, {pool} in the pool, {} packed, {tables} of tables, {objects} of objects",
             found.mapped,
             self.swap.zpool.pages()
         );
@@ -95,6 +101,10 @@ impl<M: Inspect> AddressSpace<M> {
             let word = self.snapshot(page);
             // I2: nobody holds a lock.
             assert!(!word.is_locked(), "{page:?} is {word:?}");
+            if word.state() == State::None && self.shows_object(page) {
+                // What is mapped there its object knows.
+                continue;
+            }
             self.check_page(page);
             match word.state() {
                 State::None => continue,
@@ -123,6 +133,10 @@ impl<M: Inspect> AddressSpace<M> {
         assert_eq!(counted, mapped, "mapped pages of block {block}");
         assert!(mapped == 0 || is_used != 0, "block {block} is not charged");
         found.mapped += mapped as usize;
+    }
+
+    fn shows_object(&self, page: PageNum) -> bool {
+        self.find_vma(page).is_some_and(|vma| vma.attributes.kind == Kind::Object)
     }
 
     /// I4: a page in limbo and its frame name each other.

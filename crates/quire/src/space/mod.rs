@@ -24,8 +24,6 @@ mod wait;
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
-use rustix_futex_sync::{Mutex, MutexGuard};
-
 pub use self::advise::Advice;
 use self::vma::{SpaceLocked, Vma, VmaIndex};
 use crate::budget::{Budget, Purpose};
@@ -38,6 +36,7 @@ use crate::page::{PageWord, Snapshot, WaitTable};
 use crate::reclaim::{Clock, Places};
 use crate::scratch::Scratch;
 use crate::swap::Swap;
+use crate::sys::mutex::{LayoutGuard, LayoutMutex};
 use crate::sys::{Errno, memory::Table, memory::Zeroed};
 use crate::units::{BLOCK_PAGES, PageNum, PageRange};
 
@@ -66,7 +65,7 @@ pub struct AddressSpace<M: Mmu> {
     pub(crate) streams: Streams,
     pub(crate) costs: Costs,
     pub(crate) places: Places,
-    pub(crate) clock: Mutex<Clock>,
+    pub(crate) clock: rustix_futex_sync::Mutex<Clock>,
     pub(crate) starved: Starved,
     /// Faults that a program's thread has found parked, for an engine thread to answer.
     unanswered: Starved,
@@ -87,12 +86,12 @@ pub struct AddressSpace<M: Mmu> {
     pub(crate) locks_future: AtomicBool,
     /// A page of pages that are never written: zeros to copy from.
     pub(crate) zeros: Table<core::sync::atomic::AtomicU8>,
-    layout: Mutex<Scratch>,
+    layout: LayoutMutex<Scratch>,
 }
 
 /// The space's lock, with the working memory of whoever holds it.
 pub struct Layout<'a> {
-    pub(crate) scratch: MutexGuard<'a, Scratch>,
+    pub(crate) scratch: LayoutGuard<'a, Scratch>,
     locked: SpaceLocked,
 }
 
@@ -119,7 +118,7 @@ impl<M: Mmu> AddressSpace<M> {
             streams: Streams::new(),
             costs: Costs::new(),
             places: Places::default(),
-            clock: Mutex::new(Clock::default()),
+            clock: rustix_futex_sync::Mutex::new(Clock::default()),
             starved: Starved::new(),
             unanswered: Starved::new(),
             waits: WaitTable::new(),
@@ -131,7 +130,7 @@ impl<M: Mmu> AddressSpace<M> {
             kswapd_is_awake: AtomicBool::new(false),
             locks_future: AtomicBool::new(false),
             zeros: Table::new(crate::fault::ZEROS_BYTES)?,
-            layout: Mutex::new(Scratch::new()?),
+            layout: LayoutMutex::new(Scratch::new()?),
             budget,
         })
     }

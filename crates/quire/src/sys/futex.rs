@@ -1,4 +1,6 @@
 //! Sleeping on a 32-bit word.
+//!
+//! An actor of a simulation sleeps by giving the baton away, and is woken by other actors alone.
 
 use core::sync::atomic::AtomicU32;
 
@@ -9,6 +11,8 @@ use linux_raw_sys::general::{
 };
 
 use super::call::syscall;
+#[cfg(feature = "simulated")]
+use crate::mmu::simulated::turns;
 
 /// Whether the word is seen by one process only or by a tree of them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,6 +34,10 @@ impl Reach {
 
 /// Sleeps while `word` is `expected`; returns on a wake, a signal, the timeout, or for no reason.
 pub fn wait(word: &AtomicU32, expected: u32, reach: Reach, timeout_ms: Option<u64>) {
+    #[cfg(feature = "simulated")]
+    if turns::futex_wait(word, expected, FUTEX_BITSET_MATCH_ANY, timeout_ms.is_some()) {
+        return;
+    }
     let timeout = timeout_ms.map(|ms| __kernel_timespec {
         tv_sec: (ms / 1000) as i64,
         tv_nsec: (ms % 1000 * 1_000_000) as i64,
@@ -89,6 +97,10 @@ pub fn wake(word: &AtomicU32, count: u32, reach: Reach) {
 /// The same for a word that may not exist any more. Who sleeps on what is there now wakes for no
 /// reason, which every sleeper expects.
 pub fn wake_address(word: *const AtomicU32, count: u32, reach: Reach) {
+    #[cfg(feature = "simulated")]
+    if turns::futex_wake(word.addr(), count, FUTEX_BITSET_MATCH_ANY) {
+        return;
+    }
     // The kernel takes a signed number, and a negative one for "one": all is not -1.
     let count = count.min(i32::MAX as u32);
     let op = FUTEX_WAKE | reach.flag();
@@ -99,6 +111,10 @@ pub fn wake_address(word: *const AtomicU32, count: u32, reach: Reach) {
 /// Sleeps while `word` is `expected`, as one of `classes` (not none): only a wake that names one of
 /// them reaches the sleeper. Returns on such a wake, a signal, or for no reason.
 pub fn wait_bitset(word: &AtomicU32, expected: u32, classes: u32, reach: Reach) {
+    #[cfg(feature = "simulated")]
+    if turns::futex_wait(word, expected, classes, false) {
+        return;
+    }
     let op = FUTEX_WAIT_BITSET | reach.flag();
     // SAFETY: `word` outlives the call; the kernel only reads it. No timeout.
     let _ = unsafe {
@@ -111,6 +127,10 @@ pub fn wait_bitset(word: &AtomicU32, expected: u32, classes: u32, reach: Reach) 
 
 /// Wakes all that sleep as one of `classes`.
 pub fn wake_bitset(word: &AtomicU32, classes: u32, reach: Reach) {
+    #[cfg(feature = "simulated")]
+    if turns::futex_wake(word.as_ptr().addr(), u32::MAX, classes) {
+        return;
+    }
     let op = FUTEX_WAKE_BITSET | reach.flag();
     // As in `wake`: a negative number would be "one".
     let count = i32::MAX as usize;

@@ -8,6 +8,7 @@ pub mod cachestat;
 pub mod call;
 pub mod futex;
 pub mod memory;
+pub mod mutex;
 pub mod thread;
 pub mod uffd;
 

@@ -8,10 +8,11 @@
 //! nothing to do looks again now and then (*idle*). If all are blocked, or idle for too long, the
 //! simulation is stuck, and that is a failure: it panics in every actor.
 
-use std::cell::Cell;
+use core::sync::atomic::{AtomicUsize, Ordering};
+use std::cell::{Cell, RefCell};
 use std::format;
 use std::string::String;
-use std::sync::{Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::vec::Vec;
 
 /// Looks of idle actors in a row, with nobody else able to run, before the simulation is stuck.
@@ -26,8 +27,10 @@ pub enum Wait {
     Either(usize, usize),
     /// A fault's answer, by its number.
     Fault(u64),
-    /// A lock of the simulation's own.
+    /// A lock of the simulation's own, or a mutex at this address.
     Lock(usize),
+    /// A futex at this address, as one of these classes.
+    Futex(usize, u32),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -94,6 +97,21 @@ pub struct Baton {
 
 std::thread_local! {
     static ACTOR: Cell<Option<usize>> = const { Cell::new(None) };
+    /// The baton that the actor waits for, for [`super::turns`].
+    static BATON: RefCell<Option<Arc<Baton>>> = const { RefCell::new(None) };
+}
+
+/// Actors of this process. While there is none no thread-local is touched: an engine that serves a
+/// program has threads to which libc gave none.
+static ACTORS: AtomicUsize = AtomicUsize::new(0);
+
+/// The baton of the calling thread, if it is an actor.
+pub(super) fn current() -> Option<Arc<Baton>> {
+    // Relaxed: an actor has counted itself.
+    if ACTORS.load(Ordering::Relaxed) == 0 {
+        return None;
+    }
+    BATON.with_borrow(Clone::clone)
 }
 
 impl Baton {
@@ -125,8 +143,10 @@ impl Baton {
     }
 
     /// Makes the calling thread actor `index`, and returns when it is its turn.
-    pub fn start(&self, index: usize) {
+    pub fn start(self: &Arc<Self>, index: usize) {
         ACTOR.set(Some(index));
+        BATON.set(Some(Arc::clone(self)));
+        ACTORS.fetch_add(1, Ordering::Relaxed);
         let mut turns = self.turns();
         turns.actors[index] = State::Ready;
         if turns.actors.iter().all(|state| *state == State::Ready) {
@@ -138,6 +158,8 @@ impl Baton {
     /// Ends the calling actor.
     pub fn end(&self) {
         let Some(index) = ACTOR.take() else { return };
+        BATON.set(None);
+        ACTORS.fetch_sub(1, Ordering::Relaxed);
         let mut turns = self.turns();
         turns.actors[index] = State::Ended;
         self.choose(&mut turns);
@@ -210,6 +232,25 @@ impl Baton {
             if is_meant {
                 *state = State::Ready;
             }
+        }
+    }
+
+    /// Up to `count` of those who wait for a futex as one of `classes` can run again; the seed says
+    /// who.
+    pub fn unblock_futex(&self, address: usize, count: u32, classes: u32) {
+        let mut turns = self.turns();
+        for _ in 0..count {
+            let waits = |state: &State| {
+                matches!(*state, State::Blocked(Wait::Futex(at, as_one_of))
+                    if at == address && as_one_of & classes != 0)
+            };
+            let waiting: Vec<usize> =
+                (0..turns.actors.len()).filter(|&index| waits(&turns.actors[index])).collect();
+            if waiting.is_empty() {
+                return;
+            }
+            let index = waiting[turns.generator.below(waiting.len())];
+            turns.actors[index] = State::Ready;
         }
     }
 

@@ -1,0 +1,264 @@
+//! Objects on the simulated MMU: homes as vectors of pages with holes, and what shows them.
+//!
+//! A page of a home is a physical page that belongs to the home, however often it is mapped; who
+//! unmaps it somewhere leaves it where it is. What the kernel would answer is answered here
+//! (`tests/conformance_objects.rs` holds one against the other); what would spoil an object without
+//! a word is a panic: bytes behind a home's end, which would make it longer, a part of a page that
+//! is not there, a read of a hole, a home that is closed while something shows it.
+
+use std::vec::Vec;
+
+use super::{Entry, Physical, Planted, Simulated, State};
+use crate::mmu::object::{Home, ObjectMmu};
+use crate::mmu::{Done, Inspect, Mmu, Prot, Protection, Refusal};
+use crate::sys::Errno;
+use crate::units::{ObjectPage, ObjectRange, PAGE_SHIFT, PAGE_SIZE, PageNum, PageRange};
+
+/// A page of a home that a page of the arena shows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Shown {
+    /// The home.
+    pub home: Home,
+    /// Its page.
+    pub page: ObjectPage,
+}
+
+/// The pages of a home; 0 is a hole.
+pub(super) type HomeContent = Vec<Physical>;
+
+impl State {
+    fn home(&mut self, home: Home) -> &mut HomeContent {
+        let content = self.homes.get_mut(home.number as usize).and_then(Option::as_mut);
+        content.unwrap_or_else(|| panic!("{home:?} is not open"))
+    }
+
+    /// The physical page that a page of the arena would show; `None` behind the home's end.
+    fn shown(&self, shown: Shown) -> Option<Physical> {
+        let content = self.homes[shown.home.number as usize].as_ref()?;
+        content.get(shown.page.index()).copied()
+    }
+
+    pub(super) fn is_behind_end(&self, shown: Shown) -> bool {
+        self.shown(shown).is_none()
+    }
+
+    /// Unmaps a physical page wherever it is mapped; write protection stays behind as a mark.
+    fn unmap_everywhere(&mut self, physical: Physical) {
+        let entries = self.entries.iter_mut();
+        for entry in entries.filter(|entry| entry.physical == physical) {
+            entry.physical = 0;
+        }
+    }
+}
+
+impl Simulated {
+    /// Takes a page out of a home and out of every mapping.
+    fn drop_from_home(&self, state: &mut State, home: Home, page: ObjectPage) {
+        let Some(place) = state.home(home).get_mut(page.index()) else { return };
+        let physical = core::mem::take(place);
+        if physical != 0 {
+            state.unmap_everywhere(physical);
+            self.free(state, physical);
+        }
+    }
+
+    /// The pages show no object any more.
+    pub(super) fn hide_object(&self, pages: PageRange) {
+        let mut state = self.state();
+        for page in pages.pages() {
+            let entry = &mut state.entries[page.index()];
+            if entry.shows.is_some() {
+                *entry = Entry { prot: entry.prot, ..Entry::default() };
+            }
+        }
+    }
+
+    /// The kernel swaps the page of a home out that is mapped at `page`: it is mapped nowhere then,
+    /// and cached as before. Says whether there was one.
+    pub fn swap_out(&self, page: PageNum) -> bool {
+        let mut state = self.state();
+        let entry = state.entries[page.index()];
+        let is_there = entry.shows.is_some() && entry.physical != 0;
+        if is_there {
+            state.unmap_everywhere(entry.physical);
+        }
+        is_there
+    }
+
+    /// What of an object a page of the arena shows.
+    pub fn shown_at(&self, page: PageNum) -> Option<Shown> {
+        self.state().entries[page.index()].shows
+    }
+
+    /// Whether a home has a page.
+    pub fn is_in_home(&self, home: Home, page: ObjectPage) -> bool {
+        self.state().shown(Shown { home, page }).is_some_and(|physical| physical != 0)
+    }
+
+    /// Pages that all homes have, and pages until their ends.
+    pub fn home_pages(&self) -> (usize, usize) {
+        let state = self.state();
+        let homes = state.homes.iter().flatten();
+        let (mut there, mut all) = (0, 0);
+        for content in homes {
+            there += content.iter().filter(|physical| **physical != 0).count();
+            all += content.len();
+        }
+        (there, all)
+    }
+
+    /// Whether a page of an object is mapped, and can be written without a fault.
+    pub fn is_writable(&self, page: PageNum) -> bool {
+        let mapping = self.mapping(page);
+        mapping.is_present && !mapping.is_write_protected
+    }
+
+    /// Runs `act` with each page of a home that bytes lie in, and the part of them that does.
+    fn each_part(
+        &self,
+        offset: u64,
+        bytes: usize,
+        mut act: impl FnMut(&mut State, ObjectPage, usize, core::ops::Range<usize>),
+    ) {
+        let mut done = 0;
+        while done < bytes {
+            let at = offset as usize + done;
+            let within = at % PAGE_SIZE;
+            let part = (PAGE_SIZE - within).min(bytes - done);
+            let page = ObjectPage((at >> PAGE_SHIFT) as u64);
+            act(&mut self.state(), page, within, done..done + part);
+            done += part;
+            self.next_page();
+        }
+    }
+}
+
+impl ObjectMmu for Simulated {
+    fn home_open(&self) -> Result<Home, Errno> {
+        self.enter();
+        let mut state = self.state();
+        let free = state.homes.iter().position(Option::is_none);
+        let number = free.unwrap_or_else(|| {
+            state.homes.push(None);
+            state.homes.len() - 1
+        });
+        state.homes[number] = Some(Vec::new());
+        Ok(Home { number: number as i32 })
+    }
+
+    fn home_close(&self, home: Home) {
+        self.enter();
+        let mut state = self.state();
+        let is_shown =
+            state.entries.iter().any(|entry| entry.shows.is_some_and(|shown| shown.home == home));
+        assert!(!is_shown, "{home:?} is closed while it is mapped");
+        for physical in core::mem::take(state.home(home)) {
+            if physical != 0 {
+                self.free(&mut state, physical);
+            }
+        }
+        state.homes[home.number as usize] = None;
+    }
+
+    fn home_resize(&self, home: Home, pages: usize) -> Result<(), Errno> {
+        self.enter();
+        let mut state = self.state();
+        let before = state.home(home).len();
+        for page in pages..before {
+            self.drop_from_home(&mut state, home, ObjectPage(page as u64));
+        }
+        state.home(home).resize(pages, 0);
+        if pages < before {
+            // A punch leaves marks where they are; the end takes them along.
+            let is_behind = |shown: Shown| shown.home == home && shown.page.index() >= pages;
+            for entry in state.entries.iter_mut().filter(|it| it.shows.is_some_and(is_behind)) {
+                entry.is_poisoned = false;
+            }
+        }
+        drop(state);
+        self.step();
+        Ok(())
+    }
+
+    fn home_write(&self, home: Home, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
+        self.enter();
+        self.each_part(offset, bytes.len(), |state, page, within, part| {
+            let place = state.home(home).get(page.index()).copied();
+            let there = place.unwrap_or_else(|| panic!("{page:?} is behind the end of {home:?}"));
+            let physical = if there == 0 { self.allocate(state) } else { there };
+            assert!(there != 0 || part.len() == PAGE_SIZE, "{page:?} of {home:?} is a hole");
+            // SAFETY: the home's page; the caller holds its page lock, and programs run by turns.
+            let place = unsafe { &mut *self.bytes(physical) };
+            place[within..within + part.len()].copy_from_slice(&bytes[part]);
+            state.home(home)[page.index()] = physical;
+        });
+        Ok(())
+    }
+
+    fn home_read(&self, home: Home, offset: u64, into: &mut [u8]) -> Result<(), Errno> {
+        self.enter();
+        let mut result = Ok(());
+        self.each_part(offset, into.len(), |state, page, within, part| {
+            let Some(physical) = state.home(home).get(page.index()).copied() else {
+                result = Err(Errno::INVAL);
+                return;
+            };
+            assert!(physical != 0, "{page:?} of {home:?} is a hole");
+            // SAFETY: the home's page; a program may be writing it, by turns.
+            let place = unsafe { &*self.bytes(physical) };
+            into[part.clone()].copy_from_slice(&place[within..within + part.len()]);
+        });
+        result
+    }
+
+    fn home_punch(&self, home: Home, pages: ObjectRange) -> Result<(), Errno> {
+        self.enter();
+        for page in pages.pages() {
+            self.drop_from_home(&mut self.state(), home, page);
+            self.next_page();
+        }
+        Ok(())
+    }
+
+    fn map_object(
+        &self,
+        pages: PageRange,
+        home: Home,
+        first: ObjectPage,
+        prot: Prot,
+    ) -> Result<(), Errno> {
+        self.enter();
+        // What was there goes with its marks, as under MAP_FIXED.
+        self.reserve_again(pages);
+        let mut state = self.state();
+        for (at, page) in pages.pages().enumerate() {
+            let shown = Shown { home, page: first.add(at) };
+            state.entries[page.index()] = Entry { prot, shows: Some(shown), ..Entry::default() };
+        }
+        drop(state);
+        self.step();
+        Ok(())
+    }
+
+    fn map_cached(&self, pages: PageRange, protection: Protection) -> Done {
+        self.enter();
+        let is_forgotten = self.settings.planted == Some(Planted::ForgottenProtection);
+        self.each(pages, |state, page, _| {
+            let entry = state.entries[page.index()];
+            let Some(shown) = entry.shows else { return Some(Refusal::Unmapped) };
+            let Some(physical) = state.shown(shown) else { return Some(Refusal::Unmapped) };
+            if physical == 0 {
+                return Some(Refusal::Hole);
+            }
+            if entry.physical != 0 {
+                return Some(Refusal::Exists);
+            }
+            let is_write_protected = protection == Protection::WriteProtected && !is_forgotten;
+            // Whatever mark there was goes.
+            state.entries[page.index()] =
+                Entry { physical, is_write_protected, is_poisoned: false, ..entry };
+            self.answer(state, PageRange::new(page, 1));
+            None
+        })
+    }
+}

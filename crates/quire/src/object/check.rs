@@ -1,0 +1,119 @@
+//! The objects' invariants, as code. For tests, on the simulated MMU, while nobody is in it; the
+//! letters are those of [`super`].
+
+use core::sync::atomic::Ordering;
+
+use super::{Object, ObjectId, Objects};
+use crate::mmu::simulated::Simulated;
+use crate::page::{Flags, Snapshot, State};
+use crate::units::{BLOCK_PAGES, ObjectPage, ObjectRange, PageNum};
+
+/// What the objects hold.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct Held {
+    cached: usize,
+    dirty: usize,
+    /// Pages of page words.
+    words: usize,
+}
+
+impl Objects<Simulated> {
+    /// Checks all objects, and the space that they are mapped in.
+    ///
+    /// # Panics
+    /// Where something is wrong.
+    pub fn check(&self) {
+        let mut all = Held::default();
+        for slot in 0..self.slots_used.load(Ordering::Relaxed) {
+            let Some(object) = self.peek(slot) else { continue };
+            let held = self.check_object(ObjectId(slot as u32), object);
+            all.cached += held.cached;
+            all.dirty += held.dirty;
+            all.words += held.words;
+        }
+        assert_eq!(self.cached_pages(), all.cached, "cached pages of all objects");
+        assert_eq!(self.dirty_pages(), all.dirty, "dirty pages of all objects");
+        assert_eq!(self.space.mmu().home_pages().0, all.cached, "pages of all homes");
+        // O4: what is cached is charged.
+        self.space.check_beside(all.cached + all.words);
+        self.check_arena();
+    }
+
+    fn check_object(&self, id: ObjectId, object: &Object) -> Held {
+        let mut held = Held::default();
+        for first in (0..object.pages_max()).step_by(BLOCK_PAGES) {
+            let first = ObjectPage(first as u64);
+            let pages = ObjectRange::new(first, BLOCK_PAGES);
+            let pages = pages.intersect(ObjectRange::new(ObjectPage(0), object.pages_max()));
+            let snapshots = pages.pages().map(|page| self.check_page(id, object, page));
+            let (mut cached, mut dirty) = (0, 0);
+            for word in snapshots {
+                cached += usize::from(word.state() == State::Cached);
+                dirty += usize::from(word.has(Flags::DIRTY));
+            }
+            let block = object.block(first);
+            let counted = |count: &core::sync::atomic::AtomicU32| count.load(Ordering::Relaxed);
+            assert_eq!(counted(&block.cached) as usize, cached, "cached from {first:?} of {id:?}");
+            assert_eq!(counted(&block.dirty) as usize, dirty, "dirty from {first:?} of {id:?}");
+            let is_used = counted(&block.is_used) != 0;
+            assert!(cached == 0 || is_used, "the words of {first:?} of {id:?} are not charged");
+            held.cached += cached;
+            held.dirty += dirty;
+            held.words += usize::from(is_used);
+        }
+        assert_eq!(object.cached_pages(), held.cached, "cached pages of {id:?}");
+        assert_eq!(object.dirty_pages(), held.dirty, "dirty pages of {id:?}");
+        assert_eq!(object.writeback.load(Ordering::Relaxed), 0, "pages of {id:?} under way");
+        held
+    }
+
+    fn check_page(&self, id: ObjectId, object: &Object, page: ObjectPage) -> Snapshot {
+        let word = object.word(page).load();
+        let is_settled = !word.is_locked() && !word.has(Flags::WRITEBACK);
+        assert!(is_settled, "{page:?} of {id:?} is under way: {word:?}");
+        let is_cached = word.state() == State::Cached;
+        let is_there = self.space.mmu().is_in_home(object.home, page);
+        assert_eq!(is_cached, is_there, "{page:?} of {id:?} is {word:?}");
+        // O3.
+        let is_inside = page.index() < object.pages();
+        assert!(!is_cached || is_inside, "{page:?} of {id:?} is {word:?}, behind the end");
+        assert!(is_cached || !word.has(Flags::DIRTY), "{page:?} of {id:?} is {word:?}");
+        word
+    }
+
+    /// O1 and O2, over all pages of the arena.
+    fn check_arena(&self) {
+        for page in self.space.arena().pages() {
+            self.check_mapping(page);
+        }
+    }
+
+    fn check_mapping(&self, page: PageNum) {
+        let mmu = self.space.mmu();
+        let window = self.windows.lock(page);
+        let (is_present, is_writable) = (window.is_present(page), window.is_writable(page));
+        drop(window);
+        let Some(shown) = mmu.shown_at(page) else {
+            assert!(!is_present, "{page:?} shows no object, but its window has it");
+            return;
+        };
+        let mut slots = 0..self.slots_used.load(Ordering::Relaxed);
+        let object = slots.find_map(|slot| self.peek(slot).filter(|it| it.home == shown.home));
+        let object = object.expect("what is mapped is in use");
+        if shown.page.index() >= object.pages_max() {
+            assert!(!is_present, "{page:?} lies behind all ends, but its window has it");
+            return;
+        }
+        let word = object.word(shown.page).load();
+        // O1. What the window has the kernel may have unmapped by itself.
+        let is_cached = word.state() == State::Cached;
+        assert!(is_cached || !is_present, "{page:?} is in its window, but {shown:?} is {word:?}");
+        let is_mapped = crate::mmu::Inspect::mapping(mmu, page).is_present;
+        assert!(is_present || !is_mapped, "{page:?} is mapped, but its window has it not");
+        // O2.
+        let can_be_written = is_writable || mmu.is_writable(page);
+        let is_dirty = word.has(Flags::DIRTY);
+        assert!(is_dirty || !can_be_written, "{page:?} can be written, but {shown:?} is {word:?}");
+        assert!(is_writable || !mmu.is_writable(page), "{page:?} can be written unknown");
+    }
+}
