@@ -38,6 +38,13 @@ pub enum Error {
         /// What it can have.
         most: usize,
     },
+    /// The swap file could not be made.
+    SwapFile {
+        /// Where.
+        folder: String,
+        /// Why: `INVAL` is less room than 256 KiB.
+        errno: Errno,
+    },
     /// The range is empty, or reaches over the object's end.
     BadRange {
         /// The object.
@@ -77,7 +84,9 @@ impl Error {
     #[must_use]
     pub fn errno(&self) -> Errno {
         match self {
-            Error::NoUserfaultfd { errno } | Error::NoMemory { errno, .. } => *errno,
+            Error::NoUserfaultfd { errno }
+            | Error::NoMemory { errno, .. }
+            | Error::SwapFile { errno, .. } => *errno,
             Error::TooLittleMemory { .. }
             | Error::TooMuchMemory { .. }
             | Error::BadRange { .. } => Errno::INVAL,
@@ -98,6 +107,12 @@ impl fmt::Display for Error {
                 describe(*errno)
             ),
             Error::NoMemory { doing, errno } => write!(f, "cannot {doing}: {}", describe(*errno)),
+            Error::SwapFile { folder, errno } => write!(
+                f,
+                "cannot make a swap file in {folder}: {}; give it a folder that can be written, \
+                 and 256 KiB at least",
+                describe(*errno)
+            ),
             Error::TooLittleMemory { bytes, least } => {
                 write!(f, "{bytes} bytes of memory are too few; ask for {least} at least")
             }
@@ -129,7 +144,9 @@ impl fmt::Display for Error {
 impl StdError for Error {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         match self {
-            Error::NoUserfaultfd { errno } | Error::NoMemory { errno, .. } => Some(errno),
+            Error::NoUserfaultfd { errno }
+            | Error::NoMemory { errno, .. }
+            | Error::SwapFile { errno, .. } => Some(errno),
             Error::Store(error) => error.source(),
             _ => None,
         }

@@ -32,10 +32,11 @@ mod error;
 mod inline;
 mod mapping;
 mod object;
+mod swapfile;
 mod threads;
 
 use std::os::fd::AsRawFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::string::{String, ToString};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -78,7 +79,7 @@ struct Engine {
     /// Buffers for callers that read or flush.
     buffers: Mutex<Vec<(Scratch, IoBuffer)>>,
     _control: ControlPage,
-    _files: [Option<std::fs::File>; 2],
+    _files: [Option<std::fs::File>; 3],
 }
 
 // SAFETY: the control page is atomics.
@@ -101,6 +102,7 @@ pub struct Builder {
     workers: usize,
     exclusive_rmap: bool,
     delivery: Delivery,
+    swap: Option<(PathBuf, u64)>,
 }
 
 /// Who serves a fault.
@@ -126,6 +128,7 @@ impl Default for Builder {
             workers: 4,
             exclusive_rmap: false,
             delivery: Delivery::Handlers,
+            swap: None,
         }
     }
 }
@@ -168,10 +171,21 @@ impl Builder {
         self
     }
 
+    /// A swap file without a name in `folder`, of `bytes` at most: what is compressed of memory
+    /// objects goes there where it would take too much memory, and what cannot be compressed with
+    /// it. Without one memory objects can hold no more than what of them, compressed, has room in
+    /// memory: beyond that the process runs out of memory, and is ended.
+    #[must_use]
+    pub fn swap(mut self, folder: impl Into<PathBuf>, bytes: u64) -> Builder {
+        self.swap = Some((folder.into(), bytes));
+        self
+    }
+
     /// Makes the address space and starts its threads.
     ///
     /// # Errors
-    /// [`Error::NoUserfaultfd`] without the right to one; [`Error::NoMemory`].
+    /// [`Error::NoUserfaultfd`] without the right to one; [`Error::NoMemory`];
+    /// [`Error::SwapFile`].
     pub fn build(self) -> Result<AddressSpace, Error> {
         if self.memory < MEMORY_MIN {
             return Err(Error::TooLittleMemory { bytes: self.memory, least: MEMORY_MIN });
@@ -199,6 +213,14 @@ impl AddressSpace {
         OpenOptions::new().open(self, path)
     }
 
+    /// Makes an object of `len` zeros that no file is behind: see [`OpenOptions::memory`].
+    ///
+    /// # Errors
+    /// As for [`OpenOptions::memory`].
+    pub fn create_memory(&self, len: u64) -> Result<Object, Error> {
+        OpenOptions::new().memory(self, len)
+    }
+
     /// Whether faults inside of system calls are served; where not, such a call fails with EFAULT.
     #[must_use]
     pub fn serves_system_calls(&self) -> bool {
@@ -220,6 +242,21 @@ impl AddressSpace {
             bytes(control.held_pages.load(Ordering::Relaxed)),
             bytes(control.held_pages_max.load(Ordering::Relaxed)),
         )
+    }
+
+    /// Bytes that compressed pages take in memory, and segments of 256 KiB in use of the swap file.
+    #[must_use]
+    pub fn swap_usage(&self) -> (usize, u32) {
+        let swap = self.engine.objects.space.swap();
+        let segments = swap.file().map_or(0, |file| file.segments_held());
+        (swap.zpool.pages() << PAGE_SHIFT, segments)
+    }
+
+    /// Packed pages in memory, counted one by one: for tests.
+    #[cfg(feature = "simulated")]
+    #[must_use]
+    pub fn packed_pages(&self) -> usize {
+        self.engine.objects.space.swap().zpool.blobs()
     }
 
     /// What was counted so far.
@@ -272,8 +309,9 @@ impl core::fmt::Debug for AddressSpace {
 impl Engine {
     fn start(builder: &Builder) -> Result<Engine, Error> {
         let open = |path: &str| std::fs::File::options().read(true).write(true).open(path).ok();
-        let files = [open("/dev/userfaultfd"), open("/proc/self/mem")];
-        let [device, mem] = files.each_ref().map(|file| file.as_ref().map(AsRawFd::as_raw_fd));
+        let (device_file, mem_file) = (open("/dev/userfaultfd"), open("/proc/self/mem"));
+        let [device, mem] =
+            [&device_file, &mem_file].map(|file| file.as_ref().map(AsRawFd::as_raw_fd));
         let no_memory = |errno| Error::NoMemory { doing: "reserve address space", errno };
         let budget_pages = builder.memory >> PAGE_SHIFT;
         let frames = (budget_pages * 4).next_multiple_of(BLOCK_PAGES) + 64 * BLOCK_PAGES;
@@ -287,8 +325,19 @@ impl Engine {
         let control = ControlPage::new(budget_pages).map_err(no_memory)?;
         // SAFETY: kept beside the objects, and dropped after them.
         let budget = unsafe { Budget::new(control.0.as_ptr(), 0) };
-        // SAFETY: no file.
-        let swap = unsafe { Swap::new(None, &budget) }.map_err(no_memory)?;
+        let swap_file = match &builder.swap {
+            Some((folder, bytes)) => {
+                let (file, segments) = swapfile::create(folder, *bytes)?;
+                budget.control().segments_max.store(segments, Ordering::Relaxed);
+                Some(file)
+            }
+            None => None,
+        };
+        let descriptor = swap_file.as_ref().map(AsRawFd::as_raw_fd);
+        // SAFETY: the file is kept beside the objects, and closed after them.
+        let swap = unsafe { Swap::new(descriptor, &budget) }.map_err(no_memory)?;
+        // One handler is left for other faults.
+        swap.set_turns(builder.handlers.saturating_sub(1) as u32);
         let space =
             space::AddressSpace::new(mmu, budget, swap, pages, frames).map_err(no_memory)?;
         let objects = Objects::new(space).map_err(no_memory)?;
@@ -309,7 +358,7 @@ impl Engine {
                     serves_calls,
                     buffers,
                     _control: control,
-                    _files: files,
+                    _files: [device_file, mem_file, swap_file],
                 })
             }
             Err(error) => {

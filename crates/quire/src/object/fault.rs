@@ -6,6 +6,7 @@
 //! is not cached (it is read by a worker, with what read-ahead chose), is to be written (it becomes
 //! dirty), or is busy (the fault is parked on it).
 
+use super::swapin::AtOnce;
 use super::window::Mapped;
 use super::{Object, ObjectId, Objects};
 use crate::control::Event;
@@ -145,13 +146,34 @@ impl<M: ObjectMmu> Objects<M> {
         guess: Guess,
     ) -> Look {
         let word = object.word(at);
-        let Some(old) = word.try_lock() else {
+        let Some(mut old) = word.try_lock() else {
             self.space.budget().count(Event::FaultParked, 1);
             if self.space.park_fault_on(word, page) {
                 return Look::Ended(Outcome::Parked);
             }
             return self.answer(page, Outcome::Parked);
         };
+        if object.is_memory() && old.state() == State::None && !old.has(Flags::ERROR) {
+            match self.fill_at_once(object, at, guess.order) {
+                AtOnce::Cached(pages) if access == Access::Read => {
+                    self.advance(object, guess, pages);
+                    self.space.unlock_word(word);
+                    self.map_filled(object, vma, window, pages, page);
+                    if window.is_present(page) {
+                        return Look::Ended(Outcome::Served);
+                    }
+                    return self.answer(page, Outcome::Spurious);
+                }
+                AtOnce::Cached(pages) => {
+                    old = word.load();
+                    // All but the page itself, whose lock is held: what lies ahead of a stream of
+                    // writes is made writable below.
+                    self.map_filled(object, vma, window, pages, page);
+                }
+                AtOnce::NotHere => {}
+                AtOnce::NeedsMemory(pages) => return Look::NeedsMemory(pages),
+            }
+        }
         match old.state() {
             State::Cached if access == Access::Read => {
                 let is_mapped = self.map_locked(page, old, Protection::WriteProtected, window);
@@ -162,7 +184,7 @@ impl<M: ObjectMmu> Objects<M> {
                 self.answer(page, Outcome::Spurious)
             }
             State::Cached => {
-                if !old.has(Flags::DIRTY) && self.is_too_dirty() {
+                if !old.has(Flags::DIRTY) && self.must_clean_first(object) {
                     self.space.unlock_word(word);
                     return Look::NeedsCleaning;
                 }
@@ -206,6 +228,11 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// Makes a locked, cached page dirty.
     fn mark_dirty(&self, object: &Object, at: ObjectPage, old: Snapshot) -> Snapshot {
+        if object.is_memory() {
+            let after = self.dirty_place(object, at, old);
+            object.word(at).set(after);
+            return after;
+        }
         let after = old.with(Flags::DIRTY);
         if !old.has(Flags::DIRTY) {
             object.word(at).set(after);
@@ -232,7 +259,10 @@ impl<M: ObjectMmu> Objects<M> {
         for page in ahead.pages() {
             let at = backing.object_page(page);
             let is_protected = window.is_present(page) && !window.is_writable(page);
-            if !is_protected || self.is_too_dirty() || !self.lock_mappable(object, at, false) {
+            if !is_protected
+                || self.must_clean_first(object)
+                || !self.lock_mappable(object, at, false)
+            {
                 break;
             }
             self.mark_dirty(object, at, object.word(at).load());

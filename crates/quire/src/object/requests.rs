@@ -11,6 +11,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use rustix_futex_sync::Mutex;
 
+use super::shmem::Sleep;
 use super::window::Mapped;
 use super::{Object, ObjectId, Objects};
 use crate::control::Event;
@@ -204,7 +205,7 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// Maps what a fault asked for and what is around it. Where it cannot the fault is tried again.
     fn map_for(&self, object: &Object, asker: &Asker, window: &mut Mapped) {
-        if asker.access != Access::Read && !self.is_too_dirty() {
+        if asker.access != Access::Read && !self.must_clean_first(object) {
             let at = asker.vma.attributes.backing.object_page(asker.page);
             if self.lock_mappable(object, at, window.is_present(asker.page)) {
                 let old = object.word(at).load();
@@ -240,7 +241,9 @@ impl<M: ObjectMmu> Objects<M> {
         asked: Option<ObjectPage>,
         buffer: &mut IoBuffer,
     ) -> Result<(), Errno> {
-        self.space.budget().count(Event::Pgpgin, pages.len());
+        if !object.is_memory() {
+            self.space.budget().count(Event::Pgpgin, pages.len());
+        }
         let bytes = buffer.pages(pages.len());
         if self.fill_run(object, pages, bytes).is_ok() {
             return Ok(());
@@ -263,8 +266,17 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// Reads a run; all of it is cached and unlocked then, or nothing has changed.
-    fn fill_run(&self, object: &Object, pages: ObjectRange, bytes: &mut [u8]) -> Result<(), Errno> {
-        object.store.read(pages.start.offset(), bytes)?;
+    pub(super) fn fill_run(
+        &self,
+        object: &Object,
+        pages: ObjectRange,
+        bytes: &mut [u8],
+    ) -> Result<(), Errno> {
+        if object.is_memory() {
+            self.read_places(object, pages, bytes)?;
+        } else {
+            object.store.read(pages.start.offset(), bytes)?;
+        }
         // The object may have become shorter: what lies behind its end must not enter the home,
         // which would grow. Who shortens it waits for these locks before it shortens the home.
         let kept = pages.intersect(object.range());
@@ -287,7 +299,10 @@ impl<M: ObjectMmu> Objects<M> {
             if !is_kept {
                 self.space.budget().uncharge(1);
             }
-            self.space.unlock_word_with(object.word(page), Snapshot::new(state, 0));
+            let kept =
+                if is_kept { self.settle_place(object, page, Sleep::Yes) } else { Flags::EMPTY };
+            let after = Snapshot::new(state, 0).with(kept);
+            self.space.unlock_word_with(object.word(page), after);
         }
         Ok(())
     }

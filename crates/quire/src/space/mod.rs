@@ -16,6 +16,7 @@ mod map;
 mod object;
 mod protect;
 pub mod remap;
+pub(crate) mod shmem;
 mod unmap;
 pub mod vma;
 #[cfg(test)]
@@ -27,6 +28,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use rustix_futex_sync::{Mutex, MutexGuard};
 
 pub use self::advise::Advice;
+use self::shmem::ShmemWords;
 use self::vma::{SpaceLocked, Vma, VmaIndex};
 use crate::budget::{Budget, Purpose};
 use crate::errands::Errands;
@@ -63,6 +65,8 @@ pub struct AddressSpace<M: Mmu> {
     pub(crate) vmas: VmaIndex,
     pub(crate) frames: FramePool,
     pub(crate) swap: Swap,
+    /// Words of what is swapped, but is no page of the arena: none, unless asked for.
+    pub(crate) shmem: ShmemWords,
     pub(crate) streams: Streams,
     pub(crate) costs: Costs,
     pub(crate) places: Places,
@@ -116,6 +120,7 @@ impl<M: Mmu> AddressSpace<M> {
             vmas: VmaIndex::new()?,
             frames: FramePool::new(frames)?,
             swap,
+            shmem: ShmemWords::new(0)?,
             streams: Streams::new(),
             costs: Costs::new(),
             places: Places::default(),

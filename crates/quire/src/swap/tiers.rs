@@ -256,9 +256,16 @@ impl Swap {
         is_queued
     }
 
-    /// Takes requests; sleeps until there are any.
+    /// Takes requests; sleeps until there are any. 0: the readers are stopped.
     pub fn take_requests(&self, out: &mut [Request]) -> usize {
         self.file.as_ref().map_or(0, |tier| tier.queue.worker_take(out))
+    }
+
+    /// No request is taken any more: who sleeps for one gets none.
+    pub fn stop_readers(&self) {
+        if let Some(tier) = &self.file {
+            tier.queue.close();
+        }
     }
 
     /// Takes requests if there are any; never sleeps.
