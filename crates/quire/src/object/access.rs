@@ -72,7 +72,7 @@ impl<M: ObjectMmu> Objects<M> {
     ) -> Result<(), Errno> {
         loop {
             if !self.use_words(object, page) && !self.make_room(1, Some(scratch)) {
-                self.space.mmu().relax();
+                self.space.wait_for_room();
                 continue;
             }
             let word = object.word(page);
@@ -87,7 +87,7 @@ impl<M: ObjectMmu> Objects<M> {
             let pages = self.lock_absent_around(object, page, guess.order);
             let Some(pages) = self.charge_locked(object, page, pages) else {
                 if !self.make_room(pages.len(), Some(scratch)) {
-                    self.space.mmu().relax();
+                    self.space.wait_for_room();
                 }
                 continue;
             };

@@ -178,7 +178,7 @@ impl<M: ObjectMmu> Objects<M> {
             }
             self.space.unlock_word(word);
             if !self.make_room(1, None) {
-                self.space.mmu().relax();
+                self.space.wait_for_room();
             }
         }
     }
