@@ -88,8 +88,13 @@ struct quire_space_options {
     size_t handlers;
     // Threads that read and write files, and so how many reads are in flight. Four by default.
     size_t workers;
+    // Where to make a swap file without a name, for what is compressed of memory objects and takes
+    // too much memory; NULL is no swap file.
+    const char *swap_folder;
+    // How long it may become, in bytes: 256 KiB at least, where there is a folder.
+    uint64_t swap_bytes;
     // For members to come: must be 0.
-    uint64_t reserved[5];
+    uint64_t reserved[3];
 };
 
 // Says whether the `len` bytes at `offset` may be written to the file now: not 0 is yes.
@@ -136,6 +141,17 @@ struct quire_object *quire_open(const struct quire_space *space,
                                 const char *path,
                                 uint32_t flags,
                                 uint64_t len_max);
+
+// Makes an object of `len` zeros that no file is behind. Its pages count against the memory of the
+// address space as any object's; what has to go is compressed, and goes to the swap file where the
+// address space has one. It can be written, and there is nothing to flush: quire_flush and
+// quire_sync succeed and do nothing. Its bytes end with it.
+//
+// `len_max` is how long it may become by quire_set_len, in bytes; 0 stands for 64 GiB more than
+// `len`. Returns NULL on error.
+struct quire_object *quire_open_memory(const struct quire_space *space,
+                                       uint64_t len,
+                                       uint64_t len_max);
 
 // Ends a handle. The object itself ends with the last of its handle and its mappings; what is
 // dirty is written then, and who wants to know whether that works calls quire_sync before.

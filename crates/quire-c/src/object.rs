@@ -100,6 +100,38 @@ unsafe fn open(
     Ok(Object { process: opened_in()?, object: options.open(space, path)? })
 }
 
+/// Makes an object of `len` zeros that no file is behind. Its pages count against the memory of the
+/// address space as any object's; what has to go is compressed, and goes to the swap file where the
+/// address space has one. It can be written, and there is nothing to flush: quire_flush and
+/// quire_sync succeed and do nothing. Its bytes end with it.
+///
+/// `len_max` is how long it may become by quire_set_len, in bytes; 0 stands for 64 GiB more than
+/// `len`. Returns NULL on error.
+///
+/// # Safety
+/// `space` is NULL or a handle that is not closed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn quire_open_memory(
+    space: *const Space,
+    len: u64,
+    len_max: u64,
+) -> *mut Object {
+    // SAFETY: the caller's promise.
+    pointer(unsafe { open_memory(space, len, len_max) }.map(hand_out))
+}
+
+/// # Safety
+/// As for [`quire_open_memory`].
+unsafe fn open_memory(space: *const Space, len: u64, len_max: u64) -> Result<Object, Failure> {
+    // SAFETY: the caller's promise.
+    let space = unsafe { &get(space)?.space };
+    let mut options = OpenOptions::new();
+    if len_max != 0 {
+        options = options.len_max(len_max);
+    }
+    Ok(Object { process: opened_in()?, object: options.memory(space, len)? })
+}
+
 /// Ends a handle. The object itself ends with the last of its handle and its mappings; what is
 /// dirty is written then, and who wants to know whether that works calls quire_sync before.
 ///

@@ -1,6 +1,7 @@
 //! Address spaces and their counters.
 
-use std::ffi::{CString, c_char, c_int};
+use std::ffi::{CString, OsStr, c_char, c_int};
+use std::os::unix::ffi::OsStrExt as _;
 use std::ptr::null;
 use std::sync::OnceLock;
 
@@ -40,8 +41,13 @@ pub struct SpaceOptions {
     pub handlers: usize,
     /// Threads that read and write files, and so how many reads are in flight. Four by default.
     pub workers: usize,
+    /// Where to make a swap file without a name, for what is compressed of memory objects and takes
+    /// too much memory; NULL is no swap file.
+    pub swap_folder: *const c_char,
+    /// How long it may become, in bytes: 256 KiB at least, where there is a folder.
+    pub swap_bytes: u64,
     /// For members to come: must be 0.
-    pub reserved: [u64; 5],
+    pub reserved: [u64; 3],
 }
 
 /// Makes an address space and starts its threads. `options` may be NULL.
@@ -49,17 +55,21 @@ pub struct SpaceOptions {
 /// Returns NULL on error. errno is EPERM, EACCES or ENOSYS where no userfaultfd is to be had.
 ///
 /// # Safety
-/// `options` is NULL or points to options.
+/// `options` is NULL or points to options, whose `swap_folder` is NULL or a string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quire_space_open(options: *const SpaceOptions) -> *mut Space {
     // SAFETY: the caller's promise.
-    pointer(open(unsafe { options.as_ref() }).map(hand_out))
+    pointer(unsafe { open(options.as_ref()) }.map(hand_out))
 }
 
-fn open(options: Option<&SpaceOptions>) -> Result<Space, Failure> {
+/// # Safety
+/// As for [`quire_space_open`].
+unsafe fn open(options: Option<&SpaceOptions>) -> Result<Space, Failure> {
     let mut builder = AddressSpace::builder();
-    if let Some(&SpaceOptions { memory, handlers, workers, reserved }) = options {
-        if reserved != [0; 5] {
+    if let Some(&SpaceOptions { memory, handlers, workers, swap_folder, swap_bytes, reserved }) =
+        options
+    {
+        if reserved != [0; 3] {
             let what = "reserved members must be 0; zero the structure before setting members";
             return Err(Failure::Argument(what));
         }
@@ -68,6 +78,14 @@ fn open(options: Option<&SpaceOptions>) -> Result<Space, Failure> {
         }
         if handlers > THREADS_MAX || workers > THREADS_MAX {
             return Err(Failure::Argument("too many threads; ask for 256 of a kind at most"));
+        }
+        if !swap_folder.is_null() {
+            // SAFETY: the caller's promise.
+            let folder = unsafe { string(swap_folder)? };
+            builder = builder.swap(OsStr::from_bytes(folder.to_bytes()), swap_bytes);
+        } else if swap_bytes != 0 {
+            let what = "swap_bytes without a swap_folder; say where the swap file is to be";
+            return Err(Failure::Argument(what));
         }
         if memory != 0 {
             builder = builder.memory(memory);

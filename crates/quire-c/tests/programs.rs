@@ -133,6 +133,11 @@ fn what_is_written_to_a_private_copy_never_reaches_the_file() {
 }
 
 #[test]
+fn what_is_written_to_memory_objects_is_there_with_and_without_a_swap_file() {
+    check("memory", Linked::Shared);
+}
+
+#[test]
 fn threads_share_handles_and_have_errors_of_their_own() {
     check("threads", Linked::Shared);
 }

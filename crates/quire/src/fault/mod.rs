@@ -136,8 +136,9 @@ impl<M: Mmu> AddressSpace<M> {
     }
 
     /// Waits until the background thread has freed something. For readers, which may sleep, and
-    /// which a fork waits for: they are fed before the faults that it holds up.
-    fn wait_for_room(&self) {
+    /// which a fork waits for: they are fed before the faults that it holds up; and for whoever
+    /// else may sleep.
+    pub(crate) fn wait_for_room(&self) {
         self.starved.sleep(
             || self.budget.call_for_memory(),
             || self.available() > 0,

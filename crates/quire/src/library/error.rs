@@ -121,9 +121,12 @@ impl fmt::Display for Error {
                 describe(*errno)
             ),
             Error::NoMemory { doing, errno } => write!(f, "cannot {doing}: {}", describe(*errno)),
-            Error::NoSwapFile { folder, errno } => {
-                write!(f, "cannot make a swap file in {folder}: {}", describe(*errno))
-            }
+            Error::NoSwapFile { folder, errno } => write!(
+                f,
+                "cannot make a swap file in {folder}: {}; give it a folder that can be written, \
+                 and 256 KiB at least",
+                describe(*errno)
+            ),
             Error::TooLittleMemory { bytes, least } => {
                 write!(f, "{bytes} bytes of memory are too few; ask for {least} at least")
             }

@@ -182,9 +182,11 @@ impl Builder {
         self
     }
 
-    /// Gives it a swap file in a folder, of at most so many bytes: what is written to private
-    /// copies ([`MapOptions::map_copy`]) goes there when it does not fit into memory, packed.
-    /// Without one a write to a copy waits for as long as neither fits.
+    /// A swap file without a name in `folder`, of `bytes_max` at most: what is compressed of memory
+    /// objects and private copies ([`MapOptions::map_copy`]) goes there where it would take too
+    /// much memory, and what cannot be compressed with it. Without one they can hold no more than
+    /// what of them, compressed, has room in memory: beyond that the process runs out of memory,
+    /// and is ended.
     #[must_use]
     pub fn swap(mut self, folder: impl Into<std::path::PathBuf>, bytes_max: u64) -> Builder {
         self.swap = Some(SwapPlace { folder: folder.into(), bytes_max });
@@ -246,6 +248,14 @@ impl AddressSpace {
         OpenOptions::new().open(self, path)
     }
 
+    /// Makes an object of `len` zeros that no file is behind: see [`OpenOptions::memory`].
+    ///
+    /// # Errors
+    /// As for [`OpenOptions::memory`].
+    pub fn create_memory(&self, len: u64) -> Result<Object, Error> {
+        OpenOptions::new().memory(self, len)
+    }
+
     /// Whether faults inside of system calls are served; where not, such a call fails with EFAULT.
     #[must_use]
     pub fn serves_system_calls(&self) -> bool {
@@ -267,6 +277,21 @@ impl AddressSpace {
             bytes(control.held_pages.load(Ordering::Relaxed)),
             bytes(control.held_pages_max.load(Ordering::Relaxed)),
         )
+    }
+
+    /// Bytes that compressed pages take in memory, and segments of 256 KiB in use of the swap file.
+    #[must_use]
+    pub fn swap_usage(&self) -> (usize, u32) {
+        let swap = self.engine.objects.space.swap();
+        let segments = swap.file().map_or(0, |file| file.segments_held());
+        (swap.zpool.pages() << PAGE_SHIFT, segments)
+    }
+
+    /// Packed pages in memory, counted one by one: for tests.
+    #[cfg(feature = "simulated")]
+    #[must_use]
+    pub fn packed_pages(&self) -> usize {
+        self.engine.objects.space.swap().zpool.blobs()
     }
 
     /// What was counted so far.
@@ -331,8 +356,9 @@ impl core::fmt::Debug for AddressSpace {
 impl Engine {
     fn start(builder: &Builder) -> Result<Engine, Error> {
         let open = |path: &str| std::fs::File::options().read(true).write(true).open(path).ok();
-        let files = [open("/dev/userfaultfd"), open("/proc/self/mem")];
-        let [device, mem] = files.each_ref().map(|file| file.as_ref().map(AsRawFd::as_raw_fd));
+        let (device_file, mem_file) = (open("/dev/userfaultfd"), open("/proc/self/mem"));
+        let [device, mem] =
+            [&device_file, &mem_file].map(|file| file.as_ref().map(AsRawFd::as_raw_fd));
         let no_memory = |errno| Error::NoMemory { doing: "reserve address space", errno };
         let budget_pages = builder.memory >> PAGE_SHIFT;
         let frames = (budget_pages * 4).next_multiple_of(BLOCK_PAGES) + 64 * BLOCK_PAGES;
@@ -363,7 +389,6 @@ impl Engine {
         }
         let objects: &'static Objects<Userfaultfd> =
             std::boxed::Box::leak(std::boxed::Box::new(objects));
-        let [device_file, mem_file] = files;
         let (handlers, is_added) = match builder.delivery {
             Delivery::Handlers => (builder.handlers, Ok(())),
             Delivery::Inline => (0, inline::add(objects)),

@@ -2,6 +2,7 @@
 
 use core::fmt;
 use core::ops::Range;
+use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
 use std::boxed::Box;
 use std::path::Path;
@@ -94,7 +95,7 @@ impl OpenOptions {
         store: impl Store + 'static,
     ) -> Result<Object, Error> {
         let deadline = self.store_deadline.or(space.engine.store_deadline);
-        Object::make(space, Box::new(store), self.len_max, deadline)
+        Object::make(space, Box::new(store), self.len_max, deadline, Keeper::Store)
     }
 
     /// Opens a file.
@@ -120,6 +121,68 @@ impl OpenOptions {
         }
         self.clone().len_max(0).open_store(space, store)
     }
+
+    /// Makes an object of `len` zeros that no file is behind. Its pages count against the memory of
+    /// the address space as any object's; what has to go is compressed, and what is compressed goes
+    /// to the swap file ([`Builder::swap`](super::Builder::swap)) where there is one. It can always
+    /// be written, and ends, with its bytes, with its last handle and mapping. Of the options only
+    /// [`Self::len_max`] has a meaning here.
+    ///
+    /// # Errors
+    /// [`Error::NoMemory`], [`Error::TooLong`].
+    pub fn memory(&self, space: &AddressSpace, len: u64) -> Result<Object, Error> {
+        let store = Box::new(Memory { len: AtomicU64::new(len) });
+        Object::make(space, store, self.len_max, None, Keeper::Engine)
+    }
+}
+
+/// What stands for the store of an object that has none: the engine keeps its bytes.
+struct Memory {
+    len: AtomicU64,
+}
+
+impl Store for Memory {
+    fn name(&self) -> &str {
+        "a memory object"
+    }
+
+    fn len(&self) -> Result<u64, StoreError> {
+        // Relaxed, as below: a number, which nothing else goes with.
+        Ok(self.len.load(Ordering::Relaxed))
+    }
+
+    fn is_read_only(&self) -> bool {
+        false
+    }
+
+    fn read(&self, _offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
+        into.fill(0);
+        Ok(())
+    }
+
+    fn write(&self, _offset: u64, _from: &[u8]) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    fn set_len(&self, bytes: u64) -> Result<(), StoreError> {
+        self.len.store(bytes, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn sync(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    fn best_read_bytes(&self) -> usize {
+        PAGE_SIZE
+    }
+}
+
+/// Who keeps an object's bytes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Keeper {
+    Store,
+    Engine,
 }
 
 struct Inner {
@@ -172,7 +235,7 @@ impl Object {
         store: impl Store + 'static,
         len_max: Option<u64>,
     ) -> Result<Object, Error> {
-        Object::make(space, Box::new(store), len_max, space.engine.store_deadline)
+        Object::make(space, Box::new(store), len_max, space.engine.store_deadline, Keeper::Store)
     }
 
     fn make(
@@ -180,6 +243,7 @@ impl Object {
         store: Box<dyn Store>,
         len_max: Option<u64>,
         deadline: Option<Duration>,
+        keeper: Keeper,
     ) -> Result<Object, Error> {
         let (name, is_read_only) = (store.name().to_string(), store.is_read_only());
         let calls = match deadline {
@@ -195,7 +259,12 @@ impl Object {
             barrier: RwLock::new(None),
         }));
         let len_max = len_max.unwrap_or(len.saturating_add(GROWTH_BYTES)).max(len);
-        let id = space.objects().open(adapter, len, len_max).map_err(|errno| {
+        let objects = space.objects();
+        let made = match keeper {
+            Keeper::Store => objects.open(adapter, len, len_max),
+            Keeper::Engine => objects.open_memory(adapter, len, len_max),
+        };
+        let id = made.map_err(|errno| {
             adapter.release();
             match errno {
                 Errno::FBIG => Error::TooLong { path: name.clone(), len: len_max },
@@ -231,7 +300,7 @@ impl Object {
         self.inner.is_read_only
     }
 
-    /// Bytes of its pages in memory, and of those that wait to be written.
+    /// Bytes of its pages in memory, and of those that wait to be written to its store.
     #[must_use]
     pub fn cached(&self) -> (usize, usize) {
         let engine = self.engine();
@@ -285,7 +354,8 @@ impl Object {
         })
     }
 
-    /// Writes everything dirty to the store and makes it durable.
+    /// Writes everything dirty to the store and makes it durable. An object without a store has
+    /// nothing durable: this and the like of it do nothing there.
     ///
     /// # Errors
     /// As for [`Self::flush_range`].

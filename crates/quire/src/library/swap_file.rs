@@ -37,6 +37,9 @@ impl SwapFile {
             errno: Errno::from_io_error(&error).unwrap_or(Errno::IO),
         };
         let segments = (place.bytes_max / SEGMENT_BYTES as u64).min(SEGMENTS_MAX as u64) as u32;
+        if segments == 0 {
+            return Err(failed(Errno::INVAL.into()));
+        }
         let file = open_unnamed(&place.folder).map_err(failed)?;
         // Sparse, but of its size from the start: a read need not look where it ends.
         file.set_len(u64::from(segments) * SEGMENT_BYTES as u64).map_err(failed)?;

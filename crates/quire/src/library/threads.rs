@@ -13,16 +13,18 @@ use linux_raw_sys::general::{
 };
 
 use super::Error;
+use crate::control::Event;
 use crate::fault::Access;
 use crate::mmu::userfaultfd::Userfaultfd;
 use crate::mmu::{Mmu, Prot, Protection};
 use crate::object::{IoBuffer, Objects};
-use crate::reclaim::Balance;
+use crate::reclaim::{Balance, Hunger};
 use crate::scratch::Scratch;
 use crate::swap::Request;
 use crate::sys::Errno;
 use crate::sys::futex::{self, Reach};
-use crate::sys::thread::{SignalsBlocked, never_preempt, pin_to_nth_cpu};
+use crate::sys::monotonic_ns;
+use crate::sys::thread::{SignalsBlocked, kill_process, never_preempt, pin_to_nth_cpu};
 use crate::units::{PAGE_SIZE, PageNum, PageRange};
 
 /// How long the background thread waits where nothing can be freed.
@@ -30,7 +32,9 @@ const STUCK_MS: u64 = 10;
 /// How long until what could not be written is tried again.
 const DIRTY_MS: u64 = 100;
 
-/// Reads of the swap file that are taken together.
+/// Threads that read anonymous memory's pages from the swap file, where there is one.
+const READERS: usize = 2;
+/// Reads that such a thread takes at a time.
 const READ_BATCH: usize = 16;
 
 type Space = Objects<Userfaultfd>;
@@ -100,9 +104,10 @@ impl Threads {
             never_preempt();
             reclaim(objects, exit, &mut scratch);
         })?;
-        if objects.space.swap().has_file() {
-            // Handlers read by themselves; one is left for other faults.
-            objects.space.swap().set_turns((handlers as u32).saturating_sub(1));
+        let readers = if objects.space.swap().has_file() { READERS } else { 0 };
+        // Handlers read by themselves; one is left for other faults.
+        objects.space.swap().set_turns((handlers as u32).saturating_sub(1));
+        for _ in 0..readers {
             let mut scratch = Scratch::new().map_err(no_memory)?;
             self.spawn("quire-swapin", move || read_swap(objects, &mut scratch))?;
         }
@@ -191,18 +196,6 @@ fn handle_faults(objects: &'static Space, exit: &Exit, scratch: &mut Scratch) {
     }
 }
 
-fn read_swap(objects: &'static Space, scratch: &mut Scratch) {
-    let mut reader = objects.space.swap().new_reader();
-    let mut requests = [Request::NONE; READ_BATCH];
-    loop {
-        let count = objects.space.swap().take_requests(&mut requests);
-        if count == 0 {
-            return;
-        }
-        objects.space.complete_reads(&requests[..count], &mut reader, scratch);
-    }
-}
-
 /// Whether nobody waits for what the background thread does.
 fn is_content(objects: &Space) -> bool {
     let space = &objects.space;
@@ -210,8 +203,62 @@ fn is_content(objects: &Space) -> bool {
     !objects.is_low() && !waits
 }
 
+fn read_swap(objects: &'static Space, scratch: &mut Scratch) {
+    let space = &objects.space;
+    let mut reader = space.swap().new_reader();
+    let mut requests = [Request::NONE; READ_BATCH];
+    loop {
+        let count = space.swap().take_requests(&mut requests);
+        if count == 0 {
+            return;
+        }
+        space.complete_reads(&requests[..count], &mut reader, scratch);
+    }
+}
+
+/// How long faults have found no memory, while nothing was freed.
+#[derive(Default)]
+struct Starving {
+    hunger: Hunger,
+    freed: u64,
+}
+
+impl Starving {
+    /// Whether nobody can be expected to give memory any more. What keeps cached pages back, but
+    /// for what cannot be swapped, is a store that fails, which may recover.
+    fn is_hopeless(&mut self, objects: &Space) -> bool {
+        let budget = objects.space.budget();
+        let freed = budget.counted(Event::PgstealKswapd) + budget.counted(Event::PgstealDirect);
+        let is_stuck = objects.space.has_starved() && freed == self.freed;
+        self.freed = freed;
+        if !is_stuck || objects.dirty_pages() > 0 {
+            self.hunger = Hunger::default();
+            return false;
+        }
+        self.hunger.is_hopeless(monotonic_ns(), budget.swapped_out_by_tree())
+    }
+}
+
+/// Ends the process as an OOM kill would, with a message: its faults cannot be served.
+fn die_of_hunger(objects: &Space) -> ! {
+    let space = &objects.space;
+    space.die_of_hunger();
+    let room = match space.swap().file() {
+        Some(file) if file.has_room() => "",
+        Some(_) => ", and the swap file is full",
+        None => ", and there is no swap file",
+    };
+    std::eprintln!(
+        "quire: out of memory: nothing of the {} bytes that an address space may hold can be \
+         freed{room}; give it more memory, or a larger swap file",
+        space.budget().limit_bytes()
+    );
+    kill_process()
+}
+
 fn reclaim(objects: &'static Space, exit: &Exit, scratch: &mut Scratch) {
     let space = &objects.space;
+    let mut starving = Starving::default();
     let pressure = &space.budget().control().pressure;
     loop {
         // Acquire: what was asked for before the call must be seen below, the end among it.
@@ -221,6 +268,9 @@ fn reclaim(objects: &'static Space, exit: &Exit, scratch: &mut Scratch) {
         }
         space.set_kswapd_awake(true);
         let balance = objects.balance(scratch);
+        if starving.is_hopeless(objects) {
+            die_of_hunger(objects);
+        }
         if balance == Balance::Enough {
             space.set_kswapd_awake(false);
         }

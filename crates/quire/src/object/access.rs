@@ -71,7 +71,7 @@ impl<M: ObjectMmu> Objects<M> {
         let since_ns = monotonic_ns();
         loop {
             if !self.use_words(object, page) && !self.make_room(1, Some(scratch)) {
-                self.space.mmu().relax();
+                self.space.wait_for_room();
                 continue;
             }
             let word = object.word(page);
@@ -94,7 +94,7 @@ impl<M: ObjectMmu> Objects<M> {
             let pages = self.lock_absent_around(object, page, guess.order);
             let Some(pages) = self.charge_locked(object, page, pages) else {
                 if !self.make_room(pages.len(), Some(scratch)) {
-                    self.space.mmu().relax();
+                    self.space.wait_for_room();
                 }
                 continue;
             };

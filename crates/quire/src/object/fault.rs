@@ -10,6 +10,7 @@ use super::large::LargeFrame;
 use super::requests::has_just_timed_out;
 use super::rmap::Wait;
 use super::show::Shown;
+use super::swapin::AtOnce;
 use super::window::Mapped;
 use super::{Object, ObjectId, Objects};
 use crate::control::Event;
@@ -204,7 +205,7 @@ impl<M: ObjectMmu> Objects<M> {
     fn fault(&self, fault: Fault<'_>, window: &mut Mapped) -> Look {
         let Fault { object, at, page, access, vma, guess, .. } = fault;
         let word = object.word(at);
-        let Some(old) = word.try_lock() else {
+        let Some(mut old) = word.try_lock() else {
             if self.space.park_fault_on(word, page) {
                 self.space.budget().count(Event::FaultParked, 1);
                 return Look::Ended(Outcome::Parked);
@@ -214,6 +215,27 @@ impl<M: ObjectMmu> Objects<M> {
             }
             return self.answer(page, Outcome::Parked);
         };
+        if object.is_memory() && old.state() == State::None && !old.has(Flags::ERROR) {
+            match self.fill_at_once(object, at, guess.order) {
+                AtOnce::Cached(pages) if access == Access::Read => {
+                    self.advance(object, guess, pages);
+                    self.space.unlock_word(word);
+                    self.map_filled(object, vma, window, pages, page);
+                    if window.is_present(page) {
+                        return Look::Ended(Outcome::Served);
+                    }
+                    return self.answer(page, Outcome::Spurious);
+                }
+                AtOnce::Cached(pages) => {
+                    old = word.load();
+                    // All but the page itself, whose lock is held: what lies ahead of a stream of
+                    // writes is made writable below.
+                    self.map_filled(object, vma, window, pages, page);
+                }
+                AtOnce::NotHere => {}
+                AtOnce::NeedsMemory(pages) => return Look::NeedsMemory(pages),
+            }
+        }
         match old.state() {
             State::Cached if access == Access::Read => {
                 let protection = Protection::WriteProtected;
@@ -225,7 +247,7 @@ impl<M: ObjectMmu> Objects<M> {
                 self.answer(page, Outcome::Spurious)
             }
             State::Cached => {
-                if !old.has(Flags::DIRTY) && self.is_too_dirty() {
+                if !old.has(Flags::DIRTY) && self.must_clean_first(object) {
                     let is_refused =
                         self.is_stalled(object) && self.refuse_writer(page, vma, window);
                     self.space.unlock_word(word);
@@ -287,6 +309,11 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// Makes a locked, cached page dirty.
     pub(super) fn mark_dirty(&self, object: &Object, at: ObjectPage, old: Snapshot) -> Snapshot {
+        if object.is_memory() {
+            let after = self.dirty_place(object, at, old);
+            object.word(at).set(after);
+            return after;
+        }
         let after = old.with(Flags::DIRTY);
         if !old.has(Flags::DIRTY) {
             object.word(at).set(after);
@@ -313,7 +340,10 @@ impl<M: ObjectMmu> Objects<M> {
         for page in ahead.pages() {
             let at = backing.object_page(page);
             let is_protected = window.is_present(page) && !window.is_writable(page);
-            if !is_protected || self.is_too_dirty() || !self.lock_mappable(object, at, false) {
+            if !is_protected
+                || self.must_clean_first(object)
+                || !self.lock_mappable(object, at, false)
+            {
                 break;
             }
             self.mark_dirty(object, at, object.word(at).load());

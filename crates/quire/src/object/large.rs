@@ -212,7 +212,7 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// Where a page lives that is locked.
-    pub(super) fn place(&self, object: &Object, page: ObjectPage) -> (Home, ObjectPage) {
+    pub(super) fn lives_at(&self, object: &Object, page: ObjectPage) -> (Home, ObjectPage) {
         match object.block(page).frame() {
             LargeFrame::NONE => (object.home, page),
             frame => (self.large.home, frame.pages().start.add(page.index() % BLOCK_PAGES)),
@@ -226,7 +226,7 @@ impl<M: ObjectMmu> Objects<M> {
         offset: u64,
         bytes: &[u8],
     ) -> Result<(), Errno> {
-        let (home, at) = self.byte_place(object, offset);
+        let (home, at) = self.byte_lives_at(object, offset);
         self.space.mmu().home_write(home, at, bytes)
     }
 
@@ -237,7 +237,7 @@ impl<M: ObjectMmu> Objects<M> {
         offset: u64,
         into: &mut [u8],
     ) -> Result<(), Errno> {
-        let (home, at) = self.byte_place(object, offset);
+        let (home, at) = self.byte_lives_at(object, offset);
         self.space.mmu().home_read(home, at, into)
     }
 
@@ -258,20 +258,21 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// Drops locked pages of one block from where they live, wherever they are mapped.
     pub(super) fn cache_punch(&self, object: &Object, pages: ObjectRange) -> Result<(), Errno> {
-        let (home, at) = self.place(object, pages.start);
+        let (home, at) = self.lives_at(object, pages.start);
         self.space.mmu().home_punch(home, ObjectRange::new(at, pages.len()))
     }
 
-    fn byte_place(&self, object: &Object, offset: u64) -> (Home, u64) {
+    fn byte_lives_at(&self, object: &Object, offset: u64) -> (Home, u64) {
         let page = ObjectPage(offset >> PAGE_SHIFT);
-        let (home, at) = self.place(object, page);
+        let (home, at) = self.lives_at(object, page);
         (home, at.offset() + offset % PAGE_SIZE as u64)
     }
 
     /// Charges a locked run that is not cached. A whole block is given a large frame, a recycled
     /// one if there is one: that is charged already.
     pub(super) fn try_charge_run(&self, object: &Object, pages: ObjectRange) -> bool {
-        let is_block = pages.len() == BLOCK_PAGES
+        let is_block = !object.is_memory()
+            && pages.len() == BLOCK_PAGES
             && pages.start.index().is_multiple_of(BLOCK_PAGES)
             && pages.end.offset() <= object.len()
             && pages.end.0 <= object.cut.load(Ordering::SeqCst);
@@ -495,7 +496,7 @@ impl<M: ObjectMmu> Objects<M> {
             let pages = ObjectRange::new(ObjectPage((index * BLOCK_PAGES) as u64), BLOCK_PAGES);
             let block = object.block(pages.start);
             let is_whole = block.cached.load(Ordering::Relaxed) as usize == BLOCK_PAGES;
-            if !is_whole || block.frame() != LargeFrame::NONE {
+            if !is_whole || object.is_memory() || block.frame() != LargeFrame::NONE {
                 continue;
             }
             let Some(frame) = self.large.take_empty() else { break };

@@ -49,7 +49,7 @@ impl<M: ObjectMmu> Objects<M> {
                 self.space.unlock_word(word);
                 return Err(error);
             }
-            if old.has(Flags::DIRTY) {
+            if old.has(Flags::DIRTY) && !object.is_memory() {
                 object.count_cleaned(page);
                 self.dirty.fetch_sub(1, Ordering::Relaxed);
                 object.note_write_error(page, Errno::HWPOISON);

@@ -26,6 +26,8 @@
 //! | `sync` | what was written becomes durable, or is written again |
 //! | `truncate` | an object's length changes |
 //! | `access` | cached bytes without a mapping: `read_at`, `populate` |
+//! | `shmem` | objects without a store: where in swap their pages are |
+//! | `swapin`, `swapout` | their pages on the way from there, and there |
 //!
 //! # Who keeps an object alive
 //!
@@ -44,9 +46,11 @@
 //! | O4 | the budget has been charged for every cached page |
 //! | O5 | where a block lives changes only while all of its page words are locked, and none of it is mapped |
 //! | O6 | what is mapped in a window lives where the window shows |
+//! | O7 | a cached page of a memory object that is not DIRTY has the bytes of its place in swap; where it has none, zeros |
 //!
 //! Locks, outer first: the space's lock > page locks of objects > `i_mmap` > a window's lock >
-//! queue of requests. Page locks are tried only where a window's lock is held.
+//! locks of places in swap > queue of requests. Page locks are tried only where a window's lock is
+//! held, and so are those of places.
 
 mod access;
 #[cfg(feature = "simulated")]
@@ -65,9 +69,12 @@ mod readahead;
 mod reclaim;
 mod requests;
 mod rmap;
+mod shmem;
 mod show;
 mod stall;
 mod strides;
+mod swapin;
+mod swapout;
 mod sync;
 mod truncate;
 pub mod window;
@@ -84,6 +91,7 @@ pub use self::map::MapRequest;
 use self::mappings::Mappings;
 pub use self::requests::IoBuffer;
 use self::requests::Requests;
+use self::shmem::Shmem;
 use self::window::Windows;
 pub use self::writeback::FlushError;
 use crate::budget::Purpose;
@@ -170,6 +178,8 @@ pub struct Object {
     blocks: Table<Block>,
     home: Home,
     store: &'static dyn BackingStore,
+    /// Where its pages are in swap, if they are not in the store.
+    shmem: Option<Shmem>,
     /// Where it is mapped.
     pub(crate) i_mmap: IMmap,
     /// Bytes. Shrinks before pages go, grows after the home has.
@@ -363,7 +373,8 @@ impl<M: ObjectMmu> Objects<M> {
     ///
     /// # Errors
     /// `NOMEM`.
-    pub fn new(space: AddressSpace<M>) -> Result<Objects<M>, Errno> {
+    pub fn new(mut space: AddressSpace<M>) -> Result<Objects<M>, Errno> {
+        space.reserve_shmem(shmem::SHMEM_PAGES_MAX)?;
         let windows = Windows::new(space.arena().len() >> BLOCK_ORDER)?;
         // Some more than can be full at once: numbers are given back late.
         let large_frames = (space.budget().limit() >> BLOCK_ORDER) * 2;
@@ -401,6 +412,16 @@ impl<M: ObjectMmu> Objects<M> {
         length: u64,
         length_max: u64,
     ) -> Result<ObjectId, Errno> {
+        self.open_as(store, length, length_max, None)
+    }
+
+    fn open_as(
+        &self,
+        store: &'static dyn BackingStore,
+        length: u64,
+        length_max: u64,
+        shmem: Option<Shmem>,
+    ) -> Result<ObjectId, Errno> {
         let pages_max = length_max.max(length).div_ceil(PAGE_SIZE as u64) as usize;
         if pages_max > OBJECT_PAGES_MAX {
             return Err(Errno::FBIG);
@@ -413,6 +434,7 @@ impl<M: ObjectMmu> Objects<M> {
                 blocks: Table::new(pages_max.div_ceil(BLOCK_PAGES).max(1))?,
                 home,
                 store,
+                shmem,
                 i_mmap: IMmap::new(),
                 length: AtomicU64::new(length),
                 users: AtomicUsize::new(1),
@@ -506,7 +528,7 @@ impl<M: ObjectMmu> Objects<M> {
             }
         }
         let store = object.store;
-        {
+        let gone = {
             // Rounds over all objects are kept out.
             let _registry = self.registry.lock();
             let gone = self.slots[id.0 as usize].0.swap(core::ptr::null_mut(), Ordering::AcqRel);
@@ -519,9 +541,12 @@ impl<M: ObjectMmu> Objects<M> {
             self.cached.fetch_sub(cached, Ordering::Relaxed);
             self.dirty.fetch_sub(object.dirty.load(Ordering::Relaxed), Ordering::Relaxed);
             self.space.budget().uncharge(cached - kept + word_pages);
-            // SAFETY: nobody uses it any more: no mapping, no handle, nothing under way.
-            unsafe { Object::discard(gone) };
-        }
+            gone
+        };
+        self.release_places(object);
+        // SAFETY: nobody uses it any more: no mapping, no handle, nothing under way, and no round
+        // over all objects finds it.
+        unsafe { Object::discard(gone) };
         // Without the registry's lock, for which handlers wait: what a store does at its end may
         // take long, or touch memory of ours.
         store.release();

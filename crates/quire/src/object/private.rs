@@ -356,11 +356,12 @@ impl<M: ObjectMmu> Objects<M> {
             let held = self.space.budget().member().held_pages.load(Ordering::Relaxed) as usize;
             let share = (ROOM_PAGES * cached).div_ceil(held.max(1));
             if share > 0 {
-                self.shrink(share, Reclaimer::Direct);
+                self.shrink(share, Reclaimer::Direct, Some(scratch));
             }
             if share < ROOM_PAGES && self.space.available() < wanted {
                 self.space.reclaim(ROOM_PAGES - share, Reclaimer::Direct, scratch);
             }
+            self.release_recycled(wanted);
             if self.space.available() >= wanted {
                 return true;
             }

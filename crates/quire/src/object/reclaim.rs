@@ -22,6 +22,9 @@ use crate::units::{BLOCK_PAGES, ObjectPage, ObjectRange};
 /// Pages that a fault reclaims by itself at a time.
 const DIRECT_MAX: usize = 128;
 
+/// Pages of memory objects that are packed at a time, all of them locked.
+const STORE_MAX: usize = 64;
+
 /// What a pass over pages found.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Shrunk {
@@ -39,6 +42,8 @@ enum Fate {
     Stay,
     Unmap,
     Drop,
+    /// A memory object's dirty page: it is put into swap, and dropped.
+    Store,
 }
 
 impl<M: ObjectMmu> Objects<M> {
@@ -64,7 +69,7 @@ impl<M: ObjectMmu> Objects<M> {
             if self.space.chargeable_now() >= if is_block { BLOCK_PAGES } else { wanted } {
                 return true;
             }
-            let shrunk = self.shrink(wanted.max(32), Reclaimer::Direct);
+            let shrunk = self.shrink(wanted.max(32), Reclaimer::Direct, scratch.as_deref_mut());
             let is_spent = shrunk.freed == 0 && self.space.has_evictable();
             if let Some(scratch) = scratch.as_deref_mut().filter(|_| is_spent) {
                 self.space.reclaim(wanted.max(32), Reclaimer::Direct, scratch);
@@ -88,7 +93,7 @@ impl<M: ObjectMmu> Objects<M> {
         }
         let wanted = self.wanted_recycled();
         if wanted > 0 {
-            self.shrink(wanted, Reclaimer::Kswapd);
+            self.shrink(wanted, Reclaimer::Kswapd, Some(scratch));
         }
         // A block can be read into what is recycled as well as into free memory.
         let is_low = self.space.is_below_high(self.large.recycled_pages());
@@ -99,7 +104,7 @@ impl<M: ObjectMmu> Objects<M> {
             let held = self.space.budget().member().held_pages.load(Ordering::Relaxed) as usize;
             let share = BLOCK_PAGES / 2 * cached / held.max(1);
             if share > 0 {
-                let shrunk = self.shrink(share.max(32), Reclaimer::Kswapd);
+                let shrunk = self.shrink(share.max(32), Reclaimer::Kswapd, Some(scratch));
                 freed += shrunk.freed + shrunk.unmapped;
                 if shrunk.freed == 0 && shrunk.dirty > 0 {
                     self.send_write_back(shrunk.dirty.max(BLOCK_PAGES));
@@ -125,8 +130,14 @@ impl<M: ObjectMmu> Objects<M> {
         }
     }
 
-    /// Frees about `target` pages of objects, going round at most twice.
-    pub(super) fn shrink(&self, target: usize, who: Reclaimer) -> Shrunk {
+    /// Frees about `target` pages of objects, going round at most twice. Without a scratch nothing
+    /// can be packed: memory objects keep their dirty pages.
+    pub(super) fn shrink(
+        &self,
+        target: usize,
+        who: Reclaimer,
+        mut scratch: Option<&mut Scratch>,
+    ) -> Shrunk {
         let mut all = Shrunk::default();
         let mut rounds = 0;
         while all.freed < target && rounds < 3 {
@@ -151,7 +162,8 @@ impl<M: ObjectMmu> Objects<M> {
             hands.reclaim = (slot, block + 1);
             // The registry stays locked: the object must not go meanwhile.
             let start = ObjectPage((block * BLOCK_PAGES) as u64);
-            let shrunk = self.shrink_block(object, ObjectRange::new(start, BLOCK_PAGES), who);
+            let pages = ObjectRange::new(start, BLOCK_PAGES);
+            let shrunk = self.shrink_block(object, pages, who, scratch.as_deref_mut());
             all.freed += shrunk.freed;
             all.unmapped += shrunk.unmapped;
             all.dirty += shrunk.dirty;
@@ -160,7 +172,13 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// Goes over the cached pages of one block, in runs that share a fate.
-    fn shrink_block(&self, object: &Object, pages: ObjectRange, who: Reclaimer) -> Shrunk {
+    fn shrink_block(
+        &self,
+        object: &Object,
+        pages: ObjectRange,
+        who: Reclaimer,
+        mut scratch: Option<&mut Scratch>,
+    ) -> Shrunk {
         let mut shrunk = Shrunk::default();
         let end = pages.end.0.min(object.pages_max() as u64);
         if self.shrink_whole(object, pages, &mut shrunk) {
@@ -172,15 +190,15 @@ impl<M: ObjectMmu> Objects<M> {
         let mut run = ObjectRange { start: pages.start, end: pages.start };
         let mut fate = Fate::Stay;
         for page in (pages.start.0..end).map(ObjectPage) {
-            let next = self.lock_victim(object, page, &mut shrunk);
-            if next != fate {
-                self.end_run(object, run, fate, &mut shrunk);
+            let next = self.lock_victim(object, page, scratch.is_some(), &mut shrunk);
+            if next != fate || (fate == Fate::Store && run.len() >= STORE_MAX) {
+                self.end_run(object, run, fate, scratch.as_deref_mut(), &mut shrunk);
                 run.start = page;
                 fate = next;
             }
             run.end = page.add(1);
         }
-        self.end_run(object, run, fate, &mut shrunk);
+        self.end_run(object, run, fate, scratch, &mut shrunk);
         self.try_leave_frame(object, object.block_of(pages.start));
         let budget = self.space.budget();
         budget.count(who.scan(), pages.len());
@@ -233,7 +251,13 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// Says what is to become of a page, and keeps its lock if it is not to stay.
-    fn lock_victim(&self, object: &Object, page: ObjectPage, shrunk: &mut Shrunk) -> Fate {
+    fn lock_victim(
+        &self,
+        object: &Object,
+        page: ObjectPage,
+        can_store: bool,
+        shrunk: &mut Shrunk,
+    ) -> Fate {
         let word = object.word(page);
         if word.load().state() != State::Cached {
             return Fate::Stay;
@@ -243,6 +267,12 @@ impl<M: ObjectMmu> Objects<M> {
             if old.state() != State::Cached || old.has(Flags::WRITEBACK) || old.has(Flags::MLOCKED)
             {
                 Fate::Stay
+            } else if object.is_memory() && old.has(Flags::DIRTY) {
+                match old.has(Flags::ACCESSED) {
+                    _ if old.has(Flags::INCOMPRESSIBLE) || !can_store => Fate::Stay,
+                    true => Fate::Unmap,
+                    false => Fate::Store,
+                }
             } else if old.has(Flags::DIRTY) {
                 shrunk.dirty += 1;
                 Fate::Stay
@@ -257,17 +287,26 @@ impl<M: ObjectMmu> Objects<M> {
         fate
     }
 
-    fn end_run(&self, object: &Object, run: ObjectRange, fate: Fate, shrunk: &mut Shrunk) {
+    fn end_run(
+        &self,
+        object: &Object,
+        run: ObjectRange,
+        fate: Fate,
+        scratch: Option<&mut Scratch>,
+        shrunk: &mut Shrunk,
+    ) {
         if run.is_empty() || fate == Fate::Stay {
             return;
         }
         let is_done = match fate {
-            Fate::Unmap => self.try_to_unmap(object, run, Wait::No),
+            Fate::Unmap | Fate::Store => self.try_to_unmap(object, run, Wait::No),
             _ => self.drop_locked(object, run, Wait::No),
         };
-        match fate {
+        match (fate, scratch) {
             _ if !is_done => self.unlock_words(object, run),
-            Fate::Unmap => {
+            (Fate::Store, Some(scratch)) => shrunk.freed += self.store_run(object, run, scratch),
+            (Fate::Store, None) => self.unlock_words(object, run),
+            (Fate::Unmap, _) => {
                 shrunk.unmapped += run.len();
                 for page in run.pages() {
                     let word = object.word(page);
@@ -322,6 +361,7 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     pub(super) fn uncharge_dropped(&self, object: &Object, run: ObjectRange) {
+        self.note_dropped(object, run);
         object.count_uncached(run.start, run.len());
         self.cached.fetch_sub(run.len(), Ordering::Relaxed);
         self.space.budget().uncharge(run.len());

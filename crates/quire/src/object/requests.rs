@@ -15,6 +15,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use rustix_futex_sync::Mutex;
 
+use super::shmem::Sleep;
 use super::window::Mapped;
 use super::{Object, ObjectId, Objects};
 use crate::control::Event;
@@ -294,7 +295,7 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// Maps what a fault asked for and what is around it. Where it cannot the fault is tried again.
     fn map_for(&self, object: &Object, asker: &Asker, window: &mut Mapped) {
-        if asker.access != Access::Read && !self.is_too_dirty() {
+        if asker.access != Access::Read && !self.must_clean_first(object) {
             let at = asker.vma.attributes.backing.object_page(asker.page);
             if self.lock_mappable(object, at, window.is_present(asker.page)) {
                 let old = object.word(at).load();
@@ -344,7 +345,9 @@ impl<M: ObjectMmu> Objects<M> {
         since_ns: u64,
         buffer: &mut IoBuffer,
     ) -> Result<(), Errno> {
-        self.space.budget().count(Event::Pgpgin, pages.len());
+        if !object.is_memory() {
+            self.space.budget().count(Event::Pgpgin, pages.len());
+        }
         let direct = self.unfilled(object, pages);
         self.end_unfilled(object, pages.start);
         let is_direct = direct.is_some();
@@ -385,7 +388,7 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// Reads a run; all of it is cached and unlocked then, or nothing has changed.
     /// With `is_direct`, `bytes` are where they live.
-    fn fill_run(
+    pub(super) fn fill_run(
         &self,
         object: &Object,
         pages: ObjectRange,
@@ -393,7 +396,11 @@ impl<M: ObjectMmu> Objects<M> {
         bytes: &mut [u8],
         is_direct: bool,
     ) -> Result<(), Errno> {
-        object.store.read_since(pages.start.offset(), bytes, since_ns)?;
+        if object.is_memory() {
+            self.read_places(object, pages, bytes)?;
+        } else {
+            object.store.read_since(pages.start.offset(), bytes, since_ns)?;
+        }
         // The object may have become shorter: what lies behind its end must not enter the home,
         // which would grow. Who shortens it waits for these locks before it shortens the home.
         let kept = pages.intersect(object.range());
@@ -418,7 +425,10 @@ impl<M: ObjectMmu> Objects<M> {
                 let _ = self.cache_punch(object, ObjectRange::new(page, 1));
                 self.space.budget().uncharge(1);
             }
-            self.space.unlock_word_with(object.word(page), Snapshot::new(state, 0));
+            let kept =
+                if is_kept { self.settle_place(object, page, Sleep::Yes) } else { Flags::EMPTY };
+            let after = Snapshot::new(state, 0).with(kept);
+            self.space.unlock_word_with(object.word(page), after);
         }
         Ok(())
     }

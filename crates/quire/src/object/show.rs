@@ -89,7 +89,7 @@ impl<M: ObjectMmu> Objects<M> {
         if frame.0 == window.shown {
             return Shown::Yes;
         }
-        let (home, first) = self.place(object, backing.object_page(block.start));
+        let (home, first) = self.lives_at(object, backing.object_page(block.start));
         match mmu.show(block, home, first, prot) {
             Ok(()) => {
                 window.shown = frame.0;

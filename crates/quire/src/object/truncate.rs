@@ -16,6 +16,7 @@ use super::large::LargeFrame;
 use super::requests::by_block;
 use super::rmap::Wait;
 use super::{Object, Objects};
+use crate::budget::Purpose;
 use crate::mmu::object::ObjectMmu;
 use crate::page::{Condition, Flags, Snapshot, State};
 use crate::sys::Errno;
@@ -198,10 +199,12 @@ impl<M: ObjectMmu> Objects<M> {
         let word = object.word(page);
         let old = self.lock_settled(object, page);
         let one = ObjectRange::new(page, 1);
+        // The page behind the end reads as nothing, so that its place is not needed either.
+        self.drop_place(object, page);
         if old.state() == State::Cached {
             self.try_to_unmap(object, one, Wait::Yes);
             if self.cache_punch(object, one).is_ok() {
-                if old.has(Flags::DIRTY) {
+                if old.has(Flags::DIRTY) && !object.is_memory() {
                     object.count_cleaned(page);
                     self.dirty.fetch_sub(1, Ordering::Relaxed);
                 }
@@ -229,6 +232,48 @@ impl<M: ObjectMmu> Objects<M> {
         }
     }
 
+    /// The same, of a memory object's page, wherever its bytes are. It is DIRTY then: its place has
+    /// other bytes.
+    fn zero_tail_of_memory(
+        &self,
+        object: &Object,
+        page: ObjectPage,
+        tail: usize,
+    ) -> Result<(), Errno> {
+        let word = object.word(page);
+        loop {
+            let old = self.space.lock_word(word);
+            if old.state() == State::Cached {
+                let zeros = [0u8; PAGE_SIZE];
+                let offset = page.offset() + tail as u64;
+                let result = self.cache_write(object, offset, &zeros[tail..]);
+                let after = self.dirty_place(object, page, old);
+                self.space.unlock_word_with(word, after);
+                return result;
+            }
+            if self.place(object, page).state() == State::None {
+                self.space.unlock_word(word);
+                return Ok(());
+            }
+            let one = ObjectRange::new(page, 1);
+            if self.space.budget().try_charge(1, Purpose::Fault) {
+                let mut bytes = [0u8; PAGE_SIZE];
+                let filled = self.fill_run(object, one, 0, &mut bytes, false);
+                if filled.is_err() {
+                    self.space.budget().uncharge(1);
+                    self.space.unlock_word(word);
+                    return filled;
+                }
+                // Cached now, if nobody takes it away again before it is locked.
+                continue;
+            }
+            self.space.unlock_word(word);
+            if !self.make_room(1, None) {
+                self.space.wait_for_room();
+            }
+        }
+    }
+
     /// What lies behind byte `bytes` in its page reads as zeros from now on.
     fn zero_behind(&self, object: &Object, bytes: u64) -> Result<(), Errno> {
         let tail = (bytes % PAGE_SIZE as u64) as usize;
@@ -236,6 +281,9 @@ impl<M: ObjectMmu> Objects<M> {
             return Ok(());
         }
         let page = ObjectPage(bytes / PAGE_SIZE as u64);
+        if object.is_memory() {
+            return self.zero_tail_of_memory(object, page, tail);
+        }
         let word = object.word(page);
         let old = self.lock_settled(object, page);
         let result = if old.state() == State::Cached {

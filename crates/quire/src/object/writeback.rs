@@ -64,6 +64,12 @@ impl<M: ObjectMmu> Objects<M> {
         self.dirty_pages() >= self.dirty_limit().max(1)
     }
 
+    /// Whether who wants to write a page of this object waits until less is dirty. Never where
+    /// nothing is written back.
+    pub(super) fn must_clean_first(&self, object: &Object) -> bool {
+        !object.is_memory() && self.is_too_dirty()
+    }
+
     pub(super) fn count_dirty(&self, pages: usize) {
         let before = self.dirty.fetch_add(pages, Ordering::Relaxed);
         let background = self.dirty_background();
@@ -369,6 +375,9 @@ impl<M: ObjectMmu> Objects<M> {
         seen: &mut u32,
         buffer: &mut IoBuffer,
     ) -> Result<(), FlushError> {
+        if object.is_memory() {
+            return Ok(());
+        }
         let mut held_back = None;
         for part in by_block(pages.intersect(object.range())) {
             // Relaxed: whatever was written before the call was noted there before.

@@ -22,6 +22,7 @@ use core::sync::atomic::Ordering;
 
 pub use self::evict::Evicted;
 pub(crate) use self::place::{Place, Places};
+pub(crate) use self::store::Unstored;
 use crate::control::{Event, Obituary};
 use crate::fault::starved::Answer;
 use crate::mmu::{FrameRun, Mmu};

@@ -13,9 +13,10 @@ use core::sync::atomic::Ordering;
 use crate::control::Event;
 use crate::control::SEGMENT_BYTES;
 use crate::mmu::Mmu;
-use crate::page::{Flags, Snapshot, State};
+use crate::page::{Flags, PageWord, Snapshot, State};
 use crate::scratch::Scratch;
 use crate::space::AddressSpace;
+use crate::space::shmem::ShmemBlock;
 use crate::swap::file::{Purpose, SwapFile, segment_blobs};
 use crate::swap::io::Job;
 use crate::swap::tiers::Writing;
@@ -79,17 +80,22 @@ impl<M: Mmu> AddressSpace<M> {
 
     /// Fills the open segment with packed pages.
     fn gather(&self, writing: &mut Writing) {
-        let blocks = self.blocks_used_max.load(Ordering::Relaxed);
+        // The arena's blocks first, and then those beyond it. Where the arena's become more
+        // meanwhile the hand is somewhere else, which does not matter.
+        let arena_blocks = self.blocks_used_max.load(Ordering::Relaxed);
+        let blocks = arena_blocks + self.shmem.blocks_used_max();
         let start = self.clock.lock().write_back;
         for step in 0..blocks {
             let block = (start + step) % blocks;
-            if self.blocks[block].is_used.load(Ordering::Relaxed) == 0 {
-                continue;
-            }
-            let range = PageRange::new(PageNum((block << BLOCK_ORDER) as u64), BLOCK_PAGES);
+            let range = match block.checked_sub(arena_blocks) {
+                Some(beyond) => self.shmem_pages(ShmemBlock(beyond as u32)),
+                None if self.blocks[block].is_used.load(Ordering::Relaxed) == 0 => continue,
+                None => PageRange::new(PageNum((block << BLOCK_ORDER) as u64), BLOCK_PAGES),
+            };
             for page in range.pages() {
-                if self.snapshot(page).state() == State::Pool {
-                    self.gather_page(page, writing);
+                let Some(word) = self.owner_word(page) else { break };
+                if word.load().state() == State::Pool {
+                    self.gather_page(page, word, writing);
                 }
                 if writing.writer.is_full() {
                     // The rest of this block is for the next segment.
@@ -101,8 +107,8 @@ impl<M: Mmu> AddressSpace<M> {
         self.clock.lock().write_back = start;
     }
 
-    fn gather_page(&self, page: PageNum, writing: &mut Writing) {
-        let Some(before) = self.word(page).try_lock() else { return };
+    fn gather_page(&self, page: PageNum, word: &PageWord, writing: &mut Writing) {
+        let Some(before) = word.try_lock() else { return };
         let handle = Handle::new(before.payload());
         let mut after = before;
         // It may have the flag from an earlier write, which then says nothing.
@@ -113,7 +119,7 @@ impl<M: Mmu> AddressSpace<M> {
                 after = before.with(Flags::WRITEBACK);
             }
         }
-        self.unlock_page_with(page, after);
+        self.unlock_owner_with(page, after);
     }
 
     /// Writes the open segment and lets its pages' words name it.
@@ -132,7 +138,7 @@ impl<M: Mmu> AddressSpace<M> {
         let mut moved = 0;
         for entry in written {
             let page = entry.owner;
-            let Some(before) = self.word(page).try_lock() else {
+            let Some(before) = self.owner_word(page).and_then(PageWord::try_lock) else {
                 file.free(entry.location);
                 continue;
             };
@@ -145,11 +151,11 @@ impl<M: Mmu> AddressSpace<M> {
                     } else {
                         before.keep(MAPPED_FLAGS, Snapshot::new(State::Mapped, old.payload()))
                     };
-                    self.unlock_page_with(page, after);
+                    self.unlock_owner_with(page, after);
                     self.swap.free_location(was);
                     moved += 1;
                 } else {
-                    self.unlock_page(page);
+                    self.unlock_owner(page);
                     file.free(entry.location);
                 }
                 continue;
@@ -158,13 +164,13 @@ impl<M: Mmu> AddressSpace<M> {
                 && before.has(Flags::WRITEBACK)
                 && u64::from(before.payload()) == entry.tag;
             if !is_unchanged {
-                self.unlock_page(page);
+                self.unlock_owner(page);
                 file.free(entry.location);
                 continue;
             }
             // SAFETY: the page is locked, and its word is about to forget the handle.
             unsafe { self.swap.free_blob(before.payload(), &self.budget) };
-            self.unlock_page_with(page, before.keep(Flags::WRITE_PROTECTED, old));
+            self.unlock_owner_with(page, before.keep(Flags::WRITE_PROTECTED, old));
             self.budget.count(Event::Zswpwb, 1);
             moved += 1;
         }
@@ -211,10 +217,9 @@ impl<M: Mmu> AddressSpace<M> {
                 let is_read = jobs[0].result.is_ok();
                 if is_read {
                     for (location, blob) in segment_blobs(bytes, segment) {
-                        if blob.owner.index() >= self.words.len() {
+                        let Some(seen) = self.owner_word(blob.owner).map(PageWord::load) else {
                             continue;
-                        }
-                        let seen = self.snapshot(blob.owner);
+                        };
                         let is_live = names_location(seen, location.get());
                         let tag = FROM_FILE | u64::from(location.get());
                         if is_live && !writing.writer.add(&blob, tag) {
@@ -237,20 +242,18 @@ impl<M: Mmu> AddressSpace<M> {
         self.swap.zpool.compact(
             COMPACT_MOVES_MAX,
             |owner, old, new| {
-                if owner.index() >= self.words.len() {
-                    return false;
-                }
-                let Some(before) = self.word(owner).try_lock() else { return false };
+                let word = self.owner_word(owner);
+                let Some(before) = word.and_then(PageWord::try_lock) else { return false };
                 let names_it = before.state() == State::Pool && before.payload() == old.get();
                 let has_copy = before.state() == State::Mapped
                     && before.has(Flags::COPY)
                     && before.payload() == old.get();
                 if !names_it && !has_copy {
-                    self.unlock_page(owner);
+                    self.unlock_owner(owner);
                     return false;
                 }
                 let after = Snapshot::new(before.state(), new.get());
-                self.unlock_page_with(owner, before.keep(MAPPED_FLAGS, after));
+                self.unlock_owner_with(owner, before.keep(MAPPED_FLAGS, after));
                 true
             },
             &self.budget,

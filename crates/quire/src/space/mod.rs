@@ -16,6 +16,7 @@ mod map;
 mod object;
 mod protect;
 pub mod remap;
+pub(crate) mod shmem;
 mod unmap;
 pub mod vma;
 #[cfg(test)]
@@ -25,6 +26,7 @@ mod wait;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 pub use self::advise::Advice;
+use self::shmem::ShmemWords;
 use self::vma::{SpaceLocked, Vma, VmaIndex};
 use crate::budget::{Budget, Purpose};
 use crate::errands::Errands;
@@ -62,6 +64,8 @@ pub struct AddressSpace<M: Mmu> {
     pub(crate) vmas: VmaIndex,
     pub(crate) frames: FramePool,
     pub(crate) swap: Swap,
+    /// Words of what is swapped, but is no page of the arena: none, unless asked for.
+    pub(crate) shmem: ShmemWords,
     pub(crate) streams: Streams,
     pub(crate) costs: Costs,
     pub(crate) places: Places,
@@ -115,6 +119,7 @@ impl<M: Mmu> AddressSpace<M> {
             vmas: VmaIndex::new()?,
             frames: FramePool::new(frames)?,
             swap,
+            shmem: ShmemWords::new(0)?,
             streams: Streams::new(),
             costs: Costs::new(),
             places: Places::default(),

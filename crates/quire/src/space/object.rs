@@ -61,15 +61,21 @@ impl<M: Mmu> AddressSpace<M> {
         self.budget.chargeable().saturating_sub(self.budget.reserve())
     }
 
-    /// Whether anonymous memory has pages to give.
+    /// Whether anonymous memory has pages to give, or the compressed pool some to write.
     pub(crate) fn has_evictable(&self) -> bool {
-        let held = self.frames.free() + self.frames.limbo();
+        let held = self.frames.free() + self.frames.limbo() + self.swap.zpool.pages();
         held > 0 || self.blocks_used_max.load(core::sync::atomic::Ordering::Relaxed) > 0
     }
 
     /// Whether less is free, with what else can be had, than the background thread wants to see.
     pub(crate) fn is_below_high(&self, recycled: usize) -> bool {
         self.available() + recycled < self.high_watermark()
+    }
+
+    /// A block's worth of zeros, to copy from.
+    pub(crate) fn zeros(&self) -> &[u8] {
+        // SAFETY: the table is never written, so that its bytes are as plain as they are atomic.
+        unsafe { core::slice::from_raw_parts(self.zeros.as_ptr().cast(), self.zeros.len()) }
     }
 
     /// A page that no VMA has: no fault was asked for there.
