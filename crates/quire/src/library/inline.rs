@@ -57,7 +57,9 @@ fn take_over() -> Result<(), Errno> {
             let mut before: libc::sigaction = core::mem::zeroed();
             let mut action: libc::sigaction = core::mem::zeroed();
             action.sa_sigaction = on_sigbus as *const () as usize;
-            action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+            // On the stack of the thread that faults: alternate ones are 8 KiB, as a rule, of which
+            // the kernel takes half for registers.
+            action.sa_flags = libc::SA_SIGINFO;
             libc::sigfillset(&raw mut action.sa_mask);
             libc::sigaction(libc::SIGBUS, core::ptr::null(), &raw mut before) == 0
                 && BEFORE.set(before).is_ok()

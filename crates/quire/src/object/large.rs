@@ -581,11 +581,17 @@ impl<M: ObjectMmu> Objects<M> {
         to: LargeFrame,
     ) -> Result<(), Errno> {
         let block = object.block(page);
-        let mut bytes = [0u8; PAGE_SIZE];
-        block.set_frame(from);
-        self.cache_read(object, page.offset(), &mut bytes)?;
-        block.set_frame(to);
-        self.cache_write(object, page.offset(), &bytes)?;
+        let within = page.index() % BLOCK_PAGES * PAGE_SIZE;
+        let frame = if from == LargeFrame::NONE { to } else { from };
+        // By way of the view: this may run on the stack of a signal.
+        // SAFETY: the block's page locks are held, and of large frames it has this one alone.
+        let bytes = unsafe { self.large.bytes(frame) }.ok_or(Errno::NOSYS)?;
+        let bytes = &mut bytes[within..within + PAGE_SIZE];
+        if frame == from {
+            self.space.mmu().home_write(object.home, page.offset(), bytes)?;
+        } else {
+            self.space.mmu().home_read(object.home, page.offset(), bytes)?;
+        }
         block.set_frame(from);
         // Where it is refused the page takes its memory twice until its frame goes.
         let _ = self.cache_punch(object, ObjectRange::new(page, 1));

@@ -72,7 +72,7 @@ impl<M: ObjectMmu> Objects<M> {
             let shrunk = self.shrink(wanted.max(32), Reclaimer::Direct, scratch.as_deref_mut());
             let is_spent = shrunk.freed == 0 && self.space.has_evictable();
             if let Some(scratch) = scratch.as_deref_mut().filter(|_| is_spent) {
-                self.space.reclaim(wanted.max(32), Reclaimer::Direct, scratch);
+                self.reclaim_anonymous(wanted.max(32), scratch);
             }
             if self.space.chargeable_now() > 0 && shrunk.freed > 0 {
                 return true;
@@ -80,6 +80,12 @@ impl<M: ObjectMmu> Objects<M> {
         }
         self.space.budget().call_for_memory();
         self.space.chargeable_now() > 0
+    }
+
+    /// Never inlined: it takes much of a stack, and who has no scratch has little.
+    #[inline(never)]
+    fn reclaim_anonymous(&self, target: usize, scratch: &mut Scratch) {
+        self.space.reclaim(target, Reclaimer::Direct, scratch);
     }
 
     /// One step of the background thread, over both kinds of memory.

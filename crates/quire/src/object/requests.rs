@@ -356,7 +356,9 @@ impl<M: ObjectMmu> Objects<M> {
         let Err(error) = filled else { return Ok(()) };
         let bytes = buffer.pages(1);
         let mut result = Ok(());
-        for page in pages.pages() {
+        // The one that was asked for comes last: what the store says of it is what is told.
+        let others = pages.pages().filter(|&page| asked != Some(page));
+        for page in others.chain(asked.filter(|&page| pages.contains(page))) {
             let one = ObjectRange::new(page, 1);
             let again = if error == Errno::TIMEDOUT {
                 Err(error)

@@ -125,6 +125,8 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// Unpacks locked, charged pages as far as nobody is in the way; returns how many are cached.
+    /// Never inlined: a page on the stack is too much for who gets past without it, in a signal.
+    #[inline(never)]
     fn unpack(&self, object: &Object, at: ObjectPage, pages: ObjectRange) -> usize {
         let mut bytes = [0u8; PAGE_SIZE];
         let mut filled = 0;

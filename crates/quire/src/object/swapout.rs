@@ -40,7 +40,9 @@ impl<M: ObjectMmu> Objects<M> {
         gone
     }
 
-    /// Puts one page into its place. It is cached still, and not DIRTY any more.
+    /// Puts one page into its place. It is cached still, and not DIRTY any more. Never inlined, for
+    /// the page on its stack.
+    #[inline(never)]
     fn store_page(&self, object: &Object, page: ObjectPage, scratch: &mut Scratch) -> bool {
         let mut bytes = [0u8; PAGE_SIZE];
         let word = object.word(page);
