@@ -31,7 +31,7 @@ use super::{Block, Object, Objects};
 use crate::budget::Purpose;
 use crate::control::Event;
 use crate::mmu::object::{Home, ObjectMmu};
-use crate::page::State;
+use crate::page::{Condition, State};
 use crate::scratch::Scratch;
 use crate::space::vma::Vma;
 use crate::sys::{Errno, monotonic_ns};
@@ -409,25 +409,29 @@ impl<M: ObjectMmu> Objects<M> {
         }
     }
 
-    /// Locks all words of a block, in order; where it may not wait and one is locked, none of them,
-    /// and that one is returned.
+    /// Locks all words of a block; where it may not wait and one is locked, none of them, and that
+    /// one is returned. It sleeps with none of them locked: who holds the one that it waits for may
+    /// be a read behind write-back of another, which waits for that one's lock.
     pub(super) fn lock_block(
         &self,
         object: &Object,
         pages: ObjectRange,
         wait: Wait,
     ) -> Result<(), ObjectPage> {
+        while let Err(busy) = self.try_lock_block(object, pages) {
+            if wait == Wait::No {
+                return Err(busy);
+            }
+            self.space.wait_on_word(object.word(busy), Condition::UNLOCKED);
+        }
+        Ok(())
+    }
+
+    fn try_lock_block(&self, object: &Object, pages: ObjectRange) -> Result<(), ObjectPage> {
         for page in pages.pages() {
-            let word = object.word(page);
-            match wait {
-                Wait::Yes => {
-                    self.space.lock_word(word);
-                }
-                Wait::No if word.try_lock().is_none() => {
-                    self.unlock_words(object, ObjectRange { start: pages.start, end: page });
-                    return Err(page);
-                }
-                Wait::No => {}
+            if object.word(page).try_lock().is_none() {
+                self.unlock_words(object, ObjectRange { start: pages.start, end: page });
+                return Err(page);
             }
         }
         Ok(())

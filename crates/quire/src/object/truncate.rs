@@ -117,10 +117,12 @@ impl<M: ObjectMmu> Objects<M> {
             return Ok(());
         }
         let pages = object.block_of(last);
-        // A read that is under way may still give it a large frame: its locks are waited for.
-        let _ = self.lock_block(object, pages, Wait::Yes);
+        // A read that is under way may still give it a large frame, but no later one: it holds all
+        // of the block's locks, this one among them.
+        let word = object.word(pages.start);
+        self.space.lock_word(word);
         let is_home = object.block(last).frame() == LargeFrame::NONE;
-        self.unlock_words(object, pages);
+        self.space.unlock_word(word);
         if is_home {
             return Ok(());
         }
