@@ -262,3 +262,23 @@ fn scans_and_random_reads_go_on_while_the_end_moves() {
         wait_until(|| space.held().0 == 0);
     }
 }
+
+#[test]
+fn what_the_program_has_locked_is_not_another_blocks() {
+    let _watchdog = Watchdog::new(120);
+    let Some(space) = space(MEMORY) else { return };
+    let bytes = random(50 * BLOCK, 11);
+    let object = open(&space, &bytes);
+    // SAFETY: nobody writes the store.
+    let map = unsafe { MapOptions::new().map(&object) }.unwrap();
+    assert!(map[..] == bytes[..]);
+    let locked = 49 * BLOCK + 70 * PAGE..49 * BLOCK + 78 * PAGE;
+    // SAFETY: inside of the mapping; it changes no byte.
+    unsafe { rustix::mm::mlock(map.as_ptr().add(locked.start).cast_mut().cast(), locked.len()) }
+        .unwrap();
+    for round in 0..3 {
+        assert!(map[..49 * BLOCK] == bytes[..49 * BLOCK], "round {round}");
+        assert!(map[locked.clone()] == bytes[locked.clone()], "round {round}");
+    }
+    assert!(space.counter("pgreuse") > 0);
+}
