@@ -282,3 +282,22 @@ fn what_the_program_has_locked_is_not_another_blocks() {
     }
     assert!(space.counter("pgreuse") > 0);
 }
+
+#[test]
+fn populate_maps_what_lives_in_a_large_frame_wherever_it_is_mapped() {
+    let _watchdog = Watchdog::new(120);
+    let Some(space) = space(MEMORY) else { return };
+    let bytes = random(8 * BLOCK, 12);
+    let object = open(&space, &bytes);
+    // SAFETY: nobody writes the store.
+    let map = unsafe { MapOptions::new().map(&object) }.unwrap();
+    assert!(map[..] == bytes[..]);
+    assert_eq!(object.migrate().unwrap().1, 0);
+    for (first, pages) in [(511, 2), (100, 300), (1000, 600)] {
+        let options = MapOptions::new().offset((first * PAGE) as u64).len((pages * PAGE) as u64);
+        // SAFETY: as above.
+        let part = unsafe { options.populate(true).map(&object) }.unwrap();
+        assert_eq!(part.mapped_pages(), pages, "from {first}");
+        assert!(part[..] == bytes[first * PAGE..(first + pages) * PAGE], "from {first}");
+    }
+}
