@@ -301,3 +301,31 @@ fn populate_maps_what_lives_in_a_large_frame_wherever_it_is_mapped() {
         assert!(part[..] == bytes[first * PAGE..(first + pages) * PAGE], "from {first}");
     }
 }
+
+/// As one does who knows that he comes by once.
+#[test]
+fn what_is_dropped_block_by_block_leaves_its_frames_to_others() {
+    const BLOCKS: usize = 120;
+    const LAST: usize = 40;
+    let _watchdog = Watchdog::new(120);
+    let Some(space) = space(MEMORY) else { return };
+    let bytes = random(BLOCKS * BLOCK, 13);
+    let object = open(&space, &bytes);
+    // SAFETY: nobody writes the store.
+    let map = unsafe { MapOptions::new().map(&object) }.unwrap();
+    for block in 0..BLOCKS - LAST {
+        let part = block * BLOCK..(block + 1) * BLOCK;
+        map.will_need(part.clone());
+        assert!(map[part.clone()] == bytes[part.clone()], "block {block}");
+        let mut dropped = 0;
+        while dropped < BLOCK {
+            dropped += map.dont_need(part.clone());
+        }
+    }
+    let before = space.counter("pgreuse");
+    let rest = (BLOCKS - LAST) * BLOCK..BLOCKS * BLOCK;
+    for round in 0..3 {
+        assert!(map[rest.clone()] == bytes[rest.clone()], "round {round}");
+    }
+    assert!(space.counter("pgreuse") > before);
+}

@@ -297,9 +297,12 @@ impl<M: ObjectMmu> Objects<M> {
             let frame = block.frame();
             block.set_frame(LargeFrame::NONE);
             self.keep_or_empty(frame);
-        } else {
-            self.space.budget().uncharge(pages.len());
+            return;
         }
+        if pages.len() == BLOCK_PAGES {
+            self.leave_frame(object, pages.start, false);
+        }
+        self.space.budget().uncharge(pages.len());
     }
 
     /// The bytes of a locked block's recycled frame, for a store to read into.
