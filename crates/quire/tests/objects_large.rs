@@ -3,8 +3,8 @@
 #[path = "common/objects.rs"]
 mod common;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use common::{Dir, PAGE, Probe, Stop, Watchdog, load, random, space, space_by, store, wait_until};
@@ -328,4 +328,42 @@ fn what_is_dropped_block_by_block_leaves_its_frames_to_others() {
         assert!(map[rest.clone()] == bytes[rest.clone()], "round {round}");
     }
     assert!(space.counter("pgreuse") > before);
+}
+
+#[test]
+fn a_block_that_is_cut_while_it_is_brought_together_ends_at_home() {
+    const ROUNDS: usize = 1500;
+    let _watchdog = Watchdog::new(60);
+    let Some(space) = space(MEMORY) else { return };
+    let bytes = random(BLOCK, 14);
+    let object = open(&space, &bytes);
+    // SAFETY: accessed by single bytes only.
+    let map = unsafe { MapOptions::new().map(&object) }.unwrap();
+    let (begin, end) = (Barrier::new(2), Barrier::new(2));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..ROUNDS {
+                begin.wait();
+                object.migrate().unwrap();
+                end.wait();
+            }
+        });
+        let mut generator = Generator::new(15);
+        for round in 0..ROUNDS {
+            // In pieces, so that it is at home.
+            for half in [0..BLOCK / 2, BLOCK / 2..BLOCK] {
+                map.populate(half).unwrap();
+            }
+            begin.wait();
+            for _ in 0..generator.below(4000) {
+                std::hint::spin_loop();
+            }
+            object.set_len((300 * PAGE) as u64).unwrap();
+            end.wait();
+            assert_eq!(load(map.as_ptr(), 299 * PAGE), Some(bytes[299 * PAGE]), "round {round}");
+            assert_eq!(load(map.as_ptr(), 300 * PAGE), None, "round {round}");
+            object.set_len(BLOCK as u64).unwrap();
+            map.dont_need(0..BLOCK);
+        }
+    });
 }

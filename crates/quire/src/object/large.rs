@@ -524,7 +524,10 @@ impl<M: ObjectMmu> Objects<M> {
         let mut moved = Migrated::default();
         if locked.is_ok() {
             let from = object.block(pages.start).frame();
-            if from != to {
+            // Under the locks: who cuts it shortens the object first, and looks where it lives
+            // under one of them afterwards.
+            let is_cut = to != LargeFrame::NONE && pages.end.offset() > object.len();
+            if from != to && !is_cut {
                 self.try_to_unmap(object, pages, Wait::Yes);
                 moved = self.move_block(object, pages, to);
                 if moved.failed == 0 && from != LargeFrame::NONE {
