@@ -8,7 +8,9 @@ use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use common::{Dir, PAGE, Probe, Stop, Watchdog, load, random, space, space_by, store, wait_until};
-use quire::library::{AddressSpace, Delivery, FaultAround, MapOptions, Object, OpenOptions};
+use quire::library::{
+    AddressSpace, Delivery, FaultAround, MapOptions, Mapping, Object, OpenOptions,
+};
 use quire::mmu::simulated::Generator;
 use quire::store::test::VecStore;
 
@@ -366,4 +368,37 @@ fn a_block_that_is_cut_while_it_is_brought_together_ends_at_home() {
             map.dont_need(0..BLOCK);
         }
     });
+}
+
+/// The kernel's mappings that begin within a mapping.
+fn kernel_mappings(map: &Mapping) -> usize {
+    let start = map.as_ptr() as usize;
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let begins = maps.lines().map(|line| line.split('-').next().unwrap());
+    let begins = begins.map(|begin| usize::from_str_radix(begin, 16).unwrap());
+    begins.filter(|begin| (start..start + map.len()).contains(begin)).count()
+}
+
+#[test]
+fn scans_of_what_is_long_cost_the_kernel_few_mappings() {
+    let _watchdog = Watchdog::new(120);
+    let bytes = random(100 * BLOCK, 16);
+    // What is in memory at once is about 30 windows, twice.
+    for (windows, reuses) in [(160, true), (6, false), (0, false)] {
+        let builder = AddressSpace::builder().memory(MEMORY).large_windows(windows);
+        let Some(space) = space_by(&builder) else { return };
+        let object = open(&space, &bytes);
+        // SAFETY: nobody writes the store.
+        let maps = [(); 2].map(|()| unsafe { MapOptions::new().map(&object) }.unwrap());
+        for round in 0..3 {
+            for map in &maps {
+                assert!(map[..] == bytes[..], "{windows} windows, round {round}");
+            }
+        }
+        let costs: usize = maps.iter().map(kernel_mappings).sum();
+        assert!(costs <= 2 * windows + 8, "{costs} mappings for {windows} windows");
+        let reused = space.counter("pgreuse") as usize * PAGE;
+        assert_eq!(reused > 3 * bytes.len(), reuses, "{reused} bytes, {windows} windows");
+        assert_eq!(space.counter("pgmigrate_fail"), 0);
+    }
 }

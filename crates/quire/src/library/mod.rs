@@ -102,6 +102,7 @@ pub struct Builder {
     workers: usize,
     exclusive_rmap: bool,
     delivery: Delivery,
+    large_windows: Option<usize>,
 }
 
 /// Who serves a fault.
@@ -127,6 +128,7 @@ impl Default for Builder {
             workers: 4,
             exclusive_rmap: false,
             delivery: Delivery::Handlers,
+            large_windows: None,
         }
     }
 }
@@ -159,6 +161,15 @@ impl Builder {
     #[must_use]
     pub fn exclusive_rmap(mut self, is_exclusive: bool) -> Builder {
         self.exclusive_rmap = is_exclusive;
+        self
+    }
+
+    /// How many stretches of 2 MiB, of all mappings, may show memory that is recycled from block to
+    /// block. Each may cost two of the kernel's mappings, of which a process has
+    /// `vm.max_map_count`; a quarter of that unless said otherwise.
+    #[must_use]
+    pub fn large_windows(mut self, windows: usize) -> Builder {
+        self.large_windows = Some(windows);
         self
     }
 
@@ -306,6 +317,9 @@ impl Engine {
             space::AddressSpace::new(mmu, budget, swap, pages, frames).map_err(no_memory)?;
         let objects = Objects::new(space).map_err(no_memory)?;
         objects.i_mmaps.set_walks_exclusive(builder.exclusive_rmap);
+        if let Some(windows) = builder.large_windows.or_else(large_windows) {
+            objects.set_large_windows_max(windows);
+        }
         let objects: &'static Objects<Userfaultfd> =
             std::boxed::Box::leak(std::boxed::Box::new(objects));
         let (handlers, is_added) = match builder.delivery {
@@ -391,6 +405,12 @@ impl Drop for ControlPage {
         // SAFETY: reserved by `new`; the budget that refers to it has gone before.
         unsafe { memory::release(self.0.cast(), CONTROL_BYTES) };
     }
+}
+
+/// How many windows may show large frames: half of the kernel's mappings, at two each.
+fn large_windows() -> Option<usize> {
+    let most = std::fs::read_to_string("/proc/sys/vm/max_map_count").ok()?;
+    Some(most.trim().parse::<usize>().ok()? / 4)
 }
 
 /// The address of a page.

@@ -27,6 +27,7 @@ use rustix_futex_sync::Mutex;
 
 use super::numbers::Numbers;
 use super::rmap::Wait;
+use super::window::Mapped;
 use super::{Block, Object, Objects};
 use crate::budget::Purpose;
 use crate::control::Event;
@@ -45,6 +46,10 @@ const RECYCLED_MAX: usize = 16;
 const AHEAD_PAGES: usize = 2 * BLOCK_PAGES;
 /// How long they wait, while memory is short, until it is given to others.
 const IDLE_NS: u64 = 100_000_000;
+
+/// Most windows that show large frames, unless said otherwise. Each may cost the kernel two
+/// mappings more, of which a process has 65530 as a rule.
+const SHOWN_MAX: usize = 1 << 14;
 
 /// A large frame, counted from 1; 0 is none: at home.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -89,6 +94,9 @@ pub(super) struct LargeFrames {
     is_wanted: AtomicBool,
     /// When the last of them found a block, in nanoseconds.
     taken_at: AtomicU64,
+    /// Windows that show one, be it of long ago.
+    shown: AtomicUsize,
+    shown_max: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -118,7 +126,36 @@ impl LargeFrames {
             waiting: AtomicUsize::new(0),
             is_wanted: AtomicBool::new(false),
             taken_at: AtomicU64::new(0),
+            shown: AtomicUsize::new(0),
+            shown_max: AtomicUsize::new(SHOWN_MAX),
         })
+    }
+
+    /// Notes what a window shows from now on; its lock is held.
+    pub fn set_shown(&self, window: &mut Mapped, frame: LargeFrame) {
+        let before = LargeFrame(core::mem::replace(&mut window.shown, frame.0));
+        // Relaxed: how many there are, about; which is known under their locks.
+        match (before == LargeFrame::NONE, frame == LargeFrame::NONE) {
+            (true, false) => self.shown.fetch_add(1, Ordering::Relaxed),
+            (false, true) => self.shown.fetch_sub(1, Ordering::Relaxed),
+            _ => 0,
+        };
+    }
+
+    /// Whether one more window may show a frame.
+    pub fn may_show_more(&self) -> bool {
+        // Relaxed: a bound that may be passed by as many as look at once.
+        self.shown.load(Ordering::Relaxed) < self.shown_max.load(Ordering::Relaxed)
+    }
+
+    /// Whether windows should show their homes again as soon as they can.
+    fn are_many_shown(&self) -> bool {
+        self.shown.load(Ordering::Relaxed) >= self.shown_max.load(Ordering::Relaxed) / 2
+    }
+
+    /// The kernel has no mapping more: no more windows than now.
+    pub fn show_no_more(&self) {
+        self.shown_max.fetch_min(self.shown.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
     pub fn home(&self) -> Home {
@@ -202,6 +239,27 @@ impl<M: ObjectMmu> Objects<M> {
     /// The home of all large frames: what a test move may be made with.
     pub fn large_home(&self) -> Home {
         self.large.home
+    }
+
+    /// How many windows may show large frames, each of which may cost two of the kernel's mappings.
+    pub fn set_large_windows_max(&self, windows: usize) {
+        self.large.shown_max.store(windows, Ordering::Relaxed);
+    }
+
+    /// Windows that show large frames just now.
+    pub fn large_windows(&self) -> usize {
+        self.large.shown.load(Ordering::Relaxed)
+    }
+
+    /// A locked, unmapped block is about to leave its frame: where many windows show one, its own
+    /// show its home again.
+    pub(super) fn retire_windows(&self, object: &Object, pages: ObjectRange, wait: Wait) {
+        if self.large.are_many_shown() {
+            self.for_each_mapping(object, pages, wait, |mapping, window, part| {
+                // Where it is refused it is one that shows a frame of long ago.
+                let _ = self.show_home(object, mapping.prot, mapping.pages_at(part), window, part);
+            });
+        }
     }
 
     /// Whether the block that a page of the arena shows lives in a large frame just now.
@@ -450,6 +508,7 @@ impl<M: ObjectMmu> Objects<M> {
             return;
         }
         if pages.pages().all(|page| object.word(page).load().state() == State::None) {
+            self.retire_windows(object, pages, Wait::No);
             self.leave_frame(object, pages.start, false);
         }
         self.unlock_words(object, pages);

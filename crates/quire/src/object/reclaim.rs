@@ -219,6 +219,7 @@ impl<M: ObjectMmu> Objects<M> {
             shrunk.freed += pages.len();
             object.count_uncached(pages.start, pages.len());
             self.cached.fetch_sub(pages.len(), Ordering::Relaxed);
+            self.retire_windows(object, pages, Wait::No);
             // Charged on, with its frame.
             self.leave_frame(object, pages.start, true);
         }

@@ -6,6 +6,7 @@
 //! Locks: the caller holds the page locks; a walk takes `i_mmap` shared and the windows' locks, one
 //! at a time.
 
+use super::i_mmap::Mapping;
 use super::window::Mapped;
 use super::{Object, Objects};
 use crate::mmu::Protection;
@@ -24,7 +25,7 @@ pub(super) enum Wait {
 impl<M: ObjectMmu> Objects<M> {
     /// Unmaps locked pages everywhere; `false` where the lock was not to be had.
     pub(super) fn try_to_unmap(&self, object: &Object, pages: ObjectRange, wait: Wait) -> bool {
-        self.for_each_mapping(object, pages, wait, |window, part| {
+        self.for_each_mapping(object, pages, wait, |_, window, part| {
             if let Some(present) = window.present_of(part) {
                 // What lies between is not mapped, or is locked by the caller as well.
                 self.space.mmu().unmap(present);
@@ -36,7 +37,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// Forgets where locked, clean pages are mapped: their home drops them, and the kernel unmaps
     /// them then. `false` where the lock was not to be had.
     pub(super) fn try_to_forget(&self, object: &Object, pages: ObjectRange, wait: Wait) -> bool {
-        self.for_each_mapping(object, pages, wait, |window, part| {
+        self.for_each_mapping(object, pages, wait, |_, window, part| {
             debug_assert!(window.writable_of(part).is_none(), "a clean page is writable nowhere");
             if let Some(present) = window.present_of(part) {
                 window.clear(present);
@@ -47,7 +48,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// Makes the next write to locked pages fault, in every mapping; `false` where the lock was not
     /// to be had.
     pub(super) fn try_to_protect(&self, object: &Object, pages: ObjectRange, wait: Wait) -> bool {
-        self.for_each_mapping(object, pages, wait, |window, part| {
+        self.for_each_mapping(object, pages, wait, |_, window, part| {
             if let Some(writable) = window.writable_of(part) {
                 let done = self.space.mmu().write_protect(writable, Protection::WriteProtected);
                 window.protect(writable);
@@ -63,7 +64,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// Pages of the arena where a page of the object is mapped just now.
     pub fn mapped_at(&self, object: &Object, pages: ObjectRange) -> usize {
         let mut count = 0;
-        self.for_each_mapping(object, pages, Wait::Yes, |window, part| {
+        self.for_each_mapping(object, pages, Wait::Yes, |_, window, part| {
             count += part.pages().filter(|&page| window.is_present(page)).count();
         });
         count
@@ -71,12 +72,12 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// Calls `visit` for each part of the arena, within one window, that shows some of `pages`;
     /// the window is locked.
-    fn for_each_mapping(
+    pub(super) fn for_each_mapping(
         &self,
         object: &Object,
         pages: ObjectRange,
         wait: Wait,
-        mut visit: impl FnMut(&mut Mapped, PageRange),
+        mut visit: impl FnMut(&Mapping, &mut Mapped, PageRange),
     ) -> bool {
         let tree = match wait {
             Wait::Yes => object.i_mmap.i_mmap_lock_read(&self.i_mmaps),
@@ -94,7 +95,7 @@ impl<M: ObjectMmu> Objects<M> {
                     }
                     self.space.mmu().relax();
                 }
-                visit(&mut window, part);
+                visit(&mapping, &mut window, part);
             }
         }
         true

@@ -139,6 +139,7 @@ impl<M: ObjectMmu> Objects<M> {
             let is_behind = gone.intersect(pages).start == pages.start;
             if is_behind && object.block(pages.start).frame() != LargeFrame::NONE {
                 let _ = self.lock_block(object, pages, Wait::Yes);
+                self.retire_windows(object, pages, Wait::Yes);
                 self.leave_frame(object, pages.start, false);
                 self.unlock_words(object, pages);
             }
