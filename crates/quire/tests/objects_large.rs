@@ -334,7 +334,7 @@ fn what_is_dropped_block_by_block_leaves_its_frames_to_others() {
 
 #[test]
 fn a_block_that_is_cut_while_it_is_brought_together_ends_at_home() {
-    const ROUNDS: usize = 1500;
+    const ROUNDS: usize = 600;
     let _watchdog = Watchdog::new(60);
     let Some(space) = space(MEMORY) else { return };
     let bytes = random(BLOCK, 14);

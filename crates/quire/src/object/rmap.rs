@@ -86,17 +86,24 @@ impl<M: ObjectMmu> Objects<M> {
                 None => return false,
             },
         };
-        for (_, mapping) in tree.overlapping(pages) {
-            for part in mapping.arena_range(pages).by_block() {
-                let mut window = self.windows.lock(part.start);
-                while !self.conceal(&mut window, part.start) {
-                    if wait == Wait::No {
-                        return false;
-                    }
-                    self.space.mmu().relax();
+        let parts = || {
+            let parts_of = |mapping: Mapping| mapping.arena_range(pages).by_block();
+            let mappings = tree.overlapping(pages).map(|(_, mapping)| mapping);
+            mappings.flat_map(move |mapping| parts_of(mapping).map(move |part| (mapping, part)))
+        };
+        // All before the first visit: once something is forgotten nobody goes away. With a page
+        // locked nothing becomes whole in between.
+        for (_, part) in parts() {
+            let mut window = self.windows.lock(part.start);
+            while !self.conceal(&mut window, part.start) {
+                if wait == Wait::No {
+                    return false;
                 }
-                visit(&mapping, &mut window, part);
+                self.space.mmu().relax();
             }
+        }
+        for (mapping, part) in parts() {
+            visit(&mapping, &mut self.windows.lock(part.start), part);
         }
         true
     }
