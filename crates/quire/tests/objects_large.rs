@@ -86,22 +86,26 @@ fn a_page_is_mapped_alone_where_nothing_may_be_mapped_around_it() {
     }
 }
 
+/// A thread that serves itself does so on the little stack that it has for signals.
 #[test]
 fn a_mapping_that_cuts_blocks_shows_them_too() {
     let _watchdog = Watchdog::new(120);
-    let Some(space) = space(MEMORY) else { return };
     let bytes = random(12 * BLOCK, 4);
-    let object = open(&space, &bytes);
-    // SAFETY: nobody writes the store.
-    let map = unsafe { MapOptions::new().map(&object) }.unwrap();
-    assert!(map[..] == bytes[..]);
-    for (first, pages) in [(511, 2), (100, 300), (1000, 30), (700, 3000)] {
-        let options = MapOptions::new().offset((first * PAGE) as u64).len((pages * PAGE) as u64);
-        // SAFETY: as above.
-        let part = unsafe { options.map(&object) }.unwrap();
-        assert!(part[..] == bytes[first * PAGE..(first + pages) * PAGE], "from {first}");
+    for delivery in [Delivery::Handlers, Delivery::Inline] {
+        let builder = AddressSpace::builder().memory(MEMORY).delivery(delivery);
+        let Some(space) = space_by(&builder) else { return };
+        let object = open(&space, &bytes);
+        // SAFETY: nobody writes the store.
+        let map = unsafe { MapOptions::new().map(&object) }.unwrap();
+        assert!(map[..] == bytes[..]);
+        for (first, pages) in [(511, 2), (100, 300), (1000, 30), (700, 3000)] {
+            let (offset, len) = ((first * PAGE) as u64, (pages * PAGE) as u64);
+            // SAFETY: as above.
+            let part = unsafe { MapOptions::new().offset(offset).len(len).map(&object) }.unwrap();
+            assert!(part[..] == bytes[first * PAGE..(first + pages) * PAGE], "from {first}");
+        }
+        assert!(map[..] == bytes[..]);
     }
-    assert!(map[..] == bytes[..]);
 }
 
 #[test]

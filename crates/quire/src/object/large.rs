@@ -623,7 +623,8 @@ impl<M: ObjectMmu> Objects<M> {
         Migrated { success: 0, failed: count }
     }
 
-    /// Moves one page between two places of its locked, unmapped block.
+    /// Moves one page between two places of its locked, unmapped block. Through the view, not a
+    /// buffer: a thread that serves itself has little stack.
     fn move_page(
         &self,
         object: &Object,
@@ -631,13 +632,18 @@ impl<M: ObjectMmu> Objects<M> {
         from: LargeFrame,
         to: LargeFrame,
     ) -> Result<(), Errno> {
+        let viewed = if to == LargeFrame::NONE { from } else { to };
+        // SAFETY: the caller has locked all pages of the block, whose frames both are.
+        let bytes = unsafe { self.large.bytes(viewed) }.ok_or(Errno::INVAL)?;
+        let within = (page.index() % BLOCK_PAGES) << PAGE_SHIFT;
+        let bytes = &mut bytes[within..within + PAGE_SIZE];
         let block = object.block(page);
-        let mut bytes = [0u8; PAGE_SIZE];
         block.set_frame(from);
-        self.cache_read(object, page.offset(), &mut bytes)?;
-        block.set_frame(to);
-        self.cache_write(object, page.offset(), &bytes)?;
-        block.set_frame(from);
+        if to == LargeFrame::NONE {
+            self.space.mmu().home_write(object.home, page.offset(), bytes)?;
+        } else {
+            self.cache_read(object, page.offset(), bytes)?;
+        }
         // Where it is refused the page takes its memory twice until its frame goes.
         let _ = self.cache_punch(object, ObjectRange::new(page, 1));
         Ok(())
