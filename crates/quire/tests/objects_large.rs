@@ -404,5 +404,43 @@ fn scans_of_what_is_long_cost_the_kernel_few_mappings() {
         let reused = space.counter("pgreuse") as usize * PAGE;
         assert_eq!(reused > 3 * bytes.len(), reuses, "{reused} bytes, {windows} windows");
         assert_eq!(space.counter("pgmigrate_fail"), 0);
+        assert_eq!(space.counter("pgmigrate_success") > 0, windows == 6, "{windows} windows");
     }
+}
+
+#[test]
+fn without_large_frames_a_page_in_a_pipe_keeps_its_bytes() {
+    let _watchdog = Watchdog::new(120);
+    let Some(space) = space_by(&AddressSpace::builder().memory(MEMORY).large_windows(0)) else {
+        return;
+    };
+    let bytes = random(50 * BLOCK, 17);
+    let object = open(&space, &bytes);
+    // SAFETY: nobody writes the store.
+    let map = unsafe { MapOptions::new().map(&object) }.unwrap();
+    for block in [20, 30, 40] {
+        let at = block * BLOCK + 70 * PAGE;
+        map.populate(at..at + PAGE).unwrap();
+        let mut ends = [0; 2];
+        let page = libc::iovec { iov_base: map[at..].as_ptr().cast_mut().cast(), iov_len: PAGE };
+        // SAFETY: two descriptors are written, and a page of the mapping is read.
+        let spliced = unsafe {
+            assert_eq!(libc::pipe(ends.as_mut_ptr()), 0);
+            libc::vmsplice(ends[1], &raw const page, 1, 0)
+        };
+        assert_eq!(spliced, PAGE as isize);
+        for _ in 0..3 {
+            assert!(map[..] == bytes[..]);
+        }
+        let mut found = [0u8; PAGE];
+        // SAFETY: it has room for as much; the descriptors are closed once.
+        let read = unsafe {
+            let read = libc::read(ends[0], found.as_mut_ptr().cast(), PAGE);
+            ends.map(|end| assert_eq!(libc::close(end), 0));
+            read
+        };
+        assert_eq!(read, PAGE as isize);
+        assert!(found[..] == bytes[at..at + PAGE], "block {block}");
+    }
+    assert_eq!(space.counter("pgreuse"), 0);
 }

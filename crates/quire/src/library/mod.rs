@@ -22,6 +22,13 @@
 //! A child has none of the mappings: an access is a SIGSEGV. It may open an address space of its
 //! own.
 //!
+//! # Pages that the kernel holds
+//!
+//! Memory of what is read in order goes from block to block, and the bytes in it change. A page of a
+//! mapping that the kernel holds beyond the access (the source of direct I/O, of `vmsplice`, of
+//! `MSG_ZEROCOPY`) may hold other bytes before the kernel is done with it. Hand over a copy, or
+//! have an address space without such memory: [`Builder::large_windows`] of 0.
+//!
 //! # Rights
 //!
 //! Where the process may not serve faults that the kernel takes on its behalf
@@ -166,7 +173,8 @@ impl Builder {
 
     /// How many stretches of 2 MiB, of all mappings, may show memory that is recycled from block to
     /// block. Each may cost two of the kernel's mappings, of which a process has
-    /// `vm.max_map_count`; a quarter of that unless said otherwise.
+    /// `vm.max_map_count`; a quarter of that unless said otherwise. With 0 no memory is recycled so:
+    /// slower where much is read in order, but a page that the kernel holds keeps its bytes.
     #[must_use]
     pub fn large_windows(mut self, windows: usize) -> Builder {
         self.large_windows = Some(windows);

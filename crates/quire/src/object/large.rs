@@ -8,6 +8,10 @@
 //!
 //! A block of an object lives at home, or in a large frame; [`Block::frame`] says which.
 //!
+//! Who recycles memory must know that nobody looks at it any more, and of pages that the kernel
+//! holds for somebody (in a pipe, under direct I/O) nobody can know: what is there then sees other
+//! bytes. The application is told so, and can do without large frames.
+//!
 //! | frame | memory | charged |
 //! |---|---|---|
 //! | empty | none | nothing |
@@ -162,8 +166,16 @@ impl LargeFrames {
         self.home
     }
 
+    /// Whether blocks may live in them.
+    fn are_used(&self) -> bool {
+        // Relaxed: a choice that may be changed at any time.
+        self.view.is_some() && self.shown_max.load(Ordering::Relaxed) > 0
+    }
+
     fn take_empty(&self) -> Option<LargeFrame> {
-        self.view?;
+        if !self.are_used() {
+            return None;
+        }
         self.numbers.take().map(|number| LargeFrame(number + 1))
     }
 
@@ -242,6 +254,7 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// How many windows may show large frames, each of which may cost two of the kernel's mappings.
+    /// With 0 there are no large frames.
     pub fn set_large_windows_max(&self, windows: usize) {
         self.large.shown_max.store(windows, Ordering::Relaxed);
     }
@@ -313,7 +326,8 @@ impl<M: ObjectMmu> Objects<M> {
     /// Charges a locked run that is not cached. A whole block is given a large frame, a recycled
     /// one if there is one: that is charged already.
     pub(super) fn try_charge_run(&self, object: &Object, pages: ObjectRange) -> bool {
-        let is_block = pages.len() == BLOCK_PAGES
+        let is_block = self.large.are_used()
+            && pages.len() == BLOCK_PAGES
             && pages.start.index().is_multiple_of(BLOCK_PAGES)
             && pages.end.offset() <= object.len();
         let block = object.block(pages.start);
@@ -342,7 +356,7 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// Whether a whole block could be read at once.
     pub(super) fn has_room_for_block(&self) -> bool {
-        self.large.view.is_none()
+        !self.large.are_used()
             || self.large.recycled_pages() > 0
             || self.space.chargeable_now() >= BLOCK_PAGES
     }
