@@ -118,9 +118,10 @@ impl LargeFrames {
     /// `count` empty ones, or none at all where the MMU does without.
     pub fn new<M: ObjectMmu>(mmu: &M, count: usize) -> Result<LargeFrames, Errno> {
         let home = mmu.home_open()?;
-        let pages = count * BLOCK_PAGES;
-        let viewed = mmu.home_resize(home, pages).and_then(|()| mmu.home_view(home, pages));
         let numbers = Numbers::new(count.max(1)).inspect_err(|_| mmu.home_close(home))?;
+        let pages = count * BLOCK_PAGES;
+        // Last: nothing fails any more that would have to end the view.
+        let viewed = mmu.home_resize(home, pages).and_then(|()| mmu.home_view(home, pages));
         Ok(LargeFrames {
             home,
             count: if viewed.is_ok() { count } else { 0 },
