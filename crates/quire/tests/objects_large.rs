@@ -3,12 +3,14 @@
 #[path = "common/objects.rs"]
 mod common;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use common::{Dir, PAGE, Probe, Stop, Watchdog, load, random, space, space_by, store, wait_until};
-use quire::library::{AddressSpace, Delivery, FaultAround, MapOptions, Object, OpenOptions};
+use quire::library::{
+    AddressSpace, Delivery, FaultAround, MapOptions, Mapping, Object, OpenOptions,
+};
 use quire::mmu::simulated::Generator;
 use quire::store::test::VecStore;
 
@@ -84,22 +86,26 @@ fn a_page_is_mapped_alone_where_nothing_may_be_mapped_around_it() {
     }
 }
 
+/// A thread that serves itself does so on the little stack that it has for signals.
 #[test]
 fn a_mapping_that_cuts_blocks_shows_them_too() {
     let _watchdog = Watchdog::new(120);
-    let Some(space) = space(MEMORY) else { return };
     let bytes = random(12 * BLOCK, 4);
-    let object = open(&space, &bytes);
-    // SAFETY: nobody writes the store.
-    let map = unsafe { MapOptions::new().map(&object) }.unwrap();
-    assert!(map[..] == bytes[..]);
-    for (first, pages) in [(511, 2), (100, 300), (1000, 30), (700, 3000)] {
-        let options = MapOptions::new().offset((first * PAGE) as u64).len((pages * PAGE) as u64);
-        // SAFETY: as above.
-        let part = unsafe { options.map(&object) }.unwrap();
-        assert!(part[..] == bytes[first * PAGE..(first + pages) * PAGE], "from {first}");
+    for delivery in [Delivery::Handlers, Delivery::Inline] {
+        let builder = AddressSpace::builder().memory(MEMORY).delivery(delivery);
+        let Some(space) = space_by(&builder) else { return };
+        let object = open(&space, &bytes);
+        // SAFETY: nobody writes the store.
+        let map = unsafe { MapOptions::new().map(&object) }.unwrap();
+        assert!(map[..] == bytes[..]);
+        for (first, pages) in [(511, 2), (100, 300), (1000, 30), (700, 3000)] {
+            let (offset, len) = ((first * PAGE) as u64, (pages * PAGE) as u64);
+            // SAFETY: as above.
+            let part = unsafe { MapOptions::new().offset(offset).len(len).map(&object) }.unwrap();
+            assert!(part[..] == bytes[first * PAGE..(first + pages) * PAGE], "from {first}");
+        }
+        assert!(map[..] == bytes[..]);
     }
-    assert!(map[..] == bytes[..]);
 }
 
 #[test]
@@ -261,4 +267,180 @@ fn scans_and_random_reads_go_on_while_the_end_moves() {
         drop(object);
         wait_until(|| space.held().0 == 0);
     }
+}
+
+#[test]
+fn what_the_program_has_locked_is_not_another_blocks() {
+    let _watchdog = Watchdog::new(120);
+    let Some(space) = space(MEMORY) else { return };
+    let bytes = random(50 * BLOCK, 11);
+    let object = open(&space, &bytes);
+    // SAFETY: nobody writes the store.
+    let map = unsafe { MapOptions::new().map(&object) }.unwrap();
+    assert!(map[..] == bytes[..]);
+    let locked = 49 * BLOCK + 70 * PAGE..49 * BLOCK + 78 * PAGE;
+    // SAFETY: inside of the mapping; it changes no byte.
+    unsafe { rustix::mm::mlock(map.as_ptr().add(locked.start).cast_mut().cast(), locked.len()) }
+        .unwrap();
+    for round in 0..3 {
+        assert!(map[..49 * BLOCK] == bytes[..49 * BLOCK], "round {round}");
+        assert!(map[locked.clone()] == bytes[locked.clone()], "round {round}");
+    }
+    assert!(space.counter("pgreuse") > 0);
+}
+
+#[test]
+fn populate_maps_what_lives_in_a_large_frame_wherever_it_is_mapped() {
+    let _watchdog = Watchdog::new(120);
+    let Some(space) = space(MEMORY) else { return };
+    let bytes = random(8 * BLOCK, 12);
+    let object = open(&space, &bytes);
+    // SAFETY: nobody writes the store.
+    let map = unsafe { MapOptions::new().map(&object) }.unwrap();
+    assert!(map[..] == bytes[..]);
+    assert_eq!(object.migrate().unwrap().1, 0);
+    for (first, pages) in [(511, 2), (100, 300), (1000, 600)] {
+        let options = MapOptions::new().offset((first * PAGE) as u64).len((pages * PAGE) as u64);
+        // SAFETY: as above.
+        let part = unsafe { options.populate(true).map(&object) }.unwrap();
+        assert_eq!(part.mapped_pages(), pages, "from {first}");
+        assert!(part[..] == bytes[first * PAGE..(first + pages) * PAGE], "from {first}");
+    }
+}
+
+/// As one does who knows that he comes by once.
+#[test]
+fn what_is_dropped_block_by_block_leaves_its_frames_to_others() {
+    const BLOCKS: usize = 120;
+    const LAST: usize = 40;
+    let _watchdog = Watchdog::new(120);
+    let Some(space) = space(MEMORY) else { return };
+    let bytes = random(BLOCKS * BLOCK, 13);
+    let object = open(&space, &bytes);
+    // SAFETY: nobody writes the store.
+    let map = unsafe { MapOptions::new().map(&object) }.unwrap();
+    for block in 0..BLOCKS - LAST {
+        let part = block * BLOCK..(block + 1) * BLOCK;
+        map.will_need(part.clone());
+        assert!(map[part.clone()] == bytes[part.clone()], "block {block}");
+        let mut dropped = 0;
+        while dropped < BLOCK {
+            dropped += map.dont_need(part.clone());
+        }
+    }
+    let before = space.counter("pgreuse");
+    let rest = (BLOCKS - LAST) * BLOCK..BLOCKS * BLOCK;
+    for round in 0..3 {
+        assert!(map[rest.clone()] == bytes[rest.clone()], "round {round}");
+    }
+    assert!(space.counter("pgreuse") > before);
+}
+
+#[test]
+fn a_block_that_is_cut_while_it_is_brought_together_ends_at_home() {
+    const ROUNDS: usize = 600;
+    let _watchdog = Watchdog::new(60);
+    let Some(space) = space(MEMORY) else { return };
+    let bytes = random(BLOCK, 14);
+    let object = open(&space, &bytes);
+    // SAFETY: accessed by single bytes only.
+    let map = unsafe { MapOptions::new().map(&object) }.unwrap();
+    let (begin, end) = (Barrier::new(2), Barrier::new(2));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..ROUNDS {
+                begin.wait();
+                object.migrate().unwrap();
+                end.wait();
+            }
+        });
+        let mut generator = Generator::new(15);
+        for round in 0..ROUNDS {
+            // In pieces, so that it is at home.
+            for half in [0..BLOCK / 2, BLOCK / 2..BLOCK] {
+                map.populate(half).unwrap();
+            }
+            begin.wait();
+            for _ in 0..generator.below(4000) {
+                std::hint::spin_loop();
+            }
+            object.set_len((300 * PAGE) as u64).unwrap();
+            end.wait();
+            assert_eq!(load(map.as_ptr(), 299 * PAGE), Some(bytes[299 * PAGE]), "round {round}");
+            assert_eq!(load(map.as_ptr(), 300 * PAGE), None, "round {round}");
+            object.set_len(BLOCK as u64).unwrap();
+            map.dont_need(0..BLOCK);
+        }
+    });
+}
+
+/// The kernel's mappings that begin within a mapping.
+fn kernel_mappings(map: &Mapping) -> usize {
+    let start = map.as_ptr() as usize;
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let begins = maps.lines().map(|line| line.split('-').next().unwrap());
+    let begins = begins.map(|begin| usize::from_str_radix(begin, 16).unwrap());
+    begins.filter(|begin| (start..start + map.len()).contains(begin)).count()
+}
+
+#[test]
+fn scans_of_what_is_long_cost_the_kernel_few_mappings() {
+    let _watchdog = Watchdog::new(120);
+    let bytes = random(100 * BLOCK, 16);
+    // What is in memory at once is about 30 windows, twice.
+    for (windows, reuses) in [(160, true), (6, false), (0, false)] {
+        let builder = AddressSpace::builder().memory(MEMORY).large_windows(windows);
+        let Some(space) = space_by(&builder) else { return };
+        let object = open(&space, &bytes);
+        // SAFETY: nobody writes the store.
+        let maps = [(); 2].map(|()| unsafe { MapOptions::new().map(&object) }.unwrap());
+        for round in 0..3 {
+            for map in &maps {
+                assert!(map[..] == bytes[..], "{windows} windows, round {round}");
+            }
+        }
+        let costs: usize = maps.iter().map(kernel_mappings).sum();
+        assert!(costs <= 2 * windows + 8, "{costs} mappings for {windows} windows");
+        let reused = space.counter("pgreuse") as usize * PAGE;
+        assert_eq!(reused > 3 * bytes.len(), reuses, "{reused} bytes, {windows} windows");
+        assert_eq!(space.counter("pgmigrate_fail"), 0);
+        assert_eq!(space.counter("pgmigrate_success") > 0, windows == 6, "{windows} windows");
+    }
+}
+
+#[test]
+fn without_large_frames_a_page_in_a_pipe_keeps_its_bytes() {
+    let _watchdog = Watchdog::new(120);
+    let Some(space) = space_by(&AddressSpace::builder().memory(MEMORY).large_windows(0)) else {
+        return;
+    };
+    let bytes = random(50 * BLOCK, 17);
+    let object = open(&space, &bytes);
+    // SAFETY: nobody writes the store.
+    let map = unsafe { MapOptions::new().map(&object) }.unwrap();
+    for block in [20, 30, 40] {
+        let at = block * BLOCK + 70 * PAGE;
+        map.populate(at..at + PAGE).unwrap();
+        let mut ends = [0; 2];
+        let page = libc::iovec { iov_base: map[at..].as_ptr().cast_mut().cast(), iov_len: PAGE };
+        // SAFETY: two descriptors are written, and a page of the mapping is read.
+        let spliced = unsafe {
+            assert_eq!(libc::pipe(ends.as_mut_ptr()), 0);
+            libc::vmsplice(ends[1], &raw const page, 1, 0)
+        };
+        assert_eq!(spliced, PAGE as isize);
+        for _ in 0..3 {
+            assert!(map[..] == bytes[..]);
+        }
+        let mut found = [0u8; PAGE];
+        // SAFETY: it has room for as much; the descriptors are closed once.
+        let read = unsafe {
+            let read = libc::read(ends[0], found.as_mut_ptr().cast(), PAGE);
+            ends.into_iter().for_each(|end| assert_eq!(libc::close(end), 0));
+            read
+        };
+        assert_eq!(read, PAGE as isize);
+        assert!(found[..] == bytes[at..at + PAGE], "block {block}");
+    }
+    assert_eq!(space.counter("pgreuse"), 0);
 }

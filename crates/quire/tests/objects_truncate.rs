@@ -8,8 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use common::{Dir, PAGE, Watchdog, drop_pages, load, press, random, space, store, wait_until};
-use quire::library::{FaultAround, MapOptions, Object, OpenOptions, Pattern};
+use common::{
+    Dir, PAGE, Probe, Watchdog, drop_pages, load, press, random, space, space_by, store, wait_until,
+};
+use quire::library::{AddressSpace, FaultAround, MapOptions, Object, OpenOptions, Pattern};
 use quire::store::test::{DelayStore, FailStore, Failure, VecStore};
 use quire::store::{Operation, Store};
 use rustix::io::Errno;
@@ -257,4 +259,41 @@ fn a_flush_waits_for_the_store_to_say_whether_it_becomes_shorter() {
     });
     assert_eq!(memory.bytes()[7 * PAGE], 9);
     assert_eq!(object.cached().1, 0);
+}
+
+/// The one worker waits for its store, behind it waits a read. Who cuts the end waits for that read,
+/// and must not keep what the worker needs to come to it.
+#[test]
+fn a_cut_that_waits_for_a_read_lets_write_back_end() {
+    let _watchdog = Watchdog::new(60);
+    let Some(space) = space_by(&AddressSpace::builder().memory(1 << 20).workers(1)) else {
+        return;
+    };
+    let inner = Probe::new(vec![0; 600 * PAGE]);
+    let object = Object::with_store(&space, Arc::clone(&inner), None).unwrap();
+    let [has_begun, may_end] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
+    inner.on_write({
+        let (has_begun, may_end) = (Arc::clone(&has_begun), Arc::clone(&may_end));
+        move |_, _| {
+            has_begun.store(true, Ordering::SeqCst);
+            wait_until(|| may_end.load(Ordering::SeqCst));
+        }
+    });
+    // SAFETY: accessed by single bytes only.
+    let map = unsafe { MapOptions::new().fault_around(FaultAround::Off).map_mut(&object) }.unwrap();
+    let start = map.as_ptr() as usize;
+    (0..40).for_each(|page| assert_eq!(load(start as *const u8, page * PAGE), Some(0)));
+    // More than a tenth of the memory: the worker writes.
+    (0..40).for_each(|page| assert!(store(start as *const u8, page * PAGE, 1)));
+    wait_until(|| has_begun.load(Ordering::SeqCst));
+    std::thread::scope(|scope| {
+        let reads = space.counter("pgmajfault");
+        scope.spawn(move || assert_eq!(load(start as *const u8, 200 * PAGE), Some(0)));
+        wait_until(|| space.counter("pgmajfault") > reads);
+        scope.spawn(|| object.set_len(300 * PAGE as u64).unwrap());
+        wait_until(|| object.len() == 300 * PAGE as u64);
+        std::thread::sleep(Duration::from_millis(50));
+        may_end.store(true, Ordering::SeqCst);
+    });
+    assert_eq!(load(start as *const u8, 300 * PAGE), None);
 }

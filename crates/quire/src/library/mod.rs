@@ -22,6 +22,13 @@
 //! A child has none of the mappings: an access is a SIGSEGV. It may open an address space of its
 //! own.
 //!
+//! # Pages that the kernel holds
+//!
+//! Memory of what is read in order goes from block to block, and the bytes in it change. A page of a
+//! mapping that the kernel holds beyond the access (the source of direct I/O, of `vmsplice`, of
+//! `MSG_ZEROCOPY`) may hold other bytes before the kernel is done with it. Hand over a copy, or
+//! have an address space without such memory: [`Builder::large_windows`] of 0.
+//!
 //! # Rights
 //!
 //! Where the process may not serve faults that the kernel takes on its behalf
@@ -112,6 +119,7 @@ pub struct Builder {
     swap: Option<SwapPlace>,
     store_deadline: Option<Duration>,
     writer_deadline: Option<Duration>,
+    large_windows: Option<usize>,
 }
 
 /// Who serves a fault.
@@ -140,6 +148,7 @@ impl Default for Builder {
             swap: None,
             store_deadline: None,
             writer_deadline: None,
+            large_windows: None,
         }
     }
 }
@@ -172,6 +181,16 @@ impl Builder {
     #[must_use]
     pub fn exclusive_rmap(mut self, is_exclusive: bool) -> Builder {
         self.exclusive_rmap = is_exclusive;
+        self
+    }
+
+    /// How many stretches of 2 MiB, of all mappings, may show memory that is recycled from block to
+    /// block. Each may cost two of the kernel's mappings, of which a process has
+    /// `vm.max_map_count`; a quarter of that unless said otherwise. With 0 no memory is recycled so:
+    /// slower where much is read in order, but a page that the kernel holds keeps its bytes.
+    #[must_use]
+    pub fn large_windows(mut self, windows: usize) -> Builder {
+        self.large_windows = Some(windows);
         self
     }
 
@@ -387,6 +406,9 @@ impl Engine {
         if let Some(deadline) = builder.writer_deadline {
             objects.set_writer_patience(u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX));
         }
+        if let Some(windows) = builder.large_windows.or_else(large_windows) {
+            objects.set_large_windows_max(windows);
+        }
         let objects: &'static Objects<Userfaultfd> =
             std::boxed::Box::leak(std::boxed::Box::new(objects));
         let (handlers, is_added) = match builder.delivery {
@@ -473,6 +495,12 @@ impl Drop for ControlPage {
         // SAFETY: reserved by `new`; the budget that refers to it has gone before.
         unsafe { memory::release(self.0.cast(), CONTROL_BYTES) };
     }
+}
+
+/// How many windows may show large frames: half of the kernel's mappings, at two each.
+fn large_windows() -> Option<usize> {
+    let most = std::fs::read_to_string("/proc/sys/vm/max_map_count").ok()?;
+    Some(most.trim().parse::<usize>().ok()? / 4)
 }
 
 /// The address of a page.

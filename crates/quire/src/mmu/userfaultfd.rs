@@ -7,7 +7,7 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 
 use linux_raw_sys::general::{
     __NR_pread64, __NR_process_vm_readv, MADV_DOFORK, MADV_DONTFORK, MADV_DONTNEED,
-    MADV_NOHUGEPAGE, MADV_POPULATE_WRITE,
+    MADV_DONTNEED_LOCKED, MADV_NOHUGEPAGE, MADV_POPULATE_WRITE,
 };
 use rustix::fd::{BorrowedFd, IntoRawFd};
 use rustix::fs::{FallocateFlags, MemfdFlags};
@@ -373,7 +373,8 @@ impl Mmu for Userfaultfd {
     }
 
     fn unmap(&self, pages: PageRange) {
-        let _ = self.advise(self.address(pages.start), pages.len(), MADV_DONTNEED);
+        // What an application has locked goes as well: it would show what its memory holds next.
+        let _ = self.advise(self.address(pages.start), pages.len(), MADV_DONTNEED_LOCKED);
     }
 
     fn unmap_all(&self, runs: &[PageRange]) -> usize {

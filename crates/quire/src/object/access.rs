@@ -2,7 +2,9 @@
 
 use core::sync::atomic::Ordering;
 
-use super::requests::{IoBuffer, Request, has_timed_out_since};
+use super::large::LargeFrame;
+use super::requests::{IoBuffer, Request, by_block, has_timed_out_since};
+use super::rmap::Wait;
 use super::{Object, ObjectId, Objects};
 use crate::fault::order::Streams;
 use crate::mmu::object::ObjectMmu;
@@ -196,9 +198,30 @@ impl<M: ObjectMmu> Objects<M> {
                     return fetched;
                 }
             }
-            self.populate_cached(part);
+            if self.populate_cached(part) < part.len() && self.bring_home_for(part, &vma, scratch) {
+                self.populate_cached(part);
+            }
         }
         Ok(())
+    }
+
+    /// Brings the blocks home that a part of one window cannot show where they live; says whether
+    /// any was.
+    fn bring_home_for(&self, part: PageRange, vma: &Vma, scratch: &mut Scratch) -> bool {
+        let backing = vma.attributes.backing;
+        let object = self.object(ObjectId(backing.object));
+        let pages = ObjectRange::new(backing.object_page(part.start), part.len());
+        let mut is_any = false;
+        for blocks_part in by_block(pages.intersect(object.range())) {
+            let page = part.start.add((blocks_part.start.0 - pages.start.0) as usize);
+            let can_show = self.can_show(object, vma, &self.windows.lock(page), page);
+            if !can_show {
+                let block = object.block_of(blocks_part.start);
+                let home = LargeFrame::NONE;
+                is_any |= self.migrate_block(object, block, home, Wait::Yes, Some(scratch)).is_ok();
+            }
+        }
+        is_any
     }
 
     pub(super) fn try_lock_absent(&self, object: &Object, page: ObjectPage) -> bool {

@@ -157,7 +157,9 @@ impl<M: ObjectMmu> Objects<M> {
         let at = vma.attributes.backing.object_page(page);
         if at.index() >= object.pages() {
             // Behind the end: a SIGBUS, once the home is as short as the object, and is shown.
-            let _ = self.show_home(object, vma, window, page);
+            let one = PageRange::new(page, 1);
+            let pages = ObjectRange::new(at, 1);
+            let _ = self.show_home(object, vma.attributes.prot, pages, window, one);
             self.space.mmu().relax();
             return self.answer(page, Outcome::NoVma);
         }

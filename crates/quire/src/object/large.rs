@@ -8,6 +8,10 @@
 //!
 //! A block of an object lives at home, or in a large frame; [`Block::frame`] says which.
 //!
+//! Who recycles memory must know that nobody looks at it any more, and of pages that the kernel
+//! holds for somebody (in a pipe, under direct I/O) nobody can know: what is there then sees other
+//! bytes. The application is told so, and can do without large frames.
+//!
 //! | frame | memory | charged |
 //! |---|---|---|
 //! | empty | none | nothing |
@@ -28,11 +32,12 @@ use rustix_futex_sync::Mutex;
 use super::numbers::Numbers;
 use super::requests::by_block;
 use super::rmap::Wait;
+use super::window::Mapped;
 use super::{Block, Object, Objects};
 use crate::budget::Purpose;
 use crate::control::Event;
 use crate::mmu::object::{Home, ObjectMmu};
-use crate::page::State;
+use crate::page::{Condition, State};
 use crate::scratch::Scratch;
 use crate::space::vma::Vma;
 use crate::sys::{Errno, monotonic_ns};
@@ -46,6 +51,10 @@ const RECYCLED_MAX: usize = 16;
 const AHEAD_PAGES: usize = 2 * BLOCK_PAGES;
 /// How long they wait, while memory is short, until it is given to others.
 const IDLE_NS: u64 = 100_000_000;
+
+/// Most windows that show large frames, unless said otherwise. Each may cost the kernel two
+/// mappings more, of which a process has 65530 as a rule.
+const SHOWN_MAX: usize = 1 << 14;
 
 /// A large frame, counted from 1; 0 is none: at home.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -90,6 +99,9 @@ pub(super) struct LargeFrames {
     is_wanted: AtomicBool,
     /// When the last of them found a block, in nanoseconds.
     taken_at: AtomicU64,
+    /// Windows that show one, be it of long ago.
+    shown: AtomicUsize,
+    shown_max: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -107,9 +119,10 @@ impl LargeFrames {
     /// `count` empty ones, or none at all where the MMU does without.
     pub fn new<M: ObjectMmu>(mmu: &M, count: usize) -> Result<LargeFrames, Errno> {
         let home = mmu.home_open()?;
-        let pages = count * BLOCK_PAGES;
-        let viewed = mmu.home_resize(home, pages).and_then(|()| mmu.home_view(home, pages));
         let numbers = Numbers::new(count.max(1)).inspect_err(|_| mmu.home_close(home))?;
+        let pages = count * BLOCK_PAGES;
+        // Last: nothing fails any more that would have to end the view.
+        let viewed = mmu.home_resize(home, pages).and_then(|()| mmu.home_view(home, pages));
         Ok(LargeFrames {
             home,
             count: if viewed.is_ok() { count } else { 0 },
@@ -119,15 +132,52 @@ impl LargeFrames {
             waiting: AtomicUsize::new(0),
             is_wanted: AtomicBool::new(false),
             taken_at: AtomicU64::new(0),
+            shown: AtomicUsize::new(0),
+            shown_max: AtomicUsize::new(SHOWN_MAX),
         })
+    }
+
+    /// Notes what a window shows from now on; its lock is held.
+    pub fn set_shown(&self, window: &mut Mapped, frame: LargeFrame) {
+        let before = LargeFrame(core::mem::replace(&mut window.shown, frame.0));
+        // Relaxed: how many there are, about; which is known under their locks.
+        match (before == LargeFrame::NONE, frame == LargeFrame::NONE) {
+            (true, false) => self.shown.fetch_add(1, Ordering::Relaxed),
+            (false, true) => self.shown.fetch_sub(1, Ordering::Relaxed),
+            _ => 0,
+        };
+    }
+
+    /// Whether one more window may show a frame.
+    pub fn may_show_more(&self) -> bool {
+        // Relaxed: a bound that may be passed by as many as look at once.
+        self.shown.load(Ordering::Relaxed) < self.shown_max.load(Ordering::Relaxed)
+    }
+
+    /// Whether windows should show their homes again as soon as they can.
+    fn are_many_shown(&self) -> bool {
+        self.shown.load(Ordering::Relaxed) >= self.shown_max.load(Ordering::Relaxed) / 2
+    }
+
+    /// The kernel has no mapping more: no more windows than now.
+    pub fn show_no_more(&self) {
+        self.shown_max.fetch_min(self.shown.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
     pub fn home(&self) -> Home {
         self.home
     }
 
+    /// Whether blocks may live in them.
+    fn are_used(&self) -> bool {
+        // Relaxed: a choice that may be changed at any time.
+        self.view.is_some() && self.shown_max.load(Ordering::Relaxed) > 0
+    }
+
     fn take_empty(&self) -> Option<LargeFrame> {
-        self.view?;
+        if !self.are_used() {
+            return None;
+        }
         self.numbers.take().map(|number| LargeFrame(number + 1))
     }
 
@@ -205,6 +255,28 @@ impl<M: ObjectMmu> Objects<M> {
         self.large.home
     }
 
+    /// How many windows may show large frames, each of which may cost two of the kernel's mappings.
+    /// With 0 there are no large frames.
+    pub fn set_large_windows_max(&self, windows: usize) {
+        self.large.shown_max.store(windows, Ordering::Relaxed);
+    }
+
+    /// Windows that show large frames just now.
+    pub fn large_windows(&self) -> usize {
+        self.large.shown.load(Ordering::Relaxed)
+    }
+
+    /// A locked, unmapped block is about to leave its frame: where many windows show one, its own
+    /// show its home again.
+    pub(super) fn retire_windows(&self, object: &Object, pages: ObjectRange, wait: Wait) {
+        if self.large.are_many_shown() {
+            self.for_each_mapping(object, pages, wait, |mapping, window, part| {
+                // Where it is refused it is one that shows a frame of long ago.
+                let _ = self.show_home(object, mapping.prot, mapping.pages_at(part), window, part);
+            });
+        }
+    }
+
     /// Whether the block that a page of the arena shows lives in a large frame just now.
     pub(super) fn is_in_large_frame(&self, object: &Object, vma: &Vma, page: PageNum) -> bool {
         let at = vma.attributes.backing.object_page(page);
@@ -271,7 +343,8 @@ impl<M: ObjectMmu> Objects<M> {
     /// Charges a locked run that is not cached. A whole block is given a large frame, a recycled
     /// one if there is one: that is charged already.
     pub(super) fn try_charge_run(&self, object: &Object, pages: ObjectRange) -> bool {
-        let is_block = !object.is_memory()
+        let is_block = self.large.are_used()
+            && !object.is_memory()
             && pages.len() == BLOCK_PAGES
             && pages.start.index().is_multiple_of(BLOCK_PAGES)
             && pages.end.offset() <= object.len()
@@ -302,7 +375,7 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// Whether a whole block could be read at once.
     pub(super) fn has_room_for_block(&self) -> bool {
-        self.large.view.is_none()
+        !self.large.are_used()
             || self.large.recycled_pages() > 0
             || self.space.chargeable_now() >= BLOCK_PAGES
     }
@@ -315,9 +388,12 @@ impl<M: ObjectMmu> Objects<M> {
             let frame = block.frame();
             block.set_frame(LargeFrame::NONE);
             self.keep_or_empty(frame);
-        } else {
-            self.space.budget().uncharge(pages.len());
+            return;
         }
+        if pages.len() == BLOCK_PAGES {
+            self.leave_frame(object, pages.start, false);
+        }
+        self.space.budget().uncharge(pages.len());
     }
 
     /// The bytes of a locked block's recycled frame, for a store to read into.
@@ -427,25 +503,29 @@ impl<M: ObjectMmu> Objects<M> {
         }
     }
 
-    /// Locks all words of a block, in order; where it may not wait and one is locked, none of them,
-    /// and that one is returned.
+    /// Locks all words of a block; where it may not wait and one is locked, none of them, and that
+    /// one is returned. It sleeps with none of them locked: who holds the one that it waits for may
+    /// be a read behind write-back of another, which waits for that one's lock.
     pub(super) fn lock_block(
         &self,
         object: &Object,
         pages: ObjectRange,
         wait: Wait,
     ) -> Result<(), ObjectPage> {
+        while let Err(busy) = self.try_lock_block(object, pages) {
+            if wait == Wait::No {
+                return Err(busy);
+            }
+            self.space.wait_on_word(object.word(busy), Condition::UNLOCKED);
+        }
+        Ok(())
+    }
+
+    fn try_lock_block(&self, object: &Object, pages: ObjectRange) -> Result<(), ObjectPage> {
         for page in pages.pages() {
-            let word = object.word(page);
-            match wait {
-                Wait::Yes => {
-                    self.space.lock_word(word);
-                }
-                Wait::No if word.try_lock().is_none() => {
-                    self.unlock_words(object, ObjectRange { start: pages.start, end: page });
-                    return Err(page);
-                }
-                Wait::No => {}
+            if object.word(page).try_lock().is_none() {
+                self.unlock_words(object, ObjectRange { start: pages.start, end: page });
+                return Err(page);
             }
         }
         Ok(())
@@ -461,6 +541,7 @@ impl<M: ObjectMmu> Objects<M> {
             return;
         }
         if pages.pages().all(|page| object.word(page).load().state() == State::None) {
+            self.retire_windows(object, pages, Wait::No);
             self.leave_frame(object, pages.start, false);
         }
         self.unlock_words(object, pages);
@@ -535,7 +616,10 @@ impl<M: ObjectMmu> Objects<M> {
         let mut moved = Migrated::default();
         if locked.is_ok() {
             let from = object.block(pages.start).frame();
-            if from != to {
+            // Under the locks: who cuts it shortens the object first, and looks where it lives
+            // under one of them afterwards.
+            let is_cut = to != LargeFrame::NONE && pages.end.offset() > object.len();
+            if from != to && !is_cut {
                 self.try_to_unmap(object, pages, Wait::Yes);
                 moved = self.move_block(object, pages, to);
                 if moved.failed == 0 && from != LargeFrame::NONE {
@@ -572,7 +656,8 @@ impl<M: ObjectMmu> Objects<M> {
         Migrated { success: 0, failed: count }
     }
 
-    /// Moves one page between two places of its locked, unmapped block.
+    /// Moves one page between two places of its locked, unmapped block. Through the view, not a
+    /// buffer: a thread that serves itself has little stack.
     fn move_page(
         &self,
         object: &Object,
@@ -580,19 +665,18 @@ impl<M: ObjectMmu> Objects<M> {
         from: LargeFrame,
         to: LargeFrame,
     ) -> Result<(), Errno> {
-        let block = object.block(page);
-        let within = page.index() % BLOCK_PAGES * PAGE_SIZE;
-        let frame = if from == LargeFrame::NONE { to } else { from };
-        // By way of the view: this may run on the stack of a signal.
-        // SAFETY: the block's page locks are held, and of large frames it has this one alone.
-        let bytes = unsafe { self.large.bytes(frame) }.ok_or(Errno::NOSYS)?;
+        let viewed = if to == LargeFrame::NONE { from } else { to };
+        // SAFETY: the caller has locked all pages of the block, whose frames both are.
+        let bytes = unsafe { self.large.bytes(viewed) }.ok_or(Errno::INVAL)?;
+        let within = (page.index() % BLOCK_PAGES) << PAGE_SHIFT;
         let bytes = &mut bytes[within..within + PAGE_SIZE];
-        if frame == from {
+        let block = object.block(page);
+        block.set_frame(from);
+        if to == LargeFrame::NONE {
             self.space.mmu().home_write(object.home, page.offset(), bytes)?;
         } else {
-            self.space.mmu().home_read(object.home, page.offset(), bytes)?;
+            self.cache_read(object, page.offset(), bytes)?;
         }
-        block.set_frame(from);
         // Where it is refused the page takes its memory twice until its frame goes.
         let _ = self.cache_punch(object, ObjectRange::new(page, 1));
         Ok(())

@@ -1,6 +1,7 @@
 //! Mappings of objects come, change their rights, and go.
 
 use super::i_mmap::Mapping;
+use super::large::LargeFrame;
 use super::{FaultAround, ObjectId, Objects};
 use crate::mmu::Prot;
 use crate::mmu::object::ObjectMmu;
@@ -85,7 +86,7 @@ impl<M: ObjectMmu> Objects<M> {
                 window.clear(present);
             }
             // What shows a large frame, or is whole, is this mapping's alone; it is made anew below.
-            window.shown = 0;
+            self.large.set_shown(&mut window, LargeFrame::NONE);
             window.is_whole = false;
         }
         {

@@ -10,6 +10,7 @@
 use core::sync::atomic::Ordering;
 
 use super::large::LargeFrame;
+use super::requests::by_block;
 use super::rmap::Wait;
 use super::{Object, Objects};
 use crate::control::Event;
@@ -244,6 +245,7 @@ impl<M: ObjectMmu> Objects<M> {
             seen().for_each(|old| object.synced.note_dropped(old));
             object.count_uncached(pages.start, pages.len());
             self.cached.fetch_sub(pages.len(), Ordering::Relaxed);
+            self.retire_windows(object, pages, Wait::No);
             // Charged on, with its frame.
             self.leave_frame(object, pages.start, true);
         }
@@ -332,21 +334,22 @@ impl<M: ObjectMmu> Objects<M> {
     /// Drops what is cached of `pages`, but for what is dirty or busy; returns how many.
     pub fn drop_cached(&self, object: &Object, pages: ObjectRange) -> usize {
         let mut dropped = 0;
-        for page in pages.intersect(object.range()).pages() {
-            let word = object.word(page);
-            let Some(old) = word.try_lock() else { continue };
-            let can_go = old.state() == State::Cached
-                && !old.has(Flags::DIRTY)
-                && !old.has(Flags::WRITEBACK);
-            let one = ObjectRange::new(page, 1);
-            if can_go && self.drop_locked(object, one, Wait::Yes) {
-                self.space.unlock_word_with(word, Object::GONE);
-                dropped += 1;
-            } else {
-                self.space.unlock_word(word);
-            }
+        for part in by_block(pages.intersect(object.range())) {
+            dropped += part.pages().filter(|&page| self.drop_cached_page(object, page)).count();
+            self.try_leave_frame(object, object.block_of(part.start));
         }
         dropped
+    }
+
+    fn drop_cached_page(&self, object: &Object, page: ObjectPage) -> bool {
+        let word = object.word(page);
+        let Some(old) = word.try_lock() else { return false };
+        let can_go = old.state() == State::Cached
+            && !old.has(Flags::DIRTY)
+            && !old.has(Flags::WRITEBACK)
+            && self.drop_locked(object, ObjectRange::new(page, 1), Wait::Yes);
+        self.space.unlock_word_with(word, if can_go { Object::GONE } else { old });
+        can_go
     }
 
     /// Drops locked, cached, clean pages from every mapping and from the cache. Their words are

@@ -372,6 +372,8 @@ impl<M: ObjectMmu> Objects<M> {
                 }
             }
         }
+        // Perhaps none could be read.
+        self.try_leave_frame(object, object.block_of(pages.start));
         result
     }
 

@@ -10,15 +10,20 @@
 //! what is missing there by itself, and reports nothing. Before anything of the block goes, the
 //! window is concealed; every walk of the reverse map does so first.
 //!
+//! Each window that shows a large frame may cost the kernel two mappings, of which a process has not
+//! that many. So there is a bound: beyond half of it windows show their homes again as soon as
+//! their blocks leave their frames, and at the bound blocks come home instead.
+//!
 //! Locks: the window's is held; page locks of what is to be mapped.
 
 use super::large::LargeFrame;
 use super::window::Mapped;
 use super::{Object, Objects};
+use crate::mmu::Prot;
 use crate::mmu::object::ObjectMmu;
 use crate::space::vma::Vma;
 use crate::sys::Errno;
-use crate::units::{BLOCK_ORDER, BLOCK_PAGES, ObjectPage, PageNum, PageRange};
+use crate::units::{BLOCK_ORDER, BLOCK_PAGES, ObjectPage, ObjectRange, PageNum, PageRange};
 
 /// The block of the arena that holds a page.
 fn block_of(page: PageNum) -> PageRange {
@@ -49,7 +54,14 @@ impl<M: ObjectMmu> Objects<M> {
         page: PageNum,
     ) -> bool {
         let frame = object.block(vma.attributes.backing.object_page(page)).frame();
-        frame.0 == window.shown || frame == LargeFrame::NONE || holds_block(vma, page)
+        frame.0 == window.shown
+            || frame == LargeFrame::NONE
+            || self.can_show_frames(vma, window, page)
+    }
+
+    /// Whether a window can show any large frame.
+    fn can_show_frames(&self, vma: &Vma, window: &Mapped, page: PageNum) -> bool {
+        holds_block(vma, page) && (window.shown != 0 || self.large.may_show_more())
     }
 
     /// Has a window show where the locked, cached pages `run` live, none of which is mapped.
@@ -68,7 +80,8 @@ impl<M: ObjectMmu> Objects<M> {
         if frame.0 == window.shown && !is_whole {
             return Shown::Yes;
         }
-        if frame != LargeFrame::NONE && frame.0 != window.shown && !holds_block(vma, run.start) {
+        let is_new = frame != LargeFrame::NONE && frame.0 != window.shown;
+        if is_new && !self.can_show_frames(vma, window, run.start) {
             return Shown::Cannot;
         }
         debug_assert!(
@@ -80,7 +93,7 @@ impl<M: ObjectMmu> Objects<M> {
         if is_whole && !prot.is_writable() {
             let first = frame.pages().start;
             if mmu.show_whole(block, self.large.home(), first, prot).is_ok() {
-                window.shown = frame.0;
+                self.large.set_shown(window, frame);
                 window.is_whole = true;
                 block.pages().for_each(|page| window.set(page, false));
                 return Shown::Whole;
@@ -92,29 +105,36 @@ impl<M: ObjectMmu> Objects<M> {
         let (home, first) = self.lives_at(object, backing.object_page(block.start));
         match mmu.show(block, home, first, prot) {
             Ok(()) => {
-                window.shown = frame.0;
+                self.large.set_shown(window, frame);
                 Shown::Yes
+            }
+            // The block can come home, which the window shows.
+            Err(Errno::NOMEM) if window.shown == 0 => {
+                self.large.show_no_more();
+                Shown::Cannot
             }
             Err(errno) => Shown::Refused(errno),
         }
     }
 
-    /// Has a window show its object's own home, where an access behind the end is a SIGBUS.
-    /// Nothing is mapped in it.
+    /// Has the window of `part`, which shows `pages`, show the object's own home, where an access
+    /// behind the end is a SIGBUS. As a rule nothing is mapped in it, or nothing happens.
     pub(super) fn show_home(
         &self,
         object: &Object,
-        vma: &Vma,
+        prot: Prot,
+        pages: ObjectRange,
         window: &mut Mapped,
-        page: PageNum,
+        part: PageRange,
     ) -> Result<(), Errno> {
         if window.shown == 0 || window.count() > 0 {
             return Ok(());
         }
-        let block = block_of(page);
-        let first: ObjectPage = vma.attributes.backing.object_page(block.start);
-        self.space.mmu().show(block, object.home, first, vma.attributes.prot)?;
-        window.shown = 0;
+        let block = block_of(part.start);
+        // What shows a large frame is one block of one mapping.
+        let first = ObjectPage(pages.start.0 - (part.start.0 - block.start.0));
+        self.space.mmu().show(block, object.home, first, prot)?;
+        self.large.set_shown(window, LargeFrame::NONE);
         Ok(())
     }
 

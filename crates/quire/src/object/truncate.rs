@@ -167,11 +167,12 @@ impl<M: ObjectMmu> Objects<M> {
             return Ok(());
         }
         let pages = object.block_of(last);
-        // A read that is under way may have given it a large frame: its locks are waited for.
-        // Later ones see the cut.
-        let _ = self.lock_block(object, pages, Wait::Yes);
+        // A read that is under way may have given it a large frame: it holds all of the block's
+        // locks, this one among them. Later ones see the cut.
+        let word = object.word(pages.start);
+        self.space.lock_word(word);
         let is_home = object.block(last).frame() == LargeFrame::NONE;
-        self.unlock_words(object, pages);
+        self.space.unlock_word(word);
         if is_home {
             return Ok(());
         }
@@ -188,6 +189,7 @@ impl<M: ObjectMmu> Objects<M> {
             let is_behind = gone.intersect(pages).start == pages.start;
             if is_behind && object.block(pages.start).frame() != LargeFrame::NONE {
                 let _ = self.lock_block(object, pages, Wait::Yes);
+                self.retire_windows(object, pages, Wait::Yes);
                 self.leave_frame(object, pages.start, false);
                 self.unlock_words(object, pages);
             }
