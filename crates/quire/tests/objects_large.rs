@@ -435,7 +435,7 @@ fn without_large_frames_a_page_in_a_pipe_keeps_its_bytes() {
         // SAFETY: it has room for as much; the descriptors are closed once.
         let read = unsafe {
             let read = libc::read(ends[0], found.as_mut_ptr().cast(), PAGE);
-            ends.map(|end| assert_eq!(libc::close(end), 0));
+            ends.into_iter().for_each(|end| assert_eq!(libc::close(end), 0));
             read
         };
         assert_eq!(read, PAGE as isize);
