@@ -617,9 +617,12 @@ impl<M: ObjectMmu> Objects<M> {
         if locked.is_ok() {
             let from = object.block(pages.start).frame();
             // Under the locks: who cuts it shortens the object first, and looks where it lives
-            // under one of them afterwards.
-            let is_cut = to != LargeFrame::NONE && pages.end.offset() > object.len();
-            if from != to && !is_cut {
+            // under one of them afterwards. What was reclaimed meanwhile needs no frame, and would
+            // keep the number of one that the caller takes for free.
+            let is_cut = pages.end.offset() > object.len();
+            let is_gone = object.block(pages.start).cached.load(Ordering::Relaxed) == 0;
+            let can_move = to == LargeFrame::NONE || !(is_cut || is_gone);
+            if from != to && can_move {
                 self.try_to_unmap(object, pages, Wait::Yes);
                 moved = self.move_block(object, pages, to);
                 if moved.failed == 0 && from != LargeFrame::NONE {
