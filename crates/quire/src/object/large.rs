@@ -32,7 +32,7 @@ use super::{Block, Object, Objects};
 use crate::budget::Purpose;
 use crate::control::Event;
 use crate::mmu::object::{Home, ObjectMmu};
-use crate::page::State;
+use crate::page::{Condition, State};
 use crate::scratch::Scratch;
 use crate::space::vma::Vma;
 use crate::sys::{Errno, monotonic_ns};
@@ -426,28 +426,26 @@ impl<M: ObjectMmu> Objects<M> {
         }
     }
 
-    /// Locks all words of a block, in order; where it may not wait and one is locked, none of them,
-    /// and that one is returned.
+    /// Locks all words of a block; where it may not wait and one is locked, none of them, and that
+    /// one is returned.
+    ///
+    /// It waits with none of them locked: a page that is to be read is locked until a worker has
+    /// come to it, and all workers may be at the end of a write, waiting for others of these locks.
     pub(super) fn lock_block(
         &self,
         object: &Object,
         pages: ObjectRange,
         wait: Wait,
     ) -> Result<(), ObjectPage> {
-        for page in pages.pages() {
-            let word = object.word(page);
-            match wait {
-                Wait::Yes => {
-                    self.space.lock_word(word);
-                }
-                Wait::No if word.try_lock().is_none() => {
-                    self.unlock_words(object, ObjectRange { start: pages.start, end: page });
-                    return Err(page);
-                }
-                Wait::No => {}
+        loop {
+            let busy = pages.pages().find(|&page| object.word(page).try_lock().is_none());
+            let Some(busy) = busy else { return Ok(()) };
+            self.unlock_words(object, ObjectRange { start: pages.start, end: busy });
+            if wait == Wait::No {
+                return Err(busy);
             }
+            self.space.wait_on_word(object.word(busy), Condition::UNLOCKED);
         }
-        Ok(())
     }
 
     /// A block nothing of which is cached gives its frame's number back, if that is to be had at
