@@ -26,13 +26,12 @@
 
 use core::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
-use rustix_futex_sync::Mutex;
-
 use super::writeback::FlushError;
 use super::{Object, Objects};
 use crate::mmu::object::ObjectMmu;
 use crate::page::{Flags, Snapshot, State};
 use crate::sys::Errno;
+use crate::sys::mutex::Mutex;
 use crate::units::ObjectPage;
 
 /// What a store has made durable.

@@ -14,9 +14,14 @@ pub mod uffd;
 
 pub use rustix::io::Errno;
 
-/// Time since some moment in the past, in nanoseconds. No system call.
+/// Time since some moment in the past, in nanoseconds. No system call. Among the actors of a
+/// simulation it is their own, which the same seed has pass the same way.
 #[must_use]
 pub fn monotonic_ns() -> u64 {
+    #[cfg(feature = "simulated")]
+    if let Some(now_ns) = crate::mmu::simulated::turns::now_ns() {
+        return now_ns;
+    }
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }

@@ -42,6 +42,8 @@ pub struct Expected {
     pub unreadable: BTreeSet<usize>,
     /// Writes and syncs that failed.
     pub failures: u64,
+    /// Syncs that failed.
+    pub sync_failures: u64,
     pub refusals: u64,
     pub releases: u32,
     closed_for: usize,
@@ -71,6 +73,7 @@ impl Expected {
             flushed: vec![0; pages_max],
             unreadable: BTreeSet::new(),
             failures: 0,
+            sync_failures: 0,
             refusals: 0,
             releases: 0,
             closed_for: 0,
@@ -115,12 +118,9 @@ impl Expected {
         self.is_scribbled = false;
     }
 
-    /// The change of the length has failed: from `cut` on the object has what its store has.
-    pub fn not_resized(&mut self, cut: usize) {
-        let end = self.len;
-        let (bytes, store) = (&mut self.bytes, &self.store);
-        bytes[cut..end].copy_from_slice(&store[cut..end]);
-        self.forget_from(cut.div_ceil(PAGE_SIZE));
+    /// The change of the length has failed: nothing has changed, and every byte that was written
+    /// must still reach the store.
+    pub fn not_resized(&mut self) {
         self.doubt = None;
     }
 
@@ -286,6 +286,7 @@ impl BackingStore for SimStore {
         let one_in = expected.plan.syncs_one_in;
         let fails = expected.generator.one_in(one_in);
         expected.failures += u64::from(fails);
+        expected.sync_failures += u64::from(fails);
         if fails { Err(Errno::IO) } else { Ok(()) }
     }
 

@@ -18,6 +18,13 @@ use std::vec::Vec;
 /// Looks of idle actors in a row, with nobody else able to run, before the simulation is stuck.
 const IDLE_LOOKS_MAX: u32 = 20_000;
 
+/// What time it is when a simulation begins: not 0, which stands for "never" where moments are kept.
+const START_NS: u64 = 1_000_000_000;
+/// How long a step takes.
+const STEP_NS: u64 = 1_000;
+/// How long it takes until idle actors look again, with nobody else able to run.
+const IDLE_LOOK_NS: u64 = 1_000_000;
+
 /// What an actor waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Wait {
@@ -51,6 +58,8 @@ struct Turns {
     /// Who has the baton.
     current: usize,
     steps: u64,
+    /// The time that has come so far.
+    now_ns: u64,
     idle_looks: u32,
     failure: Option<String>,
 }
@@ -124,6 +133,7 @@ impl Baton {
                 actors: std::vec![State::NotStarted; actors],
                 current: usize::MAX,
                 steps: 0,
+                now_ns: START_NS,
                 idle_looks: 0,
                 failure: None,
             }),
@@ -140,6 +150,11 @@ impl Baton {
     /// Steps so far.
     pub fn steps(&self) -> u64 {
         self.turns().steps
+    }
+
+    /// What time it is in the simulation.
+    pub fn now_ns(&self) -> u64 {
+        self.turns().now_ns
     }
 
     /// Makes the calling thread actor `index`, and returns when it is its turn.
@@ -186,6 +201,7 @@ impl Baton {
         let Some(index) = ACTOR.get() else { return };
         let mut turns = self.turns();
         turns.steps += 1;
+        turns.now_ns += STEP_NS;
         turns.idle_looks = 0;
         if turns.generator.one_in(self.switch_one_in) {
             self.choose(&mut turns);
@@ -264,6 +280,7 @@ impl Baton {
         let idle = indices(turns, State::Idle);
         if ready.is_empty() {
             turns.idle_looks += 1;
+            turns.now_ns += IDLE_LOOK_NS;
         }
         let looks = !idle.is_empty() && (ready.is_empty() || turns.generator.one_in(4));
         let candidates = if looks { idle } else { ready };

@@ -3,7 +3,9 @@
 //!
 //! A mutex that is held across calls of the MMU and a futex are waited for with the baton given
 //! away. Each function says whether the calling thread is an actor at all; if not it has done
-//! nothing. There is no timer among actors: who sleeps with a deadline looks again now and then.
+//! nothing. There is no timer among actors: who sleeps with a deadline looks again now and then. But
+//! there is a clock, which goes by steps and looks: what waits for a time to pass, or measures what
+//! something costs, does the same for the same seed.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -33,6 +35,11 @@ pub fn unlocked(address: usize, steps: bool) {
             baton.step();
         }
     }
+}
+
+/// The time of the simulation, for its actors.
+pub fn now_ns() -> Option<u64> {
+    current().map(|baton| baton.now_ns())
 }
 
 /// Sleeps while `word` is `expected`, as one of `classes`.
