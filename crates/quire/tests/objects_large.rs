@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
-use common::{Dir, PAGE, Probe, Stop, Watchdog, load, random, space, space_by, store, wait_until};
+use common::{Dir, PAGE, Probe, Stop, Watchdog, load, random, space_by, store, wait_until};
 use quire::library::{
     AddressSpace, Delivery, FaultAround, MapOptions, Mapping, Object, OpenOptions,
 };
@@ -17,6 +17,10 @@ use quire::store::test::VecStore;
 const BLOCK: usize = 512 * PAGE;
 /// The least in which streams grow to whole blocks.
 const MEMORY: usize = 64 << 20;
+
+fn recycling() -> Option<AddressSpace> {
+    space_by(&AddressSpace::builder().memory(MEMORY).recycle(true))
+}
 
 fn open(space: &AddressSpace, bytes: &[u8]) -> Object {
     Object::with_store(space, Arc::new(VecStore::new(bytes.to_vec())), None).unwrap()
@@ -29,7 +33,7 @@ fn what_is_scanned_in_order_is_read_over_what_was_scanned_before() {
     let dir = Dir::new();
     let path = dir.file("data", &bytes);
     for delivery in [Delivery::Handlers, Delivery::Inline] {
-        let builder = AddressSpace::builder().memory(MEMORY).delivery(delivery);
+        let builder = AddressSpace::builder().memory(MEMORY).recycle(true).delivery(delivery);
         let Some(space) = space_by(&builder) else { return };
         let object = OpenOptions::new().open(&space, &path).unwrap();
         {
@@ -51,7 +55,7 @@ fn what_is_scanned_in_order_is_read_over_what_was_scanned_before() {
 #[test]
 fn what_a_scan_left_behind_is_read_at_random_and_by_others() {
     let _watchdog = Watchdog::new(120);
-    let Some(space) = space(MEMORY) else { return };
+    let Some(space) = recycling() else { return };
     let bytes = random(50 * BLOCK, 2);
     let object = open(&space, &bytes);
     // SAFETY: nobody writes the store.
@@ -72,7 +76,7 @@ fn what_a_scan_left_behind_is_read_at_random_and_by_others() {
 #[test]
 fn a_page_is_mapped_alone_where_nothing_may_be_mapped_around_it() {
     let _watchdog = Watchdog::new(120);
-    let Some(space) = space(MEMORY) else { return };
+    let Some(space) = recycling() else { return };
     let bytes = random(8 * BLOCK, 3);
     let object = open(&space, &bytes);
     // SAFETY: nobody writes the store.
@@ -92,7 +96,7 @@ fn a_mapping_that_cuts_blocks_shows_them_too() {
     let _watchdog = Watchdog::new(120);
     let bytes = random(12 * BLOCK, 4);
     for delivery in [Delivery::Handlers, Delivery::Inline] {
-        let builder = AddressSpace::builder().memory(MEMORY).delivery(delivery);
+        let builder = AddressSpace::builder().memory(MEMORY).recycle(true).delivery(delivery);
         let Some(space) = space_by(&builder) else { return };
         let object = open(&space, &bytes);
         // SAFETY: nobody writes the store.
@@ -111,7 +115,7 @@ fn a_mapping_that_cuts_blocks_shows_them_too() {
 #[test]
 fn what_is_written_in_large_frames_reaches_the_store() {
     let _watchdog = Watchdog::new(120);
-    let Some(space) = space(MEMORY) else { return };
+    let Some(space) = recycling() else { return };
     let mut bytes = random(48 * BLOCK, 5);
     let inner = Arc::new(VecStore::new(bytes.clone()));
     let object = Object::with_store(&space, Arc::clone(&inner), None).unwrap();
@@ -136,7 +140,7 @@ fn what_is_written_in_large_frames_reaches_the_store() {
 #[test]
 fn behind_an_end_that_cuts_a_large_frame_is_a_sigbus() {
     let _watchdog = Watchdog::new(120);
-    let Some(space) = space(MEMORY) else { return };
+    let Some(space) = recycling() else { return };
     let bytes = random(12 * BLOCK, 7);
     let object = open(&space, &bytes);
     // SAFETY: accessed by single bytes, or not changed meanwhile.
@@ -169,7 +173,7 @@ fn behind_an_end_that_cuts_a_large_frame_is_a_sigbus() {
 #[test]
 fn a_block_that_came_in_pieces_is_brought_together_and_home_again() {
     let _watchdog = Watchdog::new(120);
-    let Some(space) = space(MEMORY) else { return };
+    let Some(space) = recycling() else { return };
     let bytes = random(6 * BLOCK + PAGE, 8);
     let object = open(&space, &bytes);
     // SAFETY: used by this thread alone.
@@ -198,7 +202,7 @@ fn a_block_that_came_in_pieces_is_brought_together_and_home_again() {
 #[test]
 fn a_bad_page_in_a_block_is_bad_alone() {
     let _watchdog = Watchdog::new(120);
-    let Some(space) = space(MEMORY) else { return };
+    let Some(space) = recycling() else { return };
     let bytes = random(48 * BLOCK, 9);
     let inner = Probe::new(bytes.clone());
     let object = Object::with_store(&space, Arc::clone(&inner), None).unwrap();
@@ -222,7 +226,7 @@ fn scans_and_random_reads_go_on_while_the_end_moves() {
     const KEPT: usize = 38;
     let _watchdog = Watchdog::new(240);
     for delivery in [Delivery::Handlers, Delivery::Inline] {
-        let builder = AddressSpace::builder().memory(MEMORY).delivery(delivery);
+        let builder = AddressSpace::builder().memory(MEMORY).recycle(true).delivery(delivery);
         let Some(space) = space_by(&builder) else { return };
         let bytes = random(BLOCKS * BLOCK, 10);
         let object = open(&space, &bytes);
@@ -271,7 +275,7 @@ fn scans_and_random_reads_go_on_while_the_end_moves() {
 #[test]
 fn what_the_program_has_locked_is_not_another_blocks() {
     let _watchdog = Watchdog::new(120);
-    let Some(space) = space(MEMORY) else { return };
+    let Some(space) = recycling() else { return };
     let bytes = random(50 * BLOCK, 11);
     let object = open(&space, &bytes);
     // SAFETY: nobody writes the store.
@@ -291,7 +295,7 @@ fn what_the_program_has_locked_is_not_another_blocks() {
 #[test]
 fn populate_maps_what_lives_in_a_large_frame_wherever_it_is_mapped() {
     let _watchdog = Watchdog::new(120);
-    let Some(space) = space(MEMORY) else { return };
+    let Some(space) = recycling() else { return };
     let bytes = random(8 * BLOCK, 12);
     let object = open(&space, &bytes);
     // SAFETY: nobody writes the store.
@@ -313,7 +317,7 @@ fn what_is_dropped_block_by_block_leaves_its_frames_to_others() {
     const BLOCKS: usize = 120;
     const LAST: usize = 40;
     let _watchdog = Watchdog::new(120);
-    let Some(space) = space(MEMORY) else { return };
+    let Some(space) = recycling() else { return };
     let bytes = random(BLOCKS * BLOCK, 13);
     let object = open(&space, &bytes);
     // SAFETY: nobody writes the store.
@@ -339,7 +343,7 @@ fn what_is_dropped_block_by_block_leaves_its_frames_to_others() {
 fn a_block_that_is_cut_while_it_is_brought_together_ends_at_home() {
     const ROUNDS: usize = 600;
     let _watchdog = Watchdog::new(60);
-    let Some(space) = space(MEMORY) else { return };
+    let Some(space) = recycling() else { return };
     let bytes = random(BLOCK, 14);
     let object = open(&space, &bytes);
     // SAFETY: accessed by single bytes only.
@@ -388,7 +392,7 @@ fn scans_of_what_is_long_cost_the_kernel_few_mappings() {
     let bytes = random(100 * BLOCK, 16);
     // What is in memory at once is about 30 windows, twice.
     for (windows, reuses) in [(160, true), (6, false), (0, false)] {
-        let builder = AddressSpace::builder().memory(MEMORY).large_windows(windows);
+        let builder = AddressSpace::builder().memory(MEMORY).recycle(true).large_windows(windows);
         let Some(space) = space_by(&builder) else { return };
         let object = open(&space, &bytes);
         // SAFETY: nobody writes the store.
@@ -410,7 +414,7 @@ fn scans_of_what_is_long_cost_the_kernel_few_mappings() {
 #[test]
 fn without_large_frames_a_page_in_a_pipe_keeps_its_bytes() {
     let _watchdog = Watchdog::new(120);
-    let Some(space) = space_by(&AddressSpace::builder().memory(MEMORY).large_windows(0)) else {
+    let Some(space) = space_by(&AddressSpace::builder().memory(MEMORY)) else {
         return;
     };
     let bytes = random(50 * BLOCK, 17);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{Dir, PAGE, Stop, Watchdog, load, random, space, store, wait_until, word};
+use common::{Dir, PAGE, Stop, Watchdog, load, random, space, space_by, store, wait_until, word};
 use quire::library::{AddressSpace, FaultAround, MapOptions, Object, OpenOptions};
 use quire::mmu::simulated::Generator;
 use quire::store::test::VecStore;
@@ -221,7 +221,8 @@ fn under_stress_in_large_frames_every_word_is_what_its_writer_wrote() {
 
 fn stress(size: Size) {
     let _watchdog = Watchdog::new(duration().as_secs() + 120);
-    let Some(space) = space(size.memory) else { return };
+    let builder = AddressSpace::builder().memory(size.memory).recycle(size.scanners > 0);
+    let Some(space) = space_by(&builder) else { return };
     let inner = Arc::new(VecStore::new(vec![0; (size.body + size.tail) * PAGE]));
     {
         let object = Object::with_store(&space, Arc::clone(&inner), None).unwrap();

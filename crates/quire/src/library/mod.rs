@@ -22,13 +22,6 @@
 //! A child has none of the mappings: an access is a SIGSEGV. It may open an address space of its
 //! own.
 //!
-//! # Pages that the kernel holds
-//!
-//! Memory of what is read in order goes from block to block, and the bytes in it change. A page of a
-//! mapping that the kernel holds beyond the access (the source of direct I/O, of `vmsplice`, of
-//! `MSG_ZEROCOPY`) may hold other bytes before the kernel is done with it. Hand over a copy, or
-//! have an address space without such memory: [`Builder::large_windows`] of 0.
-//!
 //! # Rights
 //!
 //! Where the process may not serve faults that the kernel takes on its behalf
@@ -119,6 +112,7 @@ pub struct Builder {
     swap: Option<SwapPlace>,
     store_deadline: Option<Duration>,
     writer_deadline: Option<Duration>,
+    recycles: bool,
     large_windows: Option<usize>,
 }
 
@@ -148,6 +142,7 @@ impl Default for Builder {
             swap: None,
             store_deadline: None,
             writer_deadline: None,
+            recycles: false,
             large_windows: None,
         }
     }
@@ -184,10 +179,21 @@ impl Builder {
         self
     }
 
-    /// How many stretches of 2 MiB, of all mappings, may show memory that is recycled from block to
-    /// block. Each may cost two of the kernel's mappings, of which a process has
-    /// `vm.max_map_count`; a quarter of that unless said otherwise. With 0 no memory is recycled so:
-    /// slower where much is read in order, but a page that the kernel holds keeps its bytes.
+    /// Whether what is read 2 MiB at a time may be read over what it displaces: what is read in
+    /// order through little memory then takes a third of the time. Not so unless said otherwise,
+    /// for it takes a promise: that no page of a mapping is given to the kernel to hold beyond an
+    /// access of its own, as the source of direct I/O, of `vmsplice` or of `MSG_ZEROCOPY` is.
+    /// Nobody can see that it is held, and it may have other bytes before the kernel is done with
+    /// it. Plain reads and writes of the program, and of calls that copy, are as safe as ever.
+    #[must_use]
+    pub fn recycle(mut self, recycles: bool) -> Builder {
+        self.recycles = recycles;
+        self
+    }
+
+    /// How many stretches of 2 MiB, of all mappings, may show memory that is recycled
+    /// ([`Self::recycle`]). Each may cost two of the kernel's mappings, of which a process has
+    /// `vm.max_map_count`; a quarter of that unless said otherwise.
     #[must_use]
     pub fn large_windows(mut self, windows: usize) -> Builder {
         self.large_windows = Some(windows);
@@ -406,7 +412,9 @@ impl Engine {
         if let Some(deadline) = builder.writer_deadline {
             objects.set_writer_patience(u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX));
         }
-        if let Some(windows) = builder.large_windows.or_else(large_windows) {
+        if !builder.recycles {
+            objects.set_large_windows_max(0);
+        } else if let Some(windows) = builder.large_windows.or_else(large_windows) {
             objects.set_large_windows_max(windows);
         }
         let objects: &'static Objects<Userfaultfd> =

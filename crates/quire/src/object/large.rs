@@ -527,8 +527,8 @@ impl<M: ObjectMmu> Objects<M> {
                 self.unlock_words(object, ObjectRange { start: pages.start, end: page });
                 return Err(page);
             }
-            self.space.wait_on_word(object.word(busy), Condition::UNLOCKED);
         }
+        Ok(())
     }
 
     /// A block nothing of which is cached gives its frame's number back, if that is to be had at
