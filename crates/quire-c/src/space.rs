@@ -6,7 +6,7 @@ use std::ptr::null;
 use std::sync::OnceLock;
 
 use engine::control::Event;
-use engine::library::AddressSpace;
+use engine::library::{AddressSpace, Delivery};
 
 use crate::failure::{Failure, number, pointer, status};
 use crate::handle::{Handle, close, get, hand_out, opened_in, string};
@@ -46,8 +46,15 @@ pub struct SpaceOptions {
     pub swap_folder: *const c_char,
     /// How long it may become, in bytes: 256 KiB at least, where there is a folder.
     pub swap_bytes: u64,
+    /// 1: a thread that faults serves itself, in a handler of SIGBUS: sooner, but a system call that
+    /// is handed a page which is not mapped fails with EFAULT.
+    pub is_inline: u32,
+    /// 1: what is read 2 MiB at a time may be read over what it displaces, which is faster. It takes
+    /// the promise that no page of a mapping is given to the kernel to hold, as the source of direct
+    /// I/O, vmsplice or MSG_ZEROCOPY is: it may have other bytes before the kernel is done with it.
+    pub recycles: u32,
     /// For members to come: must be 0.
-    pub reserved: [u64; 3],
+    pub reserved: [u64; 2],
 }
 
 /// Makes an address space and starts its threads. `options` may be NULL.
@@ -66,10 +73,25 @@ pub unsafe extern "C" fn quire_space_open(options: *const SpaceOptions) -> *mut 
 /// As for [`quire_space_open`].
 unsafe fn open(options: Option<&SpaceOptions>) -> Result<Space, Failure> {
     let mut builder = AddressSpace::builder();
-    if let Some(&SpaceOptions { memory, handlers, workers, swap_folder, swap_bytes, reserved }) =
-        options
+    if let Some(&SpaceOptions {
+        memory,
+        handlers,
+        workers,
+        swap_folder,
+        swap_bytes,
+        is_inline,
+        recycles,
+        reserved,
+    }) = options
     {
-        if reserved != [0; 3] {
+        if is_inline > 1 || recycles > 1 {
+            return Err(Failure::Argument("is_inline and recycles are 0 or 1"));
+        }
+        if is_inline == 1 {
+            builder = builder.delivery(Delivery::Inline);
+        }
+        builder = builder.recycle(recycles == 1);
+        if reserved != [0; 2] {
             let what = "reserved members must be 0; zero the structure before setting members";
             return Err(Failure::Argument(what));
         }

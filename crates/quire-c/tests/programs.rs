@@ -138,6 +138,11 @@ fn what_is_written_to_memory_objects_is_there_with_and_without_a_swap_file() {
 }
 
 #[test]
+fn a_thread_serves_itself_over_recycled_memory() {
+    check("inline", Linked::Shared);
+}
+
+#[test]
 fn threads_share_handles_and_have_errors_of_their_own() {
     check("threads", Linked::Shared);
 }

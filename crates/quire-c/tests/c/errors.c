@@ -43,7 +43,9 @@ static void options_are_checked(void)
 	FAILS(quire_space_open(&options), EINVAL);
 	options = (struct quire_space_options){ .workers = 100000 };
 	FAILS(quire_space_open(&options), EINVAL);
-	options = (struct quire_space_options){ .reserved = { [2] = 1 } };
+	options = (struct quire_space_options){ .is_inline = 2 };
+	FAILS(quire_space_open(&options), EINVAL);
+	options = (struct quire_space_options){ .reserved = { [1] = 1 } };
 	FAILS(quire_space_open(&options), EINVAL);
 }
 
