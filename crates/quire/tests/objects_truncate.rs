@@ -8,8 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use common::{Dir, PAGE, Watchdog, drop_pages, load, press, random, space, store, wait_until};
-use quire::library::{FaultAround, MapOptions, Object, OpenOptions, Pattern};
+use common::{
+    Dir, PAGE, Watchdog, drop_pages, load, press, random, space, space_by, store, wait_until,
+};
+use quire::library::{AddressSpace, FaultAround, MapOptions, Object, OpenOptions, Pattern};
 use quire::store::test::{DelayStore, FailStore, Failure, VecStore};
 use quire::store::{Operation, Store};
 use rustix::io::Errno;
@@ -90,6 +92,39 @@ fn a_truncation_waits_for_the_read_that_it_overtakes() {
     assert_eq!(inner.len().unwrap(), 4 * PAGE as u64);
     object.set_len(10 * PAGE as u64).unwrap();
     assert_eq!(load(at as *const u8, 9 * PAGE), Some(0));
+}
+
+/// To cut into a block takes all of its locks. Whoever slept for one of them with others in hand
+/// kept the end of a write from them, and with it the only worker from the read that had the one.
+#[test]
+fn a_truncation_lets_a_write_end_while_a_read_waits_for_its_worker() {
+    let _watchdog = Watchdog::new(60);
+    let builder = AddressSpace::builder().memory(4 << 20).workers(1);
+    let Some(space) = space_by(&builder) else { return };
+    let bytes = random(300 * PAGE, 11);
+    let inner = Arc::new(DelayStore::new(VecStore::new(bytes.clone())));
+    let object = Object::with_store(&space, Arc::clone(&inner), None).unwrap();
+    // SAFETY: accessed by single bytes only.
+    let map = unsafe { MapOptions::new().pattern(Pattern::Random).map_mut(&object) }.unwrap();
+    let at = map.as_ptr() as usize;
+    // Cached, so that no write needs the worker.
+    assert!((0..130).all(|page| load(at as *const u8, page * PAGE).is_some()));
+    inner.hold(Operation::Write);
+    // More than a tenth of the budget: the worker is sent to write it.
+    for page in 0..130 {
+        assert!(store(at as *mut u8, page * PAGE, 0x77));
+    }
+    assert!(inner.wait_for(1, Duration::from_secs(10)));
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| load(at as *const u8, 150 * PAGE));
+        std::thread::sleep(A_WHILE);
+        scope.spawn(|| object.set_len(200 * PAGE as u64).unwrap());
+        std::thread::sleep(A_WHILE);
+        inner.release_all();
+        assert_eq!(reader.join().unwrap(), Some(bytes[150 * PAGE]));
+    });
+    assert_eq!(inner.len().unwrap(), 200 * PAGE as u64);
+    assert_eq!(load(at as *const u8, 129 * PAGE), Some(0x77));
 }
 
 #[test]
