@@ -525,10 +525,13 @@ impl<'a> Program<'a> {
                 disturbed.remove(&page);
             });
             drop(disturbed);
+            // As they are before: a page without content is left alone when its turn comes, and may
+            // get some from a read of another program before the others have had theirs.
+            let states = part.pages().map(|page| self.world.space.snapshot(page).state());
+            let states: Vec<State> = states.collect();
             self.world.space.track_writes(layout, part).unwrap();
             let mut oracle = self.world.oracle.lock().unwrap();
-            for page in part.pages() {
-                let state = self.world.space.snapshot(page).state();
+            for (page, state) in part.pages().zip(states) {
                 let expected = &mut oracle[page.index()];
                 // What may turn into zeros by itself says nothing.
                 let is_tracked =
