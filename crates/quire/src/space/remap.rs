@@ -77,8 +77,8 @@ impl<M: Mmu> AddressSpace<M> {
         attributes: Attributes,
     ) -> Result<PageNum, Errno> {
         // Pages move with both sides readable and writable; their own rights come back at the
-        // end. Nobody knows the target yet, and who touches the source meanwhile races with an
-        // unmap.
+        // end. Who touches the source meanwhile races with an unmap; who touches the target, by an
+        // old address or because he shares it, finds zeros where its page has not come yet.
         self.install(layout, target, Prot::READ_WRITE)?;
         self.vmas.change_attributes(target, &layout.locked, |_| Attributes {
             prot: Prot::READ_WRITE,
@@ -120,7 +120,12 @@ impl<M: Mmu> AddressSpace<M> {
             // One page of tables more than there is room for: the content must go somewhere.
             self.use_block_anyway(to);
         }
-        self.lock_page(to);
+        let there = self.lock_page(to);
+        if there.state() != State::None {
+            // A fault has come before us, for an address that was not in use yet: its zeros go. They
+            // would stay mapped under the word that the page brings, or not let it in at all.
+            self.drop_locked(to, there);
+        }
         let gone = Snapshot::new(State::None, 0);
         let after = match before.state() {
             State::Mapped => self.move_mapped(from, to),

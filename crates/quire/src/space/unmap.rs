@@ -5,7 +5,7 @@ use super::{AddressSpace, Layout};
 use crate::mmu::{FrameId, FrameRun, Mmu, Prot};
 use crate::page::{Snapshot, State};
 use crate::sys::Errno;
-use crate::units::PageRange;
+use crate::units::{PageNum, PageRange};
 
 impl<M: Mmu> AddressSpace<M> {
     /// Unmaps a range: its pages are gone, and an access is a SIGSEGV from now on.
@@ -61,6 +61,19 @@ impl<M: Mmu> AddressSpace<M> {
             for page in part.pages() {
                 self.unlock_page_with(page, Snapshot::new(State::None, 0));
             }
+        }
+    }
+
+    /// Drops the content of one locked page, which was `before`; its word is the caller's to set.
+    pub(super) fn drop_locked(&self, page: PageNum, before: Snapshot) {
+        self.release_backing(before);
+        let is_mapped = before.state() == State::Mapped;
+        if is_mapped || before.state() == State::Poisoned {
+            self.mmu.unmap(PageRange::new(page, 1));
+        }
+        if is_mapped {
+            self.count_unmapped(page, 1);
+            self.budget.uncharge(1);
         }
     }
 

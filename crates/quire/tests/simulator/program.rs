@@ -87,7 +87,8 @@ impl<'a> Program<'a> {
             81..90 => self.give_advice(),
             90..92 => self.remap(),
             92..94 => self.lock(),
-            94..97 => self.pin(),
+            94..96 => self.pin(),
+            96 => self.stray(),
             97..99 => self.track(),
             _ => self.unpin_all(),
         }
@@ -221,6 +222,15 @@ impl<'a> Program<'a> {
             let at = generator.below(PAGE_SIZE / 8) * 8;
             bytes[at..at + 8].copy_from_slice(&generator.next_u64().to_ne_bytes());
         });
+    }
+
+    /// Reads where nothing may be mapped, or another program's mapping is just coming to.
+    fn stray(&mut self) {
+        let first = PageNum(self.generator.below(1000) as u64);
+        self.say(|| format!("strays to {first:?}"));
+        for page in PageRange::new(first, 12).pages() {
+            let _ = self.world.mmu().access(page, false);
+        }
     }
 
     fn write_some(&mut self) {
