@@ -1,0 +1,203 @@
+//! Objects come and go.
+//!
+//! An object lives as long as it has users: handles, mappings, what is under way for it. The last of
+//! them writes what is dirty, while its use still counts, and from no use nobody comes back.
+//!
+//! Locks: the registry's mutex, outside of page locks.
+
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+use super::i_mmap::IMmap;
+use super::shmem::Shmem;
+use super::strides::Strides;
+use super::{BackingStore, Block, OBJECT_PAGES_MAX, Object, ObjectId, Objects, stall, sync};
+use crate::fault::order::Streams;
+use crate::mmu::object::ObjectMmu;
+use crate::sys::Errno;
+use crate::sys::memory::{self, Access, Table};
+use crate::sys::mutex::Mutex;
+use crate::units::{BLOCK_PAGES, PAGE_SIZE};
+
+impl<M: ObjectMmu> Objects<M> {
+    /// Makes an object of `length` bytes whose bytes rest in `store`, and which may grow to
+    /// `length_max`. The caller is its first user.
+    ///
+    /// # Errors
+    /// `NOMEM`, `MFILE`, and `NFILE` where there are too many objects; `FBIG` where it is too
+    /// long.
+    pub fn open(
+        &self,
+        store: &'static dyn BackingStore,
+        length: u64,
+        length_max: u64,
+    ) -> Result<ObjectId, Errno> {
+        self.open_as(store, length, length_max, None)
+    }
+
+    pub(super) fn open_as(
+        &self,
+        store: &'static dyn BackingStore,
+        length: u64,
+        length_max: u64,
+        shmem: Option<Shmem>,
+    ) -> Result<ObjectId, Errno> {
+        let pages_max = length_max.max(length).div_ceil(PAGE_SIZE as u64) as usize;
+        if pages_max > OBJECT_PAGES_MAX {
+            return Err(Errno::FBIG);
+        }
+        let home = self.space.mmu().home_open()?;
+        let pages = length.div_ceil(PAGE_SIZE as u64) as usize;
+        let made = self.space.mmu().home_resize(home, pages).and_then(|()| {
+            Object::settle(Object {
+                words: Table::new(pages_max.max(1))?,
+                blocks: Table::new(pages_max.div_ceil(BLOCK_PAGES).max(1))?,
+                home,
+                store,
+                shmem,
+                i_mmap: IMmap::new(),
+                length: AtomicU64::new(length),
+                users: AtomicUsize::new(1),
+                cached: AtomicUsize::new(0),
+                dirty: AtomicUsize::new(0),
+                writeback: AtomicU32::new(0),
+                privates: AtomicUsize::new(0),
+                resize: Mutex::new(()),
+                cut: AtomicU64::new(u64::MAX),
+                cuts: AtomicU32::new(0),
+                streams: Streams::new(),
+                strides: Strides::new(),
+                write_error: AtomicI32::new(0),
+                write_error_page: AtomicU64::new(0),
+                write_errors: AtomicU32::new(0),
+                stall: stall::Stall::new(),
+                synced: sync::Synced::new(),
+                read_error: AtomicI32::new(0),
+                read_error_page: AtomicU64::new(0),
+            })
+        });
+        let object = match made {
+            Ok(object) => object,
+            Err(error) => {
+                self.space.mmu().home_close(home);
+                return Err(error);
+            }
+        };
+        let _registry = self.registry.lock();
+        let free = self.slots.iter().position(|slot| slot.0.load(Ordering::Relaxed).is_null());
+        let Some(slot) = free else {
+            // SAFETY: made above, known to nobody.
+            unsafe { Object::discard(object) };
+            self.space.mmu().home_close(home);
+            return Err(Errno::NFILE);
+        };
+        // Release publishes the object.
+        self.slots[slot].0.store(object.as_ptr(), Ordering::Release);
+        self.slots_used.fetch_max(slot + 1, Ordering::Relaxed);
+        Ok(ObjectId(slot as u32))
+    }
+
+    /// The object of a number that the caller keeps in use.
+    pub fn object(&self, id: ObjectId) -> &Object {
+        // Acquire pairs with the release in `open`.
+        let object = self.slots[id.0 as usize].0.load(Ordering::Acquire);
+        // SAFETY: in use, so that it is not discarded.
+        unsafe { &*object }
+    }
+
+    /// Takes part in using an object that is in use.
+    pub fn get(&self, id: ObjectId) {
+        // Relaxed: it is in use already.
+        self.object(id).users.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Takes part in using an object that may be on its way out; `false`: it is. The caller holds
+    /// the registry's lock, or the object could be gone.
+    pub(super) fn try_get(object: &Object) -> bool {
+        let more = |users: usize| (users > 0).then_some(users + 1);
+        // Relaxed: the registry's lock orders it against the end.
+        object.users.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
+    }
+
+    /// Ends one use; says whether it was the last one, and the object is gone. What is dirty is
+    /// written first, while the use still counts; what cannot be written then is lost, so who
+    /// cares flushes before.
+    pub fn put(&self, id: ObjectId) -> bool {
+        let object = self.object(id);
+        let mut is_tried = false;
+        let mut users = object.users.load(Ordering::Acquire);
+        loop {
+            if users == 1 && !is_tried && object.dirty_pages() > 0 {
+                self.write_back_last(object);
+                is_tried = true;
+                users = object.users.load(Ordering::Acquire);
+                continue;
+            }
+            // AcqRel: what other users did comes before the end. From nothing nobody comes back:
+            // see `try_get`.
+            let end = object.users.compare_exchange(
+                users,
+                users - 1,
+                Ordering::AcqRel,
+                Ordering::Acquire,
+            );
+            match end {
+                Ok(1) => break,
+                Ok(_) => return false,
+                Err(found) => users = found,
+            }
+        }
+        let store = object.store;
+        let gone = {
+            // Rounds over all objects are kept out.
+            let _registry = self.registry.lock();
+            let gone = self.slots[id.0 as usize].0.swap(core::ptr::null_mut(), Ordering::AcqRel);
+            let Some(gone) = NonNull::new(gone) else { return false };
+            let cached = object.cached.load(Ordering::Relaxed);
+            let is_used = |block: &&Block| block.is_used.load(Ordering::Relaxed) != 0;
+            let word_pages = object.blocks.iter().filter(is_used).count();
+            let kept = self.leave_all_frames(object);
+            self.space.mmu().home_close(object.home);
+            self.cached.fetch_sub(cached, Ordering::Relaxed);
+            self.dirty.fetch_sub(object.dirty.load(Ordering::Relaxed), Ordering::Relaxed);
+            self.space.budget().uncharge(cached - kept + word_pages);
+            gone
+        };
+        self.release_places(object);
+        // SAFETY: nobody uses it any more: no mapping, no handle, nothing under way, and no round
+        // over all objects finds it.
+        unsafe { Object::discard(gone) };
+        // Without the registry's lock, for which handlers wait: what a store does at its end may
+        // take long, or touch memory of ours.
+        store.release();
+        if self.cached_pages() == 0 {
+            self.release_all_recycled();
+        }
+        self.after_cleaning();
+        true
+    }
+}
+
+impl Object {
+    /// Puts an object where it stays: nothing here allocates.
+    fn settle(object: Object) -> Result<NonNull<Object>, Errno> {
+        let bytes = size_of::<Object>().next_multiple_of(PAGE_SIZE);
+        let place = memory::reserve(bytes, Access::ReadWrite)?.cast::<Object>();
+        // SAFETY: fresh memory, large and aligned enough.
+        unsafe { place.write(object) };
+        Ok(place)
+    }
+
+    /// Gives an object's memory back.
+    ///
+    /// # Safety
+    /// `settle` made it, and nobody refers to it any more.
+    unsafe fn discard(object: NonNull<Object>) {
+        let bytes = size_of::<Object>().next_multiple_of(PAGE_SIZE);
+        // SAFETY: the caller's promise.
+        unsafe {
+            core::ptr::drop_in_place(object.as_ptr());
+            memory::release(object.cast(), bytes);
+        }
+    }
+}
