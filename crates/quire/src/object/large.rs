@@ -202,10 +202,11 @@ impl LargeFrames {
         true
     }
 
-    /// Whether recycled frames have waited for long.
+    /// Whether recycled frames have waited for long. One may be taken, with a later time, just
+    /// after the clock was read.
     fn are_idle(&self) -> bool {
         self.recycled_pages() > 0
-            && monotonic_ns() - self.taken_at.load(Ordering::Relaxed) > IDLE_NS
+            && monotonic_ns().saturating_sub(self.taken_at.load(Ordering::Relaxed)) > IDLE_NS
     }
 
     /// Pages that a block could be read into without a charge.

@@ -91,7 +91,7 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// One step of the background thread, over both kinds of memory.
     pub fn balance(&self, scratch: &mut Scratch) -> Balance {
-        let is_writing = self.balance_dirty();
+        self.balance_dirty();
         self.answer_unparked();
         if self.space.has_starved() {
             self.release_recycled(self.space.low_watermark());
@@ -119,11 +119,7 @@ impl<M: ObjectMmu> Objects<M> {
             }
             if cached > 0 && !self.space.has_evictable() {
                 self.space.answer_starved();
-                return match freed {
-                    0 if is_writing => Balance::Stuck,
-                    0 => Balance::Stuck,
-                    _ => Balance::Progress,
-                };
+                return if freed > 0 { Balance::Progress } else { Balance::Stuck };
             }
         }
         if !is_low && self.space.is_below_high(0) {
