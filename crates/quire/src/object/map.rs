@@ -5,6 +5,7 @@ use super::large::LargeFrame;
 use super::{FaultAround, ObjectId, Objects};
 use crate::mmu::Prot;
 use crate::mmu::object::ObjectMmu;
+use crate::space::Layout;
 use crate::space::vma::{Attributes, Backing, Kind, Pattern};
 use crate::sys::Errno;
 use crate::units::{ObjectRange, PageNum, PageRange};
@@ -31,17 +32,10 @@ impl<M: ObjectMmu> Objects<M> {
     /// one that the object can never have.
     pub fn map(&self, id: ObjectId, request: MapRequest) -> Result<PageRange, Errno> {
         let object = self.object(id);
-        let MapRequest { pages, prot, pattern, fault_around } = request;
-        if pages.is_empty() || pages.end.index() > object.pages_max() {
-            return Err(Errno::INVAL);
-        }
+        let MapRequest { pages, prot, .. } = request;
         let mut layout = self.space.lock();
-        let range = self.space.find_room_like(&layout, pages.len(), pages.start)?;
-        let delta = pages.start.0.wrapping_sub(range.start.0);
-        let mapping = self.mappings.take(fault_around)?;
-        let backing = Backing { object: id.0, mapping, delta };
-        let kind = Kind::Object;
-        let attributes = Attributes { kind, pattern, backing, ..Attributes::anonymous(prot) };
+        let (range, attributes) = self.place_mapping(&layout, id, request, Kind::Object)?;
+        let mapping = attributes.backing.mapping;
         let made = self
             .space
             .mmu()
@@ -62,6 +56,25 @@ impl<M: ObjectMmu> Objects<M> {
         self.get(id);
         self.space.budget().add_managed(range.len() as isize);
         Ok(range)
+    }
+
+    /// Finds room for a mapping, and takes a number for it, which is given back with it.
+    pub(super) fn place_mapping(
+        &self,
+        layout: &Layout<'_>,
+        id: ObjectId,
+        request: MapRequest,
+        kind: Kind,
+    ) -> Result<(PageRange, Attributes), Errno> {
+        let MapRequest { pages, prot, pattern, fault_around } = request;
+        if pages.is_empty() || pages.end.index() > self.object(id).pages_max() {
+            return Err(Errno::INVAL);
+        }
+        let range = self.space.find_room_like(layout, pages.len(), pages.start)?;
+        let delta = pages.start.0.wrapping_sub(range.start.0);
+        let mapping = self.mappings.take(fault_around)?;
+        let backing = Backing { object: id.0, mapping, delta };
+        Ok((range, Attributes { kind, pattern, backing, ..Attributes::anonymous(prot) }))
     }
 
     /// Unmaps a whole mapping, as [`Self::map`] returned it.

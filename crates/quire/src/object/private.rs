@@ -31,7 +31,7 @@ use crate::mmu::object::ObjectMmu;
 use crate::page::State;
 use crate::reclaim::Reclaimer;
 use crate::scratch::{STAGING_PAGES, Scratch};
-use crate::space::vma::{Attributes, Backing, Kind, Vma};
+use crate::space::vma::{Backing, Kind, Vma};
 use crate::swap::compress::PageBytes;
 use crate::sys::Errno;
 use crate::units::{BLOCK_PAGES, ObjectPage, ObjectRange, PageNum, PageRange};
@@ -87,19 +87,10 @@ impl<M: ObjectMmu> Objects<M> {
     /// As for [`Self::map`].
     pub fn map_private(&self, id: ObjectId, request: MapRequest) -> Result<PageRange, Errno> {
         let object = self.object(id);
-        let MapRequest { pages, prot, pattern, fault_around } = request;
-        if pages.is_empty() || pages.end.index() > object.pages_max() {
-            return Err(Errno::INVAL);
-        }
         let mut layout = self.space.lock();
-        let range = self.space.find_room_like(&layout, pages.len(), pages.start)?;
-        let delta = pages.start.0.wrapping_sub(range.start.0);
-        let mapping = self.mappings.take(fault_around)?;
-        let backing = Backing { object: id.0, mapping, delta };
-        let kind = Kind::Private;
-        let attributes = Attributes { kind, pattern, backing, ..Attributes::anonymous(prot) };
+        let (range, attributes) = self.place_mapping(&layout, id, request, Kind::Private)?;
         if let Err(error) = self.space.install_with(&mut layout, range, attributes) {
-            self.mappings.give_back(mapping);
+            self.mappings.give_back(attributes.backing.mapping);
             return Err(error);
         }
         self.get(id);
