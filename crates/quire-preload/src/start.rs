@@ -10,7 +10,7 @@
 //! `STARTING` starts, others sleep until it changes, and the starter itself, should it come by
 //! again (from a signal handler), is told "unmanaged" for that one call.
 
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 
 use quire::process::{self, Process};
 
@@ -100,8 +100,20 @@ fn start_slow() -> bool {
 /// Runs when the loader has relocated everything and libc is up: the process starts now if nothing
 /// called before, and fork is taken, which needs libc.
 extern "C" fn constructor() {
-    if is_managed() {
+    if let Some(process) = process() {
         crate::fork::install();
+        watch_threads(process);
+    }
+}
+
+/// Shows the engine where libc says that the program has one thread, if it says so anywhere.
+fn watch_threads(process: &Process) {
+    // SAFETY: the name is a C string.
+    let flag = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__libc_single_threaded".as_ptr()) };
+    // SAFETY: a char of libc's, or of the program's, which are never unloaded; written by plain
+    // stores of a byte.
+    if let Some(flag) = unsafe { flag.cast::<AtomicU8>().as_ref() } {
+        process.watch_single_threaded(flag);
     }
 }
 

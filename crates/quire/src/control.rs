@@ -111,11 +111,23 @@ pub enum Event {
     PgmigrateSuccess,
     /// Pages of objects that should have gone to live elsewhere, and could not.
     PgmigrateFail,
+    /// Faults that finished speculatively.
+    SpeculativePgfault,
+    /// .
+    SpfVmaChanged,
+    /// .
+    SpfVmaNoanon,
+    /// .
+    SpfVmaNotsup,
+    /// .
+    SpfVmaAccess,
+    /// .
+    SpfPmdChanged,
 }
 
 impl Event {
     /// Every event, in the order of its counter.
-    pub const ALL: [Event; 36] = [
+    pub const ALL: [Event; 42] = [
         Event::Pgfault,
         Event::Pgmajfault,
         Event::Pswpin,
@@ -152,6 +164,12 @@ impl Event {
         Event::Pgreuse,
         Event::PgmigrateSuccess,
         Event::PgmigrateFail,
+        Event::SpeculativePgfault,
+        Event::SpfVmaChanged,
+        Event::SpfVmaNoanon,
+        Event::SpfVmaNotsup,
+        Event::SpfVmaAccess,
+        Event::SpfPmdChanged,
     ];
 
     /// The counter's name in reports.
@@ -194,6 +212,12 @@ impl Event {
             Event::Pgreuse => "pgreuse",
             Event::PgmigrateSuccess => "pgmigrate_success",
             Event::PgmigrateFail => "pgmigrate_fail",
+            Event::SpeculativePgfault => "speculative_pgfault",
+            Event::SpfVmaChanged => "spf_vma_changed",
+            Event::SpfVmaNoanon => "spf_vma_noanon",
+            Event::SpfVmaNotsup => "spf_vma_notsup",
+            Event::SpfVmaAccess => "spf_vma_access",
+            Event::SpfPmdChanged => "spf_pmd_changed",
         }
     }
 }
@@ -259,6 +283,8 @@ pub struct Control {
     pub supervisor_pid: AtomicU32,
     /// 1 where batched unmapping is off (`--no-batch-unmap`).
     pub no_batch_unmap: AtomicU32,
+    /// 1 where faults always go the classic way.
+    pub no_speculation: AtomicU32,
     /// `--folio-order`: -1 for auto, else 0 to 9.
     pub folio_order: AtomicI32,
     /// The futex that the members' background threads sleep on: counts calls for memory.
@@ -329,4 +355,14 @@ pub struct Welcome {
     pub slot: u32,
     /// Zero.
     pub reserved: u32,
+}
+
+/// Why a fault was not served speculatively.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Tracepoint {
+    SpfVmaChanged,
+    SpfVmaNoanon,
+    SpfVmaNotsup,
+    SpfVmaAccess,
+    SpfPmdChanged,
 }

@@ -10,6 +10,7 @@ extern crate std;
 pub mod budget;
 pub mod control;
 pub mod errands;
+pub mod failpoint;
 pub mod fault;
 pub mod frames;
 #[cfg(feature = "library")]

@@ -1,4 +1,4 @@
-//! Model checking: the page lock's own code, and the protocols that are built on sequence counts.
+//! Model checking: the page lock's own code, and the gate's protocol.
 //!
 //! Two threads are checked without a bound, or with at most [`PREEMPTIONS_OF_TWO`] preemptions a run
 //! where they do more than lock and unlock once; three with at most `PREEMPTIONS`, which is where
@@ -216,112 +216,6 @@ fn the_same_lock_without_the_mistake_passes() {
         if old & WAITERS != 0 {
             lock.futex.wake_all();
         }
-    });
-}
-
-/// A VMA's record as `space::vma` has it, step by step.
-#[derive(Default)]
-struct Record {
-    start: AtomicU64,
-    end: AtomicU64,
-    sequence: AtomicU64,
-}
-
-impl Record {
-    fn change(&self, start: u64, end: u64) {
-        self.sequence.fetch_add(1, Ordering::SeqCst);
-        fence(Ordering::Release);
-        self.start.store(start, Ordering::Relaxed);
-        self.end.store(end, Ordering::Relaxed);
-        self.sequence.fetch_add(1, Ordering::SeqCst);
-    }
-
-    /// Start, end and count, if they belong together.
-    fn view(&self) -> Option<(u64, u64, u64)> {
-        let sequence = self.sequence.load(Ordering::Acquire);
-        let start = self.start.load(Ordering::Relaxed);
-        let end = self.end.load(Ordering::Relaxed);
-        fence(Ordering::Acquire);
-        let unchanged = self.sequence.load(Ordering::Relaxed) == sequence;
-        (sequence.is_multiple_of(2) && unchanged).then_some((start, end, sequence))
-    }
-}
-
-#[test]
-fn a_view_of_a_record_is_never_torn() {
-    check(2, || {
-        let record = Arc::new(Record::default());
-        let other = record.clone();
-        let thread = thread::spawn(move || {
-            other.change(10, 20);
-            other.change(30, 40);
-        });
-        if let Some((start, end, _)) = record.view() {
-            assert!(matches!((start, end), (0, 0) | (10, 20) | (30, 40)), "{start}..{end}");
-        }
-        thread.join().unwrap();
-    });
-}
-
-/// A fault against an unmap: the record's count, the page lock, and the mapping between them.
-#[test]
-fn a_fault_that_checked_under_the_page_lock_maps_nothing_into_an_unmapped_range() {
-    check_with(Some(PREEMPTIONS_OF_TWO), || {
-        let (record, page) = (Arc::new(Record::default()), Page::<LoomWord>::new());
-        record.change(0, 8);
-        let (faulting, word) = (record.clone(), page.clone());
-        let fault = thread::spawn(move || {
-            let Some((start, end, sequence)) = faulting.view() else { return };
-            if start == end || word.word.lock_or_park().is_none() {
-                return;
-            }
-            if faulting.sequence.load(Ordering::SeqCst) == sequence {
-                // Maps the page.
-                word.touch();
-                word.unlock_with(Snapshot::new(State::Mapped, 0));
-            } else {
-                word.unlock();
-            }
-        });
-        // The unmap: the count first, the page's lock afterwards.
-        record.change(0, 0);
-        page.lock();
-        page.unlock_with(Snapshot::new(State::None, 0));
-        fault.join().unwrap();
-        assert_eq!(page.word.load().state(), State::None, "mapped behind the unmap");
-    });
-}
-
-/// `use_block` against a change that skips unused blocks.
-#[test]
-fn a_block_that_is_skipped_as_unused_gets_no_page_under_the_old_record() {
-    check_with(Some(PREEMPTIONS_OF_TWO), || {
-        let (record, page) = (Arc::new(Record::default()), Page::<LoomWord>::new());
-        let is_used = Arc::new(AtomicU64::new(0));
-        record.change(0, 8);
-        let (faulting, word, used) = (record.clone(), page.clone(), is_used.clone());
-        let fault = thread::spawn(move || {
-            let Some((start, end, sequence)) = faulting.view() else { return };
-            if start == end {
-                return;
-            }
-            used.swap(1, Ordering::SeqCst);
-            fence(Ordering::SeqCst);
-            if word.word.lock_or_park().is_none() {
-                return;
-            }
-            let is_current = faulting.sequence.load(Ordering::SeqCst) == sequence;
-            let after = if is_current { State::Mapped } else { State::None };
-            word.unlock_with(Snapshot::new(after, 0));
-        });
-        record.change(0, 0);
-        fence(Ordering::SeqCst);
-        if is_used.load(Ordering::SeqCst) != 0 {
-            page.lock();
-            page.unlock_with(Snapshot::new(State::None, 0));
-        }
-        fault.join().unwrap();
-        assert_eq!(page.word.load().state(), State::None, "mapped behind the unmap");
     });
 }
 

@@ -1,7 +1,8 @@
 //! The way of a fault, from the address to the mapping.
 //!
-//! [`AddressSpace::handle_fault`] finds the VMA without a lock, takes the page's lock, checks the
-//! VMA once more, and serves the page from where its word says that its bytes are. A fault never
+//! [`AddressSpace::try_fault`] finds the VMA without a lock, takes the page's lock, checks the
+//! VMA once more, and serves the page from where its word says that its bytes are; [`speculative`]
+//! has what becomes of a fault whose VMA has changed. A fault never
 //! sleeps here: where it would have to wait, it is *parked*, which is to say left unanswered, with
 //! a sign that makes whoever it waits for answer it: the page's PARKED bit, or the list of the
 //! starved. The thread that faulted then faults again.
@@ -11,19 +12,22 @@
 pub mod grant;
 pub mod order;
 pub(crate) mod private;
+pub(crate) mod speculative;
 pub mod starved;
 mod swapin;
 pub mod way;
 mod window;
 
 use self::order::Guess;
+use self::speculative::{Doubt, Way};
 use self::window::Window;
 use crate::control::Event;
+use crate::failpoint::{self, Place};
 use crate::mmu::{FrameRun, Mmu, Protection};
 use crate::page::{Flags, Kill, Snapshot, State};
 use crate::scratch::{STAGING_PAGES, Scratch};
-use crate::space::AddressSpace;
 use crate::space::vma::{Kind, Vma};
+use crate::space::{AddressSpace, ThreadId};
 use crate::swap::compress::{Corrupt, PageBytes, fill_same};
 use crate::swap::zpool::Handle;
 use crate::units::{BLOCK_ORDER, BLOCK_PAGES, PAGE_SIZE, PageNum, PageRange};
@@ -61,65 +65,128 @@ pub enum Outcome {
 }
 
 impl<M: Mmu> AddressSpace<M> {
-    /// Serves a fault on `page`.
+    /// Serves a fault on `page` of a thread that is not known: it never waits for a change of the
+    /// layout.
     pub fn handle_fault(&self, page: PageNum, access: Access, scratch: &mut Scratch) -> Outcome {
+        self.handle_fault_of(ThreadId::UNKNOWN, page, access, scratch)
+    }
+
+    /// Serves a fault of `thread` on `page`.
+    pub fn handle_fault_of(
+        &self,
+        thread: ThreadId,
+        page: PageNum,
+        access: Access,
+        scratch: &mut Scratch,
+    ) -> Outcome {
         self.budget.count(Event::Pgfault, 1);
+        self.serve(thread, page, |way| self.try_fault(page, access, way, scratch))
+    }
+
+    /// Serves a fault on `page` for whoever changes the layout.
+    pub(crate) fn fault_as_owner(
+        &self,
+        page: PageNum,
+        access: Access,
+        scratch: &mut Scratch,
+    ) -> Outcome {
         loop {
+            if let Ok(outcome) = self.try_fault(page, access, Way::Exempt, scratch) {
+                return outcome;
+            }
+        }
+    }
+
+    /// Serves a fault on `page`, as far as the layout is sure to be what it is seen to be.
+    pub(crate) fn try_fault(
+        &self,
+        page: PageNum,
+        access: Access,
+        way: Way,
+        scratch: &mut Scratch,
+    ) -> Result<Outcome, Doubt> {
+        loop {
+            failpoint::hit(Place::Arrived, page);
             let vma = match self.find_vma(page) {
                 Some(vma) if vma.attributes.kind.is_anonymous() => vma,
+                found if way == Way::Speculative => return Err(Doubt::not_supported(page, found)),
                 _ => {
                     self.mmu.wake(PageRange::new(page, 1));
-                    return Outcome::NoVma;
+                    return Ok(Outcome::NoVma);
                 }
             };
+            way.check_access(&vma, access)?;
+            if way == Way::Speculative && !self.is_block_used(page) {
+                return Err(Doubt::no_anon(&vma));
+            }
             let seen = self.snapshot(page);
             let guess = self.guess(page, seen, &vma);
-            // What is in memory already needs none. To reclaim for it could evict the very page,
-            // again and again where threads do so to each other. Who reads makes room himself.
-            let has_room = match seen.state() {
-                State::None | State::Same | State::Pool | State::File
-                    if self.is_making_room_for_fork() =>
-                {
-                    false
-                }
-                State::None | State::Same | State::Pool => {
-                    self.make_room(1 << guess.order, scratch)
-                }
-                _ => true,
-            };
-            if !has_room || !self.use_block(page) {
-                return self.starve(page);
+            if !self.has_room_for(seen, guess, scratch) || !self.use_block(page) {
+                return Ok(self.starve(page));
             }
-            self.mmu.step();
-            let Some(old) = self.word(page).lock_or_park() else {
+            failpoint::hit(Place::Prepared, page);
+            let Some(old) = self.lock_in_turns(page, &vma, way)? else {
                 self.budget.count(Event::FaultParked, 1);
-                return Outcome::Parked;
+                return Ok(Outcome::Parked);
             };
-            if !self.vmas.is_current(&vma) {
+            if way != Way::Classic && !self.vmas.is_current(&vma) {
                 self.unlock_page(page);
-                continue;
+                return Err(Doubt::changed(&vma));
             }
+            if takes_memory(old) && !takes_memory(seen) {
+                // It was in memory, and no room has been made for it.
+                self.unlock_page(page);
+                return Err(Doubt::pmd_changed(&vma));
+            }
+            failpoint::hit(Place::Checked, page);
             // A write that is to be noticed is noticed here: mapped protected, it would fault again.
             let is_noticed = access != Access::Read && old.state() != State::Mapped;
             let old = if is_noticed { old.without(Flags::WRITE_PROTECTED) } else { old };
             let served = match old.state() {
-                State::Mapped => return self.fault_on_mapped(page, old, &vma, access),
+                State::Mapped => return Ok(self.fault_on_mapped(page, old, &vma, access)),
                 // Cached is for words of objects alone.
-                State::Poisoned | State::Cached => return self.fault_on_poisoned(page),
-                State::File => return self.fault_from_file(page, old, scratch),
+                State::Poisoned | State::Cached => return Ok(self.fault_on_poisoned(page)),
+                State::File => return Ok(self.fault_from_file(page, old, way, scratch)),
                 State::Limbo => self.fault_from_limbo(page, old, &vma, guess, access),
                 State::None if vma.attributes.kind == Kind::Private => {
                     self.unlock_page(page);
-                    return Outcome::Unfilled;
+                    return Ok(Outcome::Unfilled);
                 }
                 State::None | State::Same | State::Pool => {
                     self.fault_from_memory(page, old, &vma, guess, access, scratch.staging)
                 }
             };
             if served {
-                return Outcome::Served;
+                return Ok(Outcome::Served);
             }
         }
+    }
+
+    /// Whether there is room for a page that was seen so, with what comes along; makes it.
+    fn has_room_for(&self, seen: Snapshot, guess: Guess, scratch: &mut Scratch) -> bool {
+        // What is in memory already needs none. To reclaim for it could evict the very page, again
+        // and again where threads do so to each other. Who reads makes room himself.
+        let needs_any = takes_memory(seen) || seen.state() == State::File;
+        if needs_any && self.is_making_room_for_fork() {
+            return false;
+        }
+        !takes_memory(seen) || self.make_room(1 << guess.order, scratch)
+    }
+
+    /// Takes the lock of a page, trying for a while where somebody has it, for as long as the VMA
+    /// stays what it is; leaves the fault to the unlocker then (`None`).
+    fn lock_in_turns(&self, page: PageNum, vma: &Vma, way: Way) -> Result<Option<Snapshot>, Doubt> {
+        for _ in 0..LOCK_TURNS {
+            self.mmu.step();
+            if let Some(old) = self.word(page).try_lock() {
+                return Ok(Some(old));
+            }
+            if way != Way::Classic && !self.vmas.is_current(vma) {
+                return Err(Doubt::changed(vma));
+            }
+            core::hint::spin_loop();
+        }
+        Ok(self.word(page).lock_or_park())
     }
 
     /// Leaves a fault to the background thread.
@@ -211,14 +278,23 @@ impl<M: Mmu> AddressSpace<M> {
         Outcome::Poisoned
     }
 
-    fn fault_from_file(&self, page: PageNum, old: Snapshot, scratch: &mut Scratch) -> Outcome {
+    fn fault_from_file(
+        &self,
+        page: PageNum,
+        old: Snapshot,
+        way: Way,
+        scratch: &mut Scratch,
+    ) -> Outcome {
         self.budget.count(Event::Pgmajfault, 1);
         if self.read_at_once(page, old, scratch) {
             return Outcome::Served;
         }
         // The lock stays taken until the read is done; who reads it answers this fault.
         self.word(page).park_under_lock();
-        if !self.swap.request_read(page, old.payload()) {
+        if self.swap.request_read(page, old.payload()) {
+            // The reader answers it.
+            self.count_finished(way);
+        } else {
             self.unlock_page(page);
         }
         Outcome::Parked
@@ -399,6 +475,15 @@ impl<M: Mmu> AddressSpace<M> {
         self.settle_mapped(page, after, window);
     }
 }
+
+/// Whether a page that is so is filled with memory that has to be taken.
+fn takes_memory(content: Snapshot) -> bool {
+    matches!(content.state(), State::None | State::Same | State::Pool)
+}
+
+/// How often a fault tries for a page's lock before it is parked: about as long as another fault
+/// takes to map it.
+const LOCK_TURNS: u32 = 16;
 
 /// Bytes of the block of zeros that fresh pages are copied from.
 pub(crate) const ZEROS_BYTES: usize = BLOCK_PAGES * PAGE_SIZE;

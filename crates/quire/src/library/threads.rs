@@ -20,6 +20,7 @@ use crate::mmu::{Mmu, Prot, Protection};
 use crate::object::{IoBuffer, Objects};
 use crate::reclaim::{Balance, Hunger};
 use crate::scratch::Scratch;
+use crate::space::ThreadId;
 use crate::swap::Request;
 use crate::sys::Errno;
 use crate::sys::futex::{self, Reach};
@@ -156,10 +157,13 @@ impl Threads {
     }
 }
 
-/// Where a message says that the program went, and what it wanted there.
-fn access_of(message: &uffd_msg) -> (usize, Access) {
-    // SAFETY: the event was looked at.
-    let (address, flags) = unsafe { (message.arg.pagefault.address, message.arg.pagefault.flags) };
+/// Where a message says that the program went, what it wanted there, and which thread it was.
+fn access_of(message: &uffd_msg) -> (usize, Access, ThreadId) {
+    // SAFETY: the event was looked at, and the thread was asked for.
+    let (address, flags, thread) = unsafe {
+        let fault = message.arg.pagefault;
+        (fault.address, fault.flags, ThreadId(fault.feat.ptid))
+    };
     let has = |flag: u32| flags & u64::from(flag) != 0;
     let access = if has(UFFD_PAGEFAULT_FLAG_WP) {
         Access::WriteProtected
@@ -168,7 +172,7 @@ fn access_of(message: &uffd_msg) -> (usize, Access) {
     } else {
         Access::Read
     };
-    (address as usize, access)
+    (address as usize, access, thread)
 }
 
 fn handle_faults(objects: &'static Space, exit: &Exit, scratch: &mut Scratch) {
@@ -178,7 +182,7 @@ fn handle_faults(objects: &'static Space, exit: &Exit, scratch: &mut Scratch) {
         if u32::from(message.event) != UFFD_EVENT_PAGEFAULT {
             continue;
         }
-        let (address, access) = access_of(&message);
+        let (address, access, thread) = access_of(&message);
         let page = mmu.page(address);
         if page == exit.page {
             let one = PageRange::new(page, 1);
@@ -192,7 +196,7 @@ fn handle_faults(objects: &'static Space, exit: &Exit, scratch: &mut Scratch) {
             }
             return;
         }
-        objects.handle_fault(page, access, scratch);
+        objects.handle_fault_of(thread, page, access, scratch);
     }
 }
 

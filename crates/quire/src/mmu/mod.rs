@@ -15,6 +15,7 @@ pub mod userfaultfd;
 use core::sync::atomic::AtomicU64;
 
 use crate::page::{Futexes, Kill};
+use crate::space::ThreadId;
 use crate::units::{PAGE_SIZE, PageNum, PageRange};
 
 /// A place for one page in the frame pool.
@@ -203,6 +204,11 @@ pub trait Mmu: Sync {
     /// MMU lets it; here nothing need be done.
     #[inline]
     fn step(&self) {}
+
+    /// The calling thread, as the messages of its faults call it.
+    fn thread(&self) -> ThreadId {
+        ThreadId(rustix::thread::gettid().as_raw_nonzero().get() as u32)
+    }
 
     /// Gives others time, where a thread waits for what they do.
     fn relax(&self) {

@@ -30,6 +30,7 @@ pub use self::baton::{Baton, Generator, Stopped, Wait};
 use self::object::{HomeContent, Shown};
 use super::{Done, FrameId, Inspect, Mapping, Mmu, Prot, Refusal};
 use crate::fault::Access;
+use crate::space::ThreadId;
 use crate::sys::Errno;
 use crate::sys::memory;
 use crate::units::{PAGE_SHIFT, PAGE_SIZE, PageNum, PageRange};
@@ -92,6 +93,7 @@ struct Fault {
     number: u64,
     page: PageNum,
     access: Access,
+    thread: ThreadId,
     is_read: bool,
 }
 
@@ -268,7 +270,13 @@ impl Simulated {
         let mut state = self.state();
         let number = state.faults_so_far;
         state.faults_so_far += 1;
-        state.faults.push_back(Fault { number, page, access, is_read: false });
+        state.faults.push_back(Fault {
+            number,
+            page,
+            access,
+            thread: baton::actor(),
+            is_read: false,
+        });
         self.changed.notify_all();
         let waits = |state: &State| state.faults.iter().any(|fault| fault.number == number);
         match &self.settings.baton {
@@ -288,10 +296,15 @@ impl Simulated {
 
     /// The next fault that nobody has read, if there is one.
     pub fn try_next_fault(&self) -> Option<(PageNum, Access)> {
+        self.try_next_message().map(|(_, page, access)| (page, access))
+    }
+
+    /// The same, with the thread that takes it.
+    pub fn try_next_message(&self) -> Option<(ThreadId, PageNum, Access)> {
         let mut state = self.state();
         let fault = state.faults.iter_mut().find(|fault| !fault.is_read)?;
         fault.is_read = true;
-        Some((fault.page, fault.access))
+        Some((fault.thread, fault.page, fault.access))
     }
 
     /// The next fault, waiting for it.

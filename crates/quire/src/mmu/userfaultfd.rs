@@ -97,7 +97,8 @@ impl Userfaultfd {
     /// # Errors
     /// The kernel's: no right, or no such feature.
     pub fn attach(&self, device: Option<i32>, mem: Option<i32>) -> Result<(), Errno> {
-        let features = feature::MOVE | feature::POISON | feature::PAGEFAULT_FLAG_WP;
+        let features =
+            feature::MOVE | feature::POISON | feature::PAGEFAULT_FLAG_WP | feature::THREAD_ID;
         self.faults.open(device, features)?;
         self.pool_faults.open(device, feature::MOVE | feature::SIGBUS)?;
         self.mem.store(mem.unwrap_or(-1), Ordering::Relaxed);
@@ -123,6 +124,7 @@ impl Userfaultfd {
             | feature::MOVE
             | feature::POISON
             | feature::PAGEFAULT_FLAG_WP
+            | feature::THREAD_ID
             | feature::EVENT_REMAP
             | feature::MISSING_SHMEM
             | feature::MINOR_SHMEM

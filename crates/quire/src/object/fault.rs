@@ -14,12 +14,15 @@ use super::swapin::AtOnce;
 use super::window::Mapped;
 use super::{Object, ObjectId, Objects};
 use crate::control::Event;
+use crate::failpoint::{self, Place};
 use crate::fault::order::Guess;
+use crate::fault::speculative::{Doubt, Way};
 use crate::fault::{Access, Outcome};
 use crate::mmu::object::ObjectMmu;
 use crate::mmu::{Protection, Refusal};
 use crate::page::{Flags, Snapshot, State};
 use crate::scratch::Scratch;
+use crate::space::ThreadId;
 use crate::space::vma::{Kind, Vma};
 use crate::sys::Errno;
 use crate::units::{BLOCK_ORDER, BLOCK_PAGES, ObjectPage, ObjectRange, PageNum, PageRange};
@@ -35,6 +38,7 @@ pub(super) struct Fault<'a> {
     pub page: PageNum,
     pub access: Access,
     pub vma: &'a Vma,
+    pub way: Way,
     pub guess: Guess,
     /// Whether it takes what memory there is: room has been made for more once already.
     pub settles: bool,
@@ -43,8 +47,8 @@ pub(super) struct Fault<'a> {
 /// How a look at a fault under its window's lock ended.
 pub(super) enum Look {
     Ended(Outcome),
-    /// The VMA has changed.
-    Changed,
+    /// It is not what it was prepared for; only of a speculative fault.
+    InDoubt(Doubt),
     /// So many pages are needed.
     NeedsMemory(usize),
     /// The block that holds this page of the object must come home; the object is in use until it
@@ -55,62 +59,96 @@ pub(super) enum Look {
 }
 
 impl<M: ObjectMmu> Objects<M> {
-    /// Serves a fault on `page`, whatever is mapped there.
+    /// Serves a fault on `page`, whatever is mapped there, of a thread that is not known: it never
+    /// waits for a change of the layout.
     pub fn handle_fault(&self, page: PageNum, access: Access, scratch: &mut Scratch) -> Outcome {
-        match self.object_fault(page, access, Some(scratch)) {
-            Some(outcome) => outcome,
-            None => match self.private_fault(page, access, scratch) {
-                Some(outcome) => outcome,
-                None => self.space.handle_fault(page, access, scratch),
-            },
-        }
+        self.handle_fault_of(ThreadId::UNKNOWN, page, access, scratch)
     }
 
-    /// Serves a fault on a page of an object; `None` where no object is mapped. Takes no lock for
-    /// longer than a mapping call and allocates nothing: a signal handler may do this, without a
-    /// scratch.
+    /// Serves a fault of `thread` on `page`, whatever is mapped there.
+    pub fn handle_fault_of(
+        &self,
+        thread: ThreadId,
+        page: PageNum,
+        access: Access,
+        scratch: &mut Scratch,
+    ) -> Outcome {
+        self.space.budget().count(Event::Pgfault, 1);
+        self.space.serve(thread, page, |way| {
+            match self.space.find_vma(page).map(|vma| vma.attributes.kind) {
+                Some(Kind::Object) => self.try_object_fault(page, access, way, Some(&mut *scratch)),
+                Some(Kind::Private) => self.try_private_fault(page, access, way, scratch),
+                _ => self.space.try_fault(page, access, way, scratch),
+            }
+        })
+    }
+
+    /// Serves a fault of the calling thread on a page of an object; `None` where no object is
+    /// mapped. Takes no lock for longer than a mapping call and allocates nothing: a signal handler
+    /// may do this, without a scratch.
     pub fn object_fault(
         &self,
         page: PageNum,
         access: Access,
         mut scratch: Option<&mut Scratch>,
     ) -> Option<Outcome> {
-        let mut is_counted = false;
+        let is_object = |vma: Vma| vma.attributes.kind == Kind::Object;
+        self.space.find_vma(page).filter(|&vma| is_object(vma))?;
+        self.space.budget().count(Event::Pgfault, 1);
+        let outcome = self.space.serve(ThreadId::CALLER, page, |way| {
+            self.try_object_fault(page, access, way, scratch.as_deref_mut())
+        });
+        Some(outcome)
+    }
+
+    /// Serves a fault on a page of an object, as far as the layout is sure to be what it is seen to
+    /// be.
+    fn try_object_fault(
+        &self,
+        page: PageNum,
+        access: Access,
+        way: Way,
+        mut scratch: Option<&mut Scratch>,
+    ) -> Result<Outcome, Doubt> {
         let mut settles = false;
         loop {
-            let found = self.space.find_vma(page);
-            let vma = found.filter(|vma| vma.attributes.kind == Kind::Object)?;
-            if !is_counted {
-                self.space.budget().count(Event::Pgfault, 1);
-                is_counted = true;
-            }
+            failpoint::hit(Place::Arrived, page);
+            let vma = match self.space.find_vma(page) {
+                Some(vma) if vma.attributes.kind == Kind::Object => vma,
+                found if way == Way::Speculative => return Err(Doubt::not_supported(page, found)),
+                _ => {
+                    self.space.mmu().wake(PageRange::new(page, 1));
+                    return Ok(Outcome::NoVma);
+                }
+            };
+            way.check_access(&vma, access)?;
+            failpoint::hit(Place::Prepared, page);
             let look = {
                 let mut window = self.windows.lock(page);
-                if self.space.is_current(&vma) {
-                    self.fault_in_window(page, access, &vma, &mut window, settles)
+                if way == Way::Classic || self.space.is_current(&vma) {
+                    failpoint::hit(Place::Checked, page);
+                    self.fault_in_window(page, access, &vma, way, &mut window, settles)
                 } else {
-                    Look::Changed
+                    return Err(Doubt::changed(&vma));
                 }
             };
             match look {
-                Look::Ended(outcome) => return Some(outcome),
-                Look::Changed => {}
+                Look::Ended(outcome) => return Ok(outcome),
+                Look::InDoubt(doubt) => return Err(doubt),
                 Look::NeedsHome(id, at) => {
                     let ended = self.bring_home(id, at, page, scratch.as_deref_mut());
                     self.put(id);
-                    if ended.is_some() {
-                        return ended;
+                    if let Some(outcome) = ended {
+                        return Ok(outcome);
                     }
                 }
                 Look::NeedsMemory(pages) => {
                     settles = true;
                     if !self.make_room(pages, scratch.as_deref_mut()) {
-                        return Some(self.space.starve(page));
+                        return Ok(self.space.starve(page));
                     }
                 }
-                Look::NeedsCleaning => {
-                    return Some(self.wait_for_cleaning(page));
-                }
+                Look::NeedsCleaning => return Ok(self.wait_for_cleaning(page)),
             }
         }
     }
@@ -149,6 +187,7 @@ impl<M: ObjectMmu> Objects<M> {
         page: PageNum,
         access: Access,
         vma: &Vma,
+        way: Way,
         window: &mut Mapped,
         settles: bool,
     ) -> Look {
@@ -163,6 +202,9 @@ impl<M: ObjectMmu> Objects<M> {
             self.space.mmu().relax();
             return self.answer(page, Outcome::NoVma);
         }
+        if way == Way::Speculative && !object.has_words(at) {
+            return Look::InDoubt(Doubt::no_anon(vma));
+        }
         if !self.use_words(object, at) {
             return Look::NeedsMemory(1);
         }
@@ -172,6 +214,9 @@ impl<M: ObjectMmu> Objects<M> {
             return self.map_again(page, window);
         }
         if !self.can_show(object, vma, window, page) {
+            if way == Way::Speculative {
+                return Look::InDoubt(Doubt::pmd_changed(vma));
+            }
             self.get(id);
             return Look::NeedsHome(id, at);
         }
@@ -188,7 +233,7 @@ impl<M: ObjectMmu> Objects<M> {
                 return Look::Ended(Outcome::Served);
             }
         }
-        self.fault(Fault { id, object, at, page, access, vma, guess, settles }, window)
+        self.fault(Fault { id, object, at, page, access, vma, way, guess, settles }, window)
     }
 
     /// A fault on a page that is mapped. As a rule another has mapped it meanwhile; but the kernel

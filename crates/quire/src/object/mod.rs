@@ -276,6 +276,11 @@ impl Object {
         self.words.len()
     }
 
+    /// Whether the page words of a page's block are charged.
+    fn has_words(&self, page: ObjectPage) -> bool {
+        self.block(page).is_used.load(Ordering::Relaxed) != 0
+    }
+
     /// Counts pages of one block that have come into the cache.
     fn count_cached(&self, page: ObjectPage, pages: usize) {
         // Relaxed, here and below: they tell reclaim and write-back where to look.

@@ -26,6 +26,7 @@ use super::requests::{Asker, IoBuffer, Request};
 use super::{FaultAround, MapRequest, Object, ObjectId, Objects};
 use crate::control::Event;
 use crate::fault::private::Unfilled;
+use crate::fault::speculative::{Doubt, Way};
 use crate::fault::{Access, Outcome, Staging};
 use crate::mmu::object::ObjectMmu;
 use crate::page::State;
@@ -49,8 +50,10 @@ const ROOM_PAGES: usize = 32;
 /// How a look at a fault ended.
 enum Look {
     Ended(Outcome),
-    /// The page, or its VMA, has changed.
+    /// The VMA has changed.
     Changed,
+    /// The page has content by now.
+    Filled,
     /// A page is needed for the copy: a frame will do.
     NeedsCopy,
     /// A page is needed for the object's cache: leave to take one.
@@ -110,42 +113,51 @@ impl<M: ObjectMmu> Objects<M> {
         self.put(ObjectId(backing.object));
     }
 
-    /// Serves a fault on a page of a private mapping; `None` where there is none.
-    pub(super) fn private_fault(
+    /// Serves a fault on a page of a private mapping, as far as the layout is sure to be what it is
+    /// seen to be.
+    pub(super) fn try_private_fault(
         &self,
         page: PageNum,
         access: Access,
+        way: Way,
         scratch: &mut Scratch,
-    ) -> Option<Outcome> {
+    ) -> Result<Outcome, Doubt> {
         loop {
-            let found = self.space.find_vma(page);
-            let vma = found.filter(|vma| vma.attributes.kind == Kind::Private)?;
+            let vma = match self.space.find_vma(page) {
+                Some(vma) if vma.attributes.kind == Kind::Private => vma,
+                found if way == Way::Speculative => return Err(Doubt::not_supported(page, found)),
+                _ => {
+                    self.space.mmu().wake(PageRange::new(page, 1));
+                    return Ok(Outcome::NoVma);
+                }
+            };
+            way.check_access(&vma, access)?;
             if self.space.available() < FAULT_PAGES {
                 self.make_room_for_copy(FAULT_PAGES, scratch);
             }
             if self.space.snapshot(page).state() != State::None {
-                match self.space.handle_fault(page, access, scratch) {
+                match self.space.try_fault(page, access, way, scratch)? {
                     Outcome::Unfilled => {}
-                    outcome => return Some(outcome),
+                    outcome => return Ok(outcome),
                 }
             }
-            match self.look_private(page, access, &vma, scratch) {
+            match self.look_private(page, access, &vma, way, scratch) {
                 Look::Ended(outcome) => {
-                    self.space.budget().count(Event::Pgfault, 1);
                     self.call_if_low();
-                    return Some(outcome);
+                    return Ok(outcome);
                 }
                 Look::NeedsCopy => {
                     if !self.make_room_for_copy(1, scratch) {
-                        return Some(self.space.starve(page));
+                        return Ok(self.space.starve(page));
                     }
                 }
                 Look::NeedsCache => {
                     if !self.make_room(1, Some(scratch)) {
-                        return Some(self.space.starve(page));
+                        return Ok(self.space.starve(page));
                     }
                 }
-                Look::Changed => {}
+                Look::Changed => return Err(Doubt::changed(&vma)),
+                Look::Filled => {}
             }
         }
     }
@@ -155,6 +167,7 @@ impl<M: ObjectMmu> Objects<M> {
         page: PageNum,
         access: Access,
         vma: &Vma,
+        way: Way,
         scratch: &mut Scratch,
     ) -> Look {
         if self.space.available() == 0 || !self.space.use_block(page) {
@@ -165,9 +178,13 @@ impl<M: ObjectMmu> Objects<M> {
             self.space.budget().count(Event::FaultParked, 1);
             return Look::Ended(Outcome::Parked);
         };
-        if !self.space.is_current(vma) || !self.space.is_unfilled(page, old) {
+        if way != Way::Classic && !self.space.is_current(vma) {
             self.space.unlock_page(page);
             return Look::Changed;
+        }
+        if !self.space.is_unfilled(page, old) {
+            self.space.unlock_page(page);
+            return Look::Filled;
         }
         let id = ObjectId(vma.attributes.backing.object);
         let object = self.object(id);
@@ -192,7 +209,7 @@ impl<M: ObjectMmu> Objects<M> {
             return Look::Ended(Outcome::Parked);
         };
         if cached.state() != State::Cached {
-            return self.begin_private_read(id, object, at, page, access, vma);
+            return self.begin_private_read(id, object, page, access, vma, way);
         }
         let mut guess = self.space.guess(page, old, vma);
         guess.order = self.chosen_order(vma, guess.order);
@@ -222,11 +239,12 @@ impl<M: ObjectMmu> Objects<M> {
         &self,
         id: ObjectId,
         object: &Object,
-        at: ObjectPage,
         page: PageNum,
         access: Access,
         vma: &Vma,
+        way: Way,
     ) -> Look {
+        let at = vma.attributes.backing.object_page(page);
         let guess = self.guess_for(object, at, vma);
         let pages = self.lock_absent_around(object, at, guess.order);
         let Some(pages) = self.charge_locked(object, at, pages) else {
@@ -243,6 +261,7 @@ impl<M: ObjectMmu> Objects<M> {
             self.space.unlock_page(page);
             return Look::Ended(self.wait_for_queue(page));
         }
+        self.space.count_finished(way);
         // Under the page's lock still: it keeps the object.
         self.advance(object, guess, pages);
         self.read_ahead(id, object, guess, pages);

@@ -27,7 +27,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// Sends the read of a page that is not cached, and of those that read-ahead adds. Its word is
     /// locked, and stays so until the read is done.
     pub(super) fn begin_read(&self, fault: Fault<'_>, window: &Mapped) -> Look {
-        let Fault { id, object, at, page, access, vma, guess, settles } = fault;
+        let Fault { id, object, at, page, access, vma, way, guess, settles } = fault;
         let pages = self.lock_absent_around(object, at, guess.order);
         let is_block = pages.len() == BLOCK_PAGES;
         if is_block && !settles && !self.has_room_for_block() {
@@ -51,6 +51,7 @@ impl<M: ObjectMmu> Objects<M> {
             return Look::Ended(self.wait_for_queue(page));
         }
         self.space.budget().count(Event::Pgmajfault, 1);
+        self.space.count_finished(way);
         // A stride's faults would take all places of the streams that are none.
         if !is_strided {
             self.advance(object, guess, pages);

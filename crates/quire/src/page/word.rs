@@ -346,7 +346,8 @@ impl<A: Word> PageWord<A> {
     pub fn try_lock(&self) -> Option<Snapshot> {
         // Acquire pairs with the last owner's release in unlock.
         let take = |old| Snapshot(old).is_free().then_some(old | LOCKED);
-        self.update(Ordering::Acquire, take).ok().map(|old| Snapshot(old | LOCKED))
+        let taken = self.update(Ordering::Acquire, take).ok();
+        taken.inspect(|_| count_locks(1)).map(|old| Snapshot(old | LOCKED))
     }
 
     /// Takes the lock, or leaves the sign that a fault is parked here: the unlocker answers it.
@@ -383,6 +384,7 @@ impl<A: Word> PageWord<A> {
     pub(super) fn release(&self) -> Snapshot {
         // Release publishes what was done under the lock.
         let old = self.0.fetch_sub(LOCKED, Ordering::Release);
+        count_locks(-1);
         debug_assert!(old & LOCKED != 0);
         Snapshot(old)
     }
@@ -397,6 +399,7 @@ impl<A: Word> PageWord<A> {
         };
         // Release as above.
         let (Ok(old) | Err(old)) = self.update(Ordering::Release, release);
+        count_locks(-1);
         Snapshot(old)
     }
 
@@ -493,7 +496,9 @@ impl<A: Word> PageWord<A> {
         };
         // Acquire as in try_lock.
         let (Ok(old) | Err(old)) = self.update(Ordering::Acquire, take);
-        Snapshot(old).is_free().then_some(Snapshot(old | LOCKED))
+        let is_taken = Snapshot(old).is_free();
+        is_taken.then(|| count_locks(1));
+        is_taken.then_some(Snapshot(old | LOCKED))
     }
 
     /// Changes the word to what `next` makes of it; `Err` where that is nothing. The old value
@@ -520,3 +525,11 @@ impl<A: Word> PageWord<A> {
 #[cfg(test)]
 #[path = "word_tests.rs"]
 mod tests;
+
+/// Tells a simulation, which counts what a fault that was given up has not given back.
+#[inline]
+#[cfg_attr(not(feature = "simulated"), allow(unused_variables, clippy::missing_const_for_fn))]
+fn count_locks(change: isize) {
+    #[cfg(feature = "simulated")]
+    crate::mmu::simulated::turns::count_page_locks(change);
+}

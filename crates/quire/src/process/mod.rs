@@ -11,7 +11,7 @@ mod layout;
 mod threads;
 
 use core::fmt::Write;
-use core::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
+use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU8, Ordering};
 
 use rustix::fd::IntoRawFd;
 use rustix::process::{Resource, getrlimit};
@@ -231,6 +231,11 @@ fn close(descriptor: i32) {
 }
 
 impl Process {
+    /// Has faults go without speculation while `flag`, glibc's `__libc_single_threaded`, is not 0.
+    pub fn watch_single_threaded(&self, flag: &'static AtomicU8) {
+        self.space.watch_single_threaded(flag);
+    }
+
     /// Closes, in the engine threads' private table, everything that is not theirs: a copy of the
     /// program's pipe would keep it open for ever.
     fn close_foreign_descriptors(&self) {

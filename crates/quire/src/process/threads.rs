@@ -15,6 +15,7 @@ use super::Process;
 use crate::fault::Access;
 use crate::reclaim::{Balance, HUNGER_ROUND_MS, Hunger};
 use crate::scratch::Scratch;
+use crate::space::ThreadId;
 use crate::swap::Request;
 use crate::sys::Errno;
 use crate::sys::futex::{self, Reach};
@@ -203,6 +204,7 @@ extern "C" fn other_main(argument: usize) -> ! {
 
 fn run(seat: &'static Seat) -> ! {
     let process = seat.process();
+    process.space.enlist_engine_thread();
     // SAFETY: this thread is the only one that runs on the seat.
     let scratch = unsafe { &mut *seat.scratch.get() };
     match seat.role {
@@ -236,8 +238,10 @@ fn handle_faults(process: &'static Process, scratch: &mut Scratch) -> ! {
             continue;
         }
         // SAFETY: the event says which part of the union it is.
-        let (address, flags) =
-            unsafe { (message.arg.pagefault.address, message.arg.pagefault.flags) };
+        let (address, flags, thread) = unsafe {
+            let fault = message.arg.pagefault;
+            (fault.address, fault.flags, ThreadId(fault.feat.ptid))
+        };
         let access = if flags & u64::from(UFFD_PAGEFAULT_FLAG_WP) != 0 {
             Access::WriteProtected
         } else if flags & u64::from(UFFD_PAGEFAULT_FLAG_WRITE) != 0 {
@@ -246,7 +250,7 @@ fn handle_faults(process: &'static Process, scratch: &mut Scratch) -> ! {
             Access::Read
         };
         process.gate.enter();
-        process.space.handle_fault(mmu.page(address as usize), access, scratch);
+        process.space.handle_fault_of(thread, mmu.page(address as usize), access, scratch);
         process.gate.leave();
     }
 }

@@ -7,7 +7,7 @@
 
 use core::sync::atomic::Ordering;
 
-use super::{AddressSpace, Layout};
+use super::{AddressSpace, Layout, ThreadId};
 use crate::budget::Purpose;
 use crate::control::Event;
 use crate::fault::Access;
@@ -208,6 +208,8 @@ impl<M: Mmu> AddressSpace<M> {
         self.swap.after_fork_in_child(slot);
         self.starved.after_fork_in_child();
         self.unanswered.after_fork_in_child();
+        self.should_answer_shut_out.store(false, Ordering::Relaxed);
+        self.layout.after_fork_in_child(ThreadId::UNKNOWN);
         self.forget_waiters();
         self.fork_demand.store(NONE, Ordering::SeqCst);
         self.forget_clean();

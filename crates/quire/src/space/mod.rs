@@ -4,30 +4,37 @@
 //! [`Mmu`]. One file per verb: [`map`](self), `unmap`, `protect`, `remap`, `advise`; the fault is
 //! in [`crate::fault`], eviction in [`crate::reclaim`].
 //!
-//! Locks, in order: the space's lock (`layout`, program threads only) > page lock > the frame
-//! pool's mutex, the swap's own. A fault never takes the space's lock.
+//! Locks, in order: the space's lock (`layout`: alone by program threads, shared by faults that go
+//! the classic way) > page lock > the frame pool's mutex, the swap's own. A fault never waits for
+//! the space's lock.
 
 mod advise;
 #[cfg(feature = "simulated")]
 mod check;
 mod clean;
 mod fork;
+pub(crate) mod layout_lock;
 mod map;
 mod object;
 mod protect;
 pub mod remap;
+pub mod seqcount;
 pub(crate) mod shmem;
+pub mod turnstile;
 mod unmap;
 pub mod vma;
 #[cfg(test)]
 mod vma_tests;
 mod wait;
 
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 
 pub use self::advise::Advice;
+use self::layout_lock::{Answers, Entry, LayoutLock};
+pub use self::layout_lock::{Layout, ThreadId};
 use self::shmem::ShmemWords;
-use self::vma::{SpaceLocked, Vma, VmaIndex};
+use self::vma::{Vma, VmaIndex};
 use crate::budget::{Budget, Purpose};
 use crate::errands::Errands;
 use crate::fault::{order::Streams, starved::Starved, way::Costs};
@@ -38,7 +45,6 @@ use crate::page::{PageWord, Snapshot, WaitTable};
 use crate::reclaim::{Clock, Places};
 use crate::scratch::Scratch;
 use crate::swap::Swap;
-use crate::sys::mutex::{LayoutGuard, LayoutMutex};
 use crate::sys::{Errno, memory::Table, memory::Zeroed};
 use crate::units::{BLOCK_PAGES, PageNum, PageRange};
 
@@ -73,6 +79,8 @@ pub struct AddressSpace<M: Mmu> {
     pub(crate) starved: Starved,
     /// Faults that a program's thread has found parked, for an engine thread to answer.
     unanswered: Starved,
+    /// Likewise faults that were shut out while the layout changed.
+    should_answer_shut_out: AtomicBool,
     /// Who waits for a page's word, the arena's and others.
     pub(crate) waits: WaitTable,
     /// Records of the faults that wait for a word that is not the arena's.
@@ -90,13 +98,9 @@ pub struct AddressSpace<M: Mmu> {
     pub(crate) locks_future: AtomicBool,
     /// A page of pages that are never written: zeros to copy from.
     pub(crate) zeros: Table<core::sync::atomic::AtomicU8>,
-    layout: LayoutMutex<Scratch>,
-}
-
-/// The space's lock, with the working memory of whoever holds it.
-pub struct Layout<'a> {
-    pub(crate) scratch: LayoutGuard<'a, Scratch>,
-    locked: SpaceLocked,
+    /// Says, while it is not 0, that the program has one thread.
+    single_threaded: AtomicPtr<AtomicU8>,
+    layout: LayoutLock,
 }
 
 impl<M: Mmu> AddressSpace<M> {
@@ -126,6 +130,7 @@ impl<M: Mmu> AddressSpace<M> {
             clock: rustix_futex_sync::Mutex::new(Clock::default()),
             starved: Starved::new(),
             unanswered: Starved::new(),
+            should_answer_shut_out: AtomicBool::new(false),
             waits: WaitTable::new(),
             parked: Table::new(wait::PARKED_MAX)?,
             errands: Errands::new(),
@@ -135,14 +140,48 @@ impl<M: Mmu> AddressSpace<M> {
             kswapd_is_awake: AtomicBool::new(false),
             locks_future: AtomicBool::new(false),
             zeros: Table::new(crate::fault::ZEROS_BYTES)?,
-            layout: LayoutMutex::new(Scratch::new()?),
+            single_threaded: AtomicPtr::new(null_mut()),
+            layout: LayoutLock::new(Scratch::new()?),
             budget,
         })
     }
 
-    /// Takes the space's lock.
+    /// Takes the space's lock, to change the layout.
     pub fn lock(&self) -> Layout<'_> {
-        Layout { scratch: self.layout.lock(), locked: SpaceLocked(()) }
+        // With one thread all faults are its own.
+        let is_alone = self.is_single_threaded();
+        let owner = if is_alone { ThreadId::UNKNOWN } else { self.mmu.thread() };
+        self.layout.lock(owner, self)
+    }
+
+    /// Says where it stands, as long as it is not 0, that the program has one thread, as glibc's
+    /// `__libc_single_threaded` does.
+    pub fn watch_single_threaded(&self, flag: &'static AtomicU8) {
+        self.single_threaded.store(core::ptr::from_ref(flag).cast_mut(), Ordering::Release);
+    }
+
+    /// Whether all faults are of one thread.
+    pub(crate) fn is_single_threaded(&self) -> bool {
+        // SAFETY: null, or a reference that lives for ever.
+        let flag = unsafe { self.single_threaded.load(Ordering::Acquire).as_ref() };
+        // Relaxed: it is about cost. Either way of a fault is right with any number of threads.
+        flag.is_some_and(|flag| flag.load(Ordering::Relaxed) != 0)
+    }
+
+    /// Shares the space's lock with other faults, for one of `thread` on `page`.
+    pub(crate) fn share_layout(&self, page: PageNum, thread: ThreadId) -> Entry<'_> {
+        self.layout.try_share(page, || self.known(thread))
+    }
+
+    /// The number of a thread that may be the caller.
+    pub(crate) fn known(&self, thread: ThreadId) -> ThreadId {
+        if thread == ThreadId::CALLER { self.mmu.thread() } else { thread }
+    }
+
+    /// Says that the calling thread is one of the engine's: its faults never wait for a change of
+    /// the layout, which may wait for it.
+    pub fn enlist_engine_thread(&self) {
+        self.layout.enlist(self.mmu.thread());
     }
 
     /// The first VMA that ends behind `page`.
@@ -269,6 +308,11 @@ impl<M: Mmu> AddressSpace<M> {
         true
     }
 
+    /// Whether pages of a block have been used, and their words are charged.
+    pub(crate) fn is_block_used(&self, page: PageNum) -> bool {
+        self.block(page).is_used.load(Ordering::Relaxed) != 0
+    }
+
     /// The same, whether there is room or not.
     pub(crate) fn use_block_anyway(&self, page: PageNum) {
         if self.block(page).is_used.swap(1, Ordering::SeqCst) == 0 {
@@ -309,6 +353,9 @@ impl<M: Mmu> AddressSpace<M> {
     /// Answers what program threads could not.
     pub(crate) fn answer_for_others(&self) {
         self.unanswered.answer_all(|answer| self.mmu.wake(self.pages_of(answer)));
+        if self.should_answer_shut_out.swap(false, Ordering::Acquire) {
+            self.answer_shut_out();
+        }
     }
 
     /// Counts pages of one block that have become mapped.
@@ -320,5 +367,17 @@ impl<M: Mmu> AddressSpace<M> {
     /// Counts pages of one block that are mapped no more.
     pub(crate) fn count_unmapped(&self, page: PageNum, pages: usize) {
         self.block(page).mapped.fetch_sub(pages as u32, Ordering::Relaxed);
+    }
+}
+
+impl<M: Mmu> Answers for AddressSpace<M> {
+    fn answer_shut_out(&self) {
+        if self.mmu.is_reachable() {
+            self.layout.answer_shut_out(|answer| self.mmu.wake(self.pages_of(answer)));
+            return;
+        }
+        // Release publishes that the lock is free.
+        self.should_answer_shut_out.store(true, Ordering::Release);
+        self.errands.call();
     }
 }

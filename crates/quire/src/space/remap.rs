@@ -213,7 +213,7 @@ impl<M: Mmu> AddressSpace<M> {
                 State::Poisoned => return false,
                 _ => {}
             }
-            match self.handle_fault(page, Access::Read, &mut layout.scratch) {
+            match self.fault_as_owner(page, Access::Read, &mut layout.scratch) {
                 Outcome::Served | Outcome::Spurious => {}
                 Outcome::NoVma | Outcome::Poisoned | Outcome::Unfilled => return false,
                 Outcome::Parked => {

@@ -8,8 +8,9 @@
 //!
 //! A lookup writes nothing. Changes need the space's lock, which the caller proves by a guard.
 
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use super::seqcount::SeqCount;
 use crate::mmu::Prot;
 use crate::sys::{Errno, memory::Table, memory::Zeroed};
 use crate::units::{ObjectPage, PageNum, PageRange};
@@ -140,8 +141,8 @@ struct Record {
     start: AtomicU64,
     end: AtomicU64,
     attributes: [AtomicU64; 3],
-    /// Bumped before and after each change; odd in between.
-    sequence: AtomicU32,
+    /// Counts its changes.
+    sequence: SeqCount,
     /// Next free slot.
     next: AtomicU32,
 }
@@ -169,7 +170,8 @@ pub struct VmaIndex {
     records: Table<Record>,
     order: Table<AtomicU32>,
     count: AtomicU32,
-    sequence: AtomicU32,
+    /// Counts changes of the order.
+    sequence: SeqCount,
     free: AtomicU32,
     used: AtomicU32,
 }
@@ -187,7 +189,7 @@ impl VmaIndex {
             records: Table::new(VMAS_MAX)?,
             order: Table::new(VMAS_MAX)?,
             count: AtomicU32::new(0),
-            sequence: AtomicU32::new(0),
+            sequence: SeqCount::default(),
             free: AtomicU32::new(u32::MAX),
             used: AtomicU32::new(0),
         })
@@ -224,8 +226,7 @@ impl VmaIndex {
     fn view(&self, position: usize) -> Option<Vma> {
         let slot = self.order[position].load(Ordering::Relaxed);
         let record = &self.records[slot as usize % VMAS_MAX];
-        // Acquire pairs with the release of the second bump in `change`.
-        let sequence = record.sequence.load(Ordering::Acquire);
+        let sequence = record.sequence.begin()?;
         let vma = Vma {
             range: PageRange {
                 start: PageNum(record.start.load(Ordering::Relaxed)),
@@ -237,10 +238,7 @@ impl VmaIndex {
             slot,
             sequence,
         };
-        // Keeps the loads above before the second look at the count.
-        fence(Ordering::Acquire);
-        let unchanged = record.sequence.load(Ordering::Relaxed) == sequence;
-        (sequence.is_multiple_of(2) && unchanged).then_some(vma)
+        record.sequence.ends(sequence).then_some(vma)
     }
 
     /// Finds the VMA that holds `page`, without a lock and without writing.
@@ -248,16 +246,11 @@ impl VmaIndex {
     /// # Errors
     /// [`Changed`] where a change of the order got in between: try again.
     pub fn lookup(&self, page: PageNum) -> Result<Option<Vma>, Changed> {
-        // Acquire pairs with the release of the bump that ended the last change.
-        let sequence = self.sequence.load(Ordering::Acquire);
-        if !sequence.is_multiple_of(2) {
-            return Err(Changed);
-        }
+        let sequence = self.sequence.begin().ok_or(Changed)?;
         let position = self.search(page);
         let vma =
             if position < self.len() { Some(self.view(position).ok_or(Changed)?) } else { None };
-        fence(Ordering::Acquire);
-        if self.sequence.load(Ordering::Relaxed) != sequence {
+        if !self.sequence.ends(sequence) {
             return Err(Changed);
         }
         Ok(vma.filter(|vma| vma.range.contains(page)))
@@ -267,9 +260,7 @@ impl VmaIndex {
     /// holds until that lock is given back: who changes the record bumps its count first and
     /// takes the page locks afterwards.
     pub fn is_current(&self, vma: &Vma) -> bool {
-        // SeqCst pairs with the bump in `change` and the block's use count (Dekker): a changer
-        // that skips a block because nothing was ever touched there is seen here.
-        self.records[vma.slot as usize].sequence.load(Ordering::SeqCst) == vma.sequence
+        self.records[vma.slot as usize].sequence.is_still(vma.sequence)
     }
 
     /// The first VMA that ends behind `page`.
@@ -280,24 +271,18 @@ impl VmaIndex {
 
     fn change(&self, slot: u32, new: Option<(PageRange, Attributes)>) {
         let record = &self.records[slot as usize];
-        record.sequence.fetch_add(1, Ordering::SeqCst);
-        // Keeps the stores below behind the first bump.
-        fence(Ordering::Release);
-        if let Some((range, attributes)) = new {
+        record.sequence.change(|| {
+            let Some((range, attributes)) = new else { return };
             record.start.store(range.start.0, Ordering::Relaxed);
             record.end.store(range.end.0, Ordering::Relaxed);
             for (word, bits) in record.attributes.iter().zip(attributes.to_bits()) {
                 word.store(bits, Ordering::Relaxed);
             }
-        }
-        record.sequence.fetch_add(1, Ordering::SeqCst);
+        });
     }
 
     fn reorder(&self, step: impl FnOnce()) {
-        self.sequence.fetch_add(1, Ordering::SeqCst);
-        fence(Ordering::Release);
-        step();
-        self.sequence.fetch_add(1, Ordering::Release);
+        self.sequence.change(step);
     }
 
     /// Adds a VMA where there is none, joined to its neighbours where all is alike.

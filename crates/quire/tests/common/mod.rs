@@ -39,6 +39,32 @@ impl Default for Tree {
     }
 }
 
+/// Whether faults of a run try without the space's lock first.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Speculation {
+    Always,
+    Never,
+    /// It changes while the programs run.
+    Changing,
+}
+
+impl Speculation {
+    pub fn from_number(number: u32) -> Speculation {
+        [Speculation::Always, Speculation::Never, Speculation::Changing][number as usize]
+    }
+
+    pub fn begin(self, budget: &Budget) {
+        let is_off = u32::from(self == Speculation::Never);
+        budget.control().no_speculation.store(is_off, Ordering::Relaxed);
+    }
+
+    pub fn change(self, budget: &Budget) {
+        if self == Speculation::Changing {
+            budget.control().no_speculation.fetch_xor(1, Ordering::Relaxed);
+        }
+    }
+}
+
 /// Makes a control page of one's own. It is never unmapped: spaces refer to it.
 pub fn control(tree: Tree) -> NonNull<Control> {
     use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};

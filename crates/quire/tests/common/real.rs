@@ -8,7 +8,7 @@ use quire::mmu::userfaultfd::Userfaultfd;
 use quire::mmu::{Done, FrameId, FrameRun, Holes, Mmu, Prot, Protection};
 use quire::reclaim::Balance;
 use quire::scratch::Scratch;
-use quire::space::AddressSpace;
+use quire::space::{AddressSpace, ThreadId};
 use quire::swap::Request;
 use quire::units::{BLOCK_PAGES, PAGE_SIZE, PageNum, PageRange};
 
@@ -137,7 +137,10 @@ impl Engine {
             } else {
                 Access::Read
             };
-            self.space.handle_fault(mmu.page(fault.address as usize), access, &mut scratch);
+            // SAFETY: the feature was asked for.
+            let thread = ThreadId(unsafe { fault.feat.ptid });
+            let page = mmu.page(fault.address as usize);
+            self.space.handle_fault_of(thread, page, access, &mut scratch);
         }
     }
 

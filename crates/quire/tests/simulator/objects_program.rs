@@ -75,6 +75,7 @@ impl<'a> Program<'a> {
             85..88 => self.advise(),
             88..95 => self.use_anonymous(),
             95..97 => self.use_short_lived_object(),
+            97 => self.world.plan.speculation.change(self.world.objects.space.budget()),
             _ => self.swap_out(),
         }
     }

@@ -17,7 +17,7 @@ use quire::sys::Errno;
 use quire::sys::futex::{self, Reach};
 use quire::units::{BLOCK_PAGES, ObjectPage, ObjectRange, PageRange};
 
-use crate::common::{Tree, space};
+use crate::common::{Speculation, Tree, space};
 use crate::program::Program;
 use crate::store::{Failures, SimStore};
 
@@ -56,6 +56,7 @@ pub struct Plan {
     pub failures: Failures,
     /// The kernel swaps pages out by itself.
     pub has_swap: bool,
+    pub speculation: Speculation,
     pub planted: Option<Planted>,
     pub traces: bool,
 }
@@ -92,6 +93,7 @@ impl Plan {
                 stays_closed: pick(&[5, 60]) as usize,
             },
             has_swap: pick(&[0, 0, 1]) == 1,
+            speculation: Speculation::from_number(pick(&[0, 0, 1, 2])),
             planted: None,
             traces: false,
         }
@@ -206,6 +208,7 @@ impl World {
         let mmu = Simulated::new(ARENA_PAGES, frames, settings).unwrap();
         let tree = Tree { budget_pages: plan.budget_pages, ..Tree::default() };
         let (space, file) = space(mmu, tree, ARENA_PAGES, frames);
+        plan.speculation.begin(space.budget());
         let mut world = World {
             plan: plan.clone(),
             objects: Objects::new(space).unwrap(),
@@ -329,11 +332,11 @@ impl World {
             loop {
                 let mut next = None;
                 self.baton.idle_until(|| {
-                    next = self.mmu().try_next_fault();
+                    next = self.mmu().try_next_message();
                     next.is_some() || is_over()
                 });
-                let Some((page, access)) = next else { break };
-                let outcome = self.objects.handle_fault(page, access, scratch);
+                let Some((thread, page, access)) = next else { break };
+                let outcome = self.objects.handle_fault_of(thread, page, access, scratch);
                 self.trace(|| format!("        fault {page:?} {access:?}: {outcome:?}"));
             }
         });

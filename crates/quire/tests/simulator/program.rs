@@ -89,7 +89,9 @@ impl<'a> Program<'a> {
             92..94 => self.lock(),
             94..96 => self.pin(),
             96 => self.stray(),
-            97..99 => self.track(),
+            97 | 98 if self.generator.below(2) == 0 => self.track(),
+            97 => self.world.plan.speculation.change(self.world.space.budget()),
+            98 => self.track(),
             _ => self.unpin_all(),
         }
     }

@@ -18,7 +18,7 @@ use quire::swap::Request;
 use quire::swap::io::Faults;
 use quire::units::{BLOCK_PAGES, PAGE_SIZE, PageNum, PageRange};
 
-use crate::common::{Tree, space};
+use crate::common::{Speculation, Tree, space};
 use crate::program::Program;
 
 /// Pages of the arena.
@@ -46,6 +46,7 @@ pub struct Plan {
     pub failing_writes_one_in: u32,
     pub failing_reads_one_in: u32,
     pub damaged_reads_one_in: u32,
+    pub speculation: Speculation,
     pub planted: Option<Planted>,
     pub traces: bool,
 }
@@ -73,6 +74,7 @@ impl Plan {
             failing_writes_one_in: if has_file { pick(&[0, 0, 4]) } else { 0 },
             failing_reads_one_in: if has_file { pick(&[0, 0, 20]) } else { 0 },
             damaged_reads_one_in: if has_file { pick(&[0, 0, 20]) } else { 0 },
+            speculation: Speculation::from_number(pick(&[0, 0, 1, 2])),
             planted: None,
             traces: false,
         }
@@ -175,6 +177,7 @@ impl World {
         let (space, file) = space(mmu, plan.tree, ARENA_PAGES, frames);
         // Planted faults are the readers' alone, so most reads are left to them.
         space.swap().set_turns(u32::from(plan.seed.is_multiple_of(4)));
+        plan.speculation.begin(space.budget());
         World {
             plan: plan.clone(),
             space,
@@ -240,11 +243,11 @@ impl World {
             loop {
                 let mut next = None;
                 self.baton.idle_until(|| {
-                    next = self.mmu().try_next_fault();
+                    next = self.mmu().try_next_message();
                     next.is_some() || is_over()
                 });
-                let Some((page, access)) = next else { break };
-                let outcome = self.space.handle_fault(page, access, scratch);
+                let Some((thread, page, access)) = next else { break };
+                let outcome = self.space.handle_fault_of(thread, page, access, scratch);
                 self.trace(|| format!("        fault {page:?} {access:?}: {outcome:?}"));
             }
         });

@@ -5,9 +5,10 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use super::{Entry, Planted, Simulated, Wait};
+use super::{Entry, Planted, Simulated, Wait, baton};
 use crate::mmu::{Done, FrameId, FrameRun, Holes, Mmu, Prot, Protection, Refusal};
 use crate::page::{Futexes, Kill};
+use crate::space::ThreadId;
 use crate::units::{PAGE_SIZE, PageNum, PageRange};
 
 impl Mmu for Simulated {
@@ -247,6 +248,10 @@ impl Mmu for Simulated {
         let physical = self.state().places[frame.0 as usize];
         assert!(physical != 0, "{frame:?} is a hole");
         self.bytes(physical)
+    }
+
+    fn thread(&self) -> ThreadId {
+        baton::actor()
     }
 
     fn step(&self) {

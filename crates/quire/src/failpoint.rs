@@ -1,0 +1,61 @@
+//! Places in the way of a fault where a test may step in, on the real MMU too.
+//!
+//! Without the feature `simulated` there is nothing here: a place costs no instruction.
+
+/// A place in the way of a fault.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(usize)]
+pub enum Place {
+    /// Nothing is known of it yet.
+    Arrived,
+    /// The VMA was found, and room was made; no lock is held.
+    Prepared,
+    /// The last look at the VMA is done, under the lock of what is about to be mapped.
+    Checked,
+}
+
+#[cfg(not(feature = "simulated"))]
+#[inline(always)]
+#[allow(clippy::inline_always, reason = "nothing is left of it")]
+pub(crate) fn hit(_: Place, _: crate::units::PageNum) {}
+
+#[cfg(feature = "simulated")]
+pub(crate) use self::hooks::hit;
+#[cfg(feature = "simulated")]
+pub use self::hooks::set;
+
+#[cfg(feature = "simulated")]
+mod hooks {
+    use std::boxed::Box;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::{Arc, PoisonError, RwLock};
+
+    use super::Place;
+    use crate::units::PageNum;
+
+    type Hook = Arc<dyn Fn(PageNum) + Send + Sync>;
+
+    const PLACES: usize = Place::Checked as usize + 1;
+
+    static IS_SET: AtomicBool = AtomicBool::new(false);
+    static HOOKS: RwLock<[Option<Hook>; PLACES]> = RwLock::new([const { None }; PLACES]);
+
+    /// Has `hook` called wherever a fault of this process comes by `place`, by whoever serves it.
+    pub fn set(place: Place, hook: Option<Box<dyn Fn(PageNum) + Send + Sync>>) {
+        let mut hooks = HOOKS.write().unwrap_or_else(PoisonError::into_inner);
+        hooks[place as usize] = hook.map(Arc::from);
+        // Relaxed: a test sets its hooks before the fault that it means.
+        IS_SET.store(hooks.iter().any(Option::is_some), Ordering::Relaxed);
+    }
+
+    pub(crate) fn hit(place: Place, page: PageNum) {
+        // Threads of a managed program have no thread-locals of ours, and no hooks.
+        if !IS_SET.load(Ordering::Relaxed) {
+            return;
+        }
+        let hook = HOOKS.read().unwrap_or_else(PoisonError::into_inner)[place as usize].clone();
+        if let Some(hook) = hook {
+            hook(page);
+        }
+    }
+}

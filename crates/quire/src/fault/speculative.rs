@@ -1,0 +1,198 @@
+//! Faults that never wait for the layout, and the classic way for those in doubt.
+//!
+//! A *speculative* fault takes no lock of the space's and writes nothing that others share: it finds
+//! its VMA, copies it with its sequence count, prepares, and looks at the count once more under the
+//! lock of what it maps (its page's, or its window's), which it holds until the mapping call has
+//! returned. Who changes the layout bumps the count first, and takes those locks afterwards: so
+//! either the fault sees the change, or the change finds what the fault mapped.
+//!
+//! In any doubt the fault gives back what it took, says why ([`Doubt`]), and goes the *classic* way:
+//! from the start, under the space's lock, which it shares with other faults and no change.
+//!
+//! A program with one thread goes the classic way at once: nobody is there to wait for. Its second
+//! thread may come at any time, for both ways are right with any number of threads.
+//!
+//! Locks: none; [`AddressSpace::serve`] shares the space's lock by trying.
+
+use core::sync::atomic::Ordering;
+
+use super::{Access, Outcome};
+use crate::control::{Event, Tracepoint};
+use crate::mmu::{Mmu, Prot};
+use crate::space::AddressSpace;
+use crate::space::ThreadId;
+use crate::space::layout_lock::Entry;
+use crate::space::vma::Vma;
+use crate::units::{PageNum, PageRange};
+
+/// How a fault knows that the layout is what it has seen.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Way {
+    /// It looks again, and gives up in doubt.
+    Speculative,
+    /// It shares the space's lock.
+    Classic,
+    /// It looks again, and tries again: whoever changes the layout may wait for it.
+    Exempt,
+}
+
+/// Why a fault was given up, with the VMA that it had found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Doubt {
+    pub why: Tracepoint,
+    pub range: PageRange,
+}
+
+impl Doubt {
+    /// The VMA is not what it was.
+    pub const fn changed(vma: &Vma) -> Doubt {
+        Doubt { why: Tracepoint::SpfVmaChanged, range: vma.range }
+    }
+
+    /// The tables of the block have not been paid for yet.
+    pub const fn no_anon(vma: &Vma) -> Doubt {
+        Doubt { why: Tracepoint::SpfVmaNoanon, range: vma.range }
+    }
+
+    /// What is there is not ours, or nothing is: the classic way says so with certainty.
+    pub fn not_supported(page: PageNum, found: Option<Vma>) -> Doubt {
+        let range = found.map_or(PageRange::new(page, 0), |vma| vma.range);
+        Doubt { why: Tracepoint::SpfVmaNotsup, range }
+    }
+
+    /// What the page or its window holds is not what was prepared for.
+    pub const fn pmd_changed(vma: &Vma) -> Doubt {
+        Doubt { why: Tracepoint::SpfPmdChanged, range: vma.range }
+    }
+}
+
+impl Way {
+    /// A speculative fault that the VMA does not allow is in doubt: the kernel let it come, so rights
+    /// are changing just now.
+    pub fn check_access(self, vma: &Vma, access: Access) -> Result<(), Doubt> {
+        let Vma { range, attributes, .. } = *vma;
+        let prot: Prot = attributes.prot;
+        let is_allowed = match access {
+            Access::Read => prot.is_readable(),
+            Access::Write | Access::WriteProtected => prot.is_writable(),
+        };
+        if self == Way::Speculative && !is_allowed {
+            return Err(Doubt { why: Tracepoint::SpfVmaAccess, range });
+        }
+        Ok(())
+    }
+}
+
+impl Outcome {
+    /// Whether there is nothing more to do for it.
+    const fn is_finished(self) -> bool {
+        matches!(self, Outcome::Served | Outcome::Spurious)
+    }
+}
+
+impl<M: Mmu> AddressSpace<M> {
+    /// Whether faults try without the space's lock first.
+    fn speculates(&self) -> bool {
+        // Relaxed: both ways are right at any time.
+        self.budget.control().no_speculation.load(Ordering::Relaxed) == 0
+            && !self.is_single_threaded()
+    }
+
+    /// Serves a fault of `thread` on `page` by `attempt`, without the space's lock as far as that
+    /// goes.
+    pub(crate) fn serve(
+        &self,
+        thread: ThreadId,
+        page: PageNum,
+        mut attempt: impl FnMut(Way) -> Result<Outcome, Doubt>,
+    ) -> Outcome {
+        if self.speculates() {
+            let before = Taken::now();
+            match attempt(Way::Speculative) {
+                Ok(outcome) => {
+                    if outcome.is_finished() {
+                        self.count_finished(Way::Speculative);
+                    }
+                    return outcome;
+                }
+                Err(Doubt { why, range }) => {
+                    before.check_given_back();
+                    self.trace(why, page, range, self.known(thread));
+                    self.mmu.step();
+                }
+            }
+        }
+        loop {
+            let (way, shared) = match self.share_layout(page, thread) {
+                Entry::Shared(shared) => (Way::Classic, Some(shared)),
+                Entry::Exempt => (Way::Exempt, None),
+                Entry::ShutOut => {
+                    self.budget.count(Event::FaultParked, 1);
+                    return Outcome::Parked;
+                }
+                Entry::Again => continue,
+            };
+            let served = attempt(way);
+            drop(shared);
+            match served {
+                Ok(outcome) => {
+                    if outcome.is_finished() {
+                        self.count_finished(way);
+                    }
+                    return outcome;
+                }
+                // What the page holds has changed, or, of one who is exempt, the layout.
+                Err(_) => self.mmu.step(),
+            }
+        }
+    }
+
+    /// Counts a fault that is finished, or is only waiting for bytes now.
+    pub(crate) fn count_finished(&self, way: Way) {
+        let event = match way {
+            Way::Speculative => Event::SpeculativePgfault,
+            Way::Classic | Way::Exempt => Event::FaultClassic,
+        };
+        self.budget.count(event, 1);
+    }
+}
+
+/// What the calling thread holds, in a simulation, which checks that who gives up keeps nothing.
+struct Taken {
+    #[cfg(feature = "simulated")]
+    page_locks: isize,
+}
+
+impl Taken {
+    #[inline]
+    fn now() -> Taken {
+        Taken {
+            #[cfg(feature = "simulated")]
+            page_locks: crate::mmu::simulated::turns::page_locks(),
+        }
+    }
+
+    #[inline]
+    fn check_given_back(&self) {
+        #[cfg(feature = "simulated")]
+        assert_eq!(
+            self.page_locks,
+            crate::mmu::simulated::turns::page_locks(),
+            "a fault that was given up keeps page locks"
+        );
+    }
+}
+
+// STAND-IN
+impl<M: Mmu> AddressSpace<M> {
+    pub(crate) fn trace(&self, why: Tracepoint, _: PageNum, _: PageRange, _: ThreadId) {
+        let event = match why {
+            Tracepoint::SpfVmaChanged => Event::SpfVmaChanged,
+            Tracepoint::SpfVmaNoanon => Event::SpfVmaNoanon,
+            Tracepoint::SpfVmaNotsup => Event::SpfVmaNotsup,
+            Tracepoint::SpfVmaAccess => Event::SpfVmaAccess,
+            Tracepoint::SpfPmdChanged => Event::SpfPmdChanged,
+        };
+        self.budget.count(event, 1);
+    }
+}

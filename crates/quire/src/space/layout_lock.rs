@@ -1,0 +1,158 @@
+//! The space's lock: who changes the layout has it alone, faults that go the classic way share it.
+//!
+//! Owns who may be in, and the list of the faults that were not let in. A fault never sleeps for
+//! the lock: it only tries it, for a handler that slept here would be inside the gate that a fork
+//! waits to be empty, with this very lock held. Whoever is *shut out* is answered when the lock is
+//! given back, and faults again.
+//!
+//! Speculative faults do not come by here at all: this is one word that all of them would write.
+//!
+//! # Who is never shut out
+//!
+//! The owner's own faults, or he would wait for himself: his stack may lie in managed memory, and
+//! what he hands to the engine's threads may. So he leaves his thread's number here, the engine's
+//! threads leave theirs, and a thread that is not known is let in as well. They need no lock: they
+//! are served like speculative faults, and tried again where the layout changes under them.
+//!
+//! Locks: the outermost but for the heap's gate. `faults` is a leaf.
+
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use super::turnstile::Turnstile;
+use super::vma::SpaceLocked;
+use crate::fault::starved::{Answer, Starved};
+use crate::scratch::Scratch;
+use crate::sys::mutex::{LayoutGuard, LayoutMutex};
+use crate::units::PageNum;
+
+/// Most threads of an engine.
+const ENGINE_THREADS_MAX: usize = 16;
+
+/// A thread, by the number that the kernel has for it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ThreadId(pub u32);
+
+impl ThreadId {
+    /// A thread that is not known.
+    pub const UNKNOWN: ThreadId = ThreadId(0);
+    /// The thread that asks, whose number is looked up where it is needed.
+    pub(crate) const CALLER: ThreadId = ThreadId(u32::MAX);
+}
+
+pub(super) struct LayoutLock {
+    /// Who changes the layout, with the working memory that goes with it.
+    changes: LayoutMutex<Scratch>,
+    /// Lets faults in beside each other, and nobody else.
+    faults: Turnstile,
+    /// The thread that changes the layout.
+    owner: AtomicU32,
+    engine_threads: [AtomicU32; ENGINE_THREADS_MAX],
+    shut_out: Starved,
+}
+
+/// Whoever answers the faults that were shut out.
+pub(super) trait Answers {
+    /// The lock is free again.
+    fn answer_shut_out(&self);
+}
+
+/// The space's lock, held to change the layout, with the working memory of whoever does.
+pub struct Layout<'a> {
+    pub(crate) scratch: LayoutGuard<'a, Scratch>,
+    pub(super) locked: SpaceLocked,
+    lock: &'a LayoutLock,
+    space: &'a dyn Answers,
+}
+
+/// The space's lock, shared by a fault.
+pub(crate) struct Shared<'a>(&'a LayoutLock);
+
+/// What became of a fault that wanted to share the lock.
+pub(crate) enum Entry<'a> {
+    /// The layout stays as it is.
+    Shared(Shared<'a>),
+    /// Somebody changes it whose own fault this may be.
+    Exempt,
+    /// It is answered when the lock is given back.
+    ShutOut,
+    /// The lock has been given back meanwhile.
+    Again,
+}
+
+impl LayoutLock {
+    pub(super) const fn new(scratch: Scratch) -> LayoutLock {
+        LayoutLock {
+            changes: LayoutMutex::new(scratch),
+            faults: Turnstile::new(AtomicU32::new(0)),
+            owner: AtomicU32::new(0),
+            engine_threads: [const { AtomicU32::new(0) }; ENGINE_THREADS_MAX],
+            shut_out: Starved::new(),
+        }
+    }
+
+    /// Takes the lock alone, as `thread`.
+    pub(super) fn lock<'a>(&'a self, thread: ThreadId, space: &'a dyn Answers) -> Layout<'a> {
+        let scratch = self.changes.lock();
+        // Relaxed: a fault of this very thread sees it, and nobody else's is this number.
+        self.owner.store(thread.0, Ordering::Relaxed);
+        self.faults.lock();
+        Layout { scratch, locked: SpaceLocked(()), lock: self, space }
+    }
+
+    /// Lets a fault in, of what `thread` says, beside others, or shuts it out.
+    pub(crate) fn try_share(&self, page: PageNum, thread: impl FnOnce() -> ThreadId) -> Entry<'_> {
+        if self.faults.try_enter() {
+            return Entry::Shared(Shared(self));
+        }
+        if self.is_exempt(thread()) {
+            return Entry::Exempt;
+        }
+        self.shut_out.push(page);
+        // Else its entry stays in the list: a fault too many is answered, some day.
+        if self.faults.try_sign() { Entry::ShutOut } else { Entry::Again }
+    }
+
+    /// Whether the owner may be waiting for this thread, or be it.
+    fn is_exempt(&self, thread: ThreadId) -> bool {
+        let is = |known: &AtomicU32| known.load(Ordering::Relaxed) == thread.0;
+        thread == ThreadId::UNKNOWN || is(&self.owner) || self.engine_threads.iter().any(is)
+    }
+
+    /// Says that `thread` is one of the engine's.
+    pub(super) fn enlist(&self, thread: ThreadId) {
+        // Relaxed, here and above: a thread's own faults come after it has said so.
+        let is_taken = |place: &AtomicU32| {
+            place.compare_exchange(0, thread.0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        };
+        let is_listed = self.engine_threads.iter().any(is_taken);
+        debug_assert!(is_listed, "more engine threads than places");
+    }
+
+    /// Takes the faults that were shut out.
+    pub(super) fn answer_shut_out(&self, answer: impl FnMut(Answer)) {
+        self.shut_out.answer_all(answer);
+    }
+
+    /// In a fork's child, whose one thread holds the lock, before any other runs there.
+    pub(super) fn after_fork_in_child(&self, thread: ThreadId) {
+        self.owner.store(thread.0, Ordering::Relaxed);
+        self.faults.reset_locked();
+        self.engine_threads.iter().for_each(|place| place.store(0, Ordering::Relaxed));
+        self.shut_out.after_fork_in_child();
+    }
+}
+
+impl Drop for Shared<'_> {
+    fn drop(&mut self) {
+        self.0.faults.leave();
+    }
+}
+
+impl Drop for Layout<'_> {
+    fn drop(&mut self) {
+        self.lock.owner.store(0, Ordering::Relaxed);
+        if self.lock.faults.unlock() {
+            self.space.answer_shut_out();
+        }
+    }
+}
