@@ -10,6 +10,7 @@
 //! `STARTING` starts, others sleep until it changes, and the starter itself, should it come by
 //! again (from a signal handler), is told "unmanaged" for that one call.
 
+use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 
 use quire::process::{self, Process};
@@ -106,8 +107,34 @@ extern "C" fn constructor() {
     }
 }
 
-/// Shows the engine where libc says that the program has one thread, if it says so anywhere.
+/// The calling thread's number, without a system call, which the program's filter may not expect:
+/// glibc notes it in every mutex that the thread takes, at a place that is part of its ABI. One
+/// thread at a time asks.
+fn thread_of_caller() -> u32 {
+    struct Asked(UnsafeCell<libc::pthread_mutex_t>);
+    // SAFETY: a mutex is made for this.
+    unsafe impl Sync for Asked {}
+    static ASKED: Asked = Asked(UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER));
+    /// `__data.__owner`, in units of its size.
+    const OWNER: usize = 2;
+    let mutex = ASKED.0.get();
+    // SAFETY: a valid mutex, which this thread does not hold; the word is inside of it, and written
+    // by this thread's own call.
+    unsafe {
+        libc::pthread_mutex_lock(mutex);
+        let owner = mutex.cast::<u32>().add(OWNER).read();
+        libc::pthread_mutex_unlock(mutex);
+        owner
+    }
+}
+
+/// Shows the engine where libc says that the program has one thread, if it says so anywhere, and
+/// how to know the thread that calls.
 fn watch_threads(process: &Process) {
+    // Another libc has its own mutexes; then the kernel is asked.
+    if thread_of_caller() == sys::thread_id() {
+        process.set_thread_of_caller(thread_of_caller);
+    }
     // SAFETY: the name is a C string.
     let flag = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__libc_single_threaded".as_ptr()) };
     // SAFETY: a char of libc's, or of the program's, which are never unloaded; written by plain

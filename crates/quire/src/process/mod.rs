@@ -231,6 +231,11 @@ fn close(descriptor: i32) {
 }
 
 impl Process {
+    /// Has the calling thread's number asked of `number`, not of the kernel.
+    pub fn set_thread_of_caller(&self, number: fn() -> u32) {
+        self.space.set_thread_of_caller(number);
+    }
+
     /// Has faults go without speculation while `flag`, glibc's `__libc_single_threaded`, is not 0.
     pub fn watch_single_threaded(&self, flag: &'static AtomicU8) {
         self.space.watch_single_threaded(flag);

@@ -16,7 +16,7 @@
 //!
 //! Locks: the outermost but for the heap's gate. `faults` is a leaf.
 
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use super::turnstile::Turnstile;
 use super::vma::SpaceLocked;
@@ -37,6 +37,22 @@ impl ThreadId {
     pub const UNKNOWN: ThreadId = ThreadId(0);
     /// The thread that asks, whose number is looked up where it is needed.
     pub(crate) const CALLER: ThreadId = ThreadId(u32::MAX);
+}
+
+/// A way to ask for the calling thread's number, if there is one.
+#[derive(Default)]
+pub(super) struct NumberOfThread(AtomicUsize);
+
+impl NumberOfThread {
+    pub fn set(&self, number: fn() -> u32) {
+        self.0.store(number as usize, Ordering::Release);
+    }
+
+    pub fn get(&self) -> Option<fn() -> u32> {
+        let number = self.0.load(Ordering::Acquire);
+        // SAFETY: 0, or what `set` was given.
+        (number != 0).then(|| unsafe { core::mem::transmute::<usize, fn() -> u32>(number) })
+    }
 }
 
 pub(super) struct LayoutLock {
@@ -90,11 +106,15 @@ impl LayoutLock {
         }
     }
 
-    /// Takes the lock alone, as `thread`.
-    pub(super) fn lock<'a>(&'a self, thread: ThreadId, space: &'a dyn Answers) -> Layout<'a> {
+    /// Takes the lock alone, as the thread that `thread` names: one at a time is asked.
+    pub(super) fn lock<'a>(
+        &'a self,
+        thread: impl FnOnce() -> ThreadId,
+        space: &'a dyn Answers,
+    ) -> Layout<'a> {
         let scratch = self.changes.lock();
         // Relaxed: a fault of this very thread sees it, and nobody else's is this number.
-        self.owner.store(thread.0, Ordering::Relaxed);
+        self.owner.store(thread().0, Ordering::Relaxed);
         self.faults.lock();
         Layout { scratch, locked: SpaceLocked(()), lock: self, space }
     }

@@ -31,7 +31,7 @@ use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 
 pub use self::advise::Advice;
-use self::layout_lock::{Answers, Entry, LayoutLock};
+use self::layout_lock::{Answers, Entry, LayoutLock, NumberOfThread};
 pub use self::layout_lock::{Layout, ThreadId};
 use self::shmem::ShmemWords;
 use self::vma::{Vma, VmaIndex};
@@ -100,6 +100,7 @@ pub struct AddressSpace<M: Mmu> {
     pub(crate) zeros: Table<core::sync::atomic::AtomicU8>,
     /// Says, while it is not 0, that the program has one thread.
     single_threaded: AtomicPtr<AtomicU8>,
+    thread_of_caller: NumberOfThread,
     layout: LayoutLock,
 }
 
@@ -141,6 +142,7 @@ impl<M: Mmu> AddressSpace<M> {
             locks_future: AtomicBool::new(false),
             zeros: Table::new(crate::fault::ZEROS_BYTES)?,
             single_threaded: AtomicPtr::new(null_mut()),
+            thread_of_caller: NumberOfThread::default(),
             layout: LayoutLock::new(Scratch::new()?),
             budget,
         })
@@ -148,10 +150,22 @@ impl<M: Mmu> AddressSpace<M> {
 
     /// Takes the space's lock, to change the layout.
     pub fn lock(&self) -> Layout<'_> {
-        // With one thread all faults are its own.
-        let is_alone = self.is_single_threaded();
-        let owner = if is_alone { ThreadId::UNKNOWN } else { self.mmu.thread() };
-        self.layout.lock(owner, self)
+        self.layout.lock(|| self.owner(), self)
+    }
+
+    /// The calling thread, as far as its faults could be shut out.
+    fn owner(&self) -> ThreadId {
+        if self.is_single_threaded() {
+            // All faults are its own.
+            return ThreadId::UNKNOWN;
+        }
+        self.thread_of_caller.get().map_or_else(|| self.mmu.thread(), |number| ThreadId(number()))
+    }
+
+    /// Has the calling thread's number asked of `number` where the layout is changed, and not of
+    /// the kernel: a program's filter of system calls may not expect that.
+    pub fn set_thread_of_caller(&self, number: fn() -> u32) {
+        self.thread_of_caller.set(number);
     }
 
     /// Says where it stands, as long as it is not 0, that the program has one thread, as glibc's
