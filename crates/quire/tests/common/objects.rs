@@ -145,11 +145,12 @@ unsafe extern "C" {
 }
 
 const SIGBUS: i32 = 7;
+const SIGSEGV: i32 = 11;
 const SA_SIGINFO: i32 = 4;
 /// Where a `ucontext_t` has the instruction pointer: behind flags, link and stack, register 16.
 const RIP_AT: usize = 40 + 16 * 8;
 
-/// Lets the accesses below fail instead of the process; any other SIGBUS is the end.
+/// Lets the accesses below fail instead of the process; any other is the end.
 unsafe extern "C" fn on_sigbus(_: i32, _: *const u8, context: *mut u8) {
     // SAFETY: the kernel's ucontext, of x86-64.
     unsafe {
@@ -167,15 +168,23 @@ unsafe extern "C" fn on_sigbus(_: i32, _: *const u8, context: *mut u8) {
 /// takes SIGBUS over.
 pub fn survive_sigbus() {
     static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        let handler = on_sigbus as *const () as usize;
-        let action = SigAction { handler, mask: [0; 16], flags: SA_SIGINFO, restorer: 0 };
-        // SAFETY: libc's structure, and a handler that only changes the context.
-        assert_eq!(unsafe { sigaction(SIGBUS, &raw const action, std::ptr::null_mut()) }, 0);
-    });
+    ONCE.call_once(|| survive(SIGBUS));
 }
 
-/// A byte of a mapping; `None` is a SIGBUS.
+/// The same for what is not mapped any more.
+pub fn survive_sigsegv() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| survive(SIGSEGV));
+}
+
+fn survive(signal: i32) {
+    let handler = on_sigbus as *const () as usize;
+    let action = SigAction { handler, mask: [0; 16], flags: SA_SIGINFO, restorer: 0 };
+    // SAFETY: libc's structure, and a handler that only changes the context.
+    assert_eq!(unsafe { sigaction(signal, &raw const action, std::ptr::null_mut()) }, 0);
+}
+
+/// A byte of a mapping; `None` is a signal that is survived.
 pub fn load(start: *const u8, at: usize) -> Option<u8> {
     survive_sigbus();
     // SAFETY: inside of a mapping that the caller keeps.
