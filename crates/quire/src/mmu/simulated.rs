@@ -40,6 +40,10 @@ const FREED: u8 = 0xdb;
 /// What a call costs on the virtual clock, and a page of it.
 const CALL_CYCLES: u64 = 3000;
 const PAGE_CYCLES: u64 = 200;
+/// The same of a simulated machine, where a fault's way to a handler and back costs as well.
+const CALL_NS: u64 = 1000;
+const PAGE_NS: u64 = 200;
+const FAULT_NS: u64 = 2000;
 
 /// Mistakes that can be planted, for tests that must find them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -198,13 +202,22 @@ impl Simulated {
     fn enter(&self) {
         // Relaxed: a clock.
         self.clock.fetch_add(CALL_CYCLES, Ordering::Relaxed);
+        self.work(CALL_NS);
         self.step();
     }
 
     /// The same between two pages of a call: not each time, or nothing would ever end.
     fn next_page(&self) {
         self.clock.fetch_add(PAGE_CYCLES, Ordering::Relaxed);
+        self.work(PAGE_NS);
         self.step();
+    }
+
+    /// What a machine's CPU does meanwhile.
+    fn work(&self, ns: u64) {
+        if let Some(baton) = &self.settings.baton {
+            baton.work(ns);
+        }
     }
 
     fn is_refused(&self, state: &mut State) -> bool {
@@ -267,6 +280,7 @@ impl Simulated {
 
     /// Sends a fault and waits for its answer.
     fn fault(&self, page: PageNum, access: Access) {
+        self.work(FAULT_NS);
         let mut state = self.state();
         let number = state.faults_so_far;
         state.faults_so_far += 1;

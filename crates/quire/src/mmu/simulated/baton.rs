@@ -4,6 +4,10 @@
 //! calls between its steps, and where it has to wait. The same seed gives the same interleaving,
 //! because nothing runs that the seed did not choose.
 //!
+//! What time it is goes by steps. As a rule there is one clock, as if one CPU ran all actors; a
+//! machine ([`Baton::with_cpus`]) has a CPU and a clock for each, and whoever is behind goes first:
+//! that shows what runs beside what, and how long the whole takes.
+//!
 //! An actor that waits for a certain thing is *blocked* until somebody unblocks it; one that has
 //! nothing to do looks again now and then (*idle*). If all are blocked, or idle for too long, the
 //! simulation is stuck, and that is a failure: it panics in every actor.
@@ -26,6 +30,9 @@ const START_NS: u64 = 1_000_000_000;
 const STEP_NS: u64 = 1_000;
 /// How long it takes until idle actors look again, with nobody else able to run.
 const IDLE_LOOK_NS: u64 = 1_000_000;
+/// Of a machine: the same, and how long a step takes that is none of the kernel's.
+const CPU_LOOK_NS: u64 = 500;
+const CPU_STEP_NS: u64 = 50;
 
 /// What an actor waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -62,8 +69,52 @@ struct Turns {
     steps: u64,
     /// The time that has come so far.
     now_ns: u64,
+    /// Likewise for each actor, where each has a CPU.
+    clocks: Option<Vec<u64>>,
     idle_looks: u32,
     failure: Option<String>,
+}
+
+impl Turns {
+    /// What time it is for an actor, or for whoever asks.
+    fn time_of(&self, actor: Option<usize>) -> u64 {
+        let clocks = self.clocks.as_deref();
+        clocks.zip(actor).map_or(self.now_ns, |(clocks, index)| clocks[index])
+    }
+
+    /// Time passes for the actor that has the baton: a step, or `ns` of a machine.
+    fn pass(&mut self, index: usize, ns: u64) {
+        match &mut self.clocks {
+            Some(clocks) => clocks[index] += ns,
+            None => self.now_ns += STEP_NS,
+        }
+    }
+
+    /// An idle actor's CPU looks again a little later than the others have come.
+    fn look_later(&mut self, index: usize) {
+        let is_ready = |(_, state): &(usize, &State)| **state == State::Ready;
+        let ready: Vec<usize> =
+            self.actors.iter().enumerate().filter(is_ready).map(|(index, _)| index).collect();
+        if let Some(clocks) = &mut self.clocks {
+            let others = ready.into_iter().map(|index| clocks[index]).min();
+            clocks[index] = clocks[index].max(others.unwrap_or(0)) + CPU_LOOK_NS;
+        }
+    }
+
+    /// An actor was woken by the one that has the baton: it is as late for both.
+    fn catch_up(&mut self, index: usize) {
+        let now = self.time_of(ACTOR.get());
+        if let Some(clocks) = &mut self.clocks {
+            clocks[index] = clocks[index].max(now);
+        }
+    }
+
+    /// Of a machine, the actor whose clock is behind all others', of those that can run or look.
+    fn first_behind(&self) -> Option<usize> {
+        let clocks = self.clocks.as_deref()?;
+        let runs = |index: &usize| matches!(self.actors[*index], State::Ready | State::Idle);
+        (0..self.actors.len()).filter(runs).min_by_key(|&index| clocks[index])
+    }
 }
 
 /// A small generator: the same numbers from the same seed, on every machine.
@@ -156,12 +207,29 @@ impl Baton {
                 current: usize::MAX,
                 steps: 0,
                 now_ns: START_NS,
+                clocks: None,
                 idle_looks: 0,
                 failure: None,
             }),
             handed_over: (0..actors).map(|_| Condvar::new()).collect(),
             switch_one_in,
         }
+    }
+
+    /// A baton for actors with a CPU each, of which the one whose clock is behind goes first.
+    #[must_use]
+    pub fn with_cpus(seed: u64, actors: usize) -> Baton {
+        let baton = Baton::new(seed, actors, 1);
+        baton.turns().clocks = Some(std::vec![START_NS; actors]);
+        baton
+    }
+
+    /// How long the simulation has taken: by the clock that is farthest.
+    #[must_use]
+    pub fn elapsed_ns(&self) -> u64 {
+        let turns = self.turns();
+        let farthest = turns.clocks.iter().flatten().copied().max();
+        farthest.unwrap_or(turns.now_ns) - START_NS
     }
 
     fn turns(&self) -> MutexGuard<'_, Turns> {
@@ -176,7 +244,7 @@ impl Baton {
 
     /// What time it is in the simulation.
     pub fn now_ns(&self) -> u64 {
-        self.turns().now_ns
+        self.turns().time_of(ACTOR.get())
     }
 
     /// Makes the calling thread actor `index`, and returns when it is its turn.
@@ -223,7 +291,7 @@ impl Baton {
         let Some(index) = ACTOR.get() else { return };
         let mut turns = self.turns();
         turns.steps += 1;
-        turns.now_ns += STEP_NS;
+        turns.pass(index, CPU_STEP_NS);
         turns.idle_looks = 0;
         if turns.generator.one_in(self.switch_one_in) {
             self.choose(&mut turns);
@@ -231,11 +299,21 @@ impl Baton {
         self.wait_for_turn(turns, index);
     }
 
+    /// The calling actor's CPU works for so long; nothing where there is one clock.
+    pub fn work(&self, ns: u64) {
+        let Some(index) = ACTOR.get() else { return };
+        let mut turns = self.turns();
+        if turns.clocks.is_some() {
+            turns.pass(index, ns);
+        }
+    }
+
     /// Lets others run; comes back as soon as the seed says so.
     pub fn relax(&self) {
         let Some(index) = ACTOR.get() else { return };
         let mut turns = self.turns();
         turns.actors[index] = State::Idle;
+        turns.look_later(index);
         self.choose(&mut turns);
         self.wait_for_turn(turns, index);
     }
@@ -259,7 +337,8 @@ impl Baton {
     /// Those who wait for this can run again.
     pub fn unblock(&self, wait: Wait) {
         let mut turns = self.turns();
-        for state in &mut turns.actors {
+        let mut woken = Vec::new();
+        for (index, state) in turns.actors.iter_mut().enumerate() {
             let is_meant = match *state {
                 State::Blocked(Wait::Either(one, other)) => {
                     wait == Wait::Word(one) || wait == Wait::Word(other)
@@ -269,8 +348,10 @@ impl Baton {
             };
             if is_meant {
                 *state = State::Ready;
+                woken.push(index);
             }
         }
+        woken.into_iter().for_each(|index| turns.catch_up(index));
     }
 
     /// Up to `count` of those who wait for a futex as one of `classes` can run again; the seed says
@@ -289,6 +370,7 @@ impl Baton {
             }
             let index = waiting[turns.generator.below(waiting.len())];
             turns.actors[index] = State::Ready;
+            turns.catch_up(index);
         }
     }
 
@@ -304,6 +386,9 @@ impl Baton {
             turns.idle_looks += 1;
             turns.now_ns += IDLE_LOOK_NS;
         }
+        if let Some(index) = turns.first_behind() {
+            return self.hand_to(turns, index);
+        }
         let looks = !idle.is_empty() && (ready.is_empty() || turns.generator.one_in(4));
         let candidates = if looks { idle } else { ready };
         if candidates.is_empty() || turns.idle_looks > IDLE_LOOKS_MAX {
@@ -315,6 +400,10 @@ impl Baton {
             return;
         }
         let index = candidates[turns.generator.below(candidates.len())];
+        self.hand_to(turns, index);
+    }
+
+    fn hand_to(&self, turns: &mut Turns, index: usize) {
         turns.actors[index] = State::Ready;
         if index != turns.current {
             turns.current = index;
