@@ -43,6 +43,8 @@ pub struct Userfaultfd {
     is_inline: AtomicBool,
     /// There: counts answers, by block; the futexes of threads that wait for one.
     answers: [AtomicU32; ANSWERS],
+    /// Threads that wait for one, or are about to.
+    waiting: AtomicU32,
     shows: Shows,
 }
 
@@ -80,6 +82,7 @@ impl Userfaultfd {
             is_shared: AtomicBool::new(false),
             is_inline: AtomicBool::new(false),
             answers: [const { AtomicU32::new(0) }; ANSWERS],
+            waiting: AtomicU32::new(0),
             shows: Shows::new(),
         };
         // A child made behind our back finds nothing mapped, and so never reads a zero where data
@@ -153,7 +156,11 @@ impl Userfaultfd {
 
     /// Waits while there have been no more than `seen`; may return for no reason.
     pub fn wait_for_answer(&self, page: PageNum, seen: u32) {
+        // SeqCst, as in `answer_inline`: either who answers sees that somebody waits, or the kernel
+        // finds another count than `seen`.
+        self.waiting.fetch_add(1, Ordering::SeqCst);
         futex::wait(&self.answers[page.block() % ANSWERS], seen, Reach::Process, None);
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
     }
 
     /// Where threads serve themselves: has those try again that wait for these pages.
@@ -164,9 +171,12 @@ impl Userfaultfd {
         let blocks = pages.start.block()..PageNum(pages.end.0 - 1).block() + 1;
         for block in blocks.take(ANSWERS) {
             let answers = &self.answers[block % ANSWERS];
-            // Release: who sees the count sees what the answer is about.
-            answers.fetch_add(1, Ordering::Release);
-            futex::wake(answers, u32::MAX, Reach::Process);
+            // SeqCst: a release, so that who sees the count sees what the answer is about; and
+            // before the look at who waits, see `wait_for_answer`.
+            answers.fetch_add(1, Ordering::SeqCst);
+            if self.waiting.load(Ordering::SeqCst) > 0 {
+                futex::wake(answers, u32::MAX, Reach::Process);
+            }
         }
     }
 
@@ -352,7 +362,9 @@ fn settled_whole(mut step: impl FnMut() -> Result<(), Errno>) -> Result<(), Errn
 impl Mmu for Userfaultfd {
     fn move_in(&self, pages: PageRange, frames: FrameId) -> Done {
         let (dst, src) = (self.address(pages.start), self.frame_address(frames));
-        move_pages(&self.faults, dst, src, pages.len() << PAGE_SHIFT, Holes::Refuse)
+        let done = move_pages(&self.faults, dst, src, pages.len() << PAGE_SHIFT, Holes::Refuse);
+        self.answer_inline(pages);
+        done
     }
 
     fn move_out(&self, pages: PageRange, frames: FrameId, holes: Holes) -> Done {
@@ -369,7 +381,9 @@ impl Mmu for Userfaultfd {
         let protect = protection == Protection::WriteProtected;
         let dst = self.address(pages.start);
         let len = pages.len() << PAGE_SHIFT;
-        done(settled(|| self.faults.copy(dst, source as usize, len, protect)))
+        let done = done(settled(|| self.faults.copy(dst, source as usize, len, protect)));
+        self.answer_inline(pages);
+        done
     }
 
     fn unmap(&self, pages: PageRange) {

@@ -111,7 +111,7 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// Serves a fault on a page of a private mapping; `None` where there is none.
-    pub(super) fn private_fault(
+    pub fn private_fault(
         &self,
         page: PageNum,
         access: Access,
