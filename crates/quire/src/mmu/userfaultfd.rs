@@ -1,6 +1,7 @@
 //! The real MMU: userfaultfd over the arena and the frame pool.
 
 mod shows;
+mod spares;
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
@@ -13,7 +14,8 @@ use rustix::fd::{BorrowedFd, IntoRawFd};
 use rustix::fs::{FallocateFlags, MemfdFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
-use self::shows::{Shows, map_anywhere};
+use self::shows::{Merges, Shows, map_anywhere};
+use self::spares::Spares;
 use super::object::{Home, ObjectMmu};
 use super::{Done, FrameId, FrameRun, Holes, Mmu, Prot, Protection, Refusal};
 use crate::sys::futex::{self, Reach};
@@ -46,6 +48,7 @@ pub struct Userfaultfd {
     /// Threads that wait for one, or are about to.
     waiting: AtomicU32,
     shows: Shows,
+    spares: Spares,
 }
 
 /// Counters of answers; blocks share them.
@@ -84,6 +87,7 @@ impl Userfaultfd {
             answers: [const { AtomicU32::new(0) }; ANSWERS],
             waiting: AtomicU32::new(0),
             shows: Shows::new(),
+            spares: Spares::new(),
         };
         // A child made behind our back finds nothing mapped, and so never reads a zero where data
         // was; the fork that we serve lifts this for its moment.
@@ -144,6 +148,7 @@ impl Userfaultfd {
         self.is_inline.store(is_inline, Ordering::Relaxed);
         let pool = self.pool.as_ptr() as usize;
         self.pool_faults.register(pool, self.pool_bytes(), MODE_MISSING)?;
+        self.spares.hold();
         Ok(serves_calls.is_ok() && !is_inline)
     }
 
@@ -465,12 +470,13 @@ impl Mmu for Userfaultfd {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
         let (start, len) = (self.address(pages.start), pages.len() << PAGE_SHIFT);
         // SAFETY: the arena's range, and the program unmaps what it put there.
-        let _ = unsafe {
+        let again = || unsafe {
             rustix::mm::mmap_anonymous(start as *mut _, len, ProtFlags::empty(), flags)
                 .and_then(|_| memory::advise(start, len, MADV_NOHUGEPAGE))
                 .and_then(|()| memory::advise(start, len, MADV_DONTFORK))
                 .and_then(|()| self.faults.register(start, len, MODE_MISSING | MODE_WP))
         };
+        let _ = self.spares.with(again);
     }
 
     fn frames_release(&self, frames: FrameRun) {
@@ -584,7 +590,19 @@ impl ObjectMmu for Userfaultfd {
         first: ObjectPage,
         prot: Prot,
     ) -> Result<(), Errno> {
-        self.show_in_place(pages, home, first, ProtFlags::from_bits_retain(prot.0))
+        let prot = ProtFlags::from_bits_retain(prot.0);
+        self.spares.hold();
+        self.spares.with(|| self.show_in_place(pages, home, first, prot, Merges::Yes))
+    }
+
+    fn show_apart(
+        &self,
+        pages: PageRange,
+        home: Home,
+        first: ObjectPage,
+        prot: Prot,
+    ) -> Result<(), Errno> {
+        self.show_in_place(pages, home, first, ProtFlags::from_bits_retain(prot.0), Merges::No)
     }
 
     fn show_whole(
@@ -599,7 +617,7 @@ impl ObjectMmu for Userfaultfd {
 
     fn conceal(&self, pages: PageRange) -> Result<(), Errno> {
         // Registered first: from then on what is unmapped is reported. Until then all that an
-        // access can find is right.
+        // access can find is right. It is one mapping of the kernel's, and needs no other.
         let start = self.address(pages.start);
         self.faults.register(start, pages.len() << PAGE_SHIFT, OBJECT_MODES)?;
         self.unmap(pages);
