@@ -510,3 +510,25 @@ fn a_copy_outlives_its_objects_handle() {
     drop(map);
     wait_until(|| space.held().0 <= space.memory());
 }
+
+/// The simulator has found that a copy read the store again, whose bytes are older.
+#[test]
+fn a_bad_page_is_an_error_in_copies_until_it_is_given_up() {
+    let _watchdog = Watchdog::new(60);
+    let Some(space) = space(4 << 20) else { return };
+    let bytes = random(8 * PAGE, 21);
+    let object = object_of(&space, &bytes);
+    let options = MapOptions::new();
+    // SAFETY: what is written is read by this thread alone.
+    let (shared, copy) =
+        unsafe { (options.map_mut(&object).unwrap(), options.map_copy(&object).unwrap()) };
+    let (newer, at) = (!bytes[3 * PAGE], 3 * PAGE);
+    assert!(store(shared.as_ptr(), at, newer));
+    assert!(object.poison(at as u64).unwrap());
+    assert_eq!(load(copy.as_ptr(), at), None, "the store's byte is not what was there");
+    assert_eq!(load(shared.as_ptr(), at), None, "nor is the page well again by the copy's fault");
+    assert_eq!(load(copy.as_ptr(), at + PAGE), Some(bytes[at + PAGE]));
+    assert_eq!(object.unpoison(0..bytes.len() as u64), PAGE);
+    assert_eq!(load(copy.as_ptr(), at), Some(bytes[at]), "given up");
+    assert_eq!(load(shared.as_ptr(), at), Some(bytes[at]));
+}

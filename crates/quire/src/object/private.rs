@@ -94,7 +94,7 @@ impl<M: ObjectMmu> Objects<M> {
             return Err(error);
         }
         self.get(id);
-        // SeqCst: before any fault in it looks at the length; see `follow_length`.
+        // SeqCst: before any fault in it looks at the length; see `follow_change`.
         object.privates.fetch_add(1, Ordering::SeqCst);
         Ok(range)
     }
@@ -191,6 +191,12 @@ impl<M: ObjectMmu> Objects<M> {
             self.space.answer(page);
             return Look::Ended(Outcome::Parked);
         };
+        if cached.state() == State::Poisoned {
+            // What the store has is not what was there; who knows that it will do says so.
+            self.space.unlock_word(word);
+            self.space.poison_unfilled(page, old);
+            return Look::Ended(Outcome::Poisoned);
+        }
         if cached.state() != State::Cached {
             return self.begin_private_read(id, object, at, page, access, vma);
         }
@@ -361,9 +367,10 @@ impl<M: ObjectMmu> Objects<M> {
         self.space.available() > 0
     }
 
-    /// An object has another length: of its private mappings, pages behind the old end may be had
-    /// now, and pages behind the new end that were not written go.
-    pub(super) fn follow_length(&self, object: &Object, changed: ObjectRange) {
+    /// Pages of an object are others by now, because it has another length or bad ones were given
+    /// up: of its private mappings, what could not be had can be asked for again, and what was not
+    /// written goes.
+    pub(super) fn follow_change(&self, object: &Object, changed: ObjectRange) {
         // SeqCst: after the change of the length. Either the mapping is seen here, or its faults see
         // the new length.
         if changed.is_empty() || object.privates.load(Ordering::SeqCst) == 0 {
