@@ -532,3 +532,45 @@ fn a_bad_page_is_an_error_in_copies_until_it_is_given_up() {
     assert_eq!(load(copy.as_ptr(), at), Some(bytes[at]), "given up");
     assert_eq!(load(shared.as_ptr(), at), Some(bytes[at]));
 }
+
+/// Both kinds of memory that go to swap, one made from the other, through a fifth of what they need.
+#[test]
+fn a_memory_object_and_its_copy_are_swapped_side_by_side() {
+    let _watchdog = Watchdog::new(200);
+    let dir = Dir::new();
+    let Some(space) = space_by(&of_memory(2 << 20).swap(&dir.0, 64 << 20)) else { return };
+    let len = 5 << 20;
+    let object = space.create_memory(len as u64).unwrap();
+    let mut bytes = random(len, 31);
+    let options = MapOptions::new();
+    // SAFETY: what is written is read by this thread alone.
+    let mut shared = unsafe { options.map_mut(&object) }.unwrap();
+    shared.copy_from_slice(&bytes);
+    // SAFETY: as above.
+    let mut copy = unsafe { options.map_copy(&object) }.unwrap();
+    // From its first write on a page of the copy is as it is; until then it follows the object.
+    let mut copied = bytes.clone();
+    for at in (0..len).step_by(PAGE) {
+        copy[at] = !bytes[at];
+        copied[at] = !bytes[at];
+    }
+    let mut generator = Generator::new(33);
+    for round in 0..2000 {
+        let at = generator.below(len);
+        let value = generator.next_u64() as u8;
+        if round % 2 == 0 {
+            shared[at] = value;
+            bytes[at] = value;
+        } else {
+            copy[at] = value;
+            copied[at] = value;
+        }
+        let at = generator.below(len);
+        assert_eq!(shared[at], bytes[at], "byte {at} of the object in round {round}");
+        assert_eq!(copy[at], copied[at], "byte {at} of the copy in round {round}");
+    }
+    assert!(shared[..] == bytes[..] && copy[..] == copied[..], "all bytes");
+    assert!(space.counter("pswpin") > 0, "nothing was read from the swap file");
+    let (_, most) = space.held();
+    assert!(most <= 2 << 20, "{most} bytes were held");
+}
