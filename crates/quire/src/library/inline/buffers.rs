@@ -37,6 +37,17 @@ struct Desk {
     stack: Stack,
 }
 
+impl Desk {
+    /// # Errors
+    /// `NOMEM`.
+    fn new() -> Result<Desk, Errno> {
+        let mut stack = Stack::new(STACK_BYTES)?;
+        // There as well: a compressor comes by way of the stack.
+        let scratch = stack.run(Scratch::new)?;
+        Ok(Desk { scratch, stack })
+    }
+}
+
 struct Slot {
     state: AtomicU32,
     /// There unless the slot is empty.
@@ -104,9 +115,7 @@ fn take_empty() -> Result<Borrowed, Errno> {
         slot.state.compare_exchange(EMPTY, TAKEN, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     };
     let slot = POOL.iter().find(is_taken).ok_or(Errno::AGAIN)?;
-    let made = Scratch::new()
-        .and_then(|scratch| Stack::new(STACK_BYTES).map(|stack| Desk { scratch, stack }));
-    match made {
+    match Desk::new() {
         Ok(desk) => {
             // SAFETY: the slot is ours, and has no desk that this would forget.
             unsafe { (*slot.desk.get()).write(desk) };
