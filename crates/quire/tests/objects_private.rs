@@ -1,4 +1,5 @@
-//! Private mappings of objects on the real MMU: copies that are written without the object.
+//! Private mappings of objects on the real MMU: copies that are written without the object. All of
+//! it runs twice: here with handlers, and as a part of `objects_private_inline` without.
 
 #[path = "common/objects.rs"]
 mod common;
@@ -8,13 +9,35 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use common::{
-    Dir, PAGE, Probe, Watchdog, drop_pages, load, press, random, space, space_by, store,
-    survive_sigbus, wait_until,
+    Dir, PAGE, Probe, Watchdog, drop_pages, load, press, random, space_by, store, survive_sigbus,
+    wait_until,
 };
-use quire::library::{AddressSpace, Delivery, Error, FaultAround, MapOptions, Object, OpenOptions};
+use quire::library::{
+    AddressSpace, Builder, Delivery, Error, FaultAround, MapOptions, Object, OpenOptions,
+};
 use quire::mmu::simulated::Generator;
 use quire::store::Operation;
 use quire::store::test::{DelayStore, VecStore};
+
+/// Who serves the faults of this run.
+fn delivery() -> Delivery {
+    match env!("CARGO_CRATE_NAME") {
+        "objects_private" => Delivery::Handlers,
+        "objects_private_inline" => Delivery::Inline,
+        other => panic!("{other} has not said who serves its faults"),
+    }
+}
+
+/// An address space with so much memory.
+fn of_memory(bytes: usize) -> Builder {
+    survive_sigbus();
+    AddressSpace::builder().memory(bytes).delivery(delivery())
+}
+
+/// The same, made; `None` where it cannot be.
+fn space(memory: usize) -> Option<AddressSpace> {
+    space_by(&of_memory(memory))
+}
 
 /// Bytes that pack well: each page has its own, and few.
 fn packable(len: usize, seed: u64) -> Vec<u8> {
@@ -134,7 +157,7 @@ fn writes_stay_under_an_eighth_of_what_they_need() {
 fn what_does_not_pack_goes_to_the_swap_file() {
     let _watchdog = Watchdog::new(200);
     let dir = Dir::new();
-    let builder = AddressSpace::builder().memory(2 << 20).swap(&dir.0, 64 << 20);
+    let builder = of_memory(2 << 20).swap(&dir.0, 64 << 20);
     let Some(space) = space_by(&builder) else { return };
     let bytes = random(16 << 20, 16);
     let object = space.open(dir.file("data", &bytes)).unwrap();
@@ -171,7 +194,6 @@ fn a_swap_file_that_cannot_be_made_is_an_error() {
 #[test]
 fn behind_the_end_is_a_sigbus_until_the_object_has_grown() {
     let _watchdog = Watchdog::new(60);
-    survive_sigbus();
     let Some(space) = space(4 << 20) else { return };
     let bytes = random(10 * PAGE + 100, 6);
     let object = object_of(&space, &bytes);
@@ -251,7 +273,6 @@ fn an_unmapped_copy_gives_all_its_memory_back() {
 #[test]
 fn a_page_that_cannot_be_read_is_a_sigbus_until_it_is_populated() {
     let _watchdog = Watchdog::new(60);
-    survive_sigbus();
     let Some(space) = space(4 << 20) else { return };
     let bytes = random(64 * PAGE, 10);
     let probe = Probe::new(bytes.clone());
@@ -330,7 +351,6 @@ fn what_is_discarded_is_the_objects_again() {
 #[test]
 fn what_the_program_drops_by_itself_is_the_objects_again() {
     let _watchdog = Watchdog::new(60);
-    survive_sigbus();
     let Some(space) = space(4 << 20) else { return };
     let bytes = packable(20 * PAGE, 18);
     let object = object_of(&space, &bytes);
@@ -370,7 +390,6 @@ fn what_the_program_drops_by_itself_is_the_objects_again() {
 #[test]
 fn faults_that_race_with_the_length_see_bytes_zeros_or_a_sigbus() {
     let _watchdog = Watchdog::new(100);
-    survive_sigbus();
     let Some(space) = space(2 << 20) else { return };
     let bytes = vec![0x77; 256 * PAGE];
     let object = object_of(&space, &bytes);
@@ -479,10 +498,9 @@ fn threads_that_write_their_own_bytes_lose_none_under_pressure() {
 }
 
 #[test]
-fn a_copy_outlives_its_objects_handle_and_needs_handlers() {
+fn a_copy_outlives_its_objects_handle() {
     let _watchdog = Watchdog::new(60);
-    let builder = AddressSpace::builder().memory(4 << 20);
-    let Some(space) = space_by(&builder) else { return };
+    let Some(space) = space(4 << 20) else { return };
     let bytes = random(40 * PAGE, 15);
     let object = object_of(&space, &bytes);
     // SAFETY: nobody writes the object.
@@ -491,9 +509,68 @@ fn a_copy_outlives_its_objects_handle_and_needs_handlers() {
     assert!(map[..] == bytes[..]);
     drop(map);
     wait_until(|| space.held().0 <= space.memory());
-    let Some(inline) = space_by(&builder.delivery(Delivery::Inline)) else { return };
-    let object = object_of(&inline, &bytes);
+}
+
+/// The simulator has found that a copy read the store again, whose bytes are older.
+#[test]
+fn a_bad_page_is_an_error_in_copies_until_it_is_given_up() {
+    let _watchdog = Watchdog::new(60);
+    let Some(space) = space(4 << 20) else { return };
+    let bytes = random(8 * PAGE, 21);
+    let object = object_of(&space, &bytes);
+    let options = MapOptions::new();
+    // SAFETY: what is written is read by this thread alone.
+    let (shared, copy) =
+        unsafe { (options.map_mut(&object).unwrap(), options.map_copy(&object).unwrap()) };
+    let (newer, at) = (!bytes[3 * PAGE], 3 * PAGE);
+    assert!(store(shared.as_ptr(), at, newer));
+    assert!(object.poison(at as u64).unwrap());
+    assert_eq!(load(copy.as_ptr(), at), None, "the store's byte is not what was there");
+    assert_eq!(load(shared.as_ptr(), at), None, "nor is the page well again by the copy's fault");
+    assert_eq!(load(copy.as_ptr(), at + PAGE), Some(bytes[at + PAGE]));
+    assert_eq!(object.unpoison(0..bytes.len() as u64), PAGE);
+    assert_eq!(load(copy.as_ptr(), at), Some(bytes[at]), "given up");
+    assert_eq!(load(shared.as_ptr(), at), Some(bytes[at]));
+}
+
+/// Both kinds of memory that go to swap, one made from the other, through a fifth of what they need.
+#[test]
+fn a_memory_object_and_its_copy_are_swapped_side_by_side() {
+    let _watchdog = Watchdog::new(200);
+    let dir = Dir::new();
+    let Some(space) = space_by(&of_memory(2 << 20).swap(&dir.0, 64 << 20)) else { return };
+    let len = 5 << 20;
+    let object = space.create_memory(len as u64).unwrap();
+    let mut bytes = random(len, 31);
+    let options = MapOptions::new();
+    // SAFETY: what is written is read by this thread alone.
+    let mut shared = unsafe { options.map_mut(&object) }.unwrap();
+    shared.copy_from_slice(&bytes);
     // SAFETY: as above.
-    let refused = unsafe { MapOptions::new().map_copy(&object) };
-    assert!(matches!(refused, Err(Error::NeedsHandlers { .. })), "{refused:?}");
+    let mut copy = unsafe { options.map_copy(&object) }.unwrap();
+    // From its first write on a page of the copy is as it is; until then it follows the object.
+    let mut copied = bytes.clone();
+    for at in (0..len).step_by(PAGE) {
+        copy[at] = !bytes[at];
+        copied[at] = !bytes[at];
+    }
+    let mut generator = Generator::new(33);
+    for round in 0..2000 {
+        let at = generator.below(len);
+        let value = generator.next_u64() as u8;
+        if round % 2 == 0 {
+            shared[at] = value;
+            bytes[at] = value;
+        } else {
+            copy[at] = value;
+            copied[at] = value;
+        }
+        let at = generator.below(len);
+        assert_eq!(shared[at], bytes[at], "byte {at} of the object in round {round}");
+        assert_eq!(copy[at], copied[at], "byte {at} of the copy in round {round}");
+    }
+    assert!(shared[..] == bytes[..] && copy[..] == copied[..], "all bytes");
+    assert!(space.counter("pswpin") > 0, "nothing was read from the swap file");
+    let (_, most) = space.held();
+    assert!(most <= 2 << 20, "{most} bytes were held");
 }

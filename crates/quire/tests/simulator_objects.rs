@@ -9,11 +9,13 @@
 //! Stores take their time. Reads fail, and then exactly the pages of such a read may be a SIGBUS;
 //! writes fail with a part of them done, cuts and syncs fail, and then nothing is lost that was not
 //! to go. A barrier holds write-back up for a while. The kernel swaps pages of homes out by itself.
-//! Files become longer by what somebody else writes to them.
+//! Files become longer by what somebody else writes to them. Memory of pages goes bad, until somebody
+//! says that what the store has will do.
 //!
 //! # What is checked
 //! Each access against the oracle, at the access itself: the object's bytes, zeros behind its end,
-//! a SIGBUS behind its last page and nowhere else. In the store: what is written is what the page
+//! a SIGBUS behind its last page and nowhere else; in a private copy what was written there, and
+//! else the object as it was at some time, never going back. In the store: what is written is what the page
 //! held when the barrier was asked, no page is under way twice, no write makes the store longer.
 //! After a flush: each page that was written before it has reached the store, or an error was told.
 //! At the end, with nobody inside: the invariants of `Objects::check`, all bytes in the store and in
@@ -21,6 +23,8 @@
 //! failure as well.
 
 mod common;
+#[path = "simulator/objects_private.rs"]
+mod private;
 #[path = "simulator/objects_program.rs"]
 mod program;
 #[path = "simulator/store.rs"]

@@ -56,11 +56,6 @@ pub enum Error {
         /// The object's length in bytes.
         object_len: u64,
     },
-    /// The address space has no threads that serve faults, and this needs one.
-    NeedsHandlers {
-        /// What does.
-        doing: &'static str,
-    },
     /// The object is read-only.
     ReadOnly {
         /// The object.
@@ -102,7 +97,6 @@ impl Error {
             Error::TooLittleMemory { .. }
             | Error::TooMuchMemory { .. }
             | Error::BadRange { .. } => Errno::INVAL,
-            Error::NeedsHandlers { .. } => Errno::OPNOTSUPP,
             Error::ReadOnly { .. } => Errno::ACCESS,
             Error::TooLong { .. } => Errno::FBIG,
             Error::Store(error) => error.errno(),
@@ -137,11 +131,6 @@ impl fmt::Display for Error {
                 f,
                 "{path}: {len} bytes at {offset} are not a range of its {object_len} bytes; map \
                  what is there, or make it longer first"
-            ),
-            Error::NeedsHandlers { doing } => write!(
-                f,
-                "cannot {doing} where threads serve their own faults; make the address space with \
-                 Delivery::Handlers"
             ),
             Error::ReadOnly { path } => {
                 write!(f, "{path} was opened read-only; open it with OpenOptions::write")

@@ -5,17 +5,26 @@
 //!
 //! The handler runs with all signals blocked and allocates nothing; the locks that it takes are
 //! held elsewhere only by threads that have the program's signals blocked, so it never waits for
-//! the very thread that it interrupts.
+//! the very thread that it interrupts. A fault on an object needs nothing but the stack; one on a
+//! private copy, which is anonymous memory, borrows [`buffers`] and a stack.
+//!
+//! In a fork's child all this is its parent's, and forgotten when it makes an address space of its
+//! own.
+
+mod buffers;
 
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicPtr, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Once, OnceLock};
 
+pub(super) use self::buffers::READS_MAX;
 use super::Error;
 use crate::fault::{Access, Outcome};
 use crate::mmu::userfaultfd::Userfaultfd;
 use crate::object::Objects;
 use crate::sys::Errno;
+use crate::sys::thread::process_id;
+use crate::units::PageNum;
 
 type Space = Objects<Userfaultfd>;
 
@@ -24,12 +33,17 @@ const SPACES_MAX: usize = 64;
 
 static SPACES: [AtomicPtr<Space>; SPACES_MAX] = [const { AtomicPtr::new(null_mut()) }; SPACES_MAX];
 
+/// Whose the list is: the process's number, twice, and one more once its parent's entries are gone.
+static OWNER: AtomicU64 = AtomicU64::new(0);
+
 /// What was done about SIGBUS before; empty until it is taken over.
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 
 /// Has faults of a space served by the threads that take them.
 pub(super) fn add(space: &'static Space) -> Result<(), Error> {
     let failed = |errno| Error::NoMemory { doing: "take over SIGBUS", errno };
+    forget_parents();
+    buffers::prepare().map_err(failed)?;
     take_over().map_err(failed)?;
     let place = core::ptr::from_ref(space).cast_mut();
     let is_free = |slot: &&AtomicPtr<Space>| {
@@ -37,6 +51,32 @@ pub(super) fn add(space: &'static Space) -> Result<(), Error> {
         slot.compare_exchange(null_mut(), place, Ordering::Release, Ordering::Relaxed).is_ok()
     };
     SPACES.iter().find(is_free).map(drop).ok_or_else(|| failed(Errno::NFILE))
+}
+
+/// Drops what a fork has left here of the parent's: its spaces, whose addresses may be somebody
+/// else's by now.
+fn forget_parents() {
+    let mine = u64::from(process_id()) << 1;
+    loop {
+        // Acquire pairs with the release below.
+        let seen = OWNER.load(Ordering::Acquire);
+        if seen == mine | 1 {
+            return;
+        }
+        if seen == mine {
+            // Another thread is at it.
+            std::thread::yield_now();
+            continue;
+        }
+        // Relaxed: nothing was done yet.
+        if OWNER.compare_exchange(seen, mine, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            // Relaxed: published below.
+            SPACES.iter().for_each(|slot| slot.store(null_mut(), Ordering::Relaxed));
+            buffers::forget_parents();
+            OWNER.store(mine | 1, Ordering::Release);
+            return;
+        }
+    }
 }
 
 /// Forgets a space, none of whose mappings is left.
@@ -114,7 +154,11 @@ fn serve(address: usize, access: Access) -> bool {
         let page = mmu.page(address);
         // Before the look: an answer that comes in between is not missed.
         let seen = mmu.answers(page);
-        match space.object_fault(page, access, None) {
+        let outcome = match space.object_fault(page, access, None) {
+            Some(outcome) => Some(outcome),
+            None => private_fault(space, page, access),
+        };
+        match outcome {
             Some(Outcome::Served | Outcome::Spurious) => return true,
             Some(Outcome::Parked) => {
                 mmu.wait_for_answer(page, seen);
@@ -122,10 +166,15 @@ fn serve(address: usize, access: Access) -> bool {
             }
             Some(Outcome::NoVma | Outcome::Poisoned | Outcome::Unfilled) => return false,
             // While its VMA is being changed a lookup may find none: then it is tried again.
-            None => return space.has_object_at(page),
+            None => return space.is_mapping_at(page),
         }
     }
     false
+}
+
+/// Serves a fault on a private copy. The buffers are given back before anybody waits.
+fn private_fault(space: &Space, page: PageNum, access: Access) -> Option<Outcome> {
+    buffers::borrow().run(|scratch| space.private_fault(page, access, scratch))
 }
 
 /// Does what would have been done without us.

@@ -6,7 +6,6 @@ use std::string::ToString;
 
 use super::{Error, Object, address};
 use crate::mmu::Prot;
-use crate::mmu::object::ObjectMmu;
 use crate::object::{FaultAround, MapRequest};
 use crate::space::vma::Pattern;
 use crate::units::{ObjectPage, ObjectRange, PAGE_SIZE, PageRange};
@@ -105,7 +104,7 @@ impl MapOptions {
     /// does not fit in).
     ///
     /// # Errors
-    /// As for [`Self::map`]; [`Error::NeedsHandlers`].
+    /// As for [`Self::map`].
     ///
     /// # Safety
     /// As for [`Self::map`]: whether a change of the object shows is not said, and a shorter object
@@ -127,9 +126,6 @@ impl MapOptions {
     }
 
     fn map_raw(&self, object: &Object, prot: Prot, sharing: Sharing) -> Result<Raw, Error> {
-        if sharing == Sharing::Private && object.space().engine.objects.space.mmu().is_inline() {
-            return Err(Error::NeedsHandlers { doing: "map a private copy" });
-        }
         let object_len = object.len();
         let len = self.len.unwrap_or_else(|| object_len.saturating_sub(self.offset));
         let bad = || Error::BadRange {

@@ -126,8 +126,10 @@ pub enum Delivery {
     /// The thread that faults, in a signal handler: sooner, and without another thread. Only faults
     /// taken in user mode: a system call that is handed a page that is not mapped fails with EFAULT
     /// (populate it before). The process's SIGBUS is taken over when the first such address space
-    /// is made; what is not ours goes on to the handler that was there. A fault takes some 5 KiB of
-    /// the stack of its thread, beside what the kernel puts there for a signal.
+    /// is made; what is not ours goes on to the handler that was there. A fault takes some 3 KiB of
+    /// the stack of its thread, beside what the kernel puts there for a signal; where it is one on a
+    /// private copy ([`MapOptions::map_copy`]), less, for it is served on another stack. After a
+    /// fork all is the parent's: the child may make such address spaces of its own.
     Inline,
 }
 

@@ -12,7 +12,7 @@ use linux_raw_sys::general::{
     UFFD_EVENT_PAGEFAULT, UFFD_PAGEFAULT_FLAG_WP, UFFD_PAGEFAULT_FLAG_WRITE, uffd_msg,
 };
 
-use super::Error;
+use super::{Error, inline};
 use crate::control::Event;
 use crate::fault::Access;
 use crate::mmu::userfaultfd::Userfaultfd;
@@ -106,8 +106,10 @@ impl Threads {
             reclaim(objects, exit, &mut scratch);
         })?;
         let readers = if objects.space.swap().has_file() { READERS } else { 0 };
-        // Handlers read by themselves; one is left for other faults.
-        objects.space.swap().set_turns((handlers as u32).saturating_sub(1));
+        // Handlers read by themselves; one is left for other faults. A thread that serves itself
+        // holds up nobody but who wants its buffers.
+        let turns = if handlers == 0 { inline::READS_MAX } else { handlers as u32 - 1 };
+        objects.space.swap().set_turns(turns);
         for _ in 0..readers {
             let mut scratch = Scratch::new().map_err(no_memory)?;
             self.spawn("quire-swapin", move || read_swap(objects, &mut scratch))?;

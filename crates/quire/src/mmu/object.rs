@@ -78,7 +78,8 @@ pub trait ObjectMmu: Mmu {
     fn home_unview(&self, _view: NonNull<u8>, _pages: usize) {}
 
     /// Shows `home` from page `first` on at `pages`, in place of what they show, where nothing is
-    /// mapped, and so that no access goes by us meanwhile. Waits for [`Self::serve_shows`].
+    /// mapped, and so that no access goes by us meanwhile. Waits for [`Self::serve_shows`]. Where
+    /// [`Self::show_apart`] was before this needs none of the kernel's mappings more.
     ///
     /// # Errors
     /// The kernel's; all is as it was then.
@@ -92,11 +93,25 @@ pub trait ObjectMmu: Mmu {
         Err(Errno::NOSYS)
     }
 
+    /// The same for one block, which may need mappings more.
+    ///
+    /// # Errors
+    /// As for [`Self::show`]; `NOMEM` where there are no more.
+    fn show_apart(
+        &self,
+        _pages: PageRange,
+        _home: Home,
+        _first: ObjectPage,
+        _prot: Prot,
+    ) -> Result<(), Errno> {
+        Err(Errno::NOSYS)
+    }
+
     /// The same for pages that are all cached and may not be written: they are mapped at once, and
     /// accesses are not reported until [`Self::conceal`].
     ///
     /// # Errors
-    /// The kernel's; all is as it was then.
+    /// As for [`Self::show_apart`].
     fn show_whole(
         &self,
         _pages: PageRange,

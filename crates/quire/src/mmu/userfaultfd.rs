@@ -1,6 +1,7 @@
 //! The real MMU: userfaultfd over the arena and the frame pool.
 
 mod shows;
+mod spares;
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
@@ -13,7 +14,8 @@ use rustix::fd::{BorrowedFd, IntoRawFd};
 use rustix::fs::{FallocateFlags, MemfdFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
-use self::shows::{Shows, map_anywhere};
+use self::shows::{Merges, Shows, map_anywhere};
+use self::spares::Spares;
 use super::object::{Home, ObjectMmu};
 use super::{Done, FrameId, FrameRun, Holes, Mmu, Prot, Protection, Refusal};
 use crate::sys::futex::{self, Reach};
@@ -43,7 +45,10 @@ pub struct Userfaultfd {
     is_inline: AtomicBool,
     /// There: counts answers, by block; the futexes of threads that wait for one.
     answers: [AtomicU32; ANSWERS],
+    /// Threads that wait for one, or are about to.
+    waiting: AtomicU32,
     shows: Shows,
+    spares: Spares,
 }
 
 /// Counters of answers; blocks share them.
@@ -80,7 +85,9 @@ impl Userfaultfd {
             is_shared: AtomicBool::new(false),
             is_inline: AtomicBool::new(false),
             answers: [const { AtomicU32::new(0) }; ANSWERS],
+            waiting: AtomicU32::new(0),
             shows: Shows::new(),
+            spares: Spares::new(),
         };
         // A child made behind our back finds nothing mapped, and so never reads a zero where data
         // was; the fork that we serve lifts this for its moment.
@@ -143,6 +150,7 @@ impl Userfaultfd {
         self.is_inline.store(is_inline, Ordering::Relaxed);
         let pool = self.pool.as_ptr() as usize;
         self.pool_faults.register(pool, self.pool_bytes(), MODE_MISSING)?;
+        self.spares.hold();
         Ok(serves_calls.is_ok() && !is_inline)
     }
 
@@ -155,7 +163,11 @@ impl Userfaultfd {
 
     /// Waits while there have been no more than `seen`; may return for no reason.
     pub fn wait_for_answer(&self, page: PageNum, seen: u32) {
+        // SeqCst, as in `answer_inline`: either who answers sees that somebody waits, or the kernel
+        // finds another count than `seen`.
+        self.waiting.fetch_add(1, Ordering::SeqCst);
         futex::wait(&self.answers[page.block() % ANSWERS], seen, Reach::Process, None);
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
     }
 
     /// Where threads serve themselves: has those try again that wait for these pages.
@@ -166,9 +178,12 @@ impl Userfaultfd {
         let blocks = pages.start.block()..PageNum(pages.end.0 - 1).block() + 1;
         for block in blocks.take(ANSWERS) {
             let answers = &self.answers[block % ANSWERS];
-            // Release: who sees the count sees what the answer is about.
-            answers.fetch_add(1, Ordering::Release);
-            futex::wake(answers, u32::MAX, Reach::Process);
+            // SeqCst: a release, so that who sees the count sees what the answer is about; and
+            // before the look at who waits, see `wait_for_answer`.
+            answers.fetch_add(1, Ordering::SeqCst);
+            if self.waiting.load(Ordering::SeqCst) > 0 {
+                futex::wake(answers, u32::MAX, Reach::Process);
+            }
         }
     }
 
@@ -354,7 +369,9 @@ fn settled_whole(mut step: impl FnMut() -> Result<(), Errno>) -> Result<(), Errn
 impl Mmu for Userfaultfd {
     fn move_in(&self, pages: PageRange, frames: FrameId) -> Done {
         let (dst, src) = (self.address(pages.start), self.frame_address(frames));
-        move_pages(&self.faults, dst, src, pages.len() << PAGE_SHIFT, Holes::Refuse)
+        let done = move_pages(&self.faults, dst, src, pages.len() << PAGE_SHIFT, Holes::Refuse);
+        self.answer_inline(pages);
+        done
     }
 
     fn move_out(&self, pages: PageRange, frames: FrameId, holes: Holes) -> Done {
@@ -371,7 +388,9 @@ impl Mmu for Userfaultfd {
         let protect = protection == Protection::WriteProtected;
         let dst = self.address(pages.start);
         let len = pages.len() << PAGE_SHIFT;
-        done(settled(|| self.faults.copy(dst, source as usize, len, protect)))
+        let done = done(settled(|| self.faults.copy(dst, source as usize, len, protect)));
+        self.answer_inline(pages);
+        done
     }
 
     fn unmap(&self, pages: PageRange) {
@@ -453,12 +472,13 @@ impl Mmu for Userfaultfd {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
         let (start, len) = (self.address(pages.start), pages.len() << PAGE_SHIFT);
         // SAFETY: the arena's range, and the program unmaps what it put there.
-        let _ = unsafe {
+        let again = || unsafe {
             rustix::mm::mmap_anonymous(start as *mut _, len, ProtFlags::empty(), flags)
                 .and_then(|_| memory::advise(start, len, MADV_NOHUGEPAGE))
                 .and_then(|()| memory::advise(start, len, MADV_DONTFORK))
                 .and_then(|()| self.faults.register(start, len, MODE_MISSING | MODE_WP))
         };
+        let _ = self.spares.with(again);
     }
 
     fn frames_release(&self, frames: FrameRun) {
@@ -572,7 +592,19 @@ impl ObjectMmu for Userfaultfd {
         first: ObjectPage,
         prot: Prot,
     ) -> Result<(), Errno> {
-        self.show_in_place(pages, home, first, ProtFlags::from_bits_retain(prot.0))
+        let prot = ProtFlags::from_bits_retain(prot.0);
+        self.spares.hold();
+        self.spares.with(|| self.show_in_place(pages, home, first, prot, Merges::Yes))
+    }
+
+    fn show_apart(
+        &self,
+        pages: PageRange,
+        home: Home,
+        first: ObjectPage,
+        prot: Prot,
+    ) -> Result<(), Errno> {
+        self.show_in_place(pages, home, first, ProtFlags::from_bits_retain(prot.0), Merges::No)
     }
 
     fn show_whole(
@@ -587,7 +619,7 @@ impl ObjectMmu for Userfaultfd {
 
     fn conceal(&self, pages: PageRange) -> Result<(), Errno> {
         // Registered first: from then on what is unmapped is reported. Until then all that an
-        // access can find is right.
+        // access can find is right. It is one mapping of the kernel's, and needs no other.
         let start = self.address(pages.start);
         self.faults.register(start, pages.len() << PAGE_SHIFT, OBJECT_MODES)?;
         self.unmap(pages);

@@ -163,9 +163,12 @@ impl<M: ObjectMmu> Objects<M> {
         (vma.range.contains(page) && vma.attributes.kind == Kind::Object).then_some(vma)
     }
 
-    /// Whether an object is mapped at a page. Waits for who changes the layout.
-    pub fn has_object_at(&self, page: PageNum) -> bool {
-        self.object_vma(page).is_some()
+    /// Whether an object, or a private copy of one, is mapped at a page. Waits for who changes the
+    /// layout.
+    pub fn is_mapping_at(&self, page: PageNum) -> bool {
+        let vma = self.space.next_vma(&self.space.lock(), page);
+        let has_object = |kind| matches!(kind, Kind::Object | Kind::Private);
+        vma.is_some_and(|vma| vma.range.contains(page) && has_object(vma.attributes.kind))
     }
 
     /// Has all of a range of one mapping mapped; waits for reads. To map a page takes the mark away

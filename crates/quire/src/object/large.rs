@@ -48,6 +48,8 @@ const RECYCLED_MAX: usize = 16;
 const AHEAD_PAGES: usize = 2 * BLOCK_PAGES;
 /// How long they wait, while memory is short, until it is given to others.
 const IDLE_NS: u64 = 100_000_000;
+/// How long no window more shows one when the kernel had no mapping for it.
+const REFUSED_NS: u64 = 1_000_000_000;
 
 /// Most windows that show large frames, unless said otherwise. Each may cost the kernel two
 /// mappings more, of which a process has 65530 as a rule.
@@ -99,6 +101,8 @@ pub(super) struct LargeFrames {
     /// Windows that show one, be it of long ago.
     shown: AtomicUsize,
     shown_max: AtomicUsize,
+    /// When the kernel had no mapping for one, in nanoseconds; 0 is never.
+    refused_at: AtomicU64,
 }
 
 #[derive(Default)]
@@ -131,6 +135,7 @@ impl LargeFrames {
             taken_at: AtomicU64::new(0),
             shown: AtomicUsize::new(0),
             shown_max: AtomicUsize::new(SHOWN_MAX),
+            refused_at: AtomicU64::new(0),
         })
     }
 
@@ -149,16 +154,27 @@ impl LargeFrames {
     pub fn may_show_more(&self) -> bool {
         // Relaxed: a bound that may be passed by as many as look at once.
         self.shown.load(Ordering::Relaxed) < self.shown_max.load(Ordering::Relaxed)
+            && !self.are_refused()
     }
 
     /// Whether windows should show their homes again as soon as they can.
     fn are_many_shown(&self) -> bool {
         self.shown.load(Ordering::Relaxed) >= self.shown_max.load(Ordering::Relaxed) / 2
+            || self.are_refused()
     }
 
-    /// The kernel has no mapping more: no more windows than now.
+    /// The kernel has no mapping more: no more windows for a while, in which the application may
+    /// give some back.
     pub fn show_no_more(&self) {
-        self.shown_max.fetch_min(self.shown.load(Ordering::Relaxed), Ordering::Relaxed);
+        // Relaxed: a time to compare with.
+        self.refused_at.store(monotonic_ns().max(1), Ordering::Relaxed);
+    }
+
+    /// Whether the kernel had no mapping more a moment ago.
+    fn are_refused(&self) -> bool {
+        // Relaxed: as above.
+        let refused_at = self.refused_at.load(Ordering::Relaxed);
+        refused_at != 0 && monotonic_ns().saturating_sub(refused_at) < REFUSED_NS
     }
 
     pub fn home(&self) -> Home {
@@ -168,7 +184,7 @@ impl LargeFrames {
     /// Whether blocks may live in them.
     fn are_used(&self) -> bool {
         // Relaxed: a choice that may be changed at any time.
-        self.view.is_some() && self.shown_max.load(Ordering::Relaxed) > 0
+        self.view.is_some() && self.shown_max.load(Ordering::Relaxed) > 0 && !self.are_refused()
     }
 
     pub fn take_empty(&self) -> Option<LargeFrame> {

@@ -82,6 +82,10 @@ impl<M: ObjectMmu> Objects<M> {
             }
             self.space.unlock_word_with(word, after);
         }
+        if count > 0 {
+            // Private mappings have marks of their own.
+            self.follow_change(object, pages);
+        }
         count
     }
 }

@@ -32,6 +32,7 @@ use crate::mmu::object::ObjectMmu;
 use crate::page::State;
 use crate::reclaim::Reclaimer;
 use crate::scratch::{STAGING_PAGES, Scratch};
+use crate::space::ThreadId;
 use crate::space::vma::{Backing, Kind, Vma};
 use crate::swap::compress::PageBytes;
 use crate::sys::Errno;
@@ -97,7 +98,7 @@ impl<M: ObjectMmu> Objects<M> {
             return Err(error);
         }
         self.get(id);
-        // SeqCst: before any fault in it looks at the length; see `follow_length`.
+        // SeqCst: before any fault in it looks at the length; see `follow_change`.
         object.privates.fetch_add(1, Ordering::SeqCst);
         Ok(range)
     }
@@ -111,6 +112,22 @@ impl<M: ObjectMmu> Objects<M> {
         self.object(ObjectId(backing.object)).privates.fetch_sub(1, Ordering::SeqCst);
         drop(layout);
         self.put(ObjectId(backing.object));
+    }
+
+    /// Serves a fault of the calling thread on a page of a private mapping; `None` where there is
+    /// none.
+    pub fn private_fault(
+        &self,
+        page: PageNum,
+        access: Access,
+        scratch: &mut Scratch,
+    ) -> Option<Outcome> {
+        self.space.find_vma(page).filter(|vma| vma.attributes.kind == Kind::Private)?;
+        self.space.budget().count(Event::Pgfault, 1);
+        let outcome = self.space.serve(ThreadId::CALLER, page, |way| {
+            self.try_private_fault(page, access, way, scratch)
+        });
+        Some(outcome)
     }
 
     /// Serves a fault on a page of a private mapping, as far as the layout is sure to be what it is
@@ -208,6 +225,12 @@ impl<M: ObjectMmu> Objects<M> {
             self.space.answer(page);
             return Look::Ended(Outcome::Parked);
         };
+        if cached.state() == State::Poisoned {
+            // What the store has is not what was there; who knows that it will do says so.
+            self.space.unlock_word(word);
+            self.space.poison_unfilled(page, old);
+            return Look::Ended(Outcome::Poisoned);
+        }
         if cached.state() != State::Cached {
             return self.begin_private_read(id, object, page, access, vma, way);
         }
@@ -380,9 +403,10 @@ impl<M: ObjectMmu> Objects<M> {
         self.space.available() > 0
     }
 
-    /// An object has another length: of its private mappings, pages behind the old end may be had
-    /// now, and pages behind the new end that were not written go.
-    pub(super) fn follow_length(&self, object: &Object, changed: ObjectRange) {
+    /// Pages of an object are others by now, because it has another length or bad ones were given
+    /// up: of its private mappings, what could not be had can be asked for again, and what was not
+    /// written goes.
+    pub(super) fn follow_change(&self, object: &Object, changed: ObjectRange) {
         // SeqCst: after the change of the length. Either the mapping is seen here, or its faults see
         // the new length.
         if changed.is_empty() || object.privates.load(Ordering::SeqCst) == 0 {

@@ -12,7 +12,9 @@
 //!
 //! Each window that shows a large frame may cost the kernel two mappings, of which a process has not
 //! that many. So there is a bound: beyond half of it windows show their homes again as soon as
-//! their blocks leave their frames, and at the bound blocks come home instead.
+//! their blocks leave their frames, and at the bound blocks come home instead. Where the kernel has
+//! none more, because the application has used them up, that is the bound: what was shown of long
+//! ago shows its home again, for which the MMU needs none more than it has.
 //!
 //! Locks: the window's is held; page locks of what is to be mapped.
 
@@ -102,19 +104,41 @@ impl<M: ObjectMmu> Objects<M> {
         if frame.0 == window.shown {
             return Shown::Yes;
         }
-        let (home, first) = self.lives_at(object, backing.object_page(block.start));
-        match mmu.show(block, home, first, prot) {
+        let at = backing.object_page(block.start);
+        let result = if frame == LargeFrame::NONE {
+            mmu.show(block, object.home, at, prot)
+        } else {
+            mmu.show_apart(block, self.large.home(), frame.pages().start, prot)
+        };
+        match result {
             Ok(()) => {
                 self.large.set_shown(window, frame);
                 Shown::Yes
             }
-            // The block can come home, which the window shows.
-            Err(Errno::NOMEM) if window.shown == 0 => {
-                self.large.show_no_more();
-                Shown::Cannot
+            Err(Errno::NOMEM) if frame != LargeFrame::NONE => {
+                self.show_no_frame(object, prot, block, at, window)
             }
             Err(errno) => Shown::Refused(errno),
         }
+    }
+
+    /// The kernel has no mapping more: the block can come home, once the window shows that.
+    fn show_no_frame(
+        &self,
+        object: &Object,
+        prot: Prot,
+        block: PageRange,
+        at: ObjectPage,
+        window: &mut Mapped,
+    ) -> Shown {
+        if window.shown != 0
+            && let Err(errno) = self.space.mmu().show(block, object.home, at, prot)
+        {
+            return Shown::Refused(errno);
+        }
+        self.large.set_shown(window, LargeFrame::NONE);
+        self.large.show_no_more();
+        Shown::Cannot
     }
 
     /// Has the window of `part`, which shows `pages`, show the object's own home, where an access

@@ -88,12 +88,12 @@ impl<M: ObjectMmu> Objects<M> {
         }
         let grown = result.and_then(|()| self.grow(object, bytes));
         self.space.unlock_word(object.word(page));
-        grown.map(|grown| self.follow_length(object, grown))
+        grown.map(|grown| self.follow_change(object, grown))
     }
 
     fn lengthen(&self, object: &Object, bytes: u64) -> Result<(), Errno> {
         let grown = self.grow(object, bytes)?;
-        self.follow_length(object, grown);
+        self.follow_change(object, grown);
         Ok(())
     }
 
@@ -102,7 +102,7 @@ impl<M: ObjectMmu> Objects<M> {
         let pages = bytes.div_ceil(PAGE_SIZE as u64) as usize;
         self.space.mmu().home_resize(object.home, pages)?;
         let before = object.pages();
-        // Who sees the length sees the home. SeqCst for `follow_length`.
+        // Who sees the length sees the home. SeqCst for `follow_change`.
         object.length.store(bytes, Ordering::SeqCst);
         Ok(ObjectRange { start: ObjectPage(before as u64), end: object.range().end })
     }
@@ -154,7 +154,7 @@ impl<M: ObjectMmu> Objects<M> {
             at = at.add(1);
         }
         self.leave_frames_behind(object, gone);
-        self.follow_length(object, gone);
+        self.follow_change(object, gone);
         self.space.mmu().home_resize(object.home, object.pages())?;
         self.zero_behind(object, bytes)
     }

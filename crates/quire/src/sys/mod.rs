@@ -9,6 +9,8 @@ pub mod call;
 pub mod futex;
 pub mod memory;
 pub mod mutex;
+#[cfg(feature = "library")]
+pub(crate) mod stack;
 pub mod thread;
 pub mod uffd;
 

@@ -11,11 +11,14 @@ use quire::object::{FaultAround, FlushError, ReadError};
 use quire::space::vma::Pattern;
 use quire::units::{ObjectPage, ObjectRange, PAGE_SIZE, PageRange};
 
+use crate::private::Copied;
 use crate::store::{Failures, SimStore};
 use crate::world::{Known, Leaning, Sim, View, World, with_buffer, with_scratch};
 
 /// Views that a program has of its own at most.
 const VIEWS_MAX: usize = 3;
+/// Private copies that it has at most.
+const COPIES_MAX: usize = 2;
 
 /// One program.
 pub struct Program<'a> {
@@ -23,6 +26,7 @@ pub struct Program<'a> {
     number: usize,
     generator: Generator,
     own: Vec<Known>,
+    copies: Vec<Copied>,
     anonymous: Option<(PageRange, Vec<u64>)>,
     /// What it was told of errors, by object: the engine's count, and the store's.
     told: Vec<(u32, u64)>,
@@ -32,7 +36,15 @@ impl<'a> Program<'a> {
     pub fn new(world: &'a World, number: usize) -> Program<'a> {
         let generator = Generator::new(world.plan.seed ^ (number as u64 + 1) << 32);
         let told = vec![(0, 0); world.shared.len()];
-        Program { world, number, generator, own: Vec::new(), anonymous: None, told }
+        Program {
+            world,
+            number,
+            generator,
+            own: Vec::new(),
+            copies: Vec::new(),
+            anonymous: None,
+            told,
+        }
     }
 
     pub fn run(mut self) {
@@ -43,6 +55,9 @@ impl<'a> Program<'a> {
         }
         for known in std::mem::take(&mut self.own) {
             self.unmap(known);
+        }
+        for copied in std::mem::take(&mut self.copies) {
+            self.world.objects.unmap(copied.view.range);
         }
     }
 
@@ -63,7 +78,9 @@ impl<'a> Program<'a> {
         }
         match self.generator.below(100) {
             0..4 => self.touch_what_may_go(),
-            4..22 => self.touch(false),
+            4..12 => self.use_copy(),
+            12..14 => self.go_bad(),
+            14..22 => self.touch(false),
             22..44 => self.touch(true),
             44..54 => self.sweep(),
             54..60 => self.flush(),
@@ -90,6 +107,7 @@ impl<'a> Program<'a> {
             (Leaning::WriteBack, 1) => self.sweep(),
             (Leaning::Caches, 0) => self.drop_cached(),
             (Leaning::Caches, 1) => self.fetch_ahead(),
+            (Leaning::Copies, 0..=2) => self.use_copy(),
             (_, at) => self.touch(at % 2 == 0),
         }
     }
@@ -183,6 +201,7 @@ impl<'a> Program<'a> {
         let sim = self.sim(object);
         let mut expected = sim.store.expected();
         let certain = expected.certain(at);
+        assert!(!expected.poisoned.contains(&at), "page {at} of {object} is read though it is bad");
         let is_behind = certain > 0 && at * PAGE_SIZE >= expected.len;
         assert!(!is_behind, "page {at} of {object} can be read behind the end");
         let inside = expected.inside(at);
@@ -402,6 +421,65 @@ impl<'a> Program<'a> {
         let Some(view) = self.world.map(&sim, object, first, pages, prot) else { return };
         self.say(|| format!("maps {view:?}"));
         self.own.push(self.world.publish(view));
+    }
+
+    /// Makes private copies, uses them, and gives them up.
+    fn use_copy(&mut self) {
+        let is_full = self.copies.len() == COPIES_MAX;
+        match self.generator.below(12) {
+            0 if !self.copies.is_empty() => {
+                let copied = self.copies.swap_remove(self.generator.below(self.copies.len()));
+                self.say(|| format!("unmaps a copy: {:?}", copied.view));
+                self.world.objects.unmap(copied.view.range);
+            }
+            at if at < 3 && !is_full || self.copies.is_empty() => self.map_copy(),
+            _ => {
+                let at = self.generator.below(self.copies.len());
+                self.copies[at].use_it(self.world, &mut self.generator);
+            }
+        }
+    }
+
+    fn map_copy(&mut self) {
+        let object = self.generator.below(2);
+        let sim = self.sim(object);
+        let first = self.generator.below(sim.pages_max);
+        // What is written there stays, packed: not more than there is memory for.
+        let pages = 1 + self.generator.below(60);
+        let prot = [Prot::READ_WRITE, Prot::READ_WRITE, Prot::READ][self.generator.below(3)];
+        let before = Copied::before(&sim, first, pages);
+        let Some(view) = self.world.map_private(&sim, object, first, pages, prot) else { return };
+        self.say(|| format!("maps a copy: {view:?}"));
+        self.copies.push(Copied::new(view, before));
+    }
+
+    /// A page's memory goes bad, or what the store has of bad ones will do.
+    fn go_bad(&mut self) {
+        if !self.world.plan.has_bad_memory {
+            return self.touch(true);
+        }
+        let (object, pages) = self.any_pages();
+        let sim = self.sim(object);
+        let is_mended = self.generator.below(2) == 0;
+        self.world.resize_alone(object, || {
+            if is_mended {
+                self.say(|| format!("unpoisons {pages:?} of {object}"));
+                return self.world.unpoison(&sim, pages);
+            }
+            let page = pages.start;
+            self.say(|| format!("poisons {page:?} of {object}"));
+            {
+                let mut expected = sim.store.expected();
+                // A flush may tell it from now on, and what is written to it in between is lost.
+                expected.failures += 1;
+                expected.unreadable.insert(page.index());
+            }
+            let failed = self.world.objects.memory_failure(self.world.objects.object(sim.id), page);
+            let mut expected = sim.store.expected();
+            if failed == Ok(true) {
+                expected.poison(page.index());
+            }
+        });
     }
 
     fn advise(&mut self) {

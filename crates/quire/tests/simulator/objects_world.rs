@@ -7,9 +7,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use quire::control::Event;
-use quire::mmu::Prot;
 use quire::mmu::simulated::{Baton, Generator, Planted, Settings, Simulated, Stopped, Wait};
+use quire::mmu::{Mmu, Prot};
 use quire::object::{FaultAround, FlushError, IoBuffer, MapRequest, ObjectId, Objects};
+use quire::page::Flags;
 use quire::reclaim::Balance;
 use quire::scratch::Scratch;
 use quire::space::vma::Pattern;
@@ -34,6 +35,7 @@ pub enum Leaning {
     Lengths,
     WriteBack,
     Caches,
+    Copies,
 }
 
 /// What a seed chooses.
@@ -57,6 +59,8 @@ pub struct Plan {
     /// The kernel swaps pages out by itself.
     pub has_swap: bool,
     pub speculation: Speculation,
+    /// Memory goes bad.
+    pub has_bad_memory: bool,
     pub planted: Option<Planted>,
     pub traces: bool,
 }
@@ -81,7 +85,8 @@ impl Plan {
                 Leaning::Lengths,
                 Leaning::WriteBack,
                 Leaning::Caches,
-            ][pick(&[0, 1, 2, 3, 4]) as usize],
+                Leaning::Copies,
+            ][pick(&[0, 1, 2, 3, 4, 5, 5]) as usize],
             anonymous_pages: pick(&[0, 0, 20, 80]) as usize,
             switch_one_in: pick(&[2, 4, 10, 40]),
             failures: Failures {
@@ -94,6 +99,7 @@ impl Plan {
             },
             has_swap: pick(&[0, 0, 1]) == 1,
             speculation: Speculation::from_number(pick(&[0, 0, 1, 2])),
+            has_bad_memory: pick(&[0, 0, 1]) == 1,
             planted: None,
             traces: false,
         }
@@ -258,6 +264,30 @@ impl World {
         pages: usize,
         prot: Prot,
     ) -> Option<View> {
+        self.map_by(Objects::map, sim, object, first, pages, prot)
+    }
+
+    /// The same, a private copy.
+    pub fn map_private(
+        &self,
+        sim: &Sim,
+        object: usize,
+        first: usize,
+        pages: usize,
+        prot: Prot,
+    ) -> Option<View> {
+        self.map_by(Objects::map_private, sim, object, first, pages, prot)
+    }
+
+    fn map_by(
+        &self,
+        map: impl Fn(&Objects<Simulated>, ObjectId, MapRequest) -> Result<PageRange, Errno>,
+        sim: &Sim,
+        object: usize,
+        first: usize,
+        pages: usize,
+        prot: Prot,
+    ) -> Option<View> {
         let pages = pages.min(sim.pages_max - first);
         let request = MapRequest {
             pages: ObjectRange::new(ObjectPage(first as u64), pages),
@@ -265,7 +295,7 @@ impl World {
             pattern: Pattern::Normal,
             fault_around: FaultAround::Auto,
         };
-        match self.objects.map(sim.id, request) {
+        match map(&self.objects, sim.id, request) {
             Ok(range) => Some(View { object, range, first, prot }),
             Err(error) => {
                 assert_eq!(error, Errno::NOMEM);
@@ -314,6 +344,22 @@ impl World {
         self.is_resizing[object].store(false, Ordering::Relaxed);
         self.baton.unblock(lock);
         result
+    }
+
+    /// Gives poisoned pages up, once what was on its way to the store when they went bad is there.
+    pub fn unpoison(&self, sim: &Sim, pages: ObjectRange) {
+        let object = self.objects.object(sim.id);
+        let is_under_way = |page| object.snapshot(page).has(Flags::WRITEBACK);
+        for page in pages.pages() {
+            if !sim.store.expected().poisoned.contains(&page.index()) {
+                continue;
+            }
+            while is_under_way(page) {
+                self.mmu().relax();
+            }
+            sim.store.expected().unpoison(page.index());
+            self.objects.unpoison(object, ObjectRange::new(page, 1));
+        }
     }
 
     /// The checks that hold at any moment.
@@ -386,6 +432,8 @@ impl World {
         assert!(most <= self.objects.space.budget().limit(), "{most} pages were held");
         for (index, sim) in self.shared.iter().enumerate() {
             sim.store.mend();
+            let all = ObjectRange::new(ObjectPage(0), sim.pages_max);
+            self.unpoison(sim, all);
             self.check_flush(index, sim);
         }
         for view in &self.views {

@@ -38,7 +38,12 @@ pub struct Expected {
     pub versions: Vec<u64>,
     pub flushed: Vec<u64>,
     pub store: Vec<u8>,
-    /// Pages of which a read has failed.
+    /// What each page was, from the first moment that a private copy may show on, and how much of
+    /// it was the object's.
+    moments: Vec<Vec<(Vec<u8>, usize)>>,
+    /// Pages whose memory has gone bad.
+    pub poisoned: BTreeSet<usize>,
+    /// Pages of which a read has failed, or may have.
     pub unreadable: BTreeSet<usize>,
     /// Writes and syncs that failed.
     pub failures: u64,
@@ -63,7 +68,13 @@ impl Expected {
             let end = (at + 8).min(len);
             bytes[at..end].copy_from_slice(&generator.next_u64().to_ne_bytes()[..end - at]);
         }
+        let moment = |page: usize| {
+            let inside = len.saturating_sub(page * PAGE_SIZE).min(PAGE_SIZE);
+            vec![(bytes[page * PAGE_SIZE..][..PAGE_SIZE].to_vec(), inside)]
+        };
         Expected {
+            moments: (0..pages_max).map(moment).collect(),
+            poisoned: BTreeSet::new(),
             store: bytes[..len].to_vec(),
             bytes,
             len,
@@ -105,6 +116,50 @@ impl Expected {
         let at = page * PAGE_SIZE + within;
         self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
         self.versions[page] += 1;
+        self.note_moment(page);
+    }
+
+    /// The page's memory goes bad: what of it is not in the store may be lost.
+    pub fn poison(&mut self, page: usize) {
+        self.poisoned.insert(page);
+        self.unreadable.insert(page);
+        self.flushed[page] = self.versions[page];
+    }
+
+    /// Nothing of the page is on its way to the store: from now on it is what that has.
+    pub fn unpoison(&mut self, page: usize) {
+        if self.poisoned.remove(&page) {
+            let at = page * PAGE_SIZE;
+            let end = (at + PAGE_SIZE).min(self.len).max(at);
+            self.bytes[at..at + PAGE_SIZE].fill(0);
+            self.bytes[at..end].copy_from_slice(&self.store[at..end]);
+            self.note_moment(page);
+        }
+    }
+
+    fn note_moment(&mut self, page: usize) {
+        let inside = self.len.saturating_sub(page * PAGE_SIZE).min(PAGE_SIZE);
+        let now = (self.page(page).to_vec(), inside);
+        if self.moments[page].last() != Some(&now) {
+            self.moments[page].push(now);
+        }
+    }
+
+    /// The number of a page's content now.
+    pub fn moment(&self, page: usize) -> usize {
+        self.moments[page].len() - 1
+    }
+
+    /// The first moment from `since` on at which a page was as `bytes` are, as far as it was the
+    /// object's; while the length changes, as far as is certain.
+    pub fn moment_of(&self, page: usize, since: usize, bytes: &[u8]) -> Option<usize> {
+        let certain = self.certain(page);
+        let was = |moment: &usize| {
+            let (then, inside) = &self.moments[page][*moment];
+            let compared = (*inside).min(certain);
+            (*inside > 0 || certain < PAGE_SIZE) && bytes[..compared] == then[..compared]
+        };
+        (since..self.moments[page].len()).find(was)
     }
 
     /// The change of the length is over.
@@ -112,10 +167,13 @@ impl Expected {
         if len < self.len {
             self.bytes[len..].fill(0);
             self.forget_from(len.div_ceil(PAGE_SIZE));
+            self.poisoned.split_off(&len.div_ceil(PAGE_SIZE));
         }
+        let changed = self.len.min(len) / PAGE_SIZE..self.len.max(len).div_ceil(PAGE_SIZE);
         self.len = len;
         self.doubt = None;
         self.is_scribbled = false;
+        changed.for_each(|page| self.note_moment(page));
     }
 
     /// The change of the length has failed: nothing has changed, and every byte that was written
@@ -132,6 +190,7 @@ impl Expected {
         self.len = len;
         self.doubt = None;
         self.is_scribbled = false;
+        (from / PAGE_SIZE..len.div_ceil(PAGE_SIZE)).for_each(|page| self.note_moment(page));
     }
 
     /// What was written to these pages is gone, and need not reach the store.
@@ -183,6 +242,7 @@ impl SimStore {
         expected.bytes = Vec::new();
         expected.store = Vec::new();
         expected.promised.clear();
+        expected.moments = Vec::new();
     }
 
     /// Others come in, as often as the seed says.

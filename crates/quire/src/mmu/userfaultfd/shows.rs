@@ -8,10 +8,19 @@
 //!
 //! What is cached whole, and cannot be written, needs no registration as long as it stays so, and
 //! is moved without an event.
+//!
+//! # Where the kernel has no mapping more
+//!
+//! The kernel makes one mapping of neighbours that look alike, and to take a part of one away it
+//! needs one or two more. So what shows anything else than its home stays apart ([`Merges`]): to
+//! conceal it takes no mapping, and to have it show its home again leaves no more than before, for
+//! which [`super::spares`] are held back.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use linux_raw_sys::general::{MADV_DONTFORK, MADV_POPULATE_READ, UFFD_EVENT_PAGEFAULT};
+use linux_raw_sys::general::{
+    MADV_DONTFORK, MADV_POPULATE_READ, MADV_RANDOM, UFFD_EVENT_PAGEFAULT,
+};
 use rustix::mm::{MapFlags, MremapFlags, ProtFlags};
 
 use super::{OBJECT_MODES, Userfaultfd, memfd};
@@ -38,6 +47,15 @@ impl Shows {
     }
 }
 
+/// Whether a mapping may become one with those beside it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Merges {
+    Yes,
+    /// Every other block of the arena is told to be read at random, which means nothing for shared
+    /// memory; but the kernel does not merge what was told different things.
+    No,
+}
+
 /// Maps a home where the kernel likes; children do not get it.
 pub(super) fn map_anywhere(
     home: Home,
@@ -61,6 +79,15 @@ fn unmap(start: usize, bytes: usize) {
     let _ = unsafe { rustix::mm::munmap(start as *mut _, bytes) };
 }
 
+/// Keeps a mapping that is to go to `pages`, a block, from becoming one with its neighbours there.
+fn keep_apart(start: usize, pages: PageRange) -> Result<(), Errno> {
+    if pages.start.block().is_multiple_of(2) {
+        return Ok(());
+    }
+    // SAFETY: made by `map_anywhere`, and nothing is lost by it.
+    unsafe { memory::advise(start, pages.len() << PAGE_SHIFT, MADV_RANDOM) }
+}
+
 impl Userfaultfd {
     pub(super) fn show_in_place(
         &self,
@@ -68,9 +95,13 @@ impl Userfaultfd {
         home: Home,
         first: ObjectPage,
         prot: ProtFlags,
+        merges: Merges,
     ) -> Result<(), Errno> {
         let bytes = pages.len() << PAGE_SHIFT;
         let made = map_anywhere(home, first, bytes, prot)?;
+        if merges == Merges::No {
+            keep_apart(made, pages).inspect_err(|_| unmap(made, bytes))?;
+        }
         self.faults.register(made, bytes, OBJECT_MODES).inspect_err(|_| unmap(made, bytes))?;
         self.move_registered(made, bytes, self.address(pages.start))
     }
@@ -95,6 +126,7 @@ impl Userfaultfd {
         let bytes = pages.len() << PAGE_SHIFT;
         let start = self.address(pages.start);
         let made = map_anywhere(home, first, bytes, prot)?;
+        keep_apart(made, pages).inspect_err(|_| unmap(made, bytes))?;
         move_over(made, bytes, start).inspect_err(|_| unmap(made, bytes))?;
         // Where it is refused the kernel maps them one by one, as they are asked for.
         // SAFETY: a stretch of the arena that shows a home; nothing is lost by it.
@@ -129,6 +161,10 @@ impl Userfaultfd {
     /// # Errors
     /// The kernel's; it goes on then.
     pub fn stop_serving_shows(&self, home: Home) -> Result<(), Errno> {
+        self.spares.with(|| self.try_to_stop_serving_shows(home))
+    }
+
+    fn try_to_stop_serving_shows(&self, home: Home) -> Result<(), Errno> {
         let prot = ProtFlags::READ;
         let from = map_anywhere(home, ObjectPage(0), PAGE_SIZE, prot)?;
         let to = map_anywhere(home, ObjectPage(0), PAGE_SIZE, prot)
@@ -137,6 +173,7 @@ impl Userfaultfd {
         let moved = self
             .faults
             .register(from, PAGE_SIZE, OBJECT_MODES)
+            .inspect_err(|_| unmap(from, PAGE_SIZE))
             .and_then(|()| self.move_registered(from, PAGE_SIZE, to));
         unmap(to, PAGE_SIZE);
         moved

@@ -1,0 +1,191 @@
+//! Buffers, and a stack, for faults that are served in a signal handler.
+//!
+//! Owns a pool of [`Desk`]s for all address spaces of the process. A thread takes one for one fault
+//! and gives it back before it waits for an answer; so whoever finds none waits for threads that go
+//! on by themselves. The pool grows by two mappings when more faults are served at once than ever
+//! before, and stays: what a desk costs is what of it was touched.
+//!
+//! A fault that reclaims, or reads the swap file, takes some 40 KiB of stack, which a thread of the
+//! program need not have.
+//!
+//! States of a slot: empty, free, taken. No locks: a slot is whose compare-and-swap took it.
+
+use core::cell::UnsafeCell;
+use core::mem::MaybeUninit;
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use crate::scratch::Scratch;
+use crate::sys::Errno;
+use crate::sys::futex::{self, Reach};
+use crate::sys::stack::Stack;
+
+/// Faults that are served at once at most, of those that need buffers.
+const SLOTS: usize = 32;
+/// Reads of the swap file among them that are made on the spot.
+pub(in crate::library) const READS_MAX: u32 = SLOTS as u32 / 2;
+
+/// As the stacks of the threads that serve faults elsewhere.
+const STACK_BYTES: usize = 256 << 10;
+
+const EMPTY: u32 = 0;
+const FREE: u32 = 1;
+const TAKEN: u32 = 2;
+
+/// What a fault needs.
+struct Desk {
+    scratch: Scratch,
+    stack: Stack,
+}
+
+impl Desk {
+    /// # Errors
+    /// `NOMEM`.
+    fn new() -> Result<Desk, Errno> {
+        let mut stack = Stack::new(STACK_BYTES)?;
+        // There as well: a compressor comes by way of the stack.
+        let scratch = stack.run(Scratch::new)?;
+        Ok(Desk { scratch, stack })
+    }
+}
+
+struct Slot {
+    state: AtomicU32,
+    /// There unless the slot is empty.
+    desk: UnsafeCell<MaybeUninit<Desk>>,
+}
+
+// SAFETY: the desk is touched by who has taken the slot alone.
+unsafe impl Sync for Slot {}
+
+static POOL: [Slot; SLOTS] =
+    [const { Slot { state: AtomicU32::new(EMPTY), desk: UnsafeCell::new(MaybeUninit::uninit()) } };
+        SLOTS];
+/// Threads that wait for a slot, or are about to.
+static WAITING: AtomicU32 = AtomicU32::new(0);
+/// Counts slots that were given back while somebody waited; what they sleep on.
+static RETURNS: AtomicU32 = AtomicU32::new(0);
+
+/// A desk of the pool, given back by the drop.
+pub(super) struct Borrowed(&'static Slot);
+
+/// Sees to it that there is a desk at all, so that who waits for one waits for somebody.
+pub(super) fn prepare() -> Result<(), Errno> {
+    // Acquire, as in `take_free`; nothing is read here but the state.
+    if POOL.iter().any(|slot| slot.state.load(Ordering::Acquire) != EMPTY) {
+        return Ok(());
+    }
+    take_empty().map(drop)
+}
+
+/// Lends a desk; waits where all are in use.
+pub(super) fn borrow() -> Borrowed {
+    if let Some(borrowed) = try_borrow() {
+        return borrowed;
+    }
+    // SeqCst, as in the drop: either who gives back sees that somebody waits, or the second look
+    // finds what he gave back.
+    WAITING.fetch_add(1, Ordering::SeqCst);
+    let borrowed = loop {
+        let seen = RETURNS.load(Ordering::SeqCst);
+        if let Some(borrowed) = try_borrow() {
+            break borrowed;
+        }
+        futex::wait(&RETURNS, seen, Reach::Process, None);
+    };
+    WAITING.fetch_sub(1, Ordering::SeqCst);
+    borrowed
+}
+
+fn try_borrow() -> Option<Borrowed> {
+    take_free().or_else(|| take_empty().ok())
+}
+
+fn take_free() -> Option<Borrowed> {
+    let is_taken = |slot: &&'static Slot| {
+        // SeqCst: an acquire that pairs with the drop's release; see `borrow` for the rest.
+        slot.state.compare_exchange(FREE, TAKEN, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    };
+    POOL.iter().find(is_taken).map(Borrowed)
+}
+
+/// Fills an empty slot.
+fn take_empty() -> Result<Borrowed, Errno> {
+    let is_taken = |slot: &&'static Slot| {
+        // Relaxed: there is nothing yet that could be seen.
+        slot.state.compare_exchange(EMPTY, TAKEN, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    };
+    let slot = POOL.iter().find(is_taken).ok_or(Errno::AGAIN)?;
+    match Desk::new() {
+        Ok(desk) => {
+            // SAFETY: the slot is ours, and has no desk that this would forget.
+            unsafe { (*slot.desk.get()).write(desk) };
+            Ok(Borrowed(slot))
+        }
+        Err(errno) => {
+            // Relaxed: nothing was written.
+            slot.state.store(EMPTY, Ordering::Relaxed);
+            Err(errno)
+        }
+    }
+}
+
+/// In a fork's child, before it serves a fault: threads that had taken slots are not here. Their
+/// buffers are lost.
+pub(super) fn forget_parents() {
+    for slot in &POOL {
+        // Relaxed: one thread does this, and publishes it with what it does next.
+        let _ = slot.state.compare_exchange(TAKEN, EMPTY, Ordering::Relaxed, Ordering::Relaxed);
+    }
+    WAITING.store(0, Ordering::Relaxed);
+}
+
+impl Borrowed {
+    /// Does `work` with the buffers, on the stack.
+    pub fn run<R>(&mut self, work: impl FnOnce(&mut Scratch) -> R) -> R {
+        // SAFETY: taken, and filled by `take_empty`; self is borrowed alone.
+        let Desk { scratch, stack } = unsafe { (*self.0.desk.get()).assume_init_mut() };
+        stack.run(|| work(scratch))
+    }
+}
+
+impl Drop for Borrowed {
+    fn drop(&mut self) {
+        // SeqCst: a release that pairs with `take_free`, and see `borrow`.
+        self.0.state.store(FREE, Ordering::SeqCst);
+        if WAITING.load(Ordering::SeqCst) > 0 {
+            RETURNS.fetch_add(1, Ordering::SeqCst);
+            futex::wake(&RETURNS, 1, Reach::Process);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+    use std::vec::Vec;
+
+    use super::*;
+
+    #[test]
+    fn who_finds_no_desk_waits_for_one_and_no_two_have_the_same() {
+        prepare().unwrap();
+        let mut held: Vec<Borrowed> = core::iter::repeat_with(borrow).take(SLOTS).collect();
+        for (number, desk) in held.iter_mut().enumerate() {
+            desk.run(|scratch| scratch.page.fill(number as u8));
+        }
+        for (number, desk) in held.iter_mut().enumerate() {
+            let is_its = desk.run(|scratch| scratch.page.iter().all(|&byte| byte == number as u8));
+            assert!(is_its, "desk {number}");
+        }
+        let (done, ended) = channel();
+        let waiter = std::thread::spawn(move || {
+            let number = borrow().run(|scratch| scratch.page[0]);
+            done.send(number).unwrap();
+        });
+        assert!(ended.recv_timeout(Duration::from_millis(50)).is_err(), "all are in use");
+        drop(held.remove(5));
+        assert_eq!(ended.recv_timeout(Duration::from_secs(10)), Ok(5));
+        waiter.join().unwrap();
+    }
+}

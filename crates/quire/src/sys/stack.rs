@@ -1,0 +1,94 @@
+//! A stack of the engine's own, for work that takes more than its thread can be asked for.
+//!
+//! Owns the mapping, whose lowest page cannot be touched: what goes over the end is a crash, and no
+//! harm to anybody else.
+
+use core::arch::asm;
+use core::ptr::NonNull;
+
+use super::{Errno, memory};
+use crate::units::PAGE_SIZE;
+
+/// A stack, which one thread at a time may run on.
+pub struct Stack {
+    lowest: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: memory without a thread of its own; who has it alone runs on it.
+unsafe impl Send for Stack {}
+
+/// What is called on another stack, and what it returned.
+struct Call<F, R> {
+    work: Option<F>,
+    result: Option<R>,
+}
+
+impl Stack {
+    /// Maps a stack of so many bytes, in whole pages, the lowest of which guards its end.
+    ///
+    /// # Errors
+    /// `NOMEM`.
+    pub fn new(bytes: usize) -> Result<Stack, Errno> {
+        let lowest = memory::reserve(bytes, memory::Access::ReadWrite)?;
+        let stack = Stack { lowest, bytes };
+        // SAFETY: the lowest page of a mapping of our own.
+        unsafe { memory::protect(lowest.as_ptr() as usize, PAGE_SIZE, 0) }?;
+        Ok(stack)
+    }
+
+    /// Does `work` on this stack. A panic there ends the process.
+    pub fn run<F: FnOnce() -> R, R>(&mut self, work: F) -> R {
+        extern "C" fn call<F: FnOnce() -> R, R>(call: *mut Call<F, R>) {
+            // SAFETY: `run` passes its own, and waits.
+            let call = unsafe { &mut *call };
+            call.result = call.work.take().map(|work| work());
+        }
+        let mut made = Call { work: Some(work), result: None };
+        let top = self.lowest.as_ptr() as usize + self.bytes;
+        // SAFETY: the stack is ours alone, as self is, and its end is aligned to a page; R12 is kept
+        // by what is called, by its ABI, and has the old stack meanwhile, of which nothing is
+        // touched, not even below its pointer. `call` does not unwind: it is of a C ABI.
+        unsafe {
+            asm!(
+                "mov r12, rsp",
+                "mov rsp, {top}",
+                "call {call}",
+                "mov rsp, r12",
+                top = in(reg) top,
+                call = in(reg) call::<F, R> as extern "C" fn(*mut Call<F, R>),
+                in("rdi") &raw mut made,
+                out("r12") _,
+                clobber_abi("C"),
+            );
+        }
+        made.result.expect("the call has returned")
+    }
+}
+
+impl Drop for Stack {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `new`; nobody runs there, for self is ours.
+        unsafe { memory::release(self.lowest, self.bytes) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_runs_there_and_what_it_uses_and_returns_comes_through() {
+        let mut stack = Stack::new(64 << 10).unwrap();
+        let range = stack.lowest.as_ptr() as usize..stack.lowest.as_ptr() as usize + (64 << 10);
+        let mut steps = [0u64; 4];
+        let (place, sum) = stack.run(|| {
+            let local = core::hint::black_box([7u64; 512]);
+            steps.iter_mut().zip(1..).for_each(|(step, number)| *step = number);
+            (local.as_ptr() as usize, local.iter().sum::<u64>())
+        });
+        assert!(range.contains(&place));
+        assert_eq!((sum, steps), (7 * 512, [1, 2, 3, 4]));
+        assert!(!range.contains(&(core::ptr::from_ref(&sum) as usize)), "back on its own");
+    }
+}
