@@ -5,7 +5,8 @@
 //!
 //! The handler runs with all signals blocked and allocates nothing; the locks that it takes are
 //! held elsewhere only by threads that have the program's signals blocked, so it never waits for
-//! the very thread that it interrupts.
+//! the very thread that it interrupts. A few pages it reads itself, where the store can do that in a
+//! signal handler; for more it waits.
 
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, Ordering};

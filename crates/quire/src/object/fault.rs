@@ -7,6 +7,7 @@
 //! dirty), or is busy (the fault is parked on it).
 
 use super::large::LargeFrame;
+use super::read_in_place::InPlace;
 use super::requests::has_just_timed_out;
 use super::rmap::Wait;
 use super::show::Shown;
@@ -52,6 +53,8 @@ pub(super) enum Look {
     NeedsHome(ObjectId, ObjectPage),
     /// Too much is dirty.
     NeedsCleaning,
+    /// It is read by whoever serves the fault.
+    Reads(InPlace),
 }
 
 impl<M: ObjectMmu> Objects<M> {
@@ -67,8 +70,8 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// Serves a fault on a page of an object; `None` where no object is mapped. Takes no lock for
-    /// longer than a mapping call and allocates nothing: a signal handler may do this, without a
-    /// scratch.
+    /// longer than a mapping call, or a read in place, and allocates nothing: a signal handler may
+    /// do this, without a scratch.
     pub fn object_fault(
         &self,
         page: PageNum,
@@ -111,6 +114,7 @@ impl<M: ObjectMmu> Objects<M> {
                 Look::NeedsCleaning => {
                     return Some(self.wait_for_cleaning(page));
                 }
+                Look::Reads(read) => return Some(self.read_in_place(&read)),
             }
         }
     }

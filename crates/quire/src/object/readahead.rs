@@ -8,6 +8,7 @@
 //! What is read is locked until it is there.
 
 use super::fault::{Fault, Look};
+use super::read_in_place::InPlace;
 use super::requests::{Asker, Request, by_block};
 use super::strides::{Found, Touch, WINDOW_MAX};
 use super::window::Mapped;
@@ -24,8 +25,8 @@ use crate::units::{BLOCK_PAGES, ObjectPage, ObjectRange, PageNum, PageRange};
 const AHEAD_ORDER: u32 = 4;
 
 impl<M: ObjectMmu> Objects<M> {
-    /// Sends the read of a page that is not cached, and of those that read-ahead adds. Its word is
-    /// locked, and stays so until the read is done.
+    /// Sends the read of a page that is not cached, and of those that read-ahead adds, or says that
+    /// it is to be done in place. Its word is locked, and stays so until the read is done.
     pub(super) fn begin_read(&self, fault: Fault<'_>, window: &Mapped) -> Look {
         let Fault { id, object, at, page, access, vma, guess, settles } = fault;
         let pages = self.lock_absent_around(object, at, guess.order);
@@ -44,8 +45,12 @@ impl<M: ObjectMmu> Objects<M> {
         } else {
             self.around(object, vma, page, guess, window)
         };
-        let asker = Some(Asker { page, vma: *vma, around, access });
-        if !self.request(id, Request::Read { object: id, pages, asker }) {
+        let asker = Asker { page, vma: *vma, around, access };
+        let is_in_place = self.may_read_in_place(object, pages);
+        let request = Request::Read { object: id, pages, asker: Some(asker) };
+        if is_in_place {
+            self.get(id);
+        } else if !self.request(id, request) {
             self.uncharge_run(object, pages);
             self.unlock_words(object, pages);
             return Look::Ended(self.wait_for_queue(page));
@@ -57,6 +62,9 @@ impl<M: ObjectMmu> Objects<M> {
         }
         self.read_ahead(id, object, guess, pages);
         self.read_stride_ahead(id, object, at, vma, guess, Found::Absent);
+        if is_in_place {
+            return Look::Reads(InPlace { id, pages, asker });
+        }
         Look::Ended(Outcome::Parked)
     }
 

@@ -206,6 +206,10 @@ impl World {
         let mmu = Simulated::new(ARENA_PAGES, frames, settings).unwrap();
         let tree = Tree { budget_pages: plan.budget_pages, ..Tree::default() };
         let (space, file) = space(mmu, tree, ARENA_PAGES, frames);
+        // In half of the runs a handler reads by itself while another is left.
+        if plan.seed.is_multiple_of(2) {
+            space.swap().set_turns(plan.handlers as u32 - 1);
+        }
         let mut world = World {
             plan: plan.clone(),
             objects: Objects::new(space).unwrap(),
