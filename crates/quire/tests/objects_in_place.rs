@@ -131,23 +131,24 @@ fn map_random(object: &Object) -> Mapping {
 }
 
 #[test]
-fn a_page_is_read_by_the_thread_that_serves_its_fault() {
+fn a_page_is_read_by_the_thread_that_faults_and_serves_itself() {
     let _watchdog = Watchdog::new(60);
     survive_sigbus();
     let me = thread_name();
-    for (delivery, thread) in [(Delivery::Inline, &*me), (Delivery::Handlers, "quire-fault")] {
+    for (delivery, thread) in [(Delivery::Inline, &*me), (Delivery::Handlers, "quire-store")] {
         let Some(space) = space_by(&builder(delivery)) else { return };
         let bytes = random(32 * PAGE, 1);
         let inner = InPlaceStore::new(bytes.clone());
         let object = Object::with_store(&space, Arc::clone(&inner), None).unwrap();
         let map = map_random(&object);
         assert_eq!(load(map.as_ptr(), 7 * PAGE + 3), Some(bytes[7 * PAGE + 3]));
-        let read = Read { is_in_place: true, page: 7, thread: thread.to_string() };
+        let is_in_place = delivery == Delivery::Inline;
+        let read = Read { is_in_place, page: 7, thread: thread.to_string() };
         assert_eq!(inner.take_reads(), [read]);
         for page in (0..32).rev() {
             assert_eq!(load(map.as_ptr(), page * PAGE), Some(bytes[page * PAGE]));
         }
-        assert!(inner.take_reads().iter().all(|read| read.is_in_place));
+        assert!(inner.take_reads().iter().all(|read| read.is_in_place == is_in_place));
         assert_eq!(space.counter("pgpgin"), 32);
         assert_eq!(space.counter("pgmajfault"), 32);
     }
@@ -157,21 +158,19 @@ fn a_page_is_read_by_the_thread_that_serves_its_fault() {
 fn a_page_that_is_to_be_written_is_read_in_place_and_reaches_the_store() {
     let _watchdog = Watchdog::new(60);
     survive_sigbus();
-    for delivery in [Delivery::Inline, Delivery::Handlers] {
-        let Some(space) = space_by(&builder(delivery)) else { return };
-        let mut bytes = random(8 * PAGE, 2);
-        let inner = InPlaceStore::new(bytes.clone());
-        let object = Object::with_store(&space, Arc::clone(&inner), None).unwrap();
-        // SAFETY: accessed by single bytes only.
-        let map = unsafe { MapOptions::new().pattern(Pattern::Random).map_mut(&object) }.unwrap();
-        assert!(store(map.as_ptr(), 3 * PAGE + 9, 0x77));
-        assert!(inner.take_reads().iter().all(|read| read.is_in_place && read.page == 3));
-        object.sync().unwrap();
-        bytes[3 * PAGE + 9] = 0x77;
-        let mut stored = vec![0; bytes.len()];
-        inner.inner.read(0, &mut stored).unwrap();
-        assert!(stored == bytes);
-    }
+    let Some(space) = space_by(&builder(Delivery::Inline)) else { return };
+    let mut bytes = random(8 * PAGE, 2);
+    let inner = InPlaceStore::new(bytes.clone());
+    let object = Object::with_store(&space, Arc::clone(&inner), None).unwrap();
+    // SAFETY: accessed by single bytes only.
+    let map = unsafe { MapOptions::new().pattern(Pattern::Random).map_mut(&object) }.unwrap();
+    assert!(store(map.as_ptr(), 3 * PAGE + 9, 0x77));
+    assert!(inner.take_reads().iter().all(|read| read.is_in_place && read.page == 3));
+    object.sync().unwrap();
+    bytes[3 * PAGE + 9] = 0x77;
+    let mut stored = vec![0; bytes.len()];
+    inner.inner.read(0, &mut stored).unwrap();
+    assert!(stored == bytes);
 }
 
 #[test]
@@ -205,26 +204,24 @@ fn a_store_that_says_no_and_one_with_a_deadline_are_read_by_workers() {
 fn what_fails_in_place_is_read_again_by_a_worker_whose_error_is_told() {
     let _watchdog = Watchdog::new(60);
     survive_sigbus();
-    for delivery in [Delivery::Inline, Delivery::Handlers] {
-        let Some(space) = space_by(&builder(delivery)) else { return };
-        let bytes = random(8 * PAGE, 4);
-        let inner = InPlaceStore::new(bytes.clone());
-        let object = Object::with_store(&space, Arc::clone(&inner), None).unwrap();
-        let map = map_random(&object);
-        let held = space.held().0;
-        inner.fails.store(true, Ordering::SeqCst);
-        assert_eq!(load(map.as_ptr(), 5 * PAGE), None);
-        let reads = inner.take_reads();
-        assert!(reads[0].is_in_place && !reads[1].is_in_place, "{reads:?}");
-        assert_eq!(reads[1].thread, "quire-store");
-        assert_eq!(object.last_read_error().unwrap().errno(), Errno::IO);
-        // The page's word stays charged, by the block.
-        assert!(space.held().0 <= held + PAGE, "what could not be read is not charged");
-        inner.fails.store(false, Ordering::SeqCst);
-        map.populate(0..8 * PAGE).unwrap();
-        for page in 0..8 {
-            assert_eq!(load(map.as_ptr(), page * PAGE), Some(bytes[page * PAGE]));
-        }
+    let Some(space) = space_by(&builder(Delivery::Inline)) else { return };
+    let bytes = random(8 * PAGE, 4);
+    let inner = InPlaceStore::new(bytes.clone());
+    let object = Object::with_store(&space, Arc::clone(&inner), None).unwrap();
+    let map = map_random(&object);
+    let held = space.held().0;
+    inner.fails.store(true, Ordering::SeqCst);
+    assert_eq!(load(map.as_ptr(), 5 * PAGE), None);
+    let reads = inner.take_reads();
+    assert!(reads[0].is_in_place && !reads[1].is_in_place, "{reads:?}");
+    assert_eq!(reads[1].thread, "quire-store");
+    assert_eq!(object.last_read_error().unwrap().errno(), Errno::IO);
+    // The page's word stays charged, by the block.
+    assert!(space.held().0 <= held + PAGE, "what could not be read is not charged");
+    inner.fails.store(false, Ordering::SeqCst);
+    map.populate(0..8 * PAGE).unwrap();
+    for page in 0..8 {
+        assert_eq!(load(map.as_ptr(), page * PAGE), Some(bytes[page * PAGE]));
     }
 }
 
@@ -255,34 +252,32 @@ fn the_last_page_of_a_file_ends_in_zeros_whoever_reads_it() {
 fn a_truncation_waits_for_the_read_in_place_that_it_overtakes() {
     let _watchdog = Watchdog::new(60);
     survive_sigbus();
-    for delivery in [Delivery::Inline, Delivery::Handlers] {
-        let Some(space) = space_by(&builder(delivery)) else { return };
-        let bytes = random(10 * PAGE, 6);
-        let inner = InPlaceStore::new(bytes.clone());
-        let object = Object::with_store(&space, Arc::clone(&inner), None).unwrap();
-        let map = map_random(&object);
-        inner.inner.hold(Operation::Read);
-        let at = map.as_ptr() as usize;
-        let is_cut = AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            let reader = scope.spawn(|| load(at as *const u8, 9 * PAGE));
-            assert!(inner.inner.wait_for(1, Duration::from_secs(10)));
-            scope.spawn(|| {
-                object.set_len(4 * PAGE as u64).unwrap();
-                is_cut.store(true, Ordering::SeqCst);
-            });
-            std::thread::sleep(A_WHILE);
-            assert!(!is_cut.load(Ordering::SeqCst), "its page is being read");
-            inner.inner.release_all();
-            // The access comes before the cut, or after it.
-            let seen = reader.join().unwrap();
-            assert!([None, Some(bytes[9 * PAGE])].contains(&seen), "{seen:?}");
+    let Some(space) = space_by(&builder(Delivery::Inline)) else { return };
+    let bytes = random(10 * PAGE, 6);
+    let inner = InPlaceStore::new(bytes.clone());
+    let object = Object::with_store(&space, Arc::clone(&inner), None).unwrap();
+    let map = map_random(&object);
+    inner.inner.hold(Operation::Read);
+    let at = map.as_ptr() as usize;
+    let is_cut = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| load(at as *const u8, 9 * PAGE));
+        assert!(inner.inner.wait_for(1, Duration::from_secs(10)));
+        scope.spawn(|| {
+            object.set_len(4 * PAGE as u64).unwrap();
+            is_cut.store(true, Ordering::SeqCst);
         });
-        assert!(inner.take_reads()[0].is_in_place);
-        assert_eq!(load(at as *const u8, 9 * PAGE), None);
-        object.set_len(10 * PAGE as u64).unwrap();
-        assert_eq!(load(at as *const u8, 9 * PAGE), Some(0));
-    }
+        std::thread::sleep(A_WHILE);
+        assert!(!is_cut.load(Ordering::SeqCst), "its page is being read");
+        inner.inner.release_all();
+        // The access comes before the cut, or after it.
+        let seen = reader.join().unwrap();
+        assert!([None, Some(bytes[9 * PAGE])].contains(&seen), "{seen:?}");
+    });
+    assert!(inner.take_reads()[0].is_in_place);
+    assert_eq!(load(at as *const u8, 9 * PAGE), None);
+    object.set_len(10 * PAGE as u64).unwrap();
+    assert_eq!(load(at as *const u8, 9 * PAGE), Some(0));
 }
 
 #[test]
@@ -308,34 +303,4 @@ fn two_that_want_the_same_page_read_it_once() {
         }
     });
     assert_eq!(inner.take_reads().len(), 1);
-}
-
-#[test]
-fn one_handler_is_left_for_other_faults() {
-    let _watchdog = Watchdog::new(60);
-    for handlers in [1, 2] {
-        let builder = AddressSpace::builder().memory(4 << 20).handlers(handlers);
-        let Some(space) = space_by(&builder) else { return };
-        let bytes = random(8 * PAGE, 8);
-        let inner = InPlaceStore::new(bytes.clone());
-        let object = Object::with_store(&space, Arc::clone(&inner), None).unwrap();
-        let other = Object::with_store(&space, VecStore::new(bytes.clone()), None).unwrap();
-        let (map, map_other) = (map_random(&object), map_random(&other));
-        let at = map.as_ptr() as usize;
-        inner.inner.hold(Operation::Read);
-        std::thread::scope(|scope| {
-            let readers = [1, 2, 3]
-                .map(|page| scope.spawn(move || (load(at as *const u8, page * PAGE), page)));
-            assert!(inner.inner.wait_for(3, Duration::from_secs(10)));
-            let reads = inner.take_reads();
-            let in_place = reads.iter().filter(|read| read.is_in_place).count();
-            assert_eq!(in_place, handlers - 1, "{reads:?}");
-            assert_eq!(load(map_other.as_ptr(), 6 * PAGE), Some(bytes[6 * PAGE]));
-            inner.inner.release_all();
-            for reader in readers {
-                let (seen, page) = reader.join().unwrap();
-                assert_eq!(seen, Some(bytes[page * PAGE]));
-            }
-        });
-    }
 }

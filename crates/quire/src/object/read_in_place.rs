@@ -4,7 +4,8 @@
 //! two switches between threads more, a good part of what a fast device needs for a page. So where
 //! little is to be read, the store can do it in a signal handler
 //! ([`BackingStore::reads_in_place`](super::BackingStore::reads_in_place)), and another handler is
-//! left for other faults, whoever serves the fault reads: a handler, or the thread that faults.
+//! left for other faults, whoever serves the fault reads: the thread that faults, or a handler where
+//! those may ([`Objects::set_handlers_read`]).
 //! What goes wrong there, be it an error or the end of a file, has not happened: a worker reads the
 //! same again, who may allocate, and says what it was.
 //!
@@ -15,7 +16,7 @@
 //! held then, and taken again to map, as a worker does.
 
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::requests::{Asker, Request};
 use super::{Object, ObjectId, Objects};
@@ -46,6 +47,7 @@ pub(super) struct Buffers {
     bytes: NonNull<u8>,
     /// A bit for each that is lent.
     lent: AtomicU64,
+    by_handlers: AtomicBool,
 }
 
 // SAFETY: plain memory of its own, whose parts `lent` gives to one thread at a time.
@@ -62,7 +64,7 @@ struct Lent<'a> {
 impl Buffers {
     pub fn new() -> Result<Buffers, Errno> {
         let bytes = memory::reserve(BUFFERS * BUFFER_BYTES, memory::Access::ReadWrite)?;
-        Ok(Buffers { bytes, lent: AtomicU64::new(0) })
+        Ok(Buffers { bytes, lent: AtomicU64::new(0), by_handlers: AtomicBool::new(false) })
     }
 
     /// Lends the first that is there.
@@ -101,9 +103,18 @@ impl Drop for Lent<'_> {
 }
 
 impl<M: ObjectMmu> Objects<M> {
+    /// Whether handlers read in place as well, and not only threads that serve themselves. Not so
+    /// unless said: a handler that runs as a batch job is not preferred when its read has ended,
+    /// and waits for a whole time slice of whoever keeps its CPU busy; a worker does not.
+    pub fn set_handlers_read(&self, by_handlers: bool) {
+        self.buffers.by_handlers.store(by_handlers, Ordering::Relaxed);
+    }
+
     /// Whether a read should be tried in place.
     pub(super) fn may_read_in_place(&self, object: &Object, pages: ObjectRange) -> bool {
-        pages.len() <= PAGES_MAX && !object.is_memory() && object.store.reads_in_place()
+        // Relaxed: a choice that is made before there are objects.
+        let may = self.space.mmu().is_inline() || self.buffers.by_handlers.load(Ordering::Relaxed);
+        may && pages.len() <= PAGES_MAX && !object.is_memory() && object.store.reads_in_place()
     }
 
     /// Reads for a fault and maps; the window's lock is not held. Where that cannot be a worker

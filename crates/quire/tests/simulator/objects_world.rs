@@ -210,9 +210,11 @@ impl World {
         if plan.seed.is_multiple_of(2) {
             space.swap().set_turns(plan.handlers as u32 - 1);
         }
+        let objects = Objects::new(space).unwrap();
+        objects.set_handlers_read(true);
         let mut world = World {
             plan: plan.clone(),
-            objects: Objects::new(space).unwrap(),
+            objects,
             baton,
             shared: Vec::new(),
             views: Vec::new(),
