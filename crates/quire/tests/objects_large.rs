@@ -447,3 +447,28 @@ fn without_large_frames_a_page_in_a_pipe_keeps_its_bytes() {
     }
     assert_eq!(space.counter("pgreuse"), 0);
 }
+
+#[test]
+fn a_block_that_cannot_be_read_whole_keeps_no_more_of_its_fresh_frame_than_could_be_read() {
+    let _watchdog = Watchdog::new(60);
+    let Some(space) = recycling() else { return };
+    let bytes = random(8 * BLOCK, 31);
+    let probe = Probe::new(bytes.clone());
+    probe.set_bad(3000, true);
+    let object = Object::with_store(&space, Arc::clone(&probe), None).unwrap();
+    // SAFETY: accessed by single bytes only.
+    let map = unsafe { MapOptions::new().map(&object) }.unwrap();
+    let pages = bytes.len() / PAGE;
+    for page in 0..pages {
+        let expected = (page != 3000).then_some(bytes[page * PAGE + 9]);
+        assert_eq!(load(map.as_ptr(), page * PAGE + 9), expected, "page {page}");
+    }
+    let cached = object.cached().0;
+    assert_eq!(cached, bytes.len() - PAGE);
+    // Beside what is cached there are the words, by the block.
+    let held = space.held().0;
+    assert!((cached..=cached + 16 * PAGE).contains(&held), "{held} of {cached}");
+    probe.set_bad(3000, false);
+    map.populate(0..bytes.len()).unwrap();
+    assert_eq!(load(map.as_ptr(), 3000 * PAGE + 9), Some(bytes[3000 * PAGE + 9]));
+}

@@ -6,12 +6,13 @@ mod common;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use common::{PAGE, Watchdog, load, space, wait_until};
 use quire::library::{AddressSpace, MapOptions, Mapping, Object};
 use quire::mmu::simulated::Generator;
-use quire::store::test::VecStore;
-use quire::store::{Store, StoreError};
+use quire::store::test::{DelayStore, VecStore};
+use quire::store::{Operation, Store, StoreError};
 
 /// Notes what is read of it.
 struct Reads {
@@ -188,4 +189,33 @@ fn random_accesses_read_what_they_touch() {
     let read = reads.pages();
     // Two that are neighbours by chance may look like a scan's beginning.
     assert!(read.len() <= touched.len() + 8, "{} pages for {}", read.len(), touched.len());
+}
+
+#[test]
+fn two_folios_of_a_stream_are_under_way_while_it_waits() {
+    let _watchdog = Watchdog::new(60);
+    let Some(space) = space(64 << 20) else { return };
+    const PAGES: usize = 8192;
+    let bytes: Vec<u8> = (0..PAGES * PAGE).map(|at| (at / PAGE) as u8).collect();
+    for is_down in [false, true] {
+        let inner = Arc::new(DelayStore::new(VecStore::new(bytes.clone())));
+        let object = Object::with_store(&space, Arc::clone(&inner), None).unwrap();
+        // SAFETY: accessed by single bytes only.
+        let map = unsafe { MapOptions::new().map(&object) }.unwrap();
+        let start = map.as_ptr() as usize;
+        let check = move |step: usize| {
+            let page = if is_down { PAGES - 1 - step } else { step };
+            assert_eq!(load(start as *const u8, page * PAGE), Some(page as u8), "page {page}");
+        };
+        (0..PAGES / 2).for_each(check);
+        inner.hold(Operation::Read);
+        std::thread::scope(|scope| {
+            let rest = scope.spawn(move || (PAGES / 2..PAGES).for_each(check));
+            // What it waits for, and what comes behind that.
+            let are_two = inner.wait_for(2, Duration::from_secs(10));
+            inner.release_all();
+            rest.join().unwrap();
+            assert!(are_two, "down: {is_down}");
+        });
+    }
 }

@@ -97,6 +97,21 @@ impl BackingStore for Adapter {
         keep(&self.last_read, self.calls.read(offset, into, since))
     }
 
+    fn reads_in_place(&self) -> bool {
+        match &self.calls {
+            Calls::Plain(store) => store.reads_in_place(),
+            // Somebody else reads, whom one can go away from.
+            Calls::Patient(_) => false,
+        }
+    }
+
+    fn try_read_in_place(&self, offset: u64, into: &mut [u8]) -> bool {
+        match &self.calls {
+            Calls::Plain(store) => store.try_read_in_place(offset, into),
+            Calls::Patient(_) => false,
+        }
+    }
+
     fn write(&self, offset: u64, from: &[u8]) -> Result<(), Errno> {
         keep(&self.last_write, self.calls.write(offset, from))
     }

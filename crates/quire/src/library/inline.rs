@@ -5,7 +5,8 @@
 //!
 //! The handler runs with all signals blocked and allocates nothing; the locks that it takes are
 //! held elsewhere only by threads that have the program's signals blocked, so it never waits for
-//! the very thread that it interrupts. A fault on an object needs nothing but the stack; one on a
+//! the very thread that it interrupts. A few pages it reads itself, where the store can do that in a
+//! signal handler; for more it waits. A fault on an object needs nothing but the stack; one on a
 //! private copy, which is anonymous memory, borrows [`buffers`] and a stack.
 //!
 //! In a fork's child all this is its parent's, and forgotten when it makes an address space of its

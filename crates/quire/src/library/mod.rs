@@ -14,8 +14,9 @@
 //! ```
 //!
 //! Owns the threads and what the engine needs around it: handlers, which serve faults; the
-//! background thread; store workers, which call the [`Store`](crate::store::Store) and are the
-//! only ones that block on it. Leaves all memory management to [`crate::object`].
+//! background thread; store workers, which call the [`Store`](crate::store::Store) and block on it;
+//! others do so only for a few pages, and where the store can do that in a signal handler
+//! ([`try_read_in_place`](crate::store::Store::try_read_in_place)). Leaves all memory management to [`crate::object`].
 //!
 //! # After a fork
 //!

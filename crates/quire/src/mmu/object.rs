@@ -74,6 +74,14 @@ pub trait ObjectMmu: Mmu {
         Err(Errno::NOSYS)
     }
 
+    /// Gives a part of a view its memory, all of it: from then on it may be touched.
+    ///
+    /// # Errors
+    /// The kernel's, mostly `NOMEM`; a part may have it then.
+    fn view_populate(&self, _bytes: &mut [u8]) -> Result<(), Errno> {
+        Err(Errno::NOSYS)
+    }
+
     /// Ends a view.
     fn home_unview(&self, _view: NonNull<u8>, _pages: usize) {}
 

@@ -580,6 +580,11 @@ impl ObjectMmu for Userfaultfd {
         NonNull::new(view as *mut u8).ok_or(Errno::NOMEM)
     }
 
+    fn view_populate(&self, bytes: &mut [u8]) -> Result<(), Errno> {
+        // SAFETY: a part of a view, which the caller borrows; nothing in it changes.
+        unsafe { memory::advise(bytes.as_mut_ptr() as usize, bytes.len(), MADV_POPULATE_WRITE) }
+    }
+
     fn home_unview(&self, view: NonNull<u8>, pages: usize) {
         // SAFETY: made by `home_view`, and nobody looks at it any more.
         let _ = unsafe { rustix::mm::munmap(view.as_ptr().cast(), pages << PAGE_SHIFT) };

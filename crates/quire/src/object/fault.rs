@@ -7,6 +7,7 @@
 //! dirty), or is busy (the fault is parked on it).
 
 use super::large::LargeFrame;
+use super::read_in_place::InPlace;
 use super::requests::has_just_timed_out;
 use super::rmap::Wait;
 use super::show::Shown;
@@ -56,6 +57,8 @@ pub(super) enum Look {
     NeedsHome(ObjectId, ObjectPage),
     /// Too much is dirty.
     NeedsCleaning,
+    /// It is read by whoever serves the fault.
+    Reads(InPlace),
 }
 
 impl<M: ObjectMmu> Objects<M> {
@@ -84,8 +87,8 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// Serves a fault of the calling thread on a page of an object; `None` where no object is
-    /// mapped. Takes no lock for longer than a mapping call and allocates nothing: a signal handler
-    /// may do this, without a scratch.
+    /// mapped. Takes no lock for longer than a mapping call, or a read in place, and allocates
+    /// nothing: a signal handler may do this, without a scratch.
     pub fn object_fault(
         &self,
         page: PageNum,
@@ -149,6 +152,7 @@ impl<M: ObjectMmu> Objects<M> {
                     }
                 }
                 Look::NeedsCleaning => return Ok(self.wait_for_cleaning(page)),
+                Look::Reads(read) => return Ok(self.read_in_place(&read)),
             }
         }
     }

@@ -9,7 +9,7 @@ use crate::control::Event;
 use crate::fault::order::Guess;
 use crate::mmu::object::ObjectMmu;
 use crate::mmu::{Protection, Refusal};
-use crate::page::{Flags, State};
+use crate::page::{Flags, Snapshot, State};
 use crate::space::vma::Vma;
 use crate::units::{BLOCK_ORDER, BLOCK_PAGES, ObjectPage, PageNum, PageRange};
 
@@ -47,10 +47,15 @@ impl<M: ObjectMmu> Objects<M> {
             return false;
         }
         let word = object.word(at);
+        let may_be_mapped =
+            |word: Snapshot| word.state() == State::Cached && !word.has(Flags::WRITEBACK);
+        // A look before: around a fault at random little is cached, and a lock that is taken for
+        // nothing costs as much as twenty looks.
+        if !may_be_mapped(word.load()) {
+            return false;
+        }
         let Some(old) = word.try_lock() else { return false };
-        let is_mappable = old.state() == State::Cached
-            && !old.has(Flags::WRITEBACK)
-            && at.index() < object.pages();
+        let is_mappable = may_be_mapped(old) && at.index() < object.pages();
         if !is_mappable {
             self.space.unlock_word(word);
         }

@@ -18,6 +18,7 @@
 //! | `large` | 2 MiB of memory that go from block to block |
 //! | `migrate` | blocks go to live elsewhere |
 //! | `readahead` | what is read for it, and ahead of it |
+//! | `read_in_place` | reads by whoever serves the fault |
 //! | `strides` | streams by a constant distance |
 //! | `requests` | reads and writes for the store workers, who do what blocks |
 //! | `memory_failure` | a page whose memory has gone bad |
@@ -68,6 +69,7 @@ mod migrate;
 mod numbers;
 mod private;
 mod private_access;
+mod read_in_place;
 mod readahead;
 mod reclaim;
 mod registry;
@@ -114,7 +116,7 @@ pub const OBJECTS_MAX: usize = 4096;
 pub const OBJECT_PAGES_MAX: usize = 1 << 32;
 
 /// Where an object's bytes rest, as the engine needs it. Called by store workers and by threads
-/// of the program, never by a handler.
+/// of the program; by handlers only where it says [`Self::reads_in_place`].
 pub trait BackingStore: Sync {
     /// Fills `into`, whole pages at a page's offset; what lies behind the end reads as zeros.
     ///
@@ -129,6 +131,18 @@ pub trait BackingStore: Sync {
     /// As for [`Self::read`].
     fn read_since(&self, offset: u64, into: &mut [u8], _since_ns: u64) -> Result<(), Errno> {
         self.read(offset, into)
+    }
+
+    /// Whether [`Self::try_read_in_place`] is worth a call.
+    fn reads_in_place(&self) -> bool {
+        false
+    }
+
+    /// Fills `into` as [`Self::read`] does, in a signal handler: it may wait for the device, but
+    /// takes no lock and allocates nothing. `false` where it has not, for whatever reason; then
+    /// [`Self::read`] is called by somebody else, and nothing in `into` counts.
+    fn try_read_in_place(&self, _offset: u64, _into: &mut [u8]) -> bool {
+        false
     }
 
     /// Writes all of `from`.
@@ -356,6 +370,8 @@ pub struct Objects<M: ObjectMmu> {
     mappings: Mappings,
     large: LargeFrames,
     requests: Requests,
+    /// For reads in place.
+    buffers: read_in_place::Buffers,
     /// Faults that wait until less is dirty.
     unclean: Starved,
     /// Writers that have waited too long.
@@ -389,6 +405,7 @@ impl<M: ObjectMmu> Objects<M> {
         let i_mmaps = IMmaps::new()?;
         let slots = Table::new(OBJECTS_MAX)?;
         let mappings = Mappings::new()?;
+        let buffers = read_in_place::Buffers::new()?;
         // Last: it is given back only with the whole.
         let large = LargeFrames::new(space.mmu(), large_frames)?;
         Ok(Objects {
@@ -401,6 +418,7 @@ impl<M: ObjectMmu> Objects<M> {
             windows,
             mappings,
             requests: Requests::new(),
+            buffers,
             unclean: Starved::new(),
             stalls: stall::Stalls::new(),
             dirty: AtomicUsize::new(0),

@@ -2,12 +2,13 @@
 //! next.
 //!
 //! Streams are the object's (`crate::fault::order`): a fault where one goes on makes its next folio
-//! four times as large, and from [`AHEAD_ORDER`] on the folio behind it, or before it where the
-//! stream goes down, is read as well, by another worker, before anybody asks. Streams that leave
+//! four times as large, and from [`AHEAD_ORDER`] on the [`AHEAD_FOLIOS`] behind it, or before it
+//! where the stream goes down, are read as well, by other workers, before anybody asks. Streams that leave
 //! pages out are found by [`super::strides`]; of those just the pages they will touch are read.
 //! What is read is locked until it is there.
 
 use super::fault::{Fault, Look};
+use super::read_in_place::InPlace;
 use super::requests::{Asker, Request, by_block};
 use super::strides::{Found, Touch, WINDOW_MAX};
 use super::window::Mapped;
@@ -16,16 +17,19 @@ use crate::control::Event;
 use crate::fault::Outcome;
 use crate::fault::order::Guess;
 use crate::mmu::object::ObjectMmu;
-use crate::page::State;
+use crate::page::{Snapshot, State};
 use crate::space::vma::{Pattern, Vma};
 use crate::units::{BLOCK_PAGES, ObjectPage, ObjectRange, PageNum, PageRange};
 
 /// From this order on a stream is read ahead of.
 const AHEAD_ORDER: u32 = 4;
+/// So many folios ahead. With one the store would have nothing to do from the end of a read until
+/// the stream comes to what was read; and it is the slower of the two, or read-ahead is no matter.
+const AHEAD_FOLIOS: usize = 2;
 
 impl<M: ObjectMmu> Objects<M> {
-    /// Sends the read of a page that is not cached, and of those that read-ahead adds. Its word is
-    /// locked, and stays so until the read is done.
+    /// Sends the read of a page that is not cached, and of those that read-ahead adds, or says that
+    /// it is to be done in place. Its word is locked, and stays so until the read is done.
     pub(super) fn begin_read(&self, fault: Fault<'_>, window: &Mapped) -> Look {
         let Fault { id, object, at, page, access, vma, way, guess, settles } = fault;
         let pages = self.lock_absent_around(object, at, guess.order);
@@ -44,20 +48,30 @@ impl<M: ObjectMmu> Objects<M> {
         } else {
             self.around(object, vma, page, guess, window)
         };
-        let asker = Some(Asker { page, vma: *vma, around, access });
-        if !self.request(id, Request::Read { object: id, pages, asker }) {
+        let asker = Asker { page, vma: *vma, around, access };
+        let is_in_place = self.may_read_in_place(object, pages);
+        let request = Request::Read { object: id, pages, asker: Some(asker) };
+        if is_in_place {
+            self.get(id);
+        } else if !self.request(id, request) {
             self.uncharge_run(object, pages);
             self.unlock_words(object, pages);
             return Look::Ended(self.wait_for_queue(page));
         }
         self.space.budget().count(Event::Pgmajfault, 1);
-        self.space.count_finished(way);
+        if !is_in_place {
+            // A worker answers it.
+            self.space.count_finished(way);
+        }
         // A stride's faults would take all places of the streams that are none.
         if !is_strided {
             self.advance(object, guess, pages);
         }
         self.read_ahead(id, object, guess, pages);
         self.read_stride_ahead(id, object, at, vma, guess, Found::Absent);
+        if is_in_place {
+            return Look::Reads(InPlace { id, pages, asker });
+        }
         Look::Ended(Outcome::Parked)
     }
 
@@ -183,34 +197,48 @@ impl<M: ObjectMmu> Objects<M> {
         has_room
     }
 
-    /// Sends the read of what a stream will want next to the pages that it has, where it is not
+    /// Sends the reads of what a stream will want next to the pages that it has, where that is not
     /// cached yet and there is memory to spare.
     pub(super) fn read_ahead(&self, id: ObjectId, object: &Object, guess: Guess, has: ObjectRange) {
         if guess.order < AHEAD_ORDER {
             return;
         }
-        let next = if guess.is_down {
-            let start = has.start.0.saturating_sub(1 << guess.order);
-            by_block(ObjectRange { start: ObjectPage(start), end: has.start }).last()
-        } else {
-            by_block(ObjectRange::new(has.end, 1 << guess.order).intersect(object.range())).next()
-        };
-        let Some(next) = next.filter(|next| !next.is_empty()) else { return };
-        if !self.has_room_ahead(next.len()) {
-            return;
-        }
-        // From where the stream is: what it comes to first.
-        let mut run = ObjectRange { start: next.start, end: next.start };
-        if guess.is_down {
-            run = ObjectRange { start: next.end, end: next.end };
-            while run.start > next.start && self.lock_absent(object, ObjectPage(run.start.0 - 1)) {
-                run.start = ObjectPage(run.start.0 - 1);
+        let mut has = has;
+        for _ in 0..AHEAD_FOLIOS {
+            let next = next_folio(object, guess, has);
+            let Some(next) = next.filter(|next| !next.is_empty()) else { return };
+            let run = self.lock_absent_from(object, guess, next);
+            // None where it was sent before, as a rule.
+            if !run.is_empty() && !self.send_read_ahead(id, object, run) {
+                return;
             }
+            has = next;
         }
-        while !guess.is_down && run.end < next.end && self.lock_absent(object, run.end) {
+    }
+
+    /// Locks what is absent of a folio, as far as that goes from where a stream comes to it first;
+    /// nothing where there is no memory to spare.
+    fn lock_absent_from(&self, object: &Object, guess: Guess, folio: ObjectRange) -> ObjectRange {
+        let first = if guess.is_down { ObjectPage(folio.end.0 - 1) } else { folio.start };
+        let mut run = if guess.is_down {
+            ObjectRange { start: folio.end, end: folio.end }
+        } else {
+            ObjectRange { start: folio.start, end: folio.start }
+        };
+        let is_there = |word: Snapshot| word.is_locked() || word.state() != State::None;
+        if is_there(object.word(first).load()) || !self.has_room_ahead(folio.len()) {
+            return run;
+        }
+        while guess.is_down
+            && run.start > folio.start
+            && self.lock_absent(object, ObjectPage(run.start.0 - 1))
+        {
+            run.start = ObjectPage(run.start.0 - 1);
+        }
+        while !guess.is_down && run.end < folio.end && self.lock_absent(object, run.end) {
             run.end = run.end.add(1);
         }
-        self.send_read_ahead(id, object, run);
+        run
     }
 
     /// Sends the reads of what a strided stream will want next, if a fault is one's.
@@ -235,7 +263,7 @@ impl<M: ObjectMmu> Objects<M> {
                 return;
             }
             if self.try_lock_absent(object, page) {
-                self.send_read_ahead(id, object, ObjectRange::new(page, 1));
+                let _ = self.send_read_ahead(id, object, ObjectRange::new(page, 1));
             }
         }
     }
@@ -247,11 +275,9 @@ impl<M: ObjectMmu> Objects<M> {
         object.strides.expects(touch)
     }
 
-    /// Sends the read of locked pages that nobody waits for; unlocks them where that cannot be.
-    fn send_read_ahead(&self, id: ObjectId, object: &Object, run: ObjectRange) {
-        if run.is_empty() {
-            return;
-        }
+    /// Sends the read of locked pages that nobody waits for; unlocks them where that cannot be, and
+    /// says so.
+    fn send_read_ahead(&self, id: ObjectId, object: &Object, run: ObjectRange) -> bool {
         let is_sent = self.try_charge_run(object, run) && {
             let is_sent = self.request(id, Request::Read { object: id, pages: run, asker: None });
             if !is_sent {
@@ -262,5 +288,16 @@ impl<M: ObjectMmu> Objects<M> {
         if !is_sent {
             self.unlock_words(object, run);
         }
+        is_sent
+    }
+}
+
+/// The folio that comes next in a stream that has some pages.
+fn next_folio(object: &Object, guess: Guess, has: ObjectRange) -> Option<ObjectRange> {
+    if guess.is_down {
+        let start = has.start.0.saturating_sub(1 << guess.order);
+        by_block(ObjectRange { start: ObjectPage(start), end: has.start }).last()
+    } else {
+        by_block(ObjectRange::new(has.end, 1 << guess.order).intersect(object.range())).next()
     }
 }

@@ -119,6 +119,14 @@ impl<M: ObjectMmu> Objects<M> {
         object.users.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
     }
 
+    /// Ends one use, where there are others.
+    pub(super) fn put_if_not_last(&self, id: ObjectId) -> bool {
+        let fewer = |users: usize| (users > 1).then(|| users - 1);
+        // AcqRel, as in `put`: what was done comes before the end.
+        let users = &self.object(id).users;
+        users.fetch_update(Ordering::AcqRel, Ordering::Relaxed, fewer).is_ok()
+    }
+
     /// Ends one use; says whether it was the last one, and the object is gone. What is dirty is
     /// written first, while the use still counts; what cannot be written then is lost, so who
     /// cares flushes before.

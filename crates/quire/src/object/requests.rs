@@ -91,6 +91,8 @@ pub(super) enum Request {
     Read { object: ObjectId, pages: ObjectRange, asker: Option<Asker> },
     /// Write back what is dirty among the pages of a block.
     WriteBack { object: ObjectId, pages: ObjectRange },
+    /// Nothing but to end the object's use: it may be the last.
+    Put { object: ObjectId },
 }
 
 struct Ring {
@@ -179,6 +181,9 @@ impl<M: ObjectMmu> Objects<M> {
                         self.write_back_range(self.object(object), pages, buffer);
                         self.put(object);
                     }
+                    Request::Put { object } => {
+                        self.put(object);
+                    }
                 }
             }
             if self.requests.is_stopping.load(Ordering::Acquire) != 0 {
@@ -204,6 +209,14 @@ impl<M: ObjectMmu> Objects<M> {
             self.put(id);
         }
         is_sent
+    }
+
+    /// Ends a use that a handler has. Where it is the last a worker ends it: what is dirty is
+    /// written then, and the store may do anything at its end.
+    pub(super) fn put_in_handler(&self, id: ObjectId) {
+        if !self.put_if_not_last(id) && !self.requests.push(Request::Put { object: id }) {
+            self.put(id);
+        }
     }
 
     /// Leaves a fault unanswered that found the queue full.
@@ -279,18 +292,26 @@ impl<M: ObjectMmu> Objects<M> {
         if asker.vma.attributes.kind == Kind::Private {
             return self.complete_private(&asker, is_bad, buffer);
         }
+        self.answer_asker(object, &asker, is_bad);
+    }
+
+    /// What a fault asked for has been read, or cannot be: maps it and answers the fault. Returns
+    /// whether it is mapped.
+    pub(super) fn answer_asker(&self, object: &Object, asker: &Asker, is_bad: bool) -> bool {
         let mut window = self.windows.lock(asker.page);
         if self.space.is_current(&asker.vma) {
             if is_bad {
                 let at = asker.vma.attributes.backing.object_page(asker.page);
                 self.poison_unread(object, at, asker.page, &window);
             } else {
-                self.map_for(object, &asker, &mut window);
+                self.map_for(object, asker, &mut window);
             }
         }
-        if !window.is_present(asker.page) {
+        let is_mapped = window.is_present(asker.page);
+        if !is_mapped {
             self.space.mmu().wake(PageRange::new(asker.page, 1));
         }
+        is_mapped
     }
 
     /// Maps what a fault asked for and what is around it. Where it cannot the fault is tried again.
@@ -405,6 +426,17 @@ impl<M: ObjectMmu> Objects<M> {
         } else {
             object.store.read_since(pages.start.offset(), bytes, since_ns)?;
         }
+        self.enter_run(object, pages, bytes, is_direct)
+    }
+
+    /// Puts what was read of a run into the cache, and unlocks it; or nothing has changed.
+    pub(super) fn enter_run(
+        &self,
+        object: &Object,
+        pages: ObjectRange,
+        bytes: &mut [u8],
+        is_direct: bool,
+    ) -> Result<(), Errno> {
         // The object may have become shorter: what lies behind its end must not enter the home,
         // which would grow. Who shortens it waits for these locks before it shortens the home.
         let kept = pages.intersect(object.range());

@@ -240,6 +240,17 @@ impl Store for FileStore {
         self.finish_read(offset, into, done, attempt)
     }
 
+    fn reads_in_place(&self) -> bool {
+        true
+    }
+
+    fn try_read_in_place(&self, offset: u64, into: &mut [u8]) -> bool {
+        // One system call, as a rule, and nothing of ours that locks or allocates. What comes up
+        // short is read anew by `read`, which finds out why.
+        let way = self.way(offset, into.as_ptr(), into.len());
+        pread_full(self.description(way), offset, into) == Ok(into.len())
+    }
+
     fn write(&self, offset: u64, from: &[u8]) -> Result<(), StoreError> {
         self.check_writable(Operation::Write, offset, from.len() as u64)?;
         let head = &from[..self.head_bytes(offset, from)];

@@ -11,7 +11,8 @@
 //! | [`ZstdStore`] | an archive of zstd frames, read-only, seen as the file that was packed |
 //! | [`test`] | in memory; and wrappers that hold, fail and crash |
 //!
-//! Every method may block and allocate, so no handler calls one. The locks here are leaves: none
+//! Every method may block and allocate, so no handler calls one, but for
+//! [`Store::try_read_in_place`] where a store has it: a file does. The locks here are leaves: none
 //! is held while another is taken, and none while bytes are read, written or unpacked.
 
 mod error;
@@ -58,6 +59,20 @@ pub trait Store: Send + Sync {
     /// [`Cause::Shrunk`] where whole pages that the store had are gone; `into` is then as if the
     /// missing bytes were zeros. After any other error `into` holds anything.
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError>;
+
+    /// Whether [`Store::try_read_in_place`] is worth a call: not so unless a store says so. It must
+    /// keep to what is said there, which one that is made of others, allocates or locks does not.
+    fn reads_in_place(&self) -> bool {
+        false
+    }
+
+    /// Fills `into` from `offset` on, as [`Store::read`] does, in a signal handler that may wait
+    /// for the device: it takes no lock, allocates nothing, and calls nothing that does. `false`
+    /// where it has not, be it the end of the store or an error; `into` then holds anything, and
+    /// another thread calls [`Store::read`], which says what it is.
+    fn try_read_in_place(&self, _offset: u64, _into: &mut [u8]) -> bool {
+        false
+    }
 
     /// Writes `from` at `offset`; a store that ended before ends behind it afterwards. The last
     /// page of a store comes with its true length: nothing is written past `from`.
@@ -185,6 +200,14 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
         (**self).read(offset, into)
+    }
+
+    fn reads_in_place(&self) -> bool {
+        (**self).reads_in_place()
+    }
+
+    fn try_read_in_place(&self, offset: u64, into: &mut [u8]) -> bool {
+        (**self).try_read_in_place(offset, into)
     }
 
     fn write(&self, offset: u64, from: &[u8]) -> Result<(), StoreError> {

@@ -37,8 +37,6 @@ struct FileTier {
     queue: IoQueue,
     /// Requests submitted and not yet completed.
     reading: AtomicU32,
-    /// Handlers that may yet read by themselves.
-    turns: AtomicU32,
     writing: Mutex<Writing>,
 }
 
@@ -83,6 +81,8 @@ pub struct Swap {
     copy_hits: AtomicU32,
     clean_hits: AtomicU32,
     copy_turn: AtomicU32,
+    /// Handlers that may yet read by themselves, the swap file or the store of an object.
+    turns: AtomicU32,
 }
 
 impl Swap {
@@ -102,7 +102,6 @@ impl Swap {
                 file: SwapFile::new(control, budget.slot())?,
                 queue: IoQueue::new(QUEUE_LEN)?,
                 reading: AtomicU32::new(0),
-                turns: AtomicU32::new(0),
                 // Now, while there is address space: the program may set a limit later.
                 writing: Mutex::new(Writing { writer: Writer::new()?, ring: None }),
             }),
@@ -118,6 +117,7 @@ impl Swap {
             copy_hits: AtomicU32::new(COPY_HISTORY / 2),
             clean_hits: AtomicU32::new(COPY_HISTORY / 2),
             copy_turn: AtomicU32::new(0),
+            turns: AtomicU32::new(0),
         })
     }
 
@@ -153,14 +153,12 @@ impl Swap {
 
     /// Lets so many handlers read by themselves at a time; one should be left for other faults.
     pub fn set_turns(&self, turns: u32) {
-        if let Some(tier) = &self.file {
-            tier.turns.store(turns, Relaxed);
-        }
+        self.turns.store(turns, Relaxed);
     }
 
     /// Leave for a handler to read by itself, if another is left for other faults.
     pub fn take_turn(&self) -> Option<Turn<'_>> {
-        let turns = &self.file.as_ref()?.turns;
+        let turns = &self.turns;
         // Relaxed: only a number.
         turns.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).ok()?;
         Some(Turn(turns))

@@ -215,9 +215,15 @@ impl World {
         let tree = Tree { budget_pages: plan.budget_pages, ..Tree::default() };
         let (space, file) = space(mmu, tree, ARENA_PAGES, frames);
         plan.speculation.begin(space.budget());
+        // In half of the runs a handler reads by itself while another is left.
+        if plan.seed.is_multiple_of(2) {
+            space.swap().set_turns(plan.handlers as u32 - 1);
+        }
+        let objects = Objects::new(space).unwrap();
+        objects.set_handlers_read(true);
         let mut world = World {
             plan: plan.clone(),
-            objects: Objects::new(space).unwrap(),
+            objects,
             baton,
             shared: Vec::new(),
             views: Vec::new(),

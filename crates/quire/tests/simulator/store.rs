@@ -253,6 +253,36 @@ impl SimStore {
         }
     }
 
+    /// Reads, and fails one time in so many.
+    fn read_or_fail(&self, offset: u64, into: &mut [u8], one_in: u32) -> Result<(), Errno> {
+        let pages = pages_of(offset, into.len());
+        {
+            let mut expected = self.expected();
+            for page in pages.clone() {
+                assert!(!expected.writing.contains(&page), "page {page} is read and written");
+                *expected.reading.entry(page).or_insert(0) += 1;
+            }
+        }
+        self.take_time();
+        let mut expected = self.expected();
+        for page in pages.clone() {
+            let count = expected.reading.get_mut(&page).expect("being read");
+            *count -= 1;
+            if *count == 0 {
+                expected.reading.remove(&page);
+            }
+        }
+        if expected.generator.one_in(one_in) {
+            expected.unreadable.extend(pages);
+            return Err(Errno::IO);
+        }
+        let start = (offset as usize).min(expected.store.len());
+        let there = (expected.store.len() - start).min(into.len());
+        into[..there].copy_from_slice(&expected.store[start..start + there]);
+        into[there..].fill(0);
+        Ok(())
+    }
+
     fn begin_write(&self, offset: u64, from: &[u8]) {
         let mut expected = self.expected();
         for (page, part) in pages_of(offset, from.len()).zip(from.chunks(PAGE_SIZE)) {
@@ -291,33 +321,21 @@ impl SimStore {
 
 impl BackingStore for SimStore {
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), Errno> {
-        let pages = pages_of(offset, into.len());
-        {
-            let mut expected = self.expected();
-            for page in pages.clone() {
-                assert!(!expected.writing.contains(&page), "page {page} is read and written");
-                *expected.reading.entry(page).or_insert(0) += 1;
-            }
+        let one_in = self.expected().plan.reads_one_in;
+        self.read_or_fail(offset, into, one_in)
+    }
+
+    fn reads_in_place(&self) -> bool {
+        true
+    }
+
+    fn try_read_in_place(&self, offset: u64, into: &mut [u8]) -> bool {
+        // Now and then it is no error, and cannot be done here all the same.
+        let is_refused = self.expected().generator.one_in(8);
+        if is_refused {
+            return false;
         }
-        self.take_time();
-        let mut expected = self.expected();
-        for page in pages.clone() {
-            let count = expected.reading.get_mut(&page).expect("being read");
-            *count -= 1;
-            if *count == 0 {
-                expected.reading.remove(&page);
-            }
-        }
-        let one_in = expected.plan.reads_one_in;
-        if expected.generator.one_in(one_in) {
-            expected.unreadable.extend(pages);
-            return Err(Errno::IO);
-        }
-        let start = (offset as usize).min(expected.store.len());
-        let there = (expected.store.len() - start).min(into.len());
-        into[..there].copy_from_slice(&expected.store[start..start + there]);
-        into[there..].fill(0);
-        Ok(())
+        self.read_or_fail(offset, into, 0).is_ok()
     }
 
     fn write(&self, offset: u64, from: &[u8]) -> Result<(), Errno> {
@@ -351,6 +369,8 @@ impl BackingStore for SimStore {
     }
 
     fn release(&self) {
+        let name = std::thread::current().name().unwrap_or("").to_string();
+        assert!(!name.contains("handler"), "what a store does at its end may take long");
         self.expected().releases += 1;
     }
 

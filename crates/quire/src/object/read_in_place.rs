@@ -1,0 +1,179 @@
+//! Reads by whoever serves the fault, in place of a store worker.
+//!
+//! A fault on a page that is not cached waits for a read in any case. To have a worker do it takes
+//! two switches between threads more, a good part of what a fast device needs for a page. So where
+//! little is to be read, the store can do it in a signal handler
+//! ([`BackingStore::reads_in_place`](super::BackingStore::reads_in_place)), and another handler is
+//! left for other faults, whoever serves the fault reads: the thread that faults, or a handler where
+//! those may ([`Objects::set_handlers_read`]).
+//! What goes wrong there, be it an error or the end of a file, has not happened: a worker reads the
+//! same again, who may allocate, and says what it was.
+//!
+//! Owns the buffers of such reads. Leaves which pages are read to [`super::readahead`], and what
+//! becomes of them to [`super::requests`].
+//!
+//! Locks: the words of what is read, locked before and held across the read; the window's is not
+//! held then, and taken again to map, as a worker does.
+
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use super::requests::{Asker, Request};
+use super::{Object, ObjectId, Objects};
+use crate::control::Event;
+use crate::fault::Outcome;
+use crate::mmu::object::ObjectMmu;
+use crate::sys::{Errno, memory};
+use crate::units::{ObjectRange, PAGE_SHIFT, PAGE_SIZE};
+
+/// Most pages of such a read. What is longer takes its time on the device, beside which a switch of
+/// threads is nothing.
+const PAGES_MAX: usize = 16;
+const BUFFER_BYTES: usize = PAGES_MAX * PAGE_SIZE;
+/// Buffers: so many such reads are under way at a time. A bit each.
+const BUFFERS: usize = u64::BITS as usize;
+
+/// A read that whoever serves the fault does, once it has let go of the window: its pages are
+/// locked and charged, and its object is in use for it.
+#[derive(Clone, Copy)]
+pub(super) struct InPlace {
+    pub id: ObjectId,
+    pub pages: ObjectRange,
+    pub asker: Asker,
+}
+
+/// The buffers. They cost memory from when they are first used: as many as there ever were at once.
+pub(super) struct Buffers {
+    bytes: NonNull<u8>,
+    /// A bit for each that is lent.
+    lent: AtomicU64,
+    by_handlers: AtomicBool,
+}
+
+// SAFETY: plain memory of its own, whose parts `lent` gives to one thread at a time.
+unsafe impl Send for Buffers {}
+// SAFETY: as above.
+unsafe impl Sync for Buffers {}
+
+/// One of them.
+struct Lent<'a> {
+    buffers: &'a Buffers,
+    index: usize,
+}
+
+impl Buffers {
+    pub fn new() -> Result<Buffers, Errno> {
+        let bytes = memory::reserve(BUFFERS * BUFFER_BYTES, memory::Access::ReadWrite)?;
+        Ok(Buffers { bytes, lent: AtomicU64::new(0), by_handlers: AtomicBool::new(false) })
+    }
+
+    /// Lends the first that is there.
+    fn take(&self) -> Option<Lent<'_>> {
+        let first = |lent: u64| (lent != u64::MAX).then(|| lent | (lent + 1));
+        // Acquire pairs with the release of who gave it back, and is done with its bytes.
+        let before = self.lent.fetch_update(Ordering::Acquire, Ordering::Relaxed, first).ok()?;
+        Some(Lent { buffers: self, index: before.trailing_ones() as usize })
+    }
+}
+
+impl Drop for Buffers {
+    fn drop(&mut self) {
+        // SAFETY: reserved by `new`; every loan borrowed self.
+        unsafe { memory::release(self.bytes, BUFFERS * BUFFER_BYTES) };
+    }
+}
+
+impl Lent<'_> {
+    /// Its first `pages` pages.
+    fn pages(&mut self, pages: usize) -> &mut [u8] {
+        assert!(pages <= PAGES_MAX);
+        // SAFETY: `take` lends numbers below `BUFFERS`, for as many of which `new` has reserved.
+        let start = unsafe { self.buffers.bytes.add(self.index * BUFFER_BYTES) };
+        // SAFETY: inside of that buffer by the assertion, which is lent to self alone and borrowed
+        // with it.
+        unsafe { core::slice::from_raw_parts_mut(start.as_ptr(), pages << PAGE_SHIFT) }
+    }
+}
+
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        // Release pairs with the acquire of who takes it next.
+        self.buffers.lent.fetch_and(!(1 << self.index), Ordering::Release);
+    }
+}
+
+impl<M: ObjectMmu> Objects<M> {
+    /// Whether handlers read in place as well, and not only threads that serve themselves. Not so
+    /// unless said: a handler that runs as a batch job is not preferred when its read has ended,
+    /// and waits for a whole time slice of whoever keeps its CPU busy; a worker does not.
+    pub fn set_handlers_read(&self, by_handlers: bool) {
+        self.buffers.by_handlers.store(by_handlers, Ordering::Relaxed);
+    }
+
+    /// Whether a read should be tried in place.
+    pub(super) fn may_read_in_place(&self, object: &Object, pages: ObjectRange) -> bool {
+        // Relaxed: a choice that is made before there are objects.
+        let may = self.space.mmu().is_inline() || self.buffers.by_handlers.load(Ordering::Relaxed);
+        may && pages.len() <= PAGES_MAX && !object.is_memory() && object.store.reads_in_place()
+    }
+
+    /// Reads for a fault and maps; the window's lock is not held. Where that cannot be a worker
+    /// does it.
+    pub(super) fn read_in_place(&self, read: &InPlace) -> Outcome {
+        let InPlace { id, pages, asker } = *read;
+        let object = self.object(id);
+        let outcome = if self.try_fill_in_place(object, pages) {
+            if self.answer_asker(object, &asker, false) {
+                Outcome::Served
+            } else {
+                Outcome::Spurious
+            }
+        } else if self.request(id, Request::Read { object: id, pages, asker: Some(asker) }) {
+            Outcome::Parked
+        } else {
+            self.uncharge_run(object, pages);
+            self.unlock_words(object, pages);
+            self.wait_for_queue(asker.page)
+        };
+        self.put_in_handler(id);
+        outcome
+    }
+
+    /// Reads locked, charged pages into the cache and unlocks them; `false`: nothing has changed.
+    fn try_fill_in_place(&self, object: &Object, pages: ObjectRange) -> bool {
+        // A thread that serves itself is missed by nobody.
+        let turn = (!self.space.mmu().is_inline()).then(|| self.space.swap().take_turn());
+        if matches!(turn, Some(None)) {
+            return false;
+        }
+        let Some(mut buffer) = self.buffers.take() else { return false };
+        let bytes = buffer.pages(pages.len());
+        let is_filled = object.store.try_read_in_place(pages.start.offset(), bytes)
+            && self.enter_run(object, pages, bytes, false).is_ok();
+        if is_filled {
+            self.space.budget().count(Event::Pgpgin, pages.len());
+        }
+        is_filled
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_buffer_is_lent_to_one_at_a_time_and_all_of_them_can_be() {
+        let buffers = Buffers::new().unwrap();
+        let mut all: std::vec::Vec<_> = (0..BUFFERS).map(|_| buffers.take().unwrap()).collect();
+        assert!(buffers.take().is_none());
+        for (index, lent) in all.iter_mut().enumerate() {
+            lent.pages(PAGES_MAX).fill(index as u8);
+        }
+        for (index, lent) in all.iter_mut().enumerate() {
+            assert!(lent.pages(PAGES_MAX).iter().all(|&byte| byte == index as u8));
+        }
+        let given = all.remove(5);
+        drop(given);
+        assert_eq!(buffers.take().map(|lent| lent.index), Some(5));
+    }
+}
