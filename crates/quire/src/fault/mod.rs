@@ -67,10 +67,11 @@ impl<M: Mmu> AddressSpace<M> {
         loop {
             let vma = match self.find_vma(page) {
                 Some(vma) if vma.attributes.kind.is_anonymous() => vma,
-                _ => {
+                Some(_) => {
                     self.mmu.wake(PageRange::new(page, 1));
                     return Outcome::NoVma;
                 }
+                None => return self.fault_outside(page),
             };
             let seen = self.snapshot(page);
             let guess = self.guess(page, seen, &vma);

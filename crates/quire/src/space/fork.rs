@@ -208,6 +208,7 @@ impl<M: Mmu> AddressSpace<M> {
         self.swap.after_fork_in_child(slot);
         self.starved.after_fork_in_child();
         self.unanswered.after_fork_in_child();
+        self.rights.after_fork_in_child();
         self.forget_waiters();
         self.fork_demand.store(NONE, Ordering::SeqCst);
         self.forget_clean();

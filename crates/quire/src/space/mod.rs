@@ -16,6 +16,9 @@ mod map;
 mod object;
 mod protect;
 pub mod remap;
+mod rights;
+#[cfg(test)]
+mod rights_tests;
 pub(crate) mod shmem;
 mod unmap;
 pub mod vma;
@@ -26,6 +29,7 @@ mod wait;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 pub use self::advise::Advice;
+use self::rights::{AfterUnlock, Rights};
 use self::shmem::ShmemWords;
 use self::vma::{SpaceLocked, Vma, VmaIndex};
 use crate::budget::{Budget, Purpose};
@@ -62,6 +66,8 @@ pub struct AddressSpace<M: Mmu> {
     /// One past the highest block that was ever used.
     pub(crate) blocks_used_max: AtomicUsize,
     pub(crate) vmas: VmaIndex,
+    /// What the kernel lets the program touch outside of them.
+    rights: Rights,
     pub(crate) frames: FramePool,
     pub(crate) swap: Swap,
     /// Words of what is swapped, but is no page of the arena: none, unless asked for.
@@ -97,6 +103,8 @@ pub struct AddressSpace<M: Mmu> {
 pub struct Layout<'a> {
     pub(crate) scratch: LayoutGuard<'a, Scratch>,
     locked: SpaceLocked,
+    /// Behind the guard: what it does comes after the unlock.
+    _after: AfterUnlock<'a>,
 }
 
 impl<M: Mmu> AddressSpace<M> {
@@ -117,6 +125,7 @@ impl<M: Mmu> AddressSpace<M> {
             blocks: Table::new(pages / BLOCK_PAGES)?,
             blocks_used_max: AtomicUsize::new(0),
             vmas: VmaIndex::new()?,
+            rights: Rights::new()?,
             frames: FramePool::new(frames)?,
             swap,
             shmem: ShmemWords::new(0)?,
@@ -142,7 +151,7 @@ impl<M: Mmu> AddressSpace<M> {
 
     /// Takes the space's lock.
     pub fn lock(&self) -> Layout<'_> {
-        Layout { scratch: self.layout.lock(), locked: SpaceLocked(()) }
+        Layout { scratch: self.layout.lock(), locked: SpaceLocked(()), _after: AfterUnlock(self) }
     }
 
     /// The first VMA that ends behind `page`.
@@ -303,6 +312,16 @@ impl<M: Mmu> AddressSpace<M> {
             return;
         }
         self.unanswered.push(page);
+        self.errands.call();
+    }
+
+    /// The same for the faults of all pages.
+    pub(crate) fn answer_everybody(&self) {
+        if self.mmu.is_reachable() {
+            self.mmu.wake(self.arena());
+            return;
+        }
+        self.unanswered.push_everybody();
         self.errands.call();
     }
 
