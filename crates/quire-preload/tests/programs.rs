@@ -119,3 +119,8 @@ fn every_way_to_fork_keeps_memory_what_it_was() {
 fn a_clone_that_nobody_saw_never_reads_zeros() {
     check("fork_unseen.c", &["64M"]);
 }
+
+#[test]
+fn what_is_unmapped_is_out_of_reach_and_what_comes_there_is_zeros() {
+    check("unmapped.c", &["1G", "48M"]);
+}

@@ -110,10 +110,11 @@ impl<M: Mmu> AddressSpace<M> {
             let vma = match self.find_vma(page) {
                 Some(vma) if vma.attributes.kind.is_anonymous() => vma,
                 found if way == Way::Speculative => return Err(Doubt::not_supported(page, found)),
-                _ => {
+                Some(_) => {
                     self.mmu.wake(PageRange::new(page, 1));
                     return Ok(Outcome::NoVma);
                 }
+                None => return Ok(self.fault_outside(page)),
             };
             way.check_access(&vma, access)?;
             if way == Way::Speculative && !self.is_block_used(page) {

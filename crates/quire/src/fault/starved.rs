@@ -73,6 +73,14 @@ impl Starved {
         list.len += 1;
     }
 
+    /// Adds all pages.
+    pub fn push_everybody(&self) {
+        let mut list = self.list.lock();
+        // An empty list is not looked at.
+        list.len = list.len.max(1);
+        list.is_overfull = true;
+    }
+
     /// Whether somebody waits.
     pub fn is_empty(&self) -> bool {
         self.sleepers.load(Ordering::SeqCst) == 0 && self.list.lock().len == 0

@@ -31,6 +31,8 @@ use crate::units::{BLOCK_PAGES, PAGE_SHIFT, PageNum, PageRange};
 
 /// The arena, where nothing limits it: 1 TiB of addresses.
 const ARENA_BYTES_MAX: usize = 1 << 40;
+/// How much of the arena gets its rights at a time: 64 MiB.
+const RIGHTS_STEP_PAGES: usize = 64 << 20 >> PAGE_SHIFT;
 /// Below this an arena is of no use.
 const ARENA_BYTES_MIN: usize = 256 << 20;
 
@@ -111,6 +113,10 @@ fn try_start() -> Result<Option<&'static Process>, StartError> {
         connection: AtomicI32::new(descriptors.connection),
         swap_file: AtomicI32::new(descriptors.swap_file.unwrap_or(-1)),
     };
+    // Under a limit on data what can be written counts, used or not.
+    if getrlimit(Resource::Data).current.is_none() {
+        process.space.keep_rights(RIGHTS_STEP_PAGES);
+    }
     let process = settle(process).map_err(failed("map the engine"))?;
     process.threads.start().map_err(failed("start the handler threads"))?;
     descriptors.close(process);

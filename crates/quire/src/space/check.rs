@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use super::AddressSpace;
 use super::vma::Kind;
-use crate::mmu::{FrameId, Inspect};
+use crate::mmu::{FrameId, Inspect, Prot};
 use crate::page::{Flags, State};
 use crate::units::{BLOCK_ORDER, PageNum};
 
@@ -161,7 +161,8 @@ impl<M: Inspect> AddressSpace<M> {
         assert_eq!(self.frames.limbo(), found.limbo, "pages in limbo");
     }
 
-    /// I8: the MMU's rights are the VMAs', and outside of them nothing is.
+    /// I7: the MMU's rights are the VMAs'; outside of them nothing is mapped, and there are rights
+    /// where that is noted.
     fn check_rights(&self) {
         let layout = self.lock();
         let mut at = PageNum(0);
@@ -171,10 +172,16 @@ impl<M: Inspect> AddressSpace<M> {
             let gap_end = vma.map_or(end, |vma| vma.range.start);
             for page in (crate::units::PageRange { start: at, end: gap_end }).pages() {
                 assert_eq!(self.snapshot(page).state(), State::None, "{page:?} is in no VMA");
+                let is_open = self.rights.stretch_of(page, &layout.locked).is_some();
+                let expected = if is_open { Prot::READ_WRITE } else { Prot::NONE };
                 let prot = self.mmu.mapping(page).prot;
-                assert!(prot.is_none_or(|prot| prot.0 == 0), "{page:?} is in no VMA");
+                assert!(
+                    prot.is_none_or(|prot| prot == expected),
+                    "{page:?} is in no VMA, has {prot:?}, and should have {expected:?}"
+                );
             }
             let Some(vma) = vma else { break };
+            assert!(!self.rights.overlaps(vma.range, &layout.locked), "{vma:?} is open");
             for page in vma.range.pages().filter(|_| vma.attributes.kind.is_anonymous()) {
                 let prot = self.mmu.mapping(page).prot;
                 assert!(

@@ -66,10 +66,22 @@ pub(super) struct LayoutLock {
     shut_out: Starved,
 }
 
-/// Whoever answers the faults that were shut out.
-pub(super) trait Answers {
-    /// The lock is free again.
+/// What is to be done once the lock is free again.
+pub(super) trait Unlocked {
+    /// Answers the faults that were shut out.
     fn answer_shut_out(&self);
+    /// Looks after those that came where no VMA is.
+    fn after_unlock(&self);
+}
+
+/// Calls [`Unlocked::after_unlock`]; the last field of the guard, so that it is dropped behind the
+/// mutex.
+struct AfterUnlock<'a>(&'a dyn Unlocked);
+
+impl Drop for AfterUnlock<'_> {
+    fn drop(&mut self) {
+        self.0.after_unlock();
+    }
 }
 
 /// The space's lock, held to change the layout, with the working memory of whoever does.
@@ -77,7 +89,7 @@ pub struct Layout<'a> {
     pub(crate) scratch: LayoutGuard<'a, Scratch>,
     pub(super) locked: SpaceLocked,
     lock: &'a LayoutLock,
-    space: &'a dyn Answers,
+    after: AfterUnlock<'a>,
 }
 
 /// The space's lock, shared by a fault.
@@ -110,13 +122,19 @@ impl LayoutLock {
     pub(super) fn lock<'a>(
         &'a self,
         thread: impl FnOnce() -> ThreadId,
-        space: &'a dyn Answers,
+        space: &'a dyn Unlocked,
     ) -> Layout<'a> {
         let scratch = self.changes.lock();
         // Relaxed: a fault of this very thread sees it, and nobody else's is this number.
         self.owner.store(thread().0, Ordering::Relaxed);
         self.faults.lock();
-        Layout { scratch, locked: SpaceLocked(()), lock: self, space }
+        Layout { scratch, locked: SpaceLocked(()), lock: self, after: AfterUnlock(space) }
+    }
+
+    /// Takes the lock against all others who change the layout, if nobody has it; classic faults stay
+    /// inside.
+    pub(super) fn try_lock_beside_faults(&self) -> Option<(LayoutGuard<'_, Scratch>, SpaceLocked)> {
+        self.changes.try_lock().map(|guard| (guard, SpaceLocked(())))
     }
 
     /// Lets a fault in, of what `thread` says, beside others, or shuts it out.
@@ -172,7 +190,7 @@ impl Drop for Layout<'_> {
     fn drop(&mut self) {
         self.lock.owner.store(0, Ordering::Relaxed);
         if self.lock.faults.unlock() {
-            self.space.answer_shut_out();
+            self.after.0.answer_shut_out();
         }
     }
 }

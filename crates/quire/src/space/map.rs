@@ -72,12 +72,9 @@ impl<M: Mmu> AddressSpace<M> {
     ) -> Result<(), Errno> {
         let prot = attributes.prot;
         // Rights first: what is found by a fault must be allowed.
-        if prot != Prot::NONE && self.mmu.protect(range, prot).refusal.is_some() {
-            let _ = self.mmu.protect(range, Prot::NONE);
-            return Err(Errno::NOMEM);
-        }
+        self.give_rights(layout, range, prot)?;
         if let Err(error) = self.vmas.insert(range, attributes, &layout.locked) {
-            let _ = self.mmu.protect(range, Prot::NONE);
+            self.leave_rights(layout, range, prot == Prot::READ_WRITE);
             return Err(error);
         }
         self.budget.add_managed(range.len() as isize);
@@ -92,6 +89,8 @@ impl<M: Mmu> AddressSpace<M> {
     pub fn map_foreign(&self, layout: &mut Layout<'_>, range: PageRange) -> Result<(), Errno> {
         self.unmap(layout, range)?;
         let attributes = Attributes { kind: Kind::Foreign, ..Attributes::anonymous(Prot::NONE) };
-        self.vmas.insert(range, attributes, &layout.locked)
+        self.vmas.insert(range, attributes, &layout.locked)?;
+        self.forget_open(range, &layout.locked);
+        Ok(())
     }
 }

@@ -18,6 +18,9 @@ mod map;
 mod object;
 mod protect;
 pub mod remap;
+mod rights;
+#[cfg(test)]
+mod rights_tests;
 pub mod seqcount;
 pub(crate) mod shmem;
 pub mod turnstile;
@@ -31,8 +34,9 @@ use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 
 pub use self::advise::Advice;
-use self::layout_lock::{Answers, Entry, LayoutLock, NumberOfThread};
+use self::layout_lock::{Entry, LayoutLock, NumberOfThread, Unlocked};
 pub use self::layout_lock::{Layout, ThreadId};
+use self::rights::Rights;
 use self::shmem::ShmemWords;
 use self::vma::{Vma, VmaIndex};
 use crate::budget::{Budget, Purpose};
@@ -68,6 +72,8 @@ pub struct AddressSpace<M: Mmu> {
     /// One past the highest block that was ever used.
     pub(crate) blocks_used_max: AtomicUsize,
     pub(crate) vmas: VmaIndex,
+    /// What the kernel lets the program touch outside of them.
+    rights: Rights,
     pub(crate) frames: FramePool,
     pub(crate) swap: Swap,
     /// Words of what is swapped, but is no page of the arena: none, unless asked for.
@@ -122,6 +128,7 @@ impl<M: Mmu> AddressSpace<M> {
             blocks: Table::new(pages / BLOCK_PAGES)?,
             blocks_used_max: AtomicUsize::new(0),
             vmas: VmaIndex::new()?,
+            rights: Rights::new()?,
             frames: FramePool::new(frames)?,
             swap,
             shmem: ShmemWords::new(0)?,
@@ -364,6 +371,16 @@ impl<M: Mmu> AddressSpace<M> {
         self.errands.call();
     }
 
+    /// The same for the faults of all pages.
+    pub(crate) fn answer_everybody(&self) {
+        if self.mmu.is_reachable() {
+            self.mmu.wake(self.arena());
+            return;
+        }
+        self.unanswered.push_everybody();
+        self.errands.call();
+    }
+
     /// Answers what program threads could not.
     pub(crate) fn answer_for_others(&self) {
         self.unanswered.answer_all(|answer| self.mmu.wake(self.pages_of(answer)));
@@ -384,7 +401,11 @@ impl<M: Mmu> AddressSpace<M> {
     }
 }
 
-impl<M: Mmu> Answers for AddressSpace<M> {
+impl<M: Mmu> Unlocked for AddressSpace<M> {
+    fn after_unlock(&self) {
+        self.seal_strays();
+    }
+
     fn answer_shut_out(&self) {
         if self.mmu.is_reachable() {
             self.layout.answer_shut_out(|answer| self.mmu.wake(self.pages_of(answer)));

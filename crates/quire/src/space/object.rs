@@ -32,7 +32,9 @@ impl<M: Mmu> AddressSpace<M> {
         range: PageRange,
         attributes: Attributes,
     ) -> Result<(), Errno> {
-        self.vmas.insert(range, attributes, &layout.locked)
+        self.vmas.insert(range, attributes, &layout.locked)?;
+        self.forget_open(range, &layout.locked);
+        Ok(())
     }
 
     /// Takes a whole VMA away.

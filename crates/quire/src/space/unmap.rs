@@ -8,7 +8,8 @@ use crate::sys::Errno;
 use crate::units::{PageNum, PageRange};
 
 impl<M: Mmu> AddressSpace<M> {
-    /// Unmaps a range: its pages are gone, and an access is a SIGSEGV from now on.
+    /// Unmaps a range: its pages are gone, and an access is a SIGSEGV from now on. The kernel's rights
+    /// may stay (see [`super::rights`]), so that neither this nor the next map changes its mappings.
     ///
     /// # Errors
     /// `NOMEM` where a VMA would have to be split and the table is full; nothing has changed then.
@@ -16,6 +17,7 @@ impl<M: Mmu> AddressSpace<M> {
         let mut managed = 0;
         let mut at = range.start;
         let mut had_any = false;
+        let mut writable = 0;
         while at < range.end {
             let next = self.vmas.next_from(at, &layout.locked);
             let Some(vma) = next.filter(|vma| vma.range.start < range.end) else { break };
@@ -23,7 +25,12 @@ impl<M: Mmu> AddressSpace<M> {
             had_any = true;
             at = part.end;
             match vma.attributes.kind {
-                Kind::Anonymous | Kind::Private => managed += part.len(),
+                Kind::Anonymous | Kind::Private => {
+                    managed += part.len();
+                    if vma.attributes.prot == Prot::READ_WRITE {
+                        writable += part.len();
+                    }
+                }
                 // Whatever the program mapped there goes, and our reservation comes back.
                 Kind::Foreign => self.mmu.reserve_again(part),
                 // Objects know where they are mapped shared: `Objects::unmap` takes them out before.
@@ -35,8 +42,8 @@ impl<M: Mmu> AddressSpace<M> {
         }
         self.vmas.remove(range, &layout.locked)?;
         self.drop_pages(range);
-        // Faults that are on their way find no VMA, and are answered: the access then fails.
-        let _ = self.mmu.protect(range, Prot::NONE);
+        // Faults that are on their way find no VMA: it is sealed, and they are answered.
+        self.leave_rights(layout, range, writable == range.len());
         self.budget.add_managed(-(managed as isize));
         Ok(())
     }

@@ -174,7 +174,13 @@ pub struct VmaIndex {
     sequence: SeqCount,
     free: AtomicU32,
     used: AtomicU32,
+    /// For each power of two: no gap of as many pages begins below. What a search for a gap need not
+    /// walk over; under the space's lock.
+    gap_hints: [AtomicU64; GAP_CLASSES],
 }
+
+/// Powers of two that a number of pages can have.
+const GAP_CLASSES: usize = 64;
 
 /// Proof that the caller holds the space's lock. Made by the space only.
 pub struct SpaceLocked(pub(super) ());
@@ -192,6 +198,7 @@ impl VmaIndex {
             sequence: SeqCount::default(),
             free: AtomicU32::new(u32::MAX),
             used: AtomicU32::new(0),
+            gap_hints: [const { AtomicU64::new(0) }; GAP_CLASSES],
         })
     }
 
@@ -375,6 +382,17 @@ impl VmaIndex {
     /// # Errors
     /// `NOMEM` where a split finds the table full; nothing has changed then.
     pub fn remove(&self, range: PageRange, locked: &SpaceLocked) -> Result<(), Errno> {
+        self.cut_out(range, locked)?;
+        let everything = PageRange { start: PageNum(0), end: PageNum(u64::MAX) };
+        let gap = self.gap_around(range, everything, locked);
+        for hint in &self.gap_hints[..=gap.len().max(1).ilog2() as usize] {
+            hint.fetch_min(gap.start.0, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// The same for a range that is filled again at once: no gap comes of it.
+    fn cut_out(&self, range: PageRange, locked: &SpaceLocked) -> Result<(), Errno> {
         if self.len() + 2 >= VMAS_MAX {
             return Err(Errno::NOMEM);
         }
@@ -420,7 +438,7 @@ impl VmaIndex {
             at = part.end;
             let attributes = change(vma.attributes);
             if attributes != vma.attributes {
-                self.remove(part, locked)?;
+                self.cut_out(part, locked)?;
                 self.insert(part, attributes, locked)?;
             }
         }
@@ -439,6 +457,16 @@ impl VmaIndex {
         true
     }
 
+    /// The stretch around `range`, in which there is none, that no VMA of `limits` has.
+    pub fn gap_around(&self, range: PageRange, limits: PageRange, _: &SpaceLocked) -> PageRange {
+        let position = self.search(range.start);
+        let before = position.checked_sub(1).map(|before| self.at(before));
+        let after = (position < self.len()).then(|| self.at(position));
+        let start = before.map_or(limits.start.0, |vma| vma.end.load(Ordering::Relaxed));
+        let end = after.map_or(limits.end.0, |vma| vma.start.load(Ordering::Relaxed));
+        PageRange { start: PageNum(start), end: PageNum(end) }
+    }
+
     /// Finds `pages` neighbouring pages below `limit` that no VMA has, aligned to `align` pages;
     /// at `hint` where that is free.
     pub fn find_gap(
@@ -455,14 +483,27 @@ impl VmaIndex {
         {
             return Some(hint);
         }
-        let mut start = 0u64;
-        for position in 0..self.len() {
-            let record = self.at(position);
-            if start + pages as u64 <= record.start.load(Ordering::Relaxed) {
-                break;
+        let class = pages.max(1).ilog2();
+        let hint = &self.gap_hints[class as usize];
+        let mut start = hint.load(Ordering::Relaxed);
+        let mut position = self.search(PageNum(start));
+        let mut first = None;
+        let found = loop {
+            let record = (position < self.len()).then(|| self.at(position));
+            let next = record.map_or(limit, |record| record.start.load(Ordering::Relaxed));
+            if first.is_none() && start + (1 << class) <= next {
+                first = Some(start);
             }
-            start = record.end.load(Ordering::Relaxed).next_multiple_of(align);
-        }
-        (start + pages as u64 <= limit).then_some(PageNum(start))
+            let aligned = start.next_multiple_of(align);
+            if aligned + pages as u64 <= next {
+                break Some(PageNum(aligned));
+            }
+            let Some(record) = record else { break None };
+            start = record.end.load(Ordering::Relaxed);
+            position += 1;
+        };
+        // Gaps that are too small or do not fit the alignment stay for others.
+        hint.store(first.unwrap_or(start), Ordering::Relaxed);
+        found
     }
 }

@@ -39,7 +39,7 @@ fn operation() -> impl Strategy<Value = Operation> {
         2 => range().prop_map(Operation::Unmap),
         2 => (range(), prot()).prop_map(|(range, prot)| Operation::Protect(range, prot)),
         1 => (range(), pattern).prop_map(|(range, pattern)| Operation::Advise(range, pattern)),
-        1 => (1..40usize, 0..PAGES).prop_map(|(pages, hint)| Operation::Room(pages, hint)),
+        2 => (1..40usize, 0..PAGES).prop_map(|(pages, hint)| Operation::Room(pages, hint)),
     ]
 }
 
@@ -99,6 +99,11 @@ fn apply(
             }
             if is_free(hint) {
                 assert_eq!(found, Some(PageNum(hint)), "the hint was free");
+            }
+            for align in [1, 8] {
+                let lowest = (0..PAGES).step_by(align).find(|&start| is_free(start)).map(PageNum);
+                let found = index.find_gap(pages, align as u64, None, PAGES, locked);
+                assert_eq!(found, lowest, "the lowest gap of {pages} pages");
             }
         }
     }

@@ -2,6 +2,7 @@
 //! plain ones, which have the descriptors like everybody else here.
 
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use quire::fault::Access;
 use quire::mmu::userfaultfd::Userfaultfd;
@@ -14,8 +15,8 @@ use quire::units::{BLOCK_PAGES, PAGE_SIZE, PageNum, PageRange};
 
 use super::{Tree, space};
 
-/// The real MMU, reachable from every thread.
-pub struct Reachable(pub Userfaultfd);
+/// The real MMU, reachable from every thread; counts changes of rights.
+pub struct Reachable(pub Userfaultfd, pub AtomicUsize);
 
 impl Mmu for Reachable {
     fn move_in(&self, pages: PageRange, frames: FrameId) -> Done {
@@ -56,6 +57,7 @@ impl Mmu for Reachable {
         self.0.read(page, into)
     }
     fn protect(&self, pages: PageRange, prot: Prot) -> Done {
+        self.1.fetch_add(1, Ordering::Relaxed);
         self.0.protect(pages, prot)
     }
     fn reserve_again(&self, pages: PageRange) {
@@ -108,7 +110,7 @@ impl Engine {
         mmu.attach(device.as_ref().map(AsRawFd::as_raw_fd), Some(memory.as_raw_fd()))
             .map_err(|error| format!("no userfaultfd is to be had: {error}"))?;
         mmu.register(PageRange::new(PageNum(0), pages)).map_err(|error| error.to_string())?;
-        let (space, swap) = space(Reachable(mmu), tree, pages, frames);
+        let (space, swap) = space(Reachable(mmu, AtomicUsize::new(0)), tree, pages, frames);
         let has_swap = swap.is_some();
         let files = Files { _memory: memory, _device: device, _swap: swap };
         let engine: &'static Engine = Box::leak(Box::new(Engine { space, _files: files }));

@@ -148,15 +148,7 @@ impl<'a> Program<'a> {
         is_write: bool,
         act: impl FnOnce(&mut Generator, &mut [u8; PAGE_SIZE]),
     ) {
-        if is_write {
-            self.world.writes.lock().unwrap().push(page);
-        }
-        let result = self.world.mmu().access(page, is_write);
-        if is_write {
-            let mut writes = self.world.writes.lock().unwrap();
-            let at = writes.iter().position(|other| *other == page).unwrap();
-            writes.swap_remove(at);
-        }
+        let result = self.touch(page, is_write);
         let is_in_doubt = self.is_in_doubt(page);
         if is_write && (is_in_doubt || result.is_err()) {
             self.world.disturbed.lock().unwrap().insert(page);
@@ -167,6 +159,19 @@ impl<'a> Program<'a> {
             Ok(bytes) => self.compare(page, unsafe { &mut *bytes }, is_write, act),
             Err(trap) => self.expect_trap(page, is_write, trap),
         }
+    }
+
+    fn touch(&self, page: PageNum, is_write: bool) -> Result<*mut [u8; PAGE_SIZE], Trap> {
+        if is_write {
+            self.world.writes.lock().unwrap().push(page);
+        }
+        let result = self.world.mmu().access(page, is_write);
+        if is_write {
+            let mut writes = self.world.writes.lock().unwrap();
+            let at = writes.iter().position(|other| *other == page).unwrap();
+            writes.swap_remove(at);
+        }
+        result
     }
 
     fn compare(
@@ -226,12 +231,23 @@ impl<'a> Program<'a> {
         });
     }
 
-    /// Reads where nothing may be mapped, or another program's mapping is just coming to.
+    /// Goes where nothing may be mapped, or another program's mapping is just coming to. Where none
+    /// is there must be no memory, whatever was there before, and however often it is tried.
     fn stray(&mut self) {
         let first = PageNum(self.generator.below(1000) as u64);
         self.say(|| format!("strays to {first:?}"));
+        let world = self.world;
+        let is_mapped =
+            |page: PageNum| world.oracle.lock().unwrap()[page.index()].prot.is_readable();
         for page in PageRange::new(first, 12).pages() {
-            let _ = self.world.mmu().access(page, false);
+            let is_write = !is_mapped(page) && self.generator.one_in(2);
+            let before = world.layout_changes();
+            let has_come = self.touch(page, is_write).is_ok();
+            if has_come && is_write {
+                world.disturbed.lock().unwrap().insert(page);
+            }
+            let has_changed = world.layout_is_taken() || before != world.layout_changes();
+            assert!(!has_come || has_changed || is_mapped(page), "{page:?} is in no mapping");
         }
     }
 

@@ -48,6 +48,8 @@ pub struct Plan {
     pub damaged_reads_one_in: u32,
     pub speculation: Speculation,
     pub planted: Option<Planted>,
+    /// How many pages get their rights together; 0 where none stay when they are unmapped.
+    pub rights_step_pages: usize,
     pub traces: bool,
 }
 
@@ -76,6 +78,7 @@ impl Plan {
             damaged_reads_one_in: if has_file { pick(&[0, 0, 20]) } else { 0 },
             speculation: Speculation::from_number(pick(&[0, 0, 1, 2])),
             planted: None,
+            rights_step_pages: [0, 1, 64, BLOCK_PAGES][(seed / 4 % 4) as usize],
             traces: false,
         }
     }
@@ -147,6 +150,7 @@ pub struct World {
     pub writes: Mutex<Vec<PageNum>>,
     pub pins: AtomicUsize,
     layout_is_taken: AtomicBool,
+    layout_changes: AtomicUsize,
     programs_left: AtomicUsize,
     handlers_left: AtomicUsize,
     readers_left: AtomicUsize,
@@ -178,6 +182,7 @@ impl World {
         // Planted faults are the readers' alone, so most reads are left to them.
         space.swap().set_turns(u32::from(plan.seed.is_multiple_of(4)));
         plan.speculation.begin(space.budget());
+        space.keep_rights(plan.rights_step_pages);
         World {
             plan: plan.clone(),
             space,
@@ -187,6 +192,7 @@ impl World {
             writes: Mutex::new(Vec::new()),
             pins: AtomicUsize::new(0),
             layout_is_taken: AtomicBool::new(false),
+            layout_changes: AtomicUsize::new(0),
             programs_left: AtomicUsize::new(plan.programs),
             handlers_left: AtomicUsize::new(plan.handlers),
             readers_left: AtomicUsize::new(plan.readers()),
@@ -214,6 +220,7 @@ impl World {
         }
         let result = act(&mut self.space.lock());
         self.layout_is_taken.store(false, Ordering::Relaxed);
+        self.layout_changes.fetch_add(1, Ordering::Relaxed);
         self.baton.unblock(Wait::Lock(0));
         result
     }
@@ -235,6 +242,11 @@ impl World {
     /// Whether somebody changes the layout just now.
     pub fn layout_is_taken(&self) -> bool {
         self.layout_is_taken.load(Ordering::Relaxed)
+    }
+
+    /// How often it was changed.
+    pub fn layout_changes(&self) -> usize {
+        self.layout_changes.load(Ordering::Relaxed)
     }
 
     fn handle_faults(&self) {
@@ -364,6 +376,14 @@ impl World {
         for at in 0..ARENA_PAGES {
             let page = PageNum(at as u64);
             let expected = self.oracle.lock().unwrap()[at].clone();
+            let is_mapped = self.space.is_mapped(&self.space.lock(), PageRange::new(page, 1));
+            if !is_mapped {
+                // What rights the kernel keeps there is the space's own check.
+                assert_eq!(expected.prot, Prot::NONE, "{page:?} is in no VMA");
+                let access = self.mmu().try_access(page, false);
+                assert!(!matches!(access, Ok(Ok(_))), "{page:?} is in no VMA, and there");
+                continue;
+            }
             assert_eq!(self.mmu().mapping(page).prot, Some(expected.prot), "rights of {page:?}");
             let mut is_settled = false;
             for _ in 0..1000 {
