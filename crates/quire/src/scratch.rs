@@ -21,6 +21,8 @@ pub struct Scratch {
     pub reading: &'static mut [PageBytes; READING_PAGES],
     /// One page on its way out.
     pub page: &'static mut PageBytes,
+    /// Whose fault is served: the kernel's id of the thread, 0 where it is not known.
+    pub thread: u32,
 }
 
 #[repr(C, align(4096))]
@@ -57,6 +59,7 @@ impl Scratch {
             staging: &mut memory.staging,
             reading: &mut memory.reading,
             page: &mut memory.page,
+            thread: 0,
         })
     }
 }

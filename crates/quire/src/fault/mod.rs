@@ -13,6 +13,7 @@ pub mod order;
 pub(crate) mod private;
 pub mod starved;
 mod swapin;
+mod trace;
 pub mod way;
 mod window;
 

@@ -12,10 +12,12 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Once, OnceLock};
 
 use super::Error;
+use crate::control::FaultKind;
 use crate::fault::{Access, Outcome};
 use crate::mmu::userfaultfd::Userfaultfd;
 use crate::object::Objects;
 use crate::sys::Errno;
+use crate::sys::clock::Moment;
 
 type Space = Objects<Userfaultfd>;
 
@@ -112,10 +114,14 @@ fn serve(address: usize, access: Access) -> bool {
             continue;
         }
         let page = mmu.page(address);
+        let since = Moment::now();
         // Before the look: an answer that comes in between is not missed.
         let seen = mmu.answers(page);
         match space.object_fault(page, access, None) {
-            Some(Outcome::Served | Outcome::Spurious) => return true,
+            Some(outcome @ (Outcome::Served | Outcome::Spurious)) => {
+                space.space.note_fault(FaultKind::Object, outcome, since);
+                return true;
+            }
             Some(Outcome::Parked) => {
                 mmu.wait_for_answer(page, seen);
                 return true;

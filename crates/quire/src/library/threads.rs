@@ -179,6 +179,8 @@ fn handle_faults(objects: &'static Space, exit: &Exit, scratch: &mut Scratch) {
             continue;
         }
         let (address, access) = access_of(&message);
+        // SAFETY: as there; THREAD_ID is asked for.
+        scratch.thread = unsafe { message.arg.pagefault.feat.ptid };
         let page = mmu.page(address);
         if page == exit.page {
             let one = PageRange::new(page, 1);

@@ -97,7 +97,8 @@ impl Userfaultfd {
     /// # Errors
     /// The kernel's: no right, or no such feature.
     pub fn attach(&self, device: Option<i32>, mem: Option<i32>) -> Result<(), Errno> {
-        let features = feature::MOVE | feature::POISON | feature::PAGEFAULT_FLAG_WP;
+        let features =
+            feature::MOVE | feature::POISON | feature::PAGEFAULT_FLAG_WP | feature::THREAD_ID;
         self.faults.open(device, features)?;
         self.pool_faults.open(device, feature::MOVE | feature::SIGBUS)?;
         self.mem.store(mem.unwrap_or(-1), Ordering::Relaxed);
@@ -123,6 +124,7 @@ impl Userfaultfd {
             | feature::MOVE
             | feature::POISON
             | feature::PAGEFAULT_FLAG_WP
+            | feature::THREAD_ID
             | feature::EVENT_REMAP
             | feature::MISSING_SHMEM
             | feature::MINOR_SHMEM
@@ -461,6 +463,10 @@ impl Mmu for Userfaultfd {
 
     fn frames_release(&self, frames: FrameRun) {
         let _ = self.advise(self.frame_address(frames.start), frames.len, MADV_DONTNEED);
+    }
+
+    fn address_of(&self, page: PageNum) -> usize {
+        self.address(page)
     }
 
     fn cycles(&self) -> u64 {

@@ -13,7 +13,7 @@ use super::show::Shown;
 use super::swapin::AtOnce;
 use super::window::Mapped;
 use super::{Object, ObjectId, Objects};
-use crate::control::Event;
+use crate::control::{Event, FaultKind};
 use crate::fault::order::Guess;
 use crate::fault::{Access, Outcome};
 use crate::mmu::object::ObjectMmu;
@@ -22,6 +22,7 @@ use crate::page::{Flags, Snapshot, State};
 use crate::scratch::Scratch;
 use crate::space::vma::{Kind, Vma};
 use crate::sys::Errno;
+use crate::sys::clock::Moment;
 use crate::units::{BLOCK_ORDER, BLOCK_PAGES, ObjectPage, ObjectRange, PageNum, PageRange};
 
 /// A fault, as it is seen under its window's lock.
@@ -57,13 +58,18 @@ pub(super) enum Look {
 impl<M: ObjectMmu> Objects<M> {
     /// Serves a fault on `page`, whatever is mapped there.
     pub fn handle_fault(&self, page: PageNum, access: Access, scratch: &mut Scratch) -> Outcome {
-        match self.object_fault(page, access, Some(scratch)) {
-            Some(outcome) => outcome,
-            None => match self.private_fault(page, access, scratch) {
-                Some(outcome) => outcome,
-                None => self.space.handle_fault(page, access, scratch),
-            },
+        let since = Moment::now();
+        if let Some(outcome) = self.object_fault(page, access, Some(scratch)) {
+            self.space.note_fault(FaultKind::Object, outcome, since);
+            return outcome;
         }
+        let kind = self.space.kind_of_fault(page, access);
+        let outcome = match self.private_fault(page, access, scratch) {
+            Some(outcome) => outcome,
+            None => self.space.handle_fault(page, access, scratch),
+        };
+        self.space.note_fault(kind, outcome, since);
+        outcome
     }
 
     /// Serves a fault on a page of an object; `None` where no object is mapped. Takes no lock for

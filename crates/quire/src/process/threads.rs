@@ -12,11 +12,13 @@ use linux_raw_sys::general::{
 };
 
 use super::Process;
+use crate::control::shard::ENGINE_SHARDS;
 use crate::fault::Access;
 use crate::reclaim::{Balance, HUNGER_ROUND_MS, Hunger};
 use crate::scratch::Scratch;
 use crate::swap::Request;
 use crate::sys::Errno;
+use crate::sys::clock::Moment;
 use crate::sys::futex::{self, Reach};
 use crate::sys::monotonic_ns;
 use crate::sys::thread::{self, Files, Place, Signal};
@@ -54,6 +56,8 @@ struct Seat {
 unsafe impl Sync for Seat {}
 
 const SEATS_MAX: usize = HANDLERS_MAX + 2 + READERS;
+// Each thread counts where no other does.
+const _: () = assert!(SEATS_MAX <= ENGINE_SHARDS);
 
 /// All threads' seats, made once and used again by a fork's child.
 pub struct Threads {
@@ -92,9 +96,9 @@ impl Threads {
             .map(Role::Handler)
             .chain([Role::Kswapd, Role::Errands])
             .chain(core::iter::repeat_n(Role::Reader, readers));
-        for (seat, role) in threads.seats.iter_mut().zip(roles) {
+        for (number, (seat, role)) in threads.seats.iter_mut().zip(roles).enumerate() {
             *seat = Some(Seat {
-                place: Place::new()?,
+                place: Place::new(number)?,
                 role,
                 scratch: UnsafeCell::new(Scratch::new()?),
                 process: core::ptr::null(),
@@ -235,9 +239,12 @@ fn handle_faults(process: &'static Process, scratch: &mut Scratch) -> ! {
         if u32::from(message.event) != UFFD_EVENT_PAGEFAULT {
             continue;
         }
-        // SAFETY: the event says which part of the union it is.
-        let (address, flags) =
-            unsafe { (message.arg.pagefault.address, message.arg.pagefault.flags) };
+        let since = Moment::now();
+        // SAFETY: the event says which part of the union it is, and THREAD_ID is asked for.
+        let (address, flags, thread) = unsafe {
+            let pagefault = message.arg.pagefault;
+            (pagefault.address, pagefault.flags, pagefault.feat.ptid)
+        };
         let access = if flags & u64::from(UFFD_PAGEFAULT_FLAG_WP) != 0 {
             Access::WriteProtected
         } else if flags & u64::from(UFFD_PAGEFAULT_FLAG_WRITE) != 0 {
@@ -245,8 +252,12 @@ fn handle_faults(process: &'static Process, scratch: &mut Scratch) -> ! {
         } else {
             Access::Read
         };
+        let page = mmu.page(address as usize);
+        scratch.thread = thread;
         process.gate.enter();
-        process.space.handle_fault(mmu.page(address as usize), access, scratch);
+        let kind = process.space.kind_of_fault(page, access);
+        let outcome = process.space.handle_fault(page, access, scratch);
+        process.space.note_fault(kind, outcome, since);
         process.gate.leave();
     }
 }

@@ -64,6 +64,9 @@ impl Mmu for Reachable {
     fn frames_release(&self, frames: FrameRun) {
         self.0.frames_release(frames);
     }
+    fn address_of(&self, page: PageNum) -> usize {
+        self.0.address_of(page)
+    }
     fn cycles(&self) -> u64 {
         self.0.cycles()
     }

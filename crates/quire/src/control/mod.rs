@@ -1,8 +1,9 @@
 //! The control page: what the supervisor and every managed process of a tree share.
 //!
 //! A memfd, made by the supervisor (`quire run`), mapped shared by every member. It holds the
-//! settings, the tree's budget account, a slot per member with its counters, and the swap file's
-//! segment map. Every update is a single atomic word, so a member that dies in the middle leaves
+//! settings, the tree's budget account, a slot per member with its counters, the swap file's segment
+//! map, and a ring of traces per member. Most of it is holes: a page of the memfd costs memory from
+//! the first look on, so who goes over the members goes over [`Control::present`]. Every update is a single atomic word, so a member that dies in the middle leaves
 //! nothing half done; what a dead member held is given back by the supervisor, which sees the
 //! member's connection close.
 //!
@@ -15,7 +16,18 @@
 //! [`WELCOME_SWAP_FILE`] is set. It keeps the connection open in its handlers' private
 //! descriptor table: exec, exit and SIGKILL all close it.
 
-use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
+pub mod event;
+pub mod histogram;
+pub mod shard;
+pub mod trace;
+
+use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+
+pub use self::event::Event;
+pub use self::histogram::{FAULT_BUCKETS, FaultKind};
+use self::shard::ShardsUsed;
+pub use self::shard::{SHARDS, Shard};
+pub use self::trace::{TRACES, Trace, TraceRing, Tracepoint};
 
 /// Environment variable with the name of the supervisor's abstract socket (without the NUL).
 pub const SOCKET_VARIABLE: &str = "QUIRE_SOCKET";
@@ -23,7 +35,7 @@ pub const SOCKET_VARIABLE: &str = "QUIRE_SOCKET";
 /// First word of the control page, of `Hello` and of `Welcome`.
 pub const MAGIC: u32 = 0x5155_4952;
 /// Changed with every change of a structure in this module.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 
 /// Most processes of one tree that can be managed at a time.
 pub const MEMBERS_MAX: usize = 256;
@@ -34,169 +46,6 @@ pub const SEGMENT_BYTES: usize = 256 * 1024;
 pub const SEGMENTS_MAX: usize = 1 << 20;
 /// Words of a member's segment bitmap.
 pub const SEGMENT_WORDS: usize = SEGMENTS_MAX / 64;
-
-/// What is counted, by /proc/vmstat's names where it has one.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(usize)]
-pub enum Event {
-    /// Faults served.
-    Pgfault,
-    /// Faults that had to read the swap file.
-    Pgmajfault,
-    /// Pages read from the compressed pool, by a same-fill, or from the swap file.
-    Pswpin,
-    /// Pages that went to swap.
-    Pswpout,
-    /// Pages that came back from the compressed pool.
-    Zswpin,
-    /// Pages that went to the compressed pool.
-    Zswpout,
-    /// Pages written from the compressed pool to the swap file.
-    Zswpwb,
-    /// Same-filled pages that came back.
-    SwpinZero,
-    /// Same-filled pages that went out without data.
-    SwpoutZero,
-    /// Faults that found their page in the pool with its content ("limbo").
-    PgactivateLimbo,
-    /// Pages looked at by the background thread.
-    PgscanKswapd,
-    /// Pages looked at by faults that had to reclaim.
-    PgscanDirect,
-    /// Pages taken by the background thread.
-    PgstealKswapd,
-    /// Pages taken by faults that had to reclaim.
-    PgstealDirect,
-    /// Faults that had to reclaim.
-    Allocstall,
-    /// Pages that came back soon after they had gone.
-    WorkingsetRefaultAnon,
-    /// Calls that unmapped pages for reclaim.
-    UnmapCalls,
-    /// Pages unmapped by them.
-    UnmapPages,
-    /// Pages that a call refused to unmap (pinned by the kernel, or shared).
-    UnmapRefused,
-    /// Pages dropped because they were free to be (MADV_FREE).
-    Pglazyfreed,
-    /// Pages mapped by moving a frame.
-    MapMove,
-    /// Pages mapped by copying.
-    MapCopy,
-    /// Clean pages evicted without compressing again.
-    PswpoutClean,
-    /// Bytes written to the compressed pool.
-    ZswpoutBytes,
-    /// Faults parked until a lock, a frame or a read was ready.
-    FaultParked,
-    /// Pages poisoned because their content was lost.
-    Pgpoison,
-    /// Faults served under the space's lock.
-    FaultClassic,
-    /// Forks served.
-    Fork,
-    /// Nanoseconds that the calls which unmap took.
-    UnmapNs,
-    /// Nanoseconds that packing what was unmapped took.
-    CompressNs,
-    /// Pages of objects mapped from their cache.
-    MapCached,
-    /// Pages of objects read from their stores.
-    Pgpgin,
-    /// Pages of objects written to their stores.
-    Pgpgout,
-    /// Pages of objects read over what recycled memory held.
-    Pgreuse,
-    /// Pages of objects that live elsewhere now.
-    PgmigrateSuccess,
-    /// Pages of objects that should have gone to live elsewhere, and could not.
-    PgmigrateFail,
-}
-
-impl Event {
-    /// Every event, in the order of its counter.
-    pub const ALL: [Event; 36] = [
-        Event::Pgfault,
-        Event::Pgmajfault,
-        Event::Pswpin,
-        Event::Pswpout,
-        Event::Zswpin,
-        Event::Zswpout,
-        Event::Zswpwb,
-        Event::SwpinZero,
-        Event::SwpoutZero,
-        Event::PgactivateLimbo,
-        Event::PgscanKswapd,
-        Event::PgscanDirect,
-        Event::PgstealKswapd,
-        Event::PgstealDirect,
-        Event::Allocstall,
-        Event::WorkingsetRefaultAnon,
-        Event::UnmapCalls,
-        Event::UnmapPages,
-        Event::UnmapRefused,
-        Event::Pglazyfreed,
-        Event::MapMove,
-        Event::MapCopy,
-        Event::PswpoutClean,
-        Event::ZswpoutBytes,
-        Event::FaultParked,
-        Event::Pgpoison,
-        Event::FaultClassic,
-        Event::Fork,
-        Event::UnmapNs,
-        Event::CompressNs,
-        Event::MapCached,
-        Event::Pgpgin,
-        Event::Pgpgout,
-        Event::Pgreuse,
-        Event::PgmigrateSuccess,
-        Event::PgmigrateFail,
-    ];
-
-    /// The counter's name in reports.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Event::Pgfault => "pgfault",
-            Event::Pgmajfault => "pgmajfault",
-            Event::Pswpin => "pswpin",
-            Event::Pswpout => "pswpout",
-            Event::Zswpin => "zswpin",
-            Event::Zswpout => "zswpout",
-            Event::Zswpwb => "zswpwb",
-            Event::SwpinZero => "swpin_zero",
-            Event::SwpoutZero => "swpout_zero",
-            Event::PgactivateLimbo => "pgactivate_limbo",
-            Event::PgscanKswapd => "pgscan_kswapd",
-            Event::PgscanDirect => "pgscan_direct",
-            Event::PgstealKswapd => "pgsteal_kswapd",
-            Event::PgstealDirect => "pgsteal_direct",
-            Event::Allocstall => "allocstall",
-            Event::WorkingsetRefaultAnon => "workingset_refault_anon",
-            Event::UnmapCalls => "unmap_calls",
-            Event::UnmapPages => "unmap_pages",
-            Event::UnmapRefused => "unmap_refused",
-            Event::Pglazyfreed => "pglazyfreed",
-            Event::MapMove => "map_move",
-            Event::MapCopy => "map_copy",
-            Event::PswpoutClean => "pswpout_clean",
-            Event::ZswpoutBytes => "zswpout_bytes",
-            Event::FaultParked => "fault_parked",
-            Event::Pgpoison => "pgpoison",
-            Event::FaultClassic => "fault_classic",
-            Event::Fork => "fork",
-            Event::UnmapNs => "unmap_ns",
-            Event::CompressNs => "compress_ns",
-            Event::MapCached => "map_cached",
-            Event::Pgpgin => "pgpgin",
-            Event::Pgpgout => "pgpgout",
-            Event::Pgreuse => "pgreuse",
-            Event::PgmigrateSuccess => "pgmigrate_success",
-            Event::PgmigrateFail => "pgmigrate_fail",
-        }
-    }
-}
 
 /// Why a member could not go on; the supervisor turns it into one line on stderr.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -228,7 +77,7 @@ pub struct Member {
     pub obituary_detail: AtomicU64,
     /// Set by the child of a fork once the supervisor knows it; the futex its parent waits on.
     pub fork_joined: AtomicU32,
-    /// Keeps the counters below aligned.
+    /// Keeps the words below aligned.
     pub reserved: AtomicU32,
     /// Pages charged: mapped, in limbo, free frames, compressed pool, tables.
     pub held_pages: AtomicU64,
@@ -244,8 +93,56 @@ pub struct Member {
     pub pool_pages: AtomicU64,
     /// Pages in the swap file.
     pub file_pages: AtomicU64,
-    /// One counter for every [`Event`].
-    pub events: [AtomicU64; Event::ALL.len()],
+    /// Which of the shards below were ever written.
+    pub shards_used: ShardsUsed,
+    /// The member's counters and histograms, in parts that are summed up: see [`shard`].
+    pub shards: [Shard; SHARDS],
+}
+
+impl Member {
+    /// What was counted of `event`.
+    #[must_use]
+    pub fn counted(&self, event: Event) -> u64 {
+        // Relaxed: each shard's count is true by itself, the sum is of about one moment.
+        let of = |shard: &Shard| shard.events[event as usize].load(Ordering::Relaxed);
+        self.used_shards().map(of).sum()
+    }
+
+    /// How many faults of a kind took how long: bucket `i` has those of `2^i` to `2^(i+1)`
+    /// nanoseconds, the first those below as well, the last those above.
+    #[must_use]
+    pub fn fault_times(&self, kind: FaultKind) -> [u64; FAULT_BUCKETS] {
+        let mut sum = [0; FAULT_BUCKETS];
+        for shard in self.used_shards() {
+            for (sum, bucket) in sum.iter_mut().zip(&shard.fault_times[kind as usize]) {
+                // Relaxed: as above.
+                *sum += bucket.load(Ordering::Relaxed);
+            }
+        }
+        sum
+    }
+
+    /// Forgets all that the slot's last member left in it. Nobody writes to it meanwhile.
+    pub fn clear(&self) {
+        // Relaxed, all of them: what orders one member's end before the next one's beginning is
+        // the socket by which they leave and join.
+        self.pid.store(0, Ordering::Relaxed);
+        self.obituary.store(Obituary::None as u32, Ordering::Relaxed);
+        self.fork_joined.store(0, Ordering::Relaxed);
+        for word in [
+            &self.obituary_detail,
+            &self.held_pages,
+            &self.wanted_pages,
+            &self.wanted_pages_max,
+            &self.managed_pages,
+            &self.managed_pages_max,
+            &self.pool_pages,
+            &self.file_pages,
+        ] {
+            word.store(0, Ordering::Relaxed);
+        }
+        self.clear_shards();
+    }
 }
 
 /// The head of the control memfd, followed in memory by the segment map.
@@ -261,6 +158,8 @@ pub struct Control {
     pub no_batch_unmap: AtomicU32,
     /// `--folio-order`: -1 for auto, else 0 to 9.
     pub folio_order: AtomicI32,
+    /// 1 where faults always go the classic way.
+    pub no_speculation: AtomicU32,
     /// The futex that the members' background threads sleep on: counts calls for memory.
     pub pressure: AtomicU32,
     /// The budget.
@@ -281,12 +180,47 @@ pub struct Control {
     /// pages that it cannot do without (in the high half); 0 where there is none. Members that
     /// hold more than their share charge nothing new meanwhile, and free that much.
     pub hungry: AtomicU64,
+    /// Which slots are taken, a bit each: whoever gives a slot away says so here.
+    pub taken: [AtomicU64; MEMBERS_MAX / 64],
     /// The members.
     pub members: [Member; MEMBERS_MAX],
     /// Members that hold live data in each segment; 0 is a free segment.
     pub segment_refs: [AtomicU32; SEGMENTS_MAX],
     /// Per member: the segments in which it holds live data, a bit each.
     pub segment_maps: [[AtomicU64; SEGMENT_WORDS]; MEMBERS_MAX],
+    /// Per member: what happened on the way of its faults, latest last.
+    pub traces: [TraceRing; MEMBERS_MAX],
+}
+
+impl Control {
+    /// The members that there are, with their slots. Others are not looked at.
+    pub fn present(&self) -> impl Iterator<Item = (usize, &Member)> {
+        // Relaxed: who came or went just now is in the sum or is not.
+        let words = self.taken.iter().map(|word| word.load(Ordering::Relaxed));
+        let slots = words.enumerate().flat_map(|(at, bits)| {
+            (0..64).filter(move |bit| bits >> bit & 1 != 0).map(move |bit| at * 64 + bit)
+        });
+        slots.map(|slot| (slot, &self.members[slot]))
+    }
+
+    /// Gives a free slot to a process, with nothing in it of whoever had it before.
+    pub fn take_slot(&self, slot: usize, pid: u32) {
+        self.clear_slot(slot);
+        self.members[slot].pid.store(pid, Ordering::Relaxed);
+        // Relaxed, here and below: who looks for members wants numbers, each true by itself.
+        self.taken[slot / 64].fetch_or(1 << (slot % 64), Ordering::Relaxed);
+    }
+
+    /// Takes a slot back.
+    pub fn free_slot(&self, slot: usize) {
+        self.taken[slot / 64].fetch_and(!(1 << (slot % 64)), Ordering::Relaxed);
+        self.clear_slot(slot);
+    }
+
+    fn clear_slot(&self, slot: usize) {
+        self.members[slot].clear();
+        self.traces[slot].clear();
+    }
 }
 
 /// Bytes of the control memfd (sparse).
