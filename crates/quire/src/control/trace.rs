@@ -252,3 +252,53 @@ impl<W: TraceWord, const LEN: usize> TraceRing<W, LEN> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn trace(number: u64) -> Trace {
+        let tracepoint = Tracepoint::SpfPmdChanged;
+        Trace { time_ns: number, tracepoint, thread: 1, address: 2, vma_start: 3, vma_end: 4 }
+    }
+
+    #[test]
+    fn a_record_that_a_killed_member_left_half_written_serves_the_next_one() {
+        let ring: TraceRing<AtomicU64, 2> = TraceRing::of(|| AtomicU64::new(0));
+        ring.push(&trace(1));
+        // The second was being written when the member was killed.
+        ring.head.store(2, Ordering::Relaxed);
+        ring.records[1].sequence.store(3, Ordering::Relaxed);
+        ring.push(&trace(3));
+        ring.push(&trace(4));
+        assert_eq!(ring.read(3), None, "somebody may be at the record still");
+        ring.clear();
+        ring.push(&trace(5));
+        ring.push(&trace(6));
+        assert_eq!([4, 5].map(|at| ring.read(at)), [5, 6].map(|number| Some(trace(number))));
+    }
+
+    #[test]
+    fn a_writer_that_comes_late_does_not_write_over_a_later_trace() {
+        let ring: TraceRing<AtomicU64, 1> = TraceRing::of(|| AtomicU64::new(0));
+        ring.records[0].write(7, 0, trace(7).to_words());
+        ring.records[0].write(3, 0, trace(3).to_words());
+        assert_eq!(ring.read(7), Some(trace(7)));
+        assert_eq!(ring.read(3), None);
+    }
+
+    #[test]
+    fn a_record_has_a_cache_line_of_its_own() {
+        assert_eq!(size_of::<Record>(), 64);
+        assert_eq!(size_of::<TraceRing>(), 64 + TRACES * 64);
+    }
+
+    #[test]
+    fn every_tracepoint_is_counted_by_the_name_it_is_traced_by() {
+        for (at, tracepoint) in Tracepoint::ALL.into_iter().enumerate() {
+            assert_eq!(tracepoint as usize, at);
+            let name = tracepoint.name().strip_prefix("pagefault:");
+            assert_eq!(name, Some(tracepoint.event().name()));
+        }
+    }
+}

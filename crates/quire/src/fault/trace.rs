@@ -8,6 +8,7 @@ use super::{Access, Outcome};
 use crate::control::{FaultKind, Trace, Tracepoint};
 use crate::mmu::Mmu;
 use crate::page::State;
+use crate::scratch::Scratch;
 use crate::space::AddressSpace;
 use crate::sys::clock::Moment;
 use crate::sys::{monotonic_ns, probe};
@@ -36,6 +37,20 @@ impl<M: Mmu> AddressSpace<M> {
         };
         self.budget.control().traces[self.budget.slot() as usize].push(&trace);
         probe::fire(&trace);
+    }
+
+    /// Serves a fault on a page of no object that came at `since`, and notes how long it took.
+    pub fn serve_fault(
+        &self,
+        page: PageNum,
+        access: Access,
+        since: Moment,
+        scratch: &mut Scratch,
+    ) -> Outcome {
+        let kind = self.kind_of_fault(page, access);
+        let outcome = self.handle_fault(page, access, scratch);
+        self.note_fault(kind, outcome, since);
+        outcome
     }
 
     /// What a fault on a page of no object will have to do, as its word says it now: another fault

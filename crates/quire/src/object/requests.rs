@@ -18,7 +18,7 @@ use rustix_futex_sync::Mutex;
 use super::shmem::Sleep;
 use super::window::Mapped;
 use super::{Object, ObjectId, Objects};
-use crate::control::Event;
+use crate::control::{Event, FaultKind};
 use crate::fault::starved::Starved;
 use crate::fault::{Access, Outcome};
 use crate::mmu::Protection;
@@ -276,8 +276,17 @@ impl<M: ObjectMmu> Objects<M> {
         let asked = asker.map(|asker| asker.vma.attributes.backing.object_page(asker.page));
         let is_bad = self.fill_locked(object, pages, asked, sent_ns, buffer).is_err();
         let Some(asker) = asker else { return };
+        self.answer_asker(object, &asker, is_bad, buffer);
+        if !is_bad {
+            let passed_ns = monotonic_ns().saturating_sub(sent_ns);
+            self.space.budget().count_fault_time(FaultKind::ObjectRead, passed_ns);
+        }
+    }
+
+    /// Maps what the fault waits for that asked for a read, or tells it that there is nothing.
+    fn answer_asker(&self, object: &Object, asker: &Asker, is_bad: bool, buffer: &mut IoBuffer) {
         if asker.vma.attributes.kind == Kind::Private {
-            return self.complete_private(&asker, is_bad, buffer);
+            return self.complete_private(asker, is_bad, buffer);
         }
         let mut window = self.windows.lock(asker.page);
         if self.space.is_current(&asker.vma) {
@@ -285,7 +294,7 @@ impl<M: ObjectMmu> Objects<M> {
                 let at = asker.vma.attributes.backing.object_page(asker.page);
                 self.poison_unread(object, at, asker.page, &window);
             } else {
-                self.map_for(object, &asker, &mut window);
+                self.map_for(object, asker, &mut window);
             }
         }
         if !window.is_present(asker.page) {

@@ -255,9 +255,7 @@ fn handle_faults(process: &'static Process, scratch: &mut Scratch) -> ! {
         let page = mmu.page(address as usize);
         scratch.thread = thread;
         process.gate.enter();
-        let kind = process.space.kind_of_fault(page, access);
-        let outcome = process.space.handle_fault(page, access, scratch);
-        process.space.note_fault(kind, outcome, since);
+        process.space.serve_fault(page, access, since, scratch);
         process.gate.leave();
     }
 }

@@ -21,6 +21,7 @@ use quire::scratch::Scratch;
 use quire::space::{AddressSpace, Advice};
 use quire::swap::io::Ring;
 use quire::swap::{Request, Swap};
+use quire::sys::clock::Moment;
 use quire::units::{BLOCK_PAGES, PAGE_SIZE, PageNum, PageRange};
 
 /// The settings of a tree, as `quire run` would make them.
@@ -149,7 +150,7 @@ impl Machine {
                 Ok(bytes) => return Ok(bytes),
                 Err(access) => {
                     let mut scratch = self.scratch.lock().unwrap();
-                    self.space.handle_fault(page, access, &mut scratch);
+                    self.space.serve_fault(page, access, Moment::now(), &mut scratch);
                     self.read_swap(&mut scratch);
                     if self.space.is_low() {
                         self.space.balance(&mut scratch);

@@ -2,6 +2,7 @@
 //! plain ones, which have the descriptors like everybody else here.
 
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use quire::fault::Access;
 use quire::mmu::userfaultfd::Userfaultfd;
@@ -10,6 +11,7 @@ use quire::reclaim::Balance;
 use quire::scratch::Scratch;
 use quire::space::AddressSpace;
 use quire::swap::Request;
+use quire::sys::clock::Moment;
 use quire::units::{BLOCK_PAGES, PAGE_SIZE, PageNum, PageRange};
 
 use super::{Tree, space};
@@ -85,6 +87,8 @@ struct Files {
 /// An engine whose threads run until the test's process ends.
 pub struct Engine {
     pub space: AddressSpace<Reachable>,
+    /// Whose fault came last, by the kernel's id.
+    pub last_thread: AtomicU32,
     _files: Files,
 }
 
@@ -114,7 +118,9 @@ impl Engine {
         let (space, swap) = space(Reachable(mmu), tree, pages, frames);
         let has_swap = swap.is_some();
         let files = Files { _memory: memory, _device: device, _swap: swap };
-        let engine: &'static Engine = Box::leak(Box::new(Engine { space, _files: files }));
+        let last_thread = AtomicU32::new(0);
+        let engine: &'static Engine =
+            Box::leak(Box::new(Engine { space, last_thread, _files: files }));
         for _ in 0..2 {
             std::thread::spawn(|| engine.handle_faults());
         }
@@ -130,8 +136,11 @@ impl Engine {
         let mmu = &self.space.mmu().0;
         let mut scratch = Scratch::new().unwrap();
         while let Ok(message) = mmu.faults.read() {
-            // SAFETY: no other event was asked for.
-            let fault = unsafe { message.arg.pagefault };
+            let since = Moment::now();
+            // SAFETY: no other event was asked for, and THREAD_ID was.
+            let (fault, thread) =
+                unsafe { (message.arg.pagefault, message.arg.pagefault.feat.ptid) };
+            scratch.thread = thread;
             let has = |flag: u32| fault.flags & u64::from(flag) != 0;
             let access = if has(UFFD_PAGEFAULT_FLAG_WP) {
                 Access::WriteProtected
@@ -140,7 +149,10 @@ impl Engine {
             } else {
                 Access::Read
             };
-            self.space.handle_fault(mmu.page(fault.address as usize), access, &mut scratch);
+            let page = mmu.page(fault.address as usize);
+            // Before the answer: the thread's next step finds it.
+            self.last_thread.store(thread, Ordering::SeqCst);
+            self.space.serve_fault(page, access, since, &mut scratch);
         }
     }
 
