@@ -39,7 +39,7 @@ fn a_note_tells_of_each_tracepoint_where_it_is_and_what_it_carries() {
     let binary = std::env::current_exe().unwrap();
     let notes = text(&run(Command::new("readelf").args(["-n", "-W"]).arg(binary)).unwrap());
     for tracepoint in Tracepoint::ALL {
-        let at = notes.find(&format!("Name: {}\n", name(tracepoint))).expect(tracepoint.name());
+        let at = notes.find(&format!("Name: {}\n", name(tracepoint))).expect("a note");
         assert!(notes[..at].trim_end().ends_with("Provider: pagefault"), "{}", tracepoint.name());
         let arguments =
             notes[at..].lines().find_map(|line| line.trim().strip_prefix("Arguments: "));

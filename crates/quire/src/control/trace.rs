@@ -177,7 +177,7 @@ impl<W: TraceWord> Record<W> {
         let own = 2 * position + 1;
         // Relaxed: the exchange looks again.
         let seen = self.sequence.load(Ordering::Relaxed);
-        let is_busy = seen % 2 != 0 && seen / 2 >= since;
+        let is_busy = !seen.is_multiple_of(2) && seen / 2 >= since;
         if is_busy || seen >= own {
             return;
         }
