@@ -70,9 +70,7 @@ fn find_source() {
     let is_clock = super::cpu::has_invariant_tsc();
     if is_clock {
         let (cycles, ns) = both();
-        // Both of one moment, whoever comes first: the last to store cycles may not be the one that
-        // stores nanoseconds, but then the moments lie closer to each other than matters, because
-        // the rate is not settled before a millisecond has passed.
+        // Whoever comes first stores both, which are of one moment.
         if BASE_CYCLES.compare_exchange(0, cycles, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
             // Release pairs with the acquire in `measure_rate`.
             BASE_NS.store(ns, Ordering::Release);
