@@ -6,7 +6,7 @@
 
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
-use crate::control::{Control, Event, Member, Obituary};
+use crate::control::{Control, Event, FaultKind, Member, Obituary};
 use crate::sys::futex::{self, Reach};
 use crate::units::PAGE_SHIFT;
 
@@ -130,11 +130,9 @@ impl Budget {
 
     /// Pages that went to swap, or further, of all members.
     pub fn swapped_out_by_tree(&self) -> u64 {
-        let members = self.control().members.iter();
-        let counted =
-            |member: &Member, event| member.events[event as usize].load(Ordering::Relaxed);
-        let moved = |member| counted(member, Event::Pswpout) + counted(member, Event::Zswpwb);
-        members.map(moved).sum()
+        let moved =
+            |member: &Member| member.counted(Event::Pswpout) + member.counted(Event::Zswpwb);
+        self.control().present().map(|(_, member)| moved(member)).sum()
     }
 
     /// Charges `pages`, if they fit.
@@ -190,14 +188,13 @@ impl Budget {
 
     /// Processes that live on the budget.
     pub fn members(&self) -> usize {
-        let members = self.control().members.iter();
-        members.filter(|member| member.pid.load(Ordering::Relaxed) != 0).count().max(1)
+        self.control().present().count().max(1)
     }
 
     /// Pages of the other members' compressed pools.
     pub fn pool_pages_of_others(&self) -> usize {
-        let members = self.control().members.iter();
-        let all: u64 = members.map(|member| member.pool_pages.load(Ordering::Relaxed)).sum();
+        let pages = |member: &Member| member.pool_pages.load(Ordering::Relaxed);
+        let all: u64 = self.control().present().map(|(_, member)| pages(member)).sum();
         (all - self.member().pool_pages.load(Ordering::Relaxed).min(all)) as usize
     }
 
@@ -231,13 +228,19 @@ impl Budget {
     #[inline]
     pub fn count(&self, event: Event, times: usize) {
         if times > 0 {
-            self.member().events[event as usize].fetch_add(times as u64, Ordering::Relaxed);
+            self.member().count(event, times as u64);
         }
+    }
+
+    /// Counts a fault of a kind that took `ns`.
+    #[inline]
+    pub fn count_fault_time(&self, kind: FaultKind, ns: u64) {
+        self.member().count_fault_time(kind, ns);
     }
 
     /// What has been counted so far.
     pub fn counted(&self, event: Event) -> u64 {
-        self.member().events[event as usize].load(Ordering::Relaxed)
+        self.member().counted(event)
     }
 
     /// Calls for memory: every member's background thread looks at its pages.

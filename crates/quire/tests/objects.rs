@@ -38,6 +38,44 @@ fn a_file_reads_the_same_through_an_eighth_of_its_size() {
     assert!(most <= 2 << 20, "{most} bytes were held");
 }
 
+/// A read is timed by the thread that ends it, over all of it; what is cached by who serves it.
+#[test]
+fn faults_on_objects_are_timed_with_the_read_and_without() {
+    for delivery in [Delivery::Handlers, Delivery::Inline] {
+        let Some(space) = space_by(&AddressSpace::builder().memory(8 << 20).delivery(delivery))
+        else {
+            return;
+        };
+        let dir = Dir::new();
+        let path = dir.file("data", &random(1 << 20, 5));
+        let object = space.open(&path).unwrap();
+        let timed = |kind: &str| {
+            let times = space.fault_times();
+            let (_, buckets) = times.iter().find(|(name, _)| *name == kind).unwrap();
+            buckets.iter().sum::<u64>()
+        };
+        // SAFETY: nobody writes the file.
+        let map = unsafe { MapOptions::new().map(&object) }.unwrap();
+        assert_eq!((timed("object_read"), timed("object")), (0, 0));
+        std::hint::black_box(map[100 * PAGE]);
+        // The time is noted after the answer.
+        let wait_for = |kind: &str| {
+            let deadline = Instant::now() + Duration::from_secs(10);
+            while timed(kind) == 0 {
+                assert!(Instant::now() < deadline, "{:?}", space.fault_times());
+                std::thread::yield_now();
+            }
+        };
+        wait_for("object_read");
+        // Another mapping of what is cached by now.
+        // SAFETY: as above.
+        let other = unsafe { MapOptions::new().map(&object) }.unwrap();
+        std::hint::black_box(other[100 * PAGE]);
+        wait_for("object");
+        assert_eq!(timed("limbo") + timed("file"), 0, "there is no anonymous memory");
+    }
+}
+
 #[test]
 fn what_is_written_reaches_the_file_by_a_flush_and_by_the_end() {
     let Some(space) = space(2 << 20) else { return };

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use common::Tree;
 use common::real::Engine;
-use quire::control::Event;
+use quire::control::{Event, FaultKind};
 use quire::mmu::Prot;
 use quire::mmu::simulated::Generator;
 use quire::page::State;
@@ -43,6 +43,32 @@ fn a_whole_folio_leaves_the_program_in_one_call() {
         assert_eq!(unsafe { word(memory, page, page).read_volatile() }, page as u64 + 1);
     }
     assert!(budget.counted(Event::Pgfault) - faults < 40, "limbo comes back in large folios");
+}
+
+#[test]
+fn faults_are_timed_and_say_whose_they_were() {
+    let Some(engine) = Engine::start(Tree::default(), 8 * BLOCK_PAGES) else { return };
+    let (range, memory) = engine.map(BLOCK_PAGES);
+    let member = engine.space.budget().member();
+    // SAFETY: mapped above.
+    unsafe { word(memory, 0, 0).write_volatile(1) };
+    let other = memory.addr() + PAGE_SIZE * (range.len() / 2);
+    let thread = std::thread::spawn(move || {
+        // SAFETY: as above.
+        unsafe { std::ptr::with_exposed_provenance_mut::<u64>(other).write_volatile(1) };
+        quire::sys::thread::thread_id()
+    });
+    let thread = thread.join().unwrap();
+    assert_eq!(engine.last_thread.load(Ordering::SeqCst), thread, "it was another thread's fault");
+    // The time is noted after the answer.
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+    let timed = || member.fault_times(FaultKind::Fresh);
+    while timed().iter().sum::<u64>() < 2 {
+        assert!(std::time::Instant::now() < deadline, "{:?}", timed());
+        std::thread::yield_now();
+    }
+    let times = timed();
+    assert_eq!(times[..7].iter().sum::<u64>(), 0, "no fault is served in 128 ns");
 }
 
 /// Moving a page that another process has as well would take it away from both.

@@ -18,6 +18,7 @@ use quire::mmu::Prot;
 use quire::mmu::simulated::{Baton, Settings, Simulated};
 use quire::scratch::Scratch;
 use quire::space::AddressSpace;
+use quire::sys::clock::Moment;
 use quire::units::BLOCK_PAGES;
 
 /// Pages of a record: 512 KiB.
@@ -88,7 +89,7 @@ fn handle_faults(space: &AddressSpace<Simulated>, baton: &Baton, left: &AtomicUs
             next.is_some() || left.load(Ordering::Relaxed) == 0
         });
         let Some((thread, page, access)) = next else { return };
-        space.handle_fault_of(thread, page, access, &mut scratch);
+        space.handle_fault_of(thread, page, access, Moment::now(), &mut scratch);
     }
 }
 

@@ -15,7 +15,7 @@ fn rich_and_poor() -> (Budget, Budget) {
     // SAFETY: the control page is never unmapped.
     let members = [0, 1].map(|slot| unsafe { Budget::new(control.as_ptr(), slot) });
     let [rich, poor] = members;
-    poor.member().pid.store(1, Ordering::Relaxed);
+    poor.control().take_slot(1, 1);
     assert!(rich.try_charge(3000, Purpose::Fault));
     assert!(poor.try_charge(500, Purpose::Fault));
     (rich, poor)

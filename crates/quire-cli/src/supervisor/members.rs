@@ -91,11 +91,10 @@ impl Members {
             .chain(0..self.next_slot)
             .find(|&slot| !self.taken[slot])
             .ok_or(Refused::Full)?;
-        clear(&control.members[slot]);
+        control.take_slot(slot, pid);
         if let Some(parent) = parent {
             inherit(control, parent, slot, hello);
         }
-        control.members[slot].pid.store(pid, Relaxed);
         self.taken[slot] = true;
         self.next_slot = (slot + 1) % MEMBERS_MAX;
         self.count += 1;
@@ -118,8 +117,8 @@ impl Members {
         if hungry as u32 == slot as u32 + 1 {
             let _ = control.hungry.compare_exchange(hungry, 0, Relaxed, Relaxed);
         }
-        for (total, event) in self.events.iter_mut().zip(&member.events) {
-            *total += event.load(Relaxed);
+        for (total, event) in self.events.iter_mut().zip(Event::ALL) {
+            *total += member.counted(event);
         }
         let managed = member.managed_pages_max.load(Relaxed);
         self.managed_pages_max = self.managed_pages_max.max(managed);
@@ -128,7 +127,7 @@ impl Members {
             obituary: obituary(member.obituary.load(Relaxed)),
             detail: member.obituary_detail.load(Relaxed),
         };
-        clear(member);
+        control.free_slot(slot);
         if self.count == 0 {
             // Whatever is still on the account was lost by a process killed between two words.
             control.held_pages.store(0, Relaxed);
@@ -139,9 +138,8 @@ impl Members {
 
     /// A counter over all members, present and past.
     pub fn event(&self, control: &Control, event: Event) -> u64 {
-        let index = event as usize;
-        self.present(control).map(|member| member.events[index].load(Relaxed)).sum::<u64>()
-            + self.events[index]
+        self.present(control).map(|member| member.counted(event)).sum::<u64>()
+            + self.events[event as usize]
     }
 
     /// Most address space that one member managed, in pages.
@@ -214,27 +212,6 @@ fn segments_of(word: usize, bits: u64) -> impl Iterator<Item = usize> {
 fn subtract(account: &std::sync::atomic::AtomicU64, count: u64) -> u64 {
     let before = account.fetch_update(Relaxed, Relaxed, |now| Some(now.saturating_sub(count)));
     before.unwrap_or_default().min(count)
-}
-
-fn clear(member: &Member) {
-    member.pid.store(0, Relaxed);
-    member.obituary.store(Obituary::None as u32, Relaxed);
-    member.fork_joined.store(0, Relaxed);
-    for word in [
-        &member.obituary_detail,
-        &member.held_pages,
-        &member.wanted_pages,
-        &member.wanted_pages_max,
-        &member.managed_pages,
-        &member.managed_pages_max,
-        &member.pool_pages,
-        &member.file_pages,
-    ]
-    .into_iter()
-    .chain(&member.events)
-    {
-        word.store(0, Relaxed);
-    }
 }
 
 fn obituary(number: u32) -> Obituary {

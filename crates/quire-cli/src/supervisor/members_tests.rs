@@ -47,8 +47,8 @@ fn who_leaves_gives_back_what_it_held() {
     assert_eq!(members.pid_of(&control, second), Some(200));
     charge(&control, first, 10, 20);
     charge(&control, second, 5, 6);
-    control.members[first as usize].events[Event::Pgfault as usize].store(7, Relaxed);
-    control.members[second as usize].events[Event::Pgfault as usize].store(1, Relaxed);
+    control.members[first as usize].count(Event::Pgfault, 7);
+    control.members[second as usize].count(Event::Pgfault, 1);
     control.members[first as usize].managed_pages_max.store(99, Relaxed);
     assert_eq!(members.leave(&control, first), None);
     assert_eq!(members.leave(&control, first), None, "twice is once");

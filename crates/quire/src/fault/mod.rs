@@ -15,6 +15,7 @@ pub(crate) mod private;
 pub(crate) mod speculative;
 pub mod starved;
 mod swapin;
+mod trace;
 pub mod way;
 mod window;
 
@@ -30,6 +31,7 @@ use crate::space::vma::{Kind, Vma};
 use crate::space::{AddressSpace, ThreadId};
 use crate::swap::compress::{Corrupt, PageBytes, fill_same};
 use crate::swap::zpool::Handle;
+use crate::sys::clock::Moment;
 use crate::units::{BLOCK_ORDER, BLOCK_PAGES, PAGE_SIZE, PageNum, PageRange};
 
 /// Pages on their way into the program.
@@ -68,19 +70,23 @@ impl<M: Mmu> AddressSpace<M> {
     /// Serves a fault on `page` of a thread that is not known: it never waits for a change of the
     /// layout.
     pub fn handle_fault(&self, page: PageNum, access: Access, scratch: &mut Scratch) -> Outcome {
-        self.handle_fault_of(ThreadId::UNKNOWN, page, access, scratch)
+        self.handle_fault_of(ThreadId::UNKNOWN, page, access, Moment::now(), scratch)
     }
 
-    /// Serves a fault of `thread` on `page`.
+    /// Serves a fault of `thread` on `page` that came at `since`.
     pub fn handle_fault_of(
         &self,
         thread: ThreadId,
         page: PageNum,
         access: Access,
+        since: Moment,
         scratch: &mut Scratch,
     ) -> Outcome {
         self.budget.count(Event::Pgfault, 1);
-        self.serve(thread, page, |way| self.try_fault(page, access, way, scratch))
+        let kind = self.kind_of_fault(page, access);
+        let outcome = self.serve(thread, page, |way| self.try_fault(page, access, way, scratch));
+        self.note_fault(kind, outcome, since);
+        outcome
     }
 
     /// Serves a fault on `page` for whoever changes the layout.

@@ -182,17 +182,3 @@ impl Taken {
         );
     }
 }
-
-// STAND-IN
-impl<M: Mmu> AddressSpace<M> {
-    pub(crate) fn trace(&self, why: Tracepoint, _: PageNum, _: PageRange, _: ThreadId) {
-        let event = match why {
-            Tracepoint::SpfVmaChanged => Event::SpfVmaChanged,
-            Tracepoint::SpfVmaNoanon => Event::SpfVmaNoanon,
-            Tracepoint::SpfVmaNotsup => Event::SpfVmaNotsup,
-            Tracepoint::SpfVmaAccess => Event::SpfVmaAccess,
-            Tracepoint::SpfPmdChanged => Event::SpfPmdChanged,
-        };
-        self.budget.count(event, 1);
-    }
-}

@@ -3,6 +3,7 @@
 use super::Access;
 use super::order::Guess;
 use super::window::Window;
+use crate::control::FaultKind;
 use crate::mmu::Mmu;
 use crate::page::{Snapshot, State};
 use crate::scratch::{READING_PAGES, Scratch};
@@ -12,6 +13,7 @@ use crate::swap::Request;
 use crate::swap::file::{Location, ReadPlan};
 use crate::swap::io::{Job, Ring};
 use crate::sys::Errno;
+use crate::sys::monotonic_ns;
 use crate::units::{PAGE_SIZE, PageNum};
 
 /// What a stream reads for one fault at most: the page, and what around it is in the file too.
@@ -53,6 +55,10 @@ impl<M: Mmu> AddressSpace<M> {
             while !self.map_read(read, is_read.then_some(at), scratch) {
                 self.wait_for_room();
             }
+            if is_read {
+                let passed_ns = monotonic_ns().saturating_sub(group[at].sent_ns);
+                self.budget.count_fault_time(FaultKind::File, passed_ns);
+            }
         }
     }
 
@@ -67,7 +73,7 @@ impl<M: Mmu> AddressSpace<M> {
         }
         let Some(_turn) = self.swap.take_turn() else { return false };
         let mut ring = self.swap.new_plain_reader();
-        let mut read = self.plan_read(&Request { page, location });
+        let mut read = self.plan_read(&Request { page, location, sent_ns: 0 });
         let is_read = read_plans(&[read.plan], &mut ring, scratch)[0].is_ok()
             || self.read_alone(&mut read, 0, &mut ring, scratch);
         self.make_room(read.window.range.len(), scratch);

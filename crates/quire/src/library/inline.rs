@@ -20,10 +20,12 @@ use std::sync::{Once, OnceLock};
 
 pub(super) use self::buffers::READS_MAX;
 use super::Error;
+use crate::control::FaultKind;
 use crate::fault::{Access, Outcome};
 use crate::mmu::userfaultfd::Userfaultfd;
 use crate::object::Objects;
 use crate::sys::Errno;
+use crate::sys::clock::Moment;
 use crate::sys::thread::process_id;
 use crate::units::PageNum;
 
@@ -153,11 +155,15 @@ fn serve(address: usize, access: Access) -> bool {
             continue;
         }
         let page = mmu.page(address);
+        let since = Moment::now();
         // Before the look: an answer that comes in between is not missed.
         let seen = mmu.answers(page);
         let outcome = match space.object_fault(page, access, None) {
-            Some(outcome) => Some(outcome),
-            None => private_fault(space, page, access),
+            Some(outcome) => {
+                space.space.note_fault(FaultKind::Object, outcome, since);
+                Some(outcome)
+            }
+            None => private_fault(space, page, access, since),
         };
         match outcome {
             Some(Outcome::Served | Outcome::Spurious) => return true,
@@ -174,8 +180,10 @@ fn serve(address: usize, access: Access) -> bool {
 }
 
 /// Serves a fault on a private copy. The buffers are given back before anybody waits.
-fn private_fault(space: &Space, page: PageNum, access: Access) -> Option<Outcome> {
-    buffers::borrow().run(|scratch| space.private_fault(page, access, scratch))
+fn private_fault(space: &Space, page: PageNum, access: Access, since: Moment) -> Option<Outcome> {
+    let kind = space.space.kind_of_fault(page, access);
+    let outcome = buffers::borrow().run(|scratch| space.private_fault(page, access, scratch));
+    outcome.inspect(|&outcome| space.space.note_fault(kind, outcome, since))
 }
 
 /// Does what would have been done without us.

@@ -54,7 +54,7 @@ pub use self::object::{Object, OpenOptions};
 use self::swap_file::{SwapFile, SwapPlace};
 use self::threads::Threads;
 use crate::budget::Budget;
-use crate::control::{CONTROL_BYTES, Control, Event, MAGIC, VERSION};
+use crate::control::{CONTROL_BYTES, Control, Event, FAULT_BUCKETS, FaultKind, MAGIC, VERSION};
 use crate::mmu::userfaultfd::Userfaultfd;
 pub use crate::object::FaultAround;
 use crate::object::{IoBuffer, Objects};
@@ -76,6 +76,8 @@ const MEMORY_MAX: usize = ARENA_BYTES;
 
 /// What an address space has counted, by the names of /proc/vmstat where it has one.
 pub type Counters = Vec<(&'static str, u64)>;
+/// How long faults took, by kind: the `i`-th number counts those of `2^i` to `2^(i+1)` nanoseconds.
+pub type FaultTimes = Vec<(&'static str, [u64; FAULT_BUCKETS])>;
 
 /// The engine with what keeps it alive.
 struct Engine {
@@ -330,6 +332,14 @@ impl AddressSpace {
         Event::ALL.iter().map(|&event| (event.name(), budget.counted(event))).collect()
     }
 
+    /// How long faults took so far, from the moment that one was read (or its signal came) to its
+    /// answer.
+    #[must_use]
+    pub fn fault_times(&self) -> FaultTimes {
+        let member = self.engine.objects.space.budget().member();
+        FaultKind::ALL.iter().map(|&kind| (kind.name(), member.fault_times(kind))).collect()
+    }
+
     /// One of [`Self::counters`]; 0 for a name that is not known.
     #[must_use]
     pub fn counter(&self, name: &str) -> u64 {
@@ -497,7 +507,7 @@ impl ControlPage {
         control.version.store(VERSION, Ordering::Relaxed);
         control.budget_pages.store(budget_pages as u64, Ordering::Relaxed);
         control.folio_order.store(-1, Ordering::Relaxed);
-        control.members[0].pid.store(std::process::id(), Ordering::Relaxed);
+        control.take_slot(0, std::process::id());
         Ok(ControlPage(place))
     }
 }

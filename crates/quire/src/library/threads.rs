@@ -23,6 +23,7 @@ use crate::scratch::Scratch;
 use crate::space::ThreadId;
 use crate::swap::Request;
 use crate::sys::Errno;
+use crate::sys::clock::Moment;
 use crate::sys::futex::{self, Reach};
 use crate::sys::monotonic_ns;
 use crate::sys::thread::{SignalsBlocked, kill_process, never_preempt, pin_to_nth_cpu};
@@ -184,6 +185,7 @@ fn handle_faults(objects: &'static Space, exit: &Exit, scratch: &mut Scratch) {
         if u32::from(message.event) != UFFD_EVENT_PAGEFAULT {
             continue;
         }
+        let since = Moment::now();
         let (address, access, thread) = access_of(&message);
         let page = mmu.page(address);
         if page == exit.page {
@@ -198,7 +200,7 @@ fn handle_faults(objects: &'static Space, exit: &Exit, scratch: &mut Scratch) {
             }
             return;
         }
-        objects.handle_fault_of(thread, page, access, scratch);
+        objects.handle_fault_of(thread, page, access, since, scratch);
     }
 }
 

@@ -16,7 +16,7 @@ use core::sync::atomic::AtomicU64;
 
 use crate::page::{Futexes, Kill};
 use crate::space::ThreadId;
-use crate::units::{PAGE_SIZE, PageNum, PageRange};
+use crate::units::{PAGE_SHIFT, PAGE_SIZE, PageNum, PageRange};
 
 /// A place for one page in the frame pool.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -193,6 +193,11 @@ pub trait Mmu: Sync {
 
     /// Gives the memory of frames back; their places become holes.
     fn frames_release(&self, frames: FrameRun);
+
+    /// The program's address of a page's first byte.
+    fn address_of(&self, page: PageNum) -> usize {
+        page.index() << PAGE_SHIFT
+    }
 
     /// A clock for comparing what calls cost, in cycles.
     fn cycles(&self) -> u64;

@@ -485,6 +485,10 @@ impl Mmu for Userfaultfd {
         let _ = self.advise(self.frame_address(frames.start), frames.len, MADV_DONTNEED);
     }
 
+    fn address_of(&self, page: PageNum) -> usize {
+        self.address(page)
+    }
+
     fn cycles(&self) -> u64 {
         // SAFETY: every x86-64 CPU has it.
         unsafe { core::arch::x86_64::_rdtsc() }

@@ -14,7 +14,7 @@ use super::show::Shown;
 use super::swapin::AtOnce;
 use super::window::Mapped;
 use super::{Object, ObjectId, Objects};
-use crate::control::Event;
+use crate::control::{Event, FaultKind};
 use crate::failpoint::{self, Place};
 use crate::fault::order::Guess;
 use crate::fault::speculative::{Doubt, Way};
@@ -26,6 +26,7 @@ use crate::scratch::Scratch;
 use crate::space::ThreadId;
 use crate::space::vma::{Kind, Vma};
 use crate::sys::Errno;
+use crate::sys::clock::Moment;
 use crate::units::{BLOCK_ORDER, BLOCK_PAGES, ObjectPage, ObjectRange, PageNum, PageRange};
 
 /// A fault, as it is seen under its window's lock.
@@ -65,25 +66,32 @@ impl<M: ObjectMmu> Objects<M> {
     /// Serves a fault on `page`, whatever is mapped there, of a thread that is not known: it never
     /// waits for a change of the layout.
     pub fn handle_fault(&self, page: PageNum, access: Access, scratch: &mut Scratch) -> Outcome {
-        self.handle_fault_of(ThreadId::UNKNOWN, page, access, scratch)
+        self.handle_fault_of(ThreadId::UNKNOWN, page, access, Moment::now(), scratch)
     }
 
-    /// Serves a fault of `thread` on `page`, whatever is mapped there.
+    /// Serves a fault of `thread` on `page` that came at `since`, whatever is mapped there.
     pub fn handle_fault_of(
         &self,
         thread: ThreadId,
         page: PageNum,
         access: Access,
+        since: Moment,
         scratch: &mut Scratch,
     ) -> Outcome {
         self.space.budget().count(Event::Pgfault, 1);
-        self.space.serve(thread, page, |way| {
+        let mut kind = self.space.kind_of_fault(page, access);
+        let outcome = self.space.serve(thread, page, |way| {
             match self.space.find_vma(page).map(|vma| vma.attributes.kind) {
-                Some(Kind::Object) => self.try_object_fault(page, access, way, Some(&mut *scratch)),
+                Some(Kind::Object) => {
+                    kind = FaultKind::Object;
+                    self.try_object_fault(page, access, way, Some(&mut *scratch))
+                }
                 Some(Kind::Private) => self.try_private_fault(page, access, way, scratch),
                 _ => self.space.try_fault(page, access, way, scratch),
             }
-        })
+        });
+        self.space.note_fault(kind, outcome, since);
+        outcome
     }
 
     /// Serves a fault of the calling thread on a page of an object; `None` where no object is

@@ -18,7 +18,7 @@ use rustix_futex_sync::Mutex;
 use super::shmem::Sleep;
 use super::window::Mapped;
 use super::{Object, ObjectId, Objects};
-use crate::control::Event;
+use crate::control::{Event, FaultKind};
 use crate::fault::starved::Starved;
 use crate::fault::{Access, Outcome};
 use crate::mmu::Protection;
@@ -290,9 +290,14 @@ impl<M: ObjectMmu> Objects<M> {
         let is_bad = self.fill_locked(object, pages, asked, sent_ns, buffer).is_err();
         let Some(asker) = asker else { return };
         if asker.vma.attributes.kind == Kind::Private {
-            return self.complete_private(&asker, is_bad, buffer);
+            self.complete_private(&asker, is_bad, buffer);
+        } else {
+            self.answer_asker(object, &asker, is_bad);
         }
-        self.answer_asker(object, &asker, is_bad);
+        if !is_bad {
+            let passed_ns = monotonic_ns().saturating_sub(sent_ns);
+            self.space.budget().count_fault_time(FaultKind::ObjectRead, passed_ns);
+        }
     }
 
     /// What a fault asked for has been read, or cannot be: maps it and answers the fault. Returns

@@ -12,12 +12,14 @@ use linux_raw_sys::general::{
 };
 
 use super::Process;
+use crate::control::shard::ENGINE_SHARDS;
 use crate::fault::Access;
 use crate::reclaim::{Balance, HUNGER_ROUND_MS, Hunger};
 use crate::scratch::Scratch;
 use crate::space::ThreadId;
 use crate::swap::Request;
 use crate::sys::Errno;
+use crate::sys::clock::Moment;
 use crate::sys::futex::{self, Reach};
 use crate::sys::monotonic_ns;
 use crate::sys::thread::{self, Files, Place, Signal};
@@ -55,6 +57,8 @@ struct Seat {
 unsafe impl Sync for Seat {}
 
 const SEATS_MAX: usize = HANDLERS_MAX + 2 + READERS;
+// Each thread counts where no other does.
+const _: () = assert!(SEATS_MAX <= ENGINE_SHARDS);
 
 /// All threads' seats, made once and used again by a fork's child.
 pub struct Threads {
@@ -93,9 +97,9 @@ impl Threads {
             .map(Role::Handler)
             .chain([Role::Kswapd, Role::Errands])
             .chain(core::iter::repeat_n(Role::Reader, readers));
-        for (seat, role) in threads.seats.iter_mut().zip(roles) {
+        for (number, (seat, role)) in threads.seats.iter_mut().zip(roles).enumerate() {
             *seat = Some(Seat {
-                place: Place::new()?,
+                place: Place::new(number)?,
                 role,
                 scratch: UnsafeCell::new(Scratch::new()?),
                 process: core::ptr::null(),
@@ -237,6 +241,7 @@ fn handle_faults(process: &'static Process, scratch: &mut Scratch) -> ! {
         if u32::from(message.event) != UFFD_EVENT_PAGEFAULT {
             continue;
         }
+        let since = Moment::now();
         // SAFETY: the event says which part of the union it is.
         let (address, flags, thread) = unsafe {
             let fault = message.arg.pagefault;
@@ -249,8 +254,9 @@ fn handle_faults(process: &'static Process, scratch: &mut Scratch) -> ! {
         } else {
             Access::Read
         };
+        let page = mmu.page(address as usize);
         process.gate.enter();
-        process.space.handle_fault_of(thread, mmu.page(address as usize), access, scratch);
+        process.space.handle_fault_of(thread, page, access, since, scratch);
         process.gate.leave();
     }
 }

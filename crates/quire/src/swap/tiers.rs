@@ -17,6 +17,7 @@ use crate::budget::Budget;
 use crate::control::Control;
 use crate::sys::Errno;
 use crate::sys::futex::{self, Reach};
+use crate::sys::monotonic_ns;
 use crate::units::{PAGE_SHIFT, PageNum};
 
 /// Reads that may wait at a time; each is a locked page.
@@ -247,7 +248,7 @@ impl Swap {
             return false;
         };
         tier.reading.fetch_add(1, Relaxed);
-        let is_queued = tier.queue.submit(Request { page, location });
+        let is_queued = tier.queue.submit(Request { page, location, sent_ns: monotonic_ns() });
         if !is_queued {
             self.read_completed(1);
         }

@@ -6,9 +6,12 @@
 #[cfg(feature = "library")]
 pub mod cachestat;
 pub mod call;
+pub mod clock;
+pub mod cpu;
 pub mod futex;
 pub mod memory;
 pub mod mutex;
+pub mod probe;
 #[cfg(feature = "library")]
 pub(crate) mod stack;
 pub mod thread;

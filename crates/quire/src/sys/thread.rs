@@ -8,8 +8,8 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use linux_raw_sys::general::{
-    __NR_clone, __NR_close_range, __NR_exit, __NR_exit_group, __NR_getpid, __NR_kill, __NR_prctl,
-    __NR_rt_sigprocmask, __NR_sched_setscheduler, CLONE_FILES, CLONE_FS, CLONE_SETTLS,
+    __NR_clone, __NR_close_range, __NR_exit, __NR_exit_group, __NR_getpid, __NR_gettid, __NR_kill,
+    __NR_prctl, __NR_rt_sigprocmask, __NR_sched_setscheduler, CLONE_FILES, CLONE_FS, CLONE_SETTLS,
     CLONE_SIGHAND, CLONE_SYSVSEM, CLONE_THREAD, CLONE_VM,
 };
 
@@ -36,6 +36,7 @@ pub enum Files {
 /// A thread's memory: made once, used again by a fork's child.
 pub struct Place {
     base: NonNull<u8>,
+    number: usize,
 }
 
 // SAFETY: plain memory, used by one thread at a time.
@@ -44,16 +45,17 @@ unsafe impl Send for Place {}
 unsafe impl Sync for Place {}
 
 impl Place {
-    /// Maps a stack and a TLS block.
+    /// Maps a stack and a TLS block, of the engine thread with this number: no other place of the
+    /// process has it.
     ///
     /// # Errors
     /// `NOMEM`.
-    pub fn new() -> Result<Place, Errno> {
+    pub fn new(number: usize) -> Result<Place, Errno> {
         let base = memory::reserve(STACK_BYTES + TLS_BYTES, Access::ReadWrite)?;
         // A stack that overflows must not eat the TLS block of another place.
         // SAFETY: the first page of our own mapping.
         unsafe { memory::protect(base.as_ptr() as usize, 4096, 0) }?;
-        Ok(Place { base })
+        Ok(Place { base, number })
     }
 
     /// Starts `entry(argument)` on this place. The caller has blocked all signals.
@@ -80,6 +82,7 @@ impl Place {
             (thread_pointer as *mut usize).write(thread_pointer);
             (thread_pointer as *mut usize).add(1).write(ENGINE_MARK);
             (thread_pointer as *mut usize).add(2).write(thread_pointer);
+            (thread_pointer as *mut usize).add(3).write(self.number);
         }
         let result: isize;
         // SAFETY: the child runs on its own stack and jumps to `entry`, which never returns; the
@@ -114,6 +117,7 @@ impl Place {
 }
 
 /// Whether the calling thread is one of the engine's: only those have its descriptors.
+#[inline]
 #[must_use]
 pub fn is_engine_thread() -> bool {
     let mark: usize;
@@ -122,6 +126,55 @@ pub fn is_engine_thread() -> bool {
         core::arch::asm!("mov {}, fs:[8]", out(reg) mark, options(nostack, readonly, preserves_flags));
     }
     mark == ENGINE_MARK
+}
+
+/// The number of the calling thread among the engine's own; `None` for any other thread.
+#[inline]
+#[must_use]
+pub fn engine_number() -> Option<usize> {
+    if !is_engine_thread() {
+        return None;
+    }
+    let number: usize;
+    // SAFETY: the mark says that the block behind the thread pointer is one of `Place::spawn`'s,
+    // which writes the number there before the thread starts.
+    unsafe {
+        core::arch::asm!("mov {}, fs:[24]", out(reg) number, options(nostack, readonly, preserves_flags));
+    }
+    Some(number)
+}
+
+/// Whether the processor tells its number: [`UNKNOWN`], [`NO`] or [`YES`]. Relaxed: whoever finds
+/// it unknown finds out the same.
+static HAS_RDPID: AtomicU32 = AtomicU32::new(UNKNOWN);
+const UNKNOWN: u32 = 0;
+const NO: u32 = 1;
+const YES: u32 = 2;
+
+/// The CPU that the calling thread was on just now; `None` where only a system call would tell.
+#[inline]
+#[must_use]
+pub fn cpu() -> Option<u32> {
+    match HAS_RDPID.load(Ordering::Relaxed) {
+        YES => {}
+        NO => return None,
+        _ => {
+            find_rdpid();
+            return cpu();
+        }
+    }
+    let number: u64;
+    // SAFETY: the processor has the instruction. It reads a register that Linux fills with the
+    // CPU's number, and the node's above bit 12.
+    unsafe {
+        core::arch::asm!("rdpid {}", out(reg) number, options(nomem, nostack, preserves_flags));
+    }
+    Some(number as u32 & 0xfff)
+}
+
+#[cold]
+fn find_rdpid() {
+    HAS_RDPID.store(if super::cpu::has_rdpid() { YES } else { NO }, Ordering::Relaxed);
 }
 
 /// The calling thread's thread pointer: an address that no other live thread has.
@@ -233,6 +286,13 @@ pub fn close_range(first: u32, last: u32) {
 pub fn process_id() -> u32 {
     // SAFETY: no arguments.
     unsafe { syscall(__NR_getpid, [0; 6]) }.unwrap_or(0) as u32
+}
+
+/// The kernel's id of the calling thread.
+#[must_use]
+pub fn thread_id() -> u32 {
+    // SAFETY: no arguments.
+    unsafe { syscall(__NR_gettid, [0; 6]) }.unwrap_or(0) as u32
 }
 
 /// Ends the process as the kernel's OOM killer would.

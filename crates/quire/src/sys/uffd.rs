@@ -27,7 +27,7 @@ pub mod feature {
     pub const MISSING_SHMEM: u64 = 1 << 5;
     /// A fault is a SIGBUS in the faulting thread.
     pub const SIGBUS: u64 = 1 << 7;
-    /// Messages name the thread that faults.
+    /// Messages tell the kernel's id of the thread that faulted.
     pub const THREAD_ID: u64 = 1 << 8;
     /// Pages of shared memory that are there, but not mapped, are reported.
     pub const MINOR_SHMEM: u64 = 1 << 10;

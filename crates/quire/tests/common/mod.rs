@@ -87,7 +87,7 @@ pub fn control(tree: Tree) -> NonNull<Control> {
     control.folio_order.store(tree.folio_order, Ordering::Relaxed);
     control.no_batch_unmap.store(u32::from(!tree.is_batched), Ordering::Relaxed);
     control.segments_max.store(tree.segments, Ordering::Relaxed);
-    control.members[0].pid.store(std::process::id(), Ordering::Relaxed);
+    control.take_slot(0, std::process::id());
     place
 }
 
@@ -117,6 +117,8 @@ pub struct Machine {
     pub space: AddressSpace<Simulated>,
     pub scratch: Mutex<Scratch>,
     ring: Option<Mutex<Ring>>,
+    /// What [`Self::unmapped`] found when it was asked last.
+    unmapped_before: Mutex<[u64; 2]>,
     /// The swap file.
     pub file: Option<OwnedFd>,
 }
@@ -131,7 +133,8 @@ impl Machine {
         let mmu = Simulated::new(pages, frames, settings).unwrap();
         let (space, file) = space(mmu, tree, pages, frames);
         let ring = file.as_ref().map(|_| Mutex::new(space.swap().new_reader()));
-        Machine { space, scratch: Mutex::new(Scratch::new().unwrap()), ring, file }
+        let scratch = Mutex::new(Scratch::new().unwrap());
+        Machine { space, scratch, ring, unmapped_before: Mutex::new([0; 2]), file }
     }
 
     pub fn mmu(&self) -> &Simulated {
@@ -230,9 +233,9 @@ impl Machine {
 
     /// Calls and pages of unmapping since the last question.
     pub fn unmapped(&self) -> (u64, u64) {
-        let events = &self.space.budget().member().events;
-        let take = |event: Event| events[event as usize].swap(0, Ordering::Relaxed);
-        (take(Event::UnmapCalls), take(Event::UnmapPages))
+        let now = [Event::UnmapCalls, Event::UnmapPages].map(|event| self.counted(event));
+        let before = std::mem::replace(&mut *self.unmapped_before.lock().unwrap(), now);
+        (now[0] - before[0], now[1] - before[1])
     }
 
     pub fn state(&self, page: PageNum) -> State {

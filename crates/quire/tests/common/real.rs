@@ -2,7 +2,7 @@
 //! plain ones, which have the descriptors like everybody else here.
 
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use quire::fault::Access;
 use quire::mmu::userfaultfd::Userfaultfd;
@@ -11,6 +11,7 @@ use quire::reclaim::Balance;
 use quire::scratch::Scratch;
 use quire::space::{AddressSpace, ThreadId};
 use quire::swap::Request;
+use quire::sys::clock::Moment;
 use quire::units::{BLOCK_PAGES, PAGE_SIZE, PageNum, PageRange};
 
 use super::{Tree, space};
@@ -66,6 +67,9 @@ impl Mmu for Reachable {
     fn frames_release(&self, frames: FrameRun) {
         self.0.frames_release(frames);
     }
+    fn address_of(&self, page: PageNum) -> usize {
+        self.0.address_of(page)
+    }
     fn cycles(&self) -> u64 {
         self.0.cycles()
     }
@@ -84,6 +88,8 @@ struct Files {
 /// An engine whose threads run until the test's process ends.
 pub struct Engine {
     pub space: AddressSpace<Reachable>,
+    /// Whose fault came last, by the kernel's id.
+    pub last_thread: AtomicU32,
     _files: Files,
 }
 
@@ -113,7 +119,9 @@ impl Engine {
         let (space, swap) = space(Reachable(mmu, AtomicUsize::new(0)), tree, pages, frames);
         let has_swap = swap.is_some();
         let files = Files { _memory: memory, _device: device, _swap: swap };
-        let engine: &'static Engine = Box::leak(Box::new(Engine { space, _files: files }));
+        let last_thread = AtomicU32::new(0);
+        let engine: &'static Engine =
+            Box::leak(Box::new(Engine { space, last_thread, _files: files }));
         for _ in 0..2 {
             std::thread::spawn(|| engine.handle_faults());
         }
@@ -129,8 +137,10 @@ impl Engine {
         let mmu = &self.space.mmu().0;
         let mut scratch = Scratch::new().unwrap();
         while let Ok(message) = mmu.faults.read() {
-            // SAFETY: no other event was asked for.
-            let fault = unsafe { message.arg.pagefault };
+            let since = Moment::now();
+            // SAFETY: no other event was asked for, and THREAD_ID was.
+            let (fault, thread) =
+                unsafe { (message.arg.pagefault, message.arg.pagefault.feat.ptid) };
             let has = |flag: u32| fault.flags & u64::from(flag) != 0;
             let access = if has(UFFD_PAGEFAULT_FLAG_WP) {
                 Access::WriteProtected
@@ -139,10 +149,10 @@ impl Engine {
             } else {
                 Access::Read
             };
-            // SAFETY: the feature was asked for.
-            let thread = ThreadId(unsafe { fault.feat.ptid });
             let page = mmu.page(fault.address as usize);
-            self.space.handle_fault_of(thread, page, access, &mut scratch);
+            // Before the answer: the thread's next step finds it.
+            self.last_thread.store(thread, Ordering::SeqCst);
+            self.space.handle_fault_of(ThreadId(thread), page, access, since, &mut scratch);
         }
     }
 

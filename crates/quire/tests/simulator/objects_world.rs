@@ -15,6 +15,7 @@ use quire::reclaim::Balance;
 use quire::scratch::Scratch;
 use quire::space::vma::Pattern;
 use quire::sys::Errno;
+use quire::sys::clock::Moment;
 use quire::sys::futex::{self, Reach};
 use quire::units::{BLOCK_PAGES, ObjectPage, ObjectRange, PageRange};
 
@@ -388,7 +389,8 @@ impl World {
                     next.is_some() || is_over()
                 });
                 let Some((thread, page, access)) = next else { break };
-                let outcome = self.objects.handle_fault_of(thread, page, access, scratch);
+                let outcome =
+                    self.objects.handle_fault_of(thread, page, access, Moment::now(), scratch);
                 self.trace(|| format!("        fault {page:?} {access:?}: {outcome:?}"));
             }
         });

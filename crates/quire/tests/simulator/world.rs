@@ -16,6 +16,7 @@ use quire::scratch::Scratch;
 use quire::space::{AddressSpace, Layout};
 use quire::swap::Request;
 use quire::swap::io::Faults;
+use quire::sys::clock::Moment;
 use quire::units::{BLOCK_PAGES, PAGE_SIZE, PageNum, PageRange};
 
 use crate::common::{Speculation, Tree, space};
@@ -259,7 +260,8 @@ impl World {
                     next.is_some() || is_over()
                 });
                 let Some((thread, page, access)) = next else { break };
-                let outcome = self.space.handle_fault_of(thread, page, access, scratch);
+                let outcome =
+                    self.space.handle_fault_of(thread, page, access, Moment::now(), scratch);
                 self.trace(|| format!("        fault {page:?} {access:?}: {outcome:?}"));
             }
         });

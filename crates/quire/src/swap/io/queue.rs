@@ -22,11 +22,13 @@ pub struct Request {
     pub page: PageNum,
     /// Where its blob lies.
     pub location: Location,
+    /// When it was asked for, by the monotonic clock; 0 where nobody asks how long it takes.
+    pub sent_ns: u64,
 }
 
 impl Request {
     /// Stands for none, where a buffer needs a first value.
-    pub const NONE: Request = Request { page: PageNum(0), location: Location::FIRST };
+    pub const NONE: Request = Request { page: PageNum(0), location: Location::FIRST, sent_ns: 0 };
 }
 
 struct State {
@@ -40,8 +42,8 @@ struct State {
 
 /// A bounded first-in first-out queue for any number of threads on both sides.
 pub struct IoQueue {
-    /// Page and location; guarded by `state`, so Relaxed throughout.
-    places: Sparse<[AtomicU64; 2]>,
+    /// Page, location and moment; guarded by `state`, so Relaxed throughout.
+    places: Sparse<[AtomicU64; 3]>,
     state: Mutex<State>,
     /// The futex that workers sleep on: counts wake-ups, changed under `state`.
     wakeups: AtomicU32,
@@ -72,6 +74,7 @@ impl IoQueue {
         let place = &self.places[state.put as usize & (self.places.len() - 1)];
         place[0].store(request.page.0, Relaxed);
         place[1].store(u64::from(request.location.get()), Relaxed);
+        place[2].store(request.sent_ns, Relaxed);
         state.put = state.put.wrapping_add(1);
         let has_sleepers = state.sleepers != 0;
         if has_sleepers {
@@ -148,10 +151,10 @@ impl IoQueue {
         let mut count = 0;
         while count < out.len() && state.taken != state.put {
             let place = &self.places[state.taken as usize & (self.places.len() - 1)];
-            let (page, location) = (place[0].load(Relaxed), place[1].load(Relaxed));
+            let [page, location, sent_ns] = [0, 1, 2].map(|at: usize| place[at].load(Relaxed));
             state.taken = state.taken.wrapping_add(1);
             if let Some(location) = Location::new(location as u32) {
-                out[count] = Request { page: PageNum(page), location };
+                out[count] = Request { page: PageNum(page), location, sent_ns };
                 count += 1;
             }
         }

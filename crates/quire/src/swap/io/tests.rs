@@ -120,10 +120,11 @@ fn the_same_seed_plants_the_same_faults() {
 }
 
 fn request(number: u32) -> Request {
-    Request { page: PageNum(u64::from(number)), location: Location::new(number).unwrap() }
+    let location = Location::new(number).unwrap();
+    Request { page: PageNum(u64::from(number)), location, sent_ns: u64::from(number) + 7 }
 }
 
-const NONE: Request = Request { page: PageNum(0), location: Location::new(1).unwrap() };
+const NONE: Request = Request { page: PageNum(0), location: Location::new(1).unwrap(), sent_ns: 0 };
 
 #[test]
 fn the_queue_is_bounded_and_in_order_and_drains_after_it_is_closed() {

@@ -1,0 +1,304 @@
+//! What happened on the way of a fault, in a ring that another process may read.
+//!
+//! Owns the tracepoints and a ring's protocol; who traces is the fault's affair, and who reads the
+//! supervisor's and its tools'. No locks, and nobody waits.
+//!
+//! # Records
+//!
+//! A writer draws a position from `head`, and writes to the record `position % TRACES`, whose
+//! sequence says what is there:
+//!
+//! | sequence | the record |
+//! |---|---|
+//! | 0 | was never written |
+//! | 2p + 1 | is being written for position p |
+//! | 2p + 2 | has the trace of position p |
+//!
+//! The sequence only ever grows. A writer takes the record by exchanging a sequence that is even,
+//! and of an older position, for its own odd one. Where another is at the record (one of the two
+//! was stopped while a thousand others traced) the trace is lost, so that no record is ever written
+//! by two. A reader copies the record between two looks at the sequence, which must both say that it
+//! has the position that is asked for.
+//!
+//! A slot's next member goes on from where the last one's positions ended: positions never come
+//! again, so no reader takes a new record for an old one. `since` is where they begin that are the
+//! member's own. A record that its writer left odd when it was killed has a position below, which
+//! tells that nobody is at it.
+
+use core::sync::atomic::{AtomicU64, Ordering, fence};
+
+use super::Event;
+
+/// Records of a ring.
+pub const TRACES: usize = 1024;
+
+/// A moment on the way of a fault that can be watched.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub enum Tracepoint {
+    /// The VMA changed while a fault was served speculatively, or was being changed.
+    SpfVmaChanged,
+    /// The VMA's memory was not prepared for it.
+    SpfVmaNoanon,
+    /// VMAs of that kind are not served so.
+    SpfVmaNotsup,
+    /// The VMA does not allow the access.
+    SpfVmaAccess,
+    /// The page's state changed meanwhile.
+    SpfPmdChanged,
+}
+
+impl Tracepoint {
+    /// Every tracepoint, in the order of its number.
+    pub const ALL: [Tracepoint; 5] = [
+        Tracepoint::SpfVmaChanged,
+        Tracepoint::SpfVmaNoanon,
+        Tracepoint::SpfVmaNotsup,
+        Tracepoint::SpfVmaAccess,
+        Tracepoint::SpfPmdChanged,
+    ];
+
+    /// Its name, as the kernel's tracepoints have theirs.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Tracepoint::SpfVmaChanged => "pagefault:spf_vma_changed",
+            Tracepoint::SpfVmaNoanon => "pagefault:spf_vma_noanon",
+            Tracepoint::SpfVmaNotsup => "pagefault:spf_vma_notsup",
+            Tracepoint::SpfVmaAccess => "pagefault:spf_vma_access",
+            Tracepoint::SpfPmdChanged => "pagefault:spf_pmd_changed",
+        }
+    }
+
+    /// What it is counted as.
+    #[must_use]
+    pub const fn event(self) -> Event {
+        match self {
+            Tracepoint::SpfVmaChanged => Event::SpfVmaChanged,
+            Tracepoint::SpfVmaNoanon => Event::SpfVmaNoanon,
+            Tracepoint::SpfVmaNotsup => Event::SpfVmaNotsup,
+            Tracepoint::SpfVmaAccess => Event::SpfVmaAccess,
+            Tracepoint::SpfPmdChanged => Event::SpfPmdChanged,
+        }
+    }
+}
+
+/// What a ring keeps of a moment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Trace {
+    /// When, by CLOCK_MONOTONIC.
+    pub time_ns: u64,
+    /// Where.
+    pub tracepoint: Tracepoint,
+    /// The kernel's id of the thread that faulted; 0 where it is not known.
+    pub thread: u32,
+    /// The address that was accessed, down to its page.
+    pub address: u64,
+    /// First address of the VMA; 0, as its end, where there is none.
+    pub vma_start: u64,
+    /// The address behind the VMA.
+    pub vma_end: u64,
+}
+
+/// A word of a ring: an atomic of the processor's, or one of a model's.
+pub trait TraceWord {
+    /// `AtomicU64::load`.
+    fn load(&self, order: Ordering) -> u64;
+    /// `AtomicU64::store`.
+    fn store(&self, value: u64, order: Ordering);
+    /// `AtomicU64::fetch_add`.
+    fn fetch_add(&self, count: u64, order: Ordering) -> u64;
+    /// `AtomicU64::compare_exchange`, relaxed where it fails.
+    ///
+    /// # Errors
+    /// What is there instead of `old`.
+    fn compare_exchange(&self, old: u64, new: u64, order: Ordering) -> Result<u64, u64>;
+    /// `fence`, which is a model's as well.
+    fn fence(order: Ordering);
+}
+
+impl TraceWord for AtomicU64 {
+    #[inline]
+    fn load(&self, order: Ordering) -> u64 {
+        AtomicU64::load(self, order)
+    }
+    #[inline]
+    fn store(&self, value: u64, order: Ordering) {
+        AtomicU64::store(self, value, order);
+    }
+    #[inline]
+    fn fetch_add(&self, count: u64, order: Ordering) -> u64 {
+        AtomicU64::fetch_add(self, count, order)
+    }
+    #[inline]
+    fn compare_exchange(&self, old: u64, new: u64, order: Ordering) -> Result<u64, u64> {
+        AtomicU64::compare_exchange(self, old, new, order, Ordering::Relaxed)
+    }
+    #[inline]
+    fn fence(order: Ordering) {
+        fence(order);
+    }
+}
+
+/// Words of a trace.
+const WORDS: usize = 5;
+
+/// A place for one trace, on a cache line of its own.
+#[repr(C, align(64))]
+pub struct Record<W = AtomicU64> {
+    sequence: W,
+    words: [W; WORDS],
+}
+
+/// The last [`TRACES`] traces of a member.
+#[repr(C, align(64))]
+pub struct TraceRing<W = AtomicU64, const LEN: usize = TRACES> {
+    head: W,
+    since: W,
+    records: [Record<W>; LEN],
+}
+
+impl Trace {
+    const fn to_words(self) -> [u64; WORDS] {
+        let place = (self.tracepoint as u64) << 32 | self.thread as u64;
+        [self.time_ns, place, self.address, self.vma_start, self.vma_end]
+    }
+
+    fn from_words([time_ns, place, address, vma_start, vma_end]: [u64; WORDS]) -> Option<Trace> {
+        let tracepoint = *Tracepoint::ALL.get((place >> 32) as usize)?;
+        Some(Trace { time_ns, tracepoint, thread: place as u32, address, vma_start, vma_end })
+    }
+}
+
+impl<W: TraceWord> Record<W> {
+    /// Writes `words` for `position`, unless another writer is at the record, or was there for a
+    /// later position. What is being written for a position below `since` never will be.
+    fn write(&self, position: u64, since: u64, words: [u64; WORDS]) {
+        let own = 2 * position + 1;
+        // Relaxed: the exchange looks again.
+        let seen = self.sequence.load(Ordering::Relaxed);
+        let is_busy = !seen.is_multiple_of(2) && seen / 2 >= since;
+        if is_busy || seen >= own {
+            return;
+        }
+        // Acquire pairs with the release at the end of the last write here: ours comes after it.
+        if self.sequence.compare_exchange(seen, own, Ordering::Acquire).is_err() {
+            return;
+        }
+        // Pairs with the fence in `read`: who sees a word of ours sees the odd sequence.
+        W::fence(Ordering::Release);
+        for (word, value) in self.words.iter().zip(words) {
+            // Relaxed: the sequence says whether they belong together.
+            word.store(value, Ordering::Relaxed);
+        }
+        // Release pairs with the acquire in `read`, and with that of the next writer.
+        self.sequence.store(own + 1, Ordering::Release);
+    }
+
+    fn read(&self, position: u64) -> Option<[u64; WORDS]> {
+        let complete = 2 * position + 2;
+        // Acquire pairs with the release of the writer that has finished.
+        if self.sequence.load(Ordering::Acquire) != complete {
+            return None;
+        }
+        let words = core::array::from_fn(|at| self.words[at].load(Ordering::Relaxed));
+        // Pairs with the fence in `write`: a word of a later writer is followed by its sequence.
+        W::fence(Ordering::Acquire);
+        // Relaxed: the fence orders it behind the words.
+        (self.sequence.load(Ordering::Relaxed) == complete).then_some(words)
+    }
+}
+
+impl<W: TraceWord, const LEN: usize> TraceRing<W, LEN> {
+    /// An empty ring of these words, which are zero.
+    pub fn of(word: impl Fn() -> W) -> TraceRing<W, LEN> {
+        let record = |_| Record { sequence: word(), words: core::array::from_fn(|_| word()) };
+        TraceRing { head: word(), since: word(), records: core::array::from_fn(record) }
+    }
+
+    /// Leaves a trace, over the oldest one.
+    pub fn push(&self, trace: &Trace) {
+        // Relaxed: positions need only be unique; the record's sequence orders the rest.
+        let position = self.head.fetch_add(1, Ordering::Relaxed);
+        let since = self.since.load(Ordering::Relaxed);
+        self.records[position as usize % LEN].write(position, since, trace.to_words());
+    }
+
+    /// Positions drawn so far: those of the last [`TRACES`] traces lie below. Of a slot that others
+    /// had before, the first position is not 0.
+    #[must_use]
+    pub fn head(&self) -> u64 {
+        // Relaxed: a hint of where to read; the record says what is there.
+        self.head.load(Ordering::Relaxed)
+    }
+
+    /// The trace of a position; `None` where it was not written yet, is being written, was written
+    /// over, or lost: a reader that has waited for it goes on to the next.
+    #[must_use]
+    pub fn read(&self, position: u64) -> Option<Trace> {
+        // Relaxed: written while the slot was nobody's, before the member that is read about came.
+        if position < self.since.load(Ordering::Relaxed) {
+            return None;
+        }
+        self.records[position as usize % LEN].read(position).and_then(Trace::from_words)
+    }
+
+    /// Forgets all traces. Nobody writes any more.
+    pub fn clear(&self) {
+        let head = self.head.load(Ordering::Relaxed);
+        // A hole of the memfd that is only read stays as small as it can.
+        if head != self.since.load(Ordering::Relaxed) {
+            self.since.store(head, Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn trace(number: u64) -> Trace {
+        let tracepoint = Tracepoint::SpfPmdChanged;
+        Trace { time_ns: number, tracepoint, thread: 1, address: 2, vma_start: 3, vma_end: 4 }
+    }
+
+    #[test]
+    fn a_record_that_a_killed_member_left_half_written_serves_the_next_one() {
+        let ring: TraceRing<AtomicU64, 2> = TraceRing::of(|| AtomicU64::new(0));
+        ring.push(&trace(1));
+        // The second was being written when the member was killed.
+        ring.head.store(2, Ordering::Relaxed);
+        ring.records[1].sequence.store(3, Ordering::Relaxed);
+        ring.push(&trace(3));
+        ring.push(&trace(4));
+        assert_eq!(ring.read(3), None, "somebody may be at the record still");
+        ring.clear();
+        ring.push(&trace(5));
+        ring.push(&trace(6));
+        assert_eq!([4, 5].map(|at| ring.read(at)), [5, 6].map(|number| Some(trace(number))));
+    }
+
+    #[test]
+    fn a_writer_that_comes_late_does_not_write_over_a_later_trace() {
+        let ring: TraceRing<AtomicU64, 1> = TraceRing::of(|| AtomicU64::new(0));
+        ring.records[0].write(7, 0, trace(7).to_words());
+        ring.records[0].write(3, 0, trace(3).to_words());
+        assert_eq!(ring.read(7), Some(trace(7)));
+        assert_eq!(ring.read(3), None);
+    }
+
+    #[test]
+    fn a_record_has_a_cache_line_of_its_own() {
+        assert_eq!(size_of::<Record>(), 64);
+        assert_eq!(size_of::<TraceRing>(), 64 + TRACES * 64);
+    }
+
+    #[test]
+    fn every_tracepoint_is_counted_by_the_name_it_is_traced_by() {
+        for (at, tracepoint) in Tracepoint::ALL.into_iter().enumerate() {
+            assert_eq!(tracepoint as usize, at);
+            let name = tracepoint.name().strip_prefix("pagefault:");
+            assert_eq!(name, Some(tracepoint.event().name()));
+        }
+    }
+}

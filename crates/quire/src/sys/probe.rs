@@ -1,0 +1,73 @@
+//! Places where debuggers and tracers of others can look in (USDT): `pagefault:spf_vma_changed` and
+//! its kin.
+//!
+//! Each is an instruction that does nothing, and a note in the binary (`.note.stapsdt`) that says
+//! where it is and in which registers its arguments are: the address, the VMA's first address, the
+//! address behind it, and the kernel's id of the thread. perf, bpftrace and gdb put their breakpoint
+//! there.
+//!
+//! The notes are written here and not by the crate `probe`, for the sake of one flag. A note names
+//! the section `.stapsdt.base` beside the instruction's address, and perf takes the way from that
+//! section's address to its offset in the file for the instruction's too. So the section must lie in
+//! the segment of the code ("x"): in any other, lld's, which is the linker here, has another such
+//! way, and perf's breakpoint hits the middle of some instruction elsewhere.
+
+use core::arch::asm;
+
+use crate::control::{Trace, Tracepoint};
+
+/// The notes are in every binary that has the engine: tools look for them before anything runs, and
+/// say that there is no such probe where they find none.
+#[used]
+static KEPT: fn(&Trace) = fire;
+
+macro_rules! probe {
+    ($name:literal, $trace:expr) => {
+        // SAFETY: the instruction does nothing; the rest is no code.
+        unsafe {
+            asm!(
+                "990: nop",
+                // Header: bytes of the owner's name and of what follows it, and the note's type.
+                ".pushsection .note.stapsdt, \"?\", \"note\"",
+                ".balign 4",
+                ".4byte 992f - 991f, 994f - 993f, 3",
+                "991: .asciz \"stapsdt\"",
+                "992: .balign 4",
+                // The instruction, the base, and no semaphore: passing costs nothing anyway.
+                "993: .8byte 990b, _.stapsdt.base, 0",
+                ".asciz \"pagefault\"",
+                concat!(".asciz \"", $name, "\""),
+                // Bytes and place of each argument, unsigned.
+                ".asciz \"8@%rdi 8@%rsi 8@%rdx 4@%ecx\"",
+                "994: .balign 4",
+                ".popsection",
+                // Once in a binary, whoever else has probes.
+                ".ifndef _.stapsdt.base",
+                ".pushsection .stapsdt.base, \"axGR\", \"progbits\", .stapsdt.base, comdat",
+                ".weak _.stapsdt.base",
+                ".hidden _.stapsdt.base",
+                "_.stapsdt.base: .space 1",
+                ".size _.stapsdt.base, 1",
+                ".popsection",
+                ".endif",
+                in("rdi") $trace.address,
+                in("rsi") $trace.vma_start,
+                in("rdx") $trace.vma_end,
+                in("ecx") $trace.thread,
+                options(readonly, nostack, preserves_flags),
+            );
+        }
+    };
+}
+
+/// Passes the place of a tracepoint.
+#[inline(never)]
+pub fn fire(trace: &Trace) {
+    match trace.tracepoint {
+        Tracepoint::SpfVmaChanged => probe!("spf_vma_changed", trace),
+        Tracepoint::SpfVmaNoanon => probe!("spf_vma_noanon", trace),
+        Tracepoint::SpfVmaNotsup => probe!("spf_vma_notsup", trace),
+        Tracepoint::SpfVmaAccess => probe!("spf_vma_access", trace),
+        Tracepoint::SpfPmdChanged => probe!("spf_pmd_changed", trace),
+    }
+}
