@@ -181,7 +181,7 @@ mod tests {
         }
         assert!(json.starts_with("{\n  \"exit_status\": 3,\n  \"wall_seconds\": 1.500000,\n"));
         assert!(json.contains("\"cgroup_bytes_max\": null,"));
-        assert!(json.ends_with("\"pgmigrate_fail\": 0\n}\n"));
+        assert!(json.ends_with("\"layout_unmanaged\": 0\n}\n"));
     }
 
     #[test]

@@ -15,7 +15,7 @@
 //! [`WELCOME_SWAP_FILE`] is set. It keeps the connection open in its handlers' private
 //! descriptor table: exec, exit and SIGKILL all close it.
 
-use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
+use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 /// Environment variable with the name of the supervisor's abstract socket (without the NUL).
 pub const SOCKET_VARIABLE: &str = "QUIRE_SOCKET";
@@ -23,7 +23,7 @@ pub const SOCKET_VARIABLE: &str = "QUIRE_SOCKET";
 /// First word of the control page, of `Hello` and of `Welcome`.
 pub const MAGIC: u32 = 0x5155_4952;
 /// Changed with every change of a structure in this module.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 
 /// Most processes of one tree that can be managed at a time.
 pub const MEMBERS_MAX: usize = 256;
@@ -111,11 +111,25 @@ pub enum Event {
     PgmigrateSuccess,
     /// Pages of objects that should have gone to live elsewhere, and could not.
     PgmigrateFail,
+    /// Faults served without the space's lock.
+    SpeculativePgfault,
+    /// Faults tried again, because their VMA changed.
+    SpfVmaChanged,
+    /// Faults tried again, because their VMA has no private copies yet.
+    SpfVmaNoanon,
+    /// Faults tried again, because their VMA is of a kind that needs the lock.
+    SpfVmaNotsup,
+    /// Faults tried again, because their VMA forbids the access.
+    SpfVmaAccess,
+    /// Faults tried again, because their block changed.
+    SpfPmdChanged,
+    /// Layout changes that are not managed.
+    LayoutUnmanaged,
 }
 
 impl Event {
     /// Every event, in the order of its counter.
-    pub const ALL: [Event; 36] = [
+    pub const ALL: [Event; 43] = [
         Event::Pgfault,
         Event::Pgmajfault,
         Event::Pswpin,
@@ -152,6 +166,13 @@ impl Event {
         Event::Pgreuse,
         Event::PgmigrateSuccess,
         Event::PgmigrateFail,
+        Event::SpeculativePgfault,
+        Event::SpfVmaChanged,
+        Event::SpfVmaNoanon,
+        Event::SpfVmaNotsup,
+        Event::SpfVmaAccess,
+        Event::SpfPmdChanged,
+        Event::LayoutUnmanaged,
     ];
 
     /// The counter's name in reports.
@@ -194,6 +215,27 @@ impl Event {
             Event::Pgreuse => "pgreuse",
             Event::PgmigrateSuccess => "pgmigrate_success",
             Event::PgmigrateFail => "pgmigrate_fail",
+            Event::SpeculativePgfault => "speculative_pgfault",
+            Event::SpfVmaChanged => "spf_vma_changed",
+            Event::SpfVmaNoanon => "spf_vma_noanon",
+            Event::SpfVmaNotsup => "spf_vma_notsup",
+            Event::SpfVmaAccess => "spf_vma_access",
+            Event::SpfPmdChanged => "spf_pmd_changed",
+            Event::LayoutUnmanaged => "layout_unmanaged",
+        }
+    }
+
+    /// The event of this name, or of an alias that perf knows it by.
+    #[must_use]
+    pub fn by_name(name: &str) -> Option<Event> {
+        match name {
+            "faults" | "page-faults" => Some(Event::Pgfault),
+            "major-faults" => Some(Event::Pgmajfault),
+            "spf" | "speculative-faults" => Some(Event::SpeculativePgfault),
+            _ => {
+                let name = name.strip_prefix("pagefault:spf").map_or(name, |_| &name[10..]);
+                Event::ALL.into_iter().find(|event| event.name() == name)
+            }
         }
     }
 }
@@ -246,6 +288,162 @@ pub struct Member {
     pub file_pages: AtomicU64,
     /// One counter for every [`Event`].
     pub events: [AtomicU64; Event::ALL.len()],
+    /// A histogram for every [`FaultKind`].
+    pub times: [[AtomicU64; FAULT_BUCKETS]; FaultKind::ALL.len()],
+}
+
+impl Member {
+    /// How often `event` was counted.
+    #[must_use]
+    pub fn counted(&self, event: Event) -> u64 {
+        // Relaxed: a statistic.
+        self.events[event as usize].load(Ordering::Relaxed)
+    }
+
+    /// How many faults took [2^i, 2^(i+1)) ns.
+    #[must_use]
+    pub fn fault_times(&self, kind: FaultKind) -> [u64; FAULT_BUCKETS] {
+        // Relaxed: a statistic.
+        core::array::from_fn(|i| self.times[kind as usize][i].load(Ordering::Relaxed))
+    }
+}
+
+/// Buckets of a histogram of service times.
+pub const FAULT_BUCKETS: usize = 32;
+
+/// What a fault found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(usize)]
+pub enum FaultKind {
+    /// No content.
+    Fresh,
+    /// A page in limbo.
+    Limbo,
+    /// A page in the compressed pool.
+    Memory,
+    /// A page in the swap file.
+    File,
+}
+
+impl FaultKind {
+    /// Every kind.
+    pub const ALL: [FaultKind; 4] =
+        [FaultKind::Fresh, FaultKind::Limbo, FaultKind::Memory, FaultKind::File];
+
+    /// Its name in reports.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            FaultKind::Fresh => "fresh",
+            FaultKind::Limbo => "limbo",
+            FaultKind::Memory => "memory",
+            FaultKind::File => "file",
+        }
+    }
+}
+
+/// What is traced.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub enum Tracepoint {
+    /// [`Event::SpfVmaChanged`].
+    SpfVmaChanged,
+    /// [`Event::SpfVmaNoanon`].
+    SpfVmaNoanon,
+    /// [`Event::SpfVmaNotsup`].
+    SpfVmaNotsup,
+    /// [`Event::SpfVmaAccess`].
+    SpfVmaAccess,
+    /// [`Event::SpfPmdChanged`].
+    SpfPmdChanged,
+}
+
+impl Tracepoint {
+    /// Every tracepoint.
+    pub const ALL: [Tracepoint; 5] = [
+        Tracepoint::SpfVmaChanged,
+        Tracepoint::SpfVmaNoanon,
+        Tracepoint::SpfVmaNotsup,
+        Tracepoint::SpfVmaAccess,
+        Tracepoint::SpfPmdChanged,
+    ];
+
+    /// Its name, as perf lists tracepoints.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Tracepoint::SpfVmaChanged => "pagefault:spf_vma_changed",
+            Tracepoint::SpfVmaNoanon => "pagefault:spf_vma_noanon",
+            Tracepoint::SpfVmaNotsup => "pagefault:spf_vma_notsup",
+            Tracepoint::SpfVmaAccess => "pagefault:spf_vma_access",
+            Tracepoint::SpfPmdChanged => "pagefault:spf_pmd_changed",
+        }
+    }
+}
+
+/// A record of a ring.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Trace {
+    /// CLOCK_MONOTONIC.
+    pub time_ns: u64,
+    /// What happened.
+    pub tracepoint: Tracepoint,
+    /// Who faulted, 0 where unknown.
+    pub thread: u32,
+    /// Where.
+    pub address: u64,
+    /// The VMA.
+    pub vma_start: u64,
+    /// Its end.
+    pub vma_end: u64,
+}
+
+/// The last records of a member. This one has a single writer.
+#[repr(C)]
+pub struct TraceRing {
+    head: AtomicU64,
+    records: [[AtomicU64; 8]; 1024],
+}
+
+impl TraceRing {
+    /// Records ever written.
+    #[must_use]
+    pub fn head(&self) -> u64 {
+        self.head.load(Ordering::Acquire)
+    }
+
+    /// Appends a record.
+    pub fn push(&self, trace: &Trace) {
+        let position = self.head.load(Ordering::Relaxed);
+        let words = [
+            trace.time_ns,
+            u64::from(trace.tracepoint as u32) << 32 | u64::from(trace.thread),
+            trace.address,
+            trace.vma_start,
+            trace.vma_end,
+            position + 1,
+        ];
+        for (to, word) in self.records[position as usize % 1024].iter().zip(words) {
+            to.store(word, Ordering::Relaxed);
+        }
+        self.head.store(position + 1, Ordering::Release);
+    }
+
+    /// The record at a position, unless it is gone, or not there yet.
+    #[must_use]
+    pub fn read(&self, position: u64) -> Option<Trace> {
+        let words = self.records[position as usize % 1024]
+            .each_ref()
+            .map(|word| word.load(Ordering::Relaxed));
+        (words[5] == position + 1).then(|| Trace {
+            time_ns: words[0],
+            tracepoint: Tracepoint::ALL[(words[1] >> 32) as usize],
+            thread: words[1] as u32,
+            address: words[2],
+            vma_start: words[3],
+            vma_end: words[4],
+        })
+    }
 }
 
 /// The head of the control memfd, followed in memory by the segment map.
@@ -261,6 +459,8 @@ pub struct Control {
     pub no_batch_unmap: AtomicU32,
     /// `--folio-order`: -1 for auto, else 0 to 9.
     pub folio_order: AtomicI32,
+    /// 1 where faults always go the classic way.
+    pub no_speculation: AtomicU32,
     /// The futex that the members' background threads sleep on: counts calls for memory.
     pub pressure: AtomicU32,
     /// The budget.
@@ -287,6 +487,8 @@ pub struct Control {
     pub segment_refs: [AtomicU32; SEGMENTS_MAX],
     /// Per member: the segments in which it holds live data, a bit each.
     pub segment_maps: [[AtomicU64; SEGMENT_WORDS]; MEMBERS_MAX],
+    /// Per member: what it traced last.
+    pub traces: [TraceRing; MEMBERS_MAX],
 }
 
 /// Bytes of the control memfd (sparse).

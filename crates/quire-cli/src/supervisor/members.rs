@@ -232,6 +232,7 @@ fn clear(member: &Member) {
     ]
     .into_iter()
     .chain(&member.events)
+    .chain(member.times.as_flattened())
     {
         word.store(0, Relaxed);
     }
