@@ -15,7 +15,11 @@
 //! [`WELCOME_SWAP_FILE`] is set. It keeps the connection open in its handlers' private
 //! descriptor table: exec, exit and SIGKILL all close it.
 
+mod tally;
+
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+
+pub use self::tally::Tally;
 
 /// Environment variable with the name of the supervisor's abstract socket (without the NUL).
 pub const SOCKET_VARIABLE: &str = "QUIRE_SOCKET";
@@ -481,6 +485,8 @@ pub struct Control {
     /// pages that it cannot do without (in the high half); 0 where there is none. Members that
     /// hold more than their share charge nothing new meanwhile, and free that much.
     pub hungry: AtomicU64,
+    /// What members did that have left.
+    pub tally: Tally,
     /// The members.
     pub members: [Member; MEMBERS_MAX],
     /// Members that hold live data in each segment; 0 is a free segment.
