@@ -9,7 +9,11 @@ use quire::library::FaultAround;
 use quire::store::Direct;
 
 use crate::bench::BenchArgs;
+use crate::set::SetArgs;
 use crate::size::Size;
+use crate::stat::StatArgs;
+use crate::trace::TraceArgs;
+use crate::vmstat::VmstatArgs;
 
 /// Run programs in less memory than they want.
 #[derive(Parser, Debug)]
@@ -30,6 +34,14 @@ Examples:
 pub enum Command {
     /// Run a program, and all processes it starts, within a memory budget
     Run(RunOptions),
+    /// Run a program, or look at one that runs, and print what quire counted, as perf stat does
+    Stat(StatArgs),
+    /// Print what the runs hold, swap and serve, a line at a time, as vmstat does
+    Vmstat(VmstatArgs),
+    /// Print events of a program's faults as they come
+    Trace(TraceArgs),
+    /// Change a setting of a run while it goes on
+    Set(SetArgs),
     /// Measure programs bare, under quire, and with the kernel's swap
     Bench(BenchArgs),
     /// Compress a file into an archive that can be mapped like the file
@@ -68,8 +80,16 @@ The run ends with the program. Processes it leaves behind live on with what they
 #[command(after_help = RUN_EXAMPLES)]
 pub struct RunOptions {
     /// The budget: memory that the program and its children may hold together
-    #[arg(long, short, env = "QUIRE_MEMORY", value_name = "SIZE", value_parser = Size::parse)]
-    pub memory: Size,
+    // An option that is required: commands that can do without a program take that back.
+    #[arg(
+        long,
+        short,
+        env = "QUIRE_MEMORY",
+        value_name = "SIZE",
+        value_parser = Size::parse,
+        required = true
+    )]
+    pub memory: Option<Size>,
 
     /// Make a swap file in DIR, for what does not fit compressed (removed when the run ends)
     #[arg(long, env = "QUIRE_SWAP_FILE", value_name = "DIR")]
@@ -101,6 +121,11 @@ pub struct RunOptions {
     #[arg(long, env = "QUIRE_NO_BATCH_UNMAP", value_parser = FalseyValueParser::new())]
     pub no_batch_unmap: bool,
 
+    /// Serve every fault under its address space's lock (slower; to measure what doing without
+    /// brings)
+    #[arg(long, env = "QUIRE_NO_SPECULATIVE_FAULTS", value_parser = FalseyValueParser::new())]
+    pub no_speculative_faults: bool,
+
     /// Write the run's counters to FILE as a flat JSON object
     #[arg(long, env = "QUIRE_STATS", value_name = "FILE")]
     pub stats: Option<PathBuf>,
@@ -118,13 +143,18 @@ pub struct RunOptions {
     pub no_cgroup: bool,
 
     /// The program and its arguments
-    #[arg(
-        required = true,
-        trailing_var_arg = true,
-        allow_hyphen_values = true,
-        value_name = "PROGRAM"
-    )]
+    // Without hyphens in front: an option with its value in one word (-x, or -m1G) would be taken
+    // for the program.
+    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
     pub program: Vec<OsString>,
+}
+
+impl RunOptions {
+    /// The program and its arguments, for people to read.
+    pub fn command_line(&self) -> String {
+        let words: Vec<_> = self.program.iter().map(|word| word.to_string_lossy()).collect();
+        words.join(" ")
+    }
 }
 
 const PACK_EXAMPLES: &str = "\
@@ -240,7 +270,8 @@ pub enum FolioOrder {
 }
 
 impl FolioOrder {
-    fn parse(text: &str) -> Result<FolioOrder, &'static str> {
+    /// Reads an order, or `auto`.
+    pub fn parse(text: &str) -> Result<FolioOrder, &'static str> {
         match text.parse::<u8>() {
             _ if text == "auto" => Ok(FolioOrder::Auto),
             Ok(order @ 0..=9) => Ok(FolioOrder::Fixed(order)),
@@ -281,10 +312,14 @@ mod tests {
         let options = run_options("--memory 512M --quiet ls --quiet -l -- x").unwrap();
         assert_eq!(options.program, ["ls", "--quiet", "-l", "--", "x"]);
         assert!(options.quiet);
-        assert_eq!(options.memory, Size::Bytes(512 << 20));
+        assert_eq!(options.memory, Some(Size::Bytes(512 << 20)));
         assert_eq!(options.folio_order, FolioOrder::Auto);
         let options = run_options("-m 1G -- -odd-name").unwrap();
         assert_eq!(options.program, ["-odd-name"]);
+        let options = run_options("-m1G ls -m2G").unwrap();
+        assert_eq!(options.memory, Some(Size::Bytes(1 << 30)), "an option's value may stick to it");
+        assert_eq!(options.program, ["ls", "-m2G"]);
+        assert!(run_options("-m 1G --no-such-option ls").is_err());
     }
 
     #[test]

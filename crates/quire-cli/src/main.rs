@@ -1,7 +1,8 @@
 //! `quire`: runs programs in less memory than they want.
 //!
-//! `run` starts a program under the preload library and supervises it and its children; `doctor`
-//! says what this machine lets it do; `bench` measures it; `pack` makes archives that can be
+//! `run` starts a program under the preload library and supervises it and its children; `stat`,
+//! `vmstat` and `trace` say what it counted, now or at its end, and `set` changes how it goes on;
+//! `doctor` says what this machine lets it do; `bench` measures it; `pack` makes archives that can be
 //! mapped; `cat` and `sum` read files through the engine's library, in this process. For `run` the
 //! managing itself is done in the programs' own processes, by the preload library; what they share
 //! is [`quire::control`].
@@ -12,9 +13,11 @@ use std::process::ExitCode;
 
 use clap::Parser as _;
 
+mod attach;
 mod bench;
 mod cgroup;
 mod cli;
+mod counts;
 mod doctor;
 mod inspect;
 mod pack;
@@ -23,7 +26,9 @@ mod procfs;
 mod report;
 mod rights;
 mod run;
+mod set;
 mod size;
+mod stat;
 mod stream;
 mod supervisor;
 #[allow(
@@ -31,6 +36,8 @@ mod supervisor;
     reason = "the one ring that may: system calls that rustix has no safe form of"
 )]
 mod sys;
+mod trace;
+mod vmstat;
 
 /// Exit status where quire itself failed.
 pub const QUIRE_FAILED: u8 = 125;
@@ -47,11 +54,22 @@ fn main() -> ExitCode {
             return if error.use_stderr() { QUIRE_FAILED.into() } else { ExitCode::SUCCESS };
         }
     };
-    if !matches!(arguments.command, cli::Command::Run(_)) {
+    // Who supervises a program goes on though nobody reads.
+    let is_supervisor = match &arguments.command {
+        cli::Command::Run(_) => true,
+        cli::Command::Stat(args) => args.pid.is_empty(),
+        cli::Command::Trace(args) => args.pid.is_none(),
+        _ => false,
+    };
+    if !is_supervisor {
         sys::signals::end_with_reader();
     }
     let result = match arguments.command {
-        cli::Command::Run(options) => run::run(options),
+        cli::Command::Run(options) => run::run(&options),
+        cli::Command::Stat(args) => stat::stat(&args),
+        cli::Command::Vmstat(args) => vmstat::vmstat(&args),
+        cli::Command::Trace(args) => trace::trace(&args),
+        cli::Command::Set(args) => set::set(&args),
         cli::Command::Bench(arguments) => bench::main(arguments),
         cli::Command::Pack(arguments) => pack::pack(&arguments),
         cli::Command::Cat(options) => stream::cat(&options),

@@ -18,7 +18,7 @@ use crate::report::{self, Ended, say};
 use crate::rights;
 use crate::size::{Human, machine_memory_bytes};
 use crate::supervisor::swapfile::SwapFile;
-use crate::supervisor::{Program, Settings, Supervisor};
+use crate::supervisor::{Account, Death, Looker, Program, Settings, Supervisor};
 use crate::sys::signals::Signals;
 use crate::sys::spawn::{self, Spawned};
 use crate::{preload, procfs};
@@ -33,7 +33,16 @@ const BUDGET_MAX_BYTES: u64 = 1 << 47;
 const DEFAULT_PATH: &str = "/bin:/usr/bin";
 
 /// Runs a program; returns its exit status.
-pub fn run(options: RunOptions) -> Result<u8> {
+pub fn run(options: &RunOptions) -> Result<u8> {
+    let ended = run_watched(options, None)?;
+    if !options.quiet {
+        say(&ended.line());
+    }
+    Ok(ended.exit_status)
+}
+
+/// Runs a program while `looker` looks on; says all but how it went.
+pub fn run_watched(options: &RunOptions, looker: Option<&mut Looker<'_>>) -> Result<Ended> {
     let (name, arguments) = options.program.split_first().context("no program is given")?;
     let path = std::env::var_os("PATH").unwrap_or_else(|| DEFAULT_PATH.into());
     let inspected = inspect::inspect(name, arguments, &path)?;
@@ -52,10 +61,10 @@ pub fn run(options: RunOptions) -> Result<u8> {
         .as_deref()
         .map(|file| File::create(file).with_context(|| format!("cannot write {}", file.display())));
     let stats = stats.transpose()?;
-    let mut run = Run::prepare(&options, command, &inspected)?;
-    let ended = run.start_and_wait(&options, &inspected)?;
-    run.finish(&options, &ended, stats.as_ref());
-    Ok(ended.exit_status)
+    let mut run = Run::prepare(options, command, &inspected)?;
+    let ended = run.start_and_wait(options, &inspected, looker)?;
+    run.finish(options, &ended, stats.as_ref());
+    Ok(ended)
 }
 
 struct Run {
@@ -83,6 +92,7 @@ impl Run {
             budget_pages: budget_bytes / PAGE_SIZE as u64,
             folio_order: options.folio_order,
             no_batch_unmap: options.no_batch_unmap,
+            no_speculation: options.no_speculative_faults,
             swap,
             uffd_device,
         })?;
@@ -102,8 +112,13 @@ impl Run {
         Ok(Run { supervisor, command: Some(command), cgroup })
     }
 
-    fn start_and_wait(&mut self, options: &RunOptions, inspected: &Inspected) -> Result<Ended> {
-        let ended = self.try_start_and_wait(options, inspected);
+    fn start_and_wait(
+        &mut self,
+        options: &RunOptions,
+        inspected: &Inspected,
+        looker: Option<&mut Looker<'_>>,
+    ) -> Result<Ended> {
+        let ended = self.try_start_and_wait(options, inspected, looker);
         if ended.is_err()
             && let Some(cgroup) = self.cgroup.take()
         {
@@ -112,7 +127,12 @@ impl Run {
         ended
     }
 
-    fn try_start_and_wait(&mut self, options: &RunOptions, inspected: &Inspected) -> Result<Ended> {
+    fn try_start_and_wait(
+        &mut self,
+        options: &RunOptions,
+        inspected: &Inspected,
+        looker: Option<&mut Looker<'_>>,
+    ) -> Result<Ended> {
         let signals = Signals::take_over().context("cannot take signals over")?;
         let procs = self.cgroup.as_ref().map(Cgroup::procs).transpose()?;
         let command = self.command.take().context("a run starts once")?;
@@ -127,9 +147,10 @@ impl Run {
         }
         allow_many_connections();
         let mut program = Program::new(child, signals);
-        let exit_status = self.supervisor.run(&mut program, |death, account| {
+        let on_death = |death: Death, account: &Account| {
             say(&report::obituary_line(death, procfs::name(death.pid).as_deref(), account));
-        })?;
+        };
+        let exit_status = self.supervisor.run(&mut program, on_death, looker)?;
         Ok(Ended {
             account: self.supervisor.account(),
             cgroup_bytes_max: self.cgroup.as_ref().and_then(Cgroup::bytes_max),
@@ -138,7 +159,7 @@ impl Run {
         })
     }
 
-    /// Tells how the run went, and removes its cgroup.
+    /// Writes the counters, says what did not go as it should, and removes the run's cgroup.
     fn finish(&mut self, options: &RunOptions, ended: &Ended, stats: Option<&File>) {
         if let Some(cgroup) = self.cgroup.take() {
             let kills = cgroup.oom_kills();
@@ -169,12 +190,13 @@ impl Run {
         if left > 0 {
             say(&format!("{left} process(es) of the run live on without a supervisor"));
         }
-        say(&ended.line());
     }
 }
 
 fn budget_bytes(options: &RunOptions) -> Result<u64> {
-    let bytes = options.memory.bytes_of(machine_memory_bytes());
+    // clap sees to it that there is one.
+    let memory = options.memory.context("no budget is given")?;
+    let bytes = memory.bytes_of(machine_memory_bytes());
     if bytes < BUDGET_MIN_BYTES {
         bail!("a budget of {} is too small: at least {}", Human(bytes), Human(BUDGET_MIN_BYTES));
     }

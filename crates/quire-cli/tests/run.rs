@@ -3,139 +3,27 @@
 //! The programs run with a stand-in for the preload library, which joins the run and manages
 //! nothing, so that what fails here is the supervisor's.
 
-use std::fs;
-use std::mem::offset_of;
-use std::os::unix::fs::PermissionsExt as _;
-use std::os::unix::process::CommandExt as _;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
-use std::sync::OnceLock;
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+mod fake;
 
-use quire::control::{CONTROL_BYTES, Control, MAGIC, Member, VERSION};
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::thread::sleep;
+use std::time::Duration;
+
 use quire::store::{Store as _, ZstdStore};
 
-/// Compiles the stand-in library, once.
-fn library() -> &'static Path {
-    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
-    LIBRARY.get_or_init(|| {
-        let library = temporary("libfake_preload.so");
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fake/preload.c");
-        let mut cc = Command::new("cc");
-        cc.args(["-shared", "-fPIC", "-Wall", "-Werror", "-o"]).arg(&library).arg(source);
-        for (name, value) in [
-            ("MAGIC", MAGIC as usize),
-            ("VERSION", VERSION as usize),
-            ("CONTROL_BYTES", CONTROL_BYTES),
-            ("MEMBERS", offset_of!(Control, members)),
-            ("MEMBER_BYTES", size_of::<Member>()),
-            ("OBITUARY", offset_of!(Member, obituary)),
-        ] {
-            cc.arg(format!("-D{name}={value}u"));
-        }
-        assert!(cc.status().expect("a C compiler").success());
-        library
-    })
-}
-
-/// A file of this test process's own.
-fn temporary(name: &str) -> PathBuf {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    fs::create_dir_all(folder).unwrap();
-    folder.join(format!("{}-{name}", std::process::id()))
-}
-
-fn quire() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_quire"));
-    for (name, _) in std::env::vars_os().filter(|(name, _)| {
-        name.to_str().is_some_and(|name| name.starts_with("QUIRE_") || name == "LD_PRELOAD")
-    }) {
-        command.env_remove(name);
-    }
-    command.env("QUIRE_PRELOAD", library()).stdin(Stdio::null());
-    command
-}
+use fake::{Supervisor, eventually, kill, library, quire, status, stderr, stdout, temporary};
 
 /// `quire run -m 64M` with these words behind.
 fn run(words: &[&str]) -> Output {
     quire().args(["run", "-m", "64M"]).args(words).output().unwrap()
 }
 
-fn status(output: &Output) -> i32 {
-    output.status.code().expect("quire itself is not killed")
-}
-
-fn stdout(output: &Output) -> String {
-    String::from_utf8(output.stdout.clone()).unwrap()
-}
-
-fn stderr(output: &Output) -> String {
-    String::from_utf8(output.stderr.clone()).unwrap()
-}
-
-/// Waits for something that is about to happen.
-fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + Duration::from_secs(20);
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(Instant::now() < deadline, "{what} did not happen");
-        sleep(Duration::from_millis(5));
-    }
-}
-
-/// A running supervisor, killed with the test.
-struct Supervisor(Child);
-
-impl Supervisor {
-    fn start(words: &[&str]) -> Supervisor {
-        let mut command = quire();
-        command.args(["run", "-m", "64M", "--quiet"]).args(words).stdout(Stdio::null());
-        // A group of its own, as a shell would make.
-        Supervisor(command.process_group(0).spawn().unwrap())
-    }
-
-    fn pid(&self) -> u32 {
-        self.0.id()
-    }
-
-    fn program(&self) -> u32 {
-        let pid = self.pid();
-        eventually("the program's start", || {
-            let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
-            let child = children.split_whitespace().next()?.parse().ok()?;
-            // Before exec it is still quire.
-            (name(child)? != "quire").then_some(child)
-        })
-    }
-
-    fn wait(mut self) -> i32 {
-        self.0.wait().unwrap().code().expect("quire itself is not killed")
-    }
-}
-
-impl Drop for Supervisor {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn name(pid: u32) -> Option<String> {
-    Some(fs::read_to_string(format!("/proc/{pid}/comm")).ok()?.trim_end().to_owned())
-}
-
 fn state(pid: u32) -> Option<char> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit_once(") ")?.1.chars().next()
-}
-
-fn kill(signal: &str, pid: u32) {
-    let mut command = Command::new("kill");
-    let status = command.args(["-s", signal, "--"]).arg(pid.to_string()).status();
-    assert!(status.unwrap().success());
 }
 
 #[test]

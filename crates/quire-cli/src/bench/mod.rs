@@ -20,7 +20,7 @@ use crate::size::Size;
 mod around;
 mod contestant;
 mod data;
-mod figures;
+pub mod figures;
 mod fit;
 mod jobs;
 mod kernel_swap;

@@ -1,7 +1,7 @@
 //! The members' accounts: who joins gets a slot, who leaves gives back what it held.
 //!
-//! Owns the slots of the control page and what the members that have left did (counters, maxima,
-//! obituaries). Leaves sockets and processes to `supervisor`. Members change their own slots while
+//! Owns the slots of the control page and what is left of members that have left: their counters
+//! ([`quire::control::Tally`]), maxima, obituaries. Leaves sockets and processes to `supervisor`. Members change their own slots while
 //! they live; the supervisor changes a slot before its member is welcomed and after its connection
 //! has closed, and at a fork's join the parent's slot, while the parent waits in fork.
 
@@ -44,8 +44,6 @@ pub struct Members {
     count: usize,
     /// Members ever.
     joined: u64,
-    /// Counters of members that have left.
-    events: [u64; Event::ALL.len()],
     /// Most address space that one member managed.
     managed_pages_max: u64,
 }
@@ -58,7 +56,6 @@ impl Members {
             next_slot: 0,
             count: 0,
             joined: 0,
-            events: [0; Event::ALL.len()],
             managed_pages_max: 0,
         }
     }
@@ -95,6 +92,7 @@ impl Members {
         if let Some(parent) = parent {
             inherit(control, parent, slot, hello);
         }
+        control.tally.note_joined(slot);
         self.taken[slot] = true;
         self.next_slot = (slot + 1) % MEMBERS_MAX;
         self.count += 1;
@@ -117,9 +115,6 @@ impl Members {
         if hungry as u32 == slot as u32 + 1 {
             let _ = control.hungry.compare_exchange(hungry, 0, Relaxed, Relaxed);
         }
-        for (total, event) in self.events.iter_mut().zip(Event::ALL) {
-            *total += member.counted(event);
-        }
         let managed = member.managed_pages_max.load(Relaxed);
         self.managed_pages_max = self.managed_pages_max.max(managed);
         let death = Death {
@@ -127,7 +122,7 @@ impl Members {
             obituary: obituary(member.obituary.load(Relaxed)),
             detail: member.obituary_detail.load(Relaxed),
         };
-        control.free_slot(slot);
+        control.tally.take_in(member, |_| control.free_slot(slot));
         if self.count == 0 {
             // Whatever is still on the account was lost by a process killed between two words.
             control.held_pages.store(0, Relaxed);
@@ -139,7 +134,7 @@ impl Members {
     /// A counter over all members, present and past.
     pub fn event(&self, control: &Control, event: Event) -> u64 {
         self.present(control).map(|member| member.counted(event)).sum::<u64>()
-            + self.events[event as usize]
+            + control.tally.counted(event)
     }
 
     /// Most address space that one member managed, in pages.

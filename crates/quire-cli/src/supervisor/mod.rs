@@ -16,6 +16,7 @@
 //! peer is looked at: processes of this user and of root may join, and any descendant of the
 //! program, whatever user it became. Whoever else connects is hung up on.
 
+mod looker;
 mod members;
 mod program;
 pub mod swapfile;
@@ -39,6 +40,7 @@ use rustix::net::{
     SocketFlags, SocketType,
 };
 
+pub use self::looker::{Looker, Moment};
 pub use self::members::Death;
 use self::members::{Members, Refused};
 use self::swapfile::SwapFile;
@@ -66,6 +68,8 @@ pub struct Settings {
     pub folio_order: FolioOrder,
     /// Whether reclaim unmaps page by page.
     pub no_batch_unmap: bool,
+    /// Whether faults always take the space's lock.
+    pub no_speculation: bool,
     /// The swap file.
     pub swap: Option<SwapFile>,
     /// `/dev/userfaultfd`.
@@ -160,6 +164,7 @@ impl Supervisor {
         let segments = settings.swap.as_ref().map_or(0, SwapFile::segments);
         control.supervisor_pid.store(std::process::id(), Relaxed);
         control.no_batch_unmap.store(settings.no_batch_unmap.into(), Relaxed);
+        control.no_speculation.store(settings.no_speculation.into(), Relaxed);
         control.folio_order.store(settings.folio_order.in_control(), Relaxed);
         control.budget_pages.store(settings.budget_pages, Relaxed);
         control.segments_max.store(segments, Relaxed);
@@ -197,20 +202,28 @@ impl Supervisor {
     }
 
     /// Serves until the program ends; returns its exit status as a shell would have it. `on_death`
-    /// is told at once of members that could not go on.
+    /// is told at once of members that could not go on; `looker` sees the tree now and then.
     pub fn run(
         &mut self,
         program: &mut Program,
         mut on_death: impl FnMut(Death, &Account),
+        mut looker: Option<&mut Looker<'_>>,
     ) -> Result<u8> {
         watch(&self.epoll, program.signals(), SIGNALS).context("cannot watch for signals")?;
         loop {
-            let has_signals = self.serve(SAMPLE_MS, &mut on_death)?;
+            let timeout_ms = looker.as_ref().map_or(SAMPLE_MS, |looker| looker.timeout_ms());
+            let has_signals = self.serve(timeout_ms, &mut on_death)?;
             if has_signals && let Some(status) = program.handle_signals() {
                 // Connections close before a process can be waited for: what the program was
                 // charged is given back before the account is read.
                 self.serve(0, &mut on_death)?;
+                if let Some(looker) = looker {
+                    (looker.look)(&self.control, Moment::End);
+                }
                 return Ok(status);
+            }
+            if let Some(looker) = &mut looker {
+                looker.look_if_due(&self.control);
             }
         }
     }

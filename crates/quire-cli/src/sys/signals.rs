@@ -3,6 +3,7 @@
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::sync::OnceLock;
 
 /// Signals that the supervisor passes on to the program or acts on.
 const TAKEN: [i32; 13] = [
@@ -20,6 +21,9 @@ const TAKEN: [i32; 13] = [
     libc::SIGCONT,
     libc::SIGCHLD,
 ];
+
+/// Signals that end who looks on: what was seen so far is still to be printed.
+const ENDS: [i32; 4] = [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM];
 
 /// Has the process end, without a word, where it prints to a pipe that nobody reads any more.
 pub fn end_with_reader() {
@@ -50,16 +54,25 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// Blocks the signals and opens a descriptor for them.
+    /// Blocks all that a program is passed, and opens a descriptor for them.
     pub fn take_over() -> io::Result<Signals> {
+        Signals::take(&TAKEN)
+    }
+
+    /// Blocks what asks for an end, and opens a descriptor for it.
+    pub fn take_ends() -> io::Result<Signals> {
+        Signals::take(&ENDS)
+    }
+
+    fn take(signals: &[i32]) -> io::Result<Signals> {
         let mut set = MaybeUninit::<libc::sigset_t>::zeroed();
         let mut mask = MaybeUninit::<libc::sigset_t>::zeroed();
         let mut child = MaybeUninit::<libc::sigaction>::zeroed();
         // SAFETY: all pointers are to locals of the right type; zeroed sets are valid sets;
-        // TAKEN are valid signal numbers; `action` zeroed is SIG_DFL without flags.
+        // callers give valid signal numbers; `action` zeroed is SIG_DFL without flags.
         unsafe {
             libc::sigemptyset(set.as_mut_ptr());
-            for signal in TAKEN {
+            for &signal in signals {
                 libc::sigaddset(set.as_mut_ptr(), signal);
             }
             check(libc::sigprocmask(libc::SIG_BLOCK, set.as_ptr(), mask.as_mut_ptr()))?;
@@ -71,10 +84,11 @@ impl Signals {
             }
             let raw =
                 check(libc::signalfd(-1, set.as_ptr(), libc::SFD_CLOEXEC | libc::SFD_NONBLOCK))?;
-            Ok(Signals {
-                descriptor: OwnedFd::from_raw_fd(raw),
-                inherited: Inherited { mask: mask.assume_init(), is_child_ignored },
-            })
+            let found = Inherited { mask: mask.assume_init(), is_child_ignored };
+            // A second program must find what the first one found, and not what was made of it.
+            static INHERITED: OnceLock<Inherited> = OnceLock::new();
+            let inherited = *INHERITED.get_or_init(|| found);
+            Ok(Signals { descriptor: OwnedFd::from_raw_fd(raw), inherited })
         }
     }
 

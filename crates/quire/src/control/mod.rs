@@ -19,6 +19,7 @@
 pub mod event;
 pub mod histogram;
 pub mod shard;
+mod tally;
 pub mod trace;
 
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
@@ -27,6 +28,7 @@ pub use self::event::Event;
 pub use self::histogram::{FAULT_BUCKETS, FaultKind};
 use self::shard::ShardsUsed;
 pub use self::shard::{SHARDS, Shard};
+pub use self::tally::Tally;
 pub use self::trace::{TRACES, Trace, TraceRing, Tracepoint};
 
 /// Environment variable with the name of the supervisor's abstract socket (without the NUL).
@@ -180,6 +182,8 @@ pub struct Control {
     /// pages that it cannot do without (in the high half); 0 where there is none. Members that
     /// hold more than their share charge nothing new meanwhile, and free that much.
     pub hungry: AtomicU64,
+    /// What members did that have left.
+    pub tally: Tally,
     /// Which slots are taken, a bit each: whoever gives a slot away says so here.
     pub taken: [AtomicU64; MEMBERS_MAX / 64],
     /// The members.
@@ -205,21 +209,17 @@ impl Control {
 
     /// Gives a free slot to a process, with nothing in it of whoever had it before.
     pub fn take_slot(&self, slot: usize, pid: u32) {
-        self.clear_slot(slot);
+        self.members[slot].clear();
+        self.traces[slot].clear();
         self.members[slot].pid.store(pid, Ordering::Relaxed);
         // Relaxed, here and below: who looks for members wants numbers, each true by itself.
         self.taken[slot / 64].fetch_or(1 << (slot % 64), Ordering::Relaxed);
     }
 
-    /// Takes a slot back.
+    /// Takes a slot back. What its member traced last can still be read, until it is another's.
     pub fn free_slot(&self, slot: usize) {
         self.taken[slot / 64].fetch_and(!(1 << (slot % 64)), Ordering::Relaxed);
-        self.clear_slot(slot);
-    }
-
-    fn clear_slot(&self, slot: usize) {
         self.members[slot].clear();
-        self.traces[slot].clear();
     }
 }
 

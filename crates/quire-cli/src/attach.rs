@@ -1,0 +1,322 @@
+//! Looking into a run from outside: finds the control page of the tree that a process belongs to.
+//!
+//! Owns the search: over the descriptors of all processes that this user may look into, for the
+//! control memfd in its supervisor's hands. Nothing is asked of the supervisor, and nothing changes
+//! for the tree: the page is mapped, by default to be read. Also owns the wait until a process that
+//! is looked at has ended. Leaves to others what the page says (`counts`).
+
+use std::fs;
+use std::io::ErrorKind;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::process::{Child, Command};
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use quire::control::{Control, VERSION};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use crate::counts::{Scope, slot_of};
+use crate::procfs;
+pub use crate::sys::control::Access;
+use crate::sys::control::{ControlMap, NotAttached};
+use crate::sys::signals::Signals;
+use crate::sys::spawn;
+
+/// The control memfd, as /proc shows it.
+const CONTROL_LINK: &str = "/memfd:quire-control (deleted)";
+
+/// A tree that runs.
+pub struct Tree {
+    control: ControlMap,
+    supervisor_pid: u32,
+    supervisor: OwnedFd,
+}
+
+impl Tree {
+    /// Its control page.
+    pub fn control(&self) -> &Control {
+        &self.control
+    }
+
+    /// The process id of its supervisor.
+    pub fn supervisor_pid(&self) -> u32 {
+        self.supervisor_pid
+    }
+}
+
+impl AsFd for Tree {
+    /// Readable once the supervisor has ended.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.supervisor.as_fd()
+    }
+}
+
+/// A process that was asked for, and its tree.
+pub struct Attached {
+    pub tree: Tree,
+    /// A supervisor stands for its tree.
+    pub scope: Scope,
+    process: OwnedFd,
+}
+
+impl AsFd for Attached {
+    /// Readable once the process has ended.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.process.as_fd()
+    }
+}
+
+/// What a search came upon.
+#[derive(Default)]
+struct Found {
+    trees: Vec<Tree>,
+    /// Supervisors of another version, and which.
+    others: Vec<(u32, u32)>,
+}
+
+/// The tree of a process, which is one of its members, or its supervisor.
+pub fn attach(pid: u32, access: Access) -> Result<Attached> {
+    // Before the search: what is found is then found for this process, and not for a later one of
+    // the same number.
+    let process = open_process(pid)?;
+    let found = search(access)?;
+    for tree in found.trees {
+        let scope = if tree.supervisor_pid == pid {
+            Scope::Tree
+        } else if slot_of(&tree.control, pid).is_some() {
+            Scope::Member(pid)
+        } else {
+            continue;
+        };
+        return Ok(Attached { tree, scope, process });
+    }
+    if procfs::stat(pid).is_none_or(|stat| stat.is_dead) {
+        bail!("process {pid} has ended");
+    }
+    let version = ancestry(pid)
+        .find_map(|pid| found.others.iter().find(|other| other.0 == pid).map(|other| other.1));
+    if let Some(version) = version {
+        bail!(
+            "process {pid} is run by another version of quire: its control page has version \
+             {version}, this quire knows {VERSION}"
+        );
+    }
+    match fs::read_dir(format!("/proc/{pid}/fd")) {
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+            bail!("process {pid} belongs to somebody else: quire may not look into it")
+        }
+        _ => bail!("process {pid} is not run by quire"),
+    }
+}
+
+/// All trees that this user may look into; an error where there is none.
+pub fn all_trees() -> Result<Vec<Tree>> {
+    let found = search(Access::Read)?;
+    if found.trees.is_empty() {
+        match found.others.first() {
+            Some((pid, version)) => bail!(
+                "process {pid} is another version of quire: its control page has version \
+                 {version}, this quire knows {VERSION}"
+            ),
+            None => bail!("nothing that this user may look into is run by quire"),
+        }
+    }
+    Ok(found.trees)
+}
+
+fn open_process(pid: u32) -> Result<OwnedFd> {
+    let number = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    let opened = number.ok_or(Errno::SRCH).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()));
+    match opened {
+        Ok(process) => Ok(process),
+        Err(Errno::SRCH) => bail!("there is no process {pid}"),
+        // The id of a thread.
+        Err(Errno::INVAL | Errno::NOENT) => bail!("{pid} is a thread, and no process"),
+        Err(errno) => Err(errno).with_context(|| format!("cannot watch process {pid}")),
+    }
+}
+
+/// Goes over the descriptors of all processes. Those that may not be looked into, and those that
+/// end meanwhile, are passed over.
+fn search(access: Access) -> Result<Found> {
+    let mut found = Found::default();
+    for entry in fs::read_dir("/proc").context("cannot read /proc")?.flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
+            continue;
+        };
+        let Ok(descriptors) = fs::read_dir(entry.path().join("fd")) else { continue };
+        for descriptor in descriptors.flatten() {
+            let path = descriptor.path();
+            if fs::read_link(&path).is_ok_and(|link| link.as_os_str() == CONTROL_LINK) {
+                found.look_at(pid, &path, access);
+            }
+        }
+    }
+    Ok(found)
+}
+
+impl Found {
+    fn look_at(&mut self, pid: u32, path: &std::path::Path, access: Access) {
+        let Ok(supervisor) = open_process(pid) else { return };
+        let rights = match access {
+            Access::Read => OFlags::RDONLY,
+            Access::Write => OFlags::RDWR,
+        };
+        // The number may be something else's since the link was read.
+        let flags = rights | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+        let Ok(memfd) = rustix::fs::open(path, flags, Mode::empty()) else { return };
+        match ControlMap::attach(memfd, access) {
+            // Members have the memfd too, at times; the page says whose it is.
+            Ok(control) if control.supervisor_pid.load(Relaxed) == pid => {
+                self.trees.push(Tree { control, supervisor_pid: pid, supervisor });
+            }
+            Err(NotAttached::OtherVersion(version)) => self.others.push((pid, version)),
+            Ok(_) | Err(NotAttached::NotControl) => {}
+        }
+    }
+}
+
+/// A process, its parent, and so on.
+fn ancestry(pid: u32) -> impl Iterator<Item = u32> {
+    std::iter::successors(Some(pid), |&pid| {
+        procfs::stat(pid).map(|stat| stat.parent_pid).filter(|&parent| parent > 0)
+    })
+}
+
+/// Why a wait is over for good.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Over {
+    /// All that was looked at has ended.
+    Ended,
+    /// The program that bounds the time has ended, with this status.
+    Program(u8),
+    /// Somebody pressed ^C, or sent another signal that ends.
+    Interrupted,
+}
+
+/// Waits, as long as there is something to look at.
+pub struct Vigil {
+    signals: Signals,
+    program: Option<(Child, OwnedFd)>,
+}
+
+impl Vigil {
+    /// A wait that signals end, and the end of `program`, which is started now, where there is one.
+    pub fn start(program: Option<Command>) -> Result<Vigil> {
+        let signals = Signals::take_ends().context("cannot take signals over")?;
+        let program = program.map(|command| {
+            let name = command.get_program().to_owned();
+            let child = spawn::spawn(command, signals.inherited(), None)
+                .with_context(|| format!("cannot run {}", name.display()))?
+                .child;
+            let process = open_process(child.id())?;
+            anyhow::Ok((child, process))
+        });
+        Ok(Vigil { signals, program: program.transpose()? })
+    }
+
+    /// Waits until `until`; says why there is no more to wait for, where it is so. The processes
+    /// that are looked at bound the time only where no program does.
+    pub fn wait(&mut self, until: Instant, watched: &[BorrowedFd<'_>]) -> Result<Option<Over>> {
+        loop {
+            let mut alive: Vec<BorrowedFd<'_>> = vec![self.signals.as_fd()];
+            match &self.program {
+                Some((_, process)) => alive.push(process.as_fd()),
+                None => alive.extend(watched.iter().filter(|process| !has_ended(process))),
+            }
+            if alive.len() == 1 {
+                return Ok(Some(Over::Ended));
+            }
+            let mut polled: Vec<PollFd<'_>> =
+                alive.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
+            let left = until.saturating_duration_since(Instant::now());
+            match poll(&mut polled, Some(&timespec(left))) {
+                Ok(0) => return Ok(None),
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno).context("cannot wait for events"),
+            }
+            if self.signals.try_read().is_some() {
+                return Ok(Some(Over::Interrupted));
+            }
+            if let Some((child, process)) = &mut self.program
+                && has_ended(&process.as_fd())
+            {
+                let status = child.wait().context("cannot wait for the program")?;
+                return Ok(Some(Over::Program(status_byte(status))));
+            }
+        }
+    }
+}
+
+fn status_byte(status: std::process::ExitStatus) -> u8 {
+    use std::os::unix::process::ExitStatusExt as _;
+    match (status.code(), status.signal()) {
+        (Some(code), _) => code as u8,
+        (None, Some(signal)) => 128 + signal as u8,
+        (None, None) => crate::QUIRE_FAILED,
+    }
+}
+
+fn timespec(duration: Duration) -> Timespec {
+    Timespec {
+        tv_sec: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: duration.subsec_nanos().into(),
+    }
+}
+
+/// Whether a process's descriptor says that it has ended.
+pub fn has_ended(process: &BorrowedFd<'_>) -> bool {
+    let mut polled = [PollFd::from_borrowed_fd(*process, PollFlags::IN)];
+    poll(&mut polled, Some(&timespec(Duration::ZERO))) == Ok(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(pid: u32) -> String {
+        match attach(pid, Access::Read) {
+            Ok(attached) => panic!("{pid} is run by quire: {:?}", attached.scope),
+            Err(error) => format!("{error:#}"),
+        }
+    }
+
+    #[test]
+    fn what_is_no_member_is_named() {
+        let parent = std::os::unix::process::parent_id();
+        assert_eq!(message(parent), format!("process {parent} is not run by quire"));
+        assert_eq!(message(u32::MAX), "there is no process 4294967295");
+        let mut child = Command::new("true").spawn().unwrap();
+        let pid = child.id();
+        // Ended, and not waited for.
+        while !procfs::stat(pid).unwrap().is_dead {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(message(pid), format!("process {pid} has ended"));
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_vigil_ends_with_its_program() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "exit 7"]);
+        let mut vigil = Vigil::start(Some(command)).unwrap();
+        let far = Instant::now() + Duration::from_secs(60);
+        assert_eq!(vigil.wait(far, &[]).unwrap(), Some(Over::Program(7)));
+    }
+
+    #[test]
+    fn a_vigil_ends_with_the_last_of_those_it_watches() {
+        let mut child = Command::new("sleep").arg("0.05").spawn().unwrap();
+        let process = open_process(child.id()).unwrap();
+        let mut vigil = Vigil::start(None).unwrap();
+        assert_eq!(vigil.wait(Instant::now(), &[process.as_fd()]).unwrap(), None);
+        let far = Instant::now() + Duration::from_secs(60);
+        assert_eq!(vigil.wait(far, &[process.as_fd()]).unwrap(), Some(Over::Ended));
+        child.wait().unwrap();
+    }
+}

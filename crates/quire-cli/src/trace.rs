@@ -1,0 +1,393 @@
+//! `quire trace`: prints what members trace as it comes, a line an event.
+//!
+//! Owns how far each member's ring was read, and the order in which is printed: by time within what
+//! one look brings. Nobody waits for the reader: records that were overwritten before they were read
+//! are counted as lost.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::AsFd as _;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use clap::Args;
+use quire::control::{Control, MEMBERS_MAX, Trace, TraceRing, Tracepoint};
+
+use crate::attach::{self, Access, Over, Vigil};
+use crate::cli::RunOptions;
+use crate::counts::Scope;
+use crate::report::say;
+use crate::run;
+use crate::stat::glob;
+use crate::supervisor::Looker;
+
+/// How often the rings are read.
+const PERIOD: Duration = Duration::from_millis(10);
+
+const EXAMPLES: &str = "\
+Examples:
+  quire trace -m 512M -- python3 train.py
+  quire trace -e 'pagefault:spf_vma_*' -o events -m 1G -- ./program
+  quire trace -p 4711                     until process 4711 ends, or ^C
+  quire trace -p 4711 sleep 10            for ten seconds
+
+A line is the time (CLOCK_MONOTONIC, seconds), process/thread, event, address, and the VMA's bounds;
+what is not known of them is 0. The process id of a 'quire run' stands for all its processes.
+Lines go to stderr, or to FILE.
+
+Exit status: the program's own, as 'quire run' passes it on; 125 where quire itself failed; with -p
+0, or that of PROGRAM.";
+
+#[derive(Args, Debug)]
+#[command(
+    after_help = EXAMPLES,
+    mut_arg("memory", |memory| memory.required(false).required_unless_present("pid")),
+    mut_arg("program", |program| program.required(false).required_unless_present("pid")),
+)]
+pub struct TraceArgs {
+    /// Print these: names and patterns such as 'pagefault:*' [default: all]
+    #[arg(long = "event", short, value_name = "EVENT,...")]
+    pub events: Vec<String>,
+
+    /// Attach to a process that runs under quire
+    #[arg(long, short, value_name = "PID")]
+    pub pid: Option<u32>,
+
+    /// Print to FILE
+    #[arg(long, short, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub run: RunOptions,
+}
+
+/// `quire trace`; returns its exit status.
+pub fn trace(args: &TraceArgs) -> Result<u8> {
+    let selected = select(&args.events)?;
+    let output: Box<dyn Write> = match &args.output {
+        Some(file) => Box::new(
+            File::create(file).with_context(|| format!("cannot write {}", file.display()))?,
+        ),
+        None => Box::new(io::stderr()),
+    };
+    let mut printer = Printer { selected, output, lost: 0 };
+    let status = match args.pid {
+        None => printer.run(&args.run),
+        Some(pid) => printer.attach(pid, &args.run),
+    }?;
+    if printer.lost > 0 && !args.run.quiet {
+        say(&format!("{} events were lost: they came faster than they were read", printer.lost));
+    }
+    Ok(status)
+}
+
+/// The tracepoints that lists of names and patterns mean; all where nothing is asked for.
+fn select(lists: &[String]) -> Result<Vec<Tracepoint>> {
+    let mut selected = Vec::new();
+    for name in lists.iter().flat_map(|list| list.split(',')).map(str::trim) {
+        let is_meant = |point: &Tracepoint| {
+            let (_, short) = point.name().split_once(':').unwrap_or_default();
+            glob(name, point.name()) || glob(name, short)
+        };
+        let before = selected.len();
+        selected.extend(Tracepoint::ALL.into_iter().filter(is_meant));
+        if selected.len() == before {
+            let names = Tracepoint::ALL.map(|point| format!("\n  {}", point.name())).concat();
+            bail!("there is no tracepoint '{name}'; there are:{names}");
+        }
+    }
+    if lists.is_empty() {
+        selected.extend(Tracepoint::ALL);
+    }
+    Ok(selected)
+}
+
+/// What is printed, and where to.
+struct Printer {
+    selected: Vec<Tracepoint>,
+    output: Box<dyn Write>,
+    lost: u64,
+}
+
+impl Printer {
+    /// Runs the program and prints what it traces from its start on.
+    fn run(&mut self, options: &RunOptions) -> Result<u8> {
+        let mut rings = Rings::new(Scope::Tree);
+        let mut printed = Ok(());
+        let mut look = |control: &Control, _| {
+            if printed.is_ok() {
+                printed = self.print(rings.read(control));
+            }
+        };
+        let mut looker = Looker::new(Some(PERIOD), &mut look);
+        let ended = run::run_watched(options, Some(&mut looker))?;
+        printed.context("cannot write the events")?;
+        Ok(ended.exit_status)
+    }
+
+    /// Prints what a process traces from now on.
+    fn attach(&mut self, pid: u32, options: &RunOptions) -> Result<u8> {
+        let attached = attach::attach(pid, Access::Read)?;
+        let control = attached.tree.control();
+        let mut rings = Rings::new(attached.scope);
+        rings.skip(control);
+        let program = options.program.split_first().map(|(name, arguments)| {
+            let mut command = Command::new(name);
+            command.args(arguments);
+            command
+        });
+        let mut vigil = Vigil::start(program)?;
+        let over = loop {
+            let over = vigil.wait(Instant::now() + PERIOD, &[attached.as_fd()])?;
+            self.print(rings.read(control)).context("cannot write the events")?;
+            if let Some(over) = over {
+                break over;
+            }
+        };
+        Ok(match over {
+            Over::Program(status) => status,
+            Over::Ended | Over::Interrupted => 0,
+        })
+    }
+
+    fn print(&mut self, batch: Batch) -> io::Result<()> {
+        let mut text = String::new();
+        for (pid, lost) in batch.lost {
+            text += &format!("# {lost} events of process {pid} were lost\n");
+            self.lost += lost;
+        }
+        for (pid, trace) in batch.traces {
+            if self.selected.contains(&trace.tracepoint) {
+                text += &line(pid, &trace);
+            }
+        }
+        self.output.write_all(text.as_bytes())?;
+        self.output.flush()
+    }
+}
+
+/// An event in one line.
+fn line(pid: u32, trace: &Trace) -> String {
+    format!(
+        "{:>6}.{:06} {:>7}/{:<7} {:<25} {:#014x} {:#x}-{:#x}\n",
+        trace.time_ns / 1_000_000_000,
+        trace.time_ns / 1000 % 1_000_000,
+        pid,
+        trace.thread,
+        trace.tracepoint.name(),
+        trace.address,
+        trace.vma_start,
+        trace.vma_end
+    )
+}
+
+/// What a look at the rings brought.
+#[derive(Default)]
+struct Batch {
+    /// Events in the order of their time, with their process.
+    traces: Vec<(u32, Trace)>,
+    /// Processes of which events were lost, and how many.
+    lost: Vec<(u32, u64)>,
+}
+
+/// How far the rings of a tree's members were read.
+struct Rings {
+    scope: Scope,
+    /// By slot.
+    read: BTreeMap<usize, RingPosition>,
+}
+
+/// How far a ring was read.
+#[derive(Clone, Copy, Default)]
+struct RingPosition {
+    /// Whose ring it is.
+    pid: u32,
+    /// The next record to read.
+    next: u64,
+    /// What the head was the last time.
+    head: u64,
+}
+
+impl Rings {
+    fn new(scope: Scope) -> Rings {
+        Rings { scope, read: BTreeMap::new() }
+    }
+
+    /// Passes over all that is there.
+    fn skip(&mut self, control: &Control) {
+        self.note_members(control);
+        for (&slot, ring) in &mut self.read {
+            ring.next = control.traces[slot].head();
+        }
+    }
+
+    /// Takes up members that have joined. A ring is not begun anew with its slot's next owner. One
+    /// whose owner joined and left between two looks is read all the same.
+    fn note_members(&mut self, control: &Control) {
+        if self.scope == Scope::Tree {
+            (0..control.tally.slots().min(MEMBERS_MAX)).for_each(|slot| {
+                self.read.entry(slot).or_default();
+            });
+        }
+        for (slot, member) in control.present() {
+            let pid = member.pid.load(Relaxed);
+            if matches!(self.scope, Scope::Tree) || self.scope == Scope::Member(pid) {
+                self.read.entry(slot).or_default().pid = pid;
+            }
+        }
+    }
+
+    /// Reads what is new. What a member traced that has left since is still there.
+    fn read(&mut self, control: &Control) -> Batch {
+        let mut batch = Batch::default();
+        // Before members are noted: what is left in a ring is its last owner's.
+        for (&slot, ring) in &mut self.read {
+            ring.read(&control.traces[slot], &mut batch);
+        }
+        self.note_members(control);
+        for (&slot, ring) in &mut self.read {
+            ring.read(&control.traces[slot], &mut batch);
+        }
+        batch.traces.sort_by_key(|(_, trace)| trace.time_ns);
+        batch
+    }
+}
+
+impl RingPosition {
+    fn read(&mut self, ring: &TraceRing, batch: &mut Batch) {
+        let head = ring.head();
+        if head < self.next {
+            // A ring that was cleared.
+            *self = RingPosition { pid: self.pid, ..RingPosition::default() };
+        }
+        let mut lost = 0;
+        let mut gaps = 0;
+        let mut next = self.next;
+        for position in self.next..head {
+            match ring.read(position) {
+                Some(trace) => {
+                    batch.traces.push((self.pid, trace));
+                    lost += std::mem::take(&mut gaps);
+                    next = position + 1;
+                }
+                // Overwritten, or still being written where it is one of the newest.
+                None => gaps += 1,
+            }
+        }
+        // The newest are given another look; who does not end his record in that time never will.
+        if next < self.head {
+            lost += self.head - next;
+            next = self.head;
+        }
+        (self.next, self.head) = (next, head);
+        if lost > 0 {
+            batch.lost.push((self.pid, lost));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::control::ControlMap;
+
+    fn trace(time_ns: u64) -> Trace {
+        Trace {
+            time_ns,
+            tracepoint: Tracepoint::SpfVmaChanged,
+            thread: 4713,
+            address: 0x7f00_1234_5000,
+            vma_start: 0x7f00_0000_0000,
+            vma_end: 0x7f01_0000_0000,
+        }
+    }
+
+    fn join(control: &Control, slot: usize, pid: u32) {
+        control.take_slot(slot, pid);
+        control.tally.note_joined(slot);
+    }
+
+    fn times(batch: &Batch) -> Vec<(u32, u64)> {
+        batch.traces.iter().map(|(pid, trace)| (*pid, trace.time_ns)).collect()
+    }
+
+    #[test]
+    fn an_event_is_a_line() {
+        assert_eq!(
+            line(4711, &trace(12_345_678_901)),
+            "    12.345678    4711/4713    pagefault:spf_vma_changed 0x7f0012345000 \
+             0x7f0000000000-0x7f0100000000\n"
+        );
+    }
+
+    #[test]
+    fn the_events_of_a_tree_come_in_the_order_of_their_time() {
+        let control = ControlMap::create().unwrap();
+        let mut rings = Rings::new(Scope::Tree);
+        join(&control, 0, 100);
+        control.traces[0].push(&trace(1));
+        control.traces[0].push(&trace(4));
+        join(&control, 1, 200);
+        control.traces[1].push(&trace(3));
+        let batch = rings.read(&control);
+        assert_eq!(times(&batch), [(100, 1), (200, 3), (100, 4)]);
+        assert!(batch.lost.is_empty());
+        assert_eq!(times(&rings.read(&control)), [], "none comes twice");
+        // A member leaves, and another takes its slot, before anybody looks.
+        control.traces[0].push(&trace(5));
+        control.free_slot(0);
+        assert_eq!(times(&rings.read(&control)), [(100, 5)]);
+        join(&control, 0, 300);
+        rings.read(&control);
+        control.traces[0].push(&trace(6));
+        assert_eq!(times(&rings.read(&control)), [(300, 6)]);
+        // One that nobody saw while it was there.
+        control.traces[2].push(&trace(7));
+        control.tally.note_joined(2);
+        assert_eq!(times(&rings.read(&control)), [(0, 7)]);
+    }
+
+    #[test]
+    fn a_member_that_is_attached_to_is_read_alone_and_from_now_on() {
+        let control = ControlMap::create().unwrap();
+        for (slot, pid) in [(0, 100), (1, 200)] {
+            join(&control, slot, pid);
+            control.traces[slot].push(&trace(1));
+        }
+        let mut rings = Rings::new(Scope::Member(200));
+        rings.skip(&control);
+        control.traces[0].push(&trace(2));
+        control.traces[1].push(&trace(3));
+        assert_eq!(times(&rings.read(&control)), [(200, 3)]);
+    }
+
+    #[test]
+    fn what_was_overwritten_is_counted() {
+        let control = ControlMap::create().unwrap();
+        let mut rings = Rings::new(Scope::Tree);
+        join(&control, 0, 100);
+        (0..5000).for_each(|time| control.traces[0].push(&trace(time)));
+        let batch = rings.read(&control);
+        let [(100, lost)] = batch.lost[..] else { panic!("{:?}", batch.lost) };
+        assert!(lost > 0 && !batch.traces.is_empty());
+        assert_eq!(lost + batch.traces.len() as u64, 5000, "none is forgotten");
+        assert_eq!(times(&batch).last(), Some(&(100, 4999)));
+    }
+
+    #[test]
+    fn tracepoints_are_chosen_by_name_and_pattern() {
+        let select = |list: &str| select(&[list.to_owned()]);
+        assert_eq!(select("pagefault:*").unwrap(), Tracepoint::ALL);
+        assert_eq!(
+            select("spf_vma_changed,pagefault:spf_pmd_changed").unwrap(),
+            [Tracepoint::SpfVmaChanged, Tracepoint::SpfPmdChanged]
+        );
+        assert_eq!(super::select(&[]).unwrap(), Tracepoint::ALL);
+        let error = select("faults").unwrap_err().to_string();
+        assert!(error.starts_with("there is no tracepoint 'faults'; there are:\n  pagefault:"));
+    }
+}
