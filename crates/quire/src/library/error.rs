@@ -82,6 +82,22 @@ pub enum Error {
         /// The first such byte.
         offset: u64,
     },
+    /// More would be pinned than may be: half of the memory, at once.
+    TooMuchPinned {
+        /// The object.
+        path: String,
+        /// What was asked for, in bytes.
+        bytes: usize,
+        /// What may be pinned of all objects, in bytes.
+        most: usize,
+    },
+    /// Pages are pinned that would go, or be cut into; nothing has changed. Let go of them first.
+    Pinned {
+        /// The object.
+        path: String,
+        /// The length that it was to have.
+        len: u64,
+    },
     /// The memory of a page has failed; its bytes are lost.
     Poisoned {
         /// The object.
@@ -107,6 +123,8 @@ impl Error {
             Error::TooLong { .. } => Errno::FBIG,
             Error::Store(error) => error.errno(),
             Error::HeldBack { .. } => Errno::AGAIN,
+            Error::TooMuchPinned { .. } => Errno::NOMEM,
+            Error::Pinned { .. } => Errno::BUSY,
             Error::Poisoned { .. } => Errno::HWPOISON,
         }
     }
@@ -155,6 +173,16 @@ impl fmt::Display for Error {
                 f,
                 "{path}: the write barrier holds back the page at {offset}; flush again once it \
                  lets go of it"
+            ),
+            Error::TooMuchPinned { path, bytes, most } => write!(
+                f,
+                "{path}: cannot pin {bytes} bytes more; at most {most} of all objects are pinned at \
+                 once, half of the memory: let go of others, or give the address space more"
+            ),
+            Error::Pinned { path, len } => write!(
+                f,
+                "{path}: cannot be cut to {len} bytes while pages behind that are pinned; let go of \
+                 them first"
             ),
             Error::Poisoned { path, offset } => write!(
                 f,

@@ -26,7 +26,7 @@
 //!
 //! Where the process may not serve faults that the kernel takes on its behalf
 //! ([`AddressSpace::serves_system_calls`]), a system call that is handed a page that is not mapped
-//! fails with EFAULT: [`Mapping::populate`] it before.
+//! fails with EFAULT: [`Mapping::populate`] it before, or [`Mapping::pin`] it, and it stays.
 
 mod adapter;
 mod error;
@@ -34,6 +34,7 @@ mod inline;
 mod mapping;
 mod object;
 mod patience;
+mod pinned;
 mod swap_file;
 mod threads;
 
@@ -50,6 +51,7 @@ use core::time::Duration;
 pub use self::error::Error;
 pub use self::mapping::{MapOptions, Mapping, MappingCopy, MappingMut};
 pub use self::object::{Object, OpenOptions};
+pub use self::pinned::{Pinned, PinnedMut};
 use self::swap_file::{SwapFile, SwapPlace};
 use self::threads::Threads;
 use crate::budget::Budget;
@@ -183,9 +185,11 @@ impl Builder {
     /// Whether what is read 2 MiB at a time may be read over what it displaces: what is read in
     /// order through little memory then takes a third of the time. Not so unless said otherwise,
     /// for it takes a promise: that no page of a mapping is given to the kernel to hold beyond an
-    /// access of its own, as the source of direct I/O, of `vmsplice` or of `MSG_ZEROCOPY` is.
-    /// Nobody can see that it is held, and it may have other bytes before the kernel is done with
-    /// it. Plain reads and writes of the program, and of calls that copy, are as safe as ever.
+    /// access of its own, as the source of direct I/O, of `vmsplice` or of `MSG_ZEROCOPY` is, unless
+    /// it is pinned ([`Mapping::pin`]) until the kernel is done with it: what is pinned is never
+    /// recycled. Of any other page nobody can see that it is held, and it may have other bytes
+    /// before that. Plain reads and writes of the program, and of calls that copy, are as safe as
+    /// ever.
     #[must_use]
     pub fn recycle(mut self, recycles: bool) -> Builder {
         self.recycles = recycles;
@@ -318,6 +322,13 @@ impl AddressSpace {
     #[must_use]
     pub fn packed_pages(&self) -> usize {
         self.engine.objects.space.swap().zpool.blobs()
+    }
+
+    /// Bytes that are pinned just now, and that may be at once.
+    #[must_use]
+    pub fn pinned(&self) -> (usize, usize) {
+        let objects = self.engine.objects;
+        (objects.pinned_pages() << PAGE_SHIFT, objects.pins_max() << PAGE_SHIFT)
     }
 
     /// What was counted so far.

@@ -313,10 +313,11 @@ impl Object {
         &self.inner.space
     }
 
-    /// Changes the length; mappings stay, and an access behind the end is a SIGBUS.
+    /// Changes the length; mappings stay, and an access behind the end is a SIGBUS. Not through a
+    /// page of a mapping that is pinned ([`super::Mapping::pin`]), but for private copies.
     ///
     /// # Errors
-    /// [`Error::ReadOnly`], [`Error::TooLong`], [`Error::Store`].
+    /// [`Error::ReadOnly`], [`Error::TooLong`], [`Error::Pinned`], [`Error::Store`].
     pub fn set_len(&self, bytes: u64) -> Result<(), Error> {
         if self.is_read_only() {
             return Err(Error::ReadOnly { path: self.name().to_string() });
@@ -327,7 +328,8 @@ impl Object {
     /// Follows a change of the store's length that somebody else made; returns it.
     ///
     /// # Errors
-    /// [`Error::TooLong`], [`Error::Store`].
+    /// [`Error::TooLong`], [`Error::Store`]; [`Error::Pinned`], and the object is as long as before
+    /// until this is called again.
     pub fn refresh_len(&self) -> Result<u64, Error> {
         let bytes = self.inner.adapter.calls.len()?;
         self.change_length(bytes, || self.objects().follow_len(self.engine(), bytes))?;
@@ -349,6 +351,9 @@ impl Object {
             Some(error) => Error::Store(error),
             None if errno == Errno::FBIG => {
                 Error::TooLong { path: self.name().to_string(), len: bytes }
+            }
+            None if errno == Errno::BUSY => {
+                Error::Pinned { path: self.name().to_string(), len: bytes }
             }
             None => Error::NoMemory { doing: "change the length of an object", errno },
         })
@@ -506,7 +511,7 @@ impl Object {
         Ok((moved.success * PAGE_SIZE, moved.failed * PAGE_SIZE))
     }
 
-    /// Drops a range of bytes from the cache, but for what is dirty; returns how many.
+    /// Drops a range of bytes from the cache, but for what is dirty or pinned; returns how many.
     pub fn drop_cached(&self, bytes: Range<u64>) -> usize {
         self.objects().drop_cached(self.engine(), pages_of(bytes)) * PAGE_SIZE
     }
@@ -514,7 +519,8 @@ impl Object {
     /// Treats the page at a byte as one whose memory has failed: its bytes are gone from the cache,
     /// an access to it is a SIGBUS in every mapping, and `read_at` is [`Error::Poisoned`], until
     /// [`Self::unpoison`] gives it up, or the object is cut before it. What was written to it and
-    /// not yet to the store is lost; flushes are told so. `false` where there is no such page.
+    /// not yet to the store is lost; flushes are told so. A pinned page goes as well.
+    /// `false` where there is no such page.
     ///
     /// # Errors
     /// [`Error::NoMemory`], and nothing has changed.

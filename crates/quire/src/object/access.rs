@@ -157,7 +157,7 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// The VMA of an object at a page of a mapping that the caller keeps. Advice may have split
     /// the mapping: what all its pages have in common is in any of its VMAs.
-    fn object_vma(&self, page: PageNum) -> Option<Vma> {
+    pub(super) fn object_vma(&self, page: PageNum) -> Option<Vma> {
         // Under the space's lock: while advice splits it, a lookup without may find none.
         let vma = self.space.next_vma(&self.space.lock(), page)?;
         (vma.range.contains(page) && vma.attributes.kind == Kind::Object).then_some(vma)

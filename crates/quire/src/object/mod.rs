@@ -20,6 +20,7 @@
 //! | `readahead` | what is read for it, and ahead of it |
 //! | `strides` | streams by a constant distance |
 //! | `requests` | reads and writes for the store workers, who do what blocks |
+//! | `pin`, `pin_private` | pages that stay in memory and mapped |
 //! | `memory_failure` | a page whose memory has gone bad |
 //! | `rmap` | what is done to a page in every mapping |
 //! | `reclaim` | which cached pages go |
@@ -49,6 +50,7 @@
 //! | O5 | where a block lives changes only while all of its page words are locked, and none of it is mapped |
 //! | O6 | what is mapped in a window lives where the window shows |
 //! | O7 | a cached page of a memory object that is not DIRTY has the bytes of its place in swap; where it has none, zeros |
+//! | O8 | a pinned page is cached and MLOCKED, and lives at home; one that is pinned for write is PINNED and DIRTY |
 //!
 //! Locks, outer first: the space's lock > page locks of objects > `i_mmap` > a window's lock >
 //! locks of places in swap > queue of requests. Page locks are tried only where a window's lock is
@@ -66,6 +68,8 @@ mod mappings;
 mod memory_failure;
 mod migrate;
 mod numbers;
+mod pin;
+mod pin_private;
 mod private;
 mod private_access;
 mod readahead;
@@ -92,6 +96,8 @@ use self::large::LargeFrames;
 pub use self::map::MapRequest;
 use self::mappings::Mappings;
 pub use self::migrate::Migrated;
+use self::pin::Pins;
+pub use self::pin::{PinError, PinFor};
 pub use self::requests::IoBuffer;
 use self::requests::Requests;
 use self::shmem::Shmem;
@@ -214,6 +220,11 @@ pub struct Object {
     stall: stall::Stall,
     /// What the store has made durable.
     synced: sync::Synced,
+    /// How often each page is pinned; see [`pin`].
+    pins: Table<AtomicU32>,
+    /// Pages that are pinned, and those that are pinned for write.
+    pinned: AtomicUsize,
+    pinned_writable: AtomicUsize,
     /// The last error of a read.
     read_error: AtomicI32,
     read_error_page: AtomicU64,
@@ -349,6 +360,7 @@ pub struct Objects<M: ObjectMmu> {
     registry: Mutex<Hands>,
     windows: Windows,
     mappings: Mappings,
+    pins: Pins,
     large: LargeFrames,
     requests: Requests,
     /// Faults that wait until less is dirty.
@@ -384,6 +396,7 @@ impl<M: ObjectMmu> Objects<M> {
         let i_mmaps = IMmaps::new()?;
         let slots = Table::new(OBJECTS_MAX)?;
         let mappings = Mappings::new()?;
+        let pins = Pins::new(space.arena().len())?;
         // Last: it is given back only with the whole.
         let large = LargeFrames::new(space.mmu(), large_frames)?;
         Ok(Objects {
@@ -395,6 +408,7 @@ impl<M: ObjectMmu> Objects<M> {
             registry: Mutex::new(Hands::default()),
             windows,
             mappings,
+            pins,
             requests: Requests::new(),
             unclean: Starved::new(),
             stalls: stall::Stalls::new(),

@@ -32,7 +32,7 @@ enum Content {
 
 impl<M: ObjectMmu> Objects<M> {
     /// Where the pages of a private mapping that the caller keeps come from.
-    fn private_backing(&self, page: PageNum) -> Option<Backing> {
+    pub(super) fn private_backing(&self, page: PageNum) -> Option<Backing> {
         // Under the space's lock: while advice splits the VMA, a lookup without may find none.
         let vma = self.space.next_vma(&self.space.lock(), page)?;
         let is_private = vma.range.contains(page) && vma.attributes.kind == Kind::Private;

@@ -72,6 +72,9 @@ impl<M: ObjectMmu> Objects<M> {
                 write_errors: AtomicU32::new(0),
                 stall: stall::Stall::new(),
                 synced: sync::Synced::new(),
+                pins: Table::new(pages_max.max(1))?,
+                pinned: AtomicUsize::new(0),
+                pinned_writable: AtomicUsize::new(0),
                 read_error: AtomicI32::new(0),
                 read_error_page: AtomicU64::new(0),
             })
@@ -157,6 +160,7 @@ impl<M: ObjectMmu> Objects<M> {
             let is_used = |block: &&Block| block.is_used.load(Ordering::Relaxed) != 0;
             let word_pages = object.blocks.iter().filter(is_used).count();
             let kept = self.leave_all_frames(object);
+            self.forget_pins(object);
             self.space.mmu().home_close(object.home);
             self.cached.fetch_sub(cached, Ordering::Relaxed);
             self.dirty.fetch_sub(object.dirty.load(Ordering::Relaxed), Ordering::Relaxed);
