@@ -98,6 +98,14 @@ pub enum Error {
         /// The length that it was to have.
         len: u64,
     },
+    /// The caller's patience was at its end ([`super::Patience`]) before the call was. What it has
+    /// begun goes on without it.
+    Interrupted {
+        /// The object.
+        path: String,
+        /// What was being done.
+        doing: &'static str,
+    },
     /// The memory of a page has failed; its bytes are lost.
     Poisoned {
         /// The object.
@@ -125,6 +133,7 @@ impl Error {
             Error::HeldBack { .. } => Errno::AGAIN,
             Error::TooMuchPinned { .. } => Errno::NOMEM,
             Error::Pinned { .. } => Errno::BUSY,
+            Error::Interrupted { .. } => Errno::INTR,
             Error::Poisoned { .. } => Errno::HWPOISON,
         }
     }
@@ -183,6 +192,11 @@ impl fmt::Display for Error {
                 f,
                 "{path}: cannot be cut to {len} bytes while pages behind that are pinned; let go of \
                  them first"
+            ),
+            Error::Interrupted { path, doing } => write!(
+                f,
+                "{path}: cannot wait longer to {doing}: cancelled, or out of time; what was begun \
+                 goes on, so try again if it still matters"
             ),
             Error::Poisoned { path, offset } => write!(
                 f,

@@ -22,6 +22,10 @@
 //! A child has none of the mappings: an access is a SIGSEGV. It may open an address space of its
 //! own.
 //!
+//! # Waiting
+//!
+//! Calls wait for stores, as long as it takes unless [`Patience::during`] says otherwise.
+//!
 //! # Rights
 //!
 //! Where the process may not serve faults that the kernel takes on its behalf
@@ -29,6 +33,7 @@
 //! fails with EFAULT: [`Mapping::populate`] it before, or [`Mapping::pin`] it, and it stays.
 
 mod adapter;
+mod cancel;
 mod error;
 mod inline;
 mod mapping;
@@ -48,6 +53,7 @@ use std::vec::Vec;
 use core::sync::atomic::Ordering;
 use core::time::Duration;
 
+pub use self::cancel::{CancelToken, Patience};
 pub use self::error::Error;
 pub use self::mapping::{MapOptions, Mapping, MappingCopy, MappingMut};
 pub use self::object::{Object, OpenOptions};
@@ -59,6 +65,7 @@ use crate::control::{CONTROL_BYTES, Control, Event, MAGIC, VERSION};
 use crate::mmu::userfaultfd::Userfaultfd;
 pub use crate::object::FaultAround;
 use crate::object::{IoBuffer, Objects};
+use crate::page::Kill;
 pub use crate::page::wait::Counts as WaitCounts;
 use crate::scratch::Scratch;
 use crate::space;
@@ -457,7 +464,7 @@ impl Engine {
         }
     }
 
-    /// Lends buffers to a caller.
+    /// Lends buffers to a caller, whose patience goes with them.
     fn with_buffers<T>(
         &self,
         work: impl FnOnce(&mut Scratch, &mut IoBuffer) -> T,
@@ -469,7 +476,14 @@ impl Engine {
             Some(buffers) => buffers,
             None => (Scratch::new().map_err(no_memory)?, IoBuffer::new().map_err(no_memory)?),
         };
+        let patience = Patience::current();
+        if let Some(patience) = &patience {
+            // SAFETY: taken out again below, before `patience` goes; where `work` panics nobody
+            // uses the buffer any more.
+            buffers.1.set_kill(unsafe { patience.kill_for_a_call() });
+        }
         let result = work(&mut buffers.0, &mut buffers.1);
+        buffers.1.set_kill(Kill::NEVER);
         lock().push(buffers);
         Ok(result)
     }

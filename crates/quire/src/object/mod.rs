@@ -189,6 +189,8 @@ pub struct Object {
     store: &'static dyn BackingStore,
     /// Where its pages are in swap, if they are not in the store.
     shmem: Option<Shmem>,
+    /// Its number, once it has one.
+    number: AtomicU32,
     /// Where it is mapped.
     pub(crate) i_mmap: IMmap,
     /// Bytes. Shrinks before pages go, grows after the home has.
@@ -231,6 +233,11 @@ pub struct Object {
 }
 
 impl Object {
+    fn id(&self) -> ObjectId {
+        // Relaxed: written before the object is published.
+        ObjectId(self.number.load(Ordering::Relaxed))
+    }
+
     /// Bytes.
     pub fn len(&self) -> u64 {
         // Acquire pairs with the release of a change: who sees a longer object sees a longer home.

@@ -40,12 +40,11 @@ use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use super::ReadError;
 use super::large::LargeFrame;
 use super::requests::IoBuffer;
-use super::rmap::Wait;
 use super::window::Mapped;
 use super::{Object, ObjectId, Objects};
 use crate::mmu::Protection;
 use crate::mmu::object::ObjectMmu;
-use crate::page::{Flags, Snapshot, State};
+use crate::page::{Flags, Interrupted, Snapshot, State};
 use crate::scratch::Scratch;
 use crate::space::vma::Vma;
 use crate::sys::Errno;
@@ -233,13 +232,15 @@ impl<M: ObjectMmu> Objects<M> {
         buffer: &mut IoBuffer,
     ) -> Result<(), PinError> {
         let read_error = |errno| PinError::Read(ReadError { offset: at.offset(), errno });
+        let kill = buffer.kill();
+        let interrupted = |Interrupted| read_error(Errno::INTR);
         loop {
             if at.index() >= object.pages() {
                 return Err(PinError::BehindEnd(at.offset()));
             }
             self.fetch(object, at, scratch, buffer).map_err(read_error)?;
             let word = object.word(at);
-            let old = self.space.lock_word(word);
+            let old = self.space.lock_word_killable(word, kill).map_err(interrupted)?;
             // SeqCst: with who cuts, who takes this lock after he has said so.
             let is_cut = at.0 >= object.cut.load(Ordering::SeqCst);
             let is_away = object.block(at).frame() != LargeFrame::NONE;
@@ -250,19 +251,14 @@ impl<M: ObjectMmu> Objects<M> {
             }
             self.space.unlock_word(word);
             if is_cut {
-                self.wait_for_cut(object);
-            } else if is_away && !self.come_home(object, at, scratch) {
-                self.space.wait_for_room();
+                self.wait_for_cut_killable(object, kill).map_err(interrupted)?;
+            } else if is_away {
+                let moved = self.come_home(object, at, kill, scratch).map_err(interrupted)?;
+                if moved.failed > 0 {
+                    self.space.wait_for_room_killable(kill).map_err(interrupted)?;
+                }
             }
         }
-    }
-
-    /// Brings a block home that is to be pinned; `false`: there was no memory for it.
-    fn come_home(&self, object: &Object, at: ObjectPage, scratch: &mut Scratch) -> bool {
-        let pages = object.block_of(at);
-        let home = LargeFrame::NONE;
-        let moved = self.migrate_block(object, pages, home, Wait::Yes, Some(scratch));
-        moved.is_ok_and(|moved| moved.failed == 0)
     }
 
     /// Pins a locked, cached page; returns its word from now on.

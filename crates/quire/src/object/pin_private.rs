@@ -11,10 +11,10 @@ use core::sync::atomic::Ordering;
 
 use super::pin::{Count, PinError, PinFor};
 use super::requests::IoBuffer;
-use super::{ObjectId, Objects};
+use super::{ObjectId, Objects, ReadError};
 use crate::fault::Access;
 use crate::mmu::object::ObjectMmu;
-use crate::page::{Flags, Snapshot, State};
+use crate::page::{Flags, Interrupted, Snapshot, State};
 use crate::scratch::Scratch;
 use crate::sys::Errno;
 use crate::units::{PageNum, PageRange};
@@ -56,7 +56,11 @@ impl<M: ObjectMmu> Objects<M> {
         let backing = self.private_backing(page).ok_or(PinError::Refused(Errno::FAULT))?;
         loop {
             self.populate_private(PageRange::new(page, 1), scratch, buffer)?;
-            let old = self.space.lock_page(page);
+            let old =
+                self.space.lock_page_killable(page, buffer.kill()).map_err(|Interrupted| {
+                    let offset = backing.object_page(page).offset();
+                    PinError::Read(ReadError { offset, errno: Errno::INTR })
+                })?;
             let is_protected = what == PinFor::Writing
                 && (old.has(Flags::CLEAN) || old.has(Flags::WRITE_PROTECTED));
             if old.state() == State::Mapped && !is_protected {

@@ -55,6 +55,7 @@ impl<M: ObjectMmu> Objects<M> {
                 home,
                 store,
                 shmem,
+                number: AtomicU32::new(0),
                 i_mmap: IMmap::new(),
                 length: AtomicU64::new(length),
                 users: AtomicUsize::new(1),
@@ -94,6 +95,8 @@ impl<M: ObjectMmu> Objects<M> {
             self.space.mmu().home_close(home);
             return Err(Errno::NFILE);
         };
+        // SAFETY: made above, and nobody ends it before it is published.
+        unsafe { object.as_ref() }.number.store(slot as u32, Ordering::Relaxed);
         // Release publishes the object.
         self.slots[slot].0.store(object.as_ptr(), Ordering::Release);
         self.slots_used.fetch_max(slot + 1, Ordering::Relaxed);

@@ -18,7 +18,7 @@ use super::rmap::Wait;
 use super::{Object, Objects};
 use crate::budget::Purpose;
 use crate::mmu::object::ObjectMmu;
-use crate::page::{Condition, Flags, Snapshot, State};
+use crate::page::{Condition, Flags, Interrupted, Kill, Snapshot, State};
 use crate::sys::Errno;
 use crate::sys::futex::{self, Reach};
 use crate::units::{BLOCK_PAGES, ObjectPage, ObjectRange, PAGE_SHIFT, PAGE_SIZE};
@@ -137,13 +137,28 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// Waits while the store is being asked to become shorter. The caller holds no page lock.
     pub(super) fn wait_for_cut(&self, object: &Object) {
+        let _ = self.wait_for_cut_killable(object, Kill::NEVER);
+    }
+
+    /// The same, until `kill` ends it.
+    ///
+    /// # Errors
+    /// [`Interrupted`]: the store has not answered yet.
+    pub(super) fn wait_for_cut_killable(
+        &self,
+        object: &Object,
+        kill: Kill<'_>,
+    ) -> Result<(), Interrupted> {
         loop {
             // Acquire pairs with the release in `end_cut`: who goes on sees no cut.
             let cuts = object.cuts.load(Ordering::Acquire);
             if cuts.is_multiple_of(2) {
-                return;
+                return Ok(());
             }
-            futex::wait(&object.cuts, cuts, Reach::Process, None);
+            if kill.is_due() {
+                return Err(Interrupted);
+            }
+            kill.sleep_on_futex(&object.cuts, cuts);
         }
     }
 
