@@ -4,6 +4,7 @@ use core::fmt;
 use core::ops::{Deref, DerefMut, Range};
 use std::string::ToString;
 
+use super::change::RemapOptions;
 use super::pinned::{Pinned, PinnedMut, RawPin};
 use super::{Error, Object, address};
 use crate::mmu::Prot;
@@ -163,6 +164,7 @@ impl MapOptions {
             offset: self.offset,
             len: len as usize,
             sharing,
+            is_beyond_end: self.is_beyond_end,
         };
         if self.populate {
             raw.populate(0..raw.len)?;
@@ -183,11 +185,12 @@ pub(super) enum Sharing {
 /// A mapping without a type.
 pub(super) struct Raw {
     pub object: Object,
-    range: PageRange,
+    pub range: PageRange,
     pub start: usize,
     pub offset: u64,
     pub len: usize,
     pub sharing: Sharing,
+    pub is_beyond_end: bool,
 }
 
 impl Drop for Raw {
@@ -366,6 +369,16 @@ macro_rules! mapping_methods {
             self.raw.dont_need(bytes)
         }
 
+        /// Gives the mapping another length, in its place or, where that is allowed, at another
+        /// address: memmap2's remap. Bytes that were in the mapping and still are stay as they are.
+        ///
+        /// # Errors
+        /// [`Error::BadRange`] as for [`MapOptions::map`]; [`Error::NoMemory`] where there is no
+        /// room for it. The mapping is as it was then.
+        pub fn remap(&mut self, len: usize, options: RemapOptions) -> Result<(), Error> {
+            self.raw.remap(len, options)
+        }
+
         /// Changes how much is mapped around a read fault.
         pub fn set_fault_around(&self, fault_around: FaultAround) {
             self.raw.object.objects().set_fault_around(self.raw.range.start, fault_around);
@@ -387,7 +400,7 @@ macro_rules! mapping_methods {
 
 /// A mapping that can be read.
 pub struct Mapping {
-    raw: Raw,
+    pub(super) raw: Raw,
 }
 
 impl Mapping {
@@ -405,7 +418,7 @@ impl Deref for Mapping {
 
 /// A mapping that can be written.
 pub struct MappingMut {
-    raw: Raw,
+    pub(super) raw: Raw,
 }
 
 impl MappingMut {
@@ -449,7 +462,7 @@ impl MappingMut {
 
 /// A private copy that can be read and written.
 pub struct MappingCopy {
-    raw: Raw,
+    pub(super) raw: Raw,
 }
 
 impl MappingCopy {

@@ -34,6 +34,7 @@
 
 mod adapter;
 mod cancel;
+mod change;
 mod error;
 mod inline;
 mod mapping;
@@ -54,6 +55,7 @@ use core::sync::atomic::Ordering;
 use core::time::Duration;
 
 pub use self::cancel::{CancelToken, Patience};
+pub use self::change::{RemapOptions, Unchanged};
 pub use self::error::Error;
 pub use self::mapping::{MapOptions, Mapping, MappingCopy, MappingMut};
 pub use self::object::{Object, OpenOptions};

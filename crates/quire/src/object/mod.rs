@@ -9,7 +9,8 @@
 //! | file | what is there |
 //! |---|---|
 //! | `registry` | objects come and go |
-//! | `map` | mappings come, change their rights, and go |
+//! | `map` | mappings come and go |
+//! | `protect`, `remap` | they get other rights, or another length |
 //! | `private` | private mappings: copies, whose faults are anonymous memory's but for the first |
 //! | `private_access` | what is asked of them beside accesses |
 //! | `fault` | the way of a fault |
@@ -72,9 +73,11 @@ mod pin;
 mod pin_private;
 mod private;
 mod private_access;
+mod protect;
 mod readahead;
 mod reclaim;
 mod registry;
+mod remap;
 mod requests;
 mod rmap;
 mod shmem;
