@@ -69,11 +69,23 @@
 // quire_advise: not soon; drops it from the cache, but for what is dirty.
 #define QUIRE_DONTNEED 4
 
+// quire_remap: it may go to another address.
+#define QUIRE_MAY_MOVE 1
+
+// quire_pin: for bytes that may be written at any time, by the kernel for one.
+#define QUIRE_PIN_WRITE 1
+
+// Ends calls that wait, from any thread.
+struct quire_cancel_token;
+
 // A mapping: some of an object's bytes as memory.
 struct quire_mapping;
 
 // An object: a file, or what is packed in an archive, with its cached pages.
 struct quire_object;
+
+// A range of a mapping that stays in memory and mapped.
+struct quire_pinned;
 
 // An address space: a bound on memory, the threads that keep it, and the objects mapped under it.
 struct quire_space;
@@ -238,6 +250,50 @@ int quire_advise(const struct quire_mapping *mapping, size_t offset, size_t len,
 // Writes what is dirty in a range of a mapping to the file and makes it durable. Errors are those
 // of quire_flush. Of a private copy nothing is ever written: does nothing.
 int quire_flush_mapping(const struct quire_mapping *mapping, size_t offset, size_t len);
+
+// Gives a mapping `len` bytes from its first one on: in its place, or, with QUIRE_MAY_MOVE, at
+// another address, which quire_base tells. On error it is as it was.
+int quire_remap(struct quire_mapping *mapping, size_t len, uint32_t flags);
+
+// Makes a mapping writable, or read-only where `is_writable` is 0. A private copy stays one. On
+// error, EACCES where the object is read-only, it is as it was.
+int quire_protect(struct quire_mapping *mapping, int is_writable);
+
+// Has a range of a mapping read and mapped, and keeps it so until quire_unpin, whatever else needs
+// memory: a system call can be handed these bytes, and the kernel may hold them as long, as for
+// direct I/O, vmsplice or io_uring. With QUIRE_PIN_WRITE, of a writable mapping, it may write them
+// as well at any time; all that while they count as dirty, and a flush writes what is there when it
+// comes by. Pins nest. `len` may be QUIRE_TO_END.
+//
+// Returns NULL on error. ENOMEM: more than half of the memory would be pinned. quire_set_len fails
+// with EBUSY where a pinned page would go or be cut into.
+struct quire_pinned *quire_pin(const struct quire_mapping *mapping,
+                               size_t offset,
+                               size_t len,
+                               uint32_t flags);
+
+// Lets a pinned range go, and ends the handle.
+int quire_unpin(struct quire_pinned *pin);
+
+// Makes a token, for quire_set_patience. Returns NULL on error.
+struct quire_cancel_token *quire_cancel_new(void);
+
+// Ends all calls that wait with this token, now and later: they fail with EINTR.
+int quire_cancel(const struct quire_cancel_token *cancel);
+
+// Ends the handle. Calls that were given the token wait on.
+int quire_cancel_free(struct quire_cancel_token *cancel);
+
+// How long the calls that this thread makes from now on wait, until it says something else: until
+// the token is cancelled, and until `timeout_ms` milliseconds from now, not from a call's
+// beginning, have passed. NULL is no token, -1 no timeout; with both, as at first, they wait as long
+// as it takes. A call whose wait ends so fails with EINTR, and what it has begun goes on: a read
+// leaves its pages in the cache, a flush or a change of length is made, nothing stays pinned.
+//
+// What need not wait is done all the same. quire_close and quire_unmap wait as long as it takes, and
+// so do accesses to a mapping.
+int quire_set_patience(const struct quire_cancel_token *cancel,
+                       int64_t timeout_ms);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -38,6 +38,18 @@ pub unsafe fn get<'a, H: Handle>(pointer: *const H) -> Result<&'a H, Failure> {
     Ok(handle)
 }
 
+/// The same, to be changed.
+///
+/// # Safety
+/// As for [`get`], and nobody else uses it meanwhile.
+pub unsafe fn get_mut<'a, H: Handle>(pointer: *mut H) -> Result<&'a mut H, Failure> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        get(pointer.cast_const())?;
+        Ok(&mut *pointer)
+    }
+}
+
 /// Ends a handle. An inherited one stays as it is: what it refers to is not this process's.
 ///
 /// # Safety

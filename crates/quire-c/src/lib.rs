@@ -9,6 +9,8 @@
 //! | `space` | address spaces and their counters |
 //! | `object` | objects: files, and what is packed in archives |
 //! | `mapping` | an object's bytes as memory |
+//! | `pin` | ranges of mappings that stay in memory and mapped |
+//! | `cancel` | how long the calls of a thread wait |
 //! | `handle` | what a handle is, and whether it may be used |
 //! | `fork` | in which process of a line of forks this is |
 //! | `failure` | why a call failed |
@@ -19,9 +21,11 @@
 //! The names in `quire.h` come from `cbindgen.toml`; the header is kept in the tree, and
 //! `tests/header.rs` holds it against this code.
 
+mod cancel;
 mod failure;
 mod fork;
 mod handle;
 mod mapping;
 mod object;
+mod pin;
 mod space;

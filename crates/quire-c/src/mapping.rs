@@ -4,11 +4,12 @@ use std::ffi::{c_int, c_void};
 use std::ops::Range;
 
 use engine::library::{
-    FaultAround, MapOptions, Mapping as ReadMapping, MappingCopy, MappingMut, Pattern,
+    Error, FaultAround, MapOptions, Mapping as ReadMapping, MappingCopy, MappingMut, Pattern,
+    RemapOptions, Unchanged,
 };
 
 use crate::failure::{Failure, number, pointer, status};
-use crate::handle::{Handle, close, get, hand_out, opened_in};
+use crate::handle::{Handle, close, get, get_mut, hand_out, opened_in};
 use crate::object::{Object, QUIRE_TO_END};
 
 /// quire_map: writable.
@@ -42,8 +43,11 @@ pub const QUIRE_WILLNEED: c_int = 3;
 /// quire_advise: not soon; drops it from the cache, but for what is dirty.
 pub const QUIRE_DONTNEED: c_int = 4;
 
+/// quire_remap: it may go to another address.
+pub const QUIRE_MAY_MOVE: u32 = 1;
+
 /// A mapping, by its rights.
-enum Rights {
+pub(crate) enum Rights {
     Read(ReadMapping),
     Write(MappingMut),
     Copy(MappingCopy),
@@ -54,7 +58,7 @@ pub struct Mapping {
     process: u64,
     offset: u64,
     len: usize,
-    rights: Rights,
+    pub(crate) rights: Rights,
 }
 
 impl Handle for Mapping {
@@ -68,17 +72,17 @@ impl Handle for Mapping {
 /// A method that all kinds have.
 macro_rules! either {
     ($mapping:expr, $map:ident => $result:expr) => {
-        match &$mapping.rights {
-            Rights::Read($map) => $result,
-            Rights::Write($map) => $result,
-            Rights::Copy($map) => $result,
+        match $mapping.rights {
+            Rights::Read(ref $map) => $result,
+            Rights::Write(ref $map) => $result,
+            Rights::Copy(ref $map) => $result,
         }
     };
 }
 
 impl Mapping {
     /// A range of the mapping's bytes.
-    fn range(&self, offset: usize, len: usize) -> Result<Range<usize>, Failure> {
+    pub(crate) fn range(&self, offset: usize, len: usize) -> Result<Range<usize>, Failure> {
         let outside = Failure::Argument(
             "offset and len reach over the mapping's end; give QUIRE_TO_END for all there is",
         );
@@ -280,10 +284,81 @@ pub unsafe extern "C" fn quire_flush_mapping(
     }))
 }
 
+/// Gives a mapping `len` bytes from its first one on: in its place, or, with QUIRE_MAY_MOVE, at
+/// another address, which quire_base tells. On error it is as it was.
+///
+/// # Safety
+/// `mapping` is NULL or a handle that is not closed; nobody else uses it, or its memory, meanwhile,
+/// and nothing of it is pinned.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn quire_remap(mapping: *mut Mapping, len: usize, flags: u32) -> c_int {
+    // SAFETY: the caller's promise.
+    status(unsafe { get_mut(mapping) }.and_then(|mapping| remap(mapping, len, flags)))
+}
+
+fn remap(mapping: &mut Mapping, len: usize, flags: u32) -> Result<(), Failure> {
+    if flags & !QUIRE_MAY_MOVE != 0 {
+        return Err(Failure::Argument("a flag is not known; give those of quire_remap only"));
+    }
+    let options = RemapOptions::new().may_move(flags & QUIRE_MAY_MOVE != 0);
+    match &mut mapping.rights {
+        Rights::Read(map) => map.remap(len, options)?,
+        Rights::Write(map) => map.remap(len, options)?,
+        Rights::Copy(map) => map.remap(len, options)?,
+    }
+    mapping.len = len;
+    Ok(())
+}
+
+/// Makes a mapping writable, or read-only where `is_writable` is 0. A private copy stays one. On
+/// error, EACCES where the object is read-only, it is as it was.
+///
+/// # Safety
+/// As for quire_remap.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn quire_protect(mapping: *mut Mapping, is_writable: c_int) -> c_int {
+    // SAFETY: the caller's promise.
+    let mapping = match unsafe { get_mut(mapping) } {
+        Ok(mapping) => mapping,
+        Err(failure) => return status(Err(failure)),
+    };
+    // SAFETY: written again below. A panic in between does not leave an `extern "C"` function: it
+    // ends the process, and nobody sees it twice.
+    let before = unsafe { std::ptr::read(&raw const mapping.rights) };
+    let (rights, result) = with_rights(before, is_writable != 0);
+    // SAFETY: what was there has been read out above.
+    unsafe { std::ptr::write(&raw mut mapping.rights, rights) };
+    status(result.map_err(Failure::from))
+}
+
+fn with_rights(rights: Rights, is_writable: bool) -> (Rights, Result<(), Error>) {
+    match (rights, is_writable) {
+        // SAFETY: no slice is made of the mapping, as of any here.
+        (Rights::Read(map), true) => settle(unsafe { map.make_mut() }, Rights::Write, Rights::Read),
+        (Rights::Write(map), false) => settle(map.make_read_only(), Rights::Read, Rights::Write),
+        (Rights::Copy(map), false) => settle(map.make_read_only(), Rights::Read, Rights::Copy),
+        (rights, _) => (rights, Ok(())),
+    }
+}
+
+/// What a mapping is after a change, or still is.
+fn settle<A, B>(
+    changed: Result<A, Unchanged<B>>,
+    after: impl FnOnce(A) -> Rights,
+    before: impl FnOnce(B) -> Rights,
+) -> (Rights, Result<(), Error>) {
+    match changed {
+        Ok(map) => (after(map), Ok(())),
+        Err(unchanged) => (before(unchanged.mapping), Err(unchanged.error)),
+    }
+}
+
 /// Handles are used from several threads.
 const _: () = {
     const fn is_sync<T: Send + Sync>() {}
     is_sync::<crate::space::Space>();
     is_sync::<Object>();
     is_sync::<Mapping>();
+    is_sync::<crate::pin::Pin>();
+    is_sync::<crate::cancel::Cancel>();
 };

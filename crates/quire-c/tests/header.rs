@@ -3,7 +3,8 @@
 use std::path::Path;
 
 /// In the order in which a reader wants them.
-const SOURCES: [&str; 4] = ["failure.rs", "space.rs", "object.rs", "mapping.rs"];
+const SOURCES: [&str; 6] =
+    ["failure.rs", "space.rs", "object.rs", "mapping.rs", "pin.rs", "cancel.rs"];
 
 /// The header, as the code says it must be.
 fn header() -> String {

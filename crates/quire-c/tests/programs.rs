@@ -138,6 +138,11 @@ fn what_is_written_to_memory_objects_is_there_with_and_without_a_swap_file() {
 }
 
 #[test]
+fn what_is_pinned_can_be_written_by_the_kernel_and_a_mapping_can_change() {
+    check("pin", Linked::Shared);
+}
+
+#[test]
 fn a_thread_serves_itself_over_recycled_memory() {
     check("inline", Linked::Shared);
 }

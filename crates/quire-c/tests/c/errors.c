@@ -29,6 +29,12 @@ static void nothing_is_einval(void)
 	FAILS(quire_populate_cached(NULL, 0, 1), EINVAL);
 	FAILS(quire_advise(NULL, 0, 1, QUIRE_NORMAL), EINVAL);
 	FAILS(quire_flush_mapping(NULL, 0, 1), EINVAL);
+	FAILS(quire_remap(NULL, 1, 0), EINVAL);
+	FAILS(quire_protect(NULL, 0), EINVAL);
+	FAILS(quire_pin(NULL, 0, 1, 0), EINVAL);
+	FAILS(quire_unpin(NULL), EINVAL);
+	FAILS(quire_cancel(NULL), EINVAL);
+	FAILS(quire_cancel_free(NULL), EINVAL);
 }
 
 static void options_are_checked(void)

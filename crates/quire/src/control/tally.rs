@@ -12,7 +12,7 @@ use super::{Event, FAULT_BUCKETS, FaultKind, Member};
 
 /// How often [`Tally::read`] begins again before it takes what it gets: a supervisor that was
 /// killed between two steps never ends them.
-const TRIES_MAX: u32 = 1000;
+const TRIES_MAX: u32 = 100_000;
 
 /// The counters of members that have left.
 #[repr(C, align(64))]

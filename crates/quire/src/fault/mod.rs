@@ -25,7 +25,7 @@ use self::window::Window;
 use crate::control::Event;
 use crate::failpoint::{self, Place};
 use crate::mmu::{FrameRun, Mmu, Protection};
-use crate::page::{Flags, Kill, Snapshot, State};
+use crate::page::{Flags, Interrupted, Kill, Snapshot, State};
 use crate::scratch::{STAGING_PAGES, Scratch};
 use crate::space::vma::{Kind, Vma};
 use crate::space::{AddressSpace, ThreadId};
@@ -213,11 +213,20 @@ impl<M: Mmu> AddressSpace<M> {
     /// which a fork waits for: they are fed before the faults that it holds up; and for whoever
     /// else may sleep.
     pub(crate) fn wait_for_room(&self) {
+        let _ = self.wait_for_room_killable(Kill::NEVER);
+    }
+
+    /// The same, until `kill` ends it.
+    ///
+    /// # Errors
+    /// [`Interrupted`], whether there is room or not.
+    pub(crate) fn wait_for_room_killable(&self, kill: Kill<'_>) -> Result<(), Interrupted> {
         self.starved.sleep(
             || self.budget.call_for_memory(),
             || self.available() > 0,
-            |word, seen| self.mmu.sleep_on(word, seen as u32, Kill::NEVER),
+            |word, seen| self.mmu.sleep_on(word, seen as u32, kill),
         );
+        if kill.is_due() { Err(Interrupted) } else { Ok(()) }
     }
 
     fn fault_on_mapped(&self, page: PageNum, old: Snapshot, vma: &Vma, access: Access) -> Outcome {

@@ -176,7 +176,8 @@ impl<M: Mmu> AddressSpace<M> {
     pub(crate) fn drop_unwritten(&self, range: PageRange) {
         for page in self.used_parts(range).flat_map(PageRange::pages) {
             let before = self.lock_page(page);
-            let is_read = before.has(Flags::IN_OBJECT);
+            // What is pinned is as much the mapping's own as what was written.
+            let is_read = before.has(Flags::IN_OBJECT) && !before.has(Flags::MLOCKED);
             let is_refused = before.state() == State::Poisoned && before.has(Flags::ERROR);
             if !is_read && !is_refused {
                 self.unlock_page(page);

@@ -77,6 +77,30 @@ pub enum Error {
         /// The first such byte.
         offset: u64,
     },
+    /// More would be pinned than may be: half of the memory, at once.
+    TooMuchPinned {
+        /// The object.
+        path: String,
+        /// What was asked for, in bytes.
+        bytes: usize,
+        /// What may be pinned of all objects, in bytes.
+        most: usize,
+    },
+    /// Pages are pinned that would go, or be cut into; nothing has changed. Let go of them first.
+    Pinned {
+        /// The object.
+        path: String,
+        /// The length that it was to have.
+        len: u64,
+    },
+    /// The caller's patience was at its end ([`super::Patience`]) before the call was. What it has
+    /// begun goes on without it.
+    Interrupted {
+        /// The object.
+        path: String,
+        /// What was being done.
+        doing: &'static str,
+    },
     /// The memory of a page has failed; its bytes are lost.
     Poisoned {
         /// The object.
@@ -101,6 +125,9 @@ impl Error {
             Error::TooLong { .. } => Errno::FBIG,
             Error::Store(error) => error.errno(),
             Error::HeldBack { .. } => Errno::AGAIN,
+            Error::TooMuchPinned { .. } => Errno::NOMEM,
+            Error::Pinned { .. } => Errno::BUSY,
+            Error::Interrupted { .. } => Errno::INTR,
             Error::Poisoned { .. } => Errno::HWPOISON,
         }
     }
@@ -144,6 +171,21 @@ impl fmt::Display for Error {
                 f,
                 "{path}: the write barrier holds back the page at {offset}; flush again once it \
                  lets go of it"
+            ),
+            Error::TooMuchPinned { path, bytes, most } => write!(
+                f,
+                "{path}: cannot pin {bytes} bytes more; at most {most} of all objects are pinned at \
+                 once, half of the memory: let go of others, or give the address space more"
+            ),
+            Error::Pinned { path, len } => write!(
+                f,
+                "{path}: cannot be cut to {len} bytes while pages behind that are pinned; let go of \
+                 them first"
+            ),
+            Error::Interrupted { path, doing } => write!(
+                f,
+                "{path}: cannot wait longer to {doing}: cancelled, or out of time; what was begun \
+                 goes on, so try again if it still matters"
             ),
             Error::Poisoned { path, offset } => write!(
                 f,

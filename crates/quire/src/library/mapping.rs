@@ -4,9 +4,11 @@ use core::fmt;
 use core::ops::{Deref, DerefMut, Range};
 use std::string::ToString;
 
+use super::change::RemapOptions;
+use super::pinned::{Pinned, PinnedMut, RawPin};
 use super::{Error, Object, address};
 use crate::mmu::Prot;
-use crate::object::{FaultAround, MapRequest};
+use crate::object::{FaultAround, MapRequest, PinFor};
 use crate::space::vma::Pattern;
 use crate::units::{ObjectPage, ObjectRange, PAGE_SIZE, PageRange};
 
@@ -158,6 +160,7 @@ impl MapOptions {
             offset: self.offset,
             len: len as usize,
             sharing,
+            is_beyond_end: self.is_beyond_end,
         };
         if self.populate {
             raw.populate(0..raw.len)?;
@@ -168,7 +171,7 @@ impl MapOptions {
 
 /// Whose the bytes are.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Sharing {
+pub(super) enum Sharing {
     /// The object's.
     Shared,
     /// The mapping's own, once they are copied.
@@ -176,13 +179,14 @@ enum Sharing {
 }
 
 /// A mapping without a type.
-struct Raw {
-    object: Object,
-    range: PageRange,
-    start: usize,
-    offset: u64,
-    len: usize,
-    sharing: Sharing,
+pub(super) struct Raw {
+    pub object: Object,
+    pub range: PageRange,
+    pub start: usize,
+    pub offset: u64,
+    pub len: usize,
+    pub sharing: Sharing,
+    pub is_beyond_end: bool,
 }
 
 impl Drop for Raw {
@@ -192,7 +196,7 @@ impl Drop for Raw {
 }
 
 impl Raw {
-    fn pages(&self, bytes: Range<usize>) -> PageRange {
+    pub fn pages(&self, bytes: Range<usize>) -> PageRange {
         let lead = (self.offset % PAGE_SIZE as u64) as usize;
         let end = bytes.end.min(self.len);
         let start = bytes.start.min(end);
@@ -307,6 +311,21 @@ macro_rules! mapping_methods {
             self.raw.populate(bytes)
         }
 
+        /// Has a range read and mapped, and keeps it so until the result is dropped, whatever
+        /// else needs memory: a system call can be handed these bytes, with inline delivery as
+        /// well, and the kernel may hold them as long, as for direct I/O, `vmsplice` or io_uring.
+        /// Pins nest. Half of the memory can be pinned at most. A change of the object's length
+        /// that would cut a pinned page off is refused, but for private copies, which keep it.
+        /// (What the kernel swaps out by itself, because the whole machine is short of memory, is
+        /// mapped again at the next access.)
+        ///
+        /// # Errors
+        /// [`Error::TooMuchPinned`], [`Error::BadRange`] where it reaches behind the mapping's or
+        /// the object's end, [`Error::Store`]; nothing is pinned by the call then.
+        pub fn pin(&self, bytes: Range<usize>) -> Result<Pinned<'_>, Error> {
+            Ok(Pinned(RawPin::new(&self.raw, bytes, PinFor::Reading)?))
+        }
+
         /// Maps what is in memory already, without waiting for anything; returns how many pages of
         /// the range are mapped then.
         pub fn populate_cached(&self, bytes: Range<usize>) -> usize {
@@ -340,10 +359,20 @@ macro_rules! mapping_methods {
             self.raw.object.prefetch(self.raw.bytes(bytes))
         }
 
-        /// Drops a range from the cache, but for what is dirty; returns how many bytes. What was
+        /// Drops a range from the cache, but for what is dirty or pinned; returns how many bytes. What was
         /// written to a private copy stays, packed.
         pub fn dont_need(&self, bytes: Range<usize>) -> usize {
             self.raw.dont_need(bytes)
+        }
+
+        /// Gives the mapping another length, in its place or, where that is allowed, at another
+        /// address: memmap2's remap. Bytes that were in the mapping and still are stay as they are.
+        ///
+        /// # Errors
+        /// [`Error::BadRange`] as for [`MapOptions::map`]; [`Error::NoMemory`] where there is no
+        /// room for it. The mapping is as it was then.
+        pub fn remap(&mut self, len: usize, options: RemapOptions) -> Result<(), Error> {
+            self.raw.remap(len, options)
         }
 
         /// Changes how much is mapped around a read fault.
@@ -367,7 +396,7 @@ macro_rules! mapping_methods {
 
 /// A mapping that can be read.
 pub struct Mapping {
-    raw: Raw,
+    pub(super) raw: Raw,
 }
 
 impl Mapping {
@@ -385,7 +414,7 @@ impl Deref for Mapping {
 
 /// A mapping that can be written.
 pub struct MappingMut {
-    raw: Raw,
+    pub(super) raw: Raw,
 }
 
 impl MappingMut {
@@ -407,6 +436,19 @@ impl MappingMut {
         self.raw.object.flush_range(self.raw.bytes(bytes))
     }
 
+    /// The same as [`Self::pin`] for bytes that are written: until the result is dropped they can
+    /// be written without a fault, so that the kernel may do it at any time, as the target of
+    /// read(2), direct I/O or io_uring. All that while they count as dirty. A flush writes what is
+    /// there when it comes by, which may be a part of what the kernel is just writing; only one
+    /// that begins after the kernel has said that it is done promises what it wrote, and the
+    /// barrier cannot hold anything back that comes after its yes.
+    ///
+    /// # Errors
+    /// As for [`Self::pin`].
+    pub fn pin_write(&self, bytes: Range<usize>) -> Result<PinnedMut<'_>, Error> {
+        Ok(PinnedMut(RawPin::new(&self.raw, bytes, PinFor::Writing)?))
+    }
+
     /// The first byte.
     #[must_use]
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
@@ -416,11 +458,21 @@ impl MappingMut {
 
 /// A private copy that can be read and written.
 pub struct MappingCopy {
-    raw: Raw,
+    pub(super) raw: Raw,
 }
 
 impl MappingCopy {
     mapping_methods!();
+
+    /// The same as [`Self::pin`] for bytes that are written: until the result is dropped they can
+    /// be written without a fault, so that the kernel may do it at any time. They are the copy's
+    /// own from then on, as if they had been written.
+    ///
+    /// # Errors
+    /// As for [`Self::pin`].
+    pub fn pin_write(&self, bytes: Range<usize>) -> Result<PinnedMut<'_>, Error> {
+        Ok(PinnedMut(RawPin::new(&self.raw, bytes, PinFor::Writing)?))
+    }
 
     /// Gives up what was written to the pages that lie in a range whole: they are as the object
     /// has them, as madvise's MADV_DONTNEED makes them.

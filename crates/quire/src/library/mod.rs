@@ -23,18 +23,25 @@
 //! A child has none of the mappings: an access is a SIGSEGV. It may open an address space of its
 //! own.
 //!
+//! # Waiting
+//!
+//! Calls wait for stores, as long as it takes unless [`Patience::during`] says otherwise.
+//!
 //! # Rights
 //!
 //! Where the process may not serve faults that the kernel takes on its behalf
 //! ([`AddressSpace::serves_system_calls`]), a system call that is handed a page that is not mapped
-//! fails with EFAULT: [`Mapping::populate`] it before.
+//! fails with EFAULT: [`Mapping::populate`] it before, or [`Mapping::pin`] it, and it stays.
 
 mod adapter;
+mod cancel;
+mod change;
 mod error;
 mod inline;
 mod mapping;
 mod object;
 mod patience;
+mod pinned;
 mod swap_file;
 mod threads;
 
@@ -48,9 +55,12 @@ use std::vec::Vec;
 use core::sync::atomic::Ordering;
 use core::time::Duration;
 
+pub use self::cancel::{CancelToken, Patience};
+pub use self::change::{RemapOptions, Unchanged};
 pub use self::error::Error;
 pub use self::mapping::{MapOptions, Mapping, MappingCopy, MappingMut};
 pub use self::object::{Object, OpenOptions};
+pub use self::pinned::{Pinned, PinnedMut};
 use self::swap_file::{SwapFile, SwapPlace};
 use self::threads::Threads;
 use crate::budget::Budget;
@@ -58,6 +68,7 @@ use crate::control::{CONTROL_BYTES, Control, Event, FAULT_BUCKETS, FaultKind, MA
 use crate::mmu::userfaultfd::Userfaultfd;
 pub use crate::object::FaultAround;
 use crate::object::{IoBuffer, Objects};
+use crate::page::Kill;
 pub use crate::page::wait::Counts as WaitCounts;
 use crate::scratch::Scratch;
 use crate::space;
@@ -188,9 +199,11 @@ impl Builder {
     /// Whether what is read 2 MiB at a time may be read over what it displaces: what is read in
     /// order through little memory then takes a third of the time. Not so unless said otherwise,
     /// for it takes a promise: that no page of a mapping is given to the kernel to hold beyond an
-    /// access of its own, as the source of direct I/O, of `vmsplice` or of `MSG_ZEROCOPY` is.
-    /// Nobody can see that it is held, and it may have other bytes before the kernel is done with
-    /// it. Plain reads and writes of the program, and of calls that copy, are as safe as ever.
+    /// access of its own, as the source of direct I/O, of `vmsplice` or of `MSG_ZEROCOPY` is, unless
+    /// it is pinned ([`Mapping::pin`]) until the kernel is done with it: what is pinned is never
+    /// recycled. Of any other page nobody can see that it is held, and it may have other bytes
+    /// before that. Plain reads and writes of the program, and of calls that copy, are as safe as
+    /// ever.
     #[must_use]
     pub fn recycle(mut self, recycles: bool) -> Builder {
         self.recycles = recycles;
@@ -323,6 +336,13 @@ impl AddressSpace {
     #[must_use]
     pub fn packed_pages(&self) -> usize {
         self.engine.objects.space.swap().zpool.blobs()
+    }
+
+    /// Bytes that are pinned just now, and that may be at once.
+    #[must_use]
+    pub fn pinned(&self) -> (usize, usize) {
+        let objects = self.engine.objects;
+        (objects.pinned_pages() << PAGE_SHIFT, objects.pins_max() << PAGE_SHIFT)
     }
 
     /// What was counted so far.
@@ -459,7 +479,7 @@ impl Engine {
         }
     }
 
-    /// Lends buffers to a caller.
+    /// Lends buffers to a caller, whose patience goes with them.
     fn with_buffers<T>(
         &self,
         work: impl FnOnce(&mut Scratch, &mut IoBuffer) -> T,
@@ -471,7 +491,14 @@ impl Engine {
             Some(buffers) => buffers,
             None => (Scratch::new().map_err(no_memory)?, IoBuffer::new().map_err(no_memory)?),
         };
+        let patience = Patience::current();
+        if let Some(patience) = &patience {
+            // SAFETY: taken out again below, before `patience` goes; where `work` panics nobody
+            // uses the buffer any more.
+            buffers.1.set_kill(unsafe { patience.kill_for_a_call() });
+        }
         let result = work(&mut buffers.0, &mut buffers.1);
+        buffers.1.set_kill(Kill::NEVER);
         lock().push(buffers);
         Ok(result)
     }

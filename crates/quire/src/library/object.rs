@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use super::adapter::{Adapter, Calls, lock};
 use super::patience::Patient;
-use super::{AddressSpace, Entered, Error};
+use super::{AddressSpace, Entered, Error, Patience};
 use crate::object::{BackingStore, FlushError, ObjectId, ReadError};
 use crate::store::{
     Cause, Direct, FileOptions, FileStore, Operation, Store, StoreError, ZstdStore,
@@ -313,25 +313,32 @@ impl Object {
         &self.inner.space
     }
 
-    /// Changes the length; mappings stay, and an access behind the end is a SIGBUS.
+    /// Changes the length; mappings stay, and an access behind the end is a SIGBUS. Not through a
+    /// page of a mapping that is pinned ([`super::Mapping::pin`]), but for private copies.
     ///
     /// # Errors
-    /// [`Error::ReadOnly`], [`Error::TooLong`], [`Error::Store`].
+    /// [`Error::ReadOnly`], [`Error::TooLong`], [`Error::Pinned`], [`Error::Store`].
     pub fn set_len(&self, bytes: u64) -> Result<(), Error> {
         if self.is_read_only() {
             return Err(Error::ReadOnly { path: self.name().to_string() });
         }
-        self.change_length(bytes, || self.objects().set_len(self.engine(), bytes))
+        self.interruptibly("change the length", move |object| {
+            object.change_length(bytes, || object.objects().set_len(object.engine(), bytes))
+        })?
     }
 
     /// Follows a change of the store's length that somebody else made; returns it.
     ///
     /// # Errors
-    /// [`Error::TooLong`], [`Error::Store`].
+    /// [`Error::TooLong`], [`Error::Store`]; [`Error::Pinned`], and the object is as long as before
+    /// until this is called again.
     pub fn refresh_len(&self) -> Result<u64, Error> {
-        let bytes = self.inner.adapter.calls.len()?;
-        self.change_length(bytes, || self.objects().follow_len(self.engine(), bytes))?;
-        Ok(bytes)
+        self.interruptibly("follow the length", |object| {
+            let bytes = object.inner.adapter.calls.len()?;
+            let follow = || object.objects().follow_len(object.engine(), bytes);
+            object.change_length(bytes, follow)?;
+            Ok(bytes)
+        })?
     }
 
     /// Makes a change of length. What the store says of it is this one's and no older one's: another
@@ -349,6 +356,9 @@ impl Object {
             Some(error) => Error::Store(error),
             None if errno == Errno::FBIG => {
                 Error::TooLong { path: self.name().to_string(), len: bytes }
+            }
+            None if errno == Errno::BUSY => {
+                Error::Pinned { path: self.name().to_string(), len: bytes }
             }
             None => Error::NoMemory { doing: "change the length of an object", errno },
         })
@@ -386,13 +396,21 @@ impl Object {
     }
 
     fn flush_pages(&self, pages: ObjectRange, is_durable: bool) -> Result<(), Error> {
-        let mut told = *lock(&self.told);
-        let result = self.inner.space.engine.with_buffers(|_, buffer| {
-            self.objects().flush(self.engine(), pages, is_durable, &mut told, buffer)
+        let told = *lock(&self.told);
+        let (result, told) = self.interruptibly("flush", move |object| {
+            let mut told = told;
+            (object.flush_to(pages, is_durable, &mut told), told)
         })?;
+        // Not where it was interrupted: nobody was told anything.
         let mut kept = lock(&self.told);
         *kept = (*kept).max(told);
-        drop(kept);
+        result
+    }
+
+    fn flush_to(&self, pages: ObjectRange, is_durable: bool, told: &mut u32) -> Result<(), Error> {
+        let result = self.inner.space.engine.with_buffers(|_, buffer| {
+            self.objects().flush(self.engine(), pages, is_durable, told, buffer)
+        })?;
         result.map_err(|error| match error {
             FlushError::HeldBack { offset } => {
                 Error::HeldBack { path: self.name().to_string(), offset }
@@ -498,15 +516,17 @@ impl Object {
     /// # Errors
     /// [`Error::NoMemory`] where it cannot be begun.
     pub fn migrate(&self) -> Result<(usize, usize), Error> {
-        let moved = self
-            .inner
-            .space
-            .engine
-            .with_buffers(|scratch, _| self.objects().migrate(self.engine(), scratch))?;
+        let moved = self.interruptibly("migrate", |object| {
+            object
+                .inner
+                .space
+                .engine
+                .with_buffers(|scratch, _| object.objects().migrate(object.engine(), scratch))
+        })??;
         Ok((moved.success * PAGE_SIZE, moved.failed * PAGE_SIZE))
     }
 
-    /// Drops a range of bytes from the cache, but for what is dirty; returns how many.
+    /// Drops a range of bytes from the cache, but for what is dirty or pinned; returns how many.
     pub fn drop_cached(&self, bytes: Range<u64>) -> usize {
         self.objects().drop_cached(self.engine(), pages_of(bytes)) * PAGE_SIZE
     }
@@ -514,7 +534,8 @@ impl Object {
     /// Treats the page at a byte as one whose memory has failed: its bytes are gone from the cache,
     /// an access to it is a SIGBUS in every mapping, and `read_at` is [`Error::Poisoned`], until
     /// [`Self::unpoison`] gives it up, or the object is cut before it. What was written to it and
-    /// not yet to the store is lost; flushes are told so. `false` where there is no such page.
+    /// not yet to the store is lost; flushes are told so. A pinned page goes as well.
+    /// `false` where there is no such page.
     ///
     /// # Errors
     /// [`Error::NoMemory`], and nothing has changed.
@@ -537,6 +558,9 @@ impl Object {
     }
 
     pub(super) fn read_error(&self, error: ReadError) -> Error {
+        if Patience::has_ended(error.errno) {
+            return self.interrupted("read");
+        }
         self.store_error(Operation::Read, error.offset, error.errno)
     }
 

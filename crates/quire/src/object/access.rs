@@ -1,14 +1,14 @@
 //! Cached bytes without a mapping: reads with an error instead of a SIGBUS, pages fetched ahead.
 
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use super::large::LargeFrame;
 use super::requests::{IoBuffer, Request, by_block, has_timed_out_since};
 use super::rmap::Wait;
-use super::{Object, ObjectId, Objects};
+use super::{Migrated, Object, ObjectId, Objects};
 use crate::fault::order::Streams;
 use crate::mmu::object::ObjectMmu;
-use crate::page::{Flags, State};
+use crate::page::{Condition, Flags, Interrupted, Kill, State};
 use crate::scratch::Scratch;
 use crate::space::AddressSpace;
 use crate::space::vma::{Kind, Pattern, Vma};
@@ -16,6 +16,9 @@ use crate::sys::{Errno, monotonic_ns};
 use crate::units::{
     BLOCK_ORDER, BLOCK_PAGES, ObjectPage, ObjectRange, PAGE_SIZE, PageNum, PageRange,
 };
+
+/// How long who must not wait for a place in the queue of requests sleeps before he tries again.
+const QUEUE_FULL_NS: u64 = 1_000_000;
 
 /// Why bytes could not be read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,7 +33,8 @@ impl<M: ObjectMmu> Objects<M> {
     /// Reads bytes through the cache; returns how many there were before the end.
     ///
     /// # Errors
-    /// Where a page cannot be read; what comes before it has been.
+    /// Where a page cannot be read, or, as `INTR`, the buffer's kill has ended the wait for it; what
+    /// comes before it has been.
     pub fn read_at(
         &self,
         object: &Object,
@@ -49,7 +53,8 @@ impl<M: ObjectMmu> Objects<M> {
             let error = |errno| ReadError { offset: at, errno };
             self.fetch(object, page, scratch, buffer).map_err(error)?;
             let word = object.word(page);
-            let old = self.space.lock_word(word);
+            let old = self.space.lock_word_killable(word, buffer.kill());
+            let old = old.map_err(|Interrupted| error(Errno::INTR))?;
             let is_cached = old.state() == State::Cached;
             let part = &mut into[done..done + want];
             let result = if is_cached { self.cache_read(object, at, part) } else { Ok(()) };
@@ -62,7 +67,12 @@ impl<M: ObjectMmu> Objects<M> {
         Ok(done)
     }
 
-    /// Has a page in the cache, and what comes with it where a stream goes on; waits for it.
+    /// Has a page in the cache, and what comes with it where a stream goes on; waits for it, and
+    /// where that may end early leaves the reading to a store worker: nobody can go away from a
+    /// store that he has called himself, and what is read is not lost by his going.
+    ///
+    /// # Errors
+    /// Why it cannot be read; `INTR` where the buffer's kill has ended the wait.
     pub(super) fn fetch(
         &self,
         object: &Object,
@@ -71,13 +81,16 @@ impl<M: ObjectMmu> Objects<M> {
         buffer: &mut IoBuffer,
     ) -> Result<(), Errno> {
         let since_ns = monotonic_ns();
+        let kill = buffer.kill();
+        let interrupted = |Interrupted| Errno::INTR;
+        let mut is_asked = false;
         loop {
             if !self.use_words(object, page) && !self.make_room(1, Some(scratch)) {
-                self.space.wait_for_room();
+                self.space.wait_for_room_killable(kill).map_err(interrupted)?;
                 continue;
             }
             let word = object.word(page);
-            let old = self.space.lock_word(word);
+            let old = self.space.lock_word_killable(word, kill).map_err(interrupted)?;
             if old.state() == State::Cached || page.index() >= object.pages() {
                 self.space.unlock_word(word);
                 return Ok(());
@@ -90,13 +103,17 @@ impl<M: ObjectMmu> Objects<M> {
                 self.space.unlock_word(word);
                 return Err(Errno::TIMEDOUT);
             }
+            if is_asked && old.has(Flags::ERROR) {
+                self.space.unlock_word(word);
+                return Err(self.read_errno_of(object, page));
+            }
             let limit = self.space.budget().limit();
             let order_max = (limit / 32).max(1).ilog2().min(BLOCK_ORDER);
             let guess = object.streams.guess(PageNum(page.0), false, Pattern::Normal, order_max);
             let pages = self.lock_absent_around(object, page, guess.order);
             let Some(pages) = self.charge_locked(object, page, pages) else {
                 if !self.make_room(pages.len(), Some(scratch)) {
-                    self.space.wait_for_room();
+                    self.space.wait_for_room_killable(kill).map_err(interrupted)?;
                 }
                 continue;
             };
@@ -105,7 +122,45 @@ impl<M: ObjectMmu> Objects<M> {
                 guess,
                 PageRange { start: PageNum(pages.start.0), end: PageNum(pages.end.0) },
             );
-            return self.fill_locked(object, pages, Some(page), since_ns, buffer);
+            if kill.is_never() {
+                return self.fill_locked(object, pages, Some(page), since_ns, buffer);
+            }
+            is_asked = self.ask_worker(object, pages, kill).map_err(interrupted)?;
+        }
+    }
+
+    /// Sends a read of locked, charged pages; `false`: the queue was full, and some time has passed.
+    ///
+    /// # Errors
+    /// [`Interrupted`], with nothing sent.
+    fn ask_worker(
+        &self,
+        object: &Object,
+        pages: ObjectRange,
+        kill: Kill<'_>,
+    ) -> Result<bool, Interrupted> {
+        let id = object.id();
+        if self.request(id, Request::Read { object: id, pages, asker: None }) {
+            return Ok(true);
+        }
+        self.uncharge_run(object, pages);
+        self.unlock_words(object, pages);
+        if kill.is_due() {
+            return Err(Interrupted);
+        }
+        // Nobody is told of room in the queue who is not a fault.
+        let soon_ns = monotonic_ns().saturating_add(QUEUE_FULL_NS);
+        let deadline_ns = Some(kill.deadline_ns.map_or(soon_ns, |due_ns| due_ns.min(soon_ns)));
+        let nothing = AtomicU64::new(0);
+        self.space.mmu().sleep_on(&nothing, 0, Kill { deadline_ns, ..kill });
+        Ok(false)
+    }
+
+    /// Why a page could not be read that another has tried to read.
+    fn read_errno_of(&self, object: &Object, page: ObjectPage) -> Errno {
+        match self.last_read_error(object) {
+            Some(error) if error.offset == page.offset() => error.errno,
+            _ => Errno::IO,
         }
     }
 
@@ -157,7 +212,7 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// The VMA of an object at a page of a mapping that the caller keeps. Advice may have split
     /// the mapping: what all its pages have in common is in any of its VMAs.
-    fn object_vma(&self, page: PageNum) -> Option<Vma> {
+    pub(super) fn object_vma(&self, page: PageNum) -> Option<Vma> {
         // Under the space's lock: while advice splits it, a lookup without may find none.
         let vma = self.space.next_vma(&self.space.lock(), page)?;
         (vma.range.contains(page) && vma.attributes.kind == Kind::Object).then_some(vma)
@@ -201,8 +256,13 @@ impl<M: ObjectMmu> Objects<M> {
                     return fetched;
                 }
             }
-            if self.populate_cached(part) < part.len() && self.bring_home_for(part, &vma, scratch) {
-                self.populate_cached(part);
+            if self.populate_cached(part) < part.len() {
+                let offset = backing.object_page(part.start).offset();
+                let interrupted = |Interrupted| ReadError { offset, errno: Errno::INTR };
+                let kill = buffer.kill();
+                if self.bring_home_for(part, &vma, kill, scratch).map_err(interrupted)? {
+                    self.populate_cached(part);
+                }
             }
         }
         Ok(())
@@ -210,7 +270,13 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// Brings the blocks home that a part of one window cannot show where they live; says whether
     /// any was.
-    fn bring_home_for(&self, part: PageRange, vma: &Vma, scratch: &mut Scratch) -> bool {
+    fn bring_home_for(
+        &self,
+        part: PageRange,
+        vma: &Vma,
+        kill: Kill<'_>,
+        scratch: &mut Scratch,
+    ) -> Result<bool, Interrupted> {
         let backing = vma.attributes.backing;
         let object = self.object(ObjectId(backing.object));
         let pages = ObjectRange::new(backing.object_page(part.start), part.len());
@@ -219,12 +285,34 @@ impl<M: ObjectMmu> Objects<M> {
             let page = part.start.add((blocks_part.start.0 - pages.start.0) as usize);
             let can_show = self.can_show(object, vma, &self.windows.lock(page), page);
             if !can_show {
-                let block = object.block_of(blocks_part.start);
-                let home = LargeFrame::NONE;
-                is_any |= self.migrate_block(object, block, home, Wait::Yes, Some(scratch)).is_ok();
+                self.come_home(object, blocks_part.start, kill, scratch)?;
+                is_any = true;
             }
         }
-        is_any
+        Ok(is_any)
+    }
+
+    /// Brings the block of a page home, as far as there is memory for it; waits for its locks.
+    ///
+    /// # Errors
+    /// [`Interrupted`]: it is where it was.
+    pub(super) fn come_home(
+        &self,
+        object: &Object,
+        at: ObjectPage,
+        kill: Kill<'_>,
+        scratch: &mut Scratch,
+    ) -> Result<Migrated, Interrupted> {
+        let (pages, home) = (object.block_of(at), LargeFrame::NONE);
+        loop {
+            match self.migrate_block(object, pages, home, Wait::No, Some(scratch)) {
+                Ok(moved) => return Ok(moved),
+                Err(busy) => {
+                    let word = object.word(busy);
+                    self.space.wait_on_word_killable(word, Condition::UNLOCKED, kill)?;
+                }
+            }
+        }
     }
 
     pub(super) fn try_lock_absent(&self, object: &Object, page: ObjectPage) -> bool {

@@ -78,6 +78,8 @@ impl Objects<Simulated> {
         let is_inside = page.index() < object.pages();
         assert!(!is_cached || is_inside, "{page:?} of {id:?} is {word:?}, behind the end");
         assert!(is_cached || !word.has(Flags::DIRTY), "{page:?} of {id:?} is {word:?}");
+        // O8.
+        object.check_pins(page, word);
         word
     }
 

@@ -307,8 +307,10 @@ impl<M: ObjectMmu> Objects<M> {
             }
             State::Cached => {
                 if !old.has(Flags::DIRTY) && self.must_clean_first(object) {
-                    let is_refused =
-                        self.is_stalled(object) && self.refuse_writer(page, vma, window);
+                    // What is pinned stays mapped: its writer waits on.
+                    let is_refused = !old.has(Flags::MLOCKED)
+                        && self.is_stalled(object)
+                        && self.refuse_writer(page, vma, window);
                     self.space.unlock_word(word);
                     if is_refused {
                         return self.answer(page, Outcome::Poisoned);
@@ -422,7 +424,7 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// Maps a locked, cached page, or lifts its protection, and answers its faults.
-    fn map_locked(
+    pub(super) fn map_locked(
         &self,
         object: &Object,
         vma: &Vma,

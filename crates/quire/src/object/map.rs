@@ -1,4 +1,4 @@
-//! Mappings of objects come, change their rights, and go.
+//! Mappings of objects come and go.
 
 use super::i_mmap::Mapping;
 use super::large::LargeFrame;

@@ -13,7 +13,7 @@ use super::{Object, Objects};
 use crate::budget::Purpose;
 use crate::control::Event;
 use crate::mmu::object::ObjectMmu;
-use crate::page::State;
+use crate::page::{Flags, State};
 use crate::scratch::Scratch;
 use crate::sys::Errno;
 use crate::units::{BLOCK_ORDER, BLOCK_PAGES, ObjectPage, ObjectRange, PAGE_SHIFT, PAGE_SIZE};
@@ -82,7 +82,10 @@ impl<M: ObjectMmu> Objects<M> {
             let is_cut = pages.end.offset() > object.len();
             let is_gone = object.block(pages.start).cached.load(Ordering::Relaxed) == 0;
             let can_move = to == LargeFrame::NONE || !(is_cut || is_gone);
-            if from != to && can_move {
+            let is_pinned = |page| object.word(page).load().has(Flags::MLOCKED);
+            if from != to && pages.pages().any(is_pinned) {
+                moved.failed = object.block(pages.start).cached.load(Ordering::Relaxed) as usize;
+            } else if from != to && can_move {
                 self.try_to_unmap(object, pages, Wait::Yes);
                 moved = self.move_block(object, pages, to);
                 if moved.failed == 0 && from != LargeFrame::NONE {

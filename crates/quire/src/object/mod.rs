@@ -9,7 +9,8 @@
 //! | file | what is there |
 //! |---|---|
 //! | `registry` | objects come and go |
-//! | `map` | mappings come, change their rights, and go |
+//! | `map` | mappings come and go |
+//! | `protect`, `remap` | they get other rights, or another length |
 //! | `private` | private mappings: copies, whose faults are anonymous memory's but for the first |
 //! | `private_access` | what is asked of them beside accesses |
 //! | `fault` | the way of a fault |
@@ -21,6 +22,7 @@
 //! | `read_in_place` | reads by whoever serves the fault |
 //! | `strides` | streams by a constant distance |
 //! | `requests` | reads and writes for the store workers, who do what blocks |
+//! | `pin`, `pin_private` | pages that stay in memory and mapped |
 //! | `memory_failure` | a page whose memory has gone bad |
 //! | `rmap` | what is done to a page in every mapping |
 //! | `reclaim` | which cached pages go |
@@ -50,6 +52,7 @@
 //! | O5 | where a block lives changes only while all of its page words are locked, and none of it is mapped |
 //! | O6 | what is mapped in a window lives where the window shows |
 //! | O7 | a cached page of a memory object that is not DIRTY has the bytes of its place in swap; where it has none, zeros |
+//! | O8 | a pinned page is cached and MLOCKED, and lives at home; one that is pinned for write is PINNED and DIRTY |
 //!
 //! Locks, outer first: the space's lock > page locks of objects > `i_mmap` > a window's lock >
 //! locks of places in swap > queue of requests. Page locks are tried only where a window's lock is
@@ -67,12 +70,16 @@ mod mappings;
 mod memory_failure;
 mod migrate;
 mod numbers;
+mod pin;
+mod pin_private;
 mod private;
 mod private_access;
+mod protect;
 mod read_in_place;
 mod readahead;
 mod reclaim;
 mod registry;
+mod remap;
 mod requests;
 mod rmap;
 mod shmem;
@@ -94,6 +101,8 @@ use self::large::LargeFrames;
 pub use self::map::MapRequest;
 use self::mappings::Mappings;
 pub use self::migrate::Migrated;
+use self::pin::Pins;
+pub use self::pin::{PinError, PinFor};
 pub use self::requests::IoBuffer;
 use self::requests::Requests;
 use self::shmem::Shmem;
@@ -197,6 +206,8 @@ pub struct Object {
     store: &'static dyn BackingStore,
     /// Where its pages are in swap, if they are not in the store.
     shmem: Option<Shmem>,
+    /// Its number, once it has one.
+    number: AtomicU32,
     /// Where it is mapped.
     pub(crate) i_mmap: IMmap,
     /// Bytes. Shrinks before pages go, grows after the home has.
@@ -228,12 +239,22 @@ pub struct Object {
     stall: stall::Stall,
     /// What the store has made durable.
     synced: sync::Synced,
+    /// How often each page is pinned; see [`pin`].
+    pins: Table<AtomicU32>,
+    /// Pages that are pinned, and those that are pinned for write.
+    pinned: AtomicUsize,
+    pinned_writable: AtomicUsize,
     /// The last error of a read.
     read_error: AtomicI32,
     read_error_page: AtomicU64,
 }
 
 impl Object {
+    fn id(&self) -> ObjectId {
+        // Relaxed: written before the object is published.
+        ObjectId(self.number.load(Ordering::Relaxed))
+    }
+
     /// Bytes.
     pub fn len(&self) -> u64 {
         // Acquire pairs with the release of a change: who sees a longer object sees a longer home.
@@ -368,6 +389,7 @@ pub struct Objects<M: ObjectMmu> {
     registry: Mutex<Hands>,
     windows: Windows,
     mappings: Mappings,
+    pins: Pins,
     large: LargeFrames,
     requests: Requests,
     /// For reads in place.
@@ -406,6 +428,7 @@ impl<M: ObjectMmu> Objects<M> {
         let slots = Table::new(OBJECTS_MAX)?;
         let mappings = Mappings::new()?;
         let buffers = read_in_place::Buffers::new()?;
+        let pins = Pins::new(space.arena().len())?;
         // Last: it is given back only with the whole.
         let large = LargeFrames::new(space.mmu(), large_frames)?;
         Ok(Objects {
@@ -417,6 +440,7 @@ impl<M: ObjectMmu> Objects<M> {
             registry: Mutex::new(Hands::default()),
             windows,
             mappings,
+            pins,
             requests: Requests::new(),
             buffers,
             unclean: Starved::new(),

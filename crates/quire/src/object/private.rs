@@ -108,6 +108,7 @@ impl<M: ObjectMmu> Objects<M> {
         let mut layout = self.space.lock();
         let unmapped = self.space.unmap(&mut layout, range);
         debug_assert!(unmapped.is_ok(), "whole VMAs go without a split");
+        self.forget_private_pins(range);
         self.mappings.give_back(backing.mapping);
         self.object(ObjectId(backing.object)).privates.fetch_sub(1, Ordering::SeqCst);
         drop(layout);

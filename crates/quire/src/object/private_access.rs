@@ -10,7 +10,7 @@ use super::{Object, ObjectId, Objects, ReadError};
 use crate::fault::{Access, Outcome};
 use crate::mmu::FrameId;
 use crate::mmu::object::ObjectMmu;
-use crate::page::{Flags, Snapshot, State};
+use crate::page::{Flags, Interrupted, Kill, Snapshot, State};
 use crate::scratch::Scratch;
 use crate::space::Advice;
 use crate::space::vma::{Backing, Kind};
@@ -32,7 +32,7 @@ enum Content {
 
 impl<M: ObjectMmu> Objects<M> {
     /// Where the pages of a private mapping that the caller keeps come from.
-    fn private_backing(&self, page: PageNum) -> Option<Backing> {
+    pub(super) fn private_backing(&self, page: PageNum) -> Option<Backing> {
         // Under the space's lock: while advice splits the VMA, a lookup without may find none.
         let vma = self.space.next_vma(&self.space.lock(), page)?;
         let is_private = vma.range.contains(page) && vma.attributes.kind == Kind::Private;
@@ -63,8 +63,10 @@ impl<M: ObjectMmu> Objects<M> {
                     self.fetch(object, at, scratch, buffer).map_err(error)?;
                     self.space.drop_refused(page);
                 }
-                if self.bring_in_private(page, scratch) == Outcome::Poisoned {
-                    return Err(ReadError { offset: at.offset(), errno: Errno::IO });
+                let error = |errno| ReadError { offset: at.offset(), errno };
+                let outcome = self.bring_in_private(page, scratch, buffer.kill());
+                if outcome.map_err(|Interrupted| error(Errno::INTR))? == Outcome::Poisoned {
+                    return Err(error(Errno::IO));
                 }
             }
         }
@@ -82,14 +84,22 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// Serves a fault of the caller's own, and waits for whoever it has to wait for.
-    fn bring_in_private(&self, page: PageNum, scratch: &mut Scratch) -> Outcome {
+    fn bring_in_private(
+        &self,
+        page: PageNum,
+        scratch: &mut Scratch,
+        kill: Kill<'_>,
+    ) -> Result<Outcome, Interrupted> {
         let outcome = self.handle_fault(page, Access::Read, scratch);
         if outcome == Outcome::Parked {
-            self.space.lock_page(page);
+            self.space.lock_page_killable(page, kill)?;
             self.space.unlock_page(page);
             self.space.mmu().relax();
+            if kill.is_due() {
+                return Err(Interrupted);
+            }
         }
-        outcome
+        Ok(outcome)
     }
 
     /// Maps what is in memory already of a range of a private mapping, without waiting; returns
@@ -149,7 +159,10 @@ impl<M: ObjectMmu> Objects<M> {
             let want = (into.len() - done).min(PAGE_SIZE - within);
             let offset = backing.object_page(page).offset() + within as u64;
             let part = &mut into[done..done + want];
-            match self.load_private(page, within, part, scratch.page) {
+            let interrupted = |Interrupted| ReadError { offset, errno: Errno::INTR };
+            let kill = buffer.kill();
+            let loaded = self.load_private(page, within, part, scratch.page, kill);
+            match loaded.map_err(interrupted)? {
                 Content::Loaded => done += want,
                 Content::Unfilled => {
                     let read = self.read_at(object, offset, part, scratch, buffer)?;
@@ -159,7 +172,7 @@ impl<M: ObjectMmu> Objects<M> {
                     }
                 }
                 Content::Swapped => {
-                    self.bring_in_private(page, scratch);
+                    self.bring_in_private(page, scratch, kill).map_err(interrupted)?;
                 }
                 Content::Lost => return Err(ReadError { offset, errno: Errno::IO }),
             }
@@ -174,14 +187,15 @@ impl<M: ObjectMmu> Objects<M> {
         within: usize,
         into: &mut [u8],
         place: &mut PageBytes,
-    ) -> Content {
-        let before = self.space.lock_page(page);
+        kill: Kill<'_>,
+    ) -> Result<Content, Interrupted> {
+        let before = self.space.lock_page_killable(page, kill)?;
         let content = self.load_locked(page, before, place);
         self.space.unlock_page(page);
         if let Content::Loaded = content {
             into.copy_from_slice(&place[within..within + into.len()]);
         }
-        content
+        Ok(content)
     }
 
     fn load_locked(&self, page: PageNum, before: Snapshot, into: &mut PageBytes) -> Content {

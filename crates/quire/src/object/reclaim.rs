@@ -327,7 +327,7 @@ impl<M: ObjectMmu> Objects<M> {
         }
     }
 
-    /// Drops what is cached of `pages`, but for what is dirty or busy; returns how many.
+    /// Drops what is cached of `pages`, but for what is dirty, pinned or busy; returns how many.
     pub fn drop_cached(&self, object: &Object, pages: ObjectRange) -> usize {
         let mut dropped = 0;
         for part in by_block(pages.intersect(object.range())) {
@@ -343,6 +343,7 @@ impl<M: ObjectMmu> Objects<M> {
         let can_go = old.state() == State::Cached
             && !old.has(Flags::DIRTY)
             && !old.has(Flags::WRITEBACK)
+            && !old.has(Flags::MLOCKED)
             && self.drop_locked(object, ObjectRange::new(page, 1), Wait::Yes);
         self.space.unlock_word_with(word, if can_go { Object::GONE } else { old });
         can_go

@@ -55,6 +55,7 @@ impl<M: ObjectMmu> Objects<M> {
                 home,
                 store,
                 shmem,
+                number: AtomicU32::new(0),
                 i_mmap: IMmap::new(),
                 length: AtomicU64::new(length),
                 users: AtomicUsize::new(1),
@@ -72,6 +73,9 @@ impl<M: ObjectMmu> Objects<M> {
                 write_errors: AtomicU32::new(0),
                 stall: stall::Stall::new(),
                 synced: sync::Synced::new(),
+                pins: Table::new(pages_max.max(1))?,
+                pinned: AtomicUsize::new(0),
+                pinned_writable: AtomicUsize::new(0),
                 read_error: AtomicI32::new(0),
                 read_error_page: AtomicU64::new(0),
             })
@@ -91,6 +95,8 @@ impl<M: ObjectMmu> Objects<M> {
             self.space.mmu().home_close(home);
             return Err(Errno::NFILE);
         };
+        // SAFETY: made above, and nobody ends it before it is published.
+        unsafe { object.as_ref() }.number.store(slot as u32, Ordering::Relaxed);
         // Release publishes the object.
         self.slots[slot].0.store(object.as_ptr(), Ordering::Release);
         self.slots_used.fetch_max(slot + 1, Ordering::Relaxed);
@@ -165,6 +171,7 @@ impl<M: ObjectMmu> Objects<M> {
             let is_used = |block: &&Block| block.is_used.load(Ordering::Relaxed) != 0;
             let word_pages = object.blocks.iter().filter(is_used).count();
             let kept = self.leave_all_frames(object);
+            self.forget_pins(object);
             self.space.mmu().home_close(object.home);
             self.cached.fetch_sub(cached, Ordering::Relaxed);
             self.dirty.fetch_sub(object.dirty.load(Ordering::Relaxed), Ordering::Relaxed);

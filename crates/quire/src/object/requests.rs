@@ -23,7 +23,7 @@ use crate::fault::starved::Starved;
 use crate::fault::{Access, Outcome};
 use crate::mmu::Protection;
 use crate::mmu::object::ObjectMmu;
-use crate::page::{Flags, Snapshot, State};
+use crate::page::{Flags, Kill, Snapshot, State};
 use crate::space::vma::{Kind, Vma};
 use crate::sys::Errno;
 use crate::sys::futex::{self, Reach};
@@ -39,9 +39,11 @@ const REQUESTS_FEW: usize = REQUESTS_MAX / 2;
 /// How often at most those try again who could not be parked.
 const UNPARKED_NS: u64 = 20_000_000;
 
-/// A worker's buffer: pages on their way between a store and a home.
+/// The buffer of a worker, or of a caller: pages on their way between a store and a home. With it
+/// goes what ends the waits of whoever works with it.
 pub struct IoBuffer {
     bytes: NonNull<u8>,
+    kill: Kill<'static>,
 }
 
 // SAFETY: plain memory of its own.
@@ -56,7 +58,18 @@ impl IoBuffer {
     /// # Errors
     /// `NOMEM`.
     pub fn new() -> Result<IoBuffer, Errno> {
-        Ok(IoBuffer { bytes: memory::reserve(Self::BYTES, memory::Access::ReadWrite)? })
+        let bytes = memory::reserve(Self::BYTES, memory::Access::ReadWrite)?;
+        Ok(IoBuffer { bytes, kill: Kill::NEVER })
+    }
+
+    /// From now on waits of who reads with this buffer end so. Reads that they would make by
+    /// themselves are left to store workers then.
+    pub fn set_kill(&mut self, kill: Kill<'static>) {
+        self.kill = kill;
+    }
+
+    pub(super) const fn kill(&self) -> Kill<'static> {
+        self.kill
     }
 
     /// Its first `pages` pages.

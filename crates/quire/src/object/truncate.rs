@@ -18,7 +18,7 @@ use super::rmap::Wait;
 use super::{Object, Objects};
 use crate::budget::Purpose;
 use crate::mmu::object::ObjectMmu;
-use crate::page::{Condition, Flags, Snapshot, State};
+use crate::page::{Condition, Flags, Interrupted, Kill, Snapshot, State};
 use crate::sys::Errno;
 use crate::sys::futex::{self, Reach};
 use crate::units::{BLOCK_PAGES, ObjectPage, ObjectRange, PAGE_SHIFT, PAGE_SIZE};
@@ -27,7 +27,8 @@ impl<M: ObjectMmu> Objects<M> {
     /// Changes an object's length, in its store as well.
     ///
     /// # Errors
-    /// `FBIG` beyond what the object was opened for, or the store's. The object is as it was then,
+    /// `FBIG` beyond what the object was opened for, `BUSY` where a page that would go, or be cut
+    /// into, is pinned, or the store's. The object is as it was then,
     /// with every byte that was written to it.
     pub fn set_len(&self, object: &Object, bytes: u64) -> Result<(), Errno> {
         let _resize = object.resize.lock();
@@ -51,7 +52,8 @@ impl<M: ObjectMmu> Objects<M> {
     /// Follows a length that the store was given by somebody else.
     ///
     /// # Errors
-    /// `FBIG`, the store's, and the kernel's: an object that was to become longer is as it was then.
+    /// `FBIG`, `BUSY` as for [`Self::set_len`], the store's, and the kernel's: an object that was to
+    /// become longer, or has pinned pages, is as it was then.
     pub fn follow_len(&self, object: &Object, bytes: u64) -> Result<(), Errno> {
         let _resize = object.resize.lock();
         if bytes.div_ceil(PAGE_SIZE as u64) > object.pages_max() as u64 {
@@ -109,6 +111,9 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// Has nothing written back any more of what a store of so many bytes loses, and waits for
     /// what is under way. The page that is cut into is among it: its tail would be lost.
+    ///
+    /// # Errors
+    /// `BUSY` where a page of it is pinned.
     fn begin_cut(&self, object: &Object, bytes: u64) -> Result<(), Errno> {
         let first = ObjectPage(bytes / PAGE_SIZE as u64);
         object.cuts.fetch_add(1, Ordering::Relaxed);
@@ -120,8 +125,11 @@ impl<M: ObjectMmu> Objects<M> {
                 at = ObjectPage((at.0 | 511) + 1);
                 continue;
             }
-            self.lock_settled(object, at);
+            let old = self.lock_settled(object, at);
             self.space.unlock_word(object.word(at));
+            if old.has(Flags::MLOCKED) {
+                return Err(Errno::BUSY);
+            }
             at = at.add(1);
         }
         self.bring_cut_block_home(object, bytes)
@@ -129,13 +137,28 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// Waits while the store is being asked to become shorter. The caller holds no page lock.
     pub(super) fn wait_for_cut(&self, object: &Object) {
+        let _ = self.wait_for_cut_killable(object, Kill::NEVER);
+    }
+
+    /// The same, until `kill` ends it.
+    ///
+    /// # Errors
+    /// [`Interrupted`]: the store has not answered yet.
+    pub(super) fn wait_for_cut_killable(
+        &self,
+        object: &Object,
+        kill: Kill<'_>,
+    ) -> Result<(), Interrupted> {
         loop {
             // Acquire pairs with the release in `end_cut`: who goes on sees no cut.
             let cuts = object.cuts.load(Ordering::Acquire);
             if cuts.is_multiple_of(2) {
-                return;
+                return Ok(());
             }
-            futex::wait(&object.cuts, cuts, Reach::Process, None);
+            if kill.is_due() {
+                return Err(Interrupted);
+            }
+            kill.sleep_on_futex(&object.cuts, cuts);
         }
     }
 

@@ -7,6 +7,9 @@
 //! under way once at a time. A write that fails makes its pages dirty again and is kept in the
 //! object, to be told once to whoever flushes.
 //!
+//! What is pinned for write ([`super::pin`]) may change while it is copied, and stays writable and
+//! DIRTY: only a flush writes it.
+//!
 //! Locks: page locks (the first of a run slept for by flushes, all others tried), `i_mmap` shared.
 
 use core::sync::atomic::Ordering;
@@ -60,8 +63,13 @@ impl<M: ObjectMmu> Objects<M> {
         self.space.budget().limit() / 4
     }
 
+    /// Dirty pages that write-back can do something about.
+    fn unpinned_dirty_pages(&self) -> usize {
+        self.dirty_pages().saturating_sub(self.pins.writable())
+    }
+
     pub(super) fn is_too_dirty(&self) -> bool {
-        self.dirty_pages() >= self.dirty_limit().max(1)
+        self.unpinned_dirty_pages() >= self.dirty_limit().max(1)
     }
 
     /// Whether who wants to write a page of this object waits until less is dirty. Never where
@@ -72,6 +80,7 @@ impl<M: ObjectMmu> Objects<M> {
 
     pub(super) fn count_dirty(&self, pages: usize) {
         let before = self.dirty.fetch_add(pages, Ordering::Relaxed);
+        let before = before.saturating_sub(self.pins.writable());
         let background = self.dirty_background();
         // At the very step after which `has_excess_dirty` says so: who is called looks once.
         if before <= background && before + pages > background {
@@ -94,8 +103,9 @@ impl<M: ObjectMmu> Objects<M> {
     pub(super) fn balance_dirty(&self) -> bool {
         self.look_after_writers();
         self.after_cleaning();
-        let excess = self.dirty_pages().saturating_sub(self.dirty_background() / 2);
-        if self.dirty_pages() <= self.dirty_background() {
+        let dirty = self.unpinned_dirty_pages();
+        let excess = dirty.saturating_sub(self.dirty_background() / 2);
+        if dirty <= self.dirty_background() {
             return false;
         }
         self.send_write_back(excess);
@@ -189,12 +199,13 @@ impl<M: ObjectMmu> Objects<M> {
                 continue;
             };
             at = run.end;
-            if !self.try_to_protect(object, run, wait) {
+            let is_pinned = object.word(run.start).load().has(Flags::PINNED);
+            if !is_pinned && !self.try_to_protect(object, run, wait) {
                 self.unlock_words(object, run);
                 continue;
             }
             // Asked once nobody can write the pages any more: what is written after a yes is not
-            // in what goes to the store.
+            // in what goes to the store. Of what is pinned for write nobody can promise that.
             let bytes = run.len() << PAGE_SHIFT;
             if object.store.may_write(run.start.offset(), bytes) {
                 if self.write_back_locked(object, run, buffer) == Err(Errno::TIMEDOUT) {
@@ -224,8 +235,8 @@ impl<M: ObjectMmu> Objects<M> {
         all
     }
 
-    /// Locks the first page of `within` and those behind it, as long as they are dirty and not
-    /// under way.
+    /// Locks the first page of `within` and those behind it, as long as they are dirty, not under
+    /// way, and alike pinned for write or not; what is pinned so only for those who may wait.
     fn lock_dirty_run(&self, object: &Object, within: ObjectRange, wait: Wait) -> ObjectRange {
         let first = within.start;
         let mut run = ObjectRange { start: first, end: first };
@@ -249,6 +260,13 @@ impl<M: ObjectMmu> Objects<M> {
                 if may_sleep && old.has(Flags::WRITEBACK) {
                     continue;
                 }
+                break;
+            }
+            let is_pinned = old.has(Flags::PINNED);
+            let is_alike =
+                run.is_empty() || object.word(first).load().has(Flags::PINNED) == is_pinned;
+            if !is_alike || (is_pinned && wait == Wait::No) {
+                self.space.unlock_word(word);
                 break;
             }
             run.end = run.end.add(1);
@@ -290,8 +308,14 @@ impl<M: ObjectMmu> Objects<M> {
         object.writeback.fetch_add(run.len() as u32, Ordering::SeqCst);
         for page in run.pages() {
             let word = object.word(page);
-            object.count_cleaned(page);
-            let after = word.load().without(Flags::DIRTY).with(Flags::WRITEBACK);
+            let mut after = word.load().with(Flags::WRITEBACK);
+            if after.has(Flags::PINNED) {
+                // Written again at once, for all that is known: dirty once more.
+                self.count_dirty(1);
+            } else {
+                object.count_cleaned(page);
+                after = after.without(Flags::DIRTY);
+            }
             self.space.unlock_word_with(word, after);
         }
         self.space.budget().count(Event::Pgpgout, run.len());
@@ -337,7 +361,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// Whether so much is dirty that it should be written, but nobody waits for it. What the store
     /// refuses, or the barrier holds back, stays so: it must be tried again from time to time.
     pub fn has_excess_dirty(&self) -> bool {
-        self.dirty_pages() > self.dirty_background()
+        self.unpinned_dirty_pages() > self.dirty_background()
     }
 
     /// Whether faults wait until less is dirty.

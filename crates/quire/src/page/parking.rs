@@ -66,6 +66,12 @@ impl<A> Kill<'_, A> {
     /// Nothing does.
     pub const NEVER: Self = Kill { token: None, deadline_ns: None };
 
+    /// Whether nothing does.
+    #[must_use]
+    pub const fn is_never(&self) -> bool {
+        self.token.is_none() && self.deadline_ns.is_none()
+    }
+
     /// The moment `deadline_ns` of [`monotonic_ns`].
     #[must_use]
     pub const fn at(deadline_ns: u64) -> Self {
@@ -85,6 +91,21 @@ impl<'a, A: Word> Kill<'a, A> {
     pub fn is_due(&self) -> bool {
         self.token.is_some_and(CancelToken::is_cancelled)
             || self.deadline_ns.is_some_and(|deadline_ns| monotonic_ns() >= deadline_ns)
+    }
+}
+
+impl Kill<'_> {
+    /// Sleeps while `word`, which is no page's, is `expected` and nothing of this has come; may
+    /// return for no reason.
+    pub fn sleep_on_futex(self, word: &AtomicU32, expected: u32) {
+        match self.token {
+            Some(token) => {
+                let words =
+                    [(word, expected), (low_half(&token.0), CancelToken::<AtomicU64>::LIVE)];
+                futex::wait_either(words, Reach::Process, self.deadline_ns);
+            }
+            None => futex::wait_until(word, expected, Reach::Process, self.deadline_ns),
+        }
     }
 }
 
@@ -120,15 +141,7 @@ pub struct Futexes;
 impl Futexes {
     /// [`Parking::wait`].
     pub fn sleep(word: &AtomicU64, expected: u32, kill: Kill<'_>) {
-        let word = low_half(word);
-        match kill.token {
-            Some(token) => {
-                let words =
-                    [(word, expected), (low_half(&token.0), CancelToken::<AtomicU64>::LIVE)];
-                futex::wait_either(words, Reach::Process, kill.deadline_ns);
-            }
-            None => futex::wait_until(word, expected, Reach::Process, kill.deadline_ns),
-        }
+        kill.sleep_on_futex(low_half(word), expected);
     }
 
     /// [`Parking::wake`].

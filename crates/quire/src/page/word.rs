@@ -103,7 +103,8 @@ impl Flags {
     /// first write is noticed. Without COPY, IN_FILE and IN_OBJECT the payload is its pattern.
     pub const CLEAN: Flags = Flags(1 << 17);
     /// The kernel held the page when its range lost the right to write: moving is refused there,
-    /// and copying could lose what the kernel still writes.
+    /// and copying could lose what the kernel still writes. Of a page of an object: somebody may
+    /// write it at any time, unnoticed ([`crate::object`], pins).
     pub const PINNED: Flags = Flags(1 << 13);
     /// Could not be compressed, and there is no swap file to take it.
     pub const INCOMPRESSIBLE: Flags = Flags(1 << 14);

@@ -1,8 +1,8 @@
 //! What mappings of objects need of the address space.
 
-use super::vma::{Attributes, Pattern, Vma};
+use super::vma::{Attributes, Backing, Pattern, Vma};
 use super::{AddressSpace, Layout};
-use crate::mmu::Mmu;
+use crate::mmu::{Mmu, Prot};
 use crate::sys::Errno;
 use crate::units::{BLOCK_PAGES, ObjectPage, PageNum, PageRange};
 
@@ -41,6 +41,35 @@ impl<M: Mmu> AddressSpace<M> {
     pub(crate) fn remove_vma(&self, layout: &mut Layout<'_>, range: PageRange) {
         let removed = self.vmas.remove(range, &layout.locked);
         debug_assert!(removed.is_ok(), "a whole VMA goes without a split");
+    }
+
+    /// The same for a part of one, which may have to be split.
+    ///
+    /// # Errors
+    /// `NOMEM` where the table is full; nothing has changed then.
+    pub(crate) fn cut_vma(&self, layout: &mut Layout<'_>, range: PageRange) -> Result<(), Errno> {
+        self.vmas.remove(range, &layout.locked)
+    }
+
+    /// Notes other rights of VMAs, which the caller gives them.
+    pub(crate) fn set_prot(
+        &self,
+        layout: &mut Layout<'_>,
+        range: PageRange,
+        prot: Prot,
+    ) -> Result<(), Errno> {
+        let change = |old| Attributes { prot, ..old };
+        self.vmas.change_attributes(range, &layout.locked, change)
+    }
+
+    pub(crate) fn set_backing(
+        &self,
+        layout: &mut Layout<'_>,
+        range: PageRange,
+        backing: Backing,
+    ) -> Result<(), Errno> {
+        let change = |old| Attributes { backing, ..old };
+        self.vmas.change_attributes(range, &layout.locked, change)
     }
 
     pub(crate) fn set_pattern(

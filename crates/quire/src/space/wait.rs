@@ -42,6 +42,19 @@ impl<M: Mmu> AddressSpace<M> {
         self.waits.lock(self.word(page), &Sleeping(self))
     }
 
+    /// The same, until `kill` ends it.
+    ///
+    /// # Errors
+    /// [`Interrupted`]: the lock is not taken.
+    pub(crate) fn lock_page_killable(
+        &self,
+        page: PageNum,
+        kill: Kill<'_>,
+    ) -> Result<Snapshot, Interrupted> {
+        self.mmu.step();
+        self.waits.lock_killable(self.word(page), kill, &Sleeping(self))
+    }
+
     /// Unlocks a page, unchanged.
     pub(crate) fn unlock_page(&self, page: PageNum) {
         let parked = self.waits.unlock(self.word(page), &Sleeping(self));

@@ -1,0 +1,85 @@
+//! Ranges of mappings that stay in memory and mapped.
+
+use std::ffi::c_int;
+
+use engine::library::{Pinned, PinnedMut};
+
+use crate::failure::{Failure, pointer, status};
+use crate::handle::{Handle, close, get, hand_out, opened_in};
+use crate::mapping::{Mapping, Rights};
+
+/// quire_pin: for bytes that may be written at any time, by the kernel for one.
+pub const QUIRE_PIN_WRITE: u32 = 1;
+
+/// What keeps a range pinned.
+enum Kept {
+    Reading(#[expect(dead_code, reason = "kept until it is dropped")] Pinned<'static>),
+    Writing(#[expect(dead_code, reason = "kept until it is dropped")] PinnedMut<'static>),
+}
+
+/// A range of a mapping that stays in memory and mapped.
+pub struct Pin {
+    process: u64,
+    _kept: Kept,
+}
+
+impl Handle for Pin {
+    const IS_NULL: &'static str = "the pin is NULL; give what quire_pin returned";
+
+    fn process(&self) -> u64 {
+        self.process
+    }
+}
+
+/// Has a range of a mapping read and mapped, and keeps it so until quire_unpin, whatever else needs
+/// memory: a system call can be handed these bytes, and the kernel may hold them as long, as for
+/// direct I/O, vmsplice or io_uring. With QUIRE_PIN_WRITE, of a writable mapping, it may write them
+/// as well at any time; all that while they count as dirty, and a flush writes what is there when it
+/// comes by. Pins nest. `len` may be QUIRE_TO_END.
+///
+/// Returns NULL on error. ENOMEM: more than half of the memory would be pinned. quire_set_len fails
+/// with EBUSY where a pinned page would go or be cut into.
+///
+/// # Safety
+/// `mapping` is NULL or a handle that is not closed; it is neither closed nor changed, by
+/// quire_remap or quire_protect, before quire_unpin.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn quire_pin(
+    mapping: *const Mapping,
+    offset: usize,
+    len: usize,
+    flags: u32,
+) -> *mut Pin {
+    // SAFETY: the caller's promise.
+    let mapping = unsafe { get(mapping) };
+    pointer(mapping.and_then(|mapping| pin(mapping, offset, len, flags)).map(hand_out))
+}
+
+fn pin(mapping: &'static Mapping, offset: usize, len: usize, flags: u32) -> Result<Pin, Failure> {
+    let range = mapping.range(offset, len)?;
+    let kept = match (flags, &mapping.rights) {
+        (0, Rights::Read(map)) => Kept::Reading(map.pin(range)?),
+        (0, Rights::Write(map)) => Kept::Reading(map.pin(range)?),
+        (0, Rights::Copy(map)) => Kept::Reading(map.pin(range)?),
+        (QUIRE_PIN_WRITE, Rights::Write(map)) => Kept::Writing(map.pin_write(range)?),
+        (QUIRE_PIN_WRITE, Rights::Copy(map)) => Kept::Writing(map.pin_write(range)?),
+        (QUIRE_PIN_WRITE, Rights::Read(_)) => {
+            return Err(Failure::Argument(
+                "the mapping cannot be written; map it with QUIRE_MAP_WRITE, or pin it without \
+                 QUIRE_PIN_WRITE",
+            ));
+        }
+        _ => return Err(Failure::Argument("a flag is not known; give those of quire_pin only")),
+    };
+    Ok(Pin { process: opened_in()?, _kept: kept })
+}
+
+/// Lets a pinned range go, and ends the handle.
+///
+/// # Safety
+/// `pin` is NULL or a handle that is not closed; its mapping is not closed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn quire_unpin(pin: *mut Pin) -> c_int {
+    // SAFETY: the caller's promise.
+    status(unsafe { close(pin) })
+}

@@ -1,0 +1,151 @@
+//! Mappings that get other rights, or another length; memmap2's words.
+
+use core::fmt;
+use std::string::ToString;
+
+use super::mapping::{Mapping, MappingCopy, MappingMut, Raw, Sharing};
+use super::{Error, address};
+use crate::mmu::Prot;
+use crate::space::remap::Placement;
+use crate::sys::Errno;
+use crate::units::PAGE_SIZE;
+
+/// How a mapping may get another length; memmap2's word.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RemapOptions {
+    may_move: bool,
+}
+
+impl RemapOptions {
+    /// In its place.
+    #[must_use]
+    pub fn new() -> RemapOptions {
+        RemapOptions::default()
+    }
+
+    /// Whether it may go to another address, where there is no room behind it.
+    #[must_use]
+    pub fn may_move(mut self, may_move: bool) -> RemapOptions {
+        self.may_move = may_move;
+        self
+    }
+}
+
+/// A mapping that could not be changed, and is as it was.
+pub struct Unchanged<M> {
+    /// The mapping.
+    pub mapping: M,
+    /// Why.
+    pub error: Error,
+}
+
+impl<M> From<Unchanged<M>> for Error {
+    fn from(unchanged: Unchanged<M>) -> Error {
+        unchanged.error
+    }
+}
+
+impl<M> fmt::Debug for Unchanged<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.error, f)
+    }
+}
+
+impl<M> fmt::Display for Unchanged<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.error, f)
+    }
+}
+
+impl<M> std::error::Error for Unchanged<M> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.error.source()
+    }
+}
+
+impl Raw {
+    fn protect(&self, prot: Prot) -> Result<(), Error> {
+        let changed = self.object.objects().protect(self.range, prot);
+        changed.map_err(|errno| Error::NoMemory { doing: "change the rights of a mapping", errno })
+    }
+
+    pub(super) fn remap(&mut self, len: usize, options: RemapOptions) -> Result<(), Error> {
+        let object_len = self.object.len();
+        let bad = || Error::BadRange {
+            path: self.object.name().to_string(),
+            offset: self.offset,
+            len: len as u64,
+            object_len,
+        };
+        let end = self.offset.checked_add(len as u64).ok_or_else(bad)?;
+        // What it has already it may keep, though the object has become shorter since.
+        let is_behind = end > object_len && len > self.len && !self.is_beyond_end;
+        if len == 0 || is_behind {
+            return Err(bad());
+        }
+        let lead = (self.offset % PAGE_SIZE as u64) as usize;
+        let pages = lead.checked_add(len).ok_or_else(bad)?.div_ceil(PAGE_SIZE);
+        let placement = if options.may_move { Placement::Anywhere } else { Placement::InPlace };
+        let objects = self.object.objects();
+        let range = objects.remap(self.range, pages, placement).map_err(|errno| match errno {
+            Errno::INVAL => bad(),
+            errno => Error::NoMemory { doing: "change the length of a mapping", errno },
+        })?;
+        self.start = address(&objects, range.start) + lead;
+        drop(objects);
+        self.range = range;
+        self.len = len;
+        Ok(())
+    }
+}
+
+impl Mapping {
+    /// Makes the mapping one that can be written. A private copy is one still: what is written is
+    /// seen in it alone.
+    ///
+    /// # Errors
+    /// [`Error::ReadOnly`], [`Error::NoMemory`]; the mapping is in the error, as it was.
+    ///
+    /// # Safety
+    /// As for [`MapOptions::map_mut`](super::MapOptions::map_mut): nobody else may read what is
+    /// written meanwhile, by another mapping of the object for one.
+    pub unsafe fn make_mut(self) -> Result<MappingMut, Unchanged<Mapping>> {
+        let object = &self.raw.object;
+        let changed = if object.is_read_only() && self.raw.sharing == Sharing::Shared {
+            Err(Error::ReadOnly { path: object.name().to_string() })
+        } else {
+            self.raw.protect(Prot::READ_WRITE)
+        };
+        match changed {
+            Ok(()) => Ok(MappingMut { raw: self.raw }),
+            Err(error) => Err(Unchanged { mapping: self, error }),
+        }
+    }
+}
+
+impl MappingMut {
+    /// Makes the mapping one that can only be read. What was written reaches the store as it would
+    /// have.
+    ///
+    /// # Errors
+    /// [`Error::NoMemory`]; the mapping is in the error, as it was.
+    pub fn make_read_only(self) -> Result<Mapping, Unchanged<MappingMut>> {
+        match self.raw.protect(Prot::READ) {
+            Ok(()) => Ok(Mapping { raw: self.raw }),
+            Err(error) => Err(Unchanged { mapping: self, error }),
+        }
+    }
+}
+
+impl MappingCopy {
+    /// Makes the copy one that can only be read, with what was written to it.
+    ///
+    /// # Errors
+    /// [`Error::NoMemory`]; the mapping is in the error, as it was.
+    pub fn make_read_only(self) -> Result<Mapping, Unchanged<MappingCopy>> {
+        match self.raw.protect(Prot::READ) {
+            Ok(()) => Ok(Mapping { raw: self.raw }),
+            Err(error) => Err(Unchanged { mapping: self, error }),
+        }
+    }
+}

@@ -1,0 +1,423 @@
+//! Pins: pages of a mapping that stay in memory, and mapped there, until who pinned them lets go.
+//!
+//! Owns how often each page is pinned, and how much of the budget may be. Leaves the reading in to
+//! [`super::access`], and private mappings to [`super::pin_private`].
+//!
+//! What is pinned can be handed to the kernel to hold: the source of direct I/O, a pipe's page, a
+//! buffer of io_uring. Nothing of it is dropped, unmapped, cut off, or read over; a block with a
+//! pinned page lives at home, so that every mapping can show it where it is, and no large frame of
+//! it is ever recycled.
+//!
+//! # Pinned for write
+//!
+//! The kernel writes such a page when it likes, through an entry of the page table or past all of
+//! them, and reports nothing. So the page is DIRTY from the first such pin to the last, and is never
+//! write-protected meanwhile. A flush copies it as it is at that moment, and cannot prove it clean;
+//! the background leaves it alone. It does not count against the limits of dirty pages: no
+//! write-back could lower it, and what is pinned has a bound of its own.
+//!
+//! # States
+//!
+//! | word of an object's page | pins |
+//! |---|---|
+//! | neither flag | none |
+//! | MLOCKED | at least one |
+//! | MLOCKED, PINNED, DIRTY | at least one for write |
+//!
+//! A page whose memory fails loses its flags, and keeps its count until it is
+//! let go.
+//!
+//! # A cut through a pinned page
+//!
+//! is refused. Who cuts says so first and then takes each page's lock; who pins looks for a cut
+//! under that lock. So either the cut finds the pin, or the pin waits for the cut's end, and finds
+//! the new one.
+//!
+//! Locks: a page's, one at a time, slept for; under it the window's.
+
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+
+use super::ReadError;
+use super::large::LargeFrame;
+use super::requests::IoBuffer;
+use super::window::Mapped;
+use super::{Object, ObjectId, Objects};
+use crate::mmu::Protection;
+use crate::mmu::object::ObjectMmu;
+use crate::page::{Flags, Interrupted, Snapshot, State};
+use crate::scratch::Scratch;
+use crate::space::vma::Vma;
+use crate::sys::Errno;
+use crate::sys::memory::Table;
+use crate::units::{ObjectPage, ObjectRange, PageNum, PageRange};
+
+/// What pages are pinned for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PinFor {
+    /// They are only read.
+    Reading,
+    /// They may be written at any time.
+    Writing,
+}
+
+/// Why nothing was pinned.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PinError {
+    /// More would be pinned than may be.
+    TooMuch,
+    /// The page at this byte lies behind the object's end.
+    BehindEnd(u64),
+    /// The page at this byte is pinned as often as can be counted.
+    TooOften(u64),
+    /// A page cannot be read.
+    Read(ReadError),
+    /// The kernel does not map it.
+    Refused(Errno),
+}
+
+impl From<ReadError> for PinError {
+    fn from(error: ReadError) -> PinError {
+        PinError::Read(error)
+    }
+}
+
+/// How often a page is pinned: all pins in the lower half, those for write in the upper. Changed
+/// under the page's lock alone.
+pub(super) struct Count<'a>(pub &'a AtomicU32);
+
+const ONE: u32 = 1;
+const ONE_FOR_WRITE: u32 = ONE + (1 << 16);
+
+impl Count<'_> {
+    // Relaxed, all of it: the page's lock orders them.
+
+    pub fn all(&self) -> u32 {
+        self.0.load(Ordering::Relaxed) & 0xffff
+    }
+
+    pub fn writes(&self) -> u32 {
+        self.0.load(Ordering::Relaxed) >> 16
+    }
+
+    const fn step(what: PinFor) -> u32 {
+        match what {
+            PinFor::Reading => ONE,
+            PinFor::Writing => ONE_FOR_WRITE,
+        }
+    }
+
+    pub fn add(&self, what: PinFor) {
+        debug_assert!(self.all() < 0xffff, "looked at before");
+        self.0.fetch_add(Count::step(what), Ordering::Relaxed);
+    }
+
+    pub fn sub(&self, what: PinFor) {
+        debug_assert!(self.all() > 0, "let go more often than pinned");
+        self.0.fetch_sub(Count::step(what), Ordering::Relaxed);
+    }
+}
+
+/// Pins of a space.
+pub(super) struct Pins {
+    /// Pages that are pinned, however often.
+    pages: AtomicUsize,
+    /// Of those the ones of stores that are pinned for write.
+    writable: AtomicUsize,
+    /// The counts of private mappings' pages.
+    pub privates: Table<AtomicU32>,
+    /// Pages of private mappings that are pinned.
+    pub private_pages: AtomicUsize,
+}
+
+impl Pins {
+    pub fn new(arena_pages: usize) -> Result<Pins, Errno> {
+        Ok(Pins {
+            pages: AtomicUsize::new(0),
+            writable: AtomicUsize::new(0),
+            privates: Table::new(arena_pages)?,
+            private_pages: AtomicUsize::new(0),
+        })
+    }
+
+    /// Counts one page more as pinned, where there may be one.
+    pub fn take(&self, most: usize) -> bool {
+        // Relaxed: a bound, which orders nothing.
+        let more = |pages: usize| (pages < most).then_some(pages + 1);
+        self.pages.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
+    }
+
+    pub fn give_back(&self, pages: usize) {
+        self.pages.fetch_sub(pages, Ordering::Relaxed);
+    }
+
+    /// Pages that are DIRTY as long as they are pinned.
+    pub fn writable(&self) -> usize {
+        // Relaxed: it goes with the number of dirty pages, which is as approximate.
+        self.writable.load(Ordering::Relaxed)
+    }
+}
+
+impl Object {
+    fn pins(&self, page: ObjectPage) -> Count<'_> {
+        Count(&self.pins[page.index()])
+    }
+}
+
+impl<M: ObjectMmu> Objects<M> {
+    /// Most pages that may be pinned at once: half of the budget, as of what is locked in memory.
+    pub fn pins_max(&self) -> usize {
+        self.space.budget().limit() / 2
+    }
+
+    /// Pages that are pinned just now.
+    pub fn pinned_pages(&self) -> usize {
+        self.pins.pages.load(Ordering::Relaxed)
+    }
+
+    /// Pins a range of one shared mapping that the caller keeps: its pages are read, mapped, and
+    /// stay so until [`Self::unpin`]; what is pinned for write can be written without a fault.
+    ///
+    /// # Errors
+    /// See [`PinError`]; nothing is pinned by this call then.
+    pub fn pin(
+        &self,
+        range: PageRange,
+        what: PinFor,
+        scratch: &mut Scratch,
+        buffer: &mut IoBuffer,
+    ) -> Result<(), PinError> {
+        if range.len() > self.pins_max() {
+            return Err(PinError::TooMuch);
+        }
+        let mut done = range.start;
+        let result = range
+            .by_block()
+            .try_for_each(|part| self.pin_part(part, what, &mut done, scratch, buffer));
+        if result.is_err() {
+            self.unpin(PageRange { start: range.start, end: done }, what);
+        }
+        result
+    }
+
+    /// Pins a part of one window, page by page, and maps it then; `done` is where the pinned ones
+    /// end.
+    fn pin_part(
+        &self,
+        part: PageRange,
+        what: PinFor,
+        done: &mut PageNum,
+        scratch: &mut Scratch,
+        buffer: &mut IoBuffer,
+    ) -> Result<(), PinError> {
+        let vma = self.object_vma(part.start).ok_or(PinError::Refused(Errno::FAULT))?;
+        let backing = vma.attributes.backing;
+        let object = self.object(ObjectId(backing.object));
+        for page in part.pages() {
+            self.pin_page(object, backing.object_page(page), what, scratch, buffer)?;
+            *done = page.add(1);
+        }
+        self.populate_cached(part);
+        if what == PinFor::Writing {
+            self.lift_protection(object, &vma, part);
+        }
+        part.pages().try_for_each(|page| self.map_pinned(object, &vma, page, what))
+    }
+
+    fn pin_page(
+        &self,
+        object: &Object,
+        at: ObjectPage,
+        what: PinFor,
+        scratch: &mut Scratch,
+        buffer: &mut IoBuffer,
+    ) -> Result<(), PinError> {
+        let read_error = |errno| PinError::Read(ReadError { offset: at.offset(), errno });
+        let kill = buffer.kill();
+        let interrupted = |Interrupted| read_error(Errno::INTR);
+        loop {
+            if at.index() >= object.pages() {
+                return Err(PinError::BehindEnd(at.offset()));
+            }
+            self.fetch(object, at, scratch, buffer).map_err(read_error)?;
+            let word = object.word(at);
+            let old = self.space.lock_word_killable(word, kill).map_err(interrupted)?;
+            // SeqCst: with who cuts, who takes this lock after he has said so.
+            let is_cut = at.0 >= object.cut.load(Ordering::SeqCst);
+            let is_away = object.block(at).frame() != LargeFrame::NONE;
+            if old.state() == State::Cached && !is_cut && !is_away && at.index() < object.pages() {
+                let result = self.pin_locked(object, at, old, what);
+                self.space.unlock_word_with(word, *result.as_ref().unwrap_or(&old));
+                return result.map(drop);
+            }
+            self.space.unlock_word(word);
+            if is_cut {
+                self.wait_for_cut_killable(object, kill).map_err(interrupted)?;
+            } else if is_away {
+                let moved = self.come_home(object, at, kill, scratch).map_err(interrupted)?;
+                if moved.failed > 0 {
+                    self.space.wait_for_room_killable(kill).map_err(interrupted)?;
+                }
+            }
+        }
+    }
+
+    /// Pins a locked, cached page; returns its word from now on.
+    fn pin_locked(
+        &self,
+        object: &Object,
+        at: ObjectPage,
+        old: Snapshot,
+        what: PinFor,
+    ) -> Result<Snapshot, PinError> {
+        let count = object.pins(at);
+        if count.all() == 0xffff {
+            return Err(PinError::TooOften(at.offset()));
+        }
+        if count.all() == 0 {
+            if !self.pins.take(self.pins_max()) {
+                return Err(PinError::TooMuch);
+            }
+            object.pinned.fetch_add(1, Ordering::Relaxed);
+        }
+        let mut after = old.with(Flags::MLOCKED);
+        if what == PinFor::Writing {
+            if count.writes() == 0 && !object.is_memory() {
+                // Before it counts as dirty: or the limits would be passed for a moment.
+                self.pins.writable.fetch_add(1, Ordering::Relaxed);
+                object.pinned_writable.fetch_add(1, Ordering::Relaxed);
+            }
+            // Before it can be written.
+            after = self.mark_dirty(object, at, old).with(Flags::MLOCKED.or(Flags::PINNED));
+        }
+        count.add(what);
+        Ok(after)
+    }
+
+    /// Lets pages go that [`Self::pin`] has pinned.
+    pub fn unpin(&self, range: PageRange, what: PinFor) {
+        for part in range.by_block() {
+            let Some(vma) = self.object_vma(part.start) else { continue };
+            let backing = vma.attributes.backing;
+            let object = self.object(ObjectId(backing.object));
+            for at in part.pages().map(|page| backing.object_page(page)) {
+                let old = self.space.lock_word(object.word(at));
+                let after = self.unpin_locked(object, at, old, what);
+                self.space.unlock_word_with(object.word(at), after);
+            }
+        }
+        if what == PinFor::Writing && self.has_excess_dirty() {
+            // They count as dirty from now on.
+            self.space.budget().call_for_memory();
+        }
+    }
+
+    fn unpin_locked(
+        &self,
+        object: &Object,
+        at: ObjectPage,
+        old: Snapshot,
+        what: PinFor,
+    ) -> Snapshot {
+        let count = object.pins(at);
+        count.sub(what);
+        let mut after = old;
+        if what == PinFor::Writing && count.writes() == 0 {
+            after = after.without(Flags::PINNED);
+            if !object.is_memory() {
+                self.pins.writable.fetch_sub(1, Ordering::Relaxed);
+                object.pinned_writable.fetch_sub(1, Ordering::Relaxed);
+            }
+        }
+        if count.all() == 0 {
+            after = after.without(Flags::MLOCKED);
+            self.pins.give_back(1);
+            object.pinned.fetch_sub(1, Ordering::Relaxed);
+        }
+        after
+    }
+
+    /// An object goes, with pins that were never let go.
+    pub(super) fn forget_pins(&self, object: &Object) {
+        self.pins.give_back(object.pinned.load(Ordering::Relaxed));
+        let writable = object.pinned_writable.load(Ordering::Relaxed);
+        self.pins.writable.fetch_sub(writable, Ordering::Relaxed);
+    }
+
+    /// Makes mapped pages writable that are pinned for write, as far as nobody holds them.
+    fn lift_protection(&self, object: &Object, vma: &Vma, part: PageRange) {
+        let backing = vma.attributes.backing;
+        let mut window = self.windows.lock(part.start);
+        let mut run = PageRange { start: part.start, end: part.start };
+        for page in part.pages() {
+            let is_protected = window.is_present(page) && !window.is_writable(page);
+            if is_protected && object.word(backing.object_page(page)).try_lock().is_some() {
+                run.end = page.add(1);
+                continue;
+            }
+            self.lift_run(object, vma, &mut window, run);
+            run = PageRange { start: page.add(1), end: page.add(1) };
+        }
+        self.lift_run(object, vma, &mut window, run);
+    }
+
+    /// Makes a run of locked, dirty pages writable, and unlocks them.
+    fn lift_run(&self, object: &Object, vma: &Vma, window: &mut Mapped, run: PageRange) {
+        if run.is_empty() {
+            return;
+        }
+        // Where it is refused each is tried by itself.
+        if self.space.mmu().write_protect(run, Protection::Writable).refusal.is_none() {
+            run.pages().for_each(|page| window.set(page, true));
+        }
+        let backing = vma.attributes.backing;
+        let pages = ObjectRange::new(backing.object_page(run.start), run.len());
+        self.unlock_words(object, pages);
+    }
+
+    /// Maps a pinned page that is not mapped yet as it is to be.
+    fn map_pinned(
+        &self,
+        object: &Object,
+        vma: &Vma,
+        page: PageNum,
+        what: PinFor,
+    ) -> Result<(), PinError> {
+        let is_writing = what == PinFor::Writing;
+        let is_done =
+            |window: &Mapped| window.is_present(page) && (window.is_writable(page) || !is_writing);
+        if is_done(&self.windows.lock(page)) {
+            return Ok(());
+        }
+        let protection = if is_writing { Protection::Writable } else { Protection::WriteProtected };
+        let word = object.word(vma.attributes.backing.object_page(page));
+        let old = self.space.lock_word(word);
+        let is_mapped = {
+            let mut window = self.windows.lock(page);
+            // Its memory may have failed since.
+            if !is_done(&window) && old.state() == State::Cached {
+                self.map_locked(object, vma, page, old, protection, &mut window);
+            }
+            is_done(&window)
+        };
+        self.space.unlock_word(word);
+        if is_mapped { Ok(()) } else { Err(PinError::Refused(Errno::NOMEM)) }
+    }
+}
+
+#[cfg(feature = "simulated")]
+impl Object {
+    /// Says where what a page's word says of its pins is wrong (O8). For tests.
+    pub(super) fn check_pins(&self, page: ObjectPage, word: Snapshot) {
+        let count = self.pins(page);
+        if word.state() != State::Poisoned {
+            let is_pinned = word.has(Flags::MLOCKED);
+            assert_eq!(count.all() > 0, is_pinned, "{page:?} has {} pins: {word:?}", count.all());
+            let is_writable = word.has(Flags::PINNED);
+            assert_eq!(count.writes() > 0, is_writable, "{page:?} is pinned for write: {word:?}");
+        }
+        let is_dirty = word.has(Flags::DIRTY) || !word.has(Flags::PINNED);
+        assert!(is_dirty, "{page:?} is pinned for write, and not dirty: {word:?}");
+        let is_home = self.block(page).frame() == LargeFrame::NONE;
+        assert!(is_home || !word.has(Flags::MLOCKED), "{page:?} is pinned in a large frame");
+    }
+}

@@ -1,0 +1,132 @@
+//! Pins of private mappings: what [`super::pin`] is for the pages of an object, for copies of them.
+//!
+//! A pinned page's word in the arena has MLOCKED, as under mlock, and reclaim passes it by. It is
+//! writable unless it is CLEAN, so that one that is pinned for write has that ended first. How often
+//! it is pinned is in a table over the arena. What is pinned is the mapping's own: it stays when the
+//! object is cut before it.
+//!
+//! Locks: a page's in the arena, one at a time, slept for.
+
+use core::sync::atomic::Ordering;
+
+use super::pin::{Count, PinError, PinFor};
+use super::requests::IoBuffer;
+use super::{ObjectId, Objects, ReadError};
+use crate::fault::Access;
+use crate::mmu::object::ObjectMmu;
+use crate::page::{Flags, Interrupted, Snapshot, State};
+use crate::scratch::Scratch;
+use crate::sys::Errno;
+use crate::units::{PageNum, PageRange};
+
+impl<M: ObjectMmu> Objects<M> {
+    /// The same as [`Self::pin`] for a private mapping.
+    ///
+    /// # Errors
+    /// See [`PinError`]; nothing is pinned by this call then.
+    pub fn pin_private(
+        &self,
+        range: PageRange,
+        what: PinFor,
+        scratch: &mut Scratch,
+        buffer: &mut IoBuffer,
+    ) -> Result<(), PinError> {
+        if range.len() > self.pins_max() {
+            return Err(PinError::TooMuch);
+        }
+        let mut done = range.start;
+        let result = range.pages().try_for_each(|page| {
+            self.pin_private_page(page, what, scratch, buffer)?;
+            done = page.add(1);
+            Ok(())
+        });
+        if result.is_err() {
+            self.unpin_private(PageRange { start: range.start, end: done }, what);
+        }
+        result
+    }
+
+    fn pin_private_page(
+        &self,
+        page: PageNum,
+        what: PinFor,
+        scratch: &mut Scratch,
+        buffer: &mut IoBuffer,
+    ) -> Result<(), PinError> {
+        let backing = self.private_backing(page).ok_or(PinError::Refused(Errno::FAULT))?;
+        loop {
+            self.populate_private(PageRange::new(page, 1), scratch, buffer)?;
+            let old =
+                self.space.lock_page_killable(page, buffer.kill()).map_err(|Interrupted| {
+                    let offset = backing.object_page(page).offset();
+                    PinError::Read(ReadError { offset, errno: Errno::INTR })
+                })?;
+            let is_protected = what == PinFor::Writing
+                && (old.has(Flags::CLEAN) || old.has(Flags::WRITE_PROTECTED));
+            if old.state() == State::Mapped && !is_protected {
+                let result = self.pin_private_locked(page, old, what);
+                self.space.unlock_page_with(page, *result.as_ref().unwrap_or(&old));
+                return result.map(drop);
+            }
+            self.space.unlock_page(page);
+            if is_protected && old.state() == State::Mapped {
+                // As a write would: it is not CLEAN any more then.
+                self.handle_fault(page, Access::WriteProtected, scratch);
+                continue;
+            }
+            let at = backing.object_page(page);
+            let object = self.object(ObjectId(backing.object));
+            if old.state() == State::None && at.index() >= object.pages() {
+                return Err(PinError::BehindEnd(at.offset()));
+            }
+        }
+    }
+
+    fn pin_private_locked(
+        &self,
+        page: PageNum,
+        old: Snapshot,
+        what: PinFor,
+    ) -> Result<Snapshot, PinError> {
+        let count = Count(&self.pins.privates[page.index()]);
+        if count.all() == 0xffff {
+            return Err(PinError::TooOften(0));
+        }
+        if count.all() == 0 {
+            if !self.pins.take(self.pins_max()) {
+                return Err(PinError::TooMuch);
+            }
+            self.pins.private_pages.fetch_add(1, Ordering::Relaxed);
+        }
+        count.add(what);
+        Ok(old.with(Flags::MLOCKED))
+    }
+
+    /// Lets pages go that [`Self::pin_private`] has pinned.
+    pub fn unpin_private(&self, range: PageRange, what: PinFor) {
+        for page in range.pages() {
+            let old = self.space.lock_page(page);
+            let count = Count(&self.pins.privates[page.index()]);
+            count.sub(what);
+            let mut after = old;
+            if count.all() == 0 {
+                after = after.without(Flags::MLOCKED);
+                self.pins.give_back(1);
+                self.pins.private_pages.fetch_sub(1, Ordering::Relaxed);
+            }
+            self.space.unlock_page_with(page, after);
+        }
+    }
+
+    /// A private mapping goes, with pins that were never let go.
+    pub(super) fn forget_private_pins(&self, range: PageRange) {
+        // Relaxed: nobody pins what is being unmapped.
+        if self.pins.private_pages.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let counts = &self.pins.privates[range.start.index()..range.end.index()];
+        let pinned = counts.iter().filter(|count| count.swap(0, Ordering::Relaxed) != 0).count();
+        self.pins.give_back(pinned);
+        self.pins.private_pages.fetch_sub(pinned, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,202 @@
+//! remap: a mapping gets another length, in its place or elsewhere.
+//!
+//! What is shorter is unmapped at its end, as [`super::map`] does it. What is longer grows where
+//! nothing is behind it; else there is a new mapping, and the old one goes: nothing is moved, the
+//! cache has the bytes, and faults map them anew. A private mapping's own pages are moved by the
+//! space, and the object's pages that it stands for are counted from its new place.
+//!
+//! Locks: the space's; windows', one at a time; `i_mmap` exclusive.
+
+use super::large::LargeFrame;
+use super::{MapRequest, Object, ObjectId, Objects};
+use crate::mmu::object::ObjectMmu;
+use crate::space::Layout;
+use crate::space::remap::Placement;
+use crate::space::vma::{Attributes, Backing, Kind, Pattern, Vma};
+use crate::sys::Errno;
+use crate::units::{BLOCK_ORDER, BLOCK_PAGES, ObjectRange, PageNum, PageRange};
+
+impl<M: ObjectMmu> Objects<M> {
+    /// Gives a whole mapping a length of `pages`, not 0; returns where it is from now on.
+    ///
+    /// # Errors
+    /// `NOMEM` where there is no room, in its place or at all; `INVAL` where the object can never
+    /// have so many pages. The mapping is as it was then.
+    pub fn remap(
+        &self,
+        range: PageRange,
+        pages: usize,
+        placement: Placement,
+    ) -> Result<PageRange, Errno> {
+        let mut layout = self.space.lock();
+        let vma = self.space.next_vma(&layout, range.start).ok_or(Errno::INVAL)?;
+        let backing = vma.attributes.backing;
+        let object = self.object(ObjectId(backing.object));
+        let end = backing.object_page(range.start).index() + pages;
+        if pages == 0 || end > object.pages_max() {
+            return Err(Errno::INVAL);
+        }
+        if vma.attributes.kind == Kind::Private {
+            return self.remap_private(&mut layout, range, pages, placement, vma.attributes);
+        }
+        let target = PageRange::new(range.start, pages);
+        if pages <= range.len() {
+            self.shrink_mapping(&mut layout, object, range, pages)?;
+            return Ok(target);
+        }
+        match self.grow_mapping(&mut layout, object, range, pages) {
+            Ok(()) => Ok(target),
+            Err(error) if placement == Placement::InPlace => Err(error),
+            Err(_) => {
+                drop(layout);
+                self.map_elsewhere(range, pages, &vma)
+            }
+        }
+    }
+
+    /// Takes the end of a shared mapping away.
+    fn shrink_mapping(
+        &self,
+        layout: &mut Layout<'_>,
+        object: &Object,
+        range: PageRange,
+        pages: usize,
+    ) -> Result<(), Errno> {
+        let tail = PageRange { start: range.start.add(pages), end: range.end };
+        let Some(vma) = self.space.next_vma(layout, tail.start).filter(|_| !tail.is_empty()) else {
+            return Ok(());
+        };
+        let backing = vma.attributes.backing;
+        // The VMA first: a fault that holds a window's lock later sees that it is gone.
+        self.space.cut_vma(layout, tail)?;
+        if let Err(error) = self.show_home_at(object, &vma, range, tail.start) {
+            // Joined again with what it was cut from, which needs no place in the table.
+            let _ = self.space.insert_vma(layout, tail, vma.attributes);
+            return Err(error);
+        }
+        for part in tail.by_block() {
+            let mut window = self.windows.lock(part.start);
+            if let Some(present) = window.present_of(part) {
+                // Before it is forgotten, as in `unmap`.
+                self.space.mmu().unmap(present);
+                window.clear(present);
+            }
+            // What shows a large frame, or is whole, is this mapping's alone, and goes whole: the
+            // window that was cut shows its home.
+            self.large.set_shown(&mut window, LargeFrame::NONE);
+            window.is_whole = false;
+        }
+        self.change_mapping(object, range, backing, |mapping| {
+            mapping.pages = ObjectRange::new(mapping.pages.start, pages);
+        });
+        self.space.mmu().reserve_again(tail);
+        self.space.budget().add_managed(-(tail.len() as isize));
+        Ok(())
+    }
+
+    /// A window that is about to be cut before `at` must not show a large frame, which lies in
+    /// whole windows only.
+    fn show_home_at(
+        &self,
+        object: &Object,
+        vma: &Vma,
+        range: PageRange,
+        at: PageNum,
+    ) -> Result<(), Errno> {
+        let block = PageRange::new(at.align_down(BLOCK_ORDER), BLOCK_PAGES);
+        let mut window = self.windows.lock(at);
+        if at == block.start || window.shown == LargeFrame::NONE.0 {
+            return Ok(());
+        }
+        debug_assert_eq!(range.intersect(block), block, "who shows a frame has the block");
+        if !self.conceal(&mut window, at) {
+            return Err(Errno::NOMEM);
+        }
+        if let Some(present) = window.present_of(block) {
+            self.space.mmu().unmap(present);
+            window.clear(present);
+        }
+        let pages = ObjectRange::new(vma.attributes.backing.object_page(block.start), BLOCK_PAGES);
+        self.show_home(object, vma.attributes.prot, pages, &mut window, block)
+    }
+
+    /// Makes a shared mapping longer where it is.
+    fn grow_mapping(
+        &self,
+        layout: &mut Layout<'_>,
+        object: &Object,
+        range: PageRange,
+        pages: usize,
+    ) -> Result<(), Errno> {
+        let grown = PageRange { start: range.end, end: range.start.add(pages) };
+        let is_free = grown.end <= self.space.arena().end && !self.space.is_mapped(layout, grown);
+        // It goes on as its end does, of which advice may have made a VMA of its own.
+        let last = self.space.next_vma(layout, PageNum(range.end.0 - 1)).filter(|_| is_free);
+        let attributes = last.ok_or(Errno::NOMEM)?.attributes;
+        let backing = attributes.backing;
+        let set_pages = |pages: usize| {
+            self.change_mapping(object, range, backing, |mapping| {
+                mapping.pages = ObjectRange::new(mapping.pages.start, pages);
+            });
+        };
+        // Before anything can be mapped there.
+        set_pages(pages);
+        let first = backing.object_page(grown.start);
+        let made = self
+            .space
+            .mmu()
+            .map_object(grown, object.home, first, attributes.prot)
+            .and_then(|()| self.space.insert_vma(layout, grown, attributes));
+        if made.is_err() {
+            self.space.mmu().reserve_again(grown);
+            set_pages(range.len());
+            return made;
+        }
+        self.space.budget().add_managed(grown.len() as isize);
+        Ok(())
+    }
+
+    /// Maps what `range` shows, and what follows it, at another place, and unmaps it there.
+    fn map_elsewhere(&self, range: PageRange, pages: usize, vma: &Vma) -> Result<PageRange, Errno> {
+        let Attributes { backing, prot, .. } = vma.attributes;
+        let request = MapRequest {
+            pages: ObjectRange::new(backing.object_page(range.start), pages),
+            prot,
+            pattern: Pattern::Normal,
+            fault_around: self.mappings.fault_around(backing.mapping),
+        };
+        let target = self.map(ObjectId(backing.object), request)?;
+        let mut at = range.start;
+        while at < range.end {
+            let Some(part) = self.space.next_vma(&self.space.lock(), at) else { break };
+            at = part.range.end;
+            let moved = target.start.add((part.range.start.0 - range.start.0) as usize);
+            let there = PageRange::new(moved, part.range.len());
+            // Advice is no more than that.
+            let _ = self.advise_pattern(there, part.attributes.pattern);
+        }
+        self.unmap(range);
+        Ok(target)
+    }
+
+    fn remap_private(
+        &self,
+        layout: &mut Layout<'_>,
+        range: PageRange,
+        pages: usize,
+        placement: Placement,
+        attributes: Attributes,
+    ) -> Result<PageRange, Errno> {
+        // One VMA again: advice may have split it.
+        self.space.set_pattern(layout, range, attributes.pattern)?;
+        let start = self.space.remap(layout, range, pages, placement)?;
+        let target = PageRange::new(start, pages);
+        if start != range.start {
+            let backing = attributes.backing;
+            let delta = backing.delta.wrapping_add(range.start.0).wrapping_sub(start.0);
+            let moved = self.space.set_backing(layout, target, Backing { delta, ..backing });
+            debug_assert!(moved.is_ok(), "no split, and the move has done the same just before");
+        }
+        Ok(target)
+    }
+}
