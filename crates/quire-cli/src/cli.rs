@@ -101,6 +101,10 @@ pub struct RunOptions {
     #[arg(long, env = "QUIRE_NO_BATCH_UNMAP", value_parser = FalseyValueParser::new())]
     pub no_batch_unmap: bool,
 
+    /// Serve every fault under the space's lock (slower; to measure what speculation brings)
+    #[arg(long, env = "QUIRE_NO_SPECULATIVE_FAULTS", value_parser = FalseyValueParser::new())]
+    pub no_speculative_faults: bool,
+
     /// Write the run's counters to FILE as a flat JSON object
     #[arg(long, env = "QUIRE_STATS", value_name = "FILE")]
     pub stats: Option<PathBuf>,

@@ -83,6 +83,7 @@ impl Run {
             budget_pages: budget_bytes / PAGE_SIZE as u64,
             folio_order: options.folio_order,
             no_batch_unmap: options.no_batch_unmap,
+            no_speculation: options.no_speculative_faults,
             swap,
             uffd_device,
         })?;

@@ -66,6 +66,8 @@ pub struct Settings {
     pub folio_order: FolioOrder,
     /// Whether reclaim unmaps page by page.
     pub no_batch_unmap: bool,
+    /// Whether faults always go the classic way.
+    pub no_speculation: bool,
     /// The swap file.
     pub swap: Option<SwapFile>,
     /// `/dev/userfaultfd`.
@@ -160,6 +162,7 @@ impl Supervisor {
         let segments = settings.swap.as_ref().map_or(0, SwapFile::segments);
         control.supervisor_pid.store(std::process::id(), Relaxed);
         control.no_batch_unmap.store(settings.no_batch_unmap.into(), Relaxed);
+        control.no_speculation.store(settings.no_speculation.into(), Relaxed);
         control.folio_order.store(settings.folio_order.in_control(), Relaxed);
         control.budget_pages.store(settings.budget_pages, Relaxed);
         control.segments_max.store(segments, Relaxed);

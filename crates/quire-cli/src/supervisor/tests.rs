@@ -80,6 +80,7 @@ fn supervisor_with(swap: Option<SwapFile>) -> Supervisor {
         budget_pages: 1000,
         folio_order: FolioOrder::Fixed(4),
         no_batch_unmap: true,
+        no_speculation: true,
         swap,
         uffd_device: None,
     })
@@ -132,6 +133,7 @@ fn a_member_gets_the_control_page_and_the_swap_file() {
     assert_eq!(control.budget_pages.load(Relaxed), 1000);
     assert_eq!(control.folio_order.load(Relaxed), 4);
     assert_eq!(control.no_batch_unmap.load(Relaxed), 1);
+    assert_eq!(control.no_speculation.load(Relaxed), 1);
     assert_eq!(control.segments_max.load(Relaxed), 16);
 }
 
