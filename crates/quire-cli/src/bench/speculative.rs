@@ -195,7 +195,8 @@ impl Bench<'_> {
     }
 
     fn contention(&mut self) -> Result<()> {
-        let mapped = self.options.mapped.iter().map(Some);
+        let most = if self.options.common.quick { 1 } else { usize::MAX };
+        let mapped = self.options.mapped.iter().take(most).map(Some);
         for mapped in std::iter::once(None).chain(mapped) {
             let mut mapped_bytes =
                 mapped.map_or(0, |mapped| mapped.bytes_of(machine_memory_bytes()));

@@ -134,19 +134,23 @@ impl Mapping {
         unsafe { std::slice::from_raw_parts_mut(self.base, self.words) }
     }
 
-    /// madvise(MADV_NOHUGEPAGE) of the whole mapping: a fault of the kernel's is of one page.
-    pub fn without_huge_pages(&mut self) -> io::Result<()> {
-        let bytes = self.words * 8;
+    /// Has every fault be of one page, whoever serves it: no huge pages, and nothing mapped around.
+    pub fn one_page_a_fault(&mut self) -> io::Result<()> {
+        // A kernel without huge pages knows nothing of the first, and has none.
+        let _ = self.advise(libc::MADV_NOHUGEPAGE);
+        self.advise(libc::MADV_RANDOM)
+    }
+
+    /// madvise of the whole mapping, with an advice that keeps its content.
+    fn advise(&mut self, advice: libc::c_int) -> io::Result<()> {
         // SAFETY: the range is the mapping's own; its content stays what it is.
-        let done = unsafe { libc::madvise(self.base.cast(), bytes, libc::MADV_NOHUGEPAGE) };
+        let done = unsafe { libc::madvise(self.base.cast(), self.words * 8, advice) };
         if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
     /// madvise(MADV_PAGEOUT) of the whole mapping.
     pub fn page_out(&mut self) -> io::Result<()> {
-        // SAFETY: the range is the mapping's own; its content stays what it is.
-        let done = unsafe { libc::madvise(self.base.cast(), self.words * 8, libc::MADV_PAGEOUT) };
-        if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+        self.advise(libc::MADV_PAGEOUT)
     }
 }
 

@@ -182,7 +182,7 @@ impl Cell {
     fn is_managed(&self) -> Option<bool> {
         let speculative = self.entry(Way::Speculative);
         let has_run = !speculative.figures.is_empty();
-        has_run.then(|| speculative.managed_bytes >= self.plan.managed_bytes_min as f64)
+        has_run.then_some(speculative.managed_bytes >= self.plan.managed_bytes_min as f64)
     }
 
     pub fn print(&self) {
@@ -216,21 +216,29 @@ impl Cell {
         self.print_counters();
     }
 
+    /// A row for each beside means, as the published tables have them; a line for each way else.
     fn print_counters(&self) {
         if self.is_managed() != Some(true) {
             return;
         }
-        for (index, (_, title)) in COUNTERS.iter().enumerate() {
-            print!("  {title:22}{:>20}", "-");
-            for way in [Way::Speculative, Way::Classic] {
-                let samples = &self.entry(way).counters[index];
-                if samples.is_empty() {
-                    print!("{:>20}", "-");
-                } else {
-                    print!("{:>20.0}", samples.median());
-                }
+        let ways = [Way::Speculative, Way::Classic].map(|way| self.entry(way));
+        let count = |entry: &Entry, index: usize| match &entry.counters[index] {
+            none if none.is_empty() => "-".to_owned(),
+            samples => format!("{:.0}", samples.median()),
+        };
+        if self.plan.style == Style::Means {
+            for (index, (_, title)) in COUNTERS.iter().enumerate() {
+                let counts = ways.map(|entry| count(entry, index));
+                println!("  {title:22}{:>20}{:>20}{:>20}", "-", counts[0], counts[1]);
             }
-            println!();
+            return;
+        }
+        for entry in ways {
+            let counters = COUNTERS.iter().enumerate();
+            let counts: Vec<String> = counters
+                .map(|(index, (_, title))| format!("{} {title}", count(entry, index)))
+                .collect();
+            println!("  {}: {}", entry.way.name(), counts.join(", "));
         }
     }
 
