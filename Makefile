@@ -53,6 +53,7 @@ bench: setup-bench release
 	$(QUIRE) bench objects
 	$(QUIRE) bench waiters
 	$(QUIRE) bench rmap
+	$(QUIRE) bench speculative
 
 # `make && sudo make install`: what is built already is not built again as root.
 $(RELEASE)/quire:

@@ -121,8 +121,7 @@ pub struct RunOptions {
     #[arg(long, env = "QUIRE_NO_BATCH_UNMAP", value_parser = FalseyValueParser::new())]
     pub no_batch_unmap: bool,
 
-    /// Serve every fault under its address space's lock (slower; to measure what doing without
-    /// brings)
+    /// Serve every fault under the space's lock (slower; to measure what speculation brings)
     #[arg(long, env = "QUIRE_NO_SPECULATIVE_FAULTS", value_parser = FalseyValueParser::new())]
     pub no_speculative_faults: bool,
 

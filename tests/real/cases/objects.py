@@ -154,14 +154,54 @@ def check_rmap(figures):
         one_round(row["shared_per_minute"], (row["mix"], row["workers"]))
 
 
+def check_speculative(figures):
+    """Every part, each program bare and both ways; a run that is classic has no speculative fault."""
+    for what in figures["left_out"]:
+        if not what.startswith("kernbench: "):
+            raise Failed(f"speculative: {what} is left out")
+    cells = [(cell["part"], cell["program"], cell["threads"]) for cell in figures["cells"]]
+    programs = ("page_fault1", "page_fault2", "page_fault3", "malloc1")
+    scaler = [("scaler", program, threads) for program in programs for threads in (1, 2)]
+    contention = [("contention", "contention", threads) for threads in (1, 2)] * 2
+    builds = [cell for cell in cells if cell[0] == "kernbench"]
+    if cells[0][0] != "ebizzy" or cells[1:] != scaler + contention + builds:
+        raise Failed(f"speculative: {cells}")
+    if len(builds) != (0 if figures["left_out"] else 2):
+        raise Failed(f"speculative: {len(builds)} loads")
+    for cell in figures["cells"]:
+        where = (cell["part"], cell["program"], cell["threads"])
+        if cell["failures"]:
+            raise Failed(f"speculative: {where}: {cell['failures']}")
+        for name, figure in cell["figures"].items():
+            for way in ("bare", "speculative", "classic"):
+                if name in ("records_per_second", "pages_per_second", "faults_per_second"):
+                    one_round(figure[way], (where, name, way))
+                elif len(figure[way]["rounds"]) != 1:
+                    raise Failed(f"speculative: {where}: {name}, {way}: {figure[way]}")
+        counters = cell["counters"]
+        if one_round(counters["classic"]["fault_classic"], where) and (
+            counters["classic"]["speculative_pgfault"]["max"] != 0
+        ):
+            raise Failed(f"speculative: {where}: not classic: {counters}")
+        if cell["part"] in ("ebizzy", "contention"):
+            one_round(counters["speculative"]["speculative_pgfault"], where)
+    ebizzy = figures["cells"][0]
+    if [row["base"] for row in ebizzy["published"]] != [742.57, 13105.4]:
+        raise Failed(f"speculative: {ebizzy['published']}")
+    tables = [len(cell["figures"]) for cell in figures["cells"] if cell["part"] == "kernbench"]
+    if tables not in ([], [6, 6]):
+        raise Failed(f"speculative: {tables} rows")
+
+
 @case("objects-bench")
 def objects_bench(context):
-    """The benches of the library run to their end, and print JSON with a figure for every row."""
+    """Benches of the engine run to their end, and print JSON with a figure for every row."""
     benches = {
         "fault-around": check_fault_around,
         "objects": check_objects,
         "waiters": check_waiters,
         "rmap": check_rmap,
+        "speculative": check_speculative,
     }
     for bench, check in benches.items():
         argv = [context.quire, "bench", bench, "--quick", "--rounds", "1", "--json"]

@@ -85,6 +85,10 @@ pub struct Outcome {
     pub peak_bytes: u64,
     /// What the program itself timed, in order.
     pub phases: Vec<(String, f64)>,
+    /// What the program itself counted, in order.
+    pub figures: Vec<(String, f64)>,
+    /// What it and its children used of the CPUs.
+    pub used: sys::Used,
     /// Of all that it printed.
     pub digest: u64,
     /// `quire run --stats`.
@@ -189,6 +193,8 @@ impl Stage {
             seconds,
             peak_bytes: ended.peak_bytes,
             phases: phases_of(&text),
+            figures: named_numbers(&text, "figure"),
+            used: ended.used,
             digest,
             stats: numbers_of(&fs::read_to_string(&stats).unwrap_or_default()),
             store_bytes,
@@ -269,8 +275,14 @@ fn read_all(mut from: impl Read) -> Result<(u64, String)> {
 
 /// The lines `{"phase": "scan", "seconds": 0.5}`.
 pub fn phases_of(text: &str) -> Vec<(String, f64)> {
+    named_numbers(text, "phase")
+}
+
+/// The lines `{"label": "name", "...": 0.5}`.
+fn named_numbers(text: &str, label: &str) -> Vec<(String, f64)> {
+    let head = format!("{{\"{label}\": \"");
     let parse = |line: &str| {
-        let (name, rest) = line.strip_prefix("{\"phase\": \"")?.split_once('"')?;
+        let (name, rest) = line.strip_prefix(&head)?.split_once('"')?;
         let seconds = rest.rsplit_once(": ")?.1.trim_end_matches('}').parse().ok()?;
         Some((name.to_owned(), seconds))
     };
@@ -291,9 +303,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn phases_are_read_from_json_lines() {
-        let text = "hello\n{\"phase\": \"scan\", \"seconds\": 0.250000}\n";
+    fn phases_and_figures_are_read_from_json_lines() {
+        let text = "hello\n{\"phase\": \"scan\", \"seconds\": 0.250000}\n\
+                    {\"figure\": \"pages\", \"value\": 7}\n";
         assert_eq!(phases_of(text), [("scan".to_owned(), 0.25)]);
+        assert_eq!(named_numbers(text, "figure"), [("pages".to_owned(), 7.0)]);
     }
 
     #[test]

@@ -32,6 +32,7 @@ mod pageout;
 mod programs;
 mod rmap;
 mod service;
+mod speculative;
 #[allow(unsafe_code, reason = "the bench's own ring: waiting with usage, and raw mappings")]
 mod sys;
 mod versus;
@@ -61,6 +62,14 @@ enum BenchCommand {
     Rmap(RmapBench),
     /// What a page lock costs, free, contended, and in what is done with objects
     Waiters(WaitersBench),
+    /// Faults without the space's lock, against faults that share it, and the kernel's
+    Speculative(SpeculativeBench),
+    /// Threads that look up records, as ebizzy's do
+    #[command(hide = true)]
+    Ebizzy(speculative::EbizzyArgs),
+    /// Threads that fault
+    #[command(hide = true)]
+    Load(speculative::LoadArgs),
     /// A program that is measured
     #[command(hide = true)]
     Work(work::WorkArgs),
@@ -221,6 +230,46 @@ struct WaitersBench {
     directory: Option<PathBuf>,
 }
 
+#[derive(Args, Debug)]
+struct SpeculativeBench {
+    #[command(flatten)]
+    common: Common,
+
+    /// What to measure
+    #[arg(long, value_name = "PART", value_delimiter = ',',
+          default_values = ["ebizzy", "scaler", "contention", "kernbench"])]
+    only: Vec<speculative::Part>,
+
+    /// Numbers of threads that fault; of those that do so beside one that maps, 8 at most
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_values_t = [1, 2, 4, 8, 16])]
+    threads: Vec<usize>,
+
+    /// Seconds that ebizzy and the scaler's programs run each time
+    #[arg(long, value_name = "SECONDS", default_value_t = 2.0)]
+    seconds: f64,
+
+    /// Runs of ebizzy, each way [default: as many as rounds]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
+    runs: Option<u32>,
+
+    /// Builds of the tree, each way
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    builds: u32,
+
+    /// A tree to build, with a Makefile that knows `clean` [default: zstd, from cargo's registry]
+    #[arg(long, value_name = "DIR")]
+    tree: Option<PathBuf>,
+
+    /// Memory of each thread that faults; less where the machine is small
+    #[arg(long, value_name = "SIZE", value_parser = Size::parse, default_value = "128M")]
+    area: Size,
+
+    /// What another thread maps, fills and unmaps beside faults; first nobody does
+    #[arg(long, value_name = "SIZE,SIZE", value_delimiter = ',', value_parser = Size::parse,
+          default_value = "64M,256M")]
+    mapped: Vec<Size>,
+}
+
 /// Runs a bench; returns the exit status.
 pub fn main(args: BenchArgs) -> Result<u8> {
     match args.command {
@@ -233,5 +282,8 @@ pub fn main(args: BenchArgs) -> Result<u8> {
         BenchCommand::Objects(options) => objects::main(&options),
         BenchCommand::Rmap(options) => rmap::main(&options),
         BenchCommand::Waiters(options) => waiters::main(&options),
+        BenchCommand::Speculative(options) => speculative::main(&options),
+        BenchCommand::Ebizzy(ebizzy) => speculative::ebizzy(&ebizzy),
+        BenchCommand::Load(load) => speculative::load(&load),
     }
 }

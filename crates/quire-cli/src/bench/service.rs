@@ -50,7 +50,8 @@ pub fn touch(args: &WorkArgs) -> Result<u64> {
     Ok(0)
 }
 
-fn shuffled(pages: usize, seed: u64) -> Vec<u32> {
+/// The numbers of pages, in random order.
+pub fn shuffled(pages: usize, seed: u64) -> Vec<u32> {
     let mut order: Vec<u32> = (0..pages as u32).collect();
     let mut random = Random::new(seed);
     for at in (1..order.len()).rev() {

@@ -2,7 +2,10 @@
 //! signals, and mappings made the way a C program makes them, so that they can be managed.
 
 use std::io;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::fs::{MemfdFlags, memfd_create};
 
 /// A signal asked the bench to end.
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
@@ -31,12 +34,39 @@ pub fn is_interrupted() -> bool {
     INTERRUPTED.load(Ordering::Relaxed)
 }
 
-/// How a child ended, and the most memory that it, or one of its own children, held.
+/// How a child ended, and what it and the children that it waited for used.
 pub struct Ended {
     /// The exit status, 128+N for signal N.
     pub status: i32,
     /// Most resident memory of one process, in bytes.
     pub peak_bytes: u64,
+    pub used: Used,
+}
+
+/// Time of CPUs, and how often they changed hands.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Used {
+    pub user_seconds: f64,
+    pub system_seconds: f64,
+    /// Threads that had to give a CPU up.
+    pub involuntary_switches: u64,
+    /// Threads that went to sleep.
+    pub voluntary_switches: u64,
+}
+
+impl Used {
+    fn of(usage: &libc::rusage) -> Used {
+        Used {
+            user_seconds: seconds(usage.ru_utime),
+            system_seconds: seconds(usage.ru_stime),
+            involuntary_switches: usage.ru_nivcsw.unsigned_abs(),
+            voluntary_switches: usage.ru_nvcsw.unsigned_abs(),
+        }
+    }
+}
+
+fn seconds(time: libc::timeval) -> f64 {
+    time.tv_sec as f64 + time.tv_usec as f64 * 1e-6
 }
 
 /// Waits for the child `pid`.
@@ -59,7 +89,8 @@ pub fn wait4(pid: u32) -> io::Result<Ended> {
     } else {
         libc::WEXITSTATUS(status)
     };
-    Ok(Ended { status, peak_bytes: usage.ru_maxrss.unsigned_abs() * 1024 })
+    let peak_bytes = usage.ru_maxrss.unsigned_abs() * 1024;
+    Ok(Ended { status, peak_bytes, used: Used::of(&usage) })
 }
 
 /// Where a fault was, of a message that can only be of a fault.
@@ -68,26 +99,29 @@ pub fn fault_address(message: &linux_raw_sys::general::uffd_msg) -> usize {
     unsafe { message.arg.pagefault.address as usize }
 }
 
-/// A private anonymous mapping of 64-bit words, made by libc's mmap.
+/// A mapping of 64-bit words that nobody else sees, made by libc's mmap.
 pub struct Mapping {
     base: *mut u64,
     words: usize,
 }
 
 impl Mapping {
-    /// Maps `bytes`, which are a multiple of the page size.
+    /// Maps `bytes`, which are a multiple of the page size: private and anonymous.
     pub fn new(bytes: usize) -> io::Result<Mapping> {
+        Mapping::make(bytes, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1)
+    }
+
+    /// Maps the first `bytes` of memory that is a file, and the caller's alone; shared, or as a
+    /// private copy.
+    pub fn of_file(file: &MemoryFile, bytes: usize, is_shared: bool) -> io::Result<Mapping> {
+        let flags = if is_shared { libc::MAP_SHARED } else { libc::MAP_PRIVATE };
+        Mapping::make(bytes, flags, file.0.as_raw_fd())
+    }
+
+    fn make(bytes: usize, flags: libc::c_int, file: libc::c_int) -> io::Result<Mapping> {
+        let rights = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a fresh mapping where the kernel likes.
-        let base = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                bytes,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-                -1,
-                0,
-            )
-        };
+        let base = unsafe { libc::mmap(std::ptr::null_mut(), bytes, rights, flags, file, 0) };
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
@@ -100,11 +134,23 @@ impl Mapping {
         unsafe { std::slice::from_raw_parts_mut(self.base, self.words) }
     }
 
+    /// Has every fault be of one page, whoever serves it: no huge pages, and nothing mapped around.
+    pub fn one_page_a_fault(&mut self) -> io::Result<()> {
+        // A kernel without huge pages knows nothing of the first, and has none.
+        let _ = self.advise(libc::MADV_NOHUGEPAGE);
+        self.advise(libc::MADV_RANDOM)
+    }
+
+    /// madvise of the whole mapping, with an advice that keeps its content.
+    fn advise(&mut self, advice: libc::c_int) -> io::Result<()> {
+        // SAFETY: the range is the mapping's own; its content stays what it is.
+        let done = unsafe { libc::madvise(self.base.cast(), self.words * 8, advice) };
+        if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+
     /// madvise(MADV_PAGEOUT) of the whole mapping.
     pub fn page_out(&mut self) -> io::Result<()> {
-        // SAFETY: the range is the mapping's own; its content stays what it is.
-        let done = unsafe { libc::madvise(self.base.cast(), self.words * 8, libc::MADV_PAGEOUT) };
-        if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+        self.advise(libc::MADV_PAGEOUT)
     }
 }
 
@@ -113,6 +159,23 @@ impl Drop for Mapping {
         // SAFETY: the range is the mapping's own, and nothing borrows it any more.
         unsafe { libc::munmap(self.base.cast(), self.words * 8) };
     }
+}
+
+/// A file without a name, in memory.
+pub struct MemoryFile(OwnedFd);
+
+impl MemoryFile {
+    pub fn in_memory(bytes: usize) -> io::Result<MemoryFile> {
+        let file = memfd_create("quire-bench", MemfdFlags::CLOEXEC)?;
+        rustix::fs::ftruncate(&file, bytes as u64)?;
+        Ok(MemoryFile(file))
+    }
+}
+
+/// Has glibc's malloc make no mappings for large blocks, as far as that goes.
+pub fn never_map_in_malloc() {
+    // SAFETY: sets a number of the allocator's.
+    unsafe { libc::mallopt(libc::M_MMAP_MAX, 0) };
 }
 
 /// A file mapped by the kernel, shared, to be read.
@@ -124,7 +187,6 @@ pub struct FileMapping {
 impl FileMapping {
     /// Maps the first `bytes` of a file.
     pub fn new(path: &std::path::Path, bytes: usize) -> io::Result<FileMapping> {
-        use std::os::fd::AsRawFd as _;
         let file = std::fs::File::open(path)?;
         // SAFETY: a fresh mapping where the kernel likes.
         let base = unsafe {
@@ -194,9 +256,8 @@ pub fn minor_faults() -> u64 {
 
 /// CPU time of this process so far, all of its threads together, in seconds.
 pub fn cpu_seconds() -> f64 {
-    let usage = usage();
-    let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 * 1e-6;
-    seconds(usage.ru_utime) + seconds(usage.ru_stime)
+    let used = Used::of(&usage());
+    used.user_seconds + used.system_seconds
 }
 
 /// Maps an object of the bench's own.

@@ -68,7 +68,7 @@ pub struct Settings {
     pub folio_order: FolioOrder,
     /// Whether reclaim unmaps page by page.
     pub no_batch_unmap: bool,
-    /// Whether faults always take the space's lock.
+    /// Whether faults always go the classic way.
     pub no_speculation: bool,
     /// The swap file.
     pub swap: Option<SwapFile>,
