@@ -61,6 +61,11 @@ pub enum Error {
         /// What does.
         doing: &'static str,
     },
+    /// The object was opened in another address space, which this cannot be done from.
+    OtherSpace {
+        /// What cannot.
+        doing: &'static str,
+    },
     /// The object is read-only.
     ReadOnly {
         /// The object.
@@ -102,7 +107,7 @@ impl Error {
             Error::TooLittleMemory { .. }
             | Error::TooMuchMemory { .. }
             | Error::BadRange { .. } => Errno::INVAL,
-            Error::NeedsHandlers { .. } => Errno::OPNOTSUPP,
+            Error::NeedsHandlers { .. } | Error::OtherSpace { .. } => Errno::OPNOTSUPP,
             Error::ReadOnly { .. } => Errno::ACCESS,
             Error::TooLong { .. } => Errno::FBIG,
             Error::Store(error) => error.errno(),
@@ -142,6 +147,10 @@ impl fmt::Display for Error {
                 f,
                 "cannot {doing} where threads serve their own faults; make the address space with \
                  Delivery::Handlers"
+            ),
+            Error::OtherSpace { doing } => write!(
+                f,
+                "cannot {doing} in another address space than the object's; open the object there"
             ),
             Error::ReadOnly { path } => {
                 write!(f, "{path} was opened read-only; open it with OpenOptions::write")

@@ -6,6 +6,7 @@
 //! is not cached (it is read by a worker, with what read-ahead chose), is to be written (it becomes
 //! dirty), or is busy (the fault is parked on it).
 
+use super::hosts::Found;
 use super::large::LargeFrame;
 use super::requests::has_just_timed_out;
 use super::rmap::Wait;
@@ -20,7 +21,7 @@ use crate::mmu::object::ObjectMmu;
 use crate::mmu::{Protection, Refusal};
 use crate::page::{Flags, Snapshot, State};
 use crate::scratch::Scratch;
-use crate::space::vma::{Kind, Vma};
+use crate::space::vma::Vma;
 use crate::sys::Errno;
 use crate::units::{BLOCK_ORDER, BLOCK_PAGES, ObjectPage, ObjectRange, PageNum, PageRange};
 
@@ -31,7 +32,7 @@ pub(super) struct Fault<'a> {
     pub object: &'a Object,
     /// The page of the object.
     pub at: ObjectPage,
-    /// The page of the arena.
+    /// The page of the arena, which may be a host's.
     pub page: PageNum,
     pub access: Access,
     pub vma: &'a Vma,
@@ -66,8 +67,8 @@ impl<M: ObjectMmu> Objects<M> {
         }
     }
 
-    /// Serves a fault on a page of an object; `None` where no object is mapped. Takes no lock for
-    /// longer than a mapping call and allocates nothing: a signal handler may do this, without a
+    /// Serves a fault on a page of an object; `None` where no object is mapped, and at an away page
+    /// where none of this space is. Takes no lock for longer than a mapping call and allocates nothing: a signal handler may do this, without a
     /// scratch.
     pub fn object_fault(
         &self,
@@ -78,19 +79,24 @@ impl<M: ObjectMmu> Objects<M> {
         let mut is_counted = false;
         let mut settles = false;
         loop {
-            let found = self.space.find_vma(page);
-            let vma = found.filter(|vma| vma.attributes.kind == Kind::Object)?;
+            let vma = match self.find_object_vma(page)? {
+                Found::Own(vma) => vma,
+                Found::Guest(vma) => {
+                    match self.guest_fault(page, access, &vma, scratch.as_deref_mut()) {
+                        Some(outcome) => return Some(outcome),
+                        None => continue,
+                    }
+                }
+            };
             if !is_counted {
                 self.space.budget().count(Event::Pgfault, 1);
                 is_counted = true;
             }
-            let look = {
-                let mut window = self.windows.lock(page);
-                if self.space.is_current(&vma) {
+            let look = match self.window_if_there(page) {
+                Some(mut window) if window.is_current(&vma) => {
                     self.fault_in_window(page, access, &vma, &mut window, settles)
-                } else {
-                    Look::Changed
                 }
+                _ => Look::Changed,
             };
             match look {
                 Look::Ended(outcome) => return Some(outcome),
@@ -131,7 +137,7 @@ impl<M: ObjectMmu> Objects<M> {
             Ok(_) => Some(self.space.starve(page)),
             Err(busy) => {
                 if !self.space.park_fault_on(object.word(busy), page) {
-                    self.space.mmu().wake(PageRange::new(page, 1));
+                    self.space.wake(PageRange::new(page, 1));
                 }
                 Some(Outcome::Parked)
             }
@@ -140,7 +146,7 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// Answers a fault that needs nothing, or that the kernel will refuse when it is tried again.
     pub(super) fn answer(&self, page: PageNum, outcome: Outcome) -> Look {
-        self.space.mmu().wake(PageRange::new(page, 1));
+        self.space.wake(PageRange::new(page, 1));
         Look::Ended(outcome)
     }
 
@@ -199,7 +205,7 @@ impl<M: ObjectMmu> Objects<M> {
         let protection =
             if is_writable { Protection::Writable } else { Protection::WriteProtected };
         // Without the page's lock: whoever drops it clears the window first, whose lock we hold.
-        let _ = self.space.mmu().map_cached(one, protection);
+        let _ = self.map_cached(one, protection);
         self.answer(page, Outcome::Spurious)
     }
 
@@ -218,7 +224,7 @@ impl<M: ObjectMmu> Objects<M> {
             return self.answer(page, Outcome::Parked);
         };
         if object.is_memory() && old.state() == State::None && !old.has(Flags::ERROR) {
-            match self.fill_at_once(object, at, guess.order) {
+            match self.fill_at_once(object, at, page, guess.order) {
                 AtOnce::Cached(pages) if access == Access::Read => {
                     self.advance(object, guess, pages);
                     self.space.unlock_word(word);
@@ -284,7 +290,7 @@ impl<M: ObjectMmu> Objects<M> {
                 self.space.unlock_word(word);
                 self.answer(page, Outcome::Poisoned)
             }
-            _ if old.has(Flags::ERROR) && old.payload() == 0 && self.space.mmu().is_inline() => {
+            _ if old.has(Flags::ERROR) && old.payload() == 0 && self.is_inline_at(page) => {
                 self.space.unlock_word(word);
                 Look::Ended(Outcome::Poisoned)
             }
@@ -353,7 +359,7 @@ impl<M: ObjectMmu> Objects<M> {
         }
         if !run.is_empty() {
             // Where it is refused the pages stay protected, and are dirty for nothing.
-            let done = self.space.mmu().write_protect(run, Protection::Writable);
+            let done = self.write_protect(run, Protection::Writable);
             if done.refusal.is_none() {
                 run.pages().for_each(|page| window.set(page, true));
             }
@@ -387,10 +393,10 @@ impl<M: ObjectMmu> Objects<M> {
             }
         }
         let is_writable = protection == Protection::Writable;
-        let mut done = self.space.mmu().map_cached(one, protection);
+        let mut done = self.map_cached(one, protection);
         if done.refusal == Some(Refusal::Exists) && is_writable {
             // Mapped already, but protected.
-            done = self.space.mmu().write_protect(one, Protection::Writable);
+            done = self.write_protect(one, Protection::Writable);
         }
         let is_there = done.pages == 1 || done.refusal == Some(Refusal::Exists);
         if is_there {

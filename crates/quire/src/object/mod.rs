@@ -10,6 +10,7 @@
 //! |---|---|
 //! | `registry` | objects come and go |
 //! | `map` | mappings come, change their rights, and go |
+//! | `hosts` | objects that are mapped in other address spaces |
 //! | `private` | private mappings: copies, whose faults are anonymous memory's but for the first |
 //! | `private_access` | what is asked of them beside accesses |
 //! | `fault` | the way of a fault |
@@ -59,6 +60,7 @@ mod access;
 mod check;
 mod fault;
 mod fault_around;
+mod hosts;
 pub mod i_mmap;
 mod large;
 mod map;
@@ -87,6 +89,8 @@ mod writeback;
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 pub use self::access::ReadError;
+pub use self::hosts::Host;
+use self::hosts::Neighbours;
 use self::i_mmap::{IMmap, IMmaps};
 use self::large::LargeFrames;
 pub use self::map::MapRequest;
@@ -195,6 +199,8 @@ pub struct Object {
     writeback: AtomicU32,
     /// Private mappings.
     privates: AtomicUsize,
+    /// Mappings in other address spaces.
+    away: AtomicUsize,
     /// Who changes the length holds it.
     resize: Mutex<()>,
     /// While the store is being asked to become shorter: the first page that it may lose. From here
@@ -347,6 +353,7 @@ pub struct Objects<M: ObjectMmu> {
     slots_used: AtomicUsize,
     /// Serialises opening and closing against reclaim's and write-back's round.
     registry: Mutex<Hands>,
+    neighbours: Neighbours<M>,
     windows: Windows,
     mappings: Mappings,
     large: LargeFrames,
@@ -393,6 +400,7 @@ impl<M: ObjectMmu> Objects<M> {
             slots,
             slots_used: AtomicUsize::new(0),
             registry: Mutex::new(Hands::default()),
+            neighbours: Neighbours::new(),
             windows,
             mappings,
             requests: Requests::new(),

@@ -12,7 +12,8 @@
 //!
 //! Each window that shows a large frame may cost the kernel two mappings, of which a process has not
 //! that many. So there is a bound: beyond half of it windows show their homes again as soon as
-//! their blocks leave their frames, and at the bound blocks come home instead.
+//! their blocks leave their frames, and at the bound blocks come home instead. So they do where a
+//! window is another address space's, and none of such an object goes into a large frame.
 //!
 //! Locks: the window's is held; page locks of what is to be mapped.
 
@@ -21,6 +22,7 @@ use super::window::Mapped;
 use super::{Object, Objects};
 use crate::mmu::Prot;
 use crate::mmu::object::ObjectMmu;
+use crate::space::hosts::HostId;
 use crate::space::vma::Vma;
 use crate::sys::Errno;
 use crate::units::{BLOCK_ORDER, BLOCK_PAGES, ObjectPage, ObjectRange, PageNum, PageRange};
@@ -61,7 +63,9 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// Whether a window can show any large frame.
     fn can_show_frames(&self, vma: &Vma, window: &Mapped, page: PageNum) -> bool {
-        holds_block(vma, page) && (window.shown != 0 || self.large.may_show_more())
+        HostId::of(page).is_home()
+            && holds_block(vma, page)
+            && (window.shown != 0 || self.large.may_show_more())
     }
 
     /// Has a window show where the locked, cached pages `run` live, none of which is mapped.

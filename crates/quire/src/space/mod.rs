@@ -12,6 +12,7 @@ mod advise;
 mod check;
 mod clean;
 mod fork;
+pub(crate) mod hosts;
 mod map;
 mod object;
 mod protect;
@@ -26,6 +27,7 @@ mod wait;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 pub use self::advise::Advice;
+use self::hosts::Hosts;
 use self::shmem::ShmemWords;
 use self::vma::{SpaceLocked, Vma, VmaIndex};
 use crate::budget::{Budget, Purpose};
@@ -77,6 +79,8 @@ pub struct AddressSpace<M: Mmu> {
     pub(crate) waits: WaitTable,
     /// Records of the faults that wait for a word that is not the arena's.
     pub(crate) parked: Table<Waiter>,
+    /// Other spaces that objects of this one are mapped in.
+    pub(crate) hosts: Hosts<M>,
     pub(crate) errands: Errands,
     /// What a fork waits for (see `fork`); the futex that it waits on.
     pub(crate) fork_demand: AtomicU32,
@@ -128,6 +132,7 @@ impl<M: Mmu> AddressSpace<M> {
             unanswered: Starved::new(),
             waits: WaitTable::new(),
             parked: Table::new(wait::PARKED_MAX)?,
+            hosts: Hosts::new(),
             errands: Errands::new(),
             fork_demand: AtomicU32::new(0),
             fork_room: AtomicUsize::new(0),
@@ -299,7 +304,7 @@ impl<M: Mmu> AddressSpace<M> {
     /// Answers the faults of a page, or has an engine thread do it.
     pub(crate) fn answer(&self, page: PageNum) {
         if self.mmu.is_reachable() {
-            self.mmu.wake(PageRange::new(page, 1));
+            self.wake(PageRange::new(page, 1));
             return;
         }
         self.unanswered.push(page);
@@ -308,7 +313,7 @@ impl<M: Mmu> AddressSpace<M> {
 
     /// Answers what program threads could not.
     pub(crate) fn answer_for_others(&self) {
-        self.unanswered.answer_all(|answer| self.mmu.wake(self.pages_of(answer)));
+        self.unanswered.answer_all(|answer| self.wake_for(answer));
     }
 
     /// Counts pages of one block that have become mapped.
