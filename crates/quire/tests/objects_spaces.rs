@@ -407,3 +407,100 @@ fn hosts_come_and_go_while_their_guest_is_written_at_home() {
     });
     assert!(owner.held().1 <= owner.memory());
 }
+
+#[test]
+fn owners_come_and_go_while_their_host_writes_what_is_its_own() {
+    const PAGES: usize = 1024;
+    let _watchdog = Watchdog::new(200);
+    survive_sigbus();
+    for delivery in BOTH {
+        let space = |delivery| {
+            space_by(&AddressSpace::builder().memory(1 << 20).handlers(2).delivery(delivery))
+        };
+        let Some(host) = space(delivery) else { return };
+        let (own, _) = object_of(&host, vec![0; PAGES * PAGE]);
+        let home = map_mut_in(&host, &own);
+        let start = Start(home.as_ptr());
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let is_over = &is_over;
+            scope.spawn(move || {
+                let Start(start) = { start };
+                let mut generator = Generator::new(1);
+                let mut mine = vec![0u64; PAGES];
+                while !is_over.load(Ordering::SeqCst) {
+                    let page = generator.below(PAGES);
+                    let old = word(start, page * PAGE).fetch_add(1, Ordering::SeqCst);
+                    assert_eq!(old, mine[page], "page {page}");
+                    mine[page] += 1;
+                }
+            });
+            let _stop = Stop(is_over);
+            let until = Instant::now() + Duration::from_secs(2);
+            for round in 0.. {
+                if Instant::now() >= until {
+                    assert!(round > 2, "{round} rounds");
+                    break;
+                }
+                let owner = space(BOTH[round % 2]).unwrap();
+                let (object, _) = object_of(&owner, vec![round as u8; PAGES * PAGE]);
+                let away = map_in(&host, &object);
+                drop((object, owner));
+                std::thread::scope(|scope| {
+                    for reader in 0..3 {
+                        let start = Start(away.as_ptr());
+                        scope.spawn(move || {
+                            let Start(start) = { start };
+                            let mut generator = Generator::new(round as u64 * 4 + reader);
+                            for _ in 0..200 {
+                                let at = generator.below(PAGES * PAGE);
+                                assert_eq!(load(start, at), Some(round as u8), "byte {at}");
+                            }
+                        });
+                    }
+                });
+            }
+        });
+    }
+}
+
+/// More than a list of waiting faults has room for: then all are answered, and the hosts' with
+/// them.
+#[test]
+fn writers_away_that_are_too_many_to_be_listed_go_on_once_the_store_does() {
+    const WRITERS: usize = 200;
+    let _watchdog = Watchdog::new(60);
+    for (owner, host) in pairs(1 << 20) {
+        let (object, probe) = object_of(&owner, vec![0; WRITERS * PAGE]);
+        let is_open = Arc::new(AtomicBool::new(false));
+        let gate = Arc::clone(&is_open);
+        probe.on_write(move |_, _| {
+            while !gate.load(Ordering::SeqCst) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        let away = map_mut_in(&host, &object);
+        std::thread::scope(|scope| {
+            for writer in 0..WRITERS {
+                let start = Start(away.as_ptr());
+                scope.spawn(move || {
+                    let Start(start) = { start };
+                    word(start, writer * PAGE).store(writer as u64 + 1, Ordering::SeqCst);
+                });
+            }
+            // By now those that can wait do.
+            let parked = || owner.counter("fault_parked");
+            let until = Instant::now() + Duration::from_secs(20);
+            while parked() < 100 && Instant::now() < until {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            std::thread::sleep(Duration::from_millis(50));
+            is_open.store(true, Ordering::SeqCst);
+        });
+        object.sync().unwrap();
+        let bytes = probe.inner.bytes();
+        for writer in 0..WRITERS {
+            assert_eq!(bytes[writer * PAGE], (writer + 1) as u8, "{writer}");
+        }
+    }
+}

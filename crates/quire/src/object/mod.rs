@@ -2,8 +2,8 @@
 //!
 //! An object's pages live in its *home* (shared memory, at the object's own offsets), and each has
 //! a page word in the object: `None` is not cached, `Cached` is. Any number of mappings, anywhere
-//! in the arena, show the home; which of its pages a mapping has mapped is known per 2 MiB of the
-//! arena, in a [`window`]. Where an object is mapped is in its interval tree ([`i_mmap`]), which
+//! in the arena, or in other address spaces' ([`hosts`]), show the home; which of its pages a mapping
+//! has mapped is known per 2 MiB of the arena, in a [`window`]. Where an object is mapped is in its interval tree ([`i_mmap`]), which
 //! every walk over the mappings of a page shares ([`rmap`]).
 //!
 //! | file | what is there |
