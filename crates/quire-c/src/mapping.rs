@@ -11,6 +11,7 @@ use engine::library::{
 use crate::failure::{Failure, number, pointer, status};
 use crate::handle::{Handle, close, get, get_mut, hand_out, opened_in};
 use crate::object::{Object, QUIRE_TO_END};
+use crate::space::Space;
 
 /// quire_map: writable.
 pub const QUIRE_MAP_WRITE: u32 = 1;
@@ -113,20 +114,44 @@ pub unsafe extern "C" fn quire_map(
     fault_around: c_int,
 ) -> *mut Mapping {
     // SAFETY: the caller's promise.
-    pointer(unsafe { map(object, offset, len, flags, fault_around) }.map(hand_out))
+    let object = unsafe { get(object) };
+    let options = MapOptions::new();
+    pointer(object.and_then(|object| map(object, options, offset, len, flags, fault_around)))
 }
 
+/// quire_map into another address space of the process, `space`, which serves the faults that are
+/// taken there. All else stays with the address space that the object was opened in, its memory
+/// above all; both stay as long as the mapping does. Not for QUIRE_MAP_PRIVATE, which is
+/// EOPNOTSUPP, unless `space` is the object's own.
+///
 /// # Safety
-/// As for [`quire_map`].
-unsafe fn map(
+/// `object` and `space` are each NULL or a handle that is not closed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn quire_map_in(
     object: *const Object,
+    space: *const Space,
     offset: u64,
     len: usize,
     flags: u32,
     fault_around: c_int,
-) -> Result<Mapping, Failure> {
+) -> *mut Mapping {
     // SAFETY: the caller's promise.
-    let object = unsafe { &get(object)?.object };
+    let (object, space) = unsafe { (get(object), get(space)) };
+    pointer(object.and_then(|object| {
+        let options = MapOptions::new().in_space(&space?.space);
+        map(object, options, offset, len, flags, fault_around)
+    }))
+}
+
+fn map(
+    object: &Object,
+    options: MapOptions,
+    offset: u64,
+    len: usize,
+    flags: u32,
+    fault_around: c_int,
+) -> Result<*mut Mapping, Failure> {
+    let object = &object.object;
     let has = |flag| flags & flag != 0;
     if flags & !FLAGS != 0 {
         return Err(Failure::Argument("a flag is not known; give those of quire_map only"));
@@ -137,7 +162,7 @@ unsafe fn map(
         0..=9 => FaultAround::Order(fault_around.unsigned_abs()),
         _ => return Err(Failure::Argument("fault_around is auto, off, or an order from 0 to 9")),
     };
-    let mut options = MapOptions::new().offset(offset).fault_around(fault_around);
+    let mut options = options.offset(offset).fault_around(fault_around);
     options = options.populate(has(QUIRE_MAP_POPULATE)).beyond_end(has(QUIRE_MAP_BEYOND_END));
     // Said here, and not left to the engine: the object may grow meanwhile.
     let to_end = usize::try_from(object.len().saturating_sub(offset)).unwrap_or(usize::MAX);
@@ -153,7 +178,7 @@ unsafe fn map(
             (false, false) => Rights::Read(options.map(object)?),
         }
     };
-    Ok(Mapping { process, offset, len, rights })
+    Ok(hand_out(Mapping { process, offset, len, rights }))
 }
 
 /// Unmaps, and ends the handle. What was written reaches the file in time; quire_sync says when.

@@ -204,7 +204,7 @@ impl<M: Mmu> AddressSpace<M> {
         if self.can_answer_starved() {
             // Memory came before the page was in the list.
             self.mmu.relax();
-            self.mmu.wake(PageRange::new(page, 1));
+            self.wake(PageRange::new(page, 1));
         }
         Outcome::Parked
     }

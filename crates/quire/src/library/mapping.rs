@@ -6,7 +6,7 @@ use std::string::ToString;
 
 use super::change::RemapOptions;
 use super::pinned::{Pinned, PinnedMut, RawPin};
-use super::{Error, Object, address};
+use super::{AddressSpace, Error, Object, address};
 use crate::mmu::Prot;
 use crate::object::{FaultAround, MapRequest, PinFor};
 use crate::space::vma::Pattern;
@@ -21,6 +21,7 @@ pub struct MapOptions {
     fault_around: FaultAround,
     populate: bool,
     is_beyond_end: bool,
+    space: Option<AddressSpace>,
 }
 
 impl MapOptions {
@@ -73,6 +74,17 @@ impl MapOptions {
         self
     }
 
+    /// Maps it in the arena of another address space of the process, which serves the faults that
+    /// are taken there, by its own [`Delivery`](super::Delivery). All else stays with the address
+    /// space that the object was opened in: its cache, the memory that this may take, its workers
+    /// and its counters. Where it is mapped so, it is not recycled
+    /// ([`recycle`](super::Builder::recycle)). Both address spaces stay as long as the mapping does.
+    #[must_use]
+    pub fn in_space(mut self, space: &AddressSpace) -> MapOptions {
+        self.space = Some(space.clone());
+        self
+    }
+
     /// Maps an object to be read.
     ///
     /// # Errors
@@ -106,7 +118,7 @@ impl MapOptions {
     /// does not fit in).
     ///
     /// # Errors
-    /// As for [`Self::map`].
+    /// As for [`Self::map`]; [`Error::OtherSpace`] with [`Self::in_space`].
     ///
     /// # Safety
     /// As for [`Self::map`]: whether a change of the object shows is not said, and a shorter object
@@ -128,6 +140,10 @@ impl MapOptions {
     }
 
     fn map_raw(&self, object: &Object, prot: Prot, sharing: Sharing) -> Result<Raw, Error> {
+        let host = self.space.as_ref().filter(|space| !space.is_same(object.space()));
+        if sharing == Sharing::Private && host.is_some() {
+            return Err(Error::OtherSpace { doing: "map a private copy" });
+        }
         let object_len = object.len();
         let len = self.len.unwrap_or_else(|| object_len.saturating_sub(self.offset));
         let bad = || Error::BadRange {
@@ -145,9 +161,13 @@ impl MapOptions {
         let pages = ObjectRange { start: first, end: ObjectPage(end.div_ceil(size)) };
         let request =
             MapRequest { pages, prot, pattern: self.pattern, fault_around: self.fault_around };
-        let made = match sharing {
-            Sharing::Shared => object.objects().map(object.id(), request),
-            Sharing::Private => object.objects().map_private(object.id(), request),
+        let made = match (sharing, host) {
+            (Sharing::Private, _) => object.objects().map_private(object.id(), request),
+            (Sharing::Shared, None) => object.objects().map(object.id(), request),
+            // SAFETY: neither engine moves, and each parts before it goes.
+            (Sharing::Shared, Some(host)) => unsafe {
+                object.objects().map_in(host.engine.objects, object.id(), request)
+            },
         };
         let range = made.map_err(|errno| match errno {
             crate::sys::Errno::INVAL => bad(),
@@ -155,6 +175,7 @@ impl MapOptions {
         })?;
         let raw = Raw {
             object: object.clone(),
+            host: host.cloned(),
             range,
             start: address(&object.objects(), range.start) + (self.offset % size) as usize,
             offset: self.offset,
@@ -181,6 +202,9 @@ pub(super) enum Sharing {
 /// A mapping without a type.
 pub(super) struct Raw {
     pub object: Object,
+    /// Whose arena it is in, where that is not the object's own.
+    pub host: Option<AddressSpace>,
+    /// As the object's address space knows them.
     pub range: PageRange,
     pub start: usize,
     pub offset: u64,

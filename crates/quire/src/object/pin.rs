@@ -346,7 +346,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// Makes mapped pages writable that are pinned for write, as far as nobody holds them.
     fn lift_protection(&self, object: &Object, vma: &Vma, part: PageRange) {
         let backing = vma.attributes.backing;
-        let mut window = self.windows.lock(part.start);
+        let mut window = self.window(part.start);
         let mut run = PageRange { start: part.start, end: part.start };
         for page in part.pages() {
             let is_protected = window.is_present(page) && !window.is_writable(page);
@@ -366,7 +366,7 @@ impl<M: ObjectMmu> Objects<M> {
             return;
         }
         // Where it is refused each is tried by itself.
-        if self.space.mmu().write_protect(run, Protection::Writable).refusal.is_none() {
+        if self.write_protect(run, Protection::Writable).refusal.is_none() {
             run.pages().for_each(|page| window.set(page, true));
         }
         let backing = vma.attributes.backing;
@@ -385,14 +385,14 @@ impl<M: ObjectMmu> Objects<M> {
         let is_writing = what == PinFor::Writing;
         let is_done =
             |window: &Mapped| window.is_present(page) && (window.is_writable(page) || !is_writing);
-        if is_done(&self.windows.lock(page)) {
+        if is_done(&self.window(page)) {
             return Ok(());
         }
         let protection = if is_writing { Protection::Writable } else { Protection::WriteProtected };
         let word = object.word(vma.attributes.backing.object_page(page));
         let old = self.space.lock_word(word);
         let is_mapped = {
-            let mut window = self.windows.lock(page);
+            let mut window = self.window(page);
             // Its memory may have failed since.
             if !is_done(&window) && old.state() == State::Cached {
                 self.map_locked(object, vma, page, old, protection, &mut window);

@@ -19,11 +19,12 @@ use super::shmem::Sleep;
 use super::window::Mapped;
 use super::{Object, ObjectId, Objects};
 use crate::control::{Event, FaultKind};
-use crate::fault::starved::Starved;
+use crate::fault::starved::{Answer, Starved};
 use crate::fault::{Access, Outcome};
 use crate::mmu::Protection;
 use crate::mmu::object::ObjectMmu;
 use crate::page::{Flags, Kill, Snapshot, State};
+use crate::space::hosts::HostId;
 use crate::space::vma::{Kind, Vma};
 use crate::sys::Errno;
 use crate::sys::futex::{self, Reach};
@@ -245,8 +246,7 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     fn answer_crowded(&self) {
-        let crowded = &self.requests.crowded;
-        crowded.answer_all(|answer| self.space.mmu().wake(self.space.pages_of(answer)));
+        self.requests.crowded.answer_all(|answer| self.space.wake_for(answer));
     }
 
     /// Leaves a fault unanswered whose page is busy, and which cannot be parked on it.
@@ -269,18 +269,20 @@ impl<M: ObjectMmu> Objects<M> {
         self.requests.unparked_ns.store(now, Ordering::Relaxed);
         let mut hull: Option<PageRange> = None;
         self.requests.unparked.answer_all(|answer| {
-            let pages = self.space.pages_of(answer);
-            if !self.space.mmu().is_inline() {
-                self.space.mmu().wake(pages);
+            // There an answer wakes whoever waits for a page near by: one for all, below.
+            match answer {
+                Answer::Page(page) if HostId::of(page).is_home() && self.is_inline_at(page) => {
+                    let one = PageRange::new(page, 1);
+                    hull = Some(hull.map_or(one, |hull| PageRange {
+                        start: hull.start.min(one.start),
+                        end: hull.end.max(one.end),
+                    }));
+                }
+                _ => self.space.wake_for(answer),
             }
-            hull = Some(hull.map_or(pages, |hull| PageRange {
-                start: hull.start.min(pages.start),
-                end: hull.end.max(pages.end),
-            }));
         });
-        // There an answer wakes whoever waits for a page near by: one for all.
-        if let Some(hull) = hull.filter(|_| self.space.mmu().is_inline()) {
-            self.space.mmu().wake(hull);
+        if let Some(hull) = hull {
+            self.space.wake(hull);
         }
     }
 
@@ -316,8 +318,9 @@ impl<M: ObjectMmu> Objects<M> {
     /// What a fault asked for has been read, or cannot be: maps it and answers the fault. Returns
     /// whether it is mapped.
     pub(super) fn answer_asker(&self, object: &Object, asker: &Asker, is_bad: bool) -> bool {
-        let mut window = self.windows.lock(asker.page);
-        if self.space.is_current(&asker.vma) {
+        // Where its host is gone nobody waits.
+        let Some(mut window) = self.window_if_there(asker.page) else { return false };
+        if window.is_current(&asker.vma) {
             if is_bad {
                 let at = asker.vma.attributes.backing.object_page(asker.page);
                 self.poison_unread(object, at, asker.page, &window);
@@ -327,7 +330,7 @@ impl<M: ObjectMmu> Objects<M> {
         }
         let is_mapped = window.is_present(asker.page);
         if !is_mapped {
-            self.space.mmu().wake(PageRange::new(asker.page, 1));
+            self.space.wake(PageRange::new(asker.page, 1));
         }
         is_mapped
     }
@@ -362,10 +365,10 @@ impl<M: ObjectMmu> Objects<M> {
             return;
         }
         let one = PageRange::new(page, 1);
-        if self.space.mmu().poison(page).pages == 0 {
+        if self.poison_page(page).pages == 0 {
             // What was mapped protected has left a mark behind, which goes with the protection.
-            let _ = self.space.mmu().write_protect(one, Protection::Writable);
-            let _ = self.space.mmu().poison(page);
+            let _ = self.write_protect(one, Protection::Writable);
+            let _ = self.poison_page(page);
         }
     }
 

@@ -30,7 +30,7 @@ impl<M: ObjectMmu> Objects<M> {
         self.for_each_mapping(object, pages, wait, |_, window, part| {
             if let Some(present) = window.present_of(part) {
                 // What lies between is not mapped, or is locked by the caller as well.
-                self.space.mmu().unmap(present);
+                self.unmap_pages(present);
                 window.clear(present);
             }
         })
@@ -52,11 +52,11 @@ impl<M: ObjectMmu> Objects<M> {
     pub(super) fn try_to_protect(&self, object: &Object, pages: ObjectRange, wait: Wait) -> bool {
         self.for_each_mapping(object, pages, wait, |_, window, part| {
             if let Some(writable) = window.writable_of(part) {
-                let done = self.space.mmu().write_protect(writable, Protection::WriteProtected);
+                let done = self.write_protect(writable, Protection::WriteProtected);
                 window.protect(writable);
                 if done.pages != writable.len() {
                     // No memory for the tables: what is not mapped cannot be written either.
-                    self.space.mmu().unmap(writable);
+                    self.unmap_pages(writable);
                     window.clear(writable);
                 }
             }
@@ -74,7 +74,7 @@ impl<M: ObjectMmu> Objects<M> {
     pub(super) fn unpoison_everywhere(&self, object: &Object, pages: ObjectRange) {
         self.for_each_mapping(object, pages, Wait::Yes, |_, window, part| {
             debug_assert!(window.present_of(part).is_none(), "a poisoned page is mapped nowhere");
-            self.space.mmu().unmap(part);
+            self.unmap_pages(part);
         });
     }
 
@@ -114,7 +114,7 @@ impl<M: ObjectMmu> Objects<M> {
         let is_large = |part: ObjectRange| object.block(part.start).frame() != LargeFrame::NONE;
         let may_be_whole = by_block(pages).any(is_large);
         for (_, part) in parts().filter(|_| may_be_whole) {
-            let mut window = self.windows.lock(part.start);
+            let mut window = self.window(part.start);
             while !self.conceal(&mut window, part.start) {
                 if wait == Wait::No {
                     return false;
@@ -123,7 +123,7 @@ impl<M: ObjectMmu> Objects<M> {
             }
         }
         for (mapping, part) in parts() {
-            visit(&mapping, &mut self.windows.lock(part.start), part);
+            visit(&mapping, &mut self.window(part.start), part);
         }
         true
     }

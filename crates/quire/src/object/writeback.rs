@@ -380,7 +380,7 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     pub(super) fn answer_unclean(&self) {
-        self.unclean.answer_all(|answer| self.space.mmu().wake(self.space.pages_of(answer)));
+        self.unclean.answer_all(|answer| self.space.wake_for(answer));
     }
 
     /// Writes everything dirty of `pages` to the store; with `sync`, durably. What was written to

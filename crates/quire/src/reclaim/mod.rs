@@ -24,7 +24,6 @@ pub use self::evict::Evicted;
 pub(crate) use self::place::{Place, Places};
 pub(crate) use self::store::Unstored;
 use crate::control::{Event, Obituary};
-use crate::fault::starved::Answer;
 use crate::mmu::{FrameRun, Mmu};
 use crate::scratch::Scratch;
 use crate::space::AddressSpace;
@@ -270,15 +269,7 @@ impl<M: Mmu> AddressSpace<M> {
             self.starved.wake_sleepers(|word| self.mmu.wake_sleepers(word));
         }
         if self.can_answer_starved() {
-            self.starved.answer_all(|answer| self.mmu.wake(self.pages_of(answer)));
-        }
-    }
-
-    /// The pages whose faults an answer is for.
-    pub(crate) fn pages_of(&self, answer: Answer) -> PageRange {
-        match answer {
-            Answer::Page(page) => PageRange::new(page, 1),
-            Answer::Everybody => self.arena(),
+            self.starved.answer_all(|answer| self.wake_for(answer));
         }
     }
 

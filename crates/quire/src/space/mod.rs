@@ -13,6 +13,7 @@ mod advise;
 mod check;
 mod clean;
 mod fork;
+pub(crate) mod hosts;
 pub(crate) mod layout_lock;
 mod map;
 mod object;
@@ -34,6 +35,7 @@ use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 
 pub use self::advise::Advice;
+use self::hosts::Hosts;
 use self::layout_lock::{Entry, LayoutLock, NumberOfThread, Unlocked};
 pub use self::layout_lock::{Layout, ThreadId};
 use self::rights::Rights;
@@ -91,6 +93,8 @@ pub struct AddressSpace<M: Mmu> {
     pub(crate) waits: WaitTable,
     /// Records of the faults that wait for a word that is not the arena's.
     pub(crate) parked: Table<Waiter>,
+    /// Other spaces that objects of this one are mapped in.
+    pub(crate) hosts: Hosts<M>,
     pub(crate) errands: Errands,
     /// What a fork waits for (see `fork`); the futex that it waits on.
     pub(crate) fork_demand: AtomicU32,
@@ -141,6 +145,7 @@ impl<M: Mmu> AddressSpace<M> {
             should_answer_shut_out: AtomicBool::new(false),
             waits: WaitTable::new(),
             parked: Table::new(wait::PARKED_MAX)?,
+            hosts: Hosts::new(),
             errands: Errands::new(),
             fork_demand: AtomicU32::new(0),
             fork_room: AtomicUsize::new(0),
@@ -364,7 +369,7 @@ impl<M: Mmu> AddressSpace<M> {
     /// Answers the faults of a page, or has an engine thread do it.
     pub(crate) fn answer(&self, page: PageNum) {
         if self.mmu.is_reachable() {
-            self.mmu.wake(PageRange::new(page, 1));
+            self.wake(PageRange::new(page, 1));
             return;
         }
         self.unanswered.push(page);
@@ -383,7 +388,7 @@ impl<M: Mmu> AddressSpace<M> {
 
     /// Answers what program threads could not.
     pub(crate) fn answer_for_others(&self) {
-        self.unanswered.answer_all(|answer| self.mmu.wake(self.pages_of(answer)));
+        self.unanswered.answer_all(|answer| self.wake_for(answer));
         if self.should_answer_shut_out.swap(false, Ordering::Acquire) {
             self.answer_shut_out();
         }
@@ -408,7 +413,7 @@ impl<M: Mmu> Unlocked for AddressSpace<M> {
 
     fn answer_shut_out(&self) {
         if self.mmu.is_reachable() {
-            self.layout.answer_shut_out(|answer| self.mmu.wake(self.pages_of(answer)));
+            self.layout.answer_shut_out(|answer| self.wake_for(answer));
             return;
         }
         // Release publishes that the lock is free.
