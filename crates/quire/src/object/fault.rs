@@ -68,8 +68,8 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// Serves a fault on a page of an object; `None` where no object is mapped, and at an away page
-    /// where none of this space is. Takes no lock for longer than a mapping call and allocates nothing: a signal handler may do this, without a
-    /// scratch.
+    /// where none of this space is. Takes no lock for longer than a mapping call and allocates
+    /// nothing: a signal handler may do this, without a scratch.
     pub fn object_fault(
         &self,
         page: PageNum,
