@@ -265,7 +265,8 @@ fn two_spaces_have_objects_of_each_other_at_once() {
 fn what_lies_in_large_frames_comes_home_where_it_is_mapped_away() {
     let _watchdog = Watchdog::new(120);
     survive_sigbus();
-    let builder = AddressSpace::builder().memory(32 << 20).recycle(true);
+    let builder = AddressSpace::builder().memory(128 << 20).recycle(true);
+    // So much that streams are read a block at a time.
     let (Some(owner), Some(host)) = (space_by(&builder), space_by(&builder)) else { return };
     const PAGES: usize = 8 * 512;
     let bytes = random(PAGES * PAGE, 12);
