@@ -104,6 +104,26 @@ fn what_its_owner_evicts_faults_in_again_from_both() {
 }
 
 #[test]
+fn a_memory_object_is_unpacked_for_both() {
+    let _watchdog = Watchdog::new(120);
+    const PAGES: usize = 1024;
+    for (owner, host) in pairs(1 << 20) {
+        let object = owner.create_memory((PAGES * PAGE) as u64).unwrap();
+        let maps = [map_mut_in(&owner, &object), map_mut_in(&host, &object)];
+        let mut generator = Generator::new(4);
+        let mut mine = vec![0u64; PAGES];
+        for round in 0..4 * PAGES {
+            let page = generator.below(PAGES);
+            let old = word(maps[round % 2].as_ptr(), page * PAGE + 64);
+            assert_eq!(old.fetch_add(1, Ordering::SeqCst), mine[page], "page {page}");
+            mine[page] += 1;
+        }
+        assert!(owner.swap_usage().0 > 0, "some of it is packed");
+        assert!(host.held().0 < 64 * PAGE && host.swap_usage() == (0, 0));
+    }
+}
+
+#[test]
 fn behind_a_new_end_an_access_is_a_sigbus_in_both() {
     let _watchdog = Watchdog::new(60);
     for (owner, host) in pairs(8 << 20) {
@@ -245,7 +265,8 @@ fn two_spaces_have_objects_of_each_other_at_once() {
 fn what_lies_in_large_frames_comes_home_where_it_is_mapped_away() {
     let _watchdog = Watchdog::new(120);
     survive_sigbus();
-    let builder = AddressSpace::builder().memory(32 << 20).recycle(true);
+    let builder = AddressSpace::builder().memory(128 << 20).recycle(true);
+    // So much that streams are read a block at a time.
     let (Some(owner), Some(host)) = (space_by(&builder), space_by(&builder)) else { return };
     const PAGES: usize = 8 * 512;
     let bytes = random(PAGES * PAGE, 12);
@@ -266,6 +287,12 @@ fn what_lies_in_large_frames_comes_home_where_it_is_mapped_away() {
     assert_eq!(away.mapped_pages(), PAGES);
     check(&home);
     assert_eq!(object.migrate().unwrap(), (0, 0), "and stay there");
+    // Read again a block at a time, they have no frames to come home from.
+    drop_pages(&object, 0..object.len(), PAGES);
+    let before = owner.counter("pgmigrate_success");
+    check(&away);
+    check(&home);
+    assert_eq!(owner.counter("pgmigrate_success"), before, "what is read lives at home");
     drop(away);
     assert!(object.migrate().unwrap().0 > 0, "until it is mapped at home only");
     check(&home);

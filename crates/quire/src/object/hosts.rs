@@ -190,10 +190,13 @@ impl<M: ObjectMmu> Objects<M> {
         Ok(Guest { host, object: id.0 | (place as u32 + 1) << OBJECT_BITS })
     }
 
-    /// Ends the acquaintance with all others, and waits for their threads that are still here. The
-    /// space's own threads have ended, no object of it is mapped any more, and none is in it. Does
+    /// Ends the acquaintance with all others, and waits for their threads that are still here. Does
     /// nothing where it has met nobody.
-    pub fn part(&self) {
+    ///
+    /// # Safety
+    /// The space's own threads have ended; no object of it is mapped in another, nor another's in
+    /// it, and none will be.
+    pub unsafe fn part(&self) {
         let _meeting = MEETING.lock();
         for owner in &self.neighbours.owners {
             let objects = owner.objects.load(Ordering::Relaxed);
@@ -385,5 +388,5 @@ impl<M: ObjectMmu> Objects<M> {
     }
 }
 
-/// What an operation says in a host that is gone: nothing is mapped there.
+/// What an operation says of a host that is gone: nothing is mapped there.
 const GONE: Done = Done { pages: 0, refusal: Some(Refusal::Unmapped) };
