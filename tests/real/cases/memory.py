@@ -63,6 +63,16 @@ def sixteen_threads(context):
     context.note(f"{rounds} rounds, bare {bare.seconds:.1f} s, last {managed.seconds:.1f} s")
 
 
+@case("layout-storm")
+def layout_storm(context):
+    """Faults while others change the layout under them, with forks: speculative, then classic."""
+    program = context.compile("layout_storm")
+    argv = [program, "60" if context.long else "4"]
+    # Its neighbours are swapped out all the time.
+    context.same(argv, memory_bytes=24 * MIB, swap=True)
+    context.same(argv, memory_bytes=24 * MIB, swap=True, options=["--no-speculative-faults"])
+
+
 def live_read(context, mode):
     """The kernel writes into a buffer while reclaim walks over it."""
     program = context.compile("live_read")

@@ -20,7 +20,6 @@ use std::sync::{Once, OnceLock};
 
 pub(super) use self::buffers::READS_MAX;
 use super::Error;
-use crate::control::FaultKind;
 use crate::fault::{Access, Outcome};
 use crate::mmu::userfaultfd::Userfaultfd;
 use crate::object::Objects;
@@ -158,11 +157,8 @@ fn serve(address: usize, access: Access) -> bool {
         let since = Moment::now();
         // Before the look: an answer that comes in between is not missed.
         let seen = mmu.answers(page);
-        let outcome = match space.object_fault(page, access, None) {
-            Some(outcome) => {
-                space.space.note_fault(FaultKind::Object, outcome, since);
-                Some(outcome)
-            }
+        let outcome = match space.object_fault(page, access, since, None) {
+            Some(outcome) => Some(outcome),
             None => private_fault(space, page, access, since),
         };
         match outcome {

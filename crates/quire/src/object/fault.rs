@@ -85,7 +85,7 @@ impl<M: ObjectMmu> Objects<M> {
             match self.space.find_vma(page).map(|vma| vma.attributes.kind) {
                 Some(Kind::Object) => {
                     kind = FaultKind::Object;
-                    self.try_object_fault(page, access, way, Some(&mut *scratch))
+                    self.try_object_fault(page, access, way, &mut kind, Some(&mut *scratch))
                 }
                 Some(Kind::Private) => self.try_private_fault(page, access, way, scratch),
                 _ => self.space.try_fault(page, access, way, scratch),
@@ -102,24 +102,28 @@ impl<M: ObjectMmu> Objects<M> {
         &self,
         page: PageNum,
         access: Access,
+        since: Moment,
         mut scratch: Option<&mut Scratch>,
     ) -> Option<Outcome> {
         let is_object = |vma: Vma| vma.attributes.kind == Kind::Object;
         self.space.find_vma(page).filter(|&vma| is_object(vma))?;
         self.space.budget().count(Event::Pgfault, 1);
+        let mut kind = FaultKind::Object;
         let outcome = self.space.serve(ThreadId::CALLER, page, |way| {
-            self.try_object_fault(page, access, way, scratch.as_deref_mut())
+            self.try_object_fault(page, access, way, &mut kind, scratch.as_deref_mut())
         });
+        self.space.note_fault(kind, outcome, since);
         Some(outcome)
     }
 
     /// Serves a fault on a page of an object, as far as the layout is sure to be what it is seen to
-    /// be.
+    /// be; says in `kind` if it read for it.
     pub(super) fn try_object_fault(
         &self,
         page: PageNum,
         access: Access,
         way: Way,
+        kind: &mut FaultKind,
         mut scratch: Option<&mut Scratch>,
     ) -> Result<Outcome, Doubt> {
         let mut settles = false;
@@ -128,7 +132,7 @@ impl<M: ObjectMmu> Objects<M> {
             let vma = match self.find_object_vma(page) {
                 Some(Found::Own(vma)) => vma,
                 Some(Found::Guest(vma)) => {
-                    return self.guest_fault(page, access, &vma, way, scratch);
+                    return self.guest_fault(page, access, &vma, way, kind, scratch);
                 }
                 None if way == Way::Speculative => return Err(Doubt::not_supported(page, None)),
                 None => {
@@ -162,7 +166,10 @@ impl<M: ObjectMmu> Objects<M> {
                     }
                 }
                 Look::NeedsCleaning => return Ok(self.wait_for_cleaning(page)),
-                Look::Reads(read) => return Ok(self.read_in_place(&read)),
+                Look::Reads(read) => {
+                    *kind = FaultKind::ObjectRead;
+                    return Ok(self.read_in_place(&read));
+                }
             }
         }
     }

@@ -31,6 +31,7 @@ use rustix_futex_sync::Mutex;
 
 use super::window::Mapped;
 use super::{OBJECTS_MAX, ObjectId, Objects};
+use crate::control::FaultKind;
 use crate::fault::speculative::{Doubt, Way};
 use crate::fault::{Access, Outcome};
 use crate::mmu::object::ObjectMmu;
@@ -286,6 +287,7 @@ impl<M: ObjectMmu> Objects<M> {
         access: Access,
         vma: &Vma,
         way: Way,
+        kind: &mut FaultKind,
         scratch: Option<&mut Scratch>,
     ) -> Result<Outcome, Doubt> {
         let (owner, name) = {
@@ -295,7 +297,7 @@ impl<M: ObjectMmu> Objects<M> {
             }
             self.pin_owner(vma.attributes.backing)
         };
-        let served = owner.objects.try_object_fault(name.away(page), access, way, scratch);
+        let served = owner.objects.try_object_fault(name.away(page), access, way, kind, scratch);
         served.map_err(|doubt| Doubt { range: local_range(doubt.range), ..doubt })
     }
 
