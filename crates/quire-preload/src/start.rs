@@ -82,6 +82,7 @@ fn start_slow() -> bool {
     let _kept = crate::ErrnoKept::new();
     let state = match process::start() {
         Some(process) => {
+            process.watch_single_threaded(&IS_LOADING);
             let arena = process.arena();
             PROCESS.store(core::ptr::from_ref(process).cast_mut(), Ordering::Relaxed);
             crate::heap::start(process);
@@ -139,10 +140,14 @@ fn watch_threads(process: &Process) {
     let flag = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__libc_single_threaded".as_ptr()) };
     // SAFETY: a char of libc's, or of the program's, which are never unloaded; written by plain
     // stores of a byte.
-    if let Some(flag) = unsafe { flag.cast::<AtomicU8>().as_ref() } {
-        process.watch_single_threaded(flag);
-    }
+    let flag = unsafe { flag.cast::<AtomicU8>().as_ref() };
+    process.watch_single_threaded(flag.unwrap_or(&MAY_HAVE_MANY));
 }
+
+/// For where libc does not say.
+static MAY_HAVE_MANY: AtomicU8 = AtomicU8::new(0);
+/// Until libc is up: only the loader's thread runs.
+static IS_LOADING: AtomicU8 = AtomicU8::new(1);
 
 // Kept by `used`, called by the loader as any constructor.
 #[used]
