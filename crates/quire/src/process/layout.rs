@@ -10,6 +10,7 @@ use linux_raw_sys::general as c;
 use rustix::process::{Resource, getrlimit};
 
 use super::Process;
+use crate::control::Event;
 use crate::mmu::Prot;
 use crate::space::remap::Placement;
 use crate::space::vma::{Kind, Pattern};
@@ -173,6 +174,8 @@ impl Process {
         offset: i64,
     ) -> Result<usize, Errno> {
         let range = self.pages(address, len)?;
+        // Faults there are the kernel's from now on.
+        self.space.budget().count(Event::LayoutUnmanaged, 1);
         self.locked(|layout| {
             if self.space.has_foreign(layout, range) {
                 self.space.errands.send(|| self.space.map_foreign(layout, range))?;

@@ -61,6 +61,10 @@ fn moment(ns: u64) -> __kernel_timespec {
 /// Sleeps while `word` is `expected`, until a moment of [`monotonic_ns`](super::monotonic_ns) at
 /// most; returns on a wake, a signal, or for no reason.
 pub fn wait_until(word: &AtomicU32, expected: u32, reach: Reach, deadline_ns: Option<u64>) {
+    #[cfg(feature = "simulated")]
+    if turns::futex_wait(word, expected, FUTEX_BITSET_MATCH_ANY, deadline_ns.is_some()) {
+        return;
+    }
     let deadline = deadline_ns.map(moment);
     let pointer = deadline.as_ref().map_or(core::ptr::null(), core::ptr::from_ref);
     let op = FUTEX_WAIT_BITSET | reach.flag();
@@ -74,6 +78,10 @@ pub fn wait_until(word: &AtomicU32, expected: u32, reach: Reach, deadline_ns: Op
 
 /// The same for two words: sleeps while both are as expected.
 pub fn wait_either(words: [(&AtomicU32, u32); 2], reach: Reach, deadline_ns: Option<u64>) {
+    #[cfg(feature = "simulated")]
+    if turns::look_again() {
+        return;
+    }
     let deadline = deadline_ns.map(moment);
     let pointer = deadline.as_ref().map_or(core::ptr::null(), core::ptr::from_ref);
     let waiters = words.map(|(word, expected)| futex_waitv {

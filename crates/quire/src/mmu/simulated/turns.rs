@@ -57,6 +57,13 @@ pub fn futex_wait(word: &AtomicU32, expected: u32, classes: u32, has_timeout: bo
     true
 }
 
+/// Lets others run, and has the caller look again at what it waits for.
+pub fn look_again() -> bool {
+    let Some(baton) = current() else { return false };
+    baton.relax();
+    true
+}
+
 /// Wakes up to `count` actors that sleep on the word at `address` as one of `classes`.
 pub fn futex_wake(address: usize, count: u32, classes: u32) -> bool {
     let Some(baton) = current() else { return false };
