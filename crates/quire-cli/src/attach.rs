@@ -87,7 +87,7 @@ pub fn attach(pid: u32, access: Access) -> Result<Attached> {
     for tree in found.trees {
         let scope = if tree.supervisor_pid == pid {
             Scope::Tree
-        } else if slot_of(&tree.control, pid).is_some() {
+        } else if slot_of(&tree.control, pid).is_some() && may_name(tree.supervisor_pid, pid) {
             Scope::Member(pid)
         } else {
             continue;
@@ -178,6 +178,20 @@ impl Found {
             Ok(_) | Err(NotAttached::NotControl) => {}
         }
     }
+}
+
+/// Whether a supervisor is believed that a process is its member. Who looks with root's rights finds the
+/// pages of all users, and a stranger's could name any process.
+fn may_name(supervisor_pid: u32, pid: u32) -> bool {
+    let users = [supervisor_pid, pid].map(procfs::user);
+    is_believed(users) || ancestry(pid).any(|ancestor| ancestor == supervisor_pid)
+}
+
+/// The same by the users of both: root's supervisor has members of any user, another one of its own,
+/// and those of its program that became somebody else's.
+fn is_believed([supervisor, member]: [Option<u32>; 2]) -> bool {
+    const ROOT: u32 = 0;
+    supervisor.is_some_and(|user| user == ROOT || member == Some(user))
 }
 
 /// A process, its parent, and so on.
@@ -298,6 +312,20 @@ mod tests {
         }
         assert_eq!(message(pid), format!("process {pid} has ended"));
         child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_strangers_page_may_not_name_somebody_elses_process() {
+        assert!(is_believed([Some(1000), Some(1000)]) && is_believed([Some(0), Some(1000)]));
+        assert!(!is_believed([Some(1000), Some(0)]) && !is_believed([Some(1000), Some(1001)]));
+        assert!(!is_believed([None, None]) && !is_believed([Some(1000), None]));
+        // Whatever user a descendant became: a supervisor is an ancestor of its own, as this process
+        // is of its child.
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let is_ancestor = ancestry(child.id()).any(|ancestor| ancestor == std::process::id());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(is_ancestor);
     }
 
     #[test]

@@ -23,6 +23,18 @@ pub fn name(pid: u32) -> Option<String> {
     Some(name.trim_end().to_owned())
 }
 
+/// The user who started process `pid`, if there is one: its real user id, which it cannot choose, and
+/// which no dumpable flag hides.
+pub fn user(pid: u32) -> Option<u32> {
+    parse_user(&std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?)
+}
+
+fn parse_user(status: &str) -> Option<u32> {
+    // Real, effective, saved, of the file system. The name, in a line before, has no line breaks.
+    let users = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+    users.split_ascii_whitespace().next()?.parse().ok()
+}
+
 fn parse_stat(line: &str) -> Option<Stat> {
     // The name is in parentheses, and may itself contain any of them and spaces.
     let (_, fields) = line.rsplit_once(") ")?;
@@ -43,6 +55,14 @@ mod tests {
         let line = "42 (a) b) S 7 42 42 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 12345 99 1";
         let expected = Stat { parent_pid: 7, start_ticks: 12345, is_dead: false };
         assert_eq!(parse_stat(line), Some(expected));
+    }
+
+    #[test]
+    fn a_process_is_its_real_users() {
+        let status = "Name:\tUid:\nUmask:\t0022\nUid:\t1000\t0\t0\t0\nGid:\t5\t5\t5\t5\n";
+        assert_eq!(parse_user(status), Some(1000));
+        assert_eq!(user(std::process::id()), Some(rustix::process::getuid().as_raw()));
+        assert_eq!(user(u32::MAX), None);
     }
 
     #[test]

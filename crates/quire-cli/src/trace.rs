@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
-use quire::control::{Control, MEMBERS_MAX, Trace, TraceRing, Tracepoint};
+use quire::control::{Control, MEMBERS_MAX, TRACES, Trace, TraceRing, Tracepoint};
 
 use crate::attach::{self, Access, Over, Vigil};
 use crate::cli::RunOptions;
@@ -158,7 +158,7 @@ impl Printer {
         let mut text = String::new();
         for (pid, lost) in batch.lost {
             text += &format!("# {lost} events of process {pid} were lost\n");
-            self.lost += lost;
+            self.lost = self.lost.saturating_add(lost);
         }
         for (pid, trace) in batch.traces {
             if self.selected.contains(&trace.tracepoint) {
@@ -264,10 +264,12 @@ impl RingPosition {
             // A ring that was cleared.
             *self = RingPosition { pid: self.pid, ..RingPosition::default() };
         }
+        // What is older was written over: however far the head has come, a look is as long as a ring.
+        let first = self.next.max(head.saturating_sub(TRACES as u64));
         let mut lost = 0;
-        let mut gaps = 0;
+        let mut gaps = first - self.next;
         let mut next = self.next;
-        for position in self.next..head {
+        for position in first..head {
             match ring.read(position) {
                 Some(trace) => {
                     batch.traces.push((self.pid, trace));
@@ -376,6 +378,21 @@ mod tests {
         assert!(lost > 0 && !batch.traces.is_empty());
         assert_eq!(lost + batch.traces.len() as u64, 5000, "none is forgotten");
         assert_eq!(times(&batch).last(), Some(&(100, 4999)));
+    }
+
+    /// Who lends his page may have written anything to it.
+    #[test]
+    fn a_ring_that_lies_about_its_length_is_read_once_round() {
+        let control = ControlMap::create().unwrap();
+        let mut rings = Rings::new(Scope::Tree);
+        join(&control, 0, 100);
+        control.traces[0].push(&trace(1));
+        rings.read(&control);
+        let head = std::mem::offset_of!(Control, traces) as u64;
+        rustix::io::pwrite(&control, &u64::MAX.to_ne_bytes(), head).unwrap();
+        assert_eq!(control.traces[0].head(), u64::MAX);
+        assert_eq!(rings.read(&control).lost, [(100, u64::MAX - 1)]);
+        assert!(rings.read(&control).lost.is_empty());
     }
 
     #[test]

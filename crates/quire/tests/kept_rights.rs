@@ -42,6 +42,14 @@ fn look(engine: &Engine, page: PageNum) -> Result<u8, Errno> {
     })
 }
 
+/// Has the kernel write a byte of a file's to memory of the arena.
+fn read_into(file: &std::fs::File, memory: usize) -> Result<usize, Errno> {
+    use std::os::fd::AsRawFd;
+    let number = linux_raw_sys::general::__NR_read;
+    // SAFETY: the kernel writes a byte of the arena's, or finds that it may not.
+    unsafe { quire::sys::call::syscall(number, [file.as_raw_fd() as usize, memory, 1, 0, 0, 0]) }
+}
+
 fn chunks_come_and_go_without_a_change_of_rights(engine: &Engine) {
     let (first, _) = engine.map(CHUNK_PAGES);
     assert_eq!(protects(engine), 1, "the first opens a whole step");
@@ -89,14 +97,7 @@ fn other_rights_are_the_kernels_as_well(engine: &Engine) {
         assert_eq!(look(engine, range.start), expected);
         let memory = engine.space.mmu().0.address(range.start);
         let zeros = std::fs::File::open("/dev/zero").unwrap();
-        // SAFETY: the kernel finds that it may not write there.
-        let written = unsafe {
-            use std::os::fd::AsRawFd;
-            let number = linux_raw_sys::general::__NR_read;
-            let file = zeros.as_raw_fd() as usize;
-            quire::sys::call::syscall(number, [file, memory, 1, 0, 0, 0])
-        };
-        assert_eq!(written, Err(Errno::FAULT), "{prot:?}");
+        assert_eq!(read_into(&zeros, memory), Err(Errno::FAULT), "{prot:?}");
         unmap(engine, range);
         assert_eq!(look(engine, range.start), Err(Errno::FAULT));
     }
@@ -128,6 +129,21 @@ fn what_is_open_is_given_back_under_a_limit(engine: &Engine) {
     unmap(engine, PageRange::new(far, pages));
 }
 
+/// What the kernel would not seal may have any rights: they are asked for where it is mapped next.
+fn what_could_not_be_sealed_is_mapped_with_rights_of_its_own(engine: &Engine) {
+    let (range, memory) = engine.map(CHUNK_PAGES);
+    engine.space.map_fixed(&mut engine.space.lock(), range, Prot::READ).unwrap();
+    let refuses = &engine.space.mmu().2;
+    refuses.store(true, Ordering::Relaxed);
+    unmap(engine, range);
+    refuses.store(false, Ordering::Relaxed);
+    engine.space.map_fixed(&mut engine.space.lock(), range, Prot::READ_WRITE).unwrap();
+    let zeros = std::fs::File::open("/dev/zero").unwrap();
+    assert_eq!(read_into(&zeros, memory as usize), Ok(1), "the VMA says that it can be written");
+    unmap(engine, range);
+    assert_eq!(look(engine, range.start), Err(Errno::FAULT));
+}
+
 #[test]
 fn rights_stay_where_nothing_is_and_nothing_can_be_reached_by_them() {
     let Some(engine) = Engine::start(Tree::default(), 8 * STEP_PAGES) else { return };
@@ -136,4 +152,6 @@ fn rights_stay_where_nothing_is_and_nothing_can_be_reached_by_them() {
     what_is_touched_is_sealed_once_and_opened_once(engine);
     other_rights_are_the_kernels_as_well(engine);
     what_is_open_is_given_back_under_a_limit(engine);
+    // Last: from then on every map asks for its rights.
+    what_could_not_be_sealed_is_mapped_with_rights_of_its_own(engine);
 }

@@ -11,10 +11,12 @@ use common::Tree;
 use common::real::Engine;
 use quire::control::Event;
 use quire::failpoint::{self, Place};
+use quire::fault::{Access, Outcome};
 use quire::mmu::Prot;
 use quire::reclaim::Reclaimer;
 use quire::scratch::Scratch;
-use quire::space::Advice;
+use quire::space::{Advice, ThreadId};
+use quire::sys::clock::Moment;
 use quire::units::{BLOCK_PAGES, PAGE_SIZE, PageNum, PageRange};
 
 const DOUBTS: [Event; 5] = [
@@ -341,6 +343,29 @@ fn who_changes_the_layout_never_waits_for_himself() {
     assert_eq!(unsafe { rig.at(3).read_volatile() }, 4);
     drop(layout);
     rig.must_have([0, 1], [0; 5]);
+}
+
+/// He does not ask for his number then: the faults that come with one are his all the same.
+#[test]
+fn the_only_thread_never_waits_for_itself() {
+    static IS_ALONE: AtomicU8 = AtomicU8::new(1);
+    let _turn = Turn::take();
+    let Some(rig) = Rig::new(8) else { return };
+    rig.engine.space.watch_single_threaded(&IS_ALONE);
+    rig.evict(3);
+    let layout = rig.engine.space.lock();
+    let thread = ThreadId(rustix::thread::gettid().as_raw_nonzero().get() as u32);
+    let mut scratch = Scratch::new().unwrap();
+    let outcome = rig.engine.space.handle_fault_of(
+        thread,
+        rig.page(3),
+        Access::Read,
+        Moment::now(),
+        &mut scratch,
+    );
+    assert_eq!(outcome, Outcome::Served, "it waits for the lock that it has");
+    drop(layout);
+    assert_eq!(rig.read(3), 4);
 }
 
 #[test]

@@ -196,7 +196,8 @@ impl<W: TraceWord> Record<W> {
     }
 
     fn read(&self, position: u64) -> Option<[u64; WORDS]> {
-        let complete = 2 * position + 2;
+        // Wrapping: a reader has its positions from a page that is another process's.
+        let complete = position.wrapping_mul(2).wrapping_add(2);
         // Acquire pairs with the release of the writer that has finished.
         if self.sequence.load(Ordering::Acquire) != complete {
             return None;

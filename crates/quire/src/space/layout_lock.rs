@@ -11,8 +11,9 @@
 //!
 //! The owner's own faults, or he would wait for himself: his stack may lie in managed memory, and
 //! what he hands to the engine's threads may. So he leaves his thread's number here, the engine's
-//! threads leave theirs, and a thread that is not known is let in as well. They need no lock: they
-//! are served like speculative faults, and tried again where the layout changes under them.
+//! threads leave theirs, and a thread that is not known is let in as well. Where the owner himself is
+//! not known, all are: he may be any of them. They need no lock: they are served like speculative
+//! faults, and tried again where the layout changes under them.
 //!
 //! Locks: the outermost but for the heap's gate. `faults` is a leaf.
 
@@ -64,6 +65,12 @@ pub(super) struct LayoutLock {
     owner: AtomicU32,
     engine_threads: [AtomicU32; ENGINE_THREADS_MAX],
     shut_out: Starved,
+}
+
+/// Whether a word names no thread. Relaxed: the owner's own faults see what he has stored, and who
+/// sees an older value is let in, which is right at any time.
+fn is_unknown(word: &AtomicU32) -> bool {
+    word.load(Ordering::Relaxed) == ThreadId::UNKNOWN.0
 }
 
 /// What is to be done once the lock is free again.
@@ -153,7 +160,12 @@ impl LayoutLock {
     /// Whether the owner may be waiting for this thread, or be it.
     fn is_exempt(&self, thread: ThreadId) -> bool {
         let is = |known: &AtomicU32| known.load(Ordering::Relaxed) == thread.0;
-        thread == ThreadId::UNKNOWN || is(&self.owner) || self.engine_threads.iter().any(is)
+        // An owner who is not known may be any thread: the only one of a program, that of a fork's
+        // child, or one that has taken its number away and has yet to open the lock.
+        thread == ThreadId::UNKNOWN
+            || is_unknown(&self.owner)
+            || is(&self.owner)
+            || self.engine_threads.iter().any(is)
     }
 
     /// Says that `thread` is one of the engine's.
@@ -192,5 +204,61 @@ impl Drop for Layout<'_> {
         if self.lock.faults.unlock() {
             self.after.0.answer_shut_out();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use core::cell::Cell;
+
+    use super::*;
+
+    const PAGE: PageNum = PageNum(3);
+
+    #[derive(Default)]
+    struct Space {
+        answers: Cell<u32>,
+    }
+
+    impl Unlocked for Space {
+        fn answer_shut_out(&self) {
+            self.answers.set(self.answers.get() + 1);
+        }
+        fn after_unlock(&self) {}
+    }
+
+    fn is_exempt(lock: &LayoutLock, thread: u32) -> bool {
+        match lock.try_share(PAGE, || ThreadId(thread)) {
+            Entry::Exempt => true,
+            Entry::ShutOut => false,
+            Entry::Shared(_) | Entry::Again => panic!("nobody has the lock"),
+        }
+    }
+
+    #[test]
+    fn others_than_the_owner_are_shut_out_and_answered_at_his_end() {
+        let (lock, space) = (LayoutLock::new(Scratch::new().unwrap()), Space::default());
+        lock.enlist(ThreadId(20));
+        let layout = lock.lock(|| ThreadId(10), &space);
+        assert!(is_exempt(&lock, 10) && is_exempt(&lock, 20) && is_exempt(&lock, 0));
+        assert_eq!((is_exempt(&lock, 11), space.answers.get()), (false, 0));
+        drop(layout);
+        assert_eq!(space.answers.get(), 1);
+        assert!(matches!(lock.try_share(PAGE, || ThreadId(11)), Entry::Shared(_)));
+    }
+
+    /// The only thread of a program leaves no number, nor does that of a fork's child; and whoever
+    /// gives the lock back takes his number away first.
+    #[test]
+    fn an_owner_who_is_not_known_is_never_shut_out() {
+        let (lock, space) = (LayoutLock::new(Scratch::new().unwrap()), Space::default());
+        let layout = lock.lock(|| ThreadId::UNKNOWN, &space);
+        assert!(is_exempt(&lock, 10), "the only thread waits for itself");
+        drop(layout);
+        let layout = lock.lock(|| ThreadId(10), &space);
+        lock.after_fork_in_child(ThreadId::UNKNOWN);
+        assert!(is_exempt(&lock, 11), "the child's thread waits for itself");
+        drop(layout);
+        assert_eq!(space.answers.get(), 0);
     }
 }

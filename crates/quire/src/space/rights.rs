@@ -17,6 +17,10 @@
 //! | open | read and write, nothing mapped | faults, and is sealed |
 //! | sealed | none | SIGSEGV |
 //!
+//! Where the kernel has no mapping to spare it may refuse to seal. Such a stretch is noted as open, so
+//! that an access seals it or is tried again; but what rights its pages have is not known any more,
+//! and from then on every map asks for them.
+//!
 //! Locks: the record is the space's lock's. A handler only ever tries that lock; where it is taken
 //! the fault stays in the list, for whoever gives the lock back.
 
@@ -48,6 +52,9 @@ pub(crate) struct Rights {
     count: AtomicUsize,
     /// How many pages get their rights together; 0 while nothing stays open.
     step_pages: AtomicUsize,
+    /// Whether pages of open stretches may have less than all rights, because the kernel refused to
+    /// seal them. For good: a program that has been there will be there again.
+    is_unsure: AtomicBool,
     /// Faults outside of all VMAs.
     strays: Starved,
     has_strays: AtomicBool,
@@ -60,6 +67,7 @@ impl Rights {
             stretches: Table::new(STRETCHES_MAX)?,
             count: AtomicUsize::new(0),
             step_pages: AtomicUsize::new(0),
+            is_unsure: AtomicBool::new(false),
             strays: Starved::new(),
             has_strays: AtomicBool::new(false),
         })
@@ -245,7 +253,7 @@ impl<M: Mmu> AddressSpace<M> {
         match answer {
             Answer::Page(page) => {
                 if let Some(open) = self.rights.stretch_of(page, locked) {
-                    self.seal_stretch(open, locked);
+                    self.take_rights(open, locked);
                 }
                 self.answer(page);
             }
@@ -256,13 +264,15 @@ impl<M: Mmu> AddressSpace<M> {
         }
     }
 
-    fn seal_stretch(&self, open: PageRange, locked: &SpaceLocked) {
-        let rest = self.rights.take(open, locked);
-        debug_assert!(rest.is_none(), "a whole stretch has no sides");
-        if self.mmu.protect(open, Prot::NONE).refusal.is_some() {
-            // The kernel has no mapping to spare: it stays open, and the access is tried again.
-            let is_noted = self.rights.add(open, locked);
-            debug_assert!(is_noted, "its place was just given back");
+    /// Takes the rights of a range away that no VMA has. Where the kernel refuses, it is open.
+    fn take_rights(&self, range: PageRange, locked: &SpaceLocked) {
+        let is_sealed = self.mmu.protect(range, Prot::NONE).refusal.is_none();
+        if is_sealed || !self.rights.is_lazy() {
+            self.forget_open(range, locked);
+        } else {
+            // A part may have lost them, and a part never had all.
+            self.rights.is_unsure.store(true, Ordering::Relaxed);
+            self.note_open(range, locked);
         }
     }
 
@@ -270,7 +280,7 @@ impl<M: Mmu> AddressSpace<M> {
         let mut at = PageNum(0);
         while let Some(open) = self.rights.next_from(at) {
             at = open.end;
-            self.seal_stretch(open, locked);
+            self.take_rights(open, locked);
         }
     }
 
@@ -286,11 +296,12 @@ impl<M: Mmu> AddressSpace<M> {
         prot: Prot,
     ) -> Result<(), Errno> {
         let locked = &layout.locked;
-        let has_already = match prot {
-            Prot::READ_WRITE => self.rights.covers(range, locked),
-            Prot::NONE => !self.rights.overlaps(range, locked),
-            _ => false,
-        };
+        let has_already = !self.rights.is_unsure.load(Ordering::Relaxed)
+            && match prot {
+                Prot::READ_WRITE => self.rights.covers(range, locked),
+                Prot::NONE => !self.rights.overlaps(range, locked),
+                _ => false,
+            };
         if !has_already && prot == Prot::READ_WRITE && self.open_around(range, locked) {
             return Ok(());
         }
@@ -304,12 +315,12 @@ impl<M: Mmu> AddressSpace<M> {
             return Ok(());
         }
         // A part may have got them.
-        let _ = self.mmu.protect(range, Prot::NONE);
+        self.take_rights(range, locked);
         Err(Errno::NOMEM)
     }
 
     /// Gives rights to the free stretch around a range, up to whole steps, so that what is mapped
-    /// beside it next has them. `false`, and nothing there is open, where the kernel refuses.
+    /// beside it next has them. `false` where the kernel refuses.
     fn open_around(&self, range: PageRange, locked: &SpaceLocked) -> bool {
         let step = self.rights.step_pages.load(Ordering::Relaxed) as u64;
         if step == 0 {
@@ -323,10 +334,9 @@ impl<M: Mmu> AddressSpace<M> {
         let is_given = self.mmu.protect(free, Prot::READ_WRITE).refusal.is_none();
         if !is_given {
             // A part may have got them.
-            let _ = self.mmu.protect(free, Prot::NONE);
-        }
-        self.forget_open(free, locked);
-        if is_given {
+            self.take_rights(free, locked);
+        } else {
+            self.forget_open(free, locked);
             self.note_open(PageRange { start: free.start, end: range.start }, locked);
             self.note_open(PageRange { start: range.end, end: free.end }, locked);
         }
@@ -340,12 +350,7 @@ impl<M: Mmu> AddressSpace<M> {
             self.note_open(range, &layout.locked);
             return;
         }
-        let is_sealed = self.mmu.protect(range, Prot::NONE).refusal.is_none();
-        if is_sealed || !self.rights.is_lazy() {
-            self.forget_open(range, &layout.locked);
-        } else {
-            self.note_open(range, &layout.locked);
-        }
+        self.take_rights(range, &layout.locked);
     }
 
     fn note_open(&self, range: PageRange, locked: &SpaceLocked) {

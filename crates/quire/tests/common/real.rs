@@ -2,11 +2,11 @@
 //! plain ones, which have the descriptors like everybody else here.
 
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use quire::fault::Access;
 use quire::mmu::userfaultfd::Userfaultfd;
-use quire::mmu::{Done, FrameId, FrameRun, Holes, Mmu, Prot, Protection};
+use quire::mmu::{Done, FrameId, FrameRun, Holes, Mmu, Prot, Protection, Refusal};
 use quire::reclaim::Balance;
 use quire::scratch::Scratch;
 use quire::space::{AddressSpace, ThreadId};
@@ -16,8 +16,9 @@ use quire::units::{BLOCK_PAGES, PAGE_SIZE, PageNum, PageRange};
 
 use super::{Tree, space};
 
-/// The real MMU, reachable from every thread; counts changes of rights.
-pub struct Reachable(pub Userfaultfd, pub AtomicUsize);
+/// The real MMU, reachable from every thread; counts changes of rights, and refuses to take them away
+/// while it is told to, as the kernel does where it has no mapping to spare.
+pub struct Reachable(pub Userfaultfd, pub AtomicUsize, pub AtomicBool);
 
 impl Mmu for Reachable {
     fn move_in(&self, pages: PageRange, frames: FrameId) -> Done {
@@ -59,6 +60,9 @@ impl Mmu for Reachable {
     }
     fn protect(&self, pages: PageRange, prot: Prot) -> Done {
         self.1.fetch_add(1, Ordering::Relaxed);
+        if prot == Prot::NONE && self.2.load(Ordering::Relaxed) {
+            return Done { pages: 0, refusal: Some(Refusal::NoMemory) };
+        }
         self.0.protect(pages, prot)
     }
     fn reserve_again(&self, pages: PageRange) {
@@ -116,7 +120,8 @@ impl Engine {
         mmu.attach(device.as_ref().map(AsRawFd::as_raw_fd), Some(memory.as_raw_fd()))
             .map_err(|error| format!("no userfaultfd is to be had: {error}"))?;
         mmu.register(PageRange::new(PageNum(0), pages)).map_err(|error| error.to_string())?;
-        let (space, swap) = space(Reachable(mmu, AtomicUsize::new(0)), tree, pages, frames);
+        let (space, swap) =
+            space(Reachable(mmu, AtomicUsize::new(0), AtomicBool::new(false)), tree, pages, frames);
         let has_swap = swap.is_some();
         let files = Files { _memory: memory, _device: device, _swap: swap };
         let last_thread = AtomicU32::new(0);
