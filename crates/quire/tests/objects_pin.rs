@@ -9,7 +9,10 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use common::{Dir, PAGE, Probe, Stop, Watchdog, drop_pages, load, press, random, space, space_by};
+use common::{
+    Dir, PAGE, Probe, Stop, Watchdog, drop_pages, load, press, random, space, space_by,
+    survive_sigbus,
+};
 use quire::library::{AddressSpace, Delivery, Error, MapOptions, Object, OpenOptions, PinnedMut};
 use quire::store::test::VecStore;
 use rustix::io::Errno;
@@ -307,6 +310,36 @@ fn pages_that_the_kernel_holds_keep_their_bytes_while_memory_is_recycled() {
             }
         }
     });
+}
+
+#[test]
+fn a_pinned_page_whose_memory_fails_stays_bad_until_it_is_let_go() {
+    survive_sigbus();
+    let Some(space) = space(SMALLEST) else { return };
+    let bytes = random(16 * PAGE, 21);
+    let (_, object) = probe(&space, &bytes);
+    // SAFETY: looked at by single loads only.
+    let map = unsafe { MapOptions::new().map_mut(&object) }.unwrap();
+    let all = 0..16 * PAGE as u64;
+    for has_new_pin in [false, true] {
+        let pin = map.pin(4 * PAGE..6 * PAGE).unwrap();
+        assert!(object.poison(4 * PAGE as u64).unwrap());
+        assert_eq!(object.unpoison(all.clone()), 0, "its holder has the page that is gone");
+        assert_eq!(load(map.as_ptr(), 4 * PAGE), None);
+        let error = object.set_len(4 * PAGE as u64).unwrap_err();
+        assert!(matches!(error, Error::Pinned { .. }), "{error}");
+        assert!(map.pin(4 * PAGE..5 * PAGE).is_err());
+        assert_eq!(space.pinned().0, 2 * PAGE);
+        drop(pin);
+        assert_eq!(space.pinned().0, 0);
+        assert_eq!(object.unpoison(all.clone()), PAGE);
+        assert_eq!(load(map.as_ptr(), 4 * PAGE), Some(bytes[4 * PAGE]));
+        // As good as any other again: it stays while it is pinned, and goes afterwards.
+        let pin = has_new_pin.then(|| map.pin(4 * PAGE..5 * PAGE).unwrap());
+        press(&space);
+        assert_eq!(object.cached().0, if has_new_pin { PAGE } else { 0 });
+        drop(pin);
+    }
 }
 
 #[test]
