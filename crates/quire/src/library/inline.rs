@@ -189,7 +189,12 @@ extern "C" fn on_sigbus(
     };
     // What another process sends has no address.
     let is_fault = code > 0;
+    // The thread must not notice: a store that reads in place may do so by way of libc.
+    // SAFETY: the thread's own.
+    let errno = unsafe { *libc::__errno_location() };
     let is_served = is_fault && serve(address, access_of(error));
+    // SAFETY: as above.
+    unsafe { *libc::__errno_location() = errno };
     if !is_served {
         // SAFETY: as above.
         unsafe { go_on(signal, info, context) };
