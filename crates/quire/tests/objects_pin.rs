@@ -13,7 +13,9 @@ use common::{
     Dir, PAGE, Probe, Stop, Watchdog, drop_pages, load, press, random, space, space_by,
     survive_sigbus,
 };
-use quire::library::{AddressSpace, Delivery, Error, MapOptions, Object, OpenOptions, PinnedMut};
+use quire::library::{
+    AddressSpace, Delivery, Error, MapOptions, Object, OpenOptions, PinnedMut, RemapOptions,
+};
 use quire::store::test::VecStore;
 use rustix::io::Errno;
 use rustix::pipe::{IoSliceRaw, SpliceFlags, vmsplice};
@@ -395,6 +397,36 @@ fn a_pinned_private_copy_keeps_its_bytes_and_can_be_written_by_system_calls() {
     press(&space);
     assert!(map[..16 * PAGE] == source[..], "written, so it is packed and comes back");
     assert!(store.inner.bytes()[..] == bytes[..PAGE], "the store has seen nothing of it");
+}
+
+#[test]
+fn pins_of_a_private_copy_that_are_never_let_go_move_with_it_and_end_with_it() {
+    let Some(space) = space(SMALLEST) else { return };
+    let bytes = random(16 * PAGE, 22);
+    let (_, object) = probe(&space, &bytes);
+    let remap = RemapOptions::new().may_move(true);
+    for round in 0..3 {
+        // SAFETY: nobody else uses the store.
+        let map = |len| unsafe { MapOptions::new().len(len as u64).map_copy(&object) }.unwrap();
+        let mut copy = map(8 * PAGE);
+        let _behind = map(PAGE);
+        std::mem::forget(copy.pin_write(2 * PAGE..6 * PAGE).unwrap());
+        assert_eq!(space.pinned().0, 4 * PAGE);
+        copy.remap(4 * PAGE, remap).unwrap();
+        assert_eq!(space.pinned().0, 2 * PAGE, "round {round}: two of them have gone");
+        let before = copy.as_ptr();
+        copy.remap(16 * PAGE, remap).unwrap();
+        assert_ne!(copy.as_ptr(), before, "it had to move");
+        assert_eq!(space.pinned().0, 2 * PAGE);
+        press(&space);
+        assert!(copy.mapped_pages() >= 2);
+        let pin = copy.pin(3 * PAGE..4 * PAGE).unwrap();
+        assert_eq!(space.pinned().0, 2 * PAGE, "a page counts once");
+        drop(pin);
+        assert!(copy[..] == bytes[..]);
+        drop(copy);
+        assert_eq!(space.pinned().0, 0, "round {round}");
+    }
 }
 
 #[test]
