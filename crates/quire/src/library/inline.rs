@@ -34,7 +34,7 @@ type Space = Objects<Userfaultfd>;
 /// Most address spaces of a process that are served so.
 const SPACES_MAX: usize = 64;
 
-static SPACES: Spaces<SPACES_MAX> = Spaces([const { Slot::EMPTY }; SPACES_MAX]);
+static SPACES: Spaces<SPACES_MAX> = Spaces([const { Slot::empty() }; SPACES_MAX]);
 
 /// Address spaces by where their arenas are.
 struct Spaces<const N: usize>([Slot; N]);
@@ -51,7 +51,9 @@ struct Slot {
 const BLOCKS_BITS: u32 = 28;
 
 impl Slot {
-    const EMPTY: Slot = Slot { arena: AtomicU64::new(0), space: AtomicPtr::new(null_mut()) };
+    const fn empty() -> Slot {
+        Slot { arena: AtomicU64::new(0), space: AtomicPtr::new(null_mut()) }
+    }
 
     fn holds(&self, block: u64) -> bool {
         // Acquire pairs with the release in `add`: who sees the arena sees its space.
@@ -288,7 +290,7 @@ mod tests {
 
     #[test]
     fn a_fault_in_one_space_does_not_look_at_another_that_may_be_going() {
-        let spaces = Spaces([const { Slot::EMPTY }; 2]);
+        let spaces = Spaces([const { Slot::empty() }; 2]);
         // No more than numbers: to look at one of them is a crash.
         let [first, second, third] =
             [8usize, 16, 24].map(std::ptr::without_provenance_mut::<Space>);
