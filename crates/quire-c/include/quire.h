@@ -110,7 +110,8 @@ struct quire_space_options {
     uint32_t is_inline;
     // 1: what is read 2 MiB at a time may be read over what it displaces, which is faster. It takes
     // the promise that no page of a mapping is given to the kernel to hold, as the source of direct
-    // I/O, vmsplice or MSG_ZEROCOPY is: it may have other bytes before the kernel is done with it.
+    // I/O, vmsplice or MSG_ZEROCOPY is, unless it is pinned (quire_pin): it may have other bytes
+    // before the kernel is done with it.
     uint32_t recycles;
     // For members to come: must be 0.
     uint64_t reserved[2];
@@ -237,6 +238,7 @@ struct quire_mapping *quire_map_in(const struct quire_object *object,
                                    int fault_around);
 
 // Unmaps, and ends the handle. What was written reaches the file in time; quire_sync says when.
+// Fails with EBUSY, and nothing has changed, while a range of it is pinned.
 int quire_unmap(struct quire_mapping *mapping);
 
 // The address of a mapping's first byte; NULL on error.
@@ -263,11 +265,12 @@ int quire_advise(const struct quire_mapping *mapping, size_t offset, size_t len,
 int quire_flush_mapping(const struct quire_mapping *mapping, size_t offset, size_t len);
 
 // Gives a mapping `len` bytes from its first one on: in its place, or, with QUIRE_MAY_MOVE, at
-// another address, which quire_base tells. On error it is as it was.
+// another address, which quire_base tells. On error it is as it was: EBUSY while a range of it is
+// pinned.
 int quire_remap(struct quire_mapping *mapping, size_t len, uint32_t flags);
 
 // Makes a mapping writable, or read-only where `is_writable` is 0. A private copy stays one. On
-// error, EACCES where the object is read-only, it is as it was.
+// error, EACCES where the object is read-only, EBUSY while a range is pinned, it is as it was.
 int quire_protect(struct quire_mapping *mapping, int is_writable);
 
 // Has a range of a mapping read and mapped, and keeps it so until quire_unpin, whatever else needs
@@ -277,7 +280,8 @@ int quire_protect(struct quire_mapping *mapping, int is_writable);
 // comes by. Pins nest. `len` may be QUIRE_TO_END.
 //
 // Returns NULL on error. ENOMEM: more than half of the memory would be pinned. quire_set_len fails
-// with EBUSY where a pinned page would go or be cut into.
+// with EBUSY where a pinned page would go or be cut into; so do quire_unmap, quire_remap and
+// quire_protect of the mapping.
 struct quire_pinned *quire_pin(const struct quire_mapping *mapping,
                                size_t offset,
                                size_t len,

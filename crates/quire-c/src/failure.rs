@@ -16,6 +16,8 @@ pub enum Failure {
     Unknown(&'static str),
     /// The handle was inherited by a fork.
     Inherited,
+    /// A range of the mapping is pinned.
+    Pinned,
     /// The kernel refused what the C library needs for itself.
     Os(&'static str, Errno),
     /// The engine's.
@@ -28,6 +30,7 @@ impl Failure {
             Failure::Argument(_) => Errno::INVAL,
             Failure::Unknown(_) => Errno::NOENT,
             Failure::Inherited => Errno::CHILD,
+            Failure::Pinned => Errno::BUSY,
             Failure::Os(_, errno) => *errno,
             Failure::Engine(error) => error.errno(),
         }
@@ -42,6 +45,9 @@ impl fmt::Display for Failure {
                 "the handle belongs to the process that this one was forked from; open an address \
                  space of this process's own",
             ),
+            Failure::Pinned => {
+                f.write_str("a range of the mapping is pinned; let it go with quire_unpin first")
+            }
             Failure::Os(doing, errno) => write!(f, "cannot {doing}: {errno}"),
             // It names the Rust library's way out.
             Failure::Engine(Error::ReadOnly { path }) => {

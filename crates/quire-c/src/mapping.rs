@@ -2,6 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use engine::library::{
     Error, FaultAround, MapOptions, Mapping as ReadMapping, MappingCopy, MappingMut, Pattern,
@@ -59,7 +60,19 @@ pub struct Mapping {
     process: u64,
     offset: u64,
     len: usize,
+    /// Pins that refer to it.
+    pins: AtomicUsize,
     pub(crate) rights: Rights,
+}
+
+/// One pin more of a mapping, which is neither closed nor changed as long as this is there.
+pub(crate) struct Counted(&'static AtomicUsize);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        // Release pairs with the acquire in `must_be_unpinned`: what the pin did comes before.
+        self.0.fetch_sub(1, Ordering::Release);
+    }
 }
 
 impl Handle for Mapping {
@@ -82,6 +95,17 @@ macro_rules! either {
 }
 
 impl Mapping {
+    pub(crate) fn count_pin(&'static self) -> Counted {
+        // Relaxed: who closes the mapping comes after this call, or breaks its promise.
+        self.pins.fetch_add(1, Ordering::Relaxed);
+        Counted(&self.pins)
+    }
+
+    fn must_be_unpinned(&self) -> Result<(), Failure> {
+        // Acquire: see `Counted`.
+        if self.pins.load(Ordering::Acquire) == 0 { Ok(()) } else { Err(Failure::Pinned) }
+    }
+
     /// A range of the mapping's bytes.
     pub(crate) fn range(&self, offset: usize, len: usize) -> Result<Range<usize>, Failure> {
         let outside = Failure::Argument(
@@ -178,17 +202,20 @@ fn map(
             (false, false) => Rights::Read(options.map(object)?),
         }
     };
-    Ok(hand_out(Mapping { process, offset, len, rights }))
+    Ok(hand_out(Mapping { process, offset, len, pins: AtomicUsize::new(0), rights }))
 }
 
 /// Unmaps, and ends the handle. What was written reaches the file in time; quire_sync says when.
+/// Fails with EBUSY, and nothing has changed, while a range of it is pinned.
 ///
 /// # Safety
 /// `mapping` is NULL or a handle that is not closed; nobody uses it or its memory any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quire_unmap(mapping: *mut Mapping) -> c_int {
     // SAFETY: the caller's promise.
-    status(unsafe { close(mapping) })
+    let unpinned = unsafe { get(mapping.cast_const()) }.and_then(Mapping::must_be_unpinned);
+    // SAFETY: the caller's promise, and no pin refers to it.
+    status(unpinned.and_then(|()| unsafe { close(mapping) }))
 }
 
 /// The address of a mapping's first byte; NULL on error.
@@ -310,15 +337,27 @@ pub unsafe extern "C" fn quire_flush_mapping(
 }
 
 /// Gives a mapping `len` bytes from its first one on: in its place, or, with QUIRE_MAY_MOVE, at
-/// another address, which quire_base tells. On error it is as it was.
+/// another address, which quire_base tells. On error it is as it was: EBUSY while a range of it is
+/// pinned.
 ///
 /// # Safety
-/// `mapping` is NULL or a handle that is not closed; nobody else uses it, or its memory, meanwhile,
-/// and nothing of it is pinned.
+/// `mapping` is NULL or a handle that is not closed; nobody else uses it, or its memory, meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quire_remap(mapping: *mut Mapping, len: usize, flags: u32) -> c_int {
     // SAFETY: the caller's promise.
-    status(unsafe { get_mut(mapping) }.and_then(|mapping| remap(mapping, len, flags)))
+    status(unsafe { changeable(mapping) }.and_then(|mapping| remap(mapping, len, flags)))
+}
+
+/// A mapping that is to be changed.
+///
+/// # Safety
+/// As for [`get_mut`].
+unsafe fn changeable<'a>(mapping: *mut Mapping) -> Result<&'a mut Mapping, Failure> {
+    // SAFETY: the caller's promise; what refers to it otherwise is a pin.
+    unsafe {
+        get(mapping.cast_const()).and_then(Mapping::must_be_unpinned)?;
+        get_mut(mapping)
+    }
 }
 
 fn remap(mapping: &mut Mapping, len: usize, flags: u32) -> Result<(), Failure> {
@@ -336,14 +375,14 @@ fn remap(mapping: &mut Mapping, len: usize, flags: u32) -> Result<(), Failure> {
 }
 
 /// Makes a mapping writable, or read-only where `is_writable` is 0. A private copy stays one. On
-/// error, EACCES where the object is read-only, it is as it was.
+/// error, EACCES where the object is read-only, EBUSY while a range is pinned, it is as it was.
 ///
 /// # Safety
 /// As for quire_remap.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quire_protect(mapping: *mut Mapping, is_writable: c_int) -> c_int {
     // SAFETY: the caller's promise.
-    let mapping = match unsafe { get_mut(mapping) } {
+    let mapping = match unsafe { changeable(mapping) } {
         Ok(mapping) => mapping,
         Err(failure) => return status(Err(failure)),
     };

@@ -6,7 +6,7 @@ use engine::library::{Pinned, PinnedMut};
 
 use crate::failure::{Failure, pointer, status};
 use crate::handle::{Handle, close, get, hand_out, opened_in};
-use crate::mapping::{Mapping, Rights};
+use crate::mapping::{Counted, Mapping, Rights};
 
 /// quire_pin: for bytes that may be written at any time, by the kernel for one.
 pub const QUIRE_PIN_WRITE: u32 = 1;
@@ -21,6 +21,8 @@ enum Kept {
 pub struct Pin {
     process: u64,
     _kept: Kept,
+    /// Behind what refers to the mapping, which may be closed once this is dropped.
+    _counted: Counted,
 }
 
 impl Handle for Pin {
@@ -38,11 +40,11 @@ impl Handle for Pin {
 /// comes by. Pins nest. `len` may be QUIRE_TO_END.
 ///
 /// Returns NULL on error. ENOMEM: more than half of the memory would be pinned. quire_set_len fails
-/// with EBUSY where a pinned page would go or be cut into.
+/// with EBUSY where a pinned page would go or be cut into; so do quire_unmap, quire_remap and
+/// quire_protect of the mapping.
 ///
 /// # Safety
-/// `mapping` is NULL or a handle that is not closed; it is neither closed nor changed, by
-/// quire_remap or quire_protect, before quire_unpin.
+/// `mapping` is NULL or a handle that is not closed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quire_pin(
     mapping: *const Mapping,
@@ -71,13 +73,13 @@ fn pin(mapping: &'static Mapping, offset: usize, len: usize, flags: u32) -> Resu
         }
         _ => return Err(Failure::Argument("a flag is not known; give those of quire_pin only")),
     };
-    Ok(Pin { process: opened_in()?, _kept: kept })
+    Ok(Pin { process: opened_in()?, _kept: kept, _counted: mapping.count_pin() })
 }
 
 /// Lets a pinned range go, and ends the handle.
 ///
 /// # Safety
-/// `pin` is NULL or a handle that is not closed; its mapping is not closed.
+/// `pin` is NULL or a handle that is not closed, and that nobody uses any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quire_unpin(pin: *mut Pin) -> c_int {
     // SAFETY: the caller's promise.

@@ -51,7 +51,8 @@ pub struct SpaceOptions {
     pub is_inline: u32,
     /// 1: what is read 2 MiB at a time may be read over what it displaces, which is faster. It takes
     /// the promise that no page of a mapping is given to the kernel to hold, as the source of direct
-    /// I/O, vmsplice or MSG_ZEROCOPY is: it may have other bytes before the kernel is done with it.
+    /// I/O, vmsplice or MSG_ZEROCOPY is, unless it is pinned (quire_pin): it may have other bytes
+    /// before the kernel is done with it.
     pub recycles: u32,
     /// For members to come: must be 0.
     pub reserved: [u64; 2],

@@ -100,6 +100,9 @@ impl Store for InPlaceStore {
     // Not as a signal handler should: but what is interrupted here holds nothing of this.
     fn try_read_in_place(&self, offset: u64, into: &mut [u8]) -> bool {
         self.note(true, offset);
+        // As a call of libc's does where it fails, be it for a moment.
+        // SAFETY: the thread's own.
+        unsafe { *libc::__errno_location() = libc::EINTR };
         !self.has_failed() && self.inner.read(offset, into).is_ok()
     }
 
@@ -152,6 +155,24 @@ fn a_page_is_read_by_the_thread_that_faults_and_serves_itself() {
         assert_eq!(space.counter("pgpgin"), 32);
         assert_eq!(space.counter("pgmajfault"), 32);
     }
+}
+
+#[test]
+fn a_thread_that_reads_for_itself_keeps_its_errno() {
+    let _watchdog = Watchdog::new(60);
+    survive_sigbus();
+    let Some(space) = space_by(&builder(Delivery::Inline)) else { return };
+    let bytes = random(PAGE, 7);
+    let inner = InPlaceStore::new(bytes.clone());
+    let object = Object::with_store(&space, Arc::clone(&inner), None).unwrap();
+    let map = map_random(&object);
+    // SAFETY: the thread's own; nothing comes in between but the access.
+    let (read, errno) = unsafe {
+        *libc::__errno_location() = libc::ENOTTY;
+        (load(map.as_ptr(), 5), *libc::__errno_location())
+    };
+    assert_eq!((read, errno), (Some(bytes[5]), libc::ENOTTY));
+    assert!(inner.take_reads().iter().all(|read| read.is_in_place));
 }
 
 #[test]

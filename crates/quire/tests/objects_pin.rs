@@ -9,8 +9,13 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use common::{Dir, PAGE, Probe, Stop, Watchdog, drop_pages, load, press, random, space, space_by};
-use quire::library::{AddressSpace, Delivery, Error, MapOptions, Object, OpenOptions, PinnedMut};
+use common::{
+    Dir, PAGE, Probe, Stop, Watchdog, drop_pages, load, press, random, space, space_by,
+    survive_sigbus,
+};
+use quire::library::{
+    AddressSpace, Delivery, Error, MapOptions, Object, OpenOptions, PinnedMut, RemapOptions,
+};
 use quire::store::test::VecStore;
 use rustix::io::Errno;
 use rustix::pipe::{IoSliceRaw, SpliceFlags, vmsplice};
@@ -310,6 +315,36 @@ fn pages_that_the_kernel_holds_keep_their_bytes_while_memory_is_recycled() {
 }
 
 #[test]
+fn a_pinned_page_whose_memory_fails_stays_bad_until_it_is_let_go() {
+    survive_sigbus();
+    let Some(space) = space(SMALLEST) else { return };
+    let bytes = random(16 * PAGE, 21);
+    let (_, object) = probe(&space, &bytes);
+    // SAFETY: looked at by single loads only.
+    let map = unsafe { MapOptions::new().map_mut(&object) }.unwrap();
+    let all = 0..16 * PAGE as u64;
+    for has_new_pin in [false, true] {
+        let pin = map.pin(4 * PAGE..6 * PAGE).unwrap();
+        assert!(object.poison(4 * PAGE as u64).unwrap());
+        assert_eq!(object.unpoison(all.clone()), 0, "its holder has the page that is gone");
+        assert_eq!(load(map.as_ptr(), 4 * PAGE), None);
+        let error = object.set_len(4 * PAGE as u64).unwrap_err();
+        assert!(matches!(error, Error::Pinned { .. }), "{error}");
+        assert!(map.pin(4 * PAGE..5 * PAGE).is_err());
+        assert_eq!(space.pinned().0, 2 * PAGE);
+        drop(pin);
+        assert_eq!(space.pinned().0, 0);
+        assert_eq!(object.unpoison(all.clone()), PAGE);
+        assert_eq!(load(map.as_ptr(), 4 * PAGE), Some(bytes[4 * PAGE]));
+        // As good as any other again: it stays while it is pinned, and goes afterwards.
+        let pin = has_new_pin.then(|| map.pin(4 * PAGE..5 * PAGE).unwrap());
+        press(&space);
+        assert_eq!(object.cached().0, if has_new_pin { PAGE } else { 0 });
+        drop(pin);
+    }
+}
+
+#[test]
 fn a_block_with_a_pinned_page_lives_at_home_and_stays_there() {
     let builder = AddressSpace::builder().memory(24 << 20).recycle(true);
     let Some(space) = space_by(&builder) else { return };
@@ -362,6 +397,36 @@ fn a_pinned_private_copy_keeps_its_bytes_and_can_be_written_by_system_calls() {
     press(&space);
     assert!(map[..16 * PAGE] == source[..], "written, so it is packed and comes back");
     assert!(store.inner.bytes()[..] == bytes[..PAGE], "the store has seen nothing of it");
+}
+
+#[test]
+fn pins_of_a_private_copy_that_are_never_let_go_move_with_it_and_end_with_it() {
+    let Some(space) = space(SMALLEST) else { return };
+    let bytes = random(16 * PAGE, 22);
+    let (_, object) = probe(&space, &bytes);
+    let remap = RemapOptions::new().may_move(true);
+    for round in 0..3 {
+        // SAFETY: nobody else uses the store.
+        let map = |len| unsafe { MapOptions::new().len(len as u64).map_copy(&object) }.unwrap();
+        let mut copy = map(8 * PAGE);
+        let _behind = map(PAGE);
+        std::mem::forget(copy.pin_write(2 * PAGE..6 * PAGE).unwrap());
+        assert_eq!(space.pinned().0, 4 * PAGE);
+        copy.remap(4 * PAGE, remap).unwrap();
+        assert_eq!(space.pinned().0, 2 * PAGE, "round {round}: two of them have gone");
+        let before = copy.as_ptr();
+        copy.remap(16 * PAGE, remap).unwrap();
+        assert_ne!(copy.as_ptr(), before, "it had to move");
+        assert_eq!(space.pinned().0, 2 * PAGE);
+        press(&space);
+        assert!(copy.mapped_pages() >= 2);
+        let pin = copy.pin(3 * PAGE..4 * PAGE).unwrap();
+        assert_eq!(space.pinned().0, 2 * PAGE, "a page counts once");
+        drop(pin);
+        assert!(copy[..] == bytes[..]);
+        drop(copy);
+        assert_eq!(space.pinned().0, 0, "round {round}");
+    }
 }
 
 #[test]

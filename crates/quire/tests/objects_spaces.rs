@@ -148,6 +148,64 @@ fn behind_a_new_end_an_access_is_a_sigbus_in_both() {
 }
 
 #[test]
+fn what_is_pinned_away_stays_mapped_there_and_the_kernel_can_read_and_write_it() {
+    let _watchdog = Watchdog::new(120);
+    const PAGES: usize = 600;
+    let dir = Dir::new();
+    let source = random(8 * PAGE, 31);
+    let file = std::fs::File::open(dir.file("source", &source)).unwrap();
+    for (owner, host) in pairs(8 << 20) {
+        let mut bytes = random(PAGES * PAGE, 32);
+        let (object, probe) = object_of(&owner, bytes.clone());
+        let (home, away) = (map_mut_in(&owner, &object), map_mut_in(&host, &object));
+        // Over the end of a window, and protected before by a flush.
+        let range = 508 * PAGE..516 * PAGE;
+        assert!(store(away.as_ptr(), range.start, bytes[range.start]));
+        object.sync().unwrap();
+        let reading = away.pin(500 * PAGE..510 * PAGE).unwrap();
+        let pin = away.pin_write(range.clone()).unwrap();
+        assert_eq!((owner.pinned().0, host.pinned().0), (16 * PAGE, 0), "the owner keeps them");
+        for round in 0..4 {
+            press(&owner);
+            object.sync().unwrap();
+            assert_eq!(object.cached(), (16 * PAGE, 8 * PAGE), "round {round}");
+            assert_eq!(away.mapped_pages(), 16, "round {round}");
+            let at = range.start + round * PAGE;
+            // SAFETY: pinned for write, of which no slice is in use.
+            let into = unsafe { std::slice::from_raw_parts_mut(pin.as_mut_ptr(), pin.len()) };
+            let done = rustix::io::pread(&file, &mut into[round * PAGE..], 0).unwrap();
+            assert_eq!(done, (8 - round) * PAGE, "what is not mapped would be EFAULT");
+            bytes[at..at + done].copy_from_slice(&source[..done]);
+            // SAFETY: pinned, and nobody writes it just now.
+            let pinned = unsafe { std::slice::from_raw_parts(reading.as_ptr(), reading.len()) };
+            assert!(*pinned == bytes[500 * PAGE..510 * PAGE], "round {round}");
+            assert_eq!(load(home.as_ptr(), at), Some(bytes[at]), "both see it");
+        }
+        let faults = owner.counter("pgfault") + host.counter("pgfault");
+        for at in range.clone().step_by(PAGE) {
+            bytes[at] ^= 1;
+            assert!(store(away.as_ptr(), at, bytes[at]));
+        }
+        assert_eq!(owner.counter("pgfault") + host.counter("pgfault"), faults);
+        let error = object.set_len(509 * PAGE as u64).unwrap_err();
+        assert!(matches!(error, Error::Pinned { .. }), "{error}");
+        drop(pin);
+        assert_eq!(owner.pinned().0, 10 * PAGE);
+        object.sync().unwrap();
+        assert_eq!(object.cached().1, 0);
+        assert!(probe.inner.bytes() == bytes);
+        // Protected again: a write is noticed.
+        assert!(store(away.as_ptr(), range.start, 7));
+        assert!(object.cached().1 >= PAGE);
+        drop(reading);
+        object.sync().unwrap();
+        press(&owner);
+        assert_eq!((owner.pinned().0, away.mapped_pages()), (0, 0));
+        drop(home);
+    }
+}
+
+#[test]
 fn what_either_writes_after_a_flush_goes_with_the_next() {
     let _watchdog = Watchdog::new(60);
     for (owner, host) in pairs(8 << 20) {

@@ -22,6 +22,14 @@ static void pin(struct quire_space *space, struct quire_object *object, struct q
 	FAILS(quire_pin(map, 0, QUIRE_TO_END, 0), ENOMEM);
 	FAILS(quire_pin(map, 0, 1, 2), EINVAL);
 	FAILS(quire_set_len(object, PAGE), EBUSY);
+	/* Nothing that would take it away under the pin. */
+	FAILS(quire_unmap(map), EBUSY);
+	FAILS(quire_remap(map, PAGE, QUIRE_MAY_MOVE), EBUSY);
+	FAILS(quire_protect(map, 0), EBUSY);
+	CHECK(strstr(quire_last_error(), "quire_unpin"));
+	CHECK(quire_base(map) == bytes);
+	FAILS(quire_pin(NULL, 0, 1, 0), EINVAL);
+	FAILS(quire_unpin(NULL), EINVAL);
 	for (uint64_t at = 0; at < 2 * MIB; at += sizeof(into))
 		CHECK(quire_read_at(other, at, into, sizeof(into)) == sizeof(into));
 	CHECK(!quire_sync(object));

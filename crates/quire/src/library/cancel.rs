@@ -204,6 +204,9 @@ impl Object {
         let begin = move || {
             let result = work(&object);
             *lock(&theirs.0.result) = Some(result);
+            // Before the caller is woken: when it lets go of the object, it is to end there.
+            drop(object);
+            drop(theirs);
         };
         {
             // Inherited: no handler of the program runs on these threads.

@@ -26,14 +26,85 @@ use crate::object::Objects;
 use crate::sys::Errno;
 use crate::sys::clock::Moment;
 use crate::sys::thread::process_id;
-use crate::units::PageNum;
+use crate::units::{BLOCK_ORDER, BLOCK_PAGES, PAGE_SHIFT, PageNum};
 
 type Space = Objects<Userfaultfd>;
 
 /// Most address spaces of a process that are served so.
 const SPACES_MAX: usize = 64;
 
-static SPACES: [AtomicPtr<Space>; SPACES_MAX] = [const { AtomicPtr::new(null_mut()) }; SPACES_MAX];
+static SPACES: Spaces<SPACES_MAX> = Spaces([const { Slot::empty() }; SPACES_MAX]);
+
+/// Address spaces by where their arenas are.
+struct Spaces<const N: usize>([Slot; N]);
+
+/// One of them, or none.
+struct Slot {
+    /// The blocks of its arena, 0 for none: the first one, and how many in the low bits. In one
+    /// word, and not read from the space: who faults in another looks at this one while it goes.
+    arena: AtomicU64,
+    space: AtomicPtr<Space>,
+}
+
+/// Bits for how many blocks there are: 512 TiB.
+const BLOCKS_BITS: u32 = 28;
+
+impl Slot {
+    const fn empty() -> Slot {
+        Slot { arena: AtomicU64::new(0), space: AtomicPtr::new(null_mut()) }
+    }
+
+    fn holds(&self, block: u64) -> bool {
+        // Acquire pairs with the release in `add`: who sees the arena sees its space.
+        let arena = self.arena.load(Ordering::Acquire);
+        let (start, blocks) = (arena >> BLOCKS_BITS, arena & ((1 << BLOCKS_BITS) - 1));
+        block.wrapping_sub(start) < blocks
+    }
+
+    fn clear(&self) {
+        // Relaxed: who finds the slot free puts its own arena there.
+        self.arena.store(0, Ordering::Relaxed);
+        // Release pairs with the acquire in `add`: what is stored there comes later.
+        self.space.store(null_mut(), Ordering::Release);
+    }
+}
+
+const fn block_of(address: usize) -> u64 {
+    (address >> (PAGE_SHIFT + BLOCK_ORDER)) as u64
+}
+
+impl<const N: usize> Spaces<N> {
+    /// Adds a space, whose arena is `bytes` from `start`, a block's, on; `false` where it has no
+    /// place.
+    fn add(&self, space: *mut Space, start: usize, bytes: usize) -> bool {
+        let blocks = block_of(bytes.next_multiple_of(BLOCK_PAGES << PAGE_SHIFT));
+        assert!(blocks < 1 << BLOCKS_BITS, "no arena is as large");
+        let is_free = |slot: &&Slot| {
+            let (old, new) = (null_mut(), space);
+            // Acquire: see `Slot::clear`.
+            slot.space.compare_exchange(old, new, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        };
+        let Some(slot) = self.0.iter().find(is_free) else { return false };
+        // Release publishes the space.
+        slot.arena.store(block_of(start) << BLOCKS_BITS | blocks, Ordering::Release);
+        true
+    }
+
+    fn remove(&self, space: *mut Space) {
+        // Relaxed: only compared, and stored by this thread or before it knew of the space.
+        let is_its = |slot: &&Slot| slot.space.load(Ordering::Relaxed) == space;
+        self.0.iter().filter(is_its).for_each(Slot::clear);
+    }
+
+    /// The space whose arena an address is in. It stays as long as a mapping is there; of others
+    /// nothing is looked at, for they may be going.
+    fn find(&self, address: usize) -> Option<*mut Space> {
+        let slot = self.0.iter().find(|slot| slot.holds(block_of(address)))?;
+        // Relaxed: the acquire in `holds` has seen it.
+        let space = slot.space.load(Ordering::Relaxed);
+        (!space.is_null()).then_some(space)
+    }
+}
 
 /// Whose the list is: the process's number, twice, and one more once its parent's entries are gone.
 static OWNER: AtomicU64 = AtomicU64::new(0);
@@ -47,12 +118,10 @@ pub(super) fn add(space: &'static Space) -> Result<(), Error> {
     forget_parents();
     buffers::prepare().map_err(failed)?;
     take_over().map_err(failed)?;
+    let mmu = space.space.mmu();
     let place = core::ptr::from_ref(space).cast_mut();
-    let is_free = |slot: &&AtomicPtr<Space>| {
-        // Release publishes the space.
-        slot.compare_exchange(null_mut(), place, Ordering::Release, Ordering::Relaxed).is_ok()
-    };
-    SPACES.iter().find(is_free).map(drop).ok_or_else(|| failed(Errno::NFILE))
+    let is_added = SPACES.add(place, mmu.address(PageNum(0)), mmu.arena_pages() << PAGE_SHIFT);
+    if is_added { Ok(()) } else { Err(failed(Errno::NFILE)) }
 }
 
 /// Drops what a fork has left here of the parent's: its spaces, whose addresses may be somebody
@@ -73,7 +142,7 @@ fn forget_parents() {
         // Relaxed: nothing was done yet.
         if OWNER.compare_exchange(seen, mine, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
             // Relaxed: published below.
-            SPACES.iter().for_each(|slot| slot.store(null_mut(), Ordering::Relaxed));
+            SPACES.0.iter().for_each(Slot::clear);
             buffers::forget_parents();
             OWNER.store(mine | 1, Ordering::Release);
             return;
@@ -83,10 +152,7 @@ fn forget_parents() {
 
 /// Forgets a space, none of whose mappings is left.
 pub(super) fn remove(space: &Space) {
-    let place = core::ptr::from_ref(space).cast_mut();
-    for slot in &SPACES {
-        let _ = slot.compare_exchange(place, null_mut(), Ordering::AcqRel, Ordering::Relaxed);
-    }
+    SPACES.remove(core::ptr::from_ref(space).cast_mut());
 }
 
 /// Installs the handler, once for the process's life.
@@ -124,7 +190,13 @@ extern "C" fn on_sigbus(
     };
     // What another process sends has no address.
     let is_fault = code > 0;
-    if !(is_fault && serve(address, access_of(error))) {
+    // The thread must not notice: a store that reads in place may do so by way of libc.
+    // SAFETY: the thread's own.
+    let errno = unsafe { *libc::__errno_location() };
+    let is_served = is_fault && serve(address, access_of(error));
+    // SAFETY: as above.
+    unsafe { *libc::__errno_location() = errno };
+    if !is_served {
         // SAFETY: as above.
         unsafe { go_on(signal, info, context) };
     }
@@ -144,35 +216,28 @@ const fn access_of(error: i64) -> Access {
 /// Serves a fault; `false` where it is nobody's, or an error. Where it has to wait it does, and the
 /// access is tried again.
 fn serve(address: usize, access: Access) -> bool {
-    for slot in &SPACES {
-        // Acquire pairs with the release in `add`.
-        let space = slot.load(Ordering::Acquire);
-        // SAFETY: a space goes only when no mapping of it is left, and then nobody faults there.
-        let Some(space) = (unsafe { space.as_ref() }) else { continue };
-        let mmu = space.space.mmu();
-        if !mmu.holds(address) {
-            continue;
+    let Some(space) = SPACES.find(address) else { return false };
+    // SAFETY: a space goes only when no mapping of it is left, and the fault is in its arena.
+    let space = unsafe { &*space };
+    let mmu = space.space.mmu();
+    let page = mmu.page(address);
+    let since = Moment::now();
+    // Before the look: an answer that comes in between is not missed.
+    let seen = mmu.answers(page);
+    let outcome = match space.object_fault(page, access, since, None) {
+        Some(outcome) => Some(outcome),
+        None => private_fault(space, page, access, since),
+    };
+    match outcome {
+        Some(Outcome::Served | Outcome::Spurious) => true,
+        Some(Outcome::Parked) => {
+            mmu.wait_for_answer(page, seen);
+            true
         }
-        let page = mmu.page(address);
-        let since = Moment::now();
-        // Before the look: an answer that comes in between is not missed.
-        let seen = mmu.answers(page);
-        let outcome = match space.object_fault(page, access, since, None) {
-            Some(outcome) => Some(outcome),
-            None => private_fault(space, page, access, since),
-        };
-        match outcome {
-            Some(Outcome::Served | Outcome::Spurious) => return true,
-            Some(Outcome::Parked) => {
-                mmu.wait_for_answer(page, seen);
-                return true;
-            }
-            Some(Outcome::NoVma | Outcome::Poisoned | Outcome::Unfilled) => return false,
-            // While its VMA is being changed a lookup may find none: then it is tried again.
-            None => return space.is_mapping_at(page),
-        }
+        Some(Outcome::NoVma | Outcome::Poisoned | Outcome::Unfilled) => false,
+        // While its VMA is being changed a lookup may find none: then it is tried again.
+        None => space.is_mapping_at(page),
     }
-    false
 }
 
 /// Serves a fault on a private copy. The buffers are given back before anybody waits.
@@ -210,5 +275,30 @@ unsafe fn go_on(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut l
                 unsafe { core::mem::transmute::<usize, extern "C" fn(libc::c_int)>(handler) };
             handler(signal);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BLOCK: usize = BLOCK_PAGES << PAGE_SHIFT;
+
+    #[test]
+    fn a_fault_in_one_space_does_not_look_at_another_that_may_be_going() {
+        let spaces = Spaces([const { Slot::empty() }; 2]);
+        // No more than numbers: to look at one of them is a crash.
+        let [first, second, third] =
+            [8usize, 16, 24].map(std::ptr::without_provenance_mut::<Space>);
+        assert!(spaces.add(first, 64 * BLOCK, 2 * BLOCK));
+        assert!(spaces.add(second, 66 * BLOCK, BLOCK + 1));
+        assert!(!spaces.add(third, 80 * BLOCK, BLOCK), "there is no room");
+        let found = |block: usize, bytes: usize| spaces.find(block * BLOCK + bytes);
+        assert_eq!((found(64, 0), found(65, BLOCK - 1)), (Some(first), Some(first)));
+        assert_eq!((found(66, 0), found(67, 0)), (Some(second), Some(second)));
+        assert_eq!((found(63, BLOCK - 1), found(68, 0), found(0, 0)), (None, None, None));
+        spaces.remove(first);
+        assert!(spaces.add(third, 80 * BLOCK, BLOCK));
+        assert_eq!((found(64, 0), found(66, 0), found(80, 9)), (None, Some(second), Some(third)));
     }
 }

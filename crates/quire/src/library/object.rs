@@ -534,7 +534,8 @@ impl Object {
     /// Treats the page at a byte as one whose memory has failed: its bytes are gone from the cache,
     /// an access to it is a SIGBUS in every mapping, and `read_at` is [`Error::Poisoned`], until
     /// [`Self::unpoison`] gives it up, or the object is cut before it. What was written to it and
-    /// not yet to the store is lost; flushes are told so. A pinned page goes as well.
+    /// not yet to the store is lost; flushes are told so. A pinned page goes as well, and stays bad
+    /// until it is let go.
     /// `false` where there is no such page.
     ///
     /// # Errors
@@ -546,7 +547,7 @@ impl Object {
     }
 
     /// Gives the poisoned pages of a range up: from now on they have what the store has, which may
-    /// be older than what was lost. Returns how many bytes.
+    /// be older than what was lost. Returns how many bytes. Pinned ones must be let go of first.
     pub fn unpoison(&self, bytes: Range<u64>) -> usize {
         self.objects().unpoison(self.engine(), pages_of(bytes)) * PAGE_SIZE
     }

@@ -228,13 +228,6 @@ impl Userfaultfd {
         self.arena.as_ptr() as usize + (page.index() << PAGE_SHIFT)
     }
 
-    /// Whether an address is the arena's.
-    #[must_use]
-    pub fn holds(&self, address: usize) -> bool {
-        let start = self.arena.as_ptr() as usize;
-        (start..start + self.arena_bytes()).contains(&address)
-    }
-
     /// The page that holds an address of the arena.
     #[inline]
     #[must_use]

@@ -66,6 +66,7 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// Gives poisoned pages up: what the store has is read at the next access. Returns how many.
+    /// Those that are pinned stay as they are: who pinned them was promised the page that is gone.
     pub fn unpoison(&self, object: &Object, pages: ObjectRange) -> usize {
         let mut count = 0;
         for page in pages.intersect(object.range()).pages() {
@@ -75,7 +76,7 @@ impl<M: ObjectMmu> Objects<M> {
             }
             let old = self.lock_settled(object, page);
             let mut after = old;
-            if old.state() == State::Poisoned {
+            if old.state() == State::Poisoned && !object.is_pinned(page) {
                 self.unpoison_everywhere(object, ObjectRange::new(page, 1));
                 after = Object::GONE;
                 count += 1;

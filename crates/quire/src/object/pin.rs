@@ -24,12 +24,13 @@
 //! | MLOCKED | at least one |
 //! | MLOCKED, PINNED, DIRTY | at least one for write |
 //!
-//! A page whose memory fails loses its flags, and keeps its count until it is
-//! let go.
+//! A page whose memory fails loses its flags, and keeps its count until it is let go: until then it
+//! can neither be given up ([`Objects::unpoison`]) nor cut off, and what is cached has the flags
+//! that its count stands for.
 //!
 //! # A cut through a pinned page
 //!
-//! is refused. Who cuts says so first and then takes each page's lock; who pins looks for a cut
+//! is refused, bad as it may be. Who cuts says so first and then takes each page's lock; who pins looks for a cut
 //! under that lock. So either the cut finds the pin, or the pin waits for the cut's end, and finds
 //! the new one.
 //!
@@ -160,6 +161,11 @@ impl Pins {
 impl Object {
     fn pins(&self, page: ObjectPage) -> Count<'_> {
         Count(&self.pins[page.index()])
+    }
+
+    /// Whether a locked page is pinned, be its memory bad or not.
+    pub(super) fn is_pinned(&self, page: ObjectPage) -> bool {
+        self.pins(page).all() > 0
     }
 }
 

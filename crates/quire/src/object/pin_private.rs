@@ -118,6 +118,24 @@ impl<M: ObjectMmu> Objects<M> {
         }
     }
 
+    /// A private mapping is at another place, or shorter, with pins that were never let go: those of
+    /// pages that are still there have gone with them, as the flags in their words have.
+    pub(super) fn move_private_pins(&self, from: PageRange, to: PageRange) {
+        // Relaxed, all of it: nobody pins what is being changed.
+        if self.pins.private_pages.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let kept = from.len().min(to.len());
+        if from.start != to.start {
+            let counts = &self.pins.privates;
+            for (from, to) in from.pages().zip(to.pages()) {
+                let count = counts[from.index()].swap(0, Ordering::Relaxed);
+                counts[to.index()].store(count, Ordering::Relaxed);
+            }
+        }
+        self.forget_private_pins(PageRange { start: from.start.add(kept), end: from.end });
+    }
+
     /// A private mapping goes, with pins that were never let go.
     pub(super) fn forget_private_pins(&self, range: PageRange) {
         // Relaxed: nobody pins what is being unmapped.

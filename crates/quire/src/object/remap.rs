@@ -191,6 +191,7 @@ impl<M: ObjectMmu> Objects<M> {
         self.space.set_pattern(layout, range, attributes.pattern)?;
         let start = self.space.remap(layout, range, pages, placement)?;
         let target = PageRange::new(start, pages);
+        self.move_private_pins(range, target);
         if start != range.start {
             let backing = attributes.backing;
             let delta = backing.delta.wrapping_add(range.start.0).wrapping_sub(start.0);

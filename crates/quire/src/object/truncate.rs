@@ -125,9 +125,11 @@ impl<M: ObjectMmu> Objects<M> {
                 at = ObjectPage((at.0 | 511) + 1);
                 continue;
             }
-            let old = self.lock_settled(object, at);
+            let _ = self.lock_settled(object, at);
+            // Not by its flags, which a page whose memory has failed does not have.
+            let is_pinned = object.is_pinned(at);
             self.space.unlock_word(object.word(at));
-            if old.has(Flags::MLOCKED) {
+            if is_pinned {
                 return Err(Errno::BUSY);
             }
             at = at.add(1);
