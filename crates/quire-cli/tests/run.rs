@@ -248,7 +248,7 @@ fn the_cgroup_goes_with_the_run_and_a_killed_runs_with_the_next() {
     let supervisor = Supervisor::start(&["sleep", "60"]);
     let program = supervisor.program();
     let cgroup = cgroup_of(program).expect("a cgroup, as before");
-    drop(supervisor);
+    supervisor.kill_alone();
     eventually("the program's sleep, without its supervisor", || {
         (state(program) == Some('S')).then_some(())
     });

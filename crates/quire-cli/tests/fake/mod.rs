@@ -79,7 +79,7 @@ pub fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// A running supervisor, killed with the test.
+/// A running supervisor, ended with the test.
 pub struct Supervisor(pub Child);
 
 impl Supervisor {
@@ -109,8 +109,26 @@ impl Supervisor {
     }
 }
 
+impl Supervisor {
+    /// Kills it, and not its program.
+    pub fn kill_alone(mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
 impl Drop for Supervisor {
+    /// Ends the program, so that the run ends as runs do, and leaves nothing behind.
     fn drop(&mut self) {
+        let pid = self.pid();
+        let end = Instant::now() + Duration::from_secs(10);
+        while matches!(self.0.try_wait(), Ok(None)) && Instant::now() < end {
+            let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+            for child in children.unwrap_or_default().split_whitespace() {
+                let _ = Command::new("kill").args(["-s", "KILL", "--", child]).status();
+            }
+            sleep(Duration::from_millis(5));
+        }
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
