@@ -10,9 +10,10 @@ use quire::units::PAGE_SIZE;
 use crate::size::Human;
 use crate::supervisor::{Account, Death};
 
-/// Writes a line to stderr. A program's stderr may be gone or full; that must not end the run.
+/// Writes a line to stderr, in one piece: the program writes there too. Its stderr may be gone or
+/// full; that must not end the run.
 pub fn say(line: &str) {
-    let _ = writeln!(io::stderr(), "quire: {line}");
+    let _ = io::stderr().write_all(format!("quire: {line}\n").as_bytes());
 }
 
 /// A run that has ended.
