@@ -2,73 +2,25 @@
 //! slot for the next member, and a fault is timed as what it was.
 
 mod common;
+#[path = "common/raw_thread.rs"]
+mod raw_thread;
 
 use std::os::fd::AsFd;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::time::Instant;
 
 use common::{Machine, Tree, control};
 use quire::budget::Budget;
 use quire::control::shard::ENGINE_SHARDS;
 use quire::control::{
-    CONTROL_BYTES, Control, Event, FAULT_BUCKETS, FaultKind, Member, TRACES, Trace, TraceRing,
-    Tracepoint,
+    CONTROL_BYTES, Control, Event, FAULT_BUCKETS, FaultKind, TRACES, Trace, TraceRing, Tracepoint,
 };
 use quire::fault::Access;
 use quire::mmu::Mmu;
 use quire::page::State;
 use quire::space::ThreadId;
-use quire::sys::clock::Moment;
-use quire::sys::thread::{self, Files, Place, SignalsBlocked};
 use quire::units::{PAGE_SIZE, PageNum, PageRange};
-
-/// A thread as the engine's are, and what it does.
-struct Raw {
-    member: *const Member,
-    times: u64,
-    /// Nanoseconds that it took; what is waited for.
-    took_ns: AtomicU64,
-}
-
-/// Uses nothing of libc's, as it must not: no thread-local, no allocation.
-extern "C" fn count_and_end(raw: usize) -> ! {
-    // SAFETY: `run` waits for it.
-    let raw = unsafe { &*(raw as *const Raw) };
-    // SAFETY: control pages of tests are never unmapped.
-    let member = unsafe { &*raw.member };
-    let start = Moment::now();
-    for _ in 0..raw.times {
-        member.count(Event::Pswpin, 1);
-    }
-    member.count_fault_time(FaultKind::Limbo, 1500);
-    // Release pairs with the acquire in `join`. No 0: that is "not yet".
-    raw.took_ns.store(start.elapsed_ns() | 1, Ordering::Release);
-    thread::exit_thread()
-}
-
-impl Raw {
-    fn new(member: &Member, times: u64) -> Raw {
-        Raw { member, times, took_ns: AtomicU64::new(0) }
-    }
-
-    fn start(&self, number: usize) {
-        let place = Place::new(number).unwrap();
-        let _signals = SignalsBlocked::new();
-        let argument = std::ptr::from_ref(self) as usize;
-        // SAFETY: the place is new and never unmapped, and `join` keeps `self`.
-        unsafe { place.spawn(Files::Shared, count_and_end, argument) }.unwrap();
-    }
-
-    fn join(&self) -> u64 {
-        loop {
-            match self.took_ns.load(Ordering::Acquire) {
-                0 => std::thread::sleep(std::time::Duration::from_millis(1)),
-                ns => return ns,
-            }
-        }
-    }
-}
+use raw_thread::Raw;
 
 fn tree() -> &'static Control {
     // SAFETY: never unmapped.
@@ -348,84 +300,4 @@ fn no_reader_takes_a_trace_that_was_written_by_two() {
         let found = ring.read(position);
         assert!(found.is_none_or(|found| found == trace(found.time_ns)));
     }
-}
-
-/// Least of many short runs, in nanoseconds: what else the machine does drops out.
-fn least_ns(act: impl Fn(u64)) -> f64 {
-    const TIMES: u64 = 20_000;
-    let start = Instant::now();
-    let mut least = f64::MAX;
-    while start.elapsed().as_millis() < 500 {
-        let start = Instant::now();
-        (0..TIMES).for_each(&act);
-        least = least.min(start.elapsed().as_nanos() as f64 / TIMES as f64);
-    }
-    least
-}
-
-/// What it takes two threads that do it at once, each for itself: of many short runs that begin
-/// together the median, as the least is of two that missed each other.
-fn median_ns_of_two(act: impl Fn(u64) + Sync) -> f64 {
-    const TIMES: u64 = 20_000;
-    const RUNS: usize = 501;
-    let ready = AtomicU32::new(0);
-    let runs = || {
-        let run = |at: usize| {
-            // Spins: who sleeps here comes when the other has finished.
-            ready.fetch_add(1, Ordering::SeqCst);
-            while ready.load(Ordering::SeqCst) < 2 * (at as u32 + 1) {
-                std::hint::spin_loop();
-            }
-            let start = Instant::now();
-            (0..TIMES).for_each(&act);
-            start.elapsed().as_nanos() as f64 / TIMES as f64
-        };
-        let mut all: Vec<f64> = (0..RUNS).map(run).collect();
-        all.sort_by(f64::total_cmp);
-        all[RUNS / 2]
-    };
-    std::thread::scope(|scope| {
-        let other = scope.spawn(runs);
-        f64::midpoint(runs(), other.join().unwrap())
-    })
-}
-
-/// Prints a table; `cargo test --release -p quire --test counters -- --ignored --nocapture`.
-#[test]
-#[ignore = "measures, and wants a machine of its own and a release build"]
-fn what_it_costs_to_count() {
-    let member = &tree().members[0];
-    let shared = [const { AtomicU64::new(0) }; 8];
-    let add = |at: u64| {
-        shared[at as usize % 4].fetch_add(1, Ordering::Relaxed);
-    };
-    let count = |_: u64| member.count(Event::Pgfault, 1);
-    let note = |at: u64| member.count_fault_time(FaultKind::Fresh, at);
-    println!(
-        "one array of atomics: {:.1} ns, two threads {:.1}",
-        least_ns(add),
-        median_ns_of_two(add)
-    );
-    let counted = least_ns(count);
-    println!("any thread: {counted:.1} ns, two threads {:.1}", median_ns_of_two(count));
-    println!("a time, any thread: {:.1} ns", least_ns(note));
-    let of_engine = |numbers: &[usize]| {
-        let raws: Vec<_> = numbers.iter().map(|_| Raw::new(member, 10_000_000)).collect();
-        raws.iter().zip(numbers).for_each(|(raw, &number)| raw.start(number));
-        raws.iter().map(|raw| raw.join() as f64 / raw.times as f64).fold(f64::MAX, f64::min)
-    };
-    let least = |numbers: &[usize]| (0..8).map(|_| of_engine(numbers)).fold(f64::MAX, f64::min);
-    let own = least(&[0]);
-    println!("engine's thread: {own:.1} ns, two threads {:.1}", least(&[0, 1]));
-    let clock = least_ns(|_| {
-        std::hint::black_box(Moment::now().elapsed_ns());
-    });
-    println!("both ends of a time: {clock:.1} ns");
-    let kernel = least_ns(|_| {
-        std::hint::black_box(quire::sys::monotonic_ns());
-    });
-    println!("the kernel's clock, once: {kernel:.1} ns");
-    let ring = &tree().traces[0];
-    println!("a trace: {:.1} ns", least_ns(|at| ring.push(&trace(at))));
-    assert!(own < counted, "a thread of the engine counts for less than any other");
 }

@@ -83,13 +83,6 @@ impl Way {
     }
 }
 
-impl Outcome {
-    /// Whether there is nothing more to do for it.
-    const fn is_finished(self) -> bool {
-        matches!(self, Outcome::Served | Outcome::Spurious)
-    }
-}
-
 impl<M: Mmu> AddressSpace<M> {
     /// Whether faults try without the space's lock first.
     fn speculates(&self) -> bool {
@@ -109,12 +102,7 @@ impl<M: Mmu> AddressSpace<M> {
         if self.speculates() {
             let before = Taken::now();
             match attempt(Way::Speculative) {
-                Ok(outcome) => {
-                    if outcome.is_finished() {
-                        self.count_finished(Way::Speculative);
-                    }
-                    return outcome;
-                }
+                Ok(outcome) => return self.ended(outcome, Way::Speculative),
                 Err(Doubt { why, range }) => {
                     before.check_given_back();
                     self.trace(why, page, range, self.known(thread));
@@ -135,16 +123,19 @@ impl<M: Mmu> AddressSpace<M> {
             let served = attempt(way);
             drop(shared);
             match served {
-                Ok(outcome) => {
-                    if outcome.is_finished() {
-                        self.count_finished(way);
-                    }
-                    return outcome;
-                }
+                Ok(outcome) => return self.ended(outcome, way),
                 // What the page holds has changed, or, of one who is exempt, the layout.
                 Err(_) => self.mmu.step(),
             }
         }
+    }
+
+    /// What became of a fault, counted where nothing more is to be done for it.
+    fn ended(&self, outcome: Outcome, way: Way) -> Outcome {
+        if matches!(outcome, Outcome::Served | Outcome::Spurious) {
+            self.count_finished(way);
+        }
+        outcome
     }
 
     /// Counts a fault that is finished, or is only waiting for bytes now.

@@ -80,11 +80,15 @@ impl<M: ObjectMmu> Objects<M> {
         scratch: &mut Scratch,
     ) -> Outcome {
         self.space.budget().count(Event::Pgfault, 1);
-        let mut kind = self.space.kind_of_fault(page, access);
+        let mut kind = FaultKind::Object;
         let outcome = self.space.serve(thread, page, |way| {
-            match self.space.find_vma(page).map(|vma| vma.attributes.kind) {
+            let of = self.space.find_vma(page).map(|vma| vma.attributes.kind);
+            kind = match of {
+                Some(Kind::Object) => FaultKind::Object,
+                _ => self.space.kind_of_fault(page, access),
+            };
+            match of {
                 Some(Kind::Object) => {
-                    kind = FaultKind::Object;
                     self.try_object_fault(page, access, way, &mut kind, Some(&mut *scratch))
                 }
                 Some(Kind::Private) => self.try_private_fault(page, access, way, scratch),
