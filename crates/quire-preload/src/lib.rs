@@ -28,6 +28,7 @@
 
 mod fork;
 mod heap;
+mod limit;
 mod lock;
 mod map;
 mod next;

@@ -6,6 +6,7 @@
 #include <setjmp.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 #include "check.h"
 
@@ -366,6 +367,29 @@ static void kinds(void) {
   CHECK(munmap(low, 4 * P) == 0);
 }
 
+/* A limit holds from the call on that sets it, and no longer. */
+static void limits(void) {
+  const size_t much = (size_t)2 << 30;
+  struct rlimit before, low;
+  CHECK(getrlimit(RLIMIT_AS, &before) == 0);
+  low = before;
+  low.rlim_cur = (rlim_t)1 << 30;
+  for (int round = 0; round < 4; round++) {
+    char* p = mmap(NULL, much, RW, ANON | MAP_NORESERVE, -1, 0);
+    CHECK(p != MAP_FAILED && munmap(p, much) == 0);
+    CHECK((round % 2 ? setrlimit(RLIMIT_AS, &low) : prlimit(0, RLIMIT_AS, &low, NULL)) == 0);
+    errno = 0;
+    CHECK(mmap(NULL, much, RW, ANON | MAP_NORESERVE, -1, 0) == MAP_FAILED && errno == ENOMEM);
+    struct rlimit now;
+    CHECK((round % 2 ? prlimit(0, RLIMIT_AS, &before, &now) : setrlimit(RLIMIT_AS, &before)) == 0);
+    CHECK(round % 2 == 0 || now.rlim_cur == low.rlim_cur);
+  }
+  errno = 0;
+  low.rlim_cur = before.rlim_max;
+  low.rlim_max = 0;
+  CHECK(setrlimit(RLIMIT_AS, &low) == -1 && errno == EINVAL);
+}
+
 int main(int argc, char** argv) {
   struct sigaction action = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO};
   CHECK(sigaction(SIGSEGV, &action, NULL) == 0 && sigaction(SIGBUS, &action, NULL) == 0);
@@ -374,7 +398,7 @@ int main(int argc, char** argv) {
   static const struct { const char* name; void (*run)(void); } parts[] = {
     {"map_and_unmap", map_and_unmap}, {"refusals", refusals}, {"protection", protection},
     {"made_executable", made_executable}, {"advice", advice}, {"fixed", fixed}, {"moved", moved},
-    {"residency", residency}, {"kinds", kinds},
+    {"residency", residency}, {"kinds", kinds}, {"limits", limits},
   };
   /* All of them, or those that are named, in the order of their names. */
   if (argc < 2)

@@ -68,18 +68,20 @@ impl Process {
         })
     }
 
-    /// RLIMIT_AS as the program means it: the arena was reserved before it could set one, so the
-    /// kernel would not refuse. Asked on an engine thread, for the program's filter of system calls
-    /// may not expect it; and for large pieces only, to spare the others the two switches.
+    /// Holds large pieces against RLIMIT_AS; small ones are spared the question.
     fn check_address_limit(&self, pages: usize) -> Result<(), Errno> {
         if pages < LIMITED_PAGES_MIN {
             return Ok(());
         }
-        let limit = self.on_errand(|_| getrlimit(Resource::As).current);
-        let member = self.space.budget().member();
-        let managed = member.managed_pages.load(Ordering::Relaxed);
+        let managed = self.space.budget().member().managed_pages.load(Ordering::Relaxed);
         let bytes = (managed + pages as u64) << PAGE_SHIFT;
-        if limit.is_some_and(|limit| bytes > limit) { Err(Errno::NOMEM) } else { Ok(()) }
+        let ask = || self.on_errand(|_| getrlimit(Resource::As).current);
+        if self.address_limit.allows(bytes, ask) { Ok(()) } else { Err(Errno::NOMEM) }
+    }
+
+    /// The program has changed a limit of its own, or of another process.
+    pub fn limits_changed(&self) {
+        self.address_limit.forget();
     }
 
     /// mmap of private anonymous memory, without MAP_FIXED.

@@ -8,6 +8,7 @@ mod fork;
 mod gate;
 mod join;
 mod layout;
+mod limit;
 mod threads;
 
 use core::fmt::Write;
@@ -19,6 +20,7 @@ use rustix::process::{Resource, getrlimit};
 pub use self::fork::ForkGuard;
 use self::gate::Gate;
 use self::join::{Joined, SocketName};
+use self::limit::AddressLimit;
 use self::threads::Threads;
 use crate::budget::Budget;
 use crate::mmu::userfaultfd::Userfaultfd;
@@ -41,6 +43,7 @@ pub struct Process {
     pub(crate) space: AddressSpace<Userfaultfd>,
     gate: Gate,
     threads: Threads,
+    address_limit: AddressLimit,
     name: SocketName,
     /// Descriptors of the engine's threads: only their table has them.
     connection: AtomicI32,
@@ -109,6 +112,7 @@ fn try_start() -> Result<Option<&'static Process>, StartError> {
             .map_err(failed("reserve the page tables"))?,
         gate: Gate::new(),
         threads: Threads::new(cpus, has_file).map_err(failed("map the threads' stacks"))?,
+        address_limit: AddressLimit::default(),
         name,
         connection: AtomicI32::new(descriptors.connection),
         swap_file: AtomicI32::new(descriptors.swap_file.unwrap_or(-1)),
