@@ -12,12 +12,18 @@
 //! Lock: one mutex over the bitmaps and the lists, held for bit operations only, under a page
 //! lock or under nothing.
 
+mod bits;
+mod limbo;
+
+use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
 use rustix_futex_sync::{Mutex, MutexGuard};
 
+use self::bits::{longest_run, set};
+pub use self::limbo::QueueEnd;
 use crate::mmu::{FrameId, FrameRun};
 use crate::sys::{Errno, memory::Table};
-use crate::units::{BLOCK_ORDER, BLOCK_PAGES, PageNum};
-use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use crate::units::{BLOCK_ORDER, BLOCK_PAGES};
 
 const WORDS: usize = BLOCK_PAGES / 64;
 const NIL: u32 = u32::MAX;
@@ -53,15 +59,6 @@ struct Window {
     /// Whether it is on the list of windows that had free frames.
     listed: bool,
     next_free: u32,
-}
-
-/// Where a window goes that still has pages in limbo.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum QueueEnd {
-    /// Next in turn: work on it only stopped.
-    Oldest,
-    /// Behind all others: what is left in it cannot go now.
-    Youngest,
 }
 
 /// A table entry behind the pool's mutex.
@@ -173,48 +170,6 @@ impl Lists<'_> {
             self.heads.empty = index;
         }
     }
-}
-
-fn set(bits: &mut [u64; WORDS], at: usize, len: usize, value: bool) {
-    for bit in at..at + len {
-        let mask = 1u64 << (bit % 64);
-        if value {
-            bits[bit / 64] |= mask;
-        } else {
-            bits[bit / 64] &= !mask;
-        }
-    }
-}
-
-fn is_set(bits: &[u64; WORDS], at: usize) -> bool {
-    bits[at / 64] >> (at % 64) & 1 != 0
-}
-
-/// The first run of up to `most` set bits that is the longest, or long enough.
-fn longest_run(bits: &[u64; WORDS], most: usize) -> (usize, usize) {
-    let mut best = (0, 0);
-    let mut at = 0;
-    while at < BLOCK_PAGES {
-        if bits[at / 64] >> (at % 64) == 0 {
-            at = (at / 64 + 1) * 64;
-            continue;
-        }
-        if !is_set(bits, at) {
-            at += 1;
-            continue;
-        }
-        let start = at;
-        while at < BLOCK_PAGES && at - start < most && is_set(bits, at) {
-            at += 1;
-        }
-        if at - start > best.1 {
-            best = (start, at - start);
-            if best.1 == most {
-                break;
-            }
-        }
-    }
-    best
 }
 
 fn window_of(frame: FrameId) -> (u32, usize) {
@@ -359,125 +314,6 @@ impl FramePool {
         lists.queue(index);
     }
 
-    /// Notes whose page a taken place holds now, and the pool copy that came with it (0: none).
-    /// [`Self::enter_limbo`] follows, before the owner is unlocked.
-    pub fn set_owner(&self, frame: FrameId, owner: PageNum, copy: u32) {
-        // Relaxed: read under the owner's page lock, which is held now.
-        self.owners[frame.0 as usize].store(owner.0, Ordering::Relaxed);
-        self.copies[frame.0 as usize].store(copy, Ordering::Relaxed);
-    }
-
-    /// Says what became of taken places after a move out: those for which `is_filled` says so are
-    /// in limbo, the others are holes again.
-    pub fn enter_limbo(&self, run: FrameRun, is_filled: impl Fn(usize) -> bool) {
-        let (index, start) = window_of(run.start);
-        let mut lists = self.lists();
-        let window = lists.window(index);
-        let mut filled = 0;
-        for at in (0..run.len).filter(|&at| is_filled(at)) {
-            set(&mut window.limbo, start + at, 1, true);
-            filled += 1;
-        }
-        window.limbo_count += filled as u32;
-        window.taken_count -= run.len as u32;
-        let is_unlisted = window.phase == Phase::Spent && filled > 0;
-        self.limbo.fetch_add(filled, Ordering::Relaxed);
-        if is_unlisted {
-            // The queue had done with the window before these pages came.
-            lists.queue(index);
-        }
-        lists.retire_if_empty(index);
-    }
-
-    /// Takes frames out of limbo; the caller holds their owners' page locks.
-    pub fn leave_limbo(&self, run: FrameRun) {
-        let (index, start) = window_of(run.start);
-        let mut lists = self.lists();
-        let window = lists.window(index);
-        debug_assert!((start..start + run.len).all(|at| is_set(&window.limbo, at)));
-        set(&mut window.limbo, start, run.len, false);
-        window.limbo_count -= run.len as u32;
-        window.taken_count += run.len as u32;
-        self.limbo.fetch_sub(run.len, Ordering::Relaxed);
-    }
-
-    /// The pool copy that a page in limbo brought along, 0 for none.
-    pub fn copy_of(&self, frame: FrameId) -> u32 {
-        self.copies[frame.0 as usize].load(Ordering::Relaxed)
-    }
-
-    /// The page whose content a frame in limbo holds (or held: check under its lock).
-    pub fn owner_of(&self, frame: FrameId) -> PageNum {
-        PageNum(self.owners[frame.0 as usize].load(Ordering::Relaxed))
-    }
-
-    /// The oldest window in limbo, taken from the queue. Where only the open window is left, that.
-    pub fn oldest_window(&self) -> Option<u32> {
-        let mut lists = self.lists();
-        if lists.heads.limbo_first == NIL {
-            let open = lists.heads.open;
-            if open == NIL || lists.window(open).limbo_count == 0 {
-                return None;
-            }
-            Self::queue_open(&mut lists);
-        }
-        let index = lists.heads.limbo_first;
-        let next = lists.window(index).next;
-        lists.heads.limbo_first = next;
-        if next == NIL {
-            lists.heads.limbo_last = NIL;
-        }
-        lists.window(index).phase = Phase::Draining;
-        lists.heads.queued -= 1;
-        Some(index)
-    }
-
-    /// Windows in the queue.
-    pub fn queued_windows(&self) -> usize {
-        self.lists().heads.queued
-    }
-
-    /// Queues the window that is being filled, if anything is in it.
-    pub fn close_window(&self) -> bool {
-        let mut lists = self.lists();
-        let open = lists.heads.open;
-        let has_any = open != NIL && lists.window(open).limbo_count > 0;
-        if has_any {
-            Self::queue_open(&mut lists);
-        }
-        has_any
-    }
-
-    /// Ends work on a window that [`Self::oldest_window`] gave: what is still in limbo there is
-    /// queued again, at `end`.
-    pub fn return_window(&self, index: u32, end: QueueEnd) {
-        let mut lists = self.lists();
-        debug_assert_eq!(lists.window(index).phase, Phase::Draining);
-        if lists.window(index).limbo_count == 0 {
-            lists.window(index).phase = Phase::Spent;
-            lists.retire_if_empty(index);
-            return;
-        }
-        match end {
-            QueueEnd::Oldest => {
-                lists.heads.queued += 1;
-                let first = core::mem::replace(&mut lists.heads.limbo_first, index);
-                let window = lists.window(index);
-                window.phase = Phase::Queued;
-                window.next = first;
-                if first == NIL {
-                    lists.heads.limbo_last = index;
-                }
-            }
-            QueueEnd::Youngest => lists.queue(index),
-        }
-    }
-
-    /// The frames of a window that are in limbo just now, as bits.
-    pub fn limbo_bits(&self, index: u32) -> [u64; WORDS] {
-        self.lists().window(index).limbo
-    }
-
     /// Checks the books against themselves (I5: every place is in one state).
     #[cfg(any(test, debug_assertions))]
     pub fn check(&self) {
@@ -513,95 +349,4 @@ impl FramePool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn evict(pool: &FramePool, len: usize) -> FrameId {
-        let frame = pool.take_holes(len).unwrap();
-        for at in 0..len {
-            pool.set_owner(frame.add(at), PageNum(at as u64), 0);
-        }
-        pool.enter_limbo(FrameRun { start: frame, len }, |_| true);
-        frame
-    }
-
-    #[test]
-    fn limbo_is_first_in_first_out_by_window() {
-        let pool = FramePool::new(4 * BLOCK_PAGES).unwrap();
-        let first = evict(&pool, 512);
-        evict(&pool, 512);
-        let window = pool.oldest_window().unwrap();
-        assert_eq!(window, first.0 >> BLOCK_ORDER);
-        pool.leave_limbo(FrameRun { start: first, len: 512 });
-        pool.put(FrameRun { start: first, len: 512 });
-        pool.return_window(window, QueueEnd::Youngest);
-        assert_eq!((pool.free(), pool.limbo()), (512, 512));
-        pool.check();
-    }
-
-    #[test]
-    fn a_window_whose_frames_have_left_is_used_again() {
-        let pool = FramePool::new(2 * BLOCK_PAGES).unwrap();
-        for _ in 0..10 {
-            let frame = evict(&pool, 300);
-            let window = pool.oldest_window().unwrap();
-            pool.leave_limbo(FrameRun { start: frame, len: 300 });
-            pool.put(FrameRun { start: frame, len: 300 });
-            pool.return_window(window, QueueEnd::Youngest);
-            let mut left = 300;
-            while left > 0 {
-                let run = pool.take(left).unwrap();
-                pool.consume(run);
-                left -= run.len;
-            }
-            pool.check();
-        }
-        assert!(pool.take(1).is_none());
-    }
-
-    #[test]
-    fn a_window_that_empties_while_it_is_drained_is_not_opened_until_it_comes_back() {
-        let pool = FramePool::new(2 * BLOCK_PAGES).unwrap();
-        let frame = evict(&pool, 10);
-        let window = pool.oldest_window().unwrap();
-        let run = FrameRun { start: frame, len: 10 };
-        // Faults take every page of it back meanwhile.
-        pool.leave_limbo(run);
-        pool.consume(run);
-        assert_ne!(evict(&pool, 10).0 >> BLOCK_ORDER, window);
-        pool.return_window(window, QueueEnd::Youngest);
-        pool.check();
-    }
-
-    #[test]
-    fn pages_that_enter_limbo_after_their_window_left_the_queue_are_queued() {
-        let pool = FramePool::new(4 * BLOCK_PAGES).unwrap();
-        let late = pool.take_holes(10).unwrap();
-        evict(&pool, 512);
-        let window = pool.oldest_window().unwrap();
-        assert_eq!(window, late.0 >> BLOCK_ORDER);
-        pool.return_window(window, QueueEnd::Youngest);
-        pool.enter_limbo(FrameRun { start: late, len: 10 }, |_| true);
-        pool.check();
-    }
-
-    #[test]
-    fn nothing_is_taken_where_nothing_is_wanted() {
-        let pool = FramePool::new(BLOCK_PAGES).unwrap();
-        let start = evict(&pool, 10);
-        let run = FrameRun { start, len: 10 };
-        pool.leave_limbo(run);
-        pool.put(run);
-        assert!(pool.take(0).is_none());
-        assert_eq!(pool.free(), 10);
-    }
-
-    #[test]
-    fn the_longest_run_is_found_across_words() {
-        let mut bits = [0; WORDS];
-        set(&mut bits, 3, 5, true);
-        set(&mut bits, 60, 70, true);
-        assert_eq!(longest_run(&bits, 512), (60, 70));
-        assert_eq!(longest_run(&bits, 4), (3, 4));
-    }
-}
+mod tests;
