@@ -26,6 +26,28 @@ import threading
 threading.Thread(target=threading.Event().wait, daemon=True).start()
 while True: data = [bytes([i]) * (1 << 20) for i in range(60)]
 """
+# Lays this very file over the middle of memory that is managed, and unmaps it again.
+OVERLAY = """
+import ctypes, mmap, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
+libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+RW, SIZE, PAGE = mmap.PROT_READ | mmap.PROT_WRITE, 1 << 20, 4096
+MAP_FIXED = 16
+file = os.open(sys.argv[1], os.O_RDONLY)
+place = libc.mmap(None, SIZE, RW, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+ctypes.memset(place, 7, SIZE)
+for _ in range(3):
+    at = libc.mmap(place + 8 * PAGE, PAGE, mmap.PROT_READ, mmap.MAP_SHARED | MAP_FIXED, file, 0)
+    assert at == place + 8 * PAGE, ctypes.get_errno()
+    assert ctypes.string_at(at, 100) == os.pread(file, 100, 0)
+    assert ctypes.string_at(at - PAGE, PAGE) == ctypes.string_at(at + PAGE, PAGE) == bytes([7]) * PAGE
+    at = libc.mmap(at, PAGE, RW, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_FIXED, -1, 0)
+    assert ctypes.string_at(at, PAGE) == bytes(PAGE)
+assert libc.munmap(place, SIZE) == 0
+print("laid over")
+"""
 
 
 def demand(condition, what):
@@ -90,6 +112,16 @@ def counting_stat(context):
     total = sum(float(line["counter-value"]) for line in lines)
     faults = json.loads(context.stats.read_text())["pgfault"]
     demand(total == faults, f"{total} in intervals, {faults} in all")
+
+
+@case("counting-unmanaged")
+def counting_unmanaged(context):
+    """A file laid over managed memory is the kernel's to serve, and counted as what it is."""
+    program = ["--", sys.executable, "-c", OVERLAY, __file__]
+    result = quire(context, *stat_words(context, "-e", "layout_unmanaged"), *program)
+    demand(result.text == "laid over\n", result.text)
+    demand(values_of(result.stderr) == {"layout_unmanaged": 3}, result.stderr)
+    demand(json.loads(context.stats.read_text())["layout_unmanaged"] == 3, "another number")
 
 
 @case("counting-refused")
