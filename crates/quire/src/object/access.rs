@@ -3,7 +3,7 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use super::large::LargeFrame;
-use super::requests::{IoBuffer, Request, by_block, has_timed_out_since};
+use super::requests::{IoBuffer, Request, has_timed_out_since};
 use super::rmap::Wait;
 use super::{Migrated, Object, ObjectId, Objects};
 use crate::fault::order::Streams;
@@ -288,7 +288,7 @@ impl<M: ObjectMmu> Objects<M> {
         let object = self.object(ObjectId(backing.object));
         let pages = ObjectRange::new(backing.object_page(part.start), part.len());
         let mut is_any = false;
-        for blocks_part in by_block(pages.intersect(object.range())) {
+        for blocks_part in pages.intersect(object.range()).by_block() {
             let page = part.start.add((blocks_part.start.0 - pages.start.0) as usize);
             let can_show = self.can_show(object, vma, &self.window(page), page);
             if !can_show {

@@ -32,7 +32,6 @@ use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use rustix_futex_sync::Mutex;
 
 use super::numbers::Numbers;
-use super::requests::by_block;
 use super::rmap::Wait;
 use super::window::Mapped;
 use super::{Block, Object, Objects};
@@ -324,7 +323,7 @@ impl<M: ObjectMmu> Objects<M> {
         pages: ObjectRange,
         mut into: &mut [u8],
     ) -> Result<(), Errno> {
-        for part in by_block(pages) {
+        for part in pages.by_block() {
             let (bytes, rest) = into.split_at_mut(part.len() << PAGE_SHIFT);
             self.cache_read(object, part.start.offset(), bytes)?;
             into = rest;

@@ -297,12 +297,12 @@ impl Object {
     }
 
     fn block(&self, page: ObjectPage) -> &Block {
-        &self.blocks[page.index() >> BLOCK_ORDER]
+        &self.blocks[page.block()]
     }
 
     /// The pages of the block that holds a page, those that the object may come to have.
     fn block_of(&self, page: ObjectPage) -> ObjectRange {
-        let start = ObjectPage(page.0 >> BLOCK_ORDER << BLOCK_ORDER);
+        let start = page.align_down(BLOCK_ORDER);
         let end = start.add(BLOCK_PAGES).min(ObjectPage(self.pages_max() as u64));
         ObjectRange { start, end }
     }

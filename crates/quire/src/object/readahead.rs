@@ -9,7 +9,7 @@
 
 use super::fault::{Fault, Look};
 use super::read_in_place::InPlace;
-use super::requests::{Asker, Request, by_block};
+use super::requests::{Asker, Request};
 use super::strides::{Found, Touch, WINDOW_MAX};
 use super::window::Mapped;
 use super::{Object, ObjectId, Objects};
@@ -296,8 +296,8 @@ impl<M: ObjectMmu> Objects<M> {
 fn next_folio(object: &Object, guess: Guess, has: ObjectRange) -> Option<ObjectRange> {
     if guess.is_down {
         let start = has.start.0.saturating_sub(1 << guess.order);
-        by_block(ObjectRange { start: ObjectPage(start), end: has.start }).last()
+        ObjectRange { start: ObjectPage(start), end: has.start }.by_block().last()
     } else {
-        by_block(ObjectRange::new(has.end, 1 << guess.order).intersect(object.range())).next()
+        ObjectRange::new(has.end, 1 << guess.order).intersect(object.range()).by_block().next()
     }
 }

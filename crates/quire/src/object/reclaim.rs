@@ -10,7 +10,6 @@
 use core::sync::atomic::Ordering;
 
 use super::large::LargeFrame;
-use super::requests::by_block;
 use super::rmap::Wait;
 use super::{Object, Objects};
 use crate::control::Event;
@@ -330,7 +329,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// Drops what is cached of `pages`, but for what is dirty, pinned or busy; returns how many.
     pub fn drop_cached(&self, object: &Object, pages: ObjectRange) -> usize {
         let mut dropped = 0;
-        for part in by_block(pages.intersect(object.range())) {
+        for part in pages.intersect(object.range()).by_block() {
             dropped += part.pages().filter(|&page| self.drop_cached_page(object, page)).count();
             self.try_leave_frame(object, object.block_of(part.start));
         }

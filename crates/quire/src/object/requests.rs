@@ -469,7 +469,7 @@ impl<M: ObjectMmu> Objects<M> {
                 let _ = self.cache_punch(object, kept);
                 return Err(error);
             }
-            for at in by_block(kept) {
+            for at in kept.by_block() {
                 object.count_cached(at.start, at.len());
             }
             self.cached.fetch_add(kept.len(), Ordering::Relaxed);
@@ -527,12 +527,4 @@ fn zero_tail(object: &Object, pages: ObjectRange, bytes: &mut [u8]) {
     if let Some(tail) = bytes.get_mut(end..) {
         tail.fill(0);
     }
-}
-
-/// A run of pages, cut where blocks of 512 end.
-pub(super) fn by_block(pages: ObjectRange) -> impl Iterator<Item = ObjectRange> {
-    let as_pages = PageRange { start: PageNum(pages.start.0), end: PageNum(pages.end.0) };
-    as_pages
-        .by_block()
-        .map(|part| ObjectRange { start: ObjectPage(part.start.0), end: ObjectPage(part.end.0) })
 }

@@ -8,7 +8,6 @@
 
 use super::i_mmap::Mapping;
 use super::large::LargeFrame;
-use super::requests::by_block;
 use super::window::Mapped;
 use super::{Object, Objects};
 use crate::mmu::Protection;
@@ -112,7 +111,7 @@ impl<M: ObjectMmu> Objects<M> {
         // locked nothing becomes whole in between, nor does its block change where it lives; what
         // is at home is whole nowhere.
         let is_large = |part: ObjectRange| object.block(part.start).frame() != LargeFrame::NONE;
-        let may_be_whole = by_block(pages).any(is_large);
+        let may_be_whole = pages.by_block().any(is_large);
         for (_, part) in parts().filter(|_| may_be_whole) {
             let mut window = self.window(part.start);
             while !self.conceal(&mut window, part.start) {

@@ -40,7 +40,7 @@ use crate::swap::file::Location;
 use crate::swap::io::Job;
 use crate::sys::Errno;
 use crate::sys::memory::Table;
-use crate::units::{BLOCK_ORDER, BLOCK_PAGES, ObjectPage, ObjectRange, PAGE_SIZE, PageNum};
+use crate::units::{BLOCK_PAGES, ObjectPage, ObjectRange, PAGE_SIZE, PageNum};
 
 /// Pages that all memory objects of a space may have in swap: 1 TiB.
 pub(super) const SHMEM_PAGES_MAX: usize = 1 << 28;
@@ -80,7 +80,7 @@ impl Shmem {
     fn block(&self, page: ObjectPage) -> Option<ShmemBlock> {
         // Acquire pairs with the release in `use_place`. What says the number is the page's lock,
         // as a rule; but not where another page of the block was the first to go.
-        let block = self.blocks[page.index() >> BLOCK_ORDER].load(Ordering::Acquire);
+        let block = self.blocks[page.block()].load(Ordering::Acquire);
         block.checked_sub(1).map(ShmemBlock)
     }
 }
@@ -149,7 +149,7 @@ impl<M: ObjectMmu> Objects<M> {
         let shmem = object.shmem.as_ref()?;
         if shmem.block(page).is_none() {
             let taken = self.space.take_shmem_block()?;
-            let number = &shmem.blocks[page.index() >> BLOCK_ORDER];
+            let number = &shmem.blocks[page.block()];
             // Release publishes nothing but the number: the words of a free block are zero.
             let is_first =
                 number.compare_exchange(0, taken.0 + 1, Ordering::Release, Ordering::Relaxed);

@@ -13,7 +13,6 @@
 use core::sync::atomic::Ordering;
 
 use super::large::LargeFrame;
-use super::requests::by_block;
 use super::rmap::Wait;
 use super::{Object, Objects};
 use crate::budget::Purpose;
@@ -210,7 +209,7 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// Blocks behind the end, all of whose pages have gone, leave their large frames.
     fn leave_frames_behind(&self, object: &Object, gone: ObjectRange) {
-        for pages in by_block(gone).map(|part| object.block_of(part.start)) {
+        for pages in gone.by_block().map(|part| object.block_of(part.start)) {
             let is_behind = gone.intersect(pages).start == pages.start;
             if is_behind && object.block(pages.start).frame() != LargeFrame::NONE {
                 let _ = self.lock_block(object, pages, Wait::Yes);

@@ -14,7 +14,7 @@
 
 use core::sync::atomic::Ordering;
 
-use super::requests::{IoBuffer, Request, by_block};
+use super::requests::{IoBuffer, Request};
 use super::rmap::Wait;
 use super::{Object, ObjectId, Objects};
 use crate::control::Event;
@@ -403,7 +403,7 @@ impl<M: ObjectMmu> Objects<M> {
             return Ok(());
         }
         let mut held_back = None;
-        for part in by_block(pages.intersect(object.range())) {
+        for part in pages.intersect(object.range()).by_block() {
             // Relaxed: whatever was written before the call was noted there before.
             if object.block(part.start).is_used.load(Ordering::Relaxed) == 0 {
                 continue;
