@@ -116,6 +116,11 @@ fn every_way_to_fork_keeps_memory_what_it_was() {
 }
 
 #[test]
+fn a_handler_may_fork_in_the_middle_of_malloc_while_others_fork() {
+    check("fork_in_handler.c", &["1G", "16M"]);
+}
+
+#[test]
 fn a_clone_that_nobody_saw_never_reads_zeros() {
     check("fork_unseen.c", &["64M"]);
 }
