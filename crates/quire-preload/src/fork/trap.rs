@@ -17,9 +17,9 @@ use core::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
 use quire::process::Process;
 use rustix::io::Errno;
 
-use super::disposition;
 use super::kernel::{self, ALLOW, BLOCK, Call, Signals};
 use super::request::{self, Request};
+use super::{disposition, lent};
 use crate::heap::gate::{self, Closing};
 use crate::sys;
 
@@ -374,5 +374,6 @@ unsafe extern "C" fn fork(argument: *mut c_void) {
     }
     gate::open_in_child();
     request.finish_child();
+    lent::become_child(crate::start::noted_number);
     trap.own.outcome.set(Outcome::Child { stack_top: request.stack_top });
 }
