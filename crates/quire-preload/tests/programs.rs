@@ -133,6 +133,11 @@ fn a_child_in_its_parents_memory_may_change_the_layout_on_a_managed_stack() {
 }
 
 #[test]
+fn clone_with_any_flag_keeps_memory_what_it_was_or_is_refused() {
+    check("fork_flags.c", &["1G", "16M"]);
+}
+
+#[test]
 fn a_clone_that_nobody_saw_never_reads_zeros() {
     check("fork_unseen.c", &["64M"]);
 }

@@ -363,7 +363,7 @@ unsafe extern "C" fn fork(argument: *mut c_void) {
     };
     let result = request.make();
     if result != 0 {
-        guard.in_parent(result);
+        let result = guard.in_parent(result);
         gate::open();
         request.finish_parent(result);
         trap.own.outcome.set(Outcome::Parent(result));
