@@ -22,6 +22,7 @@ from harness import CASES, Context, Failed, Skipped
 import cases.behaviour  # noqa: F401  (registers its cases)
 import cases.counting  # noqa: F401
 import cases.endings  # noqa: F401
+import cases.forks  # noqa: F401
 import cases.memory  # noqa: F401
 import cases.objects  # noqa: F401
 import cases.programs  # noqa: F401

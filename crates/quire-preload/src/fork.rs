@@ -15,18 +15,21 @@
 //! fork, daemon, forkpty and libc's inner callers of fork all come by the prepare handler. Three
 //! functions do not, and are therefore doors of their own here, which arm the same trap: `_Fork`,
 //! `clone` and `syscall`. What shares the parent's memory (threads, vfork, posix_spawn) needs
-//! none of this. A program that makes the system call with an instruction of its own is not seen;
+//! none of this; only that threads have other numbers there than libc believes ([`lent`]), for which
+//! `vfork` has a door too. A program that makes the system call with an instruction of its own is not seen;
 //! the engine keeps the arena out of its child, which faults at the first touch.
 //!
 //! | module | owns |
 //! |---|---|
 //! | [`trap`] | a trap per forking thread, what is done with each call that it catches |
 //! | [`request`] | the clone as it is made: without writes by the kernel to managed memory |
+//! | [`lent`] | whether libc's numbers of threads can be trusted |
 //! | [`disposition`] | the action of SIGSYS, which the process has only one of |
 //! | [`kernel`] | the instructions: raw system calls, the return from a signal, the stack switch |
 
 mod disposition;
 mod kernel;
+pub mod lent;
 mod request;
 mod trap;
 
@@ -146,10 +149,13 @@ struct CloneArguments {
 /// Arms where `clone` would make a process with memory of its own; returns libc's clone.
 extern "C" fn before_clone(arguments: &mut CloneArguments) -> *const c_void {
     let next = NEXT_CLONE.get();
+    if arguments.flags & libc::CLONE_VM != 0 {
+        lent::lend();
+        return next;
+    }
     // Without a function or a stack libc refuses before it makes any call: nothing would disarm.
     if let Some(function) = arguments.function
         && !arguments.stack.is_null()
-        && arguments.flags & libc::CLONE_VM == 0
         && let Some(process) = quire::process::current()
     {
         let start = trap::arm(process).set_child_function(function, arguments.argument);
@@ -216,9 +222,45 @@ pub unsafe extern "C" fn syscall(number: c_long) -> c_long {
 
 /// Arms where the call would make a process with memory of its own.
 extern "C" fn before_raw_clone(number: c_long, first: usize) {
-    if !request::shares_memory(number, first) {
+    if request::shares_memory(number, first) {
+        lent::lend();
+    } else {
         arm_if_managed();
     }
+}
+
+/// The C function, with the call made here: the child comes back by the same frame as its parent
+/// later, so nothing of it may be left on the stack.
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+pub extern "C" fn vfork() -> libc::pid_t {
+    naked_asm!(
+        "sub rsp, 8",
+        "call {lend}",
+        "add rsp, 8",
+        // The kernel keeps rdi; what lies on the stack the child may overwrite.
+        "pop rdi",
+        "mov eax, {vfork}",
+        "syscall",
+        "push rdi",
+        "test rax, rax",
+        "jnz 2f",
+        "ret",
+        "2:",
+        "push rax",
+        "call {take_back}",
+        "pop rax",
+        "cmp rax, -4095",
+        "jae 3f",
+        "ret",
+        "3:",
+        "mov rdi, rax",
+        "jmp {refused}",
+        lend = sym lent::lend,
+        take_back = sym lent::take_back,
+        vfork = const libc::SYS_vfork,
+        refused = sym refused,
+    )
 }
 
 /// errno for the kernel's refusal `result`.

@@ -108,10 +108,15 @@ extern "C" fn constructor() {
     }
 }
 
+/// The calling thread's number as [`noted_number`] has it, or 0 where that may be another's.
+fn thread_of_caller() -> u32 {
+    if crate::fork::lent::is_lent() { 0 } else { noted_number() }
+}
+
 /// The calling thread's number, without a system call, which the program's filter may not expect:
 /// glibc notes it in every mutex that the thread takes, at a place that is part of its ABI. One
-/// thread at a time asks.
-fn thread_of_caller() -> u32 {
+/// thread at a time asks: under the space's lock, or as a process's only one.
+pub fn noted_number() -> u32 {
     struct Asked(UnsafeCell<libc::pthread_mutex_t>);
     // SAFETY: a mutex is made for this.
     unsafe impl Sync for Asked {}
@@ -133,7 +138,7 @@ fn thread_of_caller() -> u32 {
 /// how to know the thread that calls.
 fn watch_threads(process: &Process) {
     // Another libc has its own mutexes; then the kernel is asked.
-    if thread_of_caller() == sys::thread_id() {
+    if noted_number() == sys::thread_id() {
         process.set_thread_of_caller(thread_of_caller);
     }
     // SAFETY: the name is a C string.

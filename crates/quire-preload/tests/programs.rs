@@ -71,6 +71,11 @@ fn quire() -> Option<PathBuf> {
 }
 
 fn check(source: &str, budgets: &[&str]) {
+    check_with(source, budgets, &[]);
+}
+
+/// The same with more options of `quire run`.
+fn check_with(source: &str, budgets: &[&str], options: &[&str]) {
     let program = compile(source);
     expect_ok(&mut watched(&program));
     expect_ok(watched(&program).env("LD_PRELOAD", library()).env_remove("QUIRE_SOCKET"));
@@ -85,7 +90,8 @@ fn check(source: &str, budgets: &[&str]) {
         // Not everything compresses: what does not goes to a swap file.
         let swap = env!("CARGO_TARGET_TMPDIR");
         command.env("QUIRE_PRELOAD", library());
-        command.args(["run", "--memory", budget, "--swap-file", swap, "--"]);
+        command.args(["run", "--memory", budget, "--swap-file", swap]);
+        command.args(options).arg("--");
         expect_ok(command.arg(&program));
     }
 }
@@ -113,6 +119,22 @@ fn a_child_of_threads_that_allocate_can_allocate() {
 #[test]
 fn every_way_to_fork_keeps_memory_what_it_was() {
     check("fork_paths.c", &["1G", "64M"]);
+}
+
+#[test]
+fn a_handler_may_fork_in_the_middle_of_malloc_while_others_fork() {
+    check("fork_in_handler.c", &["1G", "16M"]);
+}
+
+#[test]
+fn a_child_in_its_parents_memory_may_change_the_layout_on_a_managed_stack() {
+    check("vfork_layout.c", &["1G", "16M"]);
+    check_with("vfork_layout.c", &["64M"], &["--no-speculative-faults"]);
+}
+
+#[test]
+fn clone_with_any_flag_keeps_memory_what_it_was_or_is_refused() {
+    check("fork_flags.c", &["1G", "16M"]);
 }
 
 #[test]

@@ -383,7 +383,18 @@ impl Supervisor {
         // A parent that died in its fork has left its slot only when its connection's end has been
         // handled, and that comes after this.
         let is_dead = || procfs::stat(member).is_none_or(|stat| stat.is_dead);
-        (self.parent_of)(peer.pid) == Some(member) || is_dead()
+        let parent = (self.parent_of)(peer.pid);
+        parent == Some(member) || is_dead() || self.is_made_by(parent, slot, member)
+    }
+
+    /// Whether a process of this `parent` may be one that the member made for another: for its own
+    /// parent (CLONE_PARENT), or by a child in its memory (vfork). The member is in a fork then, of
+    /// which it has not heard.
+    fn is_made_by(&self, parent: Option<u32>, slot: u32, member: u32) -> bool {
+        let Some(parent) = parent else { return false };
+        let is_related =
+            || (self.parent_of)(member) == Some(parent) || (self.parent_of)(parent) == Some(member);
+        self.control.members[slot as usize].fork_joined.load(Relaxed) == 0 && is_related()
     }
 
     /// Takes back what a member held whose connection has closed.

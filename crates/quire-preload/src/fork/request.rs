@@ -5,7 +5,7 @@
 //! what the call points to is copied first, and the thread ids that it shall write are written
 //! afterwards, by hand.
 
-use super::kernel::Call;
+use super::kernel::{self, Call};
 
 /// clone3's arguments, as far as they are known; newer fields are handed on unread.
 const ARGS_BYTES_MAX: usize = 128;
@@ -161,6 +161,11 @@ impl Request {
     /// What the kernel would have written in the parent.
     pub fn finish_parent(&self, child: isize) {
         if child < 0 {
+            if self.pidfd >= 0 {
+                // Of a child that was made and could not be managed.
+                // SAFETY: closes the descriptor that the kernel gave for it.
+                let _ = unsafe { kernel::call(libc::SYS_close, [self.pidfd as usize, 0, 0, 0, 0]) };
+            }
             return;
         }
         if self.flags & CLONE_PARENT_SETTID != 0 {

@@ -17,10 +17,10 @@ use core::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
 use quire::process::Process;
 use rustix::io::Errno;
 
-use super::disposition;
 use super::kernel::{self, ALLOW, BLOCK, Call, Signals};
 use super::request::{self, Request};
-use crate::heap::gate;
+use super::{disposition, lent};
+use crate::heap::gate::{self, Closing};
 use crate::sys;
 
 /// Threads that can be between prepare and clone at a time; one more waits in prepare.
@@ -350,18 +350,20 @@ unsafe extern "C" fn fork(argument: *mut c_void) {
     let mut request = Request::new(&trap.own.call.get());
     let Some(process) = trap.own.process.get() else { return };
     // The heap's gate first: a thread inside the heap may need the engine to get out of it.
-    gate::close();
+    let refused = |errno: Errno| Outcome::Parent(-(errno.raw_os_error() as isize));
+    if gate::close() == Closing::Refused {
+        return trap.own.outcome.set(refused(Errno::AGAIN));
+    }
     let guard = match process.fork_begin() {
         Ok(guard) => guard,
         Err(errno) => {
             gate::open();
-            trap.own.outcome.set(Outcome::Parent(-(errno.raw_os_error() as isize)));
-            return;
+            return trap.own.outcome.set(refused(errno));
         }
     };
     let result = request.make();
     if result != 0 {
-        guard.in_parent(result);
+        let result = guard.in_parent(result);
         gate::open();
         request.finish_parent(result);
         trap.own.outcome.set(Outcome::Parent(result));
@@ -372,5 +374,6 @@ unsafe extern "C" fn fork(argument: *mut c_void) {
     }
     gate::open_in_child();
     request.finish_child();
+    lent::become_child(crate::start::noted_number);
     trap.own.outcome.set(Outcome::Child { stack_top: request.stack_top });
 }

@@ -10,6 +10,10 @@
 //! other slot is 0, and to open it again, in the parent and in the child. The thread that forks may
 //! allocate all the while: fork handlers do.
 //!
+//! A signal's handler may fork where it has interrupted the heap itself. Such a thread cannot leave
+//! before its fork is over, so whoever has closed the gate and finds it waiting lets it go first.
+//! Two of them cannot wait for each other: the one that has the gate is refused its fork.
+//!
 //! Owns the slots, in pages of the kernel's that are never given back. Lock order: the gate is
 //! closed before the engine's own gate, since a thread inside the heap may have to pass that one
 //! (it maps memory, or waits for a page) before it leaves the heap.
@@ -21,10 +25,25 @@ use crate::sys;
 /// A thread's place; a cache line, since its thread writes it at every call.
 #[repr(C, align(64))]
 struct Slot {
-    /// 1 while the thread is inside the heap. First: heap.c sees the slot as this word.
+    /// [`INSIDE`] while the thread is inside the heap. First: heap.c sees the slot as this word.
     inside: AtomicU32,
     /// The thread that has the slot, 0 for none.
     thread: AtomicU32,
+}
+
+/// The thread is inside the heap.
+const INSIDE: u32 = 1;
+/// It is inside, and a handler that interrupted it there waits for the gate, to fork.
+const STUCK: u32 = 2;
+
+/// What became of closing the gate.
+#[must_use]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Closing {
+    /// It is closed, and nobody else is inside.
+    Closed,
+    /// Handlers of two threads have interrupted the heap, and each would wait for the other.
+    Refused,
 }
 
 /// Slots in a page, beside the link.
@@ -148,7 +167,7 @@ pub extern "C" fn wait(slot: *mut AtomicU32) {
         while CLOSED.load(Ordering::Acquire) != 0 {
             sys::futex_wait(&CLOSED, 1);
         }
-        inside.store(1, Ordering::Relaxed);
+        inside.store(INSIDE, Ordering::Relaxed);
         // Either we see the gate closed again below, or the closer sees our slot.
         fence(Ordering::SeqCst);
         if CLOSED.load(Ordering::Acquire) == 0 {
@@ -158,35 +177,74 @@ pub extern "C" fn wait(slot: *mut AtomicU32) {
 }
 
 /// Closes the gate and waits until the calling thread is the only one inside the heap. To be
-/// called before a fork, and before the engine stops for it.
-pub fn close() {
+/// called before a fork, and before the engine stops for it, with every signal blocked.
+pub fn close() -> Closing {
     let mine = quire_heap_gate_slot();
     // Relaxed: equal only if this very thread wrote it.
     if CLOSER.load(Ordering::Relaxed) == mine {
         DEPTH.fetch_add(1, Ordering::Relaxed);
-        return;
+        return Closing::Closed;
     }
-    // Acquire: pairs with the release in `open`; one closer at a time.
-    while CLOSED.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_err() {
-        sys::futex_wait(&CLOSED, 1);
+    // SAFETY: slots are never unmapped.
+    let inside = unsafe { &*mine };
+    // Relaxed: only this thread writes it.
+    let is_inside = inside.load(Ordering::Relaxed) != 0;
+    loop {
+        if is_inside {
+            // Release: whoever closed the gate makes way for us; its acquire is in `empty`.
+            inside.store(STUCK, Ordering::Release);
+        }
+        // Acquire: pairs with the release in `open`; one closer at a time.
+        while CLOSED.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+            sys::futex_wait(&CLOSED, 1);
+        }
+        if is_inside {
+            inside.store(INSIDE, Ordering::Release);
+        }
+        CLOSER.store(mine, Ordering::Release);
+        barrier_in_all_threads();
+        if empty(mine) {
+            return Closing::Closed;
+        }
+        open();
+        if is_inside {
+            return Closing::Refused;
+        }
+        // Those that cannot leave have the gate before we ask for it again.
+        let is_stuck = |slot: &Slot| slot.inside.load(Ordering::Acquire) == STUCK;
+        let mut turns = 0;
+        while slots().any(is_stuck) {
+            pause(&mut turns);
+        }
     }
-    CLOSER.store(mine, Ordering::Release);
-    barrier_in_all_threads();
-    let others = slots().filter(|slot| !core::ptr::eq(&slot.inside, mine));
-    for slot in others {
-        let mut turns = 0_u32;
-        // Acquire: pairs with the release in heap.c's `gate_leave`.
-        while slot.inside.load(Ordering::Acquire) != 0 {
-            // Leaving makes no call, so nobody can wake us; what is short is waited for by
-            // yielding, a page that is read from swap by sleeping.
-            turns += 1;
-            if turns < 100 {
-                rustix::thread::sched_yield();
-            } else {
-                let pause = rustix::thread::Timespec { tv_sec: 0, tv_nsec: 100_000 };
-                let _ = rustix::thread::nanosleep(&pause);
+}
+
+/// Waits until nobody is inside the heap but the thread whose slot is `mine`. `false`: somebody
+/// cannot leave before it has had the gate.
+fn empty(mine: *const AtomicU32) -> bool {
+    for slot in slots().filter(|slot| !core::ptr::eq(&slot.inside, mine)) {
+        let mut turns = 0;
+        loop {
+            // Acquire: pairs with the release in heap.c's `gate_leave`, and in `close`.
+            match slot.inside.load(Ordering::Acquire) {
+                0 => break,
+                STUCK => return false,
+                _ => pause(&mut turns),
             }
         }
+    }
+    true
+}
+
+/// Leaving makes no call, so nobody can wake whoever waits for it; what is short is waited for by
+/// yielding, a page that is read from swap by sleeping.
+fn pause(turns: &mut u32) {
+    *turns += 1;
+    if *turns < 100 {
+        rustix::thread::sched_yield();
+    } else {
+        let pause = rustix::thread::Timespec { tv_sec: 0, tv_nsec: 100_000 };
+        let _ = rustix::thread::nanosleep(&pause);
     }
 }
 

@@ -22,6 +22,11 @@ const TRIES_MAX: u32 = 100;
 /// milliseconds.
 const CHILD_POLL_MS: u64 = 20;
 
+/// What a child says to its parent in `fork_joined`: nothing yet, that it has taken its charge over,
+/// or, above that, that it could not, with the errno.
+const NOT_YET: u32 = 0;
+const JOINED: u32 = 1;
+
 /// A fork in progress: the gate is closed, the space locked, the child's share charged.
 pub struct ForkGuard {
     process: &'static Process,
@@ -38,7 +43,7 @@ impl Process {
     pub fn fork_begin(&'static self) -> Result<ForkGuard, Errno> {
         let signals = SignalsBlocked::new();
         let (layout, charged) = self.charge_fork()?;
-        self.space.budget().member().fork_joined.store(0, Ordering::Relaxed);
+        self.space.budget().member().fork_joined.store(NOT_YET, Ordering::Relaxed);
         for stretch in self.space.managed_stretches(&layout) {
             let _ = self.space.mmu().set_inherited(stretch, true);
         }
@@ -84,27 +89,45 @@ impl ForkGuard {
     }
 
     /// In the parent, after the clone (or its failure, a negative errno): waits until the child
-    /// has taken its charge over, and goes on.
-    pub fn in_parent(self, result: isize) {
+    /// has taken its charge over, and goes on. Returns what fork is to return: an error where the
+    /// child could not be managed and has ended.
+    #[must_use]
+    pub fn in_parent(self, result: isize) -> isize {
         self.close_to_inheritance();
         let budget = self.process.space.budget();
-        if result <= 0 {
+        let joined = if result > 0 { self.wait_for_child(result) } else { Joining::Ended };
+        if joined != Joining::Joined {
             budget.uncharge(self.charged);
-        } else {
-            let joined = &budget.member().fork_joined;
-            // Acquire pairs with the child's release.
-            while joined.load(Ordering::Acquire) == 0 {
-                futex::wait(joined, 0, Reach::Tree, Some(CHILD_POLL_MS));
-                if joined.load(Ordering::Acquire) == 0 && !is_alive(result) {
-                    // It died before the supervisor knew it: its charge is still ours.
-                    budget.uncharge(self.charged);
-                    break;
-                }
-            }
         }
         self.process.gate.open();
         drop(self.layout);
         drop(self.signals);
+        match joined {
+            Joining::Refused(errno) => {
+                reap(result);
+                -(errno.raw_os_error() as isize)
+            }
+            Joining::Joined | Joining::Ended => result,
+        }
+    }
+
+    fn wait_for_child(&self, child: isize) -> Joining {
+        let joined = &self.process.space.budget().member().fork_joined;
+        let mut lives = true;
+        loop {
+            // Acquire pairs with the child's release. After the look whether it lives: what it said
+            // before it died counts.
+            match joined.load(Ordering::Acquire) {
+                JOINED => return Joining::Joined,
+                // It died before the supervisor knew it: its charge is still ours.
+                NOT_YET if !lives => return Joining::Ended,
+                NOT_YET => {
+                    futex::wait(joined, NOT_YET, Reach::Tree, Some(CHILD_POLL_MS));
+                    lives = is_alive(child);
+                }
+                refused => return Joining::Refused(meaning_of(refused - JOINED)),
+            }
+        }
     }
 
     /// First thing in the child: an engine of its own, before anything managed is touched.
@@ -114,9 +137,15 @@ impl ForkGuard {
     pub fn in_child(mut self) -> Result<(), Errno> {
         let result = self.start_child();
         // Whatever became of it, the parent need not wait any longer.
-        if result.is_err() {
+        if let Err(errno) = result {
             let parent = self.process.space.budget();
             parent.leave_obituary(Obituary::ChildNotManaged, thread::process_id().into());
+            let joined = &parent.member().fork_joined;
+            let refused = JOINED + errno.raw_os_error().unsigned_abs();
+            // Release pairs with the parent's acquire. Where it has joined the supervisor gives back
+            // what it was charged.
+            let _ = joined.compare_exchange(NOT_YET, refused, Ordering::Release, Ordering::Relaxed);
+            futex::wake(joined, u32::MAX, Reach::Tree);
         }
         drop(self.layout);
         drop(self.signals);
@@ -143,7 +172,7 @@ impl ForkGuard {
         let managed = parent.managed_pages.load(Ordering::Relaxed);
         let hello = join::hello(thread::process_id(), budget.slot(), self.charged as u64, wanted);
         let joined = process.name.join(&hello)?;
-        parent.fork_joined.store(1, Ordering::Release);
+        parent.fork_joined.store(JOINED, Ordering::Release);
         futex::wake(&parent.fork_joined, u32::MAX, Reach::Tree);
         let slot = joined.slot;
         // The limit on descriptors may be a handful, so none is kept that is not needed: the
@@ -168,15 +197,60 @@ impl ForkGuard {
     }
 }
 
-/// Whether a child of ours has not ended yet.
-fn is_alive(pid: isize) -> bool {
+/// What became of a child, as its parent sees it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Joining {
+    Joined,
+    /// It died before it could say anything, or was never made.
+    Ended,
+    /// It cannot be managed, and ends: what fork says to that.
+    Refused(Errno),
+}
+
+/// fork's errno for a child that could not join for the reason `errno`.
+fn meaning_of(errno: u32) -> Errno {
+    match Errno::from_raw_os_error(errno.cast_signed()) {
+        // The supervisor cannot be reached from a network namespace of the child's own: as where
+        // namespaces are not allowed.
+        Errno::CONNREFUSED => Errno::PERM,
+        _ => Errno::AGAIN,
+    }
+}
+
+/// A child need not end by SIGCHLD.
+const WALL: u32 = 0x4000_0000;
+
+/// Waits for the end of a child that the program is not to hear of.
+fn reap(pid: isize) {
     use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
+    let options = WaitIdOptions::EXITED | WaitIdOptions::from_bits_retain(WALL);
+    let Some(pid) = Pid::from_raw(pid as i32) else { return };
+    while waitid(WaitId::Pid(pid), options).is_err_and(|errno| errno == Errno::INTR) {}
+}
+
+/// Whether a process that we made has not ended yet.
+fn is_alive(pid: isize) -> bool {
+    use rustix::process::{Pid, WaitId, WaitIdOptions, test_kill_process, waitid};
     let Some(pid) = Pid::from_raw(pid as i32) else { return false };
-    // A child need not end by SIGCHLD.
-    const WALL: u32 = 0x4000_0000;
     let options = WaitIdOptions::EXITED
         | WaitIdOptions::NOHANG
         | WaitIdOptions::NOWAIT
         | WaitIdOptions::from_bits_retain(WALL);
-    matches!(waitid(WaitId::Pid(pid), options), Ok(None))
+    match waitid(WaitId::Pid(pid), options) {
+        Ok(ended) => ended.is_none(),
+        // It is our parent's child (CLONE_PARENT), who learns of its end; or it has ended, and
+        // the program wants to hear of none.
+        Err(_) => test_kill_process(pid) != Err(Errno::SRCH) && !has_ended(pid),
+    }
+}
+
+/// Whether the process has ended, though nobody has waited for it. Without a descriptor to look with
+/// it counts as alive.
+fn has_ended(pid: rustix::process::Pid) -> bool {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let Ok(pidfd) = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()) else {
+        return false;
+    };
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
 }
