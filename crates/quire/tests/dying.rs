@@ -319,3 +319,14 @@ fn a_few_pages_are_dropped_under_the_lock() {
         assert_eq!(stop.came.load(Ordering::SeqCst), came, "{used} pages");
     }
 }
+
+#[test]
+fn to_unmap_nothing_in_the_middle_of_a_mapping_changes_nothing() {
+    let Some(engine) = Engine::start(Tree::default(), 8 * BLOCK_PAGES) else { return };
+    let (range, memory) = map_and_fill(engine, PAGES);
+    let nothing = PageRange::new(range.start.add(10), 0);
+    assert_eq!(unmap(engine, nothing), Ok(()));
+    assert_eq!(engine.space.unmap(&mut engine.space.lock(), nothing), Ok(()));
+    // SAFETY: mapped.
+    assert_eq!(unsafe { (memory as *const u8).add(10 * PAGE_SIZE).read_volatile() }, 11);
+}

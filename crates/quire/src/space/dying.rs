@@ -130,8 +130,10 @@ impl<M: Mmu> AddressSpace<M> {
         range: PageRange,
     ) -> Result<(), Errno> {
         let found = self.look_over(&layout, range)?;
-        let is_managed = self.is_mapped(&layout, range) && !found.has_foreign;
-        if !is_managed || !self.is_better_dropped_unlocked(range) {
+        if found.is_nothing() {
+            return Ok(());
+        }
+        if found.has_foreign || !self.is_better_dropped_unlocked(range) {
             return self.unmap(&mut layout, range);
         }
         self.vmas.replace(range, self.dying.begin(&layout), &layout.locked).inspect_err(|_| {
@@ -199,7 +201,9 @@ impl<M: Mmu> AddressSpace<M> {
     ) -> impl Iterator<Item = Vma> {
         let mut at = range.start;
         core::iter::from_fn(move || {
-            let vma = self.next_vma(layout, at).filter(|vma| vma.range.start < range.end)?;
+            // Of an empty range, too: it has pages of none.
+            let next = (at < range.end).then(|| self.next_vma(layout, at)).flatten();
+            let vma = next.filter(|vma| vma.range.start < range.end)?;
             at = vma.range.end;
             Some(vma)
         })

@@ -17,6 +17,13 @@ pub(super) struct Found {
     pub has_foreign: bool,
 }
 
+impl Found {
+    /// Whether there is nothing to unmap.
+    pub const fn is_nothing(self) -> bool {
+        self.managed == 0 && !self.has_foreign
+    }
+}
+
 /// Locked pages of one block that are dropped together.
 struct Run {
     range: PageRange,
@@ -40,6 +47,9 @@ impl<M: Mmu> AddressSpace<M> {
     /// `BUSY` where an object is mapped shared.
     pub fn unmap(&self, layout: &mut Layout<'_>, range: PageRange) -> Result<(), Errno> {
         let found = self.look_over(layout, range)?;
+        if found.is_nothing() {
+            return Ok(());
+        }
         if found.has_foreign {
             // Whatever the program mapped there goes, and our reservation comes back.
             for vma in self.vmas_in(layout, range) {
@@ -47,9 +57,6 @@ impl<M: Mmu> AddressSpace<M> {
                     self.mmu.reserve_again(vma.range.intersect(range));
                 }
             }
-        }
-        if !self.is_mapped(layout, range) {
-            return Ok(());
         }
         self.vmas.remove(range, &layout.locked)?;
         self.drop_pages(range);
