@@ -1,8 +1,8 @@
-//! Places in the way of a fault where a test may step in, on the real MMU too.
+//! Places in the way of a fault, and of an unmap, where a test may step in, on the real MMU too.
 //!
 //! Without the feature `simulated` there is nothing here: a place costs no instruction.
 
-/// A place in the way of a fault.
+/// A place in the way of a fault, or of an unmap.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(usize)]
 pub enum Place {
@@ -12,6 +12,9 @@ pub enum Place {
     Prepared,
     /// The last look at the VMA is done, under the lock of what is about to be mapped.
     Checked,
+    /// Not of a fault: the pages of a range, which begins here, have been dropped for an unmap, and
+    /// its VMA is dying still. No lock is held.
+    Dropped,
 }
 
 #[cfg(not(feature = "simulated"))]
@@ -35,12 +38,12 @@ mod hooks {
 
     type Hook = Arc<dyn Fn(PageNum) + Send + Sync>;
 
-    const PLACES: usize = Place::Checked as usize + 1;
+    const PLACES: usize = Place::Dropped as usize + 1;
 
     static IS_SET: AtomicBool = AtomicBool::new(false);
     static HOOKS: RwLock<[Option<Hook>; PLACES]> = RwLock::new([const { None }; PLACES]);
 
-    /// Has `hook` called wherever a fault of this process comes by `place`, by whoever serves it.
+    /// Has `hook` called wherever a fault of this process, or an unmap, comes by `place`, by whoever serves it.
     pub fn set(place: Place, hook: Option<Box<dyn Fn(PageNum) + Send + Sync>>) {
         let mut hooks = HOOKS.write().unwrap_or_else(PoisonError::into_inner);
         hooks[place as usize] = hook.map(Arc::from);

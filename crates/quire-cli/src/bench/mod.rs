@@ -240,7 +240,7 @@ struct SpeculativeBench {
           default_values = ["ebizzy", "scaler", "contention", "kernbench"])]
     only: Vec<speculative::Part>,
 
-    /// Numbers of threads that fault; of those that do so beside one that maps, 8 at most
+    /// Numbers of threads that fault; of those that do so beside one that changes the layout, 8 at most
     #[arg(long, value_name = "N,N", value_delimiter = ',', default_values_t = [1, 2, 4, 8, 16])]
     threads: Vec<usize>,
 
@@ -264,10 +264,15 @@ struct SpeculativeBench {
     #[arg(long, value_name = "SIZE", value_parser = Size::parse, default_value = "128M")]
     area: Size,
 
-    /// What another thread maps, fills and unmaps beside faults; first nobody does
+    /// What another thread has beside faults, whose layout it changes; first nobody has
     #[arg(long, value_name = "SIZE,SIZE", value_delimiter = ',', value_parser = Size::parse,
           default_value = "64M,256M")]
     mapped: Vec<Size>,
+
+    /// How it changes the layout. An unmap drops its pages outside of the space's lock; a protect holds
+    /// that lock until it is done
+    #[arg(long, value_name = "CHANGE", value_delimiter = ',', default_values = ["unmap", "protect"])]
+    beside: Vec<speculative::Change>,
 }
 
 /// Runs a bench; returns the exit status.

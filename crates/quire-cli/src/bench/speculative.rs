@@ -4,8 +4,9 @@
 //! Four parts, each run bare, under quire, and under quire with every fault going the classic way.
 //! *ebizzy*: threads that map, touch and unmap all the time. *scaler*: the page-fault programs of
 //! will-it-scale, by number of threads; what Quire does not manage of them is measured too, and
-//! said to be so. *contention*: threads that fault while one more holds the space's lock a good
-//! part of the time, with what a fault takes at the median and beyond. *kernbench*: the build of a
+//! said to be so. *contention*: threads that fault while one more changes the layout a good part
+//! of the time, with what a fault takes at the median and beyond: it unmaps, which drops pages outside of
+//! the space's lock, or takes rights away, which moves pages under it. *kernbench*: the build of a
 //! tree, most of whose processes have one thread and never speculate.
 //!
 //! Budgets hold all that a program wants: nothing is reclaimed, and a difference is one of faults.
@@ -21,7 +22,7 @@ use self::cell::{Cell, Plan, Published, Style};
 pub use self::ebizzy::{EbizzyArgs, main as ebizzy};
 use self::kernbench::Tree;
 use self::load::Load;
-pub use self::load::{LoadArgs, main as load};
+pub use self::load::{Change, LoadArgs, main as load};
 use super::contestant::{Contestant, Outcome, Stage, Workload};
 use super::machine::Machine;
 use super::output::{self, Json};
@@ -45,7 +46,7 @@ pub enum Part {
     Ebizzy,
     /// will-it-scale's page-fault programs
     Scaler,
-    /// Faults beside a thread that maps and unmaps large areas
+    /// Faults beside a thread that unmaps, or protects, large areas
     Contention,
     /// The build of a tree
     Kernbench,
@@ -196,21 +197,24 @@ impl Bench<'_> {
 
     fn contention(&mut self) -> Result<()> {
         let most = if self.options.common.quick { 1 } else { usize::MAX };
-        let mapped = self.options.mapped.iter().take(most).map(Some);
-        for mapped in std::iter::once(None).chain(mapped) {
+        let mapped = self.options.mapped.iter().take(most);
+        let beside: Vec<_> = self.options.beside.clone();
+        let changed = mapped.flat_map(|&mapped| beside.iter().map(move |&how| Some((mapped, how))));
+        for change in std::iter::once(None).chain(changed) {
             let mut mapped_bytes =
-                mapped.map_or(0, |mapped| mapped.bytes_of(machine_memory_bytes()));
+                change.map_or(0, |(mapped, _)| mapped.bytes_of(machine_memory_bytes()));
             if self.options.common.quick {
                 mapped_bytes = mapped_bytes.min(16 << 20);
             }
             for threads in self.threads.clone().into_iter().filter(|&threads| threads <= 8) {
-                let beside = match mapped_bytes {
-                    0 => "nobody maps".to_owned(),
-                    bytes => format!("one more maps, fills and unmaps {}", Human(bytes)),
-                };
+                let beside = change.map_or("nobody maps".to_owned(), |(_, how)| {
+                    format!("one more {} {}", how.does(), Human(mapped_bytes))
+                });
                 let title = format!("faults, while {beside}");
-                let words = mapped.map(|_| format!("--mapped={mapped_bytes}"));
-                let words = words.into_iter().collect();
+                let words = change.map(|(_, how)| {
+                    [format!("--mapped={mapped_bytes}"), format!("--beside={}", how.name())]
+                });
+                let words = words.into_iter().flatten().collect();
                 let facts = vec![("mapped_bytes", mapped_bytes as f64)];
                 self.load("contention", Load::Contention, title, threads, words, facts)?;
             }

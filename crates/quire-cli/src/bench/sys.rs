@@ -148,6 +148,21 @@ impl Mapping {
         if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
+    /// Takes the right to write away from the whole mapping, and gives it back.
+    pub fn protect_for_a_moment(&mut self) -> io::Result<()> {
+        self.protect(libc::PROT_READ)?;
+        let given_back = self.protect(libc::PROT_READ | libc::PROT_WRITE);
+        // Else `words` would lend what must not be written.
+        given_back.expect("the mapping could be written before");
+        Ok(())
+    }
+
+    fn protect(&mut self, rights: libc::c_int) -> io::Result<()> {
+        // SAFETY: the range is the mapping's own, and nothing borrows it.
+        let done = unsafe { libc::mprotect(self.base.cast(), self.words * 8, rights) };
+        if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+
     /// madvise(MADV_PAGEOUT) of the whole mapping.
     pub fn page_out(&mut self) -> io::Result<()> {
         self.advise(libc::MADV_PAGEOUT)

@@ -116,6 +116,9 @@ impl<M: Mmu> AddressSpace<M> {
             let vma = match self.find_vma(page) {
                 Some(vma) if vma.attributes.kind.is_anonymous() => vma,
                 found if way == Way::Speculative => return Err(Doubt::not_supported(page, found)),
+                Some(vma) if vma.attributes.kind == Kind::Dying => {
+                    return Ok(self.fault_on_dying(page));
+                }
                 Some(_) => {
                     self.mmu.wake(PageRange::new(page, 1));
                     return Ok(Outcome::NoVma);

@@ -85,7 +85,8 @@ impl<M: Mmu> AddressSpace<M> {
         let page = request.page;
         let old = self.snapshot(page);
         let mut plan = request.location.plan();
-        let Some(vma) = self.find_vma(page) else {
+        let found = self.find_vma(page).filter(|vma| vma.attributes.kind.is_anonymous());
+        let Some(vma) = found else {
             // It is being unmapped, by somebody who waits for this lock.
             let guess = self.streams.guess(page, false, Pattern::Normal, 0);
             let window = Window::of_one(page, old, Access::Read);

@@ -186,7 +186,7 @@ impl<M: ObjectMmu> Objects<M> {
             .objects
             .space
             .find_vma(local(page))
-            .filter(|vma| !matches!(vma.attributes.kind, Kind::Anonymous | Kind::Foreign))
+            .filter(|vma| matches!(vma.attributes.kind, Kind::Object | Kind::Private))
         {
             self.mappings.set_fault_around(vma.attributes.backing.mapping, fault_around);
         }

@@ -105,13 +105,13 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// Unmaps a whole private mapping.
     pub(super) fn unmap_private(&self, range: PageRange, backing: Backing) {
-        let mut layout = self.space.lock();
-        let unmapped = self.space.unmap(&mut layout, range);
-        debug_assert!(unmapped.is_ok(), "whole VMAs go without a split");
+        let layout = self.space.lock();
+        // While the range is nobody else's.
         self.forget_private_pins(range);
+        let unmapped = self.space.unmap_and_unlock(layout, range);
+        debug_assert!(unmapped.is_ok(), "whole VMAs go without a split");
         self.mappings.give_back(backing.mapping);
         self.object(ObjectId(backing.object)).privates.fetch_sub(1, Ordering::SeqCst);
-        drop(layout);
         self.put(ObjectId(backing.object));
     }
 

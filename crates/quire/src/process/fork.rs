@@ -55,7 +55,8 @@ impl Process {
     /// Takes the space's lock, closes the gate, and charges the child's share. Another process may
     /// be quicker to take the room that was made, so it is tried again.
     fn charge_fork(&'static self) -> Result<(Layout<'static>, usize), Errno> {
-        let mut layout = self.space.lock();
+        // The child has no thread that would end what is dying.
+        let mut layout = self.space.lock_over(&[self.space.arena()]);
         let mut charged = Err(Errno::NOMEM);
         self.space.begin_fork_demand(&layout);
         for _ in 0..TRIES_MAX {

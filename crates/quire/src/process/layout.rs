@@ -46,24 +46,26 @@ impl Process {
         Ok(PageRange::new(self.space.mmu().page(address), len >> PAGE_SHIFT))
     }
 
-    fn locked<R>(&self, act: impl FnOnce(&mut Layout<'_>) -> R) -> R {
+    /// Does `act` to the layout, with nothing dying in the ranges that it names.
+    fn locked<R>(&self, ranges: &[PageRange], act: impl FnOnce(&mut Layout<'_>) -> R) -> R {
         let _signals = SignalsBlocked::new();
-        let mut layout = self.space.lock();
+        let mut layout = self.space.lock_over(ranges);
         act(&mut layout)
     }
 
     /// The same on an engine thread, which can map and move pages.
-    fn on_errand<R>(&self, act: impl FnOnce(&mut Layout<'_>) -> R) -> R {
-        self.locked(|layout| self.space.errands.send(|| act(layout)))
+    fn on_errand<R>(&self, ranges: &[PageRange], act: impl FnOnce(&mut Layout<'_>) -> R) -> R {
+        self.locked(ranges, |layout| self.space.errands.send(|| act(layout)))
     }
 
     /// On an engine thread only where `needs_engine`: an errand costs two switches of thread.
     fn locked_or_errand<R>(
         &self,
+        ranges: &[PageRange],
         needs_engine: impl FnOnce(&mut Layout<'_>) -> bool,
         act: impl FnOnce(&mut Layout<'_>) -> R,
     ) -> R {
-        self.locked(|layout| {
+        self.locked(ranges, |layout| {
             if needs_engine(layout) { self.space.errands.send(|| act(layout)) } else { act(layout) }
         })
     }
@@ -75,7 +77,7 @@ impl Process {
         }
         let managed = self.space.budget().member().managed_pages.load(Ordering::Relaxed);
         let bytes = (managed + pages as u64) << PAGE_SHIFT;
-        let ask = || self.on_errand(|_| getrlimit(Resource::As).current);
+        let ask = || self.on_errand(&[], |_| getrlimit(Resource::As).current);
         if self.address_limit.allows(bytes, ask) { Ok(()) } else { Err(Errno::NOMEM) }
     }
 
@@ -97,6 +99,7 @@ impl Process {
         let pages = bytes >> PAGE_SHIFT;
         self.check_address_limit(pages)?;
         let mapped = self.locked_or_errand(
+            &[],
             |_| is_populated(flags),
             |layout| {
                 let start = self.space.map(layout, hint, pages, Prot((prot & PROT_MASK) as u32))?;
@@ -114,7 +117,7 @@ impl Process {
     /// doing alone.
     fn explain_refusal(&self) {
         static HAS_EXPLAINED: AtomicBool = AtomicBool::new(false);
-        let is_limited = self.on_errand(|_| getrlimit(Resource::Data).current.is_some());
+        let is_limited = self.on_errand(&[], |_| getrlimit(Resource::Data).current.is_some());
         if is_limited && !HAS_EXPLAINED.swap(true, Ordering::Relaxed) {
             super::say(format_args!(
                 "quire: memory is refused to process {}: RLIMIT_DATA counts quire's tables too; \
@@ -149,7 +152,7 @@ impl Process {
         let range = self.pages(address, len)?;
         let needs_engine =
             |layout: &mut Layout<'_>| is_populated(flags) || self.space.has_foreign(layout, range);
-        self.locked_or_errand(needs_engine, |layout| {
+        self.locked_or_errand(&[range], needs_engine, |layout| {
             if flags as u32 & c::MAP_FIXED_NOREPLACE == c::MAP_FIXED_NOREPLACE
                 && self.space.is_mapped(layout, range)
             {
@@ -178,7 +181,7 @@ impl Process {
         let range = self.pages(address, len)?;
         // Faults there are the kernel's from now on.
         self.space.budget().count(Event::LayoutUnmanaged, 1);
-        self.locked(|layout| {
+        self.locked(&[range], |layout| {
             if self.space.has_foreign(layout, range) {
                 self.space.errands.send(|| self.space.map_foreign(layout, range))?;
             } else {
@@ -208,8 +211,14 @@ impl Process {
             return Err(Errno::INVAL);
         }
         let range = self.pages(address, len).map_err(|_| Errno::INVAL)?;
-        let needs_engine = |layout: &mut Layout<'_>| self.space.has_foreign(layout, range);
-        self.locked_or_errand(needs_engine, |layout| self.space.unmap(layout, range))
+        // From before the lock until nothing is dying: a handler that unmaps, or forks, would wait
+        // for the thread that it interrupted.
+        let _signals = SignalsBlocked::new();
+        let mut layout = self.space.lock_over(&[range]);
+        if self.space.has_foreign(&layout, range) {
+            return self.space.errands.send(|| self.space.unmap(&mut layout, range));
+        }
+        self.space.unmap_and_unlock(layout, range)
     }
 
     /// mprotect.
@@ -223,7 +232,7 @@ impl Process {
         }
         let loses = !Prot((prot & PROT_MASK) as u32).is_movable();
         let needs_engine = |_: &mut Layout<'_>| loses && self.space.has_used(range);
-        self.locked_or_errand(needs_engine, |layout| {
+        self.locked_or_errand(&[range], needs_engine, |layout| {
             self.each_kind(layout, range, |layout, part, kind| match kind {
                 Kind::Anonymous | Kind::Private => {
                     self.space.protect(layout, part, Prot((prot & PROT_MASK) as u32))
@@ -233,6 +242,8 @@ impl Process {
                     // SAFETY: the program's own mapping.
                     unsafe { memory::protect(start, bytes, prot as u32) }
                 }
+                // Waited for: none is in the range.
+                Kind::Dying => Err(Errno::NOMEM),
             })
         })
     }
@@ -306,6 +317,7 @@ impl Process {
             Some(Advice::WillNeed | Advice::Free | Advice::PageOut | Advice::Populate)
         );
         self.locked_or_errand(
+            &[range],
             |_| maps,
             |layout| {
                 self.each_kind(layout, range, |layout, part, kind| match (kind, managed) {
@@ -314,6 +326,8 @@ impl Process {
                         // SAFETY: the program's own mapping and its own advice.
                         unsafe { memory::advise(start, bytes, advice as u32) }
                     }
+                    // Waited for: none is in the range.
+                    (Kind::Dying, _) => Err(Errno::NOMEM),
                     (_, Some(advice)) => self.space.advise(layout, part, advice),
                     (_, None) => Ok(()),
                 })
@@ -349,7 +363,12 @@ impl Process {
         } else {
             Placement::InPlace
         };
-        let start = self.on_errand(|layout| self.space.remap(layout, range, pages, placement))?;
+        let target = match placement {
+            Placement::At(start) => PageRange::new(start, pages),
+            Placement::InPlace | Placement::Anywhere => PageRange::new(range.start, 0),
+        };
+        let remap = |layout: &mut Layout<'_>| self.space.remap(layout, range, pages, placement);
+        let start = self.on_errand(&[range, target], remap)?;
         Ok(self.space.mmu().address(start))
     }
 
@@ -359,7 +378,7 @@ impl Process {
     /// As mlock(2).
     pub fn mlock(&self, address: usize, len: usize) -> Result<(), Errno> {
         let range = self.outer_pages(address, len)?;
-        self.on_errand(|layout| self.space.mlock(layout, range))
+        self.on_errand(&[range], |layout| self.space.mlock(layout, range))
     }
 
     /// munlock.
@@ -368,7 +387,7 @@ impl Process {
     /// As munlock(2).
     pub fn munlock(&self, address: usize, len: usize) -> Result<(), Errno> {
         let range = self.outer_pages(address, len)?;
-        self.locked(|layout| self.space.munlock(layout, range))
+        self.locked(&[range], |layout| self.space.munlock(layout, range))
     }
 
     /// The pages that hold any byte of a range, which need not be aligned.
@@ -383,7 +402,7 @@ impl Process {
     /// `NOMEM` where it would be more than half of the budget.
     pub fn mlockall(&self, flags: i32) -> Result<(), Errno> {
         let flags = flags as u32;
-        self.on_errand(|layout| {
+        self.on_errand(&[self.space.arena()], |layout| {
             self.space.lock_future(flags & c::MCL_FUTURE != 0);
             if flags & c::MCL_CURRENT != 0 { self.space.mlock_current(layout) } else { Ok(()) }
         })
@@ -394,7 +413,7 @@ impl Process {
     /// # Errors
     /// None so far.
     pub fn munlockall(&self) -> Result<(), Errno> {
-        self.locked(|layout| {
+        self.locked(&[self.space.arena()], |layout| {
             self.space.lock_future(false);
             let mut at = PageNum(0);
             while let Some(vma) = self.space.next_vma(layout, at) {
@@ -421,6 +440,7 @@ impl Process {
             let is_resident = match vma.attributes.kind {
                 Kind::Anonymous | Kind::Private => self.space.is_resident(page),
                 Kind::Foreign | Kind::Object => self.is_resident_in_kernel(page),
+                Kind::Dying => return Err(Errno::NOMEM),
             };
             // SAFETY: the caller's promise.
             unsafe { into.add(at).write(u8::from(is_resident)) };

@@ -210,6 +210,7 @@ impl<M: Mmu> AddressSpace<M> {
         self.unanswered.after_fork_in_child();
         self.should_answer_shut_out.store(false, Ordering::Relaxed);
         self.layout.after_fork_in_child(ThreadId::UNKNOWN);
+        self.dying.after_fork_in_child();
         self.rights.after_fork_in_child();
         self.forget_waiters();
         self.fork_demand.store(NONE, Ordering::SeqCst);

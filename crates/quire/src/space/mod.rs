@@ -1,7 +1,7 @@
 //! An address space: all that Quire manages in one process.
 //!
 //! Owns the VMAs, the page words, the frames, the swap and the account, and leaves mapping to its
-//! [`Mmu`]. One file per verb: [`map`](self), `unmap`, `protect`, `remap`, `advise`; the fault is
+//! [`Mmu`]. One file per verb: [`map`](self), `unmap` (and `dying`), `protect`, `remap`, `advise`; the fault is
 //! in [`crate::fault`], eviction in [`crate::reclaim`].
 //!
 //! Locks, in order: the space's lock (`layout`: alone by program threads, shared by faults that go
@@ -12,6 +12,7 @@ mod advise;
 #[cfg(feature = "simulated")]
 mod check;
 mod clean;
+mod dying;
 mod fork;
 pub(crate) mod hosts;
 pub(crate) mod layout_lock;
@@ -35,6 +36,7 @@ use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 
 pub use self::advise::Advice;
+use self::dying::Dying;
 use self::hosts::Hosts;
 use self::layout_lock::{Entry, LayoutLock, NumberOfThread, Unlocked};
 pub use self::layout_lock::{Layout, ThreadId};
@@ -112,6 +114,8 @@ pub struct AddressSpace<M: Mmu> {
     single_threaded: AtomicPtr<AtomicU8>,
     thread_of_caller: NumberOfThread,
     layout: LayoutLock,
+    /// What is being unmapped outside of it.
+    dying: Dying,
 }
 
 impl<M: Mmu> AddressSpace<M> {
@@ -156,11 +160,13 @@ impl<M: Mmu> AddressSpace<M> {
             single_threaded: AtomicPtr::new(null_mut()),
             thread_of_caller: NumberOfThread::default(),
             layout: LayoutLock::new(Scratch::new()?),
+            dying: Dying::new(),
             budget,
         })
     }
 
-    /// Takes the space's lock, to change the layout.
+    /// Takes the space's lock, to change the layout: of what nobody else can be unmapping just now.
+    /// [`Self::lock_over`] is for a range that comes from the program.
     pub fn lock(&self) -> Layout<'_> {
         self.layout.lock(|| self.owner(), self)
     }

@@ -7,67 +7,121 @@ use crate::page::{Snapshot, State};
 use crate::sys::Errno;
 use crate::units::{PageNum, PageRange};
 
+/// What an unmap finds in its range.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Found {
+    /// Managed pages.
+    managed: usize,
+    /// Those of them that can be written.
+    writable: usize,
+    pub has_foreign: bool,
+}
+
+impl Found {
+    /// Whether there is nothing to unmap.
+    pub const fn is_nothing(self) -> bool {
+        self.managed == 0 && !self.has_foreign
+    }
+}
+
+/// Locked pages of one block that are dropped together.
+struct Run {
+    range: PageRange,
+    mapped: usize,
+    is_poisoned: bool,
+}
+
+impl Run {
+    fn at(page: PageNum) -> Run {
+        Run { range: PageRange { start: page, end: page }, mapped: 0, is_poisoned: false }
+    }
+}
+
 impl<M: Mmu> AddressSpace<M> {
     /// Unmaps a range: its pages are gone, and an access is a SIGSEGV from now on. The kernel's rights
     /// may stay (see [`super::rights`]), so that neither this nor the next map changes its mappings.
+    /// The space stays locked; [`Self::unmap_and_unlock`] is for who needs it no more.
     ///
     /// # Errors
     /// `NOMEM` where a VMA would have to be split and the table is full; nothing has changed then.
+    /// `BUSY` where an object is mapped shared.
     pub fn unmap(&self, layout: &mut Layout<'_>, range: PageRange) -> Result<(), Errno> {
-        let mut managed = 0;
-        let mut at = range.start;
-        let mut had_any = false;
-        let mut writable = 0;
-        while at < range.end {
-            let next = self.vmas.next_from(at, &layout.locked);
-            let Some(vma) = next.filter(|vma| vma.range.start < range.end) else { break };
-            let part = vma.range.intersect(range);
-            had_any = true;
-            at = part.end;
-            match vma.attributes.kind {
-                Kind::Anonymous | Kind::Private => {
-                    managed += part.len();
-                    if vma.attributes.prot == Prot::READ_WRITE {
-                        writable += part.len();
-                    }
-                }
-                // Whatever the program mapped there goes, and our reservation comes back.
-                Kind::Foreign => self.mmu.reserve_again(part),
-                // Objects know where they are mapped shared: `Objects::unmap` takes them out before.
-                Kind::Object => return Err(Errno::BUSY),
-            }
-        }
-        if !had_any {
+        let found = self.look_over(layout, range)?;
+        if found.is_nothing() {
             return Ok(());
+        }
+        if found.has_foreign {
+            // Whatever the program mapped there goes, and our reservation comes back.
+            for vma in self.vmas_in(layout, range) {
+                if vma.attributes.kind == Kind::Foreign {
+                    self.mmu.reserve_again(vma.range.intersect(range));
+                }
+            }
         }
         self.vmas.remove(range, &layout.locked)?;
         self.drop_pages(range);
-        // Faults that are on their way find no VMA: it is sealed, and they are answered.
-        self.leave_rights(layout, range, writable == range.len());
-        self.budget.add_managed(-(managed as isize));
+        self.settle_unmapped(layout, range, found);
         Ok(())
+    }
+
+    /// Looks at what is to be unmapped.
+    pub(super) fn look_over(&self, layout: &Layout<'_>, range: PageRange) -> Result<Found, Errno> {
+        let mut found = Found::default();
+        for vma in self.vmas_in(layout, range) {
+            let pages = vma.range.intersect(range).len();
+            match vma.attributes.kind {
+                Kind::Anonymous | Kind::Private => {
+                    found.managed += pages;
+                    if vma.attributes.prot == Prot::READ_WRITE {
+                        found.writable += pages;
+                    }
+                }
+                Kind::Foreign => found.has_foreign = true,
+                // Objects know where they are mapped shared: `Objects::unmap` takes them out before.
+                Kind::Object => return Err(Errno::BUSY),
+                Kind::Dying => debug_assert!(false, "{range:?} was not locked over"),
+            }
+        }
+        Ok(found)
+    }
+
+    /// A range has neither VMA nor pages any more.
+    pub(super) fn settle_unmapped(&self, layout: &Layout<'_>, range: PageRange, found: Found) {
+        // Faults that are on their way find no VMA: it is sealed, and they are answered.
+        self.leave_rights(layout, range, found.writable == range.len());
+        self.budget.add_managed(-(found.managed as isize));
     }
 
     /// Drops the content of all pages of a range: they read as zeros. The VMAs stay.
     pub(super) fn drop_pages(&self, range: PageRange) {
         for part in self.used_parts(range) {
-            let mut mapped = 0;
-            let mut is_poisoned = false;
+            let mut run = Run::at(part.start);
             for page in part.pages() {
-                // Sleeps: whoever holds a page lock needs nothing that we hold.
-                let before = self.lock_page(page);
-                mapped += usize::from(before.state() == State::Mapped);
-                is_poisoned |= before.state() == State::Poisoned;
+                self.mmu.step();
+                let before = self.word(page).try_lock().unwrap_or_else(|| {
+                    // Who sleeps has no other page: a reader that has this one may wait for memory,
+                    // and several threads that drop pages could have locked all there is to take.
+                    self.drop_run(core::mem::replace(&mut run, Run::at(page)));
+                    self.lock_page(page)
+                });
+                run.range.end = page.add(1);
+                run.mapped += usize::from(before.state() == State::Mapped);
+                run.is_poisoned |= before.state() == State::Poisoned;
                 self.release_backing(before);
             }
-            if mapped > 0 || is_poisoned {
-                self.mmu.unmap(part);
-                self.count_unmapped(part.start, mapped);
-                self.budget.uncharge(mapped);
-            }
-            for page in part.pages() {
-                self.unlock_page_with(page, Snapshot::new(State::None, 0));
-            }
+            self.drop_run(run);
+        }
+    }
+
+    fn drop_run(&self, run: Run) {
+        let Run { range, mapped, is_poisoned } = run;
+        if mapped > 0 || is_poisoned {
+            self.mmu.unmap(range);
+            self.count_unmapped(range.start, mapped);
+            self.budget.uncharge(mapped);
+        }
+        for page in range.pages() {
+            self.unlock_page_with(page, Snapshot::new(State::None, 0));
         }
     }
 

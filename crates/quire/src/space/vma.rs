@@ -31,6 +31,8 @@ pub enum Kind {
     /// Private memory, managed, whose first content is an object's: a page without content reads as
     /// the object's bytes, and not as zeros.
     Private = 3,
+    /// Being unmapped: its pages go, and nobody comes any more (`dying.rs`).
+    Dying = 4,
 }
 
 impl Kind {
@@ -122,6 +124,7 @@ impl Attributes {
                 1 => Kind::Foreign,
                 2 => Kind::Object,
                 3 => Kind::Private,
+                4 => Kind::Dying,
                 _ => Kind::Anonymous,
             },
             pattern: match bits >> 16 & 0xff {
@@ -383,15 +386,48 @@ impl VmaIndex {
     /// `NOMEM` where a split finds the table full; nothing has changed then.
     pub fn remove(&self, range: PageRange, locked: &SpaceLocked) -> Result<(), Errno> {
         self.cut_out(range, locked)?;
+        self.note_gap(range, locked);
+        Ok(())
+    }
+
+    /// A range has no VMA any more.
+    fn note_gap(&self, range: PageRange, locked: &SpaceLocked) {
         let everything = PageRange { start: PageNum(0), end: PageNum(u64::MAX) };
         let gap = self.gap_around(range, everything, locked);
         for hint in &self.gap_hints[..=gap.len().max(1).ilog2() as usize] {
             hint.fetch_min(gap.start.0, Ordering::Relaxed);
         }
-        Ok(())
     }
 
-    /// The same for a range that is filled again at once: no gap comes of it.
+    /// Takes a VMA away that is just `range`: that needs no room.
+    pub fn remove_whole(&self, range: PageRange, locked: &SpaceLocked) {
+        let position = self.search(range.start);
+        debug_assert!(self.view(position).is_some_and(|vma| vma.range == range));
+        self.remove_at(position, locked);
+        self.note_gap(range, locked);
+    }
+
+    /// Puts one VMA where others were, or nothing, that joins no neighbour: nobody has its like.
+    ///
+    /// # Errors
+    /// `NOMEM` where the table is full; nothing has changed then.
+    pub fn replace(
+        &self,
+        range: PageRange,
+        attributes: Attributes,
+        locked: &SpaceLocked,
+    ) -> Result<(), Errno> {
+        let first = self.next_from(range.start, locked);
+        if let Some(vma) = first.filter(|vma| vma.range == range) {
+            self.reorder(|| self.change(vma.slot, Some((range, attributes))));
+            return Ok(());
+        }
+        // It looks for room for both: a split, and this one.
+        self.cut_out(range, locked)?;
+        self.insert(range, attributes, locked)
+    }
+
+    /// Does what [`Self::remove`] does to a range that is filled again at once: no gap comes of it.
     fn cut_out(&self, range: PageRange, locked: &SpaceLocked) -> Result<(), Errno> {
         if self.len() + 2 >= VMAS_MAX {
             return Err(Errno::NOMEM);

@@ -5,7 +5,7 @@ use std::vec::Vec;
 use proptest::prelude::*;
 use rangemap::RangeMap;
 
-use super::vma::{Attributes, Pattern, SpaceLocked, VmaIndex};
+use super::vma::{Attributes, Kind, Pattern, SpaceLocked, VmaIndex};
 use crate::mmu::Prot;
 use crate::units::{PageNum, PageRange};
 
@@ -16,6 +16,7 @@ const PAGES: u64 = 64;
 enum Operation {
     Map(PageRange, Prot),
     Unmap(PageRange),
+    Die(PageRange),
     Protect(PageRange, Prot),
     Advise(PageRange, Pattern),
     Room(usize, u64),
@@ -37,6 +38,7 @@ fn operation() -> impl Strategy<Value = Operation> {
     prop_oneof![
         3 => (range(), prot()).prop_map(|(range, prot)| Operation::Map(range, prot)),
         2 => range().prop_map(Operation::Unmap),
+        2 => range().prop_map(Operation::Die),
         2 => (range(), prot()).prop_map(|(range, prot)| Operation::Protect(range, prot)),
         1 => (range(), pattern).prop_map(|(range, pattern)| Operation::Advise(range, pattern)),
         2 => (1..40usize, 0..PAGES).prop_map(|(pages, hint)| Operation::Room(pages, hint)),
@@ -73,6 +75,19 @@ fn apply(
         }
         Operation::Unmap(range) => {
             index.remove(range, locked).unwrap();
+            oracle.remove(range.start.0..range.end.0);
+        }
+        Operation::Die(range) => {
+            let copies: Vec<_> =
+                range.pages().filter_map(|page| index.lookup(page).unwrap()).collect();
+            let dying = Attributes { kind: Kind::Dying, ..Attributes::anonymous(Prot::NONE) };
+            index.replace(range, dying, locked).unwrap();
+            let found = index.next_from(range.start, locked).unwrap();
+            assert_eq!((found.range, found.attributes), (range, dying));
+            for copy in copies {
+                assert!(!index.is_current(&copy), "a fault takes no notice: {copy:?}");
+            }
+            index.remove_whole(range, locked);
             oracle.remove(range.start.0..range.end.0);
         }
         Operation::Protect(range, prot) => {

@@ -11,7 +11,7 @@ use quire::mmu::simulated::{Generator, Pin, Trap};
 use quire::page::State;
 use quire::space::Advice;
 use quire::space::remap::Placement;
-use quire::space::vma::Pattern;
+use quire::space::vma::{Kind, Pattern};
 use quire::units::{PAGE_SIZE, PageNum, PageRange};
 
 use crate::world::{Expected, SHARED, World};
@@ -63,7 +63,8 @@ impl<'a> Program<'a> {
         }
         self.unpin_all();
         if let Some(range) = self.locked.take() {
-            let _ = self.world.with_layout(|layout| self.world.space.munlock(layout, range));
+            let _ =
+                self.world.with_layout(&[range], |layout| self.world.space.munlock(layout, range));
         }
     }
 
@@ -92,6 +93,7 @@ impl<'a> Program<'a> {
             97 | 98 if self.generator.below(2) == 0 => self.track(),
             97 => self.world.plan.speculation.change(self.world.space.budget()),
             98 => self.track(),
+            _ if self.generator.below(2) == 0 => self.stand_still(),
             _ => self.unpin_all(),
         }
     }
@@ -120,8 +122,12 @@ impl<'a> Program<'a> {
         }
     }
 
-    /// Pages that somebody has mapped.
+    /// Pages that somebody has mapped, or is unmapping.
     fn foreign_part(&mut self) -> PageRange {
+        let dying = self.world.dying.lock().unwrap().first().copied();
+        if let Some(range) = dying.filter(|_| self.generator.below(2) == 0) {
+            return self.part_of(range);
+        }
         let start = self.generator.below(1500);
         let most = self.generator.below(70);
         let oracle = self.world.oracle.lock().unwrap();
@@ -288,6 +294,19 @@ impl<'a> Program<'a> {
         });
     }
 
+    /// Has the space to itself, as a fork does.
+    fn stand_still(&mut self) {
+        self.say(|| "stands still".to_owned());
+        let space = &self.world.space;
+        self.world.with_layout(&[space.arena()], |layout| {
+            let mut at = PageNum(0);
+            while let Some(vma) = space.next_vma(layout, at) {
+                assert_ne!(vma.attributes.kind, Kind::Dying, "{vma:?} has an owner");
+                at = vma.range.end;
+            }
+        });
+    }
+
     /// The oracle's side of a change of a range.
     fn expect(&self, range: PageRange, change: impl Fn(&mut Expected)) {
         let mut oracle = self.world.oracle.lock().unwrap();
@@ -302,7 +321,7 @@ impl<'a> Program<'a> {
         if have + pages > self.world.plan.pages {
             return;
         }
-        let start = self.world.with_layout(|layout| {
+        let start = self.world.with_layout(&[], |layout| {
             let start = self.world.space.map(layout, None, pages, Prot::READ_WRITE).unwrap();
             self.expect(PageRange::new(start, pages), |page| {
                 *page = Expected { prot: Prot::READ_WRITE, ..Expected::default() };
@@ -322,10 +341,7 @@ impl<'a> Program<'a> {
         let tail = PageRange { start: part.end, end: region.end };
         self.regions.extend([head, tail].into_iter().filter(|range| !range.is_empty()));
         self.forget_lock_in(part);
-        self.world.with_layout(|layout| {
-            self.world.space.unmap(layout, part).unwrap();
-            self.expect(part, |page| *page = Expected::default());
-        });
+        self.world.unmap(part, || self.expect(part, |page| *page = Expected::default()));
     }
 
     fn protect(&mut self) {
@@ -348,7 +364,7 @@ impl<'a> Program<'a> {
 
     fn set_rights(&self, part: PageRange, prot: Prot) {
         self.say(|| format!("protects {part:?} {prot:?}"));
-        self.world.with_layout(|layout| {
+        self.world.with_layout(&[part], |layout| {
             // Somebody else's range may have gone meanwhile.
             if self.world.space.protect(layout, part, prot).is_ok() {
                 self.expect(part, |page| page.prot = prot);
@@ -360,7 +376,7 @@ impl<'a> Program<'a> {
         let Some(part) = self.own_part() else { return };
         let is_lazy = self.generator.below(2) == 0;
         self.say(|| format!("{} {part:?}", if is_lazy { "frees" } else { "drops" }));
-        self.world.with_layout(|layout| {
+        self.world.with_layout(&[part], |layout| {
             if is_lazy {
                 self.world.space.advise(layout, part, Advice::Free).unwrap();
                 self.expect(part, |page| {
@@ -393,12 +409,14 @@ impl<'a> Program<'a> {
             self.say(|| "advises the whole arena out".to_owned());
             let all = PageRange { start: SHARED.start, end: SHARED.end.add(1000) };
             let world = self.world;
-            let _ = world.with_layout(|layout| world.space.advise(layout, all, Advice::PageOut));
+            let _ = world
+                .with_layout(&[all], |layout| world.space.advise(layout, all, Advice::PageOut));
         }
         let advice = advices[self.generator.below(advices.len())];
         self.say(|| format!("advises {advice:?} for {part:?}"));
         // Part of it may have another kind; what it holds does not change.
-        let _ = self.world.with_layout(|layout| self.world.space.advise(layout, part, advice));
+        let _ =
+            self.world.with_layout(&[part], |layout| self.world.space.advise(layout, part, advice));
     }
 
     fn remap(&mut self) {
@@ -406,7 +424,7 @@ impl<'a> Program<'a> {
         let pages = 1 + self.generator.below(region.len() + 20);
         self.forget_lock_in(region);
         let world = self.world;
-        let target = world.with_layout(|layout| {
+        let target = world.with_layout(&[region], |layout| {
             // One mapping only: rights may have split the region.
             let whole = world.space.next_vma(layout, region.start);
             let fits = whole
@@ -443,14 +461,15 @@ impl<'a> Program<'a> {
     fn lock(&mut self) {
         if let Some(range) = self.locked.take() {
             self.say(|| format!("unlocks {range:?}"));
-            let _ = self.world.with_layout(|layout| self.world.space.munlock(layout, range));
+            let _ =
+                self.world.with_layout(&[range], |layout| self.world.space.munlock(layout, range));
             return;
         }
         let Some(part) = self.own_part() else { return };
         let part = PageRange::new(part.start, part.len().min(LOCKED_MAX));
         self.say(|| format!("locks {part:?}"));
         // Without rights, or with a page that is lost, it fails, and some of it is locked.
-        let _ = self.world.with_layout(|layout| self.world.space.mlock(layout, part));
+        let _ = self.world.with_layout(&[part], |layout| self.world.space.mlock(layout, part));
         self.locked = Some(part);
     }
 
@@ -486,8 +505,9 @@ impl<'a> Program<'a> {
             let world = self.world;
             let all = pages.iter().map(|page| PageRange::new(*page, 1)).chain([part]);
             for range in all {
-                let _ =
-                    world.with_layout(|layout| world.space.advise(layout, range, Advice::PageOut));
+                let _ = world.with_layout(&[range], |layout| {
+                    world.space.advise(layout, range, Advice::PageOut)
+                });
             }
         }
         self.write_pinned();
@@ -547,7 +567,7 @@ impl<'a> Program<'a> {
         }
         let Some(part) = self.own_part() else { return };
         self.say(|| format!("tracks the writes of {part:?}"));
-        self.world.with_layout(|layout| {
+        self.world.with_layout(&[part], |layout| {
             let mut disturbed = self.world.disturbed.lock().unwrap();
             part.pages().for_each(|page| {
                 disturbed.remove(&page);

@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::panic::AssertUnwindSafe;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use quire::control::Event;
 use quire::mmu::Prot;
-use quire::mmu::simulated::{Baton, Generator, Planted, Settings, Simulated, Stopped, Wait};
+use quire::mmu::simulated::{Baton, Generator, Planted, Settings, Simulated, Stopped};
 use quire::page::State;
 use quire::reclaim::Balance;
 use quire::scratch::Scratch;
@@ -150,7 +150,10 @@ pub struct World {
     /// Pages that somebody is about to write.
     pub writes: Mutex<Vec<PageNum>>,
     pub pins: AtomicUsize,
-    layout_is_taken: AtomicBool,
+    /// What somebody unmaps just now.
+    pub dying: Mutex<Vec<PageRange>>,
+    /// Threads that change the layout.
+    layout_changers: AtomicUsize,
     layout_changes: AtomicUsize,
     programs_left: AtomicUsize,
     handlers_left: AtomicUsize,
@@ -192,7 +195,8 @@ impl World {
             disturbed: Mutex::new(BTreeSet::new()),
             writes: Mutex::new(Vec::new()),
             pins: AtomicUsize::new(0),
-            layout_is_taken: AtomicBool::new(false),
+            dying: Mutex::new(Vec::new()),
+            layout_changers: AtomicUsize::new(0),
             layout_changes: AtomicUsize::new(0),
             programs_left: AtomicUsize::new(plan.programs),
             handlers_left: AtomicUsize::new(plan.handlers),
@@ -212,17 +216,33 @@ impl World {
         }
     }
 
-    /// Takes the space's lock. It is held across calls of the MMU, so that waiting for it must
-    /// give the baton away.
-    pub fn with_layout<R>(&self, act: impl FnOnce(&mut Layout<'_>) -> R) -> R {
+    /// Takes the space's lock, to change the layout of ranges.
+    pub fn with_layout<R>(
+        &self,
+        ranges: &[PageRange],
+        act: impl FnOnce(&mut Layout<'_>) -> R,
+    ) -> R {
         self.baton.step();
-        while self.layout_is_taken.swap(true, Ordering::Relaxed) {
-            self.baton.block(Wait::Lock(0));
-        }
-        let result = act(&mut self.space.lock());
-        self.layout_is_taken.store(false, Ordering::Relaxed);
+        self.change_layout(self.space.lock_over(ranges), |mut layout| act(&mut layout))
+    }
+
+    /// Unmaps a range; `forget` has the oracle forget it. The oracle is first: as soon as the range is
+    /// free somebody else may have it.
+    pub fn unmap(&self, range: PageRange, forget: impl FnOnce()) {
+        self.baton.step();
+        self.change_layout(self.space.lock_over(&[range]), |layout| {
+            forget();
+            self.dying.lock().unwrap().push(range);
+            self.space.unmap_and_unlock(layout, range).unwrap();
+            self.dying.lock().unwrap().retain(|other| *other != range);
+        });
+    }
+
+    fn change_layout<'a, R>(&self, layout: Layout<'a>, act: impl FnOnce(Layout<'a>) -> R) -> R {
+        self.layout_changers.fetch_add(1, Ordering::Relaxed);
+        let result = act(layout);
+        self.layout_changers.fetch_sub(1, Ordering::Relaxed);
         self.layout_changes.fetch_add(1, Ordering::Relaxed);
-        self.baton.unblock(Wait::Lock(0));
         result
     }
 
@@ -242,7 +262,7 @@ impl World {
 
     /// Whether somebody changes the layout just now.
     pub fn layout_is_taken(&self) -> bool {
-        self.layout_is_taken.load(Ordering::Relaxed)
+        self.layout_changers.load(Ordering::Relaxed) > 0
     }
 
     /// How often it was changed.

@@ -1,5 +1,5 @@
 //! Programs that fault: the page-fault programs of will-it-scale, and threads that fault beside one
-//! that maps and unmaps.
+//! that unmaps or protects.
 //!
 //! Owns the programs and what they print. Each thread of the first has an area of its own, which it
 //! maps, writes a word of each page of, and unmaps, again and again for a fixed time: private and
@@ -40,9 +40,36 @@ pub struct LoadArgs {
     #[arg(long, default_value_t = 1.0)]
     seconds: f64,
 
-    /// What one more thread maps, fills and unmaps meanwhile
+    /// What one more thread maps, and changes meanwhile
     #[arg(long, value_parser = Size::parse)]
     mapped: Option<Size>,
+
+    /// How it does
+    #[arg(long, value_enum, default_value_t = Change::Unmap)]
+    beside: Change,
+}
+
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Change {
+    /// It maps, fills and unmaps: the pages are dropped outside of the space's lock
+    Unmap,
+    /// It fills, takes the right to write away, and gives it back: the pages are moved under the lock
+    Protect,
+}
+
+impl Change {
+    /// The name on the command line.
+    pub fn name(self) -> String {
+        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+    }
+
+    /// What the thread does to its area.
+    pub const fn does(self) -> &'static str {
+        match self {
+            Change::Unmap => "maps, fills and unmaps",
+            Change::Protect => "fills and protects",
+        }
+    }
 }
 
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
@@ -59,7 +86,7 @@ pub enum Load {
     /// A block of malloc's
     #[value(name = "malloc1")]
     Malloc,
-    /// Faults beside a thread that maps and unmaps
+    /// Faults beside a thread that unmaps or protects
     #[value(name = "contention")]
     Contention,
 }
@@ -78,7 +105,7 @@ pub fn main(args: &LoadArgs) -> Result<u8> {
     ensure!(pages > 0 && args.threads > 0, "there is one page and one thread at least");
     if args.what == Load::Contention {
         let mapped_pages = args.mapped.map_or(0, bytes) / PAGE_BYTES;
-        contend(args.threads, pages, mapped_pages)?.print();
+        contend(args.threads, pages, mapped_pages, args.beside)?.print();
         return Ok(0);
     }
     let rate = scale(args.what, args.threads, pages, Duration::from_secs_f64(args.seconds))?;
@@ -141,13 +168,13 @@ fn write_pages<T>(words: &mut [T], is_over: &AtomicBool, write: impl Fn(&mut T))
     written
 }
 
-/// What became of faults beside a thread that maps.
+/// What became of faults beside a thread that changes the layout.
 struct Contended {
     /// The first touches of all faulting threads together.
     faults_per_second: f64,
     /// What each of them took, in order.
     times_ns: Vec<u32>,
-    /// Of the thread that maps, where there is one.
+    /// Of the thread that changes the layout, where there is one.
     areas_per_second: Option<f64>,
 }
 
@@ -172,8 +199,8 @@ fn at_share(sorted: &[u32], share: f64) -> u32 {
 }
 
 /// Threads that touch each page of an area once, in random order, a page a fault, while one more
-/// maps, fills and unmaps, whose faults may be as large as they like.
-fn contend(threads: usize, pages: usize, mapped_pages: usize) -> Result<Contended> {
+/// changes the layout, whose faults may be as large as they like.
+fn contend(threads: usize, pages: usize, mapped_pages: usize, change: Change) -> Result<Contended> {
     // All is mapped, and what the times go into is there, before the first touch.
     let mut areas = Vec::new();
     for index in 0..threads {
@@ -193,14 +220,14 @@ fn contend(threads: usize, pages: usize, mapped_pages: usize) -> Result<Contende
                 })
             })
             .collect();
-        let mapping =
-            (mapped_pages > 0).then(|| scope.spawn(move || map_and_unmap(mapped_pages, is_over)));
+        let changing = (mapped_pages > 0)
+            .then(|| scope.spawn(move || change_layout(change, mapped_pages, is_over)));
         start.wait();
         let seconds: Vec<_> = touching.into_iter().map(thread::ScopedJoinHandle::join).collect();
         // Relaxed: nothing is handed over with the flag.
         is_over.store(true, Ordering::Relaxed);
-        let areas_per_second = match mapping.map(thread::ScopedJoinHandle::join) {
-            Some(mapped) => Some(mapped.map_err(|_| anyhow::anyhow!("a thread panicked"))??),
+        let areas_per_second = match changing.map(thread::ScopedJoinHandle::join) {
+            Some(changed) => Some(changed.map_err(|_| anyhow::anyhow!("a thread panicked"))??),
             None => None,
         };
         let mut faults_per_second = 0.0;
@@ -229,13 +256,17 @@ fn touch_in_order(words: &mut [u64], order: &[u32], times_ns: &mut [u32]) -> f64
     before.duration_since(started).as_secs_f64()
 }
 
-/// Maps, fills and unmaps until it is over; returns areas a second.
-fn map_and_unmap(pages: usize, is_over: &AtomicBool) -> Result<f64> {
+/// Fills and changes until it is over; returns areas a second.
+fn change_layout(change: Change, pages: usize, is_over: &AtomicBool) -> Result<f64> {
     let started = Instant::now();
     let mut written = 0;
     while !is_over.load(Ordering::Relaxed) {
         let mut area = Mapping::new(pages * PAGE_BYTES)?;
         written += write_pages(area.words(), is_over, |word| *word = 1);
+        while change == Change::Protect && !is_over.load(Ordering::Relaxed) {
+            area.protect_for_a_moment()?;
+            written += write_pages(area.words(), is_over, |word| *word = 1);
+        }
     }
     Ok(written as f64 / pages as f64 / started.elapsed().as_secs_f64())
 }
@@ -254,10 +285,12 @@ mod tests {
 
     #[test]
     fn a_contended_run_has_a_time_for_every_touch() {
-        let contended = contend(2, 64, 16).unwrap();
-        assert_eq!(contended.times_ns.len(), 2 * 64);
-        assert!(contended.times_ns.is_sorted() && contended.faults_per_second > 0.0);
-        assert_eq!(contend(1, 16, 0).unwrap().areas_per_second, None);
+        for change in Change::value_variants() {
+            let contended = contend(2, 64, 16, *change).unwrap();
+            assert_eq!(contended.times_ns.len(), 2 * 64);
+            assert!(contended.times_ns.is_sorted() && contended.faults_per_second > 0.0);
+        }
+        assert_eq!(contend(1, 16, 0, Change::Unmap).unwrap().areas_per_second, None);
     }
 
     #[test]
