@@ -64,18 +64,12 @@ impl<M> std::error::Error for Unchanged<M> {
 }
 
 impl Raw {
-    fn must_be_at_home(&self, doing: &'static str) -> Result<(), Error> {
-        if self.host.is_some() { Err(Error::OtherSpace { doing }) } else { Ok(()) }
-    }
-
     fn protect(&self, prot: Prot) -> Result<(), Error> {
-        self.must_be_at_home("change the rights of a mapping")?;
         let changed = self.object.objects().protect(self.range, prot);
         changed.map_err(|errno| Error::NoMemory { doing: "change the rights of a mapping", errno })
     }
 
     pub(super) fn remap(&mut self, len: usize, options: RemapOptions) -> Result<(), Error> {
-        self.must_be_at_home("change the length of a mapping")?;
         let object_len = self.object.len();
         let bad = || Error::BadRange {
             path: self.object.name().to_string(),
@@ -110,8 +104,7 @@ impl Mapping {
     /// seen in it alone.
     ///
     /// # Errors
-    /// [`Error::ReadOnly`], [`Error::NoMemory`], [`Error::OtherSpace`]; the mapping is in the error, as
-    /// it was.
+    /// [`Error::ReadOnly`], [`Error::NoMemory`]; the mapping is in the error, as it was.
     ///
     /// # Safety
     /// As for [`MapOptions::map_mut`](super::MapOptions::map_mut): nobody else may read what is

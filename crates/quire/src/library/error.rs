@@ -56,11 +56,6 @@ pub enum Error {
         /// The object's length in bytes.
         object_len: u64,
     },
-    /// The object was opened in another address space, which this cannot be done from.
-    OtherSpace {
-        /// What cannot.
-        doing: &'static str,
-    },
     /// The object is read-only.
     ReadOnly {
         /// The object.
@@ -126,7 +121,6 @@ impl Error {
             Error::TooLittleMemory { .. }
             | Error::TooMuchMemory { .. }
             | Error::BadRange { .. } => Errno::INVAL,
-            Error::OtherSpace { .. } => Errno::OPNOTSUPP,
             Error::ReadOnly { .. } => Errno::ACCESS,
             Error::TooLong { .. } => Errno::FBIG,
             Error::Store(error) => error.errno(),
@@ -164,10 +158,6 @@ impl fmt::Display for Error {
                 f,
                 "{path}: {len} bytes at {offset} are not a range of its {object_len} bytes; map \
                  what is there, or make it longer first"
-            ),
-            Error::OtherSpace { doing } => write!(
-                f,
-                "cannot {doing} in another address space than the object's; open the object there"
             ),
             Error::ReadOnly { path } => {
                 write!(f, "{path} was opened read-only; open it with OpenOptions::write")

@@ -77,8 +77,10 @@ impl MapOptions {
     /// Maps it in the arena of another address space of the process, which serves the faults that
     /// are taken there, by its own [`Delivery`](super::Delivery). All else stays with the address
     /// space that the object was opened in: its cache, the memory that this may take, its workers
-    /// and its counters. Where it is mapped so, it is not recycled
-    /// ([`recycle`](super::Builder::recycle)). Both address spaces stay as long as the mapping does.
+    /// and its counters. Where it is mapped so, but for private copies, it is not recycled
+    /// ([`recycle`](super::Builder::recycle)). The pages of a private copy ([`Self::map_copy`]) are
+    /// that other address space's own: they count against its memory, can be pinned as far as that
+    /// allows, and go to its swap file. Both address spaces stay as long as the mapping does.
     #[must_use]
     pub fn in_space(mut self, space: &AddressSpace) -> MapOptions {
         self.space = Some(space.clone());
@@ -118,7 +120,7 @@ impl MapOptions {
     /// does not fit in).
     ///
     /// # Errors
-    /// As for [`Self::map`]; [`Error::OtherSpace`] with [`Self::in_space`].
+    /// As for [`Self::map`].
     ///
     /// # Safety
     /// As for [`Self::map`]: whether a change of the object shows is not said, and a shorter object
@@ -141,9 +143,6 @@ impl MapOptions {
 
     fn map_raw(&self, object: &Object, prot: Prot, sharing: Sharing) -> Result<Raw, Error> {
         let host = self.space.as_ref().filter(|space| !space.is_same(object.space()));
-        if sharing == Sharing::Private && host.is_some() {
-            return Err(Error::OtherSpace { doing: "map a private copy" });
-        }
         let object_len = object.len();
         let len = self.len.unwrap_or_else(|| object_len.saturating_sub(self.offset));
         let bad = || Error::BadRange {
@@ -162,11 +161,15 @@ impl MapOptions {
         let request =
             MapRequest { pages, prot, pattern: self.pattern, fault_around: self.fault_around };
         let made = match (sharing, host) {
-            (Sharing::Private, _) => object.objects().map_private(object.id(), request),
+            (Sharing::Private, None) => object.objects().map_private(object.id(), request),
             (Sharing::Shared, None) => object.objects().map(object.id(), request),
             // SAFETY: neither engine moves, and each parts before it goes.
             (Sharing::Shared, Some(host)) => unsafe {
                 object.objects().map_in(host.engine.objects, object.id(), request)
+            },
+            // SAFETY: as above.
+            (Sharing::Private, Some(host)) => unsafe {
+                object.objects().map_private_in(host.engine.objects, object.id(), request)
             },
         };
         let range = made.map_err(|errno| match errno {
@@ -220,6 +223,14 @@ impl Drop for Raw {
 }
 
 impl Raw {
+    /// The address space whose memory the bytes are.
+    pub fn payer(&self) -> &AddressSpace {
+        match (self.sharing, &self.host) {
+            (Sharing::Private, Some(host)) => host,
+            _ => self.object.space(),
+        }
+    }
+
     pub fn pages(&self, bytes: Range<usize>) -> PageRange {
         let lead = (self.offset % PAGE_SIZE as u64) as usize;
         let end = bytes.end.min(self.len);

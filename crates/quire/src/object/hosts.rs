@@ -10,13 +10,17 @@
 //! is, and hands it over under the name that the owner has for the page. What reaches a window, a
 //! VMA or an MMU asks for the page's host here; where that is the owner itself this is a branch.
 //!
+//! A private copy of a guest is the host's own memory, all but its first content. So its faults run
+//! in the host ([`super::private`]), which asks the owner for the object's page; what the owner has
+//! to read for it first comes back to the host under an away page's name.
+//!
 //! A guest is never in a large frame where it is mapped away: the moves that change what a window
 //! shows are read about by the owner's own thread ([`super::show`]).
 //!
 //! # Who stays
 //!
-//! A mapping keeps both spaces (its holder sees to that), and who has the host's window locked, and
-//! has seen the VMA unchanged, knows that the mapping is there. Beyond that the owner pins the host
+//! A mapping keeps both spaces (its holder sees to that), and who has the host's window locked, or
+//! the page of a copy, and has seen the VMA unchanged, knows that the mapping is there. Beyond that the owner pins the host
 //! for as long as it looks at it, and a host's thread the owner for as long as it serves a fault
 //! there; [`Objects::part`] waits for both.
 //!
@@ -124,16 +128,24 @@ impl<M: ObjectMmu> DerefMut for Window<'_, M> {
     }
 }
 
-/// An owner that stays as long as this does.
-struct PinnedOwner<'a, M: ObjectMmu> {
-    objects: &'a Objects<M>,
-    pins: &'a AtomicUsize,
+/// The owner of what a VMA shows, which stays as long as this does; or the space itself, which is
+/// there anyway.
+pub(super) struct PinnedOwner<'a, M: ObjectMmu> {
+    pub objects: &'a Objects<M>,
+    /// What the space is called there.
+    pub name: HostId,
+    /// What is shown.
+    pub id: ObjectId,
+    pins: Option<&'a AtomicUsize>,
 }
 
 impl<M: ObjectMmu> Drop for PinnedOwner<'_, M> {
+    #[inline]
     fn drop(&mut self) {
-        // Release pairs with the look in `forget_owner`: what was done there comes before.
-        self.pins.fetch_sub(1, Ordering::Release);
+        if let Some(pins) = self.pins {
+            // Release pairs with the look in `forget_host`: what was done there comes before.
+            pins.fetch_sub(1, Ordering::Release);
+        }
     }
 }
 
@@ -249,7 +261,8 @@ impl<M: ObjectMmu> Objects<M> {
     #[inline]
     pub(super) fn find_object_vma(&self, page: PageNum) -> Option<Found> {
         if !HostId::of(page).is_home() {
-            return self.find_away_vma(page).map(Found::Own);
+            let vma = self.find_away_vma(page)?;
+            return (vma.attributes.kind == Kind::Object).then_some(Found::Own(vma));
         }
         let found = self.space.find_vma(page);
         let vma = found.filter(|vma| vma.attributes.kind == Kind::Object)?;
@@ -263,14 +276,16 @@ impl<M: ObjectMmu> Objects<M> {
         self.as_own(&host, HostId::of(page), &vma)
     }
 
-    /// A VMA of a host as this space knows it, where it shows an object of this space.
+    /// A VMA of a host as this space knows it, where it shows an object of this space, or a private
+    /// copy of one.
     pub(super) fn as_own(&self, host: &Host<'_, M>, name: HostId, vma: &Vma) -> Option<Vma> {
         let backing = vma.attributes.backing;
-        if name.is_home() {
-            return (vma.attributes.kind == Kind::Object && !is_guest(backing)).then_some(*vma);
-        }
-        if vma.attributes.kind != Kind::Object || !is_guest(backing) {
+        let has_object = matches!(vma.attributes.kind, Kind::Object | Kind::Private);
+        if !has_object || is_guest(backing) == name.is_home() {
             return None;
+        }
+        if name.is_home() {
+            return Some(*vma);
         }
         let (place, object) = owner_and_object(backing);
         // Relaxed: only compared. What has changed since is found under the window's lock.
@@ -290,29 +305,42 @@ impl<M: ObjectMmu> Objects<M> {
         kind: &mut FaultKind,
         scratch: Option<&mut Scratch>,
     ) -> Result<Outcome, Doubt> {
-        let (owner, name) = {
+        let owner = {
             let _window = self.windows.lock(page);
             if way != Way::Classic && !self.space.is_current(vma) {
                 return Err(Doubt::changed(vma));
             }
             self.pin_owner(vma.attributes.backing)
         };
-        let served = owner.objects.try_object_fault(name.away(page), access, way, kind, scratch);
+        let served =
+            owner.objects.try_object_fault(owner.name.away(page), access, way, kind, scratch);
         served.map_err(|doubt| Doubt { range: local_range(doubt.range), ..doubt })
     }
 
-    /// Keeps the owner of a guest from going. The caller holds the window's lock, and has seen the
-    /// VMA unchanged.
-    fn pin_owner(&self, backing: Backing) -> (PinnedOwner<'_, M>, HostId) {
-        let owner = &self.neighbours.owners[owner_and_object(backing).0];
-        // Relaxed: who unmaps takes the window's lock after this, before anybody parts.
+    /// Whose object a VMA of this space shows, itself or its copies. The caller holds the lock of a
+    /// window of it, or of a copy's page, and has seen the VMA unchanged.
+    #[inline]
+    pub(super) fn owner_of(&self, backing: Backing) -> PinnedOwner<'_, M> {
+        if is_guest(backing) {
+            return self.pin_owner(backing);
+        }
+        let id = ObjectId(backing.object);
+        PinnedOwner { objects: self, name: HostId::HOME, id, pins: None }
+    }
+
+    /// Keeps the owner of a guest from going, as [`Self::owner_of`] does.
+    #[cold]
+    fn pin_owner(&self, backing: Backing) -> PinnedOwner<'_, M> {
+        let (place, object) = owner_and_object(backing);
+        let owner = &self.neighbours.owners[place];
+        // Relaxed: who unmaps takes the lock that the caller holds after this, before anybody parts.
         owner.pins.fetch_add(1, Ordering::Relaxed);
         // Acquire pairs with the release in `meet`.
         let objects = owner.objects.load(Ordering::Acquire);
         // SAFETY: the mapping is there, and with it its owner, which waits for the pin later.
         let objects = unsafe { &*objects };
         let name = HostId(owner.name.load(Ordering::Relaxed));
-        (PinnedOwner { objects, pins: &owner.pins }, name)
+        PinnedOwner { objects, name, id: ObjectId(object), pins: Some(&owner.pins) }
     }
 }
 

@@ -57,15 +57,27 @@ impl<M: ObjectMmu> Objects<M> {
         }
         // SAFETY: the caller's promise.
         let guest = unsafe { self.meet(host, id) }?;
+        self.map_at(host, &guest, id, request)
+    }
+
+    /// Maps an object where a host that has met this space calls it a guest, or at home.
+    pub(super) fn map_at(
+        &self,
+        host: &Objects<M>,
+        guest: &Guest,
+        id: ObjectId,
+        request: MapRequest,
+    ) -> Result<PageRange, Errno> {
         let object = self.object(id);
+        let away = usize::from(!guest.host.is_home());
         // Before any fault there; see `try_charge_run`.
-        object.away.fetch_add(1, Ordering::Relaxed);
-        self.map_at(host, &guest, id, request).inspect_err(|_| {
-            object.away.fetch_sub(1, Ordering::Relaxed);
+        object.away.fetch_add(away, Ordering::Relaxed);
+        self.map_counted(host, guest, id, request).inspect_err(|_| {
+            object.away.fetch_sub(away, Ordering::Relaxed);
         })
     }
 
-    fn map_at(
+    fn map_counted(
         &self,
         host: &Objects<M>,
         guest: &Guest,
@@ -76,9 +88,8 @@ impl<M: ObjectMmu> Objects<M> {
         let MapRequest { pages, prot, .. } = request;
         let space = &host.space;
         let mut layout = space.lock();
-        let (range, mut attributes) =
-            self.place_mapping_at(space, &layout, id, request, Kind::Object)?;
-        attributes.backing.object = guest.object;
+        let (range, attributes) =
+            self.place_mapping(space, &layout, guest, request, id, Kind::Object)?;
         let mapping = attributes.backing.mapping;
         let made = space
             .mmu()
@@ -102,24 +113,15 @@ impl<M: ObjectMmu> Objects<M> {
         Ok(seen)
     }
 
-    /// Finds room for a mapping, and takes a number for it, which is given back with it.
+    /// Finds room for a mapping in the arena of `space`, whose lock the caller holds, and takes a
+    /// number for it, which is given back with it.
     pub(super) fn place_mapping(
-        &self,
-        layout: &Layout<'_>,
-        id: ObjectId,
-        request: MapRequest,
-        kind: Kind,
-    ) -> Result<(PageRange, Attributes), Errno> {
-        self.place_mapping_at(&self.space, layout, id, request, kind)
-    }
-
-    /// The same in the arena of `space`, whose lock the caller holds.
-    fn place_mapping_at(
         &self,
         space: &AddressSpace<M>,
         layout: &Layout<'_>,
-        id: ObjectId,
+        guest: &Guest,
         request: MapRequest,
+        id: ObjectId,
         kind: Kind,
     ) -> Result<(PageRange, Attributes), Errno> {
         let MapRequest { pages, prot, pattern, fault_around } = request;
@@ -129,7 +131,7 @@ impl<M: ObjectMmu> Objects<M> {
         let range = space.find_room_like(layout, pages.len(), pages.start)?;
         let delta = pages.start.0.wrapping_sub(range.start.0);
         let mapping = self.mappings.take(fault_around)?;
-        let backing = Backing { object: id.0, mapping, delta };
+        let backing = Backing { object: guest.object, mapping, delta };
         Ok((range, Attributes { kind, pattern, backing, ..Attributes::anonymous(prot) }))
     }
 
@@ -141,12 +143,11 @@ impl<M: ObjectMmu> Objects<M> {
         let Some(vma) = space.next_vma(&layout, range.start) else { return };
         // Advice may have split it.
         debug_assert_eq!(vma.range.start, range.start);
-        let backing = vma.attributes.backing;
+        let Some(vma) = self.as_own(&host, HostId::of(seen.start), &vma) else { return };
         if vma.attributes.kind == Kind::Private {
             drop(layout);
-            return self.unmap_private(range, backing);
+            return self.unmap_private(host.objects, range, vma.attributes.backing);
         }
-        let Some(vma) = self.as_own(&host, HostId::of(seen.start), &vma) else { return };
         let (id, backing) = (ObjectId(vma.attributes.backing.object), vma.attributes.backing);
         // The VMA first: a fault that holds a window's lock later sees that it is gone.
         space.remove_vma(&mut layout, range);

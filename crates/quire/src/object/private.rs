@@ -11,19 +11,26 @@
 //! Behind the object's end an access is a SIGBUS. When the object becomes shorter, what was not
 //! written behind its new end goes; when it grows, what could not be had can be asked for again.
 //!
+//! A copy can be in another space's arena than its object's ([`super::hosts`]). Its pages are that
+//! host's then, with their words, locks, memory and swap; the object's pages, their locks, memory
+//! and reads are the owner's as ever. Here `self` is the host where a fault is served, and the owner
+//! where a mapping is made or followed and where a read has ended; in most processes they are one.
+//!
 //! # Who keeps the object alive
 //!
 //! A fault uses it only under the lock of its page in the arena, having seen its VMA unchanged
 //! under that lock; who unmaps changes the VMA first and takes the page locks afterwards. The
-//! mapping itself is a user of the object until then.
+//! mapping itself is a user of the object until then. An owner that is another space is pinned
+//! under that lock, and stays so while memory is made there.
 //!
 //! Locks: the page's in the arena first, then those of the object's pages, which are only tried.
 //! No window: nothing here shows the home.
 
 use core::sync::atomic::Ordering;
 
+use super::hosts::{Guest, PinnedOwner};
 use super::requests::{Asker, IoBuffer, Request};
-use super::{FaultAround, MapRequest, Object, ObjectId, Objects};
+use super::{FaultAround, Host, MapRequest, Object, ObjectId, Objects};
 use crate::control::Event;
 use crate::fault::private::Unfilled;
 use crate::fault::speculative::{Doubt, Way};
@@ -33,6 +40,7 @@ use crate::page::State;
 use crate::reclaim::Reclaimer;
 use crate::scratch::{STAGING_PAGES, Scratch};
 use crate::space::ThreadId;
+use crate::space::hosts::{HostId, local, local_range};
 use crate::space::vma::{Backing, Kind, Vma};
 use crate::swap::compress::PageBytes;
 use crate::sys::Errno;
@@ -49,7 +57,7 @@ const FAULT_PAGES: usize = 8;
 const ROOM_PAGES: usize = 32;
 
 /// How a look at a fault ended.
-enum Look {
+enum Look<'a, M: ObjectMmu> {
     Ended(Outcome),
     /// The VMA has changed.
     Changed,
@@ -57,8 +65,8 @@ enum Look {
     Filled,
     /// A page is needed for the copy: a frame will do.
     NeedsCopy,
-    /// A page is needed for the object's cache: leave to take one.
-    NeedsCache,
+    /// A page is needed for the object's cache, where that is: leave to take one.
+    NeedsCache(PinnedOwner<'a, M>),
 }
 
 /// Where copies pass through.
@@ -90,25 +98,58 @@ impl<M: ObjectMmu> Objects<M> {
     /// # Errors
     /// As for [`Self::map`].
     pub fn map_private(&self, id: ObjectId, request: MapRequest) -> Result<PageRange, Errno> {
-        let object = self.object(id);
-        let mut layout = self.space.lock();
-        let (range, attributes) = self.place_mapping(&layout, id, request, Kind::Private)?;
-        if let Err(error) = self.space.install_with(&mut layout, range, attributes) {
+        self.map_private_at(self, &Guest::at_home(id), id, request)
+    }
+
+    /// The same in the arena of another space, whose memory the copies are. What is returned are
+    /// away pages, as from [`Self::map_in`].
+    ///
+    /// # Errors
+    /// As for [`Self::map_in`].
+    ///
+    /// # Safety
+    /// As for [`Self::map_in`].
+    pub unsafe fn map_private_in(
+        &self,
+        host: &Objects<M>,
+        id: ObjectId,
+        request: MapRequest,
+    ) -> Result<PageRange, Errno> {
+        if core::ptr::eq(self, host) {
+            return self.map_private(id, request);
+        }
+        // SAFETY: the caller's promise.
+        let guest = unsafe { self.meet(host, id) }?;
+        self.map_private_at(host, &guest, id, request)
+    }
+
+    fn map_private_at(
+        &self,
+        host: &Objects<M>,
+        guest: &Guest,
+        id: ObjectId,
+        request: MapRequest,
+    ) -> Result<PageRange, Errno> {
+        let (object, space) = (self.object(id), &host.space);
+        let mut layout = space.lock();
+        let (range, attributes) =
+            self.place_mapping(space, &layout, guest, request, id, Kind::Private)?;
+        if let Err(error) = space.install_with(&mut layout, range, attributes) {
             self.mappings.give_back(attributes.backing.mapping);
             return Err(error);
         }
         self.get(id);
         // SeqCst: before any fault in it looks at the length; see `follow_change`.
         object.privates.fetch_add(1, Ordering::SeqCst);
-        Ok(range)
+        Ok(guest.host.away_range(range))
     }
 
-    /// Unmaps a whole private mapping.
-    pub(super) fn unmap_private(&self, range: PageRange, backing: Backing) {
-        let layout = self.space.lock();
+    /// Unmaps a whole private mapping of a host's.
+    pub(super) fn unmap_private(&self, host: &Objects<M>, range: PageRange, backing: Backing) {
+        let layout = host.space.lock();
         // While the range is nobody else's.
-        self.forget_private_pins(range);
-        let unmapped = self.space.unmap_and_unlock(layout, range);
+        host.forget_private_pins(range);
+        let unmapped = host.space.unmap_and_unlock(layout, range);
         debug_assert!(unmapped.is_ok(), "whole VMAs go without a split");
         self.mappings.give_back(backing.mapping);
         self.object(ObjectId(backing.object)).privates.fetch_sub(1, Ordering::SeqCst);
@@ -169,9 +210,9 @@ impl<M: ObjectMmu> Objects<M> {
                         return Ok(self.space.starve(page));
                     }
                 }
-                Look::NeedsCache => {
-                    if !self.make_room(1, Some(scratch)) {
-                        return Ok(self.space.starve(page));
+                Look::NeedsCache(owner) => {
+                    if !owner.objects.make_room(1, Some(scratch)) {
+                        return Ok(owner.objects.space.starve(owner.name.away(page)));
                     }
                 }
                 Look::Changed => return Err(Doubt::changed(&vma)),
@@ -187,7 +228,7 @@ impl<M: ObjectMmu> Objects<M> {
         vma: &Vma,
         way: Way,
         scratch: &mut Scratch,
-    ) -> Look {
+    ) -> Look<'_, M> {
         if self.space.available() == 0 || !self.space.use_block(page) {
             return Look::NeedsCopy;
         }
@@ -204,21 +245,22 @@ impl<M: ObjectMmu> Objects<M> {
             self.space.unlock_page(page);
             return Look::Filled;
         }
-        let id = ObjectId(vma.attributes.backing.object);
-        let object = self.object(id);
+        let owner = self.owner_of(vma.attributes.backing);
+        let objects = owner.objects;
+        let object = objects.object(owner.id);
         let at = vma.attributes.backing.object_page(page);
         if at.index() >= object.pages() {
             self.space.poison_unfilled(page, old);
             return Look::Ended(Outcome::Poisoned);
         }
-        if !self.use_words(object, at) {
+        if !objects.use_words(object, at) {
             self.space.unlock_page(page);
-            return Look::NeedsCache;
+            return Look::NeedsCache(owner);
         }
         let word = object.word(at);
         let Some(cached) = word.try_lock() else {
             self.space.budget().count(Event::FaultParked, 1);
-            let is_parked = self.space.park_fault_on(word, page);
+            let is_parked = objects.space.park_fault_on(word, owner.name.away(page));
             self.space.unlock_page(page);
             if is_parked {
                 return Look::Ended(Outcome::Parked);
@@ -228,26 +270,27 @@ impl<M: ObjectMmu> Objects<M> {
         };
         if cached.state() == State::Poisoned {
             // What the store has is not what was there; who knows that it will do says so.
-            self.space.unlock_word(word);
+            objects.space.unlock_word(word);
             self.space.poison_unfilled(page, old);
             return Look::Ended(Outcome::Poisoned);
         }
         if cached.state() != State::Cached {
-            return self.begin_private_read(id, object, page, access, vma, way);
+            return self.begin_private_read(owner, page, access, vma, way);
         }
         let mut guess = self.space.guess(page, old, vma);
-        guess.order = self.chosen_order(vma, guess.order);
+        guess.order = objects.chosen_order(vma, guess.order);
         let around = PageRange::new(page.align_down(guess.order), 1 << guess.order);
         let fault = Unfilled { page, old, access, vma, guess };
         let buffers = Buffers::of_handler(scratch);
-        if self.copy_around(object, fault, around, buffers) {
+        if objects.copy_around(self, object, fault, around, buffers) {
             Look::Ended(Outcome::Served)
         } else {
             Look::NeedsCopy
         }
     }
 
-    /// How much to copy around a fault, where its stream suggests `order`.
+    /// How much to copy around a fault of a mapping of this space's object, where its stream
+    /// suggests `order`.
     fn chosen_order(&self, vma: &Vma, order: u32) -> u32 {
         match self.mappings.fault_around(vma.attributes.backing.mapping) {
             FaultAround::Auto => order,
@@ -256,83 +299,91 @@ impl<M: ObjectMmu> Objects<M> {
         }
     }
 
-    /// Sends the read of an object's page that is not cached, and of what read-ahead adds. Both
-    /// pages are locked; the one in the arena is not afterwards, and its fault is answered by
-    /// whoever reads.
-    fn begin_private_read(
+    /// Has the owner read an object's page that is not cached, and what read-ahead adds. Both pages
+    /// are locked; the one in the arena is not afterwards, and its fault is answered by whoever
+    /// reads.
+    fn begin_private_read<'a>(
         &self,
-        id: ObjectId,
-        object: &Object,
+        owner: PinnedOwner<'a, M>,
         page: PageNum,
         access: Access,
         vma: &Vma,
         way: Way,
-    ) -> Look {
+    ) -> Look<'a, M> {
+        let PinnedOwner { objects, name, id, .. } = owner;
+        let object = objects.object(id);
         let at = vma.attributes.backing.object_page(page);
-        let guess = self.guess_for(object, at, vma);
-        let pages = self.lock_absent_around(object, at, guess.order);
-        let Some(pages) = self.charge_locked(object, at, pages) else {
+        let guess = objects.guess_for(object, at, vma);
+        let pages = objects.lock_absent_around(object, at, guess.order);
+        let Some(pages) = objects.charge_locked(object, at, pages) else {
             self.space.unlock_page(page);
-            return Look::NeedsCache;
+            return Look::NeedsCache(owner);
         };
-        self.space.budget().count(Event::Pgmajfault, 1);
-        let order = self.chosen_order(vma, guess.order);
-        let around = PageRange::new(page.align_down(order), 1 << order);
-        let asker = Some(Asker { page, vma: *vma, around, access });
-        if !self.request(id, Request::Read { object: id, pages, asker }) {
-            self.uncharge_run(object, pages);
-            self.unlock_words(object, pages);
+        objects.space.budget().count(Event::Pgmajfault, 1);
+        let order = objects.chosen_order(vma, guess.order);
+        let around = name.away_range(PageRange::new(page.align_down(order), 1 << order));
+        let vma = name.away_vma(vma, id.0);
+        let asker = Some(Asker { page: name.away(page), vma, around, access });
+        if !objects.request(id, Request::Read { object: id, pages, asker }) {
+            objects.uncharge_run(object, pages);
+            objects.unlock_words(object, pages);
             self.space.unlock_page(page);
-            return Look::Ended(self.wait_for_queue(page));
+            return Look::Ended(objects.wait_for_queue(name.away(page)));
         }
         self.space.count_finished(way);
         // Under the page's lock still: it keeps the object.
-        self.advance(object, guess, pages);
-        self.read_ahead(id, object, guess, pages);
+        objects.advance(object, guess, pages);
+        objects.read_ahead(id, object, guess, pages);
         self.space.unlock_page(page);
         Look::Ended(Outcome::Parked)
     }
 
     /// A worker has read what the fault of a private page asked for: copies and answers.
     pub(super) fn complete_private(&self, asker: &Asker, is_bad: bool, buffer: &mut IoBuffer) {
-        let Asker { page, ref vma, around, access } = *asker;
-        let backing = vma.attributes.backing;
-        let (object, at) = (self.object(ObjectId(backing.object)), backing.object_page(page));
+        // Where its host is gone nobody waits.
+        let Some(host) = self.host_of(asker.page) else { return };
+        let (host, name) = (host.objects, HostId::of(asker.page));
+        let backing = asker.vma.attributes.backing;
+        let at = backing.object_page(asker.page);
+        let object = self.object(ObjectId(backing.object));
+        let (space, page, vma) = (&host.space, local(asker.page), name.local_vma(&asker.vma));
         // The handler that sent the request may hold the page yet, for a moment. Whoever else holds
         // it may wait for memory that only a worker can free: no sleep.
         let try_lock = |_| {
-            let locked = self.space.word(page).try_lock();
+            let locked = space.word(page).try_lock();
             if locked.is_none() {
-                self.space.mmu().relax();
+                space.mmu().relax();
             }
             locked
         };
         let Some(old) = (0..LOCK_TRIES).find_map(try_lock) else {
-            return self.space.answer(page);
+            return space.answer(page);
         };
-        if !self.space.is_current(vma) || !self.space.is_unfilled(page, old) {
-            self.space.unlock_page(page);
-            return self.space.answer(page);
+        if !space.is_current(&vma) || !space.is_unfilled(page, old) {
+            space.unlock_page(page);
+            return space.answer(page);
         }
         if is_bad {
-            return self.space.poison_unfilled(page, old);
+            return space.poison_unfilled(page, old);
         }
         if !self.lock_cached(object, at) {
-            self.space.unlock_page(page);
-            return self.space.answer(page);
+            space.unlock_page(page);
+            return space.answer(page);
         }
-        let guess = self.space.guess(page, old, vma);
-        let fault = Unfilled { page, old, access, vma, guess };
-        if !self.copy_around(object, fault, around, Buffers::of_worker(buffer)) {
-            self.space.answer(page);
+        let guess = space.guess(page, old, &vma);
+        let fault = Unfilled { page, old, access: asker.access, vma: &vma, guess };
+        let around = local_range(asker.around);
+        if !self.copy_around(host, object, fault, around, Buffers::of_worker(buffer)) {
+            space.answer(page);
         }
     }
 
-    /// Copies a locked, cached page of the object, with those around it that are cached and not
-    /// mapped, into the arena, where the page is locked as well. All are unlocked afterwards.
-    /// `false`: there was no memory, and the fault is not answered.
+    /// Copies a locked, cached page of this space's object, with those around it that are cached and
+    /// not mapped, into the arena of a host, where the page is locked as well. All are unlocked
+    /// afterwards. `false`: the host had no memory, and the fault is not answered.
     fn copy_around(
         &self,
+        host: &Objects<M>,
         object: &Object,
         fault: Unfilled<'_>,
         around: PageRange,
@@ -344,7 +395,7 @@ impl<M: ObjectMmu> Objects<M> {
         let block = PageRange::new(page.align_down(crate::units::BLOCK_ORDER), BLOCK_PAGES);
         let bounds = around.intersect(vma.range).intersect(block);
         let pages_max = if is_dropped { 1 } else { COPY_PAGES };
-        let range = self.space.lock_unfilled_around(page, bounds, pages_max, |page| {
+        let range = host.space.lock_unfilled_around(page, bounds, pages_max, |page| {
             let at = backing.object_page(page);
             at.index() < object.pages() && self.lock_cached(object, at)
         });
@@ -354,16 +405,16 @@ impl<M: ObjectMmu> Objects<M> {
         self.unlock_words(object, pages);
         if read.is_err() {
             // The kernel is out of memory of its own: the fault is tried again.
-            self.space.unlock_range(range);
-            self.space.mmu().relax();
-            self.space.answer(page);
+            host.space.unlock_range(range);
+            host.space.mmu().relax();
+            host.space.answer(page);
             return true;
         }
         if is_dropped {
-            self.space.refill(page, old, &bytes[0]);
+            host.space.refill(page, old, &bytes[0]);
             return true;
         }
-        self.space.fill_first(fault, range, bytes, buffers.staging)
+        host.space.fill_first(fault, range, bytes, buffers.staging)
     }
 
     /// Locks a page of an object if that is cached, and nobody holds it.
@@ -405,29 +456,48 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// Pages of an object are others by now, because it has another length or bad ones were given
-    /// up: of its private mappings, what could not be had can be asked for again, and what was not
-    /// written goes.
+    /// up: of its private mappings, wherever they are, what could not be had can be asked for again,
+    /// and what was not written goes. Waits for the lock of each space, with none in hand.
     pub(super) fn follow_change(&self, object: &Object, changed: ObjectRange) {
-        // SeqCst: after the change of the length. Either the mapping is seen here, or its faults see
-        // the new length.
+        // SeqCst: after the change of the length. Either the mapping is seen here, and with it the name
+        // of its host, or its faults see the new length.
         if changed.is_empty() || object.privates.load(Ordering::SeqCst) == 0 {
             return;
         }
-        let layout = self.space.lock();
+        for name in core::iter::once(HostId::HOME).chain(self.space.hosts.names()) {
+            // Where it is gone so are the mappings in it.
+            if let Some(host) = self.host_of(name.away(PageNum(0))) {
+                self.follow_change_in(&host, name, object, changed);
+            }
+        }
+    }
+
+    /// The same in one host.
+    fn follow_change_in(
+        &self,
+        host: &Host<'_, M>,
+        name: HostId,
+        object: &Object,
+        changed: ObjectRange,
+    ) {
+        let space = &host.objects.space;
+        let layout = space.lock();
         let mut at = PageNum(0);
-        while let Some(vma) = self.space.next_vma(&layout, at) {
+        while let Some(vma) = space.next_vma(&layout, at) {
             at = vma.range.end;
-            let backing = vma.attributes.backing;
-            let is_its = vma.attributes.kind == Kind::Private
-                && core::ptr::eq(self.object(ObjectId(backing.object)), object);
-            if !is_its {
+            let seen = self.as_own(host, name, &vma);
+            let Some(seen) = seen.filter(|seen| seen.attributes.kind == Kind::Private) else {
+                continue;
+            };
+            let backing = seen.attributes.backing;
+            if ObjectId(backing.object) != object.id() {
                 continue;
             }
-            let shown = ObjectRange::new(backing.object_page(vma.range.start), vma.range.len());
+            let shown = ObjectRange::new(backing.object_page(seen.range.start), seen.range.len());
             let part = shown.intersect(changed);
             if !part.is_empty() {
                 let start = PageNum(part.start.0.wrapping_sub(backing.delta));
-                self.space.drop_unwritten(PageRange::new(start, part.len()));
+                space.drop_unwritten(local_range(PageRange::new(start, part.len())));
             }
         }
     }

@@ -6,61 +6,67 @@
 //! themselves. Nothing has to be unmapped, and O2 is not touched: what a window has as writable is
 //! DIRTY, whatever the rights, and is protected by the next write-back as ever.
 //!
-//! Locks: the space's; `i_mmap` exclusive; windows', one at a time.
+//! Rights are those of the arena that the mapping lies in, be it another space's ([`super::hosts`]).
+//!
+//! Locks: that space's; `i_mmap` exclusive; windows', one at a time.
 
 use super::{Object, ObjectId, Objects};
 use crate::mmu::Prot;
 use crate::mmu::object::ObjectMmu;
-use crate::space::Layout;
+use crate::space::hosts::{HostId, local, local_range};
 use crate::space::vma::{Backing, Kind};
+use crate::space::{AddressSpace, Layout};
 use crate::sys::Errno;
 use crate::units::{ObjectRange, PageRange};
 
 impl<M: ObjectMmu> Objects<M> {
-    /// Gives a whole mapping, as [`Self::map`] or [`Self::map_private`] returned it, other rights.
+    /// Gives a whole mapping, as [`Self::map`] and its like returned it, other rights.
     ///
     /// # Errors
     /// `NOMEM`, and nothing has changed.
-    pub fn protect(&self, range: PageRange, prot: Prot) -> Result<(), Errno> {
-        let mut layout = self.space.lock();
-        let vma = self.space.next_vma(&layout, range.start).ok_or(Errno::NOMEM)?;
+    pub fn protect(&self, seen: PageRange, prot: Prot) -> Result<(), Errno> {
+        let host = self.host_of(seen.start).ok_or(Errno::NOMEM)?;
+        let space = &host.objects.space;
+        let mut layout = space.lock();
+        let vma = space.next_vma(&layout, local(seen.start)).ok_or(Errno::NOMEM)?;
         let before = vma.attributes.prot;
         if before == prot {
             return Ok(());
         }
         if vma.attributes.kind == Kind::Private {
-            return self.space.protect(&mut layout, range, prot);
+            return space.protect(&mut layout, local_range(seen), prot);
         }
+        let vma = self.as_own(&host, HostId::of(seen.start), &vma).ok_or(Errno::NOMEM)?;
         let backing = vma.attributes.backing;
-        let object = self.object(ObjectId(backing.object));
-        let changed = self.set_rights(&mut layout, object, range, backing, prot);
+        let changed = self.set_rights(space, &mut layout, seen, backing, prot);
         if changed.is_err() {
             // Where it is refused as well the rights are those of the VMA all the same, or fewer.
-            let _ = self.set_rights(&mut layout, object, range, backing, before);
+            let _ = self.set_rights(space, &mut layout, seen, backing, before);
         }
         changed
     }
 
     fn set_rights(
         &self,
+        space: &AddressSpace<M>,
         layout: &mut Layout<'_>,
-        object: &Object,
-        range: PageRange,
+        seen: PageRange,
         backing: Backing,
         prot: Prot,
     ) -> Result<(), Errno> {
-        self.space.set_prot(layout, range, prot)?;
-        self.change_mapping(object, range, backing, |mapping| mapping.prot = prot);
-        for part in range.by_block() {
-            if !self.conceal(&mut self.windows.lock(part.start), part.start) {
+        let object = self.object(ObjectId(backing.object));
+        space.set_prot(layout, local_range(seen), prot)?;
+        self.change_mapping(object, seen, backing, |mapping| mapping.prot = prot);
+        for part in seen.by_block() {
+            if !self.conceal(&mut self.window(part.start), part.start) {
                 return Err(Errno::NOMEM);
             }
         }
-        let done = self.space.mmu().protect(range, prot);
+        let done = space.mmu().protect(local_range(seen), prot);
         if done.refusal.is_some() { Err(Errno::NOMEM) } else { Ok(()) }
     }
 
-    /// Changes what the reverse map has of the mapping that is at `range`.
+    /// Changes what the reverse map has of the mapping that this space sees at `range`.
     pub(super) fn change_mapping(
         &self,
         object: &Object,

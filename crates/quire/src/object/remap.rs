@@ -5,12 +5,17 @@
 //! cache has the bytes, and faults map them anew. A private mapping's own pages are moved by the
 //! space, and the object's pages that it stands for are counted from its new place.
 //!
-//! Locks: the space's; windows', one at a time; `i_mmap` exclusive.
+//! All of it happens in the arena that the mapping lies in, be it another space's ([`super::hosts`]):
+//! `seen` is where it is to the object's space, whose reverse map knows it so.
+//!
+//! Locks: that space's; windows', one at a time; `i_mmap` exclusive.
 
+use super::hosts::Guest;
 use super::large::LargeFrame;
-use super::{MapRequest, Object, ObjectId, Objects};
+use super::{Host, MapRequest, Object, ObjectId, Objects};
 use crate::mmu::object::ObjectMmu;
 use crate::space::Layout;
+use crate::space::hosts::{HostId, local, local_range};
 use crate::space::remap::Placement;
 use crate::space::vma::{Attributes, Backing, Kind, Pattern, Vma};
 use crate::sys::Errno;
@@ -24,32 +29,36 @@ impl<M: ObjectMmu> Objects<M> {
     /// have so many pages. The mapping is as it was then.
     pub fn remap(
         &self,
-        range: PageRange,
+        seen: PageRange,
         pages: usize,
         placement: Placement,
     ) -> Result<PageRange, Errno> {
-        let mut layout = self.space.lock();
-        let vma = self.space.next_vma(&layout, range.start).ok_or(Errno::INVAL)?;
-        let backing = vma.attributes.backing;
+        let host = self.host_of(seen.start).ok_or(Errno::INVAL)?;
+        let (space, name) = (&host.objects.space, HostId::of(seen.start));
+        let mut layout = space.lock();
+        let vma = space.next_vma(&layout, local(seen.start)).ok_or(Errno::INVAL)?;
+        let backing = self.as_own(&host, name, &vma).ok_or(Errno::INVAL)?.attributes.backing;
         let object = self.object(ObjectId(backing.object));
-        let end = backing.object_page(range.start).index() + pages;
+        let end = backing.object_page(seen.start).index() + pages;
         if pages == 0 || end > object.pages_max() {
             return Err(Errno::INVAL);
         }
         if vma.attributes.kind == Kind::Private {
-            return self.remap_private(&mut layout, range, pages, placement, vma.attributes);
+            let range = local_range(seen);
+            let moved = host.objects.remap_private(&mut layout, range, pages, placement, &vma)?;
+            return Ok(name.away_range(moved));
         }
-        let target = PageRange::new(range.start, pages);
-        if pages <= range.len() {
-            self.shrink_mapping(&mut layout, object, range, pages)?;
+        let target = PageRange::new(seen.start, pages);
+        if pages <= seen.len() {
+            self.shrink_mapping(&host, &mut layout, object, seen, pages)?;
             return Ok(target);
         }
-        match self.grow_mapping(&mut layout, object, range, pages) {
+        match self.grow_mapping(&host, &mut layout, object, seen, pages) {
             Ok(()) => Ok(target),
             Err(error) if placement == Placement::InPlace => Err(error),
             Err(_) => {
                 drop(layout);
-                self.map_elsewhere(range, pages, &vma)
+                self.map_elsewhere(&host, seen, pages, &vma)
             }
         }
     }
@@ -57,28 +66,31 @@ impl<M: ObjectMmu> Objects<M> {
     /// Takes the end of a shared mapping away.
     fn shrink_mapping(
         &self,
+        host: &Host<'_, M>,
         layout: &mut Layout<'_>,
         object: &Object,
-        range: PageRange,
+        seen: PageRange,
         pages: usize,
     ) -> Result<(), Errno> {
-        let tail = PageRange { start: range.start.add(pages), end: range.end };
-        let Some(vma) = self.space.next_vma(layout, tail.start).filter(|_| !tail.is_empty()) else {
+        let space = &host.objects.space;
+        let tail = PageRange { start: seen.start.add(pages), end: seen.end };
+        let here = local_range(tail);
+        let Some(vma) = space.next_vma(layout, here.start).filter(|_| !tail.is_empty()) else {
             return Ok(());
         };
-        let backing = vma.attributes.backing;
+        let seen_vma = self.as_own(host, HostId::of(tail.start), &vma).ok_or(Errno::INVAL)?;
         // The VMA first: a fault that holds a window's lock later sees that it is gone.
-        self.space.cut_vma(layout, tail)?;
-        if let Err(error) = self.show_home_at(object, &vma, range, tail.start) {
+        space.cut_vma(layout, here)?;
+        if let Err(error) = self.show_home_at(object, &seen_vma, seen, tail.start) {
             // Joined again with what it was cut from, which needs no place in the table.
-            let _ = self.space.insert_vma(layout, tail, vma.attributes);
+            let _ = space.insert_vma(layout, here, vma.attributes);
             return Err(error);
         }
         for part in tail.by_block() {
-            let mut window = self.windows.lock(part.start);
+            let mut window = self.window(part.start);
             if let Some(present) = window.present_of(part) {
                 // Before it is forgotten, as in `unmap`.
-                self.space.mmu().unmap(present);
+                space.mmu().unmap(local_range(present));
                 window.clear(present);
             }
             // What shows a large frame, or is whole, is this mapping's alone, and goes whole: the
@@ -86,16 +98,16 @@ impl<M: ObjectMmu> Objects<M> {
             self.large.set_shown(&mut window, LargeFrame::NONE);
             window.is_whole = false;
         }
-        self.change_mapping(object, range, backing, |mapping| {
+        self.change_mapping(object, seen, seen_vma.attributes.backing, |mapping| {
             mapping.pages = ObjectRange::new(mapping.pages.start, pages);
         });
-        self.space.mmu().reserve_again(tail);
-        self.space.budget().add_managed(-(tail.len() as isize));
+        space.mmu().reserve_again(here);
+        space.budget().add_managed(-(tail.len() as isize));
         Ok(())
     }
 
     /// A window that is about to be cut before `at` must not show a large frame, which lies in
-    /// whole windows only.
+    /// whole windows only. One that is away never does.
     fn show_home_at(
         &self,
         object: &Object,
@@ -104,7 +116,7 @@ impl<M: ObjectMmu> Objects<M> {
         at: PageNum,
     ) -> Result<(), Errno> {
         let block = PageRange::new(at.align_down(BLOCK_ORDER), BLOCK_PAGES);
-        let mut window = self.windows.lock(at);
+        let mut window = self.window(at);
         if at == block.start || window.shown == LargeFrame::NONE.0 {
             return Ok(());
         }
@@ -123,41 +135,51 @@ impl<M: ObjectMmu> Objects<M> {
     /// Makes a shared mapping longer where it is.
     fn grow_mapping(
         &self,
+        host: &Host<'_, M>,
         layout: &mut Layout<'_>,
         object: &Object,
-        range: PageRange,
+        seen: PageRange,
         pages: usize,
     ) -> Result<(), Errno> {
+        let (space, range) = (&host.objects.space, local_range(seen));
         let grown = PageRange { start: range.end, end: range.start.add(pages) };
-        let is_free = grown.end <= self.space.arena().end && !self.space.is_mapped(layout, grown);
+        let is_free = grown.end <= space.arena().end && !space.is_mapped(layout, grown);
         // It goes on as its end does, of which advice may have made a VMA of its own.
-        let last = self.space.next_vma(layout, PageNum(range.end.0 - 1)).filter(|_| is_free);
-        let attributes = last.ok_or(Errno::NOMEM)?.attributes;
-        let backing = attributes.backing;
+        let last = space.next_vma(layout, PageNum(range.end.0 - 1)).filter(|_| is_free);
+        let last = last.ok_or(Errno::NOMEM)?;
+        let attributes = last.attributes;
+        let seen_last = self.as_own(host, HostId::of(seen.start), &last).ok_or(Errno::NOMEM)?;
         let set_pages = |pages: usize| {
-            self.change_mapping(object, range, backing, |mapping| {
+            self.change_mapping(object, seen, seen_last.attributes.backing, |mapping| {
                 mapping.pages = ObjectRange::new(mapping.pages.start, pages);
             });
         };
         // Before anything can be mapped there.
         set_pages(pages);
-        let first = backing.object_page(grown.start);
-        let made = self
-            .space
+        let first = attributes.backing.object_page(grown.start);
+        let made = space
             .mmu()
             .map_object(grown, object.home, first, attributes.prot)
-            .and_then(|()| self.space.insert_vma(layout, grown, attributes));
+            .and_then(|()| space.insert_vma(layout, grown, attributes));
         if made.is_err() {
-            self.space.mmu().reserve_again(grown);
+            space.mmu().reserve_again(grown);
             set_pages(range.len());
             return made;
         }
-        self.space.budget().add_managed(grown.len() as isize);
+        space.budget().add_managed(grown.len() as isize);
         Ok(())
     }
 
-    /// Maps what `range` shows, and what follows it, at another place, and unmaps it there.
-    fn map_elsewhere(&self, range: PageRange, pages: usize, vma: &Vma) -> Result<PageRange, Errno> {
+    /// Maps what `seen` shows, and what follows it, at another place of the same arena, and unmaps it
+    /// there.
+    fn map_elsewhere(
+        &self,
+        host: &Host<'_, M>,
+        seen: PageRange,
+        pages: usize,
+        vma: &Vma,
+    ) -> Result<PageRange, Errno> {
+        let range = local_range(seen);
         let Attributes { backing, prot, .. } = vma.attributes;
         let request = MapRequest {
             pages: ObjectRange::new(backing.object_page(range.start), pages),
@@ -165,28 +187,34 @@ impl<M: ObjectMmu> Objects<M> {
             pattern: Pattern::Normal,
             fault_around: self.mappings.fault_around(backing.mapping),
         };
-        let target = self.map(ObjectId(backing.object), request)?;
+        let id = self.as_own(host, HostId::of(seen.start), vma).ok_or(Errno::INVAL)?;
+        let id = ObjectId(id.attributes.backing.object);
+        let guest = Guest { host: HostId::of(seen.start), object: backing.object };
+        let target = self.map_at(host.objects, &guest, id, request)?;
+        let space = &host.objects.space;
         let mut at = range.start;
         while at < range.end {
-            let Some(part) = self.space.next_vma(&self.space.lock(), at) else { break };
+            let Some(part) = space.next_vma(&space.lock(), at) else { break };
             at = part.range.end;
             let moved = target.start.add((part.range.start.0 - range.start.0) as usize);
             let there = PageRange::new(moved, part.range.len());
             // Advice is no more than that.
             let _ = self.advise_pattern(there, part.attributes.pattern);
         }
-        self.unmap(range);
+        self.unmap(seen);
         Ok(target)
     }
 
+    /// The same for a private mapping of this arena.
     fn remap_private(
         &self,
         layout: &mut Layout<'_>,
         range: PageRange,
         pages: usize,
         placement: Placement,
-        attributes: Attributes,
+        vma: &Vma,
     ) -> Result<PageRange, Errno> {
+        let attributes = vma.attributes;
         // One VMA again: advice may have split it.
         self.space.set_pattern(layout, range, attributes.pattern)?;
         let start = self.space.remap(layout, range, pages, placement)?;

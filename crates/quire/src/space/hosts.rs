@@ -77,6 +77,15 @@ impl HostId {
             Backing { object, mapping, delta: delta.wrapping_sub(self.base()) };
         seen
     }
+
+    /// Such a VMA by the host's own pages again; what it shows is called as it is here.
+    pub fn local_vma(self, seen: &Vma) -> Vma {
+        let mut vma = *seen;
+        vma.range = local_range(seen.range);
+        let delta = seen.attributes.backing.delta;
+        vma.attributes.backing.delta = delta.wrapping_add(self.base());
+        vma
+    }
 }
 
 /// What a page is called by its host.
@@ -191,7 +200,7 @@ impl<M: Mmu> Hosts<M> {
     }
 
     /// All of them.
-    fn names(&self) -> impl Iterator<Item = HostId> {
+    pub fn names(&self) -> impl Iterator<Item = HostId> {
         let named = |slot: &Slot<M>| HostId(slot.name.load(Ordering::Relaxed));
         self.slots.iter().map(named).filter(|host| !host.is_home())
     }
