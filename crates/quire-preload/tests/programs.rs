@@ -138,6 +138,11 @@ fn clone_with_any_flag_keeps_memory_what_it_was_or_is_refused() {
 }
 
 #[test]
+fn a_fork_that_finds_no_place_in_the_run_fails_with_eagain() {
+    check("fork_full.c", &["1G"]);
+}
+
+#[test]
 fn a_clone_that_nobody_saw_never_reads_zeros() {
     check("fork_unseen.c", &["64M"]);
 }

@@ -29,8 +29,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use anyhow::{Context as _, Result};
 use quire::control::{
-    Control, Event, Hello, MAGIC, SEGMENT_BYTES, VERSION, WELCOME_REFUSED, WELCOME_SWAP_FILE,
-    WELCOME_UFFD_DEVICE, Welcome,
+    Control, Event, FORK_UNDER_WAY, Hello, MAGIC, SEGMENT_BYTES, VERSION, WELCOME_REFUSED,
+    WELCOME_SWAP_FILE, WELCOME_UFFD_DEVICE, Welcome,
 };
 use quire::units::PAGE_SIZE;
 use rustix::event::{Timespec, epoll};
@@ -394,7 +394,8 @@ impl Supervisor {
         let Some(parent) = parent else { return false };
         let is_related =
             || (self.parent_of)(member) == Some(parent) || (self.parent_of)(parent) == Some(member);
-        self.control.members[slot as usize].fork_joined.load(Relaxed) == 0 && is_related()
+        let fork = self.control.members[slot as usize].fork_joined.load(Relaxed);
+        fork == FORK_UNDER_WAY && is_related()
     }
 
     /// Takes back what a member held whose connection has closed.

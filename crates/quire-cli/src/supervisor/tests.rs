@@ -194,6 +194,19 @@ fn a_stranger_inherits_nothing() {
     assert_eq!(supervisor.control.members[slot as usize].held_pages.load(Relaxed), 10);
 }
 
+/// CLONE_PARENT: a member makes a process whose parent is its own.
+#[test]
+fn a_process_that_a_member_makes_for_its_parent_inherits() {
+    let mut supervisor = supervisor();
+    let (_member, slot) = join(&mut supervisor, u32::MAX, 0);
+    charge(&supervisor, slot, 10);
+    supervisor.parent_of = |_| Some(1);
+    supervisor.control.members[slot as usize].fork_joined.store(FORK_UNDER_WAY, Relaxed);
+    let (_made, made_slot) = join(&mut supervisor, slot, 4);
+    let held = |slot: u32| supervisor.control.members[slot as usize].held_pages.load(Relaxed);
+    assert_eq!((held(slot), held(made_slot)), (6, 4));
+}
+
 #[test]
 fn after_an_exec_the_old_self_leaves_before_the_new_one_joins() {
     let mut supervisor = supervisor();

@@ -77,7 +77,9 @@ pub struct Member {
     pub obituary: AtomicU32,
     /// A number that goes with the obituary (an errno, an address).
     pub obituary_detail: AtomicU64,
-    /// Set by the child of a fork once the supervisor knows it; the futex its parent waits on.
+    /// What a fork's child says to its parent, who waits on this futex: [`FORK_UNDER_WAY`] until
+    /// the supervisor knows the child, then [`FORK_JOINED`], or more by an errno where it could not
+    /// join. 0 where nobody forks.
     pub fork_joined: AtomicU32,
     /// Keeps the words below aligned.
     pub reserved: AtomicU32,
@@ -225,6 +227,11 @@ impl Control {
 
 /// Bytes of the control memfd (sparse).
 pub const CONTROL_BYTES: usize = size_of::<Control>();
+
+/// `fork_joined` of a member that is in a fork, and of whose child nothing is known.
+pub const FORK_UNDER_WAY: u32 = 1;
+/// `fork_joined` once the child has joined.
+pub const FORK_JOINED: u32 = 2;
 
 /// A process asks to join.
 #[derive(Clone, Copy, Debug)]

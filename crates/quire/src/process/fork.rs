@@ -9,7 +9,7 @@
 use core::sync::atomic::Ordering;
 
 use super::{Descriptors, Process, join};
-use crate::control::Obituary;
+use crate::control::{FORK_JOINED, FORK_UNDER_WAY, Obituary};
 use crate::space::Layout;
 use crate::sys::Errno;
 use crate::sys::futex::{self, Reach};
@@ -21,11 +21,6 @@ const TRIES_MAX: u32 = 100;
 /// How long a parent waits at a time before it looks whether the child still lives, in
 /// milliseconds.
 const CHILD_POLL_MS: u64 = 20;
-
-/// What a child says to its parent in `fork_joined`: nothing yet, that it has taken its charge over,
-/// or, above that, that it could not, with the errno.
-const NOT_YET: u32 = 0;
-const JOINED: u32 = 1;
 
 /// A fork in progress: the gate is closed, the space locked, the child's share charged.
 pub struct ForkGuard {
@@ -43,7 +38,7 @@ impl Process {
     pub fn fork_begin(&'static self) -> Result<ForkGuard, Errno> {
         let signals = SignalsBlocked::new();
         let (layout, charged) = self.charge_fork()?;
-        self.space.budget().member().fork_joined.store(NOT_YET, Ordering::Relaxed);
+        self.space.budget().member().fork_joined.store(FORK_UNDER_WAY, Ordering::Relaxed);
         for stretch in self.space.managed_stretches(&layout) {
             let _ = self.space.mmu().set_inherited(stretch, true);
         }
@@ -99,6 +94,8 @@ impl ForkGuard {
         let joined = if result > 0 { self.wait_for_child(result) } else { Joining::Ended };
         if joined != Joining::Joined {
             budget.uncharge(self.charged);
+            // Relaxed: whether a child may still join, no more; none is left that would.
+            budget.member().fork_joined.store(0, Ordering::Relaxed);
         }
         self.process.gate.open();
         drop(self.layout);
@@ -119,14 +116,14 @@ impl ForkGuard {
             // Acquire pairs with the child's release. After the look whether it lives: what it said
             // before it died counts.
             match joined.load(Ordering::Acquire) {
-                JOINED => return Joining::Joined,
+                FORK_JOINED => return Joining::Joined,
                 // It died before the supervisor knew it: its charge is still ours.
-                NOT_YET if !lives => return Joining::Ended,
-                NOT_YET => {
-                    futex::wait(joined, NOT_YET, Reach::Tree, Some(CHILD_POLL_MS));
+                FORK_UNDER_WAY if !lives => return Joining::Ended,
+                FORK_UNDER_WAY => {
+                    futex::wait(joined, FORK_UNDER_WAY, Reach::Tree, Some(CHILD_POLL_MS));
                     lives = is_alive(child);
                 }
-                refused => return Joining::Refused(meaning_of(refused - JOINED)),
+                refused => return Joining::Refused(meaning_of(refused - FORK_JOINED)),
             }
         }
     }
@@ -142,10 +139,15 @@ impl ForkGuard {
             let parent = self.process.space.budget();
             parent.leave_obituary(Obituary::ChildNotManaged, thread::process_id().into());
             let joined = &parent.member().fork_joined;
-            let refused = JOINED + errno.raw_os_error().unsigned_abs();
+            let refused = FORK_JOINED + errno.raw_os_error().unsigned_abs();
             // Release pairs with the parent's acquire. Where it has joined the supervisor gives back
             // what it was charged.
-            let _ = joined.compare_exchange(NOT_YET, refused, Ordering::Release, Ordering::Relaxed);
+            let _ = joined.compare_exchange(
+                FORK_UNDER_WAY,
+                refused,
+                Ordering::Release,
+                Ordering::Relaxed,
+            );
             futex::wake(joined, u32::MAX, Reach::Tree);
         }
         drop(self.layout);
@@ -173,7 +175,7 @@ impl ForkGuard {
         let managed = parent.managed_pages.load(Ordering::Relaxed);
         let hello = join::hello(thread::process_id(), budget.slot(), self.charged as u64, wanted);
         let joined = process.name.join(&hello)?;
-        parent.fork_joined.store(JOINED, Ordering::Release);
+        parent.fork_joined.store(FORK_JOINED, Ordering::Release);
         futex::wake(&parent.fork_joined, u32::MAX, Reach::Tree);
         let slot = joined.slot;
         // The limit on descriptors may be a handful, so none is kept that is not needed: the
