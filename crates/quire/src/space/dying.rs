@@ -18,6 +18,9 @@
 //! whose child would inherit a VMA without the thread that ends it. As long as anybody waits no other
 //! VMA begins to die: who waits for all of them would wait for ever where threads unmap all the time.
 //!
+//! MADV_DONTNEED, and what is unmapped to be mapped anew in the same call, drop their pages under the
+//! lock: the VMA stays in use, or the lock is needed again at once.
+//!
 //! Between giving the lock back and taking it again a thread must not come here a second time, as a
 //! signal's handler would that unmaps, or forks: it would wait for itself. It is the same for the lock,
 //! and the callers have the same remedy: signals are blocked from before the lock until after the end.
@@ -178,6 +181,8 @@ impl<M: Mmu> AddressSpace<M> {
     /// A fault on a page that is dying: nothing may be mapped there any more, and the kernel's rights
     /// are there still. It is answered at the end, and comes again where no VMA is.
     pub(crate) fn fault_on_dying(&self, page: PageNum) -> Outcome {
+        // The end may come in between.
+        self.mmu.step();
         self.dying.faults.push(page);
         // The end takes the VMA away, and the list afterwards. Who has come to the list later finds,
         // by the list's mutex, no VMA.

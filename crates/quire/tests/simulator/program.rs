@@ -115,6 +115,11 @@ impl<'a> Program<'a> {
     }
 
     fn any_part(&mut self) -> PageRange {
+        // What somebody is just unmapping is the best place to meet him.
+        let dying = self.world.dying.lock().unwrap().first().copied();
+        if let Some(range) = dying.filter(|_| self.generator.below(2) == 0) {
+            return self.part_of(range);
+        }
         match self.generator.below(8) {
             0 => self.part_of(SHARED),
             1..3 => self.foreign_part(),
@@ -122,12 +127,8 @@ impl<'a> Program<'a> {
         }
     }
 
-    /// Pages that somebody has mapped, or is unmapping.
+    /// Pages that somebody has mapped.
     fn foreign_part(&mut self) -> PageRange {
-        let dying = self.world.dying.lock().unwrap().first().copied();
-        if let Some(range) = dying.filter(|_| self.generator.below(2) == 0) {
-            return self.part_of(range);
-        }
         let start = self.generator.below(1500);
         let most = self.generator.below(70);
         let oracle = self.world.oracle.lock().unwrap();
