@@ -162,6 +162,10 @@ pub struct Control {
     pub no_speculation: AtomicU32,
     /// `--folio-order`: -1 for auto, else 0 to 9.
     pub folio_order: AtomicI32,
+    /// `--handlers`: threads of a member that serve faults, 0 for auto. Read when it joins.
+    pub handlers: AtomicU32,
+    /// 1 where they run on any CPU (`--no-pinned-handlers`).
+    pub no_pinned_handlers: AtomicU32,
     /// The futex that the members' background threads sleep on: counts calls for memory.
     pub pressure: AtomicU32,
     /// The budget.

@@ -19,7 +19,8 @@ use rustix::process::{Resource, getrlimit};
 pub use self::fork::ForkGuard;
 use self::gate::Gate;
 use self::join::{Joined, SocketName};
-use self::threads::Threads;
+pub use self::threads::HANDLERS_MAX;
+use self::threads::{Handlers, Threads};
 use crate::budget::Budget;
 use crate::mmu::userfaultfd::Userfaultfd;
 use crate::space::AddressSpace;
@@ -103,12 +104,13 @@ fn try_start() -> Result<Option<&'static Process>, StartError> {
         .map_err(failed("reserve the swap tables"))?;
     let cpus = rustix::thread::sched_getaffinity(None).map_or(1, |set| set.count() as usize);
     let has_file = swap.has_file();
-    swap.set_turns(Threads::handlers(cpus) as u32 - 1);
+    let handlers = Handlers::new(budget.control(), cpus);
+    swap.set_turns(handlers.turns());
     let process = Process {
         space: AddressSpace::new(mmu, budget, swap, pages, frames)
             .map_err(failed("reserve the page tables"))?,
         gate: Gate::new(),
-        threads: Threads::new(cpus, has_file).map_err(failed("map the threads' stacks"))?,
+        threads: Threads::new(handlers, has_file).map_err(failed("map the threads' stacks"))?,
         name,
         connection: AtomicI32::new(descriptors.connection),
         swap_file: AtomicI32::new(descriptors.swap_file.unwrap_or(-1)),
