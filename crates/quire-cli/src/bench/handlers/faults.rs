@@ -23,6 +23,8 @@ use super::{Figures, PAGE_BYTES};
 
 /// Messages that a loop's buffer has room for.
 const BATCH_MAX: usize = 64;
+/// What threads may take to start.
+const SETTLE_MAX: Duration = Duration::from_secs(10);
 
 #[derive(Args, Debug)]
 pub struct FaultsArgs {
@@ -39,6 +41,10 @@ pub struct FaultsArgs {
 
     #[arg(long, value_enum, default_value = "others")]
     by: By,
+
+    /// Threads that must be there to serve the process for Quire
+    #[arg(long)]
+    expect_handlers: Option<usize>,
 
     /// Of a loop: its threads
     #[arg(long, default_value_t = 1)]
@@ -161,18 +167,19 @@ fn touch<T: From<u8> + Send>(args: &FaultsArgs, area: &mut [T]) -> Result<Figure
         let threads: Vec<_> =
             area.chunks_exact_mut(pages * page_len).enumerate().map(spawn).collect();
         ready.wait();
+        let awaited = args.expect_handlers.map_or(Ok(()), wait_for_handlers);
         let before = sys::used();
         go.wait();
         let ended: Vec<_> = threads.into_iter().map(thread::ScopedJoinHandle::join).collect();
         let after = sys::used();
-        let handlers = handlers_of_process();
+        awaited?;
         let ended: Result<Vec<_>, _> = ended.into_iter().collect();
         let ended = ended.map_err(|_| anyhow::anyhow!("a thread panicked"))?;
         let first = ended.iter().map(|(started, ..)| started).min().context("no thread")?;
         let last = ended.iter().map(|(_, over, _)| over).max().context("no thread")?;
         let wall = last.duration_since(*first);
         let times_ns = ended.into_iter().flat_map(|(.., times_ns)| times_ns).collect();
-        Ok(Figures::new(wall, &before, &after, times_ns, handlers))
+        Ok(Figures::new(wall, &before, &after, times_ns))
     })
 }
 
@@ -201,11 +208,24 @@ pub fn compute(time_us: u64) {
     }
 }
 
-/// Threads of this process that serve faults for Quire.
-fn handlers_of_process() -> usize {
-    let names = fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
-    let names = names.filter_map(|task| fs::read_to_string(task.path().join("comm")).ok());
-    names.filter(|name| name.trim() == "quire-fault").count()
+/// Waits until just so many threads serve faults for Quire: they say who they are once they run.
+fn wait_for_handlers(expected: usize) -> Result<()> {
+    let started = Instant::now();
+    loop {
+        let found = threads_named("quire-fault");
+        if found == expected {
+            return Ok(());
+        }
+        ensure!(started.elapsed() < SETTLE_MAX, "{found} handlers are here, and not {expected}");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Threads of this process by their name.
+fn threads_named(name: &str) -> usize {
+    let tasks = fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    let names = tasks.filter_map(|task| fs::read_to_string(task.path().join("comm")).ok());
+    names.filter(|found| found.trim() == name).count()
 }
 
 /// Serves the faults of an area, in threads that end with the process, or where they are taken.
@@ -304,6 +324,25 @@ mod tests {
         let touched = area.chunks(PAGE_BYTES / 8).filter(|page| page[0] == 1);
         assert_eq!((touched.count(), area.iter().sum::<u64>()), (24, 24));
         assert!(figures.us_a_fault > 0.0 && figures.p99_us > 0.0, "{figures:?}");
+    }
+
+    #[test]
+    fn threads_are_counted_by_the_name_that_they_have() {
+        let (named, over) = (&Barrier::new(3), &Barrier::new(3));
+        thread::scope(|scope| {
+            for _ in 0..2 {
+                let builder = thread::Builder::new().name("counted-here".into());
+                let wait = || {
+                    named.wait();
+                    over.wait();
+                };
+                builder.spawn_scoped(scope, wait).unwrap();
+            }
+            named.wait();
+            let found = threads_named("counted-here");
+            over.wait();
+            assert_eq!((found, threads_named("counted-nowhere")), (2, 0));
+        });
     }
 
     #[test]
