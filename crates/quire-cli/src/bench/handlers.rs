@@ -18,6 +18,7 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use quire::process::HANDLERS_AUTO_MAX;
 
 pub use self::faults::{FaultsArgs, compute, main as faults};
 use super::contestant::{Contestant, Outcome, Stage, Workload};
@@ -27,8 +28,6 @@ use super::output::{self, Json};
 use super::{HandlersBench, sys};
 
 const PAGE_BYTES: usize = 4096;
-/// Handlers where nobody says how many, as the engine has them.
-const HANDLERS_AUTO_MAX: usize = 4;
 /// Beside what the program touches: its heap, page words.
 const BESIDE_BYTES: u64 = 64 << 20;
 

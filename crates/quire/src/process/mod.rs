@@ -19,7 +19,7 @@ use rustix::process::{Resource, getrlimit};
 pub use self::fork::ForkGuard;
 use self::gate::Gate;
 use self::join::{Joined, SocketName};
-pub use self::threads::HANDLERS_MAX;
+pub use self::threads::{HANDLERS_AUTO_MAX, HANDLERS_MAX};
 use self::threads::{Handlers, Threads};
 use crate::budget::Budget;
 use crate::mmu::userfaultfd::Userfaultfd;

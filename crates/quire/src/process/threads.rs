@@ -26,7 +26,7 @@ use crate::sys::monotonic_ns;
 use crate::sys::thread::{self, Files, Place, Signal};
 
 /// Most handlers, where nobody says how many: a fault wakes all of them.
-const HANDLERS_AUTO_MAX: usize = 4;
+pub const HANDLERS_AUTO_MAX: usize = 4;
 /// Most handlers.
 pub const HANDLERS_MAX: usize = ENGINE_SHARDS - BESIDE_HANDLERS;
 /// Kswapd, the errands, the readers.
