@@ -68,7 +68,8 @@ struct Way {
     quire: Option<Vec<OsString>>,
     /// Options of the program.
     program: Vec<OsString>,
-    /// Handlers that the process must have.
+    /// Handlers that the process must have. Not said where the engine counts the CPUs: it does not
+    /// look at a cgroup's share of them, as we do.
     handlers: Option<usize>,
 }
 
@@ -128,12 +129,12 @@ pub fn main(options: &HandlersBench) -> Result<u8> {
 /// All ways, of each part the default first.
 fn ways(cpus: usize, work_us: u64) -> Vec<Way> {
     let auto = cpus.min(HANDLERS_AUTO_MAX);
-    let engine = |name: &str, options: &str, handlers: usize| Way {
+    let engine = |name: &str, options: &str, handlers: Option<usize>| Way {
         part: Part::Engine,
         name: name.into(),
         quire: Some(words(options)),
         program: Vec::new(),
-        handlers: Some(handlers),
+        handlers,
     };
     let objects = |name: &str, by: &str, handlers: usize| Way {
         part: Part::Objects,
@@ -153,15 +154,15 @@ fn ways(cpus: usize, work_us: u64) -> Vec<Way> {
         raw(name, format!("--by loop --handlers {handlers} {options}"))
     };
     vec![
-        engine("default: one a CPU, 4 at most", "", auto),
-        engine("1 handler", "--handlers 1", 1),
-        engine("2 handlers", "--handlers 2", 2),
-        engine("4 handlers", "--handlers 4", 4),
-        engine("8 handlers", "--handlers 8", 8),
-        engine("12 handlers", "--handlers 12", 12),
-        engine("as many on any CPU", "--no-pinned-handlers", auto),
-        engine("1 on any CPU", "--no-pinned-handlers --handlers 1", 1),
-        engine("4 on any CPU", "--no-pinned-handlers --handlers 4", 4),
+        engine("default: one a CPU, 4 at most", "", None),
+        engine("1 handler", "--handlers 1", Some(1)),
+        engine("2 handlers", "--handlers 2", Some(2)),
+        engine("4 handlers", "--handlers 4", Some(4)),
+        engine("8 handlers", "--handlers 8", Some(8)),
+        engine("12 handlers", "--handlers 12", Some(12)),
+        engine("as many on any CPU", "--no-pinned-handlers", None),
+        engine("1 on any CPU", "--no-pinned-handlers --handlers 1", Some(1)),
+        engine("4 on any CPU", "--no-pinned-handlers --handlers 4", Some(4)),
         objects("default: one a CPU, 4 at most", "objects", auto),
         objects("inline", "objects-inline", 0),
         looped("default: one a CPU, 4 at most", auto, ""),
