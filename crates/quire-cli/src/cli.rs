@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::builder::FalseyValueParser;
 use clap::{Args, Parser, Subcommand};
 use quire::library::FaultAround;
+use quire::process::HANDLERS_MAX;
 use quire::store::Direct;
 
 use crate::bench::BenchArgs;
@@ -116,6 +117,21 @@ pub struct RunOptions {
         value_parser = FolioOrder::parse
     )]
     pub folio_order: FolioOrder,
+
+    /// Serve each process's faults by N threads [default: one for each CPU, four at most]
+    #[arg(
+        long,
+        env = "QUIRE_HANDLERS",
+        value_name = "auto|1..12",
+        default_value = "auto",
+        hide_default_value = true,
+        value_parser = Handlers::parse
+    )]
+    pub handlers: Handlers,
+
+    /// Let those threads run on any CPU (to measure what a CPU for each of them brings)
+    #[arg(long, env = "QUIRE_NO_PINNED_HANDLERS", value_parser = FalseyValueParser::new())]
+    pub no_pinned_handlers: bool,
 
     /// Unmap page by page (slower; to measure what batches bring)
     #[arg(long, env = "QUIRE_NO_BATCH_UNMAP", value_parser = FalseyValueParser::new())]
@@ -287,6 +303,34 @@ impl FolioOrder {
     }
 }
 
+/// How many threads of a process serve its faults.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Handlers {
+    /// One for each CPU, four at most.
+    Auto,
+    Fixed(u8),
+}
+
+impl Handlers {
+    /// Reads a number, or `auto`.
+    pub fn parse(text: &str) -> Result<Handlers, &'static str> {
+        const { assert!(HANDLERS_MAX == 12, "the messages say how many there may be") };
+        match text.parse::<u8>() {
+            _ if text == "auto" => Ok(Handlers::Auto),
+            Ok(count @ 1..=12) => Ok(Handlers::Fixed(count)),
+            _ => Err("write auto, or a number from 1 to 12"),
+        }
+    }
+
+    /// As the control page has it: 0 is auto.
+    pub fn in_control(self) -> u32 {
+        match self {
+            Handlers::Auto => 0,
+            Handlers::Fixed(count) => count.into(),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory as _;
@@ -329,6 +373,17 @@ mod tests {
         }
         for text in ["10", "-1", "four"] {
             assert!(run_options(&format!("-m 1G --folio-order={text} true")).is_err());
+        }
+    }
+
+    #[test]
+    fn there_is_one_handler_at_least_and_twelve_at_most() {
+        for (text, count) in [("auto", 0), ("1", 1), ("12", 12)] {
+            let options = run_options(&format!("-m 1G --handlers {text} true")).unwrap();
+            assert_eq!(options.handlers.in_control(), count);
+        }
+        for text in ["0", "13", "-1", "four"] {
+            assert!(run_options(&format!("-m 1G --handlers={text} true")).is_err());
         }
     }
 

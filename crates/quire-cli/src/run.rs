@@ -91,6 +91,8 @@ impl Run {
         let mut supervisor = Supervisor::new(Settings {
             budget_pages: budget_bytes / PAGE_SIZE as u64,
             folio_order: options.folio_order,
+            handlers: options.handlers,
+            no_pinned_handlers: options.no_pinned_handlers,
             no_batch_unmap: options.no_batch_unmap,
             no_speculation: options.no_speculative_faults,
             swap,

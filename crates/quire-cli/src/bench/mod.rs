@@ -22,6 +22,7 @@ mod contestant;
 mod data;
 pub mod figures;
 mod fit;
+mod handlers;
 mod jobs;
 mod kernel_swap;
 mod machine;
@@ -62,6 +63,8 @@ enum BenchCommand {
     Rmap(RmapBench),
     /// What a page lock costs, free, contended, and in what is done with objects
     Waiters(WaitersBench),
+    /// How many threads should serve faults, where, and from how many descriptors
+    Handlers(HandlersBench),
     /// Faults without the space's lock, against faults that share it, and the kernel's
     Speculative(SpeculativeBench),
     /// Threads that look up records, as ebizzy's do
@@ -70,6 +73,9 @@ enum BenchCommand {
     /// Threads that fault
     #[command(hide = true)]
     Load(speculative::LoadArgs),
+    /// Threads that touch pages, served in one of many ways
+    #[command(hide = true)]
+    Faults(handlers::FaultsArgs),
     /// A program that is measured
     #[command(hide = true)]
     Work(work::WorkArgs),
@@ -231,6 +237,32 @@ struct WaitersBench {
 }
 
 #[derive(Args, Debug)]
+struct HandlersBench {
+    #[command(flatten)]
+    common: Common,
+
+    /// What to measure
+    #[arg(long, value_name = "PART", value_delimiter = ',', default_values = ["engine", "objects", "raw"])]
+    only: Vec<handlers::Part>,
+
+    /// Numbers of threads that fault
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_values_t = [1, 2, 4, 8, 16])]
+    threads: Vec<usize>,
+
+    /// Faults of all threads together, each time
+    #[arg(long, value_name = "N", default_value_t = 8192)]
+    pages: usize,
+
+    /// Microseconds that a thread computes between its faults
+    #[arg(long, value_name = "US", default_value_t = 0)]
+    think_us: u64,
+
+    /// Microseconds that a raw handler computes for a fault, beside the copy
+    #[arg(long, value_name = "US", default_value_t = 2)]
+    work_us: u64,
+}
+
+#[derive(Args, Debug)]
 struct SpeculativeBench {
     #[command(flatten)]
     common: Common,
@@ -287,6 +319,8 @@ pub fn main(args: BenchArgs) -> Result<u8> {
         BenchCommand::Objects(options) => objects::main(&options),
         BenchCommand::Rmap(options) => rmap::main(&options),
         BenchCommand::Waiters(options) => waiters::main(&options),
+        BenchCommand::Handlers(options) => handlers::main(&options),
+        BenchCommand::Faults(faults) => handlers::faults(&faults),
         BenchCommand::Speculative(options) => speculative::main(&options),
         BenchCommand::Ebizzy(ebizzy) => speculative::ebizzy(&ebizzy),
         BenchCommand::Load(load) => speculative::load(&load),

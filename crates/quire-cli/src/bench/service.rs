@@ -12,6 +12,7 @@ use std::os::fd::AsRawFd as _;
 use std::thread;
 
 use anyhow::{Context as _, Result};
+use quire::process::HANDLERS_AUTO_MAX;
 use quire::sys::thread::{never_preempt, pin_to_nth_cpu};
 use quire::sys::uffd::{MODE_MISSING, Uffd};
 
@@ -23,8 +24,6 @@ use super::work::{Random, WorkArgs, bytes_of, say};
 use super::{FaultBench, sys};
 
 const PAGE_BYTES: usize = 4096;
-/// As many as quire has at most.
-const HANDLERS_MAX: usize = 4;
 
 /// The program: touches each page once, in random order.
 pub fn touch(args: &WorkArgs) -> Result<u64> {
@@ -68,7 +67,7 @@ fn serve(start: usize, bytes: usize) -> Result<()> {
         .context("no userfaultfd is to be had; `quire doctor` says why")?;
     uffd.register(start, bytes, MODE_MISSING)?;
     let zeros: &'static [u8] = Box::leak(vec![0u8; PAGE_BYTES].into_boxed_slice());
-    for index in 0..thread::available_parallelism()?.get().min(HANDLERS_MAX) {
+    for index in 0..thread::available_parallelism()?.get().min(HANDLERS_AUTO_MAX) {
         thread::spawn(move || {
             pin_to_nth_cpu(index);
             never_preempt();

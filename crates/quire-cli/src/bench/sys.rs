@@ -3,8 +3,10 @@
 
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 
+use linux_raw_sys::general::uffd_msg;
+use quire::sys::uffd::Uffd;
 use rustix::fs::{MemfdFlags, memfd_create};
 
 /// A signal asked the bench to end.
@@ -94,9 +96,72 @@ pub fn wait4(pid: u32) -> io::Result<Ended> {
 }
 
 /// Where a fault was, of a message that can only be of a fault.
-pub fn fault_address(message: &linux_raw_sys::general::uffd_msg) -> usize {
+pub fn fault_address(message: &uffd_msg) -> usize {
     // SAFETY: no other event was asked for.
     unsafe { message.arg.pagefault.address as usize }
+}
+
+/// A page of zeros, to be copied from.
+pub static ZEROS: [u8; 4096] = [0; 4096];
+
+/// Room for messages.
+pub fn no_messages<const N: usize>() -> [uffd_msg; N] {
+    // SAFETY: a message is plain integers.
+    unsafe { std::mem::zeroed() }
+}
+
+/// Waits for messages and reads as many as there are and have room; returns how many.
+pub fn read_faults(uffd: &Uffd, messages: &mut [uffd_msg]) -> io::Result<usize> {
+    let bytes = size_of_val(messages);
+    loop {
+        // SAFETY: the kernel writes whole messages into room for so many.
+        let read = unsafe { libc::read(uffd.number(), messages.as_mut_ptr().cast(), bytes) };
+        if let Ok(read) = usize::try_from(read) {
+            return Ok(read / size_of::<uffd_msg>());
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+}
+
+/// What [`on_fault`] serves faults by, and how long it computes for one.
+static BY_SIGNAL: AtomicPtr<Uffd> = AtomicPtr::new(std::ptr::null_mut());
+static BY_SIGNAL_WORK_US: AtomicU64 = AtomicU64::new(0);
+
+/// Serves faults that are a SIGBUS where they are taken: a page of zeros each.
+pub fn serve_by_signal(uffd: &'static Uffd, work_us: u64) -> io::Result<()> {
+    BY_SIGNAL_WORK_US.store(work_us, Ordering::Relaxed);
+    // Release pairs with the acquire in `on_fault`.
+    BY_SIGNAL.store(std::ptr::from_ref(uffd).cast_mut(), Ordering::Release);
+    // SAFETY: an all-zero sigaction is valid; the handler makes system calls and reads the clock,
+    // which is async-signal-safe.
+    let done = unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = on_fault as *const () as usize;
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_NODEFER;
+        libc::sigaction(libc::SIGBUS, &raw const action, std::ptr::null_mut())
+    };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+extern "C" fn on_fault(
+    _signal: libc::c_int,
+    info: *mut libc::siginfo_t,
+    _context: *mut libc::c_void,
+) {
+    // SAFETY: the kernel passes what there is to know of the signal.
+    let page = unsafe { (*info).si_addr() }.addr() & !(ZEROS.len() - 1);
+    // SAFETY: set before the handler was, to what lives for ever.
+    let uffd = unsafe { BY_SIGNAL.load(Ordering::Acquire).as_ref() };
+    super::handlers::compute(BY_SIGNAL_WORK_US.load(Ordering::Relaxed));
+    let copied = uffd.map(|uffd| uffd.copy(page, ZEROS.as_ptr().addr(), ZEROS.len(), false));
+    if copied.is_none_or(|copied| copied.done == 0) {
+        // Not ours: the access, tried again, ends the process.
+        // SAFETY: sets a disposition.
+        unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
+    }
 }
 
 /// A mapping of 64-bit words that nobody else sees, made by libc's mmap.
@@ -254,7 +319,6 @@ impl Drop for FileMapping {
     }
 }
 
-/// What this process has used so far, all of its threads together.
 fn usage() -> libc::rusage {
     // SAFETY: an all-zero rusage is valid, and the pointer is to a local of the right type.
     unsafe {
@@ -269,9 +333,14 @@ pub fn minor_faults() -> u64 {
     usage().ru_minflt.unsigned_abs()
 }
 
+/// What this process has used so far, all of its threads together.
+pub fn used() -> Used {
+    Used::of(&usage())
+}
+
 /// CPU time of this process so far, all of its threads together, in seconds.
 pub fn cpu_seconds() -> f64 {
-    let used = Used::of(&usage());
+    let used = used();
     used.user_seconds + used.system_seconds
 }
 

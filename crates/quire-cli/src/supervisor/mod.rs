@@ -44,7 +44,7 @@ pub use self::looker::{Looker, Moment};
 pub use self::members::Death;
 use self::members::{Members, Refused};
 use self::swapfile::SwapFile;
-use crate::cli::FolioOrder;
+use crate::cli::{FolioOrder, Handlers};
 use crate::procfs;
 use crate::sys::control::ControlMap;
 use crate::sys::peer::{self, Peer};
@@ -66,6 +66,10 @@ pub struct Settings {
     pub budget_pages: u64,
     /// How much a fault maps.
     pub folio_order: FolioOrder,
+    /// How many threads of a member serve faults.
+    pub handlers: Handlers,
+    /// Whether they run on any CPU.
+    pub no_pinned_handlers: bool,
     /// Whether reclaim unmaps page by page.
     pub no_batch_unmap: bool,
     /// Whether faults always go the classic way.
@@ -166,6 +170,8 @@ impl Supervisor {
         control.no_batch_unmap.store(settings.no_batch_unmap.into(), Relaxed);
         control.no_speculation.store(settings.no_speculation.into(), Relaxed);
         control.folio_order.store(settings.folio_order.in_control(), Relaxed);
+        control.handlers.store(settings.handlers.in_control(), Relaxed);
+        control.no_pinned_handlers.store(settings.no_pinned_handlers.into(), Relaxed);
         control.budget_pages.store(settings.budget_pages, Relaxed);
         control.segments_max.store(segments, Relaxed);
         control.version.store(VERSION, Relaxed);

@@ -79,6 +79,8 @@ fn supervisor_with(swap: Option<SwapFile>) -> Supervisor {
     let mut supervisor = Supervisor::new(Settings {
         budget_pages: 1000,
         folio_order: FolioOrder::Fixed(4),
+        handlers: Handlers::Fixed(3),
+        no_pinned_handlers: true,
         no_batch_unmap: true,
         no_speculation: true,
         swap,

@@ -37,7 +37,7 @@ pub const SOCKET_VARIABLE: &str = "QUIRE_SOCKET";
 /// First word of the control page, of `Hello` and of `Welcome`.
 pub const MAGIC: u32 = 0x5155_4952;
 /// Changed with every change of a structure in this module.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 
 /// Most processes of one tree that can be managed at a time.
 pub const MEMBERS_MAX: usize = 256;
@@ -164,6 +164,10 @@ pub struct Control {
     pub no_speculation: AtomicU32,
     /// `--folio-order`: -1 for auto, else 0 to 9.
     pub folio_order: AtomicI32,
+    /// `--handlers`: threads of a member that serve faults, 0 for auto. Read when it joins.
+    pub handlers: AtomicU32,
+    /// 1 where they run on any CPU (`--no-pinned-handlers`).
+    pub no_pinned_handlers: AtomicU32,
     /// The futex that the members' background threads sleep on: counts calls for memory.
     pub pressure: AtomicU32,
     /// The budget.

@@ -21,7 +21,8 @@ pub use self::fork::ForkGuard;
 use self::gate::Gate;
 use self::join::{Joined, SocketName};
 use self::limit::AddressLimit;
-use self::threads::Threads;
+pub use self::threads::{HANDLERS_AUTO_MAX, HANDLERS_MAX};
+use self::threads::{Handlers, Threads};
 use crate::budget::Budget;
 use crate::mmu::userfaultfd::Userfaultfd;
 use crate::space::AddressSpace;
@@ -106,12 +107,13 @@ fn try_start() -> Result<Option<&'static Process>, StartError> {
         .map_err(failed("reserve the swap tables"))?;
     let cpus = rustix::thread::sched_getaffinity(None).map_or(1, |set| set.count() as usize);
     let has_file = swap.has_file();
-    swap.set_turns(Threads::handlers(cpus) as u32 - 1);
+    let handlers = Handlers::new(budget.control(), cpus);
+    swap.set_turns(handlers.turns());
     let process = Process {
         space: AddressSpace::new(mmu, budget, swap, pages, frames)
             .map_err(failed("reserve the page tables"))?,
         gate: Gate::new(),
-        threads: Threads::new(cpus, has_file).map_err(failed("map the threads' stacks"))?,
+        threads: Threads::new(handlers, has_file).map_err(failed("map the threads' stacks"))?,
         address_limit: AddressLimit::default(),
         name,
         connection: AtomicI32::new(descriptors.connection),

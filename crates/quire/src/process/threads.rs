@@ -12,6 +12,7 @@ use linux_raw_sys::general::{
 };
 
 use super::Process;
+use crate::control::Control;
 use crate::control::shard::ENGINE_SHARDS;
 use crate::fault::Access;
 use crate::reclaim::{Balance, HUNGER_ROUND_MS, Hunger};
@@ -24,8 +25,12 @@ use crate::sys::futex::{self, Reach};
 use crate::sys::monotonic_ns;
 use crate::sys::thread::{self, Files, Place, Signal};
 
-/// Most handlers of one descriptor: a fault wakes all of them.
-const HANDLERS_MAX: usize = 4;
+/// Most handlers, where nobody says how many: a fault wakes all of them.
+pub const HANDLERS_AUTO_MAX: usize = 4;
+/// Most handlers.
+pub const HANDLERS_MAX: usize = ENGINE_SHARDS - BESIDE_HANDLERS;
+/// Kswapd, the errands, the readers.
+const BESIDE_HANDLERS: usize = 2 + READERS;
 /// Readers of the swap file.
 const READERS: usize = 2;
 /// Rounds that faults of ours wait while there is memory, for a member that is hungrier.
@@ -36,8 +41,8 @@ const READ_BATCH: usize = 16;
 /// What a thread is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Role {
-    /// Serves faults, on this CPU.
-    Handler(usize),
+    /// Serves faults, on this CPU or on any.
+    Handler(Option<usize>),
     /// Reclaims in the background.
     Kswapd,
     /// Does for program threads what they cannot.
@@ -56,9 +61,41 @@ struct Seat {
 // SAFETY: a seat is used by the one thread that runs on it; its scratch by nobody else.
 unsafe impl Sync for Seat {}
 
-const SEATS_MAX: usize = HANDLERS_MAX + 2 + READERS;
 // Each thread counts where no other does.
-const _: () = assert!(SEATS_MAX <= ENGINE_SHARDS);
+const SEATS_MAX: usize = ENGINE_SHARDS;
+
+/// How many handlers there are, and where.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Handlers {
+    pub count: usize,
+    /// Each on a CPU of its own, as far as there are CPUs; else all on any.
+    pub is_pinned: bool,
+}
+
+impl Handlers {
+    /// As the tree's settings have it, on a machine with so many CPUs.
+    pub fn new(control: &Control, cpus: usize) -> Handlers {
+        // Relaxed, both: written before the first member joins.
+        let is_pinned = control.no_pinned_handlers.load(Ordering::Relaxed) == 0;
+        let count = Self::count(control.handlers.load(Ordering::Relaxed) as usize, cpus);
+        Handlers { count, is_pinned }
+    }
+
+    /// How many there are where so many are asked for, 0 for as many as are good.
+    fn count(asked: usize, cpus: usize) -> usize {
+        let count = if asked == 0 { cpus.min(HANDLERS_AUTO_MAX) } else { asked };
+        count.clamp(1, HANDLERS_MAX)
+    }
+
+    /// Of them, those that may read the swap file at a time: one is left for other faults.
+    pub fn turns(self) -> u32 {
+        self.count as u32 - 1
+    }
+
+    fn roles(self) -> impl Iterator<Item = Role> {
+        (0..self.count).map(move |number| Role::Handler(self.is_pinned.then_some(number)))
+    }
+}
 
 /// All threads' seats, made once and used again by a fork's child.
 pub struct Threads {
@@ -75,17 +112,11 @@ type Prepare<'a> = dyn FnMut() -> Result<(), Errno> + 'a;
 unsafe impl Sync for Threads {}
 
 impl Threads {
-    /// Handlers on a machine with so many CPUs.
-    #[must_use]
-    pub fn handlers(cpus: usize) -> usize {
-        cpus.clamp(1, HANDLERS_MAX)
-    }
-
-    /// Makes seats for this machine.
+    /// Makes seats.
     ///
     /// # Errors
     /// `NOMEM`.
-    pub fn new(cpus: usize, has_swap_file: bool) -> Result<Threads, Errno> {
+    pub fn new(handlers: Handlers, has_swap_file: bool) -> Result<Threads, Errno> {
         let mut threads = Threads {
             seats: [const { None }; SEATS_MAX],
             ready: Signal::new(),
@@ -93,8 +124,8 @@ impl Threads {
             prepare: UnsafeCell::new(None),
         };
         let readers = if has_swap_file { READERS } else { 0 };
-        let roles = (0..Self::handlers(cpus))
-            .map(Role::Handler)
+        let roles = handlers
+            .roles()
             .chain([Role::Kswapd, Role::Errands])
             .chain(core::iter::repeat_n(Role::Reader, readers));
         for (number, (seat, role)) in threads.seats.iter_mut().zip(roles).enumerate() {
@@ -214,7 +245,9 @@ fn run(seat: &'static Seat) -> ! {
     match seat.role {
         Role::Handler(cpu) => {
             thread::set_name(c"quire-fault");
-            thread::pin_to_nth_cpu(cpu);
+            if let Some(cpu) = cpu {
+                thread::pin_to_nth_cpu(cpu);
+            }
             thread::never_preempt();
             handle_faults(process, scratch)
         }
@@ -332,5 +365,26 @@ fn read_swap(process: &'static Process, scratch: &mut Scratch) -> ! {
     loop {
         let count = process.space.swap().take_requests(&mut requests);
         process.space.complete_reads(&requests[..count], &mut reader, scratch);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_is_a_handler_for_each_cpu_up_to_four_unless_another_number_is_asked_for() {
+        for (asked, cpus, count) in
+            [(0, 0, 1), (0, 1, 1), (0, 3, 3), (0, 64, 4), (1, 64, 1), (12, 2, 12), (99, 2, 12)]
+        {
+            assert_eq!(Handlers::count(asked, cpus), count, "{asked} asked for, {cpus} CPUs");
+        }
+    }
+
+    #[test]
+    fn handlers_have_a_cpu_each_or_none_of_their_own() {
+        let roles = |is_pinned| Handlers { count: 2, is_pinned }.roles();
+        assert!(roles(true).eq([Role::Handler(Some(0)), Role::Handler(Some(1))]));
+        assert!(roles(false).eq([Role::Handler(None), Role::Handler(None)]));
     }
 }

@@ -21,13 +21,14 @@ use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use super::turnstile::Turnstile;
 use super::vma::SpaceLocked;
+use crate::control::shard::ENGINE_SHARDS;
 use crate::fault::starved::{Answer, Starved};
 use crate::scratch::Scratch;
 use crate::sys::mutex::{LayoutGuard, LayoutMutex};
 use crate::units::PageNum;
 
-/// Most threads of an engine.
-const ENGINE_THREADS_MAX: usize = 16;
+/// Most threads of an engine: each counts in a shard of its own.
+const ENGINE_THREADS_MAX: usize = ENGINE_SHARDS;
 
 /// A thread, by the number that the kernel has for it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
