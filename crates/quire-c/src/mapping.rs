@@ -145,8 +145,8 @@ pub unsafe extern "C" fn quire_map(
 
 /// quire_map into another address space of the process, `space`, which serves the faults that are
 /// taken there. All else stays with the address space that the object was opened in, its memory
-/// above all; both stay as long as the mapping does. Not for QUIRE_MAP_PRIVATE, which is
-/// EOPNOTSUPP, unless `space` is the object's own.
+/// above all; but with QUIRE_MAP_PRIVATE the pages are `space`'s own, and take its memory and its
+/// swap file. Both stay as long as the mapping does.
 ///
 /// # Safety
 /// `object` and `space` are each NULL or a handle that is not closed.

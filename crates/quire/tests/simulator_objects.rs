@@ -10,7 +10,8 @@
 //! writes fail with a part of them done, cuts and syncs fail, and then nothing is lost that was not
 //! to go. A barrier holds write-back up for a while. The kernel swaps pages of homes out by itself.
 //! Files become longer by what somebody else writes to them. Memory of pages goes bad, until somebody
-//! says that what the store has will do.
+//! says that what the store has will do. Mappings get other rights and other lengths while others
+//! access them.
 //!
 //! # What is checked
 //! Each access against the oracle, at the access itself: the object's bytes, zeros behind its end,

@@ -13,6 +13,7 @@
 //! | `protect`, `remap` | they get other rights, or another length |
 //! | `hosts` | objects that are mapped in other address spaces |
 //! | `private` | private mappings: copies, whose faults are anonymous memory's but for the first |
+//! | `private_map` | they come and go, and follow their object |
 //! | `private_access` | what is asked of them beside accesses |
 //! | `fault` | the way of a fault |
 //! | `fault_around` | what is mapped around it |
@@ -76,6 +77,7 @@ mod pin;
 mod pin_private;
 mod private;
 mod private_access;
+mod private_map;
 mod protect;
 mod read_in_place;
 mod readahead;

@@ -14,7 +14,7 @@
 //! A copy can be in another space's arena than its object's ([`super::hosts`]). Its pages are that
 //! host's then, with their words, locks, memory and swap; the object's pages, their locks, memory
 //! and reads are the owner's as ever. Here `self` is the host where a fault is served, and the owner
-//! where a mapping is made or followed and where a read has ended; in most processes they are one.
+//! where a read has ended; in most processes they are one.
 //!
 //! # Who keeps the object alive
 //!
@@ -28,9 +28,9 @@
 
 use core::sync::atomic::Ordering;
 
-use super::hosts::{Guest, PinnedOwner};
+use super::hosts::PinnedOwner;
 use super::requests::{Asker, IoBuffer, Request};
-use super::{FaultAround, Host, MapRequest, Object, ObjectId, Objects};
+use super::{FaultAround, Object, ObjectId, Objects};
 use crate::control::Event;
 use crate::fault::private::Unfilled;
 use crate::fault::speculative::{Doubt, Way};
@@ -41,9 +41,8 @@ use crate::reclaim::Reclaimer;
 use crate::scratch::{STAGING_PAGES, Scratch};
 use crate::space::ThreadId;
 use crate::space::hosts::{HostId, local, local_range};
-use crate::space::vma::{Backing, Kind, Vma};
+use crate::space::vma::{Kind, Vma};
 use crate::swap::compress::PageBytes;
-use crate::sys::Errno;
 use crate::units::{BLOCK_PAGES, ObjectPage, ObjectRange, PageNum, PageRange};
 
 /// Pages that one fault copies at most.
@@ -92,70 +91,6 @@ impl<'a> Buffers<'a> {
 }
 
 impl<M: ObjectMmu> Objects<M> {
-    /// Maps pages of an object that the caller keeps in use as a private copy; the mapping is a
-    /// user of its own.
-    ///
-    /// # Errors
-    /// As for [`Self::map`].
-    pub fn map_private(&self, id: ObjectId, request: MapRequest) -> Result<PageRange, Errno> {
-        self.map_private_at(self, &Guest::at_home(id), id, request)
-    }
-
-    /// The same in the arena of another space, whose memory the copies are. What is returned are
-    /// away pages, as from [`Self::map_in`].
-    ///
-    /// # Errors
-    /// As for [`Self::map_in`].
-    ///
-    /// # Safety
-    /// As for [`Self::map_in`].
-    pub unsafe fn map_private_in(
-        &self,
-        host: &Objects<M>,
-        id: ObjectId,
-        request: MapRequest,
-    ) -> Result<PageRange, Errno> {
-        if core::ptr::eq(self, host) {
-            return self.map_private(id, request);
-        }
-        // SAFETY: the caller's promise.
-        let guest = unsafe { self.meet(host, id) }?;
-        self.map_private_at(host, &guest, id, request)
-    }
-
-    fn map_private_at(
-        &self,
-        host: &Objects<M>,
-        guest: &Guest,
-        id: ObjectId,
-        request: MapRequest,
-    ) -> Result<PageRange, Errno> {
-        let (object, space) = (self.object(id), &host.space);
-        let mut layout = space.lock();
-        let (range, attributes) =
-            self.place_mapping(space, &layout, guest, request, id, Kind::Private)?;
-        if let Err(error) = space.install_with(&mut layout, range, attributes) {
-            self.mappings.give_back(attributes.backing.mapping);
-            return Err(error);
-        }
-        self.get(id);
-        // SeqCst: before any fault in it looks at the length; see `follow_change`.
-        object.privates.fetch_add(1, Ordering::SeqCst);
-        Ok(guest.host.away_range(range))
-    }
-
-    /// Unmaps a whole private mapping of a host's.
-    pub(super) fn unmap_private(&self, host: &Objects<M>, range: PageRange, backing: Backing) {
-        let layout = host.space.lock();
-        // While the range is nobody else's.
-        host.forget_private_pins(range);
-        let unmapped = host.space.unmap_and_unlock(layout, range);
-        debug_assert!(unmapped.is_ok(), "whole VMAs go without a split");
-        self.mappings.give_back(backing.mapping);
-        self.object(ObjectId(backing.object)).privates.fetch_sub(1, Ordering::SeqCst);
-        self.put(ObjectId(backing.object));
-    }
-
     /// Serves a fault of the calling thread on a page of a private mapping; `None` where there is
     /// none.
     pub fn private_fault(
@@ -453,52 +388,5 @@ impl<M: ObjectMmu> Objects<M> {
         }
         self.space.budget().call_for_memory();
         self.space.available() > 0
-    }
-
-    /// Pages of an object are others by now, because it has another length or bad ones were given
-    /// up: of its private mappings, wherever they are, what could not be had can be asked for again,
-    /// and what was not written goes. Waits for the lock of each space, with none in hand.
-    pub(super) fn follow_change(&self, object: &Object, changed: ObjectRange) {
-        // SeqCst: after the change of the length. Either the mapping is seen here, and with it the name
-        // of its host, or its faults see the new length.
-        if changed.is_empty() || object.privates.load(Ordering::SeqCst) == 0 {
-            return;
-        }
-        for name in core::iter::once(HostId::HOME).chain(self.space.hosts.names()) {
-            // Where it is gone so are the mappings in it.
-            if let Some(host) = self.host_of(name.away(PageNum(0))) {
-                self.follow_change_in(&host, name, object, changed);
-            }
-        }
-    }
-
-    /// The same in one host.
-    fn follow_change_in(
-        &self,
-        host: &Host<'_, M>,
-        name: HostId,
-        object: &Object,
-        changed: ObjectRange,
-    ) {
-        let space = &host.objects.space;
-        let layout = space.lock();
-        let mut at = PageNum(0);
-        while let Some(vma) = space.next_vma(&layout, at) {
-            at = vma.range.end;
-            let seen = self.as_own(host, name, &vma);
-            let Some(seen) = seen.filter(|seen| seen.attributes.kind == Kind::Private) else {
-                continue;
-            };
-            let backing = seen.attributes.backing;
-            if ObjectId(backing.object) != object.id() {
-                continue;
-            }
-            let shown = ObjectRange::new(backing.object_page(seen.range.start), seen.range.len());
-            let part = shown.intersect(changed);
-            if !part.is_empty() {
-                let start = PageNum(part.start.0.wrapping_sub(backing.delta));
-                space.drop_unwritten(local_range(PageRange::new(start, part.len())));
-            }
-        }
     }
 }

@@ -14,6 +14,9 @@ use quire::units::{PAGE_SIZE, PageRange};
 
 use crate::world::{Sim, View, World, with_buffer, with_scratch};
 
+/// What is written to a copy stays, packed: it has no more pages than there is memory for.
+pub const COPY_PAGES_MAX: usize = 60;
+
 /// A private copy and its oracle.
 pub struct Copied {
     pub view: View,
@@ -55,7 +58,7 @@ impl Copied {
         let trace = |verb: &str| {
             world.trace(|| format!("{verb} {part:?} of a copy of {} at {range:?}", view.object));
         };
-        match generator.below(16) {
+        match generator.below(18) {
             0..5 => {
                 trace("reads");
                 part.for_each(|at| self.access(world, generator, at, false));
@@ -77,10 +80,25 @@ impl Copied {
                 trace("populates");
                 self.populate(world, generator, range);
             }
-            _ => {
+            14 | 15 => {
                 trace("reads without a fault");
                 self.read(world, part.start);
             }
+            _ => self.change(world, generator),
+        }
+    }
+
+    /// Gives it other rights or another length. What is cut off is gone, and what comes is the
+    /// object's as it is then.
+    fn change(&mut self, world: &World, generator: &mut Generator) {
+        let (first, sim) = (self.view.first, world.shared[self.view.object]);
+        let before = Copied::before(&sim, first, COPY_PAGES_MAX);
+        self.view = world.change(self.view, COPY_PAGES_MAX, generator);
+        let end = first + self.view.range.len();
+        self.written.retain(|&page, _| page < end);
+        self.since.retain(|&page, _| page < end);
+        for (page, moment) in before.into_iter().filter(|&(page, _)| page < end) {
+            self.since.entry(page).or_insert(moment);
         }
     }
 

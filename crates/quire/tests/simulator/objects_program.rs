@@ -11,7 +11,7 @@ use quire::object::{FaultAround, FlushError, ReadError};
 use quire::space::vma::Pattern;
 use quire::units::{ObjectPage, ObjectRange, PAGE_SIZE, PageRange};
 
-use crate::private::Copied;
+use crate::private::{COPY_PAGES_MAX, Copied};
 use crate::store::{Failures, SimStore};
 use crate::world::{Known, Leaning, Sim, View, World, with_buffer, with_scratch};
 
@@ -88,8 +88,9 @@ impl<'a> Program<'a> {
             67..72 => self.drop_cached(),
             72..76 => self.read_at(),
             76..80 => self.fetch_ahead(),
-            80..85 => self.map_or_unmap(),
-            85..88 => self.advise(),
+            80..84 => self.map_or_unmap(),
+            84..86 => self.change_view(),
+            86..88 => self.advise(),
             88..95 => self.use_anonymous(),
             95..97 => self.use_short_lived_object(),
             97 => self.world.plan.speculation.change(self.world.objects.space.budget()),
@@ -100,7 +101,8 @@ impl<'a> Program<'a> {
     /// What this seed does more than others do: what is rare among many things is not among few.
     fn lean(&mut self) {
         match (self.world.plan.leaning, self.generator.below(4)) {
-            (Leaning::Mappings, 0 | 1) => self.map_or_unmap(),
+            (Leaning::Mappings, 0) => self.map_or_unmap(),
+            (Leaning::Mappings, 1) => self.change_view(),
             (Leaning::Mappings, _) => self.touch_what_may_go(),
             (Leaning::Lengths, 0 | 1) => self.resize(),
             (Leaning::WriteBack, 0) => self.flush(),
@@ -423,6 +425,19 @@ impl<'a> Program<'a> {
         self.own.push(self.world.publish(view));
     }
 
+    /// Gives a view of its own other rights, or another length, while others may be accessing it:
+    /// nothing is said about what they meet, until it is told anew.
+    fn change_view(&mut self) {
+        if self.own.is_empty() {
+            return self.map_or_unmap();
+        }
+        let known = self.own.swap_remove(self.generator.below(self.own.len()));
+        self.say(|| format!("changes {known:?}"));
+        self.world.forget(known);
+        let view = self.world.change(known.view, usize::MAX, &mut self.generator);
+        self.own.push(self.world.publish(view));
+    }
+
     /// Makes private copies, uses them, and gives them up.
     fn use_copy(&mut self) {
         let is_full = self.copies.len() == COPIES_MAX;
@@ -444,8 +459,7 @@ impl<'a> Program<'a> {
         let object = self.generator.below(2);
         let sim = self.sim(object);
         let first = self.generator.below(sim.pages_max);
-        // What is written there stays, packed: not more than there is memory for.
-        let pages = 1 + self.generator.below(60);
+        let pages = 1 + self.generator.below(COPY_PAGES_MAX);
         let prot = [Prot::READ_WRITE, Prot::READ_WRITE, Prot::READ][self.generator.below(3)];
         let before = Copied::before(&sim, first, pages);
         let Some(view) = self.world.map_private(&sim, object, first, pages, prot) else { return };

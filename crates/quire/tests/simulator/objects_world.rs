@@ -13,6 +13,7 @@ use quire::object::{FaultAround, FlushError, IoBuffer, MapRequest, ObjectId, Obj
 use quire::page::Flags;
 use quire::reclaim::Balance;
 use quire::scratch::Scratch;
+use quire::space::remap::Placement;
 use quire::space::vma::Pattern;
 use quire::sys::Errno;
 use quire::sys::clock::Moment;
@@ -309,6 +310,27 @@ impl World {
                 None
             }
         }
+    }
+
+    /// Gives a mapping, shared or private, other rights or another length, of `pages_most` at most;
+    /// returns how it is from now on.
+    pub fn change(&self, view: View, pages_most: usize, generator: &mut Generator) -> View {
+        let changed = if generator.below(2) == 0 {
+            let is_writable = view.prot == Prot::READ_WRITE;
+            let prot = if is_writable { Prot::READ } else { Prot::READ_WRITE };
+            self.objects.protect(view.range, prot).map(|()| View { prot, ..view })
+        } else {
+            let most = self.shared[view.object].pages_max - view.first;
+            let pages = 1 + generator.below(most.min(pages_most));
+            let placement = [Placement::InPlace, Placement::Anywhere][generator.below(2)];
+            let range = self.objects.remap(view.range, pages, placement);
+            range.map(|range| View { range, ..view })
+        };
+        self.trace(|| format!("        {view:?} has become {changed:?}"));
+        changed.unwrap_or_else(|error| {
+            assert_eq!(error, Errno::NOMEM);
+            view
+        })
     }
 
     /// Tells the others of a view that will be unmapped some time.
