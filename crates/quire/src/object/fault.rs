@@ -21,7 +21,7 @@ use crate::fault::order::Guess;
 use crate::fault::speculative::{Doubt, Way};
 use crate::fault::{Access, Outcome};
 use crate::mmu::object::ObjectMmu;
-use crate::mmu::{Protection, Refusal};
+use crate::mmu::{Done, Protection, Refusal};
 use crate::page::{Flags, Snapshot, State};
 use crate::scratch::Scratch;
 use crate::space::ThreadId;
@@ -311,7 +311,8 @@ impl<M: ObjectMmu> Objects<M> {
         match old.state() {
             State::Cached if access == Access::Read => {
                 let protection = Protection::WriteProtected;
-                let is_mapped = self.map_locked(object, vma, page, old, protection, window);
+                let done = self.map_locked(object, vma, page, old, protection, window);
+                let is_mapped = done.pages == 1;
                 self.space.unlock_word_with(word, old.with(Flags::ACCESSED));
                 if is_mapped {
                     return Look::Ended(Outcome::Served);
@@ -376,7 +377,8 @@ impl<M: ObjectMmu> Objects<M> {
         let at = vma.attributes.backing.object_page(page);
         // Dirty before it can be written: no write is ever missed.
         let after = self.mark_dirty(object, at, old);
-        let is_mapped = self.map_locked(object, vma, page, old, Protection::Writable, window);
+        let done = self.map_locked(object, vma, page, old, Protection::Writable, window);
+        let is_mapped = done.pages == 1;
         self.space.unlock_word_with(object.word(at), after.with(Flags::ACCESSED));
         is_mapped
     }
@@ -445,16 +447,17 @@ impl<M: ObjectMmu> Objects<M> {
         old: Snapshot,
         protection: Protection,
         window: &mut Mapped,
-    ) -> bool {
+    ) -> Done {
         debug_assert_eq!(old.state(), State::Cached);
+        let refused = |refusal| Done { pages: 0, refusal: Some(refusal) };
         let one = PageRange::new(page, 1);
         if !window.is_present(page) {
             match self.show(object, vma, window, one) {
                 Shown::Yes | Shown::Whole => {}
-                Shown::Cannot => return false,
+                Shown::Cannot => return refused(Refusal::Busy),
                 Shown::Refused(error) => {
                     self.fail_fault(object, vma, page, window, error);
-                    return false;
+                    return refused(Refusal::NoMemory);
                 }
             }
         }
@@ -468,7 +471,7 @@ impl<M: ObjectMmu> Objects<M> {
         if is_there {
             window.set(page, is_writable);
         }
-        done.pages == 1
+        done
     }
 
     /// A fault cannot be served for lack of what the kernel has: a SIGBUS.

@@ -43,9 +43,9 @@ use super::large::LargeFrame;
 use super::requests::IoBuffer;
 use super::window::Mapped;
 use super::{Object, ObjectId, Objects};
-use crate::mmu::Protection;
 use crate::mmu::object::ObjectMmu;
-use crate::page::{Flags, Interrupted, Snapshot, State};
+use crate::mmu::{Done, Protection, Refusal};
+use crate::page::{Flags, Interrupted, Kill, Snapshot, State};
 use crate::scratch::Scratch;
 use crate::space::vma::Vma;
 use crate::sys::Errno;
@@ -226,7 +226,8 @@ impl<M: ObjectMmu> Objects<M> {
         if what == PinFor::Writing {
             self.lift_protection(object, &vma, part);
         }
-        part.pages().try_for_each(|page| self.map_pinned(object, &vma, page, what))
+        let kill = buffer.kill();
+        part.pages().try_for_each(|page| self.map_pinned(object, &vma, page, what, kill))
     }
 
     fn pin_page(
@@ -380,33 +381,44 @@ impl<M: ObjectMmu> Objects<M> {
         self.unlock_words(object, pages);
     }
 
-    /// Maps a pinned page that is not mapped yet as it is to be.
+    /// Maps a pinned page that is not mapped yet as it is to be. The kernel refuses for a moment while
+    /// mappings of the process are moved: it is asked again then, until `kill` ends it.
     fn map_pinned(
         &self,
         object: &Object,
         vma: &Vma,
         page: PageNum,
         what: PinFor,
+        kill: Kill<'_>,
     ) -> Result<(), PinError> {
         let is_writing = what == PinFor::Writing;
         let is_done =
             |window: &Mapped| window.is_present(page) && (window.is_writable(page) || !is_writing);
-        if is_done(&self.window(page)) {
-            return Ok(());
-        }
         let protection = if is_writing { Protection::Writable } else { Protection::WriteProtected };
-        let word = object.word(vma.attributes.backing.object_page(page));
-        let old = self.space.lock_word(word);
-        let is_mapped = {
-            let mut window = self.window(page);
-            // Its memory may have failed since.
-            if !is_done(&window) && old.state() == State::Cached {
-                self.map_locked(object, vma, page, old, protection, &mut window);
+        let at = vma.attributes.backing.object_page(page);
+        let word = object.word(at);
+        while !is_done(&self.window(page)) {
+            let old = self.space.lock_word(word);
+            let done = {
+                let mut window = self.window(page);
+                // Its memory may have failed since.
+                let may_map = !is_done(&window) && old.state() == State::Cached;
+                let map = || self.map_locked(object, vma, page, old, protection, &mut window);
+                may_map.then(map)
+            };
+            self.space.unlock_word(word);
+            match done {
+                Some(Done { refusal: None | Some(Refusal::Exists | Refusal::Busy), .. }) => {}
+                None if old.state() == State::Cached => {}
+                _ => return Err(PinError::Refused(Errno::NOMEM)),
             }
-            is_done(&window)
-        };
-        self.space.unlock_word(word);
-        if is_mapped { Ok(()) } else { Err(PinError::Refused(Errno::NOMEM)) }
+            if kill.is_due() {
+                let offset = at.offset();
+                return Err(PinError::Read(ReadError { offset, errno: Errno::INTR }));
+            }
+            self.space.mmu().relax();
+        }
+        Ok(())
     }
 }
 
