@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{
-    Dir, PAGE, Probe, Stop, Watchdog, drop_pages, load, press, random, space_by, store,
+    Dir, PAGE, Probe, Stop, Watchdog, drop_all, drop_pages, load, press, random, space_by, store,
     survive_sigbus, word,
 };
 use quire::library::{
@@ -97,8 +97,7 @@ fn what_its_owner_evicts_faults_in_again_from_both() {
         away.populate(0..64 * PAGE).unwrap();
         assert!(away.populate_cached(0..64 * PAGE) > 32);
         object.sync().unwrap();
-        let all = 0..bytes.len() as u64;
-        drop_pages(&object, all, object.cached().0 / PAGE);
+        drop_all(&object);
         assert_eq!((home.mapped_pages(), away.mapped_pages()), (0, 0), "nothing stays mapped");
     }
 }

@@ -296,6 +296,13 @@ pub fn drop_pages(object: &Object, bytes: std::ops::Range<u64>, pages: usize) {
     assert_eq!(dropped, pages * PAGE);
 }
 
+/// Drops all of a clean object from the cache. Reclaim, where memory is short, drops pages of it too.
+pub fn drop_all(object: &Object) {
+    while object.cached().0 > 0 {
+        object.drop_cached(0..object.len());
+    }
+}
+
 /// Reads all of another object through its cache, so that everything else is reclaimed that can be.
 pub fn press(space: &AddressSpace) {
     let len = 2 * space.memory();
