@@ -45,8 +45,9 @@ def fork_workers(context):
 
 @case("fork-killed")
 def fork_killed(context):
-    """Every 100 ms a member of sixteen is killed: the others are right, and nothing stays."""
-    run_tree(context, "killed", 60 if context.long else 10, 2, 16, memory_bytes=16 * MIB)
+    """Every 100 ms a member of eight is killed: the others are right, and nothing stays."""
+    # Sixteen need more beside the budget, for their engines, than the allowance that all share.
+    run_tree(context, "killed", 60 if context.long else 10, 2, 8, memory_bytes=16 * MIB)
 
 
 PIPELINE = """
