@@ -43,7 +43,8 @@ mod hooks {
     static IS_SET: AtomicBool = AtomicBool::new(false);
     static HOOKS: RwLock<[Option<Hook>; PLACES]> = RwLock::new([const { None }; PLACES]);
 
-    /// Has `hook` called wherever a fault of this process, or an unmap, comes by `place`, by whoever serves it.
+    /// Has `hook` called wherever a fault of this process, or an unmap, comes by `place`, by whoever
+    /// serves it.
     pub fn set(place: Place, hook: Option<Box<dyn Fn(PageNum) + Send + Sync>>) {
         let mut hooks = HOOKS.write().unwrap_or_else(PoisonError::into_inner);
         hooks[place as usize] = hook.map(Arc::from);

@@ -20,9 +20,9 @@
 //! # Who stays
 //!
 //! A mapping keeps both spaces (its holder sees to that), and who has the host's window locked, or
-//! the page of a copy, and has seen the VMA unchanged, knows that the mapping is there. Beyond that the owner pins the host
-//! for as long as it looks at it, and a host's thread the owner for as long as it serves a fault
-//! there; [`Objects::part`] waits for both.
+//! the page of a copy, and has seen the VMA unchanged, knows that the mapping is there. Beyond that
+//! the owner pins the host for as long as it looks at it, and a host's thread the owner for as long as
+//! it serves a fault there; [`Objects::part`] waits for both.
 //!
 //! Locks: who meets and parts, all of the process, have one mutex: outside of all others. Then the
 //! host's own in the order of [`super`]: the space's lock is the host's, `i_mmap` and page locks are

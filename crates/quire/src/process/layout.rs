@@ -77,8 +77,11 @@ impl Process {
         }
         let managed = self.space.budget().member().managed_pages.load(Ordering::Relaxed);
         let bytes = (managed + pages as u64) << PAGE_SHIFT;
-        let ask = || self.on_errand(&[], |_| getrlimit(Resource::As).current);
-        if self.address_limit.allows(bytes, ask) { Ok(()) } else { Err(Errno::NOMEM) }
+        let limit = self.address_limit.known().unwrap_or_else(|| {
+            let ask = || getrlimit(Resource::As).current;
+            self.on_errand(&[], |_| self.address_limit.learn(ask))
+        });
+        if bytes <= limit { Ok(()) } else { Err(Errno::NOMEM) }
     }
 
     /// The program has changed a limit of its own, or of another process.

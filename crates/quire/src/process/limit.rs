@@ -4,7 +4,9 @@
 //! is mapped there. Owns what is known of the limit. It is asked on an engine thread, for the
 //! program's filter of system calls may not expect the question, and that costs two switches of
 //! thread; so the answer is kept until the program changes a limit by libc, and for `KEPT_NS`, for
-//! one that is changed in any other way. No locks.
+//! one that is changed in any other way.
+//!
+//! Locks: none to look at it; who learns it does so under the space's, one at a time.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,35 +16,52 @@ use crate::sys::monotonic_ns;
 const KEPT_NS: u64 = 100_000_000;
 
 /// The limit as it was last asked for.
-#[derive(Default)]
 pub(super) struct AddressLimit {
     /// In bytes; `u64::MAX` where there is none.
     bytes: AtomicU64,
-    /// When it was asked for; 0: it is to be asked for.
+    /// When it was asked for.
     asked_ns: AtomicU64,
+    /// Counts the changes that we are told of.
+    changes: AtomicU64,
+    /// How many there had been when it was asked for.
+    changes_then: AtomicU64,
 }
 
 impl AddressLimit {
-    /// Whether `bytes` are within the limit, which `ask` knows.
-    pub fn allows(&self, bytes: u64, ask: impl FnOnce() -> Option<u64>) -> bool {
-        let now = monotonic_ns();
-        // Acquire pairs with the release below: the limit that was stored before.
-        let asked = self.asked_ns.load(Ordering::Acquire);
-        if asked == 0 || now.saturating_sub(asked) > KEPT_NS {
-            let limit = ask().unwrap_or(u64::MAX);
-            self.bytes.store(limit, Ordering::Relaxed);
-            // A limit that another thread changes meanwhile may be forgotten before this is stored:
-            // the answer then stands for as long as one that nobody says is old.
-            self.asked_ns.store(now, Ordering::Release);
-            return bytes <= limit;
+    pub const fn new() -> AddressLimit {
+        AddressLimit {
+            bytes: AtomicU64::new(0),
+            asked_ns: AtomicU64::new(0),
+            changes: AtomicU64::new(1),
+            changes_then: AtomicU64::new(0),
         }
-        bytes <= self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// The limit, where what is known of it serves.
+    pub fn known(&self) -> Option<u64> {
+        // Acquire pairs with the release in `learn`: the answer was stored before. The changes may be
+        // Relaxed: the thread that made one sees it, and others whatever orders them behind it.
+        let is_of_now =
+            self.changes_then.load(Ordering::Acquire) == self.changes.load(Ordering::Relaxed);
+        let age_ns = monotonic_ns().saturating_sub(self.asked_ns.load(Ordering::Relaxed));
+        (is_of_now && age_ns <= KEPT_NS).then(|| self.bytes.load(Ordering::Relaxed))
+    }
+
+    /// Keeps what `ask` says, under the space's lock. A change that comes meanwhile makes it old.
+    pub fn learn(&self, ask: impl FnOnce() -> Option<u64>) -> u64 {
+        let changes = self.changes.load(Ordering::Acquire);
+        let now = monotonic_ns();
+        let limit = ask().unwrap_or(u64::MAX);
+        self.bytes.store(limit, Ordering::Relaxed);
+        self.asked_ns.store(now, Ordering::Relaxed);
+        self.changes_then.store(changes, Ordering::Release);
+        limit
     }
 
     /// The limit may be another now.
     pub fn forget(&self) {
-        // Relaxed: the thread that changed it sees this, and others whatever orders them behind it.
-        self.asked_ns.store(0, Ordering::Relaxed);
+        // Release pairs with the acquire in `learn`: who has counted this change asks after it.
+        self.changes.fetch_add(1, Ordering::Release);
     }
 }
 
@@ -51,20 +70,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_limit_is_asked_for_once_until_it_is_forgotten() {
-        let limit = AddressLimit::default();
-        assert!(limit.allows(100, || Some(100)));
-        assert!(!limit.allows(101, || panic!("asked again")));
+    fn a_limit_serves_until_it_is_forgotten() {
+        let limit = AddressLimit::new();
+        assert_eq!(limit.known(), None);
+        assert_eq!(limit.learn(|| Some(100)), 100);
+        assert_eq!(limit.known(), Some(100));
         limit.forget();
-        assert!(limit.allows(u64::MAX, || None));
-        assert!(limit.allows(u64::MAX, || panic!("asked again")));
+        assert_eq!(limit.known(), None);
+        assert_eq!(limit.learn(|| None), u64::MAX);
+        assert_eq!(limit.known(), Some(u64::MAX));
+    }
+
+    #[test]
+    fn a_change_while_it_is_asked_for_is_not_lost() {
+        let limit = AddressLimit::new();
+        let asked = limit.learn(|| {
+            // Another thread's, just after the kernel has answered.
+            limit.forget();
+            Some(1)
+        });
+        assert_eq!((asked, limit.known()), (1, None));
     }
 
     #[test]
     fn an_old_answer_is_not_taken() {
-        let limit = AddressLimit::default();
-        assert!(limit.allows(1, || None));
+        let limit = AddressLimit::new();
+        limit.learn(|| None);
         limit.asked_ns.store(monotonic_ns() - 2 * KEPT_NS, Ordering::Relaxed);
-        assert!(!limit.allows(1, || Some(0)));
+        assert_eq!(limit.known(), None);
     }
 }

@@ -114,7 +114,7 @@ fn try_start() -> Result<Option<&'static Process>, StartError> {
             .map_err(failed("reserve the page tables"))?,
         gate: Gate::new(),
         threads: Threads::new(handlers, has_file).map_err(failed("map the threads' stacks"))?,
-        address_limit: AddressLimit::default(),
+        address_limit: AddressLimit::new(),
         name,
         connection: AtomicI32::new(descriptors.connection),
         swap_file: AtomicI32::new(descriptors.swap_file.unwrap_or(-1)),
