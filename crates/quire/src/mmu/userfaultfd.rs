@@ -1,5 +1,6 @@
 //! The real MMU: userfaultfd over the arena and the frame pool.
 
+mod object;
 mod shows;
 mod spares;
 
@@ -10,21 +11,16 @@ use linux_raw_sys::general::{
     __NR_pread64, __NR_process_vm_readv, MADV_DOFORK, MADV_DONTFORK, MADV_DONTNEED,
     MADV_DONTNEED_LOCKED, MADV_NOHUGEPAGE, MADV_POPULATE_WRITE,
 };
-use rustix::fd::{BorrowedFd, IntoRawFd};
-use rustix::fs::{FallocateFlags, MemfdFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
-use self::shows::{Merges, Shows, map_anywhere};
+use self::shows::Shows;
 use self::spares::Spares;
-use super::object::{Home, ObjectMmu};
 use super::{Done, FrameId, FrameRun, Holes, Mmu, Prot, Protection, Refusal};
 use crate::sys::futex::{self, Reach};
 use crate::sys::thread::{is_engine_thread, process_id};
-use crate::sys::uffd::{MODE_MINOR, MODE_MISSING, MODE_WP, Partial, Uffd, feature};
+use crate::sys::uffd::{MODE_MISSING, MODE_WP, Partial, Uffd, feature};
 use crate::sys::{Errno, call, memory};
-use crate::units::{
-    BLOCK_PAGES, ObjectPage, ObjectRange, PAGE_SHIFT, PAGE_SIZE, PageNum, PageRange,
-};
+use crate::units::{BLOCK_PAGES, PAGE_SHIFT, PAGE_SIZE, PageNum, PageRange};
 
 /// The arena and the frame pool, each registered with a userfaultfd of its own.
 ///
@@ -489,155 +485,5 @@ impl Mmu for Userfaultfd {
 
     fn frame(&self, frame: FrameId) -> *mut [u8; PAGE_SIZE] {
         self.frame_address(frame) as *mut _
-    }
-}
-
-/// What is reported of mappings of objects.
-const OBJECT_MODES: u64 = MODE_MISSING | MODE_MINOR | MODE_WP;
-
-/// The home's descriptor.
-fn memfd(home: Home) -> BorrowedFd<'static> {
-    // SAFETY: open from `home_open` to `home_close`, which is the home's life.
-    unsafe { BorrowedFd::borrow_raw(home.number) }
-}
-
-impl ObjectMmu for Userfaultfd {
-    fn home_open(&self) -> Result<Home, Errno> {
-        let memfd = rustix::fs::memfd_create(c"quire-object", MemfdFlags::CLOEXEC)?;
-        Ok(Home { number: memfd.into_raw_fd() })
-    }
-
-    fn home_close(&self, home: Home) {
-        // SAFETY: the home's own descriptor, which nobody uses any more.
-        unsafe { rustix::io::close(home.number) };
-    }
-
-    fn home_resize(&self, home: Home, pages: usize) -> Result<(), Errno> {
-        rustix::fs::ftruncate(memfd(home), (pages << PAGE_SHIFT) as u64)
-    }
-
-    fn home_write(&self, home: Home, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
-        let mut done = 0;
-        while done < bytes.len() {
-            match rustix::io::pwrite(memfd(home), &bytes[done..], offset + done as u64) {
-                Ok(0) => return Err(Errno::NOSPC),
-                Ok(written) => done += written,
-                Err(Errno::INTR) => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(())
-    }
-
-    fn home_read(&self, home: Home, offset: u64, into: &mut [u8]) -> Result<(), Errno> {
-        let mut done = 0;
-        while done < into.len() {
-            match rustix::io::pread(memfd(home), &mut into[done..], offset + done as u64) {
-                Ok(0) => return Err(Errno::INVAL),
-                Ok(read) => done += read,
-                Err(Errno::INTR) => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(())
-    }
-
-    fn home_punch(&self, home: Home, pages: ObjectRange) -> Result<(), Errno> {
-        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        let bytes = (pages.len() << PAGE_SHIFT) as u64;
-        loop {
-            match rustix::fs::fallocate(memfd(home), flags, pages.start.offset(), bytes) {
-                Err(Errno::INTR) => {}
-                other => return other,
-            }
-        }
-    }
-
-    fn map_object(
-        &self,
-        pages: PageRange,
-        home: Home,
-        first: ObjectPage,
-        prot: Prot,
-    ) -> Result<(), Errno> {
-        let (start, len) = (self.address(pages.start), pages.len() << PAGE_SHIFT);
-        let prot = ProtFlags::from_bits_retain(prot.0);
-        let flags = MapFlags::SHARED | MapFlags::NORESERVE | MapFlags::FIXED;
-        // SAFETY: a range of the arena that no VMA has.
-        unsafe {
-            rustix::mm::mmap(start as *mut _, len, prot, flags, memfd(home), first.offset())?;
-            memory::advise(start, len, MADV_DONTFORK)?;
-        }
-        self.faults.register(start, len, OBJECT_MODES)
-    }
-
-    fn home_view(&self, home: Home, pages: usize) -> Result<NonNull<u8>, Errno> {
-        let prot = ProtFlags::READ | ProtFlags::WRITE;
-        let view = map_anywhere(home, ObjectPage(0), pages << PAGE_SHIFT, prot)?;
-        NonNull::new(view as *mut u8).ok_or(Errno::NOMEM)
-    }
-
-    fn view_populate(&self, bytes: &mut [u8]) -> Result<(), Errno> {
-        // SAFETY: a part of a view, which the caller borrows; nothing in it changes.
-        unsafe { memory::advise(bytes.as_mut_ptr() as usize, bytes.len(), MADV_POPULATE_WRITE) }
-    }
-
-    fn home_unview(&self, view: NonNull<u8>, pages: usize) {
-        // SAFETY: made by `home_view`, and nobody looks at it any more.
-        let _ = unsafe { rustix::mm::munmap(view.as_ptr().cast(), pages << PAGE_SHIFT) };
-    }
-
-    fn show(
-        &self,
-        pages: PageRange,
-        home: Home,
-        first: ObjectPage,
-        prot: Prot,
-    ) -> Result<(), Errno> {
-        let prot = ProtFlags::from_bits_retain(prot.0);
-        self.spares.hold();
-        self.spares.with(|| self.show_in_place(pages, home, first, prot, Merges::Yes))
-    }
-
-    fn show_apart(
-        &self,
-        pages: PageRange,
-        home: Home,
-        first: ObjectPage,
-        prot: Prot,
-    ) -> Result<(), Errno> {
-        self.show_in_place(pages, home, first, ProtFlags::from_bits_retain(prot.0), Merges::No)
-    }
-
-    fn show_whole(
-        &self,
-        pages: PageRange,
-        home: Home,
-        first: ObjectPage,
-        prot: Prot,
-    ) -> Result<(), Errno> {
-        self.show_whole_in_place(pages, home, first, ProtFlags::from_bits_retain(prot.0))
-    }
-
-    fn conceal(&self, pages: PageRange) -> Result<(), Errno> {
-        // Registered first: from then on what is unmapped is reported. Until then all that an
-        // access can find is right. It is one mapping of the kernel's, and needs no other.
-        let start = self.address(pages.start);
-        self.faults.register(start, pages.len() << PAGE_SHIFT, OBJECT_MODES)?;
-        self.unmap(pages);
-        Ok(())
-    }
-
-    fn is_inline(&self) -> bool {
-        // Relaxed: set before any other thread knows the MMU.
-        self.is_inline.load(Ordering::Relaxed)
-    }
-
-    fn map_cached(&self, pages: PageRange, protection: Protection) -> Done {
-        let protect = protection == Protection::WriteProtected;
-        let (start, len) = (self.address(pages.start), pages.len() << PAGE_SHIFT);
-        let done = done(settled(|| self.faults.map_cached(start, len, protect)));
-        self.answer_inline(pages);
-        done
     }
 }

@@ -9,6 +9,7 @@
 //! the space's lock.
 
 mod advise;
+mod attributes;
 #[cfg(feature = "simulated")]
 mod check;
 mod clean;

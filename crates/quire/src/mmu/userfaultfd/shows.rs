@@ -23,7 +23,8 @@ use linux_raw_sys::general::{
 };
 use rustix::mm::{MapFlags, MremapFlags, ProtFlags};
 
-use super::{OBJECT_MODES, Userfaultfd, memfd};
+use super::Userfaultfd;
+use super::object::{OBJECT_MODES, memfd};
 use crate::mmu::object::Home;
 use crate::sys::futex::{self, Reach};
 use crate::sys::{Errno, memory};

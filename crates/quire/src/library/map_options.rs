@@ -1,0 +1,191 @@
+//! How an object is mapped.
+
+use std::string::ToString;
+
+use super::mapping::{Raw, Sharing};
+use super::{AddressSpace, Error, Mapping, MappingCopy, MappingMut, Object, address};
+use crate::mmu::Prot;
+use crate::object::{FaultAround, MapRequest};
+use crate::space::vma::Pattern;
+use crate::units::{ObjectPage, ObjectRange, PAGE_SIZE};
+
+/// How an object is mapped; memmap2's words.
+#[derive(Clone, Debug, Default)]
+pub struct MapOptions {
+    offset: u64,
+    len: Option<u64>,
+    pattern: Pattern,
+    fault_around: FaultAround,
+    populate: bool,
+    is_beyond_end: bool,
+    space: Option<AddressSpace>,
+}
+
+impl MapOptions {
+    /// All of the object.
+    #[must_use]
+    pub fn new() -> MapOptions {
+        MapOptions::default()
+    }
+
+    /// The first byte; any.
+    #[must_use]
+    pub fn offset(mut self, bytes: u64) -> MapOptions {
+        self.offset = bytes;
+        self
+    }
+
+    /// How many bytes; all to the object's end unless said otherwise.
+    #[must_use]
+    pub fn len(mut self, bytes: u64) -> MapOptions {
+        self.len = Some(bytes);
+        self
+    }
+
+    /// How it will be used.
+    #[must_use]
+    pub fn pattern(mut self, pattern: Pattern) -> MapOptions {
+        self.pattern = pattern;
+        self
+    }
+
+    /// How much is mapped around a read fault, of what is cached.
+    #[must_use]
+    pub fn fault_around(mut self, fault_around: FaultAround) -> MapOptions {
+        self.fault_around = fault_around;
+        self
+    }
+
+    /// Has all of it read and mapped before the call returns, as far as memory goes.
+    #[must_use]
+    pub fn populate(mut self, populate: bool) -> MapOptions {
+        self.populate = populate;
+        self
+    }
+
+    /// Allows a mapping to reach behind the object's end, up to what it may become: an access
+    /// there is a SIGBUS until it has grown.
+    #[must_use]
+    pub fn beyond_end(mut self, is_beyond_end: bool) -> MapOptions {
+        self.is_beyond_end = is_beyond_end;
+        self
+    }
+
+    /// Maps it in the arena of another address space of the process, which serves the faults that
+    /// are taken there, by its own [`Delivery`](super::Delivery). All else stays with the address
+    /// space that the object was opened in: its cache, the memory that this may take, its workers
+    /// and its counters. Where it is mapped so, but for private copies, it is not recycled
+    /// ([`recycle`](super::Builder::recycle)). The pages of a private copy ([`Self::map_copy`]) are
+    /// that other address space's own: they count against its memory, can be pinned as far as that
+    /// allows, and go to its swap file. Both address spaces stay as long as the mapping does.
+    #[must_use]
+    pub fn in_space(mut self, space: &AddressSpace) -> MapOptions {
+        self.space = Some(space.clone());
+        self
+    }
+
+    /// Maps an object to be read.
+    ///
+    /// # Errors
+    /// [`Error::BadRange`], [`Error::NoMemory`]; with populate, [`Error::Store`].
+    ///
+    /// # Safety
+    /// The bytes are a slice: as long as it is used, nobody may write the object, here or in
+    /// another program, or shorten it. An access that cannot be read is a SIGBUS.
+    pub unsafe fn map(&self, object: &Object) -> Result<Mapping, Error> {
+        Ok(Mapping { raw: self.map_raw(object, Prot::READ, Sharing::Shared)? })
+    }
+
+    /// Maps an object to be read and written; writes reach the store in time, or by a flush.
+    ///
+    /// # Errors
+    /// As for [`Self::map`]; [`Error::ReadOnly`].
+    ///
+    /// # Safety
+    /// As for [`Self::map`], and nobody else may read what is written meanwhile.
+    pub unsafe fn map_mut(&self, object: &Object) -> Result<MappingMut, Error> {
+        if object.is_read_only() {
+            return Err(Error::ReadOnly { path: object.name().to_string() });
+        }
+        Ok(MappingMut { raw: self.map_raw(object, Prot::READ_WRITE, Sharing::Shared)? })
+    }
+
+    /// Maps a copy of an object to be read and written: what is written is seen in this mapping
+    /// alone, and never reaches the store. A page is copied when it is first touched; one that was
+    /// only read may be copied again, from the object as it is then. What is written stays until
+    /// the mapping goes, packed where memory is short ([`super::Builder::swap`] has room for what
+    /// does not fit in).
+    ///
+    /// # Errors
+    /// As for [`Self::map`].
+    ///
+    /// # Safety
+    /// As for [`Self::map`]: whether a change of the object shows is not said, and a shorter object
+    /// makes an access to what was not written a SIGBUS.
+    pub unsafe fn map_copy(&self, object: &Object) -> Result<MappingCopy, Error> {
+        Ok(MappingCopy { raw: self.map_raw(object, Prot::READ_WRITE, Sharing::Private)? })
+    }
+
+    /// The same to be read only. The pages are the mapping's own: a later change of the object
+    /// shows in those that were not read yet, or have gone since.
+    ///
+    /// # Errors
+    /// As for [`Self::map_copy`].
+    ///
+    /// # Safety
+    /// As for [`Self::map_copy`].
+    pub unsafe fn map_copy_read_only(&self, object: &Object) -> Result<Mapping, Error> {
+        Ok(Mapping { raw: self.map_raw(object, Prot::READ, Sharing::Private)? })
+    }
+
+    fn map_raw(&self, object: &Object, prot: Prot, sharing: Sharing) -> Result<Raw, Error> {
+        let host = self.space.as_ref().filter(|space| !space.is_same(object.space()));
+        let object_len = object.len();
+        let len = self.len.unwrap_or_else(|| object_len.saturating_sub(self.offset));
+        let bad = || Error::BadRange {
+            path: object.name().to_string(),
+            offset: self.offset,
+            len,
+            object_len,
+        };
+        let end = self.offset.checked_add(len).ok_or_else(bad)?;
+        if len == 0 || (end > object_len && !self.is_beyond_end) {
+            return Err(bad());
+        }
+        let size = PAGE_SIZE as u64;
+        let first = ObjectPage(self.offset / size);
+        let pages = ObjectRange { start: first, end: ObjectPage(end.div_ceil(size)) };
+        let request =
+            MapRequest { pages, prot, pattern: self.pattern, fault_around: self.fault_around };
+        let made = match (sharing, host) {
+            (Sharing::Private, None) => object.objects().map_private(object.id(), request),
+            (Sharing::Shared, None) => object.objects().map(object.id(), request),
+            // SAFETY: neither engine moves, and each parts before it goes.
+            (Sharing::Shared, Some(host)) => unsafe {
+                object.objects().map_in(host.engine.objects, object.id(), request)
+            },
+            // SAFETY: as above.
+            (Sharing::Private, Some(host)) => unsafe {
+                object.objects().map_private_in(host.engine.objects, object.id(), request)
+            },
+        };
+        let range = made.map_err(|errno| match errno {
+            crate::sys::Errno::INVAL => bad(),
+            errno => Error::NoMemory { doing: "map an object", errno },
+        })?;
+        let raw = Raw {
+            object: object.clone(),
+            host: host.cloned(),
+            range,
+            start: address(&object.objects(), range.start) + (self.offset % size) as usize,
+            offset: self.offset,
+            len: len as usize,
+            sharing,
+            is_beyond_end: self.is_beyond_end,
+        };
+        if self.populate {
+            raw.populate(0..raw.len)?;
+        }
+        Ok(raw)
+    }
+}
