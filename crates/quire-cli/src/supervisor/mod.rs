@@ -459,7 +459,7 @@ impl Supervisor {
         Account {
             budget_bytes: bytes(control.budget_pages.load(Relaxed)),
             held_bytes_max: bytes(control.held_pages_max.load(Relaxed)),
-            wanted_bytes_max: bytes(control.wanted_pages_max.load(Relaxed)),
+            wanted_bytes_max: bytes(control.wanted_max()),
             managed_bytes_max: bytes(self.members.managed_pages_max(control)),
             pool_bytes_max: bytes(self.samples.pool_pages_max),
             swap_file_bytes_max: (segments * SEGMENT_BYTES as u64).max(allocated),
