@@ -158,13 +158,21 @@ impl Budget {
             let step = self.step_at(granted);
             let beyond = if purpose == Purpose::Fault { step } else { 0 };
             if self.charge_up_to(most, pages, beyond) {
-                // Relaxed: how much is kept, no more.
-                self.slack_max.store(step as u32, Ordering::Relaxed);
+                self.keep_slack(step);
                 return true;
             }
         }
-        self.slack_max.store(0, Ordering::Relaxed);
+        self.keep_slack(0);
         false
+    }
+
+    /// Keeps so much slack from now on, where pages are given back.
+    fn keep_slack(&self, pages: usize) {
+        // Relaxed: how much is kept, no more. Every charge reads this line, so it is written only
+        // where that changes.
+        if self.slack_max.load(Ordering::Relaxed) != pages as u32 {
+            self.slack_max.store(pages as u32, Ordering::Relaxed);
+        }
     }
 
     /// Takes pages from the tree, and `beyond` more as slack where they fit, unless all members
@@ -216,7 +224,7 @@ impl Budget {
     /// Gives back what was taken beyond need, until memory is plentiful again; returns how much
     /// that was.
     pub fn give_slack_back(&self) -> usize {
-        self.slack_max.store(0, Ordering::Relaxed);
+        self.keep_slack(0);
         self.account().give_slack_back()
     }
 
