@@ -24,7 +24,17 @@ use crate::procfs;
 /// What a program may hold beside its managed memory: code and data of the program and its
 /// libraries (16 MiB), stacks (12 MiB), page tables (8 MiB map 4 GiB), the kernel's structures for
 /// its tasks and files (8 MiB), and what the kernel charges ahead, 64 pages a CPU (4 MiB).
-pub const ALLOWANCE_BYTES: u64 = (16 + 12 + 8 + 8 + 4) << 20;
+const ALLOWANCE_BYTES: u64 = (16 + 12 + 8 + 8 + 4) << 20;
+
+/// The same for each further process of the run: its engine (stacks and scratch buffers of its
+/// threads, page tables of arena, pool and tables, the kernel's side of threads and userfaultfds),
+/// and what it has of its own of libraries and stacks.
+const MEMBER_BYTES: u64 = 4 << 20;
+
+/// What a run with so many processes may hold beside its budget.
+pub const fn allowance_bytes(members: usize) -> u64 {
+    ALLOWANCE_BYTES + MEMBER_BYTES * (members as u64).saturating_sub(1)
+}
 
 const REMOVE_TRIES: u32 = 100;
 const REMOVE_PAUSE: Duration = Duration::from_millis(5);
@@ -63,6 +73,46 @@ pub struct Cgroup {
     name: String,
     /// The leaf that the supervisor moved to.
     leaf: Option<PathBuf>,
+}
+
+/// A cgroup's limit, which rises with the number of processes.
+pub struct Limit {
+    version: Version,
+    folder: PathBuf,
+    budget_bytes: u64,
+    members: usize,
+}
+
+impl Limit {
+    /// Makes room for so many processes beside the budget; there is no way back, as those that come
+    /// take the places of those that went. Where it is refused the limit stays as it is.
+    pub fn follow(&mut self, members: usize) {
+        if members > self.members {
+            self.members = members;
+            let _ = set_limit(self.version, &self.folder, self.bytes());
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        self.budget_bytes + allowance_bytes(self.members)
+    }
+}
+
+fn set_limit(version: Version, folder: &Path, limit_bytes: u64) -> Result<()> {
+    let limit = limit_bytes.to_string();
+    // Without a kernel that accounts swap the second file is missing, and not needed.
+    let (memory, swap, swap_limit) = match version {
+        Version::V1 => ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes", limit.as_str()),
+        Version::V2 => ("memory.max", "memory.swap.max", "0"),
+    };
+    let set_swap = || {
+        let _ = write(&folder.join(swap), swap_limit);
+    };
+    // In version 1 the second is never less than the first: it goes up before it.
+    set_swap();
+    write(&folder.join(memory), &limit)?;
+    set_swap();
+    Ok(())
 }
 
 impl Hierarchy {
@@ -114,7 +164,7 @@ impl Cgroup {
         let pid = std::process::id();
         let start = procfs::stat(pid).context("/proc/self/stat cannot be read")?.start_ticks;
         let name = format!("quire-{pid}-{start}");
-        let limit_bytes = budget_bytes + ALLOWANCE_BYTES;
+        let limit_bytes = budget_bytes + allowance_bytes(1);
         let (parent, leaf) = match hierarchy.version {
             Version::V1 => (hierarchy.own.clone(), None),
             Version::V2 => parent_in_v2(hierarchy, &name, limit_bytes)?,
@@ -131,18 +181,25 @@ impl Cgroup {
     }
 
     fn limit(&self, limit_bytes: u64) -> Result<()> {
-        let limit = limit_bytes.to_string();
-        // Without a kernel that accounts swap the second file is missing, and not needed.
-        let (memory, swap, swap_limit) = match self.version {
-            Version::V1 => ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes", limit.as_str()),
-            Version::V2 => ("memory.max", "memory.swap.max", "0"),
-        };
-        write(&self.folder.join(memory), &limit)?;
-        let _ = write(&self.folder.join(swap), swap_limit);
+        set_limit(self.version, &self.folder, limit_bytes)?;
         if self.version == Version::V1 {
             let _ = write(&self.folder.join("memory.swappiness"), "0");
         }
         Ok(())
+    }
+
+    /// The limit of a cgroup with such a budget, for who sees processes come.
+    pub fn limit_of(&self, budget_bytes: u64) -> Limit {
+        Limit { version: self.version, folder: self.folder.clone(), budget_bytes, members: 1 }
+    }
+
+    /// What it may hold now.
+    pub fn limit_bytes(&self) -> Option<u64> {
+        let file = match self.version {
+            Version::V1 => "memory.limit_in_bytes",
+            Version::V2 => "memory.max",
+        };
+        fs::read_to_string(self.folder.join(file)).ok()?.trim().parse().ok()
     }
 
     /// The cgroup's name, which is its own in the whole hierarchy.

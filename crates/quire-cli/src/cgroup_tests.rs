@@ -162,14 +162,16 @@ fn a_real_cgroup_limits_and_goes() {
         }
     };
     let folder = cgroup.folder.clone();
-    let limit = match cgroup.version {
-        Version::V1 => "memory.limit_in_bytes",
-        Version::V2 => "memory.max",
-    };
-    let limit = fs::read_to_string(folder.join(limit)).unwrap();
-    assert_eq!(limit.trim(), ((64 << 20) + ALLOWANCE_BYTES).to_string());
+    assert_eq!(cgroup.limit_bytes(), Some((64 << 20) + ALLOWANCE_BYTES));
+    let mut limit = cgroup.limit_of(64 << 20);
+    for members in [1, 3, 16, 2] {
+        limit.follow(members);
+    }
+    assert_eq!(cgroup.limit_bytes(), Some((64 << 20) + ALLOWANCE_BYTES + 15 * MEMBER_BYTES));
     assert!(cgroup.procs().is_ok());
     assert_eq!(cgroup.oom_kills(), 0);
     cgroup.remove();
     assert!(!folder.exists());
+    // Nobody is hurt where there is none any more.
+    limit.follow(17);
 }

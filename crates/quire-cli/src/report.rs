@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{self, Write as _};
 
-use quire::control::{Event, Obituary};
+use quire::control::{Event, OUT_OF_MEMORY_UNANSWERING_SHIFT, Obituary};
 use quire::units::PAGE_SIZE;
 
 use crate::size::Human;
@@ -20,6 +20,7 @@ pub fn say(line: &str) {
 pub struct Ended {
     pub account: Account,
     pub cgroup_bytes_max: Option<u64>,
+    pub cgroup_limit_bytes: Option<u64>,
     pub wall_seconds: f64,
     pub exit_status: u8,
 }
@@ -75,10 +76,8 @@ impl Ended {
             ("managed_bytes_max", account.managed_bytes_max.to_string()),
             ("pool_bytes_max", account.pool_bytes_max.to_string()),
             ("swap_file_bytes_max", account.swap_file_bytes_max.to_string()),
-            (
-                "cgroup_bytes_max",
-                self.cgroup_bytes_max.map_or("null".into(), |bytes| bytes.to_string()),
-            ),
+            ("cgroup_bytes_max", or_null(self.cgroup_bytes_max)),
+            ("cgroup_limit_bytes", or_null(self.cgroup_limit_bytes)),
             ("processes", account.processes.to_string()),
         ];
         members.extend(Event::ALL.map(|event| (event.name(), self.event(event).to_string())));
@@ -93,6 +92,10 @@ impl Ended {
     }
 }
 
+fn or_null(bytes: Option<u64>) -> String {
+    bytes.map_or("null".into(), |bytes| bytes.to_string())
+}
+
 /// What a member left word of, in one line.
 pub fn obituary_line(death: Death, name: Option<&str>, account: &Account) -> String {
     let who = match name {
@@ -102,12 +105,21 @@ pub fn obituary_line(death: Death, name: Option<&str>, account: &Account) -> Str
     match death.obituary {
         Obituary::OutOfMemory => {
             let budget = Human(account.budget_bytes);
+            let is_full = death.detail & 1 != 0;
+            let unanswering = death.detail >> OUT_OF_MEMORY_UNANSWERING_SHIFT;
+            if unanswering > 0 {
+                return format!(
+                    "{who} ran out of memory: {unanswering} other process(es) hold much of the \
+                     budget of {budget} and are stopped, traced or frozen; let them go on, or raise \
+                     --memory"
+                );
+            }
             match account.swap_file_limit_bytes {
                 0 => format!(
                     "{who} ran out of memory: the budget of {budget} is full, compressed as it \
                      is, and there is no swap file; add --swap-file DIR or raise --memory"
                 ),
-                _ if death.detail == 0 => format!(
+                _ if !is_full => format!(
                     "{who} ran out of memory: what the processes need at once does not fit into \
                      the budget of {budget}; raise --memory"
                 ),
@@ -157,7 +169,13 @@ mod tests {
         account.events[Event::Zswpout as usize] = 131_072;
         account.events[Event::ZswpoutBytes as usize] = 128 << 20;
         account.events[Event::SwpoutZero as usize] = 131_072;
-        Ended { account, cgroup_bytes_max: None, wall_seconds: 1.5, exit_status: 3 }
+        Ended {
+            account,
+            cgroup_bytes_max: None,
+            cgroup_limit_bytes: None,
+            wall_seconds: 1.5,
+            exit_status: 3,
+        }
     }
 
     #[test]
@@ -201,6 +219,9 @@ mod tests {
         );
         let line = obituary_line(death(Obituary::OutOfMemory, 1), None, &account);
         assert!(line.contains("swap file of 1 GiB are full; raise --swap-max"), "{line}");
+        let stopped = 2 << OUT_OF_MEMORY_UNANSWERING_SHIFT;
+        let line = obituary_line(death(Obituary::OutOfMemory, stopped), None, &account);
+        assert!(line.contains("2 other process(es) hold"), "{line}");
         let line = obituary_line(death(Obituary::KernelRefused, 12), None, &account);
         assert!(line.contains("Cannot allocate memory"), "{line}");
         let line = obituary_line(death(Obituary::ChildNotManaged, 8), None, &account);

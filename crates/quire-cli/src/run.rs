@@ -11,7 +11,7 @@ use quire::control::SOCKET_VARIABLE;
 use quire::units::PAGE_SIZE;
 use rustix::process::{Resource, Rlimit};
 
-use crate::cgroup::{ALLOWANCE_BYTES, Cgroup, Hierarchy};
+use crate::cgroup::{Cgroup, Hierarchy};
 use crate::cli::RunOptions;
 use crate::inspect::{self, Inspected, Refusal};
 use crate::report::{self, Ended, say};
@@ -110,6 +110,8 @@ impl Run {
         };
         if let Some(cgroup) = &cgroup {
             supervisor.trust_cgroup(cgroup.name());
+            let mut limit = cgroup.limit_of(budget_bytes);
+            supervisor.tell_of_members(move |members| limit.follow(members));
         }
         Ok(Run { supervisor, command: Some(command), cgroup })
     }
@@ -156,6 +158,7 @@ impl Run {
         Ok(Ended {
             account: self.supervisor.account(),
             cgroup_bytes_max: self.cgroup.as_ref().and_then(Cgroup::bytes_max),
+            cgroup_limit_bytes: self.cgroup.as_ref().and_then(Cgroup::limit_bytes),
             wall_seconds: started.elapsed().as_secs_f64(),
             exit_status,
         })
@@ -165,12 +168,14 @@ impl Run {
     fn finish(&mut self, options: &RunOptions, ended: &Ended, stats: Option<&File>) {
         if let Some(cgroup) = self.cgroup.take() {
             let kills = cgroup.oom_kills();
+            let limit = ended.cgroup_limit_bytes.unwrap_or_default();
+            let beside = limit.saturating_sub(ended.account.budget_bytes);
             if kills > 0 {
                 say(&format!(
                     "the kernel killed {kills} process(es) of the run: what quire does not manage \
                      (code, stacks, files in memory) took more than the {} beside the budget; \
                      run with --no-cgroup, or raise --memory",
-                    Human(ALLOWANCE_BYTES)
+                    Human(beside)
                 ));
             }
             cgroup.remove();

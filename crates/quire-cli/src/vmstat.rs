@@ -176,16 +176,17 @@ impl Stats {
     fn read(control: &Control, scope: Scope) -> Option<Stats> {
         let counts = Counts::read(control, scope)?;
         let mut stats = Stats { counts, ..Stats::default() };
-        for (_, member) in control.present() {
+        for (slot, member) in control.present() {
             if matches!(scope, Scope::Tree) || scope == Scope::Member(member.pid.load(Relaxed)) {
+                stats.gauges[HELD] += u64::from(control.seats[slot].account.get().held);
                 stats.add_member(member);
             }
         }
         if scope == Scope::Tree {
             let segments = u64::from(control.segments_used.load(Relaxed));
-            stats.gauges[HELD] = control.held_pages.load(Relaxed);
-            stats.gauges[WANTED] = control.wanted_pages.load(Relaxed);
-            stats.gauges[WANTED_MAX] = control.wanted_pages_max.load(Relaxed);
+            stats.gauges[HELD] = control.held();
+            stats.gauges[WANTED] = control.wanted();
+            stats.gauges[WANTED_MAX] = control.wanted_max();
             stats.gauges[SWAP_FILE] = segments * (SEGMENT_BYTES / PAGE_SIZE) as u64;
         }
         Some(stats)
@@ -193,7 +194,6 @@ impl Stats {
 
     fn add_member(&mut self, member: &Member) {
         let mut add = |gauge: usize, word: &AtomicU64| self.gauges[gauge] += word.load(Relaxed);
-        add(HELD, &member.held_pages);
         add(WANTED, &member.wanted_pages);
         add(WANTED_MAX, &member.wanted_pages_max);
         add(MANAGED, &member.managed_pages);
@@ -272,12 +272,12 @@ mod tests {
         for (slot, pid) in [(0usize, 100), (1, 200)] {
             let member = &control.members[slot];
             control.take_slot(slot, pid);
-            member.held_pages.store(10 * (slot as u64 + 1), Relaxed);
+            control.seats[slot].account.put_in(10 * (slot + 1));
             member.pool_pages.store(4, Relaxed);
             member.count(Event::Pgfault, 1000);
             control.tally.note_joined(slot);
         }
-        control.held_pages.store(31, Relaxed);
+        control.common_pages.store(1, Relaxed);
         control.segments_used.store(2, Relaxed);
         control
     }

@@ -1,68 +1,289 @@
-//! One budget, several members: who yields to whom.
+//! One budget, several members: who gives to whom, and who is passed over.
 
 mod common;
 
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
-use common::{Tree, control};
-use quire::budget::{Budget, Purpose};
+use common::{Machine, Tree, members};
+use quire::budget::{Budget, Need, Purpose, Source};
+use quire::control::{Event, Seat};
+use quire::reclaim::Balance;
+use quire::units::PageRange;
 
 const LIMIT: usize = 4096;
 
-/// Two members: one with most of the budget, one with little.
-fn rich_and_poor() -> (Budget, Budget) {
-    let control = control(Tree { budget_pages: LIMIT, ..Tree::default() });
-    // SAFETY: the control page is never unmapped.
-    let members = [0, 1].map(|slot| unsafe { Budget::new(control.as_ptr(), slot) });
-    let [rich, poor] = members;
-    poor.control().take_slot(1, 1);
-    assert!(rich.try_charge(3000, Purpose::Fault));
-    assert!(poor.try_charge(500, Purpose::Fault));
-    (rich, poor)
+fn tree() -> Tree {
+    Tree { budget_pages: LIMIT, ..Tree::default() }
+}
+
+/// Members that hold so many pages.
+fn holding<const COUNT: usize>(pages: [usize; COUNT]) -> [Budget; COUNT] {
+    let members = members(tree());
+    for (member, pages) in members.iter().zip(pages) {
+        member.charge_anyway(pages);
+    }
+    members
+}
+
+fn seat(member: &Budget) -> &Seat {
+    &member.control().seats[member.slot() as usize]
+}
+
+/// Longer than any member is waited for.
+fn wait_for_patience_to_end() {
+    std::thread::sleep(Duration::from_millis(120));
 }
 
 #[test]
-fn who_holds_more_than_its_share_yields_to_who_is_hungry() {
-    let (rich, poor) = rich_and_poor();
-    poor.set_hungry(Some(700));
-    assert_eq!(rich.owed(), 700);
-    assert_eq!(rich.chargeable(), 0);
-    assert!(!rich.try_charge(1, Purpose::Fault));
-    // Reclaim must go on: it is what feeds the other.
+fn who_holds_most_is_made_to_give() {
+    let [small, large, larger] = holding([300, 1000, 1500]);
+    for member in [&small, &large] {
+        assert_eq!(member.source(Need::Balance), Source::Member(2));
+        assert_eq!(member.source(Need::Starved), Source::Member(2));
+    }
+    assert_eq!(larger.source(Need::Balance), Source::Home);
+    assert_eq!(larger.source(Need::Starved), Source::Member(1), "it has looked at home");
+}
+
+#[test]
+fn the_memory_of_who_is_idle_goes_before_that_of_who_is_busy() {
+    let [busy, idle, asker] = holding([1500, 800, 100]);
+    let look = || asker.source(Need::Starved);
+    assert_eq!(look(), Source::Member(0));
+    busy.count(Event::Pgfault, 5000);
+    // Until the next look is due.
+    while look() == Source::Member(0) {
+        busy.count(Event::Pgfault, 5000);
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(look(), Source::Member(1));
+    assert_eq!(busy.source(Need::Balance), Source::Member(1), "it need not reclaim at home");
+    assert_eq!(idle.source(Need::Balance), Source::Home);
+    // What was busy once is as idle as any when it has not faulted for a while.
+    while look() == Source::Member(1) {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(look(), Source::Member(0));
+}
+
+#[test]
+fn nobody_is_made_to_give_what_is_below_the_floor() {
+    let members: [Budget; 64] = members(tree());
+    let floor = members[0].floor();
+    assert_eq!(floor, LIMIT / 64 / 2, "half of an equal share");
+    members[1].charge_anyway(floor);
+    members[2].charge_anyway(1);
+    assert_eq!(members[0].source(Need::Starved), Source::Nobody);
+    assert_eq!(members[0].source(Need::Balance), Source::Home, "everybody for himself");
+    members[1].charge_anyway(1);
+    assert_eq!(members[0].source(Need::Starved), Source::Member(1));
+    let [few, _] = holding([0, 0]);
+    assert_eq!(few.floor(), 128, "and no more than this");
+}
+
+#[test]
+fn who_does_not_move_is_passed_over_until_it_shows_life() {
+    let [asker, stopped, other] = holding([10, 2000, 500]);
+    asker.press(1, 64);
+    assert_eq!(stopped.demand(), 64);
+    wait_for_patience_to_end();
+    assert_eq!(asker.source(Need::Starved), Source::Member(2));
+    assert_eq!(asker.unanswering(), 1);
+    // Somebody else who does not know presses it again: it is no fresher for that.
+    other.press(1, 64);
+    assert_eq!(asker.source(Need::Starved), Source::Member(2));
+    asker.press(2, 64);
+    wait_for_patience_to_end();
+    assert_eq!((asker.source(Need::Starved), asker.unanswering()), (Source::Nobody, 2));
+    stopped.show_life();
+    assert_eq!((asker.source(Need::Starved), asker.unanswering()), (Source::Member(1), 1));
+    // From now on it has its time again.
+    asker.press(1, 64);
+    wait_for_patience_to_end();
+    assert_eq!(asker.source(Need::Starved), Source::Nobody);
+}
+
+#[test]
+fn who_had_nothing_to_give_is_asked_again_when_it_holds_more() {
+    let [asker, spent] = holding([10, 2000]);
+    asker.press(1, 64);
+    let calls = asker.calls();
+    spent.answer_spent();
+    assert_eq!(spent.demand(), 0);
+    assert_ne!(asker.calls(), calls, "who pressed is called");
+    let seen = || asker.source(Need::Starved);
+    // Again and again: the mark grows old.
+    while seen() != Source::Nobody {
+        spent.answer_spent();
+    }
+    spent.charge_anyway(40);
+    assert_eq!(seen(), Source::Member(1));
+    while seen() != Source::Nobody {
+        spent.answer_spent();
+    }
+    std::thread::sleep(Duration::from_millis(1100));
+    assert_eq!(seen(), Source::Member(1), "nothing stays as it is for ever");
+}
+
+#[test]
+fn who_does_not_answer_for_its_memory_is_never_asked() {
+    let [asker, silent, _] = holding([10, 3000, 200]);
+    seat(&silent).is_silent.store(1, Ordering::Relaxed);
+    assert_eq!(asker.source(Need::Starved), Source::Member(2));
+    assert_eq!(asker.unanswering(), 0);
+}
+
+#[test]
+fn a_demand_is_the_largest_of_all_and_answered_when_it_is_met() {
+    let [one, other, giver] = holding([10, 10, 2000]);
+    one.press(2, 100);
+    other.press(2, 60);
+    one.press(2, 1 << 20);
+    let calls = one.calls();
+    assert_eq!(giver.demand(), 512, "so much at a time");
+    giver.answer(500);
+    assert_eq!((giver.demand(), one.calls()), (12, calls));
+    giver.answer(30);
+    assert_eq!((giver.demand(), one.calls()), (0, calls + 1));
+    giver.answer(30);
+    assert_eq!(one.calls(), calls + 1, "nobody waits any more");
+}
+
+#[test]
+fn nobody_above_its_floor_charges_for_faults_while_another_asks() {
+    let [rich, poor, poorer] = holding([3000, 500, 20]);
+    // Again and again: an ask grows old.
+    let asked = |pages, check: &dyn Fn() -> bool| {
+        while !check() {
+            poor.ask(pages);
+        }
+    };
+    asked(700, &|| rich.owed() == 700 && rich.chargeable() == 0);
+    asked(700, &|| !rich.try_charge(1, Purpose::Fault));
+    // Reclaim must go on: it is what feeds the other. So must who has next to nothing.
     assert!(rich.try_charge(1, Purpose::Reclaim));
-    assert_eq!(poor.owed(), 0);
-    assert!(poor.try_charge(1, Purpose::Fault));
-    poor.set_hungry(None);
-    assert_eq!(rich.owed(), 0);
+    assert!(poorer.try_charge(1, Purpose::Fault) && poorer.owed() == 0);
+    assert!(poor.try_charge(1, Purpose::Fault) && poor.owed() == 0);
+    let calls = rich.calls();
+    rich.ask(1);
+    poor.stop_asking();
+    assert_eq!((rich.owed(), rich.calls()), (0, calls + 1), "who held back is called");
     assert!(rich.try_charge(1, Purpose::Fault));
 }
 
 #[test]
-fn who_is_hungry_with_more_than_its_share_is_not_heard() {
-    let (rich, poor) = rich_and_poor();
-    rich.set_hungry(Some(1));
-    assert_eq!(poor.owed(), 0);
-    assert!(poor.try_charge(1, Purpose::Fault));
-    // And does not silence who is.
-    poor.set_hungry(Some(5));
-    rich.set_hungry(None);
-    assert_eq!(rich.owed(), 5);
+fn of_several_that_ask_the_smallest_is_fed_first() {
+    let [large, small, smallest] = holding([1000, 500, 200]);
+    let all_ask = || [&large, &small, &smallest].map(|member| member.ask(8));
+    let until = |check: &dyn Fn() -> bool| {
+        while !check() {
+            all_ask();
+        }
+    };
+    until(&|| large.yields() && small.yields());
+    all_ask();
+    assert!(!smallest.yields());
+    smallest.stop_asking();
+    until(&|| large.yields());
+    assert!(!small.yields(), "smaller than all that ask");
+    // Two that hold the same do not wait for each other.
+    smallest.charge_anyway(300);
+    until(&|| small.yields() != smallest.yields());
 }
 
 #[test]
-fn a_hungry_member_that_takes_nothing_is_forgotten() {
-    let (rich, poor) = rich_and_poor();
-    poor.set_hungry(Some(700));
-    rich.forget_hungry();
-    assert_eq!(rich.owed(), 0);
-    assert!(rich.try_charge(1, Purpose::Fault));
+fn who_asked_and_was_stopped_or_killed_holds_nobody_up() {
+    let [rich, poor] = holding([3000, 500]);
+    poor.ask(700);
+    std::thread::sleep(Duration::from_millis(550));
+    assert!(!rich.yields() && rich.try_charge(1, Purpose::Fault));
+    while !rich.yields() {
+        poor.ask(700);
+    }
+    rich.control().free_slot(1);
+    assert!(!rich.yields() && rich.owed() == 0);
 }
 
 #[test]
 fn the_pools_of_others_are_counted() {
-    let (rich, poor) = rich_and_poor();
+    let [rich, poor] = holding([3000, 500]);
     rich.member().pool_pages.store(100, Ordering::Relaxed);
     poor.member().pool_pages.store(7, Ordering::Relaxed);
     assert_eq!(rich.pool_pages_of_others(), 7);
     assert_eq!(poor.pool_pages_of_others(), 100);
+}
+
+/// Two members with spaces: the first has filled the budget as far as it goes.
+fn full_and_empty() -> (Machine, Machine, PageRange) {
+    let [rich, poor] = members(tree());
+    let rich = Machine::member(rich);
+    let range = rich.map(0, 3700);
+    rich.fill_all(range);
+    (rich, Machine::member(poor), range)
+}
+
+fn balance(machine: &Machine) -> Balance {
+    machine.space.balance(&mut machine.scratch.lock().unwrap())
+}
+
+#[test]
+fn what_one_member_needs_another_gives_and_no_byte_is_lost() {
+    let (rich, poor, range) = full_and_empty();
+    let own = poor.map(0, 1500);
+    for page in own.pages() {
+        // As the background threads would, until there is room.
+        while poor.space.is_low() {
+            match balance(&poor) {
+                Balance::Elsewhere => {
+                    while rich.space.budget().demand() > 0 {
+                        balance(&rich);
+                    }
+                }
+                Balance::Enough => break,
+                Balance::Progress | Balance::Stuck => {}
+            }
+        }
+        poor.fill(page, page.0 + 1);
+    }
+    let held = [&rich, &poor].map(|machine| machine.space.budget().held());
+    assert!(held[0] < 3300 && held[1] > 400, "{held:?} are held");
+    assert_eq!(poor.counted(Event::PgstealDirect), 0, "nothing had to go at home");
+    let control = rich.space.budget().control();
+    assert!(control.held_pages_max.load(Ordering::Relaxed) as usize <= LIMIT);
+    poor.expect_all(own);
+    rich.expect_all(range);
+    rich.space.check();
+    poor.space.check();
+}
+
+#[test]
+fn a_giver_keeps_its_floor_and_says_when_it_has_nothing_more() {
+    let (rich, poor, range) = full_and_empty();
+    let [giver, asker] = [rich.space.budget(), poor.space.budget()];
+    let mut rounds = 0;
+    while asker.source(Need::Starved) == Source::Member(0) {
+        asker.ask(1 << 20);
+        asker.press(0, 512);
+        while giver.demand() > 0 {
+            asker.ask(1 << 20);
+            balance(&rich);
+        }
+        rounds += 1;
+        assert!(rounds < 1000, "it holds {} still", giver.held());
+    }
+    assert!(giver.held() >= giver.floor(), "it holds {}", giver.held());
+    asker.stop_asking();
+    rich.expect_all(range);
+    rich.space.check();
+}
+
+#[test]
+fn a_demand_that_came_too_late_costs_nothing() {
+    let [rich, poor] = members(tree());
+    let rich = Machine::member(rich);
+    rich.fill_all(rich.map(0, 1000));
+    poor.press(0, 512);
+    assert_eq!(balance(&rich), Balance::Enough);
+    assert_eq!((rich.space.budget().demand(), rich.unmapped()), (0, (0, 0)));
 }

@@ -5,9 +5,8 @@ import sys
 
 from harness import MIB, Failed, case
 
-# What `quire run` takes at the least, and what its cgroup leaves beside the budget.
+# What `quire run` takes at the least.
 SMALLEST = 8 * MIB
-ALLOWANCE = 48 * MIB
 
 
 def run_tree(context, *words, memory_bytes=SMALLEST):
@@ -20,9 +19,10 @@ def run_tree(context, *words, memory_bytes=SMALLEST):
     context.note(managed.stderr.partition("\n")[0])
     if "the kernel killed" in managed.stderr:
         raise Failed(managed.stderr[-2000:])
-    peak = json.loads(context.stats.read_text()).get("cgroup_bytes_max") or 0
-    if peak > memory_bytes + ALLOWANCE:
-        raise Failed(f"the cgroup held {peak}, allowed {memory_bytes + ALLOWANCE}")
+    stats = json.loads(context.stats.read_text())
+    peak, limit = stats["cgroup_bytes_max"] or 0, stats["cgroup_limit_bytes"] or 0
+    if peak > limit:
+        raise Failed(f"the cgroup held {peak}, allowed {limit}")
 
 
 @case("fork-tree")
@@ -45,9 +45,8 @@ def fork_workers(context):
 
 @case("fork-killed")
 def fork_killed(context):
-    """Every 100 ms a member of eight is killed: the others are right, and nothing stays."""
-    # Sixteen need more beside the budget, for their engines, than the allowance that all share.
-    run_tree(context, "killed", 60 if context.long else 10, 2, 8, memory_bytes=16 * MIB)
+    """Every 100 ms a member of sixteen is killed: the others are right, and nothing stays."""
+    run_tree(context, "killed", 60 if context.long else 10, 2, 16, memory_bytes=32 * MIB)
 
 
 PIPELINE = """

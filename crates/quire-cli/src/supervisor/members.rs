@@ -108,13 +108,8 @@ impl Members {
         }
         self.count -= 1;
         let member = &control.members[slot];
-        subtract(&control.held_pages, member.held_pages.load(Relaxed));
-        subtract(&control.wanted_pages, member.wanted_pages.load(Relaxed));
+        control.note_wanted();
         release_segments(control, slot);
-        let hungry = control.hungry.load(Relaxed);
-        if hungry as u32 == slot as u32 + 1 {
-            let _ = control.hungry.compare_exchange(hungry, 0, Relaxed, Relaxed);
-        }
         let managed = member.managed_pages_max.load(Relaxed);
         self.managed_pages_max = self.managed_pages_max.max(managed);
         let death = Death {
@@ -123,11 +118,8 @@ impl Members {
             detail: member.obituary_detail.load(Relaxed),
         };
         control.tally.take_in(member, |_| control.free_slot(slot));
-        if self.count == 0 {
-            // Whatever is still on the account was lost by a process killed between two words.
-            control.held_pages.store(0, Relaxed);
-            control.wanted_pages.store(0, Relaxed);
-        }
+        // What it held is free.
+        control.wake_askers();
         (death.obituary != Obituary::None).then_some(death)
     }
 
@@ -154,16 +146,18 @@ impl Members {
     }
 }
 
-/// Moves what the child holds from the parent's slot, which was charged for it ahead (the tree's
-/// account stays as it is); counts the data twice that both want now; and counts the child into
-/// the parent's segments.
+/// Moves what the child holds from the parent's account, which was charged for it ahead; counts the
+/// data twice that both want now; and counts the child into the parent's segments.
 fn inherit(control: &Control, parent: usize, child: usize, hello: &Hello) {
-    let [from, to] = [&control.members[parent], &control.members[child]];
-    to.held_pages.store(subtract(&from.held_pages, hello.held_pages), Relaxed);
+    let to = &control.members[child];
+    let [seat_from, seat_to] = [&control.seats[parent], &control.seats[child]];
+    let charged = (hello.held_pages as usize).min(seat_from.account.get().held as usize);
+    // The child's first: what is on both accounts for a moment is nobody else's meanwhile.
+    seat_to.account.put_in(charged);
+    seat_from.account.take_out(charged);
     to.wanted_pages.store(hello.wanted_pages, Relaxed);
     to.wanted_pages_max.store(hello.wanted_pages, Relaxed);
-    let before = control.wanted_pages.fetch_add(hello.wanted_pages, Relaxed);
-    control.wanted_pages_max.fetch_max(before + hello.wanted_pages, Relaxed);
+    control.note_wanted();
     for word in 0..segment_words(control) {
         let bits = control.segment_maps[parent][word].load(Relaxed);
         for segment in segments_of(word, bits) {
@@ -200,13 +194,6 @@ fn segment_words(control: &Control) -> usize {
 /// The segments whose bits are set in the bitmap's word.
 fn segments_of(word: usize, bits: u64) -> impl Iterator<Item = usize> {
     (0..64).filter(move |bit| bits >> bit & 1 != 0).map(move |bit| word * 64 + bit)
-}
-
-/// Subtracts as much of `count` as is there; returns how much that was. An account that a killed
-/// process left a little wrong must not wrap around.
-fn subtract(account: &std::sync::atomic::AtomicU64, count: u64) -> u64 {
-    let before = account.fetch_update(Relaxed, Relaxed, |now| Some(now.saturating_sub(count)));
-    before.unwrap_or_default().min(count)
 }
 
 fn obituary(number: u32) -> Obituary {

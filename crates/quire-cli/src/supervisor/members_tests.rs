@@ -19,11 +19,13 @@ fn executed() -> Hello {
 
 /// Charges a member as it would itself.
 fn charge(control: &Control, slot: u32, held_pages: u64, wanted_pages: u64) {
-    control.held_pages.fetch_add(held_pages, Relaxed);
-    control.wanted_pages.fetch_add(wanted_pages, Relaxed);
+    control.seats[slot as usize].account.put_in(held_pages as usize);
     let member = &control.members[slot as usize];
-    member.held_pages.fetch_add(held_pages, Relaxed);
     member.wanted_pages.fetch_add(wanted_pages, Relaxed);
+}
+
+fn held(control: &Control, slot: u32) -> u32 {
+    control.seats[slot as usize].account.get().held
 }
 
 /// Takes a free segment as a member would.
@@ -52,8 +54,8 @@ fn who_leaves_gives_back_what_it_held() {
     control.members[first as usize].managed_pages_max.store(99, Relaxed);
     assert_eq!(members.leave(&control, first), None);
     assert_eq!(members.leave(&control, first), None, "twice is once");
-    assert_eq!(control.held_pages.load(Relaxed), 5);
-    assert_eq!(control.wanted_pages.load(Relaxed), 6);
+    assert_eq!(control.held(), 5);
+    assert_eq!(control.wanted(), 6);
     assert_eq!(members.pid_of(&control, first), None);
     assert_eq!(members.event(&control, Event::Pgfault), 8, "the past counts");
     assert_eq!(members.managed_pages_max(&control), 99);
@@ -70,24 +72,24 @@ fn a_forks_child_takes_over_its_charges_and_shares_the_segments() {
         take_segment(&control, parent, segment);
     }
     let child = members.join(&control, &hello(parent, 10, 15), 101).unwrap();
-    assert_eq!(control.held_pages.load(Relaxed), 30, "the tree holds what it held");
-    assert_eq!(control.wanted_pages.load(Relaxed), 55, "both want what was one's");
-    assert_eq!(control.wanted_pages_max.load(Relaxed), 55);
-    assert_eq!(control.members[parent as usize].held_pages.load(Relaxed), 20);
+    assert_eq!(control.held(), 30, "the tree holds what it held");
+    assert_eq!(control.wanted(), 55, "both want what was one's");
+    assert_eq!(control.wanted_max(), 55);
+    assert_eq!(held(&control, parent), 20);
     assert_eq!(control.members[parent as usize].wanted_pages.load(Relaxed), 40);
-    assert_eq!(control.members[child as usize].held_pages.load(Relaxed), 10);
+    assert_eq!(held(&control, child), 10);
     assert_eq!(control.members[child as usize].wanted_pages.load(Relaxed), 15);
     assert_eq!([0, 63, 64, 999].map(|segment| refs(&control, segment)), [2; 4]);
     assert_eq!(refs(&control, 1), 0);
     members.leave(&control, parent);
-    assert_eq!(control.held_pages.load(Relaxed), 10);
-    assert_eq!(control.wanted_pages.load(Relaxed), 15);
+    assert_eq!(control.held(), 10);
+    assert_eq!(control.wanted(), 15);
     assert_eq!([0, 63, 64, 999].map(|segment| refs(&control, segment)), [1; 4]);
     assert_eq!(control.segments_used.load(Relaxed), 4, "the child needs them");
     members.leave(&control, child);
     assert_eq!([0, 63, 64, 999].map(|segment| refs(&control, segment)), [0; 4]);
     assert_eq!(control.segments_used.load(Relaxed), 0);
-    assert_eq!(control.held_pages.load(Relaxed), 0);
+    assert_eq!(control.held(), 0);
 }
 
 #[test]
@@ -107,8 +109,8 @@ fn a_child_gets_no_more_than_its_parent_has() {
     let parent = members.join(&control, &executed(), 100).unwrap();
     charge(&control, parent, 3, 3);
     let child = members.join(&control, &hello(parent, 10, 10), 101).unwrap();
-    assert_eq!(control.members[parent as usize].held_pages.load(Relaxed), 0);
-    assert_eq!(control.members[child as usize].held_pages.load(Relaxed), 3);
+    assert_eq!(held(&control, parent), 0);
+    assert_eq!(held(&control, child), 3);
 }
 
 #[test]
@@ -141,17 +143,32 @@ fn an_obituary_outlives_its_slot() {
 }
 
 #[test]
-fn what_a_killed_process_lost_is_mended_when_nobody_is_left() {
+fn a_member_killed_while_it_took_or_gave_leaves_the_account_of_the_others() {
     let control = control();
     let mut members = Members::new();
     let slots = [1, 2].map(|pid| members.join(&control, &executed(), pid).unwrap());
-    charge(&control, slots[0], 10, 10);
-    // Killed after the tree's account was charged and before its own.
-    control.held_pages.fetch_add(64, Relaxed);
+    charge(&control, slots[1], 10, 10);
+    let seat = &control.seats[slots[0] as usize];
+    // With an intent that is neither confirmed nor taken back, and slack.
+    let _ = seat.account.intend(100);
+    seat.account.uncharge(30, 20);
+    control.asking[0].fetch_or(1 << slots[0], Relaxed);
+    seat.demand.store(7, Relaxed);
     members.leave(&control, slots[0]);
-    assert_eq!(control.held_pages.load(Relaxed), 64);
-    // And one whose own account says more than the tree's: no account wraps around.
-    control.members[slots[1] as usize].held_pages.store(1000, Relaxed);
+    assert_eq!((control.held(), control.askers().count()), (10, 0));
+    assert_eq!(seat.demand.load(Relaxed), 0);
     members.leave(&control, slots[1]);
-    assert_eq!(control.held_pages.load(Relaxed), 0);
+    assert_eq!((control.held(), control.wanted()), (0, 0));
+}
+
+#[test]
+fn most_that_was_wanted_is_remembered_of_members_that_left() {
+    let control = control();
+    let mut members = Members::new();
+    let slots = [1, 2].map(|pid| members.join(&control, &executed(), pid).unwrap());
+    for slot in slots {
+        charge(&control, slot, 0, 30);
+    }
+    members.leave(&control, slots[0]);
+    assert_eq!((control.wanted(), control.wanted_max()), (30, 60));
 }

@@ -151,6 +151,8 @@ pub struct Supervisor {
     /// Looks up a process; the tests, which are all members at once, have another.
     parent_of: fn(u32) -> Option<u32>,
     refused_full: u64,
+    /// Is told how many members there are when one joins.
+    on_join: Box<dyn FnMut(usize)>,
 }
 
 /// A random number that nobody can guess.
@@ -194,6 +196,7 @@ impl Supervisor {
             cgroup_name: None,
             parent_of: |pid| procfs::stat(pid).map(|stat| stat.parent_pid),
             refused_full: 0,
+            on_join: Box::new(|_| ()),
         })
     }
 
@@ -205,6 +208,11 @@ impl Supervisor {
     /// Takes whoever is in the cgroup of this name as a descendant of the program.
     pub fn trust_cgroup(&mut self, name: &str) {
         self.cgroup_name = Some(name.to_owned());
+    }
+
+    /// Tells how many members there are before one that joins is welcomed.
+    pub fn tell_of_members(&mut self, tell: impl FnMut(usize) + 'static) {
+        self.on_join = Box::new(tell);
     }
 
     /// Serves until the program ends; returns its exit status as a shell would have it. `on_death`
@@ -351,6 +359,7 @@ impl Supervisor {
         let mut descriptors: Vec<BorrowedFd<'_>> = Vec::new();
         match slot {
             Ok(slot) => {
+                (self.on_join)(self.members.count());
                 answer.slot = slot;
                 descriptors.push(self.control.as_fd());
                 if let Some(device) = &self.uffd_device {
@@ -459,7 +468,7 @@ impl Supervisor {
         Account {
             budget_bytes: bytes(control.budget_pages.load(Relaxed)),
             held_bytes_max: bytes(control.held_pages_max.load(Relaxed)),
-            wanted_bytes_max: bytes(control.wanted_pages_max.load(Relaxed)),
+            wanted_bytes_max: bytes(control.wanted_max()),
             managed_bytes_max: bytes(self.members.managed_pages_max(control)),
             pool_bytes_max: bytes(self.samples.pool_pages_max),
             swap_file_bytes_max: (segments * SEGMENT_BYTES as u64).max(allocated),

@@ -108,8 +108,7 @@ fn join(supervisor: &mut Supervisor, parent_slot: u32, held_pages: u64) -> (Fake
 }
 
 fn charge(supervisor: &Supervisor, slot: u32, pages: u64) {
-    supervisor.control.held_pages.fetch_add(pages, Relaxed);
-    supervisor.control.members[slot as usize].held_pages.fetch_add(pages, Relaxed);
+    supervisor.control.seats[slot as usize].account.put_in(pages as usize);
 }
 
 #[test]
@@ -152,7 +151,7 @@ fn a_closed_connection_gives_back_and_tells_why() {
     let deaths = serve(&mut supervisor);
     assert_eq!(deaths.len(), 1);
     assert_eq!(deaths[0].obituary, Obituary::OutOfMemory);
-    assert_eq!(supervisor.control.held_pages.load(Relaxed), 3);
+    assert_eq!(supervisor.control.held(), 3);
     assert_eq!(supervisor.account().processes_left, 1);
 }
 
@@ -174,7 +173,7 @@ fn a_child_joins_before_its_dead_parent_leaves() {
     let answer = child.answer().unwrap();
     assert_eq!(answer.flags & WELCOME_REFUSED, 0);
     let control = &supervisor.control;
-    assert_eq!(control.held_pages.load(Relaxed), 4, "what was the child's is the child's");
+    assert_eq!(control.held(), 4, "what was the child's is the child's");
     assert_eq!(control.segment_refs[5].load(Relaxed), 1, "its data is still there");
     drop(child);
     serve(&mut supervisor);
@@ -193,7 +192,7 @@ fn a_stranger_inherits_nothing() {
     stranger.hello(slot, 4, 4);
     serve(&mut supervisor);
     assert_eq!(stranger.answer().unwrap().flags, WELCOME_REFUSED);
-    assert_eq!(supervisor.control.members[slot as usize].held_pages.load(Relaxed), 10);
+    assert_eq!(supervisor.control.seats[slot as usize].account.get().held, 10);
 }
 
 /// CLONE_PARENT: a member makes a process whose parent is its own.
@@ -205,7 +204,7 @@ fn a_process_that_a_member_makes_for_its_parent_inherits() {
     supervisor.parent_of = |_| Some(1);
     supervisor.control.members[slot as usize].fork_joined.store(FORK_UNDER_WAY, Relaxed);
     let (_made, made_slot) = join(&mut supervisor, slot, 4);
-    let held = |slot: u32| supervisor.control.members[slot as usize].held_pages.load(Relaxed);
+    let held = |slot: u32| supervisor.control.seats[slot as usize].account.get().held;
     assert_eq!((held(slot), held(made_slot)), (6, 4));
 }
 
@@ -222,7 +221,7 @@ fn after_an_exec_the_old_self_leaves_before_the_new_one_joins() {
     let Said::Hello(hello) = supervisor.listen_to(token) else { panic!("no hello") };
     supervisor.bury_former_self(token, &mut |_, _| ());
     assert_eq!(supervisor.members.count(), 0);
-    assert_eq!(supervisor.control.held_pages.load(Relaxed), 0);
+    assert_eq!(supervisor.control.held(), 0);
     supervisor.welcome(token, &hello);
     assert_ne!(new.answer().unwrap().slot, old_slot);
     assert_eq!(supervisor.members.count(), 1);

@@ -1,7 +1,7 @@
 //! The control page: what the supervisor and every managed process of a tree share.
 //!
 //! A memfd, made by the supervisor (`quire run`), mapped shared by every member. It holds the
-//! settings, the tree's budget account, a slot per member with its counters, the swap file's segment
+//! settings, a slot per member with its account and its counters, the swap file's segment
 //! map, and a ring of traces per member. Most of it is holes: a page of the memfd costs memory from
 //! the first look on, so who goes over the members goes over [`Control::present`]. Every update is a single atomic word, so a member that dies in the middle leaves
 //! nothing half done; what a dead member held is given back by the supervisor, which sees the
@@ -16,20 +16,25 @@
 //! [`WELCOME_SWAP_FILE`] is set. It keeps the connection open in its handlers' private
 //! descriptor table: exec, exit and SIGKILL all close it.
 
+pub mod account;
 pub mod event;
 pub mod histogram;
+pub mod seat;
 pub mod shard;
 mod tally;
 pub mod trace;
 
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
+pub use self::account::Account;
 pub use self::event::Event;
 pub use self::histogram::{FAULT_BUCKETS, FaultKind};
+pub use self::seat::Seat;
 use self::shard::ShardsUsed;
 pub use self::shard::{SHARDS, Shard};
 pub use self::tally::Tally;
 pub use self::trace::{TRACES, Trace, TraceRing, Tracepoint};
+use crate::sys::futex::{self, Reach};
 
 /// Environment variable with the name of the supervisor's abstract socket (without the NUL).
 pub const SOCKET_VARIABLE: &str = "QUIRE_SOCKET";
@@ -37,7 +42,7 @@ pub const SOCKET_VARIABLE: &str = "QUIRE_SOCKET";
 /// First word of the control page, of `Hello` and of `Welcome`.
 pub const MAGIC: u32 = 0x5155_4952;
 /// Changed with every change of a structure in this module.
-pub const VERSION: u32 = 7;
+pub const VERSION: u32 = 8;
 
 /// Most processes of one tree that can be managed at a time.
 pub const MEMBERS_MAX: usize = 256;
@@ -55,8 +60,9 @@ pub const SEGMENT_WORDS: usize = SEGMENTS_MAX / 64;
 pub enum Obituary {
     /// Nothing to report.
     None = 0,
-    /// Budget and swap were both spent; `detail` is 1 where the swap file is full, or there is
-    /// none.
+    /// Budget and swap were both spent; bit 0 of `detail` is 1 where the swap file is full, or
+    /// there is none; above [`OUT_OF_MEMORY_UNANSWERING_SHIFT`] it has how many members held memory
+    /// and did not answer.
     OutOfMemory = 1,
     /// A fork's child could not join the tree, so it must not run.
     ChildNotManaged = 2,
@@ -67,8 +73,12 @@ pub enum Obituary {
     SwapReadFailed = 4,
 }
 
-/// A member's account. The member writes it; the supervisor reads it, and clears it when the
-/// member's connection closes.
+/// Where [`Obituary::OutOfMemory`] has the number of members that were asked for memory and did not
+/// answer: they are stopped, traced or frozen.
+pub const OUT_OF_MEMORY_UNANSWERING_SHIFT: u32 = 1;
+
+/// A member's state and counters. The member writes them; the supervisor reads them, and clears
+/// them when the member's connection closes.
 #[repr(C, align(64))]
 pub struct Member {
     /// Process id, or 0 where the slot is free.
@@ -83,8 +93,6 @@ pub struct Member {
     pub fork_joined: AtomicU32,
     /// Keeps the words below aligned.
     pub reserved: AtomicU32,
-    /// Pages charged: mapped, in limbo, free frames, compressed pool, tables.
-    pub held_pages: AtomicU64,
     /// Pages that hold the program's data, wherever it rests.
     pub wanted_pages: AtomicU64,
     /// Most of it at any time.
@@ -135,7 +143,6 @@ impl Member {
         self.fork_joined.store(0, Ordering::Relaxed);
         for word in [
             &self.obituary_detail,
-            &self.held_pages,
             &self.wanted_pages,
             &self.wanted_pages_max,
             &self.managed_pages,
@@ -168,30 +175,26 @@ pub struct Control {
     pub handlers: AtomicU32,
     /// 1 where they run on any CPU (`--no-pinned-handlers`).
     pub no_pinned_handlers: AtomicU32,
-    /// The futex that the members' background threads sleep on: counts calls for memory.
-    pub pressure: AtomicU32,
     /// The budget.
     pub budget_pages: AtomicU64,
     /// Most segments that the swap file may have (`--swap-max`), 0 without a swap file.
     pub segments_max: AtomicU32,
     /// Segments in use.
     pub segments_used: AtomicU32,
-    /// All that the members hold together.
-    pub held_pages: AtomicU64,
-    /// Most of it at any time.
+    /// Pages held that are no single member's. Only the supervisor changes it.
+    pub common_pages: AtomicU64,
+    /// Most that was granted at any time, members' slack included.
     pub held_pages_max: AtomicU64,
-    /// All data of all members together.
-    pub wanted_pages: AtomicU64,
-    /// Most of it at any time.
+    /// Most data of all members together, as it was seen at times; see [`Control::wanted_max`].
     pub wanted_pages_max: AtomicU64,
-    /// A member with faults that find no memory, or a fork (slot + 1 in the low half), and the
-    /// pages that it cannot do without (in the high half); 0 where there is none. Members that
-    /// hold more than their share charge nothing new meanwhile, and free that much.
-    pub hungry: AtomicU64,
+    /// Which members find no memory, a bit each: `asks` of their seats says how much.
+    pub asking: [AtomicU64; MEMBERS_MAX / 64],
     /// What members did that have left.
     pub tally: Tally,
     /// Which slots are taken, a bit each: whoever gives a slot away says so here.
     pub taken: [AtomicU64; MEMBERS_MAX / 64],
+    /// The members' accounts, and where they stand in the market.
+    pub seats: [Seat; MEMBERS_MAX],
     /// The members.
     pub members: [Member; MEMBERS_MAX],
     /// Members that hold live data in each segment; 0 is a free segment.
@@ -205,16 +208,68 @@ pub struct Control {
 impl Control {
     /// The members that there are, with their slots. Others are not looked at.
     pub fn present(&self) -> impl Iterator<Item = (usize, &Member)> {
-        // Relaxed: who came or went just now is in the sum or is not.
-        let words = self.taken.iter().map(|word| word.load(Ordering::Relaxed));
-        let slots = words.enumerate().flat_map(|(at, bits)| {
-            (0..64).filter(move |bit| bits >> bit & 1 != 0).map(move |bit| at * 64 + bit)
-        });
-        slots.map(|slot| (slot, &self.members[slot]))
+        slots_in(&self.taken).map(|slot| (slot, &self.members[slot]))
+    }
+
+    /// How many members there are.
+    pub fn member_count(&self) -> usize {
+        // Relaxed: as in `slots_in`.
+        self.taken.iter().map(|word| word.load(Ordering::Relaxed).count_ones() as usize).sum()
+    }
+
+    /// The members that find no memory, by slot.
+    pub fn askers(&self) -> impl Iterator<Item = usize> {
+        slots_in(&self.asking)
+    }
+
+    /// Pages charged, of all members and of none: mapped, in limbo, free frames, compressed pools,
+    /// tables.
+    pub fn held(&self) -> u64 {
+        let held = |slot: usize| u64::from(self.seats[slot].account.get().held);
+        slots_in(&self.taken).map(held).sum::<u64>() + self.common_pages.load(Ordering::Relaxed)
+    }
+
+    /// Pages of the budget that are given away: those held, and what members may charge without
+    /// asking.
+    pub(crate) fn granted(&self) -> usize {
+        let granted = |slot: usize| self.seats[slot].account.granted_in_order();
+        slots_in(&self.taken).map(granted).sum::<usize>()
+            + self.common_pages.load(Ordering::SeqCst) as usize
+    }
+
+    /// Pages that hold the members' data, wherever it rests.
+    pub fn wanted(&self) -> u64 {
+        self.present().map(|(_, member)| member.wanted_pages.load(Ordering::Relaxed)).sum()
+    }
+
+    /// Most of it at any time: exactly so for a single member, else as it was seen at times.
+    pub fn wanted_max(&self) -> u64 {
+        let of = |(_, member): (usize, &Member)| member.wanted_pages_max.load(Ordering::Relaxed);
+        let one = self.present().map(of).max().unwrap_or(0);
+        one.max(self.wanted()).max(self.wanted_pages_max.load(Ordering::Relaxed))
+    }
+
+    /// Notes what is wanted now, where it is the most.
+    pub fn note_wanted(&self) {
+        raise(&self.wanted_pages_max, self.wanted_max());
+    }
+
+    /// Wakes the background threads of those that find no memory: some may be free now.
+    pub fn wake_askers(&self) {
+        self.askers().for_each(|slot| self.call(slot));
+    }
+
+    /// Has a member's background thread look at its pages, and at what is demanded of it.
+    pub fn call(&self, slot: usize) {
+        let calls = &self.seats[slot].calls;
+        // Release pairs with the sleeper's acquire: what is called for was written before.
+        calls.fetch_add(1, Ordering::Release);
+        futex::wake(calls, u32::MAX, Reach::Tree);
     }
 
     /// Gives a free slot to a process, with nothing in it of whoever had it before.
     pub fn take_slot(&self, slot: usize, pid: u32) {
+        self.seats[slot].clear();
         self.members[slot].clear();
         self.traces[slot].clear();
         self.members[slot].pid.store(pid, Ordering::Relaxed);
@@ -224,8 +279,31 @@ impl Control {
 
     /// Takes a slot back. What its member traced last can still be read, until it is another's.
     pub fn free_slot(&self, slot: usize) {
-        self.taken[slot / 64].fetch_and(!(1 << (slot % 64)), Ordering::Relaxed);
+        let others = !(1 << (slot % 64));
+        self.asking[slot / 64].fetch_and(others, Ordering::Relaxed);
+        self.taken[slot / 64].fetch_and(others, Ordering::Relaxed);
+        self.seats[slot].clear();
         self.members[slot].clear();
+    }
+}
+
+/// The slots whose bits are set.
+fn slots_in(words: &[AtomicU64; MEMBERS_MAX / 64]) -> impl Iterator<Item = usize> {
+    words.iter().enumerate().flat_map(|(at, word)| {
+        // Relaxed: who came or went just now is seen or is not.
+        let mut bits = word.load(Ordering::Relaxed);
+        core::iter::from_fn(move || {
+            let bit = bits.trailing_zeros();
+            bits &= bits.wrapping_sub(1);
+            (bit < u64::BITS).then_some(at * 64 + bit as usize)
+        })
+    })
+}
+
+/// Raises a maximum.
+pub(crate) fn raise(max: &AtomicU64, value: u64) {
+    if max.load(Ordering::Relaxed) < value {
+        max.fetch_max(value, Ordering::Relaxed);
     }
 }
 

@@ -99,8 +99,10 @@ impl<M: Mmu> AddressSpace<M> {
     /// faults would take every frame that reclaim frees, while what it stored grows, until there
     /// is no page left to store anything in.
     pub(crate) fn available(&self) -> usize {
-        let (free, uncharged) = (self.frames.free(), self.budget.uncharged());
-        let beyond_reserve = (free + uncharged).saturating_sub(self.budget.reserve());
-        beyond_reserve.min(free + self.budget.chargeable())
+        // One sum over the members: who adds up twice pays twice.
+        let own = self.frames.free() + self.budget.slack();
+        let uncharged = self.budget.uncharged();
+        let beyond_reserve = (own + uncharged).saturating_sub(self.budget.reserve());
+        if self.budget.yields() { beyond_reserve.min(own) } else { beyond_reserve }
     }
 }

@@ -321,10 +321,7 @@ impl AddressSpace {
     pub fn held(&self) -> (usize, usize) {
         let control = self.engine.objects.space.budget().control();
         let bytes = |pages: u64| (pages as usize) << PAGE_SHIFT;
-        (
-            bytes(control.held_pages.load(Ordering::Relaxed)),
-            bytes(control.held_pages_max.load(Ordering::Relaxed)),
-        )
+        (bytes(control.held()), bytes(control.held_pages_max.load(Ordering::Relaxed)))
     }
 
     /// Bytes that compressed pages take in memory, and segments of 256 KiB in use of the swap file.

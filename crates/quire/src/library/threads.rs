@@ -24,7 +24,6 @@ use crate::space::ThreadId;
 use crate::swap::Request;
 use crate::sys::Errno;
 use crate::sys::clock::Moment;
-use crate::sys::futex::{self, Reach};
 use crate::sys::monotonic_ns;
 use crate::sys::thread::{SignalsBlocked, kill_process, never_preempt, pin_to_nth_cpu};
 use crate::units::{PAGE_SIZE, PageNum, PageRange};
@@ -267,10 +266,10 @@ fn die_of_hunger(objects: &Space) -> ! {
 fn reclaim(objects: &'static Space, exit: &Exit, scratch: &mut Scratch) {
     let space = &objects.space;
     let mut starving = Starving::default();
-    let pressure = &space.budget().control().pressure;
+    let budget = space.budget();
     loop {
-        // Acquire: what was asked for before the call must be seen below, the end among it.
-        let seen = pressure.load(Ordering::Acquire);
+        // What was asked for before the call must be seen below, the end among it.
+        let seen = budget.calls();
         if exit.is_stopping.load(Ordering::SeqCst) {
             return;
         }
@@ -286,10 +285,10 @@ fn reclaim(objects: &'static Space, exit: &Exit, scratch: &mut Scratch) {
             Balance::Progress => {}
             Balance::Enough if is_content(objects) => {
                 let timeout_ms = objects.has_excess_dirty().then_some(DIRTY_MS);
-                futex::wait(pressure, seen, Reach::Tree, timeout_ms);
+                budget.wait_for_call(seen, timeout_ms);
             }
             // Dirty pages that are on their way, or memory that somebody is about to give back.
-            _ => futex::wait(pressure, seen, Reach::Tree, Some(STUCK_MS)),
+            _ => budget.wait_for_call(seen, Some(STUCK_MS)),
         }
     }
 }

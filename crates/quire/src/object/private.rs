@@ -26,8 +26,6 @@
 //! Locks: the page's in the arena first, then those of the object's pages, which are only tried.
 //! No window: nothing here shows the home.
 
-use core::sync::atomic::Ordering;
-
 use super::hosts::PinnedOwner;
 use super::requests::{Asker, IoBuffer, Request};
 use super::{FaultAround, Object, ObjectId, Objects};
@@ -373,7 +371,7 @@ impl<M: ObjectMmu> Objects<M> {
         for _ in 0..4 {
             let cached = self.cached_pages();
             // Relaxed: how the turn is shared out, no more.
-            let held = self.space.budget().member().held_pages.load(Ordering::Relaxed) as usize;
+            let held = self.space.budget().held();
             let share = (ROOM_PAGES * cached).div_ceil(held.max(1));
             if share > 0 {
                 self.shrink(share, Reclaimer::Direct, Some(scratch));

@@ -107,7 +107,7 @@ impl<M: ObjectMmu> Objects<M> {
         if is_low {
             // Each kind gives in proportion to what it has.
             let cached = self.cached_pages();
-            let held = self.space.budget().member().held_pages.load(Ordering::Relaxed) as usize;
+            let held = self.space.budget().held();
             let share = BLOCK_PAGES / 2 * cached / held.max(1);
             if share > 0 {
                 let shrunk = self.shrink(share.max(32), Reclaimer::Kswapd, Some(scratch));

@@ -12,6 +12,7 @@ use linux_raw_sys::general::{
 };
 
 use super::Process;
+use crate::budget::Need;
 use crate::control::Control;
 use crate::control::shard::ENGINE_SHARDS;
 use crate::fault::Access;
@@ -21,7 +22,6 @@ use crate::space::ThreadId;
 use crate::swap::Request;
 use crate::sys::Errno;
 use crate::sys::clock::Moment;
-use crate::sys::futex::{self, Reach};
 use crate::sys::monotonic_ns;
 use crate::sys::thread::{self, Files, Place, Signal};
 
@@ -33,8 +33,8 @@ pub const HANDLERS_MAX: usize = ENGINE_SHARDS - BESIDE_HANDLERS;
 const BESIDE_HANDLERS: usize = 2 + READERS;
 /// Readers of the swap file.
 const READERS: usize = 2;
-/// Rounds that faults of ours wait while there is memory, for a member that is hungrier.
-const PATIENCE_ROUNDS: u32 = 50;
+/// Pages that are asked for where faults of ours find none.
+const STARVED_PAGES: usize = 64;
 /// Reads of one round of a reader.
 const READ_BATCH: usize = 16;
 
@@ -296,55 +296,50 @@ fn handle_faults(process: &'static Process, scratch: &mut Scratch) -> ! {
 
 fn reclaim(process: &'static Process, scratch: &mut Scratch) -> ! {
     let space = &process.space;
+    let budget = space.budget();
     let mut hunger = Hunger::default();
-    let mut patience = PATIENCE_ROUNDS;
     loop {
-        // Acquire: what was asked for before the call must be seen below.
-        let pressure = &space.budget().control().pressure;
-        let seen = pressure.load(Ordering::Acquire);
+        // What was asked for before the call is seen below.
+        let seen = budget.calls();
         space.set_kswapd_awake(true);
         process.gate.enter();
         let balance = space.balance(scratch);
         // Inside: it takes a lock, which a fork must not catch.
         let has_starved = space.has_starved();
         process.gate.leave();
-        space.budget().set_hungry(has_starved.then_some(1));
         if balance == Balance::Enough {
             space.set_kswapd_awake(false);
         }
-        if balance != Balance::Stuck || !has_starved {
-            hunger = Hunger::default();
+        if !has_starved {
+            budget.stop_asking();
         }
-        // There is enough, but it is another's (or a fork's) just now.
-        let is_anothers = balance == Balance::Enough || space.budget().owed() > 0;
+        match balance {
+            Balance::Stuck | Balance::Elsewhere if has_starved => {
+                let is_pressed = space.press_for(Need::Starved, STARVED_PAGES);
+                let swapped_out = budget.swapped_out_by_tree();
+                // Where somebody could give, the hope is his.
+                if hunger.is_hopeless(monotonic_ns(), swapped_out) && !is_pressed {
+                    space.die_of_hunger();
+                    thread::kill_process();
+                }
+            }
+            // There is enough, but it is another's (or a fork's) just now.
+            Balance::Enough if has_starved => {
+                budget.ask(STARVED_PAGES);
+                hunger = Hunger::default();
+            }
+            _ => hunger = Hunger::default(),
+        }
         match balance {
             Balance::Progress => {}
-            Balance::Enough | Balance::Stuck if has_starved && is_anothers => {
-                patience = patience.checked_sub(1).unwrap_or_else(|| {
-                    space.budget().forget_hungry();
-                    PATIENCE_ROUNDS
-                });
-                futex::wait(pressure, seen, Reach::Tree, Some(HUNGER_ROUND_MS));
-            }
-            Balance::Enough => {
+            Balance::Enough if !has_starved => {
                 if !space.is_low() {
                     // A fault that looked before we said that we sleep saw us awake: hence the
                     // second look.
-                    futex::wait(pressure, seen, Reach::Tree, None);
+                    budget.wait_for_call(seen, None);
                 }
             }
-            Balance::Stuck => {
-                if has_starved {
-                    space.budget().call_for_memory();
-                    let swapped_out = space.budget().swapped_out_by_tree();
-                    if hunger.is_hopeless(monotonic_ns(), swapped_out) {
-                        space.die_of_hunger();
-                        thread::kill_process();
-                    }
-                }
-                let seen = pressure.load(Ordering::Acquire);
-                futex::wait(pressure, seen, Reach::Tree, Some(HUNGER_ROUND_MS));
-            }
+            _ => budget.wait_for_call(seen, Some(HUNGER_ROUND_MS)),
         }
     }
 }

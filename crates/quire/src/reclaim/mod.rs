@@ -14,6 +14,7 @@
 //! Locks: the clock's mutex for the hand's position alone; page locks, tried.
 
 mod evict;
+mod give;
 mod place;
 mod store;
 mod writeback;
@@ -23,7 +24,7 @@ use core::sync::atomic::Ordering;
 pub use self::evict::Evicted;
 pub(crate) use self::place::{Place, Places};
 pub(crate) use self::store::Unstored;
-use crate::control::{Event, Obituary};
+use crate::control::{Event, OUT_OF_MEMORY_UNANSWERING_SHIFT, Obituary};
 use crate::mmu::{FrameRun, Mmu};
 use crate::scratch::Scratch;
 use crate::space::AddressSpace;
@@ -88,6 +89,8 @@ pub enum Balance {
     Progress,
     /// Nothing could be freed, though it is needed.
     Stuck,
+    /// Another member was asked to give: wait for it a moment.
+    Elsewhere,
 }
 
 /// How long nobody has had memory for a fault, or a fork, of ours.
@@ -137,10 +140,11 @@ impl<M: Mmu> AddressSpace<M> {
             return;
         }
         match self.places.begin_turn(self.mmu.cycles()) {
-            Place::Background => self.budget.call_for_memory(),
-            Place::Fault => {
+            // In a tree it may be another member's turn, which only the background thread waits for.
+            Place::Fault if self.gives_itself() => {
                 self.reclaim(FAULT_TURN, Reclaimer::Direct, scratch);
             }
+            Place::Fault | Place::Background => self.budget.call_for_memory(),
         }
     }
 
@@ -224,32 +228,15 @@ impl<M: Mmu> AddressSpace<M> {
         self.budget.member().pool_pages.store(pool_pages, Ordering::Relaxed);
         self.write_back_excess(scratch);
         // Free frames of one member are of no use to another.
-        let is_shared = self.budget.members() > 1;
-        if is_shared {
-            self.share_free_frames();
+        if self.budget.members() > 1 {
+            return self.balance_in_tree(scratch);
         }
-        let free = if is_shared {
-            self.budget.uncharged().saturating_sub(self.budget.reserve())
-        } else {
-            self.available()
-        };
-        if free >= self.high_watermark().max(self.budget.owed()) {
+        if self.available() >= self.high_watermark() {
             return Balance::Enough;
         }
         let freed = self.reclaim(BLOCK_PAGES / 2, Reclaimer::Kswapd, scratch);
-        if is_shared {
-            self.share_free_frames();
-        }
         self.answer_starved();
         if freed > 0 { Balance::Progress } else { self.last_resort(scratch) }
-    }
-
-    /// Gives free frames back while the tree has too few pages that nobody has charged.
-    fn share_free_frames(&self) {
-        let wanted = self.high_watermark().max(self.budget.owed()) + self.budget.reserve();
-        let missing = wanted.saturating_sub(self.budget.uncharged());
-        let keep = self.frames.free().saturating_sub(missing);
-        self.release_free_frames(keep);
     }
 
     /// Reclaim got nowhere: what else there is.
@@ -312,7 +299,9 @@ impl<M: Mmu> AddressSpace<M> {
     /// Notes that this process ends because no memory can be had for it.
     pub fn die_of_hunger(&self) {
         let has_room = self.swap.file().is_some_and(SwapFile::has_room);
-        self.budget.leave_obituary(Obituary::OutOfMemory, u64::from(!has_room));
+        let unanswering = self.budget.unanswering() as u64;
+        let detail = u64::from(!has_room) | unanswering << OUT_OF_MEMORY_UNANSWERING_SHIFT;
+        self.budget.leave_obituary(Obituary::OutOfMemory, detail);
     }
 }
 

@@ -81,7 +81,7 @@ impl<M: Inspect> AddressSpace<M> {
         let held = found.mapped + pool + self.swap.zpool.pages() + tables;
         let member = self.budget.member();
         assert_eq!(
-            member.held_pages.load(Ordering::Relaxed) as usize,
+            self.budget.held(),
             held + objects,
             "held: {} mapped, {pool} in the pool, {} packed, {tables} of tables, {objects} of objects",
             found.mapped,

@@ -8,7 +8,7 @@
 use core::sync::atomic::Ordering;
 
 use super::{AddressSpace, Layout, ThreadId};
-use crate::budget::Purpose;
+use crate::budget::{Need, Purpose};
 use crate::control::Event;
 use crate::fault::Access;
 use crate::frames::QueueEnd;
@@ -72,8 +72,7 @@ impl<M: Mmu> AddressSpace<M> {
 
     /// Pages that this process holds itself, without what is charged for a child.
     fn held_for_itself(&self) -> usize {
-        let held = self.budget.member().held_pages.load(Ordering::Relaxed) as usize;
-        held.saturating_sub(self.fork_room.load(Ordering::Relaxed))
+        self.budget.held().saturating_sub(self.fork_room.load(Ordering::Relaxed))
     }
 
     /// Charges, for a child, what this process holds without what it need not. Ahead, before the
@@ -98,17 +97,20 @@ impl<M: Mmu> AddressSpace<M> {
         let mut hunger = Hunger::default();
         let mut is_stuck = false;
         while !self.charge_fork_room() {
-            if is_stuck {
-                if hunger.is_hopeless(monotonic_ns(), self.budget.swapped_out_by_tree()) {
+            self.budget.show_life();
+            let seen = self.budget.calls();
+            let need = if is_stuck { Need::Starved } else { Need::Balance };
+            let is_pressed = self.press_for(need, self.held_for_itself());
+            if is_pressed || is_stuck {
+                let swapped_out = self.budget.swapped_out_by_tree();
+                if hunger.is_hopeless(monotonic_ns(), swapped_out) {
                     break;
                 }
                 // The others of the tree may have something to give; they need a moment.
-                let missing = self.held_for_itself();
-                self.budget.set_hungry(Some(missing));
-                self.budget.call_for_memory();
-                let pressure = &self.budget.control().pressure;
-                let seen = pressure.load(Ordering::Relaxed);
-                futex::wait(pressure, seen, Reach::Tree, Some(HUNGER_ROUND_MS));
+                self.budget.wait_for_call(seen, Some(HUNGER_ROUND_MS));
+                if !is_stuck {
+                    continue;
+                }
             }
             let limbo = self.frames.limbo();
             let mut freed = self.reclaim(512, Reclaimer::Kswapd, scratch);
@@ -120,7 +122,10 @@ impl<M: Mmu> AddressSpace<M> {
                 freed += self.write_back(scratch);
             }
             is_stuck = freed == 0;
+            // Others may want of it as well.
+            if is_stuck { self.budget.answer_spent() } else { self.budget.answer(freed) }
         }
+        self.budget.stop_asking();
         self.fork_demand.store(UNDER_WAY, Ordering::SeqCst);
         futex::wake(&self.fork_demand, u32::MAX, Reach::Process);
     }

@@ -89,7 +89,7 @@ impl<M: Mmu> AddressSpace<M> {
 
     /// Pages that a fault could charge at once.
     pub(crate) fn chargeable_now(&self) -> usize {
-        self.budget.chargeable().saturating_sub(self.budget.reserve())
+        self.budget.chargeable().saturating_sub(self.budget.reserve()).max(self.budget.slack())
     }
 
     /// Whether anonymous memory has pages to give, or the compressed pool some to write.

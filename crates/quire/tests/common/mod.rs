@@ -91,6 +91,16 @@ pub fn control(tree: Tree) -> NonNull<Control> {
     place
 }
 
+/// A tree of so many members, in the slots from 0 on.
+pub fn members<const COUNT: usize>(tree: Tree) -> [Budget; COUNT] {
+    let control = control(tree);
+    // SAFETY: the control page is never unmapped.
+    let budgets = std::array::from_fn(|slot| unsafe { Budget::new(control.as_ptr(), slot as u32) });
+    // SAFETY: as above.
+    (1..COUNT).for_each(|slot| unsafe { control.as_ref() }.take_slot(slot, 1));
+    budgets
+}
+
 /// A swap file without a name.
 pub fn swap_file() -> OwnedFd {
     rustix::fs::memfd_create(c"quire-test-swap", rustix::fs::MemfdFlags::CLOEXEC).unwrap()
@@ -106,6 +116,16 @@ pub fn space<M: quire::mmu::Mmu>(
     let file = (tree.segments > 0).then(swap_file);
     // SAFETY: the control page is never unmapped.
     let budget = unsafe { Budget::new(control(tree).as_ptr(), 0) };
+    space_on(budget, mmu, pages, frames, file)
+}
+
+fn space_on<M: quire::mmu::Mmu>(
+    budget: Budget,
+    mmu: M,
+    pages: usize,
+    frames: usize,
+    file: Option<OwnedFd>,
+) -> (AddressSpace<M>, Option<OwnedFd>) {
     let descriptor = file.as_ref().map(AsRawFd::as_raw_fd);
     // SAFETY: the file is returned and kept open beside the space.
     let swap = unsafe { Swap::new(descriptor, &budget) }.unwrap();
@@ -129,9 +149,20 @@ impl Machine {
     }
 
     pub fn with(tree: Tree, settings: Settings) -> Machine {
+        // SAFETY: the control page is never unmapped.
+        let budget = unsafe { Budget::new(control(tree).as_ptr(), 0) };
+        Machine::on(budget, settings, (tree.segments > 0).then(swap_file))
+    }
+
+    /// A member of a tree, without a swap file.
+    pub fn member(budget: Budget) -> Machine {
+        Machine::on(budget, Settings::default(), None)
+    }
+
+    fn on(budget: Budget, settings: Settings, file: Option<OwnedFd>) -> Machine {
         let (pages, frames) = (16 * BLOCK_PAGES, 64 * BLOCK_PAGES);
         let mmu = Simulated::new(pages, frames, settings).unwrap();
-        let (space, file) = space(mmu, tree, pages, frames);
+        let (space, file) = space_on(budget, mmu, pages, frames, file);
         let ring = file.as_ref().map(|_| Mutex::new(space.swap().new_reader()));
         let scratch = Mutex::new(Scratch::new().unwrap());
         Machine { space, scratch, ring, unmapped_before: Mutex::new([0; 2]), file }

@@ -17,7 +17,6 @@ use quire::space::remap::Placement;
 use quire::space::vma::Pattern;
 use quire::sys::Errno;
 use quire::sys::clock::Moment;
-use quire::sys::futex::{self, Reach};
 use quire::units::{BLOCK_PAGES, ObjectPage, ObjectRange, PageRange};
 
 use crate::common::{Speculation, Tree, space};
@@ -394,7 +393,7 @@ impl World {
     /// The checks that hold at any moment.
     pub fn look_around(&self) {
         let control = self.objects.space.budget().control();
-        let held = control.held_pages.load(Ordering::Relaxed) as usize;
+        let held = control.held() as usize;
         let limit = self.objects.space.budget().limit();
         assert!(held <= limit, "{held} pages are held of {limit}");
         let used = self.mmu().used();
@@ -424,11 +423,11 @@ impl World {
     /// What the library's background thread does, sleeping as it does.
     fn reclaim(&self) {
         let space = &self.objects.space;
-        let pressure = &space.budget().control().pressure;
+        let budget = space.budget();
         let mut hungry = 0;
         with_scratch(|scratch| {
             loop {
-                let seen = pressure.load(Ordering::Acquire);
+                let seen = budget.calls();
                 if self.handlers_left.load(Ordering::Relaxed) == 0 {
                     break;
                 }
@@ -448,7 +447,7 @@ impl World {
                     Balance::Enough if is_content && !self.objects.has_excess_dirty() => None,
                     _ => Some(10),
                 };
-                futex::wait(pressure, seen, Reach::Tree, timeout_ms);
+                budget.wait_for_call(seen, timeout_ms);
             }
         });
         self.objects.stop_workers();

@@ -250,7 +250,7 @@ impl World {
     pub fn look_around(&self, page: PageNum) {
         self.space.check_page(page);
         let control = self.space.budget().control();
-        let held = control.held_pages.load(Ordering::Relaxed) as usize;
+        let held = control.held() as usize;
         let limit = self.space.budget().limit();
         assert!(held <= limit, "{held} pages are held of {limit}");
         // What the kernel holds of dropped pages is its own.
@@ -326,7 +326,7 @@ impl World {
             let state = (format!("{:?}{flags}", word.state()), prot);
             *states.entry(state).or_insert(0) += 1;
         }
-        let held = self.space.budget().control().held_pages.load(Ordering::Relaxed);
+        let held = self.space.budget().control().held();
         let frames = self.space.frames();
         let zpool = self.space.swap().zpool.pages();
         let (free, limbo) = (frames.free(), frames.limbo());
@@ -346,7 +346,7 @@ impl World {
 
     fn reclaim(&self) {
         self.plant_write_faults();
-        let pressure = || self.space.budget().control().pressure.load(Ordering::Relaxed);
+        let calls = || self.space.budget().calls();
         let is_over = || {
             self.handlers_left.load(Ordering::Relaxed) == 0
                 && self.readers_left.load(Ordering::Relaxed) == 0
@@ -354,7 +354,7 @@ impl World {
         let mut hungry = 0;
         with_scratch(|scratch| {
             while !is_over() {
-                let seen = pressure();
+                let seen = calls();
                 self.space.set_kswapd_awake(true);
                 let balance = self.space.balance(scratch);
                 self.trace(|| format!("        balance: {balance:?}"));
@@ -366,10 +366,10 @@ impl World {
                         if self.space.is_low() {
                             self.baton.relax();
                         } else {
-                            self.baton.idle_until(|| pressure() != seen || is_over());
+                            self.baton.idle_until(|| calls() != seen || is_over());
                         }
                     }
-                    Balance::Stuck => {
+                    Balance::Stuck | Balance::Elsewhere => {
                         hungry += u32::from(self.space.has_starved());
                         assert!(hungry < HUNGER_ROUNDS, "the programs starve: {}", self.books());
                         self.baton.relax();

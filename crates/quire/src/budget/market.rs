@@ -1,0 +1,274 @@
+//! The market: who gives memory to whom in a tree of processes.
+//!
+//! Nobody is in charge. A member's background thread that finds the tree short of memory compares
+//! what everybody holds: where its own is the most worth giving it reclaims at home, else it
+//! *presses* whoever's is: writes a demand on that member's seat and calls it. Who is pressed
+//! reclaims, gives the charge back, and calls who pressed.
+//!
+//! What is worth most is held beyond the *floor* by who faults least: memory that nobody faults on
+//! is as good as unused, as far as can be seen.
+//!
+//! Who finds nothing anywhere, with faults or a fork that wait, *asks*. Whoever holds more than its
+//! floor then charges nothing new for faults; of several that ask, the one that holds least is fed
+//! first. An ask is good for [`ASK_MS`] only: who is stopped while he asks holds nobody up.
+//!
+//! A member is passed over that has nothing to give (it is *spent*, until that changes), that is
+//! *silent* (nobody is there who would answer), or that has not moved for [`ANSWER_MS`] since it was
+//! pressed: it is stopped, traced or frozen, and is not pressed again before it has shown life.
+//!
+//! All of it are hints in `control/seat.rs`: who is killed at any moment leaves at worst a demand
+//! that nobody waits for, or an ask that grows old.
+
+use core::sync::atomic::Ordering::{Relaxed, Release};
+
+use super::Budget;
+use crate::control::{Event, Seat};
+use crate::sys::monotonic_ns;
+
+/// What no member gives, if it is not more than half of an equal share.
+const FLOOR_MAX: usize = 128;
+/// What a member needs to get on at all: pages that one instruction may touch, and their tables.
+const FLOOR_MIN: usize = 16;
+/// Pages pressed for at a time.
+const DEMAND_MAX: usize = 512;
+/// How long a member that is pressed may take before it is passed over.
+const ANSWER_MS: u32 = 100;
+/// How long an ask is good for.
+const ASK_MS: u32 = 500;
+/// How long a member that had nothing to give is passed over, where it holds the same as then.
+const SPENT_MS: u32 = 1000;
+/// A difference in what it holds that makes it worth another try.
+const SPENT_PAGES: u32 = 32;
+/// How often faults are counted, for what a member uses.
+const LOOK_MS: u32 = 100;
+/// Memory of who faults most counts for 1 / 2^4 of that of who does not fault at all.
+const BUSY_SHIFT_MAX: u32 = 4;
+
+/// Where memory is to come from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Source {
+    /// This member.
+    Home,
+    /// The member in this slot.
+    Member(usize),
+    /// Nobody who could be asked has any.
+    Nobody,
+}
+
+/// Why a source is looked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Need {
+    /// To have some free.
+    Balance,
+    /// There is nothing at home.
+    Starved,
+}
+
+/// Milliseconds of the monotonic clock. Never 0, which stands for "not yet".
+fn now_ms() -> u32 {
+    ((monotonic_ns() / 1_000_000) as u32).max(1)
+}
+
+/// The two halves of a word.
+const fn halves(word: u64) -> (u32, u32) {
+    ((word >> 32) as u32, word as u32)
+}
+
+const fn word_of(high: u32, low: u32) -> u64 {
+    (high as u64) << 32 | low as u64
+}
+
+// Relaxed, here and below, where nothing else is said: hints, each of use by itself. What a thread
+// is called for is ordered by the call.
+impl Budget {
+    /// Pages that this member keeps whoever asks. No more than half of an equal share, so that the
+    /// floors of all fit, unless there are so many members that each would have too little to get on
+    /// with: then who asks last gets none.
+    pub fn floor(&self) -> usize {
+        let half = self.limit() / self.members() / 2;
+        half.clamp(FLOOR_MIN, FLOOR_MAX)
+    }
+
+    /// Says that this member cannot do without so many pages, and does not find them. To be said
+    /// again as long as it is true.
+    pub fn ask(&self, pages: usize) {
+        let seat = self.seat();
+        seat.asked_ms.store(now_ms(), Relaxed);
+        seat.asks.store(u32::try_from(pages).unwrap_or(u32::MAX).max(1), Relaxed);
+        let (word, bit) = self.asking_bit();
+        // Release, so that who sees the bit sees how much.
+        self.control().asking[word].fetch_or(bit, Release);
+    }
+
+    /// Says that it has them, or does without.
+    pub fn stop_asking(&self) {
+        let (word, bit) = self.asking_bit();
+        let asking = &self.control().asking[word];
+        if asking.load(Relaxed) & bit != 0 {
+            asking.fetch_and(!bit, Relaxed);
+            self.seat().asks.store(0, Relaxed);
+            // Who held back for this one may go on.
+            self.control().wake_askers();
+        }
+    }
+
+    fn asking_bit(&self) -> (usize, u64) {
+        (self.slot() as usize / 64, 1 << (self.slot() % 64))
+    }
+
+    /// Whether what is free is another member's: one that asks and holds less, while this one holds
+    /// more than its floor.
+    pub fn yields(&self) -> bool {
+        // As a rule nobody asks: a line that is hardly ever written.
+        self.control().askers().any(|slot| slot != self.slot() as usize && self.yields_to(slot))
+    }
+
+    fn yields_to(&self, asker: usize) -> bool {
+        let control = self.control();
+        let seat = &control.seats[asker];
+        let is_fresh = now_ms().wrapping_sub(seat.asked_ms.load(Relaxed)) < ASK_MS;
+        if !is_fresh {
+            return false;
+        }
+        let (own, others) = (self.account().get().granted, seat.account.get().granted);
+        let (word, bit) = self.asking_bit();
+        let is_asking = control.asking[word].load(Relaxed) & bit != 0;
+        // Two that ask and hold the same go by their slots.
+        let is_after = (own, self.slot() as usize) > (others, asker);
+        own as usize > self.floor() && (!is_asking || is_after)
+    }
+
+    /// The most that anybody asks for whom this member yields to.
+    pub fn owed(&self) -> usize {
+        let control = self.control();
+        let owed = |slot: usize| control.seats[slot].asks.load(Relaxed) as usize;
+        let is_owed = |&slot: &usize| slot != self.slot() as usize && self.yields_to(slot);
+        control.askers().filter(is_owed).map(owed).max().unwrap_or(0)
+    }
+
+    /// Pages that this member is to give, as far as it has them beyond its floor.
+    pub fn demand(&self) -> usize {
+        self.seat().demand.load(Relaxed) as usize
+    }
+
+    /// Notes a step of the background thread: this member is not stopped.
+    pub fn show_life(&self) {
+        self.seat().life.fetch_add(1, Relaxed);
+    }
+
+    /// Notes that this member has given so many pages; who pressed it is called once that is all.
+    pub fn answer(&self, pages: usize) {
+        let seat = self.seat();
+        let pages = u32::try_from(pages).unwrap_or(u32::MAX);
+        let before = seat.demand.fetch_update(Relaxed, Relaxed, |demand| {
+            (demand > 0).then(|| demand.saturating_sub(pages))
+        });
+        if before.is_ok_and(|before| before <= pages) {
+            let by = seat.demanded_by.swap(0, Relaxed) as usize;
+            if by > 0 {
+                self.control().call(by - 1);
+            }
+            self.control().wake_askers();
+        }
+    }
+
+    /// Notes that this member has nothing to give.
+    pub fn answer_spent(&self) {
+        let held = self.account().get().held;
+        self.seat().spent.store(word_of(now_ms(), held.saturating_add(1)), Relaxed);
+        self.answer(usize::MAX);
+    }
+
+    /// Has the member in `slot` give so many pages, or as many as are demanded at a time.
+    pub fn press(&self, slot: usize, pages: usize) {
+        let seat = &self.control().seats[slot];
+        let life = seat.life.load(Relaxed);
+        let (_, life_then) = halves(seat.demanded.load(Relaxed));
+        if seat.demand.load(Relaxed) == 0 || life != life_then {
+            // First: who finds a demand finds when it was made.
+            seat.demanded.store(word_of(now_ms(), life), Relaxed);
+        }
+        seat.demanded_by.store(self.slot() + 1, Relaxed);
+        seat.demand.fetch_max(pages.min(DEMAND_MAX) as u32, Release);
+        self.control().call(slot);
+    }
+
+    /// Where memory should come from: what is worth most is given first.
+    pub fn source(&self, need: Need) -> Source {
+        let control = self.control();
+        let (own, now, floor) = (self.slot() as usize, now_ms(), self.floor());
+        let mut best = (0, Source::Nobody);
+        for (slot, member) in control.present() {
+            let seat = &control.seats[slot];
+            let is_askable = if slot == own {
+                need == Need::Balance
+            } else {
+                !is_silent(seat) && !is_spent(seat, now) && !is_deaf(seat, now)
+            };
+            if !is_askable {
+                continue;
+            }
+            let excess = (seat.account.get().granted as usize).saturating_sub(floor);
+            // In sixteenths, so that a few pages of a busy member still count.
+            let worth = (excess << BUSY_SHIFT_MAX) >> busy_shift(seat, member, now);
+            // At home, where two are worth the same: nobody is woken.
+            if worth > best.0 || worth == best.0 && worth > 0 && slot == own {
+                let source = if slot == own { Source::Home } else { Source::Member(slot) };
+                best = (worth, source);
+            }
+        }
+        match best.1 {
+            // Nobody has more than its floor: everybody for himself.
+            Source::Nobody if need == Need::Balance => Source::Home,
+            source => source,
+        }
+    }
+
+    /// Members that hold more than their floor and do not answer: stopped, traced or frozen.
+    pub fn unanswering(&self) -> usize {
+        let (control, now, floor) = (self.control(), now_ms(), self.floor());
+        let is_unanswering = |&(slot, _): &(usize, _)| {
+            let seat = &control.seats[slot];
+            let held = seat.account.get().granted as usize;
+            slot != self.slot() as usize && held > floor && is_deaf(seat, now)
+        };
+        control.present().filter(is_unanswering).count()
+    }
+}
+
+fn is_silent(seat: &Seat) -> bool {
+    seat.is_silent.load(Relaxed) != 0
+}
+
+/// Whether it had nothing to give, and nothing has changed.
+fn is_spent(seat: &Seat, now: u32) -> bool {
+    let (at, held) = halves(seat.spent.load(Relaxed));
+    let held_now = seat.account.get().held.saturating_add(1);
+    held > 0 && now.wrapping_sub(at) < SPENT_MS && held_now.abs_diff(held) < SPENT_PAGES
+}
+
+/// Whether it was pressed, and has not moved since.
+fn is_deaf(seat: &Seat, now: u32) -> bool {
+    let (at, life_then) = halves(seat.demanded.load(Relaxed));
+    seat.demand.load(Relaxed) > 0
+        && now.wrapping_sub(at) >= ANSWER_MS
+        && seat.life.load(Relaxed) == life_then
+}
+
+/// By how many bits the worth of a member's memory is less for its being used: half of those of the
+/// faults that it takes lately. Whoever looks first after a while counts them.
+fn busy_shift(seat: &Seat, member: &crate::control::Member, now: u32) -> u32 {
+    let looked = seat.looked_ms.load(Relaxed);
+    let periods = now.wrapping_sub(looked) / LOOK_MS;
+    let is_due = looked == 0 || periods > 0;
+    if is_due && seat.looked_ms.compare_exchange(looked, now, Relaxed, Relaxed).is_ok() {
+        let faults = member.counted(Event::Pgfault) as u32;
+        let new = faults.wrapping_sub(seat.faults_seen.swap(faults, Relaxed));
+        // Who has just come has taken all its faults lately.
+        let periods = if looked == 0 { 1 } else { periods };
+        let kept = seat.faults_lately.load(Relaxed).checked_shr(periods).unwrap_or(0);
+        seat.faults_lately.store(kept.saturating_add(new / periods), Relaxed);
+    }
+    let bits = u32::BITS - seat.faults_lately.load(Relaxed).leading_zeros();
+    (bits / 2).min(BUSY_SHIFT_MAX)
+}

@@ -1,0 +1,328 @@
+//! The budget: what this process holds, charged to its tree.
+//!
+//! Every page that the engine takes from the kernel is charged before it is taken and given back
+//! after it is gone: mapped pages, frames of the pool, slabs of the compressed pool, tables.
+//!
+//! A charge goes to the member's own word ([`crate::control::account`]); what is granted there
+//! already costs one compare-and-swap on a line that is nobody else's. Else more is taken from the
+//! tree, and all members' words are summed up: the tree has no word of its own. A fault takes a
+//! *step* more than it needs while memory is plentiful; when it is short, everybody takes what he
+//! needs and gives back at once. [`market`] has who gives to whom.
+
+mod market;
+
+use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+
+pub use self::market::{Need, Source};
+use crate::control::account::Account;
+use crate::control::{Control, Event, FaultKind, Member, Obituary, Seat, raise};
+use crate::sys::futex::{self, Reach};
+use crate::units::PAGE_SHIFT;
+
+/// Most pages that are taken from the tree beyond what is needed.
+const STEP_MAX: usize = 64;
+/// How often an intent that ran into another member's is tried again.
+const TRIES: u32 = 4;
+/// Pages wanted are summed up over the tree once for so many that come.
+const WANTED_STEP: u64 = 64;
+
+/// A process's side of the tree's account.
+pub struct Budget {
+    control: AtomicPtr<Control>,
+    slot: AtomicU32,
+    /// Slack that is kept when pages are given back: a step, or none while memory is short.
+    slack_max: AtomicU32,
+}
+
+/// Who asks for memory, and so how deep into it they may go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Purpose {
+    /// A fault: leaves the reserve alone.
+    Fault,
+    /// Reclaim itself, which needs memory to free memory.
+    Reclaim,
+    /// The engine's own tables.
+    Tables,
+}
+
+impl Budget {
+    /// The account in `control`, as member `slot`.
+    ///
+    /// # Safety
+    /// `control` points to a control page that stays mapped as long as the budget lives.
+    pub const unsafe fn new(control: *mut Control, slot: u32) -> Budget {
+        Budget {
+            control: AtomicPtr::new(control),
+            slot: AtomicU32::new(slot),
+            slack_max: AtomicU32::new(0),
+        }
+    }
+
+    /// The control page.
+    #[inline]
+    pub fn control(&self) -> &Control {
+        // SAFETY: promised to `new`.
+        unsafe { &*self.control.load(Ordering::Relaxed) }
+    }
+
+    /// This member's slot number.
+    pub fn slot(&self) -> u32 {
+        self.slot.load(Ordering::Relaxed)
+    }
+
+    /// Becomes another member (a fork's child).
+    pub fn set_slot(&self, slot: u32) {
+        self.slot.store(slot, Ordering::Relaxed);
+        self.slack_max.store(0, Ordering::Relaxed);
+    }
+
+    /// This member's counters.
+    #[inline]
+    pub fn member(&self) -> &Member {
+        &self.control().members[self.slot() as usize]
+    }
+
+    #[inline]
+    fn seat(&self) -> &Seat {
+        &self.control().seats[self.slot() as usize]
+    }
+
+    #[inline]
+    fn account(&self) -> &Account {
+        &self.seat().account
+    }
+
+    /// Pages that this member holds.
+    #[inline]
+    pub fn held(&self) -> usize {
+        self.account().get().held as usize
+    }
+
+    /// Pages that this member may charge whatever the others do.
+    #[inline]
+    pub fn slack(&self) -> usize {
+        self.account().get().slack()
+    }
+
+    /// Pages of the budget.
+    #[inline]
+    pub fn limit(&self) -> usize {
+        self.control().budget_pages.load(Ordering::Relaxed) as usize
+    }
+
+    /// Pages kept for reclaim itself.
+    pub fn reserve(&self) -> usize {
+        (self.limit() / 64).clamp(32, 1024)
+    }
+
+    /// Pages that are given to nobody.
+    pub fn uncharged(&self) -> usize {
+        self.limit().saturating_sub(self.control().granted())
+    }
+
+    /// Pages that a fault of this member may charge, the reserve included.
+    pub fn chargeable(&self) -> usize {
+        if self.yields() { self.slack() } else { self.uncharged() + self.slack() }
+    }
+
+    /// Pages that went to swap, or further, of all members.
+    pub fn swapped_out_by_tree(&self) -> u64 {
+        let moved =
+            |member: &Member| member.counted(Event::Pswpout) + member.counted(Event::Zswpwb);
+        self.control().present().map(|(_, member)| moved(member)).sum()
+    }
+
+    /// Charges `pages`, if they fit.
+    #[inline]
+    pub fn try_charge(&self, pages: usize, purpose: Purpose) -> bool {
+        self.account().charge_slack(pages) || self.try_charge_from_tree(pages, purpose)
+    }
+
+    #[cold]
+    fn try_charge_from_tree(&self, pages: usize, purpose: Purpose) -> bool {
+        if purpose == Purpose::Fault && self.yields() {
+            return false;
+        }
+        let kept = match purpose {
+            Purpose::Fault => self.reserve(),
+            Purpose::Reclaim => self.reserve() / 4,
+            Purpose::Tables => 0,
+        };
+        let most = self.limit().saturating_sub(kept);
+        for _ in 0..TRIES {
+            // A look before: an intent that is too large keeps others from what is there.
+            let granted = self.control().granted() + pages.saturating_sub(self.slack());
+            if granted > most {
+                break;
+            }
+            let step = self.step_at(granted);
+            let beyond = if purpose == Purpose::Fault { step } else { 0 };
+            if self.charge_up_to(most, pages, beyond) {
+                self.keep_slack(step);
+                return true;
+            }
+        }
+        self.keep_slack(0);
+        false
+    }
+
+    /// Keeps so much slack from now on, where pages are given back.
+    fn keep_slack(&self, pages: usize) {
+        // Relaxed: how much is kept, no more. Every charge reads this line, so it is written only
+        // where that changes.
+        if self.slack_max.load(Ordering::Relaxed) != pages as u32 {
+            self.slack_max.store(pages as u32, Ordering::Relaxed);
+        }
+    }
+
+    /// Takes pages from the tree, and `beyond` more as slack where they fit, unless all members
+    /// together would have more than `most` then.
+    fn charge_up_to(&self, most: usize, pages: usize, beyond: usize) -> bool {
+        let account = self.account();
+        let Some(mut intent) = account.intend(pages + beyond) else { return false };
+        let mut granted = self.control().granted();
+        if granted > most && beyond > 0 {
+            intent = account.take_back(intent, beyond);
+            granted = self.control().granted();
+        } else if beyond > 0 {
+            account.leave_as_slack(beyond);
+        }
+        if granted > most {
+            let _ = account.take_back(intent, pages);
+            return false;
+        }
+        raise(&self.control().held_pages_max, granted as u64);
+        true
+    }
+
+    /// How much more than it needs a member may take when so many pages are granted: all slack
+    /// together is no more than a part of the budget like the reserve.
+    fn step_at(&self, granted: usize) -> usize {
+        let limit = self.limit();
+        if granted > limit - limit / 8 {
+            return 0;
+        }
+        (limit / 64 / self.members()).min(STEP_MAX)
+    }
+
+    /// Charges `pages` that are there already, whether they fit or not.
+    pub fn charge_anyway(&self, pages: usize) {
+        self.account().put_in(pages);
+        let control = self.control();
+        raise(&control.held_pages_max, control.granted() as u64);
+    }
+
+    /// Gives `pages` back.
+    #[inline]
+    pub fn uncharge(&self, pages: usize) {
+        if pages > 0 {
+            let slack_max = self.slack_max.load(Ordering::Relaxed) as usize;
+            self.account().uncharge(pages, slack_max);
+        }
+    }
+
+    /// Gives back what was taken beyond need, until memory is plentiful again; returns how much
+    /// that was.
+    pub fn give_slack_back(&self) -> usize {
+        self.keep_slack(0);
+        self.account().give_slack_back()
+    }
+
+    /// Processes that live on the budget.
+    pub fn members(&self) -> usize {
+        self.control().member_count().max(1)
+    }
+
+    /// Pages of the other members' compressed pools.
+    pub fn pool_pages_of_others(&self) -> usize {
+        let pages = |member: &Member| member.pool_pages.load(Ordering::Relaxed);
+        let all: u64 = self.control().present().map(|(_, member)| pages(member)).sum();
+        (all - self.member().pool_pages.load(Ordering::Relaxed).min(all)) as usize
+    }
+
+    /// Counts pages of data that have come (or gone, where negative).
+    pub fn add_wanted(&self, pages: isize) {
+        if pages == 0 {
+            return;
+        }
+        let member = self.member();
+        let delta = pages as i64 as u64;
+        // Wrapping addition of a negative number.
+        let own = member.wanted_pages.fetch_add(delta, Ordering::Relaxed).wrapping_add(delta);
+        if pages > 0 {
+            raise(&member.wanted_pages_max, own);
+            let before = own.wrapping_sub(delta);
+            if own / WANTED_STEP != before / WANTED_STEP && self.members() > 1 {
+                self.control().note_wanted();
+            }
+        }
+    }
+
+    /// Counts pages of address space that have come or gone.
+    pub fn add_managed(&self, pages: isize) {
+        let member = self.member();
+        let delta = pages as i64 as u64;
+        let all = member.managed_pages.fetch_add(delta, Ordering::Relaxed).wrapping_add(delta);
+        if pages > 0 {
+            raise(&member.managed_pages_max, all);
+        }
+    }
+
+    /// Counts an event.
+    #[inline]
+    pub fn count(&self, event: Event, times: usize) {
+        if times > 0 {
+            self.member().count(event, times as u64);
+        }
+    }
+
+    /// Counts a fault of a kind that took `ns`.
+    #[inline]
+    pub fn count_fault_time(&self, kind: FaultKind, ns: u64) {
+        self.member().count_fault_time(kind, ns);
+    }
+
+    /// What has been counted so far.
+    pub fn counted(&self, event: Event) -> u64 {
+        self.member().counted(event)
+    }
+
+    /// Calls for memory: this member's background thread looks at its pages.
+    pub fn call_for_memory(&self) {
+        self.control().call(self.slot() as usize);
+    }
+
+    /// How often this member's background thread was called.
+    pub fn calls(&self) -> u32 {
+        // Acquire pairs with the release in `Control::call`.
+        self.seat().calls.load(Ordering::Acquire)
+    }
+
+    /// Sleeps until this member is called, where it was called `seen` times so far.
+    pub fn wait_for_call(&self, seen: u32, timeout_ms: Option<u64>) {
+        futex::wait(&self.seat().calls, seen, Reach::Tree, timeout_ms);
+    }
+
+    /// Leaves the reason of this process's end where the supervisor finds it.
+    pub fn leave_obituary(&self, obituary: Obituary, detail: u64) {
+        let member = self.member();
+        member.obituary_detail.store(detail, Ordering::Relaxed);
+        // Release publishes the detail; the supervisor reads it after the process has gone.
+        member.obituary.store(obituary as u32, Ordering::Release);
+    }
+
+    /// Bytes of the budget.
+    pub fn limit_bytes(&self) -> usize {
+        self.limit() << PAGE_SHIFT
+    }
+}
+
+impl crate::swap::Account for Budget {
+    fn try_charge(&self, pages: usize) -> bool {
+        Budget::try_charge(self, pages, Purpose::Reclaim)
+    }
+
+    fn uncharge(&self, pages: usize) {
+        Budget::uncharge(self, pages);
+    }
+}

@@ -1,0 +1,99 @@
+//! The background thread's step where the budget is shared: what others are to have of this member,
+//! and where this member's own comes from.
+//!
+//! Owns the giving. Leaves to [`crate::budget`] who is pressed for what.
+
+use super::{Balance, Reclaimer};
+use crate::budget::{Need, Source};
+use crate::mmu::Mmu;
+use crate::scratch::Scratch;
+use crate::space::AddressSpace;
+use crate::units::BLOCK_PAGES;
+
+impl<M: Mmu> AddressSpace<M> {
+    /// One step of the background thread of a member that is not alone.
+    pub(super) fn balance_in_tree(&self, scratch: &mut Scratch) -> Balance {
+        self.budget.show_life();
+        self.budget.give_slack_back();
+        self.share_free_frames(0);
+        let wanted = self.high_watermark().max(self.budget.owed());
+        if self.free_in_tree() >= wanted {
+            self.budget.answer(usize::MAX);
+            return Balance::Enough;
+        }
+        if self.budget.demand() > 0 {
+            return self.give(scratch);
+        }
+        match self.budget.source(Need::Balance) {
+            Source::Member(slot) => {
+                let missing = wanted.saturating_sub(self.free_in_tree());
+                self.budget.press(slot, missing);
+                Balance::Elsewhere
+            }
+            Source::Home | Source::Nobody => self.reclaim_for_tree(scratch),
+        }
+    }
+
+    /// Whether this member's own memory is the one that should go.
+    pub(super) fn gives_itself(&self) -> bool {
+        self.budget.members() == 1 || self.budget.source(Need::Balance) == Source::Home
+    }
+
+    /// Pages that a fault of any member could charge.
+    fn free_in_tree(&self) -> usize {
+        self.budget.uncharged().saturating_sub(self.budget.reserve())
+    }
+
+    /// Gives what is demanded of this member, a step of it.
+    fn give(&self, scratch: &mut Scratch) -> Balance {
+        let demand = self.budget.demand();
+        let excess = self.budget.held().saturating_sub(self.budget.floor());
+        if excess == 0 {
+            self.budget.answer_spent();
+            return Balance::Progress;
+        }
+        let demand = demand.min(excess);
+        let mut given = self.share_free_frames(demand);
+        if given < demand {
+            let freed = self.reclaim(demand - given, Reclaimer::Kswapd, scratch);
+            self.share_free_frames(demand - given);
+            given += freed;
+        }
+        if given > 0 {
+            self.budget.answer(given);
+            self.answer_starved();
+            return Balance::Progress;
+        }
+        let balance = self.last_resort(scratch);
+        if balance == Balance::Stuck {
+            self.budget.answer_spent();
+        }
+        balance
+    }
+
+    /// Reclaims at home.
+    fn reclaim_for_tree(&self, scratch: &mut Scratch) -> Balance {
+        let freed = self.reclaim(BLOCK_PAGES / 2, Reclaimer::Kswapd, scratch);
+        self.share_free_frames(0);
+        self.answer_starved();
+        if freed > 0 { Balance::Progress } else { self.last_resort(scratch) }
+    }
+
+    /// Asks for pages, for faults that wait or for a fork, and presses the member whose turn it is
+    /// to give; `false` where it is this one's, or nobody has any.
+    pub(crate) fn press_for(&self, need: Need, pages: usize) -> bool {
+        self.budget.ask(pages);
+        let Source::Member(slot) = self.budget.source(need) else { return false };
+        self.budget.press(slot, pages);
+        true
+    }
+
+    /// Free frames of one member are of no use to another: gives them back, `demand` of them, or as
+    /// many as the tree has too few of that nobody has charged. Returns how many.
+    fn share_free_frames(&self, demand: usize) -> usize {
+        let wanted = self.high_watermark().max(self.budget.owed()) + self.budget.reserve();
+        let missing = wanted.saturating_sub(self.budget.uncharged()).max(demand);
+        let keep = self.frames.free().saturating_sub(missing);
+        self.release_free_frames(keep)
+    }
+}
