@@ -176,7 +176,7 @@ impl Stats {
     fn read(control: &Control, scope: Scope) -> Option<Stats> {
         let counts = Counts::read(control, scope)?;
         let mut stats = Stats { counts, ..Stats::default() };
-        for (_, member) in control.present() {
+        for (_, member) in control.inhabited() {
             if matches!(scope, Scope::Tree) || scope == Scope::Member(member.pid.load(Relaxed)) {
                 stats.add_member(member);
             }

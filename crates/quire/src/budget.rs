@@ -25,6 +25,8 @@ pub enum Purpose {
     Reclaim,
     /// The engine's own tables.
     Tables,
+    /// A fork, for its child: not bounded by what one member may hold, for the child will be another.
+    Fork,
 }
 
 impl Budget {
@@ -61,8 +63,17 @@ impl Budget {
 
     /// Pages of the budget.
     #[inline]
-    pub fn limit(&self) -> usize {
+    pub fn tree_limit(&self) -> usize {
         self.control().budget_pages.load(Ordering::Relaxed) as usize
+    }
+
+    /// Pages that this member may hold.
+    #[inline]
+    pub fn limit(&self) -> usize {
+        match self.control().member_pages_max.load(Ordering::Relaxed) as usize {
+            0 => self.tree_limit(),
+            own => own.min(self.tree_limit()),
+        }
     }
 
     /// Pages kept for reclaim itself.
@@ -72,9 +83,16 @@ impl Budget {
 
     /// Pages that nobody has charged.
     #[inline]
-    pub fn uncharged(&self) -> usize {
+    pub fn uncharged_by_tree(&self) -> usize {
         let held = self.control().held_pages.load(Ordering::Relaxed) as usize;
-        self.limit().saturating_sub(held)
+        self.tree_limit().saturating_sub(held)
+    }
+
+    /// Those of them that this member may have.
+    #[inline]
+    pub fn uncharged(&self) -> usize {
+        let held = self.member().held_pages.load(Ordering::Relaxed) as usize;
+        self.uncharged_by_tree().min(self.limit().saturating_sub(held))
     }
 
     /// Whether what nobody has charged is another member's: one that finds no memory at all, while
@@ -98,7 +116,7 @@ impl Budget {
     /// Whether this member holds more than it would if all of the tree held the same.
     fn is_beyond_share(&self) -> bool {
         let held = self.member().held_pages.load(Ordering::Relaxed) as usize;
-        held > self.limit() / self.members()
+        held > self.tree_limit() / self.members()
     }
 
     /// Pages that a fault of this member may charge.
@@ -135,6 +153,24 @@ impl Budget {
         self.control().present().map(|(_, member)| moved(member)).sum()
     }
 
+    /// Whether `held` pages are more than one member may hold.
+    fn passes_own_limit(&self, held: u64, purpose: Purpose) -> bool {
+        let own = self.control().member_pages_max.load(Ordering::Relaxed);
+        own != 0 && held > own && purpose != Purpose::Fork
+    }
+
+    /// Charges this member alone, unless another thread was quicker to take what it may hold.
+    fn add_to_own(&self, pages: usize, purpose: Purpose) -> bool {
+        let member = self.member();
+        let held = member.held_pages.fetch_add(pages as u64, Ordering::Relaxed) + pages as u64;
+        if self.passes_own_limit(held, purpose) {
+            member.held_pages.fetch_sub(pages as u64, Ordering::Relaxed);
+            return false;
+        }
+        raise(&member.held_pages_max, held);
+        true
+    }
+
     /// Charges `pages`, if they fit.
     pub fn try_charge(&self, pages: usize, purpose: Purpose) -> bool {
         let control = self.control();
@@ -143,10 +179,14 @@ impl Budget {
         }
         let kept = match purpose {
             Purpose::Fault => self.reserve(),
-            Purpose::Reclaim => self.reserve() / 4,
+            Purpose::Reclaim | Purpose::Fork => self.reserve() / 4,
             Purpose::Tables => 0,
         };
-        let limit = self.limit().saturating_sub(kept) as u64;
+        let own = self.member().held_pages.load(Ordering::Relaxed);
+        if self.passes_own_limit(own + (pages + kept) as u64, purpose) {
+            return false;
+        }
+        let limit = self.tree_limit().saturating_sub(kept) as u64;
         let mut held = control.held_pages.load(Ordering::Relaxed);
         loop {
             let new = held + pages as u64;
@@ -161,9 +201,12 @@ impl Budget {
                 Ordering::Relaxed,
             ) {
                 Ok(_) => {
-                    self.member().held_pages.fetch_add(pages as u64, Ordering::Relaxed);
                     raise(&control.held_pages_max, new);
-                    return true;
+                    if self.add_to_own(pages, purpose) {
+                        return true;
+                    }
+                    control.held_pages.fetch_sub(pages as u64, Ordering::Relaxed);
+                    return false;
                 }
                 Err(found) => held = found,
             }
@@ -174,8 +217,10 @@ impl Budget {
     pub fn charge_anyway(&self, pages: usize) {
         let control = self.control();
         let held = control.held_pages.fetch_add(pages as u64, Ordering::Relaxed) + pages as u64;
-        self.member().held_pages.fetch_add(pages as u64, Ordering::Relaxed);
         raise(&control.held_pages_max, held);
+        let member = self.member();
+        let own = member.held_pages.fetch_add(pages as u64, Ordering::Relaxed) + pages as u64;
+        raise(&member.held_pages_max, own);
     }
 
     /// Gives `pages` back.
