@@ -30,6 +30,9 @@ pub const BUDGET_MIN_BYTES: u64 = 8 << 20;
 /// The most: what 47 bits of address space can name.
 const BUDGET_MAX_BYTES: u64 = 1 << 47;
 
+/// Unmanaged processes that get a line.
+const UNMANAGED_NAMED_MAX: u32 = 16;
+
 /// What PATH is where there is none, as execvp has it.
 const DEFAULT_PATH: &str = "/bin:/usr/bin";
 
@@ -159,6 +162,7 @@ impl Run {
         let mut program = Program::new(child, signals);
         // Who wanted it so has been told at the start.
         let is_unmanaged = inspected.unmanaged.is_some();
+        let mut named = 0;
         let on_news = |news: News<'_>| match news {
             News::Death(death, account) => {
                 say(&report::obituary_line(death, procfs::name(death.pid).as_deref(), account));
@@ -167,7 +171,13 @@ impl Run {
                 say(&format!("{}: no further one can join", report::full_line(most)));
             }
             News::Unmanaged(unmanaged) if !options.quiet && !is_unmanaged => {
-                say(&report::unmanaged_line(unmanaged));
+                named += 1;
+                if named <= UNMANAGED_NAMED_MAX {
+                    say(&report::unmanaged_line(unmanaged));
+                }
+                if named == UNMANAGED_NAMED_MAX {
+                    say("further processes that run unmanaged are counted: see quire ps");
+                }
             }
             News::Full { .. } | News::Unmanaged(_) => {}
         };

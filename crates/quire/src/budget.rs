@@ -167,7 +167,10 @@ impl Budget {
             member.held_pages.fetch_sub(pages as u64, Ordering::Relaxed);
             return false;
         }
-        raise(&member.held_pages_max, held);
+        // What is a child's is not what this one held.
+        if purpose != Purpose::Fork {
+            raise(&member.held_pages_max, held);
+        }
         true
     }
 

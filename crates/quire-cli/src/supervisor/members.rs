@@ -41,6 +41,11 @@ impl Refused {
     pub fn plainly(refusal: Refusal) -> Refused {
         Refused { refusal, detail: 0 }
     }
+
+    /// Whether another's leaving would mend it.
+    pub fn is_for_want_of_place(self) -> bool {
+        matches!(self.refusal, Refusal::Full | Refusal::NoRoom)
+    }
 }
 
 /// A member's account as it was when it left.

@@ -120,6 +120,14 @@ enum Said {
     Gone,
 }
 
+/// How often a process that asks to join has been looked at.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Turn {
+    /// Whoever has ended since may not have left yet, and have the place.
+    First,
+    Second,
+}
+
 /// The supervisor of one run.
 pub struct Supervisor {
     control: ControlMap,
@@ -131,6 +139,8 @@ pub struct Supervisor {
     epoll: OwnedFd,
     connections: BTreeMap<u64, Connection>,
     next_token: u64,
+    /// Those who found no place, to be answered in the next round.
+    late: Vec<(u64, Hello)>,
     samples: Samples,
     roll: Roll,
     watch: Watch,
@@ -183,6 +193,7 @@ impl Supervisor {
             epoll,
             connections: BTreeMap::new(),
             next_token: FIRST_CONNECTION,
+            late: Vec::new(),
             samples: Samples::default(),
             roll: Roll::default(),
             watch: Watch::new(),
@@ -259,6 +270,8 @@ impl Supervisor {
     /// Waits for something to happen, at most `timeout_ms`, and handles all that did. Returns
     /// whether signals came.
     fn serve(&mut self, timeout_ms: i64, on_news: &mut dyn FnMut(News<'_>)) -> Result<bool> {
+        let late = std::mem::take(&mut self.late);
+        let timeout_ms = if late.is_empty() { timeout_ms } else { 0 };
         let timeout =
             Timespec { tv_sec: timeout_ms / 1000, tv_nsec: timeout_ms % 1000 * 1_000_000 };
         let mut events = Vec::with_capacity(64);
@@ -287,14 +300,17 @@ impl Supervisor {
         let (forked, executed): (Vec<_>, Vec<_>) =
             hellos.into_iter().partition(|(_, hello)| is_forks(hello));
         for (token, hello) in forked {
-            self.welcome(token, &hello, on_news);
+            self.welcome(token, hello, Turn::First, on_news);
         }
         for token in gone {
             self.bury(token, on_news);
         }
         for (token, hello) in executed {
             self.bury_former_self(token, on_news);
-            self.welcome(token, &hello, on_news);
+            self.welcome(token, hello, Turn::First, on_news);
+        }
+        for (token, hello) in late {
+            self.welcome(token, hello, Turn::Second, on_news);
         }
         Ok(tokens.contains(&SIGNALS))
     }
@@ -357,18 +373,23 @@ impl Supervisor {
         }
     }
 
-    /// Answers a process that asks to join.
-    fn welcome(&mut self, token: u64, hello: &Hello, on_news: &mut dyn FnMut(News<'_>)) {
+    /// Answers a process that asks to join; where there is no place, after all that has ended until
+    /// now has been handled.
+    fn welcome(&mut self, token: u64, hello: Hello, turn: Turn, on_news: &mut dyn FnMut(News<'_>)) {
         let Some(connection) = self.connections.get(&token) else { return };
         let peer = connection.peer;
         let joined = if hello.version != VERSION {
             Err(Refused { refusal: Refusal::Version, detail: VERSION.into() })
-        } else if !self.is_child_of_slot(peer, hello) {
+        } else if !self.is_child_of_slot(peer, &hello) {
             Err(Refused::plainly(Refusal::NoParent))
         } else {
-            self.members.join(&self.control, hello, peer.pid)
+            self.members.join(&self.control, &hello, peer.pid)
         };
-        self.answer(&connection.socket, hello, joined);
+        if joined.is_err_and(Refused::is_for_want_of_place) && turn == Turn::First {
+            self.late.push((token, hello));
+            return;
+        }
+        self.answer(&connection.socket, &hello, joined);
         match joined {
             Ok(slot) => {
                 let is_member = hello.parent_slot != RESERVATION;

@@ -94,6 +94,15 @@ fn supervisor_with(swap: Option<SwapFile>) -> Supervisor {
     supervisor
 }
 
+/// A round, and one more where somebody found no place in it.
+fn serve_all(supervisor: &mut Supervisor, on_news: &mut dyn FnMut(News<'_>)) {
+    supervisor.serve(0, on_news).unwrap();
+    if !supervisor.late.is_empty() {
+        supervisor.serve(0, on_news).unwrap();
+    }
+    assert!(supervisor.late.is_empty());
+}
+
 fn serve(supervisor: &mut Supervisor) -> Vec<Death> {
     let mut deaths = Vec::new();
     let mut on_news = |news: News<'_>| {
@@ -101,7 +110,7 @@ fn serve(supervisor: &mut Supervisor) -> Vec<Death> {
             deaths.push(death);
         }
     };
-    supervisor.serve(0, &mut on_news).unwrap();
+    serve_all(supervisor, &mut on_news);
     deaths
 }
 
@@ -230,7 +239,7 @@ fn after_an_exec_the_old_self_leaves_before_the_new_one_joins() {
     supervisor.bury_former_self(token, &mut |_| ());
     assert_eq!(supervisor.members.count(), 0);
     assert_eq!(supervisor.control.held_pages.load(Relaxed), 0);
-    supervisor.welcome(token, &hello, &mut |_| ());
+    supervisor.welcome(token, hello, Turn::First, &mut |_| ());
     assert_ne!(new.answer().unwrap().slot, old_slot);
     assert_eq!(supervisor.members.count(), 1);
     assert_eq!(supervisor.account().processes, 2);
@@ -317,7 +326,7 @@ fn the_first_process_beyond_the_most_is_news_and_the_others_are_counted() {
                 told.push(most);
             }
         };
-        supervisor.serve(0, &mut on_news).unwrap();
+        serve_all(&mut supervisor, &mut on_news);
         let answer = late.answer().unwrap();
         assert_eq!((answer.refusal, answer.detail), (Some(Refusal::Full), 1));
     }
@@ -386,4 +395,25 @@ fn who_leaves_is_on_the_roll_and_who_executes_is_there_as_each_program() {
     assert_eq!((members[0].end, members[0].sizes.held_pages_max), (End::Executed, 77));
     assert_eq!((members[1].end, members[1].pid), (End::None, std::process::id()));
     assert_eq!(members[0].name, crate::procfs::name(std::process::id()).unwrap());
+}
+
+/// Who comes when another has just ended finds its place, in whatever order they are heard of.
+#[test]
+fn a_place_that_has_just_become_free_is_found() {
+    let mut supervisor = supervisor();
+    supervisor.members = Members::new(1);
+    let (member, slot) = join(&mut supervisor, NO_PARENT, 0);
+    let next = FakeMember::connect(&supervisor);
+    next.hello(NO_PARENT, 0, 0);
+    let token = supervisor.accept_all()[0];
+    let Said::Hello(hello) = supervisor.listen_to(token) else { panic!("no hello") };
+    // After the round's events were read.
+    drop(member);
+    supervisor.welcome(token, hello, Turn::First, &mut |_| ());
+    assert!(next.answer().is_none(), "not yet");
+    serve(&mut supervisor);
+    let answer = next.answer().unwrap();
+    assert_eq!(answer.refusal, None);
+    assert_ne!(answer.slot, slot);
+    assert_eq!(supervisor.account().processes_refused, 0);
 }
