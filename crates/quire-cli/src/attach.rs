@@ -72,10 +72,10 @@ impl AsFd for Attached {
 
 /// What a search came upon.
 #[derive(Default)]
-struct Found {
-    trees: Vec<Tree>,
+pub struct Found {
+    pub trees: Vec<Tree>,
     /// Supervisors of another version, and which.
-    others: Vec<(u32, u32)>,
+    pub others: Vec<(u32, u32)>,
 }
 
 /// The tree of a process, which is one of its members, or its supervisor.
@@ -111,6 +111,14 @@ pub fn attach(pid: u32, access: Access) -> Result<Attached> {
         }
         _ => bail!("process {pid} is not run by quire"),
     }
+}
+
+/// All trees that this user may look into, in order of their supervisors' process ids, and the
+/// supervisors of other versions.
+pub fn find() -> Result<Found> {
+    let mut found = search(Access::Read)?;
+    found.trees.sort_by_key(|tree| tree.supervisor_pid);
+    Ok(found)
 }
 
 /// All trees that this user may look into; an error where there is none.
@@ -182,7 +190,7 @@ impl Found {
 
 /// Whether a supervisor is believed that a process is its member. Who looks with root's rights finds the
 /// pages of all users, and a stranger's could name any process.
-fn may_name(supervisor_pid: u32, pid: u32) -> bool {
+pub fn may_name(supervisor_pid: u32, pid: u32) -> bool {
     let users = [supervisor_pid, pid].map(procfs::user);
     is_believed(users) || ancestry(pid).any(|ancestor| ancestor == supervisor_pid)
 }

@@ -207,6 +207,11 @@ impl Cgroup {
         &self.name
     }
 
+    /// Its folder.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
     /// The file into which a process writes itself to enter.
     pub fn procs(&self) -> Result<File> {
         let path = self.folder.join("cgroup.procs");

@@ -5,11 +5,13 @@ use std::path::PathBuf;
 
 use clap::builder::FalseyValueParser;
 use clap::{Args, Parser, Subcommand};
+use quire::control::MEMBERS_MAX;
 use quire::library::FaultAround;
 use quire::process::HANDLERS_MAX;
 use quire::store::Direct;
 
 use crate::bench::BenchArgs;
+use crate::ps::PsArgs;
 use crate::set::SetArgs;
 use crate::size::Size;
 use crate::stat::StatArgs;
@@ -37,6 +39,8 @@ pub enum Command {
     Run(RunOptions),
     /// Run a program, or look at one that runs, and print what quire counted, as perf stat does
     Stat(StatArgs),
+    /// List the runs there are, and the processes of each, with what they hold
+    Ps(PsArgs),
     /// Print what the runs hold, swap and serve, a line at a time, as vmstat does
     Vmstat(VmstatArgs),
     /// Print events of a program's faults as they come
@@ -67,6 +71,7 @@ Examples:
   quire run --memory 512M -- python3 train.py
   quire run --memory 50% --swap-file /var/tmp -- ./build.sh
   quire run --memory 2G --swap-file /scratch --swap-max 100G --stats run.json -- ./solver input
+  quire run --memory 2G --memory-per-process 512M --members-max 64 -- make -j8
   QUIRE_MEMORY=1G quire run -- make -j4
 
 Sizes are 1024-based: 512M, 2G, 1.5G; a bare number is bytes; 50% is of the machine's memory.
@@ -75,7 +80,8 @@ Exit status: the program's own; 128+N where signal N killed it; 125 where quire 
 126 where the program cannot be executed, 127 where it was not found. A program that spent budget
 and swap ends with 137, as one does that the kernel's OOM killer takes.
 
-The run ends with the program. Processes it leaves behind live on with what they hold.";
+The run ends with the program. Processes it leaves behind live on with what they hold. A run inside
+a run takes its whole budget out of the outer one's, for as long as it lasts.";
 
 #[derive(Args, Debug)]
 #[command(after_help = RUN_EXAMPLES)]
@@ -91,6 +97,20 @@ pub struct RunOptions {
         required = true
     )]
     pub memory: Option<Size>,
+
+    /// Most of it that one process may hold
+    #[arg(long, env = "QUIRE_MEMORY_PER_PROCESS", value_name = "SIZE", value_parser = Size::parse)]
+    pub memory_per_process: Option<Size>,
+
+    /// Most processes at a time; a fork beyond them fails, a program started beyond runs unmanaged
+    #[arg(
+        long,
+        env = "QUIRE_MEMBERS_MAX",
+        value_name = "N",
+        default_value_t = MEMBERS_MAX as u16,
+        value_parser = clap::value_parser!(u16).range(1..=MEMBERS_MAX as i64)
+    )]
+    pub members_max: u16,
 
     /// Make a swap file in DIR, for what does not fit compressed (removed when the run ends)
     #[arg(long, env = "QUIRE_SWAP_FILE", value_name = "DIR")]
@@ -141,7 +161,7 @@ pub struct RunOptions {
     #[arg(long, env = "QUIRE_NO_SPECULATIVE_FAULTS", value_parser = FalseyValueParser::new())]
     pub no_speculative_faults: bool,
 
-    /// Write the run's counters to FILE as a flat JSON object
+    /// Write the run's counters to FILE as JSON, in all and of each process
     #[arg(long, env = "QUIRE_STATS", value_name = "FILE")]
     pub stats: Option<PathBuf>,
 

@@ -114,7 +114,7 @@ impl Counts {
 
 /// The slot of the member with this process id.
 pub fn slot_of(control: &Control, pid: u32) -> Option<usize> {
-    control.present().find(|(_, member)| member.pid.load(Relaxed) == pid).map(|(slot, _)| slot)
+    control.inhabited().find(|(_, member)| member.pid.load(Relaxed) == pid).map(|(slot, _)| slot)
 }
 
 #[cfg(test)]

@@ -134,6 +134,21 @@ pub fn inspect(
     Ok(Inspected { path: file, unmanaged })
 }
 
+/// What is in the way of managing the program that process `pid` executes, as far as its file tells.
+/// An error where this user may not look at it.
+pub fn inspect_running(pid: u32) -> std::io::Result<Option<Unmanaged>> {
+    let link = format!("/proc/{pid}/exe");
+    let file = std::fs::read_link(&link)?;
+    let reason = if is_privileged(&file) {
+        Some(Reason::Privileged)
+    } else {
+        // By the link: the file may be another one by now, or in another mount namespace.
+        let elf = ElfStream::<AnyEndian, File>::open_stream(File::open(&link)?);
+        elf.ok().and_then(|elf| reason_against(&file, elf))
+    };
+    Ok(reason.map(|reason| Unmanaged { file, reason }))
+}
+
 fn resolve(program: &OsStr, path: &OsStr) -> Result<PathBuf, Refusal> {
     let shown = program.display();
     if program.is_empty() {

@@ -1,7 +1,8 @@
 //! `quire`: runs programs in less memory than they want.
 //!
 //! `run` starts a program under the preload library and supervises it and its children; `stat`,
-//! `vmstat` and `trace` say what it counted, now or at its end, and `set` changes how it goes on;
+//! `vmstat` and `trace` say what it counted, now or at its end, `ps` which runs there are, and `set`
+//! changes how they go on;
 //! `doctor` says what this machine lets it do; `bench` measures it; `pack` makes archives that can be
 //! mapped; `cat` and `sum` read files through the engine's library, in this process. For `run` the
 //! managing itself is done in the programs' own processes, by the preload library; what they share
@@ -23,7 +24,9 @@ mod inspect;
 mod pack;
 mod preload;
 mod procfs;
+mod ps;
 mod report;
+mod reservation;
 mod rights;
 mod run;
 mod set;
@@ -67,6 +70,7 @@ fn main() -> ExitCode {
     let result = match arguments.command {
         cli::Command::Run(options) => run::run(&options),
         cli::Command::Stat(args) => stat::stat(&args),
+        cli::Command::Ps(args) => ps::ps(&args),
         cli::Command::Vmstat(args) => vmstat::vmstat(&args),
         cli::Command::Trace(args) => trace::trace(&args),
         cli::Command::Set(args) => set::set(&args),

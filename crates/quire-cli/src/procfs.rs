@@ -1,4 +1,6 @@
-//! What /proc tells about a process.
+//! What /proc tells about processes.
+
+use std::collections::BTreeMap;
 
 /// The fields of /proc/PID/stat that are needed here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -10,6 +12,38 @@ pub struct Stat {
     pub start_ticks: u64,
     /// Whether it has ended and only waits for its parent.
     pub is_dead: bool,
+    /// Whether somebody stopped it: a signal, or a debugger.
+    pub is_stopped: bool,
+    /// The scheduler's word for it: one of `/proc`'s letters.
+    pub state: char,
+}
+
+/// All processes that there are, by their ids.
+pub fn all() -> BTreeMap<u32, Stat> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter_map(|pid| Some((pid, stat(pid)?))).collect()
+}
+
+/// What process `pid` has in memory, and the most that it ever had since it executed its program, in
+/// bytes.
+pub fn resident_bytes(pid: u32) -> Option<[u64; 2]> {
+    parse_resident(&std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?)
+}
+
+fn parse_resident(status: &str) -> Option<[u64; 2]> {
+    let of = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+        line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()
+    };
+    Some([of("VmRSS:")? * 1024, of("VmHWM:")? * 1024])
+}
+
+/// The words with which process `pid` was started.
+pub fn command_line(pid: u32) -> Option<String> {
+    let words = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+    let words = String::from_utf8_lossy(&words);
+    Some(words.trim_end_matches('\0').replace('\0', " ")).filter(|words| !words.is_empty())
 }
 
 /// Process `pid`, if there is one.
@@ -43,7 +77,9 @@ fn parse_stat(line: &str) -> Option<Stat> {
     let parent_pid = fields.next()?.parse().ok()?;
     // Field 22 counted from 1, where the state is 3 and the parent 4.
     let start_ticks = fields.nth(17)?.parse().ok()?;
-    Some(Stat { parent_pid, start_ticks, is_dead: matches!(state, "Z" | "X") })
+    let is_dead = matches!(state, "Z" | "X");
+    let is_stopped = matches!(state, "T" | "t");
+    Some(Stat { parent_pid, start_ticks, is_dead, is_stopped, state: state.chars().next()? })
 }
 
 #[cfg(test)]
@@ -53,8 +89,16 @@ mod tests {
     #[test]
     fn names_may_contain_anything() {
         let line = "42 (a) b) S 7 42 42 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 12345 99 1";
-        let expected = Stat { parent_pid: 7, start_ticks: 12345, is_dead: false };
+        let expected = Stat {
+            parent_pid: 7,
+            start_ticks: 12345,
+            is_dead: false,
+            is_stopped: false,
+            state: 'S',
+        };
         assert_eq!(parse_stat(line), Some(expected));
+        let stopped = parse_stat(&line.replace(" S ", " t ")).unwrap();
+        assert!(stopped.is_stopped && !stopped.is_dead);
     }
 
     #[test]
@@ -63,6 +107,24 @@ mod tests {
         assert_eq!(parse_user(status), Some(1000));
         assert_eq!(user(std::process::id()), Some(rustix::process::getuid().as_raw()));
         assert_eq!(user(u32::MAX), None);
+    }
+
+    #[test]
+    fn what_a_process_has_in_memory_is_bytes() {
+        let status = "Name:\tx\nVmHWM:\t    2048 kB\nVmRSS:\t    1024 kB\n";
+        assert_eq!(parse_resident(status), Some([1 << 20, 2 << 20]));
+        // A kernel thread, or one that has ended.
+        assert_eq!(parse_resident("Name:\tx\n"), None);
+        let [now, most] = resident_bytes(std::process::id()).unwrap();
+        assert!(now > 0 && most >= now);
+    }
+
+    #[test]
+    fn this_process_is_among_all() {
+        let all = all();
+        let here = all[&std::process::id()];
+        assert_eq!(here.parent_pid, std::os::unix::process::parent_id());
+        assert!(all.len() > 1 && command_line(std::process::id()).is_some());
     }
 
     #[test]

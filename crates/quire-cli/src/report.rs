@@ -6,9 +6,15 @@ use std::io::{self, Write as _};
 
 use quire::control::{Event, OUT_OF_MEMORY_UNANSWERING_SHIFT, Obituary};
 use quire::units::PAGE_SIZE;
+use rustix::io::Errno;
 
+use crate::bench::output::Json;
 use crate::size::Human;
-use crate::supervisor::{Account, Death};
+use crate::supervisor::unmanaged::Unmanaged;
+use crate::supervisor::{Account, ByMember, Death, End, Entry};
+
+/// Members that the closing lines name.
+const NAMED_MAX: usize = 5;
 
 /// Writes a line to stderr, in one piece: the program writes there too. Its stderr may be gone or
 /// full; that must not end the run.
@@ -19,6 +25,7 @@ pub fn say(line: &str) {
 /// A run that has ended.
 pub struct Ended {
     pub account: Account,
+    pub by_member: ByMember,
     pub cgroup_bytes_max: Option<u64>,
     pub cgroup_limit_bytes: Option<u64>,
     pub wall_seconds: f64,
@@ -64,7 +71,37 @@ impl Ended {
         line
     }
 
-    /// The run as a flat JSON object, one member a line.
+    /// Who held most, in one line, where there were several.
+    pub fn members_line(&self) -> Option<String> {
+        let mut members: Vec<&Entry> = self.by_member.members.iter().collect();
+        if members.len() < 2 {
+            return None;
+        }
+        members.sort_by_key(|entry| std::cmp::Reverse(entry.sizes.held_pages_max));
+        let named: Vec<String> = members
+            .iter()
+            .take(NAMED_MAX)
+            .map(|entry| {
+                let held = Human(entry.sizes.held_pages_max * PAGE_SIZE as u64);
+                format!("{} ({}) {held}", entry.name, entry.pid)
+            })
+            .collect();
+        Some(format!("{} processes; most held: {}", self.account.processes, named.join(", ")))
+    }
+
+    /// What was not managed, in one line, where there was anything.
+    pub fn unmanaged_line(&self) -> Option<String> {
+        let account = &self.account;
+        (account.unmanaged_processes > 0).then(|| {
+            format!(
+                "{} process(es) ran unmanaged, with {} in memory at most, beside the budget",
+                account.unmanaged_processes,
+                Human(account.unmanaged_bytes_max)
+            )
+        })
+    }
+
+    /// The run as a JSON object: its counters one a line, then its processes one a line.
     pub fn json(&self) -> String {
         let account = &self.account;
         let mut members = vec![
@@ -79,8 +116,15 @@ impl Ended {
             ("cgroup_bytes_max", or_null(self.cgroup_bytes_max)),
             ("cgroup_limit_bytes", or_null(self.cgroup_limit_bytes)),
             ("processes", account.processes.to_string()),
+            ("processes_left", account.processes_left.to_string()),
+            ("processes_refused", account.processes_refused.to_string()),
+            ("unmanaged_processes", account.unmanaged_processes.to_string()),
+            ("unmanaged_bytes_max", account.unmanaged_bytes_max.to_string()),
         ];
         members.extend(Event::ALL.map(|event| (event.name(), self.event(event).to_string())));
+        members.push(("members_forgotten", self.by_member.forgotten.to_string()));
+        members.push(("members", lines_of(self.by_member.members.iter().map(member_json))));
+        members.push(("unmanaged", lines_of(self.by_member.unmanaged.iter().map(unmanaged_json))));
         let lines: Vec<String> =
             members.iter().map(|(name, value)| format!("  \"{name}\": {value}")).collect();
         format!("{{\n{}\n}}\n", lines.join(",\n"))
@@ -94,6 +138,63 @@ impl Ended {
 
 fn or_null(bytes: Option<u64>) -> String {
     bytes.map_or("null".into(), |bytes| bytes.to_string())
+}
+
+/// A JSON array, a value a line.
+fn lines_of(values: impl Iterator<Item = Json>) -> String {
+    let lines: Vec<String> = values.map(|value| format!("    {value}")).collect();
+    if lines.is_empty() { "[]".into() } else { format!("[\n{}\n  ]", lines.join(",\n")) }
+}
+
+fn member_json(entry: &Entry) -> Json {
+    let (end, status) = match entry.end {
+        End::None => ("running", None),
+        End::Unknown => ("unknown", None),
+        End::Executed => ("executed", None),
+        End::Exited(code) => ("exited", Some(code)),
+        End::Killed(signal) => ("killed", Some(signal)),
+    };
+    let bytes = |pages: u64| Json::count(pages * PAGE_SIZE as u64);
+    let sizes = &entry.sizes;
+    Json::object([
+        ("pid", Json::count(entry.pid.into())),
+        ("name", Json::text(&entry.name)),
+        ("end", Json::text(end)),
+        ("end_number", status.map_or(Json::Null, |number| Json::count(number.into()))),
+        ("held_bytes_max", bytes(sizes.held_pages_max)),
+        ("wanted_bytes_max", bytes(sizes.wanted_pages_max)),
+        ("managed_bytes_max", bytes(sizes.managed_pages_max)),
+        ("pgfault", Json::count(sizes.pgfault)),
+        ("pgmajfault", Json::count(sizes.pgmajfault)),
+        ("pswpin", Json::count(sizes.pswpin)),
+        ("pswpout", Json::count(sizes.pswpout)),
+    ])
+}
+
+/// An unmanaged process, as `--stats` and `quire ps` have it.
+pub fn unmanaged_json(unmanaged: &Unmanaged) -> Json {
+    Json::object([
+        ("pid", Json::count(unmanaged.pid.into())),
+        ("name", Json::text(&unmanaged.name)),
+        ("why", Json::text(&unmanaged.why)),
+        ("resident_bytes", Json::count(unmanaged.resident_bytes)),
+        ("resident_bytes_max", Json::count(unmanaged.resident_bytes_max)),
+    ])
+}
+
+/// What is said of a process that is found not to be managed.
+pub fn unmanaged_line(unmanaged: &Unmanaged) -> String {
+    format!(
+        "process {} ({}) runs unmanaged, beside the budget: {}",
+        unmanaged.pid, unmanaged.name, unmanaged.why
+    )
+}
+
+/// What is said when a process is refused for there are as many as there may be.
+pub fn full_line(most: usize) -> String {
+    let how =
+        if most < quire::control::MEMBERS_MAX { "--members-max" } else { "the most there can be" };
+    format!("the run has {most} processes ({how})")
 }
 
 /// What a member left word of, in one line.
@@ -115,9 +216,20 @@ pub fn obituary_line(death: Death, name: Option<&str>, account: &Account) -> Str
                 );
             }
             match account.swap_file_limit_bytes {
+                0 if is_at_own_limit(death, account) => format!(
+                    "{who} ran out of memory: the {} that one process may hold are full, compressed \
+                     as they are, and there is no swap file; add --swap-file DIR or raise \
+                     --memory-per-process",
+                    Human(account.member_bytes_max)
+                ),
                 0 => format!(
                     "{who} ran out of memory: the budget of {budget} is full, compressed as it \
                      is, and there is no swap file; add --swap-file DIR or raise --memory"
+                ),
+                _ if is_at_own_limit(death, account) => format!(
+                    "{who} ran out of memory: what it needs at once does not fit into the {} that \
+                     one process may hold; raise --memory-per-process",
+                    Human(account.member_bytes_max)
                 ),
                 _ if !is_full => format!(
                     "{who} ran out of memory: what the processes need at once does not fit into \
@@ -131,10 +243,10 @@ pub fn obituary_line(death: Death, name: Option<&str>, account: &Account) -> Str
             }
         }
         Obituary::ChildNotManaged => format!(
-            "{who} forked process {}, which was ended: it could not join the run ({} processes at \
-             most), and unmanaged it would have read zeros for its data",
-            death.detail,
-            quire::control::MEMBERS_MAX
+            "{who} forked process {}, which was ended: {}; unmanaged it would have read zeros for \
+             its data",
+            death.detail as u32,
+            why_child_not_managed((death.detail >> 32) as i32, account)
         ),
         Obituary::KernelRefused => {
             let errno = i32::try_from(death.detail).unwrap_or_default();
@@ -153,9 +265,30 @@ pub fn obituary_line(death: Death, name: Option<&str>, account: &Account) -> Str
     }
 }
 
+/// Whether a member had all but a reserve of what one may hold, and so was not out of the tree's
+/// budget.
+fn is_at_own_limit(death: Death, account: &Account) -> bool {
+    let held = death.held_pages * PAGE_SIZE as u64;
+    let most = account.member_bytes_max;
+    most != 0 && held >= most - most / 8 && account.budget_bytes > most
+}
+
+/// Why a fork's child could not join, by the errno that it left.
+fn why_child_not_managed(errno: i32, account: &Account) -> String {
+    match Errno::from_raw_os_error(errno) {
+        Errno::USERS => full_line(account.members_max as usize),
+        Errno::CONNREFUSED => {
+            "from its network namespace the run's supervisor cannot be reached".into()
+        }
+        Errno::AGAIN => "the kernel gave it no thread (a limit on processes?)".into(),
+        errno => format!("it could not join the run: {}", io::Error::from(errno)),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::supervisor::Sizes;
 
     fn ended() -> Ended {
         let mut account = Account {
@@ -171,6 +304,7 @@ mod tests {
         account.events[Event::SwpoutZero as usize] = 131_072;
         Ended {
             account,
+            by_member: ByMember::default(),
             cgroup_bytes_max: None,
             cgroup_limit_bytes: None,
             wall_seconds: 1.5,
@@ -200,13 +334,13 @@ mod tests {
         }
         assert!(json.starts_with("{\n  \"exit_status\": 3,\n  \"wall_seconds\": 1.500000,\n"));
         assert!(json.contains("\"cgroup_bytes_max\": null,"));
-        let last = Event::ALL[Event::ALL.len() - 1].name();
-        assert!(json.ends_with(&format!("\"{last}\": 0\n}}\n")));
+        let end = "  \"members_forgotten\": 0,\n  \"members\": [],\n  \"unmanaged\": []\n}\n";
+        assert!(json.ends_with(end), "{json}");
     }
 
     #[test]
     fn an_obituary_says_what_to_do() {
-        let death = |obituary, detail| Death { pid: 7, obituary, detail };
+        let death = |obituary, detail| Death { pid: 7, obituary, detail, held_pages: 0 };
         let mut account = ended().account;
         let line = obituary_line(death(Obituary::OutOfMemory, 0), Some("sh"), &account);
         assert!(line.starts_with("process 7 (sh) ran out of memory: the budget of 256 MiB"));
@@ -224,9 +358,63 @@ mod tests {
         assert!(line.contains("2 other process(es) hold"), "{line}");
         let line = obituary_line(death(Obituary::KernelRefused, 12), None, &account);
         assert!(line.contains("Cannot allocate memory"), "{line}");
-        let line = obituary_line(death(Obituary::ChildNotManaged, 8), None, &account);
-        assert!(line.starts_with("process 7 forked process 8, which was ended"), "{line}");
         let line = obituary_line(death(Obituary::SwapReadFailed, 16), None, &account);
         assert!(line.contains("offset 1 KiB;"), "{line}");
+    }
+
+    #[test]
+    fn a_child_that_could_not_join_is_told_the_real_cause() {
+        let mut account = ended().account;
+        account.members_max = 8;
+        let line = |errno: Errno, account: &Account| {
+            let detail = (errno.raw_os_error() as u64) << 32 | 8;
+            let obituary = Obituary::ChildNotManaged;
+            obituary_line(Death { pid: 7, obituary, detail, held_pages: 0 }, None, account)
+        };
+        let full = line(Errno::USERS, &account);
+        assert!(full.starts_with("process 7 forked process 8, which was ended: "), "{full}");
+        assert!(full.contains("the run has 8 processes (--members-max);"), "{full}");
+        account.members_max = 256;
+        let full = line(Errno::USERS, &account);
+        assert!(full.contains("256 processes (the most there can be);"), "{full}");
+        let away = line(Errno::CONNREFUSED, &account);
+        assert!(away.contains("network namespace") && !away.contains("256"), "{away}");
+        assert!(line(Errno::AGAIN, &account).contains("no thread"));
+        assert!(line(Errno::MFILE, &account).contains("Too many open files"));
+    }
+
+    #[test]
+    fn who_is_at_its_own_bound_is_told_of_that_one() {
+        let mut account = ended().account;
+        account.member_bytes_max = 16 << 20;
+        let death =
+            |held_pages| Death { pid: 7, obituary: Obituary::OutOfMemory, detail: 1, held_pages };
+        let line = obituary_line(death(4000), None, &account);
+        assert!(line.contains("the 16 MiB that one process may hold"), "{line}");
+        assert!(line.ends_with("or raise --memory-per-process"), "{line}");
+        let line = obituary_line(death(400), None, &account);
+        assert!(line.contains("the budget of 256 MiB is full"), "{line}");
+    }
+
+    #[test]
+    fn several_members_are_named_by_what_they_held() {
+        let mut ended = ended();
+        assert_eq!((ended.members_line(), ended.unmanaged_line()), (None, None));
+        for pid in 1..=7 {
+            let sizes = Sizes { held_pages_max: 256 * u64::from(pid), ..Sizes::default() };
+            let end = if pid == 7 { End::Killed(9) } else { End::Exited(2) };
+            ended.by_member.members.push(Entry { pid, name: "\"cc\"".into(), end, sizes });
+        }
+        ended.account.processes = 9;
+        let line = ended.members_line().unwrap();
+        assert!(line.starts_with("9 processes; most held: \"cc\" (7) 7 MiB, "), "{line}");
+        assert_eq!(line.matches("MiB").count(), NAMED_MAX);
+        let json = ended.json();
+        let row = "{\"pid\": 7, \"name\": \"\\\"cc\\\"\", \"end\": \"killed\", \"end_number\": 9, ";
+        assert!(json.contains(row), "{json}");
+        ended.account.unmanaged_processes = 2;
+        ended.account.unmanaged_bytes_max = 3 << 20;
+        let line = ended.unmanaged_line().unwrap();
+        assert!(line.starts_with("2 process(es) ran unmanaged, with 3 MiB in memory"), "{line}");
     }
 }

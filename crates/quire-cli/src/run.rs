@@ -15,10 +15,11 @@ use crate::cgroup::{Cgroup, Hierarchy};
 use crate::cli::RunOptions;
 use crate::inspect::{self, Inspected, Refusal};
 use crate::report::{self, Ended, say};
+use crate::reservation::{self, Outer};
 use crate::rights;
 use crate::size::{Human, machine_memory_bytes};
 use crate::supervisor::swapfile::SwapFile;
-use crate::supervisor::{Account, Death, Looker, Program, Settings, Supervisor};
+use crate::supervisor::{Looker, News, Program, Settings, Supervisor};
 use crate::sys::signals::Signals;
 use crate::sys::spawn::{self, Spawned};
 use crate::{preload, procfs};
@@ -29,6 +30,9 @@ pub const BUDGET_MIN_BYTES: u64 = 8 << 20;
 /// The most: what 47 bits of address space can name.
 const BUDGET_MAX_BYTES: u64 = 1 << 47;
 
+/// Unmanaged processes that get a line.
+const UNMANAGED_NAMED_MAX: u32 = 16;
+
 /// What PATH is where there is none, as execvp has it.
 const DEFAULT_PATH: &str = "/bin:/usr/bin";
 
@@ -36,7 +40,8 @@ const DEFAULT_PATH: &str = "/bin:/usr/bin";
 pub fn run(options: &RunOptions) -> Result<u8> {
     let ended = run_watched(options, None)?;
     if !options.quiet {
-        say(&ended.line());
+        let more = [ended.members_line(), ended.unmanaged_line()];
+        [Some(ended.line())].into_iter().chain(more).flatten().for_each(|line| say(&line));
     }
     Ok(ended.exit_status)
 }
@@ -71,12 +76,16 @@ struct Run {
     supervisor: Supervisor,
     command: Option<Command>,
     cgroup: Option<Cgroup>,
+    /// Its part of the budget of the run around it: kept until this one has ended.
+    _outer: Outer,
 }
 
 impl Run {
     fn prepare(options: &RunOptions, mut command: Command, inspected: &Inspected) -> Result<Run> {
         let is_managed = inspected.unmanaged.is_none();
         let budget_bytes = budget_bytes(options)?;
+        let budget_pages = budget_bytes / PAGE_SIZE as u64;
+        let outer = if is_managed { reserve(budget_pages, options.quiet)? } else { Outer::None };
         let library = if is_managed { Some(preload::find()?) } else { None };
         let uffd_device = if is_managed { rights::for_run()? } else { None };
         let swap = match &options.swap_file {
@@ -89,7 +98,9 @@ impl Run {
             say(warning);
         }
         let mut supervisor = Supervisor::new(Settings {
-            budget_pages: budget_bytes / PAGE_SIZE as u64,
+            budget_pages,
+            member_pages_max: member_bytes_max(options, budget_bytes)? / PAGE_SIZE as u64,
+            members_max: options.members_max.into(),
             folio_order: options.folio_order,
             handlers: options.handlers,
             no_pinned_handlers: options.no_pinned_handlers,
@@ -109,11 +120,11 @@ impl Run {
             None
         };
         if let Some(cgroup) = &cgroup {
-            supervisor.trust_cgroup(cgroup.name());
+            supervisor.trust_cgroup(cgroup.name(), cgroup.folder());
             let mut limit = cgroup.limit_of(budget_bytes);
             supervisor.tell_of_members(move |members| limit.follow(members));
         }
-        Ok(Run { supervisor, command: Some(command), cgroup })
+        Ok(Run { supervisor, command: Some(command), cgroup, _outer: outer })
     }
 
     fn start_and_wait(
@@ -151,12 +162,31 @@ impl Run {
         }
         allow_many_connections();
         let mut program = Program::new(child, signals);
-        let on_death = |death: Death, account: &Account| {
-            say(&report::obituary_line(death, procfs::name(death.pid).as_deref(), account));
+        // Who wanted it so has been told at the start.
+        let is_unmanaged = inspected.unmanaged.is_some();
+        let mut named = 0;
+        let on_news = |news: News<'_>| match news {
+            News::Death(death, account) => {
+                say(&report::obituary_line(death, procfs::name(death.pid).as_deref(), account));
+            }
+            News::Full { most } if !options.quiet => {
+                say(&format!("{}: no further one can join", report::full_line(most)));
+            }
+            News::Unmanaged(unmanaged) if !options.quiet && !is_unmanaged => {
+                named += 1;
+                if named <= UNMANAGED_NAMED_MAX {
+                    say(&report::unmanaged_line(unmanaged));
+                }
+                if named == UNMANAGED_NAMED_MAX {
+                    say("further processes that run unmanaged are counted: see quire ps");
+                }
+            }
+            News::Full { .. } | News::Unmanaged(_) => {}
         };
-        let exit_status = self.supervisor.run(&mut program, on_death, looker)?;
+        let exit_status = self.supervisor.run(&mut program, on_news, looker)?;
         Ok(Ended {
             account: self.supervisor.account(),
+            by_member: self.supervisor.by_member(),
             cgroup_bytes_max: self.cgroup.as_ref().and_then(Cgroup::bytes_max),
             cgroup_limit_bytes: self.cgroup.as_ref().and_then(Cgroup::limit_bytes),
             wall_seconds: started.elapsed().as_secs_f64(),
@@ -188,10 +218,13 @@ impl Run {
         if options.quiet {
             return;
         }
-        let refused = self.supervisor.refused_full();
+        let refused = ended.account.processes_refused;
         if refused > 0 {
-            let most = quire::control::MEMBERS_MAX;
-            say(&format!("{refused} process(es) ran unmanaged: {most} at most join at a time"));
+            let most = ended.account.members_max;
+            say(&format!(
+                "{refused} process(es) were refused, as {most} at most join at a time: forks failed, \
+                 programs ran unmanaged"
+            ));
         }
         let left = ended.account.processes_left;
         if left > 0 {
@@ -215,6 +248,25 @@ fn budget_bytes(options: &RunOptions) -> Result<u64> {
         );
     }
     Ok(bytes)
+}
+
+/// Most that one process may hold; 0 where only the budget bounds it.
+fn member_bytes_max(options: &RunOptions, budget_bytes: u64) -> Result<u64> {
+    let Some(most) = options.memory_per_process else { return Ok(0) };
+    let bytes = most.bytes_of(budget_bytes);
+    if bytes < BUDGET_MIN_BYTES {
+        bail!("{} for a process are too few: at least {}", Human(bytes), Human(BUDGET_MIN_BYTES));
+    }
+    Ok(bytes.min(budget_bytes))
+}
+
+/// Takes the budget out of that of the run around this one, where there is one.
+fn reserve(budget_pages: u64, is_quiet: bool) -> Result<Outer> {
+    let outer = reservation::reserve(budget_pages)?;
+    if matches!(outer, Outer::Ended) && !is_quiet {
+        say("the run around this one has no supervisor any more: nobody counts the two together");
+    }
+    Ok(outer)
 }
 
 fn make_cgroup(budget_bytes: u64, is_quiet: bool) -> Option<Cgroup> {

@@ -176,7 +176,7 @@ impl Stats {
     fn read(control: &Control, scope: Scope) -> Option<Stats> {
         let counts = Counts::read(control, scope)?;
         let mut stats = Stats { counts, ..Stats::default() };
-        for (slot, member) in control.present() {
+        for (slot, member) in control.inhabited() {
             if matches!(scope, Scope::Tree) || scope == Scope::Member(member.pid.load(Relaxed)) {
                 stats.gauges[HELD] += u64::from(control.seats[slot].account.get().held);
                 stats.add_member(member);

@@ -18,7 +18,7 @@ fn tree(budget_pages: usize) -> Tree {
 fn most(budget: &Budget, purpose: Purpose) -> usize {
     let kept = match purpose {
         Purpose::Fault => budget.reserve(),
-        Purpose::Reclaim => budget.reserve() / 4,
+        Purpose::Reclaim | Purpose::Fork => budget.reserve() / 4,
         Purpose::Tables => 0,
     };
     budget.limit() - kept

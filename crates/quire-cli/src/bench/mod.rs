@@ -28,7 +28,7 @@ mod kernel_swap;
 mod machine;
 mod memory_limit;
 mod objects;
-mod output;
+pub mod output;
 mod pageout;
 mod programs;
 mod rmap;

@@ -23,6 +23,11 @@ impl Json {
         Json::Text(text.into())
     }
 
+    /// A count, below 2^53.
+    pub fn count(count: u64) -> Json {
+        Json::Number(count as f64)
+    }
+
     /// Rounds, and what becomes of them.
     pub fn samples(samples: &Samples) -> Json {
         Json::object([

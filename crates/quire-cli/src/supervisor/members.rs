@@ -5,9 +5,11 @@
 //! they live; the supervisor changes a slot before its member is welcomed and after its connection
 //! has closed, and at a fork's join the parent's slot, while the parent waits in fork.
 
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use quire::control::{Control, Event, Hello, MEMBERS_MAX, Member, Obituary};
+use quire::control::{
+    Control, Event, Hello, MEMBERS_MAX, Member, NO_PARENT, Obituary, RESERVATION, Refusal,
+};
 
 // Every access in this module is Relaxed: the control page's words are counters, each true by
 // itself. What orders one process's updates before another's is the socket: a member's last update
@@ -22,15 +24,64 @@ pub struct Death {
     pub obituary: Obituary,
     /// A number that goes with it.
     pub detail: u64,
+    /// Pages that it held then.
+    pub held_pages: u64,
 }
 
 /// Why a process gets no slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Refused {
-    /// All slots are taken.
-    Full,
-    /// A fork's child whose parent is not a member any more: what it inherits is given back.
-    NoParent,
+pub struct Refused {
+    pub refusal: Refusal,
+    /// A number that goes with it: see [`Refusal`].
+    pub detail: u64,
+}
+
+impl Refused {
+    /// A refusal that needs no number.
+    pub fn plainly(refusal: Refusal) -> Refused {
+        Refused { refusal, detail: 0 }
+    }
+
+    /// Whether another's leaving would mend it.
+    pub fn is_for_want_of_place(self) -> bool {
+        matches!(self.refusal, Refusal::Full | Refusal::NoRoom)
+    }
+}
+
+/// A member's account as it was when it left.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Left {
+    /// Why it could not go on, where it left word.
+    pub death: Option<Death>,
+    pub sizes: Sizes,
+}
+
+/// What a member needed and did, as the roll keeps it.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Sizes {
+    pub held_pages_max: u64,
+    pub wanted_pages_max: u64,
+    pub managed_pages_max: u64,
+    pub pgfault: u64,
+    pub pgmajfault: u64,
+    pub pswpin: u64,
+    pub pswpout: u64,
+}
+
+impl Sizes {
+    /// Of a member that is there.
+    pub fn of(member: &Member) -> Sizes {
+        let of = |word: &AtomicU64| word.load(Relaxed);
+        Sizes {
+            held_pages_max: of(&member.held_pages_max),
+            wanted_pages_max: of(&member.wanted_pages_max),
+            managed_pages_max: of(&member.managed_pages_max),
+            pgfault: member.counted(Event::Pgfault),
+            pgmajfault: member.counted(Event::Pgmajfault),
+            pswpin: member.counted(Event::Pswpin),
+            pswpout: member.counted(Event::Pswpout),
+        }
+    }
 }
 
 /// Slots and what became of those who had one.
@@ -42,6 +93,10 @@ pub struct Members {
     next_slot: usize,
     /// Members now.
     count: usize,
+    /// Slots that keep room for runs inside this one.
+    reservations: usize,
+    /// Most members at a time.
+    most: usize,
     /// Members ever.
     joined: u64,
     /// Most address space that one member managed.
@@ -49,12 +104,14 @@ pub struct Members {
 }
 
 impl Members {
-    /// No members.
-    pub fn new() -> Members {
+    /// No members, and `most` at a time.
+    pub fn new(most: usize) -> Members {
         Members {
             taken: [false; MEMBERS_MAX],
             next_slot: 0,
             count: 0,
+            reservations: 0,
+            most: most.min(MEMBERS_MAX),
             joined: 0,
             managed_pages_max: 0,
         }
@@ -76,51 +133,120 @@ impl Members {
         (*self.taken.get(slot)?).then(|| control.members[slot].pid.load(Relaxed))
     }
 
+    /// Most members at a time.
+    pub fn most(&self) -> usize {
+        self.most
+    }
+
+    /// The members' process ids.
+    pub fn pids<'a>(&'a self, control: &'a Control) -> impl Iterator<Item = u32> + 'a {
+        self.present(control).filter(|member| !member.is_a_reservation()).map(pid_of)
+    }
+
+    /// The supervisors of the runs inside this one.
+    pub fn inner<'a>(&'a self, control: &'a Control) -> impl Iterator<Item = u32> + 'a {
+        self.present(control).filter(|member| member.is_a_reservation()).map(pid_of)
+    }
+
+    /// What a member needed and did so far.
+    pub fn sizes(&self, control: &Control, slot: u32) -> Sizes {
+        Sizes::of(&control.members[slot as usize])
+    }
+
     /// Gives process `pid` a slot. A fork's child takes over what its parent was charged for it,
     /// and a share in every swap segment that the parent has data in.
     pub fn join(&mut self, control: &Control, hello: &Hello, pid: u32) -> Result<u32, Refused> {
+        if hello.parent_slot == RESERVATION {
+            return self.reserve(control, hello.held_pages, pid);
+        }
         let parent = match hello.parent_slot {
-            u32::MAX => None,
-            slot if self.pid_of(control, slot).is_some() => Some(slot as usize),
-            _ => return Err(Refused::NoParent),
+            NO_PARENT => None,
+            slot if self.is_member(control, slot) => Some(slot as usize),
+            _ => return Err(Refused::plainly(Refusal::NoParent)),
         };
-        let slot = (self.next_slot..MEMBERS_MAX)
-            .chain(0..self.next_slot)
-            .find(|&slot| !self.taken[slot])
-            .ok_or(Refused::Full)?;
+        if self.count >= self.most {
+            return Err(self.full());
+        }
+        let slot = self.free_slot()?;
         control.take_slot(slot, pid);
         if let Some(parent) = parent {
             inherit(control, parent, slot, hello);
         }
         control.tally.note_joined(slot);
-        self.taken[slot] = true;
-        self.next_slot = (slot + 1) % MEMBERS_MAX;
+        self.take(slot);
         self.count += 1;
         self.joined += 1;
         Ok(slot as u32)
     }
 
+    /// Keeps `pages` of the budget for the run of supervisor `pid`, inside this one.
+    fn reserve(&mut self, control: &Control, pages: u64, pid: u32) -> Result<u32, Refused> {
+        let slot = self.free_slot()?;
+        let budget = control.budget_pages.load(Relaxed);
+        // As much as a fault leaves alone: who is there already must be able to reclaim.
+        let limit = budget.saturating_sub((budget / 64).clamp(32, 1024));
+        // Charged first, and looked at then, as every member does.
+        control.reserve_slot(slot, pid, pages);
+        let granted = control.granted() as u64;
+        if granted > limit {
+            control.free_slot(slot);
+            let room = limit.saturating_sub(granted - pages);
+            return Err(Refused { refusal: Refusal::NoRoom, detail: room });
+        }
+        control.held_pages_max.fetch_max(granted, Relaxed);
+        control.tally.note_slot(slot);
+        self.take(slot);
+        self.reservations += 1;
+        Ok(slot as u32)
+    }
+
+    fn is_member(&self, control: &Control, slot: u32) -> bool {
+        self.pid_of(control, slot).is_some() && !control.members[slot as usize].is_a_reservation()
+    }
+
+    fn full(&self) -> Refused {
+        Refused { refusal: Refusal::Full, detail: self.most as u64 }
+    }
+
+    fn free_slot(&self) -> Result<usize, Refused> {
+        let mut slots = (self.next_slot..MEMBERS_MAX).chain(0..self.next_slot);
+        slots.find(|&slot| !self.taken[slot]).ok_or_else(|| self.full())
+    }
+
+    fn take(&mut self, slot: usize) {
+        self.taken[slot] = true;
+        self.next_slot = (slot + 1) % MEMBERS_MAX;
+    }
+
     /// Takes the slot back from a member whose connection has closed, with all it held.
-    pub fn leave(&mut self, control: &Control, slot: u32) -> Option<Death> {
+    pub fn leave(&mut self, control: &Control, slot: u32) -> Option<Left> {
         let slot = slot as usize;
         if !std::mem::replace(&mut self.taken[slot], false) {
             return None;
         }
-        self.count -= 1;
         let member = &control.members[slot];
+        let held_pages = u64::from(control.seats[slot].account.get().held);
+        if member.is_a_reservation() {
+            self.reservations -= 1;
+            control.free_slot(slot);
+            control.wake_askers();
+            return None;
+        }
+        self.count -= 1;
         control.note_wanted();
         release_segments(control, slot);
-        let managed = member.managed_pages_max.load(Relaxed);
-        self.managed_pages_max = self.managed_pages_max.max(managed);
+        let sizes = Sizes::of(member);
+        self.managed_pages_max = self.managed_pages_max.max(sizes.managed_pages_max);
         let death = Death {
             pid: member.pid.load(Relaxed),
             obituary: obituary(member.obituary.load(Relaxed)),
             detail: member.obituary_detail.load(Relaxed),
+            held_pages,
         };
         control.tally.take_in(member, |_| control.free_slot(slot));
         // What it held is free.
         control.wake_askers();
-        (death.obituary != Obituary::None).then_some(death)
+        Some(Left { death: (death.obituary != Obituary::None).then_some(death), sizes })
     }
 
     /// A counter over all members, present and past.
@@ -146,6 +272,10 @@ impl Members {
     }
 }
 
+fn pid_of(member: &Member) -> u32 {
+    member.pid.load(Relaxed)
+}
+
 /// Moves what the child holds from the parent's account, which was charged for it ahead; counts the
 /// data twice that both want now; and counts the child into the parent's segments.
 fn inherit(control: &Control, parent: usize, child: usize, hello: &Hello) {
@@ -155,6 +285,7 @@ fn inherit(control: &Control, parent: usize, child: usize, hello: &Hello) {
     // The child's first: what is on both accounts for a moment is nobody else's meanwhile.
     seat_to.account.put_in(charged);
     seat_from.account.take_out(charged);
+    to.held_pages_max.store(charged as u64, Relaxed);
     to.wanted_pages.store(hello.wanted_pages, Relaxed);
     to.wanted_pages_max.store(hello.wanted_pages, Relaxed);
     control.note_wanted();

@@ -17,6 +17,10 @@ fn executed() -> Hello {
     hello(u32::MAX, 0, 0)
 }
 
+fn full(most: usize) -> Refused {
+    Refused { refusal: Refusal::Full, detail: most as u64 }
+}
+
 /// Charges a member as it would itself.
 fn charge(control: &Control, slot: u32, held_pages: u64, wanted_pages: u64) {
     control.seats[slot as usize].account.put_in(held_pages as usize);
@@ -42,7 +46,7 @@ fn refs(control: &Control, segment: usize) -> u32 {
 #[test]
 fn who_leaves_gives_back_what_it_held() {
     let control = control();
-    let mut members = Members::new();
+    let mut members = Members::new(MEMBERS_MAX);
     let first = members.join(&control, &executed(), 100).unwrap();
     let second = members.join(&control, &executed(), 200).unwrap();
     assert_ne!(first, second);
@@ -52,7 +56,7 @@ fn who_leaves_gives_back_what_it_held() {
     control.members[first as usize].count(Event::Pgfault, 7);
     control.members[second as usize].count(Event::Pgfault, 1);
     control.members[first as usize].managed_pages_max.store(99, Relaxed);
-    assert_eq!(members.leave(&control, first), None);
+    assert_eq!(members.leave(&control, first).unwrap().death, None);
     assert_eq!(members.leave(&control, first), None, "twice is once");
     assert_eq!(control.held(), 5);
     assert_eq!(control.wanted(), 6);
@@ -65,7 +69,7 @@ fn who_leaves_gives_back_what_it_held() {
 #[test]
 fn a_forks_child_takes_over_its_charges_and_shares_the_segments() {
     let control = control();
-    let mut members = Members::new();
+    let mut members = Members::new(MEMBERS_MAX);
     let parent = members.join(&control, &executed(), 100).unwrap();
     charge(&control, parent, 30, 40);
     for segment in [0, 63, 64, 999] {
@@ -95,17 +99,23 @@ fn a_forks_child_takes_over_its_charges_and_shares_the_segments() {
 #[test]
 fn a_child_cannot_inherit_from_a_slot_that_was_given_back() {
     let control = control();
-    let mut members = Members::new();
+    let mut members = Members::new(MEMBERS_MAX);
     let parent = members.join(&control, &executed(), 100).unwrap();
     members.leave(&control, parent);
-    assert_eq!(members.join(&control, &hello(parent, 1, 1), 101), Err(Refused::NoParent));
-    assert_eq!(members.join(&control, &hello(9999, 1, 1), 101), Err(Refused::NoParent));
+    assert_eq!(
+        members.join(&control, &hello(parent, 1, 1), 101),
+        Err(Refused::plainly(Refusal::NoParent))
+    );
+    assert_eq!(
+        members.join(&control, &hello(9999, 1, 1), 101),
+        Err(Refused::plainly(Refusal::NoParent))
+    );
 }
 
 #[test]
 fn a_child_gets_no_more_than_its_parent_has() {
     let control = control();
-    let mut members = Members::new();
+    let mut members = Members::new(MEMBERS_MAX);
     let parent = members.join(&control, &executed(), 100).unwrap();
     charge(&control, parent, 3, 3);
     let child = members.join(&control, &hello(parent, 10, 10), 101).unwrap();
@@ -116,7 +126,7 @@ fn a_child_gets_no_more_than_its_parent_has() {
 #[test]
 fn slots_are_used_in_turn_and_run_out() {
     let control = control();
-    let mut members = Members::new();
+    let mut members = Members::new(MEMBERS_MAX);
     let first = members.join(&control, &executed(), 1).unwrap();
     members.leave(&control, first);
     let second = members.join(&control, &executed(), 2).unwrap();
@@ -124,7 +134,7 @@ fn slots_are_used_in_turn_and_run_out() {
     for pid in 3..=MEMBERS_MAX as u32 + 1 {
         members.join(&control, &executed(), pid).unwrap();
     }
-    assert_eq!(members.join(&control, &executed(), 9999), Err(Refused::Full));
+    assert_eq!(members.join(&control, &executed(), 9999), Err(full(MEMBERS_MAX)));
     members.leave(&control, second);
     assert_eq!(members.join(&control, &executed(), 9999), Ok(second));
 }
@@ -132,20 +142,20 @@ fn slots_are_used_in_turn_and_run_out() {
 #[test]
 fn an_obituary_outlives_its_slot() {
     let control = control();
-    let mut members = Members::new();
+    let mut members = Members::new(MEMBERS_MAX);
     let slot = members.join(&control, &executed(), 42).unwrap();
     let member = &control.members[slot as usize];
     member.obituary_detail.store(12, Relaxed);
     member.obituary.store(Obituary::KernelRefused as u32, Relaxed);
-    let death = Death { pid: 42, obituary: Obituary::KernelRefused, detail: 12 };
-    assert_eq!(members.leave(&control, slot), Some(death));
+    let death = Death { pid: 42, obituary: Obituary::KernelRefused, detail: 12, held_pages: 0 };
+    assert_eq!(members.leave(&control, slot).unwrap().death, Some(death));
     assert_eq!(member.obituary.load(Relaxed), 0);
 }
 
 #[test]
 fn a_member_killed_while_it_took_or_gave_leaves_the_account_of_the_others() {
     let control = control();
-    let mut members = Members::new();
+    let mut members = Members::new(MEMBERS_MAX);
     let slots = [1, 2].map(|pid| members.join(&control, &executed(), pid).unwrap());
     charge(&control, slots[1], 10, 10);
     let seat = &control.seats[slots[0] as usize];
@@ -164,11 +174,46 @@ fn a_member_killed_while_it_took_or_gave_leaves_the_account_of_the_others() {
 #[test]
 fn most_that_was_wanted_is_remembered_of_members_that_left() {
     let control = control();
-    let mut members = Members::new();
+    let mut members = Members::new(MEMBERS_MAX);
     let slots = [1, 2].map(|pid| members.join(&control, &executed(), pid).unwrap());
     for slot in slots {
         charge(&control, slot, 0, 30);
     }
     members.leave(&control, slots[0]);
     assert_eq!((control.wanted(), control.wanted_max()), (30, 60));
+}
+
+#[test]
+fn there_are_no_more_members_than_there_may_be() {
+    let control = control();
+    let mut members = Members::new(2);
+    let parent = members.join(&control, &executed(), 1).unwrap();
+    let second = members.join(&control, &executed(), 2).unwrap();
+    charge(&control, parent, 10, 10);
+    assert_eq!(members.join(&control, &executed(), 3), Err(full(2)));
+    assert_eq!(members.join(&control, &hello(parent, 4, 4), 3), Err(full(2)), "nor a fork's child");
+    let held = control.seats[parent as usize].account.get().held;
+    assert_eq!(held, 10, "which takes nothing");
+    // A run inside is none of them.
+    control.budget_pages.store(1000, Relaxed);
+    let inner = members.join(&control, &hello(RESERVATION, 100, 0), 4).unwrap();
+    assert_eq!((members.count(), members.joined()), (2, 2));
+    members.leave(&control, second);
+    assert!(members.join(&control, &executed(), 3).is_ok());
+    assert_eq!(members.leave(&control, inner), None, "no member has left");
+    assert_eq!(control.held(), 10);
+}
+
+#[test]
+fn who_leaves_says_what_it_needed() {
+    let control = control();
+    let mut members = Members::new(MEMBERS_MAX);
+    let slot = members.join(&control, &executed(), 1).unwrap();
+    let member = &control.members[slot as usize];
+    member.held_pages_max.store(5, Relaxed);
+    member.wanted_pages_max.store(6, Relaxed);
+    member.count(Event::Pswpout, 7);
+    let expected = Sizes { held_pages_max: 5, wanted_pages_max: 6, pswpout: 7, ..Sizes::default() };
+    assert_eq!(members.sizes(&control, slot), expected);
+    assert_eq!(members.leave(&control, slot).unwrap().sizes, expected);
 }

@@ -16,38 +16,46 @@
 //! peer is looked at: processes of this user and of root may join, and any descendant of the
 //! program, whatever user it became. Whoever else connects is hung up on.
 
+mod account;
 mod looker;
 mod members;
 mod program;
+mod roll;
 pub mod swapfile;
+pub mod unmanaged;
+pub mod wire;
 
-use std::collections::BTreeMap;
-use std::io::IoSlice;
-use std::mem::MaybeUninit;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::Relaxed;
 
 use anyhow::{Context as _, Result};
 use quire::control::{
-    Control, Event, FORK_UNDER_WAY, Hello, MAGIC, SEGMENT_BYTES, VERSION, WELCOME_REFUSED,
-    WELCOME_SWAP_FILE, WELCOME_UFFD_DEVICE, Welcome,
+    Control, Event, FORK_UNDER_WAY, Hello, MAGIC, NO_PARENT, RESERVATION, Refusal, SEGMENT_BYTES,
+    VERSION, WELCOME_REFUSED, WELCOME_SWAP_FILE, WELCOME_UFFD_DEVICE, Welcome,
 };
 use quire::units::PAGE_SIZE;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
-    SocketFlags, SocketType,
-};
+use rustix::net::{RecvFlags, SocketFlags};
 
+use self::account::Samples;
+pub use self::account::{Account, ByMember};
 pub use self::looker::{Looker, Moment};
 pub use self::members::Death;
+#[cfg(test)]
+pub use self::members::Sizes;
 use self::members::{Members, Refused};
+pub use self::roll::{End, Entry};
+use self::roll::{Identity, Roll};
 use self::swapfile::SwapFile;
+use self::unmanaged::{Tree, Unmanaged, Watch};
+use self::wire::is_closed;
 use crate::cli::{FolioOrder, Handlers};
-use crate::procfs;
 use crate::sys::control::ControlMap;
 use crate::sys::peer::{self, Peer};
+use crate::{procfs, report};
 pub use program::Program;
 
 /// Epoll's token of the listening socket.
@@ -58,12 +66,17 @@ const SIGNALS: u64 = 1;
 const FIRST_CONNECTION: u64 = 2;
 /// How often the sizes are read whose maxima the members do not keep.
 const SAMPLE_MS: i64 = 500;
-const BACKLOG: i32 = 128;
+/// Processes that were refused and whose reason is remembered.
+const REFUSED_MAX: usize = 1024;
 
 /// What the members of the tree are given.
 pub struct Settings {
     /// The budget in pages.
     pub budget_pages: u64,
+    /// Most pages that one member may hold; 0 where only the budget bounds it.
+    pub member_pages_max: u64,
+    /// Most members at a time.
+    pub members_max: usize,
     /// How much a fault maps.
     pub folio_order: FolioOrder,
     /// How many threads of a member serve faults.
@@ -85,6 +98,18 @@ struct Connection {
     peer: Peer,
     /// Its slot, once it has joined.
     slot: Option<u32>,
+    /// Who it is, as a member.
+    identity: Option<Identity>,
+}
+
+/// What is told at once.
+pub enum News<'a> {
+    /// A member could not go on.
+    Death(Death, &'a Account),
+    /// A process was refused, the first of the run, for there are as many members as there may be.
+    Full { most: usize },
+    /// A process is no member, and will be none.
+    Unmanaged(&'a Unmanaged),
 }
 
 /// What a connection had to say.
@@ -95,43 +120,12 @@ enum Said {
     Gone,
 }
 
-/// The maxima that are seen by looking now and then.
-#[derive(Clone, Copy, Default)]
-struct Samples {
-    pool_pages_max: u64,
-    segments_used_max: u32,
-}
-
-/// What became of the tree.
-#[derive(Clone, Copy, Debug)]
-pub struct Account {
-    pub budget_bytes: u64,
-    pub held_bytes_max: u64,
-    pub wanted_bytes_max: u64,
-    pub managed_bytes_max: u64,
-    pub pool_bytes_max: u64,
-    pub swap_file_bytes_max: u64,
-    pub swap_file_limit_bytes: u64,
-    pub processes: u64,
-    pub processes_left: u64,
-    pub events: [u64; Event::ALL.len()],
-}
-
-impl Default for Account {
-    fn default() -> Account {
-        Account {
-            budget_bytes: 0,
-            held_bytes_max: 0,
-            wanted_bytes_max: 0,
-            managed_bytes_max: 0,
-            pool_bytes_max: 0,
-            swap_file_bytes_max: 0,
-            swap_file_limit_bytes: 0,
-            processes: 0,
-            processes_left: 0,
-            events: [0; Event::ALL.len()],
-        }
-    }
+/// How often a process that asks to join has been looked at.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Turn {
+    /// Whoever has ended since may not have left yet, and have the place.
+    First,
+    Second,
 }
 
 /// The supervisor of one run.
@@ -145,9 +139,17 @@ pub struct Supervisor {
     epoll: OwnedFd,
     connections: BTreeMap<u64, Connection>,
     next_token: u64,
+    /// Those who found no place, to be answered in the next round.
+    late: Vec<(u64, Hello)>,
     samples: Samples,
+    roll: Roll,
+    watch: Watch,
+    /// Processes that were refused for want of a place.
+    refused: VecDeque<u32>,
     /// The name of the program's cgroup, in which only descendants are.
     cgroup_name: Option<String>,
+    /// And its folder.
+    cgroup_folder: Option<PathBuf>,
     /// Looks up a process; the tests, which are all members at once, have another.
     parent_of: fn(u32) -> Option<u32>,
     refused_full: u64,
@@ -175,16 +177,17 @@ impl Supervisor {
         control.handlers.store(settings.handlers.in_control(), Relaxed);
         control.no_pinned_handlers.store(settings.no_pinned_handlers.into(), Relaxed);
         control.budget_pages.store(settings.budget_pages, Relaxed);
+        control.member_pages_max.store(settings.member_pages_max, Relaxed);
         control.segments_max.store(segments, Relaxed);
         control.version.store(VERSION, Relaxed);
         control.magic.store(MAGIC, Relaxed);
         let socket_name = format!("quire-{}-{:016x}", std::process::id(), random());
-        let listener = listen(&socket_name).context("cannot listen for processes to join")?;
+        let listener = wire::listen(&socket_name).context("cannot listen for processes to join")?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).context("cannot make an epoll")?;
         watch(&epoll, listener.as_fd(), LISTENER).context("cannot watch the socket")?;
         Ok(Supervisor {
             control,
-            members: Members::new(),
+            members: Members::new(settings.members_max),
             swap: settings.swap,
             uffd_device: settings.uffd_device,
             socket_name,
@@ -192,8 +195,13 @@ impl Supervisor {
             epoll,
             connections: BTreeMap::new(),
             next_token: FIRST_CONNECTION,
+            late: Vec::new(),
             samples: Samples::default(),
+            roll: Roll::default(),
+            watch: Watch::new(),
+            refused: VecDeque::new(),
             cgroup_name: None,
+            cgroup_folder: None,
             parent_of: |pid| procfs::stat(pid).map(|stat| stat.parent_pid),
             refused_full: 0,
             on_join: Box::new(|_| ()),
@@ -206,8 +214,9 @@ impl Supervisor {
     }
 
     /// Takes whoever is in the cgroup of this name as a descendant of the program.
-    pub fn trust_cgroup(&mut self, name: &str) {
+    pub fn trust_cgroup(&mut self, name: &str, folder: &Path) {
         self.cgroup_name = Some(name.to_owned());
+        self.cgroup_folder = Some(folder.to_owned());
     }
 
     /// Tells how many members there are before one that joins is welcomed.
@@ -215,22 +224,23 @@ impl Supervisor {
         self.on_join = Box::new(tell);
     }
 
-    /// Serves until the program ends; returns its exit status as a shell would have it. `on_death`
-    /// is told at once of members that could not go on; `looker` sees the tree now and then.
+    /// Serves until the program ends; returns its exit status as a shell would have it. `on_news`
+    /// is told at once of what goes wrong; `looker` sees the tree now and then.
     pub fn run(
         &mut self,
         program: &mut Program,
-        mut on_death: impl FnMut(Death, &Account),
+        mut on_news: impl FnMut(News<'_>),
         mut looker: Option<&mut Looker<'_>>,
     ) -> Result<u8> {
         watch(&self.epoll, program.signals(), SIGNALS).context("cannot watch for signals")?;
         loop {
             let timeout_ms = looker.as_ref().map_or(SAMPLE_MS, |looker| looker.timeout_ms());
-            let has_signals = self.serve(timeout_ms, &mut on_death)?;
+            let has_signals = self.serve(timeout_ms, &mut on_news)?;
             if has_signals && let Some(status) = program.handle_signals() {
                 // Connections close before a process can be waited for: what the program was
                 // charged is given back before the account is read.
-                self.serve(0, &mut on_death)?;
+                self.serve(0, &mut on_news)?;
+                self.roll.look();
                 if let Some(looker) = looker {
                     (looker.look)(&self.control, Moment::End);
                 }
@@ -239,16 +249,37 @@ impl Supervisor {
             if let Some(looker) = &mut looker {
                 looker.look_if_due(&self.control);
             }
+            if self.watch.is_due() {
+                self.look_for_unmanaged(&mut on_news);
+                self.roll.look();
+            }
         }
+    }
+
+    /// Looks at the run's processes for those that have not joined.
+    fn look_for_unmanaged(&mut self, on_news: &mut dyn FnMut(News<'_>)) {
+        let members: BTreeSet<u32> = self.members.pids(&self.control).collect();
+        let inner: BTreeSet<u32> = self.members.inner(&self.control).collect();
+        let known = self.watch.known().chain(self.cgroup_pids()).collect();
+        let supervisor_pid = std::process::id();
+        let tree = Tree { supervisor_pid, members: &members, inner: &inner, known: &known };
+        let (refused, most) = (&self.refused, self.members.most());
+        let why = |pid| refused.contains(&pid).then(|| report::full_line(most));
+        self.watch.look(tree, why, &mut |unmanaged| on_news(News::Unmanaged(unmanaged)));
+    }
+
+    /// The processes in the program's cgroup.
+    fn cgroup_pids(&self) -> Vec<u32> {
+        let file = self.cgroup_folder.as_ref().map(|folder| folder.join("cgroup.procs"));
+        let text = file.and_then(|file| std::fs::read_to_string(file).ok()).unwrap_or_default();
+        text.lines().filter_map(|line| line.parse().ok()).collect()
     }
 
     /// Waits for something to happen, at most `timeout_ms`, and handles all that did. Returns
     /// whether signals came.
-    fn serve(
-        &mut self,
-        timeout_ms: i64,
-        on_death: &mut dyn FnMut(Death, &Account),
-    ) -> Result<bool> {
+    fn serve(&mut self, timeout_ms: i64, on_news: &mut dyn FnMut(News<'_>)) -> Result<bool> {
+        let late = std::mem::take(&mut self.late);
+        let timeout_ms = if late.is_empty() { timeout_ms } else { 0 };
         let timeout =
             Timespec { tv_sec: timeout_ms / 1000, tv_nsec: timeout_ms % 1000 * 1_000_000 };
         let mut events = Vec::with_capacity(64);
@@ -275,16 +306,19 @@ impl Supervisor {
             }
         }
         let (forked, executed): (Vec<_>, Vec<_>) =
-            hellos.into_iter().partition(|(_, hello)| hello.parent_slot != u32::MAX);
+            hellos.into_iter().partition(|(_, hello)| is_forks(hello));
         for (token, hello) in forked {
-            self.welcome(token, &hello);
+            self.welcome(token, hello, Turn::First, on_news);
         }
         for token in gone {
-            self.bury(token, on_death);
+            self.bury(token, on_news);
         }
         for (token, hello) in executed {
-            self.bury_former_self(token, on_death);
-            self.welcome(token, &hello);
+            self.bury_former_self(token, on_news);
+            self.welcome(token, hello, Turn::First, on_news);
+        }
+        for (token, hello) in late {
+            self.welcome(token, hello, Turn::Second, on_news);
         }
         Ok(tokens.contains(&SIGNALS))
     }
@@ -301,7 +335,8 @@ impl Supervisor {
             let token = self.next_token;
             if watch(&self.epoll, socket.as_fd(), token).is_ok() {
                 self.next_token += 1;
-                self.connections.insert(token, Connection { socket, peer, slot: None });
+                self.connections
+                    .insert(token, Connection { socket, peer, slot: None, identity: None });
                 accepted.push(token);
             }
         }
@@ -336,7 +371,7 @@ impl Supervisor {
         let mut bytes = [0u8; size_of::<Hello>() + 1];
         match rustix::net::recv(&connection.socket, &mut bytes, RecvFlags::DONTWAIT) {
             Ok((0, _)) => Said::Gone,
-            Ok((count, _)) => match decode(&bytes[..count]) {
+            Ok((count, _)) => match wire::decode(&bytes[..count]) {
                 _ if connection.slot.is_some() => Said::Nothing,
                 Some(hello) => Said::Hello(hello),
                 None => Said::Nonsense,
@@ -346,20 +381,52 @@ impl Supervisor {
         }
     }
 
-    /// Answers a process that asks to join.
-    fn welcome(&mut self, token: u64, hello: &Hello) {
+    /// Answers a process that asks to join; where there is no place, after all that has ended until
+    /// now has been handled.
+    fn welcome(&mut self, token: u64, hello: Hello, turn: Turn, on_news: &mut dyn FnMut(News<'_>)) {
         let Some(connection) = self.connections.get(&token) else { return };
         let peer = connection.peer;
-        let slot = if hello.version != VERSION || !self.is_child_of_slot(peer, hello.parent_slot) {
-            Err(Refused::NoParent)
+        let joined = if hello.version != VERSION {
+            Err(Refused { refusal: Refusal::Version, detail: VERSION.into() })
+        } else if !self.is_child_of_slot(peer, &hello) {
+            Err(Refused::plainly(Refusal::NoParent))
         } else {
-            self.members.join(&self.control, hello, peer.pid)
+            self.members.join(&self.control, &hello, peer.pid)
         };
-        let mut answer = Welcome { magic: MAGIC, flags: 0, slot: u32::MAX, reserved: 0 };
-        let mut descriptors: Vec<BorrowedFd<'_>> = Vec::new();
-        match slot {
+        if joined.is_err_and(Refused::is_for_want_of_place) && turn == Turn::First {
+            self.late.push((token, hello));
+            return;
+        }
+        if joined.is_ok() {
+            (self.on_join)(self.members.count());
+        }
+        self.answer(&connection.socket, &hello, joined);
+        match joined {
             Ok(slot) => {
-                (self.on_join)(self.members.count());
+                let is_member = hello.parent_slot != RESERVATION;
+                if let Some(connection) = self.connections.get_mut(&token) {
+                    connection.slot = Some(slot);
+                    // After the answer: nobody waits for what only the roll needs.
+                    let socket = connection.socket.as_fd();
+                    connection.identity = is_member.then(|| Identity::of_peer(peer.pid, socket));
+                }
+            }
+            Err(refused) => {
+                self.hang_up(token);
+                if refused.refusal == Refusal::Full {
+                    self.note_refused(peer.pid, on_news);
+                }
+            }
+        }
+    }
+
+    /// Sends a process its slot with the descriptors that it needs, or why it has none.
+    fn answer(&self, socket: &OwnedFd, hello: &Hello, joined: Result<u32, Refused>) {
+        let mut answer = Welcome { magic: MAGIC, flags: 0, slot: u32::MAX, refusal: 0, detail: 0 };
+        let mut descriptors: Vec<BorrowedFd<'_>> = Vec::new();
+        match joined {
+            Ok(slot) if hello.parent_slot == RESERVATION => answer.slot = slot,
+            Ok(slot) => {
                 answer.slot = slot;
                 descriptors.push(self.control.as_fd());
                 if let Some(device) = &self.uffd_device {
@@ -371,29 +438,34 @@ impl Supervisor {
                     descriptors.push(swap.as_fd());
                 }
             }
-            Err(refused) => {
+            Err(Refused { refusal, detail }) => {
                 answer.flags = WELCOME_REFUSED;
-                self.refused_full += u64::from(refused == Refused::Full);
+                answer.refusal = refusal as u32;
+                answer.detail = detail;
             }
         }
         // A peer that died since is told nothing; its end is the connection's next event.
-        let _ = send(&connection.socket, &encode(&answer), &descriptors);
-        match slot {
-            Ok(slot) => {
-                if let Some(connection) = self.connections.get_mut(&token) {
-                    connection.slot = Some(slot);
-                }
-            }
-            Err(_) => self.hang_up(token),
+        let _ = wire::send(socket, &answer, &descriptors);
+    }
+
+    fn note_refused(&mut self, pid: u32, on_news: &mut dyn FnMut(News<'_>)) {
+        if self.refused_full == 0 {
+            on_news(News::Full { most: self.members.most() });
         }
+        self.refused_full += 1;
+        if self.refused.len() == REFUSED_MAX {
+            self.refused.pop_front();
+        }
+        self.refused.push_back(pid);
     }
 
     /// Whether the peer may inherit from the member in `slot`: slots are used again, and a child
     /// that was slow to connect must not inherit from a stranger.
-    fn is_child_of_slot(&self, peer: Peer, slot: u32) -> bool {
-        if slot == u32::MAX {
+    fn is_child_of_slot(&self, peer: Peer, hello: &Hello) -> bool {
+        if !is_forks(hello) {
             return true;
         }
+        let slot = hello.parent_slot;
         let Some(member) = self.members.pid_of(&self.control, slot) else { return false };
         // A parent that died in its fork has left its slot only when its connection's end has been
         // handled, and that comes after this.
@@ -414,12 +486,18 @@ impl Supervisor {
     }
 
     /// Takes back what a member held whose connection has closed.
-    fn bury(&mut self, token: u64, on_death: &mut dyn FnMut(Death, &Account)) {
-        if let Some(slot) = self.connections.get(&token).and_then(|connection| connection.slot) {
-            self.sample();
-            if let Some(death) = self.members.leave(&self.control, slot) {
-                let account = self.account();
-                on_death(death, &account);
+    fn bury(&mut self, token: u64, on_news: &mut dyn FnMut(News<'_>)) {
+        self.sample();
+        let connection = self.connections.get_mut(&token);
+        if let Some((slot, identity)) =
+            connection.and_then(|connection| Some((connection.slot?, connection.identity.take())))
+            && let Some(left) = self.members.leave(&self.control, slot)
+        {
+            if let Some(identity) = identity {
+                self.roll.push(identity, left.sizes);
+            }
+            if let Some(death) = left.death {
+                on_news(News::Death(death, &self.account()));
             }
         }
         self.hang_up(token);
@@ -427,12 +505,14 @@ impl Supervisor {
 
     /// A process that executed a new program joins again: its old connection has closed, but that
     /// may not have come to our notice yet.
-    fn bury_former_self(&mut self, token: u64, on_death: &mut dyn FnMut(Death, &Account)) {
+    fn bury_former_self(&mut self, token: u64, on_news: &mut dyn FnMut(News<'_>)) {
         let Some(pid) = self.connections.get(&token).map(|connection| connection.peer.pid) else {
             return;
         };
         let is_former = |connection: &Connection| {
-            connection.slot.is_some() && connection.peer.pid == pid && is_closed(&connection.socket)
+            connection.identity.is_some()
+                && connection.peer.pid == pid
+                && is_closed(&connection.socket)
         };
         let former: Vec<u64> = self
             .connections
@@ -441,8 +521,9 @@ impl Supervisor {
             .map(|(&token, _)| token)
             .collect();
         for token in former {
-            self.bury(token, on_death);
+            self.bury(token, on_news);
         }
+        self.roll.note_executed(pid);
     }
 
     /// Closes a connection; epoll forgets it with that, as nobody else has the descriptor.
@@ -474,78 +555,43 @@ impl Supervisor {
             swap_file_bytes_max: (segments * SEGMENT_BYTES as u64).max(allocated),
             swap_file_limit_bytes: u64::from(control.segments_max.load(Relaxed))
                 * SEGMENT_BYTES as u64,
+            member_bytes_max: bytes(control.member_pages_max.load(Relaxed)),
+            members_max: self.members.most() as u64,
             processes: self.members.joined(),
             processes_left: self.members.count() as u64,
+            processes_refused: self.refused_full,
+            unmanaged_processes: self.watch.found(),
+            unmanaged_bytes_max: self.watch.resident_bytes_max(),
             events: Event::ALL.map(|event| self.members.event(control, event)),
         }
     }
 
-    /// Processes that asked to join when all slots were taken.
-    pub fn refused_full(&self) -> u64 {
-        self.refused_full
+    /// Who was a member, and what became of them.
+    pub fn by_member(&self) -> ByMember {
+        let present = self.connections.values().filter_map(|connection| {
+            let (slot, identity) = (connection.slot?, connection.identity.as_ref()?);
+            Some(Entry {
+                pid: identity.pid,
+                name: identity.name.clone(),
+                end: End::None,
+                sizes: self.members.sizes(&self.control, slot),
+            })
+        });
+        ByMember {
+            members: self.roll.entries().cloned().chain(present).collect(),
+            forgotten: self.roll.forgotten(),
+            unmanaged: self.watch.all().cloned().collect(),
+        }
     }
 }
 
-fn listen(name: &str) -> rustix::io::Result<OwnedFd> {
-    let socket = rustix::net::socket_with(
-        AddressFamily::UNIX,
-        SocketType::SEQPACKET,
-        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
-        None,
-    )?;
-    rustix::net::bind(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
-    rustix::net::listen(&socket, BACKLOG)?;
-    Ok(socket)
+/// Whether a hello is a fork's child's.
+fn is_forks(hello: &Hello) -> bool {
+    !matches!(hello.parent_slot, NO_PARENT | RESERVATION)
 }
 
 fn watch(epoll: &OwnedFd, source: BorrowedFd<'_>, token: u64) -> rustix::io::Result<()> {
     epoll::add(epoll, source, epoll::EventData::new_u64(token), epoll::EventFlags::IN)
-}
-
-/// Whether the peer has closed the connection and nothing is left to read.
-fn is_closed(socket: &OwnedFd) -> bool {
-    let mut byte = [0u8; 1];
-    let peeked = rustix::net::recv(socket, &mut byte, RecvFlags::PEEK | RecvFlags::DONTWAIT);
-    !matches!(peeked, Ok((1.., _)) | Err(Errno::AGAIN | Errno::INTR))
-}
-
-fn send(socket: &OwnedFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> rustix::io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    if !descriptors.is_empty() {
-        ancillary.push(SendAncillaryMessage::ScmRights(descriptors));
-    }
-    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-    rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut ancillary, flags).map(drop)
-}
-
-/// A `Hello` from its bytes, which are its fields in the machine's own order.
-fn decode(bytes: &[u8]) -> Option<Hello> {
-    let word = |at: usize| Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
-    let long = |at: usize| Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
-    let (magic, version) = (word(0)?, word(4)?);
-    if magic != MAGIC || (version == VERSION && bytes.len() != size_of::<Hello>()) {
-        return None;
-    }
-    // Another version's fields mean something else, but it is owed an answer.
-    let is_ours = version == VERSION;
-    Some(Hello {
-        magic,
-        version,
-        pid: if is_ours { word(8)? } else { 0 },
-        parent_slot: if is_ours { word(12)? } else { u32::MAX },
-        held_pages: if is_ours { long(16)? } else { 0 },
-        wanted_pages: if is_ours { long(24)? } else { 0 },
-    })
-}
-
-fn encode(welcome: &Welcome) -> [u8; size_of::<Welcome>()] {
-    let words = [welcome.magic, welcome.flags, welcome.slot, welcome.reserved];
-    let mut bytes = [0; size_of::<Welcome>()];
-    for (place, word) in bytes.chunks_exact_mut(4).zip(words) {
-        place.copy_from_slice(&word.to_ne_bytes());
-    }
-    bytes
 }
 
 #[cfg(test)]

@@ -1,9 +1,10 @@
 //! The supervisor with fake members: threads of the tests' own process, over the real socket.
 
 use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
 
-use quire::control::{CONTROL_BYTES, Obituary};
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage};
+use quire::control::{CONTROL_BYTES, MEMBERS_MAX, Obituary};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, SendFlags};
 
 use super::*;
 use crate::size::Size;
@@ -15,17 +16,14 @@ struct FakeMember {
 struct Answer {
     flags: u32,
     slot: u32,
+    refusal: Option<Refusal>,
+    detail: u64,
     descriptors: Vec<OwnedFd>,
 }
 
 impl FakeMember {
     fn connect(supervisor: &Supervisor) -> FakeMember {
-        let flags = SocketFlags::CLOEXEC;
-        let kind = SocketType::SEQPACKET;
-        let socket = rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None).unwrap();
-        let name = SocketAddrUnix::new_abstract_name(supervisor.socket_name().as_bytes()).unwrap();
-        rustix::net::connect(&socket, &name).unwrap();
-        FakeMember { socket }
+        FakeMember { socket: wire::connect(supervisor.socket_name()).unwrap() }
     }
 
     fn say(&self, bytes: &[u8]) {
@@ -59,6 +57,8 @@ impl FakeMember {
         (received.bytes == size_of::<Welcome>() && word(0) == MAGIC).then(|| Answer {
             flags: word(4),
             slot: word(8),
+            refusal: Refusal::from_number(word(12)),
+            detail: word(16).into(),
             descriptors,
         })
     }
@@ -78,6 +78,8 @@ fn supervisor() -> Supervisor {
 fn supervisor_with(swap: Option<SwapFile>) -> Supervisor {
     let mut supervisor = Supervisor::new(Settings {
         budget_pages: 1000,
+        member_pages_max: 0,
+        members_max: MEMBERS_MAX,
         folio_order: FolioOrder::Fixed(4),
         handlers: Handlers::Fixed(3),
         no_pinned_handlers: true,
@@ -92,9 +94,23 @@ fn supervisor_with(swap: Option<SwapFile>) -> Supervisor {
     supervisor
 }
 
+/// A round, and one more where somebody found no place in it.
+fn serve_all(supervisor: &mut Supervisor, on_news: &mut dyn FnMut(News<'_>)) {
+    supervisor.serve(0, on_news).unwrap();
+    if !supervisor.late.is_empty() {
+        supervisor.serve(0, on_news).unwrap();
+    }
+    assert!(supervisor.late.is_empty());
+}
+
 fn serve(supervisor: &mut Supervisor) -> Vec<Death> {
     let mut deaths = Vec::new();
-    supervisor.serve(0, &mut |death, _| deaths.push(death)).unwrap();
+    let mut on_news = |news: News<'_>| {
+        if let News::Death(death, _) = news {
+            deaths.push(death);
+        }
+    };
+    serve_all(supervisor, &mut on_news);
     deaths
 }
 
@@ -219,10 +235,10 @@ fn after_an_exec_the_old_self_leaves_before_the_new_one_joins() {
     new.hello(u32::MAX, 0, 0);
     let token = supervisor.accept_all()[0];
     let Said::Hello(hello) = supervisor.listen_to(token) else { panic!("no hello") };
-    supervisor.bury_former_self(token, &mut |_, _| ());
+    supervisor.bury_former_self(token, &mut |_| ());
     assert_eq!(supervisor.members.count(), 0);
     assert_eq!(supervisor.control.held(), 0);
-    supervisor.welcome(token, &hello);
+    supervisor.welcome(token, hello, Turn::First, &mut |_| ());
     assert_ne!(new.answer().unwrap().slot, old_slot);
     assert_eq!(supervisor.members.count(), 1);
     assert_eq!(supervisor.account().processes, 2);
@@ -252,7 +268,7 @@ fn nonsense_is_hung_up_on_and_other_versions_are_refused() {
     assert_eq!(newer.answer().unwrap().flags, WELCOME_REFUSED);
     assert!(is_closed(&newer.socket));
     assert!(supervisor.connections.is_empty());
-    assert_eq!(supervisor.refused_full(), 0);
+    assert_eq!(supervisor.account().processes_refused, 0);
 }
 
 #[test]
@@ -270,8 +286,10 @@ fn without_a_free_slot_a_process_is_refused() {
     let late = FakeMember::connect(&supervisor);
     late.hello(u32::MAX, 0, 0);
     serve(&mut supervisor);
-    assert_eq!(late.answer().unwrap().flags, WELCOME_REFUSED);
-    assert_eq!(supervisor.refused_full(), 1);
+    let answer = late.answer().unwrap();
+    assert_eq!(answer.flags, WELCOME_REFUSED);
+    assert_eq!((answer.refusal, answer.detail), (Some(Refusal::Full), MEMBERS_MAX as u64));
+    assert_eq!(supervisor.account().processes_refused, 1);
 }
 
 #[test]
@@ -289,6 +307,112 @@ fn other_users_must_be_descendants() {
     assert!(supervisor.may_join(stranger), "a setuid() of the program's child is family");
     supervisor.parent_of = |_| Some(1);
     assert!(!supervisor.may_join(stranger));
-    supervisor.trust_cgroup("quire-1-1");
+    supervisor.trust_cgroup("quire-1-1", Path::new("/nonexistent"));
     assert!(!supervisor.may_join(Peer { pid: 1, uid: 12345 }), "init is in no cgroup of ours");
+}
+
+#[test]
+fn the_first_process_beyond_the_most_is_news_and_the_others_are_counted() {
+    let mut supervisor = supervisor();
+    supervisor.members = Members::new(1);
+    let (_member, slot) = join(&mut supervisor, NO_PARENT, 0);
+    let mut told = Vec::new();
+    for parent_slot in [NO_PARENT, slot, slot] {
+        let late = FakeMember::connect(&supervisor);
+        late.hello(parent_slot, 0, 0);
+        let mut on_news = |news: News<'_>| {
+            if let News::Full { most } = news {
+                told.push(most);
+            }
+        };
+        serve_all(&mut supervisor, &mut on_news);
+        let answer = late.answer().unwrap();
+        assert_eq!((answer.refusal, answer.detail), (Some(Refusal::Full), 1));
+    }
+    assert_eq!(told, [1]);
+    assert_eq!(supervisor.account().processes_refused, 3);
+}
+
+#[test]
+fn a_run_inside_holds_its_whole_budget_until_its_connection_closes() {
+    let mut supervisor = supervisor();
+    let (_member, slot) = join(&mut supervisor, NO_PARENT, 0);
+    charge(&supervisor, slot, 100);
+    let (inner, _) = join(&mut supervisor, RESERVATION, 800);
+    assert_eq!(supervisor.control.held(), 900);
+    assert_eq!(supervisor.members.inner(&supervisor.control).count(), 1);
+    // 1000 pages, of which reclaim keeps 32.
+    let another = FakeMember::connect(&supervisor);
+    another.hello(RESERVATION, 100, 0);
+    serve(&mut supervisor);
+    let answer = another.answer().unwrap();
+    assert_eq!((answer.refusal, answer.detail), (Some(Refusal::NoRoom), 68));
+    assert_eq!(supervisor.control.held(), 900, "nothing is kept of a refusal");
+    drop(inner);
+    serve(&mut supervisor);
+    assert_eq!(supervisor.control.held(), 100);
+    let account = supervisor.account();
+    assert_eq!((account.processes, account.processes_left), (1, 1), "it was none of them");
+}
+
+#[test]
+fn nobody_inherits_from_a_reservation() {
+    let mut supervisor = supervisor();
+    let (_inner, slot) = join(&mut supervisor, RESERVATION, 800);
+    let child = FakeMember::connect(&supervisor);
+    child.hello(slot, 400, 0);
+    serve(&mut supervisor);
+    assert_eq!(child.answer().unwrap().refusal, Some(Refusal::NoParent));
+    let held = supervisor.control.seats[slot as usize].account.get().held;
+    assert_eq!(held, 800);
+}
+
+#[test]
+fn the_supervisor_that_asks_for_a_part_is_a_member_beside_it() {
+    let mut supervisor = supervisor();
+    let (member, _slot) = join(&mut supervisor, NO_PARENT, 0);
+    let (inner, _) = join(&mut supervisor, RESERVATION, 10);
+    // The same process executes: what it reserved is not its former self's.
+    drop(member);
+    let (_again, _) = join(&mut supervisor, NO_PARENT, 0);
+    assert_eq!(supervisor.control.held(), 10);
+    assert_eq!(supervisor.by_member().members.len(), 2);
+    drop(inner);
+    serve(&mut supervisor);
+    assert_eq!(supervisor.control.held(), 0);
+}
+
+#[test]
+fn who_leaves_is_on_the_roll_and_who_executes_is_there_as_each_program() {
+    let mut supervisor = supervisor();
+    let (first, slot) = join(&mut supervisor, NO_PARENT, 0);
+    supervisor.control.members[slot as usize].held_pages_max.store(77, Relaxed);
+    drop(first);
+    let (_second, _) = join(&mut supervisor, NO_PARENT, 0);
+    let members = supervisor.by_member().members;
+    assert_eq!(members.len(), 2);
+    assert_eq!((members[0].end, members[0].sizes.held_pages_max), (End::Executed, 77));
+    assert_eq!((members[1].end, members[1].pid), (End::None, std::process::id()));
+    assert_eq!(members[0].name, crate::procfs::name(std::process::id()).unwrap());
+}
+
+/// Who comes when another has just ended finds its place, in whatever order they are heard of.
+#[test]
+fn a_place_that_has_just_become_free_is_found() {
+    let mut supervisor = supervisor();
+    supervisor.members = Members::new(1);
+    let (member, slot) = join(&mut supervisor, NO_PARENT, 0);
+    let next = FakeMember::connect(&supervisor);
+    next.hello(NO_PARENT, 0, 0);
+    let token = supervisor.accept_all()[0];
+    let Said::Hello(hello) = supervisor.listen_to(token) else { panic!("no hello") };
+    // After the round's events were read.
+    drop(member);
+    supervisor.welcome(token, hello, Turn::First, &mut |_| ());
+    assert!(next.answer().is_none(), "not yet");
+    serve(&mut supervisor);
+    let answer = next.answer().unwrap();
+    assert_eq!(answer.refusal, None);
+    assert_ne!(answer.slot, slot);
+    assert_eq!(supervisor.account().processes_refused, 0);
 }

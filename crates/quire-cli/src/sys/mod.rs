@@ -2,8 +2,10 @@
 //! rustix offers as safe calls. Nothing above this module contains `unsafe`.
 
 pub mod control;
+pub mod kcmp;
 pub mod mapped;
 pub mod peer;
+pub mod pidfd;
 pub mod probe;
 pub mod signals;
 pub mod spawn;

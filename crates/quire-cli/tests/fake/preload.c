@@ -12,13 +12,13 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-static int receive(int connection, uint32_t welcome[4])
+static int receive(int connection, uint32_t welcome[6])
 {
     char space[CMSG_SPACE(4 * sizeof(int))];
-    struct iovec part = {welcome, 16};
+    struct iovec part = {welcome, 24};
     struct msghdr message = {
         .msg_iov = &part, .msg_iovlen = 1, .msg_control = space, .msg_controllen = sizeof space};
-    if (recvmsg(connection, &message, MSG_CMSG_CLOEXEC) != 16)
+    if (recvmsg(connection, &message, MSG_CMSG_CLOEXEC) != 24)
         return -1;
     struct cmsghdr *header = CMSG_FIRSTHDR(&message);
     if (!header)
@@ -42,7 +42,7 @@ __attribute__((constructor)) static void join(void)
     length += offsetof(struct sockaddr_un, sun_path) + 1;
     struct { uint32_t magic, version, pid, parent; uint64_t held, wanted; } hello = {
         MAGIC, VERSION, getpid(), UINT32_MAX, 0, 0};
-    uint32_t welcome[4];
+    uint32_t welcome[6];
     if (connect(connection, (struct sockaddr *)&address, length) ||
         send(connection, &hello, sizeof hello, 0) != sizeof hello)
         return;

@@ -85,7 +85,7 @@ impl Budget {
     /// floors of all fit, unless there are so many members that each would have too little to get on
     /// with: then who asks last gets none.
     pub fn floor(&self) -> usize {
-        let half = self.limit() / self.members() / 2;
+        let half = self.tree_limit() / self.members() / 2;
         half.clamp(FLOOR_MIN, FLOOR_MAX)
     }
 

@@ -43,6 +43,8 @@ pub enum Purpose {
     Reclaim,
     /// The engine's own tables.
     Tables,
+    /// A fork, for its child: not bounded by what one member may hold, for the child will be another.
+    Fork,
 }
 
 impl Budget {
@@ -106,8 +108,25 @@ impl Budget {
 
     /// Pages of the budget.
     #[inline]
-    pub fn limit(&self) -> usize {
+    pub fn tree_limit(&self) -> usize {
         self.control().budget_pages.load(Ordering::Relaxed) as usize
+    }
+
+    /// Pages that this member may hold.
+    #[inline]
+    pub fn limit(&self) -> usize {
+        self.own_limit().unwrap_or(usize::MAX).min(self.tree_limit())
+    }
+
+    /// The bound on what one member may hold, where there is one.
+    fn own_limit(&self) -> Option<usize> {
+        let own = self.control().member_pages_max.load(Ordering::Relaxed) as usize;
+        (own != 0).then_some(own)
+    }
+
+    /// Whether `held` pages are more than one member may hold.
+    fn passes_own_limit(&self, held: usize, purpose: Purpose) -> bool {
+        purpose != Purpose::Fork && self.own_limit().is_some_and(|own| held > own)
     }
 
     /// Pages kept for reclaim itself.
@@ -116,8 +135,18 @@ impl Budget {
     }
 
     /// Pages that are given to nobody.
+    pub fn uncharged_by_tree(&self) -> usize {
+        self.tree_limit().saturating_sub(self.control().granted())
+    }
+
+    /// Those of them that this member may have.
     pub fn uncharged(&self) -> usize {
-        self.limit().saturating_sub(self.control().granted())
+        self.uncharged_by_tree().min(self.limit().saturating_sub(self.held()))
+    }
+
+    /// Whether this member has to find what it needs at home, for it holds about as much as one may.
+    pub fn is_at_own_limit(&self) -> bool {
+        self.own_limit().is_some() && self.uncharged() < self.uncharged_by_tree()
     }
 
     /// Pages that a fault of this member may charge, the reserve included.
@@ -145,10 +174,13 @@ impl Budget {
         }
         let kept = match purpose {
             Purpose::Fault => self.reserve(),
-            Purpose::Reclaim => self.reserve() / 4,
+            Purpose::Reclaim | Purpose::Fork => self.reserve() / 4,
             Purpose::Tables => 0,
         };
-        let most = self.limit().saturating_sub(kept);
+        if self.passes_own_limit(self.held() + pages + kept, purpose) {
+            return false;
+        }
+        let most = self.tree_limit().saturating_sub(kept);
         for _ in 0..TRIES {
             // A look before: an intent that is too large keeps others from what is there.
             let granted = self.control().granted() + pages.saturating_sub(self.slack());
@@ -157,7 +189,7 @@ impl Budget {
             }
             let step = self.step_at(granted);
             let beyond = if purpose == Purpose::Fault { step } else { 0 };
-            if self.charge_up_to(most, pages, beyond) {
+            if self.charge_up_to(most, pages, beyond, purpose) {
                 self.keep_slack(step);
                 return true;
             }
@@ -177,7 +209,7 @@ impl Budget {
 
     /// Takes pages from the tree, and `beyond` more as slack where they fit, unless all members
     /// together would have more than `most` then.
-    fn charge_up_to(&self, most: usize, pages: usize, beyond: usize) -> bool {
+    fn charge_up_to(&self, most: usize, pages: usize, beyond: usize, purpose: Purpose) -> bool {
         let account = self.account();
         let Some(mut intent) = account.intend(pages + beyond) else { return false };
         let mut granted = self.control().granted();
@@ -187,19 +219,26 @@ impl Budget {
         } else if beyond > 0 {
             account.leave_as_slack(beyond);
         }
-        if granted > most {
+        // Another thread may have been quicker to take what this member may hold.
+        let own = self.held();
+        if granted > most || self.passes_own_limit(own, purpose) {
             let _ = account.take_back(intent, pages);
             return false;
         }
         raise(&self.control().held_pages_max, granted as u64);
+        // What is a child's is not what this one held.
+        if purpose != Purpose::Fork {
+            raise(&self.member().held_pages_max, own as u64);
+        }
         true
     }
 
     /// How much more than it needs a member may take when so many pages are granted: all slack
     /// together is no more than a part of the budget like the reserve.
     fn step_at(&self, granted: usize) -> usize {
-        let limit = self.limit();
-        if granted > limit - limit / 8 {
+        let limit = self.tree_limit();
+        // What one may hold is counted to the page.
+        if self.own_limit().is_some() || granted > limit - limit / 8 {
             return 0;
         }
         (limit / 64 / self.members()).min(STEP_MAX)
@@ -210,6 +249,7 @@ impl Budget {
         self.account().put_in(pages);
         let control = self.control();
         raise(&control.held_pages_max, control.granted() as u64);
+        raise(&self.member().held_pages_max, self.held() as u64);
     }
 
     /// Gives `pages` back.

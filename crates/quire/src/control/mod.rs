@@ -64,7 +64,9 @@ pub enum Obituary {
     /// there is none; above [`OUT_OF_MEMORY_UNANSWERING_SHIFT`] it has how many members held memory
     /// and did not answer.
     OutOfMemory = 1,
-    /// A fork's child could not join the tree, so it must not run.
+    /// A fork's child could not join the tree, so it must not run; `detail` has its process id in
+    /// the low half, and the errno in the high one: `USERS` where there are as many members as
+    /// there may be, `CONNREFUSED` where the supervisor cannot be reached.
     ChildNotManaged = 2,
     /// The kernel refused a call that cannot be refused; `detail` has the errno.
     KernelRefused = 3,
@@ -91,8 +93,11 @@ pub struct Member {
     /// the supervisor knows the child, then [`FORK_JOINED`], or more by an errno where it could not
     /// join. 0 where nobody forks.
     pub fork_joined: AtomicU32,
-    /// Keeps the words below aligned.
-    pub reserved: AtomicU32,
+    /// 1 where nobody lives here: the slot keeps a part of the budget for a run inside this one, whose
+    /// supervisor's process id it has. The supervisor writes it, before the slot is taken.
+    pub is_reservation: AtomicU32,
+    /// Most pages that it was granted at any time.
+    pub held_pages_max: AtomicU64,
     /// Pages that hold the program's data, wherever it rests.
     pub wanted_pages: AtomicU64,
     /// Most of it at any time.
@@ -134,6 +139,12 @@ impl Member {
         sum
     }
 
+    /// Whether nobody lives in the slot: see [`Member::is_reservation`].
+    #[must_use]
+    pub fn is_a_reservation(&self) -> bool {
+        self.is_reservation.load(Ordering::Relaxed) != 0
+    }
+
     /// Forgets all that the slot's last member left in it. Nobody writes to it meanwhile.
     pub fn clear(&self) {
         // Relaxed, all of them: what orders one member's end before the next one's beginning is
@@ -141,8 +152,10 @@ impl Member {
         self.pid.store(0, Ordering::Relaxed);
         self.obituary.store(Obituary::None as u32, Ordering::Relaxed);
         self.fork_joined.store(0, Ordering::Relaxed);
+        self.is_reservation.store(0, Ordering::Relaxed);
         for word in [
             &self.obituary_detail,
+            &self.held_pages_max,
             &self.wanted_pages,
             &self.wanted_pages_max,
             &self.managed_pages,
@@ -177,6 +190,8 @@ pub struct Control {
     pub no_pinned_handlers: AtomicU32,
     /// The budget.
     pub budget_pages: AtomicU64,
+    /// Most that one member may hold (`--memory-per-process`), 0 where only the budget bounds it.
+    pub member_pages_max: AtomicU64,
     /// Most segments that the swap file may have (`--swap-max`), 0 without a swap file.
     pub segments_max: AtomicU32,
     /// Segments in use.
@@ -231,7 +246,7 @@ impl Control {
 
     /// Pages of the budget that are given away: those held, and what members may charge without
     /// asking.
-    pub(crate) fn granted(&self) -> usize {
+    pub fn granted(&self) -> usize {
         let granted = |slot: usize| self.seats[slot].account.granted_in_order();
         slots_in(&self.taken).map(granted).sum::<usize>()
             + self.common_pages.load(Ordering::SeqCst) as usize
@@ -267,11 +282,33 @@ impl Control {
         futex::wake(calls, u32::MAX, Reach::Tree);
     }
 
+    /// Those of them in which somebody lives.
+    pub fn inhabited(&self) -> impl Iterator<Item = (usize, &Member)> {
+        self.present().filter(|(_, member)| !member.is_a_reservation())
+    }
+
     /// Gives a free slot to a process, with nothing in it of whoever had it before.
     pub fn take_slot(&self, slot: usize, pid: u32) {
         self.seats[slot].clear();
         self.members[slot].clear();
         self.traces[slot].clear();
+        self.occupy(slot, pid);
+    }
+
+    /// Gives a free slot to a reservation of `pages`, for the run of the supervisor `pid`.
+    pub fn reserve_slot(&self, slot: usize, pid: u32, pages: u64) {
+        let member = &self.members[slot];
+        let seat = &self.seats[slot];
+        member.clear();
+        seat.clear();
+        member.is_reservation.store(1, Ordering::Relaxed);
+        seat.is_silent.store(1, Ordering::Relaxed);
+        seat.account.put_in(usize::try_from(pages).unwrap_or(usize::MAX));
+        member.held_pages_max.store(pages, Ordering::Relaxed);
+        self.occupy(slot, pid);
+    }
+
+    fn occupy(&self, slot: usize, pid: u32) {
         self.members[slot].pid.store(pid, Ordering::Relaxed);
         // Relaxed, here and below: who looks for members wants numbers, each true by itself.
         self.taken[slot / 64].fetch_or(1 << (slot % 64), Ordering::Relaxed);
@@ -315,6 +352,12 @@ pub const FORK_UNDER_WAY: u32 = 1;
 /// `fork_joined` once the child has joined.
 pub const FORK_JOINED: u32 = 2;
 
+/// `Hello::parent_slot` of a process that executed a program.
+pub const NO_PARENT: u32 = u32::MAX;
+/// `Hello::parent_slot` of a supervisor that asks for `held_pages` of the budget, for a run of its
+/// own inside this one. It has them as long as its connection is open.
+pub const RESERVATION: u32 = u32::MAX - 1;
+
 /// A process asks to join.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
@@ -325,9 +368,10 @@ pub struct Hello {
     pub version: u32,
     /// Process id.
     pub pid: u32,
-    /// The slot of the process that forked this one, or `u32::MAX` after an exec.
+    /// The slot of the process that forked this one, or [`NO_PARENT`], or [`RESERVATION`].
     pub parent_slot: u32,
-    /// Pages that the parent had charged for this child: they move to the child's slot.
+    /// Pages that the parent had charged for this child: they move to the child's slot. Of a
+    /// reservation: pages that are asked for.
     pub held_pages: u64,
     /// Pages of data that the child inherits.
     pub wanted_pages: u64,
@@ -337,8 +381,31 @@ pub struct Hello {
 pub const WELCOME_UFFD_DEVICE: u32 = 1;
 /// `Welcome::flags`: the swap file is attached.
 pub const WELCOME_SWAP_FILE: u32 = 2;
-/// `Welcome::flags`: no slot is free (or the version differs); the process runs unmanaged.
+/// `Welcome::flags`: refused, for the reason in `refusal`; the process runs unmanaged.
 pub const WELCOME_REFUSED: u32 = 4;
+
+/// Why a process may not join.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub enum Refusal {
+    /// There are as many members as there may be: `Welcome::detail`.
+    Full = 1,
+    /// The supervisor is another version's: `Welcome::detail`.
+    Version = 2,
+    /// A fork's child whose parent is not a member any more.
+    NoParent = 3,
+    /// The budget has not as much left as is to be reserved: it has `Welcome::detail` pages.
+    NoRoom = 4,
+}
+
+impl Refusal {
+    /// The refusal in a [`Welcome`].
+    #[must_use]
+    pub fn from_number(number: u32) -> Option<Refusal> {
+        let all = [Refusal::Full, Refusal::Version, Refusal::NoParent, Refusal::NoRoom];
+        all.into_iter().find(|&refusal| refusal as u32 == number)
+    }
+}
 
 /// The supervisor's answer.
 #[derive(Clone, Copy, Debug)]
@@ -350,6 +417,8 @@ pub struct Welcome {
     pub flags: u32,
     /// The member's slot.
     pub slot: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// A [`Refusal`], or 0.
+    pub refusal: u32,
+    /// A number that goes with it.
+    pub detail: u64,
 }

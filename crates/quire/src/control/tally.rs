@@ -33,8 +33,13 @@ pub struct Tally {
 impl Tally {
     /// A member has joined in `slot`. Only the supervisor calls this.
     pub fn note_joined(&self, slot: usize) {
-        self.slots.fetch_max(slot as u32 + 1, Ordering::Relaxed);
+        self.note_slot(slot);
         self.joined.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// `slot` is in use. Only the supervisor calls this.
+    pub fn note_slot(&self, slot: usize) {
+        self.slots.fetch_max(slot as u32 + 1, Ordering::Relaxed);
     }
 
     /// Takes in the counters of a member that has left, and has `clear` clear its slot. Only the

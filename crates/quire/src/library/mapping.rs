@@ -7,6 +7,7 @@ use super::change::RemapOptions;
 use super::pinned::{Pinned, PinnedMut, RawPin};
 use super::{AddressSpace, Error, Object};
 use crate::object::{FaultAround, PinFor};
+use crate::space::vma::Pattern;
 use crate::units::{PAGE_SIZE, PageRange};
 
 /// Whose the bytes are.
@@ -62,7 +63,7 @@ impl Raw {
         self.offset + start as u64..self.offset + end as u64
     }
 
-    fn populate(&self, bytes: Range<usize>) -> Result<(), Error> {
+    pub fn populate(&self, bytes: Range<usize>) -> Result<(), Error> {
         let pages = self.pages(bytes);
         let result = self.object.space().engine.with_buffers(|scratch, buffer| {
             let objects = self.object.objects();

@@ -7,9 +7,7 @@ use std::path::Path;
 
 use super::object::Keeper;
 use super::{AddressSpace, Error, Object};
-use crate::store::{
-    Cause, Direct, FileOptions, FileStore, Operation, Store, StoreError, ZstdStore,
-};
+use crate::store::{Direct, FileOptions, FileStore, Store, StoreError, ZstdStore};
 use crate::units::PAGE_SIZE;
 
 /// How a file is opened as an object.

@@ -168,7 +168,8 @@ impl Userfaultfd {
 
     /// Where threads serve themselves: has those try again that wait for these pages.
     fn answer_inline(&self, pages: PageRange) {
-        if !self.is_inline() {
+        // Relaxed: set before any other thread knows the MMU.
+        if !self.is_inline.load(Ordering::Relaxed) {
             return;
         }
         let blocks = pages.start.block()..PageNum(pages.end.0 - 1).block() + 1;

@@ -6,7 +6,7 @@
 //! compressed pages; before anything in it touches managed memory it has registered the arena
 //! with a userfaultfd of its own. A clone made any other way inherits no arena at all.
 
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use super::{Descriptors, Process, join};
 use crate::control::{FORK_JOINED, FORK_UNDER_WAY, Obituary};
@@ -73,6 +73,19 @@ impl Process {
         self.space.end_fork_demand(&layout);
         charged.map(|charged| (layout, charged))
     }
+
+    /// Says once why forks fail where there is no supervisor to say it.
+    fn say_why_forks_fail(&self, errno: Errno) {
+        static IS_SAID: AtomicBool = AtomicBool::new(false);
+        if meaning_of(errno) == Errno::PERM
+            && let Some(why) = self.name.why_not(errno)
+            // Relaxed: of two that come at once either may say it.
+            && !IS_SAID.swap(true, Ordering::Relaxed)
+        {
+            let pid = thread::process_id();
+            super::say(format_args!("quire: process {pid} cannot fork: {why}"));
+        }
+    }
 }
 
 impl ForkGuard {
@@ -103,7 +116,8 @@ impl ForkGuard {
         match joined {
             Joining::Refused(errno) => {
                 reap(result);
-                -(errno.raw_os_error() as isize)
+                self.process.say_why_forks_fail(errno);
+                -(meaning_of(errno).raw_os_error() as isize)
             }
             Joining::Joined | Joining::Ended => result,
         }
@@ -123,7 +137,10 @@ impl ForkGuard {
                     futex::wait(joined, FORK_UNDER_WAY, Reach::Tree, Some(CHILD_POLL_MS));
                     lives = is_alive(child);
                 }
-                refused => return Joining::Refused(meaning_of(refused - FORK_JOINED)),
+                refused => {
+                    let errno = (refused - FORK_JOINED).cast_signed();
+                    return Joining::Refused(Errno::from_raw_os_error(errno));
+                }
             }
         }
     }
@@ -137,9 +154,11 @@ impl ForkGuard {
         // Whatever became of it, the parent need not wait any longer.
         if let Err(errno) = result {
             let parent = self.process.space.budget();
-            parent.leave_obituary(Obituary::ChildNotManaged, thread::process_id().into());
+            let errno = errno.raw_os_error().unsigned_abs();
+            let detail = u64::from(errno) << 32 | u64::from(thread::process_id());
+            parent.leave_obituary(Obituary::ChildNotManaged, detail);
             let joined = &parent.member().fork_joined;
-            let refused = FORK_JOINED + errno.raw_os_error().unsigned_abs();
+            let refused = FORK_JOINED + errno;
             // Release pairs with the parent's acquire. Where it has joined the supervisor gives back
             // what it was charged.
             let _ = joined.compare_exchange(
@@ -206,16 +225,16 @@ enum Joining {
     Joined,
     /// It died before it could say anything, or was never made.
     Ended,
-    /// It cannot be managed, and ends: what fork says to that.
+    /// It cannot be managed, and ends: why.
     Refused(Errno),
 }
 
 /// fork's errno for a child that could not join for the reason `errno`.
-fn meaning_of(errno: u32) -> Errno {
-    match Errno::from_raw_os_error(errno.cast_signed()) {
+fn meaning_of(errno: Errno) -> Errno {
+    match errno {
         // The supervisor cannot be reached from a network namespace of the child's own: as where
-        // namespaces are not allowed.
-        Errno::CONNREFUSED => Errno::PERM,
+        // namespaces are not allowed. Or there is none any more: no later try will find one.
+        Errno::CONNREFUSED | Errno::CONNRESET => Errno::PERM,
         _ => Errno::AGAIN,
     }
 }

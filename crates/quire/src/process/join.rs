@@ -10,9 +10,10 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketAddrUnix,
     SocketFlags, SocketType,
 };
+use rustix::process::{Pid, test_kill_process};
 
 use crate::control::{
-    CONTROL_BYTES, Control, Hello, MAGIC, SOCKET_VARIABLE, VERSION, WELCOME_REFUSED,
+    CONTROL_BYTES, Control, Hello, MAGIC, Refusal, SOCKET_VARIABLE, VERSION, WELCOME_REFUSED,
     WELCOME_SWAP_FILE, WELCOME_UFFD_DEVICE, Welcome,
 };
 use crate::sys::Errno;
@@ -89,8 +90,9 @@ impl SocketName {
     /// Joins the tree as this process.
     ///
     /// # Errors
-    /// The kernel's; `CONNREFUSED` where the supervisor has gone, `AGAIN` where it refuses,
-    /// `PROTO` where it speaks another version.
+    /// The kernel's; `CONNREFUSED` where the supervisor has gone, or is not to be reached from this
+    /// network namespace; `USERS` where there are as many members as there may be, `SRCH` where the
+    /// parent is none any more, `PROTO` where the supervisor is another version's.
     pub fn join(&self, hello: &Hello) -> Result<Joined, Errno> {
         let connection = rustix::net::socket_with(
             AddressFamily::UNIX,
@@ -106,6 +108,33 @@ impl SocketName {
         };
         rustix::net::send(&connection, bytes, SendFlags::NOSIGNAL)?;
         receive_welcome(connection)
+    }
+}
+
+impl SocketName {
+    /// Why a process cannot join, where [`SocketName::join`]'s errno says so: for a message.
+    #[must_use]
+    pub fn why_not(&self, errno: Errno) -> Option<&'static str> {
+        match errno {
+            Errno::USERS => Some("the run has as many processes as it may (--members-max)"),
+            Errno::PROTO => Some("the supervisor of its run is another version of quire"),
+            Errno::CONNRESET => Some("the supervisor of its run has ended, or knows it not"),
+            Errno::CONNREFUSED if self.has_ended() => Some("the supervisor of its run has ended"),
+            // Also where it has ended, and nobody has waited for it.
+            Errno::CONNREFUSED => Some(
+                "the supervisor of its run cannot be reached: it has ended, or listens in another \
+                 network namespace",
+            ),
+            _ => None,
+        }
+    }
+
+    /// Whether the supervisor, whose process id is in the name (`quire-PID-...`), has ended.
+    fn has_ended(&self) -> bool {
+        let mut parts = self.bytes[..self.len].split(|&byte| byte == b'-');
+        let number = parts.nth(1).and_then(|part| core::str::from_utf8(part).ok());
+        let pid = number.and_then(|number| number.parse().ok()).and_then(Pid::from_raw);
+        pid.is_some_and(|pid| test_kill_process(pid) == Err(Errno::SRCH))
     }
 }
 
@@ -125,6 +154,10 @@ fn receive_welcome(connection: OwnedFd) -> Result<Joined, Errno> {
         &mut ancillary,
         RecvFlags::CMSG_CLOEXEC,
     )?;
+    if received.bytes == 0 {
+        // It ended just now, or has no place for a process like this one.
+        return Err(Errno::CONNRESET);
+    }
     if received.bytes != bytes.len() {
         return Err(Errno::PROTO);
     }
@@ -134,7 +167,12 @@ fn receive_welcome(connection: OwnedFd) -> Result<Joined, Errno> {
         return Err(Errno::PROTO);
     }
     if welcome.flags & WELCOME_REFUSED != 0 {
-        return Err(Errno::AGAIN);
+        return Err(match Refusal::from_number(welcome.refusal) {
+            Some(Refusal::Full) => Errno::USERS,
+            Some(Refusal::NoParent) => Errno::SRCH,
+            Some(Refusal::Version) => Errno::PROTO,
+            Some(Refusal::NoRoom) | None => Errno::AGAIN,
+        });
     }
     let mut descriptors = [None, None, None];
     let mut count = 0;

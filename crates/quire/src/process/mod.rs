@@ -24,6 +24,7 @@ use self::limit::AddressLimit;
 pub use self::threads::{HANDLERS_AUTO_MAX, HANDLERS_MAX};
 use self::threads::{Handlers, Threads};
 use crate::budget::Budget;
+use crate::control::NO_PARENT;
 use crate::mmu::userfaultfd::Userfaultfd;
 use crate::space::AddressSpace;
 use crate::swap::Swap;
@@ -69,6 +70,8 @@ pub struct StartError {
     pub step: &'static str,
     /// What the kernel said.
     pub errno: Errno,
+    /// What that means, where it is known.
+    pub why: Option<&'static str>,
 }
 
 /// Starts the engine and joins the tree whose supervisor is named in the environment. `None`:
@@ -76,12 +79,15 @@ pub struct StartError {
 /// runs unmanaged.
 pub fn start() -> Option<&'static Process> {
     try_start().unwrap_or_else(|error| {
-        say(format_args!(
-            "quire: process {} runs unmanaged: cannot {} (errno {}); try `quire doctor`",
-            thread::process_id(),
-            error.step,
-            error.errno.raw_os_error()
-        ));
+        let pid = thread::process_id();
+        match error.why {
+            Some(why) => say(format_args!("quire: process {pid} runs unmanaged: {why}")),
+            None => say(format_args!(
+                "quire: process {pid} runs unmanaged: cannot {} (errno {}); try `quire doctor`",
+                error.step,
+                error.errno.raw_os_error()
+            )),
+        }
         None
     })
 }
@@ -89,9 +95,12 @@ pub fn start() -> Option<&'static Process> {
 fn try_start() -> Result<Option<&'static Process>, StartError> {
     let Some(name) = SocketName::from_environment() else { return Ok(None) };
     let _signals = SignalsBlocked::new();
-    let failed = |step| move |errno| StartError { step, errno };
-    let hello = join::hello(thread::process_id(), u32::MAX, 0, 0);
-    let joined = name.join(&hello).map_err(failed("join the tree"))?;
+    let failed = |step| move |errno| StartError { step, errno, why: None };
+    let hello = join::hello(thread::process_id(), NO_PARENT, 0, 0);
+    let joined = name.join(&hello).map_err(|errno| StartError {
+        why: name.why_not(errno),
+        ..failed("join the tree")(errno)
+    })?;
     let control = joined.map_control().map_err(failed("map the control page"))?;
     // SAFETY: the mapping is never undone.
     let budget = unsafe { Budget::new(control.as_ptr(), joined.slot) };

@@ -315,7 +315,8 @@ fn reclaim(process: &'static Process, scratch: &mut Scratch) -> ! {
         }
         match balance {
             Balance::Stuck | Balance::Elsewhere if has_starved => {
-                let is_pressed = space.press_for(Need::Starved, STARVED_PAGES);
+                let is_pressed =
+                    !budget.is_at_own_limit() && space.press_for(Need::Starved, STARVED_PAGES);
                 let swapped_out = budget.swapped_out_by_tree();
                 // Where somebody could give, the hope is his.
                 if hunger.is_hopeless(monotonic_ns(), swapped_out) && !is_pressed {

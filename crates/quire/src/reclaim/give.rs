@@ -16,6 +16,9 @@ impl<M: Mmu> AddressSpace<M> {
         self.budget.show_life();
         self.budget.give_slack_back();
         self.share_free_frames(0);
+        if self.budget.is_at_own_limit() && self.budget.demand() == 0 {
+            return self.balance_alone(scratch);
+        }
         let wanted = self.high_watermark().max(self.budget.owed());
         if self.free_in_tree() >= wanted {
             self.budget.answer(usize::MAX);
@@ -36,12 +39,14 @@ impl<M: Mmu> AddressSpace<M> {
 
     /// Whether this member's own memory is the one that should go.
     pub(super) fn gives_itself(&self) -> bool {
-        self.budget.members() == 1 || self.budget.source(Need::Balance) == Source::Home
+        self.budget.members() == 1
+            || self.budget.is_at_own_limit()
+            || self.budget.source(Need::Balance) == Source::Home
     }
 
     /// Pages that a fault of any member could charge.
     fn free_in_tree(&self) -> usize {
-        self.budget.uncharged().saturating_sub(self.budget.reserve())
+        self.budget.uncharged_by_tree().saturating_sub(self.budget.reserve())
     }
 
     /// Gives what is demanded of this member, a step of it.
@@ -92,7 +97,7 @@ impl<M: Mmu> AddressSpace<M> {
     /// many as the tree has too few of that nobody has charged. Returns how many.
     fn share_free_frames(&self, demand: usize) -> usize {
         let wanted = self.high_watermark().max(self.budget.owed()) + self.budget.reserve();
-        let missing = wanted.saturating_sub(self.budget.uncharged()).max(demand);
+        let missing = wanted.saturating_sub(self.budget.uncharged_by_tree()).max(demand);
         let keep = self.frames.free().saturating_sub(missing);
         self.release_free_frames(keep)
     }

@@ -231,6 +231,11 @@ impl<M: Mmu> AddressSpace<M> {
         if self.budget.members() > 1 {
             return self.balance_in_tree(scratch);
         }
+        self.balance_alone(scratch)
+    }
+
+    /// The rest of it, where what this member needs can only be its own.
+    fn balance_alone(&self, scratch: &mut Scratch) -> Balance {
         if self.available() >= self.high_watermark() {
             return Balance::Enough;
         }

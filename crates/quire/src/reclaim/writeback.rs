@@ -53,9 +53,10 @@ impl<M: Mmu> AddressSpace<M> {
         if !self.swap.has_file() {
             return;
         }
-        let all = self.budget.limit() / 2;
+        let all = self.budget.tree_limit() / 2;
         let own = all / self.budget.members();
         let share = own.max(all.saturating_sub(self.budget.pool_pages_of_others()));
+        let share = share.min(self.budget.limit() / 2);
         while self.swap.zpool.pages() > share {
             if self.write_back(scratch) == 0 {
                 break;

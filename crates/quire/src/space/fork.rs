@@ -80,8 +80,8 @@ impl<M: Mmu> AddressSpace<M> {
     fn charge_fork_room(&self) -> bool {
         let wanted = self.held_for_itself().saturating_sub(self.frames.free());
         let missing = wanted.saturating_sub(self.fork_room.load(Ordering::Relaxed));
-        let fits = self.budget.uncharged() >= missing + self.budget.reserve();
-        let is_charged = missing == 0 || fits && self.budget.try_charge(missing, Purpose::Reclaim);
+        let fits = self.budget.uncharged_by_tree() >= missing + self.budget.reserve();
+        let is_charged = missing == 0 || fits && self.budget.try_charge(missing, Purpose::Fork);
         if is_charged {
             // Relaxed: the forking thread and the background thread take turns by `fork_demand`.
             self.fork_room.fetch_add(missing, Ordering::Relaxed);
@@ -151,7 +151,7 @@ impl<M: Mmu> AddressSpace<M> {
             let held = self.held_for_itself();
             let room = self.fork_room.load(Ordering::Relaxed);
             let missing = held.saturating_sub(room);
-            if self.budget.try_charge(missing, Purpose::Reclaim) {
+            if self.budget.try_charge(missing, Purpose::Fork) {
                 self.fork_room.store(0, Ordering::Relaxed);
                 self.budget.uncharge(room.saturating_sub(held));
                 self.has_forked.store(true, Ordering::Relaxed);

@@ -1,0 +1,77 @@
+//! A run inside a run: its budget is a part of the outer one's.
+//!
+//! `quire run` that finds itself in a run asks that one's supervisor for as much as its own budget,
+//! before it starts anything. A slot of the outer tree then holds it, whole, as long as the
+//! connection is open: until this process ends, however it ends.
+
+use std::os::fd::OwnedFd;
+
+use anyhow::{Context as _, Result, bail};
+use quire::control::{
+    Hello, MAGIC, RESERVATION, Refusal, SOCKET_VARIABLE, VERSION, WELCOME_REFUSED,
+};
+use quire::units::PAGE_SIZE;
+use rustix::io::Errno;
+
+use crate::size::Human;
+use crate::supervisor::wire;
+
+/// What is around this process.
+pub enum Outer {
+    /// No run.
+    None,
+    /// One whose supervisor has ended: nobody to ask, and nobody who counts.
+    Ended,
+    /// One that keeps a part of its budget for this process, while the connection is open.
+    Around { _connection: OwnedFd },
+}
+
+/// Takes `budget_pages` out of the budget of the run that this process is in, if it is in one.
+///
+/// # Errors
+/// That run has not as much left.
+pub fn reserve(budget_pages: u64) -> Result<Outer> {
+    match std::env::var(SOCKET_VARIABLE) {
+        Ok(name) if !name.is_empty() => reserve_at(&name, budget_pages),
+        _ => Ok(Outer::None),
+    }
+}
+
+fn reserve_at(name: &str, budget_pages: u64) -> Result<Outer> {
+    let connection = match wire::connect(name) {
+        Ok(connection) => connection,
+        Err(Errno::CONNREFUSED) => return Ok(Outer::Ended),
+        Err(errno) => return Err(errno).context("cannot reach the supervisor of the run around"),
+    };
+    let hello = Hello {
+        magic: MAGIC,
+        version: VERSION,
+        pid: std::process::id(),
+        parent_slot: RESERVATION,
+        held_pages: budget_pages,
+        wanted_pages: 0,
+    };
+    let welcome = match wire::ask(&connection, &hello) {
+        Ok(welcome) => welcome,
+        Err(Errno::CONNRESET) => return Ok(Outer::Ended),
+        Err(errno) => return Err(errno).context("the run around does not answer"),
+    };
+    if welcome.flags & WELCOME_REFUSED == 0 {
+        return Ok(Outer::Around { _connection: connection });
+    }
+    let wanted = Human(budget_pages.saturating_mul(PAGE_SIZE as u64));
+    match Refusal::from_number(welcome.refusal) {
+        Some(Refusal::NoRoom) => bail!(
+            "this run is inside another one, which has {} of its budget left: {wanted} do not fit; \
+             lower --memory, or raise that of the run around",
+            Human(welcome.detail * PAGE_SIZE as u64)
+        ),
+        Some(Refusal::Full) => bail!(
+            "this run is inside another one, which has as many processes as there can be ({})",
+            welcome.detail
+        ),
+        _ => bail!(
+            "this run is inside one of another version of quire; use the same, or unset {SOCKET_VARIABLE}"
+        ),
+    }
+}

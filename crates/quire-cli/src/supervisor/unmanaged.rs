@@ -1,0 +1,319 @@
+//! Processes of a run that are no members: found, named once, and their memory shown as what it is.
+//!
+//! A program that clears its environment, a static one, a setuid one: none of them joins, and nobody
+//! asks. So the process tree is looked at, a second apart at the least, and at a hundredth of this
+//! process's time at the most. Who was seen twice and is no member is unmanaged: between its exec and
+//! its joining a process is none either, for a moment.
+//!
+//! Owns what was seen. Leaves to `inspect` what is in a program's way. A run inside this one is its
+//! own supervisor's affair: nothing below that is looked at.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use quire::control::SOCKET_VARIABLE;
+
+use crate::inspect;
+use crate::procfs::{self, Stat};
+use crate::sys::kcmp;
+
+/// From one look to the next, at the least.
+const PERIOD: Duration = Duration::from_secs(1);
+/// How much longer than a look the time to the next one is, at the least.
+const PERIOD_PER_LOOK: u32 = 100;
+/// Unmanaged processes that have ended and are remembered one by one.
+const PAST_MAX: usize = 256;
+
+/// A process of the run that is no member.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Unmanaged {
+    pub pid: u32,
+    pub name: String,
+    /// Why it is none, as far as can be told.
+    pub why: String,
+    /// What it has in memory by the kernel's count: shared libraries and files too.
+    pub resident_bytes: u64,
+    /// Most of it at any time.
+    pub resident_bytes_max: u64,
+}
+
+struct Seen {
+    start_ticks: u64,
+    /// Once it was seen twice.
+    unmanaged: Option<Unmanaged>,
+}
+
+/// Who is of the run without being a member.
+#[derive(Clone, Copy)]
+pub struct Tree<'a> {
+    pub supervisor_pid: u32,
+    pub members: &'a BTreeSet<u32>,
+    /// Supervisors of runs inside this one.
+    pub inner: &'a BTreeSet<u32>,
+    /// Processes that are known to be of the run, though nobody else above them may be.
+    pub known: &'a BTreeSet<u32>,
+}
+
+impl Tree<'_> {
+    /// The processes that live and are no members.
+    pub fn strangers(&self, all: &BTreeMap<u32, Stat>) -> Vec<u32> {
+        let is_stranger = |pid: u32, stat: &Stat| {
+            pid != self.supervisor_pid
+                && !stat.is_dead
+                && !self.members.contains(&pid)
+                && !self.inner.contains(&pid)
+                && self.has(pid, all)
+        };
+        all.iter().filter(|&(&pid, stat)| is_stranger(pid, stat)).map(|(&pid, _)| pid).collect()
+    }
+
+    /// Whether a process is of the run, and not of one inside: whom one comes to first going up.
+    fn has(&self, pid: u32, all: &BTreeMap<u32, Stat>) -> bool {
+        let parent = |&pid: &u32| all.get(&pid).map(|stat| stat.parent_pid);
+        let mut is_known = false;
+        for above in std::iter::successors(Some(pid), parent) {
+            if above != pid && self.inner.contains(&above) {
+                return false;
+            }
+            is_known |= above == self.supervisor_pid
+                || self.members.contains(&above)
+                || self.known.contains(&above);
+        }
+        is_known
+    }
+}
+
+/// What the supervisor has seen of them.
+pub struct Watch {
+    next: Instant,
+    seen: BTreeMap<u32, Seen>,
+    past: Vec<Unmanaged>,
+    found: u64,
+    resident_bytes_max: u64,
+}
+
+impl Watch {
+    /// Takes its first look after a period from now.
+    pub fn new() -> Watch {
+        Watch {
+            next: Instant::now() + PERIOD,
+            seen: BTreeMap::new(),
+            past: Vec::new(),
+            found: 0,
+            resident_bytes_max: 0,
+        }
+    }
+
+    /// Whether it is time to look.
+    pub fn is_due(&self) -> bool {
+        Instant::now() >= self.next
+    }
+
+    /// Processes that were seen twice, ever.
+    pub fn found(&self) -> u64 {
+        self.found
+    }
+
+    /// Most that all of them had in memory at a time, as far as was seen.
+    pub fn resident_bytes_max(&self) -> u64 {
+        self.resident_bytes_max
+    }
+
+    /// Those that there were and are, as they were seen last.
+    pub fn all(&self) -> impl Iterator<Item = &Unmanaged> {
+        self.past.iter().chain(self.seen.values().filter_map(|seen| seen.unmanaged.as_ref()))
+    }
+
+    /// Who was seen, members or not: they are of the run, whoever is above them by now.
+    pub fn known(&self) -> impl Iterator<Item = u32> {
+        self.seen.keys().copied()
+    }
+
+    /// Looks at all processes there are; `on_found` is told of each that is newly unmanaged.
+    /// `why` says what the supervisor itself knows of a process.
+    pub fn look(
+        &mut self,
+        tree: Tree<'_>,
+        why: impl Fn(u32) -> Option<String>,
+        on_found: &mut dyn FnMut(&Unmanaged),
+    ) {
+        let began = Instant::now();
+        let all = procfs::all();
+        let strangers = tree.strangers(&all);
+        self.forget_all_but(&strangers, &all);
+        let mut sum = 0;
+        for pid in strangers {
+            let stat = &all[&pid];
+            let Some(seen) = self.seen.get_mut(&pid) else {
+                let seen = Seen { start_ticks: stat.start_ticks, unmanaged: None };
+                self.seen.insert(pid, seen);
+                continue;
+            };
+            if seen.unmanaged.is_none() && is_settled(pid, stat) {
+                let unmanaged = describe(pid, why(pid));
+                on_found(&unmanaged);
+                self.found += 1;
+                seen.unmanaged = Some(unmanaged);
+            }
+            if let Some(unmanaged) = &mut seen.unmanaged {
+                unmanaged.measure();
+                sum += unmanaged.resident_bytes;
+            }
+        }
+        self.resident_bytes_max = self.resident_bytes_max.max(sum);
+        self.next = Instant::now() + PERIOD.max(began.elapsed() * PERIOD_PER_LOOK);
+    }
+
+    /// Forgets who has ended, has joined, or was another process.
+    fn forget_all_but(&mut self, strangers: &[u32], all: &BTreeMap<u32, Stat>) {
+        let past = &mut self.past;
+        self.seen.retain(|pid, seen| {
+            let stays =
+                strangers.binary_search(pid).is_ok() && all[pid].start_ticks == seen.start_ticks;
+            if !stays
+                && let Some(unmanaged) = seen.unmanaged.take()
+                && past.len() < PAST_MAX
+            {
+                past.push(unmanaged);
+            }
+            stays
+        });
+    }
+}
+
+/// Whether a process that is no member will be none: not where it is stopped on its way, or still in
+/// the memory of a parent, who is looked at in its own right.
+pub fn is_settled(pid: u32, stat: &Stat) -> bool {
+    !stat.is_stopped && !kcmp::have_same_memory(pid, stat.parent_pid)
+}
+
+/// An unmanaged process as it is now; `why` as far as it is known already.
+pub fn describe(pid: u32, why: Option<String>) -> Unmanaged {
+    let mut unmanaged = Unmanaged {
+        pid,
+        name: procfs::name(pid).unwrap_or_default(),
+        why: why.unwrap_or_else(|| why_not(pid)),
+        resident_bytes: 0,
+        resident_bytes_max: 0,
+    };
+    unmanaged.measure();
+    unmanaged
+}
+
+impl Unmanaged {
+    fn measure(&mut self) {
+        if let Some([now, most]) = procfs::resident_bytes(self.pid) {
+            self.resident_bytes = now;
+            self.resident_bytes_max = self.resident_bytes_max.max(most);
+        }
+    }
+}
+
+/// Why a process that runs has not joined, as far as it can be seen from outside.
+fn why_not(pid: u32) -> String {
+    match inspect::inspect_running(pid) {
+        Ok(Some(unmanaged)) => return unmanaged.why(),
+        Ok(None) => {}
+        Err(_) => return "it is another user's, and may not be looked at".into(),
+    }
+    let Ok(environment) = std::fs::read(format!("/proc/{pid}/environ")) else {
+        return "it is another user's, and may not be looked at".into();
+    };
+    for variable in ["LD_PRELOAD", SOCKET_VARIABLE] {
+        let is_it = |word: &[u8]| {
+            word.strip_prefix(variable.as_bytes()).is_some_and(|rest| rest.starts_with(b"="))
+        };
+        if !environment.split(|&byte| byte == 0).any(is_it) {
+            return format!("{variable} is missing in its environment");
+        }
+    }
+    let namespace = |pid: &str| std::fs::read_link(format!("/proc/{pid}/ns/net")).ok();
+    if namespace(&pid.to_string()) != namespace("self") {
+        return "it executed its program in another network namespace".into();
+    }
+    "it could not join; what it said itself tells why".into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stat(parent_pid: u32) -> Stat {
+        Stat { parent_pid, start_ticks: 1, is_dead: false, is_stopped: false, state: 'S' }
+    }
+
+    fn strangers(processes: &[(u32, u32)], members: &[u32], inner: &[u32]) -> Vec<u32> {
+        let all = processes.iter().map(|&(pid, parent)| (pid, stat(parent))).collect();
+        let [members, inner] = [members, inner].map(|pids| pids.iter().copied().collect());
+        let known = BTreeSet::from([50]);
+        let tree = Tree { supervisor_pid: 10, members: &members, inner: &inner, known: &known };
+        tree.strangers(&all)
+    }
+
+    #[test]
+    fn who_is_below_the_supervisor_and_no_member_is_a_stranger() {
+        let processes = [(10, 1), (11, 10), (12, 11), (13, 12), (20, 1), (21, 20)];
+        assert_eq!(strangers(&processes, &[11], &[]), [12, 13]);
+        assert_eq!(strangers(&processes, &[11, 12, 13], &[]), [0; 0]);
+    }
+
+    #[test]
+    fn orphans_are_known_by_who_was_above_them() {
+        // 11 is a member and nobody's child any more; 50 was seen before.
+        let processes = [(10, 1), (11, 1), (12, 11), (50, 1), (51, 50), (60, 1)];
+        assert_eq!(strangers(&processes, &[11], &[]), [12, 50, 51]);
+    }
+
+    #[test]
+    fn a_run_inside_is_its_own_supervisors_affair() {
+        let processes = [(10, 1), (11, 10), (30, 11), (31, 30), (32, 31), (40, 11)];
+        assert_eq!(strangers(&processes, &[11, 30], &[30]), [40]);
+        // Also where the inner supervisor itself is no member.
+        assert_eq!(strangers(&processes, &[11], &[30]), [40]);
+    }
+
+    #[test]
+    fn a_process_is_found_at_the_second_look_once_and_remembered() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let members = BTreeSet::new();
+        let inner = BTreeSet::new();
+        let known = BTreeSet::from([child.id()]);
+        // Nobody is below this one.
+        let tree =
+            Tree { supervisor_pid: u32::MAX, members: &members, inner: &inner, known: &known };
+        let mut watch = Watch::new();
+        let mut found = Vec::new();
+        for _ in 0..3 {
+            watch.look(tree, |_| None, &mut |unmanaged| found.push(unmanaged.clone()));
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert_eq!((found[0].pid, found[0].name.as_str()), (child.id(), "sleep"));
+        assert_eq!(found[0].why, "LD_PRELOAD is missing in its environment");
+        assert!(watch.resident_bytes_max() > 0);
+        watch.look(tree, |_| None, &mut |_| unreachable!("nobody is left"));
+        let past: Vec<&Unmanaged> = watch.all().collect();
+        assert_eq!((past.len(), past[0].pid, watch.found()), (1, child.id(), 1));
+        assert!(past[0].resident_bytes_max > 0);
+    }
+
+    #[test]
+    fn who_joins_meanwhile_is_no_stranger() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let [inner, none] = [BTreeSet::new(), BTreeSet::new()];
+        let child_alone = BTreeSet::from([child.id()]);
+        let mut watch = Watch::new();
+        let tree = |members| Tree {
+            supervisor_pid: u32::MAX,
+            members,
+            inner: &inner,
+            known: &child_alone,
+        };
+        watch.look(tree(&none), |_| None, &mut |_| unreachable!("seen once"));
+        watch.look(tree(&child_alone), |_| None, &mut |_| unreachable!("a member"));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(watch.found(), 0);
+    }
+}
