@@ -186,6 +186,7 @@ impl Stats {
             stats.gauges[HELD] = control.held_pages.load(Relaxed);
             stats.gauges[WANTED] = control.wanted_pages.load(Relaxed);
             stats.gauges[WANTED_MAX] = control.wanted_pages_max.load(Relaxed);
+            stats.gauges[POOL] += control.common_pages.load(Relaxed);
             stats.gauges[SWAP_FILE] = segments * (SEGMENT_BYTES / PAGE_SIZE) as u64;
         }
         Some(stats)
@@ -278,6 +279,7 @@ mod tests {
             control.tally.note_joined(slot);
         }
         control.held_pages.store(31, Relaxed);
+        control.common_pages.store(3, Relaxed);
         control.segments_used.store(2, Relaxed);
         control
     }
@@ -287,7 +289,7 @@ mod tests {
         let control = control();
         let tree = Stats::read(&control, Scope::Tree).unwrap().text();
         assert!(tree.starts_with("processes 2\nheld_pages 31\nwanted_pages 0\n"), "{tree}");
-        assert!(tree.contains("\npool_pages 8\nfile_pages 0\nswap_file_pages 128\npgfault 2000\n"));
+        assert!(tree.contains("\npool_pages 11\nfile_pages 0\nswap_file_pages 128\npgfault 2000\n"));
         assert_eq!(tree.lines().count(), GAUGES.len() + Event::ALL.len());
         assert!(tree.lines().any(|line| line == "speculative_pgfault 0"));
         let member = Stats::read(&control, Scope::Member(200)).unwrap().text();

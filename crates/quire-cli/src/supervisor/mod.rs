@@ -18,6 +18,7 @@
 
 mod looker;
 mod members;
+mod pool;
 mod program;
 pub mod swapfile;
 
@@ -29,8 +30,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use anyhow::{Context as _, Result};
 use quire::control::{
-    Control, Event, FORK_UNDER_WAY, Hello, MAGIC, SEGMENT_BYTES, VERSION, WELCOME_REFUSED,
-    WELCOME_SWAP_FILE, WELCOME_UFFD_DEVICE, Welcome,
+    Control, Event, FORK_UNDER_WAY, Hello, MAGIC, SEGMENT_BYTES, VERSION, WELCOME_POOL,
+    WELCOME_REFUSED, WELCOME_SWAP_FILE, WELCOME_UFFD_DEVICE, Welcome,
 };
 use quire::units::PAGE_SIZE;
 use rustix::event::{Timespec, epoll};
@@ -43,6 +44,7 @@ use rustix::net::{
 pub use self::looker::{Looker, Moment};
 pub use self::members::Death;
 use self::members::{Members, Refused};
+use self::pool::Pool;
 use self::swapfile::SwapFile;
 use crate::cli::{FolioOrder, Handlers};
 use crate::procfs;
@@ -58,6 +60,9 @@ const SIGNALS: u64 = 1;
 const FIRST_CONNECTION: u64 = 2;
 /// How often the sizes are read whose maxima the members do not keep.
 const SAMPLE_MS: i64 = 500;
+/// How often it is looked whether members have let go of memory that they share: then it is the
+/// supervisor who gives it back.
+const COMMON_MS: i64 = 20;
 const BACKLOG: i32 = 128;
 
 /// What the members of the tree are given.
@@ -138,6 +143,7 @@ impl Default for Account {
 pub struct Supervisor {
     control: ControlMap,
     members: Members,
+    pool: Pool,
     swap: Option<SwapFile>,
     uffd_device: Option<OwnedFd>,
     socket_name: String,
@@ -166,6 +172,8 @@ impl Supervisor {
     pub fn new(settings: Settings) -> Result<Supervisor> {
         let control = ControlMap::create()?;
         let segments = settings.swap.as_ref().map_or(0, SwapFile::segments);
+        let pool = Pool::create((settings.budget_pages as usize).saturating_mul(PAGE_SIZE))?;
+        control.slots_max.store(pool.slots(), Relaxed);
         control.supervisor_pid.store(std::process::id(), Relaxed);
         control.no_batch_unmap.store(settings.no_batch_unmap.into(), Relaxed);
         control.no_speculation.store(settings.no_speculation.into(), Relaxed);
@@ -183,6 +191,7 @@ impl Supervisor {
         Ok(Supervisor {
             control,
             members: Members::new(),
+            pool,
             swap: settings.swap,
             uffd_device: settings.uffd_device,
             socket_name,
@@ -218,6 +227,8 @@ impl Supervisor {
         watch(&self.epoll, program.signals(), SIGNALS).context("cannot watch for signals")?;
         loop {
             let timeout_ms = looker.as_ref().map_or(SAMPLE_MS, |looker| looker.timeout_ms());
+            let has_common = self.pool.has_common(&self.control);
+            let timeout_ms = if has_common { timeout_ms.min(COMMON_MS) } else { timeout_ms };
             let has_signals = self.serve(timeout_ms, &mut on_death)?;
             if has_signals && let Some(status) = program.handle_signals() {
                 // Connections close before a process can be waited for: what the program was
@@ -250,6 +261,7 @@ impl Supervisor {
             Err(errno) => return Err(errno).context("cannot wait for events"),
         }
         self.sample();
+        self.pool.settle_if_let_go(&self.control);
         let tokens: Vec<u64> = events.iter().map(|event| event.data.u64()).collect();
         let mut ready: Vec<u64> =
             tokens.iter().copied().filter(|&token| token >= FIRST_CONNECTION).collect();
@@ -353,6 +365,12 @@ impl Supervisor {
             Ok(slot) => {
                 answer.slot = slot;
                 descriptors.push(self.control.as_fd());
+                if hello.parent_slot == u32::MAX {
+                    answer.flags |= WELCOME_POOL;
+                    descriptors.push(self.pool.as_fd());
+                } else {
+                    self.pool.inherit(&self.control, hello.parent_slot, slot);
+                }
                 if let Some(device) = &self.uffd_device {
                     answer.flags |= WELCOME_UFFD_DEVICE;
                     descriptors.push(device.as_fd());
@@ -408,6 +426,7 @@ impl Supervisor {
     fn bury(&mut self, token: u64, on_death: &mut dyn FnMut(Death, &Account)) {
         if let Some(slot) = self.connections.get(&token).and_then(|connection| connection.slot) {
             self.sample();
+            self.pool.leave(&self.control, slot);
             if let Some(death) = self.members.leave(&self.control, slot) {
                 let account = self.account();
                 on_death(death, &account);
@@ -501,7 +520,7 @@ fn is_closed(socket: &OwnedFd) -> bool {
 }
 
 fn send(socket: &OwnedFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> rustix::io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     if !descriptors.is_empty() {
         ancillary.push(SendAncillaryMessage::ScmRights(descriptors));

@@ -4,6 +4,7 @@
 pub mod control;
 pub mod mapped;
 pub mod peer;
+pub mod pool;
 pub mod probe;
 pub mod signals;
 pub mod spawn;

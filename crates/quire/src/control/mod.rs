@@ -11,7 +11,8 @@
 //!
 //! A process joins by connecting to the supervisor's abstract `SOCK_SEQPACKET` socket, whose name
 //! is in the environment variable [`SOCKET_VARIABLE`]. It sends a [`Hello`] and receives a
-//! [`Welcome`] with descriptors attached (`SCM_RIGHTS`), in this order: the control memfd, then
+//! [`Welcome`] with descriptors attached (`SCM_RIGHTS`), in this order: the control memfd, then the
+//! pool memfd ([`slabs`]) if [`WELCOME_POOL`] is set (a fork's child has it mapped), then
 //! `/dev/userfaultfd` if [`WELCOME_UFFD_DEVICE`] is set, then the swap file if
 //! [`WELCOME_SWAP_FILE`] is set. It keeps the connection open in its handlers' private
 //! descriptor table: exec, exit and SIGKILL all close it.
@@ -19,6 +20,7 @@
 pub mod event;
 pub mod histogram;
 pub mod shard;
+pub mod slabs;
 mod tally;
 pub mod trace;
 
@@ -37,7 +39,7 @@ pub const SOCKET_VARIABLE: &str = "QUIRE_SOCKET";
 /// First word of the control page, of `Hello` and of `Welcome`.
 pub const MAGIC: u32 = 0x5155_4952;
 /// Changed with every change of a structure in this module.
-pub const VERSION: u32 = 7;
+pub const VERSION: u32 = 8;
 
 /// Most processes of one tree that can be managed at a time.
 pub const MEMBERS_MAX: usize = 256;
@@ -83,7 +85,7 @@ pub struct Member {
     pub fork_joined: AtomicU32,
     /// Keeps the words below aligned.
     pub reserved: AtomicU32,
-    /// Pages charged: mapped, in limbo, free frames, compressed pool, tables.
+    /// Pages charged: mapped, in limbo, free frames, slabs of its own, tables.
     pub held_pages: AtomicU64,
     /// Pages that hold the program's data, wherever it rests.
     pub wanted_pages: AtomicU64,
@@ -93,7 +95,7 @@ pub struct Member {
     pub managed_pages: AtomicU64,
     /// Most of it at any time.
     pub managed_pages_max: AtomicU64,
-    /// Pages of the compressed pool.
+    /// Pages of the compressed pool that are its own, not common.
     pub pool_pages: AtomicU64,
     /// Pages in the swap file.
     pub file_pages: AtomicU64,
@@ -176,8 +178,13 @@ pub struct Control {
     pub segments_max: AtomicU32,
     /// Segments in use.
     pub segments_used: AtomicU32,
-    /// All that the members hold together.
+    /// Slots of the compressed pool: see [`slabs`].
+    pub slots_max: AtomicU32,
+    /// All that the members hold together, and what is common.
     pub held_pages: AtomicU64,
+    /// Pages of slabs that several members use since a fork, and none pays for. The supervisor
+    /// alone changes it.
+    pub common_pages: AtomicU64,
     /// Most of it at any time.
     pub held_pages_max: AtomicU64,
     /// All data of all members together.
@@ -259,6 +266,8 @@ pub struct Hello {
 pub const WELCOME_UFFD_DEVICE: u32 = 1;
 /// `Welcome::flags`: the swap file is attached.
 pub const WELCOME_SWAP_FILE: u32 = 2;
+/// `Welcome::flags`: the pool memfd is attached.
+pub const WELCOME_POOL: u32 = 8;
 /// `Welcome::flags`: no slot is free (or the version differs); the process runs unmanaged.
 pub const WELCOME_REFUSED: u32 = 4;
 

@@ -108,7 +108,7 @@ pub fn space<M: quire::mmu::Mmu>(
     let budget = unsafe { Budget::new(control(tree).as_ptr(), 0) };
     let descriptor = file.as_ref().map(AsRawFd::as_raw_fd);
     // SAFETY: the file is returned and kept open beside the space.
-    let swap = unsafe { Swap::new(descriptor, &budget) }.unwrap();
+    let swap = unsafe { Swap::new(descriptor, None, &budget) }.unwrap();
     (AddressSpace::new(mmu, budget, swap, pages, frames).unwrap(), file)
 }
 
