@@ -27,6 +27,17 @@ impl PoolMap {
         // A member that shrank it would kill all others by SIGBUS.
         rustix::fs::fcntl_add_seals(&memfd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
             .context("cannot seal the pool memfd")?;
+        PoolMap::map(memfd, slots)
+    }
+
+    /// The same pool, mapped once more.
+    #[cfg(test)]
+    pub fn view(&self) -> Result<PoolMap> {
+        PoolMap::map(self.memfd.try_clone()?, self.slots())
+    }
+
+    /// Maps a memfd that is such a pool and cannot shrink.
+    fn map(memfd: OwnedFd, slots: usize) -> Result<PoolMap> {
         let rights = ProtFlags::READ | ProtFlags::WRITE;
         let bytes = SlabTable::bytes(slots);
         // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
@@ -35,8 +46,8 @@ impl PoolMap {
         }
         .context("cannot map the pool memfd")?;
         let base = NonNull::new(base.cast()).context("the pool memfd came at address 0")?;
-        // SAFETY: just mapped, with this length, from a memfd of zeros that cannot shrink; unmapped
-        // when `self` is dropped, which the table is only lent by.
+        // SAFETY: just mapped, with this length, from a memfd that began as zeros and cannot shrink;
+        // unmapped when `self` is dropped, which the table is only lent by.
         let table = unsafe { SlabTable::at(base, slots) };
         Ok(PoolMap { table, memfd })
     }
@@ -69,7 +80,7 @@ impl AsFd for PoolMap {
 impl Drop for PoolMap {
     fn drop(&mut self) {
         let bytes = SlabTable::bytes(self.table.slots());
-        // SAFETY: `create` mapped exactly this; references to it borrow `self`, so none is left.
+        // SAFETY: `map` mapped exactly this; references to it borrow `self`, so none is left.
         // A failure leaves a mapping behind, no more.
         let _ = unsafe { rustix::mm::munmap(self.table.start().as_ptr().cast(), bytes) };
     }

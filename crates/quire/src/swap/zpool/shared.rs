@@ -141,3 +141,7 @@ impl Zpool {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "shared_tests.rs"]
+mod tests;

@@ -10,17 +10,17 @@ use super::*;
 use crate::control::slabs::slots_for;
 
 /// An account with a limit.
-struct Purse {
+pub(super) struct Purse {
     held: AtomicUsize,
     limit: usize,
 }
 
 impl Purse {
-    fn with(limit: usize) -> Purse {
+    pub fn with(limit: usize) -> Purse {
         Purse { held: AtomicUsize::new(0), limit }
     }
 
-    fn held(&self) -> usize {
+    pub fn held(&self) -> usize {
         self.held.load(Relaxed)
     }
 }
@@ -38,7 +38,7 @@ impl Account for Purse {
 }
 
 /// The same numbers from the same seed, on every machine.
-struct Dice(u64);
+pub(super) struct Dice(pub u64);
 
 impl Dice {
     fn roll(&mut self, below: usize) -> usize {
@@ -49,13 +49,13 @@ impl Dice {
     }
 
     /// A page that packs to anything between a few bytes and not at all.
-    fn page(&mut self) -> PageBytes {
+    pub fn page(&mut self) -> PageBytes {
         let random = self.roll(PAGE_SIZE * 5 / 4).min(PAGE_SIZE);
         self.page_with(random)
     }
 
     /// A page that begins with so many bytes that do not pack.
-    fn page_with(&mut self, random: usize) -> PageBytes {
+    pub fn page_with(&mut self, random: usize) -> PageBytes {
         let mut page = [0; PAGE_SIZE];
         for (at, byte) in page.iter_mut().enumerate() {
             *byte = if at < random { self.roll(256) as u8 } else { (at % 7) as u8 };
@@ -64,16 +64,16 @@ impl Dice {
     }
 }
 
-struct Packer(Box<MaybeUninit<Compressor>>);
+pub(super) struct Packer(Box<MaybeUninit<Compressor>>);
 
 impl Packer {
-    fn new() -> Packer {
+    pub fn new() -> Packer {
         let mut place = Box::<Compressor>::new_uninit();
         Compressor::init(&mut place);
         Packer(place)
     }
 
-    fn pack<'a>(&'a mut self, page: &'a PageBytes) -> (Kind, &'a [u8]) {
+    pub fn pack<'a>(&'a mut self, page: &'a PageBytes) -> (Kind, &'a [u8]) {
         // SAFETY: `new` initialised it.
         match unsafe { self.0.assume_init_mut() }.compress(page) {
             Packed::Lz4(block) => (Kind::Lz4, block),
@@ -82,7 +82,7 @@ impl Packer {
         }
     }
 
-    fn store(
+    pub fn store(
         &mut self,
         pool: &Zpool,
         owner: PageNum,
@@ -94,13 +94,13 @@ impl Packer {
     }
 }
 
-fn load(pool: &Zpool, handle: Handle, owner: PageNum) -> Result<PageBytes, Corrupt> {
+pub(super) fn load(pool: &Zpool, handle: Handle, owner: PageNum) -> Result<PageBytes, Corrupt> {
     let mut out = [0; PAGE_SIZE];
     // SAFETY: one thread, or the caller holds the owner's lock.
     unsafe { pool.load(handle, owner, &mut out) }.map(|()| out)
 }
 
-fn free(pool: &Zpool, handle: Handle, purse: &Purse) {
+pub(super) fn free(pool: &Zpool, handle: Handle, purse: &Purse) {
     // SAFETY: as in `load`.
     unsafe { pool.free(handle, purse) };
 }
