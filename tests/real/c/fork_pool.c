@@ -1,7 +1,8 @@
 /* Most of this program's data is packed when it forks, so that a budget has room for it once.
  *
- * fork_pool MIB ROUNDS: in each round a child, and a child of that, check every byte, write to an
- * eighth of the pages, move some elsewhere, and check again, beside the parent, who does the same. */
+ * fork_pool MIB ROUNDS: in each round a child, and a child of that, check every byte, write to a
+ * sixteenth of the pages, move as many elsewhere, and check again, beside the parent, who does the
+ * same. */
 
 #define _GNU_SOURCE
 #include <stdint.h>
@@ -33,35 +34,52 @@ static void fill(unsigned char *page, uint64_t number, uint64_t version)
 	memset(page + DENSE, (int)(number % 251), PAGE - DENSE);
 }
 
-static void check(const unsigned char *pages, const uint32_t *versions, size_t count, const char *who)
+/* The first pages are in a mapping that moves, the others in one that stays. */
+static unsigned char *moving, *staying;
+static size_t count, moving_count;
+
+static unsigned char *page_at(size_t at)
+{
+	return at < moving_count ? moving + at * PAGE : staying + (at - moving_count) * PAGE;
+}
+
+static void check(const uint32_t *versions, const char *who)
 {
 	static unsigned char expected[PAGE];
 	for (size_t at = 0; at < count; at++) {
 		fill(expected, at, versions[at]);
-		if (memcmp(pages + at * PAGE, expected, PAGE) != 0) {
+		if (memcmp(page_at(at), expected, PAGE) != 0) {
 			fprintf(stderr, "%s: page %zu is wrong\n", who, at);
 			_exit(3);
 		}
 	}
 }
 
-static unsigned char *work(unsigned char *pages, uint32_t *versions, size_t count, uint32_t version,
-						   const char *who)
+static unsigned char *map(size_t pages)
 {
-	check(pages, versions, count, who);
-	for (size_t at = version % 8; at < count; at += 8) {
-		versions[at] = version;
-		fill(pages + at * PAGE, at, version);
+	void *place = mmap(NULL, pages * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (place == MAP_FAILED) {
+		perror("mmap");
+		_exit(4);
 	}
-	/* All of it somewhere else: packed pages get other owners. */
-	void *place = mmap(NULL, count * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	void *moved = mremap(pages, count * PAGE, count * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, place);
-	if (moved != place) {
+	return place;
+}
+
+static void work(uint32_t *versions, uint32_t version, const char *who)
+{
+	check(versions, who);
+	for (size_t at = version % 16; at < count; at += 16) {
+		versions[at] = version;
+		fill(page_at(at), at, version);
+	}
+	/* Packed pages get other owners. */
+	unsigned char *place = map(moving_count);
+	if (mremap(moving, moving_count * PAGE, moving_count * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, place) != place) {
 		perror("mremap");
 		_exit(4);
 	}
-	check(moved, versions, count, who);
-	return moved;
+	moving = place;
+	check(versions, who);
 }
 
 static void wait_for(pid_t child)
@@ -79,32 +97,33 @@ static void wait_for(pid_t child)
 
 int main(int argc, char **argv)
 {
-	size_t count = (size_t)atoi(argv[1]) << 8;
 	uint32_t version = 1;
-	(void)argc;
-	unsigned char *pages = mmap(NULL, count * PAGE, PROT_READ | PROT_WRITE,
-								MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (argc != 3)
+		return 2;
+	count = (size_t)atoi(argv[1]) << 8;
+	moving_count = count / 16;
+	moving = map(moving_count);
+	staying = map(count - moving_count);
 	uint32_t *versions = calloc(count, sizeof *versions);
 	for (size_t at = 0; at < count; at++)
-		fill(pages + at * PAGE, at, 0);
+		fill(page_at(at), at, 0);
 	for (int round = 0; round < atoi(argv[2]); round++) {
 		pid_t child = fork();
 		if (child == 0) {
-			pages = work(pages, versions, count, version, "child");
+			work(versions, version, "child");
 			pid_t grandchild = fork();
 			if (grandchild == 0) {
-				work(pages, versions, count, version + 1, "grandchild");
+				work(versions, version + 1, "grandchild");
 				_exit(0);
 			}
-			pages = work(pages, versions, count, version + 2, "child");
 			wait_for(grandchild);
-			check(pages, versions, count, "child");
+			check(versions, "child");
 			_exit(0);
 		}
-		pages = work(pages, versions, count, version + 3, "parent");
+		work(versions, version + 2, "parent");
 		wait_for(child);
-		check(pages, versions, count, "parent");
-		version += 4;
+		check(versions, "parent");
+		version += 3;
 	}
 	printf("right\n");
 	return 0;
