@@ -2,6 +2,7 @@ use std::sync::atomic::AtomicBool;
 
 use quire::control::{Hello, MAGIC, VERSION};
 use quire::units::PAGE_SIZE;
+use rustix::io::Errno;
 
 use super::super::members::Members;
 use super::*;
@@ -66,6 +67,7 @@ impl Tree {
         let own = self.used(slot);
         let SlabUse::Own { member: owner, pages } = own else { panic!("{slot} is {own:?}") };
         assert_eq!(owner, member);
+        self.pool.table.punch(self.pool.table.offset_of(slot), SLOT_BYTES);
         assert!(self.pool.table.change(slot, own, SlabUse::Free));
         self.uncharge(member, pages);
     }
@@ -99,9 +101,9 @@ impl Tree {
         for slot in 1..self.pool.slots() {
             assert_eq!(self.used(slot), SlabUse::Free, "slot {slot}");
         }
-        let table = PAGE_SIZE as u64 * 4;
-        let blocks = rustix::fs::fstat(&self.pool).unwrap().st_blocks as u64 * 512;
-        assert!(blocks <= table, "{blocks} bytes are left");
+        let slots = self.pool.table.offset_of(0) as u64;
+        let memory = rustix::fs::seek(&self.pool, rustix::fs::SeekFrom::Data(slots));
+        assert_eq!(memory, Err(Errno::NXIO), "there is memory behind the table");
     }
 }
 
@@ -236,7 +238,8 @@ fn who_lets_go_and_who_is_given_the_slab_agree() {
             tree.drop_slab(child, slot);
         }
         let Tree { control, pool, .. } = &mut tree;
-        let (control, is_done) = (&*control, AtomicBool::new(false));
+        let control: &Control = control;
+        let is_done = AtomicBool::new(false);
         // A second view of the same table, for the member's thread.
         let view = pool.table.view().unwrap();
         std::thread::scope(|scope| {
