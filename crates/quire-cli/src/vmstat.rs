@@ -187,6 +187,7 @@ impl Stats {
             stats.gauges[HELD] = control.held();
             stats.gauges[WANTED] = control.wanted();
             stats.gauges[WANTED_MAX] = control.wanted_max();
+            stats.gauges[POOL] += control.common_pages.load(Relaxed);
             stats.gauges[SWAP_FILE] = segments * (SEGMENT_BYTES / PAGE_SIZE) as u64;
         }
         Some(stats)
@@ -277,7 +278,7 @@ mod tests {
             member.count(Event::Pgfault, 1000);
             control.tally.note_joined(slot);
         }
-        control.common_pages.store(1, Relaxed);
+        control.common_pages.store(3, Relaxed);
         control.segments_used.store(2, Relaxed);
         control
     }
@@ -286,8 +287,10 @@ mod tests {
     fn every_counter_is_a_name_and_a_value() {
         let control = control();
         let tree = Stats::read(&control, Scope::Tree).unwrap().text();
-        assert!(tree.starts_with("processes 2\nheld_pages 31\nwanted_pages 0\n"), "{tree}");
-        assert!(tree.contains("\npool_pages 8\nfile_pages 0\nswap_file_pages 128\npgfault 2000\n"));
+        assert!(tree.starts_with("processes 2\nheld_pages 33\nwanted_pages 0\n"), "{tree}");
+        assert!(
+            tree.contains("\npool_pages 11\nfile_pages 0\nswap_file_pages 128\npgfault 2000\n")
+        );
         assert_eq!(tree.lines().count(), GAUGES.len() + Event::ALL.len());
         assert!(tree.lines().any(|line| line == "speculative_pgfault 0"));
         let member = Stats::read(&control, Scope::Member(200)).unwrap().text();

@@ -49,6 +49,20 @@ def fork_killed(context):
     run_tree(context, "killed", 60 if context.long else 10, 2, 16, memory_bytes=32 * MIB)
 
 
+@case("fork-packed")
+def fork_packed(context):
+    """A fork of a program whose packed pages alone are more than half of its budget."""
+    program = context.compile("fork_pool")
+    argv = [program, "96", "30" if context.long else "3"]
+    _, managed = context.same(argv, memory_bytes=44 * MIB, swap=False)
+    if context.pretend:
+        return
+    stats = json.loads(context.stats.read_text())
+    context.note(f"pool {stats['pool_bytes_max'] / MIB:.1f} MiB at most")
+    if stats["pool_bytes_max"] * 2 < 44 * MIB:
+        raise Failed("the pool was too small for the case to mean anything")
+
+
 PIPELINE = """
 set -e
 for round in 1 2 3; do

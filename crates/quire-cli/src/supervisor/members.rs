@@ -261,9 +261,10 @@ impl Members {
         present.max().unwrap_or(0).max(self.managed_pages_max)
     }
 
-    /// Pages of all compressed pools now.
+    /// Pages of the compressed pool now: those of each member, and what is common once.
     pub fn pool_pages(&self, control: &Control) -> u64 {
-        self.present(control).map(|member| member.pool_pages.load(Relaxed)).sum()
+        let own = self.present(control).map(|member| member.pool_pages.load(Relaxed));
+        own.sum::<u64>() + control.common_pages.load(Relaxed)
     }
 
     fn present<'a>(&'a self, control: &'a Control) -> impl Iterator<Item = &'a Member> {

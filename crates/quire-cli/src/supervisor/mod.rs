@@ -19,6 +19,7 @@
 mod account;
 mod looker;
 mod members;
+mod pool;
 mod program;
 mod roll;
 pub mod swapfile;
@@ -33,7 +34,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use anyhow::{Context as _, Result};
 use quire::control::{
     Control, Event, FORK_UNDER_WAY, Hello, MAGIC, NO_PARENT, RESERVATION, Refusal, SEGMENT_BYTES,
-    VERSION, WELCOME_REFUSED, WELCOME_SWAP_FILE, WELCOME_UFFD_DEVICE, Welcome,
+    VERSION, WELCOME_POOL, WELCOME_REFUSED, WELCOME_SWAP_FILE, WELCOME_UFFD_DEVICE, Welcome,
 };
 use quire::units::PAGE_SIZE;
 use rustix::event::{Timespec, epoll};
@@ -46,7 +47,8 @@ pub use self::looker::{Looker, Moment};
 pub use self::members::Death;
 #[cfg(test)]
 pub use self::members::Sizes;
-use self::members::{Members, Refused};
+use self::members::{Left, Members, Refused};
+use self::pool::Pool;
 pub use self::roll::{End, Entry};
 use self::roll::{Identity, Roll};
 use self::swapfile::SwapFile;
@@ -68,6 +70,9 @@ const FIRST_CONNECTION: u64 = 2;
 const SAMPLE_MS: i64 = 500;
 /// Processes that were refused and whose reason is remembered.
 const REFUSED_MAX: usize = 1024;
+/// How often it is looked whether members have let go of memory that they share: then it is the
+/// supervisor who gives it back.
+const COMMON_MS: i64 = 20;
 
 /// What the members of the tree are given.
 pub struct Settings {
@@ -132,6 +137,7 @@ enum Turn {
 pub struct Supervisor {
     control: ControlMap,
     members: Members,
+    pool: Pool,
     swap: Option<SwapFile>,
     uffd_device: Option<OwnedFd>,
     socket_name: String,
@@ -170,6 +176,8 @@ impl Supervisor {
     pub fn new(settings: Settings) -> Result<Supervisor> {
         let control = ControlMap::create()?;
         let segments = settings.swap.as_ref().map_or(0, SwapFile::segments);
+        let pool = Pool::create((settings.budget_pages as usize).saturating_mul(PAGE_SIZE))?;
+        control.slots_max.store(pool.slots(), Relaxed);
         control.supervisor_pid.store(std::process::id(), Relaxed);
         control.no_batch_unmap.store(settings.no_batch_unmap.into(), Relaxed);
         control.no_speculation.store(settings.no_speculation.into(), Relaxed);
@@ -188,6 +196,7 @@ impl Supervisor {
         Ok(Supervisor {
             control,
             members: Members::new(settings.members_max),
+            pool,
             swap: settings.swap,
             uffd_device: settings.uffd_device,
             socket_name,
@@ -235,6 +244,8 @@ impl Supervisor {
         watch(&self.epoll, program.signals(), SIGNALS).context("cannot watch for signals")?;
         loop {
             let timeout_ms = looker.as_ref().map_or(SAMPLE_MS, |looker| looker.timeout_ms());
+            let has_common = self.pool.has_common(&self.control);
+            let timeout_ms = if has_common { timeout_ms.min(COMMON_MS) } else { timeout_ms };
             let has_signals = self.serve(timeout_ms, &mut on_news)?;
             if has_signals && let Some(status) = program.handle_signals() {
                 // Connections close before a process can be waited for: what the program was
@@ -289,6 +300,7 @@ impl Supervisor {
             Err(errno) => return Err(errno).context("cannot wait for events"),
         }
         self.sample();
+        self.pool.settle_if_let_go(&self.control);
         let tokens: Vec<u64> = events.iter().map(|event| event.data.u64()).collect();
         let mut ready: Vec<u64> =
             tokens.iter().copied().filter(|&token| token >= FIRST_CONNECTION).collect();
@@ -397,9 +409,13 @@ impl Supervisor {
             self.late.push((token, hello));
             return;
         }
-        if joined.is_ok() {
+        if let Ok(slot) = joined {
             (self.on_join)(self.members.count());
+            if !matches!(hello.parent_slot, NO_PARENT | RESERVATION) {
+                self.pool.inherit(&self.control, hello.parent_slot, slot);
+            }
         }
+        let Some(connection) = self.connections.get(&token) else { return };
         self.answer(&connection.socket, &hello, joined);
         match joined {
             Ok(slot) => {
@@ -429,6 +445,10 @@ impl Supervisor {
             Ok(slot) => {
                 answer.slot = slot;
                 descriptors.push(self.control.as_fd());
+                if hello.parent_slot == NO_PARENT {
+                    answer.flags |= WELCOME_POOL;
+                    descriptors.push(self.pool.as_fd());
+                }
                 if let Some(device) = &self.uffd_device {
                     answer.flags |= WELCOME_UFFD_DEVICE;
                     descriptors.push(device.as_fd());
@@ -485,13 +505,19 @@ impl Supervisor {
         fork == FORK_UNDER_WAY && is_related()
     }
 
+    /// Takes a slot back: the pool first, whose slabs its account still has.
+    fn leave(&mut self, slot: u32) -> Option<Left> {
+        self.pool.leave(&self.control, slot);
+        self.members.leave(&self.control, slot)
+    }
+
     /// Takes back what a member held whose connection has closed.
     fn bury(&mut self, token: u64, on_news: &mut dyn FnMut(News<'_>)) {
         self.sample();
         let connection = self.connections.get_mut(&token);
         if let Some((slot, identity)) =
             connection.and_then(|connection| Some((connection.slot?, connection.identity.take())))
-            && let Some(left) = self.members.leave(&self.control, slot)
+            && let Some(left) = self.leave(slot)
         {
             if let Some(identity) = identity {
                 self.roll.push(identity, left.sizes);

@@ -3,6 +3,7 @@
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
 
+use quire::control::slabs::{SlabTable, slots_for};
 use quire::control::{CONTROL_BYTES, MEMBERS_MAX, Obituary};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, SendFlags};
 
@@ -135,15 +136,18 @@ fn a_member_gets_the_control_page_and_the_swap_file() {
     member.hello(u32::MAX, 0, 0);
     serve(&mut supervisor);
     let answer = member.answer().unwrap();
-    assert_eq!(answer.flags, WELCOME_SWAP_FILE);
+    assert_eq!(answer.flags, WELCOME_POOL | WELCOME_SWAP_FILE);
     let sizes: Vec<u64> = answer
         .descriptors
         .iter()
         .map(|descriptor| rustix::fs::fstat(descriptor).unwrap().st_size.cast_unsigned())
         .collect();
-    assert_eq!(sizes, [CONTROL_BYTES as u64, 4 << 20]);
-    let shrunk = rustix::fs::ftruncate(&answer.descriptors[0], 0);
-    assert_eq!(shrunk, Err(Errno::PERM), "nobody takes the control page from the others");
+    let pool_bytes = SlabTable::pool_bytes(slots_for(1000 * PAGE_SIZE));
+    assert_eq!(sizes, [CONTROL_BYTES as u64, pool_bytes as u64, 4 << 20]);
+    for shared in &answer.descriptors[..2] {
+        let shrunk = rustix::fs::ftruncate(shared, 0);
+        assert_eq!(shrunk, Err(Errno::PERM), "nobody takes its memory from the others");
+    }
     let control = &supervisor.control;
     assert_eq!(control.members[answer.slot as usize].pid.load(Relaxed), std::process::id());
     assert_eq!(control.magic.load(Relaxed), MAGIC);

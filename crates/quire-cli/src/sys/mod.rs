@@ -6,6 +6,7 @@ pub mod kcmp;
 pub mod mapped;
 pub mod peer;
 pub mod pidfd;
+pub mod pool;
 pub mod probe;
 pub mod signals;
 pub mod spawn;

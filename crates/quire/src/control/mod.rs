@@ -11,7 +11,8 @@
 //!
 //! A process joins by connecting to the supervisor's abstract `SOCK_SEQPACKET` socket, whose name
 //! is in the environment variable [`SOCKET_VARIABLE`]. It sends a [`Hello`] and receives a
-//! [`Welcome`] with descriptors attached (`SCM_RIGHTS`), in this order: the control memfd, then
+//! [`Welcome`] with descriptors attached (`SCM_RIGHTS`), in this order: the control memfd, then the
+//! pool memfd ([`slabs`]) if [`WELCOME_POOL`] is set (a fork's child has it mapped), then
 //! `/dev/userfaultfd` if [`WELCOME_UFFD_DEVICE`] is set, then the swap file if
 //! [`WELCOME_SWAP_FILE`] is set. It keeps the connection open in its handlers' private
 //! descriptor table: exec, exit and SIGKILL all close it.
@@ -21,6 +22,7 @@ pub mod event;
 pub mod histogram;
 pub mod seat;
 pub mod shard;
+pub mod slabs;
 mod tally;
 pub mod trace;
 
@@ -106,7 +108,7 @@ pub struct Member {
     pub managed_pages: AtomicU64,
     /// Most of it at any time.
     pub managed_pages_max: AtomicU64,
-    /// Pages of the compressed pool.
+    /// Pages of the compressed pool that are its own, not common.
     pub pool_pages: AtomicU64,
     /// Pages in the swap file.
     pub file_pages: AtomicU64,
@@ -196,7 +198,10 @@ pub struct Control {
     pub segments_max: AtomicU32,
     /// Segments in use.
     pub segments_used: AtomicU32,
-    /// Pages held that are no single member's. Only the supervisor changes it.
+    /// Slots of the compressed pool: see [`slabs`].
+    pub slots_max: AtomicU32,
+    /// Pages held that are no single member's: of slabs that several use since a fork. The
+    /// supervisor alone changes it.
     pub common_pages: AtomicU64,
     /// Most that was granted at any time, members' slack included.
     pub held_pages_max: AtomicU64,
@@ -381,6 +386,8 @@ pub struct Hello {
 pub const WELCOME_UFFD_DEVICE: u32 = 1;
 /// `Welcome::flags`: the swap file is attached.
 pub const WELCOME_SWAP_FILE: u32 = 2;
+/// `Welcome::flags`: the pool memfd is attached.
+pub const WELCOME_POOL: u32 = 8;
 /// `Welcome::flags`: refused, for the reason in `refusal`; the process runs unmanaged.
 pub const WELCOME_REFUSED: u32 = 4;
 

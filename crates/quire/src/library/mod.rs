@@ -443,7 +443,7 @@ impl Engine {
         }
         let swap_file = swap_file.map(|swap_file| swap_file.file);
         // SAFETY: the file is kept beside the objects, and closed after them.
-        let swap = unsafe { Swap::new(swap_file.as_ref().map(AsRawFd::as_raw_fd), &budget) }
+        let swap = unsafe { Swap::new(swap_file.as_ref().map(AsRawFd::as_raw_fd), None, &budget) }
             .map_err(no_memory)?;
         let space =
             space::AddressSpace::new(mmu, budget, swap, pages, frames).map_err(no_memory)?;

@@ -110,6 +110,7 @@ impl ForkGuard {
             // Relaxed: whether a child may still join, no more; none is left that would.
             budget.member().fork_joined.store(0, Ordering::Relaxed);
         }
+        self.process.space.swap().zpool.after_fork_in_parent();
         self.process.gate.open();
         drop(self.layout);
         drop(self.signals);

@@ -13,8 +13,8 @@ use rustix::net::{
 use rustix::process::{Pid, test_kill_process};
 
 use crate::control::{
-    CONTROL_BYTES, Control, Hello, MAGIC, Refusal, SOCKET_VARIABLE, VERSION, WELCOME_REFUSED,
-    WELCOME_SWAP_FILE, WELCOME_UFFD_DEVICE, Welcome,
+    CONTROL_BYTES, Control, Hello, MAGIC, Refusal, SOCKET_VARIABLE, VERSION, WELCOME_POOL,
+    WELCOME_REFUSED, WELCOME_SWAP_FILE, WELCOME_UFFD_DEVICE, Welcome,
 };
 use crate::sys::Errno;
 
@@ -34,6 +34,8 @@ pub struct Joined {
     pub connection: OwnedFd,
     /// The control memfd.
     pub control: OwnedFd,
+    /// The pool memfd; a fork's child has it mapped.
+    pub pool: Option<OwnedFd>,
     /// /dev/userfaultfd, where the supervisor could open it.
     pub device: Option<OwnedFd>,
     /// The swap file.
@@ -146,7 +148,7 @@ pub fn hello(pid: u32, parent_slot: u32, held_pages: u64, wanted_pages: u64) -> 
 
 fn receive_welcome(connection: OwnedFd) -> Result<Joined, Errno> {
     let mut bytes = [0u8; size_of::<Welcome>()];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let received = rustix::net::recvmsg(
         connection.as_fd(),
@@ -174,7 +176,7 @@ fn receive_welcome(connection: OwnedFd) -> Result<Joined, Errno> {
             Some(Refusal::NoRoom) | None => Errno::AGAIN,
         });
     }
-    let mut descriptors = [None, None, None];
+    let mut descriptors = [const { None }; 4];
     let mut count = 0;
     for message in ancillary.drain() {
         if let RecvAncillaryMessage::ScmRights(rights) = message {
@@ -190,9 +192,14 @@ fn receive_welcome(connection: OwnedFd) -> Result<Joined, Errno> {
     let mut take = |flag: bool| if flag { descriptors.next().flatten() } else { None };
     // RLIMIT_NOFILE may have cut the list short.
     let control = take(true).ok_or(Errno::MFILE)?;
+    let has_pool = welcome.flags & WELCOME_POOL != 0;
+    let pool = take(has_pool);
+    if has_pool && pool.is_none() {
+        return Err(Errno::MFILE);
+    }
     let device = take(welcome.flags & WELCOME_UFFD_DEVICE != 0);
     let swap_file = take(welcome.flags & WELCOME_SWAP_FILE != 0);
-    Ok(Joined { connection, control, device, swap_file, slot: welcome.slot })
+    Ok(Joined { connection, control, pool, device, swap_file, slot: welcome.slot })
 }
 
 impl Joined {

@@ -14,7 +14,7 @@ mod threads;
 use core::fmt::Write;
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU8, Ordering};
 
-use rustix::fd::IntoRawFd;
+use rustix::fd::{AsFd, IntoRawFd};
 use rustix::process::{Resource, getrlimit};
 
 pub use self::fork::ForkGuard;
@@ -97,7 +97,7 @@ fn try_start() -> Result<Option<&'static Process>, StartError> {
     let _signals = SignalsBlocked::new();
     let failed = |step| move |errno| StartError { step, errno, why: None };
     let hello = join::hello(thread::process_id(), NO_PARENT, 0, 0);
-    let joined = name.join(&hello).map_err(|errno| StartError {
+    let mut joined = name.join(&hello).map_err(|errno| StartError {
         why: name.why_not(errno),
         ..failed("join the tree")(errno)
     })?;
@@ -105,6 +105,8 @@ fn try_start() -> Result<Option<&'static Process>, StartError> {
     // SAFETY: the mapping is never undone.
     let budget = unsafe { Budget::new(control.as_ptr(), joined.slot) };
     let mmu = reserve_arena(budget.limit()).map_err(failed("reserve address space"))?;
+    // Mapped below, and then closed.
+    let pool = joined.pool.take().ok_or(Errno::PROTO).map_err(failed("join the tree"))?;
     let descriptors = Descriptors::take(joined);
     mmu.attach(descriptors.device, descriptors.memory).map_err(failed("open a userfaultfd"))?;
     let pages = mmu.arena_pages();
@@ -112,8 +114,9 @@ fn try_start() -> Result<Option<&'static Process>, StartError> {
     let arena = PageRange::new(PageNum(0), mmu.arena_pages());
     mmu.register(arena).map_err(failed("register the arena"))?;
     // SAFETY: the descriptor stays open in the readers' table.
-    let swap = unsafe { Swap::new(descriptors.swap_file, &budget) }
+    let swap = unsafe { Swap::new(descriptors.swap_file, Some(pool.as_fd()), &budget) }
         .map_err(failed("reserve the swap tables"))?;
+    drop(pool);
     let cpus = rustix::thread::sched_getaffinity(None).map_or(1, |set| set.count() as usize);
     let has_file = swap.has_file();
     let handlers = Handlers::new(budget.control(), cpus);

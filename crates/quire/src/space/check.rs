@@ -78,14 +78,14 @@ impl<M: Inspect> AddressSpace<M> {
         // I6: the account is what is there.
         let tables = self.blocks.iter().filter(|b| b.is_used.load(Ordering::Relaxed) != 0).count();
         let pool = self.frames.free() + self.frames.limbo();
-        let held = found.mapped + pool + self.swap.zpool.pages() + tables;
+        let held = found.mapped + pool + self.swap.zpool.own_pages() + tables;
         let member = self.budget.member();
         assert_eq!(
             self.budget.held(),
             held + objects,
             "held: {} mapped, {pool} in the pool, {} packed, {tables} of tables, {objects} of objects",
             found.mapped,
-            self.swap.zpool.pages()
+            self.swap.zpool.own_pages()
         );
         assert_eq!(member.wanted_pages.load(Ordering::Relaxed) as usize, found.wanted, "wanted");
         assert_eq!(self.swap.kept_copies(), found.copies, "kept copies");

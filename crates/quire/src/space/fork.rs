@@ -1,9 +1,9 @@
 //! fork: what both sides need so that each can go on alone.
 //!
 //! All engine threads stand still meanwhile, and the forking thread holds the space's lock. The
-//! page words, the tables and the compressed pool are private memory: the child inherits them
-//! like any other, and its copies are as true as the parent's at that moment. The frame pool does
-//! not come along, so limbo is emptied first.
+//! page words and the tables are private memory: the child inherits them like any other, and its
+//! copies are as true as the parent's at that moment. The compressed pool is shared, and sealed. The
+//! frame pool does not come along, so limbo is emptied first.
 
 use core::sync::atomic::Ordering;
 
@@ -75,10 +75,15 @@ impl<M: Mmu> AddressSpace<M> {
         self.budget.held().saturating_sub(self.fork_room.load(Ordering::Relaxed))
     }
 
-    /// Charges, for a child, what this process holds without what it need not. Ahead, before the
+    /// Pages that a child would hold as well: all but the compressed pool, which it shares.
+    fn share_of_child(&self) -> usize {
+        self.swap.zpool.at_rest(|own| self.held_for_itself().saturating_sub(own))
+    }
+
+    /// Charges, for a child, its share without what this process need not hold. Ahead, before the
     /// gate closes: other processes would take room that is only seen.
     fn charge_fork_room(&self) -> bool {
-        let wanted = self.held_for_itself().saturating_sub(self.frames.free());
+        let wanted = self.share_of_child().saturating_sub(self.frames.free());
         let missing = wanted.saturating_sub(self.fork_room.load(Ordering::Relaxed));
         let fits = self.budget.uncharged_by_tree() >= missing + self.budget.reserve();
         let is_charged = missing == 0 || fits && self.budget.try_charge(missing, Purpose::Fork);
@@ -100,7 +105,7 @@ impl<M: Mmu> AddressSpace<M> {
             self.budget.show_life();
             let seen = self.budget.calls();
             let need = if is_stuck { Need::Starved } else { Need::Balance };
-            let is_pressed = self.press_for(need, self.held_for_itself());
+            let is_pressed = self.press_for(need, self.share_of_child());
             if is_pressed || is_stuck {
                 let swapped_out = self.budget.swapped_out_by_tree();
                 if hunger.is_hopeless(monotonic_ns(), swapped_out) {
@@ -131,8 +136,8 @@ impl<M: Mmu> AddressSpace<M> {
     }
 
     /// Makes the space ready to be inherited and charges the child's share: all that this process
-    /// holds, once more, because what either side copies on write is not seen. Returns the pages
-    /// charged.
+    /// holds but the compressed pool, once more, because what either side copies on write is not
+    /// seen. Returns the pages charged.
     ///
     /// # Errors
     /// `NOMEM` where the budget cannot hold both.
@@ -148,13 +153,15 @@ impl<M: Mmu> AddressSpace<M> {
                 return Err(Errno::NOMEM);
             }
             self.release_free_frames(0);
-            let held = self.held_for_itself();
+            self.swap.zpool.trim(&self.budget);
+            let held = self.share_of_child();
             let room = self.fork_room.load(Ordering::Relaxed);
             let missing = held.saturating_sub(room);
             if self.budget.try_charge(missing, Purpose::Fork) {
                 self.fork_room.store(0, Ordering::Relaxed);
                 self.budget.uncharge(room.saturating_sub(held));
                 self.has_forked.store(true, Ordering::Relaxed);
+                self.swap.zpool.seal(&self.budget);
                 self.budget.count(Event::Fork, 1);
                 return Ok(held);
             }
@@ -164,7 +171,7 @@ impl<M: Mmu> AddressSpace<M> {
             let limbo = self.frames.limbo();
             self.shrink_limbo(limbo, &mut layout.scratch);
             self.release_free_frames(0);
-            let now = self.held_for_itself();
+            let now = self.share_of_child();
             if now >= before {
                 return Err(Errno::NOMEM);
             }

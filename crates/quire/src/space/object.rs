@@ -94,7 +94,7 @@ impl<M: Mmu> AddressSpace<M> {
 
     /// Whether anonymous memory has pages to give, or the compressed pool some to write.
     pub(crate) fn has_evictable(&self) -> bool {
-        let held = self.frames.free() + self.frames.limbo() + self.swap.zpool.pages();
+        let held = self.frames.free() + self.frames.limbo() + self.swap.zpool.own_pages();
         held > 0 || self.blocks_used_max.load(core::sync::atomic::Ordering::Relaxed) > 0
     }
 

@@ -105,16 +105,18 @@ impl<M: Mmu> AddressSpace<M> {
     /// Moves one page's content to another address. Runs of mapped pages would be fewer calls,
     /// but every page's word has to be looked at all the same.
     fn move_page(&self, layout: &mut Layout<'_>, from: PageNum, to: PageNum) {
-        let mut before = self.lock_page(from);
-        while before.state() == State::File {
-            // The swap file names the old address in its header: bring the page in first.
-            self.unlock_page(from);
+        while !self.try_move_page(from, to) {
             self.bring_in(layout, from);
-            before = self.lock_page(from);
         }
-        if before.state() == State::None {
+    }
+
+    /// The same, unless the page has to be brought in first.
+    fn try_move_page(&self, from: PageNum, to: PageNum) -> bool {
+        let before = self.lock_page(from);
+        // The swap file names the old address in its header.
+        if matches!(before.state(), State::None | State::File) {
             self.unlock_page(from);
-            return;
+            return before.state() == State::None;
         }
         if !self.use_block(to) {
             // One page of tables more than there is room for: the content must go somewhere.
@@ -130,20 +132,17 @@ impl<M: Mmu> AddressSpace<M> {
         let after = match before.state() {
             State::Mapped => self.move_mapped(from, to),
             State::Pool => {
-                if let Some(handle) = Handle::new(before.payload()) {
-                    // SAFETY: both pages are locked.
-                    let _ = unsafe { self.swap.zpool.set_owner(handle, from, to) };
-                }
+                let Some(number) = self.move_blob(before.payload(), from, to) else {
+                    self.unlock_page_with(to, gone);
+                    self.unlock_page(from);
+                    return false;
+                };
                 // A write that is under way looks at the old address only.
-                before.without(Flags::WRITEBACK)
+                before.without(Flags::WRITEBACK).with_payload(number)
             }
             State::Limbo => {
                 let frame = crate::mmu::FrameId(before.payload());
-                let copy = self.frames.copy_of(frame);
-                if let Some(handle) = Handle::new(copy) {
-                    // SAFETY: both pages are locked.
-                    let _ = unsafe { self.swap.zpool.set_owner(handle, from, to) };
-                }
+                let copy = self.move_copy(self.frames.copy_of(frame), from, to);
                 self.frames.set_owner(frame, to, copy);
                 before
             }
@@ -156,6 +155,27 @@ impl<M: Mmu> AddressSpace<M> {
         };
         self.unlock_page_with(to, after);
         self.unlock_page_with(from, gone);
+        true
+    }
+
+    /// Gives a packed page of `from` to `to`; both are locked. Returns the number that names it from
+    /// now on; `None` where that takes memory that is not there.
+    fn move_blob(&self, number: u32, from: PageNum, to: PageNum) -> Option<u32> {
+        let Some(handle) = Handle::new(number) else { return Some(number) };
+        // SAFETY: both pages are locked; the caller has the new number take the old one's place.
+        let moved = unsafe { self.swap.zpool.set_owner(handle, from, to, &self.budget) };
+        moved.ok().map(Handle::get)
+    }
+
+    /// The same for a copy that is kept beside the page, which is let go where there is no room.
+    /// 0 names none.
+    fn move_copy(&self, number: u32, from: PageNum, to: PageNum) -> u32 {
+        self.move_blob(number, from, to).unwrap_or_else(|| {
+            self.swap.forget_copy();
+            // SAFETY: the page is locked; its word, or its frame, forgets the number.
+            unsafe { self.swap.free_blob(number, &self.budget) };
+            0
+        })
     }
 
     fn move_mapped(&self, from: PageNum, to: PageNum) -> Snapshot {
@@ -196,13 +216,13 @@ impl<M: Mmu> AddressSpace<M> {
         }
         self.count_unmapped(from, 1);
         self.count_mapped(to, 1);
-        if before.has(Flags::COPY)
-            && let Some(handle) = Handle::new(before.payload())
-        {
-            // SAFETY: both pages are locked.
-            let _ = unsafe { self.swap.zpool.set_owner(handle, from, to) };
+        if !before.has(Flags::COPY) {
+            return before;
         }
-        before
+        match self.move_copy(before.payload(), from, to) {
+            0 => before.without_kept(),
+            number => before.with_payload(number),
+        }
     }
 
     /// Makes a page resident, waiting for whatever it takes. For program threads.

@@ -1,15 +1,17 @@
 //! Tables in memory of our own: zeroed, taken from the kernel page by page as they are touched.
 //!
-//! Owns one private anonymous mapping a table. A table is inherited by fork like any private
-//! memory (copy-on-write), is never part of a huge page (a table that is touched in one place
-//! must cost one page), and never lies in memory that Quire manages.
+//! Owns one mapping a table: private anonymous memory, which a fork's child inherits like any other
+//! (copy-on-write), or a memfd, which it shares. A table is never part of a huge page (a table that
+//! is touched in one place must cost one page), and never lies in memory that Quire manages.
 
+use core::ffi::c_void;
 use core::ops::{Deref, Range};
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
 
+use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
 use crate::units::PAGE_SIZE;
 
@@ -33,6 +35,14 @@ unsafe impl<T: Zeroed, const N: usize> Zeroed for [T; N] {}
 pub struct Sparse<T> {
     base: NonNull<T>,
     len: usize,
+    home: Home,
+}
+
+/// Where a table lies.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Home {
+    Private,
+    Memfd,
 }
 
 // SAFETY: `Zeroed` demands `Sync` of the entries, and the mapping belongs to the table alone.
@@ -57,11 +67,65 @@ impl<T: Zeroed> Sparse<T> {
                 MapFlags::PRIVATE | MapFlags::NORESERVE,
             )?
         };
-        // SAFETY: the range is the mapping made above. A kernel without THP refuses the advice,
-        // and then it holds anyway.
+        // SAFETY: the mapping was made above, with this size.
+        unsafe { Sparse::of_mapping(base, bytes, len, Home::Private) }
+    }
+
+    /// The table that a memfd holds, shared with whoever else maps it.
+    ///
+    /// # Errors
+    ///
+    /// What mmap says, and `ENOMEM` for a size that no address space holds.
+    ///
+    /// # Safety
+    ///
+    /// The memfd has room for `len` entries, and can never shrink.
+    pub unsafe fn shared(memfd: BorrowedFd<'_>, len: usize) -> Result<Sparse<T>, Errno> {
+        let bytes = bytes_of::<T>(len).ok_or(Errno::NOMEM)?;
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+        let base = unsafe {
+            let rights = ProtFlags::READ | ProtFlags::WRITE;
+            mmap(core::ptr::null_mut(), bytes, rights, MapFlags::SHARED, memfd, 0)?
+        };
+        // SAFETY: the mapping was made above, with this size.
+        unsafe { Sparse::of_mapping(base, bytes, len, Home::Memfd) }
+    }
+
+    /// # Safety
+    ///
+    /// `base` is a mapping of `bytes`, which hold `len` entries, and nobody else's.
+    unsafe fn of_mapping(
+        base: *mut c_void,
+        bytes: usize,
+        len: usize,
+        home: Home,
+    ) -> Result<Sparse<T>, Errno> {
+        // SAFETY: the range is the mapping. A kernel without THP refuses the advice, and then it
+        // holds anyway.
         let _ = unsafe { madvise(base, bytes, Advice::LinuxNoHugepage) };
         let base = NonNull::new(base.cast::<T>()).ok_or(Errno::NOMEM)?;
-        Ok(Sparse { base, len })
+        Ok(Sparse { base, len, home })
+    }
+
+    /// Whether a fork's child shares the table.
+    pub fn is_shared(&self) -> bool {
+        self.home == Home::Memfd
+    }
+
+    /// Takes memory for whole pages now, where doing so later could fail by a signal: private
+    /// memory needs none. `false` where there is none to be had.
+    pub fn populate(&self, bytes: Range<usize>) -> bool {
+        if self.home == Home::Private {
+            return true;
+        }
+        debug_assert!(bytes_of::<T>(self.len).is_some_and(|all| bytes.end <= all));
+        // SAFETY: inside the mapping (asserted); the content stays as it is.
+        let result = unsafe {
+            let start = self.base.as_ptr().cast::<u8>().add(bytes.start);
+            madvise(start.cast(), bytes.len(), Advice::LinuxPopulateWrite)
+        };
+        // A kernel that does not know the advice (before 5.14) takes it at the first write.
+        matches!(result, Ok(()) | Err(Errno::INVAL))
     }
 
     /// Gives the memory of whole pages back to the kernel; their entries are zero again.
@@ -76,9 +140,18 @@ impl<T: Zeroed> Sparse<T> {
         // who holds only atomics, and the caller promises that no one holds more.
         let result = unsafe {
             let start = self.base.as_ptr().cast::<u8>().add(bytes.start);
-            madvise(start.cast(), bytes.len(), Advice::LinuxDontNeed)
+            let advice = match self.home {
+                Home::Private => Advice::LinuxDontNeed,
+                Home::Memfd => Advice::LinuxRemove,
+            };
+            madvise(start.cast(), bytes.len(), advice)
         };
-        debug_assert!(result.is_ok(), "private anonymous memory can always be dropped");
+        debug_assert!(result.is_ok(), "memory of our own can always be dropped: {result:?}");
+    }
+
+    /// The first byte.
+    pub fn start(&self) -> NonNull<u8> {
+        self.base.cast()
     }
 
     /// The first byte, for tables that are used as plain memory.

@@ -15,10 +15,11 @@ use super::io::{IoQueue, Request, Ring};
 use super::zpool::{Handle, Zpool};
 use crate::budget::Budget;
 use crate::control::Control;
+use crate::control::slabs::slots_for;
 use crate::sys::Errno;
 use crate::sys::futex::{self, Reach};
 use crate::sys::monotonic_ns;
-use crate::units::{PAGE_SHIFT, PageNum};
+use crate::units::PageNum;
 
 /// Reads that may wait at a time; each is a locked page.
 const QUEUE_LEN: u32 = 1024;
@@ -87,15 +88,20 @@ pub struct Swap {
 }
 
 impl Swap {
-    /// A pool, and the file behind `descriptor` where there is one.
+    /// A pool, in the tree's `pool` memfd or else in private memory, and the file behind `descriptor`
+    /// where there is one.
     ///
     /// # Errors
     /// `NOMEM` where the tables cannot be reserved.
     ///
     /// # Safety
     /// The descriptor stays open in the table of every thread that reads or writes the file; the
-    /// budget's control page is never unmapped.
-    pub unsafe fn new(descriptor: Option<i32>, budget: &Budget) -> Result<Swap, Errno> {
+    /// budget's control page is never unmapped. `pool` is the pool memfd that goes with that page.
+    pub unsafe fn new(
+        descriptor: Option<i32>,
+        pool: Option<BorrowedFd<'_>>,
+        budget: &Budget,
+    ) -> Result<Swap, Errno> {
         // SAFETY: the caller's promise.
         let control: &'static Control = unsafe { &*core::ptr::from_ref(budget.control()) };
         let file = match descriptor {
@@ -108,9 +114,16 @@ impl Swap {
             }),
             None => None,
         };
+        let zpool = match pool {
+            Some(pool) => {
+                let slots = control.slots_max.load(Relaxed) as usize;
+                // SAFETY: the caller's promise: the supervisor made it for so many.
+                unsafe { Zpool::shared(pool, slots, budget.slot()) }?
+            }
+            None => Zpool::private(slots_for(budget.limit_bytes()))?,
+        };
         Ok(Swap {
-            // Address space for twice the budget: fragments cost addresses, not memory.
-            zpool: Zpool::new((budget.limit() << PAGE_SHIFT) * 2 + (64 << 20))?,
+            zpool,
             file,
             descriptor: AtomicI32::new(descriptor.unwrap_or(-1)),
             budget_pages: budget.limit(),
@@ -322,6 +335,7 @@ impl Swap {
 
     /// In a fork's child, before any other thread runs there.
     pub fn after_fork_in_child(&self, slot: u32) {
+        self.zpool.after_fork_in_child(slot);
         if let Some(tier) = &self.file {
             tier.file.after_fork_in_child(slot);
             tier.queue.after_fork_in_child();

@@ -1,9 +1,10 @@
 //! The compressed pool: packed pages in memory.
 //!
-//! Owns a reserved range of memory and everything in it. Like zsmalloc it keeps blobs in slabs
-//! of one size each ([`slab`]): 64 bytes apart up to the longest LZ4 block worth keeping, and
-//! whole pages. A slab's pages are charged to the caller's [`Account`] when it is taken and
-//! uncharged when the kernel has its memory back; nothing else is ever given or taken.
+//! Owns a reserved range of memory ([`home`]) and everything of ours in it. Like zsmalloc it keeps
+//! blobs in slabs of one size each ([`slab`]): 64 bytes apart up to the longest LZ4 block worth
+//! keeping, and whole pages. A slab's pages are charged to the caller's [`Account`] when it is taken
+//! and uncharged when the kernel has its memory back; nothing else is ever given or taken, but by the
+//! supervisor when a fork shares slabs, and when they are shared no more ([`shared`]).
 //!
 //! # Whose blob it is
 //!
@@ -14,9 +15,9 @@
 //!
 //! # Locks
 //!
-//! One mutex a class guards its lists and descriptors; one guards the free slots. Neither is held
-//! together with another, with a page lock being waited for, or across a call into the engine or
-//! the kernel. A blob's bytes are written under the lock of its class and never change after.
+//! One mutex a class guards its lists and descriptors. It is not held together with another, with a
+//! page lock being waited for, or across a call into the engine or the kernel. A blob's bytes are
+//! written under the lock of its class and never change after. Free slots are taken without a lock.
 //!
 //! Compaction takes a slab out of its lists, so that no new blob enters it, copies each blob
 //! under the lock of the class, then asks the engine with no lock held. The engine tries the
@@ -25,28 +26,31 @@
 //! first finishes on the old copy, because the engine cannot get the page's lock.
 
 mod compact;
+mod home;
+mod shared;
 mod slab;
 #[cfg(test)]
 mod tests;
 
 use core::num::NonZeroU32;
 use core::sync::atomic::Ordering::Relaxed;
-use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 
+use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use rustix_futex_sync::Mutex;
 
+use self::home::{Home, Left};
 use self::slab::{
-    CLASS, CLASSES, Freed, GRANULE_BYTES, Lists, RAW_CLASS, SLAB_PAGES_MIN, SLOT_BYTES,
-    SLOT_GRANULES, SLOT_PAGES, Slab, class_for,
+    CLASS, CLASSES, Freed, GRANULE_BYTES, Keep, Lists, RAW_CLASS, SLOT_GRANULES, SLOT_PAGES, Slab,
+    class_for,
 };
 use super::blob::{Blob, HEADER_BYTES, Header, Kind};
 use super::compress::{Corrupt, PageBytes, page_hash};
 use super::sparse::Sparse;
+use crate::control::slabs::SLOT_BYTES;
 use crate::units::{PAGE_SIZE, PageNum};
 
-/// Most slots that handles can name.
-const SLOTS_MAX: usize = (1 << 32) / SLOT_GRANULES;
 /// Larger classes that may take a blob when no memory for a slab of its own is to be had.
 const CLASSES_TO_SPARE: usize = 8;
 
@@ -88,14 +92,6 @@ impl core::fmt::Display for Full {
 
 impl core::error::Error for Full {}
 
-/// The free slots: those that were used before, and those that never were.
-struct Slots {
-    /// Top of the stack that [`Slab::next_free`] links, 0 for none.
-    free: u32,
-    /// First slot that was never used.
-    fresh: u32,
-}
-
 /// The headers of a slab of whole pages.
 type RawHeaders = [[AtomicU64; 2]; SLOT_PAGES];
 
@@ -105,13 +101,16 @@ struct ClassLock(Mutex<Lists>);
 
 /// The compressed pool.
 pub struct Zpool {
-    memory: Sparse<AtomicU64>,
+    home: Home,
     slabs: Sparse<Slab>,
     raw_headers: Sparse<RawHeaders>,
     classes: [ClassLock; CLASSES],
-    slots: Mutex<Slots>,
-    /// Pages of all slabs. A statistic: Relaxed, the account is what counts.
+    /// Pages of all slabs that we use. A statistic: Relaxed, the account is what counts.
     pages: AtomicUsize,
+    /// Those of them that are not sealed, and so on our account. Relaxed, as above.
+    own_pages: AtomicUsize,
+    /// The supervisor's moves that we have looked at (Relaxed: a hint).
+    moves_seen: AtomicU32,
     /// Whether someone compacts: only one does.
     compacting: AtomicBool,
     /// The class that the next step of compaction begins with (Relaxed: any will do).
@@ -134,39 +133,60 @@ impl Spot {
 }
 
 impl Zpool {
-    /// Reserves address space for `bytes_max` of slabs. Takes no memory yet.
+    /// A pool of so many slots in private memory. Takes none yet.
     ///
     /// # Errors
     ///
     /// What mmap says.
-    pub fn new(bytes_max: usize) -> Result<Zpool, Errno> {
-        // Slot 0 stays unused, so that no handle is 0.
-        let slots = bytes_max.div_ceil(SLAB_PAGES_MIN * PAGE_SIZE).saturating_add(1);
-        let slots = slots.min(SLOTS_MAX);
+    pub fn private(slots: usize) -> Result<Zpool, Errno> {
+        Zpool::in_home(Home::private(slots)?)
+    }
+
+    /// The pool of a tree, as `member` uses it.
+    ///
+    /// # Errors
+    ///
+    /// What mmap says.
+    ///
+    /// # Safety
+    ///
+    /// The memfd is a pool of so many slots ([`crate::control::slabs`]) and can never shrink.
+    pub unsafe fn shared(memfd: BorrowedFd<'_>, slots: usize, member: u32) -> Result<Zpool, Errno> {
+        // SAFETY: the caller's promise.
+        Zpool::in_home(unsafe { Home::shared(memfd, slots, member) }?)
+    }
+
+    fn in_home(home: Home) -> Result<Zpool, Errno> {
         Ok(Zpool {
-            memory: Sparse::new(slots * (SLOT_BYTES / size_of::<u64>()))?,
-            slabs: Sparse::new(slots)?,
-            raw_headers: Sparse::new(slots)?,
+            slabs: Sparse::new(home.slots())?,
+            raw_headers: Sparse::new(home.slots())?,
+            home,
             classes: [const { ClassLock(Mutex::new(Lists::new())) }; CLASSES],
-            slots: Mutex::new(Slots { free: 0, fresh: 1 }),
             pages: AtomicUsize::new(0),
+            own_pages: AtomicUsize::new(0),
+            moves_seen: AtomicU32::new(0),
             compacting: AtomicBool::new(false),
             compact_next: AtomicUsize::new(0),
         })
     }
 
-    /// Pages that the slabs hold, which is what the account is charged with.
+    /// Pages of the slabs that this process uses, its own and common ones.
     #[must_use]
     pub fn pages(&self) -> usize {
         self.pages.load(Relaxed)
     }
 
+    /// Pages of its own slabs, which is what the account is charged with.
+    #[must_use]
+    pub fn own_pages(&self) -> usize {
+        self.own_pages.load(Relaxed)
+    }
+
     /// Packed pages in all slabs.
     #[cfg(feature = "simulated")]
     pub(crate) fn blobs(&self) -> usize {
-        let fresh = self.slots.lock().fresh as usize;
-        let slabs = self.slabs[..fresh].iter().filter(|slab| slab.class().is_some());
-        slabs.map(Slab::used).sum()
+        let ever_used = &self.slabs[..self.home.slots_end() as usize];
+        ever_used.iter().filter(|slab| slab.class().is_some()).map(Slab::used).sum()
     }
 
     /// Keeps a packed page. `hash` is [`page_hash`] of the page that `bytes` unpack to.
@@ -185,6 +205,11 @@ impl Zpool {
         let blob = Blob { owner, kind, hash, bytes };
         let class = class_for(bytes.len()).ok_or(Full)?;
         if let Some(handle) = self.place(class, &blob) {
+            return Ok(handle);
+        }
+        if self.unseal()
+            && let Some(handle) = self.place(class, &blob)
+        {
             return Ok(handle);
         }
         if let Some(slot) = self.take_slot(class, account) {
@@ -280,46 +305,61 @@ impl Zpool {
         }
     }
 
-    /// A blob gets another owner, because the content moved to another address.
+    /// A blob gets another owner, because the content moved to another address. Returns the handle
+    /// that names it from now on: a sealed blob is not written to, but copied. A handle that names
+    /// no blob of `from` is returned as it is, and loading it says so.
     ///
     /// # Errors
     ///
-    /// [`Corrupt`] where the handle does not name a blob of `from`.
+    /// [`Full`] where there is no room for the copy; nothing has changed then.
     ///
     /// # Safety
     ///
-    /// The caller holds the locks of both pages, and `handle` stands in the word of `from`.
+    /// The caller holds the locks of both pages, and `handle` stands in the word (or the frame) of
+    /// `from`, which forgets it for the one that is returned.
     pub unsafe fn set_owner(
         &self,
         handle: Handle,
         from: PageNum,
         to: PageNum,
-    ) -> Result<(), Corrupt> {
-        let spot = self.spot(handle).ok_or(Corrupt)?;
-        // Compaction must not copy the header meanwhile.
-        let _lists = self.classes[spot.class].0.lock();
-        let header = self.header(spot).filter(|header| header.owner == from).ok_or(Corrupt)?;
-        self.set_header(spot, Header { owner: to, ..header }.to_words());
-        Ok(())
+        account: &impl Account,
+    ) -> Result<Handle, Full> {
+        let Some(spot) = self.spot(handle) else { return Ok(handle) };
+        {
+            // Compaction must not copy the header meanwhile.
+            let _lists = self.classes[spot.class].0.lock();
+            let header = self.header(spot).filter(|header| header.owner == from);
+            let Some(header) = header else { return Ok(handle) };
+            if spot.class == RAW_CLASS || !self.slabs[spot.slot as usize].is_sealed() {
+                self.set_header(spot, Header { owner: to, ..header }.to_words());
+                return Ok(handle);
+            }
+        }
+        // SAFETY: the caller's promise is `blob`'s too.
+        let Ok(blob) = (unsafe { self.blob(handle) }) else { return Ok(handle) };
+        let copy = self.store(to, blob.kind, blob.bytes, blob.hash, account)?;
+        self.free_spot(spot, account);
+        Ok(copy)
     }
 
-    /// Drops the blob of a place and gives its slab back if that was the last. Returns the pages
-    /// given back.
+    /// Drops the blob of a place, and gives its slab back if that was the last and we may. Returns
+    /// the pages given back. The bytes stay: they may be others' as well.
     fn free_spot(&self, spot: Spot, account: &impl Account) -> usize {
+        // Any thread may free, and not every one give shared memory back.
+        let keep = if self.home.is_shared() { Keep::All } else { Keep::One };
         let class = &CLASS[spot.class];
         let freed = {
             let mut lists = self.classes[spot.class].0.lock();
-            let freed = lists.release(&self.slabs, spot.slot, spot.index, class);
-            if freed == Freed::Kept {
-                // A stale handle finds no blob here.
-                self.set_header(spot, [0, 0]);
+            let freed = lists.release(&self.slabs, spot.slot, spot.index, class, keep);
+            if freed == Freed::Unsealed {
+                self.let_go_locked(&mut lists, spot.slot, spot.class);
             }
             freed
         };
         debug_assert!(freed != Freed::NotLive, "{spot:?} was free already");
         match freed {
             Freed::Unlisted => self.give_back(spot.slot, spot.class, account),
-            Freed::Kept | Freed::NotLive => 0,
+            Freed::Kept | Freed::Unsealed | Freed::NotLive => 0,
         }
     }
 
@@ -365,9 +405,11 @@ impl Zpool {
         if spot.class == RAW_CLASS {
             return &self.raw_headers[spot.slot as usize][spot.index];
         }
-        let at = spot.slot as usize * SLOT_BYTES + spot.index * CLASS[spot.class].bytes;
-        let words = &self.memory[at / size_of::<u64>()..];
-        &words.as_chunks::<2>().0[0]
+        let at = spot.index * CLASS[spot.class].bytes;
+        debug_assert!(at + HEADER_BYTES <= SLOT_BYTES);
+        // SAFETY: inside the slot, whose memory is mapped as long as the pool lives, aligned to 64
+        // bytes as all places are; any bytes are a value.
+        unsafe { &*self.home.slot(spot.slot).add(at).cast::<[AtomicU64; 2]>() }
     }
 
     fn header(&self, spot: Spot) -> Option<Header> {
@@ -386,59 +428,46 @@ impl Zpool {
     fn bytes(&self, spot: Spot, length: usize) -> Option<*mut u8> {
         let class = &CLASS[spot.class];
         let header = if spot.class == RAW_CLASS { 0 } else { HEADER_BYTES };
-        let at = spot.slot as usize * SLOT_BYTES + spot.index * class.bytes + header;
-        let fits = header + length <= class.bytes && at + length <= self.memory.len() * 8;
-        // SAFETY: `at` is inside the mapping (checked, with the length).
-        fits.then(|| unsafe { self.memory.as_ptr().add(at) })
+        let at = spot.index * class.bytes + header;
+        let fits = header + length <= class.bytes && at + length <= SLOT_BYTES;
+        // SAFETY: `at` is inside the slot (checked, with the length).
+        fits.then(|| unsafe { self.home.slot(spot.slot).add(at) })
     }
 
-    /// A slot for a slab of this class, charged.
+    /// A slot for a slab of this class, charged: an empty one of another class, or a new one.
     fn take_slot(&self, class: usize, account: &impl Account) -> Option<u32> {
         let pages = CLASS[class].pages;
+        let is_alike = |other: &usize| *other != class && CLASS[*other].pages == pages;
+        let empty = (0..CLASSES)
+            .filter(is_alike)
+            .find_map(|other| self.classes[other].0.lock().take_empty(&self.slabs));
+        if empty.is_some() {
+            return empty;
+        }
         if !account.try_charge(pages) {
             return None;
         }
-        let slot = {
-            let mut slots = self.slots.lock();
-            let slot = if slots.free != 0 { slots.free } else { slots.fresh };
-            if slots.free != 0 {
-                slots.free = self.slabs[slot as usize].next_free();
-                Some(slot)
-            } else if (slot as usize) < self.slabs.len() {
-                slots.fresh += 1;
-                Some(slot)
-            } else {
-                None
-            }
-        };
-        match slot {
-            Some(_) => self.pages.fetch_add(pages, Relaxed),
-            None => {
-                account.uncharge(pages);
-                return None;
-            }
-        };
+        let slot = self.home.take(pages);
+        if slot.is_some() {
+            self.pages.fetch_add(pages, Relaxed);
+            self.own_pages.fetch_add(pages, Relaxed);
+        } else {
+            account.uncharge(pages);
+        }
         slot
     }
 
-    /// Gives a slab that is in no list back: first its memory, then its slot, then the charge.
+    /// Gives a slab of our own that is in no list back: first its memory, then its slot, then the
+    /// charge. Returns the pages uncharged.
     fn give_back(&self, slot: u32, class: usize, account: &impl Account) -> usize {
         let pages = CLASS[class].pages;
-        let start = slot as usize * SLOT_BYTES;
-        // SAFETY: the slab has no blob left, and only blobs are referred to.
-        unsafe { self.memory.discard(start..start + pages * PAGE_SIZE) };
-        if class == RAW_CLASS {
-            for word in self.raw_headers[slot as usize].as_flattened() {
-                word.store(0, Relaxed);
-            }
-        }
-        {
-            let mut slots = self.slots.lock();
-            self.slabs[slot as usize].set_free(slots.free);
-            slots.free = slot;
-        }
+        self.slabs[slot as usize].clear();
         self.pages.fetch_sub(pages, Relaxed);
-        account.uncharge(pages);
+        self.own_pages.fetch_sub(pages, Relaxed);
+        match self.home.give_back(slot, pages) {
+            Left::Own => account.uncharge(pages),
+            Left::Common => return 0,
+        }
         pages
     }
 }

@@ -128,7 +128,7 @@ fn space_on<M: quire::mmu::Mmu>(
 ) -> (AddressSpace<M>, Option<OwnedFd>) {
     let descriptor = file.as_ref().map(AsRawFd::as_raw_fd);
     // SAFETY: the file is returned and kept open beside the space.
-    let swap = unsafe { Swap::new(descriptor, &budget) }.unwrap();
+    let swap = unsafe { Swap::new(descriptor, None, &budget) }.unwrap();
     (AddressSpace::new(mmu, budget, swap, pages, frames).unwrap(), file)
 }
 

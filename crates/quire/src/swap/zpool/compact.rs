@@ -38,12 +38,13 @@ impl Zpool {
                 break;
             }
         }
+        self.empty_sealed(&mut moves, &mut relocate, account);
         self.compacting.store(false, Release);
         pages
     }
 
     /// Gives back the slabs of a class that have no blob.
-    fn give_back_empty(&self, class: usize, account: &impl Account) -> usize {
+    pub(super) fn give_back_empty(&self, class: usize, account: &impl Account) -> usize {
         let mut pages = 0;
         loop {
             // A statement of its own: the class's lock is dropped before the kernel is called.
@@ -69,16 +70,7 @@ impl Zpool {
         };
         let mut pages = 0;
         for index in 0..CLASS[class].objects {
-            let old = Spot { slot, class, index };
-            let Some((owner, new)) = self.copy_out(old) else {
-                continue;
-            };
-            let (Some(from), Some(to)) = (old.handle(), new.handle()) else {
-                continue;
-            };
-            let dead = if relocate(owner, from, to) { old } else { new };
-            pages += self.free_spot(dead, account);
-            *moves -= 1;
+            pages += self.move_out(Spot { slot, class, index }, moves, relocate, account);
             if *moves == 0 {
                 break;
             }
@@ -90,10 +82,27 @@ impl Zpool {
         pages
     }
 
+    /// Moves a blob into the fullest slab, if there is one and its page lets it go. Returns the pages
+    /// given back.
+    pub(super) fn move_out(
+        &self,
+        old: Spot,
+        moves: &mut usize,
+        relocate: &mut impl FnMut(PageNum, Handle, Handle) -> bool,
+        account: &impl Account,
+    ) -> usize {
+        let Some((owner, new)) = self.copy_out(old) else { return 0 };
+        let (Some(from), Some(to)) = (old.handle(), new.handle()) else { return 0 };
+        let dead = if relocate(owner, from, to) { old } else { new };
+        *moves -= 1;
+        self.free_spot(dead, account)
+    }
+
     /// Copies a blob into the fullest slab. `None` where there is no blob, or no room.
     fn copy_out(&self, from: Spot) -> Option<(PageNum, Spot)> {
         let mut lists = self.classes[from.class].0.lock();
-        if !self.slabs[from.slot as usize].is_live(from.index) {
+        let slab = &self.slabs[from.slot as usize];
+        if slab.class() != Some(from.class) || !slab.is_live(from.index) {
             return None;
         }
         let header = self.header(from)?;
@@ -103,9 +112,9 @@ impl Zpool {
         let to = Spot { slot, class: from.class, index };
         // The old place has room for as many bytes, so this one of the same class has too.
         let target = self.bytes(to, header.length)?;
-        // SAFETY: both places are of this length at least (`bytes`) and differ (the isolated
-        // slab is in no list). The old one holds a live blob, which is written and freed under
-        // the lock of the class only, and that is held; the new one was free until `take`.
+        // SAFETY: both places are of this length at least (`bytes`). The old one holds a live blob,
+        // which is written and freed under the lock of the class only, and that is held; the new
+        // one was free until `take`, so they differ.
         unsafe { target.copy_from_nonoverlapping(bytes, header.length) };
         self.set_header(to, header.to_words());
         Some((header.owner, to))

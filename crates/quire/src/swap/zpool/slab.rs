@@ -10,18 +10,15 @@ use core::sync::atomic::{AtomicU32, AtomicU64};
 use super::super::blob::HEADER_BYTES;
 use super::super::compress::LZ4_MAX;
 use super::super::sparse::{Sparse, Zeroed};
+use crate::control::slabs::{SLAB_PAGES_MAX, SLAB_PAGES_MIN, SLOT_BYTES};
 use crate::units::PAGE_SIZE;
 
 /// What a handle counts: places start at multiples of this.
 pub(super) const GRANULE_BYTES: usize = 64;
-/// Address space of a slab: its pages, and then nothing.
-pub(super) const SLOT_PAGES: usize = 8;
-/// The same in bytes.
-pub(super) const SLOT_BYTES: usize = SLOT_PAGES * PAGE_SIZE;
+/// Pages of a slot.
+pub(super) const SLOT_PAGES: usize = SLAB_PAGES_MAX;
 /// Handles of a slab.
 pub(super) const SLOT_GRANULES: usize = SLOT_BYTES / GRANULE_BYTES;
-/// Fewest pages of a slab: with it, the pool's address space is at most twice its memory.
-pub(super) const SLAB_PAGES_MIN: usize = 4;
 /// Most places of a slab: what the bitmap of a descriptor holds.
 const OBJECTS_MAX: usize = 256;
 
@@ -83,18 +80,19 @@ pub(super) fn class_for(length: usize) -> Option<usize> {
     }
 }
 
-/// A slab's descriptor. [c] changes under the class's lock, [s] under the lock of the free slots.
+/// A slab's descriptor. [c] changes under the class's lock; [o] is set before the slab joins its
+/// class and after it has left it.
 #[repr(C, align(64))]
 pub(super) struct Slab {
     /// Which places hold a blob [c].
     live: [AtomicU64; OBJECTS_MAX / 64],
     /// How many do [c].
     used: AtomicU32,
-    /// Number of the class plus one; 0 for a free slot [s].
+    /// Number of the class plus one; 0 where we use no slab [o].
     class: AtomicU32,
     /// A [`Place`] [c].
     place: AtomicU32,
-    /// Neighbours in the list that `place` names [c]; `next` also links free slots [s].
+    /// Neighbours in the list that `place` names [c].
     next: AtomicU32,
     prev: AtomicU32,
 }
@@ -126,15 +124,14 @@ impl Slab {
         self.place.load(Relaxed) == Place::Isolated as u32
     }
 
-    /// The next free slot, for the stack of free slots.
-    pub fn next_free(&self) -> u32 {
-        self.next.load(Relaxed)
+    /// Whether others may read its bytes as well, since a fork: then nobody writes them.
+    pub fn is_sealed(&self) -> bool {
+        self.place.load(Relaxed) == Place::Sealed as u32
     }
 
-    /// A free slot becomes part of the stack above `next`.
-    pub fn set_free(&self, next: u32) {
+    /// We use no slab in this slot any more.
+    pub fn clear(&self) {
         self.class.store(0, Relaxed);
-        self.next.store(next, Relaxed);
     }
 }
 
@@ -156,6 +153,8 @@ enum Place {
     Full = 5,
     /// In no list: compaction is emptying it.
     Isolated = 6,
+    /// In no list: shared since a fork.
+    Sealed = 7,
 }
 
 impl Place {
@@ -192,6 +191,15 @@ pub(super) struct Lists {
     used: usize,
 }
 
+/// Whether a slab that has no blob left may stay for the next one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Keep {
+    /// One of a class of some size.
+    One,
+    /// All of them: whoever frees may not give memory back.
+    All,
+}
+
 /// What a free left behind.
 #[must_use]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -200,6 +208,8 @@ pub(super) enum Freed {
     Kept,
     /// The slab has no blob left and is in no list: give it back.
     Unlisted,
+    /// The slab is sealed and has no blob left: let go of it.
+    Unsealed,
     /// There was no blob.
     NotLive,
 }
@@ -242,13 +252,14 @@ impl Lists {
         Some(index)
     }
 
-    /// Gives a place back. One empty slab stays for the next blob, in a class of some size.
+    /// Gives a place back.
     pub fn release(
         &mut self,
         slabs: &Sparse<Slab>,
         slot: u32,
         index: usize,
         class: &Class,
+        keep: Keep,
     ) -> Freed {
         let slab = &slabs[slot as usize];
         if index >= class.objects || !slab.is_live(index) {
@@ -256,17 +267,36 @@ impl Lists {
         }
         slab.live[index / 64].fetch_and(!(1 << (index % 64)), Relaxed);
         let left = slab.used.fetch_sub(1, Relaxed) - 1;
+        if slab.is_sealed() {
+            return if left == 0 { Freed::Unsealed } else { Freed::Kept };
+        }
         self.used -= 1;
         if slab.is_isolated() {
             return Freed::Kept;
         }
         let has_empty = self.heads[Place::Empty as usize] != 0;
-        if left == 0 && (has_empty || self.slabs < SLABS_FOR_EMPTY) {
+        if left == 0 && keep == Keep::One && (has_empty || self.slabs < SLABS_FOR_EMPTY) {
             self.remove(slabs, slot);
             return Freed::Unlisted;
         }
         self.relink(slabs, slot, class);
         Freed::Kept
+    }
+
+    /// A fork is about to share all slabs of the class.
+    pub fn seal(&mut self, slabs: &Sparse<Slab>, slot: u32) {
+        self.remove(slabs, slot);
+        let slab = &slabs[slot as usize];
+        self.used -= slab.used();
+        slab.place.store(Place::Sealed as u32, Relaxed);
+    }
+
+    /// A sealed slab is ours alone again.
+    pub fn unseal(&mut self, slabs: &Sparse<Slab>, slot: u32, class: &Class) {
+        let used = slabs[slot as usize].used();
+        self.slabs += 1;
+        self.used += used;
+        self.link(slabs, slot, Place::of(used, class.objects));
     }
 
     /// Takes the slab out that compaction should empty: the sparsest, if the others have room
@@ -301,7 +331,7 @@ impl Lists {
         false
     }
 
-    /// Takes the empty slab out of the class.
+    /// Takes an empty slab out of the class.
     pub fn take_empty(&mut self, slabs: &Sparse<Slab>) -> Option<u32> {
         let slot = self.heads[Place::Empty as usize];
         if slot == 0 {
@@ -309,6 +339,16 @@ impl Lists {
         }
         self.remove(slabs, slot);
         Some(slot)
+    }
+
+    /// The same, but for the one that may stay.
+    pub fn take_surplus(&mut self, slabs: &Sparse<Slab>) -> Option<u32> {
+        let slot = self.heads[Place::Empty as usize];
+        let is_last = slot == 0 || slabs[slot as usize].next.load(Relaxed) == 0;
+        if is_last && (slot == 0 || self.slabs >= SLABS_FOR_EMPTY) {
+            return None;
+        }
+        self.take_empty(slabs)
     }
 
     /// A slab leaves the class.

@@ -7,19 +7,20 @@ use std::vec::Vec;
 
 use super::super::compress::{Compressor, Packed};
 use super::*;
+use crate::control::slabs::slots_for;
 
 /// An account with a limit.
-struct Purse {
+pub(super) struct Purse {
     held: AtomicUsize,
     limit: usize,
 }
 
 impl Purse {
-    fn with(limit: usize) -> Purse {
+    pub fn with(limit: usize) -> Purse {
         Purse { held: AtomicUsize::new(0), limit }
     }
 
-    fn held(&self) -> usize {
+    pub fn held(&self) -> usize {
         self.held.load(Relaxed)
     }
 }
@@ -37,7 +38,7 @@ impl Account for Purse {
 }
 
 /// The same numbers from the same seed, on every machine.
-struct Dice(u64);
+pub(super) struct Dice(pub u64);
 
 impl Dice {
     fn roll(&mut self, below: usize) -> usize {
@@ -48,13 +49,13 @@ impl Dice {
     }
 
     /// A page that packs to anything between a few bytes and not at all.
-    fn page(&mut self) -> PageBytes {
+    pub fn page(&mut self) -> PageBytes {
         let random = self.roll(PAGE_SIZE * 5 / 4).min(PAGE_SIZE);
         self.page_with(random)
     }
 
     /// A page that begins with so many bytes that do not pack.
-    fn page_with(&mut self, random: usize) -> PageBytes {
+    pub fn page_with(&mut self, random: usize) -> PageBytes {
         let mut page = [0; PAGE_SIZE];
         for (at, byte) in page.iter_mut().enumerate() {
             *byte = if at < random { self.roll(256) as u8 } else { (at % 7) as u8 };
@@ -63,16 +64,16 @@ impl Dice {
     }
 }
 
-struct Packer(Box<MaybeUninit<Compressor>>);
+pub(super) struct Packer(Box<MaybeUninit<Compressor>>);
 
 impl Packer {
-    fn new() -> Packer {
+    pub fn new() -> Packer {
         let mut place = Box::<Compressor>::new_uninit();
         Compressor::init(&mut place);
         Packer(place)
     }
 
-    fn pack<'a>(&'a mut self, page: &'a PageBytes) -> (Kind, &'a [u8]) {
+    pub fn pack<'a>(&'a mut self, page: &'a PageBytes) -> (Kind, &'a [u8]) {
         // SAFETY: `new` initialised it.
         match unsafe { self.0.assume_init_mut() }.compress(page) {
             Packed::Lz4(block) => (Kind::Lz4, block),
@@ -81,7 +82,7 @@ impl Packer {
         }
     }
 
-    fn store(
+    pub fn store(
         &mut self,
         pool: &Zpool,
         owner: PageNum,
@@ -93,13 +94,13 @@ impl Packer {
     }
 }
 
-fn load(pool: &Zpool, handle: Handle, owner: PageNum) -> Result<PageBytes, Corrupt> {
+pub(super) fn load(pool: &Zpool, handle: Handle, owner: PageNum) -> Result<PageBytes, Corrupt> {
     let mut out = [0; PAGE_SIZE];
     // SAFETY: one thread, or the caller holds the owner's lock.
     unsafe { pool.load(handle, owner, &mut out) }.map(|()| out)
 }
 
-fn free(pool: &Zpool, handle: Handle, purse: &Purse) {
+pub(super) fn free(pool: &Zpool, handle: Handle, purse: &Purse) {
     // SAFETY: as in `load`.
     unsafe { pool.free(handle, purse) };
 }
@@ -152,7 +153,7 @@ impl Oracle {
                 let to = PageNum(owner.0 + (1 << 40));
                 let (handle, page) = self.pages.remove(&owner).unwrap();
                 // SAFETY: one thread.
-                assert_eq!(unsafe { pool.set_owner(handle, owner, to) }, Ok(()));
+                assert_eq!(unsafe { pool.set_owner(handle, owner, to, purse) }, Ok(handle));
                 if let Some((old, _)) = self.pages.insert(to, (handle, page)) {
                     free(pool, old, purse);
                 }
@@ -185,7 +186,7 @@ impl Oracle {
 #[test]
 fn the_pool_behaves_like_a_map_and_gives_every_page_back() {
     for (seed, limit) in [(1, 4000), (0xfeed, 120), (77, 4000)] {
-        let pool = Zpool::new(limit * PAGE_SIZE).unwrap();
+        let pool = Zpool::private(slots_for(limit * PAGE_SIZE)).unwrap();
         let purse = Purse::with(limit);
         let mut oracle = Oracle { pages: HashMap::new(), dice: Dice(seed), packer: Packer::new() };
         for _ in 0..6000 {
@@ -203,7 +204,7 @@ fn the_pool_behaves_like_a_map_and_gives_every_page_back() {
 
 #[test]
 fn a_damaged_blob_is_never_handed_out_as_data() {
-    let pool = Zpool::new(1 << 20).unwrap();
+    let pool = Zpool::private(slots_for(1 << 20)).unwrap();
     let purse = Purse::with(256);
     let mut packer = Packer::new();
     let (owner, mut dice) = (PageNum(5), Dice(3));
@@ -236,7 +237,7 @@ fn a_damaged_blob_is_never_handed_out_as_data() {
 
 #[test]
 fn no_number_makes_the_pool_read_outside_of_its_blobs() {
-    let pool = Zpool::new(1 << 20).unwrap();
+    let pool = Zpool::private(slots_for(1 << 20)).unwrap();
     let purse = Purse::with(256);
     let (mut packer, mut dice) = (Packer::new(), Dice(8));
     let live: Vec<Handle> = (0..40)
@@ -250,7 +251,7 @@ fn no_number_makes_the_pool_read_outside_of_its_blobs() {
 
 #[test]
 fn a_full_account_uses_up_the_room_there_is_before_it_fails() {
-    let pool = Zpool::new(64 * PAGE_SIZE).unwrap();
+    let pool = Zpool::private(slots_for(64 * PAGE_SIZE)).unwrap();
     let purse = Purse::with(64);
     let (mut packer, mut dice) = (Packer::new(), Dice(21));
     let mut handles = Vec::new();
@@ -271,7 +272,7 @@ fn a_full_account_uses_up_the_room_there_is_before_it_fails() {
 
 #[test]
 fn compaction_gets_back_most_of_what_scattered_frees_left() {
-    let pool = Zpool::new(64 << 20).unwrap();
+    let pool = Zpool::private(slots_for(64 << 20)).unwrap();
     let purse = Purse::with(16 << 10);
     let (mut packer, mut dice) = (Packer::new(), Dice(99));
     let mut words: HashMap<PageNum, Handle> = (0..4000)
@@ -294,7 +295,7 @@ fn compaction_gets_back_most_of_what_scattered_frees_left() {
 fn blobs_move_safely_while_others_are_stored_loaded_and_freed() {
     const PAGES: usize = 500;
     type Page = StdMutex<Option<(Handle, PageBytes)>>;
-    let pool = Zpool::new(64 << 20).unwrap();
+    let pool = Zpool::private(slots_for(64 << 20)).unwrap();
     let purse = Purse::with(16 << 10);
     let words: Vec<Page> = (0..PAGES).map(|_| StdMutex::new(None)).collect();
     let running = AtomicUsize::new(2);
