@@ -89,6 +89,13 @@ static int status_of(pid_t pid)
 	return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
 }
 
+static void pause_ms(long ms)
+{
+	struct timespec time = { ms / 1000, ms % 1000 * 1000000 };
+
+	nanosleep(&time, NULL);
+}
+
 /* Fills its memory, and sleeps until it is told to check it. */
 static pid_t make_idle(size_t mib, uint64_t seed, int stops)
 {
@@ -105,6 +112,9 @@ static pid_t make_idle(size_t mib, uint64_t seed, int stops)
 		sigaddset(&set, SIGUSR1);
 		sigprocmask(SIG_BLOCK, &set, NULL);
 		memory = fill(mib, seed);
+		/* Who is stopped in the middle of it leaves nothing to anybody. */
+		if (stops)
+			pause_ms(500);
 		say_ready();
 		if (stops)
 			raise(SIGSTOP);
@@ -145,13 +155,6 @@ static int end_of_idle(pid_t pid)
 	kill(pid, SIGUSR1);
 	kill(pid, SIGCONT);
 	return status_of(pid);
-}
-
-static void pause_ms(long ms)
-{
-	struct timespec time = { ms / 1000, ms % 1000 * 1000000 };
-
-	nanosleep(&time, NULL);
 }
 
 static int idle(size_t mib_idle, size_t mib_busy, size_t rounds)
