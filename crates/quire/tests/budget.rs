@@ -44,7 +44,7 @@ fn threads_of_several_members_never_hold_more_than_the_budget() {
                         random ^= random << 17;
                         random as usize % below
                     };
-                    for _ in 0..30_000 {
+                    for _ in 0..200_000 {
                         let pages = [1, 2, 16, limit / 4][next(4)];
                         let purpose = PURPOSES[next(3)];
                         if next(2) == 0 && member.try_charge(pages, purpose) {
