@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use common::{Tree, members};
 use proptest::prelude::*;
 use quire::budget::{Budget, Purpose};
+use quire::control::Control;
+use quire::control::account::Intent;
 
 const PURPOSES: [Purpose; 3] = [Purpose::Fault, Purpose::Reclaim, Purpose::Tables];
 
@@ -42,7 +44,7 @@ fn threads_of_several_members_never_hold_more_than_the_budget() {
                         random ^= random << 17;
                         random as usize % below
                     };
-                    for _ in 0..30_000 {
+                    for _ in 0..200_000 {
                         let pages = [1, 2, 16, limit / 4][next(4)];
                         let purpose = PURPOSES[next(3)];
                         if next(2) == 0 && member.try_charge(pages, purpose) {
@@ -197,5 +199,119 @@ proptest! {
             prop_assert_eq!(members[who].held(), held[who]);
             prop_assert_eq!(members[0].control().held() as usize, held.iter().sum::<usize>());
         }
+    }
+}
+
+/// A member that takes pages from the tree, as [`Budget::try_charge`] does, one step at a time.
+#[derive(Clone, Copy)]
+struct Taker {
+    slot: usize,
+    pages: usize,
+    /// Whether it gives back at once what it got.
+    gives_back: bool,
+    intent: Option<Intent>,
+    /// The sum so far.
+    sum: usize,
+    step: usize,
+    confirmed: usize,
+}
+
+impl Taker {
+    /// Raise, a look at each account, confirm or take back, give back.
+    const STEPS: usize = 1 + MODEL_SLOTS + 1 + 1;
+
+    fn new(slot: usize, pages: usize, gives_back: bool) -> Taker {
+        Taker { slot, pages, gives_back, intent: None, sum: 0, step: 0, confirmed: 0 }
+    }
+
+    fn go_on(&mut self, control: &Control) {
+        let account = &control.seats[self.slot].account;
+        match self.step {
+            0 => self.intent = account.intend(self.pages),
+            step @ 1..=MODEL_SLOTS => {
+                self.sum += control.seats[step - 1].account.get().granted as usize;
+            }
+            step if step == MODEL_SLOTS + 1 => {
+                if self.sum <= MODEL_LIMIT {
+                    self.confirmed = self.pages;
+                } else {
+                    let _ = account.take_back(self.intent.unwrap(), self.pages);
+                }
+            }
+            _ if self.gives_back && self.confirmed > 0 => {
+                self.confirmed = 0;
+                account.uncharge(self.pages, 0);
+            }
+            _ => {}
+        }
+        self.step += 1;
+    }
+}
+
+const MODEL_LIMIT: usize = 10;
+const MODEL_SLOTS: usize = 2;
+
+/// Has the takers go on in the order of `schedule`, with the member in a slot killed before a step of
+/// it.
+fn replay(control: &Control, takers: &[Taker], schedule: &[usize], kill: Option<(usize, usize)>) {
+    (0..MODEL_SLOTS).for_each(|slot| control.seats[slot].account.clear());
+    let mut takers = takers.to_vec();
+    let mut is_killed = false;
+    let confirmed = |takers: &[Taker]| takers.iter().map(|taker| taker.confirmed).sum::<usize>();
+    for (at, &who) in schedule.iter().enumerate() {
+        if let Some((_, slot)) = kill.filter(|&(moment, _)| moment == at) {
+            is_killed = true;
+            control.seats[slot].account.clear();
+            takers.iter_mut().filter(|taker| taker.slot == slot).for_each(|t| t.confirmed = 0);
+        }
+        let is_dead = is_killed && kill.is_some_and(|(_, slot)| takers[who].slot == slot);
+        if !is_dead {
+            takers[who].go_on(control);
+        }
+        let now = confirmed(&takers);
+        assert!(now <= MODEL_LIMIT, "{now} pages in {schedule:?}, {kill:?}");
+    }
+    let granted: u32 = (0..MODEL_SLOTS).map(|slot| control.seats[slot].account.get().granted).sum();
+    assert_eq!(granted as usize, confirmed(&takers), "{schedule:?}, {kill:?}");
+}
+
+/// Calls `act` with every order of the steps of so many takers.
+fn every_schedule(left: &mut [usize], schedule: &mut Vec<usize>, act: &mut dyn FnMut(&[usize])) {
+    if left.iter().all(|&steps| steps == 0) {
+        return act(schedule);
+    }
+    for who in 0..left.len() {
+        if left[who] > 0 {
+            left[who] -= 1;
+            schedule.push(who);
+            every_schedule(left, schedule, act);
+            schedule.pop();
+            left[who] += 1;
+        }
+    }
+}
+
+#[test]
+fn in_every_order_and_with_a_member_killed_at_every_step_the_sum_is_right() {
+    let control = common::control(tree(MODEL_LIMIT));
+    // SAFETY: never unmapped.
+    let control = unsafe { control.as_ref() };
+    for takers in [
+        vec![Taker::new(0, 6, false), Taker::new(1, 6, false)],
+        vec![Taker::new(0, 6, true), Taker::new(1, 6, true)],
+        vec![Taker::new(0, 10, true), Taker::new(1, 1, false)],
+        // Two threads of one member, beside another.
+        vec![Taker::new(0, 6, true), Taker::new(0, 5, false), Taker::new(1, 5, true)],
+    ] {
+        let mut left = vec![Taker::STEPS; takers.len()];
+        every_schedule(&mut left, &mut Vec::new(), &mut |schedule| {
+            replay(control, &takers, schedule, None);
+            if takers.len() == 2 {
+                for moment in 0..schedule.len() {
+                    (0..MODEL_SLOTS)
+                        .for_each(|slot| replay(control, &takers, schedule, Some((moment, slot))));
+                }
+            }
+        });
     }
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use common::{Machine, Tree, members};
-use quire::budget::{Budget, Need, Purpose, Source};
+use quire::budget::{Budget, For, Need, Purpose, Source};
 use quire::control::{Event, Seat};
 use quire::reclaim::Balance;
 use quire::units::PageRange;
@@ -151,22 +151,22 @@ fn a_demand_is_the_largest_of_all_and_answered_when_it_is_met() {
 }
 
 #[test]
-fn nobody_above_its_floor_charges_for_faults_while_another_asks() {
+fn nobody_charges_for_faults_while_one_asks_that_holds_less() {
     let [rich, poor, poorer] = holding([3000, 500, 20]);
     // Again and again: an ask grows old.
     let asked = |pages, check: &dyn Fn() -> bool| {
         while !check() {
-            poor.ask(pages);
+            poor.ask(pages, For::Faults);
         }
     };
     asked(700, &|| rich.owed() == 700 && rich.chargeable() == 0);
     asked(700, &|| !rich.try_charge(1, Purpose::Fault));
-    // Reclaim must go on: it is what feeds the other. So must who has next to nothing.
+    // Reclaim must go on: it is what feeds the other. So must who holds less.
     assert!(rich.try_charge(1, Purpose::Reclaim));
     assert!(poorer.try_charge(1, Purpose::Fault) && poorer.owed() == 0);
     assert!(poor.try_charge(1, Purpose::Fault) && poor.owed() == 0);
     let calls = rich.calls();
-    rich.ask(1);
+    rich.ask(1, For::Faults);
     poor.stop_asking();
     assert_eq!((rich.owed(), rich.calls()), (0, calls + 1), "who held back is called");
     assert!(rich.try_charge(1, Purpose::Fault));
@@ -175,7 +175,7 @@ fn nobody_above_its_floor_charges_for_faults_while_another_asks() {
 #[test]
 fn of_several_that_ask_the_smallest_is_fed_first() {
     let [large, small, smallest] = holding([1000, 500, 200]);
-    let all_ask = || [&large, &small, &smallest].map(|member| member.ask(8));
+    let all_ask = || [&large, &small, &smallest].map(|member| member.ask(8, For::Faults));
     let until = |check: &dyn Fn() -> bool| {
         while !check() {
             all_ask();
@@ -193,13 +193,28 @@ fn of_several_that_ask_the_smallest_is_fed_first() {
 }
 
 #[test]
+fn to_a_fork_everybody_yields_who_holds_more_than_its_floor() {
+    let [forking, small, tiny] = holding([3000, 500, 100]);
+    while !small.yields() {
+        forking.ask(2000, For::Fork);
+    }
+    assert!(!tiny.yields() && !forking.yields());
+    while small.owed() != 2000 {
+        forking.ask(2000, For::Fork);
+    }
+    while small.yields() {
+        forking.ask(2000, For::Faults);
+    }
+}
+
+#[test]
 fn who_asked_and_was_stopped_or_killed_holds_nobody_up() {
     let [rich, poor] = holding([3000, 500]);
-    poor.ask(700);
+    poor.ask(700, For::Faults);
     std::thread::sleep(Duration::from_millis(550));
     assert!(!rich.yields() && rich.try_charge(1, Purpose::Fault));
     while !rich.yields() {
-        poor.ask(700);
+        poor.ask(700, For::Faults);
     }
     rich.control().free_slot(1);
     assert!(!rich.yields() && rich.owed() == 0);
@@ -263,10 +278,10 @@ fn a_giver_keeps_its_floor_and_says_when_it_has_nothing_more() {
     let [giver, asker] = [rich.space.budget(), poor.space.budget()];
     let mut rounds = 0;
     while asker.source(Need::Starved) == Source::Member(0) {
-        asker.ask(1 << 20);
+        asker.ask(1 << 20, For::Faults);
         asker.press(0, 512);
         while giver.demand() > 0 {
-            asker.ask(1 << 20);
+            asker.ask(1 << 20, For::Faults);
             balance(&rich);
         }
         rounds += 1;

@@ -3,6 +3,7 @@
  *
  *     tree_market idle MIB_IDLE MIB_BUSY ROUNDS    one fills its memory and sleeps, one reads its own again
  *     tree_market stopped MIB_STOPPED MIB_BUSY     one is stopped when it has filled its memory, one goes on
+ *     tree_market frozen MIB_FROZEN MIB_BUSY CGROUP  the same, by a freezer (version 1)
  *     tree_market all MIB_STOPPED MIB_BUSY         two are stopped, one has no memory, and is ended by 137
  *     tree_market many MEMBERS MIB ROUNDS          all write and read
  *     tree_market killed MIB_IDLE MIB_BUSY ROUNDS  who gives is killed while it does, and another comes
@@ -89,8 +90,18 @@ static int status_of(pid_t pid)
 	return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
 }
 
+static void pause_ms(long ms)
+{
+	struct timespec time = { ms / 1000, ms % 1000 * 1000000 };
+
+	nanosleep(&time, NULL);
+}
+
+/* What a process does that has filled its memory, beside sleeping. */
+enum end { NOTHING, SETTLES, STOPS };
+
 /* Fills its memory, and sleeps until it is told to check it. */
-static pid_t make_idle(size_t mib, uint64_t seed, int stops)
+static pid_t make_idle(size_t mib, uint64_t seed, enum end end)
 {
 	pid_t pid = fork();
 
@@ -105,8 +116,11 @@ static pid_t make_idle(size_t mib, uint64_t seed, int stops)
 		sigaddset(&set, SIGUSR1);
 		sigprocmask(SIG_BLOCK, &set, NULL);
 		memory = fill(mib, seed);
+		/* Who is stopped in the middle of it leaves nothing to anybody. */
+		if (end != NOTHING)
+			pause_ms(500);
 		say_ready();
-		if (stops)
+		if (end == STOPS)
 			raise(SIGSTOP);
 		sigwait(&set, &signal);
 		_exit(!is_right(memory));
@@ -147,16 +161,9 @@ static int end_of_idle(pid_t pid)
 	return status_of(pid);
 }
 
-static void pause_ms(long ms)
-{
-	struct timespec time = { ms / 1000, ms % 1000 * 1000000 };
-
-	nanosleep(&time, NULL);
-}
-
 static int idle(size_t mib_idle, size_t mib_busy, size_t rounds)
 {
-	pid_t sleeper = make_idle(mib_idle, 1, 0);
+	pid_t sleeper = make_idle(mib_idle, 1, NOTHING);
 	int busy = status_of(make_busy(mib_busy, 2, rounds));
 
 	printf("busy %d\n", busy);
@@ -166,7 +173,7 @@ static int idle(size_t mib_idle, size_t mib_busy, size_t rounds)
 
 static int stopped(size_t mib_stopped, size_t mib_busy)
 {
-	pid_t sleeper = make_idle(mib_stopped, 1, 1);
+	pid_t sleeper = make_idle(mib_stopped, 1, STOPS);
 	int busy;
 
 	wait_until_stopped(sleeper);
@@ -176,13 +183,40 @@ static int stopped(size_t mib_stopped, size_t mib_busy)
 	return 0;
 }
 
+static void write_to(const char *cgroup, const char *name, const char *text)
+{
+	char path[4096];
+	FILE *file;
+
+	snprintf(path, sizeof(path), "%s/%s", cgroup, name);
+	file = fopen(path, "w");
+	if (!file || fputs(text, file) < 0 || fclose(file) != 0)
+		exit(7);
+}
+
+static int frozen(size_t mib_frozen, size_t mib_busy, const char *cgroup)
+{
+	pid_t sleeper = make_idle(mib_frozen, 1, SETTLES);
+	char pid[16];
+	int busy;
+
+	snprintf(pid, sizeof(pid), "%d", sleeper);
+	write_to(cgroup, "cgroup.procs", pid);
+	write_to(cgroup, "freezer.state", "FROZEN");
+	busy = status_of(make_busy(mib_busy, 2, 2));
+	write_to(cgroup, "freezer.state", "THAWED");
+	printf("busy %d\n", busy);
+	printf("frozen %d\n", end_of_idle(sleeper));
+	return 0;
+}
+
 static int all_stopped(size_t mib_stopped, size_t mib_busy)
 {
 	pid_t sleepers[2];
 	int busy;
 
 	for (int i = 0; i < 2; i++) {
-		sleepers[i] = make_idle(mib_stopped, i + 1, 1);
+		sleepers[i] = make_idle(mib_stopped, i + 1, STOPS);
 		wait_until_stopped(sleepers[i]);
 	}
 	busy = status_of(make_busy(mib_busy, 3, 1));
@@ -208,7 +242,7 @@ static int many(size_t members, size_t mib, size_t rounds)
 static int killed(size_t mib_idle, size_t mib_busy, size_t rounds)
 {
 	pid_t busy;
-	pid_t sleeper = make_idle(mib_idle, 1, 0);
+	pid_t sleeper = make_idle(mib_idle, 1, NOTHING);
 	int as_it_should = 1;
 
 	busy = make_busy(mib_busy, 2, 8 * rounds);
@@ -216,7 +250,7 @@ static int killed(size_t mib_idle, size_t mib_busy, size_t rounds)
 		pause_ms(noise(round) % 50);
 		kill(sleeper, SIGKILL);
 		as_it_should &= status_of(sleeper) == 128 + SIGKILL;
-		sleeper = make_idle(mib_idle, round + 3, 0);
+		sleeper = make_idle(mib_idle, round + 3, NOTHING);
 	}
 	printf("killed %d\n", as_it_should);
 	printf("busy %d\n", status_of(busy));
@@ -236,6 +270,8 @@ int main(int argc, char **argv)
 		return idle(numbers[0], numbers[1], numbers[2]);
 	if (!strcmp(argv[1], "stopped"))
 		return stopped(numbers[0], numbers[1]);
+	if (!strcmp(argv[1], "frozen") && argc > 4)
+		return frozen(numbers[0], numbers[1], argv[4]);
 	if (!strcmp(argv[1], "all"))
 		return all_stopped(numbers[0], numbers[1]);
 	if (!strcmp(argv[1], "many") && numbers[0] <= MEMBERS_MAX)

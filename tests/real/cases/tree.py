@@ -1,7 +1,10 @@
 """Members of a tree: who gives memory to whom, who is passed over, and who is ended."""
 
 import json
+import os
+from pathlib import Path
 
+import harness
 from harness import MIB, Failed, case
 
 
@@ -39,6 +42,24 @@ def tree_idle(context):
 def tree_stopped(context):
     """A member that is stopped with most of the budget: the other gets on with what is left."""
     same(context, ["stopped", 40, 20], 32 * MIB)
+
+
+@case("tree-frozen", needs=("root",))
+def tree_frozen(context):
+    """The same where it is frozen, with all its threads at once."""
+    freezer = Path("/sys/fs/cgroup/freezer")
+    if not (freezer / "cgroup.procs").exists():
+        # That of version 2 would take the process out of the run's memory cgroup.
+        context.note("no freezer of version 1 here: not tested")
+        return
+    cgroup = freezer / f"real-{os.getpid()}"
+    cgroup.mkdir()
+    try:
+        same(context, ["frozen", 40, 20, cgroup], 32 * MIB)
+    finally:
+        (cgroup / "freezer.state").write_text("THAWED")
+        harness.kill_descendants(os.getpid())
+        cgroup.rmdir()
 
 
 @case("tree-all-stopped")

@@ -8,9 +8,10 @@
 //! What is worth most is held beyond the *floor* by who faults least: memory that nobody faults on
 //! is as good as unused, as far as can be seen.
 //!
-//! Who finds nothing anywhere, with faults or a fork that wait, *asks*. Whoever holds more than its
-//! floor then charges nothing new for faults; of several that ask, the one that holds least is fed
-//! first. An ask is good for [`ASK_MS`] only: who is stopped while he asks holds nobody up.
+//! Who finds nothing anywhere for a while, with faults or a fork that wait, *asks*. Whoever holds more
+//! than its floor, and more than the one that asks, then charges nothing new for faults; to a fork
+//! everybody yields who holds more than its floor. An ask is good for [`ASK_MS`] only: who is stopped
+//! while he asks holds nobody up.
 //!
 //! A member is passed over that has nothing to give (it is *spent*, until that changes), that is
 //! *silent* (nobody is there who would answer), or that has not moved for [`ANSWER_MS`] since it was
@@ -33,6 +34,9 @@ const FLOOR_MIN: usize = 16;
 const DEMAND_MAX: usize = 512;
 /// How long a member that is pressed may take before it is passed over.
 const ANSWER_MS: u32 = 100;
+/// How long a member that presses goes without before it asks: what is short for a moment only must
+/// not stop everybody.
+pub const ASK_AFTER_NS: u64 = 50_000_000;
 /// How long an ask is good for.
 const ASK_MS: u32 = 500;
 /// How long a member that had nothing to give is passed over, where it holds the same as then.
@@ -64,6 +68,19 @@ pub enum Need {
     Starved,
 }
 
+/// What a member asks for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum For {
+    /// Faults: others yield that hold more.
+    Faults,
+    /// A fork, which needs as much again as the member holds: others yield however little they hold,
+    /// beyond their floor.
+    Fork,
+}
+
+/// In a seat's `asks`: it is for a fork.
+const FORK: u32 = 1 << 31;
+
 /// Milliseconds of the monotonic clock. Never 0, which stands for "not yet".
 fn now_ms() -> u32 {
     ((monotonic_ns() / 1_000_000) as u32).max(1)
@@ -91,10 +108,11 @@ impl Budget {
 
     /// Says that this member cannot do without so many pages, and does not find them. To be said
     /// again as long as it is true.
-    pub fn ask(&self, pages: usize) {
+    pub fn ask(&self, pages: usize, whom: For) {
         let seat = self.seat();
+        let pages = pages.clamp(1, FORK as usize - 1) as u32;
         seat.asked_ms.store(now_ms(), Relaxed);
-        seat.asks.store(u32::try_from(pages).unwrap_or(u32::MAX).max(1), Relaxed);
+        seat.asks.store(if whom == For::Fork { pages | FORK } else { pages }, Relaxed);
         let (word, bit) = self.asking_bit();
         // Release, so that who sees the bit sees how much.
         self.control().asking[word].fetch_or(bit, Release);
@@ -116,8 +134,7 @@ impl Budget {
         (self.slot() as usize / 64, 1 << (self.slot() % 64))
     }
 
-    /// Whether what is free is another member's: one that asks and holds less, while this one holds
-    /// more than its floor.
+    /// Whether what is free is another member's: one that asks.
     pub fn yields(&self) -> bool {
         // As a rule nobody asks: a line that is hardly ever written.
         self.control().askers().any(|slot| slot != self.slot() as usize && self.yields_to(slot))
@@ -131,17 +148,16 @@ impl Budget {
             return false;
         }
         let (own, others) = (self.account().get().granted, seat.account.get().granted);
-        let (word, bit) = self.asking_bit();
-        let is_asking = control.asking[word].load(Relaxed) & bit != 0;
-        // Two that ask and hold the same go by their slots.
+        // Two that hold the same go by their slots: of two that ask one gets on.
         let is_after = (own, self.slot() as usize) > (others, asker);
-        own as usize > self.floor() && (!is_asking || is_after)
+        let is_fork = seat.asks.load(Relaxed) & FORK != 0;
+        own as usize > self.floor() && (is_after || is_fork)
     }
 
     /// The most that anybody asks for whom this member yields to.
     pub fn owed(&self) -> usize {
         let control = self.control();
-        let owed = |slot: usize| control.seats[slot].asks.load(Relaxed) as usize;
+        let owed = |slot: usize| (control.seats[slot].asks.load(Relaxed) & !FORK) as usize;
         let is_owed = |&slot: &usize| slot != self.slot() as usize && self.yields_to(slot);
         control.askers().filter(is_owed).map(owed).max().unwrap_or(0)
     }

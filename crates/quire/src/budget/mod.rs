@@ -13,7 +13,7 @@ mod market;
 
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
-pub use self::market::{Need, Source};
+pub use self::market::{ASK_AFTER_NS, For, Need, Source};
 use crate::control::account::Account;
 use crate::control::{Control, Event, FaultKind, Member, Obituary, Seat, raise};
 use crate::sys::futex::{self, Reach};

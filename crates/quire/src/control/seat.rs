@@ -17,7 +17,8 @@ pub struct Seat {
     pub calls: AtomicU32,
     /// 1 where nobody answers for it: it is never asked for memory.
     pub is_silent: AtomicU32,
-    /// Pages that it cannot do without and does not find, 0 where there are none.
+    /// Pages that it cannot do without and does not find, 0 where there are none; the highest bit says
+    /// that they are for a fork.
     pub asks: AtomicU32,
     /// When it last said so.
     pub asked_ms: AtomicU32,

@@ -12,7 +12,7 @@ use linux_raw_sys::general::{
 };
 
 use super::Process;
-use crate::budget::Need;
+use crate::budget::{For, Need};
 use crate::control::Control;
 use crate::control::shard::ENGINE_SHARDS;
 use crate::fault::Access;
@@ -316,7 +316,8 @@ fn reclaim(process: &'static Process, scratch: &mut Scratch) -> ! {
         match balance {
             Balance::Stuck | Balance::Elsewhere if has_starved => {
                 let is_pressed =
-                    !budget.is_at_own_limit() && space.press_for(Need::Starved, STARVED_PAGES);
+                    !budget.is_at_own_limit()
+                        && space.press_for(For::Faults, Need::Starved, STARVED_PAGES, &hunger);
                 let swapped_out = budget.swapped_out_by_tree();
                 // Where somebody could give, the hope is his.
                 if hunger.is_hopeless(monotonic_ns(), swapped_out) && !is_pressed {
@@ -324,15 +325,11 @@ fn reclaim(process: &'static Process, scratch: &mut Scratch) -> ! {
                     thread::kill_process();
                 }
             }
-            // There is enough, but it is another's (or a fork's) just now.
-            Balance::Enough if has_starved => {
-                budget.ask(STARVED_PAGES);
-                hunger = Hunger::default();
-            }
             _ => hunger = Hunger::default(),
         }
         match balance {
             Balance::Progress => {}
+            // Where faults wait it is another's, or a fork's, just now.
             Balance::Enough if !has_starved => {
                 if !space.is_low() {
                     // A fault that looked before we said that we sleep saw us awake: hence the

@@ -3,11 +3,12 @@
 //!
 //! Owns the giving. Leaves to [`crate::budget`] who is pressed for what.
 
-use super::{Balance, Reclaimer};
-use crate::budget::{Need, Source};
+use super::{Balance, Hunger, Reclaimer};
+use crate::budget::{ASK_AFTER_NS, For, Need, Source};
 use crate::mmu::Mmu;
 use crate::scratch::Scratch;
 use crate::space::AddressSpace;
+use crate::sys::monotonic_ns;
 use crate::units::BLOCK_PAGES;
 
 impl<M: Mmu> AddressSpace<M> {
@@ -84,10 +85,12 @@ impl<M: Mmu> AddressSpace<M> {
         if freed > 0 { Balance::Progress } else { self.last_resort(scratch) }
     }
 
-    /// Asks for pages, for faults that wait or for a fork, and presses the member whose turn it is
-    /// to give; `false` where it is this one's, or nobody has any.
-    pub(crate) fn press_for(&self, need: Need, pages: usize) -> bool {
-        self.budget.ask(pages);
+    /// Has the member whose turn it is give so many pages; `false` where it is this one's turn, or
+    /// nobody has any. Who has waited for long enough asks for them as well.
+    pub(crate) fn press_for(&self, whom: For, need: Need, pages: usize, hunger: &Hunger) -> bool {
+        if hunger.lasted_ns(monotonic_ns()) >= ASK_AFTER_NS {
+            self.budget.ask(pages, whom);
+        }
         let Source::Member(slot) = self.budget.source(need) else { return false };
         self.budget.press(slot, pages);
         true

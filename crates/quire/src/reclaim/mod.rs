@@ -103,6 +103,12 @@ pub struct Hunger {
 }
 
 impl Hunger {
+    /// How long it has lasted at `now`, both in nanoseconds.
+    #[must_use]
+    pub fn lasted_ns(&self, now: u64) -> u64 {
+        if self.since == 0 { 0 } else { now - self.since }
+    }
+
     /// Whether it has lasted too long at `now` (in nanoseconds), when the tree has swapped out so
     /// many pages.
     #[must_use]

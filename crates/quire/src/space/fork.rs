@@ -8,7 +8,7 @@
 use core::sync::atomic::Ordering;
 
 use super::{AddressSpace, Layout, ThreadId};
-use crate::budget::{Need, Purpose};
+use crate::budget::{For, Need, Purpose};
 use crate::control::Event;
 use crate::fault::Access;
 use crate::frames::QueueEnd;
@@ -105,7 +105,7 @@ impl<M: Mmu> AddressSpace<M> {
             self.budget.show_life();
             let seen = self.budget.calls();
             let need = if is_stuck { Need::Starved } else { Need::Balance };
-            let is_pressed = self.press_for(need, self.share_of_child());
+            let is_pressed = self.press_for(For::Fork, need, self.share_of_child(), &hunger);
             if is_pressed || is_stuck {
                 let swapped_out = self.budget.swapped_out_by_tree();
                 if hunger.is_hopeless(monotonic_ns(), swapped_out) {
