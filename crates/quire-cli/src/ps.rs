@@ -34,7 +34,8 @@ Examples:
 
 A run is a line, then a table of its processes:
   HELD WANTED       memory that it holds; data that it has, wherever it rests
-  POOL FILE         of that: held by compressed pages; in the swap file
+  POOL FILE         held by compressed pages; segments of the swap file with its data, which a
+                    fork shares
   FAULTS MAJOR      faults served; those that read the swap file
   STATE             running, sleeping, stopped; unmanaged: quire has no hand in it, and HELD is what
                     it has in memory by the kernel's count; reserved: kept for a run inside";
@@ -170,7 +171,7 @@ impl Run {
         let is_ours = |pid_of: u32| attach::may_name(pid, pid_of);
         let mut rows: Vec<Row> = control
             .present()
-            .map(|(_, member)| Row::of(member))
+            .map(|(slot, member)| Row::of(control, slot, member))
             .filter(|row| is_ours(row.pid))
             .collect();
         rows.sort_by_key(|row| row.pid);
@@ -250,7 +251,7 @@ impl Run {
 }
 
 impl Row {
-    fn of(member: &Member) -> Row {
+    fn of(control: &Control, slot: usize, member: &Member) -> Row {
         let pid = member.pid.load(Relaxed);
         Row {
             pid,
@@ -260,7 +261,7 @@ impl Row {
             held_max: bytes(member.held_pages_max.load(Relaxed)),
             wanted: bytes(member.wanted_pages.load(Relaxed)),
             pool: bytes(member.pool_pages.load(Relaxed)),
-            file: bytes(member.file_pages.load(Relaxed)),
+            file: control.segments_of(slot) * SEGMENT_BYTES as u64,
             faults: member.counted(Event::Pgfault),
             major: member.counted(Event::Pgmajfault),
         }

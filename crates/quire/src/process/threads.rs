@@ -257,7 +257,7 @@ extern "C" fn other_main(argument: usize) -> ! {
     loop {
         // Acquire pairs with the release in `first_main`.
         match others.load(Ordering::Acquire) {
-            WAIT => drop(futex::wait(others, WAIT, Reach::Process, None)),
+            WAIT => futex::wait(others, WAIT, Reach::Process, None),
             GO => run(seat),
             _ => thread::exit_thread(),
         }
