@@ -27,6 +27,7 @@ import cases.memory  # noqa: F401
 import cases.objects  # noqa: F401
 import cases.programs  # noqa: F401
 import cases.tree  # noqa: F401
+import cases.trees  # noqa: F401
 
 
 def built_quire():

@@ -34,7 +34,8 @@ Examples:
 
 A run is a line, then a table of its processes:
   HELD WANTED       memory that it holds; data that it has, wherever it rests
-  POOL FILE         of that: held by compressed pages; in the swap file
+  POOL FILE         held by compressed pages; segments of the swap file with its data, which a
+                    fork shares
   FAULTS MAJOR      faults served; those that read the swap file
   STATE             running, sleeping, stopped; unmanaged: quire has no hand in it, and HELD is what
                     it has in memory by the kernel's count; reserved: kept for a run inside";
@@ -170,7 +171,7 @@ impl Run {
         let is_ours = |pid_of: u32| attach::may_name(pid, pid_of);
         let mut rows: Vec<Row> = control
             .present()
-            .map(|(slot, member)| Row::of(member, control.seats[slot].account.get().held))
+            .map(|(slot, member)| Row::of(control, slot, member))
             .filter(|row| is_ours(row.pid))
             .collect();
         rows.sort_by_key(|row| row.pid);
@@ -182,7 +183,8 @@ impl Run {
             held: bytes(control.held()),
             held_max: bytes(control.held_pages_max.load(Relaxed)),
             wanted: bytes(control.wanted()),
-            pool: rows.iter().map(|row| row.pool).sum(),
+            pool: rows.iter().map(|row| row.pool).sum::<u64>()
+                + bytes(control.common_pages.load(Relaxed)),
             swap_file: segments * SEGMENT_BYTES as u64,
             counts: Counts::read(control, Scope::Tree).unwrap_or_default(),
             rows,
@@ -250,17 +252,17 @@ impl Run {
 }
 
 impl Row {
-    fn of(member: &Member, held_pages: u32) -> Row {
+    fn of(control: &Control, slot: usize, member: &Member) -> Row {
         let pid = member.pid.load(Relaxed);
         Row {
             pid,
             name: procfs::name(pid).unwrap_or_default(),
             state: if member.is_a_reservation() { "reserved" } else { state(pid) },
-            held: bytes(held_pages.into()),
+            held: bytes(control.seats[slot].account.get().held.into()),
             held_max: bytes(member.held_pages_max.load(Relaxed)),
             wanted: bytes(member.wanted_pages.load(Relaxed)),
             pool: bytes(member.pool_pages.load(Relaxed)),
-            file: bytes(member.file_pages.load(Relaxed)),
+            file: control.segments_of(slot) * SEGMENT_BYTES as u64,
             faults: member.counted(Event::Pgfault),
             major: member.counted(Event::Pgmajfault),
         }

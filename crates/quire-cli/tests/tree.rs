@@ -5,8 +5,8 @@
 mod fake;
 
 use std::fs;
-use std::io::{BufRead as _, BufReader};
-use std::process::{Child, Command, Output, Stdio};
+use std::io::{BufRead as _, BufReader, Lines};
+use std::process::{Child, ChildStderr, Command, Output, Stdio};
 
 use fake::{Supervisor, eventually, kill, quire, status, stderr, stdout, temporary};
 
@@ -68,10 +68,7 @@ fn ps_lists_a_run_and_its_processes() {
 /// A run whose stderr is read, of a script that is told to end by a file.
 struct Watched {
     child: Child,
-    lines: std::iter::Map<
-        std::io::Lines<BufReader<std::process::ChildStderr>>,
-        fn(std::io::Result<String>) -> String,
-    >,
+    lines: Lines<BufReader<ChildStderr>>,
     end: std::path::PathBuf,
 }
 
@@ -86,20 +83,20 @@ impl Watched {
         command.env("WAIT", "until test -e \"$END\"; do sleep 0.05; done");
         command.stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
-        let lines: fn(std::io::Result<String>) -> String = |line| line.unwrap();
-        let lines = BufReader::new(child.stderr.take().unwrap()).lines().map(lines);
+        let lines = BufReader::new(child.stderr.take().unwrap()).lines();
         Watched { child, lines, end }
     }
 
     /// The next line with this in it.
     fn line(&mut self, part: &str) -> String {
-        self.lines.find(|line| line.contains(part)).unwrap_or_else(|| panic!("no line with {part}"))
+        let mut lines = self.lines.by_ref().map(Result::unwrap);
+        lines.find(|line| line.contains(part)).unwrap_or_else(|| panic!("no line with {part}"))
     }
 
     /// Lets the script end; what was said from then on.
     fn finish(mut self) -> Vec<String> {
         fs::write(&self.end, "").unwrap();
-        let lines = self.lines.by_ref().collect();
+        let lines = self.lines.by_ref().map(Result::unwrap).collect();
         assert!(self.child.wait().unwrap().success());
         fs::remove_file(&self.end).unwrap();
         lines

@@ -84,6 +84,7 @@ fn a_forks_child_takes_over_its_charges_and_shares_the_segments() {
     assert_eq!(held(&control, child), 10);
     assert_eq!(control.members[child as usize].wanted_pages.load(Relaxed), 15);
     assert_eq!([0, 63, 64, 999].map(|segment| refs(&control, segment)), [2; 4]);
+    assert_eq!([parent, child].map(|slot| control.segments_of(slot as usize)), [4, 4]);
     assert_eq!(refs(&control, 1), 0);
     members.leave(&control, parent);
     assert_eq!(control.held(), 10);

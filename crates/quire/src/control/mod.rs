@@ -292,6 +292,19 @@ impl Control {
         self.present().filter(|(_, member)| !member.is_a_reservation())
     }
 
+    /// Segments of the swap file in which the member in `slot` has live data; a fork's child shares
+    /// its parent's.
+    #[must_use]
+    pub fn segments_of(&self, slot: usize) -> u64 {
+        // Relaxed: as above. Without a segment in use the map is all holes, and stays so.
+        if self.segments_used.load(Ordering::Relaxed) == 0 {
+            return 0;
+        }
+        let words = (self.segments_max.load(Ordering::Relaxed) as usize).div_ceil(64);
+        let map = &self.segment_maps[slot][..words.min(SEGMENT_WORDS)];
+        map.iter().map(|word| u64::from(word.load(Ordering::Relaxed).count_ones())).sum()
+    }
+
     /// Gives a free slot to a process, with nothing in it of whoever had it before.
     pub fn take_slot(&self, slot: usize, pid: u32) {
         self.seats[slot].clear();

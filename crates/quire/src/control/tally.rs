@@ -11,8 +11,9 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use super::{Event, FAULT_BUCKETS, FaultKind, Member};
 
 /// How often [`Tally::read`] begins again before it takes what it gets: a supervisor that was
-/// killed between two steps never ends them.
-const TRIES_MAX: u32 = 100_000;
+/// killed between two steps never ends them. One that only lost its CPU between them is waited for:
+/// some tenths of a second.
+const TRIES_MAX: u32 = 4_000_000;
 
 /// The counters of members that have left.
 #[repr(C, align(64))]

@@ -136,7 +136,11 @@ fn try_start() -> Result<Option<&'static Process>, StartError> {
         process.space.keep_rights(RIGHTS_STEP_PAGES);
     }
     let process = settle(process).map_err(failed("map the engine"))?;
-    process.threads.start().map_err(failed("start the handler threads"))?;
+    process.threads.start().map_err(|errno| {
+        // The supervisor is to know it for what it is now: no member.
+        close(descriptors.connection);
+        failed("start the handler threads")(errno)
+    })?;
     descriptors.close(process);
     // Release publishes the engine.
     CURRENT.store(core::ptr::from_ref(process).cast_mut(), Ordering::Release);

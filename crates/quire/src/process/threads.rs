@@ -5,7 +5,7 @@
 //! managed memory.
 
 use core::cell::UnsafeCell;
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use linux_raw_sys::general::{
     UFFD_EVENT_PAGEFAULT, UFFD_PAGEFAULT_FLAG_WP, UFFD_PAGEFAULT_FLAG_WRITE,
@@ -101,10 +101,20 @@ impl Handlers {
 pub struct Threads {
     seats: [Option<Seat>; SEATS_MAX],
     ready: Signal,
+    /// What the other threads are to do, a futex: see [`WAIT`].
+    others: AtomicU32,
     running: AtomicUsize,
     /// What the first thread does before anything else, with an empty descriptor table.
     prepare: UnsafeCell<Option<*mut Prepare<'static>>>,
 }
+
+/// Of the threads but the first: they wait until it has prepared all. A thread that cannot be made is
+/// found out before the process joins, while the parent of a fork's child can still be told.
+const WAIT: u32 = 0;
+/// They run.
+const GO: u32 = 1;
+/// They end, for something failed.
+const LEAVE: u32 = 2;
 
 type Prepare<'a> = dyn FnMut() -> Result<(), Errno> + 'a;
 
@@ -120,6 +130,7 @@ impl Threads {
         let mut threads = Threads {
             seats: [const { None }; SEATS_MAX],
             ready: Signal::new(),
+            others: AtomicU32::new(WAIT),
             running: AtomicUsize::new(0),
             prepare: UnsafeCell::new(None),
         };
@@ -153,6 +164,8 @@ impl Threads {
     /// `AGAIN` under RLIMIT_NPROC, `NOMEM`.
     pub fn start(&self) -> Result<(), Errno> {
         let first = self.seats[0].as_ref().ok_or(Errno::NOMEM)?;
+        // Relaxed: no thread runs yet. In a fork's child it says what its parent's were told.
+        self.others.store(WAIT, Ordering::Relaxed);
         let argument = core::ptr::from_ref(first) as usize;
         // SAFETY: nothing runs on the seats yet; seats live as long as the process.
         unsafe { first.place.spawn(Files::Private, first_main, argument) }?;
@@ -178,6 +191,16 @@ impl Threads {
             *self.prepare.get() = Some(prepare);
         }
         self.start()
+    }
+
+    /// The first thread's part of [`Self::start`]: the others share its descriptor table.
+    fn spawn_others(&self) -> Result<(), Errno> {
+        for other in self.seats.iter().flatten().skip(1) {
+            let argument = core::ptr::from_ref(other) as usize;
+            // SAFETY: nothing runs on this seat yet.
+            unsafe { other.place.spawn(Files::Shared, other_main, argument) }?;
+        }
+        Ok(())
     }
 
     /// The first thread's part of [`Self::start_by`].
@@ -209,32 +232,36 @@ impl Seat {
     }
 }
 
-/// The first thread: makes the descriptor table private, starts the others, and is a handler.
+/// The first thread: starts the others, makes the descriptor table private, and is a handler.
 extern "C" fn first_main(argument: usize) -> ! {
     let seat = seat(argument);
     let process = seat.process();
     let threads = &process.threads;
-    if let Err(error) = threads.run_prepare(process) {
+    let outcome = threads.spawn_others().and_then(|()| threads.run_prepare(process));
+    // Release publishes what was prepared.
+    threads.others.store(if outcome.is_ok() { GO } else { LEAVE }, Ordering::Release);
+    futex::wake(&threads.others, u32::MAX, Reach::Process);
+    if let Err(error) = outcome {
         threads.ready.set(error.raw_os_error() as u32 + 1);
         thread::exit_thread();
     }
-    let mut outcome = 1;
-    for other in threads.seats.iter().flatten().skip(1) {
-        let argument = core::ptr::from_ref(other) as usize;
-        // SAFETY: nothing runs on this seat yet.
-        if let Err(error) = unsafe { other.place.spawn(Files::Shared, other_main, argument) } {
-            outcome = error.raw_os_error() as u32 + 1;
-            break;
-        }
-    }
     // Relaxed: only read by people.
     threads.running.store(threads.seats.iter().flatten().count(), Ordering::Relaxed);
-    threads.ready.set(outcome);
+    threads.ready.set(1);
     run(seat)
 }
 
 extern "C" fn other_main(argument: usize) -> ! {
-    run(seat(argument))
+    let seat = seat(argument);
+    let others = &seat.process().threads.others;
+    loop {
+        // Acquire pairs with the release in `first_main`.
+        match others.load(Ordering::Acquire) {
+            WAIT => futex::wait(others, WAIT, Reach::Process, None),
+            GO => run(seat),
+            _ => thread::exit_thread(),
+        }
+    }
 }
 
 fn run(seat: &'static Seat) -> ! {
