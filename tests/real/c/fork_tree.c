@@ -107,6 +107,7 @@ static pid_t fork_patiently(void)
 		pid_t pid = fork();
 		if (pid >= 0 || (errno != ENOMEM && errno != EAGAIN) || tries == 600)
 			return pid;
+		fprintf(stderr, "pid %d: fork was refused: %s\n", getpid(), strerror(errno));
 		usleep(50000);
 	}
 }

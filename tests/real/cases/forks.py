@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -14,6 +15,12 @@ SMALLEST = 8 * MIB
 ALLOWANCE = 48 * MIB
 
 
+def last_word(managed):
+    """What the program says of itself at its end: a number and what it counts."""
+    lines = managed.stderr.splitlines()
+    return next((line for line in lines if re.fullmatch(r"\d+ (trees|workers|kills)", line)), "")
+
+
 def run_tree(context, *words, memory_bytes=SMALLEST):
     """fork_tree bare and managed; the kernel's own count of memory must stay within the promise."""
     program = context.compile("fork_tree")
@@ -21,7 +28,8 @@ def run_tree(context, *words, memory_bytes=SMALLEST):
     _, managed = context.same(argv, memory_bytes=memory_bytes, swap=True)
     if context.pretend:
         return
-    context.note(managed.stderr.partition("\n")[0])
+    refused = managed.stderr.count("fork was refused")
+    context.note(f"{last_word(managed)}, {refused} forks refused")
     if "the kernel killed" in managed.stderr:
         raise Failed(managed.stderr[-2000:])
     peak = json.loads(context.stats.read_text()).get("cgroup_bytes_max") or 0
@@ -121,7 +129,7 @@ def run_killed(context, members, memory_bytes, options=()):
         if "the kernel killed" in managed.stderr:
             raise Failed(managed.stderr[-2000:])
     context.note(f"{members} members in {memory_bytes >> 20} MiB")
-    context.note(managed.stderr.partition("\n")[0])
+    context.note(last_word(managed))
 
 
 @case("fork-killed")

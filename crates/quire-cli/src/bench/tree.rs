@@ -72,7 +72,7 @@ impl Tree {
     /// The build of everything, whatever is there already, with flags that make compilers want memory.
     pub fn rebuild(&self, jobs: usize) -> Workload {
         let mut workload = self.workload(jobs);
-        workload.name = format!("{}, make -j{jobs}", self.name);
+        workload.name = format!("a build of {}", self.name);
         workload.argv.extend(["-B", "CFLAGS=-O3 -g"].map(Into::into));
         workload
     }

@@ -221,7 +221,7 @@ impl Bench {
         wanted.peak_bytes = self.stage.run(&workload, &roomy)?.stat("wanted_bytes_max") as u64;
         let cell = |limit_bytes, store, contestants| Cell {
             program: workload.name.clone(),
-            threads: 1,
+            threads: BUILD_JOBS,
             wanted_bytes: wanted.peak_bytes,
             limit_bytes,
             store,
