@@ -24,14 +24,18 @@ esac
 case $target in
 test)
 	need g++ g++
+	need make make
 	need redis-server redis-server
 	need redis-benchmark redis-tools
 	need timeout coreutils
 	need mount mount
 	need setpriv util-linux
 	header linux/io_uring.h linux-libc-dev
+	# CPython's own tests, which some packages leave out.
+	python3 -c 'import test._test_multiprocessing, test.test_subprocess' 2>/dev/null ||
+		packages+=(libpython3-testsuite)
 	;;
-bench) need mkswap util-linux && need swapon mount ;;
+bench) need make make && need mkswap util-linux && need swapon mount ;;
 esac
 
 if [ ${#packages[@]} -gt 0 ]; then

@@ -20,12 +20,15 @@ import harness
 from harness import CASES, Context, Failed, Skipped
 
 import cases.behaviour  # noqa: F401  (registers its cases)
+import cases.builds  # noqa: F401
 import cases.counting  # noqa: F401
+import cases.cpython  # noqa: F401
 import cases.endings  # noqa: F401
 import cases.forks  # noqa: F401
 import cases.memory  # noqa: F401
 import cases.objects  # noqa: F401
 import cases.programs  # noqa: F401
+import cases.redis  # noqa: F401
 import cases.tree  # noqa: F401
 import cases.trees  # noqa: F401
 

@@ -1,10 +1,8 @@
-"""Real programs at a quarter of what they want: CPython, GNU sort, g++, Redis."""
+"""Real programs at a quarter of what they want: CPython, GNU sort, g++."""
 
 import random
 import sys
-import time
 
-from cases import resp
 from harness import HERE, MIB, Failed, case
 
 
@@ -85,49 +83,3 @@ def json_documents(context):
     """CPython: a large tree of dicts and lists, written out, parsed, sorted."""
     size = "6" if context.long else "2"
     context.same([sys.executable, HERE / "cases" / "json_documents.py", size], swap=True)
-
-
-def serve_and_check(context, argv, socket, count):
-    """Fills a Redis, loads it, lets it dump itself by a fork, and checks every key."""
-    server = context.spawn(argv)
-    client = resp.connect(socket, patience_seconds=30)
-    started = time.monotonic()
-    resp.fill(client, count)
-    load = ["redis-benchmark", "-s", socket, "-t", "get,set,lpush,incr,zadd"]
-    load += ["-n", "100000" if context.long else "20000", "-r", "100000", "-d", "64", "-q"]
-    loader = context.spawn([*load, "-P", "8", "-c", "20"])
-    client.call("BGSAVE")
-    loaded = context.wait(loader)
-    if loaded.status != 0:
-        raise Failed(f"redis-benchmark: {loaded.text[-500:]}{loaded.stderr[-500:]}")
-    wrong = resp.check(client, count)
-    resp.wait_for_dump(client, patience_seconds=context.watchdog_seconds)
-    seconds = time.monotonic() - started
-    peak = int(client.info("used_memory_peak"))
-    client.send("SHUTDOWN", "NOSAVE")
-    result = context.wait(server)
-    if wrong:
-        raise Failed(f"{len(wrong)} wrong keys, the first {wrong[:3]}")
-    if result.status != 0:
-        raise Failed(f"redis-server ended with {result.status}: {result.text[-2000:]}")
-    return server.pid, peak, seconds
-
-
-@case("redis", needs=("redis-server", "redis-benchmark"))
-def redis(context):
-    """Redis under load with a quarter of its data set, dumping itself meanwhile."""
-    count = (400 if context.long else 120) * MIB // resp.VALUE_BYTES
-    socket = str(context.tmp / "socket")
-    argv = ["redis-server", "--port", "0", "--unixsocket", socket, "--save", ""]
-    argv += ["--dir", str(context.tmp), "--rdbcompression", "no"]
-    _, peak, bare_seconds = serve_and_check(context, argv, socket, count)
-    expected = resp.dump_size(context.tmp)
-    swap = context.swap_directory()
-    managed = context.quire_argv(argv, peak // 4, swap)
-    pid, _, seconds = serve_and_check(context, managed, socket, count)
-    context.nothing_left(pid, swap)
-    if abs(resp.dump_size(context.tmp) - expected) > expected // 4:
-        raise Failed("the dump is far smaller or larger than bare's")
-    context.note(
-        f"{peak >> 20} MiB in {peak >> 22} MiB, {bare_seconds:.1f} s bare, {seconds:.1f} s"
-    )

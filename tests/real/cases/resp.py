@@ -1,7 +1,6 @@
 """A small client of Redis' protocol, and the data set that the Redis case fills and checks."""
 
 import hashlib
-import os
 import socket
 import time
 
@@ -10,10 +9,15 @@ from harness import Failed
 VALUE_BYTES = 1000
 
 
+class Loading(Failed):
+    """The server reads its dump; it answers later."""
+
+
 class Client:
     def __init__(self, path):
         self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.settimeout(120)
+        # A digest of all data goes through all of swap.
+        self.socket.settimeout(600)
         self.socket.connect(path)
         self.stream = self.socket.makefile("rb", buffering=1 << 20)
 
@@ -34,6 +38,8 @@ class Client:
         if kind == b"*":
             return [self.reply() for _ in range(int(rest))]
         if kind == b"-":
+            if rest.startswith(b"LOADING"):
+                raise Loading(rest.decode())
             raise Failed(f"redis: {rest.decode()}")
         if not line:
             raise Failed("redis closed the connection")
@@ -59,7 +65,7 @@ def connect(path, patience_seconds):
             client = Client(path)
             client.call("PING")
             return client
-        except OSError:
+        except (OSError, Loading):
             if time.monotonic() > deadline:
                 raise Failed("redis-server does not answer") from None
             time.sleep(0.05)
@@ -102,10 +108,3 @@ def wait_for_dump(client, patience_seconds):
         time.sleep(0.1)
     if client.info("rdb_last_bgsave_status") != "ok":
         raise Failed("BGSAVE failed")
-
-
-def dump_size(directory):
-    path = directory / "dump.rdb"
-    size = path.stat().st_size
-    os.unlink(path)
-    return size

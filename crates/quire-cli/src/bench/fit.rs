@@ -15,6 +15,8 @@ use crate::size::Human;
 const TRIES: u32 = 6;
 /// Near: within so much of the limit.
 const NEAR: f64 = 0.03;
+/// What a store of ordinary data takes, where it is not known.
+const RATIO_GUESSED: f64 = 0.4;
 /// Below this, no program runs.
 const RESIDENT_MIN_BYTES: f64 = 8.0 * 1048576.0;
 
@@ -88,7 +90,50 @@ pub fn kernel(
         return Ok(Some(Found { contestant: kernel_with(all), note, failure: None }));
     }
     let ratio = first / (wanted - all);
-    let mut limit = (all - ratio * wanted) / (1.0 - ratio);
+    let limit = (all - ratio * wanted) / (1.0 - ratio);
+    Ok(Some(kernel_search(stage, workload, all, limit, ratio)?.unwrap_or_else(|| {
+        failed(
+            kernel_with(all),
+            format!(
+                "does not fit: compressed {:.2} to 1, all of it takes {}",
+                1.0 / ratio,
+                human(ratio * wanted)
+            ),
+        )
+    })))
+}
+
+/// The kernel's limit for a tree of processes, of which it counts more than is managed: what they
+/// want of it is not known. Nothing where there is no kernel swap.
+pub fn kernel_for_tree(stage: &Stage, workload: &Workload, bytes: u64) -> Result<Option<Found>> {
+    if stage.kernel.is_err() {
+        return Ok(None);
+    }
+    let all = bytes as f64;
+    let first = match attempt(stage, workload, &kernel_with(all))? {
+        Ok(outcome) => outcome.store_bytes as f64,
+        Err(failure) => return Ok(Some(failed(kernel_with(all), failure))),
+    };
+    if first <= NEAR * all {
+        let note = format!("limit {}, with a store of {}", human(all), human(first));
+        return Ok(Some(Found { contestant: kernel_with(all), note, failure: None }));
+    }
+    let limit = all - first / (1.0 - RATIO_GUESSED);
+    let found = kernel_search(stage, workload, all, limit, RATIO_GUESSED)?;
+    Ok(Some(found.unwrap_or_else(|| {
+        failed(kernel_with(all), format!("does not fit, with its store, into {}", human(all)))
+    })))
+}
+
+/// Comes near to where limit and store together take `all`, from a first guess; `ratio` is what a
+/// byte more in the store takes.
+fn kernel_search(
+    stage: &Stage,
+    workload: &Workload,
+    all: f64,
+    mut limit: f64,
+    ratio: f64,
+) -> Result<Option<Found>> {
     let mut best: Option<(f64, f64)> = None;
     for _ in 0..TRIES {
         if ratio >= 1.0 || limit < RESIDENT_MIN_BYTES {
@@ -108,25 +153,15 @@ pub fn kernel(
         // A little below the aim: what overshoots does not count.
         limit += (room - NEAR / 3.0 * all) / (1.0 - ratio);
     }
-    Ok(Some(match best {
-        Some((limit, stored)) => Found {
-            contestant: kernel_with(limit),
-            note: format!(
-                "limit {} found by search: with a store of {} that is {}",
-                human(limit),
-                human(stored),
-                human(limit + stored)
-            ),
-            failure: None,
-        },
-        None => failed(
-            kernel_with(all),
-            format!(
-                "does not fit: compressed {:.2} to 1, all of it takes {}",
-                1.0 / ratio,
-                human(ratio * wanted)
-            ),
+    Ok(best.map(|(limit, stored)| Found {
+        contestant: kernel_with(limit),
+        note: format!(
+            "limit {} found by search: with a store of {} that is {}",
+            human(limit),
+            human(stored),
+            human(limit + stored)
         ),
+        failure: None,
     }))
 }
 

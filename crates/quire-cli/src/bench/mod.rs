@@ -36,6 +36,7 @@ mod service;
 mod speculative;
 #[allow(unsafe_code, reason = "the bench's own ring: waiting with usage, and raw mappings")]
 mod sys;
+mod tree;
 mod versus;
 mod waiters;
 mod work;
@@ -114,7 +115,7 @@ struct RunBench {
     threads: Vec<usize>,
 
     /// What to measure
-    #[arg(long, value_name = "PART", value_delimiter = ',', default_values = ["fits", "memory", "real"])]
+    #[arg(long, value_name = "PART", value_delimiter = ',', default_values = ["fits", "memory", "real", "build"])]
     only: Vec<Part>,
 
     /// What the memory program wants
@@ -130,6 +131,8 @@ enum Part {
     Memory,
     /// CPython and GNU sort with less than they want
     Real,
+    /// zstd built by make -j2: all processes together where they fit, and in half of what they want
+    Build,
 }
 
 #[derive(Args, Debug)]

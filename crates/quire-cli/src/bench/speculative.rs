@@ -20,12 +20,12 @@ use anyhow::{Result, ensure};
 
 use self::cell::{Cell, Plan, Published, Style};
 pub use self::ebizzy::{EbizzyArgs, main as ebizzy};
-use self::kernbench::Tree;
 use self::load::Load;
 pub use self::load::{Change, LoadArgs, main as load};
 use super::contestant::{Contestant, Outcome, Stage, Workload};
 use super::machine::Machine;
 use super::output::{self, Json};
+use super::tree::Tree;
 use super::{SpeculativeBench, sys};
 use crate::report::say;
 use crate::size::{Human, machine_memory_bytes};

@@ -9,6 +9,11 @@
 //! store outside: the limit is for what is not compressed, as the kernel counts. For Quire the
 //! budget is raised until what is left of it beside the compressed pool is the limit.
 //!
+//! A build is a tree of processes. What it wants is the most that all of them have at a time, as
+//! `quire run` counts it where everything fits. It is run in half of that, with what `quire run`
+//! leaves beside the budget for what is not managed; the kernel's limit and its store together are
+//! as much as the cgroup of Quire's run held.
+//!
 //! Both searches are in [`super::fit`]. The kernel's limit includes the program's page tables and
 //! the pages of its code that nobody had loaded before; these few MiB are not evened out.
 
@@ -20,12 +25,19 @@ use super::fit::{self, Store};
 use super::machine::Machine;
 use super::output::{self, Json};
 use super::programs::{self, Data};
+use super::tree::Tree;
 use super::{Part, RunBench, sys};
+use crate::cgroup::ALLOWANCE_BYTES;
 use crate::report::say;
 use crate::size::{Human, machine_memory_bytes};
 
 /// Swap that is made; it takes memory only as it is used, and 16 bytes a page beside.
 const ZRAM_BYTES: u64 = 4 << 30;
+
+/// Jobs of a build at a time.
+const BUILD_JOBS: usize = 2;
+/// What a build may have where it is to fit.
+const ROOMY_BYTES: u64 = 1 << 30;
 
 /// One line-up: a program, a limit, and what became of every contestant.
 struct Cell {
@@ -85,6 +97,9 @@ pub fn main(options: &RunBench) -> Result<u8> {
     }
     if options.only.contains(&Part::Real) {
         bench.real(options, &mut cells)?;
+    }
+    if options.only.contains(&Part::Build) {
+        bench.build(options, &mut cells)?;
     }
     if bench.is_json {
         let json = Json::object([
@@ -187,6 +202,54 @@ impl Bench {
                 }
             }
         }
+        Ok(())
+    }
+
+    /// A build, where it fits and in half of what all of its processes want.
+    fn build(&self, options: &RunBench, cells: &mut Vec<Cell>) -> Result<()> {
+        let tree = match Tree::of_zstd(self.stage.folder(), options.common.quick) {
+            Ok(tree) => tree,
+            Err(error) => {
+                say(&format!("without a build: {error:#}"));
+                return Ok(());
+            }
+        };
+        let workload = tree.rebuild(BUILD_JOBS);
+        // The first build reads compiler and headers from the disk: nobody's figure.
+        let mut wanted = self.stage.run(&workload, &Contestant::Bare)?;
+        let roomy = Contestant::Quire { budget_bytes: ROOMY_BYTES, options: Vec::new() };
+        wanted.peak_bytes = self.stage.run(&workload, &roomy)?.stat("wanted_bytes_max") as u64;
+        let cell = |limit_bytes, store, contestants| Cell {
+            program: workload.name.clone(),
+            threads: BUILD_JOBS,
+            wanted_bytes: wanted.peak_bytes,
+            limit_bytes,
+            store,
+            contestants,
+        };
+        let bare = || Entry::new(Contestant::Bare, String::new());
+        let fits = vec![bare(), Entry::new(roomy, format!("budget {}", Human(ROOMY_BYTES)))];
+        cells.push(self.measure(&workload, &wanted, cell(ROOMY_BYTES, None, fits))?);
+        let budget_bytes = wanted.peak_bytes / 2;
+        let quire = Contestant::Quire { budget_bytes, options: Vec::new() };
+        let mut half = vec![bare()];
+        let all_bytes = match self.stage.run(&workload, &quire) {
+            Ok(outcome) => outcome.stat("cgroup_bytes_max") as u64,
+            Err(error) if sys::is_interrupted() => return Err(error),
+            // Said again by its own rounds.
+            Err(_) => 0,
+        };
+        let all_bytes = if all_bytes == 0 { budget_bytes + ALLOWANCE_BYTES } else { all_bytes };
+        let note = format!("budget {}; its cgroup held {}", Human(budget_bytes), Human(all_bytes));
+        half.push(Entry::new(quire, note));
+        if let Some(found) = fit::kernel_for_tree(&self.stage, &workload, all_bytes)? {
+            half.push(Entry { failure: found.failure, ..Entry::new(found.contestant, found.note) });
+        }
+        cells.push(self.measure(
+            &workload,
+            &wanted,
+            cell(budget_bytes, Some(Store::Inside), half),
+        )?);
         Ok(())
     }
 

@@ -27,6 +27,8 @@ const NONE: u32 = 0;
 const UNDER_WAY: u32 = 1;
 /// It waits for room.
 const WANTED: u32 = 2;
+/// Nothing gave it room for too long.
+const HOPELESS: u32 = 3;
 
 impl<M: Mmu> AddressSpace<M> {
     /// From now on until [`Self::end_fork_demand`] faults that need memory wait: threads that go
@@ -40,15 +42,19 @@ impl<M: Mmu> AddressSpace<M> {
     /// write to the swap file. After the last read is done: a read needs memory, and two processes
     /// that keep room for their forks while their reads wait for each other's would wait for ever.
     pub fn wait_for_fork_room(&self, _: &Layout<'_>) -> bool {
-        if self.charge_fork_room() {
-            return true;
+        // Anew, where this process has grown since: a pack takes its slab before it gives frames back,
+        // and a fault that was let in before the fork began takes what it needs.
+        while !self.charge_fork_room() {
+            self.fork_demand.store(WANTED, Ordering::SeqCst);
+            self.budget.call_for_memory();
+            while self.fork_demand.load(Ordering::SeqCst) == WANTED {
+                futex::wait(&self.fork_demand, WANTED, Reach::Process, None);
+            }
+            if self.fork_demand.load(Ordering::SeqCst) == HOPELESS {
+                return false;
+            }
         }
-        self.fork_demand.store(WANTED, Ordering::SeqCst);
-        self.budget.call_for_memory();
-        while self.fork_demand.load(Ordering::SeqCst) == WANTED {
-            futex::wait(&self.fork_demand, WANTED, Reach::Process, None);
-        }
-        self.charge_fork_room()
+        true
     }
 
     /// Gives the room back, for now: nobody keeps memory while he waits for more.
@@ -100,7 +106,7 @@ impl<M: Mmu> AddressSpace<M> {
             return;
         }
         let mut hunger = Hunger::default();
-        let mut is_stuck = false;
+        let (mut is_stuck, mut outcome) = (false, UNDER_WAY);
         while !self.charge_fork_room() {
             self.budget.show_life();
             let seen = self.budget.calls();
@@ -109,6 +115,7 @@ impl<M: Mmu> AddressSpace<M> {
             if is_pressed || is_stuck {
                 let swapped_out = self.budget.swapped_out_by_tree();
                 if hunger.is_hopeless(monotonic_ns(), swapped_out) {
+                    outcome = HOPELESS;
                     break;
                 }
                 // The others of the tree may have something to give; they need a moment.
@@ -131,7 +138,7 @@ impl<M: Mmu> AddressSpace<M> {
             if is_stuck { self.budget.answer_spent() } else { self.budget.answer(freed) }
         }
         self.budget.stop_asking();
-        self.fork_demand.store(UNDER_WAY, Ordering::SeqCst);
+        self.fork_demand.store(outcome, Ordering::SeqCst);
         futex::wake(&self.fork_demand, u32::MAX, Reach::Process);
     }
 
