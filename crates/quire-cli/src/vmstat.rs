@@ -289,7 +289,9 @@ mod tests {
         let control = control();
         let tree = Stats::read(&control, Scope::Tree).unwrap().text();
         assert!(tree.starts_with("processes 2\nheld_pages 31\nwanted_pages 0\n"), "{tree}");
-        assert!(tree.contains("\npool_pages 11\nfile_pages 0\nswap_file_pages 128\npgfault 2000\n"));
+        assert!(
+            tree.contains("\npool_pages 11\nfile_pages 0\nswap_file_pages 128\npgfault 2000\n")
+        );
         assert_eq!(tree.lines().count(), GAUGES.len() + Event::ALL.len());
         assert!(tree.lines().any(|line| line == "speculative_pgfault 0"));
         let member = Stats::read(&control, Scope::Member(200)).unwrap().text();

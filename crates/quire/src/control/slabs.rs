@@ -180,9 +180,9 @@ impl SlabTable {
     #[must_use]
     pub fn slab_use(&self, slot: u32) -> SlabUse {
         // Acquire: who sees a slab as its own again sees that the others are done with it.
-        self.words().get(slot as usize).map_or(SlabUse::Free, |word| {
-            SlabUse::of_word(word.load(Acquire))
-        })
+        self.words()
+            .get(slot as usize)
+            .map_or(SlabUse::Free, |word| SlabUse::of_word(word.load(Acquire)))
     }
 
     /// Takes a free slot for a member that was charged for it.

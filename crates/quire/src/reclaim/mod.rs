@@ -218,10 +218,10 @@ impl<M: Mmu> AddressSpace<M> {
 
     /// One step of the background thread.
     pub fn balance(&self, scratch: &mut Scratch) -> Balance {
-        self.answer_starved();
-        self.make_room_for_fork(scratch);
         // Before anything is looked for: it costs nobody a fault.
         self.swap.zpool.trim(&self.budget);
+        self.answer_starved();
+        self.make_room_for_fork(scratch);
         let pool_pages = self.swap.zpool.own_pages() as u64;
         self.budget.member().pool_pages.store(pool_pages, Ordering::Relaxed);
         self.write_back_excess(scratch);

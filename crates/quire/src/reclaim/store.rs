@@ -164,7 +164,9 @@ impl<M: Mmu> AddressSpace<M> {
         };
         let hash = page_hash(bytes);
         let mut stored = self.swap.zpool.store(page, kind, packed, hash, &self.budget);
-        if stored.is_err() && self.release_free_frames_some() {
+        let may_find_room =
+            || self.swap.zpool.trim(&self.budget) > 0 || self.release_free_frames_some();
+        if stored.is_err() && may_find_room() {
             stored = self.swap.zpool.store(page, kind, packed, hash, &self.budget);
         }
         let handle = stored.map_err(|_| Unstored::NoRoom)?;

@@ -75,7 +75,10 @@ impl<M: Mmu> AddressSpace<M> {
             }
         }
         self.gather(writing);
-        self.write_segment(file, writing)
+        let moved = self.write_segment(file, writing);
+        // What is left empty would count as the pool's, and more be written for it.
+        self.swap.zpool.trim(&self.budget);
+        moved
     }
 
     /// Fills the open segment with packed pages.

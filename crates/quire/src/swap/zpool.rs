@@ -151,11 +151,7 @@ impl Zpool {
     /// # Safety
     ///
     /// The memfd is a pool of so many slots ([`crate::control::slabs`]) and can never shrink.
-    pub unsafe fn shared(
-        memfd: BorrowedFd<'_>,
-        slots: usize,
-        member: u32,
-    ) -> Result<Zpool, Errno> {
+    pub unsafe fn shared(memfd: BorrowedFd<'_>, slots: usize, member: u32) -> Result<Zpool, Errno> {
         // SAFETY: the caller's promise.
         Zpool::in_home(unsafe { Home::shared(memfd, slots, member) }?)
     }
@@ -211,7 +207,9 @@ impl Zpool {
         if let Some(handle) = self.place(class, &blob) {
             return Ok(handle);
         }
-        if self.unseal() && let Some(handle) = self.place(class, &blob) {
+        if self.unseal()
+            && let Some(handle) = self.place(class, &blob)
+        {
             return Ok(handle);
         }
         if let Some(slot) = self.take_slot(class, account) {
