@@ -27,7 +27,7 @@ use super::output::{self, Json};
 use super::programs::{self, Data};
 use super::tree::Tree;
 use super::{Part, RunBench, sys};
-use crate::cgroup::ALLOWANCE_BYTES;
+use crate::cgroup::allowance_bytes;
 use crate::report::say;
 use crate::size::{Human, machine_memory_bytes};
 
@@ -239,7 +239,7 @@ impl Bench {
             // Said again by its own rounds.
             Err(_) => 0,
         };
-        let all_bytes = if all_bytes == 0 { budget_bytes + ALLOWANCE_BYTES } else { all_bytes };
+        let all_bytes = if all_bytes == 0 { budget_bytes + allowance_bytes(1) } else { all_bytes };
         let note = format!("budget {}; its cgroup held {}", Human(budget_bytes), Human(all_bytes));
         half.push(Entry::new(quire, note));
         if let Some(found) = fit::kernel_for_tree(&self.stage, &workload, all_bytes)? {

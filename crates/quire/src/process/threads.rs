@@ -22,6 +22,7 @@ use crate::space::ThreadId;
 use crate::swap::Request;
 use crate::sys::Errno;
 use crate::sys::clock::Moment;
+use crate::sys::futex::{self, Reach};
 use crate::sys::monotonic_ns;
 use crate::sys::thread::{self, Files, Place, Signal};
 
@@ -342,9 +343,8 @@ fn reclaim(process: &'static Process, scratch: &mut Scratch) -> ! {
         }
         match balance {
             Balance::Stuck | Balance::Elsewhere if has_starved => {
-                let is_pressed =
-                    !budget.is_at_own_limit()
-                        && space.press_for(For::Faults, Need::Starved, STARVED_PAGES, &hunger);
+                let is_pressed = !budget.is_at_own_limit()
+                    && space.press_for(For::Faults, Need::Starved, STARVED_PAGES, &hunger);
                 let swapped_out = budget.swapped_out_by_tree();
                 // Where somebody could give, the hope is his.
                 if hunger.is_hopeless(monotonic_ns(), swapped_out) && !is_pressed {

@@ -177,7 +177,7 @@ impl<M: Mmu> AddressSpace<M> {
         false
     }
 
-    /// Frees about `target` pages; returns how many frames became free.
+    /// Frees about `target` pages; returns how many became free.
     pub fn reclaim(&self, target: usize, who: Reclaimer, scratch: &mut Scratch) -> usize {
         let mut freed = 0;
         if self.frames.limbo() > self.limbo_target() {
@@ -193,6 +193,8 @@ impl<M: Mmu> AddressSpace<M> {
                 freed += self.shrink_limbo(target.saturating_sub(freed).max(1), scratch);
             }
         }
+        // What packing has not used again of the slabs that faults have emptied.
+        freed += self.swap.zpool.trim(&self.budget);
         if freed == 0 {
             freed += self.shrink_limbo(target, scratch);
         }
