@@ -29,7 +29,8 @@ pub struct Death {
 pub enum Refused {
     /// All slots are taken.
     Full,
-    /// A fork's child whose parent is not a member any more: what it inherits is given back.
+    /// A fork's child whose parent is not a member any more, or has given it up: what it inherits is
+    /// given back.
     NoParent,
 }
 
@@ -88,9 +89,14 @@ impl Members {
             .chain(0..self.next_slot)
             .find(|&slot| !self.taken[slot])
             .ok_or(Refused::Full)?;
+        // Its parent may have given it up for dead.
+        if parent.is_some_and(|parent| !control.members[parent].fork.take(hello.fork)) {
+            return Err(Refused::NoParent);
+        }
         control.take_slot(slot, pid);
         if let Some(parent) = parent {
             inherit(control, parent, slot, hello);
+            control.members[parent].fork.settle(hello.fork);
         }
         control.tally.note_joined(slot);
         self.taken[slot] = true;

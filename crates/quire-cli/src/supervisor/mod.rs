@@ -29,7 +29,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use anyhow::{Context as _, Result};
 use quire::control::{
-    Control, Event, FORK_UNDER_WAY, Hello, MAGIC, SEGMENT_BYTES, VERSION, WELCOME_REFUSED,
+    Child, Control, Event, Hello, MAGIC, SEGMENT_BYTES, VERSION, WELCOME_REFUSED,
     WELCOME_SWAP_FILE, WELCOME_UFFD_DEVICE, Welcome,
 };
 use quire::units::PAGE_SIZE;
@@ -400,8 +400,7 @@ impl Supervisor {
         let Some(parent) = parent else { return false };
         let is_related =
             || (self.parent_of)(member) == Some(parent) || (self.parent_of)(parent) == Some(member);
-        let fork = self.control.members[slot as usize].fork_joined.load(Relaxed);
-        fork == FORK_UNDER_WAY && is_related()
+        self.control.members[slot as usize].fork.child() == Child::UnderWay && is_related()
     }
 
     /// Takes back what a member held whose connection has closed.
@@ -523,7 +522,7 @@ fn decode(bytes: &[u8]) -> Option<Hello> {
     Some(Hello {
         magic,
         version,
-        pid: if is_ours { word(8)? } else { 0 },
+        fork: if is_ours { word(8)? } else { 0 },
         parent_slot: if is_ours { word(12)? } else { u32::MAX },
         held_pages: if is_ours { long(16)? } else { 0 },
         wanted_pages: if is_ours { long(24)? } else { 0 },

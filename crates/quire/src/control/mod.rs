@@ -17,6 +17,7 @@
 //! descriptor table: exec, exit and SIGKILL all close it.
 
 pub mod event;
+pub mod fork;
 pub mod histogram;
 pub mod shard;
 mod tally;
@@ -25,6 +26,7 @@ pub mod trace;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 pub use self::event::Event;
+pub use self::fork::{Child, ForkWord};
 pub use self::histogram::{FAULT_BUCKETS, FaultKind};
 use self::shard::ShardsUsed;
 pub use self::shard::{SHARDS, Shard};
@@ -37,7 +39,7 @@ pub const SOCKET_VARIABLE: &str = "QUIRE_SOCKET";
 /// First word of the control page, of `Hello` and of `Welcome`.
 pub const MAGIC: u32 = 0x5155_4952;
 /// Changed with every change of a structure in this module.
-pub const VERSION: u32 = 7;
+pub const VERSION: u32 = 8;
 
 /// Most processes of one tree that can be managed at a time.
 pub const MEMBERS_MAX: usize = 256;
@@ -77,10 +79,8 @@ pub struct Member {
     pub obituary: AtomicU32,
     /// A number that goes with the obituary (an errno, an address).
     pub obituary_detail: AtomicU64,
-    /// What a fork's child says to its parent, who waits on this futex: [`FORK_UNDER_WAY`] until
-    /// the supervisor knows the child, then [`FORK_JOINED`], or more by an errno where it could not
-    /// join. 0 where nobody forks.
-    pub fork_joined: AtomicU32,
+    /// Whose is what was charged for the child of a fork.
+    pub fork: ForkWord,
     /// Keeps the words below aligned.
     pub reserved: AtomicU32,
     /// Pages charged: mapped, in limbo, free frames, compressed pool, tables.
@@ -132,7 +132,7 @@ impl Member {
         // the socket by which they leave and join.
         self.pid.store(0, Ordering::Relaxed);
         self.obituary.store(Obituary::None as u32, Ordering::Relaxed);
-        self.fork_joined.store(0, Ordering::Relaxed);
+        self.fork.clear();
         for word in [
             &self.obituary_detail,
             &self.held_pages,
@@ -232,11 +232,6 @@ impl Control {
 /// Bytes of the control memfd (sparse).
 pub const CONTROL_BYTES: usize = size_of::<Control>();
 
-/// `fork_joined` of a member that is in a fork, and of whose child nothing is known.
-pub const FORK_UNDER_WAY: u32 = 1;
-/// `fork_joined` once the child has joined.
-pub const FORK_JOINED: u32 = 2;
-
 /// A process asks to join.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
@@ -245,8 +240,8 @@ pub struct Hello {
     pub magic: u32,
     /// [`VERSION`].
     pub version: u32,
-    /// Process id.
-    pub pid: u32,
+    /// The number of the fork that made this process, where one did ([`ForkWord`]).
+    pub fork: u32,
     /// The slot of the process that forked this one, or `u32::MAX` after an exec.
     pub parent_slot: u32,
     /// Pages that the parent had charged for this child: they move to the child's slot.

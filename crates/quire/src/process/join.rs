@@ -11,6 +11,7 @@ use rustix::net::{
     SocketFlags, SocketType,
 };
 
+use super::steps::{Step, reach};
 use crate::control::{
     CONTROL_BYTES, Control, Hello, MAGIC, SOCKET_VARIABLE, VERSION, WELCOME_REFUSED,
     WELCOME_SWAP_FILE, WELCOME_UFFD_DEVICE, Welcome,
@@ -105,14 +106,16 @@ impl SocketName {
             core::slice::from_raw_parts(core::ptr::from_ref(hello).cast::<u8>(), size_of::<Hello>())
         };
         rustix::net::send(&connection, bytes, SendFlags::NOSIGNAL)?;
+        reach(Step::HelloSent);
         receive_welcome(connection)
     }
 }
 
-/// A hello from this process.
+/// A hello from a program that has just begun.
 #[must_use]
-pub fn hello(pid: u32, parent_slot: u32, held_pages: u64, wanted_pages: u64) -> Hello {
-    Hello { magic: MAGIC, version: VERSION, pid, parent_slot, held_pages, wanted_pages }
+pub const fn hello() -> Hello {
+    let (magic, version) = (MAGIC, VERSION);
+    Hello { magic, version, fork: 0, parent_slot: u32::MAX, held_pages: 0, wanted_pages: 0 }
 }
 
 fn receive_welcome(connection: OwnedFd) -> Result<Joined, Errno> {

@@ -9,6 +9,7 @@ mod gate;
 mod join;
 mod layout;
 mod limit;
+pub mod steps;
 mod threads;
 
 use core::fmt::Write;
@@ -90,8 +91,7 @@ fn try_start() -> Result<Option<&'static Process>, StartError> {
     let Some(name) = SocketName::from_environment() else { return Ok(None) };
     let _signals = SignalsBlocked::new();
     let failed = |step| move |errno| StartError { step, errno };
-    let hello = join::hello(thread::process_id(), u32::MAX, 0, 0);
-    let joined = name.join(&hello).map_err(failed("join the tree"))?;
+    let joined = name.join(&join::hello()).map_err(failed("join the tree"))?;
     let control = joined.map_control().map_err(failed("map the control page"))?;
     // SAFETY: the mapping is never undone.
     let budget = unsafe { Budget::new(control.as_ptr(), joined.slot) };
