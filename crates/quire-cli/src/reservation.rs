@@ -46,7 +46,7 @@ fn reserve_at(name: &str, budget_pages: u64) -> Result<Outer> {
     let hello = Hello {
         magic: MAGIC,
         version: VERSION,
-        pid: std::process::id(),
+        fork: 0,
         parent_slot: RESERVATION,
         held_pages: budget_pages,
         wanted_pages: 0,

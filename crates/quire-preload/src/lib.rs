@@ -26,6 +26,8 @@
 //! The standard library is linked, but nothing in this crate allocates through it, prints or
 //! panics on purpose: the program's allocator is this crate.
 
+#[cfg(feature = "failpoints")]
+mod failpoints;
 mod fork;
 mod heap;
 mod limit;

@@ -18,16 +18,31 @@ fn library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     LIBRARY.get_or_init(|| {
         let target = target();
-        let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["build", "--quiet", "-p", "quire-preload", "-p", "quire-cli"]);
-        cargo.current_dir(env!("CARGO_MANIFEST_DIR"));
-        cargo.env("CARGO_TARGET_DIR", target.parent().expect("a profile lies in a target folder"));
-        if target.ends_with("release") {
-            cargo.arg("--release");
-        }
-        assert!(cargo.status().expect("cargo").success(), "the library does not build");
-        target.join("libquire_preload.so")
+        let whole = target.parent().expect("a profile lies in a target folder");
+        build(whole, &["-p", "quire-preload", "-p", "quire-cli"])
     })
+}
+
+/// The library with failpoints, which lies apart from the one that users get.
+fn library_with_failpoints() -> &'static Path {
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    LIBRARY.get_or_init(|| {
+        let folder = target().join("failpoints");
+        build(&folder, &["-p", "quire-preload", "--features", "failpoints"])
+    })
+}
+
+/// Builds what `what` says into `folder` as this test was built; the library's path.
+fn build(folder: &Path, what: &[&str]) -> PathBuf {
+    let profile = target();
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["build", "--quiet"]).args(what);
+    cargo.current_dir(env!("CARGO_MANIFEST_DIR")).env("CARGO_TARGET_DIR", folder);
+    if profile.ends_with("release") {
+        cargo.arg("--release");
+    }
+    assert!(cargo.status().expect("cargo").success(), "the library does not build");
+    folder.join(profile.file_name().expect("a profile's name")).join("libquire_preload.so")
 }
 
 fn compile(source: &str) -> PathBuf {
@@ -76,9 +91,14 @@ fn check(source: &str, budgets: &[&str]) {
 
 /// The same with more options of `quire run`.
 fn check_with(source: &str, budgets: &[&str], options: &[&str]) {
+    check_library(source, budgets, options, library());
+}
+
+/// The same with this build of the library.
+fn check_library(source: &str, budgets: &[&str], options: &[&str], library: &Path) {
     let program = compile(source);
     expect_ok(&mut watched(&program));
-    expect_ok(watched(&program).env("LD_PRELOAD", library()).env_remove("QUIRE_SOCKET"));
+    expect_ok(watched(&program).env("LD_PRELOAD", library).env_remove("QUIRE_SOCKET"));
     let Some(quire) = quire() else {
         let is_ci = std::env::var_os("CI").is_some_and(|value| value == "true");
         assert!(!is_ci, "{source}: cannot run managed: no quire binary, or no /dev/userfaultfd");
@@ -89,9 +109,9 @@ fn check_with(source: &str, budgets: &[&str], options: &[&str]) {
         let mut command = watched(&quire);
         // Not everything compresses: what does not goes to a swap file.
         let swap = env!("CARGO_TARGET_TMPDIR");
-        command.env("QUIRE_PRELOAD", library());
+        command.env("QUIRE_PRELOAD", library);
         command.args(["run", "--memory", budget, "--swap-file", swap]);
-        command.args(options).arg("--");
+        command.args(options).arg("--").stdin(Stdio::null());
         expect_ok(command.arg(&program));
     }
 }
@@ -140,6 +160,58 @@ fn clone_with_any_flag_keeps_memory_what_it_was_or_is_refused() {
 #[test]
 fn a_fork_that_finds_no_place_in_the_run_fails_with_eagain() {
     check("fork_full.c", &["1G"]);
+}
+
+#[test]
+fn what_makes_processes_inside_libc_keeps_memory_what_it_was() {
+    check("fork_ways.c", &["1G", "24M"]);
+}
+
+/// No member needs CAP_SYS_PTRACE to fork: a child has a userfaultfd of its own by the device, which the
+/// supervisor opened. Where nothing is to be had the run is refused before the program begins.
+#[test]
+fn without_cap_sys_ptrace_a_fork_is_right_and_without_any_right_the_run_is_refused() {
+    let program = compile("fork_shared.c");
+    let library = library();
+    let Some(quire) = quire() else { return };
+    let run = |rights: &[&str]| {
+        let mut command = Command::new("setpriv");
+        command.args(rights).args(["timeout", "--kill-after=10", SECONDS_MAX]).arg(&quire);
+        command.args(["run", "--memory", "16M", "--swap-file", env!("CARGO_TARGET_TMPDIR")]);
+        command.arg("--").arg(&program).env("QUIRE_PRELOAD", library).stdin(Stdio::null());
+        command
+    };
+    let is_root = rustix::process::geteuid().is_root();
+    let setpriv = Command::new("setpriv").arg("--version").stdout(Stdio::null()).status();
+    if !is_root || !setpriv.is_ok_and(|status| status.success()) {
+        let is_ci = std::env::var_os("CI").is_some_and(|value| value == "true");
+        assert!(!is_ci, "only root's setpriv takes rights away");
+        return;
+    }
+    expect_ok(&mut run(&["--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace"]));
+    let is_for_all = std::fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd")
+        .is_ok_and(|value| value.trim() == "1");
+    if !is_for_all {
+        // Another user, who may not open the device either; the binary must be his to run.
+        let nobody = ["--reuid=65534", "--clear-groups", "--bounding-set=-all", "--inh-caps=-all"];
+        let output = run(&nobody).output().expect("setpriv");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && output.stdout.is_empty(), "{said}");
+        assert!(said.contains("quire doctor") || said.contains("Permission denied"), "{said}");
+    }
+}
+
+/// And nobody waits for ever, and the tree's accounts are its members' sums.
+#[test]
+fn whoever_is_killed_at_whatever_step_of_a_fork_the_others_are_right() {
+    // The `quire` binary as well.
+    library();
+    check_library("fork_killed.c", &["1G", "24M"], &[], library_with_failpoints());
+}
+
+#[test]
+fn what_members_share_since_a_fork_is_evicted_by_all_and_right_in_all() {
+    check("fork_shared.c", &["1G", "16M"]);
 }
 
 #[test]

@@ -93,6 +93,57 @@ fn a_page_that_is_not_exclusive_stays_alone_and_keeps_what_it_had() {
     machine.expect_all(range);
 }
 
+/// After a fork: what the child has too goes by copy, and nothing is made only to be moved.
+#[test]
+fn what_another_process_has_since_a_fork_goes_by_copy_and_the_rest_by_move() {
+    let (machine, range) = machine_with(0, 64);
+    machine.fork();
+    let shared = pages(9, 30);
+    shared.pages().for_each(|page| machine.mmu().share(page));
+    let evicted = machine.evict(range);
+    assert_eq!((evicted.unmapped, evicted.freed, evicted.refused), (34, 30, 0));
+    for page in range.pages() {
+        let expected = if shared.contains(page) { State::Pool } else { State::Limbo };
+        assert_eq!(machine.state(page), expected, "{page:?}");
+    }
+    machine.space.check();
+    machine.expect_all(range);
+    // What came back is nobody else's, and clean.
+    let evicted = machine.evict(range);
+    assert_eq!((evicted.unmapped, evicted.freed, evicted.refused), (34, 30, 0));
+    machine.space.check();
+    machine.expect_all(range);
+}
+
+/// No protected page is made our own: the kernel would send that fault to whoever asks for it.
+#[test]
+fn a_tracked_page_that_another_process_has_goes_by_copy_and_is_still_tracked() {
+    let (machine, range) = machine_with(0, 8);
+    machine.fork();
+    let shared = pages(2, 3);
+    shared.pages().for_each(|page| machine.mmu().share(page));
+    machine.space.track_writes(&mut machine.space.lock(), range).unwrap();
+    let evicted = machine.evict(range);
+    assert_eq!((evicted.unmapped, evicted.freed, evicted.refused), (5, 3, 0));
+    machine.expect_all(range);
+    assert!(range.pages().all(|page| !machine.space.is_written(page)));
+    machine.space.check();
+}
+
+#[test]
+fn a_pinned_page_stays_after_a_fork_too() {
+    let (machine, range) = machine_with(0, 16);
+    machine.fork();
+    machine.mmu().share(PageNum(7));
+    let pin = machine.mmu().pin(PageNum(8)).unwrap();
+    let evicted = machine.evict(range);
+    assert_eq!((evicted.unmapped, evicted.freed, evicted.refused), (14, 1, 1));
+    assert_eq!(machine.state(PageNum(8)), State::Mapped);
+    machine.mmu().unpin(pin);
+    machine.space.check();
+    machine.expect_all(range);
+}
+
 #[test]
 fn a_pinned_page_in_the_middle_keeps_its_place_and_what_the_kernel_writes_there() {
     let (machine, range) = machine_with(0, 16);

@@ -114,6 +114,106 @@ fn pages_that_a_child_shares_stay_until_they_are_made_our_own() {
     assert_eq!((evicted.unmapped, evicted.refused), (32, 0));
 }
 
+/// A child that has a range as well, and makes no call that needs anything of ours: it looks at it and
+/// writes to it until it is told to end.
+struct Sharer {
+    pid: rustix::process::Pid,
+    /// 1: to end, with 0 where every word was right.
+    order: &'static std::sync::atomic::AtomicU32,
+}
+
+impl Sharer {
+    /// Forks while page `n` of the range says `n + 1` in its first word; in the child each other word
+    /// is the child's own.
+    fn new(engine: &'static Engine, range: PageRange, memory: *mut u8) -> Sharer {
+        let flags = rustix::mm::MapFlags::SHARED;
+        let prot = rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE;
+        // SAFETY: a new mapping, never undone.
+        let order: &std::sync::atomic::AtomicU32 = unsafe {
+            let page = rustix::mm::mmap_anonymous(std::ptr::null_mut(), PAGE_SIZE, prot, flags);
+            &*page.unwrap().cast()
+        };
+        let mut layout = engine.space.lock();
+        let charged = engine.space.prepare_fork(&mut layout).unwrap();
+        // What the child holds nobody charges here.
+        engine.space.budget().uncharge(charged);
+        let mmu = &engine.space.mmu().0;
+        mmu.expect_sharers();
+        mmu.set_inherited(range, true).unwrap();
+        let number = linux_raw_sys::general::__NR_fork;
+        // SAFETY: the child calls nothing but `live`, which makes no call that needs ours.
+        let pid = unsafe { quire::sys::call::syscall(number, [0; 6]) }.unwrap();
+        if pid == 0 {
+            Self::live(order, range, memory);
+        }
+        mmu.set_inherited(range, false).unwrap();
+        Sharer { pid: rustix::process::Pid::from_raw(pid as i32).unwrap(), order }
+    }
+
+    fn live(order: &std::sync::atomic::AtomicU32, range: PageRange, memory: *mut u8) -> ! {
+        let mut wrong = false;
+        for round in 1.. {
+            let is_last = order.load(Ordering::SeqCst) == 1;
+            for page in 0..range.len() {
+                // SAFETY: mapped by the caller, who has pages at all of it.
+                unsafe {
+                    wrong |= word(memory, page, 0).read_volatile() != page as u64 + 1;
+                    // Every other page stays shared.
+                    let own = word(memory, page, 1);
+                    wrong |= own.read_volatile() != if page % 2 == 0 { round - 1 } else { 0 };
+                    if page % 2 == 0 {
+                        own.write_volatile(round);
+                    }
+                }
+            }
+            if is_last || wrong {
+                break;
+            }
+        }
+        let number = linux_raw_sys::general::__NR_exit_group;
+        loop {
+            // SAFETY: ends this process.
+            let _ =
+                unsafe { quire::sys::call::syscall(number, [usize::from(wrong), 0, 0, 0, 0, 0]) };
+        }
+    }
+
+    fn end(self) {
+        self.order.store(1, Ordering::SeqCst);
+        let options = rustix::process::WaitOptions::empty();
+        let (_, status) = rustix::process::waitpid(Some(self.pid), options).unwrap().unwrap();
+        assert_eq!(status.exit_status(), Some(0), "the child saw another's bytes: {status:?}");
+    }
+}
+
+#[test]
+fn what_a_living_child_shares_goes_by_copy_and_moves_again_when_the_child_is_gone() {
+    let Some(engine) = Engine::start(Tree::default(), 8 * BLOCK_PAGES) else { return };
+    let (range, memory) = engine.map(64);
+    for page in 0..range.len() {
+        // SAFETY: mapped above.
+        unsafe { word(memory, page, 0).write_volatile(page as u64 + 1) };
+    }
+    engine.settle(range);
+    let child = Sharer::new(engine, range, memory);
+    let mut scratch = Scratch::new().unwrap();
+    let half = |first: usize| PageRange::new(range.start.add(first), 32);
+    let evicted = engine.space.evict_range(half(0), Reclaimer::Advice, &mut scratch);
+    // What it has written to is its own copy by now, and ours is nobody else's.
+    assert_eq!((evicted.unmapped + evicted.freed, evicted.refused), (32, 0));
+    assert!(evicted.freed >= 16, "{evicted:?}");
+    child.end();
+    let calls = engine.space.budget().counted(Event::UnmapCalls);
+    let evicted = engine.space.evict_range(half(32), Reclaimer::Advice, &mut scratch);
+    assert_eq!((evicted.unmapped, evicted.freed, evicted.refused), (32, 0, 0));
+    let calls = engine.space.budget().counted(Event::UnmapCalls) - calls;
+    assert_eq!(calls, 2, "made our own together, and moved together");
+    for page in 0..range.len() {
+        // SAFETY: mapped above.
+        assert_eq!(unsafe { word(memory, page, 0).read_volatile() }, page as u64 + 1);
+    }
+}
+
 /// Threads that each own a part of every page, with four times as much memory as there is budget,
 /// while a thread changes rights and gives advice.
 #[test]

@@ -154,7 +154,8 @@ impl Members {
     }
 
     /// Gives process `pid` a slot. A fork's child takes over what its parent was charged for it,
-    /// and a share in every swap segment that the parent has data in.
+    /// and a share in every swap segment that the parent has data in. The parent waits until that
+    /// fork's word is settled, which is left to the caller.
     pub fn join(&mut self, control: &Control, hello: &Hello, pid: u32) -> Result<u32, Refused> {
         if hello.parent_slot == RESERVATION {
             return self.reserve(control, hello.held_pages, pid);
@@ -168,6 +169,10 @@ impl Members {
             return Err(self.full());
         }
         let slot = self.free_slot()?;
+        // Its parent may have given it up for dead.
+        if parent.is_some_and(|parent| !control.members[parent].fork.take(hello.fork)) {
+            return Err(Refused::plainly(Refusal::NoParent));
+        }
         control.take_slot(slot, pid);
         if let Some(parent) = parent {
             inherit(control, parent, slot, hello);

@@ -1,3 +1,5 @@
+use quire::control::Child;
+
 use super::*;
 use crate::sys::control::ControlMap;
 
@@ -10,7 +12,13 @@ fn control() -> ControlMap {
 fn hello(parent_slot: u32, held_pages: u64, wanted_pages: u64) -> Hello {
     let magic = quire::control::MAGIC;
     let version = quire::control::VERSION;
-    Hello { magic, version, pid: 0, parent_slot, held_pages, wanted_pages }
+    Hello { magic, version, fork: 0, parent_slot, held_pages, wanted_pages }
+}
+
+/// The hello of a child that the member in `parent_slot` forks now.
+fn forked(control: &Control, parent_slot: u32, held_pages: u64, wanted_pages: u64) -> Hello {
+    let fork = control.members[parent_slot as usize].fork.begin();
+    Hello { fork, ..hello(parent_slot, held_pages, wanted_pages) }
 }
 
 fn executed() -> Hello {
@@ -75,7 +83,8 @@ fn a_forks_child_takes_over_its_charges_and_shares_the_segments() {
     for segment in [0, 63, 64, 999] {
         take_segment(&control, parent, segment);
     }
-    let child = members.join(&control, &hello(parent, 10, 15), 101).unwrap();
+    let child = members.join(&control, &forked(&control, parent, 10, 15), 101).unwrap();
+    assert_eq!(control.members[parent as usize].fork.child(), Child::Taken);
     assert_eq!(control.held(), 30, "the tree holds what it held");
     assert_eq!(control.wanted(), 55, "both want what was one's");
     assert_eq!(control.wanted_max(), 55);
@@ -113,13 +122,32 @@ fn a_child_cannot_inherit_from_a_slot_that_was_given_back() {
     );
 }
 
+/// Killed between its Hello and the answer: the parent sees it dead before we see the Hello.
+#[test]
+fn a_child_that_was_given_up_inherits_nothing() {
+    let control = control();
+    let mut members = Members::new(MEMBERS_MAX);
+    let parent = members.join(&control, &executed(), 100).unwrap();
+    charge(&control, parent, 30, 40);
+    let late = forked(&control, parent, 10, 15);
+    assert!(control.members[parent as usize].fork.give_up(late.fork));
+    assert_eq!(members.join(&control, &late, 101), Err(Refused::plainly(Refusal::NoParent)));
+    // Nor does it get what is charged for the next one.
+    let next = forked(&control, parent, 10, 15);
+    assert_eq!(members.join(&control, &late, 101), Err(Refused::plainly(Refusal::NoParent)));
+    assert_eq!(held(&control, parent), 30);
+    members.join(&control, &next, 102).unwrap();
+    assert_eq!(held(&control, parent), 20);
+    assert!(!control.members[parent as usize].fork.give_up(next.fork), "the charge has moved");
+}
+
 #[test]
 fn a_child_gets_no_more_than_its_parent_has() {
     let control = control();
     let mut members = Members::new(MEMBERS_MAX);
     let parent = members.join(&control, &executed(), 100).unwrap();
     charge(&control, parent, 3, 3);
-    let child = members.join(&control, &hello(parent, 10, 10), 101).unwrap();
+    let child = members.join(&control, &forked(&control, parent, 10, 10), 101).unwrap();
     assert_eq!(held(&control, parent), 0);
     assert_eq!(held(&control, child), 3);
 }

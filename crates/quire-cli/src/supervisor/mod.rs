@@ -33,8 +33,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use anyhow::{Context as _, Result};
 use quire::control::{
-    Control, Event, FORK_UNDER_WAY, Hello, MAGIC, NO_PARENT, RESERVATION, Refusal, SEGMENT_BYTES,
-    VERSION, WELCOME_POOL, WELCOME_REFUSED, WELCOME_SWAP_FILE, WELCOME_UFFD_DEVICE, Welcome,
+    Child, Control, Event, Hello, MAGIC, NO_PARENT, RESERVATION, Refusal, SEGMENT_BYTES, VERSION,
+    WELCOME_POOL, WELCOME_REFUSED, WELCOME_SWAP_FILE, WELCOME_UFFD_DEVICE, Welcome,
 };
 use quire::units::PAGE_SIZE;
 use rustix::event::{Timespec, epoll};
@@ -413,6 +413,8 @@ impl Supervisor {
             (self.on_join)(self.members.count());
             if !matches!(hello.parent_slot, NO_PARENT | RESERVATION) {
                 self.pool.inherit(&self.control, hello.parent_slot, slot);
+                // From here on the parent goes on: it writes where it shares nothing.
+                self.control.members[hello.parent_slot as usize].fork.settle(hello.fork);
             }
         }
         let Some(connection) = self.connections.get(&token) else { return };
@@ -501,8 +503,7 @@ impl Supervisor {
         let Some(parent) = parent else { return false };
         let is_related =
             || (self.parent_of)(member) == Some(parent) || (self.parent_of)(parent) == Some(member);
-        let fork = self.control.members[slot as usize].fork_joined.load(Relaxed);
-        fork == FORK_UNDER_WAY && is_related()
+        self.control.members[slot as usize].fork.child() == Child::UnderWay && is_related()
     }
 
     /// Takes a slot back: the pool first, whose slabs its account still has.

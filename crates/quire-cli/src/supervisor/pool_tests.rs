@@ -25,7 +25,11 @@ impl Tree {
 
     fn join(&mut self, parent_slot: u32) -> u32 {
         let (magic, version) = (MAGIC, VERSION);
-        let hello = Hello { magic, version, pid: 0, parent_slot, held_pages: 0, wanted_pages: 0 };
+        let fork = match parent_slot {
+            NOBODY => 0,
+            parent => self.control.members[parent as usize].fork.begin(),
+        };
+        let hello = Hello { magic, version, fork, parent_slot, held_pages: 0, wanted_pages: 0 };
         let slot = self.members.join(&self.control, &hello, 1).unwrap();
         if parent_slot != NOBODY {
             self.pool.inherit(&self.control, parent_slot, slot);

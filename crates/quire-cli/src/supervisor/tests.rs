@@ -32,7 +32,11 @@ impl FakeMember {
     }
 
     fn hello(&self, parent_slot: u32, held_pages: u64, wanted_pages: u64) {
-        let words = [MAGIC, VERSION, std::process::id(), parent_slot];
+        self.hello_of_fork(0, parent_slot, held_pages, wanted_pages);
+    }
+
+    fn hello_of_fork(&self, fork: u32, parent_slot: u32, held_pages: u64, wanted_pages: u64) {
+        let words = [MAGIC, VERSION, fork, parent_slot];
         let mut bytes: Vec<u8> = words.into_iter().flat_map(u32::to_ne_bytes).collect();
         bytes.extend([held_pages, wanted_pages].into_iter().flat_map(u64::to_ne_bytes));
         self.say(&bytes);
@@ -117,7 +121,9 @@ fn serve(supervisor: &mut Supervisor) -> Vec<Death> {
 
 fn join(supervisor: &mut Supervisor, parent_slot: u32, held_pages: u64) -> (FakeMember, u32) {
     let member = FakeMember::connect(supervisor);
-    member.hello(parent_slot, held_pages, held_pages);
+    let forks = |slot: u32| supervisor.control.members.get(slot as usize);
+    let fork = forks(parent_slot).map_or(0, |parent| parent.fork.begin());
+    member.hello_of_fork(fork, parent_slot, held_pages, held_pages);
     serve(supervisor);
     let answer = member.answer().expect("an answer");
     assert_eq!(answer.flags & WELCOME_REFUSED, 0);
@@ -186,9 +192,10 @@ fn a_child_joins_before_its_dead_parent_leaves() {
     control.segments_used.store(1, Relaxed);
     control.segment_maps[parent_slot as usize][0].store(1 << 5, Relaxed);
     // Both are ready in the same round, the parent's end first.
+    let fork = supervisor.control.members[parent_slot as usize].fork.begin();
     drop(parent);
     let child = FakeMember::connect(&supervisor);
-    child.hello(parent_slot, 4, 4);
+    child.hello_of_fork(fork, parent_slot, 4, 4);
     serve(&mut supervisor);
     let answer = child.answer().unwrap();
     assert_eq!(answer.flags & WELCOME_REFUSED, 0);
@@ -222,7 +229,6 @@ fn a_process_that_a_member_makes_for_its_parent_inherits() {
     let (_member, slot) = join(&mut supervisor, u32::MAX, 0);
     charge(&supervisor, slot, 10);
     supervisor.parent_of = |_| Some(1);
-    supervisor.control.members[slot as usize].fork_joined.store(FORK_UNDER_WAY, Relaxed);
     let (_made, made_slot) = join(&mut supervisor, slot, 4);
     let held = |slot: u32| supervisor.control.seats[slot as usize].account.get().held;
     assert_eq!((held(slot), held(made_slot)), (6, 4));
@@ -281,7 +287,7 @@ fn without_a_free_slot_a_process_is_refused() {
     let hello = Hello {
         magic: MAGIC,
         version: VERSION,
-        pid: 1,
+        fork: 0,
         parent_slot: u32::MAX,
         held_pages: 0,
         wanted_pages: 0,

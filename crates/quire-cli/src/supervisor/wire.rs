@@ -46,7 +46,7 @@ pub fn decode(bytes: &[u8]) -> Option<Hello> {
     Some(Hello {
         magic,
         version,
-        pid: if is_ours { word(8)? } else { 0 },
+        fork: if is_ours { word(8)? } else { 0 },
         parent_slot: if is_ours { word(12)? } else { NO_PARENT },
         held_pages: if is_ours { long(16)? } else { 0 },
         wanted_pages: if is_ours { long(24)? } else { 0 },
@@ -59,7 +59,7 @@ pub fn send(
     welcome: &Welcome,
     descriptors: &[BorrowedFd<'_>],
 ) -> rustix::io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     if !descriptors.is_empty() {
         ancillary.push(SendAncillaryMessage::ScmRights(descriptors));
@@ -88,7 +88,7 @@ pub fn connect(name: &str) -> rustix::io::Result<OwnedFd> {
 
 /// Says hello, and waits for the answer; whatever descriptors come with it are closed.
 pub fn ask(socket: &OwnedFd, hello: &Hello) -> rustix::io::Result<Welcome> {
-    let words = [hello.magic, hello.version, hello.pid, hello.parent_slot];
+    let words = [hello.magic, hello.version, hello.fork, hello.parent_slot];
     let mut bytes: Vec<u8> = words.into_iter().flat_map(u32::to_ne_bytes).collect();
     bytes.extend([hello.held_pages, hello.wanted_pages].into_iter().flat_map(u64::to_ne_bytes));
     rustix::net::send(socket, &bytes, SendFlags::NOSIGNAL)?;

@@ -40,8 +40,8 @@ __attribute__((constructor)) static void join(void)
     size_t length = strlen(name);
     memcpy(address.sun_path + 1, name, length);
     length += offsetof(struct sockaddr_un, sun_path) + 1;
-    struct { uint32_t magic, version, pid, parent; uint64_t held, wanted; } hello = {
-        MAGIC, VERSION, getpid(), UINT32_MAX, 0, 0};
+    struct { uint32_t magic, version, fork, parent; uint64_t held, wanted; } hello = {
+        MAGIC, VERSION, 0, UINT32_MAX, 0, 0};
     uint32_t welcome[6];
     if (connect(connection, (struct sockaddr *)&address, length) ||
         send(connection, &hello, sizeof hello, 0) != sizeof hello)

@@ -15,6 +15,7 @@ use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
 
 use quire::process::Process;
+use quire::process::steps::{Step, reach};
 use rustix::io::Errno;
 
 use super::kernel::{self, ALLOW, BLOCK, Call, Signals};
@@ -348,12 +349,14 @@ unsafe extern "C" fn fork(argument: *mut c_void) {
     // SAFETY: `spring` gives the trap, which lives for ever.
     let trap: &'static Trap = unsafe { &*argument.cast::<Trap>() };
     let mut request = Request::new(&trap.own.call.get());
+    reach(Step::Caught);
     let Some(process) = trap.own.process.get() else { return };
     // The heap's gate first: a thread inside the heap may need the engine to get out of it.
     let refused = |errno: Errno| Outcome::Parent(-(errno.raw_os_error() as isize));
     if gate::close() == Closing::Refused {
         return trap.own.outcome.set(refused(Errno::AGAIN));
     }
+    reach(Step::HeapClosed);
     let guard = match process.fork_begin() {
         Ok(guard) => guard,
         Err(errno) => {
@@ -366,14 +369,17 @@ unsafe extern "C" fn fork(argument: *mut c_void) {
         let result = guard.in_parent(result);
         gate::open();
         request.finish_parent(result);
+        reach(Step::ParentDone);
         trap.own.outcome.set(Outcome::Parent(result));
         return;
     }
     if let Err(errno) = guard.in_child() {
         kernel::fail("a fork's child cannot be managed, and must not run", errno);
     }
+    reach(Step::Started);
     gate::open_in_child();
     request.finish_child();
+    reach(Step::ChildDone);
     lent::become_child(crate::start::noted_number);
     trap.own.outcome.set(Outcome::Child { stack_top: request.stack_top });
 }

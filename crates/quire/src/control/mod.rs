@@ -19,6 +19,7 @@
 
 pub mod account;
 pub mod event;
+pub mod fork;
 pub mod histogram;
 pub mod seat;
 pub mod shard;
@@ -30,6 +31,7 @@ use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 pub use self::account::Account;
 pub use self::event::Event;
+pub use self::fork::{Child, ForkWord};
 pub use self::histogram::{FAULT_BUCKETS, FaultKind};
 pub use self::seat::Seat;
 use self::shard::ShardsUsed;
@@ -91,10 +93,8 @@ pub struct Member {
     pub obituary: AtomicU32,
     /// A number that goes with the obituary (an errno, an address).
     pub obituary_detail: AtomicU64,
-    /// What a fork's child says to its parent, who waits on this futex: [`FORK_UNDER_WAY`] until
-    /// the supervisor knows the child, then [`FORK_JOINED`], or more by an errno where it could not
-    /// join. 0 where nobody forks.
-    pub fork_joined: AtomicU32,
+    /// Whose is what was charged for the child of a fork.
+    pub fork: ForkWord,
     /// 1 where nobody lives here: the slot keeps a part of the budget for a run inside this one, whose
     /// supervisor's process id it has. The supervisor writes it, before the slot is taken.
     pub is_reservation: AtomicU32,
@@ -153,7 +153,7 @@ impl Member {
         // the socket by which they leave and join.
         self.pid.store(0, Ordering::Relaxed);
         self.obituary.store(Obituary::None as u32, Ordering::Relaxed);
-        self.fork_joined.store(0, Ordering::Relaxed);
+        self.fork.clear();
         self.is_reservation.store(0, Ordering::Relaxed);
         for word in [
             &self.obituary_detail,
@@ -365,11 +365,6 @@ pub(crate) fn raise(max: &AtomicU64, value: u64) {
 /// Bytes of the control memfd (sparse).
 pub const CONTROL_BYTES: usize = size_of::<Control>();
 
-/// `fork_joined` of a member that is in a fork, and of whose child nothing is known.
-pub const FORK_UNDER_WAY: u32 = 1;
-/// `fork_joined` once the child has joined.
-pub const FORK_JOINED: u32 = 2;
-
 /// `Hello::parent_slot` of a process that executed a program.
 pub const NO_PARENT: u32 = u32::MAX;
 /// `Hello::parent_slot` of a supervisor that asks for `held_pages` of the budget, for a run of its
@@ -384,8 +379,8 @@ pub struct Hello {
     pub magic: u32,
     /// [`VERSION`].
     pub version: u32,
-    /// Process id.
-    pub pid: u32,
+    /// The number of the fork that made this process, where one did ([`ForkWord`]).
+    pub fork: u32,
     /// The slot of the process that forked this one, or [`NO_PARENT`], or [`RESERVATION`].
     pub parent_slot: u32,
     /// Pages that the parent had charged for this child: they move to the child's slot. Of a

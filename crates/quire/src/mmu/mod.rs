@@ -130,6 +130,17 @@ pub enum Holes {
     Skip,
 }
 
+/// Who has a page beside this process, since a fork.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Sharer {
+    /// Nothing is mapped.
+    Missing,
+    /// Nobody, or nobody any more.
+    Nobody,
+    /// Another process, which has it mapped now.
+    Others,
+}
+
 /// Maps and unmaps pages.
 pub trait Mmu: Sync {
     /// Maps `pages` by moving the frames there, and answers the faults that wait for them. The
@@ -161,6 +172,9 @@ pub trait Mmu: Sync {
 
     /// Says which pages are mapped.
     fn look(&self, pages: PageRange, is_mapped: &mut [bool]);
+
+    /// Says who has each of `pages`, since a fork; `false` where that cannot be told.
+    fn look_at_sharers(&self, pages: PageRange, sharers: &mut [Sharer]) -> bool;
 
     /// Makes the mapped `pages` this process's own again after a fork, so that they can move. No
     /// page may be missing.

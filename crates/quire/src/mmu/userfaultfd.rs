@@ -11,11 +11,12 @@ use linux_raw_sys::general::{
     __NR_pread64, __NR_process_vm_readv, MADV_DOFORK, MADV_DONTFORK, MADV_DONTNEED,
     MADV_DONTNEED_LOCKED, MADV_NOHUGEPAGE, MADV_POPULATE_WRITE,
 };
+use rustix::fd::IntoRawFd;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use self::shows::Shows;
 use self::spares::Spares;
-use super::{Done, FrameId, FrameRun, Holes, Mmu, Prot, Protection, Refusal};
+use super::{Done, FrameId, FrameRun, Holes, Mmu, Prot, Protection, Refusal, Sharer};
 use crate::sys::futex::{self, Reach};
 use crate::sys::thread::{is_engine_thread, process_id};
 use crate::sys::uffd::{MODE_MISSING, MODE_WP, Partial, Uffd, feature};
@@ -35,6 +36,8 @@ pub struct Userfaultfd {
     pool_faults: Uffd,
     /// /proc/self/mem, for pages that may not be read.
     mem: AtomicI32,
+    /// /proc/self/pagemap, once there was a fork; -1 where it cannot be had.
+    pagemap: AtomicI32,
     /// Whether every thread of the process has the descriptors, and not only the engine's.
     is_shared: AtomicBool,
     /// Whether faults are a SIGBUS in the thread that faults, which then serves itself.
@@ -78,6 +81,7 @@ impl Userfaultfd {
             faults: Uffd::closed(),
             pool_faults: Uffd::closed(),
             mem: AtomicI32::new(-1),
+            pagemap: AtomicI32::new(-1),
             is_shared: AtomicBool::new(false),
             is_inline: AtomicBool::new(false),
             answers: [const { AtomicU32::new(0) }; ANSWERS],
@@ -193,6 +197,32 @@ impl Userfaultfd {
         self.faults.register(self.address(pages.start), len, MODE_MISSING | MODE_WP)
     }
 
+    /// Before a fork, on the thread whose descriptors are the engine's: opens what says whether
+    /// somebody else has a page.
+    pub fn expect_sharers(&self) {
+        // Relaxed, here and where it is read: a descriptor that stays open from now on.
+        if self.pagemap.load(Ordering::Relaxed) < 0 {
+            self.open_pagemap();
+        }
+    }
+
+    /// The same in a fork's child, where nothing of the parent's is open.
+    pub fn expect_sharers_in_child(&self) {
+        self.pagemap.store(-1, Ordering::Relaxed);
+        self.open_pagemap();
+    }
+
+    fn open_pagemap(&self) {
+        use rustix::fs::{Mode, OFlags, open};
+        // Not to be had: no /proc, another user by now, no room for descriptors.
+        let Ok(opened) =
+            open(c"/proc/self/pagemap", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+        else {
+            return;
+        };
+        self.pagemap.store(opened.into_raw_fd(), Ordering::Relaxed);
+    }
+
     /// Says whether a stretch of the arena is inherited by a fork.
     ///
     /// # Errors
@@ -274,7 +304,8 @@ impl Drop for Userfaultfd {
             memory::release(self.pool, self.pool_bytes());
         }
         let [faults, pool, _] = self.descriptors();
-        for descriptor in [faults, pool].into_iter().filter(|&number| number >= 0) {
+        let pagemap = self.pagemap.load(Ordering::Relaxed);
+        for descriptor in [faults, pool, pagemap].into_iter().filter(|&number| number >= 0) {
             // SAFETY: our own, and closed once.
             unsafe { rustix::io::close(descriptor) };
         }
@@ -404,6 +435,28 @@ impl Mmu for Userfaultfd {
             // Not all of it is mapped memory any more: whoever changes that waits for our locks.
             is_mapped.fill(true);
         }
+    }
+
+    fn look_at_sharers(&self, pages: PageRange, sharers: &mut [Sharer]) -> bool {
+        /// Of an entry of /proc/self/pagemap: a page is there, and no other process has it mapped.
+        const PRESENT: u64 = 1 << 63;
+        const EXCLUSIVE: u64 = 1 << 56;
+        let mut entries = [0u64; BLOCK_PAGES];
+        let bytes = size_of_val(&entries[..sharers.len()]);
+        let offset = (self.address(pages.start) >> PAGE_SHIFT) * size_of::<u64>();
+        let place = entries.as_mut_ptr() as usize;
+        let pagemap = self.pagemap.load(Ordering::Relaxed) as usize;
+        // SAFETY: the kernel writes at most so many entries, for which there is room (as there is for
+        // `sharers`, or the slice above had panicked).
+        let read = unsafe { call::syscall(__NR_pread64, [pagemap, place, bytes, offset, 0, 0]) };
+        for (sharer, entry) in sharers.iter_mut().zip(entries) {
+            *sharer = match (entry & PRESENT != 0, entry & EXCLUSIVE != 0) {
+                (false, _) => Sharer::Missing,
+                (true, true) => Sharer::Nobody,
+                (true, false) => Sharer::Others,
+            };
+        }
+        read == Ok(bytes)
     }
 
     fn make_exclusive(&self, pages: PageRange) -> Done {

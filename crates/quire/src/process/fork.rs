@@ -8,11 +8,11 @@
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use super::{Descriptors, Process, join};
-use crate::control::{FORK_JOINED, FORK_UNDER_WAY, Obituary};
+use super::steps::{Step, reach};
+use super::{Descriptors, Process, join, steps};
+use crate::control::{Child, Hello, Obituary};
 use crate::space::Layout;
 use crate::sys::Errno;
-use crate::sys::futex::{self, Reach};
 use crate::sys::thread::{self, SignalsBlocked};
 
 /// How often a fork whose room is taken by others asks for it again.
@@ -21,12 +21,17 @@ const TRIES_MAX: u32 = 100;
 /// How long a parent waits at a time before it looks whether the child still lives, in
 /// milliseconds.
 const CHILD_POLL_MS: u64 = 20;
+/// Looks after which a supervisor that is moving a dead child's charge has died as well: 5 s.
+const TAKEN_LOOKS_MAX: u32 = 250;
 
 /// A fork in progress: the gate is closed, the space locked, the child's share charged.
 pub struct ForkGuard {
     process: &'static Process,
     layout: Layout<'static>,
+    /// Pages that are charged for the child.
     charged: usize,
+    /// The fork's number.
+    number: u32,
     signals: SignalsBlocked,
 }
 
@@ -38,13 +43,15 @@ impl Process {
     pub fn fork_begin(&'static self) -> Result<ForkGuard, Errno> {
         let signals = SignalsBlocked::new();
         let (layout, charged) = self.charge_fork()?;
-        self.space.budget().member().fork_joined.store(FORK_UNDER_WAY, Ordering::Relaxed);
+        reach(Step::Charged);
+        let number = self.space.budget().member().fork.begin();
         for stretch in self.space.managed_stretches(&layout) {
             let _ = self.space.mmu().set_inherited(stretch, true);
         }
         // Empty now: the child gets the addresses, and nothing else.
         let _ = self.space.mmu().set_pool_inherited(true);
-        Ok(ForkGuard { process: self, layout, charged, signals })
+        reach(Step::Inheritable);
+        Ok(ForkGuard { process: self, layout, charged, number, signals })
     }
 
     /// Takes the space's lock, closes the gate, and charges the child's share. Another process may
@@ -52,6 +59,7 @@ impl Process {
     fn charge_fork(&'static self) -> Result<(Layout<'static>, usize), Errno> {
         // The child has no thread that would end what is dying.
         let mut layout = self.space.lock_over(&[self.space.arena()]);
+        reach(Step::Locked);
         let mut charged = Err(Errno::NOMEM);
         self.space.begin_fork_demand(&layout);
         for _ in 0..TRIES_MAX {
@@ -59,10 +67,15 @@ impl Process {
             if !self.space.wait_for_fork_room(&layout) {
                 break;
             }
+            reach(Step::RoomMade);
             self.gate.close();
+            reach(Step::GateClosed);
             // A reader may need the background thread, which is stopped with all the others.
             if !self.space.swap().is_reading() {
-                charged = self.space.errands.send(|| self.space.prepare_fork(&mut layout));
+                charged = self.space.errands.send(|| {
+                    self.space.mmu().expect_sharers();
+                    self.space.prepare_fork(&mut layout)
+                });
                 if charged.is_ok() {
                     break;
                 }
@@ -102,45 +115,52 @@ impl ForkGuard {
     /// child could not be managed and has ended.
     #[must_use]
     pub fn in_parent(self, result: isize) -> isize {
+        steps::note_child(result);
+        reach(Step::Cloned);
         self.close_to_inheritance();
-        let budget = self.process.space.budget();
-        let joined = if result > 0 { self.wait_for_child(result) } else { Joining::Ended };
-        if joined != Joining::Joined {
-            budget.uncharge(self.charged);
-            // Relaxed: whether a child may still join, no more; none is left that would.
-            budget.member().fork_joined.store(0, Ordering::Relaxed);
+        reach(Step::Closed);
+        let fork = &self.process.space.budget().member().fork;
+        let end = if result > 0 { self.wait_for_child(result) } else { End::Ended };
+        reach(Step::ChildKnown);
+        if end != End::Joined {
+            self.process.space.budget().uncharge(self.charged);
+            fork.end(self.number);
         }
         self.process.space.swap().zpool.after_fork_in_parent();
         self.process.gate.open();
+        reach(Step::GateOpened);
         drop(self.layout);
         drop(self.signals);
-        match joined {
-            Joining::Refused(errno) => {
+        match end {
+            End::Refused(errno) => {
                 reap(result);
                 self.process.say_why_forks_fail(errno);
                 -(meaning_of(errno).raw_os_error() as isize)
             }
-            Joining::Joined | Joining::Ended => result,
+            End::Joined | End::Ended => result,
         }
     }
 
-    fn wait_for_child(&self, child: isize) -> Joining {
-        let joined = &self.process.space.budget().member().fork_joined;
+    fn wait_for_child(&self, pid: isize) -> End {
+        let fork = &self.process.space.budget().member().fork;
         let mut lives = true;
+        let mut looks = 0;
         loop {
-            // Acquire pairs with the child's release. After the look whether it lives: what it said
-            // before it died counts.
-            match joined.load(Ordering::Acquire) {
-                FORK_JOINED => return Joining::Joined,
-                // It died before the supervisor knew it: its charge is still ours.
-                FORK_UNDER_WAY if !lives => return Joining::Ended,
-                FORK_UNDER_WAY => {
-                    futex::wait(joined, FORK_UNDER_WAY, Reach::Tree, Some(CHILD_POLL_MS));
-                    lives = is_alive(child);
+            let child = fork.child();
+            match child {
+                Child::Joined => return End::Joined,
+                Child::Refused(errno) => {
+                    return End::Refused(Errno::from_raw_os_error(errno.cast_signed()));
                 }
-                refused => {
-                    let errno = (refused - FORK_JOINED).cast_signed();
-                    return Joining::Refused(Errno::from_raw_os_error(errno));
+                // Nobody else ends a fork.
+                Child::None => return End::Ended,
+                Child::UnderWay if !lives && fork.give_up(self.number) => return End::Ended,
+                // Nobody is left who would move the charge, or give back what has been moved.
+                Child::Taken if looks > TAKEN_LOOKS_MAX => return End::Joined,
+                Child::UnderWay | Child::Taken => {
+                    fork.wait(self.number, child, CHILD_POLL_MS);
+                    lives = is_alive(pid);
+                    looks = if lives { 0 } else { looks + 1 };
                 }
             }
         }
@@ -151,24 +171,16 @@ impl ForkGuard {
     /// # Errors
     /// What went wrong: the child must not run then, for it would read zeros.
     pub fn in_child(mut self) -> Result<(), Errno> {
+        reach(Step::Born);
         let result = self.start_child();
-        // Whatever became of it, the parent need not wait any longer.
         if let Err(errno) = result {
             let parent = self.process.space.budget();
             let errno = errno.raw_os_error().unsigned_abs();
             let detail = u64::from(errno) << 32 | u64::from(thread::process_id());
             parent.leave_obituary(Obituary::ChildNotManaged, detail);
-            let joined = &parent.member().fork_joined;
-            let refused = FORK_JOINED + errno;
-            // Release pairs with the parent's acquire. Where it has joined the supervisor gives back
-            // what it was charged.
-            let _ = joined.compare_exchange(
-                FORK_UNDER_WAY,
-                refused,
-                Ordering::Release,
-                Ordering::Relaxed,
-            );
-            futex::wake(joined, u32::MAX, Reach::Tree);
+            // The parent need not wait any longer. Where it does not, for the child has joined, the
+            // supervisor gives back what it was charged.
+            parent.member().fork.refuse(self.number, errno);
         }
         drop(self.layout);
         drop(self.signals);
@@ -193,10 +205,16 @@ impl ForkGuard {
         let parent = budget.member();
         let wanted = parent.wanted_pages.load(Ordering::Relaxed);
         let managed = parent.managed_pages.load(Ordering::Relaxed);
-        let hello = join::hello(thread::process_id(), budget.slot(), self.charged as u64, wanted);
+        let hello = Hello {
+            fork: self.number,
+            parent_slot: budget.slot(),
+            held_pages: self.charged as u64,
+            wanted_pages: wanted,
+            ..join::hello()
+        };
+        reach(Step::FirstThread);
         let joined = process.name.join(&hello)?;
-        parent.fork_joined.store(FORK_JOINED, Ordering::Release);
-        futex::wake(&parent.fork_joined, u32::MAX, Reach::Tree);
+        reach(Step::Welcomed);
         let slot = joined.slot;
         // The limit on descriptors may be a handful, so none is kept that is not needed: the
         // control page is mapped already.
@@ -204,10 +222,14 @@ impl ForkGuard {
         descriptors.close_control();
         space.mmu().attach(descriptors.device, descriptors.memory)?;
         descriptors.close_device();
+        space.mmu().expect_sharers_in_child();
+        reach(Step::Attached);
         for stretch in space.managed_stretches(&self.layout) {
             space.mmu().register(stretch)?;
         }
+        reach(Step::Registered);
         self.close_to_inheritance();
+        reach(Step::Disinherited);
         space.after_fork_in_child(slot);
         budget.add_managed(managed as isize);
         process.connection.store(descriptors.connection, Ordering::Relaxed);
@@ -216,13 +238,15 @@ impl ForkGuard {
         // SAFETY: the descriptor stays open in the engine threads' table.
         unsafe { space.swap().set_descriptor(descriptors.swap_file) };
         process.gate.reset();
+        reach(Step::Ready);
         Ok(())
     }
 }
 
-/// What became of a child, as its parent sees it.
+/// How a fork ends, for the parent.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Joining {
+enum End {
+    /// The child has what was charged for it.
     Joined,
     /// It died before it could say anything, or was never made.
     Ended,

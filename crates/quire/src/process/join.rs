@@ -12,9 +12,10 @@ use rustix::net::{
 };
 use rustix::process::{Pid, test_kill_process};
 
+use super::steps::{Step, reach};
 use crate::control::{
-    CONTROL_BYTES, Control, Hello, MAGIC, Refusal, SOCKET_VARIABLE, VERSION, WELCOME_POOL,
-    WELCOME_REFUSED, WELCOME_SWAP_FILE, WELCOME_UFFD_DEVICE, Welcome,
+    CONTROL_BYTES, Control, Hello, MAGIC, NO_PARENT, Refusal, SOCKET_VARIABLE, VERSION,
+    WELCOME_POOL, WELCOME_REFUSED, WELCOME_SWAP_FILE, WELCOME_UFFD_DEVICE, Welcome,
 };
 use crate::sys::Errno;
 
@@ -109,6 +110,7 @@ impl SocketName {
             core::slice::from_raw_parts(core::ptr::from_ref(hello).cast::<u8>(), size_of::<Hello>())
         };
         rustix::net::send(&connection, bytes, SendFlags::NOSIGNAL)?;
+        reach(Step::HelloSent);
         receive_welcome(connection)
     }
 }
@@ -140,10 +142,11 @@ impl SocketName {
     }
 }
 
-/// A hello from this process.
+/// A hello from a program that has just begun.
 #[must_use]
-pub fn hello(pid: u32, parent_slot: u32, held_pages: u64, wanted_pages: u64) -> Hello {
-    Hello { magic: MAGIC, version: VERSION, pid, parent_slot, held_pages, wanted_pages }
+pub const fn hello() -> Hello {
+    let (magic, version) = (MAGIC, VERSION);
+    Hello { magic, version, fork: 0, parent_slot: NO_PARENT, held_pages: 0, wanted_pages: 0 }
 }
 
 fn receive_welcome(connection: OwnedFd) -> Result<Joined, Errno> {

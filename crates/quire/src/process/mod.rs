@@ -9,6 +9,7 @@ mod gate;
 mod join;
 mod layout;
 mod limit;
+pub mod steps;
 mod threads;
 
 use core::fmt::Write;
@@ -24,7 +25,6 @@ use self::limit::AddressLimit;
 pub use self::threads::{HANDLERS_AUTO_MAX, HANDLERS_MAX};
 use self::threads::{Handlers, Threads};
 use crate::budget::Budget;
-use crate::control::NO_PARENT;
 use crate::mmu::userfaultfd::Userfaultfd;
 use crate::space::AddressSpace;
 use crate::swap::Swap;
@@ -96,8 +96,7 @@ fn try_start() -> Result<Option<&'static Process>, StartError> {
     let Some(name) = SocketName::from_environment() else { return Ok(None) };
     let _signals = SignalsBlocked::new();
     let failed = |step| move |errno| StartError { step, errno, why: None };
-    let hello = join::hello(thread::process_id(), NO_PARENT, 0, 0);
-    let mut joined = name.join(&hello).map_err(|errno| StartError {
+    let mut joined = name.join(&join::hello()).map_err(|errno| StartError {
         why: name.why_not(errno),
         ..failed("join the tree")(errno)
     })?;

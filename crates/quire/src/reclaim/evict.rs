@@ -4,13 +4,15 @@
 //! in write protection. It is unmapped by one move to the frame pool; the kernel refuses the first
 //! page that is not exclusively ours (shared since a fork, or pinned), everything before it has
 //! moved, and the rest is a batch of its own. After a batch went whole nothing looks at its pages
-//! again. Pages that may not be written cannot move: they are copied to swap and dropped.
+//! again. Pages that may not be written, and those that another process has since a fork, do not
+//! move: they are copied to swap and dropped ([`super::copy`]).
 
 use core::sync::atomic::Ordering;
 
 use super::Reclaimer;
+use super::copy::Sharing;
 use crate::control::Event;
-use crate::mmu::{FrameRun, Holes, Mmu, Protection, Refusal};
+use crate::mmu::{FrameRun, Holes, Mmu, Refusal};
 use crate::page::{Flags, Snapshot, State};
 use crate::scratch::Scratch;
 use crate::space::AddressSpace;
@@ -38,7 +40,7 @@ impl Evicted {
 }
 
 /// A run of locked pages: victims, and holes between them.
-struct Batch {
+pub(super) struct Batch {
     range: PageRange,
     /// The victims' words, by offset in the block; `None` is a hole.
     before: [Option<Snapshot>; BLOCK_PAGES],
@@ -63,7 +65,7 @@ impl Batch {
         self.victims = 0;
     }
 
-    fn before(&self, page: PageNum) -> Option<Snapshot> {
+    pub(super) fn before(&self, page: PageNum) -> Option<Snapshot> {
         self.before[page.index() % BLOCK_PAGES]
     }
 
@@ -78,7 +80,7 @@ impl Batch {
 }
 
 /// Runs of pages in a block.
-struct Runs {
+pub(super) struct Runs {
     runs: [PageRange; BLOCK_PAGES / 2],
     count: usize,
 }
@@ -92,7 +94,7 @@ impl Default for Runs {
 
 impl Runs {
     /// Adds a page that lies above all others.
-    fn push(&mut self, page: PageNum) {
+    pub(super) fn push(&mut self, page: PageNum) {
         match self.runs[..self.count].last_mut() {
             Some(last) if last.end == page => last.end = page.add(1),
             _ => {
@@ -102,9 +104,33 @@ impl Runs {
         }
     }
 
-    fn as_slice(&self) -> &[PageRange] {
+    pub(super) fn as_slice(&self) -> &[PageRange] {
         &self.runs[..self.count]
     }
+}
+
+/// Flags that a batch's pages get.
+#[derive(Clone, Copy)]
+struct Marks {
+    /// Those that moved.
+    gone: Flags,
+    /// Those that could not.
+    stayed: Flags,
+}
+
+impl Marks {
+    const NONE: Marks = Marks { gone: Flags::EMPTY, stayed: Flags::EMPTY };
+}
+
+/// What becomes of a batch's page.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    /// It moves to limbo, unless it is a hole.
+    Gone,
+    /// It could not.
+    Stayed,
+    /// It was copied to swap, or not, and is unlocked.
+    Settled,
 }
 
 /// What a look at a page says.
@@ -305,7 +331,7 @@ impl<M: Mmu> AddressSpace<M> {
             return Evicted::default();
         }
         if vma.attributes.prot.is_movable() {
-            self.evict_by_move(range, batch, Flags::EMPTY, Flags::EMPTY)
+            self.evict_by_move(range, batch, Marks::NONE, Some(scratch))
         } else {
             self.evict_by_copy(range, batch, scratch)
         }
@@ -323,15 +349,15 @@ impl<M: Mmu> AddressSpace<M> {
             batch.is_protected |= before.has(Flags::WRITE_PROTECTED);
             batch.push(page, Some(before));
         }
-        self.evict_by_move(range, &batch, gone, stayed);
+        self.evict_by_move(range, &batch, Marks { gone, stayed }, None);
     }
 
     fn evict_by_move(
         &self,
         range: PageRange,
         batch: &Batch,
-        gone_flags: Flags,
-        stayed_flags: Flags,
+        marks: Marks,
+        mut scratch: Option<&mut Scratch>,
     ) -> Evicted {
         let mut evicted = Evicted::default();
         let Some(frame) = self.take_holes(range.len()) else {
@@ -342,15 +368,15 @@ impl<M: Mmu> AddressSpace<M> {
             // The pool is in fragments: smaller pieces may fit.
             let middle = range.start.add(range.len() / 2);
             for half in [PageRange { end: middle, ..range }, PageRange { start: middle, ..range }] {
-                evicted.add(self.evict_by_move(half, batch, gone_flags, stayed_flags));
+                evicted.add(self.evict_by_move(half, batch, marks, scratch.as_deref_mut()));
             }
             return evicted;
         };
         let run = FrameRun { start: frame, len: range.len() };
         let mut at = range.start;
-        let mut has_tried_exclusive = false;
-        // The pages that stayed, by offset in the run.
-        let mut stayed = [false; BLOCK_PAGES];
+        // Up to here pages have been made our own.
+        let mut owned_end = at;
+        let mut fates = [Fate::Gone; BLOCK_PAGES];
         let start = monotonic_ns();
         while at < range.end {
             let rest = PageRange { start: at, end: range.end };
@@ -359,26 +385,37 @@ impl<M: Mmu> AddressSpace<M> {
             self.budget.count(Event::UnmapCalls, 1);
             at = at.add(done.pages);
             let Some(refusal) = done.refusal else { break };
-            if done.pages > 0 {
-                has_tried_exclusive = false;
-            }
-            let may_own = !batch.is_protected && !has_tried_exclusive;
-            if refusal == Refusal::Busy && may_own && self.make_own(at) {
-                has_tried_exclusive = true;
-                continue;
-            }
-            // This page keeps what it has, and the rest is a batch of its own; but where the
-            // mapping itself is changing, all of the rest stays.
-            let kept = if refusal == Refusal::Busy { 1 } else { range.end.0 - at.0 } as usize;
+            let rest = PageRange { start: at, end: range.end };
             let first = (at.0 - range.start.0) as usize;
-            stayed[first..first + kept].fill(true);
+            let sharing = match refusal {
+                Refusal::Busy if at >= owned_end => self.sharing(rest, batch),
+                _ => Sharing::Unknown,
+            };
+            let kept = match (sharing, &mut scratch) {
+                (Sharing::Others(run), Some(scratch)) => {
+                    evicted.add(self.evict_by_copy(run, batch, scratch));
+                    fates[first..first + run.len()].fill(Fate::Settled);
+                    at = run.end;
+                    continue;
+                }
+                (Sharing::Others(run) | Sharing::Own(run), _) if self.make_own(run, batch) => {
+                    owned_end = run.end;
+                    continue;
+                }
+                // This page keeps what it has, and the rest is a batch of its own.
+                _ if refusal == Refusal::Busy => 1,
+                // The mapping itself is changing: all of the rest stays.
+                _ => rest.len(),
+            };
+            fates[first..first + kept].fill(Fate::Stayed);
             self.budget.count(Event::UnmapRefused, kept);
             evicted.refused += kept;
             at = at.add(kept);
-            has_tried_exclusive = false;
         }
         self.budget.count(Event::UnmapNs, (monotonic_ns() - start) as usize);
-        let is_gone = |at: usize| !stayed[at] && batch.before(range.start.add(at)).is_some();
+        let is_gone =
+            |at: usize| fates[at] == Fate::Gone && batch.before(range.start.add(at)).is_some();
+        let mut moved = 0;
         for (at, page) in range.pages().enumerate().filter(|&(at, _)| is_gone(at)) {
             let before = batch.before(page).expect("is_gone looked");
             if !before.has(Flags::COPY) {
@@ -386,18 +423,21 @@ impl<M: Mmu> AddressSpace<M> {
             }
             let copy = if before.has(Flags::COPY) { before.payload() } else { 0 };
             self.frames.set_owner(frame.add(at), page, copy);
-            evicted.unmapped += 1;
+            moved += 1;
         }
+        evicted.unmapped += moved;
         self.frames.enter_limbo(run, is_gone);
-        self.count_unmapped(range.start, evicted.unmapped);
-        self.budget.count(Event::UnmapPages, evicted.unmapped);
+        self.count_unmapped(range.start, moved);
+        self.budget.count(Event::UnmapPages, moved);
         for (at, page) in range.pages().enumerate() {
-            if is_gone(at) {
+            if fates[at] == Fate::Settled {
+                // Unlocked long since.
+            } else if is_gone(at) {
                 let before = batch.before(page).expect("is_gone looked");
-                let after = Snapshot::new(State::Limbo, frame.add(at).0).with(gone_flags);
+                let after = Snapshot::new(State::Limbo, frame.add(at).0).with(marks.gone);
                 self.unlock_page_with(page, before.keep(Flags::WRITE_PROTECTED, after));
             } else if let Some(before) = batch.before(page) {
-                self.unlock_page_with(page, before.with(stayed_flags));
+                self.unlock_page_with(page, before.with(marks.stayed));
             } else {
                 self.unlock_page(page);
             }
@@ -412,66 +452,5 @@ impl<M: Mmu> AddressSpace<M> {
             self.release_free_frames(0);
             self.frames.take_holes(pages)
         })
-    }
-
-    /// Makes a page our own again that a fork once shared. Only where there was a fork: a page
-    /// that is busy for another reason is pinned. The page is not write-protected: the kernel would
-    /// send the fault to us, who hold it.
-    fn make_own(&self, page: PageNum) -> bool {
-        self.has_forked.load(Ordering::Relaxed)
-            && self.mmu.make_exclusive(PageRange::new(page, 1)).refusal.is_none()
-    }
-
-    /// Pages that may not be written: their bytes go to swap straight away, then they are dropped.
-    /// They are write-protected meanwhile: the kernel's rights may be about to change, and a write
-    /// after the reading would be lost.
-    fn evict_by_copy(&self, range: PageRange, batch: &Batch, scratch: &mut Scratch) -> Evicted {
-        let mut evicted = Evicted::default();
-        for page in range.pages() {
-            let Some(before) = batch.before(page) else {
-                self.unlock_page(page);
-                continue;
-            };
-            let one = PageRange::new(page, 1);
-            let mut bytes = [0u8; crate::units::PAGE_SIZE];
-            let is_protected =
-                self.mmu.write_protect(one, Protection::WriteProtected).refusal.is_none();
-            if !is_protected || !self.mmu.read(page, &mut bytes) {
-                self.allow_writes_again(page, before);
-                self.unlock_page(page);
-                evicted.refused += 1;
-                continue;
-            }
-            let copy = if before.has(Flags::COPY) { before.payload() } else { 0 };
-            match self.store_page(page, &bytes, copy, scratch) {
-                Ok(after) => {
-                    self.mmu.unmap(one);
-                    self.budget.count(Event::UnmapCalls, 1);
-                    self.budget.count(Event::UnmapPages, 1);
-                    self.count_unmapped(page, 1);
-                    self.budget.uncharge(1);
-                    evicted.freed += 1;
-                    self.unlock_page_with(page, before.keep(Flags::WRITE_PROTECTED, after));
-                }
-                Err(_) => {
-                    self.allow_writes_again(page, before);
-                    // The copy, if there was one, is gone: the page stays without.
-                    let after = before.without(Flags::COPY);
-                    let after = after.keep(
-                        Flags::WRITE_PROTECTED.or(Flags::ACCESSED).or(Flags::PINNED),
-                        Snapshot::new(State::Mapped, 0),
-                    );
-                    self.unlock_page_with(page, after);
-                    evicted.refused += 1;
-                }
-            }
-        }
-        evicted
-    }
-
-    fn allow_writes_again(&self, page: PageNum, before: Snapshot) {
-        if !before.has(Flags::WRITE_PROTECTED) {
-            let _ = self.mmu.write_protect(PageRange::new(page, 1), Protection::Writable);
-        }
     }
 }

@@ -13,6 +13,7 @@
 //!
 //! Locks: the clock's mutex for the hand's position alone; page locks, tried.
 
+mod copy;
 mod evict;
 mod give;
 mod place;

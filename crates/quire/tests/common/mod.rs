@@ -188,6 +188,13 @@ impl Machine {
     }
 
     /// Evicts what can go, as MADV_PAGEOUT does, but leaves it in limbo.
+    /// Forks, as far as this side knows; the child is gone at once.
+    pub fn fork(&self) {
+        let mut layout = self.space.lock();
+        let charged = self.space.prepare_fork(&mut layout).unwrap();
+        self.space.budget().uncharge(charged);
+    }
+
     pub fn evict(&self, range: PageRange) -> Evicted {
         let mut all = Evicted::default();
         for part in range.by_block() {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use quire::fault::Access;
 use quire::mmu::userfaultfd::Userfaultfd;
-use quire::mmu::{Done, FrameId, FrameRun, Holes, Mmu, Prot, Protection, Refusal};
+use quire::mmu::{Done, FrameId, FrameRun, Holes, Mmu, Prot, Protection, Refusal, Sharer};
 use quire::reclaim::Balance;
 use quire::scratch::Scratch;
 use quire::space::{AddressSpace, ThreadId};
@@ -42,6 +42,9 @@ impl Mmu for Reachable {
     }
     fn look(&self, pages: PageRange, is_mapped: &mut [bool]) {
         self.0.look(pages, is_mapped);
+    }
+    fn look_at_sharers(&self, pages: PageRange, sharers: &mut [Sharer]) -> bool {
+        self.0.look_at_sharers(pages, sharers)
     }
     fn make_exclusive(&self, pages: PageRange) -> Done {
         self.0.make_exclusive(pages)

@@ -6,7 +6,7 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use super::{Entry, Planted, Simulated, Wait, baton};
-use crate::mmu::{Done, FrameId, FrameRun, Holes, Mmu, Prot, Protection, Refusal};
+use crate::mmu::{Done, FrameId, FrameRun, Holes, Mmu, Prot, Protection, Refusal, Sharer};
 use crate::page::{Futexes, Kill};
 use crate::space::ThreadId;
 use crate::units::{PAGE_SIZE, PageNum, PageRange};
@@ -140,6 +140,20 @@ impl Mmu for Simulated {
         for (page, is_mapped) in pages.pages().zip(is_mapped) {
             *is_mapped = state.entries[page.index()].physical != 0;
         }
+    }
+
+    fn look_at_sharers(&self, pages: PageRange, sharers: &mut [Sharer]) -> bool {
+        self.enter();
+        let state = self.state();
+        for (page, sharer) in pages.pages().zip(sharers) {
+            let entry = state.entries[page.index()];
+            *sharer = match entry.physical {
+                0 => Sharer::Missing,
+                _ if entry.is_shared => Sharer::Others,
+                _ => Sharer::Nobody,
+            };
+        }
+        true
     }
 
     fn make_exclusive(&self, pages: PageRange) -> Done {

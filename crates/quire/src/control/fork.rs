@@ -1,0 +1,181 @@
+//! One word of a member's slot: whose is what the member was charged for a child.
+//!
+//! Parent, child and supervisor may each be killed at any moment, and the parent must know for sure
+//! whether the supervisor has moved the charge to the child: given back twice, or never, the account
+//! would be wrong for good. So it is moved by whoever is first to change the word.
+//!
+//! ```text
+//! nobody forks -- the parent begins -------------------------> UNDER_WAY
+//! UNDER_WAY    -- the supervisor has the child's Hello -------> TAKEN
+//! TAKEN        -- charge and segments are the child's --------> JOINED
+//! UNDER_WAY    -- the child cannot join, and will end --------> REFUSED and an errno
+//! UNDER_WAY    -- the parent sees it dead: keeps the charge --> nobody forks
+//! ```
+//!
+//! Each fork has a number, in the word's upper part and in the child's `Hello`: the Hello of a child that
+//! was given up finds another number, or nobody that forks.
+
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use crate::sys::futex::{self, Reach};
+
+/// The state's bits; above them is the fork's number.
+const STATE: u32 = 0xfff;
+const NUMBER_SHIFT: u32 = 12;
+
+const NONE: u32 = 0;
+const UNDER_WAY: u32 = 1;
+const TAKEN: u32 = 2;
+const JOINED: u32 = 3;
+/// This and an errno, of which Linux has fewer than there is room for.
+const REFUSED: u32 = 4;
+
+/// What a fork's three sides know of each other. See the module.
+#[derive(Debug)]
+#[repr(transparent)]
+pub struct ForkWord(AtomicU32);
+
+/// What has become of a fork's child.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Child {
+    /// Nobody forks.
+    None,
+    /// It has not been heard of.
+    UnderWay,
+    /// The supervisor is moving to it what was charged for it.
+    Taken,
+    /// It has what was charged for it.
+    Joined,
+    /// It could not join, for the reason of this errno, and ends.
+    Refused(u32),
+}
+
+impl ForkWord {
+    /// A fork begins; returns its number. Only the member itself forks, one at a time.
+    pub fn begin(&self) -> u32 {
+        let number = (self.0.load(Ordering::Relaxed) >> NUMBER_SHIFT).wrapping_add(1);
+        let number = number & (u32::MAX >> NUMBER_SHIFT);
+        // Release pairs with the acquire of `take`: what was charged before is seen.
+        self.0.store(word(number, UNDER_WAY), Ordering::Release);
+        number
+    }
+
+    /// What is known of the child.
+    #[must_use]
+    pub fn child(&self) -> Child {
+        // Acquire pairs with `settle` and `refuse`.
+        match self.0.load(Ordering::Acquire) & STATE {
+            NONE => Child::None,
+            UNDER_WAY => Child::UnderWay,
+            TAKEN => Child::Taken,
+            JOINED => Child::Joined,
+            refused => Child::Refused(refused - REFUSED),
+        }
+    }
+
+    /// The supervisor's: takes the charge out of the parent's hands, to be followed by
+    /// [`Self::settle`]. `false`: the fork of this number is over.
+    pub fn take(&self, number: u32) -> bool {
+        self.change(number, UNDER_WAY, TAKEN)
+    }
+
+    /// The supervisor's, after [`Self::take`]: the child has what was charged for it.
+    pub fn settle(&self, number: u32) {
+        // Release pairs with the acquire of `child`: the parent goes on with its segments.
+        self.0.store(word(number, JOINED), Ordering::Release);
+        futex::wake(&self.0, u32::MAX, Reach::Tree);
+    }
+
+    /// The child's: it cannot join. Nothing happens where it has.
+    pub fn refuse(&self, number: u32, errno: u32) {
+        self.change(number, UNDER_WAY, (REFUSED + errno).min(STATE));
+        futex::wake(&self.0, u32::MAX, Reach::Tree);
+    }
+
+    /// The parent's: the child is dead. `false`: the supervisor was quicker, and the charge is gone.
+    #[must_use]
+    pub fn give_up(&self, number: u32) -> bool {
+        self.change(number, UNDER_WAY, NONE)
+    }
+
+    /// The parent's: the fork is over, and no child of it is left that could ask to join.
+    pub fn end(&self, number: u32) {
+        // Relaxed: a child that asks all the same finds this or what was before, and is refused.
+        self.0.store(word(number, NONE), Ordering::Relaxed);
+    }
+
+    /// Forgets all of it, for the slot's next member. (A child of the last one knows another parent.)
+    pub fn clear(&self) {
+        self.0.store(0, Ordering::Relaxed);
+    }
+
+    /// Sleeps while the fork of this number has a child known as `child`, at most `timeout_ms`; may
+    /// return for no reason.
+    pub fn wait(&self, number: u32, child: Child, timeout_ms: u64) {
+        let state = match child {
+            Child::None => NONE,
+            Child::UnderWay => UNDER_WAY,
+            Child::Taken => TAKEN,
+            Child::Joined => JOINED,
+            Child::Refused(errno) => REFUSED + errno,
+        };
+        futex::wait(&self.0, word(number, state), Reach::Tree, Some(timeout_ms));
+    }
+
+    fn change(&self, number: u32, from: u32, to: u32) -> bool {
+        let (from, to) = (word(number, from), word(number, to));
+        // AcqRel: each change hands the charge on.
+        self.0.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+}
+
+const fn word(number: u32, state: u32) -> u32 {
+    number << NUMBER_SHIFT | state
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FRESH: fn() -> ForkWord = || ForkWord(AtomicU32::new(0));
+
+    #[test]
+    fn the_charge_is_the_childs_or_the_parents_and_never_both() {
+        let fork = FRESH();
+        let number = fork.begin();
+        assert_eq!(fork.child(), Child::UnderWay);
+        assert!(fork.take(number));
+        assert_eq!(fork.child(), Child::Taken);
+        assert!(!fork.give_up(number), "the supervisor has it");
+        fork.refuse(number, 11);
+        fork.settle(number);
+        assert_eq!(fork.child(), Child::Joined);
+
+        let number = fork.begin();
+        assert!(fork.give_up(number));
+        assert_eq!(fork.child(), Child::None);
+        assert!(!fork.take(number), "the parent has it");
+    }
+
+    #[test]
+    fn the_hello_of_a_child_that_was_given_up_finds_no_later_fork() {
+        let fork = FRESH();
+        let late = fork.begin();
+        assert!(fork.give_up(late));
+        let number = fork.begin();
+        assert!(!fork.take(late));
+        fork.refuse(late, 11);
+        assert_eq!(fork.child(), Child::UnderWay);
+        fork.refuse(number, 111);
+        assert_eq!(fork.child(), Child::Refused(111));
+        assert!(!fork.take(number), "it ends");
+    }
+
+    #[test]
+    fn numbers_go_round() {
+        let fork = FRESH();
+        fork.end(u32::MAX >> NUMBER_SHIFT);
+        assert_eq!(fork.begin(), 0);
+        assert!(fork.take(0));
+    }
+}

@@ -1,0 +1,178 @@
+//! The steps of a fork, at each of which a test may have the parent or the child killed.
+//!
+//! Without the feature `failpoints` there is nothing here: a step costs no instruction. With it, a
+//! program arms one step of its next fork ([`arm`]); the child inherits that.
+
+/// Declares the steps and what a test calls them.
+macro_rules! steps {
+    ($($(#[$doc:meta])* $step:ident = $name:literal,)*) => {
+        /// A step of a fork, in the order in which each side takes them: first the parent's until the
+        /// clone, then those after it, then the child's.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        #[repr(u32)]
+        pub enum Step {
+            $($(#[$doc])* $step,)*
+        }
+
+        /// The steps' names, by number.
+        #[cfg(feature = "failpoints")]
+        pub const NAMES: &[&core::ffi::CStr] = &[$($name,)*];
+    };
+}
+
+steps! {
+    /// Nothing has happened but that the clone came.
+    Caught = c"parent: caught",
+    /// No other thread is inside the heap.
+    HeapClosed = c"parent: heap closed",
+    /// The space's lock is taken.
+    Locked = c"parent: locked",
+    /// Room is charged ahead, as far as it was seen.
+    RoomMade = c"parent: room made",
+    /// The engine's threads stand still.
+    GateClosed = c"parent: gate closed",
+    /// Limbo is empty, and the child's share is charged.
+    Charged = c"parent: charged",
+    /// A child would inherit arena and pool.
+    Inheritable = c"parent: inheritable",
+    /// There is a child.
+    Cloned = c"parent: cloned",
+    /// Another child would not inherit.
+    Closed = c"parent: closed",
+    /// The child has joined, or is dead.
+    ChildKnown = c"parent: child known",
+    /// The engine's threads go on.
+    GateOpened = c"parent: gate opened",
+    /// The heap is open, and thread ids are written.
+    ParentDone = c"parent: done",
+    /// The child has one thread and no engine.
+    Born = c"child: born",
+    /// The engine's first thread runs, without descriptors.
+    FirstThread = c"child: first thread",
+    /// It has asked to join.
+    HelloSent = c"child: hello sent",
+    /// It is a member.
+    Welcomed = c"child: welcomed",
+    /// It has userfaultfds.
+    Attached = c"child: attached",
+    /// Its arena is registered.
+    Registered = c"child: registered",
+    /// Another child would not inherit.
+    Disinherited = c"child: disinherited",
+    /// What was the parent's alone is forgotten.
+    Ready = c"child: ready",
+    /// All engine threads run.
+    Started = c"child: started",
+    /// The heap is open, and thread ids are written: the program goes on.
+    ChildDone = c"child: done",
+}
+
+/// Comes by a step.
+#[cfg(not(feature = "failpoints"))]
+#[inline(always)]
+#[allow(clippy::inline_always, reason = "nothing is left of it")]
+pub fn reach(_: Step) {}
+
+/// In the parent: what the clone gave.
+#[cfg(not(feature = "failpoints"))]
+#[inline(always)]
+#[allow(clippy::inline_always, reason = "nothing is left of it")]
+pub(super) fn note_child(_: isize) {}
+
+#[cfg(feature = "failpoints")]
+pub(super) use self::armed::note_child;
+#[cfg(feature = "failpoints")]
+pub use self::armed::{arm, reach};
+
+#[cfg(feature = "failpoints")]
+impl super::Process {
+    /// What the tree's account says beyond what its members' say: pages held, pages wanted, segments of
+    /// the swap file whose references are not the members', and segments in use. All 0 while nobody
+    /// charges anything.
+    #[must_use]
+    pub fn account_gaps(&self) -> [i64; 4] {
+        use core::sync::atomic::{AtomicU64, Ordering};
+
+        use crate::control::Member;
+
+        // Relaxed, all: looked at until nothing changes any more.
+        let control = self.space.budget().control();
+        let sum = |of: fn(&Member) -> &AtomicU64| -> u64 {
+            control.present().map(|(_, member)| of(member).load(Ordering::Relaxed)).sum()
+        };
+        let gap = |all: &AtomicU64, sum: u64| all.load(Ordering::Relaxed).wrapping_sub(sum) as i64;
+        let mut wrong = 0;
+        let mut used = 0;
+        for segment in 0..control.segments_max.load(Ordering::Relaxed) as usize {
+            let has = |slot: usize| {
+                let bits = control.segment_maps[slot][segment / 64].load(Ordering::Relaxed);
+                (bits >> (segment % 64) & 1) as u32
+            };
+            let holders: u32 = control.present().map(|(slot, _)| has(slot)).sum();
+            let refs = control.segment_refs[segment].load(Ordering::Relaxed);
+            wrong += i64::from(refs != holders);
+            used += i64::from(refs != 0);
+        }
+        [
+            gap(&control.held_pages, sum(|member| &member.held_pages)),
+            gap(&control.wanted_pages, sum(|member| &member.wanted_pages)),
+            wrong,
+            i64::from(control.segments_used.load(Ordering::Relaxed)) - used,
+        ]
+    }
+}
+
+#[cfg(feature = "failpoints")]
+mod armed {
+    use core::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+
+    use rustix::process::{Pid, Signal, getpid, getppid, kill_process};
+
+    use super::Step;
+
+    /// Kills whoever comes by.
+    const SELF: u32 = 0;
+    /// Kills the other side, and goes on at once. (Any other number: when its end will have been seen.)
+    const OTHER: u32 = 1;
+
+    /// How long that is.
+    const A_WHILE: rustix::thread::Timespec =
+        rustix::thread::Timespec { tv_sec: 0, tv_nsec: 60_000_000 };
+
+    // Relaxed, all: one thread forks, which has armed before.
+    /// The step's number and one more; 0 where nothing is armed.
+    static STEP: AtomicU32 = AtomicU32::new(0);
+    static WHOM: AtomicU32 = AtomicU32::new(SELF);
+    static CHILD: AtomicI32 = AtomicI32::new(0);
+
+    /// Has somebody killed at the step of this number in the next fork: 0 who comes by, 1 the other
+    /// side of the fork, 2 the other side and then nothing happens for a while. No step has the number
+    /// `u32::MAX`.
+    pub fn arm(step: u32, whom: u32) {
+        CHILD.store(0, Ordering::Relaxed);
+        WHOM.store(whom, Ordering::Relaxed);
+        STEP.store(step.wrapping_add(1), Ordering::Relaxed);
+    }
+
+    pub(in super::super) fn note_child(pid: isize) {
+        CHILD.store(pid.max(0) as i32, Ordering::Relaxed);
+    }
+
+    /// Comes by a step.
+    pub fn reach(step: Step) {
+        if STEP.load(Ordering::Relaxed) != step as u32 + 1 {
+            return;
+        }
+        STEP.store(0, Ordering::Relaxed);
+        let is_parents = (step as u32) < Step::Born as u32;
+        let other =
+            if is_parents { Pid::from_raw(CHILD.load(Ordering::Relaxed)) } else { getppid() };
+        let whom = if WHOM.load(Ordering::Relaxed) == SELF { Some(getpid()) } else { other };
+        let Some(whom) = whom else { return };
+        let _ = kill_process(whom, Signal::KILL);
+        if WHOM.load(Ordering::Relaxed) != OTHER {
+            // Our own end comes at the return from the call at the latest.
+            let _ = rustix::thread::nanosleep(&A_WHILE);
+        }
+    }
+}

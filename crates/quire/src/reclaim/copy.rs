@@ -1,0 +1,161 @@
+//! Eviction without a move: bytes go to swap straight away, and the pages are dropped.
+//!
+//! For pages that the kernel does not move: those that may not be written, and those that another
+//! process has as well, since a fork. To make the latter our own first would be a copy that is made
+//! only to be moved, and memory for it while memory is short; so they are read where they are
+//! (docs/decisions/0024). Where the other process is gone a page is ours again for the asking, and moves.
+//!
+//! Pages are write-protected before they are read: a write of the program's then finds the page
+//! locked, waits, and is made where the page comes back to. What the other process writes it writes to
+//! a copy of its own.
+
+use core::sync::atomic::Ordering;
+
+use super::evict::{Batch, Evicted, Runs};
+use crate::control::Event;
+use crate::mmu::{Mmu, Protection, Sharer};
+use crate::page::{Flags, Snapshot, State};
+use crate::scratch::Scratch;
+use crate::space::AddressSpace;
+use crate::units::{BLOCK_PAGES, PAGE_SIZE, PageNum, PageRange};
+
+/// Pages that are stored before the first of them is dropped: for so many the reserve has memory.
+const CHUNK: usize = 16;
+
+/// Why a page does not move.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Sharing {
+    /// Another process has these pages as well.
+    Others(PageRange),
+    /// Nobody else has these pages (any more).
+    Own(PageRange),
+    /// There was no fork: the page is pinned.
+    Unknown,
+}
+
+impl<M: Mmu> AddressSpace<M> {
+    /// Who has the first page of `rest`, which the kernel does not move, and those behind it that are
+    /// alike; up to the batch's next hole.
+    pub(super) fn sharing(&self, rest: PageRange, batch: &Batch) -> Sharing {
+        if !self.has_forked.load(Ordering::Relaxed) {
+            return Sharing::Unknown;
+        }
+        let mut sharers = [Sharer::Missing; BLOCK_PAGES];
+        let sharers = &mut sharers[..rest.len()];
+        if !self.mmu.look_at_sharers(rest, sharers) {
+            return Sharing::Own(PageRange::new(rest.start, 1));
+        }
+        let first = sharers[0];
+        let is_alike =
+            |(page, sharer): (PageNum, &Sharer)| *sharer == first && batch.before(page).is_some();
+        let alike = rest.pages().zip(&*sharers).take_while(|&each| is_alike(each)).count();
+        let run = PageRange::new(rest.start, alike);
+        match first {
+            _ if run.is_empty() => Sharing::Unknown,
+            Sharer::Others => Sharing::Others(run),
+            Sharer::Nobody => Sharing::Own(run),
+            // The program dropped it by a bare system call.
+            Sharer::Missing => Sharing::Unknown,
+        }
+    }
+
+    /// Makes pages our own again that a fork once shared. Not where they are write-protected: the kernel
+    /// would send the fault to us, who hold them.
+    pub(super) fn make_own(&self, run: PageRange, batch: &Batch) -> bool {
+        let is_protected =
+            |page| batch.before(page).is_some_and(|before| before.has(Flags::WRITE_PROTECTED));
+        !run.pages().any(is_protected) && self.mmu.make_exclusive(run).refusal.is_none()
+    }
+
+    /// Copies the locked victims of `range` to swap, drops them, and unlocks all of it.
+    pub(super) fn evict_by_copy(
+        &self,
+        range: PageRange,
+        batch: &Batch,
+        scratch: &mut Scratch,
+    ) -> Evicted {
+        let mut evicted = Evicted::default();
+        let mut at = range.start;
+        while at < range.end {
+            let chunk = PageRange::new(at, CHUNK).intersect(range);
+            evicted.add(self.evict_chunk_by_copy(chunk, batch, scratch));
+            at = chunk.end;
+        }
+        evicted
+    }
+
+    fn evict_chunk_by_copy(
+        &self,
+        chunk: PageRange,
+        batch: &Batch,
+        scratch: &mut Scratch,
+    ) -> Evicted {
+        let mut evicted = Evicted::default();
+        // Holes have no protection to get.
+        let is_protected =
+            self.mmu.write_protect(chunk, Protection::WriteProtected).refusal.is_none();
+        let mut stored: [Option<Snapshot>; CHUNK] = [None; CHUNK];
+        let mut runs = Runs::default();
+        for (page, stored) in chunk.pages().zip(&mut stored) {
+            let Some(before) = batch.before(page) else {
+                self.unlock_page(page);
+                continue;
+            };
+            let after =
+                if is_protected { self.copy_out(page, before, scratch) } else { Err(before) };
+            match after {
+                Ok(after) => {
+                    *stored = Some(before.keep(Flags::WRITE_PROTECTED, after));
+                    runs.push(page);
+                }
+                Err(after) => {
+                    if !before.has(Flags::WRITE_PROTECTED) {
+                        let one = PageRange::new(page, 1);
+                        let _ = self.mmu.write_protect(one, Protection::Writable);
+                    }
+                    self.unlock_page_with(page, after);
+                    evicted.refused += 1;
+                }
+            }
+        }
+        evicted.freed = stored.iter().flatten().count();
+        if evicted.freed > 0 {
+            let calls = self.mmu.unmap_all(runs.as_slice());
+            self.budget.count(Event::UnmapCalls, calls);
+            self.budget.count(Event::UnmapPages, evicted.freed);
+            self.count_unmapped(chunk.start, evicted.freed);
+            self.budget.uncharge(evicted.freed);
+        }
+        for (page, stored) in chunk.pages().zip(stored) {
+            if let Some(after) = stored {
+                self.unlock_page_with(page, after);
+            }
+        }
+        evicted
+    }
+
+    /// Puts a locked, write-protected page's bytes into swap. The page's next word: in swap, or, as an
+    /// error, mapped as before.
+    fn copy_out(
+        &self,
+        page: PageNum,
+        before: Snapshot,
+        scratch: &mut Scratch,
+    ) -> Result<Snapshot, Snapshot> {
+        let mut bytes = [0u8; PAGE_SIZE];
+        if !self.mmu.read(page, &mut bytes) {
+            return Err(before);
+        }
+        let copy = if before.has(Flags::COPY) { before.payload() } else { 0 };
+        if copy == 0 {
+            self.release_kept(before);
+        }
+        self.store_page(page, &bytes, copy, scratch).map_err(|_| {
+            // The copy, if there was one, is gone: the page stays without.
+            before.keep(
+                Flags::WRITE_PROTECTED.or(Flags::ACCESSED).or(Flags::PINNED),
+                Snapshot::new(State::Mapped, 0),
+            )
+        })
+    }
+}
