@@ -148,10 +148,17 @@ fn what_a_killed_process_lost_is_mended_when_nobody_is_left() {
     charge(&control, slots[0], 10, 10);
     // Killed after the tree's account was charged and before its own.
     control.held_pages.fetch_add(64, Relaxed);
+    // Killed after it had taken a segment and before its map said so; and when it had let one go, but
+    // not counted that.
+    take_segment(&control, slots[0], 70);
+    control.segment_maps[slots[0] as usize][1].store(0, Relaxed);
+    control.segments_used.fetch_add(1, Relaxed);
     members.leave(&control, slots[0]);
     assert_eq!(control.held_pages.load(Relaxed), 64);
+    assert_eq!(refs(&control, 70), 1, "nobody can tell that from a segment that is being taken");
     // And one whose own account says more than the tree's: no account wraps around.
     control.members[slots[1] as usize].held_pages.store(1000, Relaxed);
     members.leave(&control, slots[1]);
     assert_eq!(control.held_pages.load(Relaxed), 0);
+    assert_eq!((refs(&control, 70), control.segments_used.load(Relaxed)), (0, 0));
 }
