@@ -50,7 +50,7 @@ fn a_fork_asks_again_where_its_process_has_grown_since_room_was_made() {
             space.end_fork_demand(&layout);
         }
         is_over.store(true, Ordering::Relaxed);
-        assert_eq!(given, FORKS, "of {} MiB", BUDGET_PAGES * PAGE_SIZE >> 20);
+        assert_eq!(given, FORKS, "of {} MiB", (BUDGET_PAGES * PAGE_SIZE) >> 20);
     });
     machine.space.check();
 }
