@@ -249,6 +249,9 @@ impl Members {
             held_pages,
         };
         control.tally.take_in(member, |_| control.free_slot(slot));
+        if self.count == 0 {
+            forget_segments(control);
+        }
         // What it held is free.
         control.wake_askers();
         Some(Left { death: (death.obituary != Obituary::None).then_some(death), sizes })
@@ -320,6 +323,21 @@ fn release_segments(control: &Control, slot: usize) {
             if control.segment_refs[segment].fetch_sub(1, Relaxed) == 1 {
                 control.segments_used.fetch_sub(1, Relaxed);
             }
+        }
+    }
+}
+
+/// Frees the segments that nobody's map has: whoever takes or leaves one changes a reference, a bit
+/// and a count, one after the other. For when no member is left.
+fn forget_segments(control: &Control) {
+    if control.segments_used.swap(0, Relaxed) == 0 {
+        // The references stay untouched, and the memfd sparse.
+        return;
+    }
+    let segments = control.segments_max.load(Relaxed) as usize;
+    for refs in &control.segment_refs[..segments] {
+        if refs.load(Relaxed) != 0 {
+            refs.store(0, Relaxed);
         }
     }
 }

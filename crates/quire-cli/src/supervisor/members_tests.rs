@@ -200,6 +200,23 @@ fn a_member_killed_while_it_took_or_gave_leaves_the_account_of_the_others() {
     assert_eq!((control.held(), control.wanted()), (0, 0));
 }
 
+/// A segment is taken and left by several words.
+#[test]
+fn segments_that_a_killed_member_lost_are_free_when_nobody_is_left() {
+    let control = control();
+    let mut members = Members::new(MEMBERS_MAX);
+    let slots = [1, 2].map(|pid| members.join(&control, &executed(), pid).unwrap());
+    // Killed after it had taken a segment and before its map said so; and when it had let one go, but
+    // not counted that.
+    take_segment(&control, slots[0], 70);
+    control.segment_maps[slots[0] as usize][1].store(0, Relaxed);
+    control.segments_used.fetch_add(1, Relaxed);
+    members.leave(&control, slots[0]);
+    assert_eq!(refs(&control, 70), 1, "nobody can tell that from a segment that is being taken");
+    members.leave(&control, slots[1]);
+    assert_eq!((refs(&control, 70), control.segments_used.load(Relaxed)), (0, 0));
+}
+
 #[test]
 fn most_that_was_wanted_is_remembered_of_members_that_left() {
     let control = control();

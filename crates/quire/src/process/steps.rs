@@ -86,21 +86,17 @@ pub use self::armed::{arm, reach};
 
 #[cfg(feature = "failpoints")]
 impl super::Process {
-    /// What the tree's account says beyond what its members' say: pages held, pages wanted, segments of
-    /// the swap file whose references are not the members', and segments in use. All 0 while nobody
-    /// charges anything.
+    /// What the account says beyond what is there: pages that this process holds, members that ask for
+    /// memory, segments of the swap file whose references are not the members', and segments in use. All
+    /// 0 while nobody charges anything.
     #[must_use]
     pub fn account_gaps(&self) -> [i64; 4] {
-        use core::sync::atomic::{AtomicU64, Ordering};
-
-        use crate::control::Member;
+        use core::sync::atomic::Ordering;
 
         // Relaxed, all: looked at until nothing changes any more.
-        let control = self.space.budget().control();
-        let sum = |of: fn(&Member) -> &AtomicU64| -> u64 {
-            control.present().map(|(_, member)| of(member).load(Ordering::Relaxed)).sum()
-        };
-        let gap = |all: &AtomicU64, sum: u64| all.load(Ordering::Relaxed).wrapping_sub(sum) as i64;
+        let space = &self.space;
+        let control = space.budget().control();
+        let account = control.seats[space.budget().slot() as usize].account.get();
         let mut wrong = 0;
         let mut used = 0;
         for segment in 0..control.segments_max.load(Ordering::Relaxed) as usize {
@@ -114,8 +110,8 @@ impl super::Process {
             used += i64::from(refs != 0);
         }
         [
-            gap(&control.held_pages, sum(|member| &member.held_pages)),
-            gap(&control.wanted_pages, sum(|member| &member.wanted_pages)),
+            i64::from(account.held) - space.pages_there() as i64,
+            control.askers().count() as i64,
             wrong,
             i64::from(control.segments_used.load(Ordering::Relaxed)) - used,
         ]

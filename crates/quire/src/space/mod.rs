@@ -120,6 +120,21 @@ pub struct AddressSpace<M: Mmu> {
 }
 
 impl<M: Mmu> AddressSpace<M> {
+    /// Pages that are there and are to be charged, counted one by one: mapped, frames, slabs, words.
+    #[cfg(feature = "failpoints")]
+    pub(crate) fn pages_there(&self) -> usize {
+        // Relaxed, all: true while nobody else is in the space.
+        let blocks = &self.blocks[..self.blocks_used_max.load(Ordering::Relaxed)];
+        let in_block = |block: &Block| {
+            block.mapped.load(Ordering::Relaxed) as usize
+                + usize::from(block.is_used.load(Ordering::Relaxed) != 0)
+        };
+        blocks.iter().map(in_block).sum::<usize>()
+            + self.frames.free()
+            + self.frames.limbo()
+            + self.swap.zpool.own_pages()
+    }
+
     /// An empty space over `pages` pages of arena and `frames` places of pool.
     ///
     /// # Errors
