@@ -220,15 +220,15 @@ impl Budget {
             account.leave_as_slack(beyond);
         }
         // Another thread may have been quicker to take what this member may hold.
-        let own = self.held();
-        if granted > most || self.passes_own_limit(own, purpose) {
+        let own = account.get();
+        if granted > most || self.passes_own_limit(own.held as usize, purpose) {
             let _ = account.take_back(intent, pages);
             return false;
         }
         raise(&self.control().held_pages_max, granted as u64);
         // What is a child's is not what this one held.
         if purpose != Purpose::Fork {
-            raise(&self.member().held_pages_max, own as u64);
+            raise(&self.member().held_pages_max, own.granted.into());
         }
         true
     }
@@ -249,7 +249,7 @@ impl Budget {
         self.account().put_in(pages);
         let control = self.control();
         raise(&control.held_pages_max, control.granted() as u64);
-        raise(&self.member().held_pages_max, self.held() as u64);
+        raise(&self.member().held_pages_max, self.account().get().granted.into());
     }
 
     /// Gives `pages` back.
