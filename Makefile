@@ -49,6 +49,7 @@ bench: setup-bench release
 	$(QUIRE) bench run
 	$(QUIRE) bench swap
 	$(QUIRE) bench fault
+	$(QUIRE) bench fork
 	$(QUIRE) bench fault-around
 	$(QUIRE) bench objects
 	$(QUIRE) bench waiters

@@ -160,7 +160,7 @@ def pipes(context):
 @case("bench-quick")
 def bench_quick(context):
     """Every bench runs to its end, and prints JSON with a figure for every row."""
-    for bench, rows in (("swap", "settings"), ("fault", "rows")):
+    for bench, rows in (("swap", "settings"), ("fault", "rows"), ("fork", "rows")):
         argv = [context.quire, "bench", bench, "--quick", "--rounds", "1", "--json"]
         result = context.bare(argv)
         if result.status != 0:

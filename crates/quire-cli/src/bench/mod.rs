@@ -22,6 +22,7 @@ mod contestant;
 mod data;
 pub mod figures;
 mod fit;
+mod fork;
 mod handlers;
 mod jobs;
 mod kernel_swap;
@@ -66,6 +67,8 @@ enum BenchCommand {
     Waiters(WaitersBench),
     /// How many threads should serve faults, where, and from how many descriptors
     Handlers(HandlersBench),
+    /// What it takes to start a program, by fork and by spawn
+    Fork(ForkBench),
     /// Faults without the space's lock, against faults that share it, and the kernel's
     Speculative(SpeculativeBench),
     /// Threads that look up records, as ebizzy's do
@@ -77,6 +80,9 @@ enum BenchCommand {
     /// Threads that touch pages, served in one of many ways
     #[command(hide = true)]
     Faults(handlers::FaultsArgs),
+    /// A program that starts others
+    #[command(hide = true)]
+    Forks(fork::ForksArgs),
     /// A program that is measured
     #[command(hide = true)]
     Work(work::WorkArgs),
@@ -266,6 +272,21 @@ struct HandlersBench {
 }
 
 #[derive(Args, Debug)]
+struct ForkBench {
+    #[command(flatten)]
+    common: Common,
+
+    /// What the parent holds
+    #[arg(long, value_name = "SIZE,SIZE", value_delimiter = ',', value_parser = Size::parse,
+          default_value = "1M,64M,200M")]
+    size: Vec<Size>,
+
+    /// Programs that are started each time, each way
+    #[arg(long, value_name = "N", default_value_t = 40)]
+    processes: usize,
+}
+
+#[derive(Args, Debug)]
 struct SpeculativeBench {
     #[command(flatten)]
     common: Common,
@@ -322,6 +343,8 @@ pub fn main(args: BenchArgs) -> Result<u8> {
         BenchCommand::Objects(options) => objects::main(&options),
         BenchCommand::Rmap(options) => rmap::main(&options),
         BenchCommand::Waiters(options) => waiters::main(&options),
+        BenchCommand::Fork(options) => fork::main(&options),
+        BenchCommand::Forks(forks) => fork::forks(&forks),
         BenchCommand::Handlers(options) => handlers::main(&options),
         BenchCommand::Faults(faults) => handlers::faults(&faults),
         BenchCommand::Speculative(options) => speculative::main(&options),

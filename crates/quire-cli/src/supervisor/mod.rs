@@ -17,6 +17,7 @@
 //! program, whatever user it became. Whoever else connects is hung up on.
 
 mod account;
+mod joining;
 mod looker;
 mod members;
 mod pool;
@@ -32,22 +33,19 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::Relaxed;
 
 use anyhow::{Context as _, Result};
-use quire::control::{
-    Child, Control, Event, Hello, MAGIC, NO_PARENT, RESERVATION, Refusal, SEGMENT_BYTES, VERSION,
-    WELCOME_POOL, WELCOME_REFUSED, WELCOME_SWAP_FILE, WELCOME_UFFD_DEVICE, Welcome,
-};
+use quire::control::{Control, Event, Hello, MAGIC, SEGMENT_BYTES, VERSION};
 use quire::units::PAGE_SIZE;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SocketFlags};
 
 use self::account::Samples;
 pub use self::account::{Account, ByMember};
+use self::joining::{Said, Turn, is_forks};
 pub use self::looker::{Looker, Moment};
 pub use self::members::Death;
 #[cfg(test)]
 pub use self::members::Sizes;
-use self::members::{Left, Members, Refused};
+use self::members::{Left, Members};
 use self::pool::Pool;
 pub use self::roll::{End, Entry};
 use self::roll::{Identity, Roll};
@@ -56,7 +54,7 @@ use self::unmanaged::{Tree, Unmanaged, Watch};
 use self::wire::is_closed;
 use crate::cli::{FolioOrder, Handlers};
 use crate::sys::control::ControlMap;
-use crate::sys::peer::{self, Peer};
+use crate::sys::peer::Peer;
 use crate::{procfs, report};
 pub use program::Program;
 
@@ -68,8 +66,6 @@ const SIGNALS: u64 = 1;
 const FIRST_CONNECTION: u64 = 2;
 /// How often the sizes are read whose maxima the members do not keep.
 const SAMPLE_MS: i64 = 500;
-/// Processes that were refused and whose reason is remembered.
-const REFUSED_MAX: usize = 1024;
 /// How often it is looked whether members have let go of memory that they share: then it is the
 /// supervisor who gives it back.
 const COMMON_MS: i64 = 20;
@@ -115,22 +111,6 @@ pub enum News<'a> {
     Full { most: usize },
     /// A process is no member, and will be none.
     Unmanaged(&'a Unmanaged),
-}
-
-/// What a connection had to say.
-enum Said {
-    Hello(Hello),
-    Nonsense,
-    Nothing,
-    Gone,
-}
-
-/// How often a process that asks to join has been looked at.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Turn {
-    /// Whoever has ended since may not have left yet, and have the place.
-    First,
-    Second,
 }
 
 /// The supervisor of one run.
@@ -335,177 +315,6 @@ impl Supervisor {
         Ok(tokens.contains(&SIGNALS))
     }
 
-    /// Takes all connections that wait; returns their tokens.
-    fn accept_all(&mut self) -> Vec<u64> {
-        let mut accepted = Vec::new();
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        while let Ok(socket) = rustix::net::accept_with(&self.listener, flags) {
-            let Some(peer) = peer::of(&socket) else { continue };
-            if !self.may_join(peer) {
-                continue;
-            }
-            let token = self.next_token;
-            if watch(&self.epoll, socket.as_fd(), token).is_ok() {
-                self.next_token += 1;
-                self.connections
-                    .insert(token, Connection { socket, peer, slot: None, identity: None });
-                accepted.push(token);
-            }
-        }
-        accepted
-    }
-
-    /// Whether the peer belongs to the tree, or has the power to do as it likes with it anyway.
-    fn may_join(&self, peer: Peer) -> bool {
-        let own = rustix::process::geteuid().as_raw();
-        if peer.uid == own || peer.uid == 0 {
-            return true;
-        }
-        // A descendant that became another user.
-        let mut pid = peer.pid;
-        while pid > 1 {
-            if pid == std::process::id() {
-                return true;
-            }
-            let Some(parent) = (self.parent_of)(pid) else { break };
-            pid = parent;
-        }
-        // A descendant whose ancestors are gone is init's child, but still in the cgroup.
-        self.cgroup_name.as_ref().is_some_and(|name| {
-            std::fs::read_to_string(format!("/proc/{}/cgroup", peer.pid))
-                .is_ok_and(|cgroups| cgroups.split(['/', '\n']).any(|part| part == name))
-        })
-    }
-
-    /// Reads what a connection says.
-    fn listen_to(&self, token: u64) -> Said {
-        let Some(connection) = self.connections.get(&token) else { return Said::Nothing };
-        let mut bytes = [0u8; size_of::<Hello>() + 1];
-        match rustix::net::recv(&connection.socket, &mut bytes, RecvFlags::DONTWAIT) {
-            Ok((0, _)) => Said::Gone,
-            Ok((count, _)) => match wire::decode(&bytes[..count]) {
-                _ if connection.slot.is_some() => Said::Nothing,
-                Some(hello) => Said::Hello(hello),
-                None => Said::Nonsense,
-            },
-            Err(Errno::AGAIN | Errno::INTR) => Said::Nothing,
-            Err(_) => Said::Gone,
-        }
-    }
-
-    /// Answers a process that asks to join; where there is no place, after all that has ended until
-    /// now has been handled.
-    fn welcome(&mut self, token: u64, hello: Hello, turn: Turn, on_news: &mut dyn FnMut(News<'_>)) {
-        let Some(connection) = self.connections.get(&token) else { return };
-        let peer = connection.peer;
-        let joined = if hello.version != VERSION {
-            Err(Refused { refusal: Refusal::Version, detail: VERSION.into() })
-        } else if !self.is_child_of_slot(peer, &hello) {
-            Err(Refused::plainly(Refusal::NoParent))
-        } else {
-            self.members.join(&self.control, &hello, peer.pid)
-        };
-        if joined.is_err_and(Refused::is_for_want_of_place) && turn == Turn::First {
-            self.late.push((token, hello));
-            return;
-        }
-        if let Ok(slot) = joined {
-            (self.on_join)(self.members.count());
-            if !matches!(hello.parent_slot, NO_PARENT | RESERVATION) {
-                self.pool.inherit(&self.control, hello.parent_slot, slot);
-                // From here on the parent goes on: it writes where it shares nothing.
-                self.control.members[hello.parent_slot as usize].fork.settle(hello.fork);
-            }
-        }
-        let Some(connection) = self.connections.get(&token) else { return };
-        self.answer(&connection.socket, &hello, joined);
-        match joined {
-            Ok(slot) => {
-                let is_member = hello.parent_slot != RESERVATION;
-                if let Some(connection) = self.connections.get_mut(&token) {
-                    connection.slot = Some(slot);
-                    // After the answer: nobody waits for what only the roll needs.
-                    let socket = connection.socket.as_fd();
-                    connection.identity = is_member.then(|| Identity::of_peer(peer.pid, socket));
-                }
-            }
-            Err(refused) => {
-                self.hang_up(token);
-                if refused.refusal == Refusal::Full {
-                    self.note_refused(peer.pid, on_news);
-                }
-            }
-        }
-    }
-
-    /// Sends a process its slot with the descriptors that it needs, or why it has none.
-    fn answer(&self, socket: &OwnedFd, hello: &Hello, joined: Result<u32, Refused>) {
-        let mut answer = Welcome { magic: MAGIC, flags: 0, slot: u32::MAX, refusal: 0, detail: 0 };
-        let mut descriptors: Vec<BorrowedFd<'_>> = Vec::new();
-        match joined {
-            Ok(slot) if hello.parent_slot == RESERVATION => answer.slot = slot,
-            Ok(slot) => {
-                answer.slot = slot;
-                descriptors.push(self.control.as_fd());
-                if hello.parent_slot == NO_PARENT {
-                    answer.flags |= WELCOME_POOL;
-                    descriptors.push(self.pool.as_fd());
-                }
-                if let Some(device) = &self.uffd_device {
-                    answer.flags |= WELCOME_UFFD_DEVICE;
-                    descriptors.push(device.as_fd());
-                }
-                if let Some(swap) = &self.swap {
-                    answer.flags |= WELCOME_SWAP_FILE;
-                    descriptors.push(swap.as_fd());
-                }
-            }
-            Err(Refused { refusal, detail }) => {
-                answer.flags = WELCOME_REFUSED;
-                answer.refusal = refusal as u32;
-                answer.detail = detail;
-            }
-        }
-        // A peer that died since is told nothing; its end is the connection's next event.
-        let _ = wire::send(socket, &answer, &descriptors);
-    }
-
-    fn note_refused(&mut self, pid: u32, on_news: &mut dyn FnMut(News<'_>)) {
-        if self.refused_full == 0 {
-            on_news(News::Full { most: self.members.most() });
-        }
-        self.refused_full += 1;
-        if self.refused.len() == REFUSED_MAX {
-            self.refused.pop_front();
-        }
-        self.refused.push_back(pid);
-    }
-
-    /// Whether the peer may inherit from the member in `slot`: slots are used again, and a child
-    /// that was slow to connect must not inherit from a stranger.
-    fn is_child_of_slot(&self, peer: Peer, hello: &Hello) -> bool {
-        if !is_forks(hello) {
-            return true;
-        }
-        let slot = hello.parent_slot;
-        let Some(member) = self.members.pid_of(&self.control, slot) else { return false };
-        // A parent that died in its fork has left its slot only when its connection's end has been
-        // handled, and that comes after this.
-        let is_dead = || procfs::stat(member).is_none_or(|stat| stat.is_dead);
-        let parent = (self.parent_of)(peer.pid);
-        parent == Some(member) || is_dead() || self.is_made_by(parent, slot, member)
-    }
-
-    /// Whether a process of this `parent` may be one that the member made for another: for its own
-    /// parent (CLONE_PARENT), or by a child in its memory (vfork). The member is in a fork then, of
-    /// which it has not heard.
-    fn is_made_by(&self, parent: Option<u32>, slot: u32, member: u32) -> bool {
-        let Some(parent) = parent else { return false };
-        let is_related =
-            || (self.parent_of)(member) == Some(parent) || (self.parent_of)(parent) == Some(member);
-        self.control.members[slot as usize].fork.child() == Child::UnderWay && is_related()
-    }
-
     /// Takes a slot back: the pool first, whose slabs its account still has.
     fn leave(&mut self, slot: u32) -> Option<Left> {
         self.pool.leave(&self.control, slot);
@@ -610,11 +419,6 @@ impl Supervisor {
             unmanaged: self.watch.all().cloned().collect(),
         }
     }
-}
-
-/// Whether a hello is a fork's child's.
-fn is_forks(hello: &Hello) -> bool {
-    !matches!(hello.parent_slot, NO_PARENT | RESERVATION)
 }
 
 fn watch(epoll: &OwnedFd, source: BorrowedFd<'_>, token: u64) -> rustix::io::Result<()> {

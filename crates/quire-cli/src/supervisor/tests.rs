@@ -4,7 +4,11 @@ use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
 
 use quire::control::slabs::{SlabTable, slots_for};
-use quire::control::{CONTROL_BYTES, MEMBERS_MAX, Obituary};
+use quire::control::{
+    CONTROL_BYTES, MEMBERS_MAX, NO_PARENT, Obituary, RESERVATION, Refusal, WELCOME_POOL,
+    WELCOME_REFUSED, WELCOME_SWAP_FILE, Welcome,
+};
+use rustix::net::RecvFlags;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, SendFlags};
 
 use super::*;
