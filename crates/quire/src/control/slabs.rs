@@ -12,7 +12,7 @@
 //! | [`SlabUse::Own`] | the member that it names | that member's account |
 //! | [`SlabUse::Common`] | the members whose bit is set in their map | `Control::common_pages` |
 //!
-//! ```
+//! ```text
 //! Free   -- a member takes it: one compare-and-swap ----------->  Own
 //! Own    -- its member gives its memory back, then the slab --->  Free
 //! Own    -- a fork's child joins: the supervisor sets the bits
