@@ -200,7 +200,7 @@ fn slots_of(word: usize, bits: u64) -> impl Iterator<Item = u32> {
     (0..64).filter(move |bit| bits >> bit & 1 != 0).map(move |bit| (word * 64 + bit) as u32)
 }
 
-/// An account that a killed process left a little wrong must not wrap around.
+/// A member writes how many pages its pool has now and then only: it may say less than what moves.
 fn subtract(account: &AtomicU64, pages: usize) {
     let _ = account.fetch_update(Relaxed, Relaxed, |now| Some(now.saturating_sub(pages as u64)));
 }

@@ -73,7 +73,7 @@ static void by_popen(void) {
 }
 
 static void by_spawn(void) {
-  char* path = strdup("/tmp/quire-fork-ways-XXXXXX");
+  char* path = strdup(P_tmpdir "/quire-fork-ways-XXXXXX");
   int file = mkstemp(path);
   CHECK(file >= 0);
   posix_spawn_file_actions_t* actions = malloc(sizeof *actions);

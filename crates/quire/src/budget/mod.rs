@@ -146,7 +146,8 @@ impl Budget {
 
     /// Whether this member has to find what it needs at home, for it holds about as much as one may.
     pub fn is_at_own_limit(&self) -> bool {
-        self.own_limit().is_some() && self.uncharged() < self.uncharged_by_tree()
+        let own_left = || self.limit().saturating_sub(self.held());
+        self.own_limit().is_some() && own_left() < self.uncharged_by_tree()
     }
 
     /// Pages that a fault of this member may charge, the reserve included.
