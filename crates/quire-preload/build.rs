@@ -26,10 +26,29 @@ fn main() {
         .warnings(false)
         .compile("quire_heap");
 
+    link_unwinder();
     // Lazy binding would resolve a symbol at its first call: in a handler thread, or in a child
     // between fork and exec while another thread holds the loader's lock.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,now");
     // Handler threads run this code until the process ends: dlclose must not take it away.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
     println!("cargo:rerun-if-changed=src/heap/heap.c");
+}
+
+/// Links the compiler's unwinder, which `std` wants for its messages, from its archive: as a library
+/// of its own it would be loaded, and would ask the processor what it can do (which takes long in a
+/// virtual machine), at the start of every program. Where there is no archive it is the library.
+fn link_unwinder() {
+    const NAME: &str = "libgcc_eh.a";
+    let compiler = cc::Build::new().get_compiler();
+    let asked = compiler.to_command().arg(format!("-print-file-name={NAME}")).output();
+    let Ok(answer) = asked.map(|output| String::from_utf8_lossy(&output.stdout).into_owned())
+    else {
+        return;
+    };
+    // The bare name where it does not know the file.
+    if let Some(folder) = Path::new(answer.trim()).parent().filter(|folder| folder.is_dir()) {
+        println!("cargo:rustc-link-search=native={}", folder.display());
+        println!("cargo:rustc-link-lib=static:-bundle=gcc_eh");
+    }
 }

@@ -1,6 +1,7 @@
 //! What /proc tells about processes.
 
 use std::collections::BTreeMap;
+use std::io::Read as _;
 
 /// The fields of /proc/PID/stat that are needed here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -28,7 +29,7 @@ pub fn all() -> BTreeMap<u32, Stat> {
 /// What process `pid` has in memory, and the most that it ever had since it executed its program, in
 /// bytes.
 pub fn resident_bytes(pid: u32) -> Option<[u64; 2]> {
-    parse_resident(&std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?)
+    parse_resident(&read(pid, "status")?)
 }
 
 fn parse_resident(status: &str) -> Option<[u64; 2]> {
@@ -46,21 +47,27 @@ pub fn command_line(pid: u32) -> Option<String> {
     Some(words.trim_end_matches('\0').replace('\0', " ")).filter(|words| !words.is_empty())
 }
 
+/// A file of `/proc/PID` that fits into a page, by one call: a fork and its child wait for it.
+fn read(pid: u32, file: &str) -> Option<String> {
+    let mut bytes = [0; 4096];
+    let count = std::fs::File::open(format!("/proc/{pid}/{file}")).ok()?.read(&mut bytes).ok()?;
+    Some(String::from_utf8_lossy(&bytes[..count]).into_owned())
+}
+
 /// Process `pid`, if there is one.
 pub fn stat(pid: u32) -> Option<Stat> {
-    parse_stat(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+    parse_stat(&read(pid, "stat")?)
 }
 
 /// The name of process `pid`, if there is one.
 pub fn name(pid: u32) -> Option<String> {
-    let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
-    Some(name.trim_end().to_owned())
+    Some(read(pid, "comm")?.trim_end().to_owned())
 }
 
 /// The user who started process `pid`, if there is one: its real user id, which it cannot choose, and
 /// which no dumpable flag hides.
 pub fn user(pid: u32) -> Option<u32> {
-    parse_user(&std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?)
+    parse_user(&read(pid, "status")?)
 }
 
 fn parse_user(status: &str) -> Option<u32> {

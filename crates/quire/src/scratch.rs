@@ -4,7 +4,7 @@ use core::mem::MaybeUninit;
 
 use crate::swap::compress::{Compressor, PageBytes};
 use crate::sys::Errno;
-use crate::sys::memory::{self, Access};
+use crate::sys::{memory, yard};
 
 /// Pages of staging: what one copy carries at most.
 pub const STAGING_PAGES: usize = 64;
@@ -13,8 +13,8 @@ pub const READING_PAGES: usize = 256;
 
 /// Buffers and a compressor in a mapping of their own.
 pub struct Scratch {
-    /// The thread's compressor.
-    pub compressor: &'static mut Compressor,
+    compressor: &'static mut MaybeUninit<Compressor>,
+    has_compressor: bool,
     /// Pages on their way into the program.
     pub staging: &'static mut [PageBytes; STAGING_PAGES],
     /// What was read from the swap file; only readers touch it.
@@ -48,15 +48,27 @@ impl Scratch {
     /// `NOMEM`.
     pub fn new() -> Result<Scratch, Errno> {
         let bytes = size_of::<Memory>().next_multiple_of(4096);
-        let place = memory::reserve(bytes, Access::ReadWrite)?;
-        // SAFETY: a fresh zeroed mapping, aligned to 2 MiB, of at least the size, never unmapped,
-        // and known to nobody else; zero is valid for byte arrays and MaybeUninit.
+        let place = yard::take(bytes)?;
+        // SAFETY: fresh zeroed memory, aligned to a page as `Memory` wants it, of at least the size,
+        // given back by `drop`, and known to nobody else; zero is valid for byte arrays and MaybeUninit.
         let memory = unsafe { &mut *place.as_ptr().cast::<Memory>() };
         Ok(Scratch {
-            compressor: Compressor::init(&mut memory.compressor),
+            compressor: &mut memory.compressor,
+            has_compressor: false,
             staging: &mut memory.staging,
             reading: &mut memory.reading,
             page: &mut memory.page,
         })
+    }
+
+    /// The thread's compressor. Made when it is first asked for: most
+    /// threads of most processes pack nothing.
+    pub fn compressor(&mut self) -> &mut Compressor {
+        if !self.has_compressor {
+            Compressor::init(self.compressor);
+            self.has_compressor = true;
+        }
+        // SAFETY: initialised above, now or before.
+        unsafe { self.compressor.assume_init_mut() }
     }
 }

@@ -213,6 +213,42 @@ macro_rules! conformance {
     };
 }
 
+/// Write protection is asked for when the first page is to have it, over the whole arena: never over
+/// what the program has mapped there meanwhile, whose faults nobody would answer.
+#[test]
+fn what_is_foreign_has_its_faults_served_by_the_kernel_whoever_comes_first() {
+    use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+    let round = |rig: Arc<Real>| {
+        let (ours, foreign) = (PageRange::new(PageNum(0), 2), PageRange::new(PageNum(8), 4));
+        assert!(!rig.mmu.is_protectable());
+        assert_eq!(rig.mmu.protect(ours, Prot::READ_WRITE), Done::all(2));
+        let start = std::sync::Barrier::new(2);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                start.wait();
+                let bytes = [7; 2 * PAGE_SIZE];
+                // SAFETY: as many bytes as pages are filled.
+                let copied =
+                    unsafe { rig.mmu.copy_in(ours, bytes.as_ptr(), Protection::WriteProtected) };
+                assert_eq!(copied, Done::all(2));
+            });
+            start.wait();
+            rig.mmu.expect_foreign().unwrap();
+            let rights = ProtFlags::READ | ProtFlags::WRITE;
+            let flags = MapFlags::PRIVATE | MapFlags::FIXED;
+            let at = rig.mmu.address(foreign.start) as *mut _;
+            // SAFETY: pages of the arena that nobody uses.
+            unsafe { mmap_anonymous(at, foreign.len() * PAGE_SIZE, rights, flags) }.unwrap();
+        });
+        assert!(rig.is_protected(PageNum(0)) && rig.mmu.is_protectable());
+        // Missing pages: had they been registered, this would wait for ever.
+        foreign.pages().for_each(|page| rig.store(page, 0, 1));
+        rig.mmu.reserve_again(foreign);
+        assert!(!rig.is_present(foreign.start));
+    };
+    (0..50).for_each(|_| on_both(|_| (), round));
+}
+
 conformance!(
     a_copy_maps_its_bytes_and_stops_at_what_is_mapped,
     a_copy_needs_no_right_to_write,

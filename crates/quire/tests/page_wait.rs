@@ -64,7 +64,7 @@ fn many_threads_on_few_words_each_have_their_turn_and_none_twice_at_once() {
     const THREADS: u64 = 8;
     const ROUNDS: u64 = 4000;
     for always_looks in [false, true] {
-        let table = WaitTable::new();
+        let table = WaitTable::new().unwrap();
         table.set_always_looks(always_looks);
         let pages = [(); 3].map(|()| Guarded::new());
         std::thread::scope(|scope| {
@@ -101,7 +101,7 @@ fn many_threads_on_few_words_each_have_their_turn_and_none_twice_at_once() {
 
 #[test]
 fn an_unlock_without_waiters_calls_nobody_and_says_so() {
-    let (table, word) = (WaitTable::new(), word());
+    let (table, word) = (WaitTable::new().unwrap(), word());
     for _ in 0..100 {
         table.lock(&word, &Futexes);
         unlock(&table, &word);
@@ -121,7 +121,7 @@ fn an_unlock_without_waiters_calls_nobody_and_says_so() {
 fn a_storm_of_cancelled_waits_leaves_nobody_stuck_and_no_sign() {
     const THREADS: usize = 6;
     const ROUNDS: usize = 1500;
-    let (table, page) = (WaitTable::new(), Guarded::new());
+    let (table, page) = (WaitTable::new().unwrap(), Guarded::new());
     let tokens: Vec<CancelToken> = (0..64).map(|_| CancelToken::new()).collect();
     let (owned, interrupted) = (AtomicU64::new(0), AtomicU64::new(0));
     std::thread::scope(|scope| {
@@ -172,7 +172,7 @@ fn a_storm_of_cancelled_waits_leaves_nobody_stuck_and_no_sign() {
 
 #[test]
 fn a_token_ends_every_wait_that_was_given_it_and_a_deadline_its_own() {
-    let (table, word) = (WaitTable::new(), word());
+    let (table, word) = (WaitTable::new().unwrap(), word());
     let token = CancelToken::new();
     table.lock_killable(&word, Kill::by(&token), &Futexes).unwrap();
     std::thread::scope(|scope| {
@@ -224,7 +224,7 @@ impl Parking<AtomicU64> for Greedy<'_> {
 
 #[test]
 fn a_waiter_is_robbed_of_the_lock_a_few_times_and_then_has_it_handed_over() {
-    let (table, word) = (WaitTable::new(), word());
+    let (table, word) = (WaitTable::new().unwrap(), word());
     let greedy = Greedy {
         table: &table,
         word: &word,
@@ -242,7 +242,7 @@ fn a_waiter_is_robbed_of_the_lock_a_few_times_and_then_has_it_handed_over() {
 
 #[test]
 fn who_is_cancelled_with_a_promise_takes_it_along() {
-    let (table, word, token) = (WaitTable::new(), word(), CancelToken::new());
+    let (table, word, token) = (WaitTable::new().unwrap(), word(), CancelToken::new());
     /// As [`Greedy`], and cancels the wait once it is promised the lock.
     struct Cancels<'a>(Greedy<'a>, &'a CancelToken);
     impl Parking<AtomicU64> for Cancels<'_> {
@@ -268,7 +268,7 @@ fn who_is_cancelled_with_a_promise_takes_it_along() {
 #[test]
 fn a_greedy_thread_cannot_starve_another() {
     const LOCKS: u64 = 300;
-    let (table, page) = (WaitTable::new(), Guarded::new());
+    let (table, page) = (WaitTable::new().unwrap(), Guarded::new());
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         for _ in 0..2 {
@@ -298,7 +298,7 @@ fn a_greedy_thread_cannot_starve_another() {
 
 #[test]
 fn a_wait_for_writeback_looks_again_after_it_was_woken() {
-    let (table, word) = (WaitTable::new(), word());
+    let (table, word) = (WaitTable::new().unwrap(), word());
     /// Ends writeback, which wakes, and begins it again before the sleeper looks; then ends it.
     struct Writer<'a>(&'a WaitTable, &'a PageWord, AtomicU32);
     impl Parking<AtomicU64> for Writer<'_> {
@@ -334,7 +334,7 @@ fn note_call(argument: u64) {
 #[test]
 fn hundreds_wait_for_one_page_and_each_is_called_once() {
     const WAITERS: u64 = 500;
-    let (table, word) = (WaitTable::new(), word());
+    let (table, word) = (WaitTable::new().unwrap(), word());
     word.try_lock().unwrap();
     let records: Vec<Waiter> = (0..WAITERS).map(|_| Waiter::new()).collect();
     for (at, record) in records.iter().enumerate() {
@@ -363,7 +363,8 @@ fn hundreds_wait_for_one_page_and_each_is_called_once() {
 #[test]
 fn a_freed_word_carries_no_sign_of_who_waited() {
     // One queue for all words, long enough that a cancelled waiter does not look through it.
-    let table: WaitTable<AtomicU64, Queue, 1> = WaitTable::with_queues([Queue::new()], STEALS_MAX);
+    let table: WaitTable<AtomicU64, Queue, [Queue; 1]> =
+        WaitTable::with_queues([Queue::new()], STEALS_MAX);
     let (crowded, freed) = (word(), word());
     crowded.try_lock().unwrap();
     let records: Vec<Waiter> = (0..200).map(|_| Waiter::new()).collect();

@@ -128,7 +128,7 @@ fn measure(
 }
 
 fn table(always_looks: bool) -> WaitTable {
-    let table = WaitTable::new();
+    let table = WaitTable::new().expect("a few pages for a table");
     table.set_always_looks(always_looks);
     table
 }

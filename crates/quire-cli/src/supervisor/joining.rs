@@ -6,6 +6,7 @@ use quire::control::{
     Child, Hello, MAGIC, NO_PARENT, RESERVATION, Refusal, VERSION, WELCOME_POOL, WELCOME_REFUSED,
     WELCOME_SWAP_FILE, WELCOME_UFFD_DEVICE, Welcome,
 };
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SocketFlags};
 
@@ -39,7 +40,10 @@ impl Supervisor {
     pub(super) fn accept_all(&mut self) -> Vec<u64> {
         let mut accepted = Vec::new();
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        while let Ok(socket) = rustix::net::accept_with(&self.listener, flags) {
+        // To ask first costs less than a call that finds nobody: it would make a socket for him.
+        while self.is_called()
+            && let Ok(socket) = rustix::net::accept_with(&self.listener, flags)
+        {
             let Some(peer) = peer::of(&socket) else { continue };
             if !self.may_join(peer) {
                 continue;
@@ -53,6 +57,14 @@ impl Supervisor {
             }
         }
         accepted
+    }
+
+    /// Whether somebody waits to be accepted.
+    fn is_called(&self) -> bool {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut listener = [PollFd::new(&self.listener, PollFlags::IN)];
+        // What cannot be said is found out by the call itself.
+        poll(&mut listener, Some(&now)).map_or(true, |ready| ready > 0)
     }
 
     /// Whether the peer belongs to the tree, or has the power to do as it likes with it anyway.

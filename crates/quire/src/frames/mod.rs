@@ -31,7 +31,7 @@ const NIL: u32 = u32::MAX;
 /// What a window is doing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 enum Phase {
-    /// All holes, on the stack of empty windows.
+    /// All holes: on the stack of empty windows, or untouched.
     #[default]
     Empty,
     /// Being filled with evicted pages.
@@ -65,10 +65,12 @@ struct Window {
 struct Slot(core::cell::UnsafeCell<Window>);
 // SAFETY: only reached through `Lists`, which holds the pool's mutex.
 unsafe impl Sync for Slot {}
-// SAFETY: an empty window that is on no list is all zeros but for `next`, which `new` sets.
+// SAFETY: zero is a valid value of every field.
 unsafe impl crate::sys::memory::Zeroed for Slot {}
 
 struct Heads {
+    /// Windows from here on are holes, whatever their entries say: none was used yet.
+    untouched: u32,
     empty: u32,
     open: u32,
     limbo_first: u32,
@@ -80,6 +82,7 @@ struct Heads {
 
 impl Heads {
     const NEW: Heads = Heads {
+        untouched: 0,
         empty: NIL,
         open: NIL,
         limbo_first: NIL,
@@ -128,7 +131,7 @@ impl Lists<'_> {
     /// settled in every one. Where holes are taken their places are not known, so only windows in
     /// which none is are looked at.
     fn holes_in_between(&mut self, len: usize) -> Option<FrameId> {
-        for index in 0..self.windows.len() as u32 {
+        for index in 0..self.heads.untouched {
             let window = self.window(index);
             if !matches!(window.phase, Phase::Queued | Phase::Spent) || window.taken_count > 0 {
                 continue;
@@ -157,6 +160,22 @@ impl Lists<'_> {
         }
     }
 
+    /// Takes a window of holes: one that was used before, as long as there is one.
+    fn take_empty(&mut self) -> Option<u32> {
+        let index = self.heads.empty;
+        if index != NIL {
+            self.heads.empty = self.window(index).next;
+            return Some(index);
+        }
+        let index = self.heads.untouched;
+        if index as usize == self.windows.len() {
+            return None;
+        }
+        self.heads.untouched += 1;
+        *self.window(index) = Window::default();
+        Some(index)
+    }
+
     /// Puts a window back on the stack once nothing is in it and nobody fills it.
     fn retire_if_empty(&mut self, index: u32) {
         let empty = self.heads.empty;
@@ -182,28 +201,20 @@ impl FramePool {
     /// # Errors
     /// `NOMEM`.
     pub fn new(frames: usize) -> Result<FramePool, Errno> {
-        let pool = FramePool {
+        Ok(FramePool {
             windows: Table::new(frames / BLOCK_PAGES)?,
             heads: Mutex::new(Heads::NEW),
             owners: Table::new(frames)?,
             copies: Table::new(frames)?,
             free: AtomicUsize::new(0),
             limbo: AtomicUsize::new(0),
-        };
-        pool.reset();
-        Ok(pool)
+        })
     }
 
     /// Forgets all frames: every place is a hole. For a fork's child, which inherits the books
     /// but not the pool.
     pub fn reset(&self) {
-        let mut lists = self.lists();
-        *lists.heads = Heads::NEW;
-        for index in (0..self.windows.len() as u32).rev() {
-            let next = lists.heads.empty;
-            *lists.window(index) = Window { next, ..Window::default() };
-            lists.heads.empty = index;
-        }
+        *self.lists().heads = Heads::NEW;
         self.free.store(0, Ordering::Relaxed);
         self.limbo.store(0, Ordering::Relaxed);
     }
@@ -288,11 +299,9 @@ impl FramePool {
             Self::queue_open(&mut lists);
         }
         if lists.heads.open == NIL {
-            let index = lists.heads.empty;
-            if index == NIL {
+            let Some(index) = lists.take_empty() else {
                 return lists.holes_in_between(len);
-            }
-            lists.heads.empty = lists.window(index).next;
+            };
             let window = lists.window(index);
             window.phase = Phase::Open;
             window.cursor = 0;
@@ -319,7 +328,7 @@ impl FramePool {
     pub fn check(&self) {
         let mut lists = self.lists();
         let (mut free, mut limbo) = (0, 0);
-        for index in 0..lists.windows.len() as u32 {
+        for index in 0..lists.heads.untouched {
             let window = lists.window(index);
             for word in 0..WORDS {
                 assert_eq!(window.free[word] & window.limbo[word], 0);

@@ -16,6 +16,7 @@ use core::sync::atomic::AtomicU64;
 
 use crate::page::{Futexes, Kill};
 use crate::space::ThreadId;
+use crate::sys::Errno;
 use crate::units::{PAGE_SHIFT, PAGE_SIZE, PageNum, PageRange};
 
 /// A place for one page in the frame pool.
@@ -188,6 +189,14 @@ pub trait Mmu: Sync {
 
     /// Answers the faults that wait for `pages`: they are tried again.
     fn wake(&self, pages: PageRange);
+
+    /// Before something that is not ours is mapped into the arena; on an engine thread.
+    ///
+    /// # Errors
+    /// The kernel's: it must not be mapped then.
+    fn expect_foreign(&self) -> Result<(), Errno> {
+        Ok(())
+    }
 
     /// Whether the calling thread can call [`Self::wake`] and the operations that map and move: a
     /// program's thread does not have the descriptors for it.

@@ -1,5 +1,6 @@
 //! The real MMU: userfaultfd over the arena and the frame pool.
 
+mod modes;
 mod object;
 mod shows;
 mod spares;
@@ -14,12 +15,13 @@ use linux_raw_sys::general::{
 use rustix::fd::IntoRawFd;
 use rustix::mm::{MapFlags, ProtFlags};
 
+use self::modes::Modes;
 use self::shows::Shows;
 use self::spares::Spares;
 use super::{Done, FrameId, FrameRun, Holes, Mmu, Prot, Protection, Refusal, Sharer};
 use crate::sys::futex::{self, Reach};
 use crate::sys::thread::{is_engine_thread, process_id};
-use crate::sys::uffd::{MODE_MISSING, MODE_WP, Partial, Uffd, feature};
+use crate::sys::uffd::{MODE_MISSING, Partial, Uffd, feature};
 use crate::sys::{Errno, call, memory};
 use crate::units::{BLOCK_PAGES, PAGE_SHIFT, PAGE_SIZE, PageNum, PageRange};
 
@@ -33,6 +35,7 @@ pub struct Userfaultfd {
     pool_frames: usize,
     /// Faults of the arena arrive here.
     pub faults: Uffd,
+    modes: Modes,
     pool_faults: Uffd,
     /// /proc/self/mem, for pages that may not be read.
     mem: AtomicI32,
@@ -79,6 +82,7 @@ impl Userfaultfd {
             pool,
             pool_frames,
             faults: Uffd::closed(),
+            modes: Modes::new(),
             pool_faults: Uffd::closed(),
             mem: AtomicI32::new(-1),
             pagemap: AtomicI32::new(-1),
@@ -147,6 +151,8 @@ impl Userfaultfd {
             .or_else(|_| self.pool_faults.open_user_mode_only(pool_features))?;
         self.mem.store(mem.unwrap_or(-1), Ordering::Relaxed);
         self.is_shared.store(true, Ordering::Relaxed);
+        // Objects come and go in it.
+        self.modes.set_protectable(true);
         self.is_inline.store(is_inline, Ordering::Relaxed);
         let pool = self.pool.as_ptr() as usize;
         self.pool_faults.register(pool, self.pool_bytes(), MODE_MISSING)?;
@@ -186,15 +192,6 @@ impl Userfaultfd {
                 futex::wake(answers, u32::MAX, Reach::Process);
             }
         }
-    }
-
-    /// Asks for the faults of a stretch of the arena.
-    ///
-    /// # Errors
-    /// The kernel's.
-    pub fn register(&self, pages: PageRange) -> Result<(), Errno> {
-        let len = pages.len() << PAGE_SHIFT;
-        self.faults.register(self.address(pages.start), len, MODE_MISSING | MODE_WP)
     }
 
     /// Before a fork, on the thread whose descriptors are the engine's: opens what says whether
@@ -407,6 +404,9 @@ impl Mmu for Userfaultfd {
 
     unsafe fn copy_in(&self, pages: PageRange, source: *const u8, protection: Protection) -> Done {
         let protect = protection == Protection::WriteProtected;
+        if protect && let Err(error) = self.make_protectable() {
+            return Done { pages: 0, refusal: Some(refusal(error)) };
+        }
         let dst = self.address(pages.start);
         let len = pages.len() << PAGE_SHIFT;
         let done = done(settled(|| self.faults.copy(dst, source as usize, len, protect)));
@@ -467,7 +467,9 @@ impl Mmu for Userfaultfd {
     fn write_protect(&self, pages: PageRange, protection: Protection) -> Done {
         let (start, len) = (self.address(pages.start), pages.len() << PAGE_SHIFT);
         let protect = protection == Protection::WriteProtected;
-        finished(pages.len(), settled_whole(|| self.faults.write_protect(start, len, protect)))
+        let result = if protect { self.make_protectable() } else { Ok(()) };
+        let act = || settled_whole(|| self.faults.write_protect(start, len, protect));
+        finished(pages.len(), result.and_then(|()| act()))
     }
 
     fn poison(&self, page: PageNum) -> Done {
@@ -477,6 +479,10 @@ impl Mmu for Userfaultfd {
     fn wake(&self, pages: PageRange) {
         self.answer_inline(pages);
         self.faults.wake(self.address(pages.start), pages.len() << PAGE_SHIFT);
+    }
+
+    fn expect_foreign(&self) -> Result<(), Errno> {
+        self.make_protectable()
     }
 
     fn is_reachable(&self) -> bool {
@@ -519,7 +525,7 @@ impl Mmu for Userfaultfd {
             rustix::mm::mmap_anonymous(start as *mut _, len, ProtFlags::empty(), flags)
                 .and_then(|_| memory::advise(start, len, MADV_NOHUGEPAGE))
                 .and_then(|()| memory::advise(start, len, MADV_DONTFORK))
-                .and_then(|()| self.faults.register(start, len, MODE_MISSING | MODE_WP))
+                .and_then(|()| self.faults.register(start, len, self.modes.bits()))
         };
         let _ = self.spares.with(again);
     }

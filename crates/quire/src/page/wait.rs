@@ -55,6 +55,8 @@ use self::queue::{Batch, CLAIMED, HANDED, IDLE, LOOKS_MAX, WAITING, WOKEN, Which
 pub use self::queue::{Callback, List, Queue, QueueLock, Waiter};
 use super::word::{PageWord, Word};
 use super::{Condition, Interrupted, Kill, Parking, Snapshot};
+use crate::sys::Errno;
+use crate::sys::memory::Table;
 
 /// Queues of the engine's table.
 const QUEUES: usize = 256;
@@ -75,40 +77,39 @@ pub enum Parked {
 ///
 /// A word must stay a page's word for as long as anybody uses the table with it: who unlocks looks
 /// at it once more after another may have locked it.
-pub struct WaitTable<A = AtomicU64, L = Queue, const N: usize = QUEUES> {
-    queues: [L; N],
+pub struct WaitTable<A = AtomicU64, L = Queue, Q = Table<L>> {
+    queues: Q,
     /// Every unlock looks into its queue, for comparison.
     always_looks: AtomicBool,
     /// See [`STEALS_MAX`].
     steals_max: u32,
     avoided: Avoided,
-    atomics: PhantomData<fn(A)>,
+    generics: PhantomData<fn(A, L)>,
 }
 
 impl WaitTable {
     /// A table in which nobody waits.
-    #[must_use]
-    pub const fn new() -> WaitTable {
-        let queues = [const { Queue::new() }; QUEUES];
-        WaitTable::with_queues(queues, STEALS_MAX)
+    ///
+    /// # Errors
+    /// `NOMEM`.
+    pub fn new() -> Result<WaitTable, Errno> {
+        Ok(WaitTable::with_queues(Table::new(QUEUES)?, STEALS_MAX))
     }
 
     /// In a fork's child, before any other thread runs there: nobody waits. Words may keep their
     /// `WAITERS`, which the next unlock clears.
     pub fn after_fork_in_child(&self) {
-        for queue in &self.queues {
+        for queue in self.queues.iter() {
             if queue.0.is_locked() {
                 // SAFETY: the thread that held it does not exist in this process.
                 unsafe { queue.0.force_unlock() };
             }
-            queue.0.lock().forget();
+            let mut list = queue.0.lock();
+            // Most were never used: they are not written, which would take a page of the child's own.
+            if !list.is_empty() {
+                list.forget();
+            }
         }
-    }
-}
-
-impl Default for WaitTable {
-    fn default() -> WaitTable {
-        WaitTable::new()
     }
 }
 
@@ -155,17 +156,17 @@ impl<A: Word, L: QueueLock<List<A>>> Drop for Queued<'_, A, L> {
     }
 }
 
-impl<A: Word, L: QueueLock<List<A>>, const N: usize> WaitTable<A, L, N> {
-    /// A table with these queues, in which nobody waits, and who waits is robbed `steals_max` times
+impl<A: Word, L: QueueLock<List<A>>, Q: AsRef<[L]>> WaitTable<A, L, Q> {
+    /// A table with these queues, of which there is at least one, in which nobody waits, and who waits is robbed `steals_max` times
     /// at most.
     #[must_use]
-    pub const fn with_queues(queues: [L; N], steals_max: u32) -> Self {
+    pub const fn with_queues(queues: Q, steals_max: u32) -> Self {
         WaitTable {
             queues,
             always_looks: AtomicBool::new(false),
             steals_max,
             avoided: Avoided::new(),
-            atomics: PhantomData,
+            generics: PhantomData,
         }
     }
 
@@ -179,7 +180,7 @@ impl<A: Word, L: QueueLock<List<A>>, const N: usize> WaitTable<A, L, N> {
     /// What was done so far.
     pub fn counts(&self) -> Counts {
         let mut counts = Counts { avoided: self.avoided.sum(), ..Counts::default() };
-        self.queues.iter().for_each(|queue| queue.with(|list| counts.add(&list.tally)));
+        self.queues.as_ref().iter().for_each(|queue| queue.with(|list| counts.add(&list.tally)));
         counts
     }
 
@@ -324,7 +325,8 @@ impl<A: Word, L: QueueLock<List<A>>, const N: usize> WaitTable<A, L, N> {
     fn queue(&self, word: &PageWord<A>) -> &L {
         // Words are eight bytes. The high bits of the product mix all of the address.
         let mixed = (address(word) as u64 >> 3).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        &self.queues[(mixed >> 32) as usize % N]
+        let queues = self.queues.as_ref();
+        &queues[(mixed >> 32) as usize % queues.len()]
     }
 
     /// Whether an unlock is over: nobody waits and no fault is parked.

@@ -9,6 +9,7 @@
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use super::steps::{Step, reach};
+use super::threads::SpawnOthers;
 use super::{Descriptors, Process, join, steps};
 use crate::control::{Child, Hello, Obituary};
 use crate::space::Layout;
@@ -190,16 +191,19 @@ impl ForkGuard {
     fn start_child(&mut self) -> Result<(), Errno> {
         let process = self.process;
         let mut result = Err(Errno::AGAIN);
-        process.threads.start_by(&mut || {
-            result = self.open_child();
+        process.threads.start_by(&mut |spawn_others| {
+            result = self.open_child(spawn_others);
             result
         })
     }
 
     /// Joins the tree and registers the arena; on the engine's first thread, whose descriptor
     /// table is empty.
-    fn open_child(&self) -> Result<(), Errno> {
+    fn open_child(&self, spawn_others: SpawnOthers<'_>) -> Result<(), Errno> {
         let process = self.process;
+        // The supervisor takes the call while the other threads are made.
+        let connection = process.name.call()?;
+        spawn_others()?;
         let space = &process.space;
         let budget = space.budget();
         let parent = budget.member();
@@ -213,7 +217,7 @@ impl ForkGuard {
             ..join::hello()
         };
         reach(Step::FirstThread);
-        let joined = process.name.join(&hello)?;
+        let joined = join::join(connection, &hello)?;
         reach(Step::Welcomed);
         let slot = joined.slot;
         // The limit on descriptors may be a handful, so none is kept that is not needed: the
@@ -224,6 +228,9 @@ impl ForkGuard {
         descriptors.close_device();
         space.mmu().expect_sharers_in_child();
         reach(Step::Attached);
+        let is_whole = |stretch| stretch == space.arena();
+        let has_foreign = !space.managed_stretches(&self.layout).all(is_whole);
+        space.mmu().begin_modes_in_child(has_foreign);
         for stretch in space.managed_stretches(&self.layout) {
             space.mmu().register(stretch)?;
         }

@@ -93,10 +93,17 @@ impl SocketName {
     /// Joins the tree as this process.
     ///
     /// # Errors
-    /// The kernel's; `CONNREFUSED` where the supervisor has gone, or is not to be reached from this
-    /// network namespace; `USERS` where there are as many members as there may be, `SRCH` where the
-    /// parent is none any more, `PROTO` where the supervisor is another version's.
+    /// Those of [`Self::call`] and [`join`].
     pub fn join(&self, hello: &Hello) -> Result<Joined, Errno> {
+        join(self.call()?, hello)
+    }
+
+    /// Calls the supervisor.
+    ///
+    /// # Errors
+    /// The kernel's; `CONNREFUSED` where it has gone, or is not to be reached from this network
+    /// namespace.
+    pub fn call(&self) -> Result<OwnedFd, Errno> {
         let connection = rustix::net::socket_with(
             AddressFamily::UNIX,
             SocketType::SEQPACKET,
@@ -105,14 +112,23 @@ impl SocketName {
         )?;
         let address = SocketAddrUnix::new_abstract_name(&self.bytes[..self.len])?;
         rustix::net::connect(&connection, &address)?;
-        // SAFETY: a Hello is plain integers without padding.
-        let bytes = unsafe {
-            core::slice::from_raw_parts(core::ptr::from_ref(hello).cast::<u8>(), size_of::<Hello>())
-        };
-        rustix::net::send(&connection, bytes, SendFlags::NOSIGNAL)?;
-        reach(Step::HelloSent);
-        receive_welcome(connection)
+        Ok(connection)
     }
+}
+
+/// Joins the tree whose supervisor was called.
+///
+/// # Errors
+/// The kernel's; `USERS` where there are as many members as there may be, `SRCH` where the parent is
+/// none any more, `PROTO` where the supervisor is another version's.
+pub fn join(connection: OwnedFd, hello: &Hello) -> Result<Joined, Errno> {
+    // SAFETY: a Hello is plain integers without padding.
+    let bytes = unsafe {
+        core::slice::from_raw_parts(core::ptr::from_ref(hello).cast::<u8>(), size_of::<Hello>())
+    };
+    rustix::net::send(&connection, bytes, SendFlags::NOSIGNAL)?;
+    reach(Step::HelloSent);
+    receive_welcome(connection)
 }
 
 impl SocketName {

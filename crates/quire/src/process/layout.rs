@@ -185,7 +185,9 @@ impl Process {
         // Faults there are the kernel's from now on.
         self.space.budget().count(Event::LayoutUnmanaged, 1);
         self.locked(&[range], |layout| {
-            if self.space.has_foreign(layout, range) {
+            let needs_engine =
+                self.space.has_foreign(layout, range) || !self.space.mmu().is_protectable();
+            if needs_engine {
                 self.space.errands.send(|| self.space.map_foreign(layout, range))?;
             } else {
                 self.space.map_foreign(layout, range)?;

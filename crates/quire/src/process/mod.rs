@@ -29,8 +29,8 @@ use crate::mmu::userfaultfd::Userfaultfd;
 use crate::space::AddressSpace;
 use crate::swap::Swap;
 use crate::sys::Errno;
-use crate::sys::memory::{self, Access};
 use crate::sys::thread::{self, SignalsBlocked};
+use crate::sys::yard;
 use crate::units::{BLOCK_PAGES, PAGE_SHIFT, PageNum, PageRange};
 
 /// The arena, where nothing limits it: 1 TiB of addresses.
@@ -130,6 +130,8 @@ fn try_start() -> Result<Option<&'static Process>, StartError> {
         connection: AtomicI32::new(descriptors.connection),
         swap_file: AtomicI32::new(descriptors.swap_file.unwrap_or(-1)),
     };
+    // The first mapping need not ask.
+    process.address_limit.learn(|| getrlimit(Resource::As).current);
     // Under a limit on data what can be written counts, used or not.
     if getrlimit(Resource::Data).current.is_none() {
         process.space.keep_rights(RIGHTS_STEP_PAGES);
@@ -183,8 +185,7 @@ impl core::fmt::Write for Line {
 
 /// Puts the engine where it stays.
 fn settle(process: Process) -> Result<&'static Process, Errno> {
-    let bytes = size_of::<Process>().next_multiple_of(4096);
-    let place = memory::reserve(bytes, Access::ReadWrite)?.cast::<Process>();
+    let place = yard::take(size_of::<Process>())?.cast::<Process>();
     // SAFETY: fresh memory, large and aligned enough, never unmapped.
     unsafe {
         place.write(process);

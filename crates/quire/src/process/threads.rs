@@ -117,7 +117,10 @@ const GO: u32 = 1;
 /// They end, for something failed.
 const LEAVE: u32 = 2;
 
-type Prepare<'a> = dyn FnMut() -> Result<(), Errno> + 'a;
+/// Makes the threads but the first.
+pub type SpawnOthers<'a> = &'a dyn Fn() -> Result<(), Errno>;
+/// What has the others made when it likes, at the latest before the process joins.
+type Prepare<'a> = dyn FnMut(SpawnOthers<'_>) -> Result<(), Errno> + 'a;
 
 // SAFETY: `prepare` is written before the first thread starts and read by it alone.
 unsafe impl Sync for Threads {}
@@ -204,18 +207,19 @@ impl Threads {
         Ok(())
     }
 
-    /// The first thread's part of [`Self::start_by`].
+    /// The first thread's part of both: the others are made, and all is ready for them.
     fn run_prepare(&self, process: &Process) -> Result<(), Errno> {
         // SAFETY: see `start_by`.
         match unsafe { (*self.prepare.get()).take() } {
             None => {
+                self.spawn_others()?;
                 process.close_foreign_descriptors();
                 Ok(())
             }
             Some(prepare) => {
                 thread::close_range(0, u32::MAX);
                 // SAFETY: whoever called `start_by` waits, and uses nothing of the closure's.
-                unsafe { (*prepare)() }
+                unsafe { (*prepare)(&|| self.spawn_others()) }
             }
         }
     }
@@ -233,12 +237,13 @@ impl Seat {
     }
 }
 
-/// The first thread: starts the others, makes the descriptor table private, and is a handler.
+/// The first thread: makes the others and what they need in a descriptor table of its own, and is a
+/// handler.
 extern "C" fn first_main(argument: usize) -> ! {
     let seat = seat(argument);
     let process = seat.process();
     let threads = &process.threads;
-    let outcome = threads.spawn_others().and_then(|()| threads.run_prepare(process));
+    let outcome = threads.run_prepare(process);
     // Release publishes what was prepared.
     threads.others.store(if outcome.is_ok() { GO } else { LEAVE }, Ordering::Release);
     futex::wake(&threads.others, u32::MAX, Reach::Process);

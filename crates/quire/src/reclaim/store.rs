@@ -151,7 +151,7 @@ impl<M: Mmu> AddressSpace<M> {
             // SAFETY: as above; nobody will use the handle again.
             unsafe { self.swap.free_blob(copy, &self.budget) };
         }
-        let (kind, packed): (blob::Kind, &[u8]) = match scratch.compressor.compress(bytes) {
+        let (kind, packed): (blob::Kind, &[u8]) = match scratch.compressor().compress(bytes) {
             Packed::Same(pattern) => {
                 self.budget.count(Event::Pswpout, 1);
                 self.budget.count(Event::SwpoutZero, 1);

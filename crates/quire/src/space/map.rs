@@ -87,6 +87,7 @@ impl<M: Mmu> AddressSpace<M> {
     /// # Errors
     /// `NOMEM`.
     pub fn map_foreign(&self, layout: &mut Layout<'_>, range: PageRange) -> Result<(), Errno> {
+        self.mmu.expect_foreign()?;
         self.unmap(layout, range)?;
         let attributes = Attributes { kind: Kind::Foreign, ..Attributes::anonymous(Prot::NONE) };
         self.vmas.insert(range, attributes, &layout.locked)?;

@@ -163,7 +163,7 @@ impl<M: Mmu> AddressSpace<M> {
             starved: Starved::new(),
             unanswered: Starved::new(),
             should_answer_shut_out: AtomicBool::new(false),
-            waits: WaitTable::new(),
+            waits: WaitTable::new()?,
             parked: Table::new(wait::PARKED_MAX)?,
             hosts: Hosts::new(),
             errands: Errands::new(),

@@ -1,18 +1,18 @@
 //! Tables in memory of our own: zeroed, taken from the kernel page by page as they are touched.
 //!
-//! Owns one mapping a table: private anonymous memory, which a fork's child inherits like any other
-//! (copy-on-write), or a memfd, which it shares. A table is never part of a huge page (a table that
+//! Owns a table's memory: private, from the [yard](crate::sys::yard), which a fork's child inherits
+//! like any other (copy-on-write), or a mapping of a memfd, which it shares. A table is never part of a huge page (a table that
 //! is touched in one place must cost one page), and never lies in memory that Quire manages.
 
-use core::ffi::c_void;
 use core::ops::{Deref, Range};
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
 
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
+use crate::sys::yard;
 use crate::units::PAGE_SIZE;
 
 /// Types whose value may be all zero bytes, and which any number of threads may share.
@@ -55,20 +55,10 @@ impl<T: Zeroed> Sparse<T> {
     ///
     /// # Errors
     ///
-    /// What mmap says, and `ENOMEM` for a size that no address space holds.
+    /// What the kernel says, and `ENOMEM` for a size that no address space holds.
     pub fn new(len: usize) -> Result<Sparse<T>, Errno> {
         let bytes = bytes_of::<T>(len).ok_or(Errno::NOMEM)?;
-        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
-        let base = unsafe {
-            mmap_anonymous(
-                core::ptr::null_mut(),
-                bytes,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::PRIVATE | MapFlags::NORESERVE,
-            )?
-        };
-        // SAFETY: the mapping was made above, with this size.
-        unsafe { Sparse::of_mapping(base, bytes, len, Home::Private) }
+        Ok(Sparse { base: yard::take(bytes)?.cast(), len, home: Home::Private })
     }
 
     /// The table that a memfd holds, shared with whoever else maps it.
@@ -87,24 +77,11 @@ impl<T: Zeroed> Sparse<T> {
             let rights = ProtFlags::READ | ProtFlags::WRITE;
             mmap(core::ptr::null_mut(), bytes, rights, MapFlags::SHARED, memfd, 0)?
         };
-        // SAFETY: the mapping was made above, with this size.
-        unsafe { Sparse::of_mapping(base, bytes, len, Home::Memfd) }
-    }
-
-    /// # Safety
-    ///
-    /// `base` is a mapping of `bytes`, which hold `len` entries, and nobody else's.
-    unsafe fn of_mapping(
-        base: *mut c_void,
-        bytes: usize,
-        len: usize,
-        home: Home,
-    ) -> Result<Sparse<T>, Errno> {
         // SAFETY: the range is the mapping. A kernel without THP refuses the advice, and then it
         // holds anyway.
         let _ = unsafe { madvise(base, bytes, Advice::LinuxNoHugepage) };
         let base = NonNull::new(base.cast::<T>()).ok_or(Errno::NOMEM)?;
-        Ok(Sparse { base, len, home })
+        Ok(Sparse { base, len, home: Home::Memfd })
     }
 
     /// Whether a fork's child shares the table.
@@ -181,7 +158,7 @@ impl<T> Drop for Sparse<T> {
 
 /// Bytes of a table of `len` entries, in whole pages and at least one.
 fn bytes_of<T>(len: usize) -> Option<usize> {
-    len.checked_mul(size_of::<T>())?.max(1).checked_next_multiple_of(PAGE_SIZE)
+    yard::pages_of(len.checked_mul(size_of::<T>())?)
 }
 
 #[cfg(test)]

@@ -7,8 +7,8 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use linux_raw_sys::general::{__NR_madvise, __NR_mincore, __NR_process_madvise, MADV_DONTNEED};
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 
-use super::Errno;
 use super::call::syscall;
+use super::{Errno, yard};
 use crate::units::{BLOCK_PAGES, PAGE_SHIFT};
 
 /// Whether a reservation can be read and written from the start.
@@ -25,7 +25,17 @@ pub enum Access {
 /// # Errors
 /// The kernel's, mostly `NOMEM` under RLIMIT_AS, RLIMIT_DATA or overcommit_memory=2.
 pub fn reserve(bytes: usize, access: Access) -> Result<NonNull<u8>, Errno> {
-    const ALIGN: usize = 2 << 20;
+    reserve_aligned(bytes, 2 << 20, access)
+}
+
+/// As [`reserve`], at a multiple of `align`, a power of two of at least a page.
+pub(super) fn reserve_aligned(
+    bytes: usize,
+    align: usize,
+    access: Access,
+) -> Result<NonNull<u8>, Errno> {
+    // What the kernel gives is aligned to a page.
+    let spare = align - (1 << PAGE_SHIFT);
     let prot = match access {
         Access::None => ProtFlags::empty(),
         Access::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
@@ -33,13 +43,13 @@ pub fn reserve(bytes: usize, access: Access) -> Result<NonNull<u8>, Errno> {
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
     // SAFETY: a new mapping where the kernel likes; nothing else knows the address.
     unsafe {
-        let whole = rustix::mm::mmap_anonymous(core::ptr::null_mut(), bytes + ALIGN, prot, flags)?;
+        let whole = rustix::mm::mmap_anonymous(core::ptr::null_mut(), bytes + spare, prot, flags)?;
         let start = whole as usize;
-        let aligned = start.next_multiple_of(ALIGN);
+        let aligned = start.next_multiple_of(align);
         if aligned > start {
             rustix::mm::munmap(whole, aligned - start)?;
         }
-        let tail = start + ALIGN - aligned;
+        let tail = start + spare - aligned;
         if tail > 0 {
             rustix::mm::munmap((aligned + bytes) as *mut _, tail)?;
         }
@@ -152,12 +162,12 @@ impl<T: Zeroed + Sync> Table<T> {
     /// Reserves room for `count` entries.
     ///
     /// # Errors
-    /// Those of [`reserve`].
+    /// Those of [`reserve`], and `NOMEM` for a size that no address space holds.
     pub fn new(count: usize) -> Result<Table<T>, Errno> {
-        let bytes = (count * size_of::<T>()).next_multiple_of(4096).max(4096);
-        let start = reserve(bytes, Access::ReadWrite)?;
-        // SAFETY: the mapping is zeroed, `T: Zeroed`, aligned far beyond any T, and lives until
-        // the table is dropped.
+        let bytes = count.checked_mul(size_of::<T>()).ok_or(Errno::NOMEM)?;
+        let start = yard::take(bytes)?;
+        // SAFETY: the memory is zeroed, `T: Zeroed`, aligned to a page, and lives until the table
+        // is dropped.
         let entries = unsafe { core::slice::from_raw_parts(start.as_ptr().cast::<T>(), count) };
         Ok(Table { entries })
     }
@@ -172,11 +182,17 @@ impl<T> Deref for Table<T> {
     }
 }
 
+impl<T> AsRef<[T]> for Table<T> {
+    fn as_ref(&self) -> &[T] {
+        self.entries
+    }
+}
+
 impl<T> Drop for Table<T> {
     fn drop(&mut self) {
-        let bytes = size_of_val(self.entries).next_multiple_of(4096).max(4096);
-        let start = NonNull::from(self.entries).cast();
-        // SAFETY: `new` reserved exactly this, and the borrow of self is the last one.
-        unsafe { release(start, bytes) };
+        if let Some(bytes) = yard::pages_of(size_of_val(self.entries)) {
+            // SAFETY: `new` took exactly this, and the borrow of self is the last one.
+            unsafe { release(NonNull::from(self.entries).cast(), bytes) };
+        }
     }
 }

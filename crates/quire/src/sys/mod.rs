@@ -16,6 +16,7 @@ pub mod probe;
 pub(crate) mod stack;
 pub mod thread;
 pub mod uffd;
+pub mod yard;
 
 pub use rustix::io::Errno;
 

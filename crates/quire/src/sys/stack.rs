@@ -6,7 +6,7 @@
 use core::arch::asm;
 use core::ptr::NonNull;
 
-use super::{Errno, memory};
+use super::{Errno, memory, yard};
 use crate::units::PAGE_SIZE;
 
 /// A stack, which one thread at a time may run on.
@@ -30,7 +30,7 @@ impl Stack {
     /// # Errors
     /// `NOMEM`.
     pub fn new(bytes: usize) -> Result<Stack, Errno> {
-        let lowest = memory::reserve(bytes, memory::Access::ReadWrite)?;
+        let lowest = yard::take(bytes)?;
         let stack = Stack { lowest, bytes };
         // SAFETY: the lowest page of a mapping of our own.
         unsafe { memory::protect(lowest.as_ptr() as usize, PAGE_SIZE, 0) }?;

@@ -13,9 +13,8 @@ use linux_raw_sys::general::{
     CLONE_SIGHAND, CLONE_SYSVSEM, CLONE_THREAD, CLONE_VM,
 };
 
-use super::Errno;
 use super::call::syscall;
-use super::memory::{self, Access};
+use super::{Errno, memory, yard};
 
 const STACK_BYTES: usize = 256 * 1024;
 /// What libraries may have below the thread pointer; ours is never read, only there.
@@ -51,7 +50,7 @@ impl Place {
     /// # Errors
     /// `NOMEM`.
     pub fn new(number: usize) -> Result<Place, Errno> {
-        let base = memory::reserve(STACK_BYTES + TLS_BYTES, Access::ReadWrite)?;
+        let base = yard::take(STACK_BYTES + TLS_BYTES)?;
         // A stack that overflows must not eat the TLS block of another place.
         // SAFETY: the first page of our own mapping.
         unsafe { memory::protect(base.as_ptr() as usize, 4096, 0) }?;

@@ -75,7 +75,7 @@ impl<A> QueueLock<List<A>> for LoomQueue<A> {
 /// A page with something under its lock, and the count of answered faults.
 pub struct Page<A = LoomWord> {
     pub word: PageWord<A>,
-    pub table: WaitTable<A, LoomQueue<A>, 1>,
+    pub table: WaitTable<A, LoomQueue<A>, [LoomQueue<A>; 1]>,
     pub futex: Futex,
     content: UnsafeCell<u32>,
     /// Faults answered: what `wake` of the MMU does. Under a lock as in the kernel.

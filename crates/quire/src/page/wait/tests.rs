@@ -8,7 +8,7 @@ use crate::units::PageNum;
 
 #[test]
 fn a_wait_for_the_lock_to_be_free_is_robbed_no_more_often_than_one_for_the_lock() {
-    let (table, word) = (WaitTable::new(), PageWord(AtomicU64::new(0)));
+    let (table, word) = (WaitTable::new().unwrap(), PageWord(AtomicU64::new(0)));
     /// Counts answers and wakes.
     struct Thief(AtomicU32);
     impl Parking<AtomicU64> for Thief {
@@ -36,4 +36,14 @@ fn a_wait_for_the_lock_to_be_free_is_robbed_no_more_often_than_one_for_the_lock(
     assert_eq!(table.unlock(&word, &thief), Parked::No);
     assert_eq!(thief.0.load(Ordering::Relaxed), 1);
     assert_eq!(word.0.into_inner(), 0, "a sign was left");
+}
+
+#[test]
+fn a_queue_of_zeros_is_free_and_empty() {
+    let table = WaitTable::new().unwrap();
+    for queue in table.queues.iter() {
+        assert!(!queue.0.is_locked());
+        assert!(queue.0.lock().is_empty());
+    }
+    assert_eq!(table.counts(), Counts::default());
 }

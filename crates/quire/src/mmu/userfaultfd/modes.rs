@@ -1,0 +1,86 @@
+//! What the arena is registered for: missing pages, and write protection once something needs it.
+//!
+//! When a process ends or executes, and its engine's threads go before the rest of it, the kernel
+//! walks every page that is registered for write protection to lift it: at 64 MiB that takes longer
+//! than the exec. Most processes never protect a page: nothing of theirs has been to swap, nor have
+//! they pages that a fork shares and that must go (docs/decisions/0025).
+//!
+//! The change is one call over the whole arena, which is right only while all of it is ours: so it
+//! is made before anything foreign is mapped there, if not before.
+//!
+//! Locks: `turn` is a leaf; the kernel's lock of the address space is taken below it.
+
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use rustix_futex_sync::Mutex;
+
+use super::Userfaultfd;
+use crate::sys::Errno;
+use crate::sys::uffd::{MODE_MISSING, MODE_WP};
+use crate::units::{PAGE_SHIFT, PageNum, PageRange};
+
+/// Whether write protection is asked for.
+pub(super) struct Modes {
+    is_protectable: AtomicBool,
+    turn: Mutex<()>,
+}
+
+impl Modes {
+    pub const fn new() -> Modes {
+        Modes { is_protectable: AtomicBool::new(false), turn: Mutex::new(()) }
+    }
+
+    /// For an arena of which nothing is registered yet.
+    pub fn set_protectable(&self, is_protectable: bool) {
+        self.is_protectable.store(is_protectable, Ordering::Relaxed);
+    }
+
+    /// Whether pages can be write-protected.
+    pub fn is_protectable(&self) -> bool {
+        // Acquire pairs with the release in `protect`: the kernel knows.
+        self.is_protectable.load(Ordering::Acquire)
+    }
+
+    /// For the kernel.
+    pub fn bits(&self) -> u64 {
+        if self.is_protectable() { MODE_MISSING | MODE_WP } else { MODE_MISSING }
+    }
+}
+
+impl Userfaultfd {
+    /// Asks for the faults of a stretch of the arena.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn register(&self, pages: PageRange) -> Result<(), Errno> {
+        let len = pages.len() << PAGE_SHIFT;
+        self.faults.register(self.address(pages.start), len, self.modes.bits())
+    }
+
+    /// In a fork's child, before anything is registered. No page of its is write-protected, whatever
+    /// its parent's are; so it begins anew, unless something foreign lies in the arena.
+    pub fn begin_modes_in_child(&self, has_foreign: bool) {
+        self.modes.set_protectable(has_foreign);
+    }
+
+    /// Whether pages of the arena can be write-protected.
+    pub fn is_protectable(&self) -> bool {
+        self.modes.is_protectable()
+    }
+
+    /// Sees to it that pages can be write-protected; on a thread with the engine's descriptors.
+    pub(super) fn make_protectable(&self) -> Result<(), Errno> {
+        if self.modes.is_protectable() {
+            return Ok(());
+        }
+        let _turn = self.modes.turn.lock();
+        // Another may have had its turn, and something foreign lies there by now.
+        if self.modes.is_protectable() {
+            return Ok(());
+        }
+        let start = self.address(PageNum(0));
+        self.faults.register(start, self.arena_bytes(), MODE_MISSING | MODE_WP)?;
+        self.modes.is_protectable.store(true, Ordering::Release);
+        Ok(())
+    }
+}
