@@ -145,14 +145,13 @@ fn sum(trees: &[Tree]) -> Stats {
 }
 
 /// What is not counted but there.
-const GAUGES: [&str; 8] = [
+const GAUGES: [&str; 7] = [
     "processes",
     "held_pages",
     "wanted_pages",
     "wanted_pages_max",
     "managed_pages",
     "pool_pages",
-    "file_pages",
     "swap_file_pages",
 ];
 const PROCESSES: usize = 0;
@@ -161,8 +160,7 @@ const WANTED: usize = 2;
 const WANTED_MAX: usize = 3;
 const MANAGED: usize = 4;
 const POOL: usize = 5;
-const FILE: usize = 6;
-const SWAP_FILE: usize = 7;
+const SWAP_FILE: usize = 6;
 
 /// The state of a run, or of a process.
 #[derive(Clone, Copy, Default)]
@@ -199,7 +197,6 @@ impl Stats {
         add(WANTED_MAX, &member.wanted_pages_max);
         add(MANAGED, &member.managed_pages);
         add(POOL, &member.pool_pages);
-        add(FILE, &member.file_pages);
         self.gauges[PROCESSES] += 1;
     }
 
@@ -288,9 +285,7 @@ mod tests {
         let control = control();
         let tree = Stats::read(&control, Scope::Tree).unwrap().text();
         assert!(tree.starts_with("processes 2\nheld_pages 33\nwanted_pages 0\n"), "{tree}");
-        assert!(
-            tree.contains("\npool_pages 11\nfile_pages 0\nswap_file_pages 128\npgfault 2000\n")
-        );
+        assert!(tree.contains("\npool_pages 11\nswap_file_pages 128\npgfault 2000\n"));
         assert_eq!(tree.lines().count(), GAUGES.len() + Event::ALL.len());
         assert!(tree.lines().any(|line| line == "speculative_pgfault 0"));
         let member = Stats::read(&control, Scope::Member(200)).unwrap().text();
@@ -302,7 +297,7 @@ mod tests {
     #[test]
     fn a_line_has_what_is_there_and_what_came_since_the_last() {
         let now = Stats {
-            gauges: [3, 65_536, 262_144, 0, 0, 1000, 9, 128],
+            gauges: [3, 65_536, 262_144, 0, 0, 1000, 128],
             counts: Counts::of_events(&[
                 (Event::Pgfault, 3000),
                 (Event::SpeculativePgfault, 2500),

@@ -99,7 +99,7 @@ def check_accounts(context, process, pipe):
         raise Failed(f"the tree's account {held} is not that of its last member: {member}")
     os.write(pipe, b"\n")
     none = accounts_of(context, process, members=0)
-    words = "held_pages", "wanted_pages", "managed_pages", "pool_pages", "file_pages", "swap_file_pages"
+    words = "held_pages", "wanted_pages", "managed_pages", "pool_pages", "swap_file_pages"
     left = {word: none[word] for word in words if none[word] != 0}
     if left:
         raise Failed(f"on the accounts when nobody was left: {left}")

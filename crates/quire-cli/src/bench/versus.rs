@@ -43,6 +43,8 @@ const ROOMY_BYTES: u64 = 1 << 30;
 struct Cell {
     program: String,
     threads: usize,
+    /// What the threads are called.
+    unit: &'static str,
     wanted_bytes: u64,
     limit_bytes: u64,
     /// How the store is counted; nothing where the program fits.
@@ -152,6 +154,7 @@ impl Bench {
             let cell = Cell {
                 program: workload.name.clone(),
                 threads,
+                unit: "thread",
                 wanted_bytes: wanted.peak_bytes,
                 limit_bytes: budget_bytes,
                 store: None,
@@ -222,6 +225,7 @@ impl Bench {
         let cell = |limit_bytes, store, contestants| Cell {
             program: workload.name.clone(),
             threads: BUILD_JOBS,
+            unit: "job",
             wanted_bytes: wanted.peak_bytes,
             limit_bytes,
             store,
@@ -279,6 +283,7 @@ impl Bench {
         let cell = Cell {
             program: workload.name.clone(),
             threads,
+            unit: "thread",
             wanted_bytes: wanted.peak_bytes,
             limit_bytes,
             store: Some(store),
@@ -352,8 +357,8 @@ impl Cell {
     }
 
     fn print(&self) {
-        let threads =
-            if self.threads == 1 { "1 thread" } else { &format!("{} threads", self.threads) };
+        let plural = if self.threads == 1 { "" } else { "s" };
+        let threads = format!("{} {}{plural}", self.threads, self.unit);
         print!("\n{}, {threads}: wants {}", self.program, Human(self.wanted_bytes));
         match self.store {
             None => println!(", may have {}", Human(self.limit_bytes)),

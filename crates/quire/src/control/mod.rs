@@ -46,7 +46,7 @@ pub const SOCKET_VARIABLE: &str = "QUIRE_SOCKET";
 /// First word of the control page, of `Hello` and of `Welcome`.
 pub const MAGIC: u32 = 0x5155_4952;
 /// Changed with every change of a structure in this module.
-pub const VERSION: u32 = 8;
+pub const VERSION: u32 = 9;
 
 /// Most processes of one tree that can be managed at a time.
 pub const MEMBERS_MAX: usize = 256;
@@ -110,8 +110,6 @@ pub struct Member {
     pub managed_pages_max: AtomicU64,
     /// Pages of the compressed pool that are its own, not common.
     pub pool_pages: AtomicU64,
-    /// Pages in the swap file.
-    pub file_pages: AtomicU64,
     /// Which of the shards below were ever written.
     pub shards_used: ShardsUsed,
     /// The member's counters and histograms, in parts that are summed up: see [`shard`].
@@ -163,7 +161,6 @@ impl Member {
             &self.managed_pages,
             &self.managed_pages_max,
             &self.pool_pages,
-            &self.file_pages,
         ] {
             word.store(0, Ordering::Relaxed);
         }
