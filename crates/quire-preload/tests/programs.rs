@@ -220,6 +220,11 @@ fn a_clone_that_nobody_saw_never_reads_zeros() {
 }
 
 #[test]
+fn what_is_beside_a_file_that_nobody_saw_mapped_stays_right() {
+    check("bare_map.c", &["1G", "12M"]);
+}
+
+#[test]
 fn what_is_unmapped_is_out_of_reach_and_what_comes_there_is_zeros() {
     check("unmapped.c", &["1G", "48M"]);
 }

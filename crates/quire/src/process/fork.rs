@@ -228,11 +228,10 @@ impl ForkGuard {
         descriptors.close_device();
         space.mmu().expect_sharers_in_child();
         reach(Step::Attached);
-        let is_whole = |stretch| stretch == space.arena();
-        let has_foreign = !space.managed_stretches(&self.layout).all(is_whole);
+        let has_foreign = !space.managed_stretches(&self.layout).eq([space.arena()]);
         space.mmu().begin_modes_in_child(has_foreign);
         for stretch in space.managed_stretches(&self.layout) {
-            space.mmu().register(stretch)?;
+            space.mmu().register_rest(stretch)?;
         }
         reach(Step::Registered);
         self.close_to_inheritance();

@@ -132,12 +132,12 @@ fn scale(what: Load, threads: usize, pages: usize, time: Duration) -> Result<f64
     })
 }
 
-/// Maps, writes and unmaps until it is over; returns the pages written.
+/// Maps, writes and unmaps until it is over; returns the pages written, one at least.
 fn write_areas(what: Load, pages: usize, is_over: &AtomicBool) -> Result<u64> {
     let bytes = pages * PAGE_BYTES;
     let file = MemoryFile::in_memory(bytes)?;
     let mut written = 0;
-    while !is_over.load(Ordering::Relaxed) {
+    loop {
         written += match what {
             Load::PrivateFile | Load::SharedFile => {
                 let mut area = Mapping::of_file(&file, bytes, what == Load::SharedFile)?;
@@ -151,19 +151,21 @@ fn write_areas(what: Load, pages: usize, is_over: &AtomicBool) -> Result<u64> {
                 write_pages(Mapping::new(bytes)?.words(), is_over, |word| *word = 1)
             }
         };
+        if is_over.load(Ordering::Relaxed) {
+            return Ok(written);
+        }
     }
-    Ok(written)
 }
 
-/// Writes a word of each page, until it is over; returns the pages written.
+/// Writes a word of each page, until it is over; returns the pages written, one at least.
 fn write_pages<T>(words: &mut [T], is_over: &AtomicBool, write: impl Fn(&mut T)) -> u64 {
     let mut written = 0;
     for word in words.iter_mut().step_by(PAGE_WORDS) {
+        write(black_box(word));
+        written += 1;
         if is_over.load(Ordering::Relaxed) {
             break;
         }
-        write(black_box(word));
-        written += 1;
     }
     written
 }

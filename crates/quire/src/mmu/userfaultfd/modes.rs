@@ -6,7 +6,8 @@
 //! they pages that a fork shares and that must go (docs/decisions/0025).
 //!
 //! The change is one call over the whole arena, which is right only while all of it is ours: so it
-//! is made before anything foreign is mapped there, if not before.
+//! is made before anything foreign is mapped there, if not before. What a program has put there by
+//! bare system calls is left out where the kernel cannot tell of its faults: files.
 //!
 //! Locks: `turn` is a leaf; the kernel's lock of the address space is taken below it.
 
@@ -53,8 +54,32 @@ impl Userfaultfd {
     /// # Errors
     /// The kernel's.
     pub fn register(&self, pages: PageRange) -> Result<(), Errno> {
-        let len = pages.len() << PAGE_SHIFT;
-        self.faults.register(self.address(pages.start), len, self.modes.bits())
+        self.register_for(pages, self.modes.bits())
+    }
+
+    fn register_for(&self, pages: PageRange, modes: u64) -> Result<(), Errno> {
+        self.faults.register(self.address(pages.start), pages.len() << PAGE_SHIFT, modes)
+    }
+
+    /// As [`Self::register`], once the program has run: all of it that can be.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn register_rest(&self, pages: PageRange) -> Result<(), Errno> {
+        self.register_rest_for(pages, self.modes.bits())
+    }
+
+    fn register_rest_for(&self, pages: PageRange, modes: u64) -> Result<(), Errno> {
+        match self.register_for(pages, modes) {
+            Err(Errno::INVAL | Errno::BUSY) if pages.len() > 1 => {
+                let middle = pages.start.add(pages.len() / 2);
+                self.register_rest_for(PageRange { end: middle, ..pages }, modes)?;
+                self.register_rest_for(PageRange { start: middle, ..pages }, modes)
+            }
+            // A file, what another userfaultfd has, or nothing at all.
+            Err(Errno::INVAL | Errno::BUSY) => Ok(()),
+            result => result,
+        }
     }
 
     /// In a fork's child, before anything is registered. No page of its is write-protected, whatever
@@ -78,8 +103,8 @@ impl Userfaultfd {
         if self.modes.is_protectable() {
             return Ok(());
         }
-        let start = self.address(PageNum(0));
-        self.faults.register(start, self.arena_bytes(), MODE_MISSING | MODE_WP)?;
+        let arena = PageRange::new(PageNum(0), self.arena_pages());
+        self.register_rest_for(arena, MODE_MISSING | MODE_WP)?;
         self.modes.is_protectable.store(true, Ordering::Release);
         Ok(())
     }
