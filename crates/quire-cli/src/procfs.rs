@@ -29,7 +29,8 @@ pub fn all() -> BTreeMap<u32, Stat> {
 /// What process `pid` has in memory, and the most that it ever had since it executed its program, in
 /// bytes.
 pub fn resident_bytes(pid: u32) -> Option<[u64; 2]> {
-    parse_resident(&read(pid, "status")?)
+    // The user's groups come before it, and may be many.
+    parse_resident(&std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?)
 }
 
 fn parse_resident(status: &str) -> Option<[u64; 2]> {
@@ -47,7 +48,7 @@ pub fn command_line(pid: u32) -> Option<String> {
     Some(words.trim_end_matches('\0').replace('\0', " ")).filter(|words| !words.is_empty())
 }
 
-/// A file of `/proc/PID` that fits into a page, by one call: a fork and its child wait for it.
+/// The first page of a file of `/proc/PID`, by one call: a fork and its child wait for it.
 fn read(pid: u32, file: &str) -> Option<String> {
     let mut bytes = [0; 4096];
     let count = std::fs::File::open(format!("/proc/{pid}/{file}")).ok()?.read(&mut bytes).ok()?;

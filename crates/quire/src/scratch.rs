@@ -61,8 +61,8 @@ impl Scratch {
         })
     }
 
-    /// The thread's compressor. Made when it is first asked for: most
-    /// threads of most processes pack nothing.
+    /// The thread's compressor. Made when it is first asked for: most threads of most processes pack
+    /// nothing.
     pub fn compressor(&mut self) -> &mut Compressor {
         if !self.has_compressor {
             Compressor::init(self.compressor);

@@ -100,13 +100,14 @@ impl WaitTable {
     /// `WAITERS`, which the next unlock clears.
     pub fn after_fork_in_child(&self) {
         for queue in self.queues.iter() {
-            if queue.0.is_locked() {
+            let was_locked = queue.0.is_locked();
+            if was_locked {
                 // SAFETY: the thread that held it does not exist in this process.
                 unsafe { queue.0.force_unlock() };
             }
             let mut list = queue.0.lock();
             // Most were never used: they are not written, which would take a page of the child's own.
-            if !list.is_empty() {
+            if was_locked || !list.is_empty() {
                 list.forget();
             }
         }
@@ -157,8 +158,8 @@ impl<A: Word, L: QueueLock<List<A>>> Drop for Queued<'_, A, L> {
 }
 
 impl<A: Word, L: QueueLock<List<A>>, Q: AsRef<[L]>> WaitTable<A, L, Q> {
-    /// A table with these queues, of which there is at least one, in which nobody waits, and who waits is robbed `steals_max` times
-    /// at most.
+    /// A table with these queues, of which there is at least one, in which nobody waits, and who waits
+    /// is robbed `steals_max` times at most.
     #[must_use]
     pub const fn with_queues(queues: Q, steals_max: u32) -> Self {
         WaitTable {

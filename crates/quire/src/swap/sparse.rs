@@ -1,8 +1,9 @@
 //! Tables in memory of our own: zeroed, taken from the kernel page by page as they are touched.
 //!
 //! Owns a table's memory: private, from the [yard](crate::sys::yard), which a fork's child inherits
-//! like any other (copy-on-write), or a mapping of a memfd, which it shares. A table is never part of a huge page (a table that
-//! is touched in one place must cost one page), and never lies in memory that Quire manages.
+//! like any other (copy-on-write), or a mapping of a memfd, which it shares. A table is never part of
+//! a huge page (a table that is touched in one place must cost one page), and never lies in memory
+//! that Quire manages.
 
 use core::ops::{Deref, Range};
 use core::ptr::NonNull;
