@@ -281,12 +281,12 @@ fn run(seat: &'static Seat) -> ! {
             if let Some(cpu) = cpu {
                 thread::pin_to_nth_cpu(cpu);
             }
-            thread::never_preempt();
+            thread::run_soon();
             handle_faults(process, scratch)
         }
         Role::Kswapd => {
             thread::set_name(c"quire-kswapd");
-            thread::never_preempt();
+            thread::run_soon();
             reclaim(process, scratch)
         }
         Role::Errands => {
