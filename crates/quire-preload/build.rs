@@ -48,6 +48,7 @@ fn link_unwinder() {
     };
     // The bare name where it does not know the file.
     if let Some(folder) = Path::new(answer.trim()).parent().filter(|folder| folder.is_dir()) {
+        println!("cargo:rerun-if-changed={}", answer.trim());
         println!("cargo:rustc-link-search=native={}", folder.display());
         println!("cargo:rustc-link-lib=static:-bundle=gcc_eh");
     }

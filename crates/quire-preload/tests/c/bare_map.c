@@ -11,11 +11,11 @@
 
 #define PAGE 4096ul
 #define PAGES (12ul << 10)
-#define PLACES 5
+#define PLACES 6
 #define LENGTH 3
 
 /* Where a file lies; each place is followed by a hole of as many pages. */
-static const size_t places[PLACES] = {0, 513, 3000, 6144, PAGES - 2 * LENGTH};
+static const size_t places[PLACES] = {0, 513, 3000, 6144, 9000, PAGES - 2 * LENGTH};
 static char* memory;
 static char file[LENGTH * PAGE];
 
@@ -45,10 +45,17 @@ int main(int argc, char** argv) {
   for (size_t page = 0; page < PAGES; page++) fill(memory + page * PAGE, 64, page);
   int descriptor = open(argv[0], O_RDONLY);
   CHECK(read(descriptor, file, sizeof file) == sizeof file);
+  /* Shared memory that can only be read is refused otherwise than a file is. */
+  char name[64];
+  int writable = memfd_create("bare", 0);
+  CHECK(write(writable, file, sizeof file) == sizeof file);
+  snprintf(name, sizeof name, "/proc/self/fd/%d", writable);
+  int shared = open(name, O_RDONLY);
+  CHECK(shared >= 0);
   for (int i = 0; i < PLACES; i++) {
     char* place = memory + places[i] * PAGE;
     int flags = MAP_FIXED | (i % 2 ? MAP_PRIVATE : MAP_SHARED);
-    CHECK(syscall(SYS_mmap, place, sizeof file, PROT_READ, flags, descriptor, 0) == (long)place);
+    CHECK(syscall(SYS_mmap, place, sizeof file, PROT_READ, flags, i == 4 ? shared : descriptor, 0) == (long)place);
     CHECK(syscall(SYS_munmap, place + sizeof file, sizeof file) == 0);
   }
   check_often();

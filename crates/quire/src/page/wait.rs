@@ -100,16 +100,11 @@ impl WaitTable {
     /// `WAITERS`, which the next unlock clears.
     pub fn after_fork_in_child(&self) {
         for queue in self.queues.iter() {
-            let was_locked = queue.0.is_locked();
-            if was_locked {
+            if queue.0.is_locked() {
                 // SAFETY: the thread that held it does not exist in this process.
                 unsafe { queue.0.force_unlock() };
             }
-            let mut list = queue.0.lock();
-            // Most were never used: they are not written, which would take a page of the child's own.
-            if was_locked || !list.is_empty() {
-                list.forget();
-            }
+            queue.0.lock().forget();
         }
     }
 }

@@ -126,7 +126,11 @@ pub fn join(connection: OwnedFd, hello: &Hello) -> Result<Joined, Errno> {
     let bytes = unsafe {
         core::slice::from_raw_parts(core::ptr::from_ref(hello).cast::<u8>(), size_of::<Hello>())
     };
-    rustix::net::send(&connection, bytes, SendFlags::NOSIGNAL)?;
+    rustix::net::send(&connection, bytes, SendFlags::NOSIGNAL).map_err(|error| match error {
+        // It has gone since it was called.
+        Errno::PIPE | Errno::NOTCONN => Errno::CONNRESET,
+        error => error,
+    })?;
     reach(Step::HelloSent);
     receive_welcome(connection)
 }

@@ -65,7 +65,12 @@ pub(super) fn reserve_aligned(
 /// `start..start + bytes` came from [`reserve`], and nothing refers to it any more.
 pub unsafe fn release(start: NonNull<u8>, bytes: usize) {
     // SAFETY: the caller's promise.
-    let _ = unsafe { rustix::mm::munmap(start.as_ptr().cast(), bytes) };
+    let released = unsafe { rustix::mm::munmap(start.as_ptr().cast(), bytes) };
+    if released.is_err() {
+        // It lies between others, and there are as many mappings as there may be: the addresses stay.
+        // SAFETY: as above.
+        let _ = unsafe { advise(start.as_ptr() as usize, bytes, MADV_DONTNEED) };
+    }
 }
 
 /// Changes the rights of a range.

@@ -43,7 +43,10 @@ pub fn take(bytes: usize) -> Result<NonNull<u8>, Errno> {
             }
             continue;
         }
-        let yard = memory::reserve_aligned(YARD_BYTES, YARD_BYTES, Access::ReadWrite)?;
+        let Ok(yard) = memory::reserve_aligned(YARD_BYTES, YARD_BYTES, Access::ReadWrite) else {
+            // A limit may have room for what is asked.
+            return memory::reserve_aligned(bytes, PAGE_SIZE, Access::ReadWrite);
+        };
         let start = yard.as_ptr() as usize;
         let opened =
             NEXT.compare_exchange(next, start + bytes, Ordering::Relaxed, Ordering::Relaxed);

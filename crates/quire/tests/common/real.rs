@@ -58,6 +58,9 @@ impl Mmu for Reachable {
     fn wake(&self, pages: PageRange) {
         self.0.wake(pages);
     }
+    fn expect_foreign(&self) -> Result<(), rustix::io::Errno> {
+        self.0.expect_foreign()
+    }
     fn read(&self, page: PageNum, into: &mut [u8; PAGE_SIZE]) -> bool {
         self.0.read(page, into)
     }

@@ -71,13 +71,13 @@ impl Userfaultfd {
 
     fn register_rest_for(&self, pages: PageRange, modes: u64) -> Result<(), Errno> {
         match self.register_for(pages, modes) {
-            Err(Errno::INVAL | Errno::BUSY) if pages.len() > 1 => {
+            Err(Errno::INVAL | Errno::BUSY | Errno::PERM) if pages.len() > 1 => {
                 let middle = pages.start.add(pages.len() / 2);
                 self.register_rest_for(PageRange { end: middle, ..pages }, modes)?;
                 self.register_rest_for(PageRange { start: middle, ..pages }, modes)
             }
-            // A file, what another userfaultfd has, or nothing at all.
-            Err(Errno::INVAL | Errno::BUSY) => Ok(()),
+            // A file, what another userfaultfd has, shared memory that is only read, or nothing.
+            Err(Errno::INVAL | Errno::BUSY | Errno::PERM) => Ok(()),
             result => result,
         }
     }

@@ -299,6 +299,7 @@ impl<A> List<A> {
         List { lockers: Chain::EMPTY, others: Chain::EMPTY, tickets: 0, tally: Tally::ZERO }
     }
 
+    #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
         self.lockers.first.is_none() && self.others.first.is_none()
     }
