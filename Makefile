@@ -1,4 +1,4 @@
-# make demo | test | test-long | bench | install PREFIX=/usr/local | clean
+# make demo | test | test-long | bench | picture | install PREFIX=/usr/local | clean
 #
 # Every target first sees to what it needs (scripts/setup.sh). CARGO_TARGET_DIR is respected.
 
@@ -11,7 +11,7 @@ QUIRE := $(abspath $(RELEASE)/quire)
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 REAL := python3 tests/real/run.py --quire $(QUIRE)
 
-.PHONY: release demo test test-long check unit real bench install clean
+.PHONY: release demo test test-long check unit real bench picture install clean
 
 release: setup-build
 	$(CARGO) build --release --workspace
@@ -55,6 +55,10 @@ bench: setup-bench release
 	$(QUIRE) bench waiters
 	$(QUIRE) bench rmap
 	$(QUIRE) bench speculative
+
+# docs/architecture.svg, of docs/architecture.dot.
+picture: setup-picture
+	scripts/picture.sh
 
 # `make && sudo make install`: what is built already is not built again as root.
 $(RELEASE)/quire:

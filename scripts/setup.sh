@@ -2,10 +2,10 @@
 # Sees to what building, testing and the demo need, on Debian and its relatives: looks first, installs
 # what is missing, and says nothing where all is there.
 #
-#     scripts/setup.sh build|test|bench|demo
+#     scripts/setup.sh build|test|bench|demo|picture
 set -euo pipefail
 
-target=${1:?which target: build, test, bench or demo}
+target=${1:?which target: build, test, bench, demo or picture}
 
 packages=()
 # need COMMAND PACKAGE: PACKAGE will be installed where COMMAND is not found.
@@ -35,6 +35,7 @@ test)
 	python3 -c 'import test._test_multiprocessing, test.test_subprocess' 2>/dev/null ||
 		packages+=(libpython3-testsuite)
 	;;
+picture) need dot graphviz ;;
 bench) need make make && need mkswap util-linux && need swapon mount ;;
 esac
 
