@@ -3,6 +3,10 @@
 //! `quire run` that finds itself in a run asks that one's supervisor for as much as its own budget,
 //! before it starts anything. A slot of the outer tree then holds it, whole, as long as the
 //! connection is open: until this process ends, however it ends.
+//!
+//! Such a slot (a [`Hello`] with [`RESERVATION`] for a parent) has no engine, gives no memory to others, and
+//! counts as no process. The outer supervisor refuses what its budget has not left, less what reclaim keeps.
+//! Processes of the inner run know the inner run's socket only.
 
 use std::os::fd::OwnedFd;
 

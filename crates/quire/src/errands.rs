@@ -1,8 +1,11 @@
-//! Errands: what program threads ask of an engine thread.
+//! Proxy calls: what program threads have an engine thread do.
 //!
-//! Only engine threads have the userfaultfd's descriptors (a program may close any of its own), so
-//! what maps or moves pages on a program's behalf is run by one of them, while the program's thread
-//! waits. One errand at a time: who sends one holds the space's lock.
+//! Only engine threads have the engine's descriptors. They live in the engine threads' own descriptor table,
+//! and the program's copies are closed, so that the program can neither close the userfaultfd nor hit the swap
+//! file by a number that was used again (docs/decisions/0006). The price: what maps or moves pages for a
+//! program thread (mremap, mlock, populate, MADV_PAGEOUT, an unmap over a foreign mapping, a protect that
+//! takes rights away) is executed by an engine thread while the program's thread waits. There is one such call
+//! at a time, because the thread that sends it holds the space's lock.
 
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 

@@ -1,4 +1,21 @@
 //! Joining: who connects, what he says, and what he is answered.
+//!
+//! # How a process joins
+//!
+//! 1. The supervisor has made the control memfd, the pool memfd, the swap file (O_TMPFILE), the cgroup and an
+//!    abstract `SOCK_SEQPACKET` socket, has opened `/dev/userfaultfd` where it may, and has started the program
+//!    with `LD_PRELOAD` and `QUIRE_SOCKET`.
+//! 2. The first call into the preload library, often one of ld.so's before any constructor, connects and sends
+//!    a [`Hello`]. The supervisor looks at the peer's credentials (see [`super`]).
+//! 3. The supervisor answers with a [`Welcome`] and descriptors. Where it refuses (there are as many members as
+//!    there may be, or the versions differ) the `Welcome` gives the reason; the process prints it and runs
+//!    unmanaged. A process that finds no place is looked at a second time, after all members that have ended
+//!    meanwhile have left.
+//! 4. The process reserves arena and frame pool, opens two userfaultfds, registers them, starts the engine's
+//!    threads, and closes the descriptors in the program's own table.
+//! 5. The connection stays open in the engine threads' table. Exec, exit and SIGKILL all close it: the
+//!    supervisor then takes back what the slot held, segments and slabs included. A process that executed
+//!    another program joins anew.
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 

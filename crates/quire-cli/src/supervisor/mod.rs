@@ -15,6 +15,12 @@
 //! An abstract socket has no file permissions and its name is no secret (/proc/net/unix), so every
 //! peer is looked at: processes of this user and of root may join, and any descendant of the
 //! program, whatever user it became. Whoever else connects is hung up on.
+//!
+//! # After its end
+//!
+//! Members go on without a supervisor that was killed: nothing in the way of a fault asks it. What a member
+//! held that ends from then on stays charged. A fork's child cannot join, so fork fails with EPERM; a program
+//! that is executed runs unmanaged. Both say so.
 
 mod account;
 mod joining;

@@ -7,6 +7,10 @@
 //!
 //! Owns what was seen. Leaves to `inspect` what is in a program's way. A run inside this one is its
 //! own supervisor's affair: nothing below that is looked at.
+//!
+//! A process that is stopped, or that still runs in its parent's memory (vfork), is not judged. Each unmanaged
+//! process is named once, with what its file, its environment or its network namespace says about the reason.
+//! The supervisor is no subreaper: a program's orphans have the parent that they would have without it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};

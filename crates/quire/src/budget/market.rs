@@ -19,6 +19,20 @@
 //!
 //! All of it are hints in `control/seat.rs`: who is killed at any moment leaves at worst a demand
 //! that nobody waits for, or an ask that grows old.
+//!
+//! # Figures
+//!
+//! The floor is 128 pages, or half of an equal share where that is less. What is held beyond it is weighed by
+//! how much a member faults lately: up to sixteenfold for one that does not fault. A member that has nothing to
+//! give is passed over for a second, or until it holds more. A member asks when its faults, or its fork, have
+//! found nothing for 50 ms.
+//!
+//! Where no member can give, and for 10 s nothing in the tree is swapped out, or for 60 s all that is swapped
+//! out goes to others, the member that asked is ended by SIGKILL, with a message that says what held the
+//! memory. A fork fails with ENOMEM.
+//!
+//! A process that joins is not refused for the floors' sake. With so many members that half of an equal share
+//! is less than 16 pages, the last one to ask finds no member that gives.
 
 use core::sync::atomic::Ordering::{Relaxed, Release};
 

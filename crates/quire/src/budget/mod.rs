@@ -8,6 +8,17 @@
 //! tree, and all members' words are summed up: the tree has no word of its own. A fault takes a
 //! *step* more than it needs while memory is plentiful; when it is short, everybody takes what he
 //! needs and gives back at once. [`market`] has who gives to whom.
+//!
+//! Common slabs are on no member's account: `Control::common_pages` has them, which the supervisor alone
+//! changes. A charge comes before the memory is taken, and giving back after it is gone.
+//!
+//! - A charge within what is granted goes on. Any other raises the member's word first, sums up all, and takes
+//!   the raise back where the sum is beyond the budget. The step more that a fault takes is 64 pages at most, while
+//!   an eighth of the budget is free; all slack together is at most a 64th of the budget.
+//! - The *reserve* (a 64th of the budget, between 32 and 1024 pages) is left to reclaim, which needs memory to
+//!   free memory; faults leave it alone, free frames included.
+//! - A fork charges its child's share in its own word. When the child joins, the supervisor puts that on the
+//!   child's word first, and takes it from the parent's then.
 
 mod market;
 

@@ -14,6 +14,20 @@
 //!
 //! Each fork has a number, in the word's upper part and in the child's `Hello`: the Hello of a child that
 //! was given up finds another number, or nobody that forks.
+//!
+//! # When one side is killed
+//!
+//! | which side is killed | at which step | what becomes of the others |
+//! |---|---|---|
+//! | parent | before the clone | there is no child; the supervisor takes back what the parent held, room for a child included |
+//! | parent | after the clone, before the child's Hello is handled | a Hello that comes in the same round as the parent's end is handled first, and the child goes on; one that comes later finds no parent: the child ends with 125 and a message, and reads nothing |
+//! | parent | later | the child has what is its own, and goes on |
+//! | child | before its Hello is handled | the parent sees it dead within 20 ms, takes the charge back, and fork returns its id: the kill is seen by wait |
+//! | child | between Hello and Welcome | either the parent gives up first, and the Hello is refused; or the supervisor is first, and gives back what it has moved when the connection closes |
+//! | child | later | as any member |
+//! | the child cannot join | no place, no supervisor, no userfaultfd | it says so in the word and ends; the parent reaps it, and fork is an error |
+//! | supervisor | while it moves the charge | the child ends; the parent looks for 5 s and goes on |
+//! | either is stopped | between clone and Hello | the parent's threads wait until it goes on: what they would write is being copied |
 
 use core::sync::atomic::{AtomicU32, Ordering};
 

@@ -12,6 +12,20 @@
 //! A program with one thread goes the classic way at once: nobody is there to wait for. Its second
 //! thread may come at any time, for both ways are right with any number of threads.
 //!
+//! # Reasons for doubt
+//!
+//! | tracepoint | what was seen |
+//! |---|---|
+//! | `spf_vma_changed` | the VMA's count has moved |
+//! | `spf_vma_noanon` | this is the first fault of a block, whose page words are not charged yet |
+//! | `spf_vma_notsup` | there is no VMA, a foreign one, or a dying one |
+//! | `spf_vma_access` | the VMA does not allow the access that the kernel let through: rights are changing |
+//! | `spf_pmd_changed` | the page needs memory by now, for which no room was made |
+//!
+//! The lock that a fault looks for is tried for a while, with a look at the VMA's count each time, before the
+//! fault is parked. `--no-speculative-faults` sends every fault the classic way, at run time. Where a program
+//! has one thread no reason is counted.
+//!
 //! Locks: none; [`AddressSpace::serve`] shares the space's lock by trying.
 
 use core::sync::atomic::Ordering;

@@ -11,6 +11,11 @@
 //!
 //! In a fork's child all this is its parent's, and forgotten when it makes an address space of its
 //! own.
+//!
+//! Where the handler has to wait it sleeps on a count of answers, which is raised by what would have answered
+//! the fault, and tries the access again. Calls into the library block the signals of others, so that no
+//! handler of the program's waits for locks of its own thread. A page that could not be read keeps ERROR in its
+//! word: a mark in the mapping would come back as the same SIGBUS.
 
 mod buffers;
 

@@ -1,7 +1,8 @@
-//! The library's threads: handlers, the background thread, store workers.
+//! The library's threads: handlers, the background thread, store workers, readers of the swap file.
 //!
-//! They are libc's, with the program's signals blocked: the application asked for them, and does
-//! not close descriptors that are not its own.
+//! They are libc's, with the program's signals blocked, and use the program's descriptor table: the application
+//! asked for them, and does not close descriptors that are not its own. Store workers are the only threads that
+//! call a store and may block in it.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

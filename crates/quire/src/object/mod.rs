@@ -43,22 +43,48 @@
 //! locks afterwards. What was sent to the store workers is counted in the object. So when the last
 //! mapping is gone and nothing is under way, nobody uses it.
 //!
+//! # What the kernel does by itself
+//!
+//! The kernel may unmap shared memory by itself, to swap it out: a fault on a page that its window has as
+//! mapped maps it again. A page that cannot be read is marked by UFFDIO_POISON in the mapping that asked, and
+//! is a SIGBUS there; to map it (`populate`, or a neighbour's fault once it can be read) takes the mark away.
+//!
 //! # Invariants
 //!
-//! | | statement |
-//! |---|---|
-//! | O1 | what a window has as mapped is cached, and mapped in the kernel; what is mapped in the kernel is cached |
-//! | O2 | a page that is not DIRTY is writable in no mapping |
-//! | O3 | a page at or behind the object's end is cached only while its truncation is under way |
-//! | O4 | the budget has been charged for every cached page |
-//! | O5 | where a block lives changes only while all of its page words are locked, and none of it is mapped |
-//! | O6 | what is mapped in a window lives where the window shows |
-//! | O7 | a cached page of a memory object that is not DIRTY has the bytes of its place in swap; where it has none, zeros |
-//! | O8 | a pinned page is cached and MLOCKED, and lives at home; one that is pinned for write is PINNED and DIRTY |
+//! O1 to O6 are in ARCHITECTURE.md; `check` asserts them.
 //!
-//! Locks, outer first: the space's lock > page locks of objects > `i_mmap` > a window's lock >
-//! locks of places in swap > queue of requests. Page locks are tried only where a window's lock is
-//! held, and so are those of places.
+//! # Locks
+//!
+//! Outer first: the space's lock > page locks of objects > `i_mmap` > a window's lock > queue of requests. Page
+//! locks are tried only where a window's lock is held.
+//!
+//! | operation | locks held | it may block |
+//! |---|---|---|
+//! | `map_pages` | the window's; page locks tried | no |
+//! | `fault`, in a handler | the window's; the page's, tried | no: it parks the fault, or sends a request |
+//! | `fill_at_once`, in a handler, of a memory object | the window's; page locks tried | no |
+//! | `fill_locked`, in a worker | page locks of what is read | in the store |
+//! | `read_in_place`, in the thread that serves itself | page locks of what is read; then as `map_for` | for the device |
+//! | `pin` | one page's at a time, then the window's | in the store, for memory, for a cut |
+//! | `protect`, `remap` | the space's; `i_mmap` (exclusive); windows', one at a time | for those |
+//! | `map_for`, in a worker | the window's; page locks tried | no |
+//! | `read_at`, `populate` | one page's at a time, slept for; then as `fill_locked` | in the store, for memory |
+//! | reclaim, `shrink` | the registry's; page locks and `i_mmap` (shared), tried; windows' | for windows' locks |
+//! | write-back, `write_back_locked` | page locks and `i_mmap` (shared) while pages are protected and copied; none while the store writes | in the store |
+//! | `flush` | the same; sleeps for page locks and for WRITEBACK | in the store |
+//! | `set_len` | the object's `resize`; one page's at a time, none while the store works; `i_mmap` (shared), windows' | for reads and writes under way, in the store |
+//! | `migrate` | all page locks of a block; `i_mmap` (shared), windows' | for reads and writes under way, for memory |
+//! | `map`, `unmap` | the space's; windows', one at a time; `i_mmap` (exclusive) | for those |
+//!
+//! - The object's `resize` is outside of the space's lock.
+//! - An operation that needs all page locks of a block tries them; where one is taken it waits with none in
+//!   hand. A page that is to be read stays locked until a worker comes to it, and every worker may be at the end
+//!   of a write, waiting for a lock of the same block.
+//! - The turn of an object's syncs is held while the store works; under it page locks, one at a time.
+//! - What moves a mapping has its object's `i_mmap` for writing until the pages are at the new place.
+//! - The registry of objects is outside of page locks: reclaim holds it for one block at a time, as do opening
+//!   and closing an object.
+//! - A fault begins with its window's lock, and only tries page locks under it.
 
 mod access;
 #[cfg(feature = "simulated")]

@@ -34,6 +34,8 @@
 //! under that lock. So either the cut finds the pin, or the pin waits for the cut's end, and finds
 //! the new one.
 //!
+//! Half of the budget may be pinned at most. Whether a page is pinned is asked of its count, not of its flags.
+//!
 //! Locks: a page's, one at a time, slept for; under it the window's.
 
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -424,7 +426,7 @@ impl<M: ObjectMmu> Objects<M> {
 
 #[cfg(feature = "simulated")]
 impl Object {
-    /// Says where what a page's word says of its pins is wrong (O8). For tests.
+    /// Says where what a page's word says of its pins is wrong (O6). For tests.
     pub(super) fn check_pins(&self, page: ObjectPage, word: Snapshot) {
         let count = self.pins(page);
         if word.state() != State::Poisoned {

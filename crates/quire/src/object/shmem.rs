@@ -24,6 +24,9 @@
 //! DIRTY pages are nobody's to write but reclaim's: they do not count against the limits of dirty
 //! pages, and a flush has nothing to do.
 //!
+//! Where neither pool nor file has room, faults starve, and after ten seconds without anything freed the
+//! process ends with a message.
+//!
 //! Locks: a place is used by whoever holds the page's lock in the object, and under its own lock,
 //! which guards it against write-back, compaction and the swap file's cleaner. Who must not sleep
 //! only tries that.

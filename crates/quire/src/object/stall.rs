@@ -17,6 +17,8 @@
 //! takes the marks away. Who faults while the list is full waits on. With inline delivery the
 //! thread that faults is told, and there is no mark.
 //!
+//! A writer waits 30 s as a rule (`writer_deadline` sets another time).
+//!
 //! Locks: the list's mutex, a leaf; windows' locks.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -10,6 +10,10 @@
 //! What is pinned for write ([`super::pin`]) may change while it is copied, and stays writable and
 //! DIRTY: only a flush writes it.
 //!
+//! A page is writable in a mapping only while it is DIRTY: the very call that maps it maps it write-protected, so
+//! no write is missed. More than a tenth of the budget dirty, and workers write in order of place; more than a
+//! quarter, what is under way included, and writers wait. A write that failed is tried again every 100 ms.
+//!
 //! Locks: page locks (the first of a run slept for by flushes, all others tried), `i_mmap` shared.
 
 use core::sync::atomic::Ordering;

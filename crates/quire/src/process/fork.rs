@@ -5,6 +5,44 @@
 //! [`ForkGuard::in_parent`] and [`ForkGuard::in_child`]. The child inherits page words, tables and
 //! compressed pages; before anything in it touches managed memory it has registered the arena
 //! with a userfaultfd of its own. A clone made any other way inherits no arena at all.
+//!
+//! # The steps
+//!
+//! Until the child has a userfaultfd a page that is missing reads as zeros in it, silently.
+//!
+//! 1. The preload library's *prepare* handler, which runs after everybody's, arms a trap: Syscall User Dispatch
+//!    on the forking thread, with the program's signals blocked (docs/decisions/0003). libc makes its clone;
+//!    SIGSYS comes instead. All that follows runs on the trap's own stack.
+//! 2. The heap's gate closes: no other thread is inside malloc.
+//! 3. [`Process::fork_begin`] takes the space's lock, with nothing dying. From here on faults that need memory
+//!    wait, for threads that go on writing would take every page that is freed. Reads of the swap file, which
+//!    may need memory, end; only then kswapd makes room for a second process like this one and charges it
+//!    ahead; the engine's gate closes and empties. Where the room is too little after all it is given back
+//!    before more is asked for: no fork keeps memory while it waits.
+//! 4. On an engine thread: limbo is emptied (moved back, or on to swap), free frames are given back, and the
+//!    charge is made exactly what the parent holds without its packed pages: the child's share. Where there is
+//!    no room fork fails with ENOMEM, after as long as a starved fault waits. All slabs are sealed.
+//! 5. The managed stretches of the arena and the pool, which is empty, are made inheritable (MADV_DOFORK), and
+//!    the clone is made without the kernel's writes to memory that may be managed (thread ids); these are
+//!    written by hand later.
+//! 6. *Child*: it starts the engine's first thread, which begins with an empty descriptor table of its own, so
+//!    that it needs nothing of the program's limits. That thread calls the supervisor; while the supervisor
+//!    takes the call the other threads are made, and wait: where no thread can be had, fork can still say so.
+//!    The child joins by a `Hello` with the parent's slot and the fork's number: the supervisor moves the charge,
+//!    copies the segment map, and makes the parent's slabs common. The child opens and registers userfaultfds,
+//!    takes arena and pool out of inheritance again, forgets frames, waiters and parked faults, and lets the
+//!    other threads go. Where any of this fails the child is ended, with a message; it never runs on.
+//! 7. *Parent*: it takes arena and pool out of inheritance, and waits until the supervisor has moved the charge
+//!    and the slabs (or the child is dead, and its charge comes back). Slabs that no child shares are unsealed.
+//! 8. Both: gates open, locks are released, thread ids are written, the trap goes, and libc sees its clone
+//!    return.
+//!
+//! Each step has a name in [`steps`](super::steps). What becomes of each side when another is killed is in
+//! [`crate::control::fork`]. A child that cannot join ends and is reaped, and fork fails with EAGAIN (no place), or
+//! with EPERM (no supervisor in a network namespace of its own, or none any more).
+//!
+//! A page that a fork shared is not exclusively ours and does not move: reclaim copies it out
+//! (`reclaim/copy.rs`).
 
 use core::sync::atomic::{AtomicBool, Ordering};
 

@@ -12,6 +12,13 @@
 //! ever tries page locks.
 //!
 //! Locks: the clock's mutex for the hand's position alone; page locks, tried.
+//!
+//! # How much is kept
+//!
+//! The low watermark is a 32nd of the budget, the high one a 16th; limbo is kept at a 16th while memory is
+//! short. Frames are recycled and not given back to the kernel, unless other members live on the same budget
+//! and too little of it is uncharged, a fork wants room, or the compressed pool needs a slab. A futex in each
+//! member's seat wakes its background thread.
 
 mod copy;
 mod evict;

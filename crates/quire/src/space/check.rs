@@ -2,6 +2,25 @@
 //!
 //! [`AddressSpace::check_page`] holds at any moment for a page whose lock is free;
 //! [`AddressSpace::check`] for the whole space while nobody is in it.
+//!
+//! # What makes them true
+//!
+//! | | made true by |
+//! |---|---|
+//! | I1 | a thread that calls the MMU holds the page's lock, and sets the word before it unlocks |
+//! | I2 | every path from lock to unlock; reads of the file unlock at their end |
+//! | I3 | `count_mapped`, `count_unmapped`, `use_block` |
+//! | I4 | `set_owner` comes before the unlock; handles change hands under the page lock |
+//! | I5 | `frames/mod.rs`, under its mutex |
+//! | I6 | a charge comes before the memory is taken, giving back after it is gone |
+//! | I7 | in `map` the rights come before the VMA; in `unmap` the VMA goes (or dies) first, then the pages, then the stretch is noted as open |
+//! | I8 | `try_charge`, one word a member; `charge_anyway` only for what is there already, and for the words of a block that `remap` moves to |
+//! | I9 | references come before the bit at taking, the bit before the references at letting go |
+//! | I10 | header and checksum in `swap/blob.rs` |
+//! | I11 | `try_lock`, `lock_or_park`, `try_share`, queues |
+//! | I12 | MADV_DONTFORK from the start |
+//! | I13 | each `Err(Doubt)` comes after its unlocks |
+//! | I14 | the supervisor sets the bits, then the word; the side that finds a bit set when it takes it away has decided |
 
 use core::sync::atomic::Ordering;
 use std::collections::BTreeSet;

@@ -6,6 +6,10 @@
 //! for a fork, and it takes the fault of a protected page itself where it is to make it our own
 //! again, which the thread that asked for that would then have to serve. So the protection is
 //! lifted, and the word changed, before any of these.
+//!
+//! How many pages are kept clean follows how often they are written after all ([`crate::swap::Swap`]). A page
+//! that is read alone from the swap file does not keep its place there, and a swap file that is full gets back
+//! the places of pages that are in memory.
 
 use core::sync::atomic::Ordering;
 

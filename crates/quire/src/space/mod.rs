@@ -4,9 +4,48 @@
 //! [`Mmu`]. One file per verb: [`map`](self), `unmap` (and `dying`), `protect`, `remap`, `advise`; the fault is
 //! in [`crate::fault`], eviction in [`crate::reclaim`].
 //!
-//! Locks, in order: the space's lock (`layout`: alone by program threads, shared by faults that go
-//! the classic way) > page lock > the frame pool's mutex, the swap's own. A fault never waits for
-//! the space's lock.
+//! # Locks
+//!
+//! In order: the space's lock (`layout`: alone by program threads, shared by faults that go the classic way) >
+//! page lock > the frame pool's mutex, the swap's own.
+//!
+//! - A fault never waits for the space's lock. A change of the layout may sleep for a page lock, and for the
+//!   classic faults inside: a thread that holds one of these needs nothing that the change has.
+//! - A handler may try the space's lock, for a fault outside of all VMAs, beside classic faults. Where it is
+//!   taken, the thread that unlocks it looks after the fault.
+//! - A thread that drops pages for an unmap sleeps for a page lock with none in hand. A thread that has the
+//!   space's lock needs no page of a dying range.
+//! - `remap` sleeps for two page locks: the target is no other thread's yet.
+//! - The gate is no lock of handlers against each other: it only lets a fork know that no thread is inside.
+//! - The swap file's reads are waited for under the page's lock alone, and never by a handler.
+//!
+//! # Which lock settles what
+//!
+//! Each cell: what keeps the two operations apart on the same page. **P** page lock. **V** the VMA's count,
+//! bumped first by the one, looked at under the page lock by the other. **S** space's lock. **G** gate. **F**
+//! frame pool's mutex. **W** the WRITEBACK flag and the handle, compared under the page lock when the write has
+//! ended. **C** the clock's mutex gives each a block of its own. A dash: they never meet, because a page that is
+//! being mapped has no content yet.
+//!
+//! | | fault | read-in | evict | store | write-back | map | unmap, DONTNEED | protect | remap | fork |
+//! |---|---|---|---|---|---|---|---|---|---|---|
+//! | **fault** | P | P | P | P | P, W | V | V, P | V, P | V, P | G |
+//! | **read-in** | | P | P | P | P, W | – | P | P | P | waits for reads |
+//! | **evict** | | | P, C | P, F | P | – | V, P | V, P | V, P | G |
+//! | **store** | | | | P, F | P | – | P | P | P | G |
+//! | **write-back** | | | | | one thread | – | P, W | P | P, W | G |
+//! | **map** | | | | | | S | S | S | S | S |
+//! | **unmap** | | | | | | | S | S | S | S |
+//! | **protect** | | | | | | | | S | S | S |
+//! | **remap** | | | | | | | | | S | S |
+//! | **fork** | | | | | | | | | | S |
+//!
+//! Unmap against map, unmap, protect, remap and fork: **S**, and a dying range is waited for. *Fault and remap*:
+//! a move's VMA is there before its pages are. A fault at the target maps zeros until its page comes; the move
+//! drops them under the target's page lock. *Fault and protect*: rights that are gained reach the kernel before
+//! the VMA, rights that are lost after it; a fault that comes in between maps by copy, which works whatever the
+//! rights. *Evict by copy and protect*: the page is write-protected while it is read, because the right to
+//! write may come back in between.
 
 mod advise;
 mod attributes;

@@ -21,6 +21,11 @@
 //! that an access seals it or is tried again; but what rights its pages have is not known any more,
 //! and from then on every map asks for them.
 //!
+//! Rights come 64 MiB at a time (docs/decisions/0020). PROT_NONE and read-only mappings have their mprotect at
+//! each call. Where RLIMIT_DATA is set at the start nothing stays open, because that limit counts what can be
+//! written; where another limit refuses a call, all that is open is given back and the call is tried once more.
+//! The library keeps rights exact: its inline delivery must not take the space's lock in a signal handler.
+//!
 //! Locks: the record is the space's lock's. A handler only ever tries that lock; where it is taken
 //! the fault stays in the list, for whoever gives the lock back.
 

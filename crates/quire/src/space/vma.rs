@@ -7,6 +7,13 @@
 //! any change of it, which a fault checks once more under the page lock.
 //!
 //! A lookup writes nothing. Changes need the space's lock, which the caller proves by a guard.
+//!
+//! # A change against a fault
+//!
+//! A change of the layout bumps the record's count *first* and takes the page locks *afterwards*. A fault takes
+//! the page lock first and looks at the count afterwards. So either the fault sees the change, or the change
+//! finds what the fault mapped. The change skips blocks that were never touched; for that reason a block's
+//! `is_used` and the count are SeqCst on both sides.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 

@@ -7,6 +7,10 @@
 //! free it.
 //!
 //! Everything here runs on handler threads: no allocation, no libc, no panic on bad bytes.
+//!
+//! Three tiers, each behind the one before: a page of one 32-bit pattern keeps no data; LZ4 in the pool, where
+//! it saves at least a quarter (a page that saves less goes there as it is, if there is a swap file, and else
+//! stays in limbo); the file.
 
 pub mod blob;
 pub mod compress;
