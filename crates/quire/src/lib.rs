@@ -1,6 +1,6 @@
 //! Quire's engine: a virtual-memory manager in user space.
 //!
-//! See ARCHITECTURE.md for the map of the house; [`process::Process`] is the engine of a real
+//! See ARCHITECTURE.md for the map, docs/tour.md for one fault through the code; [`process::Process`] is the engine of a real
 //! process, [`space::AddressSpace`] the engine itself, generic over its [`mmu::Mmu`].
 #![no_std]
 

@@ -13,6 +13,8 @@
 //! count: what is mapped along with another page says nothing. A stream without faults ends by
 //! being overwritten.
 //!
+//! Nothing is mapped around the faults of such a stream, so that they say how much of it is used.
+//!
 //! Locks: one mutex, a leaf, only ever tried: a fault that finds it taken is not noted.
 
 use rustix_futex_sync::Mutex;
