@@ -66,20 +66,18 @@
 //! | `fill_locked`, in a worker | page locks of what is read | in the store |
 //! | `read_in_place`, in the thread that serves itself | page locks of what is read; then as `map_for` | for the device |
 //! | `pin` | one page's at a time, then the window's | in the store, for memory, for a cut |
-//! | `protect`, `remap` | the space's; `i_mmap` (exclusive); windows', one at a time | for those |
+//! | `protect` | the space's | for it |
+//! | `remap` | the space's; `i_mmap` (exclusive); windows', one at a time | for those |
 //! | `map_for`, in a worker | the window's; page locks tried | no |
 //! | `read_at`, `populate` | one page's at a time, slept for; then as `fill_locked` | in the store, for memory |
 //! | reclaim, `shrink` | the registry's; page locks and `i_mmap` (shared), tried; windows' | for windows' locks |
 //! | write-back, `write_back_locked` | page locks and `i_mmap` (shared) while pages are protected and copied; none while the store writes | in the store |
 //! | `flush` | the same; sleeps for page locks and for WRITEBACK | in the store |
 //! | `set_len` | the object's `resize`; one page's at a time, none while the store works; `i_mmap` (shared), windows' | for reads and writes under way, in the store |
-//! | `migrate` | all page locks of a block; `i_mmap` (shared), windows' | for reads and writes under way, for memory |
+//! | `migrate` | page locks of a run, tried; `i_mmap` (shared), windows' | for memory |
 //! | `map`, `unmap` | the space's; windows', one at a time; `i_mmap` (exclusive) | for those |
 //!
-//! - The object's `resize` is outside of the space's lock.
-//! - An operation that needs all page locks of a block tries them; where one is taken it waits with none in
-//!   hand. A page that is to be read stays locked until a worker comes to it, and every worker may be at the end
-//!   of a write, waiting for a lock of the same block.
+//! - The object's `resize` is outside of the space's lock, which a change of length takes under `resize` alone.
 //! - The turn of an object's syncs is held while the store works; under it page locks, one at a time.
 //! - What moves a mapping has its object's `i_mmap` for writing until the pages are at the new place.
 //! - The registry of objects is outside of page locks: reclaim holds it for one block at a time, as do opening
