@@ -43,9 +43,9 @@
 //! locks afterwards. What was sent to the store workers is counted in the object. So when the last
 //! mapping is gone and nothing is under way, nobody uses it.
 //!
-//! # What the kernel does by itself
+//! # What the kernel does
 //!
-//! The kernel may unmap shared memory by itself, to swap it out: a fault on a page that its window has as
+//! It maps the home at each mapping, registered for missing, minor and write-protect faults. It may unmap shared memory by itself, to swap it out: a fault on a page that its window has as
 //! mapped maps it again. A page that cannot be read is marked by UFFDIO_POISON in the mapping that asked, and
 //! is a SIGBUS there; to map it (`populate`, or a neighbour's fault once it can be read) takes the mark away.
 //!
