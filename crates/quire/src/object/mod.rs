@@ -45,8 +45,10 @@
 //!
 //! # What the kernel does
 //!
-//! It maps the home at each mapping, registered for missing, minor and write-protect faults. It may unmap shared memory by itself, to swap it out: a fault on a page that its window has as
-//! mapped maps it again. A page that cannot be read is marked by UFFDIO_POISON in the mapping that asked, and
+//! It maps the home at each mapping, registered for missing, minor and write-protect faults. It may unmap
+//! shared memory by itself, to swap it out: a fault on a page that its window has as mapped maps it again.
+//!
+//! A page that cannot be read is marked by UFFDIO_POISON in the mapping that asked, and
 //! is a SIGBUS there; to map it (`populate`, or a neighbour's fault once it can be read) takes the mark away.
 //!
 //! # Invariants
