@@ -226,17 +226,6 @@ struct quire_mapping *quire_map(const struct quire_object *object,
                                 uint32_t flags,
                                 int fault_around);
 
-// quire_map into another address space of the process, `space`, which serves the faults that are
-// taken there. All else stays with the address space that the object was opened in, its memory
-// above all; but with QUIRE_MAP_PRIVATE the pages are `space`'s own, and take its memory and its
-// swap file. Both stay as long as the mapping does.
-struct quire_mapping *quire_map_in(const struct quire_object *object,
-                                   const struct quire_space *space,
-                                   uint64_t offset,
-                                   size_t len,
-                                   uint32_t flags,
-                                   int fault_around);
-
 // Unmaps, and ends the handle. What was written reaches the file in time; quire_sync says when.
 // Fails with EBUSY, and nothing has changed, while a range of it is pinned.
 int quire_unmap(struct quire_mapping *mapping);

@@ -148,11 +148,6 @@ fn a_thread_serves_itself_over_recycled_memory() {
 }
 
 #[test]
-fn an_object_is_mapped_in_two_address_spaces_at_once() {
-    check("spaces", Linked::Shared);
-}
-
-#[test]
 fn threads_share_handles_and_have_errors_of_their_own() {
     check("threads", Linked::Shared);
 }

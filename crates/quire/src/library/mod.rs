@@ -385,11 +385,6 @@ impl AddressSpace {
         self.objects().space.wait_counts()
     }
 
-    /// Whether another is the same.
-    fn is_same(&self, other: &AddressSpace) -> bool {
-        Arc::ptr_eq(&self.engine, &other.engine)
-    }
-
     /// The engine, for a call that may take its locks.
     fn objects(&self) -> Entered {
         Entered { objects: self.engine.objects, _signals: SignalsBlocked::of_others() }
@@ -524,9 +519,6 @@ impl Drop for Engine {
 /// `Engine::start` made it, and nobody refers to it any more.
 unsafe fn discard(objects: &'static Objects<Userfaultfd>) {
     inline::remove(objects);
-    // SAFETY: its threads have ended, and every mapping of another's objects in it, or of its own
-    // elsewhere, keeps the engine.
-    unsafe { objects.part() };
     // SAFETY: made by `leak`; the caller's promise.
     drop(unsafe { std::boxed::Box::from_raw(core::ptr::from_ref(objects).cast_mut()) });
 }
@@ -561,11 +553,9 @@ fn large_windows() -> Option<usize> {
     Some(most.trim().parse::<usize>().ok()? / 4)
 }
 
-/// The address of a page of a mapping that is there, in whatever address space.
+/// The address of a page of the arena.
 fn address(objects: &Objects<Userfaultfd>, page: PageNum) -> usize {
-    let host = objects.host_of(page).expect("a mapping keeps its host");
-    let (mmu, page) = host.mmu(page);
-    mmu.address(page)
+    objects.space.mmu().address(page)
 }
 
 /// What an error of the engine is called.

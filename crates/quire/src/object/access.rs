@@ -11,7 +11,6 @@ use crate::mmu::object::ObjectMmu;
 use crate::page::{Condition, Flags, Interrupted, Kill, State};
 use crate::scratch::Scratch;
 use crate::space::AddressSpace;
-use crate::space::hosts::{HostId, local};
 use crate::space::vma::{Kind, Pattern, Vma};
 use crate::sys::{Errno, monotonic_ns};
 use crate::units::{
@@ -203,7 +202,7 @@ impl<M: ObjectMmu> Objects<M> {
     pub fn populate_cached(&self, range: PageRange) -> usize {
         let part_of = |part: PageRange| {
             let Some(vma) = self.object_vma(part.start) else { return 0 };
-            let mut window = self.window(part.start);
+            let mut window = self.windows.lock(part.start);
             let object = self.object(ObjectId(vma.attributes.backing.object));
             self.map_pages(object, &vma, &mut window, part, AddressSpace::<M>::NO_PAGE);
             part.pages().filter(|&page| window.is_present(page)).count()
@@ -211,21 +210,20 @@ impl<M: ObjectMmu> Objects<M> {
         range.by_block().map(part_of).sum()
     }
 
-    /// The VMA of an object of this space at a page of a mapping that the caller keeps. Advice may
-    /// have split the mapping: what all its pages have in common is in any of its VMAs.
+    /// The VMA of an object at a page of a mapping that the caller keeps. Advice may have split the
+    /// mapping: what all its pages have in common is in any of its VMAs.
     pub(super) fn object_vma(&self, page: PageNum) -> Option<Vma> {
-        let host = self.host_of(page)?;
-        let vma = host.objects.vma_of_any_object(local(page))?;
-        self.as_own(&host, HostId::of(page), &vma)
+        self.vma_of_kind(page, Kind::Object)
     }
 
-    fn vma_of_any_object(&self, page: PageNum) -> Option<Vma> {
-        // Under the space's lock: while advice splits it, a lookup without may find none.
+    /// The VMA of a kind at a page. Waits for whoever changes the layout: while advice splits a VMA,
+    /// a lookup without the lock may find none.
+    pub(super) fn vma_of_kind(&self, page: PageNum, kind: Kind) -> Option<Vma> {
         let vma = self.space.next_vma(&self.space.lock(), page)?;
-        (vma.range.contains(page) && vma.attributes.kind == Kind::Object).then_some(vma)
+        (vma.range.contains(page) && vma.attributes.kind == kind).then_some(vma)
     }
 
-    /// Whether an object, be it a guest, or a private copy of one, is mapped at a page. Waits for who changes the
+    /// Whether an object, or a private copy of one, is mapped at a page. Waits for whoever changes the
     /// layout.
     pub fn is_mapping_at(&self, page: PageNum) -> bool {
         let vma = self.space.next_vma(&self.space.lock(), page);
@@ -290,7 +288,7 @@ impl<M: ObjectMmu> Objects<M> {
         let mut is_any = false;
         for blocks_part in pages.intersect(object.range()).by_block() {
             let page = part.start.add((blocks_part.start.0 - pages.start.0) as usize);
-            let can_show = self.can_show(object, vma, &self.window(page), page);
+            let can_show = self.can_show(object, vma, &self.windows.lock(page), page);
             if !can_show {
                 self.come_home(object, blocks_part.start, kill, scratch)?;
                 is_any = true;

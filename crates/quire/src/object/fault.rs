@@ -6,7 +6,6 @@
 //! is not cached (it is read by a worker, with what read-ahead chose), is to be written (it becomes
 //! dirty), or is busy (the fault is parked on it).
 
-use super::hosts::Found;
 use super::large::LargeFrame;
 use super::read_in_place::InPlace;
 use super::requests::has_just_timed_out;
@@ -37,7 +36,7 @@ pub(super) struct Fault<'a> {
     pub object: &'a Object,
     /// The page of the object.
     pub at: ObjectPage,
-    /// The page of the arena, which may be a host's.
+    /// The page of the arena.
     pub page: PageNum,
     pub access: Access,
     pub vma: &'a Vma,
@@ -133,25 +132,23 @@ impl<M: ObjectMmu> Objects<M> {
         let mut settles = false;
         loop {
             failpoint::hit(Place::Arrived, page);
-            let vma = match self.find_object_vma(page) {
-                Some(Found::Own(vma)) => vma,
-                Some(Found::Guest(vma)) => {
-                    return self.guest_fault(page, access, &vma, way, kind, scratch);
-                }
-                None if way == Way::Speculative => return Err(Doubt::not_supported(page, None)),
-                None => {
-                    self.space.wake(PageRange::new(page, 1));
+            let vma = match self.space.find_vma(page) {
+                Some(vma) if vma.attributes.kind == Kind::Object => vma,
+                _ if way == Way::Speculative => return Err(Doubt::not_supported(page, None)),
+                _ => {
+                    self.space.mmu().wake(PageRange::new(page, 1));
                     return Ok(Outcome::NoVma);
                 }
             };
             way.check_access(&vma, access)?;
             failpoint::hit(Place::Prepared, page);
-            let look = match self.window_if_there(page) {
-                Some(mut window) if way == Way::Classic || window.is_current(&vma) => {
-                    failpoint::hit(Place::Checked, page);
-                    self.fault_in_window(page, access, &vma, way, &mut window, settles)
+            let look = {
+                let mut window = self.windows.lock(page);
+                if way != Way::Classic && !self.space.is_current(&vma) {
+                    return Err(Doubt::changed(&vma));
                 }
-                _ => return Err(Doubt::changed(&vma)),
+                failpoint::hit(Place::Checked, page);
+                self.fault_in_window(page, access, &vma, way, &mut window, settles)
             };
             match look {
                 Look::Ended(outcome) => return Ok(outcome),
@@ -194,7 +191,7 @@ impl<M: ObjectMmu> Objects<M> {
             Ok(_) => Some(self.space.starve(page)),
             Err(busy) => {
                 if !self.space.park_fault_on(object.word(busy), page) {
-                    self.space.wake(PageRange::new(page, 1));
+                    self.space.mmu().wake(PageRange::new(page, 1));
                 }
                 Some(Outcome::Parked)
             }
@@ -203,7 +200,7 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// Answers a fault that needs nothing, or that the kernel will refuse when it is tried again.
     pub(super) fn answer(&self, page: PageNum, outcome: Outcome) -> Look {
-        self.space.wake(PageRange::new(page, 1));
+        self.space.mmu().wake(PageRange::new(page, 1));
         Look::Ended(outcome)
     }
 
@@ -269,7 +266,7 @@ impl<M: ObjectMmu> Objects<M> {
         let protection =
             if is_writable { Protection::Writable } else { Protection::WriteProtected };
         // Without the page's lock: whoever drops it clears the window first, whose lock we hold.
-        let _ = self.map_cached(one, protection);
+        let _ = self.space.mmu().map_cached(one, protection);
         self.answer(page, Outcome::Spurious)
     }
 
@@ -288,7 +285,7 @@ impl<M: ObjectMmu> Objects<M> {
             return self.answer(page, Outcome::Parked);
         };
         if object.is_memory() && old.state() == State::None && !old.has(Flags::ERROR) {
-            match self.fill_at_once(object, at, page, guess.order) {
+            match self.fill_at_once(object, at, guess.order) {
                 AtOnce::Cached(pages) if access == Access::Read => {
                     self.advance(object, guess, pages);
                     self.space.unlock_word(word);
@@ -357,7 +354,7 @@ impl<M: ObjectMmu> Objects<M> {
                 self.space.unlock_word(word);
                 self.answer(page, Outcome::Poisoned)
             }
-            _ if old.has(Flags::ERROR) && old.payload() == 0 && self.is_inline_at(page) => {
+            _ if old.has(Flags::ERROR) && old.payload() == 0 && self.space.mmu().is_inline() => {
                 self.space.unlock_word(word);
                 Look::Ended(Outcome::Poisoned)
             }
@@ -427,7 +424,7 @@ impl<M: ObjectMmu> Objects<M> {
         }
         if !run.is_empty() {
             // Where it is refused the pages stay protected, and are dirty for nothing.
-            let done = self.write_protect(run, Protection::Writable);
+            let done = self.space.mmu().write_protect(run, Protection::Writable);
             if done.refusal.is_none() {
                 run.pages().for_each(|page| window.set(page, true));
             }
@@ -462,10 +459,10 @@ impl<M: ObjectMmu> Objects<M> {
             }
         }
         let is_writable = protection == Protection::Writable;
-        let mut done = self.map_cached(one, protection);
+        let mut done = self.space.mmu().map_cached(one, protection);
         if done.refusal == Some(Refusal::Exists) && is_writable {
             // Mapped already, but protected.
-            done = self.write_protect(one, Protection::Writable);
+            done = self.space.mmu().write_protect(one, Protection::Writable);
         }
         let is_there = done.pages == 1 || done.refusal == Some(Refusal::Exists);
         if is_there {

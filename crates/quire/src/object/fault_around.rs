@@ -108,7 +108,7 @@ impl<M: ObjectMmu> Objects<M> {
         while at < run.end {
             // Whatever the mapping's rights: the first write must be noticed.
             let rest = PageRange { start: at, end: run.end };
-            let done = self.map_cached(rest, Protection::WriteProtected);
+            let done = self.space.mmu().map_cached(rest, Protection::WriteProtected);
             let mut there = done.pages;
             mapped += done.pages;
             if done.refusal == Some(Refusal::Exists) {

@@ -32,10 +32,6 @@ impl<M: ObjectMmu> Objects<M> {
     /// memory is recycled when it goes.
     pub fn migrate(&self, object: &Object, scratch: &mut Scratch) -> Migrated {
         let mut all = Migrated::default();
-        // Relaxed: as in `try_charge_run`.
-        if object.away.load(Ordering::Relaxed) > 0 {
-            return all;
-        }
         let whole = object.len() as usize >> PAGE_SHIFT >> BLOCK_ORDER;
         for index in 0..whole {
             let pages = ObjectRange::new(ObjectPage((index * BLOCK_PAGES) as u64), BLOCK_PAGES);

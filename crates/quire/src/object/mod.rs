@@ -2,16 +2,15 @@
 //!
 //! An object's pages live in its *home* (shared memory, at the object's own offsets), and each has
 //! a page word in the object: `None` is not cached, `Cached` is. Any number of mappings, anywhere
-//! in the arena, or in other address spaces' ([`hosts`]), show the home; which of its pages a mapping
-//! has mapped is known per 2 MiB of the arena, in a [`window`]. Where an object is mapped is in its interval tree ([`i_mmap`]), which
-//! every walk over the mappings of a page shares ([`rmap`]).
+//! in the arena, show the home; which of its pages a mapping has mapped is known per 2 MiB of the
+//! arena, in a [`window`]. Where an object is mapped is in its interval tree ([`i_mmap`]), which every
+//! walk over the mappings of a page shares ([`rmap`]).
 //!
 //! | file | what is there |
 //! |---|---|
 //! | `registry` | objects come and go |
 //! | `map` | mappings come and go |
 //! | `protect`, `remap` | they get other rights, or another length |
-//! | `hosts` | objects that are mapped in other address spaces |
 //! | `private` | private mappings: copies, whose faults are anonymous memory's but for the first |
 //! | `private_map` | they come and go, and follow their object |
 //! | `private_access` | what is asked of them beside accesses |
@@ -65,7 +64,6 @@ mod access;
 mod check;
 mod fault;
 mod fault_around;
-mod hosts;
 pub mod i_mmap;
 mod large;
 mod map;
@@ -100,8 +98,6 @@ mod writeback;
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 pub use self::access::ReadError;
-pub use self::hosts::Host;
-use self::hosts::Neighbours;
 use self::i_mmap::{IMmap, IMmaps};
 use self::large::LargeFrames;
 pub use self::map::MapRequest;
@@ -226,8 +222,6 @@ pub struct Object {
     writeback: AtomicU32,
     /// Private mappings.
     privates: AtomicUsize,
-    /// Mappings in other address spaces.
-    away: AtomicUsize,
     /// Who changes the length holds it.
     resize: Mutex<()>,
     /// While the store is being asked to become shorter: the first page that it may lose. From here
@@ -395,7 +389,6 @@ pub struct Objects<M: ObjectMmu> {
     slots_used: AtomicUsize,
     /// Serialises opening and closing against reclaim's and write-back's round.
     registry: Mutex<Hands>,
-    neighbours: Neighbours<M>,
     windows: Windows,
     mappings: Mappings,
     pins: Pins,
@@ -447,7 +440,6 @@ impl<M: ObjectMmu> Objects<M> {
             slots,
             slots_used: AtomicUsize::new(0),
             registry: Mutex::new(Hands::default()),
-            neighbours: Neighbours::new(),
             windows,
             mappings,
             pins,

@@ -353,7 +353,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// Makes mapped pages writable that are pinned for write, as far as nobody holds them.
     fn lift_protection(&self, object: &Object, vma: &Vma, part: PageRange) {
         let backing = vma.attributes.backing;
-        let mut window = self.window(part.start);
+        let mut window = self.windows.lock(part.start);
         let mut run = PageRange { start: part.start, end: part.start };
         for page in part.pages() {
             let is_protected = window.is_present(page) && !window.is_writable(page);
@@ -373,7 +373,7 @@ impl<M: ObjectMmu> Objects<M> {
             return;
         }
         // Where it is refused each is tried by itself.
-        if self.write_protect(run, Protection::Writable).refusal.is_none() {
+        if self.space.mmu().write_protect(run, Protection::Writable).refusal.is_none() {
             run.pages().for_each(|page| window.set(page, true));
         }
         let backing = vma.attributes.backing;
@@ -397,10 +397,10 @@ impl<M: ObjectMmu> Objects<M> {
         let protection = if is_writing { Protection::Writable } else { Protection::WriteProtected };
         let at = vma.attributes.backing.object_page(page);
         let word = object.word(at);
-        while !is_done(&self.window(page)) {
+        while !is_done(&self.windows.lock(page)) {
             let old = self.space.lock_word(word);
             let done = {
-                let mut window = self.window(page);
+                let mut window = self.windows.lock(page);
                 // Its memory may have failed since.
                 let may_map = !is_done(&window) && old.state() == State::Cached;
                 let map = || self.map_locked(object, vma, page, old, protection, &mut window);

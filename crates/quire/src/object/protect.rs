@@ -6,16 +6,13 @@
 //! themselves. Nothing has to be unmapped, and O2 is not touched: what a window has as writable is
 //! DIRTY, whatever the rights, and is protected by the next write-back as ever.
 //!
-//! Rights are those of the arena that the mapping lies in, be it another space's ([`super::hosts`]).
-//!
-//! Locks: that space's; `i_mmap` exclusive; windows', one at a time.
+//! Locks: the space's; `i_mmap` exclusive; windows', one at a time.
 
 use super::{Object, ObjectId, Objects};
 use crate::mmu::Prot;
 use crate::mmu::object::ObjectMmu;
-use crate::space::hosts::{HostId, local, local_range};
+use crate::space::Layout;
 use crate::space::vma::{Backing, Kind};
-use crate::space::{AddressSpace, Layout};
 use crate::sys::Errno;
 use crate::units::{ObjectRange, PageRange};
 
@@ -24,49 +21,46 @@ impl<M: ObjectMmu> Objects<M> {
     ///
     /// # Errors
     /// `NOMEM`, and nothing has changed.
-    pub fn protect(&self, seen: PageRange, prot: Prot) -> Result<(), Errno> {
-        let host = self.host_of(seen.start).ok_or(Errno::NOMEM)?;
-        let space = &host.objects.space;
+    pub fn protect(&self, range: PageRange, prot: Prot) -> Result<(), Errno> {
+        let space = &self.space;
         let mut layout = space.lock();
-        let vma = space.next_vma(&layout, local(seen.start)).ok_or(Errno::NOMEM)?;
+        let vma = space.next_vma(&layout, range.start).ok_or(Errno::NOMEM)?;
         let before = vma.attributes.prot;
         if before == prot {
             return Ok(());
         }
         if vma.attributes.kind == Kind::Private {
-            return space.protect(&mut layout, local_range(seen), prot);
+            return space.protect(&mut layout, range, prot);
         }
-        let vma = self.as_own(&host, HostId::of(seen.start), &vma).ok_or(Errno::NOMEM)?;
         let backing = vma.attributes.backing;
-        let changed = self.set_rights(space, &mut layout, seen, backing, prot);
+        let changed = self.set_rights(&mut layout, range, backing, prot);
         if changed.is_err() {
             // Where it is refused as well the rights are those of the VMA all the same, or fewer.
-            let _ = self.set_rights(space, &mut layout, seen, backing, before);
+            let _ = self.set_rights(&mut layout, range, backing, before);
         }
         changed
     }
 
     fn set_rights(
         &self,
-        space: &AddressSpace<M>,
         layout: &mut Layout<'_>,
-        seen: PageRange,
+        range: PageRange,
         backing: Backing,
         prot: Prot,
     ) -> Result<(), Errno> {
         let object = self.object(ObjectId(backing.object));
-        space.set_prot(layout, local_range(seen), prot)?;
-        self.change_mapping(object, seen, backing, |mapping| mapping.prot = prot);
-        for part in seen.by_block() {
-            if !self.conceal(&mut self.window(part.start), part.start) {
+        self.space.set_prot(layout, range, prot)?;
+        self.change_mapping(object, range, backing, |mapping| mapping.prot = prot);
+        for part in range.by_block() {
+            if !self.conceal(&mut self.windows.lock(part.start), part.start) {
                 return Err(Errno::NOMEM);
             }
         }
-        let done = space.mmu().protect(local_range(seen), prot);
+        let done = self.space.mmu().protect(range, prot);
         if done.refusal.is_some() { Err(Errno::NOMEM) } else { Ok(()) }
     }
 
-    /// Changes what the reverse map has of the mapping that this space sees at `range`.
+    /// Changes what the reverse map has of the mapping at `range`.
     pub(super) fn change_mapping(
         &self,
         object: &Object,

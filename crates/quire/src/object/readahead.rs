@@ -49,7 +49,7 @@ impl<M: ObjectMmu> Objects<M> {
             self.around(object, vma, page, guess, window)
         };
         let asker = Asker { page, vma: *vma, around, access };
-        let is_in_place = self.may_read_in_place(object, page, pages);
+        let is_in_place = self.may_read_in_place(object, pages);
         let request = Request::Read { object: id, pages, asker: Some(asker) };
         if is_in_place {
             self.get(id);

@@ -63,7 +63,6 @@ impl<M: ObjectMmu> Objects<M> {
                 dirty: AtomicUsize::new(0),
                 writeback: AtomicU32::new(0),
                 privates: AtomicUsize::new(0),
-                away: AtomicUsize::new(0),
                 resize: Mutex::new(()),
                 cut: AtomicU64::new(u64::MAX),
                 cuts: AtomicU32::new(0),

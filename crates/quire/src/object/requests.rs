@@ -24,7 +24,6 @@ use crate::fault::{Access, Outcome};
 use crate::mmu::Protection;
 use crate::mmu::object::ObjectMmu;
 use crate::page::{Flags, Kill, Snapshot, State};
-use crate::space::hosts::HostId;
 use crate::space::vma::{Kind, Vma};
 use crate::sys::Errno;
 use crate::sys::futex::{self, Reach};
@@ -271,7 +270,7 @@ impl<M: ObjectMmu> Objects<M> {
         self.requests.unparked.answer_all(|answer| {
             // There an answer wakes whoever waits for a page near by: one for all, below.
             match answer {
-                Answer::Page(page) if HostId::of(page).is_home() && self.is_inline_at(page) => {
+                Answer::Page(page) if self.space.mmu().is_inline() => {
                     let one = PageRange::new(page, 1);
                     hull = Some(hull.map_or(one, |hull| PageRange {
                         start: hull.start.min(one.start),
@@ -282,7 +281,7 @@ impl<M: ObjectMmu> Objects<M> {
             }
         });
         if let Some(hull) = hull {
-            self.space.wake(hull);
+            self.space.mmu().wake(hull);
         }
     }
 
@@ -318,9 +317,8 @@ impl<M: ObjectMmu> Objects<M> {
     /// What a fault asked for has been read, or cannot be: maps it and answers the fault. Returns
     /// whether it is mapped.
     pub(super) fn answer_asker(&self, object: &Object, asker: &Asker, is_bad: bool) -> bool {
-        // Where its host is gone nobody waits.
-        let Some(mut window) = self.window_if_there(asker.page) else { return false };
-        if window.is_current(&asker.vma) {
+        let mut window = self.windows.lock(asker.page);
+        if self.space.is_current(&asker.vma) {
             if is_bad {
                 let at = asker.vma.attributes.backing.object_page(asker.page);
                 self.poison_unread(object, at, asker.page, &window);
@@ -330,7 +328,7 @@ impl<M: ObjectMmu> Objects<M> {
         }
         let is_mapped = window.is_present(asker.page);
         if !is_mapped {
-            self.space.wake(PageRange::new(asker.page, 1));
+            self.space.mmu().wake(PageRange::new(asker.page, 1));
         }
         is_mapped
     }
@@ -365,10 +363,10 @@ impl<M: ObjectMmu> Objects<M> {
             return;
         }
         let one = PageRange::new(page, 1);
-        if self.poison_page(page).pages == 0 {
+        if self.space.mmu().poison(page).pages == 0 {
             // What was mapped protected has left a mark behind, which goes with the protection.
-            let _ = self.write_protect(one, Protection::Writable);
-            let _ = self.poison_page(page);
+            let _ = self.space.mmu().write_protect(one, Protection::Writable);
+            let _ = self.space.mmu().poison(page);
         }
     }
 

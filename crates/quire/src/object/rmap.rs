@@ -29,7 +29,7 @@ impl<M: ObjectMmu> Objects<M> {
         self.for_each_mapping(object, pages, wait, |_, window, part| {
             if let Some(present) = window.present_of(part) {
                 // What lies between is not mapped, or is locked by the caller as well.
-                self.unmap_pages(present);
+                self.space.mmu().unmap(present);
                 window.clear(present);
             }
         })
@@ -51,11 +51,11 @@ impl<M: ObjectMmu> Objects<M> {
     pub(super) fn try_to_protect(&self, object: &Object, pages: ObjectRange, wait: Wait) -> bool {
         self.for_each_mapping(object, pages, wait, |_, window, part| {
             if let Some(writable) = window.writable_of(part) {
-                let done = self.write_protect(writable, Protection::WriteProtected);
+                let done = self.space.mmu().write_protect(writable, Protection::WriteProtected);
                 window.protect(writable);
                 if done.pages != writable.len() {
                     // No memory for the tables: what is not mapped cannot be written either.
-                    self.unmap_pages(writable);
+                    self.space.mmu().unmap(writable);
                     window.clear(writable);
                 }
             }
@@ -73,7 +73,7 @@ impl<M: ObjectMmu> Objects<M> {
     pub(super) fn unpoison_everywhere(&self, object: &Object, pages: ObjectRange) {
         self.for_each_mapping(object, pages, Wait::Yes, |_, window, part| {
             debug_assert!(window.present_of(part).is_none(), "a poisoned page is mapped nowhere");
-            self.unmap_pages(part);
+            self.space.mmu().unmap(part);
         });
     }
 
@@ -113,7 +113,7 @@ impl<M: ObjectMmu> Objects<M> {
         let is_large = |part: ObjectRange| object.block(part.start).frame() != LargeFrame::NONE;
         let may_be_whole = pages.by_block().any(is_large);
         for (_, part) in parts().filter(|_| may_be_whole) {
-            let mut window = self.window(part.start);
+            let mut window = self.windows.lock(part.start);
             while !self.conceal(&mut window, part.start) {
                 if wait == Wait::No {
                     return false;
@@ -122,7 +122,7 @@ impl<M: ObjectMmu> Objects<M> {
             }
         }
         for (mapping, part) in parts() {
-            visit(&mapping, &mut self.window(part.start), part);
+            visit(&mapping, &mut self.windows.lock(part.start), part);
         }
         true
     }

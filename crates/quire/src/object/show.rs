@@ -15,8 +15,6 @@
 //! their blocks leave their frames, and at the bound blocks come home instead. Where the kernel has
 //! none more, because the application has used them up, that is the bound: what was shown of long
 //! ago shows its home again, for which the MMU needs none more than it has.
-//! So they do where a window is another address space's, and none of such an object goes into a large
-//! frame.
 //!
 //! Locks: the window's is held; page locks of what is to be mapped.
 
@@ -25,7 +23,6 @@ use super::window::Mapped;
 use super::{Object, Objects};
 use crate::mmu::Prot;
 use crate::mmu::object::ObjectMmu;
-use crate::space::hosts::HostId;
 use crate::space::vma::Vma;
 use crate::sys::Errno;
 use crate::units::{BLOCK_ORDER, BLOCK_PAGES, ObjectPage, ObjectRange, PageNum, PageRange};
@@ -66,9 +63,7 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// Whether a window can show any large frame.
     fn can_show_frames(&self, vma: &Vma, window: &Mapped, page: PageNum) -> bool {
-        HostId::of(page).is_home()
-            && holds_block(vma, page)
-            && (window.shown != 0 || self.large.may_show_more())
+        holds_block(vma, page) && (window.shown != 0 || self.large.may_show_more())
     }
 
     /// Has a window show where the locked, cached pages `run` live, none of which is mapped.

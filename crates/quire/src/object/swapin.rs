@@ -52,16 +52,10 @@ impl Content {
 impl<M: ObjectMmu> Objects<M> {
     /// Fills a locked page of a memory object that is not cached, and its like among the aligned
     /// 2^order pages around it.
-    pub(super) fn fill_at_once(
-        &self,
-        object: &Object,
-        at: ObjectPage,
-        asked: PageNum,
-        order: u32,
-    ) -> AtOnce {
+    pub(super) fn fill_at_once(&self, object: &Object, at: ObjectPage, order: u32) -> AtOnce {
         let content = Content::of(self.place(object, at));
         // A thread that serves itself does so on a signal's stack, which has no room for a page.
-        let is_cramped = content == Content::Packed && self.is_inline_at(asked);
+        let is_cramped = content == Content::Packed && self.space.mmu().is_inline();
         if content == Content::InFile || is_cramped {
             return AtOnce::NotHere;
         }

@@ -34,7 +34,7 @@ use crate::units::{ObjectPage, ObjectRange, PageNum, PageRange};
 use lock::{Futex, RwSem};
 use tree::{Nodes, Tree};
 
-/// Pages of an object at a place of the arena, be it a host's ([`super::hosts`]).
+/// Pages of an object at a place of the arena.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Mapping {
     /// Which pages of the object. Not none.

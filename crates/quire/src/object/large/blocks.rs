@@ -21,10 +21,8 @@ impl<M: ObjectMmu> Objects<M> {
     /// Charges a locked run that is not cached. A whole block is given a large frame, a recycled
     /// one if there is one: that is charged already.
     pub(in crate::object) fn try_charge_run(&self, object: &Object, pages: ObjectRange) -> bool {
-        // Relaxed: who maps it away just now brings a block home that he meets in a frame.
         let is_block = self.large.are_used()
             && !object.is_memory()
-            && object.away.load(Ordering::Relaxed) == 0
             && pages.len() == BLOCK_PAGES
             && pages.start.index().is_multiple_of(BLOCK_PAGES)
             && pages.end.offset() <= object.len()
