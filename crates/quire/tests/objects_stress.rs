@@ -216,15 +216,14 @@ fn under_stress_every_word_is_what_its_writer_wrote() {
 }
 
 #[test]
-fn under_stress_in_large_frames_every_word_is_what_its_writer_wrote() {
+fn under_stress_and_in_new_memory_every_word_is_what_its_writer_wrote() {
     let (body, written) = (48 << 9, 4 << 9);
     stress(Size { memory: 64 << 20, body, written, tail: 700, scanners: 3 });
 }
 
 fn stress(size: Size) {
     let _watchdog = Watchdog::new(duration().as_secs() + 120);
-    let builder = AddressSpace::builder().memory(size.memory).recycle(size.scanners > 0);
-    let Some(space) = space_by(&builder) else { return };
+    let Some(space) = space(size.memory) else { return };
     let inner = Arc::new(VecStore::new(vec![0; (size.body + size.tail) * PAGE]));
     {
         let object = Object::with_store(&space, Arc::clone(&inner), None).unwrap();

@@ -2,13 +2,11 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use super::large::LargeFrame;
 use super::requests::{IoBuffer, Request, has_timed_out_since};
-use super::rmap::Wait;
-use super::{Migrated, Object, ObjectId, Objects};
+use super::{Object, ObjectId, Objects};
 use crate::fault::order::Streams;
 use crate::mmu::object::ObjectMmu;
-use crate::page::{Condition, Flags, Interrupted, Kill, State};
+use crate::page::{Flags, Interrupted, Kill, State};
 use crate::scratch::Scratch;
 use crate::space::AddressSpace;
 use crate::space::vma::{Kind, Pattern, Vma};
@@ -57,7 +55,8 @@ impl<M: ObjectMmu> Objects<M> {
             let old = old.map_err(|Interrupted| error(Errno::INTR))?;
             let is_cached = old.state() == State::Cached;
             let part = &mut into[done..done + want];
-            let result = if is_cached { self.cache_read(object, at, part) } else { Ok(()) };
+            let result =
+                if is_cached { self.space.mmu().home_read(object.home, at, part) } else { Ok(()) };
             self.space.unlock_word_with(word, old.with(mark(is_cached)));
             if is_cached {
                 result.map_err(error)?;
@@ -143,7 +142,7 @@ impl<M: ObjectMmu> Objects<M> {
         if self.request(id, Request::Read { object: id, pages, asker: None }) {
             return Ok(true);
         }
-        self.uncharge_run(object, pages);
+        self.space.budget().uncharge(pages.len());
         self.unlock_words(object, pages);
         if kill.is_due() {
             return Err(Interrupted);
@@ -182,12 +181,12 @@ impl<M: ObjectMmu> Objects<M> {
                 continue;
             }
             at = run.end;
-            let is_charged = self.try_charge_run(object, run);
+            let is_charged = self.try_charge(run.len());
             let is_sent = is_charged
                 && self.request(id, Request::Read { object: id, pages: run, asker: None });
             if !is_sent {
                 if is_charged {
-                    self.uncharge_run(object, run);
+                    self.space.budget().uncharge(run.len());
                 }
                 self.unlock_words(object, run);
                 break;
@@ -261,63 +260,9 @@ impl<M: ObjectMmu> Objects<M> {
                     return fetched;
                 }
             }
-            if self.populate_cached(part) < part.len() {
-                let offset = backing.object_page(part.start).offset();
-                let interrupted = |Interrupted| ReadError { offset, errno: Errno::INTR };
-                let kill = buffer.kill();
-                if self.bring_home_for(part, &vma, kill, scratch).map_err(interrupted)? {
-                    self.populate_cached(part);
-                }
-            }
+            self.populate_cached(part);
         }
         Ok(())
-    }
-
-    /// Brings the blocks home that a part of one window cannot show where they live; says whether
-    /// any was.
-    fn bring_home_for(
-        &self,
-        part: PageRange,
-        vma: &Vma,
-        kill: Kill<'_>,
-        scratch: &mut Scratch,
-    ) -> Result<bool, Interrupted> {
-        let backing = vma.attributes.backing;
-        let object = self.object(ObjectId(backing.object));
-        let pages = ObjectRange::new(backing.object_page(part.start), part.len());
-        let mut is_any = false;
-        for blocks_part in pages.intersect(object.range()).by_block() {
-            let page = part.start.add((blocks_part.start.0 - pages.start.0) as usize);
-            let can_show = self.can_show(object, vma, &self.windows.lock(page), page);
-            if !can_show {
-                self.come_home(object, blocks_part.start, kill, scratch)?;
-                is_any = true;
-            }
-        }
-        Ok(is_any)
-    }
-
-    /// Brings the block of a page home, as far as there is memory for it; waits for its locks.
-    ///
-    /// # Errors
-    /// [`Interrupted`]: it is where it was.
-    pub(super) fn come_home(
-        &self,
-        object: &Object,
-        at: ObjectPage,
-        kill: Kill<'_>,
-        scratch: &mut Scratch,
-    ) -> Result<Migrated, Interrupted> {
-        let (pages, home) = (object.block_of(at), LargeFrame::NONE);
-        loop {
-            match self.migrate_block(object, pages, home, Wait::No, Some(scratch)) {
-                Ok(moved) => return Ok(moved),
-                Err(busy) => {
-                    let word = object.word(busy);
-                    self.space.wait_on_word_killable(word, Condition::UNLOCKED, kill)?;
-                }
-            }
-        }
     }
 
     pub(super) fn try_lock_absent(&self, object: &Object, page: ObjectPage) -> bool {

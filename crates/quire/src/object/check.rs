@@ -78,7 +78,7 @@ impl Objects<Simulated> {
         let is_inside = page.index() < object.pages();
         assert!(!is_cached || is_inside, "{page:?} of {id:?} is {word:?}, behind the end");
         assert!(is_cached || !word.has(Flags::DIRTY), "{page:?} of {id:?} is {word:?}");
-        // O8.
+        // O6.
         object.check_pins(page, word);
         word
     }

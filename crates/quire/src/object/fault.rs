@@ -6,11 +6,8 @@
 //! is not cached (it is read by a worker, with what read-ahead chose), is to be written (it becomes
 //! dirty), or is busy (the fault is parked on it).
 
-use super::large::LargeFrame;
 use super::read_in_place::InPlace;
 use super::requests::has_just_timed_out;
-use super::rmap::Wait;
-use super::show::Shown;
 use super::swapin::AtOnce;
 use super::window::Mapped;
 use super::{Object, ObjectId, Objects};
@@ -25,7 +22,6 @@ use crate::page::{Flags, Snapshot, State};
 use crate::scratch::Scratch;
 use crate::space::ThreadId;
 use crate::space::vma::{Kind, Vma};
-use crate::sys::Errno;
 use crate::sys::clock::Moment;
 use crate::units::{BLOCK_ORDER, BLOCK_PAGES, ObjectPage, ObjectRange, PageNum, PageRange};
 
@@ -42,8 +38,6 @@ pub(super) struct Fault<'a> {
     pub vma: &'a Vma,
     pub way: Way,
     pub guess: Guess,
-    /// Whether it takes what memory there is: room has been made for more once already.
-    pub settles: bool,
 }
 
 /// How a look at a fault under its window's lock ended.
@@ -53,9 +47,6 @@ pub(super) enum Look {
     InDoubt(Doubt),
     /// So many pages are needed.
     NeedsMemory(usize),
-    /// The block that holds this page of the object must come home; the object is in use until it
-    /// has.
-    NeedsHome(ObjectId, ObjectPage),
     /// Too much is dirty.
     NeedsCleaning,
     /// It is read by whoever serves the fault.
@@ -129,7 +120,6 @@ impl<M: ObjectMmu> Objects<M> {
         kind: &mut FaultKind,
         mut scratch: Option<&mut Scratch>,
     ) -> Result<Outcome, Doubt> {
-        let mut settles = false;
         loop {
             failpoint::hit(Place::Arrived, page);
             let vma = match self.space.find_vma(page) {
@@ -148,20 +138,12 @@ impl<M: ObjectMmu> Objects<M> {
                     return Err(Doubt::changed(&vma));
                 }
                 failpoint::hit(Place::Checked, page);
-                self.fault_in_window(page, access, &vma, way, &mut window, settles)
+                self.fault_in_window(page, access, &vma, way, &mut window)
             };
             match look {
                 Look::Ended(outcome) => return Ok(outcome),
                 Look::InDoubt(doubt) => return Err(doubt),
-                Look::NeedsHome(id, at) => {
-                    let ended = self.bring_home(id, at, page, scratch.as_deref_mut());
-                    self.put(id);
-                    if let Some(outcome) = ended {
-                        return Ok(outcome);
-                    }
-                }
                 Look::NeedsMemory(pages) => {
-                    settles = true;
                     if !self.make_room(pages, scratch.as_deref_mut()) {
                         return Ok(self.space.starve(page));
                     }
@@ -171,29 +153,6 @@ impl<M: ObjectMmu> Objects<M> {
                     *kind = FaultKind::ObjectRead;
                     return Ok(self.read_in_place(&read));
                 }
-            }
-        }
-    }
-
-    /// Brings the block home that a fault's window cannot show elsewhere; `None`: it is there, and
-    /// the fault is tried again.
-    fn bring_home(
-        &self,
-        id: ObjectId,
-        at: ObjectPage,
-        page: PageNum,
-        scratch: Option<&mut Scratch>,
-    ) -> Option<Outcome> {
-        let object = self.object(id);
-        let pages = object.block_of(at);
-        match self.migrate_block(object, pages, LargeFrame::NONE, Wait::No, scratch) {
-            Ok(moved) if moved.failed == 0 => None,
-            Ok(_) => Some(self.space.starve(page)),
-            Err(busy) => {
-                if !self.space.park_fault_on(object.word(busy), page) {
-                    self.space.mmu().wake(PageRange::new(page, 1));
-                }
-                Some(Outcome::Parked)
             }
         }
     }
@@ -211,16 +170,12 @@ impl<M: ObjectMmu> Objects<M> {
         vma: &Vma,
         way: Way,
         window: &mut Mapped,
-        settles: bool,
     ) -> Look {
         let id = ObjectId(vma.attributes.backing.object);
         let object = self.object(id);
         let at = vma.attributes.backing.object_page(page);
         if at.index() >= object.pages() {
-            // Behind the end: a SIGBUS, once the home is as short as the object, and is shown.
-            let one = PageRange::new(page, 1);
-            let pages = ObjectRange::new(at, 1);
-            let _ = self.show_home(object, vma.attributes.prot, pages, window, one);
+            // Behind the end: a SIGBUS, once the home is as short as the object.
             self.space.mmu().relax();
             return self.answer(page, Outcome::NoVma);
         }
@@ -235,13 +190,6 @@ impl<M: ObjectMmu> Objects<M> {
         if is_present && (access == Access::Read || window.is_writable(page)) {
             return self.map_again(page, window);
         }
-        if !self.can_show(object, vma, window, page) {
-            if way == Way::Speculative {
-                return Look::InDoubt(Doubt::pmd_changed(vma));
-            }
-            self.get(id);
-            return Look::NeedsHome(id, at);
-        }
         let guess = self.guess_for(object, at, vma);
         if access == Access::Read {
             let around = if guess.order == 0 && self.is_strided(object, at, vma) {
@@ -255,7 +203,7 @@ impl<M: ObjectMmu> Objects<M> {
                 return Look::Ended(Outcome::Served);
             }
         }
-        self.fault(Fault { id, object, at, page, access, vma, way, guess, settles }, window)
+        self.fault(Fault { id, object, at, page, access, vma, way, guess }, window)
     }
 
     /// A fault on a page that is mapped. As a rule another has mapped it meanwhile; but the kernel
@@ -308,7 +256,7 @@ impl<M: ObjectMmu> Objects<M> {
         match old.state() {
             State::Cached if access == Access::Read => {
                 let protection = Protection::WriteProtected;
-                let done = self.map_locked(object, vma, page, old, protection, window);
+                let done = self.map_locked(page, old, protection, window);
                 let is_mapped = done.pages == 1;
                 self.space.unlock_word_with(word, old.with(Flags::ACCESSED));
                 if is_mapped {
@@ -374,7 +322,7 @@ impl<M: ObjectMmu> Objects<M> {
         let at = vma.attributes.backing.object_page(page);
         // Dirty before it can be written: no write is ever missed.
         let after = self.mark_dirty(object, at, old);
-        let done = self.map_locked(object, vma, page, old, Protection::Writable, window);
+        let done = self.map_locked(page, old, Protection::Writable, window);
         let is_mapped = done.pages == 1;
         self.space.unlock_word_with(object.word(at), after.with(Flags::ACCESSED));
         is_mapped
@@ -438,26 +386,13 @@ impl<M: ObjectMmu> Objects<M> {
     /// Maps a locked, cached page, or lifts its protection, and answers its faults.
     pub(super) fn map_locked(
         &self,
-        object: &Object,
-        vma: &Vma,
         page: PageNum,
         old: Snapshot,
         protection: Protection,
         window: &mut Mapped,
     ) -> Done {
         debug_assert_eq!(old.state(), State::Cached);
-        let refused = |refusal| Done { pages: 0, refusal: Some(refusal) };
         let one = PageRange::new(page, 1);
-        if !window.is_present(page) {
-            match self.show(object, vma, window, one) {
-                Shown::Yes | Shown::Whole => {}
-                Shown::Cannot => return refused(Refusal::Busy),
-                Shown::Refused(error) => {
-                    self.fail_fault(object, vma, page, window, error);
-                    return refused(Refusal::NoMemory);
-                }
-            }
-        }
         let is_writable = protection == Protection::Writable;
         let mut done = self.space.mmu().map_cached(one, protection);
         if done.refusal == Some(Refusal::Exists) && is_writable {
@@ -469,19 +404,6 @@ impl<M: ObjectMmu> Objects<M> {
             window.set(page, is_writable);
         }
         done
-    }
-
-    /// A fault cannot be served for lack of what the kernel has: a SIGBUS.
-    pub(super) fn fail_fault(
-        &self,
-        object: &Object,
-        vma: &Vma,
-        page: PageNum,
-        window: &Mapped,
-        error: Errno,
-    ) {
-        object.note_read_error(vma.attributes.backing.object_page(page), error);
-        self.poison(page, window);
     }
 
     pub(super) fn unlock_words(&self, object: &Object, pages: ObjectRange) {

@@ -2,7 +2,6 @@
 //!
 //! Never blocks: under the window's lock, page locks are only tried.
 
-use super::show::Shown;
 use super::window::Mapped;
 use super::{FaultAround, Object, Objects};
 use crate::control::Event;
@@ -75,17 +74,7 @@ impl<M: ObjectMmu> Objects<M> {
         if run.is_empty() {
             return 0;
         }
-        let (end, mapped) = match self.show(object, vma, window, run) {
-            Shown::Yes => self.map_shown(window, run),
-            Shown::Whole => (run.end, run.len()),
-            Shown::Cannot => (run.start, 0),
-            Shown::Refused(error) => {
-                if run.contains(asked) {
-                    self.fail_fault(object, vma, asked, window, error);
-                }
-                (run.start, 0)
-            }
-        };
+        let (end, mapped) = self.map_run_of_window(window, run);
         let backing = vma.attributes.backing;
         for page in run.pages() {
             let word = object.word(backing.object_page(page));
@@ -100,9 +89,9 @@ impl<M: ObjectMmu> Objects<M> {
         mapped
     }
 
-    /// Maps a run that its window shows; returns how far it came, and how many were not mapped
+    /// Maps a run of locked, cached pages; returns how far it came, and how many were not mapped
     /// before.
-    fn map_shown(&self, window: &mut Mapped, run: PageRange) -> (PageNum, usize) {
+    fn map_run_of_window(&self, window: &mut Mapped, run: PageRange) -> (PageNum, usize) {
         let mut at = run.start;
         let mut mapped = 0;
         while at < run.end {
@@ -138,8 +127,6 @@ impl<M: ObjectMmu> Objects<M> {
         let order = match self.mappings.fault_around(vma.attributes.backing.mapping) {
             FaultAround::Off => 0,
             FaultAround::Order(order) => order.min(BLOCK_ORDER),
-            // A large frame is mapped whole for the price of one call.
-            FaultAround::Auto if self.is_in_large_frame(object, vma, page) => BLOCK_ORDER,
             FaultAround::Auto => guess.order.max(order_by_density(window.faults)),
         };
         let block = PageRange::new(page.align_down(BLOCK_ORDER), BLOCK_PAGES);

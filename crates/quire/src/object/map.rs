@@ -1,7 +1,6 @@
 //! Mappings of objects come and go.
 
 use super::i_mmap::Mapping;
-use super::large::LargeFrame;
 use super::{FaultAround, ObjectId, Objects};
 use crate::mmu::Prot;
 use crate::mmu::object::ObjectMmu;
@@ -44,7 +43,7 @@ impl<M: ObjectMmu> Objects<M> {
         // A fault that maps something before it is in the tree does so in a window that nobody
         // walks yet: nobody knows the address before this returns.
         let made = made.and_then(|()| {
-            let mapping = Mapping { pages, arena_start: range.start, prot, id: mapping };
+            let mapping = Mapping { pages, arena_start: range.start, id: mapping };
             object.i_mmap.i_mmap_lock_write(&self.i_mmaps).insert(mapping).map(drop)
         });
         if let Err(error) = made {
@@ -98,10 +97,6 @@ impl<M: ObjectMmu> Objects<M> {
                 space.mmu().unmap(present);
                 window.clear(present);
             }
-            // What shows a large frame, or is whole, is this mapping's alone; it is made anew
-            // below.
-            self.large.set_shown(&mut window, LargeFrame::NONE);
-            window.is_whole = false;
         }
         {
             let mut tree = self.object(id).i_mmap.i_mmap_lock_write(&self.i_mmaps);

@@ -16,9 +16,7 @@
 //! | `private_access` | what is asked of them beside accesses |
 //! | `fault` | the way of a fault |
 //! | `fault_around` | what is mapped around it |
-//! | `show` | which memory a window shows |
-//! | `large` | 2 MiB of memory that go from block to block |
-//! | `migrate` | blocks go to live elsewhere |
+//! | `migrate` | cached pages get new memory |
 //! | `readahead` | what is read for it, and ahead of it |
 //! | `read_in_place` | reads by whoever serves the fault |
 //! | `strides` | streams by a constant distance |
@@ -50,10 +48,8 @@
 //! | O2 | a page that is not DIRTY is writable in no mapping |
 //! | O3 | a page at or behind the object's end is cached only while its truncation is under way |
 //! | O4 | the budget has been charged for every cached page |
-//! | O5 | where a block lives changes only while all of its page words are locked, and none of it is mapped |
-//! | O6 | what is mapped in a window lives where the window shows |
-//! | O7 | a cached page of a memory object that is not DIRTY has the bytes of its place in swap; where it has none, zeros |
-//! | O8 | a pinned page is cached and MLOCKED, and lives at home; one that is pinned for write is PINNED and DIRTY |
+//! | O5 | a cached page of a memory object that is not DIRTY has the bytes of its place in swap; where it has none, zeros |
+//! | O6 | a pinned page is cached and MLOCKED; one that is pinned for write is PINNED and DIRTY |
 //!
 //! Locks, outer first: the space's lock > page locks of objects > `i_mmap` > a window's lock >
 //! locks of places in swap > queue of requests. Page locks are tried only where a window's lock is
@@ -65,7 +61,6 @@ mod check;
 mod fault;
 mod fault_around;
 pub mod i_mmap;
-mod large;
 mod map;
 mod mappings;
 mod memory_failure;
@@ -85,7 +80,6 @@ mod remap;
 mod requests;
 mod rmap;
 mod shmem;
-mod show;
 mod stall;
 mod strides;
 mod swapin;
@@ -99,7 +93,6 @@ use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize
 
 pub use self::access::ReadError;
 use self::i_mmap::{IMmap, IMmaps};
-use self::large::LargeFrames;
 pub use self::map::MapRequest;
 use self::mappings::Mappings;
 pub use self::migrate::Migrated;
@@ -119,7 +112,7 @@ use crate::space::AddressSpace;
 use crate::sys::Errno;
 use crate::sys::memory::{Table, Zeroed};
 use crate::sys::mutex::Mutex;
-use crate::units::{BLOCK_ORDER, BLOCK_PAGES, ObjectPage, ObjectRange, PAGE_SHIFT, PAGE_SIZE};
+use crate::units::{BLOCK_ORDER, ObjectPage, ObjectRange, PAGE_SHIFT, PAGE_SIZE};
 
 /// Most objects of a space.
 pub const OBJECTS_MAX: usize = 4096;
@@ -192,8 +185,6 @@ struct Block {
     dirty: AtomicU32,
     /// Whether any page word was ever used; they are charged from then on.
     is_used: AtomicU32,
-    /// The large frame that it lives in, 0 at home; see [`large`].
-    frame: AtomicU32,
 }
 
 // SAFETY: atomics, for which zero is valid.
@@ -296,13 +287,6 @@ impl Object {
         &self.blocks[page.block()]
     }
 
-    /// The pages of the block that holds a page, those that the object may come to have.
-    fn block_of(&self, page: ObjectPage) -> ObjectRange {
-        let start = page.align_down(BLOCK_ORDER);
-        let end = start.add(BLOCK_PAGES).min(ObjectPage(self.pages_max() as u64));
-        ObjectRange { start, end }
-    }
-
     /// All pages.
     fn range(&self) -> ObjectRange {
         ObjectRange::new(ObjectPage(0), self.pages())
@@ -392,7 +376,6 @@ pub struct Objects<M: ObjectMmu> {
     windows: Windows,
     mappings: Mappings,
     pins: Pins,
-    large: LargeFrames,
     requests: Requests,
     /// For reads in place.
     buffers: read_in_place::Buffers,
@@ -424,17 +407,12 @@ impl<M: ObjectMmu> Objects<M> {
     pub fn new(mut space: AddressSpace<M>) -> Result<Objects<M>, Errno> {
         space.reserve_shmem(shmem::SHMEM_PAGES_MAX)?;
         let windows = Windows::new(space.arena().len() >> BLOCK_ORDER)?;
-        // Some more than can be full at once: numbers are given back late.
-        let large_frames = (space.budget().limit() >> BLOCK_ORDER) * 2;
         let i_mmaps = IMmaps::new()?;
         let slots = Table::new(OBJECTS_MAX)?;
         let mappings = Mappings::new()?;
         let buffers = read_in_place::Buffers::new()?;
         let pins = Pins::new(space.arena().len())?;
-        // Last: it is given back only with the whole.
-        let large = LargeFrames::new(space.mmu(), large_frames)?;
         Ok(Objects {
-            large,
             space,
             i_mmaps,
             slots,

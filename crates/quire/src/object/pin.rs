@@ -4,9 +4,7 @@
 //! [`super::access`], and private mappings to [`super::pin_private`].
 //!
 //! What is pinned can be handed to the kernel to hold: the source of direct I/O, a pipe's page, a
-//! buffer of io_uring. Nothing of it is dropped, unmapped, cut off, or read over; a block with a
-//! pinned page lives at home, so that every mapping can show it where it is, and no large frame of
-//! it is ever recycled.
+//! buffer of io_uring. Nothing of it is dropped, unmapped, migrated or cut off.
 //!
 //! # Pinned for write
 //!
@@ -39,7 +37,6 @@
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use super::ReadError;
-use super::large::LargeFrame;
 use super::requests::IoBuffer;
 use super::window::Mapped;
 use super::{Object, ObjectId, Objects};
@@ -250,8 +247,7 @@ impl<M: ObjectMmu> Objects<M> {
             let old = self.space.lock_word_killable(word, kill).map_err(interrupted)?;
             // SeqCst: with who cuts, who takes this lock after he has said so.
             let is_cut = at.0 >= object.cut.load(Ordering::SeqCst);
-            let is_away = object.block(at).frame() != LargeFrame::NONE;
-            if old.state() == State::Cached && !is_cut && !is_away && at.index() < object.pages() {
+            if old.state() == State::Cached && !is_cut && at.index() < object.pages() {
                 let result = self.pin_locked(object, at, old, what);
                 self.space.unlock_word_with(word, *result.as_ref().unwrap_or(&old));
                 return result.map(drop);
@@ -259,11 +255,6 @@ impl<M: ObjectMmu> Objects<M> {
             self.space.unlock_word(word);
             if is_cut {
                 self.wait_for_cut_killable(object, kill).map_err(interrupted)?;
-            } else if is_away {
-                let moved = self.come_home(object, at, kill, scratch).map_err(interrupted)?;
-                if moved.failed > 0 {
-                    self.space.wait_for_room_killable(kill).map_err(interrupted)?;
-                }
             }
         }
     }
@@ -403,7 +394,7 @@ impl<M: ObjectMmu> Objects<M> {
                 let mut window = self.windows.lock(page);
                 // Its memory may have failed since.
                 let may_map = !is_done(&window) && old.state() == State::Cached;
-                let map = || self.map_locked(object, vma, page, old, protection, &mut window);
+                let map = || self.map_locked(page, old, protection, &mut window);
                 may_map.then(map)
             };
             self.space.unlock_word(word);
@@ -424,7 +415,7 @@ impl<M: ObjectMmu> Objects<M> {
 
 #[cfg(feature = "simulated")]
 impl Object {
-    /// Says where what a page's word says of its pins is wrong (O8). For tests.
+    /// Says where what a page's word says of its pins is wrong (O6). For tests.
     pub(super) fn check_pins(&self, page: ObjectPage, word: Snapshot) {
         let count = self.pins(page);
         if word.state() != State::Poisoned {
@@ -435,7 +426,5 @@ impl Object {
         }
         let is_dirty = word.has(Flags::DIRTY) || !word.has(Flags::PINNED);
         assert!(is_dirty, "{page:?} is pinned for write, and not dirty: {word:?}");
-        let is_home = self.block(page).frame() == LargeFrame::NONE;
-        assert!(is_home || !word.has(Flags::MLOCKED), "{page:?} is pinned in a large frame");
     }
 }

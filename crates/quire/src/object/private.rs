@@ -127,7 +127,7 @@ impl<M: ObjectMmu> Objects<M> {
             }
             match self.look_private(page, access, &vma, way, scratch) {
                 Look::Ended(outcome) => {
-                    self.call_if_low();
+                    self.space.call_if_low();
                     return Ok(outcome);
                 }
                 Look::NeedsCopy => {
@@ -246,7 +246,7 @@ impl<M: ObjectMmu> Objects<M> {
         let around = PageRange::new(page.align_down(order), 1 << order);
         let asker = Some(Asker { page, vma: *vma, around, access });
         if !self.request(id, Request::Read { object: id, pages, asker }) {
-            self.uncharge_run(object, pages);
+            self.space.budget().uncharge(pages.len());
             self.unlock_words(object, pages);
             self.space.unlock_page(page);
             return Look::Ended(self.wait_for_queue(page));
@@ -317,7 +317,8 @@ impl<M: ObjectMmu> Objects<M> {
         });
         let pages = ObjectRange::new(backing.object_page(range.start), range.len());
         let bytes = &mut buffers.bytes[..range.len()];
-        let read = self.cache_read_run(object, pages, bytes.as_flattened_mut());
+        let read =
+            self.space.mmu().home_read(object.home, pages.start.offset(), bytes.as_flattened_mut());
         self.unlock_words(object, pages);
         if read.is_err() {
             // The kernel is out of memory of its own: the fault is tried again.
@@ -362,7 +363,6 @@ impl<M: ObjectMmu> Objects<M> {
             if share < ROOM_PAGES && self.space.available() < wanted {
                 self.space.reclaim(ROOM_PAGES - share, Reclaimer::Direct, scratch);
             }
-            self.release_recycled(wanted);
             if self.space.available() >= wanted {
                 return true;
             }

@@ -131,7 +131,7 @@ impl<M: ObjectMmu> Objects<M> {
         } else if self.request(id, Request::Read { object: id, pages, asker: Some(asker) }) {
             Outcome::Parked
         } else {
-            self.uncharge_run(object, pages);
+            self.space.budget().uncharge(pages.len());
             self.unlock_words(object, pages);
             self.wait_for_queue(asker.page)
         };
@@ -149,7 +149,7 @@ impl<M: ObjectMmu> Objects<M> {
         let Some(mut buffer) = self.buffers.take() else { return false };
         let bytes = buffer.pages(pages.len());
         let is_filled = object.store.try_read_in_place(pages.start.offset(), bytes)
-            && self.enter_run(object, pages, bytes, false).is_ok();
+            && self.enter_run(object, pages, bytes).is_ok();
         if is_filled {
             self.space.budget().count(Event::Pgpgin, pages.len());
         }

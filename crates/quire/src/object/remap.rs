@@ -7,14 +7,13 @@
 //!
 //! Locks: the space's; windows', one at a time; `i_mmap` exclusive.
 
-use super::large::LargeFrame;
 use super::{MapRequest, Object, ObjectId, Objects};
 use crate::mmu::object::ObjectMmu;
 use crate::space::Layout;
 use crate::space::remap::Placement;
 use crate::space::vma::{Attributes, Backing, Kind, Pattern, Vma};
 use crate::sys::Errno;
-use crate::units::{BLOCK_ORDER, BLOCK_PAGES, ObjectRange, PageNum, PageRange};
+use crate::units::{ObjectRange, PageNum, PageRange};
 
 impl<M: ObjectMmu> Objects<M> {
     /// Gives a whole mapping a length of `pages`, not 0; returns where it is from now on.
@@ -70,11 +69,6 @@ impl<M: ObjectMmu> Objects<M> {
         };
         // The VMA first: a fault that holds a window's lock later sees that it is gone.
         space.cut_vma(layout, tail)?;
-        if let Err(error) = self.show_home_at(object, &vma, range, tail.start) {
-            // Joined again with what it was cut from, which needs no place in the table.
-            let _ = space.insert_vma(layout, tail, vma.attributes);
-            return Err(error);
-        }
         for part in tail.by_block() {
             let mut window = self.windows.lock(part.start);
             if let Some(present) = window.present_of(part) {
@@ -82,43 +76,11 @@ impl<M: ObjectMmu> Objects<M> {
                 space.mmu().unmap(present);
                 window.clear(present);
             }
-            // What shows a large frame, or is whole, is this mapping's alone, and goes whole: the
-            // window that was cut shows its home.
-            self.large.set_shown(&mut window, LargeFrame::NONE);
-            window.is_whole = false;
         }
-        self.change_mapping(object, range, vma.attributes.backing, |mapping| {
-            mapping.pages = ObjectRange::new(mapping.pages.start, pages);
-        });
+        self.resize_mapping(object, range, vma.attributes.backing, pages);
         space.mmu().reserve_again(tail);
         space.budget().add_managed(-(tail.len() as isize));
         Ok(())
-    }
-
-    /// A window that is about to be cut before `at` must not show a large frame, which lies in
-    /// whole windows only.
-    fn show_home_at(
-        &self,
-        object: &Object,
-        vma: &Vma,
-        range: PageRange,
-        at: PageNum,
-    ) -> Result<(), Errno> {
-        let block = PageRange::new(at.align_down(BLOCK_ORDER), BLOCK_PAGES);
-        let mut window = self.windows.lock(at);
-        if at == block.start || window.shown == LargeFrame::NONE.0 {
-            return Ok(());
-        }
-        debug_assert_eq!(range.intersect(block), block, "who shows a frame has the block");
-        if !self.conceal(&mut window, at) {
-            return Err(Errno::NOMEM);
-        }
-        if let Some(present) = window.present_of(block) {
-            self.space.mmu().unmap(present);
-            window.clear(present);
-        }
-        let pages = ObjectRange::new(vma.attributes.backing.object_page(block.start), BLOCK_PAGES);
-        self.show_home(object, vma.attributes.prot, pages, &mut window, block)
     }
 
     /// Makes a shared mapping longer where it is.
@@ -136,11 +98,7 @@ impl<M: ObjectMmu> Objects<M> {
         let last = space.next_vma(layout, PageNum(range.end.0 - 1)).filter(|_| is_free);
         let last = last.ok_or(Errno::NOMEM)?;
         let attributes = last.attributes;
-        let set_pages = |pages: usize| {
-            self.change_mapping(object, range, attributes.backing, |mapping| {
-                mapping.pages = ObjectRange::new(mapping.pages.start, pages);
-            });
-        };
+        let set_pages = |pages| self.resize_mapping(object, range, attributes.backing, pages);
         // Before anything can be mapped there.
         set_pages(pages);
         let first = attributes.backing.object_page(grown.start);
@@ -155,6 +113,18 @@ impl<M: ObjectMmu> Objects<M> {
         }
         space.budget().add_managed(grown.len() as isize);
         Ok(())
+    }
+
+    /// Changes how many pages the reverse map has of the mapping at `range`.
+    fn resize_mapping(&self, object: &Object, range: PageRange, backing: Backing, pages: usize) {
+        let mut tree = object.i_mmap.i_mmap_lock_write(&self.i_mmaps);
+        let shown = ObjectRange::new(backing.object_page(range.start), range.len());
+        let found = tree.overlapping(shown).find(|(_, other)| other.id == backing.mapping);
+        let resized = found.and_then(|(node, mut mapping)| {
+            mapping.pages = ObjectRange::new(mapping.pages.start, pages);
+            tree.change(node, mapping)
+        });
+        debug_assert!(resized.is_some(), "every mapping is in its object's tree");
     }
 
     /// Maps what `range` shows, and what follows it, at another place, and unmaps it there.

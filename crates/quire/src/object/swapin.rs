@@ -117,7 +117,9 @@ impl<M: ObjectMmu> Objects<M> {
     fn fill_zeros(&self, object: &Object, pages: ObjectRange) -> usize {
         let zeros = self.space.zeros();
         let bytes = &zeros[..(pages.len() << PAGE_SHIFT).min(zeros.len())];
-        if pages.is_empty() || self.cache_write(object, pages.start.offset(), bytes).is_err() {
+        if pages.is_empty()
+            || self.space.mmu().home_write(object.home, pages.start.offset(), bytes).is_err()
+        {
             return 0;
         }
         pages.pages().for_each(|page| self.enter_cache(object, page, Flags::EMPTY));
@@ -139,7 +141,7 @@ impl<M: ObjectMmu> Objects<M> {
             }
             let end = object.len().saturating_sub(page.offset()).min(PAGE_SIZE as u64) as usize;
             bytes[end..].fill(0);
-            if self.cache_write(object, page.offset(), &bytes).is_err() {
+            if self.space.mmu().home_write(object.home, page.offset(), &bytes).is_err() {
                 break;
             }
             let kept = self.settle_place(object, page, Sleep::No);

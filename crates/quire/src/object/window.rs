@@ -21,10 +21,6 @@ pub struct Mapped {
     writable: [u64; WORDS],
     /// Faults since the window was last empty: where many come, more is mapped around each.
     pub faults: u32,
-    /// The large frame that it shows, 0 for its objects' homes; see [`super::show`].
-    pub shown: u32,
-    /// Whether its block is mapped whole, and the kernel maps what is missing by itself.
-    pub is_whole: bool,
 }
 
 fn bit(page: PageNum) -> (usize, u64) {

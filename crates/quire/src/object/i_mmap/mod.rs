@@ -28,7 +28,6 @@ mod word;
 use core::ops::Deref;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use crate::mmu::Prot;
 use crate::sys::{Errno, memory::Zeroed};
 use crate::units::{ObjectPage, ObjectRange, PageNum, PageRange};
 use lock::{Futex, RwSem};
@@ -41,8 +40,6 @@ pub struct Mapping {
     pub pages: ObjectRange,
     /// Where the first of them is mapped.
     pub arena_start: PageNum,
-    /// Rights.
-    pub prot: Prot,
     /// Its user's name for it.
     pub id: u32,
 }
