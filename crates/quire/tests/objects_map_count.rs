@@ -142,6 +142,8 @@ fn without_a_mapping_more_accesses_go_on_and_address_spaces_end() {
         assert_eq!(read_all(read, &bytes), Wrong::Nothing);
         assert_eq!(read_all(written, &bytes), Wrong::Nothing);
         assert_eq!(read_all(read, &bytes), Wrong::Nothing);
+        // From now on there is a buffer for flushes.
+        maps.1.flush().unwrap();
         let exhausted = Exhausted::new(Vec::with_capacity(1 << 10));
         let wrong = go_on(read, written, &mut bytes);
         let flushed = maps.1.flush();

@@ -183,7 +183,8 @@ fn what_is_cached_gets_new_memory_with_its_bytes_and_flags() {
         map[at] = bytes[at];
     }
     let (cached, dirty) = object.cached();
-    assert!(cached >= 3 * BLOCK && dirty == 2 * PAGE);
+    // What lies ahead of a stream of writes is made dirty with it.
+    assert!(cached >= 3 * BLOCK && dirty >= 2 * PAGE, "{cached} bytes, {dirty} of them dirty");
     let pin = map.pin(BLOCK + 5 * PAGE..BLOCK + 7 * PAGE).unwrap();
     assert!(object.poison(40 * PAGE as u64).unwrap());
     let left = 3 * PAGE;

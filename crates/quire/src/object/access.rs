@@ -200,7 +200,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// are mapped then.
     pub fn populate_cached(&self, range: PageRange) -> usize {
         let part_of = |part: PageRange| {
-            let Some(vma) = self.object_vma(part.start) else { return 0 };
+            let Some(vma) = self.vma_of_kind(part.start, Kind::Object) else { return 0 };
             let mut window = self.windows.lock(part.start);
             let object = self.object(ObjectId(vma.attributes.backing.object));
             self.map_pages(object, &vma, &mut window, part, AddressSpace::<M>::NO_PAGE);
@@ -209,14 +209,9 @@ impl<M: ObjectMmu> Objects<M> {
         range.by_block().map(part_of).sum()
     }
 
-    /// The VMA of an object at a page of a mapping that the caller keeps. Advice may have split the
-    /// mapping: what all its pages have in common is in any of its VMAs.
-    pub(super) fn object_vma(&self, page: PageNum) -> Option<Vma> {
-        self.vma_of_kind(page, Kind::Object)
-    }
-
-    /// The VMA of a kind at a page. Waits for whoever changes the layout: while advice splits a VMA,
-    /// a lookup without the lock may find none.
+    /// The VMA of a kind at a page of a mapping that the caller keeps. Advice may have split the
+    /// mapping: what all its pages have in common is in any of its VMAs. Waits for whoever changes the
+    /// layout: while advice splits a VMA, a lookup without the lock may find none.
     pub(super) fn vma_of_kind(&self, page: PageNum, kind: Kind) -> Option<Vma> {
         let vma = self.space.next_vma(&self.space.lock(), page)?;
         (vma.range.contains(page) && vma.attributes.kind == kind).then_some(vma)
@@ -245,7 +240,7 @@ impl<M: ObjectMmu> Objects<M> {
             if self.populate_cached(part) == part.len() {
                 continue;
             }
-            let Some(vma) = self.object_vma(part.start) else { continue };
+            let Some(vma) = self.vma_of_kind(part.start, Kind::Object) else { continue };
             let backing = vma.attributes.backing;
             let object = self.object(ObjectId(backing.object));
             for at in part.pages() {

@@ -72,16 +72,18 @@ impl<M: ObjectMmu> Objects<M> {
         self.space.budget().count(Event::Pgfault, 1);
         let mut kind = FaultKind::Object;
         let outcome = self.space.serve(thread, page, |way| {
-            let of = self.space.find_vma(page).map(|vma| vma.attributes.kind);
-            kind = match of {
-                Some(Kind::Object) => FaultKind::Object,
+            let found = self.space.find_vma(page);
+            kind = match found {
+                Some(vma) if vma.attributes.kind == Kind::Object => FaultKind::Object,
                 _ => self.space.kind_of_fault(page, access),
             };
-            match of {
-                Some(Kind::Object) => {
-                    self.try_object_fault(page, access, way, &mut kind, Some(&mut *scratch))
+            match found {
+                Some(vma) if vma.attributes.kind == Kind::Object => {
+                    self.try_object_fault(page, access, &vma, way, &mut kind, Some(&mut *scratch))
                 }
-                Some(Kind::Private) => self.try_private_fault(page, access, way, scratch),
+                Some(vma) if vma.attributes.kind == Kind::Private => {
+                    self.try_private_fault(page, access, &vma, way, scratch)
+                }
                 _ => self.space.try_fault(page, access, way, scratch),
             }
         });
@@ -91,54 +93,61 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// Serves a fault of the calling thread on a page of an object; `None` where no object is
     /// mapped. Takes no lock for longer than a mapping call, or a read in place, and allocates
-    /// nothing: a signal handler may do this, without a scratch.
-    pub fn object_fault(
-        &self,
-        page: PageNum,
-        access: Access,
-        since: Moment,
-        mut scratch: Option<&mut Scratch>,
-    ) -> Option<Outcome> {
-        let is_object = |vma: Vma| vma.attributes.kind == Kind::Object;
-        self.space.find_vma(page).filter(|&vma| is_object(vma))?;
-        self.space.budget().count(Event::Pgfault, 1);
+    /// nothing: a signal handler may do this, on the little stack that it has.
+    pub fn object_fault(&self, page: PageNum, access: Access, since: Moment) -> Option<Outcome> {
         let mut kind = FaultKind::Object;
-        let outcome = self.space.serve(ThreadId::CALLER, page, |way| {
-            self.try_object_fault(page, access, way, &mut kind, scratch.as_deref_mut())
-        });
+        let outcome = self.serve_caller(page, Kind::Object, |vma, way| {
+            self.try_object_fault(page, access, vma, way, &mut kind, None)
+        })?;
         self.space.note_fault(kind, outcome, since);
         Some(outcome)
     }
 
-    /// Serves a fault on a page of an object, as far as the layout is sure to be what it is seen to
-    /// be; says in `kind` if it read for it.
-    pub(super) fn try_object_fault(
+    /// Serves a fault of the calling thread by `attempt`, which is given the page's VMA; `None` where
+    /// that is of another kind, or there is none.
+    pub(super) fn serve_caller(
+        &self,
+        page: PageNum,
+        kind: Kind,
+        mut attempt: impl FnMut(&Vma, Way) -> Result<Outcome, Doubt>,
+    ) -> Option<Outcome> {
+        let find = || self.space.find_vma(page).filter(|vma| vma.attributes.kind == kind);
+        let mut first = Some(find()?);
+        self.space.budget().count(Event::Pgfault, 1);
+        let outcome = self.space.serve(ThreadId::CALLER, page, |way| {
+            // What was found without the space's lock is good for the way without it alone.
+            match first.take().filter(|_| way == Way::Speculative).or_else(find) {
+                Some(vma) => attempt(&vma, way),
+                None => {
+                    self.space.mmu().wake(PageRange::new(page, 1));
+                    Ok(Outcome::NoVma)
+                }
+            }
+        });
+        Some(outcome)
+    }
+
+    /// Serves a fault on a page of an object's mapping, whose VMA was found just now, as far as the
+    /// layout is sure to be what it is seen to be; says in `kind` if it read for it.
+    fn try_object_fault(
         &self,
         page: PageNum,
         access: Access,
+        vma: &Vma,
         way: Way,
         kind: &mut FaultKind,
         mut scratch: Option<&mut Scratch>,
     ) -> Result<Outcome, Doubt> {
+        way.check_access(vma, access)?;
         loop {
-            failpoint::hit(Place::Arrived, page);
-            let vma = match self.space.find_vma(page) {
-                Some(vma) if vma.attributes.kind == Kind::Object => vma,
-                _ if way == Way::Speculative => return Err(Doubt::not_supported(page, None)),
-                _ => {
-                    self.space.mmu().wake(PageRange::new(page, 1));
-                    return Ok(Outcome::NoVma);
-                }
-            };
-            way.check_access(&vma, access)?;
             failpoint::hit(Place::Prepared, page);
             let look = {
                 let mut window = self.windows.lock(page);
-                if way != Way::Classic && !self.space.is_current(&vma) {
-                    return Err(Doubt::changed(&vma));
+                if way != Way::Classic && !self.space.is_current(vma) {
+                    return Err(Doubt::changed(vma));
                 }
                 failpoint::hit(Place::Checked, page);
-                self.fault_in_window(page, access, &vma, way, &mut window)
+                self.fault_in_window(page, access, vma, way, &mut window)
             };
             match look {
                 Look::Ended(outcome) => return Ok(outcome),

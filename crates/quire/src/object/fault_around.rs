@@ -74,11 +74,25 @@ impl<M: ObjectMmu> Objects<M> {
         if run.is_empty() {
             return 0;
         }
-        let (end, mapped) = self.map_run_of_window(window, run);
+        let mut at = run.start;
+        let mut mapped = 0;
+        while at < run.end {
+            // Whatever the mapping's rights: the first write must be noticed.
+            let rest = PageRange { start: at, end: run.end };
+            let done = self.space.mmu().map_cached(rest, Protection::WriteProtected);
+            mapped += done.pages;
+            let is_there = done.refusal == Some(Refusal::Exists);
+            let there = PageRange::new(at, done.pages + usize::from(is_there));
+            there.pages().for_each(|page| window.set(page, false));
+            at = there.end;
+            if done.refusal.is_some() && !is_there {
+                break;
+            }
+        }
         let backing = vma.attributes.backing;
         for page in run.pages() {
             let word = object.word(backing.object_page(page));
-            if page == asked && page < end {
+            if page == asked && page < at {
                 let old = word.load();
                 self.space.unlock_word_with(word, old.with(Flags::ACCESSED));
             } else {
@@ -87,31 +101,6 @@ impl<M: ObjectMmu> Objects<M> {
         }
         self.space.budget().count(Event::MapCached, mapped);
         mapped
-    }
-
-    /// Maps a run of locked, cached pages; returns how far it came, and how many were not mapped
-    /// before.
-    fn map_run_of_window(&self, window: &mut Mapped, run: PageRange) -> (PageNum, usize) {
-        let mut at = run.start;
-        let mut mapped = 0;
-        while at < run.end {
-            // Whatever the mapping's rights: the first write must be noticed.
-            let rest = PageRange { start: at, end: run.end };
-            let done = self.space.mmu().map_cached(rest, Protection::WriteProtected);
-            let mut there = done.pages;
-            mapped += done.pages;
-            if done.refusal == Some(Refusal::Exists) {
-                there += 1;
-            }
-            for page in PageRange::new(at, there).pages() {
-                window.set(page, false);
-            }
-            at = at.add(there);
-            if done.refusal.is_some_and(|refusal| refusal != Refusal::Exists) {
-                break;
-            }
-        }
-        (at, mapped)
     }
 
     /// What is mapped around a read fault: the naturally aligned block of 2^order pages that holds

@@ -5,7 +5,7 @@ use super::{FaultAround, ObjectId, Objects};
 use crate::mmu::Prot;
 use crate::mmu::object::ObjectMmu;
 use crate::space::Layout;
-use crate::space::vma::{Attributes, Backing, Kind, Pattern};
+use crate::space::vma::{Attributes, Backing, Kind, Pattern, Vma};
 use crate::sys::Errno;
 use crate::units::{ObjectRange, PageNum, PageRange};
 
@@ -90,14 +90,7 @@ impl<M: ObjectMmu> Objects<M> {
         let (id, backing) = (ObjectId(vma.attributes.backing.object), vma.attributes.backing);
         // The VMA first: a fault that holds a window's lock later sees that it is gone.
         space.remove_vma(&mut layout, range);
-        for part in range.by_block() {
-            let mut window = self.windows.lock(part.start);
-            if let Some(present) = window.present_of(part) {
-                // Before it is forgotten: what can be written must be known to be so.
-                space.mmu().unmap(present);
-                window.clear(present);
-            }
-        }
+        self.unmap_windows(range);
         {
             let mut tree = self.object(id).i_mmap.i_mmap_lock_write(&self.i_mmaps);
             let pages = ObjectRange::new(backing.object_page(range.start), range.len());
@@ -112,14 +105,23 @@ impl<M: ObjectMmu> Objects<M> {
         self.put(id);
     }
 
+    /// Unmaps what windows have of a range that no VMA has any more.
+    pub(super) fn unmap_windows(&self, range: PageRange) {
+        for part in range.by_block() {
+            let mut window = self.windows.lock(part.start);
+            if let Some(present) = window.present_of(part) {
+                // Before it is forgotten: what can be written must be known to be so.
+                self.space.mmu().unmap(present);
+                window.clear(present);
+            }
+        }
+    }
+
     /// Changes how much is mapped around the faults of the mapping at a page.
     pub fn set_fault_around(&self, page: PageNum, fault_around: FaultAround) {
-        if let Some(vma) = self
-            .space
-            .find_vma(page)
-            .filter(|vma| matches!(vma.attributes.kind, Kind::Object | Kind::Private))
-        {
-            self.mappings.set_fault_around(vma.attributes.backing.mapping, fault_around);
+        let Some(Vma { attributes, .. }) = self.space.find_vma(page) else { return };
+        if matches!(attributes.kind, Kind::Object | Kind::Private) {
+            self.mappings.set_fault_around(attributes.backing.mapping, fault_around);
         }
     }
 

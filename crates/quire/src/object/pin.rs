@@ -44,7 +44,7 @@ use crate::mmu::object::ObjectMmu;
 use crate::mmu::{Done, Protection, Refusal};
 use crate::page::{Flags, Interrupted, Kill, Snapshot, State};
 use crate::scratch::Scratch;
-use crate::space::vma::Vma;
+use crate::space::vma::{Kind, Vma};
 use crate::sys::Errno;
 use crate::sys::memory::Table;
 use crate::units::{ObjectPage, ObjectRange, PageNum, PageRange};
@@ -212,7 +212,8 @@ impl<M: ObjectMmu> Objects<M> {
         scratch: &mut Scratch,
         buffer: &mut IoBuffer,
     ) -> Result<(), PinError> {
-        let vma = self.object_vma(part.start).ok_or(PinError::Refused(Errno::FAULT))?;
+        let vma =
+            self.vma_of_kind(part.start, Kind::Object).ok_or(PinError::Refused(Errno::FAULT))?;
         let backing = vma.attributes.backing;
         let object = self.object(ObjectId(backing.object));
         for page in part.pages() {
@@ -294,7 +295,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// Lets pages go that [`Self::pin`] has pinned.
     pub fn unpin(&self, range: PageRange, what: PinFor) {
         for part in range.by_block() {
-            let Some(vma) = self.object_vma(part.start) else { continue };
+            let Some(vma) = self.vma_of_kind(part.start, Kind::Object) else { continue };
             let backing = vma.attributes.backing;
             let object = self.object(ObjectId(backing.object));
             for at in part.pages().map(|page| backing.object_page(page)) {

@@ -30,7 +30,6 @@ use crate::mmu::object::ObjectMmu;
 use crate::page::State;
 use crate::reclaim::Reclaimer;
 use crate::scratch::{STAGING_PAGES, Scratch};
-use crate::space::ThreadId;
 use crate::space::vma::{Kind, Vma};
 use crate::swap::compress::PageBytes;
 use crate::units::{BLOCK_PAGES, ObjectPage, ObjectRange, PageNum, PageRange};
@@ -89,33 +88,23 @@ impl<M: ObjectMmu> Objects<M> {
         access: Access,
         scratch: &mut Scratch,
     ) -> Option<Outcome> {
-        self.space.find_vma(page).filter(|vma| vma.attributes.kind == Kind::Private)?;
-        self.space.budget().count(Event::Pgfault, 1);
-        let outcome = self.space.serve(ThreadId::CALLER, page, |way| {
-            self.try_private_fault(page, access, way, scratch)
-        });
-        Some(outcome)
+        self.serve_caller(page, Kind::Private, |vma, way| {
+            self.try_private_fault(page, access, vma, way, scratch)
+        })
     }
 
-    /// Serves a fault on a page of a private mapping, as far as the layout is sure to be what it is
-    /// seen to be.
+    /// Serves a fault on a page of a private mapping, whose VMA was found just now, as far as the
+    /// layout is sure to be what it is seen to be.
     pub(super) fn try_private_fault(
         &self,
         page: PageNum,
         access: Access,
+        vma: &Vma,
         way: Way,
         scratch: &mut Scratch,
     ) -> Result<Outcome, Doubt> {
+        way.check_access(vma, access)?;
         loop {
-            let vma = match self.space.find_vma(page) {
-                Some(vma) if vma.attributes.kind == Kind::Private => vma,
-                found if way == Way::Speculative => return Err(Doubt::not_supported(page, found)),
-                _ => {
-                    self.space.mmu().wake(PageRange::new(page, 1));
-                    return Ok(Outcome::NoVma);
-                }
-            };
-            way.check_access(&vma, access)?;
             if self.space.available() < FAULT_PAGES {
                 self.make_room_for_copy(FAULT_PAGES, scratch);
             }
@@ -125,7 +114,7 @@ impl<M: ObjectMmu> Objects<M> {
                     outcome => return Ok(outcome),
                 }
             }
-            match self.look_private(page, access, &vma, way, scratch) {
+            match self.look_private(page, access, vma, way, scratch) {
                 Look::Ended(outcome) => {
                     self.space.call_if_low();
                     return Ok(outcome);
@@ -140,7 +129,7 @@ impl<M: ObjectMmu> Objects<M> {
                         return Ok(self.space.starve(page));
                     }
                 }
-                Look::Changed => return Err(Doubt::changed(&vma)),
+                Look::Changed => return Err(Doubt::changed(vma)),
                 Look::Filled => {}
             }
         }

@@ -69,14 +69,7 @@ impl<M: ObjectMmu> Objects<M> {
         };
         // The VMA first: a fault that holds a window's lock later sees that it is gone.
         space.cut_vma(layout, tail)?;
-        for part in tail.by_block() {
-            let mut window = self.windows.lock(part.start);
-            if let Some(present) = window.present_of(part) {
-                // Before it is forgotten, as in `unmap`.
-                space.mmu().unmap(present);
-                window.clear(present);
-            }
-        }
+        self.unmap_windows(tail);
         self.resize_mapping(object, range, vma.attributes.backing, pages);
         space.mmu().reserve_again(tail);
         space.budget().add_managed(-(tail.len() as isize));

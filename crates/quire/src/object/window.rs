@@ -72,17 +72,6 @@ impl Mapped {
         }
     }
 
-    /// The mapped pages around a mapped one, without a gap, as far as `within`.
-    #[must_use]
-    pub fn present_around(&self, page: PageNum, within: PageRange) -> PageRange {
-        let end = (page.0..within.end.0).find(|&at| !self.is_present(PageNum(at)));
-        let before = (within.start.0..page.0).rev().find(|&at| !self.is_present(PageNum(at)));
-        PageRange {
-            start: before.map_or(within.start, |at| PageNum(at + 1)),
-            end: end.map_or(within.end, PageNum),
-        }
-    }
-
     /// The smallest range that holds all of `pages` for which `is` holds.
     fn hull(pages: PageRange, is: impl Fn(PageNum) -> bool) -> Option<PageRange> {
         let first = pages.pages().find(|&page| is(page))?;

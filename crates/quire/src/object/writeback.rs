@@ -181,7 +181,7 @@ impl<M: ObjectMmu> Objects<M> {
                 at = ObjectPage((at.0 | (BLOCK_PAGES as u64 - 1)) + 1);
                 continue;
             }
-            // Within a block: what lives together.
+            // Within a block: long writes are as aligned as reads are.
             let block_end = ObjectPage((at.0 | (BLOCK_PAGES as u64 - 1)) + 1);
             let within = ObjectRange { start: at, end: end.min(block_end) };
             let run = self.lock_dirty_run(object, within, wait);

@@ -45,13 +45,6 @@ pub struct Mapping {
 }
 
 impl Mapping {
-    /// The pages of the object that a part of the mapping shows.
-    #[must_use]
-    pub fn pages_at(&self, part: PageRange) -> ObjectRange {
-        let before = (part.start.0 - self.arena_start.0) as usize;
-        ObjectRange::new(self.pages.start.add(before), part.len())
-    }
-
     /// Where the pages of `range` that this mapping shows are in the arena.
     #[must_use]
     pub fn arena_range(&self, range: ObjectRange) -> PageRange {
