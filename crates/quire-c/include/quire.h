@@ -108,13 +108,8 @@ struct quire_space_options {
     // 1: a thread that faults serves itself, in a handler of SIGBUS: sooner, but a system call that
     // is handed a page which is not mapped fails with EFAULT.
     uint32_t is_inline;
-    // 1: what is read 2 MiB at a time may be read over what it displaces, which is faster. It takes
-    // the promise that no page of a mapping is given to the kernel to hold, as the source of direct
-    // I/O, vmsplice or MSG_ZEROCOPY is, unless it is pinned (quire_pin): it may have other bytes
-    // before the kernel is done with it.
-    uint32_t recycles;
     // For members to come: must be 0.
-    uint64_t reserved[2];
+    uint32_t reserved[5];
 };
 
 // Says whether the `len` bytes at `offset` may be written to the file now: not 0 is yes.
@@ -225,17 +220,6 @@ struct quire_mapping *quire_map(const struct quire_object *object,
                                 size_t len,
                                 uint32_t flags,
                                 int fault_around);
-
-// quire_map into another address space of the process, `space`, which serves the faults that are
-// taken there. All else stays with the address space that the object was opened in, its memory
-// above all; but with QUIRE_MAP_PRIVATE the pages are `space`'s own, and take its memory and its
-// swap file. Both stay as long as the mapping does.
-struct quire_mapping *quire_map_in(const struct quire_object *object,
-                                   const struct quire_space *space,
-                                   uint64_t offset,
-                                   size_t len,
-                                   uint32_t flags,
-                                   int fault_around);
 
 // Unmaps, and ends the handle. What was written reaches the file in time; quire_sync says when.
 // Fails with EBUSY, and nothing has changed, while a range of it is pinned.

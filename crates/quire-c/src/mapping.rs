@@ -12,7 +12,6 @@ use engine::library::{
 use crate::failure::{Failure, number, pointer, status};
 use crate::handle::{Handle, close, get, get_mut, hand_out, opened_in};
 use crate::object::{Object, QUIRE_TO_END};
-use crate::space::Space;
 
 /// quire_map: writable.
 pub const QUIRE_MAP_WRITE: u32 = 1;
@@ -139,37 +138,11 @@ pub unsafe extern "C" fn quire_map(
 ) -> *mut Mapping {
     // SAFETY: the caller's promise.
     let object = unsafe { get(object) };
-    let options = MapOptions::new();
-    pointer(object.and_then(|object| map(object, options, offset, len, flags, fault_around)))
-}
-
-/// quire_map into another address space of the process, `space`, which serves the faults that are
-/// taken there. All else stays with the address space that the object was opened in, its memory
-/// above all; but with QUIRE_MAP_PRIVATE the pages are `space`'s own, and take its memory and its
-/// swap file. Both stay as long as the mapping does.
-///
-/// # Safety
-/// `object` and `space` are each NULL or a handle that is not closed.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn quire_map_in(
-    object: *const Object,
-    space: *const Space,
-    offset: u64,
-    len: usize,
-    flags: u32,
-    fault_around: c_int,
-) -> *mut Mapping {
-    // SAFETY: the caller's promise.
-    let (object, space) = unsafe { (get(object), get(space)) };
-    pointer(object.and_then(|object| {
-        let options = MapOptions::new().in_space(&space?.space);
-        map(object, options, offset, len, flags, fault_around)
-    }))
+    pointer(object.and_then(|object| map(object, offset, len, flags, fault_around)))
 }
 
 fn map(
     object: &Object,
-    options: MapOptions,
     offset: u64,
     len: usize,
     flags: u32,
@@ -186,7 +159,7 @@ fn map(
         0..=9 => FaultAround::Order(fault_around.unsigned_abs()),
         _ => return Err(Failure::Argument("fault_around is auto, off, or an order from 0 to 9")),
     };
-    let mut options = options.offset(offset).fault_around(fault_around);
+    let mut options = MapOptions::new().offset(offset).fault_around(fault_around);
     options = options.populate(has(QUIRE_MAP_POPULATE)).beyond_end(has(QUIRE_MAP_BEYOND_END));
     // Said here, and not left to the engine: the object may grow meanwhile.
     let to_end = usize::try_from(object.len().saturating_sub(offset)).unwrap_or(usize::MAX);

@@ -49,13 +49,8 @@ pub struct SpaceOptions {
     /// 1: a thread that faults serves itself, in a handler of SIGBUS: sooner, but a system call that
     /// is handed a page which is not mapped fails with EFAULT.
     pub is_inline: u32,
-    /// 1: what is read 2 MiB at a time may be read over what it displaces, which is faster. It takes
-    /// the promise that no page of a mapping is given to the kernel to hold, as the source of direct
-    /// I/O, vmsplice or MSG_ZEROCOPY is, unless it is pinned (quire_pin): it may have other bytes
-    /// before the kernel is done with it.
-    pub recycles: u32,
     /// For members to come: must be 0.
-    pub reserved: [u64; 2],
+    pub reserved: [u32; 5],
 }
 
 /// Makes an address space and starts its threads. `options` may be NULL.
@@ -81,18 +76,16 @@ unsafe fn open(options: Option<&SpaceOptions>) -> Result<Space, Failure> {
         swap_folder,
         swap_bytes,
         is_inline,
-        recycles,
         reserved,
     }) = options
     {
-        if is_inline > 1 || recycles > 1 {
-            return Err(Failure::Argument("is_inline and recycles are 0 or 1"));
+        if is_inline > 1 {
+            return Err(Failure::Argument("is_inline is 0 or 1"));
         }
         if is_inline == 1 {
             builder = builder.delivery(Delivery::Inline);
         }
-        builder = builder.recycle(recycles == 1);
-        if reserved != [0; 2] {
+        if reserved != [0; 5] {
             let what = "reserved members must be 0; zero the structure before setting members";
             return Err(Failure::Argument(what));
         }

@@ -143,13 +143,8 @@ fn what_is_pinned_can_be_written_by_the_kernel_and_a_mapping_can_change() {
 }
 
 #[test]
-fn a_thread_serves_itself_over_recycled_memory() {
+fn a_thread_serves_itself() {
     check("inline", Linked::Shared);
-}
-
-#[test]
-fn an_object_is_mapped_in_two_address_spaces_at_once() {
-    check("spaces", Linked::Shared);
 }
 
 #[test]

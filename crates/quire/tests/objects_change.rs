@@ -94,11 +94,10 @@ fn what_is_made_read_only_cannot_be_written_until_it_is_made_writable_again() {
     assert!(store.inner.bytes() == expected);
 }
 
-/// What is mapped whole is the kernel's to serve, and it would report no write.
 #[test]
-fn a_write_is_noticed_where_a_block_was_shown_whole_before() {
+fn a_write_is_noticed_where_all_of_a_block_was_mapped_to_be_read() {
     for delivery in [Delivery::Handlers, Delivery::Inline] {
-        let builder = AddressSpace::builder().memory(64 << 20).recycle(true).delivery(delivery);
+        let builder = AddressSpace::builder().memory(64 << 20).delivery(delivery);
         let Some(space) = space_by(&builder) else { return };
         let mut expected = random(2 * BLOCK, 2);
         let (store, object) = probe(&space, &expected);
@@ -236,10 +235,9 @@ fn a_mapping_follows_its_object_to_a_new_length() {
     assert!(map.iter().all(|&byte| byte == 1));
 }
 
-/// A large frame is shown by whole windows: one that is cut shows its home again.
 #[test]
-fn a_window_that_shows_a_large_frame_can_be_cut() {
-    let builder = AddressSpace::builder().memory(64 << 20).recycle(true);
+fn a_mapping_is_cut_within_a_block_that_others_show_whole() {
+    let builder = AddressSpace::builder().memory(64 << 20);
     let Some(space) = space_by(&builder) else { return };
     let mut expected = random(4 * BLOCK, 6);
     let (store, object) = probe(&space, &expected);
@@ -309,59 +307,52 @@ fn a_private_copy_keeps_what_was_written_by_whatever_name_and_place_it_has() {
 #[test]
 fn changes_of_one_mapping_disturb_no_other() {
     let _watchdog = Watchdog::new(240);
-    for recycles in [false, true] {
-        let memory = if recycles { 64 << 20 } else { 2 << 20 };
-        let Some(space) = space_by(&AddressSpace::builder().memory(memory).recycle(recycles))
-        else {
-            return;
-        };
-        let bytes = random(2 * BLOCK, 8);
-        let (store, object) = probe(&space, &bytes);
-        // SAFETY: the halves are used by one thread each; read through the other by atomics alone.
-        let (mut first, second) =
-            unsafe { (MapOptions::new().map(&object).unwrap(), map_mut(&object)) };
-        let is_done = AtomicBool::new(false);
-        let mut expected = bytes.clone();
-        std::thread::scope(|scope| {
-            let _stop = Stop(&is_done);
-            let reader = &second;
-            let upper = &bytes[BLOCK..];
-            scope.spawn(|| {
-                let mut generator = Generator::new(9);
-                while !is_done.load(Ordering::Relaxed) {
-                    let at = generator.below(BLOCK);
-                    assert_eq!(load(reader.as_ptr(), BLOCK + at), Some(upper[at]), "byte {at}");
-                }
-            });
-            scope.spawn(|| {
-                while !is_done.load(Ordering::Relaxed) {
-                    press(&space);
-                    object.sync().unwrap();
-                    object.migrate().unwrap();
-                }
-            });
-            let mut generator = Generator::new(10);
-            let rounds = if recycles { 60 } else { 150 };
-            for round in 0..rounds {
-                let pages = 1 + generator.below(2 * 512);
-                first.remap(pages * PAGE, RemapOptions::new().may_move(true)).unwrap();
-                let mut writable = make_mut(first);
-                let lower = pages.min(512) * PAGE;
-                for _ in 0..30 {
-                    let at = generator.below(lower);
-                    assert_eq!(writable[at], expected[at], "byte {at} of round {round}");
-                    expected[at] = generator.next_u64() as u8;
-                    writable[at] = expected[at];
-                }
-                first = writable.make_read_only().unwrap();
-                let at = generator.below(pages * PAGE);
-                assert_eq!(first[at], expected[at], "byte {at} of round {round}");
+    let Some(space) = space(2 << 20) else { return };
+    let bytes = random(2 * BLOCK, 8);
+    let (store, object) = probe(&space, &bytes);
+    // SAFETY: the halves are used by one thread each; read through the other by atomics alone.
+    let (mut first, second) =
+        unsafe { (MapOptions::new().map(&object).unwrap(), map_mut(&object)) };
+    let is_done = AtomicBool::new(false);
+    let mut expected = bytes.clone();
+    std::thread::scope(|scope| {
+        let _stop = Stop(&is_done);
+        let reader = &second;
+        let upper = &bytes[BLOCK..];
+        scope.spawn(|| {
+            let mut generator = Generator::new(9);
+            while !is_done.load(Ordering::Relaxed) {
+                let at = generator.below(BLOCK);
+                assert_eq!(load(reader.as_ptr(), BLOCK + at), Some(upper[at]), "byte {at}");
             }
         });
-        object.sync().unwrap();
-        assert!(store.inner.bytes() == expected);
-        assert!(second[..] == expected[..]);
-    }
+        scope.spawn(|| {
+            while !is_done.load(Ordering::Relaxed) {
+                press(&space);
+                object.sync().unwrap();
+                object.migrate().unwrap();
+            }
+        });
+        let mut generator = Generator::new(10);
+        for round in 0..150 {
+            let pages = 1 + generator.below(2 * 512);
+            first.remap(pages * PAGE, RemapOptions::new().may_move(true)).unwrap();
+            let mut writable = make_mut(first);
+            let lower = pages.min(512) * PAGE;
+            for _ in 0..30 {
+                let at = generator.below(lower);
+                assert_eq!(writable[at], expected[at], "byte {at} of round {round}");
+                expected[at] = generator.next_u64() as u8;
+                writable[at] = expected[at];
+            }
+            first = writable.make_read_only().unwrap();
+            let at = generator.below(pages * PAGE);
+            assert_eq!(first[at], expected[at], "byte {at} of round {round}");
+        }
+    });
+    object.sync().unwrap();
+    assert!(store.inner.bytes() == expected);
+    assert!(second[..] == expected[..]);
 }
 
 #[test]

@@ -7,8 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{Dir, PAGE, Stop, Watchdog, load, random, space, space_by, store, wait_until, word};
-use quire::library::{AddressSpace, FaultAround, MapOptions, Object, OpenOptions};
+use common::{
+    Dir, PAGE, Probe, Stop, Watchdog, load, random, space, space_by, store, wait_until, word,
+};
+use quire::library::{AddressSpace, Delivery, FaultAround, MapOptions, Object, OpenOptions};
 use quire::mmu::simulated::Generator;
 use quire::store::test::VecStore;
 
@@ -214,15 +216,14 @@ fn under_stress_every_word_is_what_its_writer_wrote() {
 }
 
 #[test]
-fn under_stress_in_large_frames_every_word_is_what_its_writer_wrote() {
+fn under_stress_and_in_new_memory_every_word_is_what_its_writer_wrote() {
     let (body, written) = (48 << 9, 4 << 9);
     stress(Size { memory: 64 << 20, body, written, tail: 700, scanners: 3 });
 }
 
 fn stress(size: Size) {
     let _watchdog = Watchdog::new(duration().as_secs() + 120);
-    let builder = AddressSpace::builder().memory(size.memory).recycle(size.scanners > 0);
-    let Some(space) = space_by(&builder) else { return };
+    let Some(space) = space(size.memory) else { return };
     let inner = Arc::new(VecStore::new(vec![0; (size.body + size.tail) * PAGE]));
     {
         let object = Object::with_store(&space, Arc::clone(&inner), None).unwrap();
@@ -388,4 +389,47 @@ fn of_an_address_space_that_is_dropped_nothing_is_left() {
     assert_eq!((after[0], after[2]), (0, before[2]), "threads, descriptors");
     // libc's arenas come and go by one or two; a leak would be twenty times as much.
     assert!(after[1] < before[1] + 10, "{} mappings, {} before", after[1], before[1]);
+}
+
+/// More than a list of waiting faults has room for: then all are answered.
+#[test]
+fn writers_that_are_too_many_to_be_listed_go_on_once_the_store_does() {
+    const WRITERS: usize = 200;
+    let _watchdog = Watchdog::new(60);
+    for delivery in [Delivery::Handlers, Delivery::Inline] {
+        let builder = AddressSpace::builder().memory(1 << 20).handlers(2).delivery(delivery);
+        let Some(space) = space_by(&builder) else { return };
+        let probe = Probe::new(vec![0; WRITERS * PAGE]);
+        let object = Object::with_store(&space, Arc::clone(&probe), Some(0)).unwrap();
+        let is_open = Arc::new(AtomicBool::new(false));
+        let gate = Arc::clone(&is_open);
+        probe.on_write(move |_, _| {
+            while !gate.load(Ordering::SeqCst) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        // SAFETY: written by single stores.
+        let map = unsafe { MapOptions::new().map_mut(&object) }.unwrap();
+        std::thread::scope(|scope| {
+            for writer in 0..WRITERS {
+                let start = Start(map.as_ptr());
+                scope.spawn(move || {
+                    let Start(start) = { start };
+                    word(start, writer * PAGE).store(writer as u64 + 1, Ordering::SeqCst);
+                });
+            }
+            // By now those that can wait do.
+            let until = Instant::now() + Duration::from_secs(20);
+            while space.counter("fault_parked") < 100 && Instant::now() < until {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            std::thread::sleep(Duration::from_millis(50));
+            is_open.store(true, Ordering::SeqCst);
+        });
+        object.sync().unwrap();
+        let bytes = probe.inner.bytes();
+        for writer in 0..WRITERS {
+            assert_eq!(bytes[writer * PAGE], (writer + 1) as u8, "{writer}");
+        }
+    }
 }

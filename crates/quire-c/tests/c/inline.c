@@ -1,4 +1,4 @@
-/* A thread that faults serves itself, over recycled memory: a file of twice the memory, read twice. */
+/* A thread that faults serves itself: a file of twice the memory, read twice. */
 #include "check.h"
 
 #include <fcntl.h>
@@ -9,7 +9,7 @@ int main(int argc, char **argv)
 	char path[4096];
 	const size_t len = 128 * MIB;
 	struct quire_space_options options = {
-		.memory = len / 2, .is_inline = 1, .recycles = 1,
+		.memory = len / 2, .is_inline = 1,
 	};
 
 	CHECK(argc == 2);

@@ -159,7 +159,7 @@ impl Bench {
     }
 
     fn has_direct(&self, left_out: &mut Vec<String>) -> bool {
-        let opened = self.open(Direct::On, Delivery::Handlers, 1, false);
+        let opened = self.open(Direct::On, Delivery::Handlers, 1);
         if let Err(error) = &opened {
             leave_out(left_out, format!("Quire past the kernel's cache: {error:#}"));
         }
@@ -171,15 +171,9 @@ impl Bench {
     }
 
     /// An address space of its own, and the file in it.
-    fn open(
-        &self,
-        direct: Direct,
-        delivery: Delivery,
-        workers: usize,
-        recycles: bool,
-    ) -> Result<Object> {
+    fn open(&self, direct: Direct, delivery: Delivery, workers: usize) -> Result<Object> {
         let builder = AddressSpace::builder().memory(self.memory).delivery(delivery);
-        let space = builder.workers(workers).recycle(recycles).build()?;
+        let space = builder.workers(workers).build()?;
         Ok(OpenOptions::new().direct(direct).open(&space, self.data.path())?)
     }
 
@@ -198,25 +192,17 @@ impl Bench {
                 data::check(sum, self.expected(Pattern::InOrder))
             })
         });
-        for (name, delivery, recycles) in self.ways() {
-            row.add(&name, false, move || {
+        for (name, delivery) in DELIVERIES {
+            row.add(name, false, move || {
                 self.data.warm()?;
-                self.read_in_order(Direct::Off, delivery, recycles)
+                self.read_in_order(Direct::Off, delivery)
             });
         }
         row
     }
 
-    /// Both deliveries, each over fresh memory and over recycled.
-    fn ways(&self) -> impl Iterator<Item = (String, Delivery, bool)> {
-        let of = |(name, delivery): (&str, Delivery)| {
-            [(name.to_string(), delivery, false), (format!("{name}, recycled"), delivery, true)]
-        };
-        DELIVERIES.into_iter().flat_map(of)
-    }
-
-    fn read_in_order(&self, direct: Direct, delivery: Delivery, recycles: bool) -> Result<f64> {
-        let object = self.open(direct, delivery, DEPTH, recycles)?;
+    fn read_in_order(&self, direct: Direct, delivery: Delivery) -> Result<f64> {
+        let object = self.open(direct, delivery, DEPTH)?;
         timed(|| {
             let mapping = sys::map_object(&MapOptions::new(), &object)?;
             let sum = Pattern::InOrder.read(sys::words_of(&mapping), &[]);
@@ -242,10 +228,10 @@ impl Bench {
     }
 
     fn add_quire_in_order<'a>(&'a self, row: &mut Row<'a>) {
-        for (name, delivery, recycles) in self.ways() {
+        for (name, delivery) in DELIVERIES {
             row.add(&format!("{name}, direct"), false, move || {
                 self.data.make_cold()?;
-                self.read_in_order(Direct::On, delivery, recycles)
+                self.read_in_order(Direct::On, delivery)
             });
         }
     }
@@ -283,7 +269,7 @@ impl Bench {
 
     /// Through a mapping: a read in flight for each thread.
     fn read_at_random(&self, delivery: Delivery, threads: usize) -> Result<f64> {
-        let object = self.open(Direct::On, delivery, threads, false)?;
+        let object = self.open(Direct::On, delivery, threads)?;
         timed(|| {
             let options = MapOptions::new().pattern(MappingPattern::Random);
             let mapping = sys::map_object(&options, &object)?;
@@ -296,7 +282,7 @@ impl Bench {
 
     /// By one call, with a read in flight for each store worker.
     fn read_many(&self) -> Result<f64> {
-        let object = self.open(Direct::On, Delivery::Handlers, DEPTH, false)?;
+        let object = self.open(Direct::On, Delivery::Handlers, DEPTH)?;
         let mut pages = vec![[0u8; PAGE_BYTES]; self.order.len()];
         let mut requests: Vec<(u64, &mut [u8])> = (self.order.iter().zip(&mut pages))
             .map(|(&page, bytes)| (u64::from(page) * PAGE_BYTES as u64, &mut bytes[..]))

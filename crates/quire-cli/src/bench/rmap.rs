@@ -13,7 +13,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use quire::mmu::Prot;
 use quire::object::i_mmap::lock::{Futex, RwSem};
 use quire::object::i_mmap::{IMmap, IMmaps, Mapping};
 use quire::units::{ObjectPage, ObjectRange, PageNum};
@@ -170,7 +169,6 @@ fn mapping(id: usize) -> Mapping {
     Mapping {
         pages: ObjectRange::new(ObjectPage(0), MAPPING_PAGES),
         arena_start: PageNum((id * MAPPING_PAGES) as u64),
-        prot: Prot::READ,
         id: id as u32,
     }
 }

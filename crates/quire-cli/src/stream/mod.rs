@@ -42,12 +42,12 @@ const SOME_FAILED: u8 = 1;
 /// Writes files to standard output.
 pub fn cat(options: &StreamOptions) -> Result<u8> {
     // What it writes from its mapping may be held by whoever reads it.
-    stream(options, &mut Cat::new()?, false)
+    stream(options, &mut Cat::new()?)
 }
 
 /// Prints the checksums of files.
 pub fn sum(options: &StreamOptions) -> Result<u8> {
-    stream(options, &mut Sum::new(), true)
+    stream(options, &mut Sum::new())
 }
 
 /// Why a file was not read to its end.
@@ -72,11 +72,10 @@ impl From<quire::library::Error> for Failure {
     }
 }
 
-fn stream(options: &StreamOptions, sink: &mut impl Sink, recycles: bool) -> Result<u8> {
+fn stream(options: &StreamOptions, sink: &mut impl Sink) -> Result<u8> {
     let started = Instant::now();
     let mut stream = Stream {
         options,
-        recycles,
         space: OnceCell::new(),
         progress: Progress::new(&options.files),
         bytes: 0,
@@ -112,8 +111,6 @@ fn stream(options: &StreamOptions, sink: &mut impl Sink, recycles: bool) -> Resu
 
 struct Stream<'a> {
     options: &'a StreamOptions,
-    /// Whether the memory of what was read may be read over.
-    recycles: bool,
     /// Made for the first file that is mapped.
     space: OnceCell<AddressSpace>,
     progress: Progress,
@@ -224,8 +221,7 @@ impl Stream<'_> {
         if bytes > MEMORY_MAX {
             bail!("--memory {} is more than any program can address", Human(bytes));
         }
-        let space =
-            AddressSpace::builder().memory(bytes as usize).recycle(self.recycles).build()?;
+        let space = AddressSpace::builder().memory(bytes as usize).build()?;
         Ok(self.space.get_or_init(|| space))
     }
 

@@ -72,11 +72,9 @@ pub enum Event {
     Pgpgin,
     /// Pages of objects written to their stores.
     Pgpgout,
-    /// Pages of objects read over what recycled memory held.
-    Pgreuse,
-    /// Pages of objects that live elsewhere now.
+    /// Cached pages of objects that were given new memory.
     PgmigrateSuccess,
-    /// Pages of objects that should have gone to live elsewhere, and could not.
+    /// Cached pages of objects that should have been, and were in use.
     PgmigrateFail,
     /// Faults served the speculative way.
     SpeculativePgfault,
@@ -96,7 +94,7 @@ pub enum Event {
 
 impl Event {
     /// Every event, in the order of its counter.
-    pub const ALL: [Event; 43] = [
+    pub const ALL: [Event; 42] = [
         Event::Pgfault,
         Event::Pgmajfault,
         Event::Pswpin,
@@ -130,7 +128,6 @@ impl Event {
         Event::MapCached,
         Event::Pgpgin,
         Event::Pgpgout,
-        Event::Pgreuse,
         Event::PgmigrateSuccess,
         Event::PgmigrateFail,
         Event::SpeculativePgfault,
@@ -179,7 +176,6 @@ impl Event {
             Event::MapCached => "map_cached",
             Event::Pgpgin => "pgpgin",
             Event::Pgpgout => "pgpgout",
-            Event::Pgreuse => "pgreuse",
             Event::PgmigrateSuccess => "pgmigrate_success",
             Event::PgmigrateFail => "pgmigrate_fail",
             Event::SpeculativePgfault => "speculative_pgfault",

@@ -207,7 +207,7 @@ impl<M: Mmu> AddressSpace<M> {
         if self.can_answer_starved() {
             // Memory came before the page was in the list.
             self.mmu.relax();
-            self.wake(PageRange::new(page, 1));
+            self.mmu.wake(PageRange::new(page, 1));
         }
         Outcome::Parked
     }

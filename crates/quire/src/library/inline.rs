@@ -229,7 +229,7 @@ fn serve(address: usize, access: Access) -> bool {
     let since = Moment::now();
     // Before the look: an answer that comes in between is not missed.
     let seen = mmu.answers(page);
-    let outcome = match space.object_fault(page, access, since, None) {
+    let outcome = match space.object_fault(page, access, since) {
         Some(outcome) => Some(outcome),
         None => private_fault(space, page, access, since),
     };

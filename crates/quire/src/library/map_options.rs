@@ -3,7 +3,7 @@
 use std::string::ToString;
 
 use super::mapping::{Raw, Sharing};
-use super::{AddressSpace, Error, Mapping, MappingCopy, MappingMut, Object, address};
+use super::{Error, Mapping, MappingCopy, MappingMut, Object, address};
 use crate::mmu::Prot;
 use crate::object::{FaultAround, MapRequest};
 use crate::space::vma::Pattern;
@@ -18,7 +18,6 @@ pub struct MapOptions {
     fault_around: FaultAround,
     populate: bool,
     is_beyond_end: bool,
-    space: Option<AddressSpace>,
 }
 
 impl MapOptions {
@@ -68,19 +67,6 @@ impl MapOptions {
     #[must_use]
     pub fn beyond_end(mut self, is_beyond_end: bool) -> MapOptions {
         self.is_beyond_end = is_beyond_end;
-        self
-    }
-
-    /// Maps it in the arena of another address space of the process, which serves the faults that
-    /// are taken there, by its own [`Delivery`](super::Delivery). All else stays with the address
-    /// space that the object was opened in: its cache, the memory that this may take, its workers
-    /// and its counters. Where it is mapped so, but for private copies, it is not recycled
-    /// ([`recycle`](super::Builder::recycle)). The pages of a private copy ([`Self::map_copy`]) are
-    /// that other address space's own: they count against its memory, can be pinned as far as that
-    /// allows, and go to its swap file. Both address spaces stay as long as the mapping does.
-    #[must_use]
-    pub fn in_space(mut self, space: &AddressSpace) -> MapOptions {
-        self.space = Some(space.clone());
         self
     }
 
@@ -139,7 +125,6 @@ impl MapOptions {
     }
 
     fn map_raw(&self, object: &Object, prot: Prot, sharing: Sharing) -> Result<Raw, Error> {
-        let host = self.space.as_ref().filter(|space| !space.is_same(object.space()));
         let object_len = object.len();
         let len = self.len.unwrap_or_else(|| object_len.saturating_sub(self.offset));
         let bad = || Error::BadRange {
@@ -157,17 +142,10 @@ impl MapOptions {
         let pages = ObjectRange { start: first, end: ObjectPage(end.div_ceil(size)) };
         let request =
             MapRequest { pages, prot, pattern: self.pattern, fault_around: self.fault_around };
-        let made = match (sharing, host) {
-            (Sharing::Private, None) => object.objects().map_private(object.id(), request),
-            (Sharing::Shared, None) => object.objects().map(object.id(), request),
-            // SAFETY: neither engine moves, and each parts before it goes.
-            (Sharing::Shared, Some(host)) => unsafe {
-                object.objects().map_in(host.engine.objects, object.id(), request)
-            },
-            // SAFETY: as above.
-            (Sharing::Private, Some(host)) => unsafe {
-                object.objects().map_private_in(host.engine.objects, object.id(), request)
-            },
+        let objects = object.objects();
+        let made = match sharing {
+            Sharing::Private => objects.map_private(object.id(), request),
+            Sharing::Shared => objects.map(object.id(), request),
         };
         let range = made.map_err(|errno| match errno {
             crate::sys::Errno::INVAL => bad(),
@@ -175,14 +153,14 @@ impl MapOptions {
         })?;
         let raw = Raw {
             object: object.clone(),
-            host: host.cloned(),
             range,
-            start: address(&object.objects(), range.start) + (self.offset % size) as usize,
+            start: address(&objects, range.start) + (self.offset % size) as usize,
             offset: self.offset,
             len: len as usize,
             sharing,
             is_beyond_end: self.is_beyond_end,
         };
+        drop(objects);
         if self.populate {
             raw.populate(0..raw.len)?;
         }

@@ -5,7 +5,7 @@ use core::ops::{Deref, DerefMut, Range};
 
 use super::change::RemapOptions;
 use super::pinned::{Pinned, PinnedMut, RawPin};
-use super::{AddressSpace, Error, Object};
+use super::{Error, Object};
 use crate::object::{FaultAround, PinFor};
 use crate::space::vma::Pattern;
 use crate::units::{PAGE_SIZE, PageRange};
@@ -22,9 +22,6 @@ pub(super) enum Sharing {
 /// A mapping without a type.
 pub(super) struct Raw {
     pub object: Object,
-    /// Whose arena it is in, where that is not the object's own.
-    pub host: Option<AddressSpace>,
-    /// As the object's address space knows them.
     pub range: PageRange,
     pub start: usize,
     pub offset: u64,
@@ -40,14 +37,6 @@ impl Drop for Raw {
 }
 
 impl Raw {
-    /// The address space whose memory the bytes are.
-    pub fn payer(&self) -> &AddressSpace {
-        match (self.sharing, &self.host) {
-            (Sharing::Private, Some(host)) => host,
-            _ => self.object.space(),
-        }
-    }
-
     pub fn pages(&self, bytes: Range<usize>) -> PageRange {
         let lead = (self.offset % PAGE_SIZE as u64) as usize;
         let end = bytes.end.min(self.len);

@@ -130,8 +130,6 @@ pub struct Builder {
     swap: Option<SwapPlace>,
     store_deadline: Option<Duration>,
     writer_deadline: Option<Duration>,
-    recycles: bool,
-    large_windows: Option<usize>,
 }
 
 /// Who serves a fault.
@@ -163,8 +161,6 @@ impl Default for Builder {
             swap: None,
             store_deadline: None,
             writer_deadline: None,
-            recycles: false,
-            large_windows: None,
         }
     }
 }
@@ -197,29 +193,6 @@ impl Builder {
     #[must_use]
     pub fn exclusive_rmap(mut self, is_exclusive: bool) -> Builder {
         self.exclusive_rmap = is_exclusive;
-        self
-    }
-
-    /// Whether what is read 2 MiB at a time may be read over what it displaces: what is read in
-    /// order through little memory then takes a third of the time. Not so unless said otherwise,
-    /// for it takes a promise: that no page of a mapping is given to the kernel to hold beyond an
-    /// access of its own, as the source of direct I/O, of `vmsplice` or of `MSG_ZEROCOPY` is, unless
-    /// it is pinned ([`Mapping::pin`]) until the kernel is done with it: what is pinned is never
-    /// recycled. Of any other page nobody can see that it is held, and it may have other bytes
-    /// before that. Plain reads and writes of the program, and of calls that copy, are as safe as
-    /// ever.
-    #[must_use]
-    pub fn recycle(mut self, recycles: bool) -> Builder {
-        self.recycles = recycles;
-        self
-    }
-
-    /// How many stretches of 2 MiB, of all mappings, may show memory that is recycled
-    /// ([`Self::recycle`]). Each may cost two of the kernel's mappings, of which a process has
-    /// `vm.max_map_count`; a quarter of that unless said otherwise.
-    #[must_use]
-    pub fn large_windows(mut self, windows: usize) -> Builder {
-        self.large_windows = Some(windows);
         self
     }
 
@@ -385,11 +358,6 @@ impl AddressSpace {
         self.objects().space.wait_counts()
     }
 
-    /// Whether another is the same.
-    fn is_same(&self, other: &AddressSpace) -> bool {
-        Arc::ptr_eq(&self.engine, &other.engine)
-    }
-
     /// The engine, for a call that may take its locks.
     fn objects(&self) -> Entered {
         Entered { objects: self.engine.objects, _signals: SignalsBlocked::of_others() }
@@ -451,11 +419,6 @@ impl Engine {
         objects.i_mmaps.set_walks_exclusive(builder.exclusive_rmap);
         if let Some(deadline) = builder.writer_deadline {
             objects.set_writer_patience(u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX));
-        }
-        if !builder.recycles {
-            objects.set_large_windows_max(0);
-        } else if let Some(windows) = builder.large_windows.or_else(large_windows) {
-            objects.set_large_windows_max(windows);
         }
         let objects: &'static Objects<Userfaultfd> =
             std::boxed::Box::leak(std::boxed::Box::new(objects));
@@ -524,9 +487,6 @@ impl Drop for Engine {
 /// `Engine::start` made it, and nobody refers to it any more.
 unsafe fn discard(objects: &'static Objects<Userfaultfd>) {
     inline::remove(objects);
-    // SAFETY: its threads have ended, and every mapping of another's objects in it, or of its own
-    // elsewhere, keeps the engine.
-    unsafe { objects.part() };
     // SAFETY: made by `leak`; the caller's promise.
     drop(unsafe { std::boxed::Box::from_raw(core::ptr::from_ref(objects).cast_mut()) });
 }
@@ -555,17 +515,9 @@ impl Drop for ControlPage {
     }
 }
 
-/// How many windows may show large frames: half of the kernel's mappings, at two each.
-fn large_windows() -> Option<usize> {
-    let most = std::fs::read_to_string("/proc/sys/vm/max_map_count").ok()?;
-    Some(most.trim().parse::<usize>().ok()? / 4)
-}
-
-/// The address of a page of a mapping that is there, in whatever address space.
+/// The address of a page of the arena.
 fn address(objects: &Objects<Userfaultfd>, page: PageNum) -> usize {
-    let host = objects.host_of(page).expect("a mapping keeps its host");
-    let (mmu, page) = host.mmu(page);
-    mmu.address(page)
+    objects.space.mmu().address(page)
 }
 
 /// What an error of the engine is called.

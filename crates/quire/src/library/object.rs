@@ -348,20 +348,18 @@ impl Object {
         self.objects().prefetch(self.inner.id, pages_of(bytes)) * PAGE_SIZE
     }
 
-    /// Brings what is cached together, 2 MiB by 2 MiB where a whole block is: mapped by one call
-    /// from then on, and read over when it goes. What is mapped stays where it is for the
-    /// program. What scans leave behind is so already; this is for what came in pieces. Returns
-    /// how many bytes went to live elsewhere, and how many should have, but there was no memory.
+    /// Gives what is cached new memory, taken by the calling thread: of its NUMA node, and as far as
+    /// the kernel has it in one piece. Mappings stay as they are, but for a fault a page that is touched
+    /// again. Returns how many bytes have new memory, and how many were left where they are: what is
+    /// pinned, poisoned or in use just then.
     ///
     /// # Errors
     /// [`Error::NoMemory`] where it cannot be begun.
     pub fn migrate(&self) -> Result<(usize, usize), Error> {
         let moved = self.interruptibly("migrate", |object| {
-            object
-                .inner
-                .space
-                .engine
-                .with_buffers(|scratch, _| object.objects().migrate(object.engine(), scratch))
+            object.inner.space.engine.with_buffers(|scratch, buffer| {
+                object.objects().migrate(object.engine(), scratch, buffer)
+            })
         })??;
         Ok((moved.success * PAGE_SIZE, moved.failed * PAGE_SIZE))
     }

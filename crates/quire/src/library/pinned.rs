@@ -48,7 +48,7 @@ impl<'a> RawPin<'a> {
             Err(PinError::TooMuch) => Err(Error::TooMuchPinned {
                 path: raw.object.name().to_string(),
                 bytes: pages.len() * PAGE_SIZE,
-                most: raw.payer().pinned().1,
+                most: raw.object.space().pinned().1,
             }),
             Err(PinError::BehindEnd(_)) => Err(bad()),
             Err(PinError::TooOften(_)) => Err(Error::NoMemory {

@@ -46,7 +46,6 @@ struct Exit {
     /// A fault here means: the handler that reads it ends.
     page: PageNum,
     handlers: AtomicUsize,
-    has_remap: AtomicBool,
     is_stopping: AtomicBool,
 }
 
@@ -70,7 +69,6 @@ impl Threads {
         let exit: &'static Exit = std::boxed::Box::leak(std::boxed::Box::new(Exit {
             page,
             handlers: AtomicUsize::new(0),
-            has_remap: AtomicBool::new(false),
             is_stopping: AtomicBool::new(false),
         }));
         let threads = Threads { handles: Mutex::new(Vec::new()), exit };
@@ -99,8 +97,6 @@ impl Threads {
             })?;
             exit.handlers.fetch_add(1, Ordering::SeqCst);
         }
-        self.spawn("quire-remap", || objects.space.mmu().serve_shows())?;
-        exit.has_remap.store(true, Ordering::SeqCst);
         let mut scratch = Scratch::new().map_err(no_memory)?;
         self.spawn("quire-kswapd", move || {
             never_preempt();
@@ -144,12 +140,6 @@ impl Threads {
             let address = super::address(objects, self.exit.page) as *const u8;
             // SAFETY: mapped for this; the last handler fills it.
             unsafe { address.read_volatile() };
-        }
-        if self.exit.has_remap.load(Ordering::SeqCst) {
-            // Without it the thread could not be joined.
-            while objects.space.mmu().stop_serving_shows(objects.large_home()).is_err() {
-                std::thread::sleep(core::time::Duration::from_millis(STUCK_MS));
-            }
         }
         let mut handles = self.handles.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         for handle in handles.drain(..) {
@@ -208,7 +198,7 @@ fn handle_faults(objects: &'static Space, exit: &Exit, scratch: &mut Scratch) {
 fn is_content(objects: &Space) -> bool {
     let space = &objects.space;
     let waits = space.has_starved() || objects.has_unclean() || objects.has_unparked();
-    !objects.is_low() && !waits
+    !space.is_low() && !waits
 }
 
 fn read_swap(objects: &'static Space, scratch: &mut Scratch) {

@@ -2,7 +2,6 @@
 
 mod modes;
 mod object;
-mod shows;
 mod spares;
 
 use core::ptr::NonNull;
@@ -16,7 +15,6 @@ use rustix::fd::IntoRawFd;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use self::modes::Modes;
-use self::shows::Shows;
 use self::spares::Spares;
 use super::{Done, FrameId, FrameRun, Holes, Mmu, Prot, Protection, Refusal, Sharer};
 use crate::sys::futex::{self, Reach};
@@ -49,7 +47,6 @@ pub struct Userfaultfd {
     answers: [AtomicU32; ANSWERS],
     /// Threads that wait for one, or are about to.
     waiting: AtomicU32,
-    shows: Shows,
     spares: Spares,
 }
 
@@ -90,7 +87,6 @@ impl Userfaultfd {
             is_inline: AtomicBool::new(false),
             answers: [const { AtomicU32::new(0) }; ANSWERS],
             waiting: AtomicU32::new(0),
-            shows: Shows::new(),
             spares: Spares::new(),
         };
         // A child made behind our back finds nothing mapped, and so never reads a zero where data
@@ -136,7 +132,6 @@ impl Userfaultfd {
             | feature::POISON
             | feature::PAGEFAULT_FLAG_WP
             | feature::THREAD_ID
-            | feature::EVENT_REMAP
             | feature::MISSING_SHMEM
             | feature::MINOR_SHMEM
             | feature::WP_SHMEM;

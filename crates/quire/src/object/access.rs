@@ -2,16 +2,13 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use super::large::LargeFrame;
 use super::requests::{IoBuffer, Request, has_timed_out_since};
-use super::rmap::Wait;
-use super::{Migrated, Object, ObjectId, Objects};
+use super::{Object, ObjectId, Objects};
 use crate::fault::order::Streams;
 use crate::mmu::object::ObjectMmu;
-use crate::page::{Condition, Flags, Interrupted, Kill, State};
+use crate::page::{Flags, Interrupted, Kill, State};
 use crate::scratch::Scratch;
 use crate::space::AddressSpace;
-use crate::space::hosts::{HostId, local};
 use crate::space::vma::{Kind, Pattern, Vma};
 use crate::sys::{Errno, monotonic_ns};
 use crate::units::{
@@ -58,7 +55,8 @@ impl<M: ObjectMmu> Objects<M> {
             let old = old.map_err(|Interrupted| error(Errno::INTR))?;
             let is_cached = old.state() == State::Cached;
             let part = &mut into[done..done + want];
-            let result = if is_cached { self.cache_read(object, at, part) } else { Ok(()) };
+            let result =
+                if is_cached { self.space.mmu().home_read(object.home, at, part) } else { Ok(()) };
             self.space.unlock_word_with(word, old.with(mark(is_cached)));
             if is_cached {
                 result.map_err(error)?;
@@ -144,7 +142,7 @@ impl<M: ObjectMmu> Objects<M> {
         if self.request(id, Request::Read { object: id, pages, asker: None }) {
             return Ok(true);
         }
-        self.uncharge_run(object, pages);
+        self.space.budget().uncharge(pages.len());
         self.unlock_words(object, pages);
         if kill.is_due() {
             return Err(Interrupted);
@@ -183,12 +181,12 @@ impl<M: ObjectMmu> Objects<M> {
                 continue;
             }
             at = run.end;
-            let is_charged = self.try_charge_run(object, run);
+            let is_charged = self.try_charge(run.len());
             let is_sent = is_charged
                 && self.request(id, Request::Read { object: id, pages: run, asker: None });
             if !is_sent {
                 if is_charged {
-                    self.uncharge_run(object, run);
+                    self.space.budget().uncharge(run.len());
                 }
                 self.unlock_words(object, run);
                 break;
@@ -202,8 +200,8 @@ impl<M: ObjectMmu> Objects<M> {
     /// are mapped then.
     pub fn populate_cached(&self, range: PageRange) -> usize {
         let part_of = |part: PageRange| {
-            let Some(vma) = self.object_vma(part.start) else { return 0 };
-            let mut window = self.window(part.start);
+            let Some(vma) = self.vma_of_kind(part.start, Kind::Object) else { return 0 };
+            let mut window = self.windows.lock(part.start);
             let object = self.object(ObjectId(vma.attributes.backing.object));
             self.map_pages(object, &vma, &mut window, part, AddressSpace::<M>::NO_PAGE);
             part.pages().filter(|&page| window.is_present(page)).count()
@@ -211,21 +209,15 @@ impl<M: ObjectMmu> Objects<M> {
         range.by_block().map(part_of).sum()
     }
 
-    /// The VMA of an object of this space at a page of a mapping that the caller keeps. Advice may
-    /// have split the mapping: what all its pages have in common is in any of its VMAs.
-    pub(super) fn object_vma(&self, page: PageNum) -> Option<Vma> {
-        let host = self.host_of(page)?;
-        let vma = host.objects.vma_of_any_object(local(page))?;
-        self.as_own(&host, HostId::of(page), &vma)
-    }
-
-    fn vma_of_any_object(&self, page: PageNum) -> Option<Vma> {
-        // Under the space's lock: while advice splits it, a lookup without may find none.
+    /// The VMA of a kind at a page of a mapping that the caller keeps. Advice may have split the
+    /// mapping: what all its pages have in common is in any of its VMAs. Waits for whoever changes the
+    /// layout: while advice splits a VMA, a lookup without the lock may find none.
+    pub(super) fn vma_of_kind(&self, page: PageNum, kind: Kind) -> Option<Vma> {
         let vma = self.space.next_vma(&self.space.lock(), page)?;
-        (vma.range.contains(page) && vma.attributes.kind == Kind::Object).then_some(vma)
+        (vma.range.contains(page) && vma.attributes.kind == kind).then_some(vma)
     }
 
-    /// Whether an object, be it a guest, or a private copy of one, is mapped at a page. Waits for who changes the
+    /// Whether an object, or a private copy of one, is mapped at a page. Waits for whoever changes the
     /// layout.
     pub fn is_mapping_at(&self, page: PageNum) -> bool {
         let vma = self.space.next_vma(&self.space.lock(), page);
@@ -248,7 +240,7 @@ impl<M: ObjectMmu> Objects<M> {
             if self.populate_cached(part) == part.len() {
                 continue;
             }
-            let Some(vma) = self.object_vma(part.start) else { continue };
+            let Some(vma) = self.vma_of_kind(part.start, Kind::Object) else { continue };
             let backing = vma.attributes.backing;
             let object = self.object(ObjectId(backing.object));
             for at in part.pages() {
@@ -263,63 +255,9 @@ impl<M: ObjectMmu> Objects<M> {
                     return fetched;
                 }
             }
-            if self.populate_cached(part) < part.len() {
-                let offset = backing.object_page(part.start).offset();
-                let interrupted = |Interrupted| ReadError { offset, errno: Errno::INTR };
-                let kill = buffer.kill();
-                if self.bring_home_for(part, &vma, kill, scratch).map_err(interrupted)? {
-                    self.populate_cached(part);
-                }
-            }
+            self.populate_cached(part);
         }
         Ok(())
-    }
-
-    /// Brings the blocks home that a part of one window cannot show where they live; says whether
-    /// any was.
-    fn bring_home_for(
-        &self,
-        part: PageRange,
-        vma: &Vma,
-        kill: Kill<'_>,
-        scratch: &mut Scratch,
-    ) -> Result<bool, Interrupted> {
-        let backing = vma.attributes.backing;
-        let object = self.object(ObjectId(backing.object));
-        let pages = ObjectRange::new(backing.object_page(part.start), part.len());
-        let mut is_any = false;
-        for blocks_part in pages.intersect(object.range()).by_block() {
-            let page = part.start.add((blocks_part.start.0 - pages.start.0) as usize);
-            let can_show = self.can_show(object, vma, &self.window(page), page);
-            if !can_show {
-                self.come_home(object, blocks_part.start, kill, scratch)?;
-                is_any = true;
-            }
-        }
-        Ok(is_any)
-    }
-
-    /// Brings the block of a page home, as far as there is memory for it; waits for its locks.
-    ///
-    /// # Errors
-    /// [`Interrupted`]: it is where it was.
-    pub(super) fn come_home(
-        &self,
-        object: &Object,
-        at: ObjectPage,
-        kill: Kill<'_>,
-        scratch: &mut Scratch,
-    ) -> Result<Migrated, Interrupted> {
-        let (pages, home) = (object.block_of(at), LargeFrame::NONE);
-        loop {
-            match self.migrate_block(object, pages, home, Wait::No, Some(scratch)) {
-                Ok(moved) => return Ok(moved),
-                Err(busy) => {
-                    let word = object.word(busy);
-                    self.space.wait_on_word_killable(word, Condition::UNLOCKED, kill)?;
-                }
-            }
-        }
     }
 
     pub(super) fn try_lock_absent(&self, object: &Object, page: ObjectPage) -> bool {

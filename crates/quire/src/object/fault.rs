@@ -6,12 +6,8 @@
 //! is not cached (it is read by a worker, with what read-ahead chose), is to be written (it becomes
 //! dirty), or is busy (the fault is parked on it).
 
-use super::hosts::Found;
-use super::large::LargeFrame;
 use super::read_in_place::InPlace;
 use super::requests::has_just_timed_out;
-use super::rmap::Wait;
-use super::show::Shown;
 use super::swapin::AtOnce;
 use super::window::Mapped;
 use super::{Object, ObjectId, Objects};
@@ -26,7 +22,6 @@ use crate::page::{Flags, Snapshot, State};
 use crate::scratch::Scratch;
 use crate::space::ThreadId;
 use crate::space::vma::{Kind, Vma};
-use crate::sys::Errno;
 use crate::sys::clock::Moment;
 use crate::units::{BLOCK_ORDER, BLOCK_PAGES, ObjectPage, ObjectRange, PageNum, PageRange};
 
@@ -37,14 +32,12 @@ pub(super) struct Fault<'a> {
     pub object: &'a Object,
     /// The page of the object.
     pub at: ObjectPage,
-    /// The page of the arena, which may be a host's.
+    /// The page of the arena.
     pub page: PageNum,
     pub access: Access,
     pub vma: &'a Vma,
     pub way: Way,
     pub guess: Guess,
-    /// Whether it takes what memory there is: room has been made for more once already.
-    pub settles: bool,
 }
 
 /// How a look at a fault under its window's lock ended.
@@ -54,9 +47,6 @@ pub(super) enum Look {
     InDoubt(Doubt),
     /// So many pages are needed.
     NeedsMemory(usize),
-    /// The block that holds this page of the object must come home; the object is in use until it
-    /// has.
-    NeedsHome(ObjectId, ObjectPage),
     /// Too much is dirty.
     NeedsCleaning,
     /// It is read by whoever serves the fault.
@@ -82,16 +72,18 @@ impl<M: ObjectMmu> Objects<M> {
         self.space.budget().count(Event::Pgfault, 1);
         let mut kind = FaultKind::Object;
         let outcome = self.space.serve(thread, page, |way| {
-            let of = self.space.find_vma(page).map(|vma| vma.attributes.kind);
-            kind = match of {
-                Some(Kind::Object) => FaultKind::Object,
+            let found = self.space.find_vma(page);
+            kind = match found {
+                Some(vma) if vma.attributes.kind == Kind::Object => FaultKind::Object,
                 _ => self.space.kind_of_fault(page, access),
             };
-            match of {
-                Some(Kind::Object) => {
-                    self.try_object_fault(page, access, way, &mut kind, Some(&mut *scratch))
+            match found {
+                Some(vma) if vma.attributes.kind == Kind::Object => {
+                    self.try_object_fault(page, access, &vma, way, &mut kind, Some(&mut *scratch))
                 }
-                Some(Kind::Private) => self.try_private_fault(page, access, way, scratch),
+                Some(vma) if vma.attributes.kind == Kind::Private => {
+                    self.try_private_fault(page, access, &vma, way, scratch)
+                }
                 _ => self.space.try_fault(page, access, way, scratch),
             }
         });
@@ -101,70 +93,66 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// Serves a fault of the calling thread on a page of an object; `None` where no object is
     /// mapped. Takes no lock for longer than a mapping call, or a read in place, and allocates
-    /// nothing: a signal handler may do this, without a scratch.
-    pub fn object_fault(
-        &self,
-        page: PageNum,
-        access: Access,
-        since: Moment,
-        mut scratch: Option<&mut Scratch>,
-    ) -> Option<Outcome> {
-        let is_object = |vma: Vma| vma.attributes.kind == Kind::Object;
-        self.space.find_vma(page).filter(|&vma| is_object(vma))?;
-        self.space.budget().count(Event::Pgfault, 1);
+    /// nothing: a signal handler may do this, on the little stack that it has.
+    pub fn object_fault(&self, page: PageNum, access: Access, since: Moment) -> Option<Outcome> {
         let mut kind = FaultKind::Object;
-        let outcome = self.space.serve(ThreadId::CALLER, page, |way| {
-            self.try_object_fault(page, access, way, &mut kind, scratch.as_deref_mut())
-        });
+        let outcome = self.serve_caller(page, Kind::Object, |vma, way| {
+            self.try_object_fault(page, access, vma, way, &mut kind, None)
+        })?;
         self.space.note_fault(kind, outcome, since);
         Some(outcome)
     }
 
-    /// Serves a fault on a page of an object, as far as the layout is sure to be what it is seen to
-    /// be; says in `kind` if it read for it.
-    pub(super) fn try_object_fault(
+    /// Serves a fault of the calling thread by `attempt`, which is given the page's VMA; `None` where
+    /// that is of another kind, or there is none.
+    pub(super) fn serve_caller(
+        &self,
+        page: PageNum,
+        kind: Kind,
+        mut attempt: impl FnMut(&Vma, Way) -> Result<Outcome, Doubt>,
+    ) -> Option<Outcome> {
+        let find = || self.space.find_vma(page).filter(|vma| vma.attributes.kind == kind);
+        let mut first = Some(find()?);
+        self.space.budget().count(Event::Pgfault, 1);
+        let outcome = self.space.serve(ThreadId::CALLER, page, |way| {
+            // What was found without the space's lock is good for the way without it alone.
+            match first.take().filter(|_| way == Way::Speculative).or_else(find) {
+                Some(vma) => attempt(&vma, way),
+                None => {
+                    self.space.mmu().wake(PageRange::new(page, 1));
+                    Ok(Outcome::NoVma)
+                }
+            }
+        });
+        Some(outcome)
+    }
+
+    /// Serves a fault on a page of an object's mapping, whose VMA was found just now, as far as the
+    /// layout is sure to be what it is seen to be; says in `kind` if it read for it.
+    fn try_object_fault(
         &self,
         page: PageNum,
         access: Access,
+        vma: &Vma,
         way: Way,
         kind: &mut FaultKind,
         mut scratch: Option<&mut Scratch>,
     ) -> Result<Outcome, Doubt> {
-        let mut settles = false;
+        way.check_access(vma, access)?;
         loop {
-            failpoint::hit(Place::Arrived, page);
-            let vma = match self.find_object_vma(page) {
-                Some(Found::Own(vma)) => vma,
-                Some(Found::Guest(vma)) => {
-                    return self.guest_fault(page, access, &vma, way, kind, scratch);
-                }
-                None if way == Way::Speculative => return Err(Doubt::not_supported(page, None)),
-                None => {
-                    self.space.wake(PageRange::new(page, 1));
-                    return Ok(Outcome::NoVma);
-                }
-            };
-            way.check_access(&vma, access)?;
             failpoint::hit(Place::Prepared, page);
-            let look = match self.window_if_there(page) {
-                Some(mut window) if way == Way::Classic || window.is_current(&vma) => {
-                    failpoint::hit(Place::Checked, page);
-                    self.fault_in_window(page, access, &vma, way, &mut window, settles)
+            let look = {
+                let mut window = self.windows.lock(page);
+                if way != Way::Classic && !self.space.is_current(vma) {
+                    return Err(Doubt::changed(vma));
                 }
-                _ => return Err(Doubt::changed(&vma)),
+                failpoint::hit(Place::Checked, page);
+                self.fault_in_window(page, access, vma, way, &mut window)
             };
             match look {
                 Look::Ended(outcome) => return Ok(outcome),
                 Look::InDoubt(doubt) => return Err(doubt),
-                Look::NeedsHome(id, at) => {
-                    let ended = self.bring_home(id, at, page, scratch.as_deref_mut());
-                    self.put(id);
-                    if let Some(outcome) = ended {
-                        return Ok(outcome);
-                    }
-                }
                 Look::NeedsMemory(pages) => {
-                    settles = true;
                     if !self.make_room(pages, scratch.as_deref_mut()) {
                         return Ok(self.space.starve(page));
                     }
@@ -178,32 +166,9 @@ impl<M: ObjectMmu> Objects<M> {
         }
     }
 
-    /// Brings the block home that a fault's window cannot show elsewhere; `None`: it is there, and
-    /// the fault is tried again.
-    fn bring_home(
-        &self,
-        id: ObjectId,
-        at: ObjectPage,
-        page: PageNum,
-        scratch: Option<&mut Scratch>,
-    ) -> Option<Outcome> {
-        let object = self.object(id);
-        let pages = object.block_of(at);
-        match self.migrate_block(object, pages, LargeFrame::NONE, Wait::No, scratch) {
-            Ok(moved) if moved.failed == 0 => None,
-            Ok(_) => Some(self.space.starve(page)),
-            Err(busy) => {
-                if !self.space.park_fault_on(object.word(busy), page) {
-                    self.space.wake(PageRange::new(page, 1));
-                }
-                Some(Outcome::Parked)
-            }
-        }
-    }
-
     /// Answers a fault that needs nothing, or that the kernel will refuse when it is tried again.
     pub(super) fn answer(&self, page: PageNum, outcome: Outcome) -> Look {
-        self.space.wake(PageRange::new(page, 1));
+        self.space.mmu().wake(PageRange::new(page, 1));
         Look::Ended(outcome)
     }
 
@@ -214,16 +179,12 @@ impl<M: ObjectMmu> Objects<M> {
         vma: &Vma,
         way: Way,
         window: &mut Mapped,
-        settles: bool,
     ) -> Look {
         let id = ObjectId(vma.attributes.backing.object);
         let object = self.object(id);
         let at = vma.attributes.backing.object_page(page);
         if at.index() >= object.pages() {
-            // Behind the end: a SIGBUS, once the home is as short as the object, and is shown.
-            let one = PageRange::new(page, 1);
-            let pages = ObjectRange::new(at, 1);
-            let _ = self.show_home(object, vma.attributes.prot, pages, window, one);
+            // Behind the end: a SIGBUS, once the home is as short as the object.
             self.space.mmu().relax();
             return self.answer(page, Outcome::NoVma);
         }
@@ -238,13 +199,6 @@ impl<M: ObjectMmu> Objects<M> {
         if is_present && (access == Access::Read || window.is_writable(page)) {
             return self.map_again(page, window);
         }
-        if !self.can_show(object, vma, window, page) {
-            if way == Way::Speculative {
-                return Look::InDoubt(Doubt::pmd_changed(vma));
-            }
-            self.get(id);
-            return Look::NeedsHome(id, at);
-        }
         let guess = self.guess_for(object, at, vma);
         if access == Access::Read {
             let around = if guess.order == 0 && self.is_strided(object, at, vma) {
@@ -258,7 +212,7 @@ impl<M: ObjectMmu> Objects<M> {
                 return Look::Ended(Outcome::Served);
             }
         }
-        self.fault(Fault { id, object, at, page, access, vma, way, guess, settles }, window)
+        self.fault(Fault { id, object, at, page, access, vma, way, guess }, window)
     }
 
     /// A fault on a page that is mapped. As a rule another has mapped it meanwhile; but the kernel
@@ -269,7 +223,7 @@ impl<M: ObjectMmu> Objects<M> {
         let protection =
             if is_writable { Protection::Writable } else { Protection::WriteProtected };
         // Without the page's lock: whoever drops it clears the window first, whose lock we hold.
-        let _ = self.map_cached(one, protection);
+        let _ = self.space.mmu().map_cached(one, protection);
         self.answer(page, Outcome::Spurious)
     }
 
@@ -288,7 +242,7 @@ impl<M: ObjectMmu> Objects<M> {
             return self.answer(page, Outcome::Parked);
         };
         if object.is_memory() && old.state() == State::None && !old.has(Flags::ERROR) {
-            match self.fill_at_once(object, at, page, guess.order) {
+            match self.fill_at_once(object, at, guess.order) {
                 AtOnce::Cached(pages) if access == Access::Read => {
                     self.advance(object, guess, pages);
                     self.space.unlock_word(word);
@@ -311,7 +265,7 @@ impl<M: ObjectMmu> Objects<M> {
         match old.state() {
             State::Cached if access == Access::Read => {
                 let protection = Protection::WriteProtected;
-                let done = self.map_locked(object, vma, page, old, protection, window);
+                let done = self.map_locked(page, old, protection, window);
                 let is_mapped = done.pages == 1;
                 self.space.unlock_word_with(word, old.with(Flags::ACCESSED));
                 if is_mapped {
@@ -357,7 +311,7 @@ impl<M: ObjectMmu> Objects<M> {
                 self.space.unlock_word(word);
                 self.answer(page, Outcome::Poisoned)
             }
-            _ if old.has(Flags::ERROR) && old.payload() == 0 && self.is_inline_at(page) => {
+            _ if old.has(Flags::ERROR) && old.payload() == 0 && self.space.mmu().is_inline() => {
                 self.space.unlock_word(word);
                 Look::Ended(Outcome::Poisoned)
             }
@@ -377,7 +331,7 @@ impl<M: ObjectMmu> Objects<M> {
         let at = vma.attributes.backing.object_page(page);
         // Dirty before it can be written: no write is ever missed.
         let after = self.mark_dirty(object, at, old);
-        let done = self.map_locked(object, vma, page, old, Protection::Writable, window);
+        let done = self.map_locked(page, old, Protection::Writable, window);
         let is_mapped = done.pages == 1;
         self.space.unlock_word_with(object.word(at), after.with(Flags::ACCESSED));
         is_mapped
@@ -427,7 +381,7 @@ impl<M: ObjectMmu> Objects<M> {
         }
         if !run.is_empty() {
             // Where it is refused the pages stay protected, and are dirty for nothing.
-            let done = self.write_protect(run, Protection::Writable);
+            let done = self.space.mmu().write_protect(run, Protection::Writable);
             if done.refusal.is_none() {
                 run.pages().for_each(|page| window.set(page, true));
             }
@@ -441,50 +395,24 @@ impl<M: ObjectMmu> Objects<M> {
     /// Maps a locked, cached page, or lifts its protection, and answers its faults.
     pub(super) fn map_locked(
         &self,
-        object: &Object,
-        vma: &Vma,
         page: PageNum,
         old: Snapshot,
         protection: Protection,
         window: &mut Mapped,
     ) -> Done {
         debug_assert_eq!(old.state(), State::Cached);
-        let refused = |refusal| Done { pages: 0, refusal: Some(refusal) };
         let one = PageRange::new(page, 1);
-        if !window.is_present(page) {
-            match self.show(object, vma, window, one) {
-                Shown::Yes | Shown::Whole => {}
-                Shown::Cannot => return refused(Refusal::Busy),
-                Shown::Refused(error) => {
-                    self.fail_fault(object, vma, page, window, error);
-                    return refused(Refusal::NoMemory);
-                }
-            }
-        }
         let is_writable = protection == Protection::Writable;
-        let mut done = self.map_cached(one, protection);
+        let mut done = self.space.mmu().map_cached(one, protection);
         if done.refusal == Some(Refusal::Exists) && is_writable {
             // Mapped already, but protected.
-            done = self.write_protect(one, Protection::Writable);
+            done = self.space.mmu().write_protect(one, Protection::Writable);
         }
         let is_there = done.pages == 1 || done.refusal == Some(Refusal::Exists);
         if is_there {
             window.set(page, is_writable);
         }
         done
-    }
-
-    /// A fault cannot be served for lack of what the kernel has: a SIGBUS.
-    pub(super) fn fail_fault(
-        &self,
-        object: &Object,
-        vma: &Vma,
-        page: PageNum,
-        window: &Mapped,
-        error: Errno,
-    ) {
-        object.note_read_error(vma.attributes.backing.object_page(page), error);
-        self.poison(page, window);
     }
 
     pub(super) fn unlock_words(&self, object: &Object, pages: ObjectRange) {

@@ -6,7 +6,6 @@
 //! auto, which follows the object's streams and how many faults the window has seen: a window that is touched
 //! once gets one page, one that is touched again and again is mapped as a whole.
 
-use super::show::Shown;
 use super::window::Mapped;
 use super::{FaultAround, Object, Objects};
 use crate::control::Event;
@@ -79,21 +78,25 @@ impl<M: ObjectMmu> Objects<M> {
         if run.is_empty() {
             return 0;
         }
-        let (end, mapped) = match self.show(object, vma, window, run) {
-            Shown::Yes => self.map_shown(window, run),
-            Shown::Whole => (run.end, run.len()),
-            Shown::Cannot => (run.start, 0),
-            Shown::Refused(error) => {
-                if run.contains(asked) {
-                    self.fail_fault(object, vma, asked, window, error);
-                }
-                (run.start, 0)
+        let mut at = run.start;
+        let mut mapped = 0;
+        while at < run.end {
+            // Whatever the mapping's rights: the first write must be noticed.
+            let rest = PageRange { start: at, end: run.end };
+            let done = self.space.mmu().map_cached(rest, Protection::WriteProtected);
+            mapped += done.pages;
+            let is_there = done.refusal == Some(Refusal::Exists);
+            let there = PageRange::new(at, done.pages + usize::from(is_there));
+            there.pages().for_each(|page| window.set(page, false));
+            at = there.end;
+            if done.refusal.is_some() && !is_there {
+                break;
             }
-        };
+        }
         let backing = vma.attributes.backing;
         for page in run.pages() {
             let word = object.word(backing.object_page(page));
-            if page == asked && page < end {
+            if page == asked && page < at {
                 let old = word.load();
                 self.space.unlock_word_with(word, old.with(Flags::ACCESSED));
             } else {
@@ -102,31 +105,6 @@ impl<M: ObjectMmu> Objects<M> {
         }
         self.space.budget().count(Event::MapCached, mapped);
         mapped
-    }
-
-    /// Maps a run that its window shows; returns how far it came, and how many were not mapped
-    /// before.
-    fn map_shown(&self, window: &mut Mapped, run: PageRange) -> (PageNum, usize) {
-        let mut at = run.start;
-        let mut mapped = 0;
-        while at < run.end {
-            // Whatever the mapping's rights: the first write must be noticed.
-            let rest = PageRange { start: at, end: run.end };
-            let done = self.map_cached(rest, Protection::WriteProtected);
-            let mut there = done.pages;
-            mapped += done.pages;
-            if done.refusal == Some(Refusal::Exists) {
-                there += 1;
-            }
-            for page in PageRange::new(at, there).pages() {
-                window.set(page, false);
-            }
-            at = at.add(there);
-            if done.refusal.is_some_and(|refusal| refusal != Refusal::Exists) {
-                break;
-            }
-        }
-        (at, mapped)
     }
 
     /// What is mapped around a read fault: the naturally aligned block of 2^order pages that holds
@@ -142,8 +120,6 @@ impl<M: ObjectMmu> Objects<M> {
         let order = match self.mappings.fault_around(vma.attributes.backing.mapping) {
             FaultAround::Off => 0,
             FaultAround::Order(order) => order.min(BLOCK_ORDER),
-            // A large frame is mapped whole for the price of one call.
-            FaultAround::Auto if self.is_in_large_frame(object, vma, page) => BLOCK_ORDER,
             FaultAround::Auto => guess.order.max(order_by_density(window.faults)),
         };
         let block = PageRange::new(page.align_down(BLOCK_ORDER), BLOCK_PAGES);

@@ -2,24 +2,21 @@
 //!
 //! An object's pages live in its *home* (shared memory, at the object's own offsets), and each has
 //! a page word in the object: `None` is not cached, `Cached` is. Any number of mappings, anywhere
-//! in the arena, or in other address spaces' ([`hosts`]), show the home; which of its pages a mapping
-//! has mapped is known per 2 MiB of the arena, in a [`window`]. Where an object is mapped is in its interval tree ([`i_mmap`]), which
-//! every walk over the mappings of a page shares ([`rmap`]).
+//! in the arena, show the home; which of its pages a mapping has mapped is known per 2 MiB of the
+//! arena, in a [`window`]. Where an object is mapped is in its interval tree ([`i_mmap`]), which every
+//! walk over the mappings of a page shares ([`rmap`]).
 //!
 //! | file | what is there |
 //! |---|---|
 //! | `registry` | objects come and go |
 //! | `map` | mappings come and go |
 //! | `protect`, `remap` | they get other rights, or another length |
-//! | `hosts` | objects that are mapped in other address spaces |
 //! | `private` | private mappings: copies, whose faults are anonymous memory's but for the first |
 //! | `private_map` | they come and go, and follow their object |
 //! | `private_access` | what is asked of them beside accesses |
 //! | `fault` | the way of a fault |
 //! | `fault_around` | what is mapped around it |
-//! | `show` | which memory a window shows |
-//! | `large` | 2 MiB of memory that go from block to block |
-//! | `migrate` | blocks go to live elsewhere |
+//! | `migrate` | cached pages get new memory |
 //! | `readahead` | what is read for it, and ahead of it |
 //! | `read_in_place` | reads by whoever serves the fault |
 //! | `strides` | streams by a constant distance |
@@ -91,9 +88,7 @@ mod access;
 mod check;
 mod fault;
 mod fault_around;
-mod hosts;
 pub mod i_mmap;
-mod large;
 mod map;
 mod mappings;
 mod memory_failure;
@@ -113,7 +108,6 @@ mod remap;
 mod requests;
 mod rmap;
 mod shmem;
-mod show;
 mod stall;
 mod strides;
 mod swapin;
@@ -126,10 +120,7 @@ mod writeback;
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 pub use self::access::ReadError;
-pub use self::hosts::Host;
-use self::hosts::Neighbours;
 use self::i_mmap::{IMmap, IMmaps};
-use self::large::LargeFrames;
 pub use self::map::MapRequest;
 use self::mappings::Mappings;
 pub use self::migrate::Migrated;
@@ -149,7 +140,7 @@ use crate::space::AddressSpace;
 use crate::sys::Errno;
 use crate::sys::memory::{Table, Zeroed};
 use crate::sys::mutex::Mutex;
-use crate::units::{BLOCK_ORDER, BLOCK_PAGES, ObjectPage, ObjectRange, PAGE_SHIFT, PAGE_SIZE};
+use crate::units::{BLOCK_ORDER, ObjectPage, ObjectRange, PAGE_SHIFT, PAGE_SIZE};
 
 /// Most objects of a space.
 pub const OBJECTS_MAX: usize = 4096;
@@ -222,8 +213,6 @@ struct Block {
     dirty: AtomicU32,
     /// Whether any page word was ever used; they are charged from then on.
     is_used: AtomicU32,
-    /// The large frame that it lives in, 0 at home; see [`large`].
-    frame: AtomicU32,
 }
 
 // SAFETY: atomics, for which zero is valid.
@@ -252,8 +241,6 @@ pub struct Object {
     writeback: AtomicU32,
     /// Private mappings.
     privates: AtomicUsize,
-    /// Mappings in other address spaces.
-    away: AtomicUsize,
     /// Who changes the length holds it.
     resize: Mutex<()>,
     /// While the store is being asked to become shorter: the first page that it may lose. From here
@@ -326,13 +313,6 @@ impl Object {
 
     fn block(&self, page: ObjectPage) -> &Block {
         &self.blocks[page.block()]
-    }
-
-    /// The pages of the block that holds a page, those that the object may come to have.
-    fn block_of(&self, page: ObjectPage) -> ObjectRange {
-        let start = page.align_down(BLOCK_ORDER);
-        let end = start.add(BLOCK_PAGES).min(ObjectPage(self.pages_max() as u64));
-        ObjectRange { start, end }
     }
 
     /// All pages.
@@ -421,11 +401,9 @@ pub struct Objects<M: ObjectMmu> {
     slots_used: AtomicUsize,
     /// Serialises opening and closing against reclaim's and write-back's round.
     registry: Mutex<Hands>,
-    neighbours: Neighbours<M>,
     windows: Windows,
     mappings: Mappings,
     pins: Pins,
-    large: LargeFrames,
     requests: Requests,
     /// For reads in place.
     buffers: read_in_place::Buffers,
@@ -457,23 +435,17 @@ impl<M: ObjectMmu> Objects<M> {
     pub fn new(mut space: AddressSpace<M>) -> Result<Objects<M>, Errno> {
         space.reserve_shmem(shmem::SHMEM_PAGES_MAX)?;
         let windows = Windows::new(space.arena().len() >> BLOCK_ORDER)?;
-        // Some more than can be full at once: numbers are given back late.
-        let large_frames = (space.budget().limit() >> BLOCK_ORDER) * 2;
         let i_mmaps = IMmaps::new()?;
         let slots = Table::new(OBJECTS_MAX)?;
         let mappings = Mappings::new()?;
         let buffers = read_in_place::Buffers::new()?;
         let pins = Pins::new(space.arena().len())?;
-        // Last: it is given back only with the whole.
-        let large = LargeFrames::new(space.mmu(), large_frames)?;
         Ok(Objects {
-            large,
             space,
             i_mmaps,
             slots,
             slots_used: AtomicUsize::new(0),
             registry: Mutex::new(Hands::default()),
-            neighbours: Neighbours::new(),
             windows,
             mappings,
             pins,

@@ -4,9 +4,7 @@
 //! [`super::access`], and private mappings to [`super::pin_private`].
 //!
 //! What is pinned can be handed to the kernel to hold: the source of direct I/O, a pipe's page, a
-//! buffer of io_uring. Nothing of it is dropped, unmapped, cut off, or read over; a block with a
-//! pinned page lives at home, so that every mapping can show it where it is, and no large frame of
-//! it is ever recycled.
+//! buffer of io_uring. Nothing of it is dropped, unmapped, migrated or cut off.
 //!
 //! # Pinned for write
 //!
@@ -41,7 +39,6 @@
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use super::ReadError;
-use super::large::LargeFrame;
 use super::requests::IoBuffer;
 use super::window::Mapped;
 use super::{Object, ObjectId, Objects};
@@ -49,7 +46,7 @@ use crate::mmu::object::ObjectMmu;
 use crate::mmu::{Done, Protection, Refusal};
 use crate::page::{Flags, Interrupted, Kill, Snapshot, State};
 use crate::scratch::Scratch;
-use crate::space::vma::Vma;
+use crate::space::vma::{Kind, Vma};
 use crate::sys::Errno;
 use crate::sys::memory::Table;
 use crate::units::{ObjectPage, ObjectRange, PageNum, PageRange};
@@ -217,7 +214,8 @@ impl<M: ObjectMmu> Objects<M> {
         scratch: &mut Scratch,
         buffer: &mut IoBuffer,
     ) -> Result<(), PinError> {
-        let vma = self.object_vma(part.start).ok_or(PinError::Refused(Errno::FAULT))?;
+        let vma =
+            self.vma_of_kind(part.start, Kind::Object).ok_or(PinError::Refused(Errno::FAULT))?;
         let backing = vma.attributes.backing;
         let object = self.object(ObjectId(backing.object));
         for page in part.pages() {
@@ -252,8 +250,7 @@ impl<M: ObjectMmu> Objects<M> {
             let old = self.space.lock_word_killable(word, kill).map_err(interrupted)?;
             // SeqCst: with who cuts, who takes this lock after he has said so.
             let is_cut = at.0 >= object.cut.load(Ordering::SeqCst);
-            let is_away = object.block(at).frame() != LargeFrame::NONE;
-            if old.state() == State::Cached && !is_cut && !is_away && at.index() < object.pages() {
+            if old.state() == State::Cached && !is_cut && at.index() < object.pages() {
                 let result = self.pin_locked(object, at, old, what);
                 self.space.unlock_word_with(word, *result.as_ref().unwrap_or(&old));
                 return result.map(drop);
@@ -261,11 +258,6 @@ impl<M: ObjectMmu> Objects<M> {
             self.space.unlock_word(word);
             if is_cut {
                 self.wait_for_cut_killable(object, kill).map_err(interrupted)?;
-            } else if is_away {
-                let moved = self.come_home(object, at, kill, scratch).map_err(interrupted)?;
-                if moved.failed > 0 {
-                    self.space.wait_for_room_killable(kill).map_err(interrupted)?;
-                }
             }
         }
     }
@@ -305,7 +297,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// Lets pages go that [`Self::pin`] has pinned.
     pub fn unpin(&self, range: PageRange, what: PinFor) {
         for part in range.by_block() {
-            let Some(vma) = self.object_vma(part.start) else { continue };
+            let Some(vma) = self.vma_of_kind(part.start, Kind::Object) else { continue };
             let backing = vma.attributes.backing;
             let object = self.object(ObjectId(backing.object));
             for at in part.pages().map(|page| backing.object_page(page)) {
@@ -355,7 +347,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// Makes mapped pages writable that are pinned for write, as far as nobody holds them.
     fn lift_protection(&self, object: &Object, vma: &Vma, part: PageRange) {
         let backing = vma.attributes.backing;
-        let mut window = self.window(part.start);
+        let mut window = self.windows.lock(part.start);
         let mut run = PageRange { start: part.start, end: part.start };
         for page in part.pages() {
             let is_protected = window.is_present(page) && !window.is_writable(page);
@@ -375,7 +367,7 @@ impl<M: ObjectMmu> Objects<M> {
             return;
         }
         // Where it is refused each is tried by itself.
-        if self.write_protect(run, Protection::Writable).refusal.is_none() {
+        if self.space.mmu().write_protect(run, Protection::Writable).refusal.is_none() {
             run.pages().for_each(|page| window.set(page, true));
         }
         let backing = vma.attributes.backing;
@@ -399,13 +391,13 @@ impl<M: ObjectMmu> Objects<M> {
         let protection = if is_writing { Protection::Writable } else { Protection::WriteProtected };
         let at = vma.attributes.backing.object_page(page);
         let word = object.word(at);
-        while !is_done(&self.window(page)) {
+        while !is_done(&self.windows.lock(page)) {
             let old = self.space.lock_word(word);
             let done = {
-                let mut window = self.window(page);
+                let mut window = self.windows.lock(page);
                 // Its memory may have failed since.
                 let may_map = !is_done(&window) && old.state() == State::Cached;
-                let map = || self.map_locked(object, vma, page, old, protection, &mut window);
+                let map = || self.map_locked(page, old, protection, &mut window);
                 may_map.then(map)
             };
             self.space.unlock_word(word);
@@ -437,7 +429,5 @@ impl Object {
         }
         let is_dirty = word.has(Flags::DIRTY) || !word.has(Flags::PINNED);
         assert!(is_dirty, "{page:?} is pinned for write, and not dirty: {word:?}");
-        let is_home = self.block(page).frame() == LargeFrame::NONE;
-        assert!(is_home || !word.has(Flags::MLOCKED), "{page:?} is pinned in a large frame");
     }
 }

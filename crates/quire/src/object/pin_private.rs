@@ -16,13 +16,11 @@ use crate::fault::Access;
 use crate::mmu::object::ObjectMmu;
 use crate::page::{Flags, Interrupted, Snapshot, State};
 use crate::scratch::Scratch;
-use crate::space::hosts::{local, local_range};
 use crate::sys::Errno;
 use crate::units::{PageNum, PageRange};
 
 impl<M: ObjectMmu> Objects<M> {
-    /// The same as [`Self::pin`] for a private mapping. What is pinned is its host's memory, and
-    /// counts there.
+    /// The same as [`Self::pin`] for a private mapping.
     ///
     /// # Errors
     /// See [`PinError`]; nothing is pinned by this call then.
@@ -33,13 +31,12 @@ impl<M: ObjectMmu> Objects<M> {
         scratch: &mut Scratch,
         buffer: &mut IoBuffer,
     ) -> Result<(), PinError> {
-        let host = self.host_of(range.start).ok_or(PinError::Refused(Errno::FAULT))?;
-        if range.len() > host.objects.pins_max() {
+        if range.len() > self.pins_max() {
             return Err(PinError::TooMuch);
         }
         let mut done = range.start;
         let result = range.pages().try_for_each(|page| {
-            self.pin_private_page(host.objects, page, what, scratch, buffer)?;
+            self.pin_private_page(page, what, scratch, buffer)?;
             done = page.add(1);
             Ok(())
         });
@@ -51,31 +48,30 @@ impl<M: ObjectMmu> Objects<M> {
 
     fn pin_private_page(
         &self,
-        host: &Objects<M>,
-        seen: PageNum,
+        page: PageNum,
         what: PinFor,
         scratch: &mut Scratch,
         buffer: &mut IoBuffer,
     ) -> Result<(), PinError> {
-        let backing = self.private_backing(seen).ok_or(PinError::Refused(Errno::FAULT))?;
-        let (at, page) = (backing.object_page(seen), local(seen));
+        let backing = self.private_backing(page).ok_or(PinError::Refused(Errno::FAULT))?;
+        let at = backing.object_page(page);
         loop {
-            self.populate_private(PageRange::new(seen, 1), scratch, buffer)?;
+            self.populate_private(PageRange::new(page, 1), scratch, buffer)?;
             let old =
-                host.space.lock_page_killable(page, buffer.kill()).map_err(|Interrupted| {
+                self.space.lock_page_killable(page, buffer.kill()).map_err(|Interrupted| {
                     PinError::Read(ReadError { offset: at.offset(), errno: Errno::INTR })
                 })?;
             let is_protected = what == PinFor::Writing
                 && (old.has(Flags::CLEAN) || old.has(Flags::WRITE_PROTECTED));
             if old.state() == State::Mapped && !is_protected {
-                let result = host.pin_private_locked(page, old, what);
-                host.space.unlock_page_with(page, *result.as_ref().unwrap_or(&old));
+                let result = self.pin_private_locked(page, old, what);
+                self.space.unlock_page_with(page, *result.as_ref().unwrap_or(&old));
                 return result.map(drop);
             }
-            host.space.unlock_page(page);
+            self.space.unlock_page(page);
             if is_protected && old.state() == State::Mapped {
                 // As a write would: it is not CLEAN any more then.
-                host.handle_fault(page, Access::WriteProtected, scratch);
+                self.handle_fault(page, Access::WriteProtected, scratch);
                 continue;
             }
             let object = self.object(ObjectId(backing.object));
@@ -107,9 +103,8 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// Lets pages go that [`Self::pin_private`] has pinned.
     pub fn unpin_private(&self, range: PageRange, what: PinFor) {
-        let Some(host) = self.host_of(range.start) else { return };
-        let (space, pins) = (&host.objects.space, &host.objects.pins);
-        for page in local_range(range).pages() {
+        let (space, pins) = (&self.space, &self.pins);
+        for page in range.pages() {
             let old = space.lock_page(page);
             let count = Count(&pins.privates[page.index()]);
             count.sub(what);

@@ -11,22 +11,15 @@
 //! Behind the object's end an access is a SIGBUS. When the object becomes shorter, what was not
 //! written behind its new end goes; when it grows, what could not be had can be asked for again.
 //!
-//! A copy can be in another space's arena than its object's ([`super::hosts`]). Its pages are that
-//! host's then, with their words, locks, memory and swap; the object's pages, their locks, memory
-//! and reads are the owner's as ever. Here `self` is the host where a fault is served, and the owner
-//! where a read has ended; in most processes they are one.
-//!
 //! # Who keeps the object alive
 //!
 //! A fault uses it only under the lock of its page in the arena, having seen its VMA unchanged
 //! under that lock; who unmaps changes the VMA first and takes the page locks afterwards. The
-//! mapping itself is a user of the object until then. An owner that is another space is pinned
-//! under that lock, and stays so while memory is made there.
+//! mapping itself is a user of the object until then.
 //!
 //! Locks: the page's in the arena first, then those of the object's pages, which are only tried.
 //! No window: nothing here shows the home.
 
-use super::hosts::PinnedOwner;
 use super::requests::{Asker, IoBuffer, Request};
 use super::{FaultAround, Object, ObjectId, Objects};
 use crate::control::Event;
@@ -37,8 +30,6 @@ use crate::mmu::object::ObjectMmu;
 use crate::page::State;
 use crate::reclaim::Reclaimer;
 use crate::scratch::{STAGING_PAGES, Scratch};
-use crate::space::ThreadId;
-use crate::space::hosts::{HostId, local, local_range};
 use crate::space::vma::{Kind, Vma};
 use crate::swap::compress::PageBytes;
 use crate::units::{BLOCK_PAGES, ObjectPage, ObjectRange, PageNum, PageRange};
@@ -54,7 +45,7 @@ const FAULT_PAGES: usize = 8;
 const ROOM_PAGES: usize = 32;
 
 /// How a look at a fault ended.
-enum Look<'a, M: ObjectMmu> {
+enum Look {
     Ended(Outcome),
     /// The VMA has changed.
     Changed,
@@ -62,8 +53,8 @@ enum Look<'a, M: ObjectMmu> {
     Filled,
     /// A page is needed for the copy: a frame will do.
     NeedsCopy,
-    /// A page is needed for the object's cache, where that is: leave to take one.
-    NeedsCache(PinnedOwner<'a, M>),
+    /// A page is needed for the object's cache: leave to take one.
+    NeedsCache,
 }
 
 /// Where copies pass through.
@@ -97,33 +88,23 @@ impl<M: ObjectMmu> Objects<M> {
         access: Access,
         scratch: &mut Scratch,
     ) -> Option<Outcome> {
-        self.space.find_vma(page).filter(|vma| vma.attributes.kind == Kind::Private)?;
-        self.space.budget().count(Event::Pgfault, 1);
-        let outcome = self.space.serve(ThreadId::CALLER, page, |way| {
-            self.try_private_fault(page, access, way, scratch)
-        });
-        Some(outcome)
+        self.serve_caller(page, Kind::Private, |vma, way| {
+            self.try_private_fault(page, access, vma, way, scratch)
+        })
     }
 
-    /// Serves a fault on a page of a private mapping, as far as the layout is sure to be what it is
-    /// seen to be.
+    /// Serves a fault on a page of a private mapping, whose VMA was found just now, as far as the
+    /// layout is sure to be what it is seen to be.
     pub(super) fn try_private_fault(
         &self,
         page: PageNum,
         access: Access,
+        vma: &Vma,
         way: Way,
         scratch: &mut Scratch,
     ) -> Result<Outcome, Doubt> {
+        way.check_access(vma, access)?;
         loop {
-            let vma = match self.space.find_vma(page) {
-                Some(vma) if vma.attributes.kind == Kind::Private => vma,
-                found if way == Way::Speculative => return Err(Doubt::not_supported(page, found)),
-                _ => {
-                    self.space.mmu().wake(PageRange::new(page, 1));
-                    return Ok(Outcome::NoVma);
-                }
-            };
-            way.check_access(&vma, access)?;
             if self.space.available() < FAULT_PAGES {
                 self.make_room_for_copy(FAULT_PAGES, scratch);
             }
@@ -133,9 +114,9 @@ impl<M: ObjectMmu> Objects<M> {
                     outcome => return Ok(outcome),
                 }
             }
-            match self.look_private(page, access, &vma, way, scratch) {
+            match self.look_private(page, access, vma, way, scratch) {
                 Look::Ended(outcome) => {
-                    self.call_if_low();
+                    self.space.call_if_low();
                     return Ok(outcome);
                 }
                 Look::NeedsCopy => {
@@ -143,12 +124,12 @@ impl<M: ObjectMmu> Objects<M> {
                         return Ok(self.space.starve(page));
                     }
                 }
-                Look::NeedsCache(owner) => {
-                    if !owner.objects.make_room(1, Some(scratch)) {
-                        return Ok(owner.objects.space.starve(owner.name.away(page)));
+                Look::NeedsCache => {
+                    if !self.make_room(1, Some(scratch)) {
+                        return Ok(self.space.starve(page));
                     }
                 }
-                Look::Changed => return Err(Doubt::changed(&vma)),
+                Look::Changed => return Err(Doubt::changed(vma)),
                 Look::Filled => {}
             }
         }
@@ -161,7 +142,7 @@ impl<M: ObjectMmu> Objects<M> {
         vma: &Vma,
         way: Way,
         scratch: &mut Scratch,
-    ) -> Look<'_, M> {
+    ) -> Look {
         if self.space.available() == 0 || !self.space.use_block(page) {
             return Look::NeedsCopy;
         }
@@ -178,22 +159,21 @@ impl<M: ObjectMmu> Objects<M> {
             self.space.unlock_page(page);
             return Look::Filled;
         }
-        let owner = self.owner_of(vma.attributes.backing);
-        let objects = owner.objects;
-        let object = objects.object(owner.id);
+        let id = ObjectId(vma.attributes.backing.object);
+        let object = self.object(id);
         let at = vma.attributes.backing.object_page(page);
         if at.index() >= object.pages() {
             self.space.poison_unfilled(page, old);
             return Look::Ended(Outcome::Poisoned);
         }
-        if !objects.use_words(object, at) {
+        if !self.use_words(object, at) {
             self.space.unlock_page(page);
-            return Look::NeedsCache(owner);
+            return Look::NeedsCache;
         }
         let word = object.word(at);
         let Some(cached) = word.try_lock() else {
             self.space.budget().count(Event::FaultParked, 1);
-            let is_parked = objects.space.park_fault_on(word, owner.name.away(page));
+            let is_parked = self.space.park_fault_on(word, page);
             self.space.unlock_page(page);
             if is_parked {
                 return Look::Ended(Outcome::Parked);
@@ -203,27 +183,26 @@ impl<M: ObjectMmu> Objects<M> {
         };
         if cached.state() == State::Poisoned {
             // What the store has is not what was there; who knows that it will do says so.
-            objects.space.unlock_word(word);
+            self.space.unlock_word(word);
             self.space.poison_unfilled(page, old);
             return Look::Ended(Outcome::Poisoned);
         }
         if cached.state() != State::Cached {
-            return self.begin_private_read(owner, page, access, vma, way);
+            return self.begin_private_read(id, page, access, vma, way);
         }
         let mut guess = self.space.guess(page, old, vma);
-        guess.order = objects.chosen_order(vma, guess.order);
+        guess.order = self.chosen_order(vma, guess.order);
         let around = PageRange::new(page.align_down(guess.order), 1 << guess.order);
         let fault = Unfilled { page, old, access, vma, guess };
         let buffers = Buffers::of_handler(scratch);
-        if objects.copy_around(self, object, fault, around, buffers) {
+        if self.copy_around(object, fault, around, buffers) {
             Look::Ended(Outcome::Served)
         } else {
             Look::NeedsCopy
         }
     }
 
-    /// How much to copy around a fault of a mapping of this space's object, where its stream
-    /// suggests `order`.
+    /// How much to copy around a fault of a mapping whose stream suggests `order`.
     fn chosen_order(&self, vma: &Vma, order: u32) -> u32 {
         match self.mappings.fault_around(vma.attributes.backing.mapping) {
             FaultAround::Auto => order,
@@ -232,54 +211,49 @@ impl<M: ObjectMmu> Objects<M> {
         }
     }
 
-    /// Has the owner read an object's page that is not cached, and what read-ahead adds. Both pages
+    /// Has an object's page read that is not cached, and what read-ahead adds. Both pages
     /// are locked; the one in the arena is not afterwards, and its fault is answered by whoever
     /// reads.
-    fn begin_private_read<'a>(
+    fn begin_private_read(
         &self,
-        owner: PinnedOwner<'a, M>,
+        id: ObjectId,
         page: PageNum,
         access: Access,
         vma: &Vma,
         way: Way,
-    ) -> Look<'a, M> {
-        let PinnedOwner { objects, name, id, .. } = owner;
-        let object = objects.object(id);
+    ) -> Look {
+        let object = self.object(id);
         let at = vma.attributes.backing.object_page(page);
-        let guess = objects.guess_for(object, at, vma);
-        let pages = objects.lock_absent_around(object, at, guess.order);
-        let Some(pages) = objects.charge_locked(object, at, pages) else {
+        let guess = self.guess_for(object, at, vma);
+        let pages = self.lock_absent_around(object, at, guess.order);
+        let Some(pages) = self.charge_locked(object, at, pages) else {
             self.space.unlock_page(page);
-            return Look::NeedsCache(owner);
+            return Look::NeedsCache;
         };
-        objects.space.budget().count(Event::Pgmajfault, 1);
-        let order = objects.chosen_order(vma, guess.order);
-        let around = name.away_range(PageRange::new(page.align_down(order), 1 << order));
-        let vma = name.away_vma(vma, id.0);
-        let asker = Some(Asker { page: name.away(page), vma, around, access });
-        if !objects.request(id, Request::Read { object: id, pages, asker }) {
-            objects.uncharge_run(object, pages);
-            objects.unlock_words(object, pages);
+        self.space.budget().count(Event::Pgmajfault, 1);
+        let order = self.chosen_order(vma, guess.order);
+        let around = PageRange::new(page.align_down(order), 1 << order);
+        let asker = Some(Asker { page, vma: *vma, around, access });
+        if !self.request(id, Request::Read { object: id, pages, asker }) {
+            self.space.budget().uncharge(pages.len());
+            self.unlock_words(object, pages);
             self.space.unlock_page(page);
-            return Look::Ended(objects.wait_for_queue(name.away(page)));
+            return Look::Ended(self.wait_for_queue(page));
         }
         self.space.count_finished(way);
         // Under the page's lock still: it keeps the object.
-        objects.advance(object, guess, pages);
-        objects.read_ahead(id, object, guess, pages);
+        self.advance(object, guess, pages);
+        self.read_ahead(id, object, guess, pages);
         self.space.unlock_page(page);
         Look::Ended(Outcome::Parked)
     }
 
     /// A worker has read what the fault of a private page asked for: copies and answers.
     pub(super) fn complete_private(&self, asker: &Asker, is_bad: bool, buffer: &mut IoBuffer) {
-        // Where its host is gone nobody waits.
-        let Some(host) = self.host_of(asker.page) else { return };
-        let (host, name) = (host.objects, HostId::of(asker.page));
-        let backing = asker.vma.attributes.backing;
-        let at = backing.object_page(asker.page);
+        let (space, page, vma) = (&self.space, asker.page, &asker.vma);
+        let backing = vma.attributes.backing;
+        let at = backing.object_page(page);
         let object = self.object(ObjectId(backing.object));
-        let (space, page, vma) = (&host.space, local(asker.page), name.local_vma(&asker.vma));
         // The handler that sent the request may hold the page yet, for a moment. Whoever else holds
         // it may wait for memory that only a worker can free: no sleep.
         let try_lock = |_| {
@@ -292,7 +266,7 @@ impl<M: ObjectMmu> Objects<M> {
         let Some(old) = (0..LOCK_TRIES).find_map(try_lock) else {
             return space.answer(page);
         };
-        if !space.is_current(&vma) || !space.is_unfilled(page, old) {
+        if !space.is_current(vma) || !space.is_unfilled(page, old) {
             space.unlock_page(page);
             return space.answer(page);
         }
@@ -303,20 +277,18 @@ impl<M: ObjectMmu> Objects<M> {
             space.unlock_page(page);
             return space.answer(page);
         }
-        let guess = space.guess(page, old, &vma);
-        let fault = Unfilled { page, old, access: asker.access, vma: &vma, guess };
-        let around = local_range(asker.around);
-        if !self.copy_around(host, object, fault, around, Buffers::of_worker(buffer)) {
+        let guess = space.guess(page, old, vma);
+        let fault = Unfilled { page, old, access: asker.access, vma, guess };
+        if !self.copy_around(object, fault, asker.around, Buffers::of_worker(buffer)) {
             space.answer(page);
         }
     }
 
-    /// Copies a locked, cached page of this space's object, with those around it that are cached and
-    /// not mapped, into the arena of a host, where the page is locked as well. All are unlocked
-    /// afterwards. `false`: the host had no memory, and the fault is not answered.
+    /// Copies a locked, cached page of an object, with those around it that are cached and not
+    /// mapped, into the arena, where the page is locked as well. All are unlocked afterwards.
+    /// `false`: there was no memory, and the fault is not answered.
     fn copy_around(
         &self,
-        host: &Objects<M>,
         object: &Object,
         fault: Unfilled<'_>,
         around: PageRange,
@@ -328,26 +300,27 @@ impl<M: ObjectMmu> Objects<M> {
         let block = PageRange::new(page.align_down(crate::units::BLOCK_ORDER), BLOCK_PAGES);
         let bounds = around.intersect(vma.range).intersect(block);
         let pages_max = if is_dropped { 1 } else { COPY_PAGES };
-        let range = host.space.lock_unfilled_around(page, bounds, pages_max, |page| {
+        let range = self.space.lock_unfilled_around(page, bounds, pages_max, |page| {
             let at = backing.object_page(page);
             at.index() < object.pages() && self.lock_cached(object, at)
         });
         let pages = ObjectRange::new(backing.object_page(range.start), range.len());
         let bytes = &mut buffers.bytes[..range.len()];
-        let read = self.cache_read_run(object, pages, bytes.as_flattened_mut());
+        let read =
+            self.space.mmu().home_read(object.home, pages.start.offset(), bytes.as_flattened_mut());
         self.unlock_words(object, pages);
         if read.is_err() {
             // The kernel is out of memory of its own: the fault is tried again.
-            host.space.unlock_range(range);
-            host.space.mmu().relax();
-            host.space.answer(page);
+            self.space.unlock_range(range);
+            self.space.mmu().relax();
+            self.space.answer(page);
             return true;
         }
         if is_dropped {
-            host.space.refill(page, old, &bytes[0]);
+            self.space.refill(page, old, &bytes[0]);
             return true;
         }
-        host.space.fill_first(fault, range, bytes, buffers.staging)
+        self.space.fill_first(fault, range, bytes, buffers.staging)
     }
 
     /// Locks a page of an object if that is cached, and nobody holds it.
@@ -379,7 +352,6 @@ impl<M: ObjectMmu> Objects<M> {
             if share < ROOM_PAGES && self.space.available() < wanted {
                 self.space.reclaim(ROOM_PAGES - share, Reclaimer::Direct, scratch);
             }
-            self.release_recycled(wanted);
             if self.space.available() >= wanted {
                 return true;
             }

@@ -1,8 +1,7 @@
 //! What is asked of private mappings beside accesses: pages brought in ahead, bytes read with an
 //! error instead of a SIGBUS, pages given up.
 //!
-//! Called by threads of the program, which may wait. `self` is the space of the object, which may
-//! know the pages as away pages ([`super::hosts`]): what a page has of its own is asked of its host.
+//! Called by threads of the program, which may wait.
 //!
 //! Locks: a page's in the arena, one at a time; those of the object's pages as in `access`.
 
@@ -14,7 +13,6 @@ use crate::mmu::object::ObjectMmu;
 use crate::page::{Flags, Interrupted, Kill, Snapshot, State};
 use crate::scratch::Scratch;
 use crate::space::Advice;
-use crate::space::hosts::{HostId, local, local_range};
 use crate::space::vma::{Backing, Kind};
 use crate::swap::compress::PageBytes;
 use crate::sys::Errno;
@@ -35,13 +33,8 @@ enum Content {
 impl<M: ObjectMmu> Objects<M> {
     /// Where the pages of a private mapping that the caller keeps come from.
     pub(super) fn private_backing(&self, page: PageNum) -> Option<Backing> {
-        let host = self.host_of(page)?;
-        // Under the space's lock: while advice splits the VMA, a lookup without may find none.
-        let space = &host.objects.space;
-        let vma = space.next_vma(&space.lock(), local(page))?;
-        let seen = self.as_own(&host, HostId::of(page), &vma)?;
-        let is_private = seen.range.contains(page) && seen.attributes.kind == Kind::Private;
-        is_private.then_some(seen.attributes.backing)
+        let vma = self.vma_of_kind(page, Kind::Private)?;
+        Some(vma.attributes.backing)
     }
 
     /// Has all of a range of one private mapping mapped; waits for reads. What could not be had
@@ -56,22 +49,20 @@ impl<M: ObjectMmu> Objects<M> {
         buffer: &mut IoBuffer,
     ) -> Result<(), ReadError> {
         let Some(backing) = self.private_backing(range.start) else { return Ok(()) };
-        let Some(host) = self.host_of(range.start) else { return Ok(()) };
-        let (object, host) = (self.object(ObjectId(backing.object)), host.objects);
+        let object = self.object(ObjectId(backing.object));
         for page in range.pages() {
             let at = backing.object_page(page);
-            let page = local(page);
-            while host.space.snapshot(page).state() != State::Mapped {
-                if !host.has_content(page) {
+            while self.space.snapshot(page).state() != State::Mapped {
+                if !self.has_content(page) {
                     if at.index() >= object.pages() {
                         break;
                     }
                     let error = |errno| ReadError { offset: at.offset(), errno };
                     self.fetch(object, at, scratch, buffer).map_err(error)?;
-                    host.space.drop_refused(page);
+                    self.space.drop_refused(page);
                 }
                 let error = |errno| ReadError { offset: at.offset(), errno };
-                let outcome = host.bring_in_private(page, scratch, buffer.kill());
+                let outcome = self.bring_in_private(page, scratch, buffer.kill());
                 if outcome.map_err(|Interrupted| error(Errno::INTR))? == Outcome::Poisoned {
                     return Err(error(Errno::IO));
                 }
@@ -113,28 +104,26 @@ impl<M: ObjectMmu> Objects<M> {
     /// how many pages of it are mapped then.
     pub fn populate_private_cached(&self, range: PageRange, scratch: &mut Scratch) -> usize {
         let Some(backing) = self.private_backing(range.start) else { return 0 };
-        let Some(host) = self.host_of(range.start) else { return 0 };
-        let (object, host) = (self.object(ObjectId(backing.object)), host.objects);
+        let object = self.object(ObjectId(backing.object));
         for page in range.pages() {
-            let is_at_hand = match host.space.snapshot(local(page)).state() {
+            let is_at_hand = match self.space.snapshot(page).state() {
                 State::None => is_cached(object, backing.object_page(page)),
                 State::Limbo | State::Same | State::Pool => true,
                 _ => false,
             };
-            if is_at_hand && host.space.available() > 0 {
-                host.handle_fault(local(page), Access::Read, scratch);
+            if is_at_hand && self.space.available() > 0 {
+                self.handle_fault(page, Access::Read, scratch);
             }
         }
-        let is_mapped = |page: &PageNum| host.space.snapshot(*page).state() == State::Mapped;
-        local_range(range).pages().filter(is_mapped).count()
+        let is_mapped = |page: &PageNum| self.space.snapshot(*page).state() == State::Mapped;
+        range.pages().filter(is_mapped).count()
     }
 
     /// How many pages of a range of the arena are mapped just now. Waits for faults that are under
     /// way: a thread goes on a moment before the words of its page, and of those that came along,
     /// say so.
     pub fn present_private_pages(&self, range: PageRange) -> usize {
-        let Some(host) = self.host_of(range.start) else { return 0 };
-        let space = &host.objects.space;
+        let space = &self.space;
         let is_mapped = |page: &PageNum| {
             let seen = space.snapshot(*page);
             if !seen.is_locked() {
@@ -144,7 +133,7 @@ impl<M: ObjectMmu> Objects<M> {
             space.unlock_page(*page);
             settled.state() == State::Mapped
         };
-        local_range(range).pages().filter(is_mapped).count()
+        range.pages().filter(is_mapped).count()
     }
 
     /// Reads bytes of a private mapping from byte `from` of page `first` on: what was written
@@ -161,19 +150,17 @@ impl<M: ObjectMmu> Objects<M> {
         buffer: &mut IoBuffer,
     ) -> Result<usize, ReadError> {
         let Some(backing) = self.private_backing(first) else { return Ok(0) };
-        let Some(host) = self.host_of(first) else { return Ok(0) };
-        let (object, host) = (self.object(ObjectId(backing.object)), host.objects);
+        let object = self.object(ObjectId(backing.object));
         let mut done = 0;
         while done < into.len() {
             let page = first.add((from + done) / PAGE_SIZE);
             let within = (from + done) % PAGE_SIZE;
             let want = (into.len() - done).min(PAGE_SIZE - within);
             let offset = backing.object_page(page).offset() + within as u64;
-            let page = local(page);
             let part = &mut into[done..done + want];
             let interrupted = |Interrupted| ReadError { offset, errno: Errno::INTR };
             let kill = buffer.kill();
-            let loaded = host.load_private(page, within, part, scratch.page, kill);
+            let loaded = self.load_private(page, within, part, scratch.page, kill);
             match loaded.map_err(interrupted)? {
                 Content::Loaded => done += want,
                 Content::Unfilled => {
@@ -184,7 +171,7 @@ impl<M: ObjectMmu> Objects<M> {
                     }
                 }
                 Content::Swapped => {
-                    host.bring_in_private(page, scratch, kill).map_err(interrupted)?;
+                    self.bring_in_private(page, scratch, kill).map_err(interrupted)?;
                 }
                 Content::Lost => return Err(ReadError { offset, errno: Errno::IO }),
             }
@@ -233,17 +220,15 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// Gives up what was written to pages of a private mapping: they are as their object has them.
     pub fn discard_private(&self, range: PageRange) {
-        let Some(host) = self.host_of(range.start) else { return };
-        let mut layout = host.objects.space.lock();
+        let mut layout = self.space.lock();
         // The caller keeps the mapping: all of it is covered.
-        let _ = host.objects.space.advise(&mut layout, local_range(range), Advice::DontNeed);
+        let _ = self.space.advise(&mut layout, range, Advice::DontNeed);
     }
 
     /// Has pages of a private mapping go: what was written to swap, the rest altogether.
     pub fn page_out_private(&self, range: PageRange) {
-        let Some(host) = self.host_of(range.start) else { return };
-        let mut layout = host.objects.space.lock();
-        let _ = host.objects.space.advise(&mut layout, local_range(range), Advice::PageOut);
+        let mut layout = self.space.lock();
+        let _ = self.space.advise(&mut layout, range, Advice::PageOut);
     }
 }
 

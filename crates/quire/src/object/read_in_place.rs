@@ -24,7 +24,7 @@ use crate::control::Event;
 use crate::fault::Outcome;
 use crate::mmu::object::ObjectMmu;
 use crate::sys::{Errno, memory};
-use crate::units::{ObjectRange, PAGE_SHIFT, PAGE_SIZE, PageNum};
+use crate::units::{ObjectRange, PAGE_SHIFT, PAGE_SIZE};
 
 /// Most pages of such a read. What is longer takes its time on the device, beside which a switch of
 /// threads is nothing.
@@ -110,15 +110,10 @@ impl<M: ObjectMmu> Objects<M> {
         self.buffers.by_handlers.store(by_handlers, Ordering::Relaxed);
     }
 
-    /// Whether a read for a fault on `page` should be tried in place.
-    pub(super) fn may_read_in_place(
-        &self,
-        object: &Object,
-        page: PageNum,
-        pages: ObjectRange,
-    ) -> bool {
+    /// Whether a read for a fault should be tried in place.
+    pub(super) fn may_read_in_place(&self, object: &Object, pages: ObjectRange) -> bool {
         // Relaxed: a choice that is made before there are objects.
-        let may = self.is_inline_at(page) || self.buffers.by_handlers.load(Ordering::Relaxed);
+        let may = self.space.mmu().is_inline() || self.buffers.by_handlers.load(Ordering::Relaxed);
         may && pages.len() <= PAGES_MAX && !object.is_memory() && object.store.reads_in_place()
     }
 
@@ -127,7 +122,7 @@ impl<M: ObjectMmu> Objects<M> {
     pub(super) fn read_in_place(&self, read: &InPlace) -> Outcome {
         let InPlace { id, pages, asker } = *read;
         let object = self.object(id);
-        let outcome = if self.try_fill_in_place(object, asker.page, pages) {
+        let outcome = if self.try_fill_in_place(object, pages) {
             if self.answer_asker(object, &asker, false) {
                 Outcome::Served
             } else {
@@ -136,7 +131,7 @@ impl<M: ObjectMmu> Objects<M> {
         } else if self.request(id, Request::Read { object: id, pages, asker: Some(asker) }) {
             Outcome::Parked
         } else {
-            self.uncharge_run(object, pages);
+            self.space.budget().uncharge(pages.len());
             self.unlock_words(object, pages);
             self.wait_for_queue(asker.page)
         };
@@ -145,16 +140,16 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// Reads locked, charged pages into the cache and unlocks them; `false`: nothing has changed.
-    fn try_fill_in_place(&self, object: &Object, page: PageNum, pages: ObjectRange) -> bool {
+    fn try_fill_in_place(&self, object: &Object, pages: ObjectRange) -> bool {
         // A thread that serves itself is missed by nobody.
-        let turn = (!self.is_inline_at(page)).then(|| self.space.swap().take_turn());
+        let turn = (!self.space.mmu().is_inline()).then(|| self.space.swap().take_turn());
         if matches!(turn, Some(None)) {
             return false;
         }
         let Some(mut buffer) = self.buffers.take() else { return false };
         let bytes = buffer.pages(pages.len());
         let is_filled = object.store.try_read_in_place(pages.start.offset(), bytes)
-            && self.enter_run(object, pages, bytes, false).is_ok();
+            && self.enter_run(object, pages, bytes).is_ok();
         if is_filled {
             self.space.budget().count(Event::Pgpgin, pages.len());
         }

@@ -13,13 +13,14 @@ use super::requests::{Asker, Request};
 use super::strides::{Found, Touch, WINDOW_MAX};
 use super::window::Mapped;
 use super::{Object, ObjectId, Objects};
+use crate::budget::Purpose;
 use crate::control::Event;
 use crate::fault::Outcome;
 use crate::fault::order::Guess;
 use crate::mmu::object::ObjectMmu;
 use crate::page::{Snapshot, State};
 use crate::space::vma::{Pattern, Vma};
-use crate::units::{BLOCK_PAGES, ObjectPage, ObjectRange, PageNum, PageRange};
+use crate::units::{ObjectPage, ObjectRange, PageNum, PageRange};
 
 /// From this order on a stream is read ahead of.
 const AHEAD_ORDER: u32 = 4;
@@ -31,14 +32,8 @@ impl<M: ObjectMmu> Objects<M> {
     /// Sends the read of a page that is not cached, and of those that read-ahead adds, or says that
     /// it is to be done in place. Its word is locked, and stays so until the read is done.
     pub(super) fn begin_read(&self, fault: Fault<'_>, window: &Mapped) -> Look {
-        let Fault { id, object, at, page, access, vma, way, guess, settles } = fault;
+        let Fault { id, object, at, page, access, vma, way, guess } = fault;
         let pages = self.lock_absent_around(object, at, guess.order);
-        let is_block = pages.len() == BLOCK_PAGES;
-        if is_block && !settles && !self.has_room_for_block() {
-            // Read in pieces it would live at home, in fresh memory.
-            self.unlock_words(object, pages);
-            return Look::NeedsMemory(BLOCK_PAGES);
-        }
         let Some(pages) = self.charge_locked(object, at, pages) else {
             return Look::NeedsMemory(pages.len());
         };
@@ -49,12 +44,12 @@ impl<M: ObjectMmu> Objects<M> {
             self.around(object, vma, page, guess, window)
         };
         let asker = Asker { page, vma: *vma, around, access };
-        let is_in_place = self.may_read_in_place(object, page, pages);
+        let is_in_place = self.may_read_in_place(object, pages);
         let request = Request::Read { object: id, pages, asker: Some(asker) };
         if is_in_place {
             self.get(id);
         } else if !self.request(id, request) {
-            self.uncharge_run(object, pages);
+            self.space.budget().uncharge(pages.len());
             self.unlock_words(object, pages);
             return Look::Ended(self.wait_for_queue(page));
         }
@@ -75,6 +70,11 @@ impl<M: ObjectMmu> Objects<M> {
         Look::Ended(Outcome::Parked)
     }
 
+    /// Charges pages for what a fault asks to be read.
+    pub(super) fn try_charge(&self, pages: usize) -> bool {
+        self.space.budget().try_charge(pages, Purpose::Fault)
+    }
+
     /// Charges a run of locked pages, or the part of it from `at` on that there is memory for, and
     /// unlocks the rest. `None`: there is none, and all are unlocked.
     pub(super) fn charge_locked(
@@ -83,9 +83,9 @@ impl<M: ObjectMmu> Objects<M> {
         at: ObjectPage,
         mut pages: ObjectRange,
     ) -> Option<ObjectRange> {
-        self.call_if_low();
+        self.space.call_if_low();
         loop {
-            if self.try_charge_run(object, pages) {
+            if self.try_charge(pages.len()) {
                 return Some(pages);
             }
             if pages.len() == 1 {
@@ -185,16 +185,7 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// Whether so many pages may be read before anybody asks for them.
     fn has_room_ahead(&self, pages: usize) -> bool {
-        let is_block = pages == BLOCK_PAGES;
-        if is_block && self.large.recycled_pages() > 0 {
-            self.call_for_recycled();
-            return true;
-        }
-        let has_room = self.space.available() >= pages + self.space.low_watermark();
-        if is_block && !has_room {
-            self.call_for_recycled();
-        }
-        has_room
+        self.space.available() >= pages + self.space.low_watermark()
     }
 
     /// Sends the reads of what a stream will want next to the pages that it has, where that is not
@@ -278,10 +269,10 @@ impl<M: ObjectMmu> Objects<M> {
     /// Sends the read of locked pages that nobody waits for; unlocks them where that cannot be, and
     /// says so.
     fn send_read_ahead(&self, id: ObjectId, object: &Object, run: ObjectRange) -> bool {
-        let is_sent = self.try_charge_run(object, run) && {
+        let is_sent = self.try_charge(run.len()) && {
             let is_sent = self.request(id, Request::Read { object: id, pages: run, asker: None });
             if !is_sent {
-                self.uncharge_run(object, run);
+                self.space.budget().uncharge(run.len());
             }
             is_sent
         };

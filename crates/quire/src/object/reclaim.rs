@@ -9,12 +9,11 @@
 
 use core::sync::atomic::Ordering;
 
-use super::large::LargeFrame;
 use super::rmap::Wait;
 use super::{Object, Objects};
 use crate::control::Event;
 use crate::mmu::object::ObjectMmu;
-use crate::page::{Flags, Snapshot, State};
+use crate::page::{Flags, State};
 use crate::reclaim::{Balance, Reclaimer};
 use crate::scratch::Scratch;
 use crate::units::{BLOCK_PAGES, ObjectPage, ObjectRange};
@@ -50,7 +49,6 @@ impl<M: ObjectMmu> Objects<M> {
     /// Makes sure that a fault finds a page, and as a rule the `wanted` ones, reclaiming where it
     /// must. `false`: there is none.
     pub(super) fn make_room(&self, wanted: usize, mut scratch: Option<&mut Scratch>) -> bool {
-        let is_block = wanted == BLOCK_PAGES;
         let wanted = wanted.clamp(1, DIRECT_MAX);
         self.space.budget().count(Event::Allocstall, 1);
         for _ in 0..4 {
@@ -60,13 +58,7 @@ impl<M: ObjectMmu> Objects<M> {
                 let keep = self.space.frames().free().saturating_sub(missing);
                 self.space.release_free_frames(keep);
             }
-            if is_block && self.large.recycled_pages() > 0 {
-                return true;
-            }
-            if !is_block {
-                self.release_recycled(wanted);
-            }
-            if self.space.chargeable_now() >= if is_block { BLOCK_PAGES } else { wanted } {
+            if self.space.chargeable_now() >= wanted {
                 return true;
             }
             let shrunk = self.shrink(wanted.max(32), Reclaimer::Direct, scratch.as_deref_mut());
@@ -92,19 +84,8 @@ impl<M: ObjectMmu> Objects<M> {
     pub fn balance(&self, scratch: &mut Scratch) -> Balance {
         self.balance_dirty();
         self.answer_unparked();
-        if self.space.has_starved() {
-            self.release_recycled(self.space.low_watermark());
-        } else if self.space.is_low() {
-            self.release_idle();
-        }
-        let wanted = self.wanted_recycled();
-        if wanted > 0 {
-            self.shrink(wanted, Reclaimer::Kswapd, Some(scratch));
-        }
-        // A block can be read into what is recycled as well as into free memory.
-        let is_low = self.space.is_below_high(self.large.recycled_pages());
         let mut freed = 0;
-        if is_low {
+        if self.space.is_below_high() {
             // Each kind gives in proportion to what it has.
             let cached = self.cached_pages();
             let held = self.space.budget().held();
@@ -120,11 +101,6 @@ impl<M: ObjectMmu> Objects<M> {
                 self.space.answer_starved();
                 return if freed > 0 { Balance::Progress } else { Balance::Stuck };
             }
-        }
-        if !is_low && self.space.is_below_high(0) {
-            // Recycled memory makes up for it, while it is wanted.
-            self.space.answer_starved();
-            return Balance::Enough;
         }
         match self.space.balance(scratch) {
             Balance::Stuck if freed > 0 => Balance::Progress,
@@ -183,12 +159,6 @@ impl<M: ObjectMmu> Objects<M> {
     ) -> Shrunk {
         let mut shrunk = Shrunk::default();
         let end = pages.end.0.min(object.pages_max() as u64);
-        if self.shrink_whole(object, pages, &mut shrunk) {
-            let budget = self.space.budget();
-            budget.count(who.scan(), pages.len());
-            budget.count(who.steal(), shrunk.freed);
-            return shrunk;
-        }
         let mut run = ObjectRange { start: pages.start, end: pages.start };
         let mut fate = Fate::Stay;
         for page in (pages.start.0..end).map(ObjectPage) {
@@ -201,56 +171,10 @@ impl<M: ObjectMmu> Objects<M> {
             run.end = page.add(1);
         }
         self.end_run(object, run, fate, scratch, &mut shrunk);
-        self.try_leave_frame(object, object.block_of(pages.start));
         let budget = self.space.budget();
         budget.count(who.scan(), pages.len());
         budget.count(who.steal(), shrunk.freed);
         shrunk
-    }
-
-    /// A block that is cached whole in a large frame shares one fate, and its frame is recycled;
-    /// `false`: it is none, or its pages differ.
-    fn shrink_whole(&self, object: &Object, pages: ObjectRange, shrunk: &mut Shrunk) -> bool {
-        let block = object.block(pages.start);
-        let is_full = || {
-            // Relaxed: looked at again under the locks.
-            block.frame() != LargeFrame::NONE
-                && block.cached.load(Ordering::Relaxed) as usize == BLOCK_PAGES
-        };
-        if !is_full() || self.lock_block(object, pages, Wait::No).is_err() {
-            return false;
-        }
-        let seen = || pages.pages().map(|page| object.word(page).load());
-        let stays = |old: Snapshot| {
-            old.has(Flags::DIRTY) || old.has(Flags::WRITEBACK) || old.has(Flags::MLOCKED)
-        };
-        if !is_full() || seen().any(stays) {
-            self.unlock_words(object, pages);
-            return false;
-        }
-        let is_accessed = seen().any(|old| old.has(Flags::ACCESSED));
-        if !self.try_to_unmap(object, pages, Wait::No) {
-            self.unlock_words(object, pages);
-            return true;
-        }
-        if is_accessed {
-            shrunk.unmapped += pages.len();
-        } else {
-            shrunk.freed += pages.len();
-            seen().for_each(|old| object.synced.note_dropped(old));
-            object.count_uncached(pages.start, pages.len());
-            self.cached.fetch_sub(pages.len(), Ordering::Relaxed);
-            self.retire_windows(object, pages, Wait::No);
-            // Charged on, with its frame.
-            self.leave_frame(object, pages.start, true);
-        }
-        for page in pages.pages() {
-            let word = object.word(page);
-            let after =
-                if is_accessed { word.load().without(Flags::ACCESSED) } else { Object::GONE };
-            self.space.unlock_word_with(word, after);
-        }
-        true
     }
 
     /// Says what is to become of a page, and keeps its lock if it is not to stay.
@@ -328,12 +252,8 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// Drops what is cached of `pages`, but for what is dirty, pinned or busy; returns how many.
     pub fn drop_cached(&self, object: &Object, pages: ObjectRange) -> usize {
-        let mut dropped = 0;
-        for part in pages.intersect(object.range()).by_block() {
-            dropped += part.pages().filter(|&page| self.drop_cached_page(object, page)).count();
-            self.try_leave_frame(object, object.block_of(part.start));
-        }
-        dropped
+        let pages = pages.intersect(object.range()).pages();
+        pages.filter(|&page| self.drop_cached_page(object, page)).count()
     }
 
     fn drop_cached_page(&self, object: &Object, page: ObjectPage) -> bool {
@@ -354,7 +274,7 @@ impl<M: ObjectMmu> Objects<M> {
         if !self.try_to_forget(object, run, wait) {
             return false;
         }
-        if self.cache_punch(object, run).is_err() {
+        if self.space.mmu().home_punch(object.home, run).is_err() {
             // Still there; what is mapped will be found to be so.
             return false;
         }

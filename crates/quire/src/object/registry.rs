@@ -63,7 +63,6 @@ impl<M: ObjectMmu> Objects<M> {
                 dirty: AtomicUsize::new(0),
                 writeback: AtomicU32::new(0),
                 privates: AtomicUsize::new(0),
-                away: AtomicUsize::new(0),
                 resize: Mutex::new(()),
                 cut: AtomicU64::new(u64::MAX),
                 cuts: AtomicU32::new(0),
@@ -171,12 +170,11 @@ impl<M: ObjectMmu> Objects<M> {
             let cached = object.cached.load(Ordering::Relaxed);
             let is_used = |block: &&Block| block.is_used.load(Ordering::Relaxed) != 0;
             let word_pages = object.blocks.iter().filter(is_used).count();
-            let kept = self.leave_all_frames(object);
             self.forget_pins(object);
             self.space.mmu().home_close(object.home);
             self.cached.fetch_sub(cached, Ordering::Relaxed);
             self.dirty.fetch_sub(object.dirty.load(Ordering::Relaxed), Ordering::Relaxed);
-            self.space.budget().uncharge(cached - kept + word_pages);
+            self.space.budget().uncharge(cached + word_pages);
             gone
         };
         self.release_places(object);
@@ -186,9 +184,6 @@ impl<M: ObjectMmu> Objects<M> {
         // Without the registry's lock, for which handlers wait: what a store does at its end may
         // take long, or touch memory of ours.
         store.release();
-        if self.cached_pages() == 0 {
-            self.release_all_recycled();
-        }
         self.after_cleaning();
         true
     }

@@ -5,21 +5,15 @@
 //! cache has the bytes, and faults map them anew. A private mapping's own pages are moved by the
 //! space, and the object's pages that it stands for are counted from its new place.
 //!
-//! All of it happens in the arena that the mapping lies in, be it another space's ([`super::hosts`]):
-//! `seen` is where it is to the object's space, whose reverse map knows it so.
-//!
-//! Locks: that space's; windows', one at a time; `i_mmap` exclusive.
+//! Locks: the space's; windows', one at a time; `i_mmap` exclusive.
 
-use super::hosts::Guest;
-use super::large::LargeFrame;
-use super::{Host, MapRequest, Object, ObjectId, Objects};
+use super::{MapRequest, Object, ObjectId, Objects};
 use crate::mmu::object::ObjectMmu;
 use crate::space::Layout;
-use crate::space::hosts::{HostId, local, local_range};
 use crate::space::remap::Placement;
 use crate::space::vma::{Attributes, Backing, Kind, Pattern, Vma};
 use crate::sys::Errno;
-use crate::units::{BLOCK_ORDER, BLOCK_PAGES, ObjectRange, PageNum, PageRange};
+use crate::units::{ObjectRange, PageNum, PageRange};
 
 impl<M: ObjectMmu> Objects<M> {
     /// Gives a whole mapping a length of `pages`, not 0; returns where it is from now on.
@@ -29,36 +23,33 @@ impl<M: ObjectMmu> Objects<M> {
     /// have so many pages. The mapping is as it was then.
     pub fn remap(
         &self,
-        seen: PageRange,
+        range: PageRange,
         pages: usize,
         placement: Placement,
     ) -> Result<PageRange, Errno> {
-        let host = self.host_of(seen.start).ok_or(Errno::INVAL)?;
-        let (space, name) = (&host.objects.space, HostId::of(seen.start));
+        let space = &self.space;
         let mut layout = space.lock();
-        let vma = space.next_vma(&layout, local(seen.start)).ok_or(Errno::INVAL)?;
-        let backing = self.as_own(&host, name, &vma).ok_or(Errno::INVAL)?.attributes.backing;
+        let vma = space.next_vma(&layout, range.start).ok_or(Errno::INVAL)?;
+        let backing = vma.attributes.backing;
         let object = self.object(ObjectId(backing.object));
-        let end = backing.object_page(seen.start).index() + pages;
+        let end = backing.object_page(range.start).index() + pages;
         if pages == 0 || end > object.pages_max() {
             return Err(Errno::INVAL);
         }
         if vma.attributes.kind == Kind::Private {
-            let range = local_range(seen);
-            let moved = host.objects.remap_private(&mut layout, range, pages, placement, &vma)?;
-            return Ok(name.away_range(moved));
+            return self.remap_private(&mut layout, range, pages, placement, &vma);
         }
-        let target = PageRange::new(seen.start, pages);
-        if pages <= seen.len() {
-            self.shrink_mapping(&host, &mut layout, object, seen, pages)?;
+        let target = PageRange::new(range.start, pages);
+        if pages <= range.len() {
+            self.shrink_mapping(&mut layout, object, range, pages)?;
             return Ok(target);
         }
-        match self.grow_mapping(&host, &mut layout, object, seen, pages) {
+        match self.grow_mapping(&mut layout, object, range, pages) {
             Ok(()) => Ok(target),
             Err(error) if placement == Placement::InPlace => Err(error),
             Err(_) => {
                 drop(layout);
-                self.map_elsewhere(&host, seen, pages, &vma)
+                self.map_elsewhere(range, pages, &vma)
             }
         }
     }
@@ -66,94 +57,41 @@ impl<M: ObjectMmu> Objects<M> {
     /// Takes the end of a shared mapping away.
     fn shrink_mapping(
         &self,
-        host: &Host<'_, M>,
         layout: &mut Layout<'_>,
         object: &Object,
-        seen: PageRange,
+        range: PageRange,
         pages: usize,
     ) -> Result<(), Errno> {
-        let space = &host.objects.space;
-        let tail = PageRange { start: seen.start.add(pages), end: seen.end };
-        let here = local_range(tail);
-        let Some(vma) = space.next_vma(layout, here.start).filter(|_| !tail.is_empty()) else {
+        let space = &self.space;
+        let tail = PageRange { start: range.start.add(pages), end: range.end };
+        let Some(vma) = space.next_vma(layout, tail.start).filter(|_| !tail.is_empty()) else {
             return Ok(());
         };
-        let seen_vma = self.as_own(host, HostId::of(tail.start), &vma).ok_or(Errno::INVAL)?;
         // The VMA first: a fault that holds a window's lock later sees that it is gone.
-        space.cut_vma(layout, here)?;
-        if let Err(error) = self.show_home_at(object, &seen_vma, seen, tail.start) {
-            // Joined again with what it was cut from, which needs no place in the table.
-            let _ = space.insert_vma(layout, here, vma.attributes);
-            return Err(error);
-        }
-        for part in tail.by_block() {
-            let mut window = self.window(part.start);
-            if let Some(present) = window.present_of(part) {
-                // Before it is forgotten, as in `unmap`.
-                space.mmu().unmap(local_range(present));
-                window.clear(present);
-            }
-            // What shows a large frame, or is whole, is this mapping's alone, and goes whole: the
-            // window that was cut shows its home.
-            self.large.set_shown(&mut window, LargeFrame::NONE);
-            window.is_whole = false;
-        }
-        self.change_mapping(object, seen, seen_vma.attributes.backing, |mapping| {
-            mapping.pages = ObjectRange::new(mapping.pages.start, pages);
-        });
-        space.mmu().reserve_again(here);
+        space.cut_vma(layout, tail)?;
+        self.unmap_windows(tail);
+        self.resize_mapping(object, range, vma.attributes.backing, pages);
+        space.mmu().reserve_again(tail);
         space.budget().add_managed(-(tail.len() as isize));
         Ok(())
-    }
-
-    /// A window that is about to be cut before `at` must not show a large frame, which lies in
-    /// whole windows only. One that is away never does.
-    fn show_home_at(
-        &self,
-        object: &Object,
-        vma: &Vma,
-        range: PageRange,
-        at: PageNum,
-    ) -> Result<(), Errno> {
-        let block = PageRange::new(at.align_down(BLOCK_ORDER), BLOCK_PAGES);
-        let mut window = self.window(at);
-        if at == block.start || window.shown == LargeFrame::NONE.0 {
-            return Ok(());
-        }
-        debug_assert_eq!(range.intersect(block), block, "who shows a frame has the block");
-        if !self.conceal(&mut window, at) {
-            return Err(Errno::NOMEM);
-        }
-        if let Some(present) = window.present_of(block) {
-            self.space.mmu().unmap(present);
-            window.clear(present);
-        }
-        let pages = ObjectRange::new(vma.attributes.backing.object_page(block.start), BLOCK_PAGES);
-        self.show_home(object, vma.attributes.prot, pages, &mut window, block)
     }
 
     /// Makes a shared mapping longer where it is.
     fn grow_mapping(
         &self,
-        host: &Host<'_, M>,
         layout: &mut Layout<'_>,
         object: &Object,
-        seen: PageRange,
+        range: PageRange,
         pages: usize,
     ) -> Result<(), Errno> {
-        let (space, range) = (&host.objects.space, local_range(seen));
+        let space = &self.space;
         let grown = PageRange { start: range.end, end: range.start.add(pages) };
         let is_free = grown.end <= space.arena().end && !space.is_mapped(layout, grown);
         // It goes on as its end does, of which advice may have made a VMA of its own.
         let last = space.next_vma(layout, PageNum(range.end.0 - 1)).filter(|_| is_free);
         let last = last.ok_or(Errno::NOMEM)?;
         let attributes = last.attributes;
-        let seen_last = self.as_own(host, HostId::of(seen.start), &last).ok_or(Errno::NOMEM)?;
-        let set_pages = |pages: usize| {
-            self.change_mapping(object, seen, seen_last.attributes.backing, |mapping| {
-                mapping.pages = ObjectRange::new(mapping.pages.start, pages);
-            });
-        };
+        let set_pages = |pages| self.resize_mapping(object, range, attributes.backing, pages);
         // Before anything can be mapped there.
         set_pages(pages);
         let first = attributes.backing.object_page(grown.start);
@@ -170,16 +108,20 @@ impl<M: ObjectMmu> Objects<M> {
         Ok(())
     }
 
-    /// Maps what `seen` shows, and what follows it, at another place of the same arena, and unmaps it
-    /// there.
-    fn map_elsewhere(
-        &self,
-        host: &Host<'_, M>,
-        seen: PageRange,
-        pages: usize,
-        vma: &Vma,
-    ) -> Result<PageRange, Errno> {
-        let range = local_range(seen);
+    /// Changes how many pages the reverse map has of the mapping at `range`.
+    fn resize_mapping(&self, object: &Object, range: PageRange, backing: Backing, pages: usize) {
+        let mut tree = object.i_mmap.i_mmap_lock_write(&self.i_mmaps);
+        let shown = ObjectRange::new(backing.object_page(range.start), range.len());
+        let found = tree.overlapping(shown).find(|(_, other)| other.id == backing.mapping);
+        let resized = found.and_then(|(node, mut mapping)| {
+            mapping.pages = ObjectRange::new(mapping.pages.start, pages);
+            tree.change(node, mapping)
+        });
+        debug_assert!(resized.is_some(), "every mapping is in its object's tree");
+    }
+
+    /// Maps what `range` shows, and what follows it, at another place, and unmaps it there.
+    fn map_elsewhere(&self, range: PageRange, pages: usize, vma: &Vma) -> Result<PageRange, Errno> {
         let Attributes { backing, prot, .. } = vma.attributes;
         let request = MapRequest {
             pages: ObjectRange::new(backing.object_page(range.start), pages),
@@ -187,11 +129,8 @@ impl<M: ObjectMmu> Objects<M> {
             pattern: Pattern::Normal,
             fault_around: self.mappings.fault_around(backing.mapping),
         };
-        let id = self.as_own(host, HostId::of(seen.start), vma).ok_or(Errno::INVAL)?;
-        let id = ObjectId(id.attributes.backing.object);
-        let guest = Guest { host: HostId::of(seen.start), object: backing.object };
-        let target = self.map_at(host.objects, &guest, id, request)?;
-        let space = &host.objects.space;
+        let target = self.map(ObjectId(backing.object), request)?;
+        let space = &self.space;
         let mut at = range.start;
         while at < range.end {
             let Some(part) = space.next_vma(&space.lock(), at) else { break };
@@ -201,11 +140,11 @@ impl<M: ObjectMmu> Objects<M> {
             // Advice is no more than that.
             let _ = self.advise_pattern(there, part.attributes.pattern);
         }
-        self.unmap(seen);
+        self.unmap(range);
         Ok(target)
     }
 
-    /// The same for a private mapping of this arena.
+    /// The same for a private mapping.
     fn remap_private(
         &self,
         layout: &mut Layout<'_>,

@@ -24,7 +24,6 @@ use crate::fault::{Access, Outcome};
 use crate::mmu::Protection;
 use crate::mmu::object::ObjectMmu;
 use crate::page::{Flags, Kill, Snapshot, State};
-use crate::space::hosts::HostId;
 use crate::space::vma::{Kind, Vma};
 use crate::sys::Errno;
 use crate::sys::futex::{self, Reach};
@@ -271,7 +270,7 @@ impl<M: ObjectMmu> Objects<M> {
         self.requests.unparked.answer_all(|answer| {
             // There an answer wakes whoever waits for a page near by: one for all, below.
             match answer {
-                Answer::Page(page) if HostId::of(page).is_home() && self.is_inline_at(page) => {
+                Answer::Page(page) if self.space.mmu().is_inline() => {
                     let one = PageRange::new(page, 1);
                     hull = Some(hull.map_or(one, |hull| PageRange {
                         start: hull.start.min(one.start),
@@ -282,7 +281,7 @@ impl<M: ObjectMmu> Objects<M> {
             }
         });
         if let Some(hull) = hull {
-            self.space.wake(hull);
+            self.space.mmu().wake(hull);
         }
     }
 
@@ -318,9 +317,8 @@ impl<M: ObjectMmu> Objects<M> {
     /// What a fault asked for has been read, or cannot be: maps it and answers the fault. Returns
     /// whether it is mapped.
     pub(super) fn answer_asker(&self, object: &Object, asker: &Asker, is_bad: bool) -> bool {
-        // Where its host is gone nobody waits.
-        let Some(mut window) = self.window_if_there(asker.page) else { return false };
-        if window.is_current(&asker.vma) {
+        let mut window = self.windows.lock(asker.page);
+        if self.space.is_current(&asker.vma) {
             if is_bad {
                 let at = asker.vma.attributes.backing.object_page(asker.page);
                 self.poison_unread(object, at, asker.page, &window);
@@ -330,7 +328,7 @@ impl<M: ObjectMmu> Objects<M> {
         }
         let is_mapped = window.is_present(asker.page);
         if !is_mapped {
-            self.space.wake(PageRange::new(asker.page, 1));
+            self.space.mmu().wake(PageRange::new(asker.page, 1));
         }
         is_mapped
     }
@@ -365,10 +363,10 @@ impl<M: ObjectMmu> Objects<M> {
             return;
         }
         let one = PageRange::new(page, 1);
-        if self.poison_page(page).pages == 0 {
+        if self.space.mmu().poison(page).pages == 0 {
             // What was mapped protected has left a mark behind, which goes with the protection.
-            let _ = self.write_protect(one, Protection::Writable);
-            let _ = self.poison_page(page);
+            let _ = self.space.mmu().write_protect(one, Protection::Writable);
+            let _ = self.space.mmu().poison(page);
         }
     }
 
@@ -390,11 +388,7 @@ impl<M: ObjectMmu> Objects<M> {
         if !object.is_memory() {
             self.space.budget().count(Event::Pgpgin, pages.len());
         }
-        let direct = self.unfilled(object, pages);
-        self.end_unfilled(object, pages.start);
-        let is_direct = direct.is_some();
-        let bytes = direct.unwrap_or_else(|| buffer.pages(pages.len()));
-        let filled = self.fill_run(object, pages, since_ns, bytes, is_direct);
+        let filled = self.fill_run(object, pages, since_ns, buffer.pages(pages.len()));
         let Err(error) = filled else { return Ok(()) };
         let bytes = buffer.pages(1);
         let mut result = Ok(());
@@ -405,7 +399,7 @@ impl<M: ObjectMmu> Objects<M> {
             let again = if error == Errno::TIMEDOUT {
                 Err(error)
             } else {
-                self.fill_run(object, one, since_ns, bytes, false)
+                self.fill_run(object, one, since_ns, bytes)
             };
             if let Err(error) = again {
                 self.fail_locked(object, page, error);
@@ -414,16 +408,12 @@ impl<M: ObjectMmu> Objects<M> {
                 }
             }
         }
-        // Perhaps none could be read.
-        self.try_leave_frame(object, object.block_of(pages.start));
         result
     }
 
     /// A locked, charged page cannot be read: notes it, and unlocks the page.
     fn fail_locked(&self, object: &Object, page: ObjectPage, error: Errno) {
         object.note_read_error(page, error);
-        // A recycled frame has memory there already.
-        let _ = self.cache_punch(object, ObjectRange::new(page, 1));
         self.space.budget().uncharge(1);
         let mut bad = Object::GONE.with(Flags::ERROR);
         if error == Errno::TIMEDOUT {
@@ -433,21 +423,19 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// Reads a run; all of it is cached and unlocked then, or nothing has changed.
-    /// With `is_direct`, `bytes` are where they live.
     pub(super) fn fill_run(
         &self,
         object: &Object,
         pages: ObjectRange,
         since_ns: u64,
         bytes: &mut [u8],
-        is_direct: bool,
     ) -> Result<(), Errno> {
         if object.is_memory() {
             self.read_places(object, pages, bytes)?;
         } else {
             object.store.read_since(pages.start.offset(), bytes, since_ns)?;
         }
-        self.enter_run(object, pages, bytes, is_direct)
+        self.enter_run(object, pages, bytes)
     }
 
     /// Puts what was read of a run into the cache, and unlocks it; or nothing has changed.
@@ -456,7 +444,6 @@ impl<M: ObjectMmu> Objects<M> {
         object: &Object,
         pages: ObjectRange,
         bytes: &mut [u8],
-        is_direct: bool,
     ) -> Result<(), Errno> {
         // The object may have become shorter: what lies behind its end must not enter the home,
         // which would grow. Who shortens it waits for these locks before it shortens the home.
@@ -464,9 +451,9 @@ impl<M: ObjectMmu> Objects<M> {
         zero_tail(object, pages, bytes);
         if !kept.is_empty() {
             let filled = &bytes[..kept.len() << PAGE_SHIFT];
-            if !is_direct && let Err(error) = self.cache_write(object, kept.start.offset(), filled)
-            {
-                let _ = self.cache_punch(object, kept);
+            let mmu = self.space.mmu();
+            if let Err(error) = mmu.home_write(object.home, kept.start.offset(), filled) {
+                let _ = mmu.home_punch(object.home, kept);
                 return Err(error);
             }
             for at in kept.by_block() {
@@ -479,7 +466,6 @@ impl<M: ObjectMmu> Objects<M> {
             let is_kept = kept.contains(page);
             let state = if is_kept { State::Cached } else { State::None };
             if !is_kept {
-                let _ = self.cache_punch(object, ObjectRange::new(page, 1));
                 self.space.budget().uncharge(1);
             }
             let kept =

@@ -6,8 +6,6 @@
 //! Locks: the caller holds the page locks; a walk takes `i_mmap` shared and the windows' locks, one
 //! at a time.
 
-use super::i_mmap::Mapping;
-use super::large::LargeFrame;
 use super::window::Mapped;
 use super::{Object, Objects};
 use crate::mmu::Protection;
@@ -26,10 +24,10 @@ pub(super) enum Wait {
 impl<M: ObjectMmu> Objects<M> {
     /// Unmaps locked pages everywhere; `false` where the lock was not to be had.
     pub(super) fn try_to_unmap(&self, object: &Object, pages: ObjectRange, wait: Wait) -> bool {
-        self.for_each_mapping(object, pages, wait, |_, window, part| {
+        self.for_each_mapping(object, pages, wait, |window, part| {
             if let Some(present) = window.present_of(part) {
                 // What lies between is not mapped, or is locked by the caller as well.
-                self.unmap_pages(present);
+                self.space.mmu().unmap(present);
                 window.clear(present);
             }
         })
@@ -38,7 +36,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// Forgets where locked, clean pages are mapped: their home drops them, and the kernel unmaps
     /// them then. `false` where the lock was not to be had.
     pub(super) fn try_to_forget(&self, object: &Object, pages: ObjectRange, wait: Wait) -> bool {
-        self.for_each_mapping(object, pages, wait, |_, window, part| {
+        self.for_each_mapping(object, pages, wait, |window, part| {
             debug_assert!(window.writable_of(part).is_none(), "a clean page is writable nowhere");
             if let Some(present) = window.present_of(part) {
                 window.clear(present);
@@ -49,13 +47,13 @@ impl<M: ObjectMmu> Objects<M> {
     /// Makes the next write to locked pages fault, in every mapping; `false` where the lock was not
     /// to be had.
     pub(super) fn try_to_protect(&self, object: &Object, pages: ObjectRange, wait: Wait) -> bool {
-        self.for_each_mapping(object, pages, wait, |_, window, part| {
+        self.for_each_mapping(object, pages, wait, |window, part| {
             if let Some(writable) = window.writable_of(part) {
-                let done = self.write_protect(writable, Protection::WriteProtected);
+                let done = self.space.mmu().write_protect(writable, Protection::WriteProtected);
                 window.protect(writable);
                 if done.pages != writable.len() {
                     // No memory for the tables: what is not mapped cannot be written either.
-                    self.unmap_pages(writable);
+                    self.space.mmu().unmap(writable);
                     window.clear(writable);
                 }
             }
@@ -64,23 +62,23 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// Makes an access to locked pages that are mapped nowhere a SIGBUS, in every mapping.
     pub(super) fn poison_everywhere(&self, object: &Object, pages: ObjectRange) {
-        self.for_each_mapping(object, pages, Wait::Yes, |_, window, part| {
+        self.for_each_mapping(object, pages, Wait::Yes, |window, part| {
             part.pages().for_each(|page| self.poison(page, window));
         });
     }
 
     /// Takes the marks of poisoned, locked pages away in every mapping.
     pub(super) fn unpoison_everywhere(&self, object: &Object, pages: ObjectRange) {
-        self.for_each_mapping(object, pages, Wait::Yes, |_, window, part| {
+        self.for_each_mapping(object, pages, Wait::Yes, |window, part| {
             debug_assert!(window.present_of(part).is_none(), "a poisoned page is mapped nowhere");
-            self.unmap_pages(part);
+            self.space.mmu().unmap(part);
         });
     }
 
     /// Pages of the arena where a page of the object is mapped just now.
     pub fn mapped_at(&self, object: &Object, pages: ObjectRange) -> usize {
         let mut count = 0;
-        self.for_each_mapping(object, pages, Wait::Yes, |_, window, part| {
+        self.for_each_mapping(object, pages, Wait::Yes, |window, part| {
             count += part.pages().filter(|&page| window.is_present(page)).count();
         });
         count
@@ -93,7 +91,7 @@ impl<M: ObjectMmu> Objects<M> {
         object: &Object,
         pages: ObjectRange,
         wait: Wait,
-        mut visit: impl FnMut(&Mapping, &mut Mapped, PageRange),
+        mut visit: impl FnMut(&mut Mapped, PageRange),
     ) -> bool {
         let tree = match wait {
             Wait::Yes => object.i_mmap.i_mmap_lock_read(&self.i_mmaps),
@@ -102,27 +100,10 @@ impl<M: ObjectMmu> Objects<M> {
                 None => return false,
             },
         };
-        let parts = || {
-            let parts_of = |mapping: Mapping| mapping.arena_range(pages).by_block();
-            let mappings = tree.overlapping(pages).map(|(_, mapping)| mapping);
-            mappings.flat_map(move |mapping| parts_of(mapping).map(move |part| (mapping, part)))
-        };
-        // All before the first visit: once something is forgotten nobody goes away. With a page
-        // locked nothing becomes whole in between, nor does its block change where it lives; what
-        // is at home is whole nowhere.
-        let is_large = |part: ObjectRange| object.block(part.start).frame() != LargeFrame::NONE;
-        let may_be_whole = pages.by_block().any(is_large);
-        for (_, part) in parts().filter(|_| may_be_whole) {
-            let mut window = self.window(part.start);
-            while !self.conceal(&mut window, part.start) {
-                if wait == Wait::No {
-                    return false;
-                }
-                self.space.mmu().relax();
+        for (_, mapping) in tree.overlapping(pages) {
+            for part in mapping.arena_range(pages).by_block() {
+                visit(&mut self.windows.lock(part.start), part);
             }
-        }
-        for (mapping, part) in parts() {
-            visit(&mapping, &mut self.window(part.start), part);
         }
         true
     }

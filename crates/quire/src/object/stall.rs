@@ -25,11 +25,10 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix_futex_sync::Mutex;
 
-use super::hosts::Found;
 use super::window::Mapped;
 use super::{Object, Objects};
 use crate::mmu::object::ObjectMmu;
-use crate::space::vma::Vma;
+use crate::space::vma::{Kind, Vma};
 use crate::sys::monotonic_ns;
 use crate::units::{PageNum, PageRange};
 
@@ -110,7 +109,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// Makes the access to a page a SIGBUS in one mapping, whose window is locked, until writers
     /// need not wait; `false` where too many are so.
     pub(super) fn refuse_writer(&self, page: PageNum, vma: &Vma, window: &mut Mapped) -> bool {
-        if self.is_inline_at(page) {
+        if self.space.mmu().is_inline() {
             return true;
         }
         {
@@ -124,7 +123,7 @@ impl<M: ObjectMmu> Objects<M> {
         }
         let one = PageRange::new(page, 1);
         // It is clean: the cache has its bytes.
-        self.unmap_pages(one);
+        self.space.mmu().unmap(one);
         window.clear(one);
         self.poison(page, window);
         true
@@ -159,11 +158,13 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// The mapping may be gone, and another be there: that one has no such mark of ours.
     fn take_mark_away(&self, page: PageNum, mapping: u32) {
-        let Some(Found::Own(vma)) = self.find_object_vma(page) else { return };
-        let Some(window) = self.window_if_there(page) else { return };
-        let is_its = vma.attributes.backing.mapping == mapping && window.is_current(&vma);
+        let Some(vma) = self.space.find_vma(page) else { return };
+        let window = self.windows.lock(page);
+        let is_its = vma.attributes.kind == Kind::Object
+            && vma.attributes.backing.mapping == mapping
+            && self.space.is_current(&vma);
         if is_its && !window.is_present(page) {
-            self.unmap_pages(PageRange::new(page, 1));
+            self.space.mmu().unmap(PageRange::new(page, 1));
         }
     }
 }

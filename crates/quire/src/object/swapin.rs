@@ -52,16 +52,10 @@ impl Content {
 impl<M: ObjectMmu> Objects<M> {
     /// Fills a locked page of a memory object that is not cached, and its like among the aligned
     /// 2^order pages around it.
-    pub(super) fn fill_at_once(
-        &self,
-        object: &Object,
-        at: ObjectPage,
-        asked: PageNum,
-        order: u32,
-    ) -> AtOnce {
+    pub(super) fn fill_at_once(&self, object: &Object, at: ObjectPage, order: u32) -> AtOnce {
         let content = Content::of(self.place(object, at));
         // A thread that serves itself does so on a signal's stack, which has no room for a page.
-        let is_cramped = content == Content::Packed && self.is_inline_at(asked);
+        let is_cramped = content == Content::Packed && self.space.mmu().is_inline();
         if content == Content::InFile || is_cramped {
             return AtOnce::NotHere;
         }
@@ -123,7 +117,9 @@ impl<M: ObjectMmu> Objects<M> {
     fn fill_zeros(&self, object: &Object, pages: ObjectRange) -> usize {
         let zeros = self.space.zeros();
         let bytes = &zeros[..(pages.len() << PAGE_SHIFT).min(zeros.len())];
-        if pages.is_empty() || self.cache_write(object, pages.start.offset(), bytes).is_err() {
+        if pages.is_empty()
+            || self.space.mmu().home_write(object.home, pages.start.offset(), bytes).is_err()
+        {
             return 0;
         }
         pages.pages().for_each(|page| self.enter_cache(object, page, Flags::EMPTY));
@@ -145,7 +141,7 @@ impl<M: ObjectMmu> Objects<M> {
             }
             let end = object.len().saturating_sub(page.offset()).min(PAGE_SIZE as u64) as usize;
             bytes[end..].fill(0);
-            if self.cache_write(object, page.offset(), &bytes).is_err() {
+            if self.space.mmu().home_write(object.home, page.offset(), &bytes).is_err() {
                 break;
             }
             let kept = self.settle_place(object, page, Sleep::No);

@@ -12,7 +12,6 @@
 
 use core::sync::atomic::Ordering;
 
-use super::large::LargeFrame;
 use super::rmap::Wait;
 use super::{Object, Objects};
 use crate::budget::Purpose;
@@ -20,7 +19,7 @@ use crate::mmu::object::ObjectMmu;
 use crate::page::{Condition, Flags, Interrupted, Kill, Snapshot, State};
 use crate::sys::Errno;
 use crate::sys::futex::{self, Reach};
-use crate::units::{BLOCK_PAGES, ObjectPage, ObjectRange, PAGE_SHIFT, PAGE_SIZE};
+use crate::units::{ObjectPage, ObjectRange, PAGE_SIZE};
 
 impl<M: ObjectMmu> Objects<M> {
     /// Changes an object's length, in its store as well.
@@ -84,7 +83,11 @@ impl<M: ObjectMmu> Objects<M> {
         if old.state() == State::Cached {
             let mut content = [0u8; PAGE_SIZE];
             result = object.store.read(page.offset(), &mut content).and_then(|()| {
-                self.cache_write(object, page.offset() + tail as u64, &content[tail..])
+                self.space.mmu().home_write(
+                    object.home,
+                    page.offset() + tail as u64,
+                    &content[tail..],
+                )
             });
         }
         let grown = result.and_then(|()| self.grow(object, bytes));
@@ -133,7 +136,7 @@ impl<M: ObjectMmu> Objects<M> {
             }
             at = at.add(1);
         }
-        self.bring_cut_block_home(object, bytes)
+        Ok(())
     }
 
     /// Waits while the store is being asked to become shorter. The caller holds no page lock.
@@ -177,47 +180,9 @@ impl<M: ObjectMmu> Objects<M> {
             self.drop_page(object, at);
             at = at.add(1);
         }
-        self.leave_frames_behind(object, gone);
         self.follow_change(object, gone);
         self.space.mmu().home_resize(object.home, object.pages())?;
         self.zero_behind(object, bytes)
-    }
-
-    /// The block that the end cuts lives at home: only there an access behind the end is a SIGBUS.
-    fn bring_cut_block_home(&self, object: &Object, bytes: u64) -> Result<(), Errno> {
-        let last = ObjectPage(bytes >> PAGE_SHIFT);
-        let is_cut = !bytes.is_multiple_of((BLOCK_PAGES * PAGE_SIZE) as u64);
-        if !is_cut || last.index() >= object.pages_max() {
-            return Ok(());
-        }
-        let pages = object.block_of(last);
-        // A read that is under way may have given it a large frame: it holds all of the block's
-        // locks, this one among them. Later ones see the cut.
-        let word = object.word(pages.start);
-        self.space.lock_word(word);
-        let is_home = object.block(last).frame() == LargeFrame::NONE;
-        self.space.unlock_word(word);
-        if is_home {
-            return Ok(());
-        }
-        let moved = self.migrate_block(object, pages, LargeFrame::NONE, Wait::Yes, None);
-        match moved {
-            Ok(moved) if moved.failed == 0 => Ok(()),
-            _ => Err(Errno::NOMEM),
-        }
-    }
-
-    /// Blocks behind the end, all of whose pages have gone, leave their large frames.
-    fn leave_frames_behind(&self, object: &Object, gone: ObjectRange) {
-        for pages in gone.by_block().map(|part| object.block_of(part.start)) {
-            let is_behind = gone.intersect(pages).start == pages.start;
-            if is_behind && object.block(pages.start).frame() != LargeFrame::NONE {
-                let _ = self.lock_block(object, pages, Wait::Yes);
-                self.retire_windows(object, pages, Wait::Yes);
-                self.leave_frame(object, pages.start, false);
-                self.unlock_words(object, pages);
-            }
-        }
     }
 
     /// Drops a page behind the end, dirty or not, and whatever is under way for it.
@@ -229,7 +194,7 @@ impl<M: ObjectMmu> Objects<M> {
         self.drop_place(object, page);
         if old.state() == State::Cached {
             self.try_to_unmap(object, one, Wait::Yes);
-            if self.cache_punch(object, one).is_ok() {
+            if self.space.mmu().home_punch(object.home, one).is_ok() {
                 if old.has(Flags::DIRTY) && !object.is_memory() {
                     object.count_cleaned(page);
                     self.dirty.fetch_sub(1, Ordering::Relaxed);
@@ -272,7 +237,7 @@ impl<M: ObjectMmu> Objects<M> {
             if old.state() == State::Cached {
                 let zeros = [0u8; PAGE_SIZE];
                 let offset = page.offset() + tail as u64;
-                let result = self.cache_write(object, offset, &zeros[tail..]);
+                let result = self.space.mmu().home_write(object.home, offset, &zeros[tail..]);
                 let after = self.dirty_place(object, page, old);
                 self.space.unlock_word_with(word, after);
                 return result;
@@ -284,7 +249,7 @@ impl<M: ObjectMmu> Objects<M> {
             let one = ObjectRange::new(page, 1);
             if self.space.budget().try_charge(1, Purpose::Fault) {
                 let mut bytes = [0u8; PAGE_SIZE];
-                let filled = self.fill_run(object, one, 0, &mut bytes, false);
+                let filled = self.fill_run(object, one, 0, &mut bytes);
                 if filled.is_err() {
                     self.space.budget().uncharge(1);
                     self.space.unlock_word(word);
@@ -314,7 +279,7 @@ impl<M: ObjectMmu> Objects<M> {
         let old = self.lock_settled(object, page);
         let result = if old.state() == State::Cached {
             let zeros = [0u8; PAGE_SIZE];
-            self.cache_write(object, page.offset() + tail as u64, &zeros[tail..])
+            self.space.mmu().home_write(object.home, page.offset() + tail as u64, &zeros[tail..])
         } else {
             Ok(())
         };

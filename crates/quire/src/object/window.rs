@@ -21,10 +21,6 @@ pub struct Mapped {
     writable: [u64; WORDS],
     /// Faults since the window was last empty: where many come, more is mapped around each.
     pub faults: u32,
-    /// The large frame that it shows, 0 for its objects' homes; see [`super::show`].
-    pub shown: u32,
-    /// Whether its block is mapped whole, and the kernel maps what is missing by itself.
-    pub is_whole: bool,
 }
 
 fn bit(page: PageNum) -> (usize, u64) {
@@ -73,17 +69,6 @@ impl Mapped {
         }
         if self.present == [0; WORDS] {
             self.faults = 0;
-        }
-    }
-
-    /// The mapped pages around a mapped one, without a gap, as far as `within`.
-    #[must_use]
-    pub fn present_around(&self, page: PageNum, within: PageRange) -> PageRange {
-        let end = (page.0..within.end.0).find(|&at| !self.is_present(PageNum(at)));
-        let before = (within.start.0..page.0).rev().find(|&at| !self.is_present(PageNum(at)));
-        PageRange {
-            start: before.map_or(within.start, |at| PageNum(at + 1)),
-            end: end.map_or(within.end, PageNum),
         }
     }
 

@@ -185,7 +185,7 @@ impl<M: ObjectMmu> Objects<M> {
                 at = ObjectPage((at.0 | (BLOCK_PAGES as u64 - 1)) + 1);
                 continue;
             }
-            // Within a block: what lives together.
+            // Within a block: long writes are as aligned as reads are.
             let block_end = ObjectPage((at.0 | (BLOCK_PAGES as u64 - 1)) + 1);
             let within = ObjectRange { start: at, end: end.min(block_end) };
             let run = self.lock_dirty_run(object, within, wait);
@@ -304,7 +304,7 @@ impl<M: ObjectMmu> Objects<M> {
         }
         let bytes = (run.len() << PAGE_SHIFT).min(length as usize);
         let copy = &mut buffer.pages(run.len())[..bytes];
-        if self.cache_read(object, run.start.offset(), copy).is_err() {
+        if self.space.mmu().home_read(object.home, run.start.offset(), copy).is_err() {
             // Behind the home's end: its truncation is under way, which drops the pages.
             self.unlock_words(object, run);
             return Ok(());

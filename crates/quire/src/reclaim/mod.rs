@@ -162,6 +162,13 @@ impl<M: Mmu> AddressSpace<M> {
         }
     }
 
+    /// Where little is left, has the background thread reclaim.
+    pub(crate) fn call_if_low(&self) {
+        if self.is_low() && !self.is_kswapd_awake() {
+            self.budget.call_for_memory();
+        }
+    }
+
     /// Whether little is free.
     pub fn is_low(&self) -> bool {
         self.available() < self.low_watermark()

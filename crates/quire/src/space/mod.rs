@@ -54,7 +54,6 @@ mod check;
 mod clean;
 mod dying;
 mod fork;
-pub(crate) mod hosts;
 pub(crate) mod layout_lock;
 mod map;
 mod object;
@@ -77,7 +76,6 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicUsize
 
 pub use self::advise::Advice;
 use self::dying::Dying;
-use self::hosts::Hosts;
 use self::layout_lock::{Entry, LayoutLock, NumberOfThread, Unlocked};
 pub use self::layout_lock::{Layout, ThreadId};
 use self::rights::Rights;
@@ -85,7 +83,7 @@ use self::shmem::ShmemWords;
 use self::vma::{Vma, VmaIndex};
 use crate::budget::{Budget, Purpose};
 use crate::errands::Errands;
-use crate::fault::{order::Streams, starved::Starved, way::Costs};
+use crate::fault::{order::Streams, starved::Answer, starved::Starved, way::Costs};
 use crate::frames::FramePool;
 use crate::mmu::Mmu;
 use crate::page::wait::Waiter;
@@ -135,8 +133,6 @@ pub struct AddressSpace<M: Mmu> {
     pub(crate) waits: WaitTable,
     /// Records of the faults that wait for a word that is not the arena's.
     pub(crate) parked: Table<Waiter>,
-    /// Other spaces that objects of this one are mapped in.
-    pub(crate) hosts: Hosts<M>,
     pub(crate) errands: Errands,
     /// What a fork waits for (see `fork`); the futex that it waits on.
     pub(crate) fork_demand: AtomicU32,
@@ -204,7 +200,6 @@ impl<M: Mmu> AddressSpace<M> {
             should_answer_shut_out: AtomicBool::new(false),
             waits: WaitTable::new()?,
             parked: Table::new(wait::PARKED_MAX)?,
-            hosts: Hosts::new(),
             errands: Errands::new(),
             fork_demand: AtomicU32::new(0),
             fork_room: AtomicUsize::new(0),
@@ -430,7 +425,7 @@ impl<M: Mmu> AddressSpace<M> {
     /// Answers the faults of a page, or has an engine thread do it.
     pub(crate) fn answer(&self, page: PageNum) {
         if self.mmu.is_reachable() {
-            self.wake(PageRange::new(page, 1));
+            self.mmu.wake(PageRange::new(page, 1));
             return;
         }
         self.unanswered.push(page);
@@ -445,6 +440,14 @@ impl<M: Mmu> AddressSpace<M> {
         }
         self.unanswered.push_everybody();
         self.errands.call();
+    }
+
+    /// Answers whom a list names.
+    pub(crate) fn wake_for(&self, answer: Answer) {
+        match answer {
+            Answer::Page(page) => self.mmu.wake(PageRange::new(page, 1)),
+            Answer::Everybody => self.mmu.wake(self.arena()),
+        }
     }
 
     /// Answers what program threads could not.

@@ -98,9 +98,9 @@ impl<M: Mmu> AddressSpace<M> {
         held > 0 || self.blocks_used_max.load(core::sync::atomic::Ordering::Relaxed) > 0
     }
 
-    /// Whether less is free, with what else can be had, than the background thread wants to see.
-    pub(crate) fn is_below_high(&self, recycled: usize) -> bool {
-        self.available() + recycled < self.high_watermark()
+    /// Whether less is free than the background thread wants to see.
+    pub(crate) fn is_below_high(&self) -> bool {
+        self.available() < self.high_watermark()
     }
 
     /// A block's worth of zeros, to copy from.

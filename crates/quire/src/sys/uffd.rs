@@ -21,8 +21,6 @@ const IOC_NEW: u32 = 0xaa << 8;
 pub mod feature {
     /// Write faults on protected pages are reported.
     pub const PAGEFAULT_FLAG_WP: u64 = 1;
-    /// A mapping that is moved keeps its registration, and its move is reported.
-    pub const EVENT_REMAP: u64 = 1 << 2;
     /// Missing pages of shared memory are reported.
     pub const MISSING_SHMEM: u64 = 1 << 5;
     /// A fault is a SIGBUS in the faulting thread.

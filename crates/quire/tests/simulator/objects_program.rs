@@ -339,8 +339,14 @@ impl<'a> Program<'a> {
         let (object, pages) = self.any_pages();
         let all = ObjectRange::new(ObjectPage(0), self.sim(object).pages_max);
         let pages = if self.generator.below(4) == 0 { all } else { pages };
-        self.say(|| format!("drops {pages:?} of {object}"));
         let engine = self.world.objects.object(self.sim(object).id);
+        if self.generator.below(4) == 0 {
+            self.say(|| format!("gives {object} new memory"));
+            let objects = &self.world.objects;
+            with_scratch(|scratch| with_buffer(|buffer| objects.migrate(engine, scratch, buffer)));
+            return;
+        }
+        self.say(|| format!("drops {pages:?} of {object}"));
         self.world.objects.drop_cached(engine, pages);
     }
 

@@ -1,17 +1,15 @@
 //! The kernel's side of objects: homes, and what the arena shows of them.
 
-use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 
-use linux_raw_sys::general::{MADV_DONTFORK, MADV_POPULATE_WRITE};
+use linux_raw_sys::general::MADV_DONTFORK;
 use rustix::fd::{BorrowedFd, IntoRawFd};
 use rustix::fs::{FallocateFlags, MemfdFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
-use super::shows::{Merges, map_anywhere};
 use super::{Userfaultfd, done, settled};
 use crate::mmu::object::{Home, ObjectMmu};
-use crate::mmu::{Done, Mmu, Prot, Protection};
+use crate::mmu::{Done, Prot, Protection};
 use crate::sys::uffd::{MODE_MINOR, MODE_MISSING, MODE_WP};
 use crate::sys::{Errno, memory};
 use crate::units::{ObjectPage, ObjectRange, PAGE_SHIFT, PageRange};
@@ -93,63 +91,6 @@ impl ObjectMmu for Userfaultfd {
             memory::advise(start, len, MADV_DONTFORK)?;
         }
         self.faults.register(start, len, OBJECT_MODES)
-    }
-
-    fn home_view(&self, home: Home, pages: usize) -> Result<NonNull<u8>, Errno> {
-        let prot = ProtFlags::READ | ProtFlags::WRITE;
-        let view = map_anywhere(home, ObjectPage(0), pages << PAGE_SHIFT, prot)?;
-        NonNull::new(view as *mut u8).ok_or(Errno::NOMEM)
-    }
-
-    fn view_populate(&self, bytes: &mut [u8]) -> Result<(), Errno> {
-        // SAFETY: a part of a view, which the caller borrows; nothing in it changes.
-        unsafe { memory::advise(bytes.as_mut_ptr() as usize, bytes.len(), MADV_POPULATE_WRITE) }
-    }
-
-    fn home_unview(&self, view: NonNull<u8>, pages: usize) {
-        // SAFETY: made by `home_view`, and nobody looks at it any more.
-        let _ = unsafe { rustix::mm::munmap(view.as_ptr().cast(), pages << PAGE_SHIFT) };
-    }
-
-    fn show(
-        &self,
-        pages: PageRange,
-        home: Home,
-        first: ObjectPage,
-        prot: Prot,
-    ) -> Result<(), Errno> {
-        let prot = ProtFlags::from_bits_retain(prot.0);
-        self.spares.hold();
-        self.spares.with(|| self.show_in_place(pages, home, first, prot, Merges::Yes))
-    }
-
-    fn show_apart(
-        &self,
-        pages: PageRange,
-        home: Home,
-        first: ObjectPage,
-        prot: Prot,
-    ) -> Result<(), Errno> {
-        self.show_in_place(pages, home, first, ProtFlags::from_bits_retain(prot.0), Merges::No)
-    }
-
-    fn show_whole(
-        &self,
-        pages: PageRange,
-        home: Home,
-        first: ObjectPage,
-        prot: Prot,
-    ) -> Result<(), Errno> {
-        self.show_whole_in_place(pages, home, first, ProtFlags::from_bits_retain(prot.0))
-    }
-
-    fn conceal(&self, pages: PageRange) -> Result<(), Errno> {
-        // Registered first: from then on what is unmapped is reported. Until then all that an
-        // access can find is right. It is one mapping of the kernel's, and needs no other.
-        let start = self.address(pages.start);
-        self.faults.register(start, pages.len() << PAGE_SHIFT, OBJECT_MODES)?;
-        self.unmap(pages);
-        Ok(())
     }
 
     fn is_inline(&self) -> bool {

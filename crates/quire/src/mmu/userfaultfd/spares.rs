@@ -1,7 +1,7 @@
 //! Spare mappings, held back for the moment when the kernel gives no more.
 //!
 //! A process has `vm.max_map_count` mappings, and its application may use up all of them. What must
-//! be done all the same is to take away, not to add: a window shows its home again, a range is
+//! be done all the same is to take away, not to add: what was mapped in a range goes, and the range is
 //! reserved again. In between that takes a few mappings more than it leaves. So a few are kept,
 //! given up for that one call, and taken again after it.
 //!
@@ -10,8 +10,6 @@
 //!
 //! Locks: one mutex, held over the call that the spares are for, so that no two share them.
 
-use core::sync::atomic::{AtomicBool, Ordering};
-
 use linux_raw_sys::general::MADV_DONTFORK;
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix_futex_sync::Mutex;
@@ -19,9 +17,9 @@ use rustix_futex_sync::Mutex;
 use crate::sys::{Errno, memory};
 use crate::units::{PAGE_SHIFT, PAGE_SIZE};
 
-/// Mappings that are held back. A move over a part of a mapping wants four to be free (the kernel
-/// refuses it below that), the one that is moved, and two for what is left of the other; once more
-/// as many, where the application has more than it may have by one.
+/// Mappings that are held back. To map over a part of a mapping takes two more, for what is left of
+/// it on both sides, and advice on the new one may take as many again; the rest is for others, who may
+/// take some in between.
 const SPARES: usize = 16;
 /// How often a call is tried with the spares given up: others may take them.
 const TRIES: usize = 64;
@@ -30,36 +28,17 @@ const TRIES: usize = 64;
 pub(super) struct Spares {
     /// Where they lie; 0 where there are none.
     place: Mutex<usize>,
-    /// Whether there are any, for who does not want the lock.
-    are_held: AtomicBool,
 }
 
 impl Spares {
     /// None yet.
     pub const fn new() -> Spares {
-        Spares { place: Mutex::new(0), are_held: AtomicBool::new(false) }
+        Spares { place: Mutex::new(0) }
     }
 
     /// Takes the spares where they are not held; where the kernel has none they are taken later.
     pub fn hold(&self) {
-        // Relaxed: a hint, looked at again under the lock.
-        if !self.are_held.load(Ordering::Relaxed) {
-            self.take(&mut self.place.lock());
-        }
-    }
-
-    fn take(&self, place: &mut usize) {
-        if *place == 0 {
-            *place = map_apart().unwrap_or(0);
-            // Relaxed: as above.
-            self.are_held.store(*place != 0, Ordering::Relaxed);
-        }
-    }
-
-    fn give_up(&self, place: &mut usize) {
-        // Relaxed: as above.
-        self.are_held.store(false, Ordering::Relaxed);
-        release(core::mem::take(place));
+        take(&mut self.place.lock());
     }
 
     /// Makes a call that leaves no more mappings than there were, with the spares where it is refused
@@ -74,9 +53,9 @@ impl Spares {
                 break;
             }
             let mut place = self.place.lock();
-            self.give_up(&mut place);
+            release(core::mem::take(&mut *place));
             result = call();
-            self.take(&mut place);
+            take(&mut place);
         }
         result
     }
@@ -84,7 +63,13 @@ impl Spares {
 
 impl Drop for Spares {
     fn drop(&mut self) {
-        self.give_up(&mut self.place.lock());
+        release(core::mem::take(&mut *self.place.lock()));
+    }
+}
+
+fn take(place: &mut usize) {
+    if *place == 0 {
+        *place = map_apart().unwrap_or(0);
     }
 }
 

@@ -19,7 +19,7 @@ fn small(mappings: usize) -> IMmaps {
 
 fn mapping(start: u64, count: usize, arena: u64) -> Mapping {
     let pages = ObjectRange::new(ObjectPage(start), count);
-    Mapping { pages, arena_start: PageNum(arena), prot: Prot::READ, id: arena as u32 }
+    Mapping { pages, arena_start: PageNum(arena), id: arena as u32 }
 }
 
 #[derive(Clone, Debug)]
@@ -38,10 +38,9 @@ fn range() -> impl Strategy<Value = ObjectRange> {
 }
 
 fn any_mapping() -> impl Strategy<Value = Mapping> {
-    (range(), 0..4u64, any::<bool>()).prop_map(|(pages, arena, is_writable)| Mapping {
+    (range(), 0..4u64).prop_map(|(pages, arena)| Mapping {
         pages,
         arena_start: PageNum(arena * 1024),
-        prot: if is_writable { Prot::READ_WRITE } else { Prot::READ },
         id: arena as u32,
     })
 }

@@ -28,33 +28,23 @@ mod word;
 use core::ops::Deref;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use crate::mmu::Prot;
 use crate::sys::{Errno, memory::Zeroed};
 use crate::units::{ObjectPage, ObjectRange, PageNum, PageRange};
 use lock::{Futex, RwSem};
 use tree::{Nodes, Tree};
 
-/// Pages of an object at a place of the arena, be it a host's ([`super::hosts`]).
+/// Pages of an object at a place of the arena.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Mapping {
     /// Which pages of the object. Not none.
     pub pages: ObjectRange,
     /// Where the first of them is mapped.
     pub arena_start: PageNum,
-    /// Rights.
-    pub prot: Prot,
     /// Its user's name for it.
     pub id: u32,
 }
 
 impl Mapping {
-    /// The pages of the object that a part of the mapping shows.
-    #[must_use]
-    pub fn pages_at(&self, part: PageRange) -> ObjectRange {
-        let before = (part.start.0 - self.arena_start.0) as usize;
-        ObjectRange::new(self.pages.start.add(before), part.len())
-    }
-
     /// Where the pages of `range` that this mapping shows are in the arena.
     #[must_use]
     pub fn arena_range(&self, range: ObjectRange) -> PageRange {

@@ -19,7 +19,6 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use rustix_futex_sync::Mutex;
 
 use super::{Mapping, MappingRef};
-use crate::mmu::Prot;
 use crate::space::vma::VMAS_MAX;
 use crate::sys::{
     Errno,
@@ -58,7 +57,6 @@ struct Node {
     left: AtomicU32,
     right: AtomicU32,
     height: AtomicU32,
-    prot: AtomicU32,
     id: AtomicU32,
     generation: AtomicU32,
 }
@@ -135,7 +133,6 @@ impl Node {
                 end: ObjectPage(self.end.load(Relaxed)),
             },
             arena_start: PageNum(self.arena.load(Relaxed)),
-            prot: Prot(self.prot.load(Relaxed)),
             id: self.id.load(Relaxed),
         }
     }
@@ -145,7 +142,6 @@ impl Node {
         self.start.store(mapping.pages.start.0, Relaxed);
         self.end.store(mapping.pages.end.0, Relaxed);
         self.arena.store(mapping.arena_start.0, Relaxed);
-        self.prot.store(mapping.prot.0, Relaxed);
         self.id.store(mapping.id, Relaxed);
         self.bump();
     }

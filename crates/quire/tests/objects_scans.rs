@@ -1,4 +1,4 @@
-//! Objects whose blocks live in large frames, which go from block to block.
+//! Objects that are read whole blocks at a time, and brought into new memory.
 
 #[path = "common/objects.rs"]
 mod common;
@@ -7,10 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
-use common::{Dir, PAGE, Probe, Stop, Watchdog, load, random, space_by, store, wait_until};
-use quire::library::{
-    AddressSpace, Delivery, FaultAround, MapOptions, Mapping, Object, OpenOptions,
-};
+use common::{Dir, PAGE, Probe, Stop, Watchdog, load, random, space_by, store, wait_until, word};
+use quire::library::{AddressSpace, Delivery, FaultAround, MapOptions, Object, OpenOptions};
 use quire::mmu::simulated::Generator;
 use quire::store::test::VecStore;
 
@@ -18,8 +16,8 @@ const BLOCK: usize = 512 * PAGE;
 /// The least in which streams grow to whole blocks.
 const MEMORY: usize = 64 << 20;
 
-fn recycling() -> Option<AddressSpace> {
-    space_by(&AddressSpace::builder().memory(MEMORY).recycle(true))
+fn large() -> Option<AddressSpace> {
+    space_by(&AddressSpace::builder().memory(MEMORY))
 }
 
 fn open(space: &AddressSpace, bytes: &[u8]) -> Object {
@@ -27,13 +25,13 @@ fn open(space: &AddressSpace, bytes: &[u8]) -> Object {
 }
 
 #[test]
-fn what_is_scanned_in_order_is_read_over_what_was_scanned_before() {
+fn what_is_scanned_in_order_round_after_round_is_what_the_file_has() {
     let _watchdog = Watchdog::new(120);
     let bytes = random(50 * BLOCK + 5 * PAGE + 7, 1);
     let dir = Dir::new();
     let path = dir.file("data", &bytes);
     for delivery in [Delivery::Handlers, Delivery::Inline] {
-        let builder = AddressSpace::builder().memory(MEMORY).recycle(true).delivery(delivery);
+        let builder = AddressSpace::builder().memory(MEMORY).delivery(delivery);
         let Some(space) = space_by(&builder) else { return };
         let object = OpenOptions::new().open(&space, &path).unwrap();
         {
@@ -43,8 +41,6 @@ fn what_is_scanned_in_order_is_read_over_what_was_scanned_before() {
                 assert!(map[..] == bytes[..], "round {round}");
             }
         }
-        let reused = space.counter("pgreuse") as usize * PAGE;
-        assert!(reused > bytes.len(), "{reused} bytes of three rounds");
         let (_, most) = space.held();
         assert!(most <= MEMORY, "{most} bytes were held");
         drop(object);
@@ -55,7 +51,7 @@ fn what_is_scanned_in_order_is_read_over_what_was_scanned_before() {
 #[test]
 fn what_a_scan_left_behind_is_read_at_random_and_by_others() {
     let _watchdog = Watchdog::new(120);
-    let Some(space) = recycling() else { return };
+    let Some(space) = large() else { return };
     let bytes = random(50 * BLOCK, 2);
     let object = open(&space, &bytes);
     // SAFETY: nobody writes the store.
@@ -76,7 +72,7 @@ fn what_a_scan_left_behind_is_read_at_random_and_by_others() {
 #[test]
 fn a_page_is_mapped_alone_where_nothing_may_be_mapped_around_it() {
     let _watchdog = Watchdog::new(120);
-    let Some(space) = recycling() else { return };
+    let Some(space) = large() else { return };
     let bytes = random(8 * BLOCK, 3);
     let object = open(&space, &bytes);
     // SAFETY: nobody writes the store.
@@ -96,7 +92,7 @@ fn a_mapping_that_cuts_blocks_shows_them_too() {
     let _watchdog = Watchdog::new(120);
     let bytes = random(12 * BLOCK, 4);
     for delivery in [Delivery::Handlers, Delivery::Inline] {
-        let builder = AddressSpace::builder().memory(MEMORY).recycle(true).delivery(delivery);
+        let builder = AddressSpace::builder().memory(MEMORY).delivery(delivery);
         let Some(space) = space_by(&builder) else { return };
         let object = open(&space, &bytes);
         // SAFETY: nobody writes the store.
@@ -113,9 +109,9 @@ fn a_mapping_that_cuts_blocks_shows_them_too() {
 }
 
 #[test]
-fn what_is_written_in_large_frames_reaches_the_store() {
+fn what_is_written_among_scans_reaches_the_store() {
     let _watchdog = Watchdog::new(120);
-    let Some(space) = recycling() else { return };
+    let Some(space) = large() else { return };
     let mut bytes = random(48 * BLOCK, 5);
     let inner = Arc::new(VecStore::new(bytes.clone()));
     let object = Object::with_store(&space, Arc::clone(&inner), None).unwrap();
@@ -138,9 +134,9 @@ fn what_is_written_in_large_frames_reaches_the_store() {
 }
 
 #[test]
-fn behind_an_end_that_cuts_a_large_frame_is_a_sigbus() {
+fn behind_an_end_that_cuts_a_block_is_a_sigbus() {
     let _watchdog = Watchdog::new(120);
-    let Some(space) = recycling() else { return };
+    let Some(space) = large() else { return };
     let bytes = random(12 * BLOCK, 7);
     let object = open(&space, &bytes);
     // SAFETY: accessed by single bytes, or not changed meanwhile.
@@ -171,38 +167,112 @@ fn behind_an_end_that_cuts_a_large_frame_is_a_sigbus() {
 }
 
 #[test]
-fn a_block_that_came_in_pieces_is_brought_together_and_home_again() {
+fn what_is_cached_gets_new_memory_with_its_bytes_and_flags() {
     let _watchdog = Watchdog::new(120);
-    let Some(space) = recycling() else { return };
-    let bytes = random(6 * BLOCK + PAGE, 8);
-    let object = open(&space, &bytes);
+    let Some(space) = large() else { return };
+    let mut bytes = random(6 * BLOCK + PAGE, 8);
+    let inner = Arc::new(VecStore::new(bytes.clone()));
+    let object = Object::with_store(&space, Arc::clone(&inner), None).unwrap();
+    assert_eq!(object.migrate().unwrap(), (0, 0), "nothing is cached");
     // SAFETY: used by this thread alone.
     let mut map =
         unsafe { MapOptions::new().fault_around(FaultAround::Off).map_mut(&object) }.unwrap();
-    // In an order in which nothing is read ahead.
-    (0..6 * 512).for_each(|page| {
-        let at = page * 7 % (6 * 512) * PAGE;
-        assert_eq!(map[at], bytes[at]);
-    });
-    map[3 * BLOCK] = !bytes[3 * BLOCK];
-    assert_eq!(object.migrate().unwrap(), (6 * BLOCK, 0));
-    assert_eq!(space.counter("pgmigrate_success"), 6 * 512);
-    assert_eq!(object.migrate().unwrap(), (0, 0), "all are together");
-    map[3 * BLOCK] = !map[3 * BLOCK];
+    map.populate(0..3 * BLOCK).unwrap();
+    for at in [BLOCK, 2 * BLOCK + 9 * PAGE] {
+        bytes[at] = !bytes[at];
+        map[at] = bytes[at];
+    }
+    let (cached, dirty) = object.cached();
+    // What lies ahead of a stream of writes is made dirty with it.
+    assert!(cached >= 3 * BLOCK && dirty >= 2 * PAGE, "{cached} bytes, {dirty} of them dirty");
+    let pin = map.pin(BLOCK + 5 * PAGE..BLOCK + 7 * PAGE).unwrap();
+    assert!(object.poison(40 * PAGE as u64).unwrap());
+    let left = 3 * PAGE;
+    assert_eq!(object.migrate().unwrap(), (cached - left, left), "what is pinned, and what is bad");
+    assert_eq!(space.counter("pgmigrate_success") as usize * PAGE, cached - left);
+    assert_eq!(space.counter("pgmigrate_fail") as usize * PAGE, left);
+    assert_eq!(object.cached(), (cached - PAGE, dirty));
+    drop(pin);
+    assert_eq!(object.unpoison(0..BLOCK as u64), PAGE);
     assert!(map[..] == bytes[..]);
-    // What cannot be shown so brings its block home.
-    // SAFETY: as above.
-    let part = unsafe { MapOptions::new().offset(BLOCK as u64 - 4096).len(8192).map(&object) };
-    assert!(part.unwrap()[..] == bytes[BLOCK - PAGE..BLOCK + PAGE]);
-    assert_eq!(space.counter("pgmigrate_success"), 8 * 512);
-    assert_eq!(space.counter("pgmigrate_fail"), 0);
+    map.flush().unwrap();
+    assert!(inner.bytes() == bytes, "what was dirty is dirty still");
+    let all = object.cached().0;
+    assert_eq!(object.migrate().unwrap(), (all, 0));
     assert!(map[..] == bytes[..]);
+}
+
+#[test]
+fn a_memory_object_gets_new_memory_too() {
+    let _watchdog = Watchdog::new(120);
+    let Some(space) = large() else { return };
+    let bytes = random(2 * BLOCK, 18);
+    let object = space.create_memory(2 * BLOCK as u64).unwrap();
+    // SAFETY: used by this thread alone.
+    let mut map = unsafe { MapOptions::new().map_mut(&object) }.unwrap();
+    map.copy_from_slice(&bytes);
+    assert_eq!(object.migrate().unwrap(), (2 * BLOCK, 0));
+    assert!(map[..] == bytes[..]);
+}
+
+/// Words that only grow, written and read while their memory changes all the time.
+#[test]
+fn no_write_is_lost_while_memory_is_changed_under_readers_and_writers() {
+    const WRITERS: usize = 3;
+    const PAGES: usize = 600;
+    for delivery in [Delivery::Handlers, Delivery::Inline] {
+        let _watchdog = Watchdog::new(120);
+        let builder = AddressSpace::builder().memory(16 << 20).delivery(delivery);
+        let Some(space) = space_by(&builder) else { return };
+        let inner = Arc::new(VecStore::new(vec![0; PAGES * PAGE]));
+        let object = Object::with_store(&space, Arc::clone(&inner), None).unwrap();
+        // SAFETY: accessed by atomic words alone.
+        let map = unsafe { MapOptions::new().map_mut(&object) }.unwrap();
+        let start = map.as_ptr() as usize;
+        let is_over = AtomicBool::new(false);
+        let mine: Vec<Vec<u64>> = std::thread::scope(|scope| {
+            let is_over = &is_over;
+            let _stop = Stop(is_over);
+            let writers: Vec<_> = (0..WRITERS)
+                .map(|writer| {
+                    scope.spawn(move || {
+                        let mut generator = Generator::new(writer as u64);
+                        let mut words = vec![0; PAGES];
+                        while !is_over.load(Ordering::SeqCst) {
+                            let page = generator.below(PAGES);
+                            let place = word(start as *const u8, page * PAGE + writer * 8);
+                            assert_eq!(place.load(Ordering::SeqCst), words[page], "page {page}");
+                            words[page] += 1;
+                            place.store(words[page], Ordering::SeqCst);
+                        }
+                        words
+                    })
+                })
+                .collect();
+            let until = Instant::now() + Duration::from_secs(2);
+            while Instant::now() < until {
+                object.migrate().unwrap();
+            }
+            is_over.store(true, Ordering::SeqCst);
+            writers.into_iter().map(|writer| writer.join().unwrap()).collect()
+        });
+        assert!(space.counter("pgmigrate_success") > PAGES as u64);
+        object.sync().unwrap();
+        let bytes = inner.bytes();
+        for (writer, words) in mine.iter().enumerate() {
+            for (page, expected) in words.iter().enumerate() {
+                let at = page * PAGE + writer * 8;
+                let found = u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+                assert_eq!(found, *expected, "writer {writer}, page {page}");
+            }
+        }
+    }
 }
 
 #[test]
 fn a_bad_page_in_a_block_is_bad_alone() {
     let _watchdog = Watchdog::new(120);
-    let Some(space) = recycling() else { return };
+    let Some(space) = large() else { return };
     let bytes = random(48 * BLOCK, 9);
     let inner = Probe::new(bytes.clone());
     let object = Object::with_store(&space, Arc::clone(&inner), None).unwrap();
@@ -226,7 +296,7 @@ fn scans_and_random_reads_go_on_while_the_end_moves() {
     const KEPT: usize = 38;
     let _watchdog = Watchdog::new(240);
     for delivery in [Delivery::Handlers, Delivery::Inline] {
-        let builder = AddressSpace::builder().memory(MEMORY).recycle(true).delivery(delivery);
+        let builder = AddressSpace::builder().memory(MEMORY).delivery(delivery);
         let Some(space) = space_by(&builder) else { return };
         let bytes = random(BLOCKS * BLOCK, 10);
         let object = open(&space, &bytes);
@@ -257,7 +327,7 @@ fn scans_and_random_reads_go_on_while_the_end_moves() {
             }
             let mut generator = Generator::new(20);
             let until = Instant::now() + Duration::from_secs(4);
-            while Instant::now() < until || space.counter("pgreuse") == 0 {
+            while Instant::now() < until {
                 let end = KEPT * BLOCK + generator.below((BLOCKS - KEPT) * BLOCK);
                 object.set_len(end as u64).unwrap();
                 std::thread::sleep(Duration::from_millis(2));
@@ -273,9 +343,9 @@ fn scans_and_random_reads_go_on_while_the_end_moves() {
 }
 
 #[test]
-fn what_the_program_has_locked_is_not_another_blocks() {
+fn what_the_program_has_locked_is_reclaimed_and_read_again() {
     let _watchdog = Watchdog::new(120);
-    let Some(space) = recycling() else { return };
+    let Some(space) = large() else { return };
     let bytes = random(50 * BLOCK, 11);
     let object = open(&space, &bytes);
     // SAFETY: nobody writes the store.
@@ -289,13 +359,12 @@ fn what_the_program_has_locked_is_not_another_blocks() {
         assert!(map[..49 * BLOCK] == bytes[..49 * BLOCK], "round {round}");
         assert!(map[locked.clone()] == bytes[locked.clone()], "round {round}");
     }
-    assert!(space.counter("pgreuse") > 0);
 }
 
 #[test]
-fn populate_maps_what_lives_in_a_large_frame_wherever_it_is_mapped() {
+fn populate_maps_what_is_cached_wherever_it_is_mapped() {
     let _watchdog = Watchdog::new(120);
-    let Some(space) = recycling() else { return };
+    let Some(space) = large() else { return };
     let bytes = random(8 * BLOCK, 12);
     let object = open(&space, &bytes);
     // SAFETY: nobody writes the store.
@@ -311,39 +380,11 @@ fn populate_maps_what_lives_in_a_large_frame_wherever_it_is_mapped() {
     }
 }
 
-/// As one does who knows that he comes by once.
 #[test]
-fn what_is_dropped_block_by_block_leaves_its_frames_to_others() {
-    const BLOCKS: usize = 120;
-    const LAST: usize = 40;
-    let _watchdog = Watchdog::new(120);
-    let Some(space) = recycling() else { return };
-    let bytes = random(BLOCKS * BLOCK, 13);
-    let object = open(&space, &bytes);
-    // SAFETY: nobody writes the store.
-    let map = unsafe { MapOptions::new().map(&object) }.unwrap();
-    for block in 0..BLOCKS - LAST {
-        let part = block * BLOCK..(block + 1) * BLOCK;
-        map.will_need(part.clone());
-        assert!(map[part.clone()] == bytes[part.clone()], "block {block}");
-        let mut dropped = 0;
-        while dropped < BLOCK {
-            dropped += map.dont_need(part.clone());
-        }
-    }
-    let before = space.counter("pgreuse");
-    let rest = (BLOCKS - LAST) * BLOCK..BLOCKS * BLOCK;
-    for round in 0..3 {
-        assert!(map[rest.clone()] == bytes[rest.clone()], "round {round}");
-    }
-    assert!(space.counter("pgreuse") > before);
-}
-
-#[test]
-fn a_block_that_is_cut_while_it_is_brought_together_ends_at_home() {
+fn a_block_is_cut_while_it_gets_new_memory() {
     const ROUNDS: usize = 600;
     let _watchdog = Watchdog::new(60);
-    let Some(space) = recycling() else { return };
+    let Some(space) = large() else { return };
     let bytes = random(BLOCK, 14);
     let object = open(&space, &bytes);
     // SAFETY: accessed by single bytes only.
@@ -359,10 +400,7 @@ fn a_block_that_is_cut_while_it_is_brought_together_ends_at_home() {
         });
         let mut generator = Generator::new(15);
         for round in 0..ROUNDS {
-            // In pieces, so that it is at home.
-            for half in [0..BLOCK / 2, BLOCK / 2..BLOCK] {
-                map.populate(half).unwrap();
-            }
+            map.populate(0..BLOCK).unwrap();
             begin.wait();
             for _ in 0..generator.below(4000) {
                 std::hint::spin_loop();
@@ -377,42 +415,8 @@ fn a_block_that_is_cut_while_it_is_brought_together_ends_at_home() {
     });
 }
 
-/// The kernel's mappings that begin within a mapping.
-fn kernel_mappings(map: &Mapping) -> usize {
-    let start = map.as_ptr() as usize;
-    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-    let begins = maps.lines().map(|line| line.split('-').next().unwrap());
-    let begins = begins.map(|begin| usize::from_str_radix(begin, 16).unwrap());
-    begins.filter(|begin| (start..start + map.len()).contains(begin)).count()
-}
-
 #[test]
-fn scans_of_what_is_long_cost_the_kernel_few_mappings() {
-    let _watchdog = Watchdog::new(120);
-    let bytes = random(100 * BLOCK, 16);
-    // What is in memory at once is about 30 windows, twice.
-    for (windows, reuses) in [(160, true), (6, false), (0, false)] {
-        let builder = AddressSpace::builder().memory(MEMORY).recycle(true).large_windows(windows);
-        let Some(space) = space_by(&builder) else { return };
-        let object = open(&space, &bytes);
-        // SAFETY: nobody writes the store.
-        let maps = [(); 2].map(|()| unsafe { MapOptions::new().map(&object) }.unwrap());
-        for round in 0..3 {
-            for map in &maps {
-                assert!(map[..] == bytes[..], "{windows} windows, round {round}");
-            }
-        }
-        let costs: usize = maps.iter().map(kernel_mappings).sum();
-        assert!(costs <= 2 * windows + 8, "{costs} mappings for {windows} windows");
-        let reused = space.counter("pgreuse") as usize * PAGE;
-        assert_eq!(reused > 3 * bytes.len(), reuses, "{reused} bytes, {windows} windows");
-        assert_eq!(space.counter("pgmigrate_fail"), 0);
-        assert_eq!(space.counter("pgmigrate_success") > 0, windows == 6, "{windows} windows");
-    }
-}
-
-#[test]
-fn without_large_frames_a_page_in_a_pipe_keeps_its_bytes() {
+fn a_page_in_a_pipe_keeps_its_bytes_when_it_is_reclaimed() {
     let _watchdog = Watchdog::new(120);
     let Some(space) = space_by(&AddressSpace::builder().memory(MEMORY)) else {
         return;
@@ -445,13 +449,12 @@ fn without_large_frames_a_page_in_a_pipe_keeps_its_bytes() {
         assert_eq!(read, PAGE as isize);
         assert!(found[..] == bytes[at..at + PAGE], "block {block}");
     }
-    assert_eq!(space.counter("pgreuse"), 0);
 }
 
 #[test]
-fn a_block_that_cannot_be_read_whole_keeps_no_more_of_its_fresh_frame_than_could_be_read() {
+fn a_block_that_cannot_be_read_whole_holds_no_more_than_could_be_read() {
     let _watchdog = Watchdog::new(60);
-    let Some(space) = recycling() else { return };
+    let Some(space) = large() else { return };
     let bytes = random(8 * BLOCK, 31);
     let probe = Probe::new(bytes.clone());
     probe.set_bad(3000, true);
