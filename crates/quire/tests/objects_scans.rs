@@ -7,7 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
-use common::{Dir, PAGE, Probe, Stop, Watchdog, load, random, space_by, store, wait_until, word};
+use common::{
+    Dir, PAGE, Probe, Stop, Watchdog, load, random, space_by, store, survive_sigbus, wait_until,
+    word,
+};
 use quire::library::{AddressSpace, Delivery, FaultAround, MapOptions, Object, OpenOptions};
 use quire::mmu::simulated::Generator;
 use quire::store::test::VecStore;
@@ -30,6 +33,8 @@ fn what_is_scanned_in_order_round_after_round_is_what_the_file_has() {
     let bytes = random(50 * BLOCK + 5 * PAGE + 7, 1);
     let dir = Dir::new();
     let path = dir.file("data", &bytes);
+    // Before any address space takes SIGBUS over.
+    survive_sigbus();
     for delivery in [Delivery::Handlers, Delivery::Inline] {
         let builder = AddressSpace::builder().memory(MEMORY).delivery(delivery);
         let Some(space) = space_by(&builder) else { return };
@@ -91,6 +96,8 @@ fn a_page_is_mapped_alone_where_nothing_may_be_mapped_around_it() {
 fn a_mapping_that_cuts_blocks_shows_them_too() {
     let _watchdog = Watchdog::new(120);
     let bytes = random(12 * BLOCK, 4);
+    // Before any address space takes SIGBUS over.
+    survive_sigbus();
     for delivery in [Delivery::Handlers, Delivery::Inline] {
         let builder = AddressSpace::builder().memory(MEMORY).delivery(delivery);
         let Some(space) = space_by(&builder) else { return };
@@ -220,6 +227,8 @@ fn a_memory_object_gets_new_memory_too() {
 fn no_write_is_lost_while_memory_is_changed_under_readers_and_writers() {
     const WRITERS: usize = 3;
     const PAGES: usize = 600;
+    // Before any address space takes SIGBUS over.
+    survive_sigbus();
     for delivery in [Delivery::Handlers, Delivery::Inline] {
         let _watchdog = Watchdog::new(120);
         let builder = AddressSpace::builder().memory(16 << 20).delivery(delivery);
@@ -295,6 +304,8 @@ fn scans_and_random_reads_go_on_while_the_end_moves() {
     const BLOCKS: usize = 44;
     const KEPT: usize = 38;
     let _watchdog = Watchdog::new(240);
+    // Before any address space takes SIGBUS over.
+    survive_sigbus();
     for delivery in [Delivery::Handlers, Delivery::Inline] {
         let builder = AddressSpace::builder().memory(MEMORY).delivery(delivery);
         let Some(space) = space_by(&builder) else { return };
