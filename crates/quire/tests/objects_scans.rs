@@ -11,7 +11,9 @@ use common::{
     Dir, PAGE, Probe, Stop, Watchdog, load, random, space_by, store, survive_sigbus, wait_until,
     word,
 };
-use quire::library::{AddressSpace, Delivery, FaultAround, MapOptions, Object, OpenOptions};
+use quire::library::{
+    AddressSpace, Delivery, FaultAround, MapOptions, Object, OpenOptions, Pattern,
+};
 use quire::mmu::simulated::Generator;
 use quire::store::test::VecStore;
 
@@ -181,31 +183,38 @@ fn what_is_cached_gets_new_memory_with_its_bytes_and_flags() {
     let inner = Arc::new(VecStore::new(bytes.clone()));
     let object = Object::with_store(&space, Arc::clone(&inner), None).unwrap();
     assert_eq!(object.migrate().unwrap(), (0, 0), "nothing is cached");
+    // Nothing around what is written becomes dirty with it.
+    let options = MapOptions::new().fault_around(FaultAround::Off).pattern(Pattern::Random);
     // SAFETY: used by this thread alone.
-    let mut map =
-        unsafe { MapOptions::new().fault_around(FaultAround::Off).map_mut(&object) }.unwrap();
+    let mut map = unsafe { options.map_mut(&object) }.unwrap();
     map.populate(0..3 * BLOCK).unwrap();
     for at in [BLOCK, 2 * BLOCK + 9 * PAGE] {
         bytes[at] = !bytes[at];
         map[at] = bytes[at];
     }
     let (cached, dirty) = object.cached();
-    // What lies ahead of a stream of writes is made dirty with it.
-    assert!(cached >= 3 * BLOCK && dirty >= 2 * PAGE, "{cached} bytes, {dirty} of them dirty");
+    assert!(cached >= 3 * BLOCK && dirty == 2 * PAGE, "{cached} bytes, {dirty} of them dirty");
     let pin = map.pin(BLOCK + 5 * PAGE..BLOCK + 7 * PAGE).unwrap();
     assert!(object.poison(40 * PAGE as u64).unwrap());
     let left = 3 * PAGE;
-    assert_eq!(object.migrate().unwrap(), (cached - left, left), "what is pinned, and what is bad");
-    assert_eq!(space.counter("pgmigrate_success") as usize * PAGE, cached - left);
-    assert_eq!(space.counter("pgmigrate_fail") as usize * PAGE, left);
+    // What is pinned, and what is bad; a page may be held a moment longer than its fault takes.
+    let mut all = (0, 0);
+    loop {
+        let moved = object.migrate().unwrap();
+        all = (all.0 + moved.0, all.1 + moved.1);
+        if moved == (cached - left, left) {
+            break;
+        }
+    }
+    assert_eq!(space.counter("pgmigrate_success") as usize * PAGE, all.0);
+    assert_eq!(space.counter("pgmigrate_fail") as usize * PAGE, all.1);
     assert_eq!(object.cached(), (cached - PAGE, dirty));
     drop(pin);
     assert_eq!(object.unpoison(0..BLOCK as u64), PAGE);
     assert!(map[..] == bytes[..]);
     map.flush().unwrap();
     assert!(inner.bytes() == bytes, "what was dirty is dirty still");
-    let all = object.cached().0;
-    assert_eq!(object.migrate().unwrap(), (all, 0));
+    wait_until(|| object.migrate().unwrap() == (object.cached().0, 0));
     assert!(map[..] == bytes[..]);
 }
 
@@ -218,7 +227,7 @@ fn a_memory_object_gets_new_memory_too() {
     // SAFETY: used by this thread alone.
     let mut map = unsafe { MapOptions::new().map_mut(&object) }.unwrap();
     map.copy_from_slice(&bytes);
-    assert_eq!(object.migrate().unwrap(), (2 * BLOCK, 0));
+    wait_until(|| object.migrate().unwrap() == (2 * BLOCK, 0));
     assert!(map[..] == bytes[..]);
 }
 
