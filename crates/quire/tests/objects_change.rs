@@ -6,7 +6,9 @@ mod common;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::{Dir, PAGE, Probe, Stop, Watchdog, load, press, random, space, space_by};
+use common::{
+    Dir, PAGE, Probe, Stop, Watchdog, load, press, random, space, space_by, survive_sigbus,
+};
 use quire::library::{
     AddressSpace, Delivery, Error, MapOptions, Mapping, MappingMut, Object, OpenOptions, Pattern,
     RemapOptions,
@@ -96,6 +98,8 @@ fn what_is_made_read_only_cannot_be_written_until_it_is_made_writable_again() {
 
 #[test]
 fn a_write_is_noticed_where_all_of_a_block_was_mapped_to_be_read() {
+    // Before any address space takes SIGBUS over.
+    survive_sigbus();
     for delivery in [Delivery::Handlers, Delivery::Inline] {
         let builder = AddressSpace::builder().memory(64 << 20).delivery(delivery);
         let Some(space) = space_by(&builder) else { return };

@@ -7,8 +7,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
-use common::{Dir, PAGE, Probe, Stop, Watchdog, load, random, space_by, store, wait_until, word};
-use quire::library::{AddressSpace, Delivery, FaultAround, MapOptions, Object, OpenOptions};
+use common::{
+    Dir, PAGE, Probe, Stop, Watchdog, load, random, space_by, store, survive_sigbus, wait_until,
+    word,
+};
+use quire::library::{
+    AddressSpace, Delivery, FaultAround, MapOptions, Object, OpenOptions, Pattern,
+};
 use quire::mmu::simulated::Generator;
 use quire::store::test::VecStore;
 
@@ -30,6 +35,8 @@ fn what_is_scanned_in_order_round_after_round_is_what_the_file_has() {
     let bytes = random(50 * BLOCK + 5 * PAGE + 7, 1);
     let dir = Dir::new();
     let path = dir.file("data", &bytes);
+    // Before any address space takes SIGBUS over.
+    survive_sigbus();
     for delivery in [Delivery::Handlers, Delivery::Inline] {
         let builder = AddressSpace::builder().memory(MEMORY).delivery(delivery);
         let Some(space) = space_by(&builder) else { return };
@@ -91,6 +98,8 @@ fn a_page_is_mapped_alone_where_nothing_may_be_mapped_around_it() {
 fn a_mapping_that_cuts_blocks_shows_them_too() {
     let _watchdog = Watchdog::new(120);
     let bytes = random(12 * BLOCK, 4);
+    // Before any address space takes SIGBUS over.
+    survive_sigbus();
     for delivery in [Delivery::Handlers, Delivery::Inline] {
         let builder = AddressSpace::builder().memory(MEMORY).delivery(delivery);
         let Some(space) = space_by(&builder) else { return };
@@ -174,31 +183,38 @@ fn what_is_cached_gets_new_memory_with_its_bytes_and_flags() {
     let inner = Arc::new(VecStore::new(bytes.clone()));
     let object = Object::with_store(&space, Arc::clone(&inner), None).unwrap();
     assert_eq!(object.migrate().unwrap(), (0, 0), "nothing is cached");
+    // Nothing around what is written becomes dirty with it.
+    let options = MapOptions::new().fault_around(FaultAround::Off).pattern(Pattern::Random);
     // SAFETY: used by this thread alone.
-    let mut map =
-        unsafe { MapOptions::new().fault_around(FaultAround::Off).map_mut(&object) }.unwrap();
+    let mut map = unsafe { options.map_mut(&object) }.unwrap();
     map.populate(0..3 * BLOCK).unwrap();
     for at in [BLOCK, 2 * BLOCK + 9 * PAGE] {
         bytes[at] = !bytes[at];
         map[at] = bytes[at];
     }
     let (cached, dirty) = object.cached();
-    // What lies ahead of a stream of writes is made dirty with it.
-    assert!(cached >= 3 * BLOCK && dirty >= 2 * PAGE, "{cached} bytes, {dirty} of them dirty");
+    assert!(cached >= 3 * BLOCK && dirty == 2 * PAGE, "{cached} bytes, {dirty} of them dirty");
     let pin = map.pin(BLOCK + 5 * PAGE..BLOCK + 7 * PAGE).unwrap();
     assert!(object.poison(40 * PAGE as u64).unwrap());
     let left = 3 * PAGE;
-    assert_eq!(object.migrate().unwrap(), (cached - left, left), "what is pinned, and what is bad");
-    assert_eq!(space.counter("pgmigrate_success") as usize * PAGE, cached - left);
-    assert_eq!(space.counter("pgmigrate_fail") as usize * PAGE, left);
+    // What is pinned, and what is bad; a page may be held a moment longer than its fault takes.
+    let mut all = (0, 0);
+    loop {
+        let moved = object.migrate().unwrap();
+        all = (all.0 + moved.0, all.1 + moved.1);
+        if moved == (cached - left, left) {
+            break;
+        }
+    }
+    assert_eq!(space.counter("pgmigrate_success") as usize * PAGE, all.0);
+    assert_eq!(space.counter("pgmigrate_fail") as usize * PAGE, all.1);
     assert_eq!(object.cached(), (cached - PAGE, dirty));
     drop(pin);
     assert_eq!(object.unpoison(0..BLOCK as u64), PAGE);
     assert!(map[..] == bytes[..]);
     map.flush().unwrap();
     assert!(inner.bytes() == bytes, "what was dirty is dirty still");
-    let all = object.cached().0;
-    assert_eq!(object.migrate().unwrap(), (all, 0));
+    wait_until(|| object.migrate().unwrap() == (object.cached().0, 0));
     assert!(map[..] == bytes[..]);
 }
 
@@ -211,7 +227,7 @@ fn a_memory_object_gets_new_memory_too() {
     // SAFETY: used by this thread alone.
     let mut map = unsafe { MapOptions::new().map_mut(&object) }.unwrap();
     map.copy_from_slice(&bytes);
-    assert_eq!(object.migrate().unwrap(), (2 * BLOCK, 0));
+    wait_until(|| object.migrate().unwrap() == (2 * BLOCK, 0));
     assert!(map[..] == bytes[..]);
 }
 
@@ -220,6 +236,8 @@ fn a_memory_object_gets_new_memory_too() {
 fn no_write_is_lost_while_memory_is_changed_under_readers_and_writers() {
     const WRITERS: usize = 3;
     const PAGES: usize = 600;
+    // Before any address space takes SIGBUS over.
+    survive_sigbus();
     for delivery in [Delivery::Handlers, Delivery::Inline] {
         let _watchdog = Watchdog::new(120);
         let builder = AddressSpace::builder().memory(16 << 20).delivery(delivery);
@@ -295,6 +313,8 @@ fn scans_and_random_reads_go_on_while_the_end_moves() {
     const BLOCKS: usize = 44;
     const KEPT: usize = 38;
     let _watchdog = Watchdog::new(240);
+    // Before any address space takes SIGBUS over.
+    survive_sigbus();
     for delivery in [Delivery::Handlers, Delivery::Inline] {
         let builder = AddressSpace::builder().memory(MEMORY).delivery(delivery);
         let Some(space) = space_by(&builder) else { return };

@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{
-    Dir, PAGE, Probe, Stop, Watchdog, load, random, space, space_by, store, wait_until, word,
+    Dir, PAGE, Probe, Stop, Watchdog, load, random, space, space_by, store, survive_sigbus,
+    wait_until, word,
 };
 use quire::library::{AddressSpace, Delivery, FaultAround, MapOptions, Object, OpenOptions};
 use quire::mmu::simulated::Generator;
@@ -396,6 +397,8 @@ fn of_an_address_space_that_is_dropped_nothing_is_left() {
 fn writers_that_are_too_many_to_be_listed_go_on_once_the_store_does() {
     const WRITERS: usize = 200;
     let _watchdog = Watchdog::new(60);
+    // Before any address space takes SIGBUS over.
+    survive_sigbus();
     for delivery in [Delivery::Handlers, Delivery::Inline] {
         let builder = AddressSpace::builder().memory(1 << 20).handlers(2).delivery(delivery);
         let Some(space) = space_by(&builder) else { return };

@@ -3,8 +3,8 @@
 use core::fmt;
 use std::string::ToString;
 
+use super::Error;
 use super::mapping::{Mapping, MappingCopy, MappingMut, Raw, Sharing};
-use super::{Error, address};
 use crate::mmu::Prot;
 use crate::space::remap::Placement;
 use crate::sys::Errno;
@@ -91,7 +91,7 @@ impl Raw {
             Errno::INVAL => bad(),
             errno => Error::NoMemory { doing: "change the length of a mapping", errno },
         })?;
-        self.start = address(&objects, range.start) + lead;
+        self.start = objects.space.mmu().address(range.start) + lead;
         drop(objects);
         self.range = range;
         self.len = len;

@@ -3,7 +3,7 @@
 use std::string::ToString;
 
 use super::mapping::{Raw, Sharing};
-use super::{Error, Mapping, MappingCopy, MappingMut, Object, address};
+use super::{Error, Mapping, MappingCopy, MappingMut, Object};
 use crate::mmu::Prot;
 use crate::object::{FaultAround, MapRequest};
 use crate::space::vma::Pattern;
@@ -154,7 +154,7 @@ impl MapOptions {
         let raw = Raw {
             object: object.clone(),
             range,
-            start: address(&objects, range.start) + (self.offset % size) as usize,
+            start: objects.space.mmu().address(range.start) + (self.offset % size) as usize,
             offset: self.offset,
             len: len as usize,
             sharing,

@@ -515,11 +515,6 @@ impl Drop for ControlPage {
     }
 }
 
-/// The address of a page of the arena.
-fn address(objects: &Objects<Userfaultfd>, page: PageNum) -> usize {
-    objects.space.mmu().address(page)
-}
-
 /// What an error of the engine is called.
 fn describe(errno: crate::sys::Errno) -> String {
     std::io::Error::from_raw_os_error(errno.raw_os_error()).to_string()

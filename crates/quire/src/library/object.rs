@@ -349,9 +349,9 @@ impl Object {
     }
 
     /// Gives what is cached new memory, taken by the calling thread: of its NUMA node, and as far as
-    /// the kernel has it in one piece. Mappings stay as they are, but for a fault a page that is touched
-    /// again. Returns how many bytes have new memory, and how many were left where they are: what is
-    /// pinned, poisoned or in use just then.
+    /// the kernel has it in one piece. Mappings stay; the next access to each page is a fault. Returns
+    /// how many bytes have new memory, and how many were left where they are: what is pinned, poisoned
+    /// or in use just then.
     ///
     /// # Errors
     /// [`Error::NoMemory`] where it cannot be begun.

@@ -137,7 +137,7 @@ impl Threads {
         objects.space.swap().close_requests();
         objects.space.budget().call_for_memory();
         if self.exit.handlers.load(Ordering::SeqCst) > 0 {
-            let address = super::address(objects, self.exit.page) as *const u8;
+            let address = objects.space.mmu().address(self.exit.page) as *const u8;
             // SAFETY: mapped for this; the last handler fills it.
             unsafe { address.read_volatile() };
         }

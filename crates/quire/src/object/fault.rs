@@ -265,7 +265,7 @@ impl<M: ObjectMmu> Objects<M> {
         match old.state() {
             State::Cached if access == Access::Read => {
                 let protection = Protection::WriteProtected;
-                let done = self.map_locked(page, old, protection, window);
+                let done = self.map_locked(page, protection, window);
                 let is_mapped = done.pages == 1;
                 self.space.unlock_word_with(word, old.with(Flags::ACCESSED));
                 if is_mapped {
@@ -331,7 +331,7 @@ impl<M: ObjectMmu> Objects<M> {
         let at = vma.attributes.backing.object_page(page);
         // Dirty before it can be written: no write is ever missed.
         let after = self.mark_dirty(object, at, old);
-        let done = self.map_locked(page, old, Protection::Writable, window);
+        let done = self.map_locked(page, Protection::Writable, window);
         let is_mapped = done.pages == 1;
         self.space.unlock_word_with(object.word(at), after.with(Flags::ACCESSED));
         is_mapped
@@ -396,11 +396,9 @@ impl<M: ObjectMmu> Objects<M> {
     pub(super) fn map_locked(
         &self,
         page: PageNum,
-        old: Snapshot,
         protection: Protection,
         window: &mut Mapped,
     ) -> Done {
-        debug_assert_eq!(old.state(), State::Cached);
         let one = PageRange::new(page, 1);
         let is_writable = protection == Protection::Writable;
         let mut done = self.space.mmu().map_cached(one, protection);

@@ -397,7 +397,7 @@ impl<M: ObjectMmu> Objects<M> {
                 let mut window = self.windows.lock(page);
                 // Its memory may have failed since.
                 let may_map = !is_done(&window) && old.state() == State::Cached;
-                let map = || self.map_locked(page, old, protection, &mut window);
+                let map = || self.map_locked(page, protection, &mut window);
                 may_map.then(map)
             };
             self.space.unlock_word(word);
