@@ -9,7 +9,6 @@
 use super::hosts::Found;
 use super::large::LargeFrame;
 use super::read_in_place::InPlace;
-use super::requests::has_just_timed_out;
 use super::rmap::Wait;
 use super::show::Shown;
 use super::swapin::AtOnce;
@@ -351,13 +350,7 @@ impl<M: ObjectMmu> Objects<M> {
                 self.space.unlock_word(word);
                 self.answer(page, Outcome::Poisoned)
             }
-            _ if has_just_timed_out(old) => {
-                // The mark comes before the unlock: see `poison_unread`.
-                self.poison(page, window);
-                self.space.unlock_word(word);
-                self.answer(page, Outcome::Poisoned)
-            }
-            _ if old.has(Flags::ERROR) && old.payload() == 0 && self.is_inline_at(page) => {
+            _ if old.has(Flags::ERROR) && self.is_inline_at(page) => {
                 self.space.unlock_word(word);
                 Look::Ended(Outcome::Poisoned)
             }
