@@ -1,9 +1,9 @@
-//! Calls that do not wait for ever: a deadline, a token that somebody else cancels, or both.
+//! Calls that do not wait for ever: a deadline, a token that another thread cancels, or both.
 //!
-//! Owns what the calls of a thread wait for, as long as [`Patience::during`] says so: like a signal
-//! that is pending for a thread, and for whatever of ours it is in. So no method needs a second form.
-//! Leaves to the engine's wait table that a waiter who goes away loses nothing: one who was woken
-//! passes the wake on.
+//! Owns how long the calls of a thread wait, while [`Patience::during`] says so: like a signal that
+//! is pending for a thread, it is about any call that the thread is in, so no method needs a second
+//! form. Leaves to the engine's wait table that a waiter which leaves loses nothing: one that was
+//! woken passes the wake on.
 //!
 //! # What an interrupted call leaves behind
 //!
@@ -12,25 +12,24 @@
 //! - Reads (`read_at`, `populate`, `pin`, `try_read`) wait for pages, which store workers read then;
 //!   they are in the cache when the store has answered. Nothing stays pinned.
 //! - Calls that write, sync or change a length run on a thread of their own, which the caller
-//!   leaves. A flush goes on; an error that it ends with is told by the next flush, as one of the
-//!   background. A length may have changed later: `len` says so.
+//!   leaves. A flush goes on; its error is told by the next flush, as one of the background is. A
+//!   length may have changed later: `len` says so.
 //! - The object, and the address space, end when that thread is done with them.
 //!
-//! Accesses to a mapping, and the ends of handles, wait as long as it takes, or a
-//! [`store_deadline`](super::Builder::store_deadline).
+//! Accesses to a mapping, and the ends of handles, wait as long as it takes, or as long as a
+//! [`DeadlineStore`](crate::store::DeadlineStore) lets them.
 //!
 //! Locks: none; a thread's patience is its own.
 
 use core::cell::RefCell;
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Instant;
 
-use super::adapter::lock;
 use super::{Error, Object};
 use crate::page::{CancelToken as EngineToken, Futexes, Kill, Parking};
-use crate::sys::thread::SignalsBlocked;
+use crate::store::workers::start;
 use crate::sys::{Errno, monotonic_ns};
 
 std::thread_local! {
@@ -164,21 +163,15 @@ impl Drop for Before {
     }
 }
 
-/// What a thread of its own does for a caller that may leave.
-struct Call<T> {
-    /// Not 0 once the result is there.
-    is_done: AtomicU64,
-    result: Mutex<Option<T>>,
-}
+/// Not 0 once a call's thread has done its work, be it by a panic.
+#[derive(Default)]
+struct Ended(Arc<AtomicU64>);
 
-/// Sees to it that who waits for a call is woken, by a panic as well.
-struct Done<T>(Arc<Call<T>>);
-
-impl<T> Drop for Done<T> {
+impl Drop for Ended {
     fn drop(&mut self) {
-        // Release publishes the result.
-        self.0.is_done.store(1, Ordering::Release);
-        Futexes.wake(&raw const self.0.is_done);
+        // Release pairs with the acquire of the caller, which joins the thread then.
+        self.0.store(1, Ordering::Release);
+        Futexes.wake(Arc::as_ptr(&self.0));
     }
 }
 
@@ -199,35 +192,24 @@ impl Object {
         if kill.is_due() {
             return Err(self.interrupted(doing));
         }
-        let call = Arc::new(Call { is_done: AtomicU64::new(0), result: Mutex::new(None) });
-        let (object, theirs) = (self.clone(), Done(Arc::clone(&call)));
+        let (object, theirs) = (self.clone(), Ended::default());
+        let ended = Arc::clone(&theirs.0);
         let begin = move || {
-            let result = work(&object);
-            *lock(&theirs.0.result) = Some(result);
-            // Before the caller is woken: when it lets go of the object, it is to end there.
-            drop(object);
-            drop(theirs);
+            let _ended = theirs;
+            // Dropped first: when the caller lets go of the object, it is to end there.
+            let object = object;
+            work(&object)
         };
-        {
-            // Inherited: no handler of the program runs on these threads.
-            let _signals = SignalsBlocked::of_others();
-            let builder = std::thread::Builder::new().name("quire-call".into());
-            builder.spawn(begin).map_err(|error| {
-                let errno = Errno::from_raw_os_error(error.raw_os_error().unwrap_or(0));
-                Error::NoMemory { doing: "start a thread for a call", errno }
-            })?;
-        }
-        loop {
-            // Acquire pairs with the release of `Done`.
-            if call.is_done.load(Ordering::Acquire) != 0 {
-                let result = lock(&call.result).take();
-                return Ok(result.expect("a call that panics has said so, and ends its caller"));
-            }
+        let call = start(std::thread::Builder::new().name("quire-call".into()), begin)
+            .map_err(|errno| Error::NoMemory { doing: "start a thread for a call", errno })?;
+        // Acquire pairs with the release of `Ended`.
+        while ended.load(Ordering::Acquire) == 0 {
             if kill.is_due() {
                 return Err(self.interrupted(doing));
             }
-            Futexes.wait(&call.is_done, 0, kill);
+            Futexes.wait(&ended, 0, kill);
         }
+        call.join().map_err(|panic| std::panic::resume_unwind(panic))
     }
 
     pub(super) fn interrupted(&self, doing: &'static str) -> Error {

@@ -42,7 +42,6 @@ mod map_options;
 mod mapping;
 mod object;
 mod open_options;
-mod patience;
 mod pinned;
 mod swap_file;
 mod threads;
@@ -214,13 +213,12 @@ impl Builder {
         self
     }
 
-    /// How long anybody waits for an answer of an object's store; for ever unless said otherwise,
-    /// as the kernel does: a store that takes its time is not a bad one, and an access that has
-    /// waited too long is a SIGBUS. After it, `read_at`, `populate` and flushes say
+    /// Puts a [`DeadlineStore`](crate::store::DeadlineStore) around the store of every object: no
+    /// call of a store is waited for longer. For ever unless said otherwise, as the kernel does: a
+    /// store that takes its time is not a bad one, and an access whose read has failed is a SIGBUS.
+    /// After it, `read_at`, `populate` and flushes say
     /// [`Cause::Silent`](crate::store::Cause::Silent), and what was written stays dirty. An object,
-    /// and the address space, can be closed while the store owes an answer; the store itself goes
-    /// when it has given it. Each such object has threads of its own, and bytes go through a buffer
-    /// of theirs.
+    /// and the address space, can be closed while the store owes an answer.
     #[must_use]
     pub fn store_deadline(mut self, deadline: Duration) -> Builder {
         self.store_deadline = Some(deadline);

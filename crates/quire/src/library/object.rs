@@ -2,15 +2,14 @@
 
 use core::fmt;
 use core::ops::Range;
-use core::time::Duration;
 use std::boxed::Box;
 use std::string::{String, ToString};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use super::adapter::{Adapter, Calls, lock};
-use super::patience::Patient;
-use super::{AddressSpace, Entered, Error, Patience};
+use super::adapter::Adapter;
+use super::{AddressSpace, Entered, Error, OpenOptions, Patience};
 use crate::object::{BackingStore, FlushError, ObjectId, ReadError};
+use crate::store::workers::lock;
 use crate::store::{Cause, Operation, Store, StoreError};
 use crate::sys::Errno;
 use crate::units::{ObjectPage, ObjectRange, PAGE_SIZE};
@@ -75,24 +74,21 @@ impl Object {
         store: impl Store + 'static,
         len_max: Option<u64>,
     ) -> Result<Object, Error> {
-        Object::make(space, Box::new(store), len_max, space.engine.store_deadline, Keeper::Store)
+        let mut options = OpenOptions::new();
+        options.len_max = len_max;
+        options.open_store(space, store)
     }
 
     pub(super) fn make(
         space: &AddressSpace,
         store: Box<dyn Store>,
         len_max: Option<u64>,
-        deadline: Option<Duration>,
         keeper: Keeper,
     ) -> Result<Object, Error> {
         let (name, is_read_only) = (store.name().to_string(), store.is_read_only());
-        let calls = match deadline {
-            Some(deadline) => Calls::Patient(Patient::new(store, deadline)),
-            None => Calls::Plain(store),
-        };
-        let len = calls.len()?;
+        let len = store.len()?;
         let adapter: &'static Adapter = Box::leak(Box::new(Adapter {
-            calls,
+            store,
             last_read: Mutex::new(None),
             last_write: Mutex::new(None),
             resize: Mutex::new(None),
@@ -174,7 +170,7 @@ impl Object {
     /// until this is called again.
     pub fn refresh_len(&self) -> Result<u64, Error> {
         self.interruptibly("follow the length", |object| {
-            let bytes = object.inner.adapter.calls.len()?;
+            let bytes = object.inner.adapter.store.len()?;
             let follow = || object.objects().follow_len(object.engine(), bytes);
             object.change_length(bytes, follow)?;
             Ok(bytes)
@@ -289,11 +285,8 @@ impl Object {
             // The kernel's word about the cache, as a rule.
             return Error::NoMemory { doing: "cache an object's page", errno };
         }
-        let cause = match (errno, &adapter.calls) {
-            (Errno::TIMEDOUT, Calls::Patient(store)) => Cause::Silent { after: store.deadline() },
-            _ => Cause::Os(errno),
-        };
-        Error::Store(StoreError::new(operation, self.name(), offset, PAGE_SIZE as u64, cause))
+        let (bytes, cause) = (PAGE_SIZE as u64, Cause::Os(errno));
+        Error::Store(StoreError::new(operation, self.name(), offset, bytes, cause))
     }
 
     /// Sets the write barrier: no page is written to the store, by whomever, unless it says yes

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use super::object::Keeper;
 use super::{AddressSpace, Error, Object};
-use crate::store::{Direct, FileOptions, FileStore, Store, StoreError, ZstdStore};
+use crate::store::{DeadlineStore, Direct, FileOptions, FileStore, Store, StoreError, ZstdStore};
 use crate::units::PAGE_SIZE;
 
 /// How a file is opened as an object.
@@ -16,7 +16,7 @@ pub struct OpenOptions {
     write: bool,
     create: bool,
     direct: Direct,
-    len_max: Option<u64>,
+    pub(super) len_max: Option<u64>,
     is_plain: bool,
     store_deadline: Option<Duration>,
 }
@@ -64,7 +64,7 @@ impl OpenOptions {
         self
     }
 
-    /// How long anybody waits for an answer of the store; see
+    /// How long a call of the store is waited for; see
     /// [`Builder::store_deadline`](super::Builder::store_deadline), which it goes before.
     #[must_use]
     pub fn store_deadline(mut self, deadline: Duration) -> OpenOptions {
@@ -82,8 +82,11 @@ impl OpenOptions {
         space: &AddressSpace,
         store: impl Store + 'static,
     ) -> Result<Object, Error> {
-        let deadline = self.store_deadline.or(space.engine.store_deadline);
-        Object::make(space, Box::new(store), self.len_max, deadline, Keeper::Store)
+        let store: Box<dyn Store> = match self.store_deadline.or(space.engine.store_deadline) {
+            Some(deadline) => Box::new(DeadlineStore::new(store, deadline)),
+            None => Box::new(store),
+        };
+        Object::make(space, store, self.len_max, Keeper::Store)
     }
 
     /// Opens a file.
@@ -120,7 +123,7 @@ impl OpenOptions {
     /// [`Error::NoMemory`], [`Error::TooLong`].
     pub fn memory(&self, space: &AddressSpace, len: u64) -> Result<Object, Error> {
         let store = Box::new(Memory { len: AtomicU64::new(len) });
-        Object::make(space, store, self.len_max, None, Keeper::Engine)
+        Object::make(space, store, self.len_max, Keeper::Engine)
     }
 }
 

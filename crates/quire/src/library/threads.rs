@@ -22,11 +22,11 @@ use crate::object::{IoBuffer, Objects};
 use crate::reclaim::{Balance, Hunger};
 use crate::scratch::Scratch;
 use crate::space::ThreadId;
+use crate::store::workers::{lock, start};
 use crate::swap::Request;
-use crate::sys::Errno;
 use crate::sys::clock::Moment;
 use crate::sys::monotonic_ns;
-use crate::sys::thread::{SignalsBlocked, kill_process, never_preempt, pin_to_nth_cpu};
+use crate::sys::thread::{kill_process, never_preempt, pin_to_nth_cpu};
 use crate::units::{PAGE_SIZE, PageNum, PageRange};
 
 /// How long the background thread waits where nothing can be freed.
@@ -119,14 +119,10 @@ impl Threads {
     }
 
     fn spawn(&self, name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), Error> {
-        // Inherited: no handler of the program runs on these threads.
-        let _signals = SignalsBlocked::of_others();
         let builder = std::thread::Builder::new().name(name.into()).stack_size(256 << 10);
-        let handle = builder.spawn(work).map_err(|error| Error::NoMemory {
-            doing: "start a thread",
-            errno: Errno::from_raw_os_error(error.raw_os_error().unwrap_or(0)),
-        })?;
-        self.handles.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(handle);
+        let handle = start(builder, work)
+            .map_err(|errno| Error::NoMemory { doing: "start a thread", errno })?;
+        lock(&self.handles).push(handle);
         Ok(())
     }
 
@@ -141,8 +137,7 @@ impl Threads {
             // SAFETY: mapped for this; the last handler fills it.
             unsafe { address.read_volatile() };
         }
-        let mut handles = self.handles.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        for handle in handles.drain(..) {
+        for handle in lock(&self.handles).drain(..) {
             let _ = handle.join();
         }
         // SAFETY: made by `leak`, and its threads have ended.

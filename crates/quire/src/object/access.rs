@@ -2,7 +2,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use super::requests::{IoBuffer, Request, has_timed_out_since};
+use super::requests::{IoBuffer, Request};
 use super::{Object, ObjectId, Objects};
 use crate::fault::order::Streams;
 use crate::mmu::object::ObjectMmu;
@@ -66,9 +66,9 @@ impl<M: ObjectMmu> Objects<M> {
         Ok(done)
     }
 
-    /// Has a page in the cache, and what comes with it where a stream goes on; waits for it, and
-    /// where that may end early leaves the reading to a store worker: nobody can go away from a
-    /// store that he has called himself, and what is read is not lost by his going.
+    /// Has a page in the cache, and what comes with it where a stream goes on; waits for it. Where
+    /// the wait may end early a store worker reads: a thread cannot leave a call of a store, and what
+    /// is read is not lost when the caller leaves.
     ///
     /// # Errors
     /// Why it cannot be read; `INTR` where the buffer's kill has ended the wait.
@@ -79,7 +79,6 @@ impl<M: ObjectMmu> Objects<M> {
         scratch: &mut Scratch,
         buffer: &mut IoBuffer,
     ) -> Result<(), Errno> {
-        let since_ns = monotonic_ns();
         let kill = buffer.kill();
         let interrupted = |Interrupted| Errno::INTR;
         let mut is_asked = false;
@@ -97,10 +96,6 @@ impl<M: ObjectMmu> Objects<M> {
             if old.state() == State::Poisoned {
                 self.space.unlock_word(word);
                 return Err(Errno::HWPOISON);
-            }
-            if has_timed_out_since(old, since_ns) {
-                self.space.unlock_word(word);
-                return Err(Errno::TIMEDOUT);
             }
             if is_asked && old.has(Flags::ERROR) {
                 self.space.unlock_word(word);
@@ -122,37 +117,23 @@ impl<M: ObjectMmu> Objects<M> {
                 PageRange { start: PageNum(pages.start.0), end: PageNum(pages.end.0) },
             );
             if kill.is_never() {
-                return self.fill_locked(object, pages, Some(page), since_ns, buffer);
+                return self.fill_locked(object, pages, Some(page), buffer);
             }
-            is_asked = self.ask_worker(object, pages, kill).map_err(interrupted)?;
+            let id = object.id();
+            is_asked = self.request(id, Request::Read { object: id, pages, asker: None });
+            if !is_asked {
+                self.space.budget().uncharge(pages.len());
+                self.unlock_words(object, pages);
+                self.wait_for_queue_killable(kill).map_err(interrupted)?;
+            }
         }
     }
 
-    /// Sends a read of locked, charged pages; `false`: the queue was full, and some time has passed.
-    ///
-    /// # Errors
-    /// [`Interrupted`], with nothing sent.
-    fn ask_worker(
-        &self,
-        object: &Object,
-        pages: ObjectRange,
-        kill: Kill<'_>,
-    ) -> Result<bool, Interrupted> {
-        let id = object.id();
-        if self.request(id, Request::Read { object: id, pages, asker: None }) {
-            return Ok(true);
-        }
-        self.space.budget().uncharge(pages.len());
-        self.unlock_words(object, pages);
-        if kill.is_due() {
-            return Err(Interrupted);
-        }
-        // Nobody is told of room in the queue who is not a fault.
-        let soon_ns = monotonic_ns().saturating_add(QUEUE_FULL_NS);
-        let deadline_ns = Some(kill.deadline_ns.map_or(soon_ns, |due_ns| due_ns.min(soon_ns)));
-        let nothing = AtomicU64::new(0);
-        self.space.mmu().sleep_on(&nothing, 0, Kill { deadline_ns, ..kill });
-        Ok(false)
+    /// Lets some time pass: only faults are told of room in the queue.
+    fn wait_for_queue_killable(&self, kill: Kill<'_>) -> Result<(), Interrupted> {
+        let deadline_ns = Some(monotonic_ns().saturating_add(QUEUE_FULL_NS));
+        self.space.mmu().sleep_on(&AtomicU64::new(0), 0, Kill { deadline_ns, ..kill });
+        if kill.is_due() { Err(Interrupted) } else { Ok(()) }
     }
 
     /// Why a page could not be read that another has tried to read.

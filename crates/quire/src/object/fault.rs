@@ -7,7 +7,6 @@
 //! dirty), or is busy (the fault is parked on it).
 
 use super::read_in_place::InPlace;
-use super::requests::has_just_timed_out;
 use super::swapin::AtOnce;
 use super::window::Mapped;
 use super::{Object, ObjectId, Objects};
@@ -305,13 +304,7 @@ impl<M: ObjectMmu> Objects<M> {
                 self.space.unlock_word(word);
                 self.answer(page, Outcome::Poisoned)
             }
-            _ if has_just_timed_out(old) => {
-                // The mark comes before the unlock: see `poison_unread`.
-                self.poison(page, window);
-                self.space.unlock_word(word);
-                self.answer(page, Outcome::Poisoned)
-            }
-            _ if old.has(Flags::ERROR) && old.payload() == 0 && self.space.mmu().is_inline() => {
+            _ if old.has(Flags::ERROR) && self.space.mmu().is_inline() => {
                 self.space.unlock_word(word);
                 Look::Ended(Outcome::Poisoned)
             }

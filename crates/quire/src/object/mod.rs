@@ -156,15 +156,6 @@ pub trait BackingStore: Sync {
     /// Why not; nothing in `into` counts then.
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), Errno>;
 
-    /// The same for one who waits since a moment of [`monotonic_ns`](crate::sys::monotonic_ns): a
-    /// store with a deadline counts from there, and says `TIMEDOUT` where it has passed.
-    ///
-    /// # Errors
-    /// As for [`Self::read`].
-    fn read_since(&self, offset: u64, into: &mut [u8], _since_ns: u64) -> Result<(), Errno> {
-        self.read(offset, into)
-    }
-
     /// Whether [`Self::try_read_in_place`] is worth a call.
     fn reads_in_place(&self) -> bool {
         false

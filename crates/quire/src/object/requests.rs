@@ -301,7 +301,7 @@ impl<M: ObjectMmu> Objects<M> {
     ) {
         let object = self.object(id);
         let asked = asker.map(|asker| asker.vma.attributes.backing.object_page(asker.page));
-        let is_bad = self.fill_locked(object, pages, asked, sent_ns, buffer).is_err();
+        let is_bad = self.fill_locked(object, pages, asked, buffer).is_err();
         let Some(asker) = asker else { return };
         if asker.vma.attributes.kind == Kind::Private {
             self.complete_private(&asker, is_bad, buffer);
@@ -370,9 +370,8 @@ impl<M: ObjectMmu> Objects<M> {
         }
     }
 
-    /// Reads locked pages, which are charged, into the cache and unlocks them, for one who waits
-    /// since `since_ns`. Where the read of several fails each is read by itself, so that only bad
-    /// pages are lost; but not where the store is silent, which would be waited for page by page.
+    /// Reads locked pages, which are charged, into the cache and unlocks them. Where the read of
+    /// several fails each is read by itself, so that only bad pages are lost.
     ///
     /// # Errors
     /// Why the `asked` page, or any where none was asked for, could not be read; it is noted in
@@ -382,43 +381,36 @@ impl<M: ObjectMmu> Objects<M> {
         object: &Object,
         pages: ObjectRange,
         asked: Option<ObjectPage>,
-        since_ns: u64,
         buffer: &mut IoBuffer,
     ) -> Result<(), Errno> {
         if !object.is_memory() {
             self.space.budget().count(Event::Pgpgin, pages.len());
         }
-        let filled = self.fill_run(object, pages, since_ns, buffer.pages(pages.len()));
-        let Err(error) = filled else { return Ok(()) };
+        if self.fill_run(object, pages, buffer.pages(pages.len())).is_ok() {
+            return Ok(());
+        }
         let bytes = buffer.pages(1);
         let mut result = Ok(());
         // The one that was asked for comes last: what the store says of it is what is told.
         let others = pages.pages().filter(|&page| asked != Some(page));
         for page in others.chain(asked.filter(|&page| pages.contains(page))) {
             let one = ObjectRange::new(page, 1);
-            let again = if error == Errno::TIMEDOUT {
-                Err(error)
-            } else {
-                self.fill_run(object, one, since_ns, bytes)
-            };
-            if let Err(error) = again {
-                self.fail_locked(object, page, error);
+            if let Err(error) = self.fill_run(object, one, bytes) {
+                let mut bad = Object::GONE;
                 if asked.is_none_or(|asked| asked == page) {
+                    bad = bad.with(Flags::ERROR);
                     result = Err(error);
                 }
+                self.fail_locked(object, page, error, bad);
             }
         }
         result
     }
 
-    /// A locked, charged page cannot be read: notes it, and unlocks the page.
-    fn fail_locked(&self, object: &Object, page: ObjectPage, error: Errno) {
+    /// A locked, charged page cannot be read: notes it, and unlocks the page as `bad`.
+    fn fail_locked(&self, object: &Object, page: ObjectPage, error: Errno, bad: Snapshot) {
         object.note_read_error(page, error);
         self.space.budget().uncharge(1);
-        let mut bad = Object::GONE.with(Flags::ERROR);
-        if error == Errno::TIMEDOUT {
-            bad = bad.with_payload(stamp(monotonic_ns()));
-        }
         self.space.unlock_word_with(object.word(page), bad);
     }
 
@@ -427,13 +419,12 @@ impl<M: ObjectMmu> Objects<M> {
         &self,
         object: &Object,
         pages: ObjectRange,
-        since_ns: u64,
         bytes: &mut [u8],
     ) -> Result<(), Errno> {
         if object.is_memory() {
             self.read_places(object, pages, bytes)?;
         } else {
-            object.store.read_since(pages.start.offset(), bytes, since_ns)?;
+            object.store.read(pages.start.offset(), bytes)?;
         }
         self.enter_run(object, pages, bytes)
     }
@@ -483,28 +474,6 @@ impl Object {
         // Release publishes which.
         self.read_error.store(error.raw_os_error(), Ordering::Release);
     }
-}
-
-/// A moment, as the word of a page has it whose read timed out: in units of 16 us, never 0.
-fn stamp(ns: u64) -> u32 {
-    ((ns >> 14) as u32).max(1)
-}
-
-/// Whether the read of a page has timed out since a moment: who waited for the page meanwhile fails
-/// with it, and does not wait as long again for a read of its own.
-pub(super) fn has_timed_out_since(word: Snapshot, since_ns: u64) -> bool {
-    if word.state() != State::None || !word.has(Flags::ERROR) || word.payload() == 0 {
-        return false;
-    }
-    // By ages: stamps go round, in 19 hours.
-    let now = stamp(monotonic_ns());
-    now.wrapping_sub(word.payload()) < now.wrapping_sub(stamp(since_ns))
-}
-
-/// The same for a fault, which does not say since when it waits: just now.
-pub(super) fn has_just_timed_out(word: Snapshot) -> bool {
-    const JUST_NOW_NS: u64 = 100_000_000;
-    word.has(Flags::ERROR) && has_timed_out_since(word, monotonic_ns().saturating_sub(JUST_NOW_NS))
 }
 
 /// What lies behind the object's end in its last page reads as zeros.

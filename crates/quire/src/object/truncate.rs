@@ -249,7 +249,7 @@ impl<M: ObjectMmu> Objects<M> {
             let one = ObjectRange::new(page, 1);
             if self.space.budget().try_charge(1, Purpose::Fault) {
                 let mut bytes = [0u8; PAGE_SIZE];
-                let filled = self.fill_run(object, one, 0, &mut bytes);
+                let filled = self.fill_run(object, one, &mut bytes);
                 if filled.is_err() {
                     self.space.budget().uncharge(1);
                     self.space.unlock_word(word);

@@ -48,14 +48,6 @@ pub enum FlushError {
     },
 }
 
-/// What became of a range that was to be written back.
-#[derive(Clone, Copy, Default, Debug)]
-pub(super) struct Written {
-    pub held_back: Option<ObjectPage>,
-    /// The store was waited for in vain: there is no use in asking it on.
-    pub is_silent: bool,
-}
-
 impl<M: ObjectMmu> Objects<M> {
     /// More dirty pages than this, and workers write.
     fn dirty_background(&self) -> usize {
@@ -166,18 +158,19 @@ impl<M: ObjectMmu> Objects<M> {
         object: &Object,
         pages: ObjectRange,
         buffer: &mut IoBuffer,
-    ) -> Written {
-        self.write_back_runs(object, pages, Wait::No, buffer)
+    ) {
+        self.write_back_runs(object, pages, Wait::No, buffer);
     }
 
+    /// Writes back what is dirty of `pages`; returns the first page that the barrier holds back.
     fn write_back_runs(
         &self,
         object: &Object,
         pages: ObjectRange,
         wait: Wait,
         buffer: &mut IoBuffer,
-    ) -> Written {
-        let mut all = Written::default();
+    ) -> Option<ObjectPage> {
+        let mut held_back = None;
         let mut at = pages.start;
         let end = pages.intersect(object.range()).end;
         while at < end {
@@ -212,31 +205,21 @@ impl<M: ObjectMmu> Objects<M> {
             // in what goes to the store. Of what is pinned for write nobody can promise that.
             let bytes = run.len() << PAGE_SHIFT;
             if object.store.may_write(run.start.offset(), bytes) {
-                if self.write_back_locked(object, run, buffer) == Err(Errno::TIMEDOUT) {
-                    all.is_silent = true;
-                    return all;
-                }
+                self.write_back_locked(object, run, buffer);
                 continue;
             }
             // Perhaps a part may.
             for page in run.pages() {
-                if !all.is_silent && object.store.may_write(page.offset(), PAGE_SIZE) {
-                    let one = ObjectRange::new(page, 1);
-                    let written = self.write_back_locked(object, one, buffer);
-                    all.is_silent = written == Err(Errno::TIMEDOUT);
-                } else if all.is_silent {
-                    self.space.unlock_word(object.word(page));
+                if object.store.may_write(page.offset(), PAGE_SIZE) {
+                    self.write_back_locked(object, ObjectRange::new(page, 1), buffer);
                 } else {
-                    all.held_back = all.held_back.or(Some(page));
+                    held_back = held_back.or(Some(page));
                     object.stall.note_write(false);
                     self.space.unlock_word(object.word(page));
                 }
             }
-            if all.is_silent {
-                return all;
-            }
         }
-        all
+        held_back
     }
 
     /// Locks the first page of `within` and those behind it, as long as they are dirty, not under
@@ -286,28 +269,21 @@ impl<M: ObjectMmu> Objects<M> {
         (cut > run.start).then_some(ObjectRange { start: run.start, end: cut })
     }
 
-    /// Writes a run of locked, protected, dirty pages back, and unlocks them.
-    ///
-    /// # Errors
-    /// The store's, which is noted in the object.
-    fn write_back_locked(
-        &self,
-        object: &Object,
-        run: ObjectRange,
-        buffer: &mut IoBuffer,
-    ) -> Result<(), Errno> {
+    /// Writes a run of locked, protected, dirty pages back, and unlocks them. An error of the store
+    /// is noted in the object.
+    fn write_back_locked(&self, object: &Object, run: ObjectRange, buffer: &mut IoBuffer) {
         let length = object.len().saturating_sub(run.start.offset());
         if length == 0 {
             // Behind the end: its truncation is under way, which drops the pages.
             self.unlock_words(object, run);
-            return Ok(());
+            return;
         }
         let bytes = (run.len() << PAGE_SHIFT).min(length as usize);
         let copy = &mut buffer.pages(run.len())[..bytes];
         if self.space.mmu().home_read(object.home, run.start.offset(), copy).is_err() {
             // Behind the home's end: its truncation is under way, which drops the pages.
             self.unlock_words(object, run);
-            return Ok(());
+            return;
         }
         object.writeback.fetch_add(run.len() as u32, Ordering::SeqCst);
         for page in run.pages() {
@@ -336,7 +312,6 @@ impl<M: ObjectMmu> Objects<M> {
         object.writeback.fetch_sub(run.len() as u32, Ordering::SeqCst);
         futex::wake(&object.writeback, u32::MAX, Reach::Process);
         self.after_cleaning();
-        result
     }
 
     /// The write of a page is done; says whether the page is dirty by it, as it was before.
@@ -412,11 +387,7 @@ impl<M: ObjectMmu> Objects<M> {
             if object.block(part.start).is_used.load(Ordering::Relaxed) == 0 {
                 continue;
             }
-            let written = self.write_back_runs(object, part, Wait::Yes, buffer);
-            held_back = held_back.or(written.held_back);
-            if written.is_silent {
-                break;
-            }
+            held_back = held_back.or(self.write_back_runs(object, part, Wait::Yes, buffer));
             // What others have under way.
             for page in part.pages() {
                 self.space.wait_on_word(object.word(page), Condition::clear(Flags::WRITEBACK));

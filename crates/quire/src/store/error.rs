@@ -185,17 +185,17 @@ impl fmt::Display for Cause {
             }
             Cause::Unsupported(why) => f.write_str(why),
             Cause::Cancelled => f.write_str("it was cancelled; ask again"),
-            Cause::Silent { after } => write!(
-                f,
-                "the store did not answer within {after:?}; ask again once it does, or give it a \
-                 longer deadline (store_deadline)"
-            ),
+            Cause::Silent { after } => {
+                write!(f, "the store did not answer within {after:?}; {ANSWERS_LATER}")
+            }
             Cause::Unanswered => {
                 f.write_str("the store gave no answer; a store answers every request of a batch")
             }
         }
     }
 }
+
+const ANSWERS_LATER: &str = "ask again once it does, or give it a longer deadline (store_deadline)";
 
 /// What to do about an errno, where that is not plain.
 fn advice(errno: Errno) -> Option<&'static str> {
@@ -206,6 +206,7 @@ fn advice(errno: Errno) -> Option<&'static str> {
         Errno::IO => Some("the device failed, look at the kernel's log"),
         Errno::ACCESS | Errno::PERM => Some("check the rights to the file"),
         Errno::NOENT => Some("check the path, or ask for the file to be created"),
+        Errno::TIMEDOUT => Some(ANSWERS_LATER),
         Errno::MFILE | Errno::NFILE => Some("raise the limit of open files (ulimit -n)"),
         _ => None,
     }

@@ -9,20 +9,23 @@
 //! |---|---|
 //! | [`FileStore`] | a file or a block device, by direct or buffered I/O |
 //! | [`ZstdStore`] | an archive of zstd frames, read-only, seen as the file that was packed |
+//! | [`DeadlineStore`] | another store's, which is waited for no longer than a deadline |
 //! | [`test`] | in memory; and wrappers that hold, fail and crash |
 //!
 //! Every method may block and allocate, so no handler calls one, but for
 //! [`Store::try_read_in_place`] where a store has it: a file does. The locks here are leaves: none
 //! is held while another is taken, and none while bytes are read, written or unpacked.
 
+mod deadline;
 mod error;
 pub mod file;
 pub mod test;
-mod workers;
+pub(crate) mod workers;
 pub mod zstd;
 
 use std::sync::Arc;
 
+pub use self::deadline::DeadlineStore;
 pub use self::error::{Cause, Operation, StoreError};
 pub use self::file::{Direct, FileOptions, FileStore};
 pub use self::zstd::{PackOptions, Packed, ZstdStore, pack};

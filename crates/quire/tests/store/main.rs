@@ -1,6 +1,7 @@
 //! Stores: what is written is read, what fails says so, and nothing is invented.
 
 mod archives;
+mod deadline;
 mod files;
 mod random;
 mod refusals;
