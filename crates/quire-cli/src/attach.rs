@@ -21,7 +21,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::counts::{Scope, slot_of};
 use crate::procfs;
-pub use crate::sys::control::Access;
+pub(crate) use crate::sys::control::Access;
 use crate::sys::control::{ControlMap, NotAttached};
 use crate::sys::signals::Signals;
 use crate::sys::spawn;
@@ -30,7 +30,7 @@ use crate::sys::spawn;
 const CONTROL_LINK: &str = "/memfd:quire-control (deleted)";
 
 /// A tree that runs.
-pub struct Tree {
+pub(crate) struct Tree {
     control: ControlMap,
     supervisor_pid: u32,
     supervisor: OwnedFd,
@@ -38,12 +38,12 @@ pub struct Tree {
 
 impl Tree {
     /// Its control page.
-    pub fn control(&self) -> &Control {
+    pub(crate) fn control(&self) -> &Control {
         &self.control
     }
 
     /// The process id of its supervisor.
-    pub fn supervisor_pid(&self) -> u32 {
+    pub(crate) fn supervisor_pid(&self) -> u32 {
         self.supervisor_pid
     }
 }
@@ -56,7 +56,7 @@ impl AsFd for Tree {
 }
 
 /// A process that was asked for, and its tree.
-pub struct Attached {
+pub(crate) struct Attached {
     pub tree: Tree,
     /// A supervisor stands for its tree.
     pub scope: Scope,
@@ -72,14 +72,14 @@ impl AsFd for Attached {
 
 /// What a search came upon.
 #[derive(Default)]
-pub struct Found {
+pub(crate) struct Found {
     pub trees: Vec<Tree>,
     /// Supervisors of another version, and which.
     pub others: Vec<(u32, u32)>,
 }
 
 /// The tree of a process, which is one of its members, or its supervisor.
-pub fn attach(pid: u32, access: Access) -> Result<Attached> {
+pub(crate) fn attach(pid: u32, access: Access) -> Result<Attached> {
     // Before the search: what is found is then found for this process, and not for a later one of
     // the same number.
     let process = open_process(pid)?;
@@ -115,14 +115,14 @@ pub fn attach(pid: u32, access: Access) -> Result<Attached> {
 
 /// All trees that this user may look into, in order of their supervisors' process ids, and the
 /// supervisors of other versions.
-pub fn find() -> Result<Found> {
+pub(crate) fn find() -> Result<Found> {
     let mut found = search(Access::Read)?;
     found.trees.sort_by_key(|tree| tree.supervisor_pid);
     Ok(found)
 }
 
 /// All trees that this user may look into; an error where there is none.
-pub fn all_trees() -> Result<Vec<Tree>> {
+pub(crate) fn all_trees() -> Result<Vec<Tree>> {
     let found = search(Access::Read)?;
     if found.trees.is_empty() {
         match found.others.first() {
@@ -190,7 +190,7 @@ impl Found {
 
 /// Whether a supervisor is believed that a process is its member. Who looks with root's rights finds the
 /// pages of all users, and a stranger's could name any process.
-pub fn may_name(supervisor_pid: u32, pid: u32) -> bool {
+pub(crate) fn may_name(supervisor_pid: u32, pid: u32) -> bool {
     let users = [supervisor_pid, pid].map(procfs::user);
     is_believed(users) || ancestry(pid).any(|ancestor| ancestor == supervisor_pid)
 }
@@ -211,7 +211,7 @@ fn ancestry(pid: u32) -> impl Iterator<Item = u32> {
 
 /// Why a wait is over for good.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Over {
+pub(crate) enum Over {
     /// All that was looked at has ended.
     Ended,
     /// The program that bounds the time has ended, with this status.
@@ -221,14 +221,14 @@ pub enum Over {
 }
 
 /// Waits, as long as there is something to look at.
-pub struct Vigil {
+pub(crate) struct Vigil {
     signals: Signals,
     program: Option<(Child, OwnedFd)>,
 }
 
 impl Vigil {
     /// A wait that signals end, and the end of `program`, which is started now, where there is one.
-    pub fn start(program: Option<Command>) -> Result<Vigil> {
+    pub(crate) fn start(program: Option<Command>) -> Result<Vigil> {
         let signals = Signals::take_ends().context("cannot take signals over")?;
         let program = program.map(|command| {
             let name = command.get_program().to_owned();
@@ -243,7 +243,11 @@ impl Vigil {
 
     /// Waits until `until`; says why there is no more to wait for, where it is so. The processes
     /// that are looked at bound the time only where no program does.
-    pub fn wait(&mut self, until: Instant, watched: &[BorrowedFd<'_>]) -> Result<Option<Over>> {
+    pub(crate) fn wait(
+        &mut self,
+        until: Instant,
+        watched: &[BorrowedFd<'_>],
+    ) -> Result<Option<Over>> {
         loop {
             let mut alive: Vec<BorrowedFd<'_>> = vec![self.signals.as_fd()];
             match &self.program {
@@ -291,7 +295,7 @@ fn timespec(duration: Duration) -> Timespec {
 }
 
 /// Whether a process's descriptor says that it has ended.
-pub fn has_ended(process: &BorrowedFd<'_>) -> bool {
+pub(crate) fn has_ended(process: &BorrowedFd<'_>) -> bool {
     let mut polled = [PollFd::from_borrowed_fd(*process, PollFlags::IN)];
     poll(&mut polled, Some(&timespec(Duration::ZERO))) == Ok(1)
 }

@@ -68,7 +68,7 @@ pub struct Hierarchy {
 }
 
 /// A cgroup made for a run.
-pub struct Cgroup {
+pub(crate) struct Cgroup {
     version: Version,
     folder: PathBuf,
     name: String,
@@ -77,7 +77,7 @@ pub struct Cgroup {
 }
 
 /// A cgroup's limit, which rises with the number of processes.
-pub struct Limit {
+pub(crate) struct Limit {
     version: Version,
     folder: PathBuf,
     budget_bytes: u64,
@@ -87,7 +87,7 @@ pub struct Limit {
 impl Limit {
     /// Makes room for so many processes beside the budget; there is no way back, as those that come
     /// take the places of those that went. Where it is refused the limit stays as it is.
-    pub fn follow(&mut self, members: usize) {
+    pub(crate) fn follow(&mut self, members: usize) {
         if members > self.members {
             self.members = members;
             let _ = set_limit(self.version, &self.folder, self.bytes());
@@ -161,7 +161,7 @@ fn unescape(text: &str) -> String {
 
 impl Cgroup {
     /// Makes a cgroup that may hold `budget_bytes` and the allowance; removes what is stale.
-    pub fn create(hierarchy: &Hierarchy, budget_bytes: u64) -> Result<Cgroup> {
+    pub(crate) fn create(hierarchy: &Hierarchy, budget_bytes: u64) -> Result<Cgroup> {
         let pid = std::process::id();
         let start = procfs::stat(pid).context("/proc/self/stat cannot be read")?.start_ticks;
         let name = format!("quire-{pid}-{start}");
@@ -190,12 +190,12 @@ impl Cgroup {
     }
 
     /// The limit of a cgroup with such a budget, for who sees processes come.
-    pub fn limit_of(&self, budget_bytes: u64) -> Limit {
+    pub(crate) fn limit_of(&self, budget_bytes: u64) -> Limit {
         Limit { version: self.version, folder: self.folder.clone(), budget_bytes, members: 1 }
     }
 
     /// What it may hold now.
-    pub fn limit_bytes(&self) -> Option<u64> {
+    pub(crate) fn limit_bytes(&self) -> Option<u64> {
         let file = match self.version {
             Version::V1 => "memory.limit_in_bytes",
             Version::V2 => "memory.max",
@@ -204,24 +204,24 @@ impl Cgroup {
     }
 
     /// The cgroup's name, which is its own in the whole hierarchy.
-    pub fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
     /// Its folder.
-    pub fn folder(&self) -> &Path {
+    pub(crate) fn folder(&self) -> &Path {
         &self.folder
     }
 
     /// The file into which a process writes itself to enter.
-    pub fn procs(&self) -> Result<File> {
+    pub(crate) fn procs(&self) -> Result<File> {
         let path = self.folder.join("cgroup.procs");
         let opened = OpenOptions::new().write(true).open(&path);
         opened.with_context(|| format!("{}", path.display()))
     }
 
     /// Most that the cgroup ever held, by the kernel's count (its page cache included).
-    pub fn bytes_max(&self) -> Option<u64> {
+    pub(crate) fn bytes_max(&self) -> Option<u64> {
         let file = match self.version {
             Version::V1 => "memory.max_usage_in_bytes",
             Version::V2 => "memory.peak",
@@ -230,7 +230,7 @@ impl Cgroup {
     }
 
     /// Processes that the kernel killed because the cgroup's limit was reached.
-    pub fn oom_kills(&self) -> u64 {
+    pub(crate) fn oom_kills(&self) -> u64 {
         let file = match self.version {
             Version::V1 => "memory.oom_control",
             Version::V2 => "memory.events",
@@ -242,7 +242,7 @@ impl Cgroup {
 
     /// Removes the cgroup. One that processes of the run still live in stays, for a later run to
     /// remove.
-    pub fn remove(self) {
+    pub(crate) fn remove(self) {
         for _ in 0..REMOVE_TRIES {
             match fs::remove_dir(&self.folder) {
                 // The last processes may have been killed or waited for, but not quite have left.

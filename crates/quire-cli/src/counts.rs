@@ -6,7 +6,7 @@ use quire::control::{Control, Event, FAULT_BUCKETS, FaultKind, Member, Tally};
 
 /// Whose counters.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Scope {
+pub(crate) enum Scope {
     /// All members of the tree, those that have left too.
     Tree,
     /// The member with this process id.
@@ -15,7 +15,7 @@ pub enum Scope {
 
 /// Every counter, and the service times of faults.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Counts {
+pub(crate) struct Counts {
     events: [u64; Event::ALL.len()],
     fault_times: [[u64; FAULT_BUCKETS]; FaultKind::ALL.len()],
 }
@@ -32,7 +32,7 @@ impl Default for Counts {
 impl Counts {
     /// What a tree counted since it began, or a member since it joined; `None` where that member
     /// has left.
-    pub fn read(control: &Control, scope: Scope) -> Option<Counts> {
+    pub(crate) fn read(control: &Control, scope: Scope) -> Option<Counts> {
         control.tally.read(|tally| match scope {
             Scope::Tree => {
                 let mut counts = Counts::of_tally(tally);
@@ -60,20 +60,20 @@ impl Counts {
     }
 
     /// Adds what others counted.
-    pub fn add(&mut self, other: &Counts) {
+    pub(crate) fn add(&mut self, other: &Counts) {
         self.combine(other, u64::saturating_add);
     }
 
     /// What was counted since `earlier`.
     #[must_use]
-    pub fn since(&self, earlier: &Counts) -> Counts {
+    pub(crate) fn since(&self, earlier: &Counts) -> Counts {
         let mut counts = *self;
         counts.combine(earlier, u64::saturating_sub);
         counts
     }
 
     /// Whether anything was counted less often than `earlier` has it.
-    pub fn is_behind(&self, earlier: &Counts) -> bool {
+    pub(crate) fn is_behind(&self, earlier: &Counts) -> bool {
         earlier.since(self) != Counts::default()
     }
 
@@ -88,17 +88,17 @@ impl Counts {
     }
 
     /// How often an event was counted.
-    pub fn of(&self, event: Event) -> u64 {
+    pub(crate) fn of(&self, event: Event) -> u64 {
         self.events[event as usize]
     }
 
     /// Service times, by [`Member::fault_times`]' buckets.
-    pub fn fault_times(&self, kind: FaultKind) -> &[u64; FAULT_BUCKETS] {
+    pub(crate) fn fault_times(&self, kind: FaultKind) -> &[u64; FAULT_BUCKETS] {
         &self.fault_times[kind as usize]
     }
 
     #[cfg(test)]
-    pub fn of_events(events: &[(Event, u64)]) -> Counts {
+    pub(crate) fn of_events(events: &[(Event, u64)]) -> Counts {
         let mut counts = Counts::default();
         for &(event, count) in events {
             counts.events[event as usize] = count;
@@ -107,13 +107,13 @@ impl Counts {
     }
 
     #[cfg(test)]
-    pub fn set_fault_times(&mut self, kind: FaultKind, bucket: usize, count: u64) {
+    pub(crate) fn set_fault_times(&mut self, kind: FaultKind, bucket: usize, count: u64) {
         self.fault_times[kind as usize][bucket] = count;
     }
 }
 
 /// The slot of the member with this process id.
-pub fn slot_of(control: &Control, pid: u32) -> Option<usize> {
+pub(crate) fn slot_of(control: &Control, pid: u32) -> Option<usize> {
     control.inhabited().find(|(_, member)| member.pid.load(Relaxed) == pid).map(|(slot, _)| slot)
 }
 

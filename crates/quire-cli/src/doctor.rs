@@ -9,7 +9,7 @@ use linux_raw_sys::general as raw;
 use rustix::io::Errno;
 
 use crate::cgroup::{Cgroup, Hierarchy};
-use crate::preload;
+use crate::installed;
 use crate::rights::{FEATURES_NEEDED, Ways};
 use crate::size::{Human, machine_memory_bytes};
 use crate::sys::{probe, uffd};
@@ -66,7 +66,7 @@ impl fmt::Display for Finding {
 }
 
 /// Prints what was found; returns whether `quire run` will work.
-pub fn doctor() -> bool {
+pub(crate) fn doctor() -> bool {
     let ways = Ways::find();
     let sections = [
         ("The right to userfaultfd (one of the first two is needed)", rights(&ways)),
@@ -233,7 +233,7 @@ fn memory_cgroup() -> Finding {
 }
 
 fn installation() -> Vec<Finding> {
-    let library = preload::find();
+    let library = installed::find_library();
     let text = match &library {
         Ok(path) => path.display().to_string(),
         Err(error) => format!("{error:#}"),

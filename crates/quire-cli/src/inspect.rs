@@ -27,7 +27,7 @@ const SCRIPT_LINE_BYTES: usize = 256;
 
 /// Why a program does not start.
 #[derive(Debug)]
-pub enum Refusal {
+pub(crate) enum Refusal {
     /// No such file: exit status 127.
     NotFound(String),
     /// A file that cannot be executed: exit status 126.
@@ -46,7 +46,7 @@ impl std::error::Error for Refusal {}
 
 /// A program that can be executed.
 #[derive(Debug)]
-pub struct Inspected {
+pub(crate) struct Inspected {
     /// Where it is.
     pub path: PathBuf,
     /// Why it cannot be managed, where it cannot.
@@ -55,7 +55,7 @@ pub struct Inspected {
 
 /// A file that cannot be managed.
 #[derive(Debug)]
-pub struct Unmanaged {
+pub(crate) struct Unmanaged {
     /// The file: the program, or its interpreter.
     pub file: PathBuf,
     /// What is in the way.
@@ -64,7 +64,7 @@ pub struct Unmanaged {
 
 /// What is in the way of managing a program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Reason {
+pub(crate) enum Reason {
     Static,
     Go,
     OtherArchitecture,
@@ -76,7 +76,7 @@ pub enum Reason {
 
 impl Unmanaged {
     /// What is in the way.
-    pub fn why(&self) -> String {
+    pub(crate) fn why(&self) -> String {
         format!("{} {}", self.file.display(), self.explanation().0)
     }
 
@@ -124,7 +124,7 @@ impl fmt::Display for Unmanaged {
 }
 
 /// Finds `program` as a shell would (through `path` where it has no slash) and judges it.
-pub fn inspect(
+pub(crate) fn inspect(
     program: &OsStr,
     arguments: &[OsString],
     path: &OsStr,
@@ -136,7 +136,7 @@ pub fn inspect(
 
 /// What is in the way of managing the program that process `pid` executes, as far as its file tells.
 /// An error where this user may not look at it.
-pub fn inspect_running(pid: u32) -> std::io::Result<Option<Unmanaged>> {
+pub(crate) fn inspect_running(pid: u32) -> std::io::Result<Option<Unmanaged>> {
     let link = format!("/proc/{pid}/exe");
     let file = std::fs::read_link(&link)?;
     let reason = if is_privileged(&file) {

@@ -18,7 +18,7 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 const LINE_START: &str = "\r\x1b[K";
 
 /// Packs, and says what became of it. Returns the exit status.
-pub fn pack(arguments: &PackArgs) -> Result<u8> {
+pub(crate) fn pack(arguments: &PackArgs) -> Result<u8> {
     let Size::Bytes(frame_bytes) = arguments.frame_size else {
         bail!("--frame-size takes a number of bytes, like 1M: a frame is no part of anything");
     };

@@ -5,7 +5,7 @@ use std::io::Read as _;
 
 /// The fields of /proc/PID/stat that are needed here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Stat {
+pub(crate) struct Stat {
     /// The parent's process id.
     pub parent_pid: u32,
     /// When the process started, in clock ticks since boot: with its id, a name for it that no
@@ -20,7 +20,7 @@ pub struct Stat {
 }
 
 /// All processes that there are, by their ids.
-pub fn all() -> BTreeMap<u32, Stat> {
+pub(crate) fn all() -> BTreeMap<u32, Stat> {
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     pids.filter_map(|pid| Some((pid, stat(pid)?))).collect()
@@ -28,7 +28,7 @@ pub fn all() -> BTreeMap<u32, Stat> {
 
 /// What process `pid` has in memory, and the most that it ever had since it executed its program, in
 /// bytes.
-pub fn resident_bytes(pid: u32) -> Option<[u64; 2]> {
+pub(crate) fn resident_bytes(pid: u32) -> Option<[u64; 2]> {
     // The user's groups come before it, and may be many.
     parse_resident(&std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?)
 }
@@ -42,7 +42,7 @@ fn parse_resident(status: &str) -> Option<[u64; 2]> {
 }
 
 /// The words with which process `pid` was started.
-pub fn command_line(pid: u32) -> Option<String> {
+pub(crate) fn command_line(pid: u32) -> Option<String> {
     let words = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
     let words = String::from_utf8_lossy(&words);
     Some(words.trim_end_matches('\0').replace('\0', " ")).filter(|words| !words.is_empty())
@@ -56,18 +56,18 @@ fn read(pid: u32, file: &str) -> Option<String> {
 }
 
 /// Process `pid`, if there is one.
-pub fn stat(pid: u32) -> Option<Stat> {
+pub(crate) fn stat(pid: u32) -> Option<Stat> {
     parse_stat(&read(pid, "stat")?)
 }
 
 /// The name of process `pid`, if there is one.
-pub fn name(pid: u32) -> Option<String> {
+pub(crate) fn name(pid: u32) -> Option<String> {
     Some(read(pid, "comm")?.trim_end().to_owned())
 }
 
 /// The user who started process `pid`, if there is one: its real user id, which it cannot choose, and
 /// which no dumpable flag hides.
-pub fn user(pid: u32) -> Option<u32> {
+pub(crate) fn user(pid: u32) -> Option<u32> {
     parse_user(&read(pid, "status")?)
 }
 

@@ -15,8 +15,8 @@ use quire::control::{Control, Event, Member, SEGMENT_BYTES};
 use quire::units::PAGE_SIZE;
 
 use crate::attach::{self, Access, Tree};
-use crate::bench::output::Json;
 use crate::counts::{Counts, Scope};
+use crate::json::Json;
 use crate::procfs::{self, Stat};
 use crate::report::{self, say};
 use crate::size::Human;
@@ -42,7 +42,7 @@ A run is a line, then a table of its processes:
 
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
-pub struct PsArgs {
+pub(crate) struct PsArgs {
     /// Only the run that this process belongs to
     #[arg(long, short, value_name = "PID")]
     pub pid: Option<u32>,
@@ -82,7 +82,7 @@ struct Row {
 }
 
 /// `quire ps`; returns its exit status.
-pub fn ps(args: &PsArgs) -> Result<u8> {
+pub(crate) fn ps(args: &PsArgs) -> Result<u8> {
     let trees = match args.pid {
         Some(pid) => vec![attach::attach(pid, Access::Read)?.tree],
         None => {

@@ -8,7 +8,7 @@ use quire::control::{Event, OUT_OF_MEMORY_UNANSWERING_SHIFT, Obituary};
 use quire::units::PAGE_SIZE;
 use rustix::io::Errno;
 
-use crate::bench::output::Json;
+use crate::json::Json;
 use crate::size::Human;
 use crate::supervisor::unmanaged::Unmanaged;
 use crate::supervisor::{Account, ByMember, Death, End, Entry};
@@ -23,7 +23,7 @@ pub fn say(line: &str) {
 }
 
 /// A run that has ended.
-pub struct Ended {
+pub(crate) struct Ended {
     pub account: Account,
     pub by_member: ByMember,
     pub cgroup_bytes_max: Option<u64>,
@@ -38,7 +38,7 @@ impl Ended {
     }
 
     /// The run in one line.
-    pub fn line(&self) -> String {
+    pub(crate) fn line(&self) -> String {
         let account = &self.account;
         if account.processes == 0 {
             return "no process of the run was managed".into();
@@ -72,7 +72,7 @@ impl Ended {
     }
 
     /// Who held most, in one line, where there were several.
-    pub fn members_line(&self) -> Option<String> {
+    pub(crate) fn members_line(&self) -> Option<String> {
         let mut members: Vec<&Entry> = self.by_member.members.iter().collect();
         if members.len() < 2 {
             return None;
@@ -90,7 +90,7 @@ impl Ended {
     }
 
     /// What was not managed, in one line, where there was anything.
-    pub fn unmanaged_line(&self) -> Option<String> {
+    pub(crate) fn unmanaged_line(&self) -> Option<String> {
         let account = &self.account;
         (account.unmanaged_processes > 0).then(|| {
             format!(
@@ -102,7 +102,7 @@ impl Ended {
     }
 
     /// The run as a JSON object: its counters one a line, then its processes one a line.
-    pub fn json(&self) -> String {
+    pub(crate) fn json(&self) -> String {
         let account = &self.account;
         let mut members = vec![
             ("exit_status", u64::from(self.exit_status).to_string()),
@@ -131,7 +131,7 @@ impl Ended {
     }
 
     /// Writes the JSON object to `file`.
-    pub fn write_json(&self, mut file: &File) -> io::Result<()> {
+    pub(crate) fn write_json(&self, mut file: &File) -> io::Result<()> {
         file.write_all(self.json().as_bytes())
     }
 }
@@ -172,7 +172,7 @@ fn member_json(entry: &Entry) -> Json {
 }
 
 /// An unmanaged process, as `--stats` and `quire ps` have it.
-pub fn unmanaged_json(unmanaged: &Unmanaged) -> Json {
+pub(crate) fn unmanaged_json(unmanaged: &Unmanaged) -> Json {
     Json::object([
         ("pid", Json::count(unmanaged.pid.into())),
         ("name", Json::text(&unmanaged.name)),
@@ -183,7 +183,7 @@ pub fn unmanaged_json(unmanaged: &Unmanaged) -> Json {
 }
 
 /// What is said of a process that is found not to be managed.
-pub fn unmanaged_line(unmanaged: &Unmanaged) -> String {
+pub(crate) fn unmanaged_line(unmanaged: &Unmanaged) -> String {
     format!(
         "process {} ({}) runs unmanaged, beside the budget: {}",
         unmanaged.pid, unmanaged.name, unmanaged.why
@@ -191,14 +191,14 @@ pub fn unmanaged_line(unmanaged: &Unmanaged) -> String {
 }
 
 /// What is said when a process is refused for there are as many as there may be.
-pub fn full_line(most: usize) -> String {
+pub(crate) fn full_line(most: usize) -> String {
     let how =
         if most < quire::control::MEMBERS_MAX { "--members-max" } else { "the most there can be" };
     format!("the run has {most} processes ({how})")
 }
 
 /// What a member left word of, in one line.
-pub fn obituary_line(death: Death, name: Option<&str>, account: &Account) -> String {
+pub(crate) fn obituary_line(death: Death, name: Option<&str>, account: &Account) -> String {
     let who = match name {
         Some(name) => format!("process {} ({name})", death.pid),
         None => format!("process {}", death.pid),

@@ -17,7 +17,7 @@ use crate::size::Human;
 use crate::supervisor::wire;
 
 /// What is around this process.
-pub enum Outer {
+pub(crate) enum Outer {
     /// No run.
     None,
     /// One whose supervisor has ended: nobody to ask, and nobody who counts.
@@ -30,7 +30,7 @@ pub enum Outer {
 ///
 /// # Errors
 /// That run has not as much left.
-pub fn reserve(budget_pages: u64) -> Result<Outer> {
+pub(crate) fn reserve(budget_pages: u64) -> Result<Outer> {
     match std::env::var(SOCKET_VARIABLE) {
         Ok(name) if !name.is_empty() => reserve_at(&name, budget_pages),
         _ => Ok(Outer::None),

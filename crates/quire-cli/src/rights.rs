@@ -9,10 +9,10 @@ use rustix::io::Errno;
 use crate::sys::uffd;
 
 /// What memory cannot be managed without.
-pub const FEATURES_NEEDED: u64 = UFFD_FEATURE_MOVE as u64;
+pub(crate) const FEATURES_NEEDED: u64 = UFFD_FEATURE_MOVE as u64;
 
 /// The ways to a userfaultfd that gets every fault, those of system calls included.
-pub struct Ways {
+pub(crate) struct Ways {
     /// The device, if it can be opened and yields one.
     pub device: Result<OwnedFd, Errno>,
     /// The system call.
@@ -21,14 +21,14 @@ pub struct Ways {
 
 impl Ways {
     /// Tries them.
-    pub fn find() -> Ways {
+    pub(crate) fn find() -> Ways {
         let device =
             uffd::open_device().and_then(|device| uffd::from_device(&device).map(|_uffd| device));
         Ways { device, call: uffd::from_call(false) }
     }
 
     /// A new userfaultfd, by whichever way there is.
-    pub fn open(&self) -> Result<OwnedFd, Errno> {
+    pub(crate) fn open(&self) -> Result<OwnedFd, Errno> {
         match &self.device {
             Ok(device) => uffd::from_device(device),
             Err(_) => uffd::from_call(false),
@@ -36,14 +36,14 @@ impl Ways {
     }
 
     /// All features that the kernel has.
-    pub fn features(&self) -> Result<u64, Errno> {
+    pub(crate) fn features(&self) -> Result<u64, Errno> {
         uffd::handshake(&self.open()?, 0)
     }
 }
 
 /// What a run hands its members: the device, where it can be opened. An error where they would
 /// have no right to a userfaultfd, or the kernel's cannot do enough.
-pub fn for_run() -> Result<Option<OwnedFd>> {
+pub(crate) fn for_run() -> Result<Option<OwnedFd>> {
     let ways = Ways::find();
     if ways.device.is_err()
         && let Err(errno) = ways.call

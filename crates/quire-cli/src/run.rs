@@ -22,11 +22,11 @@ use crate::supervisor::swapfile::SwapFile;
 use crate::supervisor::{Looker, News, Program, Settings, Supervisor};
 use crate::sys::signals::Signals;
 use crate::sys::spawn::{self, Spawned};
-use crate::{preload, procfs};
+use crate::{installed, procfs};
 
 /// The least budget: frames for the faults of a few threads, page words, and a pool that is worth
 /// compressing into.
-pub const BUDGET_MIN_BYTES: u64 = 8 << 20;
+pub(crate) const BUDGET_MIN_BYTES: u64 = 8 << 20;
 /// The most: what 47 bits of address space can name.
 const BUDGET_MAX_BYTES: u64 = 1 << 47;
 
@@ -37,7 +37,7 @@ const UNMANAGED_NAMED_MAX: u32 = 16;
 const DEFAULT_PATH: &str = "/bin:/usr/bin";
 
 /// Runs a program; returns its exit status.
-pub fn run(options: &RunOptions) -> Result<u8> {
+pub(crate) fn run(options: &RunOptions) -> Result<u8> {
     let ended = run_watched(options, None)?;
     if !options.quiet {
         let more = [ended.members_line(), ended.unmanaged_line()];
@@ -47,7 +47,7 @@ pub fn run(options: &RunOptions) -> Result<u8> {
 }
 
 /// Runs a program while `looker` looks on; says all but how it went.
-pub fn run_watched(options: &RunOptions, looker: Option<&mut Looker<'_>>) -> Result<Ended> {
+pub(crate) fn run_watched(options: &RunOptions, looker: Option<&mut Looker<'_>>) -> Result<Ended> {
     let (name, arguments) = options.program.split_first().context("no program is given")?;
     let path = std::env::var_os("PATH").unwrap_or_else(|| DEFAULT_PATH.into());
     let inspected = inspect::inspect(name, arguments, &path)?;
@@ -86,7 +86,7 @@ impl Run {
         let budget_bytes = budget_bytes(options)?;
         let budget_pages = budget_bytes / PAGE_SIZE as u64;
         let outer = if is_managed { reserve(budget_pages, options.quiet)? } else { Outer::None };
-        let library = if is_managed { Some(preload::find()?) } else { None };
+        let library = if is_managed { Some(installed::find_library()?) } else { None };
         let uffd_device = if is_managed { rights::for_run()? } else { None };
         let swap = match &options.swap_file {
             Some(folder) if is_managed => Some(SwapFile::create(folder, options.swap_max)?),
@@ -111,7 +111,7 @@ impl Run {
         })?;
         if let Some(library) = library {
             let present = std::env::var_os("LD_PRELOAD");
-            command.env("LD_PRELOAD", preload::prepend(&library, present.as_deref()));
+            command.env("LD_PRELOAD", installed::prepend(&library, present.as_deref()));
             command.env(SOCKET_VARIABLE, supervisor.socket_name());
         }
         let cgroup = if is_managed && !options.no_cgroup {

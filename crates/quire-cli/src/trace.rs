@@ -48,7 +48,7 @@ Exit status: the program's own, as 'quire run' passes it on; 125 where quire its
     mut_arg("memory", |memory| memory.required(false).required_unless_present("pid")),
     mut_arg("program", |program| program.required(false).required_unless_present("pid")),
 )]
-pub struct TraceArgs {
+pub(crate) struct TraceArgs {
     /// Print these: names and patterns such as 'pagefault:*' [default: all]
     #[arg(long = "event", short, value_name = "EVENT,...")]
     pub events: Vec<String>,
@@ -66,7 +66,7 @@ pub struct TraceArgs {
 }
 
 /// `quire trace`; returns its exit status.
-pub fn trace(args: &TraceArgs) -> Result<u8> {
+pub(crate) fn trace(args: &TraceArgs) -> Result<u8> {
     let selected = select(&args.events)?;
     let output: Box<dyn Write> = match &args.output {
         Some(file) => Box::new(

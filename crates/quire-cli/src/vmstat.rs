@@ -46,7 +46,7 @@ Without -p, all runs that this user may look into are summed. With -s, the proce
 
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
-pub struct VmstatArgs {
+pub(crate) struct VmstatArgs {
     /// Seconds from one line to the next
     #[arg(value_name = "DELAY", value_parser = parse_delay, conflicts_with = "stats")]
     pub delay: Option<Duration>,
@@ -72,7 +72,7 @@ fn parse_delay(text: &str) -> Result<Duration, &'static str> {
 }
 
 /// `quire vmstat`; returns its exit status.
-pub fn vmstat(args: &VmstatArgs) -> Result<u8> {
+pub(crate) fn vmstat(args: &VmstatArgs) -> Result<u8> {
     let text = match (args.stats, args.pid) {
         (Some(stats), pid) => match stats.or(pid) {
             Some(pid) => {

@@ -23,13 +23,13 @@ const DEFAULT: [&str; 9] = [
 
 /// An event, by the name that was asked for.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Selected {
+pub(super) struct Selected {
     pub label: String,
     pub event: Event,
 }
 
 /// The events of several comma lists, in their order, each name once.
-pub fn select(lists: &[String]) -> Result<Vec<Selected>> {
+pub(super) fn select(lists: &[String]) -> Result<Vec<Selected>> {
     let mut selected: Vec<Selected> = Vec::new();
     let mut add = |label: &str, event| {
         if selected.iter().all(|selected| selected.label != label) {
@@ -92,12 +92,12 @@ fn names() -> String {
 }
 
 /// Whether a name is a pattern.
-pub fn is_pattern(name: &str) -> bool {
+pub(super) fn is_pattern(name: &str) -> bool {
     name.contains(['*', '?'])
 }
 
 /// Whether `name` is as `pattern` says: `*` is any text, `?` any character.
-pub fn glob(pattern: &str, name: &str) -> bool {
+pub(crate) fn glob(pattern: &str, name: &str) -> bool {
     let (pattern, name) = (pattern.as_bytes(), name.as_bytes());
     let (mut at, mut in_name) = (0, 0);
     // After the last star: where the pattern goes on, and how much of the name the star has taken.

@@ -57,7 +57,7 @@ fn human(ns: f64) -> String {
 }
 
 /// The service times of every kind of fault that came.
-pub fn print(counts: &Counts, format: &Format) -> String {
+pub(super) fn print(counts: &Counts, format: &Format) -> String {
     let mut text = String::new();
     for kind in FaultKind::ALL {
         let buckets = counts.fault_times(kind);

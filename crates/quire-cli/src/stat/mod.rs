@@ -24,7 +24,7 @@ use clap::Args;
 use quire::control::Control;
 
 use self::events::Selected;
-pub use self::events::glob;
+pub(crate) use self::events::glob;
 use self::output::{Format, Round};
 use crate::attach::{self, Access, Attached, Over, Vigil};
 use crate::cli::RunOptions;
@@ -56,7 +56,7 @@ quire itself failed; with -p 0, or that of PROGRAM.";
     mut_arg("memory", |memory| memory.required(false).required_unless_present("pid")),
     mut_arg("program", |program| program.required(false).required_unless_present("pid")),
 )]
-pub struct StatArgs {
+pub(crate) struct StatArgs {
     /// Show these: names, aliases and patterns such as 'pagefault:*', 'spf_*' or '*'
     #[arg(long = "event", short, value_name = "EVENT,...")]
     pub events: Vec<String>,
@@ -106,7 +106,7 @@ pub struct StatArgs {
 }
 
 /// `quire stat`; returns its exit status.
-pub fn stat(args: &StatArgs) -> Result<u8> {
+pub(crate) fn stat(args: &StatArgs) -> Result<u8> {
     let mut stat = Stat {
         selected: events::select(&args.events)?,
         format: match &args.field_separator {

@@ -6,12 +6,12 @@ use quire::control::Event;
 use quire::units::PAGE_SIZE;
 
 use super::events::Selected;
-use crate::bench::figures::Samples;
 use crate::counts::Counts;
+use crate::samples::Samples;
 
 /// How it is printed.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Format {
+pub(super) enum Format {
     /// For people.
     Text,
     /// Fields with this between them.
@@ -22,7 +22,7 @@ pub enum Format {
 
 /// What was counted, and for how long.
 #[derive(Clone, Copy, Debug)]
-pub struct Round {
+pub(super) struct Round {
     pub counts: Counts,
     pub seconds: f64,
 }
@@ -117,7 +117,7 @@ fn metric(event: Event, value: f64, seconds: f64, mean: impl Fn(Event) -> f64) -
 }
 
 /// A number as people read it: `1,234,567`.
-pub fn grouped(value: f64) -> String {
+pub(super) fn grouped(value: f64) -> String {
     let digits = format!("{value:.0}");
     let mut text = String::new();
     for (index, digit) in digits.chars().enumerate() {
@@ -183,19 +183,24 @@ fn line(figure: &Figure<'_>, format: &Format, interval: Option<f64>, rounds: usi
 }
 
 /// What an interval came to, `time` seconds after the start.
-pub fn interval(selected: &[Selected], round: &Round, time: f64, format: &Format) -> String {
+pub(super) fn interval(selected: &[Selected], round: &Round, time: f64, format: &Format) -> String {
     let rounds = std::slice::from_ref(round);
     let lines = selected.iter().map(|selected| Figure::new(selected, rounds));
     lines.map(|figure| line(&figure, format, Some(time), 1) + "\n").collect()
 }
 
 /// What stands over the lines of intervals, for people.
-pub fn interval_header() -> String {
+pub(super) fn interval_header() -> String {
     format!("#{:>15} {:>18}      events\n", "time", "counts")
 }
 
 /// What all rounds came to.
-pub fn summary(selected: &[Selected], rounds: &[Round], title: &str, format: &Format) -> String {
+pub(super) fn summary(
+    selected: &[Selected],
+    rounds: &[Round],
+    title: &str,
+    format: &Format,
+) -> String {
     let lines = selected.iter().map(|selected| Figure::new(selected, rounds));
     let lines: String =
         lines.map(|figure| line(&figure, format, None, rounds.len()) + "\n").collect();

@@ -40,13 +40,13 @@ const MEMORY_MAX: u64 = 1 << 40;
 const SOME_FAILED: u8 = 1;
 
 /// Writes files to standard output.
-pub fn cat(options: &StreamOptions) -> Result<u8> {
+pub(crate) fn cat(options: &StreamOptions) -> Result<u8> {
     // What it writes from its mapping may be held by whoever reads it.
     stream(options, &mut Cat::new()?, false)
 }
 
 /// Prints the checksums of files.
-pub fn sum(options: &StreamOptions) -> Result<u8> {
+pub(crate) fn sum(options: &StreamOptions) -> Result<u8> {
     stream(options, &mut Sum::new(), true)
 }
 

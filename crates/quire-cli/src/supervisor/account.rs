@@ -14,7 +14,7 @@ pub(super) struct Samples {
 
 /// What became of the tree.
 #[derive(Clone, Copy, Debug)]
-pub struct Account {
+pub(crate) struct Account {
     pub budget_bytes: u64,
     pub held_bytes_max: u64,
     pub wanted_bytes_max: u64,
@@ -60,7 +60,7 @@ impl Default for Account {
 
 /// What is known of the run's processes one by one.
 #[derive(Clone, Default, Debug)]
-pub struct ByMember {
+pub(crate) struct ByMember {
     /// Those that have left, oldest first, then those that are there.
     pub members: Vec<Entry>,
     /// Members that have left before those, and are in the sums alone.

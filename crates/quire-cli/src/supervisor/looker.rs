@@ -9,7 +9,7 @@ use quire::control::Control;
 
 /// When a look is taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Moment {
+pub(crate) enum Moment {
     /// The period is over.
     Period,
     /// The program has ended.
@@ -17,7 +17,7 @@ pub enum Moment {
 }
 
 /// Looks at a tree now and then, and at its end.
-pub struct Looker<'a> {
+pub(crate) struct Looker<'a> {
     pub(super) look: &'a mut dyn FnMut(&Control, Moment),
     /// From one look to the next; `None`: only at the end.
     period: Option<Duration>,
@@ -26,7 +26,10 @@ pub struct Looker<'a> {
 
 impl<'a> Looker<'a> {
     /// Takes its first look after a period from now.
-    pub fn new(period: Option<Duration>, look: &'a mut dyn FnMut(&Control, Moment)) -> Looker<'a> {
+    pub(crate) fn new(
+        period: Option<Duration>,
+        look: &'a mut dyn FnMut(&Control, Moment),
+    ) -> Looker<'a> {
         Looker { look, period, next: Instant::now() + period.unwrap_or_default() }
     }
 

@@ -17,7 +17,7 @@ use quire::control::{
 
 /// What a member left behind that could not go on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Death {
+pub(crate) struct Death {
     /// Process id.
     pub pid: u32,
     /// Why.
@@ -30,7 +30,7 @@ pub struct Death {
 
 /// Why a process gets no slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Refused {
+pub(super) struct Refused {
     pub refusal: Refusal,
     /// A number that goes with it: see [`Refusal`].
     pub detail: u64,
@@ -38,19 +38,19 @@ pub struct Refused {
 
 impl Refused {
     /// A refusal that needs no number.
-    pub fn plainly(refusal: Refusal) -> Refused {
+    pub(super) fn plainly(refusal: Refusal) -> Refused {
         Refused { refusal, detail: 0 }
     }
 
     /// Whether another's leaving would mend it.
-    pub fn is_for_want_of_place(self) -> bool {
+    pub(super) fn is_for_want_of_place(self) -> bool {
         matches!(self.refusal, Refusal::Full | Refusal::NoRoom)
     }
 }
 
 /// A member's account as it was when it left.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Left {
+pub(super) struct Left {
     /// Why it could not go on, where it left word.
     pub death: Option<Death>,
     pub sizes: Sizes,
@@ -58,7 +58,7 @@ pub struct Left {
 
 /// What a member needed and did, as the roll keeps it.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Sizes {
+pub(crate) struct Sizes {
     pub held_pages_max: u64,
     pub wanted_pages_max: u64,
     pub managed_pages_max: u64,
@@ -70,7 +70,7 @@ pub struct Sizes {
 
 impl Sizes {
     /// Of a member that is there.
-    pub fn of(member: &Member) -> Sizes {
+    pub(crate) fn of(member: &Member) -> Sizes {
         let of = |word: &AtomicU64| word.load(Relaxed);
         Sizes {
             held_pages_max: of(&member.held_pages_max),
@@ -85,7 +85,7 @@ impl Sizes {
 }
 
 /// Slots and what became of those who had one.
-pub struct Members {
+pub(super) struct Members {
     /// Whether each slot is taken.
     taken: [bool; MEMBERS_MAX],
     /// Where the search for a free slot starts: slots are used in turn, so that a number is not
@@ -105,7 +105,7 @@ pub struct Members {
 
 impl Members {
     /// No members, and `most` at a time.
-    pub fn new(most: usize) -> Members {
+    pub(super) fn new(most: usize) -> Members {
         Members {
             taken: [false; MEMBERS_MAX],
             next_slot: 0,
@@ -118,45 +118,50 @@ impl Members {
     }
 
     /// Members now.
-    pub fn count(&self) -> usize {
+    pub(super) fn count(&self) -> usize {
         self.count
     }
 
     /// Members ever.
-    pub fn joined(&self) -> u64 {
+    pub(super) fn joined(&self) -> u64 {
         self.joined
     }
 
     /// Whether `slot` belongs to a member, and to which process.
-    pub fn pid_of(&self, control: &Control, slot: u32) -> Option<u32> {
+    pub(super) fn pid_of(&self, control: &Control, slot: u32) -> Option<u32> {
         let slot = slot as usize;
         (*self.taken.get(slot)?).then(|| control.members[slot].pid.load(Relaxed))
     }
 
     /// Most members at a time.
-    pub fn most(&self) -> usize {
+    pub(super) fn most(&self) -> usize {
         self.most
     }
 
     /// The members' process ids.
-    pub fn pids<'a>(&'a self, control: &'a Control) -> impl Iterator<Item = u32> + 'a {
+    pub(super) fn pids<'a>(&'a self, control: &'a Control) -> impl Iterator<Item = u32> + 'a {
         self.present(control).filter(|member| !member.is_a_reservation()).map(pid_of)
     }
 
     /// The supervisors of the runs inside this one.
-    pub fn inner<'a>(&'a self, control: &'a Control) -> impl Iterator<Item = u32> + 'a {
+    pub(super) fn inner<'a>(&'a self, control: &'a Control) -> impl Iterator<Item = u32> + 'a {
         self.present(control).filter(|member| member.is_a_reservation()).map(pid_of)
     }
 
     /// What a member needed and did so far.
-    pub fn sizes(&self, control: &Control, slot: u32) -> Sizes {
+    pub(super) fn sizes(&self, control: &Control, slot: u32) -> Sizes {
         Sizes::of(&control.members[slot as usize])
     }
 
     /// Gives process `pid` a slot. A fork's child takes over what its parent was charged for it,
     /// and a share in every swap segment that the parent has data in. The parent waits until that
     /// fork's word is settled, which is left to the caller.
-    pub fn join(&mut self, control: &Control, hello: &Hello, pid: u32) -> Result<u32, Refused> {
+    pub(super) fn join(
+        &mut self,
+        control: &Control,
+        hello: &Hello,
+        pid: u32,
+    ) -> Result<u32, Refused> {
         if hello.parent_slot == RESERVATION {
             return self.reserve(control, hello.held_pages, pid);
         }
@@ -224,7 +229,7 @@ impl Members {
     }
 
     /// Takes the slot back from a member whose connection has closed, with all it held.
-    pub fn leave(&mut self, control: &Control, slot: u32) -> Option<Left> {
+    pub(super) fn leave(&mut self, control: &Control, slot: u32) -> Option<Left> {
         let slot = slot as usize;
         if !std::mem::replace(&mut self.taken[slot], false) {
             return None;
@@ -258,19 +263,19 @@ impl Members {
     }
 
     /// A counter over all members, present and past.
-    pub fn event(&self, control: &Control, event: Event) -> u64 {
+    pub(super) fn event(&self, control: &Control, event: Event) -> u64 {
         self.present(control).map(|member| member.counted(event)).sum::<u64>()
             + control.tally.counted(event)
     }
 
     /// Most address space that one member managed, in pages.
-    pub fn managed_pages_max(&self, control: &Control) -> u64 {
+    pub(super) fn managed_pages_max(&self, control: &Control) -> u64 {
         let present = self.present(control).map(|member| member.managed_pages_max.load(Relaxed));
         present.max().unwrap_or(0).max(self.managed_pages_max)
     }
 
     /// Pages of the compressed pool now: those of each member, and what is common once.
-    pub fn pool_pages(&self, control: &Control) -> u64 {
+    pub(super) fn pool_pages(&self, control: &Control) -> u64 {
         let own = self.present(control).map(|member| member.pool_pages.load(Relaxed));
         own.sum::<u64>() + control.common_pages.load(Relaxed)
     }

@@ -23,9 +23,9 @@ mod members;
 mod pool;
 mod program;
 mod roll;
-pub mod swapfile;
-pub mod unmanaged;
-pub mod wire;
+pub(crate) mod swapfile;
+pub(crate) mod unmanaged;
+pub(crate) mod wire;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -39,15 +39,15 @@ use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
 use self::account::Samples;
-pub use self::account::{Account, ByMember};
+pub(crate) use self::account::{Account, ByMember};
 use self::joining::{Said, Turn, is_forks};
-pub use self::looker::{Looker, Moment};
-pub use self::members::Death;
+pub(crate) use self::looker::{Looker, Moment};
+pub(crate) use self::members::Death;
 #[cfg(test)]
-pub use self::members::Sizes;
+pub(crate) use self::members::Sizes;
 use self::members::{Left, Members};
 use self::pool::Pool;
-pub use self::roll::{End, Entry};
+pub(crate) use self::roll::{End, Entry};
 use self::roll::{Identity, Roll};
 use self::swapfile::SwapFile;
 use self::unmanaged::{Tree, Unmanaged, Watch};
@@ -56,7 +56,7 @@ use crate::cli::{FolioOrder, Handlers};
 use crate::sys::control::ControlMap;
 use crate::sys::peer::Peer;
 use crate::{procfs, report};
-pub use program::Program;
+pub(crate) use program::Program;
 
 /// Epoll's token of the listening socket.
 const LISTENER: u64 = 0;
@@ -71,7 +71,7 @@ const SAMPLE_MS: i64 = 500;
 const COMMON_MS: i64 = 20;
 
 /// What the members of the tree are given.
-pub struct Settings {
+pub(crate) struct Settings {
     /// The budget in pages.
     pub budget_pages: u64,
     /// Most pages that one member may hold; 0 where only the budget bounds it.
@@ -104,7 +104,7 @@ struct Connection {
 }
 
 /// What is told at once.
-pub enum News<'a> {
+pub(crate) enum News<'a> {
     /// A member could not go on.
     Death(Death, &'a Account),
     /// A process was refused, the first of the run, for there are as many members as there may be.
@@ -114,7 +114,7 @@ pub enum News<'a> {
 }
 
 /// The supervisor of one run.
-pub struct Supervisor {
+pub(crate) struct Supervisor {
     control: ControlMap,
     members: Members,
     pool: Pool,
@@ -153,7 +153,7 @@ pub(crate) fn random() -> u64 {
 
 impl Supervisor {
     /// A supervisor that listens.
-    pub fn new(settings: Settings) -> Result<Supervisor> {
+    pub(crate) fn new(settings: Settings) -> Result<Supervisor> {
         let control = ControlMap::create()?;
         let segments = settings.swap.as_ref().map_or(0, SwapFile::segments);
         let pool = Pool::create((settings.budget_pages as usize).saturating_mul(PAGE_SIZE))?;
@@ -198,24 +198,24 @@ impl Supervisor {
     }
 
     /// The name of the socket that members join at.
-    pub fn socket_name(&self) -> &str {
+    pub(crate) fn socket_name(&self) -> &str {
         &self.socket_name
     }
 
     /// Takes whoever is in the cgroup of this name as a descendant of the program.
-    pub fn trust_cgroup(&mut self, name: &str, folder: &Path) {
+    pub(crate) fn trust_cgroup(&mut self, name: &str, folder: &Path) {
         self.cgroup_name = Some(name.to_owned());
         self.cgroup_folder = Some(folder.to_owned());
     }
 
     /// Tells how many members there are before one that joins is welcomed.
-    pub fn tell_of_members(&mut self, tell: impl FnMut(usize) + 'static) {
+    pub(crate) fn tell_of_members(&mut self, tell: impl FnMut(usize) + 'static) {
         self.on_join = Box::new(tell);
     }
 
     /// Serves until the program ends; returns its exit status as a shell would have it. `on_news`
     /// is told at once of what goes wrong; `looker` sees the tree now and then.
-    pub fn run(
+    pub(crate) fn run(
         &mut self,
         program: &mut Program,
         mut on_news: impl FnMut(News<'_>),
@@ -376,7 +376,7 @@ impl Supervisor {
     }
 
     /// What became of the tree so far.
-    pub fn account(&mut self) -> Account {
+    pub(crate) fn account(&mut self) -> Account {
         self.sample();
         let control: &Control = &self.control;
         let bytes = |pages: u64| pages * PAGE_SIZE as u64;
@@ -403,7 +403,7 @@ impl Supervisor {
     }
 
     /// Who was a member, and what became of them.
-    pub fn by_member(&self) -> ByMember {
+    pub(crate) fn by_member(&self) -> ByMember {
         let present = self.connections.values().filter_map(|connection| {
             let (slot, identity) = (connection.slot?, connection.identity.as_ref()?);
             Some(Entry {

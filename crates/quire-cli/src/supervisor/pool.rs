@@ -17,7 +17,7 @@ use quire::control::slabs::{SLOT_BYTES, SlabUse, slots_for};
 use crate::sys::pool::PoolMap;
 
 /// The tree's pool.
-pub struct Pool {
+pub(super) struct Pool {
     table: PoolMap,
     /// Slots that are common, 64 a word: the table's words say the same, one slot each.
     common: Vec<u64>,
@@ -27,26 +27,26 @@ pub struct Pool {
 
 impl Pool {
     /// An empty pool for a budget.
-    pub fn create(budget_bytes: usize) -> Result<Pool> {
+    pub(super) fn create(budget_bytes: usize) -> Result<Pool> {
         let table = PoolMap::create(slots_for(budget_bytes))?;
         let common = vec![0; table.slots().div_ceil(64)];
         Ok(Pool { table, common, let_go_seen: 0 })
     }
 
     /// Slots of the pool.
-    pub fn slots(&self) -> u32 {
+    pub(super) fn slots(&self) -> u32 {
         self.table.slots() as u32
     }
 
     /// Whether members share slabs, which only the supervisor gives back.
-    pub fn has_common(&self, control: &Control) -> bool {
+    pub(super) fn has_common(&self, control: &Control) -> bool {
         control.common_pages.load(Relaxed) != 0
     }
 
     /// A fork's child has joined: it shares all that its parent uses. The parent waits, or it has
     /// given its child up for dead, and goes on; then the child has never been in a slab, and what
     /// the parent does is settled by who changes a word or a bit first.
-    pub fn inherit(&mut self, control: &Control, parent: u32, child: u32) {
+    pub(super) fn inherit(&mut self, control: &Control, parent: u32, child: u32) {
         self.table.count_move();
         for word in 0..self.words() {
             let shared = self.table.shared_slots(parent, word) & self.common[word];
@@ -84,7 +84,7 @@ impl Pool {
 
     /// A member is gone: frees what was its own, whose pages its account still has, and lets go of
     /// what was common.
-    pub fn leave(&mut self, control: &Control, gone: u32) {
+    pub(super) fn leave(&mut self, control: &Control, gone: u32) {
         for word in 0..self.words() {
             if self.common[word] != 0 {
                 let _ = self.table.forget(gone, word, u64::MAX);
@@ -100,7 +100,7 @@ impl Pool {
     }
 
     /// Looks over the common slabs, if a member has let go of one since.
-    pub fn settle_if_let_go(&mut self, control: &Control) {
+    pub(super) fn settle_if_let_go(&mut self, control: &Control) {
         if self.table.times_let_go() != self.let_go_seen {
             self.settle(control);
         }

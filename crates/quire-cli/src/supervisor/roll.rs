@@ -16,7 +16,7 @@ use crate::sys::pidfd;
 const LENGTH_MAX: usize = 256;
 
 /// Who a member is, as of when it joined.
-pub struct Identity {
+pub(super) struct Identity {
     pub pid: u32,
     /// The program's name, where it could be read.
     pub name: String,
@@ -26,7 +26,7 @@ pub struct Identity {
 
 impl Identity {
     /// Of the process `pid` at the other end of a socket.
-    pub fn of_peer(pid: u32, socket: BorrowedFd<'_>) -> Identity {
+    pub(super) fn of_peer(pid: u32, socket: BorrowedFd<'_>) -> Identity {
         let name = procfs::name(pid).unwrap_or_default();
         Identity { pid, name, process: pidfd::of_peer(socket) }
     }
@@ -34,7 +34,7 @@ impl Identity {
 
 /// How a member came to its end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum End {
+pub(crate) enum End {
     /// Nobody has waited for it yet, or the kernel does not say.
     Unknown,
     /// It executed another program, and may have joined again.
@@ -47,7 +47,7 @@ pub enum End {
 
 impl End {
     /// By a wait status.
-    pub fn of_status(status: ExitStatus) -> End {
+    pub(crate) fn of_status(status: ExitStatus) -> End {
         match (status.code(), status.signal()) {
             (Some(code), _) => End::Exited(code as u8),
             (None, Some(signal)) => End::Killed(signal as u8),
@@ -58,7 +58,7 @@ impl End {
 
 /// A member's line in the roll.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Entry {
+pub(crate) struct Entry {
     pub pid: u32,
     pub name: String,
     pub end: End,
@@ -67,7 +67,7 @@ pub struct Entry {
 
 /// The members that have left, oldest first.
 #[derive(Default)]
-pub struct Roll {
+pub(super) struct Roll {
     entries: VecDeque<(Entry, Option<OwnedFd>)>,
     /// Members that were forgotten for later ones.
     forgotten: u64,
@@ -75,7 +75,7 @@ pub struct Roll {
 
 impl Roll {
     /// A member has left.
-    pub fn push(&mut self, identity: Identity, sizes: Sizes) {
+    pub(super) fn push(&mut self, identity: Identity, sizes: Sizes) {
         if self.entries.len() == LENGTH_MAX {
             self.entries.pop_front();
             self.forgotten += 1;
@@ -85,7 +85,7 @@ impl Roll {
     }
 
     /// Process `pid` has executed a program: its former self did not end.
-    pub fn note_executed(&mut self, pid: u32) {
+    pub(super) fn note_executed(&mut self, pid: u32) {
         let mut latest = self.entries.iter_mut().rev();
         if let Some((entry, process)) =
             latest.find(|(entry, _)| entry.pid == pid && entry.end == End::Unknown)
@@ -98,7 +98,7 @@ impl Roll {
     }
 
     /// Asks how those have ended of whom it is not known.
-    pub fn look(&mut self) {
+    pub(super) fn look(&mut self) {
         for (entry, process) in &mut self.entries {
             let status = process.as_ref().and_then(|process| pidfd::wait_status(process.as_fd()));
             if let Some(status) = status {
@@ -109,12 +109,12 @@ impl Roll {
     }
 
     /// The members that have left, oldest first.
-    pub fn entries(&self) -> impl Iterator<Item = &Entry> {
+    pub(super) fn entries(&self) -> impl Iterator<Item = &Entry> {
         self.entries.iter().map(|(entry, _)| entry)
     }
 
     /// Members that were forgotten for later ones.
-    pub fn forgotten(&self) -> u64 {
+    pub(super) fn forgotten(&self) -> u64 {
         self.forgotten
     }
 }

@@ -26,7 +26,7 @@ const PAST_MAX: usize = 256;
 
 /// A process of the run that is no member.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Unmanaged {
+pub(crate) struct Unmanaged {
     pub pid: u32,
     pub name: String,
     /// Why it is none, as far as can be told.
@@ -45,7 +45,7 @@ struct Seen {
 
 /// Who is of the run without being a member.
 #[derive(Clone, Copy)]
-pub struct Tree<'a> {
+pub(crate) struct Tree<'a> {
     pub supervisor_pid: u32,
     pub members: &'a BTreeSet<u32>,
     /// Supervisors of runs inside this one.
@@ -56,7 +56,7 @@ pub struct Tree<'a> {
 
 impl Tree<'_> {
     /// The processes that live and are no members.
-    pub fn strangers(&self, all: &BTreeMap<u32, Stat>) -> Vec<u32> {
+    pub(crate) fn strangers(&self, all: &BTreeMap<u32, Stat>) -> Vec<u32> {
         let is_stranger = |pid: u32, stat: &Stat| {
             pid != self.supervisor_pid
                 && !stat.is_dead
@@ -84,7 +84,7 @@ impl Tree<'_> {
 }
 
 /// What the supervisor has seen of them.
-pub struct Watch {
+pub(crate) struct Watch {
     next: Instant,
     seen: BTreeMap<u32, Seen>,
     past: Vec<Unmanaged>,
@@ -94,7 +94,7 @@ pub struct Watch {
 
 impl Watch {
     /// Takes its first look after a period from now.
-    pub fn new() -> Watch {
+    pub(crate) fn new() -> Watch {
         Watch {
             next: Instant::now() + PERIOD,
             seen: BTreeMap::new(),
@@ -105,33 +105,33 @@ impl Watch {
     }
 
     /// Whether it is time to look.
-    pub fn is_due(&self) -> bool {
+    pub(crate) fn is_due(&self) -> bool {
         Instant::now() >= self.next
     }
 
     /// Processes that were seen twice, ever.
-    pub fn found(&self) -> u64 {
+    pub(crate) fn found(&self) -> u64 {
         self.found
     }
 
     /// Most that all of them had in memory at a time, as far as was seen.
-    pub fn resident_bytes_max(&self) -> u64 {
+    pub(crate) fn resident_bytes_max(&self) -> u64 {
         self.resident_bytes_max
     }
 
     /// Those that there were and are, as they were seen last.
-    pub fn all(&self) -> impl Iterator<Item = &Unmanaged> {
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Unmanaged> {
         self.past.iter().chain(self.seen.values().filter_map(|seen| seen.unmanaged.as_ref()))
     }
 
     /// Who was seen, members or not: they are of the run, whoever is above them by now.
-    pub fn known(&self) -> impl Iterator<Item = u32> {
+    pub(crate) fn known(&self) -> impl Iterator<Item = u32> {
         self.seen.keys().copied()
     }
 
     /// Looks at all processes there are; `on_found` is told of each that is newly unmanaged.
     /// `why` says what the supervisor itself knows of a process.
-    pub fn look(
+    pub(crate) fn look(
         &mut self,
         tree: Tree<'_>,
         why: impl Fn(u32) -> Option<String>,
@@ -183,12 +183,12 @@ impl Watch {
 
 /// Whether a process that is no member will be none: not where it is stopped on its way, or still in
 /// the memory of a parent, who is looked at in its own right.
-pub fn is_settled(pid: u32, stat: &Stat) -> bool {
+pub(crate) fn is_settled(pid: u32, stat: &Stat) -> bool {
     !stat.is_stopped && !kcmp::have_same_memory(pid, stat.parent_pid)
 }
 
 /// An unmanaged process as it is now; `why` as far as it is known already.
-pub fn describe(pid: u32, why: Option<String>) -> Unmanaged {
+pub(crate) fn describe(pid: u32, why: Option<String>) -> Unmanaged {
     let mut unmanaged = Unmanaged {
         pid,
         name: procfs::name(pid).unwrap_or_default(),

@@ -11,7 +11,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 /// What a mapping is for. A store through one that is for reading is a SIGSEGV.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Access {
+pub(crate) enum Access {
     /// To look.
     Read,
     /// To look, and to change settings.
@@ -20,7 +20,7 @@ pub enum Access {
 
 /// Why a descriptor is no control page of ours.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum NotAttached {
+pub(crate) enum NotAttached {
     /// It is another version's.
     OtherVersion(u32),
     /// It is something else.
@@ -28,7 +28,7 @@ pub enum NotAttached {
 }
 
 /// The control memfd, mapped shared.
-pub struct ControlMap {
+pub(crate) struct ControlMap {
     address: NonNull<Control>,
     memfd: OwnedFd,
 }
@@ -36,7 +36,7 @@ pub struct ControlMap {
 impl ControlMap {
     /// A control memfd of zeros: no member, no budget. It is sparse: only what is written costs
     /// memory.
-    pub fn create() -> Result<ControlMap> {
+    pub(crate) fn create() -> Result<ControlMap> {
         let memfd = rustix::fs::memfd_create(
             "quire-control",
             MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
@@ -52,7 +52,7 @@ impl ControlMap {
 
     /// Maps the control memfd of another process's tree. What claims to be one, and could shrink
     /// under us, is none.
-    pub fn attach(memfd: OwnedFd, access: Access) -> Result<ControlMap, NotAttached> {
+    pub(crate) fn attach(memfd: OwnedFd, access: Access) -> Result<ControlMap, NotAttached> {
         let seals = rustix::fs::fcntl_get_seals(&memfd).map_err(|_| NotAttached::NotControl)?;
         let stat = rustix::fs::fstat(&memfd).map_err(|_| NotAttached::NotControl)?;
         // Magic and version come first in every version. Read, and not yet mapped: another

@@ -11,14 +11,14 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
 /// The pool memfd, its table mapped shared.
-pub struct PoolMap {
+pub(crate) struct PoolMap {
     table: SlabTable,
     memfd: OwnedFd,
 }
 
 impl PoolMap {
     /// A pool of so many slots, none of them used. It is sparse: only what is written costs memory.
-    pub fn create(slots: usize) -> Result<PoolMap> {
+    pub(crate) fn create(slots: usize) -> Result<PoolMap> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let memfd =
             rustix::fs::memfd_create("quire-pool", flags).context("cannot make the pool memfd")?;
@@ -32,7 +32,7 @@ impl PoolMap {
 
     /// The same pool, mapped once more.
     #[cfg(test)]
-    pub fn view(&self) -> Result<PoolMap> {
+    pub(crate) fn view(&self) -> Result<PoolMap> {
         PoolMap::map(self.memfd.try_clone()?, self.slots())
     }
 
@@ -53,7 +53,7 @@ impl PoolMap {
     }
 
     /// Gives memory of the pool back to the kernel.
-    pub fn punch(&self, offset: usize, bytes: usize) {
+    pub(crate) fn punch(&self, offset: usize, bytes: usize) {
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         // Nothing else fails for a hole in shared memory; what stayed would be used again with its
         // slot.

@@ -11,21 +11,21 @@ use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, Updater, ioctl, opcode};
 use rustix::mm::UserfaultfdFlags;
 
 /// The device that hands userfaultfds to whoever may open it.
-pub const DEVICE: &str = "/dev/userfaultfd";
+pub(crate) const DEVICE: &str = "/dev/userfaultfd";
 
 /// Opens the device.
-pub fn open_device() -> Result<OwnedFd, Errno> {
+pub(crate) fn open_device() -> Result<OwnedFd, Errno> {
     rustix::fs::open(DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
 }
 
 /// A userfaultfd from the device.
-pub fn from_device(device: &OwnedFd) -> Result<OwnedFd, Errno> {
+pub(crate) fn from_device(device: &OwnedFd) -> Result<OwnedFd, Errno> {
     // SAFETY: the opcode takes flags by value and returns a descriptor, as `New` says.
     unsafe { ioctl(device, New { flags: OFlags::CLOEXEC | OFlags::NONBLOCK }) }
 }
 
 /// A userfaultfd from the system call; with `is_user_mode_only` one that anybody may have.
-pub fn from_call(is_user_mode_only: bool) -> Result<OwnedFd, Errno> {
+pub(crate) fn from_call(is_user_mode_only: bool) -> Result<OwnedFd, Errno> {
     let mut flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK;
     if is_user_mode_only {
         flags |= UserfaultfdFlags::from_bits_retain(linux_raw_sys::general::UFFD_USER_MODE_ONLY);
@@ -35,7 +35,7 @@ pub fn from_call(is_user_mode_only: bool) -> Result<OwnedFd, Errno> {
 }
 
 /// Asks for `features` on a new userfaultfd; returns all that the kernel offers.
-pub fn handshake(uffd: &OwnedFd, features: u64) -> Result<u64, Errno> {
+pub(crate) fn handshake(uffd: &OwnedFd, features: u64) -> Result<u64, Errno> {
     let mut api = uffdio_api { api: UFFD_API.into(), features, ioctls: 0 };
     // SAFETY: UFFDIO_API reads and writes a uffdio_api.
     unsafe { ioctl(uffd.as_fd(), Updater::<{ UFFDIO_API as Opcode }, _>::new(&mut api)) }?;
