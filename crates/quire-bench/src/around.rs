@@ -16,7 +16,7 @@ use super::data::{self, BLOCK_BYTES, Data, Pattern};
 use super::machine::Machine;
 use super::output;
 use super::{AroundBench, sys};
-use quire_cli::json::Json;
+use quire_cli::print::json::Json;
 use quire_cli::samples::Samples;
 use quire_cli::size::machine_memory_bytes;
 

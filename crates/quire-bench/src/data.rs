@@ -12,7 +12,7 @@ use rustix::fs::Advice;
 
 use super::sys;
 use super::work::Random;
-use quire_cli::say;
+use quire_cli::print::say;
 
 pub(crate) const PAGE_BYTES: usize = 4096;
 pub(crate) const BLOCK_BYTES: usize = 2 << 20;

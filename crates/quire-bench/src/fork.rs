@@ -20,7 +20,7 @@ use super::machine::Machine;
 use super::output;
 use super::work::Random;
 use super::{ForkBench, sys};
-use quire_cli::json::Json;
+use quire_cli::print::json::Json;
 use quire_cli::samples::Samples;
 use quire_cli::size::{Human, machine_memory_bytes};
 

@@ -25,7 +25,7 @@ use super::contestant::{Contestant, Outcome, Stage, Workload};
 use super::machine::Machine;
 use super::output;
 use super::{HandlersBench, sys};
-use quire_cli::json::Json;
+use quire_cli::print::json::Json;
 use quire_cli::samples::Samples;
 
 const PAGE_BYTES: usize = 4096;

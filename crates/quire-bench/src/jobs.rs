@@ -17,7 +17,7 @@ use quire::store::test::VecStore;
 use super::output;
 use super::sys;
 use super::work::Random;
-use quire_cli::json::Json;
+use quire_cli::print::json::Json;
 use quire_cli::samples::Samples;
 
 const PAGE_BYTES: usize = 4096;

@@ -70,7 +70,7 @@ impl Zram {
 impl Drop for SwapOn<'_> {
     fn drop(&mut self) {
         if let Err(error) = run("swapoff", &[&self.0.device()]) {
-            quire_cli::say(&format!("{error:#}"));
+            quire_cli::print::say(&format!("{error:#}"));
         }
     }
 }
@@ -84,7 +84,7 @@ impl Drop for Zram {
             }
             thread::sleep(BUSY_PAUSE);
         }
-        quire_cli::say(&format!("zram{} could not be removed", self.number));
+        quire_cli::print::say(&format!("zram{} could not be removed", self.number));
     }
 }
 
@@ -141,7 +141,7 @@ impl Drop for HugePages {
     fn drop(&mut self) {
         for (file, value) in &self.found {
             if let Err(error) = fs::write(file, value) {
-                quire_cli::say(&format!("{} = {value}: {error}", file.display()));
+                quire_cli::print::say(&format!("{} = {value}: {error}", file.display()));
             }
         }
     }

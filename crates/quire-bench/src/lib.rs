@@ -17,8 +17,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
+use quire_cli::print::say;
 use quire_cli::size::Size;
-use quire_cli::{PROGRAM_VARIABLE, QUIRE_FAILED, end_with_reader, say};
+use quire_cli::{PROGRAM_VARIABLE, QUIRE_FAILED, end_with_reader};
 
 mod around;
 mod contestant;

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use quire_cli::json::Json;
+use quire_cli::print::json::Json;
 use quire_cli::size::{Human, machine_memory_bytes};
 
 /// What figures depend on.

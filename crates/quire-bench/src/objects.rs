@@ -26,9 +26,9 @@ use super::data::{self, Data, PAGE_BYTES, Pattern};
 use super::machine::Machine;
 use super::output;
 use super::{ObjectsBench, sys};
-use quire_cli::json::Json;
+use quire_cli::print::json::Json;
+use quire_cli::print::say;
 use quire_cli::samples::Samples;
-use quire_cli::say;
 use quire_cli::size::{Human, machine_memory_bytes};
 
 /// Reads in flight, and threads, where there is more than one.

@@ -13,9 +13,9 @@ use super::kernel_swap::HugePages;
 use super::machine::Machine;
 use super::output;
 use super::{SwapBench, programs, sys};
-use quire_cli::json::Json;
+use quire_cli::print::json::Json;
+use quire_cli::print::say;
 use quire_cli::samples::Samples;
-use quire_cli::say;
 
 const ZRAM_BYTES: u64 = 2 << 30;
 

@@ -22,7 +22,7 @@ use super::machine::Machine;
 use super::output;
 use super::sys;
 use super::{RmapBench, jobs};
-use quire_cli::json::Json;
+use quire_cli::print::json::Json;
 use quire_cli::samples::Samples;
 
 const MAPPINGS: usize = 64;

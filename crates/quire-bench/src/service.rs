@@ -21,7 +21,7 @@ use super::machine::Machine;
 use super::output;
 use super::work::{Random, WorkArgs, bytes_of, say};
 use super::{FaultBench, sys};
-use quire_cli::json::Json;
+use quire_cli::print::json::Json;
 use quire_cli::samples::Samples;
 
 const PAGE_BYTES: usize = 4096;

@@ -27,8 +27,8 @@ use super::machine::Machine;
 use super::output;
 use super::tree::Tree;
 use super::{SpeculativeBench, sys};
-use quire_cli::json::Json;
-use quire_cli::say;
+use quire_cli::print::json::Json;
+use quire_cli::print::say;
 use quire_cli::size::{Human, machine_memory_bytes};
 
 /// What makes every run a classic one.

@@ -27,9 +27,9 @@ use super::programs::{self, Data};
 use super::tree::Tree;
 use super::{Part, RunBench, sys};
 use quire_cli::cgroup::allowance_bytes;
-use quire_cli::json::Json;
+use quire_cli::print::json::Json;
+use quire_cli::print::say;
 use quire_cli::samples::Samples;
-use quire_cli::say;
 use quire_cli::size::{Human, machine_memory_bytes};
 
 /// Swap that is made; it takes memory only as it is used, and 16 bytes a page beside.

@@ -25,7 +25,7 @@ use super::data::disk_directory;
 use super::machine::Machine;
 use super::output;
 use super::{WaitersBench, sys};
-use quire_cli::json::Json;
+use quire_cli::print::json::Json;
 use quire_cli::samples::Samples;
 use quire_cli::size::machine_memory_bytes;
 

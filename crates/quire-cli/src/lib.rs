@@ -17,25 +17,24 @@ use std::process::ExitCode;
 use clap::Parser as _;
 
 pub use bench::PROGRAM_VARIABLE;
-pub use report::say;
 pub use sys::signals::end_with_reader;
 
-mod attach;
 mod bench;
 pub mod cgroup;
 mod cli;
-mod counts;
 mod doctor;
+mod events;
 mod inspect;
 mod installed;
-pub mod json;
 mod pack;
+pub mod print;
 mod procfs;
 mod ps;
 mod report;
 mod reservation;
 mod rights;
 mod run;
+mod runs;
 pub mod samples;
 mod set;
 pub mod size;
@@ -92,7 +91,7 @@ pub fn main() -> ExitCode {
     match result {
         Ok(status) => status.into(),
         Err(error) => {
-            say(&format!("{error:#}"));
+            print::say(&format!("{error:#}"));
             match error.downcast_ref() {
                 Some(inspect::Refusal::NotFound(_)) => NOT_FOUND.into(),
                 Some(inspect::Refusal::NotExecutable(_)) => NOT_EXECUTABLE.into(),

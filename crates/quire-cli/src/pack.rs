@@ -9,7 +9,7 @@ use quire::store::{self, PackOptions, Packed};
 use rustix::io::Errno;
 
 use crate::cli::PackArgs;
-use crate::report;
+use crate::print::say;
 use crate::size::{Human, Size};
 
 /// Time between two looks at the progress.
@@ -37,7 +37,7 @@ pub(crate) fn pack(arguments: &PackArgs) -> Result<u8> {
         _ => error.into(),
     })?;
     if !arguments.quiet {
-        report::say(&summary(&packed));
+        say(&summary(&packed));
     }
     Ok(0)
 }

@@ -5,7 +5,7 @@ use std::io::Read as _;
 
 /// The fields of /proc/PID/stat that are needed here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Stat {
+pub(crate) struct ProcessStat {
     /// The parent's process id.
     pub parent_pid: u32,
     /// When the process started, in clock ticks since boot: with its id, a name for it that no
@@ -20,7 +20,7 @@ pub(crate) struct Stat {
 }
 
 /// All processes that there are, by their ids.
-pub(crate) fn all() -> BTreeMap<u32, Stat> {
+pub(crate) fn all() -> BTreeMap<u32, ProcessStat> {
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     pids.filter_map(|pid| Some((pid, stat(pid)?))).collect()
@@ -56,7 +56,7 @@ fn read(pid: u32, file: &str) -> Option<String> {
 }
 
 /// Process `pid`, if there is one.
-pub(crate) fn stat(pid: u32) -> Option<Stat> {
+pub(crate) fn stat(pid: u32) -> Option<ProcessStat> {
     parse_stat(&read(pid, "stat")?)
 }
 
@@ -77,7 +77,7 @@ fn parse_user(status: &str) -> Option<u32> {
     users.split_ascii_whitespace().next()?.parse().ok()
 }
 
-fn parse_stat(line: &str) -> Option<Stat> {
+fn parse_stat(line: &str) -> Option<ProcessStat> {
     // The name is in parentheses, and may itself contain any of them and spaces.
     let (_, fields) = line.rsplit_once(") ")?;
     let mut fields = fields.split_ascii_whitespace();
@@ -87,7 +87,7 @@ fn parse_stat(line: &str) -> Option<Stat> {
     let start_ticks = fields.nth(17)?.parse().ok()?;
     let is_dead = matches!(state, "Z" | "X");
     let is_stopped = matches!(state, "T" | "t");
-    Some(Stat { parent_pid, start_ticks, is_dead, is_stopped, state: state.chars().next()? })
+    Some(ProcessStat { parent_pid, start_ticks, is_dead, is_stopped, state: state.chars().next()? })
 }
 
 #[cfg(test)]
@@ -97,7 +97,7 @@ mod tests {
     #[test]
     fn names_may_contain_anything() {
         let line = "42 (a) b) S 7 42 42 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 12345 99 1";
-        let expected = Stat {
+        let expected = ProcessStat {
             parent_pid: 7,
             start_ticks: 12345,
             is_dead: false,

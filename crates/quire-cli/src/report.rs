@@ -1,4 +1,4 @@
-//! What a run tells: lines on stderr, and the counters as JSON.
+//! What `quire run` tells: its lines on stderr, and the counters as JSON.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -8,19 +8,13 @@ use quire::control::{Event, OUT_OF_MEMORY_UNANSWERING_SHIFT, Obituary};
 use quire::units::PAGE_SIZE;
 use rustix::io::Errno;
 
-use crate::json::Json;
+use crate::print::json::Json;
 use crate::size::Human;
 use crate::supervisor::unmanaged::Unmanaged;
 use crate::supervisor::{Account, ByMember, Death, End, Entry};
 
 /// Members that the closing lines name.
 const NAMED_MAX: usize = 5;
-
-/// Writes a line to stderr, in one piece: the program writes there too. Its stderr may be gone or
-/// full; that must not end the run.
-pub fn say(line: &str) {
-    let _ = io::stderr().write_all(format!("quire: {line}\n").as_bytes());
-}
 
 /// A run that has ended.
 pub(crate) struct Ended {

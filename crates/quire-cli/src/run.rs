@@ -14,7 +14,8 @@ use rustix::process::{Resource, Rlimit};
 use crate::cgroup::{Cgroup, Hierarchy};
 use crate::cli::RunOptions;
 use crate::inspect::{self, Inspected, Refusal};
-use crate::report::{self, Ended, say};
+use crate::print::{self, say};
+use crate::report::{self, Ended};
 use crate::reservation::{self, Outer};
 use crate::rights;
 use crate::size::{Human, machine_memory_bytes};
@@ -61,11 +62,7 @@ pub(crate) fn run_watched(options: &RunOptions, looker: Option<&mut Looker<'_>>)
             say(&format!("{} runs unmanaged: {}", name.display(), unmanaged.why()));
         }
     }
-    let stats = options
-        .stats
-        .as_deref()
-        .map(|file| File::create(file).with_context(|| format!("cannot write {}", file.display())));
-    let stats = stats.transpose()?;
+    let stats = options.stats.as_deref().map(print::create).transpose()?;
     let mut run = Run::prepare(options, command, &inspected)?;
     let ended = run.start_and_wait(options, &inspected, looker)?;
     run.finish(options, &ended, stats.as_ref());

@@ -9,8 +9,8 @@ use anyhow::Result;
 use clap::Args;
 use quire::control::Control;
 
-use crate::attach::{self, Access};
 use crate::cli::FolioOrder;
+use crate::runs::{self, Access};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -69,8 +69,8 @@ impl Setting {
 
 /// `quire set`; returns its exit status.
 pub(crate) fn set(args: &SetArgs) -> Result<u8> {
-    let attached = attach::attach(args.pid, Access::Write)?;
-    args.settings.iter().for_each(|setting| setting.apply(attached.tree.control()));
+    let attached = runs::attach(args.pid, Access::Write)?;
+    args.settings.iter().for_each(|setting| setting.apply(attached.run.control()));
     Ok(0)
 }
 

@@ -5,24 +5,23 @@
 //! are counted as lost.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::AsFd as _;
 use std::path::PathBuf;
-use std::process::Command;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use clap::Args;
 use quire::control::{Control, MEMBERS_MAX, TRACES, Trace, TraceRing, Tracepoint};
 
-use crate::attach::{self, Access, Over, Vigil};
 use crate::cli::RunOptions;
-use crate::counts::Scope;
-use crate::report::say;
+use crate::events::select_tracepoints;
+use crate::print::{self, say};
 use crate::run;
-use crate::stat::glob;
+use crate::runs::counts::Scope;
+use crate::runs::waiter::Waiter;
+use crate::runs::{self, Access};
 use crate::supervisor::Looker;
 
 /// How often the rings are read.
@@ -67,14 +66,8 @@ pub(crate) struct TraceArgs {
 
 /// `quire trace`; returns its exit status.
 pub(crate) fn trace(args: &TraceArgs) -> Result<u8> {
-    let selected = select(&args.events)?;
-    let output: Box<dyn Write> = match &args.output {
-        Some(file) => Box::new(
-            File::create(file).with_context(|| format!("cannot write {}", file.display()))?,
-        ),
-        None => Box::new(io::stderr()),
-    };
-    let mut printer = Printer { selected, output, lost: 0 };
+    let selected = select_tracepoints(&args.events)?;
+    let mut printer = Printer { selected, output: print::output(args.output.as_deref())?, lost: 0 };
     let status = match args.pid {
         None => printer.run(&args.run),
         Some(pid) => printer.attach(pid, &args.run),
@@ -83,27 +76,6 @@ pub(crate) fn trace(args: &TraceArgs) -> Result<u8> {
         say(&format!("{} events were lost: they came faster than they were read", printer.lost));
     }
     Ok(status)
-}
-
-/// The tracepoints that lists of names and patterns mean; all where nothing is asked for.
-fn select(lists: &[String]) -> Result<Vec<Tracepoint>> {
-    let mut selected = Vec::new();
-    for name in lists.iter().flat_map(|list| list.split(',')).map(str::trim) {
-        let is_meant = |point: &Tracepoint| {
-            let (_, short) = point.name().split_once(':').unwrap_or_default();
-            glob(name, point.name()) || glob(name, short)
-        };
-        let before = selected.len();
-        selected.extend(Tracepoint::ALL.into_iter().filter(is_meant));
-        if selected.len() == before {
-            let names = Tracepoint::ALL.map(|point| format!("\n  {}", point.name())).concat();
-            bail!("there is no tracepoint '{name}'; there are:{names}");
-        }
-    }
-    if lists.is_empty() {
-        selected.extend(Tracepoint::ALL);
-    }
-    Ok(selected)
 }
 
 /// What is printed, and where to.
@@ -116,7 +88,7 @@ struct Printer {
 impl Printer {
     /// Runs the program and prints what it traces from its start on.
     fn run(&mut self, options: &RunOptions) -> Result<u8> {
-        let mut rings = Rings::new(Scope::Tree);
+        let mut rings = Rings::new(Scope::Run);
         let mut printed = Ok(());
         let mut look = |control: &Control, _| {
             if printed.is_ok() {
@@ -131,27 +103,19 @@ impl Printer {
 
     /// Prints what a process traces from now on.
     fn attach(&mut self, pid: u32, options: &RunOptions) -> Result<u8> {
-        let attached = attach::attach(pid, Access::Read)?;
-        let control = attached.tree.control();
+        let attached = runs::attach(pid, Access::Read)?;
+        let control = attached.run.control();
         let mut rings = Rings::new(attached.scope);
         rings.skip(control);
-        let program = options.program.split_first().map(|(name, arguments)| {
-            let mut command = Command::new(name);
-            command.args(arguments);
-            command
-        });
-        let mut vigil = Vigil::start(program)?;
+        let mut waiter = Waiter::start(&options.program)?;
         let over = loop {
-            let over = vigil.wait(Instant::now() + PERIOD, &[attached.as_fd()])?;
+            let over = waiter.wait(Instant::now() + PERIOD, &[attached.as_fd()])?;
             self.print(rings.read(control)).context("cannot write the events")?;
             if let Some(over) = over {
                 break over;
             }
         };
-        Ok(match over {
-            Over::Program(status) => status,
-            Over::Ended | Over::Interrupted => 0,
-        })
+        Ok(over.exit_status())
     }
 
     fn print(&mut self, batch: Batch) -> io::Result<()> {
@@ -228,14 +192,14 @@ impl Rings {
     /// Takes up members that have joined. A ring is not begun anew with its slot's next owner. One
     /// whose owner joined and left between two looks is read all the same.
     fn note_members(&mut self, control: &Control) {
-        if self.scope == Scope::Tree {
+        if self.scope == Scope::Run {
             (0..control.tally.slots().min(MEMBERS_MAX)).for_each(|slot| {
                 self.read.entry(slot).or_default();
             });
         }
         for (slot, member) in control.present() {
             let pid = member.pid.load(Relaxed);
-            if matches!(self.scope, Scope::Tree) || self.scope == Scope::Member(pid) {
+            if matches!(self.scope, Scope::Run) || self.scope == Scope::Member(pid) {
                 self.read.entry(slot).or_default().pid = pid;
             }
         }
@@ -329,7 +293,7 @@ mod tests {
     #[test]
     fn the_events_of_a_tree_come_in_the_order_of_their_time() {
         let control = ControlMap::create().unwrap();
-        let mut rings = Rings::new(Scope::Tree);
+        let mut rings = Rings::new(Scope::Run);
         join(&control, 0, 100);
         control.traces[0].push(&trace(1));
         control.traces[0].push(&trace(4));
@@ -370,7 +334,7 @@ mod tests {
     #[test]
     fn what_was_overwritten_is_counted() {
         let control = ControlMap::create().unwrap();
-        let mut rings = Rings::new(Scope::Tree);
+        let mut rings = Rings::new(Scope::Run);
         join(&control, 0, 100);
         (0..5000).for_each(|time| control.traces[0].push(&trace(time)));
         let batch = rings.read(&control);
@@ -384,7 +348,7 @@ mod tests {
     #[test]
     fn a_ring_that_lies_about_its_length_is_read_once_round() {
         let control = ControlMap::create().unwrap();
-        let mut rings = Rings::new(Scope::Tree);
+        let mut rings = Rings::new(Scope::Run);
         join(&control, 0, 100);
         control.traces[0].push(&trace(1));
         rings.read(&control);
@@ -393,18 +357,5 @@ mod tests {
         assert_eq!(control.traces[0].head(), u64::MAX);
         assert_eq!(rings.read(&control).lost, [(100, u64::MAX - 1)]);
         assert!(rings.read(&control).lost.is_empty());
-    }
-
-    #[test]
-    fn tracepoints_are_chosen_by_name_and_pattern() {
-        let select = |list: &str| select(&[list.to_owned()]);
-        assert_eq!(select("pagefault:*").unwrap(), Tracepoint::ALL);
-        assert_eq!(
-            select("spf_vma_changed,pagefault:spf_pmd_changed").unwrap(),
-            [Tracepoint::SpfVmaChanged, Tracepoint::SpfPmdChanged]
-        );
-        assert_eq!(super::select(&[]).unwrap(), Tracepoint::ALL);
-        let error = select("faults").unwrap_err().to_string();
-        assert!(error.starts_with("there is no tracepoint 'faults'; there are:\n  pagefault:"));
     }
 }

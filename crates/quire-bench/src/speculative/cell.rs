@@ -8,7 +8,7 @@ use anyhow::Result;
 use super::super::contestant::{Contestant, Outcome, Stage, Workload};
 use super::super::output;
 use super::super::sys;
-use quire_cli::json::Json;
+use quire_cli::print::json::Json;
 use quire_cli::samples::Samples;
 
 /// Counters of `quire run --stats`, and what the kernel's `perf stat` calls them.

@@ -27,7 +27,7 @@ use super::super::data::{self, Data, PAGE_BYTES, Pattern, Remove};
 use super::super::output;
 use super::super::sys;
 use super::prices::Prices;
-use quire_cli::json::Json;
+use quire_cli::print::json::Json;
 use quire_cli::samples::Samples;
 
 /// Sizes of objects that are touched.

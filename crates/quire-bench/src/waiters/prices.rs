@@ -9,7 +9,7 @@ use quire::library::WaitCounts;
 use quire::page::{Futexes, PageWord, Parked, WaitTable};
 
 use super::{spread, table};
-use quire_cli::json::Json;
+use quire_cli::print::json::Json;
 use quire_cli::samples::Samples;
 
 /// Words that are unlocked one after the other: as many as a block's.

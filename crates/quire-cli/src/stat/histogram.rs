@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use quire::control::{FAULT_BUCKETS, FaultKind};
 
 use super::output::{Format, grouped};
-use crate::counts::Counts;
+use crate::runs::counts::Counts;
 
 /// Most characters of a bar.
 const BAR: usize = 40;

@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 use quire::control::Event;
 use quire::units::PAGE_SIZE;
 
-use super::events::Selected;
-use crate::counts::Counts;
+use crate::events::Selected;
+use crate::runs::counts::Counts;
 use crate::samples::Samples;
 
 /// How it is printed.
@@ -228,10 +228,10 @@ pub(super) fn summary(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stat::events::select;
+    use crate::events::select_events;
 
     fn selected() -> Vec<Selected> {
-        select(&["faults,spf,pswpout,pagefault:spf_vma_changed,allocstall".into()]).unwrap()
+        select_events(&["faults,spf,pswpout,pagefault:spf_vma_changed,allocstall".into()]).unwrap()
     }
 
     fn round(faults: u64, seconds: f64) -> Round {
@@ -330,7 +330,7 @@ mod tests {
 
     #[test]
     fn every_event_has_a_metric_that_is_a_number() {
-        for selected in select(&["*".into()]).unwrap() {
+        for selected in select_events(&["*".into()]).unwrap() {
             for seconds in [0.0, 1.0] {
                 let round = Round { counts: Counts::default(), seconds };
                 let figure = Figure::new(&selected, &[round]);

@@ -26,7 +26,7 @@ use quire::library::{AddressSpace, MapOptions, Object, OpenOptions, Pattern};
 use self::progress::Progress;
 use self::sink::{Cat, Sink, Sum};
 use crate::cli::StreamOptions;
-use crate::report::say;
+use crate::print::say;
 use crate::size::{Human, machine_memory_bytes};
 use crate::sys::mapped::Mapped;
 

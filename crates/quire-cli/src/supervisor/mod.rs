@@ -50,7 +50,7 @@ use self::pool::Pool;
 pub(crate) use self::roll::{End, Entry};
 use self::roll::{Identity, Roll};
 use self::swapfile::SwapFile;
-use self::unmanaged::{Tree, Unmanaged, Watch};
+use self::unmanaged::{Family, Unmanaged, Watch};
 use self::wire::is_closed;
 use crate::cli::{FolioOrder, Handlers};
 use crate::sys::control::ControlMap;
@@ -253,10 +253,10 @@ impl Supervisor {
         let inner: BTreeSet<u32> = self.members.inner(&self.control).collect();
         let known = self.watch.known().chain(self.cgroup_pids()).collect();
         let supervisor_pid = std::process::id();
-        let tree = Tree { supervisor_pid, members: &members, inner: &inner, known: &known };
+        let family = Family { supervisor_pid, members: &members, inner: &inner, known: &known };
         let (refused, most) = (&self.refused, self.members.most());
         let why = |pid| refused.contains(&pid).then(|| report::full_line(most));
-        self.watch.look(tree, why, &mut |unmanaged| on_news(News::Unmanaged(unmanaged)));
+        self.watch.look(family, why, &mut |unmanaged| on_news(News::Unmanaged(unmanaged)));
     }
 
     /// The processes in the program's cgroup.

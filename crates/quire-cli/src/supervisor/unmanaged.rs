@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use quire::control::SOCKET_VARIABLE;
 
 use crate::inspect;
-use crate::procfs::{self, Stat};
+use crate::procfs::{self, ProcessStat};
 use crate::sys::kcmp;
 
 /// From one look to the next, at the least.
@@ -45,7 +45,7 @@ struct Seen {
 
 /// Who is of the run without being a member.
 #[derive(Clone, Copy)]
-pub(crate) struct Tree<'a> {
+pub(crate) struct Family<'a> {
     pub supervisor_pid: u32,
     pub members: &'a BTreeSet<u32>,
     /// Supervisors of runs inside this one.
@@ -54,10 +54,10 @@ pub(crate) struct Tree<'a> {
     pub known: &'a BTreeSet<u32>,
 }
 
-impl Tree<'_> {
+impl Family<'_> {
     /// The processes that live and are no members.
-    pub(crate) fn strangers(&self, all: &BTreeMap<u32, Stat>) -> Vec<u32> {
-        let is_stranger = |pid: u32, stat: &Stat| {
+    pub(crate) fn strangers(&self, all: &BTreeMap<u32, ProcessStat>) -> Vec<u32> {
+        let is_stranger = |pid: u32, stat: &ProcessStat| {
             pid != self.supervisor_pid
                 && !stat.is_dead
                 && !self.members.contains(&pid)
@@ -68,7 +68,7 @@ impl Tree<'_> {
     }
 
     /// Whether a process is of the run, and not of one inside: whom one comes to first going up.
-    fn has(&self, pid: u32, all: &BTreeMap<u32, Stat>) -> bool {
+    fn has(&self, pid: u32, all: &BTreeMap<u32, ProcessStat>) -> bool {
         let parent = |&pid: &u32| all.get(&pid).map(|stat| stat.parent_pid);
         let mut is_known = false;
         for above in std::iter::successors(Some(pid), parent) {
@@ -133,13 +133,13 @@ impl Watch {
     /// `why` says what the supervisor itself knows of a process.
     pub(crate) fn look(
         &mut self,
-        tree: Tree<'_>,
+        family: Family<'_>,
         why: impl Fn(u32) -> Option<String>,
         on_found: &mut dyn FnMut(&Unmanaged),
     ) {
         let began = Instant::now();
         let all = procfs::all();
-        let strangers = tree.strangers(&all);
+        let strangers = family.strangers(&all);
         self.forget_all_but(&strangers, &all);
         let mut sum = 0;
         for pid in strangers {
@@ -165,7 +165,7 @@ impl Watch {
     }
 
     /// Forgets who has ended, has joined, or was another process.
-    fn forget_all_but(&mut self, strangers: &[u32], all: &BTreeMap<u32, Stat>) {
+    fn forget_all_but(&mut self, strangers: &[u32], all: &BTreeMap<u32, ProcessStat>) {
         let past = &mut self.past;
         self.seen.retain(|pid, seen| {
             let stays =
@@ -183,7 +183,7 @@ impl Watch {
 
 /// Whether a process that is no member will be none: not where it is stopped on its way, or still in
 /// the memory of a parent, who is looked at in its own right.
-pub(crate) fn is_settled(pid: u32, stat: &Stat) -> bool {
+pub(crate) fn is_settled(pid: u32, stat: &ProcessStat) -> bool {
     !stat.is_stopped && !kcmp::have_same_memory(pid, stat.parent_pid)
 }
 
@@ -238,16 +238,16 @@ fn why_not(pid: u32) -> String {
 mod tests {
     use super::*;
 
-    fn stat(parent_pid: u32) -> Stat {
-        Stat { parent_pid, start_ticks: 1, is_dead: false, is_stopped: false, state: 'S' }
+    fn stat(parent_pid: u32) -> ProcessStat {
+        ProcessStat { parent_pid, start_ticks: 1, is_dead: false, is_stopped: false, state: 'S' }
     }
 
     fn strangers(processes: &[(u32, u32)], members: &[u32], inner: &[u32]) -> Vec<u32> {
         let all = processes.iter().map(|&(pid, parent)| (pid, stat(parent))).collect();
         let [members, inner] = [members, inner].map(|pids| pids.iter().copied().collect());
         let known = BTreeSet::from([50]);
-        let tree = Tree { supervisor_pid: 10, members: &members, inner: &inner, known: &known };
-        tree.strangers(&all)
+        let family = Family { supervisor_pid: 10, members: &members, inner: &inner, known: &known };
+        family.strangers(&all)
     }
 
     #[test]
@@ -279,12 +279,12 @@ mod tests {
         let inner = BTreeSet::new();
         let known = BTreeSet::from([child.id()]);
         // Nobody is below this one.
-        let tree =
-            Tree { supervisor_pid: u32::MAX, members: &members, inner: &inner, known: &known };
+        let family =
+            Family { supervisor_pid: u32::MAX, members: &members, inner: &inner, known: &known };
         let mut watch = Watch::new();
         let mut found = Vec::new();
         for _ in 0..3 {
-            watch.look(tree, |_| None, &mut |unmanaged| found.push(unmanaged.clone()));
+            watch.look(family, |_| None, &mut |unmanaged| found.push(unmanaged.clone()));
         }
         child.kill().unwrap();
         child.wait().unwrap();
@@ -292,7 +292,7 @@ mod tests {
         assert_eq!((found[0].pid, found[0].name.as_str()), (child.id(), "sleep"));
         assert_eq!(found[0].why, "LD_PRELOAD is missing in its environment");
         assert!(watch.resident_bytes_max() > 0);
-        watch.look(tree, |_| None, &mut |_| unreachable!("nobody is left"));
+        watch.look(family, |_| None, &mut |_| unreachable!("nobody is left"));
         let past: Vec<&Unmanaged> = watch.all().collect();
         assert_eq!((past.len(), past[0].pid, watch.found()), (1, child.id(), 1));
         assert!(past[0].resident_bytes_max > 0);
@@ -304,14 +304,14 @@ mod tests {
         let [inner, none] = [BTreeSet::new(), BTreeSet::new()];
         let child_alone = BTreeSet::from([child.id()]);
         let mut watch = Watch::new();
-        let tree = |members| Tree {
+        let family = |members| Family {
             supervisor_pid: u32::MAX,
             members,
             inner: &inner,
             known: &child_alone,
         };
-        watch.look(tree(&none), |_| None, &mut |_| unreachable!("seen once"));
-        watch.look(tree(&child_alone), |_| None, &mut |_| unreachable!("a member"));
+        watch.look(family(&none), |_| None, &mut |_| unreachable!("seen once"));
+        watch.look(family(&child_alone), |_| None, &mut |_| unreachable!("a member"));
         child.kill().unwrap();
         child.wait().unwrap();
         assert_eq!(watch.found(), 0);

@@ -1,4 +1,4 @@
-//! Which events are shown: lists of names, aliases and patterns, as `-e` takes them.
+//! Which events and tracepoints are shown: lists of names, aliases and patterns, as `-e` takes them.
 
 use std::fmt::Write as _;
 
@@ -23,13 +23,13 @@ const DEFAULT: [&str; 9] = [
 
 /// An event, by the name that was asked for.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Selected {
+pub(crate) struct Selected {
     pub label: String,
     pub event: Event,
 }
 
 /// The events of several comma lists, in their order, each name once.
-pub(super) fn select(lists: &[String]) -> Result<Vec<Selected>> {
+pub(crate) fn select_events(lists: &[String]) -> Result<Vec<Selected>> {
     let mut selected: Vec<Selected> = Vec::new();
     let mut add = |label: &str, event| {
         if selected.iter().all(|selected| selected.label != label) {
@@ -44,7 +44,7 @@ pub(super) fn select(lists: &[String]) -> Result<Vec<Selected>> {
         });
         return Ok(selected);
     }
-    for name in lists.iter().flat_map(|list| list.split(',')).map(str::trim) {
+    for name in names_in(lists) {
         if let Some(event) = Event::by_name(name) {
             add(name, event);
             continue;
@@ -56,6 +56,32 @@ pub(super) fn select(lists: &[String]) -> Result<Vec<Selected>> {
         matches.into_iter().for_each(|(name, event)| add(name, event));
     }
     Ok(selected)
+}
+
+/// The tracepoints that lists of names and patterns mean; all where nothing is asked for.
+pub(crate) fn select_tracepoints(lists: &[String]) -> Result<Vec<Tracepoint>> {
+    let mut selected = Vec::new();
+    for name in names_in(lists) {
+        let is_meant = |point: &Tracepoint| {
+            let (_, short) = point.name().split_once(':').unwrap_or_default();
+            glob(name, point.name()) || glob(name, short)
+        };
+        let before = selected.len();
+        selected.extend(Tracepoint::ALL.into_iter().filter(is_meant));
+        if selected.len() == before {
+            let names = Tracepoint::ALL.map(|point| format!("\n  {}", point.name())).concat();
+            bail!("there is no tracepoint '{name}'; there are:{names}");
+        }
+    }
+    if lists.is_empty() {
+        selected.extend(Tracepoint::ALL);
+    }
+    Ok(selected)
+}
+
+/// The names in several comma lists.
+fn names_in(lists: &[String]) -> impl Iterator<Item = &str> {
+    lists.iter().flat_map(|list| list.split(',')).map(str::trim)
 }
 
 /// The events that a pattern means. One with a colon is for tracepoints, whose events have names
@@ -92,12 +118,12 @@ fn names() -> String {
 }
 
 /// Whether a name is a pattern.
-pub(super) fn is_pattern(name: &str) -> bool {
+fn is_pattern(name: &str) -> bool {
     name.contains(['*', '?'])
 }
 
 /// Whether `name` is as `pattern` says: `*` is any text, `?` any character.
-pub(crate) fn glob(pattern: &str, name: &str) -> bool {
+fn glob(pattern: &str, name: &str) -> bool {
     let (pattern, name) = (pattern.as_bytes(), name.as_bytes());
     let (mut at, mut in_name) = (0, 0);
     // After the last star: where the pattern goes on, and how much of the name the star has taken.
@@ -131,7 +157,7 @@ mod tests {
 
     fn labels(lists: &[&str]) -> Vec<String> {
         let lists: Vec<String> = lists.iter().map(|&list| list.to_owned()).collect();
-        select(&lists).unwrap().into_iter().map(|selected| selected.label).collect()
+        select_events(&lists).unwrap().into_iter().map(|selected| selected.label).collect()
     }
 
     #[test]
@@ -142,7 +168,8 @@ mod tests {
             "an alias is a name of its own"
         );
         assert_eq!(labels(&[]), DEFAULT);
-        let selected = select(&["speculative-faults,pagefault:spf_vma_changed".into()]).unwrap();
+        let selected =
+            select_events(&["speculative-faults,pagefault:spf_vma_changed".into()]).unwrap();
         assert_eq!(selected[0].event, Event::SpeculativePgfault);
         assert_eq!(selected[1].event, Event::SpfVmaChanged);
     }
@@ -159,7 +186,7 @@ mod tests {
     #[test]
     fn an_unknown_event_is_answered_with_those_that_exist() {
         for list in ["bogus", "faults,bogus", "bogus*", "nosuch:*", "", "faults,,spf"] {
-            let error = select(&[list.to_owned()]).unwrap_err().to_string();
+            let error = select_events(&[list.to_owned()]).unwrap_err().to_string();
             assert!(error.starts_with("there is no event '"), "{error}");
             for name in ALIASES.into_iter().chain(Event::ALL.iter().map(|event| event.name())) {
                 assert!(error.split_whitespace().any(|word| word == name), "{name}: {error}");
@@ -191,5 +218,18 @@ mod tests {
         for (pattern, name) in [("a*c", "abcb"), ("?", ""), ("a", "ab"), ("", "a"), ("a?", "a")] {
             assert!(!glob(pattern, name), "{pattern} {name}");
         }
+    }
+
+    #[test]
+    fn tracepoints_are_chosen_by_name_and_pattern() {
+        let select = |list: &str| select_tracepoints(&[list.to_owned()]);
+        assert_eq!(select("pagefault:*").unwrap(), Tracepoint::ALL);
+        assert_eq!(
+            select("spf_vma_changed,pagefault:spf_pmd_changed").unwrap(),
+            [Tracepoint::SpfVmaChanged, Tracepoint::SpfPmdChanged]
+        );
+        assert_eq!(select_tracepoints(&[]).unwrap(), Tracepoint::ALL);
+        let error = select("faults").unwrap_err().to_string();
+        assert!(error.starts_with("there is no tracepoint 'faults'; there are:\n  pagefault:"));
     }
 }

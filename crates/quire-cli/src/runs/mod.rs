@@ -1,16 +1,19 @@
-//! Looking into a run from outside: finds the control page of the tree that a process belongs to.
+//! Reads runs from outside: `ps`, `stat`, `vmstat`, `trace` and `set` attach here.
 //!
-//! Owns the search: over the descriptors of all processes that this user may look into, for the
-//! control memfd in its supervisor's hands. Nothing is asked of the supervisor, and nothing changes
-//! for the tree: the page is mapped, by default to be read. Also owns the wait until a process that
-//! is looked at has ended. Leaves to others what the page says (`counts`).
+//! This file owns the search: over the descriptors of all processes that this user may look into, for
+//! the control memfd that a supervisor has open. Nothing is asked of the supervisor, and nothing
+//! changes for the run: its control page is mapped, by default to be read. [`counts`] and [`gauges`]
+//! read what the page says, of a run or of one of its members; [`waiter`] waits until a process that
+//! is looked at has ended.
+
+pub(crate) mod counts;
+pub(crate) mod gauges;
+pub(crate) mod waiter;
 
 use std::fs;
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::process::{Child, Command};
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use quire::control::{Control, VERSION};
@@ -19,24 +22,22 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use crate::counts::{Scope, slot_of};
+use self::counts::{Scope, slot_of};
 use crate::procfs;
 pub(crate) use crate::sys::control::Access;
 use crate::sys::control::{ControlMap, NotAttached};
-use crate::sys::signals::Signals;
-use crate::sys::spawn;
 
 /// The control memfd, as /proc shows it.
 const CONTROL_LINK: &str = "/memfd:quire-control (deleted)";
 
 /// A tree that runs.
-pub(crate) struct Tree {
+pub(crate) struct Run {
     control: ControlMap,
     supervisor_pid: u32,
     supervisor: OwnedFd,
 }
 
-impl Tree {
+impl Run {
     /// Its control page.
     pub(crate) fn control(&self) -> &Control {
         &self.control
@@ -48,17 +49,17 @@ impl Tree {
     }
 }
 
-impl AsFd for Tree {
+impl AsFd for Run {
     /// Readable once the supervisor has ended.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.supervisor.as_fd()
     }
 }
 
-/// A process that was asked for, and its tree.
+/// A process that was asked for, and its run.
 pub(crate) struct Attached {
-    pub tree: Tree,
-    /// A supervisor stands for its tree.
+    pub run: Run,
+    /// A supervisor stands for its run.
     pub scope: Scope,
     process: OwnedFd,
 }
@@ -73,7 +74,7 @@ impl AsFd for Attached {
 /// What a search came upon.
 #[derive(Default)]
 pub(crate) struct Found {
-    pub trees: Vec<Tree>,
+    pub runs: Vec<Run>,
     /// Supervisors of another version, and which.
     pub others: Vec<(u32, u32)>,
 }
@@ -84,15 +85,15 @@ pub(crate) fn attach(pid: u32, access: Access) -> Result<Attached> {
     // the same number.
     let process = open_process(pid)?;
     let found = search(access)?;
-    for tree in found.trees {
-        let scope = if tree.supervisor_pid == pid {
-            Scope::Tree
-        } else if slot_of(&tree.control, pid).is_some() && may_name(tree.supervisor_pid, pid) {
+    for run in found.runs {
+        let scope = if run.supervisor_pid == pid {
+            Scope::Run
+        } else if slot_of(&run.control, pid).is_some() && may_name(run.supervisor_pid, pid) {
             Scope::Member(pid)
         } else {
             continue;
         };
-        return Ok(Attached { tree, scope, process });
+        return Ok(Attached { run, scope, process });
     }
     if procfs::stat(pid).is_none_or(|stat| stat.is_dead) {
         bail!("process {pid} has ended");
@@ -113,18 +114,18 @@ pub(crate) fn attach(pid: u32, access: Access) -> Result<Attached> {
     }
 }
 
-/// All trees that this user may look into, in order of their supervisors' process ids, and the
+/// All runs that this user may look into, in order of their supervisors' process ids, and the
 /// supervisors of other versions.
 pub(crate) fn find() -> Result<Found> {
     let mut found = search(Access::Read)?;
-    found.trees.sort_by_key(|tree| tree.supervisor_pid);
+    found.runs.sort_by_key(|run| run.supervisor_pid);
     Ok(found)
 }
 
-/// All trees that this user may look into; an error where there is none.
-pub(crate) fn all_trees() -> Result<Vec<Tree>> {
+/// All runs that this user may look into; an error where there is none.
+pub(crate) fn all() -> Result<Vec<Run>> {
     let found = search(Access::Read)?;
-    if found.trees.is_empty() {
+    if found.runs.is_empty() {
         match found.others.first() {
             Some((pid, version)) => bail!(
                 "process {pid} is another version of quire: its control page has version \
@@ -133,7 +134,7 @@ pub(crate) fn all_trees() -> Result<Vec<Tree>> {
             None => bail!("nothing that this user may look into is run by quire"),
         }
     }
-    Ok(found.trees)
+    Ok(found.runs)
 }
 
 fn open_process(pid: u32) -> Result<OwnedFd> {
@@ -180,7 +181,7 @@ impl Found {
         match ControlMap::attach(memfd, access) {
             // Members have the memfd too, at times; the page says whose it is.
             Ok(control) if control.supervisor_pid.load(Relaxed) == pid => {
-                self.trees.push(Tree { control, supervisor_pid: pid, supervisor });
+                self.runs.push(Run { control, supervisor_pid: pid, supervisor });
             }
             Err(NotAttached::OtherVersion(version)) => self.others.push((pid, version)),
             Ok(_) | Err(NotAttached::NotControl) => {}
@@ -209,99 +210,17 @@ fn ancestry(pid: u32) -> impl Iterator<Item = u32> {
     })
 }
 
-/// Why a wait is over for good.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Over {
-    /// All that was looked at has ended.
-    Ended,
-    /// The program that bounds the time has ended, with this status.
-    Program(u8),
-    /// Somebody pressed ^C, or sent another signal that ends.
-    Interrupted,
-}
-
-/// Waits, as long as there is something to look at.
-pub(crate) struct Vigil {
-    signals: Signals,
-    program: Option<(Child, OwnedFd)>,
-}
-
-impl Vigil {
-    /// A wait that signals end, and the end of `program`, which is started now, where there is one.
-    pub(crate) fn start(program: Option<Command>) -> Result<Vigil> {
-        let signals = Signals::take_ends().context("cannot take signals over")?;
-        let program = program.map(|command| {
-            let name = command.get_program().to_owned();
-            let child = spawn::spawn(command, signals.inherited(), None)
-                .with_context(|| format!("cannot run {}", name.display()))?
-                .child;
-            let process = open_process(child.id())?;
-            anyhow::Ok((child, process))
-        });
-        Ok(Vigil { signals, program: program.transpose()? })
-    }
-
-    /// Waits until `until`; says why there is no more to wait for, where it is so. The processes
-    /// that are looked at bound the time only where no program does.
-    pub(crate) fn wait(
-        &mut self,
-        until: Instant,
-        watched: &[BorrowedFd<'_>],
-    ) -> Result<Option<Over>> {
-        loop {
-            let mut alive: Vec<BorrowedFd<'_>> = vec![self.signals.as_fd()];
-            match &self.program {
-                Some((_, process)) => alive.push(process.as_fd()),
-                None => alive.extend(watched.iter().filter(|process| !has_ended(process))),
-            }
-            if alive.len() == 1 {
-                return Ok(Some(Over::Ended));
-            }
-            let mut polled: Vec<PollFd<'_>> =
-                alive.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
-            let left = until.saturating_duration_since(Instant::now());
-            match poll(&mut polled, Some(&timespec(left))) {
-                Ok(0) => return Ok(None),
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(errno) => return Err(errno).context("cannot wait for events"),
-            }
-            if self.signals.try_read().is_some() {
-                return Ok(Some(Over::Interrupted));
-            }
-            if let Some((child, process)) = &mut self.program
-                && has_ended(&process.as_fd())
-            {
-                let status = child.wait().context("cannot wait for the program")?;
-                return Ok(Some(Over::Program(status_byte(status))));
-            }
-        }
-    }
-}
-
-fn status_byte(status: std::process::ExitStatus) -> u8 {
-    use std::os::unix::process::ExitStatusExt as _;
-    match (status.code(), status.signal()) {
-        (Some(code), _) => code as u8,
-        (None, Some(signal)) => 128 + signal as u8,
-        (None, None) => crate::QUIRE_FAILED,
-    }
-}
-
-fn timespec(duration: Duration) -> Timespec {
-    Timespec {
-        tv_sec: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),
-        tv_nsec: duration.subsec_nanos().into(),
-    }
-}
-
 /// Whether a process's descriptor says that it has ended.
 pub(crate) fn has_ended(process: &BorrowedFd<'_>) -> bool {
     let mut polled = [PollFd::from_borrowed_fd(*process, PollFlags::IN)];
-    poll(&mut polled, Some(&timespec(Duration::ZERO))) == Ok(1)
+    poll(&mut polled, Some(&Timespec::default())) == Ok(1)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+    use std::time::Duration;
+
     use super::*;
 
     fn message(pid: u32) -> String {
@@ -338,25 +257,5 @@ mod tests {
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(is_ancestor);
-    }
-
-    #[test]
-    fn a_vigil_ends_with_its_program() {
-        let mut command = Command::new("sh");
-        command.args(["-c", "exit 7"]);
-        let mut vigil = Vigil::start(Some(command)).unwrap();
-        let far = Instant::now() + Duration::from_secs(60);
-        assert_eq!(vigil.wait(far, &[]).unwrap(), Some(Over::Program(7)));
-    }
-
-    #[test]
-    fn a_vigil_ends_with_the_last_of_those_it_watches() {
-        let mut child = Command::new("sleep").arg("0.05").spawn().unwrap();
-        let process = open_process(child.id()).unwrap();
-        let mut vigil = Vigil::start(None).unwrap();
-        assert_eq!(vigil.wait(Instant::now(), &[process.as_fd()]).unwrap(), None);
-        let far = Instant::now() + Duration::from_secs(60);
-        assert_eq!(vigil.wait(far, &[process.as_fd()]).unwrap(), Some(Over::Ended));
-        child.wait().unwrap();
     }
 }

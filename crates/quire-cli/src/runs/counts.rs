@@ -1,14 +1,14 @@
-//! The counters of a tree, or of one of its members, at one moment.
+//! The counters of a run, or of one of its members, at one moment.
 
 use std::sync::atomic::Ordering::Relaxed;
 
 use quire::control::{Control, Event, FAULT_BUCKETS, FaultKind, Member, Tally};
 
-/// Whose counters.
+/// The processes that are looked at.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Scope {
-    /// All members of the tree, those that have left too.
-    Tree,
+    /// All members of the run, those that have left too.
+    Run,
     /// The member with this process id.
     Member(u32),
 }
@@ -30,11 +30,11 @@ impl Default for Counts {
 }
 
 impl Counts {
-    /// What a tree counted since it began, or a member since it joined; `None` where that member
+    /// What a run counted since it began, or a member since it joined; `None` where that member
     /// has left.
     pub(crate) fn read(control: &Control, scope: Scope) -> Option<Counts> {
         control.tally.read(|tally| match scope {
-            Scope::Tree => {
+            Scope::Run => {
                 let mut counts = Counts::of_tally(tally);
                 control.present().for_each(|(_, member)| counts.add(&Counts::of_member(member)));
                 Some(counts)
@@ -134,13 +134,13 @@ mod tests {
             control.members[0].count_fault_time(FaultKind::File, 1 << 10);
         }
         let counts = |scope| Counts::read(&control, scope);
-        let tree = counts(Scope::Tree).unwrap();
+        let tree = counts(Scope::Run).unwrap();
         assert_eq!(tree.of(Event::Pgfault), 300);
         assert_eq!(tree.fault_times(FaultKind::File)[10], 4);
         assert_eq!(counts(Scope::Member(200)).unwrap().of(Event::Pgfault), 200);
         assert_eq!(counts(Scope::Member(300)), None);
         control.tally.take_in(&control.members[0], |_| control.free_slot(0));
-        assert_eq!(counts(Scope::Tree), Some(tree), "nothing is lost, and nothing counted twice");
+        assert_eq!(counts(Scope::Run), Some(tree), "nothing is lost, and nothing counted twice");
         assert_eq!(counts(Scope::Member(100)), None, "it has left");
         assert_eq!(control.tally.joined(), 2);
     }
@@ -164,7 +164,7 @@ mod tests {
             while !is_over {
                 // Once more after the end, however late this thread comes to it.
                 is_over = leaving.is_finished();
-                let now = Counts::read(control, Scope::Tree).unwrap().of(Event::Pgfault);
+                let now = Counts::read(control, Scope::Run).unwrap().of(Event::Pgfault);
                 assert!(now >= last, "{now} after {last}");
                 last = now;
             }
