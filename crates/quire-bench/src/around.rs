@@ -16,8 +16,8 @@ use super::data::{self, BLOCK_BYTES, Data, Pattern};
 use super::machine::Machine;
 use super::output;
 use super::{AroundBench, sys};
+use crate::samples::Samples;
 use quire_cli::print::json::Json;
-use quire_cli::samples::Samples;
 use quire_cli::size::machine_memory_bytes;
 
 /// What is mapped around a fault, and who serves it.
@@ -257,8 +257,8 @@ impl Row {
         let cells = self.cells.iter().map(|(name, cell)| {
             Json::object([
                 ("way", Json::text(name)),
-                ("faults", Json::samples(&cell.faults)),
-                ("seconds", Json::samples(&cell.seconds)),
+                ("faults", Json::from(&cell.faults)),
+                ("seconds", Json::from(&cell.seconds)),
             ])
         });
         Json::object([

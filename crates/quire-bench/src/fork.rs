@@ -20,8 +20,8 @@ use super::machine::Machine;
 use super::output;
 use super::work::Random;
 use super::{ForkBench, sys};
+use crate::samples::Samples;
 use quire_cli::print::json::Json;
-use quire_cli::samples::Samples;
 use quire_cli::size::{Human, machine_memory_bytes};
 
 /// What is executed.
@@ -154,9 +154,9 @@ impl Row {
         Json::object([
             ("bytes", Json::Number(self.bytes as f64)),
             ("way", Json::text(self.way)),
-            ("bare_ms", Json::samples(&self.bare)),
-            ("quire_ms", Json::samples(&self.quire)),
-            ("quire_over_bare", Json::samples(&self.quire.over(&self.bare))),
+            ("bare_ms", Json::from(&self.bare)),
+            ("quire_ms", Json::from(&self.quire)),
+            ("quire_over_bare", Json::from(&self.quire.over(&self.bare))),
         ])
     }
 }

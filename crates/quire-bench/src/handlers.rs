@@ -25,8 +25,8 @@ use super::contestant::{Contestant, Outcome, Stage, Workload};
 use super::machine::Machine;
 use super::output;
 use super::{HandlersBench, sys};
+use crate::samples::Samples;
 use quire_cli::print::json::Json;
-use quire_cli::samples::Samples;
 
 const PAGE_BYTES: usize = 4096;
 /// Beside what the program touches: its heap, page words.
@@ -308,12 +308,12 @@ impl Row {
             ("part", Json::text(way.part.name())),
             ("way", Json::text(&way.name)),
             ("threads", Json::Number(self.threads as f64)),
-            ("us_a_fault", Json::samples(&self.us_a_fault)),
-            ("over_default", Json::samples(&self.us_a_fault.over(&default.us_a_fault))),
-            ("cpu_us_a_fault", Json::samples(&self.cpu_us_a_fault)),
-            ("cpu_over_default", Json::samples(&self.cpu_us_a_fault.over(&default.cpu_us_a_fault))),
-            ("switches_a_fault", Json::samples(&self.switches_a_fault)),
-            ("p99_us", Json::samples(&self.p99_us)),
+            ("us_a_fault", Json::from(&self.us_a_fault)),
+            ("over_default", Json::from(&self.us_a_fault.over(&default.us_a_fault))),
+            ("cpu_us_a_fault", Json::from(&self.cpu_us_a_fault)),
+            ("cpu_over_default", Json::from(&self.cpu_us_a_fault.over(&default.cpu_us_a_fault))),
+            ("switches_a_fault", Json::from(&self.switches_a_fault)),
+            ("p99_us", Json::from(&self.p99_us)),
         ])
     }
 }

@@ -17,8 +17,8 @@ use quire::store::test::VecStore;
 use super::output;
 use super::sys;
 use super::work::Random;
+use crate::samples::Samples;
 use quire_cli::print::json::Json;
-use quire_cli::samples::Samples;
 
 const PAGE_BYTES: usize = 4096;
 const OBJECTS: usize = 4;
@@ -167,9 +167,9 @@ pub(crate) fn json(rows: &[Row]) -> Json {
             Json::object([
                 ("mix", Json::text(row.mix.name())),
                 ("workers", Json::Number(row.workers as f64)),
-                ("shared_per_minute", Json::samples(&row.shared)),
-                ("exclusive_per_minute", Json::samples(&row.exclusive)),
-                ("shared_over_exclusive", Json::samples(&row.shared.over(&row.exclusive))),
+                ("shared_per_minute", Json::from(&row.shared)),
+                ("exclusive_per_minute", Json::from(&row.exclusive)),
+                ("shared_over_exclusive", Json::from(&row.shared.over(&row.exclusive))),
             ])
         })
         .collect()

@@ -36,6 +36,7 @@ mod output;
 mod pageout;
 mod programs;
 mod rmap;
+mod samples;
 mod service;
 mod speculative;
 #[allow(unsafe_code, reason = "the bench's own ring: waiting with usage, and raw mappings")]

@@ -26,9 +26,9 @@ use super::data::{self, Data, PAGE_BYTES, Pattern};
 use super::machine::Machine;
 use super::output;
 use super::{ObjectsBench, sys};
+use crate::samples::Samples;
 use quire_cli::print::json::Json;
 use quire_cli::print::say;
-use quire_cli::samples::Samples;
 use quire_cli::size::{Human, machine_memory_bytes};
 
 /// Reads in flight, and threads, where there is more than one.
@@ -395,12 +395,12 @@ impl<'a> Row<'a> {
         let of_mmap = self.of_mmap();
         let ratio = |seconds: &Samples, mmap: &Samples| match mmap.is_empty() {
             true => Json::Null,
-            false => Json::samples(&seconds.over(mmap)),
+            false => Json::from(&seconds.over(mmap)),
         };
         let ways = self.ways.iter().map(|way| {
             Json::object([
                 ("way", Json::text(&way.name)),
-                ("seconds", Json::samples(&way.seconds)),
+                ("seconds", Json::from(&way.seconds)),
                 ("over_first_mmap", ratio(&way.seconds, &of_mmap[0])),
                 ("over_fastest_mmap", ratio(&way.seconds, &of_mmap[1])),
             ])

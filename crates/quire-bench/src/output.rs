@@ -1,6 +1,6 @@
 //! How figures are printed.
 
-use quire_cli::samples::Samples;
+use crate::samples::Samples;
 
 use super::machine::Machine;
 

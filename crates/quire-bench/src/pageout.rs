@@ -13,9 +13,9 @@ use super::kernel_swap::HugePages;
 use super::machine::Machine;
 use super::output;
 use super::{SwapBench, programs, sys};
+use crate::samples::Samples;
 use quire_cli::print::json::Json;
 use quire_cli::print::say;
-use quire_cli::samples::Samples;
 
 const ZRAM_BYTES: u64 = 2 << 30;
 
@@ -237,14 +237,14 @@ fn json(setting: Setting, all: &[Figures]) -> Json {
         let mut members = vec![
             ("way".to_owned(), Json::text(figures.way.name())),
             ("failure".to_owned(), figures.failure.as_ref().map_or(Json::Null, Json::text)),
-            ("pageout_ns".to_owned(), Json::samples(&figures.pageout_ns)),
-            ("pagein_ns".to_owned(), Json::samples(&figures.pagein_ns)),
+            ("pageout_ns".to_owned(), Json::from(&figures.pageout_ns)),
+            ("pagein_ns".to_owned(), Json::from(&figures.pagein_ns)),
         ];
         let counters = COUNTERS.iter().zip(&figures.counters);
         members.extend(
             counters
                 .filter(|(_, samples)| !samples.is_empty())
-                .map(|(name, samples)| ((*name).to_owned(), Json::samples(samples))),
+                .map(|(name, samples)| ((*name).to_owned(), Json::from(samples))),
         );
         Json::Object(members)
     });

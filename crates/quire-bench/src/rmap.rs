@@ -22,8 +22,8 @@ use super::machine::Machine;
 use super::output;
 use super::sys;
 use super::{RmapBench, jobs};
+use crate::samples::Samples;
 use quire_cli::print::json::Json;
-use quire_cli::samples::Samples;
 
 const MAPPINGS: usize = 64;
 const MAPPING_PAGES: usize = 256;
@@ -228,16 +228,16 @@ fn print_json(machine: &Machine, costs: &[Cost], rows: &[Row], jobs: &[jobs::Row
     let locks = costs.iter().map(|cost| {
         Json::object([
             ("lock", Json::text(cost.name)),
-            ("pair_ns", Json::samples(&cost.pair_ns)),
-            ("over_futex_mutex", Json::samples(&cost.pair_ns.over(of_mutex(costs)))),
+            ("pair_ns", Json::from(&cost.pair_ns)),
+            ("over_futex_mutex", Json::from(&cost.pair_ns.over(of_mutex(costs)))),
         ])
     });
     let walks = rows.iter().map(|row| {
         Json::object([
             ("threads", Json::Number(row.threads as f64)),
-            ("shared_per_second", Json::samples(&row.shared)),
-            ("exclusive_per_second", Json::samples(&row.exclusive)),
-            ("shared_over_exclusive", Json::samples(&row.shared.over(&row.exclusive))),
+            ("shared_per_second", Json::from(&row.shared)),
+            ("exclusive_per_second", Json::from(&row.exclusive)),
+            ("shared_over_exclusive", Json::from(&row.shared.over(&row.exclusive))),
         ])
     });
     println!(

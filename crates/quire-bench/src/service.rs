@@ -21,8 +21,8 @@ use super::machine::Machine;
 use super::output;
 use super::work::{Random, WorkArgs, bytes_of, say};
 use super::{FaultBench, sys};
+use crate::samples::Samples;
 use quire_cli::print::json::Json;
-use quire_cli::samples::Samples;
 
 const PAGE_BYTES: usize = 4096;
 
@@ -174,11 +174,11 @@ impl Row {
         let [bare, of_loop, quire] = &self.times;
         Json::object([
             ("threads", Json::Number(self.threads as f64)),
-            ("bare_us", Json::samples(bare)),
-            ("loop_us", Json::samples(of_loop)),
-            ("quire_us", Json::samples(quire)),
-            ("quire_over_loop", Json::samples(&quire.over(of_loop))),
-            ("peak_bytes_over_bare", Json::samples(&self.peaks[1].over(&self.peaks[0]))),
+            ("bare_us", Json::from(bare)),
+            ("loop_us", Json::from(of_loop)),
+            ("quire_us", Json::from(quire)),
+            ("quire_over_loop", Json::from(&quire.over(of_loop))),
+            ("peak_bytes_over_bare", Json::from(&self.peaks[1].over(&self.peaks[0]))),
         ])
     }
 }

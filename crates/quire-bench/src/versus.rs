@@ -26,10 +26,10 @@ use super::output;
 use super::programs::{self, Data};
 use super::tree::Tree;
 use super::{Part, RunBench, sys};
+use crate::samples::Samples;
 use quire_cli::cgroup::allowance_bytes;
 use quire_cli::print::json::Json;
 use quire_cli::print::say;
-use quire_cli::samples::Samples;
 use quire_cli::size::{Human, machine_memory_bytes};
 
 /// Swap that is made; it takes memory only as it is used, and 16 bytes a page beside.
@@ -408,7 +408,7 @@ impl Cell {
     fn json(&self) -> Json {
         let contestants = self.contestants.iter().map(|entry| {
             let phases = entry.phases.iter();
-            let phases = phases.map(|(name, samples)| (name.clone(), Json::samples(samples)));
+            let phases = phases.map(|(name, samples)| (name.clone(), Json::from(samples)));
             Json::object([
                 ("name", Json::text(entry.contestant.name())),
                 ("note", Json::text(&entry.note)),
@@ -421,7 +421,7 @@ impl Cell {
             let phases = self.contestants[0].phases.iter();
             let ratios = phases.map(|(name, _)| (name.clone(), self.ratio(other, name)));
             let ratios = ratios.filter(|(_, samples)| !samples.is_empty());
-            Json::Object(ratios.map(|(name, samples)| (name, Json::samples(&samples))).collect())
+            Json::Object(ratios.map(|(name, samples)| (name, Json::from(&samples))).collect())
         };
         Json::object([
             ("program", Json::text(&self.program)),

@@ -25,8 +25,8 @@ use super::data::disk_directory;
 use super::machine::Machine;
 use super::output;
 use super::{WaitersBench, sys};
+use crate::samples::Samples;
 use quire_cli::print::json::Json;
-use quire_cli::samples::Samples;
 use quire_cli::size::machine_memory_bytes;
 
 #[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
@@ -171,11 +171,11 @@ impl Free {
 
     fn json(&self) -> Json {
         Json::object([
-            ("mutex_ns", Json::samples(&self.mutex_ns)),
-            ("page_ns", Json::samples(&self.page_ns)),
-            ("page_always_looks_ns", Json::samples(&self.always_looks_ns)),
-            ("page_over_mutex", Json::samples(&self.page_ns.over(&self.mutex_ns))),
-            ("always_looks_over_page", Json::samples(&self.always_looks_ns.over(&self.page_ns))),
+            ("mutex_ns", Json::from(&self.mutex_ns)),
+            ("page_ns", Json::from(&self.page_ns)),
+            ("page_always_looks_ns", Json::from(&self.always_looks_ns)),
+            ("page_over_mutex", Json::from(&self.page_ns.over(&self.mutex_ns))),
+            ("always_looks_over_page", Json::from(&self.always_looks_ns.over(&self.page_ns))),
         ])
     }
 }
@@ -191,10 +191,10 @@ impl Contended {
 
     fn json(&self) -> Json {
         Json::object([
-            ("ns", Json::samples(&self.ns)),
-            ("avoided_per_mille", Json::samples(&self.avoided)),
-            ("looks_per_mille", Json::samples(&self.looks)),
-            ("wakes_per_mille", Json::samples(&self.wakes)),
+            ("ns", Json::from(&self.ns)),
+            ("avoided_per_mille", Json::from(&self.avoided)),
+            ("looks_per_mille", Json::from(&self.looks)),
+            ("wakes_per_mille", Json::from(&self.wakes)),
         ])
     }
 }
@@ -294,10 +294,10 @@ impl Row {
         let [page, always_looks] = &self.pages;
         Json::object([
             ("threads", Json::Number(self.threads as f64)),
-            ("mutex_ns", Json::samples(&self.mutex_ns)),
+            ("mutex_ns", Json::from(&self.mutex_ns)),
             ("page", page.json()),
             ("page_always_looks", always_looks.json()),
-            ("always_looks_over_page", Json::samples(&always_looks.ns.over(&page.ns))),
+            ("always_looks_over_page", Json::from(&always_looks.ns.over(&page.ns))),
         ])
     }
 }

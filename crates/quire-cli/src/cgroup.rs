@@ -189,7 +189,7 @@ impl Cgroup {
         Ok(())
     }
 
-    /// The limit of a cgroup with such a budget, for who sees processes come.
+    /// The limit of a cgroup with such a budget, to be raised as processes join.
     pub(crate) fn limit_of(&self, budget_bytes: u64) -> Limit {
         Limit { version: self.version, folder: self.folder.clone(), budget_bytes, members: 1 }
     }
@@ -208,7 +208,6 @@ impl Cgroup {
         &self.name
     }
 
-    /// Its folder.
     pub(crate) fn folder(&self) -> &Path {
         &self.folder
     }
@@ -309,7 +308,7 @@ fn leave_leaf(leaf: &Path) {
     }
 }
 
-/// Removes the cgroups below `parent` whose supervisors are gone, as far as nobody lives in them.
+/// Removes the cgroups below `parent` whose supervisors are gone, as far as they are empty.
 fn remove_stale(parent: &Path) {
     let Ok(entries) = fs::read_dir(parent) else { return };
     for entry in entries.flatten() {

@@ -150,7 +150,7 @@ const FEATURES: [(&str, u32, &str, &str); 7] = [
 fn features(ways: &Ways) -> Vec<Finding> {
     let offered = match ways.features() {
         Ok(offered) => offered,
-        // What the kernel has can be asked of one that anybody may open.
+        // The features are those of the kernel, and every user may open one for user mode.
         Err(_) => uffd::from_call(true).and_then(|uffd| uffd::handshake(&uffd, 0)).unwrap_or(0),
     };
     let missing = ways.open().and_then(|uffd| probe::serve_missing_page(&uffd));

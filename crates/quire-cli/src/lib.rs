@@ -35,7 +35,6 @@ mod reservation;
 mod rights;
 mod run;
 mod runs;
-pub mod samples;
 mod set;
 pub mod size;
 mod stat;
@@ -65,7 +64,7 @@ pub fn main() -> ExitCode {
             return if error.use_stderr() { QUIRE_FAILED.into() } else { ExitCode::SUCCESS };
         }
     };
-    // Who supervises a program goes on though nobody reads.
+    // A supervisor goes on though its output has no reader.
     let is_supervisor = match &arguments.command {
         cli::Command::Run(_) => true,
         cli::Command::Stat(args) => args.pid.is_empty(),

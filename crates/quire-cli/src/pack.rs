@@ -72,7 +72,7 @@ impl Progress {
         }
         self.last = Some(Instant::now());
         let line = progress_line(bytes, self.total_bytes);
-        // Whoever closed the terminal still wants the archive.
+        // The archive is wanted even where the terminal is closed.
         let _ = write!(io::stderr(), "{LINE_START}{line}");
     }
 

@@ -13,7 +13,7 @@ pub(crate) struct ProcessStat {
     pub start_ticks: u64,
     /// Whether it has ended and only waits for its parent.
     pub is_dead: bool,
-    /// Whether somebody stopped it: a signal, or a debugger.
+    /// Whether a signal or a debugger has stopped it.
     pub is_stopped: bool,
     /// The scheduler's word for it: one of `/proc`'s letters.
     pub state: char,
@@ -65,8 +65,8 @@ pub(crate) fn name(pid: u32) -> Option<String> {
     Some(read(pid, "comm")?.trim_end().to_owned())
 }
 
-/// The user who started process `pid`, if there is one: its real user id, which it cannot choose, and
-/// which no dumpable flag hides.
+/// The real user id of process `pid`, if there is one: it cannot choose it, and no dumpable flag hides
+/// it.
 pub(crate) fn user(pid: u32) -> Option<u32> {
     parse_user(&read(pid, "status")?)
 }

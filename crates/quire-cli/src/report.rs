@@ -28,7 +28,7 @@ pub(crate) struct Ended {
 
 impl Ended {
     fn event(&self, event: Event) -> u64 {
-        self.account.events[event as usize]
+        self.account.counts.of(event)
     }
 
     /// The run in one line.
@@ -65,7 +65,7 @@ impl Ended {
         line
     }
 
-    /// Who held most, in one line, where there were several.
+    /// The processes that held most, in one line, where there were several.
     pub(crate) fn members_line(&self) -> Option<String> {
         let mut members: Vec<&Entry> = self.by_member.members.iter().collect();
         if members.len() < 2 {
@@ -184,14 +184,14 @@ pub(crate) fn unmanaged_line(unmanaged: &Unmanaged) -> String {
     )
 }
 
-/// What is said when a process is refused for there are as many as there may be.
+/// What is said when a process is refused because there are as many as there may be.
 pub(crate) fn full_line(most: usize) -> String {
     let how =
         if most < quire::control::MEMBERS_MAX { "--members-max" } else { "the most there can be" };
     format!("the run has {most} processes ({how})")
 }
 
-/// What a member left word of, in one line.
+/// Why a member could not go on, in one line.
 pub(crate) fn obituary_line(death: Death, name: Option<&str>, account: &Account) -> String {
     let who = match name {
         Some(name) => format!("process {} ({name})", death.pid),
@@ -282,20 +282,23 @@ fn why_child_not_managed(errno: i32, account: &Account) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::runs::counts::Counts;
     use crate::supervisor::Sizes;
 
     fn ended() -> Ended {
-        let mut account = Account {
+        let account = Account {
             budget_bytes: 256 << 20,
             held_bytes_max: 255 << 20,
             wanted_bytes_max: 1 << 30,
             processes: 1,
+            counts: Counts::of_events(&[
+                (Event::Pswpout, 262_144),
+                (Event::Zswpout, 131_072),
+                (Event::ZswpoutBytes, 128 << 20),
+                (Event::SwpoutZero, 131_072),
+            ]),
             ..Account::default()
         };
-        account.events[Event::Pswpout as usize] = 262_144;
-        account.events[Event::Zswpout as usize] = 131_072;
-        account.events[Event::ZswpoutBytes as usize] = 128 << 20;
-        account.events[Event::SwpoutZero as usize] = 131_072;
         Ended {
             account,
             by_member: ByMember::default(),
@@ -314,7 +317,7 @@ mod tests {
              1, 50% of one value"
         );
         let mut unused = ended();
-        unused.account.events = [0; Event::ALL.len()];
+        unused.account.counts = Counts::default();
         assert!(unused.line().ends_with("; nothing was swapped"));
         unused.account.processes = 0;
         assert_eq!(unused.line(), "no process of the run was managed");

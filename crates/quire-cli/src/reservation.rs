@@ -16,14 +16,15 @@ use rustix::io::Errno;
 use crate::size::Human;
 use crate::supervisor::wire;
 
-/// What is around this process.
+/// The run around this process.
 pub(crate) enum Outer {
-    /// No run.
     None,
-    /// One whose supervisor has ended: nobody to ask, and nobody who counts.
+    /// One whose supervisor has ended: its budget is not counted any more.
     Ended,
     /// One that keeps a part of its budget for this process, while the connection is open.
-    Around { _connection: OwnedFd },
+    Around {
+        _connection: OwnedFd,
+    },
 }
 
 /// Takes `budget_pages` out of the budget of the run that this process is in, if it is in one.

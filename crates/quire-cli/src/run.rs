@@ -159,7 +159,7 @@ impl Run {
         }
         allow_many_connections();
         let mut program = Program::new(child, signals);
-        // Who wanted it so has been told at the start.
+        // That the program itself is unmanaged was said at the start.
         let is_unmanaged = inspected.unmanaged.is_some();
         let mut named = 0;
         let on_news = |news: News<'_>| match news {

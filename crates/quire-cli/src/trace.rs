@@ -1,7 +1,7 @@
 //! `quire trace`: prints what members trace as it comes, a line an event.
 //!
 //! Owns how far each member's ring was read, and the order in which is printed: by time within what
-//! one look brings. Nobody waits for the reader: records that were overwritten before they were read
+//! one look brings. Members do not wait for the reader: records that were overwritten before they were read
 //! are counted as lost.
 
 use std::collections::BTreeMap;
@@ -244,7 +244,7 @@ impl RingPosition {
                 None => gaps += 1,
             }
         }
-        // The newest are given another look; who does not end his record in that time never will.
+        // The newest get another look: a thread that has not ended its record by then never will.
         if next < self.head {
             lost += self.head - next;
             next = self.head;
@@ -311,7 +311,7 @@ mod tests {
         rings.read(&control);
         control.traces[0].push(&trace(6));
         assert_eq!(times(&rings.read(&control)), [(300, 6)]);
-        // One that nobody saw while it was there.
+        // A member that joined and left between two looks.
         control.traces[2].push(&trace(7));
         control.tally.note_joined(2);
         assert_eq!(times(&rings.read(&control)), [(0, 7)]);
@@ -344,7 +344,7 @@ mod tests {
         assert_eq!(times(&batch).last(), Some(&(100, 4999)));
     }
 
-    /// Who lends his page may have written anything to it.
+    /// The user of another run may have written anything to its page.
     #[test]
     fn a_ring_that_lies_about_its_length_is_read_once_round() {
         let control = ControlMap::create().unwrap();

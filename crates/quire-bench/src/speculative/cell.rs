@@ -8,8 +8,8 @@ use anyhow::Result;
 use super::super::contestant::{Contestant, Outcome, Stage, Workload};
 use super::super::output;
 use super::super::sys;
+use crate::samples::Samples;
 use quire_cli::print::json::Json;
-use quire_cli::samples::Samples;
 
 /// Counters of `quire run --stats`, and what the kernel's `perf stat` calls them.
 const COUNTERS: [(&str, &str); 8] = [
@@ -266,14 +266,14 @@ impl Cell {
                 ("speculative_over_bare", self.speculative_over(Way::Bare, name)),
             ];
             let members = ways.chain(ratios).filter(|(_, samples)| !samples.is_empty());
-            let members = members.map(|(key, samples)| (key.to_owned(), Json::samples(&samples)));
+            let members = members.map(|(key, samples)| (key.to_owned(), Json::from(&samples)));
             (name.to_owned(), Json::Object(members.collect()))
         });
         let counters = [Way::Speculative, Way::Classic].map(|way| {
             let entry = self.entry(way);
             let counters = COUNTERS.iter().zip(&entry.counters);
             let counters = counters.filter(|(_, samples)| !samples.is_empty());
-            let members = counters.map(|((name, _), count)| ((*name).into(), Json::samples(count)));
+            let members = counters.map(|((name, _), count)| ((*name).into(), Json::from(count)));
             (way.name(), Json::Object(members.collect()))
         });
         let failures = self.entries.iter().filter_map(|entry| {

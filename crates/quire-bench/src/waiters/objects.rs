@@ -27,8 +27,8 @@ use super::super::data::{self, Data, PAGE_BYTES, Pattern, Remove};
 use super::super::output;
 use super::super::sys;
 use super::prices::Prices;
+use crate::samples::Samples;
 use quire_cli::print::json::Json;
-use quire_cli::samples::Samples;
 
 /// Sizes of objects that are touched.
 const SIZES: usize = 20;
@@ -240,11 +240,11 @@ impl Side {
 
     fn json(&self) -> Json {
         Json::object([
-            ("seconds", Json::samples(&self.seconds)),
-            ("unlocks", Json::samples(&self.unlocks)),
-            ("looks_per_mille", Json::samples(&self.looks)),
-            ("wakes_per_mille", Json::samples(&self.wakes)),
-            ("unlock_and_wake_percent", Json::samples(&self.share)),
+            ("seconds", Json::from(&self.seconds)),
+            ("unlocks", Json::from(&self.unlocks)),
+            ("looks_per_mille", Json::from(&self.looks)),
+            ("wakes_per_mille", Json::from(&self.wakes)),
+            ("unlock_and_wake_percent", Json::from(&self.share)),
         ])
     }
 }
@@ -292,7 +292,7 @@ pub(super) fn json(rows: &[Row]) -> Json {
                 ("bytes", Json::Number(row.bytes as f64)),
                 ("sign", sign.json()),
                 ("always_looks", always.json()),
-                ("always_looks_over_sign", Json::samples(&always.seconds.over(&sign.seconds))),
+                ("always_looks_over_sign", Json::from(&always.seconds.over(&sign.seconds))),
             ])
         })
         .collect()

@@ -9,8 +9,8 @@ use quire::library::WaitCounts;
 use quire::page::{Futexes, PageWord, Parked, WaitTable};
 
 use super::{spread, table};
+use crate::samples::Samples;
 use quire_cli::print::json::Json;
-use quire_cli::samples::Samples;
 
 /// Words that are unlocked one after the other: as many as a block's.
 const WORDS: usize = 512;
@@ -60,9 +60,9 @@ impl Prices {
 
     pub(super) fn json(&self) -> Json {
         Json::object([
-            ("free_ns", Json::samples(&self.free_ns)),
-            ("look_ns", Json::samples(&self.look_ns)),
-            ("wake_ns", Json::samples(&self.wake_ns)),
+            ("free_ns", Json::from(&self.free_ns)),
+            ("look_ns", Json::from(&self.look_ns)),
+            ("wake_ns", Json::from(&self.wake_ns)),
         ])
     }
 }

@@ -2,8 +2,6 @@
 
 use std::fmt;
 
-use crate::samples::Samples;
-
 /// A JSON value.
 pub enum Json {
     Null,
@@ -25,18 +23,6 @@ impl Json {
     /// A count, below 2^53.
     pub fn count(count: u64) -> Json {
         Json::Number(count as f64)
-    }
-
-    /// Rounds, and what becomes of them.
-    pub fn samples(samples: &Samples) -> Json {
-        Json::object([
-            ("median", Json::Number(samples.median())),
-            ("min", Json::Number(samples.min())),
-            ("max", Json::Number(samples.max())),
-            ("mean", Json::Number(samples.mean())),
-            ("deviation", Json::Number(samples.deviation())),
-            ("rounds", samples.values().iter().map(|value| Json::Number(*value)).collect()),
-        ])
     }
 }
 

@@ -30,7 +30,6 @@ use crate::sys::control::{ControlMap, NotAttached};
 /// The control memfd, as /proc shows it.
 const CONTROL_LINK: &str = "/memfd:quire-control (deleted)";
 
-/// A tree that runs.
 pub(crate) struct Run {
     control: ControlMap,
     supervisor_pid: u32,
@@ -38,7 +37,6 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// Its control page.
     pub(crate) fn control(&self) -> &Control {
         &self.control
     }
@@ -79,7 +77,7 @@ pub(crate) struct Found {
     pub others: Vec<(u32, u32)>,
 }
 
-/// The tree of a process, which is one of its members, or its supervisor.
+/// The run of a process, which is one of its members, or its supervisor.
 pub(crate) fn attach(pid: u32, access: Access) -> Result<Attached> {
     // Before the search: what is found is then found for this process, and not for a later one of
     // the same number.
@@ -189,15 +187,15 @@ impl Found {
     }
 }
 
-/// Whether a supervisor is believed that a process is its member. Who looks with root's rights finds the
-/// pages of all users, and a stranger's could name any process.
+/// Whether a supervisor is believed that a process is its member. Root finds the control pages of all
+/// users, and one of them could name any process.
 pub(crate) fn may_name(supervisor_pid: u32, pid: u32) -> bool {
     let users = [supervisor_pid, pid].map(procfs::user);
     is_believed(users) || ancestry(pid).any(|ancestor| ancestor == supervisor_pid)
 }
 
 /// The same by the users of both: root's supervisor has members of any user, another one of its own,
-/// and those of its program that became somebody else's.
+/// and its own descendants that became another user's.
 fn is_believed([supervisor, member]: [Option<u32>; 2]) -> bool {
     const ROOT: u32 = 0;
     supervisor.is_some_and(|user| user == ROOT || member == Some(user))

@@ -173,7 +173,7 @@ impl Printer {
             printed.context("cannot write the counters")?;
             rounds.push(Round { counts, seconds: ended.wall_seconds });
             status = ended.exit_status;
-            // Somebody who presses ^C does not want the rest.
+            // After ^C the rest of the rounds is not wanted.
             if i32::from(status) == 128 + libc::SIGINT {
                 break;
             }
@@ -265,7 +265,7 @@ fn join(pids: &[u32]) -> String {
 
 impl Watched {
     fn note(&mut self, now: &Counts) {
-        // Who has executed another program has joined anew, and begun at zero.
+        // A process that has executed another program has joined again, and begun at zero.
         let new = if now.is_behind(&self.last) { *now } else { now.since(&self.last) };
         self.counted.add(&new);
         self.last = *now;

@@ -7,7 +7,6 @@ use quire::units::PAGE_SIZE;
 
 use crate::events::Selected;
 use crate::runs::counts::Counts;
-use crate::samples::Samples;
 
 /// How it is printed.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -43,28 +42,37 @@ struct Metric {
     unit: &'static str,
 }
 
-/// The standard error of the mean, in percent of it.
-fn noise_percent(samples: &Samples) -> f64 {
-    let error = samples.deviation() / (samples.values().len() as f64).sqrt();
-    if samples.mean() == 0.0 { 0.0 } else { 100.0 * error / samples.mean() }
+/// The mean of a value over all rounds.
+struct Mean {
+    value: f64,
+    /// The standard error of the mean.
+    error: f64,
 }
 
-fn samples(rounds: &[Round], of: impl Fn(&Round) -> f64) -> Samples {
-    let mut samples = Samples::default();
-    rounds.iter().for_each(|round| samples.push(of(round)));
-    samples
+impl Mean {
+    fn over(rounds: &[Round], value_of: impl Fn(&Round) -> f64) -> Mean {
+        let count = rounds.len() as f64;
+        let value = rounds.iter().map(&value_of).sum::<f64>() / count;
+        let squares: f64 = rounds.iter().map(|round| (value_of(round) - value).powi(2)).sum();
+        let error = if rounds.len() < 2 { 0.0 } else { (squares / (count - 1.0) / count).sqrt() };
+        Mean { value, error }
+    }
+
+    fn noise_percent(&self) -> f64 {
+        percent(self.error, self.value)
+    }
 }
 
 impl<'a> Figure<'a> {
     fn new(selected: &'a Selected, rounds: &[Round]) -> Figure<'a> {
-        let mean = |event| samples(rounds, |round| round.counts.of(event) as f64).mean();
-        let values = samples(rounds, |round| round.counts.of(selected.event) as f64);
-        let seconds = samples(rounds, |round| round.seconds).mean();
+        let mean = |event| Mean::over(rounds, |round| round.counts.of(event) as f64);
+        let count = mean(selected.event);
+        let seconds = Mean::over(rounds, |round| round.seconds).value;
         Figure {
             label: &selected.label,
-            value: values.mean(),
-            noise_percent: noise_percent(&values),
-            metric: metric(selected.event, values.mean(), seconds, mean),
+            value: count.value,
+            noise_percent: count.noise_percent(),
+            metric: metric(selected.event, count.value, seconds, |event| mean(event).value),
             runtime_ns: seconds * 1e9,
         }
     }
@@ -211,15 +219,15 @@ pub(super) fn summary(
         1 => String::new(),
         count => format!(" ({count} runs)"),
     };
-    let seconds = samples(rounds, |round| round.seconds);
+    let seconds = Mean::over(rounds, |round| round.seconds);
     let elapsed = if rounds.len() == 1 {
-        format!("{:>18.9} seconds time elapsed", seconds.mean())
+        format!("{:>18.9} seconds time elapsed", seconds.value)
     } else {
-        let error = seconds.deviation() / (rounds.len() as f64).sqrt();
         format!(
-            "{:>18.6} +- {error:.6} seconds time elapsed  ( +-{:>6.2}% )",
-            seconds.mean(),
-            noise_percent(&seconds)
+            "{:>18.6} +- {:.6} seconds time elapsed  ( +-{:>6.2}% )",
+            seconds.value,
+            seconds.error,
+            seconds.noise_percent()
         )
     };
     format!("\n Performance counter stats for {title}{repeated}:\n\n{lines}\n{elapsed}\n\n")

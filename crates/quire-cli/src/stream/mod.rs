@@ -41,7 +41,7 @@ const SOME_FAILED: u8 = 1;
 
 /// Writes files to standard output.
 pub(crate) fn cat(options: &StreamOptions) -> Result<u8> {
-    // What it writes from its mapping may be held by whoever reads it.
+    // The reader of a pipe may still hold pages of the mapping that were written to it.
     stream(options, &mut Cat::new()?, false)
 }
 
@@ -54,7 +54,7 @@ pub(crate) fn sum(options: &StreamOptions) -> Result<u8> {
 enum Failure {
     /// The file's fault: others may be read.
     File(anyhow::Error),
-    /// Nobody takes what is read.
+    /// Standard output takes no more.
     Output(io::Error),
     /// No file can be mapped.
     Space(anyhow::Error),

@@ -11,7 +11,7 @@ const REDRAW_MS: u64 = 100;
 /// Signs of the bar.
 const BAR: usize = 24;
 
-/// The line, where somebody sees it and it is in nobody's way.
+/// The line, where there is a terminal for it alone.
 pub(super) struct Progress {
     is_shown: bool,
     is_drawn: bool,

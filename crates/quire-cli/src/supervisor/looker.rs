@@ -1,4 +1,4 @@
-//! Who looks at the tree while it runs: `quire stat` and `quire trace`, beside the supervisor.
+//! Looks at the run from within its supervisor: what `quire stat` and `quire trace` do.
 //!
 //! Owns when the next look is due. Leaves to the supervisor's loop to ask, and to the looker what it
 //! sees: the control page, which it reads as any other process could.
@@ -16,7 +16,7 @@ pub(crate) enum Moment {
     End,
 }
 
-/// Looks at a tree now and then, and at its end.
+/// Looks at the run now and then, and at its end.
 pub(crate) struct Looker<'a> {
     pub(super) look: &'a mut dyn FnMut(&Control, Moment),
     /// From one look to the next; `None`: only at the end.

@@ -1,4 +1,4 @@
-//! The members' accounts: who joins gets a slot, who leaves gives back what it held.
+//! The members' accounts: a process that joins gets a slot, one that leaves gives back what it held.
 //!
 //! Owns the slots of the control page and what is left of members that have left: their counters
 //! ([`quire::control::Tally`]), maxima, obituaries. Leaves sockets and processes to `supervisor`. Members change their own slots while
@@ -18,9 +18,7 @@ use quire::control::{
 /// What a member left behind that could not go on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Death {
-    /// Process id.
     pub pid: u32,
-    /// Why.
     pub obituary: Obituary,
     /// A number that goes with it.
     pub detail: u64,
@@ -56,7 +54,7 @@ pub(super) struct Left {
     pub sizes: Sizes,
 }
 
-/// What a member needed and did, as the roll keeps it.
+/// What a member needed and did, as the exit log keeps it.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(crate) struct Sizes {
     pub held_pages_max: u64,
@@ -84,17 +82,14 @@ impl Sizes {
     }
 }
 
-/// Slots and what became of those who had one.
+/// The slots, and sums over the members that have left.
 pub(super) struct Members {
-    /// Whether each slot is taken.
     taken: [bool; MEMBERS_MAX],
     /// Where the search for a free slot starts: slots are used in turn, so that a number is not
     /// used again soon after its member left.
     next_slot: usize,
     /// Members now.
     count: usize,
-    /// Slots that keep room for runs inside this one.
-    reservations: usize,
     /// Most members at a time.
     most: usize,
     /// Members ever.
@@ -110,19 +105,16 @@ impl Members {
             taken: [false; MEMBERS_MAX],
             next_slot: 0,
             count: 0,
-            reservations: 0,
             most: most.min(MEMBERS_MAX),
             joined: 0,
             managed_pages_max: 0,
         }
     }
 
-    /// Members now.
     pub(super) fn count(&self) -> usize {
         self.count
     }
 
-    /// Members ever.
     pub(super) fn joined(&self) -> u64 {
         self.joined
     }
@@ -133,12 +125,10 @@ impl Members {
         (*self.taken.get(slot)?).then(|| control.members[slot].pid.load(Relaxed))
     }
 
-    /// Most members at a time.
     pub(super) fn most(&self) -> usize {
         self.most
     }
 
-    /// The members' process ids.
     pub(super) fn pids<'a>(&'a self, control: &'a Control) -> impl Iterator<Item = u32> + 'a {
         self.present(control).filter(|member| !member.is_a_reservation()).map(pid_of)
     }
@@ -193,7 +183,7 @@ impl Members {
     fn reserve(&mut self, control: &Control, pages: u64, pid: u32) -> Result<u32, Refused> {
         let slot = self.free_slot()?;
         let budget = control.budget_pages.load(Relaxed);
-        // As much as a fault leaves alone: who is there already must be able to reclaim.
+        // As much as a fault leaves alone: present members must be able to reclaim.
         let limit = budget.saturating_sub((budget / 64).clamp(32, 1024));
         // Charged first, and looked at then, as every member does.
         control.reserve_slot(slot, pid, pages);
@@ -206,7 +196,6 @@ impl Members {
         control.held_pages_max.fetch_max(granted, Relaxed);
         control.tally.note_slot(slot);
         self.take(slot);
-        self.reservations += 1;
         Ok(slot as u32)
     }
 
@@ -237,7 +226,6 @@ impl Members {
         let member = &control.members[slot];
         let held_pages = u64::from(control.seats[slot].account.get().held);
         if member.is_a_reservation() {
-            self.reservations -= 1;
             control.free_slot(slot);
             control.wake_askers();
             return None;
@@ -260,12 +248,6 @@ impl Members {
         // What it held is free.
         control.wake_askers();
         Some(Left { death: (death.obituary != Obituary::None).then_some(death), sizes })
-    }
-
-    /// A counter over all members, present and past.
-    pub(super) fn event(&self, control: &Control, event: Event) -> u64 {
-        self.present(control).map(|member| member.counted(event)).sum::<u64>()
-            + control.tally.counted(event)
     }
 
     /// Most address space that one member managed, in pages.
@@ -296,7 +278,7 @@ fn inherit(control: &Control, parent: usize, child: usize, hello: &Hello) {
     let to = &control.members[child];
     let [seat_from, seat_to] = [&control.seats[parent], &control.seats[child]];
     let charged = (hello.held_pages as usize).min(seat_from.account.get().held as usize);
-    // The child's first: what is on both accounts for a moment is nobody else's meanwhile.
+    // The child's first: pages that are on both accounts for a moment cannot be charged by others.
     seat_to.account.put_in(charged);
     seat_from.account.take_out(charged);
     to.held_pages_max.store(charged as u64, Relaxed);
@@ -322,8 +304,8 @@ fn release_segments(control: &Control, slot: usize) {
         if map.load(Relaxed) == 0 {
             continue;
         }
-        // A swap, as a thread of the dying process may clear a bit at this moment: whoever finds
-        // the bit set drops the reference.
+        // A swap, as a thread of the dying process may clear a bit at this moment: the side
+        // that finds the bit set drops the reference.
         for segment in segments_of(word, map.swap(0, Relaxed)) {
             if control.segment_refs[segment].fetch_sub(1, Relaxed) == 1 {
                 control.segments_used.fetch_sub(1, Relaxed);
@@ -332,8 +314,8 @@ fn release_segments(control: &Control, slot: usize) {
     }
 }
 
-/// Frees the segments that nobody's map has: whoever takes or leaves one changes a reference, a bit
-/// and a count, one after the other. For when no member is left.
+/// Frees all segments; called when no member is left. Members that were killed may have left some
+/// half taken: to take or free one changes a reference, a bit and a count, one after the other.
 fn forget_segments(control: &Control) {
     if control.segments_used.swap(0, Relaxed) == 0 {
         // The references stay untouched, and the memfd sparse.

@@ -13,11 +13,10 @@ use rustix::process::{Pid, WaitId, WaitIdOptions};
 
 use crate::sys::signals::{Arrived, Signals, send};
 
-/// The program that runs.
 pub(crate) struct Program {
     child: Child,
     signals: Signals,
-    /// Whether the terminal, or someone by hand, asked the supervisor to stop.
+    /// Whether a signal of the terminal, or one sent by hand, asked the supervisor to stop.
     is_stop_wanted: bool,
     is_stopped: bool,
 }

@@ -13,8 +13,8 @@ use rustix::process::Resource;
 
 use crate::size::{Human, Size};
 
-/// Without `--swap-max` the file takes half of the free space, and no more than this: what is
-/// swapped at a disk's speed beyond it, nobody waits for.
+/// Without `--swap-max` the file takes half of the free space, and no more than this: to swap
+/// more than that at a disk's speed takes longer than users wait.
 const DEFAULT_BYTES_MAX: u64 = 64 << 30;
 /// Below this there is nothing to gain from a swap file.
 const BYTES_MIN: u64 = 4 << 20;
@@ -22,7 +22,6 @@ const BYTES_MIN: u64 = 4 << 20;
 /// `f_type` of filesystems whose files are memory.
 const MEMORY_FILESYSTEMS: [i64; 2] = [0x0102_1994 /* tmpfs */, 0x8584_58f6 /* ramfs */];
 
-/// The swap file.
 pub(crate) struct SwapFile {
     descriptor: OwnedFd,
     segments: u32,
@@ -70,7 +69,6 @@ impl SwapFile {
         Ok(SwapFile { descriptor, segments, warning })
     }
 
-    /// Segments that it has room for.
     pub(crate) fn segments(&self) -> u32 {
         self.segments
     }

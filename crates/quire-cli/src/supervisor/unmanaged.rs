@@ -43,14 +43,14 @@ struct Seen {
     unmanaged: Option<Unmanaged>,
 }
 
-/// Who is of the run without being a member.
+/// The processes that a run knows, to tell which others belong to it without being members.
 #[derive(Clone, Copy)]
 pub(crate) struct Family<'a> {
     pub supervisor_pid: u32,
     pub members: &'a BTreeSet<u32>,
     /// Supervisors of runs inside this one.
     pub inner: &'a BTreeSet<u32>,
-    /// Processes that are known to be of the run, though nobody else above them may be.
+    /// Processes that are known to be of the run, whatever their parents are.
     pub known: &'a BTreeSet<u32>,
 }
 
@@ -67,7 +67,8 @@ impl Family<'_> {
         all.iter().filter(|&(&pid, stat)| is_stranger(pid, stat)).map(|(&pid, _)| pid).collect()
     }
 
-    /// Whether a process is of the run, and not of one inside: whom one comes to first going up.
+    /// Whether a process belongs to the run, and not to one inside: the first known process on the
+    /// way up its ancestors decides.
     fn has(&self, pid: u32, all: &BTreeMap<u32, ProcessStat>) -> bool {
         let parent = |&pid: &u32| all.get(&pid).map(|stat| stat.parent_pid);
         let mut is_known = false;
@@ -83,7 +84,7 @@ impl Family<'_> {
     }
 }
 
-/// What the supervisor has seen of them.
+/// What the supervisor has seen of unmanaged processes.
 pub(crate) struct Watch {
     next: Instant,
     seen: BTreeMap<u32, Seen>,
@@ -104,7 +105,6 @@ impl Watch {
         }
     }
 
-    /// Whether it is time to look.
     pub(crate) fn is_due(&self) -> bool {
         Instant::now() >= self.next
     }
@@ -124,7 +124,7 @@ impl Watch {
         self.past.iter().chain(self.seen.values().filter_map(|seen| seen.unmanaged.as_ref()))
     }
 
-    /// Who was seen, members or not: they are of the run, whoever is above them by now.
+    /// The processes that were seen: they belong to the run, whatever their parents are by now.
     pub(crate) fn known(&self) -> impl Iterator<Item = u32> {
         self.seen.keys().copied()
     }
@@ -164,7 +164,7 @@ impl Watch {
         self.next = Instant::now() + PERIOD.max(began.elapsed() * PERIOD_PER_LOOK);
     }
 
-    /// Forgets who has ended, has joined, or was another process.
+    /// Forgets processes that have ended or joined, and numbers that are another process now.
     fn forget_all_but(&mut self, strangers: &[u32], all: &BTreeMap<u32, ProcessStat>) {
         let past = &mut self.past;
         self.seen.retain(|pid, seen| {
@@ -182,7 +182,7 @@ impl Watch {
 }
 
 /// Whether a process that is no member will be none: not where it is stopped on its way, or still in
-/// the memory of a parent, who is looked at in its own right.
+/// the memory of its parent, which is looked at in its own right.
 pub(crate) fn is_settled(pid: u32, stat: &ProcessStat) -> bool {
     !stat.is_stopped && !kcmp::have_same_memory(pid, stat.parent_pid)
 }

@@ -1,4 +1,4 @@
-//! Who is at the other end of a Unix socket.
+//! The process at the other end of a Unix socket.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd as _, OwnedFd};

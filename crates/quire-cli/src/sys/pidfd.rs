@@ -1,4 +1,4 @@
-//! How a process ended that is nobody's child here: what its pidfd says.
+//! What the pidfd of a process that is no child of this one says of its end.
 
 use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 

@@ -55,7 +55,7 @@ pub(crate) fn serve_missing_page(uffd: &OwnedFd) -> Result<(), Errno> {
         ioctls: 0,
     };
     // SAFETY: UFFDIO_REGISTER reads and writes a uffdio_register; the range is our own page, which
-    // nobody touches before it is filled.
+    // no thread touches before it is filled.
     unsafe {
         ioctl(uffd, Updater::<{ UFFDIO_REGISTER as Opcode }, _>::new(&mut register))?;
     }

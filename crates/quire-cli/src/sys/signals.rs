@@ -22,10 +22,10 @@ const TAKEN: [i32; 13] = [
     libc::SIGCHLD,
 ];
 
-/// Signals that end who looks on: what was seen so far is still to be printed.
+/// Signals that end a command that looks on, after it has printed what it saw so far.
 const ENDS: [i32; 4] = [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM];
 
-/// Has the process end, without a word, where it prints to a pipe that nobody reads any more.
+/// Has the process end, without a word, where it prints to a pipe that has no reader any more.
 pub fn end_with_reader() {
     // SAFETY: the default disposition, before any thread was started.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };

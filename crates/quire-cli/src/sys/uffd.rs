@@ -1,4 +1,4 @@
-//! userfaultfd, as far as `run` and `doctor` go: who may open one, and what it can do.
+//! userfaultfd, as far as `run` and `doctor` go: whether one can be opened, and what it can do.
 
 use std::ffi::c_void;
 use std::os::fd::{AsFd, FromRawFd as _, OwnedFd, RawFd};
@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, Updater, ioctl, opcode};
 use rustix::mm::UserfaultfdFlags;
 
-/// The device that hands userfaultfds to whoever may open it.
+/// The device that hands out userfaultfds.
 pub(crate) const DEVICE: &str = "/dev/userfaultfd";
 
 /// Opens the device.
@@ -48,7 +48,7 @@ struct New {
 }
 
 // SAFETY: the ioctl takes its argument by value, touches no memory of ours and returns a new
-// descriptor that nobody else owns.
+// descriptor that has no other owner.
 unsafe impl Ioctl for New {
     type Output = OwnedFd;
 

@@ -1,4 +1,4 @@
-//! The roll: who was a member, and what became of them.
+//! The exit log: which processes were members, and how each of them ended.
 //!
 //! Owns what is known of the members that have left, the latest of them one by one. Leaves to
 //! `members` what they held, and to the tally what all of them counted.
@@ -12,15 +12,15 @@ use super::members::Sizes;
 use crate::procfs;
 use crate::sys::pidfd;
 
-/// Members that are remembered one by one.
+/// Most members that are remembered one by one.
 const LENGTH_MAX: usize = 256;
 
-/// Who a member is, as of when it joined.
+/// The process behind a member, as of when it joined.
 pub(super) struct Identity {
     pub pid: u32,
     /// The program's name, where it could be read.
     pub name: String,
-    /// To learn by how it ended.
+    /// Tells how it ended.
     process: Option<OwnedFd>,
 }
 
@@ -35,7 +35,7 @@ impl Identity {
 /// How a member came to its end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum End {
-    /// Nobody has waited for it yet, or the kernel does not say.
+    /// Its parent has not waited for it yet, or the kernel does not say.
     Unknown,
     /// It executed another program, and may have joined again.
     Executed,
@@ -56,7 +56,7 @@ impl End {
     }
 }
 
-/// A member's line in the roll.
+/// A member's line in the log.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Entry {
     pub pid: u32,
@@ -67,14 +67,13 @@ pub(crate) struct Entry {
 
 /// The members that have left, oldest first.
 #[derive(Default)]
-pub(super) struct Roll {
+pub(super) struct ExitLog {
     entries: VecDeque<(Entry, Option<OwnedFd>)>,
     /// Members that were forgotten for later ones.
     forgotten: u64,
 }
 
-impl Roll {
-    /// A member has left.
+impl ExitLog {
     pub(super) fn push(&mut self, identity: Identity, sizes: Sizes) {
         if self.entries.len() == LENGTH_MAX {
             self.entries.pop_front();
@@ -97,7 +96,7 @@ impl Roll {
         }
     }
 
-    /// Asks how those have ended of whom it is not known.
+    /// Looks up how the members ended whose end is not known yet.
     pub(super) fn look(&mut self) {
         for (entry, process) in &mut self.entries {
             let status = process.as_ref().and_then(|process| pidfd::wait_status(process.as_fd()));
@@ -108,12 +107,10 @@ impl Roll {
         }
     }
 
-    /// The members that have left, oldest first.
     pub(super) fn entries(&self) -> impl Iterator<Item = &Entry> {
         self.entries.iter().map(|(entry, _)| entry)
     }
 
-    /// Members that were forgotten for later ones.
     pub(super) fn forgotten(&self) -> u64 {
         self.forgotten
     }
@@ -129,25 +126,25 @@ mod tests {
 
     #[test]
     fn the_latest_are_remembered_and_the_others_counted() {
-        let mut roll = Roll::default();
+        let mut exit_log = ExitLog::default();
         for pid in 0..LENGTH_MAX as u32 + 10 {
-            roll.push(identity(pid), Sizes { pgfault: pid.into(), ..Sizes::default() });
+            exit_log.push(identity(pid), Sizes { pgfault: pid.into(), ..Sizes::default() });
         }
-        assert_eq!(roll.forgotten(), 10);
-        let first = roll.entries().next().unwrap();
+        assert_eq!(exit_log.forgotten(), 10);
+        let first = exit_log.entries().next().unwrap();
         assert_eq!((first.pid, first.name.as_str(), first.sizes.pgfault), (10, "p10", 10));
-        assert_eq!(roll.entries().count(), LENGTH_MAX);
+        assert_eq!(exit_log.entries().count(), LENGTH_MAX);
     }
 
     #[test]
     fn of_a_process_that_executes_again_and_again_each_program_has_a_line() {
-        let mut roll = Roll::default();
+        let mut exit_log = ExitLog::default();
         for _ in 0..3 {
-            roll.push(identity(7), Sizes::default());
-            roll.note_executed(7);
+            exit_log.push(identity(7), Sizes::default());
+            exit_log.note_executed(7);
         }
-        roll.push(identity(7), Sizes::default());
-        let ends: Vec<End> = roll.entries().map(|entry| entry.end).collect();
+        exit_log.push(identity(7), Sizes::default());
+        let ends: Vec<End> = exit_log.entries().map(|entry| entry.end).collect();
         assert_eq!(ends, [End::Executed, End::Executed, End::Executed, End::Unknown]);
     }
 

@@ -1,26 +1,28 @@
 //! Figures from several rounds: medians with their spread, means with their deviation, and ratios
 //! taken round by round.
 
+use quire_cli::print::json::Json;
+
 /// What one quantity was in every round.
 #[derive(Clone, Default, Debug)]
-pub struct Samples(Vec<f64>);
+pub(crate) struct Samples(Vec<f64>);
 
 impl Samples {
     /// Adds a round.
-    pub fn push(&mut self, value: f64) {
+    pub(crate) fn push(&mut self, value: f64) {
         self.0.push(value);
     }
 
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    pub fn values(&self) -> &[f64] {
+    pub(crate) fn values(&self) -> &[f64] {
         &self.0
     }
 
     /// The middle of the rounds.
-    pub fn median(&self) -> f64 {
+    pub(crate) fn median(&self) -> f64 {
         let mut sorted = self.0.clone();
         sorted.sort_by(f64::total_cmp);
         match sorted.len() {
@@ -30,20 +32,20 @@ impl Samples {
         }
     }
 
-    pub fn min(&self) -> f64 {
+    pub(crate) fn min(&self) -> f64 {
         self.0.iter().copied().fold(f64::INFINITY, f64::min)
     }
 
-    pub fn max(&self) -> f64 {
+    pub(crate) fn max(&self) -> f64 {
         self.0.iter().copied().fold(f64::NEG_INFINITY, f64::max)
     }
 
-    pub fn mean(&self) -> f64 {
+    pub(crate) fn mean(&self) -> f64 {
         self.0.iter().sum::<f64>() / self.0.len() as f64
     }
 
     /// The standard deviation of the sample.
-    pub fn deviation(&self) -> f64 {
+    pub(crate) fn deviation(&self) -> f64 {
         if self.0.len() < 2 {
             return 0.0;
         }
@@ -53,7 +55,7 @@ impl Samples {
     }
 
     /// Round by round, this over `other`.
-    pub fn over(&self, other: &Samples) -> Samples {
+    pub(crate) fn over(&self, other: &Samples) -> Samples {
         Samples(self.0.iter().zip(&other.0).map(|(this, other)| this / other).collect())
     }
 }
@@ -61,6 +63,19 @@ impl Samples {
 impl FromIterator<f64> for Samples {
     fn from_iter<I: IntoIterator<Item = f64>>(values: I) -> Samples {
         Samples(values.into_iter().collect())
+    }
+}
+
+impl From<&Samples> for Json {
+    fn from(samples: &Samples) -> Json {
+        Json::object([
+            ("median", Json::Number(samples.median())),
+            ("min", Json::Number(samples.min())),
+            ("max", Json::Number(samples.max())),
+            ("mean", Json::Number(samples.mean())),
+            ("deviation", Json::Number(samples.deviation())),
+            ("rounds", samples.values().iter().map(|value| Json::Number(*value)).collect()),
+        ])
     }
 }
 
