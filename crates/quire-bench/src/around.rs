@@ -20,20 +20,20 @@ use crate::samples::Samples;
 use quire_cli::print::json::Json;
 use quire_cli::size::machine_memory_bytes;
 
-/// What is mapped around a fault, and who serves it.
+/// What is mapped around a fault, and which thread serves it.
 #[derive(Clone)]
-struct Setting {
+struct AroundSetting {
     name: String,
     around: FaultAround,
     delivery: Delivery,
 }
 
-impl Setting {
+impl AroundSetting {
     /// Every choice of `around`, by handlers and then inline.
-    fn all(around: &[Around]) -> Vec<Setting> {
+    fn all(around: &[Around]) -> Vec<AroundSetting> {
         let deliveries = [(Delivery::Handlers, ""), (Delivery::Inline, ", inline")];
         let with = |(delivery, suffix): (Delivery, &str)| {
-            let setting = |around: &Around| Setting {
+            let setting = |around: &Around| AroundSetting {
                 name: format!("{}{suffix}", around.name()),
                 around: around.0,
                 delivery,
@@ -69,7 +69,7 @@ impl Around {
 
 /// One way of mapping, one way of reading, one number of threads.
 #[derive(Default)]
-struct Cell {
+struct AroundCell {
     seconds: Samples,
     faults: Samples,
 }
@@ -83,12 +83,12 @@ pub(crate) fn main(options: &AroundBench) -> Result<u8> {
     let rounds = common.rounds.unwrap_or(if common.quick { 2 } else { 5 });
     let data = Data::new(&options.directory.clone().unwrap_or_else(std::env::temp_dir), bytes)?;
     let order = data.shuffled();
-    let settings = Setting::all(&options.around);
+    let settings = AroundSetting::all(&options.around);
     let cached = cached(&data, &order, &settings, rounds, &options.threads)?;
     let cold = cold(&data, &order, rounds)?;
     let machine = Machine::read();
     if common.json {
-        let rows = cached.iter().chain(&cold).map(Row::json).collect();
+        let rows = cached.iter().chain(&cold).map(AroundRow::json).collect();
         println!(
             "{}",
             Json::object([
@@ -109,10 +109,10 @@ pub(crate) fn main(options: &AroundBench) -> Result<u8> {
 }
 
 /// A way of reading and a number of threads, by ways of mapping; the first is mmap(2)'s.
-struct Row {
+struct AroundRow {
     pattern: &'static str,
     threads: usize,
-    cells: Vec<(String, Cell)>,
+    cells: Vec<(String, AroundCell)>,
 }
 
 /// The file as an object that is cached as a whole.
@@ -131,10 +131,10 @@ fn filled(data: &Data, delivery: Delivery) -> Result<Object> {
 fn cached(
     data: &Data,
     order: &[u32],
-    settings: &[Setting],
+    settings: &[AroundSetting],
     rounds: u32,
     threads: &[usize],
-) -> Result<Vec<Row>> {
+) -> Result<Vec<AroundRow>> {
     let by_handlers = filled(data, Delivery::Handlers)?;
     let inline = filled(data, Delivery::Inline)?;
     let mut rows = Vec::new();
@@ -143,8 +143,8 @@ fn cached(
         for &threads in threads {
             let names = settings.iter().map(|setting| setting.name.clone());
             let names = std::iter::once("mmap".into()).chain(names);
-            let cells = names.map(|name| (name, Cell::default())).collect();
-            let mut row = Row { pattern: pattern.name(), threads, cells };
+            let cells = names.map(|name| (name, AroundCell::default())).collect();
+            let mut row = AroundRow { pattern: pattern.name(), threads, cells };
             for _ in 0..rounds {
                 let by_kernel = |_: usize| {
                     let mapping = sys::FileMapping::new(data.path(), data.bytes)?;
@@ -167,7 +167,7 @@ fn cached(
 }
 
 /// A quarter of the file's size, cold at each round: buffered and direct, in order and at random.
-fn cold(data: &Data, order: &[u32], rounds: u32) -> Result<Vec<Row>> {
+fn cold(data: &Data, order: &[u32], rounds: u32) -> Result<Vec<AroundRow>> {
     let some = &order[..order.len().min(8192)];
     let ways = [
         ("buffered", Direct::Off, Delivery::Handlers),
@@ -178,8 +178,8 @@ fn cold(data: &Data, order: &[u32], rounds: u32) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for pattern in [Pattern::InOrder, Pattern::Random] {
         let expected = data.expected(pattern, some);
-        let cells = ways.map(|(name, ..)| (name.to_owned(), Cell::default())).into();
-        let mut row = Row { pattern: pattern.name(), threads: 1, cells };
+        let cells = ways.map(|(name, ..)| (name.to_owned(), AroundCell::default())).into();
+        let mut row = AroundRow { pattern: pattern.name(), threads: 1, cells };
         for _ in 0..rounds {
             for (at, (_, direct, delivery)) in ways.into_iter().enumerate() {
                 let builder = AddressSpace::builder().memory(data.bytes / 4);
@@ -210,7 +210,7 @@ fn read_through(
     data::check(pattern.read(sys::words_of(&mapping), order), expected)
 }
 
-impl Cell {
+impl AroundCell {
     /// Has every thread do the work once, and notes the time and the faults of all.
     fn time(
         &mut self,
@@ -233,7 +233,7 @@ impl Cell {
     }
 }
 
-fn print(title: &str, rows: &[Row]) {
+fn print(title: &str, rows: &[AroundRow]) {
     println!("{title}");
     for row in rows {
         let threads = if row.threads == 1 { "thread" } else { "threads" };
@@ -252,7 +252,7 @@ fn print(title: &str, rows: &[Row]) {
     println!();
 }
 
-impl Row {
+impl AroundRow {
     fn json(&self) -> Json {
         let cells = self.cells.iter().map(|(name, cell)| {
             Json::object([
@@ -286,10 +286,10 @@ mod tests {
     #[test]
     fn every_choice_is_served_both_ways() {
         let around = ["off", "4", "auto"].map(|text| Around::parse(text).unwrap());
-        let settings = Setting::all(&around);
+        let settings = AroundSetting::all(&around);
         let names: Vec<_> = settings.iter().map(|setting| setting.name.as_str()).collect();
         assert_eq!(names, ["off", "4", "auto", "off, inline", "4, inline", "auto, inline"]);
-        let is_inline = |setting: &&Setting| setting.delivery == Delivery::Inline;
+        let is_inline = |setting: &&AroundSetting| setting.delivery == Delivery::Inline;
         assert_eq!(settings.iter().filter(is_inline).count(), 3);
     }
 }

@@ -65,7 +65,7 @@ pub(crate) struct Workload {
     pub is_deterministic: bool,
 }
 
-/// The kernel's swap, set up. The cgroup goes first: nobody is left in it when swap is taken away.
+/// The kernel's swap, set up. The cgroup goes first: it is empty when swap is taken away.
 pub(crate) struct KernelSwap {
     pub limit: MemoryLimit,
     pub zram: Zram,

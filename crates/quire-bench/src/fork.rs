@@ -72,7 +72,7 @@ fn start(way: &str) -> std::io::Result<ExitStatus> {
 }
 
 /// A size of the parent and a way, measured.
-struct Row {
+struct ForkRow {
     bytes: u64,
     way: &'static str,
     bare: Samples,
@@ -97,7 +97,7 @@ pub(crate) fn main(options: &ForkBench) -> Result<u8> {
             ("bench", Json::text("fork")),
             ("machine", Json::from(&machine)),
             ("processes", Json::Number(processes as f64)),
-            ("rows", rows.iter().map(Row::json).collect()),
+            ("rows", rows.iter().map(ForkRow::json).collect()),
         ]);
         println!("{json}");
         return Ok(0);
@@ -123,9 +123,9 @@ pub(crate) fn main(options: &ForkBench) -> Result<u8> {
     Ok(0)
 }
 
-fn measure(stage: &Stage, bytes: u64, processes: usize, rounds: u32) -> Result<Vec<Row>> {
-    let mut rows: Vec<Row> = WAYS
-        .map(|way| Row { bytes, way, bare: Samples::default(), quire: Samples::default() })
+fn measure(stage: &Stage, bytes: u64, processes: usize, rounds: u32) -> Result<Vec<ForkRow>> {
+    let mut rows: Vec<ForkRow> = WAYS
+        .map(|way| ForkRow { bytes, way, bare: Samples::default(), quire: Samples::default() })
         .into();
     let words = format!("forks --bytes {bytes} --processes {processes}");
     let mut argv: Vec<OsString> = vec![stage.own.clone().into()];
@@ -149,7 +149,7 @@ fn figure(outcome: &Outcome, name: &str) -> Result<f64> {
     found.map(|(_, value)| *value).with_context(|| format!("it says no {name}"))
 }
 
-impl Row {
+impl ForkRow {
     fn json(&self) -> Json {
         Json::object([
             ("bytes", Json::Number(self.bytes as f64)),

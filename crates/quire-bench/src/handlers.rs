@@ -33,7 +33,7 @@ const PAGE_BYTES: usize = 4096;
 const BESIDE_BYTES: u64 = 64 << 20;
 
 #[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Part {
+pub(crate) enum HandlersPart {
     /// Under `quire run`, by number of handlers
     Engine,
     /// Objects, by handlers and in the thread that faults
@@ -42,19 +42,19 @@ pub(crate) enum Part {
     Raw,
 }
 
-impl Part {
+impl HandlersPart {
     const fn name(self) -> &'static str {
         match self {
-            Part::Engine => "engine",
-            Part::Objects => "objects",
-            Part::Raw => "raw",
+            HandlersPart::Engine => "engine",
+            HandlersPart::Objects => "objects",
+            HandlersPart::Raw => "raw",
         }
     }
 }
 
 /// What a run of the program came to.
 #[derive(Debug)]
-pub(crate) struct Figures {
+pub(crate) struct FaultFigures {
     us_a_fault: f64,
     p99_us: f64,
     cpu_us_a_fault: f64,
@@ -62,8 +62,8 @@ pub(crate) struct Figures {
 }
 
 /// A way to serve faults.
-struct Way {
-    part: Part,
+struct HandlersWay {
+    part: HandlersPart,
     name: String,
     /// Options of `quire run`; none where the program serves itself.
     quire: Option<Vec<OsString>>,
@@ -75,7 +75,7 @@ struct Way {
 }
 
 /// A way with a number of threads, measured.
-struct Row {
+struct HandlersRow {
     way: usize,
     threads: usize,
     us_a_fault: Samples,
@@ -128,24 +128,24 @@ pub(crate) fn main(options: &HandlersBench) -> Result<u8> {
 }
 
 /// All ways, of each part the default first.
-fn ways(cpus: usize, work_us: u64) -> Vec<Way> {
+fn ways(cpus: usize, work_us: u64) -> Vec<HandlersWay> {
     let auto = cpus.min(HANDLERS_AUTO_MAX);
-    let engine = |name: &str, options: &str, handlers: Option<usize>| Way {
-        part: Part::Engine,
+    let engine = |name: &str, options: &str, handlers: Option<usize>| HandlersWay {
+        part: HandlersPart::Engine,
         name: name.into(),
         quire: Some(words(options)),
         program: Vec::new(),
         handlers,
     };
-    let objects = |name: &str, by: &str, handlers: usize| Way {
-        part: Part::Objects,
+    let objects = |name: &str, by: &str, handlers: usize| HandlersWay {
+        part: HandlersPart::Objects,
         name: name.into(),
         quire: None,
         program: words(&format!("--by {by}")),
         handlers: Some(handlers),
     };
-    let raw = |name: &str, options: String| Way {
-        part: Part::Raw,
+    let raw = |name: &str, options: String| HandlersWay {
+        part: HandlersPart::Raw,
         name: name.into(),
         quire: None,
         program: words(&format!("--work-us {work_us} {options}")),
@@ -192,13 +192,14 @@ fn words(text: &str) -> Vec<OsString> {
 
 fn measure(
     stage: &Stage,
-    ways: &[Way],
+    ways: &[HandlersWay],
     options: &HandlersBench,
     pages: usize,
     threads: usize,
     rounds: u32,
-) -> Result<Vec<Row>> {
-    let mut rows: Vec<Row> = (0..ways.len()).map(|way| Row::new(way, threads)).collect();
+) -> Result<Vec<HandlersRow>> {
+    let mut rows: Vec<HandlersRow> =
+        (0..ways.len()).map(|way| HandlersRow::new(way, threads)).collect();
     let common = format!("faults --threads {threads} --pages {}", pages.max(threads));
     for _ in 0..rounds {
         for (way, row) in ways.iter().zip(&mut rows) {
@@ -218,26 +219,26 @@ fn measure(
                     Contestant::Quire { budget_bytes, options }
                 }
             };
-            row.push(&Figures::of(&stage.run(&workload, &contestant)?)?);
+            row.push(&FaultFigures::of(&stage.run(&workload, &contestant)?)?);
         }
     }
     Ok(rows)
 }
 
-impl Figures {
+impl FaultFigures {
     fn new(
         wall: Duration,
         before: &sys::Used,
         after: &sys::Used,
         mut times_ns: Vec<u32>,
-    ) -> Figures {
+    ) -> FaultFigures {
         let faults = times_ns.len() as f64;
         let cpu_seconds = |used: &sys::Used| used.user_seconds + used.system_seconds;
         let switches =
             |used: &sys::Used| (used.voluntary_switches + used.involuntary_switches) as f64;
         times_ns.sort_unstable();
         let p99 = times_ns.get(times_ns.len() * 99 / 100).copied().unwrap_or(0);
-        Figures {
+        FaultFigures {
             us_a_fault: wall.as_secs_f64() * 1e6 / faults,
             p99_us: f64::from(p99) / 1e3,
             cpu_us_a_fault: (cpu_seconds(after) - cpu_seconds(before)) * 1e6 / faults,
@@ -261,12 +262,12 @@ impl Figures {
     }
 
     /// What the program printed.
-    fn of(outcome: &Outcome) -> Result<Figures> {
+    fn of(outcome: &Outcome) -> Result<FaultFigures> {
         let value = |name: &str| {
             let found = outcome.figures.iter().find(|(found, _)| found == name);
             found.map(|(_, value)| *value).ok_or_else(|| anyhow::anyhow!("it says no {name}"))
         };
-        Ok(Figures {
+        Ok(FaultFigures {
             us_a_fault: value("us_a_fault")?,
             p99_us: value("p99_us")?,
             cpu_us_a_fault: value("cpu_us_a_fault")?,
@@ -275,9 +276,9 @@ impl Figures {
     }
 }
 
-impl Row {
-    fn new(way: usize, threads: usize) -> Row {
-        Row {
+impl HandlersRow {
+    fn new(way: usize, threads: usize) -> HandlersRow {
+        HandlersRow {
             way,
             threads,
             us_a_fault: Samples::default(),
@@ -287,7 +288,7 @@ impl Row {
         }
     }
 
-    fn push(&mut self, figures: &Figures) {
+    fn push(&mut self, figures: &FaultFigures) {
         self.us_a_fault.push(figures.us_a_fault);
         self.p99_us.push(figures.p99_us);
         self.cpu_us_a_fault.push(figures.cpu_us_a_fault);
@@ -295,13 +296,14 @@ impl Row {
     }
 
     /// The default of its part, measured beside it.
-    fn default_of<'a>(&'a self, ways: &[Way], rows: &'a [Row]) -> &'a Row {
-        let is_default =
-            |row: &&Row| row.threads == self.threads && ways[row.way].part == ways[self.way].part;
+    fn default_of<'a>(&'a self, ways: &[HandlersWay], rows: &'a [HandlersRow]) -> &'a HandlersRow {
+        let is_default = |row: &&HandlersRow| {
+            row.threads == self.threads && ways[row.way].part == ways[self.way].part
+        };
         rows.iter().find(is_default).unwrap_or(self)
     }
 
-    fn json(&self, ways: &[Way], rows: &[Row]) -> Json {
+    fn json(&self, ways: &[HandlersWay], rows: &[HandlersRow]) -> Json {
         let way = &ways[self.way];
         let default = self.default_of(ways, rows);
         Json::object([
@@ -319,7 +321,7 @@ impl Row {
 }
 
 /// Prints the rows of a number of threads, part by part.
-fn print(ways: &[Way], rows: &[Row]) {
+fn print(ways: &[HandlersWay], rows: &[HandlersRow]) {
     let mut part = None;
     for row in rows {
         let way = &ways[row.way];
@@ -364,7 +366,7 @@ mod tests {
         };
         let times_ns = (1..=200).rev().map(|us| us * 1000).collect();
         let (before, after) = (used(1.0, 10), used(1.001, 410));
-        let figures = Figures::new(Duration::from_millis(2), &before, &after, times_ns);
+        let figures = FaultFigures::new(Duration::from_millis(2), &before, &after, times_ns);
         let expected = [10.0, 199.0, 5.0, 2.0];
         for ((name, value), expected) in figures.named().into_iter().zip(expected) {
             assert!((value - expected).abs() < 1e-6, "{name}: {value}, not {expected}");
@@ -376,7 +378,7 @@ mod tests {
         let ways = ways(2, 0);
         let mut rows = Vec::new();
         for threads in [1, 2] {
-            rows.extend((0..ways.len()).map(|way| Row::new(way, threads)));
+            rows.extend((0..ways.len()).map(|way| HandlersRow::new(way, threads)));
         }
         for row in &rows {
             let default = row.default_of(&ways, &rows);

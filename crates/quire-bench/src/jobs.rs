@@ -23,7 +23,7 @@ use quire_cli::print::json::Json;
 const PAGE_BYTES: usize = 4096;
 const OBJECTS: usize = 4;
 const OBJECT_BYTES: usize = 8 << 20;
-/// Nobody maps an object's tail: it is what comes and goes.
+/// No job maps an object's tail: it is what comes and goes.
 const TAIL_BYTES: usize = 1 << 20;
 const PART_BYTES: usize = 256 << 10;
 /// Mappings of each object that are there all the time.
@@ -48,7 +48,7 @@ impl Mix {
 }
 
 /// A mix and a number of workers: jobs a minute.
-pub(crate) struct Row {
+pub(crate) struct JobRow {
     mix: Mix,
     workers: usize,
     shared: Samples,
@@ -56,12 +56,12 @@ pub(crate) struct Row {
 }
 
 /// Measures both mixes.
-pub(crate) fn measure(workers: &[usize], rounds: u32, round: Duration) -> Result<Vec<Row>> {
+pub(crate) fn measure(workers: &[usize], rounds: u32, round: Duration) -> Result<Vec<JobRow>> {
     let mut rows = Vec::new();
     for mix in Mix::ALL {
         for &workers in workers {
             let (shared, exclusive) = (Samples::default(), Samples::default());
-            rows.push(Row { mix, workers, shared, exclusive });
+            rows.push(JobRow { mix, workers, shared, exclusive });
         }
     }
     let space = AddressSpace::builder().memory(OBJECTS * OBJECT_BYTES / 4).build()?;
@@ -143,7 +143,7 @@ fn job(objects: &[Object], mix: Mix, random: &mut Random) -> Result<()> {
 }
 
 /// Prints the rows.
-pub(crate) fn print(rows: &[Row]) {
+pub(crate) fn print(rows: &[JobRow]) {
     println!(
         "\n  {:24}{:>12}{:>12}{:>28}",
         "jobs a minute", "shared", "exclusive", "shared / exclusive"
@@ -161,7 +161,7 @@ pub(crate) fn print(rows: &[Row]) {
 }
 
 /// The rows as JSON.
-pub(crate) fn json(rows: &[Row]) -> Json {
+pub(crate) fn json(rows: &[JobRow]) -> Json {
     rows.iter()
         .map(|row| {
             Json::object([

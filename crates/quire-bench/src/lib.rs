@@ -194,7 +194,7 @@ struct ObjectsBench {
     /// What to measure
     #[arg(long, value_name = "PART", value_delimiter = ',',
           default_values = ["cached", "in-order", "random"])]
-    only: Vec<objects::Part>,
+    only: Vec<objects::ObjectsPart>,
 
     /// How large the file is; a quarter of it is the memory
     #[arg(long, value_name = "SIZE", value_parser = Size::parse, default_value = "512M")]
@@ -239,7 +239,7 @@ struct WaitersBench {
 
     /// What to measure
     #[arg(long, value_name = "PART", value_delimiter = ',', default_values = ["locks", "objects"])]
-    only: Vec<waiters::Part>,
+    only: Vec<waiters::WaitersPart>,
 
     /// How large the files are, and the largest object that is touched
     #[arg(long, value_name = "SIZE", value_parser = Size::parse, default_value = "128M")]
@@ -257,7 +257,7 @@ struct HandlersBench {
 
     /// What to measure
     #[arg(long, value_name = "PART", value_delimiter = ',', default_values = ["engine", "objects", "raw"])]
-    only: Vec<handlers::Part>,
+    only: Vec<handlers::HandlersPart>,
 
     /// Numbers of threads that fault
     #[arg(long, value_name = "N,N", value_delimiter = ',', default_values_t = [1, 2, 4, 8, 16])]
@@ -299,7 +299,7 @@ struct SpeculativeBench {
     /// What to measure
     #[arg(long, value_name = "PART", value_delimiter = ',',
           default_values = ["ebizzy", "scaler", "contention", "kernbench"])]
-    only: Vec<speculative::Part>,
+    only: Vec<speculative::SpeculativePart>,
 
     /// Numbers of threads that fault; of those that do so beside one that changes the layout, 8 at most
     #[arg(long, value_name = "N,N", value_delimiter = ',', default_values_t = [1, 2, 4, 8, 16])]
@@ -325,7 +325,7 @@ struct SpeculativeBench {
     #[arg(long, value_name = "SIZE", value_parser = Size::parse, default_value = "128M")]
     area: Size,
 
-    /// What another thread has beside faults, whose layout it changes; first nobody has
+    /// Memory that another thread maps and unmaps beside the faults; the first rows have no such thread
     #[arg(long, value_name = "SIZE,SIZE", value_delimiter = ',', value_parser = Size::parse,
           default_value = "64M,256M")]
     mapped: Vec<Size>,

@@ -1,7 +1,7 @@
 //! `quire bench objects`: reads of a file that is four times as large as the memory for it.
 //!
 //! Three parts. *Cached*: the file is in the kernel's cache, Quire reads it from there through a
-//! quarter of its size, and mmap(2), which nobody bounds, maps what is there. *In order* and *at
+//! quarter of its size, and mmap(2), which has no bound, maps what is there. *In order* and *at
 //! random*: the file is cold; Quire reads past the kernel's cache, mmap is bounded to as much by a
 //! memory cgroup. In order with what the device reads ahead at a small and a large setting; at
 //! random with as many reads in flight, and as many threads.
@@ -21,7 +21,7 @@ use quire::store::Direct;
 
 use self::kernel::{Advice, Kernel, Reading};
 pub(crate) use self::kernel::{MmapArgs, main as read_by_mmap};
-use self::read_ahead::{Setting, settings};
+use self::read_ahead::{ReadAheadSetting, settings};
 use super::data::{self, Data, PAGE_BYTES, Pattern};
 use super::machine::Machine;
 use super::output;
@@ -35,7 +35,7 @@ use quire_cli::size::{Human, machine_memory_bytes};
 const DEPTH: usize = 4;
 
 #[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Part {
+pub(crate) enum ObjectsPart {
     /// In order, from the kernel's cache
     Cached,
     /// In order, from the disk
@@ -45,7 +45,7 @@ pub(crate) enum Part {
 }
 
 /// One way of reading: what it is called, and what reads and says how many seconds it took.
-struct Way<'a> {
+struct ObjectsWay<'a> {
     name: String,
     is_mmap: bool,
     read: Box<dyn Fn() -> Result<f64> + 'a>,
@@ -53,17 +53,17 @@ struct Way<'a> {
 }
 
 /// Ways that take turns.
-struct Row<'a> {
+struct ObjectsRow<'a> {
     name: &'static str,
     title: String,
     /// What is read each time: MiB, or pages.
     amount: f64,
     unit: &'static str,
-    ways: Vec<Way<'a>>,
+    ways: Vec<ObjectsWay<'a>>,
 }
 
 /// What every way reads.
-struct Bench {
+struct ObjectsSuite {
     data: Data,
     memory: usize,
     /// Pages to be read at random.
@@ -83,7 +83,7 @@ pub(crate) fn main(options: &ObjectsBench) -> Result<u8> {
     let memory = data.bytes / 4;
     let mut order = data.shuffled();
     order.truncate(options.reads.unwrap_or(if common.quick { 512 } else { 8192 }) as usize);
-    let bench = Bench { data, memory, order, kernel: Kernel::new(memory as u64) };
+    let bench = ObjectsSuite { data, memory, order, kernel: Kernel::new(memory as u64) };
     let mut left_out = Vec::new();
     let mut rows = bench.rows(options, &mut left_out)?;
     for row in &mut rows {
@@ -100,7 +100,7 @@ pub(crate) fn main(options: &ObjectsBench) -> Result<u8> {
                 ("memory_bytes", Json::Number(memory as f64)),
                 ("kept_pages_max", Json::Number(bench.data.kept_pages_max() as f64)),
                 ("left_out", left_out.iter().map(Json::text).collect()),
-                ("parts", rows.iter().map(Row::json).collect()),
+                ("parts", rows.iter().map(ObjectsRow::json).collect()),
             ])
         );
         return Ok(0);
@@ -116,7 +116,7 @@ pub(crate) fn main(options: &ObjectsBench) -> Result<u8> {
     if let Ok(kernel) = &bench.kernel {
         println!("{:>24}: {}", "memory cgroup", kernel.version());
     }
-    rows.iter().for_each(Row::print);
+    rows.iter().for_each(ObjectsRow::print);
     Ok(0)
 }
 
@@ -125,22 +125,26 @@ fn leave_out(left_out: &mut Vec<String>, what: String) {
     left_out.push(what);
 }
 
-impl Bench {
-    fn rows(&self, options: &ObjectsBench, left_out: &mut Vec<String>) -> Result<Vec<Row<'_>>> {
+impl ObjectsSuite {
+    fn rows(
+        &self,
+        options: &ObjectsBench,
+        left_out: &mut Vec<String>,
+    ) -> Result<Vec<ObjectsRow<'_>>> {
         let mut rows = Vec::new();
-        if options.only.contains(&Part::Cached) {
+        if options.only.contains(&ObjectsPart::Cached) {
             rows.push(self.cached());
         }
-        let is_cold = options.only.iter().any(|&part| part != Part::Cached);
+        let is_cold = options.only.iter().any(|&part| part != ObjectsPart::Cached);
         if let Err(error) = &self.kernel
             && is_cold
         {
             leave_out(left_out, format!("mmap in a memory cgroup: {error:#}"));
         }
         let is_direct = is_cold && self.has_direct(left_out);
-        if options.only.contains(&Part::InOrder) {
+        if options.only.contains(&ObjectsPart::InOrder) {
             let title = "in order, from the disk".into();
-            let mut row = Row::new("in-order", title, self.mib(), "MiB");
+            let mut row = ObjectsRow::new("in-order", title, self.mib(), "MiB");
             if self.kernel.is_ok() {
                 let wanted = options.read_ahead.iter();
                 let wanted = wanted.map(|size| size.bytes_of(machine_memory_bytes()));
@@ -153,7 +157,7 @@ impl Bench {
             }
             rows.push(row);
         }
-        if options.only.contains(&Part::Random) {
+        if options.only.contains(&ObjectsPart::Random) {
             rows.extend([1, DEPTH].map(|threads| self.random(threads, is_direct)));
         }
         Ok(rows)
@@ -188,9 +192,9 @@ impl Bench {
         self.data.expected(pattern, &self.order)
     }
 
-    fn cached(&self) -> Row<'_> {
+    fn cached(&self) -> ObjectsRow<'_> {
         let title = "in order, the file in the kernel's cache".into();
-        let mut row = Row::new("cached", title, self.mib(), "MiB");
+        let mut row = ObjectsRow::new("cached", title, self.mib(), "MiB");
         row.add("mmap, not bounded", true, || {
             self.data.warm()?;
             timed(|| {
@@ -225,7 +229,7 @@ impl Bench {
         })
     }
 
-    fn add_mmap_in_order<'a>(&'a self, row: &mut Row<'a>, setting: &Setting) {
+    fn add_mmap_in_order<'a>(&'a self, row: &mut ObjectsRow<'a>, setting: &ReadAheadSetting) {
         for (suffix, advice) in [("", Advice::None), (", MADV_SEQUENTIAL", Advice::Sequential)] {
             let setting = setting.clone();
             row.add(&format!("mmap, read-ahead {}{suffix}", setting.name()), true, move || {
@@ -242,7 +246,7 @@ impl Bench {
         kernel.read(&self.data, reading, self.expected(pattern))
     }
 
-    fn add_quire_in_order<'a>(&'a self, row: &mut Row<'a>) {
+    fn add_quire_in_order<'a>(&'a self, row: &mut ObjectsRow<'a>) {
         for (name, delivery, recycles) in self.ways() {
             row.add(&format!("{name}, direct"), false, move || {
                 self.data.make_cold()?;
@@ -252,11 +256,11 @@ impl Bench {
     }
 
     /// Pages at random, by so many threads.
-    fn random(&self, threads: usize, is_direct: bool) -> Row<'_> {
+    fn random(&self, threads: usize, is_direct: bool) -> ObjectsRow<'_> {
         let (name, of) =
             if threads == 1 { ("random", "1 thread") } else { ("random-4", "4 threads") };
         let title = format!("pages at random, from the disk, {of}");
-        let mut row = Row::new(name, title, self.order.len() as f64, "pages");
+        let mut row = ObjectsRow::new(name, title, self.order.len() as f64, "pages");
         if self.kernel.is_ok() {
             row.add("mmap, MADV_RANDOM", true, move || {
                 self.data.make_cold()?;
@@ -345,14 +349,19 @@ fn timed(read: impl FnOnce() -> Result<()>) -> Result<f64> {
     Ok(started.elapsed().as_secs_f64())
 }
 
-impl<'a> Row<'a> {
-    fn new(name: &'static str, title: String, amount: f64, unit: &'static str) -> Row<'a> {
-        Row { name, title, amount, unit, ways: Vec::new() }
+impl<'a> ObjectsRow<'a> {
+    fn new(name: &'static str, title: String, amount: f64, unit: &'static str) -> ObjectsRow<'a> {
+        ObjectsRow { name, title, amount, unit, ways: Vec::new() }
     }
 
     fn add(&mut self, name: &str, is_mmap: bool, read: impl Fn() -> Result<f64> + 'a) {
         let read = Box::new(read);
-        self.ways.push(Way { name: name.to_owned(), is_mmap, read, seconds: Samples::default() });
+        self.ways.push(ObjectsWay {
+            name: name.to_owned(),
+            is_mmap,
+            read,
+            seconds: Samples::default(),
+        });
     }
 
     fn measure(&mut self, rounds: u32) -> Result<()> {
@@ -418,8 +427,8 @@ impl<'a> Row<'a> {
 mod tests {
     use super::*;
 
-    fn row(ways: &[(&str, bool, [f64; 2])]) -> Row<'static> {
-        let mut row = Row::new("some", "some".into(), 1.0, "pages");
+    fn row(ways: &[(&str, bool, [f64; 2])]) -> ObjectsRow<'static> {
+        let mut row = ObjectsRow::new("some", "some".into(), 1.0, "pages");
         for &(name, is_mmap, seconds) in ways {
             let times = std::cell::Cell::new(0);
             row.add(name, is_mmap, move || Ok(seconds[times.replace(times.get() + 1)]));

@@ -21,28 +21,28 @@ const ZRAM_BYTES: u64 = 2 << 30;
 
 /// A way to page out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Way {
+enum PageoutWay {
     Quire { order: u32, is_batched: bool },
     Kernel { is_64k: bool },
 }
 
-impl Way {
-    const ALL: [Way; 6] = [
-        Way::Quire { order: 4, is_batched: true },
-        Way::Quire { order: 4, is_batched: false },
-        Way::Quire { order: 0, is_batched: true },
-        Way::Quire { order: 0, is_batched: false },
-        Way::Kernel { is_64k: true },
-        Way::Kernel { is_64k: false },
+impl PageoutWay {
+    const ALL: [PageoutWay; 6] = [
+        PageoutWay::Quire { order: 4, is_batched: true },
+        PageoutWay::Quire { order: 4, is_batched: false },
+        PageoutWay::Quire { order: 0, is_batched: true },
+        PageoutWay::Quire { order: 0, is_batched: false },
+        PageoutWay::Kernel { is_64k: true },
+        PageoutWay::Kernel { is_64k: false },
     ];
 
     fn name(self) -> String {
         match self {
-            Way::Quire { order, is_batched } => {
+            PageoutWay::Quire { order, is_batched } => {
                 let how = if is_batched { "batched" } else { "page by page" };
                 format!("quire, {} KiB folios, {how}", 4 << order)
             }
-            Way::Kernel { is_64k } => {
+            PageoutWay::Kernel { is_64k } => {
                 format!("zram, {} KiB folios", if is_64k { 64 } else { 4 })
             }
         }
@@ -50,7 +50,7 @@ impl Way {
 
     fn contestant(self, bytes: u64) -> Contestant {
         match self {
-            Way::Quire { order, is_batched } => {
+            PageoutWay::Quire { order, is_batched } => {
                 let mut options: Vec<OsString> = vec![format!("--folio-order={order}").into()];
                 if !is_batched {
                     options.push("--no-batch-unmap".into());
@@ -58,19 +58,19 @@ impl Way {
                 // Nothing is evicted before the program asks for it.
                 Contestant::Quire { budget_bytes: bytes * 2 + (64 << 20), options }
             }
-            Way::Kernel { .. } => Contestant::Kernel { limit_bytes: u64::MAX },
+            PageoutWay::Kernel { .. } => Contestant::Kernel { limit_bytes: u64::MAX },
         }
     }
 }
 
 /// What is paged out, and in what company.
 #[derive(Clone, Copy)]
-struct Setting {
+struct PageoutSetting {
     is_zero_filled: bool,
     spins: bool,
 }
 
-impl Setting {
+impl PageoutSetting {
     fn name(self) -> String {
         let data =
             if self.is_zero_filled { "zero-filled" } else { "a quarter of each page random" };
@@ -80,8 +80,8 @@ impl Setting {
 }
 
 /// What was measured of one way in one setting.
-struct Figures {
-    way: Way,
+struct PageoutFigures {
+    way: PageoutWay,
     /// madvise(MADV_PAGEOUT), nanoseconds.
     pageout_ns: Samples,
     /// Reading all of it again.
@@ -113,7 +113,7 @@ pub(crate) fn main(options: &SwapBench) -> Result<u8> {
     let mut settings = Vec::new();
     for is_zero_filled in [true, false] {
         for spins in [false, true] {
-            let setting = Setting { is_zero_filled, spins };
+            let setting = PageoutSetting { is_zero_filled, spins };
             let figures = measure(&stage, setting, bytes, rounds)?;
             is_failed |= figures.iter().any(|figures| figures.failure.is_some());
             if !common.json {
@@ -135,20 +135,27 @@ pub(crate) fn main(options: &SwapBench) -> Result<u8> {
 }
 
 /// All ways in turn, `rounds` times.
-fn measure(stage: &Stage, setting: Setting, bytes: u64, rounds: u32) -> Result<Vec<Figures>> {
+fn measure(
+    stage: &Stage,
+    setting: PageoutSetting,
+    bytes: u64,
+    rounds: u32,
+) -> Result<Vec<PageoutFigures>> {
     let workload = programs::pageout(&stage.own, bytes, setting.is_zero_filled, setting.spins);
     let has_kernel = stage.kernel.is_ok();
-    let ways = Way::ALL.into_iter().filter(|way| has_kernel || !matches!(way, Way::Kernel { .. }));
-    let mut all: Vec<Figures> = ways.map(Figures::new).collect();
+    let ways = PageoutWay::ALL
+        .into_iter()
+        .filter(|way| has_kernel || !matches!(way, PageoutWay::Kernel { .. }));
+    let mut all: Vec<PageoutFigures> = ways.map(PageoutFigures::new).collect();
     for _ in 0..rounds {
         for figures in all.iter_mut().filter(|figures| figures.failure.is_none()) {
             // Only for as long as the kernel's turn takes: the sizes hold for the whole machine.
             let huge_pages = match figures.way {
-                Way::Kernel { .. } => Some(HugePages::remember()?),
-                Way::Quire { .. } => None,
+                PageoutWay::Kernel { .. } => Some(HugePages::remember()?),
+                PageoutWay::Quire { .. } => None,
             };
             if let Some(huge_pages) = &huge_pages {
-                huge_pages.only_64k(figures.way == Way::Kernel { is_64k: true })?;
+                huge_pages.only_64k(figures.way == PageoutWay::Kernel { is_64k: true })?;
             }
             match stage.run(&workload, &figures.way.contestant(bytes)) {
                 Ok(outcome) => figures.add(&outcome),
@@ -160,9 +167,9 @@ fn measure(stage: &Stage, setting: Setting, bytes: u64, rounds: u32) -> Result<V
     Ok(all)
 }
 
-impl Figures {
-    fn new(way: Way) -> Figures {
-        Figures {
+impl PageoutFigures {
+    fn new(way: PageoutWay) -> PageoutFigures {
+        PageoutFigures {
             way,
             pageout_ns: Samples::default(),
             pagein_ns: Samples::default(),
@@ -194,7 +201,7 @@ fn milliseconds(ns: &Samples) -> String {
     format!("{:.2} +- {:.2}", ns.mean() * 1e-6, ns.deviation() * 1e-6)
 }
 
-fn print(setting: Setting, all: &[Figures]) {
+fn print(setting: PageoutSetting, all: &[PageoutFigures]) {
     println!("\n{}", setting.name());
     println!(
         "  {:34}{:>18}{:>18}{:>18}{:>18}{:>12}",
@@ -232,7 +239,7 @@ fn print(setting: Setting, all: &[Figures]) {
     }
 }
 
-fn json(setting: Setting, all: &[Figures]) -> Json {
+fn json(setting: PageoutSetting, all: &[PageoutFigures]) -> Json {
     let ways = all.iter().map(|figures| {
         let mut members = vec![
             ("way".to_owned(), Json::text(figures.way.name())),

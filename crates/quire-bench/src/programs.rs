@@ -15,25 +15,25 @@ const JSON_TEXT: &str = include_str!("programs/json_text.py");
 
 /// How much of the memory program's data is random.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Data {
+pub(crate) enum Randomness {
     /// Half of every page.
     Half,
     /// An eighth of every page.
     Eighth,
 }
 
-impl Data {
+impl Randomness {
     pub(crate) fn in_words(self) -> &'static str {
         match self {
-            Data::Half => "half of each page random",
-            Data::Eighth => "an eighth of each page random",
+            Randomness::Half => "half of each page random",
+            Randomness::Eighth => "an eighth of each page random",
         }
     }
 
     fn random_words(self) -> usize {
         match self {
-            Data::Half => 256,
-            Data::Eighth => 64,
+            Randomness::Half => 256,
+            Randomness::Eighth => 64,
         }
     }
 }
@@ -46,7 +46,7 @@ fn built_in(own: &Path, name: &str, words: &[String]) -> Vec<OsString> {
 }
 
 /// Writes, scans and touches at random `bytes` of memory.
-pub(crate) fn memory(own: &Path, bytes: u64, threads: usize, data: Data) -> Workload {
+pub(crate) fn memory(own: &Path, bytes: u64, threads: usize, data: Randomness) -> Workload {
     let words = [
         format!("--size={bytes}"),
         format!("--threads={threads}"),

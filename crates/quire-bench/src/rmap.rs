@@ -1,6 +1,6 @@
 //! `quire bench rmap`: what the reverse map's lock costs, and what sharing it gains.
 //!
-//! First each lock alone: taken and given back by one thread that nobody disturbs. Then walks: an
+//! First each lock alone: taken and given back by one thread alone. Then walks: an
 //! object of which 64 mappings show the same page, threads that walk all of them again and again,
 //! and one more thread that removes a mapping and adds it again 100 times a second. Once walks
 //! share the lock, once each keeps all others out, as under a mutex. Last, jobs on real objects
@@ -177,7 +177,7 @@ fn mapping(id: usize) -> Mapping {
 }
 
 /// One number of threads, both ways.
-struct Row {
+struct RmapRow {
     threads: usize,
     shared: Samples,
     exclusive: Samples,
@@ -192,8 +192,9 @@ pub(crate) fn main(options: &RmapBench) -> Result<u8> {
     let length = Duration::from_millis(if common.quick { 100 } else { 1000 });
     let mut costs = costs();
     let shared = Shared::new()?;
-    let row = |&threads| Row { threads, shared: Samples::default(), exclusive: Samples::default() };
-    let mut rows: Vec<Row> = options.threads.iter().map(row).collect();
+    let row =
+        |&threads| RmapRow { threads, shared: Samples::default(), exclusive: Samples::default() };
+    let mut rows: Vec<RmapRow> = options.threads.iter().map(row).collect();
     for _ in 0..rounds {
         measure_costs(&mut costs, pairs);
         for row in &mut rows {
@@ -224,7 +225,7 @@ fn of_mutex(costs: &[Cost]) -> &Samples {
     &mutex.expect("it is among them").pair_ns
 }
 
-fn print_json(machine: &Machine, costs: &[Cost], rows: &[Row], jobs: &[jobs::Row]) {
+fn print_json(machine: &Machine, costs: &[Cost], rows: &[RmapRow], jobs: &[jobs::JobRow]) {
     let locks = costs.iter().map(|cost| {
         Json::object([
             ("lock", Json::text(cost.name)),
@@ -263,7 +264,7 @@ fn print_costs(costs: &[Cost]) {
     println!();
 }
 
-fn print_rows(rows: &[Row]) {
+fn print_rows(rows: &[RmapRow]) {
     println!("  walks of {MAPPINGS} mappings a second, {CHANGES_PER_SECOND} changes a second");
     println!("  {:20}{:>12}{:>12}{:>28}", "", "shared", "exclusive", "shared / exclusive");
     for row in rows {

@@ -82,7 +82,7 @@ fn serve(start: usize, bytes: usize) -> Result<()> {
 }
 
 /// One number of threads, three ways.
-struct Row {
+struct FaultRow {
     threads: usize,
     /// Bare, loop, quire: microseconds a fault, as each thread sees it.
     times: [Samples; 3],
@@ -104,7 +104,7 @@ pub(crate) fn main(options: &FaultBench) -> Result<u8> {
     }
     let machine = Machine::read();
     if common.json {
-        let rows = rows.iter().map(Row::json).collect();
+        let rows = rows.iter().map(FaultRow::json).collect();
         println!(
             "{}",
             Json::object([
@@ -138,7 +138,7 @@ pub(crate) fn main(options: &FaultBench) -> Result<u8> {
     Ok(0)
 }
 
-fn measure(stage: &Stage, bytes: u64, rounds: u32, threads: usize) -> Result<Row> {
+fn measure(stage: &Stage, bytes: u64, rounds: u32, threads: usize) -> Result<FaultRow> {
     let workload = |is_loop: bool| {
         let mut argv: Vec<OsString> = vec![stage.own.clone().into()];
         argv.extend(["work", "touch", "--size"].map(OsString::from));
@@ -152,7 +152,7 @@ fn measure(stage: &Stage, bytes: u64, rounds: u32, threads: usize) -> Result<Row
         options: vec!["--folio-order=0".into()],
     };
     let ways = [(false, &Contestant::Bare), (true, &Contestant::Bare), (false, &quire)];
-    let mut row = Row { threads, times: Default::default(), peaks: Default::default() };
+    let mut row = FaultRow { threads, times: Default::default(), peaks: Default::default() };
     let faults_of_a_thread = bytes as f64 / PAGE_BYTES as f64 / threads as f64;
     for _ in 0..rounds {
         for (way, (is_loop, contestant)) in ways.iter().enumerate() {
@@ -169,7 +169,7 @@ fn measure(stage: &Stage, bytes: u64, rounds: u32, threads: usize) -> Result<Row
     Ok(row)
 }
 
-impl Row {
+impl FaultRow {
     fn json(&self) -> Json {
         let [bare, of_loop, quire] = &self.times;
         Json::object([

@@ -42,7 +42,7 @@ const JOB_BYTES: u64 = 512 << 20;
 const BESIDE_BYTES: u64 = 64 << 20;
 
 #[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Part {
+pub(crate) enum SpeculativePart {
     /// Threads that map, touch and unmap
     Ebizzy,
     /// will-it-scale's page-fault programs
@@ -59,7 +59,7 @@ fn print_figure(name: &str, value: f64) {
 }
 
 /// What the options come to.
-struct Bench<'a> {
+struct SpeculativeSuite<'a> {
     options: &'a SpeculativeBench,
     stage: Stage,
     threads: Vec<usize>,
@@ -84,7 +84,7 @@ pub(crate) fn main(options: &SpeculativeBench) -> Result<u8> {
     if common.quick {
         threads.truncate(2);
     }
-    let mut bench = Bench {
+    let mut bench = SpeculativeSuite {
         options,
         stage: Stage::new(common.quire.as_deref(), no_kernel)?,
         threads,
@@ -100,10 +100,10 @@ pub(crate) fn main(options: &SpeculativeBench) -> Result<u8> {
     }
     for part in &options.only {
         match part {
-            Part::Ebizzy => bench.ebizzy()?,
-            Part::Scaler => bench.scaler()?,
-            Part::Contention => bench.contention()?,
-            Part::Kernbench => bench.kernbench()?,
+            SpeculativePart::Ebizzy => bench.ebizzy()?,
+            SpeculativePart::Scaler => bench.scaler()?,
+            SpeculativePart::Contention => bench.contention()?,
+            SpeculativePart::Kernbench => bench.kernbench()?,
         }
     }
     if common.json {
@@ -127,7 +127,7 @@ const fn budget_for(wanted_bytes: u64) -> u64 {
     2 * wanted_bytes + BESIDE_BYTES
 }
 
-impl Bench<'_> {
+impl SpeculativeSuite<'_> {
     fn add(&mut self, cell: Cell) {
         if !self.options.common.json {
             cell.print();
@@ -208,7 +208,7 @@ impl Bench<'_> {
                 mapped_bytes = mapped_bytes.min(16 << 20);
             }
             for threads in self.threads.clone().into_iter().filter(|&threads| threads <= 8) {
-                let beside = change.map_or("nobody maps".to_owned(), |(_, how)| {
+                let beside = change.map_or("no thread maps".to_owned(), |(_, how)| {
                     format!("one more {} {}", how.does(), Human(mapped_bytes))
                 });
                 let title = format!("faults, while {beside}");
@@ -269,7 +269,7 @@ impl Bench<'_> {
                 }
             },
         };
-        // The first build reads compiler, headers and sources from the disk: nobody's figure.
+        // The first build reads compiler, headers and sources from the disk: it is not counted.
         let warmed_up = tree
             .clean()
             .and_then(|()| self.stage.run(&tree.workload(cpus()), &Contestant::Bare).map(drop));
@@ -300,7 +300,7 @@ impl Bench<'_> {
     }
 }
 
-/// What a program counted, and the time of CPUs that it took, whoever served its faults.
+/// What a program counted, and the time of CPUs that it took, the serving of its faults included.
 fn counted(outcome: &Outcome) -> Vec<(String, f64)> {
     let used = [
         ("user_seconds", outcome.used.user_seconds),

@@ -164,7 +164,7 @@ extern "C" fn on_fault(
     }
 }
 
-/// A mapping of 64-bit words that nobody else sees, made by libc's mmap.
+/// A mapping of 64-bit words that no other process sees, made by libc's mmap.
 pub(crate) struct Mapping {
     base: *mut u64,
     words: usize,
@@ -199,7 +199,7 @@ impl Mapping {
         unsafe { std::slice::from_raw_parts_mut(self.base, self.words) }
     }
 
-    /// Has every fault be of one page, whoever serves it: no huge pages, and nothing mapped around.
+    /// Has every fault be of one page, under Quire and under the kernel: no huge pages, and nothing mapped around.
     pub(crate) fn one_page_a_fault(&mut self) -> io::Result<()> {
         // A kernel without huge pages knows nothing of the first, and has none.
         let _ = self.advise(libc::MADV_NOHUGEPAGE);
@@ -307,7 +307,7 @@ impl FileMapping {
 
     /// The memory.
     pub(crate) fn words(&self) -> &[u64] {
-        // SAFETY: the mapping lives as long as self; nobody writes the bench's own file.
+        // SAFETY: the mapping lives as long as self; no process writes the bench's own file.
         unsafe { std::slice::from_raw_parts(self.base, self.words) }
     }
 }
@@ -349,7 +349,7 @@ pub(crate) fn map_object(
     options: &quire::library::MapOptions,
     object: &quire::library::Object,
 ) -> Result<quire::library::Mapping, quire::library::Error> {
-    // SAFETY: nobody writes the bench's own files while they are mapped.
+    // SAFETY: no process writes the bench's own files while they are mapped.
     unsafe { options.map(object) }
 }
 
@@ -366,7 +366,7 @@ pub(crate) fn map_object_mut(
     options: &quire::library::MapOptions,
     object: &quire::library::Object,
 ) -> Result<quire::library::MappingMut, quire::library::Error> {
-    // SAFETY: who takes a slice of it is the only one who has it mapped; for others there is
+    // SAFETY: a caller that takes a slice of it has the only mapping; other callers have
     // `write_byte`.
     unsafe { options.map_mut(object) }
 }

@@ -15,7 +15,7 @@
 //! as much as the cgroup of Quire's run held.
 //!
 //! Both searches are in [`super::fit`]. The kernel's limit includes the program's page tables and
-//! the pages of its code that nobody had loaded before; these few MiB are not evened out.
+//! the pages of its code that were not loaded before; these few MiB are not evened out.
 
 use anyhow::{Result, bail};
 
@@ -23,7 +23,7 @@ use super::contestant::{Contestant, KernelSwap, Outcome, Stage, Workload};
 use super::fit::{self, Store};
 use super::machine::Machine;
 use super::output;
-use super::programs::{self, Data};
+use super::programs::{self, Randomness};
 use super::tree::Tree;
 use super::{Part, RunBench, sys};
 use crate::samples::Samples;
@@ -41,7 +41,7 @@ const BUILD_JOBS: usize = 2;
 const ROOMY_BYTES: u64 = 1 << 30;
 
 /// One line-up: a program, a limit, and what became of every contestant.
-struct Cell {
+struct VersusCell {
     program: String,
     threads: usize,
     /// What the threads are called.
@@ -50,11 +50,11 @@ struct Cell {
     limit_bytes: u64,
     /// How the store is counted; nothing where the program fits.
     store: Option<Store>,
-    contestants: Vec<Entry>,
+    contestants: Vec<VersusEntry>,
 }
 
 /// A contestant of a line-up.
-struct Entry {
+struct VersusEntry {
     contestant: Contestant,
     /// How its limit was found.
     note: String,
@@ -76,7 +76,7 @@ pub(crate) fn main(options: &RunBench) -> Result<u8> {
         say(&format!("without the kernel's swap: {error:#}"));
     }
     let machine = Machine::read();
-    let bench = Bench {
+    let bench = VersusSuite {
         stage,
         rounds: options.common.rounds.unwrap_or(if options.common.quick { 2 } else { 5 }),
         is_json: options.common.json,
@@ -108,7 +108,7 @@ pub(crate) fn main(options: &RunBench) -> Result<u8> {
         let json = Json::object([
             ("bench", Json::text("run")),
             ("machine", Json::from(&machine)),
-            ("cells", cells.iter().map(Cell::json).collect()),
+            ("cells", cells.iter().map(VersusCell::json).collect()),
         ]);
         println!("{json}");
     }
@@ -119,15 +119,15 @@ pub(crate) fn main(options: &RunBench) -> Result<u8> {
     Ok(u8::from(is_failed))
 }
 
-struct Bench {
+struct VersusSuite {
     stage: Stage,
     rounds: u32,
     is_json: bool,
 }
 
-impl Bench {
+impl VersusSuite {
     /// Programs within their budget: what quire costs where it brings nothing.
-    fn fits(&self, options: &RunBench, cells: &mut Vec<Cell>) -> Result<()> {
+    fn fits(&self, options: &RunBench, cells: &mut Vec<VersusCell>) -> Result<()> {
         let own = &self.stage.own;
         let (scale, bytes) = if options.common.quick { (1, 32 << 20) } else { (4, 256 << 20) };
         let mut workloads = vec![(1, programs::sort_numbers(own, bytes, 2))];
@@ -140,19 +140,19 @@ impl Bench {
         }
         for &threads in &options.threads {
             workloads.push((threads, programs::malloc(own, threads, scale * 2)));
-            workloads.push((threads, programs::memory(own, bytes, threads, Data::Half)));
+            workloads.push((threads, programs::memory(own, bytes, threads, Randomness::Half)));
         }
         for (threads, workload) in workloads {
             let wanted = self.stage.run(&workload, &Contestant::Bare)?;
             let budget_bytes = wanted.peak_bytes * 2;
             let contestants = vec![
-                Entry::new(Contestant::Bare, String::new()),
-                Entry::new(
+                VersusEntry::new(Contestant::Bare, String::new()),
+                VersusEntry::new(
                     Contestant::Quire { budget_bytes, options: Vec::new() },
                     format!("budget {}", Human(budget_bytes)),
                 ),
             ];
-            let cell = Cell {
+            let cell = VersusCell {
                 program: workload.name.clone(),
                 threads,
                 unit: "thread",
@@ -167,14 +167,16 @@ impl Bench {
     }
 
     /// Scans and random access.
-    fn memory(&self, options: &RunBench, cells: &mut Vec<Cell>) -> Result<()> {
+    fn memory(&self, options: &RunBench, cells: &mut Vec<VersusCell>) -> Result<()> {
         let full = options.size.bytes_of(machine_memory_bytes());
         let bytes = if options.common.quick { full / 4 } else { full };
         for &threads in &options.threads {
             for share in [2, 4] {
                 // An eighth compresses to where a quarter of the memory can hold all of it; half
                 // does so nowhere, with the store inside.
-                for (store, data) in [(Store::Inside, Data::Eighth), (Store::Outside, Data::Half)] {
+                for (store, data) in
+                    [(Store::Inside, Randomness::Eighth), (Store::Outside, Randomness::Half)]
+                {
                     let workload = programs::memory(&self.stage.own, bytes, threads, data);
                     self.limited(&workload, threads, share, store, cells)?;
                 }
@@ -184,7 +186,7 @@ impl Bench {
     }
 
     /// CPython and GNU sort.
-    fn real(&self, options: &RunBench, cells: &mut Vec<Cell>) -> Result<()> {
+    fn real(&self, options: &RunBench, cells: &mut Vec<VersusCell>) -> Result<()> {
         let is_quick = options.common.quick;
         let mut workloads = Vec::new();
         match programs::python() {
@@ -210,7 +212,7 @@ impl Bench {
     }
 
     /// A build, where it fits and in half of what all of its processes want.
-    fn build(&self, options: &RunBench, cells: &mut Vec<Cell>) -> Result<()> {
+    fn build(&self, options: &RunBench, cells: &mut Vec<VersusCell>) -> Result<()> {
         let tree = match Tree::of_zstd(self.stage.folder(), options.common.quick) {
             Ok(tree) => tree,
             Err(error) => {
@@ -219,11 +221,11 @@ impl Bench {
             }
         };
         let workload = tree.rebuild(BUILD_JOBS);
-        // The first build reads compiler and headers from the disk: nobody's figure.
+        // The first build reads compiler and headers from the disk: it is not counted.
         let mut wanted = self.stage.run(&workload, &Contestant::Bare)?;
         let roomy = Contestant::Quire { budget_bytes: ROOMY_BYTES, options: Vec::new() };
         wanted.peak_bytes = self.stage.run(&workload, &roomy)?.stat("wanted_bytes_max") as u64;
-        let cell = |limit_bytes, store, contestants| Cell {
+        let cell = |limit_bytes, store, contestants| VersusCell {
             program: workload.name.clone(),
             threads: BUILD_JOBS,
             unit: "job",
@@ -232,8 +234,8 @@ impl Bench {
             store,
             contestants,
         };
-        let bare = || Entry::new(Contestant::Bare, String::new());
-        let fits = vec![bare(), Entry::new(roomy, format!("budget {}", Human(ROOMY_BYTES)))];
+        let bare = || VersusEntry::new(Contestant::Bare, String::new());
+        let fits = vec![bare(), VersusEntry::new(roomy, format!("budget {}", Human(ROOMY_BYTES)))];
         cells.push(self.measure(&workload, &wanted, cell(ROOMY_BYTES, None, fits))?);
         let budget_bytes = wanted.peak_bytes / 2;
         let quire = Contestant::Quire { budget_bytes, options: Vec::new() };
@@ -246,9 +248,12 @@ impl Bench {
         };
         let all_bytes = if all_bytes == 0 { budget_bytes + allowance_bytes(1) } else { all_bytes };
         let note = format!("budget {}; its cgroup held {}", Human(budget_bytes), Human(all_bytes));
-        half.push(Entry::new(quire, note));
+        half.push(VersusEntry::new(quire, note));
         if let Some(found) = fit::kernel_for_tree(&self.stage, &workload, all_bytes)? {
-            half.push(Entry { failure: found.failure, ..Entry::new(found.contestant, found.note) });
+            half.push(VersusEntry {
+                failure: found.failure,
+                ..VersusEntry::new(found.contestant, found.note)
+            });
         }
         cells.push(self.measure(
             &workload,
@@ -265,11 +270,11 @@ impl Bench {
         threads: usize,
         share: u64,
         store: Store,
-        cells: &mut Vec<Cell>,
+        cells: &mut Vec<VersusCell>,
     ) -> Result<()> {
         let wanted = self.stage.run(workload, &Contestant::Bare)?;
         let limit_bytes = wanted.peak_bytes / share;
-        let mut contestants = vec![Entry::new(Contestant::Bare, String::new())];
+        let mut contestants = vec![VersusEntry::new(Contestant::Bare, String::new())];
         for found in [
             fit::quire(&self.stage, workload, &wanted, limit_bytes, store)?,
             fit::kernel(&self.stage, workload, &wanted, limit_bytes, store)?,
@@ -277,11 +282,11 @@ impl Bench {
         .into_iter()
         .flatten()
         {
-            let mut entry = Entry::new(found.contestant, found.note);
+            let mut entry = VersusEntry::new(found.contestant, found.note);
             entry.failure = found.failure;
             contestants.push(entry);
         }
-        let cell = Cell {
+        let cell = VersusCell {
             program: workload.name.clone(),
             threads,
             unit: "thread",
@@ -295,7 +300,12 @@ impl Bench {
     }
 
     /// The rounds, in turn.
-    fn measure(&self, workload: &Workload, wanted: &Outcome, mut cell: Cell) -> Result<Cell> {
+    fn measure(
+        &self,
+        workload: &Workload,
+        wanted: &Outcome,
+        mut cell: VersusCell,
+    ) -> Result<VersusCell> {
         for _ in 0..self.rounds {
             for entry in &mut cell.contestants {
                 if entry.failure.is_some() {
@@ -320,9 +330,9 @@ impl Bench {
     }
 }
 
-impl Entry {
-    fn new(contestant: Contestant, note: String) -> Entry {
-        Entry { contestant, note, phases: Vec::new(), failure: None, oom_kills: 0 }
+impl VersusEntry {
+    fn new(contestant: Contestant, note: String) -> VersusEntry {
+        VersusEntry { contestant, note, phases: Vec::new(), failure: None, oom_kills: 0 }
     }
 
     fn add(&mut self, outcome: &Outcome) {
@@ -344,8 +354,8 @@ impl Entry {
     }
 }
 
-impl Cell {
-    fn entry(&self, name: &str) -> Option<&Entry> {
+impl VersusCell {
+    fn entry(&self, name: &str) -> Option<&VersusEntry> {
         self.contestants.iter().find(|entry| entry.contestant.name() == name)
     }
 

@@ -1,9 +1,9 @@
 //! `quire bench waiters`: what a page lock costs, free and contended, with the sign in its word that
-//! says whether somebody waits, and without it.
+//! says whether a thread waits, and without it.
 //!
 //! Free: one thread locks and unlocks a page, and a `std::sync::Mutex` beside it, in turns.
 //! Contended: threads lock one page, change it and unlock it, as fast as they can. "Always looks"
-//! is the table without the sign: every unlock looks for who waits, as it must where a word has no
+//! is the table without the sign: every unlock looks for waiters, as it must where a word has no
 //! room for one. Then the same in what is done with objects ([`objects`]), and what an unlock costs by
 //! itself ([`prices`]), from which the share of unlocks in that is reckoned.
 
@@ -30,14 +30,14 @@ use quire_cli::print::json::Json;
 use quire_cli::size::machine_memory_bytes;
 
 #[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Part {
+pub(crate) enum WaitersPart {
     /// The lock alone
     Locks,
     /// What is done with objects
     Objects,
 }
 
-/// One thread, nobody else: nanoseconds for lock and unlock.
+/// One thread alone: nanoseconds for lock and unlock.
 #[derive(Default)]
 struct Free {
     mutex_ns: Samples,
@@ -47,12 +47,12 @@ struct Free {
 
 /// Some threads on one page, with the sign or without.
 #[derive(Default)]
-struct Contended {
+struct ContendedLock {
     /// For each lock and unlock, of all threads together.
     ns: Samples,
     /// Unlocks that made no call and did not look, of a thousand.
     avoided: Samples,
-    /// Unlocks that looked for who waits, of a thousand.
+    /// Unlocks that looked for waiters, of a thousand.
     looks: Samples,
     /// Threads woken, of a thousand unlocks.
     wakes: Samples,
@@ -62,7 +62,7 @@ struct Row {
     threads: usize,
     mutex_ns: Samples,
     /// With the sign; every unlock looks.
-    pages: [Contended; 2],
+    pages: [ContendedLock; 2],
 }
 
 /// Runs the bench.
@@ -102,11 +102,11 @@ type Locks = (Free, Vec<Row>);
 fn measure(
     options: &WaitersBench,
     rounds: u32,
-) -> Result<(Option<Locks>, Prices, Vec<objects::Row>)> {
+) -> Result<(Option<Locks>, Prices, Vec<objects::WaitersObjectRow>)> {
     let is_quick = options.common.quick;
     let (free_times, contended_times) =
         if is_quick { (1_000_000, 100_000) } else { (10_000_000, 1_000_000) };
-    let has_locks = options.only.contains(&Part::Locks);
+    let has_locks = options.only.contains(&WaitersPart::Locks);
     let (mut free, mut prices) = (Free::default(), Prices::default());
     let mut rows: Vec<Row> = options.threads.iter().map(|&threads| Row::new(threads)).collect();
     for _ in 0..rounds {
@@ -118,7 +118,7 @@ fn measure(
         anyhow::ensure!(!sys::is_interrupted(), "interrupted");
     }
     let mut objects = Vec::new();
-    if options.only.contains(&Part::Objects) {
+    if options.only.contains(&WaitersPart::Objects) {
         let directory = options.directory.clone().unwrap_or_else(disk_directory);
         let full = options.size.bytes_of(machine_memory_bytes()) as usize;
         let bytes = if is_quick { full.min(16 << 20) } else { full };
@@ -180,7 +180,7 @@ impl Free {
     }
 }
 
-impl Contended {
+impl ContendedLock {
     fn push(&mut self, ns: f64, unlocks: f64, counts: &Counts) {
         self.ns.push(ns);
         let of_thousand = |count: u64| count as f64 * 1000.0 / unlocks;

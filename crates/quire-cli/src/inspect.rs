@@ -50,12 +50,12 @@ pub(crate) struct Inspected {
     /// Where it is.
     pub path: PathBuf,
     /// Why it cannot be managed, where it cannot.
-    pub unmanaged: Option<Unmanaged>,
+    pub unmanaged: Option<Unmanageable>,
 }
 
 /// A file that cannot be managed.
 #[derive(Debug)]
-pub(crate) struct Unmanaged {
+pub(crate) struct Unmanageable {
     /// The file: the program, or its interpreter.
     pub file: PathBuf,
     /// What is in the way.
@@ -74,7 +74,7 @@ pub(crate) enum Reason {
     Protected,
 }
 
-impl Unmanaged {
+impl Unmanageable {
     /// What is in the way.
     pub(crate) fn why(&self) -> String {
         format!("{} {}", self.file.display(), self.explanation().0)
@@ -112,7 +112,7 @@ impl Unmanaged {
     }
 }
 
-impl fmt::Display for Unmanaged {
+impl fmt::Display for Unmanageable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (why, what_to_do) = self.explanation();
         write!(
@@ -136,7 +136,7 @@ pub(crate) fn inspect(
 
 /// What is in the way of managing the program that process `pid` executes, as far as its file tells.
 /// An error where this user may not look at it.
-pub(crate) fn inspect_running(pid: u32) -> std::io::Result<Option<Unmanaged>> {
+pub(crate) fn inspect_running(pid: u32) -> std::io::Result<Option<Unmanageable>> {
     let link = format!("/proc/{pid}/exe");
     let file = std::fs::read_link(&link)?;
     let reason = if is_privileged(&file) {
@@ -146,7 +146,7 @@ pub(crate) fn inspect_running(pid: u32) -> std::io::Result<Option<Unmanaged>> {
         let elf = ElfStream::<AnyEndian, File>::open_stream(File::open(&link)?);
         elf.ok().and_then(|elf| reason_against(&file, elf))
     };
-    Ok(reason.map(|reason| Unmanaged { file, reason }))
+    Ok(reason.map(|reason| Unmanageable { file, reason }))
 }
 
 fn resolve(program: &OsStr, path: &OsStr) -> Result<PathBuf, Refusal> {
@@ -202,19 +202,19 @@ fn judge(
     arguments: &[OsString],
     path: &OsStr,
     depth: usize,
-) -> Result<Option<Unmanaged>, Refusal> {
+) -> Result<Option<Unmanageable>, Refusal> {
     if is_privileged(file) {
-        return Ok(Some(Unmanaged { file: file.into(), reason: Reason::Privileged }));
+        return Ok(Some(Unmanageable { file: file.into(), reason: Reason::Privileged }));
     }
     let Ok(mut opened) = File::open(file) else {
-        return Ok(Some(Unmanaged { file: file.into(), reason: Reason::Protected }));
+        return Ok(Some(Unmanageable { file: file.into(), reason: Reason::Protected }));
     };
     let mut head = Vec::new();
     // What cannot be read cannot be executed either; exec will say so.
     let _ = opened.by_ref().take(SCRIPT_LINE_BYTES as u64).read_to_end(&mut head);
     if head.starts_with(b"\x7fELF") {
         let reason = judge_elf(file, opened)?;
-        return Ok(reason.map(|reason| Unmanaged { file: file.into(), reason }));
+        return Ok(reason.map(|reason| Unmanageable { file: file.into(), reason }));
     }
     if depth == 0 {
         return Err(Refusal::NotExecutable(format!(

@@ -27,7 +27,7 @@ pub(crate) fn pack(arguments: &PackArgs) -> Result<u8> {
     if arguments.force {
         options = options.replace();
     }
-    let mut progress = Progress::new(arguments);
+    let mut progress = PackProgress::new(arguments);
     let packed = store::pack(&arguments.input, &arguments.output, &options, |bytes| {
         progress.tell(bytes);
     });
@@ -50,16 +50,16 @@ fn summary(packed: &Packed) -> String {
 }
 
 /// A line on the terminal that says how far we are.
-struct Progress {
+struct PackProgress {
     /// Bytes of the file, as far as it tells; 0 for a pipe.
     total_bytes: u64,
     is_shown: bool,
     last: Option<Instant>,
 }
 
-impl Progress {
-    fn new(arguments: &PackArgs) -> Progress {
-        Progress {
+impl PackProgress {
+    fn new(arguments: &PackArgs) -> PackProgress {
+        PackProgress {
             total_bytes: fs::metadata(&arguments.input).map_or(0, |metadata| metadata.len()),
             is_shown: !arguments.quiet && io::stderr().is_terminal(),
             last: None,

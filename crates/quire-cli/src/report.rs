@@ -193,7 +193,7 @@ pub(crate) fn full_line(most: usize) -> String {
 
 /// Why a member could not go on, in one line.
 pub(crate) fn obituary_line(death: Death, name: Option<&str>, account: &Account) -> String {
-    let who = match name {
+    let process = match name {
         Some(name) => format!("process {} ({name})", death.pid),
         None => format!("process {}", death.pid),
     };
@@ -204,40 +204,40 @@ pub(crate) fn obituary_line(death: Death, name: Option<&str>, account: &Account)
             let unanswering = death.detail >> OUT_OF_MEMORY_UNANSWERING_SHIFT;
             if unanswering > 0 {
                 return format!(
-                    "{who} ran out of memory: {unanswering} other process(es) hold much of the \
+                    "{process} ran out of memory: {unanswering} other process(es) hold much of the \
                      budget of {budget} and are stopped, traced or frozen; let them go on, or raise \
                      --memory"
                 );
             }
             match account.swap_file_limit_bytes {
                 0 if is_at_own_limit(death, account) => format!(
-                    "{who} ran out of memory: the {} that one process may hold are full, compressed \
+                    "{process} ran out of memory: the {} that one process may hold are full, compressed \
                      as they are, and there is no swap file; add --swap-file DIR or raise \
                      --memory-per-process",
                     Human(account.member_bytes_max)
                 ),
                 0 => format!(
-                    "{who} ran out of memory: the budget of {budget} is full, compressed as it \
+                    "{process} ran out of memory: the budget of {budget} is full, compressed as it \
                      is, and there is no swap file; add --swap-file DIR or raise --memory"
                 ),
                 _ if is_at_own_limit(death, account) => format!(
-                    "{who} ran out of memory: what it needs at once does not fit into the {} that \
+                    "{process} ran out of memory: what it needs at once does not fit into the {} that \
                      one process may hold; raise --memory-per-process",
                     Human(account.member_bytes_max)
                 ),
                 _ if !is_full => format!(
-                    "{who} ran out of memory: what the processes need at once does not fit into \
+                    "{process} ran out of memory: what the processes need at once does not fit into \
                      the budget of {budget}; raise --memory"
                 ),
                 limit => format!(
-                    "{who} ran out of memory: the budget of {budget} and the swap file of {} are \
+                    "{process} ran out of memory: the budget of {budget} and the swap file of {} are \
                      full; raise --swap-max or --memory",
                     Human(limit)
                 ),
             }
         }
         Obituary::ChildNotManaged => format!(
-            "{who} forked process {}, which was ended: {}; unmanaged it would have read zeros for \
+            "{process} forked process {}, which was ended: {}; unmanaged it would have read zeros for \
              its data",
             death.detail as u32,
             why_child_not_managed((death.detail >> 32) as i32, account)
@@ -245,17 +245,17 @@ pub(crate) fn obituary_line(death: Death, name: Option<&str>, account: &Account)
         Obituary::KernelRefused => {
             let errno = i32::try_from(death.detail).unwrap_or_default();
             format!(
-                "{who} was ended: the kernel refused a call that memory cannot be managed \
+                "{process} was ended: the kernel refused a call that memory cannot be managed \
                  without: {}; see quire doctor",
                 io::Error::from_raw_os_error(errno)
             )
         }
         Obituary::SwapReadFailed => format!(
-            "{who} lost a page: the swap file could not be read, or gave other bytes back, at \
+            "{process} lost a page: the swap file could not be read, or gave other bytes back, at \
              offset {}; an access to that page is SIGBUS, the rest lives on; check the disk",
             Human(death.detail * 64)
         ),
-        Obituary::None => format!("{who} ended"),
+        Obituary::None => format!("{process} ended"),
     }
 }
 

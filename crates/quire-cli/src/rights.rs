@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use linux_raw_sys::general::UFFD_FEATURE_MOVE;
 use rustix::io::Errno;
 
-use crate::sys::uffd;
+use crate::sys::uffd::{self, Faults};
 
 /// What memory cannot be managed without.
 pub(crate) const FEATURES_NEEDED: u64 = UFFD_FEATURE_MOVE as u64;
@@ -24,14 +24,14 @@ impl Ways {
     pub(crate) fn find() -> Ways {
         let device =
             uffd::open_device().and_then(|device| uffd::from_device(&device).map(|_uffd| device));
-        Ways { device, call: uffd::from_call(false) }
+        Ways { device, call: uffd::from_call(Faults::All) }
     }
 
     /// A new userfaultfd, by whichever way there is.
     pub(crate) fn open(&self) -> Result<OwnedFd, Errno> {
         match &self.device {
             Ok(device) => uffd::from_device(device),
-            Err(_) => uffd::from_call(false),
+            Err(_) => uffd::from_call(Faults::All),
         }
     }
 

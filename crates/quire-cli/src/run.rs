@@ -63,13 +63,13 @@ pub(crate) fn run_watched(options: &RunOptions, looker: Option<&mut Looker<'_>>)
         }
     }
     let stats = options.stats.as_deref().map(print::create).transpose()?;
-    let mut run = Run::prepare(options, command, &inspected)?;
+    let mut run = PreparedRun::prepare(options, command, &inspected)?;
     let ended = run.start_and_wait(options, &inspected, looker)?;
     run.finish(options, &ended, stats.as_ref());
     Ok(ended)
 }
 
-struct Run {
+struct PreparedRun {
     supervisor: Supervisor,
     command: Option<Command>,
     cgroup: Option<Cgroup>,
@@ -77,8 +77,12 @@ struct Run {
     _outer: Outer,
 }
 
-impl Run {
-    fn prepare(options: &RunOptions, mut command: Command, inspected: &Inspected) -> Result<Run> {
+impl PreparedRun {
+    fn prepare(
+        options: &RunOptions,
+        mut command: Command,
+        inspected: &Inspected,
+    ) -> Result<PreparedRun> {
         let is_managed = inspected.unmanaged.is_none();
         let budget_bytes = budget_bytes(options)?;
         let budget_pages = budget_bytes / PAGE_SIZE as u64;
@@ -121,7 +125,7 @@ impl Run {
             let mut limit = cgroup.limit_of(budget_bytes);
             supervisor.tell_of_members(move |members| limit.follow(members));
         }
-        Ok(Run { supervisor, command: Some(command), cgroup, _outer: outer })
+        Ok(PreparedRun { supervisor, command: Some(command), cgroup, _outer: outer })
     }
 
     fn start_and_wait(
@@ -261,7 +265,9 @@ fn member_bytes_max(options: &RunOptions, budget_bytes: u64) -> Result<u64> {
 fn reserve(budget_pages: u64, is_quiet: bool) -> Result<Outer> {
     let outer = reservation::reserve(budget_pages)?;
     if matches!(outer, Outer::Ended) && !is_quiet {
-        say("the run around this one has no supervisor any more: nobody counts the two together");
+        say(
+            "the run around this one has no supervisor any more: their budgets are not counted together",
+        );
     }
     Ok(outer)
 }

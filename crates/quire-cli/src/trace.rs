@@ -67,7 +67,8 @@ pub(crate) struct TraceArgs {
 /// `quire trace`; returns its exit status.
 pub(crate) fn trace(args: &TraceArgs) -> Result<u8> {
     let selected = select_tracepoints(&args.events)?;
-    let mut printer = Printer { selected, output: print::output(args.output.as_deref())?, lost: 0 };
+    let mut printer =
+        TracePrinter { selected, output: print::output(args.output.as_deref())?, lost: 0 };
     let status = match args.pid {
         None => printer.run(&args.run),
         Some(pid) => printer.attach(pid, &args.run),
@@ -79,13 +80,13 @@ pub(crate) fn trace(args: &TraceArgs) -> Result<u8> {
 }
 
 /// What is printed, and where to.
-struct Printer {
+struct TracePrinter {
     selected: Vec<Tracepoint>,
     output: Box<dyn Write>,
     lost: u64,
 }
 
-impl Printer {
+impl TracePrinter {
     /// Runs the program and prints what it traces from its start on.
     fn run(&mut self, options: &RunOptions) -> Result<u8> {
         let mut rings = Rings::new(Scope::Run);

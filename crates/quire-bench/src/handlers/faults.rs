@@ -1,7 +1,7 @@
 //! The program that faults: threads that touch every page of an area once, in random order.
 //!
 //! Owns the ways in which it can serve itself, which the engine has none of: loops of its own around
-//! userfaultfds, with any number of threads, descriptors, and messages a read. Served by whoever
+//! userfaultfds, with any number of threads, descriptors, and messages a read. Served by what
 //! manages its process it is an ordinary program. What is timed begins when all threads are there.
 
 use std::fs::{self, File};
@@ -19,7 +19,7 @@ use quire::sys::uffd::{MODE_MISSING, Uffd, feature};
 
 use super::super::service::shuffled;
 use super::super::sys::{self, Mapping};
-use super::{Figures, PAGE_BYTES};
+use super::{FaultFigures, PAGE_BYTES};
 
 /// Messages that a loop's buffer has room for.
 const BATCH_MAX: usize = 64;
@@ -59,17 +59,17 @@ pub(crate) struct FaultsArgs {
     batch: usize,
 
     #[arg(long, value_enum, default_value = "each")]
-    place: Place,
+    place: LoopCpus,
 
     /// Microseconds that a loop computes for a fault, beside copying the page
     #[arg(long, default_value_t = 0)]
     work_us: u64,
 }
 
-/// Who serves the faults.
+/// What serves the faults.
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum By {
-    /// Whoever manages this process
+    /// What manages this process: Quire, or the kernel
     Others,
     /// Loops around userfaultfds
     Loop,
@@ -83,7 +83,7 @@ pub(super) enum By {
 
 /// On which CPUs a loop's threads run.
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Place {
+pub(super) enum LoopCpus {
     /// Those of a descriptor each on one, in turn
     Each,
     /// As each, and so do the threads that fault
@@ -96,19 +96,19 @@ pub(super) enum Place {
     Other,
 }
 
-impl Place {
+impl LoopCpus {
     /// Whether threads that fault run on a CPU of their own.
     fn pins_faulting(self) -> bool {
-        matches!(self, Place::EachPinned | Place::Same | Place::Other)
+        matches!(self, LoopCpus::EachPinned | LoopCpus::Same | LoopCpus::Other)
     }
 
     /// The CPU of a loop's thread, the `nth` of those of its descriptor.
     fn cpu(self, descriptor: usize, nth: usize) -> Option<usize> {
         match self {
-            Place::Each | Place::EachPinned => Some(nth),
-            Place::Any => None,
-            Place::Same => Some(descriptor),
-            Place::Other => Some(descriptor + 1),
+            LoopCpus::Each | LoopCpus::EachPinned => Some(nth),
+            LoopCpus::Any => None,
+            LoopCpus::Same => Some(descriptor),
+            LoopCpus::Other => Some(descriptor + 1),
         }
     }
 }
@@ -145,7 +145,7 @@ pub(crate) fn main(args: &FaultsArgs) -> Result<u8> {
 }
 
 /// Touches all pages by all threads.
-fn touch<T: From<u8> + Send>(args: &FaultsArgs, area: &mut [T]) -> Result<Figures> {
+fn touch<T: From<u8> + Send>(args: &FaultsArgs, area: &mut [T]) -> Result<FaultFigures> {
     let page_len = PAGE_BYTES / size_of::<T>();
     let pages = area.len() / page_len / args.threads;
     let (ready, go) = (&Barrier::new(args.threads + 1), &Barrier::new(args.threads + 1));
@@ -179,7 +179,7 @@ fn touch<T: From<u8> + Send>(args: &FaultsArgs, area: &mut [T]) -> Result<Figure
         let last = ended.iter().map(|(_, over, _)| over).max().context("no thread")?;
         let wall = last.duration_since(*first);
         let times_ns = ended.into_iter().flat_map(|(.., times_ns)| times_ns).collect();
-        Ok(Figures::new(wall, &before, &after, times_ns))
+        Ok(FaultFigures::new(wall, &before, &after, times_ns))
     })
 }
 
@@ -208,7 +208,7 @@ pub(crate) fn compute(time_us: u64) {
     }
 }
 
-/// Waits until just so many threads serve faults for Quire: they say who they are once they run.
+/// Waits until just so many threads serve faults for Quire: they have their names once they run.
 fn wait_for_handlers(expected: usize) -> Result<()> {
     let started = Instant::now();
     loop {
@@ -271,7 +271,7 @@ fn serve(args: &FaultsArgs, area: &mut [u64]) -> Result<()> {
 fn stripes<'a>(args: &FaultsArgs, area: &'a [u64]) -> Vec<&'a [u64]> {
     let page_len = PAGE_BYTES / size_of::<u64>();
     let pages = area.len() / page_len;
-    let is_by_thread = matches!(args.place, Place::Same | Place::Other);
+    let is_by_thread = matches!(args.place, LoopCpus::Same | LoopCpus::Other);
     let least = if is_by_thread { 1 } else { args.descriptors };
     let count = args.threads.max(least).min(pages);
     let mut rest = area;

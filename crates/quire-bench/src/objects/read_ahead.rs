@@ -1,6 +1,6 @@
 //! What the kernel reads ahead of a file's device: set for the time of a measurement, and put back.
 //!
-//! The setting is the device's, so whoever reads from it meanwhile reads so as well.
+//! The setting is the device's, so other readers of it read so meanwhile as well.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use quire_cli::size::Human;
 
 /// A setting to measure with.
 #[derive(Clone)]
-pub(super) struct Setting {
+pub(super) struct ReadAheadSetting {
     name: String,
     /// What is to be set, in KiB; nothing where the device stays as it is.
     change: Option<(ReadAhead, u64)>,
@@ -23,17 +23,17 @@ pub(super) fn settings(
     file: &Path,
     wanted: impl Iterator<Item = u64>,
     leave_out: &mut impl FnMut(String),
-) -> Result<Vec<Setting>> {
+) -> Result<Vec<ReadAheadSetting>> {
     match ReadAhead::of(file) {
         Ok(device) => device.settings(wanted, leave_out),
         Err(error) => {
             leave_out(format!("the device's read-ahead: {error:#}"));
-            Ok(vec![Setting { name: "as it is".into(), change: None }])
+            Ok(vec![ReadAheadSetting { name: "as it is".into(), change: None }])
         }
     }
 }
 
-impl Setting {
+impl ReadAheadSetting {
     pub(super) fn name(&self) -> &str {
         &self.name
     }
@@ -88,19 +88,21 @@ impl ReadAhead {
         &self,
         wanted: impl Iterator<Item = u64>,
         leave_out: &mut impl FnMut(String),
-    ) -> Result<Vec<Setting>> {
+    ) -> Result<Vec<ReadAheadSetting>> {
         let mut settings = Vec::new();
         for bytes in wanted {
             let (name, kib) = (Human(bytes).to_string(), bytes >> 10);
             // Set and put back: whether that may be is known before anything is measured.
             match self.set(kib) {
-                Ok(_) => settings.push(Setting { name, change: Some((self.clone(), kib)) }),
+                Ok(_) => {
+                    settings.push(ReadAheadSetting { name, change: Some((self.clone(), kib)) })
+                }
                 Err(error) => leave_out(format!("a read-ahead of {name}: {error:#}")),
             }
         }
         if settings.is_empty() {
             let name = format!("{} as it is", Human(self.kib()? << 10));
-            settings.push(Setting { name, change: None });
+            settings.push(ReadAheadSetting { name, change: None });
         }
         Ok(settings)
     }
@@ -193,7 +195,10 @@ mod tests {
         let mut left_out = Vec::new();
         let mut leave_out = |what| left_out.push(what);
         let settings = device.settings([64 << 10, 8 << 20].into_iter(), &mut leave_out).unwrap();
-        assert_eq!(settings.iter().map(Setting::name).collect::<Vec<_>>(), ["64 KiB", "8 MiB"]);
+        assert_eq!(
+            settings.iter().map(ReadAheadSetting::name).collect::<Vec<_>>(),
+            ["64 KiB", "8 MiB"]
+        );
         let applied = settings[1].apply().unwrap();
         assert_eq!(device.kib().unwrap(), 8192);
         drop(applied);

@@ -193,13 +193,13 @@ mod tests {
     use super::*;
 
     #[derive(Parser)]
-    struct Line {
+    struct CacheLine {
         #[command(flatten)]
         args: EbizzyArgs,
     }
 
     fn records(line: &str) -> u64 {
-        let Line { args } = Line::parse_from(line.split(' '));
+        let CacheLine { args } = CacheLine::parse_from(line.split(' '));
         let words = args.chunk_size.bytes_of(machine_memory_bytes()) as usize / WORD_BYTES;
         let pattern: Vec<u64> = (0..words as u64).collect();
         let chunks = vec![&pattern[..]; args.chunks];
@@ -213,7 +213,7 @@ mod tests {
     #[test]
     fn the_options_can_be_written_as_the_original_has_them() {
         assert!(records("ebizzy -mTt 2 -s 8K -S 0.01") > 0);
-        let both = Line::try_parse_from("ebizzy -m -M -t 2".split(' '));
+        let both = CacheLine::try_parse_from("ebizzy -m -M -t 2".split(' '));
         assert!(both.is_err(), "always and never");
     }
 
@@ -225,7 +225,7 @@ mod tests {
 
     #[test]
     fn a_record_that_is_missing_is_found_out() {
-        let Line { args } = Line::parse_from("ebizzy -t 1 -s 8".split(' '));
+        let CacheLine { args } = CacheLine::parse_from("ebizzy -t 1 -s 8".split(' '));
         let chunk: &[u64] = &[7];
         let is_over = AtomicBool::new(false);
         let ebizzy = Ebizzy { args: &args, chunks: vec![chunk], chunk_words: 1, is_over };

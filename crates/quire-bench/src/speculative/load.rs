@@ -171,7 +171,7 @@ fn write_pages<T>(words: &mut [T], is_over: &AtomicBool, write: impl Fn(&mut T))
 }
 
 /// What became of faults beside a thread that changes the layout.
-struct Contended {
+struct LayoutChanges {
     /// The first touches of all faulting threads together.
     faults_per_second: f64,
     /// What each of them took, in order.
@@ -180,7 +180,7 @@ struct Contended {
     areas_per_second: Option<f64>,
 }
 
-impl Contended {
+impl LayoutChanges {
     fn print(&self) {
         print_figure("faults_per_second", self.faults_per_second);
         for (name, share) in
@@ -202,7 +202,12 @@ fn at_share(sorted: &[u32], share: f64) -> u32 {
 
 /// Threads that touch each page of an area once, in random order, a page a fault, while one more
 /// changes the layout, whose faults may be as large as they like.
-fn contend(threads: usize, pages: usize, mapped_pages: usize, change: Change) -> Result<Contended> {
+fn contend(
+    threads: usize,
+    pages: usize,
+    mapped_pages: usize,
+    change: Change,
+) -> Result<LayoutChanges> {
     // All is mapped, and what the times go into is there, before the first touch.
     let mut areas = Vec::new();
     for index in 0..threads {
@@ -242,7 +247,7 @@ fn contend(threads: usize, pages: usize, mapped_pages: usize, change: Change) ->
     let mut times_ns: Vec<u32> = areas.into_iter().flat_map(|(_, _, times)| times).collect();
     times_ns.sort_unstable();
     let (faults_per_second, areas_per_second) = rates;
-    Ok(Contended { faults_per_second, times_ns, areas_per_second })
+    Ok(LayoutChanges { faults_per_second, times_ns, areas_per_second })
 }
 
 /// Touches each page once and notes what it took; returns the seconds of all.

@@ -46,7 +46,7 @@ enum Job {
 }
 
 /// What was used for a phase of a job.
-struct Used {
+struct JobUsage {
     seconds: f64,
     cpu_seconds: f64,
     counts: WaitCounts,
@@ -65,7 +65,7 @@ struct Side {
 }
 
 /// A phase of a job.
-pub(super) struct Row {
+pub(super) struct WaitersObjectRow {
     job: &'static str,
     phase: &'static str,
     bytes: usize,
@@ -74,7 +74,7 @@ pub(super) struct Row {
 }
 
 /// Where files are, and how large.
-struct Place {
+struct FilePlace {
     data: Data,
     directory: PathBuf,
 }
@@ -85,8 +85,8 @@ pub(super) fn measure(
     bytes: usize,
     rounds: u32,
     prices: &Prices,
-) -> Result<Vec<Row>> {
-    let place = Place { data: Data::new(&directory, bytes)?, directory };
+) -> Result<Vec<WaitersObjectRow>> {
+    let place = FilePlace { data: Data::new(&directory, bytes)?, directory };
     let bytes = place.data.bytes;
     let mut jobs = vec![
         Job::Write { is_durable: true },
@@ -96,7 +96,7 @@ pub(super) fn measure(
     ];
     let step = (bytes / SIZES).next_multiple_of(PAGE_BYTES);
     jobs.extend((1..=SIZES).map(|size| Job::Touch { bytes: size * step }));
-    let mut rows: Vec<Vec<Row>> = jobs.iter().map(|job| job.rows(bytes)).collect();
+    let mut rows: Vec<Vec<WaitersObjectRow>> = jobs.iter().map(|job| job.rows(bytes)).collect();
     for _ in 0..rounds {
         for (job, rows) in jobs.iter().zip(&mut rows) {
             for (side, always_look) in [false, true].into_iter().enumerate() {
@@ -111,7 +111,7 @@ pub(super) fn measure(
 }
 
 impl Job {
-    fn rows(self, bytes: usize) -> Vec<Row> {
+    fn rows(self, bytes: usize) -> Vec<WaitersObjectRow> {
         let (job, phases): (_, &[&'static str]) = match self {
             Job::Write { is_durable: true } => ("dd, sync", &["write and flush", "delete"]),
             Job::Write { is_durable: false } => ("dd, async", &["write and flush", "delete"]),
@@ -120,12 +120,17 @@ impl Job {
             Job::Touch { .. } => ("map and touch", &["touch"]),
         };
         let bytes = if let Job::Touch { bytes } = self { bytes } else { bytes };
-        let row = |&phase: &&'static str| Row { job, phase, bytes, sides: Default::default() };
+        let row = |&phase: &&'static str| WaitersObjectRow {
+            job,
+            phase,
+            bytes,
+            sides: Default::default(),
+        };
         phases.iter().map(row).collect()
     }
 
     /// Does it once; what each phase used.
-    fn run(self, place: &Place, always_look: bool) -> Result<Vec<Used>> {
+    fn run(self, place: &FilePlace, always_look: bool) -> Result<Vec<JobUsage>> {
         let (memory, delivery) = match self {
             Job::Touch { bytes } => (bytes + bytes / 4 + SPARE_BYTES, Delivery::Inline),
             _ => (place.data.bytes / 4, Delivery::Handlers),
@@ -140,10 +145,14 @@ impl Job {
     }
 }
 
-fn write_and_delete(space: &AddressSpace, place: &Place, is_durable: bool) -> Result<Vec<Used>> {
+fn write_and_delete(
+    space: &AddressSpace,
+    place: &FilePlace,
+    is_durable: bool,
+) -> Result<Vec<JobUsage>> {
     let file = Remove(data::unused_path(&place.directory));
     let len = place.data.bytes as u64;
-    let (object, written) = Used::of(space, || {
+    let (object, written) = JobUsage::of(space, || {
         let options = OpenOptions::new().write(true).create(true).direct(Direct::Off);
         let object = options.open(space, &file.0)?;
         object.set_len(len)?;
@@ -156,7 +165,7 @@ fn write_and_delete(space: &AddressSpace, place: &Place, is_durable: bool) -> Re
         Ok(object)
     })?;
     check_written(&file, len)?;
-    let ((), deleted) = Used::of(space, || {
+    let ((), deleted) = JobUsage::of(space, || {
         drop(object);
         Ok(std::fs::remove_file(&file.0)?)
     })?;
@@ -177,10 +186,10 @@ fn check_written(file: &Remove, len: u64) -> Result<()> {
     Ok(())
 }
 
-fn read(space: &AddressSpace, data: &Data, times: usize) -> Result<Used> {
+fn read(space: &AddressSpace, data: &Data, times: usize) -> Result<JobUsage> {
     data.warm()?;
     let object = OpenOptions::new().direct(Direct::Off).open(space, data.path())?;
-    let ((), used) = Used::of(space, || {
+    let ((), used) = JobUsage::of(space, || {
         let mapping = sys::map_object(&MapOptions::new(), &object)?;
         for _ in 0..times {
             let sum = Pattern::InOrder.read(sys::words_of(&mapping), &[]);
@@ -191,14 +200,14 @@ fn read(space: &AddressSpace, data: &Data, times: usize) -> Result<Used> {
     Ok(used)
 }
 
-fn touch(space: &AddressSpace, bytes: usize) -> Result<Used> {
+fn touch(space: &AddressSpace, bytes: usize) -> Result<JobUsage> {
     let object = Object::with_store(space, VecStore::new(vec![1; bytes]), Some(0))?;
     let mut buffer = vec![0; data::BLOCK_BYTES];
     for offset in (0..bytes as u64).step_by(buffer.len()) {
         object.read_at(offset, &mut buffer)?;
     }
     ensure!(object.cached().0 == bytes, "the object is not cached as a whole");
-    let ((), used) = Used::of(space, || {
+    let ((), used) = JobUsage::of(space, || {
         let options = MapOptions::new().fault_around(FaultAround::Off);
         let mapping = sys::map_object(&options, &object)?;
         let touched = mapping.iter().step_by(PAGE_BYTES).map(|&byte| u64::from(byte)).sum();
@@ -207,9 +216,9 @@ fn touch(space: &AddressSpace, bytes: usize) -> Result<Used> {
     Ok(used)
 }
 
-impl Used {
+impl JobUsage {
     /// Does something, and says what was used for it.
-    fn of<T>(space: &AddressSpace, act: impl FnOnce() -> Result<T>) -> Result<(T, Used)> {
+    fn of<T>(space: &AddressSpace, act: impl FnOnce() -> Result<T>) -> Result<(T, JobUsage)> {
         let before = (space.wait_counts(), sys::cpu_seconds());
         let started = Instant::now();
         let done = act()?;
@@ -222,12 +231,12 @@ impl Used {
             wakes: after.wakes - before.0.wakes,
             ..WaitCounts::default()
         };
-        Ok((done, Used { seconds, cpu_seconds, counts }))
+        Ok((done, JobUsage { seconds, cpu_seconds, counts }))
     }
 }
 
 impl Side {
-    fn push(&mut self, used: &Used, prices: &Prices) {
+    fn push(&mut self, used: &JobUsage, prices: &Prices) {
         let unlocks = used.counts.avoided + used.counts.looks;
         // A phase may unlock nothing.
         let of_thousand = |count: u64| count as f64 * 1000.0 / unlocks.max(1) as f64;
@@ -250,7 +259,7 @@ impl Side {
 }
 
 /// Prints the rows.
-pub(super) fn print(rows: &[Row]) {
+pub(super) fn print(rows: &[WaitersObjectRow]) {
     println!(
         "\n  {:38}{:>9}{:>9}{:>26}{:>9}{:>7}{:>7}{:>8}",
         "objects",
@@ -282,7 +291,7 @@ pub(super) fn print(rows: &[Row]) {
 }
 
 /// The rows as JSON.
-pub(super) fn json(rows: &[Row]) -> Json {
+pub(super) fn json(rows: &[WaitersObjectRow]) -> Json {
     rows.iter()
         .map(|row| {
             let [sign, always] = &row.sides;
@@ -316,7 +325,7 @@ mod tests {
 
     #[test]
     fn every_phase_that_is_used_has_a_row() {
-        let place = Place {
+        let place = FilePlace {
             data: Data::new(&std::env::temp_dir(), 8 << 20).unwrap(),
             directory: std::env::temp_dir(),
         };

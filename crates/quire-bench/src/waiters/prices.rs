@@ -20,11 +20,11 @@ const FALL_ASLEEP: Duration = Duration::from_micros(50);
 /// Nanoseconds for an unlock.
 #[derive(Default)]
 pub(super) struct Prices {
-    /// That looks for nobody.
+    /// An unlock that need not look for waiters.
     free_ns: Samples,
-    /// That looks, and nobody is there.
+    /// An unlock that looks, and finds no waiter.
     look_ns: Samples,
-    /// That wakes a sleeping thread, the look included.
+    /// An unlock that wakes a sleeping thread, the look included.
     wake_ns: Samples,
 }
 
@@ -50,8 +50,8 @@ impl Prices {
     pub(super) fn print(&self) {
         println!("\n  {:28}{:>24}", "an unlock by itself", "ns");
         for (name, ns) in [
-            ("that looks for nobody", &self.free_ns),
-            ("that looks, nobody is there", &self.look_ns),
+            ("that need not look", &self.free_ns),
+            ("that looks, no waiter", &self.look_ns),
             ("that wakes a thread", &self.wake_ns),
         ] {
             println!("  {name:28}{:>24}", spread(ns));

@@ -106,7 +106,7 @@ pub(crate) fn attach(pid: u32, access: Access) -> Result<Attached> {
     }
     match fs::read_dir(format!("/proc/{pid}/fd")) {
         Err(error) if error.kind() == ErrorKind::PermissionDenied => {
-            bail!("process {pid} belongs to somebody else: quire may not look into it")
+            bail!("process {pid} belongs to another user: quire may not look into it")
         }
         _ => bail!("process {pid} is not run by quire"),
     }

@@ -104,7 +104,7 @@ pub(crate) struct StatArgs {
 
 /// `quire stat`; returns its exit status.
 pub(crate) fn stat(args: &StatArgs) -> Result<u8> {
-    let mut printer = Printer {
+    let mut printer = StatPrinter {
         selected: select_events(&args.events)?,
         format: match &args.field_separator {
             _ if args.json => Format::Json,
@@ -120,7 +120,7 @@ pub(crate) fn stat(args: &StatArgs) -> Result<u8> {
 }
 
 /// What is printed, and where to.
-struct Printer {
+struct StatPrinter {
     selected: Vec<Selected>,
     format: Format,
     period: Option<Duration>,
@@ -152,7 +152,7 @@ impl Intervals {
     }
 }
 
-impl Printer {
+impl StatPrinter {
     /// Runs the program as often as was asked for.
     fn run(&mut self, args: &StatArgs) -> Result<u8> {
         let mut rounds = Vec::new();
@@ -220,7 +220,7 @@ impl Printer {
     /// Looks at processes that run.
     fn attach(&mut self, args: &StatArgs) -> Result<u8> {
         let attached = args.pid.iter().map(|&pid| runs::attach(pid, Access::Read));
-        let mut sum = Sum::start(attached.collect::<Result<_>>()?);
+        let mut sum = WatchedProcesses::start(attached.collect::<Result<_>>()?);
         let mut waiter = Waiter::start(&args.run.program)?;
         let started = Instant::now();
         let mut intervals = Intervals::start(started, Counts::default());
@@ -242,7 +242,7 @@ impl Printer {
             }
         };
         let seconds = started.elapsed().as_secs_f64();
-        let mut write = |printer: &mut Printer| {
+        let mut write = |printer: &mut StatPrinter| {
             if printer.period.is_some() {
                 printer.print_interval(&mut intervals, sum.counts(), Moment::End)?;
             }
@@ -273,7 +273,7 @@ impl Watched {
 }
 
 /// Several processes together.
-struct Sum {
+struct WatchedProcesses {
     all: Vec<Watched>,
 }
 
@@ -284,13 +284,13 @@ struct Watched {
     counted: Counts,
 }
 
-impl Sum {
-    fn start(attached: Vec<Attached>) -> Sum {
+impl WatchedProcesses {
+    fn start(attached: Vec<Attached>) -> WatchedProcesses {
         let all = attached.into_iter().map(|attached| {
             let last = read(&attached).unwrap_or_default();
             Watched { attached, last, counted: Counts::default() }
         });
-        Sum { all: all.collect() }
+        WatchedProcesses { all: all.collect() }
     }
 
     /// A member that has left keeps what it was last seen with.

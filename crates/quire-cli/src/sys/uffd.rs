@@ -24,10 +24,18 @@ pub(crate) fn from_device(device: &OwnedFd) -> Result<OwnedFd, Errno> {
     unsafe { ioctl(device, New { flags: OFlags::CLOEXEC | OFlags::NONBLOCK }) }
 }
 
-/// A userfaultfd from the system call; with `is_user_mode_only` one that anybody may have.
-pub(crate) fn from_call(is_user_mode_only: bool) -> Result<OwnedFd, Errno> {
+/// The faults that a userfaultfd gets.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Faults {
+    /// Those of system calls too, which needs a right.
+    All,
+    UserModeOnly,
+}
+
+/// A userfaultfd from the system call.
+pub(crate) fn from_call(faults: Faults) -> Result<OwnedFd, Errno> {
     let mut flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK;
-    if is_user_mode_only {
+    if faults == Faults::UserModeOnly {
         flags |= UserfaultfdFlags::from_bits_retain(linux_raw_sys::general::UFFD_USER_MODE_ONLY);
     }
     // SAFETY: a userfaultfd on which nothing is registered changes nothing.
