@@ -61,13 +61,10 @@ impl fmt::Display for Version {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Hierarchy {
     pub version: Version,
-    /// The folder of our own cgroup.
     pub own: PathBuf,
-    /// Where the hierarchy is mounted.
     pub mount_point: PathBuf,
 }
 
-/// A cgroup made for a run.
 pub(crate) struct Cgroup {
     version: Version,
     folder: PathBuf,
@@ -117,7 +114,6 @@ fn set_limit(version: Version, folder: &Path, limit_bytes: u64) -> Result<()> {
 }
 
 impl Hierarchy {
-    /// The hierarchy of this process.
     pub fn find() -> Result<Hierarchy> {
         let mounts = fs::read_to_string("/proc/self/mountinfo").context("/proc/self/mountinfo")?;
         let own = fs::read_to_string("/proc/self/cgroup").context("/proc/self/cgroup")?;
@@ -196,11 +192,13 @@ impl Cgroup {
 
     /// What it may hold now.
     pub(crate) fn limit_bytes(&self) -> Option<u64> {
-        let file = match self.version {
-            Version::V1 => "memory.limit_in_bytes",
-            Version::V2 => "memory.max",
-        };
-        fs::read_to_string(self.folder.join(file)).ok()?.trim().parse().ok()
+        self.number(["memory.limit_in_bytes", "memory.max"])
+    }
+
+    /// The number in one of its files, by the names of versions 1 and 2.
+    fn number(&self, names: [&str; 2]) -> Option<u64> {
+        let name = names[(self.version == Version::V2) as usize];
+        fs::read_to_string(self.folder.join(name)).ok()?.trim().parse().ok()
     }
 
     /// The cgroup's name, which is its own in the whole hierarchy.
@@ -221,11 +219,7 @@ impl Cgroup {
 
     /// Most that the cgroup ever held, by the kernel's count (its page cache included).
     pub(crate) fn bytes_max(&self) -> Option<u64> {
-        let file = match self.version {
-            Version::V1 => "memory.max_usage_in_bytes",
-            Version::V2 => "memory.peak",
-        };
-        fs::read_to_string(self.folder.join(file)).ok()?.trim().parse().ok()
+        self.number(["memory.max_usage_in_bytes", "memory.peak"])
     }
 
     /// Processes that the kernel killed because the cgroup's limit was reached.

@@ -295,17 +295,13 @@ fn parse_direct(text: &str) -> Result<Direct, &'static str> {
     }
 }
 
-/// How much a fault maps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum FolioOrder {
-    /// What the access pattern asks for.
     Auto,
-    /// 2^order pages.
     Fixed(u8),
 }
 
 impl FolioOrder {
-    /// Reads an order, or `auto`.
     pub(crate) fn parse(text: &str) -> Result<FolioOrder, &'static str> {
         match text.parse::<u8>() {
             _ if text == "auto" => Ok(FolioOrder::Auto),
@@ -332,7 +328,6 @@ pub(crate) enum Handlers {
 }
 
 impl Handlers {
-    /// Reads a number, or `auto`.
     pub(crate) fn parse(text: &str) -> Result<Handlers, &'static str> {
         const { assert!(HANDLERS_MAX == 12, "the messages say how many there may be") };
         match text.parse::<u8>() {

@@ -47,7 +47,6 @@ impl std::error::Error for Refusal {}
 /// A program that can be executed.
 #[derive(Debug)]
 pub(crate) struct Inspected {
-    /// Where it is.
     pub path: PathBuf,
     /// Why it cannot be managed, where it cannot.
     pub unmanaged: Option<Unmanageable>,
@@ -58,7 +57,6 @@ pub(crate) struct Inspected {
 pub(crate) struct Unmanageable {
     /// The file: the program, or its interpreter.
     pub file: PathBuf,
-    /// What is in the way.
     pub reason: Reason,
 }
 
@@ -75,7 +73,6 @@ pub(crate) enum Reason {
 }
 
 impl Unmanageable {
-    /// What is in the way.
     pub(crate) fn why(&self) -> String {
         format!("{} {}", self.file.display(), self.explanation().0)
     }

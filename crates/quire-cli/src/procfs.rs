@@ -6,7 +6,6 @@ use std::io::Read as _;
 /// The fields of /proc/PID/stat that are needed here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ProcessStat {
-    /// The parent's process id.
     pub parent_pid: u32,
     /// When the process started, in clock ticks since boot: with its id, a name for it that no
     /// later process has.
@@ -55,12 +54,10 @@ fn read(pid: u32, file: &str) -> Option<String> {
     Some(String::from_utf8_lossy(&bytes[..count]).into_owned())
 }
 
-/// Process `pid`, if there is one.
 pub(crate) fn stat(pid: u32) -> Option<ProcessStat> {
     parse_stat(&read(pid, "stat")?)
 }
 
-/// The name of process `pid`, if there is one.
 pub(crate) fn name(pid: u32) -> Option<String> {
     Some(read(pid, "comm")?.trim_end().to_owned())
 }

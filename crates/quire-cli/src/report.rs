@@ -16,7 +16,6 @@ use crate::supervisor::{Account, ByMember, Death, End, Entry};
 /// Members that the closing lines name.
 const NAMED_MAX: usize = 5;
 
-/// A run that has ended.
 pub(crate) struct Ended {
     pub account: Account,
     pub by_member: ByMember,
@@ -31,7 +30,6 @@ impl Ended {
         self.account.counts.of(event)
     }
 
-    /// The run in one line.
     pub(crate) fn line(&self) -> String {
         let account = &self.account;
         if account.processes == 0 {
@@ -124,7 +122,6 @@ impl Ended {
         format!("{{\n{}\n}}\n", lines.join(",\n"))
     }
 
-    /// Writes the JSON object to `file`.
     pub(crate) fn write_json(&self, mut file: &File) -> io::Result<()> {
         file.write_all(self.json().as_bytes())
     }
@@ -165,7 +162,6 @@ fn member_json(entry: &Entry) -> Json {
     ])
 }
 
-/// An unmanaged process, as `--stats` and `quire ps` have it.
 pub(crate) fn unmanaged_json(unmanaged: &Unmanaged) -> Json {
     Json::object([
         ("pid", Json::count(unmanaged.pid.into())),

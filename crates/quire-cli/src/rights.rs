@@ -15,12 +15,10 @@ pub(crate) const FEATURES_NEEDED: u64 = UFFD_FEATURE_MOVE as u64;
 pub(crate) struct Ways {
     /// The device, if it can be opened and yields one.
     pub device: Result<OwnedFd, Errno>,
-    /// The system call.
     pub call: Result<OwnedFd, Errno>,
 }
 
 impl Ways {
-    /// Tries them.
     pub(crate) fn find() -> Ways {
         let device =
             uffd::open_device().and_then(|device| uffd::from_device(&device).map(|_uffd| device));

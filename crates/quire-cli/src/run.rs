@@ -37,7 +37,6 @@ const UNMANAGED_NAMED_MAX: u32 = 16;
 /// What PATH is where there is none, as execvp has it.
 const DEFAULT_PATH: &str = "/bin:/usr/bin";
 
-/// Runs a program; returns its exit status.
 pub(crate) fn run(options: &RunOptions) -> Result<u8> {
     let ended = run_watched(options, None)?;
     if !options.quiet {

@@ -135,7 +135,6 @@ impl TracePrinter {
     }
 }
 
-/// An event in one line.
 fn line(pid: u32, trace: &Trace) -> String {
     format!(
         "{:>6}.{:06} {:>7}/{:<7} {:<25} {:#014x} {:#x}-{:#x}\n",
@@ -166,7 +165,6 @@ struct Rings {
     read: BTreeMap<usize, RingPosition>,
 }
 
-/// How far a ring was read.
 #[derive(Clone, Copy, Default)]
 struct RingPosition {
     /// Whose ring it is.

@@ -15,7 +15,6 @@ pub fn say(line: &str) {
     let _ = io::stderr().write_all(format!("quire: {line}\n").as_bytes());
 }
 
-/// Writes text to stdout.
 pub(crate) fn print(text: &str) -> Result<()> {
     io::stdout().write_all(text.as_bytes()).context("cannot print")
 }

@@ -9,7 +9,6 @@ use quire::control::{Control, Event, FAULT_BUCKETS, FaultKind, Member, Tally};
 pub(crate) enum Scope {
     /// All members of the run, those that have left too.
     Run,
-    /// The member with this process id.
     Member(u32),
 }
 
@@ -59,7 +58,6 @@ impl Counts {
         }
     }
 
-    /// Adds what others counted.
     pub(crate) fn add(&mut self, other: &Counts) {
         self.combine(other, u64::saturating_add);
     }
@@ -87,7 +85,6 @@ impl Counts {
         }
     }
 
-    /// How often an event was counted.
     pub(crate) fn of(&self, event: Event) -> u64 {
         self.events[event as usize]
     }

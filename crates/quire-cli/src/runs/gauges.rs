@@ -57,7 +57,6 @@ impl Gauges {
         }
     }
 
-    /// Adds what others have.
     pub(crate) fn add(&mut self, other: &Gauges) {
         self.processes += other.processes;
         self.held += other.held;

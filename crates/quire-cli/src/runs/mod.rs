@@ -41,7 +41,6 @@ impl Run {
         &self.control
     }
 
-    /// The process id of its supervisor.
     pub(crate) fn supervisor_pid(&self) -> u32 {
         self.supervisor_pid
     }

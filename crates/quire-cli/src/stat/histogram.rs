@@ -10,10 +10,8 @@ use quire::control::{FAULT_BUCKETS, FaultKind};
 use super::output::{Format, grouped};
 use crate::runs::counts::Counts;
 
-/// Most characters of a bar.
 const BAR: usize = 40;
 
-/// What the buckets of a kind say.
 struct Times<'a> {
     buckets: &'a [u64; FAULT_BUCKETS],
     count: u64,
@@ -46,7 +44,6 @@ fn start_ns(bucket: usize) -> f64 {
     2f64.powi(bucket as i32)
 }
 
-/// A time as people read it.
 fn human(ns: f64) -> String {
     match ns {
         ..1e3 => format!("{ns:.0} ns"),

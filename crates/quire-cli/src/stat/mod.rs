@@ -217,7 +217,6 @@ impl StatPrinter {
         self.output.flush()
     }
 
-    /// Looks at processes that run.
     fn attach(&mut self, args: &StatArgs) -> Result<u8> {
         let attached = args.pid.iter().map(|&pid| runs::attach(pid, Access::Read));
         let mut sum = WatchedProcesses::start(attached.collect::<Result<_>>()?);
@@ -272,7 +271,6 @@ impl Watched {
     }
 }
 
-/// Several processes together.
 struct WatchedProcesses {
     all: Vec<Watched>,
 }

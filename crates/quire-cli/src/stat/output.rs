@@ -8,18 +8,13 @@ use quire::units::PAGE_SIZE;
 use crate::events::Selected;
 use crate::runs::counts::Counts;
 
-/// How it is printed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Format {
-    /// For people.
     Text,
-    /// Fields with this between them.
     Csv(String),
-    /// A JSON object a line.
     Json,
 }
 
-/// What was counted, and for how long.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Round {
     pub counts: Counts,
@@ -36,7 +31,6 @@ struct Figure<'a> {
     runtime_ns: f64,
 }
 
-/// What a value means.
 struct Metric {
     value: f64,
     unit: &'static str,
@@ -137,7 +131,6 @@ pub(super) fn grouped(value: f64) -> String {
     text
 }
 
-/// What one event came to, as a line.
 fn line(figure: &Figure<'_>, format: &Format, interval: Option<f64>, rounds: usize) -> String {
     let Figure { label, value, noise_percent, metric, runtime_ns } = figure;
     match format {
@@ -202,7 +195,6 @@ pub(super) fn interval_header() -> String {
     format!("#{:>15} {:>18}      events\n", "time", "counts")
 }
 
-/// What all rounds came to.
 pub(super) fn summary(
     selected: &[Selected],
     rounds: &[Round],

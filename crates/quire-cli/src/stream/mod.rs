@@ -36,7 +36,6 @@ const STEP_BYTES: usize = 2 << 20;
 const READ_BYTES: usize = 128 << 10;
 /// More than any program can address.
 const MEMORY_MAX: u64 = 1 << 40;
-/// Exit status where a file could not be read.
 const SOME_FAILED: u8 = 1;
 
 /// Writes files to standard output.
@@ -140,7 +139,6 @@ impl Stream<'_> {
         self.read_plain(&mut file, path, sink)
     }
 
-    /// Reads what cannot be mapped.
     fn read_plain(
         &mut self,
         file: &mut impl Read,

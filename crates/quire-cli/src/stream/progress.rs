@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use crate::size::Human;
 
 const REDRAW_MS: u64 = 100;
-/// Signs of the bar.
 const BAR: usize = 24;
 
 /// The line, where there is a terminal for it alone.
@@ -41,7 +40,6 @@ impl Progress {
         let _ = write!(io::stderr(), "\r\x1b[K{line}");
     }
 
-    /// Takes the line away.
     pub(super) fn clear(&mut self) {
         if std::mem::take(&mut self.is_drawn) {
             let _ = write!(io::stderr(), "\r\x1b[K");

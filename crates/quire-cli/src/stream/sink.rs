@@ -18,20 +18,16 @@ pub(super) trait Sink {
     /// Takes bytes of a mapping; says how many it took, 0 where the kernel could not read them.
     fn take_mapped(&mut self, mapped: &Mapped, range: Range<usize>) -> io::Result<usize>;
 
-    /// Takes bytes.
     fn take(&mut self, bytes: &[u8]) -> io::Result<()>;
 
-    /// A file is at its end.
     fn end(&mut self, path: &Path) -> io::Result<()>;
 
-    /// A file was not read to its end.
     fn give_up(&mut self);
 
     /// Whether this very file is written to: reading it would never end, or wait for itself.
     fn is_output(&self, device: u64, inode: u64) -> bool;
 }
 
-/// Standard output.
 pub(super) struct Cat {
     /// Device and inode, where it is a file.
     output: Option<(u64, u64)>,

@@ -19,7 +19,6 @@ use crate::sys::peer::{self, Peer};
 /// Processes that were refused and whose reason is remembered.
 const REFUSED_MAX: usize = 1024;
 
-/// What a connection had to say.
 pub(super) enum Said {
     Hello(Hello),
     Nonsense,
@@ -88,7 +87,6 @@ impl Supervisor {
         })
     }
 
-    /// Reads what a connection says.
     pub(super) fn listen_to(&self, token: u64) -> Said {
         let Some(connection) = self.connections.get(&token) else { return Said::Nothing };
         let mut bytes = [0u8; size_of::<Hello>() + 1];

@@ -10,9 +10,7 @@ use quire::control::Control;
 /// When a look is taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Moment {
-    /// The period is over.
     Period,
-    /// The program has ended.
     End,
 }
 

@@ -67,7 +67,6 @@ pub(crate) struct Sizes {
 }
 
 impl Sizes {
-    /// Of a member that is there.
     pub(crate) fn of(member: &Member) -> Sizes {
         let of = |word: &AtomicU64| word.load(Relaxed);
         Sizes {
@@ -88,18 +87,14 @@ pub(super) struct Members {
     /// Where the search for a free slot starts: slots are used in turn, so that a number is not
     /// used again soon after its member left.
     next_slot: usize,
-    /// Members now.
     count: usize,
-    /// Most members at a time.
     most: usize,
-    /// Members ever.
     joined: u64,
     /// Most address space that one member managed.
     managed_pages_max: u64,
 }
 
 impl Members {
-    /// No members, and `most` at a time.
     pub(super) fn new(most: usize) -> Members {
         Members {
             taken: [false; MEMBERS_MAX],
@@ -138,7 +133,6 @@ impl Members {
         self.present(control).filter(|member| member.is_a_reservation()).map(pid_of)
     }
 
-    /// What a member needed and did so far.
     pub(super) fn sizes(&self, control: &Control, slot: u32) -> Sizes {
         Sizes::of(&control.members[slot as usize])
     }

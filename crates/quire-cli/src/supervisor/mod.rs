@@ -73,13 +73,10 @@ const COMMON_MS: i64 = 20;
 
 /// What the members of the tree are given.
 pub(crate) struct Settings {
-    /// The budget in pages.
     pub budget_pages: u64,
     /// Most pages that one member may hold; 0 where only the budget bounds it.
     pub member_pages_max: u64,
-    /// Most members at a time.
     pub members_max: usize,
-    /// How much a fault maps.
     pub folio_order: FolioOrder,
     /// How many threads of a member serve faults.
     pub handlers: Handlers,
@@ -89,9 +86,7 @@ pub(crate) struct Settings {
     pub no_batch_unmap: bool,
     /// Whether faults always go the classic way.
     pub no_speculation: bool,
-    /// The swap file.
     pub swap: Option<SwapFile>,
-    /// `/dev/userfaultfd`.
     pub uffd_device: Option<OwnedFd>,
 }
 
@@ -114,7 +109,6 @@ pub(crate) enum News<'a> {
     Unmanaged(&'a Unmanaged),
 }
 
-/// The supervisor of one run.
 pub(crate) struct Supervisor {
     control: ControlMap,
     members: Members,
@@ -153,7 +147,6 @@ pub(crate) fn random() -> u64 {
 }
 
 impl Supervisor {
-    /// A supervisor that listens.
     pub(crate) fn new(settings: Settings) -> Result<Supervisor> {
         let control = ControlMap::create()?;
         let segments = settings.swap.as_ref().map_or(0, SwapFile::segments);
@@ -198,7 +191,6 @@ impl Supervisor {
         })
     }
 
-    /// The name of the socket that members join at.
     pub(crate) fn socket_name(&self) -> &str {
         &self.socket_name
     }

@@ -25,7 +25,6 @@ pub(super) struct Pool {
 }
 
 impl Pool {
-    /// An empty pool for a budget.
     pub(super) fn create(budget_bytes: usize) -> Result<Pool> {
         let table = PoolMap::create(slots_for(budget_bytes))?;
         let common = vec![0; table.slots().div_ceil(64)];

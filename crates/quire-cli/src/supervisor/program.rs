@@ -22,7 +22,6 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    /// A program that was just started.
     pub(crate) fn new(child: Child, signals: Signals) -> Program {
         Program { child, signals, is_stop_wanted: false, is_stopped: false }
     }

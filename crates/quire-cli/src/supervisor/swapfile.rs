@@ -78,7 +78,6 @@ impl SwapFile {
         self.warning.as_deref()
     }
 
-    /// Bytes that it takes on its disk.
     pub(crate) fn allocated_bytes(&self) -> u64 {
         rustix::fs::fstat(&self.descriptor)
             .map_or(0, |status| u64::try_from(status.st_blocks).unwrap_or(0) * 512)

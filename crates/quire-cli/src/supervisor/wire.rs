@@ -53,7 +53,6 @@ pub(crate) fn decode(bytes: &[u8]) -> Option<Hello> {
     })
 }
 
-/// Answers with descriptors attached.
 pub(crate) fn send(
     socket: &OwnedFd,
     welcome: &Welcome,

@@ -13,13 +13,10 @@ use super::memfd::{self, SharedMap};
 /// Why a descriptor is no control page of ours.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum NotAttached {
-    /// It is another version's.
     OtherVersion(u32),
-    /// It is something else.
     NotControl,
 }
 
-/// The control memfd, mapped shared.
 pub(crate) struct ControlMap(SharedMap);
 
 impl ControlMap {

@@ -1,6 +1,5 @@
 //! Whether two processes share their memory.
 
-/// `KCMP_VM`.
 const VM: libc::c_ulong = 1;
 
 /// Whether two processes are in the same memory, as a vfork's child is in its parent's until it

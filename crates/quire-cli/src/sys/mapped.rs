@@ -9,7 +9,6 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use quire::library::{Error, MapOptions, Mapping, Object};
 
-/// A mapping of a whole object.
 pub(crate) struct Mapped {
     map: Mapping,
     len: usize,
@@ -24,7 +23,6 @@ impl Mapped {
         Ok(Mapped { map, len: len as usize })
     }
 
-    /// Bytes.
     pub(crate) fn len(&self) -> usize {
         self.len
     }

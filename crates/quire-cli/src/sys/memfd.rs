@@ -10,7 +10,6 @@ use rustix::mm::{MapFlags, ProtFlags};
 /// What a mapping is for. A store through one that is for reading is a SIGSEGV.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Access {
-    /// To look.
     Read,
     /// To look, and to change settings.
     Write,
@@ -61,7 +60,6 @@ impl SharedMap {
         Ok(SharedMap { base, bytes, memfd })
     }
 
-    /// Where it is mapped, for as long as `self` lives.
     pub(super) fn base(&self) -> NonNull<u8> {
         self.base
     }

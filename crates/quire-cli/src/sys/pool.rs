@@ -10,7 +10,6 @@ use rustix::io::Errno;
 
 use super::memfd::{self, Access, SharedMap};
 
-/// The pool memfd, its table mapped shared.
 pub(crate) struct PoolMap {
     table: SlabTable,
     map: SharedMap,

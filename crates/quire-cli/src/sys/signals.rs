@@ -34,7 +34,6 @@ pub fn end_with_reader() {
 /// A signal that came.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Arrived {
-    /// Its number.
     pub signal: i32,
     /// Whether the kernel sent it (a terminal's ^C, a hangup), and so to a whole process group.
     pub is_from_kernel: bool,

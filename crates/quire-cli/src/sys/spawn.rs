@@ -9,9 +9,7 @@ use rustix::event::EventfdFlags;
 
 use super::signals::Inherited;
 
-/// A program that runs.
 pub(crate) struct Spawned {
-    /// The process.
     pub child: Child,
     /// Why the process could not enter the cgroup, where it could not.
     pub cgroup_error: Option<io::Error>,

@@ -13,12 +13,10 @@ use rustix::mm::UserfaultfdFlags;
 /// The device that hands out userfaultfds.
 pub(crate) const DEVICE: &str = "/dev/userfaultfd";
 
-/// Opens the device.
 pub(crate) fn open_device() -> Result<OwnedFd, Errno> {
     rustix::fs::open(DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
 }
 
-/// A userfaultfd from the device.
 pub(crate) fn from_device(device: &OwnedFd) -> Result<OwnedFd, Errno> {
     // SAFETY: the opcode takes flags by value and returns a descriptor, as `New` says.
     unsafe { ioctl(device, New { flags: OFlags::CLOEXEC | OFlags::NONBLOCK }) }
@@ -32,7 +30,6 @@ pub(crate) enum Faults {
     UserModeOnly,
 }
 
-/// A userfaultfd from the system call.
 pub(crate) fn from_call(faults: Faults) -> Result<OwnedFd, Errno> {
     let mut flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK;
     if faults == Faults::UserModeOnly {
