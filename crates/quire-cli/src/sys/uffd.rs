@@ -1,15 +1,17 @@
 //! userfaultfd, as far as `run` and `doctor` go: whether one can be opened, and what it can do.
 
-use std::ffi::c_void;
-use std::os::fd::{AsFd, FromRawFd as _, OwnedFd, RawFd};
+use std::io;
+use std::os::fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd};
 
 use linux_raw_sys::general::{UFFD_API, USERFAULTFD_IOC, uffdio_api};
 use linux_raw_sys::ioctl::UFFDIO_API;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, Updater, ioctl, opcode};
+use rustix::ioctl::{Opcode, Updater, ioctl};
 use rustix::mm::UserfaultfdFlags;
 
+/// `USERFAULTFD_IOC_NEW`: flags by value in, a descriptor out.
+const IOC_NEW: libc::c_ulong = (USERFAULTFD_IOC as libc::c_ulong) << 8;
 /// The device that hands out userfaultfds.
 pub(crate) const DEVICE: &str = "/dev/userfaultfd";
 
@@ -18,8 +20,14 @@ pub(crate) fn open_device() -> Result<OwnedFd, Errno> {
 }
 
 pub(crate) fn from_device(device: &OwnedFd) -> Result<OwnedFd, Errno> {
-    // SAFETY: the opcode takes flags by value and returns a descriptor, as `New` says.
-    unsafe { ioctl(device, New { flags: OFlags::CLOEXEC | OFlags::NONBLOCK }) }
+    // SAFETY: the call takes its flags by value, and touches no memory of ours.
+    let number =
+        unsafe { libc::ioctl(device.as_raw_fd(), IOC_NEW, libc::O_CLOEXEC | libc::O_NONBLOCK) };
+    if number < 0 {
+        return Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::INVAL));
+    }
+    // SAFETY: a successful call returned this new descriptor, which has no other owner.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
 /// The faults that a userfaultfd gets.
@@ -45,30 +53,4 @@ pub(crate) fn handshake(uffd: &OwnedFd, features: u64) -> Result<u64, Errno> {
     // SAFETY: UFFDIO_API reads and writes a uffdio_api.
     unsafe { ioctl(uffd.as_fd(), Updater::<{ UFFDIO_API as Opcode }, _>::new(&mut api)) }?;
     Ok(api.features)
-}
-
-/// USERFAULTFD_IOC_NEW: flags by value in, a descriptor out.
-struct New {
-    flags: OFlags,
-}
-
-// SAFETY: the ioctl takes its argument by value, touches no memory of ours and returns a new
-// descriptor that has no other owner.
-unsafe impl Ioctl for New {
-    type Output = OwnedFd;
-
-    const IS_MUTATING: bool = false;
-
-    fn opcode(&self) -> Opcode {
-        opcode::none(USERFAULTFD_IOC as u8, 0)
-    }
-
-    fn as_ptr(&mut self) -> *mut c_void {
-        std::ptr::without_provenance_mut(self.flags.bits() as usize)
-    }
-
-    unsafe fn output_from_ptr(out: IoctlOutput, _: *mut c_void) -> rustix::io::Result<OwnedFd> {
-        // SAFETY: a successful call returned this descriptor to us.
-        Ok(unsafe { OwnedFd::from_raw_fd(out as RawFd) })
-    }
 }
