@@ -57,7 +57,7 @@ bench: setup-bench release
 	$(QUIRE) bench speculative
 
 # `make && sudo make install`: what is built already is not built again as root.
-$(RELEASE)/quire:
+$(RELEASE)/quire $(RELEASE)/quire-bench:
 	$(MAKE) --no-print-directory release
 
 install: $(RELEASE)/quire
@@ -76,7 +76,7 @@ install: $(RELEASE)/quire
 	install -m 644 docs/man/quire.3 $(DESTDIR)$(PREFIX)/share/man/man3
 
 # The program that `quire bench` runs, which users do not need.
-install-bench: $(RELEASE)/quire
+install-bench: $(RELEASE)/quire-bench
 	install -d $(DESTDIR)$(PREFIX)/libexec/quire
 	install -m 755 $(RELEASE)/quire-bench $(DESTDIR)$(PREFIX)/libexec/quire/quire-bench
 
