@@ -1,4 +1,4 @@
-# make demo | test | test-long | bench | picture | install PREFIX=/usr/local | clean
+# make demo | test | test-long | bench | picture | install PREFIX=/usr/local | install-bench | clean
 #
 # Every target first sees to what it needs (scripts/setup.sh). CARGO_TARGET_DIR is respected.
 
@@ -11,7 +11,7 @@ QUIRE := $(abspath $(RELEASE)/quire)
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 REAL := python3 tests/real/run.py --quire $(QUIRE)
 
-.PHONY: release demo test test-long check unit real bench picture install clean
+.PHONY: release demo test test-long check unit real bench picture install install-bench clean
 
 release: setup-build
 	$(CARGO) build --release --workspace
@@ -61,7 +61,7 @@ picture: setup-picture
 	scripts/picture.sh
 
 # `make && sudo make install`: what is built already is not built again as root.
-$(RELEASE)/quire:
+$(RELEASE)/quire $(RELEASE)/quire-bench:
 	$(MAKE) --no-print-directory release
 
 install: $(RELEASE)/quire
@@ -78,6 +78,11 @@ install: $(RELEASE)/quire
 	chmod 644 $(DESTDIR)$(PREFIX)/lib/pkgconfig/quire.pc
 	install -m 644 docs/man/quire-cat.1 docs/man/quire-sum.1 $(DESTDIR)$(PREFIX)/share/man/man1
 	install -m 644 docs/man/quire.3 $(DESTDIR)$(PREFIX)/share/man/man3
+
+# The program that `quire bench` runs, which users do not need.
+install-bench: $(RELEASE)/quire-bench
+	install -d $(DESTDIR)$(PREFIX)/libexec/quire
+	install -m 755 $(RELEASE)/quire-bench $(DESTDIR)$(PREFIX)/libexec/quire/quire-bench
 
 clean:
 	$(CARGO) clean

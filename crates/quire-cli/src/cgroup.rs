@@ -61,14 +61,11 @@ impl fmt::Display for Version {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Hierarchy {
     pub version: Version,
-    /// The folder of our own cgroup.
     pub own: PathBuf,
-    /// Where the hierarchy is mounted.
     pub mount_point: PathBuf,
 }
 
-/// A cgroup made for a run.
-pub struct Cgroup {
+pub(crate) struct Cgroup {
     version: Version,
     folder: PathBuf,
     name: String,
@@ -77,7 +74,7 @@ pub struct Cgroup {
 }
 
 /// A cgroup's limit, which rises with the number of processes.
-pub struct Limit {
+pub(crate) struct Limit {
     version: Version,
     folder: PathBuf,
     budget_bytes: u64,
@@ -87,7 +84,7 @@ pub struct Limit {
 impl Limit {
     /// Makes room for so many processes beside the budget; there is no way back, as those that come
     /// take the places of those that went. Where it is refused the limit stays as it is.
-    pub fn follow(&mut self, members: usize) {
+    pub(crate) fn follow(&mut self, members: usize) {
         if members > self.members {
             self.members = members;
             let _ = set_limit(self.version, &self.folder, self.bytes());
@@ -117,7 +114,6 @@ fn set_limit(version: Version, folder: &Path, limit_bytes: u64) -> Result<()> {
 }
 
 impl Hierarchy {
-    /// The hierarchy of this process.
     pub fn find() -> Result<Hierarchy> {
         let mounts = fs::read_to_string("/proc/self/mountinfo").context("/proc/self/mountinfo")?;
         let own = fs::read_to_string("/proc/self/cgroup").context("/proc/self/cgroup")?;
@@ -161,7 +157,7 @@ fn unescape(text: &str) -> String {
 
 impl Cgroup {
     /// Makes a cgroup that may hold `budget_bytes` and the allowance; removes what is stale.
-    pub fn create(hierarchy: &Hierarchy, budget_bytes: u64) -> Result<Cgroup> {
+    pub(crate) fn create(hierarchy: &Hierarchy, budget_bytes: u64) -> Result<Cgroup> {
         let pid = std::process::id();
         let start = procfs::stat(pid).context("/proc/self/stat cannot be read")?.start_ticks;
         let name = format!("quire-{pid}-{start}");
@@ -189,48 +185,45 @@ impl Cgroup {
         Ok(())
     }
 
-    /// The limit of a cgroup with such a budget, for who sees processes come.
-    pub fn limit_of(&self, budget_bytes: u64) -> Limit {
+    /// The limit of a cgroup with such a budget, to be raised as processes join.
+    pub(crate) fn limit_of(&self, budget_bytes: u64) -> Limit {
         Limit { version: self.version, folder: self.folder.clone(), budget_bytes, members: 1 }
     }
 
     /// What it may hold now.
-    pub fn limit_bytes(&self) -> Option<u64> {
-        let file = match self.version {
-            Version::V1 => "memory.limit_in_bytes",
-            Version::V2 => "memory.max",
-        };
-        fs::read_to_string(self.folder.join(file)).ok()?.trim().parse().ok()
+    pub(crate) fn limit_bytes(&self) -> Option<u64> {
+        self.number(["memory.limit_in_bytes", "memory.max"])
+    }
+
+    /// The number in one of its files, by the names of versions 1 and 2.
+    fn number(&self, names: [&str; 2]) -> Option<u64> {
+        let name = names[(self.version == Version::V2) as usize];
+        fs::read_to_string(self.folder.join(name)).ok()?.trim().parse().ok()
     }
 
     /// The cgroup's name, which is its own in the whole hierarchy.
-    pub fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its folder.
-    pub fn folder(&self) -> &Path {
+    pub(crate) fn folder(&self) -> &Path {
         &self.folder
     }
 
     /// The file into which a process writes itself to enter.
-    pub fn procs(&self) -> Result<File> {
+    pub(crate) fn procs(&self) -> Result<File> {
         let path = self.folder.join("cgroup.procs");
         let opened = OpenOptions::new().write(true).open(&path);
         opened.with_context(|| format!("{}", path.display()))
     }
 
     /// Most that the cgroup ever held, by the kernel's count (its page cache included).
-    pub fn bytes_max(&self) -> Option<u64> {
-        let file = match self.version {
-            Version::V1 => "memory.max_usage_in_bytes",
-            Version::V2 => "memory.peak",
-        };
-        fs::read_to_string(self.folder.join(file)).ok()?.trim().parse().ok()
+    pub(crate) fn bytes_max(&self) -> Option<u64> {
+        self.number(["memory.max_usage_in_bytes", "memory.peak"])
     }
 
     /// Processes that the kernel killed because the cgroup's limit was reached.
-    pub fn oom_kills(&self) -> u64 {
+    pub(crate) fn oom_kills(&self) -> u64 {
         let file = match self.version {
             Version::V1 => "memory.oom_control",
             Version::V2 => "memory.events",
@@ -242,7 +235,7 @@ impl Cgroup {
 
     /// Removes the cgroup. One that processes of the run still live in stays, for a later run to
     /// remove.
-    pub fn remove(self) {
+    pub(crate) fn remove(self) {
         for _ in 0..REMOVE_TRIES {
             match fs::remove_dir(&self.folder) {
                 // The last processes may have been killed or waited for, but not quite have left.
@@ -309,7 +302,7 @@ fn leave_leaf(leaf: &Path) {
     }
 }
 
-/// Removes the cgroups below `parent` whose supervisors are gone, as far as nobody lives in them.
+/// Removes the cgroups below `parent` whose supervisors are gone, as far as they are empty.
 fn remove_stale(parent: &Path) {
     let Ok(entries) = fs::read_dir(parent) else { return };
     for entry in entries.flatten() {

@@ -21,7 +21,7 @@ use crate::vmstat::VmstatArgs;
 /// Run programs in less memory than they want.
 #[derive(Parser, Debug)]
 #[command(name = "quire", version, about, max_term_width = 100, after_help = EXAMPLES)]
-pub struct Arguments {
+pub(crate) struct Arguments {
     #[command(subcommand)]
     pub command: Command,
 }
@@ -34,7 +34,7 @@ Examples:
   quire run --help                        more examples";
 
 #[derive(Subcommand, Debug)]
-pub enum Command {
+pub(crate) enum Command {
     /// Run a program, and all processes it starts, within a memory budget
     Run(RunOptions),
     /// Run a program, or look at one that runs, and print what quire counted, as perf stat does
@@ -85,7 +85,7 @@ a run takes its whole budget out of the outer one's, for as long as it lasts.";
 
 #[derive(Args, Debug)]
 #[command(after_help = RUN_EXAMPLES)]
-pub struct RunOptions {
+pub(crate) struct RunOptions {
     /// The budget: memory that the program and its children may hold together
     // An option that is required: commands that can do without a program take that back.
     #[arg(
@@ -186,7 +186,7 @@ pub struct RunOptions {
 
 impl RunOptions {
     /// The program and its arguments, for people to read.
-    pub fn command_line(&self) -> String {
+    pub(crate) fn command_line(&self) -> String {
         let words: Vec<_> = self.program.iter().map(|word| word.to_string_lossy()).collect();
         words.join(" ")
     }
@@ -202,7 +202,7 @@ the first page that is wanted: larger frames pack better, smaller ones are quick
 
 #[derive(Args, Debug)]
 #[command(after_help = PACK_EXAMPLES)]
-pub struct PackArgs {
+pub(crate) struct PackArgs {
     /// The file to compress
     #[arg(value_name = "FILE")]
     pub input: PathBuf,
@@ -236,7 +236,7 @@ Exit status: 0; 1 where a file could not be read to its end; 125 where quire its
 
 #[derive(Args, Debug)]
 #[command(after_help = STREAM_HELP)]
-pub struct StreamOptions {
+pub(crate) struct StreamOptions {
     /// Memory that may be held
     #[arg(
         long,
@@ -295,18 +295,14 @@ fn parse_direct(text: &str) -> Result<Direct, &'static str> {
     }
 }
 
-/// How much a fault maps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum FolioOrder {
-    /// What the access pattern asks for.
+pub(crate) enum FolioOrder {
     Auto,
-    /// 2^order pages.
     Fixed(u8),
 }
 
 impl FolioOrder {
-    /// Reads an order, or `auto`.
-    pub fn parse(text: &str) -> Result<FolioOrder, &'static str> {
+    pub(crate) fn parse(text: &str) -> Result<FolioOrder, &'static str> {
         match text.parse::<u8>() {
             _ if text == "auto" => Ok(FolioOrder::Auto),
             Ok(order @ 0..=9) => Ok(FolioOrder::Fixed(order)),
@@ -315,7 +311,7 @@ impl FolioOrder {
     }
 
     /// As the control page has it: -1 is auto.
-    pub fn in_control(self) -> i32 {
+    pub(crate) fn in_control(self) -> i32 {
         match self {
             FolioOrder::Auto => -1,
             FolioOrder::Fixed(order) => order.into(),
@@ -325,15 +321,14 @@ impl FolioOrder {
 
 /// How many threads of a process serve its faults.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Handlers {
+pub(crate) enum Handlers {
     /// One for each CPU, four at most.
     Auto,
     Fixed(u8),
 }
 
 impl Handlers {
-    /// Reads a number, or `auto`.
-    pub fn parse(text: &str) -> Result<Handlers, &'static str> {
+    pub(crate) fn parse(text: &str) -> Result<Handlers, &'static str> {
         const { assert!(HANDLERS_MAX == 12, "the messages say how many there may be") };
         match text.parse::<u8>() {
             _ if text == "auto" => Ok(Handlers::Auto),
@@ -343,7 +338,7 @@ impl Handlers {
     }
 
     /// As the control page has it: 0 is auto.
-    pub fn in_control(self) -> u32 {
+    pub(crate) fn in_control(self) -> u32 {
         match self {
             Handlers::Auto => 0,
             Handlers::Fixed(count) => count.into(),

@@ -9,10 +9,11 @@ use linux_raw_sys::general as raw;
 use rustix::io::Errno;
 
 use crate::cgroup::{Cgroup, Hierarchy};
-use crate::preload;
+use crate::installed;
 use crate::rights::{FEATURES_NEEDED, Ways};
 use crate::size::{Human, machine_memory_bytes};
-use crate::sys::{probe, uffd};
+use crate::sys::probe;
+use crate::sys::uffd::{self, Faults};
 
 /// How bad it is that something is missing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -66,7 +67,7 @@ impl fmt::Display for Finding {
 }
 
 /// Prints what was found; returns whether `quire run` will work.
-pub fn doctor() -> bool {
+pub(crate) fn doctor() -> bool {
     let ways = Ways::find();
     let sections = [
         ("The right to userfaultfd (one of the first two is needed)", rights(&ways)),
@@ -121,7 +122,7 @@ fn rights(ways: &Ways) -> Vec<Finding> {
         Err(Errno::NOSYS) => "needs a kernel with CONFIG_USERFAULTFD",
         _ => "sudo sysctl vm.unprivileged_userfaultfd=1 (or run as root, with CAP_SYS_PTRACE)",
     };
-    let user_mode = uffd::from_call(true).map(drop);
+    let user_mode = uffd::from_call(Faults::UserModeOnly).map(drop);
     vec![
         Finding::new("/dev/userfaultfd", need(&call), device.is_ok(), note(device))
             .mended_by(device_mend),
@@ -144,14 +145,16 @@ const FEATURES: [(&str, u32, &str, &str); 7] = [
     ("WP", raw::UFFD_FEATURE_PAGEFAULT_FLAG_WP, "5.7", "pages are written back while mapped"),
     ("WP_ASYNC", raw::UFFD_FEATURE_WP_ASYNC, "6.7", "clean pages are known"),
     ("MINOR_SHMEM", raw::UFFD_FEATURE_MINOR_SHMEM, "5.14", "shared mappings"),
-    ("THREAD_ID", raw::UFFD_FEATURE_THREAD_ID, "4.14", "who faults is known"),
+    ("THREAD_ID", raw::UFFD_FEATURE_THREAD_ID, "4.14", "the thread that faults is known"),
 ];
 
 fn features(ways: &Ways) -> Vec<Finding> {
     let offered = match ways.features() {
         Ok(offered) => offered,
-        // What the kernel has can be asked of one that anybody may open.
-        Err(_) => uffd::from_call(true).and_then(|uffd| uffd::handshake(&uffd, 0)).unwrap_or(0),
+        // The features are those of the kernel, and every user may open one for user mode.
+        Err(_) => uffd::from_call(Faults::UserModeOnly)
+            .and_then(|uffd| uffd::handshake(&uffd, 0))
+            .unwrap_or(0),
     };
     let missing = ways.open().and_then(|uffd| probe::serve_missing_page(&uffd));
     let mut findings = vec![
@@ -233,7 +236,7 @@ fn memory_cgroup() -> Finding {
 }
 
 fn installation() -> Vec<Finding> {
-    let library = preload::find();
+    let library = installed::find_library();
     let text = match &library {
         Ok(path) => path.display().to_string(),
         Err(error) => format!("{error:#}"),

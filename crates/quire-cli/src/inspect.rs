@@ -27,7 +27,7 @@ const SCRIPT_LINE_BYTES: usize = 256;
 
 /// Why a program does not start.
 #[derive(Debug)]
-pub enum Refusal {
+pub(crate) enum Refusal {
     /// No such file: exit status 127.
     NotFound(String),
     /// A file that cannot be executed: exit status 126.
@@ -46,25 +46,23 @@ impl std::error::Error for Refusal {}
 
 /// A program that can be executed.
 #[derive(Debug)]
-pub struct Inspected {
-    /// Where it is.
+pub(crate) struct Inspected {
     pub path: PathBuf,
     /// Why it cannot be managed, where it cannot.
-    pub unmanaged: Option<Unmanaged>,
+    pub unmanaged: Option<Unmanageable>,
 }
 
 /// A file that cannot be managed.
 #[derive(Debug)]
-pub struct Unmanaged {
+pub(crate) struct Unmanageable {
     /// The file: the program, or its interpreter.
     pub file: PathBuf,
-    /// What is in the way.
     pub reason: Reason,
 }
 
 /// What is in the way of managing a program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Reason {
+pub(crate) enum Reason {
     Static,
     Go,
     OtherArchitecture,
@@ -74,9 +72,8 @@ pub enum Reason {
     Protected,
 }
 
-impl Unmanaged {
-    /// What is in the way.
-    pub fn why(&self) -> String {
+impl Unmanageable {
+    pub(crate) fn why(&self) -> String {
         format!("{} {}", self.file.display(), self.explanation().0)
     }
 
@@ -112,7 +109,7 @@ impl Unmanaged {
     }
 }
 
-impl fmt::Display for Unmanaged {
+impl fmt::Display for Unmanageable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (why, what_to_do) = self.explanation();
         write!(
@@ -124,7 +121,7 @@ impl fmt::Display for Unmanaged {
 }
 
 /// Finds `program` as a shell would (through `path` where it has no slash) and judges it.
-pub fn inspect(
+pub(crate) fn inspect(
     program: &OsStr,
     arguments: &[OsString],
     path: &OsStr,
@@ -136,7 +133,7 @@ pub fn inspect(
 
 /// What is in the way of managing the program that process `pid` executes, as far as its file tells.
 /// An error where this user may not look at it.
-pub fn inspect_running(pid: u32) -> std::io::Result<Option<Unmanaged>> {
+pub(crate) fn inspect_running(pid: u32) -> std::io::Result<Option<Unmanageable>> {
     let link = format!("/proc/{pid}/exe");
     let file = std::fs::read_link(&link)?;
     let reason = if is_privileged(&file) {
@@ -146,7 +143,7 @@ pub fn inspect_running(pid: u32) -> std::io::Result<Option<Unmanaged>> {
         let elf = ElfStream::<AnyEndian, File>::open_stream(File::open(&link)?);
         elf.ok().and_then(|elf| reason_against(&file, elf))
     };
-    Ok(reason.map(|reason| Unmanaged { file, reason }))
+    Ok(reason.map(|reason| Unmanageable { file, reason }))
 }
 
 fn resolve(program: &OsStr, path: &OsStr) -> Result<PathBuf, Refusal> {
@@ -202,19 +199,19 @@ fn judge(
     arguments: &[OsString],
     path: &OsStr,
     depth: usize,
-) -> Result<Option<Unmanaged>, Refusal> {
+) -> Result<Option<Unmanageable>, Refusal> {
     if is_privileged(file) {
-        return Ok(Some(Unmanaged { file: file.into(), reason: Reason::Privileged }));
+        return Ok(Some(Unmanageable { file: file.into(), reason: Reason::Privileged }));
     }
     let Ok(mut opened) = File::open(file) else {
-        return Ok(Some(Unmanaged { file: file.into(), reason: Reason::Protected }));
+        return Ok(Some(Unmanageable { file: file.into(), reason: Reason::Protected }));
     };
     let mut head = Vec::new();
     // What cannot be read cannot be executed either; exec will say so.
     let _ = opened.by_ref().take(SCRIPT_LINE_BYTES as u64).read_to_end(&mut head);
     if head.starts_with(b"\x7fELF") {
         let reason = judge_elf(file, opened)?;
-        return Ok(reason.map(|reason| Unmanaged { file: file.into(), reason }));
+        return Ok(reason.map(|reason| Unmanageable { file: file.into(), reason }));
     }
     if depth == 0 {
         return Err(Refusal::NotExecutable(format!(

@@ -9,7 +9,7 @@ use quire::store::{self, PackOptions, Packed};
 use rustix::io::Errno;
 
 use crate::cli::PackArgs;
-use crate::report;
+use crate::print::say;
 use crate::size::{Human, Size};
 
 /// Time between two looks at the progress.
@@ -18,7 +18,7 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 const LINE_START: &str = "\r\x1b[K";
 
 /// Packs, and says what became of it. Returns the exit status.
-pub fn pack(arguments: &PackArgs) -> Result<u8> {
+pub(crate) fn pack(arguments: &PackArgs) -> Result<u8> {
     let Size::Bytes(frame_bytes) = arguments.frame_size else {
         bail!("--frame-size takes a number of bytes, like 1M: a frame is no part of anything");
     };
@@ -27,7 +27,7 @@ pub fn pack(arguments: &PackArgs) -> Result<u8> {
     if arguments.force {
         options = options.replace();
     }
-    let mut progress = Progress::new(arguments);
+    let mut progress = PackProgress::new(arguments);
     let packed = store::pack(&arguments.input, &arguments.output, &options, |bytes| {
         progress.tell(bytes);
     });
@@ -37,7 +37,7 @@ pub fn pack(arguments: &PackArgs) -> Result<u8> {
         _ => error.into(),
     })?;
     if !arguments.quiet {
-        report::say(&summary(&packed));
+        say(&summary(&packed));
     }
     Ok(0)
 }
@@ -50,16 +50,16 @@ fn summary(packed: &Packed) -> String {
 }
 
 /// A line on the terminal that says how far we are.
-struct Progress {
+struct PackProgress {
     /// Bytes of the file, as far as it tells; 0 for a pipe.
     total_bytes: u64,
     is_shown: bool,
     last: Option<Instant>,
 }
 
-impl Progress {
-    fn new(arguments: &PackArgs) -> Progress {
-        Progress {
+impl PackProgress {
+    fn new(arguments: &PackArgs) -> PackProgress {
+        PackProgress {
             total_bytes: fs::metadata(&arguments.input).map_or(0, |metadata| metadata.len()),
             is_shown: !arguments.quiet && io::stderr().is_terminal(),
             last: None,
@@ -72,7 +72,7 @@ impl Progress {
         }
         self.last = Some(Instant::now());
         let line = progress_line(bytes, self.total_bytes);
-        // Whoever closed the terminal still wants the archive.
+        // The archive is wanted even where the terminal is closed.
         let _ = write!(io::stderr(), "{LINE_START}{line}");
     }
 

@@ -5,22 +5,21 @@ use std::io::Read as _;
 
 /// The fields of /proc/PID/stat that are needed here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Stat {
-    /// The parent's process id.
+pub(crate) struct ProcessStat {
     pub parent_pid: u32,
     /// When the process started, in clock ticks since boot: with its id, a name for it that no
     /// later process has.
     pub start_ticks: u64,
     /// Whether it has ended and only waits for its parent.
     pub is_dead: bool,
-    /// Whether somebody stopped it: a signal, or a debugger.
+    /// Whether a signal or a debugger has stopped it.
     pub is_stopped: bool,
     /// The scheduler's word for it: one of `/proc`'s letters.
     pub state: char,
 }
 
 /// All processes that there are, by their ids.
-pub fn all() -> BTreeMap<u32, Stat> {
+pub(crate) fn all() -> BTreeMap<u32, ProcessStat> {
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     pids.filter_map(|pid| Some((pid, stat(pid)?))).collect()
@@ -28,7 +27,7 @@ pub fn all() -> BTreeMap<u32, Stat> {
 
 /// What process `pid` has in memory, and the most that it ever had since it executed its program, in
 /// bytes.
-pub fn resident_bytes(pid: u32) -> Option<[u64; 2]> {
+pub(crate) fn resident_bytes(pid: u32) -> Option<[u64; 2]> {
     // The user's groups come before it, and may be many.
     parse_resident(&std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?)
 }
@@ -42,7 +41,7 @@ fn parse_resident(status: &str) -> Option<[u64; 2]> {
 }
 
 /// The words with which process `pid` was started.
-pub fn command_line(pid: u32) -> Option<String> {
+pub(crate) fn command_line(pid: u32) -> Option<String> {
     let words = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
     let words = String::from_utf8_lossy(&words);
     Some(words.trim_end_matches('\0').replace('\0', " ")).filter(|words| !words.is_empty())
@@ -55,19 +54,17 @@ fn read(pid: u32, file: &str) -> Option<String> {
     Some(String::from_utf8_lossy(&bytes[..count]).into_owned())
 }
 
-/// Process `pid`, if there is one.
-pub fn stat(pid: u32) -> Option<Stat> {
+pub(crate) fn stat(pid: u32) -> Option<ProcessStat> {
     parse_stat(&read(pid, "stat")?)
 }
 
-/// The name of process `pid`, if there is one.
-pub fn name(pid: u32) -> Option<String> {
+pub(crate) fn name(pid: u32) -> Option<String> {
     Some(read(pid, "comm")?.trim_end().to_owned())
 }
 
-/// The user who started process `pid`, if there is one: its real user id, which it cannot choose, and
-/// which no dumpable flag hides.
-pub fn user(pid: u32) -> Option<u32> {
+/// The real user id of process `pid`, if there is one: it cannot choose it, and no dumpable flag hides
+/// it.
+pub(crate) fn user(pid: u32) -> Option<u32> {
     parse_user(&read(pid, "status")?)
 }
 
@@ -77,7 +74,7 @@ fn parse_user(status: &str) -> Option<u32> {
     users.split_ascii_whitespace().next()?.parse().ok()
 }
 
-fn parse_stat(line: &str) -> Option<Stat> {
+fn parse_stat(line: &str) -> Option<ProcessStat> {
     // The name is in parentheses, and may itself contain any of them and spaces.
     let (_, fields) = line.rsplit_once(") ")?;
     let mut fields = fields.split_ascii_whitespace();
@@ -87,7 +84,7 @@ fn parse_stat(line: &str) -> Option<Stat> {
     let start_ticks = fields.nth(17)?.parse().ok()?;
     let is_dead = matches!(state, "Z" | "X");
     let is_stopped = matches!(state, "T" | "t");
-    Some(Stat { parent_pid, start_ticks, is_dead, is_stopped, state: state.chars().next()? })
+    Some(ProcessStat { parent_pid, start_ticks, is_dead, is_stopped, state: state.chars().next()? })
 }
 
 #[cfg(test)]
@@ -97,7 +94,7 @@ mod tests {
     #[test]
     fn names_may_contain_anything() {
         let line = "42 (a) b) S 7 42 42 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 12345 99 1";
-        let expected = Stat {
+        let expected = ProcessStat {
             parent_pid: 7,
             start_ticks: 12345,
             is_dead: false,

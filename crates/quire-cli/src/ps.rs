@@ -1,29 +1,31 @@
 //! `quire ps`: the runs there are, and the processes of each.
 //!
-//! Owns the table and its JSON. Leaves to `attach` which runs this user may look into, and to
-//! `supervisor::unmanaged` which of their processes are no members. Nothing is asked of a run.
+//! Owns what is told of a run, as text and as JSON. Leaves to `runs` which of them this user may look
+//! into and what they hold, and to `supervisor::unmanaged` which of their processes are no members.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
-use std::io::{self, Write as _};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use clap::Args;
-use quire::control::{Control, Event, Member, SEGMENT_BYTES};
+use quire::control::{Control, Event, Member};
 use quire::units::PAGE_SIZE;
 
-use crate::attach::{self, Access, Tree};
-use crate::bench::output::Json;
-use crate::counts::{Counts, Scope};
-use crate::procfs::{self, Stat};
-use crate::report::{self, say};
+use crate::print::json::Json;
+use crate::print::table::{self, Column};
+use crate::print::{print, say};
+use crate::procfs::{self, ProcessStat};
+use crate::report;
+use crate::runs::counts::{Counts, Scope};
+use crate::runs::gauges::Gauges;
+use crate::runs::{self, Access, Run};
 use crate::size::Human;
-use crate::supervisor::unmanaged::{self, Unmanaged};
+use crate::supervisor::unmanaged::{self, Family, Unmanaged};
 
-/// Between its exec and its joining a process is no member: who is none is looked at again after
-/// this.
+/// Between its exec and its joining a process is no member: one that is none is looked at again
+/// after this.
 const SECOND_LOOK: Duration = Duration::from_millis(100);
 
 const EXAMPLES: &str = "\
@@ -42,7 +44,7 @@ A run is a line, then a table of its processes:
 
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
-pub struct PsArgs {
+pub(crate) struct PsArgs {
     /// Only the run that this process belongs to
     #[arg(long, short, value_name = "PID")]
     pub pid: Option<u32>,
@@ -52,16 +54,27 @@ pub struct PsArgs {
     pub json: bool,
 }
 
-/// A run as it is now. Sizes are bytes.
-struct Run {
+/// The columns of the table of a run's processes.
+const COLUMNS: [Column; 9] = [
+    Column::Right(10),
+    Column::Left(17),
+    Column::Left(10),
+    Column::Right(10),
+    Column::Right(10),
+    Column::Right(10),
+    Column::Right(10),
+    Column::Right(11),
+    Column::Right(9),
+];
+const TITLES: [&str; 9] =
+    ["PID", " NAME", "STATE", "HELD", "WANTED", "POOL", "FILE", "FAULTS", "MAJOR"];
+
+/// A run as it is now.
+struct Listing {
     pid: u32,
     command: String,
-    budget: u64,
-    held: u64,
-    held_max: u64,
-    wanted: u64,
-    pool: u64,
-    swap_file: u64,
+    budget_pages: u64,
+    gauges: Gauges,
     counts: Counts,
     rows: Vec<Row>,
     unmanaged: Vec<Unmanaged>,
@@ -72,83 +85,72 @@ struct Row {
     pid: u32,
     name: String,
     state: &'static str,
-    held: u64,
-    held_max: u64,
-    wanted: u64,
-    pool: u64,
-    file: u64,
+    gauges: Gauges,
     faults: u64,
     major: u64,
 }
 
 /// `quire ps`; returns its exit status.
-pub fn ps(args: &PsArgs) -> Result<u8> {
-    let trees = match args.pid {
-        Some(pid) => vec![attach::attach(pid, Access::Read)?.tree],
+pub(crate) fn ps(args: &PsArgs) -> Result<u8> {
+    let runs = match args.pid {
+        Some(pid) => vec![runs::attach(pid, Access::Read)?.run],
         None => {
-            let found = attach::find()?;
+            let found = runs::find()?;
             for (pid, version) in found.others {
                 say(&format!(
                     "process {pid} is another version of quire (its control page has version \
                      {version}): not listed"
                 ));
             }
-            found.trees
+            found.runs
         }
     };
-    let mut strangers = strangers(&trees);
+    let mut strangers = strangers(&runs);
     if strangers.iter().any(|strangers| !strangers.is_empty()) {
         std::thread::sleep(SECOND_LOOK);
-        let again = self::strangers(&trees);
+        let again = self::strangers(&runs);
         for (strangers, again) in strangers.iter_mut().zip(again) {
             strangers.retain(|stranger| again.contains(stranger));
         }
     }
-    let runs: Vec<Run> =
-        trees.iter().zip(strangers).map(|(tree, strangers)| Run::read(tree, &strangers)).collect();
-    let text = if args.json {
-        let rows: Json = runs.iter().map(Run::json).collect();
-        format!("{rows}\n")
+    let listings: Vec<Listing> =
+        runs.iter().zip(strangers).map(|(run, strangers)| Listing::read(run, &strangers)).collect();
+    print(&if args.json {
+        let json: Json = listings.iter().map(Listing::json).collect();
+        format!("{json}\n")
     } else {
-        let texts: Vec<String> = runs.iter().map(Run::text).collect();
+        let texts: Vec<String> = listings.iter().map(Listing::text).collect();
         texts.join("\n")
-    };
-    io::stdout().write_all(text.as_bytes()).context("cannot print")?;
+    })?;
     Ok(0)
 }
 
 /// For each run: its processes that are no members.
-fn strangers(trees: &[Tree]) -> Vec<Vec<u32>> {
+fn strangers(runs: &[Run]) -> Vec<Vec<u32>> {
     let all = procfs::all();
     let mut by_cgroup = processes_by_cgroup(&all);
-    let of_tree = |tree: &Tree| {
-        let pid = tree.supervisor_pid();
-        let control = tree.control();
-        let pids = |is_reservation: bool| -> BTreeSet<u32> {
-            let present = control.present().map(|(_, member)| member);
-            let chosen = present.filter(|member| member.is_a_reservation() == is_reservation);
-            chosen.map(|member| member.pid.load(Relaxed)).collect()
-        };
-        let (members, inner) = (pids(false), pids(true));
+    let of_run = |run: &Run| {
+        let pid = run.supervisor_pid();
+        let (mut members, mut inner) = (BTreeSet::new(), BTreeSet::new());
+        for (_, member) in run.control().present() {
+            let pids = if member.is_a_reservation() { &mut inner } else { &mut members };
+            pids.insert(member.pid.load(Relaxed));
+        }
         // What the page says is believed of the supervisor's own processes alone.
-        let members = members.into_iter().filter(|&member| attach::may_name(pid, member)).collect();
+        members.retain(|&member| runs::may_name(pid, member));
         let start = all.get(&pid).map_or(0, |stat| stat.start_ticks);
         let known = by_cgroup.remove(&format!("quire-{pid}-{start}")).unwrap_or_default();
-        let tree = unmanaged::Tree {
-            supervisor_pid: pid,
-            members: &members,
-            inner: &inner,
-            known: &known,
-        };
-        let mut strangers = tree.strangers(&all);
+        let family =
+            Family { supervisor_pid: pid, members: &members, inner: &inner, known: &known };
+        let mut strangers = family.strangers(&all);
         strangers.retain(|pid| unmanaged::is_settled(*pid, &all[pid]));
         strangers
     };
-    trees.iter().map(of_tree).collect()
+    runs.iter().map(of_run).collect()
 }
 
 /// The processes in runs' cgroups, by the innermost one's name.
-fn processes_by_cgroup(all: &BTreeMap<u32, Stat>) -> BTreeMap<String, BTreeSet<u32>> {
+fn processes_by_cgroup(all: &BTreeMap<u32, ProcessStat>) -> BTreeMap<String, BTreeSet<u32>> {
     let mut found: BTreeMap<String, BTreeSet<u32>> = BTreeMap::new();
     for &pid in all.keys() {
         let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
@@ -164,69 +166,53 @@ fn bytes(pages: u64) -> u64 {
     pages * PAGE_SIZE as u64
 }
 
-impl Run {
-    fn read(tree: &Tree, strangers: &[u32]) -> Run {
-        let control: &Control = tree.control();
-        let pid = tree.supervisor_pid();
-        let is_ours = |pid_of: u32| attach::may_name(pid, pid_of);
+impl Listing {
+    fn read(run: &Run, strangers: &[u32]) -> Listing {
+        let control: &Control = run.control();
+        let pid = run.supervisor_pid();
         let mut rows: Vec<Row> = control
             .present()
             .map(|(slot, member)| Row::of(control, slot, member))
-            .filter(|row| is_ours(row.pid))
+            .filter(|row| runs::may_name(pid, row.pid))
             .collect();
         rows.sort_by_key(|row| row.pid);
-        let segments = u64::from(control.segments_used.load(Relaxed));
-        Run {
+        Listing {
             pid,
             command: procfs::command_line(pid).unwrap_or_default(),
-            budget: bytes(control.budget_pages.load(Relaxed)),
-            held: bytes(control.held()),
-            held_max: bytes(control.held_pages_max.load(Relaxed)),
-            wanted: bytes(control.wanted()),
-            pool: rows.iter().map(|row| row.pool).sum::<u64>()
-                + bytes(control.common_pages.load(Relaxed)),
-            swap_file: segments * SEGMENT_BYTES as u64,
-            counts: Counts::read(control, Scope::Tree).unwrap_or_default(),
+            budget_pages: control.budget_pages.load(Relaxed),
+            gauges: Gauges::read(control, Scope::Run),
+            counts: Counts::read(control, Scope::Run).unwrap_or_default(),
             rows,
             unmanaged: strangers.iter().map(|&pid| unmanaged::describe(pid, None)).collect(),
         }
     }
 
-    fn swapped_out(&self) -> u64 {
-        bytes(self.counts.of(Event::Pswpout))
-    }
-
     fn text(&self) -> String {
+        let human = |pages| Human(bytes(pages));
         let mut text = format!(
             "{} {}\n  budget {}, held {}, wanted {}; pool {}, swap file {}; {} swapped out; {} \
-             faults, {} major\n",
+             faults, {} major\n{}\n",
             self.pid,
             self.command,
-            Human(self.budget),
-            Human(self.held),
-            Human(self.wanted),
-            Human(self.pool),
-            Human(self.swap_file),
-            Human(self.swapped_out()),
+            human(self.budget_pages),
+            human(self.gauges.held),
+            human(self.gauges.wanted),
+            human(self.gauges.pool),
+            human(self.gauges.swap_file),
+            human(self.counts.of(Event::Pswpout)),
             self.counts.of(Event::Pgfault),
             self.counts.of(Event::Pgmajfault),
-        );
-        let _ = writeln!(
-            text,
-            "  {:>8} {:<16}{:<10}{:>10}{:>10}{:>10}{:>10}{:>11}{:>9}",
-            "PID", "NAME", "STATE", "HELD", "WANTED", "POOL", "FILE", "FAULTS", "MAJOR"
+            table::row(&COLUMNS, "", &TITLES),
         );
         self.rows.iter().for_each(|row| text.push_str(&row.text()));
         for unmanaged in &self.unmanaged {
-            let _ = writeln!(
-                text,
-                "  {:>8} {:<16}{:<10}{:>10}  {}",
-                unmanaged.pid,
-                unmanaged.name,
-                "unmanaged",
+            let cells = [
+                unmanaged.pid.to_string(),
+                format!(" {}", unmanaged.name),
+                "unmanaged".into(),
                 Human(unmanaged.resident_bytes).to_string(),
-                unmanaged.why
-            );
+            ];
+            let _ = writeln!(text, "{}  {}", table::row(&COLUMNS, "", &cells), unmanaged.why);
         }
         text
     }
@@ -235,12 +221,12 @@ impl Run {
         Json::object([
             ("pid", Json::count(self.pid.into())),
             ("command", Json::text(&self.command)),
-            ("budget_bytes", Json::count(self.budget)),
-            ("held_bytes", Json::count(self.held)),
-            ("held_bytes_max", Json::count(self.held_max)),
-            ("wanted_bytes", Json::count(self.wanted)),
-            ("pool_bytes", Json::count(self.pool)),
-            ("swap_file_bytes", Json::count(self.swap_file)),
+            ("budget_bytes", Json::count(bytes(self.budget_pages))),
+            ("held_bytes", Json::count(bytes(self.gauges.held))),
+            ("held_bytes_max", Json::count(bytes(self.gauges.held_max))),
+            ("wanted_bytes", Json::count(bytes(self.gauges.wanted))),
+            ("pool_bytes", Json::count(bytes(self.gauges.pool))),
+            ("swap_file_bytes", Json::count(bytes(self.gauges.swap_file))),
             ("pswpin", Json::count(self.counts.of(Event::Pswpin))),
             ("pswpout", Json::count(self.counts.of(Event::Pswpout))),
             ("pgfault", Json::count(self.counts.of(Event::Pgfault))),
@@ -258,23 +244,26 @@ impl Row {
             pid,
             name: procfs::name(pid).unwrap_or_default(),
             state: if member.is_a_reservation() { "reserved" } else { state(pid) },
-            held: bytes(control.seats[slot].account.get().held.into()),
-            held_max: bytes(member.held_pages_max.load(Relaxed)),
-            wanted: bytes(member.wanted_pages.load(Relaxed)),
-            pool: bytes(member.pool_pages.load(Relaxed)),
-            file: control.segments_of(slot) * SEGMENT_BYTES as u64,
+            gauges: Gauges::of_member(control, slot, member),
             faults: member.counted(Event::Pgfault),
             major: member.counted(Event::Pgmajfault),
         }
     }
 
     fn text(&self) -> String {
-        let [held, wanted, pool, file] =
-            [self.held, self.wanted, self.pool, self.file].map(|bytes| Human(bytes).to_string());
-        format!(
-            "  {:>8} {:<16}{:<10}{held:>10}{wanted:>10}{pool:>10}{file:>10}{:>11}{:>9}\n",
-            self.pid, self.name, self.state, self.faults, self.major
-        )
+        let human = |pages| Human(bytes(pages)).to_string();
+        let cells = [
+            self.pid.to_string(),
+            format!(" {}", self.name),
+            self.state.to_owned(),
+            human(self.gauges.held),
+            human(self.gauges.wanted),
+            human(self.gauges.pool),
+            human(self.gauges.swap_file),
+            self.faults.to_string(),
+            self.major.to_string(),
+        ];
+        table::row(&COLUMNS, "", &cells) + "\n"
     }
 
     fn json(&self) -> Json {
@@ -282,11 +271,11 @@ impl Row {
             ("pid", Json::count(self.pid.into())),
             ("name", Json::text(&self.name)),
             ("state", Json::text(self.state)),
-            ("held_bytes", Json::count(self.held)),
-            ("held_bytes_max", Json::count(self.held_max)),
-            ("wanted_bytes", Json::count(self.wanted)),
-            ("pool_bytes", Json::count(self.pool)),
-            ("file_bytes", Json::count(self.file)),
+            ("held_bytes", Json::count(bytes(self.gauges.held))),
+            ("held_bytes_max", Json::count(bytes(self.gauges.held_max))),
+            ("wanted_bytes", Json::count(bytes(self.gauges.wanted))),
+            ("pool_bytes", Json::count(bytes(self.gauges.pool))),
+            ("file_bytes", Json::count(bytes(self.gauges.swap_file))),
             ("pgfault", Json::count(self.faults)),
             ("pgmajfault", Json::count(self.major)),
         ])
@@ -307,28 +296,28 @@ fn state(pid: u32) -> &'static str {
 mod tests {
     use super::*;
 
-    fn run() -> Run {
+    fn run() -> Listing {
+        let gauges = |held, held_max, wanted, pool, swap_file| Gauges {
+            held,
+            held_max,
+            wanted,
+            pool,
+            swap_file,
+            ..Gauges::default()
+        };
         let row = |pid, state| Row {
             pid,
             name: "cc1plus".into(),
             state,
-            held: 3 << 20,
-            held_max: 4 << 20,
-            wanted: 5 << 20,
-            pool: 1 << 20,
-            file: 0,
+            gauges: gauges(768, 1024, 1280, 256, 0),
             faults: 12,
             major: 1,
         };
-        Run {
+        Listing {
             pid: 4711,
             command: "quire run -m 1G make".into(),
-            budget: 1 << 30,
-            held: 6 << 20,
-            held_max: 8 << 20,
-            wanted: 10 << 20,
-            pool: 2 << 20,
-            swap_file: 256 << 10,
+            budget_pages: 1 << 18,
+            gauges: gauges(1536, 2048, 2560, 512, 64),
             counts: Counts::of_events(&[(Event::Pgfault, 24), (Event::Pswpout, 512)]),
             rows: vec![row(4712, "running"), row(4713, "stopped")],
             unmanaged: vec![Unmanaged {

@@ -1,4 +1,4 @@
-//! What a run tells: lines on stderr, and the counters as JSON.
+//! What `quire run` tells: its lines on stderr, and the counters as JSON.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -8,7 +8,7 @@ use quire::control::{Event, OUT_OF_MEMORY_UNANSWERING_SHIFT, Obituary};
 use quire::units::PAGE_SIZE;
 use rustix::io::Errno;
 
-use crate::bench::output::Json;
+use crate::print::json::Json;
 use crate::size::Human;
 use crate::supervisor::unmanaged::Unmanaged;
 use crate::supervisor::{Account, ByMember, Death, End, Entry};
@@ -16,14 +16,7 @@ use crate::supervisor::{Account, ByMember, Death, End, Entry};
 /// Members that the closing lines name.
 const NAMED_MAX: usize = 5;
 
-/// Writes a line to stderr, in one piece: the program writes there too. Its stderr may be gone or
-/// full; that must not end the run.
-pub fn say(line: &str) {
-    let _ = io::stderr().write_all(format!("quire: {line}\n").as_bytes());
-}
-
-/// A run that has ended.
-pub struct Ended {
+pub(crate) struct Ended {
     pub account: Account,
     pub by_member: ByMember,
     pub cgroup_bytes_max: Option<u64>,
@@ -34,11 +27,10 @@ pub struct Ended {
 
 impl Ended {
     fn event(&self, event: Event) -> u64 {
-        self.account.events[event as usize]
+        self.account.counts.of(event)
     }
 
-    /// The run in one line.
-    pub fn line(&self) -> String {
+    pub(crate) fn line(&self) -> String {
         let account = &self.account;
         if account.processes == 0 {
             return "no process of the run was managed".into();
@@ -71,8 +63,8 @@ impl Ended {
         line
     }
 
-    /// Who held most, in one line, where there were several.
-    pub fn members_line(&self) -> Option<String> {
+    /// The processes that held most, in one line, where there were several.
+    pub(crate) fn members_line(&self) -> Option<String> {
         let mut members: Vec<&Entry> = self.by_member.members.iter().collect();
         if members.len() < 2 {
             return None;
@@ -90,7 +82,7 @@ impl Ended {
     }
 
     /// What was not managed, in one line, where there was anything.
-    pub fn unmanaged_line(&self) -> Option<String> {
+    pub(crate) fn unmanaged_line(&self) -> Option<String> {
         let account = &self.account;
         (account.unmanaged_processes > 0).then(|| {
             format!(
@@ -102,7 +94,7 @@ impl Ended {
     }
 
     /// The run as a JSON object: its counters one a line, then its processes one a line.
-    pub fn json(&self) -> String {
+    pub(crate) fn json(&self) -> String {
         let account = &self.account;
         let mut members = vec![
             ("exit_status", u64::from(self.exit_status).to_string()),
@@ -130,8 +122,7 @@ impl Ended {
         format!("{{\n{}\n}}\n", lines.join(",\n"))
     }
 
-    /// Writes the JSON object to `file`.
-    pub fn write_json(&self, mut file: &File) -> io::Result<()> {
+    pub(crate) fn write_json(&self, mut file: &File) -> io::Result<()> {
         file.write_all(self.json().as_bytes())
     }
 }
@@ -171,8 +162,7 @@ fn member_json(entry: &Entry) -> Json {
     ])
 }
 
-/// An unmanaged process, as `--stats` and `quire ps` have it.
-pub fn unmanaged_json(unmanaged: &Unmanaged) -> Json {
+pub(crate) fn unmanaged_json(unmanaged: &Unmanaged) -> Json {
     Json::object([
         ("pid", Json::count(unmanaged.pid.into())),
         ("name", Json::text(&unmanaged.name)),
@@ -183,23 +173,23 @@ pub fn unmanaged_json(unmanaged: &Unmanaged) -> Json {
 }
 
 /// What is said of a process that is found not to be managed.
-pub fn unmanaged_line(unmanaged: &Unmanaged) -> String {
+pub(crate) fn unmanaged_line(unmanaged: &Unmanaged) -> String {
     format!(
         "process {} ({}) runs unmanaged, beside the budget: {}",
         unmanaged.pid, unmanaged.name, unmanaged.why
     )
 }
 
-/// What is said when a process is refused for there are as many as there may be.
-pub fn full_line(most: usize) -> String {
+/// What is said when a process is refused because there are as many as there may be.
+pub(crate) fn full_line(most: usize) -> String {
     let how =
         if most < quire::control::MEMBERS_MAX { "--members-max" } else { "the most there can be" };
     format!("the run has {most} processes ({how})")
 }
 
-/// What a member left word of, in one line.
-pub fn obituary_line(death: Death, name: Option<&str>, account: &Account) -> String {
-    let who = match name {
+/// Why a member could not go on, in one line.
+pub(crate) fn obituary_line(death: Death, name: Option<&str>, account: &Account) -> String {
+    let process = match name {
         Some(name) => format!("process {} ({name})", death.pid),
         None => format!("process {}", death.pid),
     };
@@ -210,40 +200,40 @@ pub fn obituary_line(death: Death, name: Option<&str>, account: &Account) -> Str
             let unanswering = death.detail >> OUT_OF_MEMORY_UNANSWERING_SHIFT;
             if unanswering > 0 {
                 return format!(
-                    "{who} ran out of memory: {unanswering} other process(es) hold much of the \
+                    "{process} ran out of memory: {unanswering} other process(es) hold much of the \
                      budget of {budget} and are stopped, traced or frozen; let them go on, or raise \
                      --memory"
                 );
             }
             match account.swap_file_limit_bytes {
                 0 if is_at_own_limit(death, account) => format!(
-                    "{who} ran out of memory: the {} that one process may hold are full, compressed \
+                    "{process} ran out of memory: the {} that one process may hold are full, compressed \
                      as they are, and there is no swap file; add --swap-file DIR or raise \
                      --memory-per-process",
                     Human(account.member_bytes_max)
                 ),
                 0 => format!(
-                    "{who} ran out of memory: the budget of {budget} is full, compressed as it \
+                    "{process} ran out of memory: the budget of {budget} is full, compressed as it \
                      is, and there is no swap file; add --swap-file DIR or raise --memory"
                 ),
                 _ if is_at_own_limit(death, account) => format!(
-                    "{who} ran out of memory: what it needs at once does not fit into the {} that \
+                    "{process} ran out of memory: what it needs at once does not fit into the {} that \
                      one process may hold; raise --memory-per-process",
                     Human(account.member_bytes_max)
                 ),
                 _ if !is_full => format!(
-                    "{who} ran out of memory: what the processes need at once does not fit into \
+                    "{process} ran out of memory: what the processes need at once does not fit into \
                      the budget of {budget}; raise --memory"
                 ),
                 limit => format!(
-                    "{who} ran out of memory: the budget of {budget} and the swap file of {} are \
+                    "{process} ran out of memory: the budget of {budget} and the swap file of {} are \
                      full; raise --swap-max or --memory",
                     Human(limit)
                 ),
             }
         }
         Obituary::ChildNotManaged => format!(
-            "{who} forked process {}, which was ended: {}; unmanaged it would have read zeros for \
+            "{process} forked process {}, which was ended: {}; unmanaged it would have read zeros for \
              its data",
             death.detail as u32,
             why_child_not_managed((death.detail >> 32) as i32, account)
@@ -251,17 +241,17 @@ pub fn obituary_line(death: Death, name: Option<&str>, account: &Account) -> Str
         Obituary::KernelRefused => {
             let errno = i32::try_from(death.detail).unwrap_or_default();
             format!(
-                "{who} was ended: the kernel refused a call that memory cannot be managed \
+                "{process} was ended: the kernel refused a call that memory cannot be managed \
                  without: {}; see quire doctor",
                 io::Error::from_raw_os_error(errno)
             )
         }
         Obituary::SwapReadFailed => format!(
-            "{who} lost a page: the swap file could not be read, or gave other bytes back, at \
+            "{process} lost a page: the swap file could not be read, or gave other bytes back, at \
              offset {}; an access to that page is SIGBUS, the rest lives on; check the disk",
             Human(death.detail * 64)
         ),
-        Obituary::None => format!("{who} ended"),
+        Obituary::None => format!("{process} ended"),
     }
 }
 
@@ -288,20 +278,23 @@ fn why_child_not_managed(errno: i32, account: &Account) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::runs::counts::Counts;
     use crate::supervisor::Sizes;
 
     fn ended() -> Ended {
-        let mut account = Account {
+        let account = Account {
             budget_bytes: 256 << 20,
             held_bytes_max: 255 << 20,
             wanted_bytes_max: 1 << 30,
             processes: 1,
+            counts: Counts::of_events(&[
+                (Event::Pswpout, 262_144),
+                (Event::Zswpout, 131_072),
+                (Event::ZswpoutBytes, 128 << 20),
+                (Event::SwpoutZero, 131_072),
+            ]),
             ..Account::default()
         };
-        account.events[Event::Pswpout as usize] = 262_144;
-        account.events[Event::Zswpout as usize] = 131_072;
-        account.events[Event::ZswpoutBytes as usize] = 128 << 20;
-        account.events[Event::SwpoutZero as usize] = 131_072;
         Ended {
             account,
             by_member: ByMember::default(),
@@ -320,7 +313,7 @@ mod tests {
              1, 50% of one value"
         );
         let mut unused = ended();
-        unused.account.events = [0; Event::ALL.len()];
+        unused.account.counts = Counts::default();
         assert!(unused.line().ends_with("; nothing was swapped"));
         unused.account.processes = 0;
         assert_eq!(unused.line(), "no process of the run was managed");

@@ -20,21 +20,22 @@ use rustix::io::Errno;
 use crate::size::Human;
 use crate::supervisor::wire;
 
-/// What is around this process.
-pub enum Outer {
-    /// No run.
+/// The run around this process.
+pub(crate) enum Outer {
     None,
-    /// One whose supervisor has ended: nobody to ask, and nobody who counts.
+    /// One whose supervisor has ended: its budget is not counted any more.
     Ended,
     /// One that keeps a part of its budget for this process, while the connection is open.
-    Around { _connection: OwnedFd },
+    Around {
+        _connection: OwnedFd,
+    },
 }
 
 /// Takes `budget_pages` out of the budget of the run that this process is in, if it is in one.
 ///
 /// # Errors
 /// That run has not as much left.
-pub fn reserve(budget_pages: u64) -> Result<Outer> {
+pub(crate) fn reserve(budget_pages: u64) -> Result<Outer> {
     match std::env::var(SOCKET_VARIABLE) {
         Ok(name) if !name.is_empty() => reserve_at(&name, budget_pages),
         _ => Ok(Outer::None),

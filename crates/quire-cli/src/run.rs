@@ -14,7 +14,8 @@ use rustix::process::{Resource, Rlimit};
 use crate::cgroup::{Cgroup, Hierarchy};
 use crate::cli::RunOptions;
 use crate::inspect::{self, Inspected, Refusal};
-use crate::report::{self, Ended, say};
+use crate::print::{self, say};
+use crate::report::{self, Ended};
 use crate::reservation::{self, Outer};
 use crate::rights;
 use crate::size::{Human, machine_memory_bytes};
@@ -22,11 +23,11 @@ use crate::supervisor::swapfile::SwapFile;
 use crate::supervisor::{Looker, News, Program, Settings, Supervisor};
 use crate::sys::signals::Signals;
 use crate::sys::spawn::{self, Spawned};
-use crate::{preload, procfs};
+use crate::{installed, procfs};
 
 /// The least budget: frames for the faults of a few threads, page words, and a pool that is worth
 /// compressing into.
-pub const BUDGET_MIN_BYTES: u64 = 8 << 20;
+pub(crate) const BUDGET_MIN_BYTES: u64 = 8 << 20;
 /// The most: what 47 bits of address space can name.
 const BUDGET_MAX_BYTES: u64 = 1 << 47;
 
@@ -36,8 +37,7 @@ const UNMANAGED_NAMED_MAX: u32 = 16;
 /// What PATH is where there is none, as execvp has it.
 const DEFAULT_PATH: &str = "/bin:/usr/bin";
 
-/// Runs a program; returns its exit status.
-pub fn run(options: &RunOptions) -> Result<u8> {
+pub(crate) fn run(options: &RunOptions) -> Result<u8> {
     let ended = run_watched(options, None)?;
     if !options.quiet {
         let more = [ended.members_line(), ended.unmanaged_line()];
@@ -47,7 +47,7 @@ pub fn run(options: &RunOptions) -> Result<u8> {
 }
 
 /// Runs a program while `looker` looks on; says all but how it went.
-pub fn run_watched(options: &RunOptions, looker: Option<&mut Looker<'_>>) -> Result<Ended> {
+pub(crate) fn run_watched(options: &RunOptions, looker: Option<&mut Looker<'_>>) -> Result<Ended> {
     let (name, arguments) = options.program.split_first().context("no program is given")?;
     let path = std::env::var_os("PATH").unwrap_or_else(|| DEFAULT_PATH.into());
     let inspected = inspect::inspect(name, arguments, &path)?;
@@ -61,18 +61,14 @@ pub fn run_watched(options: &RunOptions, looker: Option<&mut Looker<'_>>) -> Res
             say(&format!("{} runs unmanaged: {}", name.display(), unmanaged.why()));
         }
     }
-    let stats = options
-        .stats
-        .as_deref()
-        .map(|file| File::create(file).with_context(|| format!("cannot write {}", file.display())));
-    let stats = stats.transpose()?;
-    let mut run = Run::prepare(options, command, &inspected)?;
+    let stats = options.stats.as_deref().map(print::create).transpose()?;
+    let mut run = PreparedRun::prepare(options, command, &inspected)?;
     let ended = run.start_and_wait(options, &inspected, looker)?;
     run.finish(options, &ended, stats.as_ref());
     Ok(ended)
 }
 
-struct Run {
+struct PreparedRun {
     supervisor: Supervisor,
     command: Option<Command>,
     cgroup: Option<Cgroup>,
@@ -80,13 +76,17 @@ struct Run {
     _outer: Outer,
 }
 
-impl Run {
-    fn prepare(options: &RunOptions, mut command: Command, inspected: &Inspected) -> Result<Run> {
+impl PreparedRun {
+    fn prepare(
+        options: &RunOptions,
+        mut command: Command,
+        inspected: &Inspected,
+    ) -> Result<PreparedRun> {
         let is_managed = inspected.unmanaged.is_none();
         let budget_bytes = budget_bytes(options)?;
         let budget_pages = budget_bytes / PAGE_SIZE as u64;
         let outer = if is_managed { reserve(budget_pages, options.quiet)? } else { Outer::None };
-        let library = if is_managed { Some(preload::find()?) } else { None };
+        let library = if is_managed { Some(installed::find_library()?) } else { None };
         let uffd_device = if is_managed { rights::for_run()? } else { None };
         let swap = match &options.swap_file {
             Some(folder) if is_managed => Some(SwapFile::create(folder, options.swap_max)?),
@@ -111,7 +111,7 @@ impl Run {
         })?;
         if let Some(library) = library {
             let present = std::env::var_os("LD_PRELOAD");
-            command.env("LD_PRELOAD", preload::prepend(&library, present.as_deref()));
+            command.env("LD_PRELOAD", installed::prepend(&library, present.as_deref()));
             command.env(SOCKET_VARIABLE, supervisor.socket_name());
         }
         let cgroup = if is_managed && !options.no_cgroup {
@@ -124,7 +124,7 @@ impl Run {
             let mut limit = cgroup.limit_of(budget_bytes);
             supervisor.tell_of_members(move |members| limit.follow(members));
         }
-        Ok(Run { supervisor, command: Some(command), cgroup, _outer: outer })
+        Ok(PreparedRun { supervisor, command: Some(command), cgroup, _outer: outer })
     }
 
     fn start_and_wait(
@@ -162,7 +162,7 @@ impl Run {
         }
         allow_many_connections();
         let mut program = Program::new(child, signals);
-        // Who wanted it so has been told at the start.
+        // That the program itself is unmanaged was said at the start.
         let is_unmanaged = inspected.unmanaged.is_some();
         let mut named = 0;
         let on_news = |news: News<'_>| match news {
@@ -264,7 +264,9 @@ fn member_bytes_max(options: &RunOptions, budget_bytes: u64) -> Result<u64> {
 fn reserve(budget_pages: u64, is_quiet: bool) -> Result<Outer> {
     let outer = reservation::reserve(budget_pages)?;
     if matches!(outer, Outer::Ended) && !is_quiet {
-        say("the run around this one has no supervisor any more: nobody counts the two together");
+        say(
+            "the run around this one has no supervisor any more: their budgets are not counted together",
+        );
     }
     Ok(outer)
 }

@@ -9,8 +9,8 @@ use anyhow::Result;
 use clap::Args;
 use quire::control::Control;
 
-use crate::attach::{self, Access};
 use crate::cli::FolioOrder;
+use crate::runs::{self, Access};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -25,7 +25,7 @@ They hold for the whole run that the process belongs to, at once.";
 
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
-pub struct SetArgs {
+pub(crate) struct SetArgs {
     /// A process of the run, or its 'quire run'
     #[arg(long, short, value_name = "PID")]
     pub pid: u32,
@@ -37,7 +37,7 @@ pub struct SetArgs {
 
 /// A setting that can be changed at any time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Setting {
+pub(crate) enum Setting {
     SpeculativeFaults(bool),
     FolioOrder(FolioOrder),
 }
@@ -68,9 +68,9 @@ impl Setting {
 }
 
 /// `quire set`; returns its exit status.
-pub fn set(args: &SetArgs) -> Result<u8> {
-    let attached = attach::attach(args.pid, Access::Write)?;
-    args.settings.iter().for_each(|setting| setting.apply(attached.tree.control()));
+pub(crate) fn set(args: &SetArgs) -> Result<u8> {
+    let attached = runs::attach(args.pid, Access::Write)?;
+    args.settings.iter().for_each(|setting| setting.apply(attached.run.control()));
     Ok(0)
 }
 

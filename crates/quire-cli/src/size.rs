@@ -8,7 +8,6 @@ use parse_size::Config;
 /// What was asked for: bytes, or a part of the machine's memory.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Size {
-    /// So many bytes.
     Bytes(u64),
     /// So many percent of a whole that depends on the option.
     Percent(f64),
@@ -43,7 +42,6 @@ impl Size {
     }
 }
 
-/// All memory of this machine in bytes.
 pub fn machine_memory_bytes() -> u64 {
     let info = rustix::system::sysinfo();
     info.totalram * u64::from(info.mem_unit)

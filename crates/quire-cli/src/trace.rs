@@ -1,28 +1,27 @@
 //! `quire trace`: prints what members trace as it comes, a line an event.
 //!
 //! Owns how far each member's ring was read, and the order in which is printed: by time within what
-//! one look brings. Nobody waits for the reader: records that were overwritten before they were read
+//! one look brings. Members do not wait for the reader: records that were overwritten before they were read
 //! are counted as lost.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::AsFd as _;
 use std::path::PathBuf;
-use std::process::Command;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use clap::Args;
 use quire::control::{Control, MEMBERS_MAX, TRACES, Trace, TraceRing, Tracepoint};
 
-use crate::attach::{self, Access, Over, Vigil};
 use crate::cli::RunOptions;
-use crate::counts::Scope;
-use crate::report::say;
+use crate::events::select_tracepoints;
+use crate::print::{self, say};
 use crate::run;
-use crate::stat::glob;
+use crate::runs::counts::Scope;
+use crate::runs::waiter::Waiter;
+use crate::runs::{self, Access};
 use crate::supervisor::Looker;
 
 /// How often the rings are read.
@@ -48,7 +47,7 @@ Exit status: the program's own, as 'quire run' passes it on; 125 where quire its
     mut_arg("memory", |memory| memory.required(false).required_unless_present("pid")),
     mut_arg("program", |program| program.required(false).required_unless_present("pid")),
 )]
-pub struct TraceArgs {
+pub(crate) struct TraceArgs {
     /// Print these: names and patterns such as 'pagefault:*' [default: all]
     #[arg(long = "event", short, value_name = "EVENT,...")]
     pub events: Vec<String>,
@@ -66,15 +65,10 @@ pub struct TraceArgs {
 }
 
 /// `quire trace`; returns its exit status.
-pub fn trace(args: &TraceArgs) -> Result<u8> {
-    let selected = select(&args.events)?;
-    let output: Box<dyn Write> = match &args.output {
-        Some(file) => Box::new(
-            File::create(file).with_context(|| format!("cannot write {}", file.display()))?,
-        ),
-        None => Box::new(io::stderr()),
-    };
-    let mut printer = Printer { selected, output, lost: 0 };
+pub(crate) fn trace(args: &TraceArgs) -> Result<u8> {
+    let selected = select_tracepoints(&args.events)?;
+    let mut printer =
+        TracePrinter { selected, output: print::output(args.output.as_deref())?, lost: 0 };
     let status = match args.pid {
         None => printer.run(&args.run),
         Some(pid) => printer.attach(pid, &args.run),
@@ -85,38 +79,17 @@ pub fn trace(args: &TraceArgs) -> Result<u8> {
     Ok(status)
 }
 
-/// The tracepoints that lists of names and patterns mean; all where nothing is asked for.
-fn select(lists: &[String]) -> Result<Vec<Tracepoint>> {
-    let mut selected = Vec::new();
-    for name in lists.iter().flat_map(|list| list.split(',')).map(str::trim) {
-        let is_meant = |point: &Tracepoint| {
-            let (_, short) = point.name().split_once(':').unwrap_or_default();
-            glob(name, point.name()) || glob(name, short)
-        };
-        let before = selected.len();
-        selected.extend(Tracepoint::ALL.into_iter().filter(is_meant));
-        if selected.len() == before {
-            let names = Tracepoint::ALL.map(|point| format!("\n  {}", point.name())).concat();
-            bail!("there is no tracepoint '{name}'; there are:{names}");
-        }
-    }
-    if lists.is_empty() {
-        selected.extend(Tracepoint::ALL);
-    }
-    Ok(selected)
-}
-
 /// What is printed, and where to.
-struct Printer {
+struct TracePrinter {
     selected: Vec<Tracepoint>,
     output: Box<dyn Write>,
     lost: u64,
 }
 
-impl Printer {
+impl TracePrinter {
     /// Runs the program and prints what it traces from its start on.
     fn run(&mut self, options: &RunOptions) -> Result<u8> {
-        let mut rings = Rings::new(Scope::Tree);
+        let mut rings = Rings::new(Scope::Run);
         let mut printed = Ok(());
         let mut look = |control: &Control, _| {
             if printed.is_ok() {
@@ -131,27 +104,19 @@ impl Printer {
 
     /// Prints what a process traces from now on.
     fn attach(&mut self, pid: u32, options: &RunOptions) -> Result<u8> {
-        let attached = attach::attach(pid, Access::Read)?;
-        let control = attached.tree.control();
+        let attached = runs::attach(pid, Access::Read)?;
+        let control = attached.run.control();
         let mut rings = Rings::new(attached.scope);
         rings.skip(control);
-        let program = options.program.split_first().map(|(name, arguments)| {
-            let mut command = Command::new(name);
-            command.args(arguments);
-            command
-        });
-        let mut vigil = Vigil::start(program)?;
+        let mut waiter = Waiter::start(&options.program)?;
         let over = loop {
-            let over = vigil.wait(Instant::now() + PERIOD, &[attached.as_fd()])?;
+            let over = waiter.wait(Instant::now() + PERIOD, &[attached.as_fd()])?;
             self.print(rings.read(control)).context("cannot write the events")?;
             if let Some(over) = over {
                 break over;
             }
         };
-        Ok(match over {
-            Over::Program(status) => status,
-            Over::Ended | Over::Interrupted => 0,
-        })
+        Ok(over.exit_status())
     }
 
     fn print(&mut self, batch: Batch) -> io::Result<()> {
@@ -170,7 +135,6 @@ impl Printer {
     }
 }
 
-/// An event in one line.
 fn line(pid: u32, trace: &Trace) -> String {
     format!(
         "{:>6}.{:06} {:>7}/{:<7} {:<25} {:#014x} {:#x}-{:#x}\n",
@@ -201,7 +165,6 @@ struct Rings {
     read: BTreeMap<usize, RingPosition>,
 }
 
-/// How far a ring was read.
 #[derive(Clone, Copy, Default)]
 struct RingPosition {
     /// Whose ring it is.
@@ -228,14 +191,14 @@ impl Rings {
     /// Takes up members that have joined. A ring is not begun anew with its slot's next owner. One
     /// whose owner joined and left between two looks is read all the same.
     fn note_members(&mut self, control: &Control) {
-        if self.scope == Scope::Tree {
+        if self.scope == Scope::Run {
             (0..control.tally.slots().min(MEMBERS_MAX)).for_each(|slot| {
                 self.read.entry(slot).or_default();
             });
         }
         for (slot, member) in control.present() {
             let pid = member.pid.load(Relaxed);
-            if matches!(self.scope, Scope::Tree) || self.scope == Scope::Member(pid) {
+            if matches!(self.scope, Scope::Run) || self.scope == Scope::Member(pid) {
                 self.read.entry(slot).or_default().pid = pid;
             }
         }
@@ -280,7 +243,7 @@ impl RingPosition {
                 None => gaps += 1,
             }
         }
-        // The newest are given another look; who does not end his record in that time never will.
+        // The newest get another look: a thread that has not ended its record by then never will.
         if next < self.head {
             lost += self.head - next;
             next = self.head;
@@ -329,7 +292,7 @@ mod tests {
     #[test]
     fn the_events_of_a_tree_come_in_the_order_of_their_time() {
         let control = ControlMap::create().unwrap();
-        let mut rings = Rings::new(Scope::Tree);
+        let mut rings = Rings::new(Scope::Run);
         join(&control, 0, 100);
         control.traces[0].push(&trace(1));
         control.traces[0].push(&trace(4));
@@ -347,7 +310,7 @@ mod tests {
         rings.read(&control);
         control.traces[0].push(&trace(6));
         assert_eq!(times(&rings.read(&control)), [(300, 6)]);
-        // One that nobody saw while it was there.
+        // A member that joined and left between two looks.
         control.traces[2].push(&trace(7));
         control.tally.note_joined(2);
         assert_eq!(times(&rings.read(&control)), [(0, 7)]);
@@ -370,7 +333,7 @@ mod tests {
     #[test]
     fn what_was_overwritten_is_counted() {
         let control = ControlMap::create().unwrap();
-        let mut rings = Rings::new(Scope::Tree);
+        let mut rings = Rings::new(Scope::Run);
         join(&control, 0, 100);
         (0..5000).for_each(|time| control.traces[0].push(&trace(time)));
         let batch = rings.read(&control);
@@ -380,11 +343,11 @@ mod tests {
         assert_eq!(times(&batch).last(), Some(&(100, 4999)));
     }
 
-    /// Who lends his page may have written anything to it.
+    /// The user of another run may have written anything to its page.
     #[test]
     fn a_ring_that_lies_about_its_length_is_read_once_round() {
         let control = ControlMap::create().unwrap();
-        let mut rings = Rings::new(Scope::Tree);
+        let mut rings = Rings::new(Scope::Run);
         join(&control, 0, 100);
         control.traces[0].push(&trace(1));
         rings.read(&control);
@@ -393,18 +356,5 @@ mod tests {
         assert_eq!(control.traces[0].head(), u64::MAX);
         assert_eq!(rings.read(&control).lost, [(100, u64::MAX - 1)]);
         assert!(rings.read(&control).lost.is_empty());
-    }
-
-    #[test]
-    fn tracepoints_are_chosen_by_name_and_pattern() {
-        let select = |list: &str| select(&[list.to_owned()]);
-        assert_eq!(select("pagefault:*").unwrap(), Tracepoint::ALL);
-        assert_eq!(
-            select("spf_vma_changed,pagefault:spf_pmd_changed").unwrap(),
-            [Tracepoint::SpfVmaChanged, Tracepoint::SpfPmdChanged]
-        );
-        assert_eq!(super::select(&[]).unwrap(), Tracepoint::ALL);
-        let error = select("faults").unwrap_err().to_string();
-        assert!(error.starts_with("there is no tracepoint 'faults'; there are:\n  pagefault:"));
     }
 }

@@ -1,22 +1,24 @@
 //! `quire vmstat`: what runs hold, swap and serve, a line at a time, as vmstat(8) prints a machine's.
 //!
-//! Owns the columns, and what is counted from one line to the next. Leaves to `attach` which runs
-//! there are: the one that `-p` names, else all that this user may look into, summed, as they are
-//! when it starts; one that ends keeps its counters in the sum and holds nothing any more.
+//! Owns the columns, and what is counted from one line to the next. Leaves to `runs` which runs there
+//! are: the one that `-p` names, else all that this user may look into, summed, as they are when it
+//! starts; one that ends keeps its counters in the sum and holds nothing any more.
 
-use std::io::{self, Write as _};
 use std::os::fd::{AsFd as _, BorrowedFd};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use clap::Args;
-use quire::control::{Control, Event, Member, SEGMENT_BYTES};
+use quire::control::{Control, Event};
 use quire::units::PAGE_SIZE;
 
-use crate::attach::{self, Access, Attached, Tree, Vigil};
-use crate::counts::{Counts, Scope};
+use crate::print::print;
+use crate::print::table::{self, Column};
 use crate::procfs;
+use crate::runs::counts::{Counts, Scope};
+use crate::runs::gauges::Gauges;
+use crate::runs::waiter::Waiter;
+use crate::runs::{self, Access, Attached, Run};
 
 /// Lines from one header to the next.
 const HEADER_LINES: u64 = 20;
@@ -46,7 +48,7 @@ Without -p, all runs that this user may look into are summed. With -s, the proce
 
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
-pub struct VmstatArgs {
+pub(crate) struct VmstatArgs {
     /// Seconds from one line to the next
     #[arg(value_name = "DELAY", value_parser = parse_delay, conflicts_with = "stats")]
     pub delay: Option<Duration>,
@@ -72,48 +74,48 @@ fn parse_delay(text: &str) -> Result<Duration, &'static str> {
 }
 
 /// `quire vmstat`; returns its exit status.
-pub fn vmstat(args: &VmstatArgs) -> Result<u8> {
+pub(crate) fn vmstat(args: &VmstatArgs) -> Result<u8> {
     let text = match (args.stats, args.pid) {
         (Some(stats), pid) => match stats.or(pid) {
             Some(pid) => {
-                let Attached { tree, scope, .. } = attach::attach(pid, Access::Read)?;
-                let member = Stats::read(tree.control(), scope);
+                let Attached { run, scope, .. } = runs::attach(pid, Access::Read)?;
+                let member = Stats::read(run.control(), scope);
                 member.with_context(|| format!("process {pid} has ended"))?.text()
             }
             None => {
                 let mut sum = Stats::default();
-                attach::all_trees()?.iter().for_each(|tree| sum.add(&tree_stats(tree)));
+                runs::all()?.iter().for_each(|run| sum.add(&run_stats(run)));
                 sum.text()
             }
         },
-        (None, None) => return lines(attach::all_trees()?, args),
-        (None, Some(pid)) => return lines(vec![attach::attach(pid, Access::Read)?.tree], args),
+        (None, None) => return lines(runs::all()?, args),
+        (None, Some(pid)) => return lines(vec![runs::attach(pid, Access::Read)?.run], args),
     };
-    io::stdout().write_all(text.as_bytes()).context("cannot print")?;
+    print(&text)?;
     Ok(0)
 }
 
-fn tree_stats(tree: &Tree) -> Stats {
-    Stats::read(tree.control(), Scope::Tree).unwrap_or_default()
+fn run_stats(run: &Run) -> Stats {
+    Stats::read(run.control(), Scope::Run).unwrap_or_default()
 }
 
 /// Prints lines until there are enough, or nothing is left to look at.
-fn lines(trees: Vec<Tree>, args: &VmstatArgs) -> Result<u8> {
-    let mut vigil = Vigil::start(None)?;
+fn lines(runs: Vec<Run>, args: &VmstatArgs) -> Result<u8> {
+    let mut waiter = Waiter::start(&[])?;
     let mut last = Stats::default();
     // The first line is about all the time that the oldest run has had.
-    let mut seconds = trees.iter().filter_map(age_seconds).fold(0.0, f64::max);
+    let mut seconds = runs.iter().filter_map(age_seconds).fold(0.0, f64::max);
     let count = args.count.unwrap_or(if args.delay.is_some() { u64::MAX } else { 1 });
     let mut looked = Instant::now();
     for number in 0..count {
-        let now = sum(&trees);
+        let now = sum(&runs);
         let mut text = if number % HEADER_LINES == 0 { header() } else { String::new() };
         text += &line(&now, &last.counts, seconds);
-        io::stdout().write_all(text.as_bytes()).context("cannot print")?;
+        print(&text)?;
         let Some(delay) = args.delay.filter(|_| number + 1 < count) else { break };
         last = now;
-        let watched: Vec<BorrowedFd<'_>> = trees.iter().map(Tree::as_fd).collect();
-        let over = vigil.wait(looked + delay, &watched)?;
+        let watched: Vec<BorrowedFd<'_>> = runs.iter().map(Run::as_fd).collect();
+        let over = waiter.wait(looked + delay, &watched)?;
         seconds = looked.elapsed().as_secs_f64();
         looked = Instant::now();
         if over.is_some() {
@@ -124,48 +126,30 @@ fn lines(trees: Vec<Tree>, args: &VmstatArgs) -> Result<u8> {
 }
 
 /// How long a run has gone on.
-fn age_seconds(tree: &Tree) -> Option<f64> {
-    let started = procfs::stat(tree.supervisor_pid())?.start_ticks as f64 / TICKS_PER_SECOND;
+fn age_seconds(run: &Run) -> Option<f64> {
+    let started = procfs::stat(run.supervisor_pid())?.start_ticks as f64 / TICKS_PER_SECOND;
     let uptime = std::fs::read_to_string("/proc/uptime").ok()?;
     let now: f64 = uptime.split_whitespace().next()?.parse().ok()?;
     Some((now - started).max(1.0 / TICKS_PER_SECOND))
 }
 
-fn sum(trees: &[Tree]) -> Stats {
+fn sum(runs: &[Run]) -> Stats {
     let mut sum = Stats::default();
-    for tree in trees {
-        let mut stats = tree_stats(tree);
-        if attach::has_ended(&tree.as_fd()) {
-            // Its last words are still there, and mean nothing.
-            stats.gauges = [0; GAUGES.len()];
+    for run in runs {
+        let mut stats = run_stats(run);
+        if runs::has_ended(&run.as_fd()) {
+            // What its page says last is still there, and means nothing.
+            stats.gauges = Gauges::default();
         }
         sum.add(&stats);
     }
     sum
 }
 
-/// What is not counted but there.
-const GAUGES: [&str; 7] = [
-    "processes",
-    "held_pages",
-    "wanted_pages",
-    "wanted_pages_max",
-    "managed_pages",
-    "pool_pages",
-    "swap_file_pages",
-];
-const PROCESSES: usize = 0;
-const HELD: usize = 1;
-const WANTED: usize = 2;
-const WANTED_MAX: usize = 3;
-const MANAGED: usize = 4;
-const POOL: usize = 5;
-const SWAP_FILE: usize = 6;
-
 /// The state of a run, or of a process.
 #[derive(Clone, Copy, Default)]
 struct Stats {
-    gauges: [u64; GAUGES.len()],
+    gauges: Gauges,
     counts: Counts,
 }
 
@@ -173,65 +157,57 @@ impl Stats {
     /// `None` where the member has left.
     fn read(control: &Control, scope: Scope) -> Option<Stats> {
         let counts = Counts::read(control, scope)?;
-        let mut stats = Stats { counts, ..Stats::default() };
-        for (slot, member) in control.inhabited() {
-            if matches!(scope, Scope::Tree) || scope == Scope::Member(member.pid.load(Relaxed)) {
-                stats.gauges[HELD] += u64::from(control.seats[slot].account.get().held);
-                stats.add_member(member);
-            }
-        }
-        if scope == Scope::Tree {
-            let segments = u64::from(control.segments_used.load(Relaxed));
-            stats.gauges[HELD] = control.held();
-            stats.gauges[WANTED] = control.wanted();
-            stats.gauges[WANTED_MAX] = control.wanted_max();
-            stats.gauges[POOL] += control.common_pages.load(Relaxed);
-            stats.gauges[SWAP_FILE] = segments * (SEGMENT_BYTES / PAGE_SIZE) as u64;
-        }
-        Some(stats)
-    }
-
-    fn add_member(&mut self, member: &Member) {
-        let mut add = |gauge: usize, word: &AtomicU64| self.gauges[gauge] += word.load(Relaxed);
-        add(WANTED, &member.wanted_pages);
-        add(WANTED_MAX, &member.wanted_pages_max);
-        add(MANAGED, &member.managed_pages);
-        add(POOL, &member.pool_pages);
-        self.gauges[PROCESSES] += 1;
+        Some(Stats { gauges: Gauges::read(control, scope), counts })
     }
 
     fn add(&mut self, other: &Stats) {
-        self.gauges.iter_mut().zip(other.gauges).for_each(|(gauge, other)| *gauge += other);
+        self.gauges.add(&other.gauges);
         self.counts.add(&other.counts);
     }
 
     /// A line for each: name, value.
     fn text(&self) -> String {
-        let gauges = GAUGES.into_iter().zip(self.gauges);
+        let gauges = [
+            ("processes", self.gauges.processes),
+            ("held_pages", self.gauges.held),
+            ("wanted_pages", self.gauges.wanted),
+            ("wanted_pages_max", self.gauges.wanted_max),
+            ("managed_pages", self.gauges.managed),
+            ("pool_pages", self.gauges.pool),
+            ("swap_file_pages", self.gauges.swap_file),
+        ];
         let events = Event::ALL.into_iter().map(|event| (event.name(), self.counts.of(event)));
-        gauges.chain(events).map(|(name, value)| format!("{name} {value}\n")).collect()
+        gauges.into_iter().chain(events).map(|(name, value)| format!("{name} {value}\n")).collect()
     }
 }
 
+const COLUMNS: [Column; 12] = {
+    use Column::Right;
+    [
+        Right(5),
+        Right(10),
+        Right(10),
+        Right(10),
+        Right(10),
+        Right(7),
+        Right(7),
+        Right(8),
+        Right(8),
+        Right(7),
+        Right(6),
+        Right(6),
+    ]
+};
+const TITLES: [&str; 12] =
+    ["run", "held", "wanted", "pool", "file", "in", "out", "flt", "spf", "maj", "stall", "rf"];
+
 fn header() -> String {
     format!(
-        "procs {:-^43} {:-^15} {:-^39}\n{:>5} {:>10} {:>10} {:>10} {:>10} {:>7} {:>7} {:>8} {:>8} \
-         {:>7} {:>6} {:>6}\n",
+        "procs {:-^43} {:-^15} {:-^39}\n{}\n",
         "memory-KiB",
         "swap-kB/s",
         "faults/s",
-        "run",
-        "held",
-        "wanted",
-        "pool",
-        "file",
-        "in",
-        "out",
-        "flt",
-        "spf",
-        "maj",
-        "stall",
-        "rf"
+        table::row(&COLUMNS, " ", &TITLES)
     )
 }
 
@@ -242,14 +218,12 @@ fn line(now: &Stats, last: &Counts, seconds: f64) -> String {
         if seconds > 0.0 { (count / seconds).round() as u64 } else { 0 }
     };
     let swap_kb = |event| rate(event) * PAGE_SIZE as u64 / 1000;
-    let kib = |gauge: usize| now.gauges[gauge] * PAGE_KIB;
-    format!(
-        "{:>5} {:>10} {:>10} {:>10} {:>10} {:>7} {:>7} {:>8} {:>8} {:>7} {:>6} {:>6}\n",
-        now.gauges[PROCESSES],
-        kib(HELD),
-        kib(WANTED),
-        kib(POOL),
-        kib(SWAP_FILE),
+    let values = [
+        now.gauges.processes,
+        now.gauges.held * PAGE_KIB,
+        now.gauges.wanted * PAGE_KIB,
+        now.gauges.pool * PAGE_KIB,
+        now.gauges.swap_file * PAGE_KIB,
         swap_kb(Event::Pswpin),
         swap_kb(Event::Pswpout),
         rate(Event::Pgfault),
@@ -257,11 +231,14 @@ fn line(now: &Stats, last: &Counts, seconds: f64) -> String {
         rate(Event::Pgmajfault),
         rate(Event::Allocstall),
         rate(Event::WorkingsetRefaultAnon),
-    )
+    ];
+    table::row(&COLUMNS, " ", &values.map(|value| value.to_string())) + "\n"
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::Ordering::Relaxed;
+
     use super::*;
     use crate::sys::control::ControlMap;
 
@@ -283,10 +260,10 @@ mod tests {
     #[test]
     fn every_counter_is_a_name_and_a_value() {
         let control = control();
-        let tree = Stats::read(&control, Scope::Tree).unwrap().text();
+        let tree = Stats::read(&control, Scope::Run).unwrap().text();
         assert!(tree.starts_with("processes 2\nheld_pages 33\nwanted_pages 0\n"), "{tree}");
         assert!(tree.contains("\npool_pages 11\nswap_file_pages 128\npgfault 2000\n"));
-        assert_eq!(tree.lines().count(), GAUGES.len() + Event::ALL.len());
+        assert_eq!(tree.lines().count(), 7 + Event::ALL.len());
         assert!(tree.lines().any(|line| line == "speculative_pgfault 0"));
         let member = Stats::read(&control, Scope::Member(200)).unwrap().text();
         assert!(member.starts_with("processes 1\nheld_pages 20\n"), "{member}");
@@ -297,7 +274,14 @@ mod tests {
     #[test]
     fn a_line_has_what_is_there_and_what_came_since_the_last() {
         let now = Stats {
-            gauges: [3, 65_536, 262_144, 0, 0, 1000, 128],
+            gauges: Gauges {
+                processes: 3,
+                held: 65_536,
+                wanted: 262_144,
+                pool: 1000,
+                swap_file: 128,
+                ..Gauges::default()
+            },
             counts: Counts::of_events(&[
                 (Event::Pgfault, 3000),
                 (Event::SpeculativePgfault, 2500),

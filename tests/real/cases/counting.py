@@ -143,7 +143,7 @@ def counting_refused(context):
             [copy, "stat", "-p", str(os.getpid())],
             capture_output=True, text=True, user=65534, group=65534, extra_groups=[], check=False,
         )
-        expected = f"quire: process {os.getpid()} belongs to somebody else: quire may not look into it\n"
+        expected = f"quire: process {os.getpid()} belongs to another user: quire may not look into it\n"
         demand((asked.returncode, asked.stderr) == (125, expected), asked)
 
 

@@ -8,12 +8,10 @@ use std::fmt::Write as _;
 use quire::control::{FAULT_BUCKETS, FaultKind};
 
 use super::output::{Format, grouped};
-use crate::counts::Counts;
+use crate::runs::counts::Counts;
 
-/// Most characters of a bar.
 const BAR: usize = 40;
 
-/// What the buckets of a kind say.
 struct Times<'a> {
     buckets: &'a [u64; FAULT_BUCKETS],
     count: u64,
@@ -46,7 +44,6 @@ fn start_ns(bucket: usize) -> f64 {
     2f64.powi(bucket as i32)
 }
 
-/// A time as people read it.
 fn human(ns: f64) -> String {
     match ns {
         ..1e3 => format!("{ns:.0} ns"),
@@ -57,7 +54,7 @@ fn human(ns: f64) -> String {
 }
 
 /// The service times of every kind of fault that came.
-pub fn print(counts: &Counts, format: &Format) -> String {
+pub(super) fn print(counts: &Counts, format: &Format) -> String {
     let mut text = String::new();
     for kind in FaultKind::ALL {
         let buckets = counts.fault_times(kind);

@@ -1,36 +1,33 @@
 //! `quire stat`: what a program's memory management counted, as `perf stat` prints it.
 //!
 //! Owns what is counted from when to when: a program that is run here, once or several times, from
-//! its start to its end; a process that is attached to (`attach`), from now on. Leaves to `events`
+//! its start to its end; a process that is attached to (`runs`), from now on. Leaves to `events`
 //! which counters, to `output` and `histogram` how they look, to `run` the running.
 //!
 //! Members are read now and then and not told: what one counted in the last moments before it left
 //! is missing where it alone was attached to, at most what [`SAMPLE`] holds. A tree's sum misses
 //! nothing.
 
-mod events;
 mod histogram;
 mod output;
 
-use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::AsFd as _;
 use std::path::PathBuf;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use clap::Args;
 use quire::control::Control;
 
-use self::events::Selected;
-pub use self::events::glob;
 use self::output::{Format, Round};
-use crate::attach::{self, Access, Attached, Over, Vigil};
 use crate::cli::RunOptions;
-use crate::counts::{Counts, Scope};
-use crate::run;
+use crate::events::{Selected, select_events};
+use crate::runs::counts::{Counts, Scope};
+use crate::runs::waiter::Waiter;
+use crate::runs::{self, Access, Attached};
 use crate::supervisor::{Looker, Moment};
+use crate::{print, run};
 
 /// How often a process that was attached to is read.
 const SAMPLE: Duration = Duration::from_millis(50);
@@ -56,7 +53,7 @@ quire itself failed; with -p 0, or that of PROGRAM.";
     mut_arg("memory", |memory| memory.required(false).required_unless_present("pid")),
     mut_arg("program", |program| program.required(false).required_unless_present("pid")),
 )]
-pub struct StatArgs {
+pub(crate) struct StatArgs {
     /// Show these: names, aliases and patterns such as 'pagefault:*', 'spf_*' or '*'
     #[arg(long = "event", short, value_name = "EVENT,...")]
     pub events: Vec<String>,
@@ -106,9 +103,9 @@ pub struct StatArgs {
 }
 
 /// `quire stat`; returns its exit status.
-pub fn stat(args: &StatArgs) -> Result<u8> {
-    let mut stat = Stat {
-        selected: events::select(&args.events)?,
+pub(crate) fn stat(args: &StatArgs) -> Result<u8> {
+    let mut printer = StatPrinter {
+        selected: select_events(&args.events)?,
         format: match &args.field_separator {
             _ if args.json => Format::Json,
             Some(separator) => Format::Csv(separator.clone()),
@@ -116,19 +113,14 @@ pub fn stat(args: &StatArgs) -> Result<u8> {
         },
         period: args.interval_print.map(Duration::from_millis),
         has_histogram: args.histogram,
-        output: match &args.output {
-            Some(file) => Box::new(
-                File::create(file).with_context(|| format!("cannot write {}", file.display()))?,
-            ),
-            None => Box::new(io::stderr()),
-        },
+        output: print::output(args.output.as_deref())?,
         has_header: false,
     };
-    if args.pid.is_empty() { stat.run(args) } else { stat.attach(args) }
+    if args.pid.is_empty() { printer.run(args) } else { printer.attach(args) }
 }
 
 /// What is printed, and where to.
-struct Stat {
+struct StatPrinter {
     selected: Vec<Selected>,
     format: Format,
     period: Option<Duration>,
@@ -160,7 +152,7 @@ impl Intervals {
     }
 }
 
-impl Stat {
+impl StatPrinter {
     /// Runs the program as often as was asked for.
     fn run(&mut self, args: &StatArgs) -> Result<u8> {
         let mut rounds = Vec::new();
@@ -171,7 +163,7 @@ impl Stat {
             let mut counts = Counts::default();
             let mut printed = Ok(());
             let mut look = |control: &Control, moment: Moment| {
-                counts = Counts::read(control, Scope::Tree).unwrap_or_default();
+                counts = Counts::read(control, Scope::Run).unwrap_or_default();
                 if period.is_some() && printed.is_ok() {
                     printed = self.print_interval(&mut intervals, counts, moment);
                 }
@@ -181,7 +173,7 @@ impl Stat {
             printed.context("cannot write the counters")?;
             rounds.push(Round { counts, seconds: ended.wall_seconds });
             status = ended.exit_status;
-            // Somebody who presses ^C does not want the rest.
+            // After ^C the rest of the rounds is not wanted.
             if i32::from(status) == 128 + libc::SIGINT {
                 break;
             }
@@ -225,23 +217,17 @@ impl Stat {
         self.output.flush()
     }
 
-    /// Looks at processes that run.
     fn attach(&mut self, args: &StatArgs) -> Result<u8> {
-        let attached = args.pid.iter().map(|&pid| attach::attach(pid, Access::Read));
-        let mut sum = Sum::start(attached.collect::<Result<_>>()?);
-        let program = args.run.program.split_first().map(|(name, arguments)| {
-            let mut command = Command::new(name);
-            command.args(arguments);
-            command
-        });
-        let mut vigil = Vigil::start(program)?;
+        let attached = args.pid.iter().map(|&pid| runs::attach(pid, Access::Read));
+        let mut sum = WatchedProcesses::start(attached.collect::<Result<_>>()?);
+        let mut waiter = Waiter::start(&args.run.program)?;
         let started = Instant::now();
         let mut intervals = Intervals::start(started, Counts::default());
         let mut next_print = self.period.map(|period| started + period);
         let over = loop {
             let wake = Instant::now() + SAMPLE;
             let wake = next_print.map_or(wake, |next| next.min(wake));
-            let over = vigil.wait(wake, &sum.watched())?;
+            let over = waiter.wait(wake, &sum.watched())?;
             sum.look();
             if let Some(over) = over {
                 break over;
@@ -255,9 +241,9 @@ impl Stat {
             }
         };
         let seconds = started.elapsed().as_secs_f64();
-        let mut write = |stat: &mut Stat| {
-            if stat.period.is_some() {
-                stat.print_interval(&mut intervals, sum.counts(), Moment::End)?;
+        let mut write = |printer: &mut StatPrinter| {
+            if printer.period.is_some() {
+                printer.print_interval(&mut intervals, sum.counts(), Moment::End)?;
             }
             let title = match args.run.program.is_empty() {
                 true => format!("process id '{}'", join(&args.pid)),
@@ -265,13 +251,10 @@ impl Stat {
                     format!("process id '{}' in '{}'", join(&args.pid), args.run.command_line())
                 }
             };
-            stat.print_end(&[Round { counts: sum.counts(), seconds }], &title)
+            printer.print_end(&[Round { counts: sum.counts(), seconds }], &title)
         };
         write(self).context("cannot write the counters")?;
-        Ok(match over {
-            Over::Program(status) => status,
-            Over::Ended | Over::Interrupted => 0,
-        })
+        Ok(over.exit_status())
     }
 }
 
@@ -281,15 +264,14 @@ fn join(pids: &[u32]) -> String {
 
 impl Watched {
     fn note(&mut self, now: &Counts) {
-        // Who has executed another program has joined anew, and begun at zero.
+        // A process that has executed another program has joined again, and begun at zero.
         let new = if now.is_behind(&self.last) { *now } else { now.since(&self.last) };
         self.counted.add(&new);
         self.last = *now;
     }
 }
 
-/// Several processes together.
-struct Sum {
+struct WatchedProcesses {
     all: Vec<Watched>,
 }
 
@@ -300,13 +282,13 @@ struct Watched {
     counted: Counts,
 }
 
-impl Sum {
-    fn start(attached: Vec<Attached>) -> Sum {
+impl WatchedProcesses {
+    fn start(attached: Vec<Attached>) -> WatchedProcesses {
         let all = attached.into_iter().map(|attached| {
             let last = read(&attached).unwrap_or_default();
             Watched { attached, last, counted: Counts::default() }
         });
-        Sum { all: all.collect() }
+        WatchedProcesses { all: all.collect() }
     }
 
     /// A member that has left keeps what it was last seen with.
@@ -329,5 +311,5 @@ impl Sum {
 }
 
 fn read(attached: &Attached) -> Option<Counts> {
-    Counts::read(attached.tree.control(), attached.scope)
+    Counts::read(attached.run.control(), attached.scope)
 }

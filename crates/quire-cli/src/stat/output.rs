@@ -5,24 +5,18 @@ use std::fmt::Write as _;
 use quire::control::Event;
 use quire::units::PAGE_SIZE;
 
-use super::events::Selected;
-use crate::bench::figures::Samples;
-use crate::counts::Counts;
+use crate::events::Selected;
+use crate::runs::counts::Counts;
 
-/// How it is printed.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Format {
-    /// For people.
+pub(super) enum Format {
     Text,
-    /// Fields with this between them.
     Csv(String),
-    /// A JSON object a line.
     Json,
 }
 
-/// What was counted, and for how long.
 #[derive(Clone, Copy, Debug)]
-pub struct Round {
+pub(super) struct Round {
     pub counts: Counts,
     pub seconds: f64,
 }
@@ -37,34 +31,42 @@ struct Figure<'a> {
     runtime_ns: f64,
 }
 
-/// What a value means.
 struct Metric {
     value: f64,
     unit: &'static str,
 }
 
-/// The standard error of the mean, in percent of it.
-fn noise_percent(samples: &Samples) -> f64 {
-    let error = samples.deviation() / (samples.values().len() as f64).sqrt();
-    if samples.mean() == 0.0 { 0.0 } else { 100.0 * error / samples.mean() }
+/// The mean of a value over all rounds.
+struct Mean {
+    value: f64,
+    /// The standard error of the mean.
+    error: f64,
 }
 
-fn samples(rounds: &[Round], of: impl Fn(&Round) -> f64) -> Samples {
-    let mut samples = Samples::default();
-    rounds.iter().for_each(|round| samples.push(of(round)));
-    samples
+impl Mean {
+    fn over(rounds: &[Round], value_of: impl Fn(&Round) -> f64) -> Mean {
+        let count = rounds.len() as f64;
+        let value = rounds.iter().map(&value_of).sum::<f64>() / count;
+        let squares: f64 = rounds.iter().map(|round| (value_of(round) - value).powi(2)).sum();
+        let error = if rounds.len() < 2 { 0.0 } else { (squares / (count - 1.0) / count).sqrt() };
+        Mean { value, error }
+    }
+
+    fn noise_percent(&self) -> f64 {
+        percent(self.error, self.value)
+    }
 }
 
 impl<'a> Figure<'a> {
     fn new(selected: &'a Selected, rounds: &[Round]) -> Figure<'a> {
-        let mean = |event| samples(rounds, |round| round.counts.of(event) as f64).mean();
-        let values = samples(rounds, |round| round.counts.of(selected.event) as f64);
-        let seconds = samples(rounds, |round| round.seconds).mean();
+        let mean = |event| Mean::over(rounds, |round| round.counts.of(event) as f64);
+        let count = mean(selected.event);
+        let seconds = Mean::over(rounds, |round| round.seconds).value;
         Figure {
             label: &selected.label,
-            value: values.mean(),
-            noise_percent: noise_percent(&values),
-            metric: metric(selected.event, values.mean(), seconds, mean),
+            value: count.value,
+            noise_percent: count.noise_percent(),
+            metric: metric(selected.event, count.value, seconds, |event| mean(event).value),
             runtime_ns: seconds * 1e9,
         }
     }
@@ -117,7 +119,7 @@ fn metric(event: Event, value: f64, seconds: f64, mean: impl Fn(Event) -> f64) -
 }
 
 /// A number as people read it: `1,234,567`.
-pub fn grouped(value: f64) -> String {
+pub(super) fn grouped(value: f64) -> String {
     let digits = format!("{value:.0}");
     let mut text = String::new();
     for (index, digit) in digits.chars().enumerate() {
@@ -129,7 +131,6 @@ pub fn grouped(value: f64) -> String {
     text
 }
 
-/// What one event came to, as a line.
 fn line(figure: &Figure<'_>, format: &Format, interval: Option<f64>, rounds: usize) -> String {
     let Figure { label, value, noise_percent, metric, runtime_ns } = figure;
     match format {
@@ -183,19 +184,23 @@ fn line(figure: &Figure<'_>, format: &Format, interval: Option<f64>, rounds: usi
 }
 
 /// What an interval came to, `time` seconds after the start.
-pub fn interval(selected: &[Selected], round: &Round, time: f64, format: &Format) -> String {
+pub(super) fn interval(selected: &[Selected], round: &Round, time: f64, format: &Format) -> String {
     let rounds = std::slice::from_ref(round);
     let lines = selected.iter().map(|selected| Figure::new(selected, rounds));
     lines.map(|figure| line(&figure, format, Some(time), 1) + "\n").collect()
 }
 
 /// What stands over the lines of intervals, for people.
-pub fn interval_header() -> String {
+pub(super) fn interval_header() -> String {
     format!("#{:>15} {:>18}      events\n", "time", "counts")
 }
 
-/// What all rounds came to.
-pub fn summary(selected: &[Selected], rounds: &[Round], title: &str, format: &Format) -> String {
+pub(super) fn summary(
+    selected: &[Selected],
+    rounds: &[Round],
+    title: &str,
+    format: &Format,
+) -> String {
     let lines = selected.iter().map(|selected| Figure::new(selected, rounds));
     let lines: String =
         lines.map(|figure| line(&figure, format, None, rounds.len()) + "\n").collect();
@@ -206,15 +211,15 @@ pub fn summary(selected: &[Selected], rounds: &[Round], title: &str, format: &Fo
         1 => String::new(),
         count => format!(" ({count} runs)"),
     };
-    let seconds = samples(rounds, |round| round.seconds);
+    let seconds = Mean::over(rounds, |round| round.seconds);
     let elapsed = if rounds.len() == 1 {
-        format!("{:>18.9} seconds time elapsed", seconds.mean())
+        format!("{:>18.9} seconds time elapsed", seconds.value)
     } else {
-        let error = seconds.deviation() / (rounds.len() as f64).sqrt();
         format!(
-            "{:>18.6} +- {error:.6} seconds time elapsed  ( +-{:>6.2}% )",
-            seconds.mean(),
-            noise_percent(&seconds)
+            "{:>18.6} +- {:.6} seconds time elapsed  ( +-{:>6.2}% )",
+            seconds.value,
+            seconds.error,
+            seconds.noise_percent()
         )
     };
     format!("\n Performance counter stats for {title}{repeated}:\n\n{lines}\n{elapsed}\n\n")
@@ -223,10 +228,10 @@ pub fn summary(selected: &[Selected], rounds: &[Round], title: &str, format: &Fo
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stat::events::select;
+    use crate::events::select_events;
 
     fn selected() -> Vec<Selected> {
-        select(&["faults,spf,pswpout,pagefault:spf_vma_changed,allocstall".into()]).unwrap()
+        select_events(&["faults,spf,pswpout,pagefault:spf_vma_changed,allocstall".into()]).unwrap()
     }
 
     fn round(faults: u64, seconds: f64) -> Round {
@@ -325,7 +330,7 @@ mod tests {
 
     #[test]
     fn every_event_has_a_metric_that_is_a_number() {
-        for selected in select(&["*".into()]).unwrap() {
+        for selected in select_events(&["*".into()]).unwrap() {
             for seconds in [0.0, 1.0] {
                 let round = Round { counts: Counts::default(), seconds };
                 let figure = Figure::new(&selected, &[round]);

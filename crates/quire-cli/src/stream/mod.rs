@@ -26,7 +26,7 @@ use quire::library::{AddressSpace, MapOptions, Object, OpenOptions, Pattern};
 use self::progress::Progress;
 use self::sink::{Cat, Sink, Sum};
 use crate::cli::StreamOptions;
-use crate::report::say;
+use crate::print::say;
 use crate::size::{Human, machine_memory_bytes};
 use crate::sys::mapped::Mapped;
 
@@ -36,17 +36,16 @@ const STEP_BYTES: usize = 2 << 20;
 const READ_BYTES: usize = 128 << 10;
 /// More than any program can address.
 const MEMORY_MAX: u64 = 1 << 40;
-/// Exit status where a file could not be read.
 const SOME_FAILED: u8 = 1;
 
 /// Writes files to standard output.
-pub fn cat(options: &StreamOptions) -> Result<u8> {
-    // What it writes from its mapping may be held by whoever reads it.
+pub(crate) fn cat(options: &StreamOptions) -> Result<u8> {
+    // The reader of a pipe may still hold pages of the mapping that were written to it.
     stream(options, &mut Cat::new()?)
 }
 
 /// Prints the checksums of files.
-pub fn sum(options: &StreamOptions) -> Result<u8> {
+pub(crate) fn sum(options: &StreamOptions) -> Result<u8> {
     stream(options, &mut Sum::new())
 }
 
@@ -54,7 +53,7 @@ pub fn sum(options: &StreamOptions) -> Result<u8> {
 enum Failure {
     /// The file's fault: others may be read.
     File(anyhow::Error),
-    /// Nobody takes what is read.
+    /// Standard output takes no more.
     Output(io::Error),
     /// No file can be mapped.
     Space(anyhow::Error),
@@ -137,7 +136,6 @@ impl Stream<'_> {
         self.read_plain(&mut file, path, sink)
     }
 
-    /// Reads what cannot be mapped.
     fn read_plain(
         &mut self,
         file: &mut impl Read,

@@ -8,11 +8,10 @@ use std::time::{Duration, Instant};
 use crate::size::Human;
 
 const REDRAW_MS: u64 = 100;
-/// Signs of the bar.
 const BAR: usize = 24;
 
-/// The line, where somebody sees it and it is in nobody's way.
-pub struct Progress {
+/// The line, where there is a terminal for it alone.
+pub(super) struct Progress {
     is_shown: bool,
     is_drawn: bool,
     files: usize,
@@ -22,14 +21,14 @@ pub struct Progress {
 
 impl Progress {
     /// Shown where stderr is a terminal and stdout, which would be mixed with it, is not.
-    pub fn new(files: &[PathBuf]) -> Progress {
+    pub(super) fn new(files: &[PathBuf]) -> Progress {
         let is_shown = io::stderr().is_terminal() && !io::stdout().is_terminal();
         let now = Instant::now();
         Progress { is_shown, is_drawn: false, files: files.len(), started: now, drawn: now }
     }
 
     /// Says how much was read of all files, and how much of this one where its length is known.
-    pub fn show(&mut self, path: &Path, bytes: u64, part: Option<(usize, usize)>) {
+    pub(super) fn show(&mut self, path: &Path, bytes: u64, part: Option<(usize, usize)>) {
         let redraw = Duration::from_millis(REDRAW_MS);
         if !self.is_shown || self.drawn.elapsed() < redraw {
             return;
@@ -41,8 +40,7 @@ impl Progress {
         let _ = write!(io::stderr(), "\r\x1b[K{line}");
     }
 
-    /// Takes the line away.
-    pub fn clear(&mut self) {
+    pub(super) fn clear(&mut self) {
         if std::mem::take(&mut self.is_drawn) {
             let _ = write!(io::stderr(), "\r\x1b[K");
         }

@@ -14,31 +14,27 @@ use crate::sys::mapped::Mapped;
 const SUM_BYTES: usize = 256 << 10;
 
 /// What becomes of the bytes of a file.
-pub trait Sink {
+pub(super) trait Sink {
     /// Takes bytes of a mapping; says how many it took, 0 where the kernel could not read them.
     fn take_mapped(&mut self, mapped: &Mapped, range: Range<usize>) -> io::Result<usize>;
 
-    /// Takes bytes.
     fn take(&mut self, bytes: &[u8]) -> io::Result<()>;
 
-    /// A file is at its end.
     fn end(&mut self, path: &Path) -> io::Result<()>;
 
-    /// A file was not read to its end.
     fn give_up(&mut self);
 
     /// Whether this very file is written to: reading it would never end, or wait for itself.
     fn is_output(&self, device: u64, inode: u64) -> bool;
 }
 
-/// Standard output.
-pub struct Cat {
+pub(super) struct Cat {
     /// Device and inode, where it is a file.
     output: Option<(u64, u64)>,
 }
 
 impl Cat {
-    pub fn new() -> io::Result<Cat> {
+    pub(super) fn new() -> io::Result<Cat> {
         let stat = fstat(io::stdout())?;
         let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
         Ok(Cat { output: is_file.then_some((stat.st_dev, stat.st_ino)) })
@@ -74,13 +70,13 @@ impl Sink for Cat {
 }
 
 /// An XXH3 checksum of 64 bits a file, with the seed 0.
-pub struct Sum {
+pub(super) struct Sum {
     hash: Xxh3,
     buffer: Vec<u8>,
 }
 
 impl Sum {
-    pub fn new() -> Sum {
+    pub(super) fn new() -> Sum {
         Sum { hash: Xxh3::new(), buffer: vec![0; SUM_BYTES] }
     }
 }

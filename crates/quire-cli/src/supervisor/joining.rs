@@ -1,4 +1,4 @@
-//! Joining: who connects, what he says, and what he is answered.
+//! Joining: what a process that connects says, and what it is answered.
 //!
 //! # How a process joins
 //!
@@ -27,8 +27,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SocketFlags};
 
+use super::exit_log::Identity;
 use super::members::Refused;
-use super::roll::Identity;
 use super::{Connection, News, Supervisor, watch, wire};
 use crate::procfs;
 use crate::sys::peer::{self, Peer};
@@ -36,7 +36,6 @@ use crate::sys::peer::{self, Peer};
 /// Processes that were refused and whose reason is remembered.
 const REFUSED_MAX: usize = 1024;
 
-/// What a connection had to say.
 pub(super) enum Said {
     Hello(Hello),
     Nonsense,
@@ -47,7 +46,7 @@ pub(super) enum Said {
 /// How often a process that asks to join has been looked at.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Turn {
-    /// Whoever has ended since may not have left yet, and have the place.
+    /// A member that has ended since may not have left yet, and may have the slot.
     First,
     Second,
 }
@@ -57,8 +56,8 @@ impl Supervisor {
     pub(super) fn accept_all(&mut self) -> Vec<u64> {
         let mut accepted = Vec::new();
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        // To ask first costs less than a call that finds nobody: it would make a socket for him.
-        while self.is_called()
+        // A poll costs less than an accept that finds no connection, which makes a socket first.
+        while self.has_waiting_connection()
             && let Ok(socket) = rustix::net::accept_with(&self.listener, flags)
         {
             let Some(peer) = peer::of(&socket) else { continue };
@@ -76,11 +75,10 @@ impl Supervisor {
         accepted
     }
 
-    /// Whether somebody waits to be accepted.
-    fn is_called(&self) -> bool {
+    fn has_waiting_connection(&self) -> bool {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         let mut listener = [PollFd::new(&self.listener, PollFlags::IN)];
-        // What cannot be said is found out by the call itself.
+        // Where poll fails, accept itself finds out.
         poll(&mut listener, Some(&now)).map_or(true, |ready| ready > 0)
     }
 
@@ -106,7 +104,6 @@ impl Supervisor {
         })
     }
 
-    /// Reads what a connection says.
     pub(super) fn listen_to(&self, token: u64) -> Said {
         let Some(connection) = self.connections.get(&token) else { return Said::Nothing };
         let mut bytes = [0u8; size_of::<Hello>() + 1];
@@ -159,7 +156,7 @@ impl Supervisor {
                 let is_member = hello.parent_slot != RESERVATION;
                 if let Some(connection) = self.connections.get_mut(&token) {
                     connection.slot = Some(slot);
-                    // After the answer: nobody waits for what only the roll needs.
+                    // After the answer: the process need not wait for what only the exit log needs.
                     let socket = connection.socket.as_fd();
                     connection.identity = is_member.then(|| Identity::of_peer(peer.pid, socket));
                 }

@@ -1,4 +1,4 @@
-//! Who looks at the tree while it runs: `quire stat` and `quire trace`, beside the supervisor.
+//! Looks at the run from within its supervisor: what `quire stat` and `quire trace` do.
 //!
 //! Owns when the next look is due. Leaves to the supervisor's loop to ask, and to the looker what it
 //! sees: the control page, which it reads as any other process could.
@@ -9,15 +9,13 @@ use quire::control::Control;
 
 /// When a look is taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Moment {
-    /// The period is over.
+pub(crate) enum Moment {
     Period,
-    /// The program has ended.
     End,
 }
 
-/// Looks at a tree now and then, and at its end.
-pub struct Looker<'a> {
+/// Looks at the run now and then, and at its end.
+pub(crate) struct Looker<'a> {
     pub(super) look: &'a mut dyn FnMut(&Control, Moment),
     /// From one look to the next; `None`: only at the end.
     period: Option<Duration>,
@@ -26,7 +24,10 @@ pub struct Looker<'a> {
 
 impl<'a> Looker<'a> {
     /// Takes its first look after a period from now.
-    pub fn new(period: Option<Duration>, look: &'a mut dyn FnMut(&Control, Moment)) -> Looker<'a> {
+    pub(crate) fn new(
+        period: Option<Duration>,
+        look: &'a mut dyn FnMut(&Control, Moment),
+    ) -> Looker<'a> {
         Looker { look, period, next: Instant::now() + period.unwrap_or_default() }
     }
 

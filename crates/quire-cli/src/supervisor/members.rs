@@ -1,4 +1,4 @@
-//! The members' accounts: who joins gets a slot, who leaves gives back what it held.
+//! The members' accounts: a process that joins gets a slot, one that leaves gives back what it held.
 //!
 //! Owns the slots of the control page and what is left of members that have left: their counters
 //! ([`quire::control::Tally`]), maxima, obituaries. Leaves sockets and processes to `supervisor`. Members change their own slots while
@@ -17,10 +17,8 @@ use quire::control::{
 
 /// What a member left behind that could not go on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Death {
-    /// Process id.
+pub(crate) struct Death {
     pub pid: u32,
-    /// Why.
     pub obituary: Obituary,
     /// A number that goes with it.
     pub detail: u64,
@@ -30,7 +28,7 @@ pub struct Death {
 
 /// Why a process gets no slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Refused {
+pub(super) struct Refused {
     pub refusal: Refusal,
     /// A number that goes with it: see [`Refusal`].
     pub detail: u64,
@@ -38,27 +36,27 @@ pub struct Refused {
 
 impl Refused {
     /// A refusal that needs no number.
-    pub fn plainly(refusal: Refusal) -> Refused {
+    pub(super) fn plainly(refusal: Refusal) -> Refused {
         Refused { refusal, detail: 0 }
     }
 
     /// Whether another's leaving would mend it.
-    pub fn is_for_want_of_place(self) -> bool {
+    pub(super) fn is_for_want_of_place(self) -> bool {
         matches!(self.refusal, Refusal::Full | Refusal::NoRoom)
     }
 }
 
 /// A member's account as it was when it left.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Left {
+pub(super) struct Left {
     /// Why it could not go on, where it left word.
     pub death: Option<Death>,
     pub sizes: Sizes,
 }
 
-/// What a member needed and did, as the roll keeps it.
+/// What a member needed and did, as the exit log keeps it.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Sizes {
+pub(crate) struct Sizes {
     pub held_pages_max: u64,
     pub wanted_pages_max: u64,
     pub managed_pages_max: u64,
@@ -69,8 +67,7 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// Of a member that is there.
-    pub fn of(member: &Member) -> Sizes {
+    pub(crate) fn of(member: &Member) -> Sizes {
         let of = |word: &AtomicU64| word.load(Relaxed);
         Sizes {
             held_pages_max: of(&member.held_pages_max),
@@ -84,79 +81,71 @@ impl Sizes {
     }
 }
 
-/// Slots and what became of those who had one.
-pub struct Members {
-    /// Whether each slot is taken.
+/// The slots, and sums over the members that have left.
+pub(super) struct Members {
     taken: [bool; MEMBERS_MAX],
     /// Where the search for a free slot starts: slots are used in turn, so that a number is not
     /// used again soon after its member left.
     next_slot: usize,
-    /// Members now.
     count: usize,
-    /// Slots that keep room for runs inside this one.
-    reservations: usize,
-    /// Most members at a time.
     most: usize,
-    /// Members ever.
     joined: u64,
     /// Most address space that one member managed.
     managed_pages_max: u64,
 }
 
 impl Members {
-    /// No members, and `most` at a time.
-    pub fn new(most: usize) -> Members {
+    pub(super) fn new(most: usize) -> Members {
         Members {
             taken: [false; MEMBERS_MAX],
             next_slot: 0,
             count: 0,
-            reservations: 0,
             most: most.min(MEMBERS_MAX),
             joined: 0,
             managed_pages_max: 0,
         }
     }
 
-    /// Members now.
-    pub fn count(&self) -> usize {
+    pub(super) fn count(&self) -> usize {
         self.count
     }
 
-    /// Members ever.
-    pub fn joined(&self) -> u64 {
+    pub(super) fn joined(&self) -> u64 {
         self.joined
     }
 
     /// Whether `slot` belongs to a member, and to which process.
-    pub fn pid_of(&self, control: &Control, slot: u32) -> Option<u32> {
+    pub(super) fn pid_of(&self, control: &Control, slot: u32) -> Option<u32> {
         let slot = slot as usize;
         (*self.taken.get(slot)?).then(|| control.members[slot].pid.load(Relaxed))
     }
 
-    /// Most members at a time.
-    pub fn most(&self) -> usize {
+    pub(super) fn most(&self) -> usize {
         self.most
     }
 
-    /// The members' process ids.
-    pub fn pids<'a>(&'a self, control: &'a Control) -> impl Iterator<Item = u32> + 'a {
+    pub(super) fn pids<'a>(&'a self, control: &'a Control) -> impl Iterator<Item = u32> + 'a {
         self.present(control).filter(|member| !member.is_a_reservation()).map(pid_of)
     }
 
     /// The supervisors of the runs inside this one.
-    pub fn inner<'a>(&'a self, control: &'a Control) -> impl Iterator<Item = u32> + 'a {
+    pub(super) fn inner<'a>(&'a self, control: &'a Control) -> impl Iterator<Item = u32> + 'a {
         self.present(control).filter(|member| member.is_a_reservation()).map(pid_of)
     }
 
-    /// What a member needed and did so far.
-    pub fn sizes(&self, control: &Control, slot: u32) -> Sizes {
+    pub(super) fn sizes(&self, control: &Control, slot: u32) -> Sizes {
         Sizes::of(&control.members[slot as usize])
     }
 
     /// Gives process `pid` a slot. A fork's child takes over what its parent was charged for it,
     /// and a share in every swap segment that the parent has data in. The parent waits until that
     /// fork's word is settled, which is left to the caller.
-    pub fn join(&mut self, control: &Control, hello: &Hello, pid: u32) -> Result<u32, Refused> {
+    pub(super) fn join(
+        &mut self,
+        control: &Control,
+        hello: &Hello,
+        pid: u32,
+    ) -> Result<u32, Refused> {
         if hello.parent_slot == RESERVATION {
             return self.reserve(control, hello.held_pages, pid);
         }
@@ -188,7 +177,7 @@ impl Members {
     fn reserve(&mut self, control: &Control, pages: u64, pid: u32) -> Result<u32, Refused> {
         let slot = self.free_slot()?;
         let budget = control.budget_pages.load(Relaxed);
-        // As much as a fault leaves alone: who is there already must be able to reclaim.
+        // As much as a fault leaves alone: present members must be able to reclaim.
         let limit = budget.saturating_sub((budget / 64).clamp(32, 1024));
         // Charged first, and looked at then, as every member does.
         control.reserve_slot(slot, pid, pages);
@@ -201,7 +190,6 @@ impl Members {
         control.held_pages_max.fetch_max(granted, Relaxed);
         control.tally.note_slot(slot);
         self.take(slot);
-        self.reservations += 1;
         Ok(slot as u32)
     }
 
@@ -224,7 +212,7 @@ impl Members {
     }
 
     /// Takes the slot back from a member whose connection has closed, with all it held.
-    pub fn leave(&mut self, control: &Control, slot: u32) -> Option<Left> {
+    pub(super) fn leave(&mut self, control: &Control, slot: u32) -> Option<Left> {
         let slot = slot as usize;
         if !std::mem::replace(&mut self.taken[slot], false) {
             return None;
@@ -232,7 +220,6 @@ impl Members {
         let member = &control.members[slot];
         let held_pages = u64::from(control.seats[slot].account.get().held);
         if member.is_a_reservation() {
-            self.reservations -= 1;
             control.free_slot(slot);
             control.wake_askers();
             return None;
@@ -257,20 +244,14 @@ impl Members {
         Some(Left { death: (death.obituary != Obituary::None).then_some(death), sizes })
     }
 
-    /// A counter over all members, present and past.
-    pub fn event(&self, control: &Control, event: Event) -> u64 {
-        self.present(control).map(|member| member.counted(event)).sum::<u64>()
-            + control.tally.counted(event)
-    }
-
     /// Most address space that one member managed, in pages.
-    pub fn managed_pages_max(&self, control: &Control) -> u64 {
+    pub(super) fn managed_pages_max(&self, control: &Control) -> u64 {
         let present = self.present(control).map(|member| member.managed_pages_max.load(Relaxed));
         present.max().unwrap_or(0).max(self.managed_pages_max)
     }
 
     /// Pages of the compressed pool now: those of each member, and what is common once.
-    pub fn pool_pages(&self, control: &Control) -> u64 {
+    pub(super) fn pool_pages(&self, control: &Control) -> u64 {
         let own = self.present(control).map(|member| member.pool_pages.load(Relaxed));
         own.sum::<u64>() + control.common_pages.load(Relaxed)
     }
@@ -291,7 +272,7 @@ fn inherit(control: &Control, parent: usize, child: usize, hello: &Hello) {
     let to = &control.members[child];
     let [seat_from, seat_to] = [&control.seats[parent], &control.seats[child]];
     let charged = (hello.held_pages as usize).min(seat_from.account.get().held as usize);
-    // The child's first: what is on both accounts for a moment is nobody else's meanwhile.
+    // The child's first: pages that are on both accounts for a moment cannot be charged by others.
     seat_to.account.put_in(charged);
     seat_from.account.take_out(charged);
     to.held_pages_max.store(charged as u64, Relaxed);
@@ -317,8 +298,8 @@ fn release_segments(control: &Control, slot: usize) {
         if map.load(Relaxed) == 0 {
             continue;
         }
-        // A swap, as a thread of the dying process may clear a bit at this moment: whoever finds
-        // the bit set drops the reference.
+        // A swap, as a thread of the dying process may clear a bit at this moment: the side
+        // that finds the bit set drops the reference.
         for segment in segments_of(word, map.swap(0, Relaxed)) {
             if control.segment_refs[segment].fetch_sub(1, Relaxed) == 1 {
                 control.segments_used.fetch_sub(1, Relaxed);
@@ -327,8 +308,8 @@ fn release_segments(control: &Control, slot: usize) {
     }
 }
 
-/// Frees the segments that nobody's map has: whoever takes or leaves one changes a reference, a bit
-/// and a count, one after the other. For when no member is left.
+/// Frees all segments; called when no member is left. Members that were killed may have left some
+/// half taken: to take or free one changes a reference, a bit and a count, one after the other.
 fn forget_segments(control: &Control) {
     if control.segments_used.swap(0, Relaxed) == 0 {
         // The references stay untouched, and the memfd sparse.

@@ -10,11 +10,11 @@
 //! gone leave, then processes join after an exec. A child is so sure to inherit before its parent
 //! gives back, and a process that executed a new program has left before it joins again.
 //!
-//! # Who may join
+//! # Which processes may join
 //!
 //! An abstract socket has no file permissions and its name is no secret (/proc/net/unix), so every
 //! peer is looked at: processes of this user and of root may join, and any descendant of the
-//! program, whatever user it became. Whoever else connects is hung up on.
+//! program, whatever user it became. Any other connection is closed.
 //!
 //! # After its end
 //!
@@ -23,15 +23,15 @@
 //! that is executed runs unmanaged. Both say so.
 
 mod account;
+mod exit_log;
 mod joining;
 mod looker;
 mod members;
 mod pool;
 mod program;
-mod roll;
-pub mod swapfile;
-pub mod unmanaged;
-pub mod wire;
+pub(crate) mod swapfile;
+pub(crate) mod unmanaged;
+pub(crate) mod wire;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -39,30 +39,31 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::Relaxed;
 
 use anyhow::{Context as _, Result};
-use quire::control::{Control, Event, Hello, MAGIC, SEGMENT_BYTES, VERSION};
+use quire::control::{Control, Hello, MAGIC, SEGMENT_BYTES, VERSION};
 use quire::units::PAGE_SIZE;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
-use self::account::Samples;
-pub use self::account::{Account, ByMember};
+use self::account::Maxima;
+pub(crate) use self::account::{Account, ByMember};
+pub(crate) use self::exit_log::{End, Entry};
+use self::exit_log::{ExitLog, Identity};
 use self::joining::{Said, Turn, is_forks};
-pub use self::looker::{Looker, Moment};
-pub use self::members::Death;
+pub(crate) use self::looker::{Looker, Moment};
+pub(crate) use self::members::Death;
 #[cfg(test)]
-pub use self::members::Sizes;
+pub(crate) use self::members::Sizes;
 use self::members::{Left, Members};
 use self::pool::Pool;
-pub use self::roll::{End, Entry};
-use self::roll::{Identity, Roll};
 use self::swapfile::SwapFile;
-use self::unmanaged::{Tree, Unmanaged, Watch};
+use self::unmanaged::{Family, Unmanaged, Watch};
 use self::wire::is_closed;
 use crate::cli::{FolioOrder, Handlers};
+use crate::runs::counts::{Counts, Scope};
 use crate::sys::control::ControlMap;
 use crate::sys::peer::Peer;
 use crate::{procfs, report};
-pub use program::Program;
+pub(crate) use program::Program;
 
 /// Epoll's token of the listening socket.
 const LISTENER: u64 = 0;
@@ -72,19 +73,16 @@ const SIGNALS: u64 = 1;
 const FIRST_CONNECTION: u64 = 2;
 /// How often the sizes are read whose maxima the members do not keep.
 const SAMPLE_MS: i64 = 500;
-/// How often it is looked whether members have let go of memory that they share: then it is the
-/// supervisor who gives it back.
+/// How often the supervisor looks whether members have let go of memory that they share, which it
+/// then gives back.
 const COMMON_MS: i64 = 20;
 
 /// What the members of the tree are given.
-pub struct Settings {
-    /// The budget in pages.
+pub(crate) struct Settings {
     pub budget_pages: u64,
     /// Most pages that one member may hold; 0 where only the budget bounds it.
     pub member_pages_max: u64,
-    /// Most members at a time.
     pub members_max: usize,
-    /// How much a fault maps.
     pub folio_order: FolioOrder,
     /// How many threads of a member serve faults.
     pub handlers: Handlers,
@@ -94,9 +92,7 @@ pub struct Settings {
     pub no_batch_unmap: bool,
     /// Whether faults always go the classic way.
     pub no_speculation: bool,
-    /// The swap file.
     pub swap: Option<SwapFile>,
-    /// `/dev/userfaultfd`.
     pub uffd_device: Option<OwnedFd>,
 }
 
@@ -105,22 +101,21 @@ struct Connection {
     peer: Peer,
     /// Its slot, once it has joined.
     slot: Option<u32>,
-    /// Who it is, as a member.
+    /// Its process, once it is a member.
     identity: Option<Identity>,
 }
 
-/// What is told at once.
-pub enum News<'a> {
+/// What is reported at once.
+pub(crate) enum News<'a> {
     /// A member could not go on.
     Death(Death, &'a Account),
-    /// A process was refused, the first of the run, for there are as many members as there may be.
+    /// A process was refused, the first of the run, because there are as many members as may be.
     Full { most: usize },
     /// A process is no member, and will be none.
     Unmanaged(&'a Unmanaged),
 }
 
-/// The supervisor of one run.
-pub struct Supervisor {
+pub(crate) struct Supervisor {
     control: ControlMap,
     members: Members,
     pool: Pool,
@@ -131,25 +126,25 @@ pub struct Supervisor {
     epoll: OwnedFd,
     connections: BTreeMap<u64, Connection>,
     next_token: u64,
-    /// Those who found no place, to be answered in the next round.
+    /// Processes that found no free slot, to be answered in the next round.
     late: Vec<(u64, Hello)>,
-    samples: Samples,
-    roll: Roll,
+    maxima: Maxima,
+    exit_log: ExitLog,
     watch: Watch,
-    /// Processes that were refused for want of a place.
+    /// Processes that were refused because all slots were taken.
     refused: VecDeque<u32>,
     /// The name of the program's cgroup, in which only descendants are.
     cgroup_name: Option<String>,
     /// And its folder.
     cgroup_folder: Option<PathBuf>,
-    /// Looks up a process; the tests, which are all members at once, have another.
+    /// Looks up the parent of a process; tests, in which one process is all members, replace it.
     parent_of: fn(u32) -> Option<u32>,
     refused_full: u64,
     /// Is told how many members there are when one joins.
     on_join: Box<dyn FnMut(usize)>,
 }
 
-/// A random number that nobody can guess.
+/// A random number that cannot be guessed.
 pub(crate) fn random() -> u64 {
     let mut bytes = [0u8; 8];
     // The kernel's pool is ready long before anyone can log in.
@@ -158,8 +153,7 @@ pub(crate) fn random() -> u64 {
 }
 
 impl Supervisor {
-    /// A supervisor that listens.
-    pub fn new(settings: Settings) -> Result<Supervisor> {
+    pub(crate) fn new(settings: Settings) -> Result<Supervisor> {
         let control = ControlMap::create()?;
         let segments = settings.swap.as_ref().map_or(0, SwapFile::segments);
         let pool = Pool::create((settings.budget_pages as usize).saturating_mul(PAGE_SIZE))?;
@@ -191,8 +185,8 @@ impl Supervisor {
             connections: BTreeMap::new(),
             next_token: FIRST_CONNECTION,
             late: Vec::new(),
-            samples: Samples::default(),
-            roll: Roll::default(),
+            maxima: Maxima::default(),
+            exit_log: ExitLog::default(),
             watch: Watch::new(),
             refused: VecDeque::new(),
             cgroup_name: None,
@@ -203,25 +197,24 @@ impl Supervisor {
         })
     }
 
-    /// The name of the socket that members join at.
-    pub fn socket_name(&self) -> &str {
+    pub(crate) fn socket_name(&self) -> &str {
         &self.socket_name
     }
 
-    /// Takes whoever is in the cgroup of this name as a descendant of the program.
-    pub fn trust_cgroup(&mut self, name: &str, folder: &Path) {
+    /// Takes every process in the cgroup of this name for a descendant of the program.
+    pub(crate) fn trust_cgroup(&mut self, name: &str, folder: &Path) {
         self.cgroup_name = Some(name.to_owned());
         self.cgroup_folder = Some(folder.to_owned());
     }
 
     /// Tells how many members there are before one that joins is welcomed.
-    pub fn tell_of_members(&mut self, tell: impl FnMut(usize) + 'static) {
+    pub(crate) fn tell_of_members(&mut self, tell: impl FnMut(usize) + 'static) {
         self.on_join = Box::new(tell);
     }
 
     /// Serves until the program ends; returns its exit status as a shell would have it. `on_news`
     /// is told at once of what goes wrong; `looker` sees the tree now and then.
-    pub fn run(
+    pub(crate) fn run(
         &mut self,
         program: &mut Program,
         mut on_news: impl FnMut(News<'_>),
@@ -237,7 +230,7 @@ impl Supervisor {
                 // Connections close before a process can be waited for: what the program was
                 // charged is given back before the account is read.
                 self.serve(0, &mut on_news)?;
-                self.roll.look();
+                self.exit_log.look();
                 if let Some(looker) = looker {
                     (looker.look)(&self.control, Moment::End);
                 }
@@ -248,7 +241,7 @@ impl Supervisor {
             }
             if self.watch.is_due() {
                 self.look_for_unmanaged(&mut on_news);
-                self.roll.look();
+                self.exit_log.look();
             }
         }
     }
@@ -259,10 +252,10 @@ impl Supervisor {
         let inner: BTreeSet<u32> = self.members.inner(&self.control).collect();
         let known = self.watch.known().chain(self.cgroup_pids()).collect();
         let supervisor_pid = std::process::id();
-        let tree = Tree { supervisor_pid, members: &members, inner: &inner, known: &known };
+        let family = Family { supervisor_pid, members: &members, inner: &inner, known: &known };
         let (refused, most) = (&self.refused, self.members.most());
         let why = |pid| refused.contains(&pid).then(|| report::full_line(most));
-        self.watch.look(tree, why, &mut |unmanaged| on_news(News::Unmanaged(unmanaged)));
+        self.watch.look(family, why, &mut |unmanaged| on_news(News::Unmanaged(unmanaged)));
     }
 
     /// The processes in the program's cgroup.
@@ -309,10 +302,10 @@ impl Supervisor {
             self.welcome(token, hello, Turn::First, on_news);
         }
         for token in gone {
-            self.bury(token, on_news);
+            self.remove_member(token, on_news);
         }
         for (token, hello) in executed {
-            self.bury_former_self(token, on_news);
+            self.remove_former_self(token, on_news);
             self.welcome(token, hello, Turn::First, on_news);
         }
         for (token, hello) in late {
@@ -328,7 +321,7 @@ impl Supervisor {
     }
 
     /// Takes back what a member held whose connection has closed.
-    fn bury(&mut self, token: u64, on_news: &mut dyn FnMut(News<'_>)) {
+    fn remove_member(&mut self, token: u64, on_news: &mut dyn FnMut(News<'_>)) {
         self.sample();
         let connection = self.connections.get_mut(&token);
         if let Some((slot, identity)) =
@@ -336,7 +329,7 @@ impl Supervisor {
             && let Some(left) = self.leave(slot)
         {
             if let Some(identity) = identity {
-                self.roll.push(identity, left.sizes);
+                self.exit_log.push(identity, left.sizes);
             }
             if let Some(death) = left.death {
                 on_news(News::Death(death, &self.account()));
@@ -347,7 +340,7 @@ impl Supervisor {
 
     /// A process that executed a new program joins again: its old connection has closed, but that
     /// may not have come to our notice yet.
-    fn bury_former_self(&mut self, token: u64, on_news: &mut dyn FnMut(News<'_>)) {
+    fn remove_former_self(&mut self, token: u64, on_news: &mut dyn FnMut(News<'_>)) {
         let Some(pid) = self.connections.get(&token).map(|connection| connection.peer.pid) else {
             return;
         };
@@ -363,37 +356,37 @@ impl Supervisor {
             .map(|(&token, _)| token)
             .collect();
         for token in former {
-            self.bury(token, on_news);
+            self.remove_member(token, on_news);
         }
-        self.roll.note_executed(pid);
+        self.exit_log.note_executed(pid);
     }
 
-    /// Closes a connection; epoll forgets it with that, as nobody else has the descriptor.
+    /// Closes a connection; epoll forgets it with that, as no other process has the descriptor.
     fn hang_up(&mut self, token: u64) {
         self.connections.remove(&token);
     }
 
     fn sample(&mut self) {
-        let samples = &mut self.samples;
+        let maxima = &mut self.maxima;
         let pool_pages = self.members.pool_pages(&self.control);
-        samples.pool_pages_max = samples.pool_pages_max.max(pool_pages);
+        maxima.pool_pages_max = maxima.pool_pages_max.max(pool_pages);
         let segments = self.control.segments_used.load(Relaxed);
-        samples.segments_used_max = samples.segments_used_max.max(segments);
+        maxima.segments_used_max = maxima.segments_used_max.max(segments);
     }
 
     /// What became of the tree so far.
-    pub fn account(&mut self) -> Account {
+    pub(crate) fn account(&mut self) -> Account {
         self.sample();
         let control: &Control = &self.control;
         let bytes = |pages: u64| pages * PAGE_SIZE as u64;
-        let segments = u64::from(self.samples.segments_used_max);
+        let segments = u64::from(self.maxima.segments_used_max);
         let allocated = self.swap.as_ref().map_or(0, SwapFile::allocated_bytes);
         Account {
             budget_bytes: bytes(control.budget_pages.load(Relaxed)),
             held_bytes_max: bytes(control.held_pages_max.load(Relaxed)),
             wanted_bytes_max: bytes(control.wanted_max()),
             managed_bytes_max: bytes(self.members.managed_pages_max(control)),
-            pool_bytes_max: bytes(self.samples.pool_pages_max),
+            pool_bytes_max: bytes(self.maxima.pool_pages_max),
             swap_file_bytes_max: (segments * SEGMENT_BYTES as u64).max(allocated),
             swap_file_limit_bytes: u64::from(control.segments_max.load(Relaxed))
                 * SEGMENT_BYTES as u64,
@@ -404,12 +397,12 @@ impl Supervisor {
             processes_refused: self.refused_full,
             unmanaged_processes: self.watch.found(),
             unmanaged_bytes_max: self.watch.resident_bytes_max(),
-            events: Event::ALL.map(|event| self.members.event(control, event)),
+            counts: Counts::read(control, Scope::Run).unwrap_or_default(),
         }
     }
 
-    /// Who was a member, and what became of them.
-    pub fn by_member(&self) -> ByMember {
+    /// The members so far, one by one.
+    pub(crate) fn by_member(&self) -> ByMember {
         let present = self.connections.values().filter_map(|connection| {
             let (slot, identity) = (connection.slot?, connection.identity.as_ref()?);
             Some(Entry {
@@ -420,8 +413,8 @@ impl Supervisor {
             })
         });
         ByMember {
-            members: self.roll.entries().cloned().chain(present).collect(),
-            forgotten: self.roll.forgotten(),
+            members: self.exit_log.entries().cloned().chain(present).collect(),
+            forgotten: self.exit_log.forgotten(),
             unmanaged: self.watch.all().cloned().collect(),
         }
     }

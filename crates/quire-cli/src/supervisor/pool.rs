@@ -1,8 +1,8 @@
 //! The pool memfd: the slabs of packed pages that the members share.
 //!
 //! Owns the memfd, and the supervisor's side of its table ([`quire::control::slabs`], which has the
-//! protocol): who joins by a fork shares its parent's slabs, who leaves lets go of all, what nobody
-//! uses is given back to the kernel, and what one member is left with is its own again. Pages move
+//! protocol): a member that joins by a fork shares its parent's slabs, one that leaves lets go of all, a
+//! slab that no member uses goes back to the kernel, and one that a single member uses is its own again. Pages move
 //! with that between the members' accounts and [`Control::common_pages`], which is changed here only.
 //! One thread does all of it, so nothing here meets itself.
 
@@ -16,8 +16,7 @@ use quire::control::slabs::{SLOT_BYTES, SlabUse, slots_for};
 
 use crate::sys::pool::PoolMap;
 
-/// The tree's pool.
-pub struct Pool {
+pub(super) struct Pool {
     table: PoolMap,
     /// Slots that are common, 64 a word: the table's words say the same, one slot each.
     common: Vec<u64>,
@@ -26,27 +25,25 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// An empty pool for a budget.
-    pub fn create(budget_bytes: usize) -> Result<Pool> {
+    pub(super) fn create(budget_bytes: usize) -> Result<Pool> {
         let table = PoolMap::create(slots_for(budget_bytes))?;
         let common = vec![0; table.slots().div_ceil(64)];
         Ok(Pool { table, common, let_go_seen: 0 })
     }
 
-    /// Slots of the pool.
-    pub fn slots(&self) -> u32 {
+    pub(super) fn slots(&self) -> u32 {
         self.table.slots() as u32
     }
 
     /// Whether members share slabs, which only the supervisor gives back.
-    pub fn has_common(&self, control: &Control) -> bool {
+    pub(super) fn has_common(&self, control: &Control) -> bool {
         control.common_pages.load(Relaxed) != 0
     }
 
     /// A fork's child has joined: it shares all that its parent uses. The parent waits, or it has
     /// given its child up for dead, and goes on; then the child has never been in a slab, and what
-    /// the parent does is settled by who changes a word or a bit first.
-    pub fn inherit(&mut self, control: &Control, parent: u32, child: u32) {
+    /// the parent does is settled by which of the two changes a word or a bit first.
+    pub(super) fn inherit(&mut self, control: &Control, parent: u32, child: u32) {
         self.table.count_move();
         for word in 0..self.words() {
             let shared = self.table.shared_slots(parent, word) & self.common[word];
@@ -84,7 +81,7 @@ impl Pool {
 
     /// A member is gone: frees what was its own, whose pages its account still has, and lets go of
     /// what was common.
-    pub fn leave(&mut self, control: &Control, gone: u32) {
+    pub(super) fn leave(&mut self, control: &Control, gone: u32) {
         for word in 0..self.words() {
             if self.common[word] != 0 {
                 let _ = self.table.forget(gone, word, u64::MAX);
@@ -100,15 +97,15 @@ impl Pool {
     }
 
     /// Looks over the common slabs, if a member has let go of one since.
-    pub fn settle_if_let_go(&mut self, control: &Control) {
+    pub(super) fn settle_if_let_go(&mut self, control: &Control) {
         if self.table.times_let_go() != self.let_go_seen {
             self.settle(control);
         }
     }
 
-    /// Gives back what nobody uses, and makes what one member uses its own.
+    /// Gives back slabs that no member uses, and makes those that one member uses its own.
     fn settle(&mut self, control: &Control) {
-        // Before the bits: whoever lets go from now on is seen the next time.
+        // Before the bits: a member that lets go from now on is seen the next time.
         self.let_go_seen = self.table.times_let_go();
         let mut unused = Vec::new();
         let mut with_one = Vec::new();
@@ -154,12 +151,12 @@ impl Pool {
             control.members[member].pool_pages.fetch_add(pages as u64, Relaxed);
             return;
         }
-        // It has let go just now, and will not look here again: nobody's, the next time.
+        // It has let go just now, and will not look here again: the next look finds it unused.
         let _ = self.table.change(slot, own, common);
         account.take_out(pages);
     }
 
-    /// Gives slots that nobody uses, in order, back: first the memory, then the slots, then the
+    /// Gives slots that no member uses, in order, back: first the memory, then the slots, then the
     /// charge of those that were common. Slots that follow each other go together.
     fn free(&mut self, control: &Control, slots: &[u32]) {
         for run in slots.chunk_by(|slot, next| slot + 1 == *next) {

@@ -13,29 +13,27 @@ use rustix::process::{Pid, WaitId, WaitIdOptions};
 
 use crate::sys::signals::{Arrived, Signals, send};
 
-/// The program that runs.
-pub struct Program {
+pub(crate) struct Program {
     child: Child,
     signals: Signals,
-    /// Whether the terminal, or someone by hand, asked the supervisor to stop.
+    /// Whether a signal of the terminal, or one sent by hand, asked the supervisor to stop.
     is_stop_wanted: bool,
     is_stopped: bool,
 }
 
 impl Program {
-    /// A program that was just started.
-    pub fn new(child: Child, signals: Signals) -> Program {
+    pub(crate) fn new(child: Child, signals: Signals) -> Program {
         Program { child, signals, is_stop_wanted: false, is_stopped: false }
     }
 
     /// Readable when [`Program::handle_signals`] has something to do.
-    pub fn signals(&self) -> BorrowedFd<'_> {
+    pub(crate) fn signals(&self) -> BorrowedFd<'_> {
         self.signals.as_fd()
     }
 
     /// Acts on the signals that came; returns the program's status when it has ended: its exit
     /// status, or 128 and the signal that killed it.
-    pub fn handle_signals(&mut self) -> Option<u8> {
+    pub(crate) fn handle_signals(&mut self) -> Option<u8> {
         while let Some(arrived) = self.signals.try_read() {
             if arrived.signal != libc::SIGCHLD {
                 self.pass_on(arrived);

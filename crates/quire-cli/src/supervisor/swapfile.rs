@@ -13,8 +13,8 @@ use rustix::process::Resource;
 
 use crate::size::{Human, Size};
 
-/// Without `--swap-max` the file takes half of the free space, and no more than this: what is
-/// swapped at a disk's speed beyond it, nobody waits for.
+/// Without `--swap-max` the file takes half of the free space, and no more than this: to swap
+/// more than that at a disk's speed takes longer than users wait.
 const DEFAULT_BYTES_MAX: u64 = 64 << 30;
 /// Below this there is nothing to gain from a swap file.
 const BYTES_MIN: u64 = 4 << 20;
@@ -22,8 +22,7 @@ const BYTES_MIN: u64 = 4 << 20;
 /// `f_type` of filesystems whose files are memory.
 const MEMORY_FILESYSTEMS: [i64; 2] = [0x0102_1994 /* tmpfs */, 0x8584_58f6 /* ramfs */];
 
-/// The swap file.
-pub struct SwapFile {
+pub(crate) struct SwapFile {
     descriptor: OwnedFd,
     segments: u32,
     warning: Option<String>,
@@ -31,7 +30,7 @@ pub struct SwapFile {
 
 impl SwapFile {
     /// Makes a swap file in `folder` of at most `bytes_max` bytes.
-    pub fn create(folder: &Path, bytes_max: Option<Size>) -> Result<SwapFile> {
+    pub(crate) fn create(folder: &Path, bytes_max: Option<Size>) -> Result<SwapFile> {
         let shown = folder.display();
         let context = || format!("cannot make a swap file in {shown}");
         if !folder.metadata().with_context(context)?.is_dir() {
@@ -70,18 +69,16 @@ impl SwapFile {
         Ok(SwapFile { descriptor, segments, warning })
     }
 
-    /// Segments that it has room for.
-    pub fn segments(&self) -> u32 {
+    pub(crate) fn segments(&self) -> u32 {
         self.segments
     }
 
     /// What the user should know about it.
-    pub fn warning(&self) -> Option<&str> {
+    pub(crate) fn warning(&self) -> Option<&str> {
         self.warning.as_deref()
     }
 
-    /// Bytes that it takes on its disk.
-    pub fn allocated_bytes(&self) -> u64 {
+    pub(crate) fn allocated_bytes(&self) -> u64 {
         rustix::fs::fstat(&self.descriptor)
             .map_or(0, |status| u64::try_from(status.st_blocks).unwrap_or(0) * 512)
     }

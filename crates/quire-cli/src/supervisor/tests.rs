@@ -103,7 +103,7 @@ fn supervisor_with(swap: Option<SwapFile>) -> Supervisor {
     supervisor
 }
 
-/// A round, and one more where somebody found no place in it.
+/// A round, and one more where a process found no slot in it.
 fn serve_all(supervisor: &mut Supervisor, on_news: &mut dyn FnMut(News<'_>)) {
     supervisor.serve(0, on_news).unwrap();
     if !supervisor.late.is_empty() {
@@ -217,7 +217,7 @@ fn a_stranger_inherits_nothing() {
     let mut supervisor = supervisor();
     let (_member, slot) = join(&mut supervisor, u32::MAX, 0);
     charge(&supervisor, slot, 10);
-    // This process lives, and is not the parent of whoever asks.
+    // This process lives, and is not the parent of the process that asks.
     supervisor.parent_of = |_| Some(1);
     let stranger = FakeMember::connect(&supervisor);
     stranger.hello(slot, 4, 4);
@@ -249,7 +249,7 @@ fn after_an_exec_the_old_self_leaves_before_the_new_one_joins() {
     new.hello(u32::MAX, 0, 0);
     let token = supervisor.accept_all()[0];
     let Said::Hello(hello) = supervisor.listen_to(token) else { panic!("no hello") };
-    supervisor.bury_former_self(token, &mut |_| ());
+    supervisor.remove_former_self(token, &mut |_| ());
     assert_eq!(supervisor.members.count(), 0);
     assert_eq!(supervisor.control.held(), 0);
     supervisor.welcome(token, hello, Turn::First, &mut |_| ());
@@ -410,7 +410,8 @@ fn who_leaves_is_on_the_roll_and_who_executes_is_there_as_each_program() {
     assert_eq!(members[0].name, crate::procfs::name(std::process::id()).unwrap());
 }
 
-/// Who comes when another has just ended finds its place, in whatever order they are heard of.
+/// A process that joins when another has just ended gets its slot, in whatever order the two are
+/// heard of.
 #[test]
 fn a_place_that_has_just_become_free_is_found() {
     let mut supervisor = supervisor();

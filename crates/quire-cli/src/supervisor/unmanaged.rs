@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use quire::control::SOCKET_VARIABLE;
 
 use crate::inspect;
-use crate::procfs::{self, Stat};
+use crate::procfs::{self, ProcessStat};
 use crate::sys::kcmp;
 
 /// From one look to the next, at the least.
@@ -30,7 +30,7 @@ const PAST_MAX: usize = 256;
 
 /// A process of the run that is no member.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Unmanaged {
+pub(crate) struct Unmanaged {
     pub pid: u32,
     pub name: String,
     /// Why it is none, as far as can be told.
@@ -47,21 +47,21 @@ struct Seen {
     unmanaged: Option<Unmanaged>,
 }
 
-/// Who is of the run without being a member.
+/// The processes that a run knows, to tell which others belong to it without being members.
 #[derive(Clone, Copy)]
-pub struct Tree<'a> {
+pub(crate) struct Family<'a> {
     pub supervisor_pid: u32,
     pub members: &'a BTreeSet<u32>,
     /// Supervisors of runs inside this one.
     pub inner: &'a BTreeSet<u32>,
-    /// Processes that are known to be of the run, though nobody else above them may be.
+    /// Processes that are known to be of the run, whatever their parents are.
     pub known: &'a BTreeSet<u32>,
 }
 
-impl Tree<'_> {
+impl Family<'_> {
     /// The processes that live and are no members.
-    pub fn strangers(&self, all: &BTreeMap<u32, Stat>) -> Vec<u32> {
-        let is_stranger = |pid: u32, stat: &Stat| {
+    pub(crate) fn strangers(&self, all: &BTreeMap<u32, ProcessStat>) -> Vec<u32> {
+        let is_stranger = |pid: u32, stat: &ProcessStat| {
             pid != self.supervisor_pid
                 && !stat.is_dead
                 && !self.members.contains(&pid)
@@ -71,8 +71,9 @@ impl Tree<'_> {
         all.iter().filter(|&(&pid, stat)| is_stranger(pid, stat)).map(|(&pid, _)| pid).collect()
     }
 
-    /// Whether a process is of the run, and not of one inside: whom one comes to first going up.
-    fn has(&self, pid: u32, all: &BTreeMap<u32, Stat>) -> bool {
+    /// Whether a process belongs to the run, and not to one inside: the first known process on the
+    /// way up its ancestors decides.
+    fn has(&self, pid: u32, all: &BTreeMap<u32, ProcessStat>) -> bool {
         let parent = |&pid: &u32| all.get(&pid).map(|stat| stat.parent_pid);
         let mut is_known = false;
         for above in std::iter::successors(Some(pid), parent) {
@@ -87,8 +88,8 @@ impl Tree<'_> {
     }
 }
 
-/// What the supervisor has seen of them.
-pub struct Watch {
+/// What the supervisor has seen of unmanaged processes.
+pub(crate) struct Watch {
     next: Instant,
     seen: BTreeMap<u32, Seen>,
     past: Vec<Unmanaged>,
@@ -98,7 +99,7 @@ pub struct Watch {
 
 impl Watch {
     /// Takes its first look after a period from now.
-    pub fn new() -> Watch {
+    pub(crate) fn new() -> Watch {
         Watch {
             next: Instant::now() + PERIOD,
             seen: BTreeMap::new(),
@@ -108,42 +109,41 @@ impl Watch {
         }
     }
 
-    /// Whether it is time to look.
-    pub fn is_due(&self) -> bool {
+    pub(crate) fn is_due(&self) -> bool {
         Instant::now() >= self.next
     }
 
     /// Processes that were seen twice, ever.
-    pub fn found(&self) -> u64 {
+    pub(crate) fn found(&self) -> u64 {
         self.found
     }
 
     /// Most that all of them had in memory at a time, as far as was seen.
-    pub fn resident_bytes_max(&self) -> u64 {
+    pub(crate) fn resident_bytes_max(&self) -> u64 {
         self.resident_bytes_max
     }
 
     /// Those that there were and are, as they were seen last.
-    pub fn all(&self) -> impl Iterator<Item = &Unmanaged> {
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Unmanaged> {
         self.past.iter().chain(self.seen.values().filter_map(|seen| seen.unmanaged.as_ref()))
     }
 
-    /// Who was seen, members or not: they are of the run, whoever is above them by now.
-    pub fn known(&self) -> impl Iterator<Item = u32> {
+    /// The processes that were seen: they belong to the run, whatever their parents are by now.
+    pub(crate) fn known(&self) -> impl Iterator<Item = u32> {
         self.seen.keys().copied()
     }
 
     /// Looks at all processes there are; `on_found` is told of each that is newly unmanaged.
     /// `why` says what the supervisor itself knows of a process.
-    pub fn look(
+    pub(crate) fn look(
         &mut self,
-        tree: Tree<'_>,
+        family: Family<'_>,
         why: impl Fn(u32) -> Option<String>,
         on_found: &mut dyn FnMut(&Unmanaged),
     ) {
         let began = Instant::now();
         let all = procfs::all();
-        let strangers = tree.strangers(&all);
+        let strangers = family.strangers(&all);
         self.forget_all_but(&strangers, &all);
         let mut sum = 0;
         for pid in strangers {
@@ -168,8 +168,8 @@ impl Watch {
         self.next = Instant::now() + PERIOD.max(began.elapsed() * PERIOD_PER_LOOK);
     }
 
-    /// Forgets who has ended, has joined, or was another process.
-    fn forget_all_but(&mut self, strangers: &[u32], all: &BTreeMap<u32, Stat>) {
+    /// Forgets processes that have ended or joined, and numbers that are another process now.
+    fn forget_all_but(&mut self, strangers: &[u32], all: &BTreeMap<u32, ProcessStat>) {
         let past = &mut self.past;
         self.seen.retain(|pid, seen| {
             let stays =
@@ -186,13 +186,13 @@ impl Watch {
 }
 
 /// Whether a process that is no member will be none: not where it is stopped on its way, or still in
-/// the memory of a parent, who is looked at in its own right.
-pub fn is_settled(pid: u32, stat: &Stat) -> bool {
+/// the memory of its parent, which is looked at in its own right.
+pub(crate) fn is_settled(pid: u32, stat: &ProcessStat) -> bool {
     !stat.is_stopped && !kcmp::have_same_memory(pid, stat.parent_pid)
 }
 
 /// An unmanaged process as it is now; `why` as far as it is known already.
-pub fn describe(pid: u32, why: Option<String>) -> Unmanaged {
+pub(crate) fn describe(pid: u32, why: Option<String>) -> Unmanaged {
     let mut unmanaged = Unmanaged {
         pid,
         name: procfs::name(pid).unwrap_or_default(),
@@ -242,16 +242,16 @@ fn why_not(pid: u32) -> String {
 mod tests {
     use super::*;
 
-    fn stat(parent_pid: u32) -> Stat {
-        Stat { parent_pid, start_ticks: 1, is_dead: false, is_stopped: false, state: 'S' }
+    fn stat(parent_pid: u32) -> ProcessStat {
+        ProcessStat { parent_pid, start_ticks: 1, is_dead: false, is_stopped: false, state: 'S' }
     }
 
     fn strangers(processes: &[(u32, u32)], members: &[u32], inner: &[u32]) -> Vec<u32> {
         let all = processes.iter().map(|&(pid, parent)| (pid, stat(parent))).collect();
         let [members, inner] = [members, inner].map(|pids| pids.iter().copied().collect());
         let known = BTreeSet::from([50]);
-        let tree = Tree { supervisor_pid: 10, members: &members, inner: &inner, known: &known };
-        tree.strangers(&all)
+        let family = Family { supervisor_pid: 10, members: &members, inner: &inner, known: &known };
+        family.strangers(&all)
     }
 
     #[test]
@@ -283,12 +283,12 @@ mod tests {
         let inner = BTreeSet::new();
         let known = BTreeSet::from([child.id()]);
         // Nobody is below this one.
-        let tree =
-            Tree { supervisor_pid: u32::MAX, members: &members, inner: &inner, known: &known };
+        let family =
+            Family { supervisor_pid: u32::MAX, members: &members, inner: &inner, known: &known };
         let mut watch = Watch::new();
         let mut found = Vec::new();
         for _ in 0..3 {
-            watch.look(tree, |_| None, &mut |unmanaged| found.push(unmanaged.clone()));
+            watch.look(family, |_| None, &mut |unmanaged| found.push(unmanaged.clone()));
         }
         child.kill().unwrap();
         child.wait().unwrap();
@@ -296,7 +296,7 @@ mod tests {
         assert_eq!((found[0].pid, found[0].name.as_str()), (child.id(), "sleep"));
         assert_eq!(found[0].why, "LD_PRELOAD is missing in its environment");
         assert!(watch.resident_bytes_max() > 0);
-        watch.look(tree, |_| None, &mut |_| unreachable!("nobody is left"));
+        watch.look(family, |_| None, &mut |_| unreachable!("nobody is left"));
         let past: Vec<&Unmanaged> = watch.all().collect();
         assert_eq!((past.len(), past[0].pid, watch.found()), (1, child.id(), 1));
         assert!(past[0].resident_bytes_max > 0);
@@ -308,14 +308,14 @@ mod tests {
         let [inner, none] = [BTreeSet::new(), BTreeSet::new()];
         let child_alone = BTreeSet::from([child.id()]);
         let mut watch = Watch::new();
-        let tree = |members| Tree {
+        let family = |members| Family {
             supervisor_pid: u32::MAX,
             members,
             inner: &inner,
             known: &child_alone,
         };
-        watch.look(tree(&none), |_| None, &mut |_| unreachable!("seen once"));
-        watch.look(tree(&child_alone), |_| None, &mut |_| unreachable!("a member"));
+        watch.look(family(&none), |_| None, &mut |_| unreachable!("seen once"));
+        watch.look(family(&child_alone), |_| None, &mut |_| unreachable!("a member"));
         child.kill().unwrap();
         child.wait().unwrap();
         assert_eq!(watch.found(), 0);

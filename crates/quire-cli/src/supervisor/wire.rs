@@ -14,7 +14,7 @@ use rustix::net::{
 const BACKLOG: i32 = 128;
 
 /// A socket that processes can join at.
-pub fn listen(name: &str) -> rustix::io::Result<OwnedFd> {
+pub(crate) fn listen(name: &str) -> rustix::io::Result<OwnedFd> {
     let socket = rustix::net::socket_with(
         AddressFamily::UNIX,
         SocketType::SEQPACKET,
@@ -27,14 +27,14 @@ pub fn listen(name: &str) -> rustix::io::Result<OwnedFd> {
 }
 
 /// Whether the peer has closed the connection and nothing is left to read.
-pub fn is_closed(socket: &OwnedFd) -> bool {
+pub(crate) fn is_closed(socket: &OwnedFd) -> bool {
     let mut byte = [0u8; 1];
     let peeked = rustix::net::recv(socket, &mut byte, RecvFlags::PEEK | RecvFlags::DONTWAIT);
     !matches!(peeked, Ok((1.., _)) | Err(Errno::AGAIN | Errno::INTR))
 }
 
 /// A `Hello` from its bytes, which are its fields in the machine's own order.
-pub fn decode(bytes: &[u8]) -> Option<Hello> {
+pub(crate) fn decode(bytes: &[u8]) -> Option<Hello> {
     let word = |at: usize| Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
     let long = |at: usize| Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
     let (magic, version) = (word(0)?, word(4)?);
@@ -53,8 +53,7 @@ pub fn decode(bytes: &[u8]) -> Option<Hello> {
     })
 }
 
-/// Answers with descriptors attached.
-pub fn send(
+pub(crate) fn send(
     socket: &OwnedFd,
     welcome: &Welcome,
     descriptors: &[BorrowedFd<'_>],
@@ -79,7 +78,7 @@ fn encode(welcome: &Welcome) -> [u8; size_of::<Welcome>()] {
 }
 
 /// A connection to the socket of this name.
-pub fn connect(name: &str) -> rustix::io::Result<OwnedFd> {
+pub(crate) fn connect(name: &str) -> rustix::io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
     rustix::net::connect(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
@@ -87,7 +86,7 @@ pub fn connect(name: &str) -> rustix::io::Result<OwnedFd> {
 }
 
 /// Says hello, and waits for the answer; whatever descriptors come with it are closed.
-pub fn ask(socket: &OwnedFd, hello: &Hello) -> rustix::io::Result<Welcome> {
+pub(crate) fn ask(socket: &OwnedFd, hello: &Hello) -> rustix::io::Result<Welcome> {
     let words = [hello.magic, hello.version, hello.fork, hello.parent_slot];
     let mut bytes: Vec<u8> = words.into_iter().flat_map(u32::to_ne_bytes).collect();
     bytes.extend([hello.held_pages, hello.wanted_pages].into_iter().flat_map(u64::to_ne_bytes));

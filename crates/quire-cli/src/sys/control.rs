@@ -2,57 +2,32 @@
 
 use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::ptr::NonNull;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use quire::control::{CONTROL_BYTES, Control, MAGIC, VERSION};
-use rustix::fs::{MemfdFlags, SealFlags};
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::fs::SealFlags;
 
-/// What a mapping is for. A store through one that is for reading is a SIGSEGV.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Access {
-    /// To look.
-    Read,
-    /// To look, and to change settings.
-    Write,
-}
+pub(crate) use super::memfd::Access;
+use super::memfd::{self, SharedMap};
 
 /// Why a descriptor is no control page of ours.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum NotAttached {
-    /// It is another version's.
+pub(crate) enum NotAttached {
     OtherVersion(u32),
-    /// It is something else.
     NotControl,
 }
 
-/// The control memfd, mapped shared.
-pub struct ControlMap {
-    address: NonNull<Control>,
-    memfd: OwnedFd,
-}
+pub(crate) struct ControlMap(SharedMap);
 
 impl ControlMap {
-    /// A control memfd of zeros: no member, no budget. It is sparse: only what is written costs
-    /// memory.
-    pub fn create() -> Result<ControlMap> {
-        let memfd = rustix::fs::memfd_create(
-            "quire-control",
-            MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
-        )
-        .context("cannot make the control memfd")?;
-        rustix::fs::ftruncate(&memfd, CONTROL_BYTES as u64)
-            .context("cannot size the control memfd")?;
-        // A member that shrank it would kill all others by SIGBUS.
-        rustix::fs::fcntl_add_seals(&memfd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
-            .context("cannot seal the control memfd")?;
-        ControlMap::map(memfd, Access::Write)
+    /// A control memfd of zeros: no member, no budget.
+    pub(crate) fn create() -> Result<ControlMap> {
+        ControlMap::map(memfd::create("control", CONTROL_BYTES)?, Access::Write)
     }
 
-    /// Maps the control memfd of another process's tree. What claims to be one, and could shrink
+    /// Maps the control memfd of another process's run. What claims to be one, and could shrink
     /// under us, is none.
-    pub fn attach(memfd: OwnedFd, access: Access) -> Result<ControlMap, NotAttached> {
+    pub(crate) fn attach(memfd: OwnedFd, access: Access) -> Result<ControlMap, NotAttached> {
         let seals = rustix::fs::fcntl_get_seals(&memfd).map_err(|_| NotAttached::NotControl)?;
         let stat = rustix::fs::fstat(&memfd).map_err(|_| NotAttached::NotControl)?;
         // Magic and version come first in every version. Read, and not yet mapped: another
@@ -75,25 +50,7 @@ impl ControlMap {
 
     /// Maps a memfd of CONTROL_BYTES that cannot shrink.
     fn map(memfd: OwnedFd, access: Access) -> Result<ControlMap> {
-        let rights = match access {
-            Access::Read => ProtFlags::READ,
-            Access::Write => ProtFlags::READ | ProtFlags::WRITE,
-        };
-        // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
-        let address = unsafe {
-            rustix::mm::mmap(
-                std::ptr::null_mut(),
-                CONTROL_BYTES,
-                rights,
-                MapFlags::SHARED,
-                &memfd,
-                0,
-            )
-        }
-        .context("cannot map the control memfd")?;
-        let address =
-            NonNull::new(address.cast()).context("the control memfd came at address 0")?;
-        Ok(ControlMap { address, memfd })
+        Ok(ControlMap(SharedMap::new(memfd, CONTROL_BYTES, access, "control")?))
     }
 }
 
@@ -103,28 +60,22 @@ impl Deref for ControlMap {
     fn deref(&self) -> &Control {
         // SAFETY: the mapping has CONTROL_BYTES bytes and lives as long as `self`; the seals keep
         // the memfd from shrinking under it; all fields are atomics, for which zeros are valid and
-        // which other processes may change at any time. Who maps to read only loads, Relaxed, which
-        // needs no right to write.
-        unsafe { self.address.as_ref() }
+        // which other processes may change at any time. A mapping that may only be read is only
+        // loaded from, Relaxed, which needs no right to write.
+        unsafe { self.0.base().cast().as_ref() }
     }
 }
 
 impl AsFd for ControlMap {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.memfd.as_fd()
-    }
-}
-
-impl Drop for ControlMap {
-    fn drop(&mut self) {
-        // SAFETY: `map` mapped exactly this; references to it borrow `self`, so none is left.
-        // A failure leaves a mapping behind, no more.
-        let _ = unsafe { rustix::mm::munmap(self.address.as_ptr().cast(), CONTROL_BYTES) };
+        self.0.as_fd()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use rustix::fs::MemfdFlags;
+
     use super::*;
 
     fn memfd(words: [u32; 2], bytes: usize, seals: SealFlags) -> OwnedFd {

@@ -1,11 +1,10 @@
 //! Whether two processes share their memory.
 
-/// `KCMP_VM`.
 const VM: libc::c_ulong = 1;
 
 /// Whether two processes are in the same memory, as a vfork's child is in its parent's until it
 /// executes something. Not, as far as is known, where the kernel does not tell.
-pub fn have_same_memory(one: u32, other: u32) -> bool {
+pub(crate) fn have_same_memory(one: u32, other: u32) -> bool {
     let [one, other] = [one, other].map(libc::c_ulong::from);
     // SAFETY: kcmp compares, and touches no memory of ours.
     unsafe { libc::syscall(libc::SYS_kcmp, one, other, VM, 0, 0) == 0 }

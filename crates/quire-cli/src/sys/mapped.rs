@@ -9,28 +9,26 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use quire::library::{Error, MapOptions, Mapping, Object};
 
-/// A mapping of a whole object.
-pub struct Mapped {
+pub(crate) struct Mapped {
     map: Mapping,
     len: usize,
 }
 
 impl Mapped {
     /// Maps all of an object, which must not be empty.
-    pub fn new(object: &Object, options: &MapOptions) -> Result<Mapped, Error> {
+    pub(crate) fn new(object: &Object, options: &MapOptions) -> Result<Mapped, Error> {
         let len = object.len();
         // SAFETY: no slice is made of it; see above.
         let map = unsafe { options.clone().len(len).map(object)? };
         Ok(Mapped { map, len: len as usize })
     }
 
-    /// Bytes.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.len
     }
 
     /// The mapping, for all that is not its bytes.
-    pub fn map(&self) -> &Mapping {
+    pub(crate) fn map(&self) -> &Mapping {
         &self.map
     }
 
@@ -41,7 +39,7 @@ impl Mapped {
     }
 
     /// Has the kernel copy bytes to `into`; says how many it could read.
-    pub fn copy(&self, at: usize, into: &mut [u8]) -> usize {
+    pub(crate) fn copy(&self, at: usize, into: &mut [u8]) -> usize {
         let (from, len) = self.place(at..at.saturating_add(into.len()));
         let remote = libc::iovec { iov_base: from.cast_mut().cast(), iov_len: len };
         let local = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: len };
@@ -55,7 +53,7 @@ impl Mapped {
     }
 
     /// Has the kernel write bytes to a file; says how many it did, 0 where it could not read them.
-    pub fn write(&self, range: Range<usize>, to: impl AsFd) -> io::Result<usize> {
+    pub(crate) fn write(&self, range: Range<usize>, to: impl AsFd) -> io::Result<usize> {
         let (from, len) = self.place(range);
         // SAFETY: the kernel reads `len` bytes that are mapped, or fails.
         let count = unsafe { libc::write(to.as_fd().as_raw_fd(), from.cast(), len) };

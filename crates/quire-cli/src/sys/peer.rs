@@ -1,11 +1,11 @@
-//! Who is at the other end of a Unix socket.
+//! The process at the other end of a Unix socket.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 
 /// A peer of a connection, as the kernel names it.
 #[derive(Clone, Copy, Debug)]
-pub struct Peer {
+pub(crate) struct Peer {
     /// Process id, as of when it connected.
     pub pid: u32,
     /// Effective user id, as of then.
@@ -13,7 +13,7 @@ pub struct Peer {
 }
 
 /// The peer of `socket`; none where it lives in a process namespace that cannot be seen from here.
-pub fn of(socket: &OwnedFd) -> Option<Peer> {
+pub(crate) fn of(socket: &OwnedFd) -> Option<Peer> {
     // rustix's form has no way to say a process id of 0.
     let mut credentials = MaybeUninit::<libc::ucred>::zeroed();
     let mut length = size_of::<libc::ucred>() as libc::socklen_t;

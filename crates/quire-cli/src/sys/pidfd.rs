@@ -1,4 +1,4 @@
-//! How a process ended that is nobody's child here: what its pidfd says.
+//! What the pidfd of a process that is no child of this one says of its end.
 
 use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 
@@ -19,7 +19,7 @@ const INFO_EXIT: u64 = 1 << 3;
 
 /// The process at the other end of a Unix socket, as of when it connected; `None` where the kernel
 /// does not say, or it has ended and been waited for.
-pub fn of_peer(socket: BorrowedFd<'_>) -> Option<OwnedFd> {
+pub(crate) fn of_peer(socket: BorrowedFd<'_>) -> Option<OwnedFd> {
     let mut descriptor: libc::c_int = -1;
     let mut length = size_of::<libc::c_int>() as libc::socklen_t;
     /// Linux 6.5; libc has no name for it yet on every target.
@@ -40,7 +40,7 @@ pub fn of_peer(socket: BorrowedFd<'_>) -> Option<OwnedFd> {
 
 /// The wait status of a process that has ended and was waited for; `None` before that, and on
 /// kernels that do not keep it (before 6.15).
-pub fn wait_status(process: BorrowedFd<'_>) -> Option<i32> {
+pub(crate) fn wait_status(process: BorrowedFd<'_>) -> Option<i32> {
     let mut info = Info { mask: INFO_EXIT, ..Info::default() };
     // SAFETY: the call reads and writes an Info of the size that is part of its number.
     let status = unsafe { libc::ioctl(process.as_raw_fd(), GET_INFO, &raw mut info) };

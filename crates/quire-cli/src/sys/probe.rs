@@ -44,7 +44,7 @@ impl Drop for OwnPage {
 }
 
 /// Registers a page on a new userfaultfd for missing faults, and moves another page to its place.
-pub fn serve_missing_page(uffd: &OwnedFd) -> Result<(), Errno> {
+pub(crate) fn serve_missing_page(uffd: &OwnedFd) -> Result<(), Errno> {
     super::uffd::handshake(uffd, 0)?;
     let (source, place) = (OwnPage::new()?, OwnPage::new()?);
     // SAFETY: the page is mapped writable, and only ours.
@@ -55,7 +55,7 @@ pub fn serve_missing_page(uffd: &OwnedFd) -> Result<(), Errno> {
         ioctls: 0,
     };
     // SAFETY: UFFDIO_REGISTER reads and writes a uffdio_register; the range is our own page, which
-    // nobody touches before it is filled.
+    // no thread touches before it is filled.
     unsafe {
         ioctl(uffd, Updater::<{ UFFDIO_REGISTER as Opcode }, _>::new(&mut register))?;
     }
@@ -76,7 +76,7 @@ pub fn serve_missing_page(uffd: &OwnedFd) -> Result<(), Errno> {
 }
 
 /// Whether Syscall User Dispatch is there: turns it off, which it is.
-pub fn syscall_user_dispatch() -> Result<(), Errno> {
+pub(crate) fn syscall_user_dispatch() -> Result<(), Errno> {
     const PR_SET_SYSCALL_USER_DISPATCH: libc::c_int = 59;
     // SAFETY: with PR_SYS_DISPATCH_OFF (0) the call takes no pointers and changes nothing.
     match unsafe { libc::prctl(PR_SET_SYSCALL_USER_DISPATCH, 0, 0, 0, 0) } {
@@ -86,7 +86,7 @@ pub fn syscall_user_dispatch() -> Result<(), Errno> {
 }
 
 /// Whether a ring can be set up.
-pub fn io_uring() -> Result<(), Errno> {
+pub(crate) fn io_uring() -> Result<(), Errno> {
     let mut parameters = rustix::io_uring::io_uring_params::default();
     // SAFETY: the parameters are zeros, which asks for a plain ring; it is closed at once.
     unsafe { rustix::io_uring::io_uring_setup(1, &mut parameters) }.map(drop)

@@ -22,10 +22,10 @@ const TAKEN: [i32; 13] = [
     libc::SIGCHLD,
 ];
 
-/// Signals that end who looks on: what was seen so far is still to be printed.
+/// Signals that end a command that looks on, after it has printed what it saw so far.
 const ENDS: [i32; 4] = [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM];
 
-/// Has the process end, without a word, where it prints to a pipe that nobody reads any more.
+/// Has the process end, without a word, where it prints to a pipe that has no reader any more.
 pub fn end_with_reader() {
     // SAFETY: the default disposition, before any thread was started.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
@@ -33,8 +33,7 @@ pub fn end_with_reader() {
 
 /// A signal that came.
 #[derive(Clone, Copy, Debug)]
-pub struct Arrived {
-    /// Its number.
+pub(crate) struct Arrived {
     pub signal: i32,
     /// Whether the kernel sent it (a terminal's ^C, a hangup), and so to a whole process group.
     pub is_from_kernel: bool,
@@ -42,25 +41,25 @@ pub struct Arrived {
 
 /// What a program must find as `quire` itself found it.
 #[derive(Clone, Copy)]
-pub struct Inherited {
+pub(crate) struct Inherited {
     mask: libc::sigset_t,
     is_child_ignored: bool,
 }
 
 /// The taken signals, blocked and readable.
-pub struct Signals {
+pub(crate) struct Signals {
     descriptor: OwnedFd,
     inherited: Inherited,
 }
 
 impl Signals {
     /// Blocks all that a program is passed, and opens a descriptor for them.
-    pub fn take_over() -> io::Result<Signals> {
+    pub(crate) fn take_over() -> io::Result<Signals> {
         Signals::take(&TAKEN)
     }
 
     /// Blocks what asks for an end, and opens a descriptor for it.
-    pub fn take_ends() -> io::Result<Signals> {
+    pub(crate) fn take_ends() -> io::Result<Signals> {
         Signals::take(&ENDS)
     }
 
@@ -93,12 +92,12 @@ impl Signals {
     }
 
     /// The signals' state before [`Signals::take_over`].
-    pub fn inherited(&self) -> Inherited {
+    pub(crate) fn inherited(&self) -> Inherited {
         self.inherited
     }
 
     /// The next signal that came, if one did.
-    pub fn try_read(&self) -> Option<Arrived> {
+    pub(crate) fn try_read(&self) -> Option<Arrived> {
         let mut record = [0u8; size_of::<libc::signalfd_siginfo>()];
         let count = rustix::io::read(&self.descriptor, &mut record).ok()?;
         if count != record.len() {
@@ -123,7 +122,7 @@ impl AsFd for Signals {
 
 impl Inherited {
     /// Gives the calling process the signals' state that `quire` found. Async-signal-safe.
-    pub fn restore(&self) -> io::Result<()> {
+    pub(crate) fn restore(&self) -> io::Result<()> {
         // SAFETY: `mask` is a set that sigprocmask wrote.
         unsafe {
             if self.is_child_ignored {
@@ -140,7 +139,7 @@ impl Inherited {
 }
 
 /// Sends `signal` to process `pid`; one that is gone needs none.
-pub fn send(pid: u32, signal: i32) {
+pub(crate) fn send(pid: u32, signal: i32) {
     if let Ok(pid) = i32::try_from(pid)
         && pid > 0
     {

@@ -9,9 +9,7 @@ use rustix::event::EventfdFlags;
 
 use super::signals::Inherited;
 
-/// A program that runs.
-pub struct Spawned {
-    /// The process.
+pub(crate) struct Spawned {
     pub child: Child,
     /// Why the process could not enter the cgroup, where it could not.
     pub cgroup_error: Option<io::Error>,
@@ -19,7 +17,7 @@ pub struct Spawned {
 
 /// Starts `command` with the signals `quire` inherited, inside the cgroup whose `cgroup.procs` is
 /// given.
-pub fn spawn(
+pub(crate) fn spawn(
     mut command: Command,
     inherited: Inherited,
     cgroup_procs: Option<File>,

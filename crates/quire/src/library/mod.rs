@@ -124,7 +124,6 @@ pub struct Builder {
     memory: usize,
     handlers: usize,
     workers: usize,
-    exclusive_rmap: bool,
     delivery: Delivery,
     swap: Option<SwapPlace>,
     store_deadline: Option<Duration>,
@@ -155,7 +154,6 @@ impl Default for Builder {
             memory: 256 << 20,
             handlers: cpus.min(4),
             workers: 4,
-            exclusive_rmap: false,
             delivery: Delivery::Handlers,
             swap: None,
             store_deadline: None,
@@ -185,13 +183,6 @@ impl Builder {
     #[must_use]
     pub fn workers(mut self, threads: usize) -> Builder {
         self.workers = threads.max(1);
-        self
-    }
-
-    /// Makes every walk over an object's mappings exclude all others, for comparison.
-    #[must_use]
-    pub fn exclusive_rmap(mut self, is_exclusive: bool) -> Builder {
-        self.exclusive_rmap = is_exclusive;
         self
     }
 
@@ -339,13 +330,16 @@ impl AddressSpace {
         found.map_or(0, |(_, value)| value)
     }
 
-    /// Makes every walk over an object's mappings exclude all others, or share again.
+    /// Makes every walk over an object's mappings exclude all others, or share again; for
+    /// comparison.
+    #[cfg(feature = "bench")]
     pub fn set_exclusive_rmap(&self, is_exclusive: bool) {
         self.objects().i_mmaps.set_walks_exclusive(is_exclusive);
     }
 
-    /// Whether every unlock of a page looks for who waits, as it must where a word cannot say that
-    /// nobody does; for comparison. May change at any time.
+    /// Whether every unlock of a page looks for waiters, as it must where a word cannot say that
+    /// there are none; for comparison. May change at any time.
+    #[cfg(feature = "bench")]
     pub fn set_unlocks_always_look(&self, always_look: bool) {
         self.objects().space.set_unlocks_always_look(always_look);
     }
@@ -414,7 +408,6 @@ impl Engine {
         let space =
             space::AddressSpace::new(mmu, budget, swap, pages, frames).map_err(no_memory)?;
         let objects = Objects::new(space).map_err(no_memory)?;
-        objects.i_mmaps.set_walks_exclusive(builder.exclusive_rmap);
         if let Some(deadline) = builder.writer_deadline {
             objects.set_writer_patience(u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX));
         }

@@ -142,7 +142,9 @@ impl SocketName {
         match errno {
             Errno::USERS => Some("the run has as many processes as it may (--members-max)"),
             Errno::PROTO => Some("the supervisor of its run is another version of quire"),
-            Errno::CONNRESET => Some("the supervisor of its run has ended, or knows it not"),
+            Errno::CONNRESET => {
+                Some("the supervisor of its run has ended, or does not know this process")
+            }
             Errno::CONNREFUSED if self.has_ended() => Some("the supervisor of its run has ended"),
             // Also where it has ended, and nobody has waited for it.
             Errno::CONNREFUSED => Some(

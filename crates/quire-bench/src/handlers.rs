@@ -1,0 +1,392 @@
+//! `quire bench handlers`: how many threads should serve faults, where, and from how many
+//! descriptors.
+//!
+//! Threads touch every page of an area once, in random order, a page a fault. The *engine* part runs
+//! that under `quire run` with one to twelve handlers, each on a CPU of its own or all on any. The
+//! *objects* part has the library serve it, by its handlers and in the thread that faults. The *raw*
+//! part leaves the engine out: a loop reads messages and copies a page for each, with what the engine
+//! has no setting for, which is several descriptors, several messages a read, and threads on the
+//! faulting CPU or on another. What a fault takes beside the copy is a setting there, for what helps
+//! empty handlers need not help busy ones.
+//!
+//! All ways take turns, and a ratio to the first of a part is one between runs of one turn. CPU time
+//! and switches are told beside wall time: they are what a machine with other work sees.
+
+mod faults;
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use quire::process::HANDLERS_AUTO_MAX;
+
+pub(crate) use self::faults::{FaultsArgs, compute, main as faults};
+use super::contestant::{Contestant, Outcome, Stage, Workload};
+use super::machine::Machine;
+use super::output;
+use super::{HandlersBench, sys};
+use crate::samples::Samples;
+use quire_cli::print::json::Json;
+
+const PAGE_BYTES: usize = 4096;
+/// Beside what the program touches: its heap, page words.
+const BESIDE_BYTES: u64 = 64 << 20;
+
+#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum HandlersPart {
+    /// Under `quire run`, by number of handlers
+    Engine,
+    /// Objects, by handlers and in the thread that faults
+    Objects,
+    /// Loops without the engine
+    Raw,
+}
+
+impl HandlersPart {
+    const fn name(self) -> &'static str {
+        match self {
+            HandlersPart::Engine => "engine",
+            HandlersPart::Objects => "objects",
+            HandlersPart::Raw => "raw",
+        }
+    }
+}
+
+/// What a run of the program came to.
+#[derive(Debug)]
+pub(crate) struct FaultFigures {
+    us_a_fault: f64,
+    p99_us: f64,
+    cpu_us_a_fault: f64,
+    switches_a_fault: f64,
+}
+
+/// A way to serve faults.
+struct HandlersWay {
+    part: HandlersPart,
+    name: String,
+    /// Options of `quire run`; none where the program serves itself.
+    quire: Option<Vec<OsString>>,
+    /// Options of the program.
+    program: Vec<OsString>,
+    /// Handlers that the process must have. Not said where the engine counts the CPUs: it does not
+    /// look at a cgroup's share of them, as we do.
+    handlers: Option<usize>,
+}
+
+/// A way with a number of threads, measured.
+struct HandlersRow {
+    way: usize,
+    threads: usize,
+    us_a_fault: Samples,
+    p99_us: Samples,
+    cpu_us_a_fault: Samples,
+    switches_a_fault: Samples,
+}
+
+/// Runs the bench.
+pub(crate) fn main(options: &HandlersBench) -> Result<u8> {
+    sys::notice_signals();
+    ensure!(!options.threads.contains(&0), "one thread at least faults");
+    let common = &options.common;
+    let no_kernel = Err(anyhow::anyhow!("not a contestant"));
+    let stage = Stage::new(common.quire.as_deref(), no_kernel)?;
+    let rounds = common.rounds.unwrap_or(if common.quick { 2 } else { 5 });
+    let pages = if common.quick { options.pages.min(1024) } else { options.pages };
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut ways = ways(cpus, options.work_us);
+    ways.retain(|way| options.only.contains(&way.part));
+    let machine = Machine::read();
+    if !common.json {
+        output::print_machine(&machine);
+        println!("{:>24}: {rounds}; medians, and of ratios the least and the most", "rounds");
+        println!(
+            "{:>24}: {pages}, {} us between them; raw handlers compute for {} us",
+            "faults", options.think_us, options.work_us
+        );
+    }
+    let mut rows = Vec::new();
+    for &threads in &options.threads {
+        let measured = measure(&stage, &ways, options, pages, threads, rounds)?;
+        if !common.json {
+            print(&ways, &measured);
+        }
+        rows.extend(measured);
+    }
+    if common.json {
+        let json = Json::object([
+            ("bench", Json::text("handlers")),
+            ("machine", Json::from(&machine)),
+            ("faults", Json::Number(pages as f64)),
+            ("think_us", Json::Number(options.think_us as f64)),
+            ("work_us", Json::Number(options.work_us as f64)),
+            ("rows", rows.iter().map(|row| row.json(&ways, &rows)).collect()),
+        ]);
+        println!("{json}");
+    }
+    Ok(0)
+}
+
+/// All ways, of each part the default first.
+fn ways(cpus: usize, work_us: u64) -> Vec<HandlersWay> {
+    let auto = cpus.min(HANDLERS_AUTO_MAX);
+    let engine = |name: &str, options: &str, handlers: Option<usize>| HandlersWay {
+        part: HandlersPart::Engine,
+        name: name.into(),
+        quire: Some(words(options)),
+        program: Vec::new(),
+        handlers,
+    };
+    let objects = |name: &str, by: &str, handlers: usize| HandlersWay {
+        part: HandlersPart::Objects,
+        name: name.into(),
+        quire: None,
+        program: words(&format!("--by {by}")),
+        handlers: Some(handlers),
+    };
+    let raw = |name: &str, options: String| HandlersWay {
+        part: HandlersPart::Raw,
+        name: name.into(),
+        quire: None,
+        program: words(&format!("--work-us {work_us} {options}")),
+        handlers: None,
+    };
+    let looped = |name: &str, handlers: usize, options: &str| {
+        raw(name, format!("--by loop --handlers {handlers} {options}"))
+    };
+    vec![
+        engine("default: one a CPU, 4 at most", "", None),
+        engine("1 handler", "--handlers 1", Some(1)),
+        engine("2 handlers", "--handlers 2", Some(2)),
+        engine("4 handlers", "--handlers 4", Some(4)),
+        engine("8 handlers", "--handlers 8", Some(8)),
+        engine("12 handlers", "--handlers 12", Some(12)),
+        engine("as many on any CPU", "--no-pinned-handlers", None),
+        engine("1 on any CPU", "--no-pinned-handlers --handlers 1", Some(1)),
+        engine("4 on any CPU", "--no-pinned-handlers --handlers 4", Some(4)),
+        objects("default: one a CPU, 4 at most", "objects", auto),
+        objects("inline", "objects-inline", 0),
+        looped("default: one a CPU, 4 at most", auto, ""),
+        looped("1 handler", 1, ""),
+        looped("8 handlers", 8, ""),
+        looped("16 handlers", 16, ""),
+        looped("1 on any CPU", 1, "--place any"),
+        looped("as many on any CPU", auto, "--place any"),
+        looped("2 descriptors, all CPUs each", 2 * auto, "--descriptors 2"),
+        looped("4 descriptors, all CPUs each", 4 * auto, "--descriptors 4"),
+        looped("2 descriptors, any CPU", 2, "--descriptors 2 --place any"),
+        looped("4 descriptors, any CPU", 4, "--descriptors 4 --place any"),
+        looped("4 messages a read", auto, "--batch 4"),
+        looped("16 messages a read", auto, "--batch 16"),
+        looped("64 messages a read", auto, "--batch 64"),
+        looped("program pinned too", auto, "--place each-pinned"),
+        looped("a descriptor a CPU, the same", cpus, &format!("--descriptors {cpus} --place same")),
+        looped("a descriptor a CPU, another", cpus, &format!("--descriptors {cpus} --place other")),
+        raw("inline", "--by signal".into()),
+    ]
+}
+
+fn words(text: &str) -> Vec<OsString> {
+    text.split_whitespace().map(OsString::from).collect()
+}
+
+fn measure(
+    stage: &Stage,
+    ways: &[HandlersWay],
+    options: &HandlersBench,
+    pages: usize,
+    threads: usize,
+    rounds: u32,
+) -> Result<Vec<HandlersRow>> {
+    let mut rows: Vec<HandlersRow> =
+        (0..ways.len()).map(|way| HandlersRow::new(way, threads)).collect();
+    let common = format!("faults --threads {threads} --pages {}", pages.max(threads));
+    for _ in 0..rounds {
+        for (way, row) in ways.iter().zip(&mut rows) {
+            let mut argv: Vec<OsString> = vec![stage.own.clone().into()];
+            argv.extend(words(&format!("{common} --think-us {}", options.think_us)));
+            argv.extend(way.program.iter().cloned());
+            if let Some(handlers) = way.handlers {
+                argv.extend(["--expect-handlers".into(), handlers.to_string().into()]);
+            }
+            let workload = Workload { name: way.name.clone(), argv, is_deterministic: false };
+            let budget_bytes = 2 * (pages * PAGE_BYTES) as u64 + BESIDE_BYTES;
+            let contestant = match &way.quire {
+                None => Contestant::Bare,
+                Some(options) => {
+                    let mut options = options.clone();
+                    options.push("--folio-order=0".into());
+                    Contestant::Quire { budget_bytes, options }
+                }
+            };
+            row.push(&FaultFigures::of(&stage.run(&workload, &contestant)?)?);
+        }
+    }
+    Ok(rows)
+}
+
+impl FaultFigures {
+    fn new(
+        wall: Duration,
+        before: &sys::Used,
+        after: &sys::Used,
+        mut times_ns: Vec<u32>,
+    ) -> FaultFigures {
+        let faults = times_ns.len() as f64;
+        let cpu_seconds = |used: &sys::Used| used.user_seconds + used.system_seconds;
+        let switches =
+            |used: &sys::Used| (used.voluntary_switches + used.involuntary_switches) as f64;
+        times_ns.sort_unstable();
+        let p99 = times_ns.get(times_ns.len() * 99 / 100).copied().unwrap_or(0);
+        FaultFigures {
+            us_a_fault: wall.as_secs_f64() * 1e6 / faults,
+            p99_us: f64::from(p99) / 1e3,
+            cpu_us_a_fault: (cpu_seconds(after) - cpu_seconds(before)) * 1e6 / faults,
+            switches_a_fault: (switches(after) - switches(before)) / faults,
+        }
+    }
+
+    fn named(&self) -> [(&'static str, f64); 4] {
+        [
+            ("us_a_fault", self.us_a_fault),
+            ("p99_us", self.p99_us),
+            ("cpu_us_a_fault", self.cpu_us_a_fault),
+            ("switches_a_fault", self.switches_a_fault),
+        ]
+    }
+
+    fn print(&self) {
+        for (name, value) in self.named() {
+            println!("{{\"figure\": \"{name}\", \"value\": {value:.4}}}");
+        }
+    }
+
+    /// What the program printed.
+    fn of(outcome: &Outcome) -> Result<FaultFigures> {
+        let value = |name: &str| {
+            let found = outcome.figures.iter().find(|(found, _)| found == name);
+            found.map(|(_, value)| *value).ok_or_else(|| anyhow::anyhow!("it says no {name}"))
+        };
+        Ok(FaultFigures {
+            us_a_fault: value("us_a_fault")?,
+            p99_us: value("p99_us")?,
+            cpu_us_a_fault: value("cpu_us_a_fault")?,
+            switches_a_fault: value("switches_a_fault")?,
+        })
+    }
+}
+
+impl HandlersRow {
+    fn new(way: usize, threads: usize) -> HandlersRow {
+        HandlersRow {
+            way,
+            threads,
+            us_a_fault: Samples::default(),
+            p99_us: Samples::default(),
+            cpu_us_a_fault: Samples::default(),
+            switches_a_fault: Samples::default(),
+        }
+    }
+
+    fn push(&mut self, figures: &FaultFigures) {
+        self.us_a_fault.push(figures.us_a_fault);
+        self.p99_us.push(figures.p99_us);
+        self.cpu_us_a_fault.push(figures.cpu_us_a_fault);
+        self.switches_a_fault.push(figures.switches_a_fault);
+    }
+
+    /// The default of its part, measured beside it.
+    fn default_of<'a>(&'a self, ways: &[HandlersWay], rows: &'a [HandlersRow]) -> &'a HandlersRow {
+        let is_default = |row: &&HandlersRow| {
+            row.threads == self.threads && ways[row.way].part == ways[self.way].part
+        };
+        rows.iter().find(is_default).unwrap_or(self)
+    }
+
+    fn json(&self, ways: &[HandlersWay], rows: &[HandlersRow]) -> Json {
+        let way = &ways[self.way];
+        let default = self.default_of(ways, rows);
+        Json::object([
+            ("part", Json::text(way.part.name())),
+            ("way", Json::text(&way.name)),
+            ("threads", Json::Number(self.threads as f64)),
+            ("us_a_fault", Json::from(&self.us_a_fault)),
+            ("over_default", Json::from(&self.us_a_fault.over(&default.us_a_fault))),
+            ("cpu_us_a_fault", Json::from(&self.cpu_us_a_fault)),
+            ("cpu_over_default", Json::from(&self.cpu_us_a_fault.over(&default.cpu_us_a_fault))),
+            ("switches_a_fault", Json::from(&self.switches_a_fault)),
+            ("p99_us", Json::from(&self.p99_us)),
+        ])
+    }
+}
+
+/// Prints the rows of a number of threads, part by part.
+fn print(ways: &[HandlersWay], rows: &[HandlersRow]) {
+    let mut part = None;
+    for row in rows {
+        let way = &ways[row.way];
+        if part != Some(way.part) {
+            part = Some(way.part);
+            let plural = if row.threads == 1 { "" } else { "s" };
+            println!(
+                "\n  {:30}{:>10}{:>24}{:>9}{:>24}{:>9}{:>9}",
+                format!("{}, {} thread{plural}", way.part.name(), row.threads),
+                "us a fault",
+                "/ default",
+                "CPU us",
+                "/ default",
+                "switches",
+                "p99 us"
+            );
+        }
+        let default = row.default_of(ways, rows);
+        println!(
+            "  {:30}{:>10.2}{:>24}{:>9.2}{:>24}{:>9.2}{:>9.1}",
+            way.name,
+            row.us_a_fault.median(),
+            output::ratio(&row.us_a_fault.over(&default.us_a_fault)),
+            row.cpu_us_a_fault.median(),
+            output::ratio(&row.cpu_us_a_fault.over(&default.cpu_us_a_fault)),
+            row.switches_a_fault.median(),
+            row.p99_us.median(),
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_are_of_one_fault_and_survive_being_printed() {
+        let used = |seconds, switches| sys::Used {
+            user_seconds: seconds,
+            voluntary_switches: switches,
+            ..sys::Used::default()
+        };
+        let times_ns = (1..=200).rev().map(|us| us * 1000).collect();
+        let (before, after) = (used(1.0, 10), used(1.001, 410));
+        let figures = FaultFigures::new(Duration::from_millis(2), &before, &after, times_ns);
+        let expected = [10.0, 199.0, 5.0, 2.0];
+        for ((name, value), expected) in figures.named().into_iter().zip(expected) {
+            assert!((value - expected).abs() < 1e-6, "{name}: {value}, not {expected}");
+        }
+    }
+
+    #[test]
+    fn a_ratio_is_to_the_default_of_the_part_with_as_many_threads() {
+        let ways = ways(2, 0);
+        let mut rows = Vec::new();
+        for threads in [1, 2] {
+            rows.extend((0..ways.len()).map(|way| HandlersRow::new(way, threads)));
+        }
+        for row in &rows {
+            let default = row.default_of(&ways, &rows);
+            assert!(ways[default.way].name.starts_with("default"));
+            assert_eq!(
+                (default.threads, ways[default.way].part),
+                (row.threads, ways[row.way].part)
+            );
+        }
+    }
+}

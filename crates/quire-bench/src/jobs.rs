@@ -1,0 +1,176 @@
+//! The second half of `quire bench rmap`: jobs a minute on shared objects, as aim7 counts them.
+//!
+//! Workers do jobs on a few objects that all of them share, in a budget of a quarter of what the
+//! objects hold, so that reclaim walks the reverse map all the time. `short mappings` maps a part of
+//! an object, reads some of it, and unmaps it; now and then it drops a part from the cache or
+//! shortens and lengthens an object's tail. `disk` writes to a part through a mapping and flushes
+//! it. Each once with walks that share the lock, once with walks that keep all others out.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use quire::library::{AddressSpace, MapOptions, Object};
+use quire::store::test::VecStore;
+
+use super::output;
+use super::sys;
+use super::work::Random;
+use crate::samples::Samples;
+use quire_cli::print::json::Json;
+
+const PAGE_BYTES: usize = 4096;
+const OBJECTS: usize = 4;
+const OBJECT_BYTES: usize = 8 << 20;
+/// No job maps an object's tail: it is what comes and goes.
+const TAIL_BYTES: usize = 1 << 20;
+const PART_BYTES: usize = 256 << 10;
+/// Mappings of each object that are there all the time.
+const STANDING: usize = 16;
+
+/// A mix of jobs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mix {
+    ShortMappings,
+    Disk,
+}
+
+impl Mix {
+    const ALL: [Mix; 2] = [Mix::ShortMappings, Mix::Disk];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Mix::ShortMappings => "short mappings",
+            Mix::Disk => "disk",
+        }
+    }
+}
+
+/// A mix and a number of workers: jobs a minute.
+pub(crate) struct JobRow {
+    mix: Mix,
+    workers: usize,
+    shared: Samples,
+    exclusive: Samples,
+}
+
+/// Measures both mixes.
+pub(crate) fn measure(workers: &[usize], rounds: u32, round: Duration) -> Result<Vec<JobRow>> {
+    let mut rows = Vec::new();
+    for mix in Mix::ALL {
+        for &workers in workers {
+            let (shared, exclusive) = (Samples::default(), Samples::default());
+            rows.push(JobRow { mix, workers, shared, exclusive });
+        }
+    }
+    let space = AddressSpace::builder().memory(OBJECTS * OBJECT_BYTES / 4).build()?;
+    let open = |_| Object::with_store(&space, VecStore::new(vec![1; OBJECT_BYTES]), None);
+    let objects = (0..OBJECTS).map(open).collect::<Result<Vec<_>, _>>()?;
+    let body = (OBJECT_BYTES - TAIL_BYTES) as u64;
+    let options = MapOptions::new().len(body);
+    let standing = objects.iter().flat_map(|object| std::iter::repeat_n(object, STANDING));
+    let _standing =
+        standing.map(|object| sys::map_object(&options, object)).collect::<Result<Vec<_>, _>>()?;
+    for _ in 0..rounds {
+        for row in &mut rows {
+            for is_exclusive in [false, true] {
+                anyhow::ensure!(!sys::is_interrupted(), "interrupted");
+                space.set_exclusive_rmap(is_exclusive);
+                let jobs = run(&objects, row.mix, row.workers, round)?;
+                if is_exclusive { row.exclusive.push(jobs) } else { row.shared.push(jobs) }
+            }
+        }
+    }
+    Ok(rows)
+}
+
+/// Jobs a minute of so many workers.
+fn run(objects: &[Object], mix: Mix, workers: usize, round: Duration) -> Result<f64> {
+    let (is_over, jobs) = (AtomicBool::new(false), AtomicU64::new(0));
+    let started = Instant::now();
+    thread::scope(|scope| {
+        let all: Vec<_> = (0..workers)
+            .map(|worker| {
+                let (is_over, jobs) = (&is_over, &jobs);
+                scope.spawn(move || -> Result<()> {
+                    let mut random = Random::new(worker as u64 + 1);
+                    while !is_over.load(Ordering::Relaxed) {
+                        job(objects, mix, &mut random)?;
+                        jobs.fetch_add(1, Ordering::Relaxed);
+                    }
+                    Ok(())
+                })
+            })
+            .collect();
+        thread::sleep(round);
+        is_over.store(true, Ordering::Relaxed);
+        all.into_iter().try_for_each(|one| one.join().expect("a job does not panic"))
+    })?;
+    Ok(jobs.into_inner() as f64 * 60.0 / started.elapsed().as_secs_f64())
+}
+
+/// One job, on a part of an object that others map as well.
+fn job(objects: &[Object], mix: Mix, random: &mut Random) -> Result<()> {
+    let object = &objects[random.below(objects.len())];
+    let parts = (OBJECT_BYTES - TAIL_BYTES) / PART_BYTES;
+    let offset = random.below(parts) * PART_BYTES;
+    let options = MapOptions::new().offset(offset as u64).len(PART_BYTES as u64);
+    match mix {
+        Mix::ShortMappings => {
+            let mapping = sys::map_object(&options, object)?;
+            let sum: u64 =
+                mapping.iter().step_by(4 * PAGE_BYTES).map(|&byte| u64::from(byte)).sum();
+            anyhow::ensure!(sum > 0, "wrong bytes were read");
+            match random.below(16) {
+                0 => drop(object.drop_cached(offset as u64..(offset + PART_BYTES) as u64)),
+                1 => {
+                    object.set_len((OBJECT_BYTES - TAIL_BYTES) as u64)?;
+                    object.set_len(OBJECT_BYTES as u64)?;
+                }
+                _ => {}
+            }
+        }
+        Mix::Disk => {
+            let mapping = sys::map_object_mut(&options, object)?;
+            for page in 0..8 {
+                sys::write_byte(&mapping, page * PAGE_BYTES * 8, 1);
+            }
+            mapping.flush()?;
+        }
+    }
+    Ok(())
+}
+
+/// Prints the rows.
+pub(crate) fn print(rows: &[JobRow]) {
+    println!(
+        "\n  {:24}{:>12}{:>12}{:>28}",
+        "jobs a minute", "shared", "exclusive", "shared / exclusive"
+    );
+    for row in rows {
+        let workers = if row.workers == 1 { "worker" } else { "workers" };
+        println!(
+            "  {:24}{:>12.0}{:>12.0}{:>28}",
+            format!("{}, {} {workers}", row.mix.name(), row.workers),
+            row.shared.median(),
+            row.exclusive.median(),
+            output::ratio(&row.shared.over(&row.exclusive)),
+        );
+    }
+}
+
+/// The rows as JSON.
+pub(crate) fn json(rows: &[JobRow]) -> Json {
+    rows.iter()
+        .map(|row| {
+            Json::object([
+                ("mix", Json::text(row.mix.name())),
+                ("workers", Json::Number(row.workers as f64)),
+                ("shared_per_minute", Json::from(&row.shared)),
+                ("exclusive_per_minute", Json::from(&row.exclusive)),
+                ("shared_over_exclusive", Json::from(&row.shared.over(&row.exclusive))),
+            ])
+        })
+        .collect()
+}

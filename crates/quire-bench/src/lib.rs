@@ -1,0 +1,374 @@
+//! `quire bench`: measures programs bare, under quire, and with the kernel's own swap; and files
+//! read and written through the library's objects, beside mmap(2).
+//!
+//! Owns the contestants, the programs they run (some of them built into this binary as hidden
+//! subcommands), and the figures. Leaves everything about managing memory to `quire run`, which it
+//! starts as a user would, and to the library. All contestants take turns (ABC ABC ...), a ratio is
+//! taken between runs of one turn, and what is reported is the median with the least and the most.
+//!
+//! What it sets up in the kernel (a zram device, memory cgroups, the sizes of huge pages, a device's
+//! read-ahead) is undone when the value that stands for it is dropped; signals are noticed between
+//! waits, so that the drops happen then too.
+
+#![deny(unsafe_code)]
+#![warn(unreachable_pub)]
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+use quire_cli::print::say;
+use quire_cli::size::Size;
+use quire_cli::{PROGRAM_VARIABLE, QUIRE_FAILED, end_with_reader};
+
+mod around;
+mod contestant;
+mod data;
+mod fit;
+mod fork;
+mod handlers;
+mod jobs;
+mod kernel_swap;
+mod machine;
+mod memory_limit;
+mod objects;
+mod output;
+mod pageout;
+mod programs;
+mod rmap;
+mod samples;
+mod service;
+mod speculative;
+#[allow(unsafe_code, reason = "the bench's own ring: waiting with usage, and raw mappings")]
+mod sys;
+mod tree;
+mod versus;
+mod waiters;
+mod work;
+
+/// Measure programs bare, under quire, and with the kernel's swap
+#[derive(Parser, Debug)]
+#[command(name = "quire-bench", bin_name = "quire bench", max_term_width = 100)]
+struct BenchArgs {
+    #[command(subcommand)]
+    command: BenchCommand,
+}
+
+#[derive(Subcommand, Debug)]
+enum BenchCommand {
+    /// Programs that fit their budget, and programs that want two and four times as much
+    Run(RunBench),
+    /// What it costs to page out: batches against single pages, large folios against small
+    Swap(SwapBench),
+    /// What it takes to serve a fault, against the bare loop
+    Fault(FaultBench),
+    /// Reads through mappings of a file, by what is mapped around a fault
+    FaultAround(AroundBench),
+    /// Reads of a file that is four times as large as the memory for it
+    Objects(ObjectsBench),
+    /// What the reverse map's lock costs, and what walks gain that share it
+    Rmap(RmapBench),
+    /// What a page lock costs, free, contended, and in what is done with objects
+    Waiters(WaitersBench),
+    /// How many threads should serve faults, where, and from how many descriptors
+    Handlers(HandlersBench),
+    /// What it takes to start a program, by fork and by spawn
+    Fork(ForkBench),
+    /// Faults without the space's lock, against faults that share it, and the kernel's
+    Speculative(SpeculativeBench),
+    /// Threads that look up records, as ebizzy's do
+    #[command(hide = true)]
+    Ebizzy(speculative::EbizzyArgs),
+    /// Threads that fault
+    #[command(hide = true)]
+    Load(speculative::LoadArgs),
+    /// Threads that touch pages, served in one of many ways
+    #[command(hide = true)]
+    Faults(handlers::FaultsArgs),
+    /// A program that starts others
+    #[command(hide = true)]
+    Forks(fork::ForksArgs),
+    /// A program that is measured
+    #[command(hide = true)]
+    Work(work::WorkArgs),
+    /// A file read through mmap, measured
+    #[command(hide = true)]
+    Mmap(objects::MmapArgs),
+}
+
+/// What all benches let one choose.
+#[derive(Args, Debug)]
+struct Common {
+    /// Print the figures as JSON
+    #[arg(long)]
+    json: bool,
+
+    /// Turns that every contestant gets
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: Option<u32>,
+
+    /// Small sizes and few rounds: to see that it works
+    #[arg(long)]
+    quick: bool,
+
+    /// The quire binary to measure [default: the one that runs the bench, or the one beside it]
+    #[arg(long, value_name = "FILE", env = PROGRAM_VARIABLE, hide = true)]
+    quire: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+struct RunBench {
+    #[command(flatten)]
+    common: Common,
+
+    /// Numbers of threads that the programs run with
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_values_t = [1, 2])]
+    threads: Vec<usize>,
+
+    /// What to measure
+    #[arg(long, value_name = "PART", value_delimiter = ',', default_values = ["fits", "memory", "real", "build"])]
+    only: Vec<Part>,
+
+    /// What the memory program wants
+    #[arg(long, value_name = "SIZE", value_parser = Size::parse, default_value = "512M")]
+    size: Size,
+}
+
+#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+enum Part {
+    /// Programs that fit their budget
+    Fits,
+    /// Scans and random access to more than fits
+    Memory,
+    /// CPython and GNU sort with less than they want
+    Real,
+    /// zstd built by make -j2: all processes together where they fit, and in half of what they want
+    Build,
+}
+
+#[derive(Args, Debug)]
+struct SwapBench {
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(Args, Debug)]
+struct FaultBench {
+    #[command(flatten)]
+    common: Common,
+
+    /// Numbers of threads that fault
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_values_t = [1, 2])]
+    threads: Vec<usize>,
+}
+
+#[derive(Args, Debug)]
+struct AroundBench {
+    #[command(flatten)]
+    common: Common,
+
+    /// Numbers of threads that read, each through a mapping of its own
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_values_t = [1, 2, 4, 8])]
+    threads: Vec<usize>,
+
+    /// What is mapped around a fault: off, auto, an order from 0 to 9
+    #[arg(long, value_name = "WHAT,WHAT", value_delimiter = ',', value_parser = around::Around::parse,
+          default_value = "off,1,3,4,5,7,9,auto")]
+    around: Vec<around::Around>,
+
+    /// How large the file is; three times as much memory is used
+    #[arg(long, value_name = "SIZE", value_parser = Size::parse, default_value = "256M")]
+    size: Size,
+
+    /// Where the file is made, on the disk that is to be measured [default: the directory for
+    /// temporary files]
+    #[arg(long, value_name = "DIR")]
+    directory: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+struct ObjectsBench {
+    #[command(flatten)]
+    common: Common,
+
+    /// What to measure
+    #[arg(long, value_name = "PART", value_delimiter = ',',
+          default_values = ["cached", "in-order", "random"])]
+    only: Vec<objects::ObjectsPart>,
+
+    /// How large the file is; a quarter of it is the memory
+    #[arg(long, value_name = "SIZE", value_parser = Size::parse, default_value = "512M")]
+    size: Size,
+
+    /// Pages that are read at random
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(4..))]
+    reads: Option<u32>,
+
+    /// What the file's device reads ahead, for mmap; set for the time of a read, by root
+    #[arg(long, value_name = "SIZE,SIZE", value_delimiter = ',', value_parser = Size::parse,
+          default_value = "128K,8M")]
+    read_ahead: Vec<Size>,
+
+    /// Where the file is made, on the disk that is to be measured [default: $TMPDIR, or /var/tmp]
+    #[arg(long, value_name = "DIR")]
+    directory: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+struct RmapBench {
+    #[command(flatten)]
+    common: Common,
+
+    /// Numbers of threads that walk
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_values_t = [1, 2, 4])]
+    threads: Vec<usize>,
+
+    /// Numbers of workers that do jobs
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_values_t = [1, 2, 4, 8])]
+    workers: Vec<usize>,
+}
+
+#[derive(Args, Debug)]
+struct WaitersBench {
+    #[command(flatten)]
+    common: Common,
+
+    /// Numbers of threads that want one lock
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_values_t = [2, 4, 8])]
+    threads: Vec<usize>,
+
+    /// What to measure
+    #[arg(long, value_name = "PART", value_delimiter = ',', default_values = ["locks", "objects"])]
+    only: Vec<waiters::WaitersPart>,
+
+    /// How large the files are, and the largest object that is touched
+    #[arg(long, value_name = "SIZE", value_parser = Size::parse, default_value = "128M")]
+    size: Size,
+
+    /// Where the files are made [default: $TMPDIR, or /var/tmp]
+    #[arg(long, value_name = "DIR")]
+    directory: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+struct HandlersBench {
+    #[command(flatten)]
+    common: Common,
+
+    /// What to measure
+    #[arg(long, value_name = "PART", value_delimiter = ',', default_values = ["engine", "objects", "raw"])]
+    only: Vec<handlers::HandlersPart>,
+
+    /// Numbers of threads that fault
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_values_t = [1, 2, 4, 8, 16])]
+    threads: Vec<usize>,
+
+    /// Faults of all threads together, each time
+    #[arg(long, value_name = "N", default_value_t = 8192)]
+    pages: usize,
+
+    /// Microseconds that a thread computes between its faults
+    #[arg(long, value_name = "US", default_value_t = 0)]
+    think_us: u64,
+
+    /// Microseconds that a raw handler computes for a fault, beside the copy
+    #[arg(long, value_name = "US", default_value_t = 2)]
+    work_us: u64,
+}
+
+#[derive(Args, Debug)]
+struct ForkBench {
+    #[command(flatten)]
+    common: Common,
+
+    /// What the parent holds
+    #[arg(long, value_name = "SIZE,SIZE", value_delimiter = ',', value_parser = Size::parse,
+          default_value = "1M,64M,200M")]
+    size: Vec<Size>,
+
+    /// Programs that are started each time, each way
+    #[arg(long, value_name = "N", default_value_t = 40)]
+    processes: usize,
+}
+
+#[derive(Args, Debug)]
+struct SpeculativeBench {
+    #[command(flatten)]
+    common: Common,
+
+    /// What to measure
+    #[arg(long, value_name = "PART", value_delimiter = ',',
+          default_values = ["ebizzy", "scaler", "contention", "kernbench"])]
+    only: Vec<speculative::SpeculativePart>,
+
+    /// Numbers of threads that fault; of those that do so beside one that changes the layout, 8 at most
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_values_t = [1, 2, 4, 8, 16])]
+    threads: Vec<usize>,
+
+    /// Seconds that ebizzy and the scaler's programs run each time
+    #[arg(long, value_name = "SECONDS", default_value_t = 2.0)]
+    seconds: f64,
+
+    /// Runs of ebizzy, each way [default: as many as rounds]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
+    runs: Option<u32>,
+
+    /// Builds of the tree, each way
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    builds: u32,
+
+    /// A tree to build, with a Makefile that knows `clean` [default: zstd, from cargo's registry]
+    #[arg(long, value_name = "DIR")]
+    tree: Option<PathBuf>,
+
+    /// Memory of each thread that faults; less where the machine is small
+    #[arg(long, value_name = "SIZE", value_parser = Size::parse, default_value = "128M")]
+    area: Size,
+
+    /// Memory that another thread maps and unmaps beside the faults; the first rows have no such thread
+    #[arg(long, value_name = "SIZE,SIZE", value_delimiter = ',', value_parser = Size::parse,
+          default_value = "64M,256M")]
+    mapped: Vec<Size>,
+
+    /// How it changes the layout. An unmap drops its pages outside of the space's lock; a protect holds
+    /// that lock until it is done
+    #[arg(long, value_name = "CHANGE", value_delimiter = ',', default_values = ["unmap", "protect"])]
+    beside: Vec<speculative::Change>,
+}
+
+/// Runs the bench that the command line names.
+pub fn main() -> ExitCode {
+    let args = match BenchArgs::try_parse() {
+        Ok(args) => args,
+        Err(error) => {
+            let _ = error.print();
+            return if error.use_stderr() { QUIRE_FAILED.into() } else { ExitCode::SUCCESS };
+        }
+    };
+    end_with_reader();
+    let result = match args.command {
+        BenchCommand::Work(work) => work::main(&work),
+        BenchCommand::Mmap(mmap) => objects::read_by_mmap(&mmap),
+        BenchCommand::Run(options) => versus::main(&options),
+        BenchCommand::Swap(options) => pageout::main(&options),
+        BenchCommand::Fault(options) => service::main(&options),
+        BenchCommand::FaultAround(options) => around::main(&options),
+        BenchCommand::Objects(options) => objects::main(&options),
+        BenchCommand::Rmap(options) => rmap::main(&options),
+        BenchCommand::Waiters(options) => waiters::main(&options),
+        BenchCommand::Fork(options) => fork::main(&options),
+        BenchCommand::Forks(forks) => fork::forks(&forks),
+        BenchCommand::Handlers(options) => handlers::main(&options),
+        BenchCommand::Faults(faults) => handlers::faults(&faults),
+        BenchCommand::Speculative(options) => speculative::main(&options),
+        BenchCommand::Ebizzy(ebizzy) => speculative::ebizzy(&ebizzy),
+        BenchCommand::Load(load) => speculative::load(&load),
+    };
+    match result {
+        Ok(status) => status.into(),
+        Err(error) => {
+            say(&format!("{error:#}"));
+            QUIRE_FAILED.into()
+        }
+    }
+}

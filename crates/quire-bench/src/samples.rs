@@ -1,0 +1,107 @@
+//! Figures from several rounds: medians with their spread, means with their deviation, and ratios
+//! taken round by round.
+
+use quire_cli::print::json::Json;
+
+/// What one quantity was in every round.
+#[derive(Clone, Default, Debug)]
+pub(crate) struct Samples(Vec<f64>);
+
+impl Samples {
+    /// Adds a round.
+    pub(crate) fn push(&mut self, value: f64) {
+        self.0.push(value);
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(crate) fn values(&self) -> &[f64] {
+        &self.0
+    }
+
+    /// The middle of the rounds.
+    pub(crate) fn median(&self) -> f64 {
+        let mut sorted = self.0.clone();
+        sorted.sort_by(f64::total_cmp);
+        match sorted.len() {
+            0 => f64::NAN,
+            count if count % 2 == 1 => sorted[count / 2],
+            count => f64::midpoint(sorted[count / 2 - 1], sorted[count / 2]),
+        }
+    }
+
+    pub(crate) fn min(&self) -> f64 {
+        self.0.iter().copied().fold(f64::INFINITY, f64::min)
+    }
+
+    pub(crate) fn max(&self) -> f64 {
+        self.0.iter().copied().fold(f64::NEG_INFINITY, f64::max)
+    }
+
+    pub(crate) fn mean(&self) -> f64 {
+        self.0.iter().sum::<f64>() / self.0.len() as f64
+    }
+
+    /// The standard deviation of the sample.
+    pub(crate) fn deviation(&self) -> f64 {
+        if self.0.len() < 2 {
+            return 0.0;
+        }
+        let mean = self.mean();
+        let squares: f64 = self.0.iter().map(|value| (value - mean).powi(2)).sum();
+        (squares / (self.0.len() - 1) as f64).sqrt()
+    }
+
+    /// Round by round, this over `other`.
+    pub(crate) fn over(&self, other: &Samples) -> Samples {
+        Samples(self.0.iter().zip(&other.0).map(|(this, other)| this / other).collect())
+    }
+}
+
+impl FromIterator<f64> for Samples {
+    fn from_iter<I: IntoIterator<Item = f64>>(values: I) -> Samples {
+        Samples(values.into_iter().collect())
+    }
+}
+
+impl From<&Samples> for Json {
+    fn from(samples: &Samples) -> Json {
+        Json::object([
+            ("median", Json::Number(samples.median())),
+            ("min", Json::Number(samples.min())),
+            ("max", Json::Number(samples.max())),
+            ("mean", Json::Number(samples.mean())),
+            ("deviation", Json::Number(samples.deviation())),
+            ("rounds", samples.values().iter().map(|value| Json::Number(*value)).collect()),
+        ])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_is_the_middle_or_between_the_two_middles() {
+        assert_eq!([3.0, 1.0, 2.0].into_iter().collect::<Samples>().median(), 2.0);
+        assert_eq!([4.0, 1.0, 2.0, 3.0].into_iter().collect::<Samples>().median(), 2.5);
+        assert!(Samples::default().median().is_nan());
+    }
+
+    #[test]
+    fn deviation_is_that_of_a_sample() {
+        let samples: Samples = [2.0, 4.0, 4.0, 4.0, 5.0, 5.0, 7.0, 9.0].into_iter().collect();
+        assert_eq!(samples.mean(), 5.0);
+        assert!((samples.deviation() - (32.0f64 / 7.0).sqrt()).abs() < 1e-12);
+    }
+
+    #[test]
+    fn ratios_are_taken_within_a_round() {
+        let quire: Samples = [1.0, 4.0].into_iter().collect();
+        let kernel: Samples = [2.0, 2.0].into_iter().collect();
+        let ratio = quire.over(&kernel);
+        assert_eq!((ratio.min(), ratio.max(), ratio.median()), (0.5, 2.0, 1.25));
+    }
+}

@@ -1,0 +1,101 @@
+//! `quire`: runs programs in less memory than they want.
+//!
+//! `run` starts a program under the preload library and supervises it and its children; `stat`,
+//! `vmstat` and `trace` say what it counted, now or at its end, `ps` which runs there are, and `set`
+//! changes how they go on;
+//! `doctor` says what this machine lets it do; `bench` runs the program that measures it, which is a
+//! crate of its own and shares what is public here; `pack` makes archives that can be
+//! mapped; `cat` and `sum` read files through the engine's library, in this process. For `run` the
+//! managing itself is done in the programs' own processes, by the preload library; what they share
+//! is [`quire::control`].
+
+#![deny(unsafe_code)]
+#![warn(unreachable_pub)]
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+
+pub use bench::PROGRAM_VARIABLE;
+pub use sys::signals::end_with_reader;
+
+mod bench;
+pub mod cgroup;
+mod cli;
+mod doctor;
+mod events;
+mod inspect;
+mod installed;
+mod pack;
+pub mod print;
+mod procfs;
+mod ps;
+mod report;
+mod reservation;
+mod rights;
+mod run;
+mod runs;
+mod set;
+pub mod size;
+mod stat;
+mod stream;
+mod supervisor;
+#[allow(
+    unsafe_code,
+    reason = "the one ring that may: system calls that rustix has no safe form of"
+)]
+mod sys;
+mod trace;
+mod vmstat;
+
+/// Exit status where quire itself failed.
+pub const QUIRE_FAILED: u8 = 125;
+/// Exit status where the program cannot be executed.
+const NOT_EXECUTABLE: u8 = 126;
+/// Exit status where the program was not found.
+const NOT_FOUND: u8 = 127;
+
+/// Runs the command that the command line names.
+pub fn main() -> ExitCode {
+    let arguments = match cli::Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            let _ = error.print();
+            return if error.use_stderr() { QUIRE_FAILED.into() } else { ExitCode::SUCCESS };
+        }
+    };
+    // A supervisor goes on though its output has no reader.
+    let is_supervisor = match &arguments.command {
+        cli::Command::Run(_) => true,
+        cli::Command::Stat(args) => args.pid.is_empty(),
+        cli::Command::Trace(args) => args.pid.is_none(),
+        _ => false,
+    };
+    if !is_supervisor {
+        end_with_reader();
+    }
+    let result = match arguments.command {
+        cli::Command::Run(options) => run::run(&options),
+        cli::Command::Stat(args) => stat::stat(&args),
+        cli::Command::Ps(args) => ps::ps(&args),
+        cli::Command::Vmstat(args) => vmstat::vmstat(&args),
+        cli::Command::Trace(args) => trace::trace(&args),
+        cli::Command::Set(args) => set::set(&args),
+        cli::Command::Bench(arguments) => bench::bench(&arguments),
+        cli::Command::Pack(arguments) => pack::pack(&arguments),
+        cli::Command::Cat(options) => stream::cat(&options),
+        cli::Command::Sum(options) => stream::sum(&options),
+        cli::Command::Doctor => Ok(if doctor::doctor() { 0 } else { 1 }),
+    };
+    match result {
+        Ok(status) => status.into(),
+        Err(error) => {
+            print::say(&format!("{error:#}"));
+            match error.downcast_ref() {
+                Some(inspect::Refusal::NotFound(_)) => NOT_FOUND.into(),
+                Some(inspect::Refusal::NotExecutable(_)) => NOT_EXECUTABLE.into(),
+                None => QUIRE_FAILED.into(),
+            }
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! Waits until the processes that a command looks at have ended, or a program that bounds the time.
+
+use std::ffi::OsString;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+use super::{has_ended, open_process};
+use crate::sys::signals::Signals;
+use crate::sys::spawn;
+
+/// Why there is nothing more to wait for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Over {
+    /// All that was looked at has ended.
+    Ended,
+    /// The program that bounds the time has ended, with this status.
+    Program(u8),
+    /// A signal that ends has come: a terminal's ^C, or another.
+    Interrupted,
+}
+
+impl Over {
+    /// The exit status of the command that waited.
+    pub(crate) fn exit_status(self) -> u8 {
+        match self {
+            Over::Program(status) => status,
+            Over::Ended | Over::Interrupted => 0,
+        }
+    }
+}
+
+/// Waits, as long as there is something to look at.
+pub(crate) struct Waiter {
+    signals: Signals,
+    program: Option<(Child, OwnedFd)>,
+}
+
+impl Waiter {
+    /// A wait that signals end, and the end of the program of these words, which is started now,
+    /// where there are any.
+    pub(crate) fn start(program: &[OsString]) -> Result<Waiter> {
+        let signals = Signals::take_ends().context("cannot take signals over")?;
+        let program = program.split_first().map(|(name, arguments)| {
+            let mut command = Command::new(name);
+            command.args(arguments);
+            let child = spawn::spawn(command, signals.inherited(), None)
+                .with_context(|| format!("cannot run {}", name.display()))?
+                .child;
+            let process = open_process(child.id())?;
+            anyhow::Ok((child, process))
+        });
+        Ok(Waiter { signals, program: program.transpose()? })
+    }
+
+    /// Waits until `until`; says why there is no more to wait for, where it is so. The processes
+    /// that are looked at bound the time only where no program does.
+    pub(crate) fn wait(
+        &mut self,
+        until: Instant,
+        watched: &[BorrowedFd<'_>],
+    ) -> Result<Option<Over>> {
+        loop {
+            let mut alive: Vec<BorrowedFd<'_>> = vec![self.signals.as_fd()];
+            match &self.program {
+                Some((_, process)) => alive.push(process.as_fd()),
+                None => alive.extend(watched.iter().filter(|process| !has_ended(process))),
+            }
+            if alive.len() == 1 {
+                return Ok(Some(Over::Ended));
+            }
+            let mut polled: Vec<PollFd<'_>> =
+                alive.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
+            let left = until.saturating_duration_since(Instant::now());
+            match poll(&mut polled, Some(&timespec(left))) {
+                Ok(0) => return Ok(None),
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno).context("cannot wait for events"),
+            }
+            if self.signals.try_read().is_some() {
+                return Ok(Some(Over::Interrupted));
+            }
+            if let Some((child, process)) = &mut self.program
+                && has_ended(&process.as_fd())
+            {
+                let status = child.wait().context("cannot wait for the program")?;
+                return Ok(Some(Over::Program(exit_byte(status))));
+            }
+        }
+    }
+}
+
+fn exit_byte(status: std::process::ExitStatus) -> u8 {
+    use std::os::unix::process::ExitStatusExt as _;
+    match (status.code(), status.signal()) {
+        (Some(code), _) => code as u8,
+        (None, Some(signal)) => 128 + signal as u8,
+        (None, None) => crate::QUIRE_FAILED,
+    }
+}
+
+fn timespec(duration: Duration) -> Timespec {
+    Timespec {
+        tv_sec: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: duration.subsec_nanos().into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_ends_with_its_program() {
+        let program = ["sh", "-c", "exit 7"].map(OsString::from);
+        let mut waiter = Waiter::start(&program).unwrap();
+        let far = Instant::now() + Duration::from_secs(60);
+        assert_eq!(waiter.wait(far, &[]).unwrap(), Some(Over::Program(7)));
+    }
+
+    #[test]
+    fn a_wait_ends_with_the_last_of_those_it_watches() {
+        let mut child = Command::new("sleep").arg("0.05").spawn().unwrap();
+        let process = open_process(child.id()).unwrap();
+        let mut waiter = Waiter::start(&[]).unwrap();
+        assert_eq!(waiter.wait(Instant::now(), &[process.as_fd()]).unwrap(), None);
+        let far = Instant::now() + Duration::from_secs(60);
+        assert_eq!(waiter.wait(far, &[process.as_fd()]).unwrap(), Some(Over::Ended));
+        child.wait().unwrap();
+    }
+}

@@ -1,0 +1,80 @@
+//! Memfds that the supervisor shares with the members: sealed, and mapped shared.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+
+use anyhow::{Context as _, Result};
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+
+/// What a mapping is for. A store through one that is for reading is a SIGSEGV.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Access {
+    Read,
+    /// To look, and to change settings.
+    Write,
+}
+
+/// A memfd of zeros, `quire-` and `what` by name. It is sparse: only what is written costs memory.
+pub(super) fn create(what: &str, bytes: usize) -> Result<OwnedFd> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let memfd = rustix::fs::memfd_create(format!("quire-{what}"), flags)
+        .with_context(|| format!("cannot make the {what} memfd"))?;
+    rustix::fs::ftruncate(&memfd, bytes as u64)
+        .with_context(|| format!("cannot size the {what} memfd"))?;
+    // A member that shrank it would kill all others by SIGBUS.
+    rustix::fs::fcntl_add_seals(&memfd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
+        .with_context(|| format!("cannot seal the {what} memfd"))?;
+    Ok(memfd)
+}
+
+/// The beginning of a memfd, mapped shared.
+pub(super) struct SharedMap {
+    base: NonNull<u8>,
+    bytes: usize,
+    memfd: OwnedFd,
+}
+
+// SAFETY: the address is all that it hands out; what others do there is for them to justify.
+unsafe impl Sync for SharedMap {}
+
+impl SharedMap {
+    /// Maps `bytes` of the memfd that is called `what`.
+    pub(super) fn new(
+        memfd: OwnedFd,
+        bytes: usize,
+        access: Access,
+        what: &str,
+    ) -> Result<SharedMap> {
+        let rights = match access {
+            Access::Read => ProtFlags::READ,
+            Access::Write => ProtFlags::READ | ProtFlags::WRITE,
+        };
+        // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
+        let base = unsafe {
+            rustix::mm::mmap(std::ptr::null_mut(), bytes, rights, MapFlags::SHARED, &memfd, 0)
+        }
+        .with_context(|| format!("cannot map the {what} memfd"))?;
+        let base = NonNull::new(base.cast())
+            .with_context(|| format!("the {what} memfd came at address 0"))?;
+        Ok(SharedMap { base, bytes, memfd })
+    }
+
+    pub(super) fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+}
+
+impl AsFd for SharedMap {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.memfd.as_fd()
+    }
+}
+
+impl Drop for SharedMap {
+    fn drop(&mut self) {
+        // SAFETY: `new` mapped exactly this; the two that own one lend references only by a borrow of
+        // themselves, so none is left. A failure leaves a mapping behind, no more.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) };
+    }
+}
