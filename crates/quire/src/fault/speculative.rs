@@ -20,9 +20,9 @@ use super::{Access, Outcome};
 use crate::control::{Event, Tracepoint};
 use crate::mmu::{Mmu, Prot};
 use crate::space::AddressSpace;
-use crate::space::ThreadId;
 use crate::space::layout_lock::Entry;
 use crate::space::vma::Vma;
+use crate::sys::thread::ThreadId;
 use crate::units::{PageNum, PageRange};
 
 /// How a fault knows that the layout is what it has seen.
@@ -159,7 +159,7 @@ impl Taken {
     fn now() -> Taken {
         Taken {
             #[cfg(feature = "simulated")]
-            page_locks: crate::mmu::simulated::turns::page_locks(),
+            page_locks: crate::sys::turns::page_locks(),
         }
     }
 
@@ -168,7 +168,7 @@ impl Taken {
         #[cfg(feature = "simulated")]
         assert_eq!(
             self.page_locks,
-            crate::mmu::simulated::turns::page_locks(),
+            crate::sys::turns::page_locks(),
             "a fault that was given up keeps page locks"
         );
     }

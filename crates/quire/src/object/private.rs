@@ -32,15 +32,16 @@ use super::{FaultAround, Object, ObjectId, Objects};
 use crate::control::Event;
 use crate::fault::private::Unfilled;
 use crate::fault::speculative::{Doubt, Way};
-use crate::fault::{Access, Outcome, Staging};
+use crate::fault::{Outcome, Staging};
+use crate::mmu::Access;
 use crate::mmu::object::ObjectMmu;
 use crate::page::State;
 use crate::reclaim::Reclaimer;
 use crate::scratch::{STAGING_PAGES, Scratch};
-use crate::space::ThreadId;
 use crate::space::hosts::{HostId, local, local_range};
 use crate::space::vma::{Kind, Vma};
 use crate::swap::compress::PageBytes;
+use crate::sys::thread::ThreadId;
 use crate::units::{BLOCK_PAGES, ObjectPage, ObjectRange, PageNum, PageRange};
 
 /// Pages that one fault copies at most.

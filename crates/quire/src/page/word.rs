@@ -532,5 +532,5 @@ mod tests;
 #[cfg_attr(not(feature = "simulated"), allow(unused_variables, clippy::missing_const_for_fn))]
 fn count_locks(change: isize) {
     #[cfg(feature = "simulated")]
-    crate::mmu::simulated::turns::count_page_locks(change);
+    crate::sys::turns::count_page_locks(change);
 }

@@ -25,21 +25,11 @@ use crate::control::shard::ENGINE_SHARDS;
 use crate::fault::starved::{Answer, Starved};
 use crate::scratch::Scratch;
 use crate::sys::mutex::{LayoutGuard, LayoutMutex};
+use crate::sys::thread::ThreadId;
 use crate::units::PageNum;
 
 /// Most threads of an engine: each counts in a shard of its own.
 const ENGINE_THREADS_MAX: usize = ENGINE_SHARDS;
-
-/// A thread, by the number that the kernel has for it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct ThreadId(pub u32);
-
-impl ThreadId {
-    /// A thread that is not known.
-    pub const UNKNOWN: ThreadId = ThreadId(0);
-    /// The thread that asks, whose number is looked up where it is needed.
-    pub(crate) const CALLER: ThreadId = ThreadId(u32::MAX);
-}
 
 /// A way to ask for the calling thread's number, if there is one.
 #[derive(Default)]

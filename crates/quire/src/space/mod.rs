@@ -39,8 +39,8 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicUsize
 pub use self::advise::Advice;
 use self::dying::Dying;
 use self::hosts::Hosts;
+pub use self::layout_lock::Layout;
 use self::layout_lock::{Entry, LayoutLock, NumberOfThread, Unlocked};
-pub use self::layout_lock::{Layout, ThreadId};
 use self::rights::Rights;
 use self::shmem::ShmemWords;
 use self::vma::{Vma, VmaIndex};
@@ -54,6 +54,7 @@ use crate::page::{PageWord, Snapshot, WaitTable};
 use crate::reclaim::{Clock, Places};
 use crate::scratch::Scratch;
 use crate::swap::Swap;
+use crate::sys::thread::ThreadId;
 use crate::sys::{Errno, memory::Table, memory::Zeroed};
 use crate::units::{BLOCK_PAGES, PageNum, PageRange};
 

@@ -48,6 +48,7 @@ use self::slab::{
 use super::blob::{Blob, HEADER_BYTES, Header, Kind};
 use super::compress::{Corrupt, PageBytes, page_hash};
 use super::sparse::Sparse;
+use crate::budget::{Budget, Purpose};
 use crate::control::slabs::SLOT_BYTES;
 use crate::units::{PAGE_SIZE, PageNum};
 
@@ -78,6 +79,16 @@ pub trait Account {
     fn try_charge(&self, pages: usize) -> bool;
     /// Gives them back.
     fn uncharge(&self, pages: usize);
+}
+
+impl Account for Budget {
+    fn try_charge(&self, pages: usize) -> bool {
+        Budget::try_charge(self, pages, Purpose::Reclaim)
+    }
+
+    fn uncharge(&self, pages: usize) {
+        Budget::uncharge(self, pages);
+    }
 }
 
 /// The pool has no room for the blob, and the account none for a slab.

@@ -16,7 +16,7 @@ mod by_turns {
     use rustix_futex_sync::RawMutex as Futex;
     use rustix_futex_sync::lock_api::{self, GuardNoSend};
 
-    use crate::mmu::simulated::turns;
+    use crate::sys::turns;
 
     /// The futex mutex, for threads of which one runs at a time as well.
     /// With STEPS others may come in before it is taken and after it is given back.

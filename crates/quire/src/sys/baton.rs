@@ -19,7 +19,7 @@ use std::string::String;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::vec::Vec;
 
-use crate::space::ThreadId;
+use super::thread::ThreadId;
 
 /// Looks of idle actors in a row, with nobody else able to run, before the simulation is stuck.
 const IDLE_LOOKS_MAX: u32 = 20_000;
@@ -192,7 +192,7 @@ pub fn page_locks() -> isize {
 }
 
 /// The calling actor, as a thread; unknown where it is none.
-pub(super) fn actor() -> ThreadId {
+pub(crate) fn actor() -> ThreadId {
     ACTOR.get().map_or(ThreadId::UNKNOWN, |index| ThreadId(index as u32 + 1))
 }
 
