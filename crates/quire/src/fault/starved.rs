@@ -2,8 +2,8 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use rustix_futex_sync::Mutex;
-
+use crate::sys::mutex::Mutex;
+use crate::sys::rank;
 use crate::units::PageNum;
 
 const STARVED_MAX: usize = 64;
@@ -26,7 +26,7 @@ pub enum Answer {
 
 /// The pages whose faults wait for a frame, and the threads that sleep until there is one.
 pub struct Starved {
-    list: Mutex<List>,
+    list: Mutex<rank::FaultList, List>,
     /// Threads that sleep, or are about to.
     sleepers: AtomicU32,
     /// Counts answers; what sleepers sleep on.

@@ -46,6 +46,7 @@ use crate::space::hosts::{HOSTS_MAX, HostId, Pinned, local, local_range};
 use crate::space::vma::{Backing, Kind, Vma};
 use crate::sys::Errno;
 use crate::sys::mutex::MutexGuard;
+use crate::sys::rank;
 use crate::units::{PageNum, PageRange};
 
 /// Held by who meets or parts.
@@ -103,7 +104,7 @@ impl<M: ObjectMmu> Host<'_, M> {
 /// The lock of a window, and its host.
 pub(super) struct Window<'a, M: ObjectMmu> {
     // In this order: the lock is given back while the host is there.
-    mapped: MutexGuard<'a, Mapped>,
+    mapped: MutexGuard<'a, rank::Window, Mapped>,
     host: Host<'a, M>,
 }
 

@@ -123,6 +123,7 @@ use crate::space::AddressSpace;
 use crate::sys::Errno;
 use crate::sys::memory::{Table, Zeroed};
 use crate::sys::mutex::Mutex;
+use crate::sys::rank;
 use crate::units::{BLOCK_ORDER, BLOCK_PAGES, ObjectPage, ObjectRange, PAGE_SHIFT, PAGE_SIZE};
 
 /// Most objects of a space.
@@ -229,7 +230,7 @@ pub struct Object {
     /// Mappings in other address spaces.
     away: AtomicUsize,
     /// Who changes the length holds it.
-    resize: Mutex<()>,
+    resize: Mutex<rank::Resize, ()>,
     /// While the store is being asked to become shorter: the first page that it may lose. From here
     /// on nothing is written back. `u64::MAX` else.
     cut: AtomicU64,
@@ -394,7 +395,7 @@ pub struct Objects<M: ObjectMmu> {
     /// One past the highest slot that was ever used.
     slots_used: AtomicUsize,
     /// Serialises opening and closing against reclaim's and write-back's round.
-    registry: Mutex<Hands>,
+    registry: Mutex<rank::Registry, Hands>,
     neighbours: Neighbours<M>,
     windows: Windows,
     mappings: Mappings,

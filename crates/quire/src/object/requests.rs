@@ -13,8 +13,6 @@
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use rustix_futex_sync::Mutex;
-
 use super::shmem::Sleep;
 use super::window::Mapped;
 use super::{Object, ObjectId, Objects};
@@ -31,6 +29,8 @@ use crate::sys::Errno;
 use crate::sys::futex::{self, Reach};
 use crate::sys::memory;
 use crate::sys::monotonic_ns;
+use crate::sys::mutex::Mutex;
+use crate::sys::rank::{self, Rank};
 use crate::units::{
     BLOCK_PAGES, ObjectPage, ObjectRange, PAGE_SHIFT, PAGE_SIZE, PageNum, PageRange,
 };
@@ -110,6 +110,16 @@ pub(super) enum Request {
     Put { object: ObjectId },
 }
 
+impl Request {
+    /// Page locks that go with it, from the thread that asks to the one that works.
+    const fn locked_pages(&self) -> usize {
+        match self {
+            Request::Read { pages, .. } => pages.len(),
+            Request::WriteBack { .. } | Request::Put { .. } => 0,
+        }
+    }
+}
+
 struct Ring {
     /// With the moment at which each was sent.
     requests: [Option<(Request, u64)>; REQUESTS_MAX],
@@ -119,7 +129,7 @@ struct Ring {
 
 /// The queue.
 pub(super) struct Requests {
-    ring: Mutex<Ring>,
+    ring: Mutex<rank::Requests, Ring>,
     /// Counts requests; what idle workers sleep on.
     calls: AtomicU32,
     is_stopping: AtomicU32,
@@ -155,6 +165,7 @@ impl Requests {
             ring.requests[at] = Some((request, sent_ns));
             ring.len += 1;
         }
+        rank::released(Rank::Page, request.locked_pages());
         // Release: who sees the count sees the request.
         self.calls.fetch_add(1, Ordering::Release);
         futex::wake(&self.calls, 1, Reach::Process);
@@ -173,7 +184,9 @@ impl Requests {
         let at = ring.head;
         ring.head = (at + 1) % REQUESTS_MAX;
         ring.len -= 1;
-        ring.requests[at].take()
+        let taken = ring.requests[at].take();
+        rank::taken(Rank::Page, taken.as_ref().map_or(0, |(request, _)| request.locked_pages()));
+        taken
     }
 }
 

@@ -19,6 +19,7 @@ use crate::scratch::Scratch;
 use crate::sys::Errno;
 use crate::sys::futex::{self, Reach};
 use crate::sys::monotonic_ns;
+use crate::sys::rank;
 use crate::sys::thread::ThreadId;
 use crate::units::BLOCK_ORDER;
 
@@ -223,6 +224,7 @@ impl<M: Mmu> AddressSpace<M> {
 
     /// In the child: the frame pool is empty, the account another member's.
     pub fn after_fork_in_child(&self, slot: u32) {
+        rank::after_fork_in_child();
         self.frames.reset();
         self.budget.set_slot(slot);
         self.swap.after_fork_in_child(slot);

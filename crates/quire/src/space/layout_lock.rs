@@ -24,7 +24,8 @@ use super::vma::SpaceLocked;
 use crate::control::shard::ENGINE_SHARDS;
 use crate::fault::starved::{Answer, Starved};
 use crate::scratch::Scratch;
-use crate::sys::mutex::{LayoutGuard, LayoutMutex};
+use crate::sys::mutex::{Mutex, MutexGuard};
+use crate::sys::rank::{self, Rank};
 use crate::sys::thread::ThreadId;
 use crate::units::PageNum;
 
@@ -49,7 +50,7 @@ impl NumberOfThread {
 
 pub(super) struct LayoutLock {
     /// Who changes the layout, with the working memory that goes with it.
-    changes: LayoutMutex<Scratch>,
+    changes: Mutex<rank::Layout, Scratch>,
     /// Lets faults in beside each other, and nobody else.
     faults: Turnstile,
     /// The thread that changes the layout.
@@ -84,7 +85,7 @@ impl Drop for AfterUnlock<'_> {
 
 /// The space's lock, held to change the layout, with the working memory of whoever does.
 pub struct Layout<'a> {
-    pub(crate) scratch: LayoutGuard<'a, Scratch>,
+    pub(crate) scratch: MutexGuard<'a, rank::Layout, Scratch>,
     pub(super) locked: SpaceLocked,
     lock: &'a LayoutLock,
     after: AfterUnlock<'a>,
@@ -108,7 +109,7 @@ pub(crate) enum Entry<'a> {
 impl LayoutLock {
     pub(super) const fn new(scratch: Scratch) -> LayoutLock {
         LayoutLock {
-            changes: LayoutMutex::new(scratch),
+            changes: Mutex::new(scratch),
             faults: Turnstile::new(AtomicU32::new(0)),
             owner: AtomicU32::new(0),
             engine_threads: [const { AtomicU32::new(0) }; ENGINE_THREADS_MAX],
@@ -125,19 +126,24 @@ impl LayoutLock {
         let scratch = self.changes.lock();
         // Relaxed: a fault of this very thread sees it, and nobody else's is this number.
         self.owner.store(thread().0, Ordering::Relaxed);
+        rank::sleeps_for(Rank::LayoutFaults);
         self.faults.lock();
+        rank::taken(Rank::LayoutFaults, 1);
         Layout { scratch, locked: SpaceLocked(()), lock: self, after: AfterUnlock(space) }
     }
 
     /// Takes the lock against all others who change the layout, if nobody has it; classic faults stay
     /// inside.
-    pub(super) fn try_lock_beside_faults(&self) -> Option<(LayoutGuard<'_, Scratch>, SpaceLocked)> {
+    pub(super) fn try_lock_beside_faults(
+        &self,
+    ) -> Option<(MutexGuard<'_, rank::Layout, Scratch>, SpaceLocked)> {
         self.changes.try_lock().map(|guard| (guard, SpaceLocked(())))
     }
 
     /// Lets a fault in, of what `thread` says, beside others, or shuts it out.
     pub(crate) fn try_share(&self, page: PageNum, thread: impl FnOnce() -> ThreadId) -> Entry<'_> {
         if self.faults.try_enter() {
+            rank::taken(Rank::LayoutFaults, 1);
             return Entry::Shared(Shared(self));
         }
         if self.is_exempt(thread()) {
@@ -185,6 +191,7 @@ impl LayoutLock {
 
 impl Drop for Shared<'_> {
     fn drop(&mut self) {
+        rank::released(Rank::LayoutFaults, 1);
         self.0.faults.leave();
     }
 }
@@ -192,6 +199,7 @@ impl Drop for Shared<'_> {
 impl Drop for Layout<'_> {
     fn drop(&mut self) {
         self.lock.owner.store(0, Ordering::Relaxed);
+        rank::released(Rank::LayoutFaults, 1);
         if self.lock.faults.unlock() {
             self.after.0.answer_shut_out();
         }

@@ -54,6 +54,8 @@ use crate::page::{PageWord, Snapshot, WaitTable};
 use crate::reclaim::{Clock, Places};
 use crate::scratch::Scratch;
 use crate::swap::Swap;
+use crate::sys::mutex::Mutex;
+use crate::sys::rank;
 use crate::sys::thread::ThreadId;
 use crate::sys::{Errno, memory::Table, memory::Zeroed};
 use crate::units::{BLOCK_PAGES, PageNum, PageRange};
@@ -87,7 +89,7 @@ pub struct AddressSpace<M: Mmu> {
     pub(crate) streams: Streams,
     pub(crate) costs: Costs,
     pub(crate) places: Places,
-    pub(crate) clock: rustix_futex_sync::Mutex<Clock>,
+    pub(crate) clock: Mutex<rank::Clock, Clock>,
     pub(crate) starved: Starved,
     /// Faults that a program's thread has found parked, for an engine thread to answer.
     unanswered: Starved,
@@ -160,7 +162,7 @@ impl<M: Mmu> AddressSpace<M> {
             streams: Streams::new(),
             costs: Costs::new(),
             places: Places::default(),
-            clock: rustix_futex_sync::Mutex::new(Clock::default()),
+            clock: Mutex::new(Clock::default()),
             starved: Starved::new(),
             unanswered: Starved::new(),
             should_answer_shut_out: AtomicBool::new(false),

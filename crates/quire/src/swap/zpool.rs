@@ -36,10 +36,6 @@ use core::num::NonZeroU32;
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 
-use rustix::fd::BorrowedFd;
-use rustix::io::Errno;
-use rustix_futex_sync::Mutex;
-
 use self::home::{Home, Left};
 use self::slab::{
     CLASS, CLASSES, Freed, GRANULE_BYTES, Keep, Lists, RAW_CLASS, SLOT_GRANULES, SLOT_PAGES, Slab,
@@ -50,7 +46,11 @@ use super::compress::{Corrupt, PageBytes, page_hash};
 use super::sparse::Sparse;
 use crate::budget::{Budget, Purpose};
 use crate::control::slabs::SLOT_BYTES;
+use crate::sys::mutex::Mutex;
+use crate::sys::rank;
 use crate::units::{PAGE_SIZE, PageNum};
+use rustix::fd::BorrowedFd;
+use rustix::io::Errno;
 
 /// Larger classes that may take a blob when no memory for a slab of its own is to be had.
 const CLASSES_TO_SPARE: usize = 8;
@@ -108,7 +108,7 @@ type RawHeaders = [[AtomicU64; 2]; SLOT_PAGES];
 
 /// The class's lock on cache lines of its own.
 #[repr(align(64))]
-struct ClassLock(Mutex<Lists>);
+struct ClassLock(Mutex<rank::ZpoolClass, Lists>);
 
 /// The compressed pool.
 pub struct Zpool {

@@ -14,6 +14,7 @@ pub mod futex;
 pub mod memory;
 pub mod mutex;
 pub mod probe;
+pub mod rank;
 #[cfg(feature = "library")]
 pub(crate) mod stack;
 pub mod thread;

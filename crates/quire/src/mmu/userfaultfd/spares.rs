@@ -12,12 +12,12 @@
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use linux_raw_sys::general::MADV_DONTFORK;
-use rustix::mm::{MapFlags, ProtFlags};
-use rustix_futex_sync::Mutex;
-
+use crate::sys::mutex::Mutex;
+use crate::sys::rank;
 use crate::sys::{Errno, memory};
 use crate::units::{PAGE_SHIFT, PAGE_SIZE};
+use linux_raw_sys::general::MADV_DONTFORK;
+use rustix::mm::{MapFlags, ProtFlags};
 
 /// Mappings that are held back. A move over a part of a mapping wants four to be free (the kernel
 /// refuses it below that), the one that is moved, and two for what is left of the other; once more
@@ -29,7 +29,7 @@ const TRIES: usize = 64;
 /// Spare mappings.
 pub(super) struct Spares {
     /// Where they lie; 0 where there are none.
-    place: Mutex<usize>,
+    place: Mutex<rank::Spares, usize>,
     /// Whether there are any, for who does not want the lock.
     are_held: AtomicBool,
 }
