@@ -9,11 +9,11 @@
 //!
 //! Locks: page locks, in any order, because all but the first are only tried.
 
+pub mod fault_list;
 pub mod grant;
 pub mod order;
 pub(crate) mod private;
 pub(crate) mod speculative;
-pub mod starved;
 mod swapin;
 mod trace;
 pub mod way;

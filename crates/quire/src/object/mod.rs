@@ -115,8 +115,8 @@ use self::shmem::Shmem;
 use self::window::Windows;
 pub use self::writeback::FlushError;
 use crate::budget::Purpose;
+use crate::fault::fault_list::FaultList;
 use crate::fault::order::Streams;
-use crate::fault::starved::Starved;
 use crate::mmu::object::{Home, ObjectMmu};
 use crate::page::PageWord;
 use crate::space::AddressSpace;
@@ -405,7 +405,7 @@ pub struct Objects<M: ObjectMmu> {
     /// For reads in place.
     buffers: read_in_place::Buffers,
     /// Faults that wait until less is dirty.
-    unclean: Starved,
+    unclean: FaultList,
     /// Writers that have waited too long.
     stalls: stall::Stalls,
     /// Dirty, or under way to a store: what writers are stopped by.
@@ -454,7 +454,7 @@ impl<M: ObjectMmu> Objects<M> {
             pins,
             requests: Requests::new(),
             buffers,
-            unclean: Starved::new(),
+            unclean: FaultList::new(),
             stalls: stall::Stalls::new(),
             dirty: AtomicUsize::new(0),
             cached: AtomicUsize::new(0),

@@ -18,7 +18,7 @@ use super::window::Mapped;
 use super::{Object, ObjectId, Objects};
 use crate::control::{Event, FaultKind};
 use crate::fault::Outcome;
-use crate::fault::starved::{Answer, Starved};
+use crate::fault::fault_list::{Answer, FaultList};
 use crate::mmu::Access;
 use crate::mmu::Protection;
 use crate::mmu::object::ObjectMmu;
@@ -134,9 +134,9 @@ pub(super) struct Requests {
     calls: AtomicU32,
     is_stopping: AtomicU32,
     /// Faults that found the queue full.
-    crowded: Starved,
+    crowded: FaultList,
     /// Faults that found their page busy, and no record to be parked by.
-    unparked: Starved,
+    unparked: FaultList,
     /// When those were answered last.
     unparked_ns: AtomicU64,
 }
@@ -147,8 +147,8 @@ impl Requests {
             ring: Mutex::new(Ring { requests: [None; REQUESTS_MAX], head: 0, len: 0 }),
             calls: AtomicU32::new(0),
             is_stopping: AtomicU32::new(0),
-            crowded: Starved::new(),
-            unparked: Starved::new(),
+            crowded: FaultList::new(),
+            unparked: FaultList::new(),
             unparked_ns: AtomicU64::new(0),
         }
     }

@@ -20,7 +20,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
 use super::AddressSpace;
 use super::vma::{Backing, Vma};
-use crate::fault::starved::Answer;
+use crate::fault::fault_list::Answer;
 use crate::mmu::Mmu;
 use crate::sys::Errno;
 use crate::units::{PageNum, PageRange};

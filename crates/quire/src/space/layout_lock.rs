@@ -22,7 +22,7 @@ use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use super::turnstile::Turnstile;
 use super::vma::SpaceLocked;
 use crate::control::shard::ENGINE_SHARDS;
-use crate::fault::starved::{Answer, Starved};
+use crate::fault::fault_list::{Answer, FaultList};
 use crate::scratch::Scratch;
 use crate::sys::mutex::{Mutex, MutexGuard};
 use crate::sys::rank::{self, Rank};
@@ -56,7 +56,7 @@ pub(super) struct LayoutLock {
     /// The thread that changes the layout.
     owner: AtomicU32,
     engine_threads: [AtomicU32; ENGINE_THREADS_MAX],
-    shut_out: Starved,
+    shut_out: FaultList,
 }
 
 /// Whether a word names no thread. Relaxed: the owner's own faults see what he has stored, and who
@@ -113,7 +113,7 @@ impl LayoutLock {
             faults: Turnstile::new(AtomicU32::new(0)),
             owner: AtomicU32::new(0),
             engine_threads: [const { AtomicU32::new(0) }; ENGINE_THREADS_MAX],
-            shut_out: Starved::new(),
+            shut_out: FaultList::new(),
         }
     }
 

@@ -46,7 +46,7 @@ use self::shmem::ShmemWords;
 use self::vma::{Vma, VmaIndex};
 use crate::budget::{Budget, Purpose};
 use crate::errands::Errands;
-use crate::fault::{order::Streams, starved::Starved, way::Costs};
+use crate::fault::{fault_list::FaultList, order::Streams, way::Costs};
 use crate::frames::FramePool;
 use crate::mmu::Mmu;
 use crate::page::wait::Waiter;
@@ -90,9 +90,9 @@ pub struct AddressSpace<M: Mmu> {
     pub(crate) costs: Costs,
     pub(crate) places: Places,
     pub(crate) clock: Mutex<rank::Clock, Clock>,
-    pub(crate) starved: Starved,
+    pub(crate) starved: FaultList,
     /// Faults that a program's thread has found parked, for an engine thread to answer.
-    unanswered: Starved,
+    unanswered: FaultList,
     /// Likewise faults that were shut out while the layout changed.
     should_answer_shut_out: AtomicBool,
     /// Who waits for a page's word, the arena's and others.
@@ -163,8 +163,8 @@ impl<M: Mmu> AddressSpace<M> {
             costs: Costs::new(),
             places: Places::default(),
             clock: Mutex::new(Clock::default()),
-            starved: Starved::new(),
-            unanswered: Starved::new(),
+            starved: FaultList::new(),
+            unanswered: FaultList::new(),
             should_answer_shut_out: AtomicBool::new(false),
             waits: WaitTable::new()?,
             parked: Table::new(wait::PARKED_MAX)?,
