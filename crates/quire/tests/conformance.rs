@@ -10,7 +10,7 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use quire::fault::Access;
+use quire::mmu::Access;
 use quire::mmu::simulated::{Settings, Simulated, Trap};
 use quire::mmu::userfaultfd::Userfaultfd;
 use quire::mmu::{Done, FrameId, FrameRun, Holes, Inspect, Mmu, Prot, Protection, Refusal};

@@ -9,7 +9,7 @@
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
-use quire::fault::Access;
+use quire::mmu::Access;
 use quire::mmu::object::{Home, ObjectMmu};
 use quire::mmu::simulated::{Generator, Settings, Simulated, Trap};
 use quire::mmu::userfaultfd::Userfaultfd;

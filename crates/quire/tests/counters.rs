@@ -15,10 +15,10 @@ use quire::control::shard::ENGINE_SHARDS;
 use quire::control::{
     CONTROL_BYTES, Control, Event, FAULT_BUCKETS, FaultKind, TRACES, Trace, TraceRing, Tracepoint,
 };
-use quire::fault::Access;
+use quire::mmu::Access;
 use quire::mmu::Mmu;
 use quire::page::State;
-use quire::space::ThreadId;
+use quire::sys::thread::ThreadId;
 use quire::units::{PAGE_SIZE, PageNum, PageRange};
 use raw_thread::Raw;
 

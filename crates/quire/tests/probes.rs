@@ -10,7 +10,7 @@ use std::process::{Command, Output};
 
 use common::{Machine, Tree};
 use quire::control::{Event, Tracepoint};
-use quire::space::ThreadId;
+use quire::sys::thread::ThreadId;
 use quire::units::{PageNum, PageRange};
 
 /// Set for a copy of this binary that only passes tracepoints.

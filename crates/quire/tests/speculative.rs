@@ -11,12 +11,14 @@ use common::Tree;
 use common::real::Engine;
 use quire::control::Event;
 use quire::failpoint::{self, Place};
-use quire::fault::{Access, Outcome};
+use quire::fault::Outcome;
+use quire::mmu::Access;
 use quire::mmu::Prot;
 use quire::reclaim::Reclaimer;
 use quire::scratch::Scratch;
-use quire::space::{Advice, ThreadId};
+use quire::space::Advice;
 use quire::sys::clock::Moment;
+use quire::sys::thread::ThreadId;
 use quire::units::{BLOCK_PAGES, PAGE_SIZE, PageNum, PageRange};
 
 const DOUBTS: [Event; 5] = [

@@ -368,13 +368,3 @@ impl Budget {
         self.limit() << PAGE_SHIFT
     }
 }
-
-impl crate::swap::Account for Budget {
-    fn try_charge(&self, pages: usize) -> bool {
-        Budget::try_charge(self, pages, Purpose::Reclaim)
-    }
-
-    fn uncharge(&self, pages: usize) {
-        Budget::uncharge(self, pages);
-    }
-}

@@ -1,6 +1,6 @@
 //! What is counted, and the names by which it is asked for.
 
-use super::trace::Tracepoint;
+use super::Tracepoint;
 
 /// What is counted, by /proc/vmstat's names where it has one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -37,8 +37,9 @@ pub use self::seat::Seat;
 use self::shard::ShardsUsed;
 pub use self::shard::{SHARDS, Shard};
 pub use self::tally::Tally;
-pub use self::trace::{TRACES, Trace, TraceRing, Tracepoint};
+pub use self::trace::{TRACES, TraceRing};
 use crate::sys::futex::{self, Reach};
+pub use crate::sys::probe::{Trace, Tracepoint};
 
 /// Environment variable with the name of the supervisor's abstract socket (without the NUL).
 pub const SOCKET_VARIABLE: &str = "QUIRE_SOCKET";

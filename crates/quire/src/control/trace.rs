@@ -1,6 +1,6 @@
 //! What happened on the way of a fault, in a ring that another process may read.
 //!
-//! Owns the tracepoints and a ring's protocol; who traces is the fault's affair, and who reads the
+//! Owns a ring's protocol; who traces is the fault's affair, and who reads the
 //! supervisor's and its tools'. No locks, and nobody waits.
 //!
 //! # Records
@@ -28,25 +28,10 @@
 use core::sync::atomic::{AtomicU64, Ordering, fence};
 
 use super::Event;
+use crate::sys::probe::{Trace, Tracepoint};
 
 /// Records of a ring.
 pub const TRACES: usize = 1024;
-
-/// A moment on the way of a fault that can be watched.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u32)]
-pub enum Tracepoint {
-    /// The VMA changed while a fault was served speculatively, or was being changed.
-    SpfVmaChanged,
-    /// The VMA's memory was not prepared for it.
-    SpfVmaNoanon,
-    /// VMAs of that kind are not served so.
-    SpfVmaNotsup,
-    /// The VMA does not allow the access.
-    SpfVmaAccess,
-    /// The page's state changed meanwhile.
-    SpfPmdChanged,
-}
 
 impl Tracepoint {
     /// Every tracepoint, in the order of its number.
@@ -81,23 +66,6 @@ impl Tracepoint {
             Tracepoint::SpfPmdChanged => Event::SpfPmdChanged,
         }
     }
-}
-
-/// What a ring keeps of a moment.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Trace {
-    /// When, by CLOCK_MONOTONIC.
-    pub time_ns: u64,
-    /// Where.
-    pub tracepoint: Tracepoint,
-    /// The kernel's id of the thread that faulted; 0 where it is not known.
-    pub thread: u32,
-    /// The address that was accessed, down to its page.
-    pub address: u64,
-    /// First address of the VMA; 0, as its end, where there is none.
-    pub vma_start: u64,
-    /// The address behind the VMA.
-    pub vma_end: u64,
 }
 
 /// A word of a ring: an atomic of the processor's, or one of a model's.

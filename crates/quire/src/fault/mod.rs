@@ -9,11 +9,11 @@
 //!
 //! Locks: page locks, in any order, because all but the first are only tried.
 
+pub mod fault_list;
 pub mod grant;
 pub mod order;
 pub(crate) mod private;
 pub(crate) mod speculative;
-pub mod starved;
 mod swapin;
 mod trace;
 pub mod way;
@@ -24,29 +24,19 @@ use self::speculative::{Doubt, Way};
 use self::window::Window;
 use crate::control::Event;
 use crate::failpoint::{self, Place};
-use crate::mmu::{FrameRun, Mmu, Protection};
+use crate::mmu::{Access, FrameRun, Mmu, Protection};
 use crate::page::{Flags, Interrupted, Kill, Snapshot, State};
 use crate::scratch::{STAGING_PAGES, Scratch};
+use crate::space::AddressSpace;
 use crate::space::vma::{Kind, Vma};
-use crate::space::{AddressSpace, ThreadId};
 use crate::swap::compress::{Corrupt, PageBytes, fill_same};
 use crate::swap::zpool::Handle;
 use crate::sys::clock::Moment;
+use crate::sys::thread::ThreadId;
 use crate::units::{BLOCK_ORDER, BLOCK_PAGES, PAGE_SIZE, PageNum, PageRange};
 
 /// Pages on their way into the program.
 pub(crate) type Staging = [PageBytes; STAGING_PAGES];
-
-/// What the program tried to do.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Access {
-    /// Read a missing page.
-    Read,
-    /// Write a missing page.
-    Write,
-    /// Write a page that is write-protected.
-    WriteProtected,
-}
 
 /// What became of a fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

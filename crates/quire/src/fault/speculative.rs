@@ -34,9 +34,11 @@ use super::{Access, Outcome};
 use crate::control::{Event, Tracepoint};
 use crate::mmu::{Mmu, Prot};
 use crate::space::AddressSpace;
-use crate::space::ThreadId;
 use crate::space::layout_lock::Entry;
 use crate::space::vma::Vma;
+#[cfg(debug_assertions)]
+use crate::sys::rank::{self, Rank};
+use crate::sys::thread::ThreadId;
 use crate::units::{PageNum, PageRange};
 
 /// How a fault knows that the layout is what it has seen.
@@ -162,27 +164,27 @@ impl<M: Mmu> AddressSpace<M> {
     }
 }
 
-/// What the calling thread holds, in a simulation, which checks that who gives up keeps nothing.
+/// What the calling thread holds: debug builds check that a fault that is given up keeps nothing.
 struct Taken {
-    #[cfg(feature = "simulated")]
-    page_locks: isize,
+    #[cfg(debug_assertions)]
+    page_locks: usize,
 }
 
 impl Taken {
     #[inline]
     fn now() -> Taken {
         Taken {
-            #[cfg(feature = "simulated")]
-            page_locks: crate::mmu::simulated::turns::page_locks(),
+            #[cfg(debug_assertions)]
+            page_locks: rank::held(Rank::Page),
         }
     }
 
     #[inline]
     fn check_given_back(&self) {
-        #[cfg(feature = "simulated")]
+        #[cfg(debug_assertions)]
         assert_eq!(
             self.page_locks,
-            crate::mmu::simulated::turns::page_locks(),
+            rank::held(Rank::Page),
             "a fault that was given up keeps page locks"
         );
     }

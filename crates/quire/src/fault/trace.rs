@@ -4,12 +4,13 @@
 //! in the control page while the program runs, and a probe for tracers of others. Nothing here
 //! waits or takes a lock.
 
-use super::{Access, Outcome};
+use super::Outcome;
 use crate::control::{FaultKind, Trace, Tracepoint};
-use crate::mmu::Mmu;
+use crate::mmu::{Access, Mmu};
 use crate::page::State;
-use crate::space::{AddressSpace, ThreadId};
+use crate::space::AddressSpace;
 use crate::sys::clock::Moment;
+use crate::sys::thread::ThreadId;
 use crate::sys::{monotonic_ns, probe};
 use crate::units::{PageNum, PageRange};
 

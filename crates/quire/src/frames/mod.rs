@@ -17,11 +17,11 @@ mod limbo;
 
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use rustix_futex_sync::{Mutex, MutexGuard};
-
 use self::bits::{longest_run, set};
 pub use self::limbo::QueueEnd;
 use crate::mmu::{FrameId, FrameRun};
+use crate::sys::mutex::{Mutex, MutexGuard};
+use crate::sys::rank;
 use crate::sys::{Errno, memory::Table};
 use crate::units::{BLOCK_ORDER, BLOCK_PAGES};
 
@@ -95,7 +95,7 @@ impl Heads {
 /// The frame pool's books. The memory itself is the MMU's.
 pub struct FramePool {
     windows: Table<Slot>,
-    heads: Mutex<Heads>,
+    heads: Mutex<rank::FramePool, Heads>,
     /// Page whose content a frame in limbo holds.
     owners: Table<AtomicU64>,
     /// Pool handle with the same bytes (0 for none), and what else a page in limbo must keep.
@@ -106,7 +106,7 @@ pub struct FramePool {
 
 /// The books while the mutex is held.
 struct Lists<'a> {
-    heads: MutexGuard<'a, Heads>,
+    heads: MutexGuard<'a, rank::FramePool, Heads>,
     windows: &'a [Slot],
 }
 

@@ -25,7 +25,8 @@ use std::sync::{Once, OnceLock};
 
 pub(super) use self::buffers::READS_MAX;
 use super::Error;
-use crate::fault::{Access, Outcome};
+use crate::fault::Outcome;
+use crate::mmu::Access;
 use crate::mmu::userfaultfd::Userfaultfd;
 use crate::object::Objects;
 use crate::sys::Errno;

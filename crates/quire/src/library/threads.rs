@@ -15,18 +15,17 @@ use linux_raw_sys::general::{
 
 use super::{Error, inline};
 use crate::control::Event;
-use crate::fault::Access;
+use crate::mmu::Access;
 use crate::mmu::userfaultfd::Userfaultfd;
 use crate::mmu::{Mmu, Prot, Protection};
 use crate::object::{IoBuffer, Objects};
 use crate::reclaim::{Balance, Hunger};
 use crate::scratch::Scratch;
-use crate::space::ThreadId;
 use crate::store::workers::{lock, start};
 use crate::swap::Request;
 use crate::sys::clock::Moment;
 use crate::sys::monotonic_ns;
-use crate::sys::thread::{kill_process, never_preempt, pin_to_nth_cpu};
+use crate::sys::thread::{ThreadId, kill_process, never_preempt, pin_to_nth_cpu};
 use crate::units::{PAGE_SIZE, PageNum, PageRange};
 
 /// How long the background thread waits where nothing can be freed.

@@ -15,8 +15,8 @@ pub mod userfaultfd;
 use core::sync::atomic::AtomicU64;
 
 use crate::page::{Futexes, Kill};
-use crate::space::ThreadId;
 use crate::sys::Errno;
+use crate::sys::thread::ThreadId;
 use crate::units::{PAGE_SHIFT, PAGE_SIZE, PageNum, PageRange};
 
 /// A place for one page in the frame pool.
@@ -79,6 +79,17 @@ impl Prot {
     pub const fn is_writable(self) -> bool {
         self.0 & 2 != 0
     }
+}
+
+/// What the program tried to do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Access {
+    /// Read a missing page.
+    Read,
+    /// Write a missing page.
+    Write,
+    /// Write a page that is write-protected.
+    WriteProtected,
 }
 
 /// Why an operation stopped early, at the first page that it did not do.

@@ -16,9 +16,7 @@
 //! chooses, and between the pages of one call as well. A seed also refuses moves now and then, as
 //! pinned pages and changing layouts do.
 
-mod baton;
 mod object;
-pub(crate) mod turns;
 mod waist;
 
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -26,13 +24,14 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::vec::Vec;
 
-pub use self::baton::{Baton, Generator, Stopped, Wait};
 use self::object::{HomeContent, Shown};
 use super::{Done, FrameId, Inspect, Mapping, Mmu, Prot, Refusal};
-use crate::fault::Access;
-use crate::space::ThreadId;
+use crate::mmu::Access;
 use crate::sys::Errno;
+use crate::sys::baton;
+pub use crate::sys::baton::{Baton, Generator, Stopped, Wait};
 use crate::sys::memory;
+use crate::sys::thread::ThreadId;
 use crate::units::{PAGE_SHIFT, PAGE_SIZE, PageNum, PageRange};
 
 /// What freed memory is overwritten with.

@@ -12,16 +12,17 @@ use super::window::Mapped;
 use super::{Object, ObjectId, Objects};
 use crate::control::{Event, FaultKind};
 use crate::failpoint::{self, Place};
+use crate::fault::Outcome;
 use crate::fault::order::Guess;
 use crate::fault::speculative::{Doubt, Way};
-use crate::fault::{Access, Outcome};
+use crate::mmu::Access;
 use crate::mmu::object::ObjectMmu;
 use crate::mmu::{Done, Protection, Refusal};
 use crate::page::{Flags, Snapshot, State};
 use crate::scratch::Scratch;
-use crate::space::ThreadId;
 use crate::space::vma::{Kind, Vma};
 use crate::sys::clock::Moment;
+use crate::sys::thread::ThreadId;
 use crate::units::{BLOCK_ORDER, BLOCK_PAGES, ObjectPage, ObjectRange, PageNum, PageRange};
 
 /// A fault, as it is seen under its window's lock.

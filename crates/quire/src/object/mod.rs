@@ -132,14 +132,15 @@ use self::shmem::Shmem;
 use self::window::Windows;
 pub use self::writeback::FlushError;
 use crate::budget::Purpose;
+use crate::fault::fault_list::FaultList;
 use crate::fault::order::Streams;
-use crate::fault::starved::Starved;
 use crate::mmu::object::{Home, ObjectMmu};
 use crate::page::PageWord;
 use crate::space::AddressSpace;
 use crate::sys::Errno;
 use crate::sys::memory::{Table, Zeroed};
 use crate::sys::mutex::Mutex;
+use crate::sys::rank;
 use crate::units::{BLOCK_ORDER, ObjectPage, ObjectRange, PAGE_SHIFT, PAGE_SIZE};
 
 /// Most objects of a space.
@@ -233,7 +234,7 @@ pub struct Object {
     /// Private mappings.
     privates: AtomicUsize,
     /// Who changes the length holds it.
-    resize: Mutex<()>,
+    resize: Mutex<rank::Resize, ()>,
     /// While the store is being asked to become shorter: the first page that it may lose. From here
     /// on nothing is written back. `u64::MAX` else.
     cut: AtomicU64,
@@ -391,7 +392,7 @@ pub struct Objects<M: ObjectMmu> {
     /// One past the highest slot that was ever used.
     slots_used: AtomicUsize,
     /// Serialises opening and closing against reclaim's and write-back's round.
-    registry: Mutex<Hands>,
+    registry: Mutex<rank::Registry, Hands>,
     windows: Windows,
     mappings: Mappings,
     pins: Pins,
@@ -399,7 +400,7 @@ pub struct Objects<M: ObjectMmu> {
     /// For reads in place.
     buffers: read_in_place::Buffers,
     /// Faults that wait until less is dirty.
-    unclean: Starved,
+    unclean: FaultList,
     /// Writers that have waited too long.
     stalls: stall::Stalls,
     /// Dirty, or under way to a store: what writers are stopped by.
@@ -442,7 +443,7 @@ impl<M: ObjectMmu> Objects<M> {
             pins,
             requests: Requests::new(),
             buffers,
-            unclean: Starved::new(),
+            unclean: FaultList::new(),
             stalls: stall::Stalls::new(),
             dirty: AtomicUsize::new(0),
             cached: AtomicUsize::new(0),

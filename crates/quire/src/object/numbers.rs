@@ -2,8 +2,8 @@
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use rustix_futex_sync::Mutex;
-
+use crate::sys::mutex::Mutex;
+use crate::sys::rank;
 use crate::sys::{Errno, memory::Table};
 
 const NONE: u32 = u32::MAX;
@@ -12,7 +12,7 @@ const NONE: u32 = u32::MAX;
 pub(super) struct Numbers {
     /// Of a free number the next free one.
     next: Table<AtomicU32>,
-    free: Mutex<Free>,
+    free: Mutex<rank::CopyNumbers, Free>,
 }
 
 struct Free {

@@ -12,7 +12,7 @@ use core::sync::atomic::Ordering;
 use super::pin::{Count, PinError, PinFor};
 use super::requests::IoBuffer;
 use super::{ObjectId, Objects, ReadError};
-use crate::fault::Access;
+use crate::mmu::Access;
 use crate::mmu::object::ObjectMmu;
 use crate::page::{Flags, Interrupted, Snapshot, State};
 use crate::scratch::Scratch;

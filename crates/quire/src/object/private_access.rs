@@ -7,7 +7,8 @@
 
 use super::requests::IoBuffer;
 use super::{Object, ObjectId, Objects, ReadError};
-use crate::fault::{Access, Outcome};
+use crate::fault::Outcome;
+use crate::mmu::Access;
 use crate::mmu::FrameId;
 use crate::mmu::object::ObjectMmu;
 use crate::page::{Flags, Interrupted, Kill, Snapshot, State};

@@ -13,14 +13,13 @@
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use rustix_futex_sync::Mutex;
-
 use super::shmem::Sleep;
 use super::window::Mapped;
 use super::{Object, ObjectId, Objects};
 use crate::control::{Event, FaultKind};
-use crate::fault::starved::{Answer, Starved};
-use crate::fault::{Access, Outcome};
+use crate::fault::Outcome;
+use crate::fault::fault_list::{Answer, FaultList};
+use crate::mmu::Access;
 use crate::mmu::Protection;
 use crate::mmu::object::ObjectMmu;
 use crate::page::{Flags, Kill, Snapshot, State};
@@ -29,6 +28,8 @@ use crate::sys::Errno;
 use crate::sys::futex::{self, Reach};
 use crate::sys::memory;
 use crate::sys::monotonic_ns;
+use crate::sys::mutex::Mutex;
+use crate::sys::rank::{self, Rank};
 use crate::units::{
     BLOCK_PAGES, ObjectPage, ObjectRange, PAGE_SHIFT, PAGE_SIZE, PageNum, PageRange,
 };
@@ -108,6 +109,16 @@ pub(super) enum Request {
     Put { object: ObjectId },
 }
 
+impl Request {
+    /// Page locks that go with it, from the thread that asks to the one that works.
+    const fn locked_pages(&self) -> usize {
+        match self {
+            Request::Read { pages, .. } => pages.len(),
+            Request::WriteBack { .. } | Request::Put { .. } => 0,
+        }
+    }
+}
+
 struct Ring {
     /// With the moment at which each was sent.
     requests: [Option<(Request, u64)>; REQUESTS_MAX],
@@ -117,14 +128,14 @@ struct Ring {
 
 /// The queue.
 pub(super) struct Requests {
-    ring: Mutex<Ring>,
+    ring: Mutex<rank::Requests, Ring>,
     /// Counts requests; what idle workers sleep on.
     calls: AtomicU32,
     is_stopping: AtomicU32,
     /// Faults that found the queue full.
-    crowded: Starved,
+    crowded: FaultList,
     /// Faults that found their page busy, and no record to be parked by.
-    unparked: Starved,
+    unparked: FaultList,
     /// When those were answered last.
     unparked_ns: AtomicU64,
 }
@@ -135,8 +146,8 @@ impl Requests {
             ring: Mutex::new(Ring { requests: [None; REQUESTS_MAX], head: 0, len: 0 }),
             calls: AtomicU32::new(0),
             is_stopping: AtomicU32::new(0),
-            crowded: Starved::new(),
-            unparked: Starved::new(),
+            crowded: FaultList::new(),
+            unparked: FaultList::new(),
             unparked_ns: AtomicU64::new(0),
         }
     }
@@ -153,6 +164,7 @@ impl Requests {
             ring.requests[at] = Some((request, sent_ns));
             ring.len += 1;
         }
+        rank::released(Rank::Page, request.locked_pages());
         // Release: who sees the count sees the request.
         self.calls.fetch_add(1, Ordering::Release);
         futex::wake(&self.calls, 1, Reach::Process);
@@ -171,7 +183,9 @@ impl Requests {
         let at = ring.head;
         ring.head = (at + 1) % REQUESTS_MAX;
         ring.len -= 1;
-        ring.requests[at].take()
+        let taken = ring.requests[at].take();
+        rank::taken(Rank::Page, taken.as_ref().map_or(0, |(request, _)| request.locked_pages()));
+        taken
     }
 }
 

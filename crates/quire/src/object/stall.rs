@@ -23,13 +23,13 @@
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use rustix_futex_sync::Mutex;
-
 use super::window::Mapped;
 use super::{Object, Objects};
 use crate::mmu::object::ObjectMmu;
 use crate::space::vma::{Kind, Vma};
 use crate::sys::monotonic_ns;
+use crate::sys::mutex::Mutex;
+use crate::sys::rank;
 use crate::units::{PageNum, PageRange};
 
 /// How long a writer waits, unless said otherwise: 30 s.
@@ -70,7 +70,7 @@ pub(super) struct Stalls {
     /// When the writers that wait are to look again; 0: none does.
     check_ns: AtomicU64,
     /// Pages that are marked, and in which mapping.
-    refused: Mutex<List>,
+    refused: Mutex<rank::Refused, List>,
 }
 
 impl Stalls {

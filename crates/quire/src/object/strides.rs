@@ -17,8 +17,8 @@
 //!
 //! Locks: one mutex, a leaf, only ever tried: a fault that finds it taken is not noted.
 
-use rustix_futex_sync::Mutex;
-
+use crate::sys::mutex::Mutex;
+use crate::sys::rank;
 use crate::units::ObjectPage;
 
 /// Streams of an object at once.
@@ -119,7 +119,7 @@ struct Table {
 }
 
 /// The strided streams of an object.
-pub(super) struct Strides(Mutex<Table>);
+pub(super) struct Strides(Mutex<rank::Strides, Table>);
 
 impl Strides {
     pub const fn new() -> Strides {

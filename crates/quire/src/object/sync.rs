@@ -32,12 +32,13 @@ use crate::mmu::object::ObjectMmu;
 use crate::page::{Flags, Snapshot, State};
 use crate::sys::Errno;
 use crate::sys::mutex::Mutex;
+use crate::sys::rank;
 use crate::units::ObjectPage;
 
 /// What a store has made durable.
 pub(super) struct Synced {
     /// Whose turn it is.
-    turn: Mutex<()>,
+    turn: Mutex<rank::SyncTurn, ()>,
     /// The number of the next sync.
     next: AtomicU32,
     /// The last that succeeded.

@@ -9,6 +9,7 @@
 use crate::sys::Errno;
 use crate::sys::memory::{Table, Zeroed};
 use crate::sys::mutex::{Mutex, MutexGuard};
+use crate::sys::rank;
 use crate::units::{BLOCK_PAGES, PageNum, PageRange};
 
 const WORDS: usize = BLOCK_PAGES / 64;
@@ -99,7 +100,7 @@ impl Mapped {
 }
 
 #[repr(align(64))]
-struct Window(Mutex<Mapped>);
+struct Window(Mutex<rank::Window, Mapped>);
 
 // SAFETY: zero is an unlocked mutex (checked below) over integers.
 unsafe impl Zeroed for Window {}
@@ -119,7 +120,7 @@ impl Windows {
     }
 
     /// Takes the lock of the window that holds a page.
-    pub fn lock(&self, page: PageNum) -> MutexGuard<'_, Mapped> {
+    pub fn lock(&self, page: PageNum) -> MutexGuard<'_, rank::Window, Mapped> {
         self.windows[page.block()].0.lock()
     }
 }

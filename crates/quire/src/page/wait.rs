@@ -57,6 +57,7 @@ use super::word::{PageWord, Word};
 use super::{Condition, Interrupted, Kill, Parking, Snapshot};
 use crate::sys::Errno;
 use crate::sys::memory::Table;
+use crate::sys::rank::{self, Rank};
 
 /// Queues of the engine's table.
 const QUEUES: usize = 256;
@@ -114,6 +115,12 @@ enum Slept {
     Woken,
     Handed,
     Killed,
+}
+
+/// The lock of a word that was handed over to the calling thread.
+fn handed<A: Word>(word: &PageWord<A>) -> Snapshot {
+    rank::taken(Rank::Page, 1);
+    word.load()
 }
 
 /// A waiter on the stack, taken out of its chain whatever happens.
@@ -200,6 +207,7 @@ impl<A: Word, L: QueueLock<List<A>>, Q: AsRef<[L]>> WaitTable<A, L, Q> {
         kill: Kill<'_, A>,
         parking: &impl Parking<A>,
     ) -> Result<Snapshot, Interrupted> {
+        rank::sleeps_for(Rank::Page);
         match word.try_lock() {
             Some(owned) => Ok(owned),
             None => self.lock_slow(word, kill, parking),
@@ -257,6 +265,7 @@ impl<A: Word, L: QueueLock<List<A>>, Q: AsRef<[L]>> WaitTable<A, L, Q> {
         kill: Kill<'_, A>,
         parking: &impl Parking<A>,
     ) -> Result<Snapshot, Interrupted> {
+        rank::sleeps_for(Rank::Page);
         let queue = self.queue(word);
         let queued = Queued::new(queue, Which::Others);
         loop {
@@ -351,7 +360,7 @@ impl<A: Word, L: QueueLock<List<A>>, Q: AsRef<[L]>> WaitTable<A, L, Q> {
                 return Ok(owned);
             }
             match queued.sleep(kill, parking) {
-                Slept::Handed => return Ok(word.load()),
+                Slept::Handed => return Ok(handed(word)),
                 Slept::Woken if !kill.is_due() => {
                     if let Some(owned) = word.try_lock() {
                         return Ok(owned);
@@ -360,7 +369,7 @@ impl<A: Word, L: QueueLock<List<A>>, Q: AsRef<[L]>> WaitTable<A, L, Q> {
                 Slept::Woken | Slept::Killed => {
                     return match self.withdraw(word, &queued.waiter, Which::Lockers) {
                         // It came with the kill, and cannot be refused.
-                        Err(HANDED) => Ok(word.load()),
+                        Err(HANDED) => Ok(handed(word)),
                         Err(_) => {
                             self.pass_on(word, parking);
                             Err(Interrupted)

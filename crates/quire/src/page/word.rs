@@ -30,6 +30,7 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use super::Condition;
+use crate::sys::rank::{self, Rank};
 
 pub(super) const LOCKED: u64 = 1;
 const WAITERS: u64 = 1 << 1;
@@ -348,7 +349,7 @@ impl<A: Word> PageWord<A> {
         // Acquire pairs with the last owner's release in unlock.
         let take = |old| Snapshot(old).is_free().then_some(old | LOCKED);
         let taken = self.update(Ordering::Acquire, take).ok();
-        taken.inspect(|_| count_locks(1)).map(|old| Snapshot(old | LOCKED))
+        taken.inspect(|_| rank::taken(Rank::Page, 1)).map(|old| Snapshot(old | LOCKED))
     }
 
     /// Takes the lock, or leaves the sign that a fault is parked here: the unlocker answers it.
@@ -385,7 +386,7 @@ impl<A: Word> PageWord<A> {
     pub(super) fn release(&self) -> Snapshot {
         // Release publishes what was done under the lock.
         let old = self.0.fetch_sub(LOCKED, Ordering::Release);
-        count_locks(-1);
+        rank::released(Rank::Page, 1);
         debug_assert!(old & LOCKED != 0);
         Snapshot(old)
     }
@@ -400,7 +401,7 @@ impl<A: Word> PageWord<A> {
         };
         // Release as above.
         let (Ok(old) | Err(old)) = self.update(Ordering::Release, release);
-        count_locks(-1);
+        rank::released(Rank::Page, 1);
         Snapshot(old)
     }
 
@@ -481,6 +482,7 @@ impl<A: Word> PageWord<A> {
 
     /// Makes the word one that was never used.
     pub(super) fn reset(&self) {
+        rank::released(Rank::Page, 1);
         let _ = self.update(Ordering::Relaxed, |old| {
             debug_assert!(old & PARKED == 0, "a freed page has faults parked on it");
             Some(0)
@@ -498,7 +500,7 @@ impl<A: Word> PageWord<A> {
         // Acquire as in try_lock.
         let (Ok(old) | Err(old)) = self.update(Ordering::Acquire, take);
         let is_taken = Snapshot(old).is_free();
-        is_taken.then(|| count_locks(1));
+        rank::taken(Rank::Page, usize::from(is_taken));
         is_taken.then_some(Snapshot(old | LOCKED))
     }
 
@@ -526,11 +528,3 @@ impl<A: Word> PageWord<A> {
 #[cfg(test)]
 #[path = "word_tests.rs"]
 mod tests;
-
-/// Tells a simulation, which counts what a fault that was given up has not given back.
-#[inline]
-#[cfg_attr(not(feature = "simulated"), allow(unused_variables, clippy::missing_const_for_fn))]
-fn count_locks(change: isize) {
-    #[cfg(feature = "simulated")]
-    crate::mmu::simulated::turns::count_page_locks(change);
-}

@@ -7,6 +7,7 @@
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::sys::futex::{self, Reach};
+use crate::sys::rank::{self, Rank};
 
 /// Counts who is inside, and can be closed.
 pub struct Gate {
@@ -29,20 +30,27 @@ impl Gate {
 
     /// Goes in, waiting while the gate is closed.
     pub fn enter(&self) {
+        rank::sleeps_for(Rank::EngineGate);
         loop {
             // SeqCst on both sides (Dekker): either we see the gate closed, or the closer sees us
             // inside.
             self.inside.fetch_add(1, Ordering::SeqCst);
             if self.closed.load(Ordering::SeqCst) == 0 {
+                rank::taken(Rank::EngineGate, 1);
                 return;
             }
-            self.leave();
+            self.go_out();
             futex::wait(&self.closed, 1, Reach::Process, None);
         }
     }
 
     /// Goes out.
     pub fn leave(&self) {
+        rank::released(Rank::EngineGate, 1);
+        self.go_out();
+    }
+
+    fn go_out(&self) {
         self.inside.fetch_sub(1, Ordering::SeqCst);
         if self.closed.load(Ordering::SeqCst) != 0 {
             futex::wake(&self.inside, u32::MAX, Reach::Process);
@@ -51,10 +59,12 @@ impl Gate {
 
     /// Closes the gate and waits until nobody is inside.
     pub fn close(&self) {
+        rank::sleeps_for(Rank::EngineGate);
         self.closed.store(1, Ordering::SeqCst);
         loop {
             let inside = self.inside.load(Ordering::SeqCst);
             if inside == 0 {
+                rank::taken(Rank::EngineGate, 1);
                 return;
             }
             futex::wait(&self.inside, inside, Reach::Process, None);
@@ -63,6 +73,7 @@ impl Gate {
 
     /// Opens it again.
     pub fn open(&self) {
+        rank::released(Rank::EngineGate, 1);
         self.closed.store(0, Ordering::SeqCst);
         futex::wake(&self.closed, u32::MAX, Reach::Process);
     }

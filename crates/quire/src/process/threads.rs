@@ -31,15 +31,15 @@ use super::Process;
 use crate::budget::{For, Need};
 use crate::control::Control;
 use crate::control::shard::ENGINE_SHARDS;
-use crate::fault::Access;
+use crate::mmu::Access;
 use crate::reclaim::{Balance, HUNGER_ROUND_MS, Hunger};
 use crate::scratch::Scratch;
-use crate::space::ThreadId;
 use crate::swap::Request;
 use crate::sys::Errno;
 use crate::sys::clock::Moment;
 use crate::sys::futex::{self, Reach};
 use crate::sys::monotonic_ns;
+use crate::sys::thread::ThreadId;
 use crate::sys::thread::{self, Files, Place, Signal};
 
 /// Most handlers, where nobody says how many: a fault wakes all of them.

@@ -35,7 +35,7 @@ use super::{AddressSpace, Layout};
 use crate::control::Event;
 use crate::failpoint::{self, Place};
 use crate::fault::Outcome;
-use crate::fault::starved::{Answer, Starved};
+use crate::fault::fault_list::{Answer, FaultList};
 use crate::mmu::{Mmu, Prot};
 use crate::page::State;
 use crate::sys::Errno;
@@ -58,7 +58,7 @@ pub(super) struct Dying {
     /// Threads that wait, or are about to.
     waiting: AtomicU32,
     /// Faults that wait for the end of a VMA.
-    faults: Starved,
+    faults: FaultList,
 }
 
 impl Dying {
@@ -68,7 +68,7 @@ impl Dying {
             names: AtomicU32::new(0),
             ended: AtomicU32::new(0),
             waiting: AtomicU32::new(0),
-            faults: Starved::new(),
+            faults: FaultList::new(),
         }
     }
 

@@ -7,11 +7,11 @@
 
 use core::sync::atomic::Ordering;
 
-use super::{AddressSpace, Layout, ThreadId};
+use super::{AddressSpace, Layout};
 use crate::budget::{For, Need, Purpose};
 use crate::control::Event;
-use crate::fault::Access;
 use crate::frames::QueueEnd;
+use crate::mmu::Access;
 use crate::mmu::{FrameId, Mmu};
 use crate::page::{Flags, Snapshot, State};
 use crate::reclaim::{HUNGER_ROUND_MS, Hunger, Reclaimer};
@@ -19,6 +19,8 @@ use crate::scratch::Scratch;
 use crate::sys::Errno;
 use crate::sys::futex::{self, Reach};
 use crate::sys::monotonic_ns;
+use crate::sys::rank;
+use crate::sys::thread::ThreadId;
 use crate::units::BLOCK_ORDER;
 
 /// Nobody forks.
@@ -222,6 +224,7 @@ impl<M: Mmu> AddressSpace<M> {
 
     /// In the child: the frame pool is empty, the account another member's.
     pub fn after_fork_in_child(&self, slot: u32) {
+        rank::after_fork_in_child();
         self.frames.reset();
         self.budget.set_slot(slot);
         self.swap.after_fork_in_child(slot);

@@ -22,24 +22,15 @@ use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use super::turnstile::Turnstile;
 use super::vma::SpaceLocked;
 use crate::control::shard::ENGINE_SHARDS;
-use crate::fault::starved::{Answer, Starved};
+use crate::fault::fault_list::{Answer, FaultList};
 use crate::scratch::Scratch;
-use crate::sys::mutex::{LayoutGuard, LayoutMutex};
+use crate::sys::mutex::{Mutex, MutexGuard};
+use crate::sys::rank::{self, Rank};
+use crate::sys::thread::ThreadId;
 use crate::units::PageNum;
 
 /// Most threads of an engine: each counts in a shard of its own.
 const ENGINE_THREADS_MAX: usize = ENGINE_SHARDS;
-
-/// A thread, by the number that the kernel has for it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct ThreadId(pub u32);
-
-impl ThreadId {
-    /// A thread that is not known.
-    pub const UNKNOWN: ThreadId = ThreadId(0);
-    /// The thread that asks, whose number is looked up where it is needed.
-    pub(crate) const CALLER: ThreadId = ThreadId(u32::MAX);
-}
 
 /// A way to ask for the calling thread's number, if there is one.
 #[derive(Default)]
@@ -59,13 +50,13 @@ impl NumberOfThread {
 
 pub(super) struct LayoutLock {
     /// Who changes the layout, with the working memory that goes with it.
-    changes: LayoutMutex<Scratch>,
+    changes: Mutex<rank::Layout, Scratch>,
     /// Lets faults in beside each other, and nobody else.
     faults: Turnstile,
     /// The thread that changes the layout.
     owner: AtomicU32,
     engine_threads: [AtomicU32; ENGINE_THREADS_MAX],
-    shut_out: Starved,
+    shut_out: FaultList,
 }
 
 /// Whether a word names no thread. Relaxed: the owner's own faults see what he has stored, and who
@@ -94,7 +85,7 @@ impl Drop for AfterUnlock<'_> {
 
 /// The space's lock, held to change the layout, with the working memory of whoever does.
 pub struct Layout<'a> {
-    pub(crate) scratch: LayoutGuard<'a, Scratch>,
+    pub(crate) scratch: MutexGuard<'a, rank::Layout, Scratch>,
     pub(super) locked: SpaceLocked,
     lock: &'a LayoutLock,
     after: AfterUnlock<'a>,
@@ -118,11 +109,11 @@ pub(crate) enum Entry<'a> {
 impl LayoutLock {
     pub(super) const fn new(scratch: Scratch) -> LayoutLock {
         LayoutLock {
-            changes: LayoutMutex::new(scratch),
+            changes: Mutex::new(scratch),
             faults: Turnstile::new(AtomicU32::new(0)),
             owner: AtomicU32::new(0),
             engine_threads: [const { AtomicU32::new(0) }; ENGINE_THREADS_MAX],
-            shut_out: Starved::new(),
+            shut_out: FaultList::new(),
         }
     }
 
@@ -135,19 +126,24 @@ impl LayoutLock {
         let scratch = self.changes.lock();
         // Relaxed: a fault of this very thread sees it, and nobody else's is this number.
         self.owner.store(thread().0, Ordering::Relaxed);
+        rank::sleeps_for(Rank::LayoutFaults);
         self.faults.lock();
+        rank::taken(Rank::LayoutFaults, 1);
         Layout { scratch, locked: SpaceLocked(()), lock: self, after: AfterUnlock(space) }
     }
 
     /// Takes the lock against all others who change the layout, if nobody has it; classic faults stay
     /// inside.
-    pub(super) fn try_lock_beside_faults(&self) -> Option<(LayoutGuard<'_, Scratch>, SpaceLocked)> {
+    pub(super) fn try_lock_beside_faults(
+        &self,
+    ) -> Option<(MutexGuard<'_, rank::Layout, Scratch>, SpaceLocked)> {
         self.changes.try_lock().map(|guard| (guard, SpaceLocked(())))
     }
 
     /// Lets a fault in, of what `thread` says, beside others, or shuts it out.
     pub(crate) fn try_share(&self, page: PageNum, thread: impl FnOnce() -> ThreadId) -> Entry<'_> {
         if self.faults.try_enter() {
+            rank::taken(Rank::LayoutFaults, 1);
             return Entry::Shared(Shared(self));
         }
         if self.is_exempt(thread()) {
@@ -195,6 +191,7 @@ impl LayoutLock {
 
 impl Drop for Shared<'_> {
     fn drop(&mut self) {
+        rank::released(Rank::LayoutFaults, 1);
         self.0.faults.leave();
     }
 }
@@ -202,6 +199,7 @@ impl Drop for Shared<'_> {
 impl Drop for Layout<'_> {
     fn drop(&mut self) {
         self.lock.owner.store(0, Ordering::Relaxed);
+        rank::released(Rank::LayoutFaults, 1);
         if self.lock.faults.unlock() {
             self.after.0.answer_shut_out();
         }

@@ -76,14 +76,14 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicUsize
 
 pub use self::advise::Advice;
 use self::dying::Dying;
+pub use self::layout_lock::Layout;
 use self::layout_lock::{Entry, LayoutLock, NumberOfThread, Unlocked};
-pub use self::layout_lock::{Layout, ThreadId};
 use self::rights::Rights;
 use self::shmem::ShmemWords;
 use self::vma::{Vma, VmaIndex};
 use crate::budget::{Budget, Purpose};
 use crate::errands::Errands;
-use crate::fault::{order::Streams, starved::Answer, starved::Starved, way::Costs};
+use crate::fault::{fault_list::Answer, fault_list::FaultList, order::Streams, way::Costs};
 use crate::frames::FramePool;
 use crate::mmu::Mmu;
 use crate::page::wait::Waiter;
@@ -91,6 +91,9 @@ use crate::page::{PageWord, Snapshot, WaitTable};
 use crate::reclaim::{Clock, Places};
 use crate::scratch::Scratch;
 use crate::swap::Swap;
+use crate::sys::mutex::Mutex;
+use crate::sys::rank;
+use crate::sys::thread::ThreadId;
 use crate::sys::{Errno, memory::Table, memory::Zeroed};
 use crate::units::{BLOCK_PAGES, PageNum, PageRange};
 
@@ -123,10 +126,10 @@ pub struct AddressSpace<M: Mmu> {
     pub(crate) streams: Streams,
     pub(crate) costs: Costs,
     pub(crate) places: Places,
-    pub(crate) clock: rustix_futex_sync::Mutex<Clock>,
-    pub(crate) starved: Starved,
+    pub(crate) clock: Mutex<rank::Clock, Clock>,
+    pub(crate) starved: FaultList,
     /// Faults that a program's thread has found parked, for an engine thread to answer.
-    unanswered: Starved,
+    unanswered: FaultList,
     /// Likewise faults that were shut out while the layout changed.
     should_answer_shut_out: AtomicBool,
     /// Who waits for a page's word, the arena's and others.
@@ -194,9 +197,9 @@ impl<M: Mmu> AddressSpace<M> {
             streams: Streams::new(),
             costs: Costs::new(),
             places: Places::default(),
-            clock: rustix_futex_sync::Mutex::new(Clock::default()),
-            starved: Starved::new(),
-            unanswered: Starved::new(),
+            clock: Mutex::new(Clock::default()),
+            starved: FaultList::new(),
+            unanswered: FaultList::new(),
             should_answer_shut_out: AtomicBool::new(false),
             waits: WaitTable::new()?,
             parked: Table::new(wait::PARKED_MAX)?,

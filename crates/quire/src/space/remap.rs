@@ -3,7 +3,8 @@
 
 use super::vma::Attributes;
 use super::{AddressSpace, Layout};
-use crate::fault::{Access, Outcome};
+use crate::fault::Outcome;
+use crate::mmu::Access;
 use crate::mmu::{Mmu, Prot, Protection};
 use crate::page::{Flags, Snapshot, State};
 use crate::swap::zpool::Handle;

@@ -34,7 +34,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use super::vma::SpaceLocked;
 use super::{AddressSpace, Layout};
 use crate::fault::Outcome;
-use crate::fault::starved::{Answer, Starved};
+use crate::fault::fault_list::{Answer, FaultList};
 use crate::mmu::{Mmu, Prot};
 use crate::sys::{Errno, memory::Table, memory::Zeroed};
 use crate::units::{PageNum, PageRange};
@@ -61,7 +61,7 @@ pub(crate) struct Rights {
     /// seal them. For good: a program that has been there will be there again.
     is_unsure: AtomicBool,
     /// Faults outside of all VMAs.
-    strays: Starved,
+    strays: FaultList,
     has_strays: AtomicBool,
 }
 
@@ -73,7 +73,7 @@ impl Rights {
             count: AtomicUsize::new(0),
             step_pages: AtomicUsize::new(0),
             is_unsure: AtomicBool::new(false),
-            strays: Starved::new(),
+            strays: FaultList::new(),
             has_strays: AtomicBool::new(false),
         })
     }

@@ -12,16 +12,16 @@
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
-use linux_raw_sys::general::MADV_DONTNEED;
-use rustix_futex_sync::Mutex;
-
 use super::AddressSpace;
 use crate::budget::Purpose;
 use crate::mmu::Mmu;
 use crate::page::{PageWord, Snapshot, State};
 use crate::sys::Errno;
 use crate::sys::memory::{self, Table};
+use crate::sys::mutex::Mutex;
+use crate::sys::rank::{self, Rank};
 use crate::units::{BLOCK_ORDER, BLOCK_PAGES, PAGE_SIZE, PageNum, PageRange};
+use linux_raw_sys::general::MADV_DONTNEED;
 
 /// The free blocks: those that were used before, and those that never were.
 struct Free {
@@ -36,7 +36,7 @@ pub(crate) struct ShmemWords {
     words: Table<PageWord>,
     /// By block: the next free one, plus one. Guarded by `free`.
     links: Table<AtomicU32>,
-    free: Mutex<Free>,
+    free: Mutex<rank::ShmemSlots, Free>,
     /// One past the highest block that was ever used.
     used_max: AtomicUsize,
 }
@@ -128,7 +128,10 @@ impl<M: Mmu> AddressSpace<M> {
         // SAFETY: one page of this table (asserted above, and the table is aligned to 2 MiB), whose
         // words are atomics, and for which zero is valid.
         let is_given_back = unsafe { memory::advise(start, PAGE_SIZE, MADV_DONTNEED) }.is_ok();
-        if !is_given_back {
+        if is_given_back {
+            // The locks went with the words.
+            rank::released(Rank::Page, words.len());
+        } else {
             words.iter().for_each(|word| self.unlock_word(word));
         }
         self.shmem.push(block);

@@ -6,9 +6,6 @@
 
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize, Ordering::Relaxed};
 
-use rustix::fd::BorrowedFd;
-use rustix_futex_sync::{Mutex, MutexGuard};
-
 use super::compress::PageBytes;
 use super::file::{Location, SwapFile, Writer};
 use super::io::{IoQueue, Request, Ring};
@@ -19,7 +16,10 @@ use crate::control::slabs::slots_for;
 use crate::sys::Errno;
 use crate::sys::futex::{self, Reach};
 use crate::sys::monotonic_ns;
+use crate::sys::mutex::{Mutex, MutexGuard};
+use crate::sys::rank;
 use crate::units::PageNum;
+use rustix::fd::BorrowedFd;
 
 /// Reads that may wait at a time; each is a locked page.
 const QUEUE_LEN: u32 = 1024;
@@ -39,7 +39,7 @@ struct FileTier {
     queue: IoQueue,
     /// Requests submitted and not yet completed.
     reading: AtomicU32,
-    writing: Mutex<Writing>,
+    writing: Mutex<rank::SwapWriting, Writing>,
 }
 
 /// Leave to read on a handler's thread.
@@ -324,7 +324,7 @@ impl Swap {
     }
 
     /// The writing side, for the background thread, whose ring it makes at the first use.
-    pub fn writing(&self) -> Option<(&SwapFile, MutexGuard<'_, Writing>)> {
+    pub fn writing(&self) -> Option<(&SwapFile, MutexGuard<'_, rank::SwapWriting, Writing>)> {
         let tier = self.file.as_ref()?;
         let mut writing = tier.writing.lock();
         if writing.ring.is_none() {

@@ -36,10 +36,6 @@ use core::num::NonZeroU32;
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 
-use rustix::fd::BorrowedFd;
-use rustix::io::Errno;
-use rustix_futex_sync::Mutex;
-
 use self::home::{Home, Left};
 use self::slab::{
     CLASS, CLASSES, Freed, GRANULE_BYTES, Keep, Lists, RAW_CLASS, SLOT_GRANULES, SLOT_PAGES, Slab,
@@ -48,8 +44,13 @@ use self::slab::{
 use super::blob::{Blob, HEADER_BYTES, Header, Kind};
 use super::compress::{Corrupt, PageBytes, page_hash};
 use super::sparse::Sparse;
+use crate::budget::{Budget, Purpose};
 use crate::control::slabs::SLOT_BYTES;
+use crate::sys::mutex::Mutex;
+use crate::sys::rank;
 use crate::units::{PAGE_SIZE, PageNum};
+use rustix::fd::BorrowedFd;
+use rustix::io::Errno;
 
 /// Larger classes that may take a blob when no memory for a slab of its own is to be had.
 const CLASSES_TO_SPARE: usize = 8;
@@ -80,6 +81,16 @@ pub trait Account {
     fn uncharge(&self, pages: usize);
 }
 
+impl Account for Budget {
+    fn try_charge(&self, pages: usize) -> bool {
+        Budget::try_charge(self, pages, Purpose::Reclaim)
+    }
+
+    fn uncharge(&self, pages: usize) {
+        Budget::uncharge(self, pages);
+    }
+}
+
 /// The pool has no room for the blob, and the account none for a slab.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Full;
@@ -97,7 +108,7 @@ type RawHeaders = [[AtomicU64; 2]; SLOT_PAGES];
 
 /// The class's lock on cache lines of its own.
 #[repr(align(64))]
-struct ClassLock(Mutex<Lists>);
+struct ClassLock(Mutex<rank::ZpoolClass, Lists>);
 
 /// The compressed pool.
 pub struct Zpool {

@@ -12,7 +12,7 @@ use linux_raw_sys::general::{
 
 use super::call::syscall;
 #[cfg(feature = "simulated")]
-use crate::mmu::simulated::turns;
+use super::turns;
 
 /// Whether the word is seen by one process only or by a tree of them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -3,6 +3,8 @@
 //! Nothing here goes through libc: a call made on a handler thread must not touch `errno`, a
 //! thread-local, or a symbol that the preload library interposes.
 
+#[cfg(feature = "simulated")]
+pub mod baton;
 #[cfg(feature = "library")]
 pub mod cachestat;
 pub mod call;
@@ -12,9 +14,12 @@ pub mod futex;
 pub mod memory;
 pub mod mutex;
 pub mod probe;
+pub mod rank;
 #[cfg(feature = "library")]
 pub(crate) mod stack;
 pub mod thread;
+#[cfg(feature = "simulated")]
+pub(crate) mod turns;
 pub mod uffd;
 pub mod yard;
 
@@ -25,7 +30,7 @@ pub use rustix::io::Errno;
 #[must_use]
 pub fn monotonic_ns() -> u64 {
     #[cfg(feature = "simulated")]
-    if let Some(now_ns) = crate::mmu::simulated::turns::now_ns() {
+    if let Some(now_ns) = turns::now_ns() {
         return now_ns;
     }
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);

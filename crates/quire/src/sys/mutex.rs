@@ -1,53 +1,85 @@
-//! The mutex of what is held across calls of the MMU.
+//! The engine's mutex: the futex mutex, with a rank in the [lock order](super::rank).
 //!
-//! As a rule it is the futex mutex, and nothing else. In a simulation a thread that slept in the
-//! kernel would keep the baton, and nobody could ever unlock: there, whoever finds it locked gives
-//! the baton away until it is unlocked. Leaf mutexes, under which nothing of the MMU is called, need
-//! none of this and are plain futex mutexes.
+//! In a simulation a thread that slept in the kernel would keep the baton, and nobody could ever
+//! unlock: there, whoever finds a mutex locked that is held across calls of the MMU gives the baton
+//! away until it is unlocked. Leaf mutexes, under which nothing of the MMU is called, need none of
+//! this.
 
-#[cfg(not(feature = "simulated"))]
-pub use rustix_futex_sync::{Mutex, Mutex as LayoutMutex, MutexGuard, MutexGuard as LayoutGuard};
+use core::marker::PhantomData;
 
+use rustix_futex_sync::RawMutex as Futex;
+use rustix_futex_sync::lock_api::{self, GuardNoSend};
+
+use super::rank::{self, Ranked};
 #[cfg(feature = "simulated")]
-pub use self::by_turns::{LayoutGuard, LayoutMutex, Mutex, MutexGuard};
+use super::{rank::Rank, turns};
 
-#[cfg(feature = "simulated")]
-mod by_turns {
-    use rustix_futex_sync::RawMutex as Futex;
-    use rustix_futex_sync::lock_api::{self, GuardNoSend};
+/// The futex mutex, with a rank.
+#[repr(transparent)]
+pub struct RankedMutex<R>(Futex, PhantomData<fn() -> R>);
 
-    use crate::mmu::simulated::turns;
+/// A mutex of a rank.
+pub type Mutex<R, T> = lock_api::Mutex<RankedMutex<R>, T>;
+/// It is held as long as this lives.
+pub type MutexGuard<'a, R, T> = lock_api::MutexGuard<'a, RankedMutex<R>, T>;
 
-    /// The futex mutex, for threads of which one runs at a time as well.
-    /// With STEPS others may come in before it is taken and after it is given back.
-    pub struct ByTurns<const STEPS: bool>(Futex);
+impl<R: Ranked> RankedMutex<R> {
+    /// Whether it is held across calls of the MMU.
+    #[cfg(feature = "simulated")]
+    const BY_TURNS: bool = Self::HAS_STEPS || matches!(R::RANK, Rank::Layout);
+    /// Whether others may come in before it is taken and after it is given back. Nobody but its
+    /// holder looks without a count at what the space's lock guards.
+    #[cfg(feature = "simulated")]
+    const HAS_STEPS: bool =
+        matches!(R::RANK, Rank::Resize | Rank::SyncTurn | Rank::Registry | Rank::Window);
 
-    pub type Mutex<T> = lock_api::Mutex<ByTurns<true>, T>;
-    pub type MutexGuard<'a, T> = lock_api::MutexGuard<'a, ByTurns<true>, T>;
-    /// The space's lock: nobody but its holder looks at what it guards without a count.
-    pub type LayoutMutex<T> = lock_api::Mutex<ByTurns<false>, T>;
-    pub type LayoutGuard<'a, T> = lock_api::MutexGuard<'a, ByTurns<false>, T>;
-
-    // SAFETY: every lock that is said to be taken is one of the futex mutex.
-    unsafe impl<const STEPS: bool> lock_api::RawMutex for ByTurns<STEPS> {
-        #[allow(clippy::declare_interior_mutable_const, reason = "how the trait has it")]
-        const INIT: ByTurns<STEPS> = ByTurns(<Futex as lock_api::RawMutex>::INIT);
-        type GuardMarker = GuardNoSend;
-
-        fn lock(&self) {
-            if !turns::lock(core::ptr::from_ref(self).addr(), STEPS, || self.try_lock()) {
-                self.0.lock();
+    #[inline]
+    fn sleep(&self) {
+        #[cfg(feature = "simulated")]
+        if Self::BY_TURNS {
+            let address = core::ptr::from_ref(self).addr();
+            let try_lock = || lock_api::RawMutex::try_lock(&self.0);
+            if turns::lock(address, Self::HAS_STEPS, try_lock) {
+                return;
             }
         }
+        lock_api::RawMutex::lock(&self.0);
+    }
+}
 
-        fn try_lock(&self) -> bool {
-            self.0.try_lock()
-        }
+// SAFETY: every lock that is said to be taken is one of the futex mutex.
+unsafe impl<R: Ranked> lock_api::RawMutex for RankedMutex<R> {
+    #[allow(clippy::declare_interior_mutable_const, reason = "how the trait has it")]
+    const INIT: RankedMutex<R> = RankedMutex(<Futex as lock_api::RawMutex>::INIT, PhantomData);
+    type GuardMarker = GuardNoSend;
 
-        unsafe fn unlock(&self) {
-            // SAFETY: the caller's promise.
-            unsafe { self.0.unlock() };
-            turns::unlocked(core::ptr::from_ref(self).addr(), STEPS);
+    #[inline]
+    fn lock(&self) {
+        rank::sleeps_for(R::RANK);
+        self.sleep();
+        rank::taken(R::RANK, 1);
+    }
+
+    #[inline]
+    fn try_lock(&self) -> bool {
+        let is_taken = self.0.try_lock();
+        rank::taken(R::RANK, usize::from(is_taken));
+        is_taken
+    }
+
+    #[inline]
+    unsafe fn unlock(&self) {
+        rank::released(R::RANK, 1);
+        // SAFETY: the caller's promise.
+        unsafe { self.0.unlock() };
+        #[cfg(feature = "simulated")]
+        if Self::BY_TURNS {
+            turns::unlocked(core::ptr::from_ref(self).addr(), Self::HAS_STEPS);
         }
+    }
+
+    #[inline]
+    fn is_locked(&self) -> bool {
+        lock_api::RawMutex::is_locked(&self.0)
     }
 }

@@ -14,7 +14,38 @@
 
 use core::arch::asm;
 
-use crate::control::{Trace, Tracepoint};
+/// A moment on the way of a fault that can be watched.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub enum Tracepoint {
+    /// The VMA changed while a fault was served speculatively, or was being changed.
+    SpfVmaChanged,
+    /// The VMA's memory was not prepared for it.
+    SpfVmaNoanon,
+    /// VMAs of that kind are not served so.
+    SpfVmaNotsup,
+    /// The VMA does not allow the access.
+    SpfVmaAccess,
+    /// The page's state changed meanwhile.
+    SpfPmdChanged,
+}
+
+/// What is told of such a moment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Trace {
+    /// When, by CLOCK_MONOTONIC.
+    pub time_ns: u64,
+    /// Where.
+    pub tracepoint: Tracepoint,
+    /// The kernel's id of the thread that faulted; 0 where it is not known.
+    pub thread: u32,
+    /// The address that was accessed, down to its page.
+    pub address: u64,
+    /// First address of the VMA; 0, as its end, where there is none.
+    pub vma_start: u64,
+    /// The address behind the VMA.
+    pub vma_end: u64,
+}
 
 /// The notes are in every binary that has the engine: tools look for them before anything runs, and
 /// say that there is no such probe where they find none.

@@ -24,6 +24,17 @@ const SIGNAL_SET_BYTES: usize = 8;
 /// Stands behind an engine thread's thread pointer, where a program's thread has an address.
 const ENGINE_MARK: usize = 0x5155_4952_452d_4d4d;
 
+/// A thread, by the number that the kernel has for it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ThreadId(pub u32);
+
+impl ThreadId {
+    /// A thread that is not known.
+    pub const UNKNOWN: ThreadId = ThreadId(0);
+    /// The thread that asks, whose number is looked up where it is needed.
+    pub(crate) const CALLER: ThreadId = ThreadId(u32::MAX);
+}
+
 /// Whether a thread shares its maker's descriptor table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Files {

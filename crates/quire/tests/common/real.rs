@@ -4,14 +4,15 @@
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
-use quire::fault::Access;
+use quire::mmu::Access;
 use quire::mmu::userfaultfd::Userfaultfd;
 use quire::mmu::{Done, FrameId, FrameRun, Holes, Mmu, Prot, Protection, Refusal, Sharer};
 use quire::reclaim::Balance;
 use quire::scratch::Scratch;
-use quire::space::{AddressSpace, ThreadId};
+use quire::space::AddressSpace;
 use quire::swap::Request;
 use quire::sys::clock::Moment;
+use quire::sys::thread::ThreadId;
 use quire::units::{BLOCK_PAGES, PAGE_SIZE, PageNum, PageRange};
 
 use super::{Tree, space};

@@ -417,13 +417,15 @@ impl World {
                     Ok(Err(access)) => {
                         self.space.handle_fault(page, access, scratch);
                         let mut requests = [Request::NONE; 16];
-                        let count = self.space.swap().try_take_requests(&mut requests);
                         // A reader may wait for memory, and nobody else runs who would free any.
-                        for _ in 0..count * 100 {
+                        // What is taken below has locks that no write-back may be waited for with.
+                        let reads = if self.space.swap().is_reading() { requests.len() } else { 0 };
+                        for _ in 0..reads * 100 {
                             if self.space.balance(scratch) != Balance::Progress {
                                 break;
                             }
                         }
+                        let count = self.space.swap().try_take_requests(&mut requests);
                         if let Some(ring) = &mut ring {
                             self.space.complete_reads(&requests[..count], ring, scratch);
                         }

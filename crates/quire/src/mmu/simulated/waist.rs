@@ -8,7 +8,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use super::{Entry, Planted, Simulated, Wait, baton};
 use crate::mmu::{Done, FrameId, FrameRun, Holes, Mmu, Prot, Protection, Refusal, Sharer};
 use crate::page::{Futexes, Kill};
-use crate::space::ThreadId;
+use crate::sys::thread::ThreadId;
 use crate::units::{PAGE_SIZE, PageNum, PageRange};
 
 impl Mmu for Simulated {

@@ -13,17 +13,17 @@
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use rustix_futex_sync::Mutex;
-
 use super::Userfaultfd;
 use crate::sys::Errno;
+use crate::sys::mutex::Mutex;
+use crate::sys::rank;
 use crate::sys::uffd::{MODE_MISSING, MODE_WP};
 use crate::units::{PAGE_SHIFT, PageNum, PageRange};
 
 /// Whether write protection is asked for.
 pub(super) struct Modes {
     is_protectable: AtomicBool,
-    turn: Mutex<()>,
+    turn: Mutex<rank::Modes, ()>,
 }
 
 impl Modes {

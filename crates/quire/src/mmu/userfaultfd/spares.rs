@@ -10,12 +10,12 @@
 //!
 //! Locks: one mutex, held over the call that the spares are for, so that no two share them.
 
-use linux_raw_sys::general::MADV_DONTFORK;
-use rustix::mm::{MapFlags, ProtFlags};
-use rustix_futex_sync::Mutex;
-
+use crate::sys::mutex::Mutex;
+use crate::sys::rank;
 use crate::sys::{Errno, memory};
 use crate::units::{PAGE_SHIFT, PAGE_SIZE};
+use linux_raw_sys::general::MADV_DONTFORK;
+use rustix::mm::{MapFlags, ProtFlags};
 
 /// Mappings that are held back. To map over a part of a mapping takes two more, for what is left of
 /// it on both sides, and advice on the new one may take as many again; the rest is for others, who may
@@ -27,7 +27,7 @@ const TRIES: usize = 64;
 /// Spare mappings.
 pub(super) struct Spares {
     /// Where they lie; 0 where there are none.
-    place: Mutex<usize>,
+    place: Mutex<rank::Spares, usize>,
 }
 
 impl Spares {

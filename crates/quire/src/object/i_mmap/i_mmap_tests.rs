@@ -356,7 +356,7 @@ fn under_the_shared_lock_a_walker_misses_a_mapping_that_changes_its_pages() {
     let moved = guard.insert(mapping(30, 1, 1)).unwrap();
     drop(guard);
     let mover = object.i_mmap_lock_read(&maps);
-    let walker = object.i_mmap_lock_read(&maps);
+    let walker = object.i_mmap_trylock_read(&maps).expect("the mistake: it shares");
     let mut walk = walker.overlapping(ObjectRange::ALL);
     assert_eq!(walk.next().unwrap().1.id, 0);
     mover.tree.change(moved, mapping(0, 1, 1)).unwrap();

@@ -28,6 +28,7 @@ mod word;
 use core::ops::Deref;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
+use crate::sys::rank::{self, Rank};
 use crate::sys::{Errno, memory::Zeroed};
 use crate::units::{ObjectPage, ObjectRange, PageNum, PageRange};
 use lock::{Futex, RwSem};
@@ -130,6 +131,7 @@ impl IMmap {
 
     /// Takes the lock to change the tree. The same `maps` at every call, for an object.
     pub fn i_mmap_lock_write<'a>(&'a self, maps: &'a IMmaps) -> WriteGuard<'a> {
+        rank::sleeps_for(Rank::IMmap);
         self.lock.lock_write(&Futex);
         self.write_guard(maps)
     }
@@ -141,6 +143,7 @@ impl IMmap {
 
     /// Takes the lock to walk the tree, beside other walkers.
     pub fn i_mmap_lock_read<'a>(&'a self, maps: &'a IMmaps) -> ReadGuard<'a> {
+        rank::sleeps_for(Rank::IMmap);
         let is_exclusive = maps.are_walks_exclusive();
         if is_exclusive {
             self.lock.lock_write(&Futex);
@@ -165,10 +168,12 @@ impl IMmap {
     }
 
     fn write_guard<'a>(&'a self, maps: &'a IMmaps) -> WriteGuard<'a> {
+        rank::taken(Rank::IMmap, 1);
         WriteGuard { lock: &self.lock, tree: Tree::new(&maps.nodes, &self.root) }
     }
 
     fn read_guard<'a>(&'a self, maps: &'a IMmaps, is_exclusive: bool) -> ReadGuard<'a> {
+        rank::taken(Rank::IMmap, 1);
         let tree = Tree::new(&maps.nodes, &self.root);
         ReadGuard { lock: &self.lock, tree, is_exclusive }
     }
@@ -198,6 +203,7 @@ impl<'a> Deref for ReadGuard<'a> {
 
 impl Drop for ReadGuard<'_> {
     fn drop(&mut self) {
+        rank::released(Rank::IMmap, 1);
         if self.is_exclusive {
             self.lock.unlock_write(&Futex);
         } else {
@@ -264,6 +270,7 @@ impl<'a> Deref for WriteGuard<'a> {
 
 impl Drop for WriteGuard<'_> {
     fn drop(&mut self) {
+        rank::released(Rank::IMmap, 1);
         self.lock.unlock_write(&Futex);
     }
 }

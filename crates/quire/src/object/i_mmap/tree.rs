@@ -16,10 +16,10 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use rustix_futex_sync::Mutex;
-
 use super::{Mapping, MappingRef};
 use crate::space::vma::VMAS_MAX;
+use crate::sys::mutex::Mutex;
+use crate::sys::rank;
 use crate::sys::{
     Errno,
     memory::{Table, Zeroed},
@@ -73,7 +73,7 @@ struct FreeSlots {
 /// The nodes of all objects of an address space.
 pub struct Nodes {
     nodes: Table<Node>,
-    free: Mutex<FreeSlots>,
+    free: Mutex<rank::MapSlots, FreeSlots>,
 }
 
 impl Nodes {

@@ -15,12 +15,12 @@ use core::cell::UnsafeCell;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use rustix_futex_sync::Mutex;
-
 use super::counts::Tally;
 use crate::page::word::{PageWord, Word};
 use crate::page::{Condition, Parking, Snapshot};
 use crate::sys::memory::Zeroed;
+use crate::sys::mutex::Mutex;
+use crate::sys::rank;
 use crate::units::PageNum;
 
 /// In no chain. Zero, so that a zeroed record is idle.
@@ -123,7 +123,7 @@ pub trait QueueLock<T> {
 
 /// A queue with its lock, on a cache line of its own.
 #[repr(align(64))]
-pub struct Queue(pub(super) Mutex<List<AtomicU64>>);
+pub struct Queue(pub(super) Mutex<rank::Waiters, List<AtomicU64>>);
 
 impl Queue {
     /// An empty one.

@@ -7,13 +7,13 @@ use core::sync::atomic::AtomicU32;
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
 
-use rustix::io::Errno;
-use rustix::thread::futex;
-use rustix_futex_sync::Mutex;
-
 use super::super::file::Location;
 use super::super::sparse::Sparse;
+use crate::sys::mutex::Mutex;
+use crate::sys::rank::{self, Rank};
 use crate::units::PageNum;
+use rustix::io::Errno;
+use rustix::thread::futex;
 
 /// A page that must be read from the swap file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -44,7 +44,7 @@ struct State {
 pub struct IoQueue {
     /// Page, location and moment; guarded by `state`, so Relaxed throughout.
     places: Sparse<[AtomicU64; 3]>,
-    state: Mutex<State>,
+    state: Mutex<rank::ReadQueue, State>,
     /// The futex that workers sleep on: counts wake-ups, changed under `state`.
     wakeups: AtomicU32,
 }
@@ -81,6 +81,8 @@ impl IoQueue {
             self.wakeups.fetch_add(1, Relaxed);
         }
         drop(state);
+        // The lock of the page goes with the request.
+        rank::released(Rank::Page, 1);
         if has_sleepers {
             self.wake(1);
         }
@@ -158,6 +160,7 @@ impl IoQueue {
                 count += 1;
             }
         }
+        rank::taken(Rank::Page, count);
         count
     }
 

@@ -10,7 +10,6 @@
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use super::baton::{Wait, current};
-pub use super::baton::{count_page_locks, page_locks};
 
 /// Takes the mutex at `address`, with others coming in before if it `steps`, by `try_lock`, waiting where it must.
 pub fn lock(address: usize, steps: bool, try_lock: impl Fn() -> bool) -> bool {

@@ -1,15 +1,16 @@
-//! Faults that wait for a frame: left unanswered until reclaim has one.
+//! Lists of faults that are left unanswered until what they wait for has come: a frame, room in a
+//! queue, the end of a change of the layout.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use rustix_futex_sync::Mutex;
-
+use crate::sys::mutex::Mutex;
+use crate::sys::rank;
 use crate::units::PageNum;
 
-const STARVED_MAX: usize = 64;
+const LISTED_MAX: usize = 64;
 
 struct List {
-    pages: [PageNum; STARVED_MAX],
+    pages: [PageNum; LISTED_MAX],
     len: usize,
     /// More wait than the list has room for.
     is_overfull: bool,
@@ -24,27 +25,31 @@ pub enum Answer {
     Everybody,
 }
 
-/// The pages whose faults wait for a frame, and the threads that sleep until there is one.
-pub struct Starved {
-    list: Mutex<List>,
+/// The pages whose faults wait for one thing, and the threads that sleep until it has come.
+pub struct FaultList {
+    list: Mutex<rank::FaultList, List>,
     /// Threads that sleep, or are about to.
     sleepers: AtomicU32,
     /// Counts answers; what sleepers sleep on.
     answers: AtomicU64,
 }
 
-impl Default for Starved {
-    fn default() -> Starved {
-        Starved::new()
+impl Default for FaultList {
+    fn default() -> FaultList {
+        FaultList::new()
     }
 }
 
-impl Starved {
+impl FaultList {
     /// Nobody waits.
     #[must_use]
-    pub const fn new() -> Starved {
-        let list = List { pages: [PageNum(0); STARVED_MAX], len: 0, is_overfull: false };
-        Starved { list: Mutex::new(list), sleepers: AtomicU32::new(0), answers: AtomicU64::new(0) }
+    pub const fn new() -> FaultList {
+        let list = List { pages: [PageNum(0); LISTED_MAX], len: 0, is_overfull: false };
+        FaultList {
+            list: Mutex::new(list),
+            sleepers: AtomicU32::new(0),
+            answers: AtomicU64::new(0),
+        }
     }
 
     /// In a fork's child, before any other thread runs there: nobody waits. A thread of the parent
@@ -65,7 +70,7 @@ impl Starved {
         if list.pages[..len].contains(&page) {
             return;
         }
-        if len == STARVED_MAX {
+        if len == LISTED_MAX {
             list.is_overfull = true;
             return;
         }
@@ -135,46 +140,46 @@ mod tests {
 
     use super::*;
 
-    fn answers(starved: &Starved) -> Vec<Answer> {
+    fn answers(faults: &FaultList) -> Vec<Answer> {
         let mut all = Vec::new();
-        starved.answer_all(|answer| all.push(answer));
+        faults.answer_all(|answer| all.push(answer));
         all
     }
 
     #[test]
     fn each_page_is_answered_once() {
-        let starved = Starved::new();
+        let faults = FaultList::new();
         for page in [3, 5, 3] {
-            starved.push(PageNum(page));
+            faults.push(PageNum(page));
         }
-        assert!(!starved.is_empty());
-        assert_eq!(answers(&starved), [Answer::Page(PageNum(3)), Answer::Page(PageNum(5))]);
-        assert!(starved.is_empty());
+        assert!(!faults.is_empty());
+        assert_eq!(answers(&faults), [Answer::Page(PageNum(3)), Answer::Page(PageNum(5))]);
+        assert!(faults.is_empty());
     }
 
     #[test]
     fn nobody_is_forgotten_where_more_wait_than_can_be_listed() {
-        let starved = Starved::new();
-        for page in 0..=STARVED_MAX as u64 {
-            starved.push(PageNum(page));
+        let faults = FaultList::new();
+        for page in 0..=LISTED_MAX as u64 {
+            faults.push(PageNum(page));
         }
-        assert_eq!(answers(&starved), [Answer::Everybody]);
-        assert!(starved.is_empty());
-        starved.push(PageNum(1));
-        assert_eq!(answers(&starved), [Answer::Page(PageNum(1))]);
+        assert_eq!(answers(&faults), [Answer::Everybody]);
+        assert!(faults.is_empty());
+        faults.push(PageNum(1));
+        assert_eq!(answers(&faults), [Answer::Page(PageNum(1))]);
     }
 
     #[test]
     fn a_sleeper_counts_as_one_that_waits_and_is_woken() {
-        let starved = Starved::new();
+        let faults = FaultList::new();
         let woken = || {
             let mut is_woken = false;
-            starved.wake_sleepers(|_| is_woken = true);
+            faults.wake_sleepers(|_| is_woken = true);
             is_woken
         };
         assert!(!woken());
-        let call = || assert!(!starved.is_empty());
-        starved.sleep(
+        let call = || assert!(!faults.is_empty());
+        faults.sleep(
             call,
             || false,
             |word, seen| {
@@ -182,7 +187,7 @@ mod tests {
                 assert_ne!(word.load(Ordering::Relaxed), seen);
             },
         );
-        assert!(starved.is_empty());
-        starved.sleep(|| {}, || true, |_, _| panic!("there is nothing to wait for"));
+        assert!(faults.is_empty());
+        faults.sleep(|| {}, || true, |_, _| panic!("there is nothing to wait for"));
     }
 }

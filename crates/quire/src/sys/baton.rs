@@ -19,7 +19,9 @@ use std::string::String;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::vec::Vec;
 
-use crate::space::ThreadId;
+#[cfg(debug_assertions)]
+use super::rank;
+use super::thread::ThreadId;
 
 /// Looks of idle actors in a row, with nobody else able to run, before the simulation is stuck.
 const IDLE_LOOKS_MAX: u32 = 20_000;
@@ -159,8 +161,6 @@ pub struct Baton {
 
 std::thread_local! {
     static ACTOR: Cell<Option<usize>> = const { Cell::new(None) };
-    /// Page locks that the thread has taken, less those that it has given back.
-    static PAGE_LOCKS: Cell<isize> = const { Cell::new(0) };
     /// The baton that the actor waits for, for [`super::turns`].
     static BATON: RefCell<Option<Arc<Baton>>> = const { RefCell::new(None) };
 }
@@ -178,21 +178,8 @@ pub(super) fn current() -> Option<Arc<Baton>> {
     BATON.with_borrow(Clone::clone)
 }
 
-/// The calling actor has taken a page's lock, or given one back.
-pub fn count_page_locks(change: isize) {
-    // Relaxed: as in `current`.
-    if ACTORS.load(Ordering::Relaxed) > 0 {
-        PAGE_LOCKS.set(PAGE_LOCKS.get() + change);
-    }
-}
-
-/// Page locks that the calling actor has taken, less those that it has given back; 0 of others.
-pub fn page_locks() -> isize {
-    if ACTORS.load(Ordering::Relaxed) > 0 { PAGE_LOCKS.get() } else { 0 }
-}
-
 /// The calling actor, as a thread; unknown where it is none.
-pub(super) fn actor() -> ThreadId {
+pub(crate) fn actor() -> ThreadId {
     ACTOR.get().map_or(ThreadId::UNKNOWN, |index| ThreadId(index as u32 + 1))
 }
 
@@ -260,9 +247,13 @@ impl Baton {
         self.wait_for_turn(turns, index);
     }
 
-    /// Ends the calling actor.
+    /// Ends the calling actor, which holds no lock any more, unless the simulation has failed.
     pub fn end(&self) {
         let Some(index) = ACTOR.take() else { return };
+        #[cfg(debug_assertions)]
+        if let Some(rank) = rank::forget().filter(|_| self.failure().is_none()) {
+            self.fail(format!("actor {index} has ended and holds {rank:?}"));
+        }
         BATON.set(None);
         ACTORS.fetch_sub(1, Ordering::Relaxed);
         let mut turns = self.turns();
