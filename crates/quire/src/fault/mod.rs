@@ -257,8 +257,7 @@ impl<M: Mmu> AddressSpace<M> {
     }
 
     /// The first write to a page that was mapped protected. Where a stream of writes comes by,
-    /// the clean pages around it are made writable with it: they keep a packed copy, which is
-    /// compared when they go.
+    /// the clean pages around it are made writable with it, and give up what they have in store.
     fn fault_on_protected(&self, page: PageNum, old: Snapshot, vma: &Vma) {
         let mut range = PageRange::new(page, 1);
         let mut guess = None;
@@ -483,14 +482,8 @@ impl<M: Mmu> AddressSpace<M> {
     }
 
     fn finish_from_limbo(&self, page: PageNum, window: &Window<'_>) {
-        let before = window.before(page);
-        let copy = self.frames.copy_of(crate::mmu::FrameId(before.payload()));
-        let mut after = if copy == 0 {
-            Snapshot::new(State::Mapped, 0)
-        } else {
-            Snapshot::new(State::Mapped, copy).with(Flags::COPY)
-        };
-        after = before.keep(Flags::WRITE_PROTECTED, after);
+        let after =
+            window.before(page).keep(Flags::WRITE_PROTECTED, Snapshot::new(State::Mapped, 0));
         self.settle_mapped(page, after, window);
     }
 }

@@ -406,7 +406,6 @@ impl<M: Mmu> AddressSpace<M> {
     /// A locked page has been mapped: its word says so, and what it had in swap is let go.
     fn finish_mapped(&self, page: PageNum, window: &Window<'_>, is_clean: bool) {
         let before = window.before(page);
-        let is_written = page == window.asked && window.access != Access::Read;
         let mut after = Snapshot::new(State::Mapped, 0);
         match before.state() {
             State::None => self.budget.add_wanted(1),
@@ -428,10 +427,6 @@ impl<M: Mmu> AddressSpace<M> {
             State::Pool if is_clean => {
                 self.swap.keep_copy();
                 after = Snapshot::mapped_clean(before);
-            }
-            State::Pool if !is_written && self.swap.may_keep_copy() => {
-                self.swap.keep_copy();
-                after = Snapshot::new(State::Mapped, before.payload()).with(Flags::COPY);
             }
             // SAFETY: the page is locked, and its word is about to forget the handle.
             State::Pool => unsafe { self.swap.free_blob(before.payload(), &self.budget) },

@@ -146,12 +146,9 @@ impl<M: Mmu> AddressSpace<M> {
         if !self.mmu.read(page, &mut bytes) {
             return Err(before);
         }
-        let copy = if before.has(Flags::COPY) { before.payload() } else { 0 };
-        if copy == 0 {
-            self.release_kept(before);
-        }
-        self.store_page(page, &bytes, copy, scratch).map_err(|_| {
-            // The copy, if there was one, is gone: the page stays without.
+        self.release_kept(before);
+        self.store_page(page, &bytes, scratch).map_err(|_| {
+            // What it kept is gone: the page stays without.
             before.keep(
                 Flags::WRITE_PROTECTED.or(Flags::ACCESSED).or(Flags::PINNED),
                 Snapshot::new(State::Mapped, 0),

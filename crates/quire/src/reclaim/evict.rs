@@ -418,11 +418,8 @@ impl<M: Mmu> AddressSpace<M> {
         let mut moved = 0;
         for (at, page) in range.pages().enumerate().filter(|&(at, _)| is_gone(at)) {
             let before = batch.before(page).expect("is_gone looked");
-            if !before.has(Flags::COPY) {
-                self.release_kept(before);
-            }
-            let copy = if before.has(Flags::COPY) { before.payload() } else { 0 };
-            self.frames.set_owner(frame.add(at), page, copy);
+            self.release_kept(before);
+            self.frames.set_owner(frame.add(at), page);
             moved += 1;
         }
         evicted.unmapped += moved;

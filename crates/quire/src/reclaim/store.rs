@@ -94,13 +94,7 @@ impl<M: Mmu> AddressSpace<M> {
             return false;
         }
         let one = FrameRun { start: frame, len: 1 };
-        let copy = self.frames.copy_of(frame);
         if before.has(Flags::LAZYFREE) {
-            if copy != 0 {
-                // SAFETY: the page is locked; its frame forgets the handle with this.
-                unsafe { self.swap.free_blob(copy, &self.budget) };
-                self.swap.forget_copy();
-            }
             self.frames.leave_limbo(one);
             self.budget.count(Event::Pglazyfreed, 1);
             self.budget.add_wanted(-1);
@@ -109,14 +103,13 @@ impl<M: Mmu> AddressSpace<M> {
         }
         // SAFETY: a frame in limbo belongs to its owner, which is locked.
         let bytes = unsafe { &*self.mmu.frame(frame) };
-        match self.store_page(page, bytes, copy, scratch) {
+        match self.store_page(page, bytes, scratch) {
             Ok(after) => {
                 self.frames.leave_limbo(one);
                 self.unlock_page_with(page, before.keep(Flags::WRITE_PROTECTED, after));
                 true
             }
             Err(unstored) => {
-                self.frames.set_owner(frame, page, 0);
                 // It stays as it is until a fault takes it back: no need to try again.
                 let flag = match unstored {
                     Unstored::Incompressible => Flags::INCOMPRESSIBLE,
@@ -129,28 +122,13 @@ impl<M: Mmu> AddressSpace<M> {
     }
 
     /// Puts a locked page's bytes into swap; returns the word's new content, or why
-    /// they could not be stored. `copy` is a pool handle that may still have the same bytes (0: none); it
-    /// is used or let go.
+    /// they could not be stored.
     pub(crate) fn store_page(
         &self,
         page: PageNum,
         bytes: &PageBytes,
-        copy: u32,
         scratch: &mut Scratch,
     ) -> Result<Snapshot, Unstored> {
-        if copy != 0 {
-            self.swap.forget_copy();
-            // SAFETY: the page is locked, and the handle is its own.
-            if unsafe { self.swap.has_same_content(copy, bytes) } {
-                self.swap.note_copy(true);
-                self.budget.count(Event::Pswpout, 1);
-                self.budget.count(Event::PswpoutClean, 1);
-                return Ok(Snapshot::new(State::Pool, copy));
-            }
-            self.swap.note_copy(false);
-            // SAFETY: as above; nobody will use the handle again.
-            unsafe { self.swap.free_blob(copy, &self.budget) };
-        }
         let (kind, packed): (blob::Kind, &[u8]) = match scratch.compressor().compress(bytes) {
             Packed::Same(pattern) => {
                 self.budget.count(Event::Pswpout, 1);

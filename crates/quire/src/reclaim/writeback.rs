@@ -35,7 +35,7 @@ const MAPPED_FLAGS: Flags = Flags::WRITE_PROTECTED
     .or(Flags::ACCESSED)
     .or(Flags::MLOCKED)
     .or(Flags::PINNED)
-    .or(Flags::COPY)
+    .or(Flags::IN_POOL)
     .or(Flags::IN_FILE)
     .or(Flags::CLEAN)
     .or(Flags::DIRTY);
@@ -250,7 +250,7 @@ impl<M: Mmu> AddressSpace<M> {
                 let Some(before) = word.and_then(PageWord::try_lock) else { return false };
                 let names_it = before.state() == State::Pool && before.payload() == old.get();
                 let has_copy = before.state() == State::Mapped
-                    && before.has(Flags::COPY)
+                    && before.has(Flags::IN_POOL)
                     && before.payload() == old.get();
                 if !names_it && !has_copy {
                     self.unlock_owner(owner);

@@ -110,7 +110,7 @@ impl<M: Inspect> AddressSpace<M> {
                 State::None => continue,
                 State::Mapped => {
                     mapped += 1;
-                    if word.has(Flags::COPY) {
+                    if word.has(Flags::IN_POOL) {
                         found.copies += 1;
                         found.has_handle(page, word.payload());
                     } else if word.has(Flags::IN_FILE) {
@@ -146,11 +146,6 @@ impl<M: Inspect> AddressSpace<M> {
         let at = frame.0 as usize % 512;
         assert!(bits[at / 64] >> (at % 64) & 1 != 0, "{frame:?} of {page:?} is not in limbo");
         assert!(self.mmu.has_memory(frame), "{frame:?} of {page:?} is a hole");
-        let copy = self.frames.copy_of(frame);
-        if copy != 0 {
-            found.copies += 1;
-            found.has_handle(page, copy);
-        }
         found.limbo += 1;
     }
 

@@ -29,12 +29,9 @@ impl<M: Mmu> AddressSpace<M> {
         }
     }
 
-    /// The word of a locked, clean page that may be written from now on. A packed copy can be
-    /// compared when the page goes; the rest is given up.
+    /// The word of a locked, clean page that may be written from now on: it gives up what it has
+    /// in store.
     pub(crate) fn unclean(&self, before: Snapshot) -> Snapshot {
-        if before.has(Flags::COPY) {
-            return before.without(Flags::CLEAN);
-        }
         self.release_kept(before);
         before.without_kept()
     }

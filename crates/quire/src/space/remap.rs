@@ -4,7 +4,7 @@
 use super::vma::Attributes;
 use super::{AddressSpace, Layout};
 use crate::fault::{Access, Outcome};
-use crate::mmu::{Mmu, Prot, Protection};
+use crate::mmu::{FrameId, Mmu, Prot, Protection};
 use crate::page::{Flags, Snapshot, State};
 use crate::swap::zpool::Handle;
 use crate::sys::Errno;
@@ -141,9 +141,7 @@ impl<M: Mmu> AddressSpace<M> {
                 before.without(Flags::WRITEBACK).with_payload(number)
             }
             State::Limbo => {
-                let frame = crate::mmu::FrameId(before.payload());
-                let copy = self.move_copy(self.frames.copy_of(frame), from, to);
-                self.frames.set_owner(frame, to, copy);
+                self.frames.set_owner(FrameId(before.payload()), to);
                 before
             }
             State::Poisoned => {
@@ -165,17 +163,6 @@ impl<M: Mmu> AddressSpace<M> {
         // SAFETY: both pages are locked; the caller has the new number take the old one's place.
         let moved = unsafe { self.swap.zpool.set_owner(handle, from, to, &self.budget) };
         moved.ok().map(Handle::get)
-    }
-
-    /// The same for a copy that is kept beside the page, which is let go where there is no room.
-    /// 0 names none.
-    fn move_copy(&self, number: u32, from: PageNum, to: PageNum) -> u32 {
-        self.move_blob(number, from, to).unwrap_or_else(|| {
-            self.swap.forget_copy();
-            // SAFETY: the page is locked; its word, or its frame, forgets the number.
-            unsafe { self.swap.free_blob(number, &self.budget) };
-            0
-        })
     }
 
     fn move_mapped(&self, from: PageNum, to: PageNum) -> Snapshot {
@@ -216,13 +203,7 @@ impl<M: Mmu> AddressSpace<M> {
         }
         self.count_unmapped(from, 1);
         self.count_mapped(to, 1);
-        if !before.has(Flags::COPY) {
-            return before;
-        }
-        match self.move_copy(before.payload(), from, to) {
-            0 => before.without_kept(),
-            number => before.with_payload(number),
-        }
+        before
     }
 
     /// Makes a page resident, waiting for whatever it takes. For program threads.

@@ -140,25 +140,16 @@ impl<M: Mmu> AddressSpace<M> {
 
     /// Lets go of what a locked page has besides its mapping.
     pub(crate) fn release_backing(&self, before: Snapshot) {
-        let free_blob = |number: u32| {
-            // SAFETY: the page is locked, and its word is about to forget the handle.
-            unsafe { self.swap.free_blob(number, &self.budget) };
-        };
         match before.state() {
             State::None => return,
             State::Mapped => self.release_kept(before),
             State::Limbo => {
-                let frame = FrameId(before.payload());
-                let copy = self.frames.copy_of(frame);
-                if copy != 0 {
-                    self.swap.forget_copy();
-                    free_blob(copy);
-                }
-                let run = FrameRun { start: frame, len: 1 };
+                let run = FrameRun { start: FrameId(before.payload()), len: 1 };
                 self.frames.leave_limbo(run);
                 self.frames.put(run);
             }
-            State::Pool => free_blob(before.payload()),
+            // SAFETY: the page is locked, and its word is about to forget the handle.
+            State::Pool => unsafe { self.swap.free_blob(before.payload(), &self.budget) },
             State::File => self.swap.free_location(before.payload()),
             _ => {}
         }
