@@ -56,7 +56,7 @@ impl<M: ObjectMmu> Objects<M> {
         self.forget_copy(old);
         self.space.free_place(place.old);
         let (after, result) = match self.space.store_page(place.owner, &bytes, scratch) {
-            Ok(stored) => (stored, old.without(KEPT.or(Flags::DIRTY)).with(Flags::CLEAN)),
+            Ok(stored) => (stored.content(), old.without(KEPT.or(Flags::DIRTY)).with(Flags::CLEAN)),
             // It stays as it is until it is written again: no need to try again.
             Err(Unstored::Incompressible) => {
                 (Snapshot::new(State::None, 0), old.without(KEPT).with(Flags::INCOMPRESSIBLE))

@@ -327,9 +327,13 @@ impl<M: Mmu> AddressSpace<M> {
         self.word(page).load()
     }
 
+    /// The word of a page of the arena, or of one [beyond it](shmem).
     #[inline]
     pub(crate) fn word(&self, page: PageNum) -> &PageWord {
-        &self.words[page.index()]
+        match page.index().checked_sub(self.words.len()) {
+            None => &self.words[page.index()],
+            Some(beyond) => self.shmem.word(beyond),
+        }
     }
 
     #[inline]

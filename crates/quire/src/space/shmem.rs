@@ -18,7 +18,7 @@ use rustix_futex_sync::Mutex;
 use super::AddressSpace;
 use crate::budget::Purpose;
 use crate::mmu::Mmu;
-use crate::page::{PageWord, Snapshot, State};
+use crate::page::{LockedPage, PageWord, Snapshot};
 use crate::sys::Errno;
 use crate::sys::memory::{self, Table};
 use crate::units::{BLOCK_ORDER, BLOCK_PAGES, PAGE_SIZE, PageNum, PageRange};
@@ -85,6 +85,10 @@ impl ShmemWords {
         free.top = block.0 + 1;
     }
 
+    pub fn word(&self, index: usize) -> &PageWord {
+        &self.words[index]
+    }
+
     fn block(&self, block: ShmemBlock) -> &[PageWord] {
         &self.words[(block.0 as usize) << BLOCK_ORDER..][..BLOCK_PAGES]
     }
@@ -115,21 +119,21 @@ impl<M: Mmu> AddressSpace<M> {
     /// Gives a block back with all that its words have in swap. Nobody but write-back, compaction
     /// and the cleaner knows of its words any more. Sleeps for their locks.
     pub(crate) fn release_shmem_block(&self, block: ShmemBlock) {
-        let words = self.shmem.block(block);
-        for (word, owner) in words.iter().zip(self.shmem_pages(block).pages()) {
-            let old = self.lock_word(word);
-            self.free_place(old);
-            word.set(Snapshot::new(State::None, 0));
-            debug_assert!(self.owner_word(owner).is_some_and(|own| core::ptr::eq(own, word)));
+        let pages = self.shmem_pages(block);
+        for page in pages.pages() {
+            let mut page = self.lock_page(page);
+            self.free_place(page.content());
+            page.drop_content_locked();
+            page.leave_locked();
         }
         // All are locked, so nobody has one: who tries a lock finds it taken, or the zeros that
         // are an unlocked word. Nobody sleeps for one, for only a block's taker does that.
-        let start = NonNull::from(words).cast::<u8>().as_ptr() as usize;
+        let start = NonNull::from(self.shmem.block(block)).cast::<u8>().as_ptr() as usize;
         // SAFETY: one page of this table (asserted above, and the table is aligned to 2 MiB), whose
         // words are atomics, and for which zero is valid.
         let is_given_back = unsafe { memory::advise(start, PAGE_SIZE, MADV_DONTNEED) }.is_ok();
         if !is_given_back {
-            words.iter().for_each(|word| self.unlock_word(word));
+            pages.pages().for_each(|page| self.adopt_page(page).unlock());
         }
         self.shmem.push(block);
         self.budget.uncharge(1);
@@ -141,38 +145,21 @@ impl<M: Mmu> AddressSpace<M> {
         PageRange::new(PageNum(start as u64), BLOCK_PAGES)
     }
 
-    /// The word of whoever a packed page names: a page of the arena, or one beyond it.
+    /// The word of the page that a packed page names as its owner. `None`: there is no such page.
     pub(crate) fn owner_word(&self, owner: PageNum) -> Option<&PageWord> {
-        match owner.index().checked_sub(self.words.len()) {
-            None => Some(self.word(owner)),
-            Some(beyond) => self.shmem.words.get(beyond),
-        }
+        let is_page = owner.index() < self.words.len() + self.shmem.words.len();
+        is_page.then(|| self.word(owner))
     }
 
-    /// Unlocks an owner's word, unchanged.
-    pub(crate) fn unlock_owner(&self, owner: PageNum) {
-        match owner.index().checked_sub(self.words.len()) {
-            None => self.unlock_page(owner),
-            Some(beyond) => self.unlock_word(&self.shmem.words[beyond]),
-        }
-    }
-
-    /// Unlocks an owner's word with a new content.
-    pub(crate) fn unlock_owner_with(&self, owner: PageNum, content: Snapshot) {
-        match owner.index().checked_sub(self.words.len()) {
-            None => self.unlock_page_with(owner, content),
-            Some(beyond) => self.unlock_word_with(&self.shmem.words[beyond], content),
-        }
+    /// Locks the page that a packed page names as its owner, if it is a page and free.
+    pub(crate) fn try_lock_owner(&self, owner: PageNum) -> Option<LockedPage<'_, Self>> {
+        let content = self.owner_word(owner)?.try_lock()?;
+        Some(LockedPage::adopt(self, owner, content))
     }
 
     /// Lets go of what a locked word beyond the arena has in swap. The word is the caller's to
     /// change.
     pub(crate) fn free_place(&self, old: Snapshot) {
-        match old.state() {
-            // SAFETY: the word is locked, and about to forget the handle.
-            State::Pool => unsafe { self.swap.free_blob(old.payload(), &self.budget) },
-            State::File => self.swap.free_location(old.payload()),
-            _ => {}
-        }
+        old.stored().into_iter().for_each(|stored| self.free_stored(stored));
     }
 }

@@ -11,7 +11,10 @@ use core::sync::atomic::AtomicU64;
 use super::AddressSpace;
 use crate::mmu::Mmu;
 use crate::page::wait::{Callback, Counts, Waiter};
-use crate::page::{CancelToken, Condition, Interrupted, Kill, PageWord, Parked, Parking, Snapshot};
+use crate::page::{
+    CancelToken, Condition, Interrupted, Kill, LockedPage, PageLocks, PageWord, Parked, Parking,
+    Snapshot,
+};
 use crate::units::PageNum;
 
 /// Faults that can wait for words that are not the arena's.
@@ -37,9 +40,30 @@ impl<M: Mmu> Parking<AtomicU64> for Sleeping<'_, M> {
 /// Pages of the arena.
 impl<M: Mmu> AddressSpace<M> {
     /// Locks a page, sleeping where it must.
-    pub(crate) fn lock_page(&self, page: PageNum) -> Snapshot {
+    pub(crate) fn lock_page(&self, page: PageNum) -> LockedPage<'_, Self> {
         self.mmu.step();
-        self.waits.lock(self.word(page), &Sleeping(self))
+        let content = self.waits.lock(self.word(page), &Sleeping(self));
+        LockedPage::adopt(self, page, content)
+    }
+
+    /// Locks a page if it is free.
+    #[inline]
+    pub(crate) fn try_lock_page(&self, page: PageNum) -> Option<LockedPage<'_, Self>> {
+        self.word(page).try_lock().map(|content| LockedPage::adopt(self, page, content))
+    }
+
+    /// Locks a page if it is free, and as its content should be.
+    #[inline]
+    pub(crate) fn try_lock_if(
+        &self,
+        page: PageNum,
+        mut is_wanted: impl FnMut(Snapshot) -> bool,
+    ) -> Option<LockedPage<'_, Self>> {
+        let seen = self.word(page).load();
+        if seen.is_locked() || !is_wanted(seen) {
+            return None;
+        }
+        self.try_lock_page(page).filter(|page| is_wanted(page.content()))
     }
 
     /// The same, until `kill` ends it.
@@ -50,20 +74,20 @@ impl<M: Mmu> AddressSpace<M> {
         &self,
         page: PageNum,
         kill: Kill<'_>,
-    ) -> Result<Snapshot, Interrupted> {
+    ) -> Result<LockedPage<'_, Self>, Interrupted> {
         self.mmu.step();
-        self.waits.lock_killable(self.word(page), kill, &Sleeping(self))
+        let content = self.waits.lock_killable(self.word(page), kill, &Sleeping(self))?;
+        Ok(LockedPage::adopt(self, page, content))
     }
 
-    /// Unlocks a page, unchanged.
+    /// Takes over the lock of a page that was [left locked](LockedPage::leave_locked).
+    pub(crate) fn adopt_page(&self, page: PageNum) -> LockedPage<'_, Self> {
+        LockedPage::adopt(self, page, self.snapshot(page))
+    }
+
+    /// Unlocks a page that was locked by its word, unchanged.
     pub(crate) fn unlock_page(&self, page: PageNum) {
         let parked = self.waits.unlock(self.word(page), &Sleeping(self));
-        self.answer_parked(page, parked);
-    }
-
-    /// Unlocks a page with a new content.
-    pub(crate) fn unlock_page_with(&self, page: PageNum, content: Snapshot) {
-        let parked = self.waits.unlock_with(self.word(page), content, &Sleeping(self));
         self.answer_parked(page, parked);
     }
 
@@ -72,6 +96,22 @@ impl<M: Mmu> AddressSpace<M> {
             self.answer(page);
         }
         self.mmu.step();
+    }
+}
+
+impl<M: Mmu> PageLocks for AddressSpace<M> {
+    #[inline]
+    fn word(&self, page: PageNum) -> &PageWord {
+        AddressSpace::word(self, page)
+    }
+
+    fn unlock_unchanged(&self, page: PageNum) {
+        self.unlock_page(page);
+    }
+
+    fn unlock_changed(&self, page: PageNum, content: Snapshot) {
+        let parked = self.waits.unlock_with(self.word(page), content, &Sleeping(self));
+        self.answer_parked(page, parked);
     }
 }
 
