@@ -16,13 +16,12 @@ use crate::mmu::Mmu;
 use crate::page::{Flags, PageWord, Snapshot, State, Stored};
 use crate::scratch::Scratch;
 use crate::space::AddressSpace;
-use crate::space::shmem::ShmemBlock;
 use crate::swap::file::{Purpose, SwapFile, segment_blobs};
 use crate::swap::io::Job;
 use crate::swap::tiers::Writing;
 use crate::swap::zpool::Handle;
 use crate::sys::memory::{self, Access};
-use crate::units::{BLOCK_ORDER, BLOCK_PAGES, PageNum, PageRange};
+use crate::units::PageNum;
 
 /// Packed pages that one round of compaction moves at most.
 const COMPACT_MOVES_MAX: usize = 4096;
@@ -75,19 +74,18 @@ impl<M: Mmu> AddressSpace<M> {
     fn gather(&self, writing: &mut Writing) {
         // The arena's blocks first, and then those beyond it. Where the arena's become more
         // meanwhile the hand is somewhere else, which does not matter.
-        let arena_blocks = self.blocks_used_max.load(Ordering::Relaxed);
-        let blocks = arena_blocks + self.shmem.blocks_used_max();
+        let arena = self.pages.used_arena();
+        let blocks = arena.len() + self.pages.blocks_beyond();
         let start = self.clock.lock().write_back;
         for step in 0..blocks {
             let block = (start + step) % blocks;
-            let range = match block.checked_sub(arena_blocks) {
-                Some(beyond) => self.shmem_pages(ShmemBlock(beyond as u32)),
-                None if self.blocks[block].is_used.load(Ordering::Relaxed) == 0 => continue,
-                None => PageRange::new(PageNum((block << BLOCK_ORDER) as u64), BLOCK_PAGES),
+            let range = match block.checked_sub(arena.len()) {
+                Some(beyond) => self.pages.range_beyond(beyond as u32),
+                None if arena[block].is_used.load(Ordering::Relaxed) == 0 => continue,
+                None => self.pages.block_range(block),
             };
             for page in range.pages() {
-                let Some(word) = self.owner_word(page) else { break };
-                if word.load().state() == State::Pool {
+                if self.snapshot(page).state() == State::Pool {
                     self.gather_page(page, writing);
                 }
                 if writing.writer.is_full() {
@@ -158,11 +156,7 @@ impl<M: Mmu> AddressSpace<M> {
     /// Has pages in memory give up their places in the file, which is full; returns how many did.
     fn give_up_locations(&self) -> usize {
         let mut given_up = 0;
-        for block in 0..self.blocks_used_max.load(Ordering::Relaxed) {
-            if self.blocks[block].mapped.load(Ordering::Relaxed) == 0 {
-                continue;
-            }
-            let range = PageRange::new(PageNum((block << BLOCK_ORDER) as u64), BLOCK_PAGES);
+        for range in self.pages.mapped_blocks() {
             for page in range.pages().filter(|&page| self.snapshot(page).has(Flags::IN_FILE)) {
                 let Some(page) = self.try_lock_page(page) else { continue };
                 if page.has(Flags::IN_FILE) {

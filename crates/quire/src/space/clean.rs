@@ -7,12 +7,10 @@
 //! again, which the thread that asked for that would then have to serve. So the protection is
 //! lifted, and the word changed, before any of these.
 
-use core::sync::atomic::Ordering;
-
 use super::AddressSpace;
 use crate::mmu::{Mmu, Protection};
 use crate::page::{Flags, LockedPage, LockedRange, Snapshot, State, Stored};
-use crate::units::{BLOCK_ORDER, BLOCK_PAGES, PageNum, PageRange};
+use crate::units::{BLOCK_PAGES, PageRange};
 
 impl<M: Mmu> AddressSpace<M> {
     /// Lets go of what a locked page has in store, and not in memory.
@@ -85,11 +83,7 @@ impl<M: Mmu> AddressSpace<M> {
 
     /// In a fork's child: its pages are not write-protected, so nothing tells a write.
     pub(super) fn forget_clean(&self) {
-        for block in 0..self.blocks_used_max.load(Ordering::Relaxed) {
-            if self.blocks[block].mapped.load(Ordering::Relaxed) == 0 {
-                continue;
-            }
-            let range = PageRange::new(PageNum((block << BLOCK_ORDER) as u64), BLOCK_PAGES);
+        for range in self.pages.mapped_blocks() {
             for page in range.pages().filter(|&page| self.snapshot(page).has(Flags::CLEAN)) {
                 let page = self.lock_page(page);
                 self.release_kept(page.content());

@@ -55,8 +55,8 @@ impl<M: Mmu> AddressSpace<M> {
         }
         let grown = PageRange { start: old.end, end: old.start.add(pages) };
         let next = self.vmas.next_from(old.end, &layout.locked);
-        let is_free = grown.end.index() <= self.words.len()
-            && next.is_none_or(|next| next.range.start >= grown.end);
+        let is_free =
+            grown.end <= self.arena().end && next.is_none_or(|next| next.range.start >= grown.end);
         if is_free {
             self.install(layout, grown, attributes.prot)?;
             let _ = self.vmas.change_attributes(grown, &layout.locked, |_| attributes);
