@@ -11,6 +11,18 @@ pub const BLOCK_ORDER: u32 = 9;
 /// Pages in a block (2 MiB).
 pub const BLOCK_PAGES: usize = 1 << BLOCK_ORDER;
 
+/// A place for one page in the frame pool.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct FrameId(pub u32);
+
+impl FrameId {
+    /// The frame `count` places further on.
+    #[must_use]
+    pub const fn add(self, count: usize) -> FrameId {
+        FrameId(self.0 + count as u32)
+    }
+}
+
 /// A number that counts pages, and a run of them.
 macro_rules! pages {
     ($(#[$of_page:meta])* $Page:ident, $sign:literal, $(#[$of_range:meta])* $Range:ident) => {

@@ -71,7 +71,7 @@ fn a_write_ends_it_and_nothing_is_lost() {
     for page in [range.start, range.start.add(9), range.start.add(40)] {
         machine.fill(page, 1 << 40);
         assert!(!is_clean(&machine, page));
-        assert_eq!(machine.word(page).kept(), None);
+        assert_eq!(machine.word(page).stored(), None);
     }
     machine.space.check();
     machine.advise(range, Advice::PageOut);
@@ -193,7 +193,7 @@ fn what_is_read_from_the_file_keeps_its_place_there() {
     }
     let page = range.pages().find(|&page| machine.word(page).has(Flags::IN_FILE)).unwrap();
     machine.fill(page, 5);
-    assert_eq!(machine.word(page).kept(), None);
+    assert_eq!(machine.word(page).stored(), None);
     machine.advise(range, Advice::PageOut);
     machine.expect(page, 5);
     machine.space.check();

@@ -69,7 +69,7 @@ impl Books {
                     let one = FrameRun { start: start.add(at), len: 1 };
                     let stays = at % nth == 1;
                     self.change(one, Place::Taken, if stays { Place::Hole } else { Place::Limbo });
-                    self.pool.set_owner(one.start, PageNum(at as u64), 0);
+                    self.pool.set_owner(one.start, PageNum(at as u64));
                 }
                 self.pool.enter_limbo(run, |at| at % nth != 1);
             }

@@ -21,11 +21,11 @@ mod window;
 
 use self::order::Guess;
 use self::speculative::{Doubt, Way};
-use self::window::Window;
+use self::window::{Settled, Source, Window};
 use crate::control::Event;
 use crate::failpoint::{self, Place};
-use crate::mmu::{Access, FrameRun, Mmu, Protection};
-use crate::page::{Flags, Interrupted, Kill, Snapshot, State};
+use crate::mmu::{Access, FrameId, FrameRun, Mmu, Protection};
+use crate::page::{Flags, Interrupted, Kill, LockedPage, LockedRange, Snapshot, State};
 use crate::scratch::{STAGING_PAGES, Scratch};
 use crate::space::AddressSpace;
 use crate::space::vma::{Kind, Vma};
@@ -125,35 +125,29 @@ impl<M: Mmu> AddressSpace<M> {
                 return Ok(self.starve(page));
             }
             failpoint::hit(Place::Prepared, page);
-            let Some(old) = self.lock_in_turns(page, &vma, way)? else {
+            let Some(locked) = self.lock_in_turns(page, &vma, way)? else {
                 self.budget.count(Event::FaultParked, 1);
                 return Ok(Outcome::Parked);
             };
             if way != Way::Classic && !self.vmas.is_current(&vma) {
-                self.unlock_page(page);
                 return Err(Doubt::changed(&vma));
             }
-            if takes_memory(old) && !takes_memory(seen) {
+            if takes_memory(locked.content()) && !takes_memory(seen) {
                 // It was in memory, and no room has been made for it.
-                self.unlock_page(page);
                 return Err(Doubt::pmd_changed(&vma));
             }
             failpoint::hit(Place::Checked, page);
-            // A write that is to be noticed is noticed here: mapped protected, it would fault again.
-            let is_noticed = access != Access::Read && old.state() != State::Mapped;
-            let old = if is_noticed { old.without(Flags::WRITE_PROTECTED) } else { old };
-            let served = match old.state() {
-                State::Mapped => return Ok(self.fault_on_mapped(page, old, &vma, access)),
+            let served = match locked.state() {
+                State::Mapped => return Ok(self.fault_on_mapped(locked, &vma, access)),
                 // Cached is for words of objects alone.
-                State::Poisoned | State::Cached => return Ok(self.fault_on_poisoned(page)),
-                State::File => return Ok(self.fault_from_file(page, old, way, scratch)),
-                State::Limbo => self.fault_from_limbo(page, old, &vma, guess, access),
+                State::Poisoned | State::Cached => return Ok(self.fault_on_poisoned(locked)),
+                State::File => return Ok(self.fault_from_file(locked, way, scratch)),
+                State::Limbo => self.fault_from_limbo(locked, &vma, guess, access),
                 State::None if vma.attributes.kind == Kind::Private => {
-                    self.unlock_page(page);
                     return Ok(Outcome::Unfilled);
                 }
                 State::None | State::Same | State::Pool => {
-                    self.fault_from_memory(page, old, &vma, guess, access, scratch.staging)
+                    self.fault_from_memory(locked, &vma, guess, access, scratch.staging)
                 }
             };
             if served {
@@ -175,18 +169,24 @@ impl<M: Mmu> AddressSpace<M> {
 
     /// Takes the lock of a page, trying for a while where somebody has it, for as long as the VMA
     /// stays what it is; leaves the fault to the unlocker then (`None`).
-    fn lock_in_turns(&self, page: PageNum, vma: &Vma, way: Way) -> Result<Option<Snapshot>, Doubt> {
+    fn lock_in_turns(
+        &self,
+        page: PageNum,
+        vma: &Vma,
+        way: Way,
+    ) -> Result<Option<LockedPage<'_, Self>>, Doubt> {
         for _ in 0..LOCK_TURNS {
             self.mmu.step();
-            if let Some(old) = self.word(page).try_lock() {
-                return Ok(Some(old));
+            if let Some(locked) = self.try_lock_page(page) {
+                return Ok(Some(locked));
             }
             if way != Way::Classic && !self.vmas.is_current(vma) {
                 return Err(Doubt::changed(vma));
             }
             core::hint::spin_loop();
         }
-        Ok(self.word(page).lock_or_park())
+        let content = self.word(page).lock_or_park();
+        Ok(content.map(|content| LockedPage::adopt(self, page, content)))
     }
 
     /// Leaves a fault to the background thread.
@@ -222,10 +222,9 @@ impl<M: Mmu> AddressSpace<M> {
         if kill.is_due() { Err(Interrupted) } else { Ok(()) }
     }
 
-    fn fault_on_mapped(&self, page: PageNum, old: Snapshot, vma: &Vma, access: Access) -> Outcome {
-        let one = PageRange::new(page, 1);
+    fn fault_on_mapped(&self, page: LockedPage<'_, Self>, vma: &Vma, access: Access) -> Outcome {
         if access == Access::WriteProtected {
-            self.fault_on_protected(page, old, vma);
+            self.fault_on_protected(page, vma);
             return Outcome::Served;
         }
         if vma.attributes.kind == Kind::Private {
@@ -234,23 +233,33 @@ impl<M: Mmu> AddressSpace<M> {
         // Another fault may have mapped it since this one was sent; or the program has dropped
         // the page behind our back, by a bare system call, and then zeros are right.
         // SAFETY: `zeros` is a block of pages, unmanaged.
-        let copied =
-            unsafe { self.mmu.copy_in(one, self.zeros.as_ptr().cast(), Protection::Writable) };
-        if copied.pages == 0 {
-            self.unlock_page(page);
-            self.mmu.wake(one);
-        } else {
-            self.release_kept(old);
-            self.unlock_page_with(page, old.without_kept().without(Flags::WRITE_PROTECTED));
-        }
+        unsafe { self.replace_mapped(page, self.zeros.as_ptr().cast()) };
         Outcome::Spurious
     }
 
+    /// Maps a page anew that the program has dropped by itself. Where it is there after all it
+    /// stays as it is: the kernel says so.
+    ///
+    /// # Safety
+    /// A page of bytes is at `source`, and it is not managed.
+    pub(super) unsafe fn replace_mapped(&self, page: LockedPage<'_, Self>, source: *const u8) {
+        let one = PageRange::new(page.page(), 1);
+        // SAFETY: the caller's promise.
+        let copied = unsafe { self.mmu.copy_in(one, source, Protection::Writable) };
+        if copied.pages == 0 {
+            page.unlock();
+            self.mmu.wake(one);
+        } else {
+            self.release_kept(page.content());
+            page.replace();
+        }
+    }
+
     /// The first write to a page that was mapped protected. Where a stream of writes comes by,
-    /// the clean pages around it are made writable with it: they keep a packed copy, which is
-    /// compared when they go.
-    fn fault_on_protected(&self, page: PageNum, old: Snapshot, vma: &Vma) {
-        let mut range = PageRange::new(page, 1);
+    /// the clean pages around it are made writable with it, and give up what they have in store.
+    fn fault_on_protected(&self, locked: LockedPage<'_, Self>, vma: &Vma) {
+        let (page, old) = (locked.page(), locked.content());
+        let mut pages = LockedRange::of(locked);
         let mut guess = None;
         if old.has(Flags::CLEAN) {
             if !old.has(Flags::IN_OBJECT) {
@@ -258,88 +267,81 @@ impl<M: Mmu> AddressSpace<M> {
             }
             let now = self.guess(page, old, vma);
             let folio = PageRange::new(page.align_down(now.order), 1 << now.order);
-            range = self.lock_clean_around(page, folio.intersect(vma.range));
+            self.lock_clean_around(&mut pages, folio.intersect(vma.range));
             guess = Some(now);
         }
+        let range = pages.range();
         if self.mmu.write_protect(range, Protection::Writable).refusal.is_some() {
             // Something of the program's own lies beside it by now: the page alone, and its
             // thread is woken whatever becomes of it.
             let _ = self.mmu.write_protect(PageRange::new(page, 1), Protection::Writable);
             self.mmu.wake(PageRange::new(page, 1));
         }
-        for other in range.pages().filter(|&other| other != page) {
-            let after = self.unclean(self.snapshot(other));
-            self.unlock_page_with(other, after);
+        while let Some(other) = pages.take_first() {
+            self.release_kept(other.content());
+            if other.page() == page { other.write() } else { other.end_clean() }
         }
-        self.release_kept(old);
-        let written = Flags::DIRTY.or(Flags::ACCESSED);
-        let after = old.without_kept().without(Flags::WRITE_PROTECTED).with(written);
-        self.unlock_page_with(page, after);
         if let Some(guess) = guess {
             self.streams.advance(guess, range);
         }
     }
 
-    fn fault_on_poisoned(&self, page: PageNum) -> Outcome {
+    fn fault_on_poisoned(&self, locked: LockedPage<'_, Self>) -> Outcome {
+        let page = locked.page();
         let _ = self.mmu.poison(page);
-        self.unlock_page(page);
+        locked.unlock();
         self.mmu.wake(PageRange::new(page, 1));
         Outcome::Poisoned
     }
 
     fn fault_from_file(
         &self,
-        page: PageNum,
-        old: Snapshot,
+        page: LockedPage<'_, Self>,
         way: Way,
         scratch: &mut Scratch,
     ) -> Outcome {
         self.budget.count(Event::Pgmajfault, 1);
-        if self.read_at_once(page, old, scratch) {
-            return Outcome::Served;
-        }
-        // The lock stays taken until the read is done; who reads it answers this fault.
-        self.word(page).park_under_lock();
-        if self.swap.request_read(page, old.payload()) {
-            // The reader answers it.
+        let Err(page) = self.read_at_once(page, scratch) else { return Outcome::Served };
+        // The lock stays taken until the read is done; the reader answers this fault.
+        page.park_fault();
+        let location = page.content().payload();
+        let number = page.leave_locked();
+        if self.swap.request_read(number, location) {
             self.count_finished(way);
         } else {
-            self.unlock_page(page);
+            self.adopt_page(number).unlock();
         }
         Outcome::Parked
     }
 
-    /// Serves a page whose bytes are in memory, and those around it. `page` is locked; no page is
-    /// afterwards.
+    /// Serves a page whose bytes are in memory, and those around it.
     fn fault_from_memory(
         &self,
-        page: PageNum,
-        old: Snapshot,
+        locked: LockedPage<'_, Self>,
         vma: &Vma,
         guess: Guess,
         access: Access,
         staging: &mut Staging,
     ) -> bool {
-        let is_fresh = old.state() == State::None;
+        let page = locked.page();
+        let is_fresh = locked.state() == State::None;
         let joins = |other: Snapshot| match other.state() {
             State::None => is_fresh,
             State::Same | State::Pool => !is_fresh,
             _ => false,
         };
         let pages_max = self.window_pages_max();
-        let mut window = self.open_window(page, old, vma, access, guess, pages_max, joins);
+        let mut window = self.open_window(locked, vma, access, guess, pages_max, joins);
         if !is_fresh && self.may_keep_clean(&window) {
             window.keep_clean();
         }
-        let has_gaps = !is_fresh && window.range.len() < pages_max.min(1 << guess.order);
+        let has_gaps = !is_fresh && window.range().len() < pages_max.min(1 << guess.order);
         if has_gaps {
-            let pages_left = pages_max - window.range.len();
+            let pages_left = pages_max - window.range().len();
             self.fill_around(&window, vma, guess, pages_left, joins, staging);
         }
-        let is_filled = self.fill_window(&mut window, guess, staging);
-        if !is_filled {
-            self.unlock_range(window.range);
-        } else if has_gaps {
+        let is_filled = self.fill_window(&mut window, Source::Stored, guess, staging);
+        if is_filled && has_gaps {
             let folio = PageRange::new(page.align_down(guess.order), 1 << guess.order);
             self.streams.advance(guess, folio.intersect(vma.range));
         }
@@ -393,21 +395,19 @@ impl<M: Mmu> AddressSpace<M> {
     }
 
     /// Serves a page that is still in the pool with its content, and its neighbours there.
-    /// `page` is locked; no page is afterwards.
     pub(crate) fn fault_from_limbo(
         &self,
-        page: PageNum,
-        old: Snapshot,
+        locked: LockedPage<'_, Self>,
         vma: &Vma,
         guess: Guess,
         access: Access,
     ) -> bool {
-        let first = old.payload();
+        let (page, first) = (locked.page(), locked.content().payload());
         let joins = |other: Snapshot| other.state() == State::Limbo;
-        let mut window = self.open_window(page, old, vma, access, guess, BLOCK_PAGES, joins);
-        self.cut_to_neighbouring_frames(&mut window, first);
-        let range = window.range;
-        let frame = crate::mmu::FrameId(window.before(range.start).payload());
+        let mut window = self.open_window(locked, vma, access, guess, BLOCK_PAGES, joins);
+        cut_to_neighbouring_frames(&mut window, first);
+        let range = window.range();
+        let frame = FrameId(window.before(range.start).payload());
         let mapped = if window.can_move() {
             let done = self.mmu.move_in(range, frame);
             let run = FrameRun { start: frame, len: done.pages };
@@ -418,10 +418,10 @@ impl<M: Mmu> AddressSpace<M> {
         } else {
             self.copy_from_limbo(&window)
         };
-        for page in PageRange::new(range.start, mapped).pages() {
-            self.finish_from_limbo(page, &window);
+        for _ in 0..mapped {
+            self.settle_mapped(&mut window, Settled::Mapped);
         }
-        self.unlock_range(PageRange { start: range.start.add(mapped), end: range.end });
+        drop(window);
         if !PageRange::new(range.start, mapped).contains(page) {
             self.mmu.wake(PageRange::new(page, 1));
         }
@@ -430,35 +430,15 @@ impl<M: Mmu> AddressSpace<M> {
         true
     }
 
-    /// Leaves in the window only pages whose frames follow each other as the pages do.
-    fn cut_to_neighbouring_frames(&self, window: &mut Window<'_>, first: u32) {
-        let fits = |page: PageNum| {
-            let want = i64::from(first) + (page.0 as i64 - window.asked.0 as i64);
-            let frame = window.before(page).payload();
-            i64::from(frame) == want && frame >> BLOCK_ORDER == first >> BLOCK_ORDER
-        };
-        let whole = window.range;
-        let mut kept = PageRange::new(window.asked, 1);
-        while kept.end < whole.end && fits(kept.end) {
-            kept.end = kept.end.add(1);
-        }
-        while kept.start > whole.start && fits(PageNum(kept.start.0 - 1)) {
-            kept.start.0 -= 1;
-        }
-        self.unlock_range(PageRange { start: whole.start, end: kept.start });
-        self.unlock_range(PageRange { start: kept.end, end: whole.end });
-        window.range = kept;
-    }
-
     /// Copies pages out of limbo to where moving is refused; each frame pays for its copy.
-    fn copy_from_limbo(&self, window: &Window<'_>) -> usize {
+    fn copy_from_limbo(&self, window: &Window<'_, M>) -> usize {
         let mut mapped = 0;
-        for page in window.range.pages() {
-            let frame = crate::mmu::FrameId(window.before(page).payload());
+        for page in window.range().pages() {
+            let frame = FrameId(window.before(page).payload());
             let one = PageRange::new(page, 1);
             // SAFETY: the frame holds the page's content and is ours while the page is locked.
             let done =
-                unsafe { self.mmu.copy_in(one, self.mmu.frame(frame).cast(), window.protection) };
+                unsafe { self.mmu.copy_in(one, self.mmu.frame(frame).cast(), window.protection()) };
             if done.pages == 0 {
                 break;
             }
@@ -471,18 +451,25 @@ impl<M: Mmu> AddressSpace<M> {
         }
         mapped
     }
+}
 
-    fn finish_from_limbo(&self, page: PageNum, window: &Window<'_>) {
-        let before = window.before(page);
-        let copy = self.frames.copy_of(crate::mmu::FrameId(before.payload()));
-        let mut after = if copy == 0 {
-            Snapshot::new(State::Mapped, 0)
-        } else {
-            Snapshot::new(State::Mapped, copy).with(Flags::COPY)
-        };
-        after = before.keep(Flags::WRITE_PROTECTED, after);
-        self.settle_mapped(page, after, window);
+/// Leaves in the window only pages whose frames follow each other as the pages do.
+fn cut_to_neighbouring_frames<M: Mmu>(window: &mut Window<'_, M>, first: u32) {
+    let asked = window.asked;
+    let fits = |page: PageNum| {
+        let want = i64::from(first) + (page.0 as i64 - asked.0 as i64);
+        let frame = window.before(page).payload();
+        i64::from(frame) == want && frame >> BLOCK_ORDER == first >> BLOCK_ORDER
+    };
+    let whole = window.range();
+    let mut kept = PageRange::new(asked, 1);
+    while kept.end < whole.end && fits(kept.end) {
+        kept.end = kept.end.add(1);
     }
+    while kept.start > whole.start && fits(PageNum(kept.start.0 - 1)) {
+        kept.start.0 -= 1;
+    }
+    window.pages.cut_to(kept);
 }
 
 /// Whether a page that is so is filled with memory that has to be taken.

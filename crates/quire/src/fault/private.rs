@@ -8,10 +8,10 @@
 //! Locks: as for any fault, the page asked for first, its neighbours tried.
 
 use super::order::Guess;
-use super::window::{First, Window};
+use super::window::{First, Source, Window};
 use super::{Access, Outcome, Staging};
-use crate::mmu::{Mmu, Protection};
-use crate::page::{Flags, Snapshot, State};
+use crate::mmu::Mmu;
+use crate::page::{Flags, LockedPage, LockedRange, Snapshot, State};
 use crate::space::AddressSpace;
 use crate::space::vma::Vma;
 use crate::swap::compress::PageBytes;
@@ -37,31 +37,12 @@ impl<M: Mmu> AddressSpace<M> {
         pages_max: usize,
         mut has_bytes: impl FnMut(PageNum) -> bool,
     ) -> PageRange {
-        let mut try_join = |page: PageNum| {
-            let word = self.word(page);
-            let seen = word.load();
-            if seen.is_locked() || !is_plain_unfilled(seen) {
-                return false;
-            }
-            let Some(now) = word.try_lock() else { return false };
-            let joins = is_plain_unfilled(now) && has_bytes(page);
-            if !joins {
-                self.unlock_page(page);
-            }
-            joins
-        };
         let pages_max = pages_max.min(self.window_pages_max());
-        let mut range = PageRange::new(page, 1);
-        while range.end < bounds.end && range.len() < pages_max && try_join(range.end) {
-            range.end = range.end.add(1);
-        }
-        while range.start > bounds.start
-            && range.len() < pages_max
-            && try_join(PageNum(range.start.0 - 1))
-        {
-            range.start.0 -= 1;
-        }
-        range
+        let mut pages = LockedRange::of(self.adopt_page(page));
+        pages.grow(bounds, pages_max, |page| {
+            self.try_lock_if(page, is_plain_unfilled).filter(|_| has_bytes(page))
+        });
+        pages.leave_locked()
     }
 
     /// Maps locked pages without content to the bytes that they begin with, and unlocks them.
@@ -73,34 +54,26 @@ impl<M: Mmu> AddressSpace<M> {
         bytes: &[PageBytes],
         staging: &mut Staging,
     ) -> bool {
-        let Unfilled { page, old, access, vma, guess } = fault;
-        // A write that is to be noticed is noticed here.
-        let is_noticed = access != Access::Read;
-        let old = if is_noticed { old.without(Flags::WRITE_PROTECTED) } else { old };
-        let mut window = Window::of_one(page, old, access);
-        window.range = range;
+        let Unfilled { page, access, vma, guess, .. } = fault;
+        let mut window = Window::over(LockedRange::adopt(self, range), page, access);
         window.is_movable = vma.attributes.prot.is_movable();
         window.is_mlocked = vma.attributes.is_mlocked;
-        window.first = Some(First { start: range.start, bytes });
         // Pages that a stream of writes is about to reach may as well be written; they would fault
         // a second time.
         if access == Access::Read && !window.is_mlocked {
             window.keep_clean();
         }
-        let is_filled = self.fill_window(&mut window, guess, staging);
-        if !is_filled {
-            self.unlock_range(window.range);
-        }
-        is_filled
+        let first = First { start: range.start, bytes };
+        self.fill_window(&mut window, Source::First(first), guess, staging)
     }
 
     /// A fault on a private page that its word has as mapped: mapped since the fault was sent, as a
     /// rule. Where the program has dropped it by a bare system call its object has the bytes now,
-    /// and `Unfilled` says so. The page is locked, and is not afterwards.
-    pub(super) fn fault_on_mapped_private(&self, page: PageNum) -> Outcome {
-        let one = PageRange::new(page, 1);
-        let is_there = self.is_there(page);
-        self.unlock_page(page);
+    /// and `Unfilled` says so.
+    pub(super) fn fault_on_mapped_private(&self, page: LockedPage<'_, Self>) -> Outcome {
+        let one = PageRange::new(page.page(), 1);
+        let is_there = self.is_there(page.page());
+        page.unlock();
         if !is_there {
             return Outcome::Unfilled;
         }
@@ -129,16 +102,9 @@ impl<M: Mmu> AddressSpace<M> {
     /// Maps a locked page that the program has dropped behind our back, and unlocks it. Where it
     /// is there after all it stays as it is: the kernel says so.
     pub(crate) fn refill(&self, page: PageNum, old: Snapshot, bytes: &PageBytes) {
-        let one = PageRange::new(page, 1);
+        let page = LockedPage::adopt(self, page, old);
         // SAFETY: a page of bytes that are not managed.
-        let copied = unsafe { self.mmu.copy_in(one, bytes.as_ptr(), Protection::Writable) };
-        if copied.pages == 0 {
-            self.unlock_page(page);
-            self.mmu.wake(one);
-            return;
-        }
-        self.release_kept(old);
-        self.unlock_page_with(page, old.without_kept().without(Flags::WRITE_PROTECTED));
+        unsafe { self.replace_mapped(page, bytes.as_ptr()) };
     }
 
     /// Makes an access to a locked page a SIGBUS that has no content, or that the program has
@@ -159,7 +125,7 @@ impl<M: Mmu> AddressSpace<M> {
         } else {
             self.budget.add_wanted(1);
         }
-        self.unlock_page_with(page, Snapshot::new(State::Poisoned, 0).with(Flags::ERROR));
+        LockedPage::adopt(self, page, old).refuse();
         self.mmu.wake(one);
     }
 
@@ -175,21 +141,20 @@ impl<M: Mmu> AddressSpace<M> {
     /// read, and marks of pages that could not be had.
     pub(crate) fn drop_unwritten(&self, range: PageRange) {
         for page in self.used_parts(range).flat_map(PageRange::pages) {
-            let before = self.lock_page(page);
+            let locked = self.lock_page(page);
             // What is pinned is as much the mapping's own as what was written.
-            let is_read = before.has(Flags::IN_OBJECT) && !before.has(Flags::MLOCKED);
-            let is_refused = before.state() == State::Poisoned && before.has(Flags::ERROR);
+            let is_read = locked.has(Flags::IN_OBJECT) && !locked.has(Flags::MLOCKED);
+            let is_refused = locked.state() == State::Poisoned && locked.has(Flags::ERROR);
             if !is_read && !is_refused {
-                self.unlock_page(page);
                 continue;
             }
-            self.release_backing(before);
+            self.release_backing(locked.content());
             self.mmu.unmap(PageRange::new(page, 1));
             if is_read {
                 self.count_unmapped(page, 1);
                 self.budget.uncharge(1);
             }
-            self.unlock_page_with(page, Snapshot::new(State::None, 0));
+            locked.drop_content();
         }
     }
 }

@@ -2,10 +2,10 @@
 
 use super::Access;
 use super::order::Guess;
-use super::window::Window;
+use super::window::{Source, Window};
 use crate::control::FaultKind;
 use crate::mmu::Mmu;
-use crate::page::{Snapshot, State};
+use crate::page::{LockedPage, Snapshot, State};
 use crate::scratch::{READING_PAGES, Scratch};
 use crate::space::AddressSpace;
 use crate::space::vma::Pattern;
@@ -14,7 +14,7 @@ use crate::swap::file::{Location, ReadPlan};
 use crate::swap::io::{Job, Ring};
 use crate::sys::Errno;
 use crate::sys::monotonic_ns;
-use crate::units::{PAGE_SIZE, PageNum};
+use crate::units::PAGE_SIZE;
 
 /// What a stream reads for one fault at most: the page, and what around it is in the file too.
 const READ_AHEAD_ORDER: u32 = 6;
@@ -24,8 +24,8 @@ const READ_AHEAD_BYTES: usize = READ_AHEAD_PAGES * PAGE_SIZE;
 const GROUP: usize = READING_PAGES / READ_AHEAD_PAGES;
 
 /// A read for a window, all of whose pages are locked.
-struct PlannedRead<'a> {
-    window: Window<'a>,
+struct PlannedRead<'a, M: Mmu> {
+    window: Window<'a, M>,
     plan: ReadPlan,
     guess: Guess,
 }
@@ -41,14 +41,16 @@ impl<M: Mmu> AddressSpace<M> {
     }
 
     fn complete_group(&self, group: &[Request], ring: &mut Ring, scratch: &mut Scratch) {
-        let mut reads: [Option<PlannedRead<'_>>; GROUP] =
-            core::array::from_fn(|at| group.get(at).map(|request| self.plan_read(request)));
+        let mut reads: [Option<PlannedRead<'_, M>>; GROUP] = core::array::from_fn(|at| {
+            let request = group.get(at)?;
+            Some(self.plan_read(self.adopt_page(request.page), request.location))
+        });
         let plans: [ReadPlan; GROUP] = core::array::from_fn(|at| {
             reads[at].as_ref().map_or(Location::FIRST.plan(), |read| read.plan)
         });
         let results = read_plans(&plans[..group.len()], ring, scratch);
         for (at, read) in reads.iter_mut().flatten().enumerate() {
-            self.make_room(read.window.range.len(), scratch);
+            self.make_room(read.window.range().len(), scratch);
             let is_read = results[at].is_ok() || self.read_alone(read, at, ring, scratch);
             // A frame will come: reclaim does not need this page's lock. The wait is bounded by
             // the background thread, which ends the process where there is none.
@@ -62,34 +64,47 @@ impl<M: Mmu> AddressSpace<M> {
         }
     }
 
-    /// Reads and maps a locked page on the handler's own thread: two threads fewer to wake, and
-    /// each wake-up is a good part of what a read takes. `false` where the other handlers read as
-    /// well, or memory is short: it is left, locked, to the readers, which may wait.
-    pub(super) fn read_at_once(&self, page: PageNum, old: Snapshot, scratch: &mut Scratch) -> bool {
-        let Some(location) = Location::new(old.payload()) else { return false };
+    /// Reads and maps a page on the handler's own thread: two threads fewer to wake, and each
+    /// wake-up is a good part of what a read takes.
+    ///
+    /// # Errors
+    /// The page, where the other handlers read as well, or memory is short: it is for the readers,
+    /// which may wait.
+    pub(super) fn read_at_once<'a>(
+        &'a self,
+        page: LockedPage<'a, Self>,
+        scratch: &mut Scratch,
+    ) -> Result<(), LockedPage<'a, Self>> {
+        let Some(location) = Location::new(page.content().payload()) else { return Err(page) };
         // A program's thread that brings a page in has no descriptor of the file.
         if !self.mmu.is_reachable() {
-            return false;
+            return Err(page);
         }
-        let Some(_turn) = self.swap.take_turn() else { return false };
+        let Some(_turn) = self.swap.take_turn() else { return Err(page) };
         let mut ring = self.swap.new_plain_reader();
-        let mut read = self.plan_read(&Request { page, location, sent_ns: 0 });
+        let mut read = self.plan_read(page, location);
         let is_read = read_plans(&[read.plan], &mut ring, scratch)[0].is_ok()
             || self.read_alone(&mut read, 0, &mut ring, scratch);
-        self.make_room(read.window.range.len(), scratch);
-        self.map_read(&mut read, is_read.then_some(0), scratch)
+        self.make_room(read.window.range().len(), scratch);
+        if self.map_read(&mut read, is_read.then_some(0), scratch) {
+            return Ok(());
+        }
+        Err(read.window.pages.take_first().expect("the page asked for"))
     }
 
     /// Locks those neighbours of a page that can be read with it, or are in memory already.
-    fn plan_read<'a>(&self, request: &Request) -> PlannedRead<'a> {
-        let page = request.page;
-        let old = self.snapshot(page);
-        let mut plan = request.location.plan();
+    fn plan_read<'a>(
+        &'a self,
+        locked: LockedPage<'a, Self>,
+        location: Location,
+    ) -> PlannedRead<'a, M> {
+        let (page, old) = (locked.page(), locked.content());
+        let mut plan = location.plan();
         let found = self.find_vma(page).filter(|vma| vma.attributes.kind.is_anonymous());
         let Some(vma) = found else {
             // It is being unmapped, by somebody who waits for this lock.
             let guess = self.streams.guess(page, false, Pattern::Normal, 0);
-            let window = Window::of_one(page, old, Access::Read);
+            let window = Window::of_one(locked, Access::Read);
             return PlannedRead { window, plan, guess };
         };
         let mut guess = self.guess(page, old, &vma);
@@ -105,12 +120,12 @@ impl<M: Mmu> AddressSpace<M> {
             _ => false,
         };
         let pages_max = self.window_pages_max();
-        let mut window = self.open_window(page, old, &vma, Access::Read, guess, pages_max, joins);
+        let mut window = self.open_window(locked, &vma, Access::Read, guess, pages_max, joins);
         if !self.vmas.is_current(&vma) {
             // Its rights may be others by now: by copying, and without its neighbours.
-            self.shrink_window(&mut window, 1);
-            window = Window::of_one(page, old, Access::Read);
-            plan = request.location.plan();
+            window.shrink(1);
+            (window.is_movable, window.is_mlocked) = (false, false);
+            plan = location.plan();
         }
         // What a stream reads keeps its place. A page by itself is better packed when it goes: to
         // read it again would cost as much as a whole window of the stream.
@@ -123,12 +138,12 @@ impl<M: Mmu> AddressSpace<M> {
     /// After a read that failed: the page asked for by itself, for the others may be to blame.
     fn read_alone(
         &self,
-        read: &mut PlannedRead<'_>,
+        read: &mut PlannedRead<'_, M>,
         at: usize,
         ring: &mut Ring,
         scratch: &mut Scratch,
     ) -> bool {
-        self.shrink_window(&mut read.window, 1);
+        read.window.shrink(1);
         let location = Location::new(read.window.before(read.window.asked).payload());
         read.plan = location.map_or(read.plan, Location::plan);
         let mut plans = [Location::FIRST.plan(); GROUP];
@@ -140,24 +155,20 @@ impl<M: Mmu> AddressSpace<M> {
     /// no memory, and the page asked for is locked still, alone.
     fn map_read(
         &self,
-        read: &mut PlannedRead<'_>,
+        read: &mut PlannedRead<'_, M>,
         at: Option<usize>,
         scratch: &mut Scratch,
     ) -> bool {
         let PlannedRead { window, plan, guess } = read;
-        let page = window.asked;
         let Some(at) = at else {
-            self.poison_locked(page, window.before(page));
+            window.pages.take_first().into_iter().for_each(|page| self.poison_locked(page));
             return true;
         };
         let pages = &scratch.reading[at * READ_AHEAD_PAGES..][..READ_AHEAD_PAGES];
-        let mut filled =
-            Window { read: Some((*plan, &pages.as_flattened()[..plan.length])), ..*window };
-        let is_filled = self.fill_window(&mut filled, *guess, scratch.staging);
+        let source = Source::Read(*plan, &pages.as_flattened()[..plan.length]);
+        let is_filled = self.fill_window(window, source, *guess, scratch.staging);
         if !is_filled {
-            // It may have been cut already: what was cut off is not ours to unlock any more.
-            window.range = filled.range;
-            self.shrink_window(window, 1);
+            window.shrink(1);
         }
         is_filled
     }

@@ -9,7 +9,7 @@ use super::way::Way;
 use super::{Access, Staging};
 use crate::control::{Event, Obituary};
 use crate::mmu::{FrameRun, Mmu, Protection, Refusal};
-use crate::page::{Flags, Snapshot, State};
+use crate::page::{Flags, LockedPage, LockedRange, Snapshot, State, Stored};
 use crate::scratch::STAGING_PAGES;
 use crate::space::AddressSpace;
 use crate::space::vma::Vma;
@@ -17,24 +17,41 @@ use crate::swap::compress::{Corrupt, PageBytes};
 use crate::swap::file::{Location, ReadPlan};
 use crate::units::{BLOCK_PAGES, PageNum, PageRange};
 
-/// Pages of one block whose locks a fault holds.
-pub(super) struct Window<'a> {
-    pub range: PageRange,
-    pub before: [Snapshot; BLOCK_PAGES],
+/// Locked pages of one block that a fault fills.
+pub(super) struct Window<'a, M: Mmu> {
+    pub pages: LockedRange<'a, AddressSpace<M>>,
     pub asked: PageNum,
     pub access: Access,
     /// Nobody has asked for it yet, not even for `asked`.
     pub is_ahead: bool,
     pub is_movable: bool,
-    pub protection: Protection,
+    /// The writes to its pages are to be noticed. Not for a write, which is noticed here: mapped
+    /// protected, it would fault again.
+    pub is_tracked: bool,
     pub is_mlocked: bool,
     /// Its pages stay as they are stored until they are written: they are mapped write-protected,
     /// and keep what they have in store.
     pub is_clean: bool,
-    /// What was read from the swap file, for the pages that are there.
-    pub read: Option<(ReadPlan, &'a [u8])>,
-    /// The first content of its pages, where that is not zeros.
-    pub first: Option<First<'a>>,
+}
+
+/// Where a window's bytes are.
+#[derive(Clone, Copy)]
+pub(super) enum Source<'a> {
+    /// In memory, where each page's word says.
+    Stored,
+    /// The same, and for pages that are in the swap file in what was read from there.
+    Read(ReadPlan, &'a [u8]),
+    /// The first content of pages that have none of their own.
+    First(First<'a>),
+}
+
+/// How a page was mapped.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Settled {
+    /// It keeps nothing in store.
+    Mapped,
+    /// Write-protected, and it keeps what it has in store.
+    Clean,
 }
 
 /// The bytes of neighbouring pages that have none of their own yet.
@@ -51,44 +68,62 @@ impl<'a> First<'a> {
     }
 }
 
-impl Window<'_> {
-    /// Of `page` alone, which is to be copied in.
-    pub fn of_one(page: PageNum, old: Snapshot, access: Access) -> Self {
-        let mut window = Window {
-            range: PageRange::new(page, 1),
-            before: [Snapshot::new(State::None, 0); BLOCK_PAGES],
-            asked: page,
+impl<'a, M: Mmu> Window<'a, M> {
+    /// Of one page, which is to be copied in.
+    pub fn of_one(page: LockedPage<'a, AddressSpace<M>>, access: Access) -> Self {
+        let asked = page.page();
+        Window::over(LockedRange::of(page), asked, access)
+    }
+
+    /// Of pages that are to be copied in, all of them tracked or not as `asked` is.
+    pub fn over(pages: LockedRange<'a, AddressSpace<M>>, asked: PageNum, access: Access) -> Self {
+        Window {
+            asked,
             access,
             is_ahead: false,
             is_movable: false,
-            protection: if old.has(Flags::WRITE_PROTECTED) {
-                Protection::WriteProtected
-            } else {
-                Protection::Writable
-            },
+            is_tracked: access == Access::Read && pages.content(asked).has(Flags::WRITE_PROTECTED),
             is_mlocked: false,
             is_clean: false,
-            read: None,
-            first: None,
-        };
-        window.before[page.index() % BLOCK_PAGES] = old;
-        window
+            pages,
+        }
+    }
+
+    /// The pages that are still to be filled.
+    pub fn range(&self) -> PageRange {
+        self.pages.range()
     }
 
     /// What a page's word said when it was locked.
     pub fn before(&self, page: PageNum) -> Snapshot {
-        self.before[page.index() % BLOCK_PAGES]
+        self.pages.content(page)
     }
 
     /// Has its pages keep what they have in store.
     pub fn keep_clean(&mut self) {
         self.is_clean = true;
-        self.protection = Protection::WriteProtected;
+    }
+
+    pub fn protection(&self) -> Protection {
+        if self.is_tracked || self.is_clean {
+            Protection::WriteProtected
+        } else {
+            Protection::Writable
+        }
     }
 
     /// Whether its frames may be moved in.
     pub fn can_move(&self) -> bool {
-        self.is_movable && self.protection == Protection::Writable
+        self.is_movable && self.protection() == Protection::Writable
+    }
+
+    /// Cuts it to `pages` pages that still hold the one asked for.
+    pub fn shrink(&mut self, pages: usize) {
+        let whole = self.range();
+        if pages < whole.len() {
+            let start = PageNum(self.asked.0.min(whole.end.0 - pages as u64));
+            self.pages.cut_to(PageRange::new(start, pages));
+        }
     }
 }
 
@@ -105,48 +140,25 @@ enum Stop {
 impl<M: Mmu> AddressSpace<M> {
     /// Locks what can be filled together with `page`: neighbours within the aligned folio, the
     /// VMA and the block, that `joins` accepts and nobody holds.
-    #[allow(clippy::too_many_arguments, reason = "one fault's whole description")]
     pub(super) fn open_window<'a>(
-        &self,
-        page: PageNum,
-        old: Snapshot,
+        &'a self,
+        page: LockedPage<'a, Self>,
         vma: &Vma,
         access: Access,
         guess: Guess,
         pages_max: usize,
         mut joins: impl FnMut(Snapshot) -> bool,
-    ) -> Window<'a> {
-        let folio = PageRange::new(page.align_down(guess.order), 1 << guess.order);
-        let bounds = folio.intersect(vma.range);
-        let mut window = Window::of_one(page, old, access);
+    ) -> Window<'a, M> {
+        let folio = PageRange::new(page.page().align_down(guess.order), 1 << guess.order);
+        let mut window = Window::of_one(page, access);
         window.is_movable = vma.attributes.prot.is_movable();
         window.is_mlocked = vma.attributes.is_mlocked;
-        let mut try_join = |page: PageNum| {
-            let word = self.word(page);
-            let seen = word.load();
-            if seen.is_locked() || !joins(seen) {
-                return false;
-            }
-            let Some(now) = word.try_lock() else { return false };
-            let is_alike = now.has(Flags::WRITE_PROTECTED) == old.has(Flags::WRITE_PROTECTED);
-            if !joins(now) || !is_alike {
-                self.unlock_page(page);
-                return false;
-            }
-            window.before[page.index() % BLOCK_PAGES] = now;
-            true
-        };
-        let mut range = PageRange::new(page, 1);
-        while range.end < bounds.end && range.len() < pages_max && try_join(range.end) {
-            range.end = range.end.add(1);
-        }
-        while range.start > bounds.start
-            && range.len() < pages_max
-            && try_join(PageNum(range.start.0 - 1))
-        {
-            range.start.0 -= 1;
-        }
-        window.range = range;
+        let is_tracked = window.is_tracked;
+        window.pages.grow(folio.intersect(vma.range), pages_max, |page| {
+            let is_alike =
+                |now: &LockedPage<'_, Self>| now.has(Flags::WRITE_PROTECTED) == is_tracked;
+            self.try_lock_if(page, &mut joins).filter(is_alike)
+        });
         window
     }
 
@@ -156,7 +168,7 @@ impl<M: Mmu> AddressSpace<M> {
     #[allow(clippy::too_many_arguments, reason = "one fault's whole description")]
     pub(super) fn fill_around(
         &self,
-        window: &Window<'_>,
+        window: &Window<'_, M>,
         vma: &Vma,
         guess: Guess,
         mut pages_left: usize,
@@ -168,66 +180,50 @@ impl<M: Mmu> AddressSpace<M> {
         let bounds = folio.intersect(vma.range);
         let mut at = bounds.start;
         while at < bounds.end && pages_left > 0 {
-            if window.range.contains(at) {
-                at = window.range.end;
+            if window.range().contains(at) {
+                at = window.range().end;
                 continue;
             }
-            let seen = self.word(at).load();
-            let locked = (!seen.is_locked() && joins(seen)).then(|| self.word(at).try_lock());
-            let Some(old) = locked.flatten() else {
+            let Some(page) = self.try_lock_if(at, &joins) else {
                 at = at.add(1);
                 continue;
             };
-            if !joins(old) {
-                self.unlock_page(at);
-                at = at.add(1);
-                continue;
-            }
-            let mut run = self.open_window(at, old, vma, Access::Read, guess, pages_left, &joins);
+            let mut run = self.open_window(page, vma, Access::Read, guess, pages_left, &joins);
             run.is_ahead = true;
             if window.is_clean && self.may_keep_clean(&run) {
                 run.keep_clean();
             }
-            at = run.range.end;
+            let pages = run.range().len();
+            at = run.range().end;
             // The layout may have changed since the page asked for was locked.
-            if !self.vmas.is_current(vma) || !self.fill_window(&mut run, guess, staging) {
-                self.unlock_range(run.range);
+            if !self.vmas.is_current(vma)
+                || !self.fill_window(&mut run, Source::Stored, guess, staging)
+            {
                 return;
             }
-            pages_left = pages_left.saturating_sub(run.range.len());
+            pages_left = pages_left.saturating_sub(pages);
         }
     }
 
     /// Whether a window that is about to be filled should [keep](Window::keep_clean) what its
     /// pages have in store.
-    pub(super) fn may_keep_clean(&self, window: &Window<'_>) -> bool {
+    pub(super) fn may_keep_clean(&self, window: &Window<'_, M>) -> bool {
         window.access == Access::Read && !window.is_mlocked && {
             let is_packed = |&page: &PageNum| window.before(page).state() == State::Pool;
-            self.swap.may_keep_clean(window.range.pages().filter(is_packed).count())
+            self.swap.may_keep_clean(window.range().pages().filter(is_packed).count())
         }
-    }
-
-    /// Cuts a window to `pages` pages that still hold the one asked for.
-    pub(super) fn shrink_window(&self, window: &mut Window<'_>, pages: usize) {
-        let whole = window.range;
-        if pages >= whole.len() {
-            return;
-        }
-        let start = PageNum(window.asked.0.min(whole.end.0 - pages as u64));
-        window.range = PageRange::new(start, pages);
-        self.unlock_range(PageRange { start: whole.start, end: window.range.start });
-        self.unlock_range(PageRange { start: window.range.end, end: whole.end });
     }
 
     /// Maps and unlocks a window's pages. `false`: there is no memory for any; all are locked
     /// still.
     pub(super) fn fill_window(
         &self,
-        window: &mut Window<'_>,
+        window: &mut Window<'_, M>,
+        source: Source<'_>,
         guess: Guess,
         staging: &mut Staging,
     ) -> bool {
-        let pages = window.range.len();
+        let pages = window.range().len();
         let way = if window.can_move() { self.costs.choose(pages) } else { Way::Copy };
         let start = self.mmu.cycles();
         let mut grant = self.grant(pages, way);
@@ -235,51 +231,42 @@ impl<M: Mmu> AddressSpace<M> {
             self.return_grant(grant);
             return false;
         }
-        self.shrink_window(window, grant.pages());
-        let mut at = window.range.start;
-        while at < window.range.end {
-            let rest = PageRange { start: at, end: window.range.end };
-            let (mapped, stop) = match grant.next_run(rest.len()) {
-                Some(run) => self.fill_by_move(rest, run, window),
-                None => {
-                    let (mapped, stop) = self.fill_by_copy(rest, grant.charged, window, staging);
-                    grant.charged -= mapped;
-                    (mapped, stop)
-                }
+        window.shrink(grant.pages());
+        let whole = window.range();
+        while !window.range().is_empty() {
+            let rest = window.range();
+            let stop = match grant.next_run(rest.len()) {
+                Some(run) => self.fill_by_move(run, window, source),
+                None => self.fill_by_copy(&mut grant.charged, window, source, staging),
             };
-            at = at.add(mapped);
             match stop {
                 Stop::No => {}
                 Stop::Corrupt => {
-                    self.poison_locked(at, window.before(at));
-                    at = at.add(1);
+                    window.pages.take_first().into_iter().for_each(|page| self.poison_locked(page));
                 }
                 Stop::Refused(Refusal::Exists) => {
                     // The kernel mapped something there by itself: the program's now.
                     // It is neither as stored nor protected.
+                    let at = window.range().start;
                     self.budget.charge_anyway(1);
-                    self.finish_mapped(at, window, false);
+                    self.finish_mapped(window, Settled::Mapped);
                     self.mmu.wake(PageRange::new(at, 1));
-                    at = at.add(1);
                 }
-                Stop::Refused(Refusal::Unmapped) if window.range.len() > 1 => {
+                Stop::Refused(Refusal::Unmapped) if whole.len() > 1 => {
                     // The kernel's mapping ends inside the folio (two of them need not have been
                     // joined where we see one VMA): the page asked for must come through alone.
                     self.return_grant(grant);
-                    let rest = PageRange { start: at, end: window.range.end };
-                    if !rest.contains(window.asked) {
-                        self.unlock_range(rest);
+                    if !window.range().contains(window.asked) {
+                        window.pages.cut_to(PageRange::default());
                         return true;
                     }
-                    window.range = rest;
-                    self.shrink_window(window, 1);
-                    return self.fill_window(window, guess, staging);
+                    window.shrink(1);
+                    return self.fill_window(window, source, guess, staging);
                 }
                 Stop::Refused(_) => {
                     // The mapping changes under us; whoever changes it waits for these locks.
-                    self.unlock_range(PageRange { start: at, end: window.range.end });
+                    window.pages.cut_to(PageRange::default());
                     self.mmu.wake(PageRange::new(window.asked, 1));
-                    break;
                 }
             }
         }
@@ -288,19 +275,20 @@ impl<M: Mmu> AddressSpace<M> {
         if let Some(way) = used {
             self.costs.record(way, pages, self.mmu.cycles().wrapping_sub(start));
         }
-        self.streams.advance(guess, window.range);
+        self.streams.advance(guess, whole);
         true
     }
 
     /// Fills frames and moves them in.
-    fn fill_by_move(&self, rest: PageRange, run: FrameRun, window: &Window<'_>) -> (usize, Stop) {
+    fn fill_by_move(&self, run: FrameRun, window: &mut Window<'_, M>, source: Source<'_>) -> Stop {
+        let rest = window.range();
         let mut ready = 0;
         let mut stop = Stop::No;
         for (page, at) in rest.pages().zip(0..run.len) {
             // SAFETY: the frame is taken, so nobody else looks at it; the page is locked.
             let result = unsafe {
                 let into = &mut *self.mmu.frame(run.start.add(at));
-                self.load(page, window, into)
+                self.load(page, window.before(page), source, into)
             };
             if result.is_err() {
                 stop = Stop::Corrupt;
@@ -320,33 +308,34 @@ impl<M: Mmu> AddressSpace<M> {
         let (gone, left) = run.split(mapped);
         self.frames.consume(gone);
         self.frames.put(left);
-        self.finish_range(PageRange::new(rest.start, mapped), window);
-        (mapped, stop)
+        self.finish_first(mapped, window);
+        stop
     }
 
     /// Fills staging pages and copies them in.
     fn fill_by_copy(
         &self,
-        rest: PageRange,
-        charged: usize,
-        window: &Window<'_>,
+        charged: &mut usize,
+        window: &mut Window<'_, M>,
+        source: Source<'_>,
         staging: &mut Staging,
-    ) -> (usize, Stop) {
+    ) -> Stop {
+        let rest = window.range();
         let is_fresh = window.before(window.asked).state() == State::None;
         let limit = if is_fresh { BLOCK_PAGES } else { STAGING_PAGES };
-        let count = rest.len().min(charged).min(limit);
+        let count = rest.len().min(*charged).min(limit);
         let mut ready = 0;
         let mut stop = Stop::No;
-        let source = if is_fresh {
+        let bytes = if is_fresh {
             ready = count;
-            match window.first {
-                Some(first) => first.from(rest.start)[..count].as_ptr().cast(),
-                None => self.zeros.as_ptr().cast(),
+            match source {
+                Source::First(first) => first.from(rest.start)[..count].as_ptr().cast(),
+                _ => self.zeros.as_ptr().cast(),
             }
         } else {
             for (page, into) in rest.pages().zip(staging.iter_mut()).take(count) {
                 // SAFETY: the page is locked.
-                if unsafe { self.load(page, window, into) }.is_err() {
+                if unsafe { self.load(page, window.before(page), source, into) }.is_err() {
                     stop = Stop::Corrupt;
                     break;
                 }
@@ -356,21 +345,22 @@ impl<M: Mmu> AddressSpace<M> {
         };
         let mut mapped = 0;
         if ready > 0 {
-            // SAFETY: `ready` pages are at `source`: staging, zeros, or the window's first content,
+            // SAFETY: `ready` pages are at `bytes`: staging, zeros, or the window's first content,
             // none of it managed.
             let done = unsafe {
-                self.mmu.copy_in(PageRange::new(rest.start, ready), source, window.protection)
+                self.mmu.copy_in(PageRange::new(rest.start, ready), bytes, window.protection())
             };
             mapped = done.pages;
             if let Some(refusal) = done.refusal {
                 stop = Stop::Refused(refusal);
             }
             self.budget.count(Event::MapCopy, mapped);
+            *charged -= mapped;
         } else if count == 0 {
             stop = Stop::Refused(Refusal::NoMemory);
         }
-        self.finish_range(PageRange::new(rest.start, mapped), window);
-        (mapped, stop)
+        self.finish_first(mapped, window);
+        stop
     }
 
     /// Writes the content of one of a window's pages into `into`.
@@ -380,34 +370,34 @@ impl<M: Mmu> AddressSpace<M> {
     unsafe fn load(
         &self,
         page: PageNum,
-        window: &Window<'_>,
+        before: Snapshot,
+        source: Source<'_>,
         into: &mut PageBytes,
     ) -> Result<(), Corrupt> {
-        let before = window.before(page);
-        if let (State::None, Some(first)) = (before.state(), window.first) {
-            into.copy_from_slice(&first.from(page)[0]);
-            return Ok(());
-        }
-        if before.state() != State::File {
+        match (before.state(), source) {
+            (State::None, Source::First(first)) => into.copy_from_slice(&first.from(page)[0]),
+            (State::File, Source::Read(plan, bytes)) => {
+                let location = Location::new(before.payload()).ok_or(Corrupt)?;
+                plan.unpack(bytes, location, page, into)?;
+            }
+            (State::File, _) => return Err(Corrupt),
             // SAFETY: the caller's promise.
-            return unsafe { self.load_content(page, before, into) };
+            _ => unsafe { self.load_content(page, before, into) }?,
         }
-        let location = Location::new(before.payload()).ok_or(Corrupt)?;
-        let (plan, bytes) = window.read.ok_or(Corrupt)?;
-        plan.unpack(bytes, location, page, into)
+        Ok(())
     }
 
-    fn finish_range(&self, range: PageRange, window: &Window<'_>) {
-        for page in range.pages() {
-            self.finish_mapped(page, window, window.is_clean);
+    fn finish_first(&self, pages: usize, window: &mut Window<'_, M>) {
+        let settled = if window.is_clean { Settled::Clean } else { Settled::Mapped };
+        for _ in 0..pages {
+            self.finish_mapped(window, settled);
         }
     }
 
-    /// A locked page has been mapped: its word says so, and what it had in swap is let go.
-    fn finish_mapped(&self, page: PageNum, window: &Window<'_>, is_clean: bool) {
-        let before = window.before(page);
-        let is_written = page == window.asked && window.access != Access::Read;
-        let mut after = Snapshot::new(State::Mapped, 0);
+    /// The window's first page has been mapped: what it had in swap is let go or kept, and its word
+    /// says so.
+    fn finish_mapped(&self, window: &mut Window<'_, M>, settled: Settled) {
+        let before = window.before(window.range().start);
         match before.state() {
             State::None => self.budget.add_wanted(1),
             State::Same => {
@@ -421,54 +411,42 @@ impl<M: Mmu> AddressSpace<M> {
             State::File => self.budget.count(Event::Pswpin, 1),
             _ => {}
         }
-        match before.state() {
-            State::None | State::Same | State::File if is_clean => {
-                after = Snapshot::mapped_clean(before)
-            }
-            State::Pool if is_clean => {
-                self.swap.keep_copy();
-                after = Snapshot::mapped_clean(before);
-            }
-            State::Pool if !is_written && self.swap.may_keep_copy() => {
-                self.swap.keep_copy();
-                after = Snapshot::new(State::Mapped, before.payload()).with(Flags::COPY);
-            }
-            // SAFETY: the page is locked, and its word is about to forget the handle.
-            State::Pool => unsafe { self.swap.free_blob(before.payload(), &self.budget) },
-            State::File => self.swap.free_location(before.payload()),
+        match before.stored() {
+            Some(Stored::Pool(_)) if settled == Settled::Clean => self.swap.keep_copy(),
+            Some(stored) if settled == Settled::Mapped => self.free_stored(stored),
             _ => {}
         }
-        self.settle_mapped(page, before.keep(Flags::WRITE_PROTECTED, after), window);
+        self.settle_mapped(window, settled);
     }
 
-    /// The end for a page that has been mapped: its word is `after`, and what its window says.
-    pub(super) fn settle_mapped(&self, page: PageNum, mut after: Snapshot, window: &Window<'_>) {
-        if page == window.asked && !window.is_ahead {
-            after = after.with(Flags::ACCESSED);
+    /// The end for the window's first page, which has been mapped.
+    pub(super) fn settle_mapped(&self, window: &mut Window<'_, M>, settled: Settled) {
+        let Some(page) = window.pages.take_first() else { return };
+        let flag = |flag, is_set| if is_set { flag } else { Flags::EMPTY };
+        let is_asked = page.page() == window.asked && !window.is_ahead;
+        let flags = flag(Flags::ACCESSED, is_asked)
+            .or(flag(Flags::MLOCKED, window.is_mlocked))
+            .or(flag(Flags::WRITE_PROTECTED, window.is_tracked));
+        self.count_mapped(page.page(), 1);
+        match settled {
+            Settled::Mapped => page.map(flags),
+            Settled::Clean => page.map_clean(flags),
         }
-        if window.is_mlocked {
-            after = after.with(Flags::MLOCKED);
-        }
-        self.count_mapped(page, 1);
-        self.unlock_page_with(page, after);
     }
 
     /// The content of a locked page is lost.
-    pub(crate) fn poison_locked(&self, page: PageNum, before: Snapshot) {
+    pub(crate) fn poison_locked(&self, locked: LockedPage<'_, Self>) {
+        let page = locked.page();
         self.budget.count(Event::Pgpoison, 1);
-        match before.state() {
-            // SAFETY: the page is locked, and its word is about to forget the handle.
-            State::Pool => unsafe { self.swap.free_blob(before.payload(), &self.budget) },
-            State::File => {
+        if let Some(stored) = locked.in_swap() {
+            if let Stored::File(location) = stored {
                 // The supervisor says so: this page's content is lost, all else lives on.
-                let place = u64::from(before.payload());
-                self.budget.leave_obituary(Obituary::SwapReadFailed, place);
-                self.swap.free_location(before.payload());
+                self.budget.leave_obituary(Obituary::SwapReadFailed, u64::from(location));
             }
-            _ => {}
+            self.free_stored(stored);
         }
         let _ = self.mmu.poison(page);
-        self.unlock_page_with(page, Snapshot::new(State::Poisoned, 0));
+        locked.poison();
         self.mmu.wake(PageRange::new(page, 1));
     }
 }

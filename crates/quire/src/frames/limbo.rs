@@ -17,12 +17,11 @@ pub enum QueueEnd {
 }
 
 impl FramePool {
-    /// Notes whose page a taken place holds now, and the pool copy that came with it (0: none).
-    /// [`Self::enter_limbo`] follows, before the owner is unlocked.
-    pub fn set_owner(&self, frame: FrameId, owner: PageNum, copy: u32) {
+    /// Notes whose page a taken place holds now. [`Self::enter_limbo`] follows, before the owner is
+    /// unlocked.
+    pub fn set_owner(&self, frame: FrameId, owner: PageNum) {
         // Relaxed: read under the owner's page lock, which is held now.
         self.owners[frame.0 as usize].store(owner.0, Ordering::Relaxed);
-        self.copies[frame.0 as usize].store(copy, Ordering::Relaxed);
     }
 
     /// Says what became of taken places after a move out: those for which `is_filled` says so are
@@ -57,11 +56,6 @@ impl FramePool {
         window.limbo_count -= run.len as u32;
         window.taken_count += run.len as u32;
         self.limbo.fetch_sub(run.len, Ordering::Relaxed);
-    }
-
-    /// The pool copy that a page in limbo brought along, 0 for none.
-    pub fn copy_of(&self, frame: FrameId) -> u32 {
-        self.copies[frame.0 as usize].load(Ordering::Relaxed)
     }
 
     /// The page whose content a frame in limbo holds (or held: check under its lock).

@@ -15,7 +15,7 @@
 mod bits;
 mod limbo;
 
-use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use self::bits::{longest_run, set};
 pub use self::limbo::QueueEnd;
@@ -98,8 +98,6 @@ pub struct FramePool {
     heads: Mutex<rank::FramePool, Heads>,
     /// Page whose content a frame in limbo holds.
     owners: Table<AtomicU64>,
-    /// Pool handle with the same bytes (0 for none), and what else a page in limbo must keep.
-    copies: Table<AtomicU32>,
     free: AtomicUsize,
     limbo: AtomicUsize,
 }
@@ -205,7 +203,6 @@ impl FramePool {
             windows: Table::new(frames / BLOCK_PAGES)?,
             heads: Mutex::new(Heads::NEW),
             owners: Table::new(frames)?,
-            copies: Table::new(frames)?,
             free: AtomicUsize::new(0),
             limbo: AtomicUsize::new(0),
         })

@@ -6,7 +6,7 @@ use crate::units::PageNum;
 fn evict(pool: &FramePool, len: usize) -> FrameId {
     let frame = pool.take_holes(len).unwrap();
     for at in 0..len {
-        pool.set_owner(frame.add(at), PageNum(at as u64), 0);
+        pool.set_owner(frame.add(at), PageNum(at as u64));
     }
     pool.enter_limbo(FrameRun { start: frame, len }, |_| true);
     frame

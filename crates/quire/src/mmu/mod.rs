@@ -17,19 +17,8 @@ use core::sync::atomic::AtomicU64;
 use crate::page::{Futexes, Kill};
 use crate::sys::Errno;
 use crate::sys::thread::ThreadId;
+pub use crate::units::FrameId;
 use crate::units::{PAGE_SHIFT, PAGE_SIZE, PageNum, PageRange};
-
-/// A place for one page in the frame pool.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct FrameId(pub u32);
-
-impl FrameId {
-    /// The frame `count` places further on.
-    #[must_use]
-    pub const fn add(self, count: usize) -> FrameId {
-        FrameId(self.0 + count as u32)
-    }
-}
 
 /// Neighbouring frames.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -14,7 +14,7 @@ use super::requests::IoBuffer;
 use super::{ObjectId, Objects, ReadError};
 use crate::mmu::Access;
 use crate::mmu::object::ObjectMmu;
-use crate::page::{Flags, Interrupted, Snapshot, State};
+use crate::page::{Flags, Interrupted, State};
 use crate::scratch::Scratch;
 use crate::sys::Errno;
 use crate::units::{PageNum, PageRange};
@@ -57,18 +57,19 @@ impl<M: ObjectMmu> Objects<M> {
         let at = backing.object_page(page);
         loop {
             self.populate_private(PageRange::new(page, 1), scratch, buffer)?;
-            let old =
+            let locked =
                 self.space.lock_page_killable(page, buffer.kill()).map_err(|Interrupted| {
                     PinError::Read(ReadError { offset: at.offset(), errno: Errno::INTR })
                 })?;
+            let old = locked.content();
             let is_protected = what == PinFor::Writing
                 && (old.has(Flags::CLEAN) || old.has(Flags::WRITE_PROTECTED));
             if old.state() == State::Mapped && !is_protected {
-                let result = self.pin_private_locked(page, old, what);
-                self.space.unlock_page_with(page, *result.as_ref().unwrap_or(&old));
-                return result.map(drop);
+                self.count_private_pin(page, what)?;
+                locked.set_flags(Flags::MLOCKED);
+                return Ok(());
             }
-            self.space.unlock_page(page);
+            locked.unlock();
             if is_protected && old.state() == State::Mapped {
                 // As a write would: it is not CLEAN any more then.
                 self.handle_fault(page, Access::WriteProtected, scratch);
@@ -81,12 +82,7 @@ impl<M: ObjectMmu> Objects<M> {
         }
     }
 
-    fn pin_private_locked(
-        &self,
-        page: PageNum,
-        old: Snapshot,
-        what: PinFor,
-    ) -> Result<Snapshot, PinError> {
+    fn count_private_pin(&self, page: PageNum, what: PinFor) -> Result<(), PinError> {
         let count = Count(&self.pins.privates[page.index()]);
         if count.all() == 0xffff {
             return Err(PinError::TooOften(0));
@@ -98,23 +94,21 @@ impl<M: ObjectMmu> Objects<M> {
             self.pins.private_pages.fetch_add(1, Ordering::Relaxed);
         }
         count.add(what);
-        Ok(old.with(Flags::MLOCKED))
+        Ok(())
     }
 
     /// Lets pages go that [`Self::pin_private`] has pinned.
     pub fn unpin_private(&self, range: PageRange, what: PinFor) {
         let (space, pins) = (&self.space, &self.pins);
         for page in range.pages() {
-            let old = space.lock_page(page);
+            let locked = space.lock_page(page);
             let count = Count(&pins.privates[page.index()]);
             count.sub(what);
-            let mut after = old;
             if count.all() == 0 {
-                after = after.without(Flags::MLOCKED);
                 pins.give_back(1);
                 pins.private_pages.fetch_sub(1, Ordering::Relaxed);
+                locked.clear_flags(Flags::MLOCKED);
             }
-            space.unlock_page_with(page, after);
         }
     }
 

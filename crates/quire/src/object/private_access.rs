@@ -91,8 +91,7 @@ impl<M: ObjectMmu> Objects<M> {
     ) -> Result<Outcome, Interrupted> {
         let outcome = self.handle_fault(page, Access::Read, scratch);
         if outcome == Outcome::Parked {
-            self.space.lock_page_killable(page, kill)?;
-            self.space.unlock_page(page);
+            self.space.lock_page_killable(page, kill)?.unlock();
             self.space.mmu().relax();
             if kill.is_due() {
                 return Err(Interrupted);
@@ -130,8 +129,7 @@ impl<M: ObjectMmu> Objects<M> {
             if !seen.is_locked() {
                 return seen.state() == State::Mapped;
             }
-            let settled = space.lock_page(*page);
-            space.unlock_page(*page);
+            let settled = space.lock_page(*page).content();
             settled.state() == State::Mapped
         };
         range.pages().filter(is_mapped).count()
@@ -189,9 +187,9 @@ impl<M: ObjectMmu> Objects<M> {
         place: &mut PageBytes,
         kill: Kill<'_>,
     ) -> Result<Content, Interrupted> {
-        let before = self.space.lock_page_killable(page, kill)?;
-        let content = self.load_locked(page, before, place);
-        self.space.unlock_page(page);
+        let locked = self.space.lock_page_killable(page, kill)?;
+        let content = self.load_locked(page, locked.content(), place);
+        locked.unlock();
         if let Content::Loaded = content {
             into.copy_from_slice(&place[within..within + into.len()]);
         }

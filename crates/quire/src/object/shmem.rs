@@ -18,7 +18,7 @@
 //! | cached, DIRTY | stale, or `None` |
 //!
 //! A page that comes in keeps its place until it is written, as far as there is room for both
-//! ([`crate::swap::Swap::may_keep_clean`]); COPY says that the place is counted there, CLEAN that
+//! ([`crate::swap::Swap::may_keep_clean`]); IN_POOL says that the place is counted there, CLEAN that
 //! it is kept uncounted. Without either the place is let go, and the page is DIRTY from the start.
 //!
 //! DIRTY pages are nobody's to write but reclaim's: they do not count against the limits of dirty
@@ -49,7 +49,7 @@ use crate::units::{BLOCK_PAGES, ObjectPage, ObjectRange, PAGE_SIZE, PageNum};
 pub(super) const SHMEM_PAGES_MAX: usize = 1 << 28;
 
 /// What of a page's word says that it keeps its place.
-pub(super) const KEPT: Flags = Flags::COPY.or(Flags::CLEAN);
+pub(super) const KEPT: Flags = Flags::IN_POOL.or(Flags::CLEAN);
 
 /// Where the pages of a memory object are in swap.
 pub(super) struct Shmem {
@@ -295,7 +295,7 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// A page that goes from the cache keeps no copy beside it any more.
     pub(super) fn forget_copy(&self, old: Snapshot) {
-        if old.has(Flags::COPY) {
+        if old.has(Flags::IN_POOL) {
             self.space.swap().forget_copy();
         }
     }

@@ -4,7 +4,7 @@
 
 use core::sync::atomic::Ordering;
 
-use super::shmem::{KEPT, Place};
+use super::shmem::KEPT;
 use super::{Object, Objects};
 use crate::control::Event;
 use crate::mmu::object::ObjectMmu;
@@ -53,9 +53,10 @@ impl<M: ObjectMmu> Objects<M> {
             self.space.unlock_word(place.word);
             return false;
         }
-        let copy = self.take_copy(&place, old);
-        let (after, result) = match self.space.store_page(place.owner, &bytes, copy, scratch) {
-            Ok(stored) => (stored, old.without(KEPT.or(Flags::DIRTY)).with(Flags::CLEAN)),
+        self.forget_copy(old);
+        self.space.free_place(place.old);
+        let (after, result) = match self.space.store_page(place.owner, &bytes, scratch) {
+            Ok(stored) => (stored.content(), old.without(KEPT.or(Flags::DIRTY)).with(Flags::CLEAN)),
             // It stays as it is until it is written again: no need to try again.
             Err(Unstored::Incompressible) => {
                 (Snapshot::new(State::None, 0), old.without(KEPT).with(Flags::INCOMPRESSIBLE))
@@ -65,18 +66,6 @@ impl<M: ObjectMmu> Objects<M> {
         self.space.unlock_word_with(place.word, after);
         word.set(result);
         result.has(Flags::CLEAN)
-    }
-
-    /// What a page's stale place may still have of its bytes, as a handle of the pool (0: none);
-    /// the rest is let go.
-    fn take_copy(&self, place: &Place<'_>, old: Snapshot) -> u32 {
-        if old.has(Flags::COPY) && place.old.state() == State::Pool {
-            return place.old.payload();
-        }
-        // It was counted, but has gone on to the swap file.
-        self.forget_copy(old);
-        self.space.free_place(place.old);
-        0
     }
 
     /// Locked pages are dropped from the cache, as they came into it.

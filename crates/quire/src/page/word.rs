@@ -47,8 +47,8 @@ const CONTENT: u64 = !(LOCKED | WAITERS | PARKED | HANDOFF);
 pub enum State {
     /// Never touched, or dropped: reads as zeros, owns nothing.
     None = 0,
-    /// Mapped in the program. The payload names a stored copy of its bytes, where
-    /// [`Snapshot::kept`] says so.
+    /// Mapped in the program. The payload of a clean page says where it is stored
+    /// ([`Snapshot::stored`]).
     Mapped = 1,
     /// In the frame pool with its content; the payload is the frame.
     Limbo = 2,
@@ -96,12 +96,12 @@ impl Flags {
     pub const LAZYFREE: Flags = Flags(1 << 10);
     /// A write must fault first.
     pub const WRITE_PROTECTED: Flags = Flags(1 << 11);
-    /// The payload of a mapped page is a pool handle with its last known bytes.
-    pub const COPY: Flags = Flags(1 << 12);
+    /// The payload of a mapped page is the pool handle of its bytes. Only with CLEAN.
+    pub const IN_POOL: Flags = Flags(1 << 12);
     /// The payload of a mapped page is where its bytes are in the swap file. Only with CLEAN.
     pub const IN_FILE: Flags = Flags(1 << 16);
     /// A mapped page has not been written since it was stored, and is write-protected so that the
-    /// first write is noticed. Without COPY, IN_FILE and IN_OBJECT the payload is its pattern.
+    /// first write is noticed. Without IN_POOL, IN_FILE and IN_OBJECT the payload is its pattern.
     pub const CLEAN: Flags = Flags(1 << 17);
     /// The kernel held the page when its range lost the right to write: moving is refused there,
     /// and copying could lose what the kernel still writes. Of a page of an object: somebody may
@@ -124,7 +124,7 @@ impl Flags {
         (Flags::WRITEBACK, "writeback"),
         (Flags::LAZYFREE, "lazyfree"),
         (Flags::WRITE_PROTECTED, "write_protected"),
-        (Flags::COPY, "copy"),
+        (Flags::IN_POOL, "in_pool"),
         (Flags::PINNED, "pinned"),
         (Flags::INCOMPRESSIBLE, "incompressible"),
         (Flags::DIRTY, "dirty"),
@@ -139,6 +139,18 @@ impl Flags {
     pub const fn or(self, other: Flags) -> Flags {
         Flags(self.0 | other.0)
     }
+
+    /// Those that are not in `other`.
+    #[must_use]
+    pub const fn without(self, other: Flags) -> Flags {
+        Flags(self.0 & !other.0)
+    }
+
+    /// Whether no flag is set.
+    #[must_use]
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
 }
 
 /// One loaded value of a page word.
@@ -152,46 +164,18 @@ impl Snapshot {
         Snapshot((state as u64) << STATE_SHIFT | (payload as u64) << PAYLOAD_SHIFT)
     }
 
-    /// What a mapped page has in store beside its mapping, as the word that it would have if it
-    /// were not mapped.
-    #[must_use]
-    pub const fn kept(self) -> Option<Snapshot> {
-        let state = match self.state() {
-            State::Mapped if self.has(Flags::COPY) => State::Pool,
-            State::Mapped if self.has(Flags::IN_FILE) => State::File,
-            State::Mapped if self.has(Flags::IN_OBJECT) => State::None,
-            State::Mapped if self.has(Flags::CLEAN) => State::Same,
-            _ => return None,
-        };
-        Some(Snapshot::new(state, self.payload()))
-    }
-
-    /// The word of a mapped page that keeps nothing in store any more.
-    #[must_use]
-    pub const fn without_kept(self) -> Snapshot {
-        let content = self.0 & !((u32::MAX as u64) << PAYLOAD_SHIFT);
-        let kept = Flags::COPY.or(Flags::IN_FILE).or(Flags::IN_OBJECT).or(Flags::CLEAN);
-        Snapshot(content).without(kept)
-    }
-
-    /// The word of a mapped page that is as it was stored, and keeps what it has there: `stored`
-    /// is its word from before.
-    #[must_use]
-    pub const fn mapped_clean(stored: Snapshot) -> Snapshot {
-        let flags = match stored.state() {
-            State::Pool => Flags::COPY.or(Flags::CLEAN),
-            State::File => Flags::IN_FILE.or(Flags::CLEAN),
-            State::None => Flags::IN_OBJECT.or(Flags::CLEAN),
-            _ => Flags::CLEAN,
-        };
-        Snapshot::new(State::Mapped, stored.payload()).with(flags)
-    }
-
     /// Where the bytes are.
     #[inline]
     #[must_use]
     pub const fn state(self) -> State {
         State::from_bits((self.0 & STATE_MASK) >> STATE_SHIFT)
+    }
+
+    /// All flags that are set.
+    #[inline]
+    #[must_use]
+    pub const fn flags(self) -> Flags {
+        Flags((self.0 & CONTENT & !STATE_MASK) as u32 as u64)
     }
 
     /// What goes with the state.

@@ -65,16 +65,3 @@ fn a_condition_looks_at_its_bits_alone() {
     assert!(Condition::UNLOCKED.holds(mapped) && Condition::UNLOCKED.is_of_lock());
     assert!(!Condition::set(Flags::DIRTY).is_of_lock());
 }
-
-#[test]
-fn a_clean_page_goes_back_to_the_word_that_it_came_from() {
-    for state in [State::None, State::Same, State::Pool, State::File] {
-        let payload = if state == State::None { 0 } else { 9 };
-        let stored = Snapshot::new(state, payload);
-        let mapped = Snapshot::mapped_clean(stored);
-        assert_eq!((mapped.state(), mapped.kept()), (State::Mapped, Some(stored)));
-        assert!(mapped.has(Flags::CLEAN));
-        let written = mapped.without_kept();
-        assert_eq!((written, written.kept()), (Snapshot::new(State::Mapped, 0), None));
-    }
-}

@@ -14,7 +14,7 @@ use core::sync::atomic::Ordering;
 use super::evict::{Batch, Evicted, Runs};
 use crate::control::Event;
 use crate::mmu::{Mmu, Protection, Sharer};
-use crate::page::{Flags, Snapshot, State};
+use crate::page::{Flags, LockedPage, Stored};
 use crate::scratch::Scratch;
 use crate::space::AddressSpace;
 use crate::units::{BLOCK_PAGES, PAGE_SIZE, PageNum, PageRange};
@@ -94,31 +94,29 @@ impl<M: Mmu> AddressSpace<M> {
         // Holes have no protection to get.
         let is_protected =
             self.mmu.write_protect(chunk, Protection::WriteProtected).refusal.is_none();
-        let mut stored: [Option<Snapshot>; CHUNK] = [None; CHUNK];
+        let mut copied: [Option<(LockedPage<'_, Self>, Stored)>; CHUNK] = [const { None }; CHUNK];
         let mut runs = Runs::default();
-        for (page, stored) in chunk.pages().zip(&mut stored) {
-            let Some(before) = batch.before(page) else {
+        for (page, copied) in chunk.pages().zip(&mut copied) {
+            let Some(mut victim) = batch.victim(self, page) else {
                 self.unlock_page(page);
                 continue;
             };
-            let after =
-                if is_protected { self.copy_out(page, before, scratch) } else { Err(before) };
-            match after {
-                Ok(after) => {
-                    *stored = Some(before.keep(Flags::WRITE_PROTECTED, after));
+            let stored = if is_protected { self.copy_out(&mut victim, scratch) } else { None };
+            match stored {
+                Some(stored) => {
+                    *copied = Some((victim, stored));
                     runs.push(page);
                 }
-                Err(after) => {
-                    if !before.has(Flags::WRITE_PROTECTED) {
+                None => {
+                    if !victim.has(Flags::WRITE_PROTECTED) {
                         let one = PageRange::new(page, 1);
                         let _ = self.mmu.write_protect(one, Protection::Writable);
                     }
-                    self.unlock_page_with(page, after);
                     evicted.refused += 1;
                 }
             }
         }
-        evicted.freed = stored.iter().flatten().count();
+        evicted.freed = copied.iter().flatten().count();
         if evicted.freed > 0 {
             let calls = self.mmu.unmap_all(runs.as_slice());
             self.budget.count(Event::UnmapCalls, calls);
@@ -126,36 +124,17 @@ impl<M: Mmu> AddressSpace<M> {
             self.count_unmapped(chunk.start, evicted.freed);
             self.budget.uncharge(evicted.freed);
         }
-        for (page, stored) in chunk.pages().zip(stored) {
-            if let Some(after) = stored {
-                self.unlock_page_with(page, after);
-            }
-        }
+        copied.into_iter().flatten().for_each(|(page, stored)| page.store(stored));
         evicted
     }
 
-    /// Puts a locked, write-protected page's bytes into swap. The page's next word: in swap, or, as an
-    /// error, mapped as before.
-    fn copy_out(
-        &self,
-        page: PageNum,
-        before: Snapshot,
-        scratch: &mut Scratch,
-    ) -> Result<Snapshot, Snapshot> {
+    /// Puts a write-protected page's bytes into swap; says where. `None`: it stays mapped.
+    fn copy_out(&self, page: &mut LockedPage<'_, Self>, scratch: &mut Scratch) -> Option<Stored> {
+        debug_assert!(!page.has(Flags::CLEAN), "a clean page is dropped, not copied");
         let mut bytes = [0u8; PAGE_SIZE];
-        if !self.mmu.read(page, &mut bytes) {
-            return Err(before);
+        if !self.mmu.read(page.page(), &mut bytes) {
+            return None;
         }
-        let copy = if before.has(Flags::COPY) { before.payload() } else { 0 };
-        if copy == 0 {
-            self.release_kept(before);
-        }
-        self.store_page(page, &bytes, copy, scratch).map_err(|_| {
-            // The copy, if there was one, is gone: the page stays without.
-            before.keep(
-                Flags::WRITE_PROTECTED.or(Flags::ACCESSED).or(Flags::PINNED),
-                Snapshot::new(State::Mapped, 0),
-            )
-        })
+        self.store_page(page.page(), &bytes, scratch).ok()
     }
 }

@@ -13,7 +13,7 @@ use super::Reclaimer;
 use super::copy::Sharing;
 use crate::control::Event;
 use crate::mmu::{FrameRun, Holes, Mmu, Refusal};
-use crate::page::{Flags, Snapshot, State};
+use crate::page::{Flags, LockedPage, LockedRange, PageLocks, Snapshot, State, Stored};
 use crate::scratch::Scratch;
 use crate::space::AddressSpace;
 use crate::space::vma::Vma;
@@ -39,7 +39,7 @@ impl Evicted {
     }
 }
 
-/// A run of locked pages: victims, and holes between them.
+/// A run of pages that are left locked: victims, and holes between them.
 pub(super) struct Batch {
     range: PageRange,
     /// The victims' words, by offset in the block; `None` is a hole.
@@ -69,13 +69,26 @@ impl Batch {
         self.before[page.index() % BLOCK_PAGES]
     }
 
-    fn push(&mut self, page: PageNum, before: Option<Snapshot>) {
-        self.before[page.index() % BLOCK_PAGES] = before;
+    fn push_victim<L: PageLocks>(&mut self, page: LockedPage<'_, L>) {
+        self.before[page.page().index() % BLOCK_PAGES] = Some(page.content());
+        self.victims += 1;
+        self.last_victim = page.leave_locked();
+        self.range.end = self.last_victim.add(1);
+    }
+
+    fn push_hole<L: PageLocks>(&mut self, page: LockedPage<'_, L>) {
+        let page = page.leave_locked();
+        self.before[page.index() % BLOCK_PAGES] = None;
         self.range.end = page.add(1);
-        if before.is_some() {
-            self.victims += 1;
-            self.last_victim = page;
-        }
+    }
+
+    /// Has a victim back.
+    pub(super) fn victim<'a, L: PageLocks>(
+        &self,
+        locks: &'a L,
+        page: PageNum,
+    ) -> Option<LockedPage<'a, L>> {
+        self.before(page).map(|before| LockedPage::adopt(locks, page, before))
     }
 }
 
@@ -134,12 +147,12 @@ enum Fate {
 }
 
 /// What a look at a page says.
-enum Look {
-    /// Locked: it can go.
-    Victim(Snapshot),
-    /// Locked: nothing is mapped there.
-    Hole,
-    /// Not locked: it stays.
+enum Look<'a, L: PageLocks> {
+    /// It can go.
+    Victim(LockedPage<'a, L>),
+    /// Nothing is mapped there.
+    Hole(LockedPage<'a, L>),
+    /// It stays, and is not locked.
     Stays,
 }
 
@@ -179,15 +192,15 @@ impl<M: Mmu> AddressSpace<M> {
         let mut batch = Batch::new(part.start);
         let mut clean = Batch::new(part.start);
         for page in part.pages() {
-            let mut look = self.look(page, who, may_move, batch.victims > 0);
-            if let Look::Victim(before) = look
-                && before.has(Flags::CLEAN)
-            {
-                clean.push(page, Some(before));
-                look = Look::Stays;
-            }
-            let protected = match look {
-                Look::Victim(before) => before.has(Flags::WRITE_PROTECTED),
+            let look = match self.look(page, who, may_move, batch.victims > 0) {
+                Look::Victim(victim) if victim.has(Flags::CLEAN) => {
+                    clean.push_victim(victim);
+                    Look::Stays
+                }
+                look => look,
+            };
+            let protected = match &look {
+                Look::Victim(victim) => victim.has(Flags::WRITE_PROTECTED),
                 _ => batch.is_protected,
             };
             let is_alike = batch.victims == 0 || protected == batch.is_protected;
@@ -197,17 +210,16 @@ impl<M: Mmu> AddressSpace<M> {
                 batch.restart(page);
             }
             match look {
-                Look::Victim(before) => {
+                Look::Victim(victim) => {
                     if batch.victims == 0 {
                         batch.restart(page);
                         batch.is_protected = protected;
                     }
-                    batch.push(page, Some(before));
+                    batch.push_victim(victim);
                 }
                 // A batch starts and ends with a victim.
-                Look::Hole if batch.victims > 0 => batch.push(page, None),
-                Look::Hole => self.unlock_page(page),
-                Look::Stays => {}
+                Look::Hole(hole) if batch.victims > 0 => batch.push_hole(hole),
+                Look::Hole(_) | Look::Stays => {}
             }
         }
         evicted.add(self.evict_batch(&batch, vma, scratch));
@@ -221,9 +233,9 @@ impl<M: Mmu> AddressSpace<M> {
         if clean.victims == 0 {
             return Evicted::default();
         }
-        let victims = || clean.range.pages().filter(|&page| clean.before(page).is_some());
+        let victims = || clean.range.pages().filter_map(|page| clean.victim(self, page));
         if !self.vmas.is_current(vma) {
-            victims().for_each(|page| self.unlock_page(page));
+            victims().for_each(LockedPage::unlock);
             return Evicted::default();
         }
         let start = monotonic_ns();
@@ -233,7 +245,8 @@ impl<M: Mmu> AddressSpace<M> {
         self.mmu.look(clean.range, &mut is_there[..clean.range.len()]);
         let is_there = |page: PageNum| is_there[(page.0 - clean.range.start.0) as usize];
         let mut runs = Runs::default();
-        victims().filter(|&page| is_there(page)).for_each(|page| runs.push(page));
+        let is_victim = |&page: &PageNum| clean.before(page).is_some() && is_there(page);
+        clean.range.pages().filter(is_victim).for_each(|page| runs.push(page));
         let calls = if self.batch_unit(who) == 1 {
             let pages = runs.as_slice().iter().flat_map(|run| run.pages());
             pages.map(|page| self.mmu.unmap(PageRange::new(page, 1))).count()
@@ -247,19 +260,16 @@ impl<M: Mmu> AddressSpace<M> {
         self.budget.count(Event::UnmapPages, freed);
         let mut stored_pages = 0;
         for page in victims() {
-            let before = clean.before(page).expect("a victim");
-            let Some(stored) = before.kept().filter(|_| is_there(page)) else {
-                self.unlock_page(page);
-                continue;
-            };
-            match stored.state() {
+            let stored = page.content().stored().filter(|_| is_there(page.page()));
+            let Some(stored) = stored else { continue };
+            match stored {
                 // Its object has it: nothing of it is in swap.
-                State::None => self.budget.add_wanted(-1),
-                State::Pool => self.swap.forget_copy(),
+                Stored::Nothing => self.budget.add_wanted(-1),
+                Stored::Pool(_) => self.swap.forget_copy(),
                 _ => {}
             }
-            stored_pages += usize::from(stored.state() != State::None);
-            self.unlock_page_with(page, before.keep(Flags::WRITE_PROTECTED, stored));
+            stored_pages += usize::from(stored != Stored::Nothing);
+            page.store(stored);
         }
         self.budget.count(Event::Pswpout, stored_pages);
         self.budget.count(Event::PswpoutClean, stored_pages);
@@ -283,37 +293,36 @@ impl<M: Mmu> AddressSpace<M> {
 
     /// Looks whether a page can go, and locks it where it can (or, with `wants_holes`, where
     /// nothing is mapped).
-    fn look(&self, page: PageNum, who: Reclaimer, may_move: bool, wants_holes: bool) -> Look {
-        let word = self.word(page);
-        let seen = word.load();
+    fn look(
+        &self,
+        page: PageNum,
+        who: Reclaimer,
+        may_move: bool,
+        wants_holes: bool,
+    ) -> Look<'_, Self> {
+        let seen = self.snapshot(page);
         if seen.is_locked() {
             return Look::Stays;
         }
         if seen.state() != State::Mapped {
-            if !wants_holes || word.try_lock().is_none() {
-                return Look::Stays;
-            }
-            if word.load().state() == State::Mapped {
-                self.unlock_page(page);
-                return Look::Stays;
-            }
-            return Look::Hole;
+            let hole = wants_holes.then(|| self.try_lock_page(page)).flatten();
+            let hole = hole.filter(|hole| hole.state() != State::Mapped);
+            return hole.map_or(Look::Stays, Look::Hole);
         }
         self.budget.count(who.scan(), 1);
         if seen.has(Flags::MLOCKED) || (seen.has(Flags::PINNED) && !may_move) {
             return Look::Stays;
         }
         self.mmu.step();
-        let Some(before) = word.try_lock() else { return Look::Stays };
-        if before.state() != State::Mapped {
-            self.unlock_page(page);
+        let Some(victim) = self.try_lock_page(page) else { return Look::Stays };
+        if victim.state() != State::Mapped {
             return Look::Stays;
         }
-        if before.has(Flags::ACCESSED) && who != Reclaimer::Advice {
-            self.unlock_page_with(page, before.without(Flags::ACCESSED));
+        if victim.has(Flags::ACCESSED) && who != Reclaimer::Advice {
+            victim.clear_flags(Flags::ACCESSED);
             return Look::Stays;
         }
-        Look::Victim(before)
+        Look::Victim(victim)
     }
 
     /// Unmaps a batch and unlocks its pages.
@@ -339,15 +348,17 @@ impl<M: Mmu> AddressSpace<M> {
 
     /// Moves a run of locked, mapped pages of one block to limbo and unlocks them. Sets `gone` on
     /// pages that went, `stayed` on those that could not.
-    pub(crate) fn move_locked_to_limbo(&self, range: PageRange, gone: Flags, stayed: Flags) {
-        if range.is_empty() {
-            return;
-        }
+    pub(crate) fn move_locked_to_limbo(
+        &self,
+        mut pages: LockedRange<'_, Self>,
+        gone: Flags,
+        stayed: Flags,
+    ) {
+        let range = pages.range();
         let mut batch = Batch::new(range.start);
-        for page in range.pages() {
-            let before = self.snapshot(page);
-            batch.is_protected |= before.has(Flags::WRITE_PROTECTED);
-            batch.push(page, Some(before));
+        while let Some(page) = pages.take_first() {
+            batch.is_protected |= page.has(Flags::WRITE_PROTECTED);
+            batch.push_victim(page);
         }
         self.evict_by_move(range, &batch, Marks { gone, stayed }, None);
     }
@@ -417,12 +428,7 @@ impl<M: Mmu> AddressSpace<M> {
             |at: usize| fates[at] == Fate::Gone && batch.before(range.start.add(at)).is_some();
         let mut moved = 0;
         for (at, page) in range.pages().enumerate().filter(|&(at, _)| is_gone(at)) {
-            let before = batch.before(page).expect("is_gone looked");
-            if !before.has(Flags::COPY) {
-                self.release_kept(before);
-            }
-            let copy = if before.has(Flags::COPY) { before.payload() } else { 0 };
-            self.frames.set_owner(frame.add(at), page, copy);
+            self.frames.set_owner(frame.add(at), page);
             moved += 1;
         }
         evicted.unmapped += moved;
@@ -432,14 +438,12 @@ impl<M: Mmu> AddressSpace<M> {
         for (at, page) in range.pages().enumerate() {
             if fates[at] == Fate::Settled {
                 // Unlocked long since.
-            } else if is_gone(at) {
-                let before = batch.before(page).expect("is_gone looked");
-                let after = Snapshot::new(State::Limbo, frame.add(at).0).with(marks.gone);
-                self.unlock_page_with(page, before.keep(Flags::WRITE_PROTECTED, after));
-            } else if let Some(before) = batch.before(page) {
-                self.unlock_page_with(page, before.with(marks.stayed));
-            } else {
-                self.unlock_page(page);
+                continue;
+            }
+            match batch.victim(self, page) {
+                Some(victim) if is_gone(at) => victim.into_limbo(frame.add(at), marks.gone),
+                Some(victim) => victim.set_flags(marks.stayed),
+                None => self.unlock_page(page),
             }
         }
         evicted

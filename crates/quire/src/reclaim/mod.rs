@@ -37,7 +37,7 @@ use crate::mmu::{FrameRun, Mmu};
 use crate::scratch::Scratch;
 use crate::space::AddressSpace;
 use crate::swap::file::SwapFile;
-use crate::units::{BLOCK_ORDER, BLOCK_PAGES, PageNum, PageRange};
+use crate::units::BLOCK_PAGES;
 
 /// Pages that a fault reclaims by itself at a time.
 const DIRECT_MAX: usize = 128;
@@ -220,21 +220,21 @@ impl<M: Mmu> AddressSpace<M> {
     /// Lets the clock's hand go on until `target` pages are evicted, two rounds at most.
     fn evict_some(&self, target: usize, who: Reclaimer, scratch: &mut Scratch) -> Evicted {
         let mut all = Evicted::default();
-        let blocks = self.blocks_used_max.load(Ordering::Relaxed);
-        for _ in 0..2 * blocks {
+        let blocks = self.pages.used_arena();
+        for _ in 0..2 * blocks.len() {
             let block = {
                 let mut clock = self.clock.lock();
-                if clock.evict >= blocks {
+                if clock.evict >= blocks.len() {
                     clock.evict = 0;
                 }
                 let block = clock.evict;
                 clock.evict += 1;
                 block
             };
-            if self.blocks[block].mapped.load(Ordering::Relaxed) == 0 {
+            if blocks[block].mapped.load(Ordering::Relaxed) == 0 {
                 continue;
             }
-            let range = PageRange::new(PageNum((block << BLOCK_ORDER) as u64), BLOCK_PAGES);
+            let range = self.pages.block_range(block);
             all.add(self.evict_range(range, who, scratch));
             if all.unmapped + all.freed >= target {
                 break;

@@ -3,7 +3,7 @@
 use crate::control::Event;
 use crate::frames::QueueEnd;
 use crate::mmu::{FrameId, FrameRun, Mmu};
-use crate::page::{Flags, Snapshot, State};
+use crate::page::{Flags, State, Stored};
 use crate::scratch::Scratch;
 use crate::space::AddressSpace;
 use crate::swap::blob;
@@ -86,76 +86,50 @@ impl<M: Mmu> AddressSpace<M> {
     fn store_limbo_page(&self, frame: FrameId, scratch: &mut Scratch) -> bool {
         let page = self.frames.owner_of(frame);
         self.mmu.step();
-        let Some(before) = self.word(page).try_lock() else { return false };
-        let is_it = before.state() == State::Limbo && before.payload() == frame.0;
-        let is_hopeless = before.has(Flags::INCOMPRESSIBLE) && !before.has(Flags::LAZYFREE);
+        let Some(page) = self.try_lock_page(page) else { return false };
+        let is_it = page.state() == State::Limbo && page.content().payload() == frame.0;
+        let is_hopeless = page.has(Flags::INCOMPRESSIBLE) && !page.has(Flags::LAZYFREE);
         if !is_it || is_hopeless {
-            self.unlock_page(page);
             return false;
         }
         let one = FrameRun { start: frame, len: 1 };
-        let copy = self.frames.copy_of(frame);
-        if before.has(Flags::LAZYFREE) {
-            if copy != 0 {
-                // SAFETY: the page is locked; its frame forgets the handle with this.
-                unsafe { self.swap.free_blob(copy, &self.budget) };
-                self.swap.forget_copy();
-            }
+        if page.has(Flags::LAZYFREE) {
             self.frames.leave_limbo(one);
             self.budget.count(Event::Pglazyfreed, 1);
             self.budget.add_wanted(-1);
-            self.unlock_page_with(page, Snapshot::new(State::None, 0));
+            page.drop_content();
             return true;
         }
         // SAFETY: a frame in limbo belongs to its owner, which is locked.
         let bytes = unsafe { &*self.mmu.frame(frame) };
-        match self.store_page(page, bytes, copy, scratch) {
-            Ok(after) => {
+        match self.store_page(page.page(), bytes, scratch) {
+            Ok(stored) => {
                 self.frames.leave_limbo(one);
-                self.unlock_page_with(page, before.keep(Flags::WRITE_PROTECTED, after));
+                page.store(stored);
                 true
             }
-            Err(unstored) => {
-                self.frames.set_owner(frame, page, 0);
-                // It stays as it is until a fault takes it back: no need to try again.
-                let flag = match unstored {
-                    Unstored::Incompressible => Flags::INCOMPRESSIBLE,
-                    Unstored::NoRoom => Flags::EMPTY,
-                };
-                self.unlock_page_with(page, before.with(flag));
+            // It stays as it is until a fault takes it back: no need to try again.
+            Err(Unstored::Incompressible) => {
+                page.set_flags(Flags::INCOMPRESSIBLE);
                 false
             }
+            Err(Unstored::NoRoom) => false,
         }
     }
 
-    /// Puts a locked page's bytes into swap; returns the word's new content, or why
-    /// they could not be stored. `copy` is a pool handle that may still have the same bytes (0: none); it
-    /// is used or let go.
+    /// Puts a locked page's bytes into swap; returns where they are then, or why
+    /// they could not be stored.
     pub(crate) fn store_page(
         &self,
         page: PageNum,
         bytes: &PageBytes,
-        copy: u32,
         scratch: &mut Scratch,
-    ) -> Result<Snapshot, Unstored> {
-        if copy != 0 {
-            self.swap.forget_copy();
-            // SAFETY: the page is locked, and the handle is its own.
-            if unsafe { self.swap.has_same_content(copy, bytes) } {
-                self.swap.note_copy(true);
-                self.budget.count(Event::Pswpout, 1);
-                self.budget.count(Event::PswpoutClean, 1);
-                return Ok(Snapshot::new(State::Pool, copy));
-            }
-            self.swap.note_copy(false);
-            // SAFETY: as above; nobody will use the handle again.
-            unsafe { self.swap.free_blob(copy, &self.budget) };
-        }
+    ) -> Result<Stored, Unstored> {
         let (kind, packed): (blob::Kind, &[u8]) = match scratch.compressor().compress(bytes) {
             Packed::Same(pattern) => {
                 self.budget.count(Event::Pswpout, 1);
                 self.budget.count(Event::SwpoutZero, 1);
-                return Ok(Snapshot::new(State::Same, pattern));
+                return Ok(Stored::Same(pattern));
             }
             Packed::Lz4(packed) => (blob::Kind::Lz4, packed),
             // Without a swap file a page that does not shrink is better left where it is.
@@ -173,7 +147,7 @@ impl<M: Mmu> AddressSpace<M> {
         self.budget.count(Event::Pswpout, 1);
         self.budget.count(Event::Zswpout, 1);
         self.budget.count(Event::ZswpoutBytes, packed.len().min(PAGE_SIZE));
-        Ok(Snapshot::new(State::Pool, handle.get()))
+        Ok(Stored::Pool(handle.get()))
     }
 
     /// Gives a few free frames back, so that the compressed pool can take a slab.

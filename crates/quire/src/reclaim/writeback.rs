@@ -13,16 +13,15 @@ use core::sync::atomic::Ordering;
 use crate::control::Event;
 use crate::control::SEGMENT_BYTES;
 use crate::mmu::Mmu;
-use crate::page::{Flags, PageWord, Snapshot, State};
+use crate::page::{Flags, PageWord, Snapshot, State, Stored};
 use crate::scratch::Scratch;
 use crate::space::AddressSpace;
-use crate::space::shmem::ShmemBlock;
 use crate::swap::file::{Purpose, SwapFile, segment_blobs};
 use crate::swap::io::Job;
 use crate::swap::tiers::Writing;
 use crate::swap::zpool::Handle;
 use crate::sys::memory::{self, Access};
-use crate::units::{BLOCK_ORDER, BLOCK_PAGES, PageNum, PageRange};
+use crate::units::PageNum;
 
 /// Packed pages that one round of compaction moves at most.
 const COMPACT_MOVES_MAX: usize = 4096;
@@ -30,20 +29,9 @@ const COMPACT_MOVES_MAX: usize = 4096;
 /// Tags of blobs that come from the file itself have this bit; others are pool handles.
 const FROM_FILE: u64 = 1 << 32;
 
-/// What stays of a mapped page's flags when its copy in store has another name.
-const MAPPED_FLAGS: Flags = Flags::WRITE_PROTECTED
-    .or(Flags::ACCESSED)
-    .or(Flags::MLOCKED)
-    .or(Flags::PINNED)
-    .or(Flags::COPY)
-    .or(Flags::IN_FILE)
-    .or(Flags::CLEAN)
-    .or(Flags::DIRTY);
-
 /// Whether a page's bytes are (also) at this place in the swap file.
 fn names_location(word: Snapshot, location: u32) -> bool {
-    let stored = if word.state() == State::Mapped { word.kept() } else { Some(word) };
-    stored.is_some_and(|stored| stored.state() == State::File && stored.payload() == location)
+    word.stored() == Some(Stored::File(location))
 }
 
 impl<M: Mmu> AddressSpace<M> {
@@ -86,20 +74,19 @@ impl<M: Mmu> AddressSpace<M> {
     fn gather(&self, writing: &mut Writing) {
         // The arena's blocks first, and then those beyond it. Where the arena's become more
         // meanwhile the hand is somewhere else, which does not matter.
-        let arena_blocks = self.blocks_used_max.load(Ordering::Relaxed);
-        let blocks = arena_blocks + self.shmem.blocks_used_max();
+        let arena = self.pages.used_arena();
+        let blocks = arena.len() + self.pages.blocks_beyond();
         let start = self.clock.lock().write_back;
         for step in 0..blocks {
             let block = (start + step) % blocks;
-            let range = match block.checked_sub(arena_blocks) {
-                Some(beyond) => self.shmem_pages(ShmemBlock(beyond as u32)),
-                None if self.blocks[block].is_used.load(Ordering::Relaxed) == 0 => continue,
-                None => PageRange::new(PageNum((block << BLOCK_ORDER) as u64), BLOCK_PAGES),
+            let range = match block.checked_sub(arena.len()) {
+                Some(beyond) => self.pages.range_beyond(beyond as u32),
+                None if arena[block].is_used.load(Ordering::Relaxed) == 0 => continue,
+                None => self.pages.block_range(block),
             };
             for page in range.pages() {
-                let Some(word) = self.owner_word(page) else { break };
-                if word.load().state() == State::Pool {
-                    self.gather_page(page, word, writing);
+                if self.snapshot(page).state() == State::Pool {
+                    self.gather_page(page, writing);
                 }
                 if writing.writer.is_full() {
                     // The rest of this block is for the next segment.
@@ -111,19 +98,16 @@ impl<M: Mmu> AddressSpace<M> {
         self.clock.lock().write_back = start;
     }
 
-    fn gather_page(&self, page: PageNum, word: &PageWord, writing: &mut Writing) {
-        let Some(before) = word.try_lock() else { return };
-        let handle = Handle::new(before.payload());
-        let mut after = before;
+    fn gather_page(&self, page: PageNum, writing: &mut Writing) {
+        let Some(page) = self.try_lock_owner(page) else { return };
+        let Some(Stored::Pool(handle)) = page.in_swap() else { return };
+        let Some(handle) = Handle::new(handle) else { return };
+        // SAFETY: the page is locked for as long as the blob is used.
+        let blob = unsafe { self.swap.zpool.blob(handle) };
         // It may have the flag from an earlier write, which then says nothing.
-        if let (State::Pool, Some(handle)) = (before.state(), handle) {
-            // SAFETY: the page is locked for as long as the blob is used.
-            let blob = unsafe { self.swap.zpool.blob(handle) };
-            if blob.is_ok_and(|blob| writing.writer.add(&blob, u64::from(handle.get()))) {
-                after = before.with(Flags::WRITEBACK);
-            }
+        if blob.is_ok_and(|blob| writing.writer.add(&blob, u64::from(handle.get()))) {
+            page.set_flags(Flags::WRITEBACK);
         }
-        self.unlock_owner_with(page, after);
     }
 
     /// Writes the open segment and lets its pages' words name it.
@@ -141,40 +125,28 @@ impl<M: Mmu> AddressSpace<M> {
         };
         let mut moved = 0;
         for entry in written {
-            let page = entry.owner;
-            let Some(before) = self.owner_word(page).and_then(PageWord::try_lock) else {
+            let Some(page) = self.try_lock_owner(entry.owner) else {
                 file.free(entry.location);
                 continue;
             };
-            let old = Snapshot::new(State::File, entry.location.get());
-            if entry.tag & FROM_FILE != 0 {
-                let was = entry.tag as u32;
-                if names_location(before, was) {
-                    let after = if before.state() == State::File {
-                        before.keep(Flags::WRITE_PROTECTED, old)
-                    } else {
-                        before.keep(MAPPED_FLAGS, Snapshot::new(State::Mapped, old.payload()))
-                    };
-                    self.unlock_owner_with(page, after);
-                    self.swap.free_location(was);
-                    moved += 1;
-                } else {
-                    self.unlock_owner(page);
-                    file.free(entry.location);
-                }
+            let before = page.content();
+            let number = entry.tag as u32;
+            if entry.tag & FROM_FILE != 0 && names_location(before, number) {
+                page.rename(entry.location.get());
+                self.swap.free_location(number);
+                moved += 1;
                 continue;
             }
-            let is_unchanged = before.state() == State::Pool
-                && before.has(Flags::WRITEBACK)
-                && u64::from(before.payload()) == entry.tag;
+            let is_unchanged = entry.tag & FROM_FILE == 0
+                && page.in_swap() == Some(Stored::Pool(number))
+                && page.has(Flags::WRITEBACK);
             if !is_unchanged {
-                self.unlock_owner(page);
+                page.unlock();
                 file.free(entry.location);
                 continue;
             }
-            // SAFETY: the page is locked, and its word is about to forget the handle.
-            unsafe { self.swap.free_blob(before.payload(), &self.budget) };
-            self.unlock_owner_with(page, before.keep(Flags::WRITE_PROTECTED, old));
+            self.free_stored(Stored::Pool(number));
+            page.write_back(entry.location.get());
             self.budget.count(Event::Zswpwb, 1);
             moved += 1;
         }
@@ -184,18 +156,13 @@ impl<M: Mmu> AddressSpace<M> {
     /// Has pages in memory give up their places in the file, which is full; returns how many did.
     fn give_up_locations(&self) -> usize {
         let mut given_up = 0;
-        for block in 0..self.blocks_used_max.load(Ordering::Relaxed) {
-            if self.blocks[block].mapped.load(Ordering::Relaxed) == 0 {
-                continue;
-            }
-            let range = PageRange::new(PageNum((block << BLOCK_ORDER) as u64), BLOCK_PAGES);
+        for range in self.pages.mapped_blocks() {
             for page in range.pages().filter(|&page| self.snapshot(page).has(Flags::IN_FILE)) {
-                let Some(before) = self.word(page).try_lock() else { continue };
-                if before.has(Flags::IN_FILE) {
-                    self.lift_clean(PageRange::new(page, 1));
+                let Some(page) = self.try_lock_page(page) else { continue };
+                if page.has(Flags::IN_FILE) {
+                    self.lift_clean_of(page).unlock();
                     given_up += 1;
                 }
-                self.unlock_page(page);
             }
         }
         given_up
@@ -246,19 +213,12 @@ impl<M: Mmu> AddressSpace<M> {
         self.swap.zpool.compact(
             COMPACT_MOVES_MAX,
             |owner, old, new| {
-                let word = self.owner_word(owner);
-                let Some(before) = word.and_then(PageWord::try_lock) else { return false };
-                let names_it = before.state() == State::Pool && before.payload() == old.get();
-                let has_copy = before.state() == State::Mapped
-                    && before.has(Flags::COPY)
-                    && before.payload() == old.get();
-                if !names_it && !has_copy {
-                    self.unlock_owner(owner);
-                    return false;
+                let Some(page) = self.try_lock_owner(owner) else { return false };
+                let names_it = page.content().stored() == Some(Stored::Pool(old.get()));
+                if names_it {
+                    page.rename(new.get());
                 }
-                let after = Snapshot::new(before.state(), new.get());
-                self.unlock_owner_with(owner, before.keep(MAPPED_FLAGS, after));
-                true
+                names_it
             },
             &self.budget,
         )

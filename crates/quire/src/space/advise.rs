@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering;
 use super::vma::{Attributes, Kind, Pattern};
 use super::{AddressSpace, Layout};
 use crate::mmu::Mmu;
-use crate::page::{Flags, Snapshot, State};
+use crate::page::{Flags, State};
 use crate::reclaim::Reclaimer;
 use crate::sys::Errno;
 use crate::units::{PageNum, PageRange};
@@ -106,14 +106,14 @@ impl<M: Mmu> AddressSpace<M> {
             if matches!(seen, State::None | State::Mapped | State::Poisoned) {
                 continue;
             }
-            let before = self.lock_page(page);
-            match before.state() {
+            let page = self.lock_page(page);
+            match page.state() {
                 State::Same | State::Pool | State::File => {
-                    self.release_backing(before);
-                    self.unlock_page_with(page, Snapshot::new(State::None, 0));
+                    self.release_backing(page.content());
+                    page.drop_content();
                 }
-                State::Limbo => self.unlock_page_with(page, before.with(Flags::LAZYFREE)),
-                _ => self.unlock_page(page),
+                State::Limbo => page.set_flags(Flags::LAZYFREE),
+                _ => page.unlock(),
             }
         }
         let vma = self.find_vma(part.start);
@@ -125,8 +125,7 @@ impl<M: Mmu> AddressSpace<M> {
     fn make_cold(&self, part: PageRange) {
         for page in part.pages() {
             if self.snapshot(page).has(Flags::ACCESSED) {
-                let before = self.lock_page(page);
-                self.unlock_page_with(page, before.without(Flags::ACCESSED));
+                self.lock_page(page).clear_flags(Flags::ACCESSED);
             }
         }
     }
@@ -197,12 +196,12 @@ impl<M: Mmu> AddressSpace<M> {
     fn mlock_page(&self, layout: &mut Layout<'_>, page: PageNum) -> Result<(), Errno> {
         // It may go again as soon as it has come: bring it back until the flag is on it.
         loop {
-            let before = self.lock_page(page);
-            if before.state() == State::Mapped {
-                self.unlock_page_with(page, before.with(Flags::MLOCKED));
+            let locked = self.lock_page(page);
+            if locked.state() == State::Mapped {
+                locked.set_flags(Flags::MLOCKED);
                 return Ok(());
             }
-            self.unlock_page(page);
+            locked.unlock();
             if !self.bring_in(layout, page) {
                 return Err(Errno::NOMEM);
             }
@@ -244,8 +243,7 @@ impl<M: Mmu> AddressSpace<M> {
         self.for_each_part(layout, range, |space, part, _| {
             for page in part.pages() {
                 if space.snapshot(page).has(Flags::MLOCKED) {
-                    let before = space.lock_page(page);
-                    space.unlock_page_with(page, before.without(Flags::MLOCKED));
+                    space.lock_page(page).clear_flags(Flags::MLOCKED);
                 }
             }
         });
@@ -273,17 +271,15 @@ impl<M: Mmu> AddressSpace<M> {
         }
         self.for_each_part(layout, range, |space, part, _| {
             for page in part.pages() {
-                let before = space.lock_page(page);
-                let after = match before.state() {
-                    State::None | State::Poisoned => before,
-                    _ => before.without(Flags::DIRTY).with(Flags::WRITE_PROTECTED),
-                };
-                if before.state() == State::Mapped {
+                let locked = space.lock_page(page);
+                if locked.state() == State::Mapped {
                     let one = PageRange::new(page, 1);
                     let protection = crate::mmu::Protection::WriteProtected;
                     let _ = space.mmu.write_protect(one, protection);
                 }
-                space.unlock_page_with(page, after);
+                if !matches!(locked.state(), State::None | State::Poisoned) {
+                    locked.track_writes();
+                }
             }
         });
         Ok(())

@@ -29,7 +29,7 @@ use super::AddressSpace;
 use super::vma::Kind;
 use crate::mmu::{FrameId, Inspect, Prot};
 use crate::page::{Flags, State};
-use crate::units::{BLOCK_ORDER, PageNum};
+use crate::units::{BLOCK_ORDER, PageNum, PageRange};
 
 /// What a walk over all words found.
 #[derive(Default)]
@@ -90,12 +90,11 @@ impl<M: Inspect> AddressSpace<M> {
     /// The same, where objects hold so many pages of the account.
     pub(crate) fn check_beside(&self, objects: usize) {
         let mut found = Found::default();
-        for block in 0..self.blocks.len() {
-            self.check_block(block, &mut found);
-        }
+        let arena = self.arena();
+        arena.by_block().for_each(|range| self.check_block(range, &mut found));
         self.check_frames(&found);
         // I6: the account is what is there.
-        let tables = self.blocks.iter().filter(|b| b.is_used.load(Ordering::Relaxed) != 0).count();
+        let tables = self.used_parts(arena).count();
         let pool = self.frames.free() + self.frames.limbo();
         let held = found.mapped + pool + self.swap.zpool.own_pages() + tables;
         let member = self.budget.member();
@@ -113,8 +112,7 @@ impl<M: Inspect> AddressSpace<M> {
         self.check_rights();
     }
 
-    fn check_block(&self, block: usize, found: &mut Found) {
-        let range = crate::units::PageRange::new(PageNum((block << BLOCK_ORDER) as u64), 512);
+    fn check_block(&self, range: PageRange, found: &mut Found) {
         let mut mapped = 0;
         for page in range.pages() {
             let word = self.snapshot(page);
@@ -129,7 +127,7 @@ impl<M: Inspect> AddressSpace<M> {
                 State::None => continue,
                 State::Mapped => {
                     mapped += 1;
-                    if word.has(Flags::COPY) {
+                    if word.has(Flags::IN_POOL) {
                         found.copies += 1;
                         found.has_handle(page, word.payload());
                     } else if word.has(Flags::IN_FILE) {
@@ -145,12 +143,12 @@ impl<M: Inspect> AddressSpace<M> {
             found.wanted += 1;
         }
         let (counted, is_used) = {
-            let block = &self.blocks[block];
+            let block = self.pages.block(range.start);
             (block.mapped.load(Ordering::Relaxed), block.is_used.load(Ordering::Relaxed))
         };
         // I3: a block's count is that of its mapped pages, and one that is in use is charged.
-        assert_eq!(counted, mapped, "mapped pages of block {block}");
-        assert!(mapped == 0 || is_used != 0, "block {block} is not charged");
+        assert_eq!(counted, mapped, "mapped pages of {range:?}");
+        assert!(mapped == 0 || is_used != 0, "{range:?} is not charged");
         found.mapped += mapped as usize;
     }
 
@@ -165,11 +163,6 @@ impl<M: Inspect> AddressSpace<M> {
         let at = frame.0 as usize % 512;
         assert!(bits[at / 64] >> (at % 64) & 1 != 0, "{frame:?} of {page:?} is not in limbo");
         assert!(self.mmu.has_memory(frame), "{frame:?} of {page:?} is a hole");
-        let copy = self.frames.copy_of(frame);
-        if copy != 0 {
-            found.copies += 1;
-            found.has_handle(page, copy);
-        }
         found.limbo += 1;
     }
 
@@ -189,7 +182,7 @@ impl<M: Inspect> AddressSpace<M> {
         while at < end {
             let vma = self.next_vma(&layout, at);
             let gap_end = vma.map_or(end, |vma| vma.range.start);
-            for page in (crate::units::PageRange { start: at, end: gap_end }).pages() {
+            for page in (PageRange { start: at, end: gap_end }).pages() {
                 assert_eq!(self.snapshot(page).state(), State::None, "{page:?} is in no VMA");
                 let is_open = self.rights.stretch_of(page, &layout.locked).is_some();
                 let expected = if is_open { Prot::READ_WRITE } else { Prot::NONE };

@@ -11,102 +11,87 @@
 //! that is read alone from the swap file does not keep its place there, and a swap file that is full gets back
 //! the places of pages that are in memory.
 
-use core::sync::atomic::Ordering;
-
 use super::AddressSpace;
 use crate::mmu::{Mmu, Protection};
-use crate::page::{Flags, Snapshot, State};
-use crate::units::{BLOCK_ORDER, BLOCK_PAGES, PageNum, PageRange};
+use crate::page::{Flags, LockedPage, LockedRange, Snapshot, State, Stored};
+use crate::units::{BLOCK_PAGES, PageRange};
 
 impl<M: Mmu> AddressSpace<M> {
-    /// Lets go of what a locked, mapped page keeps in store.
-    pub(crate) fn release_kept(&self, before: Snapshot) {
-        let Some(kept) = before.kept() else { return };
-        match kept.state() {
-            State::Pool => {
-                self.swap.forget_copy();
-                // SAFETY: the page is locked, and its word is about to forget the handle.
-                unsafe { self.swap.free_blob(kept.payload(), &self.budget) };
-            }
-            State::File => self.swap.free_location(kept.payload()),
-            _ => {}
+    /// Lets go of what a locked page has in store, and not in memory.
+    pub(crate) fn free_stored(&self, stored: Stored) {
+        match stored {
+            // SAFETY: the page is locked, and its word is about to forget the handle.
+            Stored::Pool(handle) => unsafe { self.swap.free_blob(handle, &self.budget) },
+            Stored::File(location) => self.swap.free_location(location),
+            Stored::Nothing | Stored::Same(_) => {}
         }
     }
 
-    /// The word of a locked, clean page that may be written from now on. A packed copy can be
-    /// compared when the page goes; the rest is given up.
-    pub(crate) fn unclean(&self, before: Snapshot) -> Snapshot {
-        if before.has(Flags::COPY) {
-            return before.without(Flags::CLEAN);
+    /// Lets go of what a locked, mapped page keeps in store.
+    pub(crate) fn release_kept(&self, before: Snapshot) {
+        let Some(kept) = before.stored() else { return };
+        if matches!(kept, Stored::Pool(_)) {
+            self.swap.forget_copy();
         }
-        self.release_kept(before);
-        before.without_kept()
+        self.free_stored(kept);
     }
 
     /// Ends it for locked pages, and makes them writable but for those whose writes are tracked.
-    pub(crate) fn lift_clean(&self, range: PageRange) {
-        let is_liftable = |page: &PageNum| {
-            let word = self.snapshot(*page);
-            word.has(Flags::CLEAN) && !word.has(Flags::WRITE_PROTECTED)
-        };
+    pub(crate) fn lift_clean(&self, pages: &mut LockedRange<'_, Self>) {
+        let is_liftable =
+            |word: Snapshot| word.has(Flags::CLEAN) && !word.has(Flags::WRITE_PROTECTED);
+        let range = pages.range();
         let mut at = range.start;
         while at < range.end {
             let rest = PageRange { start: at, end: range.end };
-            let run = PageRange::new(at, rest.pages().take_while(is_liftable).count());
+            let liftable = rest.pages().take_while(|&page| is_liftable(pages.content(page)));
+            let run = PageRange::new(at, liftable.count());
             if !run.is_empty() {
                 let _ = self.mmu.write_protect(run, Protection::Writable);
             }
             // The one behind the run is tracked, or not clean.
             for page in run.pages().chain((run.end < range.end).then_some(run.end)) {
-                let before = self.snapshot(page);
+                let before = pages.content(page);
                 if before.has(Flags::CLEAN) {
-                    self.word(page).set(self.unclean(before));
+                    self.release_kept(before);
+                    pages.end_clean_locked(page);
                 }
             }
             at = run.end.add(1);
         }
     }
 
-    /// Locks the clean pages next to `page`, which is locked, as far as `bounds`.
-    pub(crate) fn lock_clean_around(&self, page: PageNum, bounds: PageRange) -> PageRange {
+    /// The same for one page.
+    pub(crate) fn lift_clean_of<'a>(&'a self, page: LockedPage<'a, Self>) -> LockedPage<'a, Self> {
+        if !page.has(Flags::CLEAN) {
+            return page;
+        }
+        let mut one = LockedRange::of(page);
+        self.lift_clean(&mut one);
+        one.take_first().expect("one page")
+    }
+
+    /// Adds the clean pages next to a locked page, as far as `bounds`.
+    pub(crate) fn lock_clean_around<'a>(
+        &'a self,
+        pages: &mut LockedRange<'a, Self>,
+        bounds: PageRange,
+    ) {
         let is_clean = |seen: Snapshot| {
             seen.state() == State::Mapped
                 && seen.has(Flags::CLEAN)
                 && !seen.has(Flags::WRITE_PROTECTED)
         };
-        let try_join = |page: PageNum| {
-            let word = self.word(page);
-            let seen = word.load();
-            if seen.is_locked() || !is_clean(seen) {
-                return false;
-            }
-            let Some(now) = word.try_lock() else { return false };
-            if !is_clean(now) {
-                self.unlock_page(page);
-            }
-            is_clean(now)
-        };
-        let mut range = PageRange::new(page, 1);
-        while range.end < bounds.end && try_join(range.end) {
-            range.end = range.end.add(1);
-        }
-        while range.start > bounds.start && try_join(PageNum(range.start.0 - 1)) {
-            range.start.0 -= 1;
-        }
-        range
+        pages.grow(bounds, BLOCK_PAGES, |page| self.try_lock_if(page, is_clean));
     }
 
     /// In a fork's child: its pages are not write-protected, so nothing tells a write.
     pub(super) fn forget_clean(&self) {
-        for block in 0..self.blocks_used_max.load(Ordering::Relaxed) {
-            if self.blocks[block].mapped.load(Ordering::Relaxed) == 0 {
-                continue;
-            }
-            let range = PageRange::new(PageNum((block << BLOCK_ORDER) as u64), BLOCK_PAGES);
+        for range in self.pages.mapped_blocks() {
             for page in range.pages().filter(|&page| self.snapshot(page).has(Flags::CLEAN)) {
-                let before = self.lock_page(page);
-                let after = self.unclean(before);
-                self.unlock_page_with(page, after);
+                let page = self.lock_page(page);
+                self.release_kept(page.content());
+                page.end_clean();
             }
         }
     }

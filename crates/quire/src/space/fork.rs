@@ -13,7 +13,7 @@ use crate::control::Event;
 use crate::frames::QueueEnd;
 use crate::mmu::Access;
 use crate::mmu::{FrameId, Mmu};
-use crate::page::{Flags, Snapshot, State};
+use crate::page::{Flags, State};
 use crate::reclaim::{HUNGER_ROUND_MS, Hunger, Reclaimer};
 use crate::scratch::Scratch;
 use crate::sys::Errno;
@@ -203,21 +203,20 @@ impl<M: Mmu> AddressSpace<M> {
 
     fn leave_limbo_for_fork(&self, frame: FrameId) {
         let page = self.frames.owner_of(frame);
-        let before = self.lock_page(page);
-        if before.state() != State::Limbo || before.payload() != frame.0 {
+        let locked = self.lock_page(page);
+        if locked.state() != State::Limbo || locked.content().payload() != frame.0 {
             // Its neighbour's move took it along.
-            self.unlock_page(page);
             return;
         }
         let vma = self.find_vma(page);
         match vma {
-            Some(vma) if !before.has(Flags::LAZYFREE) => {
-                let guess = self.guess(page, before, &vma);
-                self.fault_from_limbo(page, before, &vma, guess, Access::Read);
+            Some(vma) if !locked.has(Flags::LAZYFREE) => {
+                let guess = self.guess(page, locked.content(), &vma);
+                self.fault_from_limbo(locked, &vma, guess, Access::Read);
             }
             _ => {
-                self.release_backing(before);
-                self.unlock_page_with(page, Snapshot::new(State::None, 0));
+                self.release_backing(locked.content());
+                locked.drop_content();
             }
         }
     }

@@ -34,7 +34,7 @@ impl<M: Mmu> AddressSpace<M> {
     ) -> Result<PageNum, Errno> {
         // Large ranges start at a block: their folios can be whole.
         let align = if pages >= BLOCK_PAGES { BLOCK_PAGES as u64 } else { 1 };
-        let limit = self.words.len() as u64;
+        let limit = self.arena().len() as u64;
         self.vmas.find_gap(pages, align, hint, limit, &layout.locked).ok_or(Errno::NOMEM)
     }
 

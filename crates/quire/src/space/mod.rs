@@ -79,50 +79,33 @@ use self::dying::Dying;
 pub use self::layout_lock::Layout;
 use self::layout_lock::{Entry, LayoutLock, NumberOfThread, Unlocked};
 use self::rights::Rights;
-use self::shmem::ShmemWords;
 use self::vma::{Vma, VmaIndex};
 use crate::budget::{Budget, Purpose};
 use crate::errands::Errands;
 use crate::fault::{fault_list::Answer, fault_list::FaultList, order::Streams, way::Costs};
 use crate::frames::FramePool;
 use crate::mmu::Mmu;
-use crate::page::wait::Waiter;
-use crate::page::{PageWord, Snapshot, WaitTable};
+use crate::page::{Block, PageWord, Pages, Snapshot};
 use crate::reclaim::{Clock, Places};
 use crate::scratch::Scratch;
 use crate::swap::Swap;
 use crate::sys::mutex::Mutex;
 use crate::sys::rank;
 use crate::sys::thread::ThreadId;
-use crate::sys::{Errno, memory::Table, memory::Zeroed};
-use crate::units::{BLOCK_PAGES, PageNum, PageRange};
-
-/// What is known of 512 pages together.
-pub(crate) struct Block {
-    /// Pages that are mapped.
-    pub mapped: AtomicU32,
-    /// Whether any page of it was ever touched; its page words are charged from then on.
-    pub is_used: AtomicU32,
-}
-
-// SAFETY: atomics, for which zero is valid.
-unsafe impl Zeroed for Block {}
+use crate::sys::{Errno, memory::Table};
+use crate::units::{PageNum, PageRange};
 
 /// All that Quire manages in one process.
 pub struct AddressSpace<M: Mmu> {
     pub(crate) mmu: M,
     pub(crate) budget: Budget,
-    pub(crate) words: Table<PageWord>,
-    pub(crate) blocks: Table<Block>,
-    /// One past the highest block that was ever used.
-    pub(crate) blocks_used_max: AtomicUsize,
+    /// The words of its pages, and of what is swapped but is no page of the arena.
+    pub(crate) pages: Pages,
     pub(crate) vmas: VmaIndex,
     /// What the kernel lets the program touch outside of them.
     rights: Rights,
     pub(crate) frames: FramePool,
     pub(crate) swap: Swap,
-    /// Words of what is swapped, but is no page of the arena: none, unless asked for.
-    pub(crate) shmem: ShmemWords,
     pub(crate) streams: Streams,
     pub(crate) costs: Costs,
     pub(crate) places: Places,
@@ -132,10 +115,6 @@ pub struct AddressSpace<M: Mmu> {
     unanswered: FaultList,
     /// Likewise faults that were shut out while the layout changed.
     should_answer_shut_out: AtomicBool,
-    /// Who waits for a page's word, the arena's and others.
-    pub(crate) waits: WaitTable,
-    /// Records of the faults that wait for a word that is not the arena's.
-    pub(crate) parked: Table<Waiter>,
     pub(crate) errands: Errands,
     /// What a fork waits for (see `fork`); the futex that it waits on.
     pub(crate) fork_demand: AtomicU32,
@@ -162,12 +141,11 @@ impl<M: Mmu> AddressSpace<M> {
     #[cfg(feature = "failpoints")]
     pub(crate) fn pages_there(&self) -> usize {
         // Relaxed, all: true while nobody else is in the space.
-        let blocks = &self.blocks[..self.blocks_used_max.load(Ordering::Relaxed)];
         let in_block = |block: &Block| {
             block.mapped.load(Ordering::Relaxed) as usize
                 + usize::from(block.is_used.load(Ordering::Relaxed) != 0)
         };
-        blocks.iter().map(in_block).sum::<usize>()
+        self.pages.used_arena().iter().map(in_block).sum::<usize>()
             + self.frames.free()
             + self.frames.limbo()
             + self.swap.zpool.own_pages()
@@ -186,14 +164,11 @@ impl<M: Mmu> AddressSpace<M> {
     ) -> Result<AddressSpace<M>, Errno> {
         Ok(AddressSpace {
             mmu,
-            words: Table::new(pages)?,
-            blocks: Table::new(pages / BLOCK_PAGES)?,
-            blocks_used_max: AtomicUsize::new(0),
+            pages: Pages::new(pages, 0)?,
             vmas: VmaIndex::new()?,
             rights: Rights::new()?,
             frames: FramePool::new(frames)?,
             swap,
-            shmem: ShmemWords::new(0)?,
             streams: Streams::new(),
             costs: Costs::new(),
             places: Places::default(),
@@ -201,8 +176,6 @@ impl<M: Mmu> AddressSpace<M> {
             starved: FaultList::new(),
             unanswered: FaultList::new(),
             should_answer_shut_out: AtomicBool::new(false),
-            waits: WaitTable::new()?,
-            parked: Table::new(wait::PARKED_MAX)?,
             errands: Errands::new(),
             fork_demand: AtomicU32::new(0),
             fork_room: AtomicUsize::new(0),
@@ -345,7 +318,7 @@ impl<M: Mmu> AddressSpace<M> {
 
     /// Pages of the arena.
     pub fn arena(&self) -> PageRange {
-        PageRange::new(PageNum(0), self.words.len())
+        self.pages.arena()
     }
 
     /// Says whether the background thread works; while it does, faults do not call it.
@@ -364,14 +337,15 @@ impl<M: Mmu> AddressSpace<M> {
         self.word(page).load()
     }
 
+    /// The word of a page of the arena, or of one [beyond it](shmem).
     #[inline]
     pub(crate) fn word(&self, page: PageNum) -> &PageWord {
-        &self.words[page.index()]
+        self.pages.word(page)
     }
 
     #[inline]
     pub(crate) fn block(&self, page: PageNum) -> &Block {
-        &self.blocks[page.block()]
+        self.pages.block(page)
     }
 
     /// Notes that pages of a block are about to be used, and charges their words; `false` where
@@ -389,7 +363,7 @@ impl<M: Mmu> AddressSpace<M> {
         if block.is_used.swap(1, Ordering::SeqCst) != 0 {
             self.budget.uncharge(1);
         }
-        self.blocks_used_max.fetch_max(page.block() + 1, Ordering::Relaxed);
+        self.pages.note_used(page);
         true
     }
 
@@ -403,7 +377,7 @@ impl<M: Mmu> AddressSpace<M> {
         if self.block(page).is_used.swap(1, Ordering::SeqCst) == 0 {
             self.budget.charge_anyway(1);
         }
-        self.blocks_used_max.fetch_max(page.block() + 1, Ordering::Relaxed);
+        self.pages.note_used(page);
     }
 
     /// The parts of `range` that lie in blocks that were ever used, cut at blocks.

@@ -18,7 +18,7 @@ impl<M: Mmu> AddressSpace<M> {
         let lead = first.index() % BLOCK_PAGES;
         let lead = if lead + pages >= BLOCK_PAGES { lead } else { 0 };
         let align = if lead + pages >= BLOCK_PAGES { BLOCK_PAGES as u64 } else { 1 };
-        let limit = self.words.len() as u64;
+        let limit = self.arena().len() as u64;
         let start = self
             .vmas
             .find_gap(pages + lead, align, None, limit, &layout.locked)
@@ -95,7 +95,7 @@ impl<M: Mmu> AddressSpace<M> {
     /// Whether anonymous memory has pages to give, or the compressed pool some to write.
     pub(crate) fn has_evictable(&self) -> bool {
         let held = self.frames.free() + self.frames.limbo() + self.swap.zpool.own_pages();
-        held > 0 || self.blocks_used_max.load(core::sync::atomic::Ordering::Relaxed) > 0
+        held > 0 || !self.pages.used_arena().is_empty()
     }
 
     /// Whether less is free than the background thread wants to see.

@@ -3,7 +3,7 @@
 use super::vma::Attributes;
 use super::{AddressSpace, Layout};
 use crate::mmu::{Mmu, Prot};
-use crate::page::{Flags, State};
+use crate::page::{Flags, LockedRange, State};
 use crate::sys::Errno;
 use crate::units::PageRange;
 
@@ -53,23 +53,23 @@ impl<M: Mmu> AddressSpace<M> {
     /// Moves what is mapped in a part of a block to limbo, whoever asked for it; sets `gone` on
     /// pages that went and `stayed` on those that could not. Sleeps for page locks.
     pub(super) fn move_to_limbo(&self, part: PageRange, gone: Flags, stayed: Flags) {
-        let move_run = |run: PageRange| {
-            self.lift_clean(run);
+        let move_run = |run: Option<LockedRange<'_, Self>>| {
+            let Some(mut run) = run else { return };
+            self.lift_clean(&mut run);
             self.move_locked_to_limbo(run, gone, stayed);
         };
-        let mut run = PageRange { start: part.start, end: part.start };
+        let mut run: Option<LockedRange<'_, Self>> = None;
         for page in part.pages() {
-            let before = self.lock_page(page);
-            if before.state() == State::Mapped && !before.has(Flags::MLOCKED) {
-                if run.is_empty() {
-                    run.start = page;
-                }
-                run.end = page.add(1);
+            let page = self.lock_page(page);
+            if page.state() != State::Mapped || page.has(Flags::MLOCKED) {
+                page.unlock();
+                move_run(run.take());
                 continue;
             }
-            self.unlock_page(page);
-            move_run(run);
-            run = PageRange { start: page, end: page };
+            match &mut run {
+                Some(run) => run.push(page),
+                None => run = Some(LockedRange::of(page)),
+            }
         }
         move_run(run);
     }

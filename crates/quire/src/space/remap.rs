@@ -4,9 +4,8 @@
 use super::vma::Attributes;
 use super::{AddressSpace, Layout};
 use crate::fault::Outcome;
-use crate::mmu::Access;
-use crate::mmu::{Mmu, Prot, Protection};
-use crate::page::{Flags, Snapshot, State};
+use crate::mmu::{Access, FrameId, Mmu, Prot, Protection};
+use crate::page::{Flags, LockedPage, State};
 use crate::swap::zpool::Handle;
 use crate::sys::Errno;
 use crate::units::{PAGE_SIZE, PageNum, PageRange};
@@ -56,8 +55,8 @@ impl<M: Mmu> AddressSpace<M> {
         }
         let grown = PageRange { start: old.end, end: old.start.add(pages) };
         let next = self.vmas.next_from(old.end, &layout.locked);
-        let is_free = grown.end.index() <= self.words.len()
-            && next.is_none_or(|next| next.range.start >= grown.end);
+        let is_free =
+            grown.end <= self.arena().end && next.is_none_or(|next| next.range.start >= grown.end);
         if is_free {
             self.install(layout, grown, attributes.prot)?;
             let _ = self.vmas.change_attributes(grown, &layout.locked, |_| attributes);
@@ -113,49 +112,43 @@ impl<M: Mmu> AddressSpace<M> {
 
     /// The same, unless the page has to be brought in first.
     fn try_move_page(&self, from: PageNum, to: PageNum) -> bool {
-        let before = self.lock_page(from);
+        let mut from = self.lock_page(from);
         // The swap file names the old address in its header.
-        if matches!(before.state(), State::None | State::File) {
-            self.unlock_page(from);
-            return before.state() == State::None;
+        if matches!(from.state(), State::None | State::File) {
+            return from.state() == State::None;
         }
         if !self.use_block(to) {
             // One page of tables more than there is room for: the content must go somewhere.
             self.use_block_anyway(to);
         }
-        let there = self.lock_page(to);
-        if there.state() != State::None {
+        let mut to = self.lock_page(to);
+        if to.state() != State::None {
             // A fault has come before us, for an address that was not in use yet: its zeros go. They
             // would stay mapped under the word that the page brings, or not let it in at all.
-            self.drop_locked(to, there);
+            self.drop_locked(&mut to);
         }
-        let gone = Snapshot::new(State::None, 0);
-        let after = match before.state() {
-            State::Mapped => self.move_mapped(from, to),
+        match from.state() {
+            State::Mapped => {
+                from = self.lift_clean_of(from);
+                self.move_mapped(&from, to.page());
+            }
             State::Pool => {
-                let Some(number) = self.move_blob(before.payload(), from, to) else {
-                    self.unlock_page_with(to, gone);
-                    self.unlock_page(from);
+                let number = from.content().payload();
+                let Some(number) = self.move_blob(number, from.page(), to.page()) else {
                     return false;
                 };
-                // A write that is under way looks at the old address only.
-                before.without(Flags::WRITEBACK).with_payload(number)
+                from.rename_locked(number);
             }
             State::Limbo => {
-                let frame = crate::mmu::FrameId(before.payload());
-                let copy = self.move_copy(self.frames.copy_of(frame), from, to);
-                self.frames.set_owner(frame, to, copy);
-                before
+                self.frames.set_owner(FrameId(from.content().payload()), to.page());
             }
             State::Poisoned => {
-                let _ = self.mmu.poison(to);
-                self.mmu.unmap(PageRange::new(from, 1));
-                before
+                let _ = self.mmu.poison(to.page());
+                self.mmu.unmap(PageRange::new(from.page(), 1));
             }
-            _ => before,
-        };
-        self.unlock_page_with(to, after);
-        self.unlock_page_with(from, gone);
+            _ => {}
+        }
+        from.move_to(to);
         true
     }
 
@@ -168,21 +161,9 @@ impl<M: Mmu> AddressSpace<M> {
         moved.ok().map(Handle::get)
     }
 
-    /// The same for a copy that is kept beside the page, which is let go where there is no room.
-    /// 0 names none.
-    fn move_copy(&self, number: u32, from: PageNum, to: PageNum) -> u32 {
-        self.move_blob(number, from, to).unwrap_or_else(|| {
-            self.swap.forget_copy();
-            // SAFETY: the page is locked; its word, or its frame, forgets the number.
-            unsafe { self.swap.free_blob(number, &self.budget) };
-            0
-        })
-    }
-
-    fn move_mapped(&self, from: PageNum, to: PageNum) -> Snapshot {
+    fn move_mapped(&self, page: &LockedPage<'_, Self>, to: PageNum) {
+        let (from, before) = (page.page(), page.content());
         let one = PageRange::new(from, 1);
-        self.lift_clean(one);
-        let before = self.snapshot(from);
         let mut done = self.mmu.move_within(one, to);
         // A protected page cannot be made exclusive: the kernel would send the fault to us, who
         // hold it.
@@ -217,13 +198,6 @@ impl<M: Mmu> AddressSpace<M> {
         }
         self.count_unmapped(from, 1);
         self.count_mapped(to, 1);
-        if !before.has(Flags::COPY) {
-            return before;
-        }
-        match self.move_copy(before.payload(), from, to) {
-            0 => before.without_kept(),
-            number => before.with_payload(number),
-        }
     }
 
     /// Makes a page resident, waiting for whatever it takes. For program threads.
@@ -240,8 +214,7 @@ impl<M: Mmu> AddressSpace<M> {
                 Outcome::Parked => {
                     // Somebody holds the page, or there is no memory: wait for the one, give
                     // the other time.
-                    self.lock_page(page);
-                    self.unlock_page(page);
+                    self.lock_page(page).unlock();
                     if self.has_starved() {
                         self.mmu.relax();
                     }

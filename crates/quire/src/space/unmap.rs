@@ -3,7 +3,7 @@
 use super::vma::Kind;
 use super::{AddressSpace, Layout};
 use crate::mmu::{FrameId, FrameRun, Mmu, Prot};
-use crate::page::{Snapshot, State};
+use crate::page::{LockedPage, Snapshot, State};
 use crate::sys::Errno;
 use crate::units::{PageNum, PageRange};
 
@@ -98,16 +98,16 @@ impl<M: Mmu> AddressSpace<M> {
             let mut run = Run::at(part.start);
             for page in part.pages() {
                 self.mmu.step();
-                let before = self.word(page).try_lock().unwrap_or_else(|| {
+                let locked = self.try_lock_page(page).unwrap_or_else(|| {
                     // Who sleeps has no other page: a reader that has this one may wait for memory,
                     // and several threads that drop pages could have locked all there is to take.
                     self.drop_run(core::mem::replace(&mut run, Run::at(page)));
                     self.lock_page(page)
                 });
-                run.range.end = page.add(1);
-                run.mapped += usize::from(before.state() == State::Mapped);
-                run.is_poisoned |= before.state() == State::Poisoned;
-                self.release_backing(before);
+                run.mapped += usize::from(locked.state() == State::Mapped);
+                run.is_poisoned |= locked.state() == State::Poisoned;
+                self.release_backing(locked.content());
+                run.range.end = locked.leave_locked().add(1);
             }
             self.drop_run(run);
         }
@@ -121,46 +121,35 @@ impl<M: Mmu> AddressSpace<M> {
             self.budget.uncharge(mapped);
         }
         for page in range.pages() {
-            self.unlock_page_with(page, Snapshot::new(State::None, 0));
+            self.adopt_page(page).drop_content();
         }
     }
 
-    /// Drops the content of one locked page, which was `before`; its word is the caller's to set.
-    pub(super) fn drop_locked(&self, page: PageNum, before: Snapshot) {
-        self.release_backing(before);
-        let is_mapped = before.state() == State::Mapped;
-        if is_mapped || before.state() == State::Poisoned {
-            self.mmu.unmap(PageRange::new(page, 1));
+    /// Drops the content of one locked page.
+    pub(super) fn drop_locked(&self, page: &mut LockedPage<'_, Self>) {
+        self.release_backing(page.content());
+        let is_mapped = page.state() == State::Mapped;
+        if is_mapped || page.state() == State::Poisoned {
+            self.mmu.unmap(PageRange::new(page.page(), 1));
         }
         if is_mapped {
-            self.count_unmapped(page, 1);
+            self.count_unmapped(page.page(), 1);
             self.budget.uncharge(1);
         }
+        page.drop_content_locked();
     }
 
     /// Lets go of what a locked page has besides its mapping.
     pub(crate) fn release_backing(&self, before: Snapshot) {
-        let free_blob = |number: u32| {
-            // SAFETY: the page is locked, and its word is about to forget the handle.
-            unsafe { self.swap.free_blob(number, &self.budget) };
-        };
         match before.state() {
             State::None => return,
             State::Mapped => self.release_kept(before),
             State::Limbo => {
-                let frame = FrameId(before.payload());
-                let copy = self.frames.copy_of(frame);
-                if copy != 0 {
-                    self.swap.forget_copy();
-                    free_blob(copy);
-                }
-                let run = FrameRun { start: frame, len: 1 };
+                let run = FrameRun { start: FrameId(before.payload()), len: 1 };
                 self.frames.leave_limbo(run);
                 self.frames.put(run);
             }
-            State::Pool => free_blob(before.payload()),
-            State::File => self.swap.free_location(before.payload()),
-            _ => {}
+            _ => before.stored().into_iter().for_each(|stored| self.free_stored(stored)),
         }
         self.budget.add_wanted(-1);
     }

@@ -1,7 +1,7 @@
 //! Page locks, and waiting for pages: the arena's, by their number, and others', by their word.
 //!
-//! Owns the records of parked faults, and how the space sleeps, wakes and answers for its
-//! [`WaitTable`](crate::page::WaitTable). A fault of the arena that finds its own page locked is
+//! Owns how the space sleeps, wakes and answers for its [`Pages`](crate::page::Pages), whose the
+//! words, the queues and the records of parked faults are. A fault of the arena that finds its own page locked is
 //! parked by one bit in that page's word ([`PageWord::lock_or_park`]); a fault that waits for
 //! another word, of which several pages may be mappings, is parked by a record that says which
 //! page to answer.
@@ -10,12 +10,12 @@ use core::sync::atomic::AtomicU64;
 
 use super::AddressSpace;
 use crate::mmu::Mmu;
-use crate::page::wait::{Callback, Counts, Waiter};
-use crate::page::{CancelToken, Condition, Interrupted, Kill, PageWord, Parked, Parking, Snapshot};
+use crate::page::wait::Counts;
+use crate::page::{
+    CancelToken, Condition, Interrupted, Kill, LockedPage, PageLocks, PageWord, Parked, Parking,
+    Snapshot,
+};
 use crate::units::PageNum;
-
-/// Faults that can wait for words that are not the arena's.
-pub(super) const PARKED_MAX: usize = 64;
 
 /// The space, as one who sleeps and wakes.
 struct Sleeping<'a, M: Mmu>(&'a AddressSpace<M>);
@@ -37,9 +37,30 @@ impl<M: Mmu> Parking<AtomicU64> for Sleeping<'_, M> {
 /// Pages of the arena.
 impl<M: Mmu> AddressSpace<M> {
     /// Locks a page, sleeping where it must.
-    pub(crate) fn lock_page(&self, page: PageNum) -> Snapshot {
+    pub(crate) fn lock_page(&self, page: PageNum) -> LockedPage<'_, Self> {
         self.mmu.step();
-        self.waits.lock(self.word(page), &Sleeping(self))
+        let content = self.pages.waits.lock(self.word(page), &Sleeping(self));
+        LockedPage::adopt(self, page, content)
+    }
+
+    /// Locks a page if it is free.
+    #[inline]
+    pub(crate) fn try_lock_page(&self, page: PageNum) -> Option<LockedPage<'_, Self>> {
+        self.word(page).try_lock().map(|content| LockedPage::adopt(self, page, content))
+    }
+
+    /// Locks a page if it is free, and as its content should be.
+    #[inline]
+    pub(crate) fn try_lock_if(
+        &self,
+        page: PageNum,
+        mut is_wanted: impl FnMut(Snapshot) -> bool,
+    ) -> Option<LockedPage<'_, Self>> {
+        let seen = self.word(page).load();
+        if seen.is_locked() || !is_wanted(seen) {
+            return None;
+        }
+        self.try_lock_page(page).filter(|page| is_wanted(page.content()))
     }
 
     /// The same, until `kill` ends it.
@@ -50,20 +71,20 @@ impl<M: Mmu> AddressSpace<M> {
         &self,
         page: PageNum,
         kill: Kill<'_>,
-    ) -> Result<Snapshot, Interrupted> {
+    ) -> Result<LockedPage<'_, Self>, Interrupted> {
         self.mmu.step();
-        self.waits.lock_killable(self.word(page), kill, &Sleeping(self))
+        let content = self.pages.waits.lock_killable(self.word(page), kill, &Sleeping(self))?;
+        Ok(LockedPage::adopt(self, page, content))
     }
 
-    /// Unlocks a page, unchanged.
+    /// Takes over the lock of a page that was [left locked](LockedPage::leave_locked).
+    pub(crate) fn adopt_page(&self, page: PageNum) -> LockedPage<'_, Self> {
+        LockedPage::adopt(self, page, self.snapshot(page))
+    }
+
+    /// Unlocks a page that was locked by its word, unchanged.
     pub(crate) fn unlock_page(&self, page: PageNum) {
-        let parked = self.waits.unlock(self.word(page), &Sleeping(self));
-        self.answer_parked(page, parked);
-    }
-
-    /// Unlocks a page with a new content.
-    pub(crate) fn unlock_page_with(&self, page: PageNum, content: Snapshot) {
-        let parked = self.waits.unlock_with(self.word(page), content, &Sleeping(self));
+        let parked = self.pages.waits.unlock(self.word(page), &Sleeping(self));
         self.answer_parked(page, parked);
     }
 
@@ -75,13 +96,29 @@ impl<M: Mmu> AddressSpace<M> {
     }
 }
 
+impl<M: Mmu> PageLocks for AddressSpace<M> {
+    #[inline]
+    fn word(&self, page: PageNum) -> &PageWord {
+        AddressSpace::word(self, page)
+    }
+
+    fn unlock_unchanged(&self, page: PageNum) {
+        self.unlock_page(page);
+    }
+
+    fn unlock_changed(&self, page: PageNum, content: Snapshot) {
+        let parked = self.pages.waits.unlock_with(self.word(page), content, &Sleeping(self));
+        self.answer_parked(page, parked);
+    }
+}
+
 /// Words that are not the arena's. Such a word stays a page's word while the space is used, and no
 /// fault is parked on it by its bit.
 impl<M: Mmu> AddressSpace<M> {
     /// Locks a page, sleeping where it must.
     pub fn lock_word(&self, word: &PageWord) -> Snapshot {
         self.mmu.step();
-        self.waits.lock(word, &Sleeping(self))
+        self.pages.waits.lock(word, &Sleeping(self))
     }
 
     /// The same, until `kill` ends it.
@@ -94,18 +131,18 @@ impl<M: Mmu> AddressSpace<M> {
         kill: Kill<'_>,
     ) -> Result<Snapshot, Interrupted> {
         self.mmu.step();
-        self.waits.lock_killable(word, kill, &Sleeping(self))
+        self.pages.waits.lock_killable(word, kill, &Sleeping(self))
     }
 
     /// Unlocks a page, unchanged.
     pub fn unlock_word(&self, word: &PageWord) {
-        let parked = self.waits.unlock(word, &Sleeping(self));
+        let parked = self.pages.waits.unlock(word, &Sleeping(self));
         self.no_page_is_parked(parked);
     }
 
     /// Unlocks a page with a new content.
     pub fn unlock_word_with(&self, word: &PageWord, content: Snapshot) {
-        let parked = self.waits.unlock_with(word, content, &Sleeping(self));
+        let parked = self.pages.waits.unlock_with(word, content, &Sleeping(self));
         self.no_page_is_parked(parked);
     }
 
@@ -117,7 +154,7 @@ impl<M: Mmu> AddressSpace<M> {
     /// Waits until `condition` is so; see [`WaitTable::wait_on`](crate::page::WaitTable::wait_on).
     pub fn wait_on_word(&self, word: &PageWord, condition: Condition) -> Snapshot {
         self.mmu.step();
-        self.waits.wait_on(word, condition, &Sleeping(self))
+        self.pages.waits.wait_on(word, condition, &Sleeping(self))
     }
 
     /// The same, until `kill` ends it.
@@ -131,7 +168,7 @@ impl<M: Mmu> AddressSpace<M> {
         kill: Kill<'_>,
     ) -> Result<Snapshot, Interrupted> {
         self.mmu.step();
-        self.waits.wait_on_killable(word, condition, kill, &Sleeping(self))
+        self.pages.waits.wait_on_killable(word, condition, kill, &Sleeping(self))
     }
 
     /// Ends the waits that were given `token`.
@@ -144,39 +181,29 @@ impl<M: Mmu> AddressSpace<M> {
     /// fault, which is tried again then.
     #[must_use]
     pub fn park_fault_on(&self, word: &PageWord, answer: PageNum) -> bool {
-        let Some(record) = self.parked.iter().find(|record| record.claim()) else { return false };
         self.mmu.step();
-        // SAFETY: claimed, so it is ours and in no queue; the records lie in memory of their own,
-        // which is there as long as the table of waiters is.
-        let is_parked = unsafe {
-            self.waits.queue_callback(word, record, Condition::UNLOCKED, Callback::answer(answer))
-        };
-        if !is_parked {
-            record.unclaim();
-        }
-        is_parked
+        self.pages.park(word, answer)
     }
 
     /// Makes the word of a page that is freed one that was never used. The caller holds its lock,
     /// and nobody can come to wait for it.
     pub fn clear_word_for_free(&self, word: &PageWord) {
-        self.waits.clear_for_free(word);
+        self.pages.waits.clear_for_free(word);
     }
 
     /// Whether every unlock looks for who waits, as if no word could say that nobody does; for
     /// comparison. May change at any time.
     pub fn set_unlocks_always_look(&self, always_look: bool) {
-        self.waits.set_always_looks(always_look);
+        self.pages.waits.set_always_looks(always_look);
     }
 
     /// How often unlocks woke somebody, and how often they need not.
     pub fn wait_counts(&self) -> Counts {
-        self.waits.counts()
+        self.pages.waits.counts()
     }
 
     /// In a fork's child: nobody waits.
     pub(super) fn forget_waiters(&self) {
-        self.waits.after_fork_in_child();
-        self.parked.iter().for_each(Waiter::unclaim);
+        self.pages.after_fork_in_child();
     }
 }

@@ -1,12 +1,11 @@
 //! The swap as the engine sees it: the compressed pool, and behind it the swap file.
 //!
-//! Owns both tiers, the queue of reads, and the rule about kept copies: a page that comes back
-//! from the pool may keep its packed copy, so that it need not be packed again if it goes out
-//! unchanged. How many copies are kept follows how often that came true.
+//! Owns both tiers, the queue of reads, and the rule about clean pages: a page that is read back
+//! may keep what it has in swap, so that it need not be stored again if it goes out unchanged. How
+//! many pages do follows how often that came true.
 
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize, Ordering::Relaxed};
 
-use super::compress::PageBytes;
 use super::file::{Location, SwapFile, Writer};
 use super::io::{IoQueue, Request, Ring};
 use super::zpool::{Handle, Zpool};
@@ -23,12 +22,12 @@ use rustix::fd::BorrowedFd;
 
 /// Reads that may wait at a time; each is a locked page.
 const QUEUE_LEN: u32 = 1024;
-/// Of this many recent copies...
-const COPY_HISTORY: u32 = 64;
-/// ...at least so many must have been of use, or keeping them stops for a while.
-const COPY_HITS_MIN: u32 = 16;
-/// One copy in so many is kept all the same, to learn whether things have changed.
-const COPY_PROBE: u32 = 16;
+/// Of this many recent clean pages...
+const CLEAN_HISTORY: u32 = 64;
+/// ...at least so many must have gone unchanged, or no page is kept clean for a while.
+const CLEAN_HITS_MIN: u32 = 16;
+/// One page in so many is kept clean all the same, to learn whether things have changed.
+const CLEAN_PROBE: u32 = 16;
 /// A fault at the first write to a page that was kept clean costs about as much as so many pages
 /// that need not be stored again.
 const UNCLEAN_COST: i32 = 2;
@@ -66,12 +65,6 @@ impl Writing {
     }
 }
 
-/// Two threads that note at once may lose a note.
-fn note(hits: &AtomicU32, change: i32) {
-    let hits_now = hits.load(Relaxed).saturating_add_signed(change);
-    hits.store(hits_now.min(COPY_HISTORY), Relaxed);
-}
-
 /// Both tiers.
 pub struct Swap {
     /// The compressed pool.
@@ -79,10 +72,10 @@ pub struct Swap {
     file: Option<FileTier>,
     descriptor: AtomicI32,
     budget_pages: usize,
+    /// Packed pages that are kept beside a page in memory.
     kept: AtomicUsize,
-    copy_hits: AtomicU32,
     clean_hits: AtomicU32,
-    copy_turn: AtomicU32,
+    clean_turn: AtomicU32,
     /// Handlers that may yet read by themselves, the swap file or the store of an object.
     turns: AtomicU32,
 }
@@ -128,9 +121,8 @@ impl Swap {
             descriptor: AtomicI32::new(descriptor.unwrap_or(-1)),
             budget_pages: budget.limit(),
             kept: AtomicUsize::new(0),
-            copy_hits: AtomicU32::new(COPY_HISTORY / 2),
-            clean_hits: AtomicU32::new(COPY_HISTORY / 2),
-            copy_turn: AtomicU32::new(0),
+            clean_hits: AtomicU32::new(CLEAN_HISTORY / 2),
+            clean_turn: AtomicU32::new(0),
             turns: AtomicU32::new(0),
         })
     }
@@ -181,22 +173,13 @@ impl Swap {
     /// Drops a packed page. 0 names none.
     ///
     /// # Safety
-    /// The caller holds the lock of the page in whose word (or frame) the number stood, and
+    /// The caller holds the lock of the page in whose word the number stood, and
     /// nothing has it any more.
     pub unsafe fn free_blob(&self, number: u32, budget: &Budget) {
         if let Some(handle) = Handle::new(number) {
             // SAFETY: the caller's promise.
             unsafe { self.zpool.free(handle, budget) };
         }
-    }
-
-    /// Whether a packed page unpacks to exactly `bytes`.
-    ///
-    /// # Safety
-    /// The caller holds the lock of the page in whose word (or frame) the number stands.
-    pub unsafe fn has_same_content(&self, number: u32, bytes: &PageBytes) -> bool {
-        // SAFETY: the caller's promise.
-        Handle::new(number).is_some_and(|handle| unsafe { self.zpool.same_content(handle, bytes) })
     }
 
     /// Drops what a page had in the file.
@@ -206,31 +189,22 @@ impl Swap {
         }
     }
 
-    /// Whether a page that comes back may keep its packed copy. Copies take at most an eighth of
-    /// the budget (a packed page is about a third of a page).
-    pub fn may_keep_copy(&self) -> bool {
-        self.has_room_for_copies(1) && self.is_useful(&self.copy_hits)
-    }
-
     /// Whether pages that are about to be read, so many of them from the pool, may be mapped
-    /// write-protected, to keep what they have in store as long as nobody writes.
+    /// write-protected, to keep what they have in store as long as nobody writes. Packed copies
+    /// take at most an eighth of the budget (a packed page is about a third of a page).
     pub fn may_keep_clean(&self, pool_pages: usize) -> bool {
-        self.has_room_for_copies(pool_pages)
+        self.kept.load(Relaxed) + pool_pages <= self.budget_pages * 3 / 8
             && self.file.as_ref().is_none_or(|tier| tier.file.has_ample_room())
-            && self.is_useful(&self.clean_hits)
-    }
-
-    fn has_room_for_copies(&self, pages: usize) -> bool {
-        self.kept.load(Relaxed) + pages <= self.budget_pages * 3 / 8
+            && self.is_clean_useful()
     }
 
     /// Whether what was kept of late was of use; now and then it is tried all the same.
-    fn is_useful(&self, hits: &AtomicU32) -> bool {
-        hits.load(Relaxed) >= COPY_HITS_MIN
-            || self.copy_turn.fetch_add(1, Relaxed).is_multiple_of(COPY_PROBE)
+    fn is_clean_useful(&self) -> bool {
+        self.clean_hits.load(Relaxed) >= CLEAN_HITS_MIN
+            || self.clean_turn.fetch_add(1, Relaxed).is_multiple_of(CLEAN_PROBE)
     }
 
-    /// A page keeps its packed copy.
+    /// A page in memory keeps its packed copy.
     pub fn keep_copy(&self) {
         self.kept.fetch_add(1, Relaxed);
     }
@@ -240,19 +214,20 @@ impl Swap {
         self.kept.fetch_sub(1, Relaxed);
     }
 
-    /// Notes whether a kept copy was of use when its page went out.
-    pub fn note_copy(&self, was_clean: bool) {
-        note(&self.copy_hits, if was_clean { 1 } else { -1 });
-    }
-
     /// Notes that pages went out as they had come, and so were worth their protection.
     pub fn note_clean(&self, pages: usize) {
-        note(&self.clean_hits, pages as i32);
+        self.note(pages as i32);
     }
 
     /// Notes that a page was written that had come write-protected: a fault for nothing.
     pub fn note_unclean(&self) {
-        note(&self.clean_hits, -UNCLEAN_COST);
+        self.note(-UNCLEAN_COST);
+    }
+
+    /// Two threads that note at once may lose a note.
+    fn note(&self, change: i32) {
+        let hits = self.clean_hits.load(Relaxed).saturating_add_signed(change);
+        self.clean_hits.store(hits.min(CLEAN_HISTORY), Relaxed);
     }
 
     /// Hands a read to the threads that may sleep. `false` where the queue is full.
@@ -286,7 +261,7 @@ impl Swap {
         self.file.as_ref().map_or(0, |tier| tier.queue.try_take(out))
     }
 
-    /// Packed pages that are kept beside their mapped page.
+    /// Packed pages that are kept beside their page in memory.
     #[cfg(feature = "simulated")]
     pub(crate) fn kept_copies(&self) -> usize {
         self.kept.load(Relaxed)

@@ -42,13 +42,13 @@ use self::slab::{
     class_for,
 };
 use super::blob::{Blob, HEADER_BYTES, Header, Kind};
-use super::compress::{Corrupt, PageBytes, page_hash};
+use super::compress::{Corrupt, PageBytes};
 use super::sparse::Sparse;
 use crate::budget::{Budget, Purpose};
 use crate::control::slabs::SLOT_BYTES;
 use crate::sys::mutex::Mutex;
 use crate::sys::rank;
-use crate::units::{PAGE_SIZE, PageNum};
+use crate::units::PageNum;
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 
@@ -274,31 +274,6 @@ impl Zpool {
         // freed, which takes the page's lock that the caller holds.
         let bytes = unsafe { core::slice::from_raw_parts(bytes, header.length) };
         Ok(Blob { owner: header.owner, kind: header.kind, hash: header.hash, bytes })
-    }
-
-    /// Whether `page` has exactly the content that was stored: then it is clean, and its blob
-    /// can serve again.
-    ///
-    /// # Safety
-    ///
-    /// The caller holds the lock of the page in whose word `handle` stands.
-    #[must_use]
-    pub unsafe fn same_content(&self, handle: Handle, page: &PageBytes) -> bool {
-        // SAFETY: the caller's promise is `blob`'s too.
-        let Ok(blob) = (unsafe { self.blob(handle) }) else {
-            return false;
-        };
-        // The checksum tells nearly all changed pages apart for a tenth of the price.
-        if blob.hash != page_hash(page) {
-            return false;
-        }
-        match blob.kind {
-            Kind::Raw => blob.bytes == page,
-            Kind::Lz4 => {
-                let mut stored = [0; PAGE_SIZE];
-                blob.unpack(blob.owner, &mut stored).is_ok() && stored == *page
-            }
-        }
     }
 
     /// Drops a blob. A handle that names none is ignored.

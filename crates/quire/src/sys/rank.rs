@@ -79,7 +79,7 @@ ranks! {
     /// Pages that were refused the way out.
     Refused,
     /// Free places in swap of memory objects' pages.
-    ShmemSlots,
+    PageBlocks,
     /// The frame pool.
     FramePool,
     /// A class of the compressed pool, one at a time.

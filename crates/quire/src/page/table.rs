@@ -1,0 +1,206 @@
+//! The table of pages: every page's word by its number, and what waits for one.
+//!
+//! Owns the words, what is known of 512 of them together, the queues of waiters and the records of
+//! parked faults. The arena's pages come first, by their place in it. Behind them lie blocks of 512
+//! that are taken and given back as a whole: their numbers are what packed pages name as their
+//! owners, and whoever takes a block decides what its words stand for. A word stays a page's word for
+//! as long as the table lives. Leaves charging to [`crate::space`].
+//!
+//! Lock: the mutex of the free blocks, a leaf.
+
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+
+use linux_raw_sys::general::MADV_DONTNEED;
+
+use super::wait::{Callback, Waiter};
+use super::{Condition, PageWord, WaitTable};
+use crate::sys::Errno;
+use crate::sys::memory::{self, Table, Zeroed};
+use crate::sys::mutex::Mutex;
+use crate::sys::rank::{self, Rank};
+use crate::units::{BLOCK_ORDER, BLOCK_PAGES, PAGE_SIZE, PageNum, PageRange};
+
+/// Faults that can wait for words that do not name their page.
+const PARKED_MAX: usize = 64;
+
+/// What is known of 512 pages together.
+pub struct Block {
+    /// Pages that are mapped.
+    pub mapped: AtomicU32,
+    /// Whether any page of it was ever touched; its page words are charged from then on.
+    pub is_used: AtomicU32,
+    /// Beyond the arena: the next free block, plus one. Guarded by the mutex of the free blocks.
+    next_free: AtomicU32,
+}
+
+// SAFETY: atomics, for which zero is valid.
+unsafe impl Zeroed for Block {}
+
+/// The free blocks beyond the arena: those that were used before, and those that never were.
+struct Free {
+    /// Top of the stack that the links make, plus one; 0 is none.
+    top: u32,
+    /// The first block that was never used.
+    fresh: u32,
+}
+
+/// All page words of a space.
+pub struct Pages {
+    words: Table<PageWord>,
+    blocks: Table<Block>,
+    arena_pages: usize,
+    /// One past the highest block of the arena that was ever used.
+    arena_blocks: AtomicUsize,
+    free: Mutex<rank::PageBlocks, Free>,
+    /// Blocks beyond the arena that were ever used.
+    taken_blocks: AtomicUsize,
+    /// Who waits for a word, of this table or of an object.
+    pub waits: WaitTable,
+    parked: Table<Waiter>,
+}
+
+// A block's words are one page of memory, which goes back to the kernel with them.
+const _: () = assert!(BLOCK_PAGES * size_of::<PageWord>() == PAGE_SIZE);
+
+impl Pages {
+    /// A table for so many pages of arena, and so many beyond it (multiples of 512).
+    ///
+    /// # Errors
+    /// `NOMEM`.
+    pub fn new(arena_pages: usize, pages_beyond: usize) -> Result<Pages, Errno> {
+        debug_assert!(arena_pages.is_multiple_of(BLOCK_PAGES), "the arena is whole blocks");
+        let pages = arena_pages + pages_beyond;
+        Ok(Pages {
+            words: Table::new(pages)?,
+            blocks: Table::new(pages >> BLOCK_ORDER)?,
+            arena_pages,
+            arena_blocks: AtomicUsize::new(0),
+            free: Mutex::new(Free { top: 0, fresh: 0 }),
+            taken_blocks: AtomicUsize::new(0),
+            waits: WaitTable::new()?,
+            parked: Table::new(PARKED_MAX)?,
+        })
+    }
+
+    /// Pages of the arena.
+    #[inline]
+    pub fn arena(&self) -> PageRange {
+        PageRange::new(PageNum(0), self.arena_pages)
+    }
+
+    /// A page's word.
+    #[inline]
+    pub fn word(&self, page: PageNum) -> &PageWord {
+        &self.words[page.index()]
+    }
+
+    /// The same, if there is such a page.
+    pub fn get(&self, page: PageNum) -> Option<&PageWord> {
+        self.words.get(page.index())
+    }
+
+    /// A page's block.
+    #[inline]
+    pub fn block(&self, page: PageNum) -> &Block {
+        &self.blocks[page.block()]
+    }
+
+    /// The pages of a block, by its number.
+    pub fn block_range(&self, block: usize) -> PageRange {
+        PageRange::new(PageNum((block << BLOCK_ORDER) as u64), BLOCK_PAGES)
+    }
+
+    /// Notes that the block of a page of the arena is used.
+    pub fn note_used(&self, page: PageNum) {
+        // Relaxed: tells those that go over the arena how far. What they find is under page locks.
+        self.arena_blocks.fetch_max(page.block() + 1, Ordering::Relaxed);
+    }
+
+    /// Blocks of the arena, up to the highest that was ever used.
+    pub fn used_arena(&self) -> &[Block] {
+        &self.blocks[..self.arena_blocks.load(Ordering::Relaxed)]
+    }
+
+    /// The blocks of the arena that have mapped pages, as their pages.
+    pub fn mapped_blocks(&self) -> impl Iterator<Item = PageRange> {
+        let blocks = self.used_arena().iter().enumerate();
+        // Relaxed: a block whose first page is being mapped may be missed.
+        let mapped = blocks.filter(|(_, block)| block.mapped.load(Ordering::Relaxed) != 0);
+        mapped.map(|(number, _)| self.block_range(number))
+    }
+
+    /// How many blocks beyond the arena were ever used: the lowest are.
+    pub fn blocks_beyond(&self) -> usize {
+        // Relaxed: tells write-back where to look.
+        self.taken_blocks.load(Ordering::Relaxed)
+    }
+
+    /// The pages of a block beyond the arena.
+    pub fn range_beyond(&self, block: u32) -> PageRange {
+        self.block_range((self.arena_pages >> BLOCK_ORDER) + block as usize)
+    }
+
+    /// Takes a block beyond the arena, whose words are zero.
+    pub fn take_block(&self) -> Option<u32> {
+        let mut free = self.free.lock();
+        if let Some(block) = free.top.checked_sub(1) {
+            // Relaxed, as in `put_block`: under the mutex.
+            let next = &self.block(self.range_beyond(block).start).next_free;
+            free.top = next.load(Ordering::Relaxed);
+            return Some(block);
+        }
+        if free.fresh as usize >= self.blocks.len() - (self.arena_pages >> BLOCK_ORDER) {
+            return None;
+        }
+        free.fresh += 1;
+        self.taken_blocks.store(free.fresh as usize, Ordering::Relaxed);
+        Some(free.fresh - 1)
+    }
+
+    /// Gives a block back whose words were all locked and are `None`. `false` where they are so
+    /// still, and the caller unlocks them; else they are zero, and unlocked.
+    pub fn clear_block(&self, block: u32) -> bool {
+        let words = &self.words[self.range_beyond(block).start.index()..][..BLOCK_PAGES];
+        // All are locked, so nobody has one: who tries a lock finds it taken, or the zeros that
+        // are an unlocked word. Nobody sleeps for one, for only a block's taker does that.
+        let start = NonNull::from(words).cast::<u8>().as_ptr() as usize;
+        // SAFETY: one page of this table (asserted above, and the table is aligned to 2 MiB), whose
+        // words are atomics, and for which zero is valid.
+        let is_cleared = unsafe { memory::advise(start, PAGE_SIZE, MADV_DONTNEED) }.is_ok();
+        if is_cleared {
+            // The locks went with the words.
+            rank::released(Rank::Page, words.len());
+        }
+        is_cleared
+    }
+
+    /// Gives a block back that nobody uses any more.
+    pub fn put_block(&self, block: u32) {
+        let mut free = self.free.lock();
+        let next = &self.block(self.range_beyond(block).start).next_free;
+        next.store(free.top, Ordering::Relaxed);
+        free.top = block + 1;
+    }
+
+    /// Has the unlock of `word`, of this table or of an object, answer the fault at `answer`. `false`
+    /// where the word is not locked any more, or too many faults wait already.
+    pub fn park(&self, word: &PageWord, answer: PageNum) -> bool {
+        let Some(record) = self.parked.iter().find(|record| record.claim()) else { return false };
+        let callback = Callback::answer(answer);
+        // SAFETY: claimed, so it is ours and in no queue; the records lie in memory of their own,
+        // which is there as long as the table of waiters is.
+        let is_parked =
+            unsafe { self.waits.queue_callback(word, record, Condition::UNLOCKED, callback) };
+        if !is_parked {
+            record.unclaim();
+        }
+        is_parked
+    }
+
+    /// In a fork's child, before any other thread runs there: nobody waits.
+    pub fn after_fork_in_child(&self) {
+        self.waits.after_fork_in_child();
+        self.parked.iter().for_each(Waiter::unclaim);
+    }
+}
