@@ -7,7 +7,7 @@ use crate::page::{Condition, Kill, PageWord, Parking};
 use crate::units::PageNum;
 
 #[test]
-fn a_wait_for_the_lock_to_be_free_is_robbed_no_more_often_than_one_for_the_lock() {
+fn a_wait_for_a_free_lock_loses_it_to_stealers_no_more_often_than_one_for_the_lock() {
     let (table, word) = (WaitTable::new().unwrap(), PageWord(AtomicU64::new(0)));
     /// Counts answers and wakes.
     struct Thief(AtomicU32);
