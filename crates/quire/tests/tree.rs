@@ -8,7 +8,7 @@ use std::time::Duration;
 use common::{Machine, Tree, members};
 use quire::budget::{Budget, For, Need, Purpose, Source};
 use quire::control::{Event, Seat};
-use quire::reclaim::Balance;
+use quire::reclaim::{Balance, NoCaches};
 use quire::units::PageRange;
 
 const LIMIT: usize = 4096;
@@ -239,7 +239,7 @@ fn full_and_empty() -> (Machine, Machine, PageRange) {
 }
 
 fn balance(machine: &Machine) -> Balance {
-    machine.space.balance(&mut machine.scratch.lock().unwrap())
+    machine.space.balance(&NoCaches, &mut machine.scratch.lock().unwrap())
 }
 
 #[test]

@@ -309,7 +309,7 @@ impl<M: Mmu> AddressSpace<M> {
             self.unlock_page(page);
             return Look::Stays;
         }
-        if before.has(Flags::ACCESSED) && who != Reclaimer::Advice {
+        if who.spares(before) {
             self.unlock_page_with(page, before.without(Flags::ACCESSED));
             return Look::Stays;
         }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use quire::fault::Access;
 use quire::mmu::userfaultfd::Userfaultfd;
 use quire::mmu::{Done, FrameId, FrameRun, Holes, Mmu, Prot, Protection, Refusal, Sharer};
-use quire::reclaim::Balance;
+use quire::reclaim::{Balance, NoCaches};
 use quire::scratch::Scratch;
 use quire::space::{AddressSpace, ThreadId};
 use quire::swap::Request;
@@ -170,7 +170,7 @@ impl Engine {
     fn reclaim(&self) {
         let mut scratch = Scratch::new().unwrap();
         loop {
-            if self.space.balance(&mut scratch) != Balance::Progress {
+            if self.space.balance(&NoCaches, &mut scratch) != Balance::Progress {
                 std::thread::sleep(std::time::Duration::from_micros(200));
             }
         }
