@@ -359,7 +359,7 @@ fn reclaim(process: &'static Process, scratch: &mut Scratch) -> ! {
         }
         if let Some(wait) = kswapd.oom_wait(balance, has_starved) {
             let is_requested = !budget.is_at_own_limit()
-                && space.press_for(For::Faults, Need::Starved, STARVED_PAGES, wait);
+                && space.request_reclaim_for(For::Faults, Need::Starved, STARVED_PAGES, wait);
             // Where another member could give, it decides whether there is hope.
             if wait.is_hopeless(monotonic_ns(), budget.swapped_out_by_tree()) && !is_requested {
                 space.note_out_of_memory();

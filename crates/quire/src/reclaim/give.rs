@@ -1,7 +1,7 @@
 //! The background thread's step where the budget is shared: what others are to have of this member,
 //! and where this member's own comes from.
 //!
-//! Owns the giving. Leaves to [`crate::budget`] who is pressed for what.
+//! Owns the giving. Leaves to [`crate::budget`] which member is asked for what.
 
 use super::{Balance, OomWait, Reclaimer, Shrinker};
 use crate::budget::{ASK_AFTER_NS, For, Need, Source};
@@ -30,7 +30,7 @@ impl<M: Mmu> AddressSpace<M> {
         match self.budget.source(Need::Balance) {
             Source::Member(slot) => {
                 let missing = wanted.saturating_sub(self.free_in_tree());
-                self.budget.press(slot, missing);
+                self.budget.request_reclaim(slot, missing);
                 Balance::Elsewhere
             }
             Source::Home | Source::Nobody => self.reclaim_at_home(caches, scratch),
@@ -76,14 +76,20 @@ impl<M: Mmu> AddressSpace<M> {
         balance
     }
 
-    /// Has the member whose turn it is give so many pages; `false` where it is this one's turn, or
-    /// nobody has any. Who has waited for long enough asks for them as well.
-    pub(crate) fn press_for(&self, whom: For, need: Need, pages: usize, wait: &OomWait) -> bool {
+    /// Requests so many pages of the member whose turn it is; `false` where it is this one's turn, or
+    /// no member has any. A member that has waited for long enough asks for them as well.
+    pub(crate) fn request_reclaim_for(
+        &self,
+        whom: For,
+        need: Need,
+        pages: usize,
+        wait: &OomWait,
+    ) -> bool {
         if wait.lasted_ns(monotonic_ns()) >= ASK_AFTER_NS {
             self.budget.ask(pages, whom);
         }
         let Source::Member(slot) = self.budget.source(need) else { return false };
-        self.budget.press(slot, pages);
+        self.budget.request_reclaim(slot, pages);
         true
     }
 

@@ -1,16 +1,18 @@
 //! Reclaim: which pages go, and when.
 //!
-//! A clock hand goes over the blocks of the arena in order of address. Pages that a fault asked
+//! The driver, here, has each *shrinker* ([`shrinker`]) free its share: the arena, objects' caches.
+//! The background thread ([`kswapd`]) keeps free memory between two watermarks, unless it is
+//! cheaper for faults to do so ([`place`]); a fault that finds no memory reclaims by itself in any
+//! case. Reclaim only ever tries page locks.
+//!
+//! In the arena a clock hand goes over the blocks in order of address. Pages that a fault asked
 //! for since the hand last passed get a second chance; pages that came along around a fault go at
 //! the first pass. What goes is unmapped whole runs at a time ([`evict`]) and stays in limbo,
 //! where a fault finds it for the price of a move; limbo is emptied from its old end ([`store`]):
 //! dropped, found clean, same-filled, or compressed. What the compressed pool has too much of is
 //! written to the swap file ([`writeback`]).
 //!
-//! All of that is one of the *shrinkers* ([`shrinker`]); objects' caches are another. The driver,
-//! here, has each free its share. The background thread ([`kswapd`]) keeps free memory between two
-//! watermarks, unless it is cheaper for faults to do so ([`place`]); a fault that finds no memory
-//! reclaims by itself in any case. Reclaim only ever tries page locks.
+//! Locks: the clock's mutex for the hand's position alone; page locks, tried.
 //!
 //! # Second chances
 //!
@@ -19,8 +21,6 @@
 //! stays mapped: the next time round it goes to limbo, where a fault finds it still. A page of an
 //! object is unmapped and stays cached: this is its limbo, and a fault, a minor one, sets the flag
 //! again.
-//!
-//! Locks: the clock's mutex for the hand's position alone; page locks, tried.
 //!
 //! # How much is kept
 //!

@@ -111,8 +111,9 @@ impl<M: Mmu> AddressSpace<M> {
             self.budget.show_life();
             let seen = self.budget.calls();
             let need = if is_stuck { Need::Starved } else { Need::Balance };
-            let is_pressed = self.press_for(For::Fork, need, self.share_of_child(), &wait);
-            if is_pressed || is_stuck {
+            let is_requested =
+                self.request_reclaim_for(For::Fork, need, self.share_of_child(), &wait);
+            if is_requested || is_stuck {
                 let swapped_out = self.budget.swapped_out_by_tree();
                 if wait.is_hopeless(monotonic_ns(), swapped_out) {
                     outcome = HOPELESS;
