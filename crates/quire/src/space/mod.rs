@@ -82,12 +82,12 @@ use self::rights::Rights;
 use self::shmem::ShmemWords;
 use self::vma::{Vma, VmaIndex};
 use crate::budget::{Budget, Purpose};
-use crate::errands::Errands;
 use crate::fault::{order::Streams, starved::Answer, starved::Starved, way::Costs};
 use crate::frames::FramePool;
 use crate::mmu::Mmu;
 use crate::page::wait::Waiter;
 use crate::page::{PageWord, Snapshot, WaitTable};
+use crate::proxy::ProxyCalls;
 use crate::reclaim::{Clock, Places};
 use crate::scratch::Scratch;
 use crate::swap::Swap;
@@ -127,13 +127,13 @@ pub struct AddressSpace<M: Mmu> {
     pub(crate) starved: Starved,
     /// Faults that a program's thread has found parked, for an engine thread to answer.
     unanswered: Starved,
-    /// Likewise faults that were shut out while the layout changed.
-    should_answer_shut_out: AtomicBool,
+    /// Likewise faults that were deferred while the layout changed.
+    should_answer_deferred: AtomicBool,
     /// Who waits for a page's word, the arena's and others.
     pub(crate) waits: WaitTable,
     /// Records of the faults that wait for a word that is not the arena's.
     pub(crate) parked: Table<Waiter>,
-    pub(crate) errands: Errands,
+    pub(crate) proxy_calls: ProxyCalls,
     /// What a fork waits for (see `fork`); the futex that it waits on.
     pub(crate) fork_demand: AtomicU32,
     /// Pages charged ahead for a fork's child.
@@ -197,10 +197,10 @@ impl<M: Mmu> AddressSpace<M> {
             clock: rustix_futex_sync::Mutex::new(Clock::default()),
             starved: Starved::new(),
             unanswered: Starved::new(),
-            should_answer_shut_out: AtomicBool::new(false),
+            should_answer_deferred: AtomicBool::new(false),
             waits: WaitTable::new()?,
             parked: Table::new(wait::PARKED_MAX)?,
-            errands: Errands::new(),
+            proxy_calls: ProxyCalls::new(),
             fork_demand: AtomicU32::new(0),
             fork_room: AtomicUsize::new(0),
             has_forked: AtomicBool::new(false),
@@ -221,7 +221,7 @@ impl<M: Mmu> AddressSpace<M> {
         self.layout.lock(|| self.owner(), self)
     }
 
-    /// The calling thread, as far as its faults could be shut out.
+    /// The calling thread, as far as its faults could be deferred.
     fn owner(&self) -> ThreadId {
         if self.is_single_threaded() {
             // All faults are its own.
@@ -429,7 +429,7 @@ impl<M: Mmu> AddressSpace<M> {
             return;
         }
         self.unanswered.push(page);
-        self.errands.call();
+        self.proxy_calls.call();
     }
 
     /// The same for the faults of all pages.
@@ -439,7 +439,7 @@ impl<M: Mmu> AddressSpace<M> {
             return;
         }
         self.unanswered.push_everybody();
-        self.errands.call();
+        self.proxy_calls.call();
     }
 
     /// Answers whom a list names.
@@ -453,8 +453,8 @@ impl<M: Mmu> AddressSpace<M> {
     /// Answers what program threads could not.
     pub(crate) fn answer_for_others(&self) {
         self.unanswered.answer_all(|answer| self.wake_for(answer));
-        if self.should_answer_shut_out.swap(false, Ordering::Acquire) {
-            self.answer_shut_out();
+        if self.should_answer_deferred.swap(false, Ordering::Acquire) {
+            self.answer_deferred();
         }
     }
 
@@ -475,13 +475,13 @@ impl<M: Mmu> Unlocked for AddressSpace<M> {
         self.seal_strays();
     }
 
-    fn answer_shut_out(&self) {
+    fn answer_deferred(&self) {
         if self.mmu.is_reachable() {
-            self.layout.answer_shut_out(|answer| self.wake_for(answer));
+            self.layout.answer_deferred(|answer| self.wake_for(answer));
             return;
         }
         // Release publishes that the lock is free.
-        self.should_answer_shut_out.store(true, Ordering::Release);
-        self.errands.call();
+        self.should_answer_deferred.store(true, Ordering::Release);
+        self.proxy_calls.call();
     }
 }
