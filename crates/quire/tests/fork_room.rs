@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use common::{Machine, Tree};
+use quire::reclaim::NoCaches;
 use quire::scratch::Scratch;
 use quire::units::PAGE_SIZE;
 
@@ -27,7 +28,7 @@ fn a_fork_asks_again_where_its_process_has_grown_since_room_was_made() {
             let mut scratch = Scratch::new().unwrap();
             while !is_over.load(Ordering::Relaxed) {
                 let background = turn.lock().unwrap();
-                space.balance(&mut scratch);
+                space.balance(&NoCaches, &mut scratch);
                 // Just when the fork is told that it has room, what it holds grows for a moment, by
                 // nearly all that is left.
                 let grown = space.budget().uncharged().saturating_sub(space.budget().reserve() / 2);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use common::{Machine, Tree, members};
 use quire::budget::{Budget, For, Need, Purpose, Source};
 use quire::control::{Event, Seat};
-use quire::reclaim::Balance;
+use quire::reclaim::{Balance, NoCaches};
 use quire::units::PageRange;
 
 const LIMIT: usize = 4096;
@@ -85,21 +85,21 @@ fn nobody_is_made_to_give_what_is_below_the_floor() {
 #[test]
 fn who_does_not_move_is_passed_over_until_it_shows_life() {
     let [asker, stopped, other] = holding([10, 2000, 500]);
-    asker.press(1, 64);
+    asker.request_reclaim(1, 64);
     assert_eq!(stopped.demand(), 64);
     wait_for_patience_to_end();
     assert_eq!(asker.source(Need::Starved), Source::Member(2));
     assert_eq!(asker.unanswering(), 1);
-    // Somebody else who does not know presses it again: it is no fresher for that.
-    other.press(1, 64);
+    // Another that does not know requests it again: it is no fresher for that.
+    other.request_reclaim(1, 64);
     assert_eq!(asker.source(Need::Starved), Source::Member(2));
-    asker.press(2, 64);
+    asker.request_reclaim(2, 64);
     wait_for_patience_to_end();
     assert_eq!((asker.source(Need::Starved), asker.unanswering()), (Source::Nobody, 2));
     stopped.show_life();
     assert_eq!((asker.source(Need::Starved), asker.unanswering()), (Source::Member(1), 1));
     // From now on it has its time again.
-    asker.press(1, 64);
+    asker.request_reclaim(1, 64);
     wait_for_patience_to_end();
     assert_eq!(asker.source(Need::Starved), Source::Nobody);
 }
@@ -107,11 +107,11 @@ fn who_does_not_move_is_passed_over_until_it_shows_life() {
 #[test]
 fn who_had_nothing_to_give_is_asked_again_when_it_holds_more() {
     let [asker, spent] = holding([10, 2000]);
-    asker.press(1, 64);
+    asker.request_reclaim(1, 64);
     let calls = asker.calls();
     spent.answer_spent();
     assert_eq!(spent.demand(), 0);
-    assert_ne!(asker.calls(), calls, "who pressed is called");
+    assert_ne!(asker.calls(), calls, "the one that requested it is called");
     let seen = || asker.source(Need::Starved);
     // Again and again: the mark grows old.
     while seen() != Source::Nobody {
@@ -137,9 +137,9 @@ fn who_does_not_answer_for_its_memory_is_never_asked() {
 #[test]
 fn a_demand_is_the_largest_of_all_and_answered_when_it_is_met() {
     let [one, other, giver] = holding([10, 10, 2000]);
-    one.press(2, 100);
-    other.press(2, 60);
-    one.press(2, 1 << 20);
+    one.request_reclaim(2, 100);
+    other.request_reclaim(2, 60);
+    one.request_reclaim(2, 1 << 20);
     let calls = one.calls();
     assert_eq!(giver.demand(), 512, "so much at a time");
     giver.answer(500);
@@ -239,7 +239,7 @@ fn full_and_empty() -> (Machine, Machine, PageRange) {
 }
 
 fn balance(machine: &Machine) -> Balance {
-    machine.space.balance(&mut machine.scratch.lock().unwrap())
+    machine.space.balance(&NoCaches, &mut machine.scratch.lock().unwrap())
 }
 
 #[test]
@@ -279,7 +279,7 @@ fn a_giver_keeps_its_floor_and_says_when_it_has_nothing_more() {
     let mut rounds = 0;
     while asker.source(Need::Starved) == Source::Member(0) {
         asker.ask(1 << 20, For::Faults);
-        asker.press(0, 512);
+        asker.request_reclaim(0, 512);
         while giver.demand() > 0 {
             asker.ask(1 << 20, For::Faults);
             balance(&rich);
@@ -298,7 +298,7 @@ fn a_demand_that_came_too_late_costs_nothing() {
     let [rich, poor] = members(tree());
     let rich = Machine::member(rich);
     rich.fill_all(rich.map(0, 1000));
-    poor.press(0, 512);
+    poor.request_reclaim(0, 512);
     assert_eq!(balance(&rich), Balance::Enough);
     assert_eq!((rich.space.budget().demand(), rich.unmapped()), (0, (0, 0)));
 }

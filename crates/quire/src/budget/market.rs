@@ -1,9 +1,9 @@
 //! The market: who gives memory to whom in a tree of processes.
 //!
-//! Nobody is in charge. A member's background thread that finds the tree short of memory compares
-//! what everybody holds: where its own is the most worth giving it reclaims at home, else it
-//! *presses* whoever's is: writes a demand on that member's seat and calls it. Who is pressed
-//! reclaims, gives the charge back, and calls who pressed.
+//! No member is in charge. A member's background thread that finds the tree short of memory compares
+//! what all hold: where its own is the most worth giving it reclaims at home, else it *requests
+//! reclaim* of the member whose memory is: it writes a demand on that member's seat and calls it.
+//! That member reclaims, gives the charge back, and calls the one that requested it.
 //!
 //! What is worth most is held beyond the *floor* by who faults least: memory that nobody faults on
 //! is as good as unused, as far as can be seen.
@@ -15,7 +15,7 @@
 //!
 //! A member is passed over that has nothing to give (it is *spent*, until that changes), that is
 //! *silent* (nobody is there who would answer), or that has not moved for [`ANSWER_MS`] since it was
-//! pressed: it is stopped, traced or frozen, and is not pressed again before it has shown life.
+//! asked to reclaim: it is stopped, traced or frozen, and is not asked again before it has shown life.
 //!
 //! All of it are hints in `control/seat.rs`: who is killed at any moment leaves at worst a demand
 //! that nobody waits for, or an ask that grows old.
@@ -44,11 +44,11 @@ use crate::sys::monotonic_ns;
 const FLOOR_MAX: usize = 128;
 /// What a member needs to get on at all: pages that one instruction may touch, and their tables.
 const FLOOR_MIN: usize = 16;
-/// Pages pressed for at a time.
+/// Pages requested at a time.
 const DEMAND_MAX: usize = 512;
-/// How long a member that is pressed may take before it is passed over.
+/// How long a member may take to answer a request before it is passed over.
 const ANSWER_MS: u32 = 100;
-/// How long a member that presses goes without before it asks: what is short for a moment only must
+/// How long a member that requests reclaim goes without before it asks: what is short for a moment only must
 /// not stop everybody.
 pub const ASK_AFTER_NS: u64 = 50_000_000;
 /// How long an ask is good for.
@@ -186,7 +186,8 @@ impl Budget {
         self.seat().life.fetch_add(1, Relaxed);
     }
 
-    /// Notes that this member has given so many pages; who pressed it is called once that is all.
+    /// Notes that this member has given so many pages; the member that requested it is called once that
+    /// is all.
     pub fn answer(&self, pages: usize) {
         let seat = self.seat();
         let pages = u32::try_from(pages).unwrap_or(u32::MAX);
@@ -209,8 +210,8 @@ impl Budget {
         self.answer(usize::MAX);
     }
 
-    /// Has the member in `slot` give so many pages, or as many as are demanded at a time.
-    pub fn press(&self, slot: usize, pages: usize) {
+    /// Requests that the member in `slot` give so many pages, or as many as are requested at a time.
+    pub fn request_reclaim(&self, slot: usize, pages: usize) {
         let seat = &self.control().seats[slot];
         let life = seat.life.load(Relaxed);
         let (_, life_then) = halves(seat.demanded.load(Relaxed));
@@ -277,7 +278,7 @@ fn is_spent(seat: &Seat, now: u32) -> bool {
     held > 0 && now.wrapping_sub(at) < SPENT_MS && held_now.abs_diff(held) < SPENT_PAGES
 }
 
-/// Whether it was pressed, and has not moved since.
+/// Whether it was asked to reclaim, and has not moved since.
 fn is_deaf(seat: &Seat, now: u32) -> bool {
     let (at, life_then) = halves(seat.demanded.load(Relaxed));
     seat.demand.load(Relaxed) > 0

@@ -26,6 +26,7 @@ use crate::control::Event;
 use crate::failpoint::{self, Place};
 use crate::mmu::{Access, FrameId, FrameRun, Mmu, Protection};
 use crate::page::{Flags, Interrupted, Kill, LockedPage, LockedRange, Snapshot, State};
+use crate::reclaim::{NoCaches, Room, Shrinker};
 use crate::scratch::{STAGING_PAGES, Scratch};
 use crate::space::AddressSpace;
 use crate::space::vma::{Kind, Vma};
@@ -74,7 +75,8 @@ impl<M: Mmu> AddressSpace<M> {
     ) -> Outcome {
         self.budget.count(Event::Pgfault, 1);
         let kind = self.kind_of_fault(page, access);
-        let outcome = self.serve(thread, page, |way| self.try_fault(page, access, way, scratch));
+        let outcome =
+            self.serve(thread, page, |way| self.try_fault(page, access, way, &NoCaches, scratch));
         self.note_fault(kind, outcome, since);
         outcome
     }
@@ -87,7 +89,7 @@ impl<M: Mmu> AddressSpace<M> {
         scratch: &mut Scratch,
     ) -> Outcome {
         loop {
-            if let Ok(outcome) = self.try_fault(page, access, Way::Exempt, scratch) {
+            if let Ok(outcome) = self.try_fault(page, access, Way::Exempt, &NoCaches, scratch) {
                 return outcome;
             }
         }
@@ -99,6 +101,7 @@ impl<M: Mmu> AddressSpace<M> {
         page: PageNum,
         access: Access,
         way: Way,
+        caches: &impl Shrinker,
         scratch: &mut Scratch,
     ) -> Result<Outcome, Doubt> {
         loop {
@@ -121,7 +124,7 @@ impl<M: Mmu> AddressSpace<M> {
             }
             let seen = self.snapshot(page);
             let guess = self.guess(page, seen, &vma);
-            if !self.has_room_for(seen, guess, scratch) || !self.use_block(page) {
+            if !self.has_room_for(seen, guess, caches, scratch) || !self.use_block(page) {
                 return Ok(self.starve(page));
             }
             failpoint::hit(Place::Prepared, page);
@@ -157,14 +160,20 @@ impl<M: Mmu> AddressSpace<M> {
     }
 
     /// Whether there is room for a page that was seen so, with what comes along; makes it.
-    fn has_room_for(&self, seen: Snapshot, guess: Guess, scratch: &mut Scratch) -> bool {
+    fn has_room_for(
+        &self,
+        seen: Snapshot,
+        guess: Guess,
+        caches: &impl Shrinker,
+        scratch: &mut Scratch,
+    ) -> bool {
         // What is in memory already needs none. To reclaim for it could evict the very page, again
         // and again where threads do so to each other. Who reads makes room himself.
         let needs_any = takes_memory(seen) || seen.state() == State::File;
         if needs_any && self.is_making_room_for_fork() {
             return false;
         }
-        !takes_memory(seen) || self.make_room(1 << guess.order, scratch)
+        !takes_memory(seen) || self.make_room(caches, Room::Frame, 1 << guess.order, Some(scratch))
     }
 
     /// Takes the lock of a page, trying for a while where somebody has it, for as long as the VMA

@@ -6,6 +6,7 @@ use super::window::{Source, Window};
 use crate::control::FaultKind;
 use crate::mmu::Mmu;
 use crate::page::{LockedPage, Snapshot, State};
+use crate::reclaim::{NoCaches, Room};
 use crate::scratch::{READING_PAGES, Scratch};
 use crate::space::AddressSpace;
 use crate::space::vma::Pattern;
@@ -31,7 +32,8 @@ struct PlannedRead<'a, M: Mmu> {
 }
 
 impl<M: Mmu> AddressSpace<M> {
-    /// Reads pages that handlers left locked, maps them, and answers their faults. May sleep.
+    /// Reads pages that handlers left locked, maps them, and answers their faults. May sleep. While
+    /// pages are locked no object's cache is asked for memory: the registry comes before them.
     pub fn complete_reads(&self, requests: &[Request], ring: &mut Ring, scratch: &mut Scratch) {
         for group in requests.chunks(GROUP) {
             self.complete_group(group, ring, scratch);
@@ -50,7 +52,7 @@ impl<M: Mmu> AddressSpace<M> {
         });
         let results = read_plans(&plans[..group.len()], ring, scratch);
         for (at, read) in reads.iter_mut().flatten().enumerate() {
-            self.make_room(read.window.range().len(), scratch);
+            self.make_room(&NoCaches, Room::Frame, read.window.range().len(), Some(scratch));
             let is_read = results[at].is_ok() || self.read_alone(read, at, ring, scratch);
             // A frame will come: reclaim does not need this page's lock. The wait is bounded by
             // the background thread, which ends the process where there is none.
@@ -85,7 +87,7 @@ impl<M: Mmu> AddressSpace<M> {
         let mut read = self.plan_read(page, location);
         let is_read = read_plans(&[read.plan], &mut ring, scratch)[0].is_ok()
             || self.read_alone(&mut read, 0, &mut ring, scratch);
-        self.make_room(read.window.range().len(), scratch);
+        self.make_room(&NoCaches, Room::Frame, read.window.range().len(), Some(scratch));
         if self.map_read(&mut read, is_read.then_some(0), scratch) {
             return Ok(());
         }

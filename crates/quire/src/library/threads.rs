@@ -19,7 +19,7 @@ use crate::mmu::Access;
 use crate::mmu::userfaultfd::Userfaultfd;
 use crate::mmu::{Mmu, Prot, Protection};
 use crate::object::{IoBuffer, Objects};
-use crate::reclaim::{Balance, Hunger};
+use crate::reclaim::{Kswapd, OOM_ROUND_MS};
 use crate::scratch::Scratch;
 use crate::store::workers::{lock, start};
 use crate::swap::Request;
@@ -28,8 +28,6 @@ use crate::sys::monotonic_ns;
 use crate::sys::thread::{ThreadId, kill_process, never_preempt, pin_to_nth_cpu};
 use crate::units::{PAGE_SIZE, PageNum, PageRange};
 
-/// How long the background thread waits where nothing can be freed.
-const STUCK_MS: u64 = 10;
 /// How long until what could not be written is tried again.
 const DIRTY_MS: u64 = 100;
 
@@ -188,13 +186,6 @@ fn handle_faults(objects: &'static Space, exit: &Exit, scratch: &mut Scratch) {
     }
 }
 
-/// Whether nobody waits for what the background thread does.
-fn is_content(objects: &Space) -> bool {
-    let space = &objects.space;
-    let waits = space.has_starved() || objects.has_unclean() || objects.has_unparked();
-    !space.is_low() && !waits
-}
-
 fn read_swap(objects: &'static Space, scratch: &mut Scratch) {
     let space = &objects.space;
     let mut reader = space.swap().new_reader();
@@ -208,33 +199,10 @@ fn read_swap(objects: &'static Space, scratch: &mut Scratch) {
     }
 }
 
-/// How long faults have found no memory, while nothing was freed.
-#[derive(Default)]
-struct Starving {
-    hunger: Hunger,
-    freed: u64,
-}
-
-impl Starving {
-    /// Whether nobody can be expected to give memory any more. What keeps cached pages back, but
-    /// for what cannot be swapped, is a store that fails, which may recover.
-    fn is_hopeless(&mut self, objects: &Space) -> bool {
-        let budget = objects.space.budget();
-        let freed = budget.counted(Event::PgstealKswapd) + budget.counted(Event::PgstealDirect);
-        let is_stuck = objects.space.has_starved() && freed == self.freed;
-        self.freed = freed;
-        if !is_stuck || objects.dirty_pages() > 0 {
-            self.hunger = Hunger::default();
-            return false;
-        }
-        self.hunger.is_hopeless(monotonic_ns(), budget.swapped_out_by_tree())
-    }
-}
-
 /// Ends the process as an OOM kill would, with a message: its faults cannot be served.
-fn die_of_hunger(objects: &Space) -> ! {
+fn die_out_of_memory(objects: &Space) -> ! {
     let space = &objects.space;
-    space.die_of_hunger();
+    space.note_out_of_memory();
     let room = match space.swap().file() {
         Some(file) if file.has_room() => "",
         Some(_) => ", and the swap file is full",
@@ -250,30 +218,34 @@ fn die_of_hunger(objects: &Space) -> ! {
 
 fn reclaim(objects: &'static Space, exit: &Exit, scratch: &mut Scratch) {
     let space = &objects.space;
-    let mut starving = Starving::default();
     let budget = space.budget();
+    let mut kswapd = Kswapd::default();
     loop {
-        // What was asked for before the call must be seen below, the end among it.
-        let seen = budget.calls();
+        // What was asked for before the step must be seen in it, the end among it.
+        kswapd.begin(space);
         if exit.is_stopping.load(Ordering::SeqCst) {
             return;
         }
-        space.set_kswapd_awake(true);
-        let balance = objects.balance(scratch);
-        if starving.is_hopeless(objects) {
-            die_of_hunger(objects);
-        }
-        if balance == Balance::Enough {
-            space.set_kswapd_awake(false);
-        }
-        match balance {
-            Balance::Progress => {}
-            Balance::Enough if is_content(objects) => {
-                let timeout_ms = objects.has_excess_dirty().then_some(DIRTY_MS);
-                budget.wait_for_call(seen, timeout_ms);
+        objects.balance_dirty();
+        let balance = space.balance(objects, scratch);
+        let has_starved = space.has_starved();
+        // What keeps cached pages back, but for what cannot be swapped, is a store that fails, which
+        // may recover.
+        let is_stuck = has_starved && objects.dirty_pages() == 0;
+        if let Some(wait) = kswapd.oom_wait(balance, is_stuck) {
+            // Faults free some themselves.
+            let freed =
+                [Event::PgstealKswapd, Event::PgstealDirect].map(|event| budget.counted(event));
+            let progress = freed[0] + freed[1] + budget.swapped_out_by_tree();
+            if wait.is_hopeless(monotonic_ns(), progress) {
+                die_out_of_memory(objects);
             }
-            // Dirty pages that are on their way, or memory that somebody is about to give back.
-            _ => budget.wait_for_call(seen, Some(STUCK_MS)),
         }
+        let idle_ms = if has_starved || objects.has_unclean() || objects.has_unparked() {
+            Some(OOM_ROUND_MS)
+        } else {
+            objects.has_excess_dirty().then_some(DIRTY_MS)
+        };
+        kswapd.sleep(space, balance, idle_ms);
     }
 }

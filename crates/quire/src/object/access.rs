@@ -7,6 +7,7 @@ use super::{Object, ObjectId, Objects};
 use crate::fault::order::Streams;
 use crate::mmu::object::ObjectMmu;
 use crate::page::{Flags, Interrupted, Kill, State};
+use crate::reclaim::Room;
 use crate::scratch::Scratch;
 use crate::space::AddressSpace;
 use crate::space::vma::{Kind, Pattern, Vma};
@@ -83,7 +84,9 @@ impl<M: ObjectMmu> Objects<M> {
         let interrupted = |Interrupted| Errno::INTR;
         let mut is_asked = false;
         loop {
-            if !self.use_words(object, page) && !self.make_room(1, Some(scratch)) {
+            if !self.use_words(object, page)
+                && !self.space.make_room(self, Room::Charge, 1, Some(scratch))
+            {
                 self.space.wait_for_room_killable(kill).map_err(interrupted)?;
                 continue;
             }
@@ -106,7 +109,7 @@ impl<M: ObjectMmu> Objects<M> {
             let guess = object.streams.guess(PageNum(page.0), false, Pattern::Normal, order_max);
             let pages = self.lock_absent_around(object, page, guess.order);
             let Some(pages) = self.charge_locked(object, page, pages) else {
-                if !self.make_room(pages.len(), Some(scratch)) {
+                if !self.space.make_room(self, Room::Charge, pages.len(), Some(scratch)) {
                     self.space.wait_for_room_killable(kill).map_err(interrupted)?;
                 }
                 continue;

@@ -19,6 +19,7 @@ use crate::mmu::Access;
 use crate::mmu::object::ObjectMmu;
 use crate::mmu::{Done, Protection, Refusal};
 use crate::page::{Flags, Snapshot, State};
+use crate::reclaim::Room;
 use crate::scratch::Scratch;
 use crate::space::vma::{Kind, Vma};
 use crate::sys::clock::Moment;
@@ -84,7 +85,7 @@ impl<M: ObjectMmu> Objects<M> {
                 Some(vma) if vma.attributes.kind == Kind::Private => {
                     self.try_private_fault(page, access, &vma, way, scratch)
                 }
-                _ => self.space.try_fault(page, access, way, scratch),
+                _ => self.space.try_fault(page, access, way, self, scratch),
             }
         });
         self.space.note_fault(kind, outcome, since);
@@ -153,7 +154,7 @@ impl<M: ObjectMmu> Objects<M> {
                 Look::Ended(outcome) => return Ok(outcome),
                 Look::InDoubt(doubt) => return Err(doubt),
                 Look::NeedsMemory(pages) => {
-                    if !self.make_room(pages, scratch.as_deref_mut()) {
+                    if !self.space.make_room(self, Room::Charge, pages, scratch.as_deref_mut()) {
                         return Ok(self.space.starve(page));
                     }
                 }

@@ -14,6 +14,7 @@ use super::{Object, Objects};
 use crate::control::Event;
 use crate::mmu::object::ObjectMmu;
 use crate::page::{Flags, Snapshot, State};
+use crate::reclaim::Room;
 use crate::scratch::Scratch;
 use crate::units::{ObjectPage, ObjectRange};
 
@@ -37,7 +38,8 @@ impl<M: ObjectMmu> Objects<M> {
         let budget = self.space.budget();
         let mut moved = Migrated::default();
         // A page of room: memory that is given back and taken again must not be the last there is.
-        if (0..8).any(|_| self.make_room(1, Some(scratch)) && self.try_charge(1)) {
+        let mut make_room = || self.space.make_room(self, Room::Charge, 1, Some(scratch));
+        if (0..8).any(|_| make_room() && self.try_charge(1)) {
             for block in object.range().by_block() {
                 // Relaxed: a page that comes just now has new memory.
                 if object.block(block.start).is_used.load(Ordering::Relaxed) != 0 {

@@ -29,7 +29,7 @@ use crate::fault::{Outcome, Staging};
 use crate::mmu::Access;
 use crate::mmu::object::ObjectMmu;
 use crate::page::State;
-use crate::reclaim::Reclaimer;
+use crate::reclaim::Room;
 use crate::scratch::{STAGING_PAGES, Scratch};
 use crate::space::vma::{Kind, Vma};
 use crate::swap::compress::PageBytes;
@@ -42,8 +42,6 @@ const LOCK_TRIES: u32 = 8;
 /// Pages that a fault wants to see free: one for the object's cache, one for the copy, and some for
 /// who comes in between.
 const FAULT_PAGES: usize = 8;
-/// Pages that are made room for at once where memory is short.
-const ROOM_PAGES: usize = 32;
 
 /// How a look at a fault ended.
 enum Look {
@@ -52,10 +50,8 @@ enum Look {
     Changed,
     /// The page has content by now.
     Filled,
-    /// A page is needed for the copy: a frame will do.
-    NeedsCopy,
-    /// A page is needed for the object's cache: leave to take one.
-    NeedsCache,
+    /// A page is needed: for the copy, or for the object's cache.
+    Needs(Room),
 }
 
 /// Where copies pass through.
@@ -106,27 +102,17 @@ impl<M: ObjectMmu> Objects<M> {
     ) -> Result<Outcome, Doubt> {
         way.check_access(vma, access)?;
         loop {
-            if self.space.available() < FAULT_PAGES {
-                self.make_room_for_copy(FAULT_PAGES, scratch);
-            }
             if self.space.snapshot(page).state() != State::None {
-                match self.space.try_fault(page, access, way, scratch)? {
+                match self.space.try_fault(page, access, way, self, scratch)? {
                     Outcome::Unfilled => {}
                     outcome => return Ok(outcome),
                 }
             }
+            self.space.make_room(self, Room::Frame, FAULT_PAGES, Some(scratch));
             match self.look_private(page, access, vma, way, scratch) {
-                Look::Ended(outcome) => {
-                    self.space.call_if_low();
-                    return Ok(outcome);
-                }
-                Look::NeedsCopy => {
-                    if !self.make_room_for_copy(1, scratch) {
-                        return Ok(self.space.starve(page));
-                    }
-                }
-                Look::NeedsCache => {
-                    if !self.make_room(1, Some(scratch)) {
+                Look::Ended(outcome) => return Ok(outcome),
+                Look::Needs(room) => {
+                    if !self.space.make_room(self, room, 1, Some(scratch)) {
                         return Ok(self.space.starve(page));
                     }
                 }
@@ -145,7 +131,7 @@ impl<M: ObjectMmu> Objects<M> {
         scratch: &mut Scratch,
     ) -> Look {
         if self.space.available() == 0 || !self.space.use_block(page) {
-            return Look::NeedsCopy;
+            return Look::Needs(Room::Frame);
         }
         self.space.mmu().step();
         let Some(old) = self.space.word(page).lock_or_park() else {
@@ -169,7 +155,7 @@ impl<M: ObjectMmu> Objects<M> {
         }
         if !self.use_words(object, at) {
             self.space.unlock_page(page);
-            return Look::NeedsCache;
+            return Look::Needs(Room::Charge);
         }
         let word = object.word(at);
         let Some(cached) = word.try_lock() else {
@@ -199,7 +185,7 @@ impl<M: ObjectMmu> Objects<M> {
         if self.copy_around(object, fault, around, buffers) {
             Look::Ended(Outcome::Served)
         } else {
-            Look::NeedsCopy
+            Look::Needs(Room::Frame)
         }
     }
 
@@ -229,7 +215,7 @@ impl<M: ObjectMmu> Objects<M> {
         let pages = self.lock_absent_around(object, at, guess.order);
         let Some(pages) = self.charge_locked(object, at, pages) else {
             self.space.unlock_page(page);
-            return Look::NeedsCache;
+            return Look::Needs(Room::Charge);
         };
         self.space.budget().count(Event::Pgmajfault, 1);
         let order = self.chosen_order(vma, guess.order);
@@ -335,29 +321,5 @@ impl<M: ObjectMmu> Objects<M> {
             self.space.unlock_word(word);
         }
         old.state() == State::Cached
-    }
-
-    /// Makes sure that a fault finds a page of anonymous memory, and as a rule the `wanted` ones,
-    /// reclaiming where it must: of each kind of memory in proportion to what it has. `false`:
-    /// there is none.
-    fn make_room_for_copy(&self, wanted: usize, scratch: &mut Scratch) -> bool {
-        self.space.budget().count(Event::Allocstall, 1);
-        for _ in 0..4 {
-            let cached = self.cached_pages();
-            // Relaxed: how the turn is shared out, no more.
-            let held = self.space.budget().held();
-            let share = (ROOM_PAGES * cached).div_ceil(held.max(1));
-            if share > 0 {
-                self.shrink(share, Reclaimer::Direct, Some(scratch));
-            }
-            if share < ROOM_PAGES && self.space.available() < wanted {
-                self.space.reclaim(ROOM_PAGES - share, Reclaimer::Direct, scratch);
-            }
-            if self.space.available() >= wanted {
-                return true;
-            }
-        }
-        self.space.budget().call_for_memory();
-        self.space.available() > 0
     }
 }

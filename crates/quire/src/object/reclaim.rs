@@ -1,8 +1,8 @@
-//! Which cached pages go.
+//! The shrinker of the objects' caches.
 //!
-//! A clock hand goes over the blocks of all objects. A page that a fault asked for since the hand
-//! last came is unmapped, and stays in its home: the next access shows that it is in use, for the
-//! price of a minor fault. Any other clean page is dropped. Dirty pages are sent to the store.
+//! A clock hand goes over the blocks of all objects. A page that gets its second chance
+//! ([`crate::reclaim`]) is unmapped. Any other clean page is dropped. Where only dirty ones are
+//! found they are sent to the store.
 //!
 //! Locks: the registry's mutex, which keeps objects from going, for one block at a time; page
 //! locks and `i_mmap`, tried.
@@ -11,15 +11,11 @@ use core::sync::atomic::Ordering;
 
 use super::rmap::Wait;
 use super::{Object, Objects};
-use crate::control::Event;
 use crate::mmu::object::ObjectMmu;
 use crate::page::{Flags, State};
-use crate::reclaim::{Balance, Reclaimer};
+use crate::reclaim::{Reclaimer, Shrinker};
 use crate::scratch::Scratch;
 use crate::units::{BLOCK_PAGES, ObjectPage, ObjectRange};
-
-/// Pages that a fault reclaims by itself at a time.
-const DIRECT_MAX: usize = 128;
 
 /// Pages of memory objects that are packed at a time, all of them locked.
 const STORE_MAX: usize = 64;
@@ -29,8 +25,6 @@ const STORE_MAX: usize = 64;
 pub(super) struct Shrunk {
     /// Pages whose memory is free.
     pub freed: usize,
-    /// Pages that got a second chance.
-    pub unmapped: usize,
     /// Pages that must be written first.
     pub dirty: usize,
 }
@@ -45,77 +39,24 @@ enum Fate {
     Store,
 }
 
+impl<M: ObjectMmu> Shrinker for Objects<M> {
+    fn count(&self) -> usize {
+        self.cached_pages()
+    }
+
+    fn scan(&self, target: usize, who: Reclaimer, scratch: Option<&mut Scratch>) -> usize {
+        let shrunk = self.shrink(target, who, scratch);
+        if who == Reclaimer::Kswapd && shrunk.freed == 0 && shrunk.dirty > 0 {
+            self.send_write_back(shrunk.dirty.max(BLOCK_PAGES));
+        }
+        shrunk.freed
+    }
+}
+
 impl<M: ObjectMmu> Objects<M> {
-    /// Makes sure that a fault finds a page, and as a rule the `wanted` ones, reclaiming where it
-    /// must. `false`: there is none.
-    pub(super) fn make_room(&self, wanted: usize, mut scratch: Option<&mut Scratch>) -> bool {
-        let wanted = wanted.clamp(1, DIRECT_MAX);
-        self.space.budget().count(Event::Allocstall, 1);
-        for _ in 0..4 {
-            // Free frames are anonymous memory's; their charge is wanted here.
-            let missing = wanted.saturating_sub(self.space.chargeable_now());
-            if missing > 0 {
-                let keep = self.space.frames().free().saturating_sub(missing);
-                self.space.release_free_frames(keep);
-            }
-            if self.space.chargeable_now() >= wanted {
-                return true;
-            }
-            let shrunk = self.shrink(wanted.max(32), Reclaimer::Direct, scratch.as_deref_mut());
-            let is_spent = shrunk.freed == 0 && self.space.has_evictable();
-            if let Some(scratch) = scratch.as_deref_mut().filter(|_| is_spent) {
-                self.reclaim_anonymous(wanted.max(32), scratch);
-            }
-            if self.space.chargeable_now() > 0 && shrunk.freed > 0 {
-                return true;
-            }
-        }
-        self.space.budget().call_for_memory();
-        self.space.chargeable_now() > 0
-    }
-
-    /// Never inlined: it takes much of a stack, and who has no scratch has little.
-    #[inline(never)]
-    fn reclaim_anonymous(&self, target: usize, scratch: &mut Scratch) {
-        self.space.reclaim(target, Reclaimer::Direct, scratch);
-    }
-
-    /// One step of the background thread, over both kinds of memory.
-    pub fn balance(&self, scratch: &mut Scratch) -> Balance {
-        self.balance_dirty();
-        self.answer_unparked();
-        let mut freed = 0;
-        if self.space.is_below_high() {
-            // Each kind gives in proportion to what it has.
-            let cached = self.cached_pages();
-            let held = self.space.budget().held();
-            let share = BLOCK_PAGES / 2 * cached / held.max(1);
-            if share > 0 {
-                let shrunk = self.shrink(share.max(32), Reclaimer::Kswapd, Some(scratch));
-                freed += shrunk.freed + shrunk.unmapped;
-                if shrunk.freed == 0 && shrunk.dirty > 0 {
-                    self.send_write_back(shrunk.dirty.max(BLOCK_PAGES));
-                }
-            }
-            if cached > 0 && !self.space.has_evictable() {
-                self.space.answer_starved();
-                return if freed > 0 { Balance::Progress } else { Balance::Stuck };
-            }
-        }
-        match self.space.balance(scratch) {
-            Balance::Stuck if freed > 0 => Balance::Progress,
-            other => other,
-        }
-    }
-
     /// Frees about `target` pages of objects, going round at most twice. Without a scratch nothing
     /// can be packed: memory objects keep their dirty pages.
-    pub(super) fn shrink(
-        &self,
-        target: usize,
-        who: Reclaimer,
-        mut scratch: Option<&mut Scratch>,
-    ) -> Shrunk {
+    fn shrink(&self, target: usize, who: Reclaimer, mut scratch: Option<&mut Scratch>) -> Shrunk {
         let mut all = Shrunk::default();
         let mut rounds = 0;
         while all.freed < target && rounds < 3 {
@@ -143,7 +84,6 @@ impl<M: ObjectMmu> Objects<M> {
             let pages = ObjectRange::new(start, BLOCK_PAGES);
             let shrunk = self.shrink_block(object, pages, who, scratch.as_deref_mut());
             all.freed += shrunk.freed;
-            all.unmapped += shrunk.unmapped;
             all.dirty += shrunk.dirty;
         }
         all
@@ -162,7 +102,7 @@ impl<M: ObjectMmu> Objects<M> {
         let mut run = ObjectRange { start: pages.start, end: pages.start };
         let mut fate = Fate::Stay;
         for page in (pages.start.0..end).map(ObjectPage) {
-            let next = self.lock_victim(object, page, scratch.is_some(), &mut shrunk);
+            let next = self.lock_victim(object, page, who, scratch.is_some(), &mut shrunk);
             if next != fate || (fate == Fate::Store && run.len() >= STORE_MAX) {
                 self.end_run(object, run, fate, scratch.as_deref_mut(), &mut shrunk);
                 run.start = page;
@@ -182,6 +122,7 @@ impl<M: ObjectMmu> Objects<M> {
         &self,
         object: &Object,
         page: ObjectPage,
+        who: Reclaimer,
         can_store: bool,
         shrunk: &mut Shrunk,
     ) -> Fate {
@@ -195,7 +136,7 @@ impl<M: ObjectMmu> Objects<M> {
             {
                 Fate::Stay
             } else if object.is_memory() && old.has(Flags::DIRTY) {
-                match old.has(Flags::ACCESSED) {
+                match who.spares(old) {
                     _ if old.has(Flags::INCOMPRESSIBLE) || !can_store => Fate::Stay,
                     true => Fate::Unmap,
                     false => Fate::Store,
@@ -203,7 +144,7 @@ impl<M: ObjectMmu> Objects<M> {
             } else if old.has(Flags::DIRTY) {
                 shrunk.dirty += 1;
                 Fate::Stay
-            } else if old.has(Flags::ACCESSED) {
+            } else if who.spares(old) {
                 Fate::Unmap
             } else {
                 Fate::Drop
@@ -234,7 +175,6 @@ impl<M: ObjectMmu> Objects<M> {
             (Fate::Store, Some(scratch)) => shrunk.freed += self.store_run(object, run, scratch),
             (Fate::Store, None) => self.unlock_words(object, run),
             (Fate::Unmap, _) => {
-                shrunk.unmapped += run.len();
                 for page in run.pages() {
                     let word = object.word(page);
                     let old = word.load();

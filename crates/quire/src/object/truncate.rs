@@ -17,6 +17,7 @@ use super::{Object, Objects};
 use crate::budget::Purpose;
 use crate::mmu::object::ObjectMmu;
 use crate::page::{Condition, Flags, Interrupted, Kill, Snapshot, State};
+use crate::reclaim::Room;
 use crate::sys::Errno;
 use crate::sys::futex::{self, Reach};
 use crate::units::{ObjectPage, ObjectRange, PAGE_SIZE};
@@ -259,7 +260,7 @@ impl<M: ObjectMmu> Objects<M> {
                 continue;
             }
             self.space.unlock_word(word);
-            if !self.make_room(1, None) {
+            if !self.space.make_room(self, Room::Charge, 1, None) {
                 self.space.wait_for_room();
             }
         }

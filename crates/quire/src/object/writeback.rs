@@ -95,17 +95,16 @@ impl<M: ObjectMmu> Objects<M> {
         Outcome::Parked
     }
 
-    /// Sends write-back where there is too much to be written; returns whether there is.
-    pub(super) fn balance_dirty(&self) -> bool {
+    /// What the background thread does for objects before it looks for memory: faults that wait are
+    /// answered, and write-back is sent where there is too much to be written.
+    pub fn balance_dirty(&self) {
         self.look_after_writers();
         self.after_cleaning();
-        let dirty = self.unpinned_dirty_pages();
-        let excess = dirty.saturating_sub(self.dirty_background() / 2);
-        if dirty <= self.dirty_background() {
-            return false;
+        self.answer_unparked();
+        if self.has_excess_dirty() {
+            let kept = self.dirty_background() / 2;
+            self.send_write_back(self.unpinned_dirty_pages().saturating_sub(kept));
         }
-        self.send_write_back(excess);
-        true
     }
 
     /// Sends write-back of about so many pages, in order of place, going round.

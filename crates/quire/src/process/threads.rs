@@ -32,7 +32,7 @@ use crate::budget::{For, Need};
 use crate::control::Control;
 use crate::control::shard::ENGINE_SHARDS;
 use crate::mmu::Access;
-use crate::reclaim::{Balance, HUNGER_ROUND_MS, Hunger};
+use crate::reclaim::{Kswapd, NoCaches, OOM_ROUND_MS};
 use crate::scratch::Scratch;
 use crate::swap::Request;
 use crate::sys::Errno;
@@ -346,47 +346,28 @@ fn handle_faults(process: &'static Process, scratch: &mut Scratch) -> ! {
 fn reclaim(process: &'static Process, scratch: &mut Scratch) -> ! {
     let space = &process.space;
     let budget = space.budget();
-    let mut hunger = Hunger::default();
+    let mut kswapd = Kswapd::default();
     loop {
-        // What was asked for before the call is seen below.
-        let seen = budget.calls();
-        space.set_kswapd_awake(true);
+        kswapd.begin(space);
         process.gate.enter();
-        let balance = space.balance(scratch);
+        let balance = space.balance(&NoCaches, scratch);
         // Inside: it takes a lock, which a fork must not catch.
         let has_starved = space.has_starved();
         process.gate.leave();
-        if balance == Balance::Enough {
-            space.set_kswapd_awake(false);
-        }
         if !has_starved {
             budget.stop_asking();
         }
-        match balance {
-            Balance::Stuck | Balance::Elsewhere if has_starved => {
-                let is_pressed = !budget.is_at_own_limit()
-                    && space.press_for(For::Faults, Need::Starved, STARVED_PAGES, &hunger);
-                let swapped_out = budget.swapped_out_by_tree();
-                // Where somebody could give, the hope is his.
-                if hunger.is_hopeless(monotonic_ns(), swapped_out) && !is_pressed {
-                    space.die_of_hunger();
-                    thread::kill_process();
-                }
+        if let Some(wait) = kswapd.oom_wait(balance, has_starved) {
+            let is_requested = !budget.is_at_own_limit()
+                && space.request_reclaim_for(For::Faults, Need::Starved, STARVED_PAGES, wait);
+            // Where another member could give, it decides whether there is hope.
+            if wait.is_hopeless(monotonic_ns(), budget.swapped_out_by_tree()) && !is_requested {
+                space.note_out_of_memory();
+                thread::kill_process();
             }
-            _ => hunger = Hunger::default(),
         }
-        match balance {
-            Balance::Progress => {}
-            // Where faults wait it is another's, or a fork's, just now.
-            Balance::Enough if !has_starved => {
-                if !space.is_low() {
-                    // A fault that looked before we said that we sleep saw us awake: hence the
-                    // second look.
-                    budget.wait_for_call(seen, None);
-                }
-            }
-            _ => budget.wait_for_call(seen, Some(HUNGER_ROUND_MS)),
-        }
+        // Where faults wait although enough is free, that is another's, or a fork's, just now.
+        kswapd.sleep(space, balance, has_starved.then_some(OOM_ROUND_MS));
     }
 }
 

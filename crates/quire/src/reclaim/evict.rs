@@ -318,7 +318,7 @@ impl<M: Mmu> AddressSpace<M> {
         if victim.state() != State::Mapped {
             return Look::Stays;
         }
-        if victim.has(Flags::ACCESSED) && who != Reclaimer::Advice {
+        if who.spares(victim.content()) {
             victim.clear_flags(Flags::ACCESSED);
             return Look::Stays;
         }

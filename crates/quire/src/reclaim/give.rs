@@ -1,24 +1,23 @@
 //! The background thread's step where the budget is shared: what others are to have of this member,
 //! and where this member's own comes from.
 //!
-//! Owns the giving. Leaves to [`crate::budget`] who is pressed for what.
+//! Owns the giving. Leaves to [`crate::budget`] which member is asked for what.
 
-use super::{Balance, Hunger, Reclaimer};
+use super::{Balance, OomWait, Reclaimer, Shrinker};
 use crate::budget::{ASK_AFTER_NS, For, Need, Source};
 use crate::mmu::Mmu;
 use crate::scratch::Scratch;
 use crate::space::AddressSpace;
 use crate::sys::monotonic_ns;
-use crate::units::BLOCK_PAGES;
 
 impl<M: Mmu> AddressSpace<M> {
     /// One step of the background thread of a member that is not alone.
-    pub(super) fn balance_in_tree(&self, scratch: &mut Scratch) -> Balance {
+    pub(super) fn balance_in_tree(&self, caches: &impl Shrinker, scratch: &mut Scratch) -> Balance {
         self.budget.show_life();
         self.budget.give_slack_back();
         self.share_free_frames(0);
         if self.budget.is_at_own_limit() && self.budget.demand() == 0 {
-            return self.balance_alone(scratch);
+            return self.balance_alone(caches, scratch);
         }
         let wanted = self.high_watermark().max(self.budget.owed());
         if self.free_in_tree() >= wanted {
@@ -26,15 +25,15 @@ impl<M: Mmu> AddressSpace<M> {
             return Balance::Enough;
         }
         if self.budget.demand() > 0 {
-            return self.give(scratch);
+            return self.give(caches, scratch);
         }
         match self.budget.source(Need::Balance) {
             Source::Member(slot) => {
                 let missing = wanted.saturating_sub(self.free_in_tree());
-                self.budget.press(slot, missing);
+                self.budget.request_reclaim(slot, missing);
                 Balance::Elsewhere
             }
-            Source::Home | Source::Nobody => self.reclaim_for_tree(scratch),
+            Source::Home | Source::Nobody => self.reclaim_at_home(caches, scratch),
         }
     }
 
@@ -51,7 +50,7 @@ impl<M: Mmu> AddressSpace<M> {
     }
 
     /// Gives what is demanded of this member, a step of it.
-    fn give(&self, scratch: &mut Scratch) -> Balance {
+    fn give(&self, caches: &impl Shrinker, scratch: &mut Scratch) -> Balance {
         let demand = self.budget.demand();
         let excess = self.budget.held().saturating_sub(self.budget.floor());
         if excess == 0 {
@@ -61,7 +60,7 @@ impl<M: Mmu> AddressSpace<M> {
         let demand = demand.min(excess);
         let mut given = self.share_free_frames(demand);
         if given < demand {
-            let freed = self.reclaim(demand - given, Reclaimer::Kswapd, scratch);
+            let freed = self.reclaim(caches, demand - given, Reclaimer::Kswapd, Some(scratch));
             self.share_free_frames(demand - given);
             given += freed;
         }
@@ -70,35 +69,33 @@ impl<M: Mmu> AddressSpace<M> {
             self.answer_starved();
             return Balance::Progress;
         }
-        let balance = self.last_resort(scratch);
+        let balance = self.last_resort();
         if balance == Balance::Stuck {
             self.budget.answer_spent();
         }
         balance
     }
 
-    /// Reclaims at home.
-    fn reclaim_for_tree(&self, scratch: &mut Scratch) -> Balance {
-        let freed = self.reclaim(BLOCK_PAGES / 2, Reclaimer::Kswapd, scratch);
-        self.share_free_frames(0);
-        self.answer_starved();
-        if freed > 0 { Balance::Progress } else { self.last_resort(scratch) }
-    }
-
-    /// Has the member whose turn it is give so many pages; `false` where it is this one's turn, or
-    /// nobody has any. Who has waited for long enough asks for them as well.
-    pub(crate) fn press_for(&self, whom: For, need: Need, pages: usize, hunger: &Hunger) -> bool {
-        if hunger.lasted_ns(monotonic_ns()) >= ASK_AFTER_NS {
+    /// Requests so many pages of the member whose turn it is; `false` where it is this one's turn, or
+    /// no member has any. A member that has waited for long enough asks for them as well.
+    pub(crate) fn request_reclaim_for(
+        &self,
+        whom: For,
+        need: Need,
+        pages: usize,
+        wait: &OomWait,
+    ) -> bool {
+        if wait.lasted_ns(monotonic_ns()) >= ASK_AFTER_NS {
             self.budget.ask(pages, whom);
         }
         let Source::Member(slot) = self.budget.source(need) else { return false };
-        self.budget.press(slot, pages);
+        self.budget.request_reclaim(slot, pages);
         true
     }
 
     /// Free frames of one member are of no use to another: gives them back, `demand` of them, or as
     /// many as the tree has too few of that nobody has charged. Returns how many.
-    fn share_free_frames(&self, demand: usize) -> usize {
+    pub(super) fn share_free_frames(&self, demand: usize) -> usize {
         let wanted = self.high_watermark().max(self.budget.owed()) + self.budget.reserve();
         let missing = wanted.saturating_sub(self.budget.uncharged_by_tree()).max(demand);
         let keep = self.frames.free().saturating_sub(missing);

@@ -1,17 +1,26 @@
 //! Reclaim: which pages go, and when.
 //!
-//! A clock hand goes over the blocks of the arena in order of address. Pages that a fault asked
+//! The driver, here, has each *shrinker* ([`shrinker`]) free its share: the arena, objects' caches.
+//! The background thread ([`kswapd`]) keeps free memory between two watermarks, unless it is
+//! cheaper for faults to do so ([`place`]); a fault that finds no memory reclaims by itself in any
+//! case. Reclaim only ever tries page locks.
+//!
+//! In the arena a clock hand goes over the blocks in order of address. Pages that a fault asked
 //! for since the hand last passed get a second chance; pages that came along around a fault go at
 //! the first pass. What goes is unmapped whole runs at a time ([`evict`]) and stays in limbo,
 //! where a fault finds it for the price of a move; limbo is emptied from its old end ([`store`]):
 //! dropped, found clean, same-filled, or compressed. What the compressed pool has too much of is
 //! written to the swap file ([`writeback`]).
 //!
-//! The background thread keeps free memory between two watermarks, unless it is cheaper for faults
-//! to do so ([`place`]); a fault that finds no memory reclaims by itself in any case. Reclaim only
-//! ever tries page locks.
-//!
 //! Locks: the clock's mutex for the hand's position alone; page locks, tried.
+//!
+//! # Second chances
+//!
+//! A page with ACCESSED was asked for by a fault since the hand last came. It loses the flag and is
+//! passed once ([`Reclaimer::spares`]). What becomes of its mapping differs. A page of the arena
+//! stays mapped: the next time round it goes to limbo, where a fault finds it still. A page of an
+//! object is unmapped and stays cached: this is its limbo, and a fault, a minor one, sets the flag
+//! again.
 //!
 //! # How much is kept
 //!
@@ -23,34 +32,34 @@
 mod copy;
 mod evict;
 mod give;
+mod kswapd;
 mod place;
+mod shrinker;
 mod store;
 mod writeback;
 
 use core::sync::atomic::Ordering;
 
 pub use self::evict::Evicted;
+pub use self::kswapd::{Balance, Kswapd, OOM_ROUND_MS, OomWait};
 pub(crate) use self::place::{Place, Places};
+use self::shrinker::Arena;
+pub(crate) use self::shrinker::Pool;
+pub use self::shrinker::{NoCaches, Shrinker};
 pub(crate) use self::store::Unstored;
-use crate::control::{Event, OUT_OF_MEMORY_UNANSWERING_SHIFT, Obituary};
+use crate::control::Event;
 use crate::mmu::{FrameRun, Mmu};
+use crate::page::{Flags, Snapshot};
 use crate::scratch::Scratch;
 use crate::space::AddressSpace;
-use crate::swap::file::SwapFile;
 use crate::units::BLOCK_PAGES;
 
-/// Pages that a fault reclaims by itself at a time.
+/// Pages that a fault reclaims by itself at a time, at least and at most.
+const DIRECT_MIN: usize = 32;
 const DIRECT_MAX: usize = 128;
 
 /// Pages of a turn that a fault takes before there is need.
 const FAULT_TURN: usize = 64;
-
-/// How long whoever is hungry waits at a time.
-pub const HUNGER_ROUND_MS: u64 = 10;
-/// After so long nobody can be expected to give memory: without progress anywhere in the tree, and
-/// with progress that is not ours. Time, not rounds: calls of others make those short.
-const HUNGER_NS: u64 = 10_000_000_000;
-const HUNGER_NS_MAX: u64 = 60_000_000_000;
 
 /// Where the hands are.
 #[derive(Default)]
@@ -86,50 +95,20 @@ impl Reclaimer {
             Reclaimer::Direct | Reclaimer::Advice => Event::PgstealDirect,
         }
     }
+
+    /// Whether a page gets its second chance.
+    pub(crate) fn spares(self, page: Snapshot) -> bool {
+        page.has(Flags::ACCESSED) && self != Reclaimer::Advice
+    }
 }
 
-/// What the background thread should do next.
+/// What a fault needs memory for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Balance {
-    /// Enough is free: sleep until somebody calls.
-    Enough,
-    /// Some progress was made, and more is needed.
-    Progress,
-    /// Nothing could be freed, though it is needed.
-    Stuck,
-    /// Another member was asked to give: wait for it a moment.
-    Elsewhere,
-}
-
-/// How long nobody has had memory for a fault, or a fork, of ours.
-#[derive(Clone, Copy, Default, Debug)]
-pub struct Hunger {
-    /// When it began, and when the tree was last seen to swap out; 0 is not yet.
-    since: u64,
-    progress_at: u64,
-    swapped_out: u64,
-}
-
-impl Hunger {
-    /// How long it has lasted at `now`, both in nanoseconds.
-    #[must_use]
-    pub fn lasted_ns(&self, now: u64) -> u64 {
-        if self.since == 0 { 0 } else { now - self.since }
-    }
-
-    /// Whether it has lasted too long at `now` (in nanoseconds), when the tree has swapped out so
-    /// many pages.
-    #[must_use]
-    pub fn is_hopeless(&mut self, now: u64, swapped_out: u64) -> bool {
-        if self.since == 0 {
-            self.since = now;
-        }
-        if self.progress_at == 0 || swapped_out != self.swapped_out {
-            self.swapped_out = swapped_out;
-            self.progress_at = now;
-        }
-        now - self.progress_at > HUNGER_NS || now - self.since > HUNGER_NS_MAX
-    }
+pub(crate) enum Room {
+    /// A page of anonymous memory: a free frame will do.
+    Frame,
+    /// A page of an object's cache: it must be charged, and free frames are given back for that.
+    Charge,
 }
 
 impl<M: Mmu> AddressSpace<M> {
@@ -149,14 +128,14 @@ impl<M: Mmu> AddressSpace<M> {
     }
 
     /// Where little is free: has the background thread reclaim, or does so at once.
-    fn check_low(&self, scratch: &mut Scratch) {
+    fn check_low(&self, caches: &impl Shrinker, scratch: Option<&mut Scratch>) {
         if !self.is_low() || self.is_kswapd_awake() {
             return;
         }
         match self.places.begin_turn(self.mmu.cycles()) {
             // In a tree it may be another member's turn, which only the background thread waits for.
             Place::Fault if self.gives_itself() => {
-                self.reclaim(FAULT_TURN, Reclaimer::Direct, scratch);
+                self.reclaim(caches, FAULT_TURN, Reclaimer::Direct, scratch);
             }
             Place::Fault | Place::Background => self.budget.call_for_memory(),
         }
@@ -174,26 +153,61 @@ impl<M: Mmu> AddressSpace<M> {
         self.available() < self.low_watermark()
     }
 
-    /// Makes sure that a fault finds a page, and as a rule the `wanted` pages of its folio,
-    /// reclaiming where it must. `false`: there is none.
-    pub(crate) fn make_room(&self, wanted: usize, scratch: &mut Scratch) -> bool {
-        self.check_low(scratch);
+    /// Makes sure that a fault finds a page, and as a rule the `wanted` ones, reclaiming where it
+    /// must. Without a scratch the fault has little stack, and nothing can be packed. `false`:
+    /// there is none.
+    pub(crate) fn make_room(
+        &self,
+        caches: &impl Shrinker,
+        room: Room,
+        wanted: usize,
+        mut scratch: Option<&mut Scratch>,
+    ) -> bool {
+        self.check_low(caches, scratch.as_deref_mut());
         let wanted = wanted.clamp(1, DIRECT_MAX);
-        if self.available() >= wanted {
+        if self.has_room(room, wanted) {
             return true;
         }
         self.budget.count(Event::Allocstall, 1);
         for _ in 0..4 {
-            self.reclaim(wanted.max(32), Reclaimer::Direct, scratch);
-            if self.available() > 0 {
+            let target = wanted.max(DIRECT_MIN);
+            self.reclaim(caches, target, Reclaimer::Direct, scratch.as_deref_mut());
+            if self.has_room(room, 1) {
                 return true;
             }
         }
         false
     }
 
+    fn has_room(&self, room: Room, wanted: usize) -> bool {
+        if room == Room::Frame {
+            return self.available() >= wanted;
+        }
+        let missing = wanted.saturating_sub(self.chargeable_now());
+        if missing > 0 {
+            self.release_free_frames(self.frames.free().saturating_sub(missing));
+        }
+        self.chargeable_now() >= wanted
+    }
+
     /// Frees about `target` pages; returns how many became free.
-    pub fn reclaim(&self, target: usize, who: Reclaimer, scratch: &mut Scratch) -> usize {
+    pub(crate) fn reclaim(
+        &self,
+        caches: &impl Shrinker,
+        target: usize,
+        who: Reclaimer,
+        scratch: Option<&mut Scratch>,
+    ) -> usize {
+        let arena = Arena::beside(self, caches);
+        let freed = shrinker::share_out(&[caches, &arena], target, who, scratch);
+        self.places.record(freed);
+        freed
+    }
+
+    /// Frees about `target` pages of anonymous memory; returns how many became free. Never inlined:
+    /// it takes much of a stack, and a fault without a scratch has little.
+    #[inline(never)]
+    fn shrink_arena(&self, target: usize, who: Reclaimer, scratch: &mut Scratch) -> usize {
         let mut freed = 0;
         if self.frames.limbo() > self.limbo_target() {
             freed += self.shrink_limbo(target, scratch);
@@ -213,7 +227,6 @@ impl<M: Mmu> AddressSpace<M> {
         if freed == 0 {
             freed += self.shrink_limbo(target, scratch);
         }
-        self.places.record(freed);
         freed
     }
 
@@ -241,40 +254,6 @@ impl<M: Mmu> AddressSpace<M> {
             }
         }
         all
-    }
-
-    /// One step of the background thread.
-    pub fn balance(&self, scratch: &mut Scratch) -> Balance {
-        // Before anything is looked for: it costs nobody a fault.
-        self.swap.zpool.trim(&self.budget);
-        self.answer_starved();
-        self.make_room_for_fork(scratch);
-        let pool_pages = self.swap.zpool.own_pages() as u64;
-        self.budget.member().pool_pages.store(pool_pages, Ordering::Relaxed);
-        self.write_back_excess(scratch);
-        // Free frames of one member are of no use to another.
-        if self.budget.members() > 1 {
-            return self.balance_in_tree(scratch);
-        }
-        self.balance_alone(scratch)
-    }
-
-    /// The rest of it, where what this member needs can only be its own.
-    fn balance_alone(&self, scratch: &mut Scratch) -> Balance {
-        if self.available() >= self.high_watermark() {
-            return Balance::Enough;
-        }
-        let freed = self.reclaim(BLOCK_PAGES / 2, Reclaimer::Kswapd, scratch);
-        self.answer_starved();
-        if freed > 0 { Balance::Progress } else { self.last_resort(scratch) }
-    }
-
-    /// Reclaim got nowhere: what else there is.
-    fn last_resort(&self, scratch: &mut Scratch) -> Balance {
-        if self.write_back(scratch) > 0 || self.compact() > 0 {
-            return Balance::Progress;
-        }
-        Balance::Stuck
     }
 
     /// Answers faults that waited for a frame, if there is one.
@@ -319,44 +298,5 @@ impl<M: Mmu> AddressSpace<M> {
         self.mmu.frames_release(run);
         self.frames.consume(run);
         self.budget.uncharge(run.len);
-    }
-
-    /// Whether somebody waits for memory that reclaim did not find.
-    pub fn has_starved(&self) -> bool {
-        !self.starved.is_empty()
-    }
-
-    /// Notes that this process ends because no memory can be had for it.
-    pub fn die_of_hunger(&self) {
-        let has_room = self.swap.file().is_some_and(SwapFile::has_room);
-        let unanswering = self.budget.unanswering() as u64;
-        let detail = u64::from(!has_room) | unanswering << OUT_OF_MEMORY_UNANSWERING_SHIFT;
-        self.budget.leave_obituary(Obituary::OutOfMemory, detail);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const SECOND: u64 = 1_000_000_000;
-
-    #[test]
-    fn hunger_is_hopeless_by_time_and_not_by_how_often_it_is_asked() {
-        let mut hunger = Hunger::default();
-        for step in 0..100_000 {
-            assert!(!hunger.is_hopeless(SECOND + step, 7));
-        }
-        assert!(!hunger.is_hopeless(11 * SECOND, 7));
-        assert!(hunger.is_hopeless(12 * SECOND, 7));
-    }
-
-    #[test]
-    fn progress_in_the_tree_prolongs_hope_but_not_for_ever() {
-        let mut hunger = Hunger::default();
-        for second in 1..=61 {
-            assert!(!hunger.is_hopeless(second * SECOND, second));
-        }
-        assert!(hunger.is_hopeless(62 * SECOND, 62));
     }
 }

@@ -14,7 +14,6 @@ use crate::control::Event;
 use crate::control::SEGMENT_BYTES;
 use crate::mmu::Mmu;
 use crate::page::{Flags, PageWord, Snapshot, State, Stored};
-use crate::scratch::Scratch;
 use crate::space::AddressSpace;
 use crate::swap::file::{Purpose, SwapFile, segment_blobs};
 use crate::swap::io::Job;
@@ -35,25 +34,8 @@ fn names_location(word: Snapshot, location: u32) -> bool {
 }
 
 impl<M: Mmu> AddressSpace<M> {
-    /// Writes packed pages out while the tree's pools have more than their share of the budget,
-    /// and this one more than it would have if all were alike.
-    pub(crate) fn write_back_excess(&self, scratch: &mut Scratch) {
-        if !self.swap.has_file() {
-            return;
-        }
-        let all = self.budget.tree_limit() / 2;
-        let own = all / self.budget.members();
-        let share = own.max(all.saturating_sub(self.budget.pool_pages_of_others()));
-        let share = share.min(self.budget.limit() / 2);
-        while self.swap.zpool.pages() > share {
-            if self.write_back(scratch) == 0 {
-                break;
-            }
-        }
-    }
-
     /// Writes one segment of packed pages; returns how many pages it moved.
-    pub(crate) fn write_back(&self, _: &mut Scratch) -> usize {
+    pub(crate) fn write_back(&self) -> usize {
         let Some((file, mut writing)) = self.swap.writing() else { return 0 };
         let writing = &mut *writing;
         if writing.writer.open(file, Purpose::Reclaim).is_err() && !self.clean(file, writing) {

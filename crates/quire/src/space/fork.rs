@@ -14,7 +14,7 @@ use crate::frames::QueueEnd;
 use crate::mmu::Access;
 use crate::mmu::{FrameId, Mmu};
 use crate::page::{Flags, State};
-use crate::reclaim::{HUNGER_ROUND_MS, Hunger, Reclaimer};
+use crate::reclaim::{NoCaches, OOM_ROUND_MS, OomWait, Pool, Reclaimer, Shrinker};
 use crate::scratch::Scratch;
 use crate::sys::Errno;
 use crate::sys::futex::{self, Reach};
@@ -107,33 +107,34 @@ impl<M: Mmu> AddressSpace<M> {
         if self.fork_demand.load(Ordering::SeqCst) != WANTED {
             return;
         }
-        let mut hunger = Hunger::default();
+        let mut wait = OomWait::default();
         let (mut is_stuck, mut outcome) = (false, UNDER_WAY);
         while !self.charge_fork_room() {
             self.budget.show_life();
             let seen = self.budget.calls();
             let need = if is_stuck { Need::Starved } else { Need::Balance };
-            let is_pressed = self.press_for(For::Fork, need, self.share_of_child(), &hunger);
-            if is_pressed || is_stuck {
+            let is_requested =
+                self.request_reclaim_for(For::Fork, need, self.share_of_child(), &wait);
+            if is_requested || is_stuck {
                 let swapped_out = self.budget.swapped_out_by_tree();
-                if hunger.is_hopeless(monotonic_ns(), swapped_out) {
+                if wait.is_hopeless(monotonic_ns(), swapped_out) {
                     outcome = HOPELESS;
                     break;
                 }
                 // The others of the tree may have something to give; they need a moment.
-                self.budget.wait_for_call(seen, Some(HUNGER_ROUND_MS));
+                self.budget.wait_for_call(seen, Some(OOM_ROUND_MS));
                 if !is_stuck {
                     continue;
                 }
             }
             let limbo = self.frames.limbo();
-            let mut freed = self.reclaim(512, Reclaimer::Kswapd, scratch);
+            let mut freed = self.reclaim(&NoCaches, 512, Reclaimer::Kswapd, Some(scratch));
             freed += self.shrink_limbo(limbo, scratch);
             self.release_free_frames(0);
             // A read that came in between waits for memory, and the fork for the read.
             self.answer_starved();
             if !self.charge_fork_room() && self.swap.zpool.pages() > 0 {
-                freed += self.write_back(scratch);
+                freed += Pool(self).scan(1, Reclaimer::Kswapd, None);
             }
             is_stuck = freed == 0;
             // Others may want of it as well.
@@ -176,7 +177,7 @@ impl<M: Mmu> AddressSpace<M> {
             }
             let target = (held / 8).max(64);
             let before = held;
-            self.reclaim(target, Reclaimer::Direct, &mut layout.scratch);
+            self.reclaim(&NoCaches, target, Reclaimer::Direct, Some(&mut layout.scratch));
             let limbo = self.frames.limbo();
             self.shrink_limbo(limbo, &mut layout.scratch);
             self.release_free_frames(0);

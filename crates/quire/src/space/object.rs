@@ -92,17 +92,6 @@ impl<M: Mmu> AddressSpace<M> {
         self.budget.chargeable().saturating_sub(self.budget.reserve()).max(self.budget.slack())
     }
 
-    /// Whether anonymous memory has pages to give, or the compressed pool some to write.
-    pub(crate) fn has_evictable(&self) -> bool {
-        let held = self.frames.free() + self.frames.limbo() + self.swap.zpool.own_pages();
-        held > 0 || !self.pages.used_arena().is_empty()
-    }
-
-    /// Whether less is free than the background thread wants to see.
-    pub(crate) fn is_below_high(&self) -> bool {
-        self.available() < self.high_watermark()
-    }
-
     /// A block's worth of zeros, to copy from.
     pub(crate) fn zeros(&self) -> &[u8] {
         // SAFETY: the table is never written, so that its bytes are as plain as they are atomic.

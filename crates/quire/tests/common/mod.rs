@@ -16,7 +16,7 @@ use quire::control::{CONTROL_BYTES, Control, Event, MAGIC, VERSION};
 use quire::mmu::Prot;
 use quire::mmu::simulated::{Settings, Simulated, Trap};
 use quire::page::{Flags, Snapshot, State};
-use quire::reclaim::{Evicted, Reclaimer};
+use quire::reclaim::{Evicted, NoCaches, Reclaimer};
 use quire::scratch::Scratch;
 use quire::space::{AddressSpace, Advice};
 use quire::swap::io::Ring;
@@ -216,7 +216,7 @@ impl Machine {
                     self.space.handle_fault(page, access, &mut scratch);
                     self.read_swap(&mut scratch);
                     if self.space.is_low() {
-                        self.space.balance(&mut scratch);
+                        self.space.balance(&NoCaches, &mut scratch);
                     }
                 }
             }

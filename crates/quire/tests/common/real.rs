@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use quire::mmu::Access;
 use quire::mmu::userfaultfd::Userfaultfd;
 use quire::mmu::{Done, FrameId, FrameRun, Holes, Mmu, Prot, Protection, Refusal, Sharer};
-use quire::reclaim::Balance;
+use quire::reclaim::{Balance, NoCaches};
 use quire::scratch::Scratch;
 use quire::space::AddressSpace;
 use quire::swap::Request;
@@ -171,7 +171,7 @@ impl Engine {
     fn reclaim(&self) {
         let mut scratch = Scratch::new().unwrap();
         loop {
-            if self.space.balance(&mut scratch) != Balance::Progress {
+            if self.space.balance(&NoCaches, &mut scratch) != Balance::Progress {
                 std::thread::sleep(std::time::Duration::from_micros(200));
             }
         }

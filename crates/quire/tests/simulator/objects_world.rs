@@ -11,7 +11,7 @@ use quire::mmu::simulated::{Baton, Generator, Planted, Settings, Simulated, Stop
 use quire::mmu::{Mmu, Prot};
 use quire::object::{FaultAround, FlushError, IoBuffer, MapRequest, ObjectId, Objects};
 use quire::page::Flags;
-use quire::reclaim::Balance;
+use quire::reclaim::{Balance, Kswapd, OOM_ROUND_MS};
 use quire::scratch::Scratch;
 use quire::space::remap::Placement;
 use quire::space::vma::Pattern;
@@ -26,7 +26,7 @@ use crate::store::{Failures, SimStore};
 /// Pages of the arena.
 const ARENA_PAGES: usize = 12 * BLOCK_PAGES;
 /// Rounds of reclaim without success after which the programs have starved.
-const HUNGER_ROUNDS: u32 = 3000;
+const STARVED_ROUNDS_MAX: u32 = 3000;
 
 /// What the programs of a seed do most.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -423,31 +423,23 @@ impl World {
     /// What the library's background thread does, sleeping as it does.
     fn reclaim(&self) {
         let space = &self.objects.space;
-        let budget = space.budget();
-        let mut hungry = 0;
+        let (mut kswapd, mut starved_rounds) = (Kswapd::default(), 0);
         with_scratch(|scratch| {
             loop {
-                let seen = budget.calls();
+                kswapd.begin(space);
                 if self.handlers_left.load(Ordering::Relaxed) == 0 {
                     break;
                 }
-                space.set_kswapd_awake(true);
-                let balance = self.objects.balance(scratch);
+                self.objects.balance_dirty();
+                let balance = space.balance(&self.objects, scratch);
                 self.trace(|| format!("        balance: {balance:?}"));
-                if balance == Balance::Enough {
-                    space.set_kswapd_awake(false);
-                }
-                hungry =
-                    if balance == Balance::Stuck && space.has_starved() { hungry + 1 } else { 0 };
-                assert!(hungry < HUNGER_ROUNDS, "the programs starve");
-                let is_content =
-                    !space.is_low() && !space.has_starved() && !self.objects.has_unclean();
-                let timeout_ms = match balance {
-                    Balance::Progress => continue,
-                    Balance::Enough if is_content && !self.objects.has_excess_dirty() => None,
-                    _ => Some(10),
-                };
-                budget.wait_for_call(seen, timeout_ms);
+                let is_stuck = balance == Balance::Stuck && space.has_starved();
+                starved_rounds = if is_stuck { starved_rounds + 1 } else { 0 };
+                assert!(starved_rounds < STARVED_ROUNDS_MAX, "the programs starve");
+                let waits = space.has_starved()
+                    || self.objects.has_unclean()
+                    || self.objects.has_excess_dirty();
+                kswapd.sleep(space, balance, waits.then_some(OOM_ROUND_MS));
             }
         });
         self.objects.stop_workers();

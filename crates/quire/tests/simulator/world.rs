@@ -11,7 +11,7 @@ use quire::control::Event;
 use quire::mmu::Prot;
 use quire::mmu::simulated::{Baton, Generator, Planted, Settings, Simulated, Stopped};
 use quire::page::State;
-use quire::reclaim::Balance;
+use quire::reclaim::{Balance, NoCaches};
 use quire::scratch::Scratch;
 use quire::space::{AddressSpace, Layout};
 use quire::swap::Request;
@@ -27,7 +27,7 @@ const ARENA_PAGES: usize = 8 * BLOCK_PAGES;
 /// Pages that all programs share; they are mapped first.
 pub const SHARED: PageRange = PageRange { start: PageNum(0), end: PageNum(48) };
 /// Rounds of reclaim without success after which the programs have starved.
-const HUNGER_ROUNDS: u32 = 3000;
+const STARVED_ROUNDS_MAX: u32 = 3000;
 
 /// What a seed chooses.
 #[derive(Clone, Debug)]
@@ -351,17 +351,17 @@ impl World {
             self.handlers_left.load(Ordering::Relaxed) == 0
                 && self.readers_left.load(Ordering::Relaxed) == 0
         };
-        let mut hungry = 0;
+        let mut starved_rounds = 0;
         with_scratch(|scratch| {
             while !is_over() {
                 let seen = calls();
                 self.space.set_kswapd_awake(true);
-                let balance = self.space.balance(scratch);
+                let balance = self.space.balance(&NoCaches, scratch);
                 self.trace(|| format!("        balance: {balance:?}"));
                 match balance {
-                    Balance::Progress => hungry = 0,
+                    Balance::Progress => starved_rounds = 0,
                     Balance::Enough => {
-                        hungry = 0;
+                        starved_rounds = 0;
                         self.space.set_kswapd_awake(false);
                         if self.space.is_low() {
                             self.baton.relax();
@@ -370,8 +370,12 @@ impl World {
                         }
                     }
                     Balance::Stuck | Balance::Elsewhere => {
-                        hungry += u32::from(self.space.has_starved());
-                        assert!(hungry < HUNGER_ROUNDS, "the programs starve: {}", self.books());
+                        starved_rounds += u32::from(self.space.has_starved());
+                        assert!(
+                            starved_rounds < STARVED_ROUNDS_MAX,
+                            "the programs starve: {}",
+                            self.books()
+                        );
                         self.baton.relax();
                     }
                 }
@@ -421,7 +425,7 @@ impl World {
                         // What is taken below has locks that no write-back may be waited for with.
                         let reads = if self.space.swap().is_reading() { requests.len() } else { 0 };
                         for _ in 0..reads * 100 {
-                            if self.space.balance(scratch) != Balance::Progress {
+                            if self.space.balance(&NoCaches, scratch) != Balance::Progress {
                                 break;
                             }
                         }
@@ -430,7 +434,7 @@ impl World {
                             self.space.complete_reads(&requests[..count], ring, scratch);
                         }
                         if self.space.has_starved() {
-                            self.space.balance(scratch);
+                            self.space.balance(&NoCaches, scratch);
                         }
                         continue;
                     }
