@@ -1,6 +1,7 @@
 //! The way of a fault, from the address to the mapping.
 //!
-//! [`AddressSpace::try_fault`] finds the VMA without a lock, takes the page's lock, checks the
+//! [`AddressSpace::serve`] finds the VMA without a lock, once an attempt, and the VMA's kind says where the
+//! fault goes. [`AddressSpace::try_fault`] takes the page's lock, checks the
 //! VMA once more, and serves the page from where its word says that its bytes are; [`speculative`]
 //! has what becomes of a fault whose VMA has changed. A fault never
 //! sleeps here: where it would have to wait, it is *parked*, which is to say left unanswered, with
@@ -75,13 +76,18 @@ impl<M: Mmu> AddressSpace<M> {
     ) -> Outcome {
         self.budget.count(Event::Pgfault, 1);
         let kind = self.kind_of_fault(page, access);
-        let outcome =
-            self.serve(thread, page, |way| self.try_fault(page, access, way, &NoCaches, scratch));
+        let outcome = self.serve(thread, page, |found, way| match found {
+            Some(vma) if vma.attributes.kind == Kind::Anonymous => {
+                self.try_fault(page, access, &vma, way, &NoCaches, scratch)
+            }
+            found => self.try_unmanaged_fault(page, found, way),
+        });
         self.note_fault(kind, outcome, since);
         outcome
     }
 
-    /// Serves a fault on `page` for whoever changes the layout.
+    /// Serves a fault on `page` for the thread that changes the layout. Outside of anonymous memory
+    /// nothing is done.
     pub(crate) fn fault_as_owner(
         &self,
         page: PageNum,
@@ -89,73 +95,85 @@ impl<M: Mmu> AddressSpace<M> {
         scratch: &mut Scratch,
     ) -> Outcome {
         loop {
-            if let Ok(outcome) = self.try_fault(page, access, Way::Exempt, &NoCaches, scratch) {
+            let found = self.find_vma(page).filter(|vma| vma.attributes.kind.is_anonymous());
+            let Some(vma) = found else { return Outcome::NoVma };
+            if let Ok(outcome) = self.try_fault(page, access, &vma, Way::Exempt, &NoCaches, scratch)
+            {
                 return outcome;
             }
         }
     }
 
-    /// Serves a fault on `page`, as far as the layout is sure to be what it is seen to be.
+    /// Serves a fault on a page of an anonymous or a private VMA, which was found just now, as far as
+    /// the layout is sure to be what it is seen to be.
     pub(crate) fn try_fault(
         &self,
         page: PageNum,
         access: Access,
+        vma: &Vma,
         way: Way,
         caches: &impl Shrinker,
         scratch: &mut Scratch,
     ) -> Result<Outcome, Doubt> {
+        way.check_access(vma, access)?;
+        if way == Way::Speculative && !self.is_block_used(page) {
+            return Err(Doubt::no_anon(vma));
+        }
         loop {
-            failpoint::hit(Place::Arrived, page);
-            let vma = match self.find_vma(page) {
-                Some(vma) if vma.attributes.kind.is_anonymous() => vma,
-                found if way == Way::Speculative => return Err(Doubt::not_supported(page, found)),
-                Some(vma) if vma.attributes.kind == Kind::Dying => {
-                    return Ok(self.fault_on_dying(page));
-                }
-                Some(_) => {
-                    self.mmu.wake(PageRange::new(page, 1));
-                    return Ok(Outcome::NoVma);
-                }
-                None => return Ok(self.fault_outside(page)),
-            };
-            way.check_access(&vma, access)?;
-            if way == Way::Speculative && !self.is_block_used(page) {
-                return Err(Doubt::no_anon(&vma));
-            }
             let seen = self.snapshot(page);
-            let guess = self.guess(page, seen, &vma);
+            let guess = self.guess(page, seen, vma);
             if !self.has_room_for(seen, guess, caches, scratch) || !self.use_block(page) {
                 return Ok(self.starve(page));
             }
             failpoint::hit(Place::Prepared, page);
-            let Some(locked) = self.lock_in_turns(page, &vma, way)? else {
+            let Some(locked) = self.lock_in_turns(page, vma, way)? else {
                 self.budget.count(Event::FaultParked, 1);
                 return Ok(Outcome::Parked);
             };
-            if way != Way::Classic && !self.vmas.is_current(&vma) {
-                return Err(Doubt::changed(&vma));
+            if way != Way::Classic && !self.vmas.is_current(vma) {
+                return Err(Doubt::changed(vma));
             }
             if takes_memory(locked.content()) && !takes_memory(seen) {
                 // It was in memory, and no room has been made for it.
-                return Err(Doubt::pmd_changed(&vma));
+                return Err(Doubt::pmd_changed(vma));
             }
             failpoint::hit(Place::Checked, page);
             let served = match locked.state() {
-                State::Mapped => return Ok(self.fault_on_mapped(locked, &vma, access)),
+                State::Mapped => return Ok(self.fault_on_mapped(locked, vma, access)),
                 // Cached is for words of objects alone.
                 State::Poisoned | State::Cached => return Ok(self.fault_on_poisoned(locked)),
                 State::File => return Ok(self.fault_from_file(locked, way, scratch)),
-                State::Limbo => self.fault_from_limbo(locked, &vma, guess, access),
+                State::Limbo => self.fault_from_limbo(locked, vma, guess, access),
                 State::None if vma.attributes.kind == Kind::Private => {
                     return Ok(Outcome::Unfilled);
                 }
                 State::None | State::Same | State::Pool => {
-                    self.fault_from_memory(locked, &vma, guess, access, scratch.staging)
+                    self.fault_from_memory(locked, vma, guess, access, scratch.staging)
                 }
             };
             if served {
                 return Ok(Outcome::Served);
             }
+        }
+    }
+
+    /// Serves a fault where nothing is managed: outside of all VMAs, in a foreign one, or in one that
+    /// is being unmapped.
+    pub(crate) fn try_unmanaged_fault(
+        &self,
+        page: PageNum,
+        found: Option<Vma>,
+        way: Way,
+    ) -> Result<Outcome, Doubt> {
+        match found {
+            // Only a fault that shares the space's lock can be certain of it.
+            found if way == Way::Speculative => Err(Doubt::not_supported(page, found)),
+            Some(vma) if vma.attributes.kind == Kind::Dying => Ok(self.fault_on_dying(page)),
+            Some(_) => {
+                self.mmu.wake(PageRange::new(page, 1));
+                Ok(Outcome::NoVma)
+            }
+            None => Ok(self.fault_outside(page)),
         }
     }
 

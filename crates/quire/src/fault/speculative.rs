@@ -32,6 +32,7 @@ use core::sync::atomic::Ordering;
 
 use super::{Access, Outcome};
 use crate::control::{Event, Tracepoint};
+use crate::failpoint::{self, Place};
 use crate::mmu::{Mmu, Prot};
 use crate::space::AddressSpace;
 use crate::space::layout_lock::Entry;
@@ -107,14 +108,18 @@ impl<M: Mmu> AddressSpace<M> {
             && !self.is_single_threaded()
     }
 
-    /// Serves a fault of `thread` on `page` by `attempt`, without the space's lock as far as that
-    /// goes.
+    /// Serves a fault of `thread` on `page` by `attempt`, which is given the VMA that was found;
+    /// without the space's lock as far as that goes.
     pub(crate) fn serve(
         &self,
         thread: ThreadId,
         page: PageNum,
-        mut attempt: impl FnMut(Way) -> Result<Outcome, Doubt>,
+        mut attempt: impl FnMut(Option<Vma>, Way) -> Result<Outcome, Doubt>,
     ) -> Outcome {
+        let mut attempt = |way| {
+            failpoint::hit(Place::Arrived, page);
+            attempt(self.find_vma(page), way)
+        };
         if self.speculates() {
             let before = Taken::now();
             match attempt(Way::Speculative) {

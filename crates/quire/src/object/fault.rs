@@ -72,20 +72,22 @@ impl<M: ObjectMmu> Objects<M> {
     ) -> Outcome {
         self.space.budget().count(Event::Pgfault, 1);
         let mut kind = FaultKind::Object;
-        let outcome = self.space.serve(thread, page, |way| {
-            let found = self.space.find_vma(page);
-            kind = match found {
-                Some(vma) if vma.attributes.kind == Kind::Object => FaultKind::Object,
-                _ => self.space.kind_of_fault(page, access),
-            };
-            match found {
-                Some(vma) if vma.attributes.kind == Kind::Object => {
+        let outcome = self.space.serve(thread, page, |found, way| {
+            let of = found.map(|vma| vma.attributes.kind);
+            if of != Some(Kind::Object) {
+                kind = self.space.kind_of_fault(page, access);
+            }
+            match (found, of) {
+                (Some(vma), Some(Kind::Object)) => {
                     self.try_object_fault(page, access, &vma, way, &mut kind, Some(&mut *scratch))
                 }
-                Some(vma) if vma.attributes.kind == Kind::Private => {
+                (Some(vma), Some(Kind::Private)) => {
                     self.try_private_fault(page, access, &vma, way, scratch)
                 }
-                _ => self.space.try_fault(page, access, way, self, scratch),
+                (Some(vma), Some(Kind::Anonymous)) => {
+                    self.space.try_fault(page, access, &vma, way, self, scratch)
+                }
+                _ => self.space.try_unmanaged_fault(page, found, way),
             }
         });
         self.space.note_fault(kind, outcome, since);
@@ -112,19 +114,25 @@ impl<M: ObjectMmu> Objects<M> {
         kind: Kind,
         mut attempt: impl FnMut(&Vma, Way) -> Result<Outcome, Doubt>,
     ) -> Option<Outcome> {
-        let find = || self.space.find_vma(page).filter(|vma| vma.attributes.kind == kind);
-        let mut first = Some(find()?);
-        self.space.budget().count(Event::Pgfault, 1);
-        let outcome = self.space.serve(ThreadId::CALLER, page, |way| {
-            // What was found without the space's lock is good for the way without it alone.
-            match first.take().filter(|_| way == Way::Speculative).or_else(find) {
+        let (mut is_first, mut is_other) = (true, false);
+        let outcome = self.space.serve(ThreadId::CALLER, page, |found, way| {
+            let found = found.filter(|vma| vma.attributes.kind == kind);
+            is_other = is_first && found.is_none();
+            is_first = false;
+            match found {
                 Some(vma) => attempt(&vma, way),
+                None if is_other => Ok(Outcome::NoVma),
                 None => {
+                    // It was unmapped meanwhile: the access is tried again.
                     self.space.mmu().wake(PageRange::new(page, 1));
                     Ok(Outcome::NoVma)
                 }
             }
         });
+        if is_other {
+            return None;
+        }
+        self.space.budget().count(Event::Pgfault, 1);
         Some(outcome)
     }
 

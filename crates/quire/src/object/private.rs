@@ -103,7 +103,7 @@ impl<M: ObjectMmu> Objects<M> {
         way.check_access(vma, access)?;
         loop {
             if self.space.snapshot(page).state() != State::None {
-                match self.space.try_fault(page, access, way, self, scratch)? {
+                match self.space.try_fault(page, access, vma, way, self, scratch)? {
                     Outcome::Unfilled => {}
                     outcome => return Ok(outcome),
                 }
