@@ -68,7 +68,8 @@ impl<M: ObjectMmu> Objects<M> {
     /// is read is not lost when the caller leaves.
     ///
     /// # Errors
-    /// Why it cannot be read; `INTR` where the buffer's kill has ended the wait.
+    /// Why it cannot be read; `INTR` where the buffer's kill has ended the wait; `NOMEM` where the
+    /// space has no words left for pages of objects.
     pub(super) fn fetch(
         &self,
         object: &Object,
@@ -80,8 +81,13 @@ impl<M: ObjectMmu> Objects<M> {
         let interrupted = |Interrupted| Errno::INTR;
         let mut is_asked = false;
         loop {
-            if !self.use_words(object, page) && !self.make_room(1, Some(scratch)) {
-                self.space.wait_for_room_killable(kill).map_err(interrupted)?;
+            if !self.use_words(object, page) {
+                if !self.space.has_object_block() {
+                    return Err(Errno::NOMEM);
+                }
+                if !self.make_room(1, Some(scratch)) {
+                    self.space.wait_for_room_killable(kill).map_err(interrupted)?;
+                }
                 continue;
             }
             let locked = self.lock_killable(object, page, kill).map_err(interrupted)?;

@@ -193,7 +193,12 @@ impl<M: ObjectMmu> Objects<M> {
             return Look::InDoubt(Doubt::no_anon(vma));
         }
         if !self.use_words(object, at) {
-            return Look::NeedsMemory(1);
+            if self.space.has_object_block() {
+                return Look::NeedsMemory(1);
+            }
+            // No memory helps: the tables have no words left for it.
+            self.poison(page, window);
+            return self.answer(page, Outcome::Poisoned);
         }
         window.faults = window.faults.saturating_add(1);
         let is_present = window.is_present(page);

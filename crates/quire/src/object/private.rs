@@ -169,8 +169,13 @@ impl<M: ObjectMmu> Objects<M> {
             return Look::Ended(Outcome::Poisoned);
         }
         if !self.use_words(object, at) {
-            self.space.unlock_page(page);
-            return Look::NeedsCache;
+            if self.space.has_object_block() {
+                self.space.unlock_page(page);
+                return Look::NeedsCache;
+            }
+            // No memory helps: the tables have no words left for it.
+            self.space.poison_unfilled(page, old);
+            return Look::Ended(Outcome::Poisoned);
         }
         let number = object.number(at);
         let Some(cached) = self.space.try_lock_page(number) else {

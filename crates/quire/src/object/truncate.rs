@@ -51,8 +51,9 @@ impl<M: ObjectMmu> Objects<M> {
     /// Follows a length that the store was given by somebody else.
     ///
     /// # Errors
-    /// `FBIG`, `BUSY` as for [`Self::set_len`], the store's, and the kernel's: an object that was to
-    /// become longer, or has pinned pages, is as it was then.
+    /// `FBIG`, `BUSY` as for [`Self::set_len`], `NOMEM` where there is no memory for the word of the
+    /// last page, the store's, and the kernel's: an object that was to become longer, or has pinned
+    /// pages, is as it was then.
     pub fn follow_len(&self, object: &Object, bytes: u64) -> Result<(), Errno> {
         let _resize = object.resize.lock();
         if bytes.div_ceil(PAGE_SIZE as u64) > object.pages_max() as u64 {

@@ -179,6 +179,13 @@ impl Pages {
         Some(self.block_range(number as usize))
     }
 
+    /// Whether a block is left to be taken.
+    pub fn has_free_block(&self) -> bool {
+        let free = self.free.lock();
+        let beyond = self.blocks.len() - (self.arena_pages >> BLOCK_ORDER);
+        free.top != 0 || (free.fresh as usize) < beyond
+    }
+
     /// Makes the words of a block beyond the arena ones that were never used. The caller has locked
     /// all of them, they are `None`, and nobody can come to wait for one.
     pub fn clear_block(&self, pages: PageRange) {
@@ -233,5 +240,51 @@ impl Pages {
     pub fn after_fork_in_child(&self) {
         self.waits.after_fork_in_child();
         self.parked.iter().for_each(Waiter::unclaim);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::vec::Vec;
+
+    use super::*;
+    use crate::page::Snapshot;
+
+    #[test]
+    fn a_block_that_was_given_back_is_taken_again_as_if_it_was_never_used() {
+        let pages = Pages::new(BLOCK_PAGES, 3 * BLOCK_PAGES).unwrap();
+        let taken: Vec<_> = (0..3).map(|_| pages.take_block(false).unwrap()).collect();
+        assert!(pages.take_block(false).is_none() && !pages.has_free_block());
+        assert!(taken.iter().all(|range| range.start.index() >= pages.arena().len()));
+        let block = pages.block(taken[1].start);
+        block.mapped.store(1, Ordering::Relaxed);
+        for word in taken[1].pages().map(|page| pages.word(page)) {
+            word.try_lock().unwrap();
+        }
+        pages.clear_block(taken[1]);
+        pages.put_block(taken[1]);
+        assert_eq!(pages.take_block(true), Some(taken[1]));
+        assert_eq!(block.mapped.load(Ordering::Relaxed), 0);
+        let is_unused = |page| {
+            let word: Snapshot = pages.word(page).load();
+            word == Snapshot::new(crate::page::State::None, 0)
+        };
+        assert!(taken[1].pages().all(is_unused));
+    }
+
+    #[test]
+    fn write_back_goes_over_the_used_blocks_whose_pages_may_be_in_swap() {
+        let pages = Pages::new(2 * BLOCK_PAGES, 2 * BLOCK_PAGES).unwrap();
+        let found = || (0..pages.swap_blocks()).filter_map(|at| pages.swap_block(at));
+        assert_eq!(found().count(), 0);
+        let last = PageNum(BLOCK_PAGES as u64);
+        pages.block(last).is_used.store(1, Ordering::Relaxed);
+        pages.note_used(last);
+        let with_store = pages.take_block(true).unwrap();
+        let without = pages.take_block(false).unwrap();
+        let arena = PageRange::new(last, BLOCK_PAGES);
+        assert_eq!(found().collect::<Vec<_>>(), [arena, without]);
+        pages.put_block(without);
+        assert_eq!(found().collect::<Vec<_>>(), [arena], "{with_store:?} is never in swap");
     }
 }

@@ -19,7 +19,7 @@ impl<M: Mmu> AddressSpace<M> {
     /// # Errors
     /// `NOMEM`.
     pub(crate) fn reserve_beyond(&mut self, pages: usize) -> Result<(), Errno> {
-        // The words take a sixteenth of a limit at most, which is meant for the program.
+        // Of a limit, which is meant for the program, the words take about a sixteenth.
         let most = memory::address_limit().map_or(pages, |bytes| (bytes >> 7) as usize);
         let mut beyond = pages.min(most.next_power_of_two()).max(PAGES_BEYOND_MIN);
         loop {
@@ -45,6 +45,11 @@ impl<M: Mmu> AddressSpace<M> {
             self.budget.uncharge(1);
         }
         block
+    }
+
+    /// Whether a block is left to be taken, once there is memory for it.
+    pub(crate) fn has_object_block(&self) -> bool {
+        self.pages.has_free_block()
     }
 
     /// Gives a block back whose words were never used.
