@@ -9,7 +9,6 @@ extern crate std;
 
 pub mod budget;
 pub mod control;
-pub mod errands;
 pub mod failpoint;
 pub mod fault;
 pub mod frames;
@@ -20,6 +19,7 @@ pub mod mmu;
 pub mod object;
 pub mod page;
 pub mod process;
+pub mod proxy;
 pub mod reclaim;
 pub mod scratch;
 pub mod space;

@@ -1,5 +1,5 @@
 //! Waiting for pages with real threads, and step by step: counts are exact, nobody is stuck, and how
-//! often a waiter is robbed is counted, not timed.
+//! often a waiter loses the lock to a stealer is counted, not timed.
 
 mod common;
 
@@ -210,7 +210,7 @@ struct Greedy<'a> {
     table: &'a WaitTable,
     word: &'a PageWord,
     has_lock: AtomicBool,
-    robbed: AtomicU32,
+    stolen: AtomicU32,
 }
 
 impl Parking<AtomicU64> for Greedy<'_> {
@@ -219,7 +219,7 @@ impl Parking<AtomicU64> for Greedy<'_> {
         unlock(self.table, self.word);
         let again = self.word.try_lock().is_some();
         self.has_lock.store(again, Ordering::Relaxed);
-        self.robbed.fetch_add(u32::from(again), Ordering::Relaxed);
+        self.stolen.fetch_add(u32::from(again), Ordering::Relaxed);
     }
     fn wake(&self, _: *const AtomicU64) {}
     fn answer(&self, _: PageNum) {}
@@ -232,11 +232,11 @@ fn a_waiter_is_robbed_of_the_lock_a_few_times_and_then_has_it_handed_over() {
         table: &table,
         word: &word,
         has_lock: AtomicBool::new(word.try_lock().is_some()),
-        robbed: AtomicU32::new(0),
+        stolen: AtomicU32::new(0),
     };
     let owned = table.lock(&word, &greedy);
     assert!(owned.is_locked() && !owned.has_handoff());
-    assert_eq!(greedy.robbed.into_inner(), STEALS_MAX);
+    assert_eq!(greedy.stolen.into_inner(), STEALS_MAX);
     let counts = table.counts();
     assert_eq!((counts.steals, counts.handoffs), (u64::from(STEALS_MAX), 1));
     unlock(&table, &word);
@@ -259,7 +259,7 @@ fn who_is_cancelled_with_a_promise_takes_it_along() {
         fn answer(&self, _: PageNum) {}
     }
     let has_lock = AtomicBool::new(word.try_lock().is_some());
-    let greedy = Greedy { table: &table, word: &word, has_lock, robbed: AtomicU32::new(0) };
+    let greedy = Greedy { table: &table, word: &word, has_lock, stolen: AtomicU32::new(0) };
     let result = table.lock_killable(&word, Kill::by(&token), &Cancels(greedy, &token));
     assert_eq!(result, Err(Interrupted));
     assert!(word.load().is_locked() && !word.load().has_handoff() && !word.load().has_waiters());
@@ -286,14 +286,14 @@ fn a_greedy_thread_cannot_starve_another() {
         for _ in 0..LOCKS {
             table.lock(&page.word, &Futexes);
             page.touch();
-            // Held over a switch, so that the greedy ones queue, and rob each other.
+            // Held over a switch, so that the greedy ones queue, and steal from each other.
             std::thread::yield_now();
             unlock(&table, &page.word);
         }
         is_over.store(true, Ordering::Relaxed);
     });
     let counts = table.counts();
-    // Whoever waits queues anew after each time he is robbed, and is robbed so often at most.
+    // Whoever waits queues anew after each time he loses the lock to a stealer, and loses the lock to a stealer so often at most.
     let first_waits = counts.waits - counts.steals;
     assert!(counts.steals <= first_waits * u64::from(STEALS_MAX), "{counts:?}");
     assert_unused(&page.word);

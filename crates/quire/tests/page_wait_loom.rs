@@ -2,7 +2,7 @@
 //!
 //! Two threads are checked without a bound, unless a test says otherwise; three with at most
 //! `PREEMPTIONS` preemptions a run. Where a waiter is to have the lock handed over, the table is one
-//! that promises at once: to be robbed first needs more switches than a model can walk through.
+//! that promises at once: to lose the lock to a stealer first needs more switches than a model can walk through.
 
 mod loom_page;
 

@@ -201,11 +201,11 @@ impl TurnstileWord for Word {
     }
 }
 
-/// The space's lock: a layout, and the list of the faults that were shut out of it.
+/// The space's lock: a layout, and the list of the faults that were deferred of it.
 struct Lock {
     turnstile: Turnstile<Word>,
     layout: UnsafeCell<u32>,
-    shut_out: Mutex<u32>,
+    deferred: Mutex<u32>,
     answered: Mutex<u32>,
 }
 
@@ -214,7 +214,7 @@ impl Lock {
         Arc::new(Lock {
             turnstile: Turnstile::new(Word { forgets_wakes, ..Word::default() }),
             layout: UnsafeCell::new(0),
-            shut_out: Mutex::new(0),
+            deferred: Mutex::new(0),
             answered: Mutex::new(0),
         })
     }
@@ -228,7 +228,7 @@ impl Lock {
                 self.turnstile.leave();
                 return true;
             }
-            *self.shut_out.lock().unwrap() += 1;
+            *self.deferred.lock().unwrap() += 1;
             if self.turnstile.try_sign() {
                 return false;
             }
@@ -242,7 +242,7 @@ impl Lock {
             unsafe { *layout = 2 }
         });
         if self.turnstile.unlock() {
-            let taken = std::mem::take(&mut *self.shut_out.lock().unwrap());
+            let taken = std::mem::take(&mut *self.deferred.lock().unwrap());
             *self.answered.lock().unwrap() += taken;
         }
     }
@@ -265,7 +265,7 @@ fn one_fault_and_one_change(forgets_wakes: bool) {
 }
 
 #[test]
-fn a_classic_fault_sees_no_half_change_and_is_answered_where_it_was_shut_out() {
+fn a_classic_fault_sees_no_half_change_and_is_answered_where_it_was_deferred() {
     one_fault_and_one_change(false);
 }
 

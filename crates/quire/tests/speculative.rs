@@ -224,7 +224,7 @@ fn rights_that_are_not_there_send_a_fault_the_classic_way_where_it_waits_for_the
             assert!(Instant::now() < end, "the fault took no notice");
             std::thread::yield_now();
         }
-        // The fault is shut out for as long as this lasts.
+        // The fault is deferred for as long as this lasts.
         std::thread::sleep(Duration::from_millis(20));
         engine.space.protect(&mut layout, range, Prot::READ_WRITE).unwrap();
     });

@@ -3,8 +3,8 @@
 //! A child of vfork runs in its parent's memory and on its parent's thread-local storage, where libc
 //! has the parent's number; so does one of clone with CLONE_VM, and a thread that no libc made. The
 //! kernel reports the faults of such a child under a number of its own. If it changed the layout under
-//! the parent's number, its own faults would be shut out until it is done, and it waits for them.
-//! So while memory is *lent*, nobody who changes the layout gives a number: no fault is shut out then.
+//! the parent's number, its own faults would be deferred until it is done, and it waits for them.
+//! So while memory is *lent*, nobody who changes the layout gives a number: no fault is deferred then.
 //!
 //! Owns the count of those it is lent to. vfork's parent takes back what it lent when it goes on. What
 //! clone lends stays lent: nobody says when such a child has ended.

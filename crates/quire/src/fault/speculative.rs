@@ -130,7 +130,7 @@ impl<M: Mmu> AddressSpace<M> {
             let (way, shared) = match self.share_layout(page, thread) {
                 Entry::Shared(shared) => (Way::Classic, Some(shared)),
                 Entry::Exempt => (Way::Exempt, None),
-                Entry::ShutOut => {
+                Entry::Deferred => {
                     self.budget.count(Event::FaultParked, 1);
                     return Outcome::Parked;
                 }

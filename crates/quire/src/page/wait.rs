@@ -28,9 +28,9 @@
 //! # Fairness
 //!
 //! A newcomer may take a free lock before the one who was woken for it: a hand-over to a thread
-//! that sleeps would keep the page locked for as long as that takes to wake. Whoever was robbed
+//! that sleeps would keep the page locked for as long as that takes to wake. Whoever lost the lock to a stealer
 //! [`STEALS_MAX`] times has the lock promised (`HANDOFF`): nobody can take it then, and the unlock
-//! hands it to the oldest waiter, who wakes as its owner. A wait for the lock to be free is robbed
+//! hands it to the oldest waiter, who wakes as its owner. A wait for the lock to be free loses the lock to a stealer
 //! in the same way, and served at the same promise.
 //!
 //! # Locks
@@ -161,7 +161,7 @@ impl<A: Word, L: QueueLock<List<A>>> Drop for Queued<'_, A, L> {
 
 impl<A: Word, L: QueueLock<List<A>>, Q: AsRef<[L]>> WaitTable<A, L, Q> {
     /// A table with these queues, of which there is at least one, in which nobody waits, and who waits
-    /// is robbed `steals_max` times at most.
+    /// loses the lock to a stealer `steals_max` times at most.
     #[must_use]
     pub const fn with_queues(queues: Q, steals_max: u32) -> Self {
         WaitTable {

@@ -410,7 +410,7 @@ impl<A: Word> PageWord<A> {
         self.lock_or_sign(WAITERS)
     }
 
-    /// The same, for one who was robbed too often: the next unlock hands it over.
+    /// The same, for one who lost the lock to a stealer too often: the next unlock hands it over.
     pub(super) fn lock_or_be_handed(&self) -> Option<Snapshot> {
         // Where the lock is not taken it is promised, and the sign is there already.
         self.lock_or_sign(WAITERS | HANDOFF)

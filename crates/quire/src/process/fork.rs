@@ -111,7 +111,7 @@ impl Process {
             reach(Step::GateClosed);
             // A reader may need the background thread, which is stopped with all the others.
             if !self.space.swap().is_reading() {
-                charged = self.space.errands.send(|| {
+                charged = self.space.proxy_calls.send(|| {
                     self.space.mmu().expect_sharers();
                     self.space.prepare_fork(&mut layout)
                 });

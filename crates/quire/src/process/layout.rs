@@ -54,19 +54,23 @@ impl Process {
     }
 
     /// The same on an engine thread, which can map and move pages.
-    fn on_errand<R>(&self, ranges: &[PageRange], act: impl FnOnce(&mut Layout<'_>) -> R) -> R {
-        self.locked(ranges, |layout| self.space.errands.send(|| act(layout)))
+    fn on_proxy_call<R>(&self, ranges: &[PageRange], act: impl FnOnce(&mut Layout<'_>) -> R) -> R {
+        self.locked(ranges, |layout| self.space.proxy_calls.send(|| act(layout)))
     }
 
-    /// On an engine thread only where `needs_engine`: an errand costs two switches of thread.
-    fn locked_or_errand<R>(
+    /// On an engine thread only where `needs_engine`: a proxy call costs two switches of thread.
+    fn locked_or_proxy_call<R>(
         &self,
         ranges: &[PageRange],
         needs_engine: impl FnOnce(&mut Layout<'_>) -> bool,
         act: impl FnOnce(&mut Layout<'_>) -> R,
     ) -> R {
         self.locked(ranges, |layout| {
-            if needs_engine(layout) { self.space.errands.send(|| act(layout)) } else { act(layout) }
+            if needs_engine(layout) {
+                self.space.proxy_calls.send(|| act(layout))
+            } else {
+                act(layout)
+            }
         })
     }
 
@@ -79,7 +83,7 @@ impl Process {
         let bytes = (managed + pages as u64) << PAGE_SHIFT;
         let limit = self.address_limit.known().unwrap_or_else(|| {
             let ask = || getrlimit(Resource::As).current;
-            self.on_errand(&[], |_| self.address_limit.learn(ask))
+            self.on_proxy_call(&[], |_| self.address_limit.learn(ask))
         });
         if bytes <= limit { Ok(()) } else { Err(Errno::NOMEM) }
     }
@@ -101,7 +105,7 @@ impl Process {
         let hint = self.pages(hint & !(PAGE_SIZE - 1), bytes).ok().map(|range| range.start);
         let pages = bytes >> PAGE_SHIFT;
         self.check_address_limit(pages)?;
-        let mapped = self.locked_or_errand(
+        let mapped = self.locked_or_proxy_call(
             &[],
             |_| is_populated(flags),
             |layout| {
@@ -120,7 +124,7 @@ impl Process {
     /// doing alone.
     fn explain_refusal(&self) {
         static HAS_EXPLAINED: AtomicBool = AtomicBool::new(false);
-        let is_limited = self.on_errand(&[], |_| getrlimit(Resource::Data).current.is_some());
+        let is_limited = self.on_proxy_call(&[], |_| getrlimit(Resource::Data).current.is_some());
         if is_limited && !HAS_EXPLAINED.swap(true, Ordering::Relaxed) {
             super::say(format_args!(
                 "quire: memory is refused to process {}: RLIMIT_DATA counts quire's tables too; \
@@ -155,7 +159,7 @@ impl Process {
         let range = self.pages(address, len)?;
         let needs_engine =
             |layout: &mut Layout<'_>| is_populated(flags) || self.space.has_foreign(layout, range);
-        self.locked_or_errand(&[range], needs_engine, |layout| {
+        self.locked_or_proxy_call(&[range], needs_engine, |layout| {
             if flags as u32 & c::MAP_FIXED_NOREPLACE == c::MAP_FIXED_NOREPLACE
                 && self.space.is_mapped(layout, range)
             {
@@ -188,7 +192,7 @@ impl Process {
             let needs_engine =
                 self.space.has_foreign(layout, range) || !self.space.mmu().is_protectable();
             if needs_engine {
-                self.space.errands.send(|| self.space.map_foreign(layout, range))?;
+                self.space.proxy_calls.send(|| self.space.map_foreign(layout, range))?;
             } else {
                 self.space.map_foreign(layout, range)?;
             }
@@ -221,7 +225,7 @@ impl Process {
         let _signals = SignalsBlocked::new();
         let mut layout = self.space.lock_over(&[range]);
         if self.space.has_foreign(&layout, range) {
-            return self.space.errands.send(|| self.space.unmap(&mut layout, range));
+            return self.space.proxy_calls.send(|| self.space.unmap(&mut layout, range));
         }
         self.space.unmap_and_unlock(layout, range)
     }
@@ -237,7 +241,7 @@ impl Process {
         }
         let loses = !Prot((prot & PROT_MASK) as u32).is_movable();
         let needs_engine = |_: &mut Layout<'_>| loses && self.space.has_used(range);
-        self.locked_or_errand(&[range], needs_engine, |layout| {
+        self.locked_or_proxy_call(&[range], needs_engine, |layout| {
             self.each_kind(layout, range, |layout, part, kind| match kind {
                 Kind::Anonymous | Kind::Private => {
                     self.space.protect(layout, part, Prot((prot & PROT_MASK) as u32))
@@ -321,7 +325,7 @@ impl Process {
             managed,
             Some(Advice::WillNeed | Advice::Free | Advice::PageOut | Advice::Populate)
         );
-        self.locked_or_errand(
+        self.locked_or_proxy_call(
             &[range],
             |_| maps,
             |layout| {
@@ -373,7 +377,7 @@ impl Process {
             Placement::InPlace | Placement::Anywhere => PageRange::new(range.start, 0),
         };
         let remap = |layout: &mut Layout<'_>| self.space.remap(layout, range, pages, placement);
-        let start = self.on_errand(&[range, target], remap)?;
+        let start = self.on_proxy_call(&[range, target], remap)?;
         Ok(self.space.mmu().address(start))
     }
 
@@ -383,7 +387,7 @@ impl Process {
     /// As mlock(2).
     pub fn mlock(&self, address: usize, len: usize) -> Result<(), Errno> {
         let range = self.outer_pages(address, len)?;
-        self.on_errand(&[range], |layout| self.space.mlock(layout, range))
+        self.on_proxy_call(&[range], |layout| self.space.mlock(layout, range))
     }
 
     /// munlock.
@@ -407,7 +411,7 @@ impl Process {
     /// `NOMEM` where it would be more than half of the budget.
     pub fn mlockall(&self, flags: i32) -> Result<(), Errno> {
         let flags = flags as u32;
-        self.on_errand(&[self.space.arena()], |layout| {
+        self.on_proxy_call(&[self.space.arena()], |layout| {
             self.space.lock_future(flags & c::MCL_FUTURE != 0);
             if flags & c::MCL_CURRENT != 0 { self.space.mlock_current(layout) } else { Ok(()) }
         })

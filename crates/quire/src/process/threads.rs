@@ -46,7 +46,7 @@ use crate::sys::thread::{self, Files, Place, Signal};
 pub const HANDLERS_AUTO_MAX: usize = 4;
 /// Most handlers.
 pub const HANDLERS_MAX: usize = ENGINE_SHARDS - BESIDE_HANDLERS;
-/// Kswapd, the errands, the readers.
+/// Kswapd, the proxy calls, the readers.
 const BESIDE_HANDLERS: usize = 2 + READERS;
 /// Readers of the swap file.
 const READERS: usize = 2;
@@ -63,7 +63,7 @@ enum Role {
     /// Reclaims in the background.
     Kswapd,
     /// Does for program threads what they cannot.
-    Errands,
+    ProxyCalls,
     /// Reads the swap file.
     Reader,
 }
@@ -157,7 +157,7 @@ impl Threads {
         let readers = if has_swap_file { READERS } else { 0 };
         let roles = handlers
             .roles()
-            .chain([Role::Kswapd, Role::Errands])
+            .chain([Role::Kswapd, Role::ProxyCalls])
             .chain(core::iter::repeat_n(Role::Reader, readers));
         for (number, (seat, role)) in threads.seats.iter_mut().zip(roles).enumerate() {
             *seat = Some(Seat {
@@ -305,9 +305,9 @@ fn run(seat: &'static Seat) -> ! {
             thread::run_soon();
             reclaim(process, scratch)
         }
-        Role::Errands => {
-            thread::set_name(c"quire-errands");
-            run_errands(process)
+        Role::ProxyCalls => {
+            thread::set_name(c"quire-proxy");
+            run_proxy_calls(process)
         }
         Role::Reader => {
             thread::set_name(c"quire-swapin");
@@ -390,13 +390,13 @@ fn reclaim(process: &'static Process, scratch: &mut Scratch) -> ! {
     }
 }
 
-fn run_errands(process: &'static Process) -> ! {
-    let errands = &process.space.errands;
+fn run_proxy_calls(process: &'static Process) -> ! {
+    let proxy_calls = &process.space.proxy_calls;
     loop {
-        let seen = errands.calls();
+        let seen = proxy_calls.calls();
         process.space.answer_for_others();
-        errands.run_one();
-        errands.wait(seen);
+        proxy_calls.run_one();
+        proxy_calls.wait(seen);
     }
 }
 

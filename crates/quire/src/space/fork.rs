@@ -229,7 +229,7 @@ impl<M: Mmu> AddressSpace<M> {
         self.swap.after_fork_in_child(slot);
         self.starved.after_fork_in_child();
         self.unanswered.after_fork_in_child();
-        self.should_answer_shut_out.store(false, Ordering::Relaxed);
+        self.should_answer_deferred.store(false, Ordering::Relaxed);
         self.layout.after_fork_in_child(ThreadId::UNKNOWN);
         self.dying.after_fork_in_child();
         self.rights.after_fork_in_child();

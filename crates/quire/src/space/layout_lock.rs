@@ -2,12 +2,12 @@
 //!
 //! Owns who may be in, and the list of the faults that were not let in. A fault never sleeps for
 //! the lock: it only tries it, for a handler that slept here would be inside the gate that a fork
-//! waits to be empty, with this very lock held. Whoever is *shut out* is answered when the lock is
+//! waits to be empty, with this very lock held. Whoever is *deferred* is answered when the lock is
 //! given back, and faults again.
 //!
 //! Speculative faults do not come by here at all: this is one word that all of them would write.
 //!
-//! # Who is never shut out
+//! # Who is never deferred
 //!
 //! The owner's own faults, or he would wait for himself: his stack may lie in managed memory, and
 //! what he hands to the engine's threads may. So he leaves his thread's number here, the engine's
@@ -56,7 +56,7 @@ pub(super) struct LayoutLock {
     /// The thread that changes the layout.
     owner: AtomicU32,
     engine_threads: [AtomicU32; ENGINE_THREADS_MAX],
-    shut_out: FaultList,
+    deferred: FaultList,
 }
 
 /// Whether a word names no thread. Relaxed: the owner's own faults see what he has stored, and who
@@ -67,8 +67,8 @@ fn is_unknown(word: &AtomicU32) -> bool {
 
 /// What is to be done once the lock is free again.
 pub(super) trait Unlocked {
-    /// Answers the faults that were shut out.
-    fn answer_shut_out(&self);
+    /// Answers the faults that were deferred.
+    fn answer_deferred(&self);
     /// Looks after those that came where no VMA is.
     fn after_unlock(&self);
 }
@@ -101,7 +101,7 @@ pub(crate) enum Entry<'a> {
     /// Somebody changes it whose own fault this may be.
     Exempt,
     /// It is answered when the lock is given back.
-    ShutOut,
+    Deferred,
     /// The lock has been given back meanwhile.
     Again,
 }
@@ -113,7 +113,7 @@ impl LayoutLock {
             faults: Turnstile::new(AtomicU32::new(0)),
             owner: AtomicU32::new(0),
             engine_threads: [const { AtomicU32::new(0) }; ENGINE_THREADS_MAX],
-            shut_out: FaultList::new(),
+            deferred: FaultList::new(),
         }
     }
 
@@ -140,7 +140,7 @@ impl LayoutLock {
         self.changes.try_lock().map(|guard| (guard, SpaceLocked(())))
     }
 
-    /// Lets a fault in, of what `thread` says, beside others, or shuts it out.
+    /// Lets a fault in, of what `thread` says, beside others, or defers it.
     pub(crate) fn try_share(&self, page: PageNum, thread: impl FnOnce() -> ThreadId) -> Entry<'_> {
         if self.faults.try_enter() {
             rank::taken(Rank::LayoutFaults, 1);
@@ -149,9 +149,9 @@ impl LayoutLock {
         if self.is_exempt(thread()) {
             return Entry::Exempt;
         }
-        self.shut_out.push(page);
+        self.deferred.push(page);
         // Else its entry stays in the list: a fault too many is answered, some day.
-        if self.faults.try_sign() { Entry::ShutOut } else { Entry::Again }
+        if self.faults.try_sign() { Entry::Deferred } else { Entry::Again }
     }
 
     /// Whether the owner may be waiting for this thread, or be it.
@@ -175,9 +175,9 @@ impl LayoutLock {
         debug_assert!(is_listed, "more engine threads than places");
     }
 
-    /// Takes the faults that were shut out.
-    pub(super) fn answer_shut_out(&self, answer: impl FnMut(Answer)) {
-        self.shut_out.answer_all(answer);
+    /// Takes the faults that were deferred.
+    pub(super) fn answer_deferred(&self, answer: impl FnMut(Answer)) {
+        self.deferred.answer_all(answer);
     }
 
     /// In a fork's child, whose one thread holds the lock, before any other runs there.
@@ -185,7 +185,7 @@ impl LayoutLock {
         self.owner.store(thread.0, Ordering::Relaxed);
         self.faults.reset_locked();
         self.engine_threads.iter().for_each(|place| place.store(0, Ordering::Relaxed));
-        self.shut_out.after_fork_in_child();
+        self.deferred.after_fork_in_child();
     }
 }
 
@@ -201,7 +201,7 @@ impl Drop for Layout<'_> {
         self.lock.owner.store(0, Ordering::Relaxed);
         rank::released(Rank::LayoutFaults, 1);
         if self.lock.faults.unlock() {
-            self.after.0.answer_shut_out();
+            self.after.0.answer_deferred();
         }
     }
 }
@@ -220,7 +220,7 @@ mod tests {
     }
 
     impl Unlocked for Space {
-        fn answer_shut_out(&self) {
+        fn answer_deferred(&self) {
             self.answers.set(self.answers.get() + 1);
         }
         fn after_unlock(&self) {}
@@ -229,13 +229,13 @@ mod tests {
     fn is_exempt(lock: &LayoutLock, thread: u32) -> bool {
         match lock.try_share(PAGE, || ThreadId(thread)) {
             Entry::Exempt => true,
-            Entry::ShutOut => false,
+            Entry::Deferred => false,
             Entry::Shared(_) | Entry::Again => panic!("nobody has the lock"),
         }
     }
 
     #[test]
-    fn others_than_the_owner_are_shut_out_and_answered_at_his_end() {
+    fn others_than_the_owner_are_deferred_and_answered_at_his_end() {
         let (lock, space) = (LayoutLock::new(Scratch::new().unwrap()), Space::default());
         lock.enlist(ThreadId(20));
         let layout = lock.lock(|| ThreadId(10), &space);
@@ -249,7 +249,7 @@ mod tests {
     /// The only thread of a program leaves no number, nor does that of a fork's child; and whoever
     /// gives the lock back takes his number away first.
     #[test]
-    fn an_owner_who_is_not_known_is_never_shut_out() {
+    fn an_owner_who_is_not_known_is_never_deferred() {
         let (lock, space) = (LayoutLock::new(Scratch::new().unwrap()), Space::default());
         let layout = lock.lock(|| ThreadId::UNKNOWN, &space);
         assert!(is_exempt(&lock, 10), "the only thread waits for itself");

@@ -80,11 +80,11 @@ use self::layout_lock::{Entry, LayoutLock, NumberOfThread, Unlocked};
 use self::rights::Rights;
 use self::vma::{Vma, VmaIndex};
 use crate::budget::{Budget, Purpose};
-use crate::errands::Errands;
 use crate::fault::{fault_list::Answer, fault_list::FaultList, order::Streams, way::Costs};
 use crate::frames::FramePool;
 use crate::mmu::Mmu;
 use crate::page::{Block, PageWord, Pages, Snapshot};
+use crate::proxy::ProxyCalls;
 use crate::reclaim::{Clock, Places};
 use crate::scratch::Scratch;
 use crate::swap::Swap;
@@ -112,9 +112,9 @@ pub struct AddressSpace<M: Mmu> {
     pub(crate) starved: FaultList,
     /// Faults that a program's thread has found parked, for an engine thread to answer.
     unanswered: FaultList,
-    /// Likewise faults that were shut out while the layout changed.
-    should_answer_shut_out: AtomicBool,
-    pub(crate) errands: Errands,
+    /// Likewise faults that were deferred while the layout changed.
+    should_answer_deferred: AtomicBool,
+    pub(crate) proxy_calls: ProxyCalls,
     /// What a fork waits for (see `fork`); the futex that it waits on.
     pub(crate) fork_demand: AtomicU32,
     /// Pages charged ahead for a fork's child.
@@ -174,8 +174,8 @@ impl<M: Mmu> AddressSpace<M> {
             clock: Mutex::new(Clock::default()),
             starved: FaultList::new(),
             unanswered: FaultList::new(),
-            should_answer_shut_out: AtomicBool::new(false),
-            errands: Errands::new(),
+            should_answer_deferred: AtomicBool::new(false),
+            proxy_calls: ProxyCalls::new(),
             fork_demand: AtomicU32::new(0),
             fork_room: AtomicUsize::new(0),
             has_forked: AtomicBool::new(false),
@@ -196,7 +196,7 @@ impl<M: Mmu> AddressSpace<M> {
         self.layout.lock(|| self.owner(), self)
     }
 
-    /// The calling thread, as far as its faults could be shut out.
+    /// The calling thread, as far as its faults could be deferred.
     fn owner(&self) -> ThreadId {
         if self.is_single_threaded() {
             // All faults are its own.
@@ -405,7 +405,7 @@ impl<M: Mmu> AddressSpace<M> {
             return;
         }
         self.unanswered.push(page);
-        self.errands.call();
+        self.proxy_calls.call();
     }
 
     /// The same for the faults of all pages.
@@ -415,7 +415,7 @@ impl<M: Mmu> AddressSpace<M> {
             return;
         }
         self.unanswered.push_everybody();
-        self.errands.call();
+        self.proxy_calls.call();
     }
 
     /// Answers whom a list names.
@@ -429,8 +429,8 @@ impl<M: Mmu> AddressSpace<M> {
     /// Answers what program threads could not.
     pub(crate) fn answer_for_others(&self) {
         self.unanswered.answer_all(|answer| self.wake_for(answer));
-        if self.should_answer_shut_out.swap(false, Ordering::Acquire) {
-            self.answer_shut_out();
+        if self.should_answer_deferred.swap(false, Ordering::Acquire) {
+            self.answer_deferred();
         }
     }
 
@@ -451,13 +451,13 @@ impl<M: Mmu> Unlocked for AddressSpace<M> {
         self.seal_strays();
     }
 
-    fn answer_shut_out(&self) {
+    fn answer_deferred(&self) {
         if self.mmu.is_reachable() {
-            self.layout.answer_shut_out(|answer| self.wake_for(answer));
+            self.layout.answer_deferred(|answer| self.wake_for(answer));
             return;
         }
         // Release publishes that the lock is free.
-        self.should_answer_shut_out.store(true, Ordering::Release);
-        self.errands.call();
+        self.should_answer_deferred.store(true, Ordering::Release);
+        self.proxy_calls.call();
     }
 }

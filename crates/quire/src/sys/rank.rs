@@ -48,7 +48,7 @@ ranks! {
     Resize,
     /// The turn of an object's syncs, held while the store works.
     SyncTurn,
-    /// The space's lock, held alone: program threads, and the sender of an errand.
+    /// The space's lock, held alone: program threads, and the sender of a proxy call.
     Layout,
     /// The same shared by classic faults, which only try it; a changer waits until they have left.
     LayoutFaults,

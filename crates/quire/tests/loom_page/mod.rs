@@ -105,7 +105,7 @@ impl<A: Word> Page<A> {
         Page::with(quire::page::wait::STEALS_MAX)
     }
 
-    /// One on which who waits is robbed `steals_max` times at most.
+    /// One on which who waits loses the lock to a stealer `steals_max` times at most.
     pub fn with(steals_max: u32) -> Arc<Page<A>> {
         let queue = LoomQueue(Mutex::new(List::new()));
         Arc::new(Page {

@@ -1,9 +1,9 @@
 //! Buffers, and a stack, for faults that are served in a signal handler.
 //!
-//! Owns a pool of [`Desk`]s for all address spaces of the process. A thread takes one for one fault
+//! Owns a pool of [`FaultStack`]s for all address spaces of the process. A thread takes one for one fault
 //! and gives it back before it waits for an answer; so whoever finds none waits for threads that go
 //! on by themselves. The pool grows by two mappings when more faults are served at once than ever
-//! before, and stays: what a desk costs is what of it was touched.
+//! before, and stays: what a fault stack costs is what of it was touched.
 //!
 //! A fault that reclaims, or reads the swap file, takes some 40 KiB of stack, which a thread of the
 //! program need not have.
@@ -32,43 +32,43 @@ const FREE: u32 = 1;
 const TAKEN: u32 = 2;
 
 /// What a fault needs.
-struct Desk {
+struct FaultStack {
     scratch: Scratch,
     stack: Stack,
 }
 
-impl Desk {
+impl FaultStack {
     /// # Errors
     /// `NOMEM`.
-    fn new() -> Result<Desk, Errno> {
+    fn new() -> Result<FaultStack, Errno> {
         let mut stack = Stack::new(STACK_BYTES)?;
         // There as well: a compressor comes by way of the stack.
         let scratch = stack.run(Scratch::new)?;
-        Ok(Desk { scratch, stack })
+        Ok(FaultStack { scratch, stack })
     }
 }
 
 struct Slot {
     state: AtomicU32,
     /// There unless the slot is empty.
-    desk: UnsafeCell<MaybeUninit<Desk>>,
+    fault_stack: UnsafeCell<MaybeUninit<FaultStack>>,
 }
 
-// SAFETY: the desk is touched by who has taken the slot alone.
+// SAFETY: the fault stack is touched by who has taken the slot alone.
 unsafe impl Sync for Slot {}
 
-static POOL: [Slot; SLOTS] =
-    [const { Slot { state: AtomicU32::new(EMPTY), desk: UnsafeCell::new(MaybeUninit::uninit()) } };
-        SLOTS];
+static POOL: [Slot; SLOTS] = [const {
+    Slot { state: AtomicU32::new(EMPTY), fault_stack: UnsafeCell::new(MaybeUninit::uninit()) }
+}; SLOTS];
 /// Threads that wait for a slot, or are about to.
 static WAITING: AtomicU32 = AtomicU32::new(0);
 /// Counts slots that were given back while somebody waited; what they sleep on.
 static RETURNS: AtomicU32 = AtomicU32::new(0);
 
-/// A desk of the pool, given back by the drop.
+/// A fault stack of the pool, given back by the drop.
 pub(super) struct Borrowed(&'static Slot);
 
-/// Sees to it that there is a desk at all, so that who waits for one waits for somebody.
+/// Sees to it that there is a fault stack at all, so that who waits for one waits for somebody.
 pub(super) fn prepare() -> Result<(), Errno> {
     // Acquire, as in `take_free`; nothing is read here but the state.
     if POOL.iter().any(|slot| slot.state.load(Ordering::Acquire) != EMPTY) {
@@ -77,7 +77,7 @@ pub(super) fn prepare() -> Result<(), Errno> {
     take_empty().map(drop)
 }
 
-/// Lends a desk; waits where all are in use.
+/// Lends a fault stack; waits where all are in use.
 pub(super) fn borrow() -> Borrowed {
     if let Some(borrowed) = try_borrow() {
         return borrowed;
@@ -115,10 +115,10 @@ fn take_empty() -> Result<Borrowed, Errno> {
         slot.state.compare_exchange(EMPTY, TAKEN, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     };
     let slot = POOL.iter().find(is_taken).ok_or(Errno::AGAIN)?;
-    match Desk::new() {
-        Ok(desk) => {
-            // SAFETY: the slot is ours, and has no desk that this would forget.
-            unsafe { (*slot.desk.get()).write(desk) };
+    match FaultStack::new() {
+        Ok(fault_stack) => {
+            // SAFETY: the slot is ours, and has no fault stack that this would forget.
+            unsafe { (*slot.fault_stack.get()).write(fault_stack) };
             Ok(Borrowed(slot))
         }
         Err(errno) => {
@@ -143,7 +143,8 @@ impl Borrowed {
     /// Does `work` with the buffers, on the stack.
     pub fn run<R>(&mut self, work: impl FnOnce(&mut Scratch) -> R) -> R {
         // SAFETY: taken, and filled by `take_empty`; self is borrowed alone.
-        let Desk { scratch, stack } = unsafe { (*self.0.desk.get()).assume_init_mut() };
+        let FaultStack { scratch, stack } =
+            unsafe { (*self.0.fault_stack.get()).assume_init_mut() };
         stack.run(|| work(scratch))
     }
 }
@@ -168,15 +169,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_finds_no_desk_waits_for_one_and_no_two_have_the_same() {
+    fn who_finds_no_fault_stack_waits_for_one_and_no_two_have_the_same() {
         prepare().unwrap();
         let mut held: Vec<Borrowed> = core::iter::repeat_with(borrow).take(SLOTS).collect();
-        for (number, desk) in held.iter_mut().enumerate() {
-            desk.run(|scratch| scratch.page.fill(number as u8));
+        for (number, fault_stack) in held.iter_mut().enumerate() {
+            fault_stack.run(|scratch| scratch.page.fill(number as u8));
         }
-        for (number, desk) in held.iter_mut().enumerate() {
-            let is_its = desk.run(|scratch| scratch.page.iter().all(|&byte| byte == number as u8));
-            assert!(is_its, "desk {number}");
+        for (number, fault_stack) in held.iter_mut().enumerate() {
+            let is_its =
+                fault_stack.run(|scratch| scratch.page.iter().all(|&byte| byte == number as u8));
+            assert!(is_its, "fault_stack {number}");
         }
         let (done, ended) = channel();
         let waiter = std::thread::spawn(move || {

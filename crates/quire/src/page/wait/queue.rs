@@ -242,7 +242,7 @@ pub(super) struct Walk {
     limit: u64,
     /// Somebody stays.
     leaves: bool,
-    /// How often one who stays has been robbed of the lock's being free, at most.
+    /// How often one who stays has found the lock taken by a stealer, at most.
     steals: u32,
 }
 
@@ -349,7 +349,7 @@ impl<A: Word> List<A> {
         waiter.state.store(WAITING, Ordering::Relaxed);
     }
 
-    /// How often one who queues again was robbed by now.
+    /// How often one who queues again lost the lock to a stealer by now.
     ///
     /// # Safety
     /// `waiter` is the caller's own, and in no chain.
@@ -413,7 +413,7 @@ impl<A: Word> List<A> {
         at
     }
 
-    /// How often the next one to have the lock of a word was robbed of it; `None` if nobody waits
+    /// How often the next one to have the lock of a word lost it to a stealer; `None` if nobody waits
     /// for it.
     pub(super) fn steals_of_next(&self, word: &PageWord<A>) -> Option<u32> {
         // SAFETY: it is in the chain.

@@ -12,39 +12,39 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 use crate::sys::futex::{self, Reach};
 use crate::sys::thread::Signal;
 
-/// The place where errands are left.
-pub struct Errands {
-    /// Counts calls; the futex that the errand thread sleeps on.
+/// The place where proxy calls are left.
+pub struct ProxyCalls {
+    /// Counts calls; the futex that the proxy thread sleeps on.
     calls: AtomicU32,
     run: AtomicUsize,
     argument: AtomicPtr<()>,
     done: Signal,
 }
 
-impl Default for Errands {
-    fn default() -> Errands {
-        Errands::new()
+impl Default for ProxyCalls {
+    fn default() -> ProxyCalls {
+        ProxyCalls::new()
     }
 }
 
 type Run = unsafe fn(*mut ());
 
-struct Errand<F, R> {
+struct ProxyCall<F, R> {
     act: Option<F>,
     result: Option<R>,
 }
 
 unsafe fn run<F: FnOnce() -> R, R>(argument: *mut ()) {
-    // SAFETY: `send` passes its own errand, and waits until this is over.
-    let errand = unsafe { &mut *argument.cast::<Errand<F, R>>() };
-    errand.result = errand.act.take().map(|act| act());
+    // SAFETY: `send` passes its own proxy call, and waits until this is over.
+    let proxy_call = unsafe { &mut *argument.cast::<ProxyCall<F, R>>() };
+    proxy_call.result = proxy_call.act.take().map(|act| act());
 }
 
-impl Errands {
+impl ProxyCalls {
     /// None.
     #[must_use]
-    pub const fn new() -> Errands {
-        Errands {
+    pub const fn new() -> ProxyCalls {
+        ProxyCalls {
             calls: AtomicU32::new(0),
             run: AtomicUsize::new(0),
             argument: AtomicPtr::new(core::ptr::null_mut()),
@@ -52,26 +52,26 @@ impl Errands {
         }
     }
 
-    /// Wakes the errand thread.
+    /// Wakes the proxy thread.
     pub fn call(&self) {
         // Release publishes what it is to find.
         self.calls.fetch_add(1, Ordering::Release);
         futex::wake(&self.calls, 1, Reach::Process);
     }
 
-    /// Has the errand thread run `act`, and waits for it. The caller holds the space's lock, so
+    /// Has the proxy thread run `act`, and waits for it. The caller holds the space's lock, so
     /// that nobody else sends one meanwhile.
     pub fn send<R>(&self, act: impl FnOnce() -> R) -> R {
-        fn runner<F: FnOnce() -> R, R>(_: &Errand<F, R>) -> Run {
+        fn runner<F: FnOnce() -> R, R>(_: &ProxyCall<F, R>) -> Run {
             run::<F, R>
         }
-        let mut errand = Errand { act: Some(act), result: None };
-        let run = runner(&errand);
-        self.argument.store(core::ptr::from_mut(&mut errand).cast(), Ordering::Relaxed);
+        let mut proxy_call = ProxyCall { act: Some(act), result: None };
+        let run = runner(&proxy_call);
+        self.argument.store(core::ptr::from_mut(&mut proxy_call).cast(), Ordering::Relaxed);
         self.run.store(run as usize, Ordering::Release);
         self.call();
         self.done.wait();
-        errand.result.expect("the errand thread ran it")
+        proxy_call.result.expect("the proxy_call thread ran it")
     }
 
     /// Number of calls so far.
@@ -79,7 +79,7 @@ impl Errands {
         self.calls.load(Ordering::Acquire)
     }
 
-    /// Runs what was sent, if anything; for the errand thread.
+    /// Runs what was sent, if anything; for the proxy thread.
     pub fn run_one(&self) {
         let run = self.run.swap(0, Ordering::Acquire);
         if run == 0 {
@@ -104,9 +104,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_errand_is_run_by_the_other_thread_while_the_sender_waits() {
-        let errands = std::sync::Arc::new(Errands::new());
-        let other = errands.clone();
+    fn a_proxy_call_is_run_by_the_other_thread_while_the_sender_waits() {
+        let proxy_calls = std::sync::Arc::new(ProxyCalls::new());
+        let other = proxy_calls.clone();
         let runner = std::thread::spawn(move || {
             for _ in 0..100 {
                 loop {
@@ -121,7 +121,7 @@ mod tests {
         });
         let mut sum = 0;
         for at in 0..100 {
-            sum += errands.send(|| at * 2);
+            sum += proxy_calls.send(|| at * 2);
         }
         runner.join().unwrap();
         assert_eq!(sum, 9900);
