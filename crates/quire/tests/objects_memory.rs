@@ -382,3 +382,41 @@ fn where_nothing_has_room_any_more_the_process_is_out_of_memory() {
     }
     panic!("all of it has found room");
 }
+
+#[test]
+fn what_a_page_has_in_swap_outlives_its_memory() {
+    let _watchdog = Watchdog::new(60);
+    let dir = Dir::new();
+    let builder = AddressSpace::builder().memory(4 * MIB).swap(&dir.0, 64 * MIB as u64);
+    let Some(space) = space_by(&builder) else { return };
+    let object = space.create_memory(16 * MIB as u64).unwrap();
+    let mut map = map_mut(&object);
+    let pages = object.len() as usize / PAGE;
+    for page in 0..pages {
+        map[page * PAGE..][..PAGE].copy_from_slice(&half_random(page, 0));
+    }
+    let at = |page: usize| (page * PAGE) as u64;
+    let is_as_written = |page: usize, bytes: usize| {
+        let found = &map[page * PAGE..][..bytes];
+        let is_lost = found.iter().all(|&byte| byte == 0);
+        assert!(is_lost || *found == half_random(page, 0)[..bytes], "page {page}");
+        !is_lost
+    };
+    for page in (0..pages).step_by(3) {
+        assert!(object.poison(at(page)).unwrap());
+        assert_eq!(load(map.as_ptr(), page * PAGE), None);
+    }
+    // While more is packed, compacted, and dropped.
+    assert!((0..pages).filter(|page| page % 3 != 0).all(|page| is_as_written(page, PAGE)));
+    // A cut into one of them.
+    assert!(object.poison(at(30)).unwrap());
+    object.set_len(at(30) + 100).unwrap();
+    object.set_len(at(pages)).unwrap();
+    object.unpoison(0..at(pages));
+    let kept = (0..30).filter(|&page| is_as_written(page, PAGE)).count();
+    assert!(kept > 20, "{kept} pages are left");
+    is_as_written(30, 100);
+    assert!(map[30 * PAGE + 100..].iter().all(|&byte| byte == 0));
+    drop((map, object));
+    assert_empty(&space);
+}

@@ -55,7 +55,10 @@ fn unlock(table: &WaitTable, word: &PageWord) {
 
 /// Nobody has the lock, nobody is queued, no sign is left.
 fn assert_unused(word: &PageWord) {
-    let now = word.load();
+    assert_unlocked(word.load());
+}
+
+fn assert_unlocked(now: Snapshot) {
     assert!(now.is_free() && !now.has_waiters() && !now.has_parked(), "{now:?}");
 }
 
@@ -390,6 +393,9 @@ fn a_freed_word_carries_no_sign_of_who_waited() {
     assert_unused(&crowded);
 }
 
+/// The page that is waited for. An object's, for all that its lock knows.
+const PAGE: PageNum = PageNum(BLOCK_PAGES as u64 - 1);
+
 fn simulated_space() -> AddressSpace<Simulated> {
     let mmu = Simulated::new(BLOCK_PAGES, BLOCK_PAGES, Settings::default()).unwrap();
     space(mmu, Tree::default(), BLOCK_PAGES, BLOCK_PAGES).0
@@ -397,12 +403,12 @@ fn simulated_space() -> AddressSpace<Simulated> {
 
 #[test]
 fn faults_parked_on_an_objects_word_are_answered_by_its_unlock() {
-    let (space, word) = (simulated_space(), word());
-    assert!(!space.park_fault_on(&word, PageNum(1)), "it is not locked");
+    let space = simulated_space();
+    assert!(!space.park_fault_on(PAGE, PageNum(1)), "it is not locked");
     let (is_open, done) = (AtomicBool::new(false), AtomicU32::new(0));
     let range = quire::units::PageRange::new(PageNum(0), 4);
     space.map_fixed(&mut space.lock(), range, quire::mmu::Prot::READ_WRITE).unwrap();
-    space.lock_word(&word);
+    let mut locked = space.lock_page(PAGE);
     std::thread::scope(|scope| {
         for page in range.pages() {
             let (space, is_open, done) = (&space, &is_open, &done);
@@ -414,10 +420,11 @@ fn faults_parked_on_an_objects_word_are_answered_by_its_unlock() {
         }
         for _ in 0..range.len() {
             let (page, _) = space.mmu().next_fault();
-            assert!(space.park_fault_on(&word, page));
+            assert!(space.park_fault_on(PAGE, page));
         }
         is_open.store(true, Ordering::SeqCst);
-        space.unlock_word_with(&word, Snapshot::new(State::Mapped, 0));
+        locked.cache();
+        locked.unlock();
         // Each comes again, and is served now, several by one where they are neighbours.
         let mut scratch = quire::scratch::Scratch::new().unwrap();
         while done.load(Ordering::SeqCst) < range.len() as u32 {
@@ -429,20 +436,19 @@ fn faults_parked_on_an_objects_word_are_answered_by_its_unlock() {
             }
         }
     });
-    assert_unused(&word);
+    assert_unlocked(space.snapshot(PAGE));
     assert_eq!(space.wait_counts().callbacks, range.len() as u64);
 }
 
 #[test]
 fn more_faults_than_there_are_records_are_left_to_the_caller_and_records_come_back() {
-    let (space, word) = (simulated_space(), word());
+    let space = simulated_space();
     for _ in 0..2 {
-        space.lock_word(&word);
-        let parked =
-            (0..1000).take_while(|&page| space.park_fault_on(&word, PageNum(page))).count();
+        let locked = space.lock_page(PAGE);
+        let parked = (0..1000).take_while(|&page| space.park_fault_on(PAGE, PageNum(page))).count();
         assert!((16..1000).contains(&parked), "{parked}");
-        space.unlock_word(&word);
-        assert_unused(&word);
+        locked.unlock();
+        assert_unlocked(space.snapshot(PAGE));
     }
     space.mmu().relax();
 }
@@ -451,14 +457,15 @@ fn more_faults_than_there_are_records_are_left_to_the_caller_and_records_come_ba
 fn words_of_objects_are_locked_and_waited_for_through_the_space() {
     let (space, page) = (simulated_space(), Guarded::new());
     std::thread::scope(|scope| {
-        space.lock_word(&page.word);
-        space.unlock_word_with(&page.word, WRITEBACK);
-        let waiter = scope.spawn(|| space.wait_on_word(&page.word, WRITTEN));
+        let mut locked = space.lock_page(PAGE);
+        locked.cache();
+        locked.set_flags(Flags::WRITEBACK);
+        let waiter = scope.spawn(|| space.wait_on_page(PAGE, WRITTEN));
         let token = CancelToken::new();
         let token = &token;
         let kill = Kill::by(token);
         std::thread::scope(|scope| {
-            let killed = scope.spawn(|| space.wait_on_word_killable(&page.word, WRITTEN, kill));
+            let killed = scope.spawn(|| space.wait_on_page_killable(PAGE, WRITTEN, kill));
             std::thread::sleep(Duration::from_millis(5));
             space.cancel(token);
             assert_eq!(killed.join().unwrap(), Err(Interrupted));
@@ -466,21 +473,20 @@ fn words_of_objects_are_locked_and_waited_for_through_the_space() {
         for _ in 0..3 {
             scope.spawn(|| {
                 for _ in 0..500 {
-                    space.lock_word(&page.word);
+                    let locked = space.lock_page(PAGE);
                     page.touch();
-                    space.unlock_word(&page.word);
+                    locked.unlock();
                 }
             });
         }
-        let before = space.lock_word(&page.word);
-        assert!(before.has(Flags::WRITEBACK));
+        let locked = space.lock_page(PAGE);
+        assert!(locked.has(Flags::WRITEBACK));
         let now = Kill::at(monotonic_ns());
-        assert_eq!(space.lock_word_killable(&page.word, now), Err(Interrupted));
-        space.unlock_word_with(&page.word, before.without(Flags::WRITEBACK));
+        assert!(matches!(space.lock_page_killable(PAGE, now), Err(Interrupted)));
+        locked.clear_flags(Flags::WRITEBACK);
         assert!(WRITTEN.holds(waiter.join().unwrap()));
     });
-    space.lock_word(&page.word);
-    space.clear_word_for_free(&page.word);
-    assert_unused(&page.word);
+    space.lock_page(PAGE).drop_content();
+    assert_unlocked(space.snapshot(PAGE));
     assert_eq!(page.owners.into_inner(), 1500);
 }

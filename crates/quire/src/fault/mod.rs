@@ -277,7 +277,7 @@ impl<M: Mmu> AddressSpace<M> {
             page.unlock();
             self.mmu.wake(one);
         } else {
-            self.release_kept(page.content());
+            self.release_stored(page.content());
             page.replace();
         }
     }
@@ -305,7 +305,7 @@ impl<M: Mmu> AddressSpace<M> {
             self.mmu.wake(PageRange::new(page, 1));
         }
         while let Some(other) = pages.take_first() {
-            self.release_kept(other.content());
+            self.release_stored(other.content());
             if other.page() == page { other.write() } else { other.end_clean() }
         }
         if let Some(guess) = guess {

@@ -119,7 +119,7 @@ impl<M: Mmu> AddressSpace<M> {
                 self.mmu.wake(one);
                 return;
             }
-            self.release_kept(old);
+            self.release_stored(old);
             self.count_unmapped(page, 1);
             self.budget.uncharge(1);
         } else {

@@ -51,15 +51,12 @@ impl<M: ObjectMmu> Objects<M> {
             let want = (into.len() - done).min(PAGE_SIZE - within).min(left as usize);
             let error = |errno| ReadError { offset: at, errno };
             self.fetch(object, page, scratch, buffer).map_err(error)?;
-            let word = object.word(page);
-            let old = self.space.lock_word_killable(word, buffer.kill());
-            let old = old.map_err(|Interrupted| error(Errno::INTR))?;
-            let is_cached = old.state() == State::Cached;
-            let part = &mut into[done..done + want];
-            let result =
-                if is_cached { self.space.mmu().home_read(object.home, at, part) } else { Ok(()) };
-            self.space.unlock_word_with(word, old.with(mark(is_cached)));
-            if is_cached {
+            let locked = self.lock_killable(object, page, buffer.kill());
+            let locked = locked.map_err(|Interrupted| error(Errno::INTR))?;
+            if locked.state() == State::Cached {
+                let part = &mut into[done..done + want];
+                let result = self.space.mmu().home_read(object.home, at, part);
+                locked.set_flags(Flags::ACCESSED);
                 result.map_err(error)?;
                 done += want;
             }
@@ -72,7 +69,8 @@ impl<M: ObjectMmu> Objects<M> {
     /// is read is not lost when the caller leaves.
     ///
     /// # Errors
-    /// Why it cannot be read; `INTR` where the buffer's kill has ended the wait.
+    /// Why it cannot be read; `INTR` where the buffer's kill has ended the wait; `NOMEM` where the
+    /// space has no words left for pages of objects.
     pub(super) fn fetch(
         &self,
         object: &Object,
@@ -84,26 +82,26 @@ impl<M: ObjectMmu> Objects<M> {
         let interrupted = |Interrupted| Errno::INTR;
         let mut is_asked = false;
         loop {
-            if !self.use_words(object, page)
-                && !self.space.make_room(self, Room::Charge, 1, Some(scratch))
-            {
-                self.space.wait_for_room_killable(kill).map_err(interrupted)?;
+            if !self.use_words(object, page) {
+                if !self.space.has_object_block() {
+                    return Err(Errno::NOMEM);
+                }
+                if !self.space.make_room(self, Room::Charge, 1, Some(scratch)) {
+                    self.space.wait_for_room_killable(kill).map_err(interrupted)?;
+                }
                 continue;
             }
-            let word = object.word(page);
-            let old = self.space.lock_word_killable(word, kill).map_err(interrupted)?;
-            if old.state() == State::Cached || page.index() >= object.pages() {
-                self.space.unlock_word(word);
+            let locked = self.lock_killable(object, page, kill).map_err(interrupted)?;
+            if locked.state() == State::Cached || page.index() >= object.pages() {
                 return Ok(());
             }
-            if old.state() == State::Poisoned {
-                self.space.unlock_word(word);
+            if locked.state() == State::Poisoned {
                 return Err(Errno::HWPOISON);
             }
-            if is_asked && old.has(Flags::ERROR) {
-                self.space.unlock_word(word);
+            if is_asked && locked.has(Flags::ERROR) {
                 return Err(self.read_errno_of(object, page));
             }
+            locked.leave_locked();
             let limit = self.space.budget().limit();
             let order_max = (limit / 32).max(1).ilog2().min(BLOCK_ORDER);
             let guess = object.streams.guess(PageNum(page.0), false, Pattern::Normal, order_max);
@@ -126,7 +124,7 @@ impl<M: ObjectMmu> Objects<M> {
             is_asked = self.request(id, Request::Read { object: id, pages, asker: None });
             if !is_asked {
                 self.space.budget().uncharge(pages.len());
-                self.unlock_words(object, pages);
+                self.unlock_pages(object, pages);
                 self.wait_for_queue_killable(kill).map_err(interrupted)?;
             }
         }
@@ -157,7 +155,7 @@ impl<M: ObjectMmu> Objects<M> {
         while at < pages.end {
             let block_end = ObjectPage((at.0 | (BLOCK_PAGES as u64 - 1)) + 1).min(pages.end);
             let mut run = ObjectRange { start: at, end: at };
-            while run.end < block_end && self.try_lock_absent(object, run.end) {
+            while run.end < block_end && self.lock_absent(object, run.end) {
                 run.end = run.end.add(1);
             }
             if run.is_empty() {
@@ -172,7 +170,7 @@ impl<M: ObjectMmu> Objects<M> {
                 if is_charged {
                     self.space.budget().uncharge(run.len());
                 }
-                self.unlock_words(object, run);
+                self.unlock_pages(object, run);
                 break;
             }
             sent += run.len();
@@ -244,20 +242,10 @@ impl<M: ObjectMmu> Objects<M> {
         Ok(())
     }
 
-    pub(super) fn try_lock_absent(&self, object: &Object, page: ObjectPage) -> bool {
-        let is_absent = object.word(page).load().state() == State::None;
-        is_absent && self.lock_absent(object, page)
-    }
-
     /// The last read that failed: where, and why.
     pub fn last_read_error(&self, object: &Object) -> Option<ReadError> {
         let errno = object.read_error.load(Ordering::Acquire);
         let offset = ObjectPage(object.read_error_page.load(Ordering::Relaxed)).offset();
         (errno != 0).then(|| ReadError { offset, errno: Errno::from_raw_os_error(errno) })
     }
-}
-
-/// What a read notes at its page.
-const fn mark(is_cached: bool) -> Flags {
-    if is_cached { Flags::ACCESSED } else { Flags::EMPTY }
 }

@@ -1,11 +1,11 @@
 //! The objects' invariants, as code. For tests, on the simulated MMU, while nobody is in it; the
 //! letters are those of ARCHITECTURE.md.
 
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU32, Ordering};
 
 use super::{Object, ObjectId, Objects};
 use crate::mmu::simulated::Simulated;
-use crate::page::{Flags, Snapshot, State};
+use crate::page::{Block, Flags, Snapshot, State};
 use crate::units::{BLOCK_PAGES, ObjectPage, ObjectRange, PageNum};
 
 /// What the objects hold.
@@ -51,12 +51,15 @@ impl Objects<Simulated> {
                 cached += usize::from(word.state() == State::Cached);
                 dirty += usize::from(word.has(Flags::DIRTY));
             }
-            let block = object.block(first);
-            let counted = |count: &core::sync::atomic::AtomicU32| count.load(Ordering::Relaxed);
-            assert_eq!(counted(&block.cached) as usize, cached, "cached from {first:?} of {id:?}");
-            assert_eq!(counted(&block.dirty) as usize, dirty, "dirty from {first:?} of {id:?}");
-            let is_used = counted(&block.is_used) != 0;
-            assert!(cached == 0 || is_used, "the words of {first:?} of {id:?} are not charged");
+            let block = self.find_block(object, first);
+            let count_of = |count: fn(&Block) -> &AtomicU32| {
+                block.map_or(0, |block| count(block).load(Ordering::Relaxed) as usize)
+            };
+            let [in_memory, dirtied] = [count_of(|of| &of.mapped), count_of(|of| &of.dirty)];
+            assert_eq!(in_memory, cached, "cached from {first:?} of {id:?}");
+            assert_eq!(dirtied, dirty, "dirty from {first:?} of {id:?}");
+            let is_used = count_of(|of| &of.is_used) != 0;
+            assert_eq!(is_used, block.is_some(), "the words of {first:?} of {id:?}");
             held.cached += cached;
             held.dirty += dirty;
             held.words += usize::from(is_used);
@@ -68,7 +71,7 @@ impl Objects<Simulated> {
     }
 
     fn check_page(&self, id: ObjectId, object: &Object, page: ObjectPage) -> Snapshot {
-        let word = object.word(page).load();
+        let word = self.snapshot(object, page);
         let is_settled = !word.is_locked() && !word.has(Flags::WRITEBACK);
         assert!(is_settled, "{page:?} of {id:?} is under way: {word:?}");
         let is_cached = word.state() == State::Cached;
@@ -106,7 +109,7 @@ impl Objects<Simulated> {
             assert!(!is_present, "{page:?} lies behind all ends, but its window has it");
             return;
         }
-        let word = object.word(shown.page).load();
+        let word = self.snapshot(object, shown.page);
         // O1. What the window has the kernel may have unmapped by itself.
         let is_cached = word.state() == State::Cached;
         assert!(is_cached || !is_present, "{page:?} is in its window, but {shown:?} is {word:?}");

@@ -6,6 +6,7 @@
 //! is not cached (it is read by a worker, with what read-ahead chose), is to be written (it becomes
 //! dirty), or is busy (the fault is parked on it).
 
+use super::pages::{Locked, is_absent};
 use super::read_in_place::InPlace;
 use super::swapin::AtOnce;
 use super::window::Mapped;
@@ -18,7 +19,7 @@ use crate::fault::speculative::{Doubt, Way};
 use crate::mmu::Access;
 use crate::mmu::object::ObjectMmu;
 use crate::mmu::{Done, Protection, Refusal};
-use crate::page::{Flags, Snapshot, State};
+use crate::page::{Flags, State};
 use crate::reclaim::Room;
 use crate::scratch::Scratch;
 use crate::space::vma::{Kind, Vma};
@@ -201,7 +202,12 @@ impl<M: ObjectMmu> Objects<M> {
             return Look::InDoubt(Doubt::no_anon(vma));
         }
         if !self.use_words(object, at) {
-            return Look::NeedsMemory(1);
+            if self.space.has_object_block() {
+                return Look::NeedsMemory(1);
+            }
+            // No memory helps: the tables have no words left for it.
+            self.poison(page, window);
+            return self.answer(page, Outcome::Poisoned);
         }
         window.faults = window.faults.saturating_add(1);
         let is_present = window.is_present(page);
@@ -239,62 +245,62 @@ impl<M: ObjectMmu> Objects<M> {
     /// Serves the faulting page itself.
     fn fault(&self, fault: Fault<'_>, window: &mut Mapped) -> Look {
         let Fault { object, at, page, access, vma, guess, .. } = fault;
-        let word = object.word(at);
-        let Some(mut old) = word.try_lock() else {
-            if self.space.park_fault_on(word, page) {
+        let number = object.number(at);
+        let Some(mut locked) = self.space.try_lock_page(number) else {
+            if self.space.park_fault_on(number, page) {
                 self.space.budget().count(Event::FaultParked, 1);
                 return Look::Ended(Outcome::Parked);
             }
-            if word.load().is_locked() {
+            if self.space.snapshot(number).is_locked() {
                 return Look::Ended(self.wait_unparked(page));
             }
             return self.answer(page, Outcome::Parked);
         };
-        if object.is_memory() && old.state() == State::None && !old.has(Flags::ERROR) {
-            match self.fill_at_once(object, at, guess.order) {
-                AtOnce::Cached(pages) if access == Access::Read => {
+        if object.is_memory() && is_absent(locked.content()) && !locked.has(Flags::ERROR) {
+            match self.fill_at_once(object, at, locked, guess.order) {
+                AtOnce::Cached(pages, filled) if access == Access::Read => {
                     self.advance(object, guess, pages);
-                    self.space.unlock_word(word);
+                    filled.unlock();
                     self.map_filled(object, vma, window, pages, page);
                     if window.is_present(page) {
                         return Look::Ended(Outcome::Served);
                     }
                     return self.answer(page, Outcome::Spurious);
                 }
-                AtOnce::Cached(pages) => {
-                    old = word.load();
+                AtOnce::Cached(pages, filled) => {
+                    locked = filled;
                     // All but the page itself, whose lock is held: what lies ahead of a stream of
                     // writes is made writable below.
                     self.map_filled(object, vma, window, pages, page);
                 }
-                AtOnce::NotHere => {}
+                AtOnce::NotHere(absent) => locked = absent,
                 AtOnce::NeedsMemory(pages) => return Look::NeedsMemory(pages),
             }
         }
-        match old.state() {
+        match locked.state() {
             State::Cached if access == Access::Read => {
                 let protection = Protection::WriteProtected;
                 let done = self.map_locked(page, protection, window);
                 let is_mapped = done.pages == 1;
-                self.space.unlock_word_with(word, old.with(Flags::ACCESSED));
+                locked.set_flags(Flags::ACCESSED);
                 if is_mapped {
                     return Look::Ended(Outcome::Served);
                 }
                 self.answer(page, Outcome::Spurious)
             }
             State::Cached => {
-                if !old.has(Flags::DIRTY) && self.must_clean_first(object) {
+                if !locked.has(Flags::DIRTY) && self.must_clean_first(object) {
                     // What is pinned stays mapped: its writer waits on.
-                    let is_refused = !old.has(Flags::MLOCKED)
+                    let is_refused = !locked.has(Flags::MLOCKED)
                         && self.is_stalled(object)
                         && self.refuse_writer(page, vma, window);
-                    self.space.unlock_word(word);
+                    locked.unlock();
                     if is_refused {
                         return self.answer(page, Outcome::Poisoned);
                     }
                     return Look::NeedsCleaning;
                 }
-                let is_mapped = self.map_for_write(object, vma, page, old, window);
+                let is_mapped = self.map_for_write(object, vma, page, locked, window);
                 let mut written = PageRange::new(page, 1);
                 if is_mapped && guess.order > 0 {
                     let ahead = PageRange::new(page.add(1), (1 << guess.order) - 1);
@@ -311,14 +317,14 @@ impl<M: ObjectMmu> Objects<M> {
             State::Poisoned => {
                 // A mapping that came later, or whose mark was taken away with something else.
                 self.poison(page, window);
-                self.space.unlock_word(word);
+                locked.unlock();
                 self.answer(page, Outcome::Poisoned)
             }
-            _ if old.has(Flags::ERROR) && self.space.mmu().is_inline() => {
-                self.space.unlock_word(word);
+            _ if locked.has(Flags::ERROR) && self.space.mmu().is_inline() => {
+                locked.unlock();
                 Look::Ended(Outcome::Poisoned)
             }
-            _ => self.begin_read(fault, window),
+            _ => self.begin_read(fault, locked, window),
         }
     }
 
@@ -328,32 +334,27 @@ impl<M: ObjectMmu> Objects<M> {
         object: &Object,
         vma: &Vma,
         page: PageNum,
-        old: Snapshot,
+        mut locked: Locked<'_, M>,
         window: &mut Mapped,
     ) -> bool {
         let at = vma.attributes.backing.object_page(page);
         // Dirty before it can be written: no write is ever missed.
-        let after = self.mark_dirty(object, at, old);
+        self.mark_dirty(object, at, &mut locked);
         let done = self.map_locked(page, Protection::Writable, window);
         let is_mapped = done.pages == 1;
-        self.space.unlock_word_with(object.word(at), after.with(Flags::ACCESSED));
+        locked.set_flags(Flags::ACCESSED);
         is_mapped
     }
 
     /// Makes a locked, cached page dirty.
-    pub(super) fn mark_dirty(&self, object: &Object, at: ObjectPage, old: Snapshot) -> Snapshot {
+    pub(super) fn mark_dirty(&self, object: &Object, at: ObjectPage, locked: &mut Locked<'_, M>) {
         if object.is_memory() {
-            let after = self.dirty_place(object, at, old);
-            object.word(at).set(after);
-            return after;
-        }
-        let after = old.with(Flags::DIRTY);
-        if !old.has(Flags::DIRTY) {
-            object.word(at).set(after);
-            object.count_dirty(at);
+            self.space.dirty_cached(locked);
+        } else if !locked.has(Flags::DIRTY) {
+            locked.dirty();
+            self.count_dirtied(object, at);
             self.count_dirty(1);
         }
-        after
     }
 
     /// A stream of writes comes by: the pages ahead of it that are mapped, but protected, are made
@@ -373,13 +374,12 @@ impl<M: ObjectMmu> Objects<M> {
         for page in ahead.pages() {
             let at = backing.object_page(page);
             let is_protected = window.is_present(page) && !window.is_writable(page);
-            if !is_protected
-                || self.must_clean_first(object)
-                || !self.lock_mappable(object, at, false)
-            {
+            if !is_protected || self.must_clean_first(object) {
                 break;
             }
-            self.mark_dirty(object, at, object.word(at).load());
+            let Some(mut locked) = self.lock_mappable(object, at, false) else { break };
+            self.mark_dirty(object, at, &mut locked);
+            locked.leave_locked();
             run.end = page.add(1);
         }
         if !run.is_empty() {
@@ -389,7 +389,7 @@ impl<M: ObjectMmu> Objects<M> {
                 run.pages().for_each(|page| window.set(page, true));
             }
             for page in run.pages() {
-                self.space.unlock_word(object.word(backing.object_page(page)));
+                self.adopt(object, backing.object_page(page)).unlock();
             }
         }
         run.end
@@ -414,9 +414,5 @@ impl<M: ObjectMmu> Objects<M> {
             window.set(page, is_writable);
         }
         done
-    }
-
-    pub(super) fn unlock_words(&self, object: &Object, pages: ObjectRange) {
-        pages.pages().for_each(|page| self.space.unlock_word(object.word(page)));
     }
 }

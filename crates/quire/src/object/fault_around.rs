@@ -6,6 +6,7 @@
 //! auto, which follows the object's streams and how many faults the window has seen: a window that is touched
 //! once gets one page, one that is touched again and again is mapped as a whole.
 
+use super::pages::Locked;
 use super::window::Mapped;
 use super::{FaultAround, Object, Objects};
 use crate::control::Event;
@@ -32,7 +33,9 @@ impl<M: ObjectMmu> Objects<M> {
         let mut mapped = 0;
         let mut run = PageRange { start: around.start, end: around.start };
         for page in around.pages() {
-            if self.lock_mappable(object, backing.object_page(page), window.is_present(page)) {
+            let at = backing.object_page(page);
+            if let Some(locked) = self.lock_mappable(object, at, window.is_present(page)) {
+                locked.leave_locked();
                 run.end = page.add(1);
                 continue;
             }
@@ -43,26 +46,21 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// Locks a page that can be mapped at once.
-    pub(super) fn lock_mappable(&self, object: &Object, at: ObjectPage, is_present: bool) -> bool {
-        // The end is looked at page by page, and under the page's lock: who shortens the object
-        // does so before it takes these locks.
+    pub(super) fn lock_mappable(
+        &self,
+        object: &Object,
+        at: ObjectPage,
+        is_present: bool,
+    ) -> Option<Locked<'_, M>> {
         if is_present || at.index() >= object.pages_max() {
-            return false;
+            return None;
         }
-        let word = object.word(at);
+        // A look before: around a fault at random little is cached, and a lock that is taken for
+        // nothing costs as much as twenty looks. The end is looked at page by page, and under the
+        // page's lock: who shortens the object does so before it takes these locks.
         let may_be_mapped =
             |word: Snapshot| word.state() == State::Cached && !word.has(Flags::WRITEBACK);
-        // A look before: around a fault at random little is cached, and a lock that is taken for
-        // nothing costs as much as twenty looks.
-        if !may_be_mapped(word.load()) {
-            return false;
-        }
-        let Some(old) = word.try_lock() else { return false };
-        let is_mappable = may_be_mapped(old) && at.index() < object.pages();
-        if !is_mappable {
-            self.space.unlock_word(word);
-        }
-        is_mappable
+        self.try_lock_if(object, at, may_be_mapped).filter(|_| at.index() < object.pages())
     }
 
     /// Maps a run of locked, cached pages and unlocks them; each enters the window, which is the
@@ -95,12 +93,11 @@ impl<M: ObjectMmu> Objects<M> {
         }
         let backing = vma.attributes.backing;
         for page in run.pages() {
-            let word = object.word(backing.object_page(page));
+            let locked = self.adopt(object, backing.object_page(page));
             if page == asked && page < at {
-                let old = word.load();
-                self.space.unlock_word_with(word, old.with(Flags::ACCESSED));
+                locked.set_flags(Flags::ACCESSED);
             } else {
-                self.space.unlock_word(word);
+                locked.unlock();
             }
         }
         self.space.budget().count(Event::MapCached, mapped);

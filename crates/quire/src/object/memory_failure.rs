@@ -8,7 +8,7 @@
 //! # States
 //!
 //! The page's word is `Poisoned`, from whatever it was; it is not cached, not dirty, and mapped
-//! nowhere. Each mapping has a mark there, from which an access is a SIGBUS; a mapping that comes
+//! nowhere. What a memory object's page has in swap it keeps, as a clean page does. Each mapping has a mark there, from which an access is a SIGBUS; a mapping that comes
 //! later gets its own at the first fault. Fault-around, write-back and reclaim look for `Cached` and
 //! pass it by.
 //!
@@ -16,10 +16,11 @@
 
 use core::sync::atomic::Ordering;
 
+use super::pages::Locked;
 use super::rmap::Wait;
 use super::{Object, Objects};
 use crate::mmu::object::ObjectMmu;
-use crate::page::{Flags, Snapshot, State};
+use crate::page::{Flags, State};
 use crate::sys::Errno;
 use crate::units::{ObjectPage, ObjectRange};
 
@@ -34,34 +35,34 @@ impl<M: ObjectMmu> Objects<M> {
         if page.index() >= object.pages() || !self.use_words(object, page) {
             return Ok(false);
         }
-        let word = object.word(page);
         // It waits for a read under way, whose bytes would come after it.
-        let old = self.space.lock_word(word);
+        let locked = self.lock(object, page);
         // Behind the end since then, under the lock that truncation takes.
-        if page.index() >= object.pages() || old.state() == State::Poisoned {
-            self.space.unlock_word(word);
+        if page.index() >= object.pages() || locked.state() == State::Poisoned {
             return Ok(page.index() < object.pages());
         }
         let one = ObjectRange::new(page, 1);
-        if old.state() == State::Cached {
+        if locked.state() == State::Cached {
             self.try_to_unmap(object, one, Wait::Yes);
-            if let Err(error) = self.space.mmu().home_punch(object.home, one) {
-                self.space.unlock_word(word);
-                return Err(error);
+            self.space.mmu().home_punch(object.home, one)?;
+            if !object.is_memory() {
+                if locked.has(Flags::DIRTY) {
+                    self.count_cleaned(object, page);
+                    self.dirty.fetch_sub(1, Ordering::Relaxed);
+                    object.note_write_error(page, Errno::HWPOISON);
+                }
+                // Nor can it be written again, should the next sync fail.
+                object.synced.note_dropped(locked.content());
             }
-            if old.has(Flags::DIRTY) && !object.is_memory() {
-                object.count_cleaned(page);
-                self.dirty.fetch_sub(1, Ordering::Relaxed);
-                object.note_write_error(page, Errno::HWPOISON);
-            }
-            // Nor can it be written again, should the next sync fail.
-            object.synced.note_dropped(old);
-            self.uncharge_dropped(object, one);
+            self.count_uncached(object, page, 1);
+            self.space.budget().uncharge(1);
+        } else if locked.state() == State::Pool {
+            // From now on its packed copy counts as kept beside a page.
+            self.space.swap().keep_copy();
         }
         self.poison_everywhere(object, one);
         // What is under way to the store was copied before, and ends as such.
-        let poisoned = old.keep(Flags::WRITEBACK, Snapshot::new(State::Poisoned, 0));
-        self.space.unlock_word_with(word, poisoned);
+        locked.fail();
         Ok(true)
     }
 
@@ -70,23 +71,28 @@ impl<M: ObjectMmu> Objects<M> {
     pub fn unpoison(&self, object: &Object, pages: ObjectRange) -> usize {
         let mut count = 0;
         for page in pages.intersect(object.range()).pages() {
-            let word = object.word(page);
-            if word.load().state() != State::Poisoned {
+            if self.snapshot(object, page).state() != State::Poisoned {
                 continue;
             }
-            let old = self.lock_settled(object, page);
-            let mut after = old;
-            if old.state() == State::Poisoned && !object.is_pinned(page) {
-                self.unpoison_everywhere(object, ObjectRange::new(page, 1));
-                after = Object::GONE;
+            let locked = self.lock_settled(object, page);
+            if locked.state() == State::Poisoned && !object.is_pinned(page) {
+                self.unpoison_locked(object, page, locked);
                 count += 1;
             }
-            self.space.unlock_word_with(word, after);
         }
         if count > 0 {
             // Private mappings have marks of their own.
             self.follow_change(object, pages);
         }
         count
+    }
+
+    /// Gives a locked, poisoned page up, and unlocks it.
+    pub(super) fn unpoison_locked(&self, object: &Object, page: ObjectPage, locked: Locked<'_, M>) {
+        self.unpoison_everywhere(object, ObjectRange::new(page, 1));
+        if locked.has(Flags::IN_POOL) {
+            self.space.swap().forget_copy();
+        }
+        locked.unpoison();
     }
 }

@@ -6,8 +6,7 @@
 //!
 //! Locks: page locks of a run, tried; then `i_mmap` shared and the windows', by the walk that unmaps.
 
-use core::sync::atomic::Ordering;
-
+use super::pages::{Locked, is_absent};
 use super::requests::IoBuffer;
 use super::rmap::Wait;
 use super::{Object, Objects};
@@ -41,8 +40,7 @@ impl<M: ObjectMmu> Objects<M> {
         let mut make_room = || self.space.make_room(self, Room::Charge, 1, Some(scratch));
         if (0..8).any(|_| make_room() && self.try_charge(1)) {
             for block in object.range().by_block() {
-                // Relaxed: a page that comes just now has new memory.
-                if object.block(block.start).is_used.load(Ordering::Relaxed) != 0 {
+                if object.has_words(block.start) {
                     self.migrate_block(object, block, &mut moved, buffer);
                 }
             }
@@ -65,12 +63,12 @@ impl<M: ObjectMmu> Objects<M> {
     ) {
         let mut run = ObjectRange { start: block.start, end: block.start };
         for page in block.pages() {
-            let seen = object.word(page).load();
+            let seen = self.snapshot(object, page);
             if self.lock_movable(object, page) {
                 run.end = page.add(1);
                 continue;
             }
-            moved.failed += usize::from(seen.is_locked() || seen.state() != State::None);
+            moved.failed += usize::from(seen.is_locked() || !is_absent(seen));
             self.migrate_run(object, run, moved, buffer);
             run = ObjectRange { start: page.add(1), end: page.add(1) };
         }
@@ -78,17 +76,9 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     fn lock_movable(&self, object: &Object, page: ObjectPage) -> bool {
-        let word = object.word(page);
         let is_movable =
             |word: Snapshot| word.state() == State::Cached && !word.has(Flags::MLOCKED);
-        if !is_movable(word.load()) {
-            return false;
-        }
-        let Some(old) = word.try_lock() else { return false };
-        if !is_movable(old) {
-            self.space.unlock_word(word);
-        }
-        is_movable(old)
+        self.try_lock_if(object, page, is_movable).map(Locked::leave_locked).is_some()
     }
 
     /// Moves a run of locked, cached pages of one block, and unlocks them as they were.
@@ -117,6 +107,6 @@ impl<M: ObjectMmu> Objects<M> {
         } else {
             moved.failed += run.len();
         }
-        self.unlock_words(object, run);
+        self.unlock_pages(object, run);
     }
 }

@@ -1,7 +1,7 @@
 //! Objects: what can be mapped that is not anonymous, each with a page cache of its own.
 //!
 //! An object's pages live in its *home* (shared memory, at the object's own offsets), and each has
-//! a page word in the object: `None` is not cached, `Cached` is. Any number of mappings, anywhere
+//! a word in the table of pages: `Cached` is in the home. Any number of mappings, anywhere
 //! in the arena, show the home; which of its pages a mapping has mapped is known per 2 MiB of the
 //! arena, in a [`window`]. Where an object is mapped is in its interval tree ([`i_mmap`]), which every
 //! walk over the mappings of a page shares ([`rmap`]).
@@ -30,8 +30,9 @@
 //! | `sync` | what was written becomes durable, or is written again |
 //! | `truncate` | an object's length changes |
 //! | `access` | cached bytes without a mapping: `read_at`, `populate` |
-//! | `shmem` | objects without a store: where in swap their pages are |
-//! | `swapin`, `swapout` | their pages on the way from there, and there |
+//! | `pages` | objects' pages in the table of pages |
+//! | `shmem` | objects without a store: their pages come from swap |
+//! | `swapin`, `swapout` | at once, for a fault, and back there |
 //!
 //! # Who keeps an object alive
 //!
@@ -94,6 +95,7 @@ mod mappings;
 mod memory_failure;
 mod migrate;
 mod numbers;
+mod pages;
 mod pin;
 mod pin_private;
 mod private;
@@ -128,14 +130,11 @@ use self::pin::Pins;
 pub use self::pin::{PinError, PinFor};
 pub use self::requests::IoBuffer;
 use self::requests::Requests;
-use self::shmem::Shmem;
 use self::window::Windows;
 pub use self::writeback::FlushError;
-use crate::budget::Purpose;
 use crate::fault::fault_list::FaultList;
 use crate::fault::order::Streams;
 use crate::mmu::object::{Home, ObjectMmu};
-use crate::page::PageWord;
 use crate::space::AddressSpace;
 use crate::sys::Errno;
 use crate::sys::memory::{Table, Zeroed};
@@ -197,28 +196,16 @@ pub trait BackingStore: Sync {
     }
 }
 
-/// What is known of 512 pages of an object together.
-struct Block {
-    /// Pages that are cached.
-    cached: AtomicU32,
-    /// Pages that are dirty.
-    dirty: AtomicU32,
-    /// Whether any page word was ever used; they are charged from then on.
-    is_used: AtomicU32,
-}
-
-// SAFETY: atomics, for which zero is valid.
-unsafe impl Zeroed for Block {}
-
-/// A memory object.
+/// An object.
 pub struct Object {
-    /// The page words.
-    words: Table<PageWord>,
-    blocks: Table<Block>,
+    /// By 512 pages: the block of the table of pages that has their words, plus one; 0 is none yet.
+    blocks: Table<AtomicU32>,
+    /// Longest that it can become, in pages.
+    pages_max: usize,
     home: Home,
     store: &'static dyn BackingStore,
-    /// Where its pages are in swap, if they are not in the store.
-    shmem: Option<Shmem>,
+    /// Whether its pages are in swap where they are not cached, and not in the store.
+    is_memory: bool,
     /// Its number, once it has one.
     number: AtomicU32,
     /// Where it is mapped.
@@ -294,54 +281,14 @@ impl Object {
         self.dirty.load(Ordering::Relaxed)
     }
 
-    /// What a page's word says just now.
-    pub fn snapshot(&self, page: ObjectPage) -> crate::page::Snapshot {
-        self.word(page).load()
-    }
-
-    fn word(&self, page: ObjectPage) -> &PageWord {
-        &self.words[page.index()]
-    }
-
-    fn block(&self, page: ObjectPage) -> &Block {
-        &self.blocks[page.block()]
-    }
-
     /// All pages.
     fn range(&self) -> ObjectRange {
         ObjectRange::new(ObjectPage(0), self.pages())
     }
 
     /// Longest that it can become, in pages.
-    fn pages_max(&self) -> usize {
-        self.words.len()
-    }
-
-    /// Whether the page words of a page's block are charged.
-    fn has_words(&self, page: ObjectPage) -> bool {
-        self.block(page).is_used.load(Ordering::Relaxed) != 0
-    }
-
-    /// Counts pages of one block that have come into the cache.
-    fn count_cached(&self, page: ObjectPage, pages: usize) {
-        // Relaxed, here and below: they tell reclaim and write-back where to look.
-        self.block(page).cached.fetch_add(pages as u32, Ordering::Relaxed);
-        self.cached.fetch_add(pages, Ordering::Relaxed);
-    }
-
-    fn count_uncached(&self, page: ObjectPage, pages: usize) {
-        self.block(page).cached.fetch_sub(pages as u32, Ordering::Relaxed);
-        self.cached.fetch_sub(pages, Ordering::Relaxed);
-    }
-
-    fn count_dirty(&self, page: ObjectPage) {
-        self.block(page).dirty.fetch_add(1, Ordering::Relaxed);
-        self.dirty.fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn count_cleaned(&self, page: ObjectPage) {
-        self.block(page).dirty.fetch_sub(1, Ordering::Relaxed);
-        self.dirty.fetch_sub(1, Ordering::Relaxed);
+    const fn pages_max(&self) -> usize {
+        self.pages_max
     }
 }
 
@@ -425,7 +372,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// # Errors
     /// `NOMEM`.
     pub fn new(mut space: AddressSpace<M>) -> Result<Objects<M>, Errno> {
-        space.reserve_shmem(shmem::SHMEM_PAGES_MAX)?;
+        space.reserve_beyond(OBJECT_PAGES_MAX)?;
         let windows = Windows::new(space.arena().len() >> BLOCK_ORDER)?;
         let i_mmaps = IMmaps::new()?;
         let slots = Table::new(OBJECTS_MAX)?;
@@ -448,21 +395,6 @@ impl<M: ObjectMmu> Objects<M> {
             dirty: AtomicUsize::new(0),
             cached: AtomicUsize::new(0),
         })
-    }
-
-    /// Charges the page words of a block before they are used; `false` where there is no memory.
-    fn use_words(&self, object: &Object, page: ObjectPage) -> bool {
-        let block = object.block(page);
-        if block.is_used.load(Ordering::Relaxed) != 0 {
-            return true;
-        }
-        if !self.space.budget().try_charge(1, Purpose::Tables) {
-            return false;
-        }
-        if block.is_used.swap(1, Ordering::Relaxed) != 0 {
-            self.space.budget().uncharge(1);
-        }
-        true
     }
 
     /// Pages cached of all objects.

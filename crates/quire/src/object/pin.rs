@@ -39,12 +39,13 @@
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use super::ReadError;
+use super::pages::Locked;
 use super::requests::IoBuffer;
 use super::window::Mapped;
 use super::{Object, ObjectId, Objects};
 use crate::mmu::object::ObjectMmu;
 use crate::mmu::{Done, Protection, Refusal};
-use crate::page::{Flags, Interrupted, Kill, Snapshot, State};
+use crate::page::{Flags, Interrupted, Kill, State};
 use crate::scratch::Scratch;
 use crate::space::vma::{Kind, Vma};
 use crate::sys::Errno;
@@ -246,30 +247,27 @@ impl<M: ObjectMmu> Objects<M> {
                 return Err(PinError::BehindEnd(at.offset()));
             }
             self.fetch(object, at, scratch, buffer).map_err(read_error)?;
-            let word = object.word(at);
-            let old = self.space.lock_word_killable(word, kill).map_err(interrupted)?;
+            let mut locked = self.lock_killable(object, at, kill).map_err(interrupted)?;
             // SeqCst: with who cuts, who takes this lock after he has said so.
             let is_cut = at.0 >= object.cut.load(Ordering::SeqCst);
-            if old.state() == State::Cached && !is_cut && at.index() < object.pages() {
-                let result = self.pin_locked(object, at, old, what);
-                self.space.unlock_word_with(word, *result.as_ref().unwrap_or(&old));
-                return result.map(drop);
+            if locked.state() == State::Cached && !is_cut && at.index() < object.pages() {
+                return self.pin_locked(object, at, &mut locked, what);
             }
-            self.space.unlock_word(word);
+            locked.unlock();
             if is_cut {
                 self.wait_for_cut_killable(object, kill).map_err(interrupted)?;
             }
         }
     }
 
-    /// Pins a locked, cached page; returns its word from now on.
+    /// Pins a locked, cached page.
     fn pin_locked(
         &self,
         object: &Object,
         at: ObjectPage,
-        old: Snapshot,
+        locked: &mut Locked<'_, M>,
         what: PinFor,
-    ) -> Result<Snapshot, PinError> {
+    ) -> Result<(), PinError> {
         let count = object.pins(at);
         if count.all() == 0xffff {
             return Err(PinError::TooOften(at.offset()));
@@ -280,7 +278,7 @@ impl<M: ObjectMmu> Objects<M> {
             }
             object.pinned.fetch_add(1, Ordering::Relaxed);
         }
-        let mut after = old.with(Flags::MLOCKED);
+        locked.set_flags_locked(Flags::MLOCKED);
         if what == PinFor::Writing {
             if count.writes() == 0 && !object.is_memory() {
                 // Before it counts as dirty: or the limits would be passed for a moment.
@@ -288,10 +286,11 @@ impl<M: ObjectMmu> Objects<M> {
                 object.pinned_writable.fetch_add(1, Ordering::Relaxed);
             }
             // Before it can be written.
-            after = self.mark_dirty(object, at, old).with(Flags::MLOCKED.or(Flags::PINNED));
+            self.mark_dirty(object, at, locked);
+            locked.set_flags_locked(Flags::PINNED);
         }
         count.add(what);
-        Ok(after)
+        Ok(())
     }
 
     /// Lets pages go that [`Self::pin`] has pinned.
@@ -301,9 +300,7 @@ impl<M: ObjectMmu> Objects<M> {
             let backing = vma.attributes.backing;
             let object = self.object(ObjectId(backing.object));
             for at in part.pages().map(|page| backing.object_page(page)) {
-                let old = self.space.lock_word(object.word(at));
-                let after = self.unpin_locked(object, at, old, what);
-                self.space.unlock_word_with(object.word(at), after);
+                self.unpin_page(object, at, what);
             }
         }
         if what == PinFor::Writing && self.has_excess_dirty() {
@@ -312,29 +309,24 @@ impl<M: ObjectMmu> Objects<M> {
         }
     }
 
-    fn unpin_locked(
-        &self,
-        object: &Object,
-        at: ObjectPage,
-        old: Snapshot,
-        what: PinFor,
-    ) -> Snapshot {
+    fn unpin_page(&self, object: &Object, at: ObjectPage, what: PinFor) {
+        let locked = self.lock(object, at);
         let count = object.pins(at);
         count.sub(what);
-        let mut after = old;
+        let mut gone = Flags::EMPTY;
         if what == PinFor::Writing && count.writes() == 0 {
-            after = after.without(Flags::PINNED);
+            gone = gone.or(Flags::PINNED);
             if !object.is_memory() {
                 self.pins.writable.fetch_sub(1, Ordering::Relaxed);
                 object.pinned_writable.fetch_sub(1, Ordering::Relaxed);
             }
         }
         if count.all() == 0 {
-            after = after.without(Flags::MLOCKED);
+            gone = gone.or(Flags::MLOCKED);
             self.pins.give_back(1);
             object.pinned.fetch_sub(1, Ordering::Relaxed);
         }
-        after
+        locked.clear_flags(gone);
     }
 
     /// An object goes, with pins that were never let go.
@@ -351,7 +343,10 @@ impl<M: ObjectMmu> Objects<M> {
         let mut run = PageRange { start: part.start, end: part.start };
         for page in part.pages() {
             let is_protected = window.is_present(page) && !window.is_writable(page);
-            if is_protected && object.word(backing.object_page(page)).try_lock().is_some() {
+            let number = object.number(backing.object_page(page));
+            let try_lock = || self.space.try_lock_page(number);
+            if let Some(locked) = is_protected.then(try_lock).flatten() {
+                locked.leave_locked();
                 run.end = page.add(1);
                 continue;
             }
@@ -372,7 +367,7 @@ impl<M: ObjectMmu> Objects<M> {
         }
         let backing = vma.attributes.backing;
         let pages = ObjectRange::new(backing.object_page(run.start), run.len());
-        self.unlock_words(object, pages);
+        self.unlock_pages(object, pages);
     }
 
     /// Maps a pinned page that is not mapped yet as it is to be. The kernel refuses for a moment while
@@ -390,20 +385,20 @@ impl<M: ObjectMmu> Objects<M> {
             |window: &Mapped| window.is_present(page) && (window.is_writable(page) || !is_writing);
         let protection = if is_writing { Protection::Writable } else { Protection::WriteProtected };
         let at = vma.attributes.backing.object_page(page);
-        let word = object.word(at);
         while !is_done(&self.windows.lock(page)) {
-            let old = self.space.lock_word(word);
+            let locked = self.lock(object, at);
+            let is_cached = locked.state() == State::Cached;
             let done = {
                 let mut window = self.windows.lock(page);
                 // Its memory may have failed since.
-                let may_map = !is_done(&window) && old.state() == State::Cached;
+                let may_map = !is_done(&window) && is_cached;
                 let map = || self.map_locked(page, protection, &mut window);
                 may_map.then(map)
             };
-            self.space.unlock_word(word);
+            locked.unlock();
             match done {
                 Some(Done { refusal: None | Some(Refusal::Exists | Refusal::Busy), .. }) => {}
-                None if old.state() == State::Cached => {}
+                None if is_cached => {}
                 _ => return Err(PinError::Refused(Errno::NOMEM)),
             }
             if kill.is_due() {
@@ -419,7 +414,7 @@ impl<M: ObjectMmu> Objects<M> {
 #[cfg(feature = "simulated")]
 impl Object {
     /// Says where what a page's word says of its pins is wrong (O6). For tests.
-    pub(super) fn check_pins(&self, page: ObjectPage, word: Snapshot) {
+    pub(super) fn check_pins(&self, page: ObjectPage, word: crate::page::Snapshot) {
         let count = self.pins(page);
         if word.state() != State::Poisoned {
             let is_pinned = word.has(Flags::MLOCKED);

@@ -20,6 +20,7 @@
 //! Locks: the page's in the arena first, then those of the object's pages, which are only tried.
 //! No window: nothing here shows the home.
 
+use super::pages::Locked;
 use super::requests::{Asker, IoBuffer, Request};
 use super::{FaultAround, Object, ObjectId, Objects};
 use crate::control::Event;
@@ -154,13 +155,18 @@ impl<M: ObjectMmu> Objects<M> {
             return Look::Ended(Outcome::Poisoned);
         }
         if !self.use_words(object, at) {
-            self.space.unlock_page(page);
-            return Look::Needs(Room::Charge);
+            if self.space.has_object_block() {
+                self.space.unlock_page(page);
+                return Look::Needs(Room::Charge);
+            }
+            // No memory helps: the tables have no words left for it.
+            self.space.poison_unfilled(page, old);
+            return Look::Ended(Outcome::Poisoned);
         }
-        let word = object.word(at);
-        let Some(cached) = word.try_lock() else {
+        let number = object.number(at);
+        let Some(cached) = self.space.try_lock_page(number) else {
             self.space.budget().count(Event::FaultParked, 1);
-            let is_parked = self.space.park_fault_on(word, page);
+            let is_parked = self.space.park_fault_on(number, page);
             self.space.unlock_page(page);
             if is_parked {
                 return Look::Ended(Outcome::Parked);
@@ -170,11 +176,13 @@ impl<M: ObjectMmu> Objects<M> {
         };
         if cached.state() == State::Poisoned {
             // What the store has is not what was there; who knows that it will do says so.
-            self.space.unlock_word(word);
+            cached.unlock();
             self.space.poison_unfilled(page, old);
             return Look::Ended(Outcome::Poisoned);
         }
-        if cached.state() != State::Cached {
+        let is_cached = cached.state() == State::Cached;
+        cached.leave_locked();
+        if !is_cached {
             return self.begin_private_read(id, page, access, vma, way);
         }
         let mut guess = self.space.guess(page, old, vma);
@@ -223,7 +231,7 @@ impl<M: ObjectMmu> Objects<M> {
         let asker = Some(Asker { page, vma: *vma, around, access });
         if !self.request(id, Request::Read { object: id, pages, asker }) {
             self.space.budget().uncharge(pages.len());
-            self.unlock_words(object, pages);
+            self.unlock_pages(object, pages);
             self.space.unlock_page(page);
             return Look::Ended(self.wait_for_queue(page));
         }
@@ -295,7 +303,7 @@ impl<M: ObjectMmu> Objects<M> {
         let bytes = &mut buffers.bytes[..range.len()];
         let read =
             self.space.mmu().home_read(object.home, pages.start.offset(), bytes.as_flattened_mut());
-        self.unlock_words(object, pages);
+        self.unlock_pages(object, pages);
         if read.is_err() {
             // The kernel is out of memory of its own: the fault is tried again.
             self.space.unlock_range(range);
@@ -310,16 +318,9 @@ impl<M: ObjectMmu> Objects<M> {
         self.space.fill_first(fault, range, bytes, buffers.staging)
     }
 
-    /// Locks a page of an object if that is cached, and nobody holds it.
+    /// Locks a page of an object if that is cached, and nobody holds it; leaves it locked.
     fn lock_cached(&self, object: &Object, at: ObjectPage) -> bool {
-        let word = object.word(at);
-        if word.load().state() != State::Cached {
-            return false;
-        }
-        let Some(old) = word.try_lock() else { return false };
-        if old.state() != State::Cached {
-            self.space.unlock_word(word);
-        }
-        old.state() == State::Cached
+        let locked = self.try_lock_if(object, at, |word| word.state() == State::Cached);
+        locked.map(Locked::leave_locked).is_some()
     }
 }

@@ -107,7 +107,7 @@ impl<M: ObjectMmu> Objects<M> {
         let object = self.object(ObjectId(backing.object));
         for page in range.pages() {
             let is_at_hand = match self.space.snapshot(page).state() {
-                State::None => is_cached(object, backing.object_page(page)),
+                State::None => self.is_cached(object, backing.object_page(page)),
                 State::Limbo | State::Same | State::Pool => true,
                 _ => false,
             };
@@ -224,13 +224,13 @@ impl<M: ObjectMmu> Objects<M> {
         let _ = self.space.advise(&mut layout, range, Advice::DontNeed);
     }
 
+    fn is_cached(&self, object: &Object, at: ObjectPage) -> bool {
+        at.index() < object.pages() && self.snapshot(object, at).state() == State::Cached
+    }
+
     /// Has pages of a private mapping go: what was written to swap, the rest altogether.
     pub fn page_out_private(&self, range: PageRange) {
         let mut layout = self.space.lock();
         let _ = self.space.advise(&mut layout, range, Advice::PageOut);
     }
-}
-
-fn is_cached(object: &Object, at: ObjectPage) -> bool {
-    at.index() < object.pages() && object.snapshot(at).state() == State::Cached
 }

@@ -132,7 +132,7 @@ impl<M: ObjectMmu> Objects<M> {
             Outcome::Parked
         } else {
             self.space.budget().uncharge(pages.len());
-            self.unlock_words(object, pages);
+            self.unlock_pages(object, pages);
             self.wait_for_queue(asker.page)
         };
         self.put_in_handler(id);

@@ -8,6 +8,7 @@
 //! What is read is locked until it is there.
 
 use super::fault::{Fault, Look};
+use super::pages::{Locked, is_absent};
 use super::read_in_place::InPlace;
 use super::requests::{Asker, Request};
 use super::strides::{Found, Touch, WINDOW_MAX};
@@ -18,7 +19,7 @@ use crate::control::Event;
 use crate::fault::Outcome;
 use crate::fault::order::Guess;
 use crate::mmu::object::ObjectMmu;
-use crate::page::{Snapshot, State};
+use crate::page::Snapshot;
 use crate::space::vma::{Pattern, Vma};
 use crate::units::{ObjectPage, ObjectRange, PageNum, PageRange};
 
@@ -30,9 +31,15 @@ const AHEAD_FOLIOS: usize = 2;
 
 impl<M: ObjectMmu> Objects<M> {
     /// Sends the read of a page that is not cached, and of those that read-ahead adds, or says that
-    /// it is to be done in place. Its word is locked, and stays so until the read is done.
-    pub(super) fn begin_read(&self, fault: Fault<'_>, window: &Mapped) -> Look {
+    /// it is to be done in place. It stays locked until the read is done.
+    pub(super) fn begin_read(
+        &self,
+        fault: Fault<'_>,
+        locked: Locked<'_, M>,
+        window: &Mapped,
+    ) -> Look {
         let Fault { id, object, at, page, access, vma, way, guess } = fault;
+        locked.leave_locked();
         let pages = self.lock_absent_around(object, at, guess.order);
         let Some(pages) = self.charge_locked(object, at, pages) else {
             return Look::NeedsMemory(pages.len());
@@ -50,7 +57,7 @@ impl<M: ObjectMmu> Objects<M> {
             self.get(id);
         } else if !self.request(id, request) {
             self.space.budget().uncharge(pages.len());
-            self.unlock_words(object, pages);
+            self.unlock_pages(object, pages);
             return Look::Ended(self.wait_for_queue(page));
         }
         self.space.budget().count(Event::Pgmajfault, 1);
@@ -89,53 +96,55 @@ impl<M: ObjectMmu> Objects<M> {
                 return Some(pages);
             }
             if pages.len() == 1 {
-                self.unlock_words(object, pages);
+                self.unlock_pages(object, pages);
                 return None;
             }
             let kept = ObjectRange::new(at, pages.len() / 2).intersect(pages);
-            self.unlock_words(object, ObjectRange { start: pages.start, end: kept.start });
-            self.unlock_words(object, ObjectRange { start: kept.end, end: pages.end });
+            self.unlock_pages(object, ObjectRange { start: pages.start, end: kept.start });
+            self.unlock_pages(object, ObjectRange { start: kept.end, end: pages.end });
             pages = kept;
         }
     }
 
-    /// Locks the neighbours of a locked page that are not cached either, inside the aligned 2^order
-    /// pages; returns the run.
+    /// Locks the neighbours of a page that was left locked that are not cached either, inside the
+    /// aligned 2^order pages; returns the run.
     pub(super) fn lock_absent_around(
         &self,
         object: &Object,
         at: ObjectPage,
         order: u32,
     ) -> ObjectRange {
+        self.lock_around(object, at, order, is_absent)
+    }
+
+    /// The same for neighbours as they should be.
+    pub(super) fn lock_around(
+        &self,
+        object: &Object,
+        at: ObjectPage,
+        order: u32,
+        is_wanted: impl Fn(Snapshot) -> bool,
+    ) -> ObjectRange {
         let start = ObjectPage(at.0 >> order << order);
         let folio = ObjectRange::new(start, 1 << order).intersect(object.range());
+        let try_join = |page: ObjectPage| {
+            let joined = self.try_lock_if(object, page, &is_wanted);
+            joined.map(Locked::leave_locked).is_some()
+        };
         let mut run = ObjectRange::new(at, 1);
-        while run.end < folio.end && self.lock_absent(object, run.end) {
+        while run.end < folio.end && try_join(run.end) {
             run.end = run.end.add(1);
         }
-        while run.start > folio.start {
-            let before = ObjectPage(run.start.0 - 1);
-            if !self.lock_absent(object, before) {
-                break;
-            }
-            run.start = before;
+        while run.start > folio.start && try_join(ObjectPage(run.start.0 - 1)) {
+            run.start = ObjectPage(run.start.0 - 1);
         }
         run
     }
 
+    /// Locks a page that is not cached, and leaves it locked.
     pub(super) fn lock_absent(&self, object: &Object, page: ObjectPage) -> bool {
-        if !self.use_words(object, page) {
-            return false;
-        }
-        let word = object.word(page);
-        match word.try_lock() {
-            Some(old) if old.state() == State::None => true,
-            Some(_) => {
-                self.space.unlock_word(word);
-                false
-            }
-            None => false,
-        }
+        self.use_words(object, page)
+            && self.try_lock_if(object, page, is_absent).map(Locked::leave_locked).is_some()
     }
 
     pub(super) fn guess_for(&self, object: &Object, at: ObjectPage, vma: &Vma) -> Guess {
@@ -216,8 +225,8 @@ impl<M: ObjectMmu> Objects<M> {
         } else {
             ObjectRange { start: folio.start, end: folio.start }
         };
-        let is_there = |word: Snapshot| word.is_locked() || word.state() != State::None;
-        if is_there(object.word(first).load()) || !self.has_room_ahead(folio.len()) {
+        let seen = self.snapshot(object, first);
+        if seen.is_locked() || !is_absent(seen) || !self.has_room_ahead(folio.len()) {
             return run;
         }
         while guess.is_down
@@ -253,7 +262,7 @@ impl<M: ObjectMmu> Objects<M> {
             if !is_there || self.space.available() <= self.space.low_watermark() {
                 return;
             }
-            if self.try_lock_absent(object, page) {
+            if self.lock_absent(object, page) {
                 let _ = self.send_read_ahead(id, object, ObjectRange::new(page, 1));
             }
         }
@@ -277,7 +286,7 @@ impl<M: ObjectMmu> Objects<M> {
             is_sent
         };
         if !is_sent {
-            self.unlock_words(object, run);
+            self.unlock_pages(object, run);
         }
         is_sent
     }

@@ -12,7 +12,7 @@ use core::sync::atomic::Ordering;
 use super::rmap::Wait;
 use super::{Object, Objects};
 use crate::mmu::object::ObjectMmu;
-use crate::page::{Flags, State};
+use crate::page::{Flags, Snapshot, State};
 use crate::reclaim::{Reclaimer, Shrinker};
 use crate::scratch::Scratch;
 use crate::units::{BLOCK_PAGES, ObjectPage, ObjectRange};
@@ -70,9 +70,11 @@ impl<M: ObjectMmu> Objects<M> {
             }
             let next = self.peek(slot).and_then(|object| {
                 let blocks = object.pages_max().div_ceil(BLOCK_PAGES);
-                let block = (from..blocks)
-                    .find(|&block| object.blocks[block].cached.load(Ordering::Relaxed) > 0)?;
-                Some((object, block))
+                let is_worth_it = |&block: &usize| {
+                    let block = self.find_block(object, ObjectPage((block * BLOCK_PAGES) as u64));
+                    block.is_some_and(|block| block.mapped.load(Ordering::Relaxed) > 0)
+                };
+                Some((object, (from..blocks).find(is_worth_it)?))
             });
             let Some((object, block)) = next else {
                 hands.reclaim = (slot + 1, 0);
@@ -126,31 +128,27 @@ impl<M: ObjectMmu> Objects<M> {
         can_store: bool,
         shrunk: &mut Shrunk,
     ) -> Fate {
-        let word = object.word(page);
-        if word.load().state() != State::Cached {
-            return Fate::Stay;
-        }
-        let Some(old) = word.try_lock() else { return Fate::Stay };
-        let fate =
-            if old.state() != State::Cached || old.has(Flags::WRITEBACK) || old.has(Flags::MLOCKED)
-            {
-                Fate::Stay
-            } else if object.is_memory() && old.has(Flags::DIRTY) {
-                match who.spares(old) {
-                    _ if old.has(Flags::INCOMPRESSIBLE) || !can_store => Fate::Stay,
-                    true => Fate::Unmap,
-                    false => Fate::Store,
-                }
-            } else if old.has(Flags::DIRTY) {
-                shrunk.dirty += 1;
-                Fate::Stay
-            } else if who.spares(old) {
-                Fate::Unmap
-            } else {
-                Fate::Drop
-            };
-        if fate == Fate::Stay {
-            self.space.unlock_word(word);
+        let is_cached = |word: Snapshot| word.state() == State::Cached;
+        let Some(locked) = self.try_lock_if(object, page, is_cached) else { return Fate::Stay };
+        let is_spared = who.spares(locked.content());
+        let fate = if locked.has(Flags::WRITEBACK) || locked.has(Flags::MLOCKED) {
+            Fate::Stay
+        } else if object.is_memory() && locked.has(Flags::DIRTY) {
+            match is_spared {
+                _ if locked.has(Flags::INCOMPRESSIBLE) || !can_store => Fate::Stay,
+                true => Fate::Unmap,
+                false => Fate::Store,
+            }
+        } else if locked.has(Flags::DIRTY) {
+            shrunk.dirty += 1;
+            Fate::Stay
+        } else if is_spared {
+            Fate::Unmap
+        } else {
+            Fate::Drop
+        };
+        if fate != Fate::Stay {
+            locked.leave_locked();
         }
         fate
     }
@@ -171,22 +169,13 @@ impl<M: ObjectMmu> Objects<M> {
             _ => self.drop_locked(object, run, Wait::No),
         };
         match (fate, scratch) {
-            _ if !is_done => self.unlock_words(object, run),
+            _ if !is_done => self.unlock_pages(object, run),
             (Fate::Store, Some(scratch)) => shrunk.freed += self.store_run(object, run, scratch),
-            (Fate::Store, None) => self.unlock_words(object, run),
+            (Fate::Store, None) => self.unlock_pages(object, run),
             (Fate::Unmap, _) => {
-                for page in run.pages() {
-                    let word = object.word(page);
-                    let old = word.load();
-                    self.space.unlock_word_with(word, old.without(Flags::ACCESSED));
-                }
+                run.pages().for_each(|page| self.adopt(object, page).clear_flags(Flags::ACCESSED));
             }
-            _ => {
-                shrunk.freed += run.len();
-                for page in run.pages() {
-                    self.space.unlock_word_with(object.word(page), Object::GONE);
-                }
-            }
+            _ => shrunk.freed += run.len(),
         }
     }
 
@@ -197,20 +186,25 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     fn drop_cached_page(&self, object: &Object, page: ObjectPage) -> bool {
-        let word = object.word(page);
-        let Some(old) = word.try_lock() else { return false };
-        let can_go = old.state() == State::Cached
-            && !old.has(Flags::DIRTY)
-            && !old.has(Flags::WRITEBACK)
-            && !old.has(Flags::MLOCKED)
-            && self.drop_locked(object, ObjectRange::new(page, 1), Wait::Yes);
-        self.space.unlock_word_with(word, if can_go { Object::GONE } else { old });
-        can_go
+        let can_go = |word: Snapshot| {
+            word.state() == State::Cached
+                && !word.has(Flags::DIRTY)
+                && !word.has(Flags::WRITEBACK)
+                && !word.has(Flags::MLOCKED)
+        };
+        let Some(locked) = self.try_lock_if(object, page, can_go) else { return false };
+        locked.leave_locked();
+        let one = ObjectRange::new(page, 1);
+        let is_gone = self.drop_locked(object, one, Wait::Yes);
+        if !is_gone {
+            self.unlock_pages(object, one);
+        }
+        is_gone
     }
 
-    /// Drops locked, cached, clean pages from every mapping and from the cache. Their words are
-    /// the caller's to change.
-    pub(super) fn drop_locked(&self, object: &Object, run: ObjectRange, wait: Wait) -> bool {
+    /// Drops locked, cached, clean pages of one block from every mapping and from the cache, and
+    /// unlocks them; `false` where they are as they were, but for where they are mapped.
+    fn drop_locked(&self, object: &Object, run: ObjectRange, wait: Wait) -> bool {
         if !self.try_to_forget(object, run, wait) {
             return false;
         }
@@ -218,18 +212,18 @@ impl<M: ObjectMmu> Objects<M> {
             // Still there; what is mapped will be found to be so.
             return false;
         }
-        for page in run.pages() {
-            object.synced.note_dropped(object.word(page).load());
-        }
-        self.uncharge_dropped(object, run);
-        true
-    }
-
-    pub(super) fn uncharge_dropped(&self, object: &Object, run: ObjectRange) {
-        self.note_dropped(object, run);
-        object.count_uncached(run.start, run.len());
-        self.cached.fetch_sub(run.len(), Ordering::Relaxed);
+        self.count_uncached(object, run.start, run.len());
         self.space.budget().uncharge(run.len());
+        for page in run.pages() {
+            let page = self.adopt(object, page);
+            if object.is_memory() {
+                self.note_uncached(page.content());
+            } else {
+                object.synced.note_dropped(page.content());
+            }
+            page.uncache();
+        }
+        true
     }
 
     /// The object of a slot, while the registry is locked.

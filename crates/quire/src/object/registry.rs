@@ -9,9 +9,8 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use super::i_mmap::IMmap;
-use super::shmem::Shmem;
 use super::strides::Strides;
-use super::{BackingStore, Block, OBJECT_PAGES_MAX, Object, ObjectId, Objects, stall, sync};
+use super::{BackingStore, OBJECT_PAGES_MAX, Object, ObjectId, Objects, stall, sync};
 use crate::fault::order::Streams;
 use crate::mmu::object::ObjectMmu;
 use crate::sys::Errno;
@@ -32,7 +31,7 @@ impl<M: ObjectMmu> Objects<M> {
         length: u64,
         length_max: u64,
     ) -> Result<ObjectId, Errno> {
-        self.open_as(store, length, length_max, None)
+        self.open_as(store, length, length_max, false)
     }
 
     pub(super) fn open_as(
@@ -40,7 +39,7 @@ impl<M: ObjectMmu> Objects<M> {
         store: &'static dyn BackingStore,
         length: u64,
         length_max: u64,
-        shmem: Option<Shmem>,
+        is_memory: bool,
     ) -> Result<ObjectId, Errno> {
         let pages_max = length_max.max(length).div_ceil(PAGE_SIZE as u64) as usize;
         if pages_max > OBJECT_PAGES_MAX {
@@ -50,11 +49,11 @@ impl<M: ObjectMmu> Objects<M> {
         let pages = length.div_ceil(PAGE_SIZE as u64) as usize;
         let made = self.space.mmu().home_resize(home, pages).and_then(|()| {
             Object::settle(Object {
-                words: Table::new(pages_max.max(1))?,
                 blocks: Table::new(pages_max.div_ceil(BLOCK_PAGES).max(1))?,
+                pages_max: pages_max.max(1),
                 home,
                 store,
-                shmem,
+                is_memory,
                 number: AtomicU32::new(0),
                 i_mmap: IMmap::new(),
                 length: AtomicU64::new(length),
@@ -168,16 +167,14 @@ impl<M: ObjectMmu> Objects<M> {
             let gone = self.slots[id.0 as usize].0.swap(core::ptr::null_mut(), Ordering::AcqRel);
             let Some(gone) = NonNull::new(gone) else { return false };
             let cached = object.cached.load(Ordering::Relaxed);
-            let is_used = |block: &&Block| block.is_used.load(Ordering::Relaxed) != 0;
-            let word_pages = object.blocks.iter().filter(is_used).count();
             self.forget_pins(object);
             self.space.mmu().home_close(object.home);
             self.cached.fetch_sub(cached, Ordering::Relaxed);
             self.dirty.fetch_sub(object.dirty.load(Ordering::Relaxed), Ordering::Relaxed);
-            self.space.budget().uncharge(cached + word_pages);
+            self.space.budget().uncharge(cached);
             gone
         };
-        self.release_places(object);
+        self.release_words(object);
         // SAFETY: nobody uses it any more: no mapping, no handle, nothing under way, and no round
         // over all objects finds it.
         unsafe { Object::discard(gone) };

@@ -13,7 +13,6 @@
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use super::shmem::Sleep;
 use super::window::Mapped;
 use super::{Object, ObjectId, Objects};
 use crate::control::{Event, FaultKind};
@@ -22,7 +21,7 @@ use crate::fault::fault_list::{Answer, FaultList};
 use crate::mmu::Access;
 use crate::mmu::Protection;
 use crate::mmu::object::ObjectMmu;
-use crate::page::{Flags, Kill, Snapshot, State};
+use crate::page::{Flags, Kill};
 use crate::space::vma::{Kind, Vma};
 use crate::sys::Errno;
 use crate::sys::futex::{self, Reach};
@@ -351,9 +350,8 @@ impl<M: ObjectMmu> Objects<M> {
     fn map_for(&self, object: &Object, asker: &Asker, window: &mut Mapped) {
         if asker.access != Access::Read && !self.must_clean_first(object) {
             let at = asker.vma.attributes.backing.object_page(asker.page);
-            if self.lock_mappable(object, at, window.is_present(asker.page)) {
-                let old = object.word(at).load();
-                self.map_for_write(object, &asker.vma, asker.page, old, window);
+            if let Some(locked) = self.lock_mappable(object, at, window.is_present(asker.page)) {
+                self.map_for_write(object, &asker.vma, asker.page, locked, window);
             }
         }
         self.map_pages(object, &asker.vma, window, asker.around, asker.page);
@@ -362,13 +360,11 @@ impl<M: ObjectMmu> Objects<M> {
     /// The same for a page that could not be read, if that is still so: it may have been cut off,
     /// and must not be marked for when it is there again.
     fn poison_unread(&self, object: &Object, at: ObjectPage, page: PageNum, window: &Mapped) {
-        let word = object.word(at);
         // Where it is locked the fault is tried again.
-        let Some(old) = word.try_lock() else { return };
-        if old.has(Flags::ERROR) && at.index() < object.pages() {
+        let bad = self.try_lock_if(object, at, |word| word.has(Flags::ERROR));
+        if bad.is_some() && at.index() < object.pages() {
             self.poison(page, window);
         }
-        self.space.unlock_word(word);
     }
 
     /// Makes an access to a page that cannot be read a SIGBUS, until it is mapped.
@@ -410,22 +406,18 @@ impl<M: ObjectMmu> Objects<M> {
         for page in others.chain(asked.filter(|&page| pages.contains(page))) {
             let one = ObjectRange::new(page, 1);
             if let Err(error) = self.fill_run(object, one, bytes) {
-                let mut bad = Object::GONE;
+                object.note_read_error(page, error);
+                self.space.budget().uncharge(1);
+                let locked = self.adopt(object, page);
                 if asked.is_none_or(|asked| asked == page) {
-                    bad = bad.with(Flags::ERROR);
+                    locked.set_flags(Flags::ERROR);
                     result = Err(error);
+                } else {
+                    locked.clear_flags(Flags::ERROR);
                 }
-                self.fail_locked(object, page, error, bad);
             }
         }
         result
-    }
-
-    /// A locked, charged page cannot be read: notes it, and unlocks the page as `bad`.
-    fn fail_locked(&self, object: &Object, page: ObjectPage, error: Errno, bad: Snapshot) {
-        object.note_read_error(page, error);
-        self.space.budget().uncharge(1);
-        self.space.unlock_word_with(object.word(page), bad);
     }
 
     /// Reads a run; all of it is cached and unlocked then, or nothing has changed.
@@ -436,7 +428,7 @@ impl<M: ObjectMmu> Objects<M> {
         bytes: &mut [u8],
     ) -> Result<(), Errno> {
         if object.is_memory() {
-            self.read_places(object, pages, bytes)?;
+            self.load_locked_pages(object, pages, bytes)?;
         } else {
             object.store.read(pages.start.offset(), bytes)?;
         }
@@ -461,22 +453,22 @@ impl<M: ObjectMmu> Objects<M> {
                 let _ = mmu.home_punch(object.home, kept);
                 return Err(error);
             }
-            for at in kept.by_block() {
-                object.count_cached(at.start, at.len());
-            }
-            self.cached.fetch_add(kept.len(), Ordering::Relaxed);
+            self.count_cached(object, kept.start, kept.len());
         }
         // The last first: who waits for the first finds all of them.
         for page in pages.pages().rev() {
-            let is_kept = kept.contains(page);
-            let state = if is_kept { State::Cached } else { State::None };
-            if !is_kept {
+            let mut locked = self.adopt(object, page);
+            if !kept.contains(page) {
                 self.space.budget().uncharge(1);
+                locked.clear_flags(Flags::ERROR);
+                continue;
             }
-            let kept =
-                if is_kept { self.settle_place(object, page, Sleep::Yes) } else { Flags::EMPTY };
-            let after = Snapshot::new(state, 0).with(kept);
-            self.space.unlock_word_with(object.word(page), after);
+            if object.is_memory() {
+                self.enter_from_swap(&mut locked);
+            } else {
+                locked.cache();
+            }
+            locked.unlock();
         }
         Ok(())
     }

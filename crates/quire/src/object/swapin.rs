@@ -4,15 +4,13 @@
 //! itself, with the neighbours that are alike and that the fault's stream will want. What is in the
 //! swap file is read by a store worker, like the page of a file.
 //!
-//! Never blocks: under the window's lock, page locks and places' are only tried.
+//! Never blocks: under the window's lock, page locks are only tried.
 
-use core::sync::atomic::Ordering;
-
-use super::shmem::{NotLoaded, Sleep};
+use super::pages::Locked;
 use super::window::Mapped;
 use super::{Object, Objects};
 use crate::mmu::object::ObjectMmu;
-use crate::page::{Flags, Snapshot, State};
+use crate::page::{Snapshot, State};
 use crate::space::vma::Vma;
 use crate::units::{
     BLOCK_ORDER, BLOCK_PAGES, ObjectPage, ObjectRange, PAGE_SHIFT, PAGE_SIZE, PageNum, PageRange,
@@ -22,11 +20,11 @@ use crate::units::{
 const UNPACK_ORDER_MAX: u32 = 6;
 
 /// What became of a page that was to be filled at once.
-pub(super) enum AtOnce {
-    /// It and, as a rule, its neighbours in the range are cached. It is locked, they are not.
-    Cached(ObjectRange),
-    /// It takes somebody who may sleep. It is locked.
-    NotHere,
+pub(super) enum AtOnce<'a, M: ObjectMmu> {
+    /// It and, as a rule, its neighbours in the range are cached. They are not locked.
+    Cached(ObjectRange, Locked<'a, M>),
+    /// It takes somebody who may sleep.
+    NotHere(Locked<'a, M>),
     /// So many pages are needed. Nothing is locked.
     NeedsMemory(usize),
 }
@@ -40,11 +38,13 @@ enum Content {
 }
 
 impl Content {
-    fn of(place: Snapshot) -> Content {
-        match place.state() {
-            State::None => Content::Zeros,
-            State::File => Content::InFile,
-            _ => Content::Packed,
+    /// `None`: it is cached, or lost.
+    const fn of(word: Snapshot) -> Option<Content> {
+        match word.state() {
+            State::None => Some(Content::Zeros),
+            State::Same | State::Pool => Some(Content::Packed),
+            State::File => Some(Content::InFile),
+            _ => None,
         }
     }
 }
@@ -52,15 +52,23 @@ impl Content {
 impl<M: ObjectMmu> Objects<M> {
     /// Fills a locked page of a memory object that is not cached, and its like among the aligned
     /// 2^order pages around it.
-    pub(super) fn fill_at_once(&self, object: &Object, at: ObjectPage, order: u32) -> AtOnce {
-        let content = Content::of(self.place(object, at));
+    pub(super) fn fill_at_once<'a>(
+        &'a self,
+        object: &Object,
+        at: ObjectPage,
+        page: Locked<'a, M>,
+        order: u32,
+    ) -> AtOnce<'a, M> {
         // A thread that serves itself does so on a signal's stack, which has no room for a page.
-        let is_cramped = content == Content::Packed && self.space.mmu().is_inline();
-        if content == Content::InFile || is_cramped {
-            return AtOnce::NotHere;
-        }
-        let order_max = if content == Content::Packed { UNPACK_ORDER_MAX } else { BLOCK_ORDER };
-        let pages = self.lock_alike_around(object, at, order.min(order_max), content);
+        let is_cramped = self.space.mmu().is_inline();
+        let (content, order_max) = match Content::of(page.content()) {
+            Some(Content::Zeros) => (Content::Zeros, BLOCK_ORDER),
+            Some(Content::Packed) if !is_cramped => (Content::Packed, UNPACK_ORDER_MAX),
+            _ => return AtOnce::NotHere(page),
+        };
+        page.leave_locked();
+        let is_alike = |seen: Snapshot| Content::of(seen) == Some(content);
+        let pages = self.lock_around(object, at, order.min(order_max), is_alike);
         let Some(charged) = self.charge_locked(object, at, pages) else {
             return AtOnce::NeedsMemory(pages.len());
         };
@@ -72,45 +80,13 @@ impl<M: ObjectMmu> Objects<M> {
         };
         self.space.budget().uncharge(charged.len() - filled);
         for page in charged.pages().filter(|&page| page != at) {
-            self.space.unlock_word(object.word(page));
+            self.adopt(object, page).unlock();
         }
-        match object.word(at).load().state() {
-            State::Cached => AtOnce::Cached(charged),
-            _ => AtOnce::NotHere,
+        let page = self.adopt(object, at);
+        match page.state() {
+            State::Cached => AtOnce::Cached(charged, page),
+            _ => AtOnce::NotHere(page),
         }
-    }
-
-    /// Locks the neighbours of a locked page that are not cached either and are filled the same
-    /// way, inside the aligned 2^order pages; returns the run.
-    fn lock_alike_around(
-        &self,
-        object: &Object,
-        at: ObjectPage,
-        order: u32,
-        content: Content,
-    ) -> ObjectRange {
-        let start = ObjectPage(at.0 >> order << order);
-        let folio = ObjectRange::new(start, 1 << order).intersect(object.range());
-        let try_join = |page: ObjectPage| {
-            let is_alike = || Content::of(self.place(object, page)) == content;
-            if !is_alike() || !self.lock_absent(object, page) {
-                return false;
-            }
-            // Looked at again: until it was locked it may have come and gone.
-            let is_still_alike = is_alike();
-            if !is_still_alike {
-                self.space.unlock_word(object.word(page));
-            }
-            is_still_alike
-        };
-        let mut run = ObjectRange::new(at, 1);
-        while run.end < folio.end && try_join(run.end) {
-            run.end = run.end.add(1);
-        }
-        while run.start > folio.start && try_join(ObjectPage(run.start.0 - 1)) {
-            run.start = ObjectPage(run.start.0 - 1);
-        }
-        run
     }
 
     /// Zeros for locked, charged pages; returns how many are cached.
@@ -122,31 +98,38 @@ impl<M: ObjectMmu> Objects<M> {
         {
             return 0;
         }
-        pages.pages().for_each(|page| self.enter_cache(object, page, Flags::EMPTY));
+        for page in pages.pages() {
+            let mut page = self.adopt(object, page);
+            page.cache();
+            page.leave_locked();
+        }
+        self.count_cached(object, pages.start, pages.len());
         pages.len()
     }
 
-    /// Unpacks locked, charged pages as far as nobody is in the way; returns how many are cached.
-    /// Never inlined: a page on the stack is too much for who gets past without it, in a signal.
+    /// Unpacks locked, charged pages as far as it can; returns how many are cached. Never inlined:
+    /// a page on the stack is too much for who gets past without it, in a signal.
     #[inline(never)]
     fn unpack(&self, object: &Object, at: ObjectPage, pages: ObjectRange) -> usize {
         let mut bytes = [0u8; PAGE_SIZE];
         let mut filled = 0;
-        for page in pages.pages() {
-            match self.load_place(object, page, Sleep::No, &mut bytes) {
-                Ok(()) => {}
-                // One that is lost is a worker's to say so, when it is asked for.
-                Err(NotLoaded::Busy | NotLoaded::Bad(_)) if page == at => break,
-                Err(_) => continue,
-            }
-            let end = object.len().saturating_sub(page.offset()).min(PAGE_SIZE as u64) as usize;
+        for number in pages.pages() {
+            let mut page = self.adopt(object, number);
+            // One that is lost is a worker's to say so, when it is asked for.
+            let is_loaded = self.load_packed(&page, &mut bytes);
+            let end = object.len().saturating_sub(number.offset()).min(PAGE_SIZE as u64) as usize;
             bytes[end..].fill(0);
-            if self.space.mmu().home_write(object.home, page.offset(), &bytes).is_err() {
+            let is_filled = is_loaded
+                && self.space.mmu().home_write(object.home, number.offset(), &bytes).is_ok();
+            if is_filled {
+                self.enter_from_swap(&mut page);
+                self.count_cached(object, number, 1);
+                filled += 1;
+            }
+            page.leave_locked();
+            if is_loaded != is_filled || (!is_filled && number == at) {
                 break;
             }
-            let kept = self.settle_place(object, page, Sleep::No);
-            self.enter_cache(object, page, kept);
-            filled += 1;
         }
         filled
     }
@@ -168,13 +151,5 @@ impl<M: ObjectMmu> Objects<M> {
         let start = PageNum(asked.0 - before);
         let around = PageRange::new(start, (before + behind) as usize);
         self.map_pages(object, vma, window, around, asked);
-    }
-
-    /// A locked page's bytes are in the home: its word says so from now on.
-    fn enter_cache(&self, object: &Object, page: ObjectPage, flags: Flags) {
-        object.word(page).set(Snapshot::new(State::Cached, 0).with(flags));
-        object.count_cached(page, 1);
-        // Relaxed, as in `count_cached`.
-        self.cached.fetch_add(1, Ordering::Relaxed);
     }
 }

@@ -33,7 +33,7 @@ use crate::page::{Flags, Snapshot, State};
 use crate::sys::Errno;
 use crate::sys::mutex::Mutex;
 use crate::sys::rank;
-use crate::units::ObjectPage;
+use crate::units::{ObjectPage, ObjectRange};
 
 /// What a store has made durable.
 pub(super) struct Synced {
@@ -60,11 +60,11 @@ impl Synced {
         }
     }
 
-    /// The word of a page whose write has returned.
-    pub fn note_written(&self, word: Snapshot) -> Snapshot {
+    /// The number for a page whose write has returned.
+    pub fn number_of_write(&self) -> u32 {
         // Acquire: loaded after the write has returned, so a sync with this number, or a later one,
         // begins after that. SeqCst there orders the count before the store's call.
-        word.with_payload(self.next.load(Ordering::Acquire))
+        self.next.load(Ordering::Acquire)
     }
 
     /// A page with this word, which is locked, leaves the cache.
@@ -136,21 +136,15 @@ impl<M: ObjectMmu> Objects<M> {
             let is_written = object.synced.is_newer(word.payload()) || word.has(Flags::WRITEBACK);
             word.state() == State::Cached && is_written && !word.has(Flags::DIRTY)
         };
-        let mut at = object.range().start;
-        while at < object.range().end {
-            // Relaxed: what was written was noted there before.
-            if object.block(at).is_used.load(Ordering::Relaxed) == 0 {
-                at = ObjectPage((at.0 | 511) + 1);
-                continue;
-            }
-            let word = object.word(at);
-            let seen = word.load();
+        // What was written has words.
+        for at in object.used_parts(object.range()).flat_map(ObjectRange::pages) {
+            let seen = self.snapshot(object, at);
             if is_doubtful(seen) || seen.is_locked() {
-                let old = self.space.lock_word(word);
-                let after = if is_doubtful(old) { self.mark_dirty(object, at, old) } else { old };
-                self.space.unlock_word_with(word, after);
+                let mut locked = self.lock(object, at);
+                if is_doubtful(locked.content()) {
+                    self.mark_dirty(object, at, &mut locked);
+                }
             }
-            at = at.add(1);
         }
     }
 }
@@ -162,12 +156,12 @@ mod tests {
     #[test]
     fn a_write_is_durable_once_a_sync_that_began_after_it_has_succeeded() {
         let synced = Synced::new();
-        let word = synced.note_written(Snapshot::new(State::Cached, 0));
-        assert!(synced.is_newer(word.payload()));
+        let number = synced.number_of_write();
+        assert!(synced.is_newer(number));
         assert!(!synced.is_newer(0), "never written");
-        synced.last.store(word.payload(), Ordering::Relaxed);
-        assert!(!synced.is_newer(word.payload()));
-        assert!(synced.is_newer(word.payload() + 1));
+        synced.last.store(number, Ordering::Relaxed);
+        assert!(!synced.is_newer(number));
+        assert!(synced.is_newer(number + 1));
         // Numbers go round.
         synced.last.store(u32::MAX, Ordering::Relaxed);
         assert!(synced.is_newer(1) && !synced.is_newer(u32::MAX - 1));

@@ -12,11 +12,12 @@
 
 use core::sync::atomic::Ordering;
 
+use super::pages::Locked;
 use super::rmap::Wait;
 use super::{Object, Objects};
 use crate::budget::Purpose;
 use crate::mmu::object::ObjectMmu;
-use crate::page::{Condition, Flags, Interrupted, Kill, Snapshot, State};
+use crate::page::{Condition, Flags, Interrupted, Kill, State};
 use crate::reclaim::Room;
 use crate::sys::Errno;
 use crate::sys::futex::{self, Reach};
@@ -51,8 +52,9 @@ impl<M: ObjectMmu> Objects<M> {
     /// Follows a length that the store was given by somebody else.
     ///
     /// # Errors
-    /// `FBIG`, `BUSY` as for [`Self::set_len`], the store's, and the kernel's: an object that was to
-    /// become longer, or has pinned pages, is as it was then.
+    /// `FBIG`, `BUSY` as for [`Self::set_len`], `NOMEM` where there is no memory for the word of the
+    /// last page, the store's, and the kernel's: an object that was to become longer, or has pinned
+    /// pages, is as it was then.
     pub fn follow_len(&self, object: &Object, bytes: u64) -> Result<(), Errno> {
         let _resize = object.resize.lock();
         if bytes.div_ceil(PAGE_SIZE as u64) > object.pages_max() as u64 {
@@ -79,9 +81,14 @@ impl<M: ObjectMmu> Objects<M> {
             return self.lengthen(object, bytes);
         }
         let page = ObjectPage(before / PAGE_SIZE as u64);
-        let old = self.lock_settled(object, page);
+        let has_words = self.use_words(object, page)
+            || (self.space.make_room(self, Room::Charge, 1, None) && self.use_words(object, page));
+        if !has_words {
+            return Err(Errno::NOMEM);
+        }
+        let locked = self.lock_settled(object, page);
         let mut result = Ok(());
-        if old.state() == State::Cached {
+        if locked.state() == State::Cached {
             let mut content = [0u8; PAGE_SIZE];
             result = object.store.read(page.offset(), &mut content).and_then(|()| {
                 self.space.mmu().home_write(
@@ -92,7 +99,7 @@ impl<M: ObjectMmu> Objects<M> {
             });
         }
         let grown = result.and_then(|()| self.grow(object, bytes));
-        self.space.unlock_word(object.word(page));
+        locked.unlock();
         grown.map(|grown| self.follow_change(object, grown))
     }
 
@@ -122,20 +129,15 @@ impl<M: ObjectMmu> Objects<M> {
         object.cuts.fetch_add(1, Ordering::Relaxed);
         // SeqCst: before the page locks below; write-back looks at it with the pages locked.
         object.cut.store(first.0, Ordering::SeqCst);
-        let mut at = first;
-        while at < object.range().end {
-            if object.block(at).is_used.load(Ordering::SeqCst) == 0 {
-                at = ObjectPage((at.0 | 511) + 1);
-                continue;
-            }
-            let _ = self.lock_settled(object, at);
+        let lost = ObjectRange { start: first, end: object.range().end.max(first) };
+        for at in object.used_parts(lost).flat_map(ObjectRange::pages) {
+            let locked = self.lock_settled(object, at);
             // Not by its flags, which a page whose memory has failed does not have.
             let is_pinned = object.is_pinned(at);
-            self.space.unlock_word(object.word(at));
+            locked.unlock();
             if is_pinned {
                 return Err(Errno::BUSY);
             }
-            at = at.add(1);
         }
         Ok(())
     }
@@ -172,14 +174,8 @@ impl<M: ObjectMmu> Objects<M> {
         // SeqCst: before the page locks below; a fault takes one and looks at the length then.
         object.length.store(bytes, Ordering::SeqCst);
         let gone = ObjectRange { start: object.range().end, end: old.end };
-        let mut at = gone.start;
-        while at < gone.end {
-            if object.block(at).is_used.load(Ordering::SeqCst) == 0 {
-                at = ObjectPage((at.0 | 511) + 1);
-                continue;
-            }
+        for at in object.used_parts(gone).flat_map(ObjectRange::pages) {
             self.drop_page(object, at);
-            at = at.add(1);
         }
         self.follow_change(object, gone);
         self.space.mmu().home_resize(object.home, object.pages())?;
@@ -187,83 +183,87 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// Drops a page behind the end, dirty or not, and whatever is under way for it.
-    fn drop_page(&self, object: &Object, page: ObjectPage) {
-        let word = object.word(page);
-        let old = self.lock_settled(object, page);
-        let one = ObjectRange::new(page, 1);
-        // The page behind the end reads as nothing, so that its place is not needed either.
-        self.drop_place(object, page);
-        if old.state() == State::Cached {
+    fn drop_page(&self, object: &Object, at: ObjectPage) {
+        let page = self.lock_settled(object, at);
+        if page.state() == State::Cached {
+            let one = ObjectRange::new(at, 1);
             self.try_to_unmap(object, one, Wait::Yes);
-            if self.space.mmu().home_punch(object.home, one).is_ok() {
-                if old.has(Flags::DIRTY) && !object.is_memory() {
-                    object.count_cleaned(page);
-                    self.dirty.fetch_sub(1, Ordering::Relaxed);
-                }
-                self.uncharge_dropped(object, one);
-                self.space.unlock_word_with(word, Object::GONE);
+            if self.space.mmu().home_punch(object.home, one).is_err() {
                 return;
             }
+            if page.has(Flags::DIRTY) && !object.is_memory() {
+                self.count_cleaned(object, at);
+                self.dirty.fetch_sub(1, Ordering::Relaxed);
+            }
+            self.count_uncached(object, at, 1);
+            self.space.budget().uncharge(1);
         }
         // Nor does an error outlive its page; the home's end takes the marks away.
-        let after = if old.state() == State::Cached { old } else { Object::GONE };
-        self.space.unlock_word_with(word, after);
+        self.space.release_stored(page.content());
+        page.drop_content();
     }
 
     /// Locks a page that is not under way to the store: such a write would come after the store
     /// was cut, and make it longer again. What is written back later finds the new length.
-    pub(super) fn lock_settled(&self, object: &Object, page: ObjectPage) -> Snapshot {
-        let word = object.word(page);
+    pub(super) fn lock_settled(&self, object: &Object, at: ObjectPage) -> Locked<'_, M> {
         loop {
-            let old = self.space.lock_word(word);
-            if !old.has(Flags::WRITEBACK) {
-                return old;
+            let page = self.lock(object, at);
+            // Of a memory object it is under way to swap, which goes by what the page is then.
+            if object.is_memory() || !page.has(Flags::WRITEBACK) {
+                return page;
             }
-            self.space.unlock_word(word);
-            self.space.wait_on_word(word, Condition::clear(Flags::WRITEBACK));
+            let number = page.page();
+            page.unlock();
+            self.space.wait_on_page(number, Condition::clear(Flags::WRITEBACK));
         }
     }
 
-    /// The same, of a memory object's page, wherever its bytes are. It is DIRTY then: its place has
-    /// other bytes.
+    /// The same, of a memory object's page, wherever its bytes are. It is DIRTY then: what is in
+    /// swap has other bytes.
     fn zero_tail_of_memory(
         &self,
         object: &Object,
-        page: ObjectPage,
+        at: ObjectPage,
         tail: usize,
     ) -> Result<(), Errno> {
-        let word = object.word(page);
-        loop {
-            let old = self.space.lock_word(word);
-            if old.state() == State::Cached {
-                let zeros = [0u8; PAGE_SIZE];
-                let offset = page.offset() + tail as u64;
-                let result = self.space.mmu().home_write(object.home, offset, &zeros[tail..]);
-                let after = self.dirty_place(object, page, old);
-                self.space.unlock_word_with(word, after);
-                return result;
+        let one = ObjectRange::new(at, 1);
+        while object.has_words(at) {
+            let mut page = self.lock(object, at);
+            match page.state() {
+                State::Cached => {
+                    let zeros = [0u8; PAGE_SIZE];
+                    let offset = at.offset() + tail as u64;
+                    let result = self.space.mmu().home_write(object.home, offset, &zeros[tail..]);
+                    self.mark_dirty(object, at, &mut page);
+                    return result;
+                }
+                State::None => return Ok(()),
+                State::Poisoned if !page.has(Flags::CLEAN) => return Ok(()),
+                // What it has in swap is good, and is to have other bytes.
+                State::Poisoned => {
+                    self.unpoison_locked(object, at, page);
+                    continue;
+                }
+                _ => {}
             }
-            if self.place(object, page).state() == State::None {
-                self.space.unlock_word(word);
-                return Ok(());
-            }
-            let one = ObjectRange::new(page, 1);
             if self.space.budget().try_charge(1, Purpose::Fault) {
+                page.leave_locked();
                 let mut bytes = [0u8; PAGE_SIZE];
                 let filled = self.fill_run(object, one, &mut bytes);
                 if filled.is_err() {
                     self.space.budget().uncharge(1);
-                    self.space.unlock_word(word);
+                    self.unlock_pages(object, one);
                     return filled;
                 }
                 // Cached now, if nobody takes it away again before it is locked.
                 continue;
             }
-            self.space.unlock_word(word);
+            page.unlock();
             if !self.space.make_room(self, Room::Charge, 1, None) {
                 self.space.wait_for_room();
             }
         }
+        Ok(())
     }
 
     /// What lies behind byte `bytes` in its page reads as zeros from now on.
@@ -276,15 +276,18 @@ impl<M: ObjectMmu> Objects<M> {
         if object.is_memory() {
             return self.zero_tail_of_memory(object, page, tail);
         }
-        let word = object.word(page);
-        let old = self.lock_settled(object, page);
-        let result = if old.state() == State::Cached {
+        if !object.has_words(page) {
+            // Whoever reads it from now on sees the length.
+            return Ok(());
+        }
+        let locked = self.lock_settled(object, page);
+        let result = if locked.state() == State::Cached {
             let zeros = [0u8; PAGE_SIZE];
             self.space.mmu().home_write(object.home, page.offset() + tail as u64, &zeros[tail..])
         } else {
             Ok(())
         };
-        self.space.unlock_word(word);
+        locked.unlock();
         result
     }
 }

@@ -24,7 +24,7 @@ use super::{Object, ObjectId, Objects};
 use crate::control::Event;
 use crate::fault::Outcome;
 use crate::mmu::object::ObjectMmu;
-use crate::page::{Condition, Flags, Snapshot, State};
+use crate::page::{Block, Condition, Flags, State};
 use crate::sys::Errno;
 use crate::sys::futex::{self, Reach};
 use crate::units::{BLOCK_PAGES, ObjectPage, ObjectRange, PAGE_SHIFT, PAGE_SIZE, PageNum};
@@ -137,8 +137,10 @@ impl<M: ObjectMmu> Objects<M> {
             }
             if let Some(object) = self.peek(slot) {
                 let blocks = object.pages().div_ceil(BLOCK_PAGES);
-                let dirty_of =
-                    |block: usize| object.blocks[block].dirty.load(Ordering::Relaxed) as usize;
+                let dirty_of = |block: usize| {
+                    let block = self.find_block(object, ObjectPage((block * BLOCK_PAGES) as u64));
+                    block.map_or(0, |block| block.dirty.load(Ordering::Relaxed) as usize)
+                };
                 let block = (from..blocks).find(|&block| dirty_of(block) > 0);
                 // An object on its way out is written by its last user.
                 if let Some(block) = block.filter(|_| Objects::<M>::try_get(object)) {
@@ -173,7 +175,9 @@ impl<M: ObjectMmu> Objects<M> {
         let mut at = pages.start;
         let end = pages.intersect(object.range()).end;
         while at < end {
-            if object.block(at).dirty.load(Ordering::Relaxed) == 0 && wait == Wait::No {
+            let is_dirty =
+                |block: &Block| wait == Wait::Yes || block.dirty.load(Ordering::Relaxed) > 0;
+            if !self.find_block(object, at).is_some_and(is_dirty) {
                 at = ObjectPage((at.0 | (BLOCK_PAGES as u64 - 1)) + 1);
                 continue;
             }
@@ -195,9 +199,9 @@ impl<M: ObjectMmu> Objects<M> {
                 continue;
             };
             at = run.end;
-            let is_pinned = object.word(run.start).load().has(Flags::PINNED);
+            let is_pinned = self.snapshot(object, run.start).has(Flags::PINNED);
             if !is_pinned && !self.try_to_protect(object, run, wait) {
-                self.unlock_words(object, run);
+                self.unlock_pages(object, run);
                 continue;
             }
             // Asked once nobody can write the pages any more: what is written after a yes is not
@@ -214,7 +218,7 @@ impl<M: ObjectMmu> Objects<M> {
                 } else {
                     held_back = held_back.or(Some(page));
                     object.stall.note_write(false);
-                    self.space.unlock_word(object.word(page));
+                    self.adopt(object, page).unlock();
                 }
             }
         }
@@ -227,8 +231,8 @@ impl<M: ObjectMmu> Objects<M> {
         let first = within.start;
         let mut run = ObjectRange { start: first, end: first };
         while run.end < within.end && run.len() < BLOCK_PAGES {
-            let word = object.word(run.end);
-            let seen = word.load();
+            let number = object.number(run.end);
+            let seen = self.space.snapshot(number);
             let is_worth_it =
                 seen.is_locked() || seen.has(Flags::DIRTY) || seen.has(Flags::WRITEBACK);
             if !is_worth_it {
@@ -237,24 +241,28 @@ impl<M: ObjectMmu> Objects<M> {
             let may_sleep = wait == Wait::Yes && run.is_empty();
             if may_sleep {
                 // What is under way was copied before: what was written since must follow it.
-                self.space.wait_on_word(word, Condition::clear(Flags::WRITEBACK));
+                self.space.wait_on_page(number, Condition::clear(Flags::WRITEBACK));
             }
-            let old = if may_sleep { Some(self.space.lock_word(word)) } else { word.try_lock() };
-            let Some(old) = old else { break };
-            if old.state() != State::Cached || !old.has(Flags::DIRTY) || old.has(Flags::WRITEBACK) {
-                self.space.unlock_word(word);
-                if may_sleep && old.has(Flags::WRITEBACK) {
+            let locked = if may_sleep {
+                Some(self.space.lock_page(number))
+            } else {
+                self.space.try_lock_page(number)
+            };
+            let Some(locked) = locked else { break };
+            let is_under_way = locked.has(Flags::WRITEBACK);
+            if locked.state() != State::Cached || !locked.has(Flags::DIRTY) || is_under_way {
+                if may_sleep && is_under_way {
                     continue;
                 }
                 break;
             }
-            let is_pinned = old.has(Flags::PINNED);
+            let is_pinned = locked.has(Flags::PINNED);
             let is_alike =
-                run.is_empty() || object.word(first).load().has(Flags::PINNED) == is_pinned;
+                run.is_empty() || self.snapshot(object, first).has(Flags::PINNED) == is_pinned;
             if !is_alike || (is_pinned && wait == Wait::No) {
-                self.space.unlock_word(word);
                 break;
             }
+            locked.leave_locked();
             run.end = run.end.add(1);
         }
         run
@@ -264,7 +272,7 @@ impl<M: ObjectMmu> Objects<M> {
     fn keep_before_cut(&self, object: &Object, run: ObjectRange) -> Option<ObjectRange> {
         // SeqCst: under the page locks; who cuts takes each of them after it has said so.
         let cut = ObjectPage(object.cut.load(Ordering::SeqCst)).max(run.start).min(run.end);
-        self.unlock_words(object, ObjectRange { start: cut, end: run.end });
+        self.unlock_pages(object, ObjectRange { start: cut, end: run.end });
         (cut > run.start).then_some(ObjectRange { start: run.start, end: cut })
     }
 
@@ -274,28 +282,27 @@ impl<M: ObjectMmu> Objects<M> {
         let length = object.len().saturating_sub(run.start.offset());
         if length == 0 {
             // Behind the end: its truncation is under way, which drops the pages.
-            self.unlock_words(object, run);
+            self.unlock_pages(object, run);
             return;
         }
         let bytes = (run.len() << PAGE_SHIFT).min(length as usize);
         let copy = &mut buffer.pages(run.len())[..bytes];
         if self.space.mmu().home_read(object.home, run.start.offset(), copy).is_err() {
             // Behind the home's end: its truncation is under way, which drops the pages.
-            self.unlock_words(object, run);
+            self.unlock_pages(object, run);
             return;
         }
         object.writeback.fetch_add(run.len() as u32, Ordering::SeqCst);
         for page in run.pages() {
-            let word = object.word(page);
-            let mut after = word.load().with(Flags::WRITEBACK);
-            if after.has(Flags::PINNED) {
+            let mut locked = self.adopt(object, page);
+            if locked.has(Flags::PINNED) {
                 // Written again at once, for all that is known: dirty once more.
                 self.count_dirty(1);
             } else {
-                object.count_cleaned(page);
-                after = after.without(Flags::DIRTY);
+                self.count_cleaned(object, page);
+                locked.clear_flags_locked(Flags::DIRTY);
             }
-            self.space.unlock_word_with(word, after);
+            locked.set_flags(Flags::WRITEBACK);
         }
         self.space.budget().count(Event::Pgpgout, run.len());
         let result = object.store.write(run.start.offset(), copy);
@@ -315,18 +322,17 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// The write of a page is done; says whether the page is dirty by it, as it was before.
     fn end_page_writeback(&self, object: &Object, page: ObjectPage, is_written: bool) -> bool {
-        let word = object.word(page);
-        let old = self.space.lock_word(word);
-        let mut after = old.without(Flags::WRITEBACK);
-        if is_written && old.state() == State::Cached {
-            after = object.synced.note_written(after);
+        let mut locked = self.lock(object, page);
+        let is_cached = locked.state() == State::Cached;
+        if is_written && is_cached {
+            locked.note_written(object.synced.number_of_write());
         }
-        let is_dirty_again = !is_written && old.state() == State::Cached && !old.has(Flags::DIRTY);
+        let is_dirty_again = !is_written && is_cached && !locked.has(Flags::DIRTY);
         if is_dirty_again {
-            after = after.with(Flags::DIRTY);
-            object.count_dirty(page);
+            locked.set_flags_locked(Flags::DIRTY);
+            self.count_dirtied(object, page);
         }
-        self.space.unlock_word_with(word, after);
+        locked.clear_flags(Flags::WRITEBACK);
         is_dirty_again
     }
 
@@ -381,15 +387,13 @@ impl<M: ObjectMmu> Objects<M> {
             return Ok(());
         }
         let mut held_back = None;
-        for part in pages.intersect(object.range()).by_block() {
-            // Relaxed: whatever was written before the call was noted there before.
-            if object.block(part.start).is_used.load(Ordering::Relaxed) == 0 {
-                continue;
-            }
+        // Whatever was written before the call has words.
+        for part in object.used_parts(pages.intersect(object.range())) {
             held_back = held_back.or(self.write_back_runs(object, part, Wait::Yes, buffer));
             // What others have under way.
             for page in part.pages() {
-                self.space.wait_on_word(object.word(page), Condition::clear(Flags::WRITEBACK));
+                let written = Condition::clear(Flags::WRITEBACK);
+                self.space.wait_on_page(object.number(page), written);
             }
         }
         self.tell_write_error(object, seen)?;
@@ -431,7 +435,4 @@ impl Object {
         // Release publishes which.
         self.write_errors.fetch_add(1, Ordering::Release);
     }
-
-    /// The word of a page whose bytes are gone.
-    pub(super) const GONE: Snapshot = Snapshot::new(State::None, 0);
 }

@@ -64,9 +64,10 @@ impl<'a, L: PageLocks> LockedPage<'a, L> {
         self.content.state()
     }
 
-    /// Where its bytes are in swap, if they are nowhere else.
+    /// Where its bytes are in swap, if they are nowhere else, and not lost.
     pub fn in_swap(&self) -> Option<Stored> {
-        self.content.stored().filter(|_| self.state() != State::Mapped)
+        let is_elsewhere = matches!(self.state(), State::Mapped | State::Cached | State::Poisoned);
+        self.content.stored().filter(|_| !is_elsewhere)
     }
 
     /// Whether all of `flags` are set.

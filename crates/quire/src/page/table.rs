@@ -2,9 +2,9 @@
 //!
 //! Owns the words, what is known of 512 of them together, the queues of waiters and the records of
 //! parked faults. The arena's pages come first, by their place in it. Behind them lie blocks of 512
-//! that are taken and given back as a whole: their numbers are what packed pages name as their
-//! owners, and whoever takes a block decides what its words stand for. A word stays a page's word for
-//! as long as the table lives. Leaves charging to [`crate::space`].
+//! that objects take for their pages, and give back as a whole. A page's number is what its packed
+//! bytes name as their owner, whatever page it is. A word stays a page's word for as long as the
+//! table lives. Leaves charging to [`crate::space`].
 //!
 //! Lock: the mutex of the free blocks, a leaf.
 
@@ -26,11 +26,15 @@ const PARKED_MAX: usize = 64;
 
 /// What is known of 512 pages together.
 pub struct Block {
-    /// Pages that are mapped.
+    /// Pages that are mapped; of an object, cached.
     pub mapped: AtomicU32,
+    /// Pages of an object that are dirty.
+    pub dirty: AtomicU32,
     /// Whether any page of it was ever touched; its page words are charged from then on.
     pub is_used: AtomicU32,
-    /// Beyond the arena: the next free block, plus one. Guarded by the mutex of the free blocks.
+    /// Whether its pages are of an object with a store, and so are never in swap.
+    has_store: AtomicU32,
+    /// Of a free one beyond the arena: the next, plus one. Guarded by the mutex of the free blocks.
     next_free: AtomicU32,
 }
 
@@ -41,7 +45,7 @@ unsafe impl Zeroed for Block {}
 struct Free {
     /// Top of the stack that the links make, plus one; 0 is none.
     top: u32,
-    /// The first block that was never used.
+    /// How many were ever used: the lowest.
     fresh: u32,
 }
 
@@ -55,7 +59,7 @@ pub struct Pages {
     free: Mutex<rank::PageBlocks, Free>,
     /// Blocks beyond the arena that were ever used.
     taken_blocks: AtomicUsize,
-    /// Who waits for a word, of this table or of an object.
+    /// Who waits for a word of this table.
     pub waits: WaitTable,
     parked: Table<Waiter>,
 }
@@ -130,62 +134,96 @@ impl Pages {
         mapped.map(|(number, _)| self.block_range(number))
     }
 
-    /// How many blocks beyond the arena were ever used: the lowest are.
-    pub fn blocks_beyond(&self) -> usize {
+    /// Blocks whose pages may be in swap, up to the highest of the arena and of objects that was
+    /// ever used; see [`Self::swap_block`].
+    pub fn swap_blocks(&self) -> usize {
         // Relaxed: tells write-back where to look.
-        self.taken_blocks.load(Ordering::Relaxed)
+        self.used_arena().len() + self.taken_blocks.load(Ordering::Relaxed)
     }
 
-    /// The pages of a block beyond the arena.
-    pub fn range_beyond(&self, block: u32) -> PageRange {
-        self.block_range((self.arena_pages >> BLOCK_ORDER) + block as usize)
+    /// The pages of such a block. `None` where it is not used, or its pages are never in swap.
+    pub fn swap_block(&self, index: usize) -> Option<PageRange> {
+        // Where the arena's become more meanwhile it is another block, which does not matter.
+        let arena = self.used_arena().len();
+        let beyond = index.checked_sub(arena);
+        let block = beyond.map_or(index, |beyond| (self.arena_pages >> BLOCK_ORDER) + beyond);
+        // Relaxed, as above.
+        let known = self.blocks.get(block)?;
+        let is_used = known.is_used.load(Ordering::Relaxed) != 0;
+        let may_be_in_swap = known.has_store.load(Ordering::Relaxed) == 0;
+        (is_used && may_be_in_swap).then(|| self.block_range(block))
     }
 
-    /// Takes a block beyond the arena, whose words are zero.
-    pub fn take_block(&self) -> Option<u32> {
-        let mut free = self.free.lock();
-        if let Some(block) = free.top.checked_sub(1) {
-            // Relaxed, as in `put_block`: under the mutex.
-            let next = &self.block(self.range_beyond(block).start).next_free;
-            free.top = next.load(Ordering::Relaxed);
-            return Some(block);
-        }
-        if free.fresh as usize >= self.blocks.len() - (self.arena_pages >> BLOCK_ORDER) {
-            return None;
-        }
-        free.fresh += 1;
-        self.taken_blocks.store(free.fresh as usize, Ordering::Relaxed);
-        Some(free.fresh - 1)
+    /// Takes a block for pages of an object, whose words are zero. `None`: there is none left.
+    pub fn take_block(&self, has_store: bool) -> Option<PageRange> {
+        let number = {
+            let mut free = self.free.lock();
+            if let Some(number) = free.top.checked_sub(1) {
+                // Relaxed, as in `put_block`: under the mutex.
+                free.top = self.blocks[number as usize].next_free.load(Ordering::Relaxed);
+                number
+            } else {
+                let number = (self.arena_pages >> BLOCK_ORDER) + free.fresh as usize;
+                if number >= self.blocks.len() {
+                    return None;
+                }
+                free.fresh += 1;
+                self.taken_blocks.store(free.fresh as usize, Ordering::Relaxed);
+                number as u32
+            }
+        };
+        let block = &self.blocks[number as usize];
+        // Relaxed: it is nobody's yet, and who goes over all blocks may miss it.
+        block.has_store.store(u32::from(has_store), Ordering::Relaxed);
+        block.is_used.store(1, Ordering::Relaxed);
+        Some(self.block_range(number as usize))
     }
 
-    /// Gives a block back whose words were all locked and are `None`. `false` where they are so
-    /// still, and the caller unlocks them; else they are zero, and unlocked.
-    pub fn clear_block(&self, block: u32) -> bool {
-        let words = &self.words[self.range_beyond(block).start.index()..][..BLOCK_PAGES];
+    /// Whether a block is left to be taken.
+    pub fn has_free_block(&self) -> bool {
+        let free = self.free.lock();
+        let beyond = self.blocks.len() - (self.arena_pages >> BLOCK_ORDER);
+        free.top != 0 || (free.fresh as usize) < beyond
+    }
+
+    /// Makes the words of a block beyond the arena ones that were never used. The caller has locked
+    /// all of them, they are `None`, and nobody can come to wait for one.
+    pub fn clear_block(&self, pages: PageRange) {
+        let words = &self.words[pages.start.index()..pages.end.index()];
+        debug_assert!(
+            words.iter().all(|word| !word.load().has_parked() && self.waits.is_left(word)),
+            "somebody waits for a page of {pages:?}, whose object has ended"
+        );
         // All are locked, so nobody has one: who tries a lock finds it taken, or the zeros that
-        // are an unlocked word. Nobody sleeps for one, for only a block's taker does that.
+        // are an unlocked word.
         let start = NonNull::from(words).cast::<u8>().as_ptr() as usize;
-        // SAFETY: one page of this table (asserted above, and the table is aligned to 2 MiB), whose
+        // SAFETY: one page of this table (asserted above, and the table is aligned to a page), whose
         // words are atomics, and for which zero is valid.
         let is_cleared = unsafe { memory::advise(start, PAGE_SIZE, MADV_DONTNEED) }.is_ok();
         if is_cleared {
             // The locks went with the words.
             rank::released(Rank::Page, words.len());
+        } else {
+            words.iter().for_each(|word| self.waits.clear_for_free(word));
         }
-        is_cleared
     }
 
-    /// Gives a block back that nobody uses any more.
-    pub fn put_block(&self, block: u32) {
+    /// Gives back a block beyond the arena, whose words were never used, or are cleared.
+    pub fn put_block(&self, pages: PageRange) {
+        let block = self.block(pages.start);
+        for count in [&block.mapped, &block.dirty, &block.is_used] {
+            // Relaxed: the mutex publishes them to who takes the block next.
+            count.store(0, Ordering::Relaxed);
+        }
         let mut free = self.free.lock();
-        let next = &self.block(self.range_beyond(block).start).next_free;
-        next.store(free.top, Ordering::Relaxed);
-        free.top = block + 1;
+        block.next_free.store(free.top, Ordering::Relaxed);
+        free.top = pages.start.block() as u32 + 1;
     }
 
-    /// Has the unlock of `word`, of this table or of an object, answer the fault at `answer`. `false`
-    /// where the word is not locked any more, or too many faults wait already.
-    pub fn park(&self, word: &PageWord, answer: PageNum) -> bool {
+    /// Has the unlock of a page answer the fault at `answer`. `false` where the page is not locked
+    /// any more, or too many faults wait already.
+    pub fn park(&self, page: PageNum, answer: PageNum) -> bool {
+        let word = self.word(page);
         let Some(record) = self.parked.iter().find(|record| record.claim()) else { return false };
         let callback = Callback::answer(answer);
         // SAFETY: claimed, so it is ours and in no queue; the records lie in memory of their own,
@@ -202,5 +240,51 @@ impl Pages {
     pub fn after_fork_in_child(&self) {
         self.waits.after_fork_in_child();
         self.parked.iter().for_each(Waiter::unclaim);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::vec::Vec;
+
+    use super::*;
+    use crate::page::Snapshot;
+
+    #[test]
+    fn a_block_that_was_given_back_is_taken_again_as_if_it_was_never_used() {
+        let pages = Pages::new(BLOCK_PAGES, 3 * BLOCK_PAGES).unwrap();
+        let taken: Vec<_> = (0..3).map(|_| pages.take_block(false).unwrap()).collect();
+        assert!(pages.take_block(false).is_none() && !pages.has_free_block());
+        assert!(taken.iter().all(|range| range.start.index() >= pages.arena().len()));
+        let block = pages.block(taken[1].start);
+        block.mapped.store(1, Ordering::Relaxed);
+        for word in taken[1].pages().map(|page| pages.word(page)) {
+            word.try_lock().unwrap();
+        }
+        pages.clear_block(taken[1]);
+        pages.put_block(taken[1]);
+        assert_eq!(pages.take_block(true), Some(taken[1]));
+        assert_eq!(block.mapped.load(Ordering::Relaxed), 0);
+        let is_unused = |page| {
+            let word: Snapshot = pages.word(page).load();
+            word == Snapshot::new(crate::page::State::None, 0)
+        };
+        assert!(taken[1].pages().all(is_unused));
+    }
+
+    #[test]
+    fn write_back_goes_over_the_used_blocks_whose_pages_may_be_in_swap() {
+        let pages = Pages::new(2 * BLOCK_PAGES, 2 * BLOCK_PAGES).unwrap();
+        let found = || (0..pages.swap_blocks()).filter_map(|at| pages.swap_block(at));
+        assert_eq!(found().count(), 0);
+        let last = PageNum(BLOCK_PAGES as u64);
+        pages.block(last).is_used.store(1, Ordering::Relaxed);
+        pages.note_used(last);
+        let with_store = pages.take_block(true).unwrap();
+        let without = pages.take_block(false).unwrap();
+        let arena = PageRange::new(last, BLOCK_PAGES);
+        assert_eq!(found().collect::<Vec<_>>(), [arena, without]);
+        pages.put_block(without);
+        assert_eq!(found().collect::<Vec<_>>(), [arena], "{with_store:?} is never in swap");
     }
 }

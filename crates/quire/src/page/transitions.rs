@@ -1,4 +1,4 @@
-//! What a page's content can become: every change of the arena's page words, by name.
+//! What a page's content can become: every change of a page word, by name.
 //!
 //! All are methods of [`LockedPage`], so the page's lock is held. Most consume the guard: the change
 //! and the unlock are one atomic operation. What else belongs to a change (what was in swap is let
@@ -17,13 +17,25 @@
 //! remap is [`move_to`]: what any page but one in the swap file has is given to a page that has
 //! `None`, and the first one is `None` afterwards.
 //!
+//! An object's page is `Cached` where one of the arena is `Mapped`, and never in limbo:
+//!
+//! | from | to | by |
+//! |---|---|---|
+//! | `None`, `Same`, `Pool`, `File` | `Cached` | [`cache`], [`cache_clean`] |
+//! | `Cached` | `Cached` | [`dirty`], [`rename`], [`keep_stored`], [`note_written`] |
+//! | `Cached` | `None`, `Same`, `Pool`, `File` | [`uncache`]: to what it keeps |
+//! | any | `None` | [`drop_content`] |
+//! | any but `Poisoned` | `Poisoned` | [`fail`], which keeps what it has in swap |
+//! | `Poisoned` | `None`, `Same`, `Pool`, `File` | [`unpoison`]: to what it keeps |
+//!
 //! | state | flags that it may have |
 //! |---|---|
-//! | `None`, `Same`, `File` | WRITE_PROTECTED |
+//! | `None`, `Same`, `File` | WRITE_PROTECTED; ERROR (of an object) |
 //! | `Mapped` | ACCESSED, MLOCKED, PINNED, DIRTY, WRITE_PROTECTED; CLEAN, and with it at most one of IN_POOL, IN_FILE, IN_OBJECT |
 //! | `Limbo` | WRITE_PROTECTED, LAZYFREE, INCOMPRESSIBLE |
-//! | `Pool` | WRITE_PROTECTED, WRITEBACK |
-//! | `Poisoned` | ERROR |
+//! | `Pool` | WRITE_PROTECTED, WRITEBACK; ERROR (of an object) |
+//! | `Poisoned` | ERROR; of an object WRITEBACK; CLEAN, and with it at most one of IN_POOL, IN_FILE |
+//! | `Cached` | ACCESSED, MLOCKED, PINNED, WRITEBACK, INCOMPRESSIBLE; DIRTY, or CLEAN, and with it at most one of IN_POOL, IN_FILE |
 //!
 //! WRITE_PROTECTED, the mark that a write is to be noticed, is all that goes from one state to
 //! another. [`set_flags`] and [`clear_flags`] change flags and nothing else. Debug builds check both
@@ -42,6 +54,14 @@
 //! [`drop_content`]: LockedPage::drop_content
 //! [`poison`]: LockedPage::poison
 //! [`refuse`]: LockedPage::refuse
+//! [`cache`]: LockedPage::cache
+//! [`cache_clean`]: LockedPage::cache_clean
+//! [`dirty`]: LockedPage::dirty
+//! [`keep_stored`]: LockedPage::keep_stored
+//! [`note_written`]: LockedPage::note_written
+//! [`uncache`]: LockedPage::uncache
+//! [`fail`]: LockedPage::fail
+//! [`unpoison`]: LockedPage::unpoison
 //! [`set_flags`]: LockedPage::set_flags
 //! [`clear_flags`]: LockedPage::clear_flags
 
@@ -79,7 +99,7 @@ const KEPT: Flags = Flags::CLEAN.or(Flags::IN_POOL).or(Flags::IN_FILE).or(Flags:
 
 impl Snapshot {
     /// Where the bytes are of a page that is not in memory; where they are beside memory, of a
-    /// clean one. `None`: in memory alone.
+    /// clean one. `None`: in memory alone, or lost.
     #[must_use]
     pub const fn stored(self) -> Option<Stored> {
         match self.state() {
@@ -87,12 +107,33 @@ impl Snapshot {
             State::Same => Some(Stored::Same(self.payload())),
             State::Pool => Some(Stored::Pool(self.payload())),
             State::File => Some(Stored::File(self.payload())),
-            State::Mapped if self.has(Flags::IN_POOL) => Some(Stored::Pool(self.payload())),
-            State::Mapped if self.has(Flags::IN_FILE) => Some(Stored::File(self.payload())),
-            State::Mapped if self.has(Flags::IN_OBJECT) => Some(Stored::Nothing),
-            State::Mapped if self.has(Flags::CLEAN) => Some(Stored::Same(self.payload())),
+            State::Limbo => None,
+            _ if self.has(Flags::IN_POOL) => Some(Stored::Pool(self.payload())),
+            _ if self.has(Flags::IN_FILE) => Some(Stored::File(self.payload())),
+            _ if self.has(Flags::IN_OBJECT) => Some(Stored::Nothing),
+            _ if self.has(Flags::CLEAN) => Some(Stored::Same(self.payload())),
             _ => None,
         }
+    }
+
+    /// The word of a page that goes from memory to what it keeps; zeros, or its store's bytes,
+    /// where it keeps nothing.
+    const fn kept_content(self) -> Snapshot {
+        match self.stored() {
+            Some(stored) => stored.content(),
+            None => Stored::Nothing.content(),
+        }
+    }
+
+    /// This with what `from` has in swap.
+    const fn keeping(self, from: Snapshot) -> Snapshot {
+        let flags = match from.stored() {
+            None | Some(Stored::Nothing) => return self,
+            Some(Stored::Same(_)) => Flags::CLEAN,
+            Some(Stored::Pool(_)) => Flags::CLEAN.or(Flags::IN_POOL),
+            Some(Stored::File(_)) => Flags::CLEAN.or(Flags::IN_FILE),
+        };
+        self.with(flags).with_payload(from.payload())
     }
 
     const fn without_kept(self) -> Snapshot {
@@ -219,6 +260,73 @@ impl<L: PageLocks> LockedPage<'_, L> {
     }
 }
 
+/// Changes of objects' pages that unlock the page.
+impl<L: PageLocks> LockedPage<'_, L> {
+    /// A cached page goes from memory to what it keeps in swap, or in its object's store.
+    pub fn uncache(self) {
+        debug_assert!(!self.has(Flags::DIRTY), "{:?} is dirty", self.page());
+        let after = self.content.kept_content();
+        self.become_unlocked(after);
+    }
+
+    /// Its memory has failed, and its bytes there are lost. What it keeps in swap stays its own.
+    pub fn fail(self) {
+        let failed = Snapshot::new(State::Poisoned, 0).keeping(self.content);
+        // Of an object with a store: what is under way was copied before.
+        let after = match self.state() {
+            State::Cached => self.content.keep(Flags::WRITEBACK, failed),
+            _ => failed,
+        };
+        self.become_unlocked(after);
+    }
+
+    /// A page whose memory has failed is as it is in swap, or in its object's store.
+    pub fn unpoison(self) {
+        let after = self.content.kept_content();
+        self.become_unlocked(after);
+    }
+}
+
+/// Changes of objects' pages that keep the lock.
+impl<L: PageLocks> LockedPage<'_, L> {
+    /// Its bytes are in its object's cache, and it keeps nothing in swap.
+    pub fn cache(&mut self) {
+        self.become_locked(Snapshot::new(State::Cached, 0));
+    }
+
+    /// Its bytes are in its object's cache, and it keeps what it has in swap until it is written.
+    pub fn cache_clean(&mut self) {
+        self.become_locked(Snapshot::new(State::Cached, 0).keeping(self.content));
+    }
+
+    /// It may be written from now on, and keeps nothing in swap.
+    pub fn dirty(&mut self) {
+        let kept = if self.has(Flags::CLEAN) { self.content.without_kept() } else { self.content };
+        self.become_locked(kept.without(Flags::INCOMPRESSIBLE).with(Flags::DIRTY));
+    }
+
+    /// What is cached was put into swap, and is there as it is in memory.
+    pub fn keep_stored(&mut self, stored: Stored) {
+        let clean = self.content.without_kept().without(Flags::DIRTY);
+        self.become_locked(clean.keeping(stored.content()));
+    }
+
+    /// It was written to its object's store, and is durable with the sync of this number.
+    pub fn note_written(&mut self, sync: u32) {
+        self.become_locked(self.content.with_payload(sync));
+    }
+
+    /// As [`Self::set_flags`].
+    pub fn set_flags_locked(&mut self, flags: Flags) {
+        self.become_locked(self.content.with(flags));
+    }
+
+    /// As [`Self::clear_flags`].
+    pub fn clear_flags_locked(&mut self, flags: Flags) {
+        self.become_locked(self.content.without(flags));
+    }
+}
+
 /// Changes that keep the lock.
 impl<L: PageLocks> LockedPage<'_, L> {
     /// As [`Self::end_clean`].
@@ -272,14 +380,14 @@ impl<L: PageLocks> LockedRange<'_, L> {
 const fn may_follow(before: State, after: State) -> bool {
     use State::{Cached, File, Limbo, Mapped, None, Poisoned, Pool, Same};
     match before {
-        None => !matches!(after, File | Cached),
+        None => !matches!(after, File),
         Mapped => !matches!(after, Cached),
         Limbo => matches!(after, None | Mapped | Limbo | Same | Pool),
-        Same => matches!(after, None | Mapped | Same | Poisoned),
-        Pool => matches!(after, None | Mapped | Pool | File | Poisoned),
-        File => matches!(after, None | Mapped | File | Poisoned),
-        Poisoned => matches!(after, None | Poisoned),
-        Cached => false,
+        Same => matches!(after, None | Mapped | Same | Poisoned | Cached),
+        Pool => matches!(after, None | Mapped | Pool | File | Poisoned | Cached),
+        File => matches!(after, None | Mapped | File | Poisoned | Cached),
+        Poisoned => matches!(after, None | Same | Pool | File | Poisoned),
+        Cached => !matches!(after, Mapped | Limbo),
     }
 }
 
@@ -291,13 +399,22 @@ const fn may_have_flags(word: Snapshot) -> bool {
         .or(Flags::DIRTY)
         .or(Flags::WRITE_PROTECTED)
         .or(KEPT);
+    const KEPT_IN_SWAP: Flags = KEPT.without(Flags::IN_OBJECT);
+    const CACHED: Flags = Flags::ACCESSED
+        .or(Flags::MLOCKED)
+        .or(Flags::PINNED)
+        .or(Flags::DIRTY)
+        .or(Flags::WRITEBACK)
+        .or(Flags::INCOMPRESSIBLE)
+        .or(KEPT_IN_SWAP);
     let allowed = match word.state() {
-        State::None | State::Same | State::File => Flags::WRITE_PROTECTED,
+        State::None | State::Same | State::File => Flags::WRITE_PROTECTED.or(Flags::ERROR),
         State::Mapped => MAPPED,
         State::Limbo => Flags::WRITE_PROTECTED.or(Flags::LAZYFREE).or(Flags::INCOMPRESSIBLE),
-        State::Pool => Flags::WRITE_PROTECTED.or(Flags::WRITEBACK),
-        State::Poisoned => Flags::ERROR,
-        State::Cached => return false,
+        State::Pool => Flags::WRITE_PROTECTED.or(Flags::WRITEBACK).or(Flags::ERROR),
+        State::Poisoned => Flags::ERROR.or(Flags::WRITEBACK).or(KEPT_IN_SWAP),
+        State::Cached if word.has(Flags::DIRTY.or(Flags::CLEAN)) => return false,
+        State::Cached => CACHED,
     };
     let kept = word.has(Flags::IN_POOL) as u8
         + word.has(Flags::IN_FILE) as u8

@@ -73,6 +73,65 @@ fn a_clean_page_that_is_written_keeps_nothing() {
 }
 
 #[test]
+fn a_cached_page_goes_back_to_what_it_keeps_unless_it_was_written() {
+    let words = Words::new();
+    for stored in [Stored::Nothing, Stored::Same(9), Stored::Pool(9), Stored::File(9)] {
+        store_first(&words, stored);
+        let mut page = words.lock(0);
+        page.cache_clean();
+        let kept = Some(stored).filter(|&stored| stored != Stored::Nothing);
+        assert_eq!((page.state(), page.content().stored()), (State::Cached, kept));
+        page.uncache();
+        assert!(words.has(0, stored.content()));
+        let mut page = words.lock(0);
+        page.cache_clean();
+        page.dirty();
+        assert_eq!(page.content().stored(), None);
+        page.keep_stored(Stored::Pool(7));
+        page.rename_locked(8);
+        page.uncache();
+        assert!(words.has(0, Stored::Pool(8).content()));
+    }
+}
+
+#[test]
+fn a_page_whose_memory_fails_keeps_what_it_has_in_swap_and_nothing_else() {
+    let words = Words::new();
+    for stored in [Stored::Nothing, Stored::Same(9), Stored::Pool(9), Stored::File(9)] {
+        for is_cached in [false, true] {
+            store_first(&words, stored);
+            let mut page = words.lock(0);
+            if is_cached {
+                page.cache_clean();
+            }
+            page.fail();
+            let page = words.lock(0);
+            assert_eq!((page.state(), page.in_swap()), (State::Poisoned, None));
+            page.unpoison();
+            assert!(words.has(0, stored.content()));
+        }
+    }
+    // Of an object with a store the payload is a sync's number.
+    let mut page = words.lock(1);
+    page.cache();
+    page.note_written(3);
+    page.set_flags(Flags::WRITEBACK.or(Flags::ACCESSED));
+    words.lock(1).fail();
+    assert!(words.has(1, Snapshot::new(State::Poisoned, 0).with(Flags::WRITEBACK)));
+}
+
+#[test]
+#[cfg(debug_assertions)]
+#[should_panic(expected = "cannot go from")]
+fn what_is_kept_in_swap_is_let_go_before_a_page_is_dirty() {
+    let words = Words::new();
+    store_first(&words, Stored::Pool(4));
+    let mut page = words.lock(0);
+    page.cache_clean();
+    page.set_flags(Flags::DIRTY);
+}
+
+#[test]
 fn what_is_tracked_stays_tracked_on_the_way_out() {
     let words = Words::new();
     words.lock(0).map(Flags::ACCESSED);

@@ -327,6 +327,11 @@ impl<A: Word, L: QueueLock<List<A>>, Q: AsRef<[L]>> WaitTable<A, L, Q> {
         });
     }
 
+    /// Whether nobody waits for a word; its sign may still say so, after one who was cancelled.
+    pub fn is_left(&self, word: &PageWord<A>) -> bool {
+        self.queue(word).with(|list| !list.may_have(word, usize::MAX))
+    }
+
     fn queue(&self, word: &PageWord<A>) -> &L {
         // Words are eight bytes. The high bits of the product mix all of the address.
         let mixed = (address(word) as u64 >> 3).wrapping_mul(0x9e37_79b9_7f4a_7c15);

@@ -60,7 +60,9 @@ pub enum State {
     File = 5,
     /// Its content was lost to an error.
     Poisoned = 6,
-    /// A page of an object: in its object's cache.
+    /// A page of an object: in its object's cache. The payload of a clean page of an object without
+    /// a store says where it is stored, as of a mapped one; that of an object with a store is the
+    /// number of a sync ([`crate::object`]).
     Cached = 7,
 }
 
@@ -96,12 +98,13 @@ impl Flags {
     pub const LAZYFREE: Flags = Flags(1 << 10);
     /// A write must fault first.
     pub const WRITE_PROTECTED: Flags = Flags(1 << 11);
-    /// The payload of a mapped page is the pool handle of its bytes. Only with CLEAN.
+    /// The payload of a page in memory is the pool handle of its bytes. Only with CLEAN.
     pub const IN_POOL: Flags = Flags(1 << 12);
-    /// The payload of a mapped page is where its bytes are in the swap file. Only with CLEAN.
+    /// The payload of a page in memory is where its bytes are in the swap file. Only with CLEAN.
     pub const IN_FILE: Flags = Flags(1 << 16);
-    /// A mapped page has not been written since it was stored, and is write-protected so that the
-    /// first write is noticed. Without IN_POOL, IN_FILE and IN_OBJECT the payload is its pattern.
+    /// A page in memory has not been written since it was stored, and is write-protected so that
+    /// the first write is noticed. Without IN_POOL, IN_FILE and IN_OBJECT the payload is its
+    /// pattern.
     pub const CLEAN: Flags = Flags(1 << 17);
     /// The kernel held the page when its range lost the right to write: moving is refused there,
     /// and copying could lose what the kernel still writes. Of a page of an object: somebody may
@@ -112,8 +115,9 @@ impl Flags {
     /// A mapped page is as its object has it, of which it is a private copy: it keeps nothing in
     /// store, and has no content of its own once it goes. Only with CLEAN.
     pub const IN_OBJECT: Flags = Flags(1 << 19);
-    /// A page of an object that could not be read, the last time it was asked for. Of a poisoned
-    /// page of a private mapping: it has lost nothing, and can be asked for again.
+    /// A page of an object that could not be read, the last time it was asked for: its state says
+    /// where it still is. Of a poisoned page of a private mapping: it has lost nothing, and can be
+    /// asked for again.
     pub const ERROR: Flags = Flags(1 << 18);
     /// Written since it was last write-protected.
     pub const DIRTY: Flags = Flags(1 << 15);

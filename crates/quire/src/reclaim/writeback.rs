@@ -20,7 +20,7 @@ use crate::swap::io::Job;
 use crate::swap::tiers::Writing;
 use crate::swap::zpool::Handle;
 use crate::sys::memory::{self, Access};
-use crate::units::PageNum;
+use crate::units::{PageNum, PageRange};
 
 /// Packed pages that one round of compaction moves at most.
 const COMPACT_MOVES_MAX: usize = 4096;
@@ -54,18 +54,11 @@ impl<M: Mmu> AddressSpace<M> {
 
     /// Fills the open segment with packed pages.
     fn gather(&self, writing: &mut Writing) {
-        // The arena's blocks first, and then those beyond it. Where the arena's become more
-        // meanwhile the hand is somewhere else, which does not matter.
-        let arena = self.pages.used_arena();
-        let blocks = arena.len() + self.pages.blocks_beyond();
+        let blocks = self.pages.swap_blocks();
         let start = self.clock.lock().write_back;
         for step in 0..blocks {
             let block = (start + step) % blocks;
-            let range = match block.checked_sub(arena.len()) {
-                Some(beyond) => self.pages.range_beyond(beyond as u32),
-                None if arena[block].is_used.load(Ordering::Relaxed) == 0 => continue,
-                None => self.pages.block_range(block),
-            };
+            let Some(range) = self.pages.swap_block(block) else { continue };
             for page in range.pages() {
                 if self.snapshot(page).state() == State::Pool {
                     self.gather_page(page, writing);
@@ -138,14 +131,22 @@ impl<M: Mmu> AddressSpace<M> {
     /// Has pages in memory give up their places in the file, which is full; returns how many did.
     fn give_up_locations(&self) -> usize {
         let mut given_up = 0;
-        for range in self.pages.mapped_blocks() {
-            for page in range.pages().filter(|&page| self.snapshot(page).has(Flags::IN_FILE)) {
-                let Some(page) = self.try_lock_page(page) else { continue };
-                if page.has(Flags::IN_FILE) {
-                    self.lift_clean_of(page).unlock();
-                    given_up += 1;
-                }
+        let has_location = |seen: Snapshot| {
+            matches!(seen.state(), State::Mapped | State::Cached) && seen.has(Flags::IN_FILE)
+        };
+        let blocks = (0..self.pages.swap_blocks()).filter_map(|block| self.pages.swap_block(block));
+        // Relaxed: a block whose first page is coming may be missed.
+        let in_memory =
+            |range: &PageRange| self.block(range.start).mapped.load(Ordering::Relaxed) != 0;
+        for page in blocks.filter(in_memory).flat_map(PageRange::pages) {
+            let Some(mut page) = self.try_lock_if(page, has_location) else { continue };
+            if page.state() == State::Cached {
+                // It is dirty from now on, and as protected as it was.
+                self.dirty_cached(&mut page);
+            } else {
+                self.lift_clean_of(page).unlock();
             }
+            given_up += 1;
         }
         given_up
     }
@@ -170,7 +171,7 @@ impl<M: Mmu> AddressSpace<M> {
                 let is_read = jobs[0].result.is_ok();
                 if is_read {
                     for (location, blob) in segment_blobs(bytes, segment) {
-                        let Some(seen) = self.owner_word(blob.owner).map(PageWord::load) else {
+                        let Some(seen) = self.pages.get(blob.owner).map(PageWord::load) else {
                             continue;
                         };
                         let is_live = names_location(seen, location.get());

@@ -27,13 +27,12 @@ impl<M: Mmu> AddressSpace<M> {
         }
     }
 
-    /// Lets go of what a locked, mapped page keeps in store.
-    pub(crate) fn release_kept(&self, before: Snapshot) {
-        let Some(kept) = before.stored() else { return };
-        if matches!(kept, Stored::Pool(_)) {
+    /// Lets go of all that a locked page has in store, beside memory or not.
+    pub(crate) fn release_stored(&self, before: Snapshot) {
+        if before.has(Flags::IN_POOL) {
             self.swap.forget_copy();
         }
-        self.free_stored(kept);
+        before.stored().into_iter().for_each(|stored| self.free_stored(stored));
     }
 
     /// Ends it for locked pages, and makes them writable but for those whose writes are tracked.
@@ -53,7 +52,7 @@ impl<M: Mmu> AddressSpace<M> {
             for page in run.pages().chain((run.end < range.end).then_some(run.end)) {
                 let before = pages.content(page);
                 if before.has(Flags::CLEAN) {
-                    self.release_kept(before);
+                    self.release_stored(before);
                     pages.end_clean_locked(page);
                 }
             }
@@ -69,6 +68,12 @@ impl<M: Mmu> AddressSpace<M> {
         let mut one = LockedRange::of(page);
         self.lift_clean(&mut one);
         one.take_first().expect("one page")
+    }
+
+    /// Lets go of what a locked, cached page of an object keeps in swap. It is DIRTY then.
+    pub(crate) fn dirty_cached(&self, page: &mut LockedPage<'_, Self>) {
+        self.release_stored(page.content());
+        page.dirty();
     }
 
     /// Adds the clean pages next to a locked page, as far as `bounds`.
@@ -90,7 +95,7 @@ impl<M: Mmu> AddressSpace<M> {
         for range in self.pages.mapped_blocks() {
             for page in range.pages().filter(|&page| self.snapshot(page).has(Flags::CLEAN)) {
                 let page = self.lock_page(page);
-                self.release_kept(page.content());
+                self.release_stored(page.content());
                 page.end_clean();
             }
         }

@@ -63,7 +63,6 @@ mod rights;
 #[cfg(test)]
 mod rights_tests;
 pub mod seqcount;
-pub(crate) mod shmem;
 pub mod turnstile;
 mod unmap;
 pub mod vma;
@@ -337,7 +336,7 @@ impl<M: Mmu> AddressSpace<M> {
         self.word(page).load()
     }
 
-    /// The word of a page of the arena, or of one [beyond it](shmem).
+    /// A page's word.
     #[inline]
     pub(crate) fn word(&self, page: PageNum) -> &PageWord {
         self.pages.word(page)

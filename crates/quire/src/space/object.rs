@@ -1,11 +1,78 @@
-//! What mappings of objects need of the address space.
+//! What objects need of the address space: words for their pages, and what their mappings need.
 
 use super::vma::{Attributes, Backing, Pattern, Vma};
 use super::{AddressSpace, Layout};
+use crate::budget::Purpose;
 use crate::mmu::{Mmu, Prot};
-use crate::sys::Errno;
+use crate::page::Pages;
+use crate::sys::{Errno, memory};
 use crate::units::{BLOCK_PAGES, ObjectPage, PageNum, PageRange};
 
+/// Fewest pages of objects that words are reserved for: 4 GiB.
+const PAGES_BEYOND_MIN: usize = 1 << 20;
+
+/// Words for the pages of objects.
+impl<M: Mmu> AddressSpace<M> {
+    /// Makes room for the words of so many pages of objects, of a space that was not used yet; of
+    /// fewer where address space is short.
+    ///
+    /// # Errors
+    /// `NOMEM`.
+    pub(crate) fn reserve_beyond(&mut self, pages: usize) -> Result<(), Errno> {
+        // Of a limit, which is meant for the program, the words take about a sixteenth.
+        let most = memory::address_limit().map_or(pages, |bytes| (bytes >> 7) as usize);
+        let mut beyond = pages.min(most.next_power_of_two()).max(PAGES_BEYOND_MIN);
+        loop {
+            match Pages::new(self.arena().len(), beyond) {
+                Ok(pages) => {
+                    self.pages = pages;
+                    return Ok(());
+                }
+                Err(error) if beyond == PAGES_BEYOND_MIN => return Err(error),
+                Err(_) => beyond = (beyond / 16).max(PAGES_BEYOND_MIN),
+            }
+        }
+    }
+
+    /// Takes a block of words for pages of an object, all of them `None`, and charges it. `None`:
+    /// there is no memory for it, or no number.
+    pub(crate) fn take_object_block(&self, has_store: bool) -> Option<PageRange> {
+        if !self.budget.try_charge(1, Purpose::Tables) {
+            return None;
+        }
+        let block = self.pages.take_block(has_store);
+        if block.is_none() {
+            self.budget.uncharge(1);
+        }
+        block
+    }
+
+    /// Whether a block is left to be taken, once there is memory for it.
+    pub(crate) fn has_object_block(&self) -> bool {
+        self.pages.has_free_block()
+    }
+
+    /// Gives a block back whose words were never used.
+    pub(crate) fn put_object_block(&self, pages: PageRange) {
+        self.pages.put_block(pages);
+        self.budget.uncharge(1);
+    }
+
+    /// Gives a block back with all that its pages have in swap. No object has it any more: nobody
+    /// knows of its words but write-back, compaction and the cleaner. Sleeps for their locks.
+    pub(crate) fn release_object_block(&self, pages: PageRange) {
+        for page in pages.pages() {
+            let mut page = self.lock_page(page);
+            self.release_stored(page.content());
+            page.drop_content_locked();
+            page.leave_locked();
+        }
+        self.pages.clear_block(pages);
+        self.put_object_block(pages);
+    }
+}
+
+/// What mappings of objects need.
 impl<M: Mmu> AddressSpace<M> {
     /// Finds room for pages of an object from `first` on: so that blocks of the object lie in
     /// blocks of the arena, where there is one whole.

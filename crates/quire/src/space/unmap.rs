@@ -143,13 +143,12 @@ impl<M: Mmu> AddressSpace<M> {
     pub(crate) fn release_backing(&self, before: Snapshot) {
         match before.state() {
             State::None => return,
-            State::Mapped => self.release_kept(before),
             State::Limbo => {
                 let run = FrameRun { start: FrameId(before.payload()), len: 1 };
                 self.frames.leave_limbo(run);
                 self.frames.put(run);
             }
-            _ => before.stored().into_iter().for_each(|stored| self.free_stored(stored)),
+            _ => self.release_stored(before),
         }
         self.budget.add_wanted(-1);
     }

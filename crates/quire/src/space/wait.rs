@@ -1,10 +1,10 @@
-//! Page locks, and waiting for pages: the arena's, by their number, and others', by their word.
+//! Page locks, and waiting for pages, by their numbers: the arena's and objects'.
 //!
 //! Owns how the space sleeps, wakes and answers for its [`Pages`](crate::page::Pages), whose the
-//! words, the queues and the records of parked faults are. A fault of the arena that finds its own page locked is
-//! parked by one bit in that page's word ([`PageWord::lock_or_park`]); a fault that waits for
-//! another word, of which several pages may be mappings, is parked by a record that says which
-//! page to answer.
+//! words, the queues and the records of parked faults are. A fault that finds its own page of the
+//! arena locked is parked by one bit in that page's word ([`PageWord::lock_or_park`]). A fault that
+//! waits for an object's page, which several pages of the arena may show, is parked by a record
+//! that says which page to answer.
 
 use core::sync::atomic::AtomicU64;
 
@@ -34,10 +34,10 @@ impl<M: Mmu> Parking<AtomicU64> for Sleeping<'_, M> {
     }
 }
 
-/// Pages of the arena.
+/// Page locks.
 impl<M: Mmu> AddressSpace<M> {
     /// Locks a page, sleeping where it must.
-    pub(crate) fn lock_page(&self, page: PageNum) -> LockedPage<'_, Self> {
+    pub fn lock_page(&self, page: PageNum) -> LockedPage<'_, Self> {
         self.mmu.step();
         let content = self.pages.waits.lock(self.word(page), &Sleeping(self));
         LockedPage::adopt(self, page, content)
@@ -45,7 +45,7 @@ impl<M: Mmu> AddressSpace<M> {
 
     /// Locks a page if it is free.
     #[inline]
-    pub(crate) fn try_lock_page(&self, page: PageNum) -> Option<LockedPage<'_, Self>> {
+    pub fn try_lock_page(&self, page: PageNum) -> Option<LockedPage<'_, Self>> {
         self.word(page).try_lock().map(|content| LockedPage::adopt(self, page, content))
     }
 
@@ -63,11 +63,17 @@ impl<M: Mmu> AddressSpace<M> {
         self.try_lock_page(page).filter(|page| is_wanted(page.content()))
     }
 
-    /// The same, until `kill` ends it.
+    /// Locks the page that a packed page names as its owner, if it is a page and free.
+    pub(crate) fn try_lock_owner(&self, owner: PageNum) -> Option<LockedPage<'_, Self>> {
+        let content = self.pages.get(owner)?.try_lock()?;
+        Some(LockedPage::adopt(self, owner, content))
+    }
+
+    /// Locks a page, sleeping where it must, until `kill` ends it.
     ///
     /// # Errors
     /// [`Interrupted`]: the lock is not taken.
-    pub(crate) fn lock_page_killable(
+    pub fn lock_page_killable(
         &self,
         page: PageNum,
         kill: Kill<'_>,
@@ -90,6 +96,7 @@ impl<M: Mmu> AddressSpace<M> {
 
     fn answer_parked(&self, page: PageNum, parked: Parked) {
         if parked == Parked::Yes {
+            debug_assert!(self.arena().contains(page), "a fault is parked on an object's {page:?}");
             self.answer(page);
         }
         self.mmu.step();
@@ -112,63 +119,26 @@ impl<M: Mmu> PageLocks for AddressSpace<M> {
     }
 }
 
-/// Words that are not the arena's. Such a word stays a page's word while the space is used, and no
-/// fault is parked on it by its bit.
+/// Waiting without the lock.
 impl<M: Mmu> AddressSpace<M> {
-    /// Locks a page, sleeping where it must.
-    pub fn lock_word(&self, word: &PageWord) -> Snapshot {
-        self.mmu.step();
-        self.pages.waits.lock(word, &Sleeping(self))
-    }
-
-    /// The same, until `kill` ends it.
-    ///
-    /// # Errors
-    /// [`Interrupted`]: the lock is not taken.
-    pub fn lock_word_killable(
-        &self,
-        word: &PageWord,
-        kill: Kill<'_>,
-    ) -> Result<Snapshot, Interrupted> {
-        self.mmu.step();
-        self.pages.waits.lock_killable(word, kill, &Sleeping(self))
-    }
-
-    /// Unlocks a page, unchanged.
-    pub fn unlock_word(&self, word: &PageWord) {
-        let parked = self.pages.waits.unlock(word, &Sleeping(self));
-        self.no_page_is_parked(parked);
-    }
-
-    /// Unlocks a page with a new content.
-    pub fn unlock_word_with(&self, word: &PageWord, content: Snapshot) {
-        let parked = self.pages.waits.unlock_with(word, content, &Sleeping(self));
-        self.no_page_is_parked(parked);
-    }
-
-    fn no_page_is_parked(&self, parked: Parked) {
-        debug_assert_eq!(parked, Parked::No, "a fault is parked where nobody knows its page");
-        self.mmu.step();
-    }
-
     /// Waits until `condition` is so; see [`WaitTable::wait_on`](crate::page::WaitTable::wait_on).
-    pub fn wait_on_word(&self, word: &PageWord, condition: Condition) -> Snapshot {
+    pub fn wait_on_page(&self, page: PageNum, condition: Condition) -> Snapshot {
         self.mmu.step();
-        self.pages.waits.wait_on(word, condition, &Sleeping(self))
+        self.pages.waits.wait_on(self.word(page), condition, &Sleeping(self))
     }
 
     /// The same, until `kill` ends it.
     ///
     /// # Errors
     /// [`Interrupted`]: it was not so yet.
-    pub fn wait_on_word_killable(
+    pub fn wait_on_page_killable(
         &self,
-        word: &PageWord,
+        page: PageNum,
         condition: Condition,
         kill: Kill<'_>,
     ) -> Result<Snapshot, Interrupted> {
         self.mmu.step();
-        self.pages.waits.wait_on_killable(word, condition, kill, &Sleeping(self))
+        self.pages.waits.wait_on_killable(self.word(page), condition, kill, &Sleeping(self))
     }
 
     /// Ends the waits that were given `token`.
@@ -176,19 +146,13 @@ impl<M: Mmu> AddressSpace<M> {
         token.cancel(&Sleeping(self));
     }
 
-    /// Leaves the fault at `answer` unanswered until `word` is unlocked, which answers it. `false`
-    /// where the word is not locked any more, or too many wait already: the caller answers the
-    /// fault, which is tried again then.
+    /// Leaves the fault at `answer` unanswered until `page`, of an object, is unlocked, which
+    /// answers it. `false` where it is not locked any more, or too many wait already: the caller
+    /// answers the fault, which is tried again then.
     #[must_use]
-    pub fn park_fault_on(&self, word: &PageWord, answer: PageNum) -> bool {
+    pub fn park_fault_on(&self, page: PageNum, answer: PageNum) -> bool {
         self.mmu.step();
-        self.pages.park(word, answer)
-    }
-
-    /// Makes the word of a page that is freed one that was never used. The caller holds its lock,
-    /// and nobody can come to wait for it.
-    pub fn clear_word_for_free(&self, word: &PageWord) {
-        self.pages.waits.clear_for_free(word);
+        self.pages.park(page, answer)
     }
 
     /// Whether every unlock looks for who waits, as if no word could say that nobody does; for

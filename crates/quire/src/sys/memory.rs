@@ -6,10 +6,17 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 use linux_raw_sys::general::{__NR_madvise, __NR_mincore, __NR_process_madvise, MADV_DONTNEED};
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
+use rustix::process::{Resource, getrlimit};
 
 use super::call::syscall;
 use super::{Errno, yard};
 use crate::units::{BLOCK_PAGES, PAGE_SHIFT};
+
+/// What RLIMIT_AS and RLIMIT_DATA let the process have, in bytes.
+pub fn address_limit() -> Option<u64> {
+    let limits = [Resource::As, Resource::Data].map(|limit| getrlimit(limit).current);
+    limits.into_iter().flatten().min()
+}
 
 /// Whether a reservation can be read and written from the start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -78,7 +78,7 @@ ranks! {
     Strides,
     /// Pages that were refused the way out.
     Refused,
-    /// Free places in swap of memory objects' pages.
+    /// Free blocks of words for objects' pages.
     PageBlocks,
     /// The frame pool.
     FramePool,

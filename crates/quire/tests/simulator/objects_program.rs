@@ -210,7 +210,10 @@ impl<'a> Program<'a> {
         let compared = if expected.is_scribbled { inside } else { certain };
         let wrong = (0..compared).find(|&byte| bytes[byte] != expected.page(at)[byte]);
         if let Some(wrong) = wrong {
-            let word = self.world.objects.object(sim.id).snapshot(ObjectPage(at as u64));
+            let word = self
+                .world
+                .objects
+                .snapshot(self.world.objects.object(sim.id), ObjectPage(at as u64));
             let (found, right) = (bytes[wrong], expected.page(at)[wrong]);
             panic!(
                 "page {at} of {object} ({word:?}) has {found} for {right} at byte {wrong}, \

@@ -377,7 +377,7 @@ impl World {
     /// Gives poisoned pages up, once what was on its way to the store when they went bad is there.
     pub fn unpoison(&self, sim: &Sim, pages: ObjectRange) {
         let object = self.objects.object(sim.id);
-        let is_under_way = |page| object.snapshot(page).has(Flags::WRITEBACK);
+        let is_under_way = |page| self.objects.snapshot(object, page).has(Flags::WRITEBACK);
         for page in pages.pages() {
             if !sim.store.expected().poisoned.contains(&page.index()) {
                 continue;
