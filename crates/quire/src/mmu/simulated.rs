@@ -9,7 +9,7 @@
 //! answer. Messages come out of [`Simulated::next_fault`] in their order, each once; one whose
 //! fault was answered before anybody read it is gone, as the kernel has it.
 //!
-//! The calls themselves are in `waist.rs`. Objects (`object.rs`) have their homes here as well: a page of a home may be mapped at any number
+//! The calls themselves are in `waist.rs`. Objects (`object.rs`) have their memfds here as well: a page of a memfd may be mapped at any number
 //! of pages of the arena.
 //!
 //! With a [`Baton`] every call is a place where other actors may come in, in the order that a seed
@@ -24,7 +24,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::vec::Vec;
 
-use self::object::{HomeContent, Shown};
+use self::object::{MemfdContent, Shown};
 use super::{Done, FrameId, Inspect, Mapping, Mmu, Prot, Refusal};
 use crate::mmu::Access;
 use crate::sys::Errno;
@@ -87,7 +87,7 @@ struct Entry {
     is_poisoned: bool,
     /// Another process has it as well, since a fork.
     is_shared: bool,
-    /// What of an object is shown here; `physical` is the home's own page then, and write
+    /// What of an object is shown here; `physical` is the memfd's own page then, and write
     /// protection stays behind as a mark where none is mapped.
     shows: Option<Shown>,
 }
@@ -111,7 +111,7 @@ struct State {
     pins: BTreeMap<Physical, u32>,
     faults: VecDeque<Fault>,
     faults_so_far: u64,
-    homes: Vec<Option<HomeContent>>,
+    memfds: Vec<Option<MemfdContent>>,
     generator: Generator,
 }
 
@@ -151,7 +151,7 @@ impl Simulated {
                 pins: BTreeMap::new(),
                 faults: VecDeque::new(),
                 faults_so_far: 0,
-                homes: Vec::new(),
+                memfds: Vec::new(),
                 generator: Generator::new(settings.seed ^ 0x5155_4952),
             }),
             changed: Condvar::new(),

@@ -55,7 +55,7 @@ impl<M: ObjectMmu> Objects<M> {
             let locked = locked.map_err(|Interrupted| error(Errno::INTR))?;
             if locked.state() == State::Cached {
                 let part = &mut into[done..done + want];
-                let result = self.space.mmu().home_read(object.home, at, part);
+                let result = self.space.mmu().memfd_read(object.memfd, at, part);
                 locked.set_flags(Flags::ACCESSED);
                 result.map_err(error)?;
                 done += want;

@@ -44,7 +44,7 @@ impl<M: ObjectMmu> Objects<M> {
         let one = ObjectRange::new(page, 1);
         if locked.state() == State::Cached {
             self.try_to_unmap(object, one, Wait::Yes);
-            self.space.mmu().home_punch(object.home, one)?;
+            self.space.mmu().memfd_punch(object.memfd, one)?;
             if !object.is_memory() {
                 if locked.has(Flags::DIRTY) {
                     self.count_cleaned(object, page);

@@ -1,8 +1,8 @@
 //! Objects: what can be mapped that is not anonymous, each with a page cache of its own.
 //!
-//! An object's pages live in its *home* (shared memory, at the object's own offsets), and each has
-//! a word in the table of pages: `Cached` is in the home. Any number of mappings, anywhere
-//! in the arena, show the home; which of its pages a mapping has mapped is known per 2 MiB of the
+//! An object's pages live in its *backing memfd* (shared memory, at the object's own offsets), and each has
+//! a word in the table of pages: `Cached` is in the memfd. Any number of mappings, anywhere
+//! in the arena, show the memfd; which of its pages a mapping has mapped is known per 2 MiB of the
 //! arena, in a [`window`]. Where an object is mapped is in its interval tree ([`i_mmap`]), which every
 //! walk over the mappings of a page shares ([`rmap`]).
 //!
@@ -43,7 +43,7 @@
 //!
 //! # What the kernel does
 //!
-//! It maps the home at each mapping, registered for missing, minor and write-protect faults. It may unmap
+//! It maps the memfd at each mapping, registered for missing, minor and write-protect faults. It may unmap
 //! shared memory by itself, to swap it out: a fault on a page that its window has as mapped maps it again.
 //!
 //! A page that cannot be read is marked by UFFDIO_POISON in the mapping that asked, and
@@ -134,7 +134,7 @@ use self::window::Windows;
 pub use self::writeback::FlushError;
 use crate::fault::fault_list::FaultList;
 use crate::fault::order::Streams;
-use crate::mmu::object::{Home, ObjectMmu};
+use crate::mmu::object::{Memfd, ObjectMmu};
 use crate::space::AddressSpace;
 use crate::sys::Errno;
 use crate::sys::memory::{Table, Zeroed};
@@ -202,7 +202,7 @@ pub struct Object {
     blocks: Table<AtomicU32>,
     /// Longest that it can become, in pages.
     pages_max: usize,
-    home: Home,
+    memfd: Memfd,
     store: &'static dyn BackingStore,
     /// Whether its pages are in swap where they are not cached, and not in the store.
     is_memory: bool,
@@ -210,7 +210,7 @@ pub struct Object {
     number: AtomicU32,
     /// Where it is mapped.
     pub(crate) i_mmap: IMmap,
-    /// Bytes. Shrinks before pages go, grows after the home has.
+    /// Bytes. Shrinks before pages go, grows after the memfd has.
     length: AtomicU64,
     /// Mappings, handles, and what is under way for it.
     users: AtomicUsize,
@@ -257,7 +257,7 @@ impl Object {
 
     /// Bytes.
     pub fn len(&self) -> u64 {
-        // Acquire pairs with the release of a change: who sees a longer object sees a longer home.
+        // Acquire pairs with the release of a change: who sees a longer object sees a longer memfd.
         self.length.load(Ordering::Acquire)
     }
 

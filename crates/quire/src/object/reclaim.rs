@@ -208,7 +208,7 @@ impl<M: ObjectMmu> Objects<M> {
         if !self.try_to_forget(object, run, wait) {
             return false;
         }
-        if self.space.mmu().home_punch(object.home, run).is_err() {
+        if self.space.mmu().memfd_punch(object.memfd, run).is_err() {
             // Still there; what is mapped will be found to be so.
             return false;
         }

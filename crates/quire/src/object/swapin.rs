@@ -72,7 +72,7 @@ impl<M: ObjectMmu> Objects<M> {
         let Some(charged) = self.charge_locked(object, at, pages) else {
             return AtOnce::NeedsMemory(pages.len());
         };
-        // Under their locks: what lies behind the end must not enter the home.
+        // Under their locks: what lies behind the end must not enter the memfd.
         let kept = charged.intersect(object.range());
         let filled = match content {
             Content::Zeros => self.fill_zeros(object, kept),
@@ -94,7 +94,7 @@ impl<M: ObjectMmu> Objects<M> {
         let zeros = self.space.zeros();
         let bytes = &zeros[..(pages.len() << PAGE_SHIFT).min(zeros.len())];
         if pages.is_empty()
-            || self.space.mmu().home_write(object.home, pages.start.offset(), bytes).is_err()
+            || self.space.mmu().memfd_write(object.memfd, pages.start.offset(), bytes).is_err()
         {
             return 0;
         }
@@ -120,7 +120,7 @@ impl<M: ObjectMmu> Objects<M> {
             let end = object.len().saturating_sub(number.offset()).min(PAGE_SIZE as u64) as usize;
             bytes[end..].fill(0);
             let is_filled = is_loaded
-                && self.space.mmu().home_write(object.home, number.offset(), &bytes).is_ok();
+                && self.space.mmu().memfd_write(object.memfd, number.offset(), &bytes).is_ok();
             if is_filled {
                 self.enter_from_swap(&mut page);
                 self.count_cached(object, number, 1);

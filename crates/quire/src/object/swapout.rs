@@ -51,8 +51,8 @@ impl<M: ObjectMmu> Objects<M> {
         scratch: &mut Scratch,
     ) -> bool {
         let mut bytes = [0u8; PAGE_SIZE];
-        if self.space.mmu().home_read(object.home, at.offset(), &mut bytes).is_err() {
-            // Behind the home's end: its truncation is under way, which drops the page.
+        if self.space.mmu().memfd_read(object.memfd, at.offset(), &mut bytes).is_err() {
+            // Behind the memfd's end: its truncation is under way, which drops the page.
             return false;
         }
         match self.space.store_page(page.page(), &bytes, scratch) {
@@ -77,7 +77,7 @@ impl<M: ObjectMmu> Objects<M> {
         if run.is_empty() {
             return 0;
         }
-        if self.space.mmu().home_punch(object.home, run).is_err() {
+        if self.space.mmu().memfd_punch(object.memfd, run).is_err() {
             // Cached still, and as they are in swap.
             self.unlock_pages(object, run);
             return 0;
