@@ -8,8 +8,6 @@
 //! [`Mmu::wake`] and the operations on address space, for which it holds the space's lock.
 
 pub mod object;
-#[cfg(feature = "simulated")]
-pub mod simulated;
 pub mod userfaultfd;
 
 use core::sync::atomic::AtomicU64;

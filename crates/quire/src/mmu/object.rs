@@ -2,6 +2,8 @@
 
 use super::{Done, Mmu, Prot, Protection};
 use crate::sys::Errno;
+#[cfg(feature = "simulated")]
+use crate::units::PageNum;
 use crate::units::{ObjectPage, ObjectRange, PageRange};
 
 /// Shared memory in which an object's page cache lives: a memfd, page for page at the object's own
@@ -73,4 +75,25 @@ pub trait ObjectMmu: Mmu {
     /// Maps what is cached for `pages`, and answers the faults that wait for them. Stops at the
     /// first page that is mapped already ([`super::Refusal::Exists`]) or not cached.
     fn map_cached(&self, pages: PageRange, protection: Protection) -> Done;
+}
+
+/// A page of a home that a page of the arena shows.
+#[cfg(feature = "simulated")]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Shown {
+    /// The home.
+    pub home: Home,
+    /// Its page.
+    pub page: ObjectPage,
+}
+
+/// An MMU of objects that tests can look into.
+#[cfg(feature = "simulated")]
+pub trait InspectObjects: ObjectMmu + super::Inspect {
+    /// What of an object a page of the arena shows.
+    fn shown_at(&self, page: PageNum) -> Option<Shown>;
+    /// Whether a home has a page.
+    fn is_in_home(&self, home: Home, page: ObjectPage) -> bool;
+    /// Pages that all homes have.
+    fn home_pages(&self) -> usize;
 }

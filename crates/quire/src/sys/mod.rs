@@ -3,8 +3,6 @@
 //! Nothing here goes through libc: a call made on a handler thread must not touch `errno`, a
 //! thread-local, or a symbol that the preload library interposes.
 
-#[cfg(feature = "simulated")]
-pub mod baton;
 #[cfg(feature = "library")]
 pub mod cachestat;
 pub mod call;
@@ -19,7 +17,7 @@ pub mod rank;
 pub(crate) mod stack;
 pub mod thread;
 #[cfg(feature = "simulated")]
-pub(crate) mod turns;
+pub mod turns;
 pub mod uffd;
 pub mod yard;
 

@@ -16,23 +16,27 @@
 //! chooses, and between the pages of one call as well. A seed also refuses moves now and then, as
 //! pinned pages and changing layouts do.
 
+#![cfg(feature = "simulated")]
+
+mod baton;
+mod generator;
 mod object;
 mod waist;
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::vec::Vec;
 
-use self::object::{HomeContent, Shown};
-use super::{Done, FrameId, Inspect, Mapping, Mmu, Prot, Refusal};
-use crate::mmu::Access;
-use crate::sys::Errno;
-use crate::sys::baton;
-pub use crate::sys::baton::{Baton, Generator, Stopped, Wait};
-use crate::sys::memory;
-use crate::sys::thread::ThreadId;
-use crate::units::{PAGE_SHIFT, PAGE_SIZE, PageNum, PageRange};
+use quire::mmu::object::Shown;
+use quire::mmu::{Access, Done, FrameId, Inspect, Mapping, Mmu, Prot, Refusal};
+use quire::sys::Errno;
+use quire::sys::memory;
+use quire::sys::thread::ThreadId;
+use quire::units::{PAGE_SHIFT, PAGE_SIZE, PageNum, PageRange};
+
+pub use self::baton::{Baton, Stopped, Wait};
+pub use self::generator::Generator;
+use self::object::HomeContent;
 
 /// What freed memory is overwritten with.
 const FREED: u8 = 0xdb;
@@ -143,8 +147,8 @@ impl Simulated {
             memory: memory.cast(),
             pages: physical,
             state: Mutex::new(State {
-                entries: std::vec![Entry::default(); pages],
-                places: std::vec![0; frames],
+                entries: vec![Entry::default(); pages],
+                places: vec![0; frames],
                 unused: Vec::new(),
                 fresh: 1,
                 used: 0,

@@ -6,10 +6,10 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use super::{Entry, Planted, Simulated, Wait, baton};
-use crate::mmu::{Done, FrameId, FrameRun, Holes, Mmu, Prot, Protection, Refusal, Sharer};
-use crate::page::{Futexes, Kill};
-use crate::sys::thread::ThreadId;
-use crate::units::{PAGE_SIZE, PageNum, PageRange};
+use quire::mmu::{Done, FrameId, FrameRun, Holes, Mmu, Prot, Protection, Refusal, Sharer};
+use quire::page::{Futexes, Kill};
+use quire::sys::thread::ThreadId;
+use quire::units::{PAGE_SIZE, PageNum, PageRange};
 
 impl Mmu for Simulated {
     fn move_in(&self, pages: PageRange, frames: FrameId) -> Done {

@@ -6,22 +6,11 @@
 //! a word is a panic: bytes behind a home's end, which would make it longer, a part of a page that
 //! is not there, a read of a hole, a home that is closed while something shows it.
 
-use std::vec::Vec;
-
 use super::{Entry, Physical, Planted, Simulated, State};
-use crate::mmu::object::{Home, ObjectMmu};
-use crate::mmu::{Done, Inspect, Mmu, Prot, Protection, Refusal};
-use crate::sys::Errno;
-use crate::units::{ObjectPage, ObjectRange, PAGE_SHIFT, PAGE_SIZE, PageNum, PageRange};
-
-/// A page of a home that a page of the arena shows.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Shown {
-    /// The home.
-    pub home: Home,
-    /// Its page.
-    pub page: ObjectPage,
-}
+use quire::mmu::object::{Home, InspectObjects, ObjectMmu, Shown};
+use quire::mmu::{Done, Mmu, Prot, Protection, Refusal};
+use quire::sys::Errno;
+use quire::units::{ObjectPage, ObjectRange, PAGE_SHIFT, PAGE_SIZE, PageNum, PageRange};
 
 /// The pages of a home; 0 is a hole.
 pub(super) type HomeContent = Vec<Physical>;
@@ -85,32 +74,9 @@ impl Simulated {
         is_there
     }
 
-    /// What of an object a page of the arena shows.
-    pub fn shown_at(&self, page: PageNum) -> Option<Shown> {
-        self.state().entries[page.index()].shows
-    }
-
-    /// Whether a home has a page.
-    pub fn is_in_home(&self, home: Home, page: ObjectPage) -> bool {
-        self.state().shown(Shown { home, page }).is_some_and(|physical| physical != 0)
-    }
-
-    /// Pages that all homes have, and pages until their ends.
-    pub fn home_pages(&self) -> (usize, usize) {
-        let state = self.state();
-        let homes = state.homes.iter().flatten();
-        let (mut there, mut all) = (0, 0);
-        for content in homes {
-            there += content.iter().filter(|physical| **physical != 0).count();
-            all += content.len();
-        }
-        (there, all)
-    }
-
-    /// Whether a page of an object is mapped, and can be written without a fault.
-    pub fn is_writable(&self, page: PageNum) -> bool {
-        let mapping = self.mapping(page);
-        mapping.is_present && !mapping.is_write_protected
+    /// Pages of all homes until their ends, cached or not.
+    pub fn home_lengths(&self) -> usize {
+        self.state().homes.iter().flatten().map(Vec::len).sum()
     }
 
     /// Runs `act` with each page of a home that bytes lie in, and the part of them that does.
@@ -260,5 +226,20 @@ impl ObjectMmu for Simulated {
             self.answer(state, PageRange::new(page, 1));
             None
         })
+    }
+}
+
+impl InspectObjects for Simulated {
+    fn shown_at(&self, page: PageNum) -> Option<Shown> {
+        self.state().entries[page.index()].shows
+    }
+
+    fn is_in_home(&self, home: Home, page: ObjectPage) -> bool {
+        self.state().shown(Shown { home, page }).is_some_and(|physical| physical != 0)
+    }
+
+    fn home_pages(&self) -> usize {
+        let state = self.state();
+        state.homes.iter().flatten().flatten().filter(|&&physical| physical != 0).count()
     }
 }
