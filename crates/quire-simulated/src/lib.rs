@@ -142,7 +142,7 @@ impl Simulated {
     /// `NOMEM`.
     pub fn new(pages: usize, frames: usize, settings: Settings) -> Result<Simulated, Errno> {
         let physical = pages + frames + 1;
-        let memory = memory::reserve(physical << PAGE_SHIFT, memory::Access::ReadWrite)?;
+        let memory = memory::reserve(physical << PAGE_SHIFT, memory::InitialProt::ReadWrite)?;
         Ok(Simulated {
             memory: memory.cast(),
             pages: physical,

@@ -14,7 +14,7 @@ use core::sync::atomic::AtomicU64;
 
 use crate::page::{Futexes, Kill};
 use crate::sys::Errno;
-use crate::sys::thread::ThreadId;
+use crate::sys::thread::{ThreadId, thread_id};
 pub use crate::units::FrameId;
 use crate::units::{PAGE_SHIFT, PAGE_SIZE, PageNum, PageRange};
 
@@ -233,7 +233,7 @@ pub trait Mmu: Sync {
 
     /// The calling thread, as the messages of its faults call it.
     fn thread(&self) -> ThreadId {
-        ThreadId(rustix::thread::gettid().as_raw_nonzero().get() as u32)
+        ThreadId(thread_id())
     }
 
     /// Gives others time, where a thread waits for what they do.

@@ -9,7 +9,10 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 
 use linux_raw_sys::general::{
     __NR_pread64, __NR_process_vm_readv, MADV_DOFORK, MADV_DONTFORK, MADV_DONTNEED,
-    MADV_DONTNEED_LOCKED, MADV_NOHUGEPAGE, MADV_POPULATE_WRITE,
+    MADV_DONTNEED_LOCKED, MADV_NOHUGEPAGE, MADV_POPULATE_WRITE, UFFD_FEATURE_MINOR_SHMEM,
+    UFFD_FEATURE_MISSING_SHMEM, UFFD_FEATURE_MOVE, UFFD_FEATURE_PAGEFAULT_FLAG_WP,
+    UFFD_FEATURE_POISON, UFFD_FEATURE_SIGBUS, UFFD_FEATURE_THREAD_ID,
+    UFFD_FEATURE_WP_HUGETLBFS_SHMEM, UFFDIO_REGISTER_MODE_MISSING,
 };
 use rustix::fd::IntoRawFd;
 use rustix::mm::{MapFlags, ProtFlags};
@@ -19,7 +22,7 @@ use self::spares::Spares;
 use super::{Done, FrameId, FrameRun, Holes, Mmu, Prot, Protection, Refusal, Sharer};
 use crate::sys::futex::{self, Reach};
 use crate::sys::thread::{is_engine_thread, process_id};
-use crate::sys::uffd::{MODE_MISSING, Partial, Uffd, feature};
+use crate::sys::uffd::{Progress, Uffd};
 use crate::sys::{Errno, call, memory};
 use crate::units::{BLOCK_PAGES, PAGE_SHIFT, PAGE_SIZE, PageNum, PageRange};
 
@@ -64,8 +67,9 @@ impl Userfaultfd {
     /// # Errors
     /// The kernel's, mostly `NOMEM`.
     pub fn reserve(arena_pages: usize, pool_frames: usize) -> Result<Userfaultfd, Errno> {
-        let arena = memory::reserve(arena_pages << PAGE_SHIFT, memory::Access::None)?;
-        let pool = match memory::reserve(pool_frames << PAGE_SHIFT, memory::Access::ReadWrite) {
+        let arena = memory::reserve(arena_pages << PAGE_SHIFT, memory::InitialProt::None)?;
+        let pool = match memory::reserve(pool_frames << PAGE_SHIFT, memory::InitialProt::ReadWrite)
+        {
             Ok(pool) => pool,
             Err(error) => {
                 // SAFETY: just reserved, known to nobody.
@@ -104,13 +108,15 @@ impl Userfaultfd {
     /// # Errors
     /// The kernel's: no right, or no such feature.
     pub fn attach(&self, device: Option<i32>, mem: Option<i32>) -> Result<(), Errno> {
-        let features =
-            feature::MOVE | feature::POISON | feature::PAGEFAULT_FLAG_WP | feature::THREAD_ID;
+        let features = UFFD_FEATURE_MOVE
+            | UFFD_FEATURE_POISON
+            | UFFD_FEATURE_PAGEFAULT_FLAG_WP
+            | UFFD_FEATURE_THREAD_ID;
         self.faults.open(device, features)?;
-        self.pool_faults.open(device, feature::MOVE | feature::SIGBUS)?;
+        self.pool_faults.open(device, UFFD_FEATURE_MOVE | UFFD_FEATURE_SIGBUS)?;
         self.mem.store(mem.unwrap_or(-1), Ordering::Relaxed);
         let pool = self.pool.as_ptr() as usize;
-        self.pool_faults.register(pool, self.pool_bytes(), MODE_MISSING)
+        self.pool_faults.register(pool, self.pool_bytes(), UFFDIO_REGISTER_MODE_MISSING)
     }
 
     /// The same for an application that manages memory of its own: the descriptors are its own,
@@ -126,21 +132,21 @@ impl Userfaultfd {
         mem: Option<i32>,
         is_inline: bool,
     ) -> Result<bool, Errno> {
-        let delivery = if is_inline { feature::SIGBUS } else { 0 };
+        let delivery = if is_inline { UFFD_FEATURE_SIGBUS } else { 0 };
         let features = delivery
-            | feature::MOVE
-            | feature::POISON
-            | feature::PAGEFAULT_FLAG_WP
-            | feature::THREAD_ID
-            | feature::MISSING_SHMEM
-            | feature::MINOR_SHMEM
-            | feature::WP_SHMEM;
+            | UFFD_FEATURE_MOVE
+            | UFFD_FEATURE_POISON
+            | UFFD_FEATURE_PAGEFAULT_FLAG_WP
+            | UFFD_FEATURE_THREAD_ID
+            | UFFD_FEATURE_MISSING_SHMEM
+            | UFFD_FEATURE_MINOR_SHMEM
+            | UFFD_FEATURE_WP_HUGETLBFS_SHMEM;
         let serves_calls =
             self.faults.open(device, features).or_else(|_| self.faults.open(None, features));
         if serves_calls.is_err() {
             self.faults.open_user_mode_only(features)?;
         }
-        let pool_features = feature::MOVE | feature::SIGBUS;
+        let pool_features = UFFD_FEATURE_MOVE | UFFD_FEATURE_SIGBUS;
         self.pool_faults
             .open(device, pool_features)
             .or_else(|_| self.pool_faults.open_user_mode_only(pool_features))?;
@@ -150,7 +156,7 @@ impl Userfaultfd {
         self.modes.set_protectable(true);
         self.is_inline.store(is_inline, Ordering::Relaxed);
         let pool = self.pool.as_ptr() as usize;
-        self.pool_faults.register(pool, self.pool_bytes(), MODE_MISSING)?;
+        self.pool_faults.register(pool, self.pool_bytes(), UFFDIO_REGISTER_MODE_MISSING)?;
         self.spares.hold();
         Ok(serves_calls.is_ok() && !is_inline)
     }
@@ -314,8 +320,8 @@ fn refusal(error: Errno) -> Refusal {
     }
 }
 
-fn done(partial: Partial) -> Done {
-    Done { pages: partial.done >> PAGE_SHIFT, refusal: partial.error.map(refusal) }
+fn done(progress: Progress) -> Done {
+    Done { pages: progress.done >> PAGE_SHIFT, refusal: progress.error.map(refusal) }
 }
 
 /// Moves pages, and finds out what became of them where the kernel does not say: Linux 6.18 may
@@ -324,9 +330,9 @@ fn move_pages(uffd: &Uffd, dst: usize, src: usize, len: usize, holes: Holes) -> 
     let mut at = 0;
     while at < len {
         let step = || uffd.move_pages(dst + at, src + at, len - at, holes == Holes::Skip);
-        let partial = settled(step);
-        at += partial.done;
-        let Some(error) = partial.error else { break };
+        let progress = settled(step);
+        at += progress.done;
+        let Some(error) = progress.error else { break };
         let unsaid = match error {
             Errno::EXIST | Errno::NOENT => moved_unsaid(dst + at, src + at, len - at),
             _ => 0,
@@ -363,20 +369,20 @@ fn finished(pages: usize, result: Result<(), Errno>) -> Done {
 }
 
 /// Repeats a move while the kernel says that its layout is changing just now.
-fn settled(mut step: impl FnMut() -> Partial) -> Partial {
+fn settled(mut step: impl FnMut() -> Progress) -> Progress {
     for _ in 0..64 {
-        let partial = step();
-        if partial.done > 0 || partial.error != Some(Errno::AGAIN) {
-            return partial;
+        let progress = step();
+        if progress.done > 0 || progress.error != Some(Errno::AGAIN) {
+            return progress;
         }
     }
-    Partial { done: 0, error: Some(Errno::BUSY) }
+    Progress { done: 0, error: Some(Errno::BUSY) }
 }
 
 /// The same for a call that is done whole or not at all.
 fn settled_whole(mut step: impl FnMut() -> Result<(), Errno>) -> Result<(), Errno> {
-    let partial = settled(|| Partial { done: 0, error: step().err() });
-    partial.error.map_or(Ok(()), Err)
+    let progress = settled(|| Progress { done: 0, error: step().err() });
+    progress.error.map_or(Ok(()), Err)
 }
 
 impl Mmu for Userfaultfd {

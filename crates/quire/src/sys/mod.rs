@@ -7,7 +7,7 @@
 pub mod cachestat;
 pub mod call;
 pub mod clock;
-pub mod cpu;
+mod cpu;
 pub mod futex;
 pub mod memory;
 pub mod mutex;
@@ -19,7 +19,7 @@ pub mod thread;
 #[cfg(feature = "simulated")]
 pub mod turns;
 pub mod uffd;
-pub mod yard;
+pub(crate) mod yard;
 
 pub use rustix::io::Errno;
 

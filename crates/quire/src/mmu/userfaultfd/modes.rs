@@ -13,11 +13,12 @@
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
+use linux_raw_sys::general::{UFFDIO_REGISTER_MODE_MISSING, UFFDIO_REGISTER_MODE_WP};
+
 use super::Userfaultfd;
 use crate::sys::Errno;
 use crate::sys::mutex::Mutex;
 use crate::sys::rank;
-use crate::sys::uffd::{MODE_MISSING, MODE_WP};
 use crate::units::{PAGE_SHIFT, PageNum, PageRange};
 
 /// Whether write protection is asked for.
@@ -43,8 +44,12 @@ impl Modes {
     }
 
     /// For the kernel.
-    pub fn bits(&self) -> u64 {
-        if self.is_protectable() { MODE_MISSING | MODE_WP } else { MODE_MISSING }
+    pub fn bits(&self) -> u32 {
+        if self.is_protectable() {
+            UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_WP
+        } else {
+            UFFDIO_REGISTER_MODE_MISSING
+        }
     }
 }
 
@@ -57,7 +62,7 @@ impl Userfaultfd {
         self.register_for(pages, self.modes.bits())
     }
 
-    fn register_for(&self, pages: PageRange, modes: u64) -> Result<(), Errno> {
+    fn register_for(&self, pages: PageRange, modes: u32) -> Result<(), Errno> {
         self.faults.register(self.address(pages.start), pages.len() << PAGE_SHIFT, modes)
     }
 
@@ -69,7 +74,7 @@ impl Userfaultfd {
         self.register_rest_for(pages, self.modes.bits())
     }
 
-    fn register_rest_for(&self, pages: PageRange, modes: u64) -> Result<(), Errno> {
+    fn register_rest_for(&self, pages: PageRange, modes: u32) -> Result<(), Errno> {
         match self.register_for(pages, modes) {
             Err(Errno::INVAL | Errno::BUSY | Errno::PERM) if pages.len() > 1 => {
                 let middle = pages.start.add(pages.len() / 2);
@@ -104,7 +109,7 @@ impl Userfaultfd {
             return Ok(());
         }
         let arena = PageRange::new(PageNum(0), self.arena_pages());
-        self.register_rest_for(arena, MODE_MISSING | MODE_WP)?;
+        self.register_rest_for(arena, UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_WP)?;
         self.modes.is_protectable.store(true, Ordering::Release);
         Ok(())
     }

@@ -2,7 +2,10 @@
 
 use core::sync::atomic::Ordering;
 
-use linux_raw_sys::general::MADV_DONTFORK;
+use linux_raw_sys::general::{
+    MADV_DONTFORK, UFFDIO_REGISTER_MODE_MINOR, UFFDIO_REGISTER_MODE_MISSING,
+    UFFDIO_REGISTER_MODE_WP,
+};
 use rustix::fd::{BorrowedFd, IntoRawFd};
 use rustix::fs::{FallocateFlags, MemfdFlags};
 use rustix::mm::{MapFlags, ProtFlags};
@@ -10,15 +13,15 @@ use rustix::mm::{MapFlags, ProtFlags};
 use super::{Userfaultfd, done, settled};
 use crate::mmu::object::{Home, ObjectMmu};
 use crate::mmu::{Done, Prot, Protection};
-use crate::sys::uffd::{MODE_MINOR, MODE_MISSING, MODE_WP};
 use crate::sys::{Errno, memory};
 use crate::units::{ObjectPage, ObjectRange, PAGE_SHIFT, PageRange};
 
 /// What is reported of mappings of objects.
-pub(super) const OBJECT_MODES: u64 = MODE_MISSING | MODE_MINOR | MODE_WP;
+const OBJECT_MODES: u32 =
+    UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_MINOR | UFFDIO_REGISTER_MODE_WP;
 
 /// The home's descriptor.
-pub(super) fn memfd(home: Home) -> BorrowedFd<'static> {
+fn memfd(home: Home) -> BorrowedFd<'static> {
     // SAFETY: open from `home_open` to `home_close`, which is the home's life.
     unsafe { BorrowedFd::borrow_raw(home.number) }
 }
