@@ -5,10 +5,10 @@
 //! because nothing runs that the seed did not choose.
 //!
 //! What time it is goes by steps. As a rule there is one clock, as if one CPU ran all actors; a
-//! machine ([`Baton::with_cpus`]) has a CPU and a clock for each, and whoever is behind goes first:
+//! machine ([`Baton::with_cpus`]) has a CPU and a clock for each, and the one that is behind goes first:
 //! that shows what runs beside what, and how long the whole takes.
 //!
-//! An actor that waits for a certain thing is *blocked* until somebody unblocks it; one that has
+//! An actor that waits for a certain thing is *blocked* until another unblocks it; one that has
 //! nothing to do looks again now and then (*idle*). If all are blocked, or idle for too long, the
 //! simulation is stuck, and that is a failure: it panics in every actor.
 
@@ -19,14 +19,14 @@ use crate::generator::Generator;
 use quire::sys::thread::ThreadId;
 use quire::sys::turns::{self, Turns};
 
-/// Looks of idle actors in a row, with nobody else able to run, before the simulation is stuck.
+/// Looks of idle actors in a row, with no other able to run, before the simulation is stuck.
 const IDLE_LOOKS_MAX: u32 = 20_000;
 
 /// What time it is when a simulation begins: not 0, which stands for "never" where moments are kept.
 const START_NS: u64 = 1_000_000_000;
 /// How long a step takes.
 const STEP_NS: u64 = 1_000;
-/// How long it takes until idle actors look again, with nobody else able to run.
+/// How long it takes until idle actors look again, with no other able to run.
 const IDLE_LOOK_NS: u64 = 1_000_000;
 /// Of a machine: the same, and how long a step takes that is none of the kernel's.
 const CPU_LOOK_NS: u64 = 500;
@@ -62,7 +62,7 @@ pub struct Stopped;
 struct Actors {
     generator: Generator,
     states: Vec<State>,
-    /// Who has the baton.
+    /// The actor that has the baton.
     current: usize,
     steps: u64,
     /// The time that has come so far.
@@ -74,7 +74,7 @@ struct Actors {
 }
 
 impl Actors {
-    /// What time it is for an actor, or for whoever asks.
+    /// What time it is for an actor, or for a thread that is none.
     fn time_of(&self, actor: Option<usize>) -> u64 {
         let clocks = self.clocks.as_deref();
         clocks.zip(actor).map_or(self.now_ns, |(clocks, index)| clocks[index])
@@ -115,7 +115,7 @@ impl Actors {
     }
 }
 
-/// Chooses who runs.
+/// Chooses which actor runs.
 pub struct Baton {
     actors: Mutex<Actors>,
     /// One for each actor.
@@ -223,7 +223,7 @@ impl Baton {
         self.actors().failure.clone()
     }
 
-    /// A place where another actor may come in between.
+    /// A place where another actor may run.
     pub fn step(&self) {
         let Some(index) = ACTOR.get() else { return };
         let mut actors = self.actors();
@@ -262,7 +262,7 @@ impl Baton {
         }
     }
 
-    /// Waits until somebody [unblocks](Self::unblock) what this actor waits for.
+    /// Waits until another actor [unblocks](Self::unblock) what this actor waits for.
     pub fn block(&self, wait: Wait) {
         let Some(index) = ACTOR.get() else { return };
         let mut actors = self.actors();
@@ -271,7 +271,7 @@ impl Baton {
         self.wait_for_turn(actors, index);
     }
 
-    /// Those who wait for this can run again.
+    /// The actors that wait for this can run again.
     pub fn unblock(&self, wait: Wait) {
         let mut actors = self.actors();
         let mut woken = Vec::new();
@@ -291,8 +291,8 @@ impl Baton {
         woken.into_iter().for_each(|index| actors.catch_up(index));
     }
 
-    /// Up to `count` of those who wait for a futex as one of `classes` can run again; the seed says
-    /// who.
+    /// Up to `count` actors that wait for a futex as one of `classes` can run again; the seed says
+    /// which.
     pub fn unblock_futex(&self, address: usize, count: u32, classes: u32) {
         let mut actors = self.actors();
         for _ in 0..count {
@@ -311,7 +311,7 @@ impl Baton {
         }
     }
 
-    /// Hands the baton to somebody who can run: mostly one who is ready.
+    /// Hands the baton to an actor that can run, mostly to one that is ready.
     fn choose(&self, actors: &mut Actors) {
         let indices = |actors: &Actors, wanted: State| -> Vec<usize> {
             let states = actors.states.iter().enumerate();
@@ -331,7 +331,7 @@ impl Baton {
         if candidates.is_empty() || actors.idle_looks > IDLE_LOOKS_MAX {
             let is_over = actors.states.iter().all(|state| *state == State::Ended);
             if !is_over {
-                let why = format!("nobody can go on: {:?}", actors.states);
+                let why = format!("no actor can go on: {:?}", actors.states);
                 self.fail_locked(actors, why);
             }
             return;

@@ -6,15 +6,15 @@
 //! frame, a move onto something. The clock is a counter.
 //!
 //! The program's side is [`Simulated::access`]: it faults as a thread would, and waits for its
-//! answer. Messages come out of [`Simulated::next_fault`] in their order, each once; one whose
-//! fault was answered before anybody read it is gone, as the kernel has it.
+//! answer. Messages come out of [`Simulated::next_fault`] in their order, each once. A message whose
+//! fault was answered before it was read is gone, as the kernel has it.
 //!
-//! The calls themselves are in `waist.rs`. Objects (`object.rs`) have their homes here as well: a page of a home may be mapped at any number
-//! of pages of the arena.
+//! The calls of the waist are in `waist.rs`, those of objects in `object.rs`: a page of a home may be
+//! mapped at any number of pages of the arena.
 //!
-//! With a [`Baton`] every call is a place where other actors may come in, in the order that a seed
-//! chooses, and between the pages of one call as well. A seed also refuses moves now and then, as
-//! pinned pages and changing layouts do.
+//! With a [`Baton`] other actors may run at every call, and between the pages of one call, in the
+//! order that a seed chooses. A seed also refuses moves now and then, as the kernel does for pinned
+//! pages and changing layouts.
 
 #![cfg(feature = "simulated")]
 
@@ -28,7 +28,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use quire::mmu::object::Shown;
-use quire::mmu::{Access, Done, FrameId, Inspect, Mapping, Mmu, Prot, Refusal};
+use quire::mmu::{Access, Done, FrameId, Inspect, Mmu, PageMapping, Prot, Refusal};
 use quire::sys::Errno;
 use quire::sys::memory;
 use quire::sys::thread::ThreadId;
@@ -67,7 +67,7 @@ pub struct Settings {
     pub refuse_one_in: u32,
     /// A planted mistake.
     pub planted: Option<Planted>,
-    /// Who runs; without it threads run as they like.
+    /// Chooses which actor runs; without it threads run as they like.
     pub baton: Option<Arc<Baton>>,
 }
 
@@ -129,7 +129,7 @@ pub struct Simulated {
     settings: Settings,
 }
 
-// SAFETY: the buffer's address is constant; who may touch which page of it is the page locks'
+// SAFETY: the buffer's address is constant; which thread may touch a page of it is the page locks'
 // business, as with real memory.
 unsafe impl Send for Simulated {}
 // SAFETY: as above.
@@ -180,7 +180,7 @@ impl Simulated {
             state.fresh += 1;
             state.fresh - 1
         });
-        // SAFETY: nobody has the page.
+        // SAFETY: no thread has the page.
         unsafe { (*self.bytes(physical)).fill(0) };
         physical
     }
@@ -190,7 +190,7 @@ impl Simulated {
             // The kernel still holds it; the last unpin frees it.
             return;
         }
-        // SAFETY: nobody has the page any more.
+        // SAFETY: no thread has the page any more.
         unsafe { (*self.bytes(physical)).fill(FREED) };
         state.used -= 1;
         state.unused.push(physical);
@@ -201,7 +201,7 @@ impl Simulated {
         self.state().used
     }
 
-    /// Charges the virtual clock for a call, and lets others come in.
+    /// Charges the virtual clock for a call, and lets others run.
     fn enter(&self) {
         // Relaxed: a clock.
         self.clock.fetch_add(CALL_CYCLES, Ordering::Relaxed);
@@ -227,7 +227,7 @@ impl Simulated {
         state.generator.one_in(self.settings.refuse_one_in)
     }
 
-    /// A fault's answer: whoever waits in `pages` tries again.
+    /// Answers faults: the threads that wait in `pages` try again.
     fn answer(&self, state: &mut State, pages: PageRange) {
         state.faults.retain(|fault| {
             let is_answered = pages.contains(fault.page);
@@ -311,7 +311,7 @@ impl Simulated {
         }
     }
 
-    /// The next fault that nobody has read, if there is one.
+    /// The next fault that was not read yet, if there is one.
     pub fn try_next_fault(&self) -> Option<(PageNum, Access)> {
         self.try_next_message().map(|(_, page, access)| (page, access))
     }
@@ -441,9 +441,9 @@ impl Drop for Simulated {
 }
 
 impl Inspect for Simulated {
-    fn mapping(&self, page: PageNum) -> Mapping {
+    fn mapping(&self, page: PageNum) -> PageMapping {
         let entry = self.state().entries[page.index()];
-        Mapping {
+        PageMapping {
             is_present: entry.physical != 0,
             is_write_protected: entry.is_write_protected,
             is_poisoned: Some(entry.is_poisoned),

@@ -1,7 +1,7 @@
 //! Objects on the simulated MMU: homes as vectors of pages with holes, and what shows them.
 //!
-//! A page of a home is a physical page that belongs to the home, however often it is mapped; who
-//! unmaps it somewhere leaves it where it is. What the kernel would answer is answered here
+//! A page of a home is a physical page that belongs to the home, however often it is mapped. To
+//! unmap it somewhere leaves it where it is. What the kernel would answer is answered here
 //! (`tests/conformance_objects.rs` holds one against the other); what would spoil an object without
 //! a word is a panic: bytes behind a home's end, which would make it longer, a part of a page that
 //! is not there, a read of a hole, a home that is closed while something shows it.

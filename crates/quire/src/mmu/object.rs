@@ -1,5 +1,7 @@
 //! What mapping objects takes beyond [`Mmu`]: shared memory that several ranges show at once.
 
+#![deny(unsafe_code)]
+
 use super::{Done, Mmu, Prot, Protection};
 use crate::sys::Errno;
 #[cfg(feature = "simulated")]
@@ -10,7 +12,7 @@ use crate::units::{ObjectPage, ObjectRange, PageRange};
 /// offsets, with a hole where nothing is cached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Home {
-    /// Its number: a descriptor, or whatever the MMU knows it by.
+    /// Its number: a descriptor, or what else the MMU knows it by.
     pub number: i32,
 }
 

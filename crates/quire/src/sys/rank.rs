@@ -8,6 +8,8 @@
 //!
 //! What a thread holds is found by its number and not by a thread-local: engine threads have none.
 
+#![deny(unsafe_code)]
+
 use core::fmt::Debug;
 
 /// A rank as a type, for a mutex that is declared with it.

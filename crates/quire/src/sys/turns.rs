@@ -6,6 +6,8 @@
 //! and then. They have a clock of their own, so what waits for a time to pass, or measures a cost,
 //! does the same for the same seed.
 
+#![deny(unsafe_code)]
+
 use core::cell::RefCell;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 use std::sync::Arc;

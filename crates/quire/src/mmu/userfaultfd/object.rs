@@ -33,7 +33,7 @@ impl ObjectMmu for Userfaultfd {
     }
 
     fn home_close(&self, home: Home) {
-        // SAFETY: the home's own descriptor, which nobody uses any more.
+        // SAFETY: the home's own descriptor, which no thread uses any more.
         unsafe { rustix::io::close(home.number) };
     }
 

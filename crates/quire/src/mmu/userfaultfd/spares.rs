@@ -1,12 +1,10 @@
 //! Spare mappings, held back for the moment when the kernel gives no more.
 //!
-//! A process has `vm.max_map_count` mappings, and its application may use up all of them. What must
-//! be done all the same is to take away, not to add: what was mapped in a range goes, and the range is
-//! reserved again. In between that takes a few mappings more than it leaves. So a few are kept,
-//! given up for that one call, and taken again after it.
-//!
-//! Owns those mappings. In an application that maps at that very moment it may get them: then the
-//! call is tried again a few times, and they are taken back when there are some again.
+//! A process has `vm.max_map_count` mappings, and its application may use up all of them. To unmap a
+//! range and reserve it again must work all the same. In between it takes a few mappings more than it
+//! leaves. So this module owns a few, gives them up for that one call, and takes them again after it.
+//! Where the application maps at that very moment it may get them: then the call is tried again, and
+//! they are taken back when the kernel has some.
 //!
 //! Locks: one mutex, held over the call that the spares are for, so that no two share them.
 
