@@ -9,7 +9,7 @@
 //! answer. Messages come out of [`Simulated::next_fault`] in their order, each once. A message whose
 //! fault was answered before it was read is gone, as the kernel has it.
 //!
-//! The calls of the waist are in `waist.rs`, those of objects in `object.rs`: a page of a home may be
+//! The calls of the waist are in `waist.rs`, those of objects in `object.rs`: a page of a memfd may be
 //! mapped at any number of pages of the arena.
 //!
 //! With a [`Baton`] other actors may run at every call, and between the pages of one call, in the
@@ -36,7 +36,7 @@ use quire::units::{PAGE_SHIFT, PAGE_SIZE, PageNum, PageRange};
 
 pub use self::baton::{Baton, Stopped, Wait};
 pub use self::generator::Generator;
-use self::object::HomeContent;
+use self::object::MemfdContent;
 
 /// What freed memory is overwritten with.
 const FREED: u8 = 0xdb;
@@ -91,7 +91,7 @@ struct Entry {
     is_poisoned: bool,
     /// Another process has it as well, since a fork.
     is_shared: bool,
-    /// What of an object is shown here; `physical` is the home's own page then, and write
+    /// What of an object is shown here; `physical` is the memfd's own page then, and write
     /// protection stays behind as a mark where none is mapped.
     shows: Option<Shown>,
 }
@@ -115,7 +115,7 @@ struct State {
     pins: BTreeMap<Physical, u32>,
     faults: VecDeque<Fault>,
     faults_so_far: u64,
-    homes: Vec<Option<HomeContent>>,
+    memfds: Vec<Option<MemfdContent>>,
     generator: Generator,
 }
 
@@ -155,7 +155,7 @@ impl Simulated {
                 pins: BTreeMap::new(),
                 faults: VecDeque::new(),
                 faults_so_far: 0,
-                homes: Vec::new(),
+                memfds: Vec::new(),
                 generator: Generator::new(settings.seed ^ 0x5155_4952),
             }),
             changed: Condvar::new(),

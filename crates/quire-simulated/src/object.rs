@@ -1,29 +1,29 @@
-//! Objects on the simulated MMU: homes as vectors of pages with holes, and what shows them.
+//! Objects on the simulated MMU: memfds as vectors of pages with holes, and what shows them.
 //!
-//! A page of a home is a physical page that belongs to the home, however often it is mapped. To
+//! A page of a memfd is a physical page that belongs to the memfd, however often it is mapped. To
 //! unmap it somewhere leaves it where it is. What the kernel would answer is answered here
 //! (`tests/conformance_objects.rs` holds one against the other); what would spoil an object without
-//! a word is a panic: bytes behind a home's end, which would make it longer, a part of a page that
-//! is not there, a read of a hole, a home that is closed while something shows it.
+//! a word is a panic: bytes behind a memfd's end, which would make it longer, a part of a page that
+//! is not there, a read of a hole, a memfd that is closed while something shows it.
 
 use super::{Entry, Physical, Planted, Simulated, State};
-use quire::mmu::object::{Home, InspectObjects, ObjectMmu, Shown};
+use quire::mmu::object::{InspectObjects, Memfd, ObjectMmu, Shown};
 use quire::mmu::{Done, Mmu, Prot, Protection, Refusal};
 use quire::sys::Errno;
 use quire::units::{ObjectPage, ObjectRange, PAGE_SHIFT, PAGE_SIZE, PageNum, PageRange};
 
-/// The pages of a home; 0 is a hole.
-pub(super) type HomeContent = Vec<Physical>;
+/// The pages of a memfd; 0 is a hole.
+pub(super) type MemfdContent = Vec<Physical>;
 
 impl State {
-    fn home(&mut self, home: Home) -> &mut HomeContent {
-        let content = self.homes.get_mut(home.number as usize).and_then(Option::as_mut);
-        content.unwrap_or_else(|| panic!("{home:?} is not open"))
+    fn memfd(&mut self, memfd: Memfd) -> &mut MemfdContent {
+        let content = self.memfds.get_mut(memfd.number as usize).and_then(Option::as_mut);
+        content.unwrap_or_else(|| panic!("{memfd:?} is not open"))
     }
 
-    /// The physical page that a page of the arena would show; `None` behind the home's end.
+    /// The physical page that a page of the arena would show; `None` behind the memfd's end.
     fn shown(&self, shown: Shown) -> Option<Physical> {
-        let content = self.homes[shown.home.number as usize].as_ref()?;
+        let content = self.memfds[shown.memfd.number as usize].as_ref()?;
         content.get(shown.page.index()).copied()
     }
 
@@ -41,9 +41,9 @@ impl State {
 }
 
 impl Simulated {
-    /// Takes a page out of a home and out of every mapping.
-    fn drop_from_home(&self, state: &mut State, home: Home, page: ObjectPage) {
-        let Some(place) = state.home(home).get_mut(page.index()) else { return };
+    /// Takes a page out of a memfd and out of every mapping.
+    fn drop_from_memfd(&self, state: &mut State, memfd: Memfd, page: ObjectPage) {
+        let Some(place) = state.memfd(memfd).get_mut(page.index()) else { return };
         let physical = core::mem::take(place);
         if physical != 0 {
             state.unmap_everywhere(physical);
@@ -62,7 +62,7 @@ impl Simulated {
         }
     }
 
-    /// The kernel swaps the page of a home out that is mapped at `page`: it is mapped nowhere then,
+    /// The kernel swaps the page of a memfd out that is mapped at `page`: it is mapped nowhere then,
     /// and cached as before. Says whether there was one.
     pub fn swap_out(&self, page: PageNum) -> bool {
         let mut state = self.state();
@@ -74,12 +74,12 @@ impl Simulated {
         is_there
     }
 
-    /// Pages of all homes until their ends, cached or not.
-    pub fn home_lengths(&self) -> usize {
-        self.state().homes.iter().flatten().map(Vec::len).sum()
+    /// Pages of all memfds until their ends, cached or not.
+    pub fn memfd_lengths(&self) -> usize {
+        self.state().memfds.iter().flatten().map(Vec::len).sum()
     }
 
-    /// Runs `act` with each page of a home that bytes lie in, and the part of them that does.
+    /// Runs `act` with each page of a memfd that bytes lie in, and the part of them that does.
     fn each_part(
         &self,
         offset: u64,
@@ -100,43 +100,43 @@ impl Simulated {
 }
 
 impl ObjectMmu for Simulated {
-    fn home_open(&self) -> Result<Home, Errno> {
+    fn memfd_open(&self) -> Result<Memfd, Errno> {
         self.enter();
         let mut state = self.state();
-        let free = state.homes.iter().position(Option::is_none);
+        let free = state.memfds.iter().position(Option::is_none);
         let number = free.unwrap_or_else(|| {
-            state.homes.push(None);
-            state.homes.len() - 1
+            state.memfds.push(None);
+            state.memfds.len() - 1
         });
-        state.homes[number] = Some(Vec::new());
-        Ok(Home { number: number as i32 })
+        state.memfds[number] = Some(Vec::new());
+        Ok(Memfd { number: number as i32 })
     }
 
-    fn home_close(&self, home: Home) {
+    fn memfd_close(&self, memfd: Memfd) {
         self.enter();
         let mut state = self.state();
         let is_shown =
-            state.entries.iter().any(|entry| entry.shows.is_some_and(|shown| shown.home == home));
-        assert!(!is_shown, "{home:?} is closed while it is mapped");
-        for physical in core::mem::take(state.home(home)) {
+            state.entries.iter().any(|entry| entry.shows.is_some_and(|shown| shown.memfd == memfd));
+        assert!(!is_shown, "{memfd:?} is closed while it is mapped");
+        for physical in core::mem::take(state.memfd(memfd)) {
             if physical != 0 {
                 self.free(&mut state, physical);
             }
         }
-        state.homes[home.number as usize] = None;
+        state.memfds[memfd.number as usize] = None;
     }
 
-    fn home_resize(&self, home: Home, pages: usize) -> Result<(), Errno> {
+    fn memfd_resize(&self, memfd: Memfd, pages: usize) -> Result<(), Errno> {
         self.enter();
         let mut state = self.state();
-        let before = state.home(home).len();
+        let before = state.memfd(memfd).len();
         for page in pages..before {
-            self.drop_from_home(&mut state, home, ObjectPage(page as u64));
+            self.drop_from_memfd(&mut state, memfd, ObjectPage(page as u64));
         }
-        state.home(home).resize(pages, 0);
+        state.memfd(memfd).resize(pages, 0);
         if pages < before {
             // A punch leaves marks where they are; the end takes them along.
-            let is_behind = |shown: Shown| shown.home == home && shown.page.index() >= pages;
+            let is_behind = |shown: Shown| shown.memfd == memfd && shown.page.index() >= pages;
             for entry in state.entries.iter_mut().filter(|it| it.shows.is_some_and(is_behind)) {
                 entry.is_poisoned = false;
             }
@@ -146,41 +146,41 @@ impl ObjectMmu for Simulated {
         Ok(())
     }
 
-    fn home_write(&self, home: Home, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
+    fn memfd_write(&self, memfd: Memfd, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
         self.enter();
         self.each_part(offset, bytes.len(), |state, page, within, part| {
-            let place = state.home(home).get(page.index()).copied();
-            let there = place.unwrap_or_else(|| panic!("{page:?} is behind the end of {home:?}"));
+            let place = state.memfd(memfd).get(page.index()).copied();
+            let there = place.unwrap_or_else(|| panic!("{page:?} is behind the end of {memfd:?}"));
             let physical = if there == 0 { self.allocate(state) } else { there };
-            assert!(there != 0 || part.len() == PAGE_SIZE, "{page:?} of {home:?} is a hole");
-            // SAFETY: the home's page; the caller holds its page lock, and programs run by turns.
+            assert!(there != 0 || part.len() == PAGE_SIZE, "{page:?} of {memfd:?} is a hole");
+            // SAFETY: the memfd's page; the caller holds its page lock, and programs run by turns.
             let place = unsafe { &mut *self.bytes(physical) };
             place[within..within + part.len()].copy_from_slice(&bytes[part]);
-            state.home(home)[page.index()] = physical;
+            state.memfd(memfd)[page.index()] = physical;
         });
         Ok(())
     }
 
-    fn home_read(&self, home: Home, offset: u64, into: &mut [u8]) -> Result<(), Errno> {
+    fn memfd_read(&self, memfd: Memfd, offset: u64, into: &mut [u8]) -> Result<(), Errno> {
         self.enter();
         let mut result = Ok(());
         self.each_part(offset, into.len(), |state, page, within, part| {
-            let Some(physical) = state.home(home).get(page.index()).copied() else {
+            let Some(physical) = state.memfd(memfd).get(page.index()).copied() else {
                 result = Err(Errno::INVAL);
                 return;
             };
-            assert!(physical != 0, "{page:?} of {home:?} is a hole");
-            // SAFETY: the home's page; a program may be writing it, by turns.
+            assert!(physical != 0, "{page:?} of {memfd:?} is a hole");
+            // SAFETY: the memfd's page; a program may be writing it, by turns.
             let place = unsafe { &*self.bytes(physical) };
             into[part.clone()].copy_from_slice(&place[within..within + part.len()]);
         });
         result
     }
 
-    fn home_punch(&self, home: Home, pages: ObjectRange) -> Result<(), Errno> {
+    fn memfd_punch(&self, memfd: Memfd, pages: ObjectRange) -> Result<(), Errno> {
         self.enter();
         for page in pages.pages() {
-            self.drop_from_home(&mut self.state(), home, page);
+            self.drop_from_memfd(&mut self.state(), memfd, page);
             self.next_page();
         }
         Ok(())
@@ -189,7 +189,7 @@ impl ObjectMmu for Simulated {
     fn map_object(
         &self,
         pages: PageRange,
-        home: Home,
+        memfd: Memfd,
         first: ObjectPage,
         prot: Prot,
     ) -> Result<(), Errno> {
@@ -198,7 +198,7 @@ impl ObjectMmu for Simulated {
         self.reserve_again(pages);
         let mut state = self.state();
         for (at, page) in pages.pages().enumerate() {
-            let shown = Shown { home, page: first.add(at) };
+            let shown = Shown { memfd, page: first.add(at) };
             state.entries[page.index()] = Entry { prot, shows: Some(shown), ..Entry::default() };
         }
         drop(state);
@@ -234,12 +234,12 @@ impl InspectObjects for Simulated {
         self.state().entries[page.index()].shows
     }
 
-    fn is_in_home(&self, home: Home, page: ObjectPage) -> bool {
-        self.state().shown(Shown { home, page }).is_some_and(|physical| physical != 0)
+    fn is_in_memfd(&self, memfd: Memfd, page: ObjectPage) -> bool {
+        self.state().shown(Shown { memfd, page }).is_some_and(|physical| physical != 0)
     }
 
-    fn home_pages(&self) -> usize {
+    fn memfd_pages(&self) -> usize {
         let state = self.state();
-        state.homes.iter().flatten().flatten().filter(|&&physical| physical != 0).count()
+        state.memfds.iter().flatten().flatten().filter(|&&physical| physical != 0).count()
     }
 }

@@ -98,7 +98,7 @@ impl Mmu for Simulated {
         let is_forgotten = self.settings.planted == Some(Planted::ForgottenProtection);
         self.each(pages, |state, page, at| {
             let entry = state.entries[page.index()];
-            assert!(entry.shows.is_none(), "{page:?} is an object's: a copy would enter its home");
+            assert!(entry.shows.is_none(), "{page:?} is an object's: a copy would enter its memfd");
             if entry.physical != 0 {
                 return Some(Refusal::Exists);
             }
@@ -121,7 +121,7 @@ impl Mmu for Simulated {
         let _ = self.each(pages, |state, page, _| {
             let entry = state.entries[page.index()];
             if entry.shows.is_some() {
-                // The home keeps the page, and the mapping the mark of a protection.
+                // The memfd keeps the page, and the mapping the mark of a protection.
                 let unmapped = Entry { physical: 0, is_poisoned: false, ..entry };
                 state.entries[page.index()] = unmapped;
                 return None;

@@ -10,19 +10,19 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use quire::mmu::Access;
-use quire::mmu::object::{Home, InspectObjects, ObjectMmu};
+use quire::mmu::object::{InspectObjects, Memfd, ObjectMmu};
 use quire::mmu::userfaultfd::Userfaultfd;
 use quire::mmu::{Done, Inspect, Mmu, Prot, Protection, Refusal};
 use quire::units::{BLOCK_PAGES, ObjectPage, ObjectRange, PAGE_SIZE, PageNum, PageRange};
 use quire_simulated::{Generator, Settings, Simulated, Trap};
 
-/// Pages of the arena, and of the longest home.
+/// Pages of the arena, and of the longest memfd.
 const PAGES: usize = BLOCK_PAGES;
-const HOME_PAGES: usize = 24;
-/// Where the home is shown: all of it twice, a part of it with the right to read only.
+const MEMFD_PAGES: usize = 24;
+/// Where the memfd is shown: all of it twice, a part of it with the right to read only.
 const VIEWS: [(u64, u64, usize, Prot); 3] = [
-    (0, 0, HOME_PAGES, Prot::READ_WRITE),
-    (64, 0, HOME_PAGES, Prot::READ_WRITE),
+    (0, 0, MEMFD_PAGES, Prot::READ_WRITE),
+    (64, 0, MEMFD_PAGES, Prot::READ_WRITE),
     (128, 5, 8, Prot::READ),
 ];
 /// Words of /proc/self/pagemap.
@@ -218,28 +218,28 @@ fn view(index: usize) -> PageRange {
     PageRange::new(PageNum(VIEWS[index].0), VIEWS[index].2)
 }
 
-fn map_view<M: ObjectMmu>(mmu: &M, home: Home, index: usize) -> Came {
+fn map_view<M: ObjectMmu>(mmu: &M, memfd: Memfd, index: usize) -> Came {
     let (_, first, _, prot) = VIEWS[index];
-    came(mmu.map_object(view(index), home, ObjectPage(first), prot))
+    came(mmu.map_object(view(index), memfd, ObjectPage(first), prot))
 }
 
-fn make<R: Rig>(rig: &R, home: Home, call: &Call) -> Came {
+fn make<R: Rig>(rig: &R, memfd: Memfd, call: &Call) -> Came {
     let mmu = rig.mmu();
     match *call {
         Call::Write(pages, byte) => {
             let bytes = vec![byte; pages.len() * PAGE_SIZE];
-            came(mmu.home_write(home, pages.start.offset(), &bytes))
+            came(mmu.memfd_write(memfd, pages.start.offset(), &bytes))
         }
-        Call::WritePart(page, byte) => came(mmu.home_write(home, page.offset(), &[byte; 9])),
+        Call::WritePart(page, byte) => came(mmu.memfd_write(memfd, page.offset(), &[byte; 9])),
         Call::Read(page) => {
             let mut byte = [0];
-            match mmu.home_read(home, page.offset(), &mut byte) {
+            match mmu.memfd_read(memfd, page.offset(), &mut byte) {
                 Ok(()) => Came::Byte(byte[0]),
                 Err(error) => Came::Error(error.raw_os_error()),
             }
         }
-        Call::Punch(pages) => came(mmu.home_punch(home, pages)),
-        Call::Resize(pages) => came(mmu.home_resize(home, pages)),
+        Call::Punch(pages) => came(mmu.memfd_punch(memfd, pages)),
+        Call::Resize(pages) => came(mmu.memfd_resize(memfd, pages)),
         Call::MapCached(pages, protection) => Came::Done(mmu.map_cached(pages, protection)),
         Call::Protect(pages, protection) => Came::Done(mmu.write_protect(pages, protection)),
         Call::Unmap(pages) => {
@@ -251,7 +251,7 @@ fn make<R: Rig>(rig: &R, home: Home, call: &Call) -> Came {
             rig.store(page, byte);
             Came::Nothing
         }
-        Call::Map(index) => map_view(mmu, home, index),
+        Call::Map(index) => map_view(mmu, memfd, index),
         Call::Hide(index) => {
             mmu.reserve_again(view(index));
             Came::Nothing
@@ -273,7 +273,7 @@ impl Script {
         (start as u64, 1 + self.generator.below((pages - start).min(6)))
     }
 
-    fn home_part(&mut self) -> ObjectRange {
+    fn memfd_part(&mut self) -> ObjectRange {
         let (start, len) = self.part(self.len.max(1));
         ObjectRange::new(ObjectPage(start), len)
     }
@@ -282,26 +282,26 @@ impl Script {
         [Protection::Writable, Protection::WriteProtected][self.generator.below(2)]
     }
 
-    fn next(&mut self, sim: &Simulated, home: Home) -> Option<Call> {
+    fn next(&mut self, sim: &Simulated, memfd: Memfd) -> Option<Call> {
         let index = self.generator.below(VIEWS.len());
         let byte = self.generator.next_u64() as u8;
         let (start, len) = self.part(VIEWS[index].2);
         let pages = PageRange::new(PageNum(VIEWS[index].0 + start), len);
         let call = match self.generator.below(24) {
-            0..5 if self.len > 0 => Call::Write(self.home_part(), byte),
+            0..5 if self.len > 0 => Call::Write(self.memfd_part(), byte),
             5 | 6 => {
-                let page = self.home_part().start;
-                let is_there = sim.is_in_home(home, page);
+                let page = self.memfd_part().start;
+                let is_there = sim.is_in_memfd(memfd, page);
                 is_there.then_some(Call::WritePart(page, byte))?
             }
             7 => {
-                let page = self.home_part().start;
+                let page = self.memfd_part().start;
                 let is_behind = page.index() >= self.len;
-                (is_behind || sim.is_in_home(home, page)).then_some(Call::Read(page))?
+                (is_behind || sim.is_in_memfd(memfd, page)).then_some(Call::Read(page))?
             }
-            8 | 9 => Call::Punch(self.home_part()),
+            8 | 9 => Call::Punch(self.memfd_part()),
             10 => {
-                self.len = self.generator.below(HOME_PAGES + 1);
+                self.len = self.generator.below(MEMFD_PAGES + 1);
                 Call::Resize(self.len)
             }
             11 if self.is_mapped[index] => {
@@ -337,18 +337,18 @@ fn the_same_calls_give_the_same_results_and_leave_the_same_pages() {
     let Some(real) = real() else { return };
     for seed in 0..60 {
         let sim = simulated();
-        let homes = (sim.home_open().unwrap(), real.mmu().home_open().unwrap());
+        let memfds = (sim.memfd_open().unwrap(), real.mmu().memfd_open().unwrap());
         let mut script =
-            Script { generator: Generator::new(seed), is_mapped: [false; 3], len: HOME_PAGES };
-        let mut calls = vec![Call::Resize(HOME_PAGES), Call::Map(0), Call::Map(1), Call::Map(2)];
+            Script { generator: Generator::new(seed), is_mapped: [false; 3], len: MEMFD_PAGES };
+        let mut calls = vec![Call::Resize(MEMFD_PAGES), Call::Map(0), Call::Map(1), Call::Map(2)];
         script.is_mapped = [true; 3];
         let mut made = Vec::new();
         for _ in 0..600 {
             let call =
-                if calls.is_empty() { script.next(&sim, homes.0) } else { Some(calls.remove(0)) };
+                if calls.is_empty() { script.next(&sim, memfds.0) } else { Some(calls.remove(0)) };
             let Some(call) = call else { continue };
             made.push(call.clone());
-            let results = (make(&*sim, homes.0, &call), make(&*real, homes.1, &call));
+            let results = (make(&*sim, memfds.0, &call), make(&*real, memfds.1, &call));
             let last = &made[made.len().saturating_sub(12)..];
             assert_eq!(results.0, results.1, "simulated, real; seed {seed}, {last:?}");
             for (one, other) in look(&*sim).into_iter().zip(look(&*real)) {
@@ -359,8 +359,8 @@ fn the_same_calls_give_the_same_results_and_leave_the_same_pages() {
             sim.reserve_again(view(index));
             real.mmu().reserve_again(view(index));
         }
-        sim.home_close(homes.0);
-        real.mmu().home_close(homes.1);
+        sim.memfd_close(memfds.0);
+        real.mmu().memfd_close(memfds.1);
         assert_eq!(sim.used(), 0, "memory is left over; seed {seed}");
     }
 }
@@ -382,7 +382,7 @@ conformance!(
     a_cached_page_that_is_not_mapped_faults_as_well,
     a_protected_page_faults_at_the_first_write_in_each_mapping,
     a_punched_page_is_missing_in_every_mapping,
-    behind_the_end_is_a_refusal_until_the_home_is_longer,
+    behind_the_end_is_a_refusal_until_the_memfd_is_longer,
     a_wake_without_a_page_has_the_fault_sent_again,
     mapping_stops_at_a_hole_and_at_what_is_mapped,
     a_poisoned_page_is_refused_in_its_mapping_until_it_is_mapped,
@@ -399,19 +399,19 @@ mod cases {
         Done { pages, refusal: Some(refusal) }
     }
 
-    /// A home of which the first four pages are cached, and the first two views of it.
-    fn open<R: Rig>(rig: &R) -> Home {
-        let home = rig.mmu().home_open().unwrap();
-        rig.mmu().home_resize(home, HOME_PAGES).unwrap();
-        put(rig, home, 0, 4, 7);
-        assert_eq!(map_view(rig.mmu(), home, 0), Came::Nothing);
-        assert_eq!(map_view(rig.mmu(), home, 1), Came::Nothing);
-        home
+    /// A memfd of which the first four pages are cached, and the first two views of it.
+    fn open<R: Rig>(rig: &R) -> Memfd {
+        let memfd = rig.mmu().memfd_open().unwrap();
+        rig.mmu().memfd_resize(memfd, MEMFD_PAGES).unwrap();
+        put(rig, memfd, 0, 4, 7);
+        assert_eq!(map_view(rig.mmu(), memfd, 0), Came::Nothing);
+        assert_eq!(map_view(rig.mmu(), memfd, 1), Came::Nothing);
+        memfd
     }
 
-    fn put<R: Rig>(rig: &R, home: Home, page: u64, count: usize, byte: u8) {
+    fn put<R: Rig>(rig: &R, memfd: Memfd, page: u64, count: usize, byte: u8) {
         let bytes = vec![byte; count * PAGE_SIZE];
-        rig.mmu().home_write(home, ObjectPage(page).offset(), &bytes).unwrap();
+        rig.mmu().memfd_write(memfd, ObjectPage(page).offset(), &bytes).unwrap();
     }
 
     fn map<R: Rig>(rig: &R, pages: PageRange, protection: Protection) {
@@ -419,7 +419,7 @@ mod cases {
     }
 
     pub fn a_page_that_is_not_cached_is_waited_for_until_it_is_mapped<R: Rig>(rig: Arc<R>) {
-        let home = open(&*rig);
+        let memfd = open(&*rig);
         for (is_write, access) in [(false, Access::Read), (true, Access::Write)] {
             let program = rig.clone();
             let page = PageNum(10 + u64::from(is_write));
@@ -430,7 +430,7 @@ mod cases {
                 program.load(page)
             });
             assert_eq!(rig.next_fault(), (page, access));
-            put(&*rig, home, page.0, 1, 5);
+            put(&*rig, memfd, page.0, 1, 5);
             assert!(!thread.is_finished(), "bytes alone are no answer");
             map(&*rig, PageRange::new(page, 1), Protection::Writable);
             assert_eq!(thread.join().unwrap(), if is_write { 9 } else { 5 });
@@ -449,7 +449,7 @@ mod cases {
     }
 
     pub fn a_protected_page_faults_at_the_first_write_in_each_mapping<R: Rig>(rig: Arc<R>) {
-        let home = open(&*rig);
+        let memfd = open(&*rig);
         map(&*rig, pages(0, 1), Protection::WriteProtected);
         map(&*rig, pages(64, 1), Protection::WriteProtected);
         for page in [PageNum(0), PageNum(64)] {
@@ -464,17 +464,17 @@ mod cases {
             assert_eq!(rig.mmu().write_protect(one, Protection::Writable), Done::all(1));
             thread.join().unwrap();
             let mut byte = [0];
-            rig.mmu().home_read(home, 0, &mut byte).unwrap();
+            rig.mmu().memfd_read(memfd, 0, &mut byte).unwrap();
             assert_eq!(byte[0], page.0 as u8 + 1);
         }
         assert_eq!(rig.load(PageNum(0)), 65, "both show the same page");
     }
 
     pub fn a_punched_page_is_missing_in_every_mapping<R: Rig>(rig: Arc<R>) {
-        let home = open(&*rig);
+        let memfd = open(&*rig);
         map(&*rig, pages(0, 4), Protection::Writable);
         map(&*rig, pages(64, 4), Protection::WriteProtected);
-        rig.mmu().home_punch(home, ObjectRange::new(ObjectPage(1), 2)).unwrap();
+        rig.mmu().memfd_punch(memfd, ObjectRange::new(ObjectPage(1), 2)).unwrap();
         for start in [0, 64] {
             let found = [0, 1, 2, 3].map(|at| rig.find(PageNum(start + at)).is_present);
             assert_eq!(found, [true, false, false, true]);
@@ -483,28 +483,28 @@ mod cases {
         assert_eq!(done, refused(0, Refusal::Hole));
     }
 
-    pub fn behind_the_end_is_a_refusal_until_the_home_is_longer<R: Rig>(rig: Arc<R>) {
-        let home = open(&*rig);
+    pub fn behind_the_end_is_a_refusal_until_the_memfd_is_longer<R: Rig>(rig: Arc<R>) {
+        let memfd = open(&*rig);
         map(&*rig, pages(0, 4), Protection::Writable);
-        rig.mmu().home_resize(home, 2).unwrap();
+        rig.mmu().memfd_resize(memfd, 2).unwrap();
         assert!(!rig.is_refused(PageNum(1)));
         for page in [2, 3, 4, 66] {
             assert!(rig.is_refused(PageNum(page)), "page {page}");
         }
-        assert_eq!(rig.mmu().home_read(home, ObjectPage(2).offset(), &mut [0]), {
+        assert_eq!(rig.mmu().memfd_read(memfd, ObjectPage(2).offset(), &mut [0]), {
             Err(quire::sys::Errno::INVAL)
         });
-        rig.mmu().home_resize(home, 4).unwrap();
+        rig.mmu().memfd_resize(memfd, 4).unwrap();
         let program = rig.clone();
         let thread = std::thread::spawn(move || program.load(PageNum(3)));
         assert_eq!(rig.next_fault(), (PageNum(3), Access::Read), "it is a hole now");
-        put(&*rig, home, 3, 1, 6);
+        put(&*rig, memfd, 3, 1, 6);
         map(&*rig, pages(3, 1), Protection::Writable);
         assert_eq!(thread.join().unwrap(), 6);
     }
 
     pub fn a_wake_without_a_page_has_the_fault_sent_again<R: Rig>(rig: Arc<R>) {
-        let home = open(&*rig);
+        let memfd = open(&*rig);
         let program = rig.clone();
         let thread = std::thread::spawn(move || program.load(PageNum(9)));
         for _ in 0..3 {
@@ -513,7 +513,7 @@ mod cases {
         }
         assert_eq!(rig.next_fault(), (PageNum(9), Access::Read));
         // To be mapped elsewhere is no answer.
-        put(&*rig, home, 9, 1, 6);
+        put(&*rig, memfd, 9, 1, 6);
         map(&*rig, pages(73, 1), Protection::Writable);
         std::thread::sleep(std::time::Duration::from_millis(20));
         assert!(!thread.is_finished());
@@ -535,18 +535,18 @@ mod cases {
     }
 
     pub fn a_poisoned_page_is_refused_in_its_mapping_until_it_is_mapped<R: Rig>(rig: Arc<R>) {
-        let home = open(&*rig);
+        let memfd = open(&*rig);
         assert_eq!(rig.mmu().poison(PageNum(8)), Done::all(1));
         assert!(rig.is_refused(PageNum(8)));
-        rig.mmu().home_punch(home, ObjectRange::new(ObjectPage(8), 1)).unwrap();
-        put(&*rig, home, 8, 1, 6);
+        rig.mmu().memfd_punch(memfd, ObjectRange::new(ObjectPage(8), 1)).unwrap();
+        put(&*rig, memfd, 8, 1, 6);
         assert!(rig.is_refused(PageNum(8)), "the mark is the mapping's");
         map(&*rig, pages(72, 1), Protection::Writable);
         assert_eq!(rig.load(PageNum(72)), 6, "only where it was marked");
         map(&*rig, pages(8, 1), Protection::WriteProtected);
         assert_eq!(rig.load(PageNum(8)), 6);
         // What was protected leaves a mark of its own behind, which is in the way.
-        rig.mmu().home_punch(home, ObjectRange::new(ObjectPage(8), 1)).unwrap();
+        rig.mmu().memfd_punch(memfd, ObjectRange::new(ObjectPage(8), 1)).unwrap();
         assert_eq!(rig.mmu().poison(PageNum(8)), refused(0, Refusal::Exists));
         assert_eq!(rig.mmu().write_protect(pages(8, 1), Protection::Writable), Done::all(1));
         assert_eq!(rig.mmu().poison(PageNum(8)), Done::all(1));

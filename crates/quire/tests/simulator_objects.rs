@@ -8,7 +8,7 @@
 //! # What goes wrong in here
 //! Stores take their time. Reads fail, and then exactly the pages of such a read may be a SIGBUS;
 //! writes fail with a part of them done, cuts and syncs fail, and then nothing is lost that was not
-//! to go. A barrier holds write-back up for a while. The kernel swaps pages of homes out by itself.
+//! to go. A barrier holds write-back up for a while. The kernel swaps pages of memfds out by itself.
 //! Files become longer by what somebody else writes to them. Memory of pages goes bad, until somebody
 //! says that what the store has will do. Mappings get other rights and other lengths while others
 //! access them.

@@ -11,59 +11,59 @@ use crate::units::{ObjectPage, ObjectRange, PageRange};
 /// Shared memory in which an object's page cache lives: a memfd, page for page at the object's own
 /// offsets, with a hole where nothing is cached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Home {
+pub struct Memfd {
     /// Its number: a descriptor, or what else the MMU knows it by.
     pub number: i32,
 }
 
-/// Maps pages of homes.
+/// Maps pages of memfds.
 ///
-/// Locks: none, as for [`Mmu`]. The caller holds the page locks of all pages of the home that are
+/// Locks: none, as for [`Mmu`]. The caller holds the page locks of all pages of the memfd that are
 /// named, and the window's lock of all pages of the arena, but for [`Self::map_object`], for which
 /// it holds the space's lock.
 pub trait ObjectMmu: Mmu {
-    /// Makes an empty home.
+    /// Makes an empty memfd.
     ///
     /// # Errors
     /// The kernel's.
-    fn home_open(&self) -> Result<Home, Errno>;
+    fn memfd_open(&self) -> Result<Memfd, Errno>;
 
-    /// Gives a home back; nothing maps it any more.
-    fn home_close(&self, home: Home);
+    /// Gives a memfd back; nothing maps it any more.
+    fn memfd_close(&self, memfd: Memfd);
 
-    /// Makes a home `pages` long: an access behind its end is a SIGBUS.
+    /// Makes a memfd `pages` long: an access behind its end is a SIGBUS.
     ///
     /// # Errors
     /// The kernel's.
-    fn home_resize(&self, home: Home, pages: usize) -> Result<(), Errno>;
+    fn memfd_resize(&self, memfd: Memfd, pages: usize) -> Result<(), Errno>;
 
-    /// Puts bytes into the cache, inside of the home's length: whole pages, or into one that is
+    /// Puts bytes into the cache, inside of the memfd's length: whole pages, or into one that is
     /// there.
     ///
     /// # Errors
     /// The kernel's: `NOMEM`, `NOSPC`.
-    fn home_write(&self, home: Home, offset: u64, bytes: &[u8]) -> Result<(), Errno>;
+    fn memfd_write(&self, memfd: Memfd, offset: u64, bytes: &[u8]) -> Result<(), Errno>;
 
     /// Reads bytes of cached pages.
     ///
     /// # Errors
     /// The kernel's.
-    fn home_read(&self, home: Home, offset: u64, into: &mut [u8]) -> Result<(), Errno>;
+    fn memfd_read(&self, memfd: Memfd, offset: u64, into: &mut [u8]) -> Result<(), Errno>;
 
     /// Drops pages from the cache, wherever they are mapped.
     ///
     /// # Errors
     /// The kernel's.
-    fn home_punch(&self, home: Home, pages: ObjectRange) -> Result<(), Errno>;
+    fn memfd_punch(&self, memfd: Memfd, pages: ObjectRange) -> Result<(), Errno>;
 
-    /// Shows a home from page `first` on at `pages`, with nothing mapped yet.
+    /// Shows a memfd from page `first` on at `pages`, with nothing mapped yet.
     ///
     /// # Errors
     /// The kernel's.
     fn map_object(
         &self,
         pages: PageRange,
-        home: Home,
+        memfd: Memfd,
         first: ObjectPage,
         prot: Prot,
     ) -> Result<(), Errno>;
@@ -79,12 +79,12 @@ pub trait ObjectMmu: Mmu {
     fn map_cached(&self, pages: PageRange, protection: Protection) -> Done;
 }
 
-/// A page of a home that a page of the arena shows.
+/// A page of a memfd that a page of the arena shows.
 #[cfg(feature = "simulated")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Shown {
-    /// The home.
-    pub home: Home,
+    /// The memfd.
+    pub memfd: Memfd,
     /// Its page.
     pub page: ObjectPage,
 }
@@ -94,8 +94,8 @@ pub struct Shown {
 pub trait InspectObjects: ObjectMmu + super::Inspect {
     /// What of an object a page of the arena shows.
     fn shown_at(&self, page: PageNum) -> Option<Shown>;
-    /// Whether a home has a page.
-    fn is_in_home(&self, home: Home, page: ObjectPage) -> bool;
-    /// Pages that all homes have.
-    fn home_pages(&self) -> usize;
+    /// Whether a memfd has a page.
+    fn is_in_memfd(&self, memfd: Memfd, page: ObjectPage) -> bool;
+    /// Pages that all memfds have.
+    fn memfd_pages(&self) -> usize;
 }

@@ -55,8 +55,11 @@ impl<M: ObjectMmu> Objects<M> {
             let old = old.map_err(|Interrupted| error(Errno::INTR))?;
             let is_cached = old.state() == State::Cached;
             let part = &mut into[done..done + want];
-            let result =
-                if is_cached { self.space.mmu().home_read(object.home, at, part) } else { Ok(()) };
+            let result = if is_cached {
+                self.space.mmu().memfd_read(object.memfd, at, part)
+            } else {
+                Ok(())
+            };
             self.space.unlock_word_with(word, old.with(mark(is_cached)));
             if is_cached {
                 result.map_err(error)?;

@@ -33,7 +33,7 @@ impl<M: InspectObjects> Objects<M> {
         }
         assert_eq!(self.cached_pages(), all.cached, "cached pages of all objects");
         assert_eq!(self.dirty_pages(), all.dirty, "dirty pages of all objects");
-        assert_eq!(self.space.mmu().home_pages(), all.cached, "pages of all homes");
+        assert_eq!(self.space.mmu().memfd_pages(), all.cached, "pages of all memfds");
         // O4: what is cached is charged.
         self.space.check_beside(all.cached + all.words);
         self.check_arena();
@@ -72,7 +72,7 @@ impl<M: InspectObjects> Objects<M> {
         let is_settled = !word.is_locked() && !word.has(Flags::WRITEBACK);
         assert!(is_settled, "{page:?} of {id:?} is under way: {word:?}");
         let is_cached = word.state() == State::Cached;
-        let is_there = self.space.mmu().is_in_home(object.home, page);
+        let is_there = self.space.mmu().is_in_memfd(object.memfd, page);
         assert_eq!(is_cached, is_there, "{page:?} of {id:?} is {word:?}");
         // O3.
         let is_inside = page.index() < object.pages();
@@ -100,7 +100,7 @@ impl<M: InspectObjects> Objects<M> {
             return;
         };
         let mut slots = 0..self.slots_used.load(Ordering::Relaxed);
-        let object = slots.find_map(|slot| self.peek(slot).filter(|it| it.home == shown.home));
+        let object = slots.find_map(|slot| self.peek(slot).filter(|it| it.memfd == shown.memfd));
         let object = object.expect("what is mapped is in use");
         if shown.page.index() >= object.pages_max() {
             assert!(!is_present, "{page:?} lies behind all ends, but its window has it");

@@ -184,7 +184,7 @@ impl<M: ObjectMmu> Objects<M> {
         let object = self.object(id);
         let at = vma.attributes.backing.object_page(page);
         if at.index() >= object.pages() {
-            // Behind the end: a SIGBUS, once the home is as short as the object.
+            // Behind the end: a SIGBUS, once the memfd is as short as the object.
             self.space.mmu().relax();
             return self.answer(page, Outcome::NoVma);
         }

@@ -38,7 +38,7 @@ impl<M: ObjectMmu> Objects<M> {
         let mapping = attributes.backing.mapping;
         let made = space
             .mmu()
-            .map_object(range, object.home, pages.start, prot)
+            .map_object(range, object.memfd, pages.start, prot)
             .and_then(|()| space.insert_vma(&mut layout, range, attributes));
         // A fault that maps something before it is in the tree does so in a window that nobody
         // walks yet: nobody knows the address before this returns.

@@ -45,7 +45,7 @@ impl<M: ObjectMmu> Objects<M> {
         let one = ObjectRange::new(page, 1);
         if old.state() == State::Cached {
             self.try_to_unmap(object, one, Wait::Yes);
-            if let Err(error) = self.space.mmu().home_punch(object.home, one) {
+            if let Err(error) = self.space.mmu().memfd_punch(object.memfd, one) {
                 self.space.unlock_word(word);
                 return Err(error);
             }

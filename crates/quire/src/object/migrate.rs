@@ -1,7 +1,7 @@
 //! Cached pages get new memory, taken by the calling thread: of its NUMA node, and next to each other.
 //!
 //! A run of a block's pages is locked and unmapped everywhere, copied into a buffer, given back to
-//! the kernel, and written into fresh memory of the home. What is pinned stays where it is: somebody
+//! the kernel, and written into fresh memory of the memfd. What is pinned stays where it is: somebody
 //! may hold that very memory. So do poisoned pages, and those that somebody has locked.
 //!
 //! Locks: page locks of a run, tried; then `i_mmap` shared and the windows', by the walk that unmaps.
@@ -104,11 +104,11 @@ impl<M: ObjectMmu> Objects<M> {
         // Before they are copied: a write in between would be lost.
         self.try_to_unmap(object, run, Wait::Yes);
         let bytes = buffer.pages(run.len());
-        if mmu.home_read(object.home, offset, bytes).is_ok() {
+        if mmu.memfd_read(object.memfd, offset, bytes).is_ok() {
             // Where this is refused some may be gone all the same.
-            let _ = mmu.home_punch(object.home, run);
+            let _ = mmu.memfd_punch(object.memfd, run);
             // Their memory was given back a moment ago: sooner or later there is some again.
-            while mmu.home_write(object.home, offset, bytes).is_err() {
+            while mmu.memfd_write(object.memfd, offset, bytes).is_err() {
                 mmu.relax();
             }
             moved.success += run.len();

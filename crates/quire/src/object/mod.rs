@@ -1,8 +1,8 @@
 //! Objects: what can be mapped that is not anonymous, each with a page cache of its own.
 //!
-//! An object's pages live in its *home* (shared memory, at the object's own offsets), and each has
+//! An object's pages live in its *backing memfd* (shared memory, at the object's own offsets), and each has
 //! a page word in the object: `None` is not cached, `Cached` is. Any number of mappings, anywhere
-//! in the arena, show the home; which of its pages a mapping has mapped is known per 2 MiB of the
+//! in the arena, show the memfd; which of its pages a mapping has mapped is known per 2 MiB of the
 //! arena, in a [`window`]. Where an object is mapped is in its interval tree ([`i_mmap`]), which every
 //! walk over the mappings of a page shares ([`rmap`]).
 //!
@@ -42,7 +42,7 @@
 //!
 //! # What the kernel does
 //!
-//! It maps the home at each mapping, registered for missing, minor and write-protect faults. It may unmap
+//! It maps the memfd at each mapping, registered for missing, minor and write-protect faults. It may unmap
 //! shared memory by itself, to swap it out: a fault on a page that its window has as mapped maps it again.
 //!
 //! A page that cannot be read is marked by UFFDIO_POISON in the mapping that asked, and
@@ -134,7 +134,7 @@ pub use self::writeback::FlushError;
 use crate::budget::Purpose;
 use crate::fault::fault_list::FaultList;
 use crate::fault::order::Streams;
-use crate::mmu::object::{Home, ObjectMmu};
+use crate::mmu::object::{Memfd, ObjectMmu};
 use crate::page::PageWord;
 use crate::space::AddressSpace;
 use crate::sys::Errno;
@@ -215,7 +215,7 @@ pub struct Object {
     /// The page words.
     words: Table<PageWord>,
     blocks: Table<Block>,
-    home: Home,
+    memfd: Memfd,
     store: &'static dyn BackingStore,
     /// Where its pages are in swap, if they are not in the store.
     shmem: Option<Shmem>,
@@ -223,7 +223,7 @@ pub struct Object {
     number: AtomicU32,
     /// Where it is mapped.
     pub(crate) i_mmap: IMmap,
-    /// Bytes. Shrinks before pages go, grows after the home has.
+    /// Bytes. Shrinks before pages go, grows after the memfd has.
     length: AtomicU64,
     /// Mappings, handles, and what is under way for it.
     users: AtomicUsize,
@@ -270,7 +270,7 @@ impl Object {
 
     /// Bytes.
     pub fn len(&self) -> u64 {
-        // Acquire pairs with the release of a change: who sees a longer object sees a longer home.
+        // Acquire pairs with the release of a change: who sees a longer object sees a longer memfd.
         self.length.load(Ordering::Acquire)
     }
 

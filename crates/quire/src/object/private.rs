@@ -18,7 +18,7 @@
 //! mapping itself is a user of the object until then.
 //!
 //! Locks: the page's in the arena first, then those of the object's pages, which are only tried.
-//! No window: nothing here shows the home.
+//! No window: nothing here shows the memfd.
 
 use super::requests::{Asker, IoBuffer, Request};
 use super::{FaultAround, Object, ObjectId, Objects};
@@ -307,8 +307,11 @@ impl<M: ObjectMmu> Objects<M> {
         });
         let pages = ObjectRange::new(backing.object_page(range.start), range.len());
         let bytes = &mut buffers.bytes[..range.len()];
-        let read =
-            self.space.mmu().home_read(object.home, pages.start.offset(), bytes.as_flattened_mut());
+        let read = self.space.mmu().memfd_read(
+            object.memfd,
+            pages.start.offset(),
+            bytes.as_flattened_mut(),
+        );
         self.unlock_words(object, pages);
         if read.is_err() {
             // The kernel is out of memory of its own: the fault is tried again.

@@ -1,7 +1,7 @@
 //! Which cached pages go.
 //!
 //! A clock hand goes over the blocks of all objects. A page that a fault asked for since the hand
-//! last came is unmapped, and stays in its home: the next access shows that it is in use, for the
+//! last came is unmapped, and stays in its memfd: the next access shows that it is in use, for the
 //! price of a minor fault. Any other clean page is dropped. Dirty pages are sent to the store.
 //!
 //! Locks: the registry's mutex, which keeps objects from going, for one block at a time; page
@@ -274,7 +274,7 @@ impl<M: ObjectMmu> Objects<M> {
         if !self.try_to_forget(object, run, wait) {
             return false;
         }
-        if self.space.mmu().home_punch(object.home, run).is_err() {
+        if self.space.mmu().memfd_punch(object.memfd, run).is_err() {
             // Still there; what is mapped will be found to be so.
             return false;
         }

@@ -46,13 +46,13 @@ impl<M: ObjectMmu> Objects<M> {
         if pages_max > OBJECT_PAGES_MAX {
             return Err(Errno::FBIG);
         }
-        let home = self.space.mmu().home_open()?;
+        let memfd = self.space.mmu().memfd_open()?;
         let pages = length.div_ceil(PAGE_SIZE as u64) as usize;
-        let made = self.space.mmu().home_resize(home, pages).and_then(|()| {
+        let made = self.space.mmu().memfd_resize(memfd, pages).and_then(|()| {
             Object::settle(Object {
                 words: Table::new(pages_max.max(1))?,
                 blocks: Table::new(pages_max.div_ceil(BLOCK_PAGES).max(1))?,
-                home,
+                memfd,
                 store,
                 shmem,
                 number: AtomicU32::new(0),
@@ -83,7 +83,7 @@ impl<M: ObjectMmu> Objects<M> {
         let object = match made {
             Ok(object) => object,
             Err(error) => {
-                self.space.mmu().home_close(home);
+                self.space.mmu().memfd_close(memfd);
                 return Err(error);
             }
         };
@@ -92,7 +92,7 @@ impl<M: ObjectMmu> Objects<M> {
         let Some(slot) = free else {
             // SAFETY: made above, known to nobody.
             unsafe { Object::discard(object) };
-            self.space.mmu().home_close(home);
+            self.space.mmu().memfd_close(memfd);
             return Err(Errno::NFILE);
         };
         // SAFETY: made above, and nobody ends it before it is published.
@@ -171,7 +171,7 @@ impl<M: ObjectMmu> Objects<M> {
             let is_used = |block: &&Block| block.is_used.load(Ordering::Relaxed) != 0;
             let word_pages = object.blocks.iter().filter(is_used).count();
             self.forget_pins(object);
-            self.space.mmu().home_close(object.home);
+            self.space.mmu().memfd_close(object.memfd);
             self.cached.fetch_sub(cached, Ordering::Relaxed);
             self.dirty.fetch_sub(object.dirty.load(Ordering::Relaxed), Ordering::Relaxed);
             self.space.budget().uncharge(cached + word_pages);

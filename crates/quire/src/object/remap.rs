@@ -97,7 +97,7 @@ impl<M: ObjectMmu> Objects<M> {
         let first = attributes.backing.object_page(grown.start);
         let made = space
             .mmu()
-            .map_object(grown, object.home, first, attributes.prot)
+            .map_object(grown, object.memfd, first, attributes.prot)
             .and_then(|()| space.insert_vma(layout, grown, attributes));
         if made.is_err() {
             space.mmu().reserve_again(grown);

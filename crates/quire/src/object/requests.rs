@@ -40,7 +40,7 @@ const REQUESTS_FEW: usize = REQUESTS_MAX / 2;
 /// How often at most those try again who could not be parked.
 const UNPARKED_NS: u64 = 20_000_000;
 
-/// The buffer of a worker, or of a caller: pages on their way between a store and a home. With it
+/// The buffer of a worker, or of a caller: pages on their way between a store and a memfd. With it
 /// goes what ends the waits of whoever works with it.
 pub struct IoBuffer {
     bytes: NonNull<u8>,
@@ -450,15 +450,15 @@ impl<M: ObjectMmu> Objects<M> {
         pages: ObjectRange,
         bytes: &mut [u8],
     ) -> Result<(), Errno> {
-        // The object may have become shorter: what lies behind its end must not enter the home,
-        // which would grow. Who shortens it waits for these locks before it shortens the home.
+        // The object may have become shorter: what lies behind its end must not enter the memfd,
+        // which would grow. Who shortens it waits for these locks before it shortens the memfd.
         let kept = pages.intersect(object.range());
         zero_tail(object, pages, bytes);
         if !kept.is_empty() {
             let filled = &bytes[..kept.len() << PAGE_SHIFT];
             let mmu = self.space.mmu();
-            if let Err(error) = mmu.home_write(object.home, kept.start.offset(), filled) {
-                let _ = mmu.home_punch(object.home, kept);
+            if let Err(error) = mmu.memfd_write(object.memfd, kept.start.offset(), filled) {
+                let _ = mmu.memfd_punch(object.memfd, kept);
                 return Err(error);
             }
             for at in kept.by_block() {

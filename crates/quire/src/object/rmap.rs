@@ -33,7 +33,7 @@ impl<M: ObjectMmu> Objects<M> {
         })
     }
 
-    /// Forgets where locked, clean pages are mapped: their home drops them, and the kernel unmaps
+    /// Forgets where locked, clean pages are mapped: their memfd drops them, and the kernel unmaps
     /// them then. `false` where the lock was not to be had.
     pub(super) fn try_to_forget(&self, object: &Object, pages: ObjectRange, wait: Wait) -> bool {
         self.for_each_mapping(object, pages, wait, |window, part| {

@@ -64,7 +64,7 @@ impl<M: ObjectMmu> Objects<M> {
         let Some(charged) = self.charge_locked(object, at, pages) else {
             return AtOnce::NeedsMemory(pages.len());
         };
-        // Under their locks: what lies behind the end must not enter the home.
+        // Under their locks: what lies behind the end must not enter the memfd.
         let kept = charged.intersect(object.range());
         let filled = match content {
             Content::Zeros => self.fill_zeros(object, kept),
@@ -118,7 +118,7 @@ impl<M: ObjectMmu> Objects<M> {
         let zeros = self.space.zeros();
         let bytes = &zeros[..(pages.len() << PAGE_SHIFT).min(zeros.len())];
         if pages.is_empty()
-            || self.space.mmu().home_write(object.home, pages.start.offset(), bytes).is_err()
+            || self.space.mmu().memfd_write(object.memfd, pages.start.offset(), bytes).is_err()
         {
             return 0;
         }
@@ -141,7 +141,7 @@ impl<M: ObjectMmu> Objects<M> {
             }
             let end = object.len().saturating_sub(page.offset()).min(PAGE_SIZE as u64) as usize;
             bytes[end..].fill(0);
-            if self.space.mmu().home_write(object.home, page.offset(), &bytes).is_err() {
+            if self.space.mmu().memfd_write(object.memfd, page.offset(), &bytes).is_err() {
                 break;
             }
             let kept = self.settle_place(object, page, Sleep::No);
@@ -170,7 +170,7 @@ impl<M: ObjectMmu> Objects<M> {
         self.map_pages(object, vma, window, around, asked);
     }
 
-    /// A locked page's bytes are in the home: its word says so from now on.
+    /// A locked page's bytes are in the memfd: its word says so from now on.
     fn enter_cache(&self, object: &Object, page: ObjectPage, flags: Flags) {
         object.word(page).set(Snapshot::new(State::Cached, 0).with(flags));
         object.count_cached(page, 1);

@@ -48,8 +48,8 @@ impl<M: ObjectMmu> Objects<M> {
         let word = object.word(page);
         let old = word.load();
         let Some(place) = self.use_place(object, page) else { return false };
-        if self.space.mmu().home_read(object.home, page.offset(), &mut bytes).is_err() {
-            // Behind the home's end: its truncation is under way, which drops the page.
+        if self.space.mmu().memfd_read(object.memfd, page.offset(), &mut bytes).is_err() {
+            // Behind the memfd's end: its truncation is under way, which drops the page.
             self.space.unlock_word(place.word);
             return false;
         }
@@ -90,7 +90,7 @@ impl<M: ObjectMmu> Objects<M> {
         if run.is_empty() {
             return 0;
         }
-        let is_dropped = self.space.mmu().home_punch(object.home, run).is_ok();
+        let is_dropped = self.space.mmu().memfd_punch(object.memfd, run).is_ok();
         if is_dropped {
             object.count_uncached(run.start, run.len());
             // Relaxed, as in `count_uncached`.

@@ -4,8 +4,8 @@
 //! the new end is dirty still. Meanwhile (the *cut*) nothing is written back there, for such a write
 //! would make the store longer again: what was under way before is waited for, and flushes wait for
 //! the cut's end. Then the length, so that no fault maps what is to go; the pages, each under its
-//! lock, which also waits for reads under way; the home, from when on an access is a SIGBUS.
-//! Longer: the store, the home, the length.
+//! lock, which also waits for reads under way; the memfd, from when on an access is a SIGBUS.
+//! Longer: the store, the memfd, the length.
 //!
 //! Locks: the object's `resize`, held all along; page locks, one at a time, none while the store
 //! works.
@@ -83,8 +83,8 @@ impl<M: ObjectMmu> Objects<M> {
         if old.state() == State::Cached {
             let mut content = [0u8; PAGE_SIZE];
             result = object.store.read(page.offset(), &mut content).and_then(|()| {
-                self.space.mmu().home_write(
-                    object.home,
+                self.space.mmu().memfd_write(
+                    object.memfd,
                     page.offset() + tail as u64,
                     &content[tail..],
                 )
@@ -101,12 +101,12 @@ impl<M: ObjectMmu> Objects<M> {
         Ok(())
     }
 
-    /// Makes the home and the object longer; returns the pages that have come.
+    /// Makes the memfd and the object longer; returns the pages that have come.
     fn grow(&self, object: &Object, bytes: u64) -> Result<ObjectRange, Errno> {
         let pages = bytes.div_ceil(PAGE_SIZE as u64) as usize;
-        self.space.mmu().home_resize(object.home, pages)?;
+        self.space.mmu().memfd_resize(object.memfd, pages)?;
         let before = object.pages();
-        // Who sees the length sees the home. SeqCst for `follow_change`.
+        // Who sees the length sees the memfd. SeqCst for `follow_change`.
         object.length.store(bytes, Ordering::SeqCst);
         Ok(ObjectRange { start: ObjectPage(before as u64), end: object.range().end })
     }
@@ -181,7 +181,7 @@ impl<M: ObjectMmu> Objects<M> {
             at = at.add(1);
         }
         self.follow_change(object, gone);
-        self.space.mmu().home_resize(object.home, object.pages())?;
+        self.space.mmu().memfd_resize(object.memfd, object.pages())?;
         self.zero_behind(object, bytes)
     }
 
@@ -194,7 +194,7 @@ impl<M: ObjectMmu> Objects<M> {
         self.drop_place(object, page);
         if old.state() == State::Cached {
             self.try_to_unmap(object, one, Wait::Yes);
-            if self.space.mmu().home_punch(object.home, one).is_ok() {
+            if self.space.mmu().memfd_punch(object.memfd, one).is_ok() {
                 if old.has(Flags::DIRTY) && !object.is_memory() {
                     object.count_cleaned(page);
                     self.dirty.fetch_sub(1, Ordering::Relaxed);
@@ -204,7 +204,7 @@ impl<M: ObjectMmu> Objects<M> {
                 return;
             }
         }
-        // Nor does an error outlive its page; the home's end takes the marks away.
+        // Nor does an error outlive its page; the memfd's end takes the marks away.
         let after = if old.state() == State::Cached { old } else { Object::GONE };
         self.space.unlock_word_with(word, after);
     }
@@ -237,7 +237,7 @@ impl<M: ObjectMmu> Objects<M> {
             if old.state() == State::Cached {
                 let zeros = [0u8; PAGE_SIZE];
                 let offset = page.offset() + tail as u64;
-                let result = self.space.mmu().home_write(object.home, offset, &zeros[tail..]);
+                let result = self.space.mmu().memfd_write(object.memfd, offset, &zeros[tail..]);
                 let after = self.dirty_place(object, page, old);
                 self.space.unlock_word_with(word, after);
                 return result;
@@ -279,7 +279,7 @@ impl<M: ObjectMmu> Objects<M> {
         let old = self.lock_settled(object, page);
         let result = if old.state() == State::Cached {
             let zeros = [0u8; PAGE_SIZE];
-            self.space.mmu().home_write(object.home, page.offset() + tail as u64, &zeros[tail..])
+            self.space.mmu().memfd_write(object.memfd, page.offset() + tail as u64, &zeros[tail..])
         } else {
             Ok(())
         };

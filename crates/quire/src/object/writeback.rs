@@ -280,8 +280,8 @@ impl<M: ObjectMmu> Objects<M> {
         }
         let bytes = (run.len() << PAGE_SHIFT).min(length as usize);
         let copy = &mut buffer.pages(run.len())[..bytes];
-        if self.space.mmu().home_read(object.home, run.start.offset(), copy).is_err() {
-            // Behind the home's end: its truncation is under way, which drops the pages.
+        if self.space.mmu().memfd_read(object.memfd, run.start.offset(), copy).is_err() {
+            // Behind the memfd's end: its truncation is under way, which drops the pages.
             self.unlock_words(object, run);
             return;
         }

@@ -479,8 +479,8 @@ impl World {
         space.unmap(&mut space.lock(), arena).unwrap();
         self.objects.check();
         assert_eq!((self.objects.cached_pages(), self.objects.dirty_pages()), (0, 0));
-        let left = (self.mmu().home_pages(), self.mmu().home_lengths());
-        assert_eq!(left, (0, 0), "pages of homes are left over");
+        let left = (self.mmu().memfd_pages(), self.mmu().memfd_lengths());
+        assert_eq!(left, (0, 0), "pages of memfds are left over");
         assert_eq!(self.mmu().used(), space.frames().free(), "memory is left over");
         for store in self.gone.lock().unwrap().drain(..) {
             {

@@ -1,4 +1,4 @@
-//! The kernel's side of objects: homes, and what the arena shows of them.
+//! The kernel's side of objects: memfds, and what the arena shows of them.
 
 use core::sync::atomic::Ordering;
 
@@ -11,7 +11,7 @@ use rustix::fs::{FallocateFlags, MemfdFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
 use super::{Userfaultfd, done, settled};
-use crate::mmu::object::{Home, ObjectMmu};
+use crate::mmu::object::{Memfd, ObjectMmu};
 use crate::mmu::{Done, Prot, Protection};
 use crate::sys::{Errno, memory};
 use crate::units::{ObjectPage, ObjectRange, PAGE_SHIFT, PageRange};
@@ -20,31 +20,31 @@ use crate::units::{ObjectPage, ObjectRange, PAGE_SHIFT, PageRange};
 const OBJECT_MODES: u32 =
     UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_MINOR | UFFDIO_REGISTER_MODE_WP;
 
-/// The home's descriptor.
-fn memfd(home: Home) -> BorrowedFd<'static> {
-    // SAFETY: open from `home_open` to `home_close`, which is the home's life.
-    unsafe { BorrowedFd::borrow_raw(home.number) }
+/// The memfd's descriptor.
+fn descriptor(memfd: Memfd) -> BorrowedFd<'static> {
+    // SAFETY: open from `memfd_open` to `memfd_close`, which is the memfd's life.
+    unsafe { BorrowedFd::borrow_raw(memfd.number) }
 }
 
 impl ObjectMmu for Userfaultfd {
-    fn home_open(&self) -> Result<Home, Errno> {
+    fn memfd_open(&self) -> Result<Memfd, Errno> {
         let memfd = rustix::fs::memfd_create(c"quire-object", MemfdFlags::CLOEXEC)?;
-        Ok(Home { number: memfd.into_raw_fd() })
+        Ok(Memfd { number: memfd.into_raw_fd() })
     }
 
-    fn home_close(&self, home: Home) {
-        // SAFETY: the home's own descriptor, which no thread uses any more.
-        unsafe { rustix::io::close(home.number) };
+    fn memfd_close(&self, memfd: Memfd) {
+        // SAFETY: the memfd's own descriptor, which no thread uses any more.
+        unsafe { rustix::io::close(memfd.number) };
     }
 
-    fn home_resize(&self, home: Home, pages: usize) -> Result<(), Errno> {
-        rustix::fs::ftruncate(memfd(home), (pages << PAGE_SHIFT) as u64)
+    fn memfd_resize(&self, memfd: Memfd, pages: usize) -> Result<(), Errno> {
+        rustix::fs::ftruncate(descriptor(memfd), (pages << PAGE_SHIFT) as u64)
     }
 
-    fn home_write(&self, home: Home, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
+    fn memfd_write(&self, memfd: Memfd, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
         let mut done = 0;
         while done < bytes.len() {
-            match rustix::io::pwrite(memfd(home), &bytes[done..], offset + done as u64) {
+            match rustix::io::pwrite(descriptor(memfd), &bytes[done..], offset + done as u64) {
                 Ok(0) => return Err(Errno::NOSPC),
                 Ok(written) => done += written,
                 Err(Errno::INTR) => {}
@@ -54,10 +54,10 @@ impl ObjectMmu for Userfaultfd {
         Ok(())
     }
 
-    fn home_read(&self, home: Home, offset: u64, into: &mut [u8]) -> Result<(), Errno> {
+    fn memfd_read(&self, memfd: Memfd, offset: u64, into: &mut [u8]) -> Result<(), Errno> {
         let mut done = 0;
         while done < into.len() {
-            match rustix::io::pread(memfd(home), &mut into[done..], offset + done as u64) {
+            match rustix::io::pread(descriptor(memfd), &mut into[done..], offset + done as u64) {
                 Ok(0) => return Err(Errno::INVAL),
                 Ok(read) => done += read,
                 Err(Errno::INTR) => {}
@@ -67,11 +67,11 @@ impl ObjectMmu for Userfaultfd {
         Ok(())
     }
 
-    fn home_punch(&self, home: Home, pages: ObjectRange) -> Result<(), Errno> {
+    fn memfd_punch(&self, memfd: Memfd, pages: ObjectRange) -> Result<(), Errno> {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let bytes = (pages.len() << PAGE_SHIFT) as u64;
         loop {
-            match rustix::fs::fallocate(memfd(home), flags, pages.start.offset(), bytes) {
+            match rustix::fs::fallocate(descriptor(memfd), flags, pages.start.offset(), bytes) {
                 Err(Errno::INTR) => {}
                 other => return other,
             }
@@ -81,7 +81,7 @@ impl ObjectMmu for Userfaultfd {
     fn map_object(
         &self,
         pages: PageRange,
-        home: Home,
+        memfd: Memfd,
         first: ObjectPage,
         prot: Prot,
     ) -> Result<(), Errno> {
@@ -90,7 +90,7 @@ impl ObjectMmu for Userfaultfd {
         let flags = MapFlags::SHARED | MapFlags::NORESERVE | MapFlags::FIXED;
         // SAFETY: a range of the arena that no VMA has.
         unsafe {
-            rustix::mm::mmap(start as *mut _, len, prot, flags, memfd(home), first.offset())?;
+            rustix::mm::mmap(start as *mut _, len, prot, flags, descriptor(memfd), first.offset())?;
             memory::advise(start, len, MADV_DONTFORK)?;
         }
         self.faults.register(start, len, OBJECT_MODES)
