@@ -72,7 +72,7 @@ impl Userfaultfd {
         {
             Ok(pool) => pool,
             Err(error) => {
-                // SAFETY: just reserved, known to nobody.
+                // SAFETY: just reserved, and no other thread knows of it.
                 unsafe { memory::release(arena, arena_pages << PAGE_SHIFT) };
                 return Err(error);
             }

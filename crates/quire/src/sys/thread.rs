@@ -1,6 +1,6 @@
 //! Raw threads: no libc, no thread-locals of the program, every signal blocked.
 //!
-//! A handler lives inside somebody else's program. It must survive `close_range`, setuid, a main
+//! A handler lives inside a program that is not ours. It must survive `close_range`, setuid, a main
 //! thread that ends, signals to the process; so it is a bare clone with a descriptor table of its
 //! own and a TLS block of its own, which libc never hears of.
 

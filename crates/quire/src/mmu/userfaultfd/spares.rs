@@ -16,7 +16,7 @@ use linux_raw_sys::general::MADV_DONTFORK;
 use rustix::mm::{MapFlags, ProtFlags};
 
 /// Mappings that are held back. To map over a part of a mapping takes two more, for what is left of
-/// it on both sides, and advice on the new one may take as many again; the rest is for others, who may
+/// it on both sides, and advice on the new one may take as many again; the rest is for other threads, which may
 /// take some in between.
 const SPARES: usize = 16;
 /// How often a call is tried with the spares given up: others may take them.
@@ -81,7 +81,7 @@ fn map_apart() -> Result<usize, Errno> {
         rustix::mm::mmap_anonymous(core::ptr::null_mut(), bytes, ProtFlags::empty(), flags)
     }? as usize;
     let split = || -> Result<(), Errno> {
-        // SAFETY: just mapped, and nobody knows of it.
+        // SAFETY: just mapped, and no other thread knows of it.
         unsafe { memory::advise(start, bytes, MADV_DONTFORK) }?;
         for at in (1..SPARES).step_by(2) {
             // SAFETY: as above.
