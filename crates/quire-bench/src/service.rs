@@ -12,9 +12,10 @@ use std::os::fd::AsRawFd as _;
 use std::thread;
 
 use anyhow::{Context as _, Result};
+use linux_raw_sys::general::UFFDIO_REGISTER_MODE_MISSING;
 use quire::process::HANDLERS_AUTO_MAX;
 use quire::sys::thread::{never_preempt, pin_to_nth_cpu};
-use quire::sys::uffd::{MODE_MISSING, Uffd};
+use quire::sys::uffd::Uffd;
 
 use super::contestant::{Contestant, Outcome, Stage, Workload};
 use super::machine::Machine;
@@ -66,7 +67,7 @@ fn serve(start: usize, bytes: usize) -> Result<()> {
     let device = File::options().read(true).write(true).open("/dev/userfaultfd").ok();
     uffd.open(device.as_ref().map(|device| device.as_raw_fd()), 0)
         .context("no userfaultfd is to be had; `quire doctor` says why")?;
-    uffd.register(start, bytes, MODE_MISSING)?;
+    uffd.register(start, bytes, UFFDIO_REGISTER_MODE_MISSING)?;
     let zeros: &'static [u8] = Box::leak(vec![0u8; PAGE_BYTES].into_boxed_slice());
     for index in 0..thread::available_parallelism()?.get().min(HANDLERS_AUTO_MAX) {
         thread::spawn(move || {

@@ -6,11 +6,11 @@ use common::{Machine, Tree};
 use std::sync::atomic::Ordering;
 
 use quire::control::Event;
-use quire::mmu::simulated::Trap;
 use quire::mmu::{Inspect, Prot};
 use quire::page::{Flags, State};
 use quire::space::Advice;
 use quire::units::{BLOCK_PAGES, PageNum, PageRange};
+use quire_simulated::Trap;
 
 fn pages(start: u64, count: usize) -> PageRange {
     PageRange::new(PageNum(start), count)

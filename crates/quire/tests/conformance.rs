@@ -11,10 +11,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quire::mmu::Access;
-use quire::mmu::simulated::{Settings, Simulated, Trap};
 use quire::mmu::userfaultfd::Userfaultfd;
 use quire::mmu::{Done, FrameId, FrameRun, Holes, Inspect, Mmu, Prot, Protection, Refusal};
 use quire::units::{BLOCK_PAGES, PAGE_SIZE, PageNum, PageRange};
+use quire_simulated::{Settings, Simulated, Trap};
 
 const PAGES: usize = 2 * BLOCK_PAGES;
 const FRAMES: usize = 2 * BLOCK_PAGES;

@@ -10,11 +10,11 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use quire::mmu::Access;
-use quire::mmu::object::{Memfd, ObjectMmu};
-use quire::mmu::simulated::{Generator, Settings, Simulated, Trap};
+use quire::mmu::object::{InspectObjects, Memfd, ObjectMmu};
 use quire::mmu::userfaultfd::Userfaultfd;
 use quire::mmu::{Done, Inspect, Mmu, Prot, Protection, Refusal};
 use quire::units::{BLOCK_PAGES, ObjectPage, ObjectRange, PAGE_SIZE, PageNum, PageRange};
+use quire_simulated::{Generator, Settings, Simulated, Trap};
 
 /// Pages of the arena, and of the longest memfd.
 const PAGES: usize = BLOCK_PAGES;

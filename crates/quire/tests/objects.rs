@@ -13,9 +13,9 @@ use common::{Dir, PAGE, Stop, Watchdog, random, space, space_by};
 use quire::library::{
     AddressSpace, Delivery, FaultAround, MapOptions, Object, OpenOptions, Pattern,
 };
-use quire::mmu::simulated::Generator;
 use quire::store::Direct;
 use quire::store::test::VecStore;
+use quire_simulated::Generator;
 
 #[test]
 fn a_file_reads_the_same_through_an_eighth_of_its_size() {

@@ -284,7 +284,7 @@ fn a_full_queue_of_reads_keeps_no_caller() {
     let token = CancelToken::new();
     token.cancel();
     let patience = Patience::new().token(&token);
-    let mut generator = quire::mmu::simulated::Generator::new(6);
+    let mut generator = quire_simulated::Generator::new(6);
     for _ in 0..1200 {
         let at = (generator.below(600) * PAGE) as u64;
         let read = patience.during(|| object.read_at(at, &mut [0; 1]));

@@ -13,8 +13,8 @@ use quire::library::{
     AddressSpace, Delivery, Error, MapOptions, Mapping, MappingMut, Object, OpenOptions, Pattern,
     RemapOptions,
 };
-use quire::mmu::simulated::Generator;
 use quire::store::test::VecStore;
+use quire_simulated::Generator;
 use rustix::io::Errno;
 
 const BLOCK: usize = 512 * PAGE;

@@ -9,8 +9,8 @@ use std::ptr::null_mut;
 
 use common::{PAGE, Watchdog, load, random, space_by, store, survive_sigbus};
 use quire::library::{AddressSpace, Delivery, MapOptions, Object};
-use quire::mmu::simulated::Generator;
 use quire::store::test::VecStore;
+use quire_simulated::Generator;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
 
 const BLOCK: usize = 2 << 20;

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use objects::{Dir, PAGE, Watchdog, load, random, space, space_by, store, wait_until, word};
 use quire::library::{AddressSpace, Delivery, MapOptions, MappingMut, Object, OpenOptions};
-use quire::mmu::simulated::Generator;
+use quire_simulated::Generator;
 
 const MIB: usize = 1 << 20;
 

@@ -482,7 +482,7 @@ fn pins_of_many_threads_hold_whatever_else_happens() {
             .map(|thread| {
                 let (map, object) = (&map, &object);
                 scope.spawn(move || {
-                    let mut generator = quire::mmu::simulated::Generator::new(thread as u64);
+                    let mut generator = quire_simulated::Generator::new(thread as u64);
                     let mut kept = [0u32; 96];
                     for round in 0..400 {
                         let first = generator.below(90);

@@ -15,9 +15,9 @@ use common::{
 use quire::library::{
     AddressSpace, Builder, Delivery, Error, FaultAround, MapOptions, Object, OpenOptions,
 };
-use quire::mmu::simulated::Generator;
 use quire::store::Operation;
 use quire::store::test::{DelayStore, VecStore};
+use quire_simulated::Generator;
 
 /// Who serves the faults of this run.
 fn delivery() -> Delivery {

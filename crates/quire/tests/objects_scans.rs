@@ -14,8 +14,8 @@ use common::{
 use quire::library::{
     AddressSpace, Delivery, FaultAround, MapOptions, Object, OpenOptions, Pattern,
 };
-use quire::mmu::simulated::Generator;
 use quire::store::test::VecStore;
+use quire_simulated::Generator;
 
 const BLOCK: usize = 512 * PAGE;
 /// The least in which streams grow to whole blocks.

@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use common::{PAGE, Watchdog, load, space, wait_until};
 use quire::library::{AddressSpace, MapOptions, Mapping, Object};
-use quire::mmu::simulated::Generator;
 use quire::store::test::{DelayStore, VecStore};
 use quire::store::{Operation, Store, StoreError};
+use quire_simulated::Generator;
 
 /// Notes what is read of it.
 struct Reads {

@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use quire::mmu::Mmu as _;
-use quire::mmu::simulated::{Settings, Simulated};
 use quire::page::wait::{Callback, Queue, STEALS_MAX, Waiter};
 use quire::page::{
     CancelToken, Condition, Flags, Futexes, Interrupted, Kill, PageWord, Parked, Parking, Snapshot,
@@ -17,6 +16,7 @@ use quire::page::{
 use quire::space::AddressSpace;
 use quire::sys::monotonic_ns;
 use quire::units::{BLOCK_PAGES, PageNum};
+use quire_simulated::{Settings, Simulated};
 
 use self::common::{Tree, space};
 

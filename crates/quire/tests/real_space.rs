@@ -8,12 +8,12 @@ use common::Tree;
 use common::real::Engine;
 use quire::control::{Event, FaultKind};
 use quire::mmu::Prot;
-use quire::mmu::simulated::Generator;
 use quire::page::State;
 use quire::reclaim::Reclaimer;
 use quire::scratch::Scratch;
 use quire::space::Advice;
 use quire::units::{BLOCK_PAGES, PAGE_SIZE, PageRange};
+use quire_simulated::Generator;
 
 /// Writes and reads a word of a page.
 fn word(memory: *mut u8, page: usize, at: usize) -> *mut u64 {

@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::{Tree, space};
 use quire::mmu::Prot;
-use quire::mmu::simulated::{Baton, Settings, Simulated};
 use quire::scratch::Scratch;
 use quire::space::remap::Placement;
 use quire::space::{AddressSpace, Advice};
 use quire::units::{BLOCK_PAGES, PAGE_SIZE, PageNum, PageRange};
+use quire_simulated::{Baton, Settings, Simulated};
 
 const PAGES: usize = 8;
 const PLACES: [PageNum; 2] = [PageNum(0), PageNum(100)];

@@ -25,7 +25,7 @@ mod world;
 
 use std::time::{Duration, Instant};
 
-use quire::mmu::simulated::Planted;
+use quire_simulated::Planted;
 use world::{Plan, run};
 
 fn command(seed: u64) -> String {

@@ -35,7 +35,7 @@ mod world;
 
 use std::time::{Duration, Instant};
 
-use quire::mmu::simulated::Planted;
+use quire_simulated::Planted;
 use world::{Plan, Ran, run};
 
 /// Seeds of an ordinary run.

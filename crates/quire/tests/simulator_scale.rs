@@ -16,11 +16,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use common::{Tree, space};
 use quire::control::Event;
 use quire::mmu::Prot;
-use quire::mmu::simulated::{Baton, Settings, Simulated};
 use quire::scratch::Scratch;
 use quire::space::AddressSpace;
 use quire::sys::clock::Moment;
 use quire::units::BLOCK_PAGES;
+use quire_simulated::{Baton, Settings, Simulated};
 
 /// Pages of a record: 512 KiB.
 const RECORD_PAGES: usize = 128;

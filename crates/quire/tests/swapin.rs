@@ -5,11 +5,11 @@ mod common;
 use common::{Machine, Tree, noise};
 use quire::control::Event;
 use quire::fault::Outcome;
-use quire::mmu::simulated::Trap;
 use quire::page::State;
 use quire::swap::Request;
 use quire::swap::file::Location;
 use quire::units::{PageNum, PageRange};
+use quire_simulated::Trap;
 
 /// More noise than fits, so that most of it is in the file.
 fn machine_with_noise() -> (Machine, PageRange) {

@@ -13,9 +13,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use clap::{Args, ValueEnum};
+use linux_raw_sys::general::{UFFD_FEATURE_SIGBUS, UFFDIO_REGISTER_MODE_MISSING};
 use quire::library::{AddressSpace, Delivery, FaultAround, MapOptions, OpenOptions};
 use quire::sys::thread::{never_preempt, pin_to_nth_cpu};
-use quire::sys::uffd::{MODE_MISSING, Uffd, feature};
+use quire::sys::uffd::Uffd;
 
 use super::super::service::shuffled;
 use super::super::sys::{self, Mapping};
@@ -236,7 +237,7 @@ fn serve(args: &FaultsArgs, area: &mut [u64]) -> Result<()> {
     );
     ensure!((1..=BATCH_MAX).contains(&args.batch), "a read brings 1 to {BATCH_MAX} messages");
     let device = File::options().read(true).write(true).open("/dev/userfaultfd").ok();
-    let features = if args.by == By::Signal { feature::SIGBUS } else { 0 };
+    let features = if args.by == By::Signal { UFFD_FEATURE_SIGBUS } else { 0 };
     let mut uffds: Vec<&'static Uffd> = Vec::new();
     for _ in 0..args.descriptors {
         let uffd = Box::leak(Box::new(Uffd::closed()));
@@ -246,7 +247,7 @@ fn serve(args: &FaultsArgs, area: &mut [u64]) -> Result<()> {
     }
     for (number, stripe) in stripes(args, area).into_iter().enumerate() {
         let (start, len) = (stripe.as_ptr().addr(), size_of_val(stripe));
-        uffds[number % uffds.len()].register(start, len, MODE_MISSING)?;
+        uffds[number % uffds.len()].register(start, len, UFFDIO_REGISTER_MODE_MISSING)?;
     }
     if args.by == By::Signal {
         return Ok(sys::serve_by_signal(uffds[0], args.work_us)?);

@@ -77,7 +77,7 @@ use crate::scratch::Scratch;
 use crate::space;
 pub use crate::space::vma::Pattern;
 use crate::swap::Swap;
-use crate::sys::memory::{self, Access};
+use crate::sys::memory::{self, InitialProt};
 use crate::sys::thread::SignalsBlocked;
 use crate::units::{BLOCK_PAGES, PAGE_SHIFT, PageNum, PageRange};
 
@@ -487,7 +487,7 @@ struct ControlPage(NonNull<Control>);
 
 impl ControlPage {
     fn new(budget_pages: usize) -> Result<ControlPage, crate::sys::Errno> {
-        let place = memory::reserve(CONTROL_BYTES, Access::ReadWrite)?.cast::<Control>();
+        let place = memory::reserve(CONTROL_BYTES, InitialProt::ReadWrite)?.cast::<Control>();
         // SAFETY: zeroed memory of its size; zero is valid for all of it.
         let control = unsafe { place.as_ref() };
         control.magic.store(MAGIC, Ordering::Relaxed);

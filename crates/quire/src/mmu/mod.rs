@@ -1,22 +1,20 @@
-//! The memory-management unit: the narrow waist between the engine and whoever maps pages.
+//! The memory-management unit: the narrow waist between the engine and what maps pages.
 //!
-//! A dozen operations over runs of pages and frames, each saying how far it came and why it
-//! stopped. The engine decides; the MMU only does. Two implementations run one conformance suite:
-//! [`userfaultfd::Userfaultfd`], the real one, and the simulated one of the tests.
+//! The engine decides, the MMU only does. Its operations take runs of pages and frames, and each says
+//! how far it came and why it stopped. Two implementations run one conformance suite:
+//! [`userfaultfd::Userfaultfd`], the real one, and that of the crate `quire-simulated`.
 //!
-//! Locks: the MMU has none. The caller holds the page locks of all pages named, but for
-//! [`Mmu::wake`] and the operations on address space, for which it holds the space's lock.
+//! Locks: the MMU has none. The caller holds the page locks of all pages named. For [`Mmu::wake`] it
+//! needs none, and for the operations on address space it holds the space's lock.
 
 pub mod object;
-#[cfg(feature = "simulated")]
-pub mod simulated;
 pub mod userfaultfd;
 
 use core::sync::atomic::AtomicU64;
 
 use crate::page::{Futexes, Kill};
 use crate::sys::Errno;
-use crate::sys::thread::ThreadId;
+use crate::sys::thread::{ThreadId, thread_id};
 pub use crate::units::FrameId;
 use crate::units::{PAGE_SHIFT, PAGE_SIZE, PageNum, PageRange};
 
@@ -131,13 +129,13 @@ pub enum Holes {
     Skip,
 }
 
-/// Who has a page beside this process, since a fork.
+/// Whether another process has a page as well, since a fork.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sharer {
     /// Nothing is mapped.
     Missing,
-    /// Nobody, or nobody any more.
-    Nobody,
+    /// No other process, or none any more.
+    None,
     /// Another process, which has it mapped now.
     Others,
 }
@@ -174,7 +172,7 @@ pub trait Mmu: Sync {
     /// Says which pages are mapped.
     fn look(&self, pages: PageRange, is_mapped: &mut [bool]);
 
-    /// Says who has each of `pages`, since a fork; `false` where that cannot be told.
+    /// Says which of `pages` are shared since a fork; `false` where that cannot be told.
     fn look_at_sharers(&self, pages: PageRange, sharers: &mut [Sharer]) -> bool;
 
     /// Makes the mapped `pages` this process's own again after a fork, so that they can move. No
@@ -228,17 +226,16 @@ pub trait Mmu: Sync {
     /// The bytes of a frame.
     fn frame(&self, frame: FrameId) -> *mut [u8; PAGE_SIZE];
 
-    /// A place between two steps of the engine, where another thread may come in. The simulated
-    /// MMU lets it; here nothing need be done.
+    /// A place between two steps of the engine. The simulated MMU lets another thread run here.
     #[inline]
     fn step(&self) {}
 
     /// The calling thread, as the messages of its faults call it.
     fn thread(&self) -> ThreadId {
-        ThreadId(rustix::thread::gettid().as_raw_nonzero().get() as u32)
+        ThreadId(thread_id())
     }
 
-    /// Gives others time, where a thread waits for what they do.
+    /// Lets other threads run, where this one waits for what they do.
     fn relax(&self) {
         rustix::thread::sched_yield();
     }
@@ -258,7 +255,7 @@ pub trait Mmu: Sync {
 /// What an MMU has mapped at a page.
 #[cfg(feature = "simulated")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Mapping {
+pub struct PageMapping {
     /// A page is there.
     pub is_present: bool,
     /// The next write to it faults.
@@ -273,7 +270,7 @@ pub struct Mapping {
 #[cfg(feature = "simulated")]
 pub trait Inspect: Mmu {
     /// What is mapped at a page.
-    fn mapping(&self, page: PageNum) -> Mapping;
+    fn mapping(&self, page: PageNum) -> PageMapping;
     /// Whether a place of the pool has memory.
     fn has_memory(&self, frame: FrameId) -> bool;
 }

@@ -1,14 +1,18 @@
 //! What mapping objects takes beyond [`Mmu`]: shared memory that several ranges show at once.
 
+#![deny(unsafe_code)]
+
 use super::{Done, Mmu, Prot, Protection};
 use crate::sys::Errno;
+#[cfg(feature = "simulated")]
+use crate::units::PageNum;
 use crate::units::{ObjectPage, ObjectRange, PageRange};
 
 /// Shared memory in which an object's page cache lives: a memfd, page for page at the object's own
 /// offsets, with a hole where nothing is cached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Memfd {
-    /// Its number: a descriptor, or whatever the MMU knows it by.
+    /// Its number: a descriptor, or what else the MMU knows it by.
     pub number: i32,
 }
 
@@ -73,4 +77,25 @@ pub trait ObjectMmu: Mmu {
     /// Maps what is cached for `pages`, and answers the faults that wait for them. Stops at the
     /// first page that is mapped already ([`super::Refusal::Exists`]) or not cached.
     fn map_cached(&self, pages: PageRange, protection: Protection) -> Done;
+}
+
+/// A page of a memfd that a page of the arena shows.
+#[cfg(feature = "simulated")]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Shown {
+    /// The memfd.
+    pub memfd: Memfd,
+    /// Its page.
+    pub page: ObjectPage,
+}
+
+/// An MMU of objects that tests can look into.
+#[cfg(feature = "simulated")]
+pub trait InspectObjects: ObjectMmu + super::Inspect {
+    /// What of an object a page of the arena shows.
+    fn shown_at(&self, page: PageNum) -> Option<Shown>;
+    /// Whether a memfd has a page.
+    fn is_in_memfd(&self, memfd: Memfd, page: ObjectPage) -> bool;
+    /// Pages that all memfds have.
+    fn memfd_pages(&self) -> usize;
 }

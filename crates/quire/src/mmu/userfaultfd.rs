@@ -9,7 +9,10 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 
 use linux_raw_sys::general::{
     __NR_pread64, __NR_process_vm_readv, MADV_DOFORK, MADV_DONTFORK, MADV_DONTNEED,
-    MADV_DONTNEED_LOCKED, MADV_NOHUGEPAGE, MADV_POPULATE_WRITE,
+    MADV_DONTNEED_LOCKED, MADV_NOHUGEPAGE, MADV_POPULATE_WRITE, UFFD_FEATURE_MINOR_SHMEM,
+    UFFD_FEATURE_MISSING_SHMEM, UFFD_FEATURE_MOVE, UFFD_FEATURE_PAGEFAULT_FLAG_WP,
+    UFFD_FEATURE_POISON, UFFD_FEATURE_SIGBUS, UFFD_FEATURE_THREAD_ID,
+    UFFD_FEATURE_WP_HUGETLBFS_SHMEM, UFFDIO_REGISTER_MODE_MISSING,
 };
 use rustix::fd::IntoRawFd;
 use rustix::mm::{MapFlags, ProtFlags};
@@ -19,13 +22,13 @@ use self::spares::Spares;
 use super::{Done, FrameId, FrameRun, Holes, Mmu, Prot, Protection, Refusal, Sharer};
 use crate::sys::futex::{self, Reach};
 use crate::sys::thread::{is_engine_thread, process_id};
-use crate::sys::uffd::{MODE_MISSING, Partial, Uffd, feature};
+use crate::sys::uffd::{Progress, Uffd};
 use crate::sys::{Errno, call, memory};
 use crate::units::{BLOCK_PAGES, PAGE_SHIFT, PAGE_SIZE, PageNum, PageRange};
 
 /// The arena and the frame pool, each registered with a userfaultfd of its own.
 ///
-/// The pool's is in SIGBUS mode: a slip of ours is a crash and not a hang.
+/// The pool's is in SIGBUS mode: a mistake of the engine is a crash and not a hang.
 pub struct Userfaultfd {
     arena: NonNull<u8>,
     arena_pages: usize,
@@ -43,9 +46,9 @@ pub struct Userfaultfd {
     is_shared: AtomicBool,
     /// Whether faults are a SIGBUS in the thread that faults, which then serves itself.
     is_inline: AtomicBool,
-    /// There: counts answers, by block; the futexes of threads that wait for one.
+    /// Counts of answers to such faults, by block: the futexes of threads that wait for one.
     answers: [AtomicU32; ANSWERS],
-    /// Threads that wait for one, or are about to.
+    /// Threads that wait for an answer, or are about to.
     waiting: AtomicU32,
     spares: Spares,
 }
@@ -64,11 +67,12 @@ impl Userfaultfd {
     /// # Errors
     /// The kernel's, mostly `NOMEM`.
     pub fn reserve(arena_pages: usize, pool_frames: usize) -> Result<Userfaultfd, Errno> {
-        let arena = memory::reserve(arena_pages << PAGE_SHIFT, memory::Access::None)?;
-        let pool = match memory::reserve(pool_frames << PAGE_SHIFT, memory::Access::ReadWrite) {
+        let arena = memory::reserve(arena_pages << PAGE_SHIFT, memory::InitialProt::None)?;
+        let pool = match memory::reserve(pool_frames << PAGE_SHIFT, memory::InitialProt::ReadWrite)
+        {
             Ok(pool) => pool,
             Err(error) => {
-                // SAFETY: just reserved, known to nobody.
+                // SAFETY: just reserved, and no other thread knows of it.
                 unsafe { memory::release(arena, arena_pages << PAGE_SHIFT) };
                 return Err(error);
             }
@@ -89,8 +93,8 @@ impl Userfaultfd {
             waiting: AtomicU32::new(0),
             spares: Spares::new(),
         };
-        // A child made behind our back finds nothing mapped, and so never reads a zero where data
-        // was; the fork that we serve lifts this for its moment.
+        // A child that the engine did not make finds nothing mapped, and so never reads a zero where
+        // data was. A fork that the engine serves lifts this while it lasts.
         // SAFETY: both ranges are ours.
         unsafe {
             memory::advise(mmu.address(PageNum(0)), mmu.arena_bytes(), MADV_DONTFORK)?;
@@ -104,19 +108,21 @@ impl Userfaultfd {
     /// # Errors
     /// The kernel's: no right, or no such feature.
     pub fn attach(&self, device: Option<i32>, mem: Option<i32>) -> Result<(), Errno> {
-        let features =
-            feature::MOVE | feature::POISON | feature::PAGEFAULT_FLAG_WP | feature::THREAD_ID;
+        let features = UFFD_FEATURE_MOVE
+            | UFFD_FEATURE_POISON
+            | UFFD_FEATURE_PAGEFAULT_FLAG_WP
+            | UFFD_FEATURE_THREAD_ID;
         self.faults.open(device, features)?;
-        self.pool_faults.open(device, feature::MOVE | feature::SIGBUS)?;
+        self.pool_faults.open(device, UFFD_FEATURE_MOVE | UFFD_FEATURE_SIGBUS)?;
         self.mem.store(mem.unwrap_or(-1), Ordering::Relaxed);
         let pool = self.pool.as_ptr() as usize;
-        self.pool_faults.register(pool, self.pool_bytes(), MODE_MISSING)
+        self.pool_faults.register(pool, self.pool_bytes(), UFFDIO_REGISTER_MODE_MISSING)
     }
 
-    /// The same for an application that manages memory of its own: the descriptors are its own,
-    /// objects can be mapped, and where only faults taken in user mode may be served, that is so.
-    /// With `is_inline` a fault is a SIGBUS in the thread that faults, and those taken in system
-    /// calls are not served. Says whether they are.
+    /// As [`Self::attach`], for an application that manages memory of its own: all its threads have
+    /// the descriptors, and objects can be mapped. With `is_inline` a fault is a SIGBUS in the thread
+    /// that faults. Says whether faults taken in system calls are served: they are not with
+    /// `is_inline`, or without the right to.
     ///
     /// # Errors
     /// The kernel's.
@@ -126,21 +132,21 @@ impl Userfaultfd {
         mem: Option<i32>,
         is_inline: bool,
     ) -> Result<bool, Errno> {
-        let delivery = if is_inline { feature::SIGBUS } else { 0 };
+        let delivery = if is_inline { UFFD_FEATURE_SIGBUS } else { 0 };
         let features = delivery
-            | feature::MOVE
-            | feature::POISON
-            | feature::PAGEFAULT_FLAG_WP
-            | feature::THREAD_ID
-            | feature::MISSING_SHMEM
-            | feature::MINOR_SHMEM
-            | feature::WP_SHMEM;
+            | UFFD_FEATURE_MOVE
+            | UFFD_FEATURE_POISON
+            | UFFD_FEATURE_PAGEFAULT_FLAG_WP
+            | UFFD_FEATURE_THREAD_ID
+            | UFFD_FEATURE_MISSING_SHMEM
+            | UFFD_FEATURE_MINOR_SHMEM
+            | UFFD_FEATURE_WP_HUGETLBFS_SHMEM;
         let serves_calls =
             self.faults.open(device, features).or_else(|_| self.faults.open(None, features));
         if serves_calls.is_err() {
             self.faults.open_user_mode_only(features)?;
         }
-        let pool_features = feature::MOVE | feature::SIGBUS;
+        let pool_features = UFFD_FEATURE_MOVE | UFFD_FEATURE_SIGBUS;
         self.pool_faults
             .open(device, pool_features)
             .or_else(|_| self.pool_faults.open_user_mode_only(pool_features))?;
@@ -150,28 +156,28 @@ impl Userfaultfd {
         self.modes.set_protectable(true);
         self.is_inline.store(is_inline, Ordering::Relaxed);
         let pool = self.pool.as_ptr() as usize;
-        self.pool_faults.register(pool, self.pool_bytes(), MODE_MISSING)?;
+        self.pool_faults.register(pool, self.pool_bytes(), UFFDIO_REGISTER_MODE_MISSING)?;
         self.spares.hold();
         Ok(serves_calls.is_ok() && !is_inline)
     }
 
     /// How many answers there have been for a page, or one that shares its counter.
     #[must_use]
-    pub fn answers(&self, page: PageNum) -> u32 {
+    pub(crate) fn answers(&self, page: PageNum) -> u32 {
         // Acquire pairs with the release in `answer_inline`.
         self.answers[page.block() % ANSWERS].load(Ordering::Acquire)
     }
 
     /// Waits while there have been no more than `seen`; may return for no reason.
-    pub fn wait_for_answer(&self, page: PageNum, seen: u32) {
-        // SeqCst, as in `answer_inline`: either who answers sees that somebody waits, or the kernel
-        // finds another count than `seen`.
+    pub(crate) fn wait_for_answer(&self, page: PageNum, seen: u32) {
+        // SeqCst, as in `answer_inline`: either the thread that answers sees this one wait, or the
+        // kernel finds another count than `seen`.
         self.waiting.fetch_add(1, Ordering::SeqCst);
         futex::wait(&self.answers[page.block() % ANSWERS], seen, Reach::Process, None);
         self.waiting.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Where threads serve themselves: has those try again that wait for these pages.
+    /// Where threads serve themselves: the threads that wait for these pages try again.
     fn answer_inline(&self, pages: PageRange) {
         // Relaxed: set before any other thread knows the MMU.
         if !self.is_inline.load(Ordering::Relaxed) {
@@ -180,8 +186,8 @@ impl Userfaultfd {
         let blocks = pages.start.block()..PageNum(pages.end.0 - 1).block() + 1;
         for block in blocks.take(ANSWERS) {
             let answers = &self.answers[block % ANSWERS];
-            // SeqCst: a release, so that who sees the count sees what the answer is about; and
-            // before the look at who waits, see `wait_for_answer`.
+            // SeqCst: a release, so that a thread that sees the count sees what the answer is about;
+            // and ordered before the look at the waiters, see `wait_for_answer`.
             answers.fetch_add(1, Ordering::SeqCst);
             if self.waiting.load(Ordering::SeqCst) > 0 {
                 futex::wake(answers, u32::MAX, Reach::Process);
@@ -189,8 +195,8 @@ impl Userfaultfd {
         }
     }
 
-    /// Before a fork, on the thread whose descriptors are the engine's: opens what says whether
-    /// somebody else has a page.
+    /// Before a fork, on a thread with the engine's descriptors: opens what says whether another
+    /// process has a page.
     pub fn expect_sharers(&self) {
         // Relaxed, here and where it is read: a descriptor that stays open from now on.
         if self.pagemap.load(Ordering::Relaxed) < 0 {
@@ -199,14 +205,14 @@ impl Userfaultfd {
     }
 
     /// The same in a fork's child, where nothing of the parent's is open.
-    pub fn expect_sharers_in_child(&self) {
+    pub(crate) fn expect_sharers_in_child(&self) {
         self.pagemap.store(-1, Ordering::Relaxed);
         self.open_pagemap();
     }
 
     fn open_pagemap(&self) {
         use rustix::fs::{Mode, OFlags, open};
-        // Not to be had: no /proc, another user by now, no room for descriptors.
+        // It fails without /proc, as another user, and where there is no room for descriptors.
         let Ok(opened) =
             open(c"/proc/self/pagemap", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
         else {
@@ -229,7 +235,7 @@ impl Userfaultfd {
     ///
     /// # Errors
     /// The kernel's.
-    pub fn set_pool_inherited(&self, is_inherited: bool) -> Result<(), Errno> {
+    pub(crate) fn set_pool_inherited(&self, is_inherited: bool) -> Result<(), Errno> {
         let advice = if is_inherited { MADV_DOFORK } else { MADV_DONTFORK };
         self.advise(self.pool.as_ptr() as usize, self.pool_frames, advice)
     }
@@ -262,7 +268,7 @@ impl Userfaultfd {
 
     /// Places of the pool.
     #[must_use]
-    pub const fn pool_frames(&self) -> usize {
+    pub(crate) const fn pool_frames(&self) -> usize {
         self.pool_frames
     }
 
@@ -290,7 +296,7 @@ impl Userfaultfd {
 /// a program never gets here; one that could not start does, and one that an application has closed.
 impl Drop for Userfaultfd {
     fn drop(&mut self) {
-        // SAFETY: reserved by `reserve`; whoever drops the MMU has no mapping left.
+        // SAFETY: reserved by `reserve`; a thread that drops the MMU has no mapping left.
         unsafe {
             memory::release(self.arena, self.arena_bytes());
             memory::release(self.pool, self.pool_bytes());
@@ -314,8 +320,8 @@ fn refusal(error: Errno) -> Refusal {
     }
 }
 
-fn done(partial: Partial) -> Done {
-    Done { pages: partial.done >> PAGE_SHIFT, refusal: partial.error.map(refusal) }
+fn done(progress: Progress) -> Done {
+    Done { pages: progress.done >> PAGE_SHIFT, refusal: progress.error.map(refusal) }
 }
 
 /// Moves pages, and finds out what became of them where the kernel does not say: Linux 6.18 may
@@ -324,9 +330,9 @@ fn move_pages(uffd: &Uffd, dst: usize, src: usize, len: usize, holes: Holes) -> 
     let mut at = 0;
     while at < len {
         let step = || uffd.move_pages(dst + at, src + at, len - at, holes == Holes::Skip);
-        let partial = settled(step);
-        at += partial.done;
-        let Some(error) = partial.error else { break };
+        let progress = settled(step);
+        at += progress.done;
+        let Some(error) = progress.error else { break };
         let unsaid = match error {
             Errno::EXIST | Errno::NOENT => moved_unsaid(dst + at, src + at, len - at),
             _ => 0,
@@ -362,21 +368,21 @@ fn finished(pages: usize, result: Result<(), Errno>) -> Done {
     }
 }
 
-/// Repeats a move while the kernel says that its layout is changing just now.
-fn settled(mut step: impl FnMut() -> Partial) -> Partial {
+/// Repeats a call while the kernel says that the layout is changing just now.
+fn settled(mut step: impl FnMut() -> Progress) -> Progress {
     for _ in 0..64 {
-        let partial = step();
-        if partial.done > 0 || partial.error != Some(Errno::AGAIN) {
-            return partial;
+        let progress = step();
+        if progress.done > 0 || progress.error != Some(Errno::AGAIN) {
+            return progress;
         }
     }
-    Partial { done: 0, error: Some(Errno::BUSY) }
+    Progress { done: 0, error: Some(Errno::BUSY) }
 }
 
 /// The same for a call that is done whole or not at all.
 fn settled_whole(mut step: impl FnMut() -> Result<(), Errno>) -> Result<(), Errno> {
-    let partial = settled(|| Partial { done: 0, error: step().err() });
-    partial.error.map_or(Ok(()), Err)
+    let progress = settled(|| Progress { done: 0, error: step().err() });
+    progress.error.map_or(Ok(()), Err)
 }
 
 impl Mmu for Userfaultfd {
@@ -427,7 +433,7 @@ impl Mmu for Userfaultfd {
 
     fn look(&self, pages: PageRange, is_mapped: &mut [bool]) {
         if memory::look(self.address(pages.start), is_mapped).is_err() {
-            // Not all of it is mapped memory any more: whoever changes that waits for our locks.
+            // Not all of it is mapped memory any more: the thread that changes that waits for our locks.
             is_mapped.fill(true);
         }
     }
@@ -447,7 +453,7 @@ impl Mmu for Userfaultfd {
         for (sharer, entry) in sharers.iter_mut().zip(entries) {
             *sharer = match (entry & PRESENT != 0, entry & EXCLUSIVE != 0) {
                 (false, _) => Sharer::Missing,
-                (true, true) => Sharer::Nobody,
+                (true, true) => Sharer::None,
                 (true, false) => Sharer::Others,
             };
         }

@@ -1,10 +1,10 @@
-//! The objects' invariants, as code. For tests, on the simulated MMU, while nobody is in it; the
-//! letters are those of ARCHITECTURE.md.
+//! The objects' invariants, as code. For tests, on an MMU that can be looked into, while no thread
+//! is in it; the letters are those of ARCHITECTURE.md.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use super::{Object, ObjectId, Objects};
-use crate::mmu::simulated::Simulated;
+use crate::mmu::object::InspectObjects;
 use crate::page::{Block, Flags, Snapshot, State};
 use crate::units::{BLOCK_PAGES, ObjectPage, ObjectRange, PageNum};
 
@@ -17,7 +17,7 @@ struct Held {
     words: usize,
 }
 
-impl Objects<Simulated> {
+impl<M: InspectObjects> Objects<M> {
     /// Checks all objects, and the space that they are mapped in.
     ///
     /// # Panics
@@ -33,7 +33,7 @@ impl Objects<Simulated> {
         }
         assert_eq!(self.cached_pages(), all.cached, "cached pages of all objects");
         assert_eq!(self.dirty_pages(), all.dirty, "dirty pages of all objects");
-        assert_eq!(self.space.mmu().memfd_pages().0, all.cached, "pages of all memfds");
+        assert_eq!(self.space.mmu().memfd_pages(), all.cached, "pages of all memfds");
         // O4: what is cached is charged.
         self.space.check_beside(all.cached + all.words);
         self.check_arena();
@@ -113,12 +113,15 @@ impl Objects<Simulated> {
         // O1. What the window has the kernel may have unmapped by itself.
         let is_cached = word.state() == State::Cached;
         assert!(is_cached || !is_present, "{page:?} is in its window, but {shown:?} is {word:?}");
-        let is_mapped = crate::mmu::Inspect::mapping(mmu, page).is_present;
-        assert!(is_present || !is_mapped, "{page:?} is mapped, but its window has it not");
+        let mapping = mmu.mapping(page);
+        assert!(is_present || !mapping.is_present, "{page:?} is mapped, but its window has it not");
         // O2.
-        let can_be_written = is_writable || mmu.is_writable(page);
+        let is_mapped_writable = mapping.is_present && !mapping.is_write_protected;
         let is_dirty = word.has(Flags::DIRTY);
-        assert!(is_dirty || !can_be_written, "{page:?} can be written, but {shown:?} is {word:?}");
-        assert!(is_writable || !mmu.is_writable(page), "{page:?} can be written unknown");
+        assert!(
+            is_dirty || !(is_writable || is_mapped_writable),
+            "{page:?} can be written, but {shown:?} is {word:?}"
+        );
+        assert!(is_writable || !is_mapped_writable, "{page:?} can be written unknown");
     }
 }

@@ -63,7 +63,7 @@ struct Lent<'a> {
 
 impl Buffers {
     pub fn new() -> Result<Buffers, Errno> {
-        let bytes = memory::reserve(BUFFERS * BUFFER_BYTES, memory::Access::ReadWrite)?;
+        let bytes = memory::reserve(BUFFERS * BUFFER_BYTES, memory::InitialProt::ReadWrite)?;
         Ok(Buffers { bytes, lent: AtomicU64::new(0), by_handlers: AtomicBool::new(false) })
     }
 

@@ -14,7 +14,7 @@ use super::{BackingStore, OBJECT_PAGES_MAX, Object, ObjectId, Objects, stall, sy
 use crate::fault::order::Streams;
 use crate::mmu::object::ObjectMmu;
 use crate::sys::Errno;
-use crate::sys::memory::{self, Access, Table};
+use crate::sys::memory::{self, InitialProt, Table};
 use crate::sys::mutex::Mutex;
 use crate::units::{BLOCK_PAGES, PAGE_SIZE};
 
@@ -190,7 +190,7 @@ impl Object {
     /// Puts an object where it stays: nothing here allocates.
     fn settle(object: Object) -> Result<NonNull<Object>, Errno> {
         let bytes = size_of::<Object>().next_multiple_of(PAGE_SIZE);
-        let place = memory::reserve(bytes, Access::ReadWrite)?.cast::<Object>();
+        let place = memory::reserve(bytes, InitialProt::ReadWrite)?.cast::<Object>();
         // SAFETY: fresh memory, large and aligned enough.
         unsafe { place.write(object) };
         Ok(place)

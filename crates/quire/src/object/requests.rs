@@ -58,7 +58,7 @@ impl IoBuffer {
     /// # Errors
     /// `NOMEM`.
     pub fn new() -> Result<IoBuffer, Errno> {
-        let bytes = memory::reserve(Self::BYTES, memory::Access::ReadWrite)?;
+        let bytes = memory::reserve(Self::BYTES, memory::InitialProt::ReadWrite)?;
         Ok(IoBuffer { bytes, kill: Kill::NEVER })
     }
 

@@ -40,7 +40,7 @@ use crate::sys::clock::Moment;
 use crate::sys::futex::{self, Reach};
 use crate::sys::monotonic_ns;
 use crate::sys::thread::ThreadId;
-use crate::sys::thread::{self, Files, Place, Signal};
+use crate::sys::thread::{self, Files, Signal, ThreadMemory};
 
 /// Most handlers, where nobody says how many: a fault wakes all of them.
 pub const HANDLERS_AUTO_MAX: usize = 4;
@@ -69,7 +69,7 @@ enum Role {
 }
 
 struct Seat {
-    place: Place,
+    place: ThreadMemory,
     role: Role,
     scratch: UnsafeCell<Scratch>,
     process: *const Process,
@@ -161,7 +161,7 @@ impl Threads {
             .chain(core::iter::repeat_n(Role::Reader, readers));
         for (number, (seat, role)) in threads.seats.iter_mut().zip(roles).enumerate() {
             *seat = Some(Seat {
-                place: Place::new(number)?,
+                place: ThreadMemory::new(number)?,
                 role,
                 scratch: UnsafeCell::new(Scratch::new()?),
                 process: core::ptr::null(),

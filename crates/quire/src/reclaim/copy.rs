@@ -53,7 +53,7 @@ impl<M: Mmu> AddressSpace<M> {
         match first {
             _ if run.is_empty() => Sharing::Unknown,
             Sharer::Others => Sharing::Others(run),
-            Sharer::Nobody => Sharing::Own(run),
+            Sharer::None => Sharing::Own(run),
             // The program dropped it by a bare system call.
             Sharer::Missing => Sharing::Unknown,
         }

@@ -19,7 +19,7 @@ use crate::swap::file::{Purpose, SwapFile, segment_blobs};
 use crate::swap::io::Job;
 use crate::swap::tiers::Writing;
 use crate::swap::zpool::Handle;
-use crate::sys::memory::{self, Access};
+use crate::sys::memory::{self, InitialProt};
 use crate::units::{PageNum, PageRange};
 
 /// Packed pages that one round of compaction moves at most.
@@ -157,7 +157,7 @@ impl<M: Mmu> AddressSpace<M> {
         let victims = file.victims();
         let mut is_open = victims.iter().any(Option::is_some)
             && writing.writer.open(file, Purpose::Clean).is_ok();
-        let Ok(buffer) = memory::reserve(SEGMENT_BYTES, Access::ReadWrite) else {
+        let Ok(buffer) = memory::reserve(SEGMENT_BYTES, InitialProt::ReadWrite) else {
             victims.into_iter().flatten().for_each(|segment| file.unpin(segment));
             return false;
         };

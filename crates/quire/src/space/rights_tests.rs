@@ -5,7 +5,8 @@ use std::vec::Vec;
 
 use super::rights::Rights;
 use super::vma::SpaceLocked;
-use crate::mmu::simulated::Generator;
+use quire_simulated::Generator;
+
 use crate::units::{PageNum, PageRange};
 
 const PAGES: u64 = 200;

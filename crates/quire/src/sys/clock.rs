@@ -1,9 +1,8 @@
-//! A clock for what takes microseconds: the processor's own, where it is one.
+//! A clock for what takes microseconds: the processor's time-stamp counter, or the kernel's clock.
 //!
-//! Reading it costs half of what the kernel's clock does. It is one where the kernel's is made of it
-//! as well: its rate is always the same, and it stands still for nothing. How fast it goes is
-//! measured against the kernel's clock, from the first moment that anybody asks for on, and settled
-//! when enough time has passed. Where it is none the kernel's clock is taken.
+//! To read the counter costs half of what the kernel's clock does. It is used where its rate is always
+//! the same and it never stands still. Its rate is measured against the kernel's clock, beginning with
+//! the first moment that is asked for, and settled when enough time has passed.
 //!
 //! No locks: each of the words below is right by itself.
 
@@ -19,7 +18,7 @@ const UNKNOWN: u32 = 0;
 const TSC: u32 = 1;
 const KERNEL: u32 = 2;
 
-/// Which clock it is. Relaxed everywhere: whoever finds it unknown finds out the same.
+/// Which clock it is. Relaxed everywhere: every thread that finds it unknown finds out the same.
 static SOURCE: AtomicU32 = AtomicU32::new(UNKNOWN);
 /// Nanoseconds a cycle, times 2^32; 0 until it is settled. Relaxed everywhere: every value is right.
 static RATE: AtomicU64 = AtomicU64::new(0);
@@ -70,7 +69,7 @@ fn find_source() {
     let is_clock = super::cpu::has_invariant_tsc();
     if is_clock {
         let (cycles, ns) = both();
-        // Whoever comes first stores both, which are of one moment.
+        // The first thread stores both, which are of one moment.
         if BASE_CYCLES.compare_exchange(0, cycles, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
             // Release pairs with the acquire in `measure_rate`.
             BASE_NS.store(ns, Ordering::Release);
@@ -128,7 +127,7 @@ mod tests {
 
     #[test]
     fn it_goes_as_fast_as_the_kernels_clock() {
-        // Another thread may take the processor between the two clocks: once in a while only.
+        // Another thread may take the processor between the two clocks, now and then.
         let differs = (0..20).find_map(|_| {
             let (start, start_ns) = (Moment::now(), monotonic_ns());
             std::thread::sleep(core::time::Duration::from_millis(20));

@@ -1,13 +1,12 @@
 //! Sleeping on a 32-bit word.
 //!
-//! An actor of a simulation sleeps by giving the baton away, and is woken by other actors alone.
+//! An actor of a simulation sleeps and is woken by `turns`, without the kernel.
 
 use core::sync::atomic::AtomicU32;
 
 use linux_raw_sys::general::{
     __NR_futex, __NR_futex_waitv, __kernel_timespec, CLOCK_MONOTONIC, FUTEX_32,
-    FUTEX_BITSET_MATCH_ANY, FUTEX_PRIVATE_FLAG, FUTEX_WAIT, FUTEX_WAIT_BITSET, FUTEX_WAKE,
-    FUTEX_WAKE_BITSET, futex_waitv,
+    FUTEX_BITSET_MATCH_ANY, FUTEX_PRIVATE_FLAG, FUTEX_WAIT_BITSET, FUTEX_WAKE_BITSET, futex_waitv,
 };
 
 use super::call::syscall;
@@ -34,23 +33,34 @@ impl Reach {
 
 /// Sleeps while `word` is `expected`; returns on a wake, a signal, the timeout, or for no reason.
 pub fn wait(word: &AtomicU32, expected: u32, reach: Reach, timeout_ms: Option<u64>) {
+    let deadline = |ms: u64| super::monotonic_ns().saturating_add(ms.saturating_mul(1_000_000));
+    wait_until(word, expected, reach, timeout_ms.map(deadline));
+}
+
+/// Sleeps while `word` is `expected`, until a moment of [`monotonic_ns`](super::monotonic_ns) at
+/// most; returns on a wake, a signal, or for no reason.
+pub(crate) fn wait_until(word: &AtomicU32, expected: u32, reach: Reach, deadline_ns: Option<u64>) {
+    sleep(word, expected, FUTEX_BITSET_MATCH_ANY, reach, deadline_ns);
+}
+
+/// Sleeps while `word` is `expected`, as one of `classes` (not none): only a wake that names one of
+/// them reaches the sleeper. Returns on such a wake, a signal, or for no reason.
+pub(crate) fn wait_bitset(word: &AtomicU32, expected: u32, classes: u32, reach: Reach) {
+    sleep(word, expected, classes, reach, None);
+}
+
+fn sleep(word: &AtomicU32, expected: u32, classes: u32, reach: Reach, deadline_ns: Option<u64>) {
     #[cfg(feature = "simulated")]
-    if turns::futex_wait(word, expected, FUTEX_BITSET_MATCH_ANY, timeout_ms.is_some()) {
+    if turns::futex_wait(word, expected, classes, deadline_ns.is_some()) {
         return;
     }
-    let timeout = timeout_ms.map(|ms| __kernel_timespec {
-        tv_sec: (ms / 1000) as i64,
-        tv_nsec: (ms % 1000 * 1_000_000) as i64,
-    });
-    let pointer = timeout.as_ref().map_or(core::ptr::null(), core::ptr::from_ref);
-    let op = FUTEX_WAIT | reach.flag();
-    // SAFETY: `word` and `timeout` outlive the call; the kernel writes to neither.
-    let _ = unsafe {
-        syscall(
-            __NR_futex,
-            [word.as_ptr() as usize, op as usize, expected as usize, pointer as usize, 0, 0],
-        )
-    };
+    let deadline = deadline_ns.map(moment);
+    let pointer = deadline.as_ref().map_or(core::ptr::null(), core::ptr::from_ref);
+    let op = (FUTEX_WAIT_BITSET | reach.flag()) as usize;
+    let word = word.as_ptr() as usize;
+    let arguments = [word, op, expected as usize, pointer as usize, 0, classes as usize];
+    // SAFETY: `word` and `deadline` outlive the call; the kernel writes to neither.
+    let _ = unsafe { syscall(__NR_futex, arguments) };
 }
 
 fn moment(ns: u64) -> __kernel_timespec {
@@ -58,26 +68,8 @@ fn moment(ns: u64) -> __kernel_timespec {
     __kernel_timespec { tv_sec: seconds as i64, tv_nsec: ns as i64 }
 }
 
-/// Sleeps while `word` is `expected`, until a moment of [`monotonic_ns`](super::monotonic_ns) at
-/// most; returns on a wake, a signal, or for no reason.
-pub fn wait_until(word: &AtomicU32, expected: u32, reach: Reach, deadline_ns: Option<u64>) {
-    #[cfg(feature = "simulated")]
-    if turns::futex_wait(word, expected, FUTEX_BITSET_MATCH_ANY, deadline_ns.is_some()) {
-        return;
-    }
-    let deadline = deadline_ns.map(moment);
-    let pointer = deadline.as_ref().map_or(core::ptr::null(), core::ptr::from_ref);
-    let op = FUTEX_WAIT_BITSET | reach.flag();
-    let any = FUTEX_BITSET_MATCH_ANY as usize;
-    let word = word.as_ptr() as usize;
-    // SAFETY: `word` and `deadline` outlive the call; the kernel writes to neither.
-    let _ = unsafe {
-        syscall(__NR_futex, [word, op as usize, expected as usize, pointer as usize, 0, any])
-    };
-}
-
-/// The same for two words: sleeps while both are as expected.
-pub fn wait_either(words: [(&AtomicU32, u32); 2], reach: Reach, deadline_ns: Option<u64>) {
+/// As [`wait_until`] for two words: sleeps while both are as expected.
+pub(crate) fn wait_either(words: [(&AtomicU32, u32); 2], reach: Reach, deadline_ns: Option<u64>) {
     #[cfg(feature = "simulated")]
     if turns::look_again() {
         return;
@@ -99,53 +91,30 @@ pub fn wait_either(words: [(&AtomicU32, u32); 2], reach: Reach, deadline_ns: Opt
 
 /// Wakes up to `count` sleepers.
 pub fn wake(word: &AtomicU32, count: u32, reach: Reach) {
-    wake_address(word, count, reach);
+    wake_as(word, count, FUTEX_BITSET_MATCH_ANY, reach);
 }
 
-/// The same for a word that may not exist any more. Who sleeps on what is there now wakes for no
-/// reason, which every sleeper expects.
-pub fn wake_address(word: *const AtomicU32, count: u32, reach: Reach) {
-    #[cfg(feature = "simulated")]
-    if turns::futex_wake(word.addr(), count, FUTEX_BITSET_MATCH_ANY) {
-        return;
-    }
-    // The kernel takes a signed number, and a negative one for "one": all is not -1.
-    let count = count.min(i32::MAX as u32);
-    let op = FUTEX_WAKE | reach.flag();
-    // SAFETY: the kernel only uses the address as a key.
-    let _ = unsafe { syscall(__NR_futex, [word as usize, op as usize, count as usize, 0, 0, 0]) };
-}
-
-/// Sleeps while `word` is `expected`, as one of `classes` (not none): only a wake that names one of
-/// them reaches the sleeper. Returns on such a wake, a signal, or for no reason.
-pub fn wait_bitset(word: &AtomicU32, expected: u32, classes: u32, reach: Reach) {
-    #[cfg(feature = "simulated")]
-    if turns::futex_wait(word, expected, classes, false) {
-        return;
-    }
-    let op = FUTEX_WAIT_BITSET | reach.flag();
-    // SAFETY: `word` outlives the call; the kernel only reads it. No timeout.
-    let _ = unsafe {
-        syscall(
-            __NR_futex,
-            [word.as_ptr() as usize, op as usize, expected as usize, 0, 0, classes as usize],
-        )
-    };
+/// Wakes all that sleep on a word that may not exist any more. A thread that sleeps on what is there
+/// now wakes for no reason, which every sleeper expects.
+pub(crate) fn wake_address(word: *const AtomicU32, reach: Reach) {
+    wake_as(word, u32::MAX, FUTEX_BITSET_MATCH_ANY, reach);
 }
 
 /// Wakes all that sleep as one of `classes`.
-pub fn wake_bitset(word: &AtomicU32, classes: u32, reach: Reach) {
+pub(crate) fn wake_bitset(word: &AtomicU32, classes: u32, reach: Reach) {
+    wake_as(word, u32::MAX, classes, reach);
+}
+
+fn wake_as(word: *const AtomicU32, count: u32, classes: u32, reach: Reach) {
     #[cfg(feature = "simulated")]
-    if turns::futex_wake(word.as_ptr().addr(), u32::MAX, classes) {
+    if turns::futex_wake(word.addr(), count, classes) {
         return;
     }
-    let op = FUTEX_WAKE_BITSET | reach.flag();
-    // As in `wake`: a negative number would be "one".
-    let count = i32::MAX as usize;
+    // The kernel takes a signed number, and a negative one for "one": all is not -1.
+    let count = count.min(i32::MAX as u32) as usize;
+    let op = (FUTEX_WAKE_BITSET | reach.flag()) as usize;
     // SAFETY: the kernel only uses the address as a key.
-    let _ = unsafe {
-        syscall(__NR_futex, [word.as_ptr() as usize, op as usize, count, 0, 0, classes as usize])
-    };
+    let _ = unsafe { syscall(__NR_futex, [word as usize, op, count, 0, 0, classes as usize]) };
 }
 
 #[cfg(test)]

@@ -18,9 +18,9 @@ pub fn address_limit() -> Option<u64> {
     limits.into_iter().flatten().min()
 }
 
-/// Whether a reservation can be read and written from the start.
+/// The rights that a reservation begins with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Access {
+pub enum InitialProt {
     /// Nothing may be touched yet.
     None,
     /// Readable and writable.
@@ -31,7 +31,7 @@ pub enum Access {
 ///
 /// # Errors
 /// The kernel's, mostly `NOMEM` under RLIMIT_AS, RLIMIT_DATA or overcommit_memory=2.
-pub fn reserve(bytes: usize, access: Access) -> Result<NonNull<u8>, Errno> {
+pub fn reserve(bytes: usize, access: InitialProt) -> Result<NonNull<u8>, Errno> {
     reserve_aligned(bytes, 2 << 20, access)
 }
 
@@ -39,13 +39,13 @@ pub fn reserve(bytes: usize, access: Access) -> Result<NonNull<u8>, Errno> {
 pub(super) fn reserve_aligned(
     bytes: usize,
     align: usize,
-    access: Access,
+    access: InitialProt,
 ) -> Result<NonNull<u8>, Errno> {
     // What the kernel gives is aligned to a page.
     let spare = align - (1 << PAGE_SHIFT);
     let prot = match access {
-        Access::None => ProtFlags::empty(),
-        Access::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
+        InitialProt::None => ProtFlags::empty(),
+        InitialProt::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
     };
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
     // SAFETY: a new mapping where the kernel likes; nothing else knows the address.
@@ -122,7 +122,9 @@ pub fn look(start: usize, is_present: &mut [bool]) -> Result<(), Errno> {
 ///
 /// # Safety
 /// The ranges belong to the engine or to a managed arena, and no byte in them is needed.
-pub unsafe fn discard_all(ranges: impl Iterator<Item = (usize, usize)>) -> Result<(), Errno> {
+pub(crate) unsafe fn discard_all(
+    ranges: impl Iterator<Item = (usize, usize)>,
+) -> Result<(), Errno> {
     /// The calling thread's process, as a descriptor.
     const PIDFD_SELF_THREAD: isize = -10_000;
     const RANGES_MAX: usize = BLOCK_PAGES / 2;
@@ -160,7 +162,7 @@ pub struct Table<T: 'static> {
 /// Types for which all bytes zero is a valid value that owns nothing.
 ///
 /// # Safety
-/// The promise above.
+/// It is one.
 pub unsafe trait Zeroed {}
 
 // SAFETY: zero is a valid value of an atomic integer.

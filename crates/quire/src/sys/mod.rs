@@ -3,13 +3,11 @@
 //! Nothing here goes through libc: a call made on a handler thread must not touch `errno`, a
 //! thread-local, or a symbol that the preload library interposes.
 
-#[cfg(feature = "simulated")]
-pub mod baton;
 #[cfg(feature = "library")]
 pub mod cachestat;
 pub mod call;
 pub mod clock;
-pub mod cpu;
+mod cpu;
 pub mod futex;
 pub mod memory;
 pub mod mutex;
@@ -19,9 +17,9 @@ pub mod rank;
 pub(crate) mod stack;
 pub mod thread;
 #[cfg(feature = "simulated")]
-pub(crate) mod turns;
+pub mod turns;
 pub mod uffd;
-pub mod yard;
+pub(crate) mod yard;
 
 pub use rustix::io::Errno;
 

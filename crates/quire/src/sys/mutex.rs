@@ -1,9 +1,8 @@
-//! The engine's mutex: the futex mutex, with a rank in the [lock order](super::rank).
+//! The engine's mutex: a futex mutex with a rank in the [lock order](super::rank).
 //!
-//! In a simulation a thread that slept in the kernel would keep the baton, and nobody could ever
-//! unlock: there, whoever finds a mutex locked that is held across calls of the MMU gives the baton
-//! away until it is unlocked. Leaf mutexes, under which nothing of the MMU is called, need none of
-//! this.
+//! A simulation runs one thread at a time. A thread that slept in the kernel would keep its turn, and
+//! the holder could never unlock. So there a thread sleeps by `turns` for a mutex that is held across
+//! calls of the MMU. Leaf mutexes, under which the MMU is not called, need none of this.
 
 use core::marker::PhantomData;
 
@@ -14,11 +13,11 @@ use super::rank::{self, Ranked};
 #[cfg(feature = "simulated")]
 use super::{rank::Rank, turns};
 
-/// The futex mutex, with a rank.
+/// A futex mutex with a rank.
 #[repr(transparent)]
 pub struct RankedMutex<R>(Futex, PhantomData<fn() -> R>);
 
-/// A mutex of a rank.
+/// A mutex of a rank, and its data.
 pub type Mutex<R, T> = lock_api::Mutex<RankedMutex<R>, T>;
 /// It is held as long as this lives.
 pub type MutexGuard<'a, R, T> = lock_api::MutexGuard<'a, RankedMutex<R>, T>;
@@ -27,8 +26,8 @@ impl<R: Ranked> RankedMutex<R> {
     /// Whether it is held across calls of the MMU.
     #[cfg(feature = "simulated")]
     const BY_TURNS: bool = Self::HAS_STEPS || matches!(R::RANK, Rank::Layout);
-    /// Whether others may come in before it is taken and after it is given back. Nobody but its
-    /// holder looks without a count at what the space's lock guards.
+    /// Whether others may run before it is taken and after it is given back. That makes no difference
+    /// to the space's lock: what it guards is read without it only beside a sequence count.
     #[cfg(feature = "simulated")]
     const HAS_STEPS: bool =
         matches!(R::RANK, Rank::Resize | Rank::SyncTurn | Rank::Registry | Rank::Window);

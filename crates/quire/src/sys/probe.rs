@@ -1,16 +1,14 @@
-//! Places where debuggers and tracers of others can look in (USDT): `pagefault:spf_vma_changed` and
-//! its kin.
+//! USDT probes, for perf, bpftrace and gdb: `pagefault:spf_vma_changed` and its like.
 //!
 //! Each is an instruction that does nothing, and a note in the binary (`.note.stapsdt`) that says
 //! where it is and in which registers its arguments are: the address, the VMA's first address, the
-//! address behind it, and the kernel's id of the thread. perf, bpftrace and gdb put their breakpoint
-//! there.
+//! address behind it, and the kernel's id of the thread. The tools put their breakpoint there.
 //!
 //! The notes are written here and not by the crate `probe`, for the sake of one flag. A note names
-//! the section `.stapsdt.base` beside the instruction's address, and perf takes the way from that
-//! section's address to its offset in the file for the instruction's too. So the section must lie in
-//! the segment of the code ("x"): in any other, lld's, which is the linker here, has another such
-//! way, and perf's breakpoint hits the middle of some instruction elsewhere.
+//! the section `.stapsdt.base` beside the instruction's address. perf takes the difference between
+//! that section's address and its offset in the file, and applies it to the instruction as well. So
+//! the section must lie in the code's segment ("x"): lld, the linker here, has another difference in
+//! any other segment, and perf's breakpoint would hit the middle of some instruction elsewhere.
 
 use core::arch::asm;
 
@@ -72,7 +70,7 @@ macro_rules! probe {
                 ".asciz \"8@%rdi 8@%rsi 8@%rdx 4@%ecx\"",
                 "994: .balign 4",
                 ".popsection",
-                // Once in a binary, whoever else has probes.
+                // Once in a binary, which may have other probes.
                 ".ifndef _.stapsdt.base",
                 ".pushsection .stapsdt.base, \"axGR\", \"progbits\", .stapsdt.base, comdat",
                 ".weak _.stapsdt.base",

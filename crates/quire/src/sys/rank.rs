@@ -1,12 +1,14 @@
 //! The lock order: every lock of the engine has a rank, and a thread only sleeps for a lock of a
 //! higher rank than all that it holds.
 //!
-//! [`Rank`] is the one place where the order stands. A lock that is only tried may have any rank:
-//! it makes nobody wait. Builds with debug assertions keep what each thread holds, and panic with
-//! both ranks where a thread sleeps out of order, whether or not the lock was taken at that moment.
-//! In other builds every function here is empty.
+//! [`Rank`] is the one place where the order is written down. A lock that is only tried may have any
+//! rank, because no thread waits for it. Builds with debug assertions record what each thread holds,
+//! and panic with both ranks where a thread sleeps out of order, whether or not the lock was taken at
+//! that moment. In other builds every function here is empty.
 //!
 //! What a thread holds is found by its number and not by a thread-local: engine threads have none.
+
+#![deny(unsafe_code)]
 
 use core::fmt::Debug;
 
@@ -50,19 +52,19 @@ ranks! {
     SyncTurn,
     /// The space's lock, held alone: program threads, and the sender of a proxy call.
     Layout,
-    /// The same shared by classic faults, which only try it; a changer waits until they have left.
+    /// The space's lock, shared by classic faults, which only try it; a changer waits until they have left.
     LayoutFaults,
     /// The engine's gate: a fork closes it, engine threads are inside. They enter it with nothing
     /// held.
     EngineGate,
     /// The writing side of the swap file (kswapd only).
     SwapWriting,
-    /// The registry of objects: reclaim holds it for one block at a time, and whoever opens or
-    /// closes an object.
+    /// The registry of objects: a thread that opens or closes an object holds it, and reclaim for
+    /// one block at a time.
     Registry,
     /// Page locks. Handlers park at the first one, reclaim tries it, layout calls sleep for it. Any
-    /// further ones are only tried, in any order; but a remap sleeps for two, because the target is
-    /// nobody else's yet.
+    /// further ones are only tried, in any order; but a remap sleeps for two, because no other thread
+    /// knows the target yet.
     Page,
     /// The reverse map of an object. Reclaim only tries it, faults never take it.
     IMmap,
@@ -92,7 +94,7 @@ ranks! {
     Modes,
     /// The spare mappings, held over the one call that they are given up for.
     Spares,
-    /// A queue of waiters. Those who wait are woken and called outside of it.
+    /// A queue of waiters. They are woken and called outside of it.
     Waiters,
     /// A list of faults that are not answered.
     FaultList,
@@ -103,7 +105,7 @@ ranks! {
 /// # Panics
 /// With debug assertions, where the thread holds a lock that is not outside of this one.
 #[inline]
-pub fn sleeps_for(rank: Rank) {
+pub(crate) fn sleeps_for(rank: Rank) {
     #[cfg(debug_assertions)]
     record::sleeps_for(rank);
     #[cfg(not(debug_assertions))]
@@ -112,7 +114,7 @@ pub fn sleeps_for(rank: Rank) {
 
 /// The calling thread has taken `count` locks of a rank, or was handed them.
 #[inline]
-pub fn taken(rank: Rank, count: usize) {
+pub(crate) fn taken(rank: Rank, count: usize) {
     #[cfg(debug_assertions)]
     record::change(rank, count as i32);
     #[cfg(not(debug_assertions))]
@@ -121,7 +123,7 @@ pub fn taken(rank: Rank, count: usize) {
 
 /// The calling thread has given back `count` locks of a rank, or handed them to another.
 #[inline]
-pub fn released(rank: Rank, count: usize) {
+pub(crate) fn released(rank: Rank, count: usize) {
     #[cfg(debug_assertions)]
     record::change(rank, -(count as i32));
     #[cfg(not(debug_assertions))]
@@ -129,21 +131,21 @@ pub fn released(rank: Rank, count: usize) {
 }
 
 /// In a fork's child, before any other thread runs there: nothing is known of what is held.
-pub fn after_fork_in_child() {
+pub(crate) fn after_fork_in_child() {
     #[cfg(debug_assertions)]
     record::forget_all();
 }
 
 /// Locks of a rank that the calling thread holds.
 #[cfg(debug_assertions)]
-pub fn held(rank: Rank) -> usize {
+pub(crate) fn held(rank: Rank) -> usize {
     record::held(rank)
 }
 
 /// Forgets what the calling thread holds, and returns the outermost of it: a thread that ends with
 /// locks held, because it panics, leaves its number to another.
-#[cfg(debug_assertions)]
-pub fn forget() -> Option<Rank> {
+#[cfg(all(debug_assertions, feature = "simulated"))]
+pub(super) fn forget() -> Option<Rank> {
     record::forget()
 }
 
@@ -152,43 +154,43 @@ mod record {
     use core::sync::atomic::{AtomicI32, AtomicU32, Ordering::Relaxed};
 
     use super::Rank;
+    use crate::sys::thread::thread_id;
 
-    /// Threads that can hold a lock at a time; of more nothing is known.
+    /// Threads that can be recorded at a time; what more threads hold is not checked.
     const THREADS_MAX: usize = 1024;
     /// Records that are looked at for a thread.
     const TRIES: usize = 16;
 
     /// What a thread holds. All of it is relaxed: only that thread reads what it has written.
-    struct Record {
+    struct ThreadLocks {
         /// 0 where the record is free.
         thread: AtomicU32,
         held: [AtomicI32; Rank::ALL.len()],
     }
 
-    static RECORDS: [Record; THREADS_MAX] = [const {
-        Record { thread: AtomicU32::new(0), held: [const { AtomicI32::new(0) }; Rank::ALL.len()] }
+    static RECORDS: [ThreadLocks; THREADS_MAX] = [const {
+        ThreadLocks {
+            thread: AtomicU32::new(0),
+            held: [const { AtomicI32::new(0) }; Rank::ALL.len()],
+        }
     }; THREADS_MAX];
 
-    fn records(thread: u32) -> impl Iterator<Item = &'static Record> {
+    fn records(thread: u32) -> impl Iterator<Item = &'static ThreadLocks> {
         (0..TRIES).map(move |at| &RECORDS[(thread as usize + at) % THREADS_MAX])
     }
 
-    fn caller() -> u32 {
-        rustix::thread::gettid().as_raw_nonzero().get() as u32
-    }
-
-    fn find(thread: u32) -> Option<&'static Record> {
+    fn find(thread: u32) -> Option<&'static ThreadLocks> {
         records(thread).find(|record| record.thread.load(Relaxed) == thread)
     }
 
-    fn claim(thread: u32) -> Option<&'static Record> {
+    fn claim(thread: u32) -> Option<&'static ThreadLocks> {
         records(thread)
             .find(|record| record.thread.compare_exchange(0, thread, Relaxed, Relaxed).is_ok())
     }
 
     #[track_caller]
     pub fn sleeps_for(rank: Rank) {
-        let Some(record) = find(caller()) else { return };
+        let Some(record) = find(thread_id()) else { return };
         for &outer in Rank::ALL {
             let is_held = record.held[outer as usize].load(Relaxed) > 0;
             let may = outer < rank || (outer, rank) == (Rank::Page, Rank::Page);
@@ -197,7 +199,7 @@ mod record {
     }
 
     pub fn change(rank: Rank, change: i32) {
-        let thread = caller();
+        let thread = thread_id();
         let record = find(thread).or_else(|| (change > 0).then(|| claim(thread)).flatten());
         let Some(record) = record else { return };
         let held = &record.held[rank as usize];
@@ -209,16 +211,17 @@ mod record {
     }
 
     pub fn held(rank: Rank) -> usize {
-        find(caller()).map_or(0, |record| record.held[rank as usize].load(Relaxed) as usize)
+        find(thread_id()).map_or(0, |record| record.held[rank as usize].load(Relaxed) as usize)
     }
 
-    fn clear(record: &Record) {
+    fn clear(record: &ThreadLocks) {
         record.held.iter().for_each(|held| held.store(0, Relaxed));
         record.thread.store(0, Relaxed);
     }
 
+    #[cfg(feature = "simulated")]
     pub fn forget() -> Option<Rank> {
-        let record = find(caller())?;
+        let record = find(thread_id())?;
         let outermost = |&&rank: &&Rank| record.held[rank as usize].load(Relaxed) > 0;
         let held = Rank::ALL.iter().find(outermost).copied();
         clear(record);
@@ -264,7 +267,7 @@ mod tests {
         assert_eq!(all(), [1, 2, 1]);
         drop(outer);
         assert_eq!(all(), [0, 2, 1]);
-        assert!(registry.try_lock().is_some(), "it is tried, which makes nobody wait");
+        assert!(registry.try_lock().is_some(), "it is tried, and no thread waits");
         released(Rank::Page, 2);
         drop(inner);
         assert_eq!(all(), [0; 3]);

@@ -1,7 +1,6 @@
-//! A stack of the engine's own, for work that takes more than its thread can be asked for.
+//! A stack of the engine's own, for work that may take more than is left of its thread's.
 //!
-//! Owns the mapping, whose lowest page cannot be touched: what goes over the end is a crash, and no
-//! harm to anybody else.
+//! Owns the mapping. Its lowest page cannot be touched: an overflow is a crash, and overwrites nothing.
 
 use core::arch::asm;
 use core::ptr::NonNull;
@@ -15,11 +14,11 @@ pub struct Stack {
     bytes: usize,
 }
 
-// SAFETY: memory without a thread of its own; who has it alone runs on it.
+// SAFETY: memory without a thread of its own; only a thread that has it alone runs on it.
 unsafe impl Send for Stack {}
 
 /// What is called on another stack, and what it returned.
-struct Call<F, R> {
+struct StackCall<F, R> {
     work: Option<F>,
     result: Option<R>,
 }
@@ -39,12 +38,12 @@ impl Stack {
 
     /// Does `work` on this stack. A panic there ends the process.
     pub fn run<F: FnOnce() -> R, R>(&mut self, work: F) -> R {
-        extern "C" fn call<F: FnOnce() -> R, R>(call: *mut Call<F, R>) {
+        extern "C" fn call<F: FnOnce() -> R, R>(call: *mut StackCall<F, R>) {
             // SAFETY: `run` passes its own, and waits.
             let call = unsafe { &mut *call };
             call.result = call.work.take().map(|work| work());
         }
-        let mut made = Call { work: Some(work), result: None };
+        let mut made = StackCall { work: Some(work), result: None };
         let top = self.lowest.as_ptr() as usize + self.bytes;
         // SAFETY: the stack is ours alone, as self is, and its end is aligned to a page; R12 is kept
         // by what is called, by its ABI, and has the old stack meanwhile, of which nothing is
@@ -56,7 +55,7 @@ impl Stack {
                 "call {call}",
                 "mov rsp, r12",
                 top = in(reg) top,
-                call = in(reg) call::<F, R> as extern "C" fn(*mut Call<F, R>),
+                call = in(reg) call::<F, R> as extern "C" fn(*mut StackCall<F, R>),
                 in("rdi") &raw mut made,
                 out("r12") _,
                 clobber_abi("C"),
@@ -68,7 +67,7 @@ impl Stack {
 
 impl Drop for Stack {
     fn drop(&mut self) {
-        // SAFETY: mapped by `new`; nobody runs there, for self is ours.
+        // SAFETY: mapped by `new`; no thread runs there, for self is ours.
         unsafe { memory::release(self.lowest, self.bytes) };
     }
 }

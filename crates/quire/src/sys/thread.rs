@@ -1,17 +1,17 @@
 //! Raw threads: no libc, no thread-locals of the program, every signal blocked.
 //!
-//! A handler lives inside somebody else's program. It must survive `close_range`, setuid, a main
+//! A handler lives inside a program that is not ours. It must survive `close_range`, setuid, a main
 //! thread that ends, signals to the process; so it is a bare clone with a descriptor table of its
 //! own and a TLS block of its own, which libc never hears of.
 
+use core::ffi::CStr;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use linux_raw_sys::general::{
-    __NR_clone, __NR_close_range, __NR_exit, __NR_exit_group, __NR_getpid, __NR_gettid, __NR_kill,
-    __NR_prctl, __NR_rt_sigprocmask, __NR_sched_getattr, __NR_sched_setattr,
-    __NR_sched_setscheduler, CLONE_FILES, CLONE_FS, CLONE_SETTLS, CLONE_SIGHAND, CLONE_SYSVSEM,
-    CLONE_THREAD, CLONE_VM,
+    __NR_clone, __NR_close_range, __NR_exit, __NR_rt_sigprocmask, __NR_sched_getattr,
+    __NR_sched_setattr, __NR_sched_setscheduler, CLONE_FILES, CLONE_FS, CLONE_SETTLS,
+    CLONE_SIGHAND, CLONE_SYSVSEM, CLONE_THREAD, CLONE_VM,
 };
 
 use super::call::syscall;
@@ -44,35 +44,35 @@ pub enum Files {
     Shared,
 }
 
-/// A thread's memory: made once, used again by a fork's child.
-pub struct Place {
+/// An engine thread's stack and TLS block: made once, used again by a fork's child.
+pub struct ThreadMemory {
     base: NonNull<u8>,
     number: usize,
 }
 
 // SAFETY: plain memory, used by one thread at a time.
-unsafe impl Send for Place {}
+unsafe impl Send for ThreadMemory {}
 // SAFETY: as above.
-unsafe impl Sync for Place {}
+unsafe impl Sync for ThreadMemory {}
 
-impl Place {
-    /// Maps a stack and a TLS block, of the engine thread with this number: no other place of the
-    /// process has it.
+impl ThreadMemory {
+    /// Maps a stack and a TLS block for the engine thread with this number, which no other thread of
+    /// the process has.
     ///
     /// # Errors
     /// `NOMEM`.
-    pub fn new(number: usize) -> Result<Place, Errno> {
+    pub fn new(number: usize) -> Result<ThreadMemory, Errno> {
         let base = yard::take(STACK_BYTES + TLS_BYTES)?;
-        // A stack that overflows must not eat the TLS block of another place.
+        // A stack that overflows must not overwrite the TLS block of another thread.
         // SAFETY: the first page of our own mapping.
         unsafe { memory::protect(base.as_ptr() as usize, 4096, 0) }?;
-        Ok(Place { base, number })
+        Ok(ThreadMemory { base, number })
     }
 
-    /// Starts `entry(argument)` on this place. The caller has blocked all signals.
+    /// Starts `entry(argument)` on this stack. The caller has blocked all signals.
     ///
     /// # Safety
-    /// No other thread runs on the place; `entry` never returns and uses no thread-local, and
+    /// No other thread runs on the stack; `entry` never returns and uses no thread-local, and
     /// `argument` is valid for as long as it runs.
     pub unsafe fn spawn(
         &self,
@@ -87,13 +87,11 @@ impl Place {
         }
         let stack = self.base.as_ptr() as usize + STACK_BYTES;
         let thread_pointer = stack + TLS_BYTES - 4096;
-        // SAFETY: both are inside the place. x86-64's ABI wants the thread pointer at its own
+        // SAFETY: the block is inside the mapping. x86-64's ABI wants the thread pointer at its own
         // address; compilers' stack protectors read a canary behind it, which is zero here.
         unsafe {
-            (thread_pointer as *mut usize).write(thread_pointer);
-            (thread_pointer as *mut usize).add(1).write(ENGINE_MARK);
-            (thread_pointer as *mut usize).add(2).write(thread_pointer);
-            (thread_pointer as *mut usize).add(3).write(self.number);
+            let block = thread_pointer as *mut [usize; 4];
+            block.write([thread_pointer, ENGINE_MARK, thread_pointer, self.number]);
         }
         let result: isize;
         // SAFETY: the child runs on its own stack and jumps to `entry`, which never returns; the
@@ -130,7 +128,7 @@ impl Place {
 /// Whether the calling thread is one of the engine's: only those have its descriptors.
 #[inline]
 #[must_use]
-pub fn is_engine_thread() -> bool {
+pub(crate) fn is_engine_thread() -> bool {
     let mark: usize;
     // SAFETY: every thread has a thread pointer, and behind it libc's or our own control block.
     unsafe {
@@ -142,12 +140,12 @@ pub fn is_engine_thread() -> bool {
 /// The number of the calling thread among the engine's own; `None` for any other thread.
 #[inline]
 #[must_use]
-pub fn engine_number() -> Option<usize> {
+pub(crate) fn engine_number() -> Option<usize> {
     if !is_engine_thread() {
         return None;
     }
     let number: usize;
-    // SAFETY: the mark says that the block behind the thread pointer is one of `Place::spawn`'s,
+    // SAFETY: the mark says that the block behind the thread pointer is one of `ThreadMemory::spawn`'s,
     // which writes the number there before the thread starts.
     unsafe {
         core::arch::asm!("mov {}, fs:[24]", out(reg) number, options(nostack, readonly, preserves_flags));
@@ -155,8 +153,8 @@ pub fn engine_number() -> Option<usize> {
     Some(number)
 }
 
-/// Whether the processor tells its number: [`UNKNOWN`], [`NO`] or [`YES`]. Relaxed: whoever finds
-/// it unknown finds out the same.
+/// Whether the processor tells its number: [`UNKNOWN`], [`NO`] or [`YES`]. Relaxed: every thread that
+/// finds it unknown finds out the same.
 static HAS_RDPID: AtomicU32 = AtomicU32::new(UNKNOWN);
 const UNKNOWN: u32 = 0;
 const NO: u32 = 1;
@@ -165,7 +163,7 @@ const YES: u32 = 2;
 /// The CPU that the calling thread was on just now; `None` where only a system call would tell.
 #[inline]
 #[must_use]
-pub fn cpu() -> Option<u32> {
+pub(crate) fn cpu() -> Option<u32> {
     match HAS_RDPID.load(Ordering::Relaxed) {
         YES => {}
         NO => return None,
@@ -191,9 +189,9 @@ fn find_rdpid() {
 /// The calling thread's thread pointer: an address that no other live thread has.
 #[inline]
 #[must_use]
-pub fn thread_pointer() -> usize {
+pub(crate) fn thread_pointer() -> usize {
     let pointer: usize;
-    // SAFETY: every thread has one, libc's or our own (`Place::spawn`), and x86-64's ABI has its
+    // SAFETY: every thread has one, libc's or our own (`ThreadMemory::spawn`), and x86-64's ABI has its
     // own address stand there.
     unsafe {
         core::arch::asm!("mov {}, fs:[0]", out(reg) pointer, options(nostack, readonly, preserves_flags));
@@ -279,16 +277,16 @@ pub fn never_preempt() {
     };
 }
 
-/// Has the calling thread run soon when it is woken, on a busy CPU as well: it asks for little time at
-/// once, and the kernel (from 6.12) runs first who has that soonest. It needs no right.
-pub fn run_soon() {
+/// Has the calling thread run soon when it is woken, on a busy CPU as well: it asks for short slices,
+/// and the kernel (from 6.12) runs the thread first whose slice would end first. It needs no right.
+pub(crate) fn run_soon() {
     const SCHED_OTHER: u32 = 0;
     /// The least that the kernel knows.
     const SLICE_NS: u64 = 100_000;
     /// The kernel's `struct sched_attr`, in its first version.
     #[repr(C)]
     #[derive(Default)]
-    struct Attributes {
+    struct SchedAttributes {
         size: u32,
         policy: u32,
         flags: u64,
@@ -298,8 +296,8 @@ pub fn run_soon() {
         deadline_ns: u64,
         period_ns: u64,
     }
-    const SIZE: usize = size_of::<Attributes>();
-    let mut attributes = Attributes::default();
+    const SIZE: usize = size_of::<SchedAttributes>();
+    let mut attributes = SchedAttributes::default();
     let place = core::ptr::from_mut(&mut attributes) as usize;
     // SAFETY: the kernel writes at most as many bytes as it is told there are.
     if unsafe { syscall(__NR_sched_getattr, [0, place, SIZE, 0, 0, 0]) }.is_err() {
@@ -307,7 +305,7 @@ pub fn run_soon() {
     }
     // What it is apart from that, its niceness, stays.
     let attributes =
-        Attributes { policy: SCHED_OTHER, priority: 0, runtime_ns: SLICE_NS, ..attributes };
+        SchedAttributes { policy: SCHED_OTHER, priority: 0, runtime_ns: SLICE_NS, ..attributes };
     let place = core::ptr::from_ref(&attributes) as usize;
     // SAFETY: the kernel reads a structure that says how large it is. A refusal leaves the thread as
     // soon as any other.
@@ -315,38 +313,33 @@ pub fn run_soon() {
 }
 
 /// Names the calling thread.
-pub fn set_name(name: &core::ffi::CStr) {
-    const PR_SET_NAME: usize = 15;
-    // SAFETY: the kernel reads a string.
-    let _ = unsafe { syscall(__NR_prctl, [PR_SET_NAME, name.as_ptr() as usize, 0, 0, 0, 0]) };
+pub(crate) fn set_name(name: &CStr) {
+    let _ = rustix::thread::set_name(name);
 }
 
 /// Closes the descriptors `first..=last` of the calling thread's table.
-pub fn close_range(first: u32, last: u32) {
+pub(crate) fn close_range(first: u32, last: u32) {
     // SAFETY: closes descriptors of a private table only.
     let _ = unsafe { syscall(__NR_close_range, [first as usize, last as usize, 0, 0, 0, 0]) };
 }
 
 /// The process id.
 #[must_use]
-pub fn process_id() -> u32 {
-    // SAFETY: no arguments.
-    unsafe { syscall(__NR_getpid, [0; 6]) }.unwrap_or(0) as u32
+pub(crate) fn process_id() -> u32 {
+    rustix::process::getpid().as_raw_nonzero().get() as u32
 }
 
 /// The kernel's id of the calling thread.
 #[must_use]
 pub fn thread_id() -> u32 {
-    // SAFETY: no arguments.
-    unsafe { syscall(__NR_gettid, [0; 6]) }.unwrap_or(0) as u32
+    rustix::thread::gettid().as_raw_nonzero().get() as u32
 }
 
 /// Ends the process as the kernel's OOM killer would.
-pub fn kill_process() -> ! {
-    const SIGKILL: usize = 9;
+pub(crate) fn kill_process() -> ! {
+    use rustix::process::{Signal, getpid, kill_process};
     loop {
-        // SAFETY: signals to oneself.
-        let _ = unsafe { syscall(__NR_kill, [process_id() as usize, SIGKILL, 0, 0, 0, 0]) };
+        let _ = kill_process(getpid(), Signal::KILL);
     }
 }
 
@@ -355,14 +348,6 @@ pub fn exit_thread() -> ! {
     loop {
         // SAFETY: does not return.
         let _ = unsafe { syscall(__NR_exit, [0; 6]) };
-    }
-}
-
-/// Ends the process with a status.
-pub fn exit_process(status: i32) -> ! {
-    loop {
-        // SAFETY: does not return.
-        let _ = unsafe { syscall(__NR_exit_group, [status as usize, 0, 0, 0, 0, 0]) };
     }
 }
 
@@ -376,7 +361,7 @@ impl Signal {
         Signal(AtomicU32::new(0))
     }
 
-    /// Sets it to `value` (not 0) and wakes whoever waits.
+    /// Sets it to `value` (not 0) and wakes the thread that waits.
     pub fn set(&self, value: u32) {
         // Release publishes what was done before.
         self.0.store(value, Ordering::Release);

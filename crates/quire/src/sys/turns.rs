@@ -1,71 +1,123 @@
-//! Sleeping and waking of actors: what `sys` does for the threads of a simulation instead of asking
-//! the kernel.
+//! Turns: how the threads of a simulation sleep and wake, instead of asking the kernel.
 //!
-//! A mutex that is held across calls of the MMU and a futex are waited for with the baton given
-//! away. Each function says whether the calling thread is an actor at all; if not it has done
-//! nothing. There is no timer among actors: who sleeps with a deadline looks again now and then. But
-//! there is a clock, which goes by steps and looks: what waits for a time to pass, or measures what
-//! something costs, does the same for the same seed.
+//! A simulation runs its threads, the *actors*, one at a time. Each registers here what chooses the
+//! next one. Each function says whether the calling thread is an actor; where it is none, the
+//! function has done nothing. Actors have no timers: one that sleeps with a deadline looks again now
+//! and then. They have a clock of their own, so what waits for a time to pass, or measures a cost,
+//! does the same for the same seed.
 
-use core::sync::atomic::{AtomicU32, Ordering};
+#![deny(unsafe_code)]
 
-use super::baton::{Wait, current};
+use core::cell::RefCell;
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
+use std::sync::Arc;
 
-/// Takes the mutex at `address`, with others coming in before if it `steps`, by `try_lock`, waiting where it must.
-pub fn lock(address: usize, steps: bool, try_lock: impl Fn() -> bool) -> bool {
-    let Some(baton) = current() else { return false };
+use super::rank::Rank;
+
+/// Chooses which actor runs.
+pub trait Turns {
+    /// A place where another actor may run.
+    fn step(&self);
+    /// Lets others run. The caller looks again at what it waits for.
+    fn relax(&self);
+    /// Returns after the mutex at `address` was [unlocked](Self::unblock_mutex).
+    fn block_on_mutex(&self, address: usize);
+    /// The mutex at `address` was unlocked.
+    fn unblock_mutex(&self, address: usize);
+    /// Returns after a call of [`Self::unblock_futex`] that means one of `classes`.
+    fn block_on_futex(&self, address: usize, classes: u32);
+    /// Wakes up to `count` actors that sleep on the word at `address` as one of `classes`.
+    fn unblock_futex(&self, address: usize, count: u32, classes: u32);
+    /// What time it is for the calling actor.
+    fn now_ns(&self) -> u64;
+}
+
+std::thread_local! {
+    static CURRENT: RefCell<Option<Arc<dyn Turns>>> = const { RefCell::new(None) };
+}
+
+/// Actors of this process. While there is none no thread-local is touched: an engine that serves a
+/// program has threads to which libc gave none.
+static ACTORS: AtomicUsize = AtomicUsize::new(0);
+
+/// Makes the calling thread an actor.
+pub fn start(turns: Arc<dyn Turns>) {
+    CURRENT.set(Some(turns));
+    ACTORS.fetch_add(1, Relaxed);
+}
+
+/// Ends the calling actor. Returns the outermost lock that it still holds, where that is recorded.
+pub fn end() -> Option<Rank> {
+    CURRENT.set(None);
+    ACTORS.fetch_sub(1, Relaxed);
+    #[cfg(debug_assertions)]
+    return super::rank::forget();
+    #[cfg(not(debug_assertions))]
+    None
+}
+
+fn current() -> Option<Arc<dyn Turns>> {
+    // Relaxed: an actor has counted itself.
+    if ACTORS.load(Relaxed) == 0 { None } else { CURRENT.with_borrow(Clone::clone) }
+}
+
+/// Takes the mutex at `address` by `try_lock`. Where it `steps`, others may run before.
+pub(super) fn lock(address: usize, steps: bool, try_lock: impl Fn() -> bool) -> bool {
+    let Some(turns) = current() else { return false };
     if steps {
-        baton.step();
+        turns.step();
     }
     while !try_lock() {
-        baton.block(Wait::Lock(address));
+        turns.block_on_mutex(address);
         if std::thread::panicking() {
-            // The simulation has failed: the others let go as they unwind, without turns.
+            // The simulation has failed: the others unlock as they unwind, without turns.
             std::thread::yield_now();
         }
     }
     true
 }
 
-/// The mutex at `address` was unlocked.
-pub fn unlocked(address: usize, steps: bool) {
-    if let Some(baton) = current() {
-        baton.unblock(Wait::Lock(address));
+/// The mutex at `address` was unlocked. Where it `steps`, others may run now.
+pub(super) fn unlocked(address: usize, steps: bool) {
+    if let Some(turns) = current() {
+        turns.unblock_mutex(address);
         if steps {
-            baton.step();
+            turns.step();
         }
     }
 }
 
 /// The time of the simulation, for its actors.
-pub fn now_ns() -> Option<u64> {
-    current().map(|baton| baton.now_ns())
+pub(super) fn now_ns() -> Option<u64> {
+    current().map(|turns| turns.now_ns())
 }
 
 /// Sleeps while `word` is `expected`, as one of `classes`.
-pub fn futex_wait(word: &AtomicU32, expected: u32, classes: u32, has_timeout: bool) -> bool {
-    let Some(baton) = current() else { return false };
-    // Relaxed: whoever has the baton sees what all others did.
-    if word.load(Ordering::Relaxed) == expected {
+pub(super) fn futex_wait(word: &AtomicU32, expected: u32, classes: u32, has_timeout: bool) -> bool {
+    let Some(turns) = current() else { return false };
+    // Relaxed: the actor that runs sees what all others did.
+    if word.load(Relaxed) == expected {
         if has_timeout {
-            baton.relax();
+            turns.relax();
         } else {
-            baton.block(Wait::Futex(word.as_ptr().addr(), classes));
+            turns.block_on_futex(word.as_ptr().addr(), classes);
         }
     }
     true
 }
 
-/// Lets others run, and has the caller look again at what it waits for.
-pub fn look_again() -> bool {
-    let Some(baton) = current() else { return false };
-    baton.relax();
-    true
+/// Lets others run. The caller looks again at what it waits for.
+pub(super) fn look_again() -> bool {
+    current().is_some_and(|turns| {
+        turns.relax();
+        true
+    })
 }
 
 /// Wakes up to `count` actors that sleep on the word at `address` as one of `classes`.
-pub fn futex_wake(address: usize, count: u32, classes: u32) -> bool {
-    let Some(baton) = current() else { return false };
-    baton.unblock_futex(address, count, classes);
-    true
+pub(super) fn futex_wake(address: usize, count: u32, classes: u32) -> bool {
+    current().is_some_and(|turns| {
+        turns.unblock_futex(address, count, classes);
+        true
+    })
 }

@@ -3,52 +3,30 @@
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicI32, Ordering};
 
-use linux_raw_sys::general::{__NR_ioctl, __NR_read, __NR_userfaultfd, O_CLOEXEC, uffd_msg};
+use linux_raw_sys::general::{
+    __NR_ioctl, __NR_read, __NR_userfaultfd, O_CLOEXEC, UFFD_API, UFFD_USER_MODE_ONLY,
+    UFFDIO_COPY_MODE_WP, uffd_msg, uffdio_api, uffdio_continue, uffdio_copy, uffdio_move,
+    uffdio_poison, uffdio_range, uffdio_register, uffdio_writeprotect,
+};
+use linux_raw_sys::ioctl::{
+    UFFDIO_API, UFFDIO_CONTINUE, UFFDIO_COPY, UFFDIO_REGISTER, UFFDIO_WAKE, UFFDIO_WRITEPROTECT,
+};
+use rustix::ioctl::opcode;
 
 use super::Errno;
 use super::call::syscall;
 
-const fn ioctl_number(direction: u32, number: u32, bytes: usize) -> u32 {
-    direction << 30 | (bytes as u32) << 16 | 0xaa << 8 | number
-}
-const READ: u32 = 2;
-const READ_WRITE: u32 = 3;
-
-/// `USERFAULTFD_IOC_NEW` on /dev/userfaultfd.
-const IOC_NEW: u32 = 0xaa << 8;
-
-/// The features that the engine asks for, by name.
-pub mod feature {
-    /// Write faults on protected pages are reported.
-    pub const PAGEFAULT_FLAG_WP: u64 = 1;
-    /// Missing pages of shared memory are reported.
-    pub const MISSING_SHMEM: u64 = 1 << 5;
-    /// A fault is a SIGBUS in the faulting thread.
-    pub const SIGBUS: u64 = 1 << 7;
-    /// Messages tell the kernel's id of the thread that faulted.
-    pub const THREAD_ID: u64 = 1 << 8;
-    /// Pages of shared memory that are there, but not mapped, are reported.
-    pub const MINOR_SHMEM: u64 = 1 << 10;
-    /// Shared memory can be write-protected.
-    pub const WP_SHMEM: u64 = 1 << 12;
-    /// UFFDIO_POISON.
-    pub const POISON: u64 = 1 << 14;
-    /// UFFDIO_MOVE.
-    pub const MOVE: u64 = 1 << 16;
-}
-
-/// `UFFDIO_REGISTER_MODE_MISSING`.
-pub const MODE_MISSING: u64 = 1;
-/// `UFFDIO_REGISTER_MODE_WP`.
-pub const MODE_WP: u64 = 2;
-/// `UFFDIO_REGISTER_MODE_MINOR`.
-pub const MODE_MINOR: u64 = 4;
-/// `UFFD_USER_MODE_ONLY`.
-const USER_MODE_ONLY: usize = 1;
+// What the kernel's headers have, and the crate of them has not.
+const USERFAULTFD_IOC_NEW: u32 = opcode::none(0xaa, 0);
+const UFFDIO_MOVE: u32 = opcode::read_write::<uffdio_move>(0xaa, 5);
+const UFFDIO_POISON: u32 = opcode::read_write::<uffdio_poison>(0xaa, 8);
+const UFFDIO_CONTINUE_MODE_WP: u64 = 2;
+const UFFDIO_MOVE_MODE_ALLOW_SRC_HOLES: u64 = 2;
+const UFFDIO_WRITEPROTECT_MODE_WP: u64 = 1;
 
 /// How far a call over a range came.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Partial {
+pub struct Progress {
     /// Bytes done, from the start of the range on.
     pub done: usize,
     /// Why it stopped, where it stopped early.
@@ -60,53 +38,22 @@ pub struct Uffd {
     descriptor: AtomicI32,
 }
 
-#[repr(C)]
-struct Api {
-    api: u64,
-    features: u64,
-    ioctls: u64,
+const fn range(start: usize, len: usize) -> uffdio_range {
+    uffdio_range { start: start as u64, len: len as u64 }
 }
 
-#[repr(C)]
-struct Range {
-    start: u64,
-    len: u64,
-}
-
-#[repr(C)]
-struct Register {
-    range: Range,
-    mode: u64,
-    ioctls: u64,
-}
-
-#[repr(C)]
-struct Copy {
-    dst: u64,
-    src: u64,
-    len: u64,
-    mode: u64,
-    done: i64,
-}
-
-#[repr(C)]
-struct RangeMode {
-    range: Range,
-    mode: u64,
-}
-
-#[repr(C)]
-struct Continue {
-    range: Range,
-    mode: u64,
-    mapped: i64,
-}
-
-#[repr(C)]
-struct Poison {
-    range: Range,
-    mode: u64,
-    updated: i64,
+/// Repeats a call until its `len` bytes are done. It is passed what is done already, and returns how
+/// much more it did where it fails.
+fn in_parts(len: usize, mut call: impl FnMut(usize) -> (Result<(), Errno>, i64)) -> Progress {
+    let mut done = 0;
+    loop {
+        match call(done) {
+            (Ok(()), _) => return Progress { done: len, error: None },
+            // What the rest is refused for, if it is, is told when the rest comes first.
+            (Err(Errno::AGAIN), part) if part > 0 => done += part as usize,
+            (Err(error), _) => return Progress { done, error: Some(error) },
+        }
+    }
 }
 
 impl Uffd {
@@ -116,35 +63,37 @@ impl Uffd {
         Uffd { descriptor: AtomicI32::new(-1) }
     }
 
-    /// Opens a userfaultfd for this process with `features`: through `device` where there is one,
-    /// by the plain call otherwise.
+    /// Opens a userfaultfd for this process with `features` (`UFFD_FEATURE_`): through `device`
+    /// where there is one, by the plain call otherwise.
     ///
     /// # Errors
     /// `PERM` without the right, `INVAL` where the kernel lacks a feature.
-    pub fn open(&self, device: Option<i32>, features: u64) -> Result<(), Errno> {
+    pub fn open(&self, device: Option<i32>, features: u32) -> Result<(), Errno> {
         let flags = O_CLOEXEC as usize;
         let (number, arguments) = match device {
-            Some(device) => (__NR_ioctl, [device as usize, IOC_NEW as usize, flags, 0, 0, 0]),
+            Some(device) => {
+                (__NR_ioctl, [device as usize, USERFAULTFD_IOC_NEW as usize, flags, 0, 0, 0])
+            }
             None => (__NR_userfaultfd, [flags, 0, 0, 0, 0, 0]),
         };
         self.open_by(number, arguments, features)
     }
 
-    /// Opens a userfaultfd that serves only faults taken in user mode, which everybody may.
+    /// Opens a userfaultfd that serves only faults taken in user mode, which needs no right.
     ///
     /// # Errors
     /// The kernel's.
-    pub fn open_user_mode_only(&self, features: u64) -> Result<(), Errno> {
-        let flags = O_CLOEXEC as usize | USER_MODE_ONLY;
+    pub(crate) fn open_user_mode_only(&self, features: u32) -> Result<(), Errno> {
+        let flags = (O_CLOEXEC | UFFD_USER_MODE_ONLY) as usize;
         self.open_by(__NR_userfaultfd, [flags, 0, 0, 0, 0, 0], features)
     }
 
-    fn open_by(&self, number: u32, arguments: [usize; 6], features: u64) -> Result<(), Errno> {
+    fn open_by(&self, number: u32, arguments: [usize; 6], features: u32) -> Result<(), Errno> {
         // SAFETY: neither call touches memory.
         let made = unsafe { syscall(number, arguments) }?;
         self.descriptor.store(made as i32, Ordering::Relaxed);
-        let mut api = Api { api: 0xaa, features, ioctls: 0 };
-        self.ioctl(ioctl_number(READ_WRITE, 0x3f, size_of::<Api>()), &mut api)
+        let mut api = uffdio_api { api: UFFD_API.into(), features: features.into(), ioctls: 0 };
+        self.ioctl(UFFDIO_API, &mut api)
     }
 
     /// The descriptor's number, -1 where closed.
@@ -157,107 +106,81 @@ impl Uffd {
 
     #[inline]
     fn ioctl<T>(&self, request: u32, argument: &mut T) -> Result<(), Errno> {
+        let place = core::ptr::from_mut(argument) as usize;
+        let arguments = [self.number() as usize, request as usize, place, 0, 0, 0];
         // SAFETY: each caller pairs the request with its structure; the ranges inside belong to
         // the arena and the frame pool.
-        unsafe {
-            syscall(
-                __NR_ioctl,
-                [
-                    self.number() as usize,
-                    request as usize,
-                    core::ptr::from_mut(argument) as usize,
-                    0,
-                    0,
-                    0,
-                ],
-            )
-        }
-        .map(drop)
+        unsafe { syscall(__NR_ioctl, arguments) }.map(drop)
     }
 
-    /// Asks for the faults of a range.
+    /// Asks for the faults of a range, of the kinds `modes` (`UFFDIO_REGISTER_MODE_`).
     ///
     /// # Errors
     /// The kernel's.
-    pub fn register(&self, start: usize, len: usize, mode: u64) -> Result<(), Errno> {
-        let mut register =
-            Register { range: Range { start: start as u64, len: len as u64 }, mode, ioctls: 0 };
-        self.ioctl(ioctl_number(READ_WRITE, 0, size_of::<Register>()), &mut register)
+    pub fn register(&self, start: usize, len: usize, modes: u32) -> Result<(), Errno> {
+        let mut argument =
+            uffdio_register { range: range(start, len), mode: modes.into(), ioctls: 0 };
+        self.ioctl(UFFDIO_REGISTER, &mut argument)
     }
 
     /// Answers all faults of a range: their threads try again.
     pub fn wake(&self, start: usize, len: usize) {
-        let mut range = Range { start: start as u64, len: len as u64 };
-        let _ = self.ioctl(ioctl_number(READ, 2, size_of::<Range>()), &mut range);
-    }
-
-    fn transfer(&self, number: u32, dst: usize, src: usize, len: usize, mode: u64) -> Partial {
-        let mut copy = Copy { dst: dst as u64, src: src as u64, len: len as u64, mode, done: 0 };
-        let request = ioctl_number(READ_WRITE, number, size_of::<Copy>());
-        let mut done = 0;
-        loop {
-            copy.done = 0;
-            match self.ioctl(request, &mut copy) {
-                Ok(()) => return Partial { done: len, error: None },
-                // Part of it was done: the rest may be refused, or was only interrupted.
-                Err(Errno::AGAIN) if copy.done > 0 => {
-                    done += copy.done as usize;
-                    copy.dst += copy.done as u64;
-                    copy.src += copy.done as u64;
-                    copy.len -= copy.done as u64;
-                }
-                Err(error) => return Partial { done, error: Some(error) },
-            }
-        }
+        let _ = self.ioctl(UFFDIO_WAKE, &mut range(start, len));
     }
 
     /// Fills `len` missing bytes at `dst` with a copy of those at `src`.
-    pub fn copy(&self, dst: usize, src: usize, len: usize, write_protect: bool) -> Partial {
-        self.transfer(3, dst, src, len, if write_protect { 2 } else { 0 })
+    pub fn copy(&self, dst: usize, src: usize, len: usize, write_protect: bool) -> Progress {
+        let mode = if write_protect { UFFDIO_COPY_MODE_WP.into() } else { 0 };
+        in_parts(len, |done| {
+            let (dst, src, len) = ((dst + done) as u64, (src + done) as u64, (len - done) as u64);
+            let mut argument = uffdio_copy { dst, src, len, mode, copy: 0 };
+            (self.ioctl(UFFDIO_COPY, &mut argument), argument.copy)
+        })
     }
 
     /// Maps `len` bytes of shared memory at `dst` that are there, but not mapped.
-    pub fn map_cached(&self, dst: usize, len: usize, write_protect: bool) -> Partial {
-        let mode = if write_protect { 2 } else { 0 };
-        let mut done = 0;
-        loop {
-            let range = Range { start: (dst + done) as u64, len: (len - done) as u64 };
-            let mut argument = Continue { range, mode, mapped: 0 };
-            match self.ioctl(ioctl_number(READ_WRITE, 7, size_of::<Continue>()), &mut argument) {
-                Ok(()) => return Partial { done: len, error: None },
-                // A part was done: what the rest is refused for is told when it comes first.
-                Err(Errno::AGAIN) if argument.mapped > 0 => done += argument.mapped as usize,
-                Err(error) => return Partial { done, error: Some(error) },
-            }
-        }
+    pub(crate) fn map_cached(&self, dst: usize, len: usize, write_protect: bool) -> Progress {
+        let mode = if write_protect { UFFDIO_CONTINUE_MODE_WP } else { 0 };
+        in_parts(len, |done| {
+            let range = range(dst + done, len - done);
+            let mut argument = uffdio_continue { range, mode, mapped: 0 };
+            (self.ioctl(UFFDIO_CONTINUE, &mut argument), argument.mapped)
+        })
     }
 
     /// Moves the pages at `src` to `dst`, which must be missing there and be registered with this
     /// descriptor. With `holes`, what is missing at `src` is stepped over.
-    pub fn move_pages(&self, dst: usize, src: usize, len: usize, holes: bool) -> Partial {
-        self.transfer(5, dst, src, len, if holes { 2 } else { 0 })
+    pub(crate) fn move_pages(&self, dst: usize, src: usize, len: usize, holes: bool) -> Progress {
+        let mode = if holes { UFFDIO_MOVE_MODE_ALLOW_SRC_HOLES } else { 0 };
+        in_parts(len, |done| {
+            let (dst, src, len) = ((dst + done) as u64, (src + done) as u64, (len - done) as u64);
+            let mut argument = uffdio_move { dst, src, len, mode, move_: 0 };
+            (self.ioctl(UFFDIO_MOVE, &mut argument), argument.move_)
+        })
     }
 
     /// Sets or clears write protection; clearing answers the faults that waited for it.
     ///
     /// # Errors
     /// The kernel's.
-    pub fn write_protect(&self, start: usize, len: usize, protect: bool) -> Result<(), Errno> {
-        let mut argument = RangeMode {
-            range: Range { start: start as u64, len: len as u64 },
-            mode: u64::from(protect),
-        };
-        self.ioctl(ioctl_number(READ_WRITE, 6, size_of::<RangeMode>()), &mut argument)
+    pub(crate) fn write_protect(
+        &self,
+        start: usize,
+        len: usize,
+        protect: bool,
+    ) -> Result<(), Errno> {
+        let mode = if protect { UFFDIO_WRITEPROTECT_MODE_WP } else { 0 };
+        let mut argument = uffdio_writeprotect { range: range(start, len), mode };
+        self.ioctl(UFFDIO_WRITEPROTECT, &mut argument)
     }
 
     /// Makes any access to a missing page a SIGBUS.
     ///
     /// # Errors
     /// The kernel's; `EXIST` where something is mapped.
-    pub fn poison(&self, start: usize, len: usize) -> Result<(), Errno> {
-        let mut argument =
-            Poison { range: Range { start: start as u64, len: len as u64 }, mode: 0, updated: 0 };
-        self.ioctl(ioctl_number(READ_WRITE, 8, size_of::<Poison>()), &mut argument)
+    pub(crate) fn poison(&self, start: usize, len: usize) -> Result<(), Errno> {
+        let mut argument = uffdio_poison { range: range(start, len), mode: 0, updated: 0 };
+        self.ioctl(UFFDIO_POISON, &mut argument)
     }
 
     /// Waits for a message and reads it.

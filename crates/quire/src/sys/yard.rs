@@ -1,9 +1,9 @@
 //! A yard: address space where small tables and stacks lie side by side.
 //!
-//! A process has some thirty of them when it starts, and a mapping of its own for each (made,
-//! trimmed, advised, its page table not shared with any other) would cost as much as all the rest of
-//! the start. Owns the newest yard. What is taken is given back to the kernel page by page, by
-//! [`memory::release`], and never taken again; so a yard needs no books but where the next goes.
+//! A process has some thirty of them when it starts. A mapping for each (made, trimmed, advised, with
+//! a page table of its own) would cost as much as all the rest of the start. This module owns the
+//! newest yard. What is taken is given back to the kernel page by page, by [`memory::release`], and
+//! never taken again, so a yard only has to know where the next goes.
 //!
 //! Locks: none.
 
@@ -11,7 +11,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 use super::Errno;
-use super::memory::{self, Access};
+use super::memory::{self, InitialProt};
 use crate::units::PAGE_SIZE;
 
 const YARD_BYTES: usize = 8 << 20;
@@ -29,9 +29,9 @@ static NEXT: AtomicUsize = AtomicUsize::new(0);
 pub fn take(bytes: usize) -> Result<NonNull<u8>, Errno> {
     let bytes = pages_of(bytes).ok_or(Errno::NOMEM)?;
     if bytes > TAKEN_BYTES_MAX {
-        return memory::reserve_aligned(bytes, PAGE_SIZE, Access::ReadWrite);
+        return memory::reserve_aligned(bytes, PAGE_SIZE, InitialProt::ReadWrite);
     }
-    // Relaxed, all of them: who gets the addresses is the first to touch them.
+    // Relaxed, all of them: the thread that gets the addresses is the first to touch them.
     loop {
         let next = NEXT.load(Ordering::Relaxed);
         let rest = next.next_multiple_of(YARD_BYTES) - next;
@@ -43,22 +43,23 @@ pub fn take(bytes: usize) -> Result<NonNull<u8>, Errno> {
             }
             continue;
         }
-        let Ok(yard) = memory::reserve_aligned(YARD_BYTES, YARD_BYTES, Access::ReadWrite) else {
+        let Ok(yard) = memory::reserve_aligned(YARD_BYTES, YARD_BYTES, InitialProt::ReadWrite)
+        else {
             // A limit may have room for what is asked.
-            return memory::reserve_aligned(bytes, PAGE_SIZE, Access::ReadWrite);
+            return memory::reserve_aligned(bytes, PAGE_SIZE, InitialProt::ReadWrite);
         };
         let start = yard.as_ptr() as usize;
         let opened =
             NEXT.compare_exchange(next, start + bytes, Ordering::Relaxed, Ordering::Relaxed);
         if opened.is_ok() {
             if let Some(next) = NonNull::new(next as *mut u8).filter(|_| rest > 0) {
-                // SAFETY: the end of the yard before, of which nobody can take anything any more.
+                // SAFETY: the end of the yard before, of which no thread can take anything any more.
                 unsafe { memory::release(next, rest) };
             }
             return Ok(yard);
         }
         // Another thread was quicker to open one.
-        // SAFETY: nobody has heard of this one.
+        // SAFETY: no other thread knows of this one.
         unsafe { memory::release(yard, YARD_BYTES) };
     }
 }

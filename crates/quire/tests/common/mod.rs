@@ -14,7 +14,6 @@ use std::sync::atomic::Ordering;
 use quire::budget::Budget;
 use quire::control::{CONTROL_BYTES, Control, Event, MAGIC, VERSION};
 use quire::mmu::Prot;
-use quire::mmu::simulated::{Settings, Simulated, Trap};
 use quire::page::{Flags, Snapshot, State};
 use quire::reclaim::{Evicted, NoCaches, Reclaimer};
 use quire::scratch::Scratch;
@@ -22,6 +21,7 @@ use quire::space::{AddressSpace, Advice};
 use quire::swap::io::Ring;
 use quire::swap::{Request, Swap};
 use quire::units::{BLOCK_PAGES, PAGE_SIZE, PageNum, PageRange};
+use quire_simulated::{Settings, Simulated, Trap};
 
 /// The settings of a tree, as `quire run` would make them.
 #[derive(Clone, Copy, Debug)]

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use quire::control::{Event, FaultKind, Member};
 use quire::sys::clock::Moment;
-use quire::sys::thread::{self, Files, Place, SignalsBlocked};
+use quire::sys::thread::{self, Files, SignalsBlocked, ThreadMemory};
 
 /// A thread, and what it does.
 pub struct Raw {
@@ -36,7 +36,7 @@ impl Raw {
     }
 
     pub fn start(&self, number: usize) {
-        let place = Place::new(number).unwrap();
+        let place = ThreadMemory::new(number).unwrap();
         let _signals = SignalsBlocked::new();
         let argument = std::ptr::from_ref(self) as usize;
         // SAFETY: the place is new and never unmapped, and `join` keeps `self`.

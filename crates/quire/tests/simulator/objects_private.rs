@@ -8,9 +8,9 @@
 use std::collections::BTreeMap;
 
 use quire::mmu::Prot;
-use quire::mmu::simulated::{Generator, Trap};
 use quire::object::ReadError;
 use quire::units::{PAGE_SIZE, PageRange};
+use quire_simulated::{Generator, Trap};
 
 use crate::world::{Sim, View, World, with_buffer, with_scratch};
 

@@ -6,10 +6,10 @@
 //! it is about are not compared, nor written.
 
 use quire::mmu::Prot;
-use quire::mmu::simulated::{Generator, Trap};
 use quire::object::{FaultAround, FlushError, ReadError};
 use quire::space::vma::Pattern;
 use quire::units::{ObjectPage, ObjectRange, PAGE_SIZE, PageRange};
+use quire_simulated::{Generator, Trap};
 
 use crate::private::{COPY_PAGES_MAX, Copied};
 use crate::store::{Failures, SimStore};

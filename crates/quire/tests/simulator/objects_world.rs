@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use quire::control::Event;
-use quire::mmu::simulated::{Baton, Generator, Planted, Settings, Simulated, Stopped, Wait};
+use quire::mmu::object::InspectObjects;
 use quire::mmu::{Mmu, Prot};
 use quire::object::{FaultAround, FlushError, IoBuffer, MapRequest, ObjectId, Objects};
 use quire::page::Flags;
@@ -18,6 +18,7 @@ use quire::space::vma::Pattern;
 use quire::sys::Errno;
 use quire::sys::clock::Moment;
 use quire::units::{BLOCK_PAGES, ObjectPage, ObjectRange, PageRange};
+use quire_simulated::{Baton, Generator, Planted, Settings, Simulated, Stopped, Wait};
 
 use crate::common::{Speculation, Tree, space};
 use crate::program::Program;
@@ -470,7 +471,8 @@ impl World {
         space.unmap(&mut space.lock(), arena).unwrap();
         self.objects.check();
         assert_eq!((self.objects.cached_pages(), self.objects.dirty_pages()), (0, 0));
-        assert_eq!(self.mmu().memfd_pages(), (0, 0), "pages of memfds are left over");
+        let left = (self.mmu().memfd_pages(), self.mmu().memfd_lengths());
+        assert_eq!(left, (0, 0), "pages of memfds are left over");
         assert_eq!(self.mmu().used(), space.frames().free(), "memory is left over");
         for store in self.gone.lock().unwrap().drain(..) {
             {

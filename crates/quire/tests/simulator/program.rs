@@ -7,12 +7,12 @@
 use std::sync::atomic::Ordering;
 
 use quire::mmu::Prot;
-use quire::mmu::simulated::{Generator, Pin, Trap};
 use quire::page::State;
 use quire::space::Advice;
 use quire::space::remap::Placement;
 use quire::space::vma::{Kind, Pattern};
 use quire::units::{PAGE_SIZE, PageNum, PageRange};
+use quire_simulated::{Generator, Pin, Trap};
 
 use crate::world::{Expected, SHARED, World};
 

@@ -6,10 +6,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use quire::mmu::simulated::{Baton, Generator};
 use quire::object::BackingStore;
 use quire::sys::Errno;
 use quire::units::PAGE_SIZE;
+use quire_simulated::{Baton, Generator};
 
 /// What a store does wrong; 0 is never.
 #[derive(Clone, Copy, Debug, Default)]

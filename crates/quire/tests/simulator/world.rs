@@ -9,7 +9,6 @@ use std::sync::{Arc, Mutex};
 
 use quire::control::Event;
 use quire::mmu::Prot;
-use quire::mmu::simulated::{Baton, Generator, Planted, Settings, Simulated, Stopped};
 use quire::page::State;
 use quire::reclaim::{Balance, NoCaches};
 use quire::scratch::Scratch;
@@ -18,6 +17,7 @@ use quire::swap::Request;
 use quire::swap::io::Faults;
 use quire::sys::clock::Moment;
 use quire::units::{BLOCK_PAGES, PAGE_SIZE, PageNum, PageRange};
+use quire_simulated::{Baton, Generator, Planted, Settings, Simulated, Stopped};
 
 use crate::common::{Speculation, Tree, space};
 use crate::program::Program;

@@ -1,23 +1,26 @@
 //! What the arena is registered for: missing pages, and write protection once something needs it.
 //!
-//! When a process ends or executes, and its engine's threads go before the rest of it, the kernel
-//! walks every page that is registered for write protection to lift it: at 64 MiB that takes longer
-//! than the exec. Most processes never protect a page: nothing of theirs has been to swap, nor have
-//! they pages that a fork shares and that must go (docs/decisions/0025).
+//! When a process ends or executes, and its engine's threads end first, the kernel walks every page
+//! that is registered for write protection to lift it: at 64 MiB that takes longer than the exec. Most
+//! processes never protect a page: they have no page that was swapped, nor one that a fork shares and
+//! that must go (docs/decisions/0025).
 //!
-//! The change is one call over the whole arena, which is right only while all of it is ours: so it
-//! is made before anything foreign is mapped there, if not before. What a program has put there by
-//! bare system calls is left out where the kernel cannot tell of its faults: files.
+//! The change is one call over the whole arena, which is right only while all of it is the engine's: so
+//! it is made before anything foreign is mapped there, if not earlier. What a program has mapped there
+//! by bare system calls is left out where the kernel does not report its faults: files.
 //!
 //! Locks: `turn` is a leaf; the kernel's lock of the address space is taken below it.
 
+#![deny(unsafe_code)]
+
 use core::sync::atomic::{AtomicBool, Ordering};
+
+use linux_raw_sys::general::{UFFDIO_REGISTER_MODE_MISSING, UFFDIO_REGISTER_MODE_WP};
 
 use super::Userfaultfd;
 use crate::sys::Errno;
 use crate::sys::mutex::Mutex;
 use crate::sys::rank;
-use crate::sys::uffd::{MODE_MISSING, MODE_WP};
 use crate::units::{PAGE_SHIFT, PageNum, PageRange};
 
 /// Whether write protection is asked for.
@@ -42,9 +45,13 @@ impl Modes {
         self.is_protectable.load(Ordering::Acquire)
     }
 
-    /// For the kernel.
-    pub fn bits(&self) -> u64 {
-        if self.is_protectable() { MODE_MISSING | MODE_WP } else { MODE_MISSING }
+    /// The bits that the kernel takes.
+    pub fn bits(&self) -> u32 {
+        if self.is_protectable() {
+            UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_WP
+        } else {
+            UFFDIO_REGISTER_MODE_MISSING
+        }
     }
 }
 
@@ -57,7 +64,7 @@ impl Userfaultfd {
         self.register_for(pages, self.modes.bits())
     }
 
-    fn register_for(&self, pages: PageRange, modes: u64) -> Result<(), Errno> {
+    fn register_for(&self, pages: PageRange, modes: u32) -> Result<(), Errno> {
         self.faults.register(self.address(pages.start), pages.len() << PAGE_SHIFT, modes)
     }
 
@@ -65,11 +72,11 @@ impl Userfaultfd {
     ///
     /// # Errors
     /// The kernel's.
-    pub fn register_rest(&self, pages: PageRange) -> Result<(), Errno> {
+    pub(crate) fn register_rest(&self, pages: PageRange) -> Result<(), Errno> {
         self.register_rest_for(pages, self.modes.bits())
     }
 
-    fn register_rest_for(&self, pages: PageRange, modes: u64) -> Result<(), Errno> {
+    fn register_rest_for(&self, pages: PageRange, modes: u32) -> Result<(), Errno> {
         match self.register_for(pages, modes) {
             Err(Errno::INVAL | Errno::BUSY | Errno::PERM) if pages.len() > 1 => {
                 let middle = pages.start.add(pages.len() / 2);
@@ -82,9 +89,9 @@ impl Userfaultfd {
         }
     }
 
-    /// In a fork's child, before anything is registered. No page of its is write-protected, whatever
-    /// its parent's are; so it begins anew, unless something foreign lies in the arena.
-    pub fn begin_modes_in_child(&self, has_foreign: bool) {
+    /// In a fork's child, before anything is registered. None of its pages is write-protected, even
+    /// where its parent's are; so it begins anew, unless something foreign lies in the arena.
+    pub(crate) fn begin_modes_in_child(&self, has_foreign: bool) {
         self.modes.set_protectable(has_foreign);
     }
 
@@ -93,7 +100,7 @@ impl Userfaultfd {
         self.modes.is_protectable()
     }
 
-    /// Sees to it that pages can be write-protected; on a thread with the engine's descriptors.
+    /// Makes it possible to write-protect pages; on a thread with the engine's descriptors.
     pub(super) fn make_protectable(&self) -> Result<(), Errno> {
         if self.modes.is_protectable() {
             return Ok(());
@@ -104,7 +111,7 @@ impl Userfaultfd {
             return Ok(());
         }
         let arena = PageRange::new(PageNum(0), self.arena_pages());
-        self.register_rest_for(arena, MODE_MISSING | MODE_WP)?;
+        self.register_rest_for(arena, UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_WP)?;
         self.modes.is_protectable.store(true, Ordering::Release);
         Ok(())
     }

@@ -2,7 +2,10 @@
 
 use core::sync::atomic::Ordering;
 
-use linux_raw_sys::general::MADV_DONTFORK;
+use linux_raw_sys::general::{
+    MADV_DONTFORK, UFFDIO_REGISTER_MODE_MINOR, UFFDIO_REGISTER_MODE_MISSING,
+    UFFDIO_REGISTER_MODE_WP,
+};
 use rustix::fd::{BorrowedFd, IntoRawFd};
 use rustix::fs::{FallocateFlags, MemfdFlags};
 use rustix::mm::{MapFlags, ProtFlags};
@@ -10,15 +13,15 @@ use rustix::mm::{MapFlags, ProtFlags};
 use super::{Userfaultfd, done, settled};
 use crate::mmu::object::{Memfd, ObjectMmu};
 use crate::mmu::{Done, Prot, Protection};
-use crate::sys::uffd::{MODE_MINOR, MODE_MISSING, MODE_WP};
 use crate::sys::{Errno, memory};
 use crate::units::{ObjectPage, ObjectRange, PAGE_SHIFT, PageRange};
 
 /// What is reported of mappings of objects.
-pub(super) const OBJECT_MODES: u64 = MODE_MISSING | MODE_MINOR | MODE_WP;
+const OBJECT_MODES: u32 =
+    UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_MINOR | UFFDIO_REGISTER_MODE_WP;
 
 /// The memfd's descriptor.
-pub(super) fn descriptor(memfd: Memfd) -> BorrowedFd<'static> {
+fn descriptor(memfd: Memfd) -> BorrowedFd<'static> {
     // SAFETY: open from `memfd_open` to `memfd_close`, which is the memfd's life.
     unsafe { BorrowedFd::borrow_raw(memfd.number) }
 }
@@ -30,7 +33,7 @@ impl ObjectMmu for Userfaultfd {
     }
 
     fn memfd_close(&self, memfd: Memfd) {
-        // SAFETY: the memfd's own descriptor, which nobody uses any more.
+        // SAFETY: the memfd's own descriptor, which no thread uses any more.
         unsafe { rustix::io::close(memfd.number) };
     }
 

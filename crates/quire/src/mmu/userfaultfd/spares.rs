@@ -1,12 +1,10 @@
 //! Spare mappings, held back for the moment when the kernel gives no more.
 //!
-//! A process has `vm.max_map_count` mappings, and its application may use up all of them. What must
-//! be done all the same is to take away, not to add: what was mapped in a range goes, and the range is
-//! reserved again. In between that takes a few mappings more than it leaves. So a few are kept,
-//! given up for that one call, and taken again after it.
-//!
-//! Owns those mappings. In an application that maps at that very moment it may get them: then the
-//! call is tried again a few times, and they are taken back when there are some again.
+//! A process has `vm.max_map_count` mappings, and its application may use up all of them. To unmap a
+//! range and reserve it again must work all the same. In between it takes a few mappings more than it
+//! leaves. So this module owns a few, gives them up for that one call, and takes them again after it.
+//! Where the application maps at that very moment it may get them: then the call is tried again, and
+//! they are taken back when the kernel has some.
 //!
 //! Locks: one mutex, held over the call that the spares are for, so that no two share them.
 
@@ -18,7 +16,7 @@ use linux_raw_sys::general::MADV_DONTFORK;
 use rustix::mm::{MapFlags, ProtFlags};
 
 /// Mappings that are held back. To map over a part of a mapping takes two more, for what is left of
-/// it on both sides, and advice on the new one may take as many again; the rest is for others, who may
+/// it on both sides, and advice on the new one may take as many again; the rest is for other threads, which may
 /// take some in between.
 const SPARES: usize = 16;
 /// How often a call is tried with the spares given up: others may take them.
@@ -83,7 +81,7 @@ fn map_apart() -> Result<usize, Errno> {
         rustix::mm::mmap_anonymous(core::ptr::null_mut(), bytes, ProtFlags::empty(), flags)
     }? as usize;
     let split = || -> Result<(), Errno> {
-        // SAFETY: just mapped, and nobody knows of it.
+        // SAFETY: just mapped, and no other thread knows of it.
         unsafe { memory::advise(start, bytes, MADV_DONTFORK) }?;
         for at in (1..SPARES).step_by(2) {
             // SAFETY: as above.

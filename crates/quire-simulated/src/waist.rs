@@ -6,10 +6,10 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use super::{Entry, Planted, Simulated, Wait, baton};
-use crate::mmu::{Done, FrameId, FrameRun, Holes, Mmu, Prot, Protection, Refusal, Sharer};
-use crate::page::{Futexes, Kill};
-use crate::sys::thread::ThreadId;
-use crate::units::{PAGE_SIZE, PageNum, PageRange};
+use quire::mmu::{Done, FrameId, FrameRun, Holes, Mmu, Prot, Protection, Refusal, Sharer};
+use quire::page::{Futexes, Kill};
+use quire::sys::thread::ThreadId;
+use quire::units::{PAGE_SIZE, PageNum, PageRange};
 
 impl Mmu for Simulated {
     fn move_in(&self, pages: PageRange, frames: FrameId) -> Done {
@@ -60,7 +60,7 @@ impl Mmu for Simulated {
             state.places[place] = entry.physical;
             state.entries[page.index()] = Entry { prot: entry.prot, ..Entry::default() };
             if let Some(Some(bytes)) = stale.get(at) {
-                // SAFETY: the page was just taken away; nobody else has it.
+                // SAFETY: the page was just taken away; no other thread has it.
                 unsafe { *self.bytes(entry.physical) = *bytes };
             }
             None
@@ -103,7 +103,7 @@ impl Mmu for Simulated {
                 return Some(Refusal::Exists);
             }
             let physical = self.allocate(state);
-            // SAFETY: the caller answers for `source`; the new page is nobody's yet.
+            // SAFETY: the caller answers for `source`; no other thread has the new page yet.
             unsafe {
                 let from = source.add(at * PAGE_SIZE);
                 core::ptr::copy_nonoverlapping(from, self.bytes(physical).cast(), PAGE_SIZE);
@@ -150,7 +150,7 @@ impl Mmu for Simulated {
             *sharer = match entry.physical {
                 0 => Sharer::Missing,
                 _ if entry.is_shared => Sharer::Others,
-                _ => Sharer::Nobody,
+                _ => Sharer::None,
             };
         }
         true
@@ -285,13 +285,13 @@ impl Mmu for Simulated {
         let Some(baton) = &self.settings.baton else {
             return Futexes::sleep(word, expected, kill);
         };
-        // With the baton in hand nobody can change the word in between, nor cancel.
+        // No other actor runs, so none can change the word in between, nor cancel.
         if word.load(Ordering::Relaxed) as u32 != expected || kill.is_due() {
             return;
         }
         let address = core::ptr::from_ref(word).addr();
         match (kill.deadline_ns, kill.token) {
-            // There is no timer among the actors: who has a deadline looks now and then.
+            // Actors have no timers: one with a deadline looks now and then.
             (Some(_), _) => baton.relax(),
             (None, Some(token)) => {
                 baton.block(Wait::Either(address, core::ptr::from_ref(&token.0).addr()));

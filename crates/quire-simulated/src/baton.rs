@@ -5,32 +5,28 @@
 //! because nothing runs that the seed did not choose.
 //!
 //! What time it is goes by steps. As a rule there is one clock, as if one CPU ran all actors; a
-//! machine ([`Baton::with_cpus`]) has a CPU and a clock for each, and whoever is behind goes first:
+//! machine ([`Baton::with_cpus`]) has a CPU and a clock for each, and the one that is behind goes first:
 //! that shows what runs beside what, and how long the whole takes.
 //!
-//! An actor that waits for a certain thing is *blocked* until somebody unblocks it; one that has
+//! An actor that waits for a certain thing is *blocked* until another unblocks it; one that has
 //! nothing to do looks again now and then (*idle*). If all are blocked, or idle for too long, the
 //! simulation is stuck, and that is a failure: it panics in every actor.
 
-use core::sync::atomic::{AtomicUsize, Ordering};
-use std::cell::{Cell, RefCell};
-use std::format;
-use std::string::String;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
-use std::vec::Vec;
+use std::cell::Cell;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-#[cfg(debug_assertions)]
-use super::rank;
-use super::thread::ThreadId;
+use crate::generator::Generator;
+use quire::sys::thread::ThreadId;
+use quire::sys::turns::{self, Turns};
 
-/// Looks of idle actors in a row, with nobody else able to run, before the simulation is stuck.
+/// Looks of idle actors in a row, with no other able to run, before the simulation is stuck.
 const IDLE_LOOKS_MAX: u32 = 20_000;
 
 /// What time it is when a simulation begins: not 0, which stands for "never" where moments are kept.
 const START_NS: u64 = 1_000_000_000;
 /// How long a step takes.
 const STEP_NS: u64 = 1_000;
-/// How long it takes until idle actors look again, with nobody else able to run.
+/// How long it takes until idle actors look again, with no other able to run.
 const IDLE_LOOK_NS: u64 = 1_000_000;
 /// Of a machine: the same, and how long a step takes that is none of the kernel's.
 const CPU_LOOK_NS: u64 = 500;
@@ -63,10 +59,10 @@ enum State {
 /// Panics with this are of actors that only end because another one failed.
 pub struct Stopped;
 
-struct Turns {
+struct Actors {
     generator: Generator,
-    actors: Vec<State>,
-    /// Who has the baton.
+    states: Vec<State>,
+    /// The actor that has the baton.
     current: usize,
     steps: u64,
     /// The time that has come so far.
@@ -77,8 +73,8 @@ struct Turns {
     failure: Option<String>,
 }
 
-impl Turns {
-    /// What time it is for an actor, or for whoever asks.
+impl Actors {
+    /// What time it is for an actor, or for a thread that is none.
     fn time_of(&self, actor: Option<usize>) -> u64 {
         let clocks = self.clocks.as_deref();
         clocks.zip(actor).map_or(self.now_ns, |(clocks, index)| clocks[index])
@@ -96,7 +92,7 @@ impl Turns {
     fn look_later(&mut self, index: usize) {
         let is_ready = |(_, state): &(usize, &State)| **state == State::Ready;
         let ready: Vec<usize> =
-            self.actors.iter().enumerate().filter(is_ready).map(|(index, _)| index).collect();
+            self.states.iter().enumerate().filter(is_ready).map(|(index, _)| index).collect();
         if let Some(clocks) = &mut self.clocks {
             let others = ready.into_iter().map(|index| clocks[index]).min();
             clocks[index] = clocks[index].max(others.unwrap_or(0)) + CPU_LOOK_NS;
@@ -114,45 +110,14 @@ impl Turns {
     /// Of a machine, the actor whose clock is behind all others', of those that can run or look.
     fn first_behind(&self) -> Option<usize> {
         let clocks = self.clocks.as_deref()?;
-        let runs = |index: &usize| matches!(self.actors[*index], State::Ready | State::Idle);
-        (0..self.actors.len()).filter(runs).min_by_key(|&index| clocks[index])
+        let runs = |index: &usize| matches!(self.states[*index], State::Ready | State::Idle);
+        (0..self.states.len()).filter(runs).min_by_key(|&index| clocks[index])
     }
 }
 
-/// A small generator: the same numbers from the same seed, on every machine.
-#[derive(Clone, Debug)]
-pub struct Generator(u64);
-
-impl Generator {
-    /// Starts from `seed`.
-    #[must_use]
-    pub fn new(seed: u64) -> Generator {
-        Generator(seed)
-    }
-
-    /// The next number (splitmix64).
-    pub fn next_u64(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
-    }
-
-    /// A number below `limit` (0 for a limit of 0).
-    pub fn below(&mut self, limit: usize) -> usize {
-        (self.next_u64() % limit.max(1) as u64) as usize
-    }
-
-    /// True once in so many times; never for 0.
-    pub fn one_in(&mut self, many: u32) -> bool {
-        many != 0 && self.next_u64().is_multiple_of(u64::from(many))
-    }
-}
-
-/// Chooses who runs.
+/// Chooses which actor runs.
 pub struct Baton {
-    turns: Mutex<Turns>,
+    actors: Mutex<Actors>,
     /// One for each actor.
     handed_over: Vec<Condvar>,
     /// How often a step changes actors.
@@ -161,21 +126,6 @@ pub struct Baton {
 
 std::thread_local! {
     static ACTOR: Cell<Option<usize>> = const { Cell::new(None) };
-    /// The baton that the actor waits for, for [`super::turns`].
-    static BATON: RefCell<Option<Arc<Baton>>> = const { RefCell::new(None) };
-}
-
-/// Actors of this process. While there is none no thread-local is touched: an engine that serves a
-/// program has threads to which libc gave none.
-static ACTORS: AtomicUsize = AtomicUsize::new(0);
-
-/// The baton of the calling thread, if it is an actor.
-pub(super) fn current() -> Option<Arc<Baton>> {
-    // Relaxed: an actor has counted itself.
-    if ACTORS.load(Ordering::Relaxed) == 0 {
-        return None;
-    }
-    BATON.with_borrow(Clone::clone)
 }
 
 /// The calling actor, as a thread; unknown where it is none.
@@ -188,9 +138,9 @@ impl Baton {
     #[must_use]
     pub fn new(seed: u64, actors: usize, switch_one_in: u32) -> Baton {
         Baton {
-            turns: Mutex::new(Turns {
+            actors: Mutex::new(Actors {
                 generator: Generator::new(seed),
-                actors: std::vec![State::NotStarted; actors],
+                states: vec![State::NotStarted; actors],
                 current: usize::MAX,
                 steps: 0,
                 now_ns: START_NS,
@@ -207,106 +157,102 @@ impl Baton {
     #[must_use]
     pub fn with_cpus(seed: u64, actors: usize) -> Baton {
         let baton = Baton::new(seed, actors, 1);
-        baton.turns().clocks = Some(std::vec![START_NS; actors]);
+        baton.actors().clocks = Some(vec![START_NS; actors]);
         baton
     }
 
     /// How long the simulation has taken: by the clock that is farthest.
     #[must_use]
     pub fn elapsed_ns(&self) -> u64 {
-        let turns = self.turns();
-        let farthest = turns.clocks.iter().flatten().copied().max();
-        farthest.unwrap_or(turns.now_ns) - START_NS
+        let actors = self.actors();
+        let farthest = actors.clocks.iter().flatten().copied().max();
+        farthest.unwrap_or(actors.now_ns) - START_NS
     }
 
-    fn turns(&self) -> MutexGuard<'_, Turns> {
+    fn actors(&self) -> MutexGuard<'_, Actors> {
         // Poisoned by an actor that failed: the failure is what counts.
-        self.turns.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.actors.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Steps so far.
     pub fn steps(&self) -> u64 {
-        self.turns().steps
+        self.actors().steps
     }
 
     /// What time it is in the simulation.
     pub fn now_ns(&self) -> u64 {
-        self.turns().time_of(ACTOR.get())
+        self.actors().time_of(ACTOR.get())
     }
 
     /// Makes the calling thread actor `index`, and returns when it is its turn.
     pub fn start(self: &Arc<Self>, index: usize) {
         ACTOR.set(Some(index));
-        BATON.set(Some(Arc::clone(self)));
-        ACTORS.fetch_add(1, Ordering::Relaxed);
-        let mut turns = self.turns();
-        turns.actors[index] = State::Ready;
-        if turns.actors.iter().all(|state| *state == State::Ready) {
-            self.choose(&mut turns);
+        turns::start(Arc::<Baton>::clone(self));
+        let mut actors = self.actors();
+        actors.states[index] = State::Ready;
+        if actors.states.iter().all(|state| *state == State::Ready) {
+            self.choose(&mut actors);
         }
-        self.wait_for_turn(turns, index);
+        self.wait_for_turn(actors, index);
     }
 
     /// Ends the calling actor, which holds no lock any more, unless the simulation has failed.
     pub fn end(&self) {
         let Some(index) = ACTOR.take() else { return };
-        #[cfg(debug_assertions)]
-        if let Some(rank) = rank::forget().filter(|_| self.failure().is_none()) {
+        if let Some(rank) = turns::end().filter(|_| self.failure().is_none()) {
             self.fail(format!("actor {index} has ended and holds {rank:?}"));
         }
-        BATON.set(None);
-        ACTORS.fetch_sub(1, Ordering::Relaxed);
-        let mut turns = self.turns();
-        turns.actors[index] = State::Ended;
-        self.choose(&mut turns);
+        let mut actors = self.actors();
+        actors.states[index] = State::Ended;
+        self.choose(&mut actors);
     }
 
     /// Ends the simulation: every actor panics at its next step.
     pub fn fail(&self, why: String) {
-        let mut turns = self.turns();
-        self.fail_locked(&mut turns, why);
+        let mut actors = self.actors();
+        self.fail_locked(&mut actors, why);
     }
 
-    fn fail_locked(&self, turns: &mut Turns, why: String) {
-        turns.failure.get_or_insert(why);
+    fn fail_locked(&self, actors: &mut Actors, why: String) {
+        actors.failure.get_or_insert(why);
         self.handed_over.iter().for_each(Condvar::notify_all);
     }
 
     /// Why the simulation failed, if it did.
     pub fn failure(&self) -> Option<String> {
-        self.turns().failure.clone()
+        self.actors().failure.clone()
     }
 
-    /// A place where another actor may come in between.
+    /// A place where another actor may run.
     pub fn step(&self) {
         let Some(index) = ACTOR.get() else { return };
-        let mut turns = self.turns();
-        turns.steps += 1;
-        turns.pass(index, CPU_STEP_NS);
-        turns.idle_looks = 0;
-        if turns.generator.one_in(self.switch_one_in) {
-            self.choose(&mut turns);
+        let mut actors = self.actors();
+        actors.steps += 1;
+        actors.pass(index, CPU_STEP_NS);
+        actors.idle_looks = 0;
+        if actors.generator.one_in(self.switch_one_in) {
+            self.choose(&mut actors);
         }
-        self.wait_for_turn(turns, index);
+        self.wait_for_turn(actors, index);
     }
 
     /// The calling actor's CPU works for so long; nothing where there is one clock.
     pub fn work(&self, ns: u64) {
         let Some(index) = ACTOR.get() else { return };
-        let mut turns = self.turns();
-        if turns.clocks.is_some() {
-            turns.pass(index, ns);
+        let mut actors = self.actors();
+        if actors.clocks.is_some() {
+            actors.pass(index, ns);
         }
     }
 
     /// Lets others run; comes back as soon as the seed says so.
     pub fn relax(&self) {
         let Some(index) = ACTOR.get() else { return };
-        let mut turns = self.turns();
-        turns.actors[index] = State::Idle;
-        turns.look_later(index);
-        self.choose(&mut turns);
-        self.wait_for_turn(turns, index);
+        let mut actors = self.actors();
+        actors.states[index] = State::Idle;
+        actors.look_later(index);
+        self.choose(&mut actors);
+        self.wait_for_turn(actors, index);
     }
 
     /// Waits until `is_ready` says so, looking again now and then.
@@ -316,20 +262,20 @@ impl Baton {
         }
     }
 
-    /// Waits until somebody [unblocks](Self::unblock) what this actor waits for.
+    /// Waits until another actor [unblocks](Self::unblock) what this actor waits for.
     pub fn block(&self, wait: Wait) {
         let Some(index) = ACTOR.get() else { return };
-        let mut turns = self.turns();
-        turns.actors[index] = State::Blocked(wait);
-        self.choose(&mut turns);
-        self.wait_for_turn(turns, index);
+        let mut actors = self.actors();
+        actors.states[index] = State::Blocked(wait);
+        self.choose(&mut actors);
+        self.wait_for_turn(actors, index);
     }
 
-    /// Those who wait for this can run again.
+    /// The actors that wait for this can run again.
     pub fn unblock(&self, wait: Wait) {
-        let mut turns = self.turns();
+        let mut actors = self.actors();
         let mut woken = Vec::new();
-        for (index, state) in turns.actors.iter_mut().enumerate() {
+        for (index, state) in actors.states.iter_mut().enumerate() {
             let is_meant = match *state {
                 State::Blocked(Wait::Either(one, other)) => {
                     wait == Wait::Word(one) || wait == Wait::Word(other)
@@ -342,81 +288,109 @@ impl Baton {
                 woken.push(index);
             }
         }
-        woken.into_iter().for_each(|index| turns.catch_up(index));
+        woken.into_iter().for_each(|index| actors.catch_up(index));
     }
 
-    /// Up to `count` of those who wait for a futex as one of `classes` can run again; the seed says
-    /// who.
+    /// Up to `count` actors that wait for a futex as one of `classes` can run again; the seed says
+    /// which.
     pub fn unblock_futex(&self, address: usize, count: u32, classes: u32) {
-        let mut turns = self.turns();
+        let mut actors = self.actors();
         for _ in 0..count {
             let waits = |state: &State| {
                 matches!(*state, State::Blocked(Wait::Futex(at, as_one_of))
                     if at == address && as_one_of & classes != 0)
             };
             let waiting: Vec<usize> =
-                (0..turns.actors.len()).filter(|&index| waits(&turns.actors[index])).collect();
+                (0..actors.states.len()).filter(|&index| waits(&actors.states[index])).collect();
             if waiting.is_empty() {
                 return;
             }
-            let index = waiting[turns.generator.below(waiting.len())];
-            turns.actors[index] = State::Ready;
-            turns.catch_up(index);
+            let index = waiting[actors.generator.below(waiting.len())];
+            actors.states[index] = State::Ready;
+            actors.catch_up(index);
         }
     }
 
-    /// Hands the baton to somebody who can run: mostly one who is ready.
-    fn choose(&self, turns: &mut Turns) {
-        let indices = |turns: &Turns, wanted: State| -> Vec<usize> {
-            let states = turns.actors.iter().enumerate();
+    /// Hands the baton to an actor that can run, mostly to one that is ready.
+    fn choose(&self, actors: &mut Actors) {
+        let indices = |actors: &Actors, wanted: State| -> Vec<usize> {
+            let states = actors.states.iter().enumerate();
             states.filter(|(_, state)| **state == wanted).map(|(index, _)| index).collect()
         };
-        let ready = indices(turns, State::Ready);
-        let idle = indices(turns, State::Idle);
+        let ready = indices(actors, State::Ready);
+        let idle = indices(actors, State::Idle);
         if ready.is_empty() {
-            turns.idle_looks += 1;
-            turns.now_ns += IDLE_LOOK_NS;
+            actors.idle_looks += 1;
+            actors.now_ns += IDLE_LOOK_NS;
         }
-        if let Some(index) = turns.first_behind() {
-            return self.hand_to(turns, index);
+        if let Some(index) = actors.first_behind() {
+            return self.hand_to(actors, index);
         }
-        let looks = !idle.is_empty() && (ready.is_empty() || turns.generator.one_in(4));
+        let looks = !idle.is_empty() && (ready.is_empty() || actors.generator.one_in(4));
         let candidates = if looks { idle } else { ready };
-        if candidates.is_empty() || turns.idle_looks > IDLE_LOOKS_MAX {
-            let is_over = turns.actors.iter().all(|state| *state == State::Ended);
+        if candidates.is_empty() || actors.idle_looks > IDLE_LOOKS_MAX {
+            let is_over = actors.states.iter().all(|state| *state == State::Ended);
             if !is_over {
-                let why = format!("nobody can go on: {:?}", turns.actors);
-                self.fail_locked(turns, why);
+                let why = format!("no actor can go on: {:?}", actors.states);
+                self.fail_locked(actors, why);
             }
             return;
         }
-        let index = candidates[turns.generator.below(candidates.len())];
-        self.hand_to(turns, index);
+        let index = candidates[actors.generator.below(candidates.len())];
+        self.hand_to(actors, index);
     }
 
-    fn hand_to(&self, turns: &mut Turns, index: usize) {
-        turns.actors[index] = State::Ready;
-        if index != turns.current {
-            turns.current = index;
+    fn hand_to(&self, actors: &mut Actors, index: usize) {
+        actors.states[index] = State::Ready;
+        if index != actors.current {
+            actors.current = index;
             self.handed_over[index].notify_one();
         }
     }
 
-    fn wait_for_turn(&self, mut turns: MutexGuard<'_, Turns>, index: usize) {
+    fn wait_for_turn(&self, mut actors: MutexGuard<'_, Actors>, index: usize) {
         loop {
-            if turns.failure.is_some() {
-                drop(turns);
+            if actors.failure.is_some() {
+                drop(actors);
                 if !std::thread::panicking() {
-                    std::panic::resume_unwind(std::boxed::Box::new(Stopped));
+                    std::panic::resume_unwind(Box::new(Stopped));
                 }
                 return;
             }
-            if turns.current == index {
+            if actors.current == index {
                 return;
             }
-            turns = self.handed_over[index]
-                .wait(turns)
-                .unwrap_or_else(std::sync::PoisonError::into_inner);
+            actors = self.handed_over[index].wait(actors).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+}
+
+impl Turns for Baton {
+    fn step(&self) {
+        self.step();
+    }
+
+    fn relax(&self) {
+        self.relax();
+    }
+
+    fn block_on_mutex(&self, address: usize) {
+        self.block(Wait::Lock(address));
+    }
+
+    fn unblock_mutex(&self, address: usize) {
+        self.unblock(Wait::Lock(address));
+    }
+
+    fn block_on_futex(&self, address: usize, classes: u32) {
+        self.block(Wait::Futex(address, classes));
+    }
+
+    fn unblock_futex(&self, address: usize, count: u32, classes: u32) {
+        self.unblock_futex(address, count, classes);
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.now_ns()
     }
 }

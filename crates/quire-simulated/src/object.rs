@@ -1,27 +1,16 @@
 //! Objects on the simulated MMU: memfds as vectors of pages with holes, and what shows them.
 //!
-//! A page of a memfd is a physical page that belongs to the memfd, however often it is mapped; who
-//! unmaps it somewhere leaves it where it is. What the kernel would answer is answered here
+//! A page of a memfd is a physical page that belongs to the memfd, however often it is mapped. To
+//! unmap it somewhere leaves it where it is. What the kernel would answer is answered here
 //! (`tests/conformance_objects.rs` holds one against the other); what would spoil an object without
 //! a word is a panic: bytes behind a memfd's end, which would make it longer, a part of a page that
 //! is not there, a read of a hole, a memfd that is closed while something shows it.
 
-use std::vec::Vec;
-
 use super::{Entry, Physical, Planted, Simulated, State};
-use crate::mmu::object::{Memfd, ObjectMmu};
-use crate::mmu::{Done, Inspect, Mmu, Prot, Protection, Refusal};
-use crate::sys::Errno;
-use crate::units::{ObjectPage, ObjectRange, PAGE_SHIFT, PAGE_SIZE, PageNum, PageRange};
-
-/// A page of a memfd that a page of the arena shows.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Shown {
-    /// The memfd.
-    pub memfd: Memfd,
-    /// Its page.
-    pub page: ObjectPage,
-}
+use quire::mmu::object::{InspectObjects, Memfd, ObjectMmu, Shown};
+use quire::mmu::{Done, Mmu, Prot, Protection, Refusal};
+use quire::sys::Errno;
+use quire::units::{ObjectPage, ObjectRange, PAGE_SHIFT, PAGE_SIZE, PageNum, PageRange};
 
 /// The pages of a memfd; 0 is a hole.
 pub(super) type MemfdContent = Vec<Physical>;
@@ -85,32 +74,9 @@ impl Simulated {
         is_there
     }
 
-    /// What of an object a page of the arena shows.
-    pub fn shown_at(&self, page: PageNum) -> Option<Shown> {
-        self.state().entries[page.index()].shows
-    }
-
-    /// Whether a memfd has a page.
-    pub fn is_in_memfd(&self, memfd: Memfd, page: ObjectPage) -> bool {
-        self.state().shown(Shown { memfd, page }).is_some_and(|physical| physical != 0)
-    }
-
-    /// Pages that all memfds have, and pages until their ends.
-    pub fn memfd_pages(&self) -> (usize, usize) {
-        let state = self.state();
-        let memfds = state.memfds.iter().flatten();
-        let (mut there, mut all) = (0, 0);
-        for content in memfds {
-            there += content.iter().filter(|physical| **physical != 0).count();
-            all += content.len();
-        }
-        (there, all)
-    }
-
-    /// Whether a page of an object is mapped, and can be written without a fault.
-    pub fn is_writable(&self, page: PageNum) -> bool {
-        let mapping = self.mapping(page);
-        mapping.is_present && !mapping.is_write_protected
+    /// Pages of all memfds until their ends, cached or not.
+    pub fn memfd_lengths(&self) -> usize {
+        self.state().memfds.iter().flatten().map(Vec::len).sum()
     }
 
     /// Runs `act` with each page of a memfd that bytes lie in, and the part of them that does.
@@ -260,5 +226,20 @@ impl ObjectMmu for Simulated {
             self.answer(state, PageRange::new(page, 1));
             None
         })
+    }
+}
+
+impl InspectObjects for Simulated {
+    fn shown_at(&self, page: PageNum) -> Option<Shown> {
+        self.state().entries[page.index()].shows
+    }
+
+    fn is_in_memfd(&self, memfd: Memfd, page: ObjectPage) -> bool {
+        self.state().shown(Shown { memfd, page }).is_some_and(|physical| physical != 0)
+    }
+
+    fn memfd_pages(&self) -> usize {
+        let state = self.state();
+        state.memfds.iter().flatten().flatten().filter(|&&physical| physical != 0).count()
     }
 }

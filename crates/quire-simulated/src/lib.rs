@@ -6,33 +6,37 @@
 //! frame, a move onto something. The clock is a counter.
 //!
 //! The program's side is [`Simulated::access`]: it faults as a thread would, and waits for its
-//! answer. Messages come out of [`Simulated::next_fault`] in their order, each once; one whose
-//! fault was answered before anybody read it is gone, as the kernel has it.
+//! answer. Messages come out of [`Simulated::next_fault`] in their order, each once. A message whose
+//! fault was answered before it was read is gone, as the kernel has it.
 //!
-//! The calls themselves are in `waist.rs`. Objects (`object.rs`) have their memfds here as well: a page of a memfd may be mapped at any number
-//! of pages of the arena.
+//! The calls of the waist are in `waist.rs`, those of objects in `object.rs`: a page of a memfd may be
+//! mapped at any number of pages of the arena.
 //!
-//! With a [`Baton`] every call is a place where other actors may come in, in the order that a seed
-//! chooses, and between the pages of one call as well. A seed also refuses moves now and then, as
-//! pinned pages and changing layouts do.
+//! With a [`Baton`] other actors may run at every call, and between the pages of one call, in the
+//! order that a seed chooses. A seed also refuses moves now and then, as the kernel does for pinned
+//! pages and changing layouts.
 
+#![cfg(feature = "simulated")]
+
+mod baton;
+mod generator;
 mod object;
 mod waist;
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::vec::Vec;
 
-use self::object::{MemfdContent, Shown};
-use super::{Done, FrameId, Inspect, Mapping, Mmu, Prot, Refusal};
-use crate::mmu::Access;
-use crate::sys::Errno;
-use crate::sys::baton;
-pub use crate::sys::baton::{Baton, Generator, Stopped, Wait};
-use crate::sys::memory;
-use crate::sys::thread::ThreadId;
-use crate::units::{PAGE_SHIFT, PAGE_SIZE, PageNum, PageRange};
+use quire::mmu::object::Shown;
+use quire::mmu::{Access, Done, FrameId, Inspect, Mmu, PageMapping, Prot, Refusal};
+use quire::sys::Errno;
+use quire::sys::memory;
+use quire::sys::thread::ThreadId;
+use quire::units::{PAGE_SHIFT, PAGE_SIZE, PageNum, PageRange};
+
+pub use self::baton::{Baton, Stopped, Wait};
+pub use self::generator::Generator;
+use self::object::MemfdContent;
 
 /// What freed memory is overwritten with.
 const FREED: u8 = 0xdb;
@@ -63,7 +67,7 @@ pub struct Settings {
     pub refuse_one_in: u32,
     /// A planted mistake.
     pub planted: Option<Planted>,
-    /// Who runs; without it threads run as they like.
+    /// Chooses which actor runs; without it threads run as they like.
     pub baton: Option<Arc<Baton>>,
 }
 
@@ -125,7 +129,7 @@ pub struct Simulated {
     settings: Settings,
 }
 
-// SAFETY: the buffer's address is constant; who may touch which page of it is the page locks'
+// SAFETY: the buffer's address is constant; which thread may touch a page of it is the page locks'
 // business, as with real memory.
 unsafe impl Send for Simulated {}
 // SAFETY: as above.
@@ -138,13 +142,13 @@ impl Simulated {
     /// `NOMEM`.
     pub fn new(pages: usize, frames: usize, settings: Settings) -> Result<Simulated, Errno> {
         let physical = pages + frames + 1;
-        let memory = memory::reserve(physical << PAGE_SHIFT, memory::Access::ReadWrite)?;
+        let memory = memory::reserve(physical << PAGE_SHIFT, memory::InitialProt::ReadWrite)?;
         Ok(Simulated {
             memory: memory.cast(),
             pages: physical,
             state: Mutex::new(State {
-                entries: std::vec![Entry::default(); pages],
-                places: std::vec![0; frames],
+                entries: vec![Entry::default(); pages],
+                places: vec![0; frames],
                 unused: Vec::new(),
                 fresh: 1,
                 used: 0,
@@ -176,7 +180,7 @@ impl Simulated {
             state.fresh += 1;
             state.fresh - 1
         });
-        // SAFETY: nobody has the page.
+        // SAFETY: no thread has the page.
         unsafe { (*self.bytes(physical)).fill(0) };
         physical
     }
@@ -186,7 +190,7 @@ impl Simulated {
             // The kernel still holds it; the last unpin frees it.
             return;
         }
-        // SAFETY: nobody has the page any more.
+        // SAFETY: no thread has the page any more.
         unsafe { (*self.bytes(physical)).fill(FREED) };
         state.used -= 1;
         state.unused.push(physical);
@@ -197,7 +201,7 @@ impl Simulated {
         self.state().used
     }
 
-    /// Charges the virtual clock for a call, and lets others come in.
+    /// Charges the virtual clock for a call, and lets others run.
     fn enter(&self) {
         // Relaxed: a clock.
         self.clock.fetch_add(CALL_CYCLES, Ordering::Relaxed);
@@ -223,7 +227,7 @@ impl Simulated {
         state.generator.one_in(self.settings.refuse_one_in)
     }
 
-    /// A fault's answer: whoever waits in `pages` tries again.
+    /// Answers faults: the threads that wait in `pages` try again.
     fn answer(&self, state: &mut State, pages: PageRange) {
         state.faults.retain(|fault| {
             let is_answered = pages.contains(fault.page);
@@ -307,7 +311,7 @@ impl Simulated {
         }
     }
 
-    /// The next fault that nobody has read, if there is one.
+    /// The next fault that was not read yet, if there is one.
     pub fn try_next_fault(&self) -> Option<(PageNum, Access)> {
         self.try_next_message().map(|(_, page, access)| (page, access))
     }
@@ -437,9 +441,9 @@ impl Drop for Simulated {
 }
 
 impl Inspect for Simulated {
-    fn mapping(&self, page: PageNum) -> Mapping {
+    fn mapping(&self, page: PageNum) -> PageMapping {
         let entry = self.state().entries[page.index()];
-        Mapping {
+        PageMapping {
             is_present: entry.physical != 0,
             is_write_protected: entry.is_write_protected,
             is_poisoned: Some(entry.is_poisoned),
