@@ -24,7 +24,7 @@ pub struct Seat {
     pub asked_ms: AtomicU32,
     /// Pages that it is to give.
     pub demand: AtomicU32,
-    /// Who demanded them, by slot, plus one.
+    /// The slot of the member that demanded them, plus one.
     pub demanded_by: AtomicU32,
     /// When they were first demanded (in the high half), and its `life` then (in the low half).
     pub demanded: AtomicU64,
