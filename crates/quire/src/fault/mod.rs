@@ -23,7 +23,7 @@ use self::order::Guess;
 use self::speculative::{Doubt, Way};
 use self::window::{Settled, Source, Window};
 use crate::control::Event;
-use crate::failpoint::{self, Place};
+use crate::failpoint::{self, Failpoint};
 use crate::mmu::{Access, FrameId, FrameRun, Mmu, Protection};
 use crate::page::{Flags, Interrupted, Kill, LockedPage, LockedRange, Snapshot, State};
 use crate::scratch::{STAGING_PAGES, Scratch};
@@ -102,7 +102,7 @@ impl<M: Mmu> AddressSpace<M> {
         scratch: &mut Scratch,
     ) -> Result<Outcome, Doubt> {
         loop {
-            failpoint::hit(Place::Arrived, page);
+            failpoint::hit(Failpoint::Arrived, page);
             let vma = match self.find_vma(page) {
                 Some(vma) if vma.attributes.kind.is_anonymous() => vma,
                 found if way == Way::Speculative => return Err(Doubt::not_supported(page, found)),
@@ -124,7 +124,7 @@ impl<M: Mmu> AddressSpace<M> {
             if !self.has_room_for(seen, guess, scratch) || !self.use_block(page) {
                 return Ok(self.starve(page));
             }
-            failpoint::hit(Place::Prepared, page);
+            failpoint::hit(Failpoint::Prepared, page);
             let Some(locked) = self.lock_in_turns(page, &vma, way)? else {
                 self.budget.count(Event::FaultParked, 1);
                 return Ok(Outcome::Parked);
@@ -136,7 +136,7 @@ impl<M: Mmu> AddressSpace<M> {
                 // It was in memory, and no room has been made for it.
                 return Err(Doubt::pmd_changed(&vma));
             }
-            failpoint::hit(Place::Checked, page);
+            failpoint::hit(Failpoint::Checked, page);
             let served = match locked.state() {
                 State::Mapped => return Ok(self.fault_on_mapped(locked, &vma, access)),
                 // Cached is for words of objects alone.
