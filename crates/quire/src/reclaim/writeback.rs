@@ -16,9 +16,9 @@ use crate::mmu::Mmu;
 use crate::page::{Flags, PageWord, Snapshot, State, Stored};
 use crate::scratch::Scratch;
 use crate::space::AddressSpace;
-use crate::swap::file::{Purpose, SwapFile, segment_blobs};
+use crate::swap::Writing;
+use crate::swap::file::{SegmentPurpose, SwapFile, segment_blobs};
 use crate::swap::io::Job;
-use crate::swap::tiers::Writing;
 use crate::swap::zpool::Handle;
 use crate::sys::memory::{self, Access};
 use crate::units::PageNum;
@@ -56,9 +56,10 @@ impl<M: Mmu> AddressSpace<M> {
     pub(crate) fn write_back(&self, _: &mut Scratch) -> usize {
         let Some((file, mut writing)) = self.swap.writing() else { return 0 };
         let writing = &mut *writing;
-        if writing.writer.open(file, Purpose::Reclaim).is_err() && !self.clean(file, writing) {
-            let is_open =
-                self.give_up_locations() > 0 && writing.writer.open(file, Purpose::Reclaim).is_ok();
+        if writing.writer.open(file, SegmentPurpose::Reclaim).is_err() && !self.clean(file, writing)
+        {
+            let is_open = self.give_up_locations() > 0
+                && writing.writer.open(file, SegmentPurpose::Reclaim).is_ok();
             if !is_open {
                 return 0;
             }
@@ -173,7 +174,7 @@ impl<M: Mmu> AddressSpace<M> {
     fn clean(&self, file: &SwapFile, writing: &mut Writing) -> bool {
         let victims = file.victims();
         let mut is_open = victims.iter().any(Option::is_some)
-            && writing.writer.open(file, Purpose::Clean).is_ok();
+            && writing.writer.open(file, SegmentPurpose::Clean).is_ok();
         let Ok(buffer) = memory::reserve(SEGMENT_BYTES, Access::ReadWrite) else {
             victims.into_iter().flatten().for_each(|segment| file.unpin(segment));
             return false;
