@@ -7,7 +7,7 @@ use quire::control::Event;
 use quire::fault::Outcome;
 use quire::mmu::simulated::Trap;
 use quire::page::State;
-use quire::swap::ReadRequest;
+use quire::swap::SwapRead;
 use quire::swap::file::Location;
 use quire::units::{PageNum, PageRange};
 
@@ -29,7 +29,7 @@ fn fault(machine: &Machine, page: PageNum) -> Outcome {
 }
 
 fn take_requests(machine: &Machine) -> usize {
-    machine.space.swap().try_take_requests(&mut [ReadRequest::NONE; 4])
+    machine.space.swap().try_take_requests(&mut [SwapRead::NONE; 4])
 }
 
 #[test]

@@ -25,7 +25,7 @@ pub struct Account(AtomicU64);
 
 /// What an account said at a moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Balance {
+pub struct AccountState {
     /// Pages taken from the tree.
     pub granted: u32,
     /// Of them, pages charged.
@@ -42,14 +42,14 @@ pub struct Intent {
     taken: u32,
 }
 
-impl Balance {
+impl AccountState {
     /// Pages granted and not held.
     pub const fn slack(self) -> usize {
         (self.granted - self.held) as usize
     }
 
-    const fn of(word: u64) -> Balance {
-        Balance { granted: (word >> 32) as u32, held: word as u32 }
+    const fn of(word: u64) -> AccountState {
+        AccountState { granted: (word >> 32) as u32, held: word as u32 }
     }
 
     const fn word(self) -> u64 {
@@ -59,35 +59,35 @@ impl Balance {
 
 impl Account {
     /// What it says now. Relaxed, so that it works where the page is mapped to be read only.
-    pub fn get(&self) -> Balance {
-        Balance::of(self.0.load(Ordering::Relaxed))
+    pub fn get(&self) -> AccountState {
+        AccountState::of(self.0.load(Ordering::Relaxed))
     }
 
     /// What is granted, for a thread that has raised an account and adds up all of them.
     pub(super) fn granted_in_order(&self) -> usize {
         // SeqCst, with the raise in `intend`: of two that raise and look, one sees the other.
-        Balance::of(self.0.load(Ordering::SeqCst)).granted as usize
+        AccountState::of(self.0.load(Ordering::SeqCst)).granted as usize
     }
 
     /// The one loop that changes the word. `None` leaves it alone. Returns what it was.
     fn change(
         &self,
-        mut change: impl FnMut(Balance) -> Option<Balance>,
-    ) -> Result<Balance, Balance> {
+        mut change: impl FnMut(AccountState) -> Option<AccountState>,
+    ) -> Result<AccountState, AccountState> {
         // SeqCst: the intents of all members are in one order with the sums; see above.
         let changed = self.0.fetch_update(Ordering::SeqCst, Ordering::Relaxed, |word| {
-            let new = change(Balance::of(word))?;
+            let new = change(AccountState::of(word))?;
             debug_assert!(new.held <= new.granted, "{new:?}");
             Some(new.word())
         });
-        changed.map(Balance::of).map_err(Balance::of)
+        changed.map(AccountState::of).map_err(AccountState::of)
     }
 
     /// Charges pages out of the slack; `false` where it is too little.
     #[must_use]
     pub fn charge_slack(&self, pages: usize) -> bool {
         self.change(|now| {
-            (pages <= now.slack()).then(|| Balance { held: now.held + pages as u32, ..now })
+            (pages <= now.slack()).then(|| AccountState { held: now.held + pages as u32, ..now })
         })
         .is_ok()
     }
@@ -98,7 +98,7 @@ impl Account {
         let pages = u32::try_from(pages).ok()?;
         let before = self.change(|now| {
             let held = now.held.checked_add(pages)?;
-            Some(Balance { granted: now.granted.max(held), held })
+            Some(AccountState { granted: now.granted.max(held), held })
         });
         let before = before.ok()?;
         Some(Intent { pages, taken: pages.saturating_sub(before.slack() as u32) })
@@ -111,7 +111,7 @@ impl Account {
         let taken = pages.min(intent.taken);
         let _ = self.change(|now| {
             let held = now.held.saturating_sub(pages);
-            Some(Balance { granted: (now.granted - taken).max(held), held })
+            Some(AccountState { granted: (now.granted - taken).max(held), held })
         });
         Intent { pages: intent.pages - pages, taken: intent.taken - taken }
     }
@@ -127,16 +127,16 @@ impl Account {
             debug_assert!(pages <= now.held as usize, "{pages} are given back of {now:?}");
             let held = now.held.saturating_sub(pages as u32);
             let slack = ((now.granted - held) as usize).min(slack_max);
-            Some(Balance { granted: held + slack as u32, held })
+            Some(AccountState { granted: held + slack as u32, held })
         });
     }
 
     /// Gives the slack back to the tree; returns how much that was.
     pub fn give_slack_back(&self) -> usize {
         let gave = self.change(|now| {
-            (now.slack() > 0).then_some(Balance { granted: now.held, held: now.held })
+            (now.slack() > 0).then_some(AccountState { granted: now.held, held: now.held })
         });
-        gave.map_or(0, Balance::slack)
+        gave.map_or(0, AccountState::slack)
     }
 
     /// Charges pages that were another account's, whether they fit or not.
@@ -150,7 +150,7 @@ impl Account {
     pub fn take_out(&self, pages: usize) -> usize {
         let before = self.change(|now| {
             let held = now.held.saturating_sub(u32::try_from(pages).unwrap_or(u32::MAX));
-            Some(Balance { granted: now.granted - (now.held - held), held })
+            Some(AccountState { granted: now.granted - (now.held - held), held })
         });
         before.map_or(0, |before| pages.min(before.held as usize))
     }
@@ -171,8 +171,8 @@ mod tests {
         Account(AtomicU64::new(0))
     }
 
-    fn pages(granted: u32, held: u32) -> Balance {
-        Balance { granted, held }
+    fn pages(granted: u32, held: u32) -> AccountState {
+        AccountState { granted, held }
     }
 
     #[test]

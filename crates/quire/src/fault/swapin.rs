@@ -9,7 +9,7 @@ use crate::page::{LockedPage, Snapshot, State};
 use crate::scratch::{READING_PAGES, Scratch};
 use crate::space::AddressSpace;
 use crate::space::vma::Pattern;
-use crate::swap::ReadRequest;
+use crate::swap::SwapRead;
 use crate::swap::file::{Location, ReadPlan};
 use crate::swap::io::{Job, Ring};
 use crate::sys::Errno;
@@ -32,7 +32,7 @@ struct PlannedRead<'a, M: Mmu> {
 
 impl<M: Mmu> AddressSpace<M> {
     /// Reads pages that handlers left locked, maps them, and answers their faults. May sleep.
-    pub fn complete_reads(&self, requests: &[ReadRequest], ring: &mut Ring, scratch: &mut Scratch) {
+    pub fn complete_reads(&self, requests: &[SwapRead], ring: &mut Ring, scratch: &mut Scratch) {
         for group in requests.chunks(GROUP) {
             self.complete_group(group, ring, scratch);
             // Last of all: from now on a fork may copy this process.
@@ -40,7 +40,7 @@ impl<M: Mmu> AddressSpace<M> {
         }
     }
 
-    fn complete_group(&self, group: &[ReadRequest], ring: &mut Ring, scratch: &mut Scratch) {
+    fn complete_group(&self, group: &[SwapRead], ring: &mut Ring, scratch: &mut Scratch) {
         let mut reads: [Option<PlannedRead<'_, M>>; GROUP] = core::array::from_fn(|at| {
             let request = group.get(at)?;
             Some(self.plan_read(self.adopt_page(request.page), request.location))

@@ -22,7 +22,7 @@ use crate::object::{IoBuffer, Objects};
 use crate::reclaim::{Balance, Hunger};
 use crate::scratch::Scratch;
 use crate::store::workers::{lock, start};
-use crate::swap::ReadRequest;
+use crate::swap::SwapRead;
 use crate::sys::clock::Moment;
 use crate::sys::monotonic_ns;
 use crate::sys::thread::{ThreadId, kill_process, never_preempt, pin_to_nth_cpu};
@@ -198,7 +198,7 @@ fn is_content(objects: &Space) -> bool {
 fn read_swap(objects: &'static Space, scratch: &mut Scratch) {
     let space = &objects.space;
     let mut reader = space.swap().new_reader();
-    let mut requests = [ReadRequest::NONE; READ_BATCH];
+    let mut requests = [SwapRead::NONE; READ_BATCH];
     loop {
         let count = space.swap().take_requests(&mut requests);
         if count == 0 {

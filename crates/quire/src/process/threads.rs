@@ -34,7 +34,7 @@ use crate::control::shard::ENGINE_SHARDS;
 use crate::mmu::Access;
 use crate::reclaim::{Balance, HUNGER_ROUND_MS, Hunger};
 use crate::scratch::Scratch;
-use crate::swap::ReadRequest;
+use crate::swap::SwapRead;
 use crate::sys::Errno;
 use crate::sys::clock::Moment;
 use crate::sys::futex::{self, Reach};
@@ -402,7 +402,7 @@ fn run_proxy_calls(process: &'static Process) -> ! {
 
 fn read_swap(process: &'static Process, scratch: &mut Scratch) -> ! {
     let mut reader = process.space.swap().new_reader();
-    let mut requests = [ReadRequest::NONE; READ_BATCH];
+    let mut requests = [SwapRead::NONE; READ_BATCH];
     loop {
         let count = process.space.swap().take_requests(&mut requests);
         process.space.complete_reads(&requests[..count], &mut reader, scratch);

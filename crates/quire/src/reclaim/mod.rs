@@ -36,7 +36,7 @@ use crate::control::{Event, OUT_OF_MEMORY_UNANSWERING_SHIFT, Obituary};
 use crate::mmu::{FrameRun, Mmu};
 use crate::scratch::Scratch;
 use crate::space::AddressSpace;
-use crate::swap::file::SwapFile;
+use crate::swap::file::SwapSegments;
 use crate::units::BLOCK_PAGES;
 
 /// Pages that a fault reclaims by itself at a time.
@@ -328,7 +328,7 @@ impl<M: Mmu> AddressSpace<M> {
 
     /// Notes that this process ends because no memory can be had for it.
     pub fn die_of_hunger(&self) {
-        let has_room = self.swap.file().is_some_and(SwapFile::has_room);
+        let has_room = self.swap.file().is_some_and(SwapSegments::has_room);
         let unanswering = self.budget.unanswering() as u64;
         let detail = u64::from(!has_room) | unanswering << OUT_OF_MEMORY_UNANSWERING_SHIFT;
         self.budget.leave_obituary(Obituary::OutOfMemory, detail);

@@ -17,7 +17,7 @@ use crate::page::{Flags, PageWord, Snapshot, State, Stored};
 use crate::scratch::Scratch;
 use crate::space::AddressSpace;
 use crate::swap::Writing;
-use crate::swap::file::{SegmentPurpose, SwapFile, segment_blobs};
+use crate::swap::file::{SegmentPurpose, SwapSegments, segment_blobs};
 use crate::swap::io::Job;
 use crate::swap::zpool::Handle;
 use crate::sys::memory::{self, Access};
@@ -112,7 +112,7 @@ impl<M: Mmu> AddressSpace<M> {
     }
 
     /// Writes the open segment and lets its pages' words name it.
-    fn write_segment(&self, file: &SwapFile, writing: &mut Writing) -> usize {
+    fn write_segment(&self, file: &SwapSegments, writing: &mut Writing) -> usize {
         if writing.writer.is_empty() {
             writing.writer.cancel(file);
             return 0;
@@ -171,7 +171,7 @@ impl<M: Mmu> AddressSpace<M> {
 
     /// Gathers what is left in the emptiest segments into a new one, so that the file's freed
     /// room can be used again. Leaves the new segment open, for more pages to go in.
-    fn clean(&self, file: &SwapFile, writing: &mut Writing) -> bool {
+    fn clean(&self, file: &SwapSegments, writing: &mut Writing) -> bool {
         let victims = file.victims();
         let mut is_open = victims.iter().any(Option::is_some)
             && writing.writer.open(file, SegmentPurpose::Clean).is_ok();

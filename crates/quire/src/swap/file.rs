@@ -20,7 +20,7 @@
 //!
 //! None: counts are atomics. A location in a page's word is loaded, freed or replaced under that
 //! page's lock, as in the pool; a segment that is read for more than one page's sake is
-//! [pinned](SwapFile::pin) first.
+//! [pinned](SwapSegments::pin) first.
 
 #![deny(unsafe_code)]
 
@@ -55,7 +55,7 @@ const TAKES_PER_SWEEP: u32 = 64;
 pub struct SwapFull;
 
 /// A member's side of the swap file.
-pub struct SwapFile {
+pub struct SwapSegments {
     control: &'static Control,
     /// This member's slot: changes at fork only, when no other thread is here (Relaxed).
     slot: AtomicU32,
@@ -90,13 +90,13 @@ impl SegmentCount {
     }
 }
 
-impl SwapFile {
+impl SwapSegments {
     /// This member's side, for the slot that the supervisor gave it.
-    pub fn new(control: &'static Control, slot: u32) -> Result<SwapFile, Errno> {
+    pub fn new(control: &'static Control, slot: u32) -> Result<SwapSegments, Errno> {
         if slot as usize >= MEMBERS_MAX {
             return Err(Errno::INVAL);
         }
-        Ok(SwapFile {
+        Ok(SwapSegments {
             control,
             slot: AtomicU32::new(slot),
             counts: Table::new(SEGMENTS_MAX)?,
@@ -140,7 +140,7 @@ impl SwapFile {
 
     /// Keeps a segment from being let go, so that what was read from it stays what its locations
     /// name: a page's word that has one of them while the pin holds means these very bytes.
-    /// `false` where nothing in it is live. Every pin needs its [`SwapFile::unpin`].
+    /// `false` where nothing in it is live. Every pin needs its [`SwapSegments::unpin`].
     #[must_use]
     pub fn pin(&self, segment: Segment) -> bool {
         let Some(count) = self.counts.get(segment.index()) else {

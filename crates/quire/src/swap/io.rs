@@ -17,7 +17,7 @@ use rustix::fd::{AsRawFd, BorrowedFd};
 use rustix::io::{Errno, pread, pwrite};
 
 pub use self::faults::Faults;
-pub use self::queue::{IoQueue, ReadRequest};
+pub use self::queue::{IoQueue, SwapRead};
 #[cfg(feature = "library")]
 pub(crate) use self::shared::{SharedRing, run_alone};
 use self::uring::{Submitter, Uring};
@@ -29,7 +29,7 @@ pub const BATCH_MAX: usize = 64;
 const RETRIES_MAX: u32 = 1000;
 
 /// The memory of a job, and so which way the bytes go.
-enum Buffer<'a> {
+enum JobBuffer<'a> {
     Read(&'a mut [u8]),
     Write(&'a [u8]),
 }
@@ -39,7 +39,7 @@ pub struct Job<'a> {
     /// What became of it. Until [`Ring::run`] returns, `EINPROGRESS`.
     pub result: Result<(), Errno>,
     offset: u64,
-    buffer: Buffer<'a>,
+    buffer: JobBuffer<'a>,
     done: usize,
     retries: u32,
     /// Where this transfer must stop for a planted fault's sake.
@@ -51,15 +51,15 @@ pub struct Job<'a> {
 impl<'a> Job<'a> {
     /// Reads all of `buffer` from `offset` on. The end of the file is an error (`EIO`).
     pub fn read(offset: u64, buffer: &'a mut [u8]) -> Job<'a> {
-        Job::new(offset, Buffer::Read(buffer))
+        Job::new(offset, JobBuffer::Read(buffer))
     }
 
     /// Writes all of `buffer` at `offset`.
     pub fn write(offset: u64, buffer: &'a [u8]) -> Job<'a> {
-        Job::new(offset, Buffer::Write(buffer))
+        Job::new(offset, JobBuffer::Write(buffer))
     }
 
-    fn new(offset: u64, buffer: Buffer<'a>) -> Job<'a> {
+    fn new(offset: u64, buffer: JobBuffer<'a>) -> Job<'a> {
         let result = Err(Errno::INPROGRESS);
         let mut job = Job { result, offset, buffer, done: 0, retries: 0, short: 0, corrupt: false };
         job.short = job.length();
@@ -68,8 +68,8 @@ impl<'a> Job<'a> {
 
     fn length(&self) -> usize {
         match &self.buffer {
-            Buffer::Read(bytes) => bytes.len(),
-            Buffer::Write(bytes) => bytes.len(),
+            JobBuffer::Read(bytes) => bytes.len(),
+            JobBuffer::Write(bytes) => bytes.len(),
         }
     }
 
@@ -108,7 +108,7 @@ impl<'a> Job<'a> {
     fn settle(&mut self) {
         if self.is_pending() && self.done == self.length() {
             self.result = Ok(());
-            if let (true, Buffer::Read(bytes)) = (self.corrupt, &mut self.buffer)
+            if let (true, JobBuffer::Read(bytes)) = (self.corrupt, &mut self.buffer)
                 && let Some(byte) = bytes.get_mut(self.done / 2)
             {
                 *byte ^= 0x20;
@@ -120,8 +120,8 @@ impl<'a> Job<'a> {
     fn transfer(&mut self, file: BorrowedFd<'_>) {
         let (offset, rest) = self.rest();
         let transferred = match &mut self.buffer {
-            Buffer::Read(bytes) => pread(file, &mut bytes[rest], offset),
-            Buffer::Write(bytes) => pwrite(file, &bytes[rest], offset),
+            JobBuffer::Read(bytes) => pread(file, &mut bytes[rest], offset),
+            JobBuffer::Write(bytes) => pwrite(file, &bytes[rest], offset),
         };
         self.advance(transferred);
     }

@@ -18,6 +18,6 @@ pub mod io;
 mod tiers;
 pub mod zpool;
 
-pub use self::io::ReadRequest;
+pub use self::io::SwapRead;
 pub use self::tiers::{Swap, Writing};
 pub use self::zpool::Payer;

@@ -7,8 +7,8 @@
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize};
 
-use super::file::{Location, SwapFile, Writer};
-use super::io::{IoQueue, ReadRequest, Ring};
+use super::file::{Location, SwapSegments, Writer};
+use super::io::{IoQueue, Ring, SwapRead};
 use super::zpool::{Handle, Zpool};
 use crate::budget::Budget;
 use crate::control::slabs::slots_for;
@@ -34,7 +34,7 @@ const UNCLEAN_COST: i32 = 2;
 
 /// The file's tier.
 struct FileTier {
-    file: SwapFile,
+    file: SwapSegments,
     queue: IoQueue,
     /// Requests submitted and not yet completed.
     reading: AtomicU32,
@@ -95,7 +95,7 @@ impl Swap {
         let control = budget.control();
         let file = match descriptor {
             Some(_) => Some(FileTier {
-                file: SwapFile::new(control, budget.slot())?,
+                file: SwapSegments::new(control, budget.slot())?,
                 queue: IoQueue::new(QUEUE_LEN)?,
                 reading: AtomicU32::new(0),
                 // Now, while there is address space: the program may set a limit later.
@@ -129,7 +129,7 @@ impl Swap {
     }
 
     /// The swap file's books.
-    pub fn file(&self) -> Option<&SwapFile> {
+    pub fn file(&self) -> Option<&SwapSegments> {
         self.file.as_ref().map(|tier| &tier.file)
     }
 
@@ -232,7 +232,7 @@ impl Swap {
             return false;
         };
         tier.reading.fetch_add(1, Relaxed);
-        let is_queued = tier.queue.submit(ReadRequest { page, location, sent_ns: monotonic_ns() });
+        let is_queued = tier.queue.submit(SwapRead { page, location, sent_ns: monotonic_ns() });
         if !is_queued {
             self.read_completed(1);
         }
@@ -241,7 +241,7 @@ impl Swap {
 
     /// Takes requests; sleeps until there are any. 0 says that none will come
     /// ([`Self::close_requests`]), or that there is no file.
-    pub fn take_requests(&self, out: &mut [ReadRequest]) -> usize {
+    pub fn take_requests(&self, out: &mut [SwapRead]) -> usize {
         self.file.as_ref().map_or(0, |tier| tier.queue.worker_take(out))
     }
 
@@ -253,7 +253,7 @@ impl Swap {
     }
 
     /// Takes requests if there are any; never sleeps.
-    pub fn try_take_requests(&self, out: &mut [ReadRequest]) -> usize {
+    pub fn try_take_requests(&self, out: &mut [SwapRead]) -> usize {
         self.file.as_ref().map_or(0, |tier| tier.queue.try_take(out))
     }
 
@@ -294,7 +294,7 @@ impl Swap {
     }
 
     /// The writing side, for the background thread, whose ring it makes at the first use.
-    pub fn writing(&self) -> Option<(&SwapFile, MutexGuard<'_, rank::SwapWriting, Writing>)> {
+    pub fn writing(&self) -> Option<(&SwapSegments, MutexGuard<'_, rank::SwapWriting, Writing>)> {
         let tier = self.file.as_ref()?;
         let mut writing = tier.writing.lock();
         if writing.ring.is_none() {

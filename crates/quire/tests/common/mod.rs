@@ -20,7 +20,7 @@ use quire::reclaim::{Evicted, Reclaimer};
 use quire::scratch::Scratch;
 use quire::space::{AddressSpace, Advice};
 use quire::swap::io::Ring;
-use quire::swap::{ReadRequest, Swap};
+use quire::swap::{Swap, SwapRead};
 use quire::units::{BLOCK_PAGES, PAGE_SIZE, PageNum, PageRange};
 
 /// The settings of a tree, as `quire run` would make them.
@@ -227,7 +227,7 @@ impl Machine {
     /// Does what the readers of the swap file would.
     fn read_swap(&self, scratch: &mut Scratch) {
         let Some(ring) = &self.ring else { return };
-        let mut requests = [ReadRequest::NONE; 16];
+        let mut requests = [SwapRead::NONE; 16];
         let count = self.space.swap().try_take_requests(&mut requests);
         self.space.complete_reads(&requests[..count], &mut ring.lock().unwrap(), scratch);
     }

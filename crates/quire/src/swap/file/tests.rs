@@ -129,7 +129,7 @@ struct Page {
 
 /// A small engine around one swap file.
 struct Engine {
-    file: SwapFile,
+    file: SwapSegments,
     writer: Writer,
     ring: Ring,
     buffer: Aligned,
@@ -142,7 +142,7 @@ struct Engine {
 impl Engine {
     fn new(control: &'static Control, seed: u64) -> Engine {
         Engine {
-            file: SwapFile::new(control, 0).unwrap(),
+            file: SwapSegments::new(control, 0).unwrap(),
             writer: Writer::new().unwrap(),
             ring: Ring::new(scratch_file()),
             buffer: Aligned::new(SEGMENT_BYTES),
@@ -384,7 +384,7 @@ fn a_segment_that_a_fork_shares_is_free_when_both_have_let_go() {
             control.segment_refs[bit].fetch_add(1, Relaxed);
         }
     }
-    let child = SwapFile::new(control, 0).unwrap();
+    let child = SwapSegments::new(control, 0).unwrap();
     for (to, from) in child.counts.iter().zip(parent.file.counts.iter()).take(1000) {
         to.store(from.load(Relaxed), Relaxed);
     }
@@ -430,7 +430,7 @@ fn members_that_take_and_free_at_once_never_share_a_segment() {
     let control = control(40);
     let file = scratch_file();
     let member = |slot: u32| {
-        let swap = SwapFile::new(control, slot).unwrap();
+        let swap = SwapSegments::new(control, slot).unwrap();
         let (mut writer, mut dice) = (Writer::new().unwrap(), Dice(u64::from(slot) + 5));
         let mut ring = Ring::new(file);
         let mut buffer = Aligned::new(2 * PAGE_SIZE);

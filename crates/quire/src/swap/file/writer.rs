@@ -6,7 +6,7 @@
 use super::super::blob::Blob;
 use super::super::io::{Job, Ring};
 use super::layout::{BLOBS_MAX, GRANULE_BYTES, blob_bytes, put_blob, put_segment_header};
-use super::{Location, Segment, SwapFile, SwapFull};
+use super::{Location, Segment, SwapFull, SwapSegments};
 use crate::control::SEGMENT_BYTES;
 use crate::sys::Errno;
 use crate::sys::memory::Table;
@@ -23,7 +23,7 @@ pub enum SegmentPurpose {
 
 /// A blob that a write made durable: the page's word may change to `location` now, if it still
 /// says what it said when the blob was added; if not, the location is to be
-/// [freed](SwapFile::free).
+/// [freed](SwapSegments::free).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Written {
     /// The page.
@@ -66,7 +66,7 @@ impl Writer {
     /// # Errors
     ///
     /// [`SwapFull`] where none is to be had.
-    pub fn open(&mut self, file: &SwapFile, purpose: SegmentPurpose) -> Result<(), SwapFull> {
+    pub fn open(&mut self, file: &SwapSegments, purpose: SegmentPurpose) -> Result<(), SwapFull> {
         if self.open.is_none() {
             let segment = file.take_segment(purpose)?;
             self.open = Some(Open { segment, blobs: 0, used: GRANULE_BYTES });
@@ -122,7 +122,7 @@ impl Writer {
     /// where they were.
     pub fn write_out<'a>(
         &'a mut self,
-        file: &SwapFile,
+        file: &SwapSegments,
         ring: &mut Ring,
     ) -> Result<impl Iterator<Item = Written> + use<'a>, Errno> {
         let mut blobs = 0;
@@ -137,13 +137,13 @@ impl Writer {
     }
 
     /// Gives the open segment back unwritten; the blobs are where they were.
-    pub fn cancel(&mut self, file: &SwapFile) {
+    pub fn cancel(&mut self, file: &SwapSegments) {
         if let Some(open) = self.open.take() {
             file.let_go(open.segment);
         }
     }
 
-    fn finish(&mut self, open: Open, file: &SwapFile, ring: &mut Ring) -> Result<(), Errno> {
+    fn finish(&mut self, open: Open, file: &SwapSegments, ring: &mut Ring) -> Result<(), Errno> {
         let Open { segment, blobs, used } = open;
         if blobs == 0 {
             file.let_go(segment);

@@ -4,7 +4,7 @@
 
 use rustix::io::Errno;
 
-use super::{Buffer, Job};
+use super::{Job, JobBuffer};
 
 /// Which jobs go wrong. Each field is "one in so many", 0 for never; the same seed and the same
 /// jobs give the same faults.
@@ -46,7 +46,7 @@ impl Faults {
         if self.hits(self.fail_one_in) || self.jobs == self.fail_nth {
             job.result = Err(self.error);
         }
-        job.corrupt = self.hits(self.corrupt_one_in) && matches!(job.buffer, Buffer::Read(_));
+        job.corrupt = self.hits(self.corrupt_one_in) && matches!(job.buffer, JobBuffer::Read(_));
         if self.hits(self.short_one_in) {
             // Direct I/O goes by sectors, also where it is cut short.
             job.short = (job.length() / 2).next_multiple_of(4096).min(job.length());

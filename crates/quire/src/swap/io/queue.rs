@@ -15,7 +15,7 @@ use crate::units::PageNum;
 
 /// A page that must be read from the swap file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct ReadRequest {
+pub struct SwapRead {
     /// The page.
     pub page: PageNum,
     /// Where its blob lies.
@@ -24,10 +24,9 @@ pub struct ReadRequest {
     pub sent_ns: u64,
 }
 
-impl ReadRequest {
+impl SwapRead {
     /// Stands for none, where a buffer needs a first value.
-    pub const NONE: ReadRequest =
-        ReadRequest { page: PageNum(0), location: Location::FIRST, sent_ns: 0 };
+    pub const NONE: SwapRead = SwapRead { page: PageNum(0), location: Location::FIRST, sent_ns: 0 };
 }
 
 struct QueueState {
@@ -59,7 +58,7 @@ impl IoQueue {
 
     /// Puts a request in. `false` where there is no room, or the queue is closed.
     #[must_use]
-    pub fn submit(&self, request: ReadRequest) -> bool {
+    pub fn submit(&self, request: SwapRead) -> bool {
         let mut guard = self.state.lock();
         let state = &mut *guard;
         if state.is_closed || state.put.wrapping_sub(state.taken) as usize == state.places.len() {
@@ -84,7 +83,7 @@ impl IoQueue {
 
     /// Takes requests, in order, as many as there are and `out` has room for; sleeps while there
     /// is none. 0 means that the queue is closed and empty.
-    pub fn worker_take(&self, out: &mut [ReadRequest]) -> usize {
+    pub fn worker_take(&self, out: &mut [SwapRead]) -> usize {
         if out.is_empty() {
             return 0;
         }
@@ -105,7 +104,7 @@ impl IoQueue {
     }
 
     /// Takes requests if there are any; never sleeps.
-    pub fn try_take(&self, out: &mut [ReadRequest]) -> usize {
+    pub fn try_take(&self, out: &mut [SwapRead]) -> usize {
         self.state.lock().take(out)
     }
 
@@ -138,14 +137,14 @@ impl IoQueue {
 }
 
 impl QueueState {
-    fn take(&mut self, out: &mut [ReadRequest]) -> usize {
+    fn take(&mut self, out: &mut [SwapRead]) -> usize {
         let mut count = 0;
         while count < out.len() && self.taken != self.put {
             let [page, location, sent_ns] =
                 self.places[self.taken as usize & (self.places.len() - 1)];
             self.taken = self.taken.wrapping_add(1);
             if let Some(location) = Location::new(location as u32) {
-                out[count] = ReadRequest { page: PageNum(page), location, sent_ns };
+                out[count] = SwapRead { page: PageNum(page), location, sent_ns };
                 count += 1;
             }
         }

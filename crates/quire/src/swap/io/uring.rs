@@ -17,7 +17,7 @@ use rustix::io_uring::{
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::thread::sched_yield;
 
-use super::{Buffer, Job};
+use super::{Job, JobBuffer};
 
 /// Which threads submit to a ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -249,8 +249,8 @@ fn entry(file: RawFd, number: u64, job: &mut Job<'_>) -> io_uring_sqe {
     let (offset, rest) = job.rest();
     let length = rest.len();
     let (opcode, at) = match &mut job.buffer {
-        Buffer::Read(bytes) => (IoringOp::Read, bytes[rest].as_mut_ptr()),
-        Buffer::Write(bytes) => (IoringOp::Write, bytes[rest].as_ptr().cast_mut()),
+        JobBuffer::Read(bytes) => (IoringOp::Read, bytes[rest].as_mut_ptr()),
+        JobBuffer::Write(bytes) => (IoringOp::Write, bytes[rest].as_ptr().cast_mut()),
     };
     io_uring_sqe {
         opcode,
