@@ -2,14 +2,13 @@
 //! memfd: `cargo bench -p quire --bench pool`. Slabs are fresh in the first round, and come back from
 //! the kernel anew in the others (`given back`), or are used again as they are (`kept`).
 
-use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
 
 use quire::control::slabs::{SlabTable, slots_for};
-use quire::swap::Account;
-use quire::swap::blob::Kind;
+use quire::swap::Payer;
+use quire::swap::blob::Packing;
 use quire::swap::compress::{Compressor, Packed, PageBytes, page_hash};
 use quire::swap::zpool::{Handle, Zpool};
 use quire::units::{PAGE_SIZE, PageNum};
@@ -19,7 +18,7 @@ const ROUNDS: usize = 7;
 
 struct Purse(AtomicUsize);
 
-impl Account for Purse {
+impl Payer for Purse {
     fn try_charge(&self, pages: usize) -> bool {
         self.0.fetch_add(pages, Relaxed);
         true
@@ -46,10 +45,7 @@ fn page() -> PageBytes {
 /// Nanoseconds a page for storing, loading and freeing all pages, the median of the rounds.
 fn measure(pool: &Zpool, gives_back: bool) -> [f64; 3] {
     let (purse, page) = (Purse(AtomicUsize::new(0)), page());
-    let mut place = Box::<Compressor>::new_uninit();
-    Compressor::init(&mut place);
-    // SAFETY: just initialised.
-    let compressor = unsafe { MaybeUninit::assume_init_mut(&mut *place) };
+    let mut compressor = Compressor::default();
     let Packed::Lz4(packed) = compressor.compress(&page) else { unreachable!("it packs") };
     let hash = page_hash(&page);
     let mut rounds: Vec<[f64; 3]> = (0..ROUNDS)
@@ -58,7 +54,7 @@ fn measure(pool: &Zpool, gives_back: bool) -> [f64; 3] {
             let store = time(|| {
                 for owner in 0..PAGES {
                     let owner = PageNum(owner);
-                    handles.push(pool.store(owner, Kind::Lz4, packed, hash, &purse).unwrap());
+                    handles.push(pool.store(owner, Packing::Lz4, packed, hash, &purse).unwrap());
                 }
             });
             let mut out = [0; PAGE_SIZE];

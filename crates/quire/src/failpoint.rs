@@ -1,26 +1,28 @@
 //! Places in the way of a fault, and of an unmap, where a test may step in, on the real MMU too.
 //!
-//! Without the feature `simulated` there is nothing here: a place costs no instruction.
+//! Without the feature `simulated` there is nothing here: a failpoint costs no instruction.
+
+#![deny(unsafe_code)]
 
 /// A place in the way of a fault, or of an unmap.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(usize)]
-pub enum Place {
-    /// Nothing is known of it yet.
+pub enum Failpoint {
+    /// The fault has come; nothing is known of it yet.
     Arrived,
     /// The VMA was found, and room was made; no lock is held.
     Prepared,
     /// The last look at the VMA is done, under the lock of what is about to be mapped.
     Checked,
-    /// Not of a fault: the pages of a range, which begins here, have been dropped for an unmap, and
-    /// its VMA is dying still. No lock is held.
+    /// An unmap has dropped the pages of the range that begins here, whose VMA is still dying. No
+    /// lock is held.
     Dropped,
 }
 
 #[cfg(not(feature = "simulated"))]
 #[inline(always)]
 #[allow(clippy::inline_always, reason = "nothing is left of it")]
-pub(crate) fn hit(_: Place, _: crate::units::PageNum) {}
+pub(crate) fn hit(_: Failpoint, _: crate::units::PageNum) {}
 
 #[cfg(feature = "simulated")]
 pub(crate) use self::hooks::hit;
@@ -33,27 +35,27 @@ mod hooks {
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::sync::{Arc, PoisonError, RwLock};
 
-    use super::Place;
+    use super::Failpoint;
     use crate::units::PageNum;
 
     type Hook = Arc<dyn Fn(PageNum) + Send + Sync>;
 
-    const PLACES: usize = Place::Dropped as usize + 1;
+    const PLACES: usize = Failpoint::Dropped as usize + 1;
 
     static IS_SET: AtomicBool = AtomicBool::new(false);
     static HOOKS: RwLock<[Option<Hook>; PLACES]> = RwLock::new([const { None }; PLACES]);
 
-    /// Has `hook` called wherever a fault of this process, or an unmap, comes by `place`, by whoever
-    /// serves it.
-    pub fn set(place: Place, hook: Option<Box<dyn Fn(PageNum) + Send + Sync>>) {
+    /// Has `hook` called wherever a fault of this process, or an unmap, comes by `place`, on the thread
+    /// that serves it.
+    pub fn set(place: Failpoint, hook: Option<Box<dyn Fn(PageNum) + Send + Sync>>) {
         let mut hooks = HOOKS.write().unwrap_or_else(PoisonError::into_inner);
         hooks[place as usize] = hook.map(Arc::from);
         // Relaxed: a test sets its hooks before the fault that it means.
         IS_SET.store(hooks.iter().any(Option::is_some), Ordering::Relaxed);
     }
 
-    pub(crate) fn hit(place: Place, page: PageNum) {
-        // Threads of a managed program have no thread-locals of ours, and no hooks.
+    pub(crate) fn hit(place: Failpoint, page: PageNum) {
+        // Threads of a managed program have no hooks, and must not take the lock.
         if !IS_SET.load(Ordering::Relaxed) {
             return;
         }

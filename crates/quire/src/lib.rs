@@ -19,7 +19,7 @@ pub mod mmu;
 pub mod object;
 pub mod page;
 pub mod process;
-pub mod proxy;
+mod proxy;
 pub mod reclaim;
 pub mod scratch;
 pub mod space;

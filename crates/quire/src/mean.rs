@@ -1,4 +1,6 @@
-//! A running mean of what something costs, for choices that are measured and not assumed.
+//! A running mean of what something costs, for choices that follow measurements.
+
+#![deny(unsafe_code)]
 
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -23,7 +25,7 @@ impl Mean {
     /// Notes a measurement that counts for `eighths` of the mean.
     pub fn record_as(&self, eighths: u32, cycles: u64) {
         let old = self.get();
-        // What was preempted in between says nothing: cut it.
+        // A measurement during which the thread was preempted says nothing: it is cut.
         let most = (u64::from(old.max(1 << 16)) * 8).min(u64::from(u32::MAX));
         let cycles = cycles.min(most) as u32;
         let new = if old == 0 { cycles } else { old - old / 8 * eighths + cycles / 8 * eighths };

@@ -1,9 +1,9 @@
 //! Proxy calls: what program threads have an engine thread do.
 //!
-//! Only engine threads have the engine's descriptors. They live in the engine threads' own descriptor table,
-//! and the program's copies are closed, so that the program can neither close the userfaultfd nor hit the swap
-//! file by a number that was used again (docs/decisions/0006). The price: what maps or moves pages for a
-//! program thread (mremap, mlock, populate, MADV_PAGEOUT, an unmap over a foreign mapping, a protect that
+//! Only engine threads have the engine's descriptors. They are in the engine threads' own descriptor table,
+//! and the program's copies are closed, so that the program can neither close the userfaultfd nor reach the
+//! swap file by a number that is used again (docs/decisions/0006). The price: a call that maps or moves pages
+//! for a program thread (mremap, mlock, populate, MADV_PAGEOUT, an unmap over a foreign mapping, a protect that
 //! takes rights away) is executed by an engine thread while the program's thread waits. There is one such call
 //! at a time, because the thread that sends it holds the space's lock.
 
@@ -12,7 +12,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 use crate::sys::futex::{self, Reach};
 use crate::sys::thread::Signal;
 
-/// The place where proxy calls are left.
+/// Where program threads leave proxy calls, and the proxy thread finds them.
 pub struct ProxyCalls {
     /// Counts calls; the futex that the proxy thread sleeps on.
     calls: AtomicU32,
@@ -21,13 +21,7 @@ pub struct ProxyCalls {
     done: Signal,
 }
 
-impl Default for ProxyCalls {
-    fn default() -> ProxyCalls {
-        ProxyCalls::new()
-    }
-}
-
-type Run = unsafe fn(*mut ());
+type CallFn = unsafe fn(*mut ());
 
 struct ProxyCall<F, R> {
     act: Option<F>,
@@ -41,8 +35,7 @@ unsafe fn run<F: FnOnce() -> R, R>(argument: *mut ()) {
 }
 
 impl ProxyCalls {
-    /// None.
-    #[must_use]
+    /// No calls yet.
     pub const fn new() -> ProxyCalls {
         ProxyCalls {
             calls: AtomicU32::new(0),
@@ -54,15 +47,15 @@ impl ProxyCalls {
 
     /// Wakes the proxy thread.
     pub fn call(&self) {
-        // Release publishes what it is to find.
+        // Release pairs with the acquire in `calls`: the proxy thread finds what was left before.
         self.calls.fetch_add(1, Ordering::Release);
         futex::wake(&self.calls, 1, Reach::Process);
     }
 
     /// Has the proxy thread run `act`, and waits for it. The caller holds the space's lock, so
-    /// that nobody else sends one meanwhile.
+    /// that no other thread sends a call meanwhile.
     pub fn send<R>(&self, act: impl FnOnce() -> R) -> R {
-        fn runner<F: FnOnce() -> R, R>(_: &ProxyCall<F, R>) -> Run {
+        fn runner<F: FnOnce() -> R, R>(_: &ProxyCall<F, R>) -> CallFn {
             run::<F, R>
         }
         let mut proxy_call = ProxyCall { act: Some(act), result: None };
@@ -76,10 +69,11 @@ impl ProxyCalls {
 
     /// Number of calls so far.
     pub fn calls(&self) -> u32 {
+        // Acquire pairs with the release in `call`.
         self.calls.load(Ordering::Acquire)
     }
 
-    /// Runs what was sent, if anything; for the proxy thread.
+    /// Runs the call that was sent, if there is one. Only the proxy thread calls this.
     pub fn run_one(&self) {
         let run = self.run.swap(0, Ordering::Acquire);
         if run == 0 {
@@ -87,13 +81,13 @@ impl ProxyCalls {
         }
         // SAFETY: `send` stored a function of this type; its argument stays valid until `done`.
         unsafe {
-            let run = core::mem::transmute::<usize, Run>(run);
+            let run = core::mem::transmute::<usize, CallFn>(run);
             run(self.argument.load(Ordering::Relaxed));
         }
         self.done.set(1);
     }
 
-    /// Sleeps until there is another call than the `seen` ones.
+    /// Sleeps until there are more calls than the `seen` ones.
     pub fn wait(&self, seen: u32) {
         futex::wait(&self.calls, seen, Reach::Process, None);
     }

@@ -24,7 +24,7 @@ pub struct Scratch {
 }
 
 #[repr(C, align(4096))]
-struct Memory {
+struct ScratchMemory {
     staging: [PageBytes; STAGING_PAGES],
     reading: [PageBytes; READING_PAGES],
     page: PageBytes,
@@ -33,7 +33,7 @@ struct Memory {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        let bytes = size_of::<Memory>().next_multiple_of(4096);
+        let bytes = size_of::<ScratchMemory>().next_multiple_of(4096);
         // `staging` is where the mapping begins.
         let start = core::ptr::NonNull::from(&mut *self.staging).cast();
         // SAFETY: mapped by `new`, and what refers to it ends with self.
@@ -47,11 +47,11 @@ impl Scratch {
     /// # Errors
     /// `NOMEM`.
     pub fn new() -> Result<Scratch, Errno> {
-        let bytes = size_of::<Memory>().next_multiple_of(4096);
+        let bytes = size_of::<ScratchMemory>().next_multiple_of(4096);
         let place = yard::take(bytes)?;
-        // SAFETY: fresh zeroed memory, aligned to a page as `Memory` wants it, of at least the size,
-        // given back by `drop`, and known to nobody else; zero is valid for byte arrays and MaybeUninit.
-        let memory = unsafe { &mut *place.as_ptr().cast::<Memory>() };
+        // SAFETY: fresh zeroed memory, aligned to a page as `ScratchMemory` wants it, of at least the size,
+        // given back by `drop`, and not known elsewhere; zero is valid for byte arrays and MaybeUninit.
+        let memory = unsafe { &mut *place.as_ptr().cast::<ScratchMemory>() };
         Ok(Scratch {
             compressor: &mut memory.compressor,
             has_compressor: false,
@@ -61,11 +61,10 @@ impl Scratch {
         })
     }
 
-    /// The thread's compressor. Made when it is first asked for: most threads of most processes pack
-    /// nothing.
+    /// The thread's compressor. It is made when it is first asked for: most threads pack nothing.
     pub fn compressor(&mut self) -> &mut Compressor {
         if !self.has_compressor {
-            Compressor::init(self.compressor);
+            self.compressor.write(Compressor::default());
             self.has_compressor = true;
         }
         // SAFETY: initialised above, now or before.

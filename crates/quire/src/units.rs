@@ -1,12 +1,14 @@
 //! Units as types: what an integer counts is in its type, so that pages are never added to bytes.
 
+#![deny(unsafe_code)]
+
 use core::fmt;
 
 /// log2 of the page size in bytes.
 pub const PAGE_SHIFT: u32 = 12;
 /// Bytes in a page.
 pub const PAGE_SIZE: usize = 1 << PAGE_SHIFT;
-/// log2 of the pages in a block: what one kernel page table maps, and the largest folio.
+/// log2 of the pages in a block: what one kernel page table maps.
 pub const BLOCK_ORDER: u32 = 9;
 /// Pages in a block (2 MiB).
 pub const BLOCK_PAGES: usize = 1 << BLOCK_ORDER;
@@ -38,19 +40,16 @@ macro_rules! pages {
             }
 
             /// The page as an index into a table with one entry a page.
-            #[must_use]
             pub const fn index(self) -> usize {
                 self.0 as usize
             }
 
             /// The block of 512 pages that holds this page.
-            #[must_use]
             pub const fn block(self) -> usize {
                 (self.0 >> BLOCK_ORDER) as usize
             }
 
             /// The first page of the naturally aligned run of 2^order pages that holds this page.
-            #[must_use]
             pub const fn align_down(self, order: u32) -> $Page {
                 $Page(self.0 >> order << order)
             }
@@ -73,31 +72,26 @@ macro_rules! pages {
 
         impl $Range {
             /// The run of `count` pages from `start` on.
-            #[must_use]
             pub const fn new(start: $Page, count: usize) -> $Range {
                 $Range { start, end: start.add(count) }
             }
 
             /// Number of pages.
-            #[must_use]
             pub const fn len(self) -> usize {
                 (self.end.0 - self.start.0) as usize
             }
 
             /// Whether no page is in the run.
-            #[must_use]
             pub const fn is_empty(self) -> bool {
                 self.end.0 <= self.start.0
             }
 
             /// Whether `page` is in the run.
-            #[must_use]
             pub const fn contains(self, page: $Page) -> bool {
                 self.start.0 <= page.0 && page.0 < self.end.0
             }
 
             /// The pages in both runs; empty where they do not meet.
-            #[must_use]
             pub fn intersect(self, other: $Range) -> $Range {
                 let start = self.start.max(other.start);
                 $Range { start, end: self.end.min(other.end).max(start) }
@@ -141,7 +135,6 @@ pages! {
 
 impl ObjectPage {
     /// Where the page begins, in bytes from the object's start.
-    #[must_use]
     pub const fn offset(self) -> u64 {
         self.0 << PAGE_SHIFT
     }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use common::Tree;
 use common::real::Engine;
-use quire::failpoint::{self, Place};
+use quire::failpoint::{self, Failpoint};
 use quire::mmu::Prot;
 use quire::space::Advice;
 use quire::sys::Errno;
@@ -44,7 +44,7 @@ impl Stop {
                 std::thread::yield_now();
             }
         };
-        failpoint::set(Place::Dropped, Some(Box::new(stop)));
+        failpoint::set(Failpoint::Dropped, Some(Box::new(stop)));
         Stop { is_closed, came, _turn: turn }
     }
 
@@ -60,7 +60,7 @@ impl Stop {
 impl Drop for Stop {
     fn drop(&mut self) {
         self.open();
-        failpoint::set(Place::Dropped, None);
+        failpoint::set(Failpoint::Dropped, None);
     }
 }
 

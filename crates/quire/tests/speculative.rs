@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use common::Tree;
 use common::real::Engine;
 use quire::control::Event;
-use quire::failpoint::{self, Place};
+use quire::failpoint::{self, Failpoint};
 use quire::fault::Outcome;
 use quire::mmu::Access;
 use quire::mmu::Prot;
@@ -41,7 +41,7 @@ impl Turn {
     }
 
     /// Has `act` done the first time that a fault on `page` comes by.
-    fn once(&self, place: Place, page: PageNum, act: impl Fn() + Send + Sync + 'static) {
+    fn once(&self, place: Failpoint, page: PageNum, act: impl Fn() + Send + Sync + 'static) {
         let is_done = AtomicBool::new(false);
         failpoint::set(
             place,
@@ -56,7 +56,7 @@ impl Turn {
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        for place in [Place::Arrived, Place::Prepared, Place::Checked] {
+        for place in [Failpoint::Arrived, Failpoint::Prepared, Failpoint::Checked] {
             failpoint::set(place, None);
         }
     }
@@ -160,7 +160,7 @@ fn a_vma_that_changes_under_a_fault_sends_it_the_classic_way() {
     let Some(rig) = Rig::new(8) else { return };
     rig.evict(3);
     let (engine, last) = (rig.engine, rig.one(7));
-    turn.once(Place::Prepared, rig.page(3), move || {
+    turn.once(Failpoint::Prepared, rig.page(3), move || {
         engine.space.unmap(&mut engine.space.lock(), last).unwrap();
     });
     assert_eq!(rig.read(3), 4);
@@ -187,7 +187,7 @@ fn what_is_not_ours_sends_a_fault_the_classic_way() {
     let Some(rig) = Rig::new(8) else { return };
     rig.evict(3);
     let (engine, one, at) = (rig.engine, rig.one(3), rig.at(3) as usize);
-    turn.once(Place::Arrived, rig.page(3), move || {
+    turn.once(Failpoint::Arrived, rig.page(3), move || {
         use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
         let mut layout = engine.space.lock();
         engine.space.map_foreign(&mut layout, one).unwrap();
@@ -229,7 +229,7 @@ fn rights_that_are_not_there_send_a_fault_the_classic_way_where_it_waits_for_the
         engine.space.protect(&mut layout, range, Prot::READ_WRITE).unwrap();
     });
     static CHANGED: AtomicBool = AtomicBool::new(false);
-    turn.once(Place::Arrived, rig.page(3), move || {
+    turn.once(Failpoint::Arrived, rig.page(3), move || {
         locked.send(()).unwrap();
         while !CHANGED.load(Ordering::SeqCst) {
             std::thread::yield_now();
@@ -250,7 +250,7 @@ fn a_page_that_loses_its_bytes_under_a_fault_sends_it_the_classic_way() {
     rig.evict(3);
     let (engine, one) = (rig.engine, rig.one(3));
     // In limbo it needs no memory; dropped, it does.
-    turn.once(Place::Prepared, rig.page(3), move || {
+    turn.once(Failpoint::Prepared, rig.page(3), move || {
         engine.space.advise(&mut engine.space.lock(), one, Advice::DontNeed).unwrap();
     });
     assert_eq!(rig.read(3), 0);
@@ -270,7 +270,7 @@ fn what_is_unmapped_between_the_last_check_and_the_mapping_call_is_never_seen_in
         let (engine, one) = (rig.engine, rig.one(3));
         let (sender, remapper) = std::sync::mpsc::channel();
         let sender = Mutex::new(sender);
-        turn.once(Place::Checked, rig.page(3), move || {
+        turn.once(Failpoint::Checked, rig.page(3), move || {
             // The lock of the page is held here: the unmapping waits for it.
             let thread = std::thread::spawn(move || {
                 let mut layout = engine.space.lock();
@@ -292,7 +292,7 @@ fn what_is_unmapped_between_the_last_check_and_the_mapping_call_is_never_seen_in
         let seen = reader.join().unwrap();
         assert!(matches!(seen, None | Some(0 | 55)), "{seen:?}");
         assert_eq!(rig.read(3), 0, "the new mapping is fresh");
-        turn.once(Place::Checked, PageNum(u64::MAX), || {});
+        turn.once(Failpoint::Checked, PageNum(u64::MAX), || {});
     }
 }
 
@@ -382,7 +382,7 @@ fn one_thread_goes_the_classic_way_at_once_and_the_second_may_come_in_the_middle
     }
     rig.must_have([0, 3], [0; 5]);
     rig.evict(4);
-    turn.once(Place::Prepared, rig.page(4), || IS_ALONE.store(0, Ordering::SeqCst));
+    turn.once(Failpoint::Prepared, rig.page(4), || IS_ALONE.store(0, Ordering::SeqCst));
     assert_eq!(rig.read(4), 5);
     rig.evict(5);
     assert_eq!(rig.read(5), 6);

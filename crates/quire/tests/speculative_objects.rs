@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use common::{PAGE, random, space_by, survive_sigbus, survive_sigsegv};
-use quire::failpoint::{self, Place};
+use quire::failpoint::{self, Failpoint};
 use quire::library::{AddressSpace, Delivery, FaultAround, MapOptions, Object, Pattern};
 use quire::store::test::VecStore;
 
@@ -23,7 +23,7 @@ fn counted<const N: usize>(space: &AddressSpace, names: [&str; N]) -> [u64; N] {
 static TURN: Mutex<()> = Mutex::new(());
 
 /// Has `act` done for the first fault that comes by `place` while it is armed.
-fn once(place: Place, is_armed: &'static AtomicBool, act: impl Fn() + Send + Sync + 'static) {
+fn once(place: Failpoint, is_armed: &'static AtomicBool, act: impl Fn() + Send + Sync + 'static) {
     failpoint::set(
         place,
         Some(Box::new(move |_| {
@@ -41,8 +41,8 @@ fn with_each_delivery(test: impl Fn(&AddressSpace)) {
         let builder = AddressSpace::builder().memory(8 << 20).delivery(delivery);
         let Some(space) = space_by(&builder) else { return };
         test(&space);
-        failpoint::set(Place::Prepared, None);
-        failpoint::set(Place::Checked, None);
+        failpoint::set(Failpoint::Prepared, None);
+        failpoint::set(Failpoint::Checked, None);
     }
 }
 
@@ -60,14 +60,14 @@ fn a_vma_that_changes_under_a_fault_sends_it_the_classic_way() {
         assert_eq!(counted(space, DOUBTS), [0, 1, 0, 0, 0], "the block's words are charged");
         let before = space.counter("fault_classic");
         let other = map.clone();
-        once(Place::Prepared, &IS_ARMED, move || {
+        once(Failpoint::Prepared, &IS_ARMED, move || {
             // Splits its VMA.
             other.advise(Pattern::Random, 16 * PAGE..17 * PAGE).unwrap();
         });
         IS_ARMED.store(true, Ordering::SeqCst);
         assert_eq!(map[8 * PAGE], bytes[8 * PAGE]);
         assert!(!IS_ARMED.load(Ordering::SeqCst), "no fault came by");
-        failpoint::set(Place::Prepared, None);
+        failpoint::set(Failpoint::Prepared, None);
         assert_eq!(map[9 * PAGE], bytes[9 * PAGE]);
         assert_eq!(counted(space, DOUBTS), [1, 1, 0, 0, 0]);
         assert!(space.counter("fault_classic") > before);
@@ -93,7 +93,7 @@ fn what_is_unmapped_after_the_last_check_is_never_seen_in_a_new_mapping() {
             let map = unsafe { MapOptions::new().map(&old) }.unwrap();
             let start = map.as_ptr() as usize;
             let map = Mutex::new(Some(map));
-            once(Place::Checked, &IS_ARMED, move || {
+            once(Failpoint::Checked, &IS_ARMED, move || {
                 let map = map.lock().unwrap().take();
                 // The window's lock is held here: the unmapping waits for it.
                 SEEN.fetch_add(1, Ordering::SeqCst);

@@ -6,7 +6,7 @@ use common::{Machine, Tree, noise};
 use quire::control::Event;
 use quire::fault::Outcome;
 use quire::page::State;
-use quire::swap::Request;
+use quire::swap::SwapRead;
 use quire::swap::file::Location;
 use quire::units::{PageNum, PageRange};
 use quire_simulated::Trap;
@@ -29,7 +29,7 @@ fn fault(machine: &Machine, page: PageNum) -> Outcome {
 }
 
 fn take_requests(machine: &Machine) -> usize {
-    machine.space.swap().try_take_requests(&mut [Request::NONE; 4])
+    machine.space.swap().try_take_requests(&mut [SwapRead::NONE; 4])
 }
 
 #[test]

@@ -4,10 +4,10 @@
 //! after it is gone: mapped pages, frames of the pool, slabs of the compressed pool, tables.
 //!
 //! A charge goes to the member's own word ([`crate::control::account`]); what is granted there
-//! already costs one compare-and-swap on a line that is nobody else's. Else more is taken from the
+//! already costs one compare-and-swap on a cache line of its own. Else more is taken from the
 //! tree, and all members' words are summed up: the tree has no word of its own. A fault takes a
-//! *step* more than it needs while memory is plentiful; when it is short, everybody takes what he
-//! needs and gives back at once. [`market`] has who gives to whom.
+//! *step* more than it needs while memory is plentiful; when memory is short, every member takes what
+//! it needs and gives back at once. [`market`] says which member gives to which.
 //!
 //! Common slabs are on no member's account: `Control::common_pages` has them, which the supervisor alone
 //! changes. A charge comes before the memory is taken, and giving back after it is gone.
@@ -22,13 +22,13 @@
 
 mod market;
 
-use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, Ordering};
 
 pub use self::market::{ASK_AFTER_NS, For, Need, Source};
 use crate::control::account::Account;
 use crate::control::{Control, Event, FaultKind, Member, Obituary, Seat, raise};
 use crate::sys::futex::{self, Reach};
-use crate::units::PAGE_SHIFT;
+use crate::units::PAGE_SIZE;
 
 /// Most pages that are taken from the tree beyond what is needed.
 const STEP_MAX: usize = 64;
@@ -39,13 +39,13 @@ const WANTED_STEP: u64 = 64;
 
 /// A process's side of the tree's account.
 pub struct Budget {
-    control: AtomicPtr<Control>,
+    control: &'static Control,
     slot: AtomicU32,
     /// Slack that is kept when pages are given back: a step, or none while memory is short.
     slack_max: AtomicU32,
 }
 
-/// Who asks for memory, and so how deep into it they may go.
+/// What memory is charged for, and so how much must be left.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Purpose {
     /// A fault: leaves the reserve alone.
@@ -54,7 +54,7 @@ pub enum Purpose {
     Reclaim,
     /// The engine's own tables.
     Tables,
-    /// A fork, for its child: not bounded by what one member may hold, for the child will be another.
+    /// A fork, for its child: what one member may hold is no bound, for the child will be another one.
     Fork,
 }
 
@@ -63,9 +63,10 @@ impl Budget {
     ///
     /// # Safety
     /// `control` points to a control page that stays mapped as long as the budget lives.
-    pub const unsafe fn new(control: *mut Control, slot: u32) -> Budget {
+    pub const unsafe fn new(control: *const Control, slot: u32) -> Budget {
         Budget {
-            control: AtomicPtr::new(control),
+            // SAFETY: the caller's promise.
+            control: unsafe { &*control },
             slot: AtomicU32::new(slot),
             slack_max: AtomicU32::new(0),
         }
@@ -73,9 +74,8 @@ impl Budget {
 
     /// The control page.
     #[inline]
-    pub fn control(&self) -> &Control {
-        // SAFETY: promised to `new`.
-        unsafe { &*self.control.load(Ordering::Relaxed) }
+    pub fn control(&self) -> &'static Control {
+        self.control
     }
 
     /// This member's slot number.
@@ -111,7 +111,7 @@ impl Budget {
         self.account().get().held as usize
     }
 
-    /// Pages that this member may charge whatever the others do.
+    /// Pages that this member may charge whatever other members do.
     #[inline]
     pub fn slack(&self) -> usize {
         self.account().get().slack()
@@ -145,7 +145,7 @@ impl Budget {
         (self.limit() / 64).clamp(32, 1024)
     }
 
-    /// Pages that are given to nobody.
+    /// Pages that are granted to no member.
     pub fn uncharged_by_tree(&self) -> usize {
         self.tree_limit().saturating_sub(self.control().granted())
     }
@@ -155,7 +155,8 @@ impl Budget {
         self.uncharged_by_tree().min(self.limit().saturating_sub(self.held()))
     }
 
-    /// Whether this member has to find what it needs at home, for it holds about as much as one may.
+    /// Whether this member has to reclaim what it needs from itself, for it holds about as much as one
+    /// member may.
     pub fn is_at_own_limit(&self) -> bool {
         let own_left = || self.limit().saturating_sub(self.held());
         self.own_limit().is_some() && own_left() < self.uncharged_by_tree()
@@ -238,7 +239,7 @@ impl Budget {
             return false;
         }
         raise(&self.control().held_pages_max, granted as u64);
-        // What is a child's is not what this one held.
+        // What is charged for a child is not what this member held.
         if purpose != Purpose::Fork {
             raise(&self.member().held_pages_max, own.granted.into());
         }
@@ -249,7 +250,7 @@ impl Budget {
     /// together is no more than a part of the budget like the reserve.
     fn step_at(&self, granted: usize) -> usize {
         let limit = self.tree_limit();
-        // What one may hold is counted to the page.
+        // Where there is a bound on one member, it is counted to the page.
         if self.own_limit().is_some() || granted > limit - limit / 8 {
             return 0;
         }
@@ -355,16 +356,16 @@ impl Budget {
         futex::wait(&self.seat().calls, seen, Reach::Tree, timeout_ms);
     }
 
+    /// Bytes of the budget.
+    pub fn limit_bytes(&self) -> usize {
+        self.limit() * PAGE_SIZE
+    }
+
     /// Leaves the reason of this process's end where the supervisor finds it.
     pub fn leave_obituary(&self, obituary: Obituary, detail: u64) {
         let member = self.member();
         member.obituary_detail.store(detail, Ordering::Relaxed);
         // Release publishes the detail; the supervisor reads it after the process has gone.
         member.obituary.store(obituary as u32, Ordering::Release);
-    }
-
-    /// Bytes of the budget.
-    pub fn limit_bytes(&self) -> usize {
-        self.limit() << PAGE_SHIFT
     }
 }

@@ -1,31 +1,31 @@
 //! A member's account: what it may hold and what it holds, in one word.
 //!
-//! The tree's account is the sum of these words; it has none of its own. So whoever is killed at
-//! any moment leaves an account that is right for what he held, and that is taken back by writing
-//! one zero.
+//! The tree's account is the sum of these words; it has no word of its own. So a member that is
+//! killed at any moment leaves an account that is right for what it held, and one zero that is written
+//! takes it back.
 //!
 //! The word: pages granted (taken from the tree) in the high half, pages held (charged) in the low
-//! half. What is granted and not held is the member's *slack*: it charges that without looking at
-//! anybody else. A member holds 16 TiB at most.
+//! half. What is granted and not held is the member's *slack*: the member charges it without a look at
+//! other members. A member holds 16 TiB at most.
 //!
 //! # Taking more from the tree
 //!
-//! Who takes first raises both halves (an *intent*, which is no slack, so that no other thread of
-//! the member spends it), then sums up all words; where the sum is too large the intent is taken
-//! back. Of two that do so at once the one that raised later sees the other's intent. So what is
-//! confirmed never adds up to more than the limit; both may fail where only one had to.
+//! A thread that takes more first raises both halves (an *intent*, which is no slack, so that no other
+//! thread of the member spends it). Then it sums up all words; where the sum is too large it takes the
+//! intent back. Of two threads that do so at once the one that raised later sees the other's intent. So
+//! what is confirmed never adds up to more than the limit; both may fail where only one had to.
 //!
 //! No locks; one compare-and-swap loop.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// The word, alone on its cache line: everybody reads it who takes from the tree.
+/// The word, alone on its cache line: every member that takes from the tree reads it.
 #[repr(C, align(64))]
 pub struct Account(AtomicU64);
 
 /// What an account said at a moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Pages {
+pub struct AccountState {
     /// Pages taken from the tree.
     pub granted: u32,
     /// Of them, pages charged.
@@ -42,15 +42,14 @@ pub struct Intent {
     taken: u32,
 }
 
-impl Pages {
+impl AccountState {
     /// Pages granted and not held.
-    #[must_use]
     pub const fn slack(self) -> usize {
         (self.granted - self.held) as usize
     }
 
-    const fn of(word: u64) -> Pages {
-        Pages { granted: (word >> 32) as u32, held: word as u32 }
+    const fn of(word: u64) -> AccountState {
+        AccountState { granted: (word >> 32) as u32, held: word as u32 }
     }
 
     const fn word(self) -> u64 {
@@ -60,33 +59,35 @@ impl Pages {
 
 impl Account {
     /// What it says now. Relaxed, so that it works where the page is mapped to be read only.
-    #[must_use]
-    pub fn get(&self) -> Pages {
-        Pages::of(self.0.load(Ordering::Relaxed))
+    pub fn get(&self) -> AccountState {
+        AccountState::of(self.0.load(Ordering::Relaxed))
     }
 
-    /// What is granted, for who has raised an account and adds up all.
+    /// What is granted, for a thread that has raised an account and adds up all of them.
     pub(super) fn granted_in_order(&self) -> usize {
         // SeqCst, with the raise in `intend`: of two that raise and look, one sees the other.
-        Pages::of(self.0.load(Ordering::SeqCst)).granted as usize
+        AccountState::of(self.0.load(Ordering::SeqCst)).granted as usize
     }
 
     /// The one loop that changes the word. `None` leaves it alone. Returns what it was.
-    fn change(&self, mut change: impl FnMut(Pages) -> Option<Pages>) -> Result<Pages, Pages> {
+    fn change(
+        &self,
+        mut change: impl FnMut(AccountState) -> Option<AccountState>,
+    ) -> Result<AccountState, AccountState> {
         // SeqCst: the intents of all members are in one order with the sums; see above.
         let changed = self.0.fetch_update(Ordering::SeqCst, Ordering::Relaxed, |word| {
-            let new = change(Pages::of(word))?;
+            let new = change(AccountState::of(word))?;
             debug_assert!(new.held <= new.granted, "{new:?}");
             Some(new.word())
         });
-        changed.map(Pages::of).map_err(Pages::of)
+        changed.map(AccountState::of).map_err(AccountState::of)
     }
 
     /// Charges pages out of the slack; `false` where it is too little.
     #[must_use]
     pub fn charge_slack(&self, pages: usize) -> bool {
         self.change(|now| {
-            (pages <= now.slack()).then(|| Pages { held: now.held + pages as u32, ..now })
+            (pages <= now.slack()).then(|| AccountState { held: now.held + pages as u32, ..now })
         })
         .is_ok()
     }
@@ -97,7 +98,7 @@ impl Account {
         let pages = u32::try_from(pages).ok()?;
         let before = self.change(|now| {
             let held = now.held.checked_add(pages)?;
-            Some(Pages { granted: now.granted.max(held), held })
+            Some(AccountState { granted: now.granted.max(held), held })
         });
         let before = before.ok()?;
         Some(Intent { pages, taken: pages.saturating_sub(before.slack() as u32) })
@@ -110,12 +111,12 @@ impl Account {
         let taken = pages.min(intent.taken);
         let _ = self.change(|now| {
             let held = now.held.saturating_sub(pages);
-            Some(Pages { granted: (now.granted - taken).max(held), held })
+            Some(AccountState { granted: (now.granted - taken).max(held), held })
         });
         Intent { pages: intent.pages - pages, taken: intent.taken - taken }
     }
 
-    /// So many pages of an intent that was confirmed become slack.
+    /// Turns so many pages of a confirmed intent into slack.
     pub fn leave_as_slack(&self, pages: usize) {
         self.uncharge(pages, usize::MAX);
     }
@@ -126,15 +127,16 @@ impl Account {
             debug_assert!(pages <= now.held as usize, "{pages} are given back of {now:?}");
             let held = now.held.saturating_sub(pages as u32);
             let slack = ((now.granted - held) as usize).min(slack_max);
-            Some(Pages { granted: held + slack as u32, held })
+            Some(AccountState { granted: held + slack as u32, held })
         });
     }
 
     /// Gives the slack back to the tree; returns how much that was.
     pub fn give_slack_back(&self) -> usize {
-        let gave = self
-            .change(|now| (now.slack() > 0).then_some(Pages { granted: now.held, held: now.held }));
-        gave.map_or(0, Pages::slack)
+        let gave = self.change(|now| {
+            (now.slack() > 0).then_some(AccountState { granted: now.held, held: now.held })
+        });
+        gave.map_or(0, AccountState::slack)
     }
 
     /// Charges pages that were another account's, whether they fit or not.
@@ -148,7 +150,7 @@ impl Account {
     pub fn take_out(&self, pages: usize) -> usize {
         let before = self.change(|now| {
             let held = now.held.saturating_sub(u32::try_from(pages).unwrap_or(u32::MAX));
-            Some(Pages { granted: now.granted - (now.held - held), held })
+            Some(AccountState { granted: now.granted - (now.held - held), held })
         });
         before.map_or(0, |before| pages.min(before.held as usize))
     }
@@ -169,8 +171,8 @@ mod tests {
         Account(AtomicU64::new(0))
     }
 
-    fn pages(granted: u32, held: u32) -> Pages {
-        Pages { granted, held }
+    fn pages(granted: u32, held: u32) -> AccountState {
+        AccountState { granted, held }
     }
 
     #[test]
@@ -178,7 +180,7 @@ mod tests {
         let account = account();
         let first = account.intend(10).unwrap();
         assert_eq!(account.get(), pages(10, 10));
-        assert!(!account.charge_slack(1), "another thread would spend what nobody has granted");
+        assert!(!account.charge_slack(1), "another thread would spend what is not granted");
         // Another thread frees three pages meanwhile, and they stay with the member.
         account.uncharge(3, 8);
         assert_eq!(account.get(), pages(10, 7));

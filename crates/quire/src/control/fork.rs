@@ -1,19 +1,19 @@
-//! One word of a member's slot: whose is what the member was charged for a child.
+//! One word of a member's slot, which says to whom the charge belongs that the member took for a child.
 //!
 //! Parent, child and supervisor may each be killed at any moment, and the parent must know for sure
-//! whether the supervisor has moved the charge to the child: given back twice, or never, the account
-//! would be wrong for good. So it is moved by whoever is first to change the word.
+//! whether the supervisor has moved the charge to the child: if it were given back twice, or never, the
+//! account would be wrong for good. So the first to change the word decides.
 //!
 //! ```text
-//! nobody forks -- the parent begins -------------------------> UNDER_WAY
+//! no fork      -- the parent begins -------------------------> UNDER_WAY
 //! UNDER_WAY    -- the supervisor has the child's Hello -------> TAKEN
 //! TAKEN        -- charge and segments are the child's --------> JOINED
 //! UNDER_WAY    -- the child cannot join, and will end --------> REFUSED and an errno
-//! UNDER_WAY    -- the parent sees it dead: keeps the charge --> nobody forks
+//! UNDER_WAY    -- the parent sees it dead: keeps the charge --> no fork
 //! ```
 //!
 //! Each fork has a number, in the word's upper part and in the child's `Hello`: the Hello of a child that
-//! was given up finds another number, or nobody that forks.
+//! was given up finds another number, or no fork.
 //!
 //! # When one side is killed
 //!
@@ -37,13 +37,6 @@ use crate::sys::futex::{self, Reach};
 const STATE: u32 = 0xfff;
 const NUMBER_SHIFT: u32 = 12;
 
-const NONE: u32 = 0;
-const UNDER_WAY: u32 = 1;
-const TAKEN: u32 = 2;
-const JOINED: u32 = 3;
-/// This and an errno, of which Linux has fewer than there is room for.
-const REFUSED: u32 = 4;
-
 /// What a fork's three sides know of each other. See the module.
 #[derive(Debug)]
 #[repr(transparent)]
@@ -52,9 +45,9 @@ pub struct ForkWord(AtomicU32);
 /// What has become of a fork's child.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Child {
-    /// Nobody forks.
+    /// There is no fork.
     None,
-    /// It has not been heard of.
+    /// It has not sent its Hello yet.
     UnderWay,
     /// The supervisor is moving to it what was charged for it.
     Taken,
@@ -64,61 +57,78 @@ pub enum Child {
     Refused(u32),
 }
 
+impl Child {
+    /// The state's number. Linux has fewer errnos than there is room for.
+    fn number(self) -> u32 {
+        match self {
+            Child::None => 0,
+            Child::UnderWay => 1,
+            Child::Taken => 2,
+            Child::Joined => 3,
+            Child::Refused(errno) => 4 + errno.min(STATE - 4),
+        }
+    }
+
+    fn of_number(number: u32) -> Child {
+        match number {
+            0 => Child::None,
+            1 => Child::UnderWay,
+            2 => Child::Taken,
+            3 => Child::Joined,
+            refused => Child::Refused(refused - 4),
+        }
+    }
+}
+
 impl ForkWord {
     /// A fork begins; returns its number. Only the member itself forks, one at a time.
     pub fn begin(&self) -> u32 {
         let number = (self.0.load(Ordering::Relaxed) >> NUMBER_SHIFT).wrapping_add(1);
         let number = number & (u32::MAX >> NUMBER_SHIFT);
         // Release pairs with the acquire of `take`: what was charged before is seen.
-        self.0.store(word(number, UNDER_WAY), Ordering::Release);
+        self.0.store(word(number, Child::UnderWay), Ordering::Release);
         number
     }
 
     /// What is known of the child.
-    #[must_use]
     pub fn child(&self) -> Child {
         // Acquire pairs with `settle` and `refuse`.
-        match self.0.load(Ordering::Acquire) & STATE {
-            NONE => Child::None,
-            UNDER_WAY => Child::UnderWay,
-            TAKEN => Child::Taken,
-            JOINED => Child::Joined,
-            refused => Child::Refused(refused - REFUSED),
-        }
+        Child::of_number(self.0.load(Ordering::Acquire) & STATE)
     }
 
-    /// The supervisor's: takes the charge out of the parent's hands, to be followed by
-    /// [`Self::settle`]. `false`: the fork of this number is over.
+    /// Takes the charge from the parent, to be followed by [`Self::settle`]. `false` where the fork of
+    /// this number is over. Only the supervisor calls this.
     pub fn take(&self, number: u32) -> bool {
-        self.change(number, UNDER_WAY, TAKEN)
+        self.change(number, Child::UnderWay, Child::Taken)
     }
 
-    /// The supervisor's, after [`Self::take`]: the child has what was charged for it.
+    /// Says that the child has what was charged for it. The supervisor calls this, after [`Self::take`].
     pub fn settle(&self, number: u32) {
         // Release pairs with the acquire of `child`: the parent goes on with its segments.
-        self.0.store(word(number, JOINED), Ordering::Release);
+        self.0.store(word(number, Child::Joined), Ordering::Release);
         futex::wake(&self.0, u32::MAX, Reach::Tree);
     }
 
-    /// The child's: it cannot join. Nothing happens where it has.
+    /// Says that the child, which calls this, cannot join. Nothing happens where it has joined.
     pub fn refuse(&self, number: u32, errno: u32) {
-        self.change(number, UNDER_WAY, (REFUSED + errno).min(STATE));
+        self.change(number, Child::UnderWay, Child::Refused(errno));
         futex::wake(&self.0, u32::MAX, Reach::Tree);
     }
 
-    /// The parent's: the child is dead. `false`: the supervisor was quicker, and the charge is gone.
+    /// Says that the child is dead. `false` where the supervisor was quicker, and the charge is gone.
+    /// Only the parent calls this.
     #[must_use]
     pub fn give_up(&self, number: u32) -> bool {
-        self.change(number, UNDER_WAY, NONE)
+        self.change(number, Child::UnderWay, Child::None)
     }
 
-    /// The parent's: the fork is over, and no child of it is left that could ask to join.
+    /// Ends the fork: no child of it is left that could ask to join. Only the parent calls this.
     pub fn end(&self, number: u32) {
         // Relaxed: a child that asks all the same finds this or what was before, and is refused.
-        self.0.store(word(number, NONE), Ordering::Relaxed);
+        self.0.store(word(number, Child::None), Ordering::Relaxed);
     }
 
-    /// Forgets all of it, for the slot's next member. (A child of the last one knows another parent.)
+    /// Forgets all of it, for the slot's next member.
     pub fn clear(&self) {
         self.0.store(0, Ordering::Relaxed);
     }
@@ -126,25 +136,18 @@ impl ForkWord {
     /// Sleeps while the fork of this number has a child known as `child`, at most `timeout_ms`; may
     /// return for no reason.
     pub fn wait(&self, number: u32, child: Child, timeout_ms: u64) {
-        let state = match child {
-            Child::None => NONE,
-            Child::UnderWay => UNDER_WAY,
-            Child::Taken => TAKEN,
-            Child::Joined => JOINED,
-            Child::Refused(errno) => REFUSED + errno,
-        };
-        futex::wait(&self.0, word(number, state), Reach::Tree, Some(timeout_ms));
+        futex::wait(&self.0, word(number, child), Reach::Tree, Some(timeout_ms));
     }
 
-    fn change(&self, number: u32, from: u32, to: u32) -> bool {
+    fn change(&self, number: u32, from: Child, to: Child) -> bool {
         let (from, to) = (word(number, from), word(number, to));
         // AcqRel: each change hands the charge on.
         self.0.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 }
 
-const fn word(number: u32, state: u32) -> u32 {
-    number << NUMBER_SHIFT | state
+fn word(number: u32, child: Child) -> u32 {
+    number << NUMBER_SHIFT | child.number()
 }
 
 #[cfg(test)]

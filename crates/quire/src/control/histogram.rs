@@ -1,68 +1,38 @@
 //! How long faults take: kinds of faults, and the buckets in which their times are counted.
 //!
-//! A time is from the moment a handler has read the fault's message (inline: from the signal's
-//! entry) to the moment at which it is answered; the way of the message, and the waking of the
-//! thread, are the kernel's and are not in it. A fault that is parked for a lock or for memory is
-//! not counted then: its thread faults again, and that one is. The kinds that read keep the time
-//! over the read ([`FaultKind::File`], [`FaultKind::ObjectRead`]).
+//! A time is from the moment at which a handler has read the fault's message (inline: from the entry
+//! of the signal) to the moment at which the fault is answered. The kernel's part, which brings the
+//! message and wakes the thread, is not in it. A fault that is parked for a lock or for memory is not
+//! counted: its thread faults again, and that fault is counted. The kinds that read include the time
+//! of the read ([`FaultKind::File`], [`FaultKind::ObjectRead`]).
 
 /// Buckets of a histogram of service times: the last begins at 2^31 ns, about two seconds.
 pub const FAULT_BUCKETS: usize = 32;
 
-/// What a fault had to do, by where its page was when it came.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(usize)]
-pub enum FaultKind {
-    /// A page without content of its own: zeros, or its object's bytes in a private mapping.
-    Fresh,
-    /// In a frame of the pool.
-    Limbo,
-    /// Packed in memory, or a pattern.
-    Memory,
-    /// In the swap file.
-    File,
-    /// A page of an object, which was cached.
-    Object,
-    /// A page of an object, which was read from its store.
-    ObjectRead,
-    /// The first write to a page that is write-protected, of no object.
-    Protected,
-    /// Mapped already.
-    Spurious,
-}
-
-impl FaultKind {
-    /// Every kind, in the order of its histogram.
-    pub const ALL: [FaultKind; 8] = [
-        FaultKind::Fresh,
-        FaultKind::Limbo,
-        FaultKind::Memory,
-        FaultKind::File,
-        FaultKind::Object,
-        FaultKind::ObjectRead,
-        FaultKind::Protected,
-        FaultKind::Spurious,
-    ];
-
-    /// Its name in reports.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            FaultKind::Fresh => "fresh",
-            FaultKind::Limbo => "limbo",
-            FaultKind::Memory => "memory",
-            FaultKind::File => "file",
-            FaultKind::Object => "object",
-            FaultKind::ObjectRead => "object_read",
-            FaultKind::Protected => "protected",
-            FaultKind::Spurious => "spurious",
-        }
+named! {
+    /// What a fault had to do, by where its page was when it came.
+    pub enum FaultKind {
+        /// A page without content of its own: zeros, or its object's bytes in a private mapping.
+        Fresh = "fresh",
+        /// In a frame of the pool.
+        Limbo = "limbo",
+        /// Packed in memory, or a pattern.
+        Memory = "memory",
+        /// In the swap file.
+        File = "file",
+        /// A page of an object, which was cached.
+        Object = "object",
+        /// A page of an object, which was read from its store.
+        ObjectRead = "object_read",
+        /// The first write to a page that is write-protected, of no object.
+        Protected = "protected",
+        /// Mapped already.
+        Spurious = "spurious",
     }
 }
 
 /// The bucket of a time.
 #[inline]
-#[must_use]
 pub const fn bucket_of(ns: u64) -> usize {
     let bucket = (ns | 1).ilog2() as usize;
     if bucket < FAULT_BUCKETS { bucket } else { FAULT_BUCKETS - 1 }

@@ -3,9 +3,9 @@
 //! A memfd, made by the supervisor (`quire run`), mapped shared by every member. It holds the
 //! settings, a slot per member with its account and its counters, the swap file's segment
 //! map, and a ring of traces per member. Most of it is holes: a page of the memfd costs memory from
-//! the first look on, so who goes over the members goes over [`Control::present`]. Every update is a single atomic word, so a member that dies in the middle leaves
-//! nothing half done; what a dead member held is given back by the supervisor, which sees the
-//! member's connection close.
+//! the first look on, so a walk over the members goes over [`Control::present`]. Every update is a
+//! single atomic word, so a member that dies in the middle leaves nothing half done. The supervisor,
+//! which sees the member's connection close, gives back what a dead member held.
 //!
 //! # Joining
 //!
@@ -17,12 +17,41 @@
 //! [`WELCOME_SWAP_FILE`] is set. It keeps the connection open in its handlers' private
 //! descriptor table: exec, exit and SIGKILL all close it.
 
+#![deny(unsafe_code)]
+
+/// Makes an enum whose variants each have a name, and the list of all of them.
+macro_rules! named {
+    ($(#[$meta:meta])* pub enum $Enum:ident {
+        $($(#[$doc:meta])* $Variant:ident = $name:literal,)*
+    }) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        #[repr(usize)]
+        pub enum $Enum {
+            $($(#[$doc])* $Variant,)*
+        }
+
+        impl $Enum {
+            /// All of them, in the order of their numbers.
+            pub const ALL: [$Enum; [$($name),*].len()] = [$($Enum::$Variant),*];
+
+            /// Its name in reports.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $($Enum::$Variant => $name,)*
+                }
+            }
+        }
+    };
+}
+
 pub mod account;
-pub mod event;
-pub mod fork;
-pub mod histogram;
-pub mod seat;
+mod event;
+mod fork;
+mod histogram;
+mod seat;
 pub mod shard;
+#[allow(unsafe_code, reason = "the table lies in memory that others map as well")]
 pub mod slabs;
 mod tally;
 pub mod trace;
@@ -94,10 +123,10 @@ pub struct Member {
     pub obituary: AtomicU32,
     /// A number that goes with the obituary (an errno, an address).
     pub obituary_detail: AtomicU64,
-    /// Whose is what was charged for the child of a fork.
+    /// To whom the charge for the child of a fork belongs.
     pub fork: ForkWord,
-    /// 1 where nobody lives here: the slot keeps a part of the budget for a run inside this one, whose
-    /// supervisor's process id it has. The supervisor writes it, before the slot is taken.
+    /// 1 where no process lives here: the slot keeps a part of the budget for a run inside this one, and
+    /// `pid` is that run's supervisor. The supervisor writes it, before the slot is taken.
     pub is_reservation: AtomicU32,
     /// Most pages that it was granted at any time.
     pub held_pages_max: AtomicU64,
@@ -119,7 +148,6 @@ pub struct Member {
 
 impl Member {
     /// What was counted of `event`.
-    #[must_use]
     pub fn counted(&self, event: Event) -> u64 {
         // Relaxed: each shard's count is true by itself, the sum is of about one moment.
         let of = |shard: &Shard| shard.events[event as usize].load(Ordering::Relaxed);
@@ -128,7 +156,6 @@ impl Member {
 
     /// How many faults of a kind took how long: bucket `i` has those of `2^i` to `2^(i+1)`
     /// nanoseconds, the first those below as well, the last those above.
-    #[must_use]
     pub fn fault_times(&self, kind: FaultKind) -> [u64; FAULT_BUCKETS] {
         let mut sum = [0; FAULT_BUCKETS];
         for shard in self.used_shards() {
@@ -140,13 +167,12 @@ impl Member {
         sum
     }
 
-    /// Whether nobody lives in the slot: see [`Member::is_reservation`].
-    #[must_use]
+    /// Whether no process lives in the slot: see [`Member::is_reservation`].
     pub fn is_a_reservation(&self) -> bool {
         self.is_reservation.load(Ordering::Relaxed) != 0
     }
 
-    /// Forgets all that the slot's last member left in it. Nobody writes to it meanwhile.
+    /// Forgets all that the slot's last member left in it. No thread writes to it meanwhile.
     pub fn clear(&self) {
         // Relaxed, all of them: what orders one member's end before the next one's beginning is
         // the socket by which they leave and join.
@@ -198,8 +224,8 @@ pub struct Control {
     pub segments_used: AtomicU32,
     /// Slots of the compressed pool: see [`slabs`].
     pub slots_max: AtomicU32,
-    /// Pages held that are no single member's: of slabs that several use since a fork. The
-    /// supervisor alone changes it.
+    /// Pages held that are on no member's account: those of slabs that several members use since a
+    /// fork. The supervisor alone changes it.
     pub common_pages: AtomicU64,
     /// Most that was granted at any time, members' slack included.
     pub held_pages_max: AtomicU64,
@@ -209,7 +235,7 @@ pub struct Control {
     pub asking: [AtomicU64; MEMBERS_MAX / 64],
     /// What members did that have left.
     pub tally: Tally,
-    /// Which slots are taken, a bit each: whoever gives a slot away says so here.
+    /// Which slots are taken, a bit each.
     pub taken: [AtomicU64; MEMBERS_MAX / 64],
     /// The members' accounts, and where they stand in the market.
     pub seats: [Seat; MEMBERS_MAX],
@@ -224,7 +250,7 @@ pub struct Control {
 }
 
 impl Control {
-    /// The members that there are, with their slots. Others are not looked at.
+    /// The members that there are, with their slots. The memory of other slots is not touched.
     pub fn present(&self) -> impl Iterator<Item = (usize, &Member)> {
         slots_in(&self.taken).map(|slot| (slot, &self.members[slot]))
     }
@@ -260,7 +286,7 @@ impl Control {
         self.present().map(|(_, member)| member.wanted_pages.load(Ordering::Relaxed)).sum()
     }
 
-    /// Most of it at any time: exactly so for a single member, else as it was seen at times.
+    /// Most of it at any time: exact for a single member, else as it was seen at times.
     pub fn wanted_max(&self) -> u64 {
         let of = |(_, member): (usize, &Member)| member.wanted_pages_max.load(Ordering::Relaxed);
         let one = self.present().map(of).max().unwrap_or(0);
@@ -272,7 +298,7 @@ impl Control {
         raise(&self.wanted_pages_max, self.wanted_max());
     }
 
-    /// Wakes the background threads of those that find no memory: some may be free now.
+    /// Wakes the background threads of members that find no memory: some may be free now.
     pub fn wake_askers(&self) {
         self.askers().for_each(|slot| self.call(slot));
     }
@@ -285,14 +311,13 @@ impl Control {
         futex::wake(calls, u32::MAX, Reach::Tree);
     }
 
-    /// Those of them in which somebody lives.
+    /// The members that are processes, and no reservations.
     pub fn inhabited(&self) -> impl Iterator<Item = (usize, &Member)> {
         self.present().filter(|(_, member)| !member.is_a_reservation())
     }
 
     /// Segments of the swap file in which the member in `slot` has live data; a fork's child shares
     /// its parent's.
-    #[must_use]
     pub fn segments_of(&self, slot: usize) -> u64 {
         // Relaxed: as above. Without a segment in use the map is all holes, and stays so.
         if self.segments_used.load(Ordering::Relaxed) == 0 {
@@ -303,7 +328,7 @@ impl Control {
         map.iter().map(|word| u64::from(word.load(Ordering::Relaxed).count_ones())).sum()
     }
 
-    /// Gives a free slot to a process, with nothing in it of whoever had it before.
+    /// Gives a free slot to a process, with nothing left in it of the member before.
     pub fn take_slot(&self, slot: usize, pid: u32) {
         self.seats[slot].clear();
         self.members[slot].clear();
@@ -326,7 +351,7 @@ impl Control {
 
     fn occupy(&self, slot: usize, pid: u32) {
         self.members[slot].pid.store(pid, Ordering::Relaxed);
-        // Relaxed, here and below: who looks for members wants numbers, each true by itself.
+        // Relaxed, here and below: a walk over the members wants numbers, each true by itself.
         self.taken[slot / 64].fetch_or(1 << (slot % 64), Ordering::Relaxed);
     }
 
@@ -343,7 +368,7 @@ impl Control {
 /// The slots whose bits are set.
 fn slots_in(words: &[AtomicU64; MEMBERS_MAX / 64]) -> impl Iterator<Item = usize> {
     words.iter().enumerate().flat_map(|(at, word)| {
-        // Relaxed: who came or went just now is seen or is not.
+        // Relaxed: a member that came or went just now is seen or is not.
         let mut bits = word.load(Ordering::Relaxed);
         core::iter::from_fn(move || {
             let bit = bits.trailing_zeros();
@@ -413,7 +438,6 @@ pub enum Refusal {
 
 impl Refusal {
     /// The refusal in a [`Welcome`].
-    #[must_use]
     pub fn from_number(number: u32) -> Option<Refusal> {
         let all = [Refusal::Full, Refusal::Version, Refusal::NoParent, Refusal::NoRoom];
         all.into_iter().find(|&refusal| refusal as u32 == number)

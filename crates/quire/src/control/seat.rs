@@ -1,8 +1,8 @@
 //! A member's seat: its account, and where it stands in the market (`budget/market.rs`).
 //!
-//! Beside its account every word is a hint: written by anybody with a single store, of use where it
-//! is true, and put right by the next look where it is not. A member that is killed leaves nothing
-//! that has to be finished; its seat is cleared with its slot.
+//! Beside the account every word is a hint: any member writes it with a single store, it is of use
+//! where it is true, and the next look corrects it where it is not. A member that is killed leaves
+//! nothing that has to be finished; its seat is cleared with its slot.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -15,7 +15,7 @@ pub struct Seat {
     pub account: Account,
     /// The futex that its background thread sleeps on: counts calls.
     pub calls: AtomicU32,
-    /// 1 where nobody answers for it: it is never asked for memory.
+    /// 1 where no thread answers for it: it is never asked for memory.
     pub is_silent: AtomicU32,
     /// Pages that it cannot do without and does not find, 0 where there are none; the highest bit says
     /// that they are for a fork.
@@ -24,32 +24,32 @@ pub struct Seat {
     pub asked_ms: AtomicU32,
     /// Pages that it is to give.
     pub demand: AtomicU32,
-    /// Who demanded them, by slot, plus one.
+    /// The slot of the member that demanded them, plus one.
     pub demanded_by: AtomicU32,
     /// When they were first demanded (in the high half), and its `life` then (in the low half).
     pub demanded: AtomicU64,
     /// Steps of its background thread: one that is stopped takes none.
     pub life: AtomicU32,
-    /// When somebody last looked at how much it faults; 0 for never.
+    /// When a member last looked at how much this one faults; 0 for never.
     pub looked_ms: AtomicU32,
     /// When it last had nothing to give (in the high half), and the pages that it held then plus
     /// one (in the low half); 0 for never.
     pub spent: AtomicU64,
     /// Faults that it had counted at that look.
     pub faults_seen: AtomicU32,
-    /// Faults that it takes lately, in a look's time.
+    /// Faults that it takes lately, in the time between two looks.
     pub faults_lately: AtomicU32,
 }
 
 const _: () = assert!(size_of::<Seat>() == 128, "two cache lines");
 
 impl Seat {
-    /// Forgets all that the seat's last member left. Nobody sits on it meanwhile.
+    /// Forgets all that the seat's last member left. No member has the seat meanwhile.
     pub(super) fn clear(&self) {
         self.account.clear();
         self.demanded.store(0, Ordering::Relaxed);
         self.spent.store(0, Ordering::Relaxed);
-        // All but the calls: who sleeps there sleeps on.
+        // All but the calls: a thread that sleeps there sleeps on.
         for word in [
             &self.is_silent,
             &self.asks,

@@ -3,14 +3,14 @@
 //! The first [`ENGINE_SHARDS`] belong to the engine's own threads, one each, by the number that
 //! stands behind the thread pointer ([`thread::engine_number`]). Such a shard has one writer, whose
 //! plain load and store lose nothing: numbers are unique among the threads of a member's process,
-//! and a member's slot is given to another process only after the connection has closed, which the
-//! engine's threads all have open until they end.
+//! and a member's slot is given to another process only after the connection has closed, which all
+//! engine threads have open until they end.
 //!
 //! All other threads (the program's, and libc's threads of the library, which must not look for a
-//! thread-local inside of a signal handler) share the second half, by the CPU that they run on: one
-//! may be moved to another CPU in between, so they add by a locked instruction, whose line as a
-//! rule is nobody else's. Where the processor does not tell its number they go by their thread
-//! pointers.
+//! thread-local inside of a signal handler) share the second half, by the CPU that they run on. A thread
+//! may be moved to another CPU in between, so these threads add by a locked instruction, on a cache line
+//! that as a rule no other CPU uses. Where the processor does not tell its number, the thread pointer
+//! stands for it.
 //!
 //! No locks.
 
@@ -41,7 +41,7 @@ pub struct Shard {
 #[repr(C, align(64))]
 pub struct ShardsUsed(pub AtomicU32);
 
-/// Who adds to a shard.
+/// Which threads add to a shard.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Writers {
     /// The calling thread alone.
@@ -97,7 +97,7 @@ impl Member {
     #[inline]
     fn own_shard(&self) -> (&Shard, Writers) {
         let (number, writers) = own_shard();
-        // Relaxed: who sums before the bit is there sums before the count.
+        // Relaxed: a sum that does not see the bit is a sum from before the count.
         if self.shards_used.0.load(Ordering::Relaxed) & 1 << number == 0 {
             self.use_shard(number);
         }

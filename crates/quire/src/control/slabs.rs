@@ -1,14 +1,15 @@
-//! The slabs of the compressed pool, as a tree shares them: who uses which, and who pays.
+//! The slabs of the compressed pool, as a tree shares them: which member uses which, and which
+//! account is charged.
 //!
 //! The pool memfd holds this table, and behind it the slabs. The supervisor makes it, as long as
-//! the budget asks for, and gives it to whoever joins; a fork's child inherits the mapping. What a
-//! slab *holds* is not here: that is each member's own knowledge (`swap/zpool`).
+//! the budget asks for, and gives it to each member that joins; a fork's child inherits the mapping.
+//! What a slab *holds* is not here: each member keeps that for itself (`swap/zpool`).
 //!
 //! # A slab's life
 //!
-//! | word | who uses it | who pays |
+//! | word | used by | charged to |
 //! |---|---|---|
-//! | [`SlabUse::Free`] | nobody | nobody |
+//! | [`SlabUse::Free`] | no member | no account |
 //! | [`SlabUse::Own`] | the member that it names | that member's account |
 //! | [`SlabUse::Common`] | the members whose bit is set in their map | `Control::common_pages` |
 //!
@@ -23,15 +24,15 @@
 //!           back, then the slab ------------------------------->  Free
 //! ```
 //!
-//! A member lets go of a common slab by taking its own bit away. **Whoever finds the bit set when
-//! taking it away decides**: if that was the member it has let go; if it was the supervisor, the
-//! slab is that member's own from then on.
+//! A member lets go of a common slab by taking its own bit away. **The side that finds the bit set
+//! when it takes it away decides**: if that was the member, it has let go; if it was the supervisor,
+//! the slab is that member's own from then on.
 //!
 //! Nothing here is ever half done. A member that is killed leaves words that name it and bits in
 //! its map; the supervisor, told by the connection's end, frees the ones and clears the others.
-//! Nobody counts references, so none is lost, and nobody waits for anybody.
+//! References are not counted, so none is lost, and no side waits for another.
 //!
-//! Bytes of a common slab are written by nobody: *sealed*, until it is somebody's own again.
+//! The bytes of a common slab are not written: the slab is *sealed*, until it is one member's own again.
 
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -53,17 +54,16 @@ const SLACK_BYTES: usize = 64 << 20;
 
 /// Slots of a pool under this budget, in bytes: twice what it can fill, for fragments cost
 /// addresses, not memory. Slot 0 is never used.
-#[must_use]
 pub const fn slots_for(budget_bytes: usize) -> usize {
     let bytes = budget_bytes.saturating_mul(2).saturating_add(SLACK_BYTES);
     let slots = bytes.div_ceil(SLAB_PAGES_MIN * PAGE_SIZE).saturating_add(1);
     if slots < SLOTS_MAX { slots } else { SLOTS_MAX }
 }
 
-/// Who uses a slab.
+/// Which members use a slab.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SlabUse {
-    /// Nobody: it has no memory.
+    /// None: it has no memory.
     Free,
     /// The member in this slot, which is charged for it.
     Own {
@@ -72,7 +72,7 @@ pub enum SlabUse {
         /// Its pages.
         pages: usize,
     },
-    /// Whoever has its bit set.
+    /// The members whose bit for it is set.
     Common {
         /// Its pages.
         pages: usize,
@@ -105,9 +105,9 @@ impl SlabUse {
 /// What stands in front of the table.
 #[repr(C, align(64))]
 struct Head {
-    /// Slots that were ever taken, and those below them: who goes over the slots stops here.
+    /// Slots that were ever taken lie below this one: a walk over the slots stops here.
     slots_end: AtomicU32,
-    /// Counts bits that members took away: there may be slabs that nobody uses.
+    /// Counts bits that members took away: there may be slabs that no member uses.
     let_go: AtomicU32,
     /// Odd while the supervisor moves pages between accounts; changes with every such move.
     moves: AtomicU32,
@@ -115,14 +115,12 @@ struct Head {
 
 /// The table of a pool's slabs, wherever it is mapped.
 pub struct SlabTable {
-    base: NonNull<u8>,
-    slots: usize,
+    head: &'static Head,
+    /// A [`SlabUse`] for each slot.
+    words: &'static [AtomicU32],
+    /// The maps of all members, one behind the other.
+    maps: &'static [AtomicU64],
 }
-
-// SAFETY: atomics only, in memory that `at` was promised.
-unsafe impl Send for SlabTable {}
-// SAFETY: as above.
-unsafe impl Sync for SlabTable {}
 
 impl SlabTable {
     /// The table at the start of a mapped pool.
@@ -130,92 +128,88 @@ impl SlabTable {
     /// # Safety
     ///
     /// [`SlabTable::bytes`] from `base` on, aligned to a page, are mapped to be read and written
-    /// for as long as the table is used, were zero when the pool was made, and are used as such a
-    /// table of so many slots by everybody.
-    #[must_use]
-    pub const unsafe fn at(base: NonNull<u8>, slots: usize) -> SlabTable {
-        SlabTable { base, slots }
+    /// for as long as the table is used, were zero when the pool was made, and are used only as such
+    /// a table of so many slots.
+    pub unsafe fn at(base: NonNull<u8>, slots: usize) -> SlabTable {
+        // SAFETY: the caller's promise, with the lengths that `bytes` adds up; zeros are a value of
+        // each type.
+        unsafe {
+            let words = base.add(size_of::<Head>()).cast();
+            let maps = base.add(Self::maps_offset(slots)).cast();
+            SlabTable {
+                head: base.cast().as_ref(),
+                words: NonNull::slice_from_raw_parts(words, slots).as_ref(),
+                maps: NonNull::slice_from_raw_parts(maps, MEMBERS_MAX * Self::map_words(slots))
+                    .as_ref(),
+            }
+        }
     }
 
     /// Bytes of a table of so many slots, in whole pages; the first slot lies behind them.
-    #[must_use]
     pub const fn bytes(slots: usize) -> usize {
-        let words = size_of::<Head>() + (slots * size_of::<AtomicU32>()).next_multiple_of(8);
         let maps = MEMBERS_MAX * Self::map_words(slots) * size_of::<AtomicU64>();
-        (words + maps).next_multiple_of(PAGE_SIZE)
+        (Self::maps_offset(slots) + maps).next_multiple_of(PAGE_SIZE)
     }
 
     /// Bytes of a pool of so many slots, table included.
-    #[must_use]
     pub const fn pool_bytes(slots: usize) -> usize {
         Self::bytes(slots) + slots * SLOT_BYTES
     }
 
     /// Where a slot's memory begins in the pool.
-    #[must_use]
     pub const fn offset_of(&self, slot: u32) -> usize {
-        Self::bytes(self.slots) + slot as usize * SLOT_BYTES
+        Self::bytes(self.slots()) + slot as usize * SLOT_BYTES
     }
 
-    /// Where the table begins.
-    #[must_use]
-    pub const fn start(&self) -> NonNull<u8> {
-        self.base
-    }
-
-    /// Slots that there are.
-    #[must_use]
+    /// Number of slots.
     pub const fn slots(&self) -> usize {
-        self.slots
+        self.words.len()
     }
 
     /// The slots that were ever taken lie below this one.
-    #[must_use]
     pub fn slots_end(&self) -> usize {
-        // Acquire pairs with `take`: whoever is in a slot is below.
-        (self.head().slots_end.load(Acquire) as usize).min(self.slots)
+        // Acquire pairs with `take`: every slot that is used lies below.
+        (self.head.slots_end.load(Acquire) as usize).min(self.slots())
     }
 
-    /// Who uses a slot.
-    #[must_use]
+    /// Which members use a slot.
     pub fn slab_use(&self, slot: u32) -> SlabUse {
-        // Acquire: who sees a slab as its own again sees that the others are done with it.
-        self.words()
+        // Acquire: a member that sees a slab as its own again sees that the others are done with it.
+        self.words
             .get(slot as usize)
             .map_or(SlabUse::Free, |word| SlabUse::of_word(word.load(Acquire)))
     }
 
     /// Takes a free slot for a member that was charged for it.
     pub fn take(&self, slot: u32, member: u32, pages: usize) -> bool {
-        let Some(word) = self.words().get(slot as usize) else { return false };
-        // Before the word: whoever looks for words that name the dead finds this one.
-        if self.head().slots_end.load(Relaxed) <= slot {
-            self.head().slots_end.fetch_max(slot + 1, Release);
+        let Some(word) = self.words.get(slot as usize) else { return false };
+        // Before the word: a supervisor that looks for words of a dead member finds this one.
+        if self.head.slots_end.load(Relaxed) <= slot {
+            self.head.slots_end.fetch_max(slot + 1, Release);
         }
         let own = SlabUse::Own { member, pages }.to_word();
         // Acquire pairs with the release in `change`: the memory was given back before.
         word.load(Relaxed) == 0 && word.compare_exchange(0, own, AcqRel, Relaxed).is_ok()
     }
 
-    /// Changes who uses a slot, if it still is who it was. False: somebody else was quicker.
+    /// Changes which members use a slot. `false` where the slot's use is not `from` any more.
     #[must_use]
     pub fn change(&self, slot: u32, from: SlabUse, to: SlabUse) -> bool {
-        // Release: whoever takes the slot, or has it to himself, comes after what was done before.
-        self.words().get(slot as usize).is_some_and(|word| {
+        // Release: the next user of the slot comes after what was done before.
+        self.words.get(slot as usize).is_some_and(|word| {
             word.compare_exchange(from.to_word(), to.to_word(), AcqRel, Relaxed).is_ok()
         })
     }
 
-    /// The slots of 64 that a member shares with others, a bit each.
-    #[must_use]
+    /// Of slots `64 * word` and on, those that a member shares with others, a bit each.
     pub fn shared_slots(&self, member: u32, word: usize) -> u64 {
         // Acquire pairs with `forget`: a bit that is gone was taken away after the last use.
-        self.map(member).get(word).map_or(0, |word| word.load(Acquire))
+        self.map_word(member, word).map_or(0, |word| word.load(Acquire))
     }
 
     /// Has a member share slots.
     pub fn share(&self, member: u32, word: usize, bits: u64) {
-        if let Some(word) = self.map(member).get(word) {
+        if let Some(word) = self.map_word(member, word) {
             word.fetch_or(bits, AcqRel);
         }
     }
@@ -224,64 +218,48 @@ impl SlabTable {
     #[must_use]
     pub fn forget(&self, member: u32, word: usize, bits: u64) -> u64 {
         // AcqRel: what the member read came before, what the supervisor does comes after.
-        self.map(member).get(word).map_or(0, |word| word.fetch_and(!bits, AcqRel) & bits)
+        self.map_word(member, word).map_or(0, |word| word.fetch_and(!bits, AcqRel) & bits)
     }
 
-    /// A member lets go of a common slab. False: the supervisor has made it that member's own.
+    /// A member lets go of a common slab. `false` where the supervisor has made it that member's own.
     #[must_use]
     pub fn let_go(&self, slot: u32, member: u32) -> bool {
         let bit = 1 << (slot % 64);
         let has_let_go = self.forget(member, slot as usize / 64, bit) != 0;
         if has_let_go {
             // Release: the supervisor that sees the count sees the bit.
-            self.head().let_go.fetch_add(1, Release);
+            self.head.let_go.fetch_add(1, Release);
         }
         has_let_go
     }
 
     /// Counts how often members have let go of common slabs.
-    #[must_use]
     pub fn times_let_go(&self) -> u32 {
-        self.head().let_go.load(Acquire)
+        self.head.let_go.load(Acquire)
     }
 
     /// Counts the supervisor's moves of pages from one account to another, twice each: odd while
     /// it moves some.
-    #[must_use]
     pub fn moves(&self) -> u32 {
-        self.head().moves.load(Acquire)
+        self.head.moves.load(Acquire)
     }
 
     /// The supervisor begins to move pages between accounts, or is done.
     pub fn count_move(&self) {
         // AcqRel: what comes between two of these is not seen outside of them.
-        self.head().moves.fetch_add(1, AcqRel);
+        self.head.moves.fetch_add(1, AcqRel);
     }
 
-    fn head(&self) -> &Head {
-        // SAFETY: promised to `at`; zeros are a value of it.
-        unsafe { self.base.cast::<Head>().as_ref() }
+    /// The word of a member's map that has the bits of slots `64 * word` and on.
+    fn map_word(&self, member: u32, word: usize) -> Option<&AtomicU64> {
+        let map_words = Self::map_words(self.slots());
+        let is_in_map = (member as usize) < MEMBERS_MAX && word < map_words;
+        is_in_map.then(|| &self.maps[member as usize * map_words + word])
     }
 
-    fn words(&self) -> &[AtomicU32] {
-        // SAFETY: promised to `at`, with the length.
-        unsafe {
-            let first = self.base.as_ptr().add(size_of::<Head>()).cast::<AtomicU32>();
-            core::slice::from_raw_parts(first, self.slots)
-        }
-    }
-
-    fn map(&self, member: u32) -> &[AtomicU64] {
-        if member as usize >= MEMBERS_MAX {
-            return &[];
-        }
-        let words = (self.slots * size_of::<AtomicU32>()).next_multiple_of(8);
-        let map = Self::map_words(self.slots);
-        // SAFETY: promised to `at`, with the length: the member is one of those that have a map.
-        unsafe {
-            let maps = self.base.as_ptr().add(size_of::<Head>() + words).cast::<AtomicU64>();
-            core::slice::from_raw_parts(maps.add(member as usize * map), map)
-        }
+    /// Where the maps begin in a table.
+    const fn maps_offset(slots: usize) -> usize {
+        size_of::<Head>() + (slots * size_of::<AtomicU32>()).next_multiple_of(8)
     }
 
     const fn map_words(slots: usize) -> usize {
@@ -294,7 +272,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_word_says_who_uses_a_slab_and_how_large_it_is() {
+    fn a_word_says_which_members_use_a_slab_and_how_large_it_is() {
         assert_eq!(SlabUse::of_word(0), SlabUse::Free);
         for pages in SLAB_PAGES_MIN..=SLAB_PAGES_MAX {
             for member in [0, 1, MEMBERS_MAX as u32 - 1] {

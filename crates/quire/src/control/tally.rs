@@ -1,8 +1,9 @@
-//! What members did that have left: the supervisor writes it, whoever looks at the tree reads it.
+//! What members counted that have left: the supervisor writes it, and every tool that looks at the tree
+//! reads it.
 //!
-//! A member's counters are cleared with its slot. What they were is added here first, so that the
-//! sum over the tally and the members never falls behind. The two steps are not one for a reader
-//! beside them, who would count a member twice, or not at all: [`Tally::read`] is the way to look.
+//! A member's counters are cleared with its slot. What they were is added here first, so that the sum
+//! over the tally and the members never falls behind. A reader between the two steps would count a member
+//! twice, or not at all: so it reads by [`Tally::read`].
 //!
 //! No locks: a sequence count with a single writer, the supervisor.
 
@@ -10,9 +11,9 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use super::{Event, FAULT_BUCKETS, FaultKind, Member};
 
-/// How often [`Tally::read`] begins again before it takes what it gets: a supervisor that was
-/// killed between two steps never ends them. One that only lost its CPU between them is waited for:
-/// some tenths of a second.
+/// How often [`Tally::read`] begins again before it takes what it gets, for a supervisor that was
+/// killed between the two steps never ends them. It waits some tenths of a second, in case the
+/// supervisor has only lost its CPU.
 const TRIES_MAX: u32 = 4_000_000;
 
 /// The counters of members that have left.
@@ -20,8 +21,8 @@ const TRIES_MAX: u32 = 4_000_000;
 pub struct Tally {
     /// Odd while a member's counters are on their way here.
     sequence: AtomicU32,
-    /// Slots that were ever used are below this: nobody needs to look at the others, whose memory
-    /// is not there yet.
+    /// Slots that were ever used are below this: the others have no memory yet, and a look would take
+    /// some.
     slots: AtomicU32,
     /// Members that ever joined.
     joined: AtomicU64,
@@ -48,7 +49,7 @@ impl Tally {
     pub fn take_in(&self, member: &Member, clear: impl FnOnce(&Member)) {
         let sequence = self.sequence.load(Ordering::Relaxed);
         self.sequence.store(sequence.wrapping_add(1), Ordering::Relaxed);
-        // Pairs with the fence in `read`: who saw any of what follows sees the odd count.
+        // Pairs with the fence in `read`: a reader that saw any of what follows sees the odd count.
         fence(Ordering::Release);
         for event in Event::ALL {
             self.events[event as usize].fetch_add(member.counted(event), Ordering::Relaxed);
@@ -60,7 +61,7 @@ impl Tally {
             }
         }
         clear(member);
-        // Pairs with the first load in `read`: who sees the even count sees all of the above.
+        // Pairs with the first load in `read`: a reader of the even count sees all of the above.
         self.sequence.store(sequence.wrapping_add(2), Ordering::Release);
     }
 
@@ -87,25 +88,21 @@ impl Tally {
     }
 
     /// Slots that were ever used are below this.
-    #[must_use]
     pub fn slots(&self) -> usize {
         self.slots.load(Ordering::Relaxed) as usize
     }
 
     /// Members that ever joined.
-    #[must_use]
     pub fn joined(&self) -> u64 {
         self.joined.load(Ordering::Relaxed)
     }
 
     /// How often members that have left counted `event`.
-    #[must_use]
     pub fn counted(&self, event: Event) -> u64 {
         self.events[event as usize].load(Ordering::Relaxed)
     }
 
     /// Service times of faults of members that have left, as [`Member::fault_times`] has them.
-    #[must_use]
     pub fn fault_times(&self, kind: FaultKind) -> [u64; FAULT_BUCKETS] {
         self.fault_times[kind as usize].each_ref().map(|count| count.load(Ordering::Relaxed))
     }

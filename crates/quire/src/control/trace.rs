@@ -1,7 +1,7 @@
 //! What happened on the way of a fault, in a ring that another process may read.
 //!
-//! Owns a ring's protocol; who traces is the fault's affair, and who reads the
-//! supervisor's and its tools'. No locks, and nobody waits.
+//! Owns a ring's protocol; what is traced is the fault's affair, and the supervisor and its tools read
+//! it. No locks, and no thread waits.
 //!
 //! # Records
 //!
@@ -15,15 +15,15 @@
 //! | 2p + 2 | has the trace of position p |
 //!
 //! The sequence only ever grows. A writer takes the record by exchanging a sequence that is even,
-//! and of an older position, for its own odd one. Where another is at the record (one of the two
+//! and of an older position, for its own odd one. Where another writer is at the record (one of the two
 //! was stopped while a thousand others traced) the trace is lost, so that no record is ever written
-//! by two. A reader copies the record between two looks at the sequence, which must both say that it
-//! has the position that is asked for.
+//! by two. A reader copies the record between two looks at the sequence, which must both say that the
+//! record has the position that is asked for.
 //!
-//! A slot's next member goes on from where the last one's positions ended: positions never come
-//! again, so no reader takes a new record for an old one. `since` is where they begin that are the
-//! member's own. A record that its writer left odd when it was killed has a position below, which
-//! tells that nobody is at it.
+//! A slot's next member goes on where the last member's positions ended: positions never come
+//! again, so no reader takes a new record for an old one. `since` is the first position of the member
+//! that has the slot now. A record that a killed writer left odd has a position below `since`, which
+//! says that no writer is at it.
 
 use core::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -44,7 +44,6 @@ impl Tracepoint {
     ];
 
     /// Its name, as the kernel's tracepoints have theirs.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Tracepoint::SpfVmaChanged => "pagefault:spf_vma_changed",
@@ -56,7 +55,6 @@ impl Tracepoint {
     }
 
     /// What it is counted as.
-    #[must_use]
     pub const fn event(self) -> Event {
         match self {
             Tracepoint::SpfVmaChanged => Event::SpfVmaChanged,
@@ -113,7 +111,7 @@ const WORDS: usize = 5;
 
 /// A place for one trace, on a cache line of its own.
 #[repr(C, align(64))]
-pub struct Record<W = AtomicU64> {
+pub struct TraceRecord<W = AtomicU64> {
     sequence: W,
     words: [W; WORDS],
 }
@@ -123,7 +121,7 @@ pub struct Record<W = AtomicU64> {
 pub struct TraceRing<W = AtomicU64, const LEN: usize = TRACES> {
     head: W,
     since: W,
-    records: [Record<W>; LEN],
+    records: [TraceRecord<W>; LEN],
 }
 
 impl Trace {
@@ -138,7 +136,7 @@ impl Trace {
     }
 }
 
-impl<W: TraceWord> Record<W> {
+impl<W: TraceWord> TraceRecord<W> {
     /// Writes `words` for `position`, unless another writer is at the record, or was there for a
     /// later position. What is being written for a position below `since` never will be.
     fn write(&self, position: u64, since: u64, words: [u64; WORDS]) {
@@ -153,7 +151,7 @@ impl<W: TraceWord> Record<W> {
         if self.sequence.compare_exchange(seen, own, Ordering::Acquire).is_err() {
             return;
         }
-        // Pairs with the fence in `read`: who sees a word of ours sees the odd sequence.
+        // Pairs with the fence in `read`: a reader of one of our words sees the odd sequence.
         W::fence(Ordering::Release);
         for (word, value) in self.words.iter().zip(words) {
             // Relaxed: the sequence says whether they belong together.
@@ -181,7 +179,7 @@ impl<W: TraceWord> Record<W> {
 impl<W: TraceWord, const LEN: usize> TraceRing<W, LEN> {
     /// An empty ring of these words, which are zero.
     pub fn of(word: impl Fn() -> W) -> TraceRing<W, LEN> {
-        let record = |_| Record { sequence: word(), words: core::array::from_fn(|_| word()) };
+        let record = |_| TraceRecord { sequence: word(), words: core::array::from_fn(|_| word()) };
         TraceRing { head: word(), since: word(), records: core::array::from_fn(record) }
     }
 
@@ -193,9 +191,8 @@ impl<W: TraceWord, const LEN: usize> TraceRing<W, LEN> {
         self.records[position as usize % LEN].write(position, since, trace.to_words());
     }
 
-    /// Positions drawn so far: those of the last [`TRACES`] traces lie below. Of a slot that others
-    /// had before, the first position is not 0.
-    #[must_use]
+    /// The position that is drawn next: the last [`TRACES`] traces lie below. In a slot that other
+    /// members had before, the first position is not 0.
     pub fn head(&self) -> u64 {
         // Relaxed: a hint of where to read; the record says what is there.
         self.head.load(Ordering::Relaxed)
@@ -203,16 +200,15 @@ impl<W: TraceWord, const LEN: usize> TraceRing<W, LEN> {
 
     /// The trace of a position; `None` where it was not written yet, is being written, was written
     /// over, or lost: a reader that has waited for it goes on to the next.
-    #[must_use]
     pub fn read(&self, position: u64) -> Option<Trace> {
-        // Relaxed: written while the slot was nobody's, before the member that is read about came.
+        // Relaxed: written while the slot had no member, before the one came that is read about.
         if position < self.since.load(Ordering::Relaxed) {
             return None;
         }
         self.records[position as usize % LEN].read(position).and_then(Trace::from_words)
     }
 
-    /// Forgets all traces. Nobody writes any more.
+    /// Forgets all traces. No thread writes any more.
     pub fn clear(&self) {
         let head = self.head.load(Ordering::Relaxed);
         // A hole of the memfd that is only read stays as small as it can.
@@ -240,7 +236,7 @@ mod tests {
         ring.records[1].sequence.store(3, Ordering::Relaxed);
         ring.push(&trace(3));
         ring.push(&trace(4));
-        assert_eq!(ring.read(3), None, "somebody may be at the record still");
+        assert_eq!(ring.read(3), None, "a writer may be at the record still");
         ring.clear();
         ring.push(&trace(5));
         ring.push(&trace(6));
@@ -258,7 +254,7 @@ mod tests {
 
     #[test]
     fn a_record_has_a_cache_line_of_its_own() {
-        assert_eq!(size_of::<Record>(), 64);
+        assert_eq!(size_of::<TraceRecord>(), 64);
         assert_eq!(size_of::<TraceRing>(), 64 + TRACES * 64);
     }
 

@@ -24,7 +24,7 @@ use self::order::Guess;
 use self::speculative::{Doubt, Way};
 use self::window::{Settled, Source, Window};
 use crate::control::Event;
-use crate::failpoint::{self, Place};
+use crate::failpoint::{self, Failpoint};
 use crate::mmu::{Access, FrameId, FrameRun, Mmu, Protection};
 use crate::page::{Flags, Interrupted, Kill, LockedPage, LockedRange, Snapshot, State};
 use crate::reclaim::{NoCaches, Room, Shrinker};
@@ -125,7 +125,7 @@ impl<M: Mmu> AddressSpace<M> {
             if !self.has_room_for(seen, guess, caches, scratch) || !self.use_block(page) {
                 return Ok(self.starve(page));
             }
-            failpoint::hit(Place::Prepared, page);
+            failpoint::hit(Failpoint::Prepared, page);
             let Some(locked) = self.lock_in_turns(page, vma, way)? else {
                 self.budget.count(Event::FaultParked, 1);
                 return Ok(Outcome::Parked);
@@ -137,7 +137,7 @@ impl<M: Mmu> AddressSpace<M> {
                 // It was in memory, and no room has been made for it.
                 return Err(Doubt::pmd_changed(vma));
             }
-            failpoint::hit(Place::Checked, page);
+            failpoint::hit(Failpoint::Checked, page);
             let served = match locked.state() {
                 State::Mapped => return Ok(self.fault_on_mapped(locked, vma, access)),
                 // Cached is for words of objects alone.

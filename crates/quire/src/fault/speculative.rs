@@ -32,7 +32,7 @@ use core::sync::atomic::Ordering;
 
 use super::{Access, Outcome};
 use crate::control::{Event, Tracepoint};
-use crate::failpoint::{self, Place};
+use crate::failpoint::{self, Failpoint};
 use crate::mmu::{Mmu, Prot};
 use crate::space::AddressSpace;
 use crate::space::layout_lock::Entry;
@@ -117,7 +117,7 @@ impl<M: Mmu> AddressSpace<M> {
         mut attempt: impl FnMut(Option<Vma>, Way) -> Result<Outcome, Doubt>,
     ) -> Outcome {
         let mut attempt = |way| {
-            failpoint::hit(Place::Arrived, page);
+            failpoint::hit(Failpoint::Arrived, page);
             attempt(self.find_vma(page), way)
         };
         if self.speculates() {

@@ -10,7 +10,7 @@ use crate::reclaim::{NoCaches, Room};
 use crate::scratch::{READING_PAGES, Scratch};
 use crate::space::AddressSpace;
 use crate::space::vma::Pattern;
-use crate::swap::Request;
+use crate::swap::SwapRead;
 use crate::swap::file::{Location, ReadPlan};
 use crate::swap::io::{Job, Ring};
 use crate::sys::Errno;
@@ -34,7 +34,7 @@ struct PlannedRead<'a, M: Mmu> {
 impl<M: Mmu> AddressSpace<M> {
     /// Reads pages that handlers left locked, maps them, and answers their faults. May sleep. While
     /// pages are locked no object's cache is asked for memory: the registry comes before them.
-    pub fn complete_reads(&self, requests: &[Request], ring: &mut Ring, scratch: &mut Scratch) {
+    pub fn complete_reads(&self, requests: &[SwapRead], ring: &mut Ring, scratch: &mut Scratch) {
         for group in requests.chunks(GROUP) {
             self.complete_group(group, ring, scratch);
             // Last of all: from now on a fork may copy this process.
@@ -42,7 +42,7 @@ impl<M: Mmu> AddressSpace<M> {
         }
     }
 
-    fn complete_group(&self, group: &[Request], ring: &mut Ring, scratch: &mut Scratch) {
+    fn complete_group(&self, group: &[SwapRead], ring: &mut Ring, scratch: &mut Scratch) {
         let mut reads: [Option<PlannedRead<'_, M>>; GROUP] = core::array::from_fn(|at| {
             let request = group.get(at)?;
             Some(self.plan_read(self.adopt_page(request.page), request.location))

@@ -3,16 +3,14 @@
 use super::WORDS;
 use crate::units::BLOCK_PAGES;
 
-/// Sets or clears `len` bits from `at` on.
-pub fn set(bits: &mut [u64; WORDS], at: usize, len: usize, value: bool) {
-    for bit in at..at + len {
-        let mask = 1u64 << (bit % 64);
-        if value {
-            bits[bit / 64] |= mask;
-        } else {
-            bits[bit / 64] &= !mask;
-        }
-    }
+/// Sets `len` bits from `at` on.
+pub fn set(bits: &mut [u64; WORDS], at: usize, len: usize) {
+    (at..at + len).for_each(|bit| bits[bit / 64] |= 1 << (bit % 64));
+}
+
+/// Clears `len` bits from `at` on.
+pub fn clear(bits: &mut [u64; WORDS], at: usize, len: usize) {
+    (at..at + len).for_each(|bit| bits[bit / 64] &= !(1 << (bit % 64)));
 }
 
 pub fn is_set(bits: &[u64; WORDS], at: usize) -> bool {
@@ -53,8 +51,8 @@ mod tests {
     #[test]
     fn the_longest_run_is_found_across_words() {
         let mut bits = [0; WORDS];
-        set(&mut bits, 3, 5, true);
-        set(&mut bits, 60, 70, true);
+        set(&mut bits, 3, 5);
+        set(&mut bits, 60, 70);
         assert_eq!(longest_run(&bits, 512), (60, 70));
         assert_eq!(longest_run(&bits, 4), (3, 4));
     }

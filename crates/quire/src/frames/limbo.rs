@@ -1,38 +1,38 @@
-//! Frames in limbo: whose they are, and the queue of windows in which they wait.
+//! Frames in limbo: the pages that they belong to, and the queue of windows in which they wait.
 
 use core::sync::atomic::Ordering;
 
-use super::bits::{is_set, set};
+use super::bits::{clear, is_set, set};
 use super::{FramePool, NIL, Phase, WORDS, window_of};
 use crate::mmu::{FrameId, FrameRun};
 use crate::units::PageNum;
 
-/// Where a window goes that still has pages in limbo.
+/// Which end of the queue a window goes to that still has pages in limbo.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum QueueEnd {
-    /// Next in turn: work on it only stopped.
+    /// It is the next in turn: the work on it was only interrupted.
     Oldest,
-    /// Behind all others: what is left in it cannot go now.
+    /// It comes behind all others: what is left in it cannot go now.
     Youngest,
 }
 
 impl FramePool {
-    /// Notes whose page a taken place holds now. [`Self::enter_limbo`] follows, before the owner is
+    /// Notes which page's content a taken place has now. [`Self::enter_limbo`] follows, before the owner is
     /// unlocked.
     pub fn set_owner(&self, frame: FrameId, owner: PageNum) {
         // Relaxed: read under the owner's page lock, which is held now.
         self.owners[frame.0 as usize].store(owner.0, Ordering::Relaxed);
     }
 
-    /// Says what became of taken places after a move out: those for which `is_filled` says so are
-    /// in limbo, the others are holes again.
+    /// Ends a move out of the program: those of the taken places that `is_filled` names are in limbo,
+    /// the others are holes again.
     pub fn enter_limbo(&self, run: FrameRun, is_filled: impl Fn(usize) -> bool) {
         let (index, start) = window_of(run.start);
-        let mut lists = self.lists();
-        let window = lists.window(index);
+        let mut books = self.books.lock();
+        let window = books.window(index);
         let mut filled = 0;
         for at in (0..run.len).filter(|&at| is_filled(at)) {
-            set(&mut window.limbo, start + at, 1, true);
+            set(&mut window.limbo, start + at, 1);
             filled += 1;
         }
         window.limbo_count += filled as u32;
@@ -41,18 +41,18 @@ impl FramePool {
         self.limbo.fetch_add(filled, Ordering::Relaxed);
         if is_unlisted {
             // The queue had done with the window before these pages came.
-            lists.queue(index);
+            books.queue(index);
         }
-        lists.retire_if_empty(index);
+        books.retire_if_empty(index);
     }
 
     /// Takes frames out of limbo; the caller holds their owners' page locks.
     pub fn leave_limbo(&self, run: FrameRun) {
         let (index, start) = window_of(run.start);
-        let mut lists = self.lists();
-        let window = lists.window(index);
+        let mut books = self.books.lock();
+        let window = books.window(index);
         debug_assert!((start..start + run.len).all(|at| is_set(&window.limbo, at)));
-        set(&mut window.limbo, start, run.len, false);
+        clear(&mut window.limbo, start, run.len);
         window.limbo_count -= run.len as u32;
         window.taken_count += run.len as u32;
         self.limbo.fetch_sub(run.len, Ordering::Relaxed);
@@ -63,39 +63,40 @@ impl FramePool {
         PageNum(self.owners[frame.0 as usize].load(Ordering::Relaxed))
     }
 
-    /// The oldest window in limbo, taken from the queue. Where only the open window is left, that.
+    /// The oldest window in limbo, taken from the queue. Where only the open window is left,
+    /// it is that one.
     pub fn oldest_window(&self) -> Option<u32> {
-        let mut lists = self.lists();
-        if lists.heads.limbo_first == NIL {
-            let open = lists.heads.open;
-            if open == NIL || lists.window(open).limbo_count == 0 {
+        let mut books = self.books.lock();
+        if books.heads.limbo_first == NIL {
+            let open = books.heads.open;
+            if open == NIL || books.window(open).limbo_count == 0 {
                 return None;
             }
-            Self::queue_open(&mut lists);
+            books.queue_open();
         }
-        let index = lists.heads.limbo_first;
-        let next = lists.window(index).next;
-        lists.heads.limbo_first = next;
+        let index = books.heads.limbo_first;
+        let next = books.window(index).next;
+        books.heads.limbo_first = next;
         if next == NIL {
-            lists.heads.limbo_last = NIL;
+            books.heads.limbo_last = NIL;
         }
-        lists.window(index).phase = Phase::Draining;
-        lists.heads.queued -= 1;
+        books.window(index).phase = Phase::Draining;
+        books.heads.queued -= 1;
         Some(index)
     }
 
     /// Windows in the queue.
     pub fn queued_windows(&self) -> usize {
-        self.lists().heads.queued
+        self.books.lock().heads.queued
     }
 
     /// Queues the window that is being filled, if anything is in it.
     pub fn close_window(&self) -> bool {
-        let mut lists = self.lists();
-        let open = lists.heads.open;
-        let has_any = open != NIL && lists.window(open).limbo_count > 0;
+        let mut books = self.books.lock();
+        let open = books.heads.open;
+        let has_any = open != NIL && books.window(open).limbo_count > 0;
         if has_any {
-            Self::queue_open(&mut lists);
+            books.queue_open();
         }
         has_any
     }
@@ -103,30 +104,30 @@ impl FramePool {
     /// Ends work on a window that [`Self::oldest_window`] gave: what is still in limbo there is
     /// queued again, at `end`.
     pub fn return_window(&self, index: u32, end: QueueEnd) {
-        let mut lists = self.lists();
-        debug_assert_eq!(lists.window(index).phase, Phase::Draining);
-        if lists.window(index).limbo_count == 0 {
-            lists.window(index).phase = Phase::Spent;
-            lists.retire_if_empty(index);
+        let mut books = self.books.lock();
+        debug_assert_eq!(books.window(index).phase, Phase::Draining);
+        if books.window(index).limbo_count == 0 {
+            books.window(index).phase = Phase::Spent;
+            books.retire_if_empty(index);
             return;
         }
         match end {
             QueueEnd::Oldest => {
-                lists.heads.queued += 1;
-                let first = core::mem::replace(&mut lists.heads.limbo_first, index);
-                let window = lists.window(index);
+                books.heads.queued += 1;
+                let first = core::mem::replace(&mut books.heads.limbo_first, index);
+                let window = books.window(index);
                 window.phase = Phase::Queued;
                 window.next = first;
                 if first == NIL {
-                    lists.heads.limbo_last = index;
+                    books.heads.limbo_last = index;
                 }
             }
-            QueueEnd::Youngest => lists.queue(index),
+            QueueEnd::Youngest => books.queue(index),
         }
     }
 
     /// The frames of a window that are in limbo just now, as bits.
     pub fn limbo_bits(&self, index: u32) -> [u64; WORDS] {
-        self.lists().window(index).limbo
+        self.books.lock().window(index).limbo
     }
 }

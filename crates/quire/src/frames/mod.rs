@@ -1,7 +1,7 @@
 //! The frame pool: frames that are not mapped in the program.
 //!
 //! The pool is address space in windows of 512 places. A place is a hole, a *free* frame (memory
-//! whose content nobody needs), a frame in *limbo* (unmapped, its content still a page's), or
+//! whose content is not needed), a frame in *limbo* (unmapped, its content still a page's), or
 //! *taken* by a thread that fills or empties it. Frames enter by a move out of the program and
 //! leave by a move in, or by being given back to the kernel; nothing here is ever copied.
 //!
@@ -12,17 +12,19 @@
 //! Lock: one mutex over the bitmaps and the lists, held for bit operations only, under a page
 //! lock or under nothing.
 
+#![deny(unsafe_code)]
+
 mod bits;
 mod limbo;
 
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use self::bits::{longest_run, set};
+use self::bits::{clear, longest_run, set};
 pub use self::limbo::QueueEnd;
 use crate::mmu::{FrameId, FrameRun};
-use crate::sys::mutex::{Mutex, MutexGuard};
-use crate::sys::rank;
-use crate::sys::{Errno, memory::Table};
+use crate::sys::memory::{Table, zeroed};
+use crate::sys::mutex::Mutex;
+use crate::sys::{Errno, rank};
 use crate::units::{BLOCK_ORDER, BLOCK_PAGES};
 
 const WORDS: usize = BLOCK_PAGES / 64;
@@ -45,7 +47,7 @@ enum Phase {
 }
 
 #[derive(Clone, Copy, Default)]
-struct Window {
+struct FrameWindow {
     free: [u64; WORDS],
     limbo: [u64; WORDS],
     free_count: u32,
@@ -61,12 +63,19 @@ struct Window {
     next_free: u32,
 }
 
-/// A table entry behind the pool's mutex.
-struct Slot(core::cell::UnsafeCell<Window>);
-// SAFETY: only reached through `Lists`, which holds the pool's mutex.
-unsafe impl Sync for Slot {}
-// SAFETY: zero is a valid value of every field.
-unsafe impl crate::sys::memory::Zeroed for Slot {}
+zeroed!(Phase = Empty);
+zeroed!(FrameWindow {
+    free,
+    limbo,
+    free_count,
+    limbo_count,
+    taken_count,
+    cursor,
+    next,
+    phase,
+    listed,
+    next_free,
+});
 
 struct Heads {
     /// Windows from here on are holes, whatever their entries say: none was used yet.
@@ -94,25 +103,22 @@ impl Heads {
 
 /// The frame pool's books. The memory itself is the MMU's.
 pub struct FramePool {
-    windows: Table<Slot>,
-    heads: Mutex<rank::FramePool, Heads>,
+    books: Mutex<rank::FramePool, Books>,
     /// Page whose content a frame in limbo holds.
     owners: Table<AtomicU64>,
     free: AtomicUsize,
     limbo: AtomicUsize,
 }
 
-/// The books while the mutex is held.
-struct Lists<'a> {
-    heads: MutexGuard<'a, rank::FramePool, Heads>,
-    windows: &'a [Slot],
+/// What the pool's mutex guards.
+struct Books {
+    windows: Table<FrameWindow>,
+    heads: Heads,
 }
 
-impl Lists<'_> {
-    #[allow(clippy::mut_from_ref, reason = "the mutex in `heads` makes the borrow unique")]
-    fn window(&mut self, index: u32) -> &mut Window {
-        // SAFETY: `heads` is the pool's mutex, and `&mut self` keeps windows from aliasing.
-        unsafe { &mut *self.windows[index as usize].0.get() }
+impl Books {
+    fn window(&mut self, index: u32) -> &mut FrameWindow {
+        &mut self.windows[index as usize]
     }
 
     fn list_free(&mut self, index: u32) {
@@ -158,6 +164,14 @@ impl Lists<'_> {
         }
     }
 
+    /// Puts the open window into the limbo queue, if there is one.
+    fn queue_open(&mut self) {
+        let index = core::mem::replace(&mut self.heads.open, NIL);
+        if index != NIL {
+            self.queue(index);
+        }
+    }
+
     /// Takes a window of holes: one that was used before, as long as there is one.
     fn take_empty(&mut self) -> Option<u32> {
         let index = self.heads.empty;
@@ -170,11 +184,11 @@ impl Lists<'_> {
             return None;
         }
         self.heads.untouched += 1;
-        *self.window(index) = Window::default();
+        *self.window(index) = FrameWindow::default();
         Some(index)
     }
 
-    /// Puts a window back on the stack once nothing is in it and nobody fills it.
+    /// Puts a window back on the stack once nothing is in it and no thread fills it.
     fn retire_if_empty(&mut self, index: u32) {
         let empty = self.heads.empty;
         let window = self.window(index);
@@ -195,13 +209,10 @@ fn window_of(frame: FrameId) -> (u32, usize) {
 
 impl FramePool {
     /// Books for `frames` places (a multiple of 512).
-    ///
-    /// # Errors
-    /// `NOMEM`.
     pub fn new(frames: usize) -> Result<FramePool, Errno> {
+        let windows = Table::new(frames / BLOCK_PAGES)?;
         Ok(FramePool {
-            windows: Table::new(frames / BLOCK_PAGES)?,
-            heads: Mutex::new(Heads::NEW),
+            books: Mutex::new(Books { windows, heads: Heads::NEW }),
             owners: Table::new(frames)?,
             free: AtomicUsize::new(0),
             limbo: AtomicUsize::new(0),
@@ -211,24 +222,18 @@ impl FramePool {
     /// Forgets all frames: every place is a hole. For a fork's child, which inherits the books
     /// but not the pool.
     pub fn reset(&self) {
-        *self.lists().heads = Heads::NEW;
+        self.books.lock().heads = Heads::NEW;
         self.free.store(0, Ordering::Relaxed);
         self.limbo.store(0, Ordering::Relaxed);
     }
 
-    fn lists(&self) -> Lists<'_> {
-        Lists { heads: self.heads.lock(), windows: &self.windows }
-    }
-
     /// Free frames.
-    #[must_use]
     pub fn free(&self) -> usize {
         // Relaxed: a hint; the bitmaps decide.
         self.free.load(Ordering::Relaxed)
     }
 
     /// Frames in limbo.
-    #[must_use]
     pub fn limbo(&self) -> usize {
         self.limbo.load(Ordering::Relaxed)
     }
@@ -238,16 +243,16 @@ impl FramePool {
         if most == 0 || self.free() == 0 {
             return None;
         }
-        let mut lists = self.lists();
+        let mut books = self.books.lock();
         loop {
-            let index = lists.heads.free_first;
+            let index = books.heads.free_first;
             if index == NIL {
                 return None;
             }
-            let window = lists.window(index);
+            let window = books.window(index);
             let (start, len) = longest_run(&window.free, most);
             if len > 0 {
-                set(&mut window.free, start, len, false);
+                clear(&mut window.free, start, len);
                 window.free_count -= len as u32;
                 window.taken_count += len as u32;
                 self.free.fetch_sub(len, Ordering::Relaxed);
@@ -255,8 +260,8 @@ impl FramePool {
                 return Some(FrameRun { start, len });
             }
             window.listed = false;
-            lists.heads.free_first = lists.window(index).next_free;
-            lists.retire_if_empty(index);
+            books.heads.free_first = books.window(index).next_free;
+            books.retire_if_empty(index);
         }
     }
 
@@ -266,14 +271,14 @@ impl FramePool {
             return;
         }
         let (index, start) = window_of(run.start);
-        let mut lists = self.lists();
-        let window = lists.window(index);
+        let mut books = self.books.lock();
+        let window = books.window(index);
         debug_assert!(window.taken_count as usize >= run.len);
-        set(&mut window.free, start, run.len, true);
+        set(&mut window.free, start, run.len);
         window.free_count += run.len as u32;
         window.taken_count -= run.len as u32;
         self.free.fetch_add(run.len, Ordering::Relaxed);
-        lists.list_free(index);
+        books.list_free(index);
     }
 
     /// Says that taken frames have left: their places are holes.
@@ -282,51 +287,43 @@ impl FramePool {
             return;
         }
         let (index, _) = window_of(run.start);
-        let mut lists = self.lists();
-        lists.window(index).taken_count -= run.len as u32;
-        lists.retire_if_empty(index);
+        let mut books = self.books.lock();
+        books.window(index).taken_count -= run.len as u32;
+        books.retire_if_empty(index);
     }
 
     /// Takes `len` neighbouring holes (512 at most) for pages that are about to be evicted.
     pub fn take_holes(&self, len: usize) -> Option<FrameId> {
         debug_assert!(0 < len && len <= BLOCK_PAGES);
-        let mut lists = self.lists();
-        let open = lists.heads.open;
-        if open != NIL && lists.window(open).cursor as usize + len > BLOCK_PAGES {
-            Self::queue_open(&mut lists);
+        let mut books = self.books.lock();
+        let open = books.heads.open;
+        if open != NIL && books.window(open).cursor as usize + len > BLOCK_PAGES {
+            books.queue_open();
         }
-        if lists.heads.open == NIL {
-            let Some(index) = lists.take_empty() else {
-                return lists.holes_in_between(len);
+        if books.heads.open == NIL {
+            let Some(index) = books.take_empty() else {
+                return books.holes_in_between(len);
             };
-            let window = lists.window(index);
+            let window = books.window(index);
             window.phase = Phase::Open;
             window.cursor = 0;
-            lists.heads.open = index;
+            books.heads.open = index;
         }
-        let index = lists.heads.open;
-        let window = lists.window(index);
+        let index = books.heads.open;
+        let window = books.window(index);
         let start = window.cursor;
         window.cursor += len as u32;
         window.taken_count += len as u32;
         Some(FrameId((index << BLOCK_ORDER) + start))
     }
 
-    fn queue_open(lists: &mut Lists<'_>) {
-        let index = core::mem::replace(&mut lists.heads.open, NIL);
-        if index == NIL {
-            return;
-        }
-        lists.queue(index);
-    }
-
     /// Checks the books against themselves (I5: every place is in one state).
     #[cfg(any(test, debug_assertions))]
     pub fn check(&self) {
-        let mut lists = self.lists();
+        let mut books = self.books.lock();
         let (mut free, mut limbo) = (0, 0);
-        for index in 0..lists.heads.untouched {
-            let window = lists.window(index);
+        for index in 0..books.heads.untouched {
+            let window = books.window(index);
             for word in 0..WORDS {
                 assert_eq!(window.free[word] & window.limbo[word], 0);
             }
@@ -342,15 +339,15 @@ impl FramePool {
         }
         assert_eq!((free, limbo), (self.free(), self.limbo()));
         let mut queued = 0;
-        let mut at = lists.heads.limbo_first;
+        let mut at = books.heads.limbo_first;
         while at != NIL {
-            assert_eq!(lists.window(at).phase, Phase::Queued);
-            assert!(lists.window(at).next != NIL || lists.heads.limbo_last == at);
-            at = lists.window(at).next;
+            assert_eq!(books.window(at).phase, Phase::Queued);
+            assert!(books.window(at).next != NIL || books.heads.limbo_last == at);
+            at = books.window(at).next;
             queued += 1;
-            assert!(queued <= lists.windows.len(), "the limbo queue has a loop");
+            assert!(queued <= books.windows.len(), "the limbo queue has a loop");
         }
-        assert_eq!(queued, lists.heads.queued);
+        assert_eq!(queued, books.heads.queued);
     }
 }
 

@@ -22,7 +22,7 @@ use crate::object::{IoBuffer, Objects};
 use crate::reclaim::{Kswapd, OOM_ROUND_MS};
 use crate::scratch::Scratch;
 use crate::store::workers::{lock, start};
-use crate::swap::Request;
+use crate::swap::SwapRead;
 use crate::sys::clock::Moment;
 use crate::sys::monotonic_ns;
 use crate::sys::thread::{ThreadId, kill_process, never_preempt, pin_to_nth_cpu};
@@ -189,7 +189,7 @@ fn handle_faults(objects: &'static Space, exit: &Exit, scratch: &mut Scratch) {
 fn read_swap(objects: &'static Space, scratch: &mut Scratch) {
     let space = &objects.space;
     let mut reader = space.swap().new_reader();
-    let mut requests = [Request::NONE; READ_BATCH];
+    let mut requests = [SwapRead::NONE; READ_BATCH];
     loop {
         let count = space.swap().take_requests(&mut requests);
         if count == 0 {

@@ -12,7 +12,7 @@ use super::swapin::AtOnce;
 use super::window::Mapped;
 use super::{Object, ObjectId, Objects};
 use crate::control::{Event, FaultKind};
-use crate::failpoint::{self, Place};
+use crate::failpoint::{self, Failpoint};
 use crate::fault::Outcome;
 use crate::fault::order::Guess;
 use crate::fault::speculative::{Doubt, Way};
@@ -150,13 +150,13 @@ impl<M: ObjectMmu> Objects<M> {
     ) -> Result<Outcome, Doubt> {
         way.check_access(vma, access)?;
         loop {
-            failpoint::hit(Place::Prepared, page);
+            failpoint::hit(Failpoint::Prepared, page);
             let look = {
                 let mut window = self.windows.lock(page);
                 if way != Way::Classic && !self.space.is_current(vma) {
                     return Err(Doubt::changed(vma));
                 }
-                failpoint::hit(Place::Checked, page);
+                failpoint::hit(Failpoint::Checked, page);
                 self.fault_in_window(page, access, vma, way, &mut window)
             };
             match look {

@@ -34,7 +34,7 @@ use crate::control::shard::ENGINE_SHARDS;
 use crate::mmu::Access;
 use crate::reclaim::{Kswapd, NoCaches, OOM_ROUND_MS};
 use crate::scratch::Scratch;
-use crate::swap::Request;
+use crate::swap::SwapRead;
 use crate::sys::Errno;
 use crate::sys::clock::Moment;
 use crate::sys::futex::{self, Reach};
@@ -383,7 +383,7 @@ fn run_proxy_calls(process: &'static Process) -> ! {
 
 fn read_swap(process: &'static Process, scratch: &mut Scratch) -> ! {
     let mut reader = process.space.swap().new_reader();
-    let mut requests = [Request::NONE; READ_BATCH];
+    let mut requests = [SwapRead::NONE; READ_BATCH];
     loop {
         let count = process.space.swap().take_requests(&mut requests);
         process.space.complete_reads(&requests[..count], &mut reader, scratch);

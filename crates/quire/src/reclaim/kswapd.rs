@@ -8,7 +8,7 @@ use crate::control::{OUT_OF_MEMORY_UNANSWERING_SHIFT, Obituary};
 use crate::mmu::Mmu;
 use crate::scratch::Scratch;
 use crate::space::AddressSpace;
-use crate::swap::file::SwapFile;
+use crate::swap::file::SwapSegments;
 use crate::units::BLOCK_PAGES;
 
 /// How long the thread sleeps at most where memory is wanted and none was freed.
@@ -150,7 +150,7 @@ impl<M: Mmu> AddressSpace<M> {
 
     /// Notes that this process ends because no memory can be had for it.
     pub fn note_out_of_memory(&self) {
-        let has_room = self.swap.file().is_some_and(SwapFile::has_room);
+        let has_room = self.swap.file().is_some_and(SwapSegments::has_room);
         let unanswering = self.budget.unanswering() as u64;
         let detail = u64::from(!has_room) | unanswering << OUT_OF_MEMORY_UNANSWERING_SHIFT;
         self.budget.leave_obituary(Obituary::OutOfMemory, detail);

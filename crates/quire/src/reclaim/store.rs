@@ -125,16 +125,16 @@ impl<M: Mmu> AddressSpace<M> {
         bytes: &PageBytes,
         scratch: &mut Scratch,
     ) -> Result<Stored, Unstored> {
-        let (kind, packed): (blob::Kind, &[u8]) = match scratch.compressor().compress(bytes) {
+        let (kind, packed): (blob::Packing, &[u8]) = match scratch.compressor().compress(bytes) {
             Packed::Same(pattern) => {
                 self.budget.count(Event::Pswpout, 1);
                 self.budget.count(Event::SwpoutZero, 1);
                 return Ok(Stored::Same(pattern));
             }
-            Packed::Lz4(packed) => (blob::Kind::Lz4, packed),
+            Packed::Lz4(packed) => (blob::Packing::Lz4, packed),
             // Without a swap file a page that does not shrink is better left where it is.
             Packed::Raw if !self.swap.has_file() => return Err(Unstored::Incompressible),
-            Packed::Raw => (blob::Kind::Raw, bytes),
+            Packed::Raw => (blob::Packing::Raw, bytes),
         };
         let hash = page_hash(bytes);
         let mut stored = self.swap.zpool.store(page, kind, packed, hash, &self.budget);

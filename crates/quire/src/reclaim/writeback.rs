@@ -15,9 +15,9 @@ use crate::control::SEGMENT_BYTES;
 use crate::mmu::Mmu;
 use crate::page::{Flags, PageWord, Snapshot, State, Stored};
 use crate::space::AddressSpace;
-use crate::swap::file::{Purpose, SwapFile, segment_blobs};
+use crate::swap::Writing;
+use crate::swap::file::{SegmentPurpose, SwapSegments, segment_blobs};
 use crate::swap::io::Job;
-use crate::swap::tiers::Writing;
 use crate::swap::zpool::Handle;
 use crate::sys::memory::{self, InitialProt};
 use crate::units::{PageNum, PageRange};
@@ -38,9 +38,10 @@ impl<M: Mmu> AddressSpace<M> {
     pub(crate) fn write_back(&self) -> usize {
         let Some((file, mut writing)) = self.swap.writing() else { return 0 };
         let writing = &mut *writing;
-        if writing.writer.open(file, Purpose::Reclaim).is_err() && !self.clean(file, writing) {
-            let is_open =
-                self.give_up_locations() > 0 && writing.writer.open(file, Purpose::Reclaim).is_ok();
+        if writing.writer.open(file, SegmentPurpose::Reclaim).is_err() && !self.clean(file, writing)
+        {
+            let is_open = self.give_up_locations() > 0
+                && writing.writer.open(file, SegmentPurpose::Reclaim).is_ok();
             if !is_open {
                 return 0;
             }
@@ -86,7 +87,7 @@ impl<M: Mmu> AddressSpace<M> {
     }
 
     /// Writes the open segment and lets its pages' words name it.
-    fn write_segment(&self, file: &SwapFile, writing: &mut Writing) -> usize {
+    fn write_segment(&self, file: &SwapSegments, writing: &mut Writing) -> usize {
         if writing.writer.is_empty() {
             writing.writer.cancel(file);
             return 0;
@@ -153,10 +154,10 @@ impl<M: Mmu> AddressSpace<M> {
 
     /// Gathers what is left in the emptiest segments into a new one, so that the file's freed
     /// room can be used again. Leaves the new segment open, for more pages to go in.
-    fn clean(&self, file: &SwapFile, writing: &mut Writing) -> bool {
+    fn clean(&self, file: &SwapSegments, writing: &mut Writing) -> bool {
         let victims = file.victims();
         let mut is_open = victims.iter().any(Option::is_some)
-            && writing.writer.open(file, Purpose::Clean).is_ok();
+            && writing.writer.open(file, SegmentPurpose::Clean).is_ok();
         let Ok(buffer) = memory::reserve(SEGMENT_BYTES, InitialProt::ReadWrite) else {
             victims.into_iter().flatten().for_each(|segment| file.unpin(segment));
             return false;

@@ -33,7 +33,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use super::vma::{Attributes, Backing, Kind, Vma};
 use super::{AddressSpace, Layout};
 use crate::control::Event;
-use crate::failpoint::{self, Place};
+use crate::failpoint::{self, Failpoint};
 use crate::fault::Outcome;
 use crate::fault::fault_list::{Answer, FaultList};
 use crate::mmu::{Mmu, Prot};
@@ -145,7 +145,7 @@ impl<M: Mmu> AddressSpace<M> {
         drop(layout);
         // Faults that are on their way find the VMA changed, and then this one.
         self.drop_pages(range);
-        failpoint::hit(Place::Dropped, range.start);
+        failpoint::hit(Failpoint::Dropped, range.start);
         layout = self.lock();
         self.vmas.remove_whole(range, &layout.locked);
         self.settle_unmapped(&layout, range, found);

@@ -1,8 +1,10 @@
 //! A packed page as it lies in the pool and in the swap file: header, then bytes.
 //!
-//! The header names the page that owns the bytes and has the checksum of its content, so that a
-//! blob that is not the page's own, or not what was stored, is found out before the program sees
-//! a byte of it.
+//! The header names the page that owns the bytes and has the checksum of its content, so that
+//! a blob that is not the page's own, or not what was stored, is noticed before the program sees a byte
+//! of it.
+
+#![deny(unsafe_code)]
 
 use super::compress::{Corrupt, PageBytes, decompress, page_hash};
 use crate::units::{PAGE_SIZE, PageNum};
@@ -10,7 +12,7 @@ use crate::units::{PAGE_SIZE, PageNum};
 /// How the bytes of a blob make a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
-pub enum Kind {
+pub enum Packing {
     /// One LZ4 block.
     Lz4 = 1,
     /// The page itself.
@@ -25,18 +27,18 @@ pub const HEADER_BYTES: usize = 16;
 /// First word: owner (48 bits), length (14 bits), kind (2 bits), from the highest bit down; zero
 /// where there is no blob. Second word: checksum of the page's content.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Header {
+pub struct BlobHeader {
     /// The page that the content belongs to.
     pub owner: PageNum,
     /// Bytes behind the header.
     pub length: usize,
     /// How they make a page.
-    pub kind: Kind,
+    pub kind: Packing,
     /// [`page_hash`] of the page.
     pub hash: u64,
 }
 
-impl Header {
+impl BlobHeader {
     const KIND_BITS: u32 = 2;
     const OWNER_SHIFT: u32 = 16;
 
@@ -48,19 +50,19 @@ impl Header {
     }
 
     /// The header that two words hold, unless they hold none.
-    pub(super) fn from_words(words: [u64; 2]) -> Option<Header> {
+    pub(super) fn from_words(words: [u64; 2]) -> Option<BlobHeader> {
         let kind = match words[0] & 3 {
-            1 => Kind::Lz4,
-            2 => Kind::Raw,
+            1 => Packing::Lz4,
+            2 => Packing::Raw,
             _ => return None,
         };
         let length = (words[0] >> Self::KIND_BITS & 0x3fff) as usize;
         let fits = match kind {
-            Kind::Lz4 => (1..=PAGE_SIZE).contains(&length),
-            Kind::Raw => length == PAGE_SIZE,
+            Packing::Lz4 => (1..=PAGE_SIZE).contains(&length),
+            Packing::Raw => length == PAGE_SIZE,
         };
         let owner = PageNum(words[0] >> Self::OWNER_SHIFT);
-        fits.then_some(Header { owner, length, kind, hash: words[1] })
+        fits.then_some(BlobHeader { owner, length, kind, hash: words[1] })
     }
 }
 
@@ -70,7 +72,7 @@ pub struct Blob<'a> {
     /// The page that the content belongs to.
     pub owner: PageNum,
     /// How the bytes make a page.
-    pub kind: Kind,
+    pub kind: Packing,
     /// [`page_hash`] of the page.
     pub hash: u64,
     /// The packed bytes.
@@ -79,9 +81,9 @@ pub struct Blob<'a> {
 
 impl Blob<'_> {
     /// The header of this blob.
-    pub(super) fn header(&self) -> Header {
+    pub(super) fn header(&self) -> BlobHeader {
         let Blob { owner, kind, hash, bytes } = *self;
-        Header { owner, kind, hash, length: bytes.len() }
+        BlobHeader { owner, kind, hash, length: bytes.len() }
     }
 
     /// Writes the page that `owner` stored.
@@ -95,8 +97,8 @@ impl Blob<'_> {
             return Err(Corrupt);
         }
         match self.kind {
-            Kind::Lz4 => decompress(self.bytes, out)?,
-            Kind::Raw => *out = *<&PageBytes>::try_from(self.bytes).map_err(|_| Corrupt)?,
+            Packing::Lz4 => decompress(self.bytes, out)?,
+            Packing::Raw => *out = *<&PageBytes>::try_from(self.bytes).map_err(|_| Corrupt)?,
         }
         if page_hash(out) == self.hash { Ok(()) } else { Err(Corrupt) }
     }

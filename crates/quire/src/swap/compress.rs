@@ -5,7 +5,7 @@
 //! as they are. Where the bytes go is the compressed pool's and the swap file's business.
 //! No locks: a compressor belongs to one thread at a time.
 
-use core::mem::MaybeUninit;
+#![deny(unsafe_code)]
 
 use lz4_flex::block::{
     CompressTable, compress_into_with_table, decompress_into, get_maximum_output_size,
@@ -28,14 +28,6 @@ const OUTPUT_BYTES: usize = get_maximum_output_size(PAGE_SIZE);
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Corrupt;
 
-impl core::fmt::Display for Corrupt {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.write_str("the stored page is damaged; its content is lost")
-    }
-}
-
-impl core::error::Error for Corrupt {}
-
 /// A page, packed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Packed<'a> {
@@ -53,19 +45,13 @@ pub struct Compressor {
     output: [u8; OUTPUT_BYTES],
 }
 
-impl Compressor {
-    /// Makes a compressor in memory that the caller gives, such as a mapping of its own.
-    pub fn init(place: &mut MaybeUninit<Compressor>) -> &mut Compressor {
-        let at = place.as_mut_ptr();
-        // SAFETY: `place` is memory for a `Compressor`; each of its two fields is written once,
-        // through pointers derived from it, before the whole is taken as initialised.
-        unsafe {
-            (&raw mut (*at).table).write(CompressTable::default());
-            (&raw mut (*at).output).write_bytes(0, 1);
-            place.assume_init_mut()
-        }
+impl Default for Compressor {
+    fn default() -> Compressor {
+        Compressor { table: CompressTable::default(), output: [0; OUTPUT_BYTES] }
     }
+}
 
+impl Compressor {
     /// Packs a page. The page must not change meanwhile.
     pub fn compress(&mut self, page: &PageBytes) -> Packed<'_> {
         if let Some(pattern) = same_filled(page) {
@@ -93,7 +79,6 @@ pub fn decompress(block: &[u8], out: &mut PageBytes) -> Result<(), Corrupt> {
 }
 
 /// The checksum that is kept with every stored page.
-#[must_use]
 pub fn page_hash(page: &PageBytes) -> u64 {
     xxh3_64(page)
 }
@@ -106,7 +91,6 @@ pub fn fill_same(pattern: u32, out: &mut PageBytes) {
 }
 
 /// The pattern of a page that consists of one.
-#[must_use]
 pub fn same_filled(page: &PageBytes) -> Option<u32> {
     let (words, _) = page.as_chunks::<8>();
     let low = u32::from_ne_bytes([page[0], page[1], page[2], page[3]]);
@@ -129,18 +113,9 @@ pub fn same_filled(page: &PageBytes) -> Option<u32> {
 mod tests {
     extern crate std;
 
-    use std::boxed::Box;
     use std::vec::Vec;
 
     use super::*;
-
-    /// A fresh compressor on the heap.
-    fn compressor() -> Box<Compressor> {
-        let mut place = Box::<Compressor>::new_uninit();
-        Compressor::init(&mut place);
-        // SAFETY: `init` wrote all of it.
-        unsafe { place.assume_init() }
-    }
 
     /// Bytes of a small generator.
     fn noise(seed: u64) -> PageBytes {
@@ -166,7 +141,7 @@ mod tests {
 
     #[test]
     fn a_page_of_one_pattern_keeps_no_data() {
-        let mut compressor = compressor();
+        let mut compressor = Compressor::default();
         let mut page = [0; PAGE_SIZE];
         assert_eq!(compressor.compress(&page), Packed::Same(0));
         fill_same(0xdead_beef, &mut page);
@@ -190,7 +165,7 @@ mod tests {
 
     #[test]
     fn what_was_packed_comes_back_and_what_does_not_shrink_stays_raw() {
-        let mut compressor = compressor();
+        let mut compressor = Compressor::default();
         let mut out = [0; PAGE_SIZE];
         let (mut lz4, mut raw) = (0, 0);
         for random in (0..=PAGE_SIZE).step_by(61) {
@@ -211,7 +186,7 @@ mod tests {
 
     #[test]
     fn a_table_that_was_used_before_changes_nothing() {
-        let mut used = compressor();
+        let mut used = Compressor::default();
         used.compress(&noise(1));
         used.compress(&mixed(9, 100));
         let page = mixed(2, 700);
@@ -219,12 +194,12 @@ mod tests {
             Packed::Lz4(block) => block.to_vec(),
             other => panic!("{other:?}"),
         };
-        assert_eq!(compressor().compress(&page), Packed::Lz4(&again));
+        assert_eq!(Compressor::default().compress(&page), Packed::Lz4(&again));
     }
 
     #[test]
     fn damaged_blocks_are_refused_or_fail_the_hash_and_never_panic() {
-        let mut compressor = compressor();
+        let mut compressor = Compressor::default();
         let page = mixed(3, 900);
         let block: Vec<u8> = match compressor.compress(&page) {
             Packed::Lz4(block) => block.to_vec(),

@@ -8,39 +8,41 @@
 //!
 //! Free (`Control::segment_refs` is 0) -> open (a [`Writer`] took it: refs 1, the bit in this
 //! member's map set, nothing live) -> written (the write succeeded: its blobs are live) -> let go
-//! by whoever frees the last live blob. It is never written again before every member that holds
-//! live data in it, after forks, has let go of it, so a location names the same bytes for as long
-//! as any page's word has it.
+//! when its last live blob is freed. It is not written again before every member that holds live data
+//! in it, after forks, has let go of it, so a location names the same bytes for as long as any page's
+//! word has it.
 //!
 //! A segment is taken by refs first, bit second, and let go by bit first, refs second. A member
-//! that dies in between leaves a segment that no one uses, never one that is used twice: the
+//! that dies in between leaves a segment that no member uses, never one that is used twice: the
 //! supervisor drops one ref for each bit in a dead member's map.
 //!
 //! # Locks
 //!
 //! None: counts are atomics. A location in a page's word is loaded, freed or replaced under that
 //! page's lock, as in the pool; a segment that is read for more than one page's sake is
-//! [pinned](SwapFile::pin) first.
+//! [pinned](SwapSegments::pin) first.
+
+#![deny(unsafe_code)]
 
 mod layout;
 #[cfg(test)]
+#[allow(unsafe_code, reason = "a control page and a file, made for a test")]
 mod tests;
 mod writer;
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
-use rustix::io::Errno;
-
 pub use self::layout::{Location, ReadPlan, Segment, segment_blobs};
-pub use self::writer::{Purpose, Writer, Written};
-use super::sparse::Sparse;
+pub use self::writer::{SegmentPurpose, Writer, Written};
 use crate::control::{Control, MEMBERS_MAX, SEGMENTS_MAX};
+use crate::sys::Errno;
+use crate::sys::memory::Table;
 
 /// Segments that only the cleaner may take: without them a full file could never be cleaned.
-pub const SEGMENTS_RESERVED: u32 = 1;
+const SEGMENTS_RESERVED: u32 = 1;
 /// Most segments that are cleaned into one.
-pub const VICTIMS_MAX: usize = 8;
+const VICTIMS_MAX: usize = 8;
 /// How much of a segment the live blobs of those may fill, in thousandths: by number, and blobs
 /// differ in length, so some room is left for that.
 const CLEAN_SHARE_MAX: u32 = 900;
@@ -52,21 +54,13 @@ const TAKES_PER_SWEEP: u32 = 64;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SwapFull;
 
-impl core::fmt::Display for SwapFull {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.write_str("the swap file is full; raise its limit")
-    }
-}
-
-impl core::error::Error for SwapFull {}
-
 /// A member's side of the swap file.
-pub struct SwapFile {
+pub struct SwapSegments {
     control: &'static Control,
     /// This member's slot: changes at fork only, when no other thread is here (Relaxed).
     slot: AtomicU32,
-    /// Per segment [`Count`], this member's alone.
-    counts: Sparse<AtomicU32>,
+    /// Per segment [`SegmentCount`], this member's alone.
+    counts: Table<AtomicU32>,
     /// Segments held. A statistic (Relaxed).
     held: AtomicU32,
     /// Where the next search begins, and the searches so far. Hints (Relaxed).
@@ -76,15 +70,15 @@ pub struct SwapFile {
 
 /// What a member knows of a segment: live blobs and pins (low half), blobs written (high half).
 #[derive(Clone, Copy)]
-struct Count(u32);
+struct SegmentCount(u32);
 
-impl Count {
+impl SegmentCount {
     const WRITTEN_SHIFT: u32 = 16;
     const LIVE: u32 = (1 << Self::WRITTEN_SHIFT) - 1;
 
-    fn new(written: usize) -> Count {
+    fn new(written: usize) -> SegmentCount {
         let written = written as u32 & Self::LIVE;
-        Count(written << Self::WRITTEN_SHIFT | written)
+        SegmentCount(written << Self::WRITTEN_SHIFT | written)
     }
 
     fn live(self) -> u32 {
@@ -96,20 +90,16 @@ impl Count {
     }
 }
 
-impl SwapFile {
+impl SwapSegments {
     /// This member's side, for the slot that the supervisor gave it.
-    ///
-    /// # Errors
-    ///
-    /// What mmap says; `EINVAL` for a slot that does not exist.
-    pub fn new(control: &'static Control, slot: u32) -> Result<SwapFile, Errno> {
+    pub fn new(control: &'static Control, slot: u32) -> Result<SwapSegments, Errno> {
         if slot as usize >= MEMBERS_MAX {
             return Err(Errno::INVAL);
         }
-        Ok(SwapFile {
+        Ok(SwapSegments {
             control,
             slot: AtomicU32::new(slot),
-            counts: Sparse::new(SEGMENTS_MAX)?,
+            counts: Table::new(SEGMENTS_MAX)?,
             held: AtomicU32::new(0),
             next_free: AtomicU32::new(0),
             takes: AtomicU32::new(0),
@@ -126,20 +116,17 @@ impl SwapFile {
     }
 
     /// Segments in which this member holds live blobs, and those that its writers have open.
-    #[must_use]
     pub fn segments_held(&self) -> u32 {
         self.held.load(Relaxed)
     }
 
-    /// Whether a writer could open a segment now, as far as anyone can tell without trying.
-    #[must_use]
+    /// Whether a writer could open a segment now, as far as the count says.
     pub fn has_room(&self) -> bool {
         let used = self.control.segments_used.load(Relaxed);
         used.saturating_add(SEGMENTS_RESERVED) < self.segments_max()
     }
 
-    /// Whether pages that are in memory may keep their places.
-    #[must_use]
+    /// Whether pages that are in memory may keep their places in the file.
     pub fn has_ample_room(&self) -> bool {
         let used = self.control.segments_used.load(Relaxed);
         used < self.segments_max() / 4 * 3
@@ -153,7 +140,7 @@ impl SwapFile {
 
     /// Keeps a segment from being let go, so that what was read from it stays what its locations
     /// name: a page's word that has one of them while the pin holds means these very bytes.
-    /// False if nothing in it is live. Every pin needs its [`SwapFile::unpin`].
+    /// `false` where nothing in it is live. Every pin needs its [`SwapSegments::unpin`].
     #[must_use]
     pub fn pin(&self, segment: Segment) -> bool {
         let Some(count) = self.counts.get(segment.index()) else {
@@ -161,7 +148,9 @@ impl SwapFile {
         };
         // Acquire pairs with the release in `publish`: the segment is written.
         count
-            .fetch_update(Acquire, Relaxed, |count| (Count(count).live() != 0).then(|| count + 1))
+            .fetch_update(Acquire, Relaxed, |count| {
+                (SegmentCount(count).live() != 0).then(|| count + 1)
+            })
             .is_ok()
     }
 
@@ -175,13 +164,12 @@ impl SwapFile {
     /// would free nothing). Empty where every segment is nearly full of live blobs.
     ///
     /// Each is pinned. The caller reads it ([`Segment::plan`]), has a writer that was opened to
-    /// [clean](Purpose::Clean) take the blobs that are still some page's ([`segment_blobs`]), and
+    /// [clean](SegmentPurpose::Clean) take the blobs that are still some page's ([`segment_blobs`]), and
     /// unpins it. What room is left in the writer is for pages that go out.
-    #[must_use]
     pub fn victims(&self) -> [Option<Segment>; VICTIMS_MAX] {
         let mut found: [Option<(u32, Segment)>; VICTIMS_MAX] = [None; VICTIMS_MAX];
         for segment in self.held_segments() {
-            let count = Count(self.counts[segment.index()].load(Relaxed));
+            let count = SegmentCount(self.counts[segment.index()].load(Relaxed));
             let is_shared = self.control.segment_refs[segment.index()].load(Relaxed) > 1;
             // Nothing live: open, or about to be let go.
             if count.live() == 0 || is_shared {
@@ -202,7 +190,7 @@ impl SwapFile {
         })
     }
 
-    /// Segments with our bit set.
+    /// Segments whose bit is set in our map.
     fn held_segments(&self) -> impl Iterator<Item = Segment> {
         let words = (self.segments_max() as usize).div_ceil(64);
         self.map()[..words].iter().enumerate().flat_map(|(index, word)| {
@@ -218,10 +206,10 @@ impl SwapFile {
     }
 
     /// Takes a free segment.
-    fn take_segment(&self, purpose: Purpose) -> Result<Segment, SwapFull> {
+    fn take_segment(&self, purpose: SegmentPurpose) -> Result<Segment, SwapFull> {
         let reserved = match purpose {
-            Purpose::Reclaim => SEGMENTS_RESERVED,
-            Purpose::Clean => 0,
+            SegmentPurpose::Reclaim => SEGMENTS_RESERVED,
+            SegmentPurpose::Clean => 0,
         };
         let max = self.segments_max();
         let used = &self.control.segments_used;
@@ -238,13 +226,13 @@ impl SwapFile {
             refs.load(Relaxed) == 0 && refs.compare_exchange(0, 1, Acquire, Relaxed).is_ok()
         });
         let Some(segment) = free.and_then(Segment::new) else {
-            // Someone counts a segment that is let go just now.
+            // The count still has a segment that is let go just now.
             used.fetch_sub(1, Relaxed);
             return Err(SwapFull);
         };
         self.next_free.store(segment.number() + 1, Relaxed);
         let (word, bit) = segment.bit();
-        // Release: whoever sees the bit (the supervisor) sees the ref.
+        // Release: the supervisor, which may see the bit, sees the ref then.
         self.map()[word].fetch_or(bit, Release);
         self.held.fetch_add(1, Relaxed);
         Ok(segment)
@@ -254,7 +242,7 @@ impl SwapFile {
     fn publish(&self, segment: Segment, blobs: usize) {
         debug_assert!(blobs != 0);
         // Release pairs with the acquire in `pin`.
-        self.counts[segment.index()].store(Count::new(blobs).0, Release);
+        self.counts[segment.index()].store(SegmentCount::new(blobs).0, Release);
     }
 
     /// One live blob, or pin, less.
@@ -263,25 +251,26 @@ impl SwapFile {
             return;
         };
         // AcqRel: the last one sees that all others are done with the segment.
-        let before = count
-            .fetch_update(AcqRel, Relaxed, |count| (Count(count).live() != 0).then(|| count - 1));
+        let before = count.fetch_update(AcqRel, Relaxed, |count| {
+            (SegmentCount(count).live() != 0).then(|| count - 1)
+        });
         debug_assert!(before.is_ok(), "{segment:?} has nothing live");
-        if before.is_ok_and(|count| Count(count).live() == 1) {
+        if before.is_ok_and(|count| SegmentCount(count).live() == 1) {
             self.let_go(segment);
         }
     }
 
-    /// This member needs a segment no longer.
+    /// This member does not need a segment any more.
     fn let_go(&self, segment: Segment) {
         let (word, bit) = segment.bit();
-        // Release, and the bit first: see the module's words on crashes.
+        // Release, and the bit first: the module's text says what a crash leaves.
         self.map()[word].fetch_and(!bit, Release);
         self.held.fetch_sub(1, Relaxed);
         // AcqRel pairs with `take_segment`, here and in other members.
         let refs = self.control.segment_refs[segment.index()].fetch_sub(1, AcqRel);
         debug_assert!(refs != 0, "{segment:?} had no refs");
         if refs == 1 {
-            // After the refs: whoever finds room in the count finds a segment without refs.
+            // After the refs: a member that finds room in the count finds a segment without refs.
             self.control.segments_used.fetch_sub(1, Release);
             self.next_free.fetch_min(segment.number(), Relaxed);
         }

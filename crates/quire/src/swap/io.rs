@@ -11,13 +11,13 @@ mod queue;
 mod shared;
 mod uring;
 
-use core::marker::PhantomData;
+use core::ops::Range;
 
 use rustix::fd::{AsRawFd, BorrowedFd};
 use rustix::io::{Errno, pread, pwrite};
 
 pub use self::faults::Faults;
-pub use self::queue::{IoQueue, Request};
+pub use self::queue::{IoQueue, SwapRead};
 #[cfg(feature = "library")]
 pub(crate) use self::shared::{SharedRing, run_alone};
 use self::uring::{Submitter, Uring};
@@ -28,59 +28,48 @@ pub const BATCH_MAX: usize = 64;
 /// How often a transfer that the kernel asks to try again is tried before the job fails.
 const RETRIES_MAX: u32 = 1000;
 
-/// Which way the bytes go.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Direction {
-    Read,
-    Write,
+/// The memory of a job, and so which way the bytes go.
+enum JobBuffer<'a> {
+    Read(&'a mut [u8]),
+    Write(&'a [u8]),
 }
 
 /// A read or a write, whole: done, or failed.
 pub struct Job<'a> {
     /// What became of it. Until [`Ring::run`] returns, `EINPROGRESS`.
     pub result: Result<(), Errno>,
-    direction: Direction,
     offset: u64,
-    buffer: *mut u8,
-    length: usize,
+    buffer: JobBuffer<'a>,
     done: usize,
     retries: u32,
     /// Where this transfer must stop for a planted fault's sake.
     short: usize,
     /// Whether a planted fault changes a byte of what was read.
     corrupt: bool,
-    borrow: PhantomData<&'a mut [u8]>,
 }
-
-// SAFETY: the pointer stands for a borrow of bytes, shared or exclusive, and bytes may go to any
-// thread.
-unsafe impl Send for Job<'_> {}
 
 impl<'a> Job<'a> {
     /// Reads all of `buffer` from `offset` on. The end of the file is an error (`EIO`).
-    #[must_use]
     pub fn read(offset: u64, buffer: &'a mut [u8]) -> Job<'a> {
-        Job::new(Direction::Read, offset, buffer.as_mut_ptr(), buffer.len())
+        Job::new(offset, JobBuffer::Read(buffer))
     }
 
     /// Writes all of `buffer` at `offset`.
-    #[must_use]
     pub fn write(offset: u64, buffer: &'a [u8]) -> Job<'a> {
-        Job::new(Direction::Write, offset, buffer.as_ptr().cast_mut(), buffer.len())
+        Job::new(offset, JobBuffer::Write(buffer))
     }
 
-    fn new(direction: Direction, offset: u64, buffer: *mut u8, length: usize) -> Job<'a> {
-        Job {
-            result: Err(Errno::INPROGRESS),
-            direction,
-            offset,
-            buffer,
-            length,
-            done: 0,
-            retries: 0,
-            short: length,
-            corrupt: false,
-            borrow: PhantomData,
+    fn new(offset: u64, buffer: JobBuffer<'a>) -> Job<'a> {
+        let result = Err(Errno::INPROGRESS);
+        let mut job = Job { result, offset, buffer, done: 0, retries: 0, short: 0, corrupt: false };
+        job.short = job.length();
+        job
+    }
+
+    fn length(&self) -> usize {
+        match &self.buffer {
+            JobBuffer::Read(bytes) => bytes.len(),
+            JobBuffer::Write(bytes) => bytes.len(),
         }
     }
 
@@ -94,21 +83,19 @@ impl<'a> Job<'a> {
         self.result == Err(Errno::INPROGRESS)
     }
 
-    /// What is left to transfer: file offset, memory, bytes.
-    fn rest(&self) -> (u64, *mut u8, usize) {
-        let end = if self.done < self.short { self.short } else { self.length };
-        let at = self.buffer.wrapping_add(self.done);
+    /// What is left to transfer: where in the file, and which bytes of the buffer.
+    fn rest(&self) -> (u64, Range<usize>) {
+        let end = if self.done < self.short { self.short } else { self.length() };
         // A single transfer of more than 2 GiB is cut short by the kernel anyway.
-        let length = (end - self.done).min(1 << 30);
-        (self.offset + self.done as u64, at, length)
+        (self.offset + self.done as u64, self.done..end.min(self.done + (1 << 30)))
     }
 
-    /// Takes note of what one transfer returned.
+    /// Notes what one transfer returned.
     fn advance(&mut self, transferred: Result<usize, Errno>) {
         match transferred {
             Ok(0) => self.result = Err(Errno::IO),
             Ok(bytes) => {
-                self.done = (self.done + bytes).min(self.length);
+                self.done = (self.done + bytes).min(self.length());
                 self.retries = 0;
             }
             Err(Errno::INTR | Errno::AGAIN) if self.retries < RETRIES_MAX => self.retries += 1,
@@ -119,30 +106,22 @@ impl<'a> Job<'a> {
 
     /// Ends the job if all is transferred.
     fn settle(&mut self) {
-        if self.is_pending() && self.done == self.length {
+        if self.is_pending() && self.done == self.length() {
             self.result = Ok(());
-            if self.corrupt && self.length > 0 {
-                // SAFETY: a corrupt job is a read (`Faults::plant`), so the buffer was borrowed
-                // exclusively, and the middle is inside it.
-                unsafe { *self.buffer.add(self.length / 2) ^= 0x20 };
+            if let (true, JobBuffer::Read(bytes)) = (self.corrupt, &mut self.buffer)
+                && let Some(byte) = bytes.get_mut(self.done / 2)
+            {
+                *byte ^= 0x20;
             }
         }
     }
 
     /// One transfer by a call of its own.
     fn transfer(&mut self, file: BorrowedFd<'_>) {
-        let (offset, at, length) = self.rest();
-        let transferred = match self.direction {
-            Direction::Read => {
-                // SAFETY: `rest` is inside the buffer, which the job borrows exclusively.
-                let bytes = unsafe { core::slice::from_raw_parts_mut(at, length) };
-                pread(file, bytes, offset)
-            }
-            Direction::Write => {
-                // SAFETY: `rest` is inside the buffer, which the job borrows.
-                let bytes = unsafe { core::slice::from_raw_parts(at, length) };
-                pwrite(file, bytes, offset)
-            }
+        let (offset, rest) = self.rest();
+        let transferred = match &mut self.buffer {
+            JobBuffer::Read(bytes) => pread(file, &mut bytes[rest], offset),
+            JobBuffer::Write(bytes) => pwrite(file, &bytes[rest], offset),
         };
         self.advance(transferred);
     }
@@ -156,15 +135,13 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// Makes a ring for `file`. The thread that makes it is the only one that may use it: the
-    /// kernel is told so, and refuses the others.
-    #[must_use]
+    /// Makes a ring for `file`. Only the thread that makes it may use it: the kernel is told so, and
+    /// refuses other threads.
     pub fn new(file: BorrowedFd<'static>) -> Ring {
         Ring { file, uring: Uring::new(BATCH_MAX as u32, Submitter::Maker).ok(), faults: None }
     }
 
     /// A ring without io_uring, as where it is forbidden.
-    #[must_use]
     pub fn without_uring(file: BorrowedFd<'static>) -> Ring {
         Ring { file, uring: None, faults: None }
     }
@@ -175,7 +152,6 @@ impl Ring {
     }
 
     /// Whether batches go through io_uring.
-    #[must_use]
     pub fn has_uring(&self) -> bool {
         self.uring.is_some()
     }
@@ -192,8 +168,8 @@ impl Ring {
         }
     }
 
-    /// Lets go of a ring that a fork's child inherited: its descriptor is not the child's to
-    /// close, because in the child's table the number may stand for another file.
+    /// Lets go of a ring that a fork's child inherited. The child must not close its descriptor: in
+    /// the child's table the number may stand for another file.
     pub fn abandon(self) {
         if let Some(uring) = self.uring {
             uring.abandon();

@@ -3,8 +3,7 @@
 //! Owns the packing of single pages ([`compress`]), the pool of packed pages in memory
 //! ([`zpool`]), the swap file ([`file`]) and the way to read and write it ([`io`]). Leaves to the
 //! engine which page goes where and when, the page words, and the page locks: a blob belongs to
-//! the page whose number its header carries, and whoever holds that page's lock may load, move or
-//! free it.
+//! the page whose number its header has, and is loaded, moved and freed under that page's lock.
 //!
 //! Everything here runs on handler threads: no allocation, no libc, no panic on bad bytes.
 //!
@@ -16,10 +15,9 @@ pub mod blob;
 pub mod compress;
 pub mod file;
 pub mod io;
-mod sparse;
-pub mod tiers;
+mod tiers;
 pub mod zpool;
 
-pub use self::io::Request;
-pub use self::tiers::Swap;
-pub use self::zpool::Account;
+pub use self::io::SwapRead;
+pub use self::tiers::{Swap, Writing};
+pub use self::zpool::Payer;

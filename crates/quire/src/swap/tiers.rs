@@ -4,13 +4,13 @@
 //! may keep what it has in swap, so that it need not be stored again if it goes out unchanged. How
 //! many pages do follows how often that came true.
 
-use core::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize, Ordering::Relaxed};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize};
 
-use super::file::{Location, SwapFile, Writer};
-use super::io::{IoQueue, Request, Ring};
+use super::file::{Location, SwapSegments, Writer};
+use super::io::{IoQueue, Ring, SwapRead};
 use super::zpool::{Handle, Zpool};
 use crate::budget::Budget;
-use crate::control::Control;
 use crate::control::slabs::slots_for;
 use crate::sys::Errno;
 use crate::sys::futex::{self, Reach};
@@ -34,14 +34,14 @@ const UNCLEAN_COST: i32 = 2;
 
 /// The file's tier.
 struct FileTier {
-    file: SwapFile,
+    file: SwapSegments,
     queue: IoQueue,
     /// Requests submitted and not yet completed.
     reading: AtomicU32,
     writing: Mutex<rank::SwapWriting, Writing>,
 }
 
-/// Leave to read on a handler's thread.
+/// Permission for a handler to read by itself.
 pub struct Turn<'a>(&'a AtomicU32);
 
 impl Drop for Turn<'_> {
@@ -50,7 +50,7 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// What the one thread that writes has.
+/// What the thread that writes the swap file uses.
 pub struct Writing {
     /// The segment in the making.
     pub writer: Writer,
@@ -84,22 +84,18 @@ impl Swap {
     /// A pool, in the tree's `pool` memfd or else in private memory, and the file behind `descriptor`
     /// where there is one.
     ///
-    /// # Errors
-    /// `NOMEM` where the tables cannot be reserved.
-    ///
     /// # Safety
-    /// The descriptor stays open in the table of every thread that reads or writes the file; the
-    /// budget's control page is never unmapped. `pool` is the pool memfd that goes with that page.
+    /// The descriptor stays open in the table of every thread that reads or writes the file. `pool`
+    /// is the pool memfd that goes with the budget's control page.
     pub unsafe fn new(
         descriptor: Option<i32>,
         pool: Option<BorrowedFd<'_>>,
         budget: &Budget,
     ) -> Result<Swap, Errno> {
-        // SAFETY: the caller's promise.
-        let control: &'static Control = unsafe { &*core::ptr::from_ref(budget.control()) };
+        let control = budget.control();
         let file = match descriptor {
             Some(_) => Some(FileTier {
-                file: SwapFile::new(control, budget.slot())?,
+                file: SwapSegments::new(control, budget.slot())?,
                 queue: IoQueue::new(QUEUE_LEN)?,
                 reading: AtomicU32::new(0),
                 // Now, while there is address space: the program may set a limit later.
@@ -133,7 +129,7 @@ impl Swap {
     }
 
     /// The swap file's books.
-    pub fn file(&self) -> Option<&SwapFile> {
+    pub fn file(&self) -> Option<&SwapSegments> {
         self.file.as_ref().map(|tier| &tier.file)
     }
 
@@ -162,7 +158,7 @@ impl Swap {
         self.turns.store(turns, Relaxed);
     }
 
-    /// Leave for a handler to read by itself, if another is left for other faults.
+    /// Permission for a handler to read by itself, if another is left for other faults.
     pub fn take_turn(&self) -> Option<Turn<'_>> {
         let turns = &self.turns;
         // Relaxed: only a number.
@@ -190,7 +186,7 @@ impl Swap {
     }
 
     /// Whether pages that are about to be read, so many of them from the pool, may be mapped
-    /// write-protected, to keep what they have in store as long as nobody writes. Packed copies
+    /// write-protected, to keep what they have in store as long as they are not written. Packed copies
     /// take at most an eighth of the budget (a packed page is about a third of a page).
     pub fn may_keep_clean(&self, pool_pages: usize) -> bool {
         self.kept.load(Relaxed) + pool_pages <= self.budget_pages * 3 / 8
@@ -224,7 +220,7 @@ impl Swap {
         self.note(-UNCLEAN_COST);
     }
 
-    /// Two threads that note at once may lose a note.
+    /// Two threads that note at once may lose one of the notes.
     fn note(&self, change: i32) {
         let hits = self.clean_hits.load(Relaxed).saturating_add_signed(change);
         self.clean_hits.store(hits.min(CLEAN_HISTORY), Relaxed);
@@ -236,20 +232,20 @@ impl Swap {
             return false;
         };
         tier.reading.fetch_add(1, Relaxed);
-        let is_queued = tier.queue.submit(Request { page, location, sent_ns: monotonic_ns() });
+        let is_queued = tier.queue.submit(SwapRead { page, location, sent_ns: monotonic_ns() });
         if !is_queued {
             self.read_completed(1);
         }
         is_queued
     }
 
-    /// Takes requests; sleeps until there are any. 0: there will be none ([`Self::close_requests`]),
-    /// or there is no file.
-    pub fn take_requests(&self, out: &mut [Request]) -> usize {
+    /// Takes requests; sleeps until there are any. 0 says that none will come
+    /// ([`Self::close_requests`]), or that there is no file.
+    pub fn take_requests(&self, out: &mut [SwapRead]) -> usize {
         self.file.as_ref().map_or(0, |tier| tier.queue.worker_take(out))
     }
 
-    /// Ends the threads that take requests, once they have taken all; none comes any more.
+    /// Closes the queue of requests: threads that take them end, once they have taken all.
     pub fn close_requests(&self) {
         if let Some(tier) = &self.file {
             tier.queue.close();
@@ -257,7 +253,7 @@ impl Swap {
     }
 
     /// Takes requests if there are any; never sleeps.
-    pub fn try_take_requests(&self, out: &mut [Request]) -> usize {
+    pub fn try_take_requests(&self, out: &mut [SwapRead]) -> usize {
         self.file.as_ref().map_or(0, |tier| tier.queue.try_take(out))
     }
 
@@ -270,8 +266,9 @@ impl Swap {
     /// Requests are completed: their pages are unlocked.
     pub fn read_completed(&self, count: usize) {
         if let Some(tier) = &self.file {
-            // Release: whoever waits for none to be left sees all that they did.
-            let left = tier.reading.fetch_sub(count as u32, core::sync::atomic::Ordering::Release);
+            // Release pairs with the acquire in `is_reading` and `wait_for_reads`: a thread that finds no
+            // read left sees all that they did.
+            let left = tier.reading.fetch_sub(count as u32, Release);
             if left == count as u32 {
                 futex::wake(&tier.reading, u32::MAX, Reach::Process);
             }
@@ -281,16 +278,14 @@ impl Swap {
     /// Whether a read is under way.
     pub fn is_reading(&self) -> bool {
         // Acquire: see `read_completed`.
-        self.file
-            .as_ref()
-            .is_some_and(|tier| tier.reading.load(core::sync::atomic::Ordering::Acquire) != 0)
+        self.file.as_ref().is_some_and(|tier| tier.reading.load(Acquire) != 0)
     }
 
     /// Waits until no read is under way.
     pub fn wait_for_reads(&self) {
         let Some(tier) = &self.file else { return };
         loop {
-            let reading = tier.reading.load(core::sync::atomic::Ordering::Acquire);
+            let reading = tier.reading.load(Acquire);
             if reading == 0 {
                 return;
             }
@@ -299,7 +294,7 @@ impl Swap {
     }
 
     /// The writing side, for the background thread, whose ring it makes at the first use.
-    pub fn writing(&self) -> Option<(&SwapFile, MutexGuard<'_, rank::SwapWriting, Writing>)> {
+    pub fn writing(&self) -> Option<(&SwapSegments, MutexGuard<'_, rank::SwapWriting, Writing>)> {
         let tier = self.file.as_ref()?;
         let mut writing = tier.writing.lock();
         if writing.ring.is_none() {
@@ -316,7 +311,7 @@ impl Swap {
             tier.queue.after_fork_in_child();
             tier.reading.store(0, Relaxed);
             let mut writing = tier.writing.lock();
-            // The segment it was filling is the parent's to write, the ring the parent's.
+            // The segment that was being filled is the parent's to write, and the ring is the parent's.
             writing.writer.cancel(&tier.file);
             if let Some(ring) = writing.ring.take() {
                 ring.abandon();

@@ -2,16 +2,15 @@
 //!
 //! Owns a reserved range of memory ([`home`]) and everything of ours in it. Like zsmalloc it keeps
 //! blobs in slabs of one size each ([`slab`]): 64 bytes apart up to the longest LZ4 block worth
-//! keeping, and whole pages. A slab's pages are charged to the caller's [`Account`] when it is taken
-//! and uncharged when the kernel has its memory back; nothing else is ever given or taken, but by the
-//! supervisor when a fork shares slabs, and when they are shared no more ([`shared`]).
+//! keeping, and whole pages. A slab's pages are charged to the caller's [`Payer`] when it is taken
+//! and uncharged when the kernel has its memory back. Charges change at no other time, except that the
+//! supervisor moves them when a fork shares slabs, and when slabs are not shared any more ([`shared`]).
 //!
-//! # Whose blob it is
+//! # The owner of a blob
 //!
 //! A [`Handle`] belongs to the page that its header names as owner, and stands in that page's
-//! word. **Whoever holds the owner's page lock, and no one else, may load, compare or free it.**
-//! That is the premise of the `unsafe` functions here, and what makes them need no lock of the
-//! pool to read.
+//! word. **Only the thread that holds the owner's page lock may load or free it.** That is the premise
+//! of the `unsafe` functions here, and the reason why they read without a lock of the pool.
 //!
 //! # Locks
 //!
@@ -27,6 +26,7 @@
 
 mod compact;
 mod home;
+mod mapping;
 mod shared;
 mod slab;
 #[cfg(test)]
@@ -36,23 +36,22 @@ use core::num::NonZeroU32;
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 
-use self::home::{Home, Left};
+use self::home::{Left, SlabHome};
 use self::slab::{
-    CLASS, CLASSES, Freed, GRANULE_BYTES, Keep, Lists, RAW_CLASS, SLOT_GRANULES, SLOT_PAGES, Slab,
-    class_for,
+    CLASS, CLASSES, ClassLists, Freed, GRANULE_BYTES, Keep, RAW_CLASS, SLOT_GRANULES, SLOT_PAGES,
+    Slab, class_for,
 };
-use super::blob::{Blob, HEADER_BYTES, Header, Kind};
+use super::blob::{Blob, BlobHeader, HEADER_BYTES, Packing};
 use super::compress::{Corrupt, PageBytes};
-use super::sparse::Sparse;
 use crate::budget::{Budget, Purpose};
 use crate::control::slabs::SLOT_BYTES;
+use crate::sys::memory::Table;
 use crate::sys::mutex::Mutex;
-use crate::sys::rank;
+use crate::sys::{Errno, rank};
 use crate::units::PageNum;
 use rustix::fd::BorrowedFd;
-use rustix::io::Errno;
 
-/// Larger classes that may take a blob when no memory for a slab of its own is to be had.
+/// Larger classes that may take a blob when there is no memory for a slab of its own class.
 const CLASSES_TO_SPARE: usize = 8;
 
 /// Names a blob of the pool: its address in units of 64 bytes.
@@ -61,27 +60,25 @@ pub struct Handle(NonZeroU32);
 
 impl Handle {
     /// The handle with this number, as a page's word keeps it.
-    #[must_use]
     pub fn new(number: u32) -> Option<Handle> {
         NonZeroU32::new(number).map(Handle)
     }
 
     /// Its number.
-    #[must_use]
     pub fn get(self) -> u32 {
         self.0.get()
     }
 }
 
-/// Who pays for the pool's memory.
-pub trait Account {
+/// The account that the pool's memory is charged to.
+pub trait Payer {
     /// Takes pages from the budget, or says that they are not to be had. Must not block.
     fn try_charge(&self, pages: usize) -> bool;
     /// Gives them back.
     fn uncharge(&self, pages: usize);
 }
 
-impl Account for Budget {
+impl Payer for Budget {
     fn try_charge(&self, pages: usize) -> bool {
         Budget::try_charge(self, pages, Purpose::Reclaim)
     }
@@ -95,26 +92,18 @@ impl Account for Budget {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Full;
 
-impl core::fmt::Display for Full {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.write_str("no room for another packed page; raise the budget or give it a swap file")
-    }
-}
-
-impl core::error::Error for Full {}
-
 /// The headers of a slab of whole pages.
 type RawHeaders = [[AtomicU64; 2]; SLOT_PAGES];
 
-/// The class's lock on cache lines of its own.
+/// The lists of a class behind its lock, on cache lines of their own.
 #[repr(align(64))]
-struct ClassLock(Mutex<rank::ZpoolClass, Lists>);
+struct ClassLock(Mutex<rank::ZpoolClass, ClassLists>);
 
 /// The compressed pool.
 pub struct Zpool {
-    home: Home,
-    slabs: Sparse<Slab>,
-    raw_headers: Sparse<RawHeaders>,
+    home: SlabHome,
+    slabs: Table<Slab>,
+    raw_headers: Table<RawHeaders>,
     classes: [ClassLock; CLASSES],
     /// Pages of all slabs that we use. A statistic: Relaxed, the account is what counts.
     pages: AtomicUsize,
@@ -122,7 +111,7 @@ pub struct Zpool {
     own_pages: AtomicUsize,
     /// The supervisor's moves that we have looked at (Relaxed: a hint).
     moves_seen: AtomicU32,
-    /// Whether someone compacts: only one does.
+    /// Whether a thread compacts: one does at a time.
     compacting: AtomicBool,
     /// The class that the next step of compaction begins with (Relaxed: any will do).
     compact_next: AtomicUsize,
@@ -145,34 +134,26 @@ impl Spot {
 
 impl Zpool {
     /// A pool of so many slots in private memory. Takes none yet.
-    ///
-    /// # Errors
-    ///
-    /// What mmap says.
     pub fn private(slots: usize) -> Result<Zpool, Errno> {
-        Zpool::in_home(Home::private(slots)?)
+        Zpool::in_home(SlabHome::private(slots)?)
     }
 
     /// The pool of a tree, as `member` uses it.
-    ///
-    /// # Errors
-    ///
-    /// What mmap says.
     ///
     /// # Safety
     ///
     /// The memfd is a pool of so many slots ([`crate::control::slabs`]) and can never shrink.
     pub unsafe fn shared(memfd: BorrowedFd<'_>, slots: usize, member: u32) -> Result<Zpool, Errno> {
         // SAFETY: the caller's promise.
-        Zpool::in_home(unsafe { Home::shared(memfd, slots, member) }?)
+        Zpool::in_home(unsafe { SlabHome::shared(memfd, slots, member) }?)
     }
 
-    fn in_home(home: Home) -> Result<Zpool, Errno> {
+    fn in_home(home: SlabHome) -> Result<Zpool, Errno> {
         Ok(Zpool {
-            slabs: Sparse::new(home.slots())?,
-            raw_headers: Sparse::new(home.slots())?,
+            slabs: Table::new(home.slots())?,
+            raw_headers: Table::new(home.slots())?,
             home,
-            classes: [const { ClassLock(Mutex::new(Lists::new())) }; CLASSES],
+            classes: core::array::from_fn(|class| ClassLock(Mutex::new(ClassLists::new(class)))),
             pages: AtomicUsize::new(0),
             own_pages: AtomicUsize::new(0),
             moves_seen: AtomicU32::new(0),
@@ -182,13 +163,11 @@ impl Zpool {
     }
 
     /// Pages of the slabs that this process uses, its own and common ones.
-    #[must_use]
     pub fn pages(&self) -> usize {
         self.pages.load(Relaxed)
     }
 
     /// Pages of its own slabs, which is what the account is charged with.
-    #[must_use]
     pub fn own_pages(&self) -> usize {
         self.own_pages.load(Relaxed)
     }
@@ -208,10 +187,10 @@ impl Zpool {
     pub fn store(
         &self,
         owner: PageNum,
-        kind: Kind,
+        kind: Packing,
         bytes: &[u8],
         hash: u64,
-        account: &impl Account,
+        account: &impl Payer,
     ) -> Result<Handle, Full> {
         let blob = Blob { owner, kind, hash, bytes };
         let class = class_for(bytes.len()).ok_or(Full)?;
@@ -225,8 +204,8 @@ impl Zpool {
         }
         if let Some(slot) = self.take_slot(class, account) {
             let mut lists = self.classes[class].0.lock();
-            lists.add(&self.slabs, slot, class);
-            return self.place_locked(&mut lists, slot, class, &blob).ok_or(Full);
+            lists.add(&self.slabs, slot);
+            return self.place_locked(&mut lists, slot, &blob).ok_or(Full);
         }
         // Reclaim stores pages because memory is short: better to waste some of a larger place
         // than to fail for want of a slab.
@@ -282,7 +261,7 @@ impl Zpool {
     ///
     /// The caller holds the lock of the page in whose word `handle` stood, and no word has it
     /// any more.
-    pub unsafe fn free(&self, handle: Handle, account: &impl Account) {
+    pub unsafe fn free(&self, handle: Handle, account: &impl Payer) {
         match self.spot(handle) {
             Some(spot) => {
                 self.free_spot(spot, account);
@@ -308,7 +287,7 @@ impl Zpool {
         handle: Handle,
         from: PageNum,
         to: PageNum,
-        account: &impl Account,
+        account: &impl Payer,
     ) -> Result<Handle, Full> {
         let Some(spot) = self.spot(handle) else { return Ok(handle) };
         {
@@ -317,7 +296,7 @@ impl Zpool {
             let header = self.header(spot).filter(|header| header.owner == from);
             let Some(header) = header else { return Ok(handle) };
             if spot.class == RAW_CLASS || !self.slabs[spot.slot as usize].is_sealed() {
-                self.set_header(spot, Header { owner: to, ..header }.to_words());
+                self.set_header(spot, BlobHeader { owner: to, ..header });
                 return Ok(handle);
             }
         }
@@ -328,17 +307,16 @@ impl Zpool {
         Ok(copy)
     }
 
-    /// Drops the blob of a place, and gives its slab back if that was the last and we may. Returns
-    /// the pages given back. The bytes stay: they may be others' as well.
-    fn free_spot(&self, spot: Spot, account: &impl Account) -> usize {
-        // Any thread may free, and not every one give shared memory back.
+    /// Drops the blob of a place, and gives its slab back if that was the last blob and this thread
+    /// may do so. Returns the pages given back. The bytes stay: other members may read them.
+    fn free_spot(&self, spot: Spot, account: &impl Payer) -> usize {
+        // Any thread may free, but only engine threads may give shared memory back.
         let keep = if self.home.is_shared() { Keep::All } else { Keep::One };
-        let class = &CLASS[spot.class];
         let freed = {
             let mut lists = self.classes[spot.class].0.lock();
-            let freed = lists.release(&self.slabs, spot.slot, spot.index, class, keep);
+            let freed = lists.release(&self.slabs, spot.slot, spot.index, keep);
             if freed == Freed::Unsealed {
-                self.let_go_locked(&mut lists, spot.slot, spot.class);
+                self.let_go_locked(&mut lists, spot.slot);
             }
             freed
         };
@@ -353,25 +331,19 @@ impl Zpool {
     fn place(&self, class: usize, blob: &Blob<'_>) -> Option<Handle> {
         let mut lists = self.classes[class].0.lock();
         let slot = lists.with_room()?;
-        self.place_locked(&mut lists, slot, class, blob)
+        self.place_locked(&mut lists, slot, blob)
     }
 
-    /// Puts a blob into a slab. `lists` are the class's: its lock is held, so that compaction
-    /// sees either no blob or all of it.
-    fn place_locked(
-        &self,
-        lists: &mut Lists,
-        slot: u32,
-        class: usize,
-        blob: &Blob<'_>,
-    ) -> Option<Handle> {
-        let index = lists.take(&self.slabs, slot, &CLASS[class])?;
-        let spot = Spot { slot, class, index };
+    /// Puts a blob into a slab of the class whose `lists` these are. The class's lock is held, so that
+    /// compaction sees either no blob or all of it.
+    fn place_locked(&self, lists: &mut ClassLists, slot: u32, blob: &Blob<'_>) -> Option<Handle> {
+        let index = lists.take(&self.slabs, slot)?;
+        let spot = Spot { slot, class: lists.class(), index };
         let to = self.bytes(spot, blob.bytes.len())?;
         // SAFETY: `to` has room for the bytes (`bytes` checks), and the place is ours alone: it
-        // was free until `take`, and its handle is not known to anyone yet.
+        // was free until `take`, and no other thread knows its handle yet.
         unsafe { to.copy_from_nonoverlapping(blob.bytes.as_ptr(), blob.bytes.len()) };
-        self.set_header(spot, blob.header().to_words());
+        self.set_header(spot, blob.header());
         spot.handle()
     }
 
@@ -398,16 +370,16 @@ impl Zpool {
         unsafe { &*self.home.slot(spot.slot).add(at).cast::<[AtomicU64; 2]>() }
     }
 
-    fn header(&self, spot: Spot) -> Option<Header> {
+    fn header(&self, spot: Spot) -> Option<BlobHeader> {
         // Relaxed: the page's lock, or the class's, orders these with `set_header`.
         let words = self.header_words(spot);
-        Header::from_words([words[0].load(Relaxed), words[1].load(Relaxed)])
+        BlobHeader::from_words([words[0].load(Relaxed), words[1].load(Relaxed)])
     }
 
-    fn set_header(&self, spot: Spot, header: [u64; 2]) {
-        let words = self.header_words(spot);
-        words[0].store(header[0], Relaxed);
-        words[1].store(header[1], Relaxed);
+    fn set_header(&self, spot: Spot, header: BlobHeader) {
+        for (word, value) in self.header_words(spot).iter().zip(header.to_words()) {
+            word.store(value, Relaxed);
+        }
     }
 
     /// Where `length` bytes of a place lie; `None` where it is too small for them.
@@ -421,7 +393,7 @@ impl Zpool {
     }
 
     /// A slot for a slab of this class, charged: an empty one of another class, or a new one.
-    fn take_slot(&self, class: usize, account: &impl Account) -> Option<u32> {
+    fn take_slot(&self, class: usize, account: &impl Payer) -> Option<u32> {
         let pages = CLASS[class].pages;
         let is_alike = |other: &usize| *other != class && CLASS[*other].pages == pages;
         let empty = (0..CLASSES)
@@ -445,7 +417,7 @@ impl Zpool {
 
     /// Gives a slab of our own that is in no list back: first its memory, then its slot, then the
     /// charge. Returns the pages uncharged.
-    fn give_back(&self, slot: u32, class: usize, account: &impl Account) -> usize {
+    fn give_back(&self, slot: u32, class: usize, account: &impl Payer) -> usize {
         let pages = CLASS[class].pages;
         self.slabs[slot as usize].clear();
         self.pages.fetch_sub(pages, Relaxed);

@@ -1,8 +1,8 @@
 //! Memory of the engine's own: sparse private mappings that no program code shares.
 
-use core::ops::Deref;
+use core::ops::{Deref, DerefMut};
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use linux_raw_sys::general::{__NR_madvise, __NR_mincore, __NR_process_madvise, MADV_DONTNEED};
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
@@ -155,9 +155,14 @@ pub(crate) unsafe fn discard_all(
 }
 
 /// A sparse table of zero-initialised entries. Inherited by fork like any private memory.
-pub struct Table<T: 'static> {
-    entries: &'static [T],
+pub struct Table<T> {
+    entries: NonNull<[T]>,
 }
+
+// SAFETY: a table owns its entries, as a box does.
+unsafe impl<T: Send> Send for Table<T> {}
+// SAFETY: as above.
+unsafe impl<T: Sync> Sync for Table<T> {}
 
 /// Types for which all bytes zero is a valid value that owns nothing.
 ///
@@ -165,14 +170,49 @@ pub struct Table<T: 'static> {
 /// It is one.
 pub unsafe trait Zeroed {}
 
-// SAFETY: zero is a valid value of an atomic integer.
-unsafe impl Zeroed for core::sync::atomic::AtomicU64 {}
-// SAFETY: as above.
-unsafe impl Zeroed for core::sync::atomic::AtomicU32 {}
-// SAFETY: as above.
-unsafe impl Zeroed for core::sync::atomic::AtomicU8 {}
+macro_rules! zeroed_integers {
+    ($($Integer:ty),*) => {
+        $(
+            // SAFETY: zero is a value of an integer, atomic or not.
+            unsafe impl Zeroed for $Integer {}
+        )*
+    };
+}
 
-impl<T: Zeroed + Sync> Table<T> {
+zeroed_integers!(u8, u32, u64, AtomicU8, AtomicU32, AtomicU64);
+// SAFETY: zero stands for `false`.
+unsafe impl Zeroed for bool {}
+// SAFETY: an array of values that may be zero.
+unsafe impl<T: Zeroed, const N: usize> Zeroed for [T; N] {}
+
+/// Makes a struct [`Zeroed`] whose fields all are, or an enum of one byte by the variant that zero
+/// stands for. The compiler checks it.
+macro_rules! zeroed {
+    ($Enum:ident = $Zero:ident) => {
+        #[allow(unsafe_code, reason = "checked by the assertion")]
+        const _: () = {
+            // SAFETY: any enum of one byte without fields is a valid `u8`.
+            assert!(unsafe { core::mem::transmute::<$Enum, u8>($Enum::$Zero) } == 0);
+            // SAFETY: the assertion says so.
+            unsafe impl $crate::sys::memory::Zeroed for $Enum {}
+        };
+    };
+    ($Struct:ident { $($field:ident),* $(,)? }) => {
+        const _: () = {
+            fn is_zeroed<T: $crate::sys::memory::Zeroed>(_: &T) {}
+            #[allow(dead_code, reason = "it is compiled, which is the check")]
+            fn every_field_is($Struct { $($field),* }: &$Struct) {
+                $(is_zeroed($field);)*
+            }
+            #[allow(unsafe_code, reason = "checked by `every_field_is`")]
+            // SAFETY: `every_field_is` names all fields, and compiles for `Zeroed` ones only.
+            unsafe impl $crate::sys::memory::Zeroed for $Struct {}
+        };
+    };
+}
+pub(crate) use zeroed;
+
+impl<T: Zeroed> Table<T> {
     /// Reserves room for `count` entries.
     ///
     /// # Errors
@@ -180,10 +220,7 @@ impl<T: Zeroed + Sync> Table<T> {
     pub fn new(count: usize) -> Result<Table<T>, Errno> {
         let bytes = count.checked_mul(size_of::<T>()).ok_or(Errno::NOMEM)?;
         let start = yard::take(bytes)?;
-        // SAFETY: the memory is zeroed, `T: Zeroed`, aligned to a page, and lives until the table
-        // is dropped.
-        let entries = unsafe { core::slice::from_raw_parts(start.as_ptr().cast::<T>(), count) };
-        Ok(Table { entries })
+        Ok(Table { entries: NonNull::slice_from_raw_parts(start.cast(), count) })
     }
 }
 
@@ -192,21 +229,31 @@ impl<T> Deref for Table<T> {
 
     #[inline]
     fn deref(&self) -> &[T] {
-        self.entries
+        // SAFETY: `new` took the memory, zeroed, aligned to a page and with room for the entries,
+        // of which zero is a value; it lives until the table is dropped.
+        unsafe { self.entries.as_ref() }
+    }
+}
+
+impl<T> DerefMut for Table<T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [T] {
+        // SAFETY: as in `deref`; the table owns its entries, and is borrowed exclusively.
+        unsafe { self.entries.as_mut() }
     }
 }
 
 impl<T> AsRef<[T]> for Table<T> {
     fn as_ref(&self) -> &[T] {
-        self.entries
+        self
     }
 }
 
 impl<T> Drop for Table<T> {
     fn drop(&mut self) {
-        if let Some(bytes) = yard::pages_of(size_of_val(self.entries)) {
+        if let Some(bytes) = yard::pages_of(size_of_val::<[T]>(self)) {
             // SAFETY: `new` took exactly this, and the borrow of self is the last one.
-            unsafe { release(NonNull::from(self.entries).cast(), bytes) };
+            unsafe { release(self.entries.cast(), bytes) };
         }
     }
 }

@@ -19,7 +19,7 @@ use quire::reclaim::{Evicted, NoCaches, Reclaimer};
 use quire::scratch::Scratch;
 use quire::space::{AddressSpace, Advice};
 use quire::swap::io::Ring;
-use quire::swap::{Request, Swap};
+use quire::swap::{Swap, SwapRead};
 use quire::units::{BLOCK_PAGES, PAGE_SIZE, PageNum, PageRange};
 use quire_simulated::{Settings, Simulated, Trap};
 
@@ -227,7 +227,7 @@ impl Machine {
     /// Does what the readers of the swap file would.
     fn read_swap(&self, scratch: &mut Scratch) {
         let Some(ring) = &self.ring else { return };
-        let mut requests = [Request::NONE; 16];
+        let mut requests = [SwapRead::NONE; 16];
         let count = self.space.swap().try_take_requests(&mut requests);
         self.space.complete_reads(&requests[..count], &mut ring.lock().unwrap(), scratch);
     }

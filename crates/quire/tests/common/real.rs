@@ -10,7 +10,7 @@ use quire::mmu::{Done, FrameId, FrameRun, Holes, Mmu, Prot, Protection, Refusal,
 use quire::reclaim::{Balance, NoCaches};
 use quire::scratch::Scratch;
 use quire::space::AddressSpace;
-use quire::swap::Request;
+use quire::swap::SwapRead;
 use quire::sys::clock::Moment;
 use quire::sys::thread::ThreadId;
 use quire::units::{BLOCK_PAGES, PAGE_SIZE, PageNum, PageRange};
@@ -180,7 +180,7 @@ impl Engine {
     fn read_swap(&self) {
         let mut ring = self.space.swap().new_reader();
         let mut scratch = Scratch::new().unwrap();
-        let mut requests = [Request::NONE; 16];
+        let mut requests = [SwapRead::NONE; 16];
         loop {
             let count = self.space.swap().take_requests(&mut requests);
             self.space.complete_reads(&requests[..count], &mut ring, &mut scratch);

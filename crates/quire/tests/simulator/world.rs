@@ -13,7 +13,7 @@ use quire::page::State;
 use quire::reclaim::{Balance, NoCaches};
 use quire::scratch::Scratch;
 use quire::space::{AddressSpace, Layout};
-use quire::swap::Request;
+use quire::swap::SwapRead;
 use quire::swap::io::Faults;
 use quire::sys::clock::Moment;
 use quire::units::{BLOCK_PAGES, PAGE_SIZE, PageNum, PageRange};
@@ -297,7 +297,7 @@ impl World {
             ..Faults::new(self.plan.seed ^ 0x77)
         });
         with_scratch(|scratch| {
-            let mut requests = [Request::NONE; 16];
+            let mut requests = [SwapRead::NONE; 16];
             loop {
                 let mut count = 0;
                 self.baton.idle_until(|| {
@@ -420,7 +420,7 @@ impl World {
                     }
                     Ok(Err(access)) => {
                         self.space.handle_fault(page, access, scratch);
-                        let mut requests = [Request::NONE; 16];
+                        let mut requests = [SwapRead::NONE; 16];
                         // A reader may wait for memory, and nobody else runs who would free any.
                         // What is taken below has locks that no write-back may be waited for with.
                         let reads = if self.space.swap().is_reading() { requests.len() } else { 0 };

@@ -1,13 +1,13 @@
 //! What lies where in the swap file.
 //!
-//! A segment begins with 64 bytes of its own ([`SegmentHeader`]); then blobs follow each other,
+//! A segment begins with 64 bytes of its own ([`put_segment_header`]); then blobs follow each other,
 //! each at a multiple of 64 bytes: header, bytes, padding. Zeros end the blobs of a segment. No
 //! blob crosses a segment's end, and none is longer than 4112 bytes, so two pages of the file
 //! from the one on in which it begins always hold it whole.
 
 use core::num::NonZeroU32;
 
-use super::super::blob::{Blob, HEADER_BYTES, Header};
+use super::super::blob::{Blob, BlobHeader, HEADER_BYTES};
 use super::super::compress::{Corrupt, PageBytes};
 use crate::control::{SEGMENT_BYTES, SEGMENTS_MAX};
 use crate::units::{PAGE_SIZE, PageNum};
@@ -36,7 +36,6 @@ impl Location {
     pub const FIRST: Location = Location(NonZeroU32::MIN);
 
     /// The location with this number, as a page's word keeps it.
-    #[must_use]
     pub const fn new(number: u32) -> Option<Location> {
         match NonZeroU32::new(number) {
             Some(number) if number.get() % SEGMENT_GRANULES != 0 => Some(Location(number)),
@@ -45,13 +44,11 @@ impl Location {
     }
 
     /// Its number.
-    #[must_use]
     pub fn get(self) -> u32 {
         self.0.get()
     }
 
     /// The segment.
-    #[must_use]
     pub fn segment(self) -> Segment {
         Segment(self.0.get() / SEGMENT_GRANULES)
     }
@@ -62,7 +59,6 @@ impl Location {
     }
 
     /// What to read to have this blob whole.
-    #[must_use]
     pub fn plan(self) -> ReadPlan {
         let offset = self.offset_bytes() / PAGE_SIZE * PAGE_SIZE;
         ReadPlan {
@@ -84,7 +80,6 @@ pub struct ReadPlan {
 impl ReadPlan {
     /// The same read, longer, so that it has another blob of the same segment too. `None` where
     /// that lies elsewhere, or too far away for `bytes_max`.
-    #[must_use]
     pub fn with(self, location: Location, bytes_max: usize) -> Option<ReadPlan> {
         let other = location.plan();
         let offset = self.offset.min(other.offset);
@@ -119,25 +114,21 @@ pub struct Segment(u32);
 
 impl Segment {
     /// The segment with this number.
-    #[must_use]
     pub fn new(number: u32) -> Option<Segment> {
         ((number as usize) < SEGMENTS_MAX).then_some(Segment(number))
     }
 
     /// Its number.
-    #[must_use]
     pub fn number(self) -> u32 {
         self.0
     }
 
     /// Where it begins in the file.
-    #[must_use]
     pub fn offset(self) -> u64 {
         u64::from(self.0) * SEGMENT_BYTES as u64
     }
 
     /// What to read to have it whole.
-    #[must_use]
     pub fn plan(self) -> ReadPlan {
         ReadPlan { offset: self.offset(), length: SEGMENT_BYTES }
     }
@@ -167,7 +158,7 @@ pub fn segment_blobs(
     buffer: &[u8],
     segment: Segment,
 ) -> impl Iterator<Item = (Location, Blob<'_>)> {
-    let used = SegmentHeader::read(buffer, segment).map_or(0, |header| header.used as usize);
+    let used = used_bytes(buffer, segment).unwrap_or(0);
     let buffer = buffer.get(..used).unwrap_or(&[]);
     let mut at = GRANULE_BYTES;
     core::iter::from_fn(move || {
@@ -184,8 +175,8 @@ fn blob_at(buffer: &[u8], at: usize) -> Option<(Blob<'_>, usize)> {
     let [low, high] = words.as_chunks::<8>().0 else {
         return None;
     };
-    let header = Header::from_words([u64::from_ne_bytes(*low), u64::from_ne_bytes(*high)])?;
-    let Header { owner, kind, hash, length } = header;
+    let header = BlobHeader::from_words([u64::from_ne_bytes(*low), u64::from_ne_bytes(*high)])?;
+    let BlobHeader { owner, kind, hash, length } = header;
     let blob = Blob { owner, kind, hash, bytes: rest.get(..length)? };
     Some((blob, at + blob_bytes(length)))
 }
@@ -206,33 +197,17 @@ pub(super) fn put_blob(room: &mut [u8], blob: &Blob<'_>) {
     padding.fill(0);
 }
 
-/// What a segment says of itself.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct SegmentHeader {
-    /// Blobs in it.
-    pub blobs: u32,
-    /// Bytes that they and this header take.
-    pub used: u32,
+/// Writes the header of a segment: its number, its blobs, and the bytes that they and the header take.
+pub(super) fn put_segment_header(buffer: &mut [u8], segment: Segment, blobs: u32, used: u32) {
+    let words = [SEGMENT_MAGIC, segment.number(), blobs, used];
+    for (place, word) in buffer.as_chunks_mut::<4>().0.iter_mut().zip(words) {
+        *place = word.to_ne_bytes();
+    }
 }
 
-impl SegmentHeader {
-    /// Writes the header of a segment.
-    pub fn write(self, buffer: &mut [u8], segment: Segment) {
-        let words = [SEGMENT_MAGIC, segment.number(), self.blobs, self.used];
-        for (place, word) in buffer.as_chunks_mut::<4>().0.iter_mut().zip(words) {
-            *place = word.to_ne_bytes();
-        }
-    }
-
-    /// The header, if it is that of `segment`.
-    fn read(buffer: &[u8], segment: Segment) -> Option<SegmentHeader> {
-        let (words, _) = buffer.as_chunks::<4>();
-        let [magic, number, blobs, used] = *words.first_chunk::<4>()?;
-        let is_own = u32::from_ne_bytes(magic) == SEGMENT_MAGIC
-            && u32::from_ne_bytes(number) == segment.number();
-        is_own.then(|| SegmentHeader {
-            blobs: u32::from_ne_bytes(blobs),
-            used: u32::from_ne_bytes(used),
-        })
-    }
+/// The bytes that the header says are used, if it is the header of `segment`.
+fn used_bytes(buffer: &[u8], segment: Segment) -> Option<usize> {
+    let [magic, number, _, used] =
+        buffer.as_chunks::<4>().0.first_chunk::<4>()?.map(u32::from_ne_bytes);
+    (magic == SEGMENT_MAGIC && number == segment.number()).then_some(used as usize)
 }

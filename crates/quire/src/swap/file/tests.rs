@@ -1,5 +1,3 @@
-use core::mem::MaybeUninit;
-use std::boxed::Box;
 use std::collections::HashMap;
 use std::os::fd::{IntoRawFd, OwnedFd};
 use std::vec::Vec;
@@ -7,7 +5,7 @@ use std::vec::Vec;
 use rustix::fd::BorrowedFd;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 
-use super::super::blob::{Blob, Kind};
+use super::super::blob::{Blob, Packing};
 use super::super::compress::{Compressor, Corrupt, Packed, PageBytes, page_hash};
 use super::super::io::{Faults, Job, Ring};
 use super::layout::blob_bytes;
@@ -48,16 +46,15 @@ fn is_idle(control: &Control, slots: u32) -> bool {
 }
 
 /// Page-aligned memory, as direct I/O wants it.
-struct Aligned(Sparse<AtomicU64>);
+struct Aligned(Table<u8>);
 
 impl Aligned {
     fn new(bytes: usize) -> Aligned {
-        Aligned(Sparse::new(bytes / 8).unwrap())
+        Aligned(Table::new(bytes).unwrap())
     }
 
     fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: the whole table, borrowed exclusively.
-        unsafe { core::slice::from_raw_parts_mut(self.0.as_ptr(), self.0.len() * 8) }
+        &mut self.0
     }
 }
 
@@ -88,18 +85,16 @@ impl Dice {
 /// A page as the pool would hold it.
 #[derive(Clone)]
 struct Stored {
-    kind: Kind,
+    kind: Packing,
     bytes: Vec<u8>,
     hash: u64,
 }
 
 impl Stored {
     fn new(page: &PageBytes) -> Stored {
-        let mut place = Box::<Compressor>::new_uninit();
-        let place: &mut MaybeUninit<Compressor> = &mut place;
-        let (kind, bytes) = match Compressor::init(place).compress(page) {
-            Packed::Lz4(block) => (Kind::Lz4, block.to_vec()),
-            _ => (Kind::Raw, page.to_vec()),
+        let (kind, bytes) = match Compressor::default().compress(page) {
+            Packed::Lz4(block) => (Packing::Lz4, block.to_vec()),
+            _ => (Packing::Raw, page.to_vec()),
         };
         Stored { kind, bytes, hash: page_hash(page) }
     }
@@ -134,7 +129,7 @@ struct Page {
 
 /// A small engine around one swap file.
 struct Engine {
-    file: SwapFile,
+    file: SwapSegments,
     writer: Writer,
     ring: Ring,
     buffer: Aligned,
@@ -147,7 +142,7 @@ struct Engine {
 impl Engine {
     fn new(control: &'static Control, seed: u64) -> Engine {
         Engine {
-            file: SwapFile::new(control, 0).unwrap(),
+            file: SwapSegments::new(control, 0).unwrap(),
             writer: Writer::new().unwrap(),
             ring: Ring::new(scratch_file()),
             buffer: Aligned::new(SEGMENT_BYTES),
@@ -174,10 +169,10 @@ impl Engine {
         let content = self.dice.page();
         let stored = Stored::new(&content);
         self.pages.insert(owner, Page { word: Word::Memory(self.lives), content, stored });
-        self.add(owner, Purpose::Reclaim);
+        self.add(owner, SegmentPurpose::Reclaim);
     }
 
-    fn add(&mut self, owner: PageNum, purpose: Purpose) {
+    fn add(&mut self, owner: PageNum, purpose: SegmentPurpose) {
         if self.writer.is_full() {
             self.write_out();
         }
@@ -251,7 +246,7 @@ impl Engine {
                         .map(|(_, blob)| blob.owner)
                         .collect();
                     for owner in live {
-                        self.add(owner, Purpose::Clean);
+                        self.add(owner, SegmentPurpose::Clean);
                     }
                 }
                 Err(_) => self.failures += 1,
@@ -306,7 +301,7 @@ fn a_full_file_whose_segments_each_keep_a_few_live_blobs_has_room_again_after_cl
         engine.create();
     }
     engine.write_out();
-    assert_eq!(engine.writer.open(&engine.file, Purpose::Reclaim), Err(SwapFull));
+    assert_eq!(engine.writer.open(&engine.file, SegmentPurpose::Reclaim), Err(SwapFull));
     let mut owners: Vec<PageNum> = engine.pages.keys().copied().collect();
     owners.sort();
     for owner in owners.iter().enumerate().filter(|(n, _)| n % 8 != 0).map(|(_, owner)| *owner) {
@@ -389,7 +384,7 @@ fn a_segment_that_a_fork_shares_is_free_when_both_have_let_go() {
             control.segment_refs[bit].fetch_add(1, Relaxed);
         }
     }
-    let child = SwapFile::new(control, 0).unwrap();
+    let child = SwapSegments::new(control, 0).unwrap();
     for (to, from) in child.counts.iter().zip(parent.file.counts.iter()).take(1000) {
         to.store(from.load(Relaxed), Relaxed);
     }
@@ -435,14 +430,14 @@ fn members_that_take_and_free_at_once_never_share_a_segment() {
     let control = control(40);
     let file = scratch_file();
     let member = |slot: u32| {
-        let swap = SwapFile::new(control, slot).unwrap();
+        let swap = SwapSegments::new(control, slot).unwrap();
         let (mut writer, mut dice) = (Writer::new().unwrap(), Dice(u64::from(slot) + 5));
         let mut ring = Ring::new(file);
         let mut buffer = Aligned::new(2 * PAGE_SIZE);
         let content = dice.page();
         let stored = Stored::new(&content);
         for round in 0..60 {
-            writer.open(&swap, Purpose::Reclaim).unwrap();
+            writer.open(&swap, SegmentPurpose::Reclaim).unwrap();
             for page in 0..3 {
                 let owner = PageNum(u64::from(slot) << 32 | round << 8 | page);
                 assert!(writer.add(&stored.blob(owner), 0));

@@ -1,8 +1,10 @@
 //! Planted faults: what storage does on a bad day, chosen by a seed.
 
+#![deny(unsafe_code)]
+
 use rustix::io::Errno;
 
-use super::{Direction, Job};
+use super::{Job, JobBuffer};
 
 /// Which jobs go wrong. Each field is "one in so many", 0 for never; the same seed and the same
 /// jobs give the same faults.
@@ -26,7 +28,6 @@ pub struct Faults {
 
 impl Faults {
     /// No faults yet.
-    #[must_use]
     pub fn new(seed: u64) -> Faults {
         Faults {
             seed: seed | 1,
@@ -45,10 +46,10 @@ impl Faults {
         if self.hits(self.fail_one_in) || self.jobs == self.fail_nth {
             job.result = Err(self.error);
         }
-        job.corrupt = self.hits(self.corrupt_one_in) && job.direction == Direction::Read;
+        job.corrupt = self.hits(self.corrupt_one_in) && matches!(job.buffer, JobBuffer::Read(_));
         if self.hits(self.short_one_in) {
             // Direct I/O goes by sectors, also where it is cut short.
-            job.short = (job.length / 2).next_multiple_of(4096).min(job.length);
+            job.short = (job.length() / 2).next_multiple_of(4096).min(job.length());
         }
     }
 

@@ -1,8 +1,11 @@
 //! Rings for threads that are not ours: any thread, any file, one batch at a time.
 //!
 //! Owns the idle rings of the process. A ring is bound to no file, so a few serve all of them. A
-//! fork's child finds the rings of its parent, whose memory both would write: they are told by
-//! the process that made them, and given up. The list's mutex is a leaf, held for no call.
+//! fork's child finds the rings of its parent, whose memory both processes would write. Each ring
+//! names the process that made it, and another process gives it up. The list's mutex is a leaf, held
+//! for no call.
+
+#![deny(unsafe_code)]
 
 use std::sync::{Mutex, PoisonError};
 use std::vec::Vec;
@@ -18,7 +21,7 @@ const IDLE_MAX: usize = 8;
 
 static IDLE: Mutex<Vec<SharedRing>> = Mutex::new(Vec::new());
 
-/// A ring that its holder has to itself.
+/// A ring that belongs to one holder at a time.
 pub(crate) struct SharedRing {
     uring: Uring,
     maker: Pid,
@@ -35,7 +38,7 @@ impl SharedRing {
                 // The parent's: closing our copy of its descriptor leaves its ring alone.
                 Some(inherited) => drop(inherited),
                 None => {
-                    let uring = Uring::new(BATCH_MAX as u32, Submitter::Anyone).ok()?;
+                    let uring = Uring::new(BATCH_MAX as u32, Submitter::AnyThread).ok()?;
                     return Some(SharedRing { uring, maker });
                 }
             }
@@ -49,7 +52,7 @@ impl SharedRing {
         }
     }
 
-    /// Leaves the ring to whoever comes next.
+    /// Leaves the ring to the next batch.
     pub fn put_back(self) {
         let mut idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner);
         if idle.len() < IDLE_MAX {

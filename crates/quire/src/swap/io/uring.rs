@@ -17,16 +17,16 @@ use rustix::io_uring::{
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::thread::sched_yield;
 
-use super::{Direction, Job};
+use super::{Job, JobBuffer};
 
-/// Who submits to a ring.
+/// Which threads submit to a ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Submitter {
     /// The thread that makes it, alone.
     Maker,
     /// Any thread, one at a time.
     #[cfg(feature = "library")]
-    Anyone,
+    AnyThread,
 }
 
 /// What is tried, in order: newer kernels complete in our own call, without interrupting us. The
@@ -40,13 +40,13 @@ const SETUPS: [IoringSetupFlags; 3] = [
 ];
 
 /// A mapping of the ring's descriptor.
-struct Shared {
+struct RingMapping {
     base: NonNull<u8>,
     bytes: usize,
 }
 
-impl Shared {
-    fn new(ring: &OwnedFd, offset: u64, bytes: usize) -> Result<Shared, Errno> {
+impl RingMapping {
+    fn new(ring: &OwnedFd, offset: u64, bytes: usize) -> Result<RingMapping, Errno> {
         // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
         let base = unsafe {
             mmap(
@@ -58,7 +58,7 @@ impl Shared {
                 offset,
             )?
         };
-        Ok(Shared { base: NonNull::new(base.cast()).ok_or(Errno::NOMEM)?, bytes })
+        Ok(RingMapping { base: NonNull::new(base.cast()).ok_or(Errno::NOMEM)?, bytes })
     }
 
     /// Where a field lies whose offset the kernel told us.
@@ -75,7 +75,7 @@ impl Shared {
     }
 }
 
-impl Drop for Shared {
+impl Drop for RingMapping {
     fn drop(&mut self) {
         // SAFETY: the mapping of `new`, whole; nothing that refers to it outlives us.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.bytes) };
@@ -86,8 +86,8 @@ impl Drop for Shared {
 pub(super) struct Uring {
     ring: OwnedFd,
     params: io_uring_params,
-    queues: Shared,
-    entries: Shared,
+    queues: RingMapping,
+    entries: RingMapping,
 }
 
 // SAFETY: the mappings belong to the ring alone; which thread may submit is the kernel's check.
@@ -109,9 +109,9 @@ impl Uring {
         let submissions = params.sq_off.array as usize + params.sq_entries as usize * 4;
         let completions =
             params.cq_off.cqes as usize + params.cq_entries as usize * size_of::<io_uring_cqe>();
-        let queues = Shared::new(&ring, IORING_OFF_SQ_RING, submissions.max(completions))?;
+        let queues = RingMapping::new(&ring, IORING_OFF_SQ_RING, submissions.max(completions))?;
         let bytes = params.sq_entries as usize * size_of::<io_uring_sqe>();
-        let entries = Shared::new(&ring, IORING_OFF_SQES, bytes)?;
+        let entries = RingMapping::new(&ring, IORING_OFF_SQES, bytes)?;
         for index in 0..params.sq_entries {
             // Entry n always stands in place n.
             queues.word(params.sq_off.array + index * 4).store(index, Relaxed);
@@ -139,12 +139,12 @@ impl Uring {
     }
 
     /// Puts what is pending into the submission queue, which is empty. Returns how many.
-    fn submit(&self, file: RawFd, jobs: &[Job<'_>]) -> u32 {
+    fn submit(&self, file: RawFd, jobs: &mut [Job<'_>]) -> u32 {
         let tail = self.queues.word(self.params.sq_off.tail);
         // Relaxed: only we write it.
         let first = tail.load(Relaxed);
         let mut next = first;
-        let pending = jobs.iter().enumerate().filter(|(_, job)| job.is_pending());
+        let pending = jobs.iter_mut().enumerate().filter(|(_, job)| job.is_pending());
         for (number, job) in pending.take(self.params.sq_entries as usize) {
             let place = next & (self.params.sq_entries - 1);
             let at = self.entries.at::<io_uring_sqe>(place * size_of::<io_uring_sqe>() as u32);
@@ -158,7 +158,7 @@ impl Uring {
         next.wrapping_sub(first)
     }
 
-    /// Waits for `count` submitted jobs. False if the ring took less than that.
+    /// Waits for `count` submitted jobs. `false` where the ring took fewer.
     fn complete(&self, jobs: &mut [Job<'_>], count: u32) -> bool {
         let head = self.queues.word(self.params.sq_off.head);
         let tail = self.queues.word(self.params.sq_off.tail);
@@ -224,7 +224,7 @@ fn setup(depth: u32, submitter: Submitter) -> Result<(OwnedFd, io_uring_params),
     let setups = match submitter {
         Submitter::Maker => &SETUPS[..],
         #[cfg(feature = "library")]
-        Submitter::Anyone => &SETUPS[1..],
+        Submitter::AnyThread => &SETUPS[1..],
     };
     let mut refused = Errno::INVAL;
     for &flags in setups {
@@ -245,13 +245,15 @@ fn setup(depth: u32, submitter: Submitter) -> Result<(OwnedFd, io_uring_params),
 }
 
 /// The submission that continues a job.
-fn entry(file: RawFd, number: u64, job: &Job<'_>) -> io_uring_sqe {
-    let (offset, at, length) = job.rest();
+fn entry(file: RawFd, number: u64, job: &mut Job<'_>) -> io_uring_sqe {
+    let (offset, rest) = job.rest();
+    let length = rest.len();
+    let (opcode, at) = match &mut job.buffer {
+        JobBuffer::Read(bytes) => (IoringOp::Read, bytes[rest].as_mut_ptr()),
+        JobBuffer::Write(bytes) => (IoringOp::Write, bytes[rest].as_ptr().cast_mut()),
+    };
     io_uring_sqe {
-        opcode: match job.direction {
-            Direction::Read => IoringOp::Read,
-            Direction::Write => IoringOp::Write,
-        },
+        opcode,
         fd: file,
         off_or_addr2: off_or_addr2_union { off: offset },
         addr_or_splice_off_in: addr_or_splice_off_in_union { addr: io_uring_ptr::new(at.cast()) },

@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use super::slab::{CLASS, CLASSES};
-use super::{Account, Handle, Spot, Zpool};
+use super::{Handle, Payer, Spot, Zpool};
 use crate::units::PageNum;
 
 impl Zpool {
@@ -11,15 +11,15 @@ impl Zpool {
     /// most `moves_max` blobs. Returns the pages given back.
     ///
     /// `relocate(owner, old, new)` tries the owner's page lock; if it has it and the page's word
-    /// still says `old`, it sets `new` and returns true. False (busy, or the page has moved on)
+    /// still says `old`, it sets `new` and returns true. `false` (the page is locked, or has changed)
     /// leaves the blob where it is. It is called with no lock of the pool held.
     pub fn compact(
         &self,
         moves_max: usize,
         mut relocate: impl FnMut(PageNum, Handle, Handle) -> bool,
-        account: &impl Account,
+        account: &impl Payer,
     ) -> usize {
-        // Acquire pairs with the Release below: the last one's `compact_next` is seen.
+        // Acquire pairs with the Release below: the `compact_next` of the last compaction is seen.
         if self.compacting.swap(true, Acquire) {
             return 0;
         }
@@ -44,7 +44,7 @@ impl Zpool {
     }
 
     /// Gives back the slabs of a class that have no blob.
-    pub(super) fn give_back_empty(&self, class: usize, account: &impl Account) -> usize {
+    pub(super) fn give_back_empty(&self, class: usize, account: &impl Payer) -> usize {
         let mut pages = 0;
         loop {
             // A statement of its own: the class's lock is dropped before the kernel is called.
@@ -62,9 +62,9 @@ impl Zpool {
         class: usize,
         moves: &mut usize,
         relocate: &mut impl FnMut(PageNum, Handle, Handle) -> bool,
-        account: &impl Account,
+        account: &impl Payer,
     ) -> usize {
-        let isolated = self.classes[class].0.lock().isolate_sparsest(&self.slabs, &CLASS[class]);
+        let isolated = self.classes[class].0.lock().isolate_sparsest(&self.slabs);
         let Some(slot) = isolated else {
             return 0;
         };
@@ -75,7 +75,7 @@ impl Zpool {
                 break;
             }
         }
-        let is_empty = self.classes[class].0.lock().end_isolation(&self.slabs, slot, &CLASS[class]);
+        let is_empty = self.classes[class].0.lock().end_isolation(&self.slabs, slot);
         if is_empty {
             pages += self.give_back(slot, class, account);
         }
@@ -89,7 +89,7 @@ impl Zpool {
         old: Spot,
         moves: &mut usize,
         relocate: &mut impl FnMut(PageNum, Handle, Handle) -> bool,
-        account: &impl Account,
+        account: &impl Payer,
     ) -> usize {
         let Some((owner, new)) = self.copy_out(old) else { return 0 };
         let (Some(from), Some(to)) = (old.handle(), new.handle()) else { return 0 };
@@ -108,7 +108,7 @@ impl Zpool {
         let header = self.header(from)?;
         let bytes = self.bytes(from, header.length)?;
         let slot = lists.fullest()?;
-        let index = lists.take(&self.slabs, slot, &CLASS[from.class])?;
+        let index = lists.take(&self.slabs, slot)?;
         let to = Spot { slot, class: from.class, index };
         // The old place has room for as many bytes, so this one of the same class has too.
         let target = self.bytes(to, header.length)?;
@@ -116,7 +116,7 @@ impl Zpool {
         // which is written and freed under the lock of the class only, and that is held; the new
         // one was free until `take`, so they differ.
         unsafe { target.copy_from_nonoverlapping(bytes, header.length) };
-        self.set_header(to, header.to_words());
+        self.set_header(to, header);
         Some((header.owner, to))
     }
 }

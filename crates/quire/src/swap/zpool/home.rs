@@ -1,25 +1,23 @@
-//! Where slabs live: in private memory, or in the memfd of a tree, with the table that says who uses
-//! which slab ([`SlabTable`]).
+//! Where slabs live: in private memory, or in the memfd of a tree, with the table that says which
+//! member uses which slab ([`SlabTable`]).
 //!
 //! Owns the memory and this member's side of the table; leaves to the pool what the slabs hold, and
-//! who pays. Private memory has the same table, with one member in it.
+//! which account is charged. Private memory has the same table, with one member in it.
 //!
-//! # Who may give memory back
+//! # Which threads may give memory back
 //!
-//! A thread that is killed inside of a system call finishes it, after the supervisor may have given
-//! its member's slots to others: the hole that it punches would be in their memory. The supervisor
-//! knows of a member's end once its *engine's* threads are gone, so they alone may
-//! [give back](Home::give_back). All else here is done by single instructions, of which a thread that
-//! is killed does none.
+//! A thread that is killed inside of a system call finishes the call. By then the supervisor may have
+//! given the member's slots to others, and the hole that the thread punches would be in their memory.
+//! The supervisor knows of a member's end once its *engine's* threads are gone, so only these threads
+//! [give back](SlabHome::give_back). All else here is done by single instructions, of which a thread
+//! that is killed does none.
 
-use core::sync::atomic::AtomicU32;
-use core::sync::atomic::AtomicU64;
-use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 
-use super::super::sparse::Sparse;
+use super::mapping::PoolMapping;
 use crate::control::slabs::{SlabTable, SlabUse};
 use crate::units::PAGE_SIZE;
 
@@ -27,20 +25,21 @@ use crate::units::PAGE_SIZE;
 /// let go are found again, and the table stays short.
 const TAKES_PER_SWEEP: u32 = 64;
 
-/// Who had a slab that was given back.
+/// To which account a slab belonged that was given back.
 #[must_use]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Left {
-    /// We alone: its memory is gone, and its pages are ours to uncharge.
+    /// To ours: the slab's memory is gone, and its pages are ours to uncharge.
     Own,
-    /// Others may have it still; the supervisor sees to its memory, and to its pages.
+    /// To none, for other members may use the slab still: the supervisor gives its memory back, and
+    /// its pages.
     Common,
 }
 
 /// Where the slabs are.
-pub(super) struct Home {
+pub(super) struct SlabHome {
     /// The table, then the slots.
-    memory: Sparse<AtomicU64>,
+    memory: PoolMapping,
     table: SlabTable,
     /// This member's slot: changes at fork only, when no other thread is here (Relaxed).
     member: AtomicU32,
@@ -49,10 +48,10 @@ pub(super) struct Home {
     takes: AtomicU32,
 }
 
-impl Home {
+impl SlabHome {
     /// Private memory with so many slots.
-    pub fn private(slots: usize) -> Result<Home, Errno> {
-        Ok(Home::of(Sparse::new(words_of(slots))?, slots, 0))
+    pub fn private(slots: usize) -> Result<SlabHome, Errno> {
+        Ok(SlabHome::of(PoolMapping::private(SlabTable::pool_bytes(slots))?, slots, 0))
     }
 
     /// The memory that the tree shares.
@@ -60,20 +59,24 @@ impl Home {
     /// # Safety
     ///
     /// The memfd is a pool of so many slots, and can never shrink.
-    pub unsafe fn shared(memfd: BorrowedFd<'_>, slots: usize, member: u32) -> Result<Home, Errno> {
-        // SAFETY: the caller's promise.
-        Ok(Home::of(unsafe { Sparse::shared(memfd, words_of(slots)) }?, slots, member))
+    pub unsafe fn shared(
+        memfd: BorrowedFd<'_>,
+        slots: usize,
+        member: u32,
+    ) -> Result<SlabHome, Errno> {
+        let memory = PoolMapping::shared(memfd, SlabTable::pool_bytes(slots))?;
+        Ok(SlabHome::of(memory, slots, member))
     }
 
-    fn of(memory: Sparse<AtomicU64>, slots: usize, member: u32) -> Home {
-        // SAFETY: the mapping begins with the table (`words_of`) and lives as long as the home,
+    fn of(memory: PoolMapping, slots: usize, member: u32) -> SlabHome {
+        // SAFETY: the mapping begins with the table (`pool_bytes`) and lives as long as the home,
         // beyond which the table is not used.
         let table = unsafe { SlabTable::at(memory.start(), slots) };
         let hint = AtomicU32::new(1);
-        Home { memory, table, member: AtomicU32::new(member), next_free: hint, takes: 0.into() }
+        SlabHome { memory, table, member: AtomicU32::new(member), next_free: hint, takes: 0.into() }
     }
 
-    /// Slots that there are.
+    /// Number of slots.
     pub fn slots(&self) -> usize {
         self.table.slots()
     }
@@ -117,21 +120,21 @@ impl Home {
         None
     }
 
-    /// Whether a slot that this member uses is its alone, to pay for and to write to.
+    /// Whether a slot that this member uses is its own, on its account and writable by it alone.
     pub fn is_own(&self, slot: u32) -> bool {
         let member = self.member.load(Relaxed);
         matches!(self.table.slab_use(slot), SlabUse::Own { member: owner, .. } if owner == member)
     }
 
-    /// Gives a slot back of which nothing is used any more. Engine threads only, where the memory
-    /// is shared.
+    /// Gives a slot back of which nothing is used any more. Where the memory is shared, only engine
+    /// threads call this.
     pub fn give_back(&self, slot: u32, pages: usize) -> Left {
         let own = SlabUse::Own { member: self.member.load(Relaxed), pages };
         loop {
             if self.table.slab_use(slot) == own {
                 let start = self.table.offset_of(slot);
                 // SAFETY: the slab has no blob left, and only blobs are referred to. It is still
-                // ours, so nobody else has one there either.
+                // ours, so no other member has one there either.
                 unsafe { self.memory.discard(start..start + pages * PAGE_SIZE) };
                 if self.table.change(slot, own, SlabUse::Free) {
                     self.next_free.fetch_min(slot, Relaxed);
@@ -145,8 +148,8 @@ impl Home {
         }
     }
 
-    /// Lets go of a common slot of which nothing is used any more. False: it has become our own,
-    /// to be given back.
+    /// Lets go of a common slot of which nothing is used any more. `false` where the slot has become
+    /// our own, and is to be given back.
     #[must_use]
     pub fn let_go(&self, slot: u32) -> bool {
         self.table.let_go(slot, self.member.load(Relaxed))
@@ -155,8 +158,8 @@ impl Home {
     /// The memory of a slot.
     pub fn slot(&self, slot: u32) -> *mut u8 {
         debug_assert!((slot as usize) < self.slots());
-        // SAFETY: inside the mapping, which has room for all slots (`words_of`).
-        unsafe { self.memory.as_ptr().add(self.table.offset_of(slot)) }
+        // SAFETY: inside the mapping, which has room for all slots (`pool_bytes`).
+        unsafe { self.memory.start().as_ptr().add(self.table.offset_of(slot)) }
     }
 
     /// The table, for tests to play the supervisor.
@@ -164,9 +167,4 @@ impl Home {
     pub fn table(&self) -> &SlabTable {
         &self.table
     }
-}
-
-/// Words of a pool, table included.
-fn words_of(slots: usize) -> usize {
-    SlabTable::pool_bytes(slots) / size_of::<AtomicU64>()
 }

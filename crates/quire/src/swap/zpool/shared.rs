@@ -1,26 +1,27 @@
 //! Slabs that a fork shares.
 //!
-//! What the slabs hold is inherited as the page words are; the bytes are shared. So from a fork on
-//! every slab that both have is *sealed*: it gets no new blob, nothing in it is written, and each
-//! side frees its own blobs in its own descriptors. Who has no blob left in a slab lets go of it.
-//! Once the others have, the supervisor makes it ours again, which is found out here.
+//! A child inherits what the slabs hold, as it inherits the page words; the bytes are shared. So from
+//! a fork on every slab that both processes have is *sealed*: it gets no new blob, nothing in it is
+//! written, and each process frees its own blobs in its own descriptors. A process that has no blob left
+//! in a slab lets go of it. Once all others have, the supervisor makes the slab ours again; this module
+//! looks for such slabs.
 
 use core::sync::atomic::Ordering::Relaxed;
 
-use super::slab::{CLASS, CLASSES, Lists};
-use super::{Account, Handle, Spot, Zpool};
+use super::slab::{CLASS, CLASSES, ClassLists};
+use super::{Handle, Payer, Spot, Zpool};
 use crate::units::PageNum;
 
-/// Of a sealed slab's places, one in so many at most holds a blob when compaction empties it: what
-/// the other side does with it is not known.
+/// Compaction empties a sealed slab where at most one place in so many holds a blob: what the other
+/// process still has in it is not known.
 const SPARSE: usize = 4;
 /// How often a fork looks whether the supervisor is done with an account.
 const LOOKS_MAX: u32 = 100_000;
 
 impl Zpool {
-    /// All slabs are about to be a fork's child's as well; those that hold nothing are given back.
-    /// Nobody else is in the pool, and compaction does not run. Engine threads only.
-    pub fn seal(&self, account: &impl Account) {
+    /// Seals all slabs, which a fork is about to share; those that hold nothing are given back. No
+    /// other thread is in the pool, and compaction does not run. Only engine threads call this.
+    pub fn seal(&self, account: &impl Payer) {
         for class in 0..CLASSES {
             self.give_back_empty(class, account);
         }
@@ -53,7 +54,7 @@ impl Zpool {
             let result = read(self.own_pages());
             let is_at_rest = moves.is_multiple_of(2) && self.home.moves() == moves;
             looks += 1;
-            // A supervisor that does not go on is not there to welcome a child either.
+            // A supervisor that does not go on cannot welcome a child either.
             if is_at_rest || looks == LOOKS_MAX {
                 return result;
             }
@@ -62,8 +63,8 @@ impl Zpool {
     }
 
     /// Gives slabs back that hold nothing, but for one in a class of some size. Returns the pages
-    /// given back. Engine threads only, where the memory is shared.
-    pub fn trim(&self, account: &impl Account) -> usize {
+    /// given back. Where the memory is shared, only engine threads call this.
+    pub fn trim(&self, account: &impl Payer) -> usize {
         let mut pages = 0;
         for class in 0..CLASSES {
             loop {
@@ -76,10 +77,11 @@ impl Zpool {
         pages
     }
 
-    /// Finds slabs that are ours again, if the supervisor has been at it; whether it may have.
+    /// Unseals the slabs that are ours again, if the supervisor has moved any since the last look.
+    /// Returns whether it has.
     pub(super) fn unseal(&self) -> bool {
         let moves = self.home.moves();
-        // Relaxed: who comes too late finds them the next time.
+        // Relaxed: a thread that looks too early finds them the next time.
         let is_new = self.moves_seen.swap(moves, Relaxed) != moves;
         if is_new {
             self.unseal_own();
@@ -97,34 +99,34 @@ impl Zpool {
             let mut lists = self.classes[class].0.lock();
             // Its last blob may have gone meanwhile.
             if slab.class() == Some(class) && slab.is_sealed() {
-                self.unseal_locked(&mut lists, slot, class);
+                self.unseal_locked(&mut lists, slot);
             }
         }
     }
 
-    /// A sealed slab has lost its last blob: lets go of it, or keeps it, empty, where it is ours
-    /// again. Under the lock of the class, so that nobody unseals it meanwhile.
-    pub(super) fn let_go_locked(&self, lists: &mut Lists, slot: u32, class: usize) {
+    /// Lets go of a sealed slab that has lost its last blob, or keeps it, empty, where it is ours
+    /// again. The lock of the class keeps other threads from unsealing it meanwhile.
+    pub(super) fn let_go_locked(&self, lists: &mut ClassLists, slot: u32) {
         if self.home.let_go(slot) {
             self.slabs[slot as usize].clear();
-            self.pages.fetch_sub(CLASS[class].pages, Relaxed);
+            self.pages.fetch_sub(CLASS[lists.class()].pages, Relaxed);
         } else {
-            self.unseal_locked(lists, slot, class);
+            self.unseal_locked(lists, slot);
         }
     }
 
-    fn unseal_locked(&self, lists: &mut Lists, slot: u32, class: usize) {
-        lists.unseal(&self.slabs, slot, &CLASS[class]);
-        self.own_pages.fetch_add(CLASS[class].pages, Relaxed);
+    fn unseal_locked(&self, lists: &mut ClassLists, slot: u32) {
+        lists.unseal(&self.slabs, slot);
+        self.own_pages.fetch_add(CLASS[lists.class()].pages, Relaxed);
     }
 
-    /// Moves blobs out of sealed slabs that have few left, into room that there is, so that whoever
-    /// else is in them, or the supervisor, has them alone.
+    /// Moves blobs out of sealed slabs that have few left, so that the last process that uses such a
+    /// slab has it alone, or the supervisor can free it.
     pub(super) fn empty_sealed(
         &self,
         moves: &mut usize,
         relocate: &mut impl FnMut(PageNum, Handle, Handle) -> bool,
-        account: &impl Account,
+        account: &impl Payer,
     ) {
         for slot in 1..self.home.slots_end() {
             let slab = &self.slabs[slot as usize];

@@ -1,16 +1,18 @@
 //! Slabs: runs of pages cut into places of one size, and the lists that keep them by fullness.
 //!
 //! Owns the size classes, the slab descriptors and a class's lists. All of it changes under the
-//! lock of the slab's class ([`Lists`] is what that lock guards); descriptors are atomics only so
-//! that a place can be looked up without the lock by whoever knows that it is live.
+//! lock of the slab's class ([`ClassLists`] is what that lock guards); descriptors are atomics only so
+//! that a thread that knows a place to be live can look it up without the lock.
+
+#![deny(unsafe_code)]
 
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
 use super::super::blob::HEADER_BYTES;
 use super::super::compress::LZ4_MAX;
-use super::super::sparse::{Sparse, Zeroed};
 use crate::control::slabs::{SLAB_PAGES_MAX, SLAB_PAGES_MIN, SLOT_BYTES};
+use crate::sys::memory::{Table, zeroed};
 use crate::units::PAGE_SIZE;
 
 /// What a handle counts: places start at multiples of this.
@@ -34,7 +36,7 @@ pub(super) const CLASSES: usize = PACKED_CLASSES + 1;
 
 /// What the slabs of one class look like.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Class {
+pub(super) struct SizeClass {
     /// Bytes of a place, header included.
     pub bytes: usize,
     /// Places of a slab.
@@ -44,8 +46,9 @@ pub(super) struct Class {
 }
 
 /// The classes, by number.
-pub(super) const CLASS: [Class; CLASSES] = {
-    let mut classes = [Class { bytes: PAGE_SIZE, objects: SLOT_PAGES, pages: SLOT_PAGES }; CLASSES];
+pub(super) const CLASS: [SizeClass; CLASSES] = {
+    let mut classes =
+        [SizeClass { bytes: PAGE_SIZE, objects: SLOT_PAGES, pages: SLOT_PAGES }; CLASSES];
     let mut number = 0;
     while number < PACKED_CLASSES {
         classes[number] = best_fit((number + 1) * GRANULE_BYTES);
@@ -55,15 +58,15 @@ pub(super) const CLASS: [Class; CLASSES] = {
 };
 
 /// The slab that wastes least at its end; the smaller one where two do equally well.
-const fn best_fit(bytes: usize) -> Class {
-    let mut best = Class { bytes, objects: 0, pages: 1 };
+const fn best_fit(bytes: usize) -> SizeClass {
+    let mut best = SizeClass { bytes, objects: 0, pages: 1 };
     let mut pages = SLAB_PAGES_MIN;
     while pages <= SLOT_PAGES {
         let fit = pages * PAGE_SIZE / bytes;
         let objects = if fit < OBJECTS_MAX { fit } else { OBJECTS_MAX };
         // objects / pages > best.objects / best.pages
         if objects * best.pages > best.objects * pages {
-            best = Class { bytes, objects, pages };
+            best = SizeClass { bytes, objects, pages };
         }
         pages += 1;
     }
@@ -90,21 +93,20 @@ pub(super) struct Slab {
     used: AtomicU32,
     /// Number of the class plus one; 0 where we use no slab [o].
     class: AtomicU32,
-    /// A [`Place`] [c].
-    place: AtomicU32,
-    /// Neighbours in the list that `place` names [c].
+    /// A [`Fullness`] [c].
+    fullness: AtomicU32,
+    /// Neighbours in the list that `fullness` names [c].
     next: AtomicU32,
     prev: AtomicU32,
 }
 
-// SAFETY: atomics only.
-unsafe impl Zeroed for Slab {}
+zeroed!(Slab { live, used, class, fullness, next, prev });
 
 impl Slab {
     /// The class of a slab in use.
     pub fn class(&self) -> Option<usize> {
-        // Relaxed: whoever asks holds the lock of a page that owns a blob in this slab, and got
-        // its handle under that lock, after the class was set.
+        // Relaxed: the caller holds the lock of a page that owns a blob in this slab, and got its
+        // handle under that lock, after the class was set.
         (self.class.load(Relaxed) as usize).checked_sub(1).filter(|class| *class < CLASSES)
     }
 
@@ -121,12 +123,12 @@ impl Slab {
 
     /// Whether the slab is being emptied by compaction.
     pub fn is_isolated(&self) -> bool {
-        self.place.load(Relaxed) == Place::Isolated as u32
+        self.fullness.load(Relaxed) == Fullness::Isolated as u32
     }
 
-    /// Whether others may read its bytes as well, since a fork: then nobody writes them.
+    /// Whether other members may read its bytes as well, since a fork. Then they are not written.
     pub fn is_sealed(&self) -> bool {
-        self.place.load(Relaxed) == Place::Sealed as u32
+        self.fullness.load(Relaxed) == Fullness::Sealed as u32
     }
 
     /// We use no slab in this slot any more.
@@ -135,11 +137,11 @@ impl Slab {
     }
 }
 
-/// Where a slab stands: which list it is in, or why in none.
+/// How full a slab is, and so which list it is in; or why it is in none.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
-enum Place {
-    /// Up to a quarter of its places is taken.
+enum Fullness {
+    /// Up to a quarter of its places are taken.
     Quarter = 0,
     /// Up to a half.
     Half = 1,
@@ -157,34 +159,35 @@ enum Place {
     Sealed = 7,
 }
 
-impl Place {
+impl Fullness {
     const LISTS: usize = 5;
     /// Where to look for room: the fullest slab first, so that others run empty.
-    const FULLEST_FIRST: [Place; 4] =
-        [Place::Most, Place::ThreeQuarters, Place::Half, Place::Quarter];
+    const FULLEST_FIRST: [Fullness; 4] =
+        [Fullness::Most, Fullness::ThreeQuarters, Fullness::Half, Fullness::Quarter];
 
     /// The list for a slab with this many blobs.
-    fn of(used: usize, objects: usize) -> Place {
+    fn of(used: usize, objects: usize) -> Fullness {
         match used {
-            0 => Place::Empty,
-            _ if used >= objects => Place::Full,
+            0 => Fullness::Empty,
+            _ if used >= objects => Fullness::Full,
             _ => match used * 4 / objects {
-                0 => Place::Quarter,
-                1 => Place::Half,
-                2 => Place::ThreeQuarters,
-                _ => Place::Most,
+                0 => Fullness::Quarter,
+                1 => Fullness::Half,
+                2 => Fullness::ThreeQuarters,
+                _ => Fullness::Most,
             },
         }
     }
 
-    fn has_list(place: u32) -> bool {
-        place < Place::LISTS as u32
+    fn has_list(fullness: u32) -> bool {
+        fullness < Fullness::LISTS as u32
     }
 }
 
 /// The lists of one class; a slab's number stands for it, 0 for none.
-pub(super) struct Lists {
-    heads: [u32; Place::LISTS],
+pub(super) struct ClassLists {
+    class: usize,
+    heads: [u32; Fullness::LISTS],
     /// Slabs of the class.
     slabs: usize,
     /// Blobs of the class.
@@ -196,7 +199,7 @@ pub(super) struct Lists {
 pub(super) enum Keep {
     /// One of a class of some size.
     One,
-    /// All of them: whoever frees may not give memory back.
+    /// All of them: the thread that frees may not give memory back.
     All,
 }
 
@@ -214,55 +217,62 @@ pub(super) enum Freed {
     NotLive,
 }
 
-impl Lists {
-    pub const fn new() -> Lists {
-        Lists { heads: [0; Place::LISTS], slabs: 0, used: 0 }
+impl ClassLists {
+    pub const fn new(class: usize) -> ClassLists {
+        ClassLists { class, heads: [0; Fullness::LISTS], slabs: 0, used: 0 }
+    }
+
+    /// The number of the class.
+    pub fn class(&self) -> usize {
+        self.class
+    }
+
+    /// The list for a slab with this many blobs.
+    fn fullness_of(&self, used: usize) -> Fullness {
+        Fullness::of(used, CLASS[self.class].objects)
     }
 
     /// A slab for the next blob: the fullest that has room, or the empty one.
     pub fn with_room(&self) -> Option<u32> {
-        let partial = Place::FULLEST_FIRST.iter().map(|place| self.heads[*place as usize]);
-        partial.chain([self.heads[Place::Empty as usize]]).find(|slot| *slot != 0)
+        self.partial().chain([self.heads[Fullness::Empty as usize]]).find(|slot| *slot != 0)
+    }
+
+    /// The first slabs of the lists whose slabs have blobs and room, the fullest first; 0 for none.
+    fn partial(&self) -> impl DoubleEndedIterator<Item = u32> {
+        Fullness::FULLEST_FIRST.iter().map(|fullness| self.heads[*fullness as usize])
     }
 
     /// A new slab of this class joins, empty.
-    pub fn add(&mut self, slabs: &Sparse<Slab>, slot: u32, class: usize) {
+    pub fn add(&mut self, slabs: &Table<Slab>, slot: u32) {
         let slab = &slabs[slot as usize];
-        slab.class.store(class as u32 + 1, Relaxed);
+        slab.class.store(self.class as u32 + 1, Relaxed);
         slab.used.store(0, Relaxed);
         for word in &slab.live {
             word.store(0, Relaxed);
         }
         self.slabs += 1;
-        self.link(slabs, slot, Place::Empty);
+        self.link(slabs, slot, Fullness::Empty);
     }
 
-    /// Takes a place of a slab that [`Lists::with_room`] named.
-    pub fn take(&mut self, slabs: &Sparse<Slab>, slot: u32, class: &Class) -> Option<usize> {
+    /// Takes a place of a slab that [`ClassLists::with_room`] named.
+    pub fn take(&mut self, slabs: &Table<Slab>, slot: u32) -> Option<usize> {
         let slab = &slabs[slot as usize];
         let index = (0..slab.live.len())
             .map(|word| (word, slab.live[word].load(Relaxed)))
             .find(|(_, live)| *live != u64::MAX)
             .map(|(word, live)| word * 64 + live.trailing_ones() as usize)
-            .filter(|index| *index < class.objects)?;
+            .filter(|index| *index < CLASS[self.class].objects)?;
         slab.live[index / 64].fetch_or(1 << (index % 64), Relaxed);
         slab.used.fetch_add(1, Relaxed);
         self.used += 1;
-        self.relink(slabs, slot, class);
+        self.relink(slabs, slot);
         Some(index)
     }
 
     /// Gives a place back.
-    pub fn release(
-        &mut self,
-        slabs: &Sparse<Slab>,
-        slot: u32,
-        index: usize,
-        class: &Class,
-        keep: Keep,
-    ) -> Freed {
+    pub fn release(&mut self, slabs: &Table<Slab>, slot: u32, index: usize, keep: Keep) -> Freed {
         let slab = &slabs[slot as usize];
-        if index >= class.objects || !slab.is_live(index) {
+        if index >= CLASS[self.class].objects || !slab.is_live(index) {
             return Freed::NotLive;
         }
         slab.live[index / 64].fetch_and(!(1 << (index % 64)), Relaxed);
@@ -274,66 +284,64 @@ impl Lists {
         if slab.is_isolated() {
             return Freed::Kept;
         }
-        let has_empty = self.heads[Place::Empty as usize] != 0;
+        let has_empty = self.heads[Fullness::Empty as usize] != 0;
         if left == 0 && keep == Keep::One && (has_empty || self.slabs < SLABS_FOR_EMPTY) {
             self.remove(slabs, slot);
             return Freed::Unlisted;
         }
-        self.relink(slabs, slot, class);
+        self.relink(slabs, slot);
         Freed::Kept
     }
 
-    /// A fork is about to share all slabs of the class.
-    pub fn seal(&mut self, slabs: &Sparse<Slab>, slot: u32) {
+    /// Takes a slab out of the lists, because a fork is about to share it.
+    pub fn seal(&mut self, slabs: &Table<Slab>, slot: u32) {
         self.remove(slabs, slot);
         let slab = &slabs[slot as usize];
         self.used -= slab.used();
-        slab.place.store(Place::Sealed as u32, Relaxed);
+        slab.fullness.store(Fullness::Sealed as u32, Relaxed);
     }
 
     /// A sealed slab is ours alone again.
-    pub fn unseal(&mut self, slabs: &Sparse<Slab>, slot: u32, class: &Class) {
+    pub fn unseal(&mut self, slabs: &Table<Slab>, slot: u32) {
         let used = slabs[slot as usize].used();
         self.slabs += 1;
         self.used += used;
-        self.link(slabs, slot, Place::of(used, class.objects));
+        self.link(slabs, slot, self.fullness_of(used));
     }
 
-    /// Takes the slab out that compaction should empty: the sparsest, if the others have room
+    /// Takes the slab out that compaction should empty: the sparsest, if the other slabs have room
     /// for all that is in it.
-    pub fn isolate_sparsest(&mut self, slabs: &Sparse<Slab>, class: &Class) -> Option<u32> {
-        let partial = Place::FULLEST_FIRST.iter().rev().map(|place| self.heads[*place as usize]);
-        let slot = partial.into_iter().find(|slot| *slot != 0)?;
-        let empty = usize::from(self.heads[Place::Empty as usize] != 0);
-        let elsewhere = (self.slabs - 1 - empty) * class.objects;
+    pub fn isolate_sparsest(&mut self, slabs: &Table<Slab>) -> Option<u32> {
+        let slot = self.partial().rev().find(|slot| *slot != 0)?;
+        let empty = usize::from(self.heads[Fullness::Empty as usize] != 0);
+        let elsewhere = (self.slabs - 1 - empty) * CLASS[self.class].objects;
         if self.used > elsewhere {
             return None;
         }
         self.unlink(slabs, slot);
-        slabs[slot as usize].place.store(Place::Isolated as u32, Relaxed);
+        slabs[slot as usize].fullness.store(Fullness::Isolated as u32, Relaxed);
         Some(slot)
     }
 
     /// The fullest slab that has room and is not empty: where compaction moves blobs to.
     pub fn fullest(&self) -> Option<u32> {
-        let partial = Place::FULLEST_FIRST.iter().map(|place| self.heads[*place as usize]);
-        partial.into_iter().find(|slot| *slot != 0)
+        self.partial().find(|slot| *slot != 0)
     }
 
-    /// Compaction is done with a slab: true if it is empty, and then the class no longer has it.
-    pub fn end_isolation(&mut self, slabs: &Sparse<Slab>, slot: u32, class: &Class) -> bool {
+    /// Ends the compaction of a slab. `true` where the slab is empty, and has left the class.
+    pub fn end_isolation(&mut self, slabs: &Table<Slab>, slot: u32) -> bool {
         let slab = &slabs[slot as usize];
         if slab.used() == 0 {
             self.remove(slabs, slot);
             return true;
         }
-        self.link(slabs, slot, Place::of(slab.used(), class.objects));
+        self.link(slabs, slot, self.fullness_of(slab.used()));
         false
     }
 
-    /// Takes an empty slab out of the class.
-    pub fn take_empty(&mut self, slabs: &Sparse<Slab>) -> Option<u32> {
-        let slot = self.heads[Place::Empty as usize];
+    /// Takes an empty slab out of the class, where there is one.
+    pub fn take_empty(&mut self, slabs: &Table<Slab>) -> Option<u32> {
+        let slot = self.heads[Fullness::Empty as usize];
         if slot == 0 {
             return None;
         }
@@ -342,8 +350,8 @@ impl Lists {
     }
 
     /// The same, but for the one that may stay.
-    pub fn take_surplus(&mut self, slabs: &Sparse<Slab>) -> Option<u32> {
-        let slot = self.heads[Place::Empty as usize];
+    pub fn take_surplus(&mut self, slabs: &Table<Slab>) -> Option<u32> {
+        let slot = self.heads[Fullness::Empty as usize];
         let is_last = slot == 0 || slabs[slot as usize].next.load(Relaxed) == 0;
         if is_last && (slot == 0 || self.slabs >= SLABS_FOR_EMPTY) {
             return None;
@@ -352,28 +360,28 @@ impl Lists {
     }
 
     /// A slab leaves the class.
-    fn remove(&mut self, slabs: &Sparse<Slab>, slot: u32) {
+    fn remove(&mut self, slabs: &Table<Slab>, slot: u32) {
         self.unlink(slabs, slot);
         self.slabs -= 1;
     }
 
     /// Puts a slab into the list that its blobs call for.
-    fn relink(&mut self, slabs: &Sparse<Slab>, slot: u32, class: &Class) {
+    fn relink(&mut self, slabs: &Table<Slab>, slot: u32) {
         let slab = &slabs[slot as usize];
-        let place = Place::of(slab.used(), class.objects);
-        if slab.place.load(Relaxed) != place as u32 {
+        let fullness = self.fullness_of(slab.used());
+        if slab.fullness.load(Relaxed) != fullness as u32 {
             self.unlink(slabs, slot);
-            self.link(slabs, slot, place);
+            self.link(slabs, slot, fullness);
         }
     }
 
-    fn link(&mut self, slabs: &Sparse<Slab>, slot: u32, place: Place) {
+    fn link(&mut self, slabs: &Table<Slab>, slot: u32, fullness: Fullness) {
         let slab = &slabs[slot as usize];
-        slab.place.store(place as u32, Relaxed);
-        if !Place::has_list(place as u32) {
+        slab.fullness.store(fullness as u32, Relaxed);
+        if !Fullness::has_list(fullness as u32) {
             return;
         }
-        let head = core::mem::replace(&mut self.heads[place as usize], slot);
+        let head = core::mem::replace(&mut self.heads[fullness as usize], slot);
         slab.next.store(head, Relaxed);
         slab.prev.store(0, Relaxed);
         if head != 0 {
@@ -381,15 +389,15 @@ impl Lists {
         }
     }
 
-    fn unlink(&mut self, slabs: &Sparse<Slab>, slot: u32) {
+    fn unlink(&mut self, slabs: &Table<Slab>, slot: u32) {
         let slab = &slabs[slot as usize];
-        let place = slab.place.load(Relaxed);
-        if !Place::has_list(place) {
+        let fullness = slab.fullness.load(Relaxed);
+        if !Fullness::has_list(fullness) {
             return;
         }
         let (next, prev) = (slab.next.load(Relaxed), slab.prev.load(Relaxed));
         match prev {
-            0 => self.heads[place as usize] = next,
+            0 => self.heads[fullness as usize] = next,
             _ => slabs[prev as usize].next.store(next, Relaxed),
         }
         if next != 0 {

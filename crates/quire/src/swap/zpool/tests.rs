@@ -1,5 +1,3 @@
-use core::mem::MaybeUninit;
-use std::boxed::Box;
 use std::collections::HashMap;
 use std::sync::Mutex as StdMutex;
 use std::sync::atomic::AtomicUsize;
@@ -26,7 +24,7 @@ impl Purse {
     }
 }
 
-impl Account for Purse {
+impl Payer for Purse {
     fn try_charge(&self, pages: usize) -> bool {
         self.held
             .fetch_update(Relaxed, Relaxed, |held| Some(held + pages).filter(|h| *h <= self.limit))
@@ -65,20 +63,17 @@ impl Dice {
     }
 }
 
-pub(super) struct Packer(Box<MaybeUninit<Compressor>>);
+pub(super) struct Packer(Compressor);
 
 impl Packer {
     pub fn new() -> Packer {
-        let mut place = Box::<Compressor>::new_uninit();
-        Compressor::init(&mut place);
-        Packer(place)
+        Packer(Compressor::default())
     }
 
-    pub fn pack<'a>(&'a mut self, page: &'a PageBytes) -> (Kind, &'a [u8]) {
-        // SAFETY: `new` initialised it.
-        match unsafe { self.0.assume_init_mut() }.compress(page) {
-            Packed::Lz4(block) => (Kind::Lz4, block),
-            Packed::Raw => (Kind::Raw, page),
+    pub fn pack<'a>(&'a mut self, page: &'a PageBytes) -> (Packing, &'a [u8]) {
+        match self.0.compress(page) {
+            Packed::Lz4(block) => (Packing::Lz4, block),
+            Packed::Raw => (Packing::Raw, page),
             Packed::Same(_) => panic!("no page of these tests has a pattern"),
         }
     }
