@@ -1,8 +1,7 @@
-//! A store as the engine calls it.
+//! A store as the engine calls it: the engine gets an errno; the whole error is kept here, for callers
+//! that ask for it.
 //!
-//! Owns what the store said last when it failed, whole, for whoever asks; the engine gets an errno.
-//!
-//! Locks: a mutex for each kind of error, leaves; the barrier's, shared while it is asked.
+//! Locks: a mutex for each kind of error, leaves; the barrier's, shared while the barrier is called.
 
 use std::boxed::Box;
 use std::sync::{Mutex, PoisonError, RwLock};
@@ -15,12 +14,11 @@ use crate::sys::Errno;
 /// Says whether bytes `offset..offset + len` may be written to the store now.
 pub(super) type Barrier = dyn Fn(u64, usize) -> bool + Send + Sync;
 
-/// A store as the engine calls it: errors are kept whole for whoever asks, and go on as an errno.
 pub(super) struct Adapter {
     pub store: Box<dyn Store>,
     pub last_read: Mutex<Option<StoreError>>,
     pub last_write: Mutex<Option<StoreError>>,
-    /// Of the change of length under way: nobody else's, for they are made one at a time.
+    /// The error of the change of length under way; such changes are made one at a time.
     pub resize: Mutex<Option<StoreError>>,
     pub barrier: RwLock<Option<Box<Barrier>>>,
 }
@@ -59,7 +57,7 @@ impl BackingStore for Adapter {
     }
 
     fn release(&self) {
-        // SAFETY: made by `leak` in `Object::with_store`; the engine calls this once, last.
+        // SAFETY: made by `leak` in `Object::make`; the engine calls this once, last.
         drop(unsafe { Box::from_raw(core::ptr::from_ref(self).cast_mut()) });
     }
 

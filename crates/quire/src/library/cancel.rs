@@ -1,23 +1,22 @@
 //! Calls that do not wait for ever: a deadline, a token that another thread cancels, or both.
 //!
-//! Owns how long the calls of a thread wait, while [`Patience::during`] says so: like a signal that
-//! is pending for a thread, it is about any call that the thread is in, so no method needs a second
-//! form. Leaves to the engine's wait table that a waiter which leaves loses nothing: one that was
-//! woken passes the wake on.
+//! A thread's *patience* limits all calls that it makes during [`Patience::during`], so no method
+//! needs a second form. The engine's wait table sees to it that a waiter which leaves loses nothing: a
+//! waiter that was woken passes the wake on.
 //!
 //! # What an interrupted call leaves behind
 //!
-//! What it has begun goes on without it: a call into a store cannot be ended, only left.
+//! What the call has begun goes on without it: a call into a store cannot be ended, only left.
 //!
-//! - Reads (`read_at`, `populate`, `pin`, `try_read`) wait for pages, which store workers read then;
-//!   they are in the cache when the store has answered. Nothing stays pinned.
-//! - Calls that write, sync or change a length run on a thread of their own, which the caller
-//!   leaves. A flush goes on; its error is told by the next flush, as one of the background is. A
-//!   length may have changed later: `len` says so.
+//! - Reads (`read_at`, `populate`, `pin`, `try_read`) wait for pages, which store workers then read;
+//!   the pages are in the cache when the store has answered. Nothing stays pinned.
+//! - Calls that write, sync or change a length run on a thread of their own, which the caller leaves. A
+//!   flush goes on; the next flush reports its error, as it does for writes in the background. A length
+//!   may still change later: `len` tells.
 //! - The object, and the address space, end when that thread is done with them.
 //!
-//! Accesses to a mapping, and the ends of handles, wait as long as it takes, or as long as a
-//! [`DeadlineStore`](crate::store::DeadlineStore) lets them.
+//! Accesses to a mapping, and drops of handles, wait without a limit but for that of a
+//! [`DeadlineStore`](crate::store::DeadlineStore).
 //!
 //! Locks: none; a thread's patience is its own.
 
@@ -36,18 +35,18 @@ std::thread_local! {
     static CURRENT: RefCell<Option<Patience>> = const { RefCell::new(None) };
 }
 
-/// Ends calls that wait, from any thread. Clones are the same token.
+/// Interrupts calls that wait, from any thread. Clones are the same token.
 #[derive(Clone, Default)]
 pub struct CancelToken(Arc<EngineToken>);
 
 impl CancelToken {
-    /// One that was not cancelled.
+    /// A token that was not cancelled.
     #[must_use]
     pub fn new() -> CancelToken {
         CancelToken::default()
     }
 
-    /// Ends all calls that wait with this token, now and later: [`Error::Interrupted`].
+    /// Interrupts all calls that wait with this token, now and later: [`Error::Interrupted`].
     pub fn cancel(&self) {
         self.0.cancel(&Futexes);
     }
@@ -86,26 +85,26 @@ pub struct Patience {
 }
 
 impl Patience {
-    /// Without an end.
+    /// Waits without a limit.
     #[must_use]
     pub fn new() -> Patience {
         Patience::default()
     }
 
-    /// Until the token is cancelled.
+    /// Waits until the token is cancelled.
     #[must_use]
     pub fn token(mut self, token: &CancelToken) -> Patience {
         self.token = Some(token.clone());
         self
     }
 
-    /// Until a moment, whichever call is under way then.
+    /// Waits until a moment, whichever call is under way then.
     #[must_use]
     pub fn deadline(self, deadline: Instant) -> Patience {
         self.timeout(deadline.saturating_duration_since(Instant::now()))
     }
 
-    /// Until some time from now, not from a call's beginning.
+    /// Waits until some time from now, not from a call's beginning.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Patience {
         let timeout_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
@@ -113,22 +112,22 @@ impl Patience {
         self
     }
 
-    /// Does some work, all of whose calls into the library, of this thread, wait no longer than
-    /// this: they end with [`Error::Interrupted`], but for those that need not wait. Of two, one
-    /// inside of the other, the inner one counts.
+    /// Does some work during which this thread's calls into the library wait no longer than this:
+    /// those that would wait longer end with [`Error::Interrupted`]. Of two, one inside of the other,
+    /// the inner one counts.
     pub fn during<T>(&self, work: impl FnOnce() -> T) -> T {
         let _before = Before(Patience::replace(Some(self.clone())));
         work()
     }
 
-    /// Has the calls of this thread wait so from now on, `None` as long as it takes; returns how
-    /// they did before. For who cannot say it around the calls, with [`Self::during`].
+    /// Sets this thread's patience from now on, `None` for no limit; returns the patience before. It is
+    /// for callers that cannot use [`Self::during`].
     pub fn replace(patience: Option<Patience>) -> Option<Patience> {
-        // A thread that is past its thread-locals waits as long as it takes.
+        // A thread that is past its thread-locals waits without a limit.
         CURRENT.try_with(|current| current.replace(patience)).unwrap_or_default()
     }
 
-    /// How the calls of this thread wait; `None` as long as it takes.
+    /// This thread's patience; `None` where it has no limit.
     pub(super) fn current() -> Option<Patience> {
         let current = CURRENT.try_with(|current| current.borrow().clone()).unwrap_or_default();
         current.filter(|patience| !patience.kill().is_never())
@@ -146,15 +145,15 @@ impl Patience {
     /// The same for the engine, which keeps it for the time of a call.
     ///
     /// # Safety
-    /// It is used no longer than `self` is there.
+    /// The result is used no longer than `self` lives.
     pub(super) unsafe fn kill_for_a_call(&self) -> Kill<'static> {
-        // SAFETY: the token lives as long as `self`, which the caller promises.
+        // SAFETY: the token lives as long as `self`; the rest is the caller's promise.
         let forever = |token: &CancelToken| unsafe { &*Arc::as_ptr(&token.0) };
         Kill { token: self.token.as_ref().map(forever), deadline_ns: self.deadline_ns }
     }
 }
 
-/// What the thread's patience was, and is again at the end, by a panic as well.
+/// The patience that a thread had, which its drop restores, also after a panic.
 struct Before(Option<Patience>);
 
 impl Drop for Before {
@@ -163,7 +162,7 @@ impl Drop for Before {
     }
 }
 
-/// Not 0 once a call's thread has done its work, be it by a panic.
+/// Not 0 once a call's thread has done its work, or has panicked.
 #[derive(Default)]
 struct Ended(Arc<AtomicU64>);
 
@@ -176,12 +175,12 @@ impl Drop for Ended {
 }
 
 impl Object {
-    /// Does what may wait for the store in ways that cannot be ended: at once, or, where this
-    /// thread's patience has an end, on a thread of its own, which is left when it comes.
+    /// Does work that may wait for the store in ways that cannot be ended: on this thread, or, where
+    /// this thread's patience has a limit, on a thread of its own, which is left at the limit.
     ///
     /// # Errors
-    /// [`Error::Interrupted`]: it goes on, and its result is lost, or it was not begun;
-    /// [`Error::NoMemory`] where there is no thread for it.
+    /// [`Error::Interrupted`]: the work goes on, and its result is lost, or it was not begun;
+    /// [`Error::NoMemory`] where no thread can be started for it.
     pub(super) fn interruptibly<T: Send + 'static>(
         &self,
         doing: &'static str,
@@ -196,7 +195,7 @@ impl Object {
         let ended = Arc::clone(&theirs.0);
         let begin = move || {
             let _ended = theirs;
-            // Dropped first: when the caller lets go of the object, it is to end there.
+            // Dropped before `_ended`: where the caller drops the object next, it ends there.
             let object = object;
             work(&object)
         };

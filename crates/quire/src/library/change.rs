@@ -1,7 +1,6 @@
-//! Mappings that get other rights, or another length; memmap2's words.
+//! Mappings that get other rights, or another length; the names are memmap2's.
 
 use core::fmt;
-use std::string::ToString;
 
 use super::Error;
 use super::mapping::{Mapping, MappingCopy, MappingMut, Raw, Sharing};
@@ -10,20 +9,20 @@ use crate::space::remap::Placement;
 use crate::sys::Errno;
 use crate::units::PAGE_SIZE;
 
-/// How a mapping may get another length; memmap2's word.
+/// How a mapping may get another length.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RemapOptions {
     may_move: bool,
 }
 
 impl RemapOptions {
-    /// In its place.
+    /// The mapping keeps its address.
     #[must_use]
     pub fn new() -> RemapOptions {
         RemapOptions::default()
     }
 
-    /// Whether it may go to another address, where there is no room behind it.
+    /// Whether the mapping may move to another address where there is no room behind it.
     #[must_use]
     pub fn may_move(mut self, may_move: bool) -> RemapOptions {
         self.may_move = may_move;
@@ -31,11 +30,11 @@ impl RemapOptions {
     }
 }
 
-/// A mapping that could not be changed, and is as it was.
+/// A mapping that could not be changed.
 pub struct Unchanged<M> {
-    /// The mapping.
+    /// The mapping, as it was.
     pub mapping: M,
-    /// Why.
+    /// Why it could not be changed.
     pub error: Error,
 }
 
@@ -70,29 +69,21 @@ impl Raw {
     }
 
     pub(super) fn remap(&mut self, len: usize, options: RemapOptions) -> Result<(), Error> {
-        let object_len = self.object.len();
-        let bad = || Error::BadRange {
-            path: self.object.name().to_string(),
-            offset: self.offset,
-            len: len as u64,
-            object_len,
-        };
+        let bad = || self.object.bad_range(self.offset, len as u64);
         let end = self.offset.checked_add(len as u64).ok_or_else(bad)?;
-        // What it has already it may keep, though the object has become shorter since.
-        let is_behind = end > object_len && len > self.len && !self.is_beyond_end;
+        // A mapping may keep what it has, even where the object has become shorter since.
+        let is_behind = end > self.object.len() && len > self.len && !self.is_beyond_end;
         if len == 0 || is_behind {
             return Err(bad());
         }
-        let lead = (self.offset % PAGE_SIZE as u64) as usize;
-        let pages = lead.checked_add(len).ok_or_else(bad)?.div_ceil(PAGE_SIZE);
+        let pages = self.lead().checked_add(len).ok_or_else(bad)?.div_ceil(PAGE_SIZE);
         let placement = if options.may_move { Placement::Anywhere } else { Placement::InPlace };
         let objects = self.object.objects();
         let range = objects.remap(self.range, pages, placement).map_err(|errno| match errno {
             Errno::INVAL => bad(),
             errno => Error::NoMemory { doing: "change the length of a mapping", errno },
         })?;
-        self.start = objects.space.mmu().address(range.start) + lead;
-        drop(objects);
+        self.start = objects.space.mmu().address(range.start) + self.lead();
         self.range = range;
         self.len = len;
         Ok(())
@@ -100,24 +91,21 @@ impl Raw {
 }
 
 impl Mapping {
-    /// Makes the mapping one that can be written. A private copy is one still: what is written is
-    /// seen in it alone.
+    /// Makes the mapping writable. A private copy stays one: what is written is seen in it alone.
     ///
     /// # Errors
     /// [`Error::ReadOnly`], [`Error::NoMemory`]; the mapping is in the error, as it was.
     ///
     /// # Safety
-    /// As for [`MapOptions::map_mut`](super::MapOptions::map_mut): nobody else may read what is
-    /// written meanwhile, by another mapping of the object for one.
+    /// As for [`MapOptions::map_mut`](super::MapOptions::map_mut): what is written must not be read
+    /// elsewhere meanwhile, for instance by another mapping of the object.
     #[allow(clippy::result_large_err, reason = "the mapping comes back in it")]
     pub unsafe fn make_mut(self) -> Result<MappingMut, Unchanged<Mapping>> {
-        let object = &self.raw.object;
-        let changed = if object.is_read_only() && self.raw.sharing == Sharing::Shared {
-            Err(Error::ReadOnly { path: object.name().to_string() })
-        } else {
-            self.raw.protect(Prot::READ_WRITE)
+        let may_write = match self.raw.sharing {
+            Sharing::Shared => self.raw.object.check_writable(),
+            Sharing::Private => Ok(()),
         };
-        match changed {
+        match may_write.and_then(|()| self.raw.protect(Prot::READ_WRITE)) {
             Ok(()) => Ok(MappingMut { raw: self.raw }),
             Err(error) => Err(Unchanged { mapping: self, error }),
         }
@@ -125,8 +113,7 @@ impl Mapping {
 }
 
 impl MappingMut {
-    /// Makes the mapping one that can only be read. What was written reaches the store as it would
-    /// have.
+    /// Makes the mapping read-only. What was written still reaches the store.
     ///
     /// # Errors
     /// [`Error::NoMemory`]; the mapping is in the error, as it was.
@@ -140,7 +127,7 @@ impl MappingMut {
 }
 
 impl MappingCopy {
-    /// Makes the copy one that can only be read, with what was written to it.
+    /// Makes the copy read-only; it keeps what was written to it.
     ///
     /// # Errors
     /// [`Error::NoMemory`]; the mapping is in the error, as it was.

@@ -1,10 +1,11 @@
-//! What can go wrong for a caller of the library, and what to do about it.
+//! Errors of the library, each with what to do about it.
+
+#![deny(unsafe_code)]
 
 use core::fmt;
 use std::error::Error as StdError;
 use std::string::String;
 
-use super::describe;
 use crate::store::StoreError;
 use crate::sys::Errno;
 
@@ -12,19 +13,19 @@ use crate::sys::Errno;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// No userfaultfd is to be had.
+    /// No userfaultfd can be opened.
     NoUserfaultfd {
         /// What the kernel said.
         errno: Errno,
     },
-    /// The kernel has no memory, address space, threads or descriptors left for us.
+    /// The kernel has no memory, address space, threads or descriptors left.
     NoMemory {
-        /// What for.
+        /// What they were needed for.
         doing: &'static str,
-        /// What it said.
+        /// What the kernel said.
         errno: Errno,
     },
-    /// No swap file can be made there.
+    /// No swap file can be made in the folder.
     NoSwapFile {
         /// The folder.
         folder: String,
@@ -33,16 +34,16 @@ pub enum Error {
     },
     /// An address space cannot work with so little memory.
     TooLittleMemory {
-        /// What was asked for, in bytes.
+        /// Bytes asked for.
         bytes: usize,
-        /// What it takes.
+        /// Bytes needed at least.
         least: usize,
     },
     /// An address space has no use for so much memory.
     TooMuchMemory {
-        /// What was asked for, in bytes.
+        /// Bytes asked for.
         bytes: usize,
-        /// What it can have.
+        /// Bytes that it can have.
         most: usize,
     },
     /// The range is empty, or reaches over the object's end.
@@ -70,35 +71,35 @@ pub enum Error {
     },
     /// The store failed: a read, a write, a change of length, a sync.
     Store(StoreError),
-    /// The write barrier holds pages back; they are still dirty. Flush again once it lets them go.
+    /// The write barrier holds pages back; they are still dirty. Flush again once it allows them.
     HeldBack {
         /// The object.
         path: String,
         /// The first such byte.
         offset: u64,
     },
-    /// More would be pinned than may be: half of the memory, at once.
+    /// More would be pinned than may be at once: half of the memory.
     TooMuchPinned {
         /// The object.
         path: String,
-        /// What was asked for, in bytes.
+        /// Bytes asked for.
         bytes: usize,
-        /// What may be pinned of all objects, in bytes.
+        /// Bytes that may be pinned of all objects.
         most: usize,
     },
-    /// Pages are pinned that would go, or be cut into; nothing has changed. Let go of them first.
+    /// Pinned pages would be cut off, wholly or in part; nothing has changed. Unpin them first.
     Pinned {
         /// The object.
         path: String,
-        /// The length that it was to have.
+        /// The length asked for.
         len: u64,
     },
-    /// The caller's patience was at its end ([`super::Patience`]) before the call was. What it has
-    /// begun goes on without it.
+    /// The caller's patience ([`super::Patience`]) ended before the call did. What the call has begun
+    /// goes on.
     Interrupted {
         /// The object.
         path: String,
-        /// What was being done.
+        /// What the call does.
         doing: &'static str,
     },
     /// The memory of a page has failed; its bytes are lost.
@@ -138,15 +139,13 @@ impl fmt::Display for Error {
         match self {
             Error::NoUserfaultfd { errno } => write!(
                 f,
-                "cannot open a userfaultfd: {}; `quire doctor` says what this machine needs",
-                describe(*errno)
+                "cannot open a userfaultfd: {errno}; `quire doctor` says what this machine needs"
             ),
-            Error::NoMemory { doing, errno } => write!(f, "cannot {doing}: {}", describe(*errno)),
+            Error::NoMemory { doing, errno } => write!(f, "cannot {doing}: {errno}"),
             Error::NoSwapFile { folder, errno } => write!(
                 f,
-                "cannot make a swap file in {folder}: {}; give it a folder that can be written, \
-                 and 256 KiB at least",
-                describe(*errno)
+                "cannot make a swap file in {folder}: {errno}; give it a folder that can be \
+                 written, and 256 KiB at least"
             ),
             Error::TooLittleMemory { bytes, least } => {
                 write!(f, "{bytes} bytes of memory are too few; ask for {least} at least")
@@ -156,8 +155,8 @@ impl fmt::Display for Error {
             }
             Error::BadRange { path, offset, len, object_len } => write!(
                 f,
-                "{path}: {len} bytes at {offset} are not a range of its {object_len} bytes; map \
-                 what is there, or make it longer first"
+                "{path}: {len} bytes at {offset} are not a range of its {object_len} bytes; map a \
+                 range that is, or make it longer first"
             ),
             Error::ReadOnly { path } => {
                 write!(f, "{path} was opened read-only; open it with OpenOptions::write")
@@ -169,23 +168,23 @@ impl fmt::Display for Error {
             Error::Store(error) => error.fmt(f),
             Error::HeldBack { path, offset } => write!(
                 f,
-                "{path}: the write barrier holds back the page at {offset}; flush again once it \
-                 lets go of it"
+                "{path}: the write barrier holds back the page at {offset}; flush again once the \
+                 barrier allows it"
             ),
             Error::TooMuchPinned { path, bytes, most } => write!(
                 f,
-                "{path}: cannot pin {bytes} bytes more; at most {most} of all objects are pinned at \
-                 once, half of the memory: let go of others, or give the address space more"
+                "{path}: cannot pin {bytes} bytes more; at most {most} of all objects can be pinned \
+                 at once, half of the memory: unpin others, or give the address space more"
             ),
             Error::Pinned { path, len } => write!(
                 f,
-                "{path}: cannot be cut to {len} bytes while pages behind that are pinned; let go of \
+                "{path}: cannot be cut to {len} bytes while pages behind that are pinned; unpin \
                  them first"
             ),
             Error::Interrupted { path, doing } => write!(
                 f,
-                "{path}: cannot wait longer to {doing}: cancelled, or out of time; what was begun \
-                 goes on, so try again if it still matters"
+                "{path}: cannot wait longer to {doing}: the call was cancelled, or its time is up; \
+                 what it has begun goes on, so try again if it still matters"
             ),
             Error::Poisoned { path, offset } => write!(
                 f,

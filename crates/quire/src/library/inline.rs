@@ -1,21 +1,20 @@
 //! Inline delivery: the thread that faults serves itself, in a handler of SIGBUS.
 //!
-//! Owns the process's SIGBUS once an address space asks for it, and the list of those address
-//! spaces. What is not theirs goes on to the handler that was there before.
+//! This module has the process's SIGBUS once an address space asks for it, and the list of those
+//! address spaces. Signals that are not for them go on to the handler that was there before.
 //!
-//! The handler runs with all signals blocked and allocates nothing; the locks that it takes are
-//! held elsewhere only by threads that have the program's signals blocked, so it never waits for
-//! the very thread that it interrupts. A few pages it reads itself, where the store can do that in a
-//! signal handler; for more it waits. A fault on an object needs nothing but the stack; one on a
-//! private copy, which is anonymous memory, borrows [`buffers`] and a stack.
+//! The handler runs with all signals blocked and allocates nothing. The locks that it takes are held
+//! elsewhere only by threads that have the program's signals blocked, as calls into the library do, so
+//! it never waits for the thread that it interrupts. It reads a few pages by itself, where the store
+//! can be read in a signal handler; for more it waits. A fault on an object needs the stack alone; a
+//! fault on a private copy, which is anonymous memory, borrows [`buffers`] and a stack.
 //!
-//! In a fork's child all this is its parent's, and forgotten when it makes an address space of its
-//! own.
+//! Where the handler has to wait it sleeps on a count of answers, which is raised where a fault would
+//! have been answered, and then the access is tried again. A page that could not be read keeps ERROR in
+//! its word: a mark in the mapping would come back as the same SIGBUS.
 //!
-//! Where the handler has to wait it sleeps on a count of answers, which is raised by what would have answered
-//! the fault, and tries the access again. Calls into the library block the signals of others, so that no
-//! handler of the program's waits for locks of its own thread. A page that could not be read keeps ERROR in its
-//! word: a mark in the mapping would come back as the same SIGBUS.
+//! A fork's child inherits the lists of its parent, and clears them when it makes an address space of
+//! its own.
 
 mod buffers;
 
@@ -24,53 +23,49 @@ use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Once, OnceLock};
 
 pub(super) use self::buffers::READS_MAX;
-use super::Error;
+use super::{Engine, Error};
 use crate::fault::Outcome;
 use crate::mmu::Access;
-use crate::mmu::userfaultfd::Userfaultfd;
-use crate::object::Objects;
 use crate::sys::Errno;
 use crate::sys::clock::Moment;
 use crate::sys::thread::process_id;
 use crate::units::{BLOCK_ORDER, BLOCK_PAGES, PAGE_SHIFT, PageNum};
 
-type Space = Objects<Userfaultfd>;
-
-/// Most address spaces of a process that are served so.
+/// The most address spaces of a process that can have inline delivery.
 const SPACES_MAX: usize = 64;
 
-static SPACES: Spaces<SPACES_MAX> = Spaces([const { Slot::empty() }; SPACES_MAX]);
+static SPACES: Spaces<SPACES_MAX> = Spaces([const { SpaceSlot::empty() }; SPACES_MAX]);
 
 /// Address spaces by where their arenas are.
-struct Spaces<const N: usize>([Slot; N]);
+struct Spaces<const N: usize>([SpaceSlot; N]);
 
-/// One of them, or none.
-struct Slot {
-    /// The blocks of its arena, 0 for none: the first one, and how many in the low bits. In one
-    /// word, and not read from the space: who faults in another looks at this one while it goes.
+/// One address space, or none.
+struct SpaceSlot {
+    /// The blocks of its arena, 0 for none: the first one, and their number in the low bits. It is one
+    /// word beside the space: a thread that faults in another space reads it while this one goes.
     arena: AtomicU64,
-    space: AtomicPtr<Space>,
+    space: AtomicPtr<Engine>,
 }
 
-/// Bits for how many blocks there are: 512 TiB.
+/// Bits for the number of blocks: 512 TiB.
 const BLOCKS_BITS: u32 = 28;
 
-impl Slot {
-    const fn empty() -> Slot {
-        Slot { arena: AtomicU64::new(0), space: AtomicPtr::new(null_mut()) }
+impl SpaceSlot {
+    const fn empty() -> SpaceSlot {
+        SpaceSlot { arena: AtomicU64::new(0), space: AtomicPtr::new(null_mut()) }
     }
 
     fn holds(&self, block: u64) -> bool {
-        // Acquire pairs with the release in `add`: who sees the arena sees its space.
+        // Acquire pairs with the release in `add`: a thread that sees the arena sees its space.
         let arena = self.arena.load(Ordering::Acquire);
         let (start, blocks) = (arena >> BLOCKS_BITS, arena & ((1 << BLOCKS_BITS) - 1));
         block.wrapping_sub(start) < blocks
     }
 
     fn clear(&self) {
-        // Relaxed: who finds the slot free puts its own arena there.
+        // Relaxed: the release below orders it before the arena of the next space in this slot.
         self.arena.store(0, Ordering::Relaxed);
-        // Release pairs with the acquire in `add`: what is stored there comes later.
+        // Release pairs with the acquire in `add`, whose own stores come later.
         self.space.store(null_mut(), Ordering::Release);
     }
 }
@@ -80,14 +75,14 @@ const fn block_of(address: usize) -> u64 {
 }
 
 impl<const N: usize> Spaces<N> {
-    /// Adds a space, whose arena is `bytes` from `start`, a block's, on; `false` where it has no
-    /// place.
-    fn add(&self, space: *mut Space, start: usize, bytes: usize) -> bool {
+    /// Adds a space, whose arena has `bytes` bytes from `start`, a block's first, on; `false` where no
+    /// slot is free.
+    fn add(&self, space: *mut Engine, start: usize, bytes: usize) -> bool {
         let blocks = block_of(bytes.next_multiple_of(BLOCK_PAGES << PAGE_SHIFT));
         assert!(blocks < 1 << BLOCKS_BITS, "no arena is as large");
-        let is_free = |slot: &&Slot| {
+        let is_free = |slot: &&SpaceSlot| {
             let (old, new) = (null_mut(), space);
-            // Acquire: see `Slot::clear`.
+            // Acquire: see `SpaceSlot::clear`.
             slot.space.compare_exchange(old, new, Ordering::Acquire, Ordering::Relaxed).is_ok()
         };
         let Some(slot) = self.0.iter().find(is_free) else { return false };
@@ -96,30 +91,30 @@ impl<const N: usize> Spaces<N> {
         true
     }
 
-    fn remove(&self, space: *mut Space) {
-        // Relaxed: only compared, and stored by this thread or before it knew of the space.
-        let is_its = |slot: &&Slot| slot.space.load(Ordering::Relaxed) == space;
-        self.0.iter().filter(is_its).for_each(Slot::clear);
+    fn remove(&self, space: *mut Engine) {
+        // Relaxed: it is only compared, and was stored by this thread or before it knew the space.
+        let is_its = |slot: &&SpaceSlot| slot.space.load(Ordering::Relaxed) == space;
+        self.0.iter().filter(is_its).for_each(SpaceSlot::clear);
     }
 
-    /// The space whose arena an address is in. It stays as long as a mapping is there; of others
-    /// nothing is looked at, for they may be going.
-    fn find(&self, address: usize) -> Option<*mut Space> {
+    /// The space whose arena an address is in. It stays as long as it has a mapping; other spaces are
+    /// not dereferenced, for they may be going.
+    fn find(&self, address: usize) -> Option<*mut Engine> {
         let slot = self.0.iter().find(|slot| slot.holds(block_of(address)))?;
-        // Relaxed: the acquire in `holds` has seen it.
+        // Relaxed: the acquire in `holds` makes it visible.
         let space = slot.space.load(Ordering::Relaxed);
         (!space.is_null()).then_some(space)
     }
 }
 
-/// Whose the list is: the process's number, twice, and one more once its parent's entries are gone.
+/// The process that the list belongs to: twice its number, plus one once its parent's entries are gone.
 static OWNER: AtomicU64 = AtomicU64::new(0);
 
-/// What was done about SIGBUS before; empty until it is taken over.
+/// The disposition of SIGBUS before; empty until it is taken over.
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 
 /// Has faults of a space served by the threads that take them.
-pub(super) fn add(space: &'static Space) -> Result<(), Error> {
+pub(super) fn add(space: &'static Engine) -> Result<(), Error> {
     let failed = |errno| Error::NoMemory { doing: "take over SIGBUS", errno };
     forget_parents();
     buffers::prepare().map_err(failed)?;
@@ -130,8 +125,7 @@ pub(super) fn add(space: &'static Space) -> Result<(), Error> {
     if is_added { Ok(()) } else { Err(failed(Errno::NFILE)) }
 }
 
-/// Drops what a fork has left here of the parent's: its spaces, whose addresses may be somebody
-/// else's by now.
+/// After a fork, drops the parent's spaces from the list: their addresses may have other uses by now.
 fn forget_parents() {
     let mine = u64::from(process_id()) << 1;
     loop {
@@ -141,15 +135,15 @@ fn forget_parents() {
             return;
         }
         if seen == mine {
-            // Another thread is at it.
+            // Another thread is doing it.
             std::thread::yield_now();
             continue;
         }
         // Relaxed: nothing was done yet.
         if OWNER.compare_exchange(seen, mine, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
-            // Relaxed: published below.
-            SPACES.0.iter().for_each(Slot::clear);
+            SPACES.0.iter().for_each(SpaceSlot::clear);
             buffers::forget_parents();
+            // Release publishes what was cleared.
             OWNER.store(mine | 1, Ordering::Release);
             return;
         }
@@ -157,7 +151,7 @@ fn forget_parents() {
 }
 
 /// Forgets a space, none of whose mappings is left.
-pub(super) fn remove(space: &Space) {
+pub(super) fn remove(space: &Engine) {
     SPACES.remove(core::ptr::from_ref(space).cast_mut());
 }
 
@@ -166,13 +160,13 @@ fn take_over() -> Result<(), Errno> {
     static ONCE: Once = Once::new();
     let mut is_done = true;
     ONCE.call_once(|| {
-        // SAFETY: an all-zero sigaction is valid, and the handler does what one may.
+        // SAFETY: an all-zero sigaction is valid, and the handler does only what a signal handler may.
         is_done = unsafe {
             let mut before: libc::sigaction = core::mem::zeroed();
             let mut action: libc::sigaction = core::mem::zeroed();
             action.sa_sigaction = on_sigbus as *const () as usize;
-            // On the stack of the thread that faults: alternate ones are 8 KiB, as a rule, of which
-            // the kernel takes half for registers.
+            // It runs on the stack of the thread that faults: alternate stacks are 8 KiB, as a rule,
+            // of which the kernel takes half for registers.
             action.sa_flags = libc::SA_SIGINFO;
             libc::sigfillset(&raw mut action.sa_mask);
             libc::sigaction(libc::SIGBUS, core::ptr::null(), &raw mut before) == 0
@@ -188,16 +182,16 @@ extern "C" fn on_sigbus(
     info: *mut libc::siginfo_t,
     context: *mut libc::c_void,
 ) {
-    // SAFETY: the kernel's own arguments.
+    // SAFETY: the kernel passes valid arguments.
     let (address, code, error) = unsafe {
         let context = &*context.cast::<libc::ucontext_t>();
         let error = context.uc_mcontext.gregs[libc::REG_ERR as usize];
         ((*info).si_addr().addr(), (*info).si_code, error)
     };
-    // What another process sends has no address.
+    // A signal that a process sends has no address.
     let is_fault = code > 0;
-    // The thread must not notice: a store that reads in place may do so by way of libc.
-    // SAFETY: the thread's own.
+    // The thread keeps its errno: a store that reads in place may do so by way of libc.
+    // SAFETY: it is the thread's own.
     let errno = unsafe { *libc::__errno_location() };
     let is_served = is_fault && serve(address, access_of(error));
     // SAFETY: as above.
@@ -208,7 +202,7 @@ extern "C" fn on_sigbus(
     }
 }
 
-/// What the processor says of an access.
+/// Decodes the processor's error code of a page fault.
 const fn access_of(error: i64) -> Access {
     const WAS_PRESENT: i64 = 1;
     const IS_WRITE: i64 = 2;
@@ -219,8 +213,8 @@ const fn access_of(error: i64) -> Access {
     }
 }
 
-/// Serves a fault; `false` where it is nobody's, or an error. Where it has to wait it does, and the
-/// access is tried again.
+/// Serves a fault, and waits where it must; then the access is tried again. Returns `false` where the
+/// address is in no space, or the fault is an error.
 fn serve(address: usize, access: Access) -> bool {
     let Some(space) = SPACES.find(address) else { return false };
     // SAFETY: a space goes only when no mapping of it is left, and the fault is in its arena.
@@ -228,7 +222,7 @@ fn serve(address: usize, access: Access) -> bool {
     let mmu = space.space.mmu();
     let page = mmu.page(address);
     let since = Moment::now();
-    // Before the look: an answer that comes in between is not missed.
+    // Before the fault is looked at: an answer that comes in between is not missed.
     let seen = mmu.answers(page);
     let outcome = match space.object_fault(page, access, since) {
         Some(outcome) => Some(outcome),
@@ -241,27 +235,27 @@ fn serve(address: usize, access: Access) -> bool {
             true
         }
         Some(Outcome::NoVma | Outcome::Poisoned | Outcome::Unfilled) => false,
-        // While its VMA is being changed a lookup may find none: then it is tried again.
+        // While its VMA is being changed a lookup may find none: then the access is tried again.
         None => space.is_mapping_at(page),
     }
 }
 
-/// Serves a fault on a private copy. The buffers are given back before anybody waits.
-fn private_fault(space: &Space, page: PageNum, access: Access, since: Moment) -> Option<Outcome> {
+/// Serves a fault on a private copy. The buffers are returned before the thread waits.
+fn private_fault(space: &Engine, page: PageNum, access: Access, since: Moment) -> Option<Outcome> {
     let kind = space.space.kind_of_fault(page, access);
     let outcome = buffers::borrow().run(|scratch| space.private_fault(page, access, scratch));
     outcome.inspect(|&outcome| space.space.note_fault(kind, outcome, since))
 }
 
-/// Does what would have been done without us.
+/// Does what would have been done without this handler.
 ///
 /// # Safety
-/// The arguments are those of a signal handler that runs just now.
+/// The arguments are those of a signal handler that runs now.
 unsafe fn go_on(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     let before = BEFORE.get();
     match before.map_or(libc::SIG_DFL, |before| before.sa_sigaction) {
         libc::SIG_DFL | libc::SIG_IGN => {
-            // The access is tried again, and ends the process, as a fault that is ignored does.
+            // The access is tried again, and ends the process, as an ignored fault does.
             // SAFETY: restores a disposition that was valid.
             unsafe {
                 let mut default: libc::sigaction = core::mem::zeroed();
@@ -292,10 +286,10 @@ mod tests {
 
     #[test]
     fn a_fault_in_one_space_does_not_look_at_another_that_may_be_going() {
-        let spaces = Spaces([const { Slot::empty() }; 2]);
-        // No more than numbers: to look at one of them is a crash.
+        let spaces = Spaces([const { SpaceSlot::empty() }; 2]);
+        // These are only numbers: to dereference one of them is a crash.
         let [first, second, third] =
-            [8usize, 16, 24].map(std::ptr::without_provenance_mut::<Space>);
+            [8usize, 16, 24].map(std::ptr::without_provenance_mut::<Engine>);
         assert!(spaces.add(first, 64 * BLOCK, 2 * BLOCK));
         assert!(spaces.add(second, 66 * BLOCK, BLOCK + 1));
         assert!(!spaces.add(third, 80 * BLOCK, BLOCK), "there is no room");

@@ -10,16 +10,16 @@ use crate::object::{FaultAround, PinFor};
 use crate::space::vma::Pattern;
 use crate::units::{PAGE_SIZE, PageRange};
 
-/// Whose the bytes are.
+/// As mmap's MAP_SHARED and MAP_PRIVATE.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sharing {
-    /// The object's.
+    /// The bytes are the object's.
     Shared,
-    /// The mapping's own, once they are copied.
+    /// The bytes are the mapping's own, once they are copied.
     Private,
 }
 
-/// A mapping without a type.
+/// A mapping of any type.
 pub(super) struct Raw {
     pub object: Object,
     pub range: PageRange,
@@ -37,15 +37,20 @@ impl Drop for Raw {
 }
 
 impl Raw {
+    /// Bytes of the first page before the mapping's first byte.
+    pub fn lead(&self) -> usize {
+        (self.offset % PAGE_SIZE as u64) as usize
+    }
+
     pub fn pages(&self, bytes: Range<usize>) -> PageRange {
-        let lead = (self.offset % PAGE_SIZE as u64) as usize;
+        let lead = self.lead();
         let end = bytes.end.min(self.len);
         let start = bytes.start.min(end);
         let first = self.range.start.add((lead + start) / PAGE_SIZE);
         PageRange { start: first, end: self.range.start.add((lead + end).div_ceil(PAGE_SIZE)) }
     }
 
-    /// The object's bytes; what lies behind the mapping's end is not among them.
+    /// The same bytes of the object, as far as they are in the mapping.
     fn bytes(&self, bytes: Range<usize>) -> Range<u64> {
         let end = bytes.end.min(self.len);
         let start = bytes.start.min(end);
@@ -54,14 +59,10 @@ impl Raw {
 
     pub fn populate(&self, bytes: Range<usize>) -> Result<(), Error> {
         let pages = self.pages(bytes);
-        let result = self.object.space().engine.with_buffers(|scratch, buffer| {
-            let objects = self.object.objects();
-            match self.sharing {
-                Sharing::Shared => objects.populate(pages, scratch, buffer),
-                Sharing::Private => objects.populate_private(pages, scratch, buffer),
-            }
-        })?;
-        result.map_err(|error| self.object.read_error(error))
+        self.object.read(|objects, scratch, buffer| match self.sharing {
+            Sharing::Shared => objects.populate(pages, scratch, buffer),
+            Sharing::Private => objects.populate_private(pages, scratch, buffer),
+        })
     }
 
     fn populate_cached(&self, bytes: Range<usize>) -> usize {
@@ -93,11 +94,10 @@ impl Raw {
         if self.sharing == Sharing::Shared {
             return self.object.read_at(self.offset + at as u64, into);
         }
-        let from = (self.offset % PAGE_SIZE as u64) as usize + at;
-        let result = self.object.space().engine.with_buffers(|scratch, buffer| {
-            self.object.objects().read_private(self.range.start, from, into, scratch, buffer)
-        })?;
-        result.map_err(|error| self.object.read_error(error))
+        let from = self.lead() + at;
+        self.object.read(|objects, scratch, buffer| {
+            objects.read_private(self.range.start, from, into, scratch, buffer)
+        })
     }
 
     fn dont_need(&self, bytes: Range<usize>) -> usize {
@@ -107,22 +107,21 @@ impl Raw {
         self.object.drop_cached(self.bytes(bytes))
     }
 
-    /// The pages that lie in a range of bytes whole.
+    /// The pages of which a range has every byte of the mapping.
     fn whole_pages(&self, bytes: Range<usize>) -> PageRange {
-        let lead = (self.offset % PAGE_SIZE as u64) as usize;
-        // Behind the last byte nothing of the last page is used.
+        let lead = self.lead();
         let end = if bytes.end >= self.len {
             (lead + self.len).next_multiple_of(PAGE_SIZE)
         } else {
             lead + bytes.end
         };
-        // Nor before the first one.
         let start = if bytes.start == 0 { 0 } else { (lead + bytes.start).div_ceil(PAGE_SIZE) };
         let end = (end / PAGE_SIZE).max(start);
         PageRange { start: self.range.start.add(start), end: self.range.start.add(end) }
     }
 }
 
+/// What all types of mappings have.
 macro_rules! mapping_methods {
     () => {
         /// The object.
@@ -131,7 +130,7 @@ macro_rules! mapping_methods {
             &self.raw.object
         }
 
-        /// Bytes, without a look at any.
+        /// The length in bytes.
         #[must_use]
         pub fn len(&self) -> usize {
             self.raw.len
@@ -143,8 +142,8 @@ macro_rules! mapping_methods {
             self.raw.len == 0
         }
 
-        /// Has a range read and mapped, as far as memory goes; takes away what made accesses fail
-        /// after a read error, where it can be read now.
+        /// Has a range read and mapped, as far as memory allows. Where accesses failed after a read
+        /// error they no longer do, if the bytes can be read now.
         ///
         /// # Errors
         /// [`Error::Store`].
@@ -153,22 +152,22 @@ macro_rules! mapping_methods {
         }
 
         /// Has a range read and mapped, and keeps it so until the result is dropped, whatever
-        /// else needs memory: a system call can be handed these bytes, with inline delivery as
+        /// else needs memory: a system call can be given these bytes, with inline delivery as
         /// well, and the kernel may hold them as long, as for direct I/O, `vmsplice` or io_uring.
         /// Pins nest. Half of the memory can be pinned at most. A change of the object's length
-        /// that would cut a pinned page off is refused, but for private copies, which keep it.
-        /// (What the kernel swaps out by itself, because the whole machine is short of memory, is
-        /// mapped again at the next access.)
+        /// that would cut off a pinned page is refused; a private copy keeps its page instead.
+        /// (Where the whole machine is short of memory the kernel may swap such pages out by itself,
+        /// and map them again at the next access.)
         ///
         /// # Errors
-        /// [`Error::TooMuchPinned`], [`Error::BadRange`] where it reaches behind the mapping's or
-        /// the object's end, [`Error::Store`]; nothing is pinned by the call then.
+        /// [`Error::TooMuchPinned`], [`Error::BadRange`] where the range reaches behind the
+        /// mapping's or the object's end, [`Error::Store`]; the call has pinned nothing then.
         pub fn pin(&self, bytes: Range<usize>) -> Result<Pinned<'_>, Error> {
             Ok(Pinned(RawPin::new(&self.raw, bytes, PinFor::Reading)?))
         }
 
-        /// Maps what is in memory already, without waiting for anything; returns how many pages of
-        /// the range are mapped then.
+        /// Maps what is cached already, without waiting; returns how many pages of the range are
+        /// mapped then.
         pub fn populate_cached(&self, bytes: Range<usize>) -> usize {
             self.raw.populate_cached(bytes)
         }
@@ -200,18 +199,18 @@ macro_rules! mapping_methods {
             self.raw.object.prefetch(self.raw.bytes(bytes))
         }
 
-        /// Drops a range from the cache, but for what is dirty or pinned; returns how many bytes. What was
-        /// written to a private copy stays, packed.
+        /// Drops a range from the cache, but for dirty and pinned pages; returns how many bytes were
+        /// dropped. What was written to a private copy stays, packed.
         pub fn dont_need(&self, bytes: Range<usize>) -> usize {
             self.raw.dont_need(bytes)
         }
 
         /// Gives the mapping another length, in its place or, where that is allowed, at another
-        /// address: memmap2's remap. Bytes that were in the mapping and still are stay as they are.
+        /// address: memmap2's remap. Bytes that stay in the mapping keep their values.
         ///
         /// # Errors
         /// [`Error::BadRange`] as for [`MapOptions::map`]; [`Error::NoMemory`] where there is no
-        /// room for it. The mapping is as it was then.
+        /// room for it. The mapping is unchanged then.
         pub fn remap(&mut self, len: usize, options: RemapOptions) -> Result<(), Error> {
             self.raw.remap(len, options)
         }
@@ -221,7 +220,7 @@ macro_rules! mapping_methods {
             self.raw.object.objects().set_fault_around(self.raw.range.start, fault_around);
         }
 
-        /// How many pages are mapped just now.
+        /// How many pages are mapped now.
         #[must_use]
         pub fn mapped_pages(&self) -> usize {
             self.raw.present_pages(self.raw.range)
@@ -235,6 +234,56 @@ macro_rules! mapping_methods {
     };
 }
 
+/// What the writable types have beside that.
+macro_rules! writable_methods {
+    () => {
+        /// The first byte.
+        #[must_use]
+        pub fn as_mut_ptr(&mut self) -> *mut u8 {
+            self.raw.start as *mut u8
+        }
+    };
+}
+
+macro_rules! mapping_traits {
+    ($type:ident) => {
+        impl Deref for $type {
+            type Target = [u8];
+
+            fn deref(&self) -> &[u8] {
+                // SAFETY: the bytes are mapped until the drop; the caller of `MapOptions::map` and
+                // the like of it has promised that they are not written elsewhere.
+                unsafe { core::slice::from_raw_parts(self.as_ptr(), self.raw.len) }
+            }
+        }
+
+        impl fmt::Debug for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                let Raw { object, len, offset, .. } = &self.raw;
+                write!(f, concat!(stringify!($type), "({:?}, {} bytes at {})"), object, len, offset)
+            }
+        }
+    };
+}
+
+macro_rules! writable_traits {
+    ($type:ident) => {
+        impl DerefMut for $type {
+            fn deref_mut(&mut self) -> &mut [u8] {
+                // SAFETY: as for `deref`, the mapping is writable, and `self` is borrowed
+                // exclusively.
+                unsafe { core::slice::from_raw_parts_mut(self.as_mut_ptr(), self.raw.len) }
+            }
+        }
+    };
+}
+
+mapping_traits!(Mapping);
+mapping_traits!(MappingMut);
+mapping_traits!(MappingCopy);
+writable_traits!(MappingMut);
+writable_traits!(MappingCopy);
+
 /// A mapping that can be read.
 pub struct Mapping {
     pub(super) raw: Raw,
@@ -244,15 +293,6 @@ impl Mapping {
     mapping_methods!();
 }
 
-impl Deref for Mapping {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        // SAFETY: mapped until the drop; that nobody writes is promised to `MapOptions::map`.
-        unsafe { core::slice::from_raw_parts(self.as_ptr(), self.raw.len) }
-    }
-}
-
 /// A mapping that can be written.
 pub struct MappingMut {
     pub(super) raw: Raw,
@@ -260,6 +300,7 @@ pub struct MappingMut {
 
 impl MappingMut {
     mapping_methods!();
+    writable_methods!();
 
     /// Writes what was written to the store and makes it durable.
     ///
@@ -277,23 +318,17 @@ impl MappingMut {
         self.raw.object.flush_range(self.raw.bytes(bytes))
     }
 
-    /// The same as [`Self::pin`] for bytes that are written: until the result is dropped they can
-    /// be written without a fault, so that the kernel may do it at any time, as the target of
-    /// read(2), direct I/O or io_uring. All that while they count as dirty. A flush writes what is
-    /// there when it comes by, which may be a part of what the kernel is just writing; only one
-    /// that begins after the kernel has said that it is done promises what it wrote, and the
-    /// barrier cannot hold anything back that comes after its yes.
+    /// Pins a range as [`Self::pin`] does, for bytes that are written: until the result is dropped
+    /// they can be written without a fault, so that the kernel may do it at any time, as the target of
+    /// read(2), direct I/O or io_uring. All that time they count as dirty. A flush writes the bytes
+    /// that it finds, which may be a part of what the kernel is just writing; only a flush that begins
+    /// after the kernel has reported completion is sure to write all of it, and the barrier cannot hold
+    /// back what is written after it has let the page go.
     ///
     /// # Errors
     /// As for [`Self::pin`].
     pub fn pin_write(&self, bytes: Range<usize>) -> Result<PinnedMut<'_>, Error> {
         Ok(PinnedMut(RawPin::new(&self.raw, bytes, PinFor::Writing)?))
-    }
-
-    /// The first byte.
-    #[must_use]
-    pub fn as_mut_ptr(&mut self) -> *mut u8 {
-        self.raw.start as *mut u8
     }
 }
 
@@ -304,10 +339,11 @@ pub struct MappingCopy {
 
 impl MappingCopy {
     mapping_methods!();
+    writable_methods!();
 
-    /// The same as [`Self::pin`] for bytes that are written: until the result is dropped they can
-    /// be written without a fault, so that the kernel may do it at any time. They are the copy's
-    /// own from then on, as if they had been written.
+    /// Pins a range as [`Self::pin`] does, for bytes that are written: until the result is dropped
+    /// they can be written without a fault, so that the kernel may do it at any time. From then on
+    /// they are the copy's own, as if they had been written.
     ///
     /// # Errors
     /// As for [`Self::pin`].
@@ -315,74 +351,10 @@ impl MappingCopy {
         Ok(PinnedMut(RawPin::new(&self.raw, bytes, PinFor::Writing)?))
     }
 
-    /// Gives up what was written to the pages that lie in a range whole: they are as the object
-    /// has them, as madvise's MADV_DONTNEED makes them.
+    /// Discards what was written to the pages that lie whole in a range: they have the object's bytes
+    /// again, as after madvise's MADV_DONTNEED.
     pub fn discard(&mut self, bytes: Range<usize>) {
         let pages = self.raw.whole_pages(bytes);
         self.raw.object.objects().discard_private(pages);
-    }
-
-    /// The first byte.
-    #[must_use]
-    pub fn as_mut_ptr(&mut self) -> *mut u8 {
-        self.raw.start as *mut u8
-    }
-}
-
-impl Deref for MappingMut {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        // SAFETY: as for `Mapping`.
-        unsafe { core::slice::from_raw_parts(self.as_ptr(), self.raw.len) }
-    }
-}
-
-impl DerefMut for MappingMut {
-    fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and self is borrowed alone.
-        unsafe { core::slice::from_raw_parts_mut(self.as_mut_ptr(), self.raw.len) }
-    }
-}
-
-impl Deref for MappingCopy {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        // SAFETY: as for `Mapping`.
-        unsafe { core::slice::from_raw_parts(self.as_ptr(), self.raw.len) }
-    }
-}
-
-impl DerefMut for MappingCopy {
-    fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and self is borrowed alone.
-        unsafe { core::slice::from_raw_parts_mut(self.as_mut_ptr(), self.raw.len) }
-    }
-}
-
-impl fmt::Debug for Mapping {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Mapping({:?}, {} bytes at {})", self.raw.object, self.raw.len, self.raw.offset)
-    }
-}
-
-impl fmt::Debug for MappingMut {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "MappingMut({:?}, {} bytes at {})",
-            self.raw.object, self.raw.len, self.raw.offset
-        )
-    }
-}
-
-impl fmt::Debug for MappingCopy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "MappingCopy({:?}, {} bytes at {})",
-            self.raw.object, self.raw.len, self.raw.offset
-        )
     }
 }

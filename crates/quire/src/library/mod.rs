@@ -13,25 +13,18 @@
 //! # }
 //! ```
 //!
-//! Owns the threads and what the engine needs around it: handlers, which serve faults; the
-//! background thread; store workers, which call the [`Store`](crate::store::Store) and block on it;
-//! others do so only for a few pages, and where the store can do that in a signal handler
-//! ([`try_read_in_place`](crate::store::Store::try_read_in_place)). Leaves all memory management to [`crate::object`].
+//! The library makes the engine ([`crate::object`], which manages the memory) and its threads:
+//! handlers, which serve faults; the background thread; and store workers, which call the
+//! [`Store`](crate::store::Store) and block on it. Another thread does so only for a few pages, where
+//! the store can be read in a signal handler
+//! ([`try_read_in_place`](crate::store::Store::try_read_in_place)).
 //!
-//! # After a fork
-//!
-//! A child has none of the mappings: an access is a SIGSEGV. It may open an address space of its
-//! own.
-//!
-//! # Waiting
-//!
-//! Calls wait for stores, as long as it takes unless [`Patience::during`] says otherwise.
-//!
-//! # Rights
-//!
-//! Where the process may not serve faults that the kernel takes on its behalf
-//! ([`AddressSpace::serves_system_calls`]), a system call that is handed a page that is not mapped
-//! fails with EFAULT: [`Mapping::populate`] it before, or [`Mapping::pin`] it, and it stays.
+//! - A fork's child has none of the mappings: an access is a SIGSEGV. It may make an address space of
+//!   its own.
+//! - Calls wait for stores without a limit, unless [`Patience::during`] sets one.
+//! - Where the process may not serve faults that the kernel takes on its behalf
+//!   ([`AddressSpace::serves_system_calls`]), a system call that is given a page that is not mapped
+//!   fails with EFAULT: [`Mapping::populate`] the page before, or [`Mapping::pin`] it.
 
 mod adapter;
 mod cancel;
@@ -49,8 +42,7 @@ mod threads;
 use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::ptr::NonNull;
-use std::string::{String, ToString};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::vec::Vec;
 
 use core::sync::atomic::Ordering;
@@ -64,7 +56,7 @@ pub use self::mapping::{Mapping, MappingCopy, MappingMut};
 pub use self::object::Object;
 pub use self::open_options::OpenOptions;
 pub use self::pinned::{Pinned, PinnedMut};
-use self::swap_file::{SwapFile, SwapPlace};
+use self::swap_file::SwapPlace;
 use self::threads::Threads;
 use crate::budget::Budget;
 use crate::control::{CONTROL_BYTES, Control, Event, FAULT_BUCKETS, FaultKind, MAGIC, VERSION};
@@ -76,26 +68,30 @@ pub use crate::page::wait::Counts as WaitCounts;
 use crate::scratch::Scratch;
 use crate::space;
 pub use crate::space::vma::Pattern;
+use crate::store::workers::lock;
 use crate::swap::Swap;
 use crate::sys::memory::{self, InitialProt};
 use crate::sys::thread::SignalsBlocked;
 use crate::units::{BLOCK_PAGES, PAGE_SHIFT, PageNum, PageRange};
 
-/// Addresses for mappings: 1 TiB, as a rule.
+/// Addresses for mappings: 1 TiB.
 const ARENA_BYTES: usize = 1 << 40;
-/// Least memory that an address space can do with.
+/// The least memory that an address space can work with.
 const MEMORY_MIN: usize = 1 << 20;
-/// More would be more than there are addresses for.
+/// More memory than there are addresses for it would be of no use.
 const MEMORY_MAX: usize = ARENA_BYTES;
+
+/// The engine under the library.
+type Engine = Objects<Userfaultfd>;
 
 /// What an address space has counted, by the names of /proc/vmstat where it has one.
 pub type Counters = Vec<(&'static str, u64)>;
 /// How long faults took, by kind: the `i`-th number counts those of `2^i` to `2^(i+1)` nanoseconds.
 pub type FaultTimes = Vec<(&'static str, [u64; FAULT_BUCKETS])>;
 
-/// The engine with what keeps it alive.
-struct Engine {
-    objects: &'static Objects<Userfaultfd>,
+/// The engine, its threads, and what it uses.
+struct RunningEngine {
+    objects: &'static Engine,
     threads: Threads,
     serves_calls: bool,
     /// How long objects wait for their stores.
@@ -106,19 +102,14 @@ struct Engine {
     _files: [Option<std::fs::File>; 3],
 }
 
-// SAFETY: the control page is atomics.
-unsafe impl Send for Engine {}
-// SAFETY: as above.
-unsafe impl Sync for Engine {}
-
 /// An address space: a bound on memory, and the objects that are mapped under it. Clones are the
 /// same address space; it ends with the last clone, object and mapping.
 #[derive(Clone)]
 pub struct AddressSpace {
-    engine: Arc<Engine>,
+    engine: Arc<RunningEngine>,
 }
 
-/// How an address space is made.
+/// Makes an address space.
 #[derive(Clone, Debug)]
 pub struct Builder {
     memory: usize,
@@ -130,20 +121,20 @@ pub struct Builder {
     writer_deadline: Option<Duration>,
 }
 
-/// Who serves a fault.
+/// Which thread serves a fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Delivery {
-    /// Threads of the address space; faults that the kernel takes inside of a system call are
-    /// served as well, where the process may.
+    /// A thread of the address space. Faults that the kernel takes inside of a system call are
+    /// served as well, where the process has the right.
     #[default]
     Handlers,
-    /// The thread that faults, in a signal handler: sooner, and without another thread. Only faults
-    /// taken in user mode: a system call that is handed a page that is not mapped fails with EFAULT
-    /// (populate it before). The process's SIGBUS is taken over when the first such address space
-    /// is made; what is not ours goes on to the handler that was there. A fault takes some 3 KiB of
-    /// the stack of its thread, beside what the kernel puts there for a signal; where it is one on a
-    /// private copy ([`MapOptions::map_copy`]), less, for it is served on another stack. After a
-    /// fork all is the parent's: the child may make such address spaces of its own.
+    /// The thread that faults, in a signal handler: this is faster, and needs no other thread. Only
+    /// faults taken in user mode are served: a system call that is given a page that is not mapped
+    /// fails with EFAULT (populate the page before). The first such address space takes over the
+    /// process's SIGBUS; signals that are not for the library go on to the handler that was there. A
+    /// fault takes some 3 KiB of its thread's stack, beside what the kernel puts there for a signal; a
+    /// fault on a private copy ([`MapOptions::map_copy`]) takes less, for it is served on another
+    /// stack. A fork's child has none of this; it may make such address spaces of its own.
     Inline,
 }
 
@@ -163,51 +154,49 @@ impl Default for Builder {
 }
 
 impl Builder {
-    /// Bytes that may be held: cached pages and the tables that go with them. 256 MiB unless said
-    /// otherwise, 1 MiB at least.
+    /// Bytes that may be held, in cached pages and their tables: 256 MiB by default, 1 MiB at least.
     #[must_use]
     pub fn memory(mut self, bytes: usize) -> Builder {
         self.memory = bytes;
         self
     }
 
-    /// Threads that serve faults: one per CPU, four at most, unless said otherwise.
+    /// Threads that serve faults: by default one per CPU, four at most.
     #[must_use]
     pub fn handlers(mut self, threads: usize) -> Builder {
         self.handlers = threads.max(1);
         self
     }
 
-    /// Threads that read and write stores: how many reads are in flight. Four unless said
-    /// otherwise.
+    /// Threads that read and write stores, and so how many reads are in flight: four by default.
     #[must_use]
     pub fn workers(mut self, threads: usize) -> Builder {
         self.workers = threads.max(1);
         self
     }
 
-    /// Who serves faults.
+    /// Which threads serve faults.
     #[must_use]
     pub fn delivery(mut self, delivery: Delivery) -> Builder {
         self.delivery = delivery;
         self
     }
 
-    /// A swap file without a name in `folder`, of `bytes_max` at most: what is compressed of memory
-    /// objects and private copies ([`MapOptions::map_copy`]) goes there where it would take too
-    /// much memory, and what cannot be compressed with it. Without one they can hold no more than
-    /// what of them, compressed, has room in memory: beyond that the process runs out of memory,
-    /// and is ended.
+    /// Makes a swap file without a name in `folder`, of `bytes_max` at most. Pages of memory objects
+    /// and private copies ([`MapOptions::map_copy`]) are compressed in memory, and go to the file
+    /// where that would take too much memory, or where they cannot be compressed. Without a swap file
+    /// these pages must fit into memory compressed: beyond that the process runs out of memory, and is
+    /// ended.
     #[must_use]
     pub fn swap(mut self, folder: impl Into<std::path::PathBuf>, bytes_max: u64) -> Builder {
         self.swap = Some(SwapPlace { folder: folder.into(), bytes_max });
         self
     }
 
-    /// Puts a [`DeadlineStore`](crate::store::DeadlineStore) around the store of every object: no
-    /// call of a store is waited for longer. For ever unless said otherwise, as the kernel does: a
-    /// store that takes its time is not a bad one, and an access whose read has failed is a SIGBUS.
-    /// After it, `read_at`, `populate` and flushes say
+    /// Puts a [`DeadlineStore`](crate::store::DeadlineStore) around the store of every object: a call
+    /// of a store is waited for no longer than this. The default is to wait for ever, as the kernel
+    /// does: a slow store is not a bad one, and an access whose read has failed is a SIGBUS. After the
+    /// deadline `read_at`, `populate` and flushes fail with
     /// [`Cause::Silent`](crate::store::Cause::Silent), and what was written stays dirty. An object,
     /// and the address space, can be closed while the store owes an answer.
     #[must_use]
@@ -216,10 +205,10 @@ impl Builder {
         self
     }
 
-    /// How long a write to a mapping waits where as much is dirty as may be, the store takes nothing
-    /// and its last write failed, or was held back by the barrier: then it is a SIGBUS, which leaves
-    /// the page as it was; accesses to that page in that mapping are one until the store has taken
-    /// something. 30 s unless said otherwise. What is dirty stays so, and is tried on.
+    /// How long a write to a mapping waits where no more pages may become dirty, and the store's last
+    /// write failed, or was held back by the barrier. After that the write is a SIGBUS, which leaves
+    /// the page as it was, and so is every access to that page in that mapping until the store has
+    /// taken something. The default is 30 s. Dirty pages stay dirty, and writing them is tried again.
     #[must_use]
     pub fn writer_deadline(mut self, deadline: Duration) -> Builder {
         self.writer_deadline = Some(deadline);
@@ -229,8 +218,8 @@ impl Builder {
     /// Makes the address space and starts its threads.
     ///
     /// # Errors
-    /// [`Error::NoUserfaultfd`] without the right to one; [`Error::NoSwapFile`];
-    /// [`Error::NoMemory`].
+    /// [`Error::NoUserfaultfd`] without the right to one; [`Error::TooLittleMemory`],
+    /// [`Error::TooMuchMemory`]; [`Error::NoSwapFile`]; [`Error::NoMemory`].
     pub fn build(self) -> Result<AddressSpace, Error> {
         if self.memory < MEMORY_MIN {
             return Err(Error::TooLittleMemory { bytes: self.memory, least: MEMORY_MIN });
@@ -238,19 +227,18 @@ impl Builder {
         if self.memory > MEMORY_MAX {
             return Err(Error::TooMuchMemory { bytes: self.memory, most: MEMORY_MAX });
         }
-        let engine = Engine::start(&self)?;
-        Ok(AddressSpace { engine: Arc::new(engine) })
+        Ok(AddressSpace { engine: Arc::new(RunningEngine::start(&self)?) })
     }
 }
 
 impl AddressSpace {
-    /// How one is made.
+    /// The options of a new address space.
     #[must_use]
     pub fn builder() -> Builder {
         Builder::default()
     }
 
-    /// Opens a file, read-only. [`OpenOptions`] has everything else.
+    /// Opens a file, read-only; [`OpenOptions`] opens it in other ways.
     ///
     /// # Errors
     /// As for [`OpenOptions::open`].
@@ -258,7 +246,7 @@ impl AddressSpace {
         OpenOptions::new().open(self, path)
     }
 
-    /// Makes an object of `len` zeros that no file is behind: see [`OpenOptions::memory`].
+    /// Makes an object of `len` zeros without a file: see [`OpenOptions::memory`].
     ///
     /// # Errors
     /// As for [`OpenOptions::memory`].
@@ -266,7 +254,7 @@ impl AddressSpace {
         OpenOptions::new().memory(self, len)
     }
 
-    /// Whether faults inside of system calls are served; where not, such a call fails with EFAULT.
+    /// Whether faults inside of system calls are served; otherwise such a call fails with EFAULT.
     #[must_use]
     pub fn serves_system_calls(&self) -> bool {
         self.engine.serves_calls
@@ -278,7 +266,7 @@ impl AddressSpace {
         self.engine.objects.space.budget().limit_bytes()
     }
 
-    /// Bytes held just now, and at most so far.
+    /// Bytes held now, and the most held so far.
     #[must_use]
     pub fn held(&self) -> (usize, usize) {
         let control = self.engine.objects.space.budget().control();
@@ -286,7 +274,8 @@ impl AddressSpace {
         (bytes(control.held()), bytes(control.held_pages_max.load(Ordering::Relaxed)))
     }
 
-    /// Bytes that compressed pages take in memory, and segments of 256 KiB in use of the swap file.
+    /// Bytes that compressed pages take in memory, and segments of 256 KiB that are used of the swap
+    /// file.
     #[must_use]
     pub fn swap_usage(&self) -> (usize, u32) {
         let swap = self.engine.objects.space.swap();
@@ -294,44 +283,43 @@ impl AddressSpace {
         (swap.zpool.pages() << PAGE_SHIFT, segments)
     }
 
-    /// Packed pages in memory, counted one by one: for tests.
+    /// Packed pages in memory, counted one by one.
     #[cfg(feature = "simulated")]
     #[must_use]
     pub fn packed_pages(&self) -> usize {
         self.engine.objects.space.swap().zpool.blobs()
     }
 
-    /// Bytes that are pinned just now, and that may be at once.
+    /// Bytes that are pinned now, and that may be pinned at once.
     #[must_use]
     pub fn pinned(&self) -> (usize, usize) {
         let objects = self.engine.objects;
         (objects.pinned_pages() << PAGE_SHIFT, objects.pins_max() << PAGE_SHIFT)
     }
 
-    /// What was counted so far.
+    /// The counters' values now.
     #[must_use]
     pub fn counters(&self) -> Counters {
         let budget = self.engine.objects.space.budget();
         Event::ALL.iter().map(|&event| (event.name(), budget.counted(event))).collect()
     }
 
-    /// How long faults took so far, from the moment that one was read (or its signal came) to its
-    /// answer.
+    /// How long faults took so far, from the moment that a fault was read (or its signal came) to
+    /// its answer.
     #[must_use]
     pub fn fault_times(&self) -> FaultTimes {
         let member = self.engine.objects.space.budget().member();
         FaultKind::ALL.iter().map(|&kind| (kind.name(), member.fault_times(kind))).collect()
     }
 
-    /// One of [`Self::counters`]; 0 for a name that is not known.
+    /// One of [`Self::counters`]; 0 for an unknown name.
     #[must_use]
     pub fn counter(&self, name: &str) -> u64 {
         let found = self.counters().into_iter().find(|(known, _)| *known == name);
         found.map_or(0, |(_, value)| value)
     }
 
-    /// Makes every walk over an object's mappings exclude all others, or share again; for
-    /// comparison.
+    /// Has every walk over an object's mappings exclude all others, or share again; for comparison.
     #[cfg(feature = "bench")]
     pub fn set_exclusive_rmap(&self, is_exclusive: bool) {
         self.objects().i_mmaps.set_walks_exclusive(is_exclusive);
@@ -344,7 +332,7 @@ impl AddressSpace {
         self.objects().space.set_unlocks_always_look(always_look);
     }
 
-    /// How often unlocks of pages woke somebody, and how often they need not.
+    /// How often unlocks of pages woke a waiter, and how often they need not.
     #[must_use]
     pub fn wait_counts(&self) -> WaitCounts {
         self.objects().space.wait_counts()
@@ -356,17 +344,17 @@ impl AddressSpace {
     }
 }
 
-/// The engine while a thread of the program is in it, with the signals of others blocked: a handler
-/// of the program's that touches a mapping would wait for locks that its own thread holds.
+/// The engine while a thread of the program is in it, with the program's signals blocked: a signal
+/// handler that touches a mapping would wait for locks that its own thread holds.
 struct Entered {
-    objects: &'static Objects<Userfaultfd>,
+    objects: &'static Engine,
     _signals: SignalsBlocked,
 }
 
 impl core::ops::Deref for Entered {
-    type Target = Objects<Userfaultfd>;
+    type Target = Engine;
 
-    fn deref(&self) -> &Objects<Userfaultfd> {
+    fn deref(&self) -> &Engine {
         self.objects
     }
 }
@@ -378,8 +366,8 @@ impl core::fmt::Debug for AddressSpace {
     }
 }
 
-impl Engine {
-    fn start(builder: &Builder) -> Result<Engine, Error> {
+impl RunningEngine {
+    fn start(builder: &Builder) -> Result<RunningEngine, Error> {
         let open = |path: &str| std::fs::File::options().read(true).write(true).open(path).ok();
         let (device_file, mem_file) = (open("/dev/userfaultfd"), open("/proc/self/mem"));
         let [device, mem] =
@@ -395,13 +383,13 @@ impl Engine {
         let arena = PageRange::new(PageNum(0), pages);
         mmu.register(arena).map_err(no_memory)?;
         let control = ControlPage::new(budget_pages).map_err(no_memory)?;
-        // SAFETY: kept beside the objects, and dropped after them.
+        // SAFETY: the page is kept beside the objects, and dropped after them.
         let budget = unsafe { Budget::new(control.0.as_ptr(), 0) };
-        let swap_file = builder.swap.as_ref().map(SwapFile::create).transpose()?;
-        if let Some(swap_file) = &swap_file {
-            budget.control().segments_max.store(swap_file.segments, Ordering::Relaxed);
-        }
-        let swap_file = swap_file.map(|swap_file| swap_file.file);
+        let swap_file = builder.swap.as_ref().map(SwapPlace::create).transpose()?;
+        let swap_file = swap_file.map(|(file, segments)| {
+            budget.control().segments_max.store(segments, Ordering::Relaxed);
+            file
+        });
         // SAFETY: the file is kept beside the objects, and closed after them.
         let swap = unsafe { Swap::new(swap_file.as_ref().map(AsRawFd::as_raw_fd), None, &budget) }
             .map_err(no_memory)?;
@@ -411,60 +399,55 @@ impl Engine {
         if let Some(deadline) = builder.writer_deadline {
             objects.set_writer_patience(u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX));
         }
-        let objects: &'static Objects<Userfaultfd> =
-            std::boxed::Box::leak(std::boxed::Box::new(objects));
+        let objects: &'static Engine = std::boxed::Box::leak(std::boxed::Box::new(objects));
         let (handlers, is_added) = match builder.delivery {
             Delivery::Handlers => (builder.handlers, Ok(())),
             Delivery::Inline => (0, inline::add(objects)),
         };
         let started = is_added.and_then(|()| Threads::start(objects, handlers, builder.workers));
         match started {
-            Ok(threads) => {
-                let buffers = Mutex::new(Vec::new());
-                Ok(Engine {
-                    objects,
-                    threads,
-                    serves_calls,
-                    store_deadline: builder.store_deadline,
-                    buffers,
-                    _control: control,
-                    _files: [device_file, mem_file, swap_file],
-                })
-            }
+            Ok(threads) => Ok(RunningEngine {
+                objects,
+                threads,
+                serves_calls,
+                store_deadline: builder.store_deadline,
+                buffers: Mutex::new(Vec::new()),
+                _control: control,
+                _files: [device_file, mem_file, swap_file],
+            }),
             Err(error) => {
-                // SAFETY: no thread runs, and nobody else knows them.
+                // SAFETY: no thread runs, and no other reference was given away.
                 unsafe { discard(objects) };
                 Err(error)
             }
         }
     }
 
-    /// Lends buffers to a caller, whose patience goes with them.
+    /// Lends buffers to a caller, together with its patience.
     fn with_buffers<T>(
         &self,
         work: impl FnOnce(&mut Scratch, &mut IoBuffer) -> T,
     ) -> Result<T, Error> {
         let no_memory = |errno| Error::NoMemory { doing: "map a buffer", errno };
-        let lock = || self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
-        let kept = lock().pop();
-        let mut buffers = match kept {
+        let kept = lock(&self.buffers).pop();
+        let (mut scratch, mut buffer) = match kept {
             Some(buffers) => buffers,
             None => (Scratch::new().map_err(no_memory)?, IoBuffer::new().map_err(no_memory)?),
         };
         let patience = Patience::current();
         if let Some(patience) = &patience {
-            // SAFETY: taken out again below, before `patience` goes; where `work` panics nobody
-            // uses the buffer any more.
-            buffers.1.set_kill(unsafe { patience.kill_for_a_call() });
+            // SAFETY: it is taken out again below, before `patience` goes; where `work` panics the
+            // buffer is dropped.
+            buffer.set_kill(unsafe { patience.kill_for_a_call() });
         }
-        let result = work(&mut buffers.0, &mut buffers.1);
-        buffers.1.set_kill(Kill::NEVER);
-        lock().push(buffers);
+        let result = work(&mut scratch, &mut buffer);
+        buffer.set_kill(Kill::NEVER);
+        lock(&self.buffers).push((scratch, buffer));
         Ok(result)
     }
 }
 
-impl Drop for Engine {
+impl Drop for RunningEngine {
     fn drop(&mut self) {
         self.threads.stop(self.objects);
         // SAFETY: no thread, object or mapping is left that refers to them.
@@ -475,15 +458,20 @@ impl Drop for Engine {
 /// Ends an engine without threads.
 ///
 /// # Safety
-/// `Engine::start` made it, and nobody refers to it any more.
-unsafe fn discard(objects: &'static Objects<Userfaultfd>) {
+/// `RunningEngine::start` made it, and no other reference to it is used any more.
+unsafe fn discard(objects: &'static Engine) {
     inline::remove(objects);
-    // SAFETY: made by `leak`; the caller's promise.
+    // SAFETY: made by `leak`; the rest is the caller's promise.
     drop(unsafe { std::boxed::Box::from_raw(core::ptr::from_ref(objects).cast_mut()) });
 }
 
-/// A control page of one's own: the account of a tree of one.
+/// A control page of this address space alone: the account of a run of one member.
 struct ControlPage(NonNull<Control>);
+
+// SAFETY: the page has atomics only.
+unsafe impl Send for ControlPage {}
+// SAFETY: as above.
+unsafe impl Sync for ControlPage {}
 
 impl ControlPage {
     fn new(budget_pages: usize) -> Result<ControlPage, crate::sys::Errno> {
@@ -501,12 +489,7 @@ impl ControlPage {
 
 impl Drop for ControlPage {
     fn drop(&mut self) {
-        // SAFETY: reserved by `new`; the budget that refers to it has gone before.
+        // SAFETY: reserved by `new`; the budget that refers to it was dropped before.
         unsafe { memory::release(self.0.cast(), CONTROL_BYTES) };
     }
-}
-
-/// What an error of the engine is called.
-fn describe(errno: crate::sys::Errno) -> String {
-    std::io::Error::from_raw_os_error(errno.raw_os_error()).to_string()
 }

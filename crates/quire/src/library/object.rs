@@ -1,5 +1,7 @@
 //! An object as the application has it: a handle, its store, and cached access without a mapping.
 
+#![deny(unsafe_code)]
+
 use core::fmt;
 use core::ops::Range;
 use std::boxed::Box;
@@ -7,30 +9,32 @@ use std::string::{String, ToString};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use super::adapter::Adapter;
-use super::{AddressSpace, Entered, Error, OpenOptions, Patience};
-use crate::object::{BackingStore, FlushError, ObjectId, ReadError};
+use super::{AddressSpace, Engine, Entered, Error, OpenOptions, Patience};
+use crate::object::{BackingStore, FlushError, IoBuffer, ObjectId, ReadError};
+use crate::scratch::Scratch;
 use crate::store::workers::lock;
 use crate::store::{Cause, Operation, Store, StoreError};
 use crate::sys::Errno;
 use crate::units::{ObjectPage, ObjectRange, PAGE_SIZE};
 
-/// How far an object can grow, unless said otherwise: 64 GiB beyond its length.
+/// How far beyond its length an object can grow by default.
 const GROWTH_BYTES: u64 = 64 << 30;
 
-/// Who keeps an object's bytes.
+/// What keeps an object's bytes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Keeper {
     Store,
     Engine,
 }
 
+/// What all handles of an object share.
 struct Inner {
     space: AddressSpace,
     id: ObjectId,
     adapter: &'static Adapter,
     name: String,
     is_read_only: bool,
-    /// Who changes the length holds it.
+    /// Held by a change of the length.
     resize: Mutex<()>,
 }
 
@@ -38,23 +42,23 @@ impl Drop for Inner {
     fn drop(&mut self) {
         let objects = self.space.objects();
         let object = objects.object(self.id);
-        // No handle and no mapping is left, but workers may have something under way, and would
-        // close the object later. What was written is in the store when the last handle is gone.
+        // No handle and no mapping is left, but workers may have requests under way, and would close
+        // the object later. What was written is to be in the store when the last handle is gone.
         let all = ObjectRange::new(ObjectPage(0), object.pages());
         let _ = self.space.engine.with_buffers(|_, buffer| {
             let mut told = objects.errors_seen(object);
-            // Whoever wants to know of errors has flushed before.
+            // A caller that wants to know of errors has flushed before.
             let _ = objects.flush(object, all, false, &mut told, buffer);
         });
         objects.put(self.id);
     }
 }
 
-/// An object: a file, or anything else that a store has. Clones are the same object, but handles of
-/// their own: each is told a failed write once.
+/// An object: a file, or the bytes of any other store. Clones are the same object, but handles of
+/// their own: each reports a failed write once.
 pub struct Object {
     inner: Arc<Inner>,
-    /// Write errors that flushes through this handle have told.
+    /// Write errors that flushes through this handle have reported.
     told: Mutex<u32>,
 }
 
@@ -65,10 +69,10 @@ impl Clone for Object {
 }
 
 impl Object {
-    /// Makes an object of a store of one's own. It may grow to `len_max` bytes.
+    /// Makes an object of any store. It may grow to `len_max` bytes.
     ///
     /// # Errors
-    /// [`Error::Store`] where its length cannot be had; [`Error::NoMemory`].
+    /// [`Error::Store`] where the store does not tell its length; [`Error::NoMemory`].
     pub fn with_store(
         space: &AddressSpace,
         store: impl Store + 'static,
@@ -112,13 +116,13 @@ impl Object {
         Ok(Object { inner: Arc::new(inner), told: Mutex::new(0) })
     }
 
-    /// What messages call it.
+    /// The object's name in messages.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.inner.name
     }
 
-    /// Bytes.
+    /// The length in bytes.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.engine().len()
@@ -136,7 +140,7 @@ impl Object {
         self.inner.is_read_only
     }
 
-    /// Bytes of its pages in memory, and of those that wait to be written to its store.
+    /// Bytes of its pages in memory, and of its dirty pages.
     #[must_use]
     pub fn cached(&self) -> (usize, usize) {
         let engine = self.engine();
@@ -149,25 +153,23 @@ impl Object {
         &self.inner.space
     }
 
-    /// Changes the length; mappings stay, and an access behind the end is a SIGBUS. Not through a
-    /// page of a mapping that is pinned ([`super::Mapping::pin`]), but for private copies.
+    /// Changes the length; mappings stay, and an access behind the end is a SIGBUS. A pinned page of a
+    /// mapping ([`super::Mapping::pin`]) cannot be cut off or into, but for one of a private copy.
     ///
     /// # Errors
     /// [`Error::ReadOnly`], [`Error::TooLong`], [`Error::Pinned`], [`Error::Store`].
     pub fn set_len(&self, bytes: u64) -> Result<(), Error> {
-        if self.is_read_only() {
-            return Err(Error::ReadOnly { path: self.name().to_string() });
-        }
+        self.check_writable()?;
         self.interruptibly("change the length", move |object| {
             object.change_length(bytes, || object.objects().set_len(object.engine(), bytes))
         })?
     }
 
-    /// Follows a change of the store's length that somebody else made; returns it.
+    /// Follows a change of the store's length that was made elsewhere; returns the length.
     ///
     /// # Errors
-    /// [`Error::TooLong`], [`Error::Store`]; [`Error::Pinned`], and the object is as long as before
-    /// until this is called again.
+    /// [`Error::TooLong`], [`Error::Store`]; [`Error::Pinned`], after which the object is as long as
+    /// before until this is called again.
     pub fn refresh_len(&self) -> Result<u64, Error> {
         self.interruptibly("follow the length", |object| {
             let bytes = object.inner.adapter.store.len()?;
@@ -177,8 +179,8 @@ impl Object {
         })?
     }
 
-    /// Makes a change of length. What the store says of it is this one's and no older one's: another
-    /// waits, and what the one before has left is forgotten first.
+    /// Makes a change of length. An error of the store belongs to this change and to no older one: a
+    /// second change waits, and the error of the one before is forgotten first.
     fn change_length(
         &self,
         bytes: u64,
@@ -200,8 +202,8 @@ impl Object {
         })
     }
 
-    /// Writes everything dirty to the store and makes it durable. An object without a store has
-    /// nothing durable: this and the like of it do nothing there.
+    /// Writes everything dirty to the store and makes it durable. A memory object has nothing durable:
+    /// all flushes do nothing there.
     ///
     /// # Errors
     /// As for [`Self::flush_range`].
@@ -212,18 +214,17 @@ impl Object {
     /// Writes what is dirty in a range of bytes to the store and makes it durable.
     ///
     /// # Errors
-    /// [`Error::Store`]: a page could not be written, and is still dirty (each failure is told
-    /// once to each handle, even where it happened in the background before the call), or the
-    /// store could not be synced. After the latter, what was written since the last good sync is
-    /// dirty again, and the next flush writes it anew; where a part of it is not in memory any more
-    /// every later sync of the object fails: open it anew, and write what may be lost again.
-    /// [`Error::HeldBack`]: all but what the barrier holds back is
-    /// written.
+    /// [`Error::Store`]: a page could not be written, and is still dirty (each handle reports each
+    /// failure once, even where it happened in the background before the call), or the store could not
+    /// be synced. After the latter, what was written since the last good sync is dirty again, and the
+    /// next flush writes it anew; where a part of it is not in memory any more every later sync of the
+    /// object fails: open it anew, and write again what may be lost. [`Error::HeldBack`]: all is
+    /// written but what the barrier holds back.
     pub fn flush_range(&self, bytes: Range<u64>) -> Result<(), Error> {
         self.flush_pages(pages_of(bytes), true)
     }
 
-    /// The same, without making it durable.
+    /// Writes what is dirty in a range of bytes to the store, without making it durable.
     ///
     /// # Errors
     /// As for [`Self::flush_range`].
@@ -237,7 +238,7 @@ impl Object {
             let mut told = told;
             (object.flush_to(pages, is_durable, &mut told), told)
         })?;
-        // Not where it was interrupted: nobody was told anything.
+        // A call that was interrupted has reported nothing.
         let mut kept = lock(&self.told);
         *kept = (*kept).max(told);
         result
@@ -258,7 +259,7 @@ impl Object {
         })
     }
 
-    /// What the store said of an operation, if that is the last of its kind that failed; another
+    /// The store's own error of an operation, where that is the last of its kind that failed; another
     /// may have failed since, and then only the errno is known.
     fn store_error(&self, operation: Operation, offset: u64, errno: Errno) -> Error {
         let adapter = self.inner.adapter;
@@ -268,7 +269,7 @@ impl Object {
         };
         let is_it = |error: &StoreError| {
             let end = error.offset().saturating_add(error.bytes().max(1));
-            // A sync that failed is told as a failed write to those who come later.
+            // A failed sync is a failed write to later flushes.
             let is_there = match (error.operation(), operation) {
                 (Operation::Sync, Operation::Sync | Operation::Write) => true,
                 (one, other) => one == other && (error.offset()..end).contains(&offset),
@@ -282,16 +283,16 @@ impl Object {
             return Error::Poisoned { path: self.name().to_string(), offset };
         }
         if errno == Errno::NOMEM {
-            // The kernel's word about the cache, as a rule.
+            // As a rule it is the kernel's, about the cache.
             return Error::NoMemory { doing: "cache an object's page", errno };
         }
         let (bytes, cause) = (PAGE_SIZE as u64, Cause::Os(errno));
         Error::Store(StoreError::new(operation, self.name(), offset, bytes, cause))
     }
 
-    /// Sets the write barrier: no page is written to the store, by whomever, unless it says yes
-    /// for its bytes. A page that it holds back stays dirty, and is asked about again. It is
-    /// called with pages locked: it must not touch a mapping of this address space.
+    /// Sets the write barrier: no thread writes a page to the store unless the barrier returns `true`
+    /// for the page's bytes. A page that it holds back stays dirty, and the barrier is called for it
+    /// again. It is called with pages locked: it must not touch a mapping of this address space.
     pub fn set_barrier(&self, barrier: impl Fn(u64, usize) -> bool + Send + Sync + 'static) {
         let mut place = self.inner.adapter.barrier.write().unwrap_or_else(PoisonError::into_inner);
         *place = Some(Box::new(barrier));
@@ -303,13 +304,24 @@ impl Object {
     /// # Errors
     /// [`Error::Store`].
     pub fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<usize, Error> {
+        self.read(|objects, scratch, buffer| {
+            objects.read_at(self.engine(), offset, into, scratch, buffer)
+        })
+    }
+
+    /// Does a read that lends buffers, as a caller's call.
+    pub(super) fn read<T>(
+        &self,
+        read: impl FnOnce(&Engine, &mut Scratch, &mut IoBuffer) -> Result<T, ReadError>,
+    ) -> Result<T, Error> {
         let result = self.inner.space.engine.with_buffers(|scratch, buffer| {
-            self.objects().read_at(self.engine(), offset, into, scratch, buffer)
+            let objects = self.objects();
+            read(&objects, scratch, buffer)
         })?;
         result.map_err(|error| self.read_error(error))
     }
 
-    /// Reads many places with as many reads in flight as there are store workers. Each request
+    /// Reads at many places with as many reads in flight as there are store workers. Each request
     /// gets its own result.
     ///
     /// # Errors
@@ -319,32 +331,31 @@ impl Object {
         requests: &mut [(u64, &mut [u8])],
     ) -> Result<std::vec::Vec<Result<usize, Error>>, Error> {
         let pages = |offset: u64, len: usize| pages_of(offset..offset.saturating_add(len as u64));
-        // Sent ahead as far as the queue and the memory have room; the rest is when its turn
-        // comes.
-        let depth = 64;
-        for (offset, into) in requests.iter().take(depth) {
+        let prefetch = |(offset, into): &(u64, &mut [u8])| {
             self.objects().prefetch(self.inner.id, pages(*offset, into.len()));
-        }
+        };
+        // Reads begin ahead as far as the queue and the memory have room, each of the others when its
+        // turn comes.
+        let depth = 64;
+        requests.iter().take(depth).for_each(prefetch);
         let mut results = std::vec::Vec::with_capacity(requests.len());
         for at in 0..requests.len() {
-            if let Some((offset, into)) = requests.get(at + depth) {
-                self.objects().prefetch(self.inner.id, pages(*offset, into.len()));
-            }
+            requests.get(at + depth).into_iter().for_each(prefetch);
             let (offset, into) = &mut requests[at];
             results.push(self.read_at(*offset, into));
         }
         Ok(results)
     }
 
-    /// Begins to read a range of bytes into the cache; returns how many are under way.
+    /// Begins to read a range of bytes into the cache; returns how many bytes are under way.
     pub fn prefetch(&self, bytes: Range<u64>) -> usize {
         self.objects().prefetch(self.inner.id, pages_of(bytes)) * PAGE_SIZE
     }
 
-    /// Gives what is cached new memory, taken by the calling thread: of its NUMA node, and as far as
-    /// the kernel has it in one piece. Mappings stay; the next access to each page is a fault. Returns
-    /// how many bytes have new memory, and how many were left where they are: what is pinned, poisoned
-    /// or in use just then.
+    /// Moves cached pages to new memory, taken by the calling thread: of its NUMA node, and contiguous
+    /// as far as the kernel has that. Mappings stay; the next access to each page is a fault. Returns
+    /// how many bytes have new memory, and how many were left where they are: pages that are pinned,
+    /// poisoned or in use just then.
     ///
     /// # Errors
     /// [`Error::NoMemory`] where it cannot be begun.
@@ -357,33 +368,33 @@ impl Object {
         Ok((moved.success * PAGE_SIZE, moved.failed * PAGE_SIZE))
     }
 
-    /// Drops a range of bytes from the cache, but for what is dirty or pinned; returns how many.
+    /// Drops a range of bytes from the cache, but for dirty and pinned pages; returns how many bytes
+    /// were dropped.
     pub fn drop_cached(&self, bytes: Range<u64>) -> usize {
         self.objects().drop_cached(self.engine(), pages_of(bytes)) * PAGE_SIZE
     }
 
     /// Treats the page at a byte as one whose memory has failed: its bytes are gone from the cache,
     /// an access to it is a SIGBUS in every mapping, and `read_at` is [`Error::Poisoned`], until
-    /// [`Self::unpoison`] gives it up, or the object is cut before it. What was written to it and
-    /// not yet to the store is lost; flushes are told so. A pinned page goes as well, and stays bad
-    /// until it is let go.
-    /// `false` where there is no such page.
+    /// [`Self::unpoison`] is called, or the object is cut before the page. What was written to it and
+    /// not yet to the store is lost, and flushes report that. A pinned page goes as well, and stays
+    /// poisoned until it is unpinned. Returns `false` where there is no such page.
     ///
     /// # Errors
-    /// [`Error::NoMemory`], and nothing has changed.
+    /// [`Error::NoMemory`]; nothing has changed then.
     pub fn poison(&self, offset: u64) -> Result<bool, Error> {
         let page = ObjectPage(offset / PAGE_SIZE as u64);
         let result = self.objects().memory_failure(self.engine(), page);
         result.map_err(|errno| Error::NoMemory { doing: "give a bad page up", errno })
     }
 
-    /// Gives the poisoned pages of a range up: from now on they have what the store has, which may
-    /// be older than what was lost. Returns how many bytes. Pinned ones must be let go of first.
+    /// Ends the poisoning of a range's pages: from now on they have what the store has, which may be
+    /// older than what was lost. Returns how many bytes. Pinned pages must be unpinned first.
     pub fn unpoison(&self, bytes: Range<u64>) -> usize {
         self.objects().unpoison(self.engine(), pages_of(bytes)) * PAGE_SIZE
     }
 
-    /// The last read that failed, whoever it was for: what a SIGBUS does not say.
+    /// The last read of the object that failed, whichever thread it was for: a SIGBUS does not tell.
     #[must_use]
     pub fn last_read_error(&self) -> Option<Error> {
         self.objects().last_read_error(self.engine()).map(|error| self.read_error(error))
@@ -394,6 +405,17 @@ impl Object {
             return self.interrupted("read");
         }
         self.store_error(Operation::Read, error.offset, error.errno)
+    }
+
+    pub(super) fn bad_range(&self, offset: u64, len: u64) -> Error {
+        Error::BadRange { path: self.name().to_string(), offset, len, object_len: self.len() }
+    }
+
+    pub(super) fn check_writable(&self) -> Result<(), Error> {
+        if self.is_read_only() {
+            return Err(Error::ReadOnly { path: self.name().to_string() });
+        }
+        Ok(())
     }
 
     pub(super) fn id(&self) -> ObjectId {

@@ -1,4 +1,6 @@
-//! How an object is opened: of a file, or of no file at all.
+//! Opening an object: of a file, of any store, or of memory alone.
+
+#![deny(unsafe_code)]
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
@@ -22,58 +24,57 @@ pub struct OpenOptions {
 }
 
 impl OpenOptions {
-    /// Read-only; direct or buffered as it is better.
+    /// Opens read-only, with direct or buffered I/O, whichever is better.
     #[must_use]
     pub fn new() -> OpenOptions {
         OpenOptions::default()
     }
 
-    /// For writing as well.
+    /// Opens for writing as well.
     #[must_use]
     pub fn write(mut self, write: bool) -> OpenOptions {
         self.write = write;
         self
     }
 
-    /// Makes the file, where there is none.
+    /// Makes the file where there is none.
     #[must_use]
     pub fn create(mut self, create: bool) -> OpenOptions {
         self.create = create;
         self
     }
 
-    /// Whether reads and writes pass the kernel's own page cache by.
+    /// Whether reads and writes bypass the kernel's own page cache.
     #[must_use]
     pub fn direct(mut self, direct: Direct) -> OpenOptions {
         self.direct = direct;
         self
     }
 
-    /// How long the object may become, in bytes: 64 GiB more than it has, unless said otherwise.
+    /// How long the object may become, in bytes: by default 64 GiB more than it is.
     #[must_use]
     pub fn len_max(mut self, bytes: u64) -> OpenOptions {
         self.len_max = Some(bytes);
         self
     }
 
-    /// Takes a file as it is even where its name ends in `.zst`; otherwise such a file, opened
-    /// read-only, is the file that was packed into it.
+    /// Opens a file as it is even where its name ends in `.zst`; otherwise such a file, opened
+    /// read-only, appears as the file that was packed into it.
     #[must_use]
     pub fn plain(mut self, is_plain: bool) -> OpenOptions {
         self.is_plain = is_plain;
         self
     }
 
-    /// How long a call of the store is waited for; see
-    /// [`Builder::store_deadline`](super::Builder::store_deadline), which it goes before.
+    /// How long a call of the store is waited for; it overrides
+    /// [`Builder::store_deadline`](super::Builder::store_deadline).
     #[must_use]
     pub fn store_deadline(mut self, deadline: Duration) -> OpenOptions {
         self.store_deadline = Some(deadline);
         self
     }
 
-    /// Makes an object of a store of one's own, with the deadline and the greatest length of these
-    /// options.
+    /// Makes an object of any store, with the deadline and the greatest length of these options.
     ///
     /// # Errors
     /// As for [`Object::with_store`].
@@ -95,50 +96,46 @@ impl OpenOptions {
     /// [`Error::Store`] where it cannot be opened; [`Error::NoMemory`].
     pub fn open(&self, space: &AddressSpace, path: impl AsRef<Path>) -> Result<Object, Error> {
         let path = path.as_ref();
-        let is_archive = path.extension().is_some_and(|extension| extension == "zst");
-        if is_archive && !self.is_plain && !self.write {
-            let options = self.clone().len_max(0);
-            return options.open_store(space, ZstdStore::open(path)?);
-        }
-        let options = match (self.write, self.create) {
-            (false, _) => FileOptions::read_only(),
-            (true, false) => FileOptions::read_write(),
-            (true, true) => FileOptions::read_write().create(),
-        };
-        let options = options.direct(self.direct);
-        let store = FileStore::open(path, options)?;
         if self.write {
-            return self.open_store(space, store);
+            let options = FileOptions::read_write().direct(self.direct);
+            let options = if self.create { options.create() } else { options };
+            return self.open_store(space, FileStore::open(path, options)?);
         }
-        self.clone().len_max(0).open_store(space, store)
+        let fixed = self.clone().len_max(0);
+        let is_archive = path.extension().is_some_and(|extension| extension == "zst");
+        if is_archive && !self.is_plain {
+            return fixed.open_store(space, ZstdStore::open(path)?);
+        }
+        let options = FileOptions::read_only().direct(self.direct);
+        fixed.open_store(space, FileStore::open(path, options)?)
     }
 
-    /// Makes an object of `len` zeros that no file is behind. Its pages count against the memory of
-    /// the address space as any object's; what has to go is compressed, and what is compressed goes
-    /// to the swap file ([`Builder::swap`](super::Builder::swap)) where there is one. It can always
-    /// be written, and ends, with its bytes, with its last handle and mapping. Of the options only
+    /// Makes an object of `len` zeros without a file. Its pages count against the memory of the
+    /// address space as any object's do; pages that are reclaimed are compressed, and go to the swap
+    /// file ([`Builder::swap`](super::Builder::swap)) where there is one. The object can always be
+    /// written. It ends, with its bytes, with its last handle and mapping. Of the options only
     /// [`Self::len_max`] has a meaning here.
     ///
     /// # Errors
     /// [`Error::NoMemory`], [`Error::TooLong`].
     pub fn memory(&self, space: &AddressSpace, len: u64) -> Result<Object, Error> {
-        let store = Box::new(Memory { len: AtomicU64::new(len) });
+        let store = Box::new(NoStore { len: AtomicU64::new(len) });
         Object::make(space, store, self.len_max, Keeper::Engine)
     }
 }
 
-/// What stands for the store of an object that has none: the engine keeps its bytes.
-struct Memory {
+/// Stands for the store of a memory object, whose bytes the engine keeps.
+struct NoStore {
     len: AtomicU64,
 }
 
-impl Store for Memory {
+impl Store for NoStore {
     fn name(&self) -> &str {
         "a memory object"
     }
 
     fn len(&self) -> Result<u64, StoreError> {
-        // Relaxed, as below: a number, which nothing else goes with.
+        // Relaxed, as below: the number orders nothing else.
         Ok(self.len.load(Ordering::Relaxed))
     }
 

@@ -1,5 +1,7 @@
 //! Pinned ranges of mappings: guards over the engine's pins.
 
+#![deny(unsafe_code)]
+
 use core::fmt;
 use core::ops::Range;
 use std::string::ToString;
@@ -14,11 +16,11 @@ use crate::units::PAGE_SIZE;
 #[must_use = "the range is let go when this is dropped"]
 pub struct Pinned<'a>(pub(super) RawPin<'a>);
 
-/// The same for a range that may be written at any time, by the kernel for one.
+/// The same for a range that may be written at any time, for instance by the kernel.
 #[must_use = "the range is let go when this is dropped"]
 pub struct PinnedMut<'a>(pub(super) RawPin<'a>);
 
-/// A pin without a type.
+/// A pin of either type.
 pub(super) struct RawPin<'a> {
     raw: &'a Raw,
     bytes: Range<usize>,
@@ -27,12 +29,8 @@ pub(super) struct RawPin<'a> {
 
 impl<'a> RawPin<'a> {
     pub fn new(raw: &'a Raw, bytes: Range<usize>, what: PinFor) -> Result<RawPin<'a>, Error> {
-        let bad = || Error::BadRange {
-            path: raw.object.name().to_string(),
-            offset: raw.offset.saturating_add(bytes.start as u64),
-            len: bytes.len() as u64,
-            object_len: raw.object.len(),
-        };
+        let offset = raw.offset.saturating_add(bytes.start as u64);
+        let bad = || raw.object.bad_range(offset, bytes.len() as u64);
         if bytes.is_empty() || bytes.end > raw.len {
             return Err(bad());
         }
@@ -86,7 +84,7 @@ macro_rules! pinned_methods {
             self.0.start() as *const u8
         }
 
-        /// Pinned bytes, as they were asked for; their pages are pinned whole.
+        /// How many bytes were asked for; their pages are pinned whole.
         #[must_use]
         pub fn len(&self) -> usize {
             self.0.bytes.len()
@@ -113,8 +111,7 @@ impl Pinned<'_> {
 impl PinnedMut<'_> {
     pinned_methods!();
 
-    /// The first pinned byte, to be written: by whom, and while nobody else reads it, is the
-    /// caller's affair.
+    /// The first pinned byte, to be written; the caller orders its writes and reads.
     #[must_use]
     pub fn as_mut_ptr(&self) -> *mut u8 {
         self.0.start() as *mut u8

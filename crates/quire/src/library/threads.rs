@@ -1,31 +1,26 @@
 //! The library's threads: handlers, the background thread, store workers, readers of the swap file.
 //!
-//! They are libc's, with the program's signals blocked, and use the program's descriptor table: the application
-//! asked for them, and does not close descriptors that are not its own. Store workers are the only threads that
-//! call a store and may block in it.
+//! They are libc's, with the program's signals blocked, and use the program's descriptor table, for an
+//! application that uses the library does not close descriptors that are not its own. Store workers are
+//! the only threads that call a store and may block in it.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::vec::Vec;
 
-use linux_raw_sys::general::{
-    UFFD_EVENT_PAGEFAULT, UFFD_PAGEFAULT_FLAG_WP, UFFD_PAGEFAULT_FLAG_WRITE, uffd_msg,
-};
-
-use super::{Error, inline};
+use super::{Engine, Error, inline};
 use crate::control::Event;
-use crate::mmu::Access;
-use crate::mmu::userfaultfd::Userfaultfd;
+use crate::mmu::userfaultfd::FaultMessage;
 use crate::mmu::{Mmu, Prot, Protection};
-use crate::object::{IoBuffer, Objects};
+use crate::object::IoBuffer;
 use crate::reclaim::{Kswapd, OOM_ROUND_MS};
 use crate::scratch::Scratch;
 use crate::store::workers::{lock, start};
 use crate::swap::SwapRead;
 use crate::sys::clock::Moment;
 use crate::sys::monotonic_ns;
-use crate::sys::thread::{ThreadId, kill_process, never_preempt, pin_to_nth_cpu};
+use crate::sys::thread::{kill_process, never_preempt, pin_to_nth_cpu};
 use crate::units::{PAGE_SIZE, PageNum, PageRange};
 
 /// How long until what could not be written is tried again.
@@ -36,11 +31,9 @@ const READERS: usize = 2;
 /// Reads that such a thread takes at a time.
 const READ_BATCH: usize = 16;
 
-type Space = Objects<Userfaultfd>;
-
-/// What handlers share.
+/// How the threads are told to end.
 struct Exit {
-    /// A fault here means: the handler that reads it ends.
+    /// A handler that reads a fault of this page ends.
     page: PageNum,
     handlers: AtomicUsize,
     is_stopping: AtomicBool,
@@ -49,12 +42,12 @@ struct Exit {
 /// All threads of an engine.
 pub(super) struct Threads {
     handles: Mutex<Vec<JoinHandle<()>>>,
-    exit: &'static Exit,
+    exit: Arc<Exit>,
 }
 
 impl Threads {
     pub fn start(
-        objects: &'static Space,
+        objects: &'static Engine,
         handlers: usize,
         workers: usize,
     ) -> Result<Threads, Error> {
@@ -63,11 +56,8 @@ impl Threads {
             let mut layout = objects.space.lock();
             objects.space.map(&mut layout, None, 1, Prot::READ_WRITE).map_err(failed)?
         };
-        let exit: &'static Exit = std::boxed::Box::leak(std::boxed::Box::new(Exit {
-            page,
-            handlers: AtomicUsize::new(0),
-            is_stopping: AtomicBool::new(false),
-        }));
+        let (handlers_running, is_stopping) = (AtomicUsize::new(0), AtomicBool::new(false));
+        let exit = Arc::new(Exit { page, handlers: handlers_running, is_stopping });
         let threads = Threads { handles: Mutex::new(Vec::new()), exit };
         let started = threads.start_all(objects, handlers, workers);
         if let Err(error) = started {
@@ -79,29 +69,30 @@ impl Threads {
 
     fn start_all(
         &self,
-        objects: &'static Space,
+        objects: &'static Engine,
         handlers: usize,
         workers: usize,
     ) -> Result<(), Error> {
         let no_memory = |errno| Error::NoMemory { doing: "map the threads' buffers", errno };
-        let exit = self.exit;
         for cpu in 0..handlers {
+            let exit = Arc::clone(&self.exit);
             let mut scratch = Scratch::new().map_err(no_memory)?;
             self.spawn("quire-fault", move || {
                 pin_to_nth_cpu(cpu);
                 never_preempt();
-                handle_faults(objects, exit, &mut scratch);
+                handle_faults(objects, &exit, &mut scratch);
             })?;
-            exit.handlers.fetch_add(1, Ordering::SeqCst);
+            self.exit.handlers.fetch_add(1, Ordering::SeqCst);
         }
+        let exit = Arc::clone(&self.exit);
         let mut scratch = Scratch::new().map_err(no_memory)?;
         self.spawn("quire-kswapd", move || {
             never_preempt();
-            reclaim(objects, exit, &mut scratch);
+            reclaim(objects, &exit, &mut scratch);
         })?;
         let readers = if objects.space.swap().has_file() { READERS } else { 0 };
         // Handlers read by themselves; one is left for other faults. A thread that serves itself
-        // holds up nobody but who wants its buffers.
+        // keeps only its buffers from other threads.
         let turns = if handlers == 0 { inline::READS_MAX } else { handlers as u32 - 1 };
         objects.space.swap().set_turns(turns);
         for _ in 0..readers {
@@ -124,7 +115,7 @@ impl Threads {
     }
 
     /// Ends all of them. No mapping is left.
-    pub fn stop(&self, objects: &'static Space) {
+    pub fn stop(&self, objects: &'static Engine) {
         self.exit.is_stopping.store(true, Ordering::SeqCst);
         objects.stop_workers();
         objects.space.swap().close_requests();
@@ -137,44 +128,19 @@ impl Threads {
         for handle in lock(&self.handles).drain(..) {
             let _ = handle.join();
         }
-        // SAFETY: made by `leak`, and its threads have ended.
-        unsafe { drop(std::boxed::Box::from_raw(core::ptr::from_ref(self.exit).cast_mut())) };
     }
 }
 
-/// Where a message says that the program went, what it wanted there, and which thread it was.
-fn access_of(message: &uffd_msg) -> (usize, Access, ThreadId) {
-    // SAFETY: the event was looked at, and the thread was asked for.
-    let (address, flags, thread) = unsafe {
-        let fault = message.arg.pagefault;
-        (fault.address, fault.flags, ThreadId(fault.feat.ptid))
-    };
-    let has = |flag: u32| flags & u64::from(flag) != 0;
-    let access = if has(UFFD_PAGEFAULT_FLAG_WP) {
-        Access::WriteProtected
-    } else if has(UFFD_PAGEFAULT_FLAG_WRITE) {
-        Access::Write
-    } else {
-        Access::Read
-    };
-    (address as usize, access, thread)
-}
-
-fn handle_faults(objects: &'static Space, exit: &Exit, scratch: &mut Scratch) {
+fn handle_faults(objects: &'static Engine, exit: &Exit, scratch: &mut Scratch) {
     let mmu = objects.space.mmu();
     loop {
-        let Ok(message) = mmu.faults.read() else { continue };
-        if u32::from(message.event) != UFFD_EVENT_PAGEFAULT {
-            continue;
-        }
+        let Some(FaultMessage { page, access, thread }) = mmu.read_fault() else { continue };
         let since = Moment::now();
-        let (address, access, thread) = access_of(&message);
-        let page = mmu.page(address);
         if page == exit.page {
             let one = PageRange::new(page, 1);
             if exit.handlers.fetch_sub(1, Ordering::SeqCst) == 1 {
                 let zeros = [0u8; PAGE_SIZE];
-                // SAFETY: a page of bytes that are not managed.
+                // SAFETY: the bytes are a page, which is not managed.
                 let _ = unsafe { mmu.copy_in(one, zeros.as_ptr(), Protection::Writable) };
             } else {
                 // The next handler reads it again.
@@ -186,7 +152,7 @@ fn handle_faults(objects: &'static Space, exit: &Exit, scratch: &mut Scratch) {
     }
 }
 
-fn read_swap(objects: &'static Space, scratch: &mut Scratch) {
+fn read_swap(objects: &'static Engine, scratch: &mut Scratch) {
     let space = &objects.space;
     let mut reader = space.swap().new_reader();
     let mut requests = [SwapRead::NONE; READ_BATCH];
@@ -200,7 +166,7 @@ fn read_swap(objects: &'static Space, scratch: &mut Scratch) {
 }
 
 /// Ends the process as an OOM kill would, with a message: its faults cannot be served.
-fn die_out_of_memory(objects: &Space) -> ! {
+fn die_out_of_memory(objects: &Engine) -> ! {
     let space = &objects.space;
     space.note_out_of_memory();
     let room = match space.swap().file() {
@@ -216,7 +182,7 @@ fn die_out_of_memory(objects: &Space) -> ! {
     kill_process()
 }
 
-fn reclaim(objects: &'static Space, exit: &Exit, scratch: &mut Scratch) {
+fn reclaim(objects: &'static Engine, exit: &Exit, scratch: &mut Scratch) {
     let space = &objects.space;
     let budget = space.budget();
     let mut kswapd = Kswapd::default();

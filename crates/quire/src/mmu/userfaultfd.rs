@@ -9,22 +9,31 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 
 use linux_raw_sys::general::{
     __NR_pread64, __NR_process_vm_readv, MADV_DOFORK, MADV_DONTFORK, MADV_DONTNEED,
-    MADV_DONTNEED_LOCKED, MADV_NOHUGEPAGE, MADV_POPULATE_WRITE, UFFD_FEATURE_MINOR_SHMEM,
-    UFFD_FEATURE_MISSING_SHMEM, UFFD_FEATURE_MOVE, UFFD_FEATURE_PAGEFAULT_FLAG_WP,
-    UFFD_FEATURE_POISON, UFFD_FEATURE_SIGBUS, UFFD_FEATURE_THREAD_ID,
-    UFFD_FEATURE_WP_HUGETLBFS_SHMEM, UFFDIO_REGISTER_MODE_MISSING,
+    MADV_DONTNEED_LOCKED, MADV_NOHUGEPAGE, MADV_POPULATE_WRITE, UFFD_EVENT_PAGEFAULT,
+    UFFD_FEATURE_MINOR_SHMEM, UFFD_FEATURE_MISSING_SHMEM, UFFD_FEATURE_MOVE,
+    UFFD_FEATURE_PAGEFAULT_FLAG_WP, UFFD_FEATURE_POISON, UFFD_FEATURE_SIGBUS,
+    UFFD_FEATURE_THREAD_ID, UFFD_FEATURE_WP_HUGETLBFS_SHMEM, UFFD_PAGEFAULT_FLAG_WP,
+    UFFD_PAGEFAULT_FLAG_WRITE, UFFDIO_REGISTER_MODE_MISSING,
 };
 use rustix::fd::IntoRawFd;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use self::modes::Modes;
 use self::spares::Spares;
-use super::{Done, FrameId, FrameRun, Holes, Mmu, Prot, Protection, Refusal, Sharer};
+use super::{Access, Done, FrameId, FrameRun, Holes, Mmu, Prot, Protection, Refusal, Sharer};
 use crate::sys::futex::{self, Reach};
-use crate::sys::thread::{is_engine_thread, process_id};
+use crate::sys::thread::{ThreadId, is_engine_thread, process_id};
 use crate::sys::uffd::{Progress, Uffd};
 use crate::sys::{Errno, call, memory};
 use crate::units::{BLOCK_PAGES, PAGE_SHIFT, PAGE_SIZE, PageNum, PageRange};
+
+/// A fault of the arena, as the kernel reports it.
+pub(crate) struct FaultMessage {
+    pub page: PageNum,
+    pub access: Access,
+    /// The thread that faulted.
+    pub thread: ThreadId,
+}
 
 /// The arena and the frame pool, each registered with a userfaultfd of its own.
 ///
@@ -244,6 +253,28 @@ impl Userfaultfd {
     #[must_use]
     pub fn descriptors(&self) -> [i32; 3] {
         [self.faults.number(), self.pool_faults.number(), self.mem.load(Ordering::Relaxed)]
+    }
+
+    /// Waits for a fault and reads it. `None` where another handler took it, or the wait was
+    /// interrupted.
+    pub(crate) fn read_fault(&self) -> Option<FaultMessage> {
+        let message = self.faults.read().ok()?;
+        if u32::from(message.event) != UFFD_EVENT_PAGEFAULT {
+            return None;
+        }
+        // SAFETY: the event says which part of the union is valid, and `attach` asks for the thread.
+        let (fault, thread) = unsafe {
+            let fault = message.arg.pagefault;
+            (fault, ThreadId(fault.feat.ptid))
+        };
+        let access = if fault.flags & u64::from(UFFD_PAGEFAULT_FLAG_WP) != 0 {
+            Access::WriteProtected
+        } else if fault.flags & u64::from(UFFD_PAGEFAULT_FLAG_WRITE) != 0 {
+            Access::Write
+        } else {
+            Access::Read
+        };
+        Some(FaultMessage { page: self.page(fault.address as usize), access, thread })
     }
 
     /// Address of a page's first byte.

@@ -10,7 +10,7 @@
 //!
 //! Until the child has a userfaultfd a page that is missing reads as zeros in it, silently.
 //!
-//! 1. The preload library's *prepare* handler, which runs after everybody's, arms a trap: Syscall User Dispatch
+//! 1. The preload library's *prepare* handler, which runs after all others, arms a trap: Syscall User Dispatch
 //!    on the forking thread, with the program's signals blocked (docs/decisions/0003). libc makes its clone;
 //!    SIGSYS comes instead. All that follows runs on the trap's own stack.
 //! 2. The heap's gate closes: no other thread is inside malloc.
@@ -37,8 +37,8 @@
 //! 8. Both: gates open, locks are released, thread ids are written, the trap goes, and libc sees its clone
 //!    return.
 //!
-//! Each step has a name in [`steps`](super::steps). What becomes of each side when another is killed is in
-//! [`crate::control::fork`]. A child that cannot join ends and is reaped, and fork fails with EAGAIN (no place), or
+//! Each step has a name in [`steps`](super::steps). [`crate::control::fork`] tells what happens to each side when
+//! the other is killed. A child that cannot join ends and is reaped, and fork fails with EAGAIN (no place), or
 //! with EPERM (no supervisor in a network namespace of its own, or none any more).
 //!
 //! A page that a fork shared is not exclusively ours and does not move: reclaim copies it out
@@ -54,11 +54,10 @@ use crate::space::Layout;
 use crate::sys::Errno;
 use crate::sys::thread::{self, SignalsBlocked};
 
-/// How often a fork whose room is taken by others asks for it again.
+/// How often a fork asks for room again that other processes have taken.
 const TRIES_MAX: u32 = 100;
 
-/// How long a parent waits at a time before it looks whether the child still lives, in
-/// milliseconds.
+/// How long a parent waits before it looks whether the child still lives, in milliseconds.
 const CHILD_POLL_MS: u64 = 20;
 /// Looks after which a supervisor that is moving a dead child's charge has died as well: 5 s.
 const TAKEN_LOOKS_MAX: u32 = 250;
@@ -75,7 +74,7 @@ pub struct ForkGuard {
 }
 
 impl Process {
-    /// Closes the gate and makes ready to be cloned.
+    /// Closes the gate and prepares this process to be cloned.
     ///
     /// # Errors
     /// `NOMEM` where the budget cannot hold both processes; nothing has changed then.
@@ -87,16 +86,16 @@ impl Process {
         for stretch in self.space.managed_stretches(&layout) {
             let _ = self.space.mmu().set_inherited(stretch, true);
         }
-        // Empty now: the child gets the addresses, and nothing else.
+        // The pool is empty now: the child gets its addresses, and nothing else.
         let _ = self.space.mmu().set_pool_inherited(true);
         reach(Step::Inheritable);
         Ok(ForkGuard { process: self, layout, charged, number, signals })
     }
 
     /// Takes the space's lock, closes the gate, and charges the child's share. Another process may
-    /// be quicker to take the room that was made, so it is tried again.
+    /// take the room first that was made, so it is tried again.
     fn charge_fork(&'static self) -> Result<(Layout<'static>, usize), Errno> {
-        // The child has no thread that would end what is dying.
+        // The child has no thread that would finish an unmap.
         let mut layout = self.space.lock_over(&[self.space.arena()]);
         reach(Step::Locked);
         let mut charged = Err(Errno::NOMEM);
@@ -126,7 +125,7 @@ impl Process {
         charged.map(|charged| (layout, charged))
     }
 
-    /// Says once why forks fail where there is no supervisor to say it.
+    /// Says once why forks fail, where there is no supervisor that says it.
     fn say_why_forks_fail(&self, errno: Errno) {
         static IS_SAID: AtomicBool = AtomicBool::new(false);
         if meaning_of(errno) == Errno::PERM
@@ -191,10 +190,10 @@ impl ForkGuard {
                 Child::Refused(errno) => {
                     return End::Refused(Errno::from_raw_os_error(errno.cast_signed()));
                 }
-                // Nobody else ends a fork.
+                // Only this thread ends a fork.
                 Child::None => return End::Ended,
                 Child::UnderWay if !lives && fork.give_up(self.number) => return End::Ended,
-                // Nobody is left who would move the charge, or give back what has been moved.
+                // No process is left that would move the charge, or give back what has been moved.
                 Child::Taken if looks > TAKEN_LOOKS_MAX => return End::Joined,
                 Child::UnderWay | Child::Taken => {
                     fork.wait(self.number, child, CHILD_POLL_MS);
@@ -205,10 +204,10 @@ impl ForkGuard {
         }
     }
 
-    /// First thing in the child: an engine of its own, before anything managed is touched.
+    /// In the child, before it touches anything managed: starts an engine of its own.
     ///
     /// # Errors
-    /// What went wrong: the child must not run then, for it would read zeros.
+    /// Where it failed the child must not run, for it would read zeros.
     pub fn in_child(mut self) -> Result<(), Errno> {
         reach(Step::Born);
         let result = self.start_child();
@@ -217,8 +216,8 @@ impl ForkGuard {
             let errno = errno.raw_os_error().unsigned_abs();
             let detail = u64::from(errno) << 32 | u64::from(thread::process_id());
             parent.leave_obituary(Obituary::ChildNotManaged, detail);
-            // The parent need not wait any longer. Where it does not, for the child has joined, the
-            // supervisor gives back what it was charged.
+            // The parent need not wait any longer. Where the child had joined already, the supervisor
+            // gives back its charge.
             parent.member().fork.refuse(self.number, errno);
         }
         drop(self.layout);
@@ -235,12 +234,12 @@ impl ForkGuard {
         })
     }
 
-    /// Joins the tree and registers the arena; on the engine's first thread, whose descriptor
-    /// table is empty.
+    /// Joins the run and registers the arena; on the engine's first thread, whose descriptor table is
+    /// empty.
     fn open_child(&self, spawn_others: SpawnOthers<'_>) -> Result<(), Errno> {
         let process = self.process;
         // The supervisor takes the call while the other threads are made.
-        let connection = process.name.call()?;
+        let connection = process.name.connect()?;
         spawn_others()?;
         let space = &process.space;
         let budget = space.budget();
@@ -258,8 +257,8 @@ impl ForkGuard {
         let joined = join::join(connection, &hello)?;
         reach(Step::Welcomed);
         let slot = joined.slot;
-        // The limit on descriptors may be a handful, so none is kept that is not needed: the
-        // control page is mapped already.
+        // The limit on descriptors may be a handful, so none is kept without need: the control page
+        // is mapped already.
         let mut descriptors = Descriptors::take(joined);
         descriptors.close_control();
         space.mmu().attach(descriptors.device, descriptors.memory)?;
@@ -287,31 +286,31 @@ impl ForkGuard {
     }
 }
 
-/// How a fork ends, for the parent.
+/// How a fork ended, for the parent.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum End {
-    /// The child has what was charged for it.
+    /// The child has taken its charge over.
     Joined,
-    /// It died before it could say anything, or was never made.
+    /// The child died before it could join, or was never made.
     Ended,
-    /// It cannot be managed, and ends: why.
+    /// The child cannot be managed, for this reason, and ends.
     Refused(Errno),
 }
 
 /// fork's errno for a child that could not join for the reason `errno`.
 fn meaning_of(errno: Errno) -> Errno {
     match errno {
-        // The supervisor cannot be reached from a network namespace of the child's own: as where
-        // namespaces are not allowed. Or there is none any more: no later try will find one.
+        // The supervisor cannot be reached from a network namespace of the child's own: fork fails as
+        // where namespaces are not allowed. Or there is none any more: no later try will find one.
         Errno::CONNREFUSED | Errno::CONNRESET => Errno::PERM,
         _ => Errno::AGAIN,
     }
 }
 
-/// A child need not end by SIGCHLD.
+/// `__WALL`: waits for children that end with another signal than SIGCHLD as well.
 const WALL: u32 = 0x4000_0000;
 
-/// Waits for the end of a child that the program is not to hear of.
+/// Waits for the end of a child of which the program must not learn.
 fn reap(pid: isize) {
     use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
     let options = WaitIdOptions::EXITED | WaitIdOptions::from_bits_retain(WALL);
@@ -319,7 +318,7 @@ fn reap(pid: isize) {
     while waitid(WaitId::Pid(pid), options).is_err_and(|errno| errno == Errno::INTR) {}
 }
 
-/// Whether a process that we made has not ended yet.
+/// Whether a child of the clone still lives.
 fn is_alive(pid: isize) -> bool {
     use rustix::process::{Pid, WaitId, WaitIdOptions, test_kill_process, waitid};
     let Some(pid) = Pid::from_raw(pid as i32) else { return false };
@@ -329,14 +328,14 @@ fn is_alive(pid: isize) -> bool {
         | WaitIdOptions::from_bits_retain(WALL);
     match waitid(WaitId::Pid(pid), options) {
         Ok(ended) => ended.is_none(),
-        // It is our parent's child (CLONE_PARENT), who learns of its end; or it has ended, and
-        // the program wants to hear of none.
+        // It is the child of this process's parent (CLONE_PARENT), which learns of its end; or it has
+        // ended, and the program ignores ends of children.
         Err(_) => test_kill_process(pid) != Err(Errno::SRCH) && !has_ended(pid),
     }
 }
 
-/// Whether the process has ended, though nobody has waited for it. Without a descriptor to look with
-/// it counts as alive.
+/// Whether the process has ended, though it was not waited for. Where no descriptor can be had for the
+/// look it counts as alive.
 fn has_ended(pid: rustix::process::Pid) -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let Ok(pidfd) = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()) else {

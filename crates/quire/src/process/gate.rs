@@ -1,63 +1,53 @@
 //! The gate: engine threads pass it before each operation, and a fork closes it.
 //!
-//! Closed and empty means that no engine thread is in the middle of anything: no page lock is
-//! held but by reads of the swap file, no mutex, no half-made move. What is copied by a fork then
-//! is a whole.
+//! While it is closed and empty no engine thread is in the middle of an operation: no page lock is
+//! held but by reads of the swap file, no mutex is held, no move is half done. So a fork copies a
+//! consistent state.
+
+#![deny(unsafe_code)]
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::sys::futex::{self, Reach};
 use crate::sys::rank::{self, Rank};
 
-/// Counts who is inside, and can be closed.
-pub struct Gate {
+#[derive(Default)]
+pub(super) struct Gate {
     closed: AtomicU32,
+    /// Counts the threads inside.
     inside: AtomicU32,
 }
 
-impl Default for Gate {
-    fn default() -> Gate {
-        Gate::new()
-    }
-}
-
 impl Gate {
-    /// An open gate.
-    #[must_use]
-    pub const fn new() -> Gate {
-        Gate { closed: AtomicU32::new(0), inside: AtomicU32::new(0) }
-    }
-
-    /// Goes in, waiting while the gate is closed.
+    /// Enters, and waits while the gate is closed.
     pub fn enter(&self) {
         rank::sleeps_for(Rank::EngineGate);
         loop {
-            // SeqCst on both sides (Dekker): either we see the gate closed, or the closer sees us
-            // inside.
+            // SeqCst on both sides (Dekker): either this thread sees the gate closed, or the closing
+            // thread sees this one inside.
             self.inside.fetch_add(1, Ordering::SeqCst);
             if self.closed.load(Ordering::SeqCst) == 0 {
                 rank::taken(Rank::EngineGate, 1);
                 return;
             }
-            self.go_out();
+            self.step_out();
             futex::wait(&self.closed, 1, Reach::Process, None);
         }
     }
 
-    /// Goes out.
     pub fn leave(&self) {
         rank::released(Rank::EngineGate, 1);
-        self.go_out();
+        self.step_out();
     }
 
-    fn go_out(&self) {
+    fn step_out(&self) {
         self.inside.fetch_sub(1, Ordering::SeqCst);
         if self.closed.load(Ordering::SeqCst) != 0 {
             futex::wake(&self.inside, u32::MAX, Reach::Process);
         }
     }
 
-    /// Closes the gate and waits until nobody is inside.
+    /// Closes the gate and waits until no thread is inside.
     pub fn close(&self) {
         rank::sleeps_for(Rank::EngineGate);
         self.closed.store(1, Ordering::SeqCst);
@@ -71,14 +61,13 @@ impl Gate {
         }
     }
 
-    /// Opens it again.
     pub fn open(&self) {
         rank::released(Rank::EngineGate, 1);
         self.closed.store(0, Ordering::SeqCst);
         futex::wake(&self.closed, u32::MAX, Reach::Process);
     }
 
-    /// In a fork's child, where nobody is inside.
+    /// Opens the gate in a fork's child, where no thread is inside.
     pub fn reset(&self) {
         self.inside.store(0, Ordering::SeqCst);
         self.closed.store(0, Ordering::SeqCst);

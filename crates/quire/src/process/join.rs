@@ -1,4 +1,4 @@
-//! Joining a tree: the conversation with the supervisor, and the descriptors that come of it.
+//! Joining a run: the messages to and from the supervisor, and the descriptors that it sends.
 
 use core::mem::MaybeUninit;
 use core::ptr::NonNull;
@@ -19,18 +19,17 @@ use crate::control::{
 };
 use crate::sys::Errno;
 
-/// Longest socket name, as the kernel has it.
-pub const NAME_BYTES_MAX: usize = 107;
+/// The kernel's limit for the name of a socket.
+const NAME_BYTES_MAX: usize = 107;
 
 /// The supervisor's socket name.
-#[derive(Clone, Copy)]
-pub struct SocketName {
+pub(super) struct SocketName {
     bytes: [u8; NAME_BYTES_MAX],
     len: usize,
 }
 
 /// A member's descriptors, in the table of the thread that joined.
-pub struct Joined {
+pub(super) struct Joined {
     /// Kept open as long as the member lives.
     pub connection: OwnedFd,
     /// The control memfd.
@@ -39,7 +38,6 @@ pub struct Joined {
     pub pool: Option<OwnedFd>,
     /// /dev/userfaultfd, where the supervisor could open it.
     pub device: Option<OwnedFd>,
-    /// The swap file.
     pub swap_file: Option<OwnedFd>,
     /// The member's slot.
     pub slot: u32,
@@ -48,7 +46,6 @@ pub struct Joined {
 impl SocketName {
     /// Finds the name in the environment that this program was started with. Reads
     /// /proc/self/environ: libc's copy is not set up yet when the first malloc comes.
-    #[must_use]
     pub fn from_environment() -> Option<SocketName> {
         let file = rustix::fs::open(
             c"/proc/self/environ",
@@ -58,7 +55,7 @@ impl SocketName {
         .ok()?;
         let mut name = SocketName { bytes: [0; NAME_BYTES_MAX], len: 0 };
         let mut buffer = [0u8; 4096];
-        // Where we are in the variable that is being read.
+        // How many bytes of the variable match so far.
         let mut matched = Some(0usize);
         let key = SOCKET_VARIABLE.as_bytes();
         loop {
@@ -90,20 +87,11 @@ impl SocketName {
         }
     }
 
-    /// Joins the tree as this process.
+    /// Connects to the supervisor.
     ///
     /// # Errors
-    /// Those of [`Self::call`] and [`join`].
-    pub fn join(&self, hello: &Hello) -> Result<Joined, Errno> {
-        join(self.call()?, hello)
-    }
-
-    /// Calls the supervisor.
-    ///
-    /// # Errors
-    /// The kernel's; `CONNREFUSED` where it has gone, or is not to be reached from this network
-    /// namespace.
-    pub fn call(&self) -> Result<OwnedFd, Errno> {
+    /// The kernel's; `CONNREFUSED` where the supervisor has ended, or is in another network namespace.
+    pub fn connect(&self) -> Result<OwnedFd, Errno> {
         let connection = rustix::net::socket_with(
             AddressFamily::UNIX,
             SocketType::SEQPACKET,
@@ -116,18 +104,18 @@ impl SocketName {
     }
 }
 
-/// Joins the tree whose supervisor was called.
+/// Joins the run of the supervisor at the other end.
 ///
 /// # Errors
-/// The kernel's; `USERS` where there are as many members as there may be, `SRCH` where the parent is
-/// none any more, `PROTO` where the supervisor is another version's.
-pub fn join(connection: OwnedFd, hello: &Hello) -> Result<Joined, Errno> {
+/// The kernel's; `USERS` where the run has as many members as it may, `SRCH` where the parent is no
+/// member any more, `PROTO` where the supervisor has another version.
+pub(super) fn join(connection: OwnedFd, hello: &Hello) -> Result<Joined, Errno> {
     // SAFETY: a Hello is plain integers without padding.
     let bytes = unsafe {
         core::slice::from_raw_parts(core::ptr::from_ref(hello).cast::<u8>(), size_of::<Hello>())
     };
     rustix::net::send(&connection, bytes, SendFlags::NOSIGNAL).map_err(|error| match error {
-        // It has gone since it was called.
+        // The supervisor has ended since the connection was made.
         Errno::PIPE | Errno::NOTCONN => Errno::CONNRESET,
         error => error,
     })?;
@@ -136,8 +124,7 @@ pub fn join(connection: OwnedFd, hello: &Hello) -> Result<Joined, Errno> {
 }
 
 impl SocketName {
-    /// Why a process cannot join, where [`SocketName::join`]'s errno says so: for a message.
-    #[must_use]
+    /// Why a process cannot join, where the errno tells: for a message.
     pub fn why_not(&self, errno: Errno) -> Option<&'static str> {
         match errno {
             Errno::USERS => Some("the run has as many processes as it may (--members-max)"),
@@ -146,7 +133,7 @@ impl SocketName {
                 Some("the supervisor of its run has ended, or does not know this process")
             }
             Errno::CONNREFUSED if self.has_ended() => Some("the supervisor of its run has ended"),
-            // Also where it has ended, and nobody has waited for it.
+            // The supervisor may also have ended without having been waited for.
             Errno::CONNREFUSED => Some(
                 "the supervisor of its run cannot be reached: it has ended, or listens in another \
                  network namespace",
@@ -164,9 +151,8 @@ impl SocketName {
     }
 }
 
-/// A hello from a program that has just begun.
-#[must_use]
-pub const fn hello() -> Hello {
+/// The hello of a program that has just begun.
+pub(super) const fn hello() -> Hello {
     let (magic, version) = (MAGIC, VERSION);
     Hello { magic, version, fork: 0, parent_slot: NO_PARENT, held_pages: 0, wanted_pages: 0 }
 }
@@ -182,7 +168,7 @@ fn receive_welcome(connection: OwnedFd) -> Result<Joined, Errno> {
         RecvFlags::CMSG_CLOEXEC,
     )?;
     if received.bytes == 0 {
-        // It ended just now, or has no place for a process like this one.
+        // The supervisor has ended just now, or has no place for a process like this one.
         return Err(Errno::CONNRESET);
     }
     if received.bytes != bytes.len() {
@@ -201,29 +187,22 @@ fn receive_welcome(connection: OwnedFd) -> Result<Joined, Errno> {
             Some(Refusal::NoRoom) | None => Errno::AGAIN,
         });
     }
-    let mut descriptors = [const { None }; 4];
-    let mut count = 0;
-    for message in ancillary.drain() {
-        if let RecvAncillaryMessage::ScmRights(rights) = message {
-            for descriptor in rights {
-                if count < descriptors.len() {
-                    descriptors[count] = Some(descriptor);
-                    count += 1;
-                }
-            }
-        }
-    }
-    let mut descriptors = descriptors.into_iter();
-    let mut take = |flag: bool| if flag { descriptors.next().flatten() } else { None };
+    let mut descriptors = ancillary
+        .drain()
+        .filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(rights) => Some(rights),
+            _ => None,
+        })
+        .flatten();
+    let control = descriptors.next();
+    let mut take = |flag: u32| if welcome.flags & flag != 0 { descriptors.next() } else { None };
+    let (pool, device) = (take(WELCOME_POOL), take(WELCOME_UFFD_DEVICE));
+    let swap_file = take(WELCOME_SWAP_FILE);
     // RLIMIT_NOFILE may have cut the list short.
-    let control = take(true).ok_or(Errno::MFILE)?;
-    let has_pool = welcome.flags & WELCOME_POOL != 0;
-    let pool = take(has_pool);
-    if has_pool && pool.is_none() {
+    if welcome.flags & WELCOME_POOL != 0 && pool.is_none() {
         return Err(Errno::MFILE);
     }
-    let device = take(welcome.flags & WELCOME_UFFD_DEVICE != 0);
-    let swap_file = take(welcome.flags & WELCOME_SWAP_FILE != 0);
+    let control = control.ok_or(Errno::MFILE)?;
     Ok(Joined { connection, control, pool, device, swap_file, slot: welcome.slot })
 }
 
@@ -249,9 +228,6 @@ impl Joined {
 }
 
 /// Opens this process's memory as a file.
-///
-/// # Errors
-/// The kernel's.
-pub fn open_memory() -> Result<OwnedFd, Errno> {
+pub(super) fn open_memory() -> Result<OwnedFd, Errno> {
     rustix::fs::open(c"/proc/self/mem", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
 }

@@ -46,7 +46,7 @@ impl Process {
         Ok(PageRange::new(self.space.mmu().page(address), len >> PAGE_SHIFT))
     }
 
-    /// Does `act` to the layout, with nothing dying in the ranges that it names.
+    /// Does `act` to the layout, after waiting for dying VMAs in `ranges`.
     fn locked<R>(&self, ranges: &[PageRange], act: impl FnOnce(&mut Layout<'_>) -> R) -> R {
         let _signals = SignalsBlocked::new();
         let mut layout = self.space.lock_over(ranges);
@@ -58,23 +58,25 @@ impl Process {
         self.locked(ranges, |layout| self.space.proxy_calls.send(|| act(layout)))
     }
 
-    /// On an engine thread only where `needs_engine`: a proxy call costs two switches of thread.
+    /// The same on an engine thread where `needs_engine`, else here: a proxy call costs two switches of
+    /// thread.
     fn locked_or_proxy_call<R>(
         &self,
         ranges: &[PageRange],
-        needs_engine: impl FnOnce(&mut Layout<'_>) -> bool,
+        needs_engine: impl FnOnce(&Layout<'_>) -> bool,
         act: impl FnOnce(&mut Layout<'_>) -> R,
     ) -> R {
         self.locked(ranges, |layout| {
-            if needs_engine(layout) {
-                self.space.proxy_calls.send(|| act(layout))
-            } else {
-                act(layout)
-            }
+            let needs_engine = needs_engine(layout);
+            self.on_engine_if(needs_engine, || act(layout))
         })
     }
 
-    /// Holds large pieces against RLIMIT_AS; small ones are spared the question.
+    fn on_engine_if<R>(&self, needs_engine: bool, act: impl FnOnce() -> R) -> R {
+        if needs_engine { self.space.proxy_calls.send(act) } else { act() }
+    }
+
+    /// Refuses a large mapping beyond RLIMIT_AS; small ones are not checked.
     fn check_address_limit(&self, pages: usize) -> Result<(), Errno> {
         if pages < LIMITED_PAGES_MIN {
             return Ok(());
@@ -88,7 +90,7 @@ impl Process {
         if bytes <= limit { Ok(()) } else { Err(Errno::NOMEM) }
     }
 
-    /// The program has changed a limit of its own, or of another process.
+    /// Notes that the program has changed a limit of its own, or of another process.
     pub fn limits_changed(&self) {
         self.address_limit.forget();
     }
@@ -120,8 +122,8 @@ impl Process {
         Ok(self.space.mmu().address(mapped?))
     }
 
-    /// The kernel refused rights to memory of the arena. Says once where that is not the program's
-    /// doing alone.
+    /// Says once, after the kernel has refused rights to memory of the arena, where the engine's own
+    /// tables may be the reason.
     fn explain_refusal(&self) {
         static HAS_EXPLAINED: AtomicBool = AtomicBool::new(false);
         let is_limited = self.on_proxy_call(&[], |_| getrlimit(Resource::Data).current.is_some());
@@ -136,8 +138,7 @@ impl Process {
 
     fn populate_if_asked(&self, layout: &mut Layout<'_>, range: PageRange, flags: i32) {
         if is_populated(flags) {
-            // As the kernel has it: a mapping that could not be populated is a mapping all the
-            // same.
+            // As with the kernel, a mapping that cannot be populated is still made.
             let _ = self.space.advise(layout, range, Advice::Populate);
         }
     }
@@ -158,7 +159,7 @@ impl Process {
         }
         let range = self.pages(address, len)?;
         let needs_engine =
-            |layout: &mut Layout<'_>| is_populated(flags) || self.space.has_foreign(layout, range);
+            |layout: &Layout<'_>| is_populated(flags) || self.space.has_foreign(layout, range);
         self.locked_or_proxy_call(&[range], needs_engine, |layout| {
             if flags as u32 & c::MAP_FIXED_NOREPLACE == c::MAP_FIXED_NOREPLACE
                 && self.space.is_mapped(layout, range)
@@ -191,13 +192,9 @@ impl Process {
         self.locked(&[range], |layout| {
             let needs_engine =
                 self.space.has_foreign(layout, range) || !self.space.mmu().is_protectable();
-            if needs_engine {
-                self.space.proxy_calls.send(|| self.space.map_foreign(layout, range))?;
-            } else {
-                self.space.map_foreign(layout, range)?;
-            }
+            self.on_engine_if(needs_engine, || self.space.map_foreign(layout, range))?;
             let flags = flags as usize & !(c::MAP_FIXED_NOREPLACE as usize) | c::MAP_FIXED as usize;
-            // SAFETY: the range is ours to give, and was just emptied.
+            // SAFETY: the range is in the arena, and was just emptied.
             let mapped = unsafe {
                 syscall(
                     c::__NR_mmap,
@@ -220,8 +217,8 @@ impl Process {
             return Err(Errno::INVAL);
         }
         let range = self.pages(address, len).map_err(|_| Errno::INVAL)?;
-        // From before the lock until nothing is dying: a handler that unmaps, or forks, would wait
-        // for the thread that it interrupted.
+        // From before the lock until the VMA is gone: a signal handler that unmaps, or forks, would
+        // wait for the thread that it interrupted.
         let _signals = SignalsBlocked::new();
         let mut layout = self.space.lock_over(&[range]);
         if self.space.has_foreign(&layout, range) {
@@ -240,7 +237,7 @@ impl Process {
             return Ok(());
         }
         let loses = !Prot((prot & PROT_MASK) as u32).is_movable();
-        let needs_engine = |_: &mut Layout<'_>| loses && self.space.has_used(range);
+        let needs_engine = |_: &Layout<'_>| loses && self.space.has_used(range);
         self.locked_or_proxy_call(&[range], needs_engine, |layout| {
             self.each_kind(layout, range, |layout, part, kind| match kind {
                 Kind::Anonymous | Kind::Private => {
@@ -251,7 +248,7 @@ impl Process {
                     // SAFETY: the program's own mapping.
                     unsafe { memory::protect(start, bytes, prot as u32) }
                 }
-                // Waited for: none is in the range.
+                // None is left in the range after the wait.
                 Kind::Dying => Err(Errno::NOMEM),
             })
         })
@@ -261,8 +258,8 @@ impl Process {
         (self.space.mmu().address(range.start), range.len() << PAGE_SHIFT)
     }
 
-    /// Calls `act` for each part of `range` that is mapped; an error of `NOMEM` for holes comes
-    /// after all of it was done.
+    /// Calls `act` for each part of `range` that is mapped. Holes are an error of `NOMEM`, after all
+    /// parts were done.
     fn each_kind(
         &self,
         layout: &mut Layout<'_>,
@@ -310,7 +307,7 @@ impl Process {
             c::MADV_POPULATE_READ | c::MADV_POPULATE_WRITE => Some(Advice::Populate),
             c::MADV_DONTFORK => Some(Advice::DontFork(true)),
             c::MADV_DOFORK => Some(Advice::DontFork(false)),
-            // Huge pages, merging and dumping are the kernel's affair, and advice: nothing to do.
+            // Advice about huge pages, merging and dumping is ignored.
             c::MADV_HUGEPAGE
             | c::MADV_NOHUGEPAGE
             | c::MADV_COLLAPSE
@@ -335,7 +332,7 @@ impl Process {
                         // SAFETY: the program's own mapping and its own advice.
                         unsafe { memory::advise(start, bytes, advice as u32) }
                     }
-                    // Waited for: none is in the range.
+                    // None is left in the range after the wait.
                     (Kind::Dying, _) => Err(Errno::NOMEM),
                     (_, Some(advice)) => self.space.advise(layout, part, advice),
                     (_, None) => Ok(()),

@@ -1,18 +1,19 @@
 //! RLIMIT_AS as the program means it.
 //!
 //! The arena was reserved before the program could set a limit, so the kernel would not refuse what
-//! is mapped there. Owns what is known of the limit. It is asked on an engine thread, for the
-//! program's filter of system calls may not expect the question, and that costs two switches of
-//! thread; so the answer is kept until the program changes a limit by libc, and for `KEPT_NS`, for
-//! one that is changed in any other way.
+//! is mapped there. An engine thread asks for the limit, for the program's seccomp filter may not allow
+//! that call, and this costs two switches of thread. So the answer is kept until the program changes a
+//! limit by libc, and for `KEPT_NS` at most, for a limit may be changed in other ways.
 //!
-//! Locks: none to look at it; who learns it does so under the space's, one at a time.
+//! Locks: reading takes none; `learn` is called under the space's, by one thread at a time.
+
+#![deny(unsafe_code)]
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::sys::monotonic_ns;
 
-/// An answer serves so long: 100 ms.
+/// How long an answer is used: 100 ms.
 const KEPT_NS: u64 = 100_000_000;
 
 /// The limit as it was last asked for.
@@ -21,9 +22,9 @@ pub(super) struct AddressLimit {
     bytes: AtomicU64,
     /// When it was asked for.
     asked_ns: AtomicU64,
-    /// Counts the changes that we are told of.
+    /// Counts the known changes.
     changes: AtomicU64,
-    /// How many there had been when it was asked for.
+    /// The value of `changes` when it was asked for.
     changes_then: AtomicU64,
 }
 
@@ -37,17 +38,17 @@ impl AddressLimit {
         }
     }
 
-    /// The limit, where what is known of it serves.
+    /// The limit, where the last answer can be used.
     pub fn known(&self) -> Option<u64> {
         // Acquire pairs with the release in `learn`: the answer was stored before. The changes may be
-        // Relaxed: the thread that made one sees it, and others whatever orders them behind it.
+        // Relaxed: the thread that made one sees it, and so do threads that are ordered behind it.
         let is_of_now =
             self.changes_then.load(Ordering::Acquire) == self.changes.load(Ordering::Relaxed);
         let age_ns = monotonic_ns().saturating_sub(self.asked_ns.load(Ordering::Relaxed));
         (is_of_now && age_ns <= KEPT_NS).then(|| self.bytes.load(Ordering::Relaxed))
     }
 
-    /// Keeps what `ask` says, under the space's lock. A change that comes meanwhile makes it old.
+    /// Keeps what `ask` returns, under the space's lock. A change meanwhile makes the answer stale.
     pub fn learn(&self, ask: impl FnOnce() -> Option<u64>) -> u64 {
         let changes = self.changes.load(Ordering::Acquire);
         let now = monotonic_ns();
@@ -58,9 +59,9 @@ impl AddressLimit {
         limit
     }
 
-    /// The limit may be another now.
+    /// Forgets the answer, for the limit may have changed.
     pub fn forget(&self) {
-        // Release pairs with the acquire in `learn`: who has counted this change asks after it.
+        // Release pairs with the acquire in `learn`: a thread that counts this change asks after it.
         self.changes.fetch_add(1, Ordering::Release);
     }
 }

@@ -1,8 +1,9 @@
-//! The engine of a real process: what the preload library starts and calls.
+//! The engine of a managed process, which the preload library starts and calls.
 //!
-//! Owns the address space on its userfaultfd, the engine's threads, the connection to the
-//! supervisor, and the gate that a fork closes. The program's calls come in by [`layout`]'s
-//! methods; each blocks all signals first, so that no handler of the program runs in the middle.
+//! A [`Process`] has the address space on its userfaultfd, the engine's threads, the connection to
+//! the supervisor, and the gate that a fork closes. The program's calls are the methods in
+//! [`layout`]; each blocks all signals first, so that no signal handler of the program runs in the
+//! middle.
 
 mod fork;
 mod gate;
@@ -33,11 +34,11 @@ use crate::sys::thread::{self, SignalsBlocked};
 use crate::sys::yard;
 use crate::units::{BLOCK_PAGES, PAGE_SHIFT, PageNum, PageRange};
 
-/// The arena, where nothing limits it: 1 TiB of addresses.
+/// The arena's size without a limit: 1 TiB of addresses.
 const ARENA_BYTES_MAX: usize = 1 << 40;
 /// How much of the arena gets its rights at a time: 64 MiB.
 const RIGHTS_STEP_PAGES: usize = 64 << 20 >> PAGE_SHIFT;
-/// Below this an arena is of no use.
+/// A smaller arena is of no use.
 const ARENA_BYTES_MIN: usize = 256 << 20;
 
 /// The engine of this process.
@@ -63,19 +64,16 @@ pub fn current() -> Option<&'static Process> {
     unsafe { process.as_ref() }
 }
 
-/// Why the engine could not start, for the one message that says so.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct StartError {
-    /// What was being done.
-    pub step: &'static str,
-    /// What the kernel said.
-    pub errno: Errno,
-    /// What that means, where it is known.
-    pub why: Option<&'static str>,
+/// Why the engine could not start, for a message.
+struct StartError {
+    step: &'static str,
+    errno: Errno,
+    /// What the errno means, where that is known.
+    why: Option<&'static str>,
 }
 
-/// Starts the engine and joins the tree whose supervisor is named in the environment. `None`:
-/// there is no supervisor, or the start failed, which one line on stderr says; the process then
+/// Starts the engine and joins the run whose supervisor is named in the environment. Returns `None`
+/// where there is no supervisor, or the start failed, which one line on stderr says; the process then
 /// runs unmanaged.
 pub fn start() -> Option<&'static Process> {
     try_start().unwrap_or_else(|error| {
@@ -96,22 +94,22 @@ fn try_start() -> Result<Option<&'static Process>, StartError> {
     let Some(name) = SocketName::from_environment() else { return Ok(None) };
     let _signals = SignalsBlocked::new();
     let failed = |step| move |errno| StartError { step, errno, why: None };
-    let mut joined = name.join(&join::hello()).map_err(|errno| StartError {
+    let joined = name.connect().and_then(|connection| join::join(connection, &join::hello()));
+    let mut joined = joined.map_err(|errno| StartError {
         why: name.why_not(errno),
-        ..failed("join the tree")(errno)
+        ..failed("join the run")(errno)
     })?;
     let control = joined.map_control().map_err(failed("map the control page"))?;
     // SAFETY: the mapping is never undone.
     let budget = unsafe { Budget::new(control.as_ptr(), joined.slot) };
     let mmu = reserve_arena(budget.limit()).map_err(failed("reserve address space"))?;
     // Mapped below, and then closed.
-    let pool = joined.pool.take().ok_or(Errno::PROTO).map_err(failed("join the tree"))?;
+    let pool = joined.pool.take().ok_or(Errno::PROTO).map_err(failed("join the run"))?;
     let descriptors = Descriptors::take(joined);
     mmu.attach(descriptors.device, descriptors.memory).map_err(failed("open a userfaultfd"))?;
     let pages = mmu.arena_pages();
     let frames = mmu.pool_frames();
-    let arena = PageRange::new(PageNum(0), mmu.arena_pages());
-    mmu.register(arena).map_err(failed("register the arena"))?;
+    mmu.register(PageRange::new(PageNum(0), pages)).map_err(failed("register the arena"))?;
     // SAFETY: the descriptor stays open in the readers' table.
     let swap = unsafe { Swap::new(descriptors.swap_file, Some(pool.as_fd()), &budget) }
         .map_err(failed("reserve the swap tables"))?;
@@ -123,22 +121,22 @@ fn try_start() -> Result<Option<&'static Process>, StartError> {
     let process = Process {
         space: AddressSpace::new(mmu, budget, swap, pages, frames)
             .map_err(failed("reserve the page tables"))?,
-        gate: Gate::new(),
+        gate: Gate::default(),
         threads: Threads::new(handlers, has_file).map_err(failed("map the threads' stacks"))?,
         address_limit: AddressLimit::new(),
         name,
         connection: AtomicI32::new(descriptors.connection),
         swap_file: AtomicI32::new(descriptors.swap_file.unwrap_or(-1)),
     };
-    // The first mapping need not ask.
+    // The first mapping need not ask for it then.
     process.address_limit.learn(|| getrlimit(Resource::As).current);
-    // Under a limit on data what can be written counts, used or not.
+    // A limit on data counts all writable addresses, used or not.
     if getrlimit(Resource::Data).current.is_none() {
         process.space.keep_rights(RIGHTS_STEP_PAGES);
     }
     let process = settle(process).map_err(failed("map the engine"))?;
     process.threads.start().map_err(|errno| {
-        // The supervisor is to know it for what it is now: no member.
+        // So the supervisor learns that this process is no member.
         close(descriptors.connection);
         failed("start the handler threads")(errno)
     })?;
@@ -150,27 +148,17 @@ fn try_start() -> Result<Option<&'static Process>, StartError> {
 
 /// Writes a line to stderr, from a program's thread.
 fn say(text: core::fmt::Arguments<'_>) {
-    let mut line = Line::new();
+    let mut line = Line { bytes: [0; 200], len: 0 };
     let _ = writeln!(line, "{text}");
-    // SAFETY: stderr is the program's, and stays open or not as it likes.
+    // SAFETY: stderr is the program's, which may have closed it.
     let stderr = unsafe { rustix::fd::BorrowedFd::borrow_raw(2) };
-    let _ = rustix::io::write(stderr, line.as_bytes());
+    let _ = rustix::io::write(stderr, &line.bytes[..line.len]);
 }
 
-/// A message in the making, without an allocator.
+/// A line of text, made without an allocator.
 struct Line {
     bytes: [u8; 200],
     len: usize,
-}
-
-impl Line {
-    const fn new() -> Line {
-        Line { bytes: [0; 200], len: 0 }
-    }
-
-    fn as_bytes(&self) -> &[u8] {
-        &self.bytes[..self.len]
-    }
 }
 
 impl core::fmt::Write for Line {
@@ -183,7 +171,7 @@ impl core::fmt::Write for Line {
     }
 }
 
-/// Puts the engine where it stays.
+/// Moves the engine to the place where it stays.
 fn settle(process: Process) -> Result<&'static Process, Errno> {
     let place = yard::take(size_of::<Process>())?.cast::<Process>();
     // SAFETY: fresh memory, large and aligned enough, never unmapped.
@@ -197,11 +185,11 @@ fn settle(process: Process) -> Result<&'static Process, Errno> {
 }
 
 /// Reserves as large an arena as limits allow, and a pool with room for several times the budget
-/// (address space only: windows that are nearly empty cost nothing else).
+/// (windows that are nearly empty cost addresses only).
 fn reserve_arena(budget_pages: usize) -> Result<Userfaultfd, Errno> {
     let frames = (budget_pages * 4).next_multiple_of(BLOCK_PAGES) + 64 * BLOCK_PAGES;
-    // Under a limit most of the addresses are left to the program and to our tables. Tables are
-    // as long as the arena, and count as data.
+    // Under a limit most of the addresses are left to the program and to the engine's tables, which
+    // grow with the arena, and count as data.
     let limits = [Resource::As, Resource::Data].map(|kind| getrlimit(kind).current);
     let limit = limits.into_iter().flatten().min();
     let mut bytes = ARENA_BYTES_MAX;
@@ -216,7 +204,7 @@ fn reserve_arena(budget_pages: usize) -> Result<Userfaultfd, Errno> {
     }
 }
 
-/// What was opened to start with, in the descriptor table of the thread that starts.
+/// The descriptors of a start, in the table of the thread that starts the engine.
 struct Descriptors {
     connection: i32,
     control: Option<i32>,
@@ -259,18 +247,18 @@ fn close(descriptor: i32) {
 }
 
 impl Process {
-    /// Has the calling thread's number asked of `number`, not of the kernel.
+    /// Has `number` asked for the calling thread's number, instead of the kernel.
     pub fn set_thread_of_caller(&self, number: fn() -> u32) {
         self.space.set_thread_of_caller(number);
     }
 
-    /// Has faults go without speculation while `flag`, glibc's `__libc_single_threaded`, is not 0.
+    /// Has faults served without speculation while `flag`, glibc's `__libc_single_threaded`, is not 0.
     pub fn watch_single_threaded(&self, flag: &'static AtomicU8) {
         self.space.watch_single_threaded(flag);
     }
 
-    /// Closes, in the engine threads' private table, everything that is not theirs: a copy of the
-    /// program's pipe would keep it open for ever.
+    /// Closes all descriptors in the engine threads' private table that are not theirs: a copy of a
+    /// pipe of the program would keep it open for ever.
     fn close_foreign_descriptors(&self) {
         let [faults, pool, memory] = self.space.mmu().descriptors();
         let connection = self.connection.load(Ordering::Relaxed);

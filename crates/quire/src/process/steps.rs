@@ -1,9 +1,11 @@
 //! The steps of a fork, at each of which a test may have the parent or the child killed.
 //!
-//! Without the feature `failpoints` there is nothing here: a step costs no instruction. With it, a
-//! program arms one step of its next fork ([`arm`]); the child inherits that.
+//! Without the feature `failpoints` a step costs no instruction. With it, a program arms one step of
+//! its next fork ([`arm`]); the child inherits that.
 
-/// Declares the steps and what a test calls them.
+#![deny(unsafe_code)]
+
+/// Declares the steps and their names in tests.
 macro_rules! steps {
     ($($(#[$doc:meta])* $step:ident = $name:literal,)*) => {
         /// A step of a fork, in the order in which each side takes them: first the parent's until the
@@ -21,13 +23,13 @@ macro_rules! steps {
 }
 
 steps! {
-    /// Nothing has happened but that the clone came.
+    /// The clone was caught, and nothing else has happened.
     Caught = c"parent: caught",
     /// No other thread is inside the heap.
     HeapClosed = c"parent: heap closed",
     /// The space's lock is taken.
     Locked = c"parent: locked",
-    /// Room is charged ahead, as far as it was seen.
+    /// Room for the child is charged ahead, as far as it is known.
     RoomMade = c"parent: room made",
     /// The engine's threads stand still.
     GateClosed = c"parent: gate closed",
@@ -59,7 +61,7 @@ steps! {
     Registered = c"child: registered",
     /// Another child would not inherit.
     Disinherited = c"child: disinherited",
-    /// What was the parent's alone is forgotten.
+    /// The state that is the parent's alone is forgotten.
     Ready = c"child: ready",
     /// All engine threads run.
     Started = c"child: started",
@@ -67,13 +69,13 @@ steps! {
     ChildDone = c"child: done",
 }
 
-/// Comes by a step.
+/// Marks that a step is reached.
 #[cfg(not(feature = "failpoints"))]
 #[inline(always)]
 #[allow(clippy::inline_always, reason = "nothing is left of it")]
 pub fn reach(_: Step) {}
 
-/// In the parent: what the clone gave.
+/// In the parent: notes what the clone returned.
 #[cfg(not(feature = "failpoints"))]
 #[inline(always)]
 #[allow(clippy::inline_always, reason = "nothing is left of it")]
@@ -86,14 +88,14 @@ pub use self::armed::{arm, reach};
 
 #[cfg(feature = "failpoints")]
 impl super::Process {
-    /// What the account says beyond what is there: pages that this process holds, members that ask for
-    /// memory, segments of the swap file whose references are not the members', and segments in use. All
-    /// 0 while nobody charges anything.
+    /// By how much the account differs from the facts: pages that this process holds, members that ask
+    /// for memory, segments of the swap file with wrong references, and segments in use. All are 0 while
+    /// no member charges anything.
     #[must_use]
     pub fn account_gaps(&self) -> [i64; 4] {
         use core::sync::atomic::Ordering;
 
-        // Relaxed, all: looked at until nothing changes any more.
+        // Relaxed, all: a test looks until nothing changes any more.
         let space = &self.space;
         let control = space.budget().control();
         let account = control.seats[space.budget().slot() as usize].account.get();
@@ -126,24 +128,24 @@ mod armed {
 
     use super::Step;
 
-    /// Kills whoever comes by.
+    /// Kills the process that reaches the step.
     const SELF: u32 = 0;
-    /// Kills the other side, and goes on at once. (Any other number: when its end will have been seen.)
+    /// Kills the other side, and goes on at once. With any other number it waits for `A_WHILE` first.
     const OTHER: u32 = 1;
 
-    /// How long that is.
+    /// After this time the end of the other side has been seen.
     const A_WHILE: rustix::thread::Timespec =
         rustix::thread::Timespec { tv_sec: 0, tv_nsec: 60_000_000 };
 
-    // Relaxed, all: one thread forks, which has armed before.
-    /// The step's number and one more; 0 where nothing is armed.
+    // Relaxed, all: the thread that forks has armed the step before.
+    /// The step's number plus one; 0 where nothing is armed.
     static STEP: AtomicU32 = AtomicU32::new(0);
     static WHOM: AtomicU32 = AtomicU32::new(SELF);
     static CHILD: AtomicI32 = AtomicI32::new(0);
 
-    /// Has somebody killed at the step of this number in the next fork: 0 who comes by, 1 the other
-    /// side of the fork, 2 the other side and then nothing happens for a while. No step has the number
-    /// `u32::MAX`.
+    /// Has a process killed at the step of this number in the next fork: with `whom` 0 the one that
+    /// reaches it, 1 the other side of the fork, 2 the other side, and then the step waits for a while.
+    /// No step has the number `u32::MAX`.
     pub fn arm(step: u32, whom: u32) {
         CHILD.store(0, Ordering::Relaxed);
         WHOM.store(whom, Ordering::Relaxed);
@@ -154,7 +156,7 @@ mod armed {
         CHILD.store(pid.max(0) as i32, Ordering::Relaxed);
     }
 
-    /// Comes by a step.
+    /// Marks that a step is reached, and kills where it is armed.
     pub fn reach(step: Step) {
         if STEP.load(Ordering::Relaxed) != step as u32 + 1 {
             return;
@@ -167,7 +169,7 @@ mod armed {
         let Some(whom) = whom else { return };
         let _ = kill_process(whom, Signal::KILL);
         if WHOM.load(Ordering::Relaxed) != OTHER {
-            // Our own end comes at the return from the call at the latest.
+            // Where this process kills itself, it ends at the return from the call at the latest.
             let _ = rustix::thread::nanosleep(&A_WHILE);
         }
     }

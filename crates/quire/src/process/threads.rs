@@ -21,17 +21,13 @@
 //! left for other faults, and for leaf locks; nowhere else.
 
 use core::cell::UnsafeCell;
-use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-
-use linux_raw_sys::general::{
-    UFFD_EVENT_PAGEFAULT, UFFD_PAGEFAULT_FLAG_WP, UFFD_PAGEFAULT_FLAG_WRITE,
-};
+use core::sync::atomic::{AtomicU32, Ordering};
 
 use super::Process;
 use crate::budget::{For, Need};
 use crate::control::Control;
 use crate::control::shard::ENGINE_SHARDS;
-use crate::mmu::Access;
+use crate::mmu::userfaultfd::FaultMessage;
 use crate::reclaim::{Kswapd, NoCaches, OOM_ROUND_MS};
 use crate::scratch::Scratch;
 use crate::swap::SwapRead;
@@ -39,20 +35,19 @@ use crate::sys::Errno;
 use crate::sys::clock::Moment;
 use crate::sys::futex::{self, Reach};
 use crate::sys::monotonic_ns;
-use crate::sys::thread::ThreadId;
 use crate::sys::thread::{self, Files, Signal, ThreadMemory};
 
-/// Most handlers, where nobody says how many: a fault wakes all of them.
+/// The most handlers by default: a fault wakes all of them.
 pub const HANDLERS_AUTO_MAX: usize = 4;
-/// Most handlers.
+/// The most handlers.
 pub const HANDLERS_MAX: usize = ENGINE_SHARDS - BESIDE_HANDLERS;
 /// Kswapd, the proxy calls, the readers.
 const BESIDE_HANDLERS: usize = 2 + READERS;
 /// Readers of the swap file.
 const READERS: usize = 2;
-/// Pages that are asked for where faults of ours find none.
+/// Pages that are asked for where faults of this process find none.
 const STARVED_PAGES: usize = 64;
-/// Reads of one round of a reader.
+/// Reads that a reader takes at a time.
 const READ_BATCH: usize = 16;
 
 /// What a thread is for.
@@ -60,37 +55,36 @@ const READ_BATCH: usize = 16;
 enum Role {
     /// Serves faults, on this CPU or on any.
     Handler(Option<usize>),
-    /// Reclaims in the background.
     Kswapd,
-    /// Does for program threads what they cannot.
     ProxyCalls,
     /// Reads the swap file.
     Reader,
 }
 
-struct Seat {
+/// What one thread needs.
+struct ThreadSeat {
     place: ThreadMemory,
     role: Role,
     scratch: UnsafeCell<Scratch>,
     process: *const Process,
 }
 
-// SAFETY: a seat is used by the one thread that runs on it; its scratch by nobody else.
-unsafe impl Sync for Seat {}
+// SAFETY: only the thread that runs on the seat uses its scratch.
+unsafe impl Sync for ThreadSeat {}
 
-// Each thread counts where no other does.
+// Each thread has a shard of the counters alone.
 const SEATS_MAX: usize = ENGINE_SHARDS;
 
 /// How many handlers there are, and where.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Handlers {
-    pub count: usize,
-    /// Each on a CPU of its own, as far as there are CPUs; else all on any.
-    pub is_pinned: bool,
+#[derive(Clone, Copy)]
+pub(super) struct Handlers {
+    count: usize,
+    /// Whether each has a CPU of its own, as far as there are CPUs, or all run on any.
+    is_pinned: bool,
 }
 
 impl Handlers {
-    /// As the tree's settings have it, on a machine with so many CPUs.
+    /// As the run's settings have it, on a machine with so many CPUs.
     pub fn new(control: &Control, cpus: usize) -> Handlers {
         // Relaxed, both: written before the first member joins.
         let is_pinned = control.no_pinned_handlers.load(Ordering::Relaxed) == 0;
@@ -98,13 +92,13 @@ impl Handlers {
         Handlers { count, is_pinned }
     }
 
-    /// How many there are where so many are asked for, 0 for as many as are good.
+    /// How many there are where so many are asked for, with 0 for the default.
     fn count(asked: usize, cpus: usize) -> usize {
         let count = if asked == 0 { cpus.min(HANDLERS_AUTO_MAX) } else { asked };
         count.clamp(1, HANDLERS_MAX)
     }
 
-    /// Of them, those that may read the swap file at a time: one is left for other faults.
+    /// How many of them may read the swap file at a time: one is left for other faults.
     pub fn turns(self) -> u32 {
         self.count as u32 - 1
     }
@@ -115,18 +109,17 @@ impl Handlers {
 }
 
 /// All threads' seats, made once and used again by a fork's child.
-pub struct Threads {
-    seats: [Option<Seat>; SEATS_MAX],
+pub(super) struct Threads {
+    seats: [Option<ThreadSeat>; SEATS_MAX],
     ready: Signal,
-    /// What the other threads are to do, a futex: see [`WAIT`].
+    /// What the threads but the first are to do, a futex: [`WAIT`], [`GO`] or [`LEAVE`].
     others: AtomicU32,
-    running: AtomicUsize,
     /// What the first thread does before anything else, with an empty descriptor table.
     prepare: UnsafeCell<Option<*mut Prepare<'static>>>,
 }
 
-/// Of the threads but the first: they wait until it has prepared all. A thread that cannot be made is
-/// found out before the process joins, while the parent of a fork's child can still be told.
+/// They wait until the first thread has prepared all. A thread that cannot be made is noticed before
+/// the process joins, while the parent of a fork's child can still be told.
 const WAIT: u32 = 0;
 /// They run.
 const GO: u32 = 1;
@@ -134,8 +127,8 @@ const GO: u32 = 1;
 const LEAVE: u32 = 2;
 
 /// Makes the threads but the first.
-pub type SpawnOthers<'a> = &'a dyn Fn() -> Result<(), Errno>;
-/// What has the others made when it likes, at the latest before the process joins.
+pub(super) type SpawnOthers<'a> = &'a dyn Fn() -> Result<(), Errno>;
+/// Has the other threads made at any time before the process joins.
 type Prepare<'a> = dyn FnMut(SpawnOthers<'_>) -> Result<(), Errno> + 'a;
 
 // SAFETY: `prepare` is written before the first thread starts and read by it alone.
@@ -151,7 +144,6 @@ impl Threads {
             seats: [const { None }; SEATS_MAX],
             ready: Signal::new(),
             others: AtomicU32::new(WAIT),
-            running: AtomicUsize::new(0),
             prepare: UnsafeCell::new(None),
         };
         let readers = if has_swap_file { READERS } else { 0 };
@@ -160,7 +152,7 @@ impl Threads {
             .chain([Role::Kswapd, Role::ProxyCalls])
             .chain(core::iter::repeat_n(Role::Reader, readers));
         for (number, (seat, role)) in threads.seats.iter_mut().zip(roles).enumerate() {
-            *seat = Some(Seat {
+            *seat = Some(ThreadSeat {
                 place: ThreadMemory::new(number)?,
                 role,
                 scratch: UnsafeCell::new(Scratch::new()?),
@@ -184,7 +176,7 @@ impl Threads {
     /// `AGAIN` under RLIMIT_NPROC, `NOMEM`.
     pub fn start(&self) -> Result<(), Errno> {
         let first = self.seats[0].as_ref().ok_or(Errno::NOMEM)?;
-        // Relaxed: no thread runs yet. In a fork's child it says what its parent's were told.
+        // Relaxed: no thread runs yet. In a fork's child it still has the parent's value.
         self.others.store(WAIT, Ordering::Relaxed);
         let argument = core::ptr::from_ref(first) as usize;
         // SAFETY: nothing runs on the seats yet; seats live as long as the process.
@@ -194,9 +186,7 @@ impl Threads {
             error => Err(Errno::from_raw_os_error(error as i32 - 1)),
         }
     }
-}
 
-impl Threads {
     /// Starts all threads, the first of which runs `prepare` in a descriptor table that is its own
     /// and empty: it opens there what the engine needs, whatever the program's table has room for.
     ///
@@ -205,7 +195,7 @@ impl Threads {
     pub fn start_by(&self, prepare: &mut Prepare<'_>) -> Result<(), Errno> {
         let prepare = core::ptr::from_mut(prepare);
         // SAFETY: only the lifetime changes; `start` returns when the first thread is done with
-        // it. No thread runs yet, so nobody else looks at the cell.
+        // it. No thread runs yet, so no other thread uses the cell.
         unsafe {
             let prepare = core::mem::transmute::<*mut Prepare<'_>, *mut Prepare<'static>>(prepare);
             *self.prepare.get() = Some(prepare);
@@ -223,7 +213,7 @@ impl Threads {
         Ok(())
     }
 
-    /// The first thread's part of both: the others are made, and all is ready for them.
+    /// The first thread's part of both starts: makes the others, and prepares what they need.
     fn run_prepare(&self, process: &Process) -> Result<(), Errno> {
         // SAFETY: see `start_by`.
         match unsafe { (*self.prepare.get()).take() } {
@@ -234,19 +224,19 @@ impl Threads {
             }
             Some(prepare) => {
                 thread::close_range(0, u32::MAX);
-                // SAFETY: whoever called `start_by` waits, and uses nothing of the closure's.
+                // SAFETY: the caller of `start_by` waits, and uses nothing of the closure's.
                 unsafe { (*prepare)(&|| self.spawn_others()) }
             }
         }
     }
 }
 
-fn seat(argument: usize) -> &'static Seat {
-    // SAFETY: `start` and `first_main` pass the address of a seat, which lives for ever.
-    unsafe { &*(argument as *const Seat) }
+fn seat(argument: usize) -> &'static ThreadSeat {
+    // SAFETY: `start` and `spawn_others` pass the address of a seat, which lives for ever.
+    unsafe { &*(argument as *const ThreadSeat) }
 }
 
-impl Seat {
+impl ThreadSeat {
     fn process(&self) -> &'static Process {
         // SAFETY: `seat_for` was called before the thread started, and the engine lives for ever.
         unsafe { &*self.process }
@@ -267,8 +257,6 @@ extern "C" fn first_main(argument: usize) -> ! {
         threads.ready.set(error.raw_os_error() as u32 + 1);
         thread::exit_thread();
     }
-    // Relaxed: only read by people.
-    threads.running.store(threads.seats.iter().flatten().count(), Ordering::Relaxed);
     threads.ready.set(1);
     run(seat)
 }
@@ -286,7 +274,7 @@ extern "C" fn other_main(argument: usize) -> ! {
     }
 }
 
-fn run(seat: &'static Seat) -> ! {
+fn run(seat: &'static ThreadSeat) -> ! {
     let process = seat.process();
     process.space.enlist_engine_thread();
     // SAFETY: this thread is the only one that runs on the seat.
@@ -319,24 +307,8 @@ fn run(seat: &'static Seat) -> ! {
 fn handle_faults(process: &'static Process, scratch: &mut Scratch) -> ! {
     let mmu = process.space.mmu();
     loop {
-        let Ok(message) = mmu.faults.read() else { continue };
-        if u32::from(message.event) != UFFD_EVENT_PAGEFAULT {
-            continue;
-        }
+        let Some(FaultMessage { page, access, thread }) = mmu.read_fault() else { continue };
         let since = Moment::now();
-        // SAFETY: the event says which part of the union it is.
-        let (address, flags, thread) = unsafe {
-            let fault = message.arg.pagefault;
-            (fault.address, fault.flags, ThreadId(fault.feat.ptid))
-        };
-        let access = if flags & u64::from(UFFD_PAGEFAULT_FLAG_WP) != 0 {
-            Access::WriteProtected
-        } else if flags & u64::from(UFFD_PAGEFAULT_FLAG_WRITE) != 0 {
-            Access::Write
-        } else {
-            Access::Read
-        };
-        let page = mmu.page(address as usize);
         process.gate.enter();
         process.space.handle_fault_of(thread, page, access, since, scratch);
         process.gate.leave();

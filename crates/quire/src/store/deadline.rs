@@ -1,24 +1,23 @@
-//! A store with a deadline: its caller waits no longer than that for an answer.
+//! A store with a deadline: its callers wait no longer than that for an answer.
 //!
-//! Owns the threads that call the inner store, and what that store still owes.
+//! A call into the inner store that may never return cannot be ended, only left. So a *helper*, a
+//! thread of the wrapper, makes the call, on a buffer of its own. The caller waits until the deadline
+//! and then leaves, with [`Cause::Silent`]. A call that was left is *late*, and loses or invents no
+//! byte:
 //!
-//! A call that may never return cannot be ended, only left. So a thread of the wrapper makes it, on
-//! a buffer of its own; the caller waits for the answer until the deadline and then leaves, with
-//! [`Cause::Silent`]. A call that was left is *late*, and nothing is lost or invented by it:
-//!
-//! - The bytes of a late read go to a buffer that nobody looks at. For one more deadline other reads
-//!   of the same bytes fail at once: many who wait for them wait for one read.
-//! - The bytes of a late write may be written again, newer ones. The late ones must not come after
-//!   those: until it has returned, every other write or read there fails at once. A late change of
-//!   length keeps all writes and other such changes away. Whether it is made is open until it has
-//!   returned: [`Store::len`] tells then.
-//! - A late sync counts as one that failed, and keeps other syncs away: the store may tell the older
-//!   one an error that is the newer one's. The next sync tells the error of a late one.
+//! - The bytes of a late read go to a buffer that is not read. For one more deadline, other reads of
+//!   the same bytes fail at once: many callers that want them wait for one read.
+//! - The range of a late write may be written again, with newer bytes, which the late ones must not
+//!   overwrite: until the late write has returned, every other write or read there fails at once. A
+//!   late change of length keeps all writes and other changes of length away. Whether it was made is
+//!   open until it has returned; [`Store::len`] tells then.
+//! - A late sync counts as one that failed, and keeps other syncs away: the store may give the older
+//!   one an error that belongs to the newer one. The next sync returns the error of a late one.
 //!
 //! Where several calls are late, and none has returned since, the store is *silent*: calls fail at
-//! once, but for one in a deadline's time that tries.
+//! once, but for one attempt per deadline.
 //!
-//! When the wrapper goes it waits for nothing. A late call keeps its thread, its buffer and the inner
+//! When the wrapper goes it waits for nothing. A late call keeps its helper, its buffer and the inner
 //! store until it has returned, for ever if it never does.
 //!
 //! Locks: two mutexes, leaves; none is held while the inner store is called.
@@ -37,27 +36,27 @@ use crate::units::PAGE_SIZE;
 
 /// Helpers that are kept for the next call.
 const IDLE_MAX: usize = 8;
-/// So many late calls, and the store is silent.
+/// With so many late calls the store is silent.
 const LATE_FEW: usize = 2;
-/// So many late calls, and none is begun: each has a thread, which may never end.
+/// With so many late calls none is begun: each has a thread, which may never end.
 const LATE_MAX: usize = 8;
 
-/// What a store is asked.
+/// A call of the inner store.
 #[derive(Clone, Copy)]
-struct Call {
+struct StoreCall {
     operation: Operation,
-    /// Of a change of length, the new one.
+    /// For a change of length, the new length.
     offset: u64,
     bytes: usize,
 }
 
-impl Call {
-    fn overlaps(self, other: Call) -> bool {
+impl StoreCall {
+    fn overlaps(self, other: StoreCall) -> bool {
         self.offset < other.offset + other.bytes as u64
             && other.offset < self.offset + self.bytes as u64
     }
 
-    /// Asks the store; a length is the answer's number.
+    /// Makes the call; the number in the answer is a length.
     fn make(self, store: &dyn Store, bytes: &mut [u8]) -> Result<u64, StoreError> {
         let ask = || match self.operation {
             Operation::Read => store.read(self.offset, bytes).map(|()| 0),
@@ -66,7 +65,7 @@ impl Call {
             Operation::Sync => store.sync().map(|()| 0),
             _ => store.len(),
         };
-        // A store that panics has returned: what waits for that must not wait for ever.
+        // A store that panics has returned: callers that wait for the return must not do so for ever.
         catch_unwind(AssertUnwindSafe(ask))
             .unwrap_or_else(|_| Err(self.error(store, Cause::Unanswered)))
     }
@@ -79,13 +78,13 @@ impl Call {
 /// A call whose caller has left.
 struct Late {
     thread: ThreadId,
-    call: Call,
+    call: StoreCall,
     since: Instant,
 }
 
 impl Late {
     /// Whether `later` must not be begun, or need not.
-    fn keeps_away(&self, later: Call, deadline: Duration) -> bool {
+    fn keeps_away(&self, later: StoreCall, deadline: Duration) -> bool {
         match (self.call.operation, later.operation) {
             (Operation::Read, Operation::Read) => {
                 self.call.overlaps(later) && self.since.elapsed() < deadline
@@ -103,13 +102,13 @@ impl Late {
 #[derive(Default)]
 struct Owed {
     late: Vec<Late>,
-    /// Since when the store has been silent, or was tried last.
+    /// When a silent store fell silent, or was last tried.
     silent_since: Option<Instant>,
-    /// What a late sync said.
+    /// The error of a late sync.
     late_sync: Option<StoreError>,
 }
 
-/// Bytes on their way, at a page's boundary, as direct I/O wants them.
+/// The bytes of a call, at a page's boundary, as direct I/O demands.
 #[derive(Default)]
 struct Buffer(Vec<u8>);
 
@@ -123,28 +122,24 @@ impl Buffer {
     }
 }
 
-struct Job {
-    store: Arc<dyn Store>,
-    call: Call,
-    buffer: Buffer,
-}
+/// What a helper is sent: a call, and the buffer for it.
+type CallJob = (Arc<dyn Store>, StoreCall, Buffer);
+/// What it answers: the buffer, and the call's result.
+type CallAnswer = (Buffer, Result<u64, StoreError>);
 
-type Answer = (Buffer, Result<u64, StoreError>);
-
-/// A thread that makes calls, one at a time. It ends once nobody has this.
+/// A thread that makes calls, one at a time. It ends once this is dropped.
 struct Helper {
     thread: ThreadId,
-    jobs: Sender<Job>,
-    answers: Receiver<Answer>,
+    jobs: Sender<CallJob>,
+    answers: Receiver<CallAnswer>,
     buffer: Buffer,
 }
 
-/// A store that is waited for no longer than a deadline.
+/// A store whose callers wait no longer than a deadline.
 ///
 /// Its calls return [`Cause::Silent`] where the inner store has not answered by then; errors of the
-/// inner store come through as they are. [`Builder::store_deadline`] puts it around the store of
-/// every object. The inner store's name, whether it can be written, and its best read are asked
-/// directly.
+/// inner store pass unchanged. [`Builder::store_deadline`] puts it around the store of every object.
+/// Name, read-only state and best read are asked of the inner store directly, without a deadline.
 ///
 /// [`Builder::store_deadline`]: crate::library::Builder::store_deadline
 pub struct DeadlineStore {
@@ -161,20 +156,22 @@ impl DeadlineStore {
         DeadlineStore { store: Arc::new(store), deadline, owed, idle }
     }
 
-    /// Asks what needs no bytes.
-    fn ask(&self, operation: Operation, offset: u64) -> Result<u64, StoreError> {
-        self.call(Call { operation, offset, bytes: 0 }, &[], &mut [])
-    }
-
-    /// Has a helper make a call, with the bytes of `from`, and waits for its answer.
-    fn call(&self, call: Call, from: &[u8], into: &mut [u8]) -> Result<u64, StoreError> {
+    /// Has a helper make a call, with the bytes of `from` or `into`, and waits for its answer.
+    fn call(
+        &self,
+        operation: Operation,
+        offset: u64,
+        from: &[u8],
+        into: &mut [u8],
+    ) -> Result<u64, StoreError> {
+        let call = StoreCall { operation, offset, bytes: from.len().max(into.len()) };
         self.may_begin(call)?;
         let helper = lock(&self.idle).pop();
         let mut helper = helper.map_or_else(|| self.start_helper(call), Ok)?;
         let mut buffer = core::mem::take(&mut helper.buffer);
         buffer.bytes(from.len()).copy_from_slice(from);
-        let job = Job { store: Arc::clone(&self.store), call, buffer };
-        helper.jobs.send(job).expect("a helper is there as long as it is held");
+        let job = (Arc::clone(&self.store), call, buffer);
+        helper.jobs.send(job).expect("a helper runs until it is dropped");
         let answer = helper.answers.recv_timeout(self.deadline).ok();
         let answer = answer.or_else(|| self.leave(call, &helper));
         let (mut buffer, result) = answer.ok_or_else(|| self.silent(call))?;
@@ -187,8 +184,8 @@ impl DeadlineStore {
         result
     }
 
-    /// Whether a call may be begun beside what the store owes, as an error.
-    fn may_begin(&self, call: Call) -> Result<(), StoreError> {
+    /// Refuses a call that must not be begun beside what the store owes.
+    fn may_begin(&self, call: StoreCall) -> Result<(), StoreError> {
         let mut owed = lock(&self.owed);
         let is_kept_away = owed.late.len() >= LATE_MAX
             || owed.late.iter().any(|late| late.keeps_away(call, self.deadline))
@@ -196,7 +193,7 @@ impl DeadlineStore {
         if is_kept_away {
             return Err(self.silent(call));
         }
-        // Where it is silent, this call tries.
+        // Where the store is silent, this call is the attempt.
         owed.silent_since = owed.silent_since.map(|_| Instant::now());
         match owed.late_sync.take_if(|_| call.operation == Operation::Sync) {
             Some(error) => Err(error),
@@ -205,8 +202,8 @@ impl DeadlineStore {
     }
 
     /// The deadline has come: the call is late, unless its answer has come just now.
-    fn leave(&self, call: Call, helper: &Helper) -> Option<Answer> {
-        // The helper answers, or finds its call among the late ones, under this lock.
+    fn leave(&self, call: StoreCall, helper: &Helper) -> Option<CallAnswer> {
+        // Under this lock the helper answers, or finds its call among the late ones.
         let mut owed = lock(&self.owed);
         let answer = helper.answers.try_recv().ok();
         if answer.is_none() {
@@ -219,7 +216,7 @@ impl DeadlineStore {
         answer
     }
 
-    fn start_helper(&self, call: Call) -> Result<Helper, StoreError> {
+    fn start_helper(&self, call: StoreCall) -> Result<Helper, StoreError> {
         let ((jobs, their_jobs), (their_answers, answers)) = (channel(), channel());
         let owed = Arc::clone(&self.owed);
         let builder = thread::Builder::new().name("quire-store-io".into());
@@ -229,17 +226,17 @@ impl DeadlineStore {
         Ok(Helper { thread, jobs, answers, buffer: Buffer::default() })
     }
 
-    fn silent(&self, call: Call) -> StoreError {
+    fn silent(&self, call: StoreCall) -> StoreError {
         call.error(&*self.store, Cause::Silent { after: self.deadline })
     }
 }
 
-/// A helper's life: makes calls until its wrapper, or a caller that has left, lets go of it.
-fn serve(jobs: &Receiver<Job>, answers: &Sender<Answer>, owed: &Mutex<Owed>) {
+/// A helper's life: it makes calls until its wrapper, or a caller that leaves, drops its [`Helper`].
+fn serve(jobs: &Receiver<CallJob>, answers: &Sender<CallAnswer>, owed: &Mutex<Owed>) {
     let me = thread::current().id();
-    for Job { store, call, mut buffer } in jobs {
+    for (store, call, mut buffer) in jobs {
         let result = call.make(&*store, buffer.bytes(call.bytes));
-        // First: once nothing is late the store goes with the wrapper.
+        // Before the answer: once nothing is late the store is dropped with the wrapper.
         drop(store);
         let mut owed = lock(owed);
         owed.silent_since = None;
@@ -261,7 +258,7 @@ impl Store for DeadlineStore {
     }
 
     fn len(&self) -> Result<u64, StoreError> {
-        self.ask(Operation::Len, 0)
+        self.call(Operation::Len, 0, &[], &mut [])
     }
 
     fn is_read_only(&self) -> bool {
@@ -269,21 +266,19 @@ impl Store for DeadlineStore {
     }
 
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
-        let call = Call { operation: Operation::Read, offset, bytes: into.len() };
-        self.call(call, &[], into).map(drop)
+        self.call(Operation::Read, offset, &[], into).map(drop)
     }
 
     fn write(&self, offset: u64, from: &[u8]) -> Result<(), StoreError> {
-        let call = Call { operation: Operation::Write, offset, bytes: from.len() };
-        self.call(call, from, &mut []).map(drop)
+        self.call(Operation::Write, offset, from, &mut []).map(drop)
     }
 
     fn set_len(&self, bytes: u64) -> Result<(), StoreError> {
-        self.ask(Operation::SetLen, bytes).map(drop)
+        self.call(Operation::SetLen, bytes, &[], &mut []).map(drop)
     }
 
     fn sync(&self) -> Result<(), StoreError> {
-        self.ask(Operation::Sync, 0).map(drop)
+        self.call(Operation::Sync, 0, &[], &mut []).map(drop)
     }
 
     fn best_read_bytes(&self) -> usize {

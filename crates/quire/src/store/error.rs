@@ -1,8 +1,7 @@
-//! What went wrong with a store, and what to do about it.
+//! Errors of stores, each with what to do about it.
 
 use core::fmt;
 use core::time::Duration;
-use std::borrow::ToOwned;
 use std::boxed::Box;
 use std::error::Error;
 use std::string::String;
@@ -14,19 +13,19 @@ use rustix::io::Errno;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum Operation {
-    /// To be opened.
+    /// Opening it.
     Open,
-    /// To say how long it is.
+    /// Asking for its length.
     Len,
-    /// To read.
+    /// A read.
     Read,
-    /// To write.
+    /// A write.
     Write,
-    /// To change its length.
+    /// A change of its length.
     SetLen,
-    /// To make durable what was written.
+    /// Making durable what was written.
     Sync,
-    /// To be packed into an archive.
+    /// Packing it into an archive.
     Pack,
 }
 
@@ -44,41 +43,41 @@ impl fmt::Display for Operation {
     }
 }
 
-/// Why it could not be done.
+/// Why an operation failed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Cause {
-    /// The kernel said so.
+    /// The kernel returned this error.
     Os(Errno),
     /// The store is read-only.
     ReadOnly,
-    /// Somebody else made the store shorter: whole pages that it had are not there any more. The
-    /// buffer holds what is there, and zeros.
+    /// Another program made the store shorter: whole pages that it had are gone. The buffer holds
+    /// the bytes that are left, and zeros.
     Shrunk {
-        /// How long it is now, in bytes.
+        /// The length now, in bytes.
         len: u64,
     },
-    /// The bytes in the store are not what they must be. Says what was found.
+    /// The bytes in the store are not what they must be. The text says what was found.
     Corrupt(String),
-    /// The store cannot be used this way. Says why, and what to do.
+    /// The store cannot be used this way. The text says why, and what to do.
     Unsupported(String),
     /// The operation was given up before it was done.
     Cancelled,
-    /// The store did not answer in time. It may do so yet.
+    /// The store did not answer in time. It may still do so.
     Silent {
-        /// How long it was waited for; less, where it owed answers already.
+        /// The deadline. The call may have failed sooner, where the store owed answers already.
         after: Duration,
     },
-    /// The store did not say what became of the request: a defect of the store.
+    /// The store gave a request of a batch no result: a defect of the store.
     Unanswered,
 }
 
-/// A failed operation on a store. Cheap to clone: it is kept where it happened and told to
-/// everybody who asks later.
+/// A failed operation on a store. A clone is cheap: the error is kept where it happened, and told
+/// to every later caller that asks.
 #[derive(Clone)]
-pub struct StoreError(Arc<Inner>);
+pub struct StoreError(Arc<Details>);
 
-struct Inner {
+struct Details {
     operation: Operation,
     store: Box<str>,
     offset: u64,
@@ -96,16 +95,10 @@ impl StoreError {
         bytes: u64,
         cause: Cause,
     ) -> StoreError {
-        StoreError(Arc::new(Inner {
-            operation,
-            store: store.to_owned().into(),
-            offset,
-            bytes,
-            cause,
-        }))
+        StoreError(Arc::new(Details { operation, store: store.into(), offset, bytes, cause }))
     }
 
-    /// What was to be done.
+    /// What the store was asked to do.
     #[must_use]
     pub fn operation(&self) -> Operation {
         self.0.operation
@@ -117,33 +110,33 @@ impl StoreError {
         &self.0.store
     }
 
-    /// Where, in bytes from the store's start; for [`Operation::SetLen`], the new length.
+    /// The place, in bytes from the store's start; for [`Operation::SetLen`], the new length.
     #[must_use]
     pub fn offset(&self) -> u64 {
         self.0.offset
     }
 
-    /// How many bytes were asked for. 0 where the operation is about the whole store.
+    /// The bytes asked for; 0 where the operation is about the whole store.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.0.bytes
     }
 
-    /// Why.
+    /// Why the operation failed.
     #[must_use]
     pub fn cause(&self) -> &Cause {
         &self.0.cause
     }
 
-    /// As an errno, for callers that know nothing else.
+    /// The error as an errno, for callers that know nothing else.
     #[must_use]
     pub fn errno(&self) -> Errno {
         match self.0.cause {
             Cause::Os(errno) => errno,
             Cause::ReadOnly => Errno::ROFS,
-            // What an access to a mapped page behind the end gives is SIGBUS; a call's is this.
+            // An access to a mapped page behind the end is a SIGBUS; a call gets this.
             Cause::Shrunk { .. } => Errno::NXIO,
-            // The kernel's own word for a checksum that does not fit.
+            // The kernel, too, reports a wrong checksum so.
             Cause::Corrupt(_) => Errno::BADMSG,
             Cause::Unsupported(_) => Errno::OPNOTSUPP,
             Cause::Cancelled => Errno::CANCELED,
@@ -155,7 +148,7 @@ impl StoreError {
 
 impl fmt::Display for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Inner { operation, store, offset, bytes, cause } = &*self.0;
+        let Details { operation, store, offset, bytes, cause } = &*self.0;
         write!(f, "{operation} {store}")?;
         match operation {
             Operation::Read | Operation::Write => write!(f, " ({bytes} bytes at {offset})")?,
@@ -177,8 +170,8 @@ impl fmt::Display for Cause {
             Cause::ReadOnly => f.write_str("it is read-only; open it for writing"),
             Cause::Shrunk { len } => write!(
                 f,
-                "somebody made it shorter, {len} bytes are left; open it anew, and let no other \
-                 program truncate it meanwhile"
+                "another program made it shorter, {len} bytes are left; open it anew, and let no \
+                 other program truncate it meanwhile"
             ),
             Cause::Corrupt(found) => {
                 write!(f, "{found}; the file is damaged, take it from a backup or make it anew")
@@ -197,7 +190,7 @@ impl fmt::Display for Cause {
 
 const ANSWERS_LATER: &str = "ask again once it does, or give it a longer deadline (store_deadline)";
 
-/// What to do about an errno, where that is not plain.
+/// What to do about an errno, where that is not obvious.
 fn advice(errno: Errno) -> Option<&'static str> {
     match errno {
         Errno::NOSPC => Some("free some space and write again"),
@@ -214,7 +207,7 @@ fn advice(errno: Errno) -> Option<&'static str> {
 
 impl fmt::Debug for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Inner { operation, store, offset, bytes, cause } = &*self.0;
+        let Details { operation, store, offset, bytes, cause } = &*self.0;
         f.debug_struct("StoreError")
             .field("operation", operation)
             .field("store", store)

@@ -1,22 +1,22 @@
 //! A file, or a block device, as a store.
 //!
-//! Owns two descriptions of the one file: a buffered one, always, and one with O_DIRECT where that
-//! is used ([`open`]). Direct I/O keeps what Quire caches from being cached by the kernel a second
-//! time. What direct I/O cannot do goes through the buffered one, and the kernel keeps the two
+//! A store has two open descriptions of its file: a buffered one, always, and one with O_DIRECT where
+//! that is used ([`open`]). Direct I/O keeps the kernel from caching a second time what Quire caches.
+//! What direct I/O cannot do goes through the buffered description, and the kernel keeps the two
 //! coherent: a direct write drops the kernel's copies, a direct read first writes them out.
 //!
-//! | request | way |
+//! | request | mode |
 //! |---|---|
 //! | offset, length and memory aligned | direct |
-//! | whole pages of a write that ends inside a page | direct; the rest of it buffered, at its true length, so that nothing invented lies behind the end |
+//! | whole pages of a write that ends inside a page | direct; the rest of it buffered, at its true length, so that no invented byte lies behind the end |
 //! | anything else, and what direct I/O refuses | buffered |
 //! | the last page of a file, read | direct up to the end, zeros behind it |
 //!
 //! A batch is one system call where io_uring is allowed, else a few threads ([`batch`]).
 //!
-//! *How long the file is* is remembered as it was last told, so that a file that somebody else
-//! made shorter is noticed. The mutex around it is held while the length is asked for or changed,
-//! and by a write that extends the file, so that what is remembered follows the file's own order.
+//! The store remembers the file's length as it was last told, so that it notices a file that another
+//! program made shorter. `length_lock` is held while the length is asked for or changed, and by a
+//! write that extends the file, so that the remembered length follows the file's own order.
 
 mod batch;
 mod open;
@@ -25,42 +25,42 @@ use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::FileExt as _;
 use std::string::String;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use rustix::fs::{SeekFrom, fdatasync, fstat, ftruncate, seek};
-use rustix::io::{Errno, pread, pwrite};
+use rustix::io::{Errno, pread};
 
 pub use self::open::{Direct, FileOptions};
 pub(super) use self::open::{errno_of, sync_directory};
+use super::workers::lock;
 use super::{Cause, Operation, READ_BYTES_MAX, ReadRequest, Store, StoreError, WriteRequest};
 use crate::swap::io::{Job, run_alone};
 use crate::units::PAGE_SIZE;
 
-/// Flash reads as fast in requests of this size as in larger ones, whose first page comes later.
+/// Flash reads are as fast in requests of this size as in larger ones, whose first page comes later.
 const BEST_READ_BYTES: usize = 256 << 10;
 const _: () = assert!(BEST_READ_BYTES <= READ_BYTES_MAX);
 
-/// What a file wants of direct I/O, and the description for it.
+/// The description for direct I/O, and the alignments that it demands.
 struct DirectFile {
     file: File,
-    /// Offsets and lengths are multiples of it; a page at least, so that no page is written half
-    /// directly and half not.
+    /// Of offsets and lengths: a page at least, so that no page is written partly by direct I/O.
     alignment: usize,
-    /// Memory addresses are multiples of it.
+    /// Of memory addresses.
     memory_alignment: usize,
 }
 
-/// Through which description a request goes.
+/// The description that a request goes through.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Way {
+enum IoMode {
     Direct,
     Buffered,
 }
 
-/// What a length is asked of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Kind {
+enum FileKind {
     Regular,
     /// A block device, whose length is where a seek to its end arrives.
     Device,
@@ -71,45 +71,44 @@ pub struct FileStore {
     name: String,
     buffered: File,
     direct: Option<DirectFile>,
-    kind: Kind,
+    kind: FileKind,
     is_writable: bool,
     has_uring: bool,
-    /// Bytes, as last told or caused by us; changed under `length_lock`.
+    /// The length in bytes, as last told or caused by us; changed under `length_lock`.
     known_len: AtomicU64,
     length_lock: Mutex<()>,
 }
 
 impl FileStore {
-    /// Whether aligned requests go by direct I/O.
+    /// Whether aligned requests use direct I/O.
     #[must_use]
     pub fn is_direct(&self) -> bool {
         self.direct.is_some()
     }
 
-    /// The way of a request.
-    fn way(&self, offset: u64, at: *const u8, bytes: usize) -> Way {
+    fn mode(&self, offset: u64, at: *const u8, bytes: usize) -> IoMode {
         match &self.direct {
-            Some(direct) if direct.fits(offset, at, bytes) => Way::Direct,
-            _ => Way::Buffered,
+            Some(direct) if direct.fits(offset, at, bytes) => IoMode::Direct,
+            _ => IoMode::Buffered,
         }
     }
 
-    fn description(&self, way: Way) -> BorrowedFd<'_> {
-        match (way, &self.direct) {
-            (Way::Direct, Some(direct)) => direct.file.as_fd(),
+    fn description(&self, mode: IoMode) -> BorrowedFd<'_> {
+        match (mode, &self.direct) {
+            (IoMode::Direct, Some(direct)) => direct.file.as_fd(),
             _ => self.buffered.as_fd(),
         }
     }
 
-    /// How much of a write goes first, by itself: the whole pages, where those can go directly.
+    /// How much of a write goes first, by itself: the whole pages, where direct I/O can write those.
     fn head_bytes(&self, offset: u64, from: &[u8]) -> usize {
         let Some(direct) = &self.direct else { return from.len() };
         let head = from.len() - from.len() % direct.alignment;
         if head != 0 && direct.fits(offset, from.as_ptr(), head) { head } else { from.len() }
     }
 
-    /// Completes a read of which a first attempt brought `done` bytes. Direct I/O stops where the
-    /// file does, inside a page, and cannot go on from there.
+    /// Completes a read whose first attempt read `done` bytes. Direct I/O stops where the file ends,
+    /// inside a page, and cannot continue from there.
     fn finish_read(
         &self,
         offset: u64,
@@ -121,8 +120,8 @@ impl FileStore {
         let fail = |cause| self.error(Operation::Read, offset, bytes, cause);
         match attempt {
             Ok(()) => return Ok(()),
-            // The end of the file (a job's word for it is EIO), or an alignment that the file
-            // system did not tell.
+            // The end of the file (a job reports it as EIO), or an alignment that the file system
+            // did not tell.
             Err(Errno::IO | Errno::INVAL) => {}
             Err(errno) => return Err(fail(Cause::Os(errno))),
         }
@@ -134,19 +133,19 @@ impl FileStore {
             return Ok(());
         }
         into[there..].fill(0);
-        // Relaxed: a length told while we read may or may not count; what we read is no younger.
+        // Relaxed: a length told during the read may or may not count; the bytes read are no newer.
         let known_len = self.known_len.load(Relaxed);
         let end = offset.saturating_add(there as u64);
         let wanted = known_len.min(offset.saturating_add(bytes));
         if end.next_multiple_of(PAGE_SIZE as u64) >= wanted {
             return Ok(());
         }
-        // Pages are missing that there were. Unless they were, a moment ago, for us as well.
+        // Pages are missing that the file had, unless our own length was that of a moment ago.
         let len = self.current_len().map_err(|errno| fail(Cause::Os(errno)))?;
         if len >= known_len { Ok(()) } else { Err(fail(Cause::Shrunk { len })) }
     }
 
-    /// Completes a write of which `done` bytes are written.
+    /// Completes a write whose first attempt wrote `done` bytes.
     fn finish_write(
         &self,
         offset: u64,
@@ -162,32 +161,28 @@ impl FileStore {
             Err(errno) => return Err(fail(errno)),
         }
         let rest = offset.saturating_add(done as u64);
-        pwrite_full(self.buffered.as_fd(), rest, &from[done..]).map_err(fail)?;
-        // Relaxed: our own write is behind us; who shortens the file meanwhile is told apart
+        let written = self.buffered.write_all_at(&from[done..], rest);
+        // Without an errno it wrote nothing of what is left.
+        written.map_err(|error| fail(Errno::from_io_error(&error).unwrap_or(Errno::IO)))?;
+        // Relaxed: our own write is done; another program that shortens the file meanwhile is noticed
         // under the lock.
         if offset.saturating_add(bytes) > self.known_len.load(Relaxed) {
-            let guard = self.lock_length();
+            let guard = lock(&self.length_lock);
             let len = self.current_len().map_err(fail)?;
             self.set_known_len(&guard, len);
         }
         Ok(())
     }
 
-    /// The length now.
     fn current_len(&self) -> Result<u64, Errno> {
         match self.kind {
-            Kind::Regular => Ok(fstat(&self.buffered)?.st_size as u64),
-            Kind::Device => seek(&self.buffered, SeekFrom::End(0)),
+            FileKind::Regular => Ok(fstat(&self.buffered)?.st_size as u64),
+            FileKind::Device => seek(&self.buffered, SeekFrom::End(0)),
         }
     }
 
-    fn lock_length(&self) -> MutexGuard<'_, ()> {
-        // Nothing is half done under it.
-        self.length_lock.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn set_known_len(&self, _held: &MutexGuard<'_, ()>, len: u64) {
-        // Relaxed: ordered among themselves by the lock; readers take any recent value.
+        // Relaxed: the lock orders the stores among themselves; readers take any recent value.
         self.known_len.store(len, Relaxed);
     }
 
@@ -222,7 +217,7 @@ impl Store for FileStore {
     }
 
     fn len(&self) -> Result<u64, StoreError> {
-        let guard = self.lock_length();
+        let guard = lock(&self.length_lock);
         let len = self
             .current_len()
             .map_err(|errno| self.error(Operation::Len, 0, 0, Cause::Os(errno)))?;
@@ -235,8 +230,8 @@ impl Store for FileStore {
     }
 
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
-        let way = self.way(offset, into.as_ptr(), into.len());
-        let (done, attempt) = run_one(self.description(way), Job::read(offset, into));
+        let mode = self.mode(offset, into.as_ptr(), into.len());
+        let (done, attempt) = run_one(self.description(mode), Job::read(offset, into));
         self.finish_read(offset, into, done, attempt)
     }
 
@@ -245,25 +240,25 @@ impl Store for FileStore {
     }
 
     fn try_read_in_place(&self, offset: u64, into: &mut [u8]) -> bool {
-        // One system call, as a rule, and nothing of ours that locks or allocates. What comes up
-        // short is read anew by `read`, which finds out why.
-        let way = self.way(offset, into.as_ptr(), into.len());
-        pread_full(self.description(way), offset, into) == Ok(into.len())
+        // One system call, as a rule, and nothing of ours that locks or allocates. A short read is
+        // made anew by `read`, which finds out why it was short.
+        let mode = self.mode(offset, into.as_ptr(), into.len());
+        pread_full(self.description(mode), offset, into) == Ok(into.len())
     }
 
     fn write(&self, offset: u64, from: &[u8]) -> Result<(), StoreError> {
         self.check_writable(Operation::Write, offset, from.len() as u64)?;
         let head = &from[..self.head_bytes(offset, from)];
-        let way = self.way(offset, head.as_ptr(), head.len());
-        let (done, attempt) = run_one(self.description(way), Job::write(offset, head));
+        let mode = self.mode(offset, head.as_ptr(), head.len());
+        let (done, attempt) = run_one(self.description(mode), Job::write(offset, head));
         self.finish_write(offset, from, done, attempt)
     }
 
     fn set_len(&self, bytes: u64) -> Result<(), StoreError> {
         self.check_writable(Operation::SetLen, bytes, 0)?;
-        let guard = self.lock_length();
+        let guard = lock(&self.length_lock);
         let before = self.known_len.load(Relaxed);
-        // Before the file is shorter, so that a reader does not take our own cut for another's.
+        // Before the file is shorter: a reader must not take our own cut for another program's.
         self.set_known_len(&guard, before.min(bytes));
         let cut = ftruncate(&self.buffered, bytes);
         self.set_known_len(&guard, if cut.is_ok() { bytes } else { before });
@@ -271,7 +266,7 @@ impl Store for FileStore {
     }
 
     fn sync(&self) -> Result<(), StoreError> {
-        // One call for both descriptions: what it flushes is the file's and the device's.
+        // One call serves both descriptions: it flushes the file and the device's cache.
         fdatasync(&self.buffered)
             .map_err(|errno| self.error(Operation::Sync, 0, 0, Cause::Os(errno)))
     }
@@ -311,20 +306,6 @@ pub(super) fn pread_full(
         }
     }
     Ok(done)
-}
-
-/// Writes all of `from`.
-fn pwrite_full(file: BorrowedFd<'_>, offset: u64, from: &[u8]) -> Result<(), Errno> {
-    let mut done = 0;
-    while done < from.len() {
-        match pwrite(file, &from[done..], offset.saturating_add(done as u64)) {
-            Ok(0) => return Err(Errno::IO),
-            Ok(bytes) => done += bytes,
-            Err(Errno::INTR) => {}
-            Err(errno) => return Err(errno),
-        }
-    }
-    Ok(())
 }
 
 /// A path as messages show it.

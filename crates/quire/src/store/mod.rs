@@ -1,9 +1,9 @@
 //! Stores: where an object's bytes rest.
 //!
-//! Owns the reading and writing of whole ranges of bytes, and what can go wrong with it. Leaves to
-//! the page cache which pages are read or written and when, and that no two requests that overlap
-//! are in flight at once where one of them writes: a store orders nothing but a [`Store::sync`]
-//! behind the writes that returned before it.
+//! A store reads and writes whole ranges of bytes, and says what went wrong. The page cache decides
+//! which pages are read or written and when, and sees to it that no two requests that overlap are in
+//! flight at once where one of them writes: a store orders nothing but a [`Store::sync`] behind the
+//! writes that returned before it.
 //!
 //! | store | bytes |
 //! |---|---|
@@ -13,8 +13,10 @@
 //! | [`test`] | in memory; and wrappers that hold, fail and crash |
 //!
 //! Every method may block and allocate, so no handler calls one, but for
-//! [`Store::try_read_in_place`] where a store has it: a file does. The locks here are leaves: none
-//! is held while another is taken, and none while bytes are read, written or unpacked.
+//! [`Store::try_read_in_place`], which files have. The locks here are leaves: none is held while
+//! another is taken, and none while bytes are read, written or unpacked.
+
+#![deny(unsafe_code)]
 
 mod deadline;
 mod error;
@@ -30,21 +32,21 @@ pub use self::error::{Cause, Operation, StoreError};
 pub use self::file::{Direct, FileOptions, FileStore};
 pub use self::zstd::{PackOptions, Packed, ZstdStore, pack};
 
-/// The largest read that a store may like: what the largest folio holds.
+/// The largest read that a store may prefer: the size of the largest folio.
 pub const READ_BYTES_MAX: usize = 2 << 20;
 
 /// Bytes that outlive the memory they are mapped to.
 pub trait Store: Send + Sync {
-    /// What messages call it: the path.
+    /// The name in messages: the path.
     fn name(&self) -> &str;
 
-    /// Bytes, as it is now.
+    /// The length in bytes, as it is now.
     ///
     /// # Errors
     /// What the kernel says.
     fn len(&self) -> Result<u64, StoreError>;
 
-    /// Whether there is nothing in it, as it is now.
+    /// Whether the store has no bytes, as it is now.
     ///
     /// # Errors
     /// As [`Store::len`].
@@ -63,16 +65,17 @@ pub trait Store: Send + Sync {
     /// missing bytes were zeros. After any other error `into` holds anything.
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError>;
 
-    /// Whether [`Store::try_read_in_place`] is worth a call: not so unless a store says so. It must
-    /// keep to what is said there, which one that is made of others, allocates or locks does not.
+    /// Whether [`Store::try_read_in_place`] is worth a call; `false` unless a store says otherwise.
+    /// A store that says `true` must keep what that method demands. A wrapper around another store,
+    /// or a store that allocates or locks, cannot.
     fn reads_in_place(&self) -> bool {
         false
     }
 
     /// Fills `into` from `offset` on, as [`Store::read`] does, in a signal handler that may wait
-    /// for the device: it takes no lock, allocates nothing, and calls nothing that does. `false`
-    /// where it has not, be it the end of the store or an error; `into` then holds anything, and
-    /// another thread calls [`Store::read`], which says what it is.
+    /// for the device: it takes no lock, allocates nothing, and calls nothing that does. Returns
+    /// `false` at the end of the store and after any error; `into` then holds anything, and another
+    /// thread calls [`Store::read`], which says what went wrong.
     fn try_read_in_place(&self, _offset: u64, _into: &mut [u8]) -> bool {
         false
     }
@@ -84,69 +87,69 @@ pub trait Store: Send + Sync {
     /// [`Cause::ReadOnly`], or what the kernel says. Any part of it may have been written then.
     fn write(&self, offset: u64, from: &[u8]) -> Result<(), StoreError>;
 
-    /// Cuts the store off, or extends it by zeros.
+    /// Shortens the store, or extends it by zeros.
     ///
     /// # Errors
     /// [`Cause::ReadOnly`], or what the kernel says.
     fn set_len(&self, bytes: u64) -> Result<(), StoreError>;
 
-    /// Returns when all is durable whose write or `set_len` returned before.
+    /// Makes durable every write and `set_len` that returned before this call.
     ///
     /// # Errors
     /// What the kernel says. What was written since the last sync may then be lost, and a later
     /// sync that succeeds says nothing about it: write it again first.
     fn sync(&self) -> Result<(), StoreError>;
 
-    /// Does several reads, in any order or at once; each request is answered, by its own result.
+    /// Does several reads, in any order or at once; each request is answered by its own result.
     fn read_all(&self, requests: &mut [ReadRequest<'_>]) {
         for request in requests {
             request.answer_by(|offset, into| self.read(offset, into));
         }
     }
 
-    /// Does several writes, in any order or at once; each request is answered, by its own result.
+    /// Does several writes, in any order or at once; each request is answered by its own result.
     fn write_all(&self, requests: &mut [WriteRequest<'_>]) {
         for request in requests {
             request.answer(self.write(request.offset, request.from));
         }
     }
 
-    /// How large a read this store likes, in bytes: a power of two, from a page to
+    /// The size of a read that suits this store best, in bytes: a power of two, from a page to
     /// [`READ_BYTES_MAX`].
     fn best_read_bytes(&self) -> usize;
 }
 
 /// One read of a batch.
 pub struct ReadRequest<'a> {
-    /// Where from.
+    /// Where the read begins.
     pub offset: u64,
-    /// What to fill.
+    /// The buffer to fill.
     pub into: &'a mut [u8],
     result: Option<Result<(), StoreError>>,
 }
 
 impl<'a> ReadRequest<'a> {
-    /// To be read: `into.len()` bytes from `offset` on.
+    /// A read of `into.len()` bytes from `offset` on.
     #[must_use]
     pub fn new(offset: u64, into: &'a mut [u8]) -> ReadRequest<'a> {
         ReadRequest { offset, into, result: None }
     }
 
-    /// The store says what became of it.
+    /// Keeps the result, which the store gives.
     pub fn answer(&mut self, result: Result<(), StoreError>) {
         self.result = Some(result);
     }
 
-    /// The store does it now.
+    /// Does the read, and keeps its result.
     pub fn answer_by(&mut self, read: impl FnOnce(u64, &mut [u8]) -> Result<(), StoreError>) {
         let result = read(self.offset, self.into);
         self.answer(result);
     }
 
-    /// What became of it.
+    /// The result.
     ///
     /// # Errors
-    /// As [`Store::read`]; [`Cause::Unanswered`] before the store has said so.
+    /// As [`Store::read`]; [`Cause::Unanswered`] before the store has given one.
     pub fn result(&self) -> Result<(), StoreError> {
         let bytes = self.into.len() as u64;
         self.result.clone().unwrap_or_else(|| unanswered(Operation::Read, self.offset, bytes))
@@ -155,29 +158,29 @@ impl<'a> ReadRequest<'a> {
 
 /// One write of a batch.
 pub struct WriteRequest<'a> {
-    /// Where to.
+    /// Where the write begins.
     pub offset: u64,
-    /// What to write.
+    /// The bytes to write.
     pub from: &'a [u8],
     result: Option<Result<(), StoreError>>,
 }
 
 impl<'a> WriteRequest<'a> {
-    /// To be written: `from`, at `offset`.
+    /// A write of `from` at `offset`.
     #[must_use]
     pub fn new(offset: u64, from: &'a [u8]) -> WriteRequest<'a> {
         WriteRequest { offset, from, result: None }
     }
 
-    /// The store says what became of it.
+    /// Keeps the result, which the store gives.
     pub fn answer(&mut self, result: Result<(), StoreError>) {
         self.result = Some(result);
     }
 
-    /// What became of it.
+    /// The result.
     ///
     /// # Errors
-    /// As [`Store::write`]; [`Cause::Unanswered`] before the store has said so.
+    /// As [`Store::write`]; [`Cause::Unanswered`] before the store has given one.
     pub fn result(&self) -> Result<(), StoreError> {
         let bytes = self.from.len() as u64;
         self.result.clone().unwrap_or_else(|| unanswered(Operation::Write, self.offset, bytes))

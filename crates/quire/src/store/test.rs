@@ -1,9 +1,9 @@
-//! Stores for tests, of Quire's and of its users'.
+//! Stores for tests: Quire's own, and those of its users.
 //!
 //! | store | what it is for |
 //! |---|---|
 //! | [`VecStore`] | bytes in memory, and counts of what was asked of them |
-//! | [`DelayStore`] | holds operations until they are let go, or each for a time |
+//! | [`DelayStore`] | holds operations until they are released, or each for a time |
 //! | [`NeverStore`] | never answers, until it is cancelled |
 //! | [`FailStore`] | fails the n-th operation of a kind, before or after a part of it is done |
 //! | [`CrashStore`] | enumerates what a crash could have left |

@@ -1,13 +1,13 @@
 //! An archive of zstd frames as a read-only store.
 //!
-//! Owns where each frame lies in the archive ([`index`]) and a few frames that are unpacked
-//! ([`cache`]). What is mapped is the file that was packed; an archive is any `.zst` whose frames
-//! are small enough to be unpacked for a page's sake, with a seek table ([`seek_table`]) or
-//! without. [`pack()`] makes one.
+//! The store knows where each frame lies in the archive ([`index`]), and keeps a few frames unpacked
+//! ([`cache`], which has the only lock). Its bytes are those of the file that was packed. An archive
+//! is any `.zst` whose frames are small enough to be unpacked for one page, with a seek table
+//! ([`seek_table`]) or without. [`pack()`] makes one.
 //!
-//! Nothing in an archive is believed: every length is checked against the file's before it is
-//! used, a wrong one cannot shift the frames behind it ([`index`]), and a frame that does not
-//! unpack to exactly the bytes that the index promises is an error. The locks are the cache's.
+//! Nothing in an archive is trusted: every length is checked against the file's before it is used, a
+//! wrong one cannot shift the frames behind it ([`index`]), and a frame that does not unpack to
+//! exactly the bytes that the index promises is an error.
 
 mod cache;
 mod index;
@@ -36,19 +36,16 @@ use super::workers::{cpus, on_threads};
 use super::{Cause, Operation, READ_BYTES_MAX, ReadRequest, Store, StoreError};
 use crate::units::PAGE_SIZE;
 
-/// The largest frame that is unpacked for a page's sake, in bytes, packed or unpacked.
+/// The largest frame that is unpacked for one page, in bytes, packed or unpacked.
 pub const FRAME_BYTES_MAX: usize = 64 << 20;
-/// Unpacked frames that are kept, unless told otherwise: several streams of readers.
+/// Bytes of unpacked frames that are kept by default: enough for several streams of readers.
 const CACHE_BYTES: usize = 32 << 20;
 
-/// What is wrong with an archive, before it has a name and a place.
+/// A [`Cause`] with the offset in the archive, before it is an error of a named store.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Flaw {
-    /// The kernel said so.
     Os(Errno),
-    /// At this offset the archive is not what it must be.
     Corrupt(u64, String),
-    /// At this offset is something that cannot be mapped.
     Unsupported(u64, String),
 }
 
@@ -77,11 +74,11 @@ pub struct ZstdStore {
 }
 
 impl ZstdStore {
-    /// Opens an archive and reads where its frames lie. One without a seek table whose frames are
-    /// of many sizes is unpacked once for it, which takes its time where it is large.
+    /// Opens an archive and reads where its frames lie. An archive without a seek table whose frames
+    /// are of many sizes is unpacked once for that, which takes long where it is large.
     ///
     /// # Errors
-    /// [`Cause::Unsupported`] where a frame is too large, or does not say how large it is;
+    /// [`Cause::Unsupported`] where a frame is too large, or does not tell its size;
     /// [`Cause::Corrupt`] with the offset in the archive; or what the kernel says.
     pub fn open(path: impl AsRef<Path>) -> Result<ZstdStore, StoreError> {
         ZstdStore::with_cache(path, CACHE_BYTES)
@@ -102,13 +99,13 @@ impl ZstdStore {
         Ok(ZstdStore { name, file, index, cache: Cache::new(cache_bytes) })
     }
 
-    /// Frames in the archive that have content.
+    /// The number of frames in the archive that have content.
     #[must_use]
     pub fn frame_count(&self) -> usize {
-        self.index.frames().len()
+        self.index.frames.len()
     }
 
-    /// Frames unpacked so far, each time counted.
+    /// How often a frame was unpacked so far.
     #[must_use]
     pub fn unpacked_count(&self) -> u64 {
         self.cache.filled_count()
@@ -122,7 +119,7 @@ impl ZstdStore {
 
     /// The unpacked bytes of a frame.
     fn frame(&self, number: usize) -> Result<Arc<Vec<u8>>, Flaw> {
-        self.cache.get(number, || unpack(self.file.as_fd(), &self.index.frames()[number]))
+        self.cache.get(number, || unpack(self.file.as_fd(), &self.index.frames[number]))
     }
 
     fn fill(&self, offset: u64, into: &mut [u8]) -> Result<(), Flaw> {
@@ -161,7 +158,7 @@ impl Store for ZstdStore {
         true
     }
 
-    /// Errors of corruption carry the offset in the archive, not the one that was read.
+    /// The offset of [`Cause::Corrupt`] is one in the archive, not the one that was read.
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
         self.fill(offset, into).map_err(|flaw| flaw.into_error(Operation::Read, &self.name))
     }
@@ -190,14 +187,14 @@ impl Store for ZstdStore {
     }
 }
 
-/// The content of a frame, which is what the index promises or an error.
+/// The content of a frame, exactly as large as the index promises.
 fn unpack(file: BorrowedFd<'_>, frame: &Frame) -> Result<Arc<Vec<u8>>, Flaw> {
     let mut packed = vec![0; frame.packed_bytes];
     let there = pread_full(file, frame.packed_at, &mut packed).map_err(Flaw::Os)?;
     if there != packed.len() {
         return Err(Flaw::corrupt(frame.packed_at, "the archive ends inside a frame"));
     }
-    // One byte more than promised, so that a frame with more in it is noticed.
+    // One byte more than promised, so that a larger content is noticed.
     let mut bytes = vec![0; frame.bytes + 1];
     let unpacked = DCtx::try_create()
         .ok_or(Flaw::Os(Errno::NOMEM))?

@@ -1,14 +1,15 @@
 //! Buffers, and a stack, for faults that are served in a signal handler.
 //!
-//! Owns a pool of [`FaultStack`]s for all address spaces of the process. A thread takes one for one fault
-//! and gives it back before it waits for an answer; so whoever finds none waits for threads that go
-//! on by themselves. The pool grows by two mappings when more faults are served at once than ever
-//! before, and stays: what a fault stack costs is what of it was touched.
+//! One pool of [`FaultStack`]s serves all address spaces of the process. A thread takes one for one
+//! fault and returns it before it waits for an answer; so a thread that finds none waits for threads
+//! that need nothing of it. The pool grows by two mappings when more faults are served at once than
+//! ever before, and does not shrink: a fault stack costs the memory that was touched of it.
 //!
 //! A fault that reclaims, or reads the swap file, takes some 40 KiB of stack, which a thread of the
 //! program need not have.
 //!
-//! States of a slot: empty, free, taken. No locks: a slot is whose compare-and-swap took it.
+//! A slot is empty, free or taken. There are no locks: a slot belongs to the thread whose
+//! compare-and-swap took it.
 
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
@@ -19,12 +20,12 @@ use crate::sys::Errno;
 use crate::sys::futex::{self, Reach};
 use crate::sys::stack::Stack;
 
-/// Faults that are served at once at most, of those that need buffers.
+/// The most faults with buffers that are served at once.
 const SLOTS: usize = 32;
-/// Reads of the swap file among them that are made on the spot.
+/// How many of them may read the swap file by themselves.
 pub(in crate::library) const READS_MAX: u32 = SLOTS as u32 / 2;
 
-/// As the stacks of the threads that serve faults elsewhere.
+/// The same as for the threads that serve faults elsewhere.
 const STACK_BYTES: usize = 256 << 10;
 
 const EMPTY: u32 = 0;
@@ -42,33 +43,33 @@ impl FaultStack {
     /// `NOMEM`.
     fn new() -> Result<FaultStack, Errno> {
         let mut stack = Stack::new(STACK_BYTES)?;
-        // There as well: a compressor comes by way of the stack.
+        // Made on the new stack, for a compressor is moved by way of the stack.
         let scratch = stack.run(Scratch::new)?;
         Ok(FaultStack { scratch, stack })
     }
 }
 
-struct Slot {
+struct StackSlot {
     state: AtomicU32,
-    /// There unless the slot is empty.
+    /// Initialized unless the slot is empty.
     fault_stack: UnsafeCell<MaybeUninit<FaultStack>>,
 }
 
-// SAFETY: the fault stack is touched by who has taken the slot alone.
-unsafe impl Sync for Slot {}
+// SAFETY: only the thread that has taken the slot touches the fault stack.
+unsafe impl Sync for StackSlot {}
 
-static POOL: [Slot; SLOTS] = [const {
-    Slot { state: AtomicU32::new(EMPTY), fault_stack: UnsafeCell::new(MaybeUninit::uninit()) }
+static POOL: [StackSlot; SLOTS] = [const {
+    StackSlot { state: AtomicU32::new(EMPTY), fault_stack: UnsafeCell::new(MaybeUninit::uninit()) }
 }; SLOTS];
 /// Threads that wait for a slot, or are about to.
 static WAITING: AtomicU32 = AtomicU32::new(0);
-/// Counts slots that were given back while somebody waited; what they sleep on.
+/// Counts slots that were returned while a thread waited; the waiters sleep on it.
 static RETURNS: AtomicU32 = AtomicU32::new(0);
 
-/// A fault stack of the pool, given back by the drop.
-pub(super) struct Borrowed(&'static Slot);
+/// A fault stack of the pool, which the drop returns.
+pub(super) struct Borrowed(&'static StackSlot);
 
-/// Sees to it that there is a fault stack at all, so that who waits for one waits for somebody.
+/// Makes a fault stack where there is none at all, so that a thread that waits for one will get it.
 pub(super) fn prepare() -> Result<(), Errno> {
     // Acquire, as in `take_free`; nothing is read here but the state.
     if POOL.iter().any(|slot| slot.state.load(Ordering::Acquire) != EMPTY) {
@@ -82,8 +83,8 @@ pub(super) fn borrow() -> Borrowed {
     if let Some(borrowed) = try_borrow() {
         return borrowed;
     }
-    // SeqCst, as in the drop: either who gives back sees that somebody waits, or the second look
-    // finds what he gave back.
+    // SeqCst, as in the drop: either the thread that returns a slot sees that this one waits, or the
+    // second look finds the slot.
     WAITING.fetch_add(1, Ordering::SeqCst);
     let borrowed = loop {
         let seen = RETURNS.load(Ordering::SeqCst);
@@ -101,8 +102,8 @@ fn try_borrow() -> Option<Borrowed> {
 }
 
 fn take_free() -> Option<Borrowed> {
-    let is_taken = |slot: &&'static Slot| {
-        // SeqCst: an acquire that pairs with the drop's release; see `borrow` for the rest.
+    let is_taken = |slot: &&'static StackSlot| {
+        // SeqCst: it acquires what the drop releases; `borrow` has the rest.
         slot.state.compare_exchange(FREE, TAKEN, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     };
     POOL.iter().find(is_taken).map(Borrowed)
@@ -110,8 +111,8 @@ fn take_free() -> Option<Borrowed> {
 
 /// Fills an empty slot.
 fn take_empty() -> Result<Borrowed, Errno> {
-    let is_taken = |slot: &&'static Slot| {
-        // Relaxed: there is nothing yet that could be seen.
+    let is_taken = |slot: &&'static StackSlot| {
+        // Relaxed: an empty slot publishes nothing.
         slot.state.compare_exchange(EMPTY, TAKEN, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     };
     let slot = POOL.iter().find(is_taken).ok_or(Errno::AGAIN)?;
@@ -129,8 +130,8 @@ fn take_empty() -> Result<Borrowed, Errno> {
     }
 }
 
-/// In a fork's child, before it serves a fault: threads that had taken slots are not here. Their
-/// buffers are lost.
+/// In a fork's child, before it serves a fault: empties the slots that threads of the parent had
+/// taken. Their buffers are lost.
 pub(super) fn forget_parents() {
     for slot in &POOL {
         // Relaxed: one thread does this, and publishes it with what it does next.
@@ -142,7 +143,7 @@ pub(super) fn forget_parents() {
 impl Borrowed {
     /// Does `work` with the buffers, on the stack.
     pub fn run<R>(&mut self, work: impl FnOnce(&mut Scratch) -> R) -> R {
-        // SAFETY: taken, and filled by `take_empty`; self is borrowed alone.
+        // SAFETY: the slot is taken, was filled by `take_empty`, and `self` is borrowed exclusively.
         let FaultStack { scratch, stack } =
             unsafe { (*self.0.fault_stack.get()).assume_init_mut() };
         stack.run(|| work(scratch))
@@ -151,7 +152,7 @@ impl Borrowed {
 
 impl Drop for Borrowed {
     fn drop(&mut self) {
-        // SeqCst: a release that pairs with `take_free`, and see `borrow`.
+        // SeqCst: it releases to `take_free`; `borrow` has the rest.
         self.0.state.store(FREE, Ordering::SeqCst);
         if WAITING.load(Ordering::SeqCst) > 0 {
             RETURNS.fetch_add(1, Ordering::SeqCst);
@@ -169,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_finds_no_fault_stack_waits_for_one_and_no_two_have_the_same() {
+    fn a_thread_that_finds_no_fault_stack_waits_for_one_and_no_two_have_the_same() {
         prepare().unwrap();
         let mut held: Vec<Borrowed> = core::iter::repeat_with(borrow).take(SLOTS).collect();
         for (number, fault_stack) in held.iter_mut().enumerate() {

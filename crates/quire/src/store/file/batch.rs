@@ -1,8 +1,8 @@
 //! Batches of reads and writes on a file.
 //!
-//! Owns nothing: sorts a batch by the description that each request goes through, runs each part
-//! by io_uring or by threads, and finishes every request by itself, so that one that fails, ends
-//! early or is not aligned does not touch the others.
+//! A batch is sorted by the description that each request goes through, and each part runs on
+//! io_uring or on a few threads. Every request is completed by itself, so that one that fails, ends
+//! early or is not aligned does not affect the others.
 
 use std::vec::Vec;
 
@@ -10,13 +10,13 @@ use rustix::io::Errno;
 
 use super::super::workers::{cpus, on_threads};
 use super::super::{ReadRequest, Store, WriteRequest};
-use super::{FileStore, Way};
+use super::{FileStore, IoMode};
 use crate::swap::io::{Job, SharedRing};
 
-/// Requests that threads keep in flight: enough for a disk's queue to be worth its while.
+/// Requests that threads keep in flight: enough to make use of a disk's queue.
 const THREADS: usize = 4;
 
-/// What a first attempt brought: the bytes transferred, and how it ended.
+/// The outcome of a first attempt: the bytes transferred, and how it ended.
 type Attempt = (usize, Result<(), Errno>);
 
 pub(super) fn read_all(store: &FileStore, requests: &mut [ReadRequest<'_>]) {
@@ -27,8 +27,8 @@ pub(super) fn read_all(store: &FileStore, requests: &mut [ReadRequest<'_>]) {
         return on_threads(threads(store), requests, |request| read_one(store, request));
     };
     let jobs = requests.iter_mut().map(|request| {
-        let way = store.way(request.offset, request.into.as_ptr(), request.into.len());
-        (way, Job::read(request.offset, request.into))
+        let mode = store.mode(request.offset, request.into.as_ptr(), request.into.len());
+        (mode, Job::read(request.offset, request.into))
     });
     let attempts = run(store, &mut ring, jobs.collect());
     ring.put_back();
@@ -46,8 +46,8 @@ pub(super) fn write_all(store: &FileStore, requests: &mut [WriteRequest<'_>]) {
     };
     let jobs = requests.iter().map(|request| {
         let head = &request.from[..store.head_bytes(request.offset, request.from)];
-        let way = store.way(request.offset, head.as_ptr(), head.len());
-        (way, Job::write(request.offset, head))
+        let mode = store.mode(request.offset, head.as_ptr(), head.len());
+        (mode, Job::write(request.offset, head))
     });
     let attempts = run(store, &mut ring, jobs.collect());
     ring.put_back();
@@ -69,29 +69,26 @@ fn take_ring(store: &FileStore) -> Option<SharedRing> {
     if store.has_uring { SharedRing::take() } else { None }
 }
 
-/// Buffered I/O is mostly copying, which more threads than CPUs do not speed up.
+/// Buffered I/O is mostly copying, for which more threads than CPUs bring nothing.
 fn threads(store: &FileStore) -> usize {
     if store.is_direct() { THREADS } else { THREADS.min(cpus()) }
 }
 
 /// Runs jobs, each on its description; returns their attempts in the same order.
-fn run(store: &FileStore, ring: &mut SharedRing, jobs: Vec<(Way, Job<'_>)>) -> Vec<Attempt> {
-    let ways: Vec<Way> = jobs.iter().map(|(way, _)| *way).collect();
-    let (mut direct, mut buffered) = (Vec::new(), Vec::new());
-    for (way, job) in jobs {
-        match way {
-            Way::Direct => direct.push(job),
-            Way::Buffered => buffered.push(job),
-        }
-    }
-    ring.run(store.description(Way::Direct), &mut direct);
-    ring.run(store.description(Way::Buffered), &mut buffered);
-    let attempt = |job: Job<'_>| (job.transferred(), job.result);
-    let (mut direct, mut buffered) =
-        (direct.into_iter().map(attempt), buffered.into_iter().map(attempt));
-    let in_order = ways.iter().map(|way| match way {
-        Way::Direct => direct.next(),
-        Way::Buffered => buffered.next(),
+fn run(store: &FileStore, ring: &mut SharedRing, jobs: Vec<(IoMode, Job<'_>)>) -> Vec<Attempt> {
+    let modes: Vec<IoMode> = jobs.iter().map(|(mode, _)| *mode).collect();
+    let (direct, buffered): (Vec<_>, Vec<_>) =
+        jobs.into_iter().partition(|(mode, _)| *mode == IoMode::Direct);
+    let mut run_part = |mode, part: Vec<(IoMode, Job<'_>)>| {
+        let mut jobs: Vec<Job<'_>> = part.into_iter().map(|(_, job)| job).collect();
+        ring.run(store.description(mode), &mut jobs);
+        jobs.into_iter().map(|job| (job.transferred(), job.result)).collect::<Vec<Attempt>>()
+    };
+    let mut direct = run_part(IoMode::Direct, direct).into_iter();
+    let mut buffered = run_part(IoMode::Buffered, buffered).into_iter();
+    let in_order = modes.iter().map(|mode| match mode {
+        IoMode::Direct => direct.next(),
+        IoMode::Buffered => buffered.next(),
     });
-    in_order.map(|attempt| attempt.expect("a job for each way")).collect()
+    in_order.map(|attempt| attempt.expect("every job has its attempt")).collect()
 }

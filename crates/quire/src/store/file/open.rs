@@ -1,8 +1,8 @@
 //! Opening a file, and choosing how: direct, or through the kernel's page cache.
 //!
-//! Direct I/O is chosen where the kernel has less than half of the file cached: what it has need
-//! not be read from the device again. The choice is made once; a file that is cached or dropped
-//! later is served as it was opened.
+//! Direct I/O is chosen where the kernel caches less than half of the file: cached bytes need not be
+//! read from the device again. The choice is made once; a file that the kernel caches or drops later
+//! is served as it was opened.
 
 use core::sync::atomic::AtomicU64;
 use std::format;
@@ -19,30 +19,30 @@ use rustix::fs::{
 use rustix::io::{Errno, IoSliceMut, ReadWriteFlags, preadv2};
 
 use super::super::{Cause, Operation, StoreError};
-use super::{DirectFile, FileStore, Kind, display};
+use super::{DirectFile, FileKind, FileStore, display};
 use crate::sys::cachestat::cached_pages;
 use crate::units::{PAGE_SHIFT, PAGE_SIZE};
 
-/// What direct I/O is assumed to want where the kernel does not tell (before Linux 6.1).
+/// The alignment that direct I/O is assumed to demand where the kernel does not tell (before Linux
+/// 6.1).
 const ALIGNMENT: usize = 4096;
-/// A file that is longer is judged by samples.
+/// The choice for a longer file is made by samples.
 const SAMPLED_ABOVE_BYTES: u64 = 256 << 20;
 const SAMPLES: u64 = 64;
 const SAMPLE_BYTES: u64 = 1 << 20;
-/// tmpfs: all of it is the kernel's cache. (linux/magic.h)
+/// File systems that live in the kernel's cache (linux/magic.h).
 const TMPFS_MAGIC: u64 = 0x0102_1994;
-/// ramfs, likewise.
 const RAMFS_MAGIC: u64 = 0x8584_58f6;
 
 /// Whether a file is read and written past the kernel's page cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Direct {
-    /// Yes, unless most of it is in the kernel's cache already, or it cannot be.
+    /// It is, unless the kernel caches most of it already, or the file system has no direct I/O.
     #[default]
     Auto,
-    /// Yes, or the file is not opened.
+    /// It is, or opening it fails.
     On,
-    /// No.
+    /// It is not.
     Off,
 }
 
@@ -56,31 +56,31 @@ pub struct FileOptions {
 }
 
 impl FileOptions {
-    /// For reading a file that there is.
+    /// Opens an existing file for reading.
     #[must_use]
     pub fn read_only() -> FileOptions {
         FileOptions { direct: Direct::Auto, is_writable: false, is_created: false, has_uring: true }
     }
 
-    /// For reading and writing a file that there is.
+    /// Opens an existing file for reading and writing.
     #[must_use]
     pub fn read_write() -> FileOptions {
         FileOptions { is_writable: true, ..FileOptions::read_only() }
     }
 
-    /// For writing too; a file that is not there is made, empty.
+    /// Opens for writing too, and makes an empty file where there is none.
     #[must_use]
     pub fn create(self) -> FileOptions {
         FileOptions { is_writable: true, is_created: true, ..self }
     }
 
-    /// Whether to go past the kernel's page cache.
+    /// Chooses direct or buffered I/O.
     #[must_use]
     pub fn direct(self, direct: Direct) -> FileOptions {
         FileOptions { direct, ..self }
     }
 
-    /// Batches go by threads, as where io_uring is forbidden.
+    /// Runs batches on threads, as where io_uring is forbidden.
     #[must_use]
     pub fn without_uring(self) -> FileOptions {
         FileOptions { has_uring: false, ..self }
@@ -88,7 +88,7 @@ impl FileOptions {
 }
 
 impl FileStore {
-    /// Opens a file. One that is made here is in its directory for good when this returns.
+    /// Opens a file. Where the call makes it, its directory entry is durable when the call returns.
     ///
     /// # Errors
     /// What the kernel says; [`Cause::Unsupported`] for what is neither a regular file nor a block
@@ -97,7 +97,7 @@ impl FileStore {
         let path = path.as_ref();
         let fail = |cause| StoreError::new(Operation::Open, &display(path), 0, 0, cause);
         let mut how = OpenOptions::new();
-        // A FIFO would keep us waiting for its other end before it can be refused.
+        // Opening a FIFO would wait for its other end before it can be refused.
         how.read(true).write(options.is_writable).custom_flags(OFlags::NONBLOCK.bits() as i32);
         let file = match how.open(path) {
             Err(error) if options.is_created && error.kind() == std::io::ErrorKind::NotFound => {
@@ -107,13 +107,13 @@ impl FileStore {
             other => other,
         };
         let file = file.map_err(|error| fail(Cause::Os(errno_of(&error))))?;
-        // io_uring would take it at its word, and not wait for the device.
+        // With O_NONBLOCK io_uring would not wait for the device.
         let flags = fcntl_getfl(&file).map_err(|errno| fail(Cause::Os(errno)))?;
         fcntl_setfl(&file, flags - OFlags::NONBLOCK).map_err(|errno| fail(Cause::Os(errno)))?;
         FileStore::from_file(file, &display(path), &options)
     }
 
-    /// A store of a file that is open already. `name` is for messages.
+    /// Makes a store of a file that is open already. `name` is for messages.
     ///
     /// # Errors
     /// As [`FileStore::open`]; [`Cause::Unsupported`] for a file that is open in a way that a
@@ -126,8 +126,9 @@ impl FileStore {
         let fail = |cause| StoreError::new(Operation::Open, name, 0, 0, cause);
         let fail_os = |errno| fail(Cause::Os(errno));
         let flags = fcntl_getfl(&file).map_err(fail_os)?;
-        // Of these, reads and writes would go astray without an error: appended writes go to the
-        // end wherever they are meant for, and direct ones need what is not aligned to be so.
+        // With these, reads and writes would go astray without an error: appended writes go to the
+        // end whatever their offset, and the buffered description must take requests that are not
+        // aligned.
         let astray = OFlags::APPEND | OFlags::DIRECT | OFlags::PATH;
         let access = flags & OFlags::RWMODE;
         if flags.intersects(astray) || access == OFlags::WRONLY {
@@ -138,8 +139,8 @@ impl FileStore {
             return Err(fail(Cause::ReadOnly));
         }
         let kind = match FileType::from_raw_mode(fstat(&file).map_err(fail_os)?.st_mode) {
-            FileType::RegularFile => Kind::Regular,
-            FileType::BlockDevice => Kind::Device,
+            FileType::RegularFile => FileKind::Regular,
+            FileType::BlockDevice => FileKind::Device,
             other => {
                 let why = format!("it is a {other:?}; give a regular file or a block device");
                 return Err(fail(Cause::Unsupported(why)));
@@ -157,27 +158,22 @@ impl FileStore {
         };
         let len = store.current_len().map_err(fail_os)?;
         store.known_len = AtomicU64::new(len);
+        let file = &store.buffered;
+        let open = || open_direct(file, store.is_writable);
         store.direct = match options.direct {
             Direct::Off => None,
-            Direct::On => {
-                Some(open_direct(&store.buffered, store.is_writable).map_err(|errno| {
-                    let why =
-                        format!("no direct I/O here ({errno}); open it with direct off or auto");
-                    fail(Cause::Unsupported(why))
-                })?)
-            }
-            Direct::Auto
-                if is_memory(&store.buffered) || is_mostly_cached(&store.buffered, len) =>
-            {
-                None
-            }
-            Direct::Auto => open_direct(&store.buffered, store.is_writable).ok(),
+            Direct::On => Some(open().map_err(|errno| {
+                let why = format!("no direct I/O here ({errno}); open it with direct off or auto");
+                fail(Cause::Unsupported(why))
+            })?),
+            Direct::Auto if is_memory(file) || is_mostly_cached(file, len) => None,
+            Direct::Auto => open().ok(),
         };
         Ok(store)
     }
 }
 
-/// Opens the file once more, the very same one whatever its path leads to by now.
+/// Opens the same file once more, whatever its path leads to by now.
 fn open_direct(file: &File, is_writable: bool) -> Result<DirectFile, Errno> {
     let dioalign = StatxFlags::from_bits_retain(StatxFlags::DIOALIGN.bits());
     let (mut memory_alignment, mut alignment) = (ALIGNMENT, ALIGNMENT);
@@ -188,7 +184,7 @@ fn open_direct(file: &File, is_writable: bool) -> Result<DirectFile, Errno> {
         alignment = told.stx_dio_offset_align as usize;
     }
     if memory_alignment == 0 || alignment == 0 {
-        // The file system's way to say that this file has none.
+        // So a file system says that this file has no direct I/O.
         return Err(Errno::OPNOTSUPP);
     }
     let direct = OpenOptions::new()
@@ -204,7 +200,7 @@ fn open_direct(file: &File, is_writable: bool) -> Result<DirectFile, Errno> {
     Ok(DirectFile { file: direct, alignment: alignment.max(PAGE_SIZE), memory_alignment })
 }
 
-/// Whether the kernel's cache is where the file lives.
+/// Whether the file lives in the kernel's cache.
 fn is_memory(file: &File) -> bool {
     fstatfs(file).is_ok_and(|system| matches!(system.f_type as u64, TMPFS_MAGIC | RAMFS_MAGIC))
 }
@@ -231,9 +227,9 @@ fn is_mostly_cached(file: &File, len: u64) -> bool {
     cached * 2 >= pages
 }
 
-/// The same, before Linux 6.5: reads bytes of some pages if that needs no I/O.
+/// The same, before Linux 6.5: reads a byte of some pages where that needs no I/O.
 fn is_mostly_cached_by_reading(file: &File, len: u64) -> bool {
-    // Or the kernel would read ahead behind every page that it does not have.
+    // Otherwise the kernel would read ahead behind every page that it does not cache.
     let _ = fadvise(file, 0, None, Advice::Random);
     let (mut asked, mut cached) = (0, 0);
     let step = (len / SAMPLES).max(PAGE_SIZE as u64);
@@ -244,7 +240,7 @@ fn is_mostly_cached_by_reading(file: &File, len: u64) -> bool {
         match preadv2(file, &mut into, offset, ReadWriteFlags::NOWAIT) {
             Ok(_) => cached += 1,
             Err(Errno::AGAIN) => {}
-            // Nobody knows; a read past the cache is right either way.
+            // What is cached stays unknown; direct I/O is right either way.
             Err(_) => break,
         }
         asked += 1;
@@ -254,20 +250,20 @@ fn is_mostly_cached_by_reading(file: &File, len: u64) -> bool {
     asked != 0 && cached * 2 >= asked
 }
 
-/// Makes durable that the file is in its directory.
+/// Makes the file's entry in its directory durable.
 pub(in super::super) fn sync_directory(path: &Path) -> std::io::Result<()> {
     let directory = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
     };
     match fsync(File::open(directory)?) {
-        // Some file systems have nothing to sync there.
+        // On some file systems a directory has nothing to sync.
         Ok(()) | Err(Errno::INVAL) => Ok(()),
         Err(errno) => Err(errno.into()),
     }
 }
 
-/// The errno in an error of the standard library's.
+/// The errno in an error of the standard library.
 pub(in super::super) fn errno_of(error: &std::io::Error) -> Errno {
     Errno::from_io_error(error).unwrap_or(Errno::INVAL)
 }

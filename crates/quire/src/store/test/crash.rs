@@ -1,16 +1,18 @@
-//! What a crash could leave.
+//! Everything that a crash could leave in a store.
 //!
 //! The model: a write or `set_len` is durable when a sync that began after it has returned. Until
-//! then the device may have done it or not, each for itself, whatever came before or after it; so
-//! between two syncs a crash leaves any subset, done in order. With [`Sectors::Torn`] a write is
-//! done or not sector by sector of 512 bytes, as disks promise no more.
+//! then the device may have done each of them or not, whatever came before or after it; so between
+//! two syncs a crash leaves any subset, done in order. With [`Sectors::Torn`] each sector of 512
+//! bytes of a write is done or not, as disks promise no more.
 //!
-//! A disk allows less than that (a file system orders some of it); who survives this survives it.
+//! A disk allows less than that (a file system orders some of it), so a program that survives this
+//! model survives the disk.
 
 use core::mem;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::vec::Vec;
 
+use super::super::workers::lock;
 use super::super::{READ_BYTES_MAX, Store, StoreError};
 use super::vec::{read_from, write_to};
 
@@ -73,8 +75,8 @@ pub enum Sectors {
 pub struct CrashOptions {
     /// Whether writes may be torn.
     pub sectors: Sectors,
-    /// Between two syncs: up to so many subsets, all are tried; where there are more, all prefixes
-    /// and so many samples.
+    /// Of the changes between two syncs, up to so many subsets are all tried; where there are more,
+    /// all prefixes and so many samples.
     pub images_max: usize,
     /// Chooses the samples.
     pub seed: u64,
@@ -91,8 +93,8 @@ impl Default for CrashOptions {
 pub struct CrashImage {
     /// The bytes.
     pub bytes: Vec<u8>,
-    /// Syncs that had returned: what was written before the last of them is in `bytes`, unless it
-    /// was overwritten later.
+    /// Syncs that had returned: `bytes` has what was written before the last of them, unless it was
+    /// overwritten later.
     pub syncs: usize,
     /// Which of the changes after that sync were done, in order: with torn writes, their sectors.
     pub done: Vec<bool>,
@@ -138,7 +140,7 @@ impl CrashStore {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     fn change(&self, change: Change) {
@@ -192,7 +194,7 @@ pub struct CrashImages {
     durable: Vec<u8>,
     epochs: Vec<Vec<Change>>,
     epoch: usize,
-    /// Images of this epoch that were told.
+    /// How many images of this epoch were returned.
     next: usize,
     options: CrashOptions,
     random: u64,

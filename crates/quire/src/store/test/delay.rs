@@ -1,23 +1,24 @@
-//! Operations that take their time.
+//! Stores whose operations take time, or never end.
 
 use core::time::Duration;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::vec::Vec;
 
+use super::super::workers::lock;
 use super::super::{Cause, Operation, Store, StoreError};
 
 struct State {
     /// Operations that wait here.
     held: Vec<Operation>,
-    /// How many that wait, or come, are let go although they are held.
+    /// How many operations pass although they are held.
     permits: usize,
     delay: Duration,
     waiting: usize,
     is_cancelled: bool,
 }
 
-/// Holds operations (those that are named to [`DelayStore::hold`]) until they are let go, or lets
-/// each take a time. What is held has not begun; a cancelled one never will.
+/// Holds operations of the kinds named to [`DelayStore::hold`] until they are released, or lets each
+/// operation take a time. A held operation has not begun; a cancelled one never will.
 pub struct DelayStore<S> {
     inner: S,
     state: Mutex<State>,
@@ -38,29 +39,29 @@ impl<S: Store> DelayStore<S> {
         DelayStore { inner, state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// From now on such operations wait.
+    /// Has operations of this kind wait from now on.
     pub fn hold(&self, operation: Operation) {
         self.lock().held.push(operation);
     }
 
-    /// Every operation takes at least this long from now on, after it was let go.
+    /// Has every operation take at least this long from now on, after it was released.
     pub fn set_delay(&self, delay: Duration) {
         self.lock().delay = delay;
     }
 
-    /// Lets `count` of those go that wait or come next.
+    /// Releases `count` operations that wait or come next.
     pub fn release(&self, count: usize) {
         self.lock().permits += count;
         self.changed.notify_all();
     }
 
-    /// Holds nothing any more, and lets all go that wait.
+    /// Holds nothing any more, and releases all that wait.
     pub fn release_all(&self) {
         self.lock().held.clear();
         self.changed.notify_all();
     }
 
-    /// Everything that waits or comes from now on fails with [`Cause::Cancelled`].
+    /// Has every operation that waits or comes fail with [`Cause::Cancelled`].
     pub fn cancel(&self) {
         self.lock().is_cancelled = true;
         self.changed.notify_all();
@@ -81,10 +82,10 @@ impl<S: Store> DelayStore<S> {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
-    /// Where operations wait.
+    /// Waits as long as the operation is held or delayed.
     fn pass(&self, operation: Operation, offset: u64, bytes: usize) -> Result<(), StoreError> {
         let mut state = self.lock();
         state.waiting += 1;
@@ -97,7 +98,7 @@ impl<S: Store> DelayStore<S> {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         let deadline = std::time::Instant::now() + state.delay;
-        // Against a clock: another's change wakes us too.
+        // Against a clock: any change of the state wakes the waiters.
         while !state.is_cancelled {
             let left = deadline.saturating_duration_since(std::time::Instant::now());
             if left.is_zero() {
@@ -155,11 +156,11 @@ impl<S: Store> Store for DelayStore<S> {
 }
 
 /// A store that never answers: reads, writes, `set_len` and syncs wait until it is cancelled, and
-/// then fail. Name and length it tells, or nothing could be mapped of it.
+/// then fail. It tells its name and length, without which it could not be mapped.
 pub struct NeverStore<S>(DelayStore<S>);
 
 impl<S: Store> NeverStore<S> {
-    /// Says of itself what `inner` does.
+    /// Has the name and length of `inner`.
     pub fn new(inner: S) -> NeverStore<S> {
         let store = DelayStore::new(inner);
         for operation in [Operation::Read, Operation::Write, Operation::SetLen, Operation::Sync] {
@@ -168,7 +169,7 @@ impl<S: Store> NeverStore<S> {
         NeverStore(store)
     }
 
-    /// All that wait, and all that come, fail with [`Cause::Cancelled`].
+    /// Has all operations that wait or come fail with [`Cause::Cancelled`].
     pub fn cancel(&self) {
         self.0.cancel();
     }

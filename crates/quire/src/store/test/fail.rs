@@ -1,10 +1,11 @@
-//! Operations that fail.
+//! A store whose operations fail.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::vec::Vec;
 
 use rustix::io::Errno;
 
+use super::super::workers::lock;
 use super::super::{Cause, Operation, Store, StoreError};
 
 /// Which operation fails, and how.
@@ -25,14 +26,13 @@ impl Failure {
         Failure { operation, nth, errno, is_lasting: false, part_bytes: 0 }
     }
 
-    /// So do all that come after it.
+    /// All that come after it fail as well.
     #[must_use]
     pub fn for_ever(self) -> Failure {
         Failure { is_lasting: true, ..self }
     }
 
-    /// A read or write fails after this many bytes of it were transferred: a short one, and then
-    /// the error.
+    /// A read or write fails after this many of its bytes were transferred.
     #[must_use]
     pub fn after_bytes(self, part_bytes: usize) -> Failure {
         Failure { part_bytes, ..self }
@@ -45,7 +45,7 @@ struct State {
     counts: Vec<(Operation, u64)>,
 }
 
-/// Fails as planned, and is the inner store otherwise.
+/// Fails as planned, and otherwise passes calls to the inner store.
 pub struct FailStore<S> {
     inner: S,
     state: Mutex<State>,
@@ -62,12 +62,12 @@ impl<S: Store> FailStore<S> {
         self.lock().failures.push(failure);
     }
 
-    /// Forgets what was planned: the device is well again.
+    /// Forgets all planned failures: the device works again.
     pub fn mend(&self) {
         self.lock().failures.clear();
     }
 
-    /// How often such an operation came so far, failed ones counted.
+    /// How often such an operation came so far, failures included.
     #[must_use]
     pub fn count(&self, operation: Operation) -> u64 {
         let state = self.lock();
@@ -75,10 +75,10 @@ impl<S: Store> FailStore<S> {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
-    /// Counts an operation, and says whether it fails.
+    /// Counts an operation, and returns the failure that is planned for it.
     fn planned(&self, operation: Operation) -> Option<Failure> {
         let mut state = self.lock();
         let place = state.counts.iter().position(|(counted, _)| *counted == operation);

@@ -1,11 +1,12 @@
-//! Bytes in memory.
+//! A store of bytes in memory.
 
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
 use std::string::String;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::vec::Vec;
 
+use super::super::workers::lock;
 use super::super::{Cause, Operation, READ_BYTES_MAX, Store, StoreError};
 
 /// A store of bytes that are gone with it.
@@ -64,7 +65,7 @@ impl VecStore {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<u8>> {
-        self.bytes.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.bytes)
     }
 
     fn check(&self, operation: Operation, offset: u64, bytes: usize) -> Result<(), StoreError> {
@@ -79,7 +80,7 @@ impl VecStore {
     }
 }
 
-/// Copies what there is of `bytes` at `offset`, and zeros where there is nothing.
+/// Reads from `bytes` at `offset`; behind their end there are zeros.
 pub(super) fn read_from(bytes: &[u8], offset: u64, into: &mut [u8]) {
     let start = usize::try_from(offset).unwrap_or(usize::MAX).min(bytes.len());
     let there = &bytes[start..][..into.len().min(bytes.len() - start)];
@@ -87,7 +88,7 @@ pub(super) fn read_from(bytes: &[u8], offset: u64, into: &mut [u8]) {
     into[there.len()..].fill(0);
 }
 
-/// Writes `from` at `offset`, after zeros where there was nothing.
+/// Writes `from` at `offset`; a gap before it becomes zeros.
 pub(super) fn write_to(bytes: &mut Vec<u8>, offset: u64, from: &[u8]) {
     if from.is_empty() {
         return;

@@ -1,36 +1,39 @@
-//! Frames that are unpacked: a few of them, each unpacked by one thread though several want it.
+//! Unpacked frames: a few are kept, and each is unpacked by one thread even where several want it.
 //!
-//! A frame is *filling* (somebody unpacks it, who wants it too sleeps) or *ready*. The mutex is
-//! held for looking only, never while a frame is unpacked; the sleepers of all frames share one
-//! condition variable, because they are few and frames are slow. A frame that failed is not kept:
-//! each who waited tries for himself, so that an error of the moment is nobody else's.
+//! A frame is *filling* (one thread unpacks it, and others that want it sleep) or *ready*. The mutex
+//! is never held while a frame is unpacked. The sleepers of all frames share one condition variable,
+//! because they are few and frames are slow. A frame that failed is not kept: each thread that waited
+//! for it tries by itself, so that a passing error is not another thread's.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::vec::Vec;
 
-enum Slot {
+use super::super::workers::lock;
+
+enum CachedFrame {
     Filling,
     Ready { bytes: Arc<Vec<u8>>, used: u64 },
 }
 
-struct State {
-    slots: HashMap<usize, Slot>,
+#[derive(Default)]
+struct Frames {
+    by_number: HashMap<usize, CachedFrame>,
     /// Bytes of the frames that are ready.
     bytes: usize,
-    /// Counts uses: the frame with the smallest was used the longest ago.
+    /// Counts uses: the frame with the smallest `used` was used the longest ago.
     clock: u64,
     filled_count: u64,
 }
 
 pub(super) struct Cache {
-    state: Mutex<State>,
+    frames: Mutex<Frames>,
     changed: Condvar,
     bytes_max: usize,
 }
 
-/// Takes the mark of a frame away that is not filled in the end, and wakes who waited for it; also
-/// where the thread that was to fill it panics.
+/// Its drop removes a frame that was not filled in the end, and wakes the threads that wait for it,
+/// also where the thread that fills it panics.
 struct Filling<'a> {
     cache: &'a Cache,
     number: usize,
@@ -38,82 +41,74 @@ struct Filling<'a> {
 
 impl Drop for Filling<'_> {
     fn drop(&mut self) {
-        let mut state = self.cache.lock();
-        if let Some(Slot::Filling) = state.slots.get(&self.number) {
-            state.slots.remove(&self.number);
+        let mut frames = lock(&self.cache.frames);
+        if let Some(CachedFrame::Filling) = frames.by_number.get(&self.number) {
+            frames.by_number.remove(&self.number);
         }
-        drop(state);
+        drop(frames);
         self.cache.changed.notify_all();
     }
 }
 
 impl Cache {
     pub fn new(bytes_max: usize) -> Cache {
-        let state = State { slots: HashMap::new(), bytes: 0, clock: 0, filled_count: 0 };
-        Cache { state: Mutex::new(state), changed: Condvar::new(), bytes_max }
+        Cache { frames: Mutex::default(), changed: Condvar::new(), bytes_max }
     }
 
-    /// The frame's bytes, by `fill` where nobody has them.
+    /// The frame's bytes, by `fill` where they are not kept.
     pub fn get<E>(
         &self,
         number: usize,
         fill: impl FnOnce() -> Result<Arc<Vec<u8>>, E>,
     ) -> Result<Arc<Vec<u8>>, E> {
-        let mut state = self.lock();
+        let mut frames = lock(&self.frames);
         loop {
-            state.clock += 1;
-            let now = state.clock;
-            match state.slots.get_mut(&number) {
-                Some(Slot::Ready { bytes, used }) => {
+            frames.clock += 1;
+            let now = frames.clock;
+            match frames.by_number.get_mut(&number) {
+                Some(CachedFrame::Ready { bytes, used }) => {
                     *used = now;
                     return Ok(Arc::clone(bytes));
                 }
-                Some(Slot::Filling) => {
-                    state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                Some(CachedFrame::Filling) => {
+                    frames = self.changed.wait(frames).unwrap_or_else(PoisonError::into_inner);
                 }
                 None => break,
             }
         }
-        state.slots.insert(number, Slot::Filling);
-        drop(state);
+        frames.by_number.insert(number, CachedFrame::Filling);
+        drop(frames);
         let filling = Filling { cache: self, number };
         let bytes = fill()?;
-        self.lock().keep(number, Arc::clone(&bytes), self.bytes_max);
+        lock(&self.frames).keep(number, Arc::clone(&bytes), self.bytes_max);
         drop(filling);
         Ok(bytes)
     }
 
-    /// Frames that were filled so far.
     pub fn filled_count(&self) -> u64 {
-        self.lock().filled_count
+        lock(&self.frames).filled_count
     }
 
-    /// Bytes of the frames that are kept.
     pub fn kept_bytes(&self) -> usize {
-        self.lock().bytes
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // Every change under it is whole before anything that could panic.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.frames).bytes
     }
 }
 
-impl State {
-    /// Makes a frame ready, and drops those that were used the longest ago for it.
+impl Frames {
+    /// Makes a frame ready, and drops those for it that were used the longest ago.
     fn keep(&mut self, number: usize, bytes: Arc<Vec<u8>>, bytes_max: usize) {
         self.filled_count += 1;
         while self.bytes + bytes.len() > bytes_max {
-            let ready = self.slots.iter().filter_map(|(&number, slot)| match slot {
-                Slot::Ready { used, .. } => Some((*used, number)),
-                Slot::Filling => None,
+            let ready = self.by_number.iter().filter_map(|(&number, frame)| match frame {
+                CachedFrame::Ready { used, .. } => Some((*used, number)),
+                CachedFrame::Filling => None,
             });
             let Some((_, oldest)) = ready.min() else { break };
-            if let Some(Slot::Ready { bytes, .. }) = self.slots.remove(&oldest) {
+            if let Some(CachedFrame::Ready { bytes, .. }) = self.by_number.remove(&oldest) {
                 self.bytes -= bytes.len();
             }
         }
         self.bytes += bytes.len();
-        self.slots.insert(number, Slot::Ready { bytes, used: self.clock });
+        self.by_number.insert(number, CachedFrame::Ready { bytes, used: self.clock });
     }
 }

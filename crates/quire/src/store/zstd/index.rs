@@ -1,13 +1,13 @@
 //! Where each frame of an archive lies, packed and unpacked.
 //!
-//! From the seek table where there is one; else from the headers of the frames and of their
-//! blocks, which takes one small read a block (at most 128 KiB unpacked) and no unpacking.
+//! The index is made from the seek table where there is one, else from the headers of the frames and
+//! of their blocks, which takes one small read a block (at most 128 KiB unpacked) and no unpacking.
 //!
 //! A wrong size would shift all that lies behind it, and neither a seek table nor a frame's header
-//! has a checksum: what one says is compared with the other, or with what the frame unpacks to
-//! where there is no other. Where all frames but the last are equally large, as `pack` makes them,
-//! the first and the last are enough: a size that is wrong between them differs from the rest.
-//! Frames without content are none of the row, and all looked at.
+//! has a checksum. So each is compared with the other, or, where there is no other, with the size of
+//! the unpacked frame. Where all frames but the last are equally large, as `pack` makes them, the
+//! first and the last are enough: a size that is wrong between them differs from the rest. Frames
+//! without content are no part of that row, and each is checked.
 //!
 //! ```text
 //! frame: 0xFD2FB528 | descriptor | [window] | [dictionary] | [content size] | blocks | [checksum]
@@ -25,7 +25,7 @@ use super::seek_table::{self, SKIPPABLE_MAGIC, number};
 use super::{FRAME_BYTES_MAX, Flaw, unpack};
 
 const MAGIC: u32 = 0xFD2F_B528;
-/// The lowest four bits of a skippable frame's magic number are anybody's.
+/// The lowest four bits of a skippable frame's magic number are free.
 const SKIPPABLE_MASK: u32 = !0xf;
 /// The longest header of a frame: magic, descriptor, window, dictionary, content size.
 const HEADER_BYTES_MAX: usize = 4 + 1 + 1 + 4 + 8;
@@ -48,18 +48,18 @@ pub(super) struct Frame {
     pub checksum: Option<u32>,
 }
 
-/// The frames, in order.
+/// The frames with content, in order.
 pub(super) struct Index {
-    frames: Vec<Frame>,
+    pub frames: Vec<Frame>,
 }
 
 impl Index {
     pub fn read(file: BorrowedFd<'_>, archive_bytes: u64) -> Result<Index, Flaw> {
         let (mut frames, source) = match seek_table::read(file, archive_bytes)? {
-            Some(frames) => (frames, Source::SeekTable),
+            Some(frames) => (frames, SizeSource::SeekTable),
             None => {
-                let walk = Walk { file, archive_bytes, chunk: Vec::new(), chunk_at: 0 };
-                (walk.frames()?, Source::Headers)
+                let walk = HeaderWalk { file, archive_bytes, chunk: Vec::new(), chunk_at: 0 };
+                (walk.frames()?, SizeSource::Headers)
             }
         };
         for frame in &frames {
@@ -73,16 +73,12 @@ impl Index {
             }
         }
         check_sizes(file, &frames, source)?;
-        // Somebody's metadata.
+        // Other tools keep metadata in frames without content.
         frames.retain(|frame| frame.bytes != 0);
         Ok(Index { frames })
     }
 
-    pub fn frames(&self) -> &[Frame] {
-        &self.frames
-    }
-
-    /// Bytes of the unpacked file.
+    /// The length of the unpacked file.
     pub fn bytes(&self) -> u64 {
         self.frames.last().map_or(0, |last| last.at + last.bytes as u64)
     }
@@ -99,21 +95,21 @@ impl Index {
     }
 }
 
-/// What a frame says of itself.
-struct Header {
-    /// The header's own size.
+/// A frame's own header.
+struct FrameHeader {
+    /// The header's size.
     bytes: usize,
     content_bytes: Option<u64>,
     has_checksum: bool,
 }
 
-impl Header {
-    /// Reads a header of the frame at `packed_at`, whose magic number was looked at.
-    fn parse(packed_at: u64, header: &[u8]) -> Result<Header, Flaw> {
+impl FrameHeader {
+    /// Parses the header of the frame at `packed_at`, whose magic number was checked.
+    fn parse(packed_at: u64, header: &[u8]) -> Result<FrameHeader, Flaw> {
         let short = || Flaw::corrupt(packed_at, "the archive ends inside a frame's header");
         let descriptor = *header.get(4).ok_or_else(short)?;
         if descriptor & 0x08 != 0 {
-            return Err(Flaw::corrupt(packed_at, "a frame has flags that nobody knows"));
+            return Err(Flaw::corrupt(packed_at, "a frame has unknown flags"));
         }
         let is_single = descriptor & 0x20 != 0;
         let dictionary_bytes = [0, 1, 2, 4][usize::from(descriptor & 3)];
@@ -125,9 +121,9 @@ impl Header {
         let bytes = size_at + size_bytes;
         let mut wide = [0; 8];
         wide[..size_bytes].copy_from_slice(header.get(size_at..bytes).ok_or_else(short)?);
-        // Two bytes count from 256 on, because one byte has what is less.
+        // A size of two bytes counts from 256 on, because one byte holds what is less.
         let content_bytes = u64::from_le_bytes(wide) + if size_bytes == 2 { 256 } else { 0 };
-        Ok(Header {
+        Ok(FrameHeader {
             bytes,
             content_bytes: (size_bytes != 0).then_some(content_bytes),
             has_checksum: descriptor & 0x04 != 0,
@@ -137,13 +133,13 @@ impl Header {
 
 /// Where the sizes of frames come from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Source {
+enum SizeSource {
     SeekTable,
     Headers,
 }
 
 /// Compares the sizes of frames with a second source, for as many as are needed.
-fn check_sizes(file: BorrowedFd<'_>, frames: &[Frame], source: Source) -> Result<(), Flaw> {
+fn check_sizes(file: BorrowedFd<'_>, frames: &[Frame], source: SizeSource) -> Result<(), Flaw> {
     let (mut some, others): (Vec<&Frame>, Vec<&Frame>) =
         frames.iter().partition(|frame| frame.bytes != 0);
     if let [first, between @ .., last] = &some[..]
@@ -154,13 +150,13 @@ fn check_sizes(file: BorrowedFd<'_>, frames: &[Frame], source: Source) -> Result
     let mut checked: Vec<(&Frame, Result<(), Flaw>)> =
         some.into_iter().chain(others).map(|frame| (frame, Ok(()))).collect();
     // Unpacking is worth threads, reading headers is not.
-    let threads = if source == Source::Headers { cpus() } else { 1 };
+    let threads = if source == SizeSource::Headers { cpus() } else { 1 };
     on_threads(threads, &mut checked, |(frame, result)| *result = check_size(file, frame, source));
     checked.into_iter().try_for_each(|(_, result)| result)
 }
 
-fn check_size(file: BorrowedFd<'_>, frame: &Frame, source: Source) -> Result<(), Flaw> {
-    if source == Source::Headers {
+fn check_size(file: BorrowedFd<'_>, frame: &Frame, source: SizeSource) -> Result<(), Flaw> {
+    if source == SizeSource::Headers {
         return unpack(file, frame).map(drop);
     }
     let mut header = [0; HEADER_BYTES_MAX];
@@ -172,7 +168,7 @@ fn check_size(file: BorrowedFd<'_>, frame: &Frame, source: Source) -> Result<(),
     if there < 4 || number(header) != MAGIC {
         return Err(Flaw::corrupt(frame.packed_at, "this is no zstd frame"));
     }
-    match Header::parse(frame.packed_at, &header[..there])?.content_bytes {
+    match FrameHeader::parse(frame.packed_at, &header[..there])?.content_bytes {
         Some(bytes) if bytes == frame.bytes as u64 => Ok(()),
         Some(bytes) => {
             let what = format!("a frame has {bytes} bytes in it, the table says {}", frame.bytes);
@@ -187,14 +183,14 @@ fn is_skippable(magic: u32) -> bool {
 }
 
 /// Goes through an archive by its headers.
-struct Walk<'a> {
+struct HeaderWalk<'a> {
     file: BorrowedFd<'a>,
     archive_bytes: u64,
     chunk: Vec<u8>,
     chunk_at: u64,
 }
 
-impl Walk<'_> {
+impl HeaderWalk<'_> {
     fn frames(mut self) -> Result<Vec<Frame>, Flaw> {
         let mut frames = Vec::new();
         let (mut packed_at, mut at) = (0_u64, 0_u64);
@@ -211,7 +207,7 @@ impl Walk<'_> {
             let (bytes, end) = self.frame(packed_at)?;
             frames.push(Frame {
                 at,
-                // One that is larger than memory is refused by whoever asked for the walk.
+                // `Index::read` refuses a frame that is too large.
                 bytes: usize::try_from(bytes).unwrap_or(usize::MAX),
                 packed_at,
                 packed_bytes: (end - packed_at) as usize,
@@ -228,7 +224,7 @@ impl Walk<'_> {
     /// The frame's unpacked size, and where it ends.
     fn frame(&mut self, packed_at: u64) -> Result<(u64, u64), Flaw> {
         let available = (self.archive_bytes - packed_at).min(HEADER_BYTES_MAX as u64) as usize;
-        let header = Header::parse(packed_at, self.bytes(packed_at, available)?)?;
+        let header = FrameHeader::parse(packed_at, self.bytes(packed_at, available)?)?;
         let Some(bytes) = header.content_bytes else {
             let what = "a frame does not say how large its content is; unpack the file and pack \
                         it with `quire pack`";
@@ -241,7 +237,7 @@ impl Walk<'_> {
             let bytes = match block >> 1 & 3 {
                 // One byte, repeated as often as its size says.
                 1 => 1,
-                3 => return Err(Flaw::corrupt(at, "a block is of a kind that nobody knows")),
+                3 => return Err(Flaw::corrupt(at, "a block is of an unknown kind")),
                 _ => u64::from(block >> 3),
             };
             at = self.advance(at, 3 + bytes)?;
@@ -267,7 +263,7 @@ impl Walk<'_> {
         let is_inside =
             at >= self.chunk_at && at + count as u64 <= self.chunk_at + self.chunk.len() as u64;
         if !is_inside {
-            // Little where it is far from what was read before: blocks may be large.
+            // Little where it is far from the last read: blocks may be large.
             let is_near = at < self.chunk_at + 2 * READ_BYTES as u64;
             let bytes = if is_near { READ_BYTES } else { 4096 };
             let mut chunk = vec![0; bytes.min((self.archive_bytes - at) as usize)];

@@ -1,8 +1,8 @@
 //! Packing a file into an archive that can be mapped.
 //!
 //! The archive appears under its name whole and durable, or not at all: it is written beside it,
-//! under a name of this process's own, and moved there in the end. Every frame has its content's
-//! size and checksum, which all zstd tools check, so the seek table needs none.
+//! under a name of this process's own, and renamed in the end. Every frame has its content's size
+//! and checksum, which all zstd tools check, so the seek table needs no checksums.
 
 use std::ffi::OsString;
 use std::format;
@@ -20,7 +20,7 @@ use zstd_safe::{CCtx, CParameter};
 use super::super::file::{display, errno_of};
 use super::super::workers::{cpus, on_threads};
 use super::super::{Cause, Operation, StoreError};
-use super::seek_table::{self, Entry, FRAMES_MAX};
+use super::seek_table::{self, FRAMES_MAX, TableEntry};
 use super::{FRAME_BYTES_MAX, Flaw};
 use crate::sys::monotonic_ns;
 use crate::units::PAGE_SIZE;
@@ -34,26 +34,26 @@ pub struct PackOptions {
 }
 
 impl PackOptions {
-    /// Frames of 1 MiB, level 3; a file that is there is not replaced.
+    /// Frames of 1 MiB, level 3; an existing file is not replaced.
     #[must_use]
     pub fn new() -> PackOptions {
         PackOptions { frame_bytes: 1 << 20, level: 3, is_replacing: false }
     }
 
-    /// Unpacked bytes a frame: whole pages, at most [`FRAME_BYTES_MAX`]. Larger ones pack better,
+    /// Unpacked bytes a frame: whole pages, at most [`FRAME_BYTES_MAX`]. Larger frames pack better,
     /// and take longer to unpack for the first page that is wanted.
     #[must_use]
     pub fn frame_bytes(self, frame_bytes: usize) -> PackOptions {
         PackOptions { frame_bytes, ..self }
     }
 
-    /// zstd's level: 1 is fast, 19 small, negative ones faster still.
+    /// zstd's level: 1 is fast, 19 packs small, negative levels are faster still.
     #[must_use]
     pub fn level(self, level: i32) -> PackOptions {
         PackOptions { level, ..self }
     }
 
-    /// An archive that is there already is replaced.
+    /// Replaces an existing file.
     #[must_use]
     pub fn replace(self) -> PackOptions {
         PackOptions { is_replacing: true, ..self }
@@ -66,7 +66,7 @@ impl Default for PackOptions {
     }
 }
 
-/// What became of a file.
+/// The sizes of a packed file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Packed {
     /// Bytes of the file.
@@ -77,12 +77,12 @@ pub struct Packed {
     pub frames: usize,
 }
 
-/// Packs `input` into the archive `output`. `progress` is told now and then how many bytes of the
+/// Packs `input` into the archive `output`. Calls `progress` now and then with how many bytes of the
 /// file are packed.
 ///
 /// # Errors
-/// [`Cause::Unsupported`] for options that no archive can have, `EEXIST` where there is a file
-/// called `output`, or what the kernel says.
+/// [`Cause::Unsupported`] for options that no archive can have, `EEXIST` where `output` exists, or
+/// what the kernel says.
 pub fn pack(
     input: impl AsRef<Path>,
     output: impl AsRef<Path>,
@@ -97,7 +97,7 @@ pub fn pack(
     if !options.is_replacing && output.symlink_metadata().is_ok() {
         return Err(fail(output, Cause::Os(Errno::EXIST)));
     }
-    let partial = Partial::create(output).map_err(|error| fail_io(output, error))?;
+    let partial = PartialArchive::create(output).map_err(|error| fail_io(output, error))?;
     let mut packer = Packer {
         options,
         archive: BufWriter::new(&partial.file),
@@ -131,14 +131,14 @@ fn check(options: &PackOptions) -> Result<(), String> {
     Ok(())
 }
 
-/// Whose fault it is.
+/// Where packing failed.
 enum Failed {
     Input(io::Error),
     Output(io::Error),
     Zstd(Flaw),
 }
 
-/// One frame on its way.
+/// The bytes of one frame.
 struct Piece {
     bytes: Vec<u8>,
     packed: Result<Vec<u8>, Flaw>,
@@ -148,7 +148,7 @@ struct Packer<'a> {
     options: &'a PackOptions,
     archive: BufWriter<&'a File>,
     packed_bytes: u64,
-    entries: Vec<Entry>,
+    entries: Vec<TableEntry>,
 }
 
 impl Packer<'_> {
@@ -185,12 +185,12 @@ impl Packer<'_> {
 
     fn put(&mut self, bytes: &[u8], packed: &[u8]) -> io::Result<()> {
         if self.entries.len() == FRAMES_MAX {
-            // More than the format can have; larger frames are fewer.
+            // The format allows no more; larger frames would be fewer.
             return Err(Errno::FBIG.into());
         }
         self.archive.write_all(packed)?;
         self.packed_bytes += packed.len() as u64;
-        self.entries.push(Entry {
+        self.entries.push(TableEntry {
             packed_bytes: packed.len() as u32,
             bytes: bytes.len() as u32,
             checksum: None,
@@ -210,29 +210,29 @@ fn pack_frame(bytes: &[u8], level: i32) -> Result<Vec<u8>, Flaw> {
     Ok(packed)
 }
 
-/// An archive that is not finished; gone with its owner unless it is.
-struct Partial {
+/// An archive that is not finished; its drop removes it unless [`Self::finish`] has renamed it.
+struct PartialArchive {
     file: File,
     path: PathBuf,
     is_finished: bool,
 }
 
-impl Partial {
-    fn create(output: &Path) -> io::Result<Partial> {
+impl PartialArchive {
+    fn create(output: &Path) -> io::Result<PartialArchive> {
         let mut name = OsString::from(".");
         name.push(output.file_name().ok_or(io::ErrorKind::InvalidInput)?);
-        // The time as well: a process that was killed may have left one under the same number.
+        // With the time: a killed process of the same number may have left one.
         name.push(format!(".{}-{:x}.partial", std::process::id(), monotonic_ns()));
         let path = output.with_file_name(name);
         let file = OpenOptions::new().write(true).create_new(true).open(&path)?;
-        Ok(Partial { file, path, is_finished: false })
+        Ok(PartialArchive { file, path, is_finished: false })
     }
 
     fn finish(mut self, output: &Path, is_replacing: bool) -> io::Result<()> {
         fsync(&self.file)?;
         let flags = if is_replacing { RenameFlags::empty() } else { RenameFlags::NOREPLACE };
         match renameat_with(CWD, &self.path, CWD, output, flags) {
-            // This file system cannot promise it; that there was no such file was looked at.
+            // This file system has no such rename; `pack` has checked that there is no such file.
             Err(Errno::INVAL) => fs::rename(&self.path, output)?,
             other => other?,
         }
@@ -241,10 +241,9 @@ impl Partial {
     }
 }
 
-impl Drop for Partial {
+impl Drop for PartialArchive {
     fn drop(&mut self) {
         if !self.is_finished {
-            // There is nobody left to tell.
             let _ = fs::remove_file(&self.path);
         }
     }

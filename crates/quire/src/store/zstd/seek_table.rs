@@ -1,4 +1,4 @@
-//! The seek table: a skippable frame at an archive's end that says where the others lie.
+//! The seek table: a skippable frame at an archive's end that tells where the other frames lie.
 //!
 //! ```text
 //! 0x184D2A5E | size | { packed bytes, bytes, [checksum] } per frame | frames | flags | 0x8F92EAB1
@@ -21,18 +21,18 @@ const FOOTER_BYTES: usize = 9;
 const HEADER_BYTES: usize = 8;
 const HAS_CHECKSUMS: u8 = 0x80;
 const RESERVED: u8 = 0x7c;
-/// What the format allows.
+/// The most frames that the format allows.
 pub(super) const FRAMES_MAX: usize = 0x800_0000;
 
-/// What the table says of one frame.
+/// The table's entry for one frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Entry {
+pub(super) struct TableEntry {
     pub packed_bytes: u32,
     pub bytes: u32,
     pub checksum: Option<u32>,
 }
 
-/// Reads an archive's seek table. None where it ends in none.
+/// Reads an archive's seek table; `None` where it has none.
 pub(super) fn read(file: BorrowedFd<'_>, archive_bytes: u64) -> Result<Option<Vec<Frame>>, Flaw> {
     let mut footer = [0; FOOTER_BYTES];
     let Some(footer_at) = archive_bytes.checked_sub(FOOTER_BYTES as u64) else { return Ok(None) };
@@ -44,7 +44,7 @@ pub(super) fn read(file: BorrowedFd<'_>, archive_bytes: u64) -> Result<Option<Ve
     let count = number(&footer) as usize;
     let flags = footer[4];
     if flags & RESERVED != 0 {
-        return Err(Flaw::corrupt(footer_at, "the seek table has flags that nobody knows"));
+        return Err(Flaw::corrupt(footer_at, "the seek table has unknown flags"));
     }
     let entry_bytes = if flags & HAS_CHECKSUMS != 0 { 12 } else { 8 };
     let content = count as u64 * entry_bytes as u64 + FOOTER_BYTES as u64;
@@ -62,7 +62,7 @@ pub(super) fn read(file: BorrowedFd<'_>, archive_bytes: u64) -> Result<Option<Ve
     if pread_full(file, entries_at, &mut entries).map_err(Flaw::Os)? != entries.len() {
         return Err(Flaw::corrupt(entries_at, "the archive ends inside its seek table"));
     }
-    let entries = entries.chunks_exact(entry_bytes).map(|entry| Entry {
+    let entries = entries.chunks_exact(entry_bytes).map(|entry| TableEntry {
         packed_bytes: number(entry),
         bytes: number(&entry[4..]),
         checksum: (entry_bytes == 12).then(|| number(&entry[8..])),
@@ -70,8 +70,8 @@ pub(super) fn read(file: BorrowedFd<'_>, archive_bytes: u64) -> Result<Option<Ve
     place(entries, table_at).map(Some)
 }
 
-/// Puts the frames one behind the other. Together they must fill what lies before the table.
-fn place(entries: impl Iterator<Item = Entry>, table_at: u64) -> Result<Vec<Frame>, Flaw> {
+/// Places the frames one behind the other. Together they must fill all that lies before the table.
+fn place(entries: impl Iterator<Item = TableEntry>, table_at: u64) -> Result<Vec<Frame>, Flaw> {
     let mut frames = Vec::new();
     let (mut packed_at, mut at) = (0, 0);
     for entry in entries {
@@ -98,17 +98,15 @@ fn place(entries: impl Iterator<Item = Entry>, table_at: u64) -> Result<Vec<Fram
     Ok(frames)
 }
 
-/// The table as it stands in an archive. The entries have checksums all, or none.
-pub(super) fn to_bytes(entries: &[Entry]) -> Vec<u8> {
-    let has_checksums = entries.iter().any(|entry| entry.checksum.is_some());
+/// The table as `pack` writes it: without checksums, for the frames have them.
+pub(super) fn to_bytes(entries: &[TableEntry]) -> Vec<u8> {
     let mut content = Vec::new();
     for entry in entries {
         content.extend(entry.packed_bytes.to_le_bytes());
         content.extend(entry.bytes.to_le_bytes());
-        content.extend(entry.checksum.map_or_else(Vec::new, |sum| sum.to_le_bytes().into()));
     }
     content.extend((entries.len() as u32).to_le_bytes());
-    content.push(if has_checksums { HAS_CHECKSUMS } else { 0 });
+    content.push(0);
     content.extend(FOOTER_MAGIC.to_le_bytes());
     let mut table = Vec::from(SKIPPABLE_MAGIC.to_le_bytes());
     table.extend((content.len() as u32).to_le_bytes());
