@@ -1,12 +1,12 @@
 //! The malloc family of the next library in line: libc's, or another preloaded allocator's.
 //!
 //! Owns a table of its functions, found by `dlsym(RTLD_NEXT)` when they are first needed: in an
-//! unmanaged process for every call, in a managed one for pointers that did not come from us.
+//! unmanaged process for every call, in a managed one for pointers that are not of our heap.
 //!
 //! dlsym itself may allocate, and that call arrives here again. While one thread looks the table
-//! up, allocations are served from a small static area that is never given back; another thread
-//! that comes in between is served from it as well, since to wait for the first could deadlock
-//! (the first waits for the loader's lock, which the second may hold).
+//! up, allocations are served from a small static area that is never given back. Another thread
+//! that comes in between is served from it as well: if it waited for the first it could be a
+//! deadlock, as the first waits for the loader's lock, which the second may hold.
 
 use core::ffi::{CStr, c_int, c_void};
 use core::mem::transmute;
@@ -16,28 +16,33 @@ use rustix::io::Errno;
 
 type Pointer = *mut c_void;
 
-/// A function of the next library: its name, and its address once found.
-struct Function {
+/// A function of another library: its name, and its address once it was looked up.
+pub struct Function {
     name: &'static CStr,
     address: AtomicPtr<c_void>,
 }
 
 impl Function {
-    const fn new(name: &'static CStr) -> Function {
+    pub const fn new(name: &'static CStr) -> Function {
         Function { name, address: AtomicPtr::new(core::ptr::null_mut()) }
     }
 
-    /// The address, or null where the next libraries have no such function.
+    /// The address, or null where it was not looked up or not found.
     fn get(&self) -> Pointer {
         // Relaxed: the value is the address of code that was mapped before this library ran.
         self.address.load(Ordering::Relaxed)
     }
 
-    fn look_up(&self, scope: Pointer) {
-        // SAFETY: the name is a C string, RTLD_NEXT and RTLD_DEFAULT are valid in any library.
-        let address = unsafe { libc::dlsym(scope, self.name.as_ptr()) };
-        // Relaxed: as in `get`.
-        self.address.store(address, Ordering::Relaxed);
+    /// The address, looked up where it is not known; null where no library in `scope` has it. The
+    /// first call must not come while a trap of [`crate::fork`] is armed.
+    pub fn find(&self, scope: Pointer) -> Pointer {
+        if self.get().is_null() {
+            // SAFETY: the name is a C string, RTLD_NEXT and RTLD_DEFAULT are valid in any library.
+            let address = unsafe { libc::dlsym(scope, self.name.as_ptr()) };
+            // Relaxed: as in `get`.
+            self.address.store(address, Ordering::Relaxed);
+        }
+        self.get()
     }
 }
 
@@ -70,7 +75,7 @@ static FOUND: AtomicBool = AtomicBool::new(false);
 /// Set while a thread looks them up.
 static LOOKING: AtomicBool = AtomicBool::new(false);
 
-/// Whether the table can be used; looks it up if nobody does so already.
+/// Whether the table can be used; looks it up unless a thread does so already.
 fn is_found() -> bool {
     // Acquire: pairs with the release below; the addresses are seen.
     if FOUND.load(Ordering::Acquire) {
@@ -81,7 +86,9 @@ fn is_found() -> bool {
         return false;
     }
     let _kept = crate::ErrnoKept::new();
-    TABLE.iter().for_each(|function| function.look_up(libc::RTLD_NEXT));
+    for function in TABLE {
+        function.find(libc::RTLD_NEXT);
+    }
     FOUND.store(true, Ordering::Release);
     true
 }
@@ -89,10 +96,7 @@ fn is_found() -> bool {
 /// For calls that cannot be served from the static area: as `is_found`, but a thread that comes
 /// while another looks up does so itself. Its own recursion ends in the static area.
 fn find_function(function: &Function) -> Pointer {
-    if !is_found() && function.get().is_null() {
-        function.look_up(libc::RTLD_NEXT);
-    }
-    function.get()
+    if is_found() { function.get() } else { function.find(libc::RTLD_NEXT) }
 }
 
 /// Bytes of the static area: what the loader may ask for while it looks up ten symbols.
@@ -110,29 +114,23 @@ static EARLY_USED: AtomicUsize = AtomicUsize::new(0);
 /// A piece of the static area, zeroed, never given back. Its size stands in the 16 bytes before.
 fn early_alloc(size: usize, alignment: usize) -> Pointer {
     let alignment = alignment.max(16);
-    if size > EARLY_BYTES || alignment > 4096 {
-        crate::set_errno(Errno::NOMEM);
-        return core::ptr::null_mut();
-    }
-    let mut used = EARLY_USED.load(Ordering::Relaxed);
-    loop {
-        let start = (used + 16).next_multiple_of(alignment);
-        let end = start + size.next_multiple_of(16);
-        if end > EARLY_BYTES {
+    let start = |used: usize| (used + 16).next_multiple_of(alignment);
+    let end = |used| {
+        let end = start(used) + size.next_multiple_of(16);
+        (end <= EARLY_BYTES).then_some(end)
+    };
+    let is_small = size <= EARLY_BYTES && alignment <= 4096;
+    // Relaxed: the counter alone says whose bytes are whose; their content is constant zero.
+    match is_small.then(|| EARLY_USED.fetch_update(Ordering::Relaxed, Ordering::Relaxed, end)) {
+        // SAFETY: from 16 before the start up to the end lies in the area, and is this call's alone.
+        Some(Ok(used)) => unsafe {
+            let piece = EARLY.0.get().cast::<u8>().add(start(used));
+            piece.sub(16).cast::<usize>().write(size);
+            piece.cast()
+        },
+        _ => {
             crate::set_errno(Errno::NOMEM);
-            return core::ptr::null_mut();
-        }
-        // Relaxed: the counter alone decides who owns which bytes; their content is constant zero.
-        match EARLY_USED.compare_exchange_weak(used, end, Ordering::Relaxed, Ordering::Relaxed) {
-            Err(now) => used = now,
-            Ok(_) => {
-                // SAFETY: start - 16 .. end lies in the area, and is this call's alone.
-                return unsafe {
-                    let piece = EARLY.0.get().cast::<u8>().add(start);
-                    piece.sub(16).cast::<usize>().write(size);
-                    piece.cast()
-                };
-            }
+            core::ptr::null_mut()
         }
     }
 }
@@ -239,31 +237,26 @@ pub unsafe fn usable_size(pointer: Pointer) -> usize {
 }
 
 /// The realloc and free that the program's own calls reach: ours, unless the program brings its
-/// own allocator. Such a one seldom has the newer functions, which glibc builds on these two; so
-/// they must be built on the program's, for a block of its allocator is not one of ours (though its
-/// memory may well be the arena's).
+/// own allocator. Such an allocator seldom has the newer functions, which glibc builds on these two.
+/// So ours are built on the program's two: a block of its allocator is not one of ours, though its
+/// memory may well be the arena's.
 static PROGRAM_REALLOC: Function = Function::new(c"realloc");
 static PROGRAM_FREE: Function = Function::new(c"free");
 
 /// realloc as the program itself would call it.
 pub unsafe fn program_realloc(pointer: Pointer, size: usize) -> Pointer {
-    if PROGRAM_REALLOC.get().is_null() {
-        PROGRAM_REALLOC.look_up(libc::RTLD_DEFAULT);
-    }
     // SAFETY: as in `malloc`; every program with libc has one.
     let realloc: unsafe extern "C" fn(Pointer, usize) -> Pointer =
-        unsafe { transmute(PROGRAM_REALLOC.get()) };
+        unsafe { transmute(PROGRAM_REALLOC.find(libc::RTLD_DEFAULT)) };
     // SAFETY: the caller's promise.
     unsafe { realloc(pointer, size) }
 }
 
 /// free as the program itself would call it.
 pub unsafe fn program_free(pointer: Pointer) {
-    if PROGRAM_FREE.get().is_null() {
-        PROGRAM_FREE.look_up(libc::RTLD_DEFAULT);
-    }
     // SAFETY: as in `malloc`; every program with libc has one.
-    let free: unsafe extern "C" fn(Pointer) = unsafe { transmute(PROGRAM_FREE.get()) };
+    let free: unsafe extern "C" fn(Pointer) =
+        unsafe { transmute(PROGRAM_FREE.find(libc::RTLD_DEFAULT)) };
     // SAFETY: the caller's promise.
     unsafe { free(pointer) }
 }
