@@ -143,7 +143,7 @@ def kill_descendants(root):
 
 
 def reap():
-    """Collects whoever has ended; processes of `subprocess` are collected by their owners."""
+    """Collects processes that have ended; those of `subprocess` are collected by their owners."""
     while True:
         try:
             pid, _ = os.waitpid(-1, os.WNOHANG)
@@ -268,7 +268,8 @@ class Context:
         lives_on = "live on without a supervisor" in result.stderr
         self.nothing_left(process.pid, swap, cgroups=not lives_on)
         if lives_on and quire_cgroups(process.pid):
-            # They took longer to end than the supervisor waits for its cgroup: it goes with the next run.
+            # They took longer to end than the supervisor waits for its cgroup: it goes with the next
+            # run.
             self.wait(self.spawn([self.quire, "run", "--memory", str(64 * MIB), "true"]))
             self.nothing_left(process.pid, swap)
         if not self.pretend and result.status not in (125, 126, 127):

@@ -44,7 +44,7 @@ fn median_ns_of_two(act: impl Fn(u64) + Sync) -> f64 {
     let ready = AtomicU32::new(0);
     let runs = || {
         let run = |at: usize| {
-            // Spins: who sleeps here comes when the other has finished.
+            // Spins: a thread that slept here would only go on when the other has finished.
             ready.fetch_add(1, Ordering::SeqCst);
             while ready.load(Ordering::SeqCst) < 2 * (at as u32 + 1) {
                 std::hint::spin_loop();

@@ -97,7 +97,7 @@ fn main() {
     let memfd = rustix::fs::memfd_create(c"pool", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&memfd, SlabTable::pool_bytes(slots) as u64).unwrap();
     let private = Zpool::private(slots).unwrap();
-    // SAFETY: made for so many slots just now, and nobody shrinks it.
+    // SAFETY: made for so many slots just now, and nothing shrinks it.
     let shared = unsafe { Zpool::shared(memfd.as_fd(), slots, 0) }.unwrap();
     println!("ns a page                  store    load    free");
     for (name, pool, gives_back) in [

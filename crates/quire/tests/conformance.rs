@@ -214,9 +214,9 @@ macro_rules! conformance {
 }
 
 /// Write protection is asked for when the first page is to have it, over the whole arena: never over
-/// what the program has mapped there meanwhile, whose faults nobody would answer.
+/// what the program has mapped there meanwhile, whose faults would have no answer.
 #[test]
-fn what_is_foreign_has_its_faults_served_by_the_kernel_whoever_comes_first() {
+fn what_is_foreign_has_its_faults_served_by_the_kernel_in_either_order() {
     use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
     let round = |rig: Arc<Real>| {
         let (ours, foreign) = (PageRange::new(PageNum(0), 2), PageRange::new(PageNum(8), 4));
@@ -237,7 +237,7 @@ fn what_is_foreign_has_its_faults_served_by_the_kernel_whoever_comes_first() {
             let rights = ProtFlags::READ | ProtFlags::WRITE;
             let flags = MapFlags::PRIVATE | MapFlags::FIXED;
             let at = rig.mmu.address(foreign.start) as *mut _;
-            // SAFETY: pages of the arena that nobody uses.
+            // SAFETY: pages of the arena that are not in use.
             unsafe { mmap_anonymous(at, foreign.len() * PAGE_SIZE, rights, flags) }.unwrap();
         });
         assert!(rig.is_protected(PageNum(0)) && rig.mmu.is_protectable());

@@ -259,7 +259,7 @@ fn make<R: Rig>(rig: &R, home: Home, call: &Call) -> Came {
     }
 }
 
-/// Chooses calls that a caller who keeps the rules of `ObjectMmu` may make.
+/// Chooses calls that the rules of `ObjectMmu` allow.
 struct Script {
     generator: Generator,
     /// Which views are mapped.

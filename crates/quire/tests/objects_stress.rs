@@ -352,7 +352,7 @@ fn possessions() -> [usize; 3] {
 
 const ALONE: &str = "QUIRE_OBJECT_ALONE";
 
-/// In a process of its own, where nobody else opens and maps anything.
+/// In a process of its own, where nothing else opens and maps anything.
 #[test]
 fn of_an_address_space_that_is_dropped_nothing_is_left() {
     let _watchdog = Watchdog::new(120);

@@ -62,7 +62,7 @@ fn run(seed: u64) {
         }
         baton.end();
     };
-    // Relaxed: whoever has the baton sees what all others did.
+    // Relaxed: the thread that has the baton sees what all others did.
     let is_so = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
     std::thread::scope(|scope| {
         scope.spawn(|| {

@@ -51,7 +51,7 @@ def fork_depth(context):
 
 @case("fork-workers")
 def fork_workers(context):
-    """A master of four times its budget and eight workers, who read all and write a part."""
+    """A master of four times its budget and eight workers, which read all and write a part."""
     run_tree(context, "server", 60 if context.long else 3, 32, 8)
 
 
@@ -102,7 +102,7 @@ def check_accounts(context, process, pipe):
     words = "held_pages", "wanted_pages", "managed_pages", "pool_pages", "swap_file_pages"
     left = {word: none[word] for word in words if none[word] != 0}
     if left:
-        raise Failed(f"on the accounts when nobody was left: {left}")
+        raise Failed(f"on the accounts when no member was left: {left}")
 
 
 def run_killed(context, members, memory_bytes, options=()):
@@ -140,7 +140,7 @@ def fork_killed(context):
 
 @case("fork-killed-sixteen")
 def fork_killed_sixteen(context):
-    """The same with sixteen, half of whom have children of their own."""
+    """The same with sixteen, half of which have children of their own."""
     run_killed(context, 16, 32 * MIB)
 
 
@@ -281,6 +281,6 @@ print("wrong" if wrong else "right")
 
 @case("fork-server")
 def fork_server(context):
-    """A server that forks its workers first, who serve a table that they share, and change it."""
+    """A server that forks its workers first, which serve a table that they share, and change it."""
     size, rounds = ("96", "8") if context.long else ("48", "2")
     context.same([sys.executable, "-c", PREFORK, size, rounds], swap=True)

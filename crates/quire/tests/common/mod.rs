@@ -235,14 +235,14 @@ impl Machine {
     /// Fills a page with a pattern that packs, different for each value.
     pub fn fill(&self, page: PageNum, value: u64) {
         let bytes = self.bytes(page, true).unwrap();
-        // SAFETY: mapped just now; nobody else runs.
+        // SAFETY: mapped just now; no other thread runs.
         unsafe { *bytes = pattern(value) };
     }
 
     /// Fills a page with noise that does not pack.
     pub fn fill_with_noise(&self, page: PageNum) {
         let bytes = self.bytes(page, true).unwrap();
-        // SAFETY: mapped just now; nobody else runs.
+        // SAFETY: mapped just now; no other thread runs.
         unsafe { *bytes = noise(page) };
     }
 
@@ -251,7 +251,7 @@ impl Machine {
     }
 
     pub fn content(&self, page: PageNum) -> Result<[u8; PAGE_SIZE], Trap> {
-        // SAFETY: mapped just now; nobody else runs.
+        // SAFETY: mapped just now; no other thread runs.
         self.bytes(page, false).map(|bytes| unsafe { *bytes })
     }
 

@@ -1,5 +1,5 @@
 //! An engine on the real MMU in the test's own process: the threads that `process` starts, but as
-//! plain ones, which have the descriptors like everybody else here.
+//! plain ones, which have the descriptors as all other threads here.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
