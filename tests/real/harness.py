@@ -108,7 +108,7 @@ def read_or(path, otherwise="?"):
 
 
 def diagnose(root):
-    """Where every thread below `root` stands: what a hang is understood from."""
+    """Where every thread below `root` stands, to understand a hang."""
     lines = []
     for pid, command, state in descendants(root):
         cmdline = read_or(f"/proc/{pid}/cmdline").replace("\0", " ")[:160]
@@ -277,7 +277,7 @@ class Context:
         return result
 
     def within_budget(self, result):
-        """Fails where the run was not managed, or held more than it was allowed to."""
+        """Fails if the run was not managed, or held more than it was allowed to."""
         try:
             stats = json.loads(self.stats.read_text())
         except (OSError, ValueError) as error:
@@ -310,7 +310,7 @@ class Context:
 
     def same(self, argv, memory_bytes=None, share=4, swap=False, options=(), **how):
         """Runs bare, then under Quire with `memory_bytes` (or bare's peak over `share`): the same
-        output and the same end are demanded. Returns both results."""
+        output and the same end are required. Returns both results."""
         bare = self.bare(argv, **how)
         memory_bytes = memory_bytes or max(bare.peak_bytes // share, 16 * MIB)
         directory = self.swap_directory() if swap else None

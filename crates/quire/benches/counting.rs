@@ -1,5 +1,5 @@
-//! What it costs to count an event, to note a time, and to leave a trace, in nanoseconds:
-//! `cargo bench -p quire --bench counting`. It wants a machine of its own.
+//! The cost of counting an event, noting a time, and leaving a trace, in nanoseconds:
+//! `cargo bench -p quire --bench counting`. Run it on an idle machine.
 
 #[path = "../tests/common/mod.rs"]
 mod common;

@@ -1,4 +1,4 @@
-//! What it costs to store a packed page and to load it, in nanoseconds, in private memory and in a
+//! The cost of storing a packed page and of loading it, in nanoseconds, in private memory and in a
 //! memfd: `cargo bench -p quire --bench pool`. Slabs are fresh in the first round, and come back from
 //! the kernel anew in the others (`given back`), or are used again as they are (`kept`).
 

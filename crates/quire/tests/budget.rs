@@ -1,4 +1,4 @@
-//! The account: what several members charge at once never adds up to more than there is.
+//! The account: charges of several members at once never add up to more than the budget.
 
 mod common;
 

@@ -1,8 +1,8 @@
 //! One conformance suite for both MMUs: what each operation does to every page, whole, in part,
 //! and refused.
 //!
-//! The real MMU needs the right to a userfaultfd (`quire doctor` says whether it is there). Where
-//! it is missing its half is left out, and says so; with `CI=true` that is a failure.
+//! The real MMU needs the right to a userfaultfd (`quire doctor` says whether the process has it).
+//! Without it that half is left out, with a message; with `CI=true` that is a failure.
 
 mod common;
 

@@ -1,10 +1,10 @@
-//! Objects on both MMUs: the same calls give the same results, and leave the same behind in every
-//! page: mapped or not, write-protected (as a mark as well, where nothing is mapped), poisoned, and
+//! Objects on both MMUs: the same calls give the same results, and leave every page in the same
+//! state: mapped or not, write-protected (as a mark as well, where nothing is mapped), poisoned, and
 //! its bytes.
 //!
-//! Most of it is scripts that a seed chooses, run on both at once and compared after every call.
-//! The real MMU needs the right to a userfaultfd; where it is missing nothing can be compared, and
-//! that is said. With `CI=true` it is a failure.
+//! Most tests are scripts that a seed chooses, run on both at once and compared after every call. The
+//! real MMU needs the right to a userfaultfd; without it nothing can be compared, and a message says
+//! so. With `CI=true` that is a failure.
 
 use std::os::fd::AsRawFd;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! What is counted, timed and traced: nothing is lost by counting in parts, nothing is left in a
-//! slot for the next member, and a fault is timed as what it was.
+//! Counters, times and traces: counting in shards loses nothing, a member's slot keeps nothing for the
+//! next member, and each fault is timed under its own kind.
 
 mod common;
 #[path = "common/raw_thread.rs"]

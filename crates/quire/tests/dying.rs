@@ -1,4 +1,5 @@
-//! Unmaps that drop their pages outside of the space's lock, on the real MMU: what others do meanwhile.
+//! Unmaps that drop their pages outside of the space's lock, on the real MMU, and what other
+//! threads do meanwhile.
 //! A failpoint stops the unmap once its pages are gone, before its VMA is.
 
 mod common;

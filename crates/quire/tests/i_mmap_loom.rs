@@ -1,9 +1,9 @@
-//! Model checking: the own code of the reverse map's lock.
+//! Model checking of the reverse map's lock, by its own code.
 //!
 //! `RwSem` is generic over its atomic and its parking; here both are loom's, the parking being a
 //! model of the futex: it compares under the queue's lock, and a wake reaches only threads that sleep
 //! already, and only those of the class it names. Two threads that come once are checked without a
-//! bound; three, and those that come again, with at most [`PREEMPTIONS`] preemptions a run. Nobody
+//! bound; three, and those that come again, with at most [`PREEMPTIONS`] preemptions a run. No thread
 //! spins: that would be the same steps, more often.
 //!
 //! The lock is barred after seven steals, more than a model can make. What happens then is checked

@@ -1,4 +1,4 @@
-//! Calls that do not wait for ever: deadlines and tokens, over stores that do not answer.
+//! Calls that end their wait by a deadline or a token, over stores that do not answer.
 
 #[path = "common/objects.rs"]
 mod common;

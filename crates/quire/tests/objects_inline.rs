@@ -1,4 +1,5 @@
-//! Inline delivery by itself: what a fault takes of its thread's stack, and what a fork leaves.
+//! Inline delivery by itself: how much of its thread's stack a fault takes, and what a fork's child
+//! has.
 
 #[path = "common/objects.rs"]
 mod common;

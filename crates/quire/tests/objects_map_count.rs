@@ -1,6 +1,5 @@
 //! An application that has used up the kernel's mappings (`vm.max_map_count`) goes on with objects.
-//! One test, for it is the whole process's affair, and all that
-//! it needs is made before.
+//! It is one test, since it concerns the whole process, and all that it needs is made before.
 
 #[path = "common/objects.rs"]
 mod common;

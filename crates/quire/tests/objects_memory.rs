@@ -1,5 +1,5 @@
-//! Memory objects on the real MMU: zeros at first, and from then on what was written, wherever it
-//! rests meanwhile.
+//! Memory objects on the real MMU: their pages read as zeros at first, and later as what was written,
+//! wherever the bytes have been meanwhile.
 
 #[path = "common/objects.rs"]
 mod objects;

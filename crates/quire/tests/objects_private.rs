@@ -1,5 +1,5 @@
-//! Private mappings of objects on the real MMU: copies that are written without the object. All of
-//! it runs twice: here with handlers, and as a part of `objects_private_inline` without.
+//! Private mappings of objects on the real MMU: copies that are written without the object. Every test
+//! runs twice: here with handlers, and without as a part of `objects_private_inline`.
 
 #[path = "common/objects.rs"]
 mod common;

@@ -1,4 +1,4 @@
-//! Many threads on objects at once, with something that knows what must come out.
+//! Many threads on objects at once, with an oracle for every byte.
 
 #[path = "common/objects.rs"]
 mod common;

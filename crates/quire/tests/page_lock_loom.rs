@@ -2,7 +2,7 @@
 //!
 //! Two threads are checked without a bound, or with at most [`PREEMPTIONS_OF_TWO`] preemptions a run
 //! where they do more than lock and unlock once; three with at most `PREEMPTIONS`, which is where
-//! nearly all bugs of such size show. Waiting as such is `page_wait_loom.rs`'s.
+//! nearly all bugs of such size show. `page_wait_loom.rs` has the waiting.
 //!
 //! Loom treats SeqCst accesses as acquire and release only. Where a protocol rests on them
 //! (Dekker), the model has SeqCst fences in their place.

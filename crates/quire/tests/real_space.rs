@@ -1,4 +1,4 @@
-//! The engine on the real MMU, with real threads: what the simulator cannot show.
+//! The engine on the real MMU, with real threads, for all that the simulator cannot show.
 
 mod common;
 

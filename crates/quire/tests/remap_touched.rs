@@ -1,5 +1,5 @@
-//! A mapping that is moved to where another thread already looks: the move's VMA is there before its
-//! pages are, so that faults come in between. By turns, in orders that seeds choose.
+//! A mapping that is moved to where another thread already reads: the new VMA is there before its pages
+//! are, so faults come in between. The threads run by turns, in orders that seeds choose.
 
 mod common;
 

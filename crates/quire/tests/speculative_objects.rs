@@ -1,5 +1,5 @@
-//! Speculative faults on objects, by both deliveries: what changes under one sends it the classic
-//! way, and what is unmapped after the last check waits for the mapping call.
+//! Speculative faults on objects, by both deliveries: a change under one sends it the classic way,
+//! and an unmap after the last check waits for the mapping call.
 
 #[path = "common/objects.rs"]
 mod common;

@@ -1,5 +1,5 @@
 /*
- * Processes that share a budget: which one gives memory to which. Every page of each is checked, word by word.
+ * Processes that share a budget: which one gives memory to which. Every page is checked, word by word.
  *
  *     tree_market idle MIB_IDLE MIB_BUSY ROUNDS    one fills its memory and sleeps, one reads its own again
  *     tree_market stopped MIB_STOPPED MIB_BUSY     one is stopped when it has filled its memory, one goes on

@@ -1,4 +1,4 @@
-"""What quire says of its runs: stat, vmstat, trace and set, beside programs that fault and swap."""
+"""quire stat, vmstat, trace and set, on programs that fault and swap."""
 
 import json
 import os
@@ -126,7 +126,7 @@ def counting_unmanaged(context):
 
 @case("counting-refused")
 def counting_refused(context):
-    """What cannot be counted is one clear message, and the program is not started."""
+    """An event that cannot be counted is one clear message, and the program is not started."""
     proof = context.tmp / "started"
     words = ("stat", "-e", "faults,nosuch", "-m", "64M", "--", "touch", proof)
     text = quire(context, *words, status=125).stderr

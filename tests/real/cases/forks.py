@@ -77,7 +77,7 @@ def accounts_of(context, process, members, patience_seconds=20):
 
 
 def wait_for_word(context, process, word):
-    """Waits until the program has said `word` on stderr."""
+    """Waits until the program has written `word` to stderr."""
     deadline = time.monotonic() + context.watchdog_seconds
     while word not in process.err_path.read_text(errors="replace").split():
         if os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
@@ -89,7 +89,7 @@ def wait_for_word(context, process, word):
 
 
 def check_accounts(context, process, pipe):
-    """Of the dead nothing stays: first with the one member that is left, then without any."""
+    """Killed members leave nothing on the accounts: first beside the one that is left, then without any."""
     wait_for_word(context, process, "settled")
     one = accounts_of(context, process, members=1)
     held = one["held_pages"], one["wanted_pages"]

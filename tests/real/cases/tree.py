@@ -24,7 +24,7 @@ def same(context, words, memory_bytes, swap=True):
 
 @case("tree-idle")
 def tree_idle(context):
-    """What sleeps gives its memory to what works, however small that is beside it."""
+    """A member that sleeps gives its memory to a busy one, however small that one is."""
     idle, busy, rounds = 40, 20, 60
     same(context, ["idle", idle, busy, rounds], 36 * MIB)
     if context.pretend:
@@ -64,7 +64,7 @@ def tree_frozen(context):
 
 @case("tree-all-stopped")
 def tree_all_stopped(context):
-    """All that hold memory are stopped, and nothing can be freed: the member that asks is ended, they are not."""
+    """All that hold memory are stopped, and nothing can be freed: only the member that asks is ended."""
     program = context.compile("tree_market")
     argv = [program, "all", "13", "24"]
     managed = context.managed(argv, 32 * MIB)

@@ -1,5 +1,5 @@
-/* What is unmapped is a SIGSEGV, or EFAULT in a system call, wherever it is and whatever was there
- * before; and what comes there next is zeros. */
+/* An access to unmapped memory is a SIGSEGV, or EFAULT in a system call, wherever it is and whatever was
+ * there before; and the next mapping there is zeros. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <setjmp.h>

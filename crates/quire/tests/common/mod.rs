@@ -1,6 +1,6 @@
 //! What the tests of the engine share: a space over the simulated MMU, without threads. A fault
-//! is served by the thread that made it, which also stands in for the readers of the swap file
-//! and, where there is no memory, for the background thread.
+//! is served by the thread that made it. It also does the work of the readers of the swap file and,
+//! where there is no memory, that of the background thread.
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 

@@ -150,7 +150,7 @@ pub struct World {
     /// Pages that a thread is about to write.
     pub writes: Mutex<Vec<PageNum>>,
     pub pins: AtomicUsize,
-    /// What a thread unmaps just now.
+    /// The ranges that a thread unmaps just now.
     pub dying: Mutex<Vec<PageRange>>,
     /// Threads that change the layout.
     layout_changers: AtomicUsize,

@@ -1,4 +1,4 @@
-//! Archives: seen as the file that was packed, or refused, and never anything else.
+//! Archives: each reads as the file that was packed, or is refused.
 
 use std::fs;
 use std::io::Write;

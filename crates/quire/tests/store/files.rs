@@ -1,4 +1,4 @@
-//! Files, by every way there is.
+//! Files, by every way of reading and writing them.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::AsFd;
