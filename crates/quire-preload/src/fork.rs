@@ -59,21 +59,25 @@ fn arm_if_managed() {
     }
 }
 
-static NEXT_FORK: Function = Function::new(c"_Fork");
-static NEXT_CLONE: Function = Function::new(c"clone");
+type ForkFunction = extern "C" fn() -> libc::pid_t;
+/// As [`clone`] jumps to it; its arguments are in their registers.
+type CloneFunction = unsafe extern "C" fn();
+
+// SAFETY: the type of libc's _Fork.
+static NEXT_FORK: Function<ForkFunction> = unsafe { Function::new(c"_Fork") };
+// SAFETY: a function, which is never called by this type.
+static NEXT_CLONE: Function<CloneFunction> = unsafe { Function::new(c"clone") };
 
 /// The C function: fork without handlers.
 #[unsafe(no_mangle)]
 pub extern "C" fn _Fork() -> libc::pid_t {
-    let next = NEXT_FORK.find(libc::RTLD_NEXT);
-    if next.is_null() {
+    let Some(next) = NEXT_FORK.find(libc::RTLD_NEXT) else {
         // libc before 2.34 has none.
         crate::set_errno(Errno::NOSYS);
         return -1;
-    }
+    };
     arm_if_managed();
-    // SAFETY: the address of libc's _Fork, which has this type.
-    unsafe { core::mem::transmute::<*mut c_void, extern "C" fn() -> libc::pid_t>(next)() }
+    next()
 }
 
 /// The C function. The child never returns through it, so it must leave no frame of its own behind:
@@ -124,7 +128,7 @@ struct CloneArguments {
 }
 
 /// Arms the trap where `clone` would make a process with memory of its own; returns libc's clone.
-extern "C" fn before_clone(arguments: &mut CloneArguments) -> *const c_void {
+extern "C" fn before_clone(arguments: &mut CloneArguments) -> Option<CloneFunction> {
     let next = NEXT_CLONE.find(libc::RTLD_NEXT);
     if arguments.flags & libc::CLONE_VM != 0 {
         lent::lend();

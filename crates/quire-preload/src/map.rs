@@ -178,11 +178,8 @@ fn map(request: Request) -> Result<usize, Errno> {
     if request.len == 0 || request.offset % PAGE as i64 != 0 {
         return request.by_kernel(); // EINVAL
     }
-    if request.flags & libc::MAP_FIXED_NOREPLACE != 0 {
-        return map_no_replace(process, request);
-    }
-    if request.flags & libc::MAP_FIXED != 0 {
-        return map_fixed(process, request);
+    if request.flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0 {
+        return map_at(process, request);
     }
     let is_low = request.addr != 0 && request.addr < LOW_END;
     if !request.is_manageable() || is_low {
@@ -210,15 +207,23 @@ fn map_anywhere(process: &Process, request: Request) -> Result<usize, Errno> {
     Ok(addr)
 }
 
-/// MAP_FIXED: replaces what is there.
-fn map_fixed(process: &Process, request: Request) -> Result<usize, Errno> {
+/// MAP_FIXED and MAP_FIXED_NOREPLACE.
+fn map_at(process: &Process, request: Request) -> Result<usize, Errno> {
     if !request.addr.is_multiple_of(PAGE) {
         return Err(Errno::INVAL);
     }
     let cut = cut(process, request.addr, request.len).ok_or(Errno::NOMEM)?;
     if cut.is_outside() {
-        return request.by_kernel();
+        request.by_kernel()
+    } else if request.flags & libc::MAP_FIXED_NOREPLACE != 0 {
+        map_no_replace(process, request, &cut)
+    } else {
+        map_over(process, request, &cut)
     }
+}
+
+/// Replaces what is there.
+fn map_over(process: &Process, request: Request, cut: &Cut) -> Result<usize, Errno> {
     cut.each(|addr, len, is_inside| {
         let part = request.part(addr, len);
         if !is_inside {
@@ -237,15 +242,8 @@ fn map_fixed(process: &Process, request: Request) -> Result<usize, Errno> {
     Ok(request.addr)
 }
 
-/// MAP_FIXED_NOREPLACE: to the kernel all of the arena is mapped, so it cannot tell what is in use.
-fn map_no_replace(process: &Process, request: Request) -> Result<usize, Errno> {
-    if !request.addr.is_multiple_of(PAGE) {
-        return Err(Errno::INVAL);
-    }
-    let cut = cut(process, request.addr, request.len).ok_or(Errno::NOMEM)?;
-    if cut.is_outside() {
-        return request.by_kernel();
-    }
+/// Replaces nothing. To the kernel all of the arena is mapped, so it cannot tell what is in use.
+fn map_no_replace(process: &Process, request: Request, cut: &Cut) -> Result<usize, Errno> {
     if !cut.is_inside() || !request.is_manageable() {
         return Err(Errno::EXIST);
     }
