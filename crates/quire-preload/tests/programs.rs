@@ -1,6 +1,6 @@
 //! The C and C++ programs of `tests/c`: each is run bare, where it is its own oracle; with the
 //! preload library but without a supervisor; and, where the `quire` binary was built and a
-//! userfaultfd can be had, managed.
+//! process can get a userfaultfd, managed.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

@@ -100,7 +100,7 @@ impl Real {
         let mmu = Userfaultfd::reserve(PAGES, PAGES).map_err(|error| error.to_string())?;
         let number = device.as_ref().map(AsRawFd::as_raw_fd);
         mmu.attach_shared(number, None, false)
-            .map_err(|error| format!("no userfaultfd is to be had: {error}"))?;
+            .map_err(|error| format!("the process cannot get a userfaultfd: {error}"))?;
         mmu.register(PageRange::new(PageNum(0), PAGES)).map_err(|error| error.to_string())?;
         Ok(Real { mmu, pagemap, _device: device })
     }

@@ -40,7 +40,7 @@ impl Turn {
         Turn(ONE.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Has `act` done the first time that a fault on `page` comes by.
+    /// Has `act` done the first time that a fault on `page` arrives.
     fn once(&self, place: Place, page: PageNum, act: impl Fn() + Send + Sync + 'static) {
         let is_done = AtomicBool::new(false);
         failpoint::set(

@@ -22,7 +22,7 @@ fn counted<const N: usize>(space: &AddressSpace, names: [&str; N]) -> [u64; N] {
 /// The process has each failpoint once.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// Has `act` done for the first fault that comes by `place` while it is armed.
+/// Has `act` done for the first fault that passes `place` while it is armed.
 fn once(place: Place, is_armed: &'static AtomicBool, act: impl Fn() + Send + Sync + 'static) {
     failpoint::set(
         place,

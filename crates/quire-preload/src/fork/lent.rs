@@ -10,6 +10,8 @@
 //! Owns the count of loans. vfork's parent takes its loan back when it goes on. A loan of clone's stays,
 //! since nothing tells when such a child has ended.
 
+#![deny(unsafe_code)]
+
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::sys;
