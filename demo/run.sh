@@ -17,7 +17,7 @@ if [ ! -x "$quire" ]; then
 	echo "demo: no quire at $quire: build it first (make)" >&2
 	exit 1
 fi
-# What python3 is may be a script that chooses one: the demo wants the program itself.
+# python3 may be a script that chooses one: the demo needs the program itself.
 python=$(python3 -c 'import sqlite3, sys; print(sys.executable)')
 
 mkdir -p "$data"

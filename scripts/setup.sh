@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Sees to what building, testing and the demo need, on Debian and its relatives: looks first, installs
-# what is missing, and says nothing where all is there.
+# Installs what building, testing and the demo need, on Debian and its relatives. It installs only what
+# is missing, and prints nothing if all is there.
 #
 #     scripts/setup.sh build|test|bench|demo|picture
 set -euo pipefail
@@ -49,7 +49,7 @@ if [ ${#packages[@]} -gt 0 ]; then
 	echo "setup: installing ${packages[*]}"
 	export DEBIAN_FRONTEND=noninteractive
 	"${as_root[@]}" apt-get update -q >/dev/null
-	# No service is wanted: the tests start a Redis of their own.
+	# No service is needed: the tests start a Redis of their own.
 	RUNLEVEL=1 "${as_root[@]}" apt-get install -qy --no-install-recommends "${packages[@]}" >/dev/null
 fi
 

@@ -15,7 +15,7 @@ fn main() {
         // The library is loaded at start-up, so its thread-locals have a fixed place; the general
         // model would call __tls_get_addr, which may allocate.
         .flag("-ftls-model=initial-exec")
-        // gcc may turn malloc + memset into calloc, and so on: not inside an allocator.
+        // gcc would turn malloc and memset into calloc, which must not be inside an allocator.
         .flag("-fno-builtin-malloc")
         .flag("-fvisibility=hidden")
         .flag("-fno-semantic-interposition")
@@ -35,9 +35,9 @@ fn main() {
     println!("cargo:rerun-if-changed=src/heap/heap.c");
 }
 
-/// Links the compiler's unwinder, which `std` wants for its messages, from its archive: as a library
-/// of its own it would be loaded, and would ask the processor what it can do (which takes long in a
-/// virtual machine), at the start of every program. Where there is no archive it is the library.
+/// Links the compiler's unwinder, which `std` needs for its messages, from its archive. As a shared
+/// library it would be loaded at the start of every program, and would ask the processor what it can
+/// do, which takes long in a virtual machine. Where there is no archive the library is linked.
 fn link_unwinder() {
     const NAME: &str = "libgcc_eh.a";
     let compiler = cc::Build::new().get_compiler();
@@ -46,7 +46,7 @@ fn link_unwinder() {
     else {
         return;
     };
-    // The bare name where it does not know the file.
+    // The answer is the bare name where the compiler does not have the file.
     if let Some(folder) = Path::new(answer.trim()).parent().filter(|folder| folder.is_dir()) {
         println!("cargo:rerun-if-changed={}", answer.trim());
         println!("cargo:rustc-link-search=native={}", folder.display());

@@ -1,10 +1,10 @@
 /*
- * Sums a file through a mapping that holds no more memory than it is told to.
+ * Sums a file through a mapping that holds no more memory than it may.
  *
  *     cc -O2 -o scan scan.c $(pkg-config --cflags --libs quire)
  *     ./scan FILE [MEMORY_MIB]
  *
- * A file whose name ends in .zst is summed as the file that is packed in it.
+ * Of a file with a name that ends in .zst it sums the file that is packed in it.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -12,7 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* What is asked for ahead of the sum, and read with an error instead of a SIGBUS. */
+/* The bytes that are populated before they are summed: a read error is an error then, not a SIGBUS. */
 #define STEP ((size_t)256 << 10)
 
 static int fail(const char *doing)

@@ -108,7 +108,7 @@ def read_or(path, otherwise="?"):
 
 
 def diagnose(root):
-    """Where every thread below `root` stands: what a hang is understood from."""
+    """Where every thread below `root` stands, to understand a hang."""
     lines = []
     for pid, command, state in descendants(root):
         cmdline = read_or(f"/proc/{pid}/cmdline").replace("\0", " ")[:160]
@@ -143,7 +143,7 @@ def kill_descendants(root):
 
 
 def reap():
-    """Collects whoever has ended; processes of `subprocess` are collected by their owners."""
+    """Collects processes that have ended; those of `subprocess` are collected by their owners."""
     while True:
         try:
             pid, _ = os.waitpid(-1, os.WNOHANG)
@@ -268,7 +268,8 @@ class Context:
         lives_on = "live on without a supervisor" in result.stderr
         self.nothing_left(process.pid, swap, cgroups=not lives_on)
         if lives_on and quire_cgroups(process.pid):
-            # They took longer to end than the supervisor waits for its cgroup: it goes with the next run.
+            # They took longer to end than the supervisor waits for its cgroup: it goes with the next
+            # run.
             self.wait(self.spawn([self.quire, "run", "--memory", str(64 * MIB), "true"]))
             self.nothing_left(process.pid, swap)
         if not self.pretend and result.status not in (125, 126, 127):
@@ -276,7 +277,7 @@ class Context:
         return result
 
     def within_budget(self, result):
-        """Fails where the run was not managed, or held more than it was allowed to."""
+        """Fails if the run was not managed, or held more than it was allowed to."""
         try:
             stats = json.loads(self.stats.read_text())
         except (OSError, ValueError) as error:
@@ -309,7 +310,7 @@ class Context:
 
     def same(self, argv, memory_bytes=None, share=4, swap=False, options=(), **how):
         """Runs bare, then under Quire with `memory_bytes` (or bare's peak over `share`): the same
-        output and the same end are demanded. Returns both results."""
+        output and the same end are required. Returns both results."""
         bare = self.bare(argv, **how)
         memory_bytes = memory_bytes or max(bare.peak_bytes // share, 16 * MIB)
         directory = self.swap_directory() if swap else None

@@ -44,8 +44,8 @@
 #define QUIRE_MAP_BEYOND_END 4
 
 // quire_map: a private copy, as of mmap's MAP_PRIVATE: what is written (with QUIRE_MAP_WRITE) is
-// seen in this mapping alone, and never reaches the file, which may be read-only. Whether later
-// changes of the file show is not said.
+// seen in this mapping alone, and never reaches the file, which may be read-only. Later changes of
+// the file may be seen in it or not.
 #define QUIRE_MAP_PRIVATE 8
 
 // Fault-around: as many cached pages as the faults of the mapping suggest.
@@ -66,13 +66,13 @@
 // quire_advise: soon; begins to read it.
 #define QUIRE_WILLNEED 3
 
-// quire_advise: not soon; drops it from the cache, but for what is dirty.
+// quire_advise: not soon; drops it from the cache, except for what is dirty.
 #define QUIRE_DONTNEED 4
 
 // quire_remap: it may go to another address.
 #define QUIRE_MAY_MOVE 1
 
-// quire_pin: for bytes that may be written at any time, by the kernel for one.
+// quire_pin: for bytes that may be written at any time, for example by the kernel.
 #define QUIRE_PIN_WRITE 1
 
 // Ends calls that wait, from any thread.
@@ -100,13 +100,13 @@ struct quire_space_options {
     size_t handlers;
     // Threads that read and write files, and so how many reads are in flight. Four by default.
     size_t workers;
-    // Where to make a swap file without a name, for what is compressed of memory objects and takes
-    // too much memory; NULL is no swap file.
+    // The folder in which a swap file without a name is made, for compressed pages of memory objects
+    // that take too much memory; NULL is no swap file.
     const char *swap_folder;
-    // How long it may become, in bytes: 256 KiB at least, where there is a folder.
+    // How long the swap file may become, in bytes: 256 KiB at least, where there is a folder.
     uint64_t swap_bytes;
-    // 1: a thread that faults serves itself, in a handler of SIGBUS: sooner, but a system call that
-    // is handed a page which is not mapped fails with EFAULT.
+    // 1: a thread that faults serves itself, in a handler of SIGBUS. That is faster, but a system call
+    // that is given a page which is not mapped fails with EFAULT.
     uint32_t is_inline;
     // For members to come: must be 0.
     uint32_t reserved[5];
@@ -119,23 +119,23 @@ typedef int (*quire_barrier)(uint64_t offset, size_t len, void *user);
 extern "C" {
 #endif // __cplusplus
 
-// What the last call of this thread that failed has to say: what was tried, on which file and at
-// which offset, why it failed and what to do. An empty string where none has failed. It stays
-// until the thread's next call that fails, or the thread's end.
+// The message of the last call of this thread that failed: what was tried, on which file and at which
+// offset, why it failed and what to do. An empty string where none has failed. It stays until the
+// thread's next call that fails, or the thread's end.
 const char *quire_last_error(void);
 
 // Makes an address space and starts its threads. `options` may be NULL.
 //
-// Returns NULL on error. errno is EPERM, EACCES or ENOSYS where no userfaultfd is to be had.
+// Returns NULL on error. errno is EPERM, EACCES or ENOSYS where the process cannot get a userfaultfd.
 struct quire_space *quire_space_open(const struct quire_space_options *options);
 
 // Ends a handle. The address space itself ends with the last of its handle, its objects and its
 // mappings, in whatever order they are closed.
 int quire_space_close(struct quire_space *space);
 
-// Whether faults that system calls take are served: 1, or 0 where the process may serve its own
-// accesses only. A system call that is handed a page which is not mapped fails with EFAULT then:
-// quire_populate it before. -1 on error.
+// Returns 1 where faults that system calls take are served, or 0 where the process may serve its own
+// accesses only. A system call that is given a page which is not mapped fails with EFAULT then: call
+// quire_populate before. -1 on error.
 int quire_serves_system_calls(const struct quire_space *space);
 
 // One counter, by its name; -1 on error, with ENOENT for a name that is not known.
@@ -147,8 +147,8 @@ int64_t quire_counter(const struct quire_space *space, const char *name);
 // The name of the counter of a number, from 0 on; NULL behind the last one, which is no error.
 const char *quire_counter_name(size_t index);
 
-// Opens a regular file or a block device. One whose name ends in .zst, opened for reading without
-// QUIRE_PLAIN, is the file that is packed in it.
+// Opens a regular file or a block device. If its name ends in .zst, and it is opened for reading
+// without QUIRE_PLAIN, the object is the file that is packed in it.
 //
 // `len_max` is how long the object may become by quire_set_len, in bytes; 0 stands for 64 GiB more
 // than it has. Returns NULL on error.
@@ -168,8 +168,8 @@ struct quire_object *quire_open_memory(const struct quire_space *space,
                                        uint64_t len,
                                        uint64_t len_max);
 
-// Ends a handle. The object itself ends with the last of its handle and its mappings; what is
-// dirty is written then, and who wants to know whether that works calls quire_sync before.
+// Ends a handle. The object itself ends with the last of its handle and its mappings. What is dirty
+// is written then; to learn of an error, call quire_sync before.
 int quire_close(struct quire_object *object);
 
 // How long an object is, in bytes; -1 on error.
@@ -199,15 +199,17 @@ int64_t quire_read_at(const struct quire_object *object, uint64_t offset, void *
 // under way; -1 on error.
 int64_t quire_prefetch(const struct quire_object *object, uint64_t offset, size_t len);
 
-// Sets the write barrier: no page is written to the file, by whomever, unless `may_write` says yes
-// for its bytes. A page that it holds back stays dirty, and is asked about again. NULL takes the
-// barrier away.
+// Sets the write barrier: no page is written to the file, by any way, unless `may_write` says yes for
+// its bytes. A page that it holds back stays dirty, and is asked about again. NULL takes the barrier
+// away.
 //
 // `may_write` is called from any thread, from several at once, and with pages locked: it must
 // neither touch a mapping of the address space nor call this library. A barrier that was replaced
 // is not called any more when this returns; one that was not is called until the object's handle
 // and its mappings are closed.
-int quire_set_barrier(const struct quire_object *object, quire_barrier may_write, void *user);
+int quire_set_barrier(const struct quire_object *object,
+                      quire_barrier may_write,
+                      void *user);
 
 // Maps `len` bytes of an object from `offset` on, any byte. `len` may be QUIRE_TO_END.
 // `fault_around` is how many pages a read fault maps, of those that are cached:
@@ -221,8 +223,8 @@ struct quire_mapping *quire_map(const struct quire_object *object,
                                 uint32_t flags,
                                 int fault_around);
 
-// Unmaps, and ends the handle. What was written reaches the file in time; quire_sync says when.
-// Fails with EBUSY, and nothing has changed, while a range of it is pinned.
+// Unmaps, and ends the handle. What was written reaches the file some time later; quire_sync waits
+// for it. Fails with EBUSY, and changes nothing, while a range of the mapping is pinned.
 int quire_unmap(struct quire_mapping *mapping);
 
 // The address of a mapping's first byte; NULL on error.
@@ -231,9 +233,9 @@ void *quire_base(const struct quire_mapping *mapping);
 // How many bytes a mapping has; -1 on error.
 int64_t quire_mapping_len(const struct quire_mapping *mapping);
 
-// Has a range of a mapping read and mapped, as far as memory goes, with an error where it cannot
-// be read. Takes away what made accesses fail after a read error, where it can be read now. `len`
-// may be QUIRE_TO_END, here and below; `offset` is from the mapping's first byte.
+// Reads and maps a range of a mapping, as far as memory goes; fails where it cannot be read. Pages
+// that failed before can be accessed again if they can be read now. `len` may be QUIRE_TO_END, here
+// and below; `offset` is from the mapping's first byte.
 int quire_populate(const struct quire_mapping *mapping, size_t offset, size_t len);
 
 // Maps what is in memory already of a range, without waiting for anything. Returns how many pages
@@ -245,23 +247,25 @@ int64_t quire_populate_cached(const struct quire_mapping *mapping, size_t offset
 int quire_advise(const struct quire_mapping *mapping, size_t offset, size_t len, int advice);
 
 // Writes what is dirty in a range of a mapping to the file and makes it durable. Errors are those
-// of quire_flush. Of a private copy nothing is ever written: does nothing.
+// of quire_flush. Does nothing for a private copy, of which nothing is ever written.
 int quire_flush_mapping(const struct quire_mapping *mapping, size_t offset, size_t len);
 
-// Gives a mapping `len` bytes from its first one on: in its place, or, with QUIRE_MAY_MOVE, at
-// another address, which quire_base tells. On error it is as it was: EBUSY while a range of it is
-// pinned.
-int quire_remap(struct quire_mapping *mapping, size_t len, uint32_t flags);
+// Makes a mapping `len` bytes long: in its place, or, with QUIRE_MAY_MOVE, at another address, which
+// quire_base returns. On error nothing has changed: EBUSY while a range of it is pinned.
+int quire_remap(struct quire_mapping *mapping,
+                size_t len,
+                uint32_t flags);
 
-// Makes a mapping writable, or read-only where `is_writable` is 0. A private copy stays one. On
-// error, EACCES where the object is read-only, EBUSY while a range is pinned, it is as it was.
-int quire_protect(struct quire_mapping *mapping, int is_writable);
+// Makes a mapping writable, or read-only where `is_writable` is 0. A private copy stays one. On error
+// nothing has changed: EACCES where the object is read-only, EBUSY while a range is pinned.
+int quire_protect(struct quire_mapping *mapping,
+                  int is_writable);
 
-// Has a range of a mapping read and mapped, and keeps it so until quire_unpin, whatever else needs
-// memory: a system call can be handed these bytes, and the kernel may hold them as long, as for
-// direct I/O, vmsplice or io_uring. With QUIRE_PIN_WRITE, of a writable mapping, it may write them
-// as well at any time; all that while they count as dirty, and a flush writes what is there when it
-// comes by. Pins nest. `len` may be QUIRE_TO_END.
+// Reads and maps a range of a mapping, and keeps it so until quire_unpin, whatever else needs memory:
+// a system call can be given these bytes, and the kernel may hold them so long, as for direct I/O,
+// vmsplice or io_uring. With QUIRE_PIN_WRITE, for a writable mapping, the kernel may also write them
+// at any time. Until quire_unpin they count as dirty then, and a flush writes what it finds there.
+// Pins nest. `len` may be QUIRE_TO_END.
 //
 // Returns NULL on error. ENOMEM: more than half of the memory would be pinned. quire_set_len fails
 // with EBUSY where a pinned page would go or be cut into; so do quire_unmap, quire_remap and
@@ -271,7 +275,7 @@ struct quire_pinned *quire_pin(const struct quire_mapping *mapping,
                                size_t len,
                                uint32_t flags);
 
-// Lets a pinned range go, and ends the handle.
+// Unpins the range, and ends the handle.
 int quire_unpin(struct quire_pinned *pin);
 
 // Makes a token, for quire_set_patience. Returns NULL on error.
@@ -280,16 +284,16 @@ struct quire_cancel_token *quire_cancel_new(void);
 // Ends all calls that wait with this token, now and later: they fail with EINTR.
 int quire_cancel(const struct quire_cancel_token *cancel);
 
-// Ends the handle. Calls that were given the token wait on.
+// Ends the handle. Calls that have the token still wait.
 int quire_cancel_free(struct quire_cancel_token *cancel);
 
-// How long the calls that this thread makes from now on wait, until it says something else: until
-// the token is cancelled, and until `timeout_ms` milliseconds from now, not from a call's
-// beginning, have passed. NULL is no token, -1 no timeout; with both, as at first, they wait as long
-// as it takes. A call whose wait ends so fails with EINTR, and what it has begun goes on: a read
-// leaves its pages in the cache, a flush or a change of length is made, nothing stays pinned.
+// Sets how long the calls that this thread makes from now on wait: until the token is cancelled, or
+// `timeout_ms` milliseconds from now (not from a call's beginning) have passed. NULL is no token, -1
+// no timeout; with both, as at first, they wait as long as it takes. A call that stops waiting fails
+// with EINTR, and what it has begun goes on: a read leaves its pages in the cache, a flush or a change
+// of length is made, nothing stays pinned.
 //
-// What need not wait is done all the same. quire_close and quire_unmap wait as long as it takes, and
+// What needs no wait is done all the same. quire_close and quire_unmap wait as long as it takes, and
 // so do accesses to a mapping.
 int quire_set_patience(const struct quire_cancel_token *cancel,
                        int64_t timeout_ms);

@@ -6,26 +6,21 @@ use std::time::Duration;
 use engine::library::{CancelToken, Patience};
 
 use crate::failure::{Failure, pointer, status};
-use crate::handle::{Handle, close, get, hand_out, opened_in};
+use crate::handle::{Handle, close, get, hand_out};
 
 /// Ends calls that wait, from any thread.
 pub struct Cancel {
-    process: u64,
     token: CancelToken,
 }
 
 impl Handle for Cancel {
     const IS_NULL: &'static str = "the token is NULL; give what quire_cancel_new returned";
-
-    fn process(&self) -> u64 {
-        self.process
-    }
 }
 
 /// Makes a token, for quire_set_patience. Returns NULL on error.
 #[unsafe(no_mangle)]
 pub extern "C" fn quire_cancel_new() -> *mut Cancel {
-    pointer(opened_in().map(|process| hand_out(Cancel { process, token: CancelToken::new() })))
+    pointer(hand_out(Cancel { token: CancelToken::new() }))
 }
 
 /// Ends all calls that wait with this token, now and later: they fail with EINTR.
@@ -38,23 +33,23 @@ pub unsafe extern "C" fn quire_cancel(cancel: *const Cancel) -> c_int {
     status(unsafe { get(cancel) }.map(|cancel| cancel.token.cancel()))
 }
 
-/// Ends the handle. Calls that were given the token wait on.
+/// Ends the handle. Calls that have the token still wait.
 ///
 /// # Safety
-/// `cancel` is NULL or a handle that is not closed and that nobody uses any more.
+/// `cancel` is NULL or a handle that is not closed and not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quire_cancel_free(cancel: *mut Cancel) -> c_int {
     // SAFETY: the caller's promise.
     status(unsafe { close(cancel) })
 }
 
-/// How long the calls that this thread makes from now on wait, until it says something else: until
-/// the token is cancelled, and until `timeout_ms` milliseconds from now, not from a call's
-/// beginning, have passed. NULL is no token, -1 no timeout; with both, as at first, they wait as long
-/// as it takes. A call whose wait ends so fails with EINTR, and what it has begun goes on: a read
-/// leaves its pages in the cache, a flush or a change of length is made, nothing stays pinned.
+/// Sets how long the calls that this thread makes from now on wait: until the token is cancelled, or
+/// `timeout_ms` milliseconds from now (not from a call's beginning) have passed. NULL is no token, -1
+/// no timeout; with both, as at first, they wait as long as it takes. A call that stops waiting fails
+/// with EINTR, and what it has begun goes on: a read leaves its pages in the cache, a flush or a change
+/// of length is made, nothing stays pinned.
 ///
-/// What need not wait is done all the same. quire_close and quire_unmap wait as long as it takes, and
+/// What needs no wait is done all the same. quire_close and quire_unmap wait as long as it takes, and
 /// so do accesses to a mapping.
 ///
 /// # Safety

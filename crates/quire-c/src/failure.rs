@@ -10,7 +10,7 @@ use rustix::io::Errno;
 /// Why a call failed.
 #[derive(Debug)]
 pub enum Failure {
-    /// An argument is not one. Says which, and what would be.
+    /// An argument is wrong: which one, and what to give.
     Argument(&'static str),
     /// A name that is not known.
     Unknown(&'static str),
@@ -20,7 +20,7 @@ pub enum Failure {
     Pinned,
     /// The kernel refused what the C library needs for itself.
     Os(&'static str, Errno),
-    /// The engine's.
+    /// An error of the engine's.
     Engine(Error),
 }
 
@@ -49,7 +49,7 @@ impl fmt::Display for Failure {
                 f.write_str("a range of the mapping is pinned; let it go with quire_unpin first")
             }
             Failure::Os(doing, errno) => write!(f, "cannot {doing}: {errno}"),
-            // It names the Rust library's way out.
+            // The engine's message names the Rust library's remedy.
             Failure::Engine(Error::ReadOnly { path }) => {
                 write!(f, "{path} was opened read-only; open it with QUIRE_WRITE")
             }
@@ -72,23 +72,23 @@ thread_local! {
     static MESSAGE: RefCell<Option<CString>> = const { RefCell::new(None) };
 }
 
-/// What the last call of this thread that failed has to say: what was tried, on which file and at
-/// which offset, why it failed and what to do. An empty string where none has failed. It stays
-/// until the thread's next call that fails, or the thread's end.
+/// The message of the last call of this thread that failed: what was tried, on which file and at which
+/// offset, why it failed and what to do. An empty string where none has failed. It stays until the
+/// thread's next call that fails, or the thread's end.
 #[unsafe(no_mangle)]
 pub extern "C" fn quire_last_error() -> *const c_char {
     let message = MESSAGE.try_with(|place| match place.try_borrow().as_deref() {
         Ok(Some(message)) => message.as_ptr(),
         _ => c"".as_ptr(),
     });
-    // A thread that is past its thread-locals.
+    // The thread ends, and its thread-locals are gone.
     message.unwrap_or(c"".as_ptr())
 }
 
 /// Keeps the message and sets errno.
 fn fail(failure: &Failure) {
     let mut text = failure.to_string().into_bytes();
-    // A path can hold no NUL, but a store's name is anything.
+    // A path has no NUL, but the name of a store may.
     text.retain(|&byte| byte != 0);
     let message = CString::new(text).ok();
     let _ = MESSAGE.try_with(|place| {
@@ -96,7 +96,7 @@ fn fail(failure: &Failure) {
             *place = message;
         }
     });
-    // Last: what came before may have set it too.
+    // Last: the calls above may have set it too.
     // SAFETY: glibc's place for this thread's errno.
     unsafe { *libc::__errno_location() = failure.errno().raw_os_error() };
 }

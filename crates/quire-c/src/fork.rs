@@ -1,7 +1,7 @@
 //! In which process of a line of forks this is.
 //!
-//! A process id would not do: it is used again, and a container within a container has the same
-//! ones as the outer. So each process gets a number of its own, kept in a page that the kernel
+//! A process id is not enough: it is used again, and a container within a container has the same ids
+//! as the outer. So each process gets a number of its own, kept in a page that the kernel
 //! wipes in a child (MADV_WIPEONFORK). A child that shares its parent's memory (vfork) shares the
 //! number, and the mappings, with it.
 
@@ -15,8 +15,8 @@ const PAGE_BYTES: usize = 4096;
 
 /// The page, once there is one; it is never unmapped.
 static PAGE: AtomicPtr<AtomicU64> = AtomicPtr::new(null_mut());
-/// The last number that was given out. Inherited: a child's numbers are larger than those of every
-/// process that it comes from.
+/// The last number that was given out. It is inherited, so a child's number is larger than those of
+/// all its ancestors.
 static LAST: AtomicU64 = AtomicU64::new(0);
 
 /// The number of this process; 0 where it has none yet, and so no handle of its own.
@@ -29,7 +29,7 @@ pub fn process_number() -> u64 {
     })
 }
 
-/// The same, where one is given to a process that has none.
+/// The number of this process, given to it now where it has none.
 pub fn number_process() -> Result<u64, Errno> {
     let word = page()?;
     let number = word.load(Ordering::Relaxed);
@@ -55,10 +55,10 @@ fn page() -> Result<&'static AtomicU64, Errno> {
         let rights = ProtFlags::READ | ProtFlags::WRITE;
         mmap_anonymous(null_mut(), PAGE_BYTES, rights, MapFlags::PRIVATE)?
     };
-    // SAFETY: the page just mapped, which nobody else knows.
+    // SAFETY: the page just mapped, which no other thread knows.
     let wiped = unsafe { madvise(fresh, PAGE_BYTES, Advice::LinuxWipeOnFork) };
     let published = wiped.map(|()| {
-        // Release publishes the page; Acquire is for the page of whoever came first.
+        // Release publishes the page; Acquire is for the page of a thread that came first.
         PAGE.compare_exchange(null_mut(), fresh.cast(), Ordering::Release, Ordering::Acquire)
     });
     let page = match published {

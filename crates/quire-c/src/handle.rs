@@ -9,19 +9,24 @@ use crate::fork::{number_process, process_number};
 pub trait Handle {
     /// What a message says where the pointer is NULL.
     const IS_NULL: &'static str;
-
-    /// The number of the process that it was opened in.
-    fn process(&self) -> u64;
 }
 
-/// The number that a handle which is opened now remembers.
-pub fn opened_in() -> Result<u64, Failure> {
+/// A handle in memory: C's pointer is to the first field.
+#[repr(C)]
+struct Opened<H> {
+    handle: H,
+    /// The number of the process that it was opened in.
+    process: u64,
+}
+
+/// The number of this process, given to it now where it has none.
+pub fn own_number() -> Result<u64, Failure> {
     number_process().map_err(|errno| Failure::Os("number the process", errno))
 }
 
 /// Hands a handle to C, which closes it.
-pub fn hand_out<H: Handle>(handle: H) -> *mut H {
-    Box::into_raw(Box::new(handle))
+pub fn hand_out<H: Handle>(handle: H) -> Result<*mut H, Failure> {
+    Ok(Box::into_raw(Box::new(Opened { handle, process: own_number()? })).cast())
 }
 
 /// What a pointer of C's refers to.
@@ -30,18 +35,19 @@ pub fn hand_out<H: Handle>(handle: H) -> *mut H {
 /// It is NULL, or from [`hand_out`] and not closed as long as the reference is used.
 pub unsafe fn get<'a, H: Handle>(pointer: *const H) -> Result<&'a H, Failure> {
     // SAFETY: the caller's promise.
-    let handle = unsafe { pointer.as_ref() }.ok_or(Failure::Argument(H::IS_NULL))?;
-    if handle.process() != process_number() {
-        // Its threads are the parent's, and so are its locks, in whatever state.
+    let opened = unsafe { pointer.cast::<Opened<H>>().as_ref() };
+    let opened = opened.ok_or(Failure::Argument(H::IS_NULL))?;
+    if opened.process != process_number() {
+        // Its threads run in the parent, and its locks are in any state.
         return Err(Failure::Inherited);
     }
-    Ok(handle)
+    Ok(&opened.handle)
 }
 
 /// The same, to be changed.
 ///
 /// # Safety
-/// As for [`get`], and nobody else uses it meanwhile.
+/// As for [`get`], and no other thread uses it meanwhile.
 pub unsafe fn get_mut<'a, H: Handle>(pointer: *mut H) -> Result<&'a mut H, Failure> {
     // SAFETY: the caller's promise.
     unsafe {
@@ -50,15 +56,15 @@ pub unsafe fn get_mut<'a, H: Handle>(pointer: *mut H) -> Result<&'a mut H, Failu
     }
 }
 
-/// Ends a handle. An inherited one stays as it is: what it refers to is not this process's.
+/// Ends a handle. An inherited one stays as it is: what it refers to is another process's.
 ///
 /// # Safety
-/// As for [`get`]; nobody uses it any more.
+/// As for [`get`]; it is not used any more.
 pub unsafe fn close<H: Handle>(pointer: *mut H) -> Result<(), Failure> {
     // SAFETY: the caller's promise.
     unsafe {
         get(pointer.cast_const())?;
-        drop(Box::from_raw(pointer));
+        drop(Box::from_raw(pointer.cast::<Opened<H>>()));
     }
     Ok(())
 }

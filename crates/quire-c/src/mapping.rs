@@ -10,7 +10,7 @@ use engine::library::{
 };
 
 use crate::failure::{Failure, number, pointer, status};
-use crate::handle::{Handle, close, get, get_mut, hand_out, opened_in};
+use crate::handle::{Handle, close, get, get_mut, hand_out};
 use crate::object::{Object, QUIRE_TO_END};
 
 /// quire_map: writable.
@@ -22,8 +22,8 @@ pub const QUIRE_MAP_POPULATE: u32 = 2;
 pub const QUIRE_MAP_BEYOND_END: u32 = 4;
 
 /// quire_map: a private copy, as of mmap's MAP_PRIVATE: what is written (with QUIRE_MAP_WRITE) is
-/// seen in this mapping alone, and never reaches the file, which may be read-only. Whether later
-/// changes of the file show is not said.
+/// seen in this mapping alone, and never reaches the file, which may be read-only. Later changes of
+/// the file may be seen in it or not.
 pub const QUIRE_MAP_PRIVATE: u32 = 8;
 
 const FLAGS: u32 = QUIRE_MAP_WRITE | QUIRE_MAP_POPULATE | QUIRE_MAP_BEYOND_END | QUIRE_MAP_PRIVATE;
@@ -41,7 +41,7 @@ pub const QUIRE_SEQUENTIAL: c_int = 1;
 pub const QUIRE_RANDOM: c_int = 2;
 /// quire_advise: soon; begins to read it.
 pub const QUIRE_WILLNEED: c_int = 3;
-/// quire_advise: not soon; drops it from the cache, but for what is dirty.
+/// quire_advise: not soon; drops it from the cache, except for what is dirty.
 pub const QUIRE_DONTNEED: c_int = 4;
 
 /// quire_remap: it may go to another address.
@@ -56,7 +56,6 @@ pub(crate) enum Rights {
 
 /// A mapping: some of an object's bytes as memory.
 pub struct Mapping {
-    process: u64,
     offset: u64,
     len: usize,
     /// Pins that refer to it.
@@ -64,7 +63,7 @@ pub struct Mapping {
     pub(crate) rights: Rights,
 }
 
-/// One pin more of a mapping, which is neither closed nor changed as long as this is there.
+/// One pin more of a mapping, which is neither closed nor changed while this exists.
 pub(crate) struct Counted(&'static AtomicUsize);
 
 impl Drop for Counted {
@@ -76,10 +75,6 @@ impl Drop for Counted {
 
 impl Handle for Mapping {
     const IS_NULL: &'static str = "the mapping is NULL; give what quire_map returned";
-
-    fn process(&self) -> u64 {
-        self.process
-    }
 }
 
 /// A method that all kinds have.
@@ -95,7 +90,7 @@ macro_rules! either {
 
 impl Mapping {
     pub(crate) fn count_pin(&'static self) -> Counted {
-        // Relaxed: who closes the mapping comes after this call, or breaks its promise.
+        // Relaxed: to close the mapping before this call has returned breaks the caller's promise.
         self.pins.fetch_add(1, Ordering::Relaxed);
         Counted(&self.pins)
     }
@@ -161,11 +156,10 @@ fn map(
     };
     let mut options = MapOptions::new().offset(offset).fault_around(fault_around);
     options = options.populate(has(QUIRE_MAP_POPULATE)).beyond_end(has(QUIRE_MAP_BEYOND_END));
-    // Said here, and not left to the engine: the object may grow meanwhile.
+    // Computed here, and not by the engine: the object may grow meanwhile.
     let to_end = usize::try_from(object.len().saturating_sub(offset)).unwrap_or(usize::MAX);
     let len = if len == QUIRE_TO_END { to_end } else { len };
     options = options.len(len as u64);
-    let process = opened_in()?;
     // SAFETY: no slice is made of the mapping, here or by C: its bytes are used by address.
     let rights = unsafe {
         match (has(QUIRE_MAP_PRIVATE), has(QUIRE_MAP_WRITE)) {
@@ -175,14 +169,14 @@ fn map(
             (false, false) => Rights::Read(options.map(object)?),
         }
     };
-    Ok(hand_out(Mapping { process, offset, len, pins: AtomicUsize::new(0), rights }))
+    hand_out(Mapping { offset, len, pins: AtomicUsize::new(0), rights })
 }
 
-/// Unmaps, and ends the handle. What was written reaches the file in time; quire_sync says when.
-/// Fails with EBUSY, and nothing has changed, while a range of it is pinned.
+/// Unmaps, and ends the handle. What was written reaches the file some time later; quire_sync waits
+/// for it. Fails with EBUSY, and changes nothing, while a range of the mapping is pinned.
 ///
 /// # Safety
-/// `mapping` is NULL or a handle that is not closed; nobody uses it or its memory any more.
+/// `mapping` is NULL or a handle that is not closed; it and its memory are not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quire_unmap(mapping: *mut Mapping) -> c_int {
     // SAFETY: the caller's promise.
@@ -212,9 +206,9 @@ pub unsafe extern "C" fn quire_mapping_len(mapping: *const Mapping) -> i64 {
     number(unsafe { get(mapping) }.map(|mapping| mapping.len as u64))
 }
 
-/// Has a range of a mapping read and mapped, as far as memory goes, with an error where it cannot
-/// be read. Takes away what made accesses fail after a read error, where it can be read now. `len`
-/// may be QUIRE_TO_END, here and below; `offset` is from the mapping's first byte.
+/// Reads and maps a range of a mapping, as far as memory goes; fails where it cannot be read. Pages
+/// that failed before can be accessed again if they can be read now. `len` may be QUIRE_TO_END, here
+/// and below; `offset` is from the mapping's first byte.
 ///
 /// # Safety
 /// `mapping` is NULL or a handle that is not closed.
@@ -287,7 +281,7 @@ fn advise(mapping: &Mapping, offset: usize, len: usize, advice: c_int) -> Result
 }
 
 /// Writes what is dirty in a range of a mapping to the file and makes it durable. Errors are those
-/// of quire_flush. Of a private copy nothing is ever written: does nothing.
+/// of quire_flush. Does nothing for a private copy, of which nothing is ever written.
 ///
 /// # Safety
 /// `mapping` is NULL or a handle that is not closed.
@@ -309,12 +303,12 @@ pub unsafe extern "C" fn quire_flush_mapping(
     }))
 }
 
-/// Gives a mapping `len` bytes from its first one on: in its place, or, with QUIRE_MAY_MOVE, at
-/// another address, which quire_base tells. On error it is as it was: EBUSY while a range of it is
-/// pinned.
+/// Makes a mapping `len` bytes long: in its place, or, with QUIRE_MAY_MOVE, at another address, which
+/// quire_base returns. On error nothing has changed: EBUSY while a range of it is pinned.
 ///
 /// # Safety
-/// `mapping` is NULL or a handle that is not closed; nobody else uses it, or its memory, meanwhile.
+/// `mapping` is NULL or a handle that is not closed; no other thread uses it, or its memory,
+/// meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quire_remap(mapping: *mut Mapping, len: usize, flags: u32) -> c_int {
     // SAFETY: the caller's promise.
@@ -347,8 +341,8 @@ fn remap(mapping: &mut Mapping, len: usize, flags: u32) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Makes a mapping writable, or read-only where `is_writable` is 0. A private copy stays one. On
-/// error, EACCES where the object is read-only, EBUSY while a range is pinned, it is as it was.
+/// Makes a mapping writable, or read-only where `is_writable` is 0. A private copy stays one. On error
+/// nothing has changed: EACCES where the object is read-only, EBUSY while a range is pinned.
 ///
 /// # Safety
 /// As for quire_remap.
@@ -360,7 +354,7 @@ pub unsafe extern "C" fn quire_protect(mapping: *mut Mapping, is_writable: c_int
         Err(failure) => return status(Err(failure)),
     };
     // SAFETY: written again below. A panic in between does not leave an `extern "C"` function: it
-    // ends the process, and nobody sees it twice.
+    // ends the process, so the value is never used twice.
     let before = unsafe { std::ptr::read(&raw const mapping.rights) };
     let (rights, result) = with_rights(before, is_writable != 0);
     // SAFETY: what was there has been read out above.

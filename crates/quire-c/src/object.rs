@@ -9,7 +9,7 @@ use engine::library::{Object as EngineObject, OpenOptions};
 use engine::store::Direct;
 
 use crate::failure::{Failure, number, pointer, status};
-use crate::handle::{Handle, close, get, hand_out, opened_in, string};
+use crate::handle::{Handle, close, get, hand_out, string};
 use crate::space::Space;
 
 /// quire_open: for writing as well.
@@ -35,20 +35,15 @@ pub type Barrier =
 
 /// An object: a file, or what is packed in an archive, with its cached pages.
 pub struct Object {
-    process: u64,
     pub(crate) object: EngineObject,
 }
 
 impl Handle for Object {
     const IS_NULL: &'static str = "the object is NULL; give what quire_open returned";
-
-    fn process(&self) -> u64 {
-        self.process
-    }
 }
 
-/// Opens a regular file or a block device. One whose name ends in .zst, opened for reading without
-/// QUIRE_PLAIN, is the file that is packed in it.
+/// Opens a regular file or a block device. If its name ends in .zst, and it is opened for reading
+/// without QUIRE_PLAIN, the object is the file that is packed in it.
 ///
 /// `len_max` is how long the object may become by quire_set_len, in bytes; 0 stands for 64 GiB more
 /// than it has. Returns NULL on error.
@@ -63,7 +58,7 @@ pub unsafe extern "C" fn quire_open(
     len_max: u64,
 ) -> *mut Object {
     // SAFETY: the caller's promise.
-    pointer(unsafe { open(space, path, flags, len_max) }.map(hand_out))
+    pointer(unsafe { open(space, path, flags, len_max) }.and_then(hand_out))
 }
 
 /// # Safety
@@ -97,7 +92,7 @@ unsafe fn open(
         options = options.len_max(len_max);
     }
     let path = Path::new(OsStr::from_bytes(path.to_bytes()));
-    Ok(Object { process: opened_in()?, object: options.open(space, path)? })
+    Ok(Object { object: options.open(space, path)? })
 }
 
 /// Makes an object of `len` zeros that no file is behind. Its pages count against the memory of the
@@ -117,7 +112,7 @@ pub unsafe extern "C" fn quire_open_memory(
     len_max: u64,
 ) -> *mut Object {
     // SAFETY: the caller's promise.
-    pointer(unsafe { open_memory(space, len, len_max) }.map(hand_out))
+    pointer(unsafe { open_memory(space, len, len_max) }.and_then(hand_out))
 }
 
 /// # Safety
@@ -129,14 +124,14 @@ unsafe fn open_memory(space: *const Space, len: u64, len_max: u64) -> Result<Obj
     if len_max != 0 {
         options = options.len_max(len_max);
     }
-    Ok(Object { process: opened_in()?, object: options.memory(space, len)? })
+    Ok(Object { object: options.memory(space, len)? })
 }
 
-/// Ends a handle. The object itself ends with the last of its handle and its mappings; what is
-/// dirty is written then, and who wants to know whether that works calls quire_sync before.
+/// Ends a handle. The object itself ends with the last of its handle and its mappings. What is dirty
+/// is written then; to learn of an error, call quire_sync before.
 ///
 /// # Safety
-/// `object` is NULL or a handle that is not closed and that nobody uses any more.
+/// `object` is NULL or a handle that is not closed and not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quire_close(object: *mut Object) -> c_int {
     // SAFETY: the caller's promise.
@@ -202,8 +197,8 @@ pub unsafe extern "C" fn quire_sync(object: *const Object) -> c_int {
 /// mapped.
 ///
 /// # Safety
-/// `object` is NULL or a handle that is not closed; `into` is NULL, or `len` bytes that nobody else
-/// uses meanwhile.
+/// `object` is NULL or a handle that is not closed; `into` is NULL, or `len` bytes that nothing
+/// else uses meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quire_read_at(
     object: *const Object,
@@ -252,9 +247,9 @@ pub unsafe extern "C" fn quire_prefetch(object: *const Object, offset: u64, len:
     number(object.and_then(|object| Ok(object.object.prefetch(range(offset, len)?) as u64)))
 }
 
-/// Sets the write barrier: no page is written to the file, by whomever, unless `may_write` says yes
-/// for its bytes. A page that it holds back stays dirty, and is asked about again. NULL takes the
-/// barrier away.
+/// Sets the write barrier: no page is written to the file, by any way, unless `may_write` says yes for
+/// its bytes. A page that it holds back stays dirty, and is asked about again. NULL takes the barrier
+/// away.
 ///
 /// `may_write` is called from any thread, from several at once, and with pages locked: it must
 /// neither touch a mapping of the address space nor call this library. A barrier that was replaced

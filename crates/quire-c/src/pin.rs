@@ -5,10 +5,10 @@ use std::ffi::c_int;
 use engine::library::{Pinned, PinnedMut};
 
 use crate::failure::{Failure, pointer, status};
-use crate::handle::{Handle, close, get, hand_out, opened_in};
+use crate::handle::{Handle, close, get, hand_out};
 use crate::mapping::{Counted, Mapping, Rights};
 
-/// quire_pin: for bytes that may be written at any time, by the kernel for one.
+/// quire_pin: for bytes that may be written at any time, for example by the kernel.
 pub const QUIRE_PIN_WRITE: u32 = 1;
 
 /// What keeps a range pinned.
@@ -19,25 +19,20 @@ enum Kept {
 
 /// A range of a mapping that stays in memory and mapped.
 pub struct Pin {
-    process: u64,
     _kept: Kept,
-    /// Behind what refers to the mapping, which may be closed once this is dropped.
+    /// Dropped last: the mapping may be closed from then on.
     _counted: Counted,
 }
 
 impl Handle for Pin {
     const IS_NULL: &'static str = "the pin is NULL; give what quire_pin returned";
-
-    fn process(&self) -> u64 {
-        self.process
-    }
 }
 
-/// Has a range of a mapping read and mapped, and keeps it so until quire_unpin, whatever else needs
-/// memory: a system call can be handed these bytes, and the kernel may hold them as long, as for
-/// direct I/O, vmsplice or io_uring. With QUIRE_PIN_WRITE, of a writable mapping, it may write them
-/// as well at any time; all that while they count as dirty, and a flush writes what is there when it
-/// comes by. Pins nest. `len` may be QUIRE_TO_END.
+/// Reads and maps a range of a mapping, and keeps it so until quire_unpin, whatever else needs memory:
+/// a system call can be given these bytes, and the kernel may hold them so long, as for direct I/O,
+/// vmsplice or io_uring. With QUIRE_PIN_WRITE, for a writable mapping, the kernel may also write them
+/// at any time. Until quire_unpin they count as dirty then, and a flush writes what it finds there.
+/// Pins nest. `len` may be QUIRE_TO_END.
 ///
 /// Returns NULL on error. ENOMEM: more than half of the memory would be pinned. quire_set_len fails
 /// with EBUSY where a pinned page would go or be cut into; so do quire_unmap, quire_remap and
@@ -54,7 +49,7 @@ pub unsafe extern "C" fn quire_pin(
 ) -> *mut Pin {
     // SAFETY: the caller's promise.
     let mapping = unsafe { get(mapping) };
-    pointer(mapping.and_then(|mapping| pin(mapping, offset, len, flags)).map(hand_out))
+    pointer(mapping.and_then(|mapping| pin(mapping, offset, len, flags)).and_then(hand_out))
 }
 
 fn pin(mapping: &'static Mapping, offset: usize, len: usize, flags: u32) -> Result<Pin, Failure> {
@@ -73,13 +68,13 @@ fn pin(mapping: &'static Mapping, offset: usize, len: usize, flags: u32) -> Resu
         }
         _ => return Err(Failure::Argument("a flag is not known; give those of quire_pin only")),
     };
-    Ok(Pin { process: opened_in()?, _kept: kept, _counted: mapping.count_pin() })
+    Ok(Pin { _kept: kept, _counted: mapping.count_pin() })
 }
 
-/// Lets a pinned range go, and ends the handle.
+/// Unpins the range, and ends the handle.
 ///
 /// # Safety
-/// `pin` is NULL or a handle that is not closed, and that nobody uses any more.
+/// `pin` is NULL or a handle that is not closed and not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quire_unpin(pin: *mut Pin) -> c_int {
     // SAFETY: the caller's promise.

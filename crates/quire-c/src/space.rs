@@ -9,7 +9,7 @@ use engine::control::Event;
 use engine::library::{AddressSpace, Delivery};
 
 use crate::failure::{Failure, number, pointer, status};
-use crate::handle::{Handle, close, get, hand_out, opened_in, string};
+use crate::handle::{Handle, close, get, hand_out, own_number, string};
 
 /// Most memory that can be asked for: what a process can address for its mappings.
 const MEMORY_MAX: usize = 1 << 40;
@@ -18,16 +18,11 @@ const THREADS_MAX: usize = 256;
 
 /// An address space: a bound on memory, the threads that keep it, and the objects mapped under it.
 pub struct Space {
-    process: u64,
     pub(crate) space: AddressSpace,
 }
 
 impl Handle for Space {
     const IS_NULL: &'static str = "the address space is NULL; give what quire_space_open returned";
-
-    fn process(&self) -> u64 {
-        self.process
-    }
 }
 
 /// How an address space is made. A member that is 0 stands for its default: zero the whole
@@ -41,13 +36,13 @@ pub struct SpaceOptions {
     pub handlers: usize,
     /// Threads that read and write files, and so how many reads are in flight. Four by default.
     pub workers: usize,
-    /// Where to make a swap file without a name, for what is compressed of memory objects and takes
-    /// too much memory; NULL is no swap file.
+    /// The folder in which a swap file without a name is made, for compressed pages of memory objects
+    /// that take too much memory; NULL is no swap file.
     pub swap_folder: *const c_char,
-    /// How long it may become, in bytes: 256 KiB at least, where there is a folder.
+    /// How long the swap file may become, in bytes: 256 KiB at least, where there is a folder.
     pub swap_bytes: u64,
-    /// 1: a thread that faults serves itself, in a handler of SIGBUS: sooner, but a system call that
-    /// is handed a page which is not mapped fails with EFAULT.
+    /// 1: a thread that faults serves itself, in a handler of SIGBUS. That is faster, but a system call
+    /// that is given a page which is not mapped fails with EFAULT.
     pub is_inline: u32,
     /// For members to come: must be 0.
     pub reserved: [u32; 5],
@@ -55,14 +50,14 @@ pub struct SpaceOptions {
 
 /// Makes an address space and starts its threads. `options` may be NULL.
 ///
-/// Returns NULL on error. errno is EPERM, EACCES or ENOSYS where no userfaultfd is to be had.
+/// Returns NULL on error. errno is EPERM, EACCES or ENOSYS where the process cannot get a userfaultfd.
 ///
 /// # Safety
-/// `options` is NULL or points to options, whose `swap_folder` is NULL or a string.
+/// `options` is NULL or points to options; their `swap_folder` is NULL or a string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quire_space_open(options: *const SpaceOptions) -> *mut Space {
     // SAFETY: the caller's promise.
-    pointer(unsafe { open(options.as_ref()) }.map(hand_out))
+    pointer(unsafe { open(options.as_ref()) }.and_then(hand_out))
 }
 
 /// # Safety
@@ -113,25 +108,25 @@ unsafe fn open(options: Option<&SpaceOptions>) -> Result<Space, Failure> {
             builder = builder.workers(workers);
         }
     }
-    // First: the number must be there before any thread is.
-    let process = opened_in()?;
-    Ok(Space { process, space: builder.build()? })
+    // The process has its number before the engine starts any thread.
+    own_number()?;
+    Ok(Space { space: builder.build()? })
 }
 
 /// Ends a handle. The address space itself ends with the last of its handle, its objects and its
 /// mappings, in whatever order they are closed.
 ///
 /// # Safety
-/// `space` is NULL or a handle that is not closed and that nobody uses any more.
+/// `space` is NULL or a handle that is not closed and not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quire_space_close(space: *mut Space) -> c_int {
     // SAFETY: the caller's promise.
     status(unsafe { close(space) })
 }
 
-/// Whether faults that system calls take are served: 1, or 0 where the process may serve its own
-/// accesses only. A system call that is handed a page which is not mapped fails with EFAULT then:
-/// quire_populate it before. -1 on error.
+/// Returns 1 where faults that system calls take are served, or 0 where the process may serve its own
+/// accesses only. A system call that is given a page which is not mapped fails with EFAULT then: call
+/// quire_populate before. -1 on error.
 ///
 /// # Safety
 /// `space` is NULL or a handle that is not closed.

@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-/// In the order in which a reader wants them.
+/// In the order in which the header has them.
 const SOURCES: [&str; 6] =
     ["failure.rs", "space.rs", "object.rs", "mapping.rs", "pin.rs", "cancel.rs"];
 
-/// The header, as the code says it must be.
+/// The header that the code makes.
 fn header() -> String {
     let crate_dir = Path::new(env!("CARGO_MANIFEST_DIR"));
     let config = cbindgen::Config::from_file(crate_dir.join("cbindgen.toml")).unwrap();
@@ -16,7 +16,7 @@ fn header() -> String {
     }
     let mut bytes = Vec::new();
     builder.generate().unwrap().write(&mut bytes);
-    // What only Rust callers promise with a keyword, C callers do by calling.
+    // Sections on safety are for callers in Rust.
     let text = String::from_utf8(bytes).unwrap();
     let mut lines: Vec<&str> = Vec::new();
     let mut is_safety = false;

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 
 use engine::store::{PackOptions, pack};
 
-/// What a program of `tests/c` ends with where no userfaultfd is to be had.
+/// The exit status of a program of `tests/c` that cannot get a userfaultfd.
 const EXIT_NO_RIGHT: i32 = 77;
 /// A program that hangs is a failure, not a wait.
 const SECONDS_MAX: &str = "240";
@@ -19,7 +19,7 @@ fn target() -> PathBuf {
 }
 
 /// Builds the library as this test was built, once: cargo builds neither a cdylib nor a staticlib
-/// for a test, and one left over from yesterday would be tested in its place.
+/// for a test, and one that an earlier build left behind would be tested in its place.
 fn library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     LIBRARY.get_or_init(|| {

@@ -1,11 +1,11 @@
-//! What a program that tests us calls, in a build with the feature `failpoints`: it arms a step of its
-//! next fork, and looks whether the tree's accounts are the sum of its members'.
+//! What a test program calls, in a build with the feature `failpoints`, to arm a step of its next fork,
+//! and to see whether the tree's accounts are the sum of its members'.
 
 use core::ffi::{c_char, c_uint};
 
 use quire::process::{self, steps};
 
-/// What the step of this number is called; null behind the last.
+/// The name of the step of this number; null behind the last.
 #[unsafe(no_mangle)]
 pub extern "C" fn quire_failpoint_name(step: c_uint) -> *const c_char {
     steps::NAMES.get(step as usize).map_or(core::ptr::null(), |name| name.as_ptr())
@@ -13,8 +13,8 @@ pub extern "C" fn quire_failpoint_name(step: c_uint) -> *const c_char {
 
 /// See [`steps::arm`].
 #[unsafe(no_mangle)]
-pub extern "C" fn quire_failpoint_arm(step: c_uint, whom: c_uint) {
-    steps::arm(step, whom);
+pub extern "C" fn quire_failpoint_arm(step: c_uint, victims: c_uint) {
+    steps::arm(step, victims);
 }
 
 /// Writes [`process::Process::account_gaps`].

@@ -6,26 +6,26 @@
 //! child before the first handler runs. So the system call itself is caught, with Syscall User
 //! Dispatch:
 //!
-//! 1. The *prepare* handler, registered before everybody's so that it runs after everybody's, arms
-//!    a [`trap`] on the forking thread. From here on its system calls raise SIGSYS.
+//! 1. The *prepare* handler, registered before all others so that it runs after them, arms a [`trap`]
+//!    on the forking thread. From here on its system calls raise SIGSYS.
 //! 2. libc goes on to its clone. The SIGSYS handler closes the heap's gate and the engine's, makes
 //!    the clone, registers the child, opens the gates, and returns to libc with the clone's result
 //!    as if nothing had happened. The trap is gone then, in the parent and in the child.
 //!
-//! fork, daemon, forkpty and libc's inner callers of fork all come by the prepare handler. Three
-//! functions do not, and are therefore doors of their own here, which arm the same trap: `_Fork`,
-//! `clone` and `syscall`. What shares the parent's memory (threads, vfork, posix_spawn) needs
-//! none of this; only that threads have other numbers there than libc believes ([`lent`]), for which
-//! `vfork` has a door too. A program that makes the system call with an instruction of its own is not seen;
-//! the engine keeps the arena out of its child, which faults at the first touch.
+//! fork, daemon, forkpty and libc's inner callers of fork all run the prepare handler. `_Fork`, `clone`
+//! and `syscall` do not, and are therefore functions of this module, which arm the same trap. What
+//! shares the parent's memory (threads, vfork, posix_spawn) needs none of this. But threads have other
+//! numbers there than libc has noted ([`lent`]), so `vfork` is here too. A program that makes the
+//! system call by an instruction of its own is not noticed; the engine keeps the arena out of its
+//! child, which faults at the first touch.
 //!
 //! | module | owns |
 //! |---|---|
 //! | [`trap`] | a trap per forking thread, what is done with each call that it catches |
 //! | [`request`] | the clone as it is made: without writes by the kernel to managed memory |
 //! | [`lent`] | whether libc's numbers of threads can be trusted |
-//! | [`disposition`] | the action of SIGSYS, which the process has only one of |
-//! | [`kernel`] | the instructions: raw system calls, the return from a signal, the stack switch |
+//! | [`disposition`] | the action of SIGSYS, of which the process has only one |
+//! | [`kernel`] | signals, dispatch, and the instructions: return from a signal, change of stack |
 
 mod disposition;
 mod kernel;
@@ -34,12 +34,13 @@ mod request;
 mod trap;
 
 use core::arch::naked_asm;
-use core::ffi::{CStr, c_int, c_long, c_void};
-use core::sync::atomic::{AtomicPtr, Ordering};
+use core::ffi::{c_int, c_long, c_void};
 
 use rustix::io::Errno;
 
-/// Takes fork. Called once, when the process is managed; allocates nothing.
+use crate::next::Function;
+
+/// Takes fork over. Called once, when the process is managed; allocates nothing.
 pub fn install() {
     trap::reserve();
     // Registered once and never taken back. libc keeps the first 48 handlers without allocating,
@@ -58,49 +59,29 @@ fn arm_if_managed() {
     }
 }
 
-/// A function of libc's that a door here leads to.
-struct Next {
-    name: &'static CStr,
-    address: AtomicPtr<c_void>,
-}
+type ForkFunction = extern "C" fn() -> libc::pid_t;
+/// As [`clone`] jumps to it; its arguments are in their registers.
+type CloneFunction = unsafe extern "C" fn();
 
-impl Next {
-    const fn new(name: &'static CStr) -> Next {
-        Next { name, address: AtomicPtr::new(core::ptr::null_mut()) }
-    }
-
-    /// Its address; must not be asked for the first time while a trap is armed.
-    fn get(&self) -> *const c_void {
-        // Relaxed: an address of code that was mapped before this library ran.
-        let mut address = self.address.load(Ordering::Relaxed);
-        if address.is_null() {
-            // SAFETY: a C string; RTLD_NEXT is valid in any shared library.
-            address = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
-            self.address.store(address, Ordering::Relaxed);
-        }
-        address
-    }
-}
-
-static NEXT_FORK: Next = Next::new(c"_Fork");
-static NEXT_CLONE: Next = Next::new(c"clone");
+// SAFETY: the type of libc's _Fork.
+static NEXT_FORK: Function<ForkFunction> = unsafe { Function::new(c"_Fork") };
+// SAFETY: a function, which is never called by this type.
+static NEXT_CLONE: Function<CloneFunction> = unsafe { Function::new(c"clone") };
 
 /// The C function: fork without handlers.
 #[unsafe(no_mangle)]
 pub extern "C" fn _Fork() -> libc::pid_t {
-    let next = NEXT_FORK.get();
-    if next.is_null() {
-        // libc before 2.34: nobody could call what is not there, other than by name.
+    let Some(next) = NEXT_FORK.find(libc::RTLD_NEXT) else {
+        // libc before 2.34 has none.
         crate::set_errno(Errno::NOSYS);
         return -1;
-    }
+    };
     arm_if_managed();
-    // SAFETY: the address of libc's _Fork, which has this type.
-    unsafe { core::mem::transmute::<*const c_void, extern "C" fn() -> libc::pid_t>(next)() }
+    next()
 }
 
-/// The C function. It must leave no frame of its own behind (the child never comes back through
-/// it), so it arms, and jumps on with every argument where it was or should be.
+/// The C function. The child never returns through it, so it must leave no frame of its own behind:
+/// it arms the trap, and jumps on with every argument in its register.
 ///
 /// # Safety
 ///
@@ -135,7 +116,7 @@ pub unsafe extern "C" fn clone(
     )
 }
 
-/// clone's arguments in registers, as the door pushed them.
+/// clone's arguments in registers, as `clone` pushed them.
 #[repr(C)]
 struct CloneArguments {
     tls: usize,
@@ -146,14 +127,14 @@ struct CloneArguments {
     function: Option<trap::ChildFunction>,
 }
 
-/// Arms where `clone` would make a process with memory of its own; returns libc's clone.
-extern "C" fn before_clone(arguments: &mut CloneArguments) -> *const c_void {
-    let next = NEXT_CLONE.get();
+/// Arms the trap where `clone` would make a process with memory of its own; returns libc's clone.
+extern "C" fn before_clone(arguments: &mut CloneArguments) -> Option<CloneFunction> {
+    let next = NEXT_CLONE.find(libc::RTLD_NEXT);
     if arguments.flags & libc::CLONE_VM != 0 {
         lent::lend();
         return next;
     }
-    // Without a function or a stack libc refuses before it makes any call: nothing would disarm.
+    // Without a function or a stack libc refuses before it makes a call that would disarm the trap.
     if let Some(function) = arguments.function
         && !arguments.stack.is_null()
         && let Some(process) = quire::process::current()
@@ -164,8 +145,8 @@ extern "C" fn before_clone(arguments: &mut CloneArguments) -> *const c_void {
     next
 }
 
-/// The C function, with libc's own instructions for the call itself: a call that comes back twice,
-/// or on another stack, behaves as it would there.
+/// The C function, with libc's own instructions for the call itself: a call that returns twice, or on
+/// another stack, behaves as it does in libc.
 ///
 /// # Safety
 ///
@@ -220,7 +201,7 @@ pub unsafe extern "C" fn syscall(number: c_long) -> c_long {
     )
 }
 
-/// Arms where the call would make a process with memory of its own.
+/// Arms the trap where the call would make a process with memory of its own.
 extern "C" fn before_raw_clone(number: c_long, first: usize) {
     if request::shares_memory(number, first) {
         lent::lend();
@@ -229,8 +210,8 @@ extern "C" fn before_raw_clone(number: c_long, first: usize) {
     }
 }
 
-/// The C function, with the call made here: the child comes back by the same frame as its parent
-/// later, so nothing of it may be left on the stack.
+/// The C function, with the call made here: the child returns by the same frame as its parent does
+/// later, so nothing of this function may be left on the stack.
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 pub extern "C" fn vfork() -> libc::pid_t {
@@ -238,7 +219,7 @@ pub extern "C" fn vfork() -> libc::pid_t {
         "sub rsp, 8",
         "call {lend}",
         "add rsp, 8",
-        // The kernel keeps rdi; what lies on the stack the child may overwrite.
+        // The kernel keeps rdi; the child may overwrite what lies on the stack.
         "pop rdi",
         "mov eax, {vfork}",
         "syscall",

@@ -1,7 +1,7 @@
 //! What an unmodified program meets: the preload library of `quire run`.
 //!
-//! The library stands between the program and libc. It owns no memory management of its own: it
-//! decides which calls concern managed memory, and hands those to [`quire::process`].
+//! The library is between the program and libc. It decides which calls concern managed memory, and
+//! hands those to [`quire::process`].
 //!
 //! | module | what the program calls |
 //! |---|---|
@@ -10,15 +10,15 @@
 //! | [`lock`] | mlock and its kin |
 //! | [`fork`] | fork |
 //!
-//! C++'s operators `new` and `delete` are not here on purpose: those of libstdc++ and libc++ call
-//! malloc, aligned_alloc and free through the dynamic linker, so they arrive at [`heap`] anyway,
-//! with the program's new-handler still in force. Defining them would take them away from programs
-//! that bring replacements of their own in a library, for one jump a call.
+//! C++'s operators `new` and `delete` are not defined here: those of libstdc++ and libc++ call malloc,
+//! aligned_alloc and free through the dynamic linker, so they arrive at [`heap`] anyway, with the
+//! program's new-handler still in force. To define them would save one jump a call, and would take
+//! them away from programs that bring replacements of their own in a library.
 //!
 //! # Managed or not
 //!
 //! [`start`] joins the process to its tree at the first call of any entry point, which may come
-//! from inside ld.so, before libc's and everybody's constructors. A process that cannot join runs
+//! from inside ld.so, before libc's and all other constructors. A process that cannot join runs
 //! unmanaged: each entry point then does what the next library in line would have done.
 //!
 //! # What may not be used here
@@ -43,7 +43,7 @@ fn set_errno(errno: rustix::io::Errno) {
     unsafe { *libc::__errno_location() = errno.raw_os_error() };
 }
 
-/// errno as it was when this was made, put back when it goes: free may not change it.
+/// errno as it was when this was made, restored when this is dropped: free may not change it.
 struct ErrnoKept(i32);
 
 impl ErrnoKept {

@@ -1,21 +1,35 @@
 //! mlock and its kin.
 //!
-//! A lock on managed memory is the engine's to keep: VM_LOCKED on a mapping of the arena would make
-//! the kernel fault in all of it, and would make UFFDIO_MOVE refuse it. So no lock of the kernel's
-//! may reach the arena.
+//! The engine keeps locks on managed memory. No lock of the kernel's may reach the arena: VM_LOCKED on
+//! a mapping of it would make the kernel fault in all of it, and UFFDIO_MOVE refuse it.
 
-use core::ffi::{c_int, c_void};
+use core::ffi::{c_int, c_long, c_uint, c_void};
 
+use quire::process::Process;
 use rustix::io::Errno;
 
 use crate::map::{kernel3, over_range, to_c};
 use crate::start;
 use crate::sys::{self, PAGE};
 
-/// `addr` rounded down to its page, and `len` with what that adds.
-fn from_page(addr: *const c_void, len: usize) -> (usize, usize) {
-    let addr = addr as usize;
-    (addr & !(PAGE - 1), len.saturating_add(addr & (PAGE - 1)))
+type OfEngine = fn(&Process, usize, usize) -> Result<(), Errno>;
+
+/// Locks or unlocks the pages that the range touches: those in the arena by `of_engine`, all others by
+/// the call `number`.
+fn over_pages(
+    addr: *const c_void,
+    len: usize,
+    of_engine: OfEngine,
+    number: c_long,
+    flags: c_uint,
+) -> c_int {
+    let in_page = addr as usize & (PAGE - 1);
+    to_c(over_range(
+        addr as usize - in_page,
+        len.saturating_add(in_page),
+        of_engine,
+        kernel3(number, flags as usize),
+    ))
 }
 
 /// `man 2 mlock`.
@@ -25,41 +39,23 @@ fn from_page(addr: *const c_void, len: usize) -> (usize, usize) {
 /// Of this and all functions below: as the manual has it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mlock(addr: *const c_void, len: usize) -> c_int {
-    let (addr, len) = from_page(addr, len);
-    to_c(over_range(
-        addr,
-        len,
-        |process, addr, len| process.mlock(addr, len),
-        kernel3(libc::SYS_mlock, 0),
-    ))
+    over_pages(addr, len, Process::mlock, libc::SYS_mlock, 0)
 }
 
 /// `man 2 mlock2`. MLOCK_ONFAULT on managed memory locks at once: more than was asked for.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mlock2(addr: *const c_void, len: usize, flags: libc::c_uint) -> c_int {
-    const MLOCK_ONFAULT: libc::c_uint = 1;
+pub unsafe extern "C" fn mlock2(addr: *const c_void, len: usize, flags: c_uint) -> c_int {
+    const MLOCK_ONFAULT: c_uint = 1;
     if flags & !MLOCK_ONFAULT != 0 {
         return to_c(Err(Errno::INVAL));
     }
-    let (addr, len) = from_page(addr, len);
-    to_c(over_range(
-        addr,
-        len,
-        |process, addr, len| process.mlock(addr, len),
-        kernel3(libc::SYS_mlock2, flags as usize),
-    ))
+    over_pages(addr, len, Process::mlock, libc::SYS_mlock2, flags)
 }
 
 /// `man 2 munlock`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn munlock(addr: *const c_void, len: usize) -> c_int {
-    let (addr, len) = from_page(addr, len);
-    to_c(over_range(
-        addr,
-        len,
-        |process, addr, len| process.munlock(addr, len),
-        kernel3(libc::SYS_munlock, 0),
-    ))
+    over_pages(addr, len, Process::munlock, libc::SYS_munlock, 0)
 }
 
 /// `man 2 mlockall`. In a managed process nothing of it reaches the kernel: it would lock the arena
@@ -73,17 +69,17 @@ pub unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
     }
     let Some(process) = start::process() else {
         // SAFETY: the program's own call.
-        let result = unsafe { sys::call(libc::SYS_mlockall, [flags as usize, 0, 0, 0, 0, 0]) };
-        return to_c(result.map(|_| ()));
+        let result = unsafe { sys::call(libc::SYS_mlockall, [flags as usize]) };
+        return to_c(result.map(drop));
     };
     to_c(process.mlockall(flags))
 }
 
-/// `man 2 munlockall`. The kernel is told too: single mappings of its own may be locked.
+/// `man 2 munlockall`, by the kernel too: single mappings outside of the arena may be locked.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn munlockall() -> c_int {
     // SAFETY: the program's own call; nothing of the arena is locked in the kernel.
-    let by_kernel = unsafe { sys::call(libc::SYS_munlockall, [0; 6]).map(|_| ()) };
-    let by_engine = start::process().map_or(Ok(()), |process| process.munlockall());
+    let by_kernel = unsafe { sys::call(libc::SYS_munlockall, []).map(drop) };
+    let by_engine = start::process().map_or(Ok(()), Process::munlockall);
     to_c(by_kernel.and(by_engine))
 }

@@ -3,17 +3,17 @@
 //! Owns the decision which mappings are managed, and cuts ranges at the arena's edges: what lies in
 //! the arena goes to the engine, what lies outside to the kernel. Keeps no state.
 //!
-//! Managed is private anonymous memory without special wishes. Not taken, on purpose:
-//! - shared mappings and files: other eyes than the program's see them;
-//! - executable memory: UFFDIO_MOVE wants both ends alike, and no pool is executable;
+//! Private anonymous memory is managed. These are left to the kernel:
+//! - shared mappings and files: others than the program use them;
+//! - executable memory: UFFDIO_MOVE wants both ends alike, and the frame pool is not executable;
 //! - MAP_STACK and MAP_GROWSDOWN: the kernel writes to a dying thread's stack (clear_child_tid, the
-//!   robust list), and such a fault is not delivered to anybody;
+//!   robust list), and such a fault is delivered to no handler;
 //! - MAP_HUGETLB: those pages cannot be moved;
 //! - MAP_32BIT, and hints below 4 GiB, which say that the program has room for 32 bits only;
 //! - addresses outside the arena that the program insists on.
 //!
-//! libc's own mappings (stacks, stdio, the loader's) do not come by here: it calls the kernel
-//! through internal names.
+//! libc's own mappings (stacks, stdio, the loader's) do not arrive here: it calls the kernel through
+//! internal names.
 
 use core::ffi::{c_int, c_void};
 
@@ -57,7 +57,7 @@ impl Request {
         Request { addr, len, offset, ..*self }
     }
 
-    /// As the program asked, by the kernel.
+    /// Has the kernel make the program's call as it is.
     fn by_kernel(&self) -> Result<usize, Errno> {
         let args = [
             self.addr,
@@ -120,10 +120,9 @@ impl Cut {
     }
 }
 
-/// What the arena has of a program's range: for calls that need nothing but the range.
-///
-/// `ours` and `kernels` do the call on a piece; a range that has no piece in the arena goes to the
-/// kernel as it came, in one call, so that its errors are the kernel's.
+/// Makes a call over a program's range, by pieces: `ours` for that in the arena, `kernels` for those
+/// outside. A range that has no piece in the arena goes to the kernel as it came, in one call, so that
+/// its errors are the kernel's.
 pub fn over_range(
     addr: usize,
     len: usize,
@@ -147,7 +146,7 @@ pub fn over_range(
 /// The call `number` with an address, a length and one more argument, by the kernel.
 pub fn kernel3(number: libc::c_long, third: usize) -> impl Fn(usize, usize) -> Result<(), Errno> {
     // SAFETY: the program's own call on a range outside the arena.
-    move |addr, len| unsafe { sys::call(number, [addr, len, third, 0, 0, 0]).map(|_| ()) }
+    move |addr, len| unsafe { sys::call(number, [addr, len, third]).map(drop) }
 }
 
 /// 0, or -1 and errno.
@@ -179,11 +178,8 @@ fn map(request: Request) -> Result<usize, Errno> {
     if request.len == 0 || request.offset % PAGE as i64 != 0 {
         return request.by_kernel(); // EINVAL
     }
-    if request.flags & libc::MAP_FIXED_NOREPLACE != 0 {
-        return map_no_replace(process, request);
-    }
-    if request.flags & libc::MAP_FIXED != 0 {
-        return map_fixed(process, request);
+    if request.flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0 {
+        return map_at(process, request);
     }
     let is_low = request.addr != 0 && request.addr < LOW_END;
     if !request.is_manageable() || is_low {
@@ -191,7 +187,7 @@ fn map(request: Request) -> Result<usize, Errno> {
     }
     match map_anywhere(process, request) {
         // A reservation larger than what is left of the arena (some runtimes take terabytes) is no
-        // memory yet: better unmanaged than refused.
+        // memory yet: it is unmanaged rather than refused.
         Err(Errno::NOMEM)
             if request.prot == libc::PROT_NONE || request.flags & libc::MAP_NORESERVE != 0 =>
         {
@@ -211,15 +207,23 @@ fn map_anywhere(process: &Process, request: Request) -> Result<usize, Errno> {
     Ok(addr)
 }
 
-/// MAP_FIXED: replaces what is there.
-fn map_fixed(process: &Process, request: Request) -> Result<usize, Errno> {
+/// MAP_FIXED and MAP_FIXED_NOREPLACE.
+fn map_at(process: &Process, request: Request) -> Result<usize, Errno> {
     if !request.addr.is_multiple_of(PAGE) {
         return Err(Errno::INVAL);
     }
     let cut = cut(process, request.addr, request.len).ok_or(Errno::NOMEM)?;
     if cut.is_outside() {
-        return request.by_kernel();
+        request.by_kernel()
+    } else if request.flags & libc::MAP_FIXED_NOREPLACE != 0 {
+        map_no_replace(process, request, &cut)
+    } else {
+        map_over(process, request, &cut)
     }
+}
+
+/// Replaces what is there.
+fn map_over(process: &Process, request: Request, cut: &Cut) -> Result<usize, Errno> {
     cut.each(|addr, len, is_inside| {
         let part = request.part(addr, len);
         if !is_inside {
@@ -238,15 +242,8 @@ fn map_fixed(process: &Process, request: Request) -> Result<usize, Errno> {
     Ok(request.addr)
 }
 
-/// MAP_FIXED_NOREPLACE: the kernel has all of the arena mapped, so it cannot answer for it.
-fn map_no_replace(process: &Process, request: Request) -> Result<usize, Errno> {
-    if !request.addr.is_multiple_of(PAGE) {
-        return Err(Errno::INVAL);
-    }
-    let cut = cut(process, request.addr, request.len).ok_or(Errno::NOMEM)?;
-    if cut.is_outside() {
-        return request.by_kernel();
-    }
+/// Replaces nothing. To the kernel all of the arena is mapped, so it cannot tell what is in use.
+fn map_no_replace(process: &Process, request: Request, cut: &Cut) -> Result<usize, Errno> {
     if !cut.is_inside() || !request.is_manageable() {
         return Err(Errno::EXIST);
     }
@@ -286,7 +283,8 @@ pub unsafe extern "C" fn mmap64(
     fd: c_int,
     offset: i64,
 ) -> *mut c_void {
-    to_address(map(Request { addr: addr as usize, len, prot, flags, fd, offset }))
+    // SAFETY: the caller's promise.
+    unsafe { mmap(addr, len, prot, flags, fd, offset) }
 }
 
 /// `man 2 munmap`.
@@ -319,15 +317,15 @@ fn protect(addr: usize, len: usize, prot: c_int) -> Result<(), Errno> {
     )
 }
 
-/// `man 2 mprotect`. PROT_EXEC goes to the engine as any other: a range that is made executable
-/// (a just-in-time compiler's) leaves management there, and comes back when it is unmapped.
+/// `man 2 mprotect`, PROT_EXEC included: a range that is made executable (a just-in-time compiler's)
+/// becomes foreign to the engine, and is managed again after it was unmapped.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mprotect(addr: *mut c_void, len: usize, prot: c_int) -> c_int {
     to_c(protect(addr as usize, len, prot))
 }
 
 /// `man 2 pkey_mprotect`. A key on managed memory is refused, with the error of a key that does not
-/// exist: Quire itself would be kept out, and MOVE wants both ends alike.
+/// exist: it would keep the engine out, and UFFDIO_MOVE wants both ends alike.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pkey_mprotect(
     addr: *mut c_void,
@@ -339,9 +337,9 @@ pub unsafe extern "C" fn pkey_mprotect(
         return to_c(protect(addr as usize, len, prot));
     }
     let by_kernel = |addr, len| {
-        let args = [addr, len, prot as usize, pkey as usize, 0, 0];
+        let args = [addr, len, prot as usize, pkey as usize];
         // SAFETY: the program's own call, outside the arena.
-        unsafe { sys::call(libc::SYS_pkey_mprotect, args).map(|_| ()) }
+        unsafe { sys::call(libc::SYS_pkey_mprotect, args).map(drop) }
     };
     to_c(over_range(addr as usize, len, |_, _, _| Err(Errno::INVAL), by_kernel))
 }
@@ -399,14 +397,14 @@ fn remap(
     new: usize,
 ) -> Result<usize, Errno> {
     let by_kernel = || {
-        let args = [old, old_len, new_len, flags as usize, new, 0];
+        let args = [old, old_len, new_len, flags as usize, new];
         // SAFETY: the program's own call; its ranges lie outside the arena, or were made foreign.
         unsafe { sys::call(libc::SYS_mremap, args) }
     };
     let Some(process) = start::process() else {
         return by_kernel();
     };
-    // The kernel checks before it looks at any mapping, so it can answer for the arena as well.
+    // The kernel checks these before it looks at any mapping.
     if !old.is_multiple_of(PAGE) || new_len == 0 {
         return Err(Errno::INVAL);
     }
@@ -421,7 +419,7 @@ fn remap(
             if !to.is_inside() || !new.is_multiple_of(PAGE) {
                 return Err(Errno::INVAL);
             }
-            // A mapping of the kernel's comes into the arena: the engine makes room, as for a file.
+            // A foreign mapping comes into the arena: the engine makes room, as for a file.
             let flags =
                 libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
             process.mmap_foreign(new, new_len, libc::PROT_NONE, flags, -1, 0)?;
@@ -429,7 +427,7 @@ fn remap(
         return by_kernel();
     }
     if !from.is_inside() {
-        // Two mappings that never were one: the kernel's answer to that.
+        // The kernel's answer where the range is not one mapping.
         return Err(Errno::FAULT);
     }
     if to.is_some_and(|to| !to.is_inside()) {
@@ -439,8 +437,7 @@ fn remap(
     process.mremap(old, old_len, new_len, flags, new)
 }
 
-/// `man 2 mremap`. Its fifth argument is optional in C; the calling convention passes it where a
-/// fifth argument would be.
+/// `man 2 mremap`. Its fifth argument is optional in C, and passed as any fifth argument.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mremap(
     old: *mut c_void,

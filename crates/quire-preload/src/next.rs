@@ -1,76 +1,92 @@
 //! The malloc family of the next library in line: libc's, or another preloaded allocator's.
 //!
 //! Owns a table of its functions, found by `dlsym(RTLD_NEXT)` when they are first needed: in an
-//! unmanaged process for every call, in a managed one for pointers that did not come from us.
+//! unmanaged process for every call, in a managed one for pointers that are not of our heap.
 //!
 //! dlsym itself may allocate, and that call arrives here again. While one thread looks the table
-//! up, allocations are served from a small static area that is never given back; another thread
-//! that comes in between is served from it as well, since to wait for the first could deadlock
-//! (the first waits for the loader's lock, which the second may hold).
+//! up, allocations are served from a small static area that is never given back. Another thread
+//! that comes in between is served from it as well: if it waited for the first it could be a
+//! deadlock, as the first waits for the loader's lock, which the second may hold.
 
 use core::ffi::{CStr, c_int, c_void};
-use core::mem::transmute;
+use core::marker::PhantomData;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
 use rustix::io::Errno;
 
 type Pointer = *mut c_void;
 
-/// A function of the next library: its name, and its address once found.
-struct Function {
+/// A function of another library, of the type `F`: its name, and its address once it was looked up.
+pub struct Function<F> {
     name: &'static CStr,
     address: AtomicPtr<c_void>,
+    function: PhantomData<F>,
 }
 
-impl Function {
-    const fn new(name: &'static CStr) -> Function {
-        Function { name, address: AtomicPtr::new(core::ptr::null_mut()) }
+impl<F: Copy> Function<F> {
+    /// # Safety
+    ///
+    /// `F` is a pointer to a function, of the type that every library's function `name` has.
+    pub const unsafe fn new(name: &'static CStr) -> Function<F> {
+        const { assert!(size_of::<F>() == size_of::<Pointer>()) };
+        let address = AtomicPtr::new(core::ptr::null_mut());
+        Function { name, address, function: PhantomData }
     }
 
-    /// The address, or null where the next libraries have no such function.
-    fn get(&self) -> Pointer {
+    /// The function, or None where it was not looked up or not found.
+    fn get(&self) -> Option<F> {
         // Relaxed: the value is the address of code that was mapped before this library ran.
-        self.address.load(Ordering::Relaxed)
+        let address = self.address.load(Ordering::Relaxed);
+        // SAFETY: an address of dlsym's, and `F` has its size, by `new`.
+        (!address.is_null()).then(|| unsafe { core::mem::transmute_copy(&address) })
     }
 
-    fn look_up(&self, scope: Pointer) {
-        // SAFETY: the name is a C string, RTLD_NEXT and RTLD_DEFAULT are valid in any library.
-        let address = unsafe { libc::dlsym(scope, self.name.as_ptr()) };
-        // Relaxed: as in `get`.
-        self.address.store(address, Ordering::Relaxed);
+    /// The function, looked up where it is not known; None where no library in `scope` has it. The
+    /// first call must not come while a trap of [`crate::fork`] is armed.
+    pub fn find(&self, scope: Pointer) -> Option<F> {
+        self.get().or_else(|| {
+            // SAFETY: the name is a C string, RTLD_NEXT and RTLD_DEFAULT are valid in any library.
+            let address = unsafe { libc::dlsym(scope, self.name.as_ptr()) };
+            // Relaxed: as in `get`.
+            self.address.store(address, Ordering::Relaxed);
+            self.get()
+        })
     }
 }
 
-static MALLOC: Function = Function::new(c"malloc");
-static CALLOC: Function = Function::new(c"calloc");
-static REALLOC: Function = Function::new(c"realloc");
-static FREE: Function = Function::new(c"free");
-static MEMALIGN: Function = Function::new(c"memalign");
-static USABLE_SIZE: Function = Function::new(c"malloc_usable_size");
-static TRIM: Function = Function::new(c"malloc_trim");
-static MALLOPT: Function = Function::new(c"mallopt");
-static MALLINFO: Function = Function::new(c"mallinfo");
-static MALLINFO2: Function = Function::new(c"mallinfo2");
+/// The table: a static for each function, with its type.
+macro_rules! table {
+    ($($function:ident: $name:literal, $type:ty;)*) => {
+        $(
+            // SAFETY: the type that the C standard or the manual gives to the function.
+            static $function: Function<$type> = unsafe { Function::new($name) };
+        )*
 
-static TABLE: [&Function; 10] = [
-    &MALLOC,
-    &CALLOC,
-    &REALLOC,
-    &FREE,
-    &MEMALIGN,
-    &USABLE_SIZE,
-    &TRIM,
-    &MALLOPT,
-    &MALLINFO,
-    &MALLINFO2,
-];
+        fn look_all_up() {
+            $($function.find(libc::RTLD_NEXT);)*
+        }
+    };
+}
+
+table! {
+    MALLOC: c"malloc", unsafe extern "C" fn(usize) -> Pointer;
+    CALLOC: c"calloc", unsafe extern "C" fn(usize, usize) -> Pointer;
+    REALLOC: c"realloc", unsafe extern "C" fn(Pointer, usize) -> Pointer;
+    FREE: c"free", unsafe extern "C" fn(Pointer);
+    MEMALIGN: c"memalign", unsafe extern "C" fn(usize, usize) -> Pointer;
+    USABLE_SIZE: c"malloc_usable_size", unsafe extern "C" fn(Pointer) -> usize;
+    TRIM: c"malloc_trim", extern "C" fn(usize) -> c_int;
+    MALLOPT: c"mallopt", extern "C" fn(c_int, c_int) -> c_int;
+    MALLINFO: c"mallinfo", extern "C" fn() -> libc::mallinfo;
+    MALLINFO2: c"mallinfo2", extern "C" fn() -> libc::mallinfo2;
+}
 
 /// Set once every function was looked up.
 static FOUND: AtomicBool = AtomicBool::new(false);
 /// Set while a thread looks them up.
 static LOOKING: AtomicBool = AtomicBool::new(false);
 
-/// Whether the table can be used; looks it up if nobody does so already.
+/// Whether the table can be used; looks it up unless a thread does so already.
 fn is_found() -> bool {
     // Acquire: pairs with the release below; the addresses are seen.
     if FOUND.load(Ordering::Acquire) {
@@ -81,18 +97,20 @@ fn is_found() -> bool {
         return false;
     }
     let _kept = crate::ErrnoKept::new();
-    TABLE.iter().for_each(|function| function.look_up(libc::RTLD_NEXT));
+    look_all_up();
     FOUND.store(true, Ordering::Release);
     true
 }
 
-/// For calls that cannot be served from the static area: as `is_found`, but a thread that comes
-/// while another looks up does so itself. Its own recursion ends in the static area.
-fn find_function(function: &Function) -> Pointer {
-    if !is_found() && function.get().is_null() {
-        function.look_up(libc::RTLD_NEXT);
-    }
-    function.get()
+/// A function of the table; None while it cannot be used: a block comes from the static area then.
+fn in_table<F: Copy>(function: &Function<F>) -> Option<F> {
+    if is_found() { function.get() } else { None }
+}
+
+/// For calls that cannot be served from the static area: a thread that comes while another looks the
+/// table up does so itself. Its own recursion ends in the static area.
+fn found<F: Copy>(function: &Function<F>) -> Option<F> {
+    if is_found() { function.get() } else { function.find(libc::RTLD_NEXT) }
 }
 
 /// Bytes of the static area: what the loader may ask for while it looks up ten symbols.
@@ -110,31 +128,28 @@ static EARLY_USED: AtomicUsize = AtomicUsize::new(0);
 /// A piece of the static area, zeroed, never given back. Its size stands in the 16 bytes before.
 fn early_alloc(size: usize, alignment: usize) -> Pointer {
     let alignment = alignment.max(16);
-    if size > EARLY_BYTES || alignment > 4096 {
-        crate::set_errno(Errno::NOMEM);
-        return core::ptr::null_mut();
+    let start = |used: usize| (used + 16).next_multiple_of(alignment);
+    let end = |used| {
+        let end = start(used) + size.next_multiple_of(16);
+        (end <= EARLY_BYTES).then_some(end)
+    };
+    let is_small = size <= EARLY_BYTES && alignment <= 4096;
+    // Relaxed: the counter alone says whose bytes are whose; their content is constant zero.
+    match is_small.then(|| EARLY_USED.fetch_update(Ordering::Relaxed, Ordering::Relaxed, end)) {
+        // SAFETY: from 16 before the start up to the end lies in the area, and is this call's alone.
+        Some(Ok(used)) => unsafe {
+            let piece = EARLY.0.get().cast::<u8>().add(start(used));
+            piece.sub(16).cast::<usize>().write(size);
+            piece.cast()
+        },
+        _ => no_memory(),
     }
-    let mut used = EARLY_USED.load(Ordering::Relaxed);
-    loop {
-        let start = (used + 16).next_multiple_of(alignment);
-        let end = start + size.next_multiple_of(16);
-        if end > EARLY_BYTES {
-            crate::set_errno(Errno::NOMEM);
-            return core::ptr::null_mut();
-        }
-        // Relaxed: the counter alone decides who owns which bytes; their content is constant zero.
-        match EARLY_USED.compare_exchange_weak(used, end, Ordering::Relaxed, Ordering::Relaxed) {
-            Err(now) => used = now,
-            Ok(_) => {
-                // SAFETY: start - 16 .. end lies in the area, and is this call's alone.
-                return unsafe {
-                    let piece = EARLY.0.get().cast::<u8>().add(start);
-                    piece.sub(16).cast::<usize>().write(size);
-                    piece.cast()
-                };
-            }
-        }
-    }
+}
+
+/// Null, and errno.
+fn no_memory() -> Pointer {
+    crate::set_errno(Errno::NOMEM);
+    core::ptr::null_mut()
 }
 
 /// The size of a piece of the static area; None for any other pointer.
@@ -153,36 +168,26 @@ fn early_size(pointer: Pointer) -> Option<usize> {
 ///
 /// As for the C functions: a pointer given is one that this family gave, and not yet freed.
 pub unsafe fn malloc(size: usize) -> Pointer {
-    if !is_found() {
-        return early_alloc(size, 16);
-    }
-    // SAFETY: the address of the next library's malloc; the table is complete.
-    let malloc: unsafe extern "C" fn(usize) -> Pointer = unsafe { transmute(MALLOC.get()) };
     // SAFETY: the caller's promise.
-    unsafe { malloc(size) }
+    in_table(&MALLOC).map_or_else(|| early_alloc(size, 16), |malloc| unsafe { malloc(size) })
 }
 
 /// calloc of the next library.
 pub unsafe fn calloc(count: usize, size: usize) -> Pointer {
-    if !is_found() {
-        return early_alloc(count.saturating_mul(size), 16);
+    match in_table(&CALLOC) {
+        // SAFETY: the caller's promise.
+        Some(calloc) => unsafe { calloc(count, size) },
+        None => early_alloc(count.saturating_mul(size), 16),
     }
-    // SAFETY: as in `malloc`.
-    let calloc: unsafe extern "C" fn(usize, usize) -> Pointer = unsafe { transmute(CALLOC.get()) };
-    // SAFETY: the caller's promise.
-    unsafe { calloc(count, size) }
 }
 
 /// memalign of the next library.
 pub unsafe fn memalign(alignment: usize, size: usize) -> Pointer {
-    if !is_found() {
-        return early_alloc(size, alignment);
+    match in_table(&MEMALIGN) {
+        // SAFETY: the caller's promise.
+        Some(memalign) => unsafe { memalign(alignment, size) },
+        None => early_alloc(size, alignment),
     }
-    // SAFETY: as in `malloc`.
-    let memalign: unsafe extern "C" fn(usize, usize) -> Pointer =
-        unsafe { transmute(MEMALIGN.get()) };
-    // SAFETY: the caller's promise.
-    unsafe { memalign(alignment, size) }
 }
 
 /// realloc of the next library.
@@ -192,11 +197,8 @@ pub unsafe fn realloc(pointer: Pointer, size: usize) -> Pointer {
         return unsafe {
             let moved = malloc(size);
             if !moved.is_null() {
-                core::ptr::copy_nonoverlapping(
-                    pointer.cast::<u8>(),
-                    moved.cast(),
-                    size.min(old_size),
-                );
+                let bytes = size.min(old_size);
+                core::ptr::copy_nonoverlapping::<u8>(pointer.cast(), moved.cast(), bytes);
             }
             moved
         };
@@ -205,11 +207,8 @@ pub unsafe fn realloc(pointer: Pointer, size: usize) -> Pointer {
         // SAFETY: realloc(NULL, size) is malloc(size), which can be served early.
         return unsafe { malloc(size) };
     }
-    // SAFETY: as in `malloc`.
-    let realloc: unsafe extern "C" fn(Pointer, usize) -> Pointer =
-        unsafe { transmute(find_function(&REALLOC)) };
     // SAFETY: the caller's promise.
-    unsafe { realloc(pointer, size) }
+    found(&REALLOC).map_or_else(no_memory, |realloc| unsafe { realloc(pointer, size) })
 }
 
 /// free of the next library.
@@ -217,10 +216,10 @@ pub unsafe fn free(pointer: Pointer) {
     if pointer.is_null() || early_size(pointer).is_some() {
         return;
     }
-    // SAFETY: as in `malloc`.
-    let free: unsafe extern "C" fn(Pointer) = unsafe { transmute(find_function(&FREE)) };
-    // SAFETY: the caller's promise.
-    unsafe { free(pointer) }
+    if let Some(free) = found(&FREE) {
+        // SAFETY: the caller's promise.
+        unsafe { free(pointer) }
+    }
 }
 
 /// malloc_usable_size of the next library.
@@ -228,78 +227,53 @@ pub unsafe fn usable_size(pointer: Pointer) -> usize {
     if pointer.is_null() {
         return 0;
     }
-    if let Some(size) = early_size(pointer) {
-        return size;
-    }
-    // SAFETY: as in `malloc`.
-    let usable_size: unsafe extern "C" fn(Pointer) -> usize =
-        unsafe { transmute(find_function(&USABLE_SIZE)) };
-    // SAFETY: the caller's promise.
-    unsafe { usable_size(pointer) }
+    early_size(pointer).unwrap_or_else(|| {
+        // SAFETY: the caller's promise.
+        found(&USABLE_SIZE).map_or(0, |usable_size| unsafe { usable_size(pointer) })
+    })
 }
 
 /// The realloc and free that the program's own calls reach: ours, unless the program brings its
-/// own allocator. Such a one seldom has the newer functions, which glibc builds on these two; so
-/// they must be built on the program's, for a block of its allocator is not one of ours (though its
-/// memory may well be the arena's).
-static PROGRAM_REALLOC: Function = Function::new(c"realloc");
-static PROGRAM_FREE: Function = Function::new(c"free");
+/// own allocator. Such an allocator seldom has the newer functions, which glibc builds on these two.
+/// So ours are built on the program's two: a block of its allocator is not one of ours, though its
+/// memory may well be the arena's.
+// SAFETY: realloc's type.
+static PROGRAM_REALLOC: Function<unsafe extern "C" fn(Pointer, usize) -> Pointer> =
+    unsafe { Function::new(c"realloc") };
+// SAFETY: free's type.
+static PROGRAM_FREE: Function<unsafe extern "C" fn(Pointer)> = unsafe { Function::new(c"free") };
 
 /// realloc as the program itself would call it.
 pub unsafe fn program_realloc(pointer: Pointer, size: usize) -> Pointer {
-    if PROGRAM_REALLOC.get().is_null() {
-        PROGRAM_REALLOC.look_up(libc::RTLD_DEFAULT);
-    }
-    // SAFETY: as in `malloc`; every program with libc has one.
-    let realloc: unsafe extern "C" fn(Pointer, usize) -> Pointer =
-        unsafe { transmute(PROGRAM_REALLOC.get()) };
+    let realloc = PROGRAM_REALLOC.find(libc::RTLD_DEFAULT);
     // SAFETY: the caller's promise.
-    unsafe { realloc(pointer, size) }
+    realloc.map_or_else(no_memory, |realloc| unsafe { realloc(pointer, size) })
 }
 
 /// free as the program itself would call it.
 pub unsafe fn program_free(pointer: Pointer) {
-    if PROGRAM_FREE.get().is_null() {
-        PROGRAM_FREE.look_up(libc::RTLD_DEFAULT);
+    if let Some(free) = PROGRAM_FREE.find(libc::RTLD_DEFAULT) {
+        // SAFETY: the caller's promise.
+        unsafe { free(pointer) }
     }
-    // SAFETY: as in `malloc`; every program with libc has one.
-    let free: unsafe extern "C" fn(Pointer) = unsafe { transmute(PROGRAM_FREE.get()) };
-    // SAFETY: the caller's promise.
-    unsafe { free(pointer) }
 }
 
 /// malloc_trim of the next library: whether it gave memory back.
 pub fn trim(pad: usize) -> c_int {
-    let address = find_function(&TRIM);
-    if address.is_null() {
-        return 0;
-    }
-    // SAFETY: as in `malloc`; not null.
-    unsafe { transmute::<Pointer, extern "C" fn(usize) -> c_int>(address)(pad) }
+    found(&TRIM).map_or(0, |trim| trim(pad))
 }
 
 /// mallopt of the next library: 1 where it took the setting.
 pub fn mallopt(parameter: c_int, value: c_int) -> c_int {
-    let address = find_function(&MALLOPT);
-    if address.is_null() {
-        return 0;
-    }
-    // SAFETY: as in `malloc`; not null.
-    unsafe { transmute::<Pointer, extern "C" fn(c_int, c_int) -> c_int>(address)(parameter, value) }
+    found(&MALLOPT).map_or(0, |mallopt| mallopt(parameter, value))
 }
 
 /// mallinfo of the next library, where it has one.
 pub fn mallinfo() -> Option<libc::mallinfo> {
-    let address = find_function(&MALLINFO);
-    // SAFETY: as in `malloc`; not null.
-    (!address.is_null())
-        .then(|| unsafe { transmute::<Pointer, extern "C" fn() -> libc::mallinfo>(address)() })
+    found(&MALLINFO).map(|mallinfo| mallinfo())
 }
 
 /// mallinfo2 of the next library, where it has one (glibc 2.33).
 pub fn mallinfo2() -> Option<libc::mallinfo2> {
-    let address = find_function(&MALLINFO2);
-    // SAFETY: as in `malloc`; not null.
-    (!address.is_null())
-        .then(|| unsafe { transmute::<Pointer, extern "C" fn() -> libc::mallinfo2>(address)() })
+    found(&MALLINFO2).map(|mallinfo2| mallinfo2())
 }

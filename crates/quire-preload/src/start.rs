@@ -6,9 +6,9 @@
 //!
 //! The first call may come from ld.so, before any constructor and before libc is ready, or from
 //! several threads at once; and the start's own calls must not wait for the start. So there is no
-//! `std::sync::Once` here, but one word that is also a futex: whoever takes it from `UNSTARTED` to
-//! `STARTING` starts, others sleep until it changes, and the starter itself, should it come by
-//! again (from a signal handler), is told "unmanaged" for that one call.
+//! `std::sync::Once` here, but one word that is also a futex. The thread that takes it from `UNSTARTED`
+//! to `STARTING` starts the process; others sleep until it changes. To the starter's own calls
+//! meanwhile, as from a signal handler, the process is unmanaged.
 
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicUsize, Ordering};
@@ -67,7 +67,7 @@ pub fn is_in_arena(addr: usize) -> bool {
 fn start_slow() -> bool {
     let me = sys::thread_id();
     loop {
-        // AcqRel: a loser must see what the starter wrote before its release below.
+        // AcqRel: any other thread must see what the starter wrote before its release below.
         match STATE.compare_exchange(UNSTARTED, STARTING, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => break,
             Err(MANAGED) => return true,
@@ -86,21 +86,21 @@ fn start_slow() -> bool {
             let arena = process.arena();
             PROCESS.store(core::ptr::from_ref(process).cast_mut(), Ordering::Relaxed);
             crate::heap::start(process);
-            // The length last: until then no address is taken for one of ours.
+            // The length last: until then no address counts as the arena's.
             ARENA_START.store(arena.start, Ordering::Relaxed);
             ARENA_BYTES.store(arena.len(), Ordering::Release);
             MANAGED
         }
         None => UNMANAGED,
     };
-    // Release: pairs with the acquire loads of all who ask.
+    // Release: pairs with the acquire loads in `is_managed` and above.
     STATE.store(state, Ordering::Release);
     sys::futex_wake_all(&STATE);
     state == MANAGED
 }
 
-/// Runs when the loader has relocated everything and libc is up: the process starts now if nothing
-/// called before, and fork is taken, which needs libc.
+/// Runs when the loader has relocated everything and libc is up. The process starts now if no call
+/// came before, and fork is taken over, which needs libc.
 extern "C" fn constructor() {
     if let Some(process) = process() {
         crate::fork::install();
@@ -113,9 +113,9 @@ fn thread_of_caller() -> u32 {
     if crate::fork::lent::is_lent() { 0 } else { noted_number() }
 }
 
-/// The calling thread's number, without a system call, which the program's filter may not expect:
-/// glibc notes it in every mutex that the thread takes, at a place that is part of its ABI. One
-/// thread at a time asks: under the space's lock, or as a process's only one.
+/// The calling thread's number, without a system call, which the program's filter may forbid: glibc
+/// notes it in every mutex that the thread takes, at a place that is part of its ABI. One thread at a
+/// time asks: under the space's lock, or as a process's only one.
 pub fn noted_number() -> u32 {
     struct Asked(UnsafeCell<libc::pthread_mutex_t>);
     // SAFETY: a mutex is made for this.
@@ -134,24 +134,24 @@ pub fn noted_number() -> u32 {
     }
 }
 
-/// Shows the engine where libc says that the program has one thread, if it says so anywhere, and
-/// how to know the thread that calls.
+/// Tells the engine where libc says that the program has one thread, if it says so anywhere, and how
+/// to get the number of the thread that calls.
 fn watch_threads(process: &Process) {
-    // Another libc has its own mutexes; then the kernel is asked.
+    // Another libc has its own mutexes; with it the engine asks the kernel.
     if noted_number() == sys::thread_id() {
         process.set_thread_of_caller(thread_of_caller);
     }
     // SAFETY: the name is a C string.
     let flag = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__libc_single_threaded".as_ptr()) };
-    // SAFETY: a char of libc's, or of the program's, which are never unloaded; written by plain
-    // stores of a byte.
+    // SAFETY: null, or a char of libc's or the program's, which are never unloaded; it is written by
+    // plain stores of a byte.
     let flag = unsafe { flag.cast::<AtomicU8>().as_ref() };
     process.watch_single_threaded(flag.unwrap_or(&MAY_HAVE_MANY));
 }
 
-/// For where libc does not say.
+/// The flag where libc does not say.
 static MAY_HAVE_MANY: AtomicU8 = AtomicU8::new(0);
-/// Until libc is up: only the loader's thread runs.
+/// The flag until libc is up, while only the loader's thread runs.
 static IS_LOADING: AtomicU8 = AtomicU8::new(1);
 
 // Kept by `used`, called by the loader as any constructor.

@@ -1,44 +1,76 @@
-//! The system calls of this crate that go to the kernel as they are.
-//!
-//! Owns nothing. `libc::syscall` is a thin wrapper that no allocator or preload library interposes;
-//! its result is turned into a `Result` here, so that callers set errno in one place.
+//! The system calls of this crate that go to the kernel as they are, by an instruction of its own:
+//! no library can interpose it, errno stays, and no thread-local is touched. So they may be made where
+//! the program's memory must not be, and on a thread that libc does not know.
+
+use core::arch::asm;
+use core::sync::atomic::AtomicU32;
 
 use rustix::io::Errno;
+use rustix::thread::futex::{self, Flags};
 
 /// Pages are 4 KiB on x86-64.
 pub const PAGE: usize = 4096;
 
-/// Makes the call `number`.
+/// A system call: its number and its arguments.
+#[derive(Clone, Copy)]
+pub struct Call {
+    pub number: libc::c_long,
+    pub args: [usize; 6],
+}
+
+impl Call {
+    /// Makes the call; the kernel's answer as it is, errors being -4095 to -1.
+    ///
+    /// # Safety
+    ///
+    /// The arguments fit the call, and what it does to memory is what the program asked for, or
+    /// touches nothing of the program's.
+    pub unsafe fn make(&self) -> isize {
+        let [a, b, c, d, e, f] = self.args;
+        let result: isize;
+        // SAFETY: the caller's promise; the kernel changes rax, rcx and r11 only.
+        unsafe {
+            asm!(
+                "syscall",
+                inlateout("rax") self.number as isize => result,
+                in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e, in("r9") f,
+                lateout("rcx") _, lateout("r11") _,
+                options(nostack),
+            );
+        }
+        result
+    }
+}
+
+/// Makes the call `number`; arguments that are not given are 0.
 ///
 /// # Safety
 ///
-/// The arguments fit the call, and what it does to memory is what the caller's caller asked for.
-pub unsafe fn call(number: libc::c_long, args: [usize; 6]) -> Result<usize, Errno> {
-    let kept = crate::ErrnoKept::new();
-    let [a, b, c, d, e, f] = args;
+/// As for [`Call::make`].
+pub unsafe fn call<const N: usize>(
+    number: libc::c_long,
+    given: [usize; N],
+) -> Result<usize, Errno> {
+    let mut args = [0; 6];
+    args[..N].copy_from_slice(&given);
     // SAFETY: the caller's promise.
-    let result = unsafe { libc::syscall(number, a, b, c, d, e, f) };
-    if result == -1 {
-        // SAFETY: libc's pointer to the calling thread's errno.
-        let errno = Errno::from_raw_os_error(unsafe { *libc::__errno_location() });
-        drop(kept);
-        return Err(errno);
+    let result = unsafe { Call { number, args }.make() };
+    if (-4095..0).contains(&result) {
+        return Err(Errno::from_raw_os_error(-result as i32));
     }
     Ok(result as usize)
 }
 
 /// Sleeps while `word` is `expected`; may wake for no reason.
-pub fn futex_wait(word: &core::sync::atomic::AtomicU32, expected: u32) {
-    let flags = rustix::thread::futex::Flags::PRIVATE;
+pub fn futex_wait(word: &AtomicU32, expected: u32) {
     // A wake, a changed word, a signal: the caller looks again in every case.
-    let _ = rustix::thread::futex::wait(word, flags, expected, None);
+    let _ = futex::wait(word, Flags::PRIVATE, expected, None);
 }
 
-/// Wakes all who sleep on `word`.
-pub fn futex_wake_all(word: &core::sync::atomic::AtomicU32) {
-    let flags = rustix::thread::futex::Flags::PRIVATE;
-    // Nobody waiting is no error.
-    let _ = rustix::thread::futex::wake(word, flags, i32::MAX as u32);
+/// Wakes all threads that sleep on `word`.
+pub fn futex_wake_all(word: &AtomicU32) {
+    // It is no error that none does.
+    let _ = futex::wake(word, Flags::PRIVATE, i32::MAX as u32);
 }
 
 /// The calling thread's id.
@@ -51,5 +83,5 @@ pub fn map_unmanaged(bytes: usize) -> Option<usize> {
     let prot = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     // SAFETY: a new mapping touches no memory that is in use.
-    unsafe { call(libc::SYS_mmap, [0, bytes, prot as usize, flags as usize, usize::MAX, 0]).ok() }
+    unsafe { call(libc::SYS_mmap, [0, bytes, prot as usize, flags as usize, usize::MAX]).ok() }
 }

@@ -1,4 +1,4 @@
-//! The probes in the library as it is installed: whoever traces a program under `quire run` looks
+//! The probes in the library as it is installed: a tracer of a program under `quire run` looks
 //! for them there.
 
 use std::path::Path;
@@ -54,7 +54,7 @@ fn see_with_perf(library: &Path) {
 fn see_with_bpftrace(library: &Path) {
     let probes = format!("usdt:{}:*", library.display());
     let output = Command::new("bpftrace").args(["-l", &probes]).output();
-    // It lists nothing for who may not trace.
+    // It lists nothing for a user that may not trace.
     let Some(output) = output.ok().filter(|output| output.status.success()) else { return };
     let listed = String::from_utf8_lossy(&output.stdout);
     assert!(listed.contains("pagefault:spf_vma_changed"), "bpftrace sees only\n{listed}");

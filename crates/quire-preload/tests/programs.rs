@@ -1,6 +1,6 @@
 //! The C and C++ programs of `tests/c`: each is run bare, where it is its own oracle; with the
 //! preload library but without a supervisor; and, where the `quire` binary was built and a
-//! userfaultfd can be had, managed.
+//! process can get a userfaultfd, managed.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -167,8 +167,8 @@ fn what_makes_processes_inside_libc_keeps_memory_what_it_was() {
     check("fork_ways.c", &["1G", "24M"]);
 }
 
-/// No member needs CAP_SYS_PTRACE to fork: a child has a userfaultfd of its own by the device, which the
-/// supervisor opened. Where nothing is to be had the run is refused before the program begins.
+/// No member needs CAP_SYS_PTRACE to fork: a child has a userfaultfd of its own by the device, which
+/// the supervisor opened. Where nothing is to be had the run is refused before the program begins.
 #[test]
 fn without_cap_sys_ptrace_a_fork_is_right_and_without_any_right_the_run_is_refused() {
     let program = compile("fork_shared.c");
@@ -192,7 +192,7 @@ fn without_cap_sys_ptrace_a_fork_is_right_and_without_any_right_the_run_is_refus
     let is_for_all = std::fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd")
         .is_ok_and(|value| value.trim() == "1");
     if !is_for_all {
-        // Another user, who may not open the device either; the binary must be his to run.
+        // Another user, that may not open the device either, and must be able to run the binary.
         let nobody = ["--reuid=65534", "--clear-groups", "--bounding-set=-all", "--inh-caps=-all"];
         let output = run(&nobody).output().expect("setpriv");
         let said = String::from_utf8_lossy(&output.stderr);
@@ -201,9 +201,9 @@ fn without_cap_sys_ptrace_a_fork_is_right_and_without_any_right_the_run_is_refus
     }
 }
 
-/// And nobody waits for ever, and the tree's accounts are its members' sums.
+/// And nothing waits for ever, and the tree's accounts are its members' sums.
 #[test]
-fn whoever_is_killed_at_whatever_step_of_a_fork_the_others_are_right() {
+fn a_process_killed_at_any_step_of_a_fork_leaves_the_others_right() {
     // The `quire` binary as well.
     library();
     check_library("fork_killed.c", &["1G", "24M"], &[], library_with_failpoints());
@@ -215,12 +215,12 @@ fn what_members_share_since_a_fork_is_evicted_by_all_and_right_in_all() {
 }
 
 #[test]
-fn a_clone_that_nobody_saw_never_reads_zeros() {
+fn an_unnoticed_clone_never_reads_zeros() {
     check("fork_unseen.c", &["64M"]);
 }
 
 #[test]
-fn what_is_beside_a_file_that_nobody_saw_mapped_stays_right() {
+fn what_is_beside_a_file_that_was_mapped_unnoticed_stays_right() {
     check("bare_map.c", &["1G", "12M"]);
 }
 

@@ -1,5 +1,5 @@
-//! What it costs to count an event, to note a time, and to leave a trace, in nanoseconds:
-//! `cargo bench -p quire --bench counting`. It wants a machine of its own.
+//! The cost of counting an event, noting a time, and leaving a trace, in nanoseconds:
+//! `cargo bench -p quire --bench counting`. Run it on an idle machine.
 
 #[path = "../tests/common/mod.rs"]
 mod common;
@@ -44,7 +44,7 @@ fn median_ns_of_two(act: impl Fn(u64) + Sync) -> f64 {
     let ready = AtomicU32::new(0);
     let runs = || {
         let run = |at: usize| {
-            // Spins: who sleeps here comes when the other has finished.
+            // Spins: a thread that slept here would only go on when the other has finished.
             ready.fetch_add(1, Ordering::SeqCst);
             while ready.load(Ordering::SeqCst) < 2 * (at as u32 + 1) {
                 std::hint::spin_loop();

@@ -1,4 +1,4 @@
-//! What it costs to store a packed page and to load it, in nanoseconds, in private memory and in a
+//! The cost of storing a packed page and of loading it, in nanoseconds, in private memory and in a
 //! memfd: `cargo bench -p quire --bench pool`. Slabs are fresh in the first round, and come back from
 //! the kernel anew in the others (`given back`), or are used again as they are (`kept`).
 
@@ -93,7 +93,7 @@ fn main() {
     let memfd = rustix::fs::memfd_create(c"pool", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&memfd, SlabTable::pool_bytes(slots) as u64).unwrap();
     let private = Zpool::private(slots).unwrap();
-    // SAFETY: made for so many slots just now, and nobody shrinks it.
+    // SAFETY: made for so many slots just now, and nothing shrinks it.
     let shared = unsafe { Zpool::shared(memfd.as_fd(), slots, 0) }.unwrap();
     println!("ns a page                  store    load    free");
     for (name, pool, gives_back) in [

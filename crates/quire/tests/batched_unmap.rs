@@ -108,14 +108,14 @@ fn what_another_process_has_since_a_fork_goes_by_copy_and_the_rest_by_move() {
     }
     machine.space.check();
     machine.expect_all(range);
-    // What came back is nobody else's, and clean.
+    // What came back is shared with no process, and clean.
     let evicted = machine.evict(range);
     assert_eq!((evicted.unmapped, evicted.freed, evicted.refused), (34, 30, 0));
     machine.space.check();
     machine.expect_all(range);
 }
 
-/// No protected page is made our own: the kernel would send that fault to whoever asks for it.
+/// No protected page is made our own: the kernel would send that fault to the thread that asks for it.
 #[test]
 fn a_tracked_page_that_another_process_has_goes_by_copy_and_is_still_tracked() {
     let (machine, range) = machine_with(0, 8);
@@ -151,7 +151,7 @@ fn a_pinned_page_in_the_middle_keeps_its_place_and_what_the_kernel_writes_there(
     let pin = machine.mmu().pin(middle).unwrap();
     let evicted = machine.evict(range);
     assert_eq!((evicted.unmapped, evicted.refused), (15, 1));
-    // SAFETY: the kernel's side of a pinned page; nobody else runs.
+    // SAFETY: the kernel's side of a pinned page; no other thread runs.
     unsafe { (*machine.mmu().pinned_bytes(&pin))[100] = 0x77 };
     assert_eq!(machine.content(middle).unwrap()[100], 0x77);
     machine.mmu().unpin(pin);
@@ -178,7 +178,7 @@ fn pages_of_a_pinned_range_that_became_read_only_stay_until_they_can_move() {
     machine.protect(range, Prot::READ);
     assert!(machine.word(PageNum(5)).has(Flags::PINNED));
     machine.evict(range);
-    // SAFETY: the kernel's side of a pinned page; nobody else runs.
+    // SAFETY: the kernel's side of a pinned page; no other thread runs.
     unsafe { (*machine.mmu().pinned_bytes(&pin))[7] = 0x99 };
     assert_eq!(machine.content(PageNum(5)).unwrap()[7], 0x99, "what the kernel wrote is lost");
     machine.mmu().unpin(pin);
@@ -197,7 +197,7 @@ fn a_mixed_run_splits_where_write_protection_changes_and_each_page_gets_its_bit_
     machine.space.check();
     for page in range.pages() {
         assert_eq!(machine.is_protected(page), tracked.contains(page), "{page:?} out");
-        // A read brings it in; the bit is there before anybody can write.
+        // A read brings it in; the bit is there before any thread can write.
         machine.expect(page, page.0 + 1);
         let mapping = machine.mmu().mapping(page);
         assert_eq!(mapping.is_write_protected, tracked.contains(page), "{page:?} in");

@@ -1,4 +1,4 @@
-//! The account: what several members charge at once never adds up to more than there is.
+//! The account: charges of several members at once never add up to more than the budget.
 
 mod common;
 
@@ -16,7 +16,7 @@ fn tree(budget_pages: usize) -> Tree {
     Tree { budget_pages, ..Tree::default() }
 }
 
-/// What is left for a purpose when nobody holds anything.
+/// What is left for a purpose when no member holds anything.
 fn most(budget: &Budget, purpose: Purpose) -> usize {
     let kept = match purpose {
         Purpose::Fault => budget.reserve(),
@@ -68,7 +68,7 @@ fn threads_of_several_members_never_hold_more_than_the_budget() {
         members.iter().for_each(|member| {
             member.give_slack_back();
         });
-        assert_eq!(members[0].uncharged(), limit, "nothing is left with anybody");
+        assert_eq!(members[0].uncharged(), limit, "no member has anything left");
         let most = control.held_pages_max.load(Ordering::Relaxed) as usize;
         assert!(most <= limit, "{most} pages were granted of {limit}");
     }
@@ -112,7 +112,7 @@ fn what_faults_took_beyond_need_is_not_the_reserve_of_reclaim() {
         }
         members[0].control().held() as usize
     };
-    // Small charges leave slack with everybody; what is there is held in the end all the same.
+    // Small charges leave slack with every member; all that is there is held in the end all the same.
     assert_eq!(charge_all(Purpose::Fault), most(&members[0], Purpose::Fault));
     assert_eq!(charge_all(Purpose::Reclaim), most(&members[0], Purpose::Reclaim));
     assert_eq!(charge_all(Purpose::Tables), 4096);
@@ -124,7 +124,7 @@ fn memory_is_granted_ahead_while_it_is_plentiful_and_given_back_at_once_when_it_
     let [one, other]: [Budget; 2] = members(tree(64 * 1024));
     assert!(one.try_charge(1, Purpose::Fault));
     let slack = one.slack();
-    assert!(slack > 0, "the next faults look at nobody else");
+    assert!(slack > 0, "the next faults look at no other member");
     assert!(one.try_charge(slack, Purpose::Fault) && one.slack() == 0);
     one.uncharge(slack);
     assert_eq!(one.slack(), slack, "kept, within a step");
@@ -151,7 +151,7 @@ fn a_charge_of_nothing_is_possible_even_where_there_is_nothing() {
 }
 
 #[test]
-fn what_is_common_is_the_trees_and_nobodys() {
+fn what_is_common_is_the_trees_and_no_members() {
     let [one, other]: [Budget; 2] = members(tree(1000));
     one.control().common_pages.store(300, Ordering::Relaxed);
     assert_eq!(one.uncharged(), 700);

@@ -96,7 +96,7 @@ fn a_stream_of_writes_takes_few_faults() {
 }
 
 #[test]
-fn who_writes_what_he_reads_is_soon_left_alone() {
+fn a_thread_that_writes_what_it_reads_is_soon_left_alone() {
     let (machine, range) = read_again(Tree { folio_order: 0, ..Tree::default() });
     let mut noticed = 0;
     for round in 0..40 {

@@ -1,8 +1,8 @@
 //! One conformance suite for both MMUs: what each operation does to every page, whole, in part,
 //! and refused.
 //!
-//! The real MMU needs the right to a userfaultfd (`quire doctor` says whether it is there). Where
-//! it is missing its half is left out, and says so; with `CI=true` that is a failure.
+//! The real MMU needs the right to a userfaultfd (`quire doctor` says whether the process has it).
+//! Without it that half is left out, with a message; with `CI=true` that is a failure.
 
 mod common;
 
@@ -112,7 +112,7 @@ impl Real {
         let mmu = Userfaultfd::reserve(PAGES, FRAMES).map_err(|error| error.to_string())?;
         let number = device.as_ref().map(AsRawFd::as_raw_fd);
         mmu.attach(number, Some(memory.as_raw_fd()))
-            .map_err(|error| format!("no userfaultfd is to be had: {error}"))?;
+            .map_err(|error| format!("the process cannot get a userfaultfd: {error}"))?;
         mmu.register(PageRange::new(PageNum(0), PAGES)).map_err(|error| error.to_string())?;
         Ok(Real { mmu, pagemap, _memory: memory, _device: device })
     }
@@ -214,9 +214,9 @@ macro_rules! conformance {
 }
 
 /// Write protection is asked for when the first page is to have it, over the whole arena: never over
-/// what the program has mapped there meanwhile, whose faults nobody would answer.
+/// what the program has mapped there meanwhile, whose faults would have no answer.
 #[test]
-fn what_is_foreign_has_its_faults_served_by_the_kernel_whoever_comes_first() {
+fn what_is_foreign_has_its_faults_served_by_the_kernel_in_either_order() {
     use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
     let round = |rig: Arc<Real>| {
         let (ours, foreign) = (PageRange::new(PageNum(0), 2), PageRange::new(PageNum(8), 4));
@@ -237,7 +237,7 @@ fn what_is_foreign_has_its_faults_served_by_the_kernel_whoever_comes_first() {
             let rights = ProtFlags::READ | ProtFlags::WRITE;
             let flags = MapFlags::PRIVATE | MapFlags::FIXED;
             let at = rig.mmu.address(foreign.start) as *mut _;
-            // SAFETY: pages of the arena that nobody uses.
+            // SAFETY: pages of the arena that are not in use.
             unsafe { mmap_anonymous(at, foreign.len() * PAGE_SIZE, rights, flags) }.unwrap();
         });
         assert!(rig.is_protected(PageNum(0)) && rig.mmu.is_protectable());

@@ -1,10 +1,10 @@
-//! Objects on both MMUs: the same calls give the same results, and leave the same behind in every
-//! page: mapped or not, write-protected (as a mark as well, where nothing is mapped), poisoned, and
+//! Objects on both MMUs: the same calls give the same results, and leave every page in the same
+//! state: mapped or not, write-protected (as a mark as well, where nothing is mapped), poisoned, and
 //! its bytes.
 //!
-//! Most of it is scripts that a seed chooses, run on both at once and compared after every call.
-//! The real MMU needs the right to a userfaultfd; where it is missing nothing can be compared, and
-//! that is said. With `CI=true` it is a failure.
+//! Most tests are scripts that a seed chooses, run on both at once and compared after every call. The
+//! real MMU needs the right to a userfaultfd; without it nothing can be compared, and a message says
+//! so. With `CI=true` that is a failure.
 
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -100,7 +100,7 @@ impl Real {
         let mmu = Userfaultfd::reserve(PAGES, PAGES).map_err(|error| error.to_string())?;
         let number = device.as_ref().map(AsRawFd::as_raw_fd);
         mmu.attach_shared(number, None, false)
-            .map_err(|error| format!("no userfaultfd is to be had: {error}"))?;
+            .map_err(|error| format!("the process cannot get a userfaultfd: {error}"))?;
         mmu.register(PageRange::new(PageNum(0), PAGES)).map_err(|error| error.to_string())?;
         Ok(Real { mmu, pagemap, _device: device })
     }
@@ -259,7 +259,7 @@ fn make<R: Rig>(rig: &R, memfd: Memfd, call: &Call) -> Came {
     }
 }
 
-/// Chooses calls that a caller who keeps the rules of `ObjectMmu` may make.
+/// Chooses calls that the rules of `ObjectMmu` allow.
 struct Script {
     generator: Generator,
     /// Which views are mapped.

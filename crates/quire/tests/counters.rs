@@ -1,5 +1,5 @@
-//! What is counted, timed and traced: nothing is lost by counting in parts, nothing is left in a
-//! slot for the next member, and a fault is timed as what it was.
+//! Counters, times and traces: counting in shards loses nothing, a member's slot keeps nothing for the
+//! next member, and each fault is timed under its own kind.
 
 mod common;
 #[path = "common/raw_thread.rs"]
@@ -52,9 +52,9 @@ fn what_threads_count_at_the_same_time_adds_up() {
     assert_eq!(member.counted(Event::Pswpout), 0);
 }
 
-/// Its plain additions are right only where nobody else adds.
+/// Its plain additions are right only where no other thread adds.
 #[test]
-fn a_thread_of_the_engine_has_a_shard_that_nobody_else_writes() {
+fn a_thread_of_the_engine_has_a_shard_that_no_other_writes() {
     let member = &tree().members[0];
     let raw = Raw::new(member, 10);
     raw.start(3);
@@ -239,7 +239,7 @@ fn another_process_reads_traces_in_a_mapping_that_it_may_not_write() {
     let memfd = rustix::fs::memfd_create(c"quire-test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&memfd, CONTROL_BYTES as u64).unwrap();
     let map = |prot| {
-        // SAFETY: new mappings, which nobody unmaps; zero is valid for all of a control page.
+        // SAFETY: new mappings, which are never unmapped; zero is valid for all of a control page.
         unsafe {
             let nowhere = std::ptr::null_mut();
             let place = mmap(nowhere, CONTROL_BYTES, prot, MapFlags::SHARED, memfd.as_fd(), 0);

@@ -1,4 +1,5 @@
-//! Unmaps that drop their pages outside of the space's lock, on the real MMU: what others do meanwhile.
+//! Unmaps that drop their pages outside of the space's lock, on the real MMU, and what other
+//! threads do meanwhile.
 //! A failpoint stops the unmap once its pages are gone, before its VMA is.
 
 mod common;
@@ -19,9 +20,9 @@ use quire::units::{BLOCK_PAGES, PAGE_SIZE, PageNum, PageRange};
 
 const PAGES: usize = 64;
 
-/// How long it takes to believe that somebody waits.
+/// After this time a thread counts as waiting.
 const LONG: Duration = Duration::from_millis(100);
-/// After that nobody waits any more, and something is wrong.
+/// After this time the test gives up: something is wrong.
 const END: Duration = Duration::from_secs(20);
 
 /// What the failpoint does, and whose turn it is: the process has it once.
@@ -149,7 +150,7 @@ fn read_own_memory(at: usize, into: &mut u8) -> bool {
 }
 
 #[test]
-fn who_maps_over_a_dying_range_waits_and_gets_fresh_pages() {
+fn a_map_over_a_dying_range_waits_and_gets_fresh_pages() {
     let Some(rig) = Rig::new() else { return };
     let (engine, part) = (rig.engine, rig.part());
     let at = rig.memory + 10 * PAGE_SIZE;
@@ -173,7 +174,7 @@ fn who_maps_over_a_dying_range_waits_and_gets_fresh_pages() {
 }
 
 #[test]
-fn who_protects_a_part_of_a_dying_range_waits_and_finds_nothing() {
+fn a_protect_of_a_part_of_a_dying_range_waits_and_finds_nothing() {
     let Some(rig) = Rig::new() else { return };
     let (engine, part) = (rig.engine, rig.part());
     let protected = begin(move || {
@@ -186,7 +187,7 @@ fn who_protects_a_part_of_a_dying_range_waits_and_finds_nothing() {
 }
 
 #[test]
-fn who_unmaps_a_part_of_a_dying_range_waits_and_has_nothing_to_do() {
+fn an_unmap_of_a_part_of_a_dying_range_waits_and_has_nothing_to_do() {
     let Some(rig) = Rig::new() else { return };
     let (engine, part) = (rig.engine, rig.part());
     let unmapped = begin(move || unmap(engine, part));
@@ -197,7 +198,7 @@ fn who_unmaps_a_part_of_a_dying_range_waits_and_has_nothing_to_do() {
 
 /// A fork needs the lock with nothing dying anywhere.
 #[test]
-fn who_wants_the_whole_space_waits_for_all_unmaps_and_no_other_begins_meanwhile() {
+fn a_call_on_the_whole_space_waits_for_all_unmaps_and_no_other_begins_meanwhile() {
     let Some(rig) = Rig::new() else { return };
     let engine = rig.engine;
     let (other, _) = map_and_fill(engine, PAGES);
@@ -207,7 +208,7 @@ fn who_wants_the_whole_space_waits_for_all_unmaps_and_no_other_begins_meanwhile(
         engine.space.is_mapped(&layout, other)
     });
     must_wait(&locked);
-    // It is done under the lock, which nobody has.
+    // It is done under the lock, which no thread holds.
     assert_eq!(begin(move || unmap(engine, other)).recv_timeout(END), Ok(Ok(())));
     assert_eq!(rig.stop.came.load(Ordering::SeqCst), 1);
     rig.end_and_check();
@@ -215,7 +216,7 @@ fn who_wants_the_whole_space_waits_for_all_unmaps_and_no_other_begins_meanwhile(
 }
 
 #[test]
-fn who_touches_a_dying_range_waits_and_is_refused() {
+fn a_touch_of_a_dying_range_waits_and_is_refused() {
     let Some(rig) = Rig::new() else { return };
     let at = rig.memory + 3 * PAGE_SIZE;
     for is_classic in [0, 1] {
@@ -289,7 +290,7 @@ fn a_range_with_holes_and_other_rights_dies_as_one() {
         let mut layout = engine.space.lock();
         engine.space.map(&mut layout, Some(hole), 1, Prot::READ_WRITE).unwrap()
     };
-    assert!(!middle.contains(start), "somebody has come into the hole");
+    assert!(!middle.contains(start), "another mapping is in the hole");
     assert_eq!(engine.space.budget().member().managed_pages.load(Ordering::SeqCst), 61);
     stop.open();
     assert_eq!(unmapper.join().unwrap(), Ok(()));

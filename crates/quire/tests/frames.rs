@@ -1,4 +1,4 @@
-//! The frame pool's books against a plain list of places.
+//! The frame pool against a plain list of its places.
 
 use proptest::prelude::*;
 use quire::frames::{FramePool, QueueEnd};

@@ -1,9 +1,9 @@
-//! Model checking: the own code of the reverse map's lock.
+//! Model checking of the reverse map's lock, by its own code.
 //!
 //! `RwSem` is generic over its atomic and its parking; here both are loom's, the parking being a
-//! model of the futex: it compares under the queue's lock, and a wake reaches only who sleeps
+//! model of the futex: it compares under the queue's lock, and a wake reaches only threads that sleep
 //! already, and only those of the class it names. Two threads that come once are checked without a
-//! bound; three, and those that come again, with at most [`PREEMPTIONS`] preemptions a run. Nobody
+//! bound; three, and those that come again, with at most [`PREEMPTIONS`] preemptions a run. No thread
 //! spins: that would be the same steps, more often.
 //!
 //! The lock is barred after seven steals, more than a model can make. What happens then is checked
@@ -41,7 +41,7 @@ impl LockWord for LoomWord {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mistake {
     None,
-    /// Who falls asleep does not look whether the word is still the same.
+    /// A thread falls asleep without a look whether the word is still the same.
     SleepsBlindly,
     /// A wake for writers reaches readers only.
     WakesReadersOnly,
@@ -103,7 +103,7 @@ impl Guarded {
         })
     }
 
-    /// As the writer; loom reports whoever is in beside it.
+    /// As the writer; loom reports any thread that is in beside it.
     fn touch(&self) {
         self.content.with_mut(|content| {
             // SAFETY: the lock is held for writing; loom checks just that.
@@ -234,7 +234,7 @@ fn try_write(guarded: &Guarded) -> u32 {
 }
 
 #[test]
-fn who_only_tries_is_never_in_beside_a_writer() {
+fn a_reader_that_only_tries_is_never_in_beside_a_writer() {
     run(Orders::All, 0, try_read, &[Guarded::write], 1);
     run(Orders::Fewest, 0, try_read, &[Guarded::write, Guarded::write], 2);
     check(Orders::Fewest, || {
@@ -326,15 +326,15 @@ fn clear(guarded: &Guarded, bits: u32, order: Ordering) -> Snapshot {
 }
 
 #[test]
-fn the_model_finds_an_unlock_that_looks_for_who_waits_too_early() {
-    let test = "the_model_finds_an_unlock_that_looks_for_who_waits_too_early";
+fn the_model_finds_an_unlock_that_looks_for_waiters_too_early() {
+    let test = "the_model_finds_an_unlock_that_looks_for_waiters_too_early";
     must_fail(test, "deadlock", || {
         check(Orders::All, || {
             let guarded = Guarded::new(WRITER, Mistake::None);
             let other = guarded.clone();
             let thread = thread::spawn(move || other.write());
             guarded.touch();
-            // Whom it saw it wakes: with the unlock of one more turn.
+            // It wakes the thread that it saw: with the unlock of one more turn.
             if clear(&guarded, WRITER, Ordering::Release).writers_in_line() > 0 {
                 guarded.write();
             }

@@ -1,5 +1,5 @@
-//! Rights that the kernel keeps where something was unmapped, on the real MMU. One test, for it
-//! changes a limit of the process.
+//! Rights that stay in the kernel after an unmap, on the real MMU. It is one test, since it changes a
+//! limit of the process.
 
 mod common;
 

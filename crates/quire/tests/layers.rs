@@ -1,7 +1,8 @@
-//! The folders of the engine are layers: what one names of another never leads back to it.
+//! The folders of the engine are layers: no folder uses, over any number of steps, a folder that uses
+//! it.
 //!
-//! A space, its faults and its reclaim are one thing in three folders; every other folder can be
-//! read, changed and tested with what it names alone.
+//! A space, its faults and its reclaim are one layer in three folders; every other folder can be read,
+//! changed and tested with the folders that it uses alone.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

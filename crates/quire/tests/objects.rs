@@ -25,7 +25,7 @@ fn a_file_reads_the_same_through_an_eighth_of_its_size() {
     let path = dir.file("data", &bytes);
     for direct in [Direct::Off, Direct::On] {
         let Ok(object) = OpenOptions::new().direct(direct).open(&space, &path) else { continue };
-        // SAFETY: nobody writes the file.
+        // SAFETY: nothing writes the file.
         let map = unsafe { MapOptions::new().map(&object) }.unwrap();
         assert!(map[..] == bytes[..], "in order");
         let mut generator = Generator::new(7);
@@ -38,7 +38,8 @@ fn a_file_reads_the_same_through_an_eighth_of_its_size() {
     assert!(most <= 2 << 20, "{most} bytes were held");
 }
 
-/// A read is timed by the thread that ends it, over all of it; what is cached by who serves it.
+/// A read is timed by the thread that ends it, over all of it; what is cached by the thread that serves
+/// it.
 #[test]
 fn faults_on_objects_are_timed_with_the_read_and_without() {
     for delivery in [Delivery::Handlers, Delivery::Inline] {
@@ -54,7 +55,7 @@ fn faults_on_objects_are_timed_with_the_read_and_without() {
             let (_, buckets) = times.iter().find(|(name, _)| *name == kind).unwrap();
             buckets.iter().sum::<u64>()
         };
-        // SAFETY: nobody writes the file.
+        // SAFETY: nothing writes the file.
         let map = unsafe { MapOptions::new().map(&object) }.unwrap();
         assert_eq!((timed("object_read"), timed("object")), (0, 0));
         std::hint::black_box(map[100 * PAGE]);
@@ -84,7 +85,7 @@ fn what_is_written_reaches_the_file_by_a_flush_and_by_the_end() {
     let path = dir.file("data", &bytes);
     let object = OpenOptions::new().write(true).open(&space, &path).unwrap();
     {
-        // SAFETY: nobody else uses the file.
+        // SAFETY: nothing else uses the file.
         let mut map = unsafe { MapOptions::new().map_mut(&object) }.unwrap();
         let mut generator = Generator::new(3);
         for round in 0..3 {
@@ -124,7 +125,7 @@ fn without_fault_around_a_fault_makes_exactly_one_page_present() {
         (FaultAround::Order(9), 512),
     ] {
         let options = MapOptions::new().fault_around(setting);
-        // SAFETY: nobody writes the file.
+        // SAFETY: nothing writes the file.
         let map = unsafe { options.map(&object) }.unwrap();
         assert_eq!(map.mapped_pages(), 0);
         let before = space.counter("pgfault");
@@ -141,7 +142,7 @@ fn a_file_that_another_program_wrote_is_what_several_mappings_show() {
     let bytes = random(3 << 20, 5);
     let path = dir.file("data", &bytes);
     let object = OpenOptions::new().write(true).open(&space, &path).unwrap();
-    // SAFETY: nobody else uses the file; the slices are read between writes only.
+    // SAFETY: nothing else uses the file; the slices are read between writes only.
     let (mut first, second) = unsafe {
         let second = MapOptions::new().offset(PAGE as u64).map(&object).unwrap();
         (MapOptions::new().map_mut(&object).unwrap(), second)
@@ -172,7 +173,7 @@ fn a_scan_in_large_windows_goes_on_where_less_is_left_than_a_window() {
     let len = 160u64 << 20;
     File::options().write(true).open(&path).unwrap().set_len(len).unwrap();
     let object = space.open(&path).unwrap();
-    // SAFETY: nobody writes the file.
+    // SAFETY: nothing writes the file.
     let map = unsafe { MapOptions::new().map(&object) }.unwrap();
     assert!(map.iter().step_by(PAGE).all(|&byte| byte == 0));
     let (_, most) = space.held();
@@ -189,7 +190,7 @@ fn threads_that_serve_themselves_read_and_write_the_same() {
     let mut bytes = random(8 << 20, 6);
     let path = dir.file("data", &bytes);
     let object = OpenOptions::new().write(true).open(&space, &path).unwrap();
-    // SAFETY: nobody else uses the file.
+    // SAFETY: nothing else uses the file.
     let mut map = unsafe { MapOptions::new().map_mut(&object) }.unwrap();
     assert!(map[..] == bytes[..], "in order");
     let part = bytes.len() / 4;
@@ -232,11 +233,11 @@ fn page_bytes(page: usize) -> std::ops::Range<u64> {
 /// The end of a file and a page that cannot be read go on to the handler that was there, or end the
 /// process as they would have without us.
 #[test]
-fn what_is_not_ours_goes_on_to_whoever_had_sigbus_before() {
+fn what_is_not_ours_goes_on_to_the_handler_that_had_sigbus_before() {
     const INSIDE: &str = "QUIRE_INLINE_INSIDE";
     if std::env::var_os(INSIDE).is_none() {
         for (how, signal) in [("kept", 0), ("none", 7)] {
-            let test = "what_is_not_ours_goes_on_to_whoever_had_sigbus_before";
+            let test = "what_is_not_ours_goes_on_to_the_handler_that_had_sigbus_before";
             let output = std::process::Command::new(std::env::current_exe().unwrap())
                 .args([test, "--exact", "--nocapture"])
                 .env(INSIDE, how)
@@ -281,7 +282,7 @@ fn what_is_not_ours_goes_on_to_whoever_had_sigbus_before() {
 }
 
 #[test]
-fn every_unlock_looks_for_who_waits_as_long_as_it_is_told_to() {
+fn every_unlock_looks_for_waiters_as_long_as_it_is_told_to() {
     let Some(space) = space(8 << 20) else { return };
     let dir = Dir::new();
     let bytes = random(1 << 20, 9);
@@ -294,7 +295,7 @@ fn every_unlock_looks_for_who_waits_as_long_as_it_is_told_to() {
         let after = space.wait_counts();
         (after.avoided - before.avoided, after.looks - before.looks)
     };
-    // From then on all is cached, and nobody waits for anybody. A worker may still be about to count
+    // From then on all is cached, and no thread waits for another. A worker may still be about to count
     // the last unlock of what it read.
     read();
     let pages = (bytes.len() / PAGE) as u64;
@@ -316,7 +317,7 @@ fn faults_go_on_while_advice_and_rights_change() {
         let Some(space) = space_by(&builder) else { return };
         let object =
             Object::with_store(&space, Arc::new(VecStore::new(bytes.clone())), None).unwrap();
-        // SAFETY: nobody writes it.
+        // SAFETY: nothing writes it.
         let map = unsafe { MapOptions::new().map(&object) }.unwrap();
         let is_over = AtomicBool::new(false);
         std::thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! Calls that do not wait for ever: deadlines and tokens, over stores that do not answer.
+//! Calls that end their wait by a deadline or a token, over stores that do not answer.
 
 #[path = "common/objects.rs"]
 mod common;
@@ -41,7 +41,7 @@ fn every_call_that_may_wait_ends_at_its_deadline_and_when_it_is_cancelled() {
     let Some(space) = space(2 << 20) else { return };
     let bytes = random(64 * PAGE, 1);
     let (store, _, object) = delayed(&space, &bytes);
-    // SAFETY: nobody else uses the store.
+    // SAFETY: nothing else uses the store.
     let (mut map, copy) = unsafe {
         (MapOptions::new().map_mut(&object).unwrap(), MapOptions::new().map_copy(&object).unwrap())
     };
@@ -49,7 +49,7 @@ fn every_call_that_may_wait_ends_at_its_deadline_and_when_it_is_cancelled() {
     for operation in [Operation::Read, Operation::Write, Operation::SetLen, Operation::Sync] {
         store.hold(operation);
     }
-    // Each where nothing is cached, and where nobody else has begun.
+    // Each where nothing is cached, and where no other call has begun.
     let calls: [(&str, Call<'_>); 9] = [
         ("read_at", &|| object.read_at(17 * PAGE as u64, &mut [0; 10]).map(drop)),
         ("try_read", &|| map.try_read(20 * PAGE, &mut [0; 10]).map(drop)),
@@ -111,7 +111,8 @@ fn a_store_that_never_answers_keeps_no_caller() {
     assert!(is_interrupted(soon().during(|| object.set_len(PAGE as u64))));
     assert!(store.wait_for(1, Duration::from_secs(10)), "the one read; the cut waits behind it");
     store.cancel();
-    // What it says then is said to who asks next; the calls that have left are not in the way.
+    // What it says then is said to the next call that asks; the calls that have left are not in the
+    // way.
     assert!(matches!(object.read_at(0, &mut [0; 1]), Err(Error::Store(_))));
 }
 
@@ -124,19 +125,19 @@ fn what_an_interrupted_read_has_begun_is_in_the_cache_once_the_store_has_answere
     store.hold(Operation::Read);
     let mut into = [0; 100];
     assert!(is_interrupted(soon().during(|| object.read_at(5000, &mut into))));
-    assert_eq!(into, [0; 100], "nobody writes to what the caller has back");
+    assert_eq!(into, [0; 100], "nothing writes to what the caller has back");
     assert!(is_interrupted(soon().during(|| object.read_at(5000, &mut into))));
     store.release_all();
     wait_until(|| object.cached().0 > 0);
     let reads = probe.inner.reads();
-    assert_eq!(reads, 1, "who comes back waits for the read that is under way");
+    assert_eq!(reads, 1, "a call that comes back waits for the read that is under way");
     assert_eq!(object.read_at(5000, &mut into).unwrap(), 100);
     assert!(into == bytes[5000..5100]);
     assert_eq!(probe.inner.reads(), reads);
 }
 
 #[test]
-fn a_read_that_fails_is_told_to_who_waits_with_a_deadline() {
+fn a_read_that_fails_is_told_to_a_waiter_with_a_deadline() {
     let Some(space) = space(2 << 20) else { return };
     let (_, probe, object) = delayed(&space, &random(64 * PAGE, 3));
     let patience = Patience::new().timeout(Duration::from_secs(3600));
@@ -159,7 +160,7 @@ fn an_interrupted_flush_goes_on_and_its_error_is_told_by_the_next() {
     let _watchdog = Watchdog::new(60);
     let Some(space) = space(2 << 20) else { return };
     let (store, probe, object) = delayed(&space, &vec![0; 8 * PAGE]);
-    // SAFETY: nobody else uses the store.
+    // SAFETY: nothing else uses the store.
     let mut map = unsafe { MapOptions::new().map_mut(&object) }.unwrap();
     map[PAGE] = 1;
     store.hold(Operation::Write);
@@ -189,7 +190,7 @@ fn an_interrupted_change_of_length_is_made_once_the_store_lets_it() {
     assert_eq!(object.len(), 8 * PAGE as u64);
     // Another one waits behind it, and can leave as well: a pin, too, waits for the cut's end.
     assert!(is_interrupted(soon().during(|| object.set_len(5 * PAGE as u64))));
-    // SAFETY: nobody writes the store.
+    // SAFETY: nothing writes the store.
     let map = unsafe { MapOptions::new().map(&object) }.unwrap();
     assert!(is_interrupted(soon().during(|| map.pin(6 * PAGE..7 * PAGE).map(drop))));
     drop(map.pin(0..2 * PAGE).unwrap());
@@ -198,9 +199,9 @@ fn an_interrupted_change_of_length_is_made_once_the_store_lets_it() {
     assert_eq!(probe.inner.bytes().len(), 5 * PAGE, "first the one, and then the other");
 }
 
-/// The one who goes away may be the one whom the page's end of reading has woken.
+/// The waiter that goes away may be the one that the end of the page's read has woken.
 #[test]
-fn who_is_interrupted_takes_nobody_elses_turn() {
+fn a_waiter_that_is_interrupted_takes_no_others_turn() {
     let _watchdog = Watchdog::new(120);
     let Some(space) = space(2 << 20) else { return };
     let bytes = random(64 * PAGE, 5);
@@ -259,7 +260,7 @@ fn the_inner_patience_counts_and_the_outer_one_comes_back_by_a_panic_as_well() {
     Patience::new().token(&token).during(sync).unwrap();
 }
 
-/// Lets all go in the end, so that an object's own end waits for nobody where a test has failed.
+/// Lets all go in the end, so that an object's own end waits for nothing where a test has failed.
 struct LetGo<'a, S: Store>(&'a DelayStore<S>);
 
 impl<S: Store> Drop for LetGo<'_, S> {
@@ -290,10 +291,10 @@ fn a_full_queue_of_reads_keeps_no_caller() {
         let read = patience.during(|| object.read_at(at, &mut [0; 1]));
         assert!(matches!(read, Err(Error::Interrupted { .. })), "{read:?}");
     }
-    // Each worker still takes one from the queue; then nobody does.
+    // Each worker still takes one from the queue; then none does.
     let is_full = || (0..600).all(|page| prefetch_one(&object, page) == 0);
     wait_until(is_full);
-    // Who may wait a little tries again now and then.
+    // A thread that may wait a little tries again now and then.
     let mut all = vec![0; 600 * PAGE];
     let read = soon().during(|| object.read_at(0, &mut all));
     assert!(matches!(read, Err(Error::Interrupted { .. })), "{read:?}");

@@ -132,7 +132,7 @@ fn what_cannot_be_changed_is_given_back_as_it_was() {
     let dir = Dir::new();
     let bytes = random(16 * PAGE, 3);
     let object = space.open(dir.file("data", &bytes)).unwrap();
-    // SAFETY: nobody writes the file.
+    // SAFETY: nothing writes the file.
     let mut map = unsafe { MapOptions::new().map(&object) }.unwrap();
     // SAFETY: refused.
     let unchanged = unsafe { map.make_mut() }.unwrap_err();
@@ -195,7 +195,7 @@ fn a_mapping_without_room_behind_it_moves_where_it_may() {
     let expected = random(64 * PAGE, 5);
     let (_, object) = probe(&space, &expected);
     let options = MapOptions::new().offset(PAGE as u64 + 7).len(6 * PAGE as u64);
-    // SAFETY: nobody writes the store.
+    // SAFETY: nothing writes the store.
     let (mut map, behind) =
         unsafe { (options.map(&object).unwrap(), MapOptions::new().map(&object).unwrap()) };
     assert!(map[..] == expected[PAGE + 7..][..6 * PAGE] && behind[..] == expected[..]);
@@ -275,7 +275,7 @@ fn a_private_copy_keeps_what_was_written_by_whatever_name_and_place_it_has() {
     let bytes = random(64 * PAGE, 7);
     let object = Object::with_store(&space, VecStore::new(bytes.clone()), Some(0)).unwrap();
     let options = MapOptions::new().offset(4 * PAGE as u64).len(8 * PAGE as u64);
-    // SAFETY: nobody writes the store.
+    // SAFETY: nothing writes the store.
     let (mut map, _behind) =
         unsafe { (options.map_copy(&object).unwrap(), options.map_copy(&object).unwrap()) };
     let mut expected = bytes[4 * PAGE..].to_vec();

@@ -1,4 +1,4 @@
-//! What a crash leaves of objects that are written through mappings.
+//! The files that a crash leaves behind of objects that are written through mappings.
 
 #[path = "common/objects.rs"]
 mod common;

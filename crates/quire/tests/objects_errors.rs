@@ -134,7 +134,7 @@ fn a_write_that_fails_is_told_once_to_each_handle_and_made_again() {
 }
 
 #[test]
-fn who_writes_more_than_the_store_takes_waits_until_it_does() {
+fn a_thread_that_writes_more_than_the_store_takes_waits_until_it_does() {
     let _watchdog = Watchdog::new(60);
     let Some(space) = space(1 << 20) else { return };
     let probe = Probe::new(vec![0; 200 * PAGE]);
@@ -346,7 +346,7 @@ fn ranges_are_cut_to_what_there_is() {
     bad(MapOptions::new().offset(u64::MAX).len(2));
     bad(MapOptions::new().len(1 << 60).beyond_end(true));
     let options = MapOptions::new().offset(PAGE as u64 + 5).len(PAGE as u64);
-    // SAFETY: nobody writes it while the slice is used.
+    // SAFETY: nothing writes it while the slice is used.
     let map = unsafe { options.map_mut(&object) }.unwrap();
     assert!(map[..] == bytes[PAGE + 5..2 * PAGE + 5]);
     let mut into = [0; 10];
@@ -402,7 +402,7 @@ fn a_page_that_the_kernel_unmapped_by_itself_is_mapped_again() {
 }
 
 #[test]
-fn nothing_is_written_before_the_barrier_allows_it_by_whomever() {
+fn nothing_is_written_by_any_way_before_the_barrier_allows_it() {
     let _watchdog = Watchdog::new(60);
     let Some(space) = space(1 << 20) else { return };
     let probe = Probe::new(vec![0; 128 * PAGE]);

@@ -1,4 +1,4 @@
-//! Reads of objects by whoever serves the fault, where the store allows it.
+//! Reads of objects by the thread that serves the fault, where the store allows it.
 
 #[path = "common/objects.rs"]
 mod common;
@@ -19,7 +19,7 @@ use rustix::io::Errno;
 /// Long enough for what must not happen to happen.
 const A_WHILE: Duration = Duration::from_millis(60);
 
-/// Who has read what.
+/// Which thread has read what.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Read {
     is_in_place: bool,
@@ -27,7 +27,7 @@ struct Read {
     thread: String,
 }
 
-/// A store in memory that lets itself be read in place, and says by whom it was.
+/// A store in memory that lets itself be read in place, and says by which thread it was.
 struct InPlaceStore {
     inner: DelayStore<VecStore>,
     reads: Mutex<Vec<Read>>,
@@ -247,7 +247,7 @@ fn what_fails_in_place_is_read_again_by_a_worker_whose_error_is_told() {
 }
 
 #[test]
-fn the_last_page_of_a_file_ends_in_zeros_whoever_reads_it() {
+fn the_last_page_of_a_file_ends_in_zeros_whatever_thread_reads_it() {
     let _watchdog = Watchdog::new(60);
     survive_sigbus();
     let dir = Dir::new();
@@ -262,7 +262,7 @@ fn the_last_page_of_a_file_ends_in_zeros_whoever_reads_it() {
         }
         assert_eq!(load(map.as_ptr(), 5 * PAGE + 100), Some(0));
         drop_pages(&object, 0..5 * PAGE as u64, 5);
-        // Shorter than it was, which nobody has told us: a page that is gone is a SIGBUS.
+        // Shorter than it was, of which the object was not told: a page that is gone is a SIGBUS.
         std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(0).unwrap();
         assert_eq!(load(map.as_ptr(), 2 * PAGE), None);
         std::fs::File::create(&path).unwrap().write_all(&bytes).unwrap();

@@ -1,4 +1,5 @@
-//! Inline delivery by itself: what a fault takes of its thread's stack, and what a fork leaves.
+//! Inline delivery by itself: how much of its thread's stack a fault takes, and what a fork's child
+//! has.
 
 #[path = "common/objects.rs"]
 mod common;
@@ -12,7 +13,7 @@ use quire_simulated::Generator;
 
 /// Bytes below the stack pointer that are looked at.
 const PAINTED: usize = 128 << 10;
-/// What a compiler may use below the stack pointer, and who paints.
+/// What a compiler, and the painting itself, may use below the stack pointer.
 const NEAR: usize = 1 << 10;
 /// What a fault may take: 8 KiB, and the registers, of which the largest processors have 11 KiB.
 const STACK_MAX: usize = (8 + 11) << 10;
@@ -50,7 +51,7 @@ fn a_fault_takes_little_of_its_threads_stack() {
         page[64..].fill(0);
     }
     let object = Object::with_store(&space, VecStore::new(bytes), None).unwrap();
-    // SAFETY: nobody writes the object.
+    // SAFETY: nothing writes the object.
     let map = unsafe { MapOptions::new().map_copy(&object) }.unwrap();
     // SAFETY: nobody else reads what is written.
     let shared = unsafe { MapOptions::new().map_mut(&object) }.unwrap();
@@ -103,7 +104,7 @@ fn live_as_a_child(bytes: &[u8]) -> bool {
         return false;
     };
     let options = MapOptions::new();
-    // SAFETY: nobody writes the object.
+    // SAFETY: nothing writes the object.
     let made = unsafe { (options.map(&object), options.map_copy(&object)) };
     let (Ok(shared), Ok(mut copy)) = made else { return false };
     copy[5] ^= 0xff;
@@ -118,7 +119,7 @@ fn a_forks_child_serves_its_own_faults_in_an_address_space_of_its_own() {
     let Some(space) = space_by(&builder) else { return };
     let bytes = random(4 << 20, 9);
     let object = Object::with_store(&space, VecStore::new(bytes.clone()), None).unwrap();
-    // SAFETY: nobody writes the object.
+    // SAFETY: nothing writes the object.
     let map = unsafe { MapOptions::new().map_copy(&object) }.unwrap();
     assert!(map[..] == bytes[..]);
     // SAFETY: the child makes threads and memory of its own and uses nothing of the parent's that a

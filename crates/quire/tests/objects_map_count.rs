@@ -1,6 +1,5 @@
 //! An application that has used up the kernel's mappings (`vm.max_map_count`) goes on with objects.
-//! One test, for it is the whole process's affair, and all that
-//! it needs is made before.
+//! It is one test, since it concerns the whole process, and all that it needs is made before.
 
 #[path = "common/objects.rs"]
 mod common;
@@ -36,7 +35,7 @@ impl Exhausted {
         let start = map(bytes, ProtFlags::empty()).unwrap();
         let mut all = Exhausted { start, bytes, more };
         let is_split = |at: usize| {
-            // SAFETY: a page of the mapping, of which nobody knows.
+            // SAFETY: a page of the mapping, which nothing else uses.
             unsafe { rustix::mm::mprotect(start.byte_add(at), PAGE, MprotectFlags::READ) }.is_ok()
         };
         assert!(!(0..bytes).step_by(2 * PAGE).all(is_split), "it never ends");
@@ -130,7 +129,7 @@ fn without_a_mapping_more_accesses_go_on_and_address_spaces_end() {
         let mut bytes = random(60 * BLOCK, 1);
         let object = Object::with_store(&space, VecStore::new(bytes.clone()), None).unwrap();
         let options = MapOptions::new();
-        // SAFETY: who reads what is written does so one byte at a time, on this thread.
+        // SAFETY: what is written is read one byte at a time, on this thread.
         let maps = unsafe { (options.map(&object).unwrap(), options.map_mut(&object).unwrap()) };
         let (read, written) = (maps.0.as_ptr(), maps.1.as_ptr());
         // What was read first lies in order, and the kernel would make one mapping of it.
@@ -155,7 +154,7 @@ fn without_a_mapping_more_accesses_go_on_and_address_spaces_end() {
         assert_eq!((wrong, again), (Wrong::Nothing, Wrong::Nothing), "{delivery:?}");
         flushed.unwrap();
         assert!(dropped > 0);
-        // SAFETY: nobody writes the object.
+        // SAFETY: nothing writes the object.
         let mut copy = unsafe { options.map_copy(&object) }.unwrap();
         copy[PAGE] ^= 0xff;
         assert!(copy[..PAGE] == bytes[..PAGE] && copy[PAGE] == !bytes[PAGE]);

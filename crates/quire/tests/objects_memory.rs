@@ -1,5 +1,5 @@
-//! Memory objects on the real MMU: zeros at first, and from then on what was written, wherever it
-//! rests meanwhile.
+//! Memory objects on the real MMU: their pages read as zeros at first, and later as what was written,
+//! wherever the bytes have been meanwhile.
 
 #[path = "common/objects.rs"]
 mod objects;
@@ -46,7 +46,7 @@ fn what_was_never_written_is_zeros_and_is_not_read() {
     assert_eq!(object.read_at(17, &mut bytes).unwrap(), bytes.len());
     assert!(bytes.iter().all(|&byte| byte == 0));
     assert_eq!(space.counter("pgpgin") + space.counter("pswpin"), 0, "nothing is read");
-    assert_eq!(space.counter("zswpout"), 0, "zeros that nobody wrote are not packed");
+    assert_eq!(space.counter("zswpout"), 0, "zeros that were never written are not packed");
     let (_, most) = space.held();
     assert!(most <= 4 * MIB, "{most} bytes were held");
     drop((map, object));
@@ -137,14 +137,14 @@ fn what_was_cut_off_is_zeros_when_the_object_grows_again() {
     }
     object.set_len(0).unwrap();
     assert_eq!(object.cached(), (0, 0));
-    // What is cut off has nothing in swap, once nobody compacts.
+    // What is cut off has nothing in swap, once compaction is over.
     wait_until(|| space.packed_pages() == 0);
     drop((map, object));
     assert_empty(&space);
 }
 
-/// Writers, reclaim and who changes the length, all at once: nothing is left of what was cut off,
-/// and no account is wrong afterwards.
+/// Writers, reclaim and a thread that changes the length, all at once: nothing is left of what was cut
+/// off, and no account is wrong afterwards.
 #[test]
 fn nothing_is_left_in_swap_of_an_object_that_is_cut_while_it_is_written() {
     let _watchdog = Watchdog::new(120);

@@ -1,5 +1,5 @@
-//! Objects whose stores do not answer, or refuse for ever: who waits is told, nothing is lost or
-//! invented, and all goes on once they do.
+//! Objects whose stores do not answer, or refuse for ever: waiting calls get an error, nothing is lost
+//! or invented, and all goes on once they do.
 
 #[path = "common/objects.rs"]
 mod common;
@@ -32,7 +32,7 @@ fn assert_silent(error: &Error, path: &str, offset: u64) {
 }
 
 #[test]
-fn who_reads_from_a_store_that_never_answers_is_told_so() {
+fn a_read_from_a_store_that_never_answers_is_told_so() {
     let _watchdog = Watchdog::new(120);
     for delivery in [Delivery::Handlers, Delivery::Inline] {
         let Some(space) = space_by(&patient(delivery)) else { return };
@@ -335,7 +335,7 @@ fn many_faults_on_one_busy_page_do_not_spin() {
             wait_until(|| space.counter("pgfault") - before >= 100);
             let begun = space.counter("pgfault");
             std::thread::sleep(Duration::from_millis(200));
-            // Those for whom there is no record try again at times.
+            // Calls for which there is no record try again at times.
             turns = space.counter("pgfault") - begun;
             inner.release_all();
         });

@@ -1,4 +1,4 @@
-//! Pinned ranges of mappings: they stay, whoever else wants memory, and the kernel may hold them.
+//! Pinned ranges of mappings: they stay, whatever else needs memory, and the kernel may hold them.
 
 #[path = "common/objects.rs"]
 mod common;
@@ -42,7 +42,7 @@ fn what_is_pinned_stays_mapped_while_everything_else_is_reclaimed_and_goes_after
     let Some(space) = space(SMALLEST) else { return };
     let bytes = random(64 * PAGE, 1);
     let object = Object::with_store(&space, VecStore::new(bytes.clone()), Some(0)).unwrap();
-    // SAFETY: nobody writes the store.
+    // SAFETY: nothing writes the store.
     let map = unsafe { MapOptions::new().map(&object) }.unwrap();
     // Bytes that are no pages: the pages are pinned whole.
     let pin = map.pin(3 * PAGE + 100..19 * PAGE + 1).unwrap();
@@ -67,7 +67,7 @@ fn what_is_pinned_stays_mapped_while_everything_else_is_reclaimed_and_goes_after
 fn overlapping_pins_nest() {
     let Some(space) = space(SMALLEST) else { return };
     let (_, object) = probe(&space, &random(16 * PAGE, 2));
-    // SAFETY: nobody else uses the store.
+    // SAFETY: nothing else uses the store.
     let map = unsafe { MapOptions::new().map_mut(&object) }.unwrap();
     let first = map.pin(0..8 * PAGE).unwrap();
     let second = map.pin_write(4 * PAGE..12 * PAGE).unwrap();
@@ -92,7 +92,7 @@ fn more_than_half_of_the_memory_is_not_pinned_and_then_nothing_is() {
     let Some(space) = space(SMALLEST) else { return };
     let bytes = random(256 * PAGE, 3);
     let (store, object) = probe(&space, &bytes);
-    // SAFETY: nobody else uses the store.
+    // SAFETY: nothing else uses the store.
     let map = unsafe { MapOptions::new().map(&object) }.unwrap();
     let error = map.pin(0..129 * PAGE).unwrap_err();
     assert!(matches!(error, Error::TooMuchPinned { most, .. } if most == SMALLEST / 2), "{error}");
@@ -129,7 +129,7 @@ fn a_system_call_can_write_what_is_pinned_for_write_where_threads_serve_themselv
     let mut expected = random(64 * PAGE, 5);
     let path = dir.file("target", &expected);
     let object = OpenOptions::new().write(true).open(&space, &path).unwrap();
-    // SAFETY: nobody else uses the file.
+    // SAFETY: nothing else uses the file.
     let map = unsafe { MapOptions::new().map_mut(&object) }.unwrap();
     // SAFETY: inside of the mapping, of which no slice is in use.
     let unpinned = unsafe { std::slice::from_raw_parts_mut(map.as_ptr().cast_mut(), 32 * PAGE) };
@@ -169,7 +169,7 @@ fn a_system_call_can_write_what_is_pinned_for_write_where_threads_serve_themselv
 fn a_write_to_what_is_pinned_is_not_lost_between_two_flushes() {
     let Some(space) = space(SMALLEST) else { return };
     let (store, object) = probe(&space, &vec![0; 8 * PAGE]);
-    // SAFETY: nobody else uses the store.
+    // SAFETY: nothing else uses the store.
     let map = unsafe { MapOptions::new().map_mut(&object) }.unwrap();
     let pin = map.pin_write(0..8 * PAGE).unwrap();
     let faults = space.counter("pgfault");
@@ -200,7 +200,7 @@ fn what_is_pinned_for_write_does_not_stop_other_writers() {
     let Some(space) = space(SMALLEST) else { return };
     let (_, object) = probe(&space, &vec![0; 120 * PAGE]);
     let (other_store, other) = probe(&space, &vec![0; 256 * PAGE]);
-    // SAFETY: nobody else uses the stores.
+    // SAFETY: nothing else uses the stores.
     let (map, mut other_map) = unsafe {
         (MapOptions::new().map_mut(&object).unwrap(), MapOptions::new().map_mut(&other).unwrap())
     };
@@ -234,7 +234,7 @@ fn a_cut_through_a_pinned_page_is_refused_and_one_behind_it_is_not() {
         assert!(matches!(error, Error::Pinned { len: said, .. } if said == len as u64), "{error}");
         assert_eq!((object.len(), store.inner.bytes().len()), (40 * PAGE as u64, 40 * PAGE));
     }
-    // Who cut the store without us is followed as soon as it can be.
+    // A cut of the store from outside is followed as soon as it can be.
     object.set_len(16 * PAGE as u64).unwrap();
     assert_eq!(load(map.as_ptr(), 16 * PAGE), None);
     quire::store::Store::set_len(&store.inner, 9 * PAGE as u64).unwrap();
@@ -252,7 +252,7 @@ fn a_cut_through_a_pinned_page_is_refused_and_one_behind_it_is_not() {
     assert_eq!(load(map.as_ptr(), 19 * PAGE), Some(0));
 }
 
-/// The kernel holds pages of a pipe and of direct I/O, and nobody sees that.
+/// The kernel holds pages of a pipe and of direct I/O, and the engine does not see that.
 #[test]
 fn pages_that_the_kernel_holds_keep_their_bytes_while_memory_is_reclaimed() {
     let _watchdog = Watchdog::new(240);
@@ -261,7 +261,7 @@ fn pages_that_the_kernel_holds_keep_their_bytes_while_memory_is_reclaimed() {
     let dir = Dir::new();
     let bytes = random(98 << 20, 7);
     let object = space.open(dir.file("data", &bytes)).unwrap();
-    // SAFETY: nobody writes the file.
+    // SAFETY: nothing writes the file.
     let map = unsafe { MapOptions::new().map(&object) }.unwrap();
     let out = dir.0.join("out");
     let direct = File::options()
@@ -351,7 +351,7 @@ fn a_pinned_page_keeps_its_memory_while_its_neighbours_get_new() {
     let Some(space) = space_by(&builder) else { return };
     let bytes = random(4 << 20, 8);
     let object = Object::with_store(&space, VecStore::new(bytes.clone()), Some(0)).unwrap();
-    // SAFETY: nobody writes the store.
+    // SAFETY: nothing writes the store.
     let map = unsafe { MapOptions::new().map(&object) }.unwrap();
     assert!(map[..] == bytes[..]);
     let page = 600;
@@ -412,7 +412,7 @@ fn pins_of_a_private_copy_that_are_never_let_go_move_with_it_and_end_with_it() {
     let (_, object) = probe(&space, &bytes);
     let remap = RemapOptions::new().may_move(true);
     for round in 0..3 {
-        // SAFETY: nobody else uses the store.
+        // SAFETY: nothing else uses the store.
         let map = |len| unsafe { MapOptions::new().len(len as u64).map_copy(&object) }.unwrap();
         let mut copy = map(8 * PAGE);
         let _behind = map(PAGE);
@@ -439,7 +439,7 @@ fn pins_of_a_private_copy_that_are_never_let_go_move_with_it_and_end_with_it() {
 fn a_pinned_memory_object_stays_in_memory() {
     let Some(space) = space(SMALLEST) else { return };
     let object = space.create_memory(64 * PAGE as u64).unwrap();
-    // SAFETY: nobody else uses it.
+    // SAFETY: nothing else uses it.
     let mut map = unsafe { MapOptions::new().map_mut(&object) }.unwrap();
     map.fill(3);
     {
@@ -537,7 +537,7 @@ fn a_gathered_write_reads_what_is_pinned_where_threads_serve_themselves() {
     let Some(space) = space_by(&builder) else { return };
     let bytes = random(64 * PAGE, 11);
     let object = Object::with_store(&space, VecStore::new(bytes.clone()), Some(0)).unwrap();
-    // SAFETY: nobody writes the store.
+    // SAFETY: nothing writes the store.
     let map = unsafe { MapOptions::new().map(&object) }.unwrap();
     let dir = Dir::new();
     let path = dir.file("out", b"");

@@ -1,5 +1,5 @@
-//! Private mappings of objects on the real MMU: copies that are written without the object. All of
-//! it runs twice: here with handlers, and as a part of `objects_private_inline` without.
+//! Private mappings of objects on the real MMU: copies that are written without the object. Every test
+//! runs twice: here with handlers, and without as a part of `objects_private_inline`.
 
 #[path = "common/objects.rs"]
 mod common;
@@ -19,12 +19,12 @@ use quire::store::Operation;
 use quire::store::test::{DelayStore, VecStore};
 use quire_simulated::Generator;
 
-/// Who serves the faults of this run.
+/// Which threads serve the faults of this run.
 fn delivery() -> Delivery {
     match env!("CARGO_CRATE_NAME") {
         "objects_private" => Delivery::Handlers,
         "objects_private_inline" => Delivery::Inline,
-        other => panic!("{other} has not said who serves its faults"),
+        other => panic!("{other} has not said how its faults are served"),
     }
 }
 
@@ -62,7 +62,7 @@ fn a_copy_reads_as_the_file_through_an_eighth_of_its_size() {
     let dir = Dir::new();
     let bytes = random(16 << 20, 1);
     let object = space.open(dir.file("data", &bytes)).unwrap();
-    // SAFETY: nobody writes the file.
+    // SAFETY: nothing writes the file.
     let map = unsafe { MapOptions::new().map_copy(&object) }.unwrap();
     assert!(map[..] == bytes[..], "in order");
     let mut generator = Generator::new(7);
@@ -80,14 +80,14 @@ fn a_copy_reads_as_the_file_through_an_eighth_of_its_size() {
 }
 
 #[test]
-fn what_is_written_is_kept_and_seen_by_nobody_else() {
+fn what_is_written_is_kept_and_seen_by_no_other() {
     let _watchdog = Watchdog::new(120);
     let Some(space) = space(4 << 20) else { return };
     let dir = Dir::new();
     let bytes = packable(3 << 20, 2);
     let path = dir.file("data", &bytes);
     let object = OpenOptions::new().write(true).open(&space, &path).unwrap();
-    // SAFETY: nobody else uses the file.
+    // SAFETY: nothing else uses the file.
     let (shared, mut copy, mut other) = unsafe {
         let options = MapOptions::new();
         (
@@ -129,7 +129,7 @@ fn writes_stay_under_an_eighth_of_what_they_need() {
     let path = dir.file("data", &bytes);
     let object = space.open(&path).unwrap();
     let mut oracle = bytes.clone();
-    // SAFETY: nobody writes the file.
+    // SAFETY: nothing writes the file.
     let mut map = unsafe { MapOptions::new().map_copy(&object) }.unwrap();
     let mut generator = Generator::new(5);
     for _ in 0..20_000 {
@@ -162,7 +162,7 @@ fn what_does_not_pack_goes_to_the_swap_file() {
     let bytes = random(16 << 20, 16);
     let object = space.open(dir.file("data", &bytes)).unwrap();
     let mut oracle = bytes.clone();
-    // SAFETY: nobody writes the file.
+    // SAFETY: nothing writes the file.
     let mut map = unsafe { MapOptions::new().map_copy(&object) }.unwrap();
     for at in (0..bytes.len()).step_by(PAGE) {
         map[at + 7] ^= 0xff;
@@ -236,7 +236,7 @@ fn any_offset_and_length_can_be_copied() {
     {
         let mut oracle = bytes[offset..offset + len].to_vec();
         let options = MapOptions::new().offset(offset as u64).len(len as u64);
-        // SAFETY: nobody writes the object.
+        // SAFETY: nothing writes the object.
         let mut map = unsafe { options.map_copy(&object) }.unwrap();
         for at in (0..len).step_by(3 * PAGE + 1) {
             map[at] ^= 0x5a;
@@ -254,19 +254,19 @@ fn an_unmapped_copy_gives_all_its_memory_back() {
     let object = object_of(&space, &bytes);
     let mut left = Vec::new();
     for round in 0..4 {
-        // SAFETY: nobody writes the object.
+        // SAFETY: nothing writes the object.
         let mut map = unsafe { MapOptions::new().map_copy(&object) }.unwrap();
         for at in (0..bytes.len()).step_by(PAGE) {
             map[at] = map[at].wrapping_add(round);
         }
         assert!(space.held().0 > 3 << 20);
         drop(map);
-        // Takes the frames that nobody uses, and the object's cache.
+        // Takes the frames that are not in use, and the object's cache.
         press(&space);
         object.drop_cached(0..bytes.len() as u64);
         left.push(space.held().0);
     }
-    // Page words of both, and such frames as nobody wanted; of each copy there were 1536 pages.
+    // Page words of both, and frames that nothing needed; of each copy there were 1536 pages.
     assert!(left.iter().all(|&bytes| bytes < 64 * PAGE), "{left:?} bytes were left");
 }
 
@@ -297,20 +297,20 @@ fn a_page_that_cannot_be_read_is_a_sigbus_until_it_is_populated() {
     probe.set_bad(9, true);
     drop_pages(&object, 9 * PAGE as u64..10 * PAGE as u64, 1);
     let at = map.as_ptr().wrapping_add(9 * PAGE).cast_mut();
-    // SAFETY: a whole page of the mapping, which nobody else uses.
+    // SAFETY: a whole page of the mapping, which nothing else uses.
     assert_eq!(unsafe { libc::madvise(at.cast(), PAGE, libc::MADV_DONTNEED) }, 0);
     assert_eq!(load(map.as_ptr(), 9 * PAGE), None);
 }
 
 /// The read of one page is held in the store: the threads that want it wait, and others do not.
 #[test]
-fn a_slow_read_holds_up_only_those_who_want_it() {
+fn a_slow_read_holds_up_only_those_that_want_it() {
     let _watchdog = Watchdog::new(60);
     let Some(space) = space(4 << 20) else { return };
     let bytes = random(64 * PAGE, 11);
     let slow = Arc::new(DelayStore::new(VecStore::new(bytes.clone())));
     let object = Object::with_store(&space, Arc::clone(&slow), None).unwrap();
-    // SAFETY: nobody writes the object.
+    // SAFETY: nothing writes the object.
     let map =
         unsafe { MapOptions::new().fault_around(FaultAround::Off).map_copy(&object) }.unwrap();
     assert_eq!(map[0], bytes[0]);
@@ -333,7 +333,7 @@ fn what_is_discarded_is_the_objects_again() {
     let Some(space) = space(4 << 20) else { return };
     let bytes = packable(100 * PAGE, 12);
     let object = object_of(&space, &bytes);
-    // SAFETY: nobody writes the object.
+    // SAFETY: nothing writes the object.
     let mut map = unsafe { MapOptions::new().map_copy(&object) }.unwrap();
     map.fill(0xee);
     map.dont_need(0..50 * PAGE);
@@ -347,7 +347,7 @@ fn what_is_discarded_is_the_objects_again() {
     assert!(map[..] == bytes[..]);
 }
 
-/// No call of the library's: the kernel forgets the page, and nobody tells us.
+/// No call of the library's: the kernel forgets the page, and the engine is not told.
 #[test]
 fn what_the_program_drops_by_itself_is_the_objects_again() {
     let _watchdog = Watchdog::new(60);
@@ -362,7 +362,7 @@ fn what_the_program_drops_by_itself_is_the_objects_again() {
         assert!(store(at, page * PAGE, 0xdd));
     }
     object.drop_cached(0..10 * PAGE as u64);
-    // SAFETY: whole pages of the mapping, which nobody else uses.
+    // SAFETY: whole pages of the mapping, which nothing else uses.
     let dropped = unsafe { libc::madvise(at.cast(), 16 * PAGE, libc::MADV_DONTNEED) };
     assert_eq!(dropped, 0);
     for page in 0..16 {
@@ -440,7 +440,7 @@ fn without_fault_around_a_fault_copies_exactly_one_page() {
     for (setting, expected) in
         [(FaultAround::Off, 1), (FaultAround::Order(3), 8), (FaultAround::Order(6), 64)]
     {
-        // SAFETY: nobody writes the object.
+        // SAFETY: nothing writes the object.
         let map = unsafe { MapOptions::new().fault_around(setting).map_copy(&object) }.unwrap();
         assert_eq!(map[100 * PAGE + 5], bytes[100 * PAGE + 5]);
         assert_eq!(map.mapped_pages(), expected, "{setting:?}");
@@ -503,7 +503,7 @@ fn a_copy_outlives_its_objects_handle() {
     let Some(space) = space(4 << 20) else { return };
     let bytes = random(40 * PAGE, 15);
     let object = object_of(&space, &bytes);
-    // SAFETY: nobody writes the object.
+    // SAFETY: nothing writes the object.
     let map = unsafe { MapOptions::new().map_copy(&object) }.unwrap();
     drop(object);
     assert!(map[..] == bytes[..]);

@@ -1,5 +1,5 @@
-//! Private mappings once more, each behaviour of [`objects_private`](behaviours), in address spaces
-//! whose threads serve their own faults: which it is, is asked of the crate's name.
+//! The tests of [`objects_private`](behaviours) once more, in address spaces with inline delivery: the
+//! tests look at the crate's name for which one it is.
 
 #[path = "objects_private.rs"]
 mod behaviours;

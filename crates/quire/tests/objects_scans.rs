@@ -42,7 +42,7 @@ fn what_is_scanned_in_order_round_after_round_is_what_the_file_has() {
         let Some(space) = space_by(&builder) else { return };
         let object = OpenOptions::new().open(&space, &path).unwrap();
         {
-            // SAFETY: nobody writes the file.
+            // SAFETY: nothing writes the file.
             let map = unsafe { MapOptions::new().map(&object) }.unwrap();
             for round in 0..3 {
                 assert!(map[..] == bytes[..], "round {round}");
@@ -61,7 +61,7 @@ fn what_a_scan_left_behind_is_read_at_random_and_by_others() {
     let Some(space) = large() else { return };
     let bytes = random(50 * BLOCK, 2);
     let object = open(&space, &bytes);
-    // SAFETY: nobody writes the store.
+    // SAFETY: nothing writes the store.
     let map = unsafe { MapOptions::new().map(&object) }.unwrap();
     // SAFETY: as above.
     let other = unsafe { MapOptions::new().fault_around(FaultAround::Off).map(&object) }.unwrap();
@@ -82,7 +82,7 @@ fn a_page_is_mapped_alone_where_nothing_may_be_mapped_around_it() {
     let Some(space) = large() else { return };
     let bytes = random(8 * BLOCK, 3);
     let object = open(&space, &bytes);
-    // SAFETY: nobody writes the store.
+    // SAFETY: nothing writes the store.
     let map = unsafe { MapOptions::new().map(&object) }.unwrap();
     assert!(map[..] == bytes[..]);
     // SAFETY: as above.
@@ -104,7 +104,7 @@ fn a_mapping_that_cuts_blocks_shows_them_too() {
         let builder = AddressSpace::builder().memory(MEMORY).delivery(delivery);
         let Some(space) = space_by(&builder) else { return };
         let object = open(&space, &bytes);
-        // SAFETY: nobody writes the store.
+        // SAFETY: nothing writes the store.
         let map = unsafe { MapOptions::new().map(&object) }.unwrap();
         assert!(map[..] == bytes[..]);
         for (first, pages) in [(511, 2), (100, 300), (1000, 30), (700, 3000)] {
@@ -294,7 +294,7 @@ fn a_bad_page_in_a_block_is_bad_alone() {
     let bytes = random(48 * BLOCK, 9);
     let inner = Probe::new(bytes.clone());
     let object = Object::with_store(&space, Arc::clone(&inner), None).unwrap();
-    // SAFETY: nobody writes the store.
+    // SAFETY: nothing writes the store.
     let map = unsafe { MapOptions::new().map(&object) }.unwrap();
     assert!(map[..] == bytes[..]);
     let bad = 20 * BLOCK + 77 * PAGE;
@@ -368,7 +368,7 @@ fn what_the_program_has_locked_is_reclaimed_and_read_again() {
     let Some(space) = large() else { return };
     let bytes = random(50 * BLOCK, 11);
     let object = open(&space, &bytes);
-    // SAFETY: nobody writes the store.
+    // SAFETY: nothing writes the store.
     let map = unsafe { MapOptions::new().map(&object) }.unwrap();
     assert!(map[..] == bytes[..]);
     let locked = 49 * BLOCK + 70 * PAGE..49 * BLOCK + 78 * PAGE;
@@ -387,7 +387,7 @@ fn populate_maps_what_is_cached_wherever_it_is_mapped() {
     let Some(space) = large() else { return };
     let bytes = random(8 * BLOCK, 12);
     let object = open(&space, &bytes);
-    // SAFETY: nobody writes the store.
+    // SAFETY: nothing writes the store.
     let map = unsafe { MapOptions::new().map(&object) }.unwrap();
     assert!(map[..] == bytes[..]);
     assert_eq!(object.migrate().unwrap().1, 0);
@@ -443,7 +443,7 @@ fn a_page_in_a_pipe_keeps_its_bytes_when_it_is_reclaimed() {
     };
     let bytes = random(50 * BLOCK, 17);
     let object = open(&space, &bytes);
-    // SAFETY: nobody writes the store.
+    // SAFETY: nothing writes the store.
     let map = unsafe { MapOptions::new().map(&object) }.unwrap();
     for block in [20, 30, 40] {
         let at = block * BLOCK + 70 * PAGE;

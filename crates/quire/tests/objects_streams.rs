@@ -1,5 +1,5 @@
-//! What is read ahead of whom, by the counts of a store: streams up and down, page by page and by a
-//! stride, several at once, and accesses that are no stream.
+//! What is read ahead of which stream, by the counts of a store: streams up and down, page by page and
+//! by a stride, several at once, and accesses that are no stream.
 
 #[path = "common/objects.rs"]
 mod common;
@@ -100,7 +100,7 @@ fn scans_in_either_direction_are_read_once_in_large_pieces_and_ahead() {
         let (reads, map) = object(&space, count);
         let page = |step: usize| if is_down { count - 1 - step } else { step };
         (0..count / 2).for_each(|step| touch(&map, page(step)));
-        // Before anybody asks.
+        // Before any call asks.
         wait_until(|| reads.has(page(count / 2)));
         (count / 2..count).for_each(|step| touch(&map, page(step)));
         assert_eq!(reads.pages(), Vec::from_iter(0..count), "each page once, down: {is_down}");

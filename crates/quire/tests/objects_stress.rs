@@ -1,4 +1,4 @@
-//! Many threads on objects at once, with something that knows what must come out.
+//! Many threads on objects at once, with an oracle for every byte.
 
 #[path = "common/objects.rs"]
 mod common;
@@ -352,7 +352,7 @@ fn possessions() -> [usize; 3] {
 
 const ALONE: &str = "QUIRE_OBJECT_ALONE";
 
-/// In a process of its own, where nobody else opens and maps anything.
+/// In a process of its own, where nothing else opens and maps anything.
 #[test]
 fn of_an_address_space_that_is_dropped_nothing_is_left() {
     let _watchdog = Watchdog::new(120);

@@ -261,7 +261,7 @@ fn a_flush_waits_for_the_store_to_say_whether_it_becomes_shorter() {
     assert_eq!(object.cached().1, 0);
 }
 
-/// The one worker waits for its store, behind it waits a read. Who cuts the end waits for that read,
+/// The one worker waits for its store, behind it waits a read. The cut of the end waits for that read,
 /// and must not keep what the worker needs to come to it.
 #[test]
 fn a_cut_that_waits_for_a_read_lets_write_back_end() {

@@ -1,4 +1,4 @@
-//! What one member may hold, beside what the tree may.
+//! The limit of one member, beside that of the tree.
 
 mod common;
 

@@ -2,7 +2,7 @@
 //!
 //! Two threads are checked without a bound, or with at most [`PREEMPTIONS_OF_TWO`] preemptions a run
 //! where they do more than lock and unlock once; three with at most `PREEMPTIONS`, which is where
-//! nearly all bugs of such size show. Waiting as such is `page_wait_loom.rs`'s.
+//! nearly all bugs of such size show. `page_wait_loom.rs` has the waiting.
 //!
 //! Loom treats SeqCst accesses as acquire and release only. Where a protocol rests on them
 //! (Dekker), the model has SeqCst fences in their place.
@@ -36,7 +36,7 @@ fn two_threads_never_own_the_page_together_and_none_sleeps_for_ever() {
 }
 
 #[test]
-fn who_takes_the_lock_twice_leaves_it_to_the_other_in_the_end() {
+fn a_thread_that_takes_the_lock_twice_leaves_it_to_the_other_in_the_end() {
     check_with(Some(PREEMPTIONS_OF_TWO), || {
         let page = Page::<LoomWord>::new();
         let other = page.clone();
@@ -49,7 +49,7 @@ fn who_takes_the_lock_twice_leaves_it_to_the_other_in_the_end() {
 }
 
 #[test]
-fn a_parked_fault_is_answered_by_whoever_held_the_page() {
+fn a_parked_fault_is_answered_by_the_thread_that_held_the_page() {
     check(2, || {
         let page = Page::<LoomWord>::new();
         let other = page.clone();
@@ -119,7 +119,7 @@ fn a_sleeper_and_a_parked_fault_on_one_page_are_both_answered() {
 }
 
 #[test]
-fn who_only_tries_never_sees_half_a_change() {
+fn a_thread_that_only_tries_never_sees_half_a_change() {
     check(3, || {
         let page = Page::<LoomWord>::new();
         let (first, second) = (page.clone(), page.clone());
@@ -269,7 +269,7 @@ impl Gate {
 }
 
 #[test]
-fn nobody_is_inside_a_closed_gate_and_nobody_stays_outside_an_open_one() {
+fn no_thread_is_inside_a_closed_gate_and_none_stays_outside_an_open_one() {
     check(2, || {
         let gate = Arc::new(Gate {
             closed: AtomicU64::new(0),

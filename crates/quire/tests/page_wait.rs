@@ -1,4 +1,4 @@
-//! Waiting for pages with real threads, and step by step: counts are exact, nobody is stuck, and how
+//! Waiting for pages with real threads, and step by step: counts are exact, no thread is stuck, and how
 //! often a waiter loses the lock to a stealer is counted, not timed.
 
 mod common;
@@ -53,7 +53,7 @@ fn unlock(table: &WaitTable, word: &PageWord) {
     assert_eq!(table.unlock(word, &Futexes), Parked::No);
 }
 
-/// Nobody has the lock, nobody is queued, no sign is left.
+/// No thread has the lock, none is queued, and no sign is left.
 fn assert_unused(word: &PageWord) {
     assert_unlocked(word.load());
 }
@@ -103,7 +103,7 @@ fn many_threads_on_few_words_each_have_their_turn_and_none_twice_at_once() {
 }
 
 #[test]
-fn an_unlock_without_waiters_calls_nobody_and_says_so() {
+fn an_unlock_without_waiters_calls_nothing_and_says_so() {
     let (table, word) = (WaitTable::new().unwrap(), word());
     for _ in 0..100 {
         table.lock(&word, &Futexes);
@@ -121,7 +121,7 @@ fn an_unlock_without_waiters_calls_nobody_and_says_so() {
 }
 
 #[test]
-fn a_storm_of_cancelled_waits_leaves_nobody_stuck_and_no_sign() {
+fn a_storm_of_cancelled_waits_leaves_no_thread_stuck_and_no_sign() {
     const THREADS: usize = 6;
     const ROUNDS: usize = 1500;
     let (table, page) = (WaitTable::new().unwrap(), Guarded::new());
@@ -215,7 +215,7 @@ struct Greedy<'a> {
 
 impl Parking<AtomicU64> for Greedy<'_> {
     fn wait(&self, _: &AtomicU64, _: u32, _: Kill<'_>) {
-        assert!(self.has_lock.load(Ordering::Relaxed), "nobody is there who could wake");
+        assert!(self.has_lock.load(Ordering::Relaxed), "no thread is there that could wake");
         unlock(self.table, self.word);
         let again = self.word.try_lock().is_some();
         self.has_lock.store(again, Ordering::Relaxed);
@@ -244,7 +244,7 @@ fn a_waiter_loses_the_lock_to_stealers_a_few_times_and_then_has_it_handed_over()
 }
 
 #[test]
-fn who_is_cancelled_with_a_promise_takes_it_along() {
+fn a_waiter_cancelled_with_a_promise_takes_it_along() {
     let (table, word, token) = (WaitTable::new().unwrap(), word(), CancelToken::new());
     /// As [`Greedy`], and cancels the wait once it is promised the lock.
     struct Cancels<'a>(Greedy<'a>, &'a CancelToken);
@@ -265,7 +265,7 @@ fn who_is_cancelled_with_a_promise_takes_it_along() {
     assert!(word.load().is_locked() && !word.load().has_handoff() && !word.load().has_waiters());
     unlock(&table, &word);
     assert_unused(&word);
-    assert!(word.try_lock().is_some(), "it is promised to nobody any more");
+    assert!(word.try_lock().is_some(), "it is promised to no thread any more");
 }
 
 #[test]
@@ -293,7 +293,8 @@ fn a_greedy_thread_cannot_starve_another() {
         is_over.store(true, Ordering::Relaxed);
     });
     let counts = table.counts();
-    // Whoever waits queues anew after each time he loses the lock to a stealer, and loses the lock to a stealer so often at most.
+    // A waiter queues anew each time that it loses the lock to a stealer, which happens so often at
+    // most.
     let first_waits = counts.waits - counts.steals;
     assert!(counts.steals <= first_waits * u64::from(STEALS_MAX), "{counts:?}");
     assert_unused(&page.word);
@@ -324,7 +325,7 @@ fn a_wait_for_writeback_looks_again_after_it_was_woken() {
     let writer = Writer(&table, &word, AtomicU32::new(0));
     let now = table.wait_on(&word, WRITTEN, &writer);
     assert!(WRITTEN.holds(now));
-    assert_eq!(writer.2.into_inner(), 2, "the first end of writeback was over when he looked");
+    assert_eq!(writer.2.into_inner(), 2, "the first end of writeback was over when it looked");
     assert_unused(&word);
 }
 
@@ -364,7 +365,7 @@ fn hundreds_wait_for_one_page_and_each_is_called_once() {
 }
 
 #[test]
-fn a_freed_word_carries_no_sign_of_who_waited() {
+fn a_freed_word_carries_no_sign_of_its_waiters() {
     // One queue for all words, long enough that a cancelled waiter does not look through it.
     let table: WaitTable<AtomicU64, Queue, [Queue; 1]> =
         WaitTable::with_queues([Queue::new()], STEALS_MAX);

@@ -2,7 +2,8 @@
 //!
 //! Two threads are checked without a bound, unless a test says otherwise; three with at most
 //! `PREEMPTIONS` preemptions a run. Where a waiter is to have the lock handed over, the table is one
-//! that promises at once: to lose the lock to a stealer first needs more switches than a model can walk through.
+//! that promises at once: to lose the lock to a stealer first needs more switches than a model can walk
+//! through.
 
 mod loom_page;
 
@@ -32,7 +33,7 @@ fn lock_and_unlock_in_two_threads(page: &Arc<Page>) {
 }
 
 #[test]
-fn a_lock_that_is_handed_over_has_one_owner_and_is_lost_to_nobody() {
+fn a_lock_that_is_handed_over_has_one_owner_and_is_never_lost() {
     check(2, || lock_and_unlock_in_two_threads(&Page::with(AT_ONCE)));
 }
 
@@ -85,22 +86,22 @@ fn one_of_two_is_cancelled(steals_max: u32, is_cancelled_first: bool) {
 }
 
 #[test]
-fn who_is_cancelled_before_the_unlock_keeps_nobody_waiting() {
+fn a_waiter_cancelled_before_the_unlock_keeps_no_other_waiting() {
     one_of_two_is_cancelled(4, true);
 }
 
 #[test]
-fn who_is_cancelled_after_he_was_woken_passes_the_wake_on() {
+fn a_waiter_cancelled_after_it_was_woken_passes_the_wake_on() {
     one_of_two_is_cancelled(4, false);
 }
 
 #[test]
-fn who_is_cancelled_before_a_promised_lock_is_handed_over_takes_the_promise_along() {
+fn a_waiter_cancelled_before_a_promised_lock_is_handed_over_takes_the_promise_along() {
     one_of_two_is_cancelled(AT_ONCE, true);
 }
 
 #[test]
-fn who_is_cancelled_while_the_lock_is_handed_over_to_him_gives_it_back() {
+fn a_waiter_cancelled_while_the_lock_is_handed_over_to_it_gives_it_back() {
     one_of_two_is_cancelled(AT_ONCE, false);
 }
 
@@ -121,7 +122,7 @@ fn a_fault_that_parks_on_a_promised_lock_is_answered_even_if_the_promise_is_drop
 }
 
 #[test]
-fn who_waits_for_the_end_of_writeback_sees_it() {
+fn a_waiter_for_the_end_of_writeback_sees_it() {
     check(2, || {
         let page = Page::<LoomWord>::new();
         page.lock_and_change(WRITEBACK);
@@ -138,7 +139,7 @@ fn who_waits_for_the_end_of_writeback_sees_it() {
 }
 
 #[test]
-fn who_waits_for_the_lock_to_be_free_waits_beside_one_who_wants_it() {
+fn a_waiter_for_a_free_lock_waits_beside_one_that_wants_the_lock() {
     for steals_max in [AT_ONCE, 4] {
         check(3, move || {
             let page = Page::<LoomWord>::with(steals_max);
@@ -230,7 +231,7 @@ fn the_model_finds_an_unlock_that_is_no_release() {
     });
 }
 
-/// An atomic in which `WAITERS` does not stick: a sign that somebody clears while another sets it.
+/// An atomic in which `WAITERS` does not stick: a sign that one thread clears while another sets it.
 struct Forgetful(AtomicU64);
 
 impl Word for Forgetful {

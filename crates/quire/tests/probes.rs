@@ -1,7 +1,7 @@
-//! The probes of the tracepoints, as tools of others see them: notes in the binary, and a place that
-//! is passed as often as a tracepoint is.
+//! The probes of the tracepoints, as other tools see them: notes in the binary, and an instruction that
+//! is executed as often as a tracepoint is.
 //!
-//! The test's own binary is what is looked at: it has the engine in it like any other.
+//! The tests look at their own binary, which has the engine in it like any other.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! The engine on the real MMU, with real threads: what the simulator cannot show.
+//! The engine on the real MMU, with real threads, for all that the simulator cannot show.
 
 mod common;
 
@@ -135,7 +135,7 @@ impl Sharer {
         };
         let mut layout = engine.space.lock();
         let charged = engine.space.prepare_fork(&mut layout).unwrap();
-        // What the child holds nobody charges here.
+        // What the child holds is not charged here.
         engine.space.budget().uncharge(charged);
         let mmu = &engine.space.mmu().0;
         mmu.expect_sharers();
@@ -155,7 +155,7 @@ impl Sharer {
         for round in 1.. {
             let is_last = order.load(Ordering::SeqCst) == 1;
             for page in 0..range.len() {
-                // SAFETY: mapped by the caller, who has pages at all of it.
+                // SAFETY: mapped by the caller, with a page everywhere.
                 unsafe {
                     wrong |= word(memory, page, 0).read_volatile() != page as u64 + 1;
                     // Every other page stays shared.
@@ -199,7 +199,7 @@ fn what_a_living_child_shares_goes_by_copy_and_moves_again_when_the_child_is_gon
     let mut scratch = Scratch::new().unwrap();
     let half = |first: usize| PageRange::new(range.start.add(first), 32);
     let evicted = engine.space.evict_range(half(0), Reclaimer::Advice, &mut scratch);
-    // What it has written to is its own copy by now, and ours is nobody else's.
+    // What it has written to is its own copy by now, and ours is shared with no process.
     assert_eq!((evicted.unmapped + evicted.freed, evicted.refused), (32, 0));
     assert!(evicted.freed >= 16, "{evicted:?}");
     child.end();

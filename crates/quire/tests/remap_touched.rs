@@ -1,5 +1,5 @@
-//! A mapping that is moved to where another thread already looks: the move's VMA is there before its
-//! pages are, so that faults come in between. By turns, in orders that seeds choose.
+//! A mapping that is moved to where another thread already reads: the new VMA is there before its pages
+//! are, so faults come in between. The threads run by turns, in orders that seeds choose.
 
 mod common;
 
@@ -62,7 +62,7 @@ fn run(seed: u64) {
         }
         baton.end();
     };
-    // Relaxed: whoever has the baton sees what all others did.
+    // Relaxed: the thread that has the baton sees what all others did.
     let is_so = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
     std::thread::scope(|scope| {
         scope.spawn(|| {

@@ -9,18 +9,18 @@
 //! Stores take their time. Reads fail, and then exactly the pages of such a read may be a SIGBUS;
 //! writes fail with a part of them done, cuts and syncs fail, and then nothing is lost that was not
 //! to go. A barrier holds write-back up for a while. The kernel swaps pages of memfds out by itself.
-//! Files become longer by what somebody else writes to them. Memory of pages goes bad, until somebody
+//! Files become longer by what another process writes to them. Memory of pages goes bad, until a thread
 //! says that what the store has will do. Mappings get other rights and other lengths while others
 //! access them.
 //!
 //! # What is checked
-//! Each access against the oracle, at the access itself: the object's bytes, zeros behind its end,
-//! a SIGBUS behind its last page and nowhere else; in a private copy what was written there, and
-//! else the object as it was at some time, never going back. In the store: what is written is what the page
-//! held when the barrier was asked, no page is under way twice, no write makes the store longer.
-//! After a flush: each page that was written before it has reached the store, or an error was told.
-//! At the end, with nobody inside: the invariants of `Objects::check`, all bytes in the store and in
-//! the cache; then everything is unmapped and closed, and nothing may be left. Who cannot go on is a
+//! Each access against the oracle, at the access itself: the object's bytes, zeros behind its end, a
+//! SIGBUS behind its last page and nowhere else; in a private copy what was written there, and else the
+//! object as it was at some time, never going back. In the store: what is written is what the page held
+//! when the barrier was asked, no page is under way twice, no write makes the store longer. After a
+//! flush: each page that was written before it has reached the store, or an error was told. At the end,
+//! with no thread inside: the invariants of `Objects::check`, all bytes in the store and in the cache;
+//! then everything is unmapped and closed, and nothing may be left. A thread that cannot go on is a
 //! failure as well.
 
 mod common;
@@ -94,7 +94,7 @@ fn a_seed_finds_pages_that_are_mapped_without_their_protection() {
         let planted = Some(Planted::ForgottenProtection);
         run(&Plan { planted, ..Plan::from_seed(seed) }).err().map(|why| (seed, why))
     });
-    let (seed, why) = found.expect("a write that nobody noticed was not found");
+    let (seed, why) = found.expect("a write that went unnoticed was not found");
     println!("found by seed {seed}: {why}");
 }
 

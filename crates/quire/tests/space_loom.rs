@@ -80,8 +80,8 @@ fn a_view_of_a_record_is_never_torn() {
     });
 }
 
-/// Its life: a VMA's, nobody's, another VMA's. Who has the old one's copy sees that it is over, even
-/// where the new one begins and ends at the same places.
+/// Its life: a VMA's, free, another VMA's. A thread with a copy of the old one sees that it is over,
+/// even where the new one begins and ends at the same places.
 #[test]
 fn a_slot_that_became_another_vmas_is_not_taken_for_the_old_one() {
     check(2, || {
@@ -170,7 +170,7 @@ fn a_block_that_is_skipped_as_unused_gets_no_page_under_the_old_record() {
 struct Word {
     bits: AtomicU32,
     futex: Futex,
-    /// The mistake that the model must find: nobody is told of the last one who leaves.
+    /// The mistake that the model must find: no thread is told of the last one that leaves.
     forgets_wakes: bool,
 }
 
@@ -223,7 +223,7 @@ impl Lock {
     fn fault(&self) -> bool {
         loop {
             if self.turnstile.try_enter() {
-                // SAFETY: nobody changes it meanwhile; loom checks just that.
+                // SAFETY: nothing changes it meanwhile; loom checks just that.
                 self.layout.with(|layout| assert_ne!(unsafe { *layout }, 1, "half a change"));
                 self.turnstile.leave();
                 return true;
@@ -282,8 +282,8 @@ fn two_classic_faults_are_both_served_or_answered() {
 }
 
 #[test]
-fn the_model_finds_a_writer_whom_the_last_fault_does_not_wake() {
-    must_fail("the_model_finds_a_writer_whom_the_last_fault_does_not_wake", "deadlock", || {
+fn the_model_finds_a_writer_that_the_last_fault_does_not_wake() {
+    must_fail("the_model_finds_a_writer_that_the_last_fault_does_not_wake", "deadlock", || {
         one_fault_and_one_change(true);
     });
 }

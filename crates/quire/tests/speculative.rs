@@ -40,7 +40,7 @@ impl Turn {
         Turn(ONE.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Has `act` done the first time that a fault on `page` comes by.
+    /// Has `act` done the first time that a fault on `page` arrives.
     fn once(&self, place: Failpoint, page: PageNum, act: impl Fn() + Send + Sync + 'static) {
         let is_done = AtomicBool::new(false);
         failpoint::set(
@@ -143,7 +143,7 @@ impl Rig {
 }
 
 #[test]
-fn a_fault_that_nobody_disturbs_takes_no_lock_of_the_space() {
+fn an_undisturbed_fault_takes_no_lock_of_the_space() {
     let _turn = Turn::take();
     let Some(rig) = Rig::new(8) else { return };
     rig.evict(3);
@@ -333,9 +333,9 @@ fn with_the_knob_off_faults_wait_for_the_layout_and_all_else_is_equal() {
     rig.must_have([1, 1], [0; 5]);
 }
 
-/// His stack may lie there.
+/// The thread's stack may lie there.
 #[test]
-fn who_changes_the_layout_never_waits_for_himself() {
+fn a_thread_that_changes_the_layout_never_waits_for_itself() {
     let _turn = Turn::take();
     let Some(rig) = Rig::new(8) else { return };
     rig.engine.space.budget().control().no_speculation.store(1, Ordering::Relaxed);
@@ -347,7 +347,7 @@ fn who_changes_the_layout_never_waits_for_himself() {
     rig.must_have([0, 1], [0; 5]);
 }
 
-/// He does not ask for his number then: the faults that come with one are his all the same.
+/// The thread does not ask for its number then: the faults that come with one are its own all the same.
 #[test]
 fn the_only_thread_never_waits_for_itself() {
     static IS_ALONE: AtomicU8 = AtomicU8::new(1);

@@ -1,5 +1,5 @@
-//! Speculative faults on objects, by both deliveries: what changes under one sends it the classic
-//! way, and what is unmapped after the last check waits for the mapping call.
+//! Speculative faults on objects, by both deliveries: a change under one sends it the classic way,
+//! and an unmap after the last check waits for the mapping call.
 
 #[path = "common/objects.rs"]
 mod common;
@@ -22,7 +22,7 @@ fn counted<const N: usize>(space: &AddressSpace, names: [&str; N]) -> [u64; N] {
 /// The process has each failpoint once.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// Has `act` done for the first fault that comes by `place` while it is armed.
+/// Has `act` done for the first fault that passes `place` while it is armed.
 fn once(place: Failpoint, is_armed: &'static AtomicBool, act: impl Fn() + Send + Sync + 'static) {
     failpoint::set(
         place,

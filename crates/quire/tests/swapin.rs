@@ -1,4 +1,4 @@
-//! Pages that come back from the swap file: who reads, and what becomes of reads that fail.
+//! Pages that come back from the swap file: which thread reads, and what becomes of reads that fail.
 
 mod common;
 
@@ -58,7 +58,7 @@ fn without_a_turn_the_read_is_left_to_the_readers() {
 }
 
 #[test]
-fn all_comes_back_whoever_reads() {
+fn all_comes_back_whatever_thread_reads() {
     for turns in [0, 1] {
         let (machine, range) = machine_with_noise();
         machine.space.swap().set_turns(turns);

@@ -1,4 +1,5 @@
-//! What the map and the tour name is there: every file that they link to, and every name in such a link.
+//! ARCHITECTURE.md and the tour are true: every file that they link to exists, and has the name in the
+//! link.
 
 use std::fs;
 use std::path::{Path, PathBuf};

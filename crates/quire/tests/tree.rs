@@ -1,4 +1,4 @@
-//! One budget, several members: who gives to whom, and who is passed over.
+//! One budget, several members: which one gives to which, and which is passed over.
 
 mod common;
 
@@ -36,7 +36,7 @@ fn wait_for_patience_to_end() {
 }
 
 #[test]
-fn who_holds_most_is_made_to_give() {
+fn the_member_that_holds_most_is_made_to_give() {
     let [small, large, larger] = holding([300, 1000, 1500]);
     for member in [&small, &large] {
         assert_eq!(member.source(Need::Balance), Source::Member(2));
@@ -47,7 +47,7 @@ fn who_holds_most_is_made_to_give() {
 }
 
 #[test]
-fn the_memory_of_who_is_idle_goes_before_that_of_who_is_busy() {
+fn the_memory_of_an_idle_member_goes_before_that_of_a_busy_one() {
     let [busy, idle, asker] = holding([1500, 800, 100]);
     let look = || asker.source(Need::Starved);
     assert_eq!(look(), Source::Member(0));
@@ -68,14 +68,14 @@ fn the_memory_of_who_is_idle_goes_before_that_of_who_is_busy() {
 }
 
 #[test]
-fn nobody_is_made_to_give_what_is_below_the_floor() {
+fn no_member_is_made_to_give_what_is_below_the_floor() {
     let members: [Budget; 64] = members(tree());
     let floor = members[0].floor();
     assert_eq!(floor, LIMIT / 64 / 2, "half of an equal share");
     members[1].charge_anyway(floor);
     members[2].charge_anyway(1);
     assert_eq!(members[0].source(Need::Starved), Source::Nobody);
-    assert_eq!(members[0].source(Need::Balance), Source::Home, "everybody for himself");
+    assert_eq!(members[0].source(Need::Balance), Source::Home, "each for itself");
     members[1].charge_anyway(1);
     assert_eq!(members[0].source(Need::Starved), Source::Member(1));
     let [few, _] = holding([0, 0]);
@@ -83,14 +83,14 @@ fn nobody_is_made_to_give_what_is_below_the_floor() {
 }
 
 #[test]
-fn who_does_not_move_is_passed_over_until_it_shows_life() {
+fn a_member_that_does_not_move_is_passed_over_until_it_shows_life() {
     let [asker, stopped, other] = holding([10, 2000, 500]);
     asker.request_reclaim(1, 64);
     assert_eq!(stopped.demand(), 64);
     wait_for_patience_to_end();
     assert_eq!(asker.source(Need::Starved), Source::Member(2));
     assert_eq!(asker.unanswering(), 1);
-    // Another that does not know requests it again: it is no fresher for that.
+    // Another member that does not know requests it again: it is no fresher for that.
     other.request_reclaim(1, 64);
     assert_eq!(asker.source(Need::Starved), Source::Member(2));
     asker.request_reclaim(2, 64);
@@ -105,13 +105,13 @@ fn who_does_not_move_is_passed_over_until_it_shows_life() {
 }
 
 #[test]
-fn who_had_nothing_to_give_is_asked_again_when_it_holds_more() {
+fn a_member_that_had_nothing_to_give_is_asked_again_when_it_holds_more() {
     let [asker, spent] = holding([10, 2000]);
     asker.request_reclaim(1, 64);
     let calls = asker.calls();
     spent.answer_spent();
     assert_eq!(spent.demand(), 0);
-    assert_ne!(asker.calls(), calls, "the one that requested it is called");
+    assert_ne!(asker.calls(), calls, "the member that requested it is called");
     let seen = || asker.source(Need::Starved);
     // Again and again: the mark grows old.
     while seen() != Source::Nobody {
@@ -127,7 +127,7 @@ fn who_had_nothing_to_give_is_asked_again_when_it_holds_more() {
 }
 
 #[test]
-fn who_does_not_answer_for_its_memory_is_never_asked() {
+fn a_member_that_does_not_answer_for_its_memory_is_never_asked() {
     let [asker, silent, _] = holding([10, 3000, 200]);
     seat(&silent).is_silent.store(1, Ordering::Relaxed);
     assert_eq!(asker.source(Need::Starved), Source::Member(2));
@@ -147,11 +147,11 @@ fn a_demand_is_the_largest_of_all_and_answered_when_it_is_met() {
     giver.answer(30);
     assert_eq!((giver.demand(), one.calls()), (0, calls + 1));
     giver.answer(30);
-    assert_eq!(one.calls(), calls + 1, "nobody waits any more");
+    assert_eq!(one.calls(), calls + 1, "no member waits any more");
 }
 
 #[test]
-fn nobody_charges_for_faults_while_one_asks_that_holds_less() {
+fn no_member_charges_for_faults_while_one_asks_that_holds_less() {
     let [rich, poor, poorer] = holding([3000, 500, 20]);
     // Again and again: an ask grows old.
     let asked = |pages, check: &dyn Fn() -> bool| {
@@ -161,14 +161,14 @@ fn nobody_charges_for_faults_while_one_asks_that_holds_less() {
     };
     asked(700, &|| rich.owed() == 700 && rich.chargeable() == 0);
     asked(700, &|| !rich.try_charge(1, Purpose::Fault));
-    // Reclaim must go on: it is what feeds the other. So must who holds less.
+    // Reclaim must go on: it is what feeds the other. So must the member that holds less.
     assert!(rich.try_charge(1, Purpose::Reclaim));
     assert!(poorer.try_charge(1, Purpose::Fault) && poorer.owed() == 0);
     assert!(poor.try_charge(1, Purpose::Fault) && poor.owed() == 0);
     let calls = rich.calls();
     rich.ask(1, For::Faults);
     poor.stop_asking();
-    assert_eq!((rich.owed(), rich.calls()), (0, calls + 1), "who held back is called");
+    assert_eq!((rich.owed(), rich.calls()), (0, calls + 1), "the member that held back is called");
     assert!(rich.try_charge(1, Purpose::Fault));
 }
 
@@ -193,7 +193,7 @@ fn of_several_that_ask_the_smallest_is_fed_first() {
 }
 
 #[test]
-fn to_a_fork_everybody_yields_who_holds_more_than_its_floor() {
+fn to_a_fork_every_member_yields_that_holds_more_than_its_floor() {
     let [forking, small, tiny] = holding([3000, 500, 100]);
     while !small.yields() {
         forking.ask(2000, For::Fork);
@@ -208,7 +208,7 @@ fn to_a_fork_everybody_yields_who_holds_more_than_its_floor() {
 }
 
 #[test]
-fn who_asked_and_was_stopped_or_killed_holds_nobody_up() {
+fn a_member_stopped_or_killed_after_it_asked_holds_no_other_up() {
     let [rich, poor] = holding([3000, 500]);
     poor.ask(700, For::Faults);
     std::thread::sleep(Duration::from_millis(550));

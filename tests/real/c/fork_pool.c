@@ -1,7 +1,7 @@
 /* Most of this program's data is packed when it forks, so that a budget has room for it once.
  *
  * fork_pool MIB ROUNDS: in each round a child, and a child of that, check every byte, write to a
- * sixteenth of the pages, move as many elsewhere, and check again, beside the parent, who does the
+ * sixteenth of the pages, move as many elsewhere, and check again, beside the parent, which does the
  * same. */
 
 #define _GNU_SOURCE

@@ -1,7 +1,7 @@
 /*
  * A tree of processes at a small budget. Eight threads write without pause; main forks children that check
  * every byte, change their copy, check it and fork once more, down to a depth; each level does the same.
- * Nobody may ever see a byte of another process, or lose one of his own.
+ * No process may ever see a byte of another, or lose one of its own.
  *
  * A page is a header word and words that follow from it, written in order: a snapshot at any moment shows
  * words of one generation followed by words of the one before.
@@ -10,9 +10,9 @@
  *     fork_tree server SECONDS MIB WORKERS   a master forks workers, goes on, and replaces them
  *     fork_tree killed SECONDS MIB MEMBERS   members are killed at random, the others must be right
  *
- * After `killed` it says so on stderr and reads a byte: whoever runs it looks at the accounts meanwhile. Then
- * it becomes a program without an environment, which nobody manages, and that waits for the end of its input:
- * what is on the accounts now is nobody's.
+ * After `killed` it says so on stderr and reads a byte: the test looks at the accounts meanwhile. Then
+ * it becomes a program without an environment, which is unmanaged, and waits for the end of its input:
+ * what is on the accounts now is no member's.
  */
 #include <errno.h>
 #include <pthread.h>

@@ -1,7 +1,7 @@
 /*
  * Sixteen threads read and write while four others map, unmap, protect, move and drop neighbours
  * of what they use, and the very ranges, and the first thread forks every second. Every word that
- * anybody reads is checked: it is what was written to this page since its range was last fresh, or
+ * a thread reads is checked: it is what was written to this page since its range was last fresh, or
  * it is zero. One of the four runs on a stack that lies in a mapping, which may be swapped out.
  *
  *     layout_storm SECONDS
@@ -247,7 +247,7 @@ static void *change(void *argument)
 	return NULL;
 }
 
-/* In a child, where nobody else runs: what is not being changed is whole. */
+/* In a child, where no other thread runs: what is not being changed is whole. */
 static int check_all(void)
 {
 	for (size_t number = 0; number < REGIONS; number++) {

@@ -1,6 +1,6 @@
 /*
  * Maps, writes, unmaps, moves, protects and discards regions at random, from a seed, with a table
- * that says what every page must hold. The calls, in one process, and a fork now and then.
+ * that says what every page must hold: in one process, with a fork now and then.
  *
  *     random_walk SEED STEPS
  */

@@ -1,12 +1,12 @@
 /*
- * Processes that share a budget: who gives memory to whom. Every page of everybody is checked, word by word.
+ * Processes that share a budget: which one gives memory to which. Every page is checked, word by word.
  *
  *     tree_market idle MIB_IDLE MIB_BUSY ROUNDS    one fills its memory and sleeps, one reads its own again
  *     tree_market stopped MIB_STOPPED MIB_BUSY     one is stopped when it has filled its memory, one goes on
  *     tree_market frozen MIB_FROZEN MIB_BUSY CGROUP  the same, by a freezer (version 1)
  *     tree_market all MIB_STOPPED MIB_BUSY         two are stopped, one has no memory, and is ended by 137
  *     tree_market many MEMBERS MIB ROUNDS          all write and read
- *     tree_market killed MIB_IDLE MIB_BUSY ROUNDS  who gives is killed while it does, and another comes
+ *     tree_market killed MIB_IDLE MIB_BUSY ROUNDS  a process is killed while it gives, and another comes
  */
 #include <signal.h>
 #include <stdint.h>
@@ -116,7 +116,7 @@ static pid_t make_idle(size_t mib, uint64_t seed, enum end end)
 		sigaddset(&set, SIGUSR1);
 		sigprocmask(SIG_BLOCK, &set, NULL);
 		memory = fill(mib, seed);
-		/* Who is stopped in the middle of it leaves nothing to anybody. */
+		/* A process that is stopped in the middle of it leaves nothing to others. */
 		if (end != NOTHING)
 			pause_ms(500);
 		say_ready();

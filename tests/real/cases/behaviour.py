@@ -1,4 +1,4 @@
-"""Programs that do what a manager inside a process has to survive: each prints what it prints bare."""
+"""Programs that a memory manager inside a process has to survive: each prints what it prints bare."""
 
 import os
 import sys

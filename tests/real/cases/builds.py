@@ -48,7 +48,7 @@ class Build:
         self.argv = ["make", "-s", "-B", "-j2", "-C", self.tree]
 
     def take_objects(self):
-        """Digests of what was made, which is removed."""
+        """Digests of the files that were made; removes the files."""
         digests = []
         for made in self.objects:
             digests.append(hashlib.sha256(made.read_bytes()).hexdigest())

@@ -1,4 +1,4 @@
-"""What quire says of its runs: stat, vmstat, trace and set, beside programs that fault and swap."""
+"""quire stat, vmstat, trace and set, on programs that fault and swap."""
 
 import json
 import os
@@ -126,7 +126,7 @@ def counting_unmanaged(context):
 
 @case("counting-refused")
 def counting_refused(context):
-    """What cannot be counted is one clear message, and the program is not started."""
+    """An event that cannot be counted is one clear message, and the program is not started."""
     proof = context.tmp / "started"
     words = ("stat", "-e", "faults,nosuch", "-m", "64M", "--", "touch", proof)
     text = quire(context, *words, status=125).stderr
@@ -137,7 +137,7 @@ def counting_refused(context):
     text = quire(context, "vmstat", "-s", "4194304", status=125).stderr
     demand(text == "quire: there is no process 4194304", text)
     if os.geteuid() == 0:
-        # Where nobody may go there: a build directory may be anywhere.
+        # The user nobody may have no right to go there: a build directory may be anywhere.
         copy = shutil.copy(context.quire, context.tmp / "quire")
         asked = subprocess.run(
             [copy, "stat", "-p", str(os.getpid())],
@@ -188,7 +188,7 @@ def counting_attached(context):
         demand(values["faults"] > 0 and values["spf"] == 0, text)
         quire(context, "set", "-p", member, "speculative-faults=on", "folio-order=auto")
         quire(context, "trace", "-p", member, "sleep", "0.2")
-        # Whoever looks at it ends with it.
+        # A tool that looks at it ends with it.
         looking = context.spawn([context.quire, "stat", "-p", str(member)])
         time.sleep(0.5)
     finally:

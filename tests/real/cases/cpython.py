@@ -43,7 +43,7 @@ def need_tests(module):
 
 
 def same_tests(context, which, patterns, memory_bytes, options=()):
-    """The same words for every test; what is left out of the comparison is named by nobody."""
+    """The same words for every test; what is left out of the comparison is not among them."""
     argv = [sys.executable, HERE / "cases" / "cpython_tests.py", which]
     for pattern in () if context.long else patterns:
         argv += ["-k", pattern]

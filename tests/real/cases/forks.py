@@ -51,7 +51,7 @@ def fork_depth(context):
 
 @case("fork-workers")
 def fork_workers(context):
-    """A master of four times its budget and eight workers, who read all and write a part."""
+    """A master of four times its budget and eight workers, which read all and write a part."""
     run_tree(context, "server", 60 if context.long else 3, 32, 8)
 
 
@@ -77,7 +77,7 @@ def accounts_of(context, process, members, patience_seconds=20):
 
 
 def wait_for_word(context, process, word):
-    """Waits until the program has said `word` on stderr."""
+    """Waits until the program has written `word` to stderr."""
     deadline = time.monotonic() + context.watchdog_seconds
     while word not in process.err_path.read_text(errors="replace").split():
         if os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
@@ -89,7 +89,7 @@ def wait_for_word(context, process, word):
 
 
 def check_accounts(context, process, pipe):
-    """Of the dead nothing stays: first with the one member that is left, then without any."""
+    """Killed members leave nothing on the accounts: first beside the one that is left, then without any."""
     wait_for_word(context, process, "settled")
     one = accounts_of(context, process, members=1)
     held = one["held_pages"], one["wanted_pages"]
@@ -102,7 +102,7 @@ def check_accounts(context, process, pipe):
     words = "held_pages", "wanted_pages", "managed_pages", "pool_pages", "swap_file_pages"
     left = {word: none[word] for word in words if none[word] != 0}
     if left:
-        raise Failed(f"on the accounts when nobody was left: {left}")
+        raise Failed(f"on the accounts when no member was left: {left}")
 
 
 def run_killed(context, members, memory_bytes, options=()):
@@ -140,7 +140,7 @@ def fork_killed(context):
 
 @case("fork-killed-sixteen")
 def fork_killed_sixteen(context):
-    """The same with sixteen, half of whom have children of their own."""
+    """The same with sixteen, half of which have children of their own."""
     run_killed(context, 16, 32 * MIB)
 
 
@@ -281,6 +281,6 @@ print("wrong" if wrong else "right")
 
 @case("fork-server")
 def fork_server(context):
-    """A server that forks its workers first, who serve a table that they share, and change it."""
+    """A server that forks its workers first, which serve a table that they share, and change it."""
     size, rounds = ("96", "8") if context.long else ("48", "2")
     context.same([sys.executable, "-c", PREFORK, size, rounds], swap=True)

@@ -29,7 +29,7 @@ def same_filled_blocks(context):
 
 @case("incompressible-blocks")
 def incompressible_blocks(context):
-    """The twin that no compression helps: it lives by the swap file."""
+    """The same with data that does not compress: it needs the swap file."""
     program = INCOMPRESSIBLE.format(count=1024 if context.long else 256)
     argv = [sys.executable, "-c", program]
     context.same(argv, memory_bytes=64 * MIB, swap=True)

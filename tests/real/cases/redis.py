@@ -57,7 +57,7 @@ class Probe(threading.Thread):
 
 @dataclass
 class Served:
-    """What became of a server."""
+    """The outcome of a server's run."""
 
     pid: int = 0
     peak_bytes: int = 0

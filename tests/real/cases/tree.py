@@ -1,4 +1,4 @@
-"""Members of a tree: who gives memory to whom, who is passed over, and who is ended."""
+"""Members of a tree: which gives memory to which, which is passed over, and which is ended."""
 
 import json
 import os
@@ -24,7 +24,7 @@ def same(context, words, memory_bytes, swap=True):
 
 @case("tree-idle")
 def tree_idle(context):
-    """What sleeps gives its memory to what works, however small that is beside it."""
+    """A member that sleeps gives its memory to a busy one, however small that one is."""
     idle, busy, rounds = 40, 20, 60
     same(context, ["idle", idle, busy, rounds], 36 * MIB)
     if context.pretend:
@@ -64,7 +64,7 @@ def tree_frozen(context):
 
 @case("tree-all-stopped")
 def tree_all_stopped(context):
-    """All that hold memory are stopped, and nothing can be freed: who asks is ended, they are not."""
+    """All that hold memory are stopped, and nothing can be freed: only the member that asks is ended."""
     program = context.compile("tree_market")
     argv = [program, "all", "13", "24"]
     managed = context.managed(argv, 32 * MIB)
@@ -85,5 +85,5 @@ def tree_sixteen(context):
 
 @case("tree-giver-killed")
 def tree_giver_killed(context):
-    """Who gives is killed while it does, again and again: the other is right, and nothing stays."""
+    """A member is killed while it gives, again and again: the other is right, and nothing stays."""
     same(context, ["killed", 24, 12, 100 if context.long else 20], 24 * MIB)

@@ -148,7 +148,7 @@ def bomb(context, *options, levels=7, before=""):
 
 @case("trees-bomb-members")
 def bomb_members(context):
-    """A fork bomb against --members-max: forks say EAGAIN, whoever is there is right."""
+    """A fork bomb against --members-max: forks say EAGAIN, and all that are there are right."""
     refused, told = bomb(context, "--members-max", "12")
     if context.pretend:
         return

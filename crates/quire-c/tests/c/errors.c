@@ -1,4 +1,4 @@
-/* Every way to call it wrongly is an error that says what to do, and none is a crash. */
+/* Every wrong call is an error that says what to do, and none is a crash. */
 #include "check.h"
 
 #include <sys/stat.h>

@@ -1,4 +1,4 @@
-/* What is written to a mapping is in the file once it is flushed, when the barrier lets it. */
+/* What is written to a mapping is in the file once it is flushed, when the barrier allows it. */
 #include "check.h"
 
 #include <fcntl.h>

@@ -3,19 +3,15 @@
 //! Owns the action that was there before the first armed trap and puts it back after the last one.
 //! A SIGSYS that no trap of ours raised, on any thread meanwhile, goes to that action.
 //!
-//! Lock: [`ACTION`], held for one or two system calls with every signal blocked. A child of fork
-//! finds it in any state (another thread may have held it) and makes it new.
+//! Lock: [`SAVED`], held for one or two system calls with every signal blocked. A fork's child may
+//! find it held by a thread that it does not have, and opens it.
 
-use core::cell::UnsafeCell;
 use core::ffi::{c_int, c_void};
-use core::sync::atomic::{AtomicU32, Ordering};
+
+use rustix_futex_sync::Mutex;
 
 use super::kernel::{self, Action};
 use crate::sys;
-
-const FREE: u32 = 0;
-const HELD: u32 = 1;
-const HELD_WITH_WAITERS: u32 = 2;
 
 /// What the lock guards.
 struct Saved {
@@ -25,39 +21,10 @@ struct Saved {
     action: Action,
 }
 
-struct Disposition {
-    lock: AtomicU32,
-    saved: UnsafeCell<Saved>,
-}
-
-// SAFETY: `saved` is reached under the lock only, or by a child's only thread.
-unsafe impl Sync for Disposition {}
-
-static ACTION: Disposition = Disposition {
-    lock: AtomicU32::new(FREE),
-    saved: UnsafeCell::new(Saved { users: 0, action: Action::DEFAULT }),
-};
+static SAVED: Mutex<Saved> = Mutex::new(Saved { users: 0, action: Action::DEFAULT });
 
 /// The handler's type.
 pub type Handler = unsafe extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
-
-/// Runs `f` under the lock.
-fn with_saved<R>(f: impl FnOnce(&mut Saved) -> R) -> R {
-    let lock = &ACTION.lock;
-    // Acquire: pairs with the release below.
-    if lock.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_err() {
-        while lock.swap(HELD_WITH_WAITERS, Ordering::Acquire) != FREE {
-            sys::futex_wait(lock, HELD_WITH_WAITERS);
-        }
-    }
-    // SAFETY: under the lock, and `f` does not come back here.
-    let result = f(unsafe { &mut *ACTION.saved.get() });
-    // Release: the next holder sees what was written.
-    if lock.swap(FREE, Ordering::Release) == HELD_WITH_WAITERS {
-        sys::futex_wake_all(lock);
-    }
-    result
-}
 
 fn ours(handler: Handler) -> Action {
     Action {
@@ -68,38 +35,38 @@ fn ours(handler: Handler) -> Action {
     }
 }
 
-/// One trap more: SIGSYS goes to `handler`.
+/// Counts a trap more: SIGSYS goes to `handler`.
 pub fn take(handler: Handler) {
-    with_saved(|saved| {
-        saved.users += 1;
-        if saved.users == 1 {
-            let before = kernel::set_sigsys_action(&ours(handler));
-            // The program may have asked for the action while it was ours, and set it again.
-            let is_ours = before.handler == handler as usize;
-            saved.action = if is_ours { Action::DEFAULT } else { before };
-        }
-    });
+    let mut saved = SAVED.lock();
+    saved.users += 1;
+    if saved.users == 1 {
+        let before = kernel::set_sigsys_action(&ours(handler));
+        // The program may have asked for the action while it was ours, and set it again.
+        let is_ours = before.handler == handler as usize;
+        saved.action = if is_ours { Action::DEFAULT } else { before };
+    }
 }
 
-/// One trap fewer.
+/// Counts a trap fewer.
 pub fn give_back(handler: Handler) {
-    with_saved(|saved| {
-        saved.users -= 1;
-        if saved.users == 0 {
-            put_back(saved, handler);
-        }
-    });
+    let mut saved = SAVED.lock();
+    saved.users -= 1;
+    if saved.users == 0 {
+        put_back(&saved, handler);
+    }
 }
 
-/// In a fork's child: its only thread has `users` traps, everybody else's are gone.
+/// In a fork's child: its only thread has `users` traps, and those of all other threads are gone.
 pub fn become_child(handler: Handler, users: u32) {
-    ACTION.lock.store(FREE, Ordering::Relaxed);
-    with_saved(|saved| {
-        saved.users = users;
-        if users == 0 {
-            put_back(saved, handler);
-        }
-    });
+    if SAVED.is_locked() {
+        // SAFETY: the thread that held it is not in this process.
+        unsafe { SAVED.force_unlock() };
+    }
+    let mut saved = SAVED.lock();
+    saved.users = users;
+    if users == 0 {
+        put_back(&saved, handler);
+    }
 }
 
 fn put_back(saved: &Saved, handler: Handler) {
@@ -110,13 +77,13 @@ fn put_back(saved: &Saved, handler: Handler) {
     }
 }
 
-/// A SIGSYS that no trap raised goes where it would have gone.
+/// Does with a SIGSYS that no trap raised what would have been done with it.
 ///
 /// # Safety
 ///
 /// The arguments are those of a SIGSYS handler.
 pub unsafe fn pass_on(info: *mut libc::siginfo_t, context: *mut c_void) {
-    let action = with_saved(|saved| saved.action);
+    let action = SAVED.lock().action;
     // SAFETY: the kernel's siginfo. Codes above 0 are the kernel's own: the thread made a call
     // that a filter forbids.
     let is_forced = unsafe { (*info).si_code } > 0;
@@ -124,7 +91,7 @@ pub unsafe fn pass_on(info: *mut libc::siginfo_t, context: *mut c_void) {
         libc::SIG_IGN if !is_forced => {}
         libc::SIG_DFL | libc::SIG_IGN => {
             kernel::set_sigsys_action(&Action::DEFAULT);
-            // Comes again when this handler returns, and ends the process.
+            // The signal comes again when this handler returns, and ends the process.
             // SAFETY: as above.
             unsafe { queue(info) };
         }
@@ -151,9 +118,9 @@ pub unsafe fn pass_on(info: *mut libc::siginfo_t, context: *mut c_void) {
 pub unsafe fn queue(info: *const libc::siginfo_t) {
     // SAFETY: calls without memory, and one that reads the caller's siginfo.
     unsafe {
-        let process = kernel::call(libc::SYS_getpid, [0; 5]).unwrap_or(0);
-        let thread = kernel::call(libc::SYS_gettid, [0; 5]).unwrap_or(0);
-        let args = [process, thread, libc::SIGSYS as usize, info as usize, 0];
-        let _ = kernel::call(libc::SYS_rt_tgsigqueueinfo, args);
+        let process = sys::call(libc::SYS_getpid, []).unwrap_or(0);
+        let thread = sys::call(libc::SYS_gettid, []).unwrap_or(0);
+        let args = [process, thread, libc::SIGSYS as usize, info as usize];
+        let _ = sys::call(libc::SYS_rt_tgsigqueueinfo, args);
     }
 }

@@ -1,56 +1,15 @@
-//! The instructions under the trap: raw system calls, the return from a signal, a stack of one's
-//! own.
-//!
-//! Owns nothing. Everything here runs while the program's memory must not be touched, possibly on
-//! a thread without libc's consent: no errno, no thread-locals.
+//! What the trap asks of the kernel, and its instructions: the return from a signal, the change to
+//! another stack. It all runs while the program's memory must not be touched, possibly on a thread
+//! that libc does not know: no errno, no thread-locals.
 
 use core::arch::{asm, naked_asm};
 use core::ffi::c_void;
 use core::sync::atomic::AtomicU8;
+use std::io::Write as _;
 
 use rustix::io::Errno;
 
-/// A system call: its number and its arguments.
-#[derive(Clone, Copy)]
-pub struct Call {
-    pub number: libc::c_long,
-    pub args: [usize; 6],
-}
-
-impl Call {
-    /// Makes the call; the kernel's answer as it is, errors being -4095 to -1.
-    ///
-    /// # Safety
-    ///
-    /// The arguments fit the call, and what it does to memory is what its maker wants.
-    pub unsafe fn make(&self) -> isize {
-        let [a, b, c, d, e, f] = self.args;
-        let result: isize;
-        // SAFETY: the caller's promise; the kernel changes rax, rcx and r11 only.
-        unsafe {
-            asm!(
-                "syscall",
-                inlateout("rax") self.number as isize => result,
-                in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e, in("r9") f,
-                lateout("rcx") _, lateout("r11") _,
-                options(nostack),
-            );
-        }
-        result
-    }
-}
-
-/// Makes a call of up to five arguments.
-///
-/// # Safety
-///
-/// As for [`Call::make`].
-pub unsafe fn call(number: libc::c_long, args: [usize; 5]) -> Result<usize, Errno> {
-    let [a, b, c, d, e] = args;
-    // SAFETY: the caller's promise.
-    let result = unsafe { Call { number, args: [a, b, c, d, e, 0] }.make() };
-    if result < 0 { Err(Errno::from_raw_os_error(-result as i32)) } else { Ok(result as usize) }
-}
+use crate::sys::call;
 
 /// A set of signals as the kernel has it: bit n-1 is signal n.
 pub type Signals = u64;
@@ -68,7 +27,6 @@ pub fn set_signal_mask(mask: Signals) -> Signals {
         &raw const mask as usize,
         &raw mut before as usize,
         size_of::<Signals>(),
-        0,
     ];
     // SAFETY: both sets live through the call, which cannot fail with such arguments.
     let _ = unsafe { call(libc::SYS_rt_sigprocmask, args) };
@@ -100,7 +58,6 @@ pub fn set_sigsys_action(action: &Action) -> Action {
         core::ptr::from_ref(action) as usize,
         &raw mut before as usize,
         size_of::<Signals>(),
-        0,
     ];
     // SAFETY: both actions live through the call; a handler in `action` is the caller's business.
     let _ = unsafe { call(libc::SYS_rt_sigaction, args) };
@@ -119,7 +76,7 @@ pub const SYS_USER_DISPATCH: i32 = 2;
 /// compares the address behind the `syscall` instruction.
 const RESTORER_BYTES: usize = 11;
 
-/// From here on `selector` decides about the calling thread's system calls.
+/// From here on `selector` says whether the calling thread's system calls raise SIGSYS.
 pub fn start_dispatch(selector: &'static AtomicU8) -> Result<(), Errno> {
     let args = [
         PR_SET_SYSCALL_USER_DISPATCH,
@@ -135,11 +92,10 @@ pub fn start_dispatch(selector: &'static AtomicU8) -> Result<(), Errno> {
 /// The calling thread's system calls go to the kernel again.
 pub fn stop_dispatch() {
     // SAFETY: no memory is involved.
-    let _ = unsafe { call(libc::SYS_prctl, [PR_SET_SYSCALL_USER_DISPATCH, 0, 0, 0, 0]) };
+    let _ = unsafe { call(libc::SYS_prctl, [PR_SET_SYSCALL_USER_DISPATCH]) };
 }
 
-/// The calling thread's thread pointer: no other thread of the process has the same, and it is
-/// had without a call.
+/// The calling thread's thread pointer: it is no other thread's, and needs no system call.
 pub fn thread_pointer() -> usize {
     let pointer: usize;
     // SAFETY: the ABI puts the thread pointer at its own address, for every thread of libc's.
@@ -159,7 +115,7 @@ pub extern "C" fn restorer() {
 /// # Safety
 ///
 /// `frame` is where the stack pointer stood when the program was about to return from a signal;
-/// the selector is as the program shall find it.
+/// the selector is as the program is to find it.
 #[unsafe(naked)]
 pub unsafe extern "C" fn return_from_signal(frame: usize) -> ! {
     naked_asm!("mov rsp, rdi", "jmp {restorer}", restorer = sym restorer)
@@ -169,7 +125,7 @@ pub unsafe extern "C" fn return_from_signal(frame: usize) -> ! {
 ///
 /// # Safety
 ///
-/// `top` is 16-aligned and ends a stack that nobody uses; `function` may be called.
+/// `top` is 16-aligned and ends a stack that is not in use; `function` may be called.
 #[unsafe(naked)]
 pub unsafe extern "C" fn call_on_stack(
     top: usize,
@@ -191,22 +147,12 @@ pub unsafe extern "C" fn call_on_stack(
 /// Writes `message` to stderr and ends the process with 125, Quire's own failure.
 pub fn fail(message: &str, errno: Errno) -> ! {
     let mut line = [0u8; 160];
-    let mut used = 0;
-    let mut put = |text: &[u8]| {
-        let room = line.len() - used;
-        let count = text.len().min(room);
-        line[used..used + count].copy_from_slice(&text[..count]);
-        used += count;
-    };
-    let code = errno.raw_os_error() as u32;
-    let digit = |unit: u32| b'0' + (code / unit % 10) as u8;
-    put(b"quire: ");
-    put(message.as_bytes());
-    put(b" (errno ");
-    put(&[digit(100), digit(10), digit(1)]);
-    put(b")\n");
+    let mut rest = &mut line[..];
+    // A message that is too long is cut off.
+    let _ = writeln!(rest, "quire: {message} (errno {})", errno.raw_os_error());
+    let used = 160 - rest.len();
     // SAFETY: the line lives through the call.
-    let _ = unsafe { call(libc::SYS_write, [2, line.as_ptr() as usize, used, 0, 0]) };
+    let _ = unsafe { call(libc::SYS_write, [2, line.as_ptr() as usize, used]) };
     exit_group(125)
 }
 
@@ -214,6 +160,6 @@ pub fn fail(message: &str, errno: Errno) -> ! {
 pub fn exit_group(status: i32) -> ! {
     loop {
         // SAFETY: does not come back.
-        let _ = unsafe { call(libc::SYS_exit_group, [status as usize, 0, 0, 0, 0]) };
+        let _ = unsafe { call(libc::SYS_exit_group, [status as usize]) };
     }
 }

@@ -1,11 +1,11 @@
 //! The clone as it is made.
 //!
-//! Between the gate's closing and its opening nobody serves faults, and in the child nobody does
-//! until it is registered. So the kernel must not read or write the program's memory in between:
-//! what the call points to is copied first, and the thread ids that it shall write are written
-//! afterwards, by hand.
+//! From the gate's closing to its opening no fault is served, and none of the child's until it is
+//! registered. So the kernel must not read or write the program's memory meanwhile: what the call
+//! points to is copied first, and the thread ids that the kernel was to write are written here
+//! afterwards.
 
-use super::kernel::{self, Call};
+use crate::sys::{self, Call};
 
 /// clone3's arguments, as far as they are known; newer fields are handed on unread.
 const ARGS_BYTES_MAX: usize = 128;
@@ -29,8 +29,8 @@ const CLONE_VM: u64 = libc::CLONE_VM as u64;
 const CLONE_PIDFD: u64 = libc::CLONE_PIDFD as u64;
 const CLONE_CHILD_SETTID: u64 = libc::CLONE_CHILD_SETTID as u64;
 const CLONE_PARENT_SETTID: u64 = libc::CLONE_PARENT_SETTID as u64;
-/// What is done here instead of by the kernel. CLONE_VFORK goes altogether: a parent that slept in
-/// the clone could not open the gate, and a vfork that does not share memory may be a fork.
+/// What the kernel is not asked for. Ids are written here; CLONE_VFORK is left out: a parent that
+/// slept in the clone could not open the gate, and a vfork that shares no memory may be a fork.
 const TAKEN_OUT: u64 = CLONE_CHILD_SETTID | CLONE_PARENT_SETTID | libc::CLONE_VFORK as u64;
 
 /// Whether the call `number` is one that makes a process or a thread.
@@ -45,14 +45,15 @@ pub fn shares_memory(number: libc::c_long, first: usize) -> bool {
         libc::SYS_fork => 0,
         // A null pointer is refused by the kernel.
         libc::SYS_clone3 if first == 0 => CLONE_VM,
-        // SAFETY: the caller of clone3 gives a structure whose first word are the flags.
+        // SAFETY: the caller of clone3 gives a structure that begins with the flags.
         libc::SYS_clone3 => unsafe { (first as *const u64).read_unaligned() },
         _ => CLONE_VM,
     };
     flags & CLONE_VM != 0
 }
 
-/// A clone ready to be made. It points into itself: made where it stays.
+/// A clone ready to be made. [`Request::make`] has the kernel point into it.
+#[derive(Default)]
 pub struct Request {
     number: libc::c_long,
     args: [usize; 6],
@@ -60,7 +61,7 @@ pub struct Request {
     child_tid: usize,
     parent_tid: usize,
     pidfd_at: usize,
-    /// Where the child's stack shall start, or 0 for the parent's.
+    /// Where the child's stack starts, or 0 for where the parent's is.
     pub stack_top: usize,
     pidfd: i32,
     /// Bytes of clone3's arguments, 0 where they were not copied.
@@ -72,19 +73,8 @@ pub struct Request {
 impl Request {
     /// The clone that the program asks for with `call`, which does not share memory.
     pub fn new(call: &Call) -> Request {
-        let mut request = Request {
-            number: call.number,
-            args: call.args,
-            flags: 0,
-            child_tid: 0,
-            parent_tid: 0,
-            pidfd_at: 0,
-            stack_top: 0,
-            pidfd: -1,
-            clone3_bytes: 0,
-            clone3: [0; ARGS_BYTES_MAX / 8],
-            set_tid: [0; SET_TID_MAX],
-        };
+        let mut request =
+            Request { number: call.number, args: call.args, pidfd: -1, ..Default::default() };
         match call.number {
             libc::SYS_clone => request.read_clone(),
             libc::SYS_clone3 => request.read_clone3(),
@@ -108,7 +98,7 @@ impl Request {
     fn read_clone3(&mut self) {
         let [at, bytes, ..] = self.args;
         if !(ARGS_BYTES_MIN..=ARGS_BYTES_MAX).contains(&bytes) {
-            // Left to the kernel, which refuses what it does not know.
+            // The kernel refuses what it does not know.
             return;
         }
         // SAFETY: the caller of clone3 gives a structure of `bytes` bytes; ours holds as many.
@@ -153,18 +143,18 @@ impl Request {
             }
             _ => {}
         }
-        // SAFETY: the program's own clone. It continues on this very stack, of which the child has
-        // a copy, and writes nowhere but to `self`.
+        // SAFETY: the program's own clone. It returns on this very stack, of which the child has a
+        // copy, and writes nowhere but to `self`.
         unsafe { Call { number: self.number, args }.make() }
     }
 
-    /// What the kernel would have written in the parent.
+    /// Writes in the parent what the kernel would have written.
     pub fn finish_parent(&self, child: isize) {
         if child < 0 {
             if self.pidfd >= 0 {
-                // Of a child that was made and could not be managed.
+                // The child was made and could not be managed.
                 // SAFETY: closes the descriptor that the kernel gave for it.
-                let _ = unsafe { kernel::call(libc::SYS_close, [self.pidfd as usize, 0, 0, 0, 0]) };
+                let _ = unsafe { sys::call(libc::SYS_close, [self.pidfd as usize]) };
             }
             return;
         }
@@ -178,7 +168,7 @@ impl Request {
         }
     }
 
-    /// What the kernel would have written in the child.
+    /// Writes in the child what the kernel would have written.
     pub fn finish_child(&self) {
         if self.flags & CLONE_CHILD_SETTID != 0 {
             let id = rustix::thread::gettid().as_raw_pid();

@@ -3,12 +3,12 @@
 //!
 //! Owns a table of traps, one for each thread that is between the two. A trap is its thread's
 //! alone once claimed. No signal handler of the program's runs while a trap is armed, save for
-//! faults of the thread's own: the mask that the program sees is kept in the trap, and comes back
-//! with the return from the SIGSYS that made the clone.
+//! faults of the thread's own: the trap keeps the mask that the program sees, and the return from the
+//! SIGSYS that made the clone restores it.
 //!
 //! The gate, the clone and the child's registration run on the trap's own stack: the caller's may
-//! be managed memory (a coroutine's, one given to pthread_attr_setstack), and nothing that is
-//! managed may be touched while nobody serves faults.
+//! be managed memory (a coroutine's, or one given to pthread_attr_setstack), and managed memory must
+//! not be touched while no fault is served.
 
 use core::cell::Cell;
 use core::ffi::{c_int, c_void};
@@ -18,13 +18,13 @@ use quire::process::Process;
 use quire::process::steps::{Step, reach};
 use rustix::io::Errno;
 
-use super::kernel::{self, ALLOW, BLOCK, Call, Signals};
+use super::kernel::{self, ALLOW, BLOCK, Signals};
 use super::request::{self, Request};
 use super::{disposition, lent};
 use crate::heap::gate::{self, Closing};
-use crate::sys;
+use crate::sys::{self, Call};
 
-/// Threads that can be between prepare and clone at a time; one more waits in prepare.
+/// Threads that can be between prepare and clone at a time; any further one waits in prepare.
 const TRAPS: usize = 8;
 /// Bytes of a trap's stack: the engine's part of a fork, and what it calls.
 const STACK_BYTES: usize = 64 * 1024;
@@ -59,7 +59,7 @@ struct Own {
     set_aside: Cell<Option<libc::siginfo_t>>,
     call: Cell<Call>,
     outcome: Cell<Outcome>,
-    /// What libc's clone shall run in the child.
+    /// What libc's clone is to run in the child.
     child: Cell<Option<(ChildFunction, *mut c_void)>>,
 }
 
@@ -96,7 +96,7 @@ impl Trap {
         }
     }
 
-    /// Remembers what the child shall run; returns what libc's clone is to run instead.
+    /// Remembers what the child is to run; returns what libc's clone is to run instead.
     pub fn set_child_function(
         &'static self,
         function: ChildFunction,
@@ -113,9 +113,9 @@ impl Trap {
             return true;
         }
         let Some(start) = sys::map_unmanaged(STACK_BYTES + sys::PAGE) else { return false };
-        let guard = [start, sys::PAGE, libc::PROT_NONE as usize, 0, 0];
-        // SAFETY: a page of the new mapping. Where it fails the stack has no guard, no more.
-        let _ = unsafe { kernel::call(libc::SYS_mprotect, guard) };
+        let guard = [start, sys::PAGE, libc::PROT_NONE as usize];
+        // SAFETY: a page of the new mapping. Where it fails the stack has no guard, and works.
+        let _ = unsafe { sys::call(libc::SYS_mprotect, guard) };
         self.stack_top.store(start + sys::PAGE + STACK_BYTES, Ordering::Relaxed);
         true
     }
@@ -153,7 +153,7 @@ fn claim() -> &'static Trap {
                 return trap;
             }
             if claimed {
-                // No memory for another stack: those that have one must do.
+                // There is no memory for another stack: the thread waits for a trap that has one.
                 trap.thread.store(0, Ordering::Release);
             }
         }
@@ -188,36 +188,36 @@ pub fn arm(process: &'static Process) -> &'static Trap {
     trap
 }
 
-/// What libc's clone runs in the child. When the program's function is done libc would end the
-/// calling thread only, and the engine's threads would keep the process: so all of it is ended.
+/// What libc's clone runs in the child. When the program's function has returned libc would end the
+/// calling thread only, and the engine's threads would keep the process alive: so all of it is ended.
 unsafe extern "C" fn run_child(argument: *mut c_void) -> c_int {
-    // SAFETY: `set_child_function` gives the trap; the child's copy is nobody's but the child's,
-    // and is read before the child can fork.
+    // SAFETY: `set_child_function` gives the trap; the child's copy is the child's alone, and is
+    // read before the child can fork.
     let child = unsafe { &*argument.cast::<Trap>() }.own.child.take();
     // SAFETY: the program's own function and argument.
     let status = child.map_or(0, |(function, argument)| unsafe { function(argument) });
     kernel::exit_group(status)
 }
 
-/// Lets the trap's selector decide; it allows until it is set.
+/// Has the kernel look at the trap's selector, which allows calls until it is set.
 fn dispatch(trap: &'static Trap) {
     trap.selector.store(ALLOW, Ordering::Release);
     if let Err(errno) = kernel::start_dispatch(&trap.selector) {
-        // From here libc would fork whatever we say, and the child would have no arena.
+        // libc cannot be kept from forking here, and the child would have no arena.
         kernel::fail("cannot fork: the kernel refuses to dispatch system calls", errno);
     }
 }
 
-/// Every caught call comes here, and every other SIGSYS of the process meanwhile.
+/// The action of SIGSYS: for calls that a trap caught, and for any other SIGSYS meanwhile.
 unsafe extern "C" fn on_sigsys(_: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     let trap = current();
     // SAFETY: the kernel's siginfo.
     let is_caught = unsafe { (*info).si_code } == kernel::SYS_USER_DISPATCH;
     match trap {
         Some(trap) if is_caught => {
-            // Calls are allowed again, the engine's among them.
+            // From here on calls are allowed, the engine's among them.
             trap.selector.store(ALLOW, Ordering::Release);
-            // SAFETY: a signal handler's context, whose own the handler is.
+            // SAFETY: the handler's own argument, the context that it returns to.
             on_call(trap, unsafe { &mut *context.cast::<libc::ucontext_t>() });
         }
         Some(trap) if trap.own.mask.get() & SIGSYS != 0 => {
@@ -240,7 +240,7 @@ fn register(context: &mut libc::ucontext_t, index: c_int) -> &mut i64 {
     &mut context.uc_mcontext.gregs[index as usize]
 }
 
-/// Does what the program's call asks for; its result goes into the program's rax.
+/// Does what the program's call asks for, and puts the result into the program's rax.
 fn on_call(trap: &'static Trap, context: &mut libc::ucontext_t) {
     let number = *register(context, libc::REG_RAX);
     let args =
@@ -261,8 +261,8 @@ fn on_call(trap: &'static Trap, context: &mut libc::ucontext_t) {
             unsafe { call.make() }
         }
         _ if request::shares_memory(number, args[0]) => {
-            // A handler that another library registered earlier makes a thread, or spawns: from
-            // inside a signal handler that cannot be done. Refused, as for want of resources.
+            // A fork handler that another library registered earlier makes a thread, or spawns. That
+            // cannot be done from inside a signal handler, so it is refused as for want of resources.
             -(Errno::AGAIN.raw_os_error() as isize)
         }
         _ => return spring(trap, call, context),
@@ -298,13 +298,13 @@ fn change_mask(trap: &Trap, call: &Call) -> isize {
     0
 }
 
-/// The clone has come: it is made, and the trap is gone, in both processes.
+/// Makes the clone, and takes the trap away in both processes.
 fn spring(trap: &'static Trap, call: Call, context: &mut libc::ucontext_t) {
     trap.own.call.set(call);
     let argument = core::ptr::from_ref(trap).cast_mut().cast();
-    // SAFETY: the stack is the trap's, its thread is here and not on it.
+    // SAFETY: the stack is the trap's; its thread is here, and not on it.
     unsafe { kernel::call_on_stack(trap.stack_top.load(Ordering::Relaxed), fork, argument) };
-    // In the child as well from here on, whose copy of this stack is served by now.
+    // From here on this runs in the child as well, where faults on its copy of the stack are served.
     let outcome = trap.own.outcome.get();
     let depth = trap.own.depth.get() - 1;
     trap.own.depth.set(depth);
@@ -313,7 +313,7 @@ fn spring(trap: &'static Trap, call: Call, context: &mut libc::ucontext_t) {
         Outcome::Child { stack_top } => (0, stack_top),
     };
     if let Outcome::Child { .. } = outcome {
-        // No other thread lives here, and dispatch ended with the clone.
+        // No other thread is in the child, and dispatch ended with the clone.
         TABLE.iter().filter(|other| !core::ptr::eq(*other, trap)).for_each(|other| {
             other.thread.store(0, Ordering::Relaxed);
         });
@@ -335,7 +335,7 @@ fn spring(trap: &'static Trap, call: Call, context: &mut libc::ucontext_t) {
     // SAFETY: the kernel's part of the mask is its first 8 bytes; the rest is not there.
     unsafe { mask.cast::<Signals>().write_unaligned(trap.own.mask.get()) };
     if let Some(info) = trap.own.set_aside.take() {
-        // SAFETY: a copy of the kernel's. It waits until the program takes it.
+        // SAFETY: a copy of the kernel's. The signal waits until the program takes it.
         unsafe { disposition::queue(&raw const info) };
     }
     if let Outcome::Parent(_) = outcome {
@@ -344,7 +344,7 @@ fn spring(trap: &'static Trap, call: Call, context: &mut libc::ucontext_t) {
     release(trap);
 }
 
-/// Gates, clone, gates: on the trap's own stack, in both processes.
+/// Closes the gates, makes the clone, opens the gates in both processes: on the trap's own stack.
 unsafe extern "C" fn fork(argument: *mut c_void) {
     // SAFETY: `spring` gives the trap, which lives for ever.
     let trap: &'static Trap = unsafe { &*argument.cast::<Trap>() };

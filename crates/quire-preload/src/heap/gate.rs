@@ -1,9 +1,9 @@
 //! The heap's gate: at a fork no other thread is in the middle of a change of the heap.
 //!
-//! The child of a fork has one thread and a copy of everything. A lock held by another thread, a
-//! bit of a bitmap that it had just cleared, a page it had just taken: none of it would ever be
-//! put right there. mimalloc has no handler for fork, and taking its locks would not do, for most
-//! of its state is lock-free.
+//! The child of a fork has one thread and a copy of everything. What another thread had under way (a
+//! lock held, a bit of a bitmap just cleared, a page just taken) would never be completed there.
+//! mimalloc has no handler for fork, and to take its locks would not be enough, for most of its state
+//! is lock-free.
 //!
 //! So every thread has a slot: a word that is 1 while the thread is inside the heap (set and
 //! cleared by heap.c, which has the fast path). To fork is to close the gate, to wait until every
@@ -11,8 +11,8 @@
 //! allocate all the while: fork handlers do.
 //!
 //! A signal's handler may fork where it has interrupted the heap itself. Such a thread cannot leave
-//! before its fork is over, so whoever has closed the gate and finds it waiting lets it go first.
-//! Two of them cannot wait for each other: the one that has the gate is refused its fork.
+//! the heap before its fork is over, so a thread that has closed the gate and finds it waiting lets it
+//! go first. Two such threads would wait for each other: the one that has the gate is refused its fork.
 //!
 //! Owns the slots, in pages of the kernel's that are never given back. Lock order: the gate is
 //! closed before the engine's own gate, since a thread inside the heap may have to pass that one
@@ -22,7 +22,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering, fence};
 
 use crate::sys;
 
-/// A thread's place; a cache line, since its thread writes it at every call.
+/// A thread's place; a cache line of its own, since the thread writes it at every call.
 #[repr(C, align(64))]
 struct Slot {
     /// [`INSIDE`] while the thread is inside the heap. First: heap.c sees the slot as this word.
@@ -40,7 +40,7 @@ const STUCK: u32 = 2;
 #[must_use]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Closing {
-    /// It is closed, and nobody else is inside.
+    /// It is closed, and no other thread is inside.
     Closed,
     /// Handlers of two threads have interrupted the heap, and each would wait for the other.
     Refused,
@@ -60,7 +60,7 @@ const _: () = assert!(size_of::<Chunk>() == sys::PAGE);
 
 /// The newest page of slots; pages are only ever added, in front.
 static CHUNKS: AtomicPtr<Chunk> = AtomicPtr::new(core::ptr::null_mut());
-/// The slot of the thread that closed it. Not its thread id: in the child it has another one.
+/// The slot of the thread that closed it; its thread id would be another one in the child.
 static CLOSER: AtomicPtr<AtomicU32> = AtomicPtr::new(core::ptr::null_mut());
 /// How often the closer has closed it: a fork handler may fork. Written by the closer only.
 static DEPTH: AtomicU32 = AtomicU32::new(0);
@@ -97,7 +97,7 @@ pub fn start() {
 /// Maps a page of slots with the first one taken by `thread`, and links it.
 fn add_chunk(thread: u32) -> &'static Slot {
     let Some(page) = sys::map_unmanaged(sys::PAGE) else {
-        // Without a slot the thread cannot allocate safely, and the caller cannot be told.
+        // Without a slot the thread cannot allocate safely, and no caller could be told.
         std::process::abort();
     };
     // SAFETY: a fresh page of zeros, which is a valid Chunk, and is never unmapped.
@@ -119,7 +119,7 @@ fn add_chunk(thread: u32) -> &'static Slot {
 fn is_dead(thread: u32) -> bool {
     let process = rustix::process::getpid().as_raw_pid() as usize;
     // SAFETY: signal 0 only asks.
-    let result = unsafe { sys::call(libc::SYS_tgkill, [process, thread as usize, 0, 0, 0, 0]) };
+    let result = unsafe { sys::call(libc::SYS_tgkill, [process, thread as usize, 0]) };
     result == Err(rustix::io::Errno::SRCH)
 }
 
@@ -143,7 +143,7 @@ pub extern "C" fn register() -> *mut AtomicU32 {
     core::ptr::from_ref(&slot.inside).cast_mut()
 }
 
-/// The calling thread ends, and gives back the slot that `register` gave it.
+/// Takes back the slot that `register` gave to the calling thread, which ends.
 pub extern "C" fn release(slot: *mut AtomicU32) {
     // SAFETY: `inside` is the first field of a Slot, and slots are never unmapped.
     let slot = unsafe { &*slot.cast::<Slot>() };
@@ -191,7 +191,7 @@ pub fn close() -> Closing {
     let is_inside = inside.load(Ordering::Relaxed) != 0;
     loop {
         if is_inside {
-            // Release: whoever closed the gate makes way for us; its acquire is in `empty`.
+            // Release: the thread that closed the gate lets us go first; its acquire is in `empty`.
             inside.store(STUCK, Ordering::Release);
         }
         // Acquire: pairs with the release in `open`; one closer at a time.
@@ -210,7 +210,7 @@ pub fn close() -> Closing {
         if is_inside {
             return Closing::Refused;
         }
-        // Those that cannot leave have the gate before we ask for it again.
+        // Threads that cannot leave get the gate before we ask for it again.
         let is_stuck = |slot: &Slot| slot.inside.load(Ordering::Acquire) == STUCK;
         let mut turns = 0;
         while slots().any(is_stuck) {
@@ -219,8 +219,8 @@ pub fn close() -> Closing {
     }
 }
 
-/// Waits until nobody is inside the heap but the thread whose slot is `mine`. `false`: somebody
-/// cannot leave before it has had the gate.
+/// Waits until no thread is inside the heap but that of the slot `mine`. `false`: a thread cannot
+/// leave before it has had the gate.
 fn empty(mine: *const AtomicU32) -> bool {
     for slot in slots().filter(|slot| !core::ptr::eq(&slot.inside, mine)) {
         let mut turns = 0;
@@ -236,8 +236,8 @@ fn empty(mine: *const AtomicU32) -> bool {
     true
 }
 
-/// Leaving makes no call, so nobody can wake whoever waits for it; what is short is waited for by
-/// yielding, a page that is read from swap by sleeping.
+/// A thread that leaves makes no call, so it wakes none. A short stay is waited for by yielding, a page
+/// that is read from swap by sleeping.
 fn pause(turns: &mut u32) {
     *turns += 1;
     if *turns < 100 {
@@ -255,7 +255,7 @@ pub fn open() {
         return;
     }
     CLOSER.store(core::ptr::null_mut(), Ordering::Release);
-    // Release: pairs with the acquire loads of all who wait.
+    // Release: pairs with the acquire loads of all threads that wait.
     CLOSED.store(0, Ordering::Release);
     sys::futex_wake_all(&CLOSED);
 }
@@ -281,7 +281,7 @@ fn barrier_in_all_threads() {
     const PRIVATE_EXPEDITED: usize = 1 << 3;
     const REGISTER_PRIVATE_EXPEDITED: usize = 1 << 4;
     // SAFETY: membarrier touches no memory.
-    let membarrier = |command| unsafe { sys::call(libc::SYS_membarrier, [command, 0, 0, 0, 0, 0]) };
+    let membarrier = |command| unsafe { sys::call(libc::SYS_membarrier, [command]) };
     // The first call of a process has to say that it will use this.
     if membarrier(PRIVATE_EXPEDITED).is_ok()
         || membarrier(REGISTER_PRIVATE_EXPEDITED)
@@ -290,7 +290,7 @@ fn barrier_in_all_threads() {
     {
         return;
     }
-    // Where a sandbox refuses it: a store leaves a CPU's store buffer in well under a microsecond.
+    // A sandbox refuses the call. A store leaves a CPU's store buffer in well under a microsecond.
     let pause = rustix::thread::Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
     let _ = rustix::thread::nanosleep(&pause);
 }

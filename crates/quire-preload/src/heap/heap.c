@@ -3,10 +3,8 @@
  * 1. Its memory comes from the arena, through the calls that the Rust side hands over at start
  *    (`struct heap_calls`): no symbol is looked up, so no program can come between.
  * 2. Every entry point goes through the gate (gate.rs), so that a fork never copies a heap in the
- *    middle of a change: threads of the parent do not live on in the child, their half-done changes
- *    would.
- * 3. Its constructor and destructor are gone: the start is ours (start.rs), and nothing is worth
- *    doing at exit.
+ *    middle of a change: the child would have the change, but not the thread that completes it.
+ * 3. Its constructor and destructor are gone: start.rs starts it, and nothing is worth doing at exit.
  *
  * The thread-locals live here because stable Rust has no initial-exec thread-locals.
  */
@@ -21,7 +19,7 @@
 #include <sys/prctl.h>
 #include <linux/prctl.h>
 
-/* What the Rust side does for us. The memory calls return an errno, 0 for success. */
+/* What the Rust side does. The memory calls return an errno, 0 for success. */
 struct heap_calls {
   int (*map)(size_t len, int prot, void** out);
   int (*unmap)(void* addr, size_t len);
@@ -91,7 +89,7 @@ static int key_create(pthread_key_t* key, void (*destructor)(void*)) {
 
 /* ---- The gate ----
  * A thread's slot is 1 while the thread is inside the heap. The store and the load of `gate_closed`
- * need no barrier between them: whoever closes the gate makes every thread execute one
+ * need no barrier between them: the thread that closes the gate makes every thread execute one
  * (membarrier), so that either the thread sees the gate closed or the closer sees its slot. */
 
 static __thread _Atomic(uint32_t)* gate_slot;
@@ -122,7 +120,7 @@ static inline struct stay gate_enter(void) {
   return (struct stay){slot, was_inside};
 }
 
-/* Release: all that the thread did to the heap is seen by whoever finds the slot 0 and forks. */
+/* Release: a thread that finds the slot 0 and forks sees all that this thread did to the heap. */
 static inline void gate_leave(struct stay stay) {
   atomic_store_explicit(stay.slot, stay.was_inside, memory_order_release);
 }
@@ -166,7 +164,7 @@ void quire_heap_free(void* p) {
 struct stay quire_heap_gate_enter(void) { return gate_enter(); }
 void quire_heap_gate_leave(struct stay stay) { gate_leave(stay); }
 
-/* The thread that forks has a slot, also where it never allocated: it may do so while the gate is
+/* The thread that forks gets a slot even if it never allocated: it may allocate while the gate is
  * closed. */
 _Atomic(uint32_t)* quire_heap_gate_slot(void) {
   return (gate_slot != NULL ? gate_slot : gate_first());

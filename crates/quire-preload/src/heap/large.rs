@@ -1,30 +1,30 @@
 //! Large blocks: each a mapping of its own.
 //!
-//! mimalloc would take them from its arenas as well, but there a block can only grow by a copy,
-//! which in less memory than the block needs means to read all of it back from swap and to hold it
-//! twice. As a mapping it grows in place, or moves by its page table, and what is freed goes back
-//! at once. The limit is glibc's largest mmap threshold (32 MiB): below it a program may expect a
-//! freed block to be reused without new faults.
+//! mimalloc would take them from its arenas as well, but there a block can only grow by a copy. Where
+//! memory is less than the block needs, a copy reads all of it back from swap and holds it twice. As a
+//! mapping it grows in place, or moves by its page table, and freed memory goes back at once. The
+//! limit is glibc's largest mmap threshold (32 MiB): below it a program may expect a freed block to be
+//! reused without new faults.
 //!
 //! Owns a table with a word for every 2 MiB of the arena: the length of the large block that starts
 //! there. A large block starts at a multiple of 2 MiB (which lets whole page tables be moved at a
 //! time), so one look tells what a pointer is; hardly any block of mimalloc's starts there.
 //!
-//! Locks: none. An entry is written by whoever owns the block: after it was mapped, and cleared
-//! *before* it is unmapped, for from then on the address can be another thread's.
+//! Locks: none. The thread that allocates a block writes its entry after it was mapped; the thread that
+//! frees it clears the entry *before* it is unmapped, for from then on the address can be another
+//! thread's.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use quire::process::Process;
-use rustix::io::Errno;
 
 use crate::sys::{self, PAGE};
 
 /// The smallest size that is mapped by itself.
 pub const LARGE_MIN: usize = 32 << 20;
-/// The size from which on a block that *grows* by realloc is mapped by itself: who grew a block
-/// mostly grows it again, and from now on without a copy.
+/// The size from which on a block that *grows* by realloc is mapped by itself: a block that has grown
+/// mostly grows again, and does so without a copy from then on.
 pub const GROWING_MIN: usize = 4 << 20;
 /// What the start of a large block is a multiple of.
 const UNIT: usize = 2 << 20;
@@ -104,20 +104,15 @@ pub fn bytes_of(addr: usize) -> Option<usize> {
     }
 }
 
-/// Maps `bytes` at a multiple of `alignment`.
-fn map_aligned(
-    process: &Process,
-    bytes: usize,
-    alignment: usize,
-    prot: i32,
-) -> Result<usize, Errno> {
-    let addr = process.mmap(0, bytes, prot, PRIVATE)?;
+/// Maps `bytes` at a multiple of `alignment`; None where there is no room.
+fn map_aligned(process: &Process, bytes: usize, alignment: usize, prot: i32) -> Option<usize> {
+    let addr = process.mmap(0, bytes, prot, PRIVATE).ok()?;
     if addr.is_multiple_of(alignment) {
-        return Ok(addr);
+        return Some(addr);
     }
-    process.munmap(addr, bytes)?;
-    let room = bytes.checked_add(alignment).ok_or(Errno::NOMEM)?;
-    let start = process.mmap(0, room, prot, PRIVATE)?;
+    process.munmap(addr, bytes).ok()?;
+    let room = bytes.checked_add(alignment)?;
+    let start = process.mmap(0, room, prot, PRIVATE).ok()?;
     let addr = start.next_multiple_of(alignment);
     // Trimming cannot fail halfway: the engine's munmap of its own whole pages only fails where
     // its tables are full, and then what is left over stays mapped, untouched and harmless.
@@ -127,22 +122,24 @@ fn map_aligned(
     if start + room > addr + bytes {
         let _ = process.munmap(addr + bytes, start + room - addr - bytes);
     }
-    Ok(addr)
+    Some(addr)
 }
 
-/// A zeroed block of at least `size` bytes at a multiple of `alignment` (a power of two).
-pub fn alloc(process: &Process, size: usize, alignment: usize) -> Result<usize, Errno> {
-    if size > isize::MAX as usize - PAGE {
-        return Err(Errno::NOMEM);
-    }
+/// The whole pages that `size` bytes take; None where no block can have so many.
+fn whole_pages(size: usize) -> Option<usize> {
+    (size <= isize::MAX as usize - PAGE).then(|| size.max(1).next_multiple_of(PAGE))
+}
+
+/// A zeroed block of at least `size` bytes at a multiple of `alignment` (a power of two); None where
+/// there is no memory for it.
+pub fn alloc(process: &Process, size: usize, alignment: usize) -> Option<usize> {
+    let bytes = whole_pages(size)?;
     let _inside = Inside::enter();
-    let bytes = size.max(1).next_multiple_of(PAGE);
-    let addr =
-        map_aligned(process, bytes, alignment.max(UNIT), READ_WRITE).map_err(|_| Errno::NOMEM)?;
+    let addr = map_aligned(process, bytes, alignment.max(UNIT), READ_WRITE)?;
     entry(addr).store(bytes as u64, Ordering::Relaxed);
     BLOCKS.fetch_add(1, Ordering::Relaxed);
     BYTES.fetch_add(bytes, Ordering::Relaxed);
-    Ok(addr)
+    Some(addr)
 }
 
 /// Gives back the large block of `bytes` at `addr`.
@@ -157,21 +154,13 @@ pub fn free(process: &Process, addr: usize, bytes: usize) {
 }
 
 /// Makes the block of `old_bytes` at `addr` one of `size` bytes, with its content, and returns
-/// where it then is. The block is as it was where this fails.
-pub fn resize(
-    process: &Process,
-    addr: usize,
-    old_bytes: usize,
-    size: usize,
-) -> Result<usize, Errno> {
-    if size > isize::MAX as usize - PAGE {
-        return Err(Errno::NOMEM);
-    }
+/// where it then is. None where there is no memory for it; the block is as it was then.
+pub fn resize(process: &Process, addr: usize, old_bytes: usize, size: usize) -> Option<usize> {
+    let bytes = whole_pages(size)?;
     let _inside = Inside::enter();
-    let bytes = size.next_multiple_of(PAGE);
     let there = if bytes <= old_bytes {
         if bytes < old_bytes {
-            process.munmap(addr + bytes, old_bytes - bytes).map_err(|_| Errno::NOMEM)?;
+            process.munmap(addr + bytes, old_bytes - bytes).ok()?;
         }
         addr
     } else if process.mremap(addr, old_bytes, bytes, 0, 0).is_ok() {
@@ -181,36 +170,31 @@ pub fn resize(
     };
     entry(there).store(bytes as u64, Ordering::Relaxed);
     BYTES.fetch_add(bytes.wrapping_sub(old_bytes), Ordering::Relaxed);
-    Ok(there)
+    Some(there)
 }
 
-/// Moves the block of `old_bytes` at `addr` to where `bytes` are free; its old entry is cleared,
-/// the new one is the caller's to write.
-fn grow_elsewhere(
-    process: &Process,
-    addr: usize,
-    old_bytes: usize,
-    bytes: usize,
-) -> Result<usize, Errno> {
-    let target = map_aligned(process, bytes, UNIT, libc::PROT_NONE).map_err(|_| Errno::NOMEM)?;
+/// Moves the block of `old_bytes` at `addr` to where `bytes` are free. Its old entry is cleared; the
+/// caller writes the new one.
+fn grow_elsewhere(process: &Process, addr: usize, old_bytes: usize, bytes: usize) -> Option<usize> {
+    let target = map_aligned(process, bytes, UNIT, libc::PROT_NONE)?;
     entry(addr).store(0, Ordering::Relaxed);
     let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
     if process.mremap(addr, old_bytes, bytes, flags, target).is_ok() {
-        return Ok(target);
+        return Some(target);
     }
-    // The program has cut the block up by mprotect or madvise: no single mapping any more, which
-    // a move wants. A copy does not.
-    let copied = process.mmap_fixed(target, bytes, READ_WRITE, PRIVATE | libc::MAP_FIXED);
-    if copied.is_err() {
+    // The program has cut the block up by mprotect or madvise, and only a single mapping can be
+    // moved. So it is copied.
+    let replaced = process.mmap_fixed(target, bytes, READ_WRITE, PRIVATE | libc::MAP_FIXED);
+    if replaced.is_err() {
         entry(addr).store(old_bytes as u64, Ordering::Relaxed);
         let _ = process.munmap(target, bytes);
-        return Err(Errno::NOMEM);
+        return None;
     }
-    // SAFETY: the block of the caller's, and one just mapped that is larger; they are apart. What
-    // the program made unreadable it may not give to realloc.
+    // SAFETY: the block of the caller's, and one just mapped that is larger; they are apart. The
+    // program may not give to realloc what it has made unreadable.
     unsafe { core::ptr::copy_nonoverlapping(addr as *const u8, target as *mut u8, old_bytes) };
     let _ = process.munmap(addr, old_bytes);
-    Ok(target)
+    Some(target)
 }
 
 /// The number of large blocks, and their bytes.

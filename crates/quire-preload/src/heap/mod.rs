@@ -55,7 +55,7 @@ static MAPPED_BYTES: AtomicUsize = AtomicUsize::new(0);
 /// Makes the heap ready, before any other function of this module; the process has just joined.
 pub fn start(process: &'static Process) {
     if !large::start(&process.arena()) {
-        // The kernel refuses a few MiB of address space: nothing could run here.
+        // The kernel refuses a few MiB of address space.
         std::process::abort();
     }
     gate::start();
@@ -72,7 +72,7 @@ pub fn start(process: &'static Process) {
     unsafe { quire_heap_start(&raw const calls) };
 }
 
-/// The engine as mimalloc's system calls find it: it has just started, or long ago.
+/// One of mimalloc's memory calls, made by the engine. Returns the errno.
 fn engine(call: impl FnOnce(&'static Process) -> Result<(), Errno>) -> c_int {
     let result = process::current().ok_or(Errno::NOMEM).and_then(call);
     result.map_or_else(Errno::raw_os_error, |()| 0)
@@ -104,33 +104,22 @@ extern "C" fn heap_advise(addr: usize, bytes: usize, advice: c_int) -> c_int {
     engine(|process| process.madvise(addr, bytes, advice))
 }
 
-/// A result as C wants it: null and errno for an error.
-fn or_null(result: Result<usize, Errno>) -> *mut c_void {
-    match result {
-        Ok(addr) => addr as *mut c_void,
-        Err(errno) => {
-            set_errno(errno);
-            null_mut()
-        }
-    }
+/// Null, and errno.
+fn refused(errno: Errno) -> *mut c_void {
+    set_errno(errno);
+    null_mut()
 }
 
-/// mimalloc's null is ENOMEM.
+/// Sets errno where there was no memory.
 #[inline]
 fn checked(pointer: *mut c_void) -> *mut c_void {
-    if pointer.is_null() {
-        set_errno(Errno::NOMEM);
-    }
-    pointer
+    if pointer.is_null() { refused(Errno::NOMEM) } else { pointer }
 }
 
 #[cold]
 fn large_alloc(size: usize, alignment: usize) -> *mut c_void {
-    or_null(
-        start::process()
-            .ok_or(Errno::NOMEM)
-            .and_then(|process| large::alloc(process, size, alignment)),
-    )
+    let addr = start::process().and_then(|process| large::alloc(process, size, alignment));
+    checked(addr.unwrap_or(0) as *mut c_void)
 }
 
 /// `man 3 malloc`.
@@ -159,7 +148,7 @@ pub unsafe extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
         return unsafe { next::calloc(count, size) };
     }
     let Some(bytes) = count.checked_mul(size) else {
-        return or_null(Err(Errno::NOMEM));
+        return refused(Errno::NOMEM);
     };
     if bytes >= large::LARGE_MIN {
         // Fresh from the engine: zero.
@@ -225,14 +214,12 @@ pub unsafe extern "C" fn realloc(pointer: *mut c_void, size: usize) -> *mut c_vo
 #[cold]
 fn realloc_large(pointer: *mut c_void, bytes: usize, size: usize) -> *mut c_void {
     if size >= large::GROWING_MIN {
-        return or_null(
-            process::current()
-                .ok_or(Errno::NOMEM)
-                .and_then(|process| large::resize(process, pointer as usize, bytes, size)),
-        );
+        let process = process::current();
+        let addr = process.and_then(|it| large::resize(it, pointer as usize, bytes, size));
+        return checked(addr.unwrap_or(0) as *mut c_void);
     }
-    // A large block is also what was asked for with a large alignment: it may be the smaller one.
-    // SAFETY: a new block of `size` bytes for the beginning of a large one, which is freed then.
+    // The new block may be the larger one: a small block with a large alignment is a "large" one too.
+    // SAFETY: both blocks have as many bytes; the old one is the caller's.
     unsafe { move_to(malloc(size), pointer, bytes.min(size)) }
 }
 
@@ -259,7 +246,7 @@ pub unsafe extern "C" fn reallocarray(
     match count.checked_mul(size) {
         // SAFETY: the caller's promise.
         Some(bytes) => unsafe { next::program_realloc(pointer, bytes) },
-        None => or_null(Err(Errno::NOMEM)),
+        None => refused(Errno::NOMEM),
     }
 }
 
@@ -271,7 +258,7 @@ pub unsafe extern "C" fn memalign(alignment: usize, size: usize) -> *mut c_void 
         return unsafe { next::memalign(alignment, size) };
     }
     let Some(alignment) = alignment.max(ALIGNMENT_MIN).checked_next_power_of_two() else {
-        return or_null(Err(Errno::INVAL));
+        return refused(Errno::INVAL);
     };
     if size >= large::LARGE_MIN || alignment > ALIGNMENT_MAX {
         return large_alloc(size, alignment);
@@ -323,7 +310,7 @@ pub unsafe extern "C" fn pvalloc(size: usize) -> *mut c_void {
     match size.checked_next_multiple_of(PAGE) {
         // SAFETY: the caller's promise.
         Some(bytes) => unsafe { memalign(PAGE, bytes) },
-        None => or_null(Err(Errno::NOMEM)),
+        None => refused(Errno::NOMEM),
     }
 }
 
@@ -371,8 +358,8 @@ pub extern "C" fn malloc_trim(pad: usize) -> c_int {
     1
 }
 
-/// `man 3 mallopt`: the settings are those of glibc's allocator, which is not in use here; that
-/// they have no effect is no error, programs give up where it fails.
+/// `man 3 mallopt`: the settings are those of glibc's allocator, which is not in use here. They have
+/// no effect, which is not reported as an error, since programs give up then.
 #[unsafe(no_mangle)]
 pub extern "C" fn mallopt(parameter: c_int, value: c_int) -> c_int {
     if start::is_managed() { 1 } else { next::mallopt(parameter, value) }

@@ -1,5 +1,5 @@
 /* A program may map files over its memory, or leave holes in it, by system calls that no library
- * sees. What lies beside them stays right, in store and out of it, and in a fork's child. */
+ * notices. The memory beside them stays right, in store and out of it, and in a fork's child. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <sys/mman.h>

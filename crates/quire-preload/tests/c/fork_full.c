@@ -1,5 +1,5 @@
-/* More children at a time than a run has places for: fork says so, and every child that there is finds
- * what its parent had. The ones that could not be are not heard of again. */
+/* More children at a time than a run has places for: fork fails then, and every child that was made finds
+ * what its parent had. Those that were refused leave no trace. */
 #define _GNU_SOURCE
 #include <sys/wait.h>
 #include <unistd.h>

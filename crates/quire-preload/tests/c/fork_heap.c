@@ -1,5 +1,5 @@
 /* Threads that allocate while others fork, and children that allocate: no child may find the heap in
- * the middle of another thread's change, nor hang on a lock that nobody holds any more. */
+ * the middle of another thread's change, nor hang on a lock that no thread holds any more. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdatomic.h>

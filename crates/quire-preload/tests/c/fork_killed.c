@@ -1,7 +1,8 @@
-/* Parent or child of a fork is killed at each step of it, in a tree whose other members go on. Whoever is
- * left finds every byte, and no one waits for ever; fork says a child's id, whose end is seen, or an error.
+/* Parent or child of a fork is killed at each step of it, in a tree with other members that go on. The
+ * process that is left finds every byte, and none waits for ever. fork returns the id of a child that
+ * ends in sight, or an error.
  * When all is quiet the tree's accounts are the sums of its members', and after the last one they are 0
- * (that is for who started us to see).
+ * (the test that started this looks at that).
  *
  * The steps come from a build of the preload library that has them; without one this forks once. */
 #define _GNU_SOURCE
@@ -18,7 +19,7 @@
 enum { PAGE = 4096, PAGES = 1024, NEIGHBOURS = 2, SELF = 0, OTHER = 1, OTHER_FIRST = 2, DIED = 125, TWO_THREADS = 8 };
 
 static const char* (*name_of)(unsigned step);
-static void (*arm)(unsigned step, unsigned whom);
+static void (*arm)(unsigned step, unsigned victims);
 static void (*account_gaps)(int64_t* gaps);
 
 static unsigned char* data;
@@ -106,11 +107,11 @@ static void* write_beside(void* unused) {
 }
 
 /* A case's parent. */
-static void fork_with(unsigned step, unsigned whom) {
+static void fork_with(unsigned step, unsigned victims) {
   pthread_t thread;
   write_all(7000);
-  if (whom & TWO_THREADS) CHECK(pthread_create(&thread, NULL, write_beside, NULL) == 0);
-  arm(step, whom & ~TWO_THREADS);
+  if (victims & TWO_THREADS) CHECK(pthread_create(&thread, NULL, write_beside, NULL) == 0);
+  arm(step, victims & ~TWO_THREADS);
   pid_t child = fork();
   if (child == 0) live();
   arm(-1, SELF);
@@ -122,12 +123,12 @@ static void fork_with(unsigned step, unsigned whom) {
     CHECK(errno == EAGAIN || errno == ENOMEM);
     say('e');
   }
-  /* Who is left can fork as ever. */
+  /* The one that is left can fork as ever. */
   child = fork();
   if (child == 0) live();
   CHECK(child > 0 && waitpid(child, NULL, 0) == child);
   stop = 1;
-  if (whom & TWO_THREADS) pthread_join(thread, NULL);
+  if (victims & TWO_THREADS) pthread_join(thread, NULL);
   say(all_right(7000) ? 'p' : 'W');
   _exit(0);
 }
@@ -138,19 +139,19 @@ static int is_quiet(void) {
   return !gaps[0] && !gaps[1] && !gaps[2] && !gaps[3];
 }
 
-static void expect_accounts_right(const char* name, unsigned whom) {
+static void expect_accounts_right(const char* name, unsigned victims) {
   for (int tries = 0; tries < 400; tries++) {
     if (is_quiet()) return;
     usleep(25000);
   }
   int64_t gaps[4];
   account_gaps(gaps);
-  fprintf(stderr, "%s, %u: %ld pages held and %ld wanted by nobody, %ld segments wrong, %ld used by nobody\n", name,
-          whom, gaps[0], gaps[1], gaps[2], gaps[3]);
+  fprintf(stderr, "%s, %u: of no member: %ld pages held, %ld wanted; segments: %ld wrong, %ld of no member\n", name,
+          victims, gaps[0], gaps[1], gaps[2], gaps[3]);
   _exit(1);
 }
 
-static void run_case(unsigned step, unsigned whom) {
+static void run_case(unsigned step, unsigned victims) {
   char heard[64];
   size_t count = 0;
   ssize_t got;
@@ -161,7 +162,7 @@ static void run_case(unsigned step, unsigned whom) {
   CHECK(parent >= 0);
   if (parent == 0) {
     for (int i = 0; i < NEIGHBOURS; i++) close(orders[i]);
-    fork_with(step, whom);
+    fork_with(step, victims);
   }
   close(words[1]);
   while ((got = read(words[0], heard + count, sizeof heard - 1 - count)) > 0) count += got;
@@ -184,13 +185,13 @@ static void run_case(unsigned step, unsigned whom) {
   }
   while (waitpid(-1, &status, WNOHANG) > 0) {
   }
-  fprintf(stderr, "%-22s %s%s: %s\n", name_of(step), whom % 8 == SELF ? "itself" : whom % 8 == OTHER ? "the other" : "the other first",
-          whom & TWO_THREADS ? ", 2 threads" : "", heard);
+  fprintf(stderr, "%-22s %s%s: %s\n", name_of(step), victims % 8 == SELF ? "itself" : victims % 8 == OTHER ? "the other" : "the other first",
+          victims & TWO_THREADS ? ", 2 threads" : "", heard);
   CHECK(!strchr(heard, 'W') && !strchr(heard, 'w'));
-  /* Somebody lived: the parent with its second child, or, of a parent that died, nobody or a child. */
+  /* What lived: the parent with its second child, or, of a parent that died, nothing or a child. */
   CHECK(kills || strchr(heard, 'p'));
   expect_neighbours_right();
-  expect_accounts_right(name_of(step), whom);
+  expect_accounts_right(name_of(step), victims);
 }
 
 int main(void) {
@@ -211,8 +212,8 @@ int main(void) {
   }
   hire_neighbours();
   for (unsigned step = 0; name_of(step); step++)
-    for (unsigned whom = SELF; whom <= OTHER_FIRST; whom++)
-      for (unsigned threads = 0; threads <= TWO_THREADS; threads += TWO_THREADS) run_case(step, whom | threads);
+    for (unsigned victims = SELF; victims <= OTHER_FIRST; victims++)
+      for (unsigned threads = 0; threads <= TWO_THREADS; threads += TWO_THREADS) run_case(step, victims | threads);
   CHECK(all_right(0));
   for (int i = 0; i < NEIGHBOURS; i++) {
     int status;

@@ -1,5 +1,5 @@
 /* Three generations have the same pages since their forks; each writes its own words of them while it, and
- * the others, page them out. Nobody finds a byte of another's, or loses one of his own. */
+ * the others, page them out. No process finds a byte of another's, or loses one of its own. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sys/mman.h>

@@ -1,4 +1,4 @@
-/* A clone by an instruction of the program's own, past every door: its child may die at the first touch
+/* A clone by an instruction of the program's own, that the library does not notice: its child may die at the first touch
  * of managed memory, but must never read zeros where data was. */
 #define _GNU_SOURCE
 #include <signal.h>

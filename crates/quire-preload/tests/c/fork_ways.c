@@ -1,4 +1,4 @@
-/* What makes processes inside libc, with every pointer on the heap: system, popen, posix_spawn with file
+/* Functions of libc that make processes, with every pointer on the heap: system, popen, posix_spawn with file
  * actions and attributes, daemon; and fork while handlers of pthread_atfork allocate, spawn and fork, and
  * other threads allocate, map, fault and page out. Memory stays what it was in all. */
 #define _GNU_SOURCE

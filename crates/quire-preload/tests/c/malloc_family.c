@@ -169,7 +169,7 @@ static void foreign(void) {
   dlclose(other);
 }
 
-/* Blocks of glibc's own allocator, given to the names that everybody calls. */
+/* Blocks of glibc's own allocator, given to the names that all code calls. */
 static void from_glibc(void) {
   void* (*libc_malloc)(size_t) = (void* (*)(size_t))dlsym(RTLD_DEFAULT, "__libc_malloc");
   void* (*libc_memalign)(size_t, size_t) = (void* (*)(size_t, size_t))dlsym(RTLD_DEFAULT, "__libc_memalign");

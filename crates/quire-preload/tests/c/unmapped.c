@@ -1,5 +1,5 @@
-/* What is unmapped is a SIGSEGV, or EFAULT in a system call, wherever it is and whatever was there
- * before; and what comes there next is zeros. */
+/* An access to unmapped memory is a SIGSEGV, or EFAULT in a system call, wherever it is and whatever was
+ * there before; and the next mapping there is zeros. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <setjmp.h>
@@ -49,7 +49,7 @@ static char* map(size_t size) { return map_at(NULL, size, READ_WRITE, 0); }
 
 static void unmap(char* p, size_t size) { CHECK(munmap(p, size) == 0); }
 
-/* A hole of `size` between pages that stay, so that nobody else is given its addresses. */
+/* A hole of `size` between pages that stay, so that no other mapping is given its addresses. */
 static char* make_hole(size_t size) {
   char* p = map(size + 2 * PAGE);
   memset(p, 0x5a, size + 2 * PAGE);

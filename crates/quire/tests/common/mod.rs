@@ -1,6 +1,6 @@
 //! What the tests of the engine share: a space over the simulated MMU, without threads. A fault
-//! is served by the thread that made it, which also stands in for the readers of the swap file
-//! and, where there is no memory, for the background thread.
+//! is served by the thread that made it. It also does the work of the readers of the swap file and,
+//! where there is no memory, that of the background thread.
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 
@@ -235,14 +235,14 @@ impl Machine {
     /// Fills a page with a pattern that packs, different for each value.
     pub fn fill(&self, page: PageNum, value: u64) {
         let bytes = self.bytes(page, true).unwrap();
-        // SAFETY: mapped just now; nobody else runs.
+        // SAFETY: mapped just now; no other thread runs.
         unsafe { *bytes = pattern(value) };
     }
 
     /// Fills a page with noise that does not pack.
     pub fn fill_with_noise(&self, page: PageNum) {
         let bytes = self.bytes(page, true).unwrap();
-        // SAFETY: mapped just now; nobody else runs.
+        // SAFETY: mapped just now; no other thread runs.
         unsafe { *bytes = noise(page) };
     }
 
@@ -251,7 +251,7 @@ impl Machine {
     }
 
     pub fn content(&self, page: PageNum) -> Result<[u8; PAGE_SIZE], Trap> {
-        // SAFETY: mapped just now; nobody else runs.
+        // SAFETY: mapped just now; no other thread runs.
         self.bytes(page, false).map(|bytes| unsafe { *bytes })
     }
 

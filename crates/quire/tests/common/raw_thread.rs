@@ -1,4 +1,4 @@
-//! A thread as the engine's are, which counts.
+//! A thread like the engine's own, which counts.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

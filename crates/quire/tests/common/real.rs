@@ -1,5 +1,5 @@
 //! An engine on the real MMU in the test's own process: the threads that `process` starts, but as
-//! plain ones, which have the descriptors like everybody else here.
+//! plain ones, which have the descriptors as all other threads here.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -125,7 +125,7 @@ impl Engine {
         let frames = (tree.budget_pages * 4).next_multiple_of(BLOCK_PAGES) + 16 * BLOCK_PAGES;
         let mmu = Userfaultfd::reserve(pages, frames).map_err(|error| error.to_string())?;
         mmu.attach(device.as_ref().map(AsRawFd::as_raw_fd), Some(memory.as_raw_fd()))
-            .map_err(|error| format!("no userfaultfd is to be had: {error}"))?;
+            .map_err(|error| format!("the process cannot get a userfaultfd: {error}"))?;
         mmu.register(PageRange::new(PageNum(0), pages)).map_err(|error| error.to_string())?;
         let (space, swap) =
             space(Reachable(mmu, AtomicUsize::new(0), AtomicBool::new(false)), tree, pages, frames);

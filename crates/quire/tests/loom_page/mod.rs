@@ -1,6 +1,6 @@
 //! The page lock and its wait table on loom's atomics and locks, for the tests that check them: the
 //! very code, with one queue. Sleeping is a model of the futex: it compares under a lock, and a
-//! wake reaches only who sleeps already.
+//! wake reaches only threads that sleep already.
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 
@@ -105,7 +105,7 @@ impl<A: Word> Page<A> {
         Page::with(quire::page::wait::STEALS_MAX)
     }
 
-    /// One on which who waits loses the lock to a stealer `steals_max` times at most.
+    /// One on which a waiter loses the lock to a stealer `steals_max` times at most.
     pub fn with(steals_max: u32) -> Arc<Page<A>> {
         let queue = LoomQueue(Mutex::new(List::new()));
         Arc::new(Page {
@@ -176,7 +176,7 @@ impl<A: Word> Page<A> {
         }
     }
 
-    /// At the end: nobody has the lock, nobody is queued, no sign is left.
+    /// At the end: no thread has the lock, none is queued, and no sign is left.
     pub fn finish(&self, owners: u32, parked: u32) {
         let word = self.word.load();
         assert!(word.is_free(), "the lock was left taken or promised: {word:?}");

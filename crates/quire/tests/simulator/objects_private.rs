@@ -1,4 +1,4 @@
-//! What a program does with private copies of objects, which nobody but it accesses.
+//! What a program does with private copies of objects, which it alone accesses.
 //!
 //! The oracle of a copy: what was written there, byte by byte, however it was reclaimed meanwhile and
 //! whatever became of the object; and else what the object was at some time, not before what the

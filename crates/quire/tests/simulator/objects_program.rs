@@ -2,7 +2,7 @@
 //! comparing with the oracle as it goes.
 //!
 //! What all programs share is mapped as long as they run; each has mappings, anonymous memory and
-//! short-lived objects of its own beside. While somebody changes an object's length, the bytes that
+//! short-lived objects of its own beside. While a thread changes an object's length, the bytes that
 //! it is about are not compared, nor written.
 
 use quire::mmu::Prot;
@@ -154,7 +154,7 @@ impl<'a> Program<'a> {
         }
     }
 
-    /// Accesses a view of another program, who may unmap it meanwhile: then it is as for any thread
+    /// Accesses a view of another program, which may unmap it meanwhile: then it is as for any thread
     /// that does so, and nothing is said about what it meets.
     fn touch_what_may_go(&mut self) {
         let Some(known) = self.world.any_known(&mut self.generator) else { return };
@@ -175,7 +175,7 @@ impl<'a> Program<'a> {
         self.access_known(view, at, writes, || true);
     }
 
-    /// Accesses a page of a view. Nobody else runs between the access and what is done here.
+    /// Accesses a page of a view. No other thread runs between the access and what is done here.
     fn access_known(&mut self, view: View, at: usize, writes: bool, is_there: impl Fn() -> bool) {
         let writes = writes && view.prot == Prot::READ_WRITE;
         let (at, page) = (view.first + at, view.range.start.add(at));
@@ -228,7 +228,7 @@ impl<'a> Program<'a> {
             expected.write(at, within, &value[..len]);
         }
         if writes && inside > 0 && inside < certain && self.generator.below(2) == 0 {
-            // Behind the end, in the page that it lies in: nobody may see that once it is longer.
+            // Behind the end, in the page that it lies in: no thread may see that once it is longer.
             bytes[inside..].fill(0xee);
             expected.is_scribbled = true;
         }
@@ -313,7 +313,7 @@ impl<'a> Program<'a> {
         });
     }
 
-    /// Somebody else makes the file longer, and writes there.
+    /// Another process makes the file longer, and writes there.
     fn follow(&mut self, sim: &Sim, len: usize) {
         {
             let mut expected = sim.store.expected();

@@ -446,7 +446,7 @@ impl World {
         self.objects.stop_workers();
     }
 
-    /// The end: nobody is inside any more.
+    /// The end: no thread is inside any more.
     fn check_end(&self) {
         self.objects.check();
         let control = self.objects.space.budget().control();
@@ -463,7 +463,7 @@ impl World {
         }
         self.objects.check();
         for sim in &self.shared {
-            assert!(self.objects.put(sim.id), "somebody still uses an object");
+            assert!(self.objects.put(sim.id), "an object is still in use");
             assert_eq!(sim.store.expected().releases, 1);
         }
         let arena = PageRange::new(quire::units::PageNum(0), ARENA_PAGES);
@@ -587,7 +587,7 @@ pub fn run(plan: &Plan) -> Result<Ran, String> {
         }
     });
     if let Some(why) = world.baton.failure() {
-        // Whoever failed may have held anything: the objects are not looked at any more.
+        // A thread that failed may have held anything: the objects are not looked at any more.
         std::mem::forget(world);
         return Err(why);
     }

@@ -115,7 +115,7 @@ impl<'a> Program<'a> {
     }
 
     fn any_part(&mut self) -> PageRange {
-        // What somebody is just unmapping is the best place to meet him.
+        // A range that a thread is just unmapping is the best place to meet it.
         let dying = self.world.dying.lock().unwrap().first().copied();
         if let Some(range) = dying.filter(|_| self.generator.below(2) == 0) {
             return self.part_of(range);
@@ -127,7 +127,7 @@ impl<'a> Program<'a> {
         }
     }
 
-    /// Pages that somebody has mapped.
+    /// Pages that a thread has mapped.
     fn foreign_part(&mut self) -> PageRange {
         let start = self.generator.below(1500);
         let most = self.generator.below(70);
@@ -148,7 +148,7 @@ impl<'a> Program<'a> {
         self.any_part().start
     }
 
-    /// Accesses a page and, while nobody else can run, does `act` to its bytes and the oracle's.
+    /// Accesses a page and, while no other thread can run, does `act` to its bytes and the oracle's.
     fn access(
         &mut self,
         page: PageNum,
@@ -366,7 +366,7 @@ impl<'a> Program<'a> {
     fn set_rights(&self, part: PageRange, prot: Prot) {
         self.say(|| format!("protects {part:?} {prot:?}"));
         self.world.with_layout(&[part], |layout| {
-            // Somebody else's range may have gone meanwhile.
+            // Another thread's range may have gone meanwhile.
             if self.world.space.protect(layout, part, prot).is_ok() {
                 self.expect(part, |page| page.prot = prot);
             }
@@ -442,7 +442,7 @@ impl<'a> Program<'a> {
             let fresh = Expected { prot, ..Expected::default() };
             for (at, page) in target.pages().enumerate() {
                 let mut expected = old.get(at).cloned().unwrap_or(fresh.clone());
-                // Somebody may have been about to write the page where it was.
+                // A thread may have been about to write the page where it was.
                 expected.is_written = expected.is_written.filter(|is_written| *is_written);
                 oracle[page.index()] = expected;
             }

@@ -31,7 +31,7 @@ pub struct Expected {
     pub len: usize,
     /// Bytes from here on are in doubt: the length is being changed.
     pub doubt: Option<usize>,
-    /// Bytes behind the end, in its page, were written: they are nobody's, and zeros once the
+    /// Bytes behind the end, in its page, were written: they count as nothing, and are zeros once the
     /// object is longer.
     pub is_scribbled: bool,
     /// Counts the writes to each page, and which of them has reached the store.
@@ -182,7 +182,7 @@ impl Expected {
         self.doubt = None;
     }
 
-    /// The store has grown by what somebody else wrote, and the object follows.
+    /// The store has grown by what another process wrote, and the object follows.
     pub fn followed(&mut self, len: usize) {
         let from = self.len;
         let (bytes, store) = (&mut self.bytes, &self.store);
@@ -204,7 +204,7 @@ impl Expected {
 /// The store, and the oracle of its object.
 pub struct SimStore {
     baton: Arc<Baton>,
-    /// Nobody gives the baton away while it is locked.
+    /// No thread gives the baton away while it is locked.
     expected: Mutex<Expected>,
 }
 
@@ -286,7 +286,8 @@ impl SimStore {
     fn begin_write(&self, offset: u64, from: &[u8]) {
         let mut expected = self.expected();
         for (page, part) in pages_of(offset, from.len()).zip(from.chunks(PAGE_SIZE)) {
-            let (promised, _) = expected.promised.get(&page).expect("nobody asked whether it may");
+            let (promised, _) =
+                expected.promised.get(&page).expect("the barrier was not asked whether it may");
             let certain = part.len().min(promised.len());
             assert!(part[..certain] == promised[..certain], "page {page} was never so");
             assert!(expected.writing.insert(page), "page {page} is written twice at a time");

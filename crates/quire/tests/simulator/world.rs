@@ -143,14 +143,14 @@ pub struct World {
     pub plan: Plan,
     pub space: AddressSpace<Simulated>,
     pub baton: Arc<Baton>,
-    /// Nobody gives the baton away while it is locked.
+    /// No thread gives the baton away while it is locked.
     pub oracle: Mutex<Vec<Expected>>,
-    /// Pages that somebody was about to write and did not: they may count as written.
+    /// Pages that a thread was about to write and did not: they may count as written.
     pub disturbed: Mutex<BTreeSet<PageNum>>,
-    /// Pages that somebody is about to write.
+    /// Pages that a thread is about to write.
     pub writes: Mutex<Vec<PageNum>>,
     pub pins: AtomicUsize,
-    /// What somebody unmaps just now.
+    /// The ranges that a thread unmaps just now.
     pub dying: Mutex<Vec<PageRange>>,
     /// Threads that change the layout.
     layout_changers: AtomicUsize,
@@ -227,7 +227,7 @@ impl World {
     }
 
     /// Unmaps a range; `forget` has the oracle forget it. The oracle is first: as soon as the range is
-    /// free somebody else may have it.
+    /// free another thread may have it.
     pub fn unmap(&self, range: PageRange, forget: impl FnOnce()) {
         self.baton.step();
         self.change_layout(self.space.lock_over(&[range]), |layout| {
@@ -260,7 +260,7 @@ impl World {
         }
     }
 
-    /// Whether somebody changes the layout just now.
+    /// Whether a thread changes the layout just now.
     pub fn layout_is_taken(&self) -> bool {
         self.layout_changers.load(Ordering::Relaxed) > 0
     }
@@ -383,7 +383,7 @@ impl World {
         });
     }
 
-    /// The end: nobody is inside any more.
+    /// The end: no thread is inside any more.
     fn check_end(&self) {
         self.space.check();
         let control = self.space.budget().control();
@@ -415,13 +415,13 @@ impl World {
             for _ in 0..1000 {
                 match self.mmu().try_access(page, false) {
                     Ok(Ok(bytes)) => {
-                        // SAFETY: mapped just now, and nobody else runs.
+                        // SAFETY: mapped just now, and no other thread runs.
                         assert!(expected.matches(unsafe { &*bytes }), "{page:?} has other bytes");
                     }
                     Ok(Err(access)) => {
                         self.space.handle_fault(page, access, scratch);
                         let mut requests = [SwapRead::NONE; 16];
-                        // A reader may wait for memory, and nobody else runs who would free any.
+                        // A reader may wait for memory, and no other thread runs that would free any.
                         // What is taken below has locks that no write-back may be waited for with.
                         let reads = if self.space.swap().is_reading() { requests.len() } else { 0 };
                         for _ in 0..reads * 100 {
@@ -531,7 +531,7 @@ pub fn run(plan: &Plan) -> Result<Ran, String> {
         }
     });
     if let Some(why) = world.baton.failure() {
-        // Whoever failed may have held anything: the space is not looked at any more.
+        // A thread that failed may have held anything: the space is not looked at any more.
         std::mem::forget(world);
         return Err(why);
     }

@@ -1,4 +1,4 @@
-//! Archives: seen as the file that was packed, or refused, and never anything else.
+//! Archives: each reads as the file that was packed, or is refused.
 
 use std::fs;
 use std::io::Write;
@@ -346,7 +346,7 @@ fn a_checksum_in_the_seek_table_is_verified() {
 #[test]
 fn what_is_no_archive_is_refused() {
     let folder = Folder::on_disk();
-    for content in [&b"x"[..], b"text that nobody packed", &[0; 5000], &pattern(1, 9999)] {
+    for content in [&b"x"[..], b"text that was not packed", &[0; 5000], &pattern(1, 9999)] {
         let error = ZstdStore::open(folder.file("f.zst", content)).err().unwrap();
         assert!(matches!(error.cause(), Cause::Corrupt(_)), "{error}");
     }

@@ -1,4 +1,4 @@
-//! Files, by every way there is.
+//! Files, by every way of reading and writing them.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::AsFd;
@@ -96,7 +96,7 @@ fn auto_is_direct_where_the_file_is_not_cached() {
 }
 
 #[test]
-fn a_file_that_somebody_truncates_reads_as_zeros_within_a_page_and_says_so_beyond() {
+fn a_file_truncated_by_another_reads_as_zeros_within_a_page_and_says_so_beyond() {
     for (folder, options) in ways() {
         let content = pattern(5, 10 * PAGE);
         let path = folder.file("f", &content);
@@ -121,7 +121,7 @@ fn a_file_that_somebody_truncates_reads_as_zeros_within_a_page_and_says_so_beyon
         store.read_all(&mut requests);
         assert!(requests[0].result().is_ok());
         assert_eq!(requests[1].result().unwrap_err().cause(), &shrunk);
-        // Who asked for the length knows, and so does who cut it.
+        // The thread that asked for the length knows, and so does the one that cut it.
         assert_eq!(store.len().unwrap(), left as u64);
         assert_eq!(read(3, 3, &expected), Ok(()));
         store.set_len(100).unwrap();
@@ -152,7 +152,7 @@ fn batches_of_many_threads_read_and_write_what_single_calls_do() {
     }
 }
 
-/// Batches on `bytes` bytes from `base` on, which nobody else writes.
+/// Batches on `bytes` bytes from `base` on, which nothing else writes.
 fn batches(store: &FileStore, plain: &File, base: u64, bytes: usize) {
     let mut random = Random(base | 1);
     let pages = bytes / PAGE;

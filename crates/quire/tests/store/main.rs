@@ -1,4 +1,4 @@
-//! Stores: what is written is read, what fails says so, and nothing is invented.
+//! Stores: they return what was written, report what fails, and invent nothing.
 
 mod archives;
 mod deadline;

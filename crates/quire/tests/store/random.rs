@@ -1,4 +1,4 @@
-//! A file beside a plain vector of bytes: whatever is done, they stay equal.
+//! A file beside a plain vector of bytes: whatever operations come, they stay equal.
 
 use std::fs;
 

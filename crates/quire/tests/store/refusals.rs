@@ -1,4 +1,4 @@
-//! What is refused, what fails, and what is said then.
+//! Stores and archives that are refused or fail, and the messages.
 
 use std::error::Error;
 use std::fs::{self, File, OpenOptions};

@@ -1,4 +1,4 @@
-//! The stores that tests use do what they promise.
+//! The stores that tests use keep their promises.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
