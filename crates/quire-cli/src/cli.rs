@@ -11,6 +11,7 @@ use quire::process::HANDLERS_MAX;
 use quire::store::Direct;
 
 use crate::bench::BenchArgs;
+use crate::print;
 use crate::ps::PsArgs;
 use crate::set::SetArgs;
 use crate::size::Size;
@@ -134,9 +135,9 @@ pub(crate) struct RunOptions {
         env = "QUIRE_FOLIO_ORDER",
         value_name = "auto|0..9",
         default_value = "auto",
-        value_parser = FolioOrder::parse
+        value_parser = parse_folio_order
     )]
-    pub folio_order: FolioOrder,
+    pub folio_order: i32,
 
     /// Serve each process's faults by N threads [default: one for each CPU, four at most]
     #[arg(
@@ -145,9 +146,9 @@ pub(crate) struct RunOptions {
         value_name = "auto|1..12",
         default_value = "auto",
         hide_default_value = true,
-        value_parser = Handlers::parse
+        value_parser = parse_handlers
     )]
-    pub handlers: Handlers,
+    pub handlers: u32,
 
     /// Let those threads run on any CPU (to measure what a CPU for each of them brings)
     #[arg(long, env = "QUIRE_NO_PINNED_HANDLERS", value_parser = FalseyValueParser::new())]
@@ -189,6 +190,13 @@ impl RunOptions {
     pub(crate) fn command_line(&self) -> String {
         let words: Vec<_> = self.program.iter().map(|word| word.to_string_lossy()).collect();
         words.join(" ")
+    }
+
+    /// Says what -q leaves out.
+    pub(crate) fn say(&self, line: &str) {
+        if !self.quiet {
+            print::say(line);
+        }
     }
 }
 
@@ -295,54 +303,22 @@ fn parse_direct(text: &str) -> Result<Direct, &'static str> {
     }
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum FolioOrder {
-    Auto,
-    Fixed(u8),
-}
-
-impl FolioOrder {
-    pub(crate) fn parse(text: &str) -> Result<FolioOrder, &'static str> {
-        match text.parse::<u8>() {
-            _ if text == "auto" => Ok(FolioOrder::Auto),
-            Ok(order @ 0..=9) => Ok(FolioOrder::Fixed(order)),
-            _ => Err("write auto, or an order from 0 (4 KiB) to 9 (2 MiB)"),
-        }
-    }
-
-    /// As the control page has it: -1 is auto.
-    pub(crate) fn in_control(self) -> i32 {
-        match self {
-            FolioOrder::Auto => -1,
-            FolioOrder::Fixed(order) => order.into(),
-        }
+/// A folio order as the control page has it: -1 is auto.
+pub(crate) fn parse_folio_order(text: &str) -> Result<i32, &'static str> {
+    match text.parse() {
+        _ if text == "auto" => Ok(-1),
+        Ok(order @ 0..=9) => Ok(order),
+        _ => Err("write auto, or an order from 0 (4 KiB) to 9 (2 MiB)"),
     }
 }
 
-/// How many threads of a process serve its faults.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Handlers {
-    /// One for each CPU, four at most.
-    Auto,
-    Fixed(u8),
-}
-
-impl Handlers {
-    pub(crate) fn parse(text: &str) -> Result<Handlers, &'static str> {
-        const { assert!(HANDLERS_MAX == 12, "the messages say how many there may be") };
-        match text.parse::<u8>() {
-            _ if text == "auto" => Ok(Handlers::Auto),
-            Ok(count @ 1..=12) => Ok(Handlers::Fixed(count)),
-            _ => Err("write auto, or a number from 1 to 12"),
-        }
-    }
-
-    /// As the control page has it: 0 is auto.
-    pub(crate) fn in_control(self) -> u32 {
-        match self {
-            Handlers::Auto => 0,
-            Handlers::Fixed(count) => count.into(),
-        }
+/// A number of handlers as the control page has it: 0 is auto.
+fn parse_handlers(text: &str) -> Result<u32, &'static str> {
+    const { assert!(HANDLERS_MAX == 12, "the messages say how many there may be") };
+    match text.parse() {
+        _ if text == "auto" => Ok(0),
+        Ok(count @ 1..=12) => Ok(count),
+        _ => Err("write auto, or a number from 1 to 12"),
     }
 }
 
@@ -371,7 +347,7 @@ mod tests {
         assert_eq!(options.program, ["ls", "--quiet", "-l", "--", "x"]);
         assert!(options.quiet);
         assert_eq!(options.memory, Some(Size::Bytes(512 << 20)));
-        assert_eq!(options.folio_order, FolioOrder::Auto);
+        assert_eq!(options.folio_order, -1);
         let options = run_options("-m 1G -- -odd-name").unwrap();
         assert_eq!(options.program, ["-odd-name"]);
         let options = run_options("-m1G ls -m2G").unwrap();
@@ -384,7 +360,7 @@ mod tests {
     fn folio_orders_are_checked() {
         for (text, order) in [("auto", -1), ("0", 0), ("9", 9)] {
             let options = run_options(&format!("-m 1G --folio-order {text} true")).unwrap();
-            assert_eq!(options.folio_order.in_control(), order);
+            assert_eq!(options.folio_order, order);
         }
         for text in ["10", "-1", "four"] {
             assert!(run_options(&format!("-m 1G --folio-order={text} true")).is_err());
@@ -395,7 +371,7 @@ mod tests {
     fn there_is_one_handler_at_least_and_twelve_at_most() {
         for (text, count) in [("auto", 0), ("1", 1), ("12", 12)] {
             let options = run_options(&format!("-m 1G --handlers {text} true")).unwrap();
-            assert_eq!(options.handlers.in_control(), count);
+            assert_eq!(options.handlers, count);
         }
         for text in ["0", "13", "-1", "four"] {
             assert!(run_options(&format!("-m 1G --handlers={text} true")).is_err());

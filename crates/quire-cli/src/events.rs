@@ -87,7 +87,7 @@ fn names_in(lists: &[String]) -> impl Iterator<Item = &str> {
 /// The events that a pattern means. One with a colon is for tracepoints, whose events have names
 /// without one as well: none is shown twice.
 fn matching(pattern: &str) -> Vec<(&'static str, Event)> {
-    if !is_pattern(pattern) {
+    if !pattern.contains(['*', '?']) {
         return Vec::new();
     }
     let own = Event::ALL.map(|event| (event.name(), event));
@@ -117,38 +117,21 @@ fn names() -> String {
     text
 }
 
-/// Whether a name is a pattern.
-fn is_pattern(name: &str) -> bool {
-    name.contains(['*', '?'])
-}
-
 /// Whether `name` is as `pattern` says: `*` is any text, `?` any character.
 fn glob(pattern: &str, name: &str) -> bool {
-    let (pattern, name) = (pattern.as_bytes(), name.as_bytes());
-    let (mut at, mut in_name) = (0, 0);
-    // After the last star: where the pattern goes on, and how much of the name the star has taken.
-    let mut star: Option<(usize, usize)> = None;
-    while in_name < name.len() {
-        match pattern.get(at) {
-            Some(b'*') => {
-                star = Some((at + 1, in_name));
-                at += 1;
+    fn matches(pattern: &[u8], name: &[u8]) -> bool {
+        match (pattern, name) {
+            ([], _) => name.is_empty(),
+            // A star after a star adds nothing.
+            ([b'*', rest @ ..], _) if rest.first() == Some(&b'*') => matches(rest, name),
+            ([b'*', rest @ ..], _) => (0..=name.len()).any(|taken| matches(rest, &name[taken..])),
+            ([sign, rest @ ..], [first, others @ ..]) => {
+                (*sign == b'?' || sign == first) && matches(rest, others)
             }
-            Some(&byte) if byte == b'?' || byte == name[in_name] => {
-                at += 1;
-                in_name += 1;
-            }
-            _ => match &mut star {
-                // The star takes one more.
-                Some((after, taken)) => {
-                    *taken += 1;
-                    (at, in_name) = (*after, *taken);
-                }
-                None => return false,
-            },
+            (_, []) => false,
         }
     }
-    pattern[at..].iter().all(|&byte| byte == b'*')
+    matches(pattern.as_bytes(), name.as_bytes())
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::Relaxed;
 
 use anyhow::{Context as _, Result, bail};
-use quire::control::{Control, VERSION};
+use quire::control::VERSION;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -31,19 +31,9 @@ use crate::sys::control::{ControlMap, NotAttached};
 const CONTROL_LINK: &str = "/memfd:quire-control (deleted)";
 
 pub(crate) struct Run {
-    control: ControlMap,
-    supervisor_pid: u32,
+    pub control: ControlMap,
+    pub supervisor_pid: u32,
     supervisor: OwnedFd,
-}
-
-impl Run {
-    pub(crate) fn control(&self) -> &Control {
-        &self.control
-    }
-
-    pub(crate) fn supervisor_pid(&self) -> u32 {
-        self.supervisor_pid
-    }
 }
 
 impl AsFd for Run {

@@ -224,13 +224,13 @@ impl StatPrinter {
         let started = Instant::now();
         let mut intervals = Intervals::start(started, Counts::default());
         let mut next_print = self.period.map(|period| started + period);
-        let over = loop {
+        let status = loop {
             let wake = Instant::now() + SAMPLE;
             let wake = next_print.map_or(wake, |next| next.min(wake));
             let over = waiter.wait(wake, &sum.watched())?;
             sum.look();
-            if let Some(over) = over {
-                break over;
+            if let Some(status) = over {
+                break status;
             }
             if let (Some(next), Some(period)) = (&mut next_print, self.period)
                 && *next <= Instant::now()
@@ -254,7 +254,7 @@ impl StatPrinter {
             printer.print_end(&[Round { counts: sum.counts(), seconds }], &title)
         };
         write(self).context("cannot write the counters")?;
-        Ok(over.exit_status())
+        Ok(status)
     }
 }
 
@@ -311,5 +311,5 @@ impl WatchedProcesses {
 }
 
 fn read(attached: &Attached) -> Option<Counts> {
-    Counts::read(attached.run.control(), attached.scope)
+    Counts::read(&attached.run.control, attached.scope)
 }

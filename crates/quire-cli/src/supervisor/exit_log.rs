@@ -70,7 +70,7 @@ pub(crate) struct Entry {
 pub(super) struct ExitLog {
     entries: VecDeque<(Entry, Option<OwnedFd>)>,
     /// Members that were forgotten for later ones.
-    forgotten: u64,
+    pub(super) forgotten: u64,
 }
 
 impl ExitLog {
@@ -110,10 +110,6 @@ impl ExitLog {
     pub(super) fn entries(&self) -> impl Iterator<Item = &Entry> {
         self.entries.iter().map(|(entry, _)| entry)
     }
-
-    pub(super) fn forgotten(&self) -> u64 {
-        self.forgotten
-    }
 }
 
 #[cfg(test)]
@@ -130,7 +126,7 @@ mod tests {
         for pid in 0..LENGTH_MAX as u32 + 10 {
             exit_log.push(identity(pid), Sizes { pgfault: pid.into(), ..Sizes::default() });
         }
-        assert_eq!(exit_log.forgotten(), 10);
+        assert_eq!(exit_log.forgotten, 10);
         let first = exit_log.entries().next().unwrap();
         assert_eq!((first.pid, first.name.as_str(), first.sizes.pgfault), (10, "p10", 10));
         assert_eq!(exit_log.entries().count(), LENGTH_MAX);

@@ -14,6 +14,7 @@ use anyhow::Result;
 use quire::control::Control;
 use quire::control::slabs::{SLOT_BYTES, SlabUse, slots_for};
 
+use super::numbers_of;
 use crate::sys::pool::PoolMap;
 
 pub(super) struct Pool {
@@ -33,11 +34,6 @@ impl Pool {
 
     pub(super) fn slots(&self) -> u32 {
         self.table.slots() as u32
-    }
-
-    /// Whether members share slabs, which only the supervisor gives back.
-    pub(super) fn has_common(&self, control: &Control) -> bool {
-        control.common_pages.load(Relaxed) != 0
     }
 
     /// A fork's child has joined: it shares all that its parent uses. The parent waits, or it has
@@ -119,7 +115,7 @@ impl Pool {
                 twice |= once & bits;
                 once |= bits;
             }
-            unused.extend(slots_of(word, self.common[word] & !once));
+            unused.extend(numbers_of(word, self.common[word] & !once).map(|slot| slot as u32));
             with_one.push((word, self.common[word] & once & !twice));
         }
         self.free(control, &unused);
@@ -128,7 +124,8 @@ impl Pool {
             for (member, _) in control.present() {
                 for &(word, bits) in &with_one {
                     let its = bits & self.table.shared_slots(member as u32, word);
-                    slots_of(word, its).for_each(|slot| self.give_to(control, member, slot));
+                    numbers_of(word, its)
+                        .for_each(|slot| self.give_to(control, member, slot as u32));
                 }
             }
             self.table.count_move();
@@ -190,11 +187,6 @@ impl AsFd for Pool {
 /// Word and bit of a slot in the maps.
 fn place(slot: u32) -> (usize, u64) {
     (slot as usize / 64, 1 << (slot % 64))
-}
-
-/// The slots whose bits are set in a word of the maps.
-fn slots_of(word: usize, bits: u64) -> impl Iterator<Item = u32> {
-    (0..64).filter(move |bit| bits >> bit & 1 != 0).map(move |bit| (word * 64 + bit) as u32)
 }
 
 /// A member writes how many pages its pool has now and then only: it may say less than what moves.
