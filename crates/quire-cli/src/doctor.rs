@@ -100,10 +100,7 @@ pub(crate) fn doctor() -> bool {
 }
 
 fn note(result: Result<(), Errno>) -> String {
-    match result {
-        Ok(()) => String::new(),
-        Err(errno) => errno.to_string(),
-    }
+    result.map_or_else(|errno| errno.to_string(), |()| String::new())
 }
 
 fn rights(ways: &Ways) -> Vec<Finding> {

@@ -36,22 +36,16 @@ pub(crate) fn select_events(lists: &[String]) -> Result<Vec<Selected>> {
             selected.push(Selected { label: label.to_owned(), event });
         }
     };
-    if lists.is_empty() {
-        DEFAULT.iter().for_each(|name| {
-            if let Some(event) = Event::by_name(name) {
-                add(name, event);
-            }
-        });
-        return Ok(selected);
-    }
-    for name in names_in(lists) {
+    let names =
+        if lists.is_empty() { DEFAULT.to_vec() } else { names_in(lists).collect::<Vec<_>>() };
+    for name in names {
         if let Some(event) = Event::by_name(name) {
             add(name, event);
             continue;
         }
         let matches = matching(name);
         if matches.is_empty() {
-            bail!("there is no event '{name}'; there are:{}", names());
+            bail!("there is no event '{name}'; there are:{}", all_names());
         }
         matches.into_iter().for_each(|(name, event)| add(name, event));
     }
@@ -60,6 +54,9 @@ pub(crate) fn select_events(lists: &[String]) -> Result<Vec<Selected>> {
 
 /// The tracepoints that lists of names and patterns mean; all where nothing is asked for.
 pub(crate) fn select_tracepoints(lists: &[String]) -> Result<Vec<Tracepoint>> {
+    if lists.is_empty() {
+        return Ok(Tracepoint::ALL.to_vec());
+    }
     let mut selected = Vec::new();
     for name in names_in(lists) {
         let is_meant = |point: &Tracepoint| {
@@ -72,9 +69,6 @@ pub(crate) fn select_tracepoints(lists: &[String]) -> Result<Vec<Tracepoint>> {
             let names = Tracepoint::ALL.map(|point| format!("\n  {}", point.name())).concat();
             bail!("there is no tracepoint '{name}'; there are:{names}");
         }
-    }
-    if lists.is_empty() {
-        selected.extend(Tracepoint::ALL);
     }
     Ok(selected)
 }
@@ -100,7 +94,7 @@ fn matching(pattern: &str) -> Vec<(&'static str, Event)> {
 }
 
 /// All names, a few a line.
-fn names() -> String {
+fn all_names() -> String {
     const WIDTH: usize = 96;
     let own = Event::ALL.iter().map(|event| event.name());
     let traced = Tracepoint::ALL.iter().map(|point| point.name());

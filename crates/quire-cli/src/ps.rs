@@ -85,7 +85,7 @@ pub(crate) fn ps(args: &PsArgs) -> Result<u8> {
     let runs = match args.pid {
         Some(pid) => vec![runs::attach(pid, Access::Read)?.run],
         None => {
-            let found = runs::find()?;
+            let found = runs::find(Access::Read)?;
             for (pid, version) in found.others {
                 say(&format!(
                     "process {pid} is another version of quire (its control page has version \

@@ -189,48 +189,11 @@ pub(crate) fn full_line(most: usize) -> String {
 
 /// Why a member could not go on, in one line.
 pub(crate) fn obituary_line(death: Death, name: Option<&str>, account: &Account) -> String {
-    let process = match name {
-        Some(name) => format!("process {} ({name})", death.pid),
-        None => format!("process {}", death.pid),
-    };
+    let name = name.map(|name| format!(" ({name})")).unwrap_or_default();
+    let process = format!("process {}{name}", death.pid);
     match death.obituary {
         Obituary::OutOfMemory => {
-            let budget = Human(account.budget_bytes);
-            let is_full = death.detail & 1 != 0;
-            let unanswering = death.detail >> OUT_OF_MEMORY_UNANSWERING_SHIFT;
-            if unanswering > 0 {
-                return format!(
-                    "{process} ran out of memory: {unanswering} other process(es) hold much of the \
-                     budget of {budget} and are stopped, traced or frozen; let them go on, or raise \
-                     --memory"
-                );
-            }
-            match account.swap_file_limit_bytes {
-                0 if is_at_own_limit(death, account) => format!(
-                    "{process} ran out of memory: the {} that one process may hold are full, compressed \
-                     as they are, and there is no swap file; add --swap-file DIR or raise \
-                     --memory-per-process",
-                    Human(account.member_bytes_max)
-                ),
-                0 => format!(
-                    "{process} ran out of memory: the budget of {budget} is full, compressed as it \
-                     is, and there is no swap file; add --swap-file DIR or raise --memory"
-                ),
-                _ if is_at_own_limit(death, account) => format!(
-                    "{process} ran out of memory: what it needs at once does not fit into the {} that \
-                     one process may hold; raise --memory-per-process",
-                    Human(account.member_bytes_max)
-                ),
-                _ if !is_full => format!(
-                    "{process} ran out of memory: what the processes need at once does not fit into \
-                     the budget of {budget}; raise --memory"
-                ),
-                limit => format!(
-                    "{process} ran out of memory: the budget of {budget} and the swap file of {} are \
-                     full; raise --swap-max or --memory",
-                    Human(limit)
-                ),
-            }
+            format!("{process} ran out of memory: {}", why_out_of_memory(death, account))
         }
         Obituary::ChildNotManaged => format!(
             "{process} forked process {}, which was ended: {}; unmanaged it would have read zeros for \
@@ -252,6 +215,40 @@ pub(crate) fn obituary_line(death: Death, name: Option<&str>, account: &Account)
             Human(death.detail * 64)
         ),
         Obituary::None => format!("{process} ended"),
+    }
+}
+
+/// What was full, and what would help.
+fn why_out_of_memory(death: Death, account: &Account) -> String {
+    let [budget, own, swap] =
+        [account.budget_bytes, account.member_bytes_max, account.swap_file_limit_bytes].map(Human);
+    let is_full = death.detail & 1 != 0;
+    let unanswering = death.detail >> OUT_OF_MEMORY_UNANSWERING_SHIFT;
+    if unanswering > 0 {
+        return format!(
+            "{unanswering} other process(es) hold much of the budget of {budget} and are stopped, \
+             traced or frozen; let them go on, or raise --memory"
+        );
+    }
+    match (swap.0, is_at_own_limit(death, account)) {
+        (0, true) => format!(
+            "the {own} that one process may hold are full, compressed as they are, and there is no \
+             swap file; add --swap-file DIR or raise --memory-per-process"
+        ),
+        (0, false) => format!(
+            "the budget of {budget} is full, compressed as it is, and there is no swap file; add \
+             --swap-file DIR or raise --memory"
+        ),
+        (_, true) => format!(
+            "what it needs at once does not fit into the {own} that one process may hold; raise \
+             --memory-per-process"
+        ),
+        (_, false) if is_full => format!(
+            "the budget of {budget} and the swap file of {swap} are full; raise --swap-max or --memory"
+        ),
+        (_, false) => format!(
+            "what the processes need at once does not fit into the budget of {budget}; raise --memory"
+        ),
     }
 }
 

@@ -91,7 +91,7 @@ impl PreparedRun {
         resources.uffd_device = rights::for_run()?;
         if let Some(folder) = &options.swap_file {
             let swap = SwapFile::create(folder, options.swap_max)?;
-            swap.warning().iter().for_each(|warning| options.say(warning));
+            swap.warning.iter().for_each(|warning| options.say(warning));
             resources.swap = Some(swap);
         }
         let mut supervisor = Supervisor::new(options, resources)?;

@@ -71,7 +71,7 @@ pub(crate) fn attach(pid: u32, access: Access) -> Result<Attached> {
     // Before the search: what is found is then found for this process, and not for a later one of
     // the same number.
     let process = open_process(pid)?;
-    let found = search(access)?;
+    let found = find(access)?;
     for run in found.runs {
         let scope = if run.supervisor_pid == pid {
             Scope::Run
@@ -101,17 +101,9 @@ pub(crate) fn attach(pid: u32, access: Access) -> Result<Attached> {
     }
 }
 
-/// All runs that this user may look into, in order of their supervisors' process ids, and the
-/// supervisors of other versions.
-pub(crate) fn find() -> Result<Found> {
-    let mut found = search(Access::Read)?;
-    found.runs.sort_by_key(|run| run.supervisor_pid);
-    Ok(found)
-}
-
 /// All runs that this user may look into; an error where there is none.
 pub(crate) fn all() -> Result<Vec<Run>> {
-    let found = search(Access::Read)?;
+    let found = find(Access::Read)?;
     if found.runs.is_empty() {
         match found.others.first() {
             Some((pid, version)) => bail!(
@@ -136,9 +128,10 @@ fn open_process(pid: u32) -> Result<OwnedFd> {
     }
 }
 
-/// Goes over the descriptors of all processes. Those that may not be looked into, and those that
-/// end meanwhile, are passed over.
-fn search(access: Access) -> Result<Found> {
+/// All runs that this user may look into, in order of their supervisors' process ids, and the
+/// supervisors of other versions. Processes that may not be looked into, and those that end
+/// meanwhile, are passed over.
+pub(crate) fn find(access: Access) -> Result<Found> {
     let mut found = Found::default();
     for entry in fs::read_dir("/proc").context("cannot read /proc")?.flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
@@ -152,6 +145,7 @@ fn search(access: Access) -> Result<Found> {
             }
         }
     }
+    found.runs.sort_by_key(|run| run.supervisor_pid);
     Ok(found)
 }
 

@@ -10,7 +10,7 @@ use std::process::ExitStatus;
 
 use super::members::Sizes;
 use crate::procfs;
-use crate::sys::pidfd;
+use crate::sys::{peer, pidfd};
 
 /// Most members that are remembered one by one.
 const LENGTH_MAX: usize = 256;
@@ -28,7 +28,7 @@ impl Identity {
     /// Of the process `pid` at the other end of a socket.
     pub(super) fn of_peer(pid: u32, socket: BorrowedFd<'_>) -> Identity {
         let name = procfs::name(pid).unwrap_or_default();
-        Identity { pid, name, process: pidfd::of_peer(socket) }
+        Identity { pid, name, process: peer::pidfd_of(socket) }
     }
 }
 

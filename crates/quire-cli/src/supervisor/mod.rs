@@ -143,7 +143,7 @@ pub(crate) fn random() -> u64 {
 impl Supervisor {
     pub(crate) fn new(options: &RunOptions, resources: Resources) -> Result<Supervisor> {
         let control = ControlMap::create()?;
-        let segments = resources.swap.as_ref().map_or(0, SwapFile::segments);
+        let segments = resources.swap.as_ref().map_or(0, |swap| swap.segments);
         let pool = Pool::create((resources.budget_pages as usize).saturating_mul(PAGE_SIZE))?;
         control.slots_max.store(pool.slots(), Relaxed);
         control.supervisor_pid.store(std::process::id(), Relaxed);
