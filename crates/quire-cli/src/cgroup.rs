@@ -66,7 +66,8 @@ pub struct Hierarchy {
 /// a later run to remove.
 pub(crate) struct Cgroup {
     version: Version,
-    folder: PathBuf,
+    /// Its name is one that no other cgroup has.
+    pub folder: PathBuf,
     /// The leaf that the supervisor moved to.
     leaf: Option<PathBuf>,
 }
@@ -175,11 +176,6 @@ impl Cgroup {
     fn read(&self, names: [&str; 2]) -> Option<String> {
         let name = names[(self.version == Version::V2) as usize];
         fs::read_to_string(self.folder.join(name)).ok()
-    }
-
-    /// Its folder, whose name no other cgroup has.
-    pub(crate) fn folder(&self) -> &Path {
-        &self.folder
     }
 
     /// The file into which a process writes itself to enter.

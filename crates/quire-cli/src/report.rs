@@ -1,8 +1,7 @@
 //! What `quire run` tells: its lines on stderr, and the counters as JSON.
 
 use std::fmt::Write as _;
-use std::fs::File;
-use std::io::{self, Write as _};
+use std::io;
 
 use quire::control::{Event, OUT_OF_MEMORY_UNANSWERING_SHIFT, Obituary};
 use quire::units::PAGE_SIZE;
@@ -120,10 +119,6 @@ impl Ended {
         let lines: Vec<String> =
             members.iter().map(|(name, value)| format!("  \"{name}\": {value}")).collect();
         format!("{{\n{}\n}}\n", lines.join(",\n"))
-    }
-
-    pub(crate) fn write_json(&self, mut file: &File) -> io::Result<()> {
-        file.write_all(self.json().as_bytes())
     }
 }
 

@@ -2,6 +2,7 @@
 //! supervisor has the word until the program ends.
 
 use std::fs::File;
+use std::io::Write as _;
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 use std::time::Instant;
@@ -97,11 +98,11 @@ impl PreparedRun {
         let mut supervisor = Supervisor::new(options, resources)?;
         let present = std::env::var_os("LD_PRELOAD");
         command.env("LD_PRELOAD", installed::prepend(&library, present.as_deref()));
-        command.env(SOCKET_VARIABLE, supervisor.socket_name());
+        command.env(SOCKET_VARIABLE, &supervisor.socket_name);
         let cgroup = if options.no_cgroup { None } else { make_cgroup(options, budget_bytes) };
         if let Some(cgroup) = &cgroup {
-            supervisor.trust_cgroup(cgroup.folder());
-            supervisor.tell_of_members(cgroup.limit_follower(budget_bytes));
+            supervisor.cgroup = Some(cgroup.folder.clone());
+            supervisor.on_join = Box::new(cgroup.limit_follower(budget_bytes));
         }
         Ok(PreparedRun { supervisor, cgroup, _outer: outer })
     }
@@ -172,7 +173,7 @@ impl PreparedRun {
             }
         }
         if let Some(file) = stats
-            && let Err(error) = ended.write_json(file)
+            && let Err(error) = { file }.write_all(ended.json().as_bytes())
         {
             say(&format!("cannot write the counters: {error}"));
         }

@@ -111,7 +111,7 @@ impl TracePrinter {
         rings.skip(control);
         let mut waiter = Waiter::start(&options.program)?;
         loop {
-            let over = waiter.wait(Instant::now() + PERIOD, &[attached.as_fd()])?;
+            let over = waiter.wait(Instant::now() + PERIOD, &[attached.process.as_fd()])?;
             self.print(rings.read(control)).context("cannot write the events")?;
             if let Some(status) = over {
                 return Ok(status);

@@ -82,21 +82,13 @@ pub(crate) fn vmstat(args: &VmstatArgs) -> Result<u8> {
                 let member = Stats::read(&run.control, scope);
                 member.with_context(|| format!("process {pid} has ended"))?.text()
             }
-            None => {
-                let mut sum = Stats::default();
-                runs::all()?.iter().for_each(|run| sum.add(&run_stats(run)));
-                sum.text()
-            }
+            None => sum(&runs::all()?).text(),
         },
         (None, None) => return lines(runs::all()?, args),
         (None, Some(pid)) => return lines(vec![runs::attach(pid, Access::Read)?.run], args),
     };
     print(&text)?;
     Ok(0)
-}
-
-fn run_stats(run: &Run) -> Stats {
-    Stats::read(&run.control, Scope::Run).unwrap_or_default()
 }
 
 /// Prints lines until there are enough, or nothing is left to look at.
@@ -114,7 +106,7 @@ fn lines(runs: Vec<Run>, args: &VmstatArgs) -> Result<u8> {
         print(&text)?;
         let Some(delay) = args.delay.filter(|_| number + 1 < count) else { break };
         last = now;
-        let watched: Vec<BorrowedFd<'_>> = runs.iter().map(Run::as_fd).collect();
+        let watched: Vec<BorrowedFd<'_>> = runs.iter().map(|run| run.supervisor.as_fd()).collect();
         let over = waiter.wait(looked + delay, &watched)?;
         seconds = looked.elapsed().as_secs_f64();
         looked = Instant::now();
@@ -136,8 +128,8 @@ fn age_seconds(run: &Run) -> Option<f64> {
 fn sum(runs: &[Run]) -> Stats {
     let mut sum = Stats::default();
     for run in runs {
-        let mut stats = run_stats(run);
-        if runs::has_ended(&run.as_fd()) {
+        let mut stats = Stats::read(&run.control, Scope::Run).unwrap_or_default();
+        if runs::has_ended(&run.supervisor) {
             // What its page says last is still there, and means nothing.
             stats.gauges = Gauges::default();
         }

@@ -12,7 +12,7 @@ pub(crate) mod waiter;
 
 use std::fs;
 use std::io::ErrorKind;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering::Relaxed;
 
 use anyhow::{Context as _, Result, bail};
@@ -33,14 +33,8 @@ const CONTROL_LINK: &str = "/memfd:quire-control (deleted)";
 pub(crate) struct Run {
     pub control: ControlMap,
     pub supervisor_pid: u32,
-    supervisor: OwnedFd,
-}
-
-impl AsFd for Run {
     /// Readable once the supervisor has ended.
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.supervisor.as_fd()
-    }
+    pub supervisor: OwnedFd,
 }
 
 /// A process that was asked for, and its run.
@@ -48,14 +42,8 @@ pub(crate) struct Attached {
     pub run: Run,
     /// A supervisor stands for its run.
     pub scope: Scope,
-    process: OwnedFd,
-}
-
-impl AsFd for Attached {
     /// Readable once the process has ended.
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.process.as_fd()
-    }
+    pub process: OwnedFd,
 }
 
 /// What a search came upon.
@@ -192,8 +180,8 @@ fn ancestry(pid: u32) -> impl Iterator<Item = u32> {
 }
 
 /// Whether a process's descriptor says that it has ended.
-pub(crate) fn has_ended(process: &BorrowedFd<'_>) -> bool {
-    let mut polled = [PollFd::from_borrowed_fd(*process, PollFlags::IN)];
+pub(crate) fn has_ended(process: &impl AsFd) -> bool {
+    let mut polled = [PollFd::new(process, PollFlags::IN)];
     poll(&mut polled, Some(&Timespec::default())) == Ok(1)
 }
 

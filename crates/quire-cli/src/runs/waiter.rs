@@ -66,7 +66,7 @@ impl Waiter {
                 return Ok(Some(0));
             }
             if let Some((child, process)) = &mut self.program
-                && has_ended(&process.as_fd())
+                && has_ended(process)
             {
                 let status = child.wait().context("cannot wait for the program")?;
                 let killed = || 128 + status.signal().unwrap_or_default();

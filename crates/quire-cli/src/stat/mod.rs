@@ -213,7 +213,8 @@ impl StatPrinter {
         let status = loop {
             let wake = Instant::now() + SAMPLE;
             let wake = next_print.map_or(wake, |next| next.min(wake));
-            let watched: Vec<_> = all.iter().map(|watched| watched.attached.as_fd()).collect();
+            let watched: Vec<_> =
+                all.iter().map(|watched| watched.attached.process.as_fd()).collect();
             let over = waiter.wait(wake, &watched)?;
             all.iter_mut().for_each(Watched::look);
             if let Some(status) = over {

@@ -89,7 +89,7 @@ impl ExitLog {
         if let Some((entry, process)) =
             latest.find(|(entry, _)| entry.pid == pid && entry.end == End::Unknown)
             // Else it is a later process of the same number.
-            && process.as_ref().is_none_or(|process| !crate::runs::has_ended(&process.as_fd()))
+            && process.as_ref().is_none_or(|process| !crate::runs::has_ended(process))
         {
             entry.end = End::Executed;
             *process = None;

@@ -175,7 +175,7 @@ impl Supervisor {
                 descriptors.push(self.control.as_fd());
                 if hello.parent_slot == NO_PARENT {
                     answer.flags |= WELCOME_POOL;
-                    descriptors.push(self.pool.as_fd());
+                    descriptors.push(self.pool.table.as_fd());
                 }
                 if let Some(device) = &self.resources.uffd_device {
                     answer.flags |= WELCOME_UFFD_DEVICE;
@@ -183,7 +183,7 @@ impl Supervisor {
                 }
                 if let Some(swap) = &self.resources.swap {
                     answer.flags |= WELCOME_SWAP_FILE;
-                    descriptors.push(swap.as_fd());
+                    descriptors.push(swap.descriptor.as_fd());
                 }
             }
             Err(Refused { refusal, detail }) => {

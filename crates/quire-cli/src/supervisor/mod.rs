@@ -35,7 +35,7 @@ pub(crate) mod wire;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
@@ -45,7 +45,6 @@ use quire::units::PAGE_SIZE;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
-use self::account::Maxima;
 pub(crate) use self::account::{Account, ByMember};
 pub(crate) use self::exit_log::{End, Entry};
 use self::exit_log::{ExitLog, Identity};
@@ -109,27 +108,29 @@ pub(crate) struct Supervisor {
     members: Members,
     pool: Pool,
     resources: Resources,
-    socket_name: String,
+    pub socket_name: String,
     listener: OwnedFd,
     epoll: OwnedFd,
     connections: BTreeMap<u64, Connection>,
     next_token: u64,
     /// Processes that found no free slot, to be answered in the next round.
     late: Vec<(u64, Hello)>,
-    maxima: Maxima,
+    /// Most pages of the pool, and segments of the swap file, that a sample has shown.
+    pool_pages_max: u64,
+    segments_used_max: u32,
     exit_log: ExitLog,
     watch: Watch,
     /// Processes that were refused because all slots were taken.
     refused: VecDeque<u32>,
-    /// The folder of the program's cgroup, in which only descendants are.
-    cgroup: Option<PathBuf>,
+    /// The folder of the program's cgroup: every process in it is taken for a descendant.
+    pub cgroup: Option<PathBuf>,
     /// Looks up the parent of a process; tests, in which one process is all members, replace it.
     parent_of: fn(u32) -> Option<u32>,
     refused_full: u64,
     /// What is to be reported when the round has ended.
     news: Vec<News>,
-    /// Is told how many members there are when one joins.
-    on_join: Box<dyn FnMut(usize)>,
+    /// Is told how many members there are before one that joins is welcomed.
+    pub on_join: Box<dyn FnMut(usize)>,
 }
 
 /// A random number that cannot be guessed.
@@ -145,7 +146,7 @@ impl Supervisor {
         let control = ControlMap::create()?;
         let segments = resources.swap.as_ref().map_or(0, |swap| swap.segments);
         let pool = Pool::create((resources.budget_pages as usize).saturating_mul(PAGE_SIZE))?;
-        control.slots_max.store(pool.slots(), Relaxed);
+        control.slots_max.store(pool.table.slots() as u32, Relaxed);
         control.supervisor_pid.store(std::process::id(), Relaxed);
         control.no_batch_unmap.store(options.no_batch_unmap.into(), Relaxed);
         control.no_speculation.store(options.no_speculative_faults.into(), Relaxed);
@@ -172,7 +173,8 @@ impl Supervisor {
             connections: BTreeMap::new(),
             next_token: FIRST_CONNECTION,
             late: Vec::new(),
-            maxima: Maxima::default(),
+            pool_pages_max: 0,
+            segments_used_max: 0,
             exit_log: ExitLog::default(),
             watch: Watch::new(),
             refused: VecDeque::new(),
@@ -184,20 +186,6 @@ impl Supervisor {
         })
     }
 
-    pub(crate) fn socket_name(&self) -> &str {
-        &self.socket_name
-    }
-
-    /// Takes every process in the cgroup of this folder for a descendant of the program.
-    pub(crate) fn trust_cgroup(&mut self, folder: &Path) {
-        self.cgroup = Some(folder.to_owned());
-    }
-
-    /// Tells how many members there are before one that joins is welcomed.
-    pub(crate) fn tell_of_members(&mut self, tell: impl FnMut(usize) + 'static) {
-        self.on_join = Box::new(tell);
-    }
-
     /// Serves until the program ends; returns its exit status as a shell would have it. `on_news`
     /// is told at once of what goes wrong; `looker` sees the tree now and then.
     pub(crate) fn run(
@@ -206,7 +194,7 @@ impl Supervisor {
         mut on_news: impl FnMut(News),
         mut looker: Option<&mut Looker<'_>>,
     ) -> Result<u8> {
-        watch(&self.epoll, program.signals(), SIGNALS).context("cannot watch for signals")?;
+        watch(&self.epoll, program.signals.as_fd(), SIGNALS).context("cannot watch for signals")?;
         loop {
             let has_common = self.control.common_pages.load(Relaxed) != 0;
             let timeout = looker.as_ref().map_or(SAMPLE_PERIOD, |looker| looker.timeout());
@@ -336,11 +324,9 @@ impl Supervisor {
     }
 
     fn sample(&mut self) {
-        let maxima = &mut self.maxima;
-        let pool_pages = self.members.pool_pages(&self.control);
-        maxima.pool_pages_max = maxima.pool_pages_max.max(pool_pages);
+        self.pool_pages_max = self.pool_pages_max.max(self.members.pool_pages(&self.control));
         let segments = self.control.segments_used.load(Relaxed);
-        maxima.segments_used_max = maxima.segments_used_max.max(segments);
+        self.segments_used_max = self.segments_used_max.max(segments);
     }
 
     /// What became of the tree so far.
@@ -348,14 +334,14 @@ impl Supervisor {
         self.sample();
         let control: &Control = &self.control;
         let bytes = |pages: u64| pages * PAGE_SIZE as u64;
-        let segments = u64::from(self.maxima.segments_used_max);
+        let segments = u64::from(self.segments_used_max);
         let allocated = self.resources.swap.as_ref().map_or(0, SwapFile::allocated_bytes);
         Account {
             budget_bytes: bytes(control.budget_pages.load(Relaxed)),
             held_bytes_max: bytes(control.held_pages_max.load(Relaxed)),
             wanted_bytes_max: bytes(control.wanted_max()),
             managed_bytes_max: bytes(self.members.managed_pages_max(control)),
-            pool_bytes_max: bytes(self.maxima.pool_pages_max),
+            pool_bytes_max: bytes(self.pool_pages_max),
             swap_file_bytes_max: (segments * SEGMENT_BYTES as u64).max(allocated),
             swap_file_limit_bytes: u64::from(control.segments_max.load(Relaxed))
                 * SEGMENT_BYTES as u64,

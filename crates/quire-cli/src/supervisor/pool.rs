@@ -6,7 +6,6 @@
 //! with that between the members' accounts and [`Control::common_pages`], which is changed here only.
 //! One thread does all of it, so nothing here meets itself.
 
-use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -18,7 +17,7 @@ use super::numbers_of;
 use crate::sys::pool::PoolMap;
 
 pub(super) struct Pool {
-    table: PoolMap,
+    pub table: PoolMap,
     /// Slots that are common, 64 a word: the table's words say the same, one slot each.
     common: Vec<u64>,
     /// How often members had let go of slabs when they were last looked over.
@@ -30,10 +29,6 @@ impl Pool {
         let table = PoolMap::create(slots_for(budget_bytes))?;
         let common = vec![0; table.slots().div_ceil(64)];
         Ok(Pool { table, common, let_go_seen: 0 })
-    }
-
-    pub(super) fn slots(&self) -> u32 {
-        self.table.slots() as u32
     }
 
     /// A fork's child has joined: it shares all that its parent uses. The parent waits, or it has
@@ -175,12 +170,6 @@ impl Pool {
 
     fn words(&self) -> usize {
         self.table.slots_end().div_ceil(64)
-    }
-}
-
-impl AsFd for Pool {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.table.as_fd()
     }
 }
 

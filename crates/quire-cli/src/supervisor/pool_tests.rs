@@ -56,7 +56,7 @@ impl Tree {
         assert!(self.pool.table.take(slot, member, pages));
         let bytes = vec![slot as u8 + 1; pages * PAGE_SIZE];
         let offset = self.pool.table.offset_of(slot) as u64;
-        assert_eq!(rustix::io::pwrite(&self.pool, &bytes, offset), Ok(bytes.len()));
+        assert_eq!(rustix::io::pwrite(&self.pool.table, &bytes, offset), Ok(bytes.len()));
     }
 
     /// A member that has no blob in a slab any more.
@@ -82,7 +82,7 @@ impl Tree {
     fn has_memory(&self, slot: u32) -> bool {
         let mut bytes = vec![0; SLOT_BYTES];
         let offset = self.pool.table.offset_of(slot) as u64;
-        assert_eq!(rustix::io::pread(&self.pool, &mut bytes, offset), Ok(bytes.len()));
+        assert_eq!(rustix::io::pread(&self.pool.table, &mut bytes, offset), Ok(bytes.len()));
         bytes.iter().any(|byte| *byte != 0)
     }
 
@@ -100,11 +100,11 @@ impl Tree {
     fn assert_empty(&self) {
         assert_eq!(self.accounts(), (0, 0, 0));
         assert!(self.pool.common.iter().all(|bits| *bits == 0));
-        for slot in 1..self.pool.slots() {
+        for slot in 1..self.pool.table.slots() as u32 {
             assert_eq!(self.used(slot), SlabUse::Free, "slot {slot}");
         }
         let slots = self.pool.table.offset_of(0) as u64;
-        let memory = rustix::fs::seek(&self.pool, rustix::fs::SeekFrom::Data(slots));
+        let memory = rustix::fs::seek(&self.pool.table, rustix::fs::SeekFrom::Data(slots));
         assert_eq!(memory, Err(Errno::NXIO), "there is memory behind the table");
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fs::OpenOptions;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
@@ -24,7 +24,7 @@ const BYTES_MIN: u64 = 4 << 20;
 const MEMORY_FILESYSTEMS: [i64; 2] = [0x0102_1994 /* tmpfs */, 0x8584_58f6 /* ramfs */];
 
 pub(crate) struct SwapFile {
-    descriptor: OwnedFd,
+    pub descriptor: OwnedFd,
     pub segments: u32,
     /// What the user should know about it.
     pub warning: Option<String>,
@@ -75,12 +75,6 @@ impl SwapFile {
     pub(crate) fn allocated_bytes(&self) -> u64 {
         rustix::fs::fstat(&self.descriptor)
             .map_or(0, |status| u64::try_from(status.st_blocks).unwrap_or(0) * 512)
-    }
-}
-
-impl AsFd for SwapFile {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.descriptor.as_fd()
     }
 }
 
@@ -137,7 +131,7 @@ mod tests {
     fn a_swap_file_has_no_name_and_the_size_asked_for() {
         let swap = SwapFile::create(&folder(), Some(Size::Bytes(8 << 20))).unwrap();
         assert_eq!(swap.segments, 32);
-        let status = rustix::fs::fstat(&swap).unwrap();
+        let status = rustix::fs::fstat(&swap.descriptor).unwrap();
         assert_eq!((status.st_size, status.st_nlink), (8 << 20, 0));
         assert_eq!(swap.allocated_bytes(), 0);
     }
@@ -168,7 +162,7 @@ mod tests {
     #[test]
     fn a_swap_file_in_memory_is_warned_of() {
         if let Ok(swap) = SwapFile::create(Path::new("/dev/shm"), Some(Size::Bytes(4 << 20))) {
-            let is_memory = rustix::fs::fstatfs(&swap)
+            let is_memory = rustix::fs::fstatfs(&swap.descriptor)
                 .is_ok_and(|filesystem| MEMORY_FILESYSTEMS.contains(&filesystem.f_type));
             assert_eq!(swap.warning.is_some(), is_memory);
         }

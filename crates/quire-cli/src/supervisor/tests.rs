@@ -31,7 +31,7 @@ struct Answer {
 
 impl FakeMember {
     fn connect(supervisor: &Supervisor) -> FakeMember {
-        FakeMember { socket: wire::connect(supervisor.socket_name()).unwrap() }
+        FakeMember { socket: wire::connect(&supervisor.socket_name).unwrap() }
     }
 
     fn say(&self, bytes: &[u8]) {
@@ -307,7 +307,7 @@ fn other_users_must_be_descendants() {
     assert!(supervisor.may_join(stranger), "a setuid() of the program's child is family");
     supervisor.parent_of = |_| Some(1);
     assert!(!supervisor.may_join(stranger));
-    supervisor.trust_cgroup(Path::new("/nonexistent/quire-1-1"));
+    supervisor.cgroup = Some("/nonexistent/quire-1-1".into());
     assert!(!supervisor.may_join(Peer { pid: 1, uid: 12345 }), "init is in no cgroup of ours");
 }
 
