@@ -55,17 +55,13 @@ pub(crate) enum Command {
     /// Write files, and what is packed in .zst files, to standard output
     Cat(StreamOptions),
     /// Print the checksums of files, and of what is packed in .zst files
-    #[command(long_about = SUM_ABOUT)]
+    ///
+    /// The checksum is XXH3, 64 bits, seed 0: fast, and good against accidents, not against malice.
+    /// A line is the checksum, two spaces and the file's name.
     Sum(StreamOptions),
     /// Say what this kernel and this user may do, and how to mend what is missing
     Doctor,
 }
-
-const SUM_ABOUT: &str = "\
-Print the checksums of files, and of what is packed in .zst files
-
-The checksum is XXH3, 64 bits, seed 0: fast, and good against accidents, not against malice. A line
-is the checksum, two spaces and the file's name.";
 
 const RUN_EXAMPLES: &str = "\
 Examples:
@@ -89,18 +85,11 @@ a run takes its whole budget out of the outer one's, for as long as it lasts.";
 pub(crate) struct RunOptions {
     /// The budget: memory that the program and its children may hold together
     // An option that is required: commands that can do without a program take that back.
-    #[arg(
-        long,
-        short,
-        env = "QUIRE_MEMORY",
-        value_name = "SIZE",
-        value_parser = Size::parse,
-        required = true
-    )]
+    #[arg(long, short, env = "QUIRE_MEMORY", value_name = "SIZE", required = true)]
     pub memory: Option<Size>,
 
     /// Most of it that one process may hold
-    #[arg(long, env = "QUIRE_MEMORY_PER_PROCESS", value_name = "SIZE", value_parser = Size::parse)]
+    #[arg(long, env = "QUIRE_MEMORY_PER_PROCESS", value_name = "SIZE")]
     pub memory_per_process: Option<Size>,
 
     /// Most processes at a time; a fork beyond them fails, a program started beyond runs unmanaged
@@ -117,16 +106,8 @@ pub(crate) struct RunOptions {
     #[arg(long, env = "QUIRE_SWAP_FILE", value_name = "DIR")]
     pub swap_file: Option<PathBuf>,
 
-    /// Most that the swap file may hold [default: half of DIR's free space, at most 64G]
-    #[arg(
-        long,
-        env = "QUIRE_SWAP_MAX",
-        value_name = "SIZE",
-        value_parser = Size::parse,
-        requires = "swap_file",
-        long_help = "Most that the swap file may hold; a percentage is of DIR's free space \
-                     [default: half of DIR's free space, at most 64G]"
-    )]
+    /// Most that the swap file may hold; 30% is of DIR's free space [default: 50%, at most 64G]
+    #[arg(long, env = "QUIRE_SWAP_MAX", value_name = "SIZE", requires = "swap_file")]
     pub swap_max: Option<Size>,
 
     /// Map 2^N pages a fault, or let the access pattern choose
@@ -220,7 +201,7 @@ pub(crate) struct PackArgs {
     pub output: PathBuf,
 
     /// Bytes that are compressed together: whole pages, at most 64M
-    #[arg(long, value_name = "SIZE", default_value = "1M", value_parser = Size::parse)]
+    #[arg(long, value_name = "SIZE", default_value = "1M")]
     pub frame_size: Size,
 
     /// zstd's level: 1 is fast, 19 small
@@ -246,14 +227,7 @@ Exit status: 0; 1 where a file could not be read to its end; 125 where quire its
 #[command(after_help = STREAM_HELP)]
 pub(crate) struct StreamOptions {
     /// Memory that may be held
-    #[arg(
-        long,
-        short,
-        env = "QUIRE_MEMORY",
-        value_name = "SIZE",
-        default_value = "64M",
-        value_parser = Size::parse
-    )]
+    #[arg(long, short, env = "QUIRE_MEMORY", value_name = "SIZE", default_value = "64M")]
     pub memory: Size,
 
     /// Map 2^N cached pages around a fault, exactly its page, or let the access pattern choose

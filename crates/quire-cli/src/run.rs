@@ -87,7 +87,13 @@ impl PreparedRun {
             let supervisor = Supervisor::new(options, resources)?;
             return Ok(PreparedRun { supervisor, cgroup: None, _outer: Outer::None });
         }
-        let outer = reserve(options, budget_pages)?;
+        let outer = reservation::reserve(budget_pages)?;
+        if matches!(outer, Outer::Ended) {
+            options.say(
+                "the supervisor of the run around this one has ended: their budgets are not counted \
+                 together",
+            );
+        }
         let library = installed::find_library()?;
         resources.uffd_device = rights::for_run()?;
         if let Some(folder) = &options.swap_file {
@@ -217,17 +223,6 @@ fn member_bytes_max(options: &RunOptions, budget_bytes: u64) -> Result<u64> {
         bail!("{} for a process are too few: at least {}", Human(bytes), Human(BUDGET_MIN_BYTES));
     }
     Ok(bytes.min(budget_bytes))
-}
-
-/// Takes the budget out of that of the run around this one, where there is one.
-fn reserve(options: &RunOptions, budget_pages: u64) -> Result<Outer> {
-    let outer = reservation::reserve(budget_pages)?;
-    if matches!(outer, Outer::Ended) {
-        options.say(
-            "the run around this one has no supervisor any more: their budgets are not counted together",
-        );
-    }
-    Ok(outer)
 }
 
 fn make_cgroup(options: &RunOptions, budget_bytes: u64) -> Option<Cgroup> {

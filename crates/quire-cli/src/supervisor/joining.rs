@@ -38,8 +38,8 @@ const REFUSED_MAX: usize = 1024;
 
 pub(super) enum Said {
     Hello(Hello),
-    Nonsense,
     Nothing,
+    /// The connection has ended, or what came on it is no hello: it is closed.
     Gone,
 }
 
@@ -112,7 +112,7 @@ impl Supervisor {
             Ok((count, _)) => match wire::decode(&bytes[..count]) {
                 _ if connection.slot.is_some() => Said::Nothing,
                 Some(hello) => Said::Hello(hello),
-                None => Said::Nonsense,
+                None => Said::Gone,
             },
             Err(Errno::AGAIN | Errno::INTR) => Said::Nothing,
             Err(_) => Said::Gone,

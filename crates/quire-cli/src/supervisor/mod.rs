@@ -266,7 +266,6 @@ impl Supervisor {
             match self.listen_to(token) {
                 Said::Hello(hello) => hellos.push((token, hello)),
                 Said::Gone => gone.push(token),
-                Said::Nonsense => drop(self.connections.remove(&token)),
                 Said::Nothing => {}
             }
         }
