@@ -172,6 +172,6 @@ fn a_real_cgroup_limits_and_goes() {
     assert_eq!(cgroup.oom_kills(), 0);
     drop(cgroup);
     assert!(!folder.exists());
-    // Nobody is hurt where there is none any more.
+    // It does no harm where the cgroup is gone.
     follow(17);
 }

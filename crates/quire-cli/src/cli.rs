@@ -88,11 +88,11 @@ pub(crate) struct RunOptions {
     #[arg(long, short, env = "QUIRE_MEMORY", value_name = "SIZE", required = true)]
     pub memory: Option<Size>,
 
-    /// Most of it that one process may hold
+    /// The most of it that one process may hold
     #[arg(long, env = "QUIRE_MEMORY_PER_PROCESS", value_name = "SIZE")]
     pub memory_per_process: Option<Size>,
 
-    /// Most processes at a time; a fork beyond them fails, a program started beyond runs unmanaged
+    /// The most processes at a time; a fork beyond fails, a program started beyond runs unmanaged
     #[arg(
         long,
         env = "QUIRE_MEMBERS_MAX",
@@ -106,7 +106,7 @@ pub(crate) struct RunOptions {
     #[arg(long, env = "QUIRE_SWAP_FILE", value_name = "DIR")]
     pub swap_file: Option<PathBuf>,
 
-    /// Most that the swap file may hold; 30% is of DIR's free space [default: 50%, at most 64G]
+    /// The most that the swap file may hold; 30% is of DIR's free space [default: 50%, at most 64G]
     #[arg(long, env = "QUIRE_SWAP_MAX", value_name = "SIZE", requires = "swap_file")]
     pub swap_max: Option<Size>,
 
@@ -143,11 +143,11 @@ pub(crate) struct RunOptions {
     #[arg(long, env = "QUIRE_NO_SPECULATIVE_FAULTS", value_parser = FalseyValueParser::new())]
     pub no_speculative_faults: bool,
 
-    /// Write the run's counters to FILE as JSON, in all and of each process
+    /// Write the counters of the run and of each process to FILE, as JSON
     #[arg(long, env = "QUIRE_STATS", value_name = "FILE")]
     pub stats: Option<PathBuf>,
 
-    /// Say nothing but errors
+    /// Print errors only
     #[arg(long, short, env = "QUIRE_QUIET", value_parser = FalseyValueParser::new())]
     pub quiet: bool,
 
@@ -155,7 +155,7 @@ pub(crate) struct RunOptions {
     #[arg(long, env = "QUIRE_ALLOW_UNMANAGED", value_parser = FalseyValueParser::new())]
     pub allow_unmanaged: bool,
 
-    /// Make no memory cgroup around the program
+    /// Do not put the program into a memory cgroup
     #[arg(long, env = "QUIRE_NO_CGROUP", value_parser = FalseyValueParser::new())]
     pub no_cgroup: bool,
 
@@ -212,7 +212,7 @@ pub(crate) struct PackArgs {
     #[arg(long, short)]
     pub force: bool,
 
-    /// Say nothing but errors
+    /// Print errors only
     #[arg(long, short, env = "QUIRE_QUIET", value_parser = FalseyValueParser::new())]
     pub quiet: bool,
 }

@@ -151,25 +151,24 @@ fn resolve(program: &OsStr, path: &OsStr) -> Result<PathBuf, Refusal> {
 
 fn check_executable(file: &Path) -> Result<(), Refusal> {
     let shown = file.display();
+    let refused = |why: &dyn fmt::Display| Refusal::NotExecutable(format!("{shown}: {why}"));
     let metadata = file.metadata().map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => {
             Refusal::NotFound(format!("{shown}: no such file"))
         }
-        _ => Refusal::NotExecutable(format!("{shown}: {error}")),
+        _ => refused(&error),
     })?;
     let kind = metadata.file_type();
     if kind.is_dir() {
-        return Err(Refusal::NotExecutable(format!("{shown}: is a directory")));
+        return Err(refused(&"is a directory"));
     }
     if !kind.is_file() {
-        return Err(Refusal::NotExecutable(format!("{shown}: is not a file")));
+        return Err(refused(&"is not a file"));
     }
     match rustix::fs::accessat(CWD, file, Access::EXEC_OK, AtFlags::EACCESS) {
         Ok(()) => Ok(()),
-        Err(Errno::ACCESS) => {
-            Err(Refusal::NotExecutable(format!("{shown}: permission denied (try chmod +x)")))
-        }
-        Err(errno) => Err(Refusal::NotExecutable(format!("{shown}: {errno}"))),
+        Err(Errno::ACCESS) => Err(refused(&"permission denied (try chmod +x)")),
+        Err(errno) => Err(refused(&errno)),
     }
 }
 

@@ -144,7 +144,7 @@ fn setuid_matters_only_where_it_changes_the_user() {
     let program = folder.file("setuid", &fs::read("/bin/true").unwrap(), 0o755);
     let is_root = rustix::process::geteuid().is_root();
     fs::set_permissions(&program, fs::Permissions::from_mode(0o4755)).unwrap();
-    assert_eq!(reason(&program), None, "setuid to whom we are");
+    assert_eq!(reason(&program), None, "setuid to our own user");
     if is_root {
         std::os::unix::fs::chown(&program, Some(12345), Some(12345)).unwrap();
         fs::set_permissions(&program, fs::Permissions::from_mode(0o4755)).unwrap();

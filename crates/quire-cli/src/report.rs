@@ -104,8 +104,8 @@ impl Ended {
             ("managed_bytes_max", account.managed_bytes_max.to_string()),
             ("pool_bytes_max", account.pool_bytes_max.to_string()),
             ("swap_file_bytes_max", account.swap_file_bytes_max.to_string()),
-            ("cgroup_bytes_max", or_null(self.cgroup_bytes_max)),
-            ("cgroup_limit_bytes", or_null(self.cgroup_limit_bytes)),
+            ("cgroup_bytes_max", Json::from(self.cgroup_bytes_max).to_string()),
+            ("cgroup_limit_bytes", Json::from(self.cgroup_limit_bytes).to_string()),
             ("processes", account.processes.to_string()),
             ("processes_left", account.processes_left.to_string()),
             ("processes_refused", account.processes_refused.to_string()),
@@ -120,10 +120,6 @@ impl Ended {
             members.iter().map(|(name, value)| format!("  \"{name}\": {value}")).collect();
         format!("{{\n{}\n}}\n", lines.join(",\n"))
     }
-}
-
-fn or_null(bytes: Option<u64>) -> String {
-    bytes.map_or("null".into(), |bytes| bytes.to_string())
 }
 
 /// A JSON array, a value a line.
@@ -146,7 +142,7 @@ fn member_json(entry: &Entry) -> Json {
         ("pid", Json::count(entry.pid.into())),
         ("name", Json::text(&entry.name)),
         ("end", Json::text(end)),
-        ("end_number", status.map_or(Json::Null, |number| Json::count(number.into()))),
+        ("end_number", Json::from(status.map(u64::from))),
         ("held_bytes_max", bytes(sizes.held_pages_max)),
         ("wanted_bytes_max", bytes(sizes.wanted_pages_max)),
         ("managed_bytes_max", bytes(sizes.managed_pages_max)),
@@ -191,8 +187,8 @@ pub(crate) fn obituary_line(death: Death, name: Option<&str>, account: &Account)
             format!("{process} ran out of memory: {}", why_out_of_memory(death, account))
         }
         Obituary::ChildNotManaged => format!(
-            "{process} forked process {}, which was ended: {}; unmanaged it would have read zeros for \
-             its data",
+            "{process} forked process {}, which was ended: {}; if it ran unmanaged it would read \
+             zeros for its data",
             death.detail as u32,
             why_child_not_managed((death.detail >> 32) as i32, account)
         ),
@@ -369,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_at_its_own_bound_is_told_of_that_one() {
+    fn a_process_at_its_own_bound_is_told_of_that_one() {
         let mut account = ended().account;
         account.member_bytes_max = 16 << 20;
         let death =

@@ -22,7 +22,7 @@ use crate::rights;
 use crate::size::{Human, machine_memory_bytes};
 use crate::supervisor::swapfile::SwapFile;
 use crate::supervisor::{Looker, News, Program, Resources, Supervisor};
-use crate::sys::signals::Signals;
+use crate::sys::signals::{self, Signals};
 use crate::sys::spawn::{self, Spawned};
 use crate::{installed, procfs};
 
@@ -120,7 +120,7 @@ impl PreparedRun {
         inspected: &Inspected,
         looker: Option<&mut Looker<'_>>,
     ) -> Result<Ended> {
-        let signals = Signals::take_over().context("cannot take signals over")?;
+        let signals = Signals::take(&signals::TAKEN).context("cannot take signals over")?;
         let procs = self.cgroup.as_ref().map(Cgroup::procs).transpose()?;
         let started = Instant::now();
         let Spawned { child, cgroup_error } = spawn::spawn(command, signals.inherited(), procs)
@@ -202,15 +202,12 @@ fn budget_bytes(options: &RunOptions) -> Result<u64> {
     // clap sees to it that there is one.
     let memory = options.memory.context("no budget is given")?;
     let bytes = memory.bytes_of(machine_memory_bytes());
-    if bytes < BUDGET_MIN_BYTES {
-        bail!("a budget of {} is too small: at least {}", Human(bytes), Human(BUDGET_MIN_BYTES));
+    let [given, least, most] = [bytes, BUDGET_MIN_BYTES, BUDGET_MAX_BYTES].map(Human);
+    if given.0 < least.0 {
+        bail!("a budget of {given} is too small: at least {least}");
     }
-    if bytes > BUDGET_MAX_BYTES {
-        bail!(
-            "a budget of {} is more than any program can address ({})",
-            Human(bytes),
-            Human(BUDGET_MAX_BYTES)
-        );
+    if given.0 > most.0 {
+        bail!("a budget of {given} is more than any program can address ({most})");
     }
     Ok(bytes)
 }

@@ -46,13 +46,11 @@ pub(crate) enum Setting {
 impl Setting {
     fn parse(text: &str) -> Result<Setting, String> {
         let (name, value) = text.split_once('=').ok_or("write NAME=VALUE")?;
-        match name {
-            "speculative-faults" => match value {
-                "on" => Ok(Setting::SpeculativeFaults(true)),
-                "off" => Ok(Setting::SpeculativeFaults(false)),
-                _ => Err("write on or off".into()),
-            },
-            "folio-order" => Ok(Setting::FolioOrder(parse_folio_order(value)?)),
+        match (name, value) {
+            ("speculative-faults", "on") => Ok(Setting::SpeculativeFaults(true)),
+            ("speculative-faults", "off") => Ok(Setting::SpeculativeFaults(false)),
+            ("speculative-faults", _) => Err("write on or off".into()),
+            ("folio-order", value) => Ok(Setting::FolioOrder(parse_folio_order(value)?)),
             _ => Err("there are speculative-faults and folio-order".into()),
         }
     }

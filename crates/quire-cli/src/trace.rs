@@ -302,7 +302,7 @@ mod tests {
         assert_eq!(times(&batch), [(100, 1), (200, 3), (100, 4)]);
         assert!(batch.lost.is_empty());
         assert_eq!(times(&rings.read(&control)), [], "none comes twice");
-        // A member leaves, and another takes its slot, before anybody looks.
+        // A member leaves, and another takes its slot, before the reader looks.
         control.traces[0].push(&trace(5));
         control.free_slot(0);
         assert_eq!(times(&rings.read(&control)), [(100, 5)]);

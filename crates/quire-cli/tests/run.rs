@@ -253,7 +253,7 @@ fn the_cgroup_goes_with_the_run_and_a_killed_runs_with_the_next() {
         (state(program) == Some('S')).then_some(())
     });
     run(&["true"]);
-    assert!(cgroup.exists(), "somebody lives there");
+    assert!(cgroup.exists(), "a process lives there");
     kill("KILL", program);
     eventually("the removal", || {
         run(&["true"]);

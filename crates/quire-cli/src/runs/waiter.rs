@@ -11,7 +11,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use super::{has_ended, open_process};
-use crate::sys::signals::Signals;
+use crate::sys::signals::{self, Signals};
 use crate::sys::spawn;
 
 /// Waits, as long as there is something to look at.
@@ -24,7 +24,7 @@ impl Waiter {
     /// A wait that signals end, and the end of the program of these words, which is started now,
     /// where there are any.
     pub(crate) fn start(program: &[OsString]) -> Result<Waiter> {
-        let signals = Signals::take_ends().context("cannot take signals over")?;
+        let signals = Signals::take(&signals::ENDS).context("cannot take signals over")?;
         let program = program.split_first().map(|(name, arguments)| {
             let mut command = Command::new(name);
             command.args(arguments);

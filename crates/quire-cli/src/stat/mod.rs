@@ -278,16 +278,11 @@ impl Watched {
 
     /// A member that has left keeps what it was last seen with.
     fn look(&mut self) {
-        if let Some(now) = read(&self.attached) {
-            self.note(&now);
-        }
-    }
-
-    fn note(&mut self, now: &Counts) {
+        let Some(now) = read(&self.attached) else { return };
         // A process that has executed another program has joined again, and begun at zero.
-        let new = if now.is_behind(&self.last) { *now } else { now.since(&self.last) };
+        let new = if now.is_behind(&self.last) { now } else { now.since(&self.last) };
         self.counted.add(&new);
-        self.last = *now;
+        self.last = now;
     }
 }
 

@@ -214,7 +214,7 @@ fn segments_that_a_killed_member_lost_are_free_when_nobody_is_left() {
     control.segment_maps[slots[0] as usize][1].store(0, Relaxed);
     control.segments_used.fetch_add(1, Relaxed);
     members.leave(&control, slots[0]);
-    assert_eq!(refs(&control, 70), 1, "nobody can tell that from a segment that is being taken");
+    assert_eq!(refs(&control, 70), 1, "that cannot be told from a segment that is being taken");
     members.leave(&control, slots[1]);
     assert_eq!((refs(&control, 70), control.segments_used.load(Relaxed)), (0, 0));
 }

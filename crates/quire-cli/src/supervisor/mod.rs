@@ -37,7 +37,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use quire::control::{Control, Hello, MAGIC, SEGMENT_BYTES, VERSION};
@@ -215,7 +215,7 @@ impl Supervisor {
             if let Some(looker) = &mut looker {
                 looker.look_if_due(&self.control);
             }
-            if self.watch.is_due() {
+            if Instant::now() >= self.watch.next {
                 self.look_for_unmanaged();
                 self.exit_log.look();
             }
@@ -225,7 +225,7 @@ impl Supervisor {
     /// Looks at the run's processes for those that have not joined.
     fn look_for_unmanaged(&mut self) {
         let (members, inner) = unmanaged::members_and_inner(self.members.present(&self.control));
-        let known = self.watch.known().chain(self.cgroup_pids()).collect();
+        let known = self.watch.seen.keys().copied().chain(self.cgroup_pids()).collect();
         let supervisor_pid = std::process::id();
         let family = Family { supervisor_pid, members: &members, inner: &inner, known: &known };
         let (refused, most) = (&self.refused, self.members.most);

@@ -6,7 +6,6 @@
 //! with that between the members' accounts and [`Control::common_pages`], which is changed here only.
 //! One thread does all of it, so nothing here meets itself.
 
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use anyhow::Result;
@@ -67,7 +66,9 @@ impl Pool {
         control.common_pages.fetch_add(pages as u64, Relaxed);
         let payer = members[0] as usize;
         control.seats[payer].account.take_out(pages);
-        subtract(&control.members[payer].pool_pages, pages);
+        // A member writes how many pages its pool has now and then only: it may be less than what moves.
+        let less = |now: u64| Some(now.saturating_sub(pages as u64));
+        let _ = control.members[payer].pool_pages.fetch_update(Relaxed, Relaxed, less);
     }
 
     /// A member is gone: frees what was its own, whose pages its account still has, and lets go of
@@ -176,11 +177,6 @@ impl Pool {
 /// Word and bit of a slot in the maps.
 fn place(slot: u32) -> (usize, u64) {
     (slot as usize / 64, 1 << (slot % 64))
-}
-
-/// A member writes how many pages its pool has now and then only: it may say less than what moves.
-fn subtract(account: &AtomicU64, pages: usize) {
-    let _ = account.fetch_update(Relaxed, Relaxed, |now| Some(now.saturating_sub(pages as u64)));
 }
 
 #[cfg(test)]

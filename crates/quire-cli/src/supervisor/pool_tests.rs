@@ -116,7 +116,7 @@ fn a_slab_that_a_fork_shares_is_common_until_one_is_left() {
     tree.take(parent, 1, 4);
     tree.take(parent, 70, 8);
     let child = tree.join(parent);
-    assert_eq!(tree.accounts(), (0, 12, 12), "nobody's, and counted once");
+    assert_eq!(tree.accounts(), (0, 12, 12), "no member's, and counted once");
     let grandchild = tree.join(child);
     assert_eq!(tree.accounts(), (0, 12, 12));
     tree.take(child, 2, 5);
@@ -149,7 +149,7 @@ fn the_last_to_let_go_frees_the_memory_and_the_account() {
         tree.drop_slab(parent, slot);
         tree.drop_slab(child, slot);
     }
-    assert_eq!(tree.accounts().1, tree.accounts().2, "it is the supervisor who gives back");
+    assert_eq!(tree.accounts().1, tree.accounts().2, "the supervisor gives it back");
     tree.pool.settle_if_let_go(&tree.control);
     tree.assert_empty();
 }
@@ -215,7 +215,7 @@ fn a_child_that_is_dead_when_it_inherits_harms_nobody() {
         tree.take(parent, slot, 4);
     }
     let child = tree.join(parent);
-    // Who believes the slabs to be its own, as in `zpool::Home::give_back`.
+    // A member that believes the slabs to be its own, as in `zpool::Home::give_back`.
     tree.drop_slab(parent, 1);
     tree.leave(child);
     assert_eq!(tree.used(1), SlabUse::Free);

@@ -69,7 +69,7 @@ impl Program {
             let status = match rustix::process::waitid(id(), options) {
                 Ok(Some(status)) => status,
                 Ok(None) | Err(Errno::INTR) => return None,
-                // Someone else waited for it: it has ended, but how is lost.
+                // Another thread waited for it: it has ended, and its status is lost.
                 Err(_) => return Some(crate::QUIRE_FAILED),
             };
             if let Some(status) = status.exit_status() {

@@ -150,7 +150,7 @@ fn a_member_gets_the_control_page_and_the_swap_file() {
     assert_eq!(sizes, [CONTROL_BYTES as u64, pool_bytes as u64, 4 << 20]);
     for shared in &answer.descriptors[..2] {
         let shrunk = rustix::fs::ftruncate(shared, 0);
-        assert_eq!(shrunk, Err(Errno::PERM), "nobody takes its memory from the others");
+        assert_eq!(shrunk, Err(Errno::PERM), "no member takes its memory from the others");
     }
     let control = &supervisor.control;
     assert_eq!(control.members[answer.slot as usize].pid.load(Relaxed), std::process::id());
@@ -381,7 +381,7 @@ fn the_supervisor_that_asks_for_a_part_is_a_member_beside_it() {
 }
 
 #[test]
-fn who_leaves_is_on_the_roll_and_who_executes_is_there_as_each_program() {
+fn a_member_that_leaves_is_in_the_log_and_one_that_executes_is_there_as_each_program() {
     let mut supervisor = supervisor();
     let (first, slot) = join(&mut supervisor, NO_PARENT, 0);
     supervisor.control.members[slot as usize].held_pages_max.store(77, Relaxed);

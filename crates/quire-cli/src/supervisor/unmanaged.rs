@@ -1,16 +1,15 @@
 //! Processes of a run that are no members: found, named once, and their memory shown as what it is.
 //!
-//! A program that clears its environment, a static one, a setuid one: none of them joins, and nobody
-//! asks. So the process tree is looked at, a second apart at the least, and at a hundredth of this
-//! process's time at the most. Who was seen twice and is no member is unmanaged: between its exec and
-//! its joining a process is none either, for a moment.
+//! A program that clears its environment, a static one, a setuid one: none of them joins, and none says
+//! so. So the supervisor looks at the process tree, a second apart at the least, and for a hundredth of
+//! its time at the most. A process that was seen twice and is no member is unmanaged: between its exec
+//! and its joining a process is none either, for a moment. One that is stopped, or that still runs in
+//! its parent's memory (vfork), is not judged. Each unmanaged process is named once, with what its file,
+//! its environment or its network namespace says about the reason.
 //!
-//! Owns what was seen. Leaves to `inspect` what is in a program's way. A run inside this one is its
-//! own supervisor's affair: nothing below that is looked at.
-//!
-//! A process that is stopped, or that still runs in its parent's memory (vfork), is not judged. Each unmanaged
-//! process is named once, with what its file, its environment or its network namespace says about the reason.
-//! The supervisor is no subreaper: a program's orphans have the parent that they would have without it.
+//! This module owns what was seen. It leaves to `inspect` what is in a program's way, and what is below
+//! the supervisor of a run inside to that supervisor. The supervisor is no subreaper: a program's
+//! orphans have the parent that they would have without it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering::Relaxed;
@@ -42,7 +41,7 @@ pub(crate) struct Unmanaged {
     pub resident_bytes_max: u64,
 }
 
-struct Seen {
+pub(super) struct Seen {
     start_ticks: u64,
     /// Once it was seen twice.
     unmanaged: Option<Unmanaged>,
@@ -102,8 +101,10 @@ pub(crate) fn members_and_inner<'a>(
 
 /// What the supervisor has seen of unmanaged processes.
 pub(crate) struct Watch {
-    next: Instant,
-    seen: BTreeMap<u32, Seen>,
+    /// When the next look is due.
+    pub(super) next: Instant,
+    /// The processes that were seen: they belong to the run, whatever their parents are by now.
+    pub(super) seen: BTreeMap<u32, Seen>,
     past: Vec<Unmanaged>,
     /// Processes that were seen twice, ever.
     pub(super) found: u64,
@@ -123,18 +124,9 @@ impl Watch {
         }
     }
 
-    pub(crate) fn is_due(&self) -> bool {
-        Instant::now() >= self.next
-    }
-
     /// Those that there were and are, as they were seen last.
     pub(crate) fn all(&self) -> impl Iterator<Item = &Unmanaged> {
         self.past.iter().chain(self.seen.values().filter_map(|seen| seen.unmanaged.as_ref()))
-    }
-
-    /// The processes that were seen: they belong to the run, whatever their parents are by now.
-    pub(crate) fn known(&self) -> impl Iterator<Item = u32> {
-        self.seen.keys().copied()
     }
 
     /// Looks at all processes there are; returns those that are newly unmanaged. `why` says what the
@@ -260,15 +252,15 @@ mod tests {
     }
 
     #[test]
-    fn who_is_below_the_supervisor_and_no_member_is_a_stranger() {
+    fn a_process_below_the_supervisor_that_is_no_member_is_a_stranger() {
         let processes = [(10, 1), (11, 10), (12, 11), (13, 12), (20, 1), (21, 20)];
         assert_eq!(strangers(&processes, &[11], &[]), [12, 13]);
         assert_eq!(strangers(&processes, &[11, 12, 13], &[]), [0; 0]);
     }
 
     #[test]
-    fn orphans_are_known_by_who_was_above_them() {
-        // 11 is a member and nobody's child any more; 50 was seen before.
+    fn orphans_are_known_by_what_was_above_them() {
+        // 11 is a member and no process's child any more; 50 was seen before.
         let processes = [(10, 1), (11, 1), (12, 11), (50, 1), (51, 50), (60, 1)];
         assert_eq!(strangers(&processes, &[11], &[]), [12, 50, 51]);
     }
@@ -287,7 +279,7 @@ mod tests {
         let members = BTreeSet::new();
         let inner = BTreeSet::new();
         let known = BTreeSet::from([child.id()]);
-        // Nobody is below this one.
+        // No process is below this one.
         let family =
             Family { supervisor_pid: u32::MAX, members: &members, inner: &inner, known: &known };
         let mut watch = Watch::new();
@@ -308,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn who_joins_meanwhile_is_no_stranger() {
+    fn a_process_that_joins_meanwhile_is_no_stranger() {
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let [inner, none] = [BTreeSet::new(), BTreeSet::new()];
         let child_alone = BTreeSet::from([child.id()]);

@@ -11,13 +11,13 @@ use libc::{
 };
 
 /// Signals that the supervisor passes on to the program or acts on.
-const TAKEN: [i32; 13] = [
+pub(crate) const TAKEN: [i32; 13] = [
     SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGALRM, SIGWINCH, SIGTSTP, SIGTTIN,
     SIGTTOU, SIGCONT, SIGCHLD,
 ];
 
 /// Signals that end a command that looks on, after it has printed what it saw so far.
-const ENDS: [i32; 4] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM];
+pub(crate) const ENDS: [i32; 4] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM];
 
 /// Has the process end, without a word, where it prints to a pipe that has no reader any more.
 pub fn end_with_reader() {
@@ -47,17 +47,8 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// Blocks all that a program is passed, and opens a descriptor for them.
-    pub(crate) fn take_over() -> io::Result<Signals> {
-        Signals::take(&TAKEN)
-    }
-
-    /// Blocks what asks for an end, and opens a descriptor for it.
-    pub(crate) fn take_ends() -> io::Result<Signals> {
-        Signals::take(&ENDS)
-    }
-
-    fn take(signals: &[i32]) -> io::Result<Signals> {
+    /// Blocks these signals, and opens a descriptor for them.
+    pub(crate) fn take(signals: &[i32]) -> io::Result<Signals> {
         let mut set = MaybeUninit::<libc::sigset_t>::zeroed();
         let mut mask = MaybeUninit::<libc::sigset_t>::zeroed();
         let mut child = MaybeUninit::<libc::sigaction>::zeroed();
@@ -85,7 +76,7 @@ impl Signals {
         }
     }
 
-    /// The signals' state before [`Signals::take_over`].
+    /// The signals' state before [`Signals::take`].
     pub(crate) fn inherited(&self) -> Inherited {
         self.inherited
     }
