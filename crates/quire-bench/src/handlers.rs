@@ -22,7 +22,6 @@ use quire::process::HANDLERS_AUTO_MAX;
 
 pub(crate) use self::faults::{FaultsArgs, compute, main as faults};
 use super::contestant::{Contestant, Outcome, Stage, Workload};
-use super::machine::Machine;
 use super::output;
 use super::{HandlersBench, sys};
 use crate::samples::Samples;
@@ -89,17 +88,14 @@ pub(crate) fn main(options: &HandlersBench) -> Result<u8> {
     sys::notice_signals();
     ensure!(!options.threads.contains(&0), "one thread at least faults");
     let common = &options.common;
-    let no_kernel = Err(anyhow::anyhow!("not a contestant"));
-    let stage = Stage::new(common.quire.as_deref(), no_kernel)?;
-    let rounds = common.rounds.unwrap_or(if common.quick { 2 } else { 5 });
+    let stage = Stage::without_kernel(common.quire.as_deref())?;
+    let rounds = common.rounds(2, 5);
     let pages = if common.quick { options.pages.min(1024) } else { options.pages };
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     let mut ways = ways(cpus, options.work_us);
     ways.retain(|way| options.only.contains(&way.part));
-    let machine = Machine::read();
     if !common.json {
-        output::print_machine(&machine);
-        println!("{:>24}: {rounds}; medians, and of ratios the least and the most", "rounds");
+        output::print_heading(rounds, output::MEDIANS);
         println!(
             "{:>24}: {pages}, {} us between them; raw handlers compute for {} us",
             "faults", options.think_us, options.work_us
@@ -114,15 +110,15 @@ pub(crate) fn main(options: &HandlersBench) -> Result<u8> {
         rows.extend(measured);
     }
     if common.json {
-        let json = Json::object([
-            ("bench", Json::text("handlers")),
-            ("machine", Json::from(&machine)),
-            ("faults", Json::Number(pages as f64)),
-            ("think_us", Json::Number(options.think_us as f64)),
-            ("work_us", Json::Number(options.work_us as f64)),
-            ("rows", rows.iter().map(|row| row.json(&ways, &rows)).collect()),
-        ]);
-        println!("{json}");
+        output::print_json(
+            "handlers",
+            [
+                ("faults", Json::Number(pages as f64)),
+                ("think_us", Json::Number(options.think_us as f64)),
+                ("work_us", Json::Number(options.work_us as f64)),
+                ("rows", rows.iter().map(|row| row.json(&ways, &rows)).collect()),
+            ],
+        );
     }
     Ok(0)
 }
@@ -263,10 +259,7 @@ impl FaultFigures {
 
     /// What the program printed.
     fn of(outcome: &Outcome) -> Result<FaultFigures> {
-        let value = |name: &str| {
-            let found = outcome.figures.iter().find(|(found, _)| found == name);
-            found.map(|(_, value)| *value).ok_or_else(|| anyhow::anyhow!("it says no {name}"))
-        };
+        let value = |name| outcome.figure(name);
         Ok(FaultFigures {
             us_a_fault: value("us_a_fault")?,
             p99_us: value("p99_us")?,

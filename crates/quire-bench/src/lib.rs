@@ -96,7 +96,7 @@ enum BenchCommand {
     Mmap(objects::MmapArgs),
 }
 
-/// What all benches let one choose.
+/// The options that all suites have.
 #[derive(Args, Debug)]
 struct Common {
     /// Print the figures as JSON
@@ -114,6 +114,13 @@ struct Common {
     /// The quire binary to measure [default: the one that runs the bench, or the one beside it]
     #[arg(long, value_name = "FILE", env = PROGRAM_VARIABLE, hide = true)]
     quire: Option<PathBuf>,
+}
+
+impl Common {
+    /// So many rounds as were asked for, else as many as a quick or a full run has.
+    fn rounds(&self, quick: u32, full: u32) -> u32 {
+        self.rounds.unwrap_or(if self.quick { quick } else { full })
+    }
 }
 
 #[derive(Args, Debug)]

@@ -17,7 +17,6 @@ use quire::sys::thread::{never_preempt, pin_to_nth_cpu};
 use quire::sys::uffd::{MODE_MISSING, Uffd};
 
 use super::contestant::{Contestant, Outcome, Stage, Workload};
-use super::machine::Machine;
 use super::output;
 use super::work::{Random, WorkArgs, bytes_of, say};
 use super::{FaultBench, sys};
@@ -94,30 +93,19 @@ struct FaultRow {
 pub(crate) fn main(options: &FaultBench) -> Result<u8> {
     sys::notice_signals();
     let common = &options.common;
-    let no_kernel = Err(anyhow::anyhow!("not a contestant"));
-    let stage = Stage::new(common.quire.as_deref(), no_kernel)?;
+    let stage = Stage::without_kernel(common.quire.as_deref())?;
     let bytes: u64 = if common.quick { 64 << 20 } else { 512 << 20 };
-    let rounds = common.rounds.unwrap_or(if common.quick { 3 } else { 5 });
+    let rounds = common.rounds(3, 5);
     let mut rows = Vec::new();
     for &threads in &options.threads {
         rows.push(measure(&stage, bytes, rounds, threads)?);
     }
-    let machine = Machine::read();
     if common.json {
         let rows = rows.iter().map(FaultRow::json).collect();
-        println!(
-            "{}",
-            Json::object([
-                ("bench", Json::text("fault")),
-                ("machine", Json::from(&machine)),
-                ("bytes", Json::Number(bytes as f64)),
-                ("rows", rows),
-            ])
-        );
+        output::print_json("fault", [("bytes", Json::Number(bytes as f64)), ("rows", rows)]);
         return Ok(0);
     }
-    output::print_machine(&machine);
-    println!("{:>24}: {rounds}; medians, and of ratios the least and the most", "rounds");
+    output::print_heading(rounds, output::MEDIANS);
     println!("{:>24}: {} MiB, a page a fault\n", "memory", bytes >> 20);
     println!(
         "  {:12}{:>10}{:>10}{:>10}{:>26}{:>22}",

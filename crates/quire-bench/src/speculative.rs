@@ -23,7 +23,6 @@ pub(crate) use self::ebizzy::{EbizzyArgs, main as ebizzy};
 use self::load::Load;
 pub(crate) use self::load::{Change, LoadArgs, main as load};
 use super::contestant::{Contestant, Outcome, Stage, Workload};
-use super::machine::Machine;
 use super::output;
 use super::tree::Tree;
 use super::{SpeculativeBench, sys};
@@ -79,24 +78,21 @@ pub(crate) fn main(options: &SpeculativeBench) -> Result<u8> {
     ensure!(!options.threads.contains(&0), "a program runs with one thread at least");
     ensure!(options.seconds > 0.0, "a program runs for more than no time");
     let common = &options.common;
-    let no_kernel = Err(anyhow::anyhow!("not a contestant"));
     let mut threads = options.threads.clone();
     if common.quick {
         threads.truncate(2);
     }
     let mut bench = SpeculativeSuite {
         options,
-        stage: Stage::new(common.quire.as_deref(), no_kernel)?,
+        stage: Stage::without_kernel(common.quire.as_deref())?,
         threads,
         seconds: if common.quick { options.seconds.min(0.2) } else { options.seconds },
-        rounds: common.rounds.unwrap_or(if common.quick { 1 } else { 3 }),
+        rounds: common.rounds(1, 3),
         left_out: Vec::new(),
         cells: Vec::new(),
     };
-    let machine = Machine::read();
     if !common.json {
-        output::print_machine(&machine);
-        println!("{:>24}: {}; ratios with the least and the most", "rounds", bench.rounds);
+        output::print_heading(bench.rounds, "ratios with the least and the most");
     }
     for part in &options.only {
         match part {
@@ -107,13 +103,13 @@ pub(crate) fn main(options: &SpeculativeBench) -> Result<u8> {
         }
     }
     if common.json {
-        let json = Json::object([
-            ("bench", Json::text("speculative")),
-            ("machine", Json::from(&machine)),
-            ("left_out", bench.left_out.iter().map(Json::text).collect()),
-            ("cells", bench.cells.iter().map(Cell::json).collect()),
-        ]);
-        println!("{json}");
+        output::print_json(
+            "speculative",
+            [
+                ("left_out", bench.left_out.iter().map(Json::text).collect()),
+                ("cells", bench.cells.iter().map(Cell::json).collect()),
+            ],
+        );
     }
     Ok(u8::from(bench.cells.iter().any(Cell::is_failed)))
 }
