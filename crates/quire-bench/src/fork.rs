@@ -7,7 +7,6 @@
 //! child with all that its parent has. Times are from before the call until the end has been waited
 //! for, the median of many.
 
-use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, ExitStatus};
 use std::time::Instant;
@@ -15,10 +14,10 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, ensure};
 use clap::Args;
 
-use super::contestant::{Contestant, Stage, Workload};
+use super::contestant::{Contestant, Stage};
 use super::output;
 use super::work::Random;
-use super::{ForkBench, sys};
+use super::{ForkBench, programs, sys};
 use crate::samples::Samples;
 use quire_cli::print::json::Json;
 use quire_cli::size::{Human, machine_memory_bytes};
@@ -123,10 +122,8 @@ fn measure(stage: &Stage, bytes: u64, processes: usize, rounds: u32) -> Result<V
     let mut rows: Vec<ForkRow> = WAYS
         .map(|way| ForkRow { bytes, way, bare: Samples::default(), quire: Samples::default() })
         .into();
-    let words = format!("forks --bytes {bytes} --processes {processes}");
-    let mut argv: Vec<OsString> = vec![stage.own.clone().into()];
-    argv.extend(words.split_whitespace().map(OsString::from));
-    let workload = Workload { name: "forks".into(), argv, is_deterministic: false };
+    let line = format!("forks --bytes {bytes} --processes {processes}");
+    let workload = programs::built_in(&stage.own, "forks", &line);
     let budget_bytes = 3 * bytes + BESIDE_BYTES;
     for _ in 0..rounds {
         let bare = stage.run(&workload, &Contestant::Bare)?;

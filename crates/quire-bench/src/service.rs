@@ -5,7 +5,6 @@
 //! with a userfaultfd of its own that a loop serves: read a message, UFFDIO_COPY a page of zeros.
 //! The loop's threads sit as quire's do: a handler on each CPU, under SCHED_BATCH.
 
-use std::ffi::OsString;
 use std::fs::File;
 use std::hint::black_box;
 use std::os::fd::AsRawFd as _;
@@ -16,10 +15,10 @@ use quire::process::HANDLERS_AUTO_MAX;
 use quire::sys::thread::{never_preempt, pin_to_nth_cpu};
 use quire::sys::uffd::{MODE_MISSING, Uffd};
 
-use super::contestant::{Contestant, Outcome, Stage, Workload};
+use super::contestant::{Contestant, Outcome, Stage};
 use super::output;
 use super::work::{Random, WorkArgs, bytes_of, say};
-use super::{FaultBench, sys};
+use super::{FaultBench, programs, sys};
 use crate::samples::Samples;
 use quire_cli::print::json::Json;
 
@@ -128,12 +127,9 @@ pub(crate) fn main(options: &FaultBench) -> Result<u8> {
 
 fn measure(stage: &Stage, bytes: u64, rounds: u32, threads: usize) -> Result<FaultRow> {
     let workload = |is_loop: bool| {
-        let mut argv: Vec<OsString> = vec![stage.own.clone().into()];
-        argv.extend(["work", "touch", "--size"].map(OsString::from));
-        argv.push(bytes.to_string().into());
-        argv.extend(["--threads".into(), threads.to_string().into()]);
-        argv.extend(is_loop.then(|| "--own-loop".into()));
-        Workload { name: "touch".into(), argv, is_deterministic: false }
+        let own_loop = if is_loop { "--own-loop" } else { "" };
+        let line = format!("work touch --size {bytes} --threads {threads} {own_loop}");
+        programs::built_in(&stage.own, "touch", &line)
     };
     let quire = Contestant::Quire {
         budget_bytes: bytes * 2 + (64 << 20),
