@@ -200,7 +200,6 @@ impl Supervisor {
             let timeout = looker.as_ref().map_or(SAMPLE_PERIOD, |looker| looker.timeout());
             let timeout = if has_common { timeout.min(COMMON_PERIOD) } else { timeout };
             let has_signals = self.serve(timeout)?;
-            self.news.drain(..).for_each(&mut on_news);
             if has_signals && let Some(status) = program.handle_signals() {
                 // Connections close before a process can be waited for: what the program was
                 // charged is given back before the account is read.
@@ -212,12 +211,13 @@ impl Supervisor {
                 }
                 return Ok(status);
             }
-            if let Some(looker) = &mut looker {
-                looker.look_if_due(&self.control);
-            }
             if Instant::now() >= self.watch.next {
                 self.look_for_unmanaged();
                 self.exit_log.look();
+            }
+            self.news.drain(..).for_each(&mut on_news);
+            if let Some(looker) = &mut looker {
+                looker.look_if_due(&self.control);
             }
         }
     }
