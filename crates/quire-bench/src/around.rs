@@ -13,7 +13,6 @@ use quire::library::{AddressSpace, Delivery, FaultAround, MapOptions, Object, Op
 use quire::store::Direct;
 
 use super::data::{self, BLOCK_BYTES, Data, Pattern};
-use super::machine::Machine;
 use super::output;
 use super::{AroundBench, sys};
 use crate::samples::Samples;
@@ -80,28 +79,21 @@ pub(crate) fn main(options: &AroundBench) -> Result<u8> {
     let common = &options.common;
     let full = options.size.bytes_of(machine_memory_bytes()) as usize;
     let bytes = if common.quick { full.min(16 << 20) } else { full };
-    let rounds = common.rounds.unwrap_or(if common.quick { 2 } else { 5 });
+    let rounds = common.rounds(2, 5);
     let data = Data::new(&options.directory.clone().unwrap_or_else(std::env::temp_dir), bytes)?;
     let order = data.shuffled();
     let settings = AroundSetting::all(&options.around);
     let cached = cached(&data, &order, &settings, rounds, &options.threads)?;
     let cold = cold(&data, &order, rounds)?;
-    let machine = Machine::read();
     if common.json {
         let rows = cached.iter().chain(&cold).map(AroundRow::json).collect();
-        println!(
-            "{}",
-            Json::object([
-                ("bench", Json::text("fault-around")),
-                ("machine", Json::from(&machine)),
-                ("bytes", Json::Number(data.bytes as f64)),
-                ("rows", rows),
-            ])
+        output::print_json(
+            "fault-around",
+            [("bytes", Json::Number(data.bytes as f64)), ("rows", rows)],
         );
         return Ok(0);
     }
-    output::print_machine(&machine);
-    println!("{:>24}: {rounds}; medians, and of ratios the least and the most", "rounds");
+    output::print_heading(rounds, output::MEDIANS);
     println!("{:>24}: {} MiB\n", "file", data.bytes >> 20);
     print("everything is cached", &cached);
     print("through a quarter of its size", &cold);

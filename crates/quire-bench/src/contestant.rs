@@ -104,6 +104,12 @@ impl Outcome {
     pub(crate) fn stat(&self, name: &str) -> f64 {
         self.stats.get(name).copied().unwrap_or(0.0)
     }
+
+    /// What the program itself counted under this name.
+    pub(crate) fn figure(&self, name: &str) -> Result<f64> {
+        let found = self.figures.iter().find(|(found, _)| found == name);
+        found.map(|(_, value)| *value).with_context(|| format!("the program prints no {name}"))
+    }
 }
 
 /// A folder for the bench's files; removed when dropped.
@@ -127,6 +133,11 @@ pub(crate) struct Stage {
 }
 
 impl Stage {
+    /// For a suite in which the kernel's swap takes no part.
+    pub(crate) fn without_kernel(quire: Option<&Path>) -> Result<Stage> {
+        Stage::new(quire, Err(anyhow::anyhow!("not a contestant")))
+    }
+
     /// Measures `quire`, by default the one that lies near this binary.
     pub(crate) fn new(quire: Option<&Path>, kernel: Result<KernelSwap>) -> Result<Stage> {
         let own = std::env::current_exe().context("cannot find this program's own file")?;

@@ -143,8 +143,8 @@ impl Data {
         Ok(())
     }
 
-    /// Has the kernel forget it; where it does not, that is said the first time. Nobody may have it
-    /// mapped.
+    /// Has the kernel forget it; where it does not, that is said the first time. No mapping of it
+    /// may be there.
     pub(crate) fn make_cold(&self) -> Result<()> {
         let file = File::open(self.path())?;
         // What is dirty would stay.

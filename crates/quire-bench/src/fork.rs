@@ -7,7 +7,6 @@
 //! child with all that its parent has. Times are from before the call until the end has been waited
 //! for, the median of many.
 
-use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, ExitStatus};
 use std::time::Instant;
@@ -15,11 +14,10 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, ensure};
 use clap::Args;
 
-use super::contestant::{Contestant, Outcome, Stage, Workload};
-use super::machine::Machine;
+use super::contestant::{Contestant, Stage};
 use super::output;
 use super::work::Random;
-use super::{ForkBench, sys};
+use super::{ForkBench, programs, sys};
 use crate::samples::Samples;
 use quire_cli::print::json::Json;
 use quire_cli::size::{Human, machine_memory_bytes};
@@ -83,27 +81,24 @@ struct ForkRow {
 pub(crate) fn main(options: &ForkBench) -> Result<u8> {
     sys::notice_signals();
     let common = &options.common;
-    let no_kernel = Err(anyhow::anyhow!("not a contestant"));
-    let stage = Stage::new(common.quire.as_deref(), no_kernel)?;
-    let rounds = common.rounds.unwrap_or(if common.quick { 2 } else { 5 });
+    let stage = Stage::without_kernel(common.quire.as_deref())?;
+    let rounds = common.rounds(2, 5);
     let processes = if common.quick { 5 } else { options.processes };
     let mut rows = Vec::new();
     for size in &options.size {
         rows.extend(measure(&stage, size.bytes_of(machine_memory_bytes()), processes, rounds)?);
     }
-    let machine = Machine::read();
     if common.json {
-        let json = Json::object([
-            ("bench", Json::text("fork")),
-            ("machine", Json::from(&machine)),
-            ("processes", Json::Number(processes as f64)),
-            ("rows", rows.iter().map(ForkRow::json).collect()),
-        ]);
-        println!("{json}");
+        output::print_json(
+            "fork",
+            [
+                ("processes", Json::Number(processes as f64)),
+                ("rows", rows.iter().map(ForkRow::json).collect()),
+            ],
+        );
         return Ok(0);
     }
-    output::print_machine(&machine);
-    println!("{:>24}: {rounds}; medians, and of ratios the least and the most", "rounds");
+    output::print_heading(rounds, output::MEDIANS);
     println!("{:>24}: {PROGRAM}, {processes} times each\n", "program");
     println!(
         "  {:>10}  {:8}{:>10}{:>10}{:>26}{:>12}",
@@ -127,26 +122,19 @@ fn measure(stage: &Stage, bytes: u64, processes: usize, rounds: u32) -> Result<V
     let mut rows: Vec<ForkRow> = WAYS
         .map(|way| ForkRow { bytes, way, bare: Samples::default(), quire: Samples::default() })
         .into();
-    let words = format!("forks --bytes {bytes} --processes {processes}");
-    let mut argv: Vec<OsString> = vec![stage.own.clone().into()];
-    argv.extend(words.split_whitespace().map(OsString::from));
-    let workload = Workload { name: "forks".into(), argv, is_deterministic: false };
+    let line = format!("forks --bytes {bytes} --processes {processes}");
+    let workload = programs::built_in(&stage.own, "forks", &line);
     let budget_bytes = 3 * bytes + BESIDE_BYTES;
     for _ in 0..rounds {
         let bare = stage.run(&workload, &Contestant::Bare)?;
         let quire =
             stage.run(&workload, &Contestant::Quire { budget_bytes, options: Vec::new() })?;
         for row in &mut rows {
-            row.bare.push(figure(&bare, row.way)?);
-            row.quire.push(figure(&quire, row.way)?);
+            row.bare.push(bare.figure(row.way)?);
+            row.quire.push(quire.figure(row.way)?);
         }
     }
     Ok(rows)
-}
-
-fn figure(outcome: &Outcome, name: &str) -> Result<f64> {
-    let found = outcome.figures.iter().find(|(found, _)| found == name);
-    found.map(|(_, value)| *value).with_context(|| format!("it says no {name}"))
 }
 
 impl ForkRow {

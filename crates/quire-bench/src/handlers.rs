@@ -21,10 +21,9 @@ use anyhow::{Result, ensure};
 use quire::process::HANDLERS_AUTO_MAX;
 
 pub(crate) use self::faults::{FaultsArgs, compute, main as faults};
-use super::contestant::{Contestant, Outcome, Stage, Workload};
-use super::machine::Machine;
+use super::contestant::{Contestant, Outcome, Stage};
 use super::output;
-use super::{HandlersBench, sys};
+use super::{HandlersBench, programs, sys};
 use crate::samples::Samples;
 use quire_cli::print::json::Json;
 
@@ -66,9 +65,9 @@ struct HandlersWay {
     part: HandlersPart,
     name: String,
     /// Options of `quire run`; none where the program serves itself.
-    quire: Option<Vec<OsString>>,
+    quire: Option<String>,
     /// Options of the program.
-    program: Vec<OsString>,
+    program: String,
     /// Handlers that the process must have. Not said where the engine counts the CPUs: it does not
     /// look at a cgroup's share of them, as we do.
     handlers: Option<usize>,
@@ -89,17 +88,14 @@ pub(crate) fn main(options: &HandlersBench) -> Result<u8> {
     sys::notice_signals();
     ensure!(!options.threads.contains(&0), "one thread at least faults");
     let common = &options.common;
-    let no_kernel = Err(anyhow::anyhow!("not a contestant"));
-    let stage = Stage::new(common.quire.as_deref(), no_kernel)?;
-    let rounds = common.rounds.unwrap_or(if common.quick { 2 } else { 5 });
+    let stage = Stage::without_kernel(common.quire.as_deref())?;
+    let rounds = common.rounds(2, 5);
     let pages = if common.quick { options.pages.min(1024) } else { options.pages };
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     let mut ways = ways(cpus, options.work_us);
     ways.retain(|way| options.only.contains(&way.part));
-    let machine = Machine::read();
     if !common.json {
-        output::print_machine(&machine);
-        println!("{:>24}: {rounds}; medians, and of ratios the least and the most", "rounds");
+        output::print_heading(rounds, output::MEDIANS);
         println!(
             "{:>24}: {pages}, {} us between them; raw handlers compute for {} us",
             "faults", options.think_us, options.work_us
@@ -114,15 +110,15 @@ pub(crate) fn main(options: &HandlersBench) -> Result<u8> {
         rows.extend(measured);
     }
     if common.json {
-        let json = Json::object([
-            ("bench", Json::text("handlers")),
-            ("machine", Json::from(&machine)),
-            ("faults", Json::Number(pages as f64)),
-            ("think_us", Json::Number(options.think_us as f64)),
-            ("work_us", Json::Number(options.work_us as f64)),
-            ("rows", rows.iter().map(|row| row.json(&ways, &rows)).collect()),
-        ]);
-        println!("{json}");
+        output::print_json(
+            "handlers",
+            [
+                ("faults", Json::Number(pages as f64)),
+                ("think_us", Json::Number(options.think_us as f64)),
+                ("work_us", Json::Number(options.work_us as f64)),
+                ("rows", rows.iter().map(|row| row.json(&ways, &rows)).collect()),
+            ],
+        );
     }
     Ok(0)
 }
@@ -133,22 +129,22 @@ fn ways(cpus: usize, work_us: u64) -> Vec<HandlersWay> {
     let engine = |name: &str, options: &str, handlers: Option<usize>| HandlersWay {
         part: HandlersPart::Engine,
         name: name.into(),
-        quire: Some(words(options)),
-        program: Vec::new(),
+        quire: Some(options.into()),
+        program: String::new(),
         handlers,
     };
     let objects = |name: &str, by: &str, handlers: usize| HandlersWay {
         part: HandlersPart::Objects,
         name: name.into(),
         quire: None,
-        program: words(&format!("--by {by}")),
+        program: format!("--by {by}"),
         handlers: Some(handlers),
     };
     let raw = |name: &str, options: String| HandlersWay {
         part: HandlersPart::Raw,
         name: name.into(),
         quire: None,
-        program: words(&format!("--work-us {work_us} {options}")),
+        program: format!("--work-us {work_us} {options}"),
         handlers: None,
     };
     let looped = |name: &str, handlers: usize, options: &str| {
@@ -186,10 +182,6 @@ fn ways(cpus: usize, work_us: u64) -> Vec<HandlersWay> {
     ]
 }
 
-fn words(text: &str) -> Vec<OsString> {
-    text.split_whitespace().map(OsString::from).collect()
-}
-
 fn measure(
     stage: &Stage,
     ways: &[HandlersWay],
@@ -200,23 +192,22 @@ fn measure(
 ) -> Result<Vec<HandlersRow>> {
     let mut rows: Vec<HandlersRow> =
         (0..ways.len()).map(|way| HandlersRow::new(way, threads)).collect();
-    let common = format!("faults --threads {threads} --pages {}", pages.max(threads));
+    let common = format!(
+        "faults --threads {threads} --pages {} --think-us {}",
+        pages.max(threads),
+        options.think_us
+    );
     for _ in 0..rounds {
         for (way, row) in ways.iter().zip(&mut rows) {
-            let mut argv: Vec<OsString> = vec![stage.own.clone().into()];
-            argv.extend(words(&format!("{common} --think-us {}", options.think_us)));
-            argv.extend(way.program.iter().cloned());
-            if let Some(handlers) = way.handlers {
-                argv.extend(["--expect-handlers".into(), handlers.to_string().into()]);
-            }
-            let workload = Workload { name: way.name.clone(), argv, is_deterministic: false };
+            let expected = way.handlers.map(|handlers| format!("--expect-handlers {handlers}"));
+            let line = format!("{common} {} {}", way.program, expected.unwrap_or_default());
+            let workload = programs::built_in(&stage.own, way.name.clone(), &line);
             let budget_bytes = 2 * (pages * PAGE_BYTES) as u64 + BESIDE_BYTES;
             let contestant = match &way.quire {
                 None => Contestant::Bare,
                 Some(options) => {
-                    let mut options = options.clone();
-                    options.push("--folio-order=0".into());
-                    Contestant::Quire { budget_bytes, options }
+                    let words = options.split_whitespace().chain(["--folio-order=0"]);
+                    Contestant::Quire { budget_bytes, options: words.map(OsString::from).collect() }
                 }
             };
             row.push(&FaultFigures::of(&stage.run(&workload, &contestant)?)?);
@@ -263,10 +254,7 @@ impl FaultFigures {
 
     /// What the program printed.
     fn of(outcome: &Outcome) -> Result<FaultFigures> {
-        let value = |name: &str| {
-            let found = outcome.figures.iter().find(|(found, _)| found == name);
-            found.map(|(_, value)| *value).ok_or_else(|| anyhow::anyhow!("it says no {name}"))
-        };
+        let value = |name| outcome.figure(name);
         Ok(FaultFigures {
             us_a_fault: value("us_a_fault")?,
             p99_us: value("p99_us")?,

@@ -96,7 +96,7 @@ enum BenchCommand {
     Mmap(objects::MmapArgs),
 }
 
-/// What all benches let one choose.
+/// The options that all suites have.
 #[derive(Args, Debug)]
 struct Common {
     /// Print the figures as JSON
@@ -116,6 +116,13 @@ struct Common {
     quire: Option<PathBuf>,
 }
 
+impl Common {
+    /// So many rounds as were asked for, else as many as a quick or a full run has.
+    fn rounds(&self, quick: u32, full: u32) -> u32 {
+        self.rounds.unwrap_or(if self.quick { quick } else { full })
+    }
+}
+
 #[derive(Args, Debug)]
 struct RunBench {
     #[command(flatten)]
@@ -130,7 +137,7 @@ struct RunBench {
     only: Vec<Part>,
 
     /// What the memory program wants
-    #[arg(long, value_name = "SIZE", value_parser = Size::parse, default_value = "512M")]
+    #[arg(long, value_name = "SIZE", default_value = "512M")]
     size: Size,
 }
 
@@ -177,7 +184,7 @@ struct AroundBench {
     around: Vec<around::Around>,
 
     /// How large the file is; three times as much memory is used
-    #[arg(long, value_name = "SIZE", value_parser = Size::parse, default_value = "256M")]
+    #[arg(long, value_name = "SIZE", default_value = "256M")]
     size: Size,
 
     /// Where the file is made, on the disk that is to be measured [default: the directory for
@@ -197,7 +204,7 @@ struct ObjectsBench {
     only: Vec<objects::ObjectsPart>,
 
     /// How large the file is; a quarter of it is the memory
-    #[arg(long, value_name = "SIZE", value_parser = Size::parse, default_value = "512M")]
+    #[arg(long, value_name = "SIZE", default_value = "512M")]
     size: Size,
 
     /// Pages that are read at random
@@ -205,8 +212,7 @@ struct ObjectsBench {
     reads: Option<u32>,
 
     /// What the file's device reads ahead, for mmap; set for the time of a read, by root
-    #[arg(long, value_name = "SIZE,SIZE", value_delimiter = ',', value_parser = Size::parse,
-          default_value = "128K,8M")]
+    #[arg(long, value_name = "SIZE,SIZE", value_delimiter = ',', default_value = "128K,8M")]
     read_ahead: Vec<Size>,
 
     /// Where the file is made, on the disk that is to be measured [default: $TMPDIR, or /var/tmp]
@@ -242,7 +248,7 @@ struct WaitersBench {
     only: Vec<waiters::WaitersPart>,
 
     /// How large the files are, and the largest object that is touched
-    #[arg(long, value_name = "SIZE", value_parser = Size::parse, default_value = "128M")]
+    #[arg(long, value_name = "SIZE", default_value = "128M")]
     size: Size,
 
     /// Where the files are made [default: $TMPDIR, or /var/tmp]
@@ -282,8 +288,7 @@ struct ForkBench {
     common: Common,
 
     /// What the parent holds
-    #[arg(long, value_name = "SIZE,SIZE", value_delimiter = ',', value_parser = Size::parse,
-          default_value = "1M,64M,200M")]
+    #[arg(long, value_name = "SIZE,SIZE", value_delimiter = ',', default_value = "1M,64M,200M")]
     size: Vec<Size>,
 
     /// Programs that are started each time, each way
@@ -322,12 +327,11 @@ struct SpeculativeBench {
     tree: Option<PathBuf>,
 
     /// Memory of each thread that faults; less where the machine is small
-    #[arg(long, value_name = "SIZE", value_parser = Size::parse, default_value = "128M")]
+    #[arg(long, value_name = "SIZE", default_value = "128M")]
     area: Size,
 
     /// Memory that another thread maps and unmaps beside the faults; the first rows have no such thread
-    #[arg(long, value_name = "SIZE,SIZE", value_delimiter = ',', value_parser = Size::parse,
-          default_value = "64M,256M")]
+    #[arg(long, value_name = "SIZE,SIZE", value_delimiter = ',', default_value = "64M,256M")]
     mapped: Vec<Size>,
 
     /// How it changes the layout. An unmap drops its pages outside of the space's lock; a protect holds

@@ -23,7 +23,6 @@ use self::kernel::{Advice, Kernel, Reading};
 pub(crate) use self::kernel::{MmapArgs, main as read_by_mmap};
 use self::read_ahead::{ReadAheadSetting, settings};
 use super::data::{self, Data, PAGE_BYTES, Pattern};
-use super::machine::Machine;
 use super::output;
 use super::{ObjectsBench, sys};
 use crate::samples::Samples;
@@ -75,7 +74,7 @@ struct ObjectsSuite {
 pub(crate) fn main(options: &ObjectsBench) -> Result<u8> {
     sys::notice_signals();
     let common = &options.common;
-    let rounds = common.rounds.unwrap_or(if common.quick { 2 } else { 5 });
+    let rounds = common.rounds(2, 5);
     let full = options.size.bytes_of(machine_memory_bytes()) as usize;
     let bytes = if common.quick { full.min(64 << 20) } else { full };
     let directory = options.directory.clone().unwrap_or_else(data::disk_directory);
@@ -89,24 +88,20 @@ pub(crate) fn main(options: &ObjectsBench) -> Result<u8> {
     for row in &mut rows {
         row.measure(rounds)?;
     }
-    let machine = Machine::read();
     if common.json {
-        println!(
-            "{}",
-            Json::object([
-                ("bench", Json::text("objects")),
-                ("machine", Json::from(&machine)),
+        output::print_json(
+            "objects",
+            [
                 ("bytes", Json::Number(bench.data.bytes as f64)),
                 ("memory_bytes", Json::Number(memory as f64)),
                 ("kept_pages_max", Json::Number(bench.data.kept_pages_max() as f64)),
                 ("left_out", left_out.iter().map(Json::text).collect()),
                 ("parts", rows.iter().map(ObjectsRow::json).collect()),
-            ])
+            ],
         );
         return Ok(0);
     }
-    output::print_machine(&machine);
-    println!("{:>24}: {rounds}; medians, and of ratios the least and the most", "rounds");
+    output::print_heading(rounds, output::MEDIANS);
     println!(
         "{:>24}: {}, through {}",
         "file",

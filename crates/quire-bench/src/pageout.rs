@@ -10,7 +10,6 @@ use anyhow::Result;
 
 use super::contestant::{Contestant, KernelSwap, Outcome, Stage};
 use super::kernel_swap::HugePages;
-use super::machine::Machine;
 use super::output;
 use super::{SwapBench, programs, sys};
 use crate::samples::Samples;
@@ -101,12 +100,10 @@ pub(crate) fn main(options: &SwapBench) -> Result<u8> {
     if let Err(error) = &stage.kernel {
         say(&format!("without the kernel's swap: {error:#}"));
     }
-    let machine = Machine::read();
     let bytes = if common.quick { 32 << 20 } else { 256 << 20 };
-    let rounds = common.rounds.unwrap_or(if common.quick { 3 } else { 10 });
+    let rounds = common.rounds(3, 10);
     if !common.json {
-        output::print_machine(&machine);
-        println!("{:>24}: {rounds}; mean +- standard deviation", "rounds");
+        output::print_heading(rounds, "mean +- standard deviation");
         println!("{:>24}: {} MiB", "memory", bytes >> 20);
     }
     let mut is_failed = false;
@@ -123,13 +120,10 @@ pub(crate) fn main(options: &SwapBench) -> Result<u8> {
         }
     }
     if common.json {
-        let json = Json::object([
-            ("bench", Json::text("swap")),
-            ("machine", Json::from(&machine)),
-            ("bytes", Json::Number(bytes as f64)),
-            ("settings", settings.into_iter().collect()),
-        ]);
-        println!("{json}");
+        output::print_json(
+            "swap",
+            [("bytes", Json::Number(bytes as f64)), ("settings", settings.into_iter().collect())],
+        );
     }
     Ok(u8::from(is_failed))
 }

@@ -38,50 +38,37 @@ impl Randomness {
     }
 }
 
-/// A program built into this binary.
-fn built_in(own: &Path, name: &str, words: &[String]) -> Vec<OsString> {
-    let mut argv: Vec<OsString> = vec![own.into(), "work".into(), name.into()];
-    argv.extend(words.iter().map(OsString::from));
-    argv
+/// A program built into this binary, by its command line, whose words have no blanks.
+pub(crate) fn built_in(own: &Path, name: impl Into<String>, line: &str) -> Workload {
+    let mut argv: Vec<OsString> = vec![own.into()];
+    argv.extend(line.split_whitespace().map(OsString::from));
+    Workload { name: name.into(), argv, is_deterministic: false }
 }
 
 /// Writes, scans and touches at random `bytes` of memory.
 pub(crate) fn memory(own: &Path, bytes: u64, threads: usize, data: Randomness) -> Workload {
-    let words = [
-        format!("--size={bytes}"),
-        format!("--threads={threads}"),
-        format!("--random-words={}", data.random_words()),
-    ];
-    Workload {
-        name: format!("memory, {}", data.in_words()),
-        argv: built_in(own, "memory", &words),
-        is_deterministic: false,
-    }
+    let random = data.random_words();
+    let line = format!("work memory --size={bytes} --threads={threads} --random-words={random}");
+    built_in(own, format!("memory, {}", data.in_words()), &line)
 }
 
 /// Sorts numbers in memory.
 pub(crate) fn sort_numbers(own: &Path, bytes: u64, rounds: usize) -> Workload {
-    let words = [format!("--size={bytes}"), format!("--rounds={rounds}")];
-    let argv = built_in(own, "sort", &words);
-    Workload { name: "sorting numbers".into(), argv, is_deterministic: false }
+    built_in(own, "sorting numbers", &format!("work sort --size={bytes} --rounds={rounds}"))
 }
 
 /// Allocates and frees without pause.
 pub(crate) fn malloc(own: &Path, threads: usize, rounds: usize) -> Workload {
-    let words = [format!("--threads={threads}"), format!("--rounds={rounds}")];
-    let argv = built_in(own, "malloc", &words);
-    Workload { name: "malloc and free".into(), argv, is_deterministic: false }
+    let line = format!("work malloc --threads={threads} --rounds={rounds}");
+    built_in(own, "malloc and free", &line)
 }
 
 /// madvise(MADV_PAGEOUT) of `bytes`.
 pub(crate) fn pageout(own: &Path, bytes: u64, is_zero_filled: bool, spins: bool) -> Workload {
-    let mut words = vec![format!("--size={bytes}")];
-    words.push(format!("--random-words={}", if is_zero_filled { 0 } else { 128 }));
-    if spins {
-        words.push("--spin".into());
-    }
-    let argv = built_in(own, "pageout", &words);
-    Workload { name: "pageout".into(), argv, is_deterministic: false }
+    let random = if is_zero_filled { 0 } else { 128 };
+    let spin = if spins { "--spin" } else { "" };
+    let line = format!("work pageout --size={bytes} --random-words={random} {spin}");
+    built_in(own, "pageout", &line)
 }
 
 /// CPython's executable itself: `python3` may be a script that looks for it.

@@ -17,7 +17,6 @@ use quire::object::i_mmap::lock::{Futex, RwSem};
 use quire::object::i_mmap::{IMmap, IMmaps, Mapping};
 use quire::units::{ObjectPage, ObjectRange, PageNum};
 
-use super::machine::Machine;
 use super::output;
 use super::sys;
 use super::{RmapBench, jobs};
@@ -185,7 +184,7 @@ struct RmapRow {
 pub(crate) fn main(options: &RmapBench) -> Result<u8> {
     sys::notice_signals();
     let common = &options.common;
-    let rounds = common.rounds.unwrap_or(if common.quick { 3 } else { 9 });
+    let rounds = common.rounds(3, 9);
     let pairs = if common.quick { 20_000 } else { 200_000 };
     let length = Duration::from_millis(if common.quick { 100 } else { 1000 });
     let mut costs = costs();
@@ -204,12 +203,11 @@ pub(crate) fn main(options: &RmapBench) -> Result<u8> {
         }
     }
     let jobs = jobs::measure(&options.workers, rounds, length)?;
-    let machine = Machine::read();
     if common.json {
-        print_json(&machine, &costs, &rows, &jobs);
+        print_json(&costs, &rows, &jobs);
     } else {
-        output::print_machine(&machine);
-        println!("{:>24}: {rounds}; medians, and of ratios the least and the most\n", "rounds");
+        output::print_heading(rounds, output::MEDIANS);
+        println!();
         print_costs(&costs);
         print_rows(&rows);
         jobs::print(&jobs);
@@ -223,7 +221,7 @@ fn of_mutex(costs: &[Cost]) -> &Samples {
     &mutex.expect("it is among them").pair_ns
 }
 
-fn print_json(machine: &Machine, costs: &[Cost], rows: &[RmapRow], jobs: &[jobs::JobRow]) {
+fn print_json(costs: &[Cost], rows: &[RmapRow], jobs: &[jobs::JobRow]) {
     let locks = costs.iter().map(|cost| {
         Json::object([
             ("lock", Json::text(cost.name)),
@@ -239,17 +237,15 @@ fn print_json(machine: &Machine, costs: &[Cost], rows: &[RmapRow], jobs: &[jobs:
             ("shared_over_exclusive", Json::from(&row.shared.over(&row.exclusive))),
         ])
     });
-    println!(
-        "{}",
-        Json::object([
-            ("bench", Json::text("rmap")),
-            ("machine", Json::from(machine)),
+    output::print_json(
+        "rmap",
+        [
             ("locks", locks.collect()),
             ("mappings", Json::Number(MAPPINGS as f64)),
             ("changes_per_second", Json::Number(f64::from(CHANGES_PER_SECOND))),
             ("walks", walks.collect()),
             ("jobs", jobs::json(jobs)),
-        ])
+        ],
     );
 }
 

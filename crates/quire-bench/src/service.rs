@@ -5,7 +5,6 @@
 //! with a userfaultfd of its own that a loop serves: read a message, UFFDIO_COPY a page of zeros.
 //! The loop's threads sit as quire's do: a handler on each CPU, under SCHED_BATCH.
 
-use std::ffi::OsString;
 use std::fs::File;
 use std::hint::black_box;
 use std::os::fd::AsRawFd as _;
@@ -17,11 +16,10 @@ use quire::process::HANDLERS_AUTO_MAX;
 use quire::sys::thread::{never_preempt, pin_to_nth_cpu};
 use quire::sys::uffd::Uffd;
 
-use super::contestant::{Contestant, Outcome, Stage, Workload};
-use super::machine::Machine;
+use super::contestant::{Contestant, Outcome, Stage};
 use super::output;
 use super::work::{Random, WorkArgs, bytes_of, say};
-use super::{FaultBench, sys};
+use super::{FaultBench, programs, sys};
 use crate::samples::Samples;
 use quire_cli::print::json::Json;
 
@@ -95,30 +93,19 @@ struct FaultRow {
 pub(crate) fn main(options: &FaultBench) -> Result<u8> {
     sys::notice_signals();
     let common = &options.common;
-    let no_kernel = Err(anyhow::anyhow!("not a contestant"));
-    let stage = Stage::new(common.quire.as_deref(), no_kernel)?;
+    let stage = Stage::without_kernel(common.quire.as_deref())?;
     let bytes: u64 = if common.quick { 64 << 20 } else { 512 << 20 };
-    let rounds = common.rounds.unwrap_or(if common.quick { 3 } else { 5 });
+    let rounds = common.rounds(3, 5);
     let mut rows = Vec::new();
     for &threads in &options.threads {
         rows.push(measure(&stage, bytes, rounds, threads)?);
     }
-    let machine = Machine::read();
     if common.json {
         let rows = rows.iter().map(FaultRow::json).collect();
-        println!(
-            "{}",
-            Json::object([
-                ("bench", Json::text("fault")),
-                ("machine", Json::from(&machine)),
-                ("bytes", Json::Number(bytes as f64)),
-                ("rows", rows),
-            ])
-        );
+        output::print_json("fault", [("bytes", Json::Number(bytes as f64)), ("rows", rows)]);
         return Ok(0);
     }
-    output::print_machine(&machine);
-    println!("{:>24}: {rounds}; medians, and of ratios the least and the most", "rounds");
+    output::print_heading(rounds, output::MEDIANS);
     println!("{:>24}: {} MiB, a page a fault\n", "memory", bytes >> 20);
     println!(
         "  {:12}{:>10}{:>10}{:>10}{:>26}{:>22}",
@@ -141,12 +128,9 @@ pub(crate) fn main(options: &FaultBench) -> Result<u8> {
 
 fn measure(stage: &Stage, bytes: u64, rounds: u32, threads: usize) -> Result<FaultRow> {
     let workload = |is_loop: bool| {
-        let mut argv: Vec<OsString> = vec![stage.own.clone().into()];
-        argv.extend(["work", "touch", "--size"].map(OsString::from));
-        argv.push(bytes.to_string().into());
-        argv.extend(["--threads".into(), threads.to_string().into()]);
-        argv.extend(is_loop.then(|| "--own-loop".into()));
-        Workload { name: "touch".into(), argv, is_deterministic: false }
+        let own_loop = if is_loop { "--own-loop" } else { "" };
+        let line = format!("work touch --size {bytes} --threads {threads} {own_loop}");
+        programs::built_in(&stage.own, "touch", &line)
     };
     let quire = Contestant::Quire {
         budget_bytes: bytes * 2 + (64 << 20),

@@ -22,11 +22,10 @@ use self::cell::{Cell, Plan, Published, Style};
 pub(crate) use self::ebizzy::{EbizzyArgs, main as ebizzy};
 use self::load::Load;
 pub(crate) use self::load::{Change, LoadArgs, main as load};
-use super::contestant::{Contestant, Outcome, Stage, Workload};
-use super::machine::Machine;
+use super::contestant::{Contestant, Outcome, Stage};
 use super::output;
 use super::tree::Tree;
-use super::{SpeculativeBench, sys};
+use super::{SpeculativeBench, programs, sys};
 use quire_cli::print::json::Json;
 use quire_cli::print::say;
 use quire_cli::size::{Human, machine_memory_bytes};
@@ -79,24 +78,21 @@ pub(crate) fn main(options: &SpeculativeBench) -> Result<u8> {
     ensure!(!options.threads.contains(&0), "a program runs with one thread at least");
     ensure!(options.seconds > 0.0, "a program runs for more than no time");
     let common = &options.common;
-    let no_kernel = Err(anyhow::anyhow!("not a contestant"));
     let mut threads = options.threads.clone();
     if common.quick {
         threads.truncate(2);
     }
     let mut bench = SpeculativeSuite {
         options,
-        stage: Stage::new(common.quire.as_deref(), no_kernel)?,
+        stage: Stage::without_kernel(common.quire.as_deref())?,
         threads,
         seconds: if common.quick { options.seconds.min(0.2) } else { options.seconds },
-        rounds: common.rounds.unwrap_or(if common.quick { 1 } else { 3 }),
+        rounds: common.rounds(1, 3),
         left_out: Vec::new(),
         cells: Vec::new(),
     };
-    let machine = Machine::read();
     if !common.json {
-        output::print_machine(&machine);
-        println!("{:>24}: {}; ratios with the least and the most", "rounds", bench.rounds);
+        output::print_heading(bench.rounds, "ratios with the least and the most");
     }
     for part in &options.only {
         match part {
@@ -107,13 +103,13 @@ pub(crate) fn main(options: &SpeculativeBench) -> Result<u8> {
         }
     }
     if common.json {
-        let json = Json::object([
-            ("bench", Json::text("speculative")),
-            ("machine", Json::from(&machine)),
-            ("left_out", bench.left_out.iter().map(Json::text).collect()),
-            ("cells", bench.cells.iter().map(Cell::json).collect()),
-        ]);
-        println!("{json}");
+        output::print_json(
+            "speculative",
+            [
+                ("left_out", bench.left_out.iter().map(Json::text).collect()),
+                ("cells", bench.cells.iter().map(Cell::json).collect()),
+            ],
+        );
     }
     Ok(u8::from(bench.cells.iter().any(Cell::is_failed)))
 }
@@ -140,20 +136,13 @@ impl SpeculativeSuite<'_> {
         self.left_out.push(what);
     }
 
-    /// A program of this binary's own.
-    fn own_program(&self, name: String, words: &[String]) -> Workload {
-        let mut argv = vec![self.stage.own.clone().into()];
-        argv.extend(words.iter().map(Into::into));
-        Workload { name, argv, is_deterministic: false }
-    }
-
     fn ebizzy(&mut self) -> Result<()> {
         let mut numbers = vec![cpus()];
         if !self.options.common.quick && cpus() != 16 {
             numbers.push(16);
         }
         for threads in numbers {
-            let words = ["ebizzy", "-mTt", &threads.to_string(), "-S", &self.seconds.to_string()];
+            let line = format!("ebizzy -mTt {threads} -S {}", self.seconds);
             let name = format!("ebizzy -mTt {threads}");
             let wanted_bytes = (threads as u64 + CHUNKS) * CHUNK_BYTES;
             let plan = Plan {
@@ -162,7 +151,7 @@ impl SpeculativeSuite<'_> {
                 threads,
                 budget_bytes: budget_for(wanted_bytes),
                 managed_bytes_min: CHUNKS * CHUNK_BYTES,
-                workload: self.own_program(name, &words.map(str::to_owned)),
+                workload: programs::built_in(&self.stage.own, name, &line),
                 rounds: self.options.runs.unwrap_or(self.rounds),
                 style: Style::Means,
                 facts: Vec::new(),
@@ -188,7 +177,7 @@ impl SpeculativeSuite<'_> {
             for threads in self.threads.clone() {
                 let area_bytes = self.area_bytes(threads);
                 let title = format!("{}, areas of {}", what.name(), Human(area_bytes));
-                let words = vec![format!("--seconds={}", self.seconds)];
+                let words = format!("--seconds={}", self.seconds);
                 let facts = vec![("area_bytes", area_bytes as f64)];
                 self.load("scaler", what, title, threads, words, facts)?;
             }
@@ -212,10 +201,9 @@ impl SpeculativeSuite<'_> {
                     format!("one more {} {}", how.does(), Human(mapped_bytes))
                 });
                 let title = format!("faults, while {beside}");
-                let words = change.map(|(_, how)| {
-                    [format!("--mapped={mapped_bytes}"), format!("--beside={}", how.name())]
+                let words = change.map_or(String::new(), |(_, how)| {
+                    format!("--mapped={mapped_bytes} --beside={}", how.name())
                 });
-                let words = words.into_iter().flatten().collect();
                 let facts = vec![("mapped_bytes", mapped_bytes as f64)];
                 self.load("contention", Load::Contention, title, threads, words, facts)?;
             }
@@ -230,13 +218,11 @@ impl SpeculativeSuite<'_> {
         what: Load,
         title: String,
         threads: usize,
-        words: Vec<String>,
+        words: String,
         facts: Vec<(&'static str, f64)>,
     ) -> Result<()> {
         let area_bytes = self.area_bytes(threads);
-        let mut argv = vec!["load".into(), what.name()];
-        argv.extend([format!("--threads={threads}"), format!("--area={area_bytes}")]);
-        argv.extend(words);
+        let line = format!("load {} --threads={threads} --area={area_bytes} {words}", what.name());
         let plural = if threads == 1 { "" } else { "s" };
         let beside_bytes: f64 = facts.iter().map(|(_, bytes)| bytes).sum();
         let wanted_bytes = threads as u64 * area_bytes + beside_bytes as u64;
@@ -247,7 +233,7 @@ impl SpeculativeSuite<'_> {
             budget_bytes: budget_for(wanted_bytes),
             // Threads that take turns on a CPU have one area between them at a time.
             managed_bytes_min: area_bytes / 2,
-            workload: self.own_program(what.name(), &argv),
+            workload: programs::built_in(&self.stage.own, what.name(), &line),
             rounds: self.rounds,
             style: Style::Medians,
             facts,

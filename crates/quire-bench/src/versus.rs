@@ -21,7 +21,6 @@ use anyhow::{Result, bail};
 
 use super::contestant::{Contestant, KernelSwap, Outcome, Stage, Workload};
 use super::fit::{self, Store};
-use super::machine::Machine;
 use super::output;
 use super::programs::{self, Randomness};
 use super::tree::Tree;
@@ -75,18 +74,10 @@ pub(crate) fn main(options: &RunBench) -> Result<u8> {
     if let Err(error) = &stage.kernel {
         say(&format!("without the kernel's swap: {error:#}"));
     }
-    let machine = Machine::read();
-    let bench = VersusSuite {
-        stage,
-        rounds: options.common.rounds.unwrap_or(if options.common.quick { 2 } else { 5 }),
-        is_json: options.common.json,
-    };
+    let bench =
+        VersusSuite { stage, rounds: options.common.rounds(2, 5), is_json: options.common.json };
     if !bench.is_json {
-        output::print_machine(&machine);
-        println!(
-            "{:>24}: {}; medians, and of ratios the least and the most",
-            "rounds", bench.rounds
-        );
+        output::print_heading(bench.rounds, output::MEDIANS);
         if let Ok(kernel) = &bench.stage.kernel {
             println!("{:>24}: lz4, memory cgroup {}", "zram", kernel.limit.version());
         }
@@ -105,12 +96,7 @@ pub(crate) fn main(options: &RunBench) -> Result<u8> {
         bench.build(options, &mut cells)?;
     }
     if bench.is_json {
-        let json = Json::object([
-            ("bench", Json::text("run")),
-            ("machine", Json::from(&machine)),
-            ("cells", cells.iter().map(VersusCell::json).collect()),
-        ]);
-        println!("{json}");
+        output::print_json("run", [("cells", cells.iter().map(VersusCell::json).collect())]);
     }
     // A contestant that failed is in the figures; that quire failed is the bench's end as well.
     let is_failed = cells.iter().flat_map(|cell| &cell.contestants).any(|entry| {

@@ -22,7 +22,6 @@ use quire::sys::thread::pin_to_nth_cpu;
 
 use self::prices::Prices;
 use super::data::disk_directory;
-use super::machine::Machine;
 use super::output;
 use super::{WaitersBench, sys};
 use crate::samples::Samples;
@@ -69,23 +68,21 @@ struct Row {
 pub(crate) fn main(options: &WaitersBench) -> Result<u8> {
     sys::notice_signals();
     let common = &options.common;
-    let rounds = common.rounds.unwrap_or(if common.quick { 3 } else { 11 });
+    let rounds = common.rounds(3, 11);
     let (locks, prices, objects) = measure(options, rounds)?;
-    let machine = Machine::read();
     if common.json {
-        let mut members = vec![("bench", Json::text("waiters")), ("machine", Json::from(&machine))];
+        let mut members = Vec::new();
         if let Some((free, rows)) = &locks {
             members.push(("free", free.json()));
             members.push(("contended", rows.iter().map(Row::json).collect()));
         }
         members.push(("prices", prices.json()));
         members.push(("objects", objects::json(&objects)));
-        let members = members.into_iter().map(|(name, value)| (name.to_owned(), value));
-        println!("{}", Json::Object(members.collect()));
+        output::print_json("waiters", members);
         return Ok(0);
     }
-    output::print_machine(&machine);
-    println!("{:>24}: {rounds}; medians, with the least and the most\n", "rounds");
+    output::print_heading(rounds, "medians, with the least and the most");
+    println!();
     if let Some((free, rows)) = &locks {
         free.print();
         rows.iter().for_each(Row::print);

@@ -24,7 +24,7 @@ pub(crate) struct WorkArgs {
     #[arg(value_enum)]
     program: Program,
 
-    #[arg(long, value_parser = Size::parse, default_value = "64M")]
+    #[arg(long, default_value = "64M")]
     size: Size,
 
     /// Words of a page that are random

@@ -44,16 +44,13 @@ const LEAF_SUFFIX: &str = "-supervisor";
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Version {
-    V1,
-    V2,
+    V1 = 1,
+    V2 = 2,
 }
 
 impl fmt::Display for Version {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Version::V1 => "version 1",
-            Version::V2 => "version 2",
-        })
+        write!(f, "version {}", *self as u8)
     }
 }
 
@@ -65,35 +62,14 @@ pub struct Hierarchy {
     pub mount_point: PathBuf,
 }
 
+/// A run's cgroup, which is removed with this. One that processes of the run still live in stays, for
+/// a later run to remove.
 pub(crate) struct Cgroup {
     version: Version,
-    folder: PathBuf,
-    name: String,
+    /// Its name is one that no other cgroup has.
+    pub folder: PathBuf,
     /// The leaf that the supervisor moved to.
     leaf: Option<PathBuf>,
-}
-
-/// A cgroup's limit, which rises with the number of processes.
-pub(crate) struct Limit {
-    version: Version,
-    folder: PathBuf,
-    budget_bytes: u64,
-    members: usize,
-}
-
-impl Limit {
-    /// Makes room for so many processes beside the budget; there is no way back, as those that come
-    /// take the places of those that went. Where it is refused the limit stays as it is.
-    pub(crate) fn follow(&mut self, members: usize) {
-        if members > self.members {
-            self.members = members;
-            let _ = set_limit(self.version, &self.folder, self.bytes());
-        }
-    }
-
-    fn bytes(&self) -> u64 {
-        self.budget_bytes + allowance_bytes(self.members)
-    }
 }
 
 fn set_limit(version: Version, folder: &Path, limit_bytes: u64) -> Result<()> {
@@ -168,74 +144,60 @@ impl Cgroup {
         };
         remove_stale(&parent);
         let folder = parent.join(&name);
-        let made = fs::create_dir(&folder).with_context(|| format!("{}", folder.display()));
-        let cgroup = Cgroup { version: hierarchy.version, folder, name, leaf };
-        if let Err(error) = made.and_then(|()| cgroup.limit(limit_bytes)) {
-            cgroup.remove();
-            return Err(error);
+        let cgroup = Cgroup { version: hierarchy.version, folder, leaf };
+        fs::create_dir(&cgroup.folder).with_context(|| cgroup.folder.display().to_string())?;
+        set_limit(cgroup.version, &cgroup.folder, limit_bytes)?;
+        if cgroup.version == Version::V1 {
+            let _ = write(&cgroup.folder.join("memory.swappiness"), "0");
         }
         Ok(cgroup)
     }
 
-    fn limit(&self, limit_bytes: u64) -> Result<()> {
-        set_limit(self.version, &self.folder, limit_bytes)?;
-        if self.version == Version::V1 {
-            let _ = write(&self.folder.join("memory.swappiness"), "0");
+    /// Raises the limit of a cgroup with such a budget when it is called with more processes than
+    /// before. There is no way back, as those that come take the places of those that went. Where it
+    /// is refused the limit stays as it is.
+    pub(crate) fn limit_follower(&self, budget_bytes: u64) -> impl FnMut(usize) + use<> {
+        let (version, folder) = (self.version, self.folder.clone());
+        let mut most = 1;
+        move |members| {
+            if members > most {
+                most = members;
+                let _ = set_limit(version, &folder, budget_bytes + allowance_bytes(members));
+            }
         }
-        Ok(())
-    }
-
-    /// The limit of a cgroup with such a budget, to be raised as processes join.
-    pub(crate) fn limit_of(&self, budget_bytes: u64) -> Limit {
-        Limit { version: self.version, folder: self.folder.clone(), budget_bytes, members: 1 }
     }
 
     /// What it may hold now.
     pub(crate) fn limit_bytes(&self) -> Option<u64> {
-        self.number(["memory.limit_in_bytes", "memory.max"])
+        self.read(["memory.limit_in_bytes", "memory.max"])?.trim().parse().ok()
     }
 
-    /// The number in one of its files, by the names of versions 1 and 2.
-    fn number(&self, names: [&str; 2]) -> Option<u64> {
+    /// One of its files, by the names of versions 1 and 2.
+    fn read(&self, names: [&str; 2]) -> Option<String> {
         let name = names[(self.version == Version::V2) as usize];
-        fs::read_to_string(self.folder.join(name)).ok()?.trim().parse().ok()
-    }
-
-    /// The cgroup's name, which is its own in the whole hierarchy.
-    pub(crate) fn name(&self) -> &str {
-        &self.name
-    }
-
-    pub(crate) fn folder(&self) -> &Path {
-        &self.folder
+        fs::read_to_string(self.folder.join(name)).ok()
     }
 
     /// The file into which a process writes itself to enter.
     pub(crate) fn procs(&self) -> Result<File> {
-        let path = self.folder.join("cgroup.procs");
-        let opened = OpenOptions::new().write(true).open(&path);
-        opened.with_context(|| format!("{}", path.display()))
+        open(&self.folder.join("cgroup.procs"))
     }
 
     /// Most that the cgroup ever held, by the kernel's count (its page cache included).
     pub(crate) fn bytes_max(&self) -> Option<u64> {
-        self.number(["memory.max_usage_in_bytes", "memory.peak"])
+        self.read(["memory.max_usage_in_bytes", "memory.peak"])?.trim().parse().ok()
     }
 
     /// Processes that the kernel killed because the cgroup's limit was reached.
     pub(crate) fn oom_kills(&self) -> u64 {
-        let file = match self.version {
-            Version::V1 => "memory.oom_control",
-            Version::V2 => "memory.events",
-        };
-        let text = fs::read_to_string(self.folder.join(file)).unwrap_or_default();
+        let text = self.read(["memory.oom_control", "memory.events"]).unwrap_or_default();
         let count = text.lines().find_map(|line| line.strip_prefix("oom_kill "));
         count.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
     }
+}
 
-    /// Removes the cgroup. One that processes of the run still live in stays, for a later run to
-    /// remove.
-    pub(crate) fn remove(self) {
+impl Drop for Cgroup {
+    fn drop(&mut self) {
         for _ in 0..REMOVE_TRIES {
             match fs::remove_dir(&self.folder) {
                 // The last processes may have been killed or waited for, but not quite have left.
@@ -269,7 +231,7 @@ fn parent_in_v2(
     let procs = fs::read_to_string(own.join("cgroup.procs")).unwrap_or_default();
     if procs.trim() == std::process::id().to_string() {
         let leaf = own.join(format!("{name}{LEAF_SUFFIX}"));
-        fs::create_dir(&leaf).with_context(|| format!("{}", leaf.display()))?;
+        fs::create_dir(&leaf).with_context(|| leaf.display().to_string())?;
         let moved = write(&leaf.join("cgroup.procs"), "0");
         if let Err(error) = moved.and_then(|()| write(&passes_on, "+memory")) {
             leave_leaf(&leaf);
@@ -327,11 +289,13 @@ fn lists(file: &Path, word: &str) -> bool {
 }
 
 fn write(file: &Path, text: &str) -> Result<()> {
-    // Not fs::write: it would create and truncate, which cgroup files do not know.
+    open(file)?.write_all(text.as_bytes()).with_context(|| file.display().to_string())
+}
+
+/// Opens a file of a cgroup, which cannot be created or truncated.
+fn open(file: &Path) -> Result<File> {
     let opened = OpenOptions::new().write(true).open(file);
-    opened
-        .and_then(|mut opened| opened.write_all(text.as_bytes()))
-        .with_context(|| format!("{}", file.display()))
+    opened.with_context(|| file.display().to_string())
 }
 
 #[cfg(test)]

@@ -163,15 +163,15 @@ fn a_real_cgroup_limits_and_goes() {
     };
     let folder = cgroup.folder.clone();
     assert_eq!(cgroup.limit_bytes(), Some((64 << 20) + ALLOWANCE_BYTES));
-    let mut limit = cgroup.limit_of(64 << 20);
+    let mut follow = cgroup.limit_follower(64 << 20);
     for members in [1, 3, 16, 2] {
-        limit.follow(members);
+        follow(members);
     }
     assert_eq!(cgroup.limit_bytes(), Some((64 << 20) + ALLOWANCE_BYTES + 15 * MEMBER_BYTES));
     assert!(cgroup.procs().is_ok());
     assert_eq!(cgroup.oom_kills(), 0);
-    cgroup.remove();
+    drop(cgroup);
     assert!(!folder.exists());
-    // Nobody is hurt where there is none any more.
-    limit.follow(17);
+    // It does no harm where the cgroup is gone.
+    follow(17);
 }

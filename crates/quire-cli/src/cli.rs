@@ -11,6 +11,7 @@ use quire::process::HANDLERS_MAX;
 use quire::store::Direct;
 
 use crate::bench::BenchArgs;
+use crate::print;
 use crate::ps::PsArgs;
 use crate::set::SetArgs;
 use crate::size::Size;
@@ -54,17 +55,13 @@ pub(crate) enum Command {
     /// Write files, and what is packed in .zst files, to standard output
     Cat(StreamOptions),
     /// Print the checksums of files, and of what is packed in .zst files
-    #[command(long_about = SUM_ABOUT)]
+    ///
+    /// The checksum is XXH3, 64 bits, seed 0: fast, and good against accidents, not against malice.
+    /// A line is the checksum, two spaces and the file's name.
     Sum(StreamOptions),
     /// Say what this kernel and this user may do, and how to mend what is missing
     Doctor,
 }
-
-const SUM_ABOUT: &str = "\
-Print the checksums of files, and of what is packed in .zst files
-
-The checksum is XXH3, 64 bits, seed 0: fast, and good against accidents, not against malice. A line
-is the checksum, two spaces and the file's name.";
 
 const RUN_EXAMPLES: &str = "\
 Examples:
@@ -88,21 +85,14 @@ a run takes its whole budget out of the outer one's, for as long as it lasts.";
 pub(crate) struct RunOptions {
     /// The budget: memory that the program and its children may hold together
     // An option that is required: commands that can do without a program take that back.
-    #[arg(
-        long,
-        short,
-        env = "QUIRE_MEMORY",
-        value_name = "SIZE",
-        value_parser = Size::parse,
-        required = true
-    )]
+    #[arg(long, short, env = "QUIRE_MEMORY", value_name = "SIZE", required = true)]
     pub memory: Option<Size>,
 
-    /// Most of it that one process may hold
-    #[arg(long, env = "QUIRE_MEMORY_PER_PROCESS", value_name = "SIZE", value_parser = Size::parse)]
+    /// The most of it that one process may hold
+    #[arg(long, env = "QUIRE_MEMORY_PER_PROCESS", value_name = "SIZE")]
     pub memory_per_process: Option<Size>,
 
-    /// Most processes at a time; a fork beyond them fails, a program started beyond runs unmanaged
+    /// The most processes at a time; a fork beyond fails, a program started beyond runs unmanaged
     #[arg(
         long,
         env = "QUIRE_MEMBERS_MAX",
@@ -116,16 +106,8 @@ pub(crate) struct RunOptions {
     #[arg(long, env = "QUIRE_SWAP_FILE", value_name = "DIR")]
     pub swap_file: Option<PathBuf>,
 
-    /// Most that the swap file may hold [default: half of DIR's free space, at most 64G]
-    #[arg(
-        long,
-        env = "QUIRE_SWAP_MAX",
-        value_name = "SIZE",
-        value_parser = Size::parse,
-        requires = "swap_file",
-        long_help = "Most that the swap file may hold; a percentage is of DIR's free space \
-                     [default: half of DIR's free space, at most 64G]"
-    )]
+    /// The most that the swap file may hold; 30% is of DIR's free space [default: 50%, at most 64G]
+    #[arg(long, env = "QUIRE_SWAP_MAX", value_name = "SIZE", requires = "swap_file")]
     pub swap_max: Option<Size>,
 
     /// Map 2^N pages a fault, or let the access pattern choose
@@ -134,9 +116,9 @@ pub(crate) struct RunOptions {
         env = "QUIRE_FOLIO_ORDER",
         value_name = "auto|0..9",
         default_value = "auto",
-        value_parser = FolioOrder::parse
+        value_parser = parse_folio_order
     )]
-    pub folio_order: FolioOrder,
+    pub folio_order: i32,
 
     /// Serve each process's faults by N threads [default: one for each CPU, four at most]
     #[arg(
@@ -145,9 +127,9 @@ pub(crate) struct RunOptions {
         value_name = "auto|1..12",
         default_value = "auto",
         hide_default_value = true,
-        value_parser = Handlers::parse
+        value_parser = parse_handlers
     )]
-    pub handlers: Handlers,
+    pub handlers: u32,
 
     /// Let those threads run on any CPU (to measure what a CPU for each of them brings)
     #[arg(long, env = "QUIRE_NO_PINNED_HANDLERS", value_parser = FalseyValueParser::new())]
@@ -161,11 +143,11 @@ pub(crate) struct RunOptions {
     #[arg(long, env = "QUIRE_NO_SPECULATIVE_FAULTS", value_parser = FalseyValueParser::new())]
     pub no_speculative_faults: bool,
 
-    /// Write the run's counters to FILE as JSON, in all and of each process
+    /// Write the counters of the run and of each process to FILE, as JSON
     #[arg(long, env = "QUIRE_STATS", value_name = "FILE")]
     pub stats: Option<PathBuf>,
 
-    /// Say nothing but errors
+    /// Print errors only
     #[arg(long, short, env = "QUIRE_QUIET", value_parser = FalseyValueParser::new())]
     pub quiet: bool,
 
@@ -173,7 +155,7 @@ pub(crate) struct RunOptions {
     #[arg(long, env = "QUIRE_ALLOW_UNMANAGED", value_parser = FalseyValueParser::new())]
     pub allow_unmanaged: bool,
 
-    /// Make no memory cgroup around the program
+    /// Do not put the program into a memory cgroup
     #[arg(long, env = "QUIRE_NO_CGROUP", value_parser = FalseyValueParser::new())]
     pub no_cgroup: bool,
 
@@ -189,6 +171,13 @@ impl RunOptions {
     pub(crate) fn command_line(&self) -> String {
         let words: Vec<_> = self.program.iter().map(|word| word.to_string_lossy()).collect();
         words.join(" ")
+    }
+
+    /// Says what -q leaves out.
+    pub(crate) fn say(&self, line: &str) {
+        if !self.quiet {
+            print::say(line);
+        }
     }
 }
 
@@ -212,7 +201,7 @@ pub(crate) struct PackArgs {
     pub output: PathBuf,
 
     /// Bytes that are compressed together: whole pages, at most 64M
-    #[arg(long, value_name = "SIZE", default_value = "1M", value_parser = Size::parse)]
+    #[arg(long, value_name = "SIZE", default_value = "1M")]
     pub frame_size: Size,
 
     /// zstd's level: 1 is fast, 19 small
@@ -223,7 +212,7 @@ pub(crate) struct PackArgs {
     #[arg(long, short)]
     pub force: bool,
 
-    /// Say nothing but errors
+    /// Print errors only
     #[arg(long, short, env = "QUIRE_QUIET", value_parser = FalseyValueParser::new())]
     pub quiet: bool,
 }
@@ -238,14 +227,7 @@ Exit status: 0; 1 where a file could not be read to its end; 125 where quire its
 #[command(after_help = STREAM_HELP)]
 pub(crate) struct StreamOptions {
     /// Memory that may be held
-    #[arg(
-        long,
-        short,
-        env = "QUIRE_MEMORY",
-        value_name = "SIZE",
-        default_value = "64M",
-        value_parser = Size::parse
-    )]
+    #[arg(long, short, env = "QUIRE_MEMORY", value_name = "SIZE", default_value = "64M")]
     pub memory: Size,
 
     /// Map 2^N cached pages around a fault, exactly its page, or let the access pattern choose
@@ -295,54 +277,22 @@ fn parse_direct(text: &str) -> Result<Direct, &'static str> {
     }
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum FolioOrder {
-    Auto,
-    Fixed(u8),
-}
-
-impl FolioOrder {
-    pub(crate) fn parse(text: &str) -> Result<FolioOrder, &'static str> {
-        match text.parse::<u8>() {
-            _ if text == "auto" => Ok(FolioOrder::Auto),
-            Ok(order @ 0..=9) => Ok(FolioOrder::Fixed(order)),
-            _ => Err("write auto, or an order from 0 (4 KiB) to 9 (2 MiB)"),
-        }
-    }
-
-    /// As the control page has it: -1 is auto.
-    pub(crate) fn in_control(self) -> i32 {
-        match self {
-            FolioOrder::Auto => -1,
-            FolioOrder::Fixed(order) => order.into(),
-        }
+/// A folio order as the control page has it: -1 is auto.
+pub(crate) fn parse_folio_order(text: &str) -> Result<i32, &'static str> {
+    match text.parse() {
+        _ if text == "auto" => Ok(-1),
+        Ok(order @ 0..=9) => Ok(order),
+        _ => Err("write auto, or an order from 0 (4 KiB) to 9 (2 MiB)"),
     }
 }
 
-/// How many threads of a process serve its faults.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Handlers {
-    /// One for each CPU, four at most.
-    Auto,
-    Fixed(u8),
-}
-
-impl Handlers {
-    pub(crate) fn parse(text: &str) -> Result<Handlers, &'static str> {
-        const { assert!(HANDLERS_MAX == 12, "the messages say how many there may be") };
-        match text.parse::<u8>() {
-            _ if text == "auto" => Ok(Handlers::Auto),
-            Ok(count @ 1..=12) => Ok(Handlers::Fixed(count)),
-            _ => Err("write auto, or a number from 1 to 12"),
-        }
-    }
-
-    /// As the control page has it: 0 is auto.
-    pub(crate) fn in_control(self) -> u32 {
-        match self {
-            Handlers::Auto => 0,
-            Handlers::Fixed(count) => count.into(),
-        }
+/// A number of handlers as the control page has it: 0 is auto.
+fn parse_handlers(text: &str) -> Result<u32, &'static str> {
+    const { assert!(HANDLERS_MAX == 12, "the messages say how many there may be") };
+    match text.parse() {
+        _ if text == "auto" => Ok(0),
+        Ok(count @ 1..=12) => Ok(count),
+        _ => Err("write auto, or a number from 1 to 12"),
     }
 }
 
@@ -371,7 +321,7 @@ mod tests {
         assert_eq!(options.program, ["ls", "--quiet", "-l", "--", "x"]);
         assert!(options.quiet);
         assert_eq!(options.memory, Some(Size::Bytes(512 << 20)));
-        assert_eq!(options.folio_order, FolioOrder::Auto);
+        assert_eq!(options.folio_order, -1);
         let options = run_options("-m 1G -- -odd-name").unwrap();
         assert_eq!(options.program, ["-odd-name"]);
         let options = run_options("-m1G ls -m2G").unwrap();
@@ -384,7 +334,7 @@ mod tests {
     fn folio_orders_are_checked() {
         for (text, order) in [("auto", -1), ("0", 0), ("9", 9)] {
             let options = run_options(&format!("-m 1G --folio-order {text} true")).unwrap();
-            assert_eq!(options.folio_order.in_control(), order);
+            assert_eq!(options.folio_order, order);
         }
         for text in ["10", "-1", "four"] {
             assert!(run_options(&format!("-m 1G --folio-order={text} true")).is_err());
@@ -395,7 +345,7 @@ mod tests {
     fn there_is_one_handler_at_least_and_twelve_at_most() {
         for (text, count) in [("auto", 0), ("1", 1), ("12", 12)] {
             let options = run_options(&format!("-m 1G --handlers {text} true")).unwrap();
-            assert_eq!(options.handlers.in_control(), count);
+            assert_eq!(options.handlers, count);
         }
         for text in ["0", "13", "-1", "four"] {
             assert!(run_options(&format!("-m 1G --handlers={text} true")).is_err());

@@ -32,16 +32,16 @@ struct Finding {
     need: Need,
     note: String,
     /// The command, or the way, that mends it.
-    mend: Option<String>,
+    mend: String,
 }
 
 impl Finding {
     fn new(name: &str, need: Need, is_there: bool, note: impl Into<String>) -> Finding {
-        Finding { name: name.into(), is_there, need, note: note.into(), mend: None }
+        Finding { name: name.into(), is_there, need, note: note.into(), mend: String::new() }
     }
 
     fn mended_by(self, mend: &str) -> Finding {
-        Finding { mend: Some(mend.into()), ..self }
+        Finding { mend: mend.into(), ..self }
     }
 
     fn is_fatal(&self) -> bool {
@@ -57,10 +57,8 @@ impl fmt::Display for Finding {
             (false, Need::Wanted) => "missing",
         };
         write!(f, "  {mark:<8} {:<22} {}", self.name, self.note)?;
-        if !self.is_there
-            && let Some(mend) = &self.mend
-        {
-            write!(f, "\n  {:<8} {:<22} -> {mend}", "", "")?;
+        if !self.is_there {
+            write!(f, "\n  {:<8} {:<22} -> {}", "", "", self.mend)?;
         }
         Ok(())
     }
@@ -99,21 +97,12 @@ pub(crate) fn doctor() -> bool {
     is_well
 }
 
-fn note(result: Result<(), Errno>) -> String {
-    match result {
-        Ok(()) => String::new(),
-        Err(errno) => errno.to_string(),
-    }
-}
-
 fn rights(ways: &Ways) -> Vec<Finding> {
-    let device = ways.device.as_ref().map(drop).map_err(|&errno| errno);
-    let call = ways.call.as_ref().map(drop).map_err(|&errno| errno);
+    let (device, call) = (&ways.device, &ways.call);
     // One is enough: each is needed only as long as the other is missing.
-    let need = |other: &Result<(), Errno>| match other {
-        Ok(()) => Need::Wanted,
-        Err(_) => Need::Needed,
-    };
+    let need = |other: &Result<_, _>| if other.is_ok() { Need::Wanted } else { Need::Needed };
+    let note =
+        |way: &Result<_, Errno>| way.as_ref().err().map(Errno::to_string).unwrap_or_default();
     let device_mend = match device {
         Err(Errno::NOENT) => "needs Linux 6.1; in a container: --device /dev/userfaultfd",
         _ => "sudo setfacl -m u:$USER:rw /dev/userfaultfd",
@@ -124,9 +113,9 @@ fn rights(ways: &Ways) -> Vec<Finding> {
     };
     let user_mode = uffd::from_call(Faults::UserModeOnly).map(drop);
     vec![
-        Finding::new("/dev/userfaultfd", need(&call), device.is_ok(), note(device))
+        Finding::new("/dev/userfaultfd", need(call), device.is_ok(), note(device))
             .mended_by(device_mend),
-        Finding::new("system call", need(&device), call.is_ok(), note(call)).mended_by(call_mend),
+        Finding::new("system call", need(device), call.is_ok(), note(call)).mended_by(call_mend),
         Finding::new(
             "user mode only",
             Need::Wanted,
@@ -223,7 +212,7 @@ fn kernel() -> Vec<Finding> {
 fn memory_cgroup() -> Finding {
     let hierarchy = Hierarchy::find();
     let made = hierarchy.and_then(|hierarchy| {
-        Cgroup::create(&hierarchy, 1 << 30)?.remove();
+        drop(Cgroup::create(&hierarchy, 1 << 30)?);
         Ok(hierarchy.version)
     });
     let text = match &made {

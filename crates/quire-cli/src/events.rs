@@ -36,22 +36,16 @@ pub(crate) fn select_events(lists: &[String]) -> Result<Vec<Selected>> {
             selected.push(Selected { label: label.to_owned(), event });
         }
     };
-    if lists.is_empty() {
-        DEFAULT.iter().for_each(|name| {
-            if let Some(event) = Event::by_name(name) {
-                add(name, event);
-            }
-        });
-        return Ok(selected);
-    }
-    for name in names_in(lists) {
+    let names =
+        if lists.is_empty() { DEFAULT.to_vec() } else { names_in(lists).collect::<Vec<_>>() };
+    for name in names {
         if let Some(event) = Event::by_name(name) {
             add(name, event);
             continue;
         }
         let matches = matching(name);
         if matches.is_empty() {
-            bail!("there is no event '{name}'; there are:{}", names());
+            bail!("there is no event '{name}'; there are:{}", all_names());
         }
         matches.into_iter().for_each(|(name, event)| add(name, event));
     }
@@ -60,6 +54,9 @@ pub(crate) fn select_events(lists: &[String]) -> Result<Vec<Selected>> {
 
 /// The tracepoints that lists of names and patterns mean; all where nothing is asked for.
 pub(crate) fn select_tracepoints(lists: &[String]) -> Result<Vec<Tracepoint>> {
+    if lists.is_empty() {
+        return Ok(Tracepoint::ALL.to_vec());
+    }
     let mut selected = Vec::new();
     for name in names_in(lists) {
         let is_meant = |point: &Tracepoint| {
@@ -73,9 +70,6 @@ pub(crate) fn select_tracepoints(lists: &[String]) -> Result<Vec<Tracepoint>> {
             bail!("there is no tracepoint '{name}'; there are:{names}");
         }
     }
-    if lists.is_empty() {
-        selected.extend(Tracepoint::ALL);
-    }
     Ok(selected)
 }
 
@@ -87,7 +81,7 @@ fn names_in(lists: &[String]) -> impl Iterator<Item = &str> {
 /// The events that a pattern means. One with a colon is for tracepoints, whose events have names
 /// without one as well: none is shown twice.
 fn matching(pattern: &str) -> Vec<(&'static str, Event)> {
-    if !is_pattern(pattern) {
+    if !pattern.contains(['*', '?']) {
         return Vec::new();
     }
     let own = Event::ALL.map(|event| (event.name(), event));
@@ -100,7 +94,7 @@ fn matching(pattern: &str) -> Vec<(&'static str, Event)> {
 }
 
 /// All names, a few a line.
-fn names() -> String {
+fn all_names() -> String {
     const WIDTH: usize = 96;
     let own = Event::ALL.iter().map(|event| event.name());
     let traced = Tracepoint::ALL.iter().map(|point| point.name());
@@ -117,38 +111,21 @@ fn names() -> String {
     text
 }
 
-/// Whether a name is a pattern.
-fn is_pattern(name: &str) -> bool {
-    name.contains(['*', '?'])
-}
-
 /// Whether `name` is as `pattern` says: `*` is any text, `?` any character.
 fn glob(pattern: &str, name: &str) -> bool {
-    let (pattern, name) = (pattern.as_bytes(), name.as_bytes());
-    let (mut at, mut in_name) = (0, 0);
-    // After the last star: where the pattern goes on, and how much of the name the star has taken.
-    let mut star: Option<(usize, usize)> = None;
-    while in_name < name.len() {
-        match pattern.get(at) {
-            Some(b'*') => {
-                star = Some((at + 1, in_name));
-                at += 1;
+    fn matches(pattern: &[u8], name: &[u8]) -> bool {
+        match (pattern, name) {
+            ([], _) => name.is_empty(),
+            // A star after a star adds nothing.
+            ([b'*', rest @ ..], _) if rest.first() == Some(&b'*') => matches(rest, name),
+            ([b'*', rest @ ..], _) => (0..=name.len()).any(|taken| matches(rest, &name[taken..])),
+            ([sign, rest @ ..], [first, others @ ..]) => {
+                (*sign == b'?' || sign == first) && matches(rest, others)
             }
-            Some(&byte) if byte == b'?' || byte == name[in_name] => {
-                at += 1;
-                in_name += 1;
-            }
-            _ => match &mut star {
-                // The star takes one more.
-                Some((after, taken)) => {
-                    *taken += 1;
-                    (at, in_name) = (*after, *taken);
-                }
-                None => return false,
-            },
+            (_, []) => false,
         }
     }
-    pattern[at..].iter().all(|&byte| byte == b'*')
+    matches(pattern.as_bytes(), name.as_bytes())
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use std::fmt;
 use std::fs::File;
 use std::io::Read as _;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
-use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use elf::ElfStream;
@@ -19,6 +19,8 @@ use elf::abi;
 use elf::endian::AnyEndian;
 use rustix::fs::{Access, AtFlags, CWD};
 use rustix::io::Errno;
+
+type Elf = ElfStream<AnyEndian, File>;
 
 /// Interpreters of interpreters that the kernel follows.
 const SCRIPT_DEPTH_MAX: usize = 5;
@@ -60,63 +62,42 @@ pub(crate) struct Unmanageable {
     pub reason: Reason,
 }
 
-/// What is in the way of managing a program.
+/// What is in the way of managing a program, and what to do about it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Reason {
-    Static,
-    Go,
-    OtherArchitecture,
-    AddressSanitizer,
-    OtherLibc,
-    Privileged,
-    Protected,
-}
+pub(crate) struct Reason(&'static str, &'static str);
+
+const STATIC: Reason =
+    Reason("is statically linked, so no library can be loaded ahead of it", "link it dynamically");
+const GO: Reason = Reason(
+    "is a Go program, which takes its memory without the C library",
+    "limit it with GOMEMLIMIT",
+);
+const OTHER_ARCHITECTURE: Reason = Reason("is not a 64-bit x86 program", "build it for x86-64");
+const ADDRESS_SANITIZER: Reason = Reason(
+    "is built with AddressSanitizer, which brings a malloc of its own",
+    "build it without -fsanitize=address",
+);
+const OTHER_LIBC: Reason =
+    Reason("is not linked against glibc, which the preload library needs", "use a build for glibc");
+const PRIVILEGED: Reason = Reason(
+    "is setuid, setgid or has file capabilities, so the loader ignores LD_PRELOAD",
+    "run it as the user it would become",
+);
+const PROTECTED: Reason = Reason(
+    "may be executed but not read, so quire cannot tell how it is linked",
+    "make it readable",
+);
 
 impl Unmanageable {
     pub(crate) fn why(&self) -> String {
-        format!("{} {}", self.file.display(), self.explanation().0)
-    }
-
-    /// Why, and what to do about it.
-    fn explanation(&self) -> (&'static str, &'static str) {
-        match self.reason {
-            Reason::Static => (
-                "is statically linked, so no library can be loaded ahead of it",
-                "link it dynamically",
-            ),
-            Reason::Go => (
-                "is a Go program, which takes its memory without the C library",
-                "limit it with GOMEMLIMIT",
-            ),
-            Reason::OtherArchitecture => ("is not a 64-bit x86 program", "build it for x86-64"),
-            Reason::AddressSanitizer => (
-                "is built with AddressSanitizer, which brings a malloc of its own",
-                "build it without -fsanitize=address",
-            ),
-            Reason::OtherLibc => (
-                "is not linked against glibc, which the preload library needs",
-                "use a build for glibc",
-            ),
-            Reason::Privileged => (
-                "is setuid, setgid or has file capabilities, so the loader ignores LD_PRELOAD",
-                "run it as the user it would become",
-            ),
-            Reason::Protected => (
-                "may be executed but not read, so it cannot be told how it is linked",
-                "make it readable",
-            ),
-        }
+        format!("{} {}", self.file.display(), self.reason.0)
     }
 }
 
 impl fmt::Display for Unmanageable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (why, what_to_do) = self.explanation();
-        write!(
-            f,
-            "{} {why}; {what_to_do}, or run it unmanaged with --allow-unmanaged",
-            self.file.display()
-        )
+        let (why, what_to_do) = (self.why(), self.reason.1);
+        write!(f, "{why}; {what_to_do}, or run it unmanaged with --allow-unmanaged")
     }
 }
 
@@ -136,13 +117,12 @@ pub(crate) fn inspect(
 pub(crate) fn inspect_running(pid: u32) -> std::io::Result<Option<Unmanageable>> {
     let link = format!("/proc/{pid}/exe");
     let file = std::fs::read_link(&link)?;
-    let reason = if is_privileged(&file) {
-        Some(Reason::Privileged)
-    } else {
-        // By the link: the file may be another one by now, or in another mount namespace.
-        let elf = ElfStream::<AnyEndian, File>::open_stream(File::open(&link)?);
-        elf.ok().and_then(|elf| reason_against(&file, elf))
-    };
+    if is_privileged(&file) {
+        return Ok(Some(Unmanageable { file, reason: PRIVILEGED }));
+    }
+    // By the link: the file may be another one by now, or in another mount namespace.
+    let elf = Elf::open_stream(File::open(&link)?).ok();
+    let reason = elf.and_then(|elf| reason_against(&file, elf));
     Ok(reason.map(|reason| Unmanageable { file, reason }))
 }
 
@@ -171,25 +151,24 @@ fn resolve(program: &OsStr, path: &OsStr) -> Result<PathBuf, Refusal> {
 
 fn check_executable(file: &Path) -> Result<(), Refusal> {
     let shown = file.display();
+    let refused = |why: &dyn fmt::Display| Refusal::NotExecutable(format!("{shown}: {why}"));
     let metadata = file.metadata().map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => {
             Refusal::NotFound(format!("{shown}: no such file"))
         }
-        _ => Refusal::NotExecutable(format!("{shown}: {error}")),
+        _ => refused(&error),
     })?;
     let kind = metadata.file_type();
     if kind.is_dir() {
-        return Err(Refusal::NotExecutable(format!("{shown}: is a directory")));
+        return Err(refused(&"is a directory"));
     }
-    if kind.is_fifo() || kind.is_socket() || kind.is_block_device() || kind.is_char_device() {
-        return Err(Refusal::NotExecutable(format!("{shown}: is not a file")));
+    if !kind.is_file() {
+        return Err(refused(&"is not a file"));
     }
     match rustix::fs::accessat(CWD, file, Access::EXEC_OK, AtFlags::EACCESS) {
         Ok(()) => Ok(()),
-        Err(Errno::ACCESS) => {
-            Err(Refusal::NotExecutable(format!("{shown}: permission denied (try chmod +x)")))
-        }
-        Err(errno) => Err(Refusal::NotExecutable(format!("{shown}: {errno}"))),
+        Err(Errno::ACCESS) => Err(refused(&"permission denied (try chmod +x)")),
+        Err(errno) => Err(refused(&errno)),
     }
 }
 
@@ -200,18 +179,16 @@ fn judge(
     path: &OsStr,
     depth: usize,
 ) -> Result<Option<Unmanageable>, Refusal> {
+    let because = |reason| Unmanageable { file: file.into(), reason };
     if is_privileged(file) {
-        return Ok(Some(Unmanageable { file: file.into(), reason: Reason::Privileged }));
+        return Ok(Some(because(PRIVILEGED)));
     }
-    let Ok(mut opened) = File::open(file) else {
-        return Ok(Some(Unmanageable { file: file.into(), reason: Reason::Protected }));
-    };
+    let Ok(mut opened) = File::open(file) else { return Ok(Some(because(PROTECTED))) };
     let mut head = Vec::new();
     // What cannot be read cannot be executed either; exec will say so.
     let _ = opened.by_ref().take(SCRIPT_LINE_BYTES as u64).read_to_end(&mut head);
     if head.starts_with(b"\x7fELF") {
-        let reason = judge_elf(file, opened)?;
-        return Ok(reason.map(|reason| Unmanageable { file: file.into(), reason }));
+        return Ok(judge_elf(file, opened)?.map(because));
     }
     if depth == 0 {
         return Err(Refusal::NotExecutable(format!(
@@ -282,40 +259,38 @@ fn is_privileged(file: &Path) -> bool {
 fn judge_elf(file: &Path, opened: File) -> Result<Option<Reason>, Refusal> {
     // exec would refuse these too, but then execvp would have the shell read them as a script.
     let refusal = |what| Refusal::NotExecutable(format!("{}: {what}", file.display()));
-    let elf = ElfStream::<AnyEndian, File>::open_stream(opened);
-    let elf = elf.map_err(|_| refusal("a damaged program"))?;
+    let elf = Elf::open_stream(opened).map_err(|_| refusal("a damaged program"))?;
     if !matches!(elf.ehdr.e_type, abi::ET_EXEC | abi::ET_DYN) {
         return Err(refusal("not a program but a part of one"));
     }
     Ok(reason_against(file, elf))
 }
 
-fn reason_against(file: &Path, mut elf: ElfStream<AnyEndian, File>) -> Option<Reason> {
+fn reason_against(file: &Path, mut elf: Elf) -> Option<Reason> {
     if elf.ehdr.class != elf::file::Class::ELF64 || elf.ehdr.e_machine != abi::EM_X86_64 {
-        return Some(Reason::OtherArchitecture);
+        return Some(OTHER_ARCHITECTURE);
     }
     if is_go(&mut elf) {
-        return Some(Reason::Go);
+        return Some(GO);
     }
     let interpreter = elf.segments().iter().find(|segment| segment.p_type == abi::PT_INTERP);
     let Some(interpreter) = interpreter.copied() else {
         // The loader itself, called by hand with a program to load, does preload.
         let name = file.file_name().unwrap_or_default().as_bytes();
-        return (!name.starts_with(b"ld-linux")).then_some(Reason::Static);
+        return (!name.starts_with(b"ld-linux")).then_some(STATIC);
     };
     if let Ok(name) = elf.segment_data(&interpreter)
         && !name.windows(8).any(|part| part == b"ld-linux")
     {
-        return Some(Reason::OtherLibc);
+        return Some(OTHER_LIBC);
     }
-    uses_asan(&mut elf).then_some(Reason::AddressSanitizer)
+    uses_asan(&mut elf).then_some(ADDRESS_SANITIZER)
 }
 
-fn is_go(elf: &mut ElfStream<AnyEndian, File>) -> bool {
-    for section in [".go.buildinfo", ".note.go.buildid"] {
-        if let Ok(Some(_)) = elf.section_header_by_name(section) {
-            return true;
-        }
+fn is_go(elf: &mut Elf) -> bool {
+    let has = |section| matches!(elf.section_header_by_name(section), Ok(Some(_)));
+    if [".go.buildinfo", ".note.go.buildid"].into_iter().any(has) {
+        return true;
     }
     // The build id's note outlives `strip --strip-section-headers`.
     let notes: Vec<_> =
@@ -325,7 +300,7 @@ fn is_go(elf: &mut ElfStream<AnyEndian, File>) -> bool {
     })
 }
 
-fn uses_asan(elf: &mut ElfStream<AnyEndian, File>) -> bool {
+fn uses_asan(elf: &mut Elf) -> bool {
     let Ok(Some((symbols, names))) = elf.dynamic_symbol_table() else { return false };
     symbols.iter().any(|symbol| matches!(names.get(symbol.st_name as usize), Ok("__asan_init")))
 }

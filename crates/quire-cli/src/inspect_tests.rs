@@ -96,9 +96,9 @@ fn scripts_are_judged_by_their_interpreter() {
     assert!(matches!(looping, Err(Refusal::NotExecutable(_))));
     if let Some(program) = folder.compiled("static", &["-static"]) {
         let script = format!("#!{} -x\n", program.display());
-        assert_eq!(judged("to-static", &script).unwrap(), Some(Reason::Static));
+        assert_eq!(judged("to-static", &script).unwrap(), Some(STATIC));
         let script = format!("#!/usr/bin/env -S A=1 {} -x\n", program.display());
-        assert_eq!(judged("env-static", &script).unwrap(), Some(Reason::Static));
+        assert_eq!(judged("env-static", &script).unwrap(), Some(STATIC));
     }
 }
 
@@ -108,9 +108,9 @@ fn what_cannot_be_managed_is_told_apart() {
     let cases: [(&str, &[&str], Option<Reason>); 5] = [
         ("dynamic", &[], None),
         ("stripped", &["-s"], None),
-        ("static", &["-static"], Some(Reason::Static)),
-        ("static-pie", &["-static-pie"], Some(Reason::Static)),
-        ("asan", &["-fsanitize=address"], Some(Reason::AddressSanitizer)),
+        ("static", &["-static"], Some(STATIC)),
+        ("static-pie", &["-static-pie"], Some(STATIC)),
+        ("asan", &["-fsanitize=address"], Some(ADDRESS_SANITIZER)),
     ];
     for (name, options, expected) in cases {
         match folder.compiled(name, options) {
@@ -121,7 +121,7 @@ fn what_cannot_be_managed_is_told_apart() {
     // The head of a program for 32-bit ARM.
     let mut other = b"\x7fELF\x01\x01\x01\0\0\0\0\0\0\0\0\0\x02\0\x28\0\x01\0\0\0".to_vec();
     other.resize(52, 0);
-    assert_eq!(reason(&folder.file("arm", &other, 0o755)), Some(Reason::OtherArchitecture));
+    assert_eq!(reason(&folder.file("arm", &other, 0o755)), Some(OTHER_ARCHITECTURE));
     let message = inspect_file(&folder.file("arm", &other, 0o755)).unwrap().unmanaged.unwrap();
     assert!(message.to_string().contains("--allow-unmanaged"), "{message}");
 }
@@ -132,7 +132,7 @@ fn go_programs_are_known_by_their_build_id() {
     match Command::new("go").args(["env", "GOROOT"]).output() {
         Ok(output) if output.status.success() => {
             let root = PathBuf::from(String::from_utf8(output.stdout).unwrap().trim());
-            assert_eq!(reason(&root.join("bin/go")), Some(Reason::Go));
+            assert_eq!(reason(&root.join("bin/go")), Some(GO));
         }
         _ => eprintln!("no Go here: not tested"),
     }
@@ -144,13 +144,13 @@ fn setuid_matters_only_where_it_changes_the_user() {
     let program = folder.file("setuid", &fs::read("/bin/true").unwrap(), 0o755);
     let is_root = rustix::process::geteuid().is_root();
     fs::set_permissions(&program, fs::Permissions::from_mode(0o4755)).unwrap();
-    assert_eq!(reason(&program), None, "setuid to whom we are");
+    assert_eq!(reason(&program), None, "setuid to our own user");
     if is_root {
         std::os::unix::fs::chown(&program, Some(12345), Some(12345)).unwrap();
         fs::set_permissions(&program, fs::Permissions::from_mode(0o4755)).unwrap();
-        assert_eq!(reason(&program), Some(Reason::Privileged));
+        assert_eq!(reason(&program), Some(PRIVILEGED));
         fs::set_permissions(&program, fs::Permissions::from_mode(0o2755)).unwrap();
-        assert_eq!(reason(&program), Some(Reason::Privileged));
+        assert_eq!(reason(&program), Some(PRIVILEGED));
         fs::set_permissions(&program, fs::Permissions::from_mode(0o2745)).unwrap();
         assert_eq!(reason(&program), None, "no group x bit, no setgid");
     }

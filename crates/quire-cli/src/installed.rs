@@ -8,41 +8,30 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, bail};
 
 /// Environment variable with the library's path, for trees that are not laid out as installed.
-pub(crate) const PRELOAD_VARIABLE: &str = "QUIRE_PRELOAD";
-const LIBRARY: &str = "libquire_preload.so";
-/// Where the library lies, seen from the folder of the program `quire`.
-const LIBRARY_FOLDERS: [&str; 3] = ["", "../lib/quire", "../lib"];
-
+const PRELOAD_VARIABLE: &str = "QUIRE_PRELOAD";
 /// Environment variable with the path of the bench's program.
-pub(crate) const BENCH_VARIABLE: &str = "QUIRE_BENCH";
-const BENCH: &str = "quire-bench";
-const BENCH_FOLDERS: [&str; 3] = ["", "../libexec/quire", "../lib/quire"];
+const BENCH_VARIABLE: &str = "QUIRE_BENCH";
 
 /// The preload library's absolute path.
 pub(crate) fn find_library() -> Result<PathBuf> {
-    let library = match named(PRELOAD_VARIABLE) {
-        Some(path) => path
-            .canonicalize()
-            .with_context(|| format!("{PRELOAD_VARIABLE} names no library: {}", path.display()))?,
-        None => find_library_from(&own_folder()?)?,
-    };
+    let library = find(PRELOAD_VARIABLE, find_library_from)?;
     // The loader has no way to write these in a path.
     if library.as_os_str().as_bytes().iter().any(|byte| matches!(byte, b':' | b' ' | b'\t' | b'\n'))
     {
         bail!(
-            "the loader cannot preload {}: a path with blanks or colons; move it, or point {} \
-             to a copy",
-            library.display(),
-            PRELOAD_VARIABLE
+            "the loader cannot preload {}, as the path has blanks or colons; move it, or point \
+             {PRELOAD_VARIABLE} to a copy",
+            library.display()
         );
     }
     Ok(library)
 }
 
 fn find_library_from(folder: &Path) -> Result<PathBuf> {
-    find_from(folder, LIBRARY_FOLDERS, LIBRARY).with_context(|| {
+    let places = ["", "../lib/quire", "../lib"];
+    find_in(folder, places, "libquire_preload.so").with_context(|| {
         format!(
-            "{LIBRARY} is neither beside quire in {} nor in ../lib/quire or ../lib; point \
+            "libquire_preload.so is neither beside quire in {} nor in ../lib/quire or ../lib; point \
              {PRELOAD_VARIABLE} to it",
             folder.display()
         )
@@ -51,18 +40,14 @@ fn find_library_from(folder: &Path) -> Result<PathBuf> {
 
 /// The absolute path of the bench's program.
 pub(crate) fn find_bench() -> Result<PathBuf> {
-    match named(BENCH_VARIABLE) {
-        Some(path) => path
-            .canonicalize()
-            .with_context(|| format!("{BENCH_VARIABLE} names no program: {}", path.display())),
-        None => find_bench_from(&own_folder()?),
-    }
+    find(BENCH_VARIABLE, find_bench_from)
 }
 
 fn find_bench_from(folder: &Path) -> Result<PathBuf> {
-    find_from(folder, BENCH_FOLDERS, BENCH).with_context(|| {
+    let places = ["", "../libexec/quire", "../lib/quire"];
+    find_in(folder, places, "quire-bench").with_context(|| {
         format!(
-            "the bench is not installed: {BENCH} is neither beside quire in {} nor in \
+            "the bench is not installed: quire-bench is neither beside quire in {} nor in \
              ../libexec/quire or ../lib/quire; build it in quire's source tree by \
              `cargo build --release -p quire-bench`, then `make install-bench`, or point \
              {BENCH_VARIABLE} to it",
@@ -71,18 +56,18 @@ fn find_bench_from(folder: &Path) -> Result<PathBuf> {
     })
 }
 
-/// The path in an environment variable that is set and not empty.
-fn named(variable: &str) -> Option<PathBuf> {
-    std::env::var_os(variable).filter(|path| !path.is_empty()).map(PathBuf::from)
-}
-
-/// The folder of the program `quire`.
-fn own_folder() -> Result<PathBuf> {
+/// The file that an environment variable names, where it is set and not empty; else what `find_from`
+/// finds, seen from the folder of the program `quire`.
+fn find(variable: &str, find_from: fn(&Path) -> Result<PathBuf>) -> Result<PathBuf> {
+    if let Some(path) = std::env::var_os(variable).filter(|path| !path.is_empty()) {
+        let found = Path::new(&path).canonicalize();
+        return found.with_context(|| format!("{variable} names no file: {}", path.display()));
+    }
     let program = std::env::current_exe().context("cannot tell where quire itself lies")?;
-    Ok(program.parent().unwrap_or(Path::new("/")).to_owned())
+    find_from(program.parent().unwrap_or(Path::new("/")))
 }
 
-fn find_from<const N: usize>(folder: &Path, places: [&str; N], name: &str) -> Option<PathBuf> {
+fn find_in<const N: usize>(folder: &Path, places: [&str; N], name: &str) -> Option<PathBuf> {
     places.iter().find_map(|place| folder.join(place).join(name).canonicalize().ok())
 }
 

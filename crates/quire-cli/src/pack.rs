@@ -1,8 +1,6 @@
 //! `quire pack`: makes an archive that can be mapped like the file it was made of.
 
 use std::fs;
-use std::io::{self, IsTerminal as _, Write as _};
-use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use quire::store::{self, PackOptions, Packed};
@@ -10,12 +8,8 @@ use rustix::io::Errno;
 
 use crate::cli::PackArgs;
 use crate::print::say;
+use crate::print::status::StatusLine;
 use crate::size::{Human, Size};
-
-/// Time between two looks at the progress.
-const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
-/// Back to the line's start, and clear it.
-const LINE_START: &str = "\r\x1b[K";
 
 /// Packs, and says what became of it. Returns the exit status.
 pub(crate) fn pack(arguments: &PackArgs) -> Result<u8> {
@@ -27,11 +21,13 @@ pub(crate) fn pack(arguments: &PackArgs) -> Result<u8> {
     if arguments.force {
         options = options.replace();
     }
-    let mut progress = PackProgress::new(arguments);
+    // Bytes of the file, as far as it tells; 0 for a pipe.
+    let total_bytes = fs::metadata(&arguments.input).map_or(0, |metadata| metadata.len());
+    let mut status = StatusLine::new(!arguments.quiet);
     let packed = store::pack(&arguments.input, &arguments.output, &options, |bytes| {
-        progress.tell(bytes);
+        status.show(|| progress_line(bytes, total_bytes));
     });
-    progress.end();
+    status.clear();
     let packed = packed.map_err(|error| match error.errno() {
         Errno::EXIST => anyhow::Error::new(error).context("pass --force to replace the archive"),
         _ => error.into(),
@@ -47,41 +43,6 @@ fn summary(packed: &Packed) -> String {
     let share = packed_bytes as f64 * 100.0 / bytes.max(1) as f64;
     let frames = if frames == 1 { "1 frame".into() } else { format!("{frames} frames") };
     format!("packed {} into {} ({share:.1}%), {frames}", Human(bytes), Human(packed_bytes))
-}
-
-/// A line on the terminal that says how far we are.
-struct PackProgress {
-    /// Bytes of the file, as far as it tells; 0 for a pipe.
-    total_bytes: u64,
-    is_shown: bool,
-    last: Option<Instant>,
-}
-
-impl PackProgress {
-    fn new(arguments: &PackArgs) -> PackProgress {
-        PackProgress {
-            total_bytes: fs::metadata(&arguments.input).map_or(0, |metadata| metadata.len()),
-            is_shown: !arguments.quiet && io::stderr().is_terminal(),
-            last: None,
-        }
-    }
-
-    fn tell(&mut self, bytes: u64) {
-        if !self.is_shown || self.last.is_some_and(|last| last.elapsed() < PROGRESS_INTERVAL) {
-            return;
-        }
-        self.last = Some(Instant::now());
-        let line = progress_line(bytes, self.total_bytes);
-        // The archive is wanted even where the terminal is closed.
-        let _ = write!(io::stderr(), "{LINE_START}{line}");
-    }
-
-    /// Leaves an empty line for what is said next.
-    fn end(&self) {
-        if self.last.is_some() {
-            let _ = write!(io::stderr(), "{LINE_START}");
-        }
-    }
 }
 
 fn progress_line(bytes: u64, total_bytes: u64) -> String {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::Read as _;
+use std::str::FromStr;
 
 /// The fields of /proc/PID/stat that are needed here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,11 +34,8 @@ pub(crate) fn resident_bytes(pid: u32) -> Option<[u64; 2]> {
 }
 
 fn parse_resident(status: &str) -> Option<[u64; 2]> {
-    let of = |name: &str| {
-        let line = status.lines().find_map(|line| line.strip_prefix(name))?;
-        line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()
-    };
-    Some([of("VmRSS:")? * 1024, of("VmHWM:")? * 1024])
+    let of = |name| field_of(status, name).map(|kib: u64| kib * 1024);
+    Some([of("VmRSS:")?, of("VmHWM:")?])
 }
 
 /// The words with which process `pid` was started.
@@ -70,8 +68,13 @@ pub(crate) fn user(pid: u32) -> Option<u32> {
 
 fn parse_user(status: &str) -> Option<u32> {
     // Real, effective, saved, of the file system. The name, in a line before, has no line breaks.
-    let users = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
-    users.split_ascii_whitespace().next()?.parse().ok()
+    field_of(status, "Uid:")
+}
+
+/// The first number in a line of `/proc/PID/status`.
+fn field_of<T: FromStr>(status: &str, name: &str) -> Option<T> {
+    let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+    line.split_ascii_whitespace().next()?.parse().ok()
 }
 
 fn parse_stat(line: &str) -> Option<ProcessStat> {

@@ -14,7 +14,7 @@ use quire::control::{Control, Event, Member};
 use quire::units::PAGE_SIZE;
 
 use crate::print::json::Json;
-use crate::print::table::{self, Column};
+use crate::print::table;
 use crate::print::{print, say};
 use crate::procfs::{self, ProcessStat};
 use crate::report;
@@ -54,18 +54,8 @@ pub(crate) struct PsArgs {
     pub json: bool,
 }
 
-/// The columns of the table of a run's processes.
-const COLUMNS: [Column; 9] = [
-    Column::Right(10),
-    Column::Left(17),
-    Column::Left(10),
-    Column::Right(10),
-    Column::Right(10),
-    Column::Right(10),
-    Column::Right(10),
-    Column::Right(11),
-    Column::Right(9),
-];
+/// The widths of the table of a run's processes.
+const WIDTHS: [isize; 9] = [10, -17, -10, 10, 10, 10, 10, 11, 9];
 const TITLES: [&str; 9] =
     ["PID", " NAME", "STATE", "HELD", "WANTED", "POOL", "FILE", "FAULTS", "MAJOR"];
 
@@ -95,7 +85,7 @@ pub(crate) fn ps(args: &PsArgs) -> Result<u8> {
     let runs = match args.pid {
         Some(pid) => vec![runs::attach(pid, Access::Read)?.run],
         None => {
-            let found = runs::find()?;
+            let found = runs::find(Access::Read)?;
             for (pid, version) in found.others {
                 say(&format!(
                     "process {pid} is another version of quire (its control page has version \
@@ -130,12 +120,9 @@ fn strangers(runs: &[Run]) -> Vec<Vec<u32>> {
     let all = procfs::all();
     let mut by_cgroup = processes_by_cgroup(&all);
     let of_run = |run: &Run| {
-        let pid = run.supervisor_pid();
-        let (mut members, mut inner) = (BTreeSet::new(), BTreeSet::new());
-        for (_, member) in run.control().present() {
-            let pids = if member.is_a_reservation() { &mut inner } else { &mut members };
-            pids.insert(member.pid.load(Relaxed));
-        }
+        let pid = run.supervisor_pid;
+        let present = run.control.present().map(|(_, member)| member);
+        let (mut members, inner) = unmanaged::members_and_inner(present);
         // What the page says is believed of the supervisor's own processes alone.
         members.retain(|&member| runs::may_name(pid, member));
         let start = all.get(&pid).map_or(0, |stat| stat.start_ticks);
@@ -168,8 +155,8 @@ fn bytes(pages: u64) -> u64 {
 
 impl Listing {
     fn read(run: &Run, strangers: &[u32]) -> Listing {
-        let control: &Control = run.control();
-        let pid = run.supervisor_pid();
+        let control: &Control = &run.control;
+        let pid = run.supervisor_pid;
         let mut rows: Vec<Row> = control
             .present()
             .map(|(slot, member)| Row::of(control, slot, member))
@@ -202,7 +189,7 @@ impl Listing {
             human(self.counts.of(Event::Pswpout)),
             self.counts.of(Event::Pgfault),
             self.counts.of(Event::Pgmajfault),
-            table::row(&COLUMNS, "", &TITLES),
+            table::row(&WIDTHS, "", &TITLES),
         );
         self.rows.iter().for_each(|row| text.push_str(&row.text()));
         for unmanaged in &self.unmanaged {
@@ -212,7 +199,7 @@ impl Listing {
                 "unmanaged".into(),
                 Human(unmanaged.resident_bytes).to_string(),
             ];
-            let _ = writeln!(text, "{}  {}", table::row(&COLUMNS, "", &cells), unmanaged.why);
+            let _ = writeln!(text, "{}  {}", table::row(&WIDTHS, "", &cells), unmanaged.why);
         }
         text
     }
@@ -263,7 +250,7 @@ impl Row {
             self.faults.to_string(),
             self.major.to_string(),
         ];
-        table::row(&COLUMNS, "", &cells) + "\n"
+        table::row(&WIDTHS, "", &cells) + "\n"
     }
 
     fn json(&self) -> Json {

@@ -1,8 +1,7 @@
 //! What `quire run` tells: its lines on stderr, and the counters as JSON.
 
 use std::fmt::Write as _;
-use std::fs::File;
-use std::io::{self, Write as _};
+use std::io;
 
 use quire::control::{Event, OUT_OF_MEMORY_UNANSWERING_SHIFT, Obituary};
 use quire::units::PAGE_SIZE;
@@ -105,8 +104,8 @@ impl Ended {
             ("managed_bytes_max", account.managed_bytes_max.to_string()),
             ("pool_bytes_max", account.pool_bytes_max.to_string()),
             ("swap_file_bytes_max", account.swap_file_bytes_max.to_string()),
-            ("cgroup_bytes_max", or_null(self.cgroup_bytes_max)),
-            ("cgroup_limit_bytes", or_null(self.cgroup_limit_bytes)),
+            ("cgroup_bytes_max", Json::from(self.cgroup_bytes_max).to_string()),
+            ("cgroup_limit_bytes", Json::from(self.cgroup_limit_bytes).to_string()),
             ("processes", account.processes.to_string()),
             ("processes_left", account.processes_left.to_string()),
             ("processes_refused", account.processes_refused.to_string()),
@@ -121,14 +120,6 @@ impl Ended {
             members.iter().map(|(name, value)| format!("  \"{name}\": {value}")).collect();
         format!("{{\n{}\n}}\n", lines.join(",\n"))
     }
-
-    pub(crate) fn write_json(&self, mut file: &File) -> io::Result<()> {
-        file.write_all(self.json().as_bytes())
-    }
-}
-
-fn or_null(bytes: Option<u64>) -> String {
-    bytes.map_or("null".into(), |bytes| bytes.to_string())
 }
 
 /// A JSON array, a value a line.
@@ -151,7 +142,7 @@ fn member_json(entry: &Entry) -> Json {
         ("pid", Json::count(entry.pid.into())),
         ("name", Json::text(&entry.name)),
         ("end", Json::text(end)),
-        ("end_number", status.map_or(Json::Null, |number| Json::count(number.into()))),
+        ("end_number", Json::from(status.map(u64::from))),
         ("held_bytes_max", bytes(sizes.held_pages_max)),
         ("wanted_bytes_max", bytes(sizes.wanted_pages_max)),
         ("managed_bytes_max", bytes(sizes.managed_pages_max)),
@@ -189,52 +180,15 @@ pub(crate) fn full_line(most: usize) -> String {
 
 /// Why a member could not go on, in one line.
 pub(crate) fn obituary_line(death: Death, name: Option<&str>, account: &Account) -> String {
-    let process = match name {
-        Some(name) => format!("process {} ({name})", death.pid),
-        None => format!("process {}", death.pid),
-    };
+    let name = name.map(|name| format!(" ({name})")).unwrap_or_default();
+    let process = format!("process {}{name}", death.pid);
     match death.obituary {
         Obituary::OutOfMemory => {
-            let budget = Human(account.budget_bytes);
-            let is_full = death.detail & 1 != 0;
-            let unanswering = death.detail >> OUT_OF_MEMORY_UNANSWERING_SHIFT;
-            if unanswering > 0 {
-                return format!(
-                    "{process} ran out of memory: {unanswering} other process(es) hold much of the \
-                     budget of {budget} and are stopped, traced or frozen; let them go on, or raise \
-                     --memory"
-                );
-            }
-            match account.swap_file_limit_bytes {
-                0 if is_at_own_limit(death, account) => format!(
-                    "{process} ran out of memory: the {} that one process may hold are full, compressed \
-                     as they are, and there is no swap file; add --swap-file DIR or raise \
-                     --memory-per-process",
-                    Human(account.member_bytes_max)
-                ),
-                0 => format!(
-                    "{process} ran out of memory: the budget of {budget} is full, compressed as it \
-                     is, and there is no swap file; add --swap-file DIR or raise --memory"
-                ),
-                _ if is_at_own_limit(death, account) => format!(
-                    "{process} ran out of memory: what it needs at once does not fit into the {} that \
-                     one process may hold; raise --memory-per-process",
-                    Human(account.member_bytes_max)
-                ),
-                _ if !is_full => format!(
-                    "{process} ran out of memory: what the processes need at once does not fit into \
-                     the budget of {budget}; raise --memory"
-                ),
-                limit => format!(
-                    "{process} ran out of memory: the budget of {budget} and the swap file of {} are \
-                     full; raise --swap-max or --memory",
-                    Human(limit)
-                ),
-            }
+            format!("{process} ran out of memory: {}", why_out_of_memory(death, account))
         }
         Obituary::ChildNotManaged => format!(
-            "{process} forked process {}, which was ended: {}; unmanaged it would have read zeros for \
-             its data",
+            "{process} forked process {}, which was ended: {}; if it ran unmanaged it would read \
+             zeros for its data",
             death.detail as u32,
             why_child_not_managed((death.detail >> 32) as i32, account)
         ),
@@ -252,6 +206,40 @@ pub(crate) fn obituary_line(death: Death, name: Option<&str>, account: &Account)
             Human(death.detail * 64)
         ),
         Obituary::None => format!("{process} ended"),
+    }
+}
+
+/// What was full, and what would help.
+fn why_out_of_memory(death: Death, account: &Account) -> String {
+    let [budget, own, swap] =
+        [account.budget_bytes, account.member_bytes_max, account.swap_file_limit_bytes].map(Human);
+    let is_full = death.detail & 1 != 0;
+    let unanswering = death.detail >> OUT_OF_MEMORY_UNANSWERING_SHIFT;
+    if unanswering > 0 {
+        return format!(
+            "{unanswering} other process(es) hold much of the budget of {budget} and are stopped, \
+             traced or frozen; let them go on, or raise --memory"
+        );
+    }
+    match (swap.0, is_at_own_limit(death, account)) {
+        (0, true) => format!(
+            "the {own} that one process may hold are full, compressed as they are, and there is no \
+             swap file; add --swap-file DIR or raise --memory-per-process"
+        ),
+        (0, false) => format!(
+            "the budget of {budget} is full, compressed as it is, and there is no swap file; add \
+             --swap-file DIR or raise --memory"
+        ),
+        (_, true) => format!(
+            "what it needs at once does not fit into the {own} that one process may hold; raise \
+             --memory-per-process"
+        ),
+        (_, false) if is_full => format!(
+            "the budget of {budget} and the swap file of {swap} are full; raise --swap-max or --memory"
+        ),
+        (_, false) => format!(
+            "what the processes need at once does not fit into the budget of {budget}; raise --memory"
+        ),
     }
 }
 
@@ -377,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_at_its_own_bound_is_told_of_that_one() {
+    fn a_process_at_its_own_bound_is_told_of_that_one() {
         let mut account = ended().account;
         account.member_bytes_max = 16 << 20;
         let death =

@@ -11,9 +11,7 @@
 use std::os::fd::OwnedFd;
 
 use anyhow::{Context as _, Result, bail};
-use quire::control::{
-    Hello, MAGIC, RESERVATION, Refusal, SOCKET_VARIABLE, VERSION, WELCOME_REFUSED,
-};
+use quire::control::{Hello, RESERVATION, Refusal, SOCKET_VARIABLE, WELCOME_REFUSED};
 use quire::units::PAGE_SIZE;
 use rustix::io::Errno;
 
@@ -48,14 +46,7 @@ fn reserve_at(name: &str, budget_pages: u64) -> Result<Outer> {
         Err(Errno::CONNREFUSED) => return Ok(Outer::Ended),
         Err(errno) => return Err(errno).context("cannot reach the supervisor of the run around"),
     };
-    let hello = Hello {
-        magic: MAGIC,
-        version: VERSION,
-        fork: 0,
-        parent_slot: RESERVATION,
-        held_pages: budget_pages,
-        wanted_pages: 0,
-    };
+    let hello = Hello { parent_slot: RESERVATION, held_pages: budget_pages, ..wire::HELLO };
     let welcome = match wire::ask(&connection, &hello) {
         Ok(welcome) => welcome,
         Err(Errno::CONNRESET) => return Ok(Outer::Ended),
@@ -68,7 +59,7 @@ fn reserve_at(name: &str, budget_pages: u64) -> Result<Outer> {
     match Refusal::from_number(welcome.refusal) {
         Some(Refusal::NoRoom) => bail!(
             "this run is inside another one, which has {} of its budget left: {wanted} do not fit; \
-             lower --memory, or raise that of the run around",
+             lower --memory, or raise that of the outer run",
             Human(welcome.detail * PAGE_SIZE as u64)
         ),
         Some(Refusal::Full) => bail!(
@@ -76,7 +67,8 @@ fn reserve_at(name: &str, budget_pages: u64) -> Result<Outer> {
             welcome.detail
         ),
         _ => bail!(
-            "this run is inside one of another version of quire; use the same, or unset {SOCKET_VARIABLE}"
+            "this run is inside a run of another version of quire; use the same version, or unset \
+             {SOCKET_VARIABLE}"
         ),
     }
 }

@@ -2,6 +2,7 @@
 //! supervisor has the word until the program ends.
 
 use std::fs::File;
+use std::io::Write as _;
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 use std::time::Instant;
@@ -20,8 +21,8 @@ use crate::reservation::{self, Outer};
 use crate::rights;
 use crate::size::{Human, machine_memory_bytes};
 use crate::supervisor::swapfile::SwapFile;
-use crate::supervisor::{Looker, News, Program, Settings, Supervisor};
-use crate::sys::signals::Signals;
+use crate::supervisor::{Looker, News, Program, Resources, Supervisor};
+use crate::sys::signals::{self, Signals};
 use crate::sys::spawn::{self, Spawned};
 use crate::{installed, procfs};
 
@@ -39,10 +40,8 @@ const DEFAULT_PATH: &str = "/bin:/usr/bin";
 
 pub(crate) fn run(options: &RunOptions) -> Result<u8> {
     let ended = run_watched(options, None)?;
-    if !options.quiet {
-        let more = [ended.members_line(), ended.unmanaged_line()];
-        [Some(ended.line())].into_iter().chain(more).flatten().for_each(|line| say(&line));
-    }
+    let lines = [Some(ended.line()), ended.members_line(), ended.unmanaged_line()];
+    lines.iter().flatten().for_each(|line| options.say(line));
     Ok(ended.exit_status)
 }
 
@@ -57,20 +56,17 @@ pub(crate) fn run_watched(options: &RunOptions, looker: Option<&mut Looker<'_>>)
         if !options.allow_unmanaged {
             bail!("{unmanaged}");
         }
-        if !options.quiet {
-            say(&format!("{} runs unmanaged: {}", name.display(), unmanaged.why()));
-        }
+        options.say(&format!("{} runs unmanaged: {}", name.display(), unmanaged.why()));
     }
     let stats = options.stats.as_deref().map(print::create).transpose()?;
-    let mut run = PreparedRun::prepare(options, command, &inspected)?;
-    let ended = run.start_and_wait(options, &inspected, looker)?;
+    let mut run = PreparedRun::prepare(options, &mut command, inspected.unmanaged.is_none())?;
+    let ended = run.start_and_wait(options, command, &inspected, looker)?;
     run.finish(options, &ended, stats.as_ref());
     Ok(ended)
 }
 
 struct PreparedRun {
     supervisor: Supervisor,
-    command: Option<Command>,
     cgroup: Option<Cgroup>,
     /// Its part of the budget of the run around it: kept until this one has ended.
     _outer: Outer,
@@ -79,109 +75,82 @@ struct PreparedRun {
 impl PreparedRun {
     fn prepare(
         options: &RunOptions,
-        mut command: Command,
-        inspected: &Inspected,
+        command: &mut Command,
+        is_managed: bool,
     ) -> Result<PreparedRun> {
-        let is_managed = inspected.unmanaged.is_none();
         let budget_bytes = budget_bytes(options)?;
         let budget_pages = budget_bytes / PAGE_SIZE as u64;
-        let outer = if is_managed { reserve(budget_pages, options.quiet)? } else { Outer::None };
-        let library = if is_managed { Some(installed::find_library()?) } else { None };
-        let uffd_device = if is_managed { rights::for_run()? } else { None };
-        let swap = match &options.swap_file {
-            Some(folder) if is_managed => Some(SwapFile::create(folder, options.swap_max)?),
-            _ => None,
-        };
-        if let Some(warning) = swap.as_ref().and_then(SwapFile::warning)
-            && !options.quiet
-        {
-            say(warning);
+        let member_pages_max = member_bytes_max(options, budget_bytes)? / PAGE_SIZE as u64;
+        let mut resources =
+            Resources { budget_pages, member_pages_max, swap: None, uffd_device: None };
+        if !is_managed {
+            let supervisor = Supervisor::new(options, resources)?;
+            return Ok(PreparedRun { supervisor, cgroup: None, _outer: Outer::None });
         }
-        let mut supervisor = Supervisor::new(Settings {
-            budget_pages,
-            member_pages_max: member_bytes_max(options, budget_bytes)? / PAGE_SIZE as u64,
-            members_max: options.members_max.into(),
-            folio_order: options.folio_order,
-            handlers: options.handlers,
-            no_pinned_handlers: options.no_pinned_handlers,
-            no_batch_unmap: options.no_batch_unmap,
-            no_speculation: options.no_speculative_faults,
-            swap,
-            uffd_device,
-        })?;
-        if let Some(library) = library {
-            let present = std::env::var_os("LD_PRELOAD");
-            command.env("LD_PRELOAD", installed::prepend(&library, present.as_deref()));
-            command.env(SOCKET_VARIABLE, supervisor.socket_name());
+        let outer = reservation::reserve(budget_pages)?;
+        if matches!(outer, Outer::Ended) {
+            options.say(
+                "the supervisor of the run around this one has ended: their budgets are not counted \
+                 together",
+            );
         }
-        let cgroup = if is_managed && !options.no_cgroup {
-            make_cgroup(budget_bytes, options.quiet)
-        } else {
-            None
-        };
+        let library = installed::find_library()?;
+        resources.uffd_device = rights::for_run()?;
+        if let Some(folder) = &options.swap_file {
+            let swap = SwapFile::create(folder, options.swap_max)?;
+            swap.warning.iter().for_each(|warning| options.say(warning));
+            resources.swap = Some(swap);
+        }
+        let mut supervisor = Supervisor::new(options, resources)?;
+        let present = std::env::var_os("LD_PRELOAD");
+        command.env("LD_PRELOAD", installed::prepend(&library, present.as_deref()));
+        command.env(SOCKET_VARIABLE, &supervisor.socket_name);
+        let cgroup = if options.no_cgroup { None } else { make_cgroup(options, budget_bytes) };
         if let Some(cgroup) = &cgroup {
-            supervisor.trust_cgroup(cgroup.name(), cgroup.folder());
-            let mut limit = cgroup.limit_of(budget_bytes);
-            supervisor.tell_of_members(move |members| limit.follow(members));
+            supervisor.cgroup = Some(cgroup.folder.clone());
+            supervisor.on_join = Box::new(cgroup.limit_follower(budget_bytes));
         }
-        Ok(PreparedRun { supervisor, command: Some(command), cgroup, _outer: outer })
+        Ok(PreparedRun { supervisor, cgroup, _outer: outer })
     }
 
     fn start_and_wait(
         &mut self,
         options: &RunOptions,
+        command: Command,
         inspected: &Inspected,
         looker: Option<&mut Looker<'_>>,
     ) -> Result<Ended> {
-        let ended = self.try_start_and_wait(options, inspected, looker);
-        if ended.is_err()
-            && let Some(cgroup) = self.cgroup.take()
-        {
-            cgroup.remove();
-        }
-        ended
-    }
-
-    fn try_start_and_wait(
-        &mut self,
-        options: &RunOptions,
-        inspected: &Inspected,
-        looker: Option<&mut Looker<'_>>,
-    ) -> Result<Ended> {
-        let signals = Signals::take_over().context("cannot take signals over")?;
+        let signals = Signals::take(&signals::TAKEN).context("cannot take signals over")?;
         let procs = self.cgroup.as_ref().map(Cgroup::procs).transpose()?;
-        let command = self.command.take().context("a run starts once")?;
         let started = Instant::now();
         let Spawned { child, cgroup_error } = spawn::spawn(command, signals.inherited(), procs)
             .map_err(|error| refusal(inspected, &error))?;
         if let Some(error) = cgroup_error {
-            say_no_cgroup(&error.to_string(), options.quiet);
-            if let Some(cgroup) = self.cgroup.take() {
-                cgroup.remove();
-            }
+            say_no_cgroup(options, &error.to_string());
+            self.cgroup = None;
         }
         allow_many_connections();
         let mut program = Program::new(child, signals);
         // That the program itself is unmanaged was said at the start.
         let is_unmanaged = inspected.unmanaged.is_some();
         let mut named = 0;
-        let on_news = |news: News<'_>| match news {
+        let on_news = |news: News| match news {
             News::Death(death, account) => {
-                say(&report::obituary_line(death, procfs::name(death.pid).as_deref(), account));
+                say(&report::obituary_line(death, procfs::name(death.pid).as_deref(), &account));
             }
-            News::Full { most } if !options.quiet => {
-                say(&format!("{}: no further one can join", report::full_line(most)));
+            News::Full { most } => {
+                options.say(&format!("{}: no further one can join", report::full_line(most)));
             }
-            News::Unmanaged(unmanaged) if !options.quiet && !is_unmanaged => {
+            News::Unmanaged(unmanaged) if !is_unmanaged => {
                 named += 1;
                 if named <= UNMANAGED_NAMED_MAX {
-                    say(&report::unmanaged_line(unmanaged));
+                    options.say(&report::unmanaged_line(&unmanaged));
                 }
                 if named == UNMANAGED_NAMED_MAX {
-                    say("further processes that run unmanaged are counted: see quire ps");
+                    options.say("further processes that run unmanaged are counted: see quire ps");
                 }
             }
-            News::Full { .. } | News::Unmanaged(_) => {}
+            News::Unmanaged(_) => {}
         };
         let exit_status = self.supervisor.run(&mut program, on_news, looker)?;
         Ok(Ended {
@@ -208,27 +177,23 @@ impl PreparedRun {
                     Human(beside)
                 ));
             }
-            cgroup.remove();
         }
         if let Some(file) = stats
-            && let Err(error) = ended.write_json(file)
+            && let Err(error) = { file }.write_all(ended.json().as_bytes())
         {
             say(&format!("cannot write the counters: {error}"));
-        }
-        if options.quiet {
-            return;
         }
         let refused = ended.account.processes_refused;
         if refused > 0 {
             let most = ended.account.members_max;
-            say(&format!(
+            options.say(&format!(
                 "{refused} process(es) were refused, as {most} at most join at a time: forks failed, \
                  programs ran unmanaged"
             ));
         }
         let left = ended.account.processes_left;
         if left > 0 {
-            say(&format!("{left} process(es) of the run live on without a supervisor"));
+            options.say(&format!("{left} process(es) of the run live on without a supervisor"));
         }
     }
 }
@@ -237,15 +202,12 @@ fn budget_bytes(options: &RunOptions) -> Result<u64> {
     // clap sees to it that there is one.
     let memory = options.memory.context("no budget is given")?;
     let bytes = memory.bytes_of(machine_memory_bytes());
-    if bytes < BUDGET_MIN_BYTES {
-        bail!("a budget of {} is too small: at least {}", Human(bytes), Human(BUDGET_MIN_BYTES));
+    let [given, least, most] = [bytes, BUDGET_MIN_BYTES, BUDGET_MAX_BYTES].map(Human);
+    if given.0 < least.0 {
+        bail!("a budget of {given} is too small: at least {least}");
     }
-    if bytes > BUDGET_MAX_BYTES {
-        bail!(
-            "a budget of {} is more than any program can address ({})",
-            Human(bytes),
-            Human(BUDGET_MAX_BYTES)
-        );
+    if given.0 > most.0 {
+        bail!("a budget of {given} is more than any program can address ({most})");
     }
     Ok(bytes)
 }
@@ -260,31 +222,13 @@ fn member_bytes_max(options: &RunOptions, budget_bytes: u64) -> Result<u64> {
     Ok(bytes.min(budget_bytes))
 }
 
-/// Takes the budget out of that of the run around this one, where there is one.
-fn reserve(budget_pages: u64, is_quiet: bool) -> Result<Outer> {
-    let outer = reservation::reserve(budget_pages)?;
-    if matches!(outer, Outer::Ended) && !is_quiet {
-        say(
-            "the run around this one has no supervisor any more: their budgets are not counted together",
-        );
-    }
-    Ok(outer)
+fn make_cgroup(options: &RunOptions, budget_bytes: u64) -> Option<Cgroup> {
+    let made = Hierarchy::find().and_then(|hierarchy| Cgroup::create(&hierarchy, budget_bytes));
+    made.inspect_err(|error| say_no_cgroup(options, &format!("{error:#}"))).ok()
 }
 
-fn make_cgroup(budget_bytes: u64, is_quiet: bool) -> Option<Cgroup> {
-    match Hierarchy::find().and_then(|hierarchy| Cgroup::create(&hierarchy, budget_bytes)) {
-        Ok(cgroup) => Some(cgroup),
-        Err(error) => {
-            say_no_cgroup(&format!("{error:#}"), is_quiet);
-            None
-        }
-    }
-}
-
-fn say_no_cgroup(why: &str, is_quiet: bool) {
-    if !is_quiet {
-        say(&format!("no memory cgroup, so the kernel does not check the budget: {why}"));
-    }
+fn say_no_cgroup(options: &RunOptions, why: &str) {
+    options.say(&format!("no memory cgroup, so the kernel does not check the budget: {why}"));
 }
 
 /// exec's own verdict, which the inspection could not foresee.

@@ -9,7 +9,7 @@ use anyhow::Result;
 use clap::Args;
 use quire::control::Control;
 
-use crate::cli::FolioOrder;
+use crate::cli::parse_folio_order;
 use crate::runs::{self, Access};
 
 const EXAMPLES: &str = "\
@@ -39,19 +39,18 @@ pub(crate) struct SetArgs {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Setting {
     SpeculativeFaults(bool),
-    FolioOrder(FolioOrder),
+    /// -1 is auto.
+    FolioOrder(i32),
 }
 
 impl Setting {
     fn parse(text: &str) -> Result<Setting, String> {
         let (name, value) = text.split_once('=').ok_or("write NAME=VALUE")?;
-        match name {
-            "speculative-faults" => match value {
-                "on" => Ok(Setting::SpeculativeFaults(true)),
-                "off" => Ok(Setting::SpeculativeFaults(false)),
-                _ => Err("write on or off".into()),
-            },
-            "folio-order" => Ok(Setting::FolioOrder(FolioOrder::parse(value)?)),
+        match (name, value) {
+            ("speculative-faults", "on") => Ok(Setting::SpeculativeFaults(true)),
+            ("speculative-faults", "off") => Ok(Setting::SpeculativeFaults(false)),
+            ("speculative-faults", _) => Err("write on or off".into()),
+            ("folio-order", value) => Ok(Setting::FolioOrder(parse_folio_order(value)?)),
             _ => Err("there are speculative-faults and folio-order".into()),
         }
     }
@@ -62,7 +61,7 @@ impl Setting {
             Setting::SpeculativeFaults(is_on) => {
                 control.no_speculation.store((!is_on).into(), Relaxed);
             }
-            Setting::FolioOrder(order) => control.folio_order.store(order.in_control(), Relaxed),
+            Setting::FolioOrder(order) => control.folio_order.store(order, Relaxed),
         }
     }
 }
@@ -70,7 +69,7 @@ impl Setting {
 /// `quire set`; returns its exit status.
 pub(crate) fn set(args: &SetArgs) -> Result<u8> {
     let attached = runs::attach(args.pid, Access::Write)?;
-    args.settings.iter().for_each(|setting| setting.apply(attached.run.control()));
+    args.settings.iter().for_each(|setting| setting.apply(&attached.run.control));
     Ok(0)
 }
 

@@ -1,6 +1,7 @@
 //! Sizes as they are typed: `512M`, `2G`, `1048576`, `50%`.
 
 use std::fmt;
+use std::str::FromStr;
 
 use anyhow::{Result, bail};
 use parse_size::Config;
@@ -13,9 +14,11 @@ pub enum Size {
     Percent(f64),
 }
 
-impl Size {
+impl FromStr for Size {
+    type Err = anyhow::Error;
+
     /// Reads a size: units are 1024-based, a bare number is bytes, `%` is of a whole.
-    pub fn parse(text: &str) -> Result<Size> {
+    fn from_str(text: &str) -> Result<Size> {
         let text = text.trim();
         if text.starts_with('-') {
             bail!("a size cannot be negative");
@@ -32,7 +35,9 @@ impl Size {
             Err(_) => bail!("not a size; write 512M, 2G, 1.5G, a number of bytes, or 50%"),
         }
     }
+}
 
+impl Size {
     /// The size in bytes, where 100% is `whole_bytes`.
     pub fn bytes_of(self, whole_bytes: u64) -> u64 {
         match self {
@@ -90,22 +95,22 @@ mod tests {
             (" 64K ", 64 << 10),
             ("1T", 1 << 40),
         ] {
-            assert_eq!(Size::parse(text).unwrap(), Size::Bytes(bytes), "{text}");
+            assert_eq!(Size::from_str(text).unwrap(), Size::Bytes(bytes), "{text}");
         }
     }
 
     #[test]
     fn percentages_are_of_a_whole() {
-        assert_eq!(Size::parse("50%").unwrap().bytes_of(1 << 30), 1 << 29);
-        assert_eq!(Size::parse("12.5 %").unwrap().bytes_of(800), 100);
-        assert_eq!(Size::parse("100%").unwrap().bytes_of(u64::from(u32::MAX)), 0xffff_ffff);
+        assert_eq!(Size::from_str("50%").unwrap().bytes_of(1 << 30), 1 << 29);
+        assert_eq!(Size::from_str("12.5 %").unwrap().bytes_of(800), 100);
+        assert_eq!(Size::from_str("100%").unwrap().bytes_of(u64::from(u32::MAX)), 0xffff_ffff);
         assert!(machine_memory_bytes() > 64 << 20);
     }
 
     #[test]
     fn nonsense_is_refused() {
         for text in ["", "M", "0", "0%", "101%", "-1", "-5%", "12Q", "1x", "nan%", "inf%", "1,5G"] {
-            assert!(Size::parse(text).is_err(), "{text}");
+            assert!(Size::from_str(text).is_err(), "{text}");
         }
     }
 

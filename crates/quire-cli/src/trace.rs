@@ -17,7 +17,7 @@ use quire::control::{Control, MEMBERS_MAX, TRACES, Trace, TraceRing, Tracepoint}
 
 use crate::cli::RunOptions;
 use crate::events::select_tracepoints;
-use crate::print::{self, say};
+use crate::print;
 use crate::run;
 use crate::runs::counts::Scope;
 use crate::runs::waiter::Waiter;
@@ -73,8 +73,9 @@ pub(crate) fn trace(args: &TraceArgs) -> Result<u8> {
         None => printer.run(&args.run),
         Some(pid) => printer.attach(pid, &args.run),
     }?;
-    if printer.lost > 0 && !args.run.quiet {
-        say(&format!("{} events were lost: they came faster than they were read", printer.lost));
+    if printer.lost > 0 {
+        let lost = printer.lost;
+        args.run.say(&format!("{lost} events were lost: they came faster than they were read"));
     }
     Ok(status)
 }
@@ -105,18 +106,17 @@ impl TracePrinter {
     /// Prints what a process traces from now on.
     fn attach(&mut self, pid: u32, options: &RunOptions) -> Result<u8> {
         let attached = runs::attach(pid, Access::Read)?;
-        let control = attached.run.control();
+        let control = &attached.run.control;
         let mut rings = Rings::new(attached.scope);
         rings.skip(control);
         let mut waiter = Waiter::start(&options.program)?;
-        let over = loop {
-            let over = waiter.wait(Instant::now() + PERIOD, &[attached.as_fd()])?;
+        loop {
+            let over = waiter.wait(Instant::now() + PERIOD, &[attached.process.as_fd()])?;
             self.print(rings.read(control)).context("cannot write the events")?;
-            if let Some(over) = over {
-                break over;
+            if let Some(status) = over {
+                return Ok(status);
             }
-        };
-        Ok(over.exit_status())
+        }
     }
 
     fn print(&mut self, batch: Batch) -> io::Result<()> {
@@ -302,7 +302,7 @@ mod tests {
         assert_eq!(times(&batch), [(100, 1), (200, 3), (100, 4)]);
         assert!(batch.lost.is_empty());
         assert_eq!(times(&rings.read(&control)), [], "none comes twice");
-        // A member leaves, and another takes its slot, before anybody looks.
+        // A member leaves, and another takes its slot, before the reader looks.
         control.traces[0].push(&trace(5));
         control.free_slot(0);
         assert_eq!(times(&rings.read(&control)), [(100, 5)]);

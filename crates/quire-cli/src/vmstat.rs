@@ -13,7 +13,7 @@ use quire::control::{Control, Event};
 use quire::units::PAGE_SIZE;
 
 use crate::print::print;
-use crate::print::table::{self, Column};
+use crate::print::table;
 use crate::procfs;
 use crate::runs::counts::{Counts, Scope};
 use crate::runs::gauges::Gauges;
@@ -79,24 +79,16 @@ pub(crate) fn vmstat(args: &VmstatArgs) -> Result<u8> {
         (Some(stats), pid) => match stats.or(pid) {
             Some(pid) => {
                 let Attached { run, scope, .. } = runs::attach(pid, Access::Read)?;
-                let member = Stats::read(run.control(), scope);
+                let member = Stats::read(&run.control, scope);
                 member.with_context(|| format!("process {pid} has ended"))?.text()
             }
-            None => {
-                let mut sum = Stats::default();
-                runs::all()?.iter().for_each(|run| sum.add(&run_stats(run)));
-                sum.text()
-            }
+            None => sum(&runs::all()?).text(),
         },
         (None, None) => return lines(runs::all()?, args),
         (None, Some(pid)) => return lines(vec![runs::attach(pid, Access::Read)?.run], args),
     };
     print(&text)?;
     Ok(0)
-}
-
-fn run_stats(run: &Run) -> Stats {
-    Stats::read(run.control(), Scope::Run).unwrap_or_default()
 }
 
 /// Prints lines until there are enough, or nothing is left to look at.
@@ -114,7 +106,7 @@ fn lines(runs: Vec<Run>, args: &VmstatArgs) -> Result<u8> {
         print(&text)?;
         let Some(delay) = args.delay.filter(|_| number + 1 < count) else { break };
         last = now;
-        let watched: Vec<BorrowedFd<'_>> = runs.iter().map(Run::as_fd).collect();
+        let watched: Vec<BorrowedFd<'_>> = runs.iter().map(|run| run.supervisor.as_fd()).collect();
         let over = waiter.wait(looked + delay, &watched)?;
         seconds = looked.elapsed().as_secs_f64();
         looked = Instant::now();
@@ -127,7 +119,7 @@ fn lines(runs: Vec<Run>, args: &VmstatArgs) -> Result<u8> {
 
 /// How long a run has gone on.
 fn age_seconds(run: &Run) -> Option<f64> {
-    let started = procfs::stat(run.supervisor_pid())?.start_ticks as f64 / TICKS_PER_SECOND;
+    let started = procfs::stat(run.supervisor_pid)?.start_ticks as f64 / TICKS_PER_SECOND;
     let uptime = std::fs::read_to_string("/proc/uptime").ok()?;
     let now: f64 = uptime.split_whitespace().next()?.parse().ok()?;
     Some((now - started).max(1.0 / TICKS_PER_SECOND))
@@ -136,8 +128,8 @@ fn age_seconds(run: &Run) -> Option<f64> {
 fn sum(runs: &[Run]) -> Stats {
     let mut sum = Stats::default();
     for run in runs {
-        let mut stats = run_stats(run);
-        if runs::has_ended(&run.as_fd()) {
+        let mut stats = Stats::read(&run.control, Scope::Run).unwrap_or_default();
+        if runs::has_ended(&run.supervisor) {
             // What its page says last is still there, and means nothing.
             stats.gauges = Gauges::default();
         }
@@ -181,23 +173,7 @@ impl Stats {
     }
 }
 
-const COLUMNS: [Column; 12] = {
-    use Column::Right;
-    [
-        Right(5),
-        Right(10),
-        Right(10),
-        Right(10),
-        Right(10),
-        Right(7),
-        Right(7),
-        Right(8),
-        Right(8),
-        Right(7),
-        Right(6),
-        Right(6),
-    ]
-};
+const WIDTHS: [isize; 12] = [5, 10, 10, 10, 10, 7, 7, 8, 8, 7, 6, 6];
 const TITLES: [&str; 12] =
     ["run", "held", "wanted", "pool", "file", "in", "out", "flt", "spf", "maj", "stall", "rf"];
 
@@ -207,7 +183,7 @@ fn header() -> String {
         "memory-KiB",
         "swap-kB/s",
         "faults/s",
-        table::row(&COLUMNS, " ", &TITLES)
+        table::row(&WIDTHS, " ", &TITLES)
     )
 }
 
@@ -232,7 +208,7 @@ fn line(now: &Stats, last: &Counts, seconds: f64) -> String {
         rate(Event::Allocstall),
         rate(Event::WorkingsetRefaultAnon),
     ];
-    table::row(&COLUMNS, " ", &values.map(|value| value.to_string())) + "\n"
+    table::row(&WIDTHS, " ", &values.map(|value| value.to_string())) + "\n"
 }
 
 #[cfg(test)]

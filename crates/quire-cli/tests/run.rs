@@ -77,7 +77,7 @@ fn what_quire_cannot_do_is_125_in_one_line() {
     let output =
         quire().args(["run", "-m", "64M", "true"]).env("QUIRE_PRELOAD", missing).output().unwrap();
     assert_eq!(status(&output), 125);
-    assert!(stderr(&output).starts_with("quire: QUIRE_PRELOAD names no library: "));
+    assert!(stderr(&output).starts_with("quire: QUIRE_PRELOAD names no file: "));
 }
 
 #[test]
@@ -253,7 +253,7 @@ fn the_cgroup_goes_with_the_run_and_a_killed_runs_with_the_next() {
         (state(program) == Some('S')).then_some(())
     });
     run(&["true"]);
-    assert!(cgroup.exists(), "somebody lives there");
+    assert!(cgroup.exists(), "a process lives there");
     kill("KILL", program);
     eventually("the removal", || {
         run(&["true"]);

@@ -277,7 +277,7 @@ def inside(context):
     inner[inner.index("32M")] = "79M"
     refused = context.managed(inner, 80 * MIB)
     demand((refused.status, refused.text) == (125, ""), refused.stderr)
-    demand("lower --memory, or raise that of the run around" in refused.stderr, refused.stderr)
+    demand("lower --memory, or raise that of the outer run" in refused.stderr, refused.stderr)
 
 
 @case("trees-per-process")

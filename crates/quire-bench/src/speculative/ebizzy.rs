@@ -41,7 +41,7 @@ pub(crate) struct EbizzyArgs {
     threads: Option<usize>,
 
     /// Bytes of a chunk
-    #[arg(short = 's', long, value_name = "SIZE", value_parser = Size::parse, default_value = "512K")]
+    #[arg(short = 's', long, value_name = "SIZE", default_value = "512K")]
     chunk_size: Size,
 
     /// Chunks

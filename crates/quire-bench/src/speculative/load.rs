@@ -30,7 +30,7 @@ pub(crate) struct LoadArgs {
     what: Load,
 
     /// The area of each thread that faults
-    #[arg(long, value_parser = Size::parse)]
+    #[arg(long)]
     area: Size,
 
     #[arg(long)]
@@ -41,7 +41,7 @@ pub(crate) struct LoadArgs {
     seconds: f64,
 
     /// What one more thread maps, and changes meanwhile
-    #[arg(long, value_parser = Size::parse)]
+    #[arg(long)]
     mapped: Option<Size>,
 
     /// How it does

@@ -115,7 +115,7 @@ fn wake_ns(times: u32) -> f64 {
             wait_for(&ended, turn);
         }
     });
-    assert_eq!(table.counts().wakes, u64::from(times), "an unlock woke nobody");
+    assert_eq!(table.counts().wakes, u64::from(times), "an unlock woke no thread");
     unlocking.as_secs_f64() * 1e9 / f64::from(times)
 }
 

@@ -26,6 +26,12 @@ impl Json {
     }
 }
 
+impl From<Option<u64>> for Json {
+    fn from(count: Option<u64>) -> Json {
+        count.map_or(Json::Null, Json::count)
+    }
+}
+
 impl FromIterator<Json> for Json {
     fn from_iter<I: IntoIterator<Item = Json>>(values: I) -> Json {
         Json::List(values.into_iter().collect())
@@ -37,37 +43,27 @@ impl fmt::Display for Json {
         match self {
             Json::Number(number) if number.is_finite() => write!(f, "{number}"),
             Json::Null | Json::Number(_) => f.write_str("null"),
-            Json::Text(text) => write_text(f, text),
+            Json::Text(text) => f.write_str(&quoted(text)),
             Json::List(values) => {
-                f.write_str("[")?;
-                for (index, value) in values.iter().enumerate() {
-                    write!(f, "{}{value}", if index == 0 { "" } else { ", " })?;
-                }
-                f.write_str("]")
+                let values: Vec<String> = values.iter().map(Json::to_string).collect();
+                write!(f, "[{}]", values.join(", "))
             }
             Json::Object(members) => {
-                f.write_str("{")?;
-                for (index, (name, value)) in members.iter().enumerate() {
-                    f.write_str(if index == 0 { "" } else { ", " })?;
-                    write_text(f, name)?;
-                    write!(f, ": {value}")?;
-                }
-                f.write_str("}")
+                let member = |(name, value): &(String, Json)| format!("{}: {value}", quoted(name));
+                let members: Vec<String> = members.iter().map(member).collect();
+                write!(f, "{{{}}}", members.join(", "))
             }
         }
     }
 }
 
-fn write_text(f: &mut fmt::Formatter<'_>, text: &str) -> fmt::Result {
-    f.write_str("\"")?;
-    for character in text.chars() {
-        match character {
-            '"' | '\\' => write!(f, "\\{character}")?,
-            '\u{0}'..='\u{1f}' => write!(f, "\\u{:04x}", u32::from(character))?,
-            _ => write!(f, "{character}")?,
-        }
-    }
-    f.write_str("\"")
+fn quoted(text: &str) -> String {
+    let escape = |character| match character {
+        '"' | '\\' => format!("\\{character}"),
+        '\u{0}'..='\u{1f}' => format!("\\u{:04x}", u32::from(character)),
+        _ => character.to_string(),
+    };
+    format!("\"{}\"", text.chars().map(escape).collect::<String>())
 }
 
 #[cfg(test)]

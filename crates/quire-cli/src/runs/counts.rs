@@ -62,6 +62,12 @@ impl Counts {
         self.combine(other, u64::saturating_add);
     }
 
+    pub(crate) fn sum<'a>(all: impl Iterator<Item = &'a Counts>) -> Counts {
+        let mut sum = Counts::default();
+        all.for_each(|counts| sum.add(counts));
+        sum
+    }
+
     /// What was counted since `earlier`.
     #[must_use]
     pub(crate) fn since(&self, earlier: &Counts) -> Counts {

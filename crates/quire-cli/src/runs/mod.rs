@@ -12,11 +12,11 @@ pub(crate) mod waiter;
 
 use std::fs;
 use std::io::ErrorKind;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering::Relaxed;
 
 use anyhow::{Context as _, Result, bail};
-use quire::control::{Control, VERSION};
+use quire::control::VERSION;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -31,26 +31,10 @@ use crate::sys::control::{ControlMap, NotAttached};
 const CONTROL_LINK: &str = "/memfd:quire-control (deleted)";
 
 pub(crate) struct Run {
-    control: ControlMap,
-    supervisor_pid: u32,
-    supervisor: OwnedFd,
-}
-
-impl Run {
-    pub(crate) fn control(&self) -> &Control {
-        &self.control
-    }
-
-    pub(crate) fn supervisor_pid(&self) -> u32 {
-        self.supervisor_pid
-    }
-}
-
-impl AsFd for Run {
+    pub control: ControlMap,
+    pub supervisor_pid: u32,
     /// Readable once the supervisor has ended.
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.supervisor.as_fd()
-    }
+    pub supervisor: OwnedFd,
 }
 
 /// A process that was asked for, and its run.
@@ -58,14 +42,8 @@ pub(crate) struct Attached {
     pub run: Run,
     /// A supervisor stands for its run.
     pub scope: Scope,
-    process: OwnedFd,
-}
-
-impl AsFd for Attached {
     /// Readable once the process has ended.
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.process.as_fd()
-    }
+    pub process: OwnedFd,
 }
 
 /// What a search came upon.
@@ -81,7 +59,7 @@ pub(crate) fn attach(pid: u32, access: Access) -> Result<Attached> {
     // Before the search: what is found is then found for this process, and not for a later one of
     // the same number.
     let process = open_process(pid)?;
-    let found = search(access)?;
+    let found = find(access)?;
     for run in found.runs {
         let scope = if run.supervisor_pid == pid {
             Scope::Run
@@ -111,17 +89,9 @@ pub(crate) fn attach(pid: u32, access: Access) -> Result<Attached> {
     }
 }
 
-/// All runs that this user may look into, in order of their supervisors' process ids, and the
-/// supervisors of other versions.
-pub(crate) fn find() -> Result<Found> {
-    let mut found = search(Access::Read)?;
-    found.runs.sort_by_key(|run| run.supervisor_pid);
-    Ok(found)
-}
-
 /// All runs that this user may look into; an error where there is none.
 pub(crate) fn all() -> Result<Vec<Run>> {
-    let found = search(Access::Read)?;
+    let found = find(Access::Read)?;
     if found.runs.is_empty() {
         match found.others.first() {
             Some((pid, version)) => bail!(
@@ -146,9 +116,10 @@ fn open_process(pid: u32) -> Result<OwnedFd> {
     }
 }
 
-/// Goes over the descriptors of all processes. Those that may not be looked into, and those that
-/// end meanwhile, are passed over.
-fn search(access: Access) -> Result<Found> {
+/// All runs that this user may look into, in order of their supervisors' process ids, and the
+/// supervisors of other versions. Processes that may not be looked into, and those that end
+/// meanwhile, are passed over.
+pub(crate) fn find(access: Access) -> Result<Found> {
     let mut found = Found::default();
     for entry in fs::read_dir("/proc").context("cannot read /proc")?.flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
@@ -162,6 +133,7 @@ fn search(access: Access) -> Result<Found> {
             }
         }
     }
+    found.runs.sort_by_key(|run| run.supervisor_pid);
     Ok(found)
 }
 
@@ -208,8 +180,8 @@ fn ancestry(pid: u32) -> impl Iterator<Item = u32> {
 }
 
 /// Whether a process's descriptor says that it has ended.
-pub(crate) fn has_ended(process: &BorrowedFd<'_>) -> bool {
-    let mut polled = [PollFd::from_borrowed_fd(*process, PollFlags::IN)];
+pub(crate) fn has_ended(process: &impl AsFd) -> bool {
+    let mut polled = [PollFd::new(process, PollFlags::IN)];
     poll(&mut polled, Some(&Timespec::default())) == Ok(1)
 }
 

@@ -2,37 +2,17 @@
 
 use std::ffi::OsString;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Child, Command};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context as _, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use super::{has_ended, open_process};
-use crate::sys::signals::Signals;
+use crate::sys::signals::{self, Signals};
 use crate::sys::spawn;
-
-/// Why there is nothing more to wait for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Over {
-    /// All that was looked at has ended.
-    Ended,
-    /// The program that bounds the time has ended, with this status.
-    Program(u8),
-    /// A signal that ends has come: a terminal's ^C, or another.
-    Interrupted,
-}
-
-impl Over {
-    /// The exit status of the command that waited.
-    pub(crate) fn exit_status(self) -> u8 {
-        match self {
-            Over::Program(status) => status,
-            Over::Ended | Over::Interrupted => 0,
-        }
-    }
-}
 
 /// Waits, as long as there is something to look at.
 pub(crate) struct Waiter {
@@ -44,7 +24,7 @@ impl Waiter {
     /// A wait that signals end, and the end of the program of these words, which is started now,
     /// where there are any.
     pub(crate) fn start(program: &[OsString]) -> Result<Waiter> {
-        let signals = Signals::take_ends().context("cannot take signals over")?;
+        let signals = Signals::take(&signals::ENDS).context("cannot take signals over")?;
         let program = program.split_first().map(|(name, arguments)| {
             let mut command = Command::new(name);
             command.args(arguments);
@@ -57,13 +37,14 @@ impl Waiter {
         Ok(Waiter { signals, program: program.transpose()? })
     }
 
-    /// Waits until `until`; says why there is no more to wait for, where it is so. The processes
-    /// that are looked at bound the time only where no program does.
+    /// Waits until `until`; where there is no more to wait for, returns the exit status of the command
+    /// that waits: that of the program which bounds the time, else 0. The processes that are looked
+    /// at bound the time only where no program does; a signal that ends does in any case.
     pub(crate) fn wait(
         &mut self,
         until: Instant,
         watched: &[BorrowedFd<'_>],
-    ) -> Result<Option<Over>> {
+    ) -> Result<Option<u8>> {
         loop {
             let mut alive: Vec<BorrowedFd<'_>> = vec![self.signals.as_fd()];
             match &self.program {
@@ -71,47 +52,34 @@ impl Waiter {
                 None => alive.extend(watched.iter().filter(|process| !has_ended(process))),
             }
             if alive.len() == 1 {
-                return Ok(Some(Over::Ended));
+                return Ok(Some(0));
             }
             let mut polled: Vec<PollFd<'_>> =
                 alive.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
             let left = until.saturating_duration_since(Instant::now());
-            match poll(&mut polled, Some(&timespec(left))) {
+            match poll(&mut polled, Some(&Timespec::try_from(left)?)) {
                 Ok(0) => return Ok(None),
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno).context("cannot wait for events"),
             }
             if self.signals.try_read().is_some() {
-                return Ok(Some(Over::Interrupted));
+                return Ok(Some(0));
             }
             if let Some((child, process)) = &mut self.program
-                && has_ended(&process.as_fd())
+                && has_ended(process)
             {
                 let status = child.wait().context("cannot wait for the program")?;
-                return Ok(Some(Over::Program(exit_byte(status))));
+                let killed = || 128 + status.signal().unwrap_or_default();
+                return Ok(Some(status.code().unwrap_or_else(killed) as u8));
             }
         }
     }
 }
 
-fn exit_byte(status: std::process::ExitStatus) -> u8 {
-    use std::os::unix::process::ExitStatusExt as _;
-    match (status.code(), status.signal()) {
-        (Some(code), _) => code as u8,
-        (None, Some(signal)) => 128 + signal as u8,
-        (None, None) => crate::QUIRE_FAILED,
-    }
-}
-
-fn timespec(duration: Duration) -> Timespec {
-    Timespec {
-        tv_sec: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),
-        tv_nsec: duration.subsec_nanos().into(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -119,7 +87,7 @@ mod tests {
         let program = ["sh", "-c", "exit 7"].map(OsString::from);
         let mut waiter = Waiter::start(&program).unwrap();
         let far = Instant::now() + Duration::from_secs(60);
-        assert_eq!(waiter.wait(far, &[]).unwrap(), Some(Over::Program(7)));
+        assert_eq!(waiter.wait(far, &[]).unwrap(), Some(7));
     }
 
     #[test]
@@ -129,7 +97,7 @@ mod tests {
         let mut waiter = Waiter::start(&[]).unwrap();
         assert_eq!(waiter.wait(Instant::now(), &[process.as_fd()]).unwrap(), None);
         let far = Instant::now() + Duration::from_secs(60);
-        assert_eq!(waiter.wait(far, &[process.as_fd()]).unwrap(), Some(Over::Ended));
+        assert_eq!(waiter.wait(far, &[process.as_fd()]).unwrap(), Some(0));
         child.wait().unwrap();
     }
 }

@@ -62,34 +62,25 @@ pub(super) fn print(counts: &Counts, format: &Format) -> String {
         if times.count == 0 {
             continue;
         }
-        match format {
-            Format::Text => text += &block(kind.name(), &times),
+        let [p50, p90, p99] = [50, 90, 99].map(|percent| times.below_ns(percent));
+        let (kind, count, mean) = (kind.name(), times.count, times.mean_ns());
+        let _ = match format {
+            Format::Text => {
+                text += &block(kind, &times);
+                Ok(())
+            }
             Format::Csv(separator) => {
-                let mut fields = vec![
-                    times.count.to_string(),
-                    String::new(),
-                    format!("fault-times:{}", kind.name()),
-                ];
-                fields.push(format!("{:.0}", times.mean_ns()));
-                fields
-                    .extend([50, 90, 99].map(|percent| format!("{:.0}", times.below_ns(percent))));
-                let _ = writeln!(text, "{}", fields.join(separator));
+                let line =
+                    format!("{count},,fault-times:{kind},{mean:.0},{p50:.0},{p90:.0},{p99:.0}");
+                writeln!(text, "{}", line.replace(',', separator))
             }
-            Format::Json => {
-                let _ = writeln!(
-                    text,
-                    "{{\"fault-times\" : \"{}\", \"count\" : {}, \"mean-ns\" : {:.0}, \
-                     \"p50-ns\" : {:.0}, \"p90-ns\" : {:.0}, \"p99-ns\" : {:.0}, \
-                     \"log2-buckets\" : {buckets:?}}}",
-                    kind.name(),
-                    times.count,
-                    times.mean_ns(),
-                    times.below_ns(50),
-                    times.below_ns(90),
-                    times.below_ns(99)
-                );
-            }
-        }
+            Format::Json => writeln!(
+                text,
+                "{{\"fault-times\" : \"{kind}\", \"count\" : {count}, \"mean-ns\" : {mean:.0}, \
+                 \"p50-ns\" : {p50:.0}, \"p90-ns\" : {p90:.0}, \"p99-ns\" : {p99:.0}, \
+                 \"log2-buckets\" : {buckets:?}}}"
+            ),
+        };
     }
     if text.is_empty() && *format == Format::Text {
         text.push_str(" No fault was served.\n\n");

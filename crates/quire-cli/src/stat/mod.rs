@@ -11,7 +11,7 @@
 mod histogram;
 mod output;
 
-use std::io::{self, Write};
+use std::io::Write;
 use std::os::fd::AsFd as _;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -170,7 +170,7 @@ impl StatPrinter {
             };
             let mut looker = Looker::new(period, &mut look);
             let ended = run::run_watched(&args.run, Some(&mut looker))?;
-            printed.context("cannot write the counters")?;
+            printed?;
             rounds.push(Round { counts, seconds: ended.wall_seconds });
             status = ended.exit_status;
             // After ^C the rest of the rounds is not wanted.
@@ -179,7 +179,7 @@ impl StatPrinter {
             }
         }
         let title = format!("'{}'", args.run.command_line());
-        self.print_end(&rounds, &title).context("cannot write the counters")?;
+        self.print_end(&rounds, &title)?;
         Ok(status)
     }
 
@@ -188,91 +188,79 @@ impl StatPrinter {
         intervals: &mut Intervals,
         counts: Counts,
         moment: Moment,
-    ) -> io::Result<()> {
+    ) -> Result<()> {
         let (round, time) = intervals.next(counts);
         // What is left at the end may be too short for a line of its own, unless it has something.
         if moment == Moment::End && round.counts == Counts::default() {
             return Ok(());
         }
-        if !self.has_header && self.format == Format::Text {
-            self.output.write_all(output::interval_header().as_bytes())?;
-            self.has_header = true;
+        let mut text = String::new();
+        if !std::mem::replace(&mut self.has_header, true) && self.format == Format::Text {
+            text += &output::interval_header();
         }
-        let text = output::interval(&self.selected, &round, time, &self.format);
-        self.output.write_all(text.as_bytes())
+        text += &output::interval(&self.selected, &round, time, &self.format);
+        self.write(&text)
+    }
+
+    fn attach(&mut self, args: &StatArgs) -> Result<u8> {
+        let attached = args.pid.iter().map(|&pid| runs::attach(pid, Access::Read));
+        let mut all: Vec<Watched> =
+            attached.map(|attached| attached.map(Watched::new)).collect::<Result<_>>()?;
+        let mut waiter = Waiter::start(&args.run.program)?;
+        let started = Instant::now();
+        let mut intervals = Intervals::start(started, Counts::default());
+        let mut next_print = self.period.map(|period| started + period);
+        let status = loop {
+            let wake = Instant::now() + SAMPLE;
+            let wake = next_print.map_or(wake, |next| next.min(wake));
+            let watched: Vec<_> =
+                all.iter().map(|watched| watched.attached.process.as_fd()).collect();
+            let over = waiter.wait(wake, &watched)?;
+            all.iter_mut().for_each(Watched::look);
+            if let Some(status) = over {
+                break status;
+            }
+            if let (Some(next), Some(period)) = (&mut next_print, self.period)
+                && *next <= Instant::now()
+            {
+                self.print_interval(&mut intervals, sum(&all), Moment::Period)?;
+                *next = Instant::now().max(*next + period);
+            }
+        };
+        let round = Round { counts: sum(&all), seconds: started.elapsed().as_secs_f64() };
+        if self.period.is_some() {
+            self.print_interval(&mut intervals, round.counts, Moment::End)?;
+        }
+        let pids: Vec<String> = args.pid.iter().map(u32::to_string).collect();
+        let mut title = format!("process id '{}'", pids.join(","));
+        if !args.run.program.is_empty() {
+            title += &format!(" in '{}'", args.run.command_line());
+        }
+        self.print_end(&[round], &title)?;
+        Ok(status)
     }
 
     /// The summary, unless intervals were printed; the histogram in any case.
-    fn print_end(&mut self, rounds: &[Round], title: &str) -> io::Result<()> {
+    fn print_end(&mut self, rounds: &[Round], title: &str) -> Result<()> {
         let mut text = String::new();
         if self.period.is_none() {
             text += &output::summary(&self.selected, rounds, title, &self.format);
         }
         if self.has_histogram {
-            let mut all = Counts::default();
-            rounds.iter().for_each(|round| all.add(&round.counts));
+            let all = Counts::sum(rounds.iter().map(|round| &round.counts));
             text += &histogram::print(&all, &self.format);
         }
-        self.output.write_all(text.as_bytes())?;
-        self.output.flush()
+        self.write(&text)
     }
 
-    fn attach(&mut self, args: &StatArgs) -> Result<u8> {
-        let attached = args.pid.iter().map(|&pid| runs::attach(pid, Access::Read));
-        let mut sum = WatchedProcesses::start(attached.collect::<Result<_>>()?);
-        let mut waiter = Waiter::start(&args.run.program)?;
-        let started = Instant::now();
-        let mut intervals = Intervals::start(started, Counts::default());
-        let mut next_print = self.period.map(|period| started + period);
-        let over = loop {
-            let wake = Instant::now() + SAMPLE;
-            let wake = next_print.map_or(wake, |next| next.min(wake));
-            let over = waiter.wait(wake, &sum.watched())?;
-            sum.look();
-            if let Some(over) = over {
-                break over;
-            }
-            if let (Some(next), Some(period)) = (&mut next_print, self.period)
-                && *next <= Instant::now()
-            {
-                self.print_interval(&mut intervals, sum.counts(), Moment::Period)
-                    .context("cannot write the counters")?;
-                *next = Instant::now().max(*next + period);
-            }
-        };
-        let seconds = started.elapsed().as_secs_f64();
-        let mut write = |printer: &mut StatPrinter| {
-            if printer.period.is_some() {
-                printer.print_interval(&mut intervals, sum.counts(), Moment::End)?;
-            }
-            let title = match args.run.program.is_empty() {
-                true => format!("process id '{}'", join(&args.pid)),
-                false => {
-                    format!("process id '{}' in '{}'", join(&args.pid), args.run.command_line())
-                }
-            };
-            printer.print_end(&[Round { counts: sum.counts(), seconds }], &title)
-        };
-        write(self).context("cannot write the counters")?;
-        Ok(over.exit_status())
+    fn write(&mut self, text: &str) -> Result<()> {
+        let written = self.output.write_all(text.as_bytes()).and_then(|()| self.output.flush());
+        written.context("cannot write the counters")
     }
 }
 
-fn join(pids: &[u32]) -> String {
-    pids.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
-}
-
-impl Watched {
-    fn note(&mut self, now: &Counts) {
-        // A process that has executed another program has joined again, and begun at zero.
-        let new = if now.is_behind(&self.last) { *now } else { now.since(&self.last) };
-        self.counted.add(&new);
-        self.last = *now;
-    }
-}
-
-struct WatchedProcesses {
-    all: Vec<Watched>,
+fn sum(all: &[Watched]) -> Counts {
+    Counts::sum(all.iter().map(|watched| &watched.counted))
 }
 
 /// A process, what it was last seen with, and what it counted since it was first seen.
@@ -282,34 +270,22 @@ struct Watched {
     counted: Counts,
 }
 
-impl WatchedProcesses {
-    fn start(attached: Vec<Attached>) -> WatchedProcesses {
-        let all = attached.into_iter().map(|attached| {
-            let last = read(&attached).unwrap_or_default();
-            Watched { attached, last, counted: Counts::default() }
-        });
-        WatchedProcesses { all: all.collect() }
+impl Watched {
+    fn new(attached: Attached) -> Watched {
+        let last = read(&attached).unwrap_or_default();
+        Watched { attached, last, counted: Counts::default() }
     }
 
     /// A member that has left keeps what it was last seen with.
     fn look(&mut self) {
-        for watched in &mut self.all {
-            let Some(now) = read(&watched.attached) else { continue };
-            watched.note(&now);
-        }
-    }
-
-    fn counts(&self) -> Counts {
-        let mut counts = Counts::default();
-        self.all.iter().for_each(|watched| counts.add(&watched.counted));
-        counts
-    }
-
-    fn watched(&self) -> Vec<std::os::fd::BorrowedFd<'_>> {
-        self.all.iter().map(|watched| watched.attached.as_fd()).collect()
+        let Some(now) = read(&self.attached) else { return };
+        // A process that has executed another program has joined again, and begun at zero.
+        let new = if now.is_behind(&self.last) { now } else { now.since(&self.last) };
+        self.counted.add(&new);
+        self.last = now;
     }
 }
 
 fn read(attached: &Attached) -> Option<Counts> {
-    Counts::read(attached.run.control(), attached.scope)
+    Counts::read(&attached.run.control, attached.scope)
 }

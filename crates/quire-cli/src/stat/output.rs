@@ -106,15 +106,12 @@ fn metric(event: Event, value: f64, seconds: f64, mean: impl Fn(Event) -> f64) -
         Event::UnmapNs | Event::CompressNs => {
             Metric { value: per_second(value) / 1e9, unit: "CPUs utilized" }
         }
-        _ => {
-            let rate = per_second(value);
-            match rate {
-                1e9.. => Metric { value: rate / 1e9, unit: "G/sec" },
-                1e6.. => Metric { value: rate / 1e6, unit: "M/sec" },
-                1e3.. => Metric { value: rate / 1e3, unit: "K/sec" },
-                _ => Metric { value: rate, unit: "/sec" },
-            }
-        }
+        _ => match per_second(value) {
+            rate @ 1e9.. => Metric { value: rate / 1e9, unit: "G/sec" },
+            rate @ 1e6.. => Metric { value: rate / 1e6, unit: "M/sec" },
+            rate @ 1e3.. => Metric { value: rate / 1e3, unit: "K/sec" },
+            rate => Metric { value: rate, unit: "/sec" },
+        },
     }
 }
 
@@ -150,12 +147,11 @@ fn line(figure: &Figure<'_>, format: &Format, interval: Option<f64>, rounds: usi
             line
         }
         Format::Csv(separator) => {
-            let mut fields: Vec<String> =
-                interval.iter().map(|time| format!("{time:>16.9}")).collect();
+            let time = interval.map(|time| format!("{time:>16.9}"));
+            let noise = (rounds > 1).then(|| format!("{noise_percent:.2}%"));
+            let mut fields: Vec<String> = time.into_iter().collect();
             fields.extend([format!("{value:.0}"), String::new(), (*label).to_owned()]);
-            if rounds > 1 {
-                fields.push(format!("{noise_percent:.2}%"));
-            }
+            fields.extend(noise);
             fields.extend([format!("{runtime_ns:.0}"), "100.00".into()]);
             fields.extend([format!("{:.3}", metric.value), metric.unit.to_owned()]);
             fields.join(separator)

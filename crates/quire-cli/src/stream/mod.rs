@@ -53,10 +53,14 @@ pub(crate) fn sum(options: &StreamOptions) -> Result<u8> {
 enum Failure {
     /// The file's fault: others may be read.
     File(anyhow::Error),
-    /// Standard output takes no more.
-    Output(io::Error),
-    /// No file can be mapped.
-    Space(anyhow::Error),
+    /// Standard output takes no more, or no file can be mapped.
+    All(anyhow::Error),
+}
+
+impl Failure {
+    fn of_output(error: io::Error) -> Failure {
+        Failure::All(anyhow::Error::new(error).context("cannot write to standard output"))
+    }
 }
 
 impl From<anyhow::Error> for Failure {
@@ -82,24 +86,16 @@ fn stream(options: &StreamOptions, sink: &mut impl Sink) -> Result<u8> {
     };
     let mut status = 0;
     for path in &options.files {
-        let result = match stream.read(path, sink) {
-            Ok(()) => sink.end(path).map_err(Failure::Output),
-            Err(failure) => {
-                sink.give_up();
-                Err(failure)
-            }
-        };
-        stream.progress.clear();
-        match result {
+        let read = stream.read(path, sink);
+        stream.progress.line.clear();
+        match read.and_then(|()| sink.end(path).map_err(Failure::of_output)) {
             Ok(()) => {}
             Err(Failure::File(error)) => {
+                sink.give_up();
                 say(&format!("{error:#}"));
                 status = SOME_FAILED;
             }
-            Err(Failure::Output(error)) => {
-                return Err(error).context("cannot write to standard output");
-            }
-            Err(Failure::Space(error)) => return Err(error),
+            Err(Failure::All(error)) => return Err(error),
         }
     }
     if options.stats {
@@ -153,14 +149,14 @@ impl Stream<'_> {
                     return Err(anyhow::Error::new(error).context(doing).into());
                 }
             };
-            sink.take(&self.buffer[..count]).map_err(Failure::Output)?;
+            sink.take(&self.buffer[..count]).map_err(Failure::of_output)?;
             at += count as u64;
             self.moved_on(count, path, None);
         }
     }
 
     fn read_mapped(&mut self, path: &Path, sink: &mut impl Sink) -> Result<(), Failure> {
-        let space = self.space().map_err(Failure::Space)?.clone();
+        let space = self.space().map_err(Failure::All)?.clone();
         let object = OpenOptions::new().direct(self.options.direct).open(&space, path)?;
         if object.is_empty() {
             return Ok(());
@@ -185,7 +181,7 @@ impl Stream<'_> {
                     Ok(0) => self.take_checked(&mapped, at..end, sink)?,
                     Ok(count) => count,
                     Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                    Err(error) => return Err(Failure::Output(error)),
+                    Err(error) => return Err(Failure::of_output(error)),
                 };
                 if count == 0 {
                     return Err(ended(&object, at as u64, len as u64));
@@ -207,7 +203,7 @@ impl Stream<'_> {
     ) -> Result<usize, Failure> {
         let len = range.len().min(READ_BYTES);
         let count = mapped.map().try_read(range.start, &mut self.buffer[..len])?;
-        sink.take(&self.buffer[..count]).map_err(Failure::Output)?;
+        sink.take(&self.buffer[..count]).map_err(Failure::of_output)?;
         Ok(count)
     }
 

@@ -1,49 +1,33 @@
-//! How far it is: one line on a terminal, drawn again a few times a second.
+//! How far it is: one line on a terminal.
 
 use std::fmt::Write as _;
-use std::io::{self, IsTerminal as _, Write as _};
+use std::io::{self, IsTerminal as _};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use crate::print::status::StatusLine;
 use crate::size::Human;
 
-const REDRAW_MS: u64 = 100;
 const BAR: usize = 24;
 
-/// The line, where there is a terminal for it alone.
 pub(super) struct Progress {
-    is_shown: bool,
-    is_drawn: bool,
+    pub(super) line: StatusLine,
     files: usize,
     started: Instant,
-    drawn: Instant,
 }
 
 impl Progress {
-    /// Shown where stderr is a terminal and stdout, which would be mixed with it, is not.
+    /// Shown where stdout, which would be mixed with it, is no terminal.
     pub(super) fn new(files: &[PathBuf]) -> Progress {
-        let is_shown = io::stderr().is_terminal() && !io::stdout().is_terminal();
-        let now = Instant::now();
-        Progress { is_shown, is_drawn: false, files: files.len(), started: now, drawn: now }
+        let line = StatusLine::new(!io::stdout().is_terminal());
+        Progress { line, files: files.len(), started: Instant::now() }
     }
 
     /// Says how much was read of all files, and how much of this one where its length is known.
     pub(super) fn show(&mut self, path: &Path, bytes: u64, part: Option<(usize, usize)>) {
-        let redraw = Duration::from_millis(REDRAW_MS);
-        if !self.is_shown || self.drawn.elapsed() < redraw {
-            return;
-        }
-        self.drawn = Instant::now();
-        self.is_drawn = true;
-        let speed = bytes as f64 / self.started.elapsed().as_secs_f64().max(0.001);
-        let line = line(path, self.files, bytes, part, speed as u64);
-        let _ = write!(io::stderr(), "\r\x1b[K{line}");
-    }
-
-    pub(super) fn clear(&mut self) {
-        if std::mem::take(&mut self.is_drawn) {
-            let _ = write!(io::stderr(), "\r\x1b[K");
-        }
+        let seconds = self.started.elapsed().as_secs_f64().max(0.001);
+        let speed = (bytes as f64 / seconds) as u64;
+        self.line.show(|| line(path, self.files, bytes, part, speed));
     }
 }
 

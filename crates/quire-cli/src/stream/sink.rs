@@ -6,6 +6,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
 use rustix::fs::{FileType, fstat};
+use rustix::io::retry_on_intr;
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::sys::mapped::Mapped;
@@ -20,12 +21,18 @@ pub(super) trait Sink {
 
     fn take(&mut self, bytes: &[u8]) -> io::Result<()>;
 
-    fn end(&mut self, path: &Path) -> io::Result<()>;
+    /// The file was read to its end.
+    fn end(&mut self, _path: &Path) -> io::Result<()> {
+        Ok(())
+    }
 
-    fn give_up(&mut self);
+    /// The file was not read to its end.
+    fn give_up(&mut self) {}
 
     /// Whether this very file is written to: reading it would never end, or wait for itself.
-    fn is_output(&self, device: u64, inode: u64) -> bool;
+    fn is_output(&self, _device: u64, _inode: u64) -> bool {
+        false
+    }
 }
 
 pub(super) struct Cat {
@@ -49,20 +56,11 @@ impl Sink for Cat {
     fn take(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         // Past the buffer of std's own, which ends a line late.
         while !bytes.is_empty() {
-            match rustix::io::write(io::stdout(), bytes) {
-                Ok(count) => bytes = &bytes[count..],
-                Err(rustix::io::Errno::INTR) => {}
-                Err(errno) => return Err(errno.into()),
-            }
+            let count = retry_on_intr(|| rustix::io::write(io::stdout(), bytes))?;
+            bytes = &bytes[count..];
         }
         Ok(())
     }
-
-    fn end(&mut self, _: &Path) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn give_up(&mut self) {}
 
     fn is_output(&self, device: u64, inode: u64) -> bool {
         self.output == Some((device, inode))
@@ -103,10 +101,6 @@ impl Sink for Sum {
 
     fn give_up(&mut self) {
         self.hash.reset();
-    }
-
-    fn is_output(&self, _: u64, _: u64) -> bool {
-        false
     }
 }
 

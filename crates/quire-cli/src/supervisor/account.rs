@@ -4,13 +4,6 @@ use super::exit_log::Entry;
 use super::unmanaged::Unmanaged;
 use crate::runs::counts::Counts;
 
-/// Maxima of gauges that the members do not keep, as far as samples show them.
-#[derive(Clone, Copy, Default)]
-pub(super) struct Maxima {
-    pub(super) pool_pages_max: u64,
-    pub(super) segments_used_max: u32,
-}
-
 /// What became of the run.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct Account {

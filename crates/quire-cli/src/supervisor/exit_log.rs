@@ -10,7 +10,7 @@ use std::process::ExitStatus;
 
 use super::members::Sizes;
 use crate::procfs;
-use crate::sys::pidfd;
+use crate::sys::{peer, pidfd};
 
 /// Most members that are remembered one by one.
 const LENGTH_MAX: usize = 256;
@@ -28,7 +28,7 @@ impl Identity {
     /// Of the process `pid` at the other end of a socket.
     pub(super) fn of_peer(pid: u32, socket: BorrowedFd<'_>) -> Identity {
         let name = procfs::name(pid).unwrap_or_default();
-        Identity { pid, name, process: pidfd::of_peer(socket) }
+        Identity { pid, name, process: peer::pidfd_of(socket) }
     }
 }
 
@@ -70,7 +70,7 @@ pub(crate) struct Entry {
 pub(super) struct ExitLog {
     entries: VecDeque<(Entry, Option<OwnedFd>)>,
     /// Members that were forgotten for later ones.
-    forgotten: u64,
+    pub(super) forgotten: u64,
 }
 
 impl ExitLog {
@@ -89,7 +89,7 @@ impl ExitLog {
         if let Some((entry, process)) =
             latest.find(|(entry, _)| entry.pid == pid && entry.end == End::Unknown)
             // Else it is a later process of the same number.
-            && process.as_ref().is_none_or(|process| !crate::runs::has_ended(&process.as_fd()))
+            && process.as_ref().is_none_or(|process| !crate::runs::has_ended(process))
         {
             entry.end = End::Executed;
             *process = None;
@@ -110,10 +110,6 @@ impl ExitLog {
     pub(super) fn entries(&self) -> impl Iterator<Item = &Entry> {
         self.entries.iter().map(|(entry, _)| entry)
     }
-
-    pub(super) fn forgotten(&self) -> u64 {
-        self.forgotten
-    }
 }
 
 #[cfg(test)]
@@ -130,7 +126,7 @@ mod tests {
         for pid in 0..LENGTH_MAX as u32 + 10 {
             exit_log.push(identity(pid), Sizes { pgfault: pid.into(), ..Sizes::default() });
         }
-        assert_eq!(exit_log.forgotten(), 10);
+        assert_eq!(exit_log.forgotten, 10);
         let first = exit_log.entries().next().unwrap();
         assert_eq!((first.pid, first.name.as_str(), first.sizes.pgfault), (10, "p10", 10));
         assert_eq!(exit_log.entries().count(), LENGTH_MAX);

@@ -38,8 +38,8 @@ const REFUSED_MAX: usize = 1024;
 
 pub(super) enum Said {
     Hello(Hello),
-    Nonsense,
     Nothing,
+    /// The connection has ended, or what came on it is no hello: it is closed.
     Gone,
 }
 
@@ -98,7 +98,7 @@ impl Supervisor {
             pid = parent;
         }
         // A descendant whose ancestors are gone is init's child, but still in the cgroup.
-        self.cgroup_name.as_ref().is_some_and(|name| {
+        self.cgroup.as_ref().and_then(|folder| folder.file_name()).is_some_and(|name| {
             std::fs::read_to_string(format!("/proc/{}/cgroup", peer.pid))
                 .is_ok_and(|cgroups| cgroups.split(['/', '\n']).any(|part| part == name))
         })
@@ -112,7 +112,7 @@ impl Supervisor {
             Ok((count, _)) => match wire::decode(&bytes[..count]) {
                 _ if connection.slot.is_some() => Said::Nothing,
                 Some(hello) => Said::Hello(hello),
-                None => Said::Nonsense,
+                None => Said::Gone,
             },
             Err(Errno::AGAIN | Errno::INTR) => Said::Nothing,
             Err(_) => Said::Gone,
@@ -121,13 +121,7 @@ impl Supervisor {
 
     /// Answers a process that asks to join; where there is no place, after all that has ended until
     /// now has been handled.
-    pub(super) fn welcome(
-        &mut self,
-        token: u64,
-        hello: Hello,
-        turn: Turn,
-        on_news: &mut dyn FnMut(News<'_>),
-    ) {
+    pub(super) fn welcome(&mut self, token: u64, hello: Hello, turn: Turn) {
         let Some(connection) = self.connections.get(&token) else { return };
         let peer = connection.peer;
         let joined = if hello.version != VERSION {
@@ -142,7 +136,7 @@ impl Supervisor {
             return;
         }
         if let Ok(slot) = joined {
-            (self.on_join)(self.members.count());
+            (self.on_join)(self.members.count);
             if !matches!(hello.parent_slot, NO_PARENT | RESERVATION) {
                 self.pool.inherit(&self.control, hello.parent_slot, slot);
                 // From here on the parent goes on: it writes where it shares nothing.
@@ -162,9 +156,9 @@ impl Supervisor {
                 }
             }
             Err(refused) => {
-                self.hang_up(token);
+                self.connections.remove(&token);
                 if refused.refusal == Refusal::Full {
-                    self.note_refused(peer.pid, on_news);
+                    self.note_refused(peer.pid);
                 }
             }
         }
@@ -181,15 +175,15 @@ impl Supervisor {
                 descriptors.push(self.control.as_fd());
                 if hello.parent_slot == NO_PARENT {
                     answer.flags |= WELCOME_POOL;
-                    descriptors.push(self.pool.as_fd());
+                    descriptors.push(self.pool.table.as_fd());
                 }
-                if let Some(device) = &self.uffd_device {
+                if let Some(device) = &self.resources.uffd_device {
                     answer.flags |= WELCOME_UFFD_DEVICE;
                     descriptors.push(device.as_fd());
                 }
-                if let Some(swap) = &self.swap {
+                if let Some(swap) = &self.resources.swap {
                     answer.flags |= WELCOME_SWAP_FILE;
-                    descriptors.push(swap.as_fd());
+                    descriptors.push(swap.descriptor.as_fd());
                 }
             }
             Err(Refused { refusal, detail }) => {
@@ -202,9 +196,9 @@ impl Supervisor {
         let _ = wire::send(socket, &answer, &descriptors);
     }
 
-    fn note_refused(&mut self, pid: u32, on_news: &mut dyn FnMut(News<'_>)) {
+    fn note_refused(&mut self, pid: u32) {
         if self.refused_full == 0 {
-            on_news(News::Full { most: self.members.most() });
+            self.news.push(News::Full { most: self.members.most });
         }
         self.refused_full += 1;
         if self.refused.len() == REFUSED_MAX {

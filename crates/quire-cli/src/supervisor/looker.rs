@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 use quire::control::Control;
 
+use super::SAMPLE_PERIOD;
+
 /// When a look is taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Moment {
@@ -31,15 +33,12 @@ impl<'a> Looker<'a> {
         Looker { look, period, next: Instant::now() + period.unwrap_or_default() }
     }
 
-    /// How long the supervisor may sleep, in ms: it has samples of its own to take.
-    pub(super) fn timeout_ms(&self) -> i64 {
-        if self.period.is_none() {
-            return super::SAMPLE_MS;
+    /// How long the supervisor may sleep: it has samples of its own to take.
+    pub(super) fn timeout(&self) -> Duration {
+        match self.period {
+            None => SAMPLE_PERIOD,
+            Some(_) => self.next.saturating_duration_since(Instant::now()).min(SAMPLE_PERIOD),
         }
-        let left = self.next.saturating_duration_since(Instant::now());
-        // Rounded up: a look that is due in half a millisecond is not due now.
-        let left_ms = left.as_micros().div_ceil(1000);
-        i64::try_from(left_ms).map_or(super::SAMPLE_MS, |left_ms| left_ms.min(super::SAMPLE_MS))
     }
 
     pub(super) fn look_if_due(&mut self, control: &Control) {
@@ -72,15 +71,11 @@ mod tests {
             looks += 1;
         };
         let mut looker = Looker::new(Some(period), &mut look);
-        assert_eq!(
-            looker.timeout_ms(),
-            super::super::SAMPLE_MS,
-            "the supervisor has its own looks"
-        );
+        assert_eq!(looker.timeout(), SAMPLE_PERIOD, "the supervisor has its own looks");
         looker.look_if_due(&control);
         // As if ten periods had passed without one.
         looker.next -= period * 11;
-        assert_eq!(looker.timeout_ms(), 0);
+        assert_eq!(looker.timeout(), Duration::ZERO);
         looker.look_if_due(&control);
         looker.look_if_due(&control);
         assert!(looker.next > Instant::now());
@@ -92,7 +87,7 @@ mod tests {
         let control = ControlMap::create().unwrap();
         let mut look = |_: &Control, _| unreachable!("nothing is due");
         let mut looker = Looker::new(None, &mut look);
-        assert_eq!(looker.timeout_ms(), super::super::SAMPLE_MS);
+        assert_eq!(looker.timeout(), SAMPLE_PERIOD);
         looker.look_if_due(&control);
     }
 }

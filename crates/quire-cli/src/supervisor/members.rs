@@ -7,6 +7,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use super::numbers_of;
 use quire::control::{
     Control, Event, Hello, MEMBERS_MAX, Member, NO_PARENT, Obituary, RESERVATION, Refusal,
 };
@@ -87,9 +88,9 @@ pub(super) struct Members {
     /// Where the search for a free slot starts: slots are used in turn, so that a number is not
     /// used again soon after its member left.
     next_slot: usize,
-    count: usize,
-    most: usize,
-    joined: u64,
+    pub(super) count: usize,
+    pub(super) most: usize,
+    pub(super) joined: u64,
     /// Most address space that one member managed.
     managed_pages_max: u64,
 }
@@ -106,35 +107,10 @@ impl Members {
         }
     }
 
-    pub(super) fn count(&self) -> usize {
-        self.count
-    }
-
-    pub(super) fn joined(&self) -> u64 {
-        self.joined
-    }
-
     /// Whether `slot` belongs to a member, and to which process.
     pub(super) fn pid_of(&self, control: &Control, slot: u32) -> Option<u32> {
         let slot = slot as usize;
         (*self.taken.get(slot)?).then(|| control.members[slot].pid.load(Relaxed))
-    }
-
-    pub(super) fn most(&self) -> usize {
-        self.most
-    }
-
-    pub(super) fn pids<'a>(&'a self, control: &'a Control) -> impl Iterator<Item = u32> + 'a {
-        self.present(control).filter(|member| !member.is_a_reservation()).map(pid_of)
-    }
-
-    /// The supervisors of the runs inside this one.
-    pub(super) fn inner<'a>(&'a self, control: &'a Control) -> impl Iterator<Item = u32> + 'a {
-        self.present(control).filter(|member| member.is_a_reservation()).map(pid_of)
-    }
-
-    pub(super) fn sizes(&self, control: &Control, slot: u32) -> Sizes {
-        Sizes::of(&control.members[slot as usize])
     }
 
     /// Gives process `pid` a slot. A fork's child takes over what its parent was charged for it,
@@ -256,14 +232,10 @@ impl Members {
         own.sum::<u64>() + control.common_pages.load(Relaxed)
     }
 
-    fn present<'a>(&'a self, control: &'a Control) -> impl Iterator<Item = &'a Member> {
+    pub(super) fn present<'a>(&'a self, control: &'a Control) -> impl Iterator<Item = &'a Member> {
         let members = control.members.iter().zip(&self.taken);
         members.filter_map(|(member, &is_taken)| is_taken.then_some(member))
     }
-}
-
-fn pid_of(member: &Member) -> u32 {
-    member.pid.load(Relaxed)
 }
 
 /// Moves what the child holds from the parent's account, which was charged for it ahead; counts the
@@ -281,7 +253,7 @@ fn inherit(control: &Control, parent: usize, child: usize, hello: &Hello) {
     control.note_wanted();
     for word in 0..segment_words(control) {
         let bits = control.segment_maps[parent][word].load(Relaxed);
-        for segment in segments_of(word, bits) {
+        for segment in numbers_of(word, bits) {
             control.segment_refs[segment].fetch_add(1, Relaxed);
         }
         // A word left alone keeps the memfd sparse.
@@ -300,7 +272,7 @@ fn release_segments(control: &Control, slot: usize) {
         }
         // A swap, as a thread of the dying process may clear a bit at this moment: the side
         // that finds the bit set drops the reference.
-        for segment in segments_of(word, map.swap(0, Relaxed)) {
+        for segment in numbers_of(word, map.swap(0, Relaxed)) {
             if control.segment_refs[segment].fetch_sub(1, Relaxed) == 1 {
                 control.segments_used.fetch_sub(1, Relaxed);
             }
@@ -327,18 +299,9 @@ fn segment_words(control: &Control) -> usize {
     (control.segments_max.load(Relaxed) as usize).div_ceil(64)
 }
 
-/// The segments whose bits are set in the bitmap's word.
-fn segments_of(word: usize, bits: u64) -> impl Iterator<Item = usize> {
-    (0..64).filter(move |bit| bits >> bit & 1 != 0).map(move |bit| word * 64 + bit)
-}
-
 fn obituary(number: u32) -> Obituary {
-    let all = [
-        Obituary::OutOfMemory,
-        Obituary::ChildNotManaged,
-        Obituary::KernelRefused,
-        Obituary::SwapReadFailed,
-    ];
+    use Obituary::{ChildNotManaged, KernelRefused, OutOfMemory, SwapReadFailed};
+    let all = [OutOfMemory, ChildNotManaged, KernelRefused, SwapReadFailed];
     all.into_iter().find(|&obituary| obituary as u32 == number).unwrap_or(Obituary::None)
 }
 

@@ -73,7 +73,7 @@ fn who_leaves_gives_back_what_it_held() {
     assert_eq!(members.pid_of(&control, first), None);
     assert_eq!(counted(&control), 8, "the past counts");
     assert_eq!(members.managed_pages_max(&control), 99);
-    assert_eq!((members.count(), members.joined()), (1, 2));
+    assert_eq!((members.count, members.joined), (1, 2));
 }
 
 #[test]
@@ -214,7 +214,7 @@ fn segments_that_a_killed_member_lost_are_free_when_nobody_is_left() {
     control.segment_maps[slots[0] as usize][1].store(0, Relaxed);
     control.segments_used.fetch_add(1, Relaxed);
     members.leave(&control, slots[0]);
-    assert_eq!(refs(&control, 70), 1, "nobody can tell that from a segment that is being taken");
+    assert_eq!(refs(&control, 70), 1, "that cannot be told from a segment that is being taken");
     members.leave(&control, slots[1]);
     assert_eq!((refs(&control, 70), control.segments_used.load(Relaxed)), (0, 0));
 }
@@ -245,7 +245,7 @@ fn there_are_no_more_members_than_there_may_be() {
     // A run inside is none of them.
     control.budget_pages.store(1000, Relaxed);
     let inner = members.join(&control, &hello(RESERVATION, 100, 0), 4).unwrap();
-    assert_eq!((members.count(), members.joined()), (2, 2));
+    assert_eq!((members.count, members.joined), (2, 2));
     members.leave(&control, second);
     assert!(members.join(&control, &executed(), 3).is_ok());
     assert_eq!(members.leave(&control, inner), None, "no member has left");
@@ -262,7 +262,7 @@ fn who_leaves_says_what_it_needed() {
     member.wanted_pages_max.store(6, Relaxed);
     member.count(Event::Pswpout, 7);
     let expected = Sizes { held_pages_max: 5, wanted_pages_max: 6, pswpout: 7, ..Sizes::default() };
-    assert_eq!(members.sizes(&control, slot), expected);
+    assert_eq!(Sizes::of(&control.members[slot as usize]), expected);
     assert_eq!(members.leave(&control, slot).unwrap().sizes, expected);
 }
 

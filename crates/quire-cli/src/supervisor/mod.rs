@@ -33,10 +33,11 @@ pub(crate) mod swapfile;
 pub(crate) mod unmanaged;
 pub(crate) mod wire;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use quire::control::{Control, Hello, MAGIC, SEGMENT_BYTES, VERSION};
@@ -44,21 +45,18 @@ use quire::units::PAGE_SIZE;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
-use self::account::Maxima;
 pub(crate) use self::account::{Account, ByMember};
 pub(crate) use self::exit_log::{End, Entry};
 use self::exit_log::{ExitLog, Identity};
 use self::joining::{Said, Turn, is_forks};
 pub(crate) use self::looker::{Looker, Moment};
-pub(crate) use self::members::Death;
-#[cfg(test)]
-pub(crate) use self::members::Sizes;
-use self::members::{Left, Members};
+use self::members::Members;
+pub(crate) use self::members::{Death, Sizes};
 use self::pool::Pool;
 use self::swapfile::SwapFile;
 use self::unmanaged::{Family, Unmanaged, Watch};
 use self::wire::is_closed;
-use crate::cli::{FolioOrder, Handlers};
+use crate::cli::RunOptions;
 use crate::runs::counts::{Counts, Scope};
 use crate::sys::control::ControlMap;
 use crate::sys::peer::Peer;
@@ -72,26 +70,16 @@ const SIGNALS: u64 = 1;
 /// Epoll's token of the first connection.
 const FIRST_CONNECTION: u64 = 2;
 /// How often the sizes are read whose maxima the members do not keep.
-const SAMPLE_MS: i64 = 500;
+const SAMPLE_PERIOD: Duration = Duration::from_millis(500);
 /// How often the supervisor looks whether members have let go of memory that they share, which it
 /// then gives back.
-const COMMON_MS: i64 = 20;
+const COMMON_PERIOD: Duration = Duration::from_millis(20);
 
-/// What the members of the tree are given.
-pub(crate) struct Settings {
+/// What the members of the tree share.
+pub(crate) struct Resources {
     pub budget_pages: u64,
     /// Most pages that one member may hold; 0 where only the budget bounds it.
     pub member_pages_max: u64,
-    pub members_max: usize,
-    pub folio_order: FolioOrder,
-    /// How many threads of a member serve faults.
-    pub handlers: Handlers,
-    /// Whether they run on any CPU.
-    pub no_pinned_handlers: bool,
-    /// Whether reclaim unmaps page by page.
-    pub no_batch_unmap: bool,
-    /// Whether faults always go the classic way.
-    pub no_speculation: bool,
     pub swap: Option<SwapFile>,
     pub uffd_device: Option<OwnedFd>,
 }
@@ -106,42 +94,43 @@ struct Connection {
 }
 
 /// What is reported at once.
-pub(crate) enum News<'a> {
+pub(crate) enum News {
     /// A member could not go on.
-    Death(Death, &'a Account),
+    Death(Death, Box<Account>),
     /// A process was refused, the first of the run, because there are as many members as may be.
     Full { most: usize },
     /// A process is no member, and will be none.
-    Unmanaged(&'a Unmanaged),
+    Unmanaged(Unmanaged),
 }
 
 pub(crate) struct Supervisor {
     control: ControlMap,
     members: Members,
     pool: Pool,
-    swap: Option<SwapFile>,
-    uffd_device: Option<OwnedFd>,
-    socket_name: String,
+    resources: Resources,
+    pub socket_name: String,
     listener: OwnedFd,
     epoll: OwnedFd,
     connections: BTreeMap<u64, Connection>,
     next_token: u64,
     /// Processes that found no free slot, to be answered in the next round.
     late: Vec<(u64, Hello)>,
-    maxima: Maxima,
+    /// Most pages of the pool, and segments of the swap file, that a sample has shown.
+    pool_pages_max: u64,
+    segments_used_max: u32,
     exit_log: ExitLog,
     watch: Watch,
     /// Processes that were refused because all slots were taken.
     refused: VecDeque<u32>,
-    /// The name of the program's cgroup, in which only descendants are.
-    cgroup_name: Option<String>,
-    /// And its folder.
-    cgroup_folder: Option<PathBuf>,
+    /// The folder of the program's cgroup: every process in it is taken for a descendant.
+    pub cgroup: Option<PathBuf>,
     /// Looks up the parent of a process; tests, in which one process is all members, replace it.
     parent_of: fn(u32) -> Option<u32>,
     refused_full: u64,
-    /// Is told how many members there are when one joins.
-    on_join: Box<dyn FnMut(usize)>,
+    /// What is to be reported when the round has ended.
+    news: Vec<News>,
+    /// Is told how many members there are before one that joins is welcomed.
+    pub on_join: Box<dyn FnMut(usize)>,
 }
 
 /// A random number that cannot be guessed.
@@ -153,19 +142,19 @@ pub(crate) fn random() -> u64 {
 }
 
 impl Supervisor {
-    pub(crate) fn new(settings: Settings) -> Result<Supervisor> {
+    pub(crate) fn new(options: &RunOptions, resources: Resources) -> Result<Supervisor> {
         let control = ControlMap::create()?;
-        let segments = settings.swap.as_ref().map_or(0, SwapFile::segments);
-        let pool = Pool::create((settings.budget_pages as usize).saturating_mul(PAGE_SIZE))?;
-        control.slots_max.store(pool.slots(), Relaxed);
+        let segments = resources.swap.as_ref().map_or(0, |swap| swap.segments);
+        let pool = Pool::create((resources.budget_pages as usize).saturating_mul(PAGE_SIZE))?;
+        control.slots_max.store(pool.table.slots() as u32, Relaxed);
         control.supervisor_pid.store(std::process::id(), Relaxed);
-        control.no_batch_unmap.store(settings.no_batch_unmap.into(), Relaxed);
-        control.no_speculation.store(settings.no_speculation.into(), Relaxed);
-        control.folio_order.store(settings.folio_order.in_control(), Relaxed);
-        control.handlers.store(settings.handlers.in_control(), Relaxed);
-        control.no_pinned_handlers.store(settings.no_pinned_handlers.into(), Relaxed);
-        control.budget_pages.store(settings.budget_pages, Relaxed);
-        control.member_pages_max.store(settings.member_pages_max, Relaxed);
+        control.no_batch_unmap.store(options.no_batch_unmap.into(), Relaxed);
+        control.no_speculation.store(options.no_speculative_faults.into(), Relaxed);
+        control.folio_order.store(options.folio_order, Relaxed);
+        control.handlers.store(options.handlers, Relaxed);
+        control.no_pinned_handlers.store(options.no_pinned_handlers.into(), Relaxed);
+        control.budget_pages.store(resources.budget_pages, Relaxed);
+        control.member_pages_max.store(resources.member_pages_max, Relaxed);
         control.segments_max.store(segments, Relaxed);
         control.version.store(VERSION, Relaxed);
         control.magic.store(MAGIC, Relaxed);
@@ -175,41 +164,26 @@ impl Supervisor {
         watch(&epoll, listener.as_fd(), LISTENER).context("cannot watch the socket")?;
         Ok(Supervisor {
             control,
-            members: Members::new(settings.members_max),
+            members: Members::new(options.members_max.into()),
             pool,
-            swap: settings.swap,
-            uffd_device: settings.uffd_device,
+            resources,
             socket_name,
             listener,
             epoll,
             connections: BTreeMap::new(),
             next_token: FIRST_CONNECTION,
             late: Vec::new(),
-            maxima: Maxima::default(),
+            pool_pages_max: 0,
+            segments_used_max: 0,
             exit_log: ExitLog::default(),
             watch: Watch::new(),
             refused: VecDeque::new(),
-            cgroup_name: None,
-            cgroup_folder: None,
+            cgroup: None,
             parent_of: |pid| procfs::stat(pid).map(|stat| stat.parent_pid),
             refused_full: 0,
+            news: Vec::new(),
             on_join: Box::new(|_| ()),
         })
-    }
-
-    pub(crate) fn socket_name(&self) -> &str {
-        &self.socket_name
-    }
-
-    /// Takes every process in the cgroup of this name for a descendant of the program.
-    pub(crate) fn trust_cgroup(&mut self, name: &str, folder: &Path) {
-        self.cgroup_name = Some(name.to_owned());
-        self.cgroup_folder = Some(folder.to_owned());
-    }
-
-    /// Tells how many members there are before one that joins is welcomed.
-    pub(crate) fn tell_of_members(&mut self, tell: impl FnMut(usize) + 'static) {
-        self.on_join = Box::new(tell);
     }
 
     /// Serves until the program ends; returns its exit status as a shell would have it. `on_news`
@@ -217,61 +191,61 @@ impl Supervisor {
     pub(crate) fn run(
         &mut self,
         program: &mut Program,
-        mut on_news: impl FnMut(News<'_>),
+        mut on_news: impl FnMut(News),
         mut looker: Option<&mut Looker<'_>>,
     ) -> Result<u8> {
-        watch(&self.epoll, program.signals(), SIGNALS).context("cannot watch for signals")?;
+        watch(&self.epoll, program.signals.as_fd(), SIGNALS).context("cannot watch for signals")?;
         loop {
-            let timeout_ms = looker.as_ref().map_or(SAMPLE_MS, |looker| looker.timeout_ms());
-            let has_common = self.pool.has_common(&self.control);
-            let timeout_ms = if has_common { timeout_ms.min(COMMON_MS) } else { timeout_ms };
-            let has_signals = self.serve(timeout_ms, &mut on_news)?;
+            let has_common = self.control.common_pages.load(Relaxed) != 0;
+            let timeout = looker.as_ref().map_or(SAMPLE_PERIOD, |looker| looker.timeout());
+            let timeout = if has_common { timeout.min(COMMON_PERIOD) } else { timeout };
+            let has_signals = self.serve(timeout)?;
             if has_signals && let Some(status) = program.handle_signals() {
                 // Connections close before a process can be waited for: what the program was
                 // charged is given back before the account is read.
-                self.serve(0, &mut on_news)?;
+                self.serve(Duration::ZERO)?;
+                self.news.drain(..).for_each(on_news);
                 self.exit_log.look();
                 if let Some(looker) = looker {
                     (looker.look)(&self.control, Moment::End);
                 }
                 return Ok(status);
             }
+            if Instant::now() >= self.watch.next {
+                self.look_for_unmanaged();
+                self.exit_log.look();
+            }
+            self.news.drain(..).for_each(&mut on_news);
             if let Some(looker) = &mut looker {
                 looker.look_if_due(&self.control);
-            }
-            if self.watch.is_due() {
-                self.look_for_unmanaged(&mut on_news);
-                self.exit_log.look();
             }
         }
     }
 
     /// Looks at the run's processes for those that have not joined.
-    fn look_for_unmanaged(&mut self, on_news: &mut dyn FnMut(News<'_>)) {
-        let members: BTreeSet<u32> = self.members.pids(&self.control).collect();
-        let inner: BTreeSet<u32> = self.members.inner(&self.control).collect();
-        let known = self.watch.known().chain(self.cgroup_pids()).collect();
+    fn look_for_unmanaged(&mut self) {
+        let (members, inner) = unmanaged::members_and_inner(self.members.present(&self.control));
+        let known = self.watch.seen.keys().copied().chain(self.cgroup_pids()).collect();
         let supervisor_pid = std::process::id();
         let family = Family { supervisor_pid, members: &members, inner: &inner, known: &known };
-        let (refused, most) = (&self.refused, self.members.most());
+        let (refused, most) = (&self.refused, self.members.most);
         let why = |pid| refused.contains(&pid).then(|| report::full_line(most));
-        self.watch.look(family, why, &mut |unmanaged| on_news(News::Unmanaged(unmanaged)));
+        self.news.extend(self.watch.look(family, why).into_iter().map(News::Unmanaged));
     }
 
     /// The processes in the program's cgroup.
     fn cgroup_pids(&self) -> Vec<u32> {
-        let file = self.cgroup_folder.as_ref().map(|folder| folder.join("cgroup.procs"));
+        let file = self.cgroup.as_ref().map(|folder| folder.join("cgroup.procs"));
         let text = file.and_then(|file| std::fs::read_to_string(file).ok()).unwrap_or_default();
         text.lines().filter_map(|line| line.parse().ok()).collect()
     }
 
-    /// Waits for something to happen, at most `timeout_ms`, and handles all that did. Returns
+    /// Waits for something to happen, at most `timeout`, and handles all that did. Returns
     /// whether signals came.
-    fn serve(&mut self, timeout_ms: i64, on_news: &mut dyn FnMut(News<'_>)) -> Result<bool> {
+    fn serve(&mut self, timeout: Duration) -> Result<bool> {
         let late = std::mem::take(&mut self.late);
-        let timeout_ms = if late.is_empty() { timeout_ms } else { 0 };
-        let timeout =
-            Timespec { tv_sec: timeout_ms / 1000, tv_nsec: timeout_ms % 1000 * 1_000_000 };
+        let timeout = if late.is_empty() { timeout } else { Duration::ZERO };
+        let timeout = Timespec::try_from(timeout)?;
         let mut events = Vec::with_capacity(64);
         match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&timeout))
         {
@@ -292,55 +266,48 @@ impl Supervisor {
             match self.listen_to(token) {
                 Said::Hello(hello) => hellos.push((token, hello)),
                 Said::Gone => gone.push(token),
-                Said::Nonsense => self.hang_up(token),
                 Said::Nothing => {}
             }
         }
         let (forked, executed): (Vec<_>, Vec<_>) =
             hellos.into_iter().partition(|(_, hello)| is_forks(hello));
         for (token, hello) in forked {
-            self.welcome(token, hello, Turn::First, on_news);
+            self.welcome(token, hello, Turn::First);
         }
         for token in gone {
-            self.remove_member(token, on_news);
+            self.remove_member(token);
         }
         for (token, hello) in executed {
-            self.remove_former_self(token, on_news);
-            self.welcome(token, hello, Turn::First, on_news);
+            self.remove_former_self(token);
+            self.welcome(token, hello, Turn::First);
         }
         for (token, hello) in late {
-            self.welcome(token, hello, Turn::Second, on_news);
+            self.welcome(token, hello, Turn::Second);
         }
         Ok(tokens.contains(&SIGNALS))
     }
 
-    /// Takes a slot back: the pool first, whose slabs its account still has.
-    fn leave(&mut self, slot: u32) -> Option<Left> {
-        self.pool.leave(&self.control, slot);
-        self.members.leave(&self.control, slot)
-    }
-
     /// Takes back what a member held whose connection has closed.
-    fn remove_member(&mut self, token: u64, on_news: &mut dyn FnMut(News<'_>)) {
+    fn remove_member(&mut self, token: u64) {
         self.sample();
-        let connection = self.connections.get_mut(&token);
-        if let Some((slot, identity)) =
-            connection.and_then(|connection| Some((connection.slot?, connection.identity.take())))
-            && let Some(left) = self.leave(slot)
-        {
-            if let Some(identity) = identity {
-                self.exit_log.push(identity, left.sizes);
-            }
-            if let Some(death) = left.death {
-                on_news(News::Death(death, &self.account()));
-            }
+        // Epoll forgets the connection with its end, as no other process has the descriptor.
+        let Some(connection) = self.connections.remove(&token) else { return };
+        let Some(slot) = connection.slot else { return };
+        // The pool first, whose slabs the member's account still has.
+        self.pool.leave(&self.control, slot);
+        let Some(left) = self.members.leave(&self.control, slot) else { return };
+        if let Some(identity) = connection.identity {
+            self.exit_log.push(identity, left.sizes);
         }
-        self.hang_up(token);
+        if let Some(death) = left.death {
+            let account = Box::new(self.account());
+            self.news.push(News::Death(death, account));
+        }
     }
 
     /// A process that executed a new program joins again: its old connection has closed, but that
     /// may not have come to our notice yet.
-    fn remove_former_self(&mut self, token: u64, on_news: &mut dyn FnMut(News<'_>)) {
+    fn remove_former_self(&mut self, token: u64) {
         let Some(pid) = self.connections.get(&token).map(|connection| connection.peer.pid) else {
             return;
         };
@@ -349,29 +316,16 @@ impl Supervisor {
                 && connection.peer.pid == pid
                 && is_closed(&connection.socket)
         };
-        let former: Vec<u64> = self
-            .connections
-            .iter()
-            .filter(|(_, connection)| is_former(connection))
-            .map(|(&token, _)| token)
-            .collect();
-        for token in former {
-            self.remove_member(token, on_news);
-        }
+        let all = self.connections.iter();
+        let former = all.filter(|(_, connection)| is_former(connection)).map(|(&token, _)| token);
+        former.collect::<Vec<_>>().into_iter().for_each(|token| self.remove_member(token));
         self.exit_log.note_executed(pid);
     }
 
-    /// Closes a connection; epoll forgets it with that, as no other process has the descriptor.
-    fn hang_up(&mut self, token: u64) {
-        self.connections.remove(&token);
-    }
-
     fn sample(&mut self) {
-        let maxima = &mut self.maxima;
-        let pool_pages = self.members.pool_pages(&self.control);
-        maxima.pool_pages_max = maxima.pool_pages_max.max(pool_pages);
+        self.pool_pages_max = self.pool_pages_max.max(self.members.pool_pages(&self.control));
         let segments = self.control.segments_used.load(Relaxed);
-        maxima.segments_used_max = maxima.segments_used_max.max(segments);
+        self.segments_used_max = self.segments_used_max.max(segments);
     }
 
     /// What became of the tree so far.
@@ -379,24 +333,24 @@ impl Supervisor {
         self.sample();
         let control: &Control = &self.control;
         let bytes = |pages: u64| pages * PAGE_SIZE as u64;
-        let segments = u64::from(self.maxima.segments_used_max);
-        let allocated = self.swap.as_ref().map_or(0, SwapFile::allocated_bytes);
+        let segments = u64::from(self.segments_used_max);
+        let allocated = self.resources.swap.as_ref().map_or(0, SwapFile::allocated_bytes);
         Account {
             budget_bytes: bytes(control.budget_pages.load(Relaxed)),
             held_bytes_max: bytes(control.held_pages_max.load(Relaxed)),
             wanted_bytes_max: bytes(control.wanted_max()),
             managed_bytes_max: bytes(self.members.managed_pages_max(control)),
-            pool_bytes_max: bytes(self.maxima.pool_pages_max),
+            pool_bytes_max: bytes(self.pool_pages_max),
             swap_file_bytes_max: (segments * SEGMENT_BYTES as u64).max(allocated),
             swap_file_limit_bytes: u64::from(control.segments_max.load(Relaxed))
                 * SEGMENT_BYTES as u64,
             member_bytes_max: bytes(control.member_pages_max.load(Relaxed)),
-            members_max: self.members.most() as u64,
-            processes: self.members.joined(),
-            processes_left: self.members.count() as u64,
+            members_max: self.members.most as u64,
+            processes: self.members.joined,
+            processes_left: self.members.count as u64,
             processes_refused: self.refused_full,
-            unmanaged_processes: self.watch.found(),
-            unmanaged_bytes_max: self.watch.resident_bytes_max(),
+            unmanaged_processes: self.watch.found,
+            unmanaged_bytes_max: self.watch.resident_bytes_max,
             counts: Counts::read(control, Scope::Run).unwrap_or_default(),
         }
     }
@@ -409,15 +363,20 @@ impl Supervisor {
                 pid: identity.pid,
                 name: identity.name.clone(),
                 end: End::None,
-                sizes: self.members.sizes(&self.control, slot),
+                sizes: Sizes::of(&self.control.members[slot as usize]),
             })
         });
         ByMember {
             members: self.exit_log.entries().cloned().chain(present).collect(),
-            forgotten: self.exit_log.forgotten(),
+            forgotten: self.exit_log.forgotten,
             unmanaged: self.watch.all().cloned().collect(),
         }
     }
+}
+
+/// The numbers whose bits are set in a word of a bitmap of 64-bit words.
+fn numbers_of(word: usize, bits: u64) -> impl Iterator<Item = usize> {
+    (0..64).filter(move |bit| bits >> bit & 1 != 0).map(move |bit| word * 64 + bit)
 }
 
 fn watch(epoll: &OwnedFd, source: BorrowedFd<'_>, token: u64) -> rustix::io::Result<()> {

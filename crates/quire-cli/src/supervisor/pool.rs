@@ -6,18 +6,17 @@
 //! with that between the members' accounts and [`Control::common_pages`], which is changed here only.
 //! One thread does all of it, so nothing here meets itself.
 
-use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use anyhow::Result;
 use quire::control::Control;
 use quire::control::slabs::{SLOT_BYTES, SlabUse, slots_for};
 
+use super::numbers_of;
 use crate::sys::pool::PoolMap;
 
 pub(super) struct Pool {
-    table: PoolMap,
+    pub table: PoolMap,
     /// Slots that are common, 64 a word: the table's words say the same, one slot each.
     common: Vec<u64>,
     /// How often members had let go of slabs when they were last looked over.
@@ -29,15 +28,6 @@ impl Pool {
         let table = PoolMap::create(slots_for(budget_bytes))?;
         let common = vec![0; table.slots().div_ceil(64)];
         Ok(Pool { table, common, let_go_seen: 0 })
-    }
-
-    pub(super) fn slots(&self) -> u32 {
-        self.table.slots() as u32
-    }
-
-    /// Whether members share slabs, which only the supervisor gives back.
-    pub(super) fn has_common(&self, control: &Control) -> bool {
-        control.common_pages.load(Relaxed) != 0
     }
 
     /// A fork's child has joined: it shares all that its parent uses. The parent waits, or it has
@@ -76,7 +66,9 @@ impl Pool {
         control.common_pages.fetch_add(pages as u64, Relaxed);
         let payer = members[0] as usize;
         control.seats[payer].account.take_out(pages);
-        subtract(&control.members[payer].pool_pages, pages);
+        // A member writes how many pages its pool has now and then only: it may be less than what moves.
+        let less = |now: u64| Some(now.saturating_sub(pages as u64));
+        let _ = control.members[payer].pool_pages.fetch_update(Relaxed, Relaxed, less);
     }
 
     /// A member is gone: frees what was its own, whose pages its account still has, and lets go of
@@ -119,7 +111,7 @@ impl Pool {
                 twice |= once & bits;
                 once |= bits;
             }
-            unused.extend(slots_of(word, self.common[word] & !once));
+            unused.extend(numbers_of(word, self.common[word] & !once).map(|slot| slot as u32));
             with_one.push((word, self.common[word] & once & !twice));
         }
         self.free(control, &unused);
@@ -128,7 +120,8 @@ impl Pool {
             for (member, _) in control.present() {
                 for &(word, bits) in &with_one {
                     let its = bits & self.table.shared_slots(member as u32, word);
-                    slots_of(word, its).for_each(|slot| self.give_to(control, member, slot));
+                    numbers_of(word, its)
+                        .for_each(|slot| self.give_to(control, member, slot as u32));
                 }
             }
             self.table.count_move();
@@ -181,25 +174,9 @@ impl Pool {
     }
 }
 
-impl AsFd for Pool {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.table.as_fd()
-    }
-}
-
 /// Word and bit of a slot in the maps.
 fn place(slot: u32) -> (usize, u64) {
     (slot as usize / 64, 1 << (slot % 64))
-}
-
-/// The slots whose bits are set in a word of the maps.
-fn slots_of(word: usize, bits: u64) -> impl Iterator<Item = u32> {
-    (0..64).filter(move |bit| bits >> bit & 1 != 0).map(move |bit| (word * 64 + bit) as u32)
-}
-
-/// A member writes how many pages its pool has now and then only: it may say less than what moves.
-fn subtract(account: &AtomicU64, pages: usize) {
-    let _ = account.fetch_update(Relaxed, Relaxed, |now| Some(now.saturating_sub(pages as u64)));
 }
 
 #[cfg(test)]

@@ -56,7 +56,7 @@ impl Tree {
         assert!(self.pool.table.take(slot, member, pages));
         let bytes = vec![slot as u8 + 1; pages * PAGE_SIZE];
         let offset = self.pool.table.offset_of(slot) as u64;
-        assert_eq!(rustix::io::pwrite(&self.pool, &bytes, offset), Ok(bytes.len()));
+        assert_eq!(rustix::io::pwrite(&self.pool.table, &bytes, offset), Ok(bytes.len()));
     }
 
     /// A member that has no blob in a slab any more.
@@ -82,7 +82,7 @@ impl Tree {
     fn has_memory(&self, slot: u32) -> bool {
         let mut bytes = vec![0; SLOT_BYTES];
         let offset = self.pool.table.offset_of(slot) as u64;
-        assert_eq!(rustix::io::pread(&self.pool, &mut bytes, offset), Ok(bytes.len()));
+        assert_eq!(rustix::io::pread(&self.pool.table, &mut bytes, offset), Ok(bytes.len()));
         bytes.iter().any(|byte| *byte != 0)
     }
 
@@ -100,11 +100,11 @@ impl Tree {
     fn assert_empty(&self) {
         assert_eq!(self.accounts(), (0, 0, 0));
         assert!(self.pool.common.iter().all(|bits| *bits == 0));
-        for slot in 1..self.pool.slots() {
+        for slot in 1..self.pool.table.slots() as u32 {
             assert_eq!(self.used(slot), SlabUse::Free, "slot {slot}");
         }
         let slots = self.pool.table.offset_of(0) as u64;
-        let memory = rustix::fs::seek(&self.pool, rustix::fs::SeekFrom::Data(slots));
+        let memory = rustix::fs::seek(&self.pool.table, rustix::fs::SeekFrom::Data(slots));
         assert_eq!(memory, Err(Errno::NXIO), "there is memory behind the table");
     }
 }
@@ -116,7 +116,7 @@ fn a_slab_that_a_fork_shares_is_common_until_one_is_left() {
     tree.take(parent, 1, 4);
     tree.take(parent, 70, 8);
     let child = tree.join(parent);
-    assert_eq!(tree.accounts(), (0, 12, 12), "nobody's, and counted once");
+    assert_eq!(tree.accounts(), (0, 12, 12), "no member's, and counted once");
     let grandchild = tree.join(child);
     assert_eq!(tree.accounts(), (0, 12, 12));
     tree.take(child, 2, 5);
@@ -149,7 +149,7 @@ fn the_last_to_let_go_frees_the_memory_and_the_account() {
         tree.drop_slab(parent, slot);
         tree.drop_slab(child, slot);
     }
-    assert_eq!(tree.accounts().1, tree.accounts().2, "it is the supervisor who gives back");
+    assert_eq!(tree.accounts().1, tree.accounts().2, "the supervisor gives it back");
     tree.pool.settle_if_let_go(&tree.control);
     tree.assert_empty();
 }
@@ -215,7 +215,7 @@ fn a_child_that_is_dead_when_it_inherits_harms_nobody() {
         tree.take(parent, slot, 4);
     }
     let child = tree.join(parent);
-    // Who believes the slabs to be its own, as in `zpool::Home::give_back`.
+    // A member that believes the slabs to be its own, as in `zpool::Home::give_back`.
     tree.drop_slab(parent, 1);
     tree.leave(child);
     assert_eq!(tree.used(1), SlabUse::Free);

@@ -5,7 +5,6 @@
 //! program has really stopped, so that a shell's job control sees one job; a debugger's stop of
 //! the program is not, as members must be able to join and leave then.
 
-use std::os::fd::{AsFd as _, BorrowedFd};
 use std::process::Child;
 
 use rustix::io::Errno;
@@ -15,7 +14,8 @@ use crate::sys::signals::{Arrived, Signals, send};
 
 pub(crate) struct Program {
     child: Child,
-    signals: Signals,
+    /// Readable when [`Program::handle_signals`] has something to do.
+    pub(super) signals: Signals,
     /// Whether a signal of the terminal, or one sent by hand, asked the supervisor to stop.
     is_stop_wanted: bool,
     is_stopped: bool,
@@ -24,11 +24,6 @@ pub(crate) struct Program {
 impl Program {
     pub(crate) fn new(child: Child, signals: Signals) -> Program {
         Program { child, signals, is_stop_wanted: false, is_stopped: false }
-    }
-
-    /// Readable when [`Program::handle_signals`] has something to do.
-    pub(crate) fn signals(&self) -> BorrowedFd<'_> {
-        self.signals.as_fd()
     }
 
     /// Acts on the signals that came; returns the program's status when it has ended: its exit
@@ -74,7 +69,7 @@ impl Program {
             let status = match rustix::process::waitid(id(), options) {
                 Ok(Some(status)) => status,
                 Ok(None) | Err(Errno::INTR) => return None,
-                // Someone else waited for it: it has ended, but how is lost.
+                // Another thread waited for it: it has ended, and its status is lost.
                 Err(_) => return Some(crate::QUIRE_FAILED),
             };
             if let Some(status) = status.exit_status() {

@@ -1,7 +1,8 @@
 //! The swap file: made without a name, so that it goes with its last user, however that ends.
 
 use std::fs::OpenOptions;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
@@ -23,9 +24,10 @@ const BYTES_MIN: u64 = 4 << 20;
 const MEMORY_FILESYSTEMS: [i64; 2] = [0x0102_1994 /* tmpfs */, 0x8584_58f6 /* ramfs */];
 
 pub(crate) struct SwapFile {
-    descriptor: OwnedFd,
-    segments: u32,
-    warning: Option<String>,
+    pub descriptor: OwnedFd,
+    pub segments: u32,
+    /// What the user should know about it.
+    pub warning: Option<String>,
 }
 
 impl SwapFile {
@@ -43,7 +45,8 @@ impl SwapFile {
             Some(size) => size.bytes_of(free_bytes),
             None => (free_bytes / 2).min(DEFAULT_BYTES_MAX),
         };
-        let limit = bytes_limit();
+        // A write beyond RLIMIT_FSIZE fails, whatever the disk has room for.
+        let limit = rustix::process::getrlimit(Resource::Fsize).current.unwrap_or(u64::MAX);
         let segments = bytes.min(limit) / SEGMENT_BYTES as u64;
         if free_bytes < BYTES_MIN || (bytes_max.is_none() && bytes < BYTES_MIN) {
             bail!("cannot make a swap file in {shown}: only {} are free there", Human(free_bytes));
@@ -69,50 +72,29 @@ impl SwapFile {
         Ok(SwapFile { descriptor, segments, warning })
     }
 
-    pub(crate) fn segments(&self) -> u32 {
-        self.segments
-    }
-
-    /// What the user should know about it.
-    pub(crate) fn warning(&self) -> Option<&str> {
-        self.warning.as_deref()
-    }
-
     pub(crate) fn allocated_bytes(&self) -> u64 {
         rustix::fs::fstat(&self.descriptor)
             .map_or(0, |status| u64::try_from(status.st_blocks).unwrap_or(0) * 512)
     }
 }
 
-impl AsFd for SwapFile {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.descriptor.as_fd()
-    }
-}
-
-/// A write beyond RLIMIT_FSIZE fails, whatever the disk has room for.
-fn bytes_limit() -> u64 {
-    rustix::process::getrlimit(Resource::Fsize).current.unwrap_or(u64::MAX)
-}
-
 /// An unnamed file in `folder`, past the page cache where its filesystem allows that.
-fn open_unnamed(folder: &Path) -> rustix::io::Result<OwnedFd> {
+fn open_unnamed(folder: &Path) -> io::Result<OwnedFd> {
     let mode = Mode::RUSR | Mode::WUSR;
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
     let open = |more| rustix::fs::openat(CWD, folder, flags | OFlags::TMPFILE | more, mode);
-    match open(OFlags::DIRECT) {
-        // No O_DIRECT here, or no O_TMPFILE: each has its errno, and shares it.
-        Err(Errno::INVAL | Errno::OPNOTSUPP | Errno::ISDIR) => {}
-        result => return result,
+    for more in [OFlags::DIRECT, OFlags::empty()] {
+        match open(more) {
+            // No O_DIRECT here, or no O_TMPFILE: each has its errno, and shares it.
+            Err(Errno::INVAL | Errno::OPNOTSUPP | Errno::ISDIR) => {}
+            result => return Ok(result?),
+        }
     }
-    match open(OFlags::empty()) {
-        Err(Errno::INVAL | Errno::OPNOTSUPP | Errno::ISDIR) => open_and_unlink(folder),
-        result => result,
-    }
+    open_and_unlink(folder)
 }
 
 /// For filesystems without O_TMPFILE: a name that is gone as soon as the file is open.
-fn open_and_unlink(folder: &Path) -> rustix::io::Result<OwnedFd> {
+fn open_and_unlink(folder: &Path) -> io::Result<OwnedFd> {
     for _ in 0..100 {
         let file = folder.join(format!(".quire-swap-{:016x}", super::random()));
         let mut options = OpenOptions::new();
@@ -125,18 +107,14 @@ fn open_and_unlink(folder: &Path) -> rustix::io::Result<OwnedFd> {
         });
         match opened {
             Ok(opened) => {
-                std::fs::remove_file(&file).map_err(|error| errno_of(&error))?;
+                std::fs::remove_file(&file)?;
                 return Ok(opened.into());
             }
-            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(errno_of(&error)),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
         }
     }
-    Err(Errno::EXIST)
-}
-
-fn errno_of(error: &std::io::Error) -> Errno {
-    Errno::from_io_error(error).unwrap_or(Errno::IO)
+    Err(Errno::EXIST.into())
 }
 
 #[cfg(test)]
@@ -152,8 +130,8 @@ mod tests {
     #[test]
     fn a_swap_file_has_no_name_and_the_size_asked_for() {
         let swap = SwapFile::create(&folder(), Some(Size::Bytes(8 << 20))).unwrap();
-        assert_eq!(swap.segments(), 32);
-        let status = rustix::fs::fstat(&swap).unwrap();
+        assert_eq!(swap.segments, 32);
+        let status = rustix::fs::fstat(&swap.descriptor).unwrap();
         assert_eq!((status.st_size, status.st_nlink), (8 << 20, 0));
         assert_eq!(swap.allocated_bytes(), 0);
     }
@@ -184,9 +162,9 @@ mod tests {
     #[test]
     fn a_swap_file_in_memory_is_warned_of() {
         if let Ok(swap) = SwapFile::create(Path::new("/dev/shm"), Some(Size::Bytes(4 << 20))) {
-            let is_memory = rustix::fs::fstatfs(&swap)
+            let is_memory = rustix::fs::fstatfs(&swap.descriptor)
                 .is_ok_and(|filesystem| MEMORY_FILESYSTEMS.contains(&filesystem.f_type));
-            assert_eq!(swap.warning().is_some(), is_memory);
+            assert_eq!(swap.warning.is_some(), is_memory);
         }
     }
 }

@@ -11,7 +11,10 @@ use quire::control::{
 use rustix::net::RecvFlags;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, SendFlags};
 
+use clap::Parser as _;
+
 use super::*;
+use crate::cli::{Arguments, Command};
 use crate::size::Size;
 
 struct FakeMember {
@@ -28,7 +31,7 @@ struct Answer {
 
 impl FakeMember {
     fn connect(supervisor: &Supervisor) -> FakeMember {
-        FakeMember { socket: wire::connect(supervisor.socket_name()).unwrap() }
+        FakeMember { socket: wire::connect(&supervisor.socket_name).unwrap() }
     }
 
     fn say(&self, bytes: &[u8]) {
@@ -85,42 +88,33 @@ fn supervisor() -> Supervisor {
 }
 
 fn supervisor_with(swap: Option<SwapFile>) -> Supervisor {
-    let mut supervisor = Supervisor::new(Settings {
-        budget_pages: 1000,
-        member_pages_max: 0,
-        members_max: MEMBERS_MAX,
-        folio_order: FolioOrder::Fixed(4),
-        handlers: Handlers::Fixed(3),
-        no_pinned_handlers: true,
-        no_batch_unmap: true,
-        no_speculation: true,
-        swap,
-        uffd_device: None,
-    })
-    .unwrap();
+    let line = "quire run -m 4M --folio-order=4 --handlers=3 --no-pinned-handlers --no-batch-unmap \
+                --no-speculative-faults true";
+    let arguments = Arguments::try_parse_from(line.split_whitespace()).unwrap();
+    let Command::Run(options) = arguments.command else { unreachable!("`run` was asked for") };
+    let resources = Resources { budget_pages: 1000, member_pages_max: 0, swap, uffd_device: None };
+    let mut supervisor = Supervisor::new(&options, resources).unwrap();
     // Parent and child are both this process here.
     supervisor.parent_of = |_| Some(std::process::id());
     supervisor
 }
 
 /// A round, and one more where a process found no slot in it.
-fn serve_all(supervisor: &mut Supervisor, on_news: &mut dyn FnMut(News<'_>)) {
-    supervisor.serve(0, on_news).unwrap();
+fn serve_all(supervisor: &mut Supervisor) -> Vec<News> {
+    supervisor.serve(Duration::ZERO).unwrap();
     if !supervisor.late.is_empty() {
-        supervisor.serve(0, on_news).unwrap();
+        supervisor.serve(Duration::ZERO).unwrap();
     }
     assert!(supervisor.late.is_empty());
+    std::mem::take(&mut supervisor.news)
 }
 
 fn serve(supervisor: &mut Supervisor) -> Vec<Death> {
-    let mut deaths = Vec::new();
-    let mut on_news = |news: News<'_>| {
-        if let News::Death(death, _) = news {
-            deaths.push(death);
-        }
+    let death_of = |news| match news {
+        News::Death(death, _) => Some(death),
+        News::Full { .. } | News::Unmanaged(_) => None,
     };
-    serve_all(supervisor, &mut on_news);
-    deaths
+    serve_all(supervisor).into_iter().filter_map(death_of).collect()
 }
 
 fn join(supervisor: &mut Supervisor, parent_slot: u32, held_pages: u64) -> (FakeMember, u32) {
@@ -156,7 +150,7 @@ fn a_member_gets_the_control_page_and_the_swap_file() {
     assert_eq!(sizes, [CONTROL_BYTES as u64, pool_bytes as u64, 4 << 20]);
     for shared in &answer.descriptors[..2] {
         let shrunk = rustix::fs::ftruncate(shared, 0);
-        assert_eq!(shrunk, Err(Errno::PERM), "nobody takes its memory from the others");
+        assert_eq!(shrunk, Err(Errno::PERM), "no member takes its memory from the others");
     }
     let control = &supervisor.control;
     assert_eq!(control.members[answer.slot as usize].pid.load(Relaxed), std::process::id());
@@ -249,12 +243,12 @@ fn after_an_exec_the_old_self_leaves_before_the_new_one_joins() {
     new.hello(u32::MAX, 0, 0);
     let token = supervisor.accept_all()[0];
     let Said::Hello(hello) = supervisor.listen_to(token) else { panic!("no hello") };
-    supervisor.remove_former_self(token, &mut |_| ());
-    assert_eq!(supervisor.members.count(), 0);
+    supervisor.remove_former_self(token);
+    assert_eq!(supervisor.members.count, 0);
     assert_eq!(supervisor.control.held(), 0);
-    supervisor.welcome(token, hello, Turn::First, &mut |_| ());
+    supervisor.welcome(token, hello, Turn::First);
     assert_ne!(new.answer().unwrap().slot, old_slot);
-    assert_eq!(supervisor.members.count(), 1);
+    assert_eq!(supervisor.members.count, 1);
     assert_eq!(supervisor.account().processes, 2);
 }
 
@@ -262,10 +256,10 @@ fn after_an_exec_the_old_self_leaves_before_the_new_one_joins() {
 fn a_living_member_is_no_former_self() {
     let mut supervisor = supervisor();
     let members = [(); 3].map(|()| join(&mut supervisor, u32::MAX, 0));
-    assert_eq!(supervisor.members.count(), 3);
+    assert_eq!(supervisor.members.count, 3);
     drop(members);
     serve(&mut supervisor);
-    assert_eq!(supervisor.members.count(), 0);
+    assert_eq!(supervisor.members.count, 0);
     assert!(supervisor.connections.is_empty());
 }
 
@@ -288,15 +282,7 @@ fn nonsense_is_hung_up_on_and_other_versions_are_refused() {
 #[test]
 fn without_a_free_slot_a_process_is_refused() {
     let mut supervisor = supervisor();
-    let hello = Hello {
-        magic: MAGIC,
-        version: VERSION,
-        fork: 0,
-        parent_slot: u32::MAX,
-        held_pages: 0,
-        wanted_pages: 0,
-    };
-    while supervisor.members.join(&supervisor.control, &hello, 1).is_ok() {}
+    while supervisor.members.join(&supervisor.control, &wire::HELLO, 1).is_ok() {}
     let late = FakeMember::connect(&supervisor);
     late.hello(u32::MAX, 0, 0);
     serve(&mut supervisor);
@@ -321,7 +307,7 @@ fn other_users_must_be_descendants() {
     assert!(supervisor.may_join(stranger), "a setuid() of the program's child is family");
     supervisor.parent_of = |_| Some(1);
     assert!(!supervisor.may_join(stranger));
-    supervisor.trust_cgroup("quire-1-1", Path::new("/nonexistent"));
+    supervisor.cgroup = Some("/nonexistent/quire-1-1".into());
     assert!(!supervisor.may_join(Peer { pid: 1, uid: 12345 }), "init is in no cgroup of ours");
 }
 
@@ -334,16 +320,11 @@ fn the_first_process_beyond_the_most_is_news_and_the_others_are_counted() {
     for parent_slot in [NO_PARENT, slot, slot] {
         let late = FakeMember::connect(&supervisor);
         late.hello(parent_slot, 0, 0);
-        let mut on_news = |news: News<'_>| {
-            if let News::Full { most } = news {
-                told.push(most);
-            }
-        };
-        serve_all(&mut supervisor, &mut on_news);
+        told.extend(serve_all(&mut supervisor));
         let answer = late.answer().unwrap();
         assert_eq!((answer.refusal, answer.detail), (Some(Refusal::Full), 1));
     }
-    assert_eq!(told, [1]);
+    assert!(matches!(told[..], [News::Full { most: 1 }]));
     assert_eq!(supervisor.account().processes_refused, 3);
 }
 
@@ -354,7 +335,10 @@ fn a_run_inside_holds_its_whole_budget_until_its_connection_closes() {
     charge(&supervisor, slot, 100);
     let (inner, _) = join(&mut supervisor, RESERVATION, 800);
     assert_eq!(supervisor.control.held(), 900);
-    assert_eq!(supervisor.members.inner(&supervisor.control).count(), 1);
+    assert_eq!(
+        unmanaged::members_and_inner(supervisor.members.present(&supervisor.control)).1.len(),
+        1
+    );
     // 1000 pages, of which reclaim keeps 32.
     let another = FakeMember::connect(&supervisor);
     another.hello(RESERVATION, 100, 0);
@@ -397,7 +381,7 @@ fn the_supervisor_that_asks_for_a_part_is_a_member_beside_it() {
 }
 
 #[test]
-fn who_leaves_is_on_the_roll_and_who_executes_is_there_as_each_program() {
+fn a_member_that_leaves_is_in_the_log_and_one_that_executes_is_there_as_each_program() {
     let mut supervisor = supervisor();
     let (first, slot) = join(&mut supervisor, NO_PARENT, 0);
     supervisor.control.members[slot as usize].held_pages_max.store(77, Relaxed);
@@ -423,7 +407,7 @@ fn a_place_that_has_just_become_free_is_found() {
     let Said::Hello(hello) = supervisor.listen_to(token) else { panic!("no hello") };
     // After the round's events were read.
     drop(member);
-    supervisor.welcome(token, hello, Turn::First, &mut |_| ());
+    supervisor.welcome(token, hello, Turn::First);
     assert!(next.answer().is_none(), "not yet");
     serve(&mut supervisor);
     let answer = next.answer().unwrap();

@@ -1,21 +1,21 @@
 //! Processes of a run that are no members: found, named once, and their memory shown as what it is.
 //!
-//! A program that clears its environment, a static one, a setuid one: none of them joins, and nobody
-//! asks. So the process tree is looked at, a second apart at the least, and at a hundredth of this
-//! process's time at the most. Who was seen twice and is no member is unmanaged: between its exec and
-//! its joining a process is none either, for a moment.
+//! A program that clears its environment, a static one, a setuid one: none of them joins, and none says
+//! so. So the supervisor looks at the process tree, a second apart at the least, and for a hundredth of
+//! its time at the most. A process that was seen twice and is no member is unmanaged: between its exec
+//! and its joining a process is none either, for a moment. One that is stopped, or that still runs in
+//! its parent's memory (vfork), is not judged. Each unmanaged process is named once, with what its file,
+//! its environment or its network namespace says about the reason.
 //!
-//! Owns what was seen. Leaves to `inspect` what is in a program's way. A run inside this one is its
-//! own supervisor's affair: nothing below that is looked at.
-//!
-//! A process that is stopped, or that still runs in its parent's memory (vfork), is not judged. Each unmanaged
-//! process is named once, with what its file, its environment or its network namespace says about the reason.
-//! The supervisor is no subreaper: a program's orphans have the parent that they would have without it.
+//! This module owns what was seen. It leaves to `inspect` what is in a program's way, and what is below
+//! the supervisor of a run inside to that supervisor. The supervisor is no subreaper: a program's
+//! orphans have the parent that they would have without it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use quire::control::SOCKET_VARIABLE;
+use quire::control::{Member, SOCKET_VARIABLE};
 
 use crate::inspect;
 use crate::procfs::{self, ProcessStat};
@@ -41,7 +41,7 @@ pub(crate) struct Unmanaged {
     pub resident_bytes_max: u64,
 }
 
-struct Seen {
+pub(super) struct Seen {
     start_ticks: u64,
     /// Once it was seen twice.
     unmanaged: Option<Unmanaged>,
@@ -88,13 +88,28 @@ impl Family<'_> {
     }
 }
 
+/// The processes of these members, and the supervisors of the runs inside, to which the other slots
+/// belong.
+pub(crate) fn members_and_inner<'a>(
+    members: impl Iterator<Item = &'a Member>,
+) -> (BTreeSet<u32>, BTreeSet<u32>) {
+    let (inner, own): (Vec<_>, Vec<_>) = members.partition(|member| member.is_a_reservation());
+    let pids =
+        |members: Vec<&Member>| members.iter().map(|member| member.pid.load(Relaxed)).collect();
+    (pids(own), pids(inner))
+}
+
 /// What the supervisor has seen of unmanaged processes.
 pub(crate) struct Watch {
-    next: Instant,
-    seen: BTreeMap<u32, Seen>,
+    /// When the next look is due.
+    pub(super) next: Instant,
+    /// The processes that were seen: they belong to the run, whatever their parents are by now.
+    pub(super) seen: BTreeMap<u32, Seen>,
     past: Vec<Unmanaged>,
-    found: u64,
-    resident_bytes_max: u64,
+    /// Processes that were seen twice, ever.
+    pub(super) found: u64,
+    /// Most that all of them had in memory at a time, as far as was seen.
+    pub(super) resident_bytes_max: u64,
 }
 
 impl Watch {
@@ -109,39 +124,20 @@ impl Watch {
         }
     }
 
-    pub(crate) fn is_due(&self) -> bool {
-        Instant::now() >= self.next
-    }
-
-    /// Processes that were seen twice, ever.
-    pub(crate) fn found(&self) -> u64 {
-        self.found
-    }
-
-    /// Most that all of them had in memory at a time, as far as was seen.
-    pub(crate) fn resident_bytes_max(&self) -> u64 {
-        self.resident_bytes_max
-    }
-
     /// Those that there were and are, as they were seen last.
     pub(crate) fn all(&self) -> impl Iterator<Item = &Unmanaged> {
         self.past.iter().chain(self.seen.values().filter_map(|seen| seen.unmanaged.as_ref()))
     }
 
-    /// The processes that were seen: they belong to the run, whatever their parents are by now.
-    pub(crate) fn known(&self) -> impl Iterator<Item = u32> {
-        self.seen.keys().copied()
-    }
-
-    /// Looks at all processes there are; `on_found` is told of each that is newly unmanaged.
-    /// `why` says what the supervisor itself knows of a process.
+    /// Looks at all processes there are; returns those that are newly unmanaged. `why` says what the
+    /// supervisor itself knows of a process.
     pub(crate) fn look(
         &mut self,
         family: Family<'_>,
         why: impl Fn(u32) -> Option<String>,
-        on_found: &mut dyn FnMut(&Unmanaged),
-    ) {
+    ) -> Vec<Unmanaged> {
         let began = Instant::now();
+        let mut found = Vec::new();
         let all = procfs::all();
         let strangers = family.strangers(&all);
         self.forget_all_but(&strangers, &all);
@@ -155,8 +151,7 @@ impl Watch {
             };
             if seen.unmanaged.is_none() && is_settled(pid, stat) {
                 let unmanaged = describe(pid, why(pid));
-                on_found(&unmanaged);
-                self.found += 1;
+                found.push(unmanaged.clone());
                 seen.unmanaged = Some(unmanaged);
             }
             if let Some(unmanaged) = &mut seen.unmanaged {
@@ -166,6 +161,8 @@ impl Watch {
         }
         self.resident_bytes_max = self.resident_bytes_max.max(sum);
         self.next = Instant::now() + PERIOD.max(began.elapsed() * PERIOD_PER_LOOK);
+        self.found += found.len() as u64;
+        found
     }
 
     /// Forgets processes that have ended or joined, and numbers that are another process now.
@@ -215,13 +212,13 @@ impl Unmanaged {
 
 /// Why a process that runs has not joined, as far as it can be seen from outside.
 fn why_not(pid: u32) -> String {
-    match inspect::inspect_running(pid) {
+    let environment = match inspect::inspect_running(pid) {
         Ok(Some(unmanaged)) => return unmanaged.why(),
-        Ok(None) => {}
-        Err(_) => return "it is another user's, and may not be looked at".into(),
-    }
-    let Ok(environment) = std::fs::read(format!("/proc/{pid}/environ")) else {
-        return "it is another user's, and may not be looked at".into();
+        Ok(None) => std::fs::read(format!("/proc/{pid}/environ")),
+        Err(error) => Err(error),
+    };
+    let Ok(environment) = environment else {
+        return "it belongs to another user, and quire may not look at it".into();
     };
     for variable in ["LD_PRELOAD", SOCKET_VARIABLE] {
         let is_it = |word: &[u8]| {
@@ -255,15 +252,15 @@ mod tests {
     }
 
     #[test]
-    fn who_is_below_the_supervisor_and_no_member_is_a_stranger() {
+    fn a_process_below_the_supervisor_that_is_no_member_is_a_stranger() {
         let processes = [(10, 1), (11, 10), (12, 11), (13, 12), (20, 1), (21, 20)];
         assert_eq!(strangers(&processes, &[11], &[]), [12, 13]);
         assert_eq!(strangers(&processes, &[11, 12, 13], &[]), [0; 0]);
     }
 
     #[test]
-    fn orphans_are_known_by_who_was_above_them() {
-        // 11 is a member and nobody's child any more; 50 was seen before.
+    fn orphans_are_known_by_what_was_above_them() {
+        // 11 is a member and no process's child any more; 50 was seen before.
         let processes = [(10, 1), (11, 1), (12, 11), (50, 1), (51, 50), (60, 1)];
         assert_eq!(strangers(&processes, &[11], &[]), [12, 50, 51]);
     }
@@ -282,28 +279,28 @@ mod tests {
         let members = BTreeSet::new();
         let inner = BTreeSet::new();
         let known = BTreeSet::from([child.id()]);
-        // Nobody is below this one.
+        // No process is below this one.
         let family =
             Family { supervisor_pid: u32::MAX, members: &members, inner: &inner, known: &known };
         let mut watch = Watch::new();
         let mut found = Vec::new();
         for _ in 0..3 {
-            watch.look(family, |_| None, &mut |unmanaged| found.push(unmanaged.clone()));
+            found.extend(watch.look(family, |_| None));
         }
         child.kill().unwrap();
         child.wait().unwrap();
         assert_eq!(found.len(), 1, "{found:?}");
         assert_eq!((found[0].pid, found[0].name.as_str()), (child.id(), "sleep"));
         assert_eq!(found[0].why, "LD_PRELOAD is missing in its environment");
-        assert!(watch.resident_bytes_max() > 0);
-        watch.look(family, |_| None, &mut |_| unreachable!("nobody is left"));
+        assert!(watch.resident_bytes_max > 0);
+        assert_eq!(watch.look(family, |_| None), [], "no process is left");
         let past: Vec<&Unmanaged> = watch.all().collect();
-        assert_eq!((past.len(), past[0].pid, watch.found()), (1, child.id(), 1));
+        assert_eq!((past.len(), past[0].pid, watch.found), (1, child.id(), 1));
         assert!(past[0].resident_bytes_max > 0);
     }
 
     #[test]
-    fn who_joins_meanwhile_is_no_stranger() {
+    fn a_process_that_joins_meanwhile_is_no_stranger() {
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let [inner, none] = [BTreeSet::new(), BTreeSet::new()];
         let child_alone = BTreeSet::from([child.id()]);
@@ -314,10 +311,10 @@ mod tests {
             inner: &inner,
             known: &child_alone,
         };
-        watch.look(family(&none), |_| None, &mut |_| unreachable!("seen once"));
-        watch.look(family(&child_alone), |_| None, &mut |_| unreachable!("a member"));
+        assert_eq!(watch.look(family(&none), |_| None), [], "it was seen once");
+        assert_eq!(watch.look(family(&child_alone), |_| None), [], "it is a member");
         child.kill().unwrap();
         child.wait().unwrap();
-        assert_eq!(watch.found(), 0);
+        assert_eq!(watch.found, 0);
     }
 }

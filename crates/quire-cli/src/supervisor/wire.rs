@@ -33,24 +33,37 @@ pub(crate) fn is_closed(socket: &OwnedFd) -> bool {
     !matches!(peeked, Ok((1.., _)) | Err(Errno::AGAIN | Errno::INTR))
 }
 
+/// What a program that has just begun says.
+pub(crate) const HELLO: Hello = Hello {
+    magic: MAGIC,
+    version: VERSION,
+    fork: 0,
+    parent_slot: NO_PARENT,
+    held_pages: 0,
+    wanted_pages: 0,
+};
+
 /// A `Hello` from its bytes, which are its fields in the machine's own order.
 pub(crate) fn decode(bytes: &[u8]) -> Option<Hello> {
-    let word = |at: usize| Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
-    let long = |at: usize| Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
-    let (magic, version) = (word(0)?, word(4)?);
-    if magic != MAGIC || (version == VERSION && bytes.len() != size_of::<Hello>()) {
-        return None;
+    let words = words_of(bytes);
+    match words[..] {
+        // Another version's fields mean something else, but it is owed an answer.
+        [MAGIC, version, ..] if version != VERSION => Some(Hello { version, ..HELLO }),
+        [MAGIC, VERSION, fork, parent_slot, ..] if bytes.len() == size_of::<Hello>() => {
+            let (held_pages, wanted_pages) = (long(&words[4..]), long(&words[6..]));
+            Some(Hello { fork, parent_slot, held_pages, wanted_pages, ..HELLO })
+        }
+        _ => None,
     }
-    // Another version's fields mean something else, but it is owed an answer.
-    let is_ours = version == VERSION;
-    Some(Hello {
-        magic,
-        version,
-        fork: if is_ours { word(8)? } else { 0 },
-        parent_slot: if is_ours { word(12)? } else { NO_PARENT },
-        held_pages: if is_ours { long(16)? } else { 0 },
-        wanted_pages: if is_ours { long(24)? } else { 0 },
-    })
+}
+
+fn words_of(bytes: &[u8]) -> Vec<u32> {
+    bytes.as_chunks().0.iter().map(|bytes| u32::from_ne_bytes(*bytes)).collect()
+}
+
+/// A number of 64 bits, low word first.
+fn long(words: &[u32]) -> u64 {
+    u64::from(words[0]) | u64::from(words[1]) << 32
 }
 
 pub(crate) fn send(
@@ -64,16 +77,21 @@ pub(crate) fn send(
         ancillary.push(SendAncillaryMessage::ScmRights(descriptors));
     }
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-    rustix::net::sendmsg(socket, &[IoSlice::new(&encode(welcome))], &mut ancillary, flags).map(drop)
+    rustix::net::sendmsg(
+        socket,
+        &[IoSlice::new(&encode(
+            [welcome.magic, welcome.flags, welcome.slot, welcome.refusal],
+            &[welcome.detail],
+        ))],
+        &mut ancillary,
+        flags,
+    )
+    .map(drop)
 }
 
-fn encode(welcome: &Welcome) -> [u8; size_of::<Welcome>()] {
-    let words = [welcome.magic, welcome.flags, welcome.slot, welcome.refusal];
-    let mut bytes = [0; size_of::<Welcome>()];
-    for (place, word) in bytes.chunks_exact_mut(4).zip(words) {
-        place.copy_from_slice(&word.to_ne_bytes());
-    }
-    bytes[16..].copy_from_slice(&welcome.detail.to_ne_bytes());
+fn encode(words: [u32; 4], longs: &[u64]) -> Vec<u8> {
+    let mut bytes = words.map(u32::to_ne_bytes).concat();
+    bytes.extend(longs.iter().flat_map(|long| long.to_ne_bytes()));
     bytes
 }
 
@@ -88,17 +106,17 @@ pub(crate) fn connect(name: &str) -> rustix::io::Result<OwnedFd> {
 /// Says hello, and waits for the answer; whatever descriptors come with it are closed.
 pub(crate) fn ask(socket: &OwnedFd, hello: &Hello) -> rustix::io::Result<Welcome> {
     let words = [hello.magic, hello.version, hello.fork, hello.parent_slot];
-    let mut bytes: Vec<u8> = words.into_iter().flat_map(u32::to_ne_bytes).collect();
-    bytes.extend([hello.held_pages, hello.wanted_pages].into_iter().flat_map(u64::to_ne_bytes));
+    let bytes = encode(words, &[hello.held_pages, hello.wanted_pages]);
     rustix::net::send(socket, &bytes, SendFlags::NOSIGNAL)?;
     let mut answer = [0u8; size_of::<Welcome>()];
     let (count, _) = rustix::net::recv(socket, &mut answer, RecvFlags::empty())?;
     if count != answer.len() {
         return Err(if count == 0 { Errno::CONNRESET } else { Errno::PROTO });
     }
-    let word = |at: usize| u32::from_ne_bytes([0, 1, 2, 3].map(|byte| answer[at + byte]));
-    let detail = u64::from(word(16)) | u64::from(word(20)) << 32;
-    let welcome =
-        Welcome { magic: word(0), flags: word(4), slot: word(8), refusal: word(12), detail };
-    if welcome.magic == MAGIC { Ok(welcome) } else { Err(Errno::PROTO) }
+    match words_of(&answer)[..] {
+        [MAGIC, flags, slot, refusal, ref detail @ ..] => {
+            Ok(Welcome { magic: MAGIC, flags, slot, refusal, detail: long(detail) })
+        }
+        _ => Err(Errno::PROTO),
+    }
 }

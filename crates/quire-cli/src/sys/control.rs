@@ -62,13 +62,13 @@ impl Deref for ControlMap {
         // the memfd from shrinking under it; all fields are atomics, for which zeros are valid and
         // which other processes may change at any time. A mapping that may only be read is only
         // loaded from, Relaxed, which needs no right to write.
-        unsafe { self.0.base().cast().as_ref() }
+        unsafe { self.0.base.cast().as_ref() }
     }
 }
 
 impl AsFd for ControlMap {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.0.memfd.as_fd()
     }
 }
 

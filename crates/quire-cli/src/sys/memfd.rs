@@ -1,6 +1,6 @@
 //! Memfds that the supervisor shares with the members: sealed, and mapped shared.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 
 use anyhow::{Context as _, Result};
@@ -30,9 +30,9 @@ pub(super) fn create(what: &str, bytes: usize) -> Result<OwnedFd> {
 
 /// The beginning of a memfd, mapped shared.
 pub(super) struct SharedMap {
-    base: NonNull<u8>,
+    pub(super) base: NonNull<u8>,
     bytes: usize,
-    memfd: OwnedFd,
+    pub(super) memfd: OwnedFd,
 }
 
 // SAFETY: the address is all that it hands out; what others do there is for them to justify.
@@ -58,16 +58,6 @@ impl SharedMap {
         let base = NonNull::new(base.cast())
             .with_context(|| format!("the {what} memfd came at address 0"))?;
         Ok(SharedMap { base, bytes, memfd })
-    }
-
-    pub(super) fn base(&self) -> NonNull<u8> {
-        self.base
-    }
-}
-
-impl AsFd for SharedMap {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.memfd.as_fd()
     }
 }
 

@@ -1,6 +1,6 @@
 //! What the pidfd of a process that is no child of this one says of its end.
 
-use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::os::fd::{AsRawFd as _, BorrowedFd};
 
 /// `struct pidfd_info` of Linux 6.15, as far as it is needed: 64 bytes, its first form.
 #[repr(C)]
@@ -16,27 +16,6 @@ struct Info {
 const GET_INFO: libc::c_ulong = 0xC040_FF0B;
 /// `PIDFD_INFO_EXIT`: asks for the exit status, and says that it is there.
 const INFO_EXIT: u64 = 1 << 3;
-
-/// The process at the other end of a Unix socket, as of when it connected; `None` where the kernel
-/// does not say, or it has ended and been waited for.
-pub(crate) fn of_peer(socket: BorrowedFd<'_>) -> Option<OwnedFd> {
-    let mut descriptor: libc::c_int = -1;
-    let mut length = size_of::<libc::c_int>() as libc::socklen_t;
-    /// Linux 6.5; libc has no name for it yet on every target.
-    const SO_PEERPIDFD: libc::c_int = 77;
-    // SAFETY: writes one int, and its length.
-    let status = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            SO_PEERPIDFD,
-            (&raw mut descriptor).cast(),
-            &raw mut length,
-        )
-    };
-    // SAFETY: a new descriptor, close-on-exec, that is ours alone.
-    (status == 0 && descriptor >= 0).then(|| unsafe { OwnedFd::from_raw_fd(descriptor) })
-}
 
 /// The wait status of a process that has ended and was waited for; `None` before that, and on
 /// kernels that do not keep it (before 6.15).

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use anyhow::Result;
 use quire::control::slabs::SlabTable;
 use rustix::fs::FallocateFlags;
-use rustix::io::Errno;
+use rustix::io::retry_on_intr;
 
 use super::memfd::{self, Access, SharedMap};
 
@@ -24,7 +24,7 @@ impl PoolMap {
     /// The same pool, mapped once more.
     #[cfg(test)]
     pub(crate) fn view(&self) -> Result<PoolMap> {
-        PoolMap::map(self.map.as_fd().try_clone_to_owned()?, self.slots())
+        PoolMap::map(self.map.memfd.try_clone()?, self.slots())
     }
 
     /// Maps a memfd that is such a pool and cannot shrink.
@@ -32,7 +32,7 @@ impl PoolMap {
         let map = SharedMap::new(memfd, SlabTable::bytes(slots), Access::Write, "pool")?;
         // SAFETY: just mapped, with this length, from a memfd that began as zeros and cannot shrink;
         // unmapped when `self` is dropped, which the table is only lent by.
-        let table = unsafe { SlabTable::at(map.base(), slots) };
+        let table = unsafe { SlabTable::at(map.base, slots) };
         Ok(PoolMap { table, map })
     }
 
@@ -41,9 +41,9 @@ impl PoolMap {
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         // Nothing else fails for a hole in shared memory; what stayed would be used again with its
         // slot.
-        while rustix::fs::fallocate(&self.map, hole, offset as u64, bytes as u64)
-            == Err(Errno::INTR)
-        {}
+        let _ = retry_on_intr(|| {
+            rustix::fs::fallocate(&self.map.memfd, hole, offset as u64, bytes as u64)
+        });
     }
 }
 
@@ -57,6 +57,6 @@ impl Deref for PoolMap {
 
 impl AsFd for PoolMap {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.map.as_fd()
+        self.map.memfd.as_fd()
     }
 }

@@ -5,25 +5,19 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::sync::OnceLock;
 
+use libc::{
+    SIGALRM, SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGTTIN, SIGTTOU,
+    SIGUSR1, SIGUSR2, SIGWINCH,
+};
+
 /// Signals that the supervisor passes on to the program or acts on.
-const TAKEN: [i32; 13] = [
-    libc::SIGHUP,
-    libc::SIGINT,
-    libc::SIGQUIT,
-    libc::SIGTERM,
-    libc::SIGUSR1,
-    libc::SIGUSR2,
-    libc::SIGALRM,
-    libc::SIGWINCH,
-    libc::SIGTSTP,
-    libc::SIGTTIN,
-    libc::SIGTTOU,
-    libc::SIGCONT,
-    libc::SIGCHLD,
+pub(crate) const TAKEN: [i32; 13] = [
+    SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGALRM, SIGWINCH, SIGTSTP, SIGTTIN,
+    SIGTTOU, SIGCONT, SIGCHLD,
 ];
 
 /// Signals that end a command that looks on, after it has printed what it saw so far.
-const ENDS: [i32; 4] = [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM];
+pub(crate) const ENDS: [i32; 4] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM];
 
 /// Has the process end, without a word, where it prints to a pipe that has no reader any more.
 pub fn end_with_reader() {
@@ -53,17 +47,8 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// Blocks all that a program is passed, and opens a descriptor for them.
-    pub(crate) fn take_over() -> io::Result<Signals> {
-        Signals::take(&TAKEN)
-    }
-
-    /// Blocks what asks for an end, and opens a descriptor for it.
-    pub(crate) fn take_ends() -> io::Result<Signals> {
-        Signals::take(&ENDS)
-    }
-
-    fn take(signals: &[i32]) -> io::Result<Signals> {
+    /// Blocks these signals, and opens a descriptor for them.
+    pub(crate) fn take(signals: &[i32]) -> io::Result<Signals> {
         let mut set = MaybeUninit::<libc::sigset_t>::zeroed();
         let mut mask = MaybeUninit::<libc::sigset_t>::zeroed();
         let mut child = MaybeUninit::<libc::sigaction>::zeroed();
@@ -75,11 +60,11 @@ impl Signals {
                 libc::sigaddset(set.as_mut_ptr(), signal);
             }
             check(libc::sigprocmask(libc::SIG_BLOCK, set.as_ptr(), mask.as_mut_ptr()))?;
-            check(libc::sigaction(libc::SIGCHLD, std::ptr::null(), child.as_mut_ptr()))?;
+            check(libc::sigaction(SIGCHLD, std::ptr::null(), child.as_mut_ptr()))?;
             let is_child_ignored = child.assume_init().sa_sigaction == libc::SIG_IGN;
             if is_child_ignored {
                 // An ignored SIGCHLD would have the kernel throw the program's status away.
-                set_disposition(libc::SIGCHLD, libc::SIG_DFL)?;
+                set_disposition(SIGCHLD, libc::SIG_DFL)?;
             }
             let raw =
                 check(libc::signalfd(-1, set.as_ptr(), libc::SFD_CLOEXEC | libc::SFD_NONBLOCK))?;
@@ -91,7 +76,7 @@ impl Signals {
         }
     }
 
-    /// The signals' state before [`Signals::take_over`].
+    /// The signals' state before [`Signals::take`].
     pub(crate) fn inherited(&self) -> Inherited {
         self.inherited
     }
@@ -126,7 +111,7 @@ impl Inherited {
         // SAFETY: `mask` is a set that sigprocmask wrote.
         unsafe {
             if self.is_child_ignored {
-                set_disposition(libc::SIGCHLD, libc::SIG_IGN)?;
+                set_disposition(SIGCHLD, libc::SIG_IGN)?;
             }
             check(libc::sigprocmask(
                 libc::SIG_SETMASK,
