@@ -102,7 +102,7 @@ def check_objects(figures):
         by_mmap = [way for way in ways if way.startswith("mmap")]
         by_quire = [way for way in ways if not way.startswith("mmap")]
         if not figures["left_out"]:
-            expected = {"cached": (1, 4), "in-order": (4, 4), "random": (1, 3)}.get(name, (1, 2))
+            expected = {"cached": (1, 2), "in-order": (4, 2), "random": (1, 3)}.get(name, (1, 2))
             if (len(by_mmap), len(by_quire)) != expected:
                 raise Failed(f"objects: {name} has {list(ways)}")
         for label, way in ways.items():
