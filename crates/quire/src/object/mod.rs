@@ -345,7 +345,7 @@ pub struct Objects<M: ObjectMmu> {
     pins: Pins,
     requests: Requests,
     /// For reads in place.
-    buffers: read_in_place::Buffers,
+    buffers: read_in_place::InPlaceBuffers,
     /// Faults that wait until less is dirty.
     unclean: FaultList,
     /// Writers that have waited too long.
@@ -377,7 +377,7 @@ impl<M: ObjectMmu> Objects<M> {
         let i_mmaps = IMmaps::new()?;
         let slots = Table::new(OBJECTS_MAX)?;
         let mappings = Mappings::new()?;
-        let buffers = read_in_place::Buffers::new()?;
+        let buffers = read_in_place::InPlaceBuffers::new()?;
         let pins = Pins::new(space.arena().len())?;
         Ok(Objects {
             space,

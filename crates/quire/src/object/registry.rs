@@ -9,6 +9,8 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use super::i_mmap::IMmap;
+use super::requests::IoBuffer;
+use super::rmap::Wait;
 use super::strides::Strides;
 use super::{BackingStore, OBJECT_PAGES_MAX, Object, ObjectId, Objects, stall, sync};
 use crate::fault::order::Streams;
@@ -141,7 +143,9 @@ impl<M: ObjectMmu> Objects<M> {
         let mut users = object.users.load(Ordering::Acquire);
         loop {
             if users == 1 && !is_tried && object.dirty_pages() > 0 {
-                self.write_back_last(object);
+                if let Ok(mut buffer) = IoBuffer::new() {
+                    self.write_back_runs(object, object.range(), Wait::Yes, &mut buffer);
+                }
                 is_tried = true;
                 users = object.users.load(Ordering::Acquire);
                 continue;

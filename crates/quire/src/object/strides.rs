@@ -1,13 +1,12 @@
 //! Strides: streams of faults that go by a constant distance, and what they will want next.
 //!
-//! Owns the recognition. Leaves streams that touch page after page to [`crate::fault::order`], and
-//! reading to [`super::readahead`].
+//! Here they are recognised. Streams that touch page after page are [`crate::fault::order`]'s.
 //!
 //! # States
 //!
 //! The pages that faults had to read are remembered for a while. Four of them in one mapping, each
 //! as far from the next, in either direction, are a stream: fewer come together by chance. From
-//! then on its pages are read before they are asked for, `window` of them ahead of its last fault.
+//! then on its pages are read ahead, `window` of them ahead of its last fault.
 //! A fault that finds what was read for it makes the window twice as large, as does one that came
 //! before it; one that passes over what was read, or finds it gone again, halves it. Only faults
 //! count: what is mapped along with another page says nothing. A stream without faults ends by
@@ -41,13 +40,12 @@ pub(super) struct Touch {
     pub mapping: u32,
 }
 
-/// What a fault found.
+/// Whether a fault found its page in the cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Found {
-    /// Its page, in the cache.
-    Cached,
-    /// Nothing: it has to be read.
-    Absent,
+pub(super) enum Lookup {
+    Hit,
+    /// It has to be read.
+    Miss,
 }
 
 /// Pages to read.
@@ -68,7 +66,7 @@ impl Ahead {
 }
 
 #[derive(Clone, Copy)]
-struct Stream {
+struct Stride {
     last: Touch,
     /// Pages from one fault to the next; 0: no stream.
     distance: i64,
@@ -78,7 +76,7 @@ struct Stream {
     ahead: u32,
 }
 
-impl Stream {
+impl Stride {
     /// How many distances behind the last fault a page lies, where the stream may be there by now.
     fn steps_to(&self, touch: Touch) -> Option<u32> {
         if self.distance == 0 || self.last.mapping != touch.mapping {
@@ -91,9 +89,15 @@ impl Stream {
     }
 
     /// The stream goes on here; returns what is to be read now.
-    fn go_on(&mut self, touch: Touch, steps: u32, found: Found, window_max: u32) -> Option<Ahead> {
+    fn go_on(
+        &mut self,
+        touch: Touch,
+        steps: u32,
+        lookup: Lookup,
+        window_max: u32,
+    ) -> Option<Ahead> {
         let was_read = steps <= self.ahead;
-        let is_wasted = steps > 1 || (was_read && found == Found::Absent);
+        let is_wasted = steps > 1 || (was_read && lookup == Lookup::Miss);
         self.window = if is_wasted { self.window / 2 } else { self.window * 2 };
         self.window = self.window.clamp(1, window_max.max(1));
         self.ahead = self.ahead.saturating_sub(steps);
@@ -110,22 +114,22 @@ impl Stream {
     }
 }
 
-struct Table {
+struct StrideTable {
     /// The last faults that had to be read, oldest overwritten.
     history: [Option<Touch>; HISTORY],
     newest: usize,
-    streams: [Stream; STREAMS],
+    streams: [Stride; STREAMS],
     hand: usize,
 }
 
 /// The strided streams of an object.
-pub(super) struct Strides(Mutex<rank::Strides, Table>);
+pub(super) struct Strides(Mutex<rank::Strides, StrideTable>);
 
 impl Strides {
     pub const fn new() -> Strides {
         let nowhere = Touch { page: ObjectPage(0), mapping: 0 };
-        let none = Stream { last: nowhere, distance: 0, window: 0, ahead: 0 };
-        Strides(Mutex::new(Table {
+        let none = Stride { last: nowhere, distance: 0, window: 0, ahead: 0 };
+        Strides(Mutex::new(StrideTable {
             history: [None; HISTORY],
             newest: 0,
             streams: [none; STREAMS],
@@ -140,21 +144,21 @@ impl Strides {
     }
 
     /// Notes a fault; returns what is to be read ahead for it, at most `window_max` pages.
-    pub fn note(&self, touch: Touch, found: Found, window_max: u32) -> Option<Ahead> {
+    pub fn note(&self, touch: Touch, lookup: Lookup, window_max: u32) -> Option<Ahead> {
         let mut table = self.0.try_lock()?;
         for stream in &mut table.streams {
             if let Some(steps) = stream.steps_to(touch) {
-                return stream.go_on(touch, steps, found, window_max);
+                return stream.go_on(touch, steps, lookup, window_max);
             }
         }
-        if found == Found::Cached {
+        if lookup == Lookup::Hit {
             return None;
         }
         let distance = table.distance_to(touch);
         table.newest = (table.newest + 1) % HISTORY;
         let newest = table.newest;
         table.history[newest] = Some(touch);
-        let mut stream = Stream {
+        let mut stream = Stride {
             last: touch,
             distance: distance?,
             window: WINDOW_MIN.min(window_max.max(1)),
@@ -168,7 +172,7 @@ impl Strides {
     }
 }
 
-impl Table {
+impl StrideTable {
     /// The shortest distance at which enough faults lead here.
     fn distance_to(&self, touch: Touch) -> Option<i64> {
         let was_there = |distance: i64, steps: i64| {
@@ -205,13 +209,13 @@ mod tests {
             let strides = Strides::new();
             let page = |step: i64| first.checked_add_signed(distance * step).unwrap();
             for step in 0..3 {
-                assert_eq!(strides.note(at(page(step)), Found::Absent, 32), None);
+                assert_eq!(strides.note(at(page(step)), Lookup::Miss, 32), None);
             }
-            let ahead = strides.note(at(page(3)), Found::Absent, 32);
+            let ahead = strides.note(at(page(3)), Lookup::Miss, 32);
             assert_eq!(pages(ahead), [page(4), page(5)]);
             // What was read is found: the window grows, and only what is missing is read.
             assert!(strides.expects(at(page(4))) && !strides.expects(at(page(4) + 1)));
-            let ahead = strides.note(at(page(4)), Found::Cached, 32);
+            let ahead = strides.note(at(page(4)), Lookup::Hit, 32);
             assert_eq!(pages(ahead), [page(6), page(7), page(8)]);
         }
     }
@@ -220,16 +224,16 @@ mod tests {
     fn the_window_shrinks_where_what_was_read_is_passed_over_or_gone() {
         let strides = Strides::new();
         for step in 0..4 {
-            strides.note(at(step * 9), Found::Absent, 32);
+            strides.note(at(step * 9), Lookup::Miss, 32);
         }
         for step in 4..8 {
-            strides.note(at(step * 9), Found::Cached, 32);
+            strides.note(at(step * 9), Lookup::Hit, 32);
         }
         let window = || strides.0.lock().streams[0].window;
         assert_eq!(window(), 32);
-        strides.note(at(10 * 9), Found::Cached, 32);
+        strides.note(at(10 * 9), Lookup::Hit, 32);
         assert_eq!(window(), 16);
-        strides.note(at(11 * 9), Found::Absent, 32);
+        strides.note(at(11 * 9), Lookup::Miss, 32);
         assert_eq!(window(), 8);
     }
 
@@ -240,7 +244,7 @@ mod tests {
         for step in 0..5 {
             for stream in 0..STREAMS as u64 {
                 let page = stream * 100_000 + step * (3 + stream);
-                let there = if step < 4 { Found::Absent } else { Found::Cached };
+                let there = if step < 4 { Lookup::Miss } else { Lookup::Hit };
                 found += usize::from(strides.note(at(page), there, 32).is_some());
             }
         }
@@ -252,7 +256,7 @@ mod tests {
         let strides = Strides::new();
         let mut last = Vec::new();
         for page in [15, 10, 5, 0] {
-            last = pages(strides.note(at(page), Found::Absent, 32));
+            last = pages(strides.note(at(page), Lookup::Miss, 32));
         }
         assert!(last.is_empty());
     }

@@ -32,17 +32,10 @@ impl<M: ObjectMmu> Objects<M> {
     /// with every byte that was written to it.
     pub fn set_len(&self, object: &Object, bytes: u64) -> Result<(), Errno> {
         let _resize = object.resize.lock();
-        if bytes.div_ceil(PAGE_SIZE as u64) > object.pages_max() as u64 {
-            return Err(Errno::FBIG);
-        }
+        check_length(object, bytes)?;
         let before = object.len();
         if bytes < before {
-            let result = self
-                .begin_cut(object, bytes)
-                .and_then(|()| object.store.set_len(bytes))
-                .and_then(|()| self.shorten(object, bytes));
-            end_cut(object);
-            return result;
+            return self.cut(object, bytes, || object.store.set_len(bytes));
         }
         object.store.set_len(bytes)?;
         self.zero_behind(object, before)?;
@@ -57,16 +50,28 @@ impl<M: ObjectMmu> Objects<M> {
     /// pages, is as it was then.
     pub fn follow_len(&self, object: &Object, bytes: u64) -> Result<(), Errno> {
         let _resize = object.resize.lock();
-        if bytes.div_ceil(PAGE_SIZE as u64) > object.pages_max() as u64 {
-            return Err(Errno::FBIG);
-        }
+        check_length(object, bytes)?;
         if bytes < object.len() {
-            let result = self.begin_cut(object, bytes).and_then(|()| self.shorten(object, bytes));
-            end_cut(object);
-            result
+            self.cut(object, bytes, || Ok(()))
         } else {
             self.lengthen_over(object, bytes)
         }
+    }
+
+    /// Makes the object shorter; `cut_store` has its store become so.
+    fn cut(
+        &self,
+        object: &Object,
+        bytes: u64,
+        cut_store: impl FnOnce() -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        let begun = self.begin_cut(object, bytes);
+        let result = begun.and_then(|()| cut_store()).and_then(|()| self.shorten(object, bytes));
+        object.cut.store(u64::MAX, Ordering::SeqCst);
+        // Release: see `wait_for_cut`.
+        object.cuts.fetch_add(1, Ordering::Release);
+        futex::wake(&object.cuts, u32::MAX, Reach::Process);
+        result
     }
 
     /// Makes the object longer by what its store has already. The last page as it was has zeros
@@ -142,22 +147,14 @@ impl<M: ObjectMmu> Objects<M> {
         Ok(())
     }
 
-    /// Waits while the store is being asked to become shorter. The caller holds no page lock.
-    pub(super) fn wait_for_cut(&self, object: &Object) {
-        let _ = self.wait_for_cut_killable(object, Kill::NEVER);
-    }
-
-    /// The same, until `kill` ends it.
+    /// Waits, until `kill` ends it, while the store is being asked to become shorter. The caller holds
+    /// no page lock.
     ///
     /// # Errors
     /// [`Interrupted`]: the store has not answered yet.
-    pub(super) fn wait_for_cut_killable(
-        &self,
-        object: &Object,
-        kill: Kill<'_>,
-    ) -> Result<(), Interrupted> {
+    pub(super) fn wait_for_cut(&self, object: &Object, kill: Kill<'_>) -> Result<(), Interrupted> {
         loop {
-            // Acquire pairs with the release in `end_cut`: who goes on sees no cut.
+            // Acquire pairs with the release in `cut`: a thread that goes on sees no cut.
             let cuts = object.cuts.load(Ordering::Acquire);
             if cuts.is_multiple_of(2) {
                 return Ok(());
@@ -188,15 +185,13 @@ impl<M: ObjectMmu> Objects<M> {
         if page.state() == State::Cached {
             let one = ObjectRange::new(at, 1);
             self.try_to_unmap(object, one, Wait::Yes);
-            if self.space.mmu().memfd_punch(object.memfd, one).is_err() {
+            if !self.try_to_punch(object, one) {
                 return;
             }
             if page.has(Flags::DIRTY) && !object.is_memory() {
                 self.count_cleaned(object, at);
                 self.dirty.fetch_sub(1, Ordering::Relaxed);
             }
-            self.count_uncached(object, at, 1);
-            self.space.budget().uncharge(1);
         }
         // Nor does an error outlive its page; the memfd's end takes the marks away.
         self.space.release_stored(page.content());
@@ -292,10 +287,7 @@ impl<M: ObjectMmu> Objects<M> {
     }
 }
 
-/// The store has become shorter, and the object as well, or nothing has changed.
-fn end_cut(object: &Object) {
-    object.cut.store(u64::MAX, Ordering::SeqCst);
-    // Release: see `wait_for_cut`.
-    object.cuts.fetch_add(1, Ordering::Release);
-    futex::wake(&object.cuts, u32::MAX, Reach::Process);
+fn check_length(object: &Object, bytes: u64) -> Result<(), Errno> {
+    let fits = bytes.div_ceil(PAGE_SIZE as u64) <= object.pages_max() as u64;
+    fits.then_some(()).ok_or(Errno::FBIG)
 }

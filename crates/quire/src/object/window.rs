@@ -2,7 +2,7 @@
 //!
 //! A window stands for one kernel page table. Its lock is held from the last look at the VMA until
 //! the call that maps has returned, so that nothing lands in a mapping that was made in between;
-//! who changes the layout bumps the VMA's count first and takes this lock afterwards.
+//! a change of the layout bumps the VMA's count first and takes this lock afterwards.
 //!
 //! Locks: a window's lock is a leaf but for queues; page locks are only tried under it.
 
@@ -100,14 +100,14 @@ impl Mapped {
 }
 
 #[repr(align(64))]
-struct Window(Mutex<rank::Window, Mapped>);
+struct WindowLock(Mutex<rank::Window, Mapped>);
 
 // SAFETY: zero is an unlocked mutex (checked below) over integers.
-unsafe impl Zeroed for Window {}
+unsafe impl Zeroed for WindowLock {}
 
 /// The windows of an arena.
 pub struct Windows {
-    windows: Table<Window>,
+    windows: Table<WindowLock>,
 }
 
 impl Windows {
@@ -124,9 +124,6 @@ impl Windows {
         self.windows[page.block()].0.lock()
     }
 }
-
-/// Bytes of table per window.
-pub const WINDOW_BYTES: usize = size_of::<Window>();
 
 #[cfg(test)]
 mod tests {

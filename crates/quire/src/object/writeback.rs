@@ -18,13 +18,14 @@
 
 use core::sync::atomic::Ordering;
 
-use super::requests::{IoBuffer, Request};
+use super::reclaim::block_range;
+use super::requests::{IoBuffer, Work};
 use super::rmap::Wait;
 use super::{Object, ObjectId, Objects};
 use crate::control::Event;
 use crate::fault::Outcome;
 use crate::mmu::object::ObjectMmu;
-use crate::page::{Block, Condition, Flags, State};
+use crate::page::{Block, Condition, Flags, Kill, State};
 use crate::sys::Errno;
 use crate::sys::futex::{self, Reach};
 use crate::units::{BLOCK_PAGES, ObjectPage, ObjectRange, PAGE_SHIFT, PAGE_SIZE, PageNum};
@@ -54,32 +55,27 @@ impl<M: ObjectMmu> Objects<M> {
         self.space.budget().limit() / 10
     }
 
-    /// More, and who wants to write another page waits.
-    fn dirty_limit(&self) -> usize {
-        self.space.budget().limit() / 4
-    }
-
     /// Dirty pages that write-back can do something about.
     fn unpinned_dirty_pages(&self) -> usize {
         self.dirty_pages().saturating_sub(self.pins.writable())
     }
 
+    /// Whether a thread that wants to write another page waits.
     pub(super) fn is_too_dirty(&self) -> bool {
-        self.unpinned_dirty_pages() >= self.dirty_limit().max(1)
+        self.unpinned_dirty_pages() >= (self.space.budget().limit() / 4).max(1)
     }
 
-    /// Whether who wants to write a page of this object waits until less is dirty. Never where
-    /// nothing is written back.
+    /// The same of this object. Never where nothing is written back.
     pub(super) fn must_clean_first(&self, object: &Object) -> bool {
         !object.is_memory() && self.is_too_dirty()
     }
 
-    pub(super) fn count_dirty(&self, pages: usize) {
-        let before = self.dirty.fetch_add(pages, Ordering::Relaxed);
+    /// Counts a page that has become dirty among those of all objects.
+    pub(super) fn count_dirty(&self) {
+        let before = self.dirty.fetch_add(1, Ordering::Relaxed);
         let before = before.saturating_sub(self.pins.writable());
-        let background = self.dirty_background();
-        // At the very step after which `has_excess_dirty` says so: who is called looks once.
-        if before <= background && before + pages > background {
+        // At the very step after which `has_excess_dirty` says so: the thread that is called looks once.
+        if before == self.dirty_background() {
             self.space.budget().call_for_memory();
         }
     }
@@ -112,8 +108,7 @@ impl<M: ObjectMmu> Objects<M> {
         let mut sent = 0;
         while sent < pages {
             let Some((id, block, dirty)) = self.next_dirty() else { return };
-            let pages = ObjectRange::new(ObjectPage((block * BLOCK_PAGES) as u64), BLOCK_PAGES);
-            let is_sent = self.request(id, Request::WriteBack { object: id, pages });
+            let is_sent = self.request(id, Work::WriteBack(block_range(block)));
             // Not under the registry's lock: this may be the last use.
             self.put(id);
             if !is_sent {
@@ -136,16 +131,13 @@ impl<M: ObjectMmu> Objects<M> {
                 return None;
             }
             if let Some(object) = self.peek(slot) {
-                let blocks = object.pages().div_ceil(BLOCK_PAGES);
-                let dirty_of = |block: usize| {
-                    let block = self.find_block(object, ObjectPage((block * BLOCK_PAGES) as u64));
-                    block.map_or(0, |block| block.dirty.load(Ordering::Relaxed) as usize)
-                };
-                let block = (from..blocks).find(|&block| dirty_of(block) > 0);
+                let dirty = |block: &Block| block.dirty.load(Ordering::Relaxed);
+                let next = self.next_block(object, from, object.pages(), dirty);
                 // An object on its way out is written by its last user.
-                if let Some(block) = block.filter(|_| Objects::<M>::try_get(object)) {
+                let next = next.filter(|_| Objects::<M>::try_get(object));
+                if let Some((block, dirty)) = next {
                     hands.write_back = (slot, block + 1);
-                    return Some((ObjectId(slot as u32), block, dirty_of(block)));
+                    return Some((ObjectId(slot as u32), block, dirty));
                 }
             }
             hands.write_back = (slot + 1, 0);
@@ -153,18 +145,9 @@ impl<M: ObjectMmu> Objects<M> {
         None
     }
 
-    /// Writes back what is dirty of `pages`, as it can be had without waiting for page locks.
-    pub(super) fn write_back_range(
-        &self,
-        object: &Object,
-        pages: ObjectRange,
-        buffer: &mut IoBuffer,
-    ) {
-        self.write_back_runs(object, pages, Wait::No, buffer);
-    }
-
-    /// Writes back what is dirty of `pages`; returns the first page that the barrier holds back.
-    fn write_back_runs(
+    /// Writes back what is dirty of `pages`, waiting for page locks or not; returns the first page
+    /// that the barrier holds back.
+    pub(super) fn write_back_runs(
         &self,
         object: &Object,
         pages: ObjectRange,
@@ -175,14 +158,14 @@ impl<M: ObjectMmu> Objects<M> {
         let mut at = pages.start;
         let end = pages.intersect(object.range()).end;
         while at < end {
+            // Within a block: long writes are as aligned as reads are.
+            let block_end = ObjectPage((at.0 | (BLOCK_PAGES as u64 - 1)) + 1);
             let is_dirty =
                 |block: &Block| wait == Wait::Yes || block.dirty.load(Ordering::Relaxed) > 0;
             if !self.find_block(object, at).is_some_and(is_dirty) {
-                at = ObjectPage((at.0 | (BLOCK_PAGES as u64 - 1)) + 1);
+                at = block_end;
                 continue;
             }
-            // Within a block: long writes are as aligned as reads are.
-            let block_end = ObjectPage((at.0 | (BLOCK_PAGES as u64 - 1)) + 1);
             let within = ObjectRange { start: at, end: end.min(block_end) };
             let run = self.lock_dirty_run(object, within, wait);
             if run.is_empty() {
@@ -193,7 +176,7 @@ impl<M: ObjectMmu> Objects<M> {
             let Some(run) = self.keep_before_cut(object, run) else {
                 if wait == Wait::Yes {
                     // Whether it must be written is known once the store has said yes or no.
-                    self.wait_for_cut(object);
+                    let _ = self.wait_for_cut(object, Kill::NEVER);
                     at = run.start;
                 }
                 continue;
@@ -297,7 +280,7 @@ impl<M: ObjectMmu> Objects<M> {
             let mut locked = self.adopt(object, page);
             if locked.has(Flags::PINNED) {
                 // Written again at once, for all that is known: dirty once more.
-                self.count_dirty(1);
+                self.count_dirty();
             } else {
                 self.count_cleaned(object, page);
                 locked.clear_flags_locked(Flags::DIRTY);
@@ -334,12 +317,6 @@ impl<M: ObjectMmu> Objects<M> {
         }
         locked.clear_flags(Flags::WRITEBACK);
         is_dirty_again
-    }
-
-    /// Writes what is dirty of an object whose last user is the caller, as far as it can.
-    pub(super) fn write_back_last(&self, object: &Object) {
-        let Ok(mut buffer) = IoBuffer::new() else { return };
-        self.write_back_runs(object, object.range(), Wait::Yes, &mut buffer);
     }
 
     /// Whether so much is dirty that it should be written, but nobody waits for it. What the store
