@@ -1,7 +1,7 @@
 //! Objects come and go.
 //!
 //! An object lives as long as it has users: handles, mappings, what is under way for it. The last of
-//! them writes what is dirty, while its use still counts, and from no use nobody comes back.
+//! them writes what is dirty while its use still counts. An object without users never gets any again.
 //!
 //! Locks: the registry's mutex, outside of page locks.
 
@@ -68,11 +68,11 @@ impl<M: ObjectMmu> Objects<M> {
                 cut: AtomicU64::new(u64::MAX),
                 cuts: AtomicU32::new(0),
                 streams: Streams::new(),
-                strides: Strides::new(),
+                strides: Strides::default(),
                 write_error: AtomicI32::new(0),
                 write_error_page: AtomicU64::new(0),
                 write_errors: AtomicU32::new(0),
-                stall: stall::Stall::new(),
+                stall: stall::Stall::default(),
                 synced: sync::Synced::new(),
                 pins: Table::new(pages_max.max(1))?,
                 pinned: AtomicUsize::new(0),
@@ -135,8 +135,8 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// Ends one use; says whether it was the last one, and the object is gone. What is dirty is
-    /// written first, while the use still counts; what cannot be written then is lost, so who
-    /// cares flushes before.
+    /// written first, while the use still counts; what cannot be written then is lost, unless the
+    /// caller has flushed before and seen to it.
     pub fn put(&self, id: ObjectId) -> bool {
         let object = self.object(id);
         let mut is_tried = false;

@@ -96,10 +96,8 @@ impl<M: ObjectMmu> Objects<M> {
         // Before anything can be mapped there.
         set_pages(pages);
         let first = attributes.backing.object_page(grown.start);
-        let made = space
-            .mmu()
-            .map_object(grown, object.memfd, first, attributes.prot)
-            .and_then(|()| space.insert_vma(layout, grown, attributes));
+        let made = space.mmu().map_object(grown, object.memfd, first, attributes.prot);
+        let made = made.and_then(|()| space.insert_vma(layout, grown, attributes));
         if made.is_err() {
             space.mmu().reserve_again(grown);
             set_pages(range.len());

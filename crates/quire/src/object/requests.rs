@@ -337,11 +337,17 @@ impl<M: ObjectMmu> Objects<M> {
     pub(super) fn answer_asker(&self, object: &Object, asker: &Asker, is_bad: bool) -> bool {
         let mut window = self.windows.lock(asker.page);
         if self.space.is_current(&asker.vma) {
+            let at = asker.vma.attributes.backing.object_page(asker.page);
             if is_bad {
-                let at = asker.vma.attributes.backing.object_page(asker.page);
                 self.poison_unread(object, at, asker.page, &window);
             } else {
-                self.map_for(object, asker, &mut window);
+                if asker.access != Access::Read && !self.must_clean_first(object) {
+                    let is_present = window.is_present(asker.page);
+                    if let Some(locked) = self.lock_mappable(object, at, is_present) {
+                        self.map_for_write(object, &asker.vma, asker.page, locked, &mut window);
+                    }
+                }
+                self.map_pages(object, &asker.vma, &mut window, asker.around, asker.page);
             }
         }
         let is_mapped = window.is_present(asker.page);
@@ -351,19 +357,8 @@ impl<M: ObjectMmu> Objects<M> {
         is_mapped
     }
 
-    /// Maps what a fault asked for and what is around it. Where it cannot the fault is tried again.
-    fn map_for(&self, object: &Object, asker: &Asker, window: &mut Mapped) {
-        if asker.access != Access::Read && !self.must_clean_first(object) {
-            let at = asker.vma.attributes.backing.object_page(asker.page);
-            if let Some(locked) = self.lock_mappable(object, at, window.is_present(asker.page)) {
-                self.map_for_write(object, &asker.vma, asker.page, locked, window);
-            }
-        }
-        self.map_pages(object, &asker.vma, window, asker.around, asker.page);
-    }
-
-    /// The same for a page that could not be read, if that is still so: it may have been cut off,
-    /// and must not be marked for when it is there again.
+    /// Poisons a page that could not be read, if that is still so: it may have been cut off, and must
+    /// not be marked for when it is there again.
     fn poison_unread(&self, object: &Object, at: ObjectPage, page: PageNum, window: &Mapped) {
         // Where it is locked the fault is tried again.
         let bad = self.try_lock_if(object, at, |word| word.has(Flags::ERROR));

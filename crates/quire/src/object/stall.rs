@@ -30,6 +30,7 @@ const PATIENCE_NS: u64 = 30_000_000_000;
 const REFUSED_MAX: usize = 512;
 
 /// Whether writers of an object make no way.
+#[derive(Default)]
 pub(super) struct Stall {
     /// Since when writers have waited without a write that succeeded; 0: they do not.
     since_ns: AtomicU64,
@@ -38,10 +39,6 @@ pub(super) struct Stall {
 }
 
 impl Stall {
-    pub const fn new() -> Stall {
-        Stall { since_ns: AtomicU64::new(0), is_failing: AtomicBool::new(false) }
-    }
-
     /// Notes how a write ended. Relaxed, here and below: a writer that misses it waits once more.
     pub fn note_write(&self, is_good: bool) {
         self.is_failing.store(!is_good, Ordering::Relaxed);

@@ -34,7 +34,7 @@ const WINDOW_MIN: u32 = 2;
 pub(super) const WINDOW_MAX: u32 = 32;
 
 /// A fault: the object's page, in which mapping.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Touch {
     pub page: ObjectPage,
     pub mapping: u32,
@@ -65,7 +65,7 @@ impl Ahead {
     }
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct Stride {
     last: Touch,
     /// Pages from one fault to the next; 0: no stream.
@@ -114,6 +114,7 @@ impl Stride {
     }
 }
 
+#[derive(Default)]
 struct StrideTable {
     /// The last faults that had to be read, oldest overwritten.
     history: [Option<Touch>; HISTORY],
@@ -123,20 +124,10 @@ struct StrideTable {
 }
 
 /// The strided streams of an object.
+#[derive(Default)]
 pub(super) struct Strides(Mutex<rank::Strides, StrideTable>);
 
 impl Strides {
-    pub const fn new() -> Strides {
-        let nowhere = Touch { page: ObjectPage(0), mapping: 0 };
-        let none = Stride { last: nowhere, distance: 0, window: 0, ahead: 0 };
-        Strides(Mutex::new(StrideTable {
-            history: [None; HISTORY],
-            newest: 0,
-            streams: [none; STREAMS],
-            hand: 0,
-        }))
-    }
-
     /// Whether a stream is expected here.
     pub fn expects(&self, touch: Touch) -> bool {
         let table = self.0.try_lock();
@@ -206,7 +197,7 @@ mod tests {
     #[test]
     fn four_faults_at_equal_distances_are_a_stream_in_either_direction() {
         for (first, distance) in [(0u64, 5i64), (1000, -16)] {
-            let strides = Strides::new();
+            let strides = Strides::default();
             let page = |step: i64| first.checked_add_signed(distance * step).unwrap();
             for step in 0..3 {
                 assert_eq!(strides.note(at(page(step)), Lookup::Miss, 32), None);
@@ -222,7 +213,7 @@ mod tests {
 
     #[test]
     fn the_window_shrinks_where_what_was_read_is_passed_over_or_gone() {
-        let strides = Strides::new();
+        let strides = Strides::default();
         for step in 0..4 {
             strides.note(at(step * 9), Lookup::Miss, 32);
         }
@@ -239,7 +230,7 @@ mod tests {
 
     #[test]
     fn streams_in_turn_are_found_each_by_itself() {
-        let strides = Strides::new();
+        let strides = Strides::default();
         let mut found = 0;
         for step in 0..5 {
             for stream in 0..STREAMS as u64 {
@@ -253,7 +244,7 @@ mod tests {
 
     #[test]
     fn a_stream_at_the_first_page_reads_nothing_before_it() {
-        let strides = Strides::new();
+        let strides = Strides::default();
         let mut last = Vec::new();
         for page in [15, 10, 5, 0] {
             last = pages(strides.note(at(page), Lookup::Miss, 32));

@@ -127,11 +127,9 @@ impl<M: ObjectMmu> Objects<M> {
     ) {
         let at = vma.attributes.backing.object_page(asked);
         let block = PageRange::new(asked.align_down(BLOCK_ORDER), BLOCK_PAGES);
-        let shown = vma.range.intersect(block);
-        let before = (at.0 - filled.start.0).min(asked.0 - shown.start.0);
-        let behind = (filled.end.0 - at.0).min(shown.end.0 - asked.0);
-        let start = PageNum(asked.0 - before);
-        let around = PageRange::new(start, (before + behind) as usize);
+        let start = PageNum(asked.0.saturating_sub(at.0 - filled.start.0));
+        let end = PageNum(asked.0 + (filled.end.0 - at.0));
+        let around = PageRange { start, end }.intersect(vma.range).intersect(block);
         self.map_pages(object, vma, window, around, asked);
     }
 }

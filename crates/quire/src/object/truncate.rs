@@ -95,13 +95,9 @@ impl<M: ObjectMmu> Objects<M> {
         let mut result = Ok(());
         if locked.state() == State::Cached {
             let mut content = [0u8; PAGE_SIZE];
-            result = object.store.read(page.offset(), &mut content).and_then(|()| {
-                self.space.mmu().memfd_write(
-                    object.memfd,
-                    page.offset() + tail as u64,
-                    &content[tail..],
-                )
-            });
+            let (mmu, offset) = (self.space.mmu(), page.offset() + tail as u64);
+            result = object.store.read(page.offset(), &mut content);
+            result = result.and_then(|()| mmu.memfd_write(object.memfd, offset, &content[tail..]));
         }
         let grown = result.and_then(|()| self.grow(object, bytes));
         locked.unlock();
@@ -119,7 +115,7 @@ impl<M: ObjectMmu> Objects<M> {
         let pages = bytes.div_ceil(PAGE_SIZE as u64) as usize;
         self.space.mmu().memfd_resize(object.memfd, pages)?;
         let before = object.pages();
-        // Who sees the length sees the memfd. SeqCst for `follow_change`.
+        // A thread that sees the length sees the memfd. SeqCst for `follow_change`.
         object.length.store(bytes, Ordering::SeqCst);
         Ok(ObjectRange { start: ObjectPage(before as u64), end: object.range().end })
     }
@@ -213,7 +209,7 @@ impl<M: ObjectMmu> Objects<M> {
         }
     }
 
-    /// The same, of a memory object's page, wherever its bytes are. It is DIRTY then: what is in
+    /// Zeroes the tail of a memory object's page, wherever its bytes are. It is DIRTY then: what is in
     /// swap has other bytes.
     fn zero_tail_of_memory(
         &self,
@@ -226,9 +222,7 @@ impl<M: ObjectMmu> Objects<M> {
             let mut page = self.lock(object, at);
             match page.state() {
                 State::Cached => {
-                    let zeros = [0u8; PAGE_SIZE];
-                    let offset = at.offset() + tail as u64;
-                    let result = self.space.mmu().memfd_write(object.memfd, offset, &zeros[tail..]);
+                    let result = self.zero_cached(object, at, tail);
                     self.mark_dirty(object, at, &mut page);
                     return result;
                 }
@@ -261,6 +255,11 @@ impl<M: ObjectMmu> Objects<M> {
         Ok(())
     }
 
+    fn zero_cached(&self, object: &Object, at: ObjectPage, tail: usize) -> Result<(), Errno> {
+        let zeros = &[0u8; PAGE_SIZE][tail..];
+        self.space.mmu().memfd_write(object.memfd, at.offset() + tail as u64, zeros)
+    }
+
     /// What lies behind byte `bytes` in its page reads as zeros from now on.
     fn zero_behind(&self, object: &Object, bytes: u64) -> Result<(), Errno> {
         let tail = (bytes % PAGE_SIZE as u64) as usize;
@@ -272,16 +271,12 @@ impl<M: ObjectMmu> Objects<M> {
             return self.zero_tail_of_memory(object, page, tail);
         }
         if !object.has_words(page) {
-            // Whoever reads it from now on sees the length.
+            // A thread that reads it from now on sees the length.
             return Ok(());
         }
         let locked = self.lock_settled(object, page);
-        let result = if locked.state() == State::Cached {
-            let zeros = [0u8; PAGE_SIZE];
-            self.space.mmu().memfd_write(object.memfd, page.offset() + tail as u64, &zeros[tail..])
-        } else {
-            Ok(())
-        };
+        let is_cached = locked.state() == State::Cached;
+        let result = if is_cached { self.zero_cached(object, page, tail) } else { Ok(()) };
         locked.unlock();
         result
     }
