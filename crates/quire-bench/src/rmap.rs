@@ -46,14 +46,14 @@ struct Cost {
 fn costs() -> Vec<Cost> {
     let ways: [(&str, Pairs); 6] = [
         ("i_mmap, write", |pairs| {
-            let lock = black_box(RwSem::new());
+            let lock = black_box(<RwSem>::default());
             time(pairs, || {
                 lock.lock(Side::Writer, &Futex);
                 lock.unlock(Side::Writer, &Futex);
             })
         }),
         ("i_mmap, read", |pairs| {
-            let lock = black_box(RwSem::new());
+            let lock = black_box(<RwSem>::default());
             time(pairs, || {
                 lock.lock(Side::Reader, &Futex);
                 lock.unlock(Side::Reader, &Futex);
@@ -110,7 +110,7 @@ struct Shared {
 impl Shared {
     fn new() -> Result<Shared> {
         let maps = IMmaps::new().context("no memory for the reverse map")?;
-        let shared = Shared { maps, object: IMmap::new() };
+        let shared = Shared { maps, object: IMmap::default() };
         let mut guard = shared.object.i_mmap_lock_write(&shared.maps);
         for id in 0..MAPPINGS {
             guard.insert(mapping(id))?;

@@ -57,7 +57,7 @@ impl<M: ObjectMmu> Objects<M> {
                 store,
                 is_memory,
                 number: AtomicU32::new(0),
-                i_mmap: IMmap::new(),
+                i_mmap: IMmap::default(),
                 length: AtomicU64::new(length),
                 users: AtomicUsize::new(1),
                 cached: AtomicUsize::new(0),
@@ -91,12 +91,12 @@ impl<M: ObjectMmu> Objects<M> {
         let _registry = self.registry.lock();
         let free = self.slots.iter().position(|slot| slot.0.load(Ordering::Relaxed).is_null());
         let Some(slot) = free else {
-            // SAFETY: made above, known to nobody.
+            // SAFETY: made above, and known to no other thread.
             unsafe { Object::discard(object) };
             self.space.mmu().memfd_close(memfd);
             return Err(Errno::NFILE);
         };
-        // SAFETY: made above, and nobody ends it before it is published.
+        // SAFETY: made above, and it does not end before it is published.
         unsafe { object.as_ref() }.number.store(slot as u32, Ordering::Relaxed);
         // Release publishes the object.
         self.slots[slot].0.store(object.as_ptr(), Ordering::Release);
@@ -150,7 +150,7 @@ impl<M: ObjectMmu> Objects<M> {
                 users = object.users.load(Ordering::Acquire);
                 continue;
             }
-            // AcqRel: what other users did comes before the end. From nothing nobody comes back:
+            // AcqRel: what other users did comes before the end. No user comes after the last:
             // see `try_get`.
             let end = object.users.compare_exchange(
                 users,
@@ -179,7 +179,7 @@ impl<M: ObjectMmu> Objects<M> {
             gone
         };
         self.release_words(object);
-        // SAFETY: nobody uses it any more: no mapping, no handle, nothing under way, and no round
+        // SAFETY: nothing uses it any more: no mapping, no handle, nothing under way, and no round
         // over all objects finds it.
         unsafe { Object::discard(gone) };
         // Without the registry's lock, for which handlers wait: what a store does at its end may
@@ -203,7 +203,7 @@ impl Object {
     /// Gives an object's memory back.
     ///
     /// # Safety
-    /// `settle` made it, and nobody refers to it any more.
+    /// `settle` made it, and no reference to it is left.
     unsafe fn discard(object: NonNull<Object>) {
         let bytes = size_of::<Object>().next_multiple_of(PAGE_SIZE);
         // SAFETY: the caller's promise.

@@ -254,7 +254,7 @@ impl<M: ObjectMmu> Objects<M> {
         self.space.budget().count(Event::FaultParked, 1);
         self.requests.crowded.push(page);
         // It may have become half empty before the page was in the list. The list's and the
-        // queue's locks order the two: whoever takes a request later finds the page.
+        // queue's locks order the two: a worker that takes a request later finds the page.
         if self.requests.len() <= REQUESTS_FEW {
             self.answer_crowded();
         }

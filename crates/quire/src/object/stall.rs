@@ -88,7 +88,7 @@ impl<M: ObjectMmu> Objects<M> {
         now.saturating_sub(since) >= patience && stall.is_failing.load(Ordering::Relaxed)
     }
 
-    /// Has those who wait from now on look again when they have waited long enough.
+    /// Has writers that wait from now on look again when they have waited long enough.
     pub(super) fn check_writers_later(&self) {
         let due = monotonic_ns().saturating_add(self.stalls.patience_ns.load(Ordering::Relaxed));
         let check = &self.stalls.check_ns;
@@ -136,24 +136,20 @@ impl<M: ObjectMmu> Objects<M> {
                 list.len = last;
                 list.pages[last]
             };
-            self.take_mark_away(page, mapping);
+            // The mapping may be gone, and another be there: that one has no such mark.
+            let Some(vma) = self.space.find_vma(page) else { continue };
+            let window = self.windows.lock(page);
+            let is_its = vma.attributes.kind == Kind::Object
+                && vma.attributes.backing.mapping == mapping
+                && self.space.is_current(&vma);
+            if is_its && !window.is_present(page) {
+                self.space.mmu().unmap(PageRange::new(page, 1));
+            }
         }
     }
 
     /// Whether pages are marked.
     pub(super) fn has_refused(&self) -> bool {
         self.stalls.refused.lock().len > 0
-    }
-
-    /// The mapping may be gone, and another be there: that one has no such mark of ours.
-    fn take_mark_away(&self, page: PageNum, mapping: u32) {
-        let Some(vma) = self.space.find_vma(page) else { return };
-        let window = self.windows.lock(page);
-        let is_its = vma.attributes.kind == Kind::Object
-            && vma.attributes.backing.mapping == mapping
-            && self.space.is_current(&vma);
-        if is_its && !window.is_present(page) {
-            self.space.mmu().unmap(PageRange::new(page, 1));
-        }
     }
 }

@@ -42,7 +42,7 @@ impl<M: ObjectMmu> Objects<M> {
         self.lengthen(object, bytes)
     }
 
-    /// Follows a length that the store was given by somebody else.
+    /// Follows a length that another has given the store.
     ///
     /// # Errors
     /// `FBIG`, `BUSY` as for [`Self::set_len`], `NOMEM` where there is no memory for the word of the
@@ -244,7 +244,7 @@ impl<M: ObjectMmu> Objects<M> {
                     self.unlock_pages(object, one);
                     return filled;
                 }
-                // Cached now, if nobody takes it away again before it is locked.
+                // Cached now, if it is not taken away again before it is locked.
                 continue;
             }
             page.unlock();

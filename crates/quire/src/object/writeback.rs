@@ -3,16 +3,16 @@
 //! A run of dirty pages is locked, made to fault at the next write in every mapping, copied into a
 //! buffer, marked WRITEBACK and unlocked; only then the buffer is written. So a write that comes
 //! meanwhile makes its page dirty anew and never reaches the buffer: no page is torn. The barrier is
-//! asked between the protection and the copy: its yes is for the very bytes that are written. A page is
-//! under way once at a time. A write that fails makes its pages dirty again and is kept in the
-//! object, to be told once to whoever flushes.
+//! asked between the protection and the copy: its yes is for the very bytes that are written. A page
+//! is under way once at a time. A write that fails makes its pages dirty again and is kept in the
+//! object, to be told once to each flusher; it is tried again every 100 ms.
 //!
-//! What is pinned for write ([`super::pin`]) may change while it is copied, and stays writable and
-//! DIRTY: only a flush writes it.
+//! A page is writable in a mapping only while it is DIRTY: the very call that maps it maps it
+//! write-protected, so no write is missed. What is pinned for write ([`super::pin`]) may change while
+//! it is copied, and stays writable and DIRTY: only a flush writes it.
 //!
-//! A page is writable in a mapping only while it is DIRTY: the very call that maps it maps it write-protected, so
-//! no write is missed. More than a tenth of the budget dirty, and workers write in order of place; more than a
-//! quarter, what is under way included, and writers wait. A write that failed is tried again every 100 ms.
+//! More than a tenth of the budget dirty, and workers write in order of place; more than a quarter,
+//! what is under way included, and writers wait.
 //!
 //! Locks: page locks (the first of a run slept for by flushes, all others tried), `i_mmap` shared.
 
@@ -187,8 +187,8 @@ impl<M: ObjectMmu> Objects<M> {
                 self.unlock_pages(object, run);
                 continue;
             }
-            // Asked once nobody can write the pages any more: what is written after a yes is not
-            // in what goes to the store. Of what is pinned for write nobody can promise that.
+            // Asked once no thread can write the pages any more: what is written after a yes is
+            // not in what goes to the store. For what is pinned for write that does not hold.
             let bytes = run.len() << PAGE_SHIFT;
             if object.store.may_write(run.start.offset(), bytes) {
                 self.write_back_locked(object, run, buffer);
@@ -209,7 +209,7 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// Locks the first page of `within` and those behind it, as long as they are dirty, not under
-    /// way, and alike pinned for write or not; what is pinned so only for those who may wait.
+    /// way, and alike pinned for write or not; what is pinned so only for a caller that may wait.
     fn lock_dirty_run(&self, object: &Object, within: ObjectRange, wait: Wait) -> ObjectRange {
         let first = within.start;
         let mut run = ObjectRange { start: first, end: first };
@@ -253,7 +253,7 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// Unlocks what the store may lose just now of a run of locked pages; `None` is all of it.
     fn keep_before_cut(&self, object: &Object, run: ObjectRange) -> Option<ObjectRange> {
-        // SeqCst: under the page locks; who cuts takes each of them after it has said so.
+        // SeqCst: under the page locks; a truncation takes each of them after it has set the cut.
         let cut = ObjectPage(object.cut.load(Ordering::SeqCst)).max(run.start).min(run.end);
         self.unlock_pages(object, ObjectRange { start: cut, end: run.end });
         (cut > run.start).then_some(ObjectRange { start: run.start, end: cut })
@@ -295,7 +295,7 @@ impl<M: ObjectMmu> Objects<M> {
         object.stall.note_write(result.is_ok());
         let clean = |&page: &ObjectPage| !self.end_page_writeback(object, page, result.is_ok());
         let ended = run.pages().filter(clean).count();
-        // Until here: or those who wait for less to be dirty would go on with every write that
+        // Until here: or writers that wait for less to be dirty would go on with every write that
         // fails.
         self.dirty.fetch_sub(ended, Ordering::Relaxed);
         object.writeback.fetch_sub(run.len() as u32, Ordering::SeqCst);
@@ -319,7 +319,7 @@ impl<M: ObjectMmu> Objects<M> {
         is_dirty_again
     }
 
-    /// Whether so much is dirty that it should be written, but nobody waits for it. What the store
+    /// Whether so much is dirty that it should be written, though no writer waits. What the store
     /// refuses, or the barrier holds back, stays so: it must be tried again from time to time.
     pub fn has_excess_dirty(&self) -> bool {
         self.unpinned_dirty_pages() > self.dirty_background()

@@ -101,7 +101,7 @@ proptest! {
 
     #[test]
     fn the_tree_agrees_with_a_plain_list(operations in prop::collection::vec(operation(), 1..150)) {
-        let (maps, object, mut oracle) = (small(512), IMmap::new(), Oracle::default());
+        let (maps, object, mut oracle) = (small(512), IMmap::default(), Oracle::default());
         let mut guard = object.i_mmap_lock_write(&maps);
         for operation in operations {
             apply(&mut guard, &mut oracle, operation);
@@ -120,7 +120,7 @@ proptest! {
 
 #[test]
 fn a_tree_that_grows_and_shrinks_at_its_ends_stays_balanced() {
-    let (maps, object) = (small(4096), IMmap::new());
+    let (maps, object) = (small(4096), IMmap::default());
     let mut guard = object.i_mmap_lock_write(&maps);
     let mut mapped: Vec<_> =
         (0..4096).map(|at| guard.insert(mapping(at * 2, 3, at)).unwrap()).collect();
@@ -142,7 +142,7 @@ fn a_tree_that_grows_and_shrinks_at_its_ends_stays_balanced() {
 
 #[test]
 fn a_walk_looks_at_little_more_than_what_it_finds() {
-    let (maps, object) = (small(1 << 15), IMmap::new());
+    let (maps, object) = (small(1 << 15), IMmap::default());
     let mut guard = object.i_mmap_lock_write(&maps);
     for at in 0..(1 << 15) - 1 {
         guard.insert(mapping(at * 4, 2, at)).unwrap();
@@ -158,7 +158,7 @@ fn a_walk_looks_at_little_more_than_what_it_finds() {
 
 #[test]
 fn a_full_table_refuses_and_changes_nothing() {
-    let (maps, object) = (small(2), IMmap::new());
+    let (maps, object) = (small(2), IMmap::default());
     let mut guard = object.i_mmap_lock_write(&maps);
     let first = guard.insert(mapping(0, 8, 0)).unwrap();
     let second = guard.insert(mapping(4, 8, 100)).unwrap();
@@ -173,7 +173,7 @@ fn a_full_table_refuses_and_changes_nothing() {
 
 #[test]
 fn a_reference_into_another_objects_tree_finds_nothing() {
-    let (maps, object, other) = (small(8), IMmap::new(), IMmap::new());
+    let (maps, object, other) = (small(8), IMmap::default(), IMmap::default());
     let theirs = other.i_mmap_lock_write(&maps).insert(mapping(0, 4, 0)).unwrap();
     let mut guard = object.i_mmap_lock_write(&maps);
     guard.insert(mapping(0, 4, 50)).unwrap();
@@ -197,7 +197,7 @@ fn a_mapping_says_where_the_pages_of_a_range_are() {
 
 #[test]
 fn walks_share_the_lock_and_told_to_be_exclusive_they_do_not() {
-    let (maps, object) = (small(1), IMmap::new());
+    let (maps, object) = (small(1), IMmap::default());
     let shared = object.i_mmap_lock_read(&maps);
     let beside = object.i_mmap_trylock_read(&maps).expect("walks share");
     assert!(!object.lock.try_lock(Side::Writer));
@@ -227,7 +227,7 @@ impl Moving {
     fn new() -> (Moving, MappingRef) {
         let moving = Moving {
             maps: small(2),
-            object: IMmap::new(),
+            object: IMmap::default(),
             is_there: [AtomicBool::new(false), AtomicBool::new(true)],
         };
         let mut guard = moving.object.i_mmap_lock_write(&moving.maps);
@@ -327,7 +327,7 @@ fn what_moves_a_mapping_keeps_walkers_out_at_every_step() {
 /// The same mistake inside the tree: the mapping goes from ahead of the walker to behind it.
 #[test]
 fn under_the_shared_lock_a_walker_misses_a_mapping_that_changes_its_pages() {
-    let (maps, object) = (small(8), IMmap::new());
+    let (maps, object) = (small(8), IMmap::default());
     let mut guard = object.i_mmap_lock_write(&maps);
     guard.insert(mapping(10, 1, 0)).unwrap();
     guard.insert(mapping(20, 1, 2)).unwrap();

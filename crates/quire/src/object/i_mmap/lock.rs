@@ -115,28 +115,15 @@ enum Arrival {
 }
 
 /// The lock.
+#[derive(Default)]
 #[repr(transparent)]
 pub struct RwSem<A = AtomicU32>(pub A);
-
-impl RwSem {
-    /// A free lock.
-    #[must_use]
-    pub const fn new() -> RwSem {
-        RwSem(AtomicU32::new(0))
-    }
-}
-
-impl Default for RwSem {
-    fn default() -> RwSem {
-        RwSem::new()
-    }
-}
 
 impl<A: LockWord> RwSem<A> {
     /// The word as it is now; may be old by the time it is looked at.
     #[inline]
     pub fn load(&self) -> LockState {
-        // Acquire pairs with the release of whoever left, or let the reader of this word in: all
+        // Acquire pairs with the release of the thread that left, or let the reader of this word in: all
         // later changes are read-modify-writes, and carry that release on.
         LockState(self.0.load(Ordering::Acquire))
     }

@@ -50,7 +50,7 @@ struct Schedule {
 
 impl Schedule {
     fn new() -> Schedule {
-        Schedule { lock: RwSem::new(), agents: [Agent::Outside; AGENTS], passed: [0; AGENTS] }
+        Schedule { lock: <RwSem>::default(), agents: [Agent::Outside; AGENTS], passed: [0; AGENTS] }
     }
 
     /// What `agent` does next; `wish` is for those that are outside.
@@ -212,7 +212,7 @@ fn until(lock: &RwSem, is_so: impl Fn(LockState) -> bool) {
 
 #[test]
 fn readers_that_follow_each_other_without_a_gap_let_a_writer_in_after_a_few() {
-    let lock = RwSem::new();
+    let lock = <RwSem>::default();
     lock.lock(Side::Reader, &Futex);
     let followers = thread::scope(|scope| {
         scope.spawn(|| {
@@ -234,7 +234,7 @@ fn readers_that_follow_each_other_without_a_gap_let_a_writer_in_after_a_few() {
 
 #[test]
 fn a_writer_that_comes_again_at_once_lets_those_in_line_in_after_a_few() {
-    let lock = RwSem::new();
+    let lock = <RwSem>::default();
     lock.lock(Side::Writer, &Futex);
     let steals = thread::scope(|scope| {
         scope.spawn(|| {
@@ -262,7 +262,7 @@ fn a_writer_that_comes_again_at_once_lets_those_in_line_in_after_a_few() {
 
 #[test]
 fn a_writer_that_leaves_lets_the_readers_in_line_in_before_any_writer() {
-    let lock = RwSem::new();
+    let lock = <RwSem>::default();
     lock.lock(Side::Writer, &Futex);
     let may_leave = AtomicU32::new(0);
     let (readers, has_passed) = thread::scope(|scope| {
@@ -298,7 +298,7 @@ struct Guarded {
 
 impl Guarded {
     fn new() -> Guarded {
-        Guarded { lock: RwSem::new(), cells: [const { AtomicUsize::new(0) }; 2] }
+        Guarded { lock: <RwSem>::default(), cells: [const { AtomicUsize::new(0) }; 2] }
     }
 
     /// Adds one as no two can at a time.
@@ -359,7 +359,7 @@ fn four_threads_that_read_and_write_lose_no_write_and_all_come_to_an_end() {
 
 #[test]
 fn a_dump_of_the_word_says_who_is_inside_and_who_waits() {
-    let lock = RwSem::new();
+    let lock = <RwSem>::default();
     assert!(lock.try_lock(Side::Reader) && lock.try_lock(Side::Reader));
     assert!(matches!(lock.arrive(Side::Writer), Arrival::Queued(_)));
     assert!(lock.try_lock(Side::Reader));

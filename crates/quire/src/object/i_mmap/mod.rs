@@ -96,12 +96,6 @@ pub struct IMmap {
 }
 
 impl IMmap {
-    /// Mapped nowhere.
-    #[must_use]
-    pub const fn new() -> IMmap {
-        IMmap { lock: RwSem::new(), root: AtomicU32::new(0) }
-    }
-
     /// Takes the lock to change the tree. The same `maps` at every call, for an object.
     pub fn i_mmap_lock_write<'a>(&'a self, maps: &'a IMmaps) -> WriteGuard<'a> {
         WriteGuard(self.lock(maps, Side::Writer))
