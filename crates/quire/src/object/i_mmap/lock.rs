@@ -35,7 +35,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::sys::futex::{self, Reach};
 
-use super::word::Place;
+use super::word::InLine;
 pub use super::word::{
     Class, LockState, READERS_IN_LINE_MAX, READERS_MAX, STEALS_MAX, Side, WRITERS_IN_LINE_MAX,
 };
@@ -109,7 +109,7 @@ enum Arrival {
     /// It is inside.
     Entered,
     /// It is in line.
-    Queued(Place),
+    Queued(InLine),
     /// There is no room in line.
     Full,
 }
@@ -201,7 +201,7 @@ impl<A: LockWord> RwSem<A> {
     }
 
     /// Whether a thread in line was let in, or went in just now.
-    fn take_turn(&self, place: Place) -> bool {
+    fn take_turn(&self, place: InLine) -> bool {
         // `load` acquires for one that was let in, the compare-and-swap for one that goes in by itself.
         self.load().is_admitted(place)
             || self.update(Ordering::Acquire, |old| old.take_turn(place)).is_some()

@@ -19,18 +19,18 @@ enum Agent {
     Outside,
     Inside(Side),
     /// In line and awake.
-    Waiting(Place),
+    Waiting(InLine),
     /// Has looked at the word, and sleeps if it is still the same.
-    FallingAsleep(Place, u32),
-    Asleep(Place),
+    FallingAsleep(InLine, u32),
+    Asleep(InLine),
     /// Has left, and has this wake to make.
     Waking(Class),
 }
 
-fn side_of(place: Place) -> Side {
+fn side_of(place: InLine) -> Side {
     match place {
-        Place::Reader(_) => Side::Reader,
-        Place::Writer(_) => Side::Writer,
+        InLine::Reader(_) => Side::Reader,
+        InLine::Writer(_) => Side::Writer,
     }
 }
 
@@ -96,7 +96,7 @@ impl Schedule {
         }
     }
 
-    fn place(&self, agent: usize) -> Option<Place> {
+    fn place(&self, agent: usize) -> Option<InLine> {
         match self.agents[agent] {
             Agent::Waiting(place) | Agent::FallingAsleep(place, _) | Agent::Asleep(place) => {
                 Some(place)
@@ -136,16 +136,16 @@ impl Schedule {
                 continue;
             }
             match place {
-                Place::Reader(_) => {
+                InLine::Reader(_) => {
                     assert!(!reader_came, "a reader passed a reader in line");
                     self.passed[at] += u32::from(writer_came);
                     assert!(self.passed[at] <= 1, "a reader in line saw a second writer");
                 }
-                Place::Writer(_) if word.first_writer() == Some(place) => {
+                InLine::Writer(_) if word.first_writer() == Some(place) => {
                     self.passed[at] += u32::from(reader_came || writer_came);
                     assert!(self.passed[at] <= STEALS_MAX + 1, "a writer in line is kept out");
                 }
-                Place::Writer(_) => {}
+                InLine::Writer(_) => {}
             }
         }
     }

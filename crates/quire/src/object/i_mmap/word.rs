@@ -84,19 +84,19 @@ impl Side {
 
 /// A place in line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Place {
+pub(super) enum InLine {
     /// The phase in which the reader came.
     Reader(u32),
     /// The writer's ticket, modulo the field.
     Writer(u32),
 }
 
-impl Place {
+impl InLine {
     pub(super) const fn class(self) -> Class {
         match self {
-            Place::Reader(_) => Class::READERS,
+            InLine::Reader(_) => Class::READERS,
             // Two writers of one class are 31 places apart: the second is woken once too often.
-            Place::Writer(ticket) => Class(1 << (ticket % 31)),
+            InLine::Writer(ticket) => Class(1 << (ticket % 31)),
         }
     }
 }
@@ -175,28 +175,28 @@ impl LockState {
     }
 
     /// The place of the last in line.
-    pub(super) const fn last(self, side: Side) -> Place {
+    pub(super) const fn last(self, side: Side) -> InLine {
         match side {
-            Side::Reader => Place::Reader(self.get(PHASE)),
+            Side::Reader => InLine::Reader(self.get(PHASE)),
             Side::Writer => {
                 let ticket = self.get(TICKET) + self.in_line(side) - 1;
-                Place::Writer(ticket & TICKET.max())
+                InLine::Writer(ticket & TICKET.max())
             }
         }
     }
 
     /// The place of the first writer in line.
-    pub(super) fn first_writer(self) -> Option<Place> {
-        (self.in_line(Side::Writer) > 0).then(|| Place::Writer(self.get(TICKET)))
+    pub(super) fn first_writer(self) -> Option<InLine> {
+        (self.in_line(Side::Writer) > 0).then(|| InLine::Writer(self.get(TICKET)))
     }
 
     /// Whether a thread in line was let in. Until a reader leaves again the phase flips no second
     /// time: that takes a writer to leave, and none gets in before. Until a writer leaves the ticket
     /// moves on no further.
-    pub(super) const fn is_admitted(self, place: Place) -> bool {
+    pub(super) const fn is_admitted(self, place: InLine) -> bool {
         match place {
-            Place::Reader(phase) => self.get(PHASE) != phase,
-            Place::Writer(ticket) => self.get(TICKET) == (ticket + 1) & TICKET.max(),
+            InLine::Reader(phase) => self.get(PHASE) != phase,
+            InLine::Writer(ticket) => self.get(TICKET) == (ticket + 1) & TICKET.max(),
         }
     }
 
@@ -210,8 +210,8 @@ impl LockState {
     }
 
     /// A writer in line goes in by itself, if it is the first and the lock is free.
-    pub(super) fn take_turn(self, place: Place) -> Option<LockState> {
-        let is_its_turn = self.is_free() && place == Place::Writer(self.get(TICKET));
+    pub(super) fn take_turn(self, place: InLine) -> Option<LockState> {
+        let is_its_turn = self.is_free() && place == InLine::Writer(self.get(TICKET));
         is_its_turn.then(|| self.admit_writer())
     }
 
@@ -241,7 +241,7 @@ impl LockState {
         }
         let first = left.first_writer();
         let is_handed_over = first.is_some() && left.is_barred();
-        (if is_handed_over { left.admit_writer() } else { left }, first.map(Place::class))
+        (if is_handed_over { left.admit_writer() } else { left }, first.map(InLine::class))
     }
 }
 
