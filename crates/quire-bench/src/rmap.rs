@@ -13,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use quire::object::i_mmap::lock::{Futex, RwSem};
+use quire::object::i_mmap::lock::{Futex, RwSem, Side};
 use quire::object::i_mmap::{IMmap, IMmaps, Mapping};
 use quire::units::{ObjectPage, ObjectRange, PageNum};
 
@@ -45,17 +45,17 @@ struct Cost {
 fn costs() -> Vec<Cost> {
     let ways: [(&str, Pairs); 6] = [
         ("i_mmap, write", |pairs| {
-            let lock = black_box(RwSem::new());
+            let lock = black_box(<RwSem>::default());
             time(pairs, || {
-                lock.lock_write(&Futex);
-                lock.unlock_write(&Futex);
+                lock.lock(Side::Writer, &Futex);
+                lock.unlock(Side::Writer, &Futex);
             })
         }),
         ("i_mmap, read", |pairs| {
-            let lock = black_box(RwSem::new());
+            let lock = black_box(<RwSem>::default());
             time(pairs, || {
-                lock.lock_read(&Futex);
-                lock.unlock_read(&Futex);
+                lock.lock(Side::Reader, &Futex);
+                lock.unlock(Side::Reader, &Futex);
             })
         }),
         ("futex mutex", |pairs| {
@@ -109,12 +109,12 @@ struct Shared {
 impl Shared {
     fn new() -> Result<Shared> {
         let maps = IMmaps::new().context("no memory for the reverse map")?;
-        let shared = Shared { maps, object: IMmap::new() };
+        let shared = Shared { maps, object: IMmap::default() };
         let mut guard = shared.object.i_mmap_lock_write(&shared.maps);
         for id in 0..MAPPINGS {
             guard.insert(mapping(id))?;
         }
-        guard.i_mmap_unlock_write();
+        drop(guard);
         Ok(shared)
     }
 
@@ -127,7 +127,7 @@ impl Shared {
                 let arena = mapping.arena_range(PAGE);
                 visits[mapping.id as usize] += black_box(arena).len() as u32;
             }
-            guard.i_mmap_unlock_read();
+            drop(guard);
             walks += 1;
         }
         black_box(visits);

@@ -1,6 +1,6 @@
 //! Model checking of the reverse map's lock, by its own code.
 //!
-//! `RwSem` is generic over its atomic and its parking; here both are loom's, the parking being a
+//! `RwSem` is generic over its atomic and its waits; here both are loom's, the waits being a
 //! model of the futex: it compares under the queue's lock, and a wake reaches only threads that sleep
 //! already, and only those of the class it names. Two threads that come once are checked without a
 //! bound; three, and those that come again, with at most [`PREEMPTIONS`] preemptions a run. No thread
@@ -15,7 +15,7 @@ use loom::cell::UnsafeCell;
 use loom::sync::atomic::AtomicU32;
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
-use quire::object::i_mmap::lock::{Class, LockWord, Parking, RwSem, STEALS_MAX, Snapshot};
+use quire::object::i_mmap::lock::{Class, LockState, LockWord, RwSem, STEALS_MAX, Side, WaitOps};
 
 /// Preemptions of a bounded run, and of one with very many orders.
 const PREEMPTIONS: usize = 3;
@@ -54,7 +54,7 @@ struct Futex {
     mistake: Mistake,
 }
 
-impl Parking<LoomWord> for Futex {
+impl WaitOps<LoomWord> for Futex {
     const SPINS: u32 = 0;
 
     fn wait(&self, word: &LoomWord, expected: u32, class: Class) {
@@ -120,21 +120,21 @@ impl Guarded {
     }
 
     fn write(&self) {
-        self.lock.lock_write(&self.futex);
+        self.lock.lock(Side::Writer, &self.futex);
         self.touch();
-        self.lock.unlock_write(&self.futex);
+        self.lock.unlock(Side::Writer, &self.futex);
     }
 
     fn read(&self) {
-        self.lock.lock_read(&self.futex);
+        self.lock.lock(Side::Reader, &self.futex);
         self.look();
-        self.lock.unlock_read(&self.futex);
+        self.lock.unlock(Side::Reader, &self.futex);
     }
 
     fn finish(&self, writes: u32) {
         let word = self.lock.load();
         assert!(word.readers() == 0 && !word.has_writer(), "the lock was left taken: {word:?}");
-        let in_line = (word.readers_in_line(), word.writers_in_line());
+        let in_line = (word.in_line(Side::Reader), word.in_line(Side::Writer));
         assert_eq!(in_line, (0, 0), "{word:?}");
         assert_eq!(self.look(), writes);
     }
@@ -217,18 +217,18 @@ fn three_writers_all_get_their_turn() {
 }
 
 fn try_read(guarded: &Guarded) {
-    if guarded.lock.try_lock_read() {
+    if guarded.lock.try_lock(Side::Reader) {
         guarded.look();
-        guarded.lock.unlock_read(&guarded.futex);
+        guarded.lock.unlock(Side::Reader, &guarded.futex);
     }
 }
 
 /// Returns how often it wrote.
 fn try_write(guarded: &Guarded) -> u32 {
-    let is_in = guarded.lock.try_lock_write();
+    let is_in = guarded.lock.try_lock(Side::Writer);
     if is_in {
         guarded.touch();
-        guarded.lock.unlock_write(&guarded.futex);
+        guarded.lock.unlock(Side::Writer, &guarded.futex);
     }
     u32::from(is_in)
 }
@@ -251,12 +251,12 @@ fn a_reader_that_only_tries_is_never_in_beside_a_writer() {
 
 fn leave_as_reader(guarded: &Guarded) {
     guarded.look();
-    guarded.lock.unlock_read(&guarded.futex);
+    guarded.lock.unlock(Side::Reader, &guarded.futex);
 }
 
 fn leave_as_writer(guarded: &Guarded) {
     guarded.touch();
-    guarded.lock.unlock_write(&guarded.futex);
+    guarded.lock.unlock(Side::Writer, &guarded.futex);
 }
 
 #[test]
@@ -316,7 +316,7 @@ fn the_model_finds_a_wake_that_goes_to_the_wrong_class() {
 }
 
 /// Changes the word and nothing else: what an unlock must not do.
-fn clear(guarded: &Guarded, bits: u32, order: Ordering) -> Snapshot {
+fn clear(guarded: &Guarded, bits: u32, order: Ordering) -> LockState {
     let seen = guarded.lock.load();
     let mut old = guarded.lock.0.load(Ordering::Relaxed);
     while let Err(found) = guarded.lock.0.compare_exchange(old, old & !bits, order) {
@@ -335,7 +335,7 @@ fn the_model_finds_an_unlock_that_looks_for_waiters_too_early() {
             let thread = thread::spawn(move || other.write());
             guarded.touch();
             // It wakes the thread that it saw: with the unlock of one more turn.
-            if clear(&guarded, WRITER, Ordering::Release).writers_in_line() > 0 {
+            if clear(&guarded, WRITER, Ordering::Release).in_line(Side::Writer) > 0 {
                 guarded.write();
             }
             thread.join().unwrap();
@@ -351,9 +351,9 @@ fn the_model_finds_an_unlock_that_does_not_publish() {
             let guarded = Guarded::new(WRITER, Mistake::None);
             let other = guarded.clone();
             let thread = thread::spawn(move || {
-                if other.lock.try_lock_read() {
+                if other.lock.try_lock(Side::Reader) {
                     other.look();
-                    other.lock.unlock_read(&other.futex);
+                    other.lock.unlock(Side::Reader, &other.futex);
                 }
             });
             guarded.touch();

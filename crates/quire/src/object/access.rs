@@ -2,9 +2,9 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use super::requests::{IoBuffer, Request};
+use super::pages::is_absent;
+use super::requests::IoBuffer;
 use super::{Object, ObjectId, Objects};
-use crate::fault::order::Streams;
 use crate::mmu::object::ObjectMmu;
 use crate::page::{Flags, Interrupted, Kill, State};
 use crate::reclaim::Room;
@@ -16,7 +16,7 @@ use crate::units::{
     BLOCK_ORDER, BLOCK_PAGES, ObjectPage, ObjectRange, PAGE_SIZE, PageNum, PageRange,
 };
 
-/// How long who must not wait for a place in the queue of requests sleeps before he tries again.
+/// How long a killable thread that finds the queue of requests full sleeps before it tries again.
 const QUEUE_FULL_NS: u64 = 1_000_000;
 
 /// Why bytes could not be read.
@@ -105,26 +105,19 @@ impl<M: ObjectMmu> Objects<M> {
             let limit = self.space.budget().limit();
             let order_max = (limit / 32).max(1).ilog2().min(BLOCK_ORDER);
             let guess = object.streams.guess(PageNum(page.0), false, Pattern::Normal, order_max);
-            let pages = self.lock_absent_around(object, page, guess.order);
+            let pages = self.lock_around(object, page, guess.order, is_absent);
             let Some(pages) = self.charge_locked(object, page, pages) else {
                 if !self.space.make_room(self, Room::Charge, pages.len(), Some(scratch)) {
                     self.space.wait_for_room_killable(kill).map_err(interrupted)?;
                 }
                 continue;
             };
-            Streams::advance(
-                &object.streams,
-                guess,
-                PageRange { start: PageNum(pages.start.0), end: PageNum(pages.end.0) },
-            );
+            self.advance(object, guess, pages);
             if kill.is_never() {
                 return self.fill_locked(object, pages, Some(page), buffer);
             }
-            let id = object.id();
-            is_asked = self.request(id, Request::Read { object: id, pages, asker: None });
+            is_asked = self.request_read(object.id(), pages, None);
             if !is_asked {
-                self.space.budget().uncharge(pages.len());
-                self.unlock_pages(object, pages);
                 self.wait_for_queue_killable(kill).map_err(interrupted)?;
             }
         }
@@ -163,14 +156,7 @@ impl<M: ObjectMmu> Objects<M> {
                 continue;
             }
             at = run.end;
-            let is_charged = self.try_charge(run.len());
-            let is_sent = is_charged
-                && self.request(id, Request::Read { object: id, pages: run, asker: None });
-            if !is_sent {
-                if is_charged {
-                    self.space.budget().uncharge(run.len());
-                }
-                self.unlock_pages(object, run);
+            if !self.send_read_ahead(id, object, run) {
                 break;
             }
             sent += run.len();

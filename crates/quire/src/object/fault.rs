@@ -353,7 +353,7 @@ impl<M: ObjectMmu> Objects<M> {
         } else if !locked.has(Flags::DIRTY) {
             locked.dirty();
             self.count_dirtied(object, at);
-            self.count_dirty(1);
+            self.count_dirty();
         }
     }
 

@@ -10,6 +10,7 @@ use super::pages::{Locked, is_absent};
 use super::requests::IoBuffer;
 use super::rmap::Wait;
 use super::{Object, Objects};
+use crate::budget::Purpose;
 use crate::control::Event;
 use crate::mmu::object::ObjectMmu;
 use crate::page::{Flags, Snapshot, State};
@@ -38,7 +39,7 @@ impl<M: ObjectMmu> Objects<M> {
         let mut moved = Migrated::default();
         // A page of room: memory that is given back and taken again must not be the last there is.
         let mut make_room = || self.space.make_room(self, Room::Charge, 1, Some(scratch));
-        if (0..8).any(|_| make_room() && self.try_charge(1)) {
+        if (0..8).any(|_| make_room() && self.space.budget().try_charge(1, Purpose::Fault)) {
             for block in object.range().by_block() {
                 if object.has_words(block.start) {
                     self.migrate_block(object, block, &mut moved, buffer);

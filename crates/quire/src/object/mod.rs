@@ -64,13 +64,13 @@
 //! | `fault`, in a handler | the window's; the page's, tried | no: it parks the fault, or sends a request |
 //! | `fill_at_once`, in a handler, of a memory object | the window's; page locks tried | no |
 //! | `fill_locked`, in a worker | page locks of what is read | in the store |
-//! | `read_in_place`, in the thread that serves itself | page locks of what is read; then as `map_for` | for the device |
+//! | `read_in_place`, in the thread that serves itself | page locks of what is read; then as `answer_asker` | for the device |
 //! | `pin` | one page's at a time, then the window's | in the store, for memory, for a cut |
 //! | `protect` | the space's | for it |
 //! | `remap` | the space's; `i_mmap` (exclusive); windows', one at a time | for those |
-//! | `map_for`, in a worker | the window's; page locks tried | no |
+//! | `answer_asker`, in a worker | the window's; page locks tried | no |
 //! | `read_at`, `populate` | one page's at a time, slept for; then as `fill_locked` | in the store, for memory |
-//! | reclaim, `shrink` | the registry's; page locks and `i_mmap` (shared), tried; windows' | for windows' locks |
+//! | reclaim, `scan` | the registry's; page locks and `i_mmap` (shared), tried; windows' | for windows' locks |
 //! | write-back, `write_back_locked` | page locks and `i_mmap` (shared) while pages are protected and copied; none while the store writes | in the store |
 //! | `flush` | the same; sleeps for page locks and for WRITEBACK | in the store |
 //! | `set_len` | the object's `resize`; one page's at a time, none while the store works; `i_mmap` (shared), windows' | for reads and writes under way, in the store |
@@ -116,7 +116,7 @@ mod swapin;
 mod swapout;
 mod sync;
 mod truncate;
-pub mod window;
+mod window;
 mod writeback;
 
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -345,7 +345,7 @@ pub struct Objects<M: ObjectMmu> {
     pins: Pins,
     requests: Requests,
     /// For reads in place.
-    buffers: read_in_place::Buffers,
+    buffers: read_in_place::InPlaceBuffers,
     /// Faults that wait until less is dirty.
     unclean: FaultList,
     /// Writers that have waited too long.
@@ -377,7 +377,7 @@ impl<M: ObjectMmu> Objects<M> {
         let i_mmaps = IMmaps::new()?;
         let slots = Table::new(OBJECTS_MAX)?;
         let mappings = Mappings::new()?;
-        let buffers = read_in_place::Buffers::new()?;
+        let buffers = read_in_place::InPlaceBuffers::new()?;
         let pins = Pins::new(space.arena().len())?;
         Ok(Objects {
             space,

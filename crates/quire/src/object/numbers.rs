@@ -12,7 +12,7 @@ const NONE: u32 = u32::MAX;
 pub(super) struct Numbers {
     /// Of a free number the next free one.
     next: Table<AtomicU32>,
-    free: Mutex<rank::CopyNumbers, Free>,
+    free: Mutex<rank::Numbers, Free>,
 }
 
 struct Free {

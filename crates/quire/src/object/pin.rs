@@ -255,7 +255,7 @@ impl<M: ObjectMmu> Objects<M> {
             }
             locked.unlock();
             if is_cut {
-                self.wait_for_cut_killable(object, kill).map_err(interrupted)?;
+                self.wait_for_cut(object, kill).map_err(interrupted)?;
             }
         }
     }

@@ -20,8 +20,8 @@
 //! Locks: the page's in the arena first, then those of the object's pages, which are only tried.
 //! No window: nothing here shows the memfd.
 
-use super::pages::Locked;
-use super::requests::{Asker, IoBuffer, Request};
+use super::pages::{Locked, is_absent};
+use super::requests::{Asker, IoBuffer};
 use super::{FaultAround, Object, ObjectId, Objects};
 use crate::control::Event;
 use crate::fault::private::Unfilled;
@@ -220,7 +220,7 @@ impl<M: ObjectMmu> Objects<M> {
         let object = self.object(id);
         let at = vma.attributes.backing.object_page(page);
         let guess = self.guess_for(object, at, vma);
-        let pages = self.lock_absent_around(object, at, guess.order);
+        let pages = self.lock_around(object, at, guess.order, is_absent);
         let Some(pages) = self.charge_locked(object, at, pages) else {
             self.space.unlock_page(page);
             return Look::Needs(Room::Charge);
@@ -228,10 +228,7 @@ impl<M: ObjectMmu> Objects<M> {
         self.space.budget().count(Event::Pgmajfault, 1);
         let order = self.chosen_order(vma, guess.order);
         let around = PageRange::new(page.align_down(order), 1 << order);
-        let asker = Some(Asker { page, vma: *vma, around, access });
-        if !self.request(id, Request::Read { object: id, pages, asker }) {
-            self.space.budget().uncharge(pages.len());
-            self.unlock_pages(object, pages);
+        if !self.request_read(id, pages, Some(Asker { page, vma: *vma, around, access })) {
             self.space.unlock_page(page);
             return Look::Ended(self.wait_for_queue(page));
         }

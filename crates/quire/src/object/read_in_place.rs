@@ -1,16 +1,11 @@
-//! Reads by whoever serves the fault, in place of a store worker.
+//! Reads by the thread that serves the fault, in place of a store worker.
 //!
-//! A fault on a page that is not cached waits for a read in any case. To have a worker do it takes
-//! two switches between threads more, a good part of what a fast device needs for a page. So where
-//! little is to be read, the store can do it in a signal handler
+//! A worker costs two more switches between threads, a good part of what a fast device needs for a
+//! page. So where little is to be read, the store can do it in a signal handler
 //! ([`BackingStore::reads_in_place`](super::BackingStore::reads_in_place)), and another handler is
-//! left for other faults, whoever serves the fault reads: the thread that faults, or a handler where
-//! those may ([`Objects::set_handlers_read`]).
-//! What goes wrong there, be it an error or the end of a file, has not happened: a worker reads the
-//! same again, who may allocate, and says what it was.
-//!
-//! Owns the buffers of such reads. Leaves which pages are read to [`super::readahead`], and what
-//! becomes of them to [`super::requests`].
+//! left for other faults, the thread that faults reads, or a handler where those may
+//! ([`Objects::set_handlers_read`]). Where that fails, by an error or at the end of a file, a worker,
+//! which may allocate, reads the same again, and says what it was.
 //!
 //! Locks: the words of what is read, locked before and held across the read; the window's is not
 //! held then, and taken again to map, as a worker does.
@@ -18,7 +13,7 @@
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use super::requests::{Asker, Request};
+use super::requests::Asker;
 use super::{Object, ObjectId, Objects};
 use crate::control::Event;
 use crate::fault::Outcome;
@@ -30,11 +25,11 @@ use crate::units::{ObjectRange, PAGE_SHIFT, PAGE_SIZE};
 /// threads is nothing.
 const PAGES_MAX: usize = 16;
 const BUFFER_BYTES: usize = PAGES_MAX * PAGE_SIZE;
-/// Buffers: so many such reads are under way at a time. A bit each.
+/// InPlaceBuffers: so many such reads are under way at a time. A bit each.
 const BUFFERS: usize = u64::BITS as usize;
 
-/// A read that whoever serves the fault does, once it has let go of the window: its pages are
-/// locked and charged, and its object is in use for it.
+/// A read that the thread that serves the fault does once it has given the window's lock back: its
+/// pages are locked and charged, and its object is in use for it.
 #[derive(Clone, Copy)]
 pub(super) struct InPlace {
     pub id: ObjectId,
@@ -43,7 +38,7 @@ pub(super) struct InPlace {
 }
 
 /// The buffers. They cost memory from when they are first used: as many as there ever were at once.
-pub(super) struct Buffers {
+pub(super) struct InPlaceBuffers {
     bytes: NonNull<u8>,
     /// A bit for each that is lent.
     lent: AtomicU64,
@@ -51,32 +46,32 @@ pub(super) struct Buffers {
 }
 
 // SAFETY: plain memory of its own, whose parts `lent` gives to one thread at a time.
-unsafe impl Send for Buffers {}
+unsafe impl Send for InPlaceBuffers {}
 // SAFETY: as above.
-unsafe impl Sync for Buffers {}
+unsafe impl Sync for InPlaceBuffers {}
 
 /// One of them.
 struct Lent<'a> {
-    buffers: &'a Buffers,
+    buffers: &'a InPlaceBuffers,
     index: usize,
 }
 
-impl Buffers {
-    pub fn new() -> Result<Buffers, Errno> {
+impl InPlaceBuffers {
+    pub fn new() -> Result<InPlaceBuffers, Errno> {
         let bytes = memory::reserve(BUFFERS * BUFFER_BYTES, memory::InitialProt::ReadWrite)?;
-        Ok(Buffers { bytes, lent: AtomicU64::new(0), by_handlers: AtomicBool::new(false) })
+        Ok(InPlaceBuffers { bytes, lent: AtomicU64::new(0), by_handlers: AtomicBool::new(false) })
     }
 
     /// Lends the first that is there.
     fn take(&self) -> Option<Lent<'_>> {
         let first = |lent: u64| (lent != u64::MAX).then(|| lent | (lent + 1));
-        // Acquire pairs with the release of who gave it back, and is done with its bytes.
+        // Acquire pairs with the release of the thread that gave it back.
         let before = self.lent.fetch_update(Ordering::Acquire, Ordering::Relaxed, first).ok()?;
         Some(Lent { buffers: self, index: before.trailing_ones() as usize })
     }
 }
 
-impl Drop for Buffers {
+impl Drop for InPlaceBuffers {
     fn drop(&mut self) {
         // SAFETY: reserved by `new`; every loan borrowed self.
         unsafe { memory::release(self.bytes, BUFFERS * BUFFER_BYTES) };
@@ -97,7 +92,7 @@ impl Lent<'_> {
 
 impl Drop for Lent<'_> {
     fn drop(&mut self) {
-        // Release pairs with the acquire of who takes it next.
+        // Release pairs with the acquire of the thread that takes it next.
         self.buffers.lent.fetch_and(!(1 << self.index), Ordering::Release);
     }
 }
@@ -105,7 +100,7 @@ impl Drop for Lent<'_> {
 impl<M: ObjectMmu> Objects<M> {
     /// Whether handlers read in place as well, and not only threads that serve themselves. Not so
     /// unless said: a handler that runs as a batch job is not preferred when its read has ended,
-    /// and waits for a whole time slice of whoever keeps its CPU busy; a worker does not.
+    /// and waits for a whole time slice of the thread that keeps its CPU busy; a worker does not.
     pub fn set_handlers_read(&self, by_handlers: bool) {
         self.buffers.by_handlers.store(by_handlers, Ordering::Relaxed);
     }
@@ -128,11 +123,9 @@ impl<M: ObjectMmu> Objects<M> {
             } else {
                 Outcome::Spurious
             }
-        } else if self.request(id, Request::Read { object: id, pages, asker: Some(asker) }) {
+        } else if self.request_read(id, pages, Some(asker)) {
             Outcome::Parked
         } else {
-            self.space.budget().uncharge(pages.len());
-            self.unlock_pages(object, pages);
             self.wait_for_queue(asker.page)
         };
         self.put_in_handler(id);
@@ -141,7 +134,7 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// Reads locked, charged pages into the cache and unlocks them; `false`: nothing has changed.
     fn try_fill_in_place(&self, object: &Object, pages: ObjectRange) -> bool {
-        // A thread that serves itself is missed by nobody.
+        // No other fault waits for a thread that serves itself.
         let turn = (!self.space.mmu().is_inline()).then(|| self.space.swap().take_turn());
         if matches!(turn, Some(None)) {
             return false;
@@ -163,7 +156,7 @@ mod tests {
 
     #[test]
     fn a_buffer_is_lent_to_one_at_a_time_and_all_of_them_can_be() {
-        let buffers = Buffers::new().unwrap();
+        let buffers = InPlaceBuffers::new().unwrap();
         let mut all: std::vec::Vec<_> = (0..BUFFERS).map(|_| buffers.take().unwrap()).collect();
         assert!(buffers.take().is_none());
         for (index, lent) in all.iter_mut().enumerate() {

@@ -3,15 +3,15 @@
 //!
 //! Streams are the object's (`crate::fault::order`): a fault where one goes on makes its next folio
 //! four times as large, and from [`AHEAD_ORDER`] on the [`AHEAD_FOLIOS`] behind it, or before it
-//! where the stream goes down, are read as well, by other workers, before anybody asks. Streams that leave
-//! pages out are found by [`super::strides`]; of those just the pages they will touch are read.
-//! What is read is locked until it is there.
+//! where the stream goes down, are read as well, by other workers. Of streams that leave pages out
+//! ([`super::strides`]) just the pages they will touch are read. What is read is locked until it is
+//! there.
 
 use super::fault::{Fault, Look};
 use super::pages::{Locked, is_absent};
 use super::read_in_place::InPlace;
-use super::requests::{Asker, Request};
-use super::strides::{Found, Touch, WINDOW_MAX};
+use super::requests::Asker;
+use super::strides::{Lookup, Touch, WINDOW_MAX};
 use super::window::Mapped;
 use super::{Object, ObjectId, Objects};
 use crate::budget::Purpose;
@@ -40,7 +40,7 @@ impl<M: ObjectMmu> Objects<M> {
     ) -> Look {
         let Fault { id, object, at, page, access, vma, way, guess } = fault;
         locked.leave_locked();
-        let pages = self.lock_absent_around(object, at, guess.order);
+        let pages = self.lock_around(object, at, guess.order, is_absent);
         let Some(pages) = self.charge_locked(object, at, pages) else {
             return Look::NeedsMemory(pages.len());
         };
@@ -52,12 +52,9 @@ impl<M: ObjectMmu> Objects<M> {
         };
         let asker = Asker { page, vma: *vma, around, access };
         let is_in_place = self.may_read_in_place(object, pages);
-        let request = Request::Read { object: id, pages, asker: Some(asker) };
         if is_in_place {
             self.get(id);
-        } else if !self.request(id, request) {
-            self.space.budget().uncharge(pages.len());
-            self.unlock_pages(object, pages);
+        } else if !self.request_read(id, pages, Some(asker)) {
             return Look::Ended(self.wait_for_queue(page));
         }
         self.space.budget().count(Event::Pgmajfault, 1);
@@ -70,16 +67,11 @@ impl<M: ObjectMmu> Objects<M> {
             self.advance(object, guess, pages);
         }
         self.read_ahead(id, object, guess, pages);
-        self.read_stride_ahead(id, object, at, vma, guess, Found::Absent);
+        self.read_stride_ahead(id, object, at, vma, guess, Lookup::Miss);
         if is_in_place {
             return Look::Reads(InPlace { id, pages, asker });
         }
         Look::Ended(Outcome::Parked)
-    }
-
-    /// Charges pages for what a fault asks to be read.
-    pub(super) fn try_charge(&self, pages: usize) -> bool {
-        self.space.budget().try_charge(pages, Purpose::Fault)
     }
 
     /// Charges a run of locked pages, or the part of it from `at` on that there is memory for, and
@@ -92,7 +84,7 @@ impl<M: ObjectMmu> Objects<M> {
     ) -> Option<ObjectRange> {
         self.space.call_if_low();
         loop {
-            if self.try_charge(pages.len()) {
+            if self.space.budget().try_charge(pages.len(), Purpose::Fault) {
                 return Some(pages);
             }
             if pages.len() == 1 {
@@ -106,18 +98,8 @@ impl<M: ObjectMmu> Objects<M> {
         }
     }
 
-    /// Locks the neighbours of a page that was left locked that are not cached either, inside the
+    /// Locks the neighbours of a page that was left locked that are as they should be, inside the
     /// aligned 2^order pages; returns the run.
-    pub(super) fn lock_absent_around(
-        &self,
-        object: &Object,
-        at: ObjectPage,
-        order: u32,
-    ) -> ObjectRange {
-        self.lock_around(object, at, order, is_absent)
-    }
-
-    /// The same for neighbours as they should be.
     pub(super) fn lock_around(
         &self,
         object: &Object,
@@ -189,12 +171,7 @@ impl<M: ObjectMmu> Objects<M> {
             self.advance(object, guess, pages);
         }
         self.read_ahead(id, object, guess, pages);
-        self.read_stride_ahead(id, object, at, vma, guess, Found::Cached);
-    }
-
-    /// Whether so many pages may be read before anybody asks for them.
-    fn has_room_ahead(&self, pages: usize) -> bool {
-        self.space.available() >= pages + self.space.low_watermark()
+        self.read_stride_ahead(id, object, at, vma, guess, Lookup::Hit);
     }
 
     /// Sends the reads of what a stream will want next to the pages that it has, where that is not
@@ -220,13 +197,11 @@ impl<M: ObjectMmu> Objects<M> {
     /// nothing where there is no memory to spare.
     fn lock_absent_from(&self, object: &Object, guess: Guess, folio: ObjectRange) -> ObjectRange {
         let first = if guess.is_down { ObjectPage(folio.end.0 - 1) } else { folio.start };
-        let mut run = if guess.is_down {
-            ObjectRange { start: folio.end, end: folio.end }
-        } else {
-            ObjectRange { start: folio.start, end: folio.start }
-        };
+        let from = if guess.is_down { folio.end } else { folio.start };
+        let mut run = ObjectRange { start: from, end: from };
         let seen = self.snapshot(object, first);
-        if seen.is_locked() || !is_absent(seen) || !self.has_room_ahead(folio.len()) {
+        let has_room = self.space.available() >= folio.len() + self.space.low_watermark();
+        if seen.is_locked() || !is_absent(seen) || !has_room {
             return run;
         }
         while guess.is_down
@@ -249,14 +224,14 @@ impl<M: ObjectMmu> Objects<M> {
         at: ObjectPage,
         vma: &Vma,
         guess: Guess,
-        found: Found,
+        lookup: Lookup,
     ) {
         if guess.order > 0 || vma.attributes.pattern == Pattern::Random {
             return;
         }
         let touch = Touch { page: at, mapping: vma.attributes.backing.mapping };
         let window_max = (self.space.budget().limit() as u32 / 64).min(WINDOW_MAX);
-        let Some(ahead) = object.strides.note(touch, found, window_max) else { return };
+        let Some(ahead) = object.strides.note(touch, lookup, window_max) else { return };
         for page in ahead.pages() {
             let is_there = object.range().contains(page);
             if !is_there || self.space.available() <= self.space.low_watermark() {
@@ -275,20 +250,14 @@ impl<M: ObjectMmu> Objects<M> {
         object.strides.expects(touch)
     }
 
-    /// Sends the read of locked pages that nobody waits for; unlocks them where that cannot be, and
-    /// says so.
-    fn send_read_ahead(&self, id: ObjectId, object: &Object, run: ObjectRange) -> bool {
-        let is_sent = self.try_charge(run.len()) && {
-            let is_sent = self.request(id, Request::Read { object: id, pages: run, asker: None });
-            if !is_sent {
-                self.space.budget().uncharge(run.len());
-            }
-            is_sent
-        };
-        if !is_sent {
+    /// Charges and sends the read of locked pages that nothing waits for; `false` where that cannot
+    /// be, and they are unlocked.
+    pub(super) fn send_read_ahead(&self, id: ObjectId, object: &Object, run: ObjectRange) -> bool {
+        if !self.space.budget().try_charge(run.len(), Purpose::Fault) {
             self.unlock_pages(object, run);
+            return false;
         }
-        is_sent
+        self.request_read(id, run, None)
     }
 }
 

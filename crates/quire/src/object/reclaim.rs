@@ -12,7 +12,7 @@ use core::sync::atomic::Ordering;
 use super::rmap::Wait;
 use super::{Object, Objects};
 use crate::mmu::object::ObjectMmu;
-use crate::page::{Flags, Snapshot, State};
+use crate::page::{Block, Flags, Snapshot, State};
 use crate::reclaim::{Reclaimer, Shrinker};
 use crate::scratch::Scratch;
 use crate::units::{BLOCK_PAGES, ObjectPage, ObjectRange};
@@ -22,16 +22,16 @@ const STORE_MAX: usize = 64;
 
 /// What a pass over pages found.
 #[derive(Clone, Copy, Default, Debug)]
-pub(super) struct Shrunk {
+struct Shrunk {
     /// Pages whose memory is free.
-    pub freed: usize,
+    freed: usize,
     /// Pages that must be written first.
-    pub dirty: usize,
+    dirty: usize,
 }
 
 /// What is to become of a locked page.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Fate {
+enum CacheFate {
     Stay,
     Unmap,
     Drop,
@@ -44,19 +44,9 @@ impl<M: ObjectMmu> Shrinker for Objects<M> {
         self.cached_pages()
     }
 
-    fn scan(&self, target: usize, who: Reclaimer, scratch: Option<&mut Scratch>) -> usize {
-        let shrunk = self.shrink(target, who, scratch);
-        if who == Reclaimer::Kswapd && shrunk.freed == 0 && shrunk.dirty > 0 {
-            self.send_write_back(shrunk.dirty.max(BLOCK_PAGES));
-        }
-        shrunk.freed
-    }
-}
-
-impl<M: ObjectMmu> Objects<M> {
     /// Frees about `target` pages of objects, going round at most twice. Without a scratch nothing
     /// can be packed: memory objects keep their dirty pages.
-    fn shrink(&self, target: usize, who: Reclaimer, mut scratch: Option<&mut Scratch>) -> Shrunk {
+    fn scan(&self, target: usize, who: Reclaimer, mut scratch: Option<&mut Scratch>) -> usize {
         let mut all = Shrunk::default();
         let mut rounds = 0;
         while all.freed < target && rounds < 3 {
@@ -68,13 +58,10 @@ impl<M: ObjectMmu> Objects<M> {
                 rounds += 1;
                 continue;
             }
+            let cached = |block: &Block| block.mapped.load(Ordering::Relaxed);
             let next = self.peek(slot).and_then(|object| {
-                let blocks = object.pages_max().div_ceil(BLOCK_PAGES);
-                let is_worth_it = |&block: &usize| {
-                    let block = self.find_block(object, ObjectPage((block * BLOCK_PAGES) as u64));
-                    block.is_some_and(|block| block.mapped.load(Ordering::Relaxed) > 0)
-                };
-                Some((object, (from..blocks).find(is_worth_it)?))
+                let (block, _) = self.next_block(object, from, object.pages_max(), cached)?;
+                Some((object, block))
             });
             let Some((object, block)) = next else {
                 hands.reclaim = (slot + 1, 0);
@@ -82,13 +69,35 @@ impl<M: ObjectMmu> Objects<M> {
             };
             hands.reclaim = (slot, block + 1);
             // The registry stays locked: the object must not go meanwhile.
-            let start = ObjectPage((block * BLOCK_PAGES) as u64);
-            let pages = ObjectRange::new(start, BLOCK_PAGES);
-            let shrunk = self.shrink_block(object, pages, who, scratch.as_deref_mut());
+            let shrunk = self.shrink_block(object, block_range(block), who, scratch.as_deref_mut());
             all.freed += shrunk.freed;
             all.dirty += shrunk.dirty;
         }
-        all
+        if who == Reclaimer::Kswapd && all.freed == 0 && all.dirty > 0 {
+            self.send_write_back(all.dirty.max(BLOCK_PAGES));
+        }
+        all.freed
+    }
+}
+
+/// The pages of an object's block.
+pub(super) fn block_range(block: usize) -> ObjectRange {
+    ObjectRange::new(ObjectPage((block * BLOCK_PAGES) as u64), BLOCK_PAGES)
+}
+
+impl<M: ObjectMmu> Objects<M> {
+    /// The next block of an object's first `pages` pages of which `count` is not 0, and its count.
+    pub(super) fn next_block(
+        &self,
+        object: &Object,
+        from: usize,
+        pages: usize,
+        count: impl Fn(&Block) -> u32,
+    ) -> Option<(usize, usize)> {
+        (from..pages.div_ceil(BLOCK_PAGES)).find_map(|at| {
+            let counted = self.find_block(object, block_range(at).start).map_or(0, &count);
+            (counted > 0).then_some((at, counted as usize))
+        })
     }
 
     /// Goes over the cached pages of one block, in runs that share a fate.
@@ -102,10 +111,10 @@ impl<M: ObjectMmu> Objects<M> {
         let mut shrunk = Shrunk::default();
         let end = pages.end.0.min(object.pages_max() as u64);
         let mut run = ObjectRange { start: pages.start, end: pages.start };
-        let mut fate = Fate::Stay;
+        let mut fate = CacheFate::Stay;
         for page in (pages.start.0..end).map(ObjectPage) {
             let next = self.lock_victim(object, page, who, scratch.is_some(), &mut shrunk);
-            if next != fate || (fate == Fate::Store && run.len() >= STORE_MAX) {
+            if next != fate || (fate == CacheFate::Store && run.len() >= STORE_MAX) {
                 self.end_run(object, run, fate, scratch.as_deref_mut(), &mut shrunk);
                 run.start = page;
                 fate = next;
@@ -127,27 +136,29 @@ impl<M: ObjectMmu> Objects<M> {
         who: Reclaimer,
         can_store: bool,
         shrunk: &mut Shrunk,
-    ) -> Fate {
+    ) -> CacheFate {
         let is_cached = |word: Snapshot| word.state() == State::Cached;
-        let Some(locked) = self.try_lock_if(object, page, is_cached) else { return Fate::Stay };
+        let Some(locked) = self.try_lock_if(object, page, is_cached) else {
+            return CacheFate::Stay;
+        };
         let is_spared = who.spares(locked.content());
         let fate = if locked.has(Flags::WRITEBACK) || locked.has(Flags::MLOCKED) {
-            Fate::Stay
+            CacheFate::Stay
         } else if object.is_memory() && locked.has(Flags::DIRTY) {
             match is_spared {
-                _ if locked.has(Flags::INCOMPRESSIBLE) || !can_store => Fate::Stay,
-                true => Fate::Unmap,
-                false => Fate::Store,
+                _ if locked.has(Flags::INCOMPRESSIBLE) || !can_store => CacheFate::Stay,
+                true => CacheFate::Unmap,
+                false => CacheFate::Store,
             }
         } else if locked.has(Flags::DIRTY) {
             shrunk.dirty += 1;
-            Fate::Stay
+            CacheFate::Stay
         } else if is_spared {
-            Fate::Unmap
+            CacheFate::Unmap
         } else {
-            Fate::Drop
+            CacheFate::Drop
         };
-        if fate != Fate::Stay {
+        if fate != CacheFate::Stay {
             locked.leave_locked();
         }
         fate
@@ -157,22 +168,24 @@ impl<M: ObjectMmu> Objects<M> {
         &self,
         object: &Object,
         run: ObjectRange,
-        fate: Fate,
+        fate: CacheFate,
         scratch: Option<&mut Scratch>,
         shrunk: &mut Shrunk,
     ) {
-        if run.is_empty() || fate == Fate::Stay {
+        if run.is_empty() || fate == CacheFate::Stay {
             return;
         }
         let is_done = match fate {
-            Fate::Unmap | Fate::Store => self.try_to_unmap(object, run, Wait::No),
+            CacheFate::Unmap | CacheFate::Store => self.try_to_unmap(object, run, Wait::No),
             _ => self.drop_locked(object, run, Wait::No),
         };
         match (fate, scratch) {
             _ if !is_done => self.unlock_pages(object, run),
-            (Fate::Store, Some(scratch)) => shrunk.freed += self.store_run(object, run, scratch),
-            (Fate::Store, None) => self.unlock_pages(object, run),
-            (Fate::Unmap, _) => {
+            (CacheFate::Store, Some(scratch)) => {
+                shrunk.freed += self.store_run(object, run, scratch)
+            }
+            (CacheFate::Store, None) => self.unlock_pages(object, run),
+            (CacheFate::Unmap, _) => {
                 run.pages().for_each(|page| self.adopt(object, page).clear_flags(Flags::ACCESSED));
             }
             _ => shrunk.freed += run.len(),
@@ -208,12 +221,9 @@ impl<M: ObjectMmu> Objects<M> {
         if !self.try_to_forget(object, run, wait) {
             return false;
         }
-        if self.space.mmu().memfd_punch(object.memfd, run).is_err() {
-            // Still there; what is mapped will be found to be so.
+        if !self.try_to_punch(object, run) {
             return false;
         }
-        self.count_uncached(object, run.start, run.len());
-        self.space.budget().uncharge(run.len());
         for page in run.pages() {
             let page = self.adopt(object, page);
             if object.is_memory() {
@@ -224,6 +234,17 @@ impl<M: ObjectMmu> Objects<M> {
             page.uncache();
         }
         true
+    }
+
+    /// Takes locked pages of one block, which are mapped nowhere, out of the memfd and the account;
+    /// `false` where they are there still.
+    pub(super) fn try_to_punch(&self, object: &Object, run: ObjectRange) -> bool {
+        let is_gone = self.space.mmu().memfd_punch(object.memfd, run).is_ok();
+        if is_gone {
+            self.count_uncached(object, run.start, run.len());
+            self.space.budget().uncharge(run.len());
+        }
+        is_gone
     }
 
     /// The object of a slot, while the registry is locked.

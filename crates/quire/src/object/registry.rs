@@ -1,7 +1,7 @@
 //! Objects come and go.
 //!
 //! An object lives as long as it has users: handles, mappings, what is under way for it. The last of
-//! them writes what is dirty, while its use still counts, and from no use nobody comes back.
+//! them writes what is dirty while its use still counts. An object without users never gets any again.
 //!
 //! Locks: the registry's mutex, outside of page locks.
 
@@ -9,6 +9,8 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use super::i_mmap::IMmap;
+use super::requests::IoBuffer;
+use super::rmap::Wait;
 use super::strides::Strides;
 use super::{BackingStore, OBJECT_PAGES_MAX, Object, ObjectId, Objects, stall, sync};
 use crate::fault::order::Streams;
@@ -55,7 +57,7 @@ impl<M: ObjectMmu> Objects<M> {
                 store,
                 is_memory,
                 number: AtomicU32::new(0),
-                i_mmap: IMmap::new(),
+                i_mmap: IMmap::default(),
                 length: AtomicU64::new(length),
                 users: AtomicUsize::new(1),
                 cached: AtomicUsize::new(0),
@@ -66,11 +68,11 @@ impl<M: ObjectMmu> Objects<M> {
                 cut: AtomicU64::new(u64::MAX),
                 cuts: AtomicU32::new(0),
                 streams: Streams::new(),
-                strides: Strides::new(),
+                strides: Strides::default(),
                 write_error: AtomicI32::new(0),
                 write_error_page: AtomicU64::new(0),
                 write_errors: AtomicU32::new(0),
-                stall: stall::Stall::new(),
+                stall: stall::Stall::default(),
                 synced: sync::Synced::new(),
                 pins: Table::new(pages_max.max(1))?,
                 pinned: AtomicUsize::new(0),
@@ -89,12 +91,12 @@ impl<M: ObjectMmu> Objects<M> {
         let _registry = self.registry.lock();
         let free = self.slots.iter().position(|slot| slot.0.load(Ordering::Relaxed).is_null());
         let Some(slot) = free else {
-            // SAFETY: made above, known to nobody.
+            // SAFETY: made above, and known to no other thread.
             unsafe { Object::discard(object) };
             self.space.mmu().memfd_close(memfd);
             return Err(Errno::NFILE);
         };
-        // SAFETY: made above, and nobody ends it before it is published.
+        // SAFETY: made above, and it does not end before it is published.
         unsafe { object.as_ref() }.number.store(slot as u32, Ordering::Relaxed);
         // Release publishes the object.
         self.slots[slot].0.store(object.as_ptr(), Ordering::Release);
@@ -133,20 +135,22 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// Ends one use; says whether it was the last one, and the object is gone. What is dirty is
-    /// written first, while the use still counts; what cannot be written then is lost, so who
-    /// cares flushes before.
+    /// written first, while the use still counts; what cannot be written then is lost, unless the
+    /// caller has flushed before and seen to it.
     pub fn put(&self, id: ObjectId) -> bool {
         let object = self.object(id);
         let mut is_tried = false;
         let mut users = object.users.load(Ordering::Acquire);
         loop {
             if users == 1 && !is_tried && object.dirty_pages() > 0 {
-                self.write_back_last(object);
+                if let Ok(mut buffer) = IoBuffer::new() {
+                    self.write_back_runs(object, object.range(), Wait::Yes, &mut buffer);
+                }
                 is_tried = true;
                 users = object.users.load(Ordering::Acquire);
                 continue;
             }
-            // AcqRel: what other users did comes before the end. From nothing nobody comes back:
+            // AcqRel: what other users did comes before the end. No user comes after the last:
             // see `try_get`.
             let end = object.users.compare_exchange(
                 users,
@@ -175,7 +179,7 @@ impl<M: ObjectMmu> Objects<M> {
             gone
         };
         self.release_words(object);
-        // SAFETY: nobody uses it any more: no mapping, no handle, nothing under way, and no round
+        // SAFETY: nothing uses it any more: no mapping, no handle, nothing under way, and no round
         // over all objects finds it.
         unsafe { Object::discard(gone) };
         // Without the registry's lock, for which handlers wait: what a store does at its end may
@@ -199,7 +203,7 @@ impl Object {
     /// Gives an object's memory back.
     ///
     /// # Safety
-    /// `settle` made it, and nobody refers to it any more.
+    /// `settle` made it, and no reference to it is left.
     unsafe fn discard(object: NonNull<Object>) {
         let bytes = size_of::<Object>().next_multiple_of(PAGE_SIZE);
         // SAFETY: the caller's promise.

@@ -7,6 +7,7 @@
 //!
 //! Locks: the space's; windows', one at a time; `i_mmap` exclusive.
 
+use super::i_mmap::Mapping;
 use super::{MapRequest, Object, ObjectId, Objects};
 use crate::mmu::object::ObjectMmu;
 use crate::space::Layout;
@@ -95,10 +96,8 @@ impl<M: ObjectMmu> Objects<M> {
         // Before anything can be mapped there.
         set_pages(pages);
         let first = attributes.backing.object_page(grown.start);
-        let made = space
-            .mmu()
-            .map_object(grown, object.memfd, first, attributes.prot)
-            .and_then(|()| space.insert_vma(layout, grown, attributes));
+        let made = space.mmu().map_object(grown, object.memfd, first, attributes.prot);
+        let made = made.and_then(|()| space.insert_vma(layout, grown, attributes));
         if made.is_err() {
             space.mmu().reserve_again(grown);
             set_pages(range.len());
@@ -113,9 +112,9 @@ impl<M: ObjectMmu> Objects<M> {
         let mut tree = object.i_mmap.i_mmap_lock_write(&self.i_mmaps);
         let shown = ObjectRange::new(backing.object_page(range.start), range.len());
         let found = tree.overlapping(shown).find(|(_, other)| other.id == backing.mapping);
-        let resized = found.and_then(|(node, mut mapping)| {
-            mapping.pages = ObjectRange::new(mapping.pages.start, pages);
-            tree.change(node, mapping)
+        let resized = found.and_then(|(node, mapping)| {
+            let pages = ObjectRange::new(mapping.pages.start, pages);
+            tree.change(node, Mapping { pages, ..mapping })
         });
         debug_assert!(resized.is_some(), "every mapping is in its object's tree");
     }

@@ -2,17 +2,15 @@
 //!
 //! A fault that finds nothing in the cache locks the pages, sends a request, and is left
 //! unanswered; the worker that has read them maps what the fault asked for and answers it. The
-//! queue has a fixed size and is never slept for: a fault that finds it full is *crowded out*, put on
-//! a list that is answered when half of the queue is free. A fault on a busy page, where more are
-//! parked already than there are records for, is put on another, which the background thread
-//! answers every few milliseconds: nobody knows when their pages are free.
+//! queue has a fixed size, and no thread sleeps for room in it: a fault that finds it full is
+//! answered when half of it is free. A fault on a busy page for which there is no record to park it
+//! is answered by the background thread every few milliseconds: nothing tells when the page is free.
 //!
-//! Locks: the queue's mutex and the lists', leaves; workers take page locks, `i_mmap` and windows
-//! like anybody.
+//! Locks: the queue's mutex and the lists', leaves.
 
-use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use super::rmap::Wait;
 use super::window::Mapped;
 use super::{Object, ObjectId, Objects};
 use crate::control::{Event, FaultKind};
@@ -25,7 +23,7 @@ use crate::page::{Flags, Kill};
 use crate::space::vma::{Kind, Vma};
 use crate::sys::Errno;
 use crate::sys::futex::{self, Reach};
-use crate::sys::memory;
+use crate::sys::memory::Table;
 use crate::sys::monotonic_ns;
 use crate::sys::mutex::Mutex;
 use crate::sys::rank::{self, Rank};
@@ -36,18 +34,15 @@ use crate::units::{
 const REQUESTS_MAX: usize = 256;
 /// So many requests are left, and faults that found the queue full try again.
 const REQUESTS_FEW: usize = REQUESTS_MAX / 2;
-/// How often at most those try again who could not be parked.
+/// How often at most the faults on busy pages try again.
 const UNPARKED_NS: u64 = 20_000_000;
 
-/// The buffer of a worker, or of a caller: pages on their way between a store and a memfd. With it
-/// goes what ends the waits of whoever works with it.
+/// The buffer of a worker, or of a caller: pages on their way between a store and a memfd, and what
+/// ends the waits of the thread that works with it.
 pub struct IoBuffer {
-    bytes: NonNull<u8>,
+    bytes: Table<u8>,
     kill: Kill<'static>,
 }
-
-// SAFETY: plain memory of its own.
-unsafe impl Send for IoBuffer {}
 
 impl IoBuffer {
     /// Bytes of a buffer: the largest single read or write.
@@ -58,12 +53,11 @@ impl IoBuffer {
     /// # Errors
     /// `NOMEM`.
     pub fn new() -> Result<IoBuffer, Errno> {
-        let bytes = memory::reserve(Self::BYTES, memory::InitialProt::ReadWrite)?;
-        Ok(IoBuffer { bytes, kill: Kill::NEVER })
+        Ok(IoBuffer { bytes: Table::new(Self::BYTES)?, kill: Kill::NEVER })
     }
 
-    /// From now on waits of who reads with this buffer end so. Reads that they would make by
-    /// themselves are left to store workers then.
+    /// Has `kill` end the waits of threads that read with this buffer. They leave reads to store
+    /// workers then.
     pub fn set_kill(&mut self, kill: Kill<'static>) {
         self.kill = kill;
     }
@@ -74,16 +68,7 @@ impl IoBuffer {
 
     /// Its first `pages` pages.
     pub(super) fn pages(&mut self, pages: usize) -> &mut [u8] {
-        assert!(pages <= BLOCK_PAGES);
-        // SAFETY: our own mapping, borrowed with self.
-        unsafe { core::slice::from_raw_parts_mut(self.bytes.as_ptr(), pages << PAGE_SHIFT) }
-    }
-}
-
-impl Drop for IoBuffer {
-    fn drop(&mut self) {
-        // SAFETY: mapped by `new`, and borrowed by nobody.
-        unsafe { memory::release(self.bytes, Self::BYTES) };
+        &mut self.bytes[..pages << PAGE_SHIFT]
     }
 }
 
@@ -97,37 +82,43 @@ pub(super) struct Asker {
     pub access: Access,
 }
 
-/// What a worker is to do.
+/// What a worker is to do for an object, which it has a use of for that.
 #[derive(Clone, Copy)]
-pub(super) enum Request {
+pub(super) enum Work {
     /// Read pages, which are locked for it.
-    Read { object: ObjectId, pages: ObjectRange, asker: Option<Asker> },
+    Read { pages: ObjectRange, asker: Option<Asker> },
     /// Write back what is dirty among the pages of a block.
-    WriteBack { object: ObjectId, pages: ObjectRange },
-    /// Nothing but to end the object's use: it may be the last.
-    Put { object: ObjectId },
+    WriteBack(ObjectRange),
+    /// Nothing but to end the use: it may be the last.
+    Put,
+}
+
+#[derive(Clone, Copy)]
+struct Request {
+    object: ObjectId,
+    work: Work,
+    sent_ns: u64,
 }
 
 impl Request {
     /// Page locks that go with it, from the thread that asks to the one that works.
     const fn locked_pages(&self) -> usize {
-        match self {
-            Request::Read { pages, .. } => pages.len(),
-            Request::WriteBack { .. } | Request::Put { .. } => 0,
+        match self.work {
+            Work::Read { pages, .. } => pages.len(),
+            Work::WriteBack(_) | Work::Put => 0,
         }
     }
 }
 
-struct Ring {
-    /// With the moment at which each was sent.
-    requests: [Option<(Request, u64)>; REQUESTS_MAX],
+struct RequestRing {
+    requests: [Option<Request>; REQUESTS_MAX],
     head: usize,
     len: usize,
 }
 
 /// The queue.
 pub(super) struct Requests {
-    ring: Mutex<rank::Requests, Ring>,
+    ring: Mutex<rank::Requests, RequestRing>,
     /// Counts requests; what idle workers sleep on.
     calls: AtomicU32,
     is_stopping: AtomicU32,
@@ -142,7 +133,7 @@ pub(super) struct Requests {
 impl Requests {
     pub const fn new() -> Requests {
         Requests {
-            ring: Mutex::new(Ring { requests: [None; REQUESTS_MAX], head: 0, len: 0 }),
+            ring: Mutex::new(RequestRing { requests: [None; REQUESTS_MAX], head: 0, len: 0 }),
             calls: AtomicU32::new(0),
             is_stopping: AtomicU32::new(0),
             crowded: FaultList::new(),
@@ -152,19 +143,19 @@ impl Requests {
     }
 
     /// Adds a request; `false` where the queue is full.
-    pub fn push(&self, request: Request) -> bool {
-        let sent_ns = monotonic_ns();
+    fn push(&self, object: ObjectId, work: Work) -> bool {
+        let request = Request { object, work, sent_ns: monotonic_ns() };
         {
             let mut ring = self.ring.lock();
             if ring.len == REQUESTS_MAX {
                 return false;
             }
             let at = (ring.head + ring.len) % REQUESTS_MAX;
-            ring.requests[at] = Some((request, sent_ns));
+            ring.requests[at] = Some(request);
             ring.len += 1;
         }
         rank::released(Rank::Page, request.locked_pages());
-        // Release: who sees the count sees the request.
+        // Release pairs with the acquire in `serve_requests`: with the count the request is seen.
         self.calls.fetch_add(1, Ordering::Release);
         futex::wake(&self.calls, 1, Reach::Process);
         true
@@ -174,7 +165,7 @@ impl Requests {
         self.ring.lock().len
     }
 
-    fn pop(&self) -> Option<(Request, u64)> {
+    fn pop(&self) -> Option<Request> {
         let mut ring = self.ring.lock();
         if ring.len == 0 {
             return None;
@@ -183,7 +174,7 @@ impl Requests {
         ring.head = (at + 1) % REQUESTS_MAX;
         ring.len -= 1;
         let taken = ring.requests[at].take();
-        rank::taken(Rank::Page, taken.as_ref().map_or(0, |(request, _)| request.locked_pages()));
+        rank::taken(Rank::Page, taken.as_ref().map_or(0, Request::locked_pages));
         taken
     }
 }
@@ -194,23 +185,20 @@ impl<M: ObjectMmu> Objects<M> {
         loop {
             // Acquire: before the look at the queue, so that no request is missed.
             let seen = self.requests.calls.load(Ordering::Acquire);
-            while let Some((request, sent_ns)) = self.requests.pop() {
+            while let Some(Request { object, work, sent_ns }) = self.requests.pop() {
                 if self.requests.len() <= REQUESTS_FEW {
                     self.answer_crowded();
                 }
-                match request {
-                    Request::Read { object, pages, asker } => {
+                match work {
+                    Work::Read { pages, asker } => {
                         self.complete_read(object, pages, asker, sent_ns, buffer);
-                        self.put(object);
                     }
-                    Request::WriteBack { object, pages } => {
-                        self.write_back_range(self.object(object), pages, buffer);
-                        self.put(object);
+                    Work::WriteBack(pages) => {
+                        self.write_back_runs(self.object(object), pages, Wait::No, buffer);
                     }
-                    Request::Put { object } => {
-                        self.put(object);
-                    }
+                    Work::Put => {}
                 }
+                self.put(object);
             }
             if self.requests.is_stopping.load(Ordering::Acquire) != 0 {
                 return;
@@ -228,11 +216,27 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// Sends a request that keeps its object in use until it is done; `false` where the queue is
     /// full.
-    pub(super) fn request(&self, id: ObjectId, request: Request) -> bool {
+    pub(super) fn request(&self, id: ObjectId, work: Work) -> bool {
         self.get(id);
-        let is_sent = self.requests.push(request);
+        let is_sent = self.requests.push(id, work);
         if !is_sent {
             self.put(id);
+        }
+        is_sent
+    }
+
+    /// Sends the read of locked, charged pages; `false` where the queue is full: they are not charged
+    /// and not locked any more then.
+    pub(super) fn request_read(
+        &self,
+        id: ObjectId,
+        pages: ObjectRange,
+        asker: Option<Asker>,
+    ) -> bool {
+        let is_sent = self.request(id, Work::Read { pages, asker });
+        if !is_sent {
+            self.space.budget().uncharge(pages.len());
+            self.unlock_pages(self.object(id), pages);
         }
         is_sent
     }
@@ -240,7 +244,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// Ends a use that a handler has. Where it is the last a worker ends it: what is dirty is
     /// written then, and the store may do anything at its end.
     pub(super) fn put_in_handler(&self, id: ObjectId) {
-        if !self.put_if_not_last(id) && !self.requests.push(Request::Put { object: id }) {
+        if !self.put_if_not_last(id) && !self.requests.push(id, Work::Put) {
             self.put(id);
         }
     }
@@ -250,7 +254,7 @@ impl<M: ObjectMmu> Objects<M> {
         self.space.budget().count(Event::FaultParked, 1);
         self.requests.crowded.push(page);
         // It may have become half empty before the page was in the list. The list's and the
-        // queue's locks order the two: whoever takes a request later finds the page.
+        // queue's locks order the two: a worker that takes a request later finds the page.
         if self.requests.len() <= REQUESTS_FEW {
             self.answer_crowded();
         }
@@ -281,8 +285,9 @@ impl<M: ObjectMmu> Objects<M> {
         self.requests.unparked_ns.store(now, Ordering::Relaxed);
         let mut hull: Option<PageRange> = None;
         self.requests.unparked.answer_all(|answer| {
-            // There an answer wakes whoever waits for a page near by: one for all, below.
             match answer {
+                // There an answer wakes the threads that wait for any page near by: one for all,
+                // below.
                 Answer::Page(page) if self.space.mmu().is_inline() => {
                     let one = PageRange::new(page, 1);
                     hull = Some(hull.map_or(one, |hull| PageRange {
@@ -332,11 +337,17 @@ impl<M: ObjectMmu> Objects<M> {
     pub(super) fn answer_asker(&self, object: &Object, asker: &Asker, is_bad: bool) -> bool {
         let mut window = self.windows.lock(asker.page);
         if self.space.is_current(&asker.vma) {
+            let at = asker.vma.attributes.backing.object_page(asker.page);
             if is_bad {
-                let at = asker.vma.attributes.backing.object_page(asker.page);
                 self.poison_unread(object, at, asker.page, &window);
             } else {
-                self.map_for(object, asker, &mut window);
+                if asker.access != Access::Read && !self.must_clean_first(object) {
+                    let is_present = window.is_present(asker.page);
+                    if let Some(locked) = self.lock_mappable(object, at, is_present) {
+                        self.map_for_write(object, &asker.vma, asker.page, locked, &mut window);
+                    }
+                }
+                self.map_pages(object, &asker.vma, &mut window, asker.around, asker.page);
             }
         }
         let is_mapped = window.is_present(asker.page);
@@ -346,19 +357,8 @@ impl<M: ObjectMmu> Objects<M> {
         is_mapped
     }
 
-    /// Maps what a fault asked for and what is around it. Where it cannot the fault is tried again.
-    fn map_for(&self, object: &Object, asker: &Asker, window: &mut Mapped) {
-        if asker.access != Access::Read && !self.must_clean_first(object) {
-            let at = asker.vma.attributes.backing.object_page(asker.page);
-            if let Some(locked) = self.lock_mappable(object, at, window.is_present(asker.page)) {
-                self.map_for_write(object, &asker.vma, asker.page, locked, window);
-            }
-        }
-        self.map_pages(object, &asker.vma, window, asker.around, asker.page);
-    }
-
-    /// The same for a page that could not be read, if that is still so: it may have been cut off,
-    /// and must not be marked for when it is there again.
+    /// Poisons a page that could not be read, if that is still so: it may have been cut off, and must
+    /// not be marked for when it is there again.
     fn poison_unread(&self, object: &Object, at: ObjectPage, page: PageNum, window: &Mapped) {
         // Where it is locked the fault is tried again.
         let bad = self.try_lock_if(object, at, |word| word.has(Flags::ERROR));
@@ -443,7 +443,7 @@ impl<M: ObjectMmu> Objects<M> {
         bytes: &mut [u8],
     ) -> Result<(), Errno> {
         // The object may have become shorter: what lies behind its end must not enter the memfd,
-        // which would grow. Who shortens it waits for these locks before it shortens the memfd.
+        // which would grow. A truncation waits for these locks before it shortens the memfd.
         let kept = pages.intersect(object.range());
         zero_tail(object, pages, bytes);
         if !kept.is_empty() {
@@ -455,7 +455,7 @@ impl<M: ObjectMmu> Objects<M> {
             }
             self.count_cached(object, kept.start, kept.len());
         }
-        // The last first: who waits for the first finds all of them.
+        // The last first: a thread that waits for the first finds all of them.
         for page in pages.pages().rev() {
             let mut locked = self.adopt(object, page);
             if !kept.contains(page) {

@@ -1,8 +1,5 @@
 //! The reverse map: what is done to locked pages in every mapping of their object.
 //!
-//! Every walk shares the object's `i_mmap` lock; only who inserts, removes or moves a mapping has
-//! it alone. Reclaim only tries it, and goes on to other pages.
-//!
 //! Locks: the caller holds the page locks; a walk takes `i_mmap` shared and the windows' locks, one
 //! at a time.
 
@@ -12,12 +9,10 @@ use crate::mmu::Protection;
 use crate::mmu::object::ObjectMmu;
 use crate::units::{ObjectRange, PageRange};
 
-/// Whether a walk may wait for who changes the mappings.
+/// Whether locks may be slept for, or are only tried.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Wait {
-    /// It may.
     Yes,
-    /// It goes away instead.
     No,
 }
 
@@ -73,15 +68,6 @@ impl<M: ObjectMmu> Objects<M> {
             debug_assert!(window.present_of(part).is_none(), "a poisoned page is mapped nowhere");
             self.space.mmu().unmap(part);
         });
-    }
-
-    /// Pages of the arena where a page of the object is mapped just now.
-    pub fn mapped_at(&self, object: &Object, pages: ObjectRange) -> usize {
-        let mut count = 0;
-        self.for_each_mapping(object, pages, Wait::Yes, |window, part| {
-            count += part.pages().filter(|&page| window.is_present(page)).count();
-        });
-        count
     }
 
     /// Calls `visit` for each part of the arena, within one window, that shows some of `pages`;

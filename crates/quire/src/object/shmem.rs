@@ -1,13 +1,6 @@
 //! Objects without a store: what is not cached of them is in swap, page by page, as anonymous
 //! memory is.
 //!
-//! Owns the way from swap into the cache. Leaves to [`crate::swap`] and [`crate::reclaim`] how a page
-//! is packed, moved to the swap file and read from it, and to the rest of this folder all that has
-//! to do with the cache: a memory object's pages are cached, mapped, found by fault-around and
-//! chosen by reclaim as any object's.
-//!
-//! # States
-//!
 //! A page's one word says all, as that of an anonymous page does ([`crate::page::transitions`]):
 //!
 //! | word | its bytes |
@@ -22,12 +15,9 @@
 //! is written, as far as there is room for both ([`crate::swap::Swap::may_keep_clean`]); otherwise
 //! that is let go, and the page is DIRTY from the start.
 //!
-//! DIRTY pages are nobody's to write but reclaim's: they do not count against the limits of dirty
-//! pages, and a flush has nothing to do. WRITEBACK is of a page in the pool, on its way to the swap
-//! file, as in the arena.
-//!
-//! Where neither pool nor file has room, faults starve, and after ten seconds without anything freed the
-//! process ends with a message.
+//! Reclaim alone writes DIRTY pages: they do not count against the limits of dirty pages, and a flush
+//! has nothing to do. WRITEBACK is of a page in the pool, on its way to the swap file, as in the
+//! arena. Where neither pool nor file has room, faults starve.
 //!
 //! Locks: the page's, which guards what it has in swap as well.
 
@@ -93,7 +83,7 @@ impl<M: ObjectMmu> Objects<M> {
         plan.unpack(&buffer.0[..plan.length], location, page.page(), into).map_err(|_| Errno::IO)
     }
 
-    /// Reads pages that were left locked from swap: the store's part, for those who may sleep.
+    /// Reads pages that were left locked from swap: the store's part, in a thread that may sleep.
     ///
     /// # Errors
     /// `IO` where a page is lost.

@@ -1,23 +1,15 @@
 //! Writers that a store stops, and for how long.
 //!
-//! Owns when a writer that waits for less to be dirty is refused. Leaves the waiting to
-//! [`super::writeback`].
-//!
-//! More may not be dirty than a share of the budget, so a store that takes nothing stops whoever
-//! writes its object, in the middle of a fault, where nobody can be told why. Where that has lasted
-//! as long as a writer is to wait, without one write of the object that succeeded, and the last try
-//! failed or was held back by the barrier, the fault is a SIGBUS. What is dirty stays so, and is
+//! More may not be dirty than a share of the budget, so a store that takes nothing stops the threads
+//! that write its object, in the middle of a fault, where none of them can be told why. Where that has
+//! lasted as long as a writer is to wait, without one write of the object that succeeded, and the last
+//! try failed or was held back by the barrier, the fault is a SIGBUS. What is dirty stays so, and is
 //! tried on.
 //!
-//! # States
-//!
-//! An object is not stalled; or stalled since the first writer was stopped; a write that succeeds
-//! ends it. A refused page is unmapped and marked in the mapping that wrote to it, so that reads of
-//! it fail there as well, and is listed; as soon as writers need not wait the background thread
-//! takes the marks away. Who faults while the list is full waits on. With inline delivery the
-//! thread that faults is told, and there is no mark.
-//!
-//! A writer waits 30 s as a rule (`writer_deadline` sets another time).
+//! A refused page is unmapped and marked in the mapping that wrote to it, so that reads of it fail
+//! there as well, and is listed; as soon as writers need not wait the background thread takes the
+//! marks away. While the list is full, writers wait on. With inline delivery the thread that faults is
+//! told, and there is no mark.
 //!
 //! Locks: the list's mutex, a leaf; windows' locks.
 
@@ -38,6 +30,7 @@ const PATIENCE_NS: u64 = 30_000_000_000;
 const REFUSED_MAX: usize = 512;
 
 /// Whether writers of an object make no way.
+#[derive(Default)]
 pub(super) struct Stall {
     /// Since when writers have waited without a write that succeeded; 0: they do not.
     since_ns: AtomicU64,
@@ -46,11 +39,7 @@ pub(super) struct Stall {
 }
 
 impl Stall {
-    pub const fn new() -> Stall {
-        Stall { since_ns: AtomicU64::new(0), is_failing: AtomicBool::new(false) }
-    }
-
-    /// Notes how a write ended. Relaxed, here and below: who misses it waits once more.
+    /// Notes how a write ended. Relaxed, here and below: a writer that misses it waits once more.
     pub fn note_write(&self, is_good: bool) {
         self.is_failing.store(!is_good, Ordering::Relaxed);
         if is_good {
@@ -59,7 +48,7 @@ impl Stall {
     }
 }
 
-struct List {
+struct RefusedList {
     pages: [(PageNum, u32); REFUSED_MAX],
     len: usize,
 }
@@ -70,7 +59,7 @@ pub(super) struct Stalls {
     /// When the writers that wait are to look again; 0: none does.
     check_ns: AtomicU64,
     /// Pages that are marked, and in which mapping.
-    refused: Mutex<rank::Refused, List>,
+    refused: Mutex<rank::Refused, RefusedList>,
 }
 
 impl Stalls {
@@ -78,7 +67,7 @@ impl Stalls {
         Stalls {
             patience_ns: AtomicU64::new(PATIENCE_NS),
             check_ns: AtomicU64::new(0),
-            refused: Mutex::new(List { pages: [(PageNum(0), 0); REFUSED_MAX], len: 0 }),
+            refused: Mutex::new(RefusedList { pages: [(PageNum(0), 0); REFUSED_MAX], len: 0 }),
         }
     }
 }
@@ -99,7 +88,7 @@ impl<M: ObjectMmu> Objects<M> {
         now.saturating_sub(since) >= patience && stall.is_failing.load(Ordering::Relaxed)
     }
 
-    /// Has those who wait from now on look again when they have waited long enough.
+    /// Has writers that wait from now on look again when they have waited long enough.
     pub(super) fn check_writers_later(&self) {
         let due = monotonic_ns().saturating_add(self.stalls.patience_ns.load(Ordering::Relaxed));
         let check = &self.stalls.check_ns;
@@ -147,24 +136,20 @@ impl<M: ObjectMmu> Objects<M> {
                 list.len = last;
                 list.pages[last]
             };
-            self.take_mark_away(page, mapping);
+            // The mapping may be gone, and another be there: that one has no such mark.
+            let Some(vma) = self.space.find_vma(page) else { continue };
+            let window = self.windows.lock(page);
+            let is_its = vma.attributes.kind == Kind::Object
+                && vma.attributes.backing.mapping == mapping
+                && self.space.is_current(&vma);
+            if is_its && !window.is_present(page) {
+                self.space.mmu().unmap(PageRange::new(page, 1));
+            }
         }
     }
 
     /// Whether pages are marked.
     pub(super) fn has_refused(&self) -> bool {
         self.stalls.refused.lock().len > 0
-    }
-
-    /// The mapping may be gone, and another be there: that one has no such mark of ours.
-    fn take_mark_away(&self, page: PageNum, mapping: u32) {
-        let Some(vma) = self.space.find_vma(page) else { return };
-        let window = self.windows.lock(page);
-        let is_its = vma.attributes.kind == Kind::Object
-            && vma.attributes.backing.mapping == mapping
-            && self.space.is_current(&vma);
-        if is_its && !window.is_present(page) {
-            self.space.mmu().unmap(PageRange::new(page, 1));
-        }
     }
 }

@@ -1,13 +1,12 @@
 //! Strides: streams of faults that go by a constant distance, and what they will want next.
 //!
-//! Owns the recognition. Leaves streams that touch page after page to [`crate::fault::order`], and
-//! reading to [`super::readahead`].
+//! Here they are recognised. Streams that touch page after page are [`crate::fault::order`]'s.
 //!
 //! # States
 //!
 //! The pages that faults had to read are remembered for a while. Four of them in one mapping, each
 //! as far from the next, in either direction, are a stream: fewer come together by chance. From
-//! then on its pages are read before they are asked for, `window` of them ahead of its last fault.
+//! then on its pages are read ahead, `window` of them ahead of its last fault.
 //! A fault that finds what was read for it makes the window twice as large, as does one that came
 //! before it; one that passes over what was read, or finds it gone again, halves it. Only faults
 //! count: what is mapped along with another page says nothing. A stream without faults ends by
@@ -35,19 +34,18 @@ const WINDOW_MIN: u32 = 2;
 pub(super) const WINDOW_MAX: u32 = 32;
 
 /// A fault: the object's page, in which mapping.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Touch {
     pub page: ObjectPage,
     pub mapping: u32,
 }
 
-/// What a fault found.
+/// Whether a fault found its page in the cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Found {
-    /// Its page, in the cache.
-    Cached,
-    /// Nothing: it has to be read.
-    Absent,
+pub(super) enum Lookup {
+    Hit,
+    /// It has to be read.
+    Miss,
 }
 
 /// Pages to read.
@@ -67,8 +65,8 @@ impl Ahead {
     }
 }
 
-#[derive(Clone, Copy)]
-struct Stream {
+#[derive(Clone, Copy, Default)]
+struct Stride {
     last: Touch,
     /// Pages from one fault to the next; 0: no stream.
     distance: i64,
@@ -78,7 +76,7 @@ struct Stream {
     ahead: u32,
 }
 
-impl Stream {
+impl Stride {
     /// How many distances behind the last fault a page lies, where the stream may be there by now.
     fn steps_to(&self, touch: Touch) -> Option<u32> {
         if self.distance == 0 || self.last.mapping != touch.mapping {
@@ -91,9 +89,15 @@ impl Stream {
     }
 
     /// The stream goes on here; returns what is to be read now.
-    fn go_on(&mut self, touch: Touch, steps: u32, found: Found, window_max: u32) -> Option<Ahead> {
+    fn go_on(
+        &mut self,
+        touch: Touch,
+        steps: u32,
+        lookup: Lookup,
+        window_max: u32,
+    ) -> Option<Ahead> {
         let was_read = steps <= self.ahead;
-        let is_wasted = steps > 1 || (was_read && found == Found::Absent);
+        let is_wasted = steps > 1 || (was_read && lookup == Lookup::Miss);
         self.window = if is_wasted { self.window / 2 } else { self.window * 2 };
         self.window = self.window.clamp(1, window_max.max(1));
         self.ahead = self.ahead.saturating_sub(steps);
@@ -110,29 +114,20 @@ impl Stream {
     }
 }
 
-struct Table {
+#[derive(Default)]
+struct StrideTable {
     /// The last faults that had to be read, oldest overwritten.
     history: [Option<Touch>; HISTORY],
     newest: usize,
-    streams: [Stream; STREAMS],
+    streams: [Stride; STREAMS],
     hand: usize,
 }
 
 /// The strided streams of an object.
-pub(super) struct Strides(Mutex<rank::Strides, Table>);
+#[derive(Default)]
+pub(super) struct Strides(Mutex<rank::Strides, StrideTable>);
 
 impl Strides {
-    pub const fn new() -> Strides {
-        let nowhere = Touch { page: ObjectPage(0), mapping: 0 };
-        let none = Stream { last: nowhere, distance: 0, window: 0, ahead: 0 };
-        Strides(Mutex::new(Table {
-            history: [None; HISTORY],
-            newest: 0,
-            streams: [none; STREAMS],
-            hand: 0,
-        }))
-    }
-
     /// Whether a stream is expected here.
     pub fn expects(&self, touch: Touch) -> bool {
         let table = self.0.try_lock();
@@ -140,21 +135,21 @@ impl Strides {
     }
 
     /// Notes a fault; returns what is to be read ahead for it, at most `window_max` pages.
-    pub fn note(&self, touch: Touch, found: Found, window_max: u32) -> Option<Ahead> {
+    pub fn note(&self, touch: Touch, lookup: Lookup, window_max: u32) -> Option<Ahead> {
         let mut table = self.0.try_lock()?;
         for stream in &mut table.streams {
             if let Some(steps) = stream.steps_to(touch) {
-                return stream.go_on(touch, steps, found, window_max);
+                return stream.go_on(touch, steps, lookup, window_max);
             }
         }
-        if found == Found::Cached {
+        if lookup == Lookup::Hit {
             return None;
         }
         let distance = table.distance_to(touch);
         table.newest = (table.newest + 1) % HISTORY;
         let newest = table.newest;
         table.history[newest] = Some(touch);
-        let mut stream = Stream {
+        let mut stream = Stride {
             last: touch,
             distance: distance?,
             window: WINDOW_MIN.min(window_max.max(1)),
@@ -168,7 +163,7 @@ impl Strides {
     }
 }
 
-impl Table {
+impl StrideTable {
     /// The shortest distance at which enough faults lead here.
     fn distance_to(&self, touch: Touch) -> Option<i64> {
         let was_there = |distance: i64, steps: i64| {
@@ -202,45 +197,45 @@ mod tests {
     #[test]
     fn four_faults_at_equal_distances_are_a_stream_in_either_direction() {
         for (first, distance) in [(0u64, 5i64), (1000, -16)] {
-            let strides = Strides::new();
+            let strides = Strides::default();
             let page = |step: i64| first.checked_add_signed(distance * step).unwrap();
             for step in 0..3 {
-                assert_eq!(strides.note(at(page(step)), Found::Absent, 32), None);
+                assert_eq!(strides.note(at(page(step)), Lookup::Miss, 32), None);
             }
-            let ahead = strides.note(at(page(3)), Found::Absent, 32);
+            let ahead = strides.note(at(page(3)), Lookup::Miss, 32);
             assert_eq!(pages(ahead), [page(4), page(5)]);
             // What was read is found: the window grows, and only what is missing is read.
             assert!(strides.expects(at(page(4))) && !strides.expects(at(page(4) + 1)));
-            let ahead = strides.note(at(page(4)), Found::Cached, 32);
+            let ahead = strides.note(at(page(4)), Lookup::Hit, 32);
             assert_eq!(pages(ahead), [page(6), page(7), page(8)]);
         }
     }
 
     #[test]
     fn the_window_shrinks_where_what_was_read_is_passed_over_or_gone() {
-        let strides = Strides::new();
+        let strides = Strides::default();
         for step in 0..4 {
-            strides.note(at(step * 9), Found::Absent, 32);
+            strides.note(at(step * 9), Lookup::Miss, 32);
         }
         for step in 4..8 {
-            strides.note(at(step * 9), Found::Cached, 32);
+            strides.note(at(step * 9), Lookup::Hit, 32);
         }
         let window = || strides.0.lock().streams[0].window;
         assert_eq!(window(), 32);
-        strides.note(at(10 * 9), Found::Cached, 32);
+        strides.note(at(10 * 9), Lookup::Hit, 32);
         assert_eq!(window(), 16);
-        strides.note(at(11 * 9), Found::Absent, 32);
+        strides.note(at(11 * 9), Lookup::Miss, 32);
         assert_eq!(window(), 8);
     }
 
     #[test]
     fn streams_in_turn_are_found_each_by_itself() {
-        let strides = Strides::new();
+        let strides = Strides::default();
         let mut found = 0;
         for step in 0..5 {
             for stream in 0..STREAMS as u64 {
                 let page = stream * 100_000 + step * (3 + stream);
-                let there = if step < 4 { Found::Absent } else { Found::Cached };
+                let there = if step < 4 { Lookup::Miss } else { Lookup::Hit };
                 found += usize::from(strides.note(at(page), there, 32).is_some());
             }
         }
@@ -249,10 +244,10 @@ mod tests {
 
     #[test]
     fn a_stream_at_the_first_page_reads_nothing_before_it() {
-        let strides = Strides::new();
+        let strides = Strides::default();
         let mut last = Vec::new();
         for page in [15, 10, 5, 0] {
-            last = pages(strides.note(at(page), Found::Absent, 32));
+            last = pages(strides.note(at(page), Lookup::Miss, 32));
         }
         assert!(last.is_empty());
     }

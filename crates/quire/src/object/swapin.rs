@@ -23,30 +23,10 @@ const UNPACK_ORDER_MAX: u32 = 6;
 pub(super) enum AtOnce<'a, M: ObjectMmu> {
     /// It and, as a rule, its neighbours in the range are cached. They are not locked.
     Cached(ObjectRange, Locked<'a, M>),
-    /// It takes somebody who may sleep.
+    /// It takes a thread that may sleep.
     NotHere(Locked<'a, M>),
     /// So many pages are needed. Nothing is locked.
     NeedsMemory(usize),
-}
-
-/// What a page that is not cached takes to be filled.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Content {
-    Zeros,
-    Packed,
-    InFile,
-}
-
-impl Content {
-    /// `None`: it is cached, or lost.
-    const fn of(word: Snapshot) -> Option<Content> {
-        match word.state() {
-            State::None => Some(Content::Zeros),
-            State::Same | State::Pool => Some(Content::Packed),
-            State::File => Some(Content::InFile),
-            _ => None,
-        }
-    }
 }
 
 impl<M: ObjectMmu> Objects<M> {
@@ -61,23 +41,25 @@ impl<M: ObjectMmu> Objects<M> {
     ) -> AtOnce<'a, M> {
         // A thread that serves itself does so on a signal's stack, which has no room for a page.
         let is_cramped = self.space.mmu().is_inline();
-        let (content, order_max) = match Content::of(page.content()) {
-            Some(Content::Zeros) => (Content::Zeros, BLOCK_ORDER),
-            Some(Content::Packed) if !is_cramped => (Content::Packed, UNPACK_ORDER_MAX),
-            _ => return AtOnce::NotHere(page),
-        };
+        let is_packed = |word: Snapshot| matches!(word.state(), State::Same | State::Pool);
+        let is_zeros = |word: Snapshot| word.state() == State::None;
+        let zeros = is_zeros(page.content());
+        if !zeros && (is_cramped || !is_packed(page.content())) {
+            return AtOnce::NotHere(page);
+        }
         page.leave_locked();
-        let is_alike = |seen: Snapshot| Content::of(seen) == Some(content);
-        let pages = self.lock_around(object, at, order.min(order_max), is_alike);
+        let pages = if zeros {
+            self.lock_around(object, at, order.min(BLOCK_ORDER), is_zeros)
+        } else {
+            self.lock_around(object, at, order.min(UNPACK_ORDER_MAX), is_packed)
+        };
         let Some(charged) = self.charge_locked(object, at, pages) else {
             return AtOnce::NeedsMemory(pages.len());
         };
         // Under their locks: what lies behind the end must not enter the memfd.
         let kept = charged.intersect(object.range());
-        let filled = match content {
-            Content::Zeros => self.fill_zeros(object, kept),
-            _ => self.unpack(object, at, kept),
-        };
+        let filled =
+            if zeros { self.fill_zeros(object, kept) } else { self.unpack(object, at, kept) };
         self.space.budget().uncharge(charged.len() - filled);
         for page in charged.pages().filter(|&page| page != at) {
             self.adopt(object, page).unlock();
@@ -108,7 +90,7 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// Unpacks locked, charged pages as far as it can; returns how many are cached. Never inlined:
-    /// a page on the stack is too much for who gets past without it, in a signal.
+    /// a page on the stack is too much for the signal handlers that get past without it.
     #[inline(never)]
     fn unpack(&self, object: &Object, at: ObjectPage, pages: ObjectRange) -> usize {
         let mut bytes = [0u8; PAGE_SIZE];
@@ -145,11 +127,9 @@ impl<M: ObjectMmu> Objects<M> {
     ) {
         let at = vma.attributes.backing.object_page(asked);
         let block = PageRange::new(asked.align_down(BLOCK_ORDER), BLOCK_PAGES);
-        let shown = vma.range.intersect(block);
-        let before = (at.0 - filled.start.0).min(asked.0 - shown.start.0);
-        let behind = (filled.end.0 - at.0).min(shown.end.0 - asked.0);
-        let start = PageNum(asked.0 - before);
-        let around = PageRange::new(start, (before + behind) as usize);
+        let start = PageNum(asked.0.saturating_sub(at.0 - filled.start.0));
+        let end = PageNum(asked.0 + (filled.end.0 - at.0));
+        let around = PageRange { start, end }.intersect(vma.range).intersect(block);
         self.map_pages(object, vma, window, around, asked);
     }
 }

@@ -1,4 +1,4 @@
-//! Memory objects' pages that go: into swap, as those of anonymous memory, by whoever reclaims.
+//! Memory objects' pages that go: into swap, as those of anonymous memory, by the thread that reclaims.
 //!
 //! Never sleeps: page locks are held by reclaim already.
 
@@ -77,13 +77,11 @@ impl<M: ObjectMmu> Objects<M> {
         if run.is_empty() {
             return 0;
         }
-        if self.space.mmu().memfd_punch(object.memfd, run).is_err() {
+        if !self.try_to_punch(object, run) {
             // Cached still, and as they are in swap.
             self.unlock_pages(object, run);
             return 0;
         }
-        self.count_uncached(object, run.start, run.len());
-        self.space.budget().uncharge(run.len());
         for page in run.pages() {
             let page = self.adopt(object, page);
             if page.has(Flags::IN_POOL) {

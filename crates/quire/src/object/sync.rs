@@ -1,21 +1,14 @@
 //! What was written to a store becomes durable, or is written again.
 //!
-//! Owns which pages were written since the store last synced. Leaves writing to [`super::writeback`].
-//!
-//! # A sync that fails
-//!
-//! says that what was written since the last good one may be lost, and nothing about which part; and
-//! the next sync that succeeds does not speak of it. The kernel forgets such pages: it marks them
-//! clean and says so once, so that to sync again "until it works" reports success over lost bytes.
-//! PostgreSQL did that for years, and has ended itself instead since 2018. We still have the bytes
-//! as a rule, so we write them again: a sync that fails makes every page dirty that was written
+//! A sync that fails says that what was written since the last good one may be lost, and nothing about
+//! which part; and the next sync that succeeds does not speak of it. A kernel that marks such pages
+//! clean then reports success over lost bytes to a program that syncs again "until it works". Here
+//! the bytes are still there as a rule: a sync that fails makes every page dirty that was written
 //! since the last good one and is still cached, and the next flush writes them anew before it syncs.
 //!
 //! A page that was dropped from the cache in between cannot be written again. Then the object says
-//! at every later sync that bytes may be lost, until it is closed: only who knows what was
-//! in it can write it anew.
-//!
-//! # States
+//! at every later sync that bytes may be lost, until it is closed: only the application knows what was
+//! in it and can write it anew.
 //!
 //! Syncs are numbered. A page that was written keeps in its word's payload the number of the first
 //! sync that covers the write (0: not written since it was read). Numbers go round; a page whose
@@ -37,7 +30,6 @@ use crate::units::{ObjectPage, ObjectRange};
 
 /// What a store has made durable.
 pub(super) struct Synced {
-    /// Whose turn it is.
     turn: Mutex<rank::SyncTurn, ()>,
     /// The number of the next sync.
     next: AtomicU32,

@@ -32,24 +32,17 @@ impl<M: ObjectMmu> Objects<M> {
     /// with every byte that was written to it.
     pub fn set_len(&self, object: &Object, bytes: u64) -> Result<(), Errno> {
         let _resize = object.resize.lock();
-        if bytes.div_ceil(PAGE_SIZE as u64) > object.pages_max() as u64 {
-            return Err(Errno::FBIG);
-        }
+        check_length(object, bytes)?;
         let before = object.len();
         if bytes < before {
-            let result = self
-                .begin_cut(object, bytes)
-                .and_then(|()| object.store.set_len(bytes))
-                .and_then(|()| self.shorten(object, bytes));
-            end_cut(object);
-            return result;
+            return self.cut(object, bytes, || object.store.set_len(bytes));
         }
         object.store.set_len(bytes)?;
         self.zero_behind(object, before)?;
         self.lengthen(object, bytes)
     }
 
-    /// Follows a length that the store was given by somebody else.
+    /// Follows a length that another has given the store.
     ///
     /// # Errors
     /// `FBIG`, `BUSY` as for [`Self::set_len`], `NOMEM` where there is no memory for the word of the
@@ -57,16 +50,28 @@ impl<M: ObjectMmu> Objects<M> {
     /// pages, is as it was then.
     pub fn follow_len(&self, object: &Object, bytes: u64) -> Result<(), Errno> {
         let _resize = object.resize.lock();
-        if bytes.div_ceil(PAGE_SIZE as u64) > object.pages_max() as u64 {
-            return Err(Errno::FBIG);
-        }
+        check_length(object, bytes)?;
         if bytes < object.len() {
-            let result = self.begin_cut(object, bytes).and_then(|()| self.shorten(object, bytes));
-            end_cut(object);
-            result
+            self.cut(object, bytes, || Ok(()))
         } else {
             self.lengthen_over(object, bytes)
         }
+    }
+
+    /// Makes the object shorter; `cut_store` has its store become so.
+    fn cut(
+        &self,
+        object: &Object,
+        bytes: u64,
+        cut_store: impl FnOnce() -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        let begun = self.begin_cut(object, bytes);
+        let result = begun.and_then(|()| cut_store()).and_then(|()| self.shorten(object, bytes));
+        object.cut.store(u64::MAX, Ordering::SeqCst);
+        // Release: see `wait_for_cut`.
+        object.cuts.fetch_add(1, Ordering::Release);
+        futex::wake(&object.cuts, u32::MAX, Reach::Process);
+        result
     }
 
     /// Makes the object longer by what its store has already. The last page as it was has zeros
@@ -90,13 +95,9 @@ impl<M: ObjectMmu> Objects<M> {
         let mut result = Ok(());
         if locked.state() == State::Cached {
             let mut content = [0u8; PAGE_SIZE];
-            result = object.store.read(page.offset(), &mut content).and_then(|()| {
-                self.space.mmu().memfd_write(
-                    object.memfd,
-                    page.offset() + tail as u64,
-                    &content[tail..],
-                )
-            });
+            let (mmu, offset) = (self.space.mmu(), page.offset() + tail as u64);
+            result = object.store.read(page.offset(), &mut content);
+            result = result.and_then(|()| mmu.memfd_write(object.memfd, offset, &content[tail..]));
         }
         let grown = result.and_then(|()| self.grow(object, bytes));
         locked.unlock();
@@ -114,7 +115,7 @@ impl<M: ObjectMmu> Objects<M> {
         let pages = bytes.div_ceil(PAGE_SIZE as u64) as usize;
         self.space.mmu().memfd_resize(object.memfd, pages)?;
         let before = object.pages();
-        // Who sees the length sees the memfd. SeqCst for `follow_change`.
+        // A thread that sees the length sees the memfd. SeqCst for `follow_change`.
         object.length.store(bytes, Ordering::SeqCst);
         Ok(ObjectRange { start: ObjectPage(before as u64), end: object.range().end })
     }
@@ -142,22 +143,14 @@ impl<M: ObjectMmu> Objects<M> {
         Ok(())
     }
 
-    /// Waits while the store is being asked to become shorter. The caller holds no page lock.
-    pub(super) fn wait_for_cut(&self, object: &Object) {
-        let _ = self.wait_for_cut_killable(object, Kill::NEVER);
-    }
-
-    /// The same, until `kill` ends it.
+    /// Waits, until `kill` ends it, while the store is being asked to become shorter. The caller holds
+    /// no page lock.
     ///
     /// # Errors
     /// [`Interrupted`]: the store has not answered yet.
-    pub(super) fn wait_for_cut_killable(
-        &self,
-        object: &Object,
-        kill: Kill<'_>,
-    ) -> Result<(), Interrupted> {
+    pub(super) fn wait_for_cut(&self, object: &Object, kill: Kill<'_>) -> Result<(), Interrupted> {
         loop {
-            // Acquire pairs with the release in `end_cut`: who goes on sees no cut.
+            // Acquire pairs with the release in `cut`: a thread that goes on sees no cut.
             let cuts = object.cuts.load(Ordering::Acquire);
             if cuts.is_multiple_of(2) {
                 return Ok(());
@@ -188,15 +181,13 @@ impl<M: ObjectMmu> Objects<M> {
         if page.state() == State::Cached {
             let one = ObjectRange::new(at, 1);
             self.try_to_unmap(object, one, Wait::Yes);
-            if self.space.mmu().memfd_punch(object.memfd, one).is_err() {
+            if !self.try_to_punch(object, one) {
                 return;
             }
             if page.has(Flags::DIRTY) && !object.is_memory() {
                 self.count_cleaned(object, at);
                 self.dirty.fetch_sub(1, Ordering::Relaxed);
             }
-            self.count_uncached(object, at, 1);
-            self.space.budget().uncharge(1);
         }
         // Nor does an error outlive its page; the memfd's end takes the marks away.
         self.space.release_stored(page.content());
@@ -218,7 +209,7 @@ impl<M: ObjectMmu> Objects<M> {
         }
     }
 
-    /// The same, of a memory object's page, wherever its bytes are. It is DIRTY then: what is in
+    /// Zeroes the tail of a memory object's page, wherever its bytes are. It is DIRTY then: what is in
     /// swap has other bytes.
     fn zero_tail_of_memory(
         &self,
@@ -231,9 +222,7 @@ impl<M: ObjectMmu> Objects<M> {
             let mut page = self.lock(object, at);
             match page.state() {
                 State::Cached => {
-                    let zeros = [0u8; PAGE_SIZE];
-                    let offset = at.offset() + tail as u64;
-                    let result = self.space.mmu().memfd_write(object.memfd, offset, &zeros[tail..]);
+                    let result = self.zero_cached(object, at, tail);
                     self.mark_dirty(object, at, &mut page);
                     return result;
                 }
@@ -255,7 +244,7 @@ impl<M: ObjectMmu> Objects<M> {
                     self.unlock_pages(object, one);
                     return filled;
                 }
-                // Cached now, if nobody takes it away again before it is locked.
+                // Cached now, if it is not taken away again before it is locked.
                 continue;
             }
             page.unlock();
@@ -264,6 +253,11 @@ impl<M: ObjectMmu> Objects<M> {
             }
         }
         Ok(())
+    }
+
+    fn zero_cached(&self, object: &Object, at: ObjectPage, tail: usize) -> Result<(), Errno> {
+        let zeros = &[0u8; PAGE_SIZE][tail..];
+        self.space.mmu().memfd_write(object.memfd, at.offset() + tail as u64, zeros)
     }
 
     /// What lies behind byte `bytes` in its page reads as zeros from now on.
@@ -277,25 +271,18 @@ impl<M: ObjectMmu> Objects<M> {
             return self.zero_tail_of_memory(object, page, tail);
         }
         if !object.has_words(page) {
-            // Whoever reads it from now on sees the length.
+            // A thread that reads it from now on sees the length.
             return Ok(());
         }
         let locked = self.lock_settled(object, page);
-        let result = if locked.state() == State::Cached {
-            let zeros = [0u8; PAGE_SIZE];
-            self.space.mmu().memfd_write(object.memfd, page.offset() + tail as u64, &zeros[tail..])
-        } else {
-            Ok(())
-        };
+        let is_cached = locked.state() == State::Cached;
+        let result = if is_cached { self.zero_cached(object, page, tail) } else { Ok(()) };
         locked.unlock();
         result
     }
 }
 
-/// The store has become shorter, and the object as well, or nothing has changed.
-fn end_cut(object: &Object) {
-    object.cut.store(u64::MAX, Ordering::SeqCst);
-    // Release: see `wait_for_cut`.
-    object.cuts.fetch_add(1, Ordering::Release);
-    futex::wake(&object.cuts, u32::MAX, Reach::Process);
+fn check_length(object: &Object, bytes: u64) -> Result<(), Errno> {
+    let fits = bytes.div_ceil(PAGE_SIZE as u64) <= object.pages_max() as u64;
+    fits.then_some(()).ok_or(Errno::FBIG)
 }

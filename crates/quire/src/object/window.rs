@@ -2,7 +2,7 @@
 //!
 //! A window stands for one kernel page table. Its lock is held from the last look at the VMA until
 //! the call that maps has returned, so that nothing lands in a mapping that was made in between;
-//! who changes the layout bumps the VMA's count first and takes this lock afterwards.
+//! a change of the layout bumps the VMA's count first and takes this lock afterwards.
 //!
 //! Locks: a window's lock is a leaf but for queues; page locks are only tried under it.
 
@@ -31,14 +31,12 @@ fn bit(page: PageNum) -> (usize, u64) {
 
 impl Mapped {
     /// Whether a page is mapped.
-    #[must_use]
     pub fn is_present(&self, page: PageNum) -> bool {
         let (word, bit) = bit(page);
         self.present[word] & bit != 0
     }
 
     /// Whether a page is mapped so that it can be written.
-    #[must_use]
     pub fn is_writable(&self, page: PageNum) -> bool {
         let (word, bit) = bit(page);
         self.writable[word] & bit != 0
@@ -63,10 +61,10 @@ impl Mapped {
 
     /// Notes that pages are mapped no more.
     pub fn clear(&mut self, pages: PageRange) {
+        self.protect(pages);
         for page in pages.pages() {
             let (word, bit) = bit(page);
             self.present[word] &= !bit;
-            self.writable[word] &= !bit;
         }
         if self.present == [0; WORDS] {
             self.faults = 0;
@@ -81,40 +79,29 @@ impl Mapped {
     }
 
     /// The smallest range that holds all mapped ones of `pages`, which lie in this window.
-    #[must_use]
     pub fn present_of(&self, pages: PageRange) -> Option<PageRange> {
         Mapped::hull(pages, |page| self.is_present(page))
     }
 
     /// The same for those that can be written.
-    #[must_use]
     pub fn writable_of(&self, pages: PageRange) -> Option<PageRange> {
         Mapped::hull(pages, |page| self.is_writable(page))
-    }
-
-    /// How many pages are mapped.
-    #[must_use]
-    pub fn count(&self) -> usize {
-        self.present.iter().map(|word| word.count_ones() as usize).sum()
     }
 }
 
 #[repr(align(64))]
-struct Window(Mutex<rank::Window, Mapped>);
+struct WindowLock(Mutex<rank::Window, Mapped>);
 
 // SAFETY: zero is an unlocked mutex (checked below) over integers.
-unsafe impl Zeroed for Window {}
+unsafe impl Zeroed for WindowLock {}
 
 /// The windows of an arena.
 pub struct Windows {
-    windows: Table<Window>,
+    windows: Table<WindowLock>,
 }
 
 impl Windows {
     /// Windows with nothing mapped.
-    ///
-    /// # Errors
-    /// `NOMEM`.
     pub fn new(count: usize) -> Result<Windows, Errno> {
         Ok(Windows { windows: Table::new(count)? })
     }
@@ -125,9 +112,6 @@ impl Windows {
     }
 }
 
-/// Bytes of table per window.
-pub const WINDOW_BYTES: usize = size_of::<Window>();
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -136,16 +120,16 @@ mod tests {
     fn a_window_of_zeros_is_unlocked_and_empty() {
         let windows = Windows::new(4).unwrap();
         let mut window = windows.lock(PageNum(600));
-        assert_eq!(window.count(), 0);
+        let block = PageRange::new(PageNum(512), BLOCK_PAGES);
+        assert_eq!(window.present_of(block), None);
         window.set(PageNum(600), false);
         window.set(PageNum(610), true);
-        let block = PageRange::new(PageNum(512), BLOCK_PAGES);
         assert_eq!(window.present_of(block), Some(PageRange::new(PageNum(600), 11)));
         assert_eq!(window.writable_of(block), Some(PageRange::new(PageNum(610), 1)));
         window.faults = 3;
         window.protect(block);
         assert!(window.is_present(PageNum(610)) && !window.is_writable(PageNum(610)));
         window.clear(block);
-        assert_eq!((window.count(), window.faults), (0, 0));
+        assert_eq!((window.present_of(block), window.faults), (None, 0));
     }
 }

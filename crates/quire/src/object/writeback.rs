@@ -3,28 +3,29 @@
 //! A run of dirty pages is locked, made to fault at the next write in every mapping, copied into a
 //! buffer, marked WRITEBACK and unlocked; only then the buffer is written. So a write that comes
 //! meanwhile makes its page dirty anew and never reaches the buffer: no page is torn. The barrier is
-//! asked between the protection and the copy: its yes is for the very bytes that are written. A page is
-//! under way once at a time. A write that fails makes its pages dirty again and is kept in the
-//! object, to be told once to whoever flushes.
+//! asked between the protection and the copy: its yes is for the very bytes that are written. A page
+//! is under way once at a time. A write that fails makes its pages dirty again and is kept in the
+//! object, to be told once to each flusher; it is tried again every 100 ms.
 //!
-//! What is pinned for write ([`super::pin`]) may change while it is copied, and stays writable and
-//! DIRTY: only a flush writes it.
+//! A page is writable in a mapping only while it is DIRTY: the very call that maps it maps it
+//! write-protected, so no write is missed. What is pinned for write ([`super::pin`]) may change while
+//! it is copied, and stays writable and DIRTY: only a flush writes it.
 //!
-//! A page is writable in a mapping only while it is DIRTY: the very call that maps it maps it write-protected, so
-//! no write is missed. More than a tenth of the budget dirty, and workers write in order of place; more than a
-//! quarter, what is under way included, and writers wait. A write that failed is tried again every 100 ms.
+//! More than a tenth of the budget dirty, and workers write in order of place; more than a quarter,
+//! what is under way included, and writers wait.
 //!
 //! Locks: page locks (the first of a run slept for by flushes, all others tried), `i_mmap` shared.
 
 use core::sync::atomic::Ordering;
 
-use super::requests::{IoBuffer, Request};
+use super::reclaim::block_range;
+use super::requests::{IoBuffer, Work};
 use super::rmap::Wait;
 use super::{Object, ObjectId, Objects};
 use crate::control::Event;
 use crate::fault::Outcome;
 use crate::mmu::object::ObjectMmu;
-use crate::page::{Block, Condition, Flags, State};
+use crate::page::{Block, Condition, Flags, Kill, State};
 use crate::sys::Errno;
 use crate::sys::futex::{self, Reach};
 use crate::units::{BLOCK_PAGES, ObjectPage, ObjectRange, PAGE_SHIFT, PAGE_SIZE, PageNum};
@@ -54,32 +55,27 @@ impl<M: ObjectMmu> Objects<M> {
         self.space.budget().limit() / 10
     }
 
-    /// More, and who wants to write another page waits.
-    fn dirty_limit(&self) -> usize {
-        self.space.budget().limit() / 4
-    }
-
     /// Dirty pages that write-back can do something about.
     fn unpinned_dirty_pages(&self) -> usize {
         self.dirty_pages().saturating_sub(self.pins.writable())
     }
 
+    /// Whether a thread that wants to write another page waits.
     pub(super) fn is_too_dirty(&self) -> bool {
-        self.unpinned_dirty_pages() >= self.dirty_limit().max(1)
+        self.unpinned_dirty_pages() >= (self.space.budget().limit() / 4).max(1)
     }
 
-    /// Whether who wants to write a page of this object waits until less is dirty. Never where
-    /// nothing is written back.
+    /// The same of this object. Never where nothing is written back.
     pub(super) fn must_clean_first(&self, object: &Object) -> bool {
         !object.is_memory() && self.is_too_dirty()
     }
 
-    pub(super) fn count_dirty(&self, pages: usize) {
-        let before = self.dirty.fetch_add(pages, Ordering::Relaxed);
+    /// Counts a page that has become dirty among those of all objects.
+    pub(super) fn count_dirty(&self) {
+        let before = self.dirty.fetch_add(1, Ordering::Relaxed);
         let before = before.saturating_sub(self.pins.writable());
-        let background = self.dirty_background();
-        // At the very step after which `has_excess_dirty` says so: who is called looks once.
-        if before <= background && before + pages > background {
+        // At the very step after which `has_excess_dirty` says so: the thread that is called looks once.
+        if before == self.dirty_background() {
             self.space.budget().call_for_memory();
         }
     }
@@ -112,8 +108,7 @@ impl<M: ObjectMmu> Objects<M> {
         let mut sent = 0;
         while sent < pages {
             let Some((id, block, dirty)) = self.next_dirty() else { return };
-            let pages = ObjectRange::new(ObjectPage((block * BLOCK_PAGES) as u64), BLOCK_PAGES);
-            let is_sent = self.request(id, Request::WriteBack { object: id, pages });
+            let is_sent = self.request(id, Work::WriteBack(block_range(block)));
             // Not under the registry's lock: this may be the last use.
             self.put(id);
             if !is_sent {
@@ -136,16 +131,13 @@ impl<M: ObjectMmu> Objects<M> {
                 return None;
             }
             if let Some(object) = self.peek(slot) {
-                let blocks = object.pages().div_ceil(BLOCK_PAGES);
-                let dirty_of = |block: usize| {
-                    let block = self.find_block(object, ObjectPage((block * BLOCK_PAGES) as u64));
-                    block.map_or(0, |block| block.dirty.load(Ordering::Relaxed) as usize)
-                };
-                let block = (from..blocks).find(|&block| dirty_of(block) > 0);
+                let dirty = |block: &Block| block.dirty.load(Ordering::Relaxed);
+                let next = self.next_block(object, from, object.pages(), dirty);
                 // An object on its way out is written by its last user.
-                if let Some(block) = block.filter(|_| Objects::<M>::try_get(object)) {
+                let next = next.filter(|_| Objects::<M>::try_get(object));
+                if let Some((block, dirty)) = next {
                     hands.write_back = (slot, block + 1);
-                    return Some((ObjectId(slot as u32), block, dirty_of(block)));
+                    return Some((ObjectId(slot as u32), block, dirty));
                 }
             }
             hands.write_back = (slot + 1, 0);
@@ -153,18 +145,9 @@ impl<M: ObjectMmu> Objects<M> {
         None
     }
 
-    /// Writes back what is dirty of `pages`, as it can be had without waiting for page locks.
-    pub(super) fn write_back_range(
-        &self,
-        object: &Object,
-        pages: ObjectRange,
-        buffer: &mut IoBuffer,
-    ) {
-        self.write_back_runs(object, pages, Wait::No, buffer);
-    }
-
-    /// Writes back what is dirty of `pages`; returns the first page that the barrier holds back.
-    fn write_back_runs(
+    /// Writes back what is dirty of `pages`, waiting for page locks or not; returns the first page
+    /// that the barrier holds back.
+    pub(super) fn write_back_runs(
         &self,
         object: &Object,
         pages: ObjectRange,
@@ -175,14 +158,14 @@ impl<M: ObjectMmu> Objects<M> {
         let mut at = pages.start;
         let end = pages.intersect(object.range()).end;
         while at < end {
+            // Within a block: long writes are as aligned as reads are.
+            let block_end = ObjectPage((at.0 | (BLOCK_PAGES as u64 - 1)) + 1);
             let is_dirty =
                 |block: &Block| wait == Wait::Yes || block.dirty.load(Ordering::Relaxed) > 0;
             if !self.find_block(object, at).is_some_and(is_dirty) {
-                at = ObjectPage((at.0 | (BLOCK_PAGES as u64 - 1)) + 1);
+                at = block_end;
                 continue;
             }
-            // Within a block: long writes are as aligned as reads are.
-            let block_end = ObjectPage((at.0 | (BLOCK_PAGES as u64 - 1)) + 1);
             let within = ObjectRange { start: at, end: end.min(block_end) };
             let run = self.lock_dirty_run(object, within, wait);
             if run.is_empty() {
@@ -193,7 +176,7 @@ impl<M: ObjectMmu> Objects<M> {
             let Some(run) = self.keep_before_cut(object, run) else {
                 if wait == Wait::Yes {
                     // Whether it must be written is known once the store has said yes or no.
-                    self.wait_for_cut(object);
+                    let _ = self.wait_for_cut(object, Kill::NEVER);
                     at = run.start;
                 }
                 continue;
@@ -204,8 +187,8 @@ impl<M: ObjectMmu> Objects<M> {
                 self.unlock_pages(object, run);
                 continue;
             }
-            // Asked once nobody can write the pages any more: what is written after a yes is not
-            // in what goes to the store. Of what is pinned for write nobody can promise that.
+            // Asked once no thread can write the pages any more: what is written after a yes is
+            // not in what goes to the store. For what is pinned for write that does not hold.
             let bytes = run.len() << PAGE_SHIFT;
             if object.store.may_write(run.start.offset(), bytes) {
                 self.write_back_locked(object, run, buffer);
@@ -226,7 +209,7 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// Locks the first page of `within` and those behind it, as long as they are dirty, not under
-    /// way, and alike pinned for write or not; what is pinned so only for those who may wait.
+    /// way, and alike pinned for write or not; what is pinned so only for a caller that may wait.
     fn lock_dirty_run(&self, object: &Object, within: ObjectRange, wait: Wait) -> ObjectRange {
         let first = within.start;
         let mut run = ObjectRange { start: first, end: first };
@@ -270,7 +253,7 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// Unlocks what the store may lose just now of a run of locked pages; `None` is all of it.
     fn keep_before_cut(&self, object: &Object, run: ObjectRange) -> Option<ObjectRange> {
-        // SeqCst: under the page locks; who cuts takes each of them after it has said so.
+        // SeqCst: under the page locks; a truncation takes each of them after it has set the cut.
         let cut = ObjectPage(object.cut.load(Ordering::SeqCst)).max(run.start).min(run.end);
         self.unlock_pages(object, ObjectRange { start: cut, end: run.end });
         (cut > run.start).then_some(ObjectRange { start: run.start, end: cut })
@@ -297,7 +280,7 @@ impl<M: ObjectMmu> Objects<M> {
             let mut locked = self.adopt(object, page);
             if locked.has(Flags::PINNED) {
                 // Written again at once, for all that is known: dirty once more.
-                self.count_dirty(1);
+                self.count_dirty();
             } else {
                 self.count_cleaned(object, page);
                 locked.clear_flags_locked(Flags::DIRTY);
@@ -312,7 +295,7 @@ impl<M: ObjectMmu> Objects<M> {
         object.stall.note_write(result.is_ok());
         let clean = |&page: &ObjectPage| !self.end_page_writeback(object, page, result.is_ok());
         let ended = run.pages().filter(clean).count();
-        // Until here: or those who wait for less to be dirty would go on with every write that
+        // Until here: or writers that wait for less to be dirty would go on with every write that
         // fails.
         self.dirty.fetch_sub(ended, Ordering::Relaxed);
         object.writeback.fetch_sub(run.len() as u32, Ordering::SeqCst);
@@ -336,13 +319,7 @@ impl<M: ObjectMmu> Objects<M> {
         is_dirty_again
     }
 
-    /// Writes what is dirty of an object whose last user is the caller, as far as it can.
-    pub(super) fn write_back_last(&self, object: &Object) {
-        let Ok(mut buffer) = IoBuffer::new() else { return };
-        self.write_back_runs(object, object.range(), Wait::Yes, &mut buffer);
-    }
-
-    /// Whether so much is dirty that it should be written, but nobody waits for it. What the store
+    /// Whether so much is dirty that it should be written, though no writer waits. What the store
     /// refuses, or the barrier holds back, stays so: it must be tried again from time to time.
     pub fn has_excess_dirty(&self) -> bool {
         self.unpinned_dirty_pages() > self.dirty_background()

@@ -72,10 +72,8 @@ ranks! {
     Window,
     /// The queue of requests to the store workers.
     Requests,
-    /// Free slots of the reverse maps.
-    MapSlots,
-    /// Numbers of private copies.
-    CopyNumbers,
+    /// Free numbers of mappings and private copies, and of nodes of the reverse maps.
+    Numbers,
     /// How programs stride through objects.
     Strides,
     /// Pages that were refused the way out.

@@ -8,6 +8,7 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 
 use super::*;
+use crate::units::ObjectPage;
 
 /// Pages of the small object that the mappings show.
 const PAGES: u64 = 96;
@@ -27,7 +28,6 @@ enum Operation {
     Insert(Mapping),
     Remove(Index),
     Change(Index, Mapping),
-    Split(Index, u64),
     Query(ObjectRange),
 }
 
@@ -50,16 +50,14 @@ fn operation() -> impl Strategy<Value = Operation> {
         5 => any_mapping().prop_map(Operation::Insert),
         2 => any::<Index>().prop_map(Operation::Remove),
         2 => (any::<Index>(), any_mapping()).prop_map(|(of, to)| Operation::Change(of, to)),
-        1 => (any::<Index>(), 0..PAGES).prop_map(|(of, at)| Operation::Split(of, at)),
         3 => range().prop_map(Operation::Query),
     ]
 }
 
-/// What is mapped, and references that are void.
+/// What is mapped.
 #[derive(Default)]
 struct Oracle {
     mapped: Vec<(MappingRef, Mapping)>,
-    void: Vec<MappingRef>,
 }
 
 impl Oracle {
@@ -70,7 +68,7 @@ impl Oracle {
             .filter(|(_, mapping)| !mapping.pages.intersect(range).is_empty())
             .copied()
             .collect();
-        found.sort_by_key(|(of, mapping)| (mapping.pages.start, of.slot));
+        found.sort_by_key(|(of, mapping)| (mapping.pages.start, of.0));
         found
     }
 }
@@ -88,26 +86,12 @@ fn apply(guard: &mut WriteGuard<'_>, oracle: &mut Oracle, operation: Operation) 
         Operation::Remove(of) => {
             let (of, mapping) = oracle.mapped.swap_remove(of.index(oracle.mapped.len()));
             assert_eq!(guard.remove(of), Some(mapping));
-            oracle.void.push(of);
         }
         Operation::Change(of, mapping) => {
             let at = of.index(oracle.mapped.len());
             let of = oracle.mapped[at].0;
-            oracle.mapped[at] = (guard.change(of, mapping).unwrap(), mapping);
-            oracle.void.push(of);
-        }
-        Operation::Split(of, page) => {
-            let at = of.index(oracle.mapped.len());
-            let (of, whole) = oracle.mapped[at];
-            let Some((head, tail)) = whole.split(ObjectPage(page)) else {
-                assert_eq!(guard.split(of, ObjectPage(page)), Err(Errno::INVAL));
-                return;
-            };
-            assert_eq!(head.pages.len() + tail.pages.len(), whole.pages.len());
-            let (head_ref, tail_ref) = guard.split(of, ObjectPage(page)).unwrap();
-            oracle.mapped[at] = (head_ref, head);
-            oracle.mapped.push((tail_ref, tail));
-            oracle.void.push(of);
+            guard.change(of, mapping).unwrap();
+            oracle.mapped[at].1 = mapping;
         }
     }
 }
@@ -117,7 +101,7 @@ proptest! {
 
     #[test]
     fn the_tree_agrees_with_a_plain_list(operations in prop::collection::vec(operation(), 1..150)) {
-        let (maps, object, mut oracle) = (small(512), IMmap::new(), Oracle::default());
+        let (maps, object, mut oracle) = (small(512), IMmap::default(), Oracle::default());
         let mut guard = object.i_mmap_lock_write(&maps);
         for operation in operations {
             apply(&mut guard, &mut oracle, operation);
@@ -125,14 +109,10 @@ proptest! {
         }
         let all: Vec<_> = guard.overlapping(ObjectRange::ALL).collect();
         prop_assert_eq!(all, oracle.overlapping(ObjectRange::ALL));
-        for &(of, mapping) in &oracle.mapped {
-            prop_assert_eq!(guard.get(of), Some(mapping));
-        }
-        for of in oracle.void {
-            prop_assert_eq!(guard.get(of), None);
+        while let Some((of, mapping)) = oracle.mapped.pop() {
+            prop_assert_eq!(guard.remove(of), Some(mapping));
             prop_assert_eq!(guard.remove(of), None);
-            prop_assert_eq!(guard.change(of, mapping(0, 1, 0)), None);
-            prop_assert_eq!(guard.split(of, ObjectPage(1)), Err(Errno::NOENT));
+            prop_assert_eq!(guard.change(of, mapping), None);
         }
         prop_assert_eq!(guard.check(), oracle.mapped.len());
     }
@@ -140,7 +120,7 @@ proptest! {
 
 #[test]
 fn a_tree_that_grows_and_shrinks_at_its_ends_stays_balanced() {
-    let (maps, object) = (small(4096), IMmap::new());
+    let (maps, object) = (small(4096), IMmap::default());
     let mut guard = object.i_mmap_lock_write(&maps);
     let mut mapped: Vec<_> =
         (0..4096).map(|at| guard.insert(mapping(at * 2, 3, at)).unwrap()).collect();
@@ -162,7 +142,7 @@ fn a_tree_that_grows_and_shrinks_at_its_ends_stays_balanced() {
 
 #[test]
 fn a_walk_looks_at_little_more_than_what_it_finds() {
-    let (maps, object) = (small(1 << 15), IMmap::new());
+    let (maps, object) = (small(1 << 15), IMmap::default());
     let mut guard = object.i_mmap_lock_write(&maps);
     for at in 0..(1 << 15) - 1 {
         guard.insert(mapping(at * 4, 2, at)).unwrap();
@@ -178,32 +158,30 @@ fn a_walk_looks_at_little_more_than_what_it_finds() {
 
 #[test]
 fn a_full_table_refuses_and_changes_nothing() {
-    let (maps, object) = (small(2), IMmap::new());
+    let (maps, object) = (small(2), IMmap::default());
     let mut guard = object.i_mmap_lock_write(&maps);
     let first = guard.insert(mapping(0, 8, 0)).unwrap();
     let second = guard.insert(mapping(4, 8, 100)).unwrap();
     assert_eq!(guard.insert(mapping(0, 1, 200)), Err(Errno::NOMEM));
-    assert_eq!(guard.split(first, ObjectPage(2)), Err(Errno::NOMEM));
-    assert_eq!(guard.get(first), Some(mapping(0, 8, 0)));
+    assert_eq!(guard.check(), 2);
     guard.remove(second).unwrap();
-    let (_, tail) = guard.split(first, ObjectPage(2)).unwrap();
-    assert_eq!(guard.get(tail).unwrap().arena_start, PageNum(2));
+    assert_eq!(guard.remove(first), Some(mapping(0, 8, 0)));
+    guard.insert(mapping(0, 1, 200)).unwrap();
+    guard.insert(mapping(0, 1, 300)).unwrap();
     assert_eq!(guard.check(), 2);
 }
 
 #[test]
 fn a_reference_into_another_objects_tree_finds_nothing() {
-    let (maps, object, other) = (small(8), IMmap::new(), IMmap::new());
+    let (maps, object, other) = (small(8), IMmap::default(), IMmap::default());
     let theirs = other.i_mmap_lock_write(&maps).insert(mapping(0, 4, 0)).unwrap();
     let mut guard = object.i_mmap_lock_write(&maps);
     guard.insert(mapping(0, 4, 50)).unwrap();
-    assert_eq!(guard.get(theirs), None);
     assert_eq!(guard.remove(theirs), None);
     assert_eq!(guard.check(), 1);
-    guard.i_mmap_unlock_write();
-    let read = other.i_mmap_lock_read(&maps);
-    assert_eq!(read.get(theirs), Some(mapping(0, 4, 0)));
-    read.i_mmap_unlock_read();
+    drop(guard);
+    let mut guard = other.i_mmap_lock_write(&maps);
+    assert_eq!(guard.remove(theirs), Some(mapping(0, 4, 0)));
 }
 
 #[test]
@@ -219,10 +197,10 @@ fn a_mapping_says_where_the_pages_of_a_range_are() {
 
 #[test]
 fn walks_share_the_lock_and_told_to_be_exclusive_they_do_not() {
-    let (maps, object) = (small(1), IMmap::new());
+    let (maps, object) = (small(1), IMmap::default());
     let shared = object.i_mmap_lock_read(&maps);
     let beside = object.i_mmap_trylock_read(&maps).expect("walks share");
-    assert!(object.i_mmap_trylock_write(&maps).is_none());
+    assert!(!object.lock.try_lock(Side::Writer));
     maps.set_walks_exclusive(true);
     assert!(object.i_mmap_trylock_read(&maps).is_none());
     // Each gives back what it took, whatever is said meanwhile.
@@ -232,7 +210,7 @@ fn walks_share_the_lock_and_told_to_be_exclusive_they_do_not() {
     maps.set_walks_exclusive(false);
     assert!(object.i_mmap_trylock_read(&maps).is_none());
     drop(alone);
-    assert!(object.i_mmap_trylock_write(&maps).is_some());
+    assert!(object.lock.try_lock(Side::Writer));
 }
 
 /// One page of an object, and which places of the arena show it: what the page tables know.
@@ -249,7 +227,7 @@ impl Moving {
     fn new() -> (Moving, MappingRef) {
         let moving = Moving {
             maps: small(2),
-            object: IMmap::new(),
+            object: IMmap::default(),
             is_there: [AtomicBool::new(false), AtomicBool::new(true)],
         };
         let mut guard = moving.object.i_mmap_lock_write(&moving.maps);
@@ -349,7 +327,7 @@ fn what_moves_a_mapping_keeps_walkers_out_at_every_step() {
 /// The same mistake inside the tree: the mapping goes from ahead of the walker to behind it.
 #[test]
 fn under_the_shared_lock_a_walker_misses_a_mapping_that_changes_its_pages() {
-    let (maps, object) = (small(8), IMmap::new());
+    let (maps, object) = (small(8), IMmap::default());
     let mut guard = object.i_mmap_lock_write(&maps);
     guard.insert(mapping(10, 1, 0)).unwrap();
     guard.insert(mapping(20, 1, 2)).unwrap();

@@ -19,55 +19,25 @@ enum Agent {
     Outside,
     Inside(Side),
     /// In line and awake.
-    Waiting(Place),
+    Waiting(InLine),
     /// Has looked at the word, and sleeps if it is still the same.
-    FallingAsleep(Place, u32),
-    Asleep(Place),
+    FallingAsleep(InLine, u32),
+    Asleep(InLine),
     /// Has left, and has this wake to make.
     Waking(Class),
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Side {
-    Reader,
-    Writer,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Place {
-    Reader(ReaderInLine),
-    Writer(WriterInLine),
-}
-
-impl Place {
-    fn side(self) -> Side {
-        match self {
-            Place::Reader(_) => Side::Reader,
-            Place::Writer(_) => Side::Writer,
-        }
-    }
-
-    fn class(self) -> Class {
-        match self {
-            Place::Reader(_) => Class::READERS,
-            Place::Writer(place) => place.class(),
-        }
-    }
-
-    fn is_admitted(self, word: Snapshot) -> bool {
-        match self {
-            Place::Reader(place) => word.is_admitted(place),
-            Place::Writer(place) => word.is_served(place),
-        }
+fn side_of(place: InLine) -> Side {
+    match place {
+        InLine::Reader(_) => Side::Reader,
+        InLine::Writer(_) => Side::Writer,
     }
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Wish {
-    Read,
-    Write,
-    TryRead,
-    TryWrite,
+    Lock(Side),
+    TryLock(Side),
 }
 
 struct Schedule {
@@ -80,7 +50,7 @@ struct Schedule {
 
 impl Schedule {
     fn new() -> Schedule {
-        Schedule { lock: RwSem::new(), agents: [Agent::Outside; AGENTS], passed: [0; AGENTS] }
+        Schedule { lock: <RwSem>::default(), agents: [Agent::Outside; AGENTS], passed: [0; AGENTS] }
     }
 
     /// What `agent` does next; `wish` is for those that are outside.
@@ -90,20 +60,10 @@ impl Schedule {
                 None => Agent::Outside,
                 Some(wish) => self.arrive(wish),
             },
-            Agent::Inside(side) => {
-                let wake = match side {
-                    Side::Reader => self.lock.leave_reader(),
-                    Side::Writer => self.lock.leave_writer(),
-                };
-                wake.map_or(Agent::Outside, Agent::Waking)
-            }
+            Agent::Inside(side) => self.lock.leave(side).map_or(Agent::Outside, Agent::Waking),
             Agent::Waiting(place) => {
-                let is_in = match place {
-                    Place::Reader(place) => self.lock.is_reader_admitted(place),
-                    Place::Writer(place) => self.lock.take_writer_turn(place),
-                };
-                if is_in {
-                    Agent::Inside(place.side())
+                if self.lock.take_turn(place) {
+                    Agent::Inside(side_of(place))
                 } else {
                     Agent::FallingAsleep(place, self.lock.load().0)
                 }
@@ -125,24 +85,18 @@ impl Schedule {
     }
 
     fn arrive(&self, wish: Wish) -> Agent {
-        let tried = |is_in, side| if is_in { Agent::Inside(side) } else { Agent::Outside };
         match wish {
-            Wish::TryRead => tried(self.lock.try_lock_read(), Side::Reader),
-            Wish::TryWrite => tried(self.lock.try_lock_write(), Side::Writer),
-            Wish::Read => match self.lock.arrive_reader() {
-                Arrival::Entered => Agent::Inside(Side::Reader),
-                Arrival::Queued(place) => Agent::Waiting(Place::Reader(place)),
-                Arrival::Full => unreachable!("there are {AGENTS} agents"),
-            },
-            Wish::Write => match self.lock.arrive_writer() {
-                Arrival::Entered => Agent::Inside(Side::Writer),
-                Arrival::Queued(place) => Agent::Waiting(Place::Writer(place)),
+            Wish::TryLock(side) if self.lock.try_lock(side) => Agent::Inside(side),
+            Wish::TryLock(_) => Agent::Outside,
+            Wish::Lock(side) => match self.lock.arrive(side) {
+                Arrival::Entered => Agent::Inside(side),
+                Arrival::Queued(place) => Agent::Waiting(place),
                 Arrival::Full => unreachable!("there are {AGENTS} agents"),
             },
         }
     }
 
-    fn place(&self, agent: usize) -> Option<Place> {
+    fn place(&self, agent: usize) -> Option<InLine> {
         match self.agents[agent] {
             Agent::Waiting(place) | Agent::FallingAsleep(place, _) | Agent::Asleep(place) => {
                 Some(place)
@@ -156,7 +110,7 @@ impl Schedule {
         let word = self.lock.load();
         core::array::from_fn(|agent| match self.agents[agent] {
             Agent::Inside(side) => Some(side),
-            _ => self.place(agent).filter(|place| place.is_admitted(word)).map(Place::side),
+            _ => self.place(agent).filter(|&place| word.is_admitted(place)).map(side_of),
         })
     }
 
@@ -182,16 +136,16 @@ impl Schedule {
                 continue;
             }
             match place {
-                Place::Reader(_) => {
+                InLine::Reader(_) => {
                     assert!(!reader_came, "a reader passed a reader in line");
                     self.passed[at] += u32::from(writer_came);
                     assert!(self.passed[at] <= 1, "a reader in line saw a second writer");
                 }
-                Place::Writer(place) if word.first_writer() == Some(place) => {
+                InLine::Writer(_) if word.first_writer() == Some(place) => {
                     self.passed[at] += u32::from(reader_came || writer_came);
                     assert!(self.passed[at] <= STEALS_MAX + 1, "a writer in line is kept out");
                 }
-                Place::Writer(_) => {}
+                InLine::Writer(_) => {}
             }
         }
     }
@@ -206,7 +160,7 @@ impl Schedule {
         for agent in self.agents {
             assert!(matches!(agent, Agent::Outside), "it sleeps for ever: {:?}", self.agents);
         }
-        let idle = Snapshot(0)
+        let idle = LockState(0)
             .set(PHASE, self.lock.load().get(PHASE))
             .set(TICKET, self.lock.load().get(TICKET));
         assert_eq!(self.lock.load(), idle);
@@ -215,10 +169,10 @@ impl Schedule {
 
 fn wish() -> impl Strategy<Value = Wish> {
     prop_oneof![
-        3 => Just(Wish::Read),
-        3 => Just(Wish::Write),
-        1 => Just(Wish::TryRead),
-        1 => Just(Wish::TryWrite),
+        3 => Just(Wish::Lock(Side::Reader)),
+        3 => Just(Wish::Lock(Side::Writer)),
+        1 => Just(Wish::TryLock(Side::Reader)),
+        1 => Just(Wish::TryLock(Side::Writer)),
     ]
 }
 
@@ -250,7 +204,7 @@ proptest! {
 }
 
 /// Waits until `is_so` of the word.
-fn until(lock: &RwSem, is_so: impl Fn(Snapshot) -> bool) {
+fn until(lock: &RwSem, is_so: impl Fn(LockState) -> bool) {
     while !is_so(lock.load()) {
         thread::yield_now();
     }
@@ -258,21 +212,21 @@ fn until(lock: &RwSem, is_so: impl Fn(Snapshot) -> bool) {
 
 #[test]
 fn readers_that_follow_each_other_without_a_gap_let_a_writer_in_after_a_few() {
-    let lock = RwSem::new();
-    lock.lock_read(&Futex);
+    let lock = <RwSem>::default();
+    lock.lock(Side::Reader, &Futex);
     let followers = thread::scope(|scope| {
         scope.spawn(|| {
-            lock.lock_write(&Futex);
-            lock.unlock_write(&Futex);
+            lock.lock(Side::Writer, &Futex);
+            lock.unlock(Side::Writer, &Futex);
         });
-        until(&lock, |word| word.writers_in_line() == 1);
+        until(&lock, |word| word.in_line(Side::Writer) == 1);
         let mut followers = 0;
         // Each comes before the one in front of it leaves: the lock is never free.
-        while followers <= STEALS_MAX && lock.try_lock_read() {
-            lock.unlock_read(&Futex);
+        while followers <= STEALS_MAX && lock.try_lock(Side::Reader) {
+            lock.unlock(Side::Reader, &Futex);
             followers += 1;
         }
-        lock.unlock_read(&Futex);
+        lock.unlock(Side::Reader, &Futex);
         followers
     });
     assert_eq!(followers, STEALS_MAX);
@@ -280,27 +234,27 @@ fn readers_that_follow_each_other_without_a_gap_let_a_writer_in_after_a_few() {
 
 #[test]
 fn a_writer_that_comes_again_at_once_lets_those_in_line_in_after_a_few() {
-    let lock = RwSem::new();
-    lock.lock_write(&Futex);
+    let lock = <RwSem>::default();
+    lock.lock(Side::Writer, &Futex);
     let steals = thread::scope(|scope| {
         scope.spawn(|| {
-            lock.lock_write(&Futex);
-            lock.unlock_write(&Futex);
+            lock.lock(Side::Writer, &Futex);
+            lock.unlock(Side::Writer, &Futex);
         });
-        until(&lock, |word| word.writers_in_line() == 1);
+        until(&lock, |word| word.in_line(Side::Writer) == 1);
         for steals in 0..=STEALS_MAX {
-            lock.unlock_write(&Futex);
+            lock.unlock(Side::Writer, &Futex);
             // It is refused as well where the other has woken up meanwhile.
-            if !lock.try_lock_write() {
+            if !lock.try_lock(Side::Writer) {
                 return steals;
             }
-            if lock.load().writers_in_line() == 0 {
+            if lock.load().in_line(Side::Writer) == 0 {
                 // The other was in and out again.
-                lock.unlock_write(&Futex);
+                lock.unlock(Side::Writer, &Futex);
                 return steals;
             }
         }
-        lock.unlock_write(&Futex);
+        lock.unlock(Side::Writer, &Futex);
         STEALS_MAX + 1
     });
     assert!(steals <= STEALS_MAX, "the writer in line is kept out");
@@ -308,32 +262,32 @@ fn a_writer_that_comes_again_at_once_lets_those_in_line_in_after_a_few() {
 
 #[test]
 fn a_writer_that_leaves_lets_the_readers_in_line_in_before_any_writer() {
-    let lock = RwSem::new();
-    lock.lock_write(&Futex);
+    let lock = <RwSem>::default();
+    lock.lock(Side::Writer, &Futex);
     let may_leave = AtomicU32::new(0);
     let (readers, has_passed) = thread::scope(|scope| {
         for _ in 0..3 {
             scope.spawn(|| {
-                lock.lock_read(&Futex);
+                lock.lock(Side::Reader, &Futex);
                 while may_leave.load(Ordering::Relaxed) == 0 {
                     thread::yield_now();
                 }
-                lock.unlock_read(&Futex);
+                lock.unlock(Side::Reader, &Futex);
             });
         }
-        until(&lock, |word| word.readers_in_line() == 3);
-        lock.unlock_write(&Futex);
+        until(&lock, |word| word.in_line(Side::Reader) == 3);
+        lock.unlock(Side::Writer, &Futex);
         let readers = lock.load().readers();
-        let has_passed = lock.try_lock_write();
+        let has_passed = lock.try_lock(Side::Writer);
         if has_passed {
-            lock.unlock_write(&Futex);
+            lock.unlock(Side::Writer, &Futex);
         }
         may_leave.store(1, Ordering::Relaxed);
         (readers, has_passed)
     });
     assert_eq!(readers, 3, "let in before they wake");
     assert!(!has_passed, "a writer passed readers in line");
-    assert!(lock.try_lock_write());
+    assert!(lock.try_lock(Side::Writer));
 }
 
 /// Two cells that the lock keeps equal.
@@ -344,22 +298,22 @@ struct Guarded {
 
 impl Guarded {
     fn new() -> Guarded {
-        Guarded { lock: RwSem::new(), cells: [const { AtomicUsize::new(0) }; 2] }
+        Guarded { lock: <RwSem>::default(), cells: [const { AtomicUsize::new(0) }; 2] }
     }
 
     /// Adds one as no two can at a time.
     fn write(&self) {
-        self.lock.lock_write(&Futex);
+        self.lock.lock(Side::Writer, &Futex);
         for cell in &self.cells {
             cell.store(cell.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         }
-        self.lock.unlock_write(&Futex);
+        self.lock.unlock(Side::Writer, &Futex);
     }
 
     fn read(&self) {
-        self.lock.lock_read(&Futex);
+        self.lock.lock(Side::Reader, &Futex);
         let [first, second] = self.cells.each_ref().map(|cell| cell.load(Ordering::Relaxed));
-        self.lock.unlock_read(&Futex);
+        self.lock.unlock(Side::Reader, &Futex);
         assert_eq!(first, second, "a reader was in beside a writer");
     }
 }
@@ -368,7 +322,7 @@ impl Guarded {
 fn where_more_wait_than_there_is_room_for_in_line_all_get_in() {
     let guarded = Guarded::new();
     let (writers, readers) = (WRITERS_IN_LINE_MAX + 9, READERS_IN_LINE_MAX + 9);
-    guarded.lock.lock_write(&Futex);
+    guarded.lock.lock(Side::Writer, &Futex);
     thread::scope(|scope| {
         let mut threads = Vec::new();
         for at in 0..writers + readers {
@@ -377,14 +331,14 @@ fn where_more_wait_than_there_is_room_for_in_line_all_get_in() {
             threads.push(thread::Builder::new().stack_size(64 << 10).spawn_scoped(scope, run));
         }
         until(&guarded.lock, |word| {
-            word.writers_in_line() == WRITERS_IN_LINE_MAX
-                && word.readers_in_line() == READERS_IN_LINE_MAX
+            word.in_line(Side::Writer) == WRITERS_IN_LINE_MAX
+                && word.in_line(Side::Reader) == READERS_IN_LINE_MAX
         });
-        guarded.lock.unlock_write(&Futex);
+        guarded.lock.unlock(Side::Writer, &Futex);
         threads.into_iter().for_each(|thread| thread.unwrap().join().unwrap());
     });
     assert_eq!(guarded.cells[0].load(Ordering::Relaxed), writers as usize);
-    assert!(guarded.lock.try_lock_write());
+    assert!(guarded.lock.try_lock(Side::Writer));
 }
 
 #[test]
@@ -404,19 +358,11 @@ fn four_threads_that_read_and_write_lose_no_write_and_all_come_to_an_end() {
 }
 
 #[test]
-fn a_word_with_threads_that_a_fork_left_behind_is_free_in_the_child() {
-    let lock = RwSem::new();
-    assert!(lock.try_lock_read());
-    lock.after_fork_in_child();
-    assert!(lock.try_lock_write());
-}
-
-#[test]
 fn a_dump_of_the_word_says_who_is_inside_and_who_waits() {
-    let lock = RwSem::new();
-    assert!(lock.try_lock_read() && lock.try_lock_read());
-    assert!(matches!(lock.arrive_writer(), Arrival::Queued(_)));
-    assert!(lock.try_lock_read());
+    let lock = <RwSem>::default();
+    assert!(lock.try_lock(Side::Reader) && lock.try_lock(Side::Reader));
+    assert!(matches!(lock.arrive(Side::Writer), Arrival::Queued(_)));
+    assert!(lock.try_lock(Side::Reader));
     let text = std::format!("{:?}", lock.load());
     let expected =
         vec!["inside: 3 readers, 0 writers", "in line: 0 readers, 1 writers", "1 steals"];

@@ -1,29 +1,20 @@
 //! The interval tree: where an object's pages are mapped, in order of the object's pages.
 //!
-//! Owns the nodes, which all objects of an address space take from one table, and their links.
-//! Leaves to its caller the lock: whoever has a [`Tree`] holds the lock of the [`super::IMmap`] it
-//! was made for, and whoever calls what changes it holds that for writing.
-//!
 //! An AVL tree in order of first page, mappings that begin alike in order of slot; each node knows
-//! where the last page in its subtree ends. Links are slot numbers. A slot is a node for ever, so an
-//! old [`MappingRef`] finds an old node or a new one, never something else, and tells them apart by
-//! the generation, which every change of a node bumps.
+//! where the last page in its subtree ends. The nodes of all objects of an address space are in one
+//! table; links are slot numbers, and a slot is a node for ever.
 //!
-//! All fields are atomics that are loaded and stored Relaxed: the lock orders them. (They are read
-//! without it only through a reference into another object's tree, which the search then denies.)
-//!
-//! Locks: the mutex of the free slots, a leaf, taken under the lock of a tree.
+//! A thread that has a [`Tree`] holds the lock of the [`super::IMmap`] it was made for, and for
+//! writing where it calls what changes the tree. All fields are atomics that are loaded and stored
+//! Relaxed: that lock orders them.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use super::{Mapping, MappingRef};
+use crate::object::numbers::Numbers;
 use crate::space::vma::VMAS_MAX;
-use crate::sys::mutex::Mutex;
-use crate::sys::rank;
-use crate::sys::{
-    Errno,
-    memory::{Table, Zeroed},
-};
+use crate::sys::Errno;
+use crate::sys::memory::{Table, zeroed};
 use crate::units::{ObjectPage, ObjectRange, PageNum};
 
 /// No node: slot 0 is never used.
@@ -44,8 +35,11 @@ const fn height_max(count: usize) -> usize {
     height
 }
 
-/// One mapping. Guarded by the lock of the tree it is in; while it is free, by that of the free
-/// slots.
+/// A side of a node.
+const LEFT: usize = 0;
+const RIGHT: usize = 1;
+
+/// One mapping. Guarded by the lock of the tree it is in.
 struct Node {
     start: AtomicU64,
     end: AtomicU64,
@@ -53,71 +47,28 @@ struct Node {
     subtree_end: AtomicU64,
     /// Arena page of the first page.
     arena: AtomicU64,
-    /// While it is free: the next free slot.
-    left: AtomicU32,
-    right: AtomicU32,
+    children: [AtomicU32; 2],
     height: AtomicU32,
     id: AtomicU32,
-    generation: AtomicU32,
 }
 
-// SAFETY: atomics, for which zero is valid.
-unsafe impl Zeroed for Node {}
-
-struct FreeSlots {
-    first: u32,
-    /// Slots that were ever used.
-    used: u32,
-}
+zeroed!(Node { start, end, subtree_end, arena, children, height, id });
 
 /// The nodes of all objects of an address space.
 pub struct Nodes {
     nodes: Table<Node>,
-    free: Mutex<rank::MapSlots, FreeSlots>,
+    /// Of a slot in use: one less.
+    numbers: Numbers,
 }
 
 impl Nodes {
-    /// Room for as many mappings as there can be VMAs, in memory that is taken as it is used.
+    /// Room for so many mappings, in memory that is taken as it is used.
     ///
     /// # Errors
     /// `NOMEM`.
-    pub fn new() -> Result<Nodes, Errno> {
-        Nodes::with_room_for(VMAS_MAX)
-    }
-
     pub(super) fn with_room_for(mappings: usize) -> Result<Nodes, Errno> {
         assert!(mappings < NODES_MAX);
-        let nodes = Table::new(mappings + 1)?;
-        Ok(Nodes { nodes, free: Mutex::new(FreeSlots { first: NONE, used: 0 }) })
-    }
-
-    /// In a fork's child, before any other thread runs there. No thread of the parent was adding or
-    /// removing a mapping at that moment: a fork holds the space's lock.
-    pub fn after_fork_in_child(&self) {
-        if self.free.is_locked() {
-            // SAFETY: the thread that held it does not exist in this process.
-            unsafe { self.free.force_unlock() };
-        }
-    }
-
-    fn take_slot(&self) -> Option<u32> {
-        let mut free = self.free.lock();
-        if free.first != NONE {
-            let slot = free.first;
-            free.first = self.at(slot).left.load(Relaxed);
-            return Some(slot);
-        }
-        if free.used as usize + 1 == self.nodes.len() {
-            return None;
-        }
-        free.used += 1;
-        Some(free.used)
-    }
-
-    fn give_slot_back(&self, slot: u32) {
-        let mut free = self.free.lock();
-        self.at(slot).left.store(free.first, Relaxed);
-        free.first = slot;
+        Ok(Nodes { nodes: Table::new(mappings + 1)?, numbers: Numbers::new(mappings)? })
     }
 
     fn at(&self, slot: u32) -> &Node {
@@ -143,11 +94,14 @@ impl Node {
         self.end.store(mapping.pages.end.0, Relaxed);
         self.arena.store(mapping.arena_start.0, Relaxed);
         self.id.store(mapping.id, Relaxed);
-        self.bump();
     }
 
-    fn bump(&self) {
-        self.generation.store(self.generation.load(Relaxed).wrapping_add(1), Relaxed);
+    fn child(&self, side: usize) -> u32 {
+        self.children[side].load(Relaxed)
+    }
+
+    fn set_child(&self, side: usize, slot: u32) {
+        self.children[side].store(slot, Relaxed);
     }
 }
 
@@ -195,12 +149,6 @@ impl<'a> Tree<'a> {
         walk
     }
 
-    /// A mapping of this object, unless it was changed or removed since.
-    #[must_use]
-    pub fn get(&self, of: MappingRef) -> Option<Mapping> {
-        self.find(of).map(|_| self.at(of.slot).mapping())
-    }
-
     /// Whether the object is mapped nowhere.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -208,65 +156,57 @@ impl<'a> Tree<'a> {
     }
 
     pub(super) fn insert(&self, mapping: Mapping) -> Result<MappingRef, Errno> {
-        let slot = self.nodes.take_slot().ok_or(Errno::NOMEM)?;
+        let slot = self.nodes.numbers.take().ok_or(Errno::NOMEM)? + 1;
         self.at(slot).set(mapping);
         self.link(slot);
-        Ok(self.reference(slot))
+        Ok(MappingRef(slot))
     }
 
     pub(super) fn remove(&self, of: MappingRef) -> Option<Mapping> {
-        let path = self.find(of)?;
-        let mapping = self.at(of.slot).mapping();
-        self.unlink(path);
-        self.at(of.slot).bump();
-        self.nodes.give_slot_back(of.slot);
+        self.unlink(self.find(of)?);
+        let mapping = self.at(of.0).mapping();
+        self.nodes.numbers.give_back(of.0 - 1);
         Some(mapping)
     }
 
-    pub(super) fn change(&self, of: MappingRef, mapping: Mapping) -> Option<MappingRef> {
-        let path = self.find(of)?;
-        self.unlink(path);
-        self.at(of.slot).set(mapping);
-        self.link(of.slot);
-        Some(self.reference(of.slot))
+    pub(super) fn change(&self, of: MappingRef, mapping: Mapping) -> Option<()> {
+        self.unlink(self.find(of)?);
+        self.at(of.0).set(mapping);
+        self.link(of.0);
+        Some(())
     }
 
     fn at(&self, slot: u32) -> &'a Node {
         self.nodes.at(slot)
     }
 
-    fn reference(&self, slot: u32) -> MappingRef {
-        MappingRef { slot, generation: self.at(slot).generation.load(Relaxed) }
-    }
-
     fn key(&self, slot: u32) -> (u64, u32) {
         (self.at(slot).start.load(Relaxed), slot)
+    }
+
+    /// On which side of `parent` a node below it is.
+    fn side(&self, parent: u32, slot: u32) -> usize {
+        if self.key(slot) < self.key(parent) { LEFT } else { RIGHT }
     }
 
     /// The link that leads to `slot`, which is below the last of `path`, or to be put there.
     fn link_to(&self, path: &[u32], slot: u32) -> &'a AtomicU32 {
         match path.last() {
             None => self.root,
-            Some(&parent) if self.key(slot) < self.key(parent) => &self.at(parent).left,
-            Some(&parent) => &self.at(parent).right,
+            Some(&parent) => &self.at(parent).children[self.side(parent, slot)],
         }
     }
 
-    /// The way to a node, which is its last; `None` where it is not in this tree, or changed.
+    /// The way to a node, which is its last; `None` where it is not in this tree.
     fn find(&self, of: MappingRef) -> Option<Path> {
-        if of.slot == NONE || self.reference(of.slot) != of {
-            return None;
-        }
-        let key = self.key(of.slot);
         let mut path = Path::new();
         let mut at = self.root.load(Relaxed);
         while at != NONE {
             path.push(at);
-            if at == of.slot {
+            if at == of.0 {
                 return Some(path);
             }
-            let node = self.at(at);
-            at = if key < self.key(at) { &node.left } else { &node.right }.load(Relaxed);
+            at = self.at(at).child(self.side(at, of.0));
         }
         None
     }
@@ -274,8 +214,8 @@ impl<'a> Tree<'a> {
     /// Puts a node that is set into the tree.
     fn link(&self, slot: u32) {
         let node = self.at(slot);
-        node.left.store(NONE, Relaxed);
-        node.right.store(NONE, Relaxed);
+        node.set_child(LEFT, NONE);
+        node.set_child(RIGHT, NONE);
         let mut path = Path::new();
         let mut link = self.root;
         while link.load(Relaxed) != NONE {
@@ -293,7 +233,7 @@ impl<'a> Tree<'a> {
         let slot = path.slots[position];
         let node = self.at(slot);
         let link = self.link_to(&path.slots[..position], slot);
-        let (left, right) = (node.left.load(Relaxed), node.right.load(Relaxed));
+        let (left, right) = (node.child(LEFT), node.child(RIGHT));
         if left == NONE || right == NONE {
             link.store(left.max(right), Relaxed);
             path.len = position;
@@ -301,15 +241,15 @@ impl<'a> Tree<'a> {
         }
         // The next in order takes its place.
         let mut heir = right;
-        while self.at(heir).left.load(Relaxed) != NONE {
+        while self.at(heir).child(LEFT) != NONE {
             path.push(heir);
-            heir = self.at(heir).left.load(Relaxed);
+            heir = self.at(heir).child(LEFT);
         }
-        let orphan = self.at(heir).right.load(Relaxed);
+        let orphan = self.at(heir).child(RIGHT);
         self.link_to(&path.slots[..path.len], heir).store(orphan, Relaxed);
-        self.at(heir).left.store(left, Relaxed);
+        self.at(heir).set_child(LEFT, left);
         // Not `right`: that may have been the heir itself.
-        self.at(heir).right.store(node.right.load(Relaxed), Relaxed);
+        self.at(heir).set_child(RIGHT, node.child(RIGHT));
         link.store(heir, Relaxed);
         path.slots[position] = heir;
         self.retrace(path);
@@ -326,39 +266,26 @@ impl<'a> Tree<'a> {
     /// Balances a subtree whose halves are balanced; returns its new root.
     fn balance(&self, slot: u32) -> u32 {
         let node = self.at(slot);
-        let (left, right) = (node.left.load(Relaxed), node.right.load(Relaxed));
-        let (on_the_left, on_the_right) = (self.height(left), self.height(right));
-        if on_the_left > on_the_right + 1 {
-            let child = self.at(left);
-            if self.height(child.left.load(Relaxed)) < self.height(child.right.load(Relaxed)) {
-                node.left.store(self.rotate_left(left), Relaxed);
+        for (side, other) in [(LEFT, RIGHT), (RIGHT, LEFT)] {
+            let tall = node.child(side);
+            if self.height(tall) > self.height(node.child(other)) + 1 {
+                let child = self.at(tall);
+                if self.height(child.child(side)) < self.height(child.child(other)) {
+                    node.set_child(side, self.raise(tall, other));
+                }
+                return self.raise(slot, side);
             }
-            self.rotate_right(slot)
-        } else if on_the_right > on_the_left + 1 {
-            let child = self.at(right);
-            if self.height(child.right.load(Relaxed)) < self.height(child.left.load(Relaxed)) {
-                node.right.store(self.rotate_right(right), Relaxed);
-            }
-            self.rotate_left(slot)
-        } else {
-            self.update(slot);
-            slot
         }
-    }
-
-    fn rotate_left(&self, slot: u32) -> u32 {
-        let risen = self.at(slot).right.load(Relaxed);
-        self.at(slot).right.store(self.at(risen).left.load(Relaxed), Relaxed);
-        self.at(risen).left.store(slot, Relaxed);
         self.update(slot);
-        self.update(risen);
-        risen
+        slot
     }
 
-    fn rotate_right(&self, slot: u32) -> u32 {
-        let risen = self.at(slot).left.load(Relaxed);
-        self.at(slot).left.store(self.at(risen).right.load(Relaxed), Relaxed);
-        self.at(risen).right.store(slot, Relaxed);
+    /// Puts the child on one side of a node in its place, and the node below it; returns the child.
+    fn raise(&self, slot: u32, side: usize) -> u32 {
+        let other = 1 - side;
+        let risen = self.at(slot).child(side);
+        self.at(slot).set_child(side, self.at(risen).child(other));
+        self.at(risen).set_child(other, slot);
         self.update(slot);
         self.update(risen);
         risen
@@ -375,7 +302,7 @@ impl<'a> Tree<'a> {
     /// What a node knows of its subtree, from its children.
     fn update(&self, slot: u32) {
         let node = self.at(slot);
-        let (left, right) = (node.left.load(Relaxed), node.right.load(Relaxed));
+        let (left, right) = (node.child(LEFT), node.child(RIGHT));
         node.height.store(1 + self.height(left).max(self.height(right)), Relaxed);
         let below = self.subtree_end(left).max(self.subtree_end(right));
         node.subtree_end.store(node.end.load(Relaxed).max(below), Relaxed);
@@ -395,7 +322,7 @@ impl<'a> Tree<'a> {
         }
         let (node, key) = (self.at(slot), self.key(slot));
         assert!(above <= key && key < below, "slot {slot} is out of order");
-        let (left, right) = (node.left.load(Relaxed), node.right.load(Relaxed));
+        let (left, right) = (node.child(LEFT), node.child(RIGHT));
         let count =
             1 + self.check_subtree(left, above, key) + self.check_subtree(right, key, below);
         let (on_the_left, on_the_right) = (self.height(left), self.height(right));
@@ -430,7 +357,7 @@ impl Overlapping<'_> {
             if node.start.load(Relaxed) < self.range.end.0 {
                 self.ahead.push(slot);
             }
-            slot = node.left.load(Relaxed);
+            slot = node.child(LEFT);
         }
     }
 }
@@ -442,10 +369,9 @@ impl Iterator for Overlapping<'_> {
         loop {
             let slot = self.ahead.pop()?;
             let node = self.nodes.at(slot);
-            self.go_left(node.right.load(Relaxed));
+            self.go_left(node.child(RIGHT));
             if node.end.load(Relaxed) > self.range.start.0 {
-                let generation = node.generation.load(Relaxed);
-                return Some((MappingRef { slot, generation }, node.mapping()));
+                return Some((MappingRef(slot), node.mapping()));
             }
         }
     }

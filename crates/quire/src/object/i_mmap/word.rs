@@ -1,7 +1,7 @@
-//! The lock's word: who is inside, who waits in line, and what becomes of that at each step.
+//! The lock's word: which threads are inside and in line, and what becomes of that at each step.
 //!
-//! Owns the bits; every step is a function of one loaded value and calls nobody. Leaves to
-//! `lock.rs` to make it happen in the atomic word, and says there who gets in.
+//! Every step is a function of one loaded value. `lock.rs` makes it happen in the atomic word, and
+//! has the rules by which threads get in.
 //!
 //! | bits | meaning |
 //! |---|---|
@@ -11,7 +11,7 @@
 //! | 10..17 | readers in line |
 //! | 17..23 | writers in line |
 //! | 23..29 | the ticket of the first writer in line |
-//! | 29..32 | steals: how often somebody passed the first writer in line |
+//! | 29..32 | steals: how often the first writer in line was passed |
 
 /// How often the first writer in line can be passed before the lock is barred.
 pub const STEALS_MAX: u32 = STEALS.max();
@@ -53,22 +53,66 @@ impl Field {
     }
 }
 
-/// What is zero while nobody waits in line: then a step is one sum, which is most of what the lock
-/// costs where nobody disturbs it.
+/// What is zero while no thread waits in line: then a step is one sum, which is most of what the
+/// lock costs where no thread disturbs another.
 const LINE: u32 = READERS_IN_LINE.mask() | WRITERS_IN_LINE.mask() | STEALS.mask();
+
+/// How a thread is inside: beside others of its side, or alone.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Side {
+    /// Beside other readers.
+    Reader,
+    /// Alone.
+    Writer,
+}
+
+impl Side {
+    const fn inside(self) -> Field {
+        match self {
+            Side::Reader => READERS,
+            Side::Writer => WRITER,
+        }
+    }
+
+    const fn line(self) -> Field {
+        match self {
+            Side::Reader => READERS_IN_LINE,
+            Side::Writer => WRITERS_IN_LINE,
+        }
+    }
+}
+
+/// A place in line.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum InLine {
+    /// The phase in which the reader came.
+    Reader(u32),
+    /// The writer's ticket, modulo the field.
+    Writer(u32),
+}
+
+impl InLine {
+    pub(super) const fn class(self) -> Class {
+        match self {
+            InLine::Reader(_) => Class::READERS,
+            // Two writers of one class are 31 places apart: the second is woken once too often.
+            InLine::Writer(ticket) => Class(1 << (ticket % 31)),
+        }
+    }
+}
 
 /// One loaded value of the word, and what may become of it.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Snapshot(pub(super) u32);
+pub struct LockState(pub(super) u32);
 
-impl Snapshot {
+impl LockState {
     pub(super) const fn get(self, field: Field) -> u32 {
         self.0 >> field.shift & field.max()
     }
 
-    pub(super) const fn set(self, field: Field, value: u32) -> Snapshot {
+    pub(super) const fn set(self, field: Field, value: u32) -> LockState {
         debug_assert!(value <= field.max());
-        Snapshot(self.0 & !(field.max() << field.shift) | value << field.shift)
+        LockState(self.0 & !field.mask() | value << field.shift)
     }
 
     /// Readers inside.
@@ -83,16 +127,10 @@ impl Snapshot {
         self.get(WRITER) != 0
     }
 
-    /// Readers in line.
+    /// Threads in line on one side.
     #[must_use]
-    pub const fn readers_in_line(self) -> u32 {
-        self.get(READERS_IN_LINE)
-    }
-
-    /// Writers in line.
-    #[must_use]
-    pub const fn writers_in_line(self) -> u32 {
-        self.get(WRITERS_IN_LINE)
+    pub const fn in_line(self, side: Side) -> u32 {
+        self.get(side.line())
     }
 
     const fn is_free(self) -> bool {
@@ -104,164 +142,122 @@ impl Snapshot {
         self.get(STEALS) == STEALS_MAX
     }
 
-    /// With a newcomer counted who passes the writers in line, if he may.
-    const fn passed(self) -> Option<Snapshot> {
-        if self.get(WRITERS_IN_LINE) == 0 {
+    /// With a newcomer counted that passes the writers in line, if it may.
+    fn passed(self) -> Option<LockState> {
+        if self.in_line(Side::Writer) == 0 {
             return Some(self);
         }
-        if self.is_barred() { None } else { Some(self.set(STEALS, self.get(STEALS) + 1)) }
+        (!self.is_barred()).then(|| self.set(STEALS, self.get(STEALS) + 1))
     }
 
-    /// A reader comes and goes straight in.
+    /// A newcomer goes straight in.
     #[inline]
-    pub(super) const fn enter_reader(self) -> Option<Snapshot> {
-        if self.get(WRITER) != 0 || self.get(READERS) == READERS.max() {
+    pub(super) fn enter(self, side: Side) -> Option<LockState> {
+        let is_open = match side {
+            Side::Reader => !self.has_writer() && self.readers() < READERS_MAX,
+            Side::Writer => self.is_free(),
+        };
+        if !is_open {
             return None;
         }
-        if self.0 & LINE == 0 {
-            return Some(Snapshot(self.0 + 1));
-        }
-        match self.passed() {
-            Some(passed) => Some(passed.set(READERS, self.get(READERS) + 1)),
-            None => None,
-        }
+        let entered = LockState(self.0 + (1 << side.inside().shift));
+        if self.0 & LINE == 0 { Some(entered) } else { entered.passed() }
     }
 
-    /// A writer comes and goes straight in.
-    #[inline]
-    pub(super) const fn enter_writer(self) -> Option<Snapshot> {
-        if !self.is_free() {
-            return None;
-        }
-        if self.0 & LINE == 0 {
-            return Some(Snapshot(self.0 | WRITER.mask()));
-        }
-        match self.passed() {
-            Some(passed) => Some(passed.set(WRITER, 1)),
-            None => None,
-        }
+    /// A newcomer stands in line.
+    pub(super) fn queue(self, side: Side) -> Option<LockState> {
+        // A reader that finds only the most readers inside does not stand in line: nothing would
+        // let it in.
+        let is_kept_out = side == Side::Writer || self.has_writer() || self.is_barred();
+        let in_line = self.in_line(side);
+        let has_room = in_line < side.line().max();
+        (is_kept_out && has_room).then(|| self.set(side.line(), in_line + 1))
     }
 
-    pub(super) const fn queue_reader(self) -> Option<Snapshot> {
-        // Readers inside at their most bar nobody else: who cannot get in for that is not in line.
-        let is_kept_out = self.get(WRITER) != 0 || self.is_barred();
-        let in_line = self.get(READERS_IN_LINE);
-        if !is_kept_out || in_line == READERS_IN_LINE.max() {
-            return None;
+    /// The place of the last in line.
+    pub(super) const fn last(self, side: Side) -> InLine {
+        match side {
+            Side::Reader => InLine::Reader(self.get(PHASE)),
+            Side::Writer => {
+                let ticket = self.get(TICKET) + self.in_line(side) - 1;
+                InLine::Writer(ticket & TICKET.max())
+            }
         }
-        Some(self.set(READERS_IN_LINE, in_line + 1))
-    }
-
-    pub(super) const fn queue_writer(self) -> Option<Snapshot> {
-        let in_line = self.get(WRITERS_IN_LINE);
-        if in_line == WRITERS_IN_LINE.max() {
-            return None;
-        }
-        Some(self.set(WRITERS_IN_LINE, in_line + 1))
-    }
-
-    /// The place of a reader that came just now.
-    pub(super) const fn last_reader(self) -> ReaderInLine {
-        ReaderInLine(self.get(PHASE))
-    }
-
-    /// The place of the last writer in line.
-    pub(super) const fn last_writer(self) -> WriterInLine {
-        WriterInLine((self.get(TICKET) + self.get(WRITERS_IN_LINE) - 1) & TICKET.max())
     }
 
     /// The place of the first writer in line.
-    pub(super) const fn first_writer(self) -> Option<WriterInLine> {
-        if self.get(WRITERS_IN_LINE) == 0 { None } else { Some(WriterInLine(self.get(TICKET))) }
+    pub(super) fn first_writer(self) -> Option<InLine> {
+        (self.in_line(Side::Writer) > 0).then(|| InLine::Writer(self.get(TICKET)))
     }
 
-    /// Whether the reader in line was let in. Until it leaves again the phase flips no second time:
-    /// that takes a writer to leave, and none gets in before.
-    pub(super) const fn is_admitted(self, place: ReaderInLine) -> bool {
-        self.get(PHASE) != place.0
+    /// Whether a thread in line was let in. Until a reader leaves again the phase flips no second
+    /// time: that takes a writer to leave, and none gets in before. Until a writer leaves the ticket
+    /// moves on no further.
+    pub(super) const fn is_admitted(self, place: InLine) -> bool {
+        match place {
+            InLine::Reader(phase) => self.get(PHASE) != phase,
+            InLine::Writer(ticket) => self.get(TICKET) == (ticket + 1) & TICKET.max(),
+        }
     }
 
-    /// Whether the writer in line was let in. The ticket moves on no further until it leaves.
-    pub(super) const fn is_served(self, place: WriterInLine) -> bool {
-        self.get(TICKET) == (place.0 + 1) & TICKET.max()
-    }
-
-    /// The first writer in line goes in. The steals stay for readers in line, who are next then.
-    const fn admit_writer(self) -> Snapshot {
-        let in_line = self.get(WRITERS_IN_LINE) - 1;
+    /// The first writer in line goes in. The steals stay for readers in line, which are next then.
+    const fn admit_writer(self) -> LockState {
         let served = self
             .set(WRITER, 1)
-            .set(WRITERS_IN_LINE, in_line)
+            .set(WRITERS_IN_LINE, self.get(WRITERS_IN_LINE) - 1)
             .set(TICKET, (self.get(TICKET) + 1) & TICKET.max());
         if self.get(READERS_IN_LINE) == 0 { served.set(STEALS, 0) } else { served }
     }
 
-    /// The writer in line goes in by itself, if it is the first and the lock is free.
-    pub(super) const fn take_turn(self, place: WriterInLine) -> Option<Snapshot> {
-        if self.is_free() && self.get(TICKET) == place.0 { Some(self.admit_writer()) } else { None }
+    /// A writer in line goes in by itself, if it is the first and the lock is free.
+    pub(super) fn take_turn(self, place: InLine) -> Option<LockState> {
+        let is_its_turn = self.is_free() && place == InLine::Writer(self.get(TICKET));
+        is_its_turn.then(|| self.admit_writer())
     }
 
     /// All readers in line go in.
-    const fn admit_readers(self) -> Snapshot {
+    fn admit_readers(self) -> LockState {
         let admitted = self
             .set(READERS, self.get(READERS_IN_LINE))
             .set(READERS_IN_LINE, 0)
             .set(PHASE, self.get(PHASE) ^ 1);
-        match admitted.passed() {
-            _ if self.get(WRITERS_IN_LINE) == 0 => admitted.set(STEALS, 0),
-            Some(passed) => passed,
-            // Barred it stays: the writer is next.
-            None => admitted,
+        if self.in_line(Side::Writer) == 0 {
+            return admitted.set(STEALS, 0);
         }
+        // A lock that is barred stays so: the writer is next.
+        admitted.passed().unwrap_or(admitted)
     }
 
-    /// Nobody is inside any more: called or handed in is the first writer in line.
-    const fn leave(self) -> (Snapshot, Option<Class>) {
-        match self.first_writer() {
-            None => (self, None),
-            Some(first) if self.is_barred() => (self.admit_writer(), Some(first.class())),
-            Some(first) => (self, Some(first.class())),
-        }
-    }
-
-    /// A reader leaves; also who must be woken then.
+    /// A thread leaves; also which class must be woken then.
     #[inline]
-    pub(super) const fn leave_reader(self) -> (Snapshot, Option<Class>) {
-        debug_assert!(self.get(READERS) > 0);
-        if self.0 & LINE == 0 {
-            return (Snapshot(self.0 - 1), None);
+    pub(super) fn leave(self, side: Side) -> (LockState, Option<Class>) {
+        debug_assert!(self.get(side.inside()) > 0);
+        let left = LockState(self.0 - (1 << side.inside().shift));
+        if self.0 & LINE == 0 || !left.is_free() {
+            return (left, None);
         }
-        let left = self.set(READERS, self.get(READERS) - 1);
-        if left.get(READERS) == 0 { left.leave() } else { (left, None) }
-    }
-
-    /// The writer leaves; also who must be woken then.
-    #[inline]
-    pub(super) const fn leave_writer(self) -> (Snapshot, Option<Class>) {
-        debug_assert!(self.has_writer());
-        if self.0 & LINE == 0 {
-            return (Snapshot(self.0 & !WRITER.mask()), None);
+        if side == Side::Writer && left.in_line(Side::Reader) > 0 {
+            return (left.admit_readers(), Some(Class::READERS));
         }
-        let left = self.set(WRITER, 0);
-        if left.get(READERS_IN_LINE) > 0 {
-            (left.admit_readers(), Some(Class::READERS))
-        } else {
-            left.leave()
-        }
+        let first = left.first_writer();
+        let is_handed_over = first.is_some() && left.is_barred();
+        (if is_handed_over { left.admit_writer() } else { left }, first.map(InLine::class))
     }
 }
 
-impl core::fmt::Debug for Snapshot {
+impl core::fmt::Debug for LockState {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         let (readers, writer) = (self.readers(), self.get(WRITER));
+        let (phase, ticket, steals) = (self.get(PHASE), self.get(TICKET), self.get(STEALS));
+        let [waiting_readers, waiting_writers] =
+            [Side::Reader, Side::Writer].map(|side| self.in_line(side));
         write!(f, "inside: {readers} readers, {writer} writers; in line: ")?;
-        write!(f, "{} readers, {} writers; ", self.readers_in_line(), self.writers_in_line())?;
-        write!(f, "phase {}, ticket {}, ", self.get(PHASE), self.get(TICKET))?;
-        write!(f, "{} steals", self.get(STEALS))
+        write!(f, "{waiting_readers} readers, {waiting_writers} writers; ")?;
+        write!(f, "phase {phase}, ticket {ticket}, {steals} steals")
     }
 }
 
-/// Whom a wake reaches: one bit for the readers, the other 31 for writers by their tickets.
+/// Which threads a wake reaches: one bit for the readers, the other 31 for writers by their tickets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Class(u32);
 
@@ -273,20 +269,5 @@ impl Class {
     #[must_use]
     pub const fn bit(self) -> u32 {
         self.0
-    }
-}
-
-/// A reader's place in line: the phase in which it came.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct ReaderInLine(u32);
-
-/// A writer's place in line: its ticket, modulo the field.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct WriterInLine(u32);
-
-impl WriterInLine {
-    pub(super) const fn class(self) -> Class {
-        // Two writers of one class are 31 places apart: the second is woken once too often.
-        Class(1 << (self.0 % 31))
     }
 }
