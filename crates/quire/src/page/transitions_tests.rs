@@ -107,7 +107,7 @@ fn a_page_whose_memory_fails_keeps_what_it_has_in_swap_and_nothing_else() {
             page.fail();
             let page = words.lock(0);
             assert_eq!((page.state(), page.in_swap()), (State::Poisoned, None));
-            page.unpoison();
+            page.uncache();
             assert!(words.has(0, stored.content()));
         }
     }
@@ -139,7 +139,7 @@ fn what_is_tracked_stays_tracked_on_the_way_out() {
     words.lock(0).into_limbo(FrameId(3), Flags::EMPTY);
     words.lock(0).store(Stored::Pool(4));
     words.lock(0).set_flags(Flags::WRITEBACK);
-    words.lock(0).write_back(5);
+    words.lock(0).store(Stored::File(5));
     assert!(words.has(0, Snapshot::new(State::File, 5).with(Flags::WRITE_PROTECTED)));
 }
 
