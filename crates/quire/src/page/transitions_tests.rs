@@ -1,7 +1,8 @@
 use super::super::PageWord;
 use super::super::word::Word;
 use super::*;
-use crate::units::{BLOCK_PAGES, PageRange};
+use crate::page::LockedRange;
+use crate::units::{BLOCK_PAGES, PageNum, PageRange};
 
 /// Words by number; nobody waits for them.
 struct Words(std::vec::Vec<PageWord>);
