@@ -12,7 +12,7 @@ use std::os::fd::OwnedFd;
 
 use anyhow::{Context as _, Result, bail};
 use quire::control::{
-    Hello, MAGIC, RESERVATION, Refusal, SOCKET_VARIABLE, VERSION, WELCOME_REFUSED,
+    Hello, JoinRefusal, MAGIC, RESERVATION, SOCKET_VARIABLE, VERSION, WELCOME_REFUSED,
 };
 use quire::units::PAGE_SIZE;
 use rustix::io::Errno;
@@ -65,13 +65,13 @@ fn reserve_at(name: &str, budget_pages: u64) -> Result<Outer> {
         return Ok(Outer::Around { _connection: connection });
     }
     let wanted = Human(budget_pages.saturating_mul(PAGE_SIZE as u64));
-    match Refusal::from_number(welcome.refusal) {
-        Some(Refusal::NoRoom) => bail!(
+    match JoinRefusal::from_number(welcome.refusal) {
+        Some(JoinRefusal::NoRoom) => bail!(
             "this run is inside another one, which has {} of its budget left: {wanted} do not fit; \
              lower --memory, or raise that of the run around",
             Human(welcome.detail * PAGE_SIZE as u64)
         ),
-        Some(Refusal::Full) => bail!(
+        Some(JoinRefusal::Full) => bail!(
             "this run is inside another one, which has as many processes as there can be ({})",
             welcome.detail
         ),

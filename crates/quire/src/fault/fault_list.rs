@@ -18,7 +18,7 @@ struct ListedPages {
 
 /// What to answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Answer {
+pub(crate) enum Answer {
     /// The faults of one page.
     Page(PageNum),
     /// All faults: more have waited than could be listed.
@@ -26,18 +26,12 @@ pub enum Answer {
 }
 
 /// The pages whose faults wait for one thing, and the threads that sleep until it has come.
-pub struct FaultList {
+pub(crate) struct FaultList {
     list: Mutex<rank::FaultList, ListedPages>,
     /// Threads that sleep, or are about to.
     sleepers: AtomicU32,
     /// Counts answers; what sleepers sleep on.
     answers: AtomicU64,
-}
-
-impl Default for FaultList {
-    fn default() -> FaultList {
-        FaultList::new()
-    }
 }
 
 impl FaultList {

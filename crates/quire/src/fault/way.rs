@@ -2,8 +2,8 @@
 //!
 //! To move a frame takes a mapping away from the pool, and that costs an interrupt on every other
 //! CPU that runs a thread of this process; to copy takes nothing away but needs new memory from
-//! the kernel. So the costs of both are kept as running means by folio size, the cheaper way is
-//! taken, and now and then the other one, to learn whether things have changed.
+//! the kernel. The cheaper way is taken, and now and then the other one, to learn whether things have
+//! changed.
 
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -24,15 +24,9 @@ const CLASSES: usize = BLOCK_ORDER as usize + 1;
 const PROBE_EVERY: u32 = 128;
 
 /// Running means of what filling a folio costs, in cycles, by way and size.
-pub struct Costs {
+pub(crate) struct Costs {
     means: [[Mean; CLASSES]; 2],
     turn: AtomicU32,
-}
-
-impl Default for Costs {
-    fn default() -> Costs {
-        Costs::new()
-    }
 }
 
 impl Costs {
