@@ -1,10 +1,9 @@
 //! The table of pages: every page's word by its number, and what waits for one.
 //!
-//! Owns the words, what is known of 512 of them together, the queues of waiters and the records of
-//! parked faults. The arena's pages come first, by their place in it. Behind them lie blocks of 512
-//! that objects take for their pages, and give back as a whole. A page's number is what its packed
-//! bytes name as their owner, whatever page it is. A word stays a page's word for as long as the
-//! table lives. Leaves charging to [`crate::space`].
+//! The arena's pages come first, by their place in it. Behind them lie blocks of 512 that objects take
+//! for their pages, and give back as a whole. A page's number is what its packed bytes name as their
+//! owner. A word stays a page's word for as long as the table lives. Leaves charging to
+//! [`crate::space`].
 //!
 //! Lock: the mutex of the free blocks, a leaf.
 
