@@ -278,6 +278,12 @@ pub(super) fn address<A>(word: &PageWord<A>) -> usize {
     core::ptr::from_ref(word).addr()
 }
 
+impl<A> Default for WaitList<A> {
+    fn default() -> WaitList<A> {
+        WaitList::new()
+    }
+}
+
 impl<A> WaitList<A> {
     /// No waiter.
     #[must_use]
