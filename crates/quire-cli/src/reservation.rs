@@ -11,7 +11,7 @@
 use std::os::fd::OwnedFd;
 
 use anyhow::{Context as _, Result, bail};
-use quire::control::{Hello, RESERVATION, Refusal, SOCKET_VARIABLE, WELCOME_REFUSED};
+use quire::control::{Hello, JoinRefusal, RESERVATION, SOCKET_VARIABLE, WELCOME_REFUSED};
 use quire::units::PAGE_SIZE;
 use rustix::io::Errno;
 
@@ -56,13 +56,13 @@ fn reserve_at(name: &str, budget_pages: u64) -> Result<Outer> {
         return Ok(Outer::Around { _connection: connection });
     }
     let wanted = Human(budget_pages.saturating_mul(PAGE_SIZE as u64));
-    match Refusal::from_number(welcome.refusal) {
-        Some(Refusal::NoRoom) => bail!(
+    match JoinRefusal::from_number(welcome.refusal) {
+        Some(JoinRefusal::NoRoom) => bail!(
             "this run is inside another one, which has {} of its budget left: {wanted} do not fit; \
              lower --memory, or raise that of the outer run",
             Human(welcome.detail * PAGE_SIZE as u64)
         ),
-        Some(Refusal::Full) => bail!(
+        Some(JoinRefusal::Full) => bail!(
             "this run is inside another one, which has as many processes as there can be ({})",
             welcome.detail
         ),

@@ -10,7 +10,7 @@ use std::time::Duration;
 use quire::mmu::Mmu as _;
 use quire::page::wait::{Callback, Queue, STEALS_MAX, Waiter};
 use quire::page::{
-    CancelToken, Condition, Flags, Futexes, Interrupted, Kill, PageWord, Parked, Parking, Snapshot,
+    Condition, Flags, Futexes, Interrupted, Kill, KillToken, PageWord, Parked, Parking, Snapshot,
     State, WaitTable,
 };
 use quire::space::AddressSpace;
@@ -125,7 +125,7 @@ fn a_storm_of_cancelled_waits_leaves_no_thread_stuck_and_no_sign() {
     const THREADS: usize = 6;
     const ROUNDS: usize = 1500;
     let (table, page) = (WaitTable::new().unwrap(), Guarded::new());
-    let tokens: Vec<CancelToken> = (0..64).map(|_| CancelToken::new()).collect();
+    let tokens: Vec<KillToken> = (0..64).map(|_| KillToken::new()).collect();
     let (owned, interrupted) = (AtomicU64::new(0), AtomicU64::new(0));
     std::thread::scope(|scope| {
         let (table, page, tokens) = (&table, &page, &tokens);
@@ -176,7 +176,7 @@ fn a_storm_of_cancelled_waits_leaves_no_thread_stuck_and_no_sign() {
 #[test]
 fn a_token_ends_every_wait_that_was_given_it_and_a_deadline_its_own() {
     let (table, word) = (WaitTable::new().unwrap(), word());
-    let token = CancelToken::new();
+    let token = KillToken::new();
     table.lock_killable(&word, Kill::by(&token), &Futexes).unwrap();
     std::thread::scope(|scope| {
         let (table, word, token) = (&table, &word, &token);
@@ -245,9 +245,9 @@ fn a_waiter_loses_the_lock_to_stealers_a_few_times_and_then_has_it_handed_over()
 
 #[test]
 fn a_waiter_cancelled_with_a_promise_takes_it_along() {
-    let (table, word, token) = (WaitTable::new().unwrap(), word(), CancelToken::new());
+    let (table, word, token) = (WaitTable::new().unwrap(), word(), KillToken::new());
     /// As [`Greedy`], and cancels the wait once it is promised the lock.
-    struct Cancels<'a>(Greedy<'a>, &'a CancelToken);
+    struct Cancels<'a>(Greedy<'a>, &'a KillToken);
     impl Parking<AtomicU64> for Cancels<'_> {
         fn wait(&self, word: &AtomicU64, expected: u32, kill: Kill<'_>) {
             if self.0.word.load().has_handoff() {
@@ -368,7 +368,7 @@ fn hundreds_wait_for_one_page_and_each_is_called_once() {
 fn a_freed_word_carries_no_sign_of_its_waiters() {
     // One queue for all words, long enough that a cancelled waiter does not look through it.
     let table: WaitTable<AtomicU64, Queue, [Queue; 1]> =
-        WaitTable::with_queues([Queue::new()], STEALS_MAX);
+        WaitTable::with_queues([Queue::default()], STEALS_MAX);
     let (crowded, freed) = (word(), word());
     crowded.try_lock().unwrap();
     let records: Vec<Waiter> = (0..200).map(|_| Waiter::new()).collect();
@@ -462,7 +462,7 @@ fn words_of_objects_are_locked_and_waited_for_through_the_space() {
         locked.cache();
         locked.set_flags(Flags::WRITEBACK);
         let waiter = scope.spawn(|| space.wait_on_page(PAGE, WRITTEN));
-        let token = CancelToken::new();
+        let token = KillToken::new();
         let token = &token;
         let kill = Kill::by(token);
         std::thread::scope(|scope| {

@@ -14,12 +14,12 @@ use loom::sync::atomic::AtomicU64;
 use loom::thread;
 use quire::page::wait::{Callback, Waiter};
 use quire::page::word::Word;
-use quire::page::{CancelToken, Condition, Flags, Snapshot, State};
+use quire::page::{Condition, Flags, KillToken, Snapshot, State};
 use quire::units::PageNum;
 
 use self::loom_page::{LoomWord, Page, check, must_fail};
 
-type Token = CancelToken<LoomWord>;
+type Token = KillToken<LoomWord>;
 
 const AT_ONCE: u32 = 0;
 const WRITEBACK: Snapshot = Snapshot::new(State::Limbo, 1).with(Flags::WRITEBACK);

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use common::{Machine, Tree, members};
-use quire::budget::{Budget, For, Need, Purpose, Source};
+use quire::budget::{Budget, Donor, For, Need, Purpose};
 use quire::control::{Event, Seat};
 use quire::reclaim::{Balance, NoCaches};
 use quire::units::PageRange;
@@ -39,32 +39,32 @@ fn wait_for_patience_to_end() {
 fn the_member_that_holds_most_is_made_to_give() {
     let [small, large, larger] = holding([300, 1000, 1500]);
     for member in [&small, &large] {
-        assert_eq!(member.source(Need::Balance), Source::Member(2));
-        assert_eq!(member.source(Need::Starved), Source::Member(2));
+        assert_eq!(member.donor(Need::Balance), Donor::Member(2));
+        assert_eq!(member.donor(Need::Starved), Donor::Member(2));
     }
-    assert_eq!(larger.source(Need::Balance), Source::Home);
-    assert_eq!(larger.source(Need::Starved), Source::Member(1), "it has looked at home");
+    assert_eq!(larger.donor(Need::Balance), Donor::Home);
+    assert_eq!(larger.donor(Need::Starved), Donor::Member(1), "it has looked at home");
 }
 
 #[test]
 fn the_memory_of_an_idle_member_goes_before_that_of_a_busy_one() {
     let [busy, idle, asker] = holding([1500, 800, 100]);
-    let look = || asker.source(Need::Starved);
-    assert_eq!(look(), Source::Member(0));
+    let look = || asker.donor(Need::Starved);
+    assert_eq!(look(), Donor::Member(0));
     busy.count(Event::Pgfault, 5000);
     // Until the next look is due.
-    while look() == Source::Member(0) {
+    while look() == Donor::Member(0) {
         busy.count(Event::Pgfault, 5000);
         std::thread::sleep(Duration::from_millis(10));
     }
-    assert_eq!(look(), Source::Member(1));
-    assert_eq!(busy.source(Need::Balance), Source::Member(1), "it need not reclaim at home");
-    assert_eq!(idle.source(Need::Balance), Source::Home);
+    assert_eq!(look(), Donor::Member(1));
+    assert_eq!(busy.donor(Need::Balance), Donor::Member(1), "it need not reclaim at home");
+    assert_eq!(idle.donor(Need::Balance), Donor::Home);
     // What was busy once is as idle as any when it has not faulted for a while.
-    while look() == Source::Member(1) {
+    while look() == Donor::Member(1) {
         std::thread::sleep(Duration::from_millis(10));
     }
-    assert_eq!(look(), Source::Member(0));
+    assert_eq!(look(), Donor::Member(0));
 }
 
 #[test]
@@ -74,10 +74,10 @@ fn no_member_is_made_to_give_what_is_below_the_floor() {
     assert_eq!(floor, LIMIT / 64 / 2, "half of an equal share");
     members[1].charge_anyway(floor);
     members[2].charge_anyway(1);
-    assert_eq!(members[0].source(Need::Starved), Source::Nobody);
-    assert_eq!(members[0].source(Need::Balance), Source::Home, "each for itself");
+    assert_eq!(members[0].donor(Need::Starved), Donor::Nobody);
+    assert_eq!(members[0].donor(Need::Balance), Donor::Home, "each for itself");
     members[1].charge_anyway(1);
-    assert_eq!(members[0].source(Need::Starved), Source::Member(1));
+    assert_eq!(members[0].donor(Need::Starved), Donor::Member(1));
     let [few, _] = holding([0, 0]);
     assert_eq!(few.floor(), 128, "and no more than this");
 }
@@ -88,20 +88,20 @@ fn a_member_that_does_not_move_is_passed_over_until_it_shows_life() {
     asker.request_reclaim(1, 64);
     assert_eq!(stopped.demand(), 64);
     wait_for_patience_to_end();
-    assert_eq!(asker.source(Need::Starved), Source::Member(2));
+    assert_eq!(asker.donor(Need::Starved), Donor::Member(2));
     assert_eq!(asker.unanswering(), 1);
     // Another member that does not know requests it again: it is no fresher for that.
     other.request_reclaim(1, 64);
-    assert_eq!(asker.source(Need::Starved), Source::Member(2));
+    assert_eq!(asker.donor(Need::Starved), Donor::Member(2));
     asker.request_reclaim(2, 64);
     wait_for_patience_to_end();
-    assert_eq!((asker.source(Need::Starved), asker.unanswering()), (Source::Nobody, 2));
+    assert_eq!((asker.donor(Need::Starved), asker.unanswering()), (Donor::Nobody, 2));
     stopped.show_life();
-    assert_eq!((asker.source(Need::Starved), asker.unanswering()), (Source::Member(1), 1));
+    assert_eq!((asker.donor(Need::Starved), asker.unanswering()), (Donor::Member(1), 1));
     // From now on it has its time again.
     asker.request_reclaim(1, 64);
     wait_for_patience_to_end();
-    assert_eq!(asker.source(Need::Starved), Source::Nobody);
+    assert_eq!(asker.donor(Need::Starved), Donor::Nobody);
 }
 
 #[test]
@@ -112,25 +112,25 @@ fn a_member_that_had_nothing_to_give_is_asked_again_when_it_holds_more() {
     spent.answer_spent();
     assert_eq!(spent.demand(), 0);
     assert_ne!(asker.calls(), calls, "the member that requested it is called");
-    let seen = || asker.source(Need::Starved);
+    let seen = || asker.donor(Need::Starved);
     // Again and again: the mark grows old.
-    while seen() != Source::Nobody {
+    while seen() != Donor::Nobody {
         spent.answer_spent();
     }
     spent.charge_anyway(40);
-    assert_eq!(seen(), Source::Member(1));
-    while seen() != Source::Nobody {
+    assert_eq!(seen(), Donor::Member(1));
+    while seen() != Donor::Nobody {
         spent.answer_spent();
     }
     std::thread::sleep(Duration::from_millis(1100));
-    assert_eq!(seen(), Source::Member(1), "nothing stays as it is for ever");
+    assert_eq!(seen(), Donor::Member(1), "nothing stays as it is for ever");
 }
 
 #[test]
 fn a_member_that_does_not_answer_for_its_memory_is_never_asked() {
     let [asker, silent, _] = holding([10, 3000, 200]);
     seat(&silent).is_silent.store(1, Ordering::Relaxed);
-    assert_eq!(asker.source(Need::Starved), Source::Member(2));
+    assert_eq!(asker.donor(Need::Starved), Donor::Member(2));
     assert_eq!(asker.unanswering(), 0);
 }
 
@@ -277,7 +277,7 @@ fn a_giver_keeps_its_floor_and_says_when_it_has_nothing_more() {
     let (rich, poor, range) = full_and_empty();
     let [giver, asker] = [rich.space.budget(), poor.space.budget()];
     let mut rounds = 0;
-    while asker.source(Need::Starved) == Source::Member(0) {
+    while asker.donor(Need::Starved) == Donor::Member(0) {
         asker.ask(1 << 20, For::Faults);
         asker.request_reclaim(0, 512);
         while giver.demand() > 0 {

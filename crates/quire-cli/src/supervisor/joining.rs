@@ -20,8 +20,8 @@
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
 use quire::control::{
-    Child, Hello, MAGIC, NO_PARENT, RESERVATION, Refusal, VERSION, WELCOME_POOL, WELCOME_REFUSED,
-    WELCOME_SWAP_FILE, WELCOME_UFFD_DEVICE, Welcome,
+    Child, Hello, JoinRefusal, MAGIC, NO_PARENT, RESERVATION, VERSION, WELCOME_POOL,
+    WELCOME_REFUSED, WELCOME_SWAP_FILE, WELCOME_UFFD_DEVICE, Welcome,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -125,9 +125,9 @@ impl Supervisor {
         let Some(connection) = self.connections.get(&token) else { return };
         let peer = connection.peer;
         let joined = if hello.version != VERSION {
-            Err(Refused { refusal: Refusal::Version, detail: VERSION.into() })
+            Err(Refused { refusal: JoinRefusal::Version, detail: VERSION.into() })
         } else if !self.is_child_of_slot(peer, &hello) {
-            Err(Refused::plainly(Refusal::NoParent))
+            Err(Refused::plainly(JoinRefusal::NoParent))
         } else {
             self.members.join(&self.control, &hello, peer.pid)
         };
@@ -157,7 +157,7 @@ impl Supervisor {
             }
             Err(refused) => {
                 self.connections.remove(&token);
-                if refused.refusal == Refusal::Full {
+                if refused.refusal == JoinRefusal::Full {
                     self.note_refused(peer.pid);
                 }
             }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::numbers_of;
 use quire::control::{
-    Control, Event, Hello, MEMBERS_MAX, Member, NO_PARENT, Obituary, RESERVATION, Refusal,
+    Control, Event, Hello, JoinRefusal, MEMBERS_MAX, Member, NO_PARENT, Obituary, RESERVATION,
 };
 
 // Every access in this module is Relaxed: the control page's words are counters, each true by
@@ -30,20 +30,20 @@ pub(crate) struct Death {
 /// Why a process gets no slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Refused {
-    pub refusal: Refusal,
-    /// A number that goes with it: see [`Refusal`].
+    pub refusal: JoinRefusal,
+    /// A number that goes with it: see [`JoinRefusal`].
     pub detail: u64,
 }
 
 impl Refused {
     /// A refusal that needs no number.
-    pub(super) fn plainly(refusal: Refusal) -> Refused {
+    pub(super) fn plainly(refusal: JoinRefusal) -> Refused {
         Refused { refusal, detail: 0 }
     }
 
     /// Whether another's leaving would mend it.
     pub(super) fn is_for_want_of_place(self) -> bool {
-        matches!(self.refusal, Refusal::Full | Refusal::NoRoom)
+        matches!(self.refusal, JoinRefusal::Full | JoinRefusal::NoRoom)
     }
 }
 
@@ -128,7 +128,7 @@ impl Members {
         let parent = match hello.parent_slot {
             NO_PARENT => None,
             slot if self.is_member(control, slot) => Some(slot as usize),
-            _ => return Err(Refused::plainly(Refusal::NoParent)),
+            _ => return Err(Refused::plainly(JoinRefusal::NoParent)),
         };
         if self.count >= self.most {
             return Err(self.full());
@@ -136,7 +136,7 @@ impl Members {
         let slot = self.free_slot()?;
         // Its parent may have given it up for dead.
         if parent.is_some_and(|parent| !control.members[parent].fork.take(hello.fork)) {
-            return Err(Refused::plainly(Refusal::NoParent));
+            return Err(Refused::plainly(JoinRefusal::NoParent));
         }
         control.take_slot(slot, pid);
         if let Some(parent) = parent {
@@ -161,7 +161,7 @@ impl Members {
         if granted > limit {
             control.free_slot(slot);
             let room = limit.saturating_sub(granted - pages);
-            return Err(Refused { refusal: Refusal::NoRoom, detail: room });
+            return Err(Refused { refusal: JoinRefusal::NoRoom, detail: room });
         }
         control.held_pages_max.fetch_max(granted, Relaxed);
         control.tally.note_slot(slot);
@@ -174,7 +174,7 @@ impl Members {
     }
 
     fn full(&self) -> Refused {
-        Refused { refusal: Refusal::Full, detail: self.most as u64 }
+        Refused { refusal: JoinRefusal::Full, detail: self.most as u64 }
     }
 
     fn free_slot(&self) -> Result<usize, Refused> {

@@ -28,7 +28,7 @@ fn executed() -> Hello {
 }
 
 fn full(most: usize) -> Refused {
-    Refused { refusal: Refusal::Full, detail: most as u64 }
+    Refused { refusal: JoinRefusal::Full, detail: most as u64 }
 }
 
 /// Charges a member as it would itself.
@@ -116,11 +116,11 @@ fn a_child_cannot_inherit_from_a_slot_that_was_given_back() {
     members.leave(&control, parent);
     assert_eq!(
         members.join(&control, &hello(parent, 1, 1), 101),
-        Err(Refused::plainly(Refusal::NoParent))
+        Err(Refused::plainly(JoinRefusal::NoParent))
     );
     assert_eq!(
         members.join(&control, &hello(9999, 1, 1), 101),
-        Err(Refused::plainly(Refusal::NoParent))
+        Err(Refused::plainly(JoinRefusal::NoParent))
     );
 }
 
@@ -133,10 +133,10 @@ fn a_child_that_was_given_up_inherits_nothing() {
     charge(&control, parent, 30, 40);
     let late = forked(&control, parent, 10, 15);
     assert!(control.members[parent as usize].fork.give_up(late.fork));
-    assert_eq!(members.join(&control, &late, 101), Err(Refused::plainly(Refusal::NoParent)));
+    assert_eq!(members.join(&control, &late, 101), Err(Refused::plainly(JoinRefusal::NoParent)));
     // Nor does it get what is charged for the next one.
     let next = forked(&control, parent, 10, 15);
-    assert_eq!(members.join(&control, &late, 101), Err(Refused::plainly(Refusal::NoParent)));
+    assert_eq!(members.join(&control, &late, 101), Err(Refused::plainly(JoinRefusal::NoParent)));
     assert_eq!(held(&control, parent), 30);
     members.join(&control, &next, 102).unwrap();
     assert_eq!(held(&control, parent), 20);

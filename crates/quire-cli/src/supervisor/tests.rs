@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 
 use quire::control::slabs::{SlabTable, slots_for};
 use quire::control::{
-    CONTROL_BYTES, MEMBERS_MAX, NO_PARENT, Obituary, RESERVATION, Refusal, WELCOME_POOL,
+    CONTROL_BYTES, JoinRefusal, MEMBERS_MAX, NO_PARENT, Obituary, RESERVATION, WELCOME_POOL,
     WELCOME_REFUSED, WELCOME_SWAP_FILE, Welcome,
 };
 use rustix::net::RecvFlags;
@@ -24,7 +24,7 @@ struct FakeMember {
 struct Answer {
     flags: u32,
     slot: u32,
-    refusal: Option<Refusal>,
+    refusal: Option<JoinRefusal>,
     detail: u64,
     descriptors: Vec<OwnedFd>,
 }
@@ -69,7 +69,7 @@ impl FakeMember {
         (received.bytes == size_of::<Welcome>() && word(0) == MAGIC).then(|| Answer {
             flags: word(4),
             slot: word(8),
-            refusal: Refusal::from_number(word(12)),
+            refusal: JoinRefusal::from_number(word(12)),
             detail: word(16).into(),
             descriptors,
         })
@@ -288,7 +288,7 @@ fn without_a_free_slot_a_process_is_refused() {
     serve(&mut supervisor);
     let answer = late.answer().unwrap();
     assert_eq!(answer.flags, WELCOME_REFUSED);
-    assert_eq!((answer.refusal, answer.detail), (Some(Refusal::Full), MEMBERS_MAX as u64));
+    assert_eq!((answer.refusal, answer.detail), (Some(JoinRefusal::Full), MEMBERS_MAX as u64));
     assert_eq!(supervisor.account().processes_refused, 1);
 }
 
@@ -322,7 +322,7 @@ fn the_first_process_beyond_the_most_is_news_and_the_others_are_counted() {
         late.hello(parent_slot, 0, 0);
         told.extend(serve_all(&mut supervisor));
         let answer = late.answer().unwrap();
-        assert_eq!((answer.refusal, answer.detail), (Some(Refusal::Full), 1));
+        assert_eq!((answer.refusal, answer.detail), (Some(JoinRefusal::Full), 1));
     }
     assert!(matches!(told[..], [News::Full { most: 1 }]));
     assert_eq!(supervisor.account().processes_refused, 3);
@@ -344,7 +344,7 @@ fn a_run_inside_holds_its_whole_budget_until_its_connection_closes() {
     another.hello(RESERVATION, 100, 0);
     serve(&mut supervisor);
     let answer = another.answer().unwrap();
-    assert_eq!((answer.refusal, answer.detail), (Some(Refusal::NoRoom), 68));
+    assert_eq!((answer.refusal, answer.detail), (Some(JoinRefusal::NoRoom), 68));
     assert_eq!(supervisor.control.held(), 900, "nothing is kept of a refusal");
     drop(inner);
     serve(&mut supervisor);
@@ -360,7 +360,7 @@ fn nobody_inherits_from_a_reservation() {
     let child = FakeMember::connect(&supervisor);
     child.hello(slot, 400, 0);
     serve(&mut supervisor);
-    assert_eq!(child.answer().unwrap().refusal, Some(Refusal::NoParent));
+    assert_eq!(child.answer().unwrap().refusal, Some(JoinRefusal::NoParent));
     let held = supervisor.control.seats[slot as usize].account.get().held;
     assert_eq!(held, 800);
 }

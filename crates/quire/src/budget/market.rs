@@ -1,38 +1,30 @@
-//! The market: who gives memory to whom in a tree of processes.
+//! The market: which member gives memory to which in a tree of processes.
 //!
 //! No member is in charge. A member's background thread that finds the tree short of memory compares
 //! what all hold: where its own is the most worth giving it reclaims at home, else it *requests
 //! reclaim* of the member whose memory is: it writes a demand on that member's seat and calls it.
 //! That member reclaims, gives the charge back, and calls the one that requested it.
 //!
-//! What is worth most is held beyond the *floor* by who faults least: memory that nobody faults on
-//! is as good as unused, as far as can be seen.
+//! What is held beyond the *floor* is weighed by how much its member faults lately: memory without
+//! faults is as good as unused, as far as can be seen.
 //!
-//! Who finds nothing anywhere for a while, with faults or a fork that wait, *asks*. Whoever holds more
-//! than its floor, and more than the one that asks, then charges nothing new for faults; to a fork
-//! everybody yields who holds more than its floor. An ask is good for [`ASK_MS`] only: who is stopped
-//! while he asks holds nobody up.
+//! A member that finds nothing anywhere for a while, with faults or a fork that wait, *asks*. A member
+//! that holds more than its floor, and more than the one that asks, then charges nothing new for faults;
+//! to a fork every member yields that holds more than its floor. An ask is good for [`ASK_MS`] only: a
+//! member that is stopped while it asks holds no other up.
 //!
 //! A member is passed over that has nothing to give (it is *spent*, until that changes), that is
-//! *silent* (nobody is there who would answer), or that has not moved for [`ANSWER_MS`] since it was
+//! *silent* (it has no thread that would answer), or that has not moved for [`ANSWER_MS`] since it was
 //! asked to reclaim: it is stopped, traced or frozen, and is not asked again before it has shown life.
 //!
-//! All of it are hints in `control/seat.rs`: who is killed at any moment leaves at worst a demand
-//! that nobody waits for, or an ask that grows old.
+//! All of it are hints in `control/seat.rs`: a member that is killed at any moment leaves at worst a
+//! demand that no member waits for, or an ask that grows old.
 //!
-//! # Figures
+//! Where no member can give, the member that asked ends as ARCHITECTURE.md says under OOM, with a
+//! message that says what held the memory. A fork fails with ENOMEM.
 //!
-//! The floor is 128 pages, or half of an equal share where that is less. What is held beyond it is weighed by
-//! how much a member faults lately: up to sixteenfold for one that does not fault. A member that has nothing to
-//! give is passed over for a second, or until it holds more. A member asks when its faults, or its fork, have
-//! found nothing for 50 ms.
-//!
-//! Where no member can give, and for 10 s nothing in the tree is swapped out, or for 60 s all that is swapped
-//! out goes to others, the member that asked is ended by SIGKILL, with a message that says what held the
-//! memory. A fork fails with ENOMEM.
-//!
-//! A process that joins is not refused for the floors' sake. With so many members that half of an equal share
-//! is less than 16 pages, the last one to ask finds no member that gives.
+//! A process that joins is not refused for the floors' sake. With so many members that half of an equal
+//! share is less than [`FLOOR_MIN`] pages, the last one to ask finds no member that gives.
 
 use core::sync::atomic::Ordering::{Relaxed, Release};
 
@@ -49,7 +41,7 @@ const DEMAND_MAX: usize = 512;
 /// How long a member may take to answer a request before it is passed over.
 const ANSWER_MS: u32 = 100;
 /// How long a member that requests reclaim goes without before it asks: what is short for a moment only must
-/// not stop everybody.
+/// not stop the others.
 pub const ASK_AFTER_NS: u64 = 50_000_000;
 /// How long an ask is good for.
 const ASK_MS: u32 = 500;
@@ -59,21 +51,21 @@ const SPENT_MS: u32 = 1000;
 const SPENT_PAGES: u32 = 32;
 /// How often faults are counted, for what a member uses.
 const LOOK_MS: u32 = 100;
-/// Memory of who faults most counts for 1 / 2^4 of that of who does not fault at all.
+/// Memory of the member that faults most counts for 1 / 2^4 of that of one that does not fault.
 const BUSY_SHIFT_MAX: u32 = 4;
 
 /// Where memory is to come from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Source {
+pub enum Donor {
     /// This member.
     Home,
     /// The member in this slot.
     Member(usize),
-    /// Nobody who could be asked has any.
+    /// No member that could be asked has any.
     Nobody,
 }
 
-/// Why a source is looked for.
+/// Why a donor is looked for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Need {
     /// To have some free.
@@ -112,9 +104,9 @@ const fn word_of(high: u32, low: u32) -> u64 {
 // Relaxed, here and below, where nothing else is said: hints, each of use by itself. What a thread
 // is called for is ordered by the call.
 impl Budget {
-    /// Pages that this member keeps whoever asks. No more than half of an equal share, so that the
-    /// floors of all fit, unless there are so many members that each would have too little to get on
-    /// with: then who asks last gets none.
+    /// Pages that this member keeps, whichever member asks. No more than half of an equal share, so that
+    /// the floors of all fit, unless there are so many members that each would have too little to get
+    /// on with.
     pub fn floor(&self) -> usize {
         let half = self.tree_limit() / self.members() / 2;
         half.clamp(FLOOR_MIN, FLOOR_MAX)
@@ -128,7 +120,7 @@ impl Budget {
         seat.asked_ms.store(now_ms(), Relaxed);
         seat.asks.store(if whom == For::Fork { pages | FORK } else { pages }, Relaxed);
         let (word, bit) = self.asking_bit();
-        // Release, so that who sees the bit sees how much.
+        // Release, so that a thread that sees the bit sees how much.
         self.control().asking[word].fetch_or(bit, Release);
     }
 
@@ -139,7 +131,7 @@ impl Budget {
         if asking.load(Relaxed) & bit != 0 {
             asking.fetch_and(!bit, Relaxed);
             self.seat().asks.store(0, Relaxed);
-            // Who held back for this one may go on.
+            // Those that held back for this one may go on.
             self.control().wake_askers();
         }
     }
@@ -150,7 +142,7 @@ impl Budget {
 
     /// Whether what is free is another member's: one that asks.
     pub fn yields(&self) -> bool {
-        // As a rule nobody asks: a line that is hardly ever written.
+        // As a rule no member asks: a line that is hardly ever written.
         self.control().askers().any(|slot| slot != self.slot() as usize && self.yields_to(slot))
     }
 
@@ -168,7 +160,7 @@ impl Budget {
         own as usize > self.floor() && (is_after || is_fork)
     }
 
-    /// The most that anybody asks for whom this member yields to.
+    /// The most that a member asks for that this one yields to.
     pub fn owed(&self) -> usize {
         let control = self.control();
         let owed = |slot: usize| (control.seats[slot].asks.load(Relaxed) & !FORK) as usize;
@@ -216,7 +208,7 @@ impl Budget {
         let life = seat.life.load(Relaxed);
         let (_, life_then) = halves(seat.demanded.load(Relaxed));
         if seat.demand.load(Relaxed) == 0 || life != life_then {
-            // First: who finds a demand finds when it was made.
+            // First: a thread that finds a demand finds when it was made.
             seat.demanded.store(word_of(now_ms(), life), Relaxed);
         }
         seat.demanded_by.store(self.slot() + 1, Relaxed);
@@ -225,10 +217,10 @@ impl Budget {
     }
 
     /// Where memory should come from: what is worth most is given first.
-    pub fn source(&self, need: Need) -> Source {
+    pub fn donor(&self, need: Need) -> Donor {
         let control = self.control();
         let (own, now, floor) = (self.slot() as usize, now_ms(), self.floor());
-        let mut best = (0, Source::Nobody);
+        let mut best = (0, Donor::Nobody);
         for (slot, member) in control.present() {
             let seat = &control.seats[slot];
             let is_askable = if slot == own {
@@ -242,16 +234,15 @@ impl Budget {
             let excess = (seat.account.get().granted as usize).saturating_sub(floor);
             // In sixteenths, so that a few pages of a busy member still count.
             let worth = (excess << BUSY_SHIFT_MAX) >> busy_shift(seat, member, now);
-            // At home, where two are worth the same: nobody is woken.
+            // At home, where two are worth the same: no thread is woken.
             if worth > best.0 || worth == best.0 && worth > 0 && slot == own {
-                let source = if slot == own { Source::Home } else { Source::Member(slot) };
-                best = (worth, source);
+                best = (worth, if slot == own { Donor::Home } else { Donor::Member(slot) });
             }
         }
         match best.1 {
-            // Nobody has more than its floor: everybody for himself.
-            Source::Nobody if need == Need::Balance => Source::Home,
-            source => source,
+            // No member has more than its floor: each reclaims at home.
+            Donor::Nobody if need == Need::Balance => Donor::Home,
+            donor => donor,
         }
     }
 
@@ -287,7 +278,7 @@ fn is_deaf(seat: &Seat, now: u32) -> bool {
 }
 
 /// By how many bits the worth of a member's memory is less for its being used: half of those of the
-/// faults that it takes lately. Whoever looks first after a while counts them.
+/// faults that it takes lately. The first look after a while counts them.
 fn busy_shift(seat: &Seat, member: &crate::control::Member, now: u32) -> u32 {
     let looked = seat.looked_ms.load(Relaxed);
     let periods = now.wrapping_sub(looked) / LOOK_MS;
@@ -295,7 +286,7 @@ fn busy_shift(seat: &Seat, member: &crate::control::Member, now: u32) -> u32 {
     if is_due && seat.looked_ms.compare_exchange(looked, now, Relaxed, Relaxed).is_ok() {
         let faults = member.counted(Event::Pgfault) as u32;
         let new = faults.wrapping_sub(seat.faults_seen.swap(faults, Relaxed));
-        // Who has just come has taken all its faults lately.
+        // A member that has just come has taken all its faults lately.
         let periods = if looked == 0 { 1 } else { periods };
         let kept = seat.faults_lately.load(Relaxed).checked_shr(periods).unwrap_or(0);
         seat.faults_lately.store(kept.saturating_add(new / periods), Relaxed);

@@ -4,27 +4,21 @@
 //! after it is gone: mapped pages, frames of the pool, slabs of the compressed pool, tables.
 //!
 //! A charge goes to the member's own word ([`crate::control::account`]); what is granted there
-//! already costs one compare-and-swap on a cache line of its own. Else more is taken from the
-//! tree, and all members' words are summed up: the tree has no word of its own. A fault takes a
-//! *step* more than it needs while memory is plentiful; when memory is short, every member takes what
-//! it needs and gives back at once. [`market`] says which member gives to which.
+//! already costs one compare-and-swap on a cache line of its own. Any other charge raises the member's
+//! word first, sums up all members' (the tree has no word of its own), and takes the raise back where
+//! the sum is beyond the budget. A fault takes a *step* more than it needs while an eighth of the
+//! budget is free; when memory is short, every member takes what it needs and gives back at once. All
+//! slack together is at most a 64th of the budget. [`market`] says which member gives to which.
 //!
 //! Common slabs are on no member's account: `Control::common_pages` has them, which the supervisor alone
-//! changes. A charge comes before the memory is taken, and giving back after it is gone.
-//!
-//! - A charge within what is granted goes on. Any other raises the member's word first, sums up all, and takes
-//!   the raise back where the sum is beyond the budget. The step more that a fault takes is 64 pages at most, while
-//!   an eighth of the budget is free; all slack together is at most a 64th of the budget.
-//! - The *reserve* (a 64th of the budget, between 32 and 1024 pages) is left to reclaim, which needs memory to
-//!   free memory; faults leave it alone, free frames included.
-//! - A fork charges its child's share in its own word. When the child joins, the supervisor puts that on the
-//!   child's word first, and takes it from the parent's then.
+//! changes. A fork charges its child's share in its own word. When the child joins, the supervisor puts
+//! that on the child's word first, and takes it from the parent's then.
 
 mod market;
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
-pub use self::market::{ASK_AFTER_NS, For, Need, Source};
+pub use self::market::{ASK_AFTER_NS, Donor, For, Need};
 use crate::control::account::Account;
 use crate::control::{Control, Event, FaultKind, Member, Obituary, Seat, raise};
 use crate::sys::futex::{self, Reach};
@@ -140,7 +134,8 @@ impl Budget {
         purpose != Purpose::Fork && self.own_limit().is_some_and(|own| held > own)
     }
 
-    /// Pages kept for reclaim itself.
+    /// Pages kept for reclaim itself, which needs memory to free memory; faults leave them alone, free
+    /// frames included.
     pub fn reserve(&self) -> usize {
         (self.limit() / 64).clamp(32, 1024)
     }

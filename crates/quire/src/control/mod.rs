@@ -425,7 +425,7 @@ pub const WELCOME_REFUSED: u32 = 4;
 /// Why a process may not join.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
-pub enum Refusal {
+pub enum JoinRefusal {
     /// There are as many members as there may be: `Welcome::detail`.
     Full = 1,
     /// The supervisor is another version's: `Welcome::detail`.
@@ -436,10 +436,11 @@ pub enum Refusal {
     NoRoom = 4,
 }
 
-impl Refusal {
+impl JoinRefusal {
     /// The refusal in a [`Welcome`].
-    pub fn from_number(number: u32) -> Option<Refusal> {
-        let all = [Refusal::Full, Refusal::Version, Refusal::NoParent, Refusal::NoRoom];
+    pub fn from_number(number: u32) -> Option<JoinRefusal> {
+        let all =
+            [JoinRefusal::Full, JoinRefusal::Version, JoinRefusal::NoParent, JoinRefusal::NoRoom];
         all.into_iter().find(|&refusal| refusal as u32 == number)
     }
 }
@@ -454,7 +455,7 @@ pub struct Welcome {
     pub flags: u32,
     /// The member's slot.
     pub slot: u32,
-    /// A [`Refusal`], or 0.
+    /// A [`JoinRefusal`], or 0.
     pub refusal: u32,
     /// A number that goes with it.
     pub detail: u64,

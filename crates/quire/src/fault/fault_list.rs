@@ -9,42 +9,36 @@ use crate::units::PageNum;
 
 const LISTED_MAX: usize = 64;
 
-struct List {
+struct ListedPages {
     pages: [PageNum; LISTED_MAX],
     len: usize,
     /// More wait than the list has room for.
     is_overfull: bool,
 }
 
-/// Whom to answer.
+/// What to answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Answer {
+pub(crate) enum Answer {
     /// The faults of one page.
     Page(PageNum),
     /// All faults: more have waited than could be listed.
-    Everybody,
+    All,
 }
 
 /// The pages whose faults wait for one thing, and the threads that sleep until it has come.
-pub struct FaultList {
-    list: Mutex<rank::FaultList, List>,
+pub(crate) struct FaultList {
+    list: Mutex<rank::FaultList, ListedPages>,
     /// Threads that sleep, or are about to.
     sleepers: AtomicU32,
     /// Counts answers; what sleepers sleep on.
     answers: AtomicU64,
 }
 
-impl Default for FaultList {
-    fn default() -> FaultList {
-        FaultList::new()
-    }
-}
-
 impl FaultList {
-    /// Nobody waits.
+    /// An empty list.
     #[must_use]
     pub const fn new() -> FaultList {
-        let list = List { pages: [PageNum(0); LISTED_MAX], len: 0, is_overfull: false };
+        let list = ListedPages { pages: [PageNum(0); LISTED_MAX], len: 0, is_overfull: false };
         FaultList {
             list: Mutex::new(list),
             sleepers: AtomicU32::new(0),
@@ -52,7 +46,7 @@ impl FaultList {
         }
     }
 
-    /// In a fork's child, before any other thread runs there: nobody waits. A thread of the parent
+    /// In a fork's child, before any other thread runs there: nothing waits. A thread of the parent
     /// may have held the lock at that moment.
     pub fn after_fork_in_child(&self) {
         if self.list.is_locked() {
@@ -79,14 +73,14 @@ impl FaultList {
     }
 
     /// Adds all pages.
-    pub fn push_everybody(&self) {
+    pub fn push_all(&self) {
         let mut list = self.list.lock();
         // An empty list is not looked at.
         list.len = list.len.max(1);
         list.is_overfull = true;
     }
 
-    /// Whether somebody waits.
+    /// Whether nothing waits.
     pub fn is_empty(&self) -> bool {
         self.sleepers.load(Ordering::SeqCst) == 0 && self.list.lock().len == 0
     }
@@ -99,7 +93,7 @@ impl FaultList {
             (list.pages, len, core::mem::take(&mut list.is_overfull))
         };
         if is_overfull {
-            answer(Answer::Everybody);
+            answer(Answer::All);
         } else {
             pages[..len].iter().for_each(|&page| answer(Answer::Page(page)));
         }
@@ -125,7 +119,7 @@ impl FaultList {
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Wakes those that sleep; `wake` wakes whoever sleeps on the word.
+    /// Wakes those that sleep; `wake` wakes the threads that sleep on the word.
     pub fn wake_sleepers(&self, wake: impl FnOnce(&AtomicU64)) {
         if self.sleepers.load(Ordering::SeqCst) > 0 {
             self.answers.fetch_add(1, Ordering::SeqCst);
@@ -158,12 +152,12 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_forgotten_where_more_wait_than_can_be_listed() {
+    fn no_fault_is_forgotten_where_more_wait_than_can_be_listed() {
         let faults = FaultList::new();
         for page in 0..=LISTED_MAX as u64 {
             faults.push(PageNum(page));
         }
-        assert_eq!(answers(&faults), [Answer::Everybody]);
+        assert_eq!(answers(&faults), [Answer::All]);
         assert!(faults.is_empty());
         faults.push(PageNum(1));
         assert_eq!(answers(&faults), [Answer::Page(PageNum(1))]);

@@ -1,6 +1,6 @@
 //! Memory for a folio, taken before it is filled: frames of the pool, and leave to take more.
 
-use super::way::Way;
+use super::way::Transfer;
 use crate::budget::Purpose;
 use crate::mmu::{FrameId, FrameRun, Mmu};
 use crate::space::AddressSpace;
@@ -10,8 +10,7 @@ const RUNS: usize = 8;
 /// interrupts all CPUs that run the program.
 const RELEASE_BATCH: usize = 32;
 
-/// What a fault may use. Whatever is not used must be given back by
-/// [`AddressSpace::return_grant`].
+/// What a fault may use. What is not used must be given back by [`AddressSpace::return_grant`].
 #[must_use]
 pub struct Grant {
     runs: [FrameRun; RUNS],
@@ -45,7 +44,7 @@ impl Grant {
 impl<M: Mmu> AddressSpace<M> {
     /// Takes memory for up to `pages` pages. `way` says whether frames are wanted to move, or
     /// leave to copy; the other is given where it must.
-    pub(crate) fn grant(&self, pages: usize, way: Way) -> Grant {
+    pub(crate) fn grant(&self, pages: usize, way: Transfer) -> Grant {
         let mut grant = Grant {
             runs: [FrameRun { start: FrameId(0), len: 0 }; RUNS],
             count: 0,
@@ -53,14 +52,14 @@ impl<M: Mmu> AddressSpace<M> {
             charged: 0,
         };
         let pages = pages.min(self.available());
-        if way == Way::Copy {
+        if way == Transfer::Copy {
             self.grant_charge(&mut grant, pages);
         }
         while grant.pages() < pages && grant.count < RUNS {
             let missing = pages - grant.pages();
-            let wanted = if way == Way::Copy { missing.max(RELEASE_BATCH) } else { missing };
+            let wanted = if way == Transfer::Copy { missing.max(RELEASE_BATCH) } else { missing };
             let Some(run) = self.frames.take(wanted) else { break };
-            if way == Way::Copy {
+            if way == Transfer::Copy {
                 // The frames' charge pays for the copies: these, and the next ones.
                 self.mmu.frames_release(run);
                 self.frames.consume(run);
@@ -73,7 +72,7 @@ impl<M: Mmu> AddressSpace<M> {
                 grant.frames += run.len;
             }
         }
-        if way == Way::Move {
+        if way == Transfer::Move {
             self.grant_charge(&mut grant, pages);
         }
         grant
@@ -99,7 +98,7 @@ impl<M: Mmu> AddressSpace<M> {
     /// faults would take every frame that reclaim frees, while what it stored grows, until there
     /// is no page left to store anything in.
     pub(crate) fn available(&self) -> usize {
-        // One sum over the members: who adds up twice pays twice.
+        // The members are summed up once only, for that costs.
         let own = self.frames.free() + self.budget.slack();
         let uncharged = self.budget.uncharged();
         let beyond_reserve = (own + uncharged).saturating_sub(self.budget.reserve());

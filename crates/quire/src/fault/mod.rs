@@ -1,12 +1,10 @@
 //! The way of a fault, from the address to the mapping.
 //!
-//! [`AddressSpace::serve`] finds the VMA without a lock, once an attempt, and the VMA's kind says where the
-//! fault goes. [`AddressSpace::try_fault`] takes the page's lock, checks the
-//! VMA once more, and serves the page from where its word says that its bytes are; [`speculative`]
-//! has what becomes of a fault whose VMA has changed. A fault never
-//! sleeps here: where it would have to wait, it is *parked*, which is to say left unanswered, with
-//! a sign that makes whoever it waits for answer it: the page's PARKED bit, or the list of the
-//! starved. The thread that faulted then faults again.
+//! [`AddressSpace::serve`] finds the VMA, and [`AddressSpace::try_fault`] serves a page of anonymous
+//! memory from where its word says that its bytes are; [`speculative`] has what becomes of a fault
+//! whose VMA has changed. A fault never sleeps here. Where it would have to wait it is *parked*: it is
+//! left unanswered, with a sign for the thread that it waits for (the page's PARKED bit, or the list of
+//! the starved), which answers it. The thread that faulted then faults again.
 //!
 //! Locks: page locks, in any order, because all but the first are only tried.
 
@@ -22,8 +20,8 @@ mod window;
 
 use self::order::Guess;
 use self::speculative::{Doubt, Way};
-use self::window::{Settled, Source, Window};
-use crate::control::Event;
+use self::window::{FaultWindow, FillSource, Settled};
+use crate::control::{Event, Tracepoint};
 use crate::failpoint::{self, Failpoint};
 use crate::mmu::{Access, FrameId, FrameRun, Mmu, Protection};
 use crate::page::{Flags, Interrupted, Kill, LockedPage, LockedRange, Snapshot, State};
@@ -47,20 +45,18 @@ pub enum Outcome {
     Served,
     /// It was already.
     Spurious,
-    /// It waits; somebody will answer it.
+    /// It waits, and will be answered.
     Parked,
     /// Nothing is managed there: the access is tried again, and is a SIGSEGV.
     NoVma,
     /// The content is lost: the access is a SIGBUS.
     Poisoned,
-    /// The page of a private mapping has no content of its own: whoever knows the object fills it
-    /// ([`crate::object`]).
+    /// The page of a private mapping has no content of its own: [`crate::object`] fills it.
     Unfilled,
 }
 
 impl<M: Mmu> AddressSpace<M> {
-    /// Serves a fault on `page` of a thread that is not known: it never waits for a change of the
-    /// layout.
+    /// Serves a fault of a thread that is not known: it never waits for a change of the layout.
     pub fn handle_fault(&self, page: PageNum, access: Access, scratch: &mut Scratch) -> Outcome {
         self.handle_fault_of(ThreadId::UNKNOWN, page, access, Moment::now(), scratch)
     }
@@ -117,7 +113,7 @@ impl<M: Mmu> AddressSpace<M> {
     ) -> Result<Outcome, Doubt> {
         way.check_access(vma, access)?;
         if way == Way::Speculative && !self.is_block_used(page) {
-            return Err(Doubt::no_anon(vma));
+            return Err(Doubt::of(vma, Tracepoint::SpfVmaNoanon));
         }
         loop {
             let seen = self.snapshot(page);
@@ -130,29 +126,29 @@ impl<M: Mmu> AddressSpace<M> {
                 self.budget.count(Event::FaultParked, 1);
                 return Ok(Outcome::Parked);
             };
-            if way != Way::Classic && !self.vmas.is_current(vma) {
-                return Err(Doubt::changed(vma));
-            }
+            way.check_current(&self.vmas, vma)?;
             if takes_memory(locked.content()) && !takes_memory(seen) {
                 // It was in memory, and no room has been made for it.
-                return Err(Doubt::pmd_changed(vma));
+                return Err(Doubt::of(vma, Tracepoint::SpfPmdChanged));
             }
             failpoint::hit(Failpoint::Checked, page);
-            let served = match locked.state() {
+            match locked.state() {
                 State::Mapped => return Ok(self.fault_on_mapped(locked, vma, access)),
                 // Cached is for words of objects alone.
                 State::Poisoned | State::Cached => return Ok(self.fault_on_poisoned(locked)),
                 State::File => return Ok(self.fault_from_file(locked, way, scratch)),
-                State::Limbo => self.fault_from_limbo(locked, vma, guess, access),
+                State::Limbo => {
+                    self.fault_from_limbo(locked, vma, guess, access);
+                    return Ok(Outcome::Served);
+                }
                 State::None if vma.attributes.kind == Kind::Private => {
                     return Ok(Outcome::Unfilled);
                 }
                 State::None | State::Same | State::Pool => {
-                    self.fault_from_memory(locked, vma, guess, access, scratch.staging)
+                    if self.fault_from_memory(locked, vma, guess, access, scratch.staging) {
+                        return Ok(Outcome::Served);
+                    }
                 }
-            };
-            if served {
-                return Ok(Outcome::Served);
             }
         }
     }
@@ -167,7 +163,10 @@ impl<M: Mmu> AddressSpace<M> {
     ) -> Result<Outcome, Doubt> {
         match found {
             // Only a fault that shares the space's lock can be certain of it.
-            found if way == Way::Speculative => Err(Doubt::not_supported(page, found)),
+            _ if way == Way::Speculative => {
+                let range = found.map_or(PageRange::new(page, 0), |vma| vma.range);
+                Err(Doubt { why: Tracepoint::SpfVmaNotsup, range })
+            }
             Some(vma) if vma.attributes.kind == Kind::Dying => Ok(self.fault_on_dying(page)),
             Some(_) => {
                 self.mmu.wake(PageRange::new(page, 1));
@@ -186,7 +185,8 @@ impl<M: Mmu> AddressSpace<M> {
         scratch: &mut Scratch,
     ) -> bool {
         // What is in memory already needs none. To reclaim for it could evict the very page, again
-        // and again where threads do so to each other. Who reads makes room himself.
+        // and again where threads do so to each other. A page in the file has its room made by the
+        // thread that reads it.
         let needs_any = takes_memory(seen) || seen.state() == State::File;
         if needs_any && self.is_making_room_for_fork() {
             return false;
@@ -194,8 +194,8 @@ impl<M: Mmu> AddressSpace<M> {
         !takes_memory(seen) || self.make_room(caches, Room::Frame, 1 << guess.order, Some(scratch))
     }
 
-    /// Takes the lock of a page, trying for a while where somebody has it, for as long as the VMA
-    /// stays what it is; leaves the fault to the unlocker then (`None`).
+    /// Takes the lock of a page, trying for a while where another thread has it, for as long as the VMA
+    /// stays what it is; leaves the fault to the unlock then (`None`).
     fn lock_in_turns(
         &self,
         page: PageNum,
@@ -207,9 +207,7 @@ impl<M: Mmu> AddressSpace<M> {
             if let Some(locked) = self.try_lock_page(page) {
                 return Ok(Some(locked));
             }
-            if way != Way::Classic && !self.vmas.is_current(vma) {
-                return Err(Doubt::changed(vma));
-            }
+            way.check_current(&self.vmas, vma)?;
             core::hint::spin_loop();
         }
         let content = self.word(page).lock_or_park();
@@ -230,8 +228,8 @@ impl<M: Mmu> AddressSpace<M> {
     }
 
     /// Waits until the background thread has freed something. For readers, which may sleep, and
-    /// which a fork waits for: they are fed before the faults that it holds up; and for whoever
-    /// else may sleep.
+    /// which a fork waits for: they are fed before the faults that it holds up; and for other threads
+    /// that may sleep.
     pub(crate) fn wait_for_room(&self) {
         let _ = self.wait_for_room_killable(Kill::NEVER);
     }
@@ -258,7 +256,7 @@ impl<M: Mmu> AddressSpace<M> {
             return self.fault_on_mapped_private(page);
         }
         // Another fault may have mapped it since this one was sent; or the program has dropped
-        // the page behind our back, by a bare system call, and then zeros are right.
+        // the page by a bare system call, and then zeros are right.
         // SAFETY: `zeros` is a block of pages, unmanaged.
         unsafe { self.replace_mapped(page, self.zeros.as_ptr().cast()) };
         Outcome::Spurious
@@ -293,8 +291,7 @@ impl<M: Mmu> AddressSpace<M> {
                 self.swap.note_unclean();
             }
             let now = self.guess(page, old, vma);
-            let folio = PageRange::new(page.align_down(now.order), 1 << now.order);
-            self.lock_clean_around(&mut pages, folio.intersect(vma.range));
+            self.lock_clean_around(&mut pages, now.folio(page, vma));
             guess = Some(now);
         }
         let range = pages.range();
@@ -360,17 +357,16 @@ impl<M: Mmu> AddressSpace<M> {
         let pages_max = self.window_pages_max();
         let mut window = self.open_window(locked, vma, access, guess, pages_max, joins);
         if !is_fresh && self.may_keep_clean(&window) {
-            window.keep_clean();
+            window.is_clean = true;
         }
         let has_gaps = !is_fresh && window.range().len() < pages_max.min(1 << guess.order);
         if has_gaps {
             let pages_left = pages_max - window.range().len();
             self.fill_around(&window, vma, guess, pages_left, joins, staging);
         }
-        let is_filled = self.fill_window(&mut window, Source::Stored, guess, staging);
+        let is_filled = self.fill_window(&mut window, FillSource::Stored, guess, staging);
         if is_filled && has_gaps {
-            let folio = PageRange::new(page.align_down(guess.order), 1 << guess.order);
-            self.streams.advance(guess, folio.intersect(vma.range));
+            self.streams.advance(guess, guess.folio(page, vma));
         }
         is_filled
     }
@@ -428,7 +424,7 @@ impl<M: Mmu> AddressSpace<M> {
         vma: &Vma,
         guess: Guess,
         access: Access,
-    ) -> bool {
+    ) {
         let (page, first) = (locked.page(), locked.content().payload());
         let joins = |other: Snapshot| other.state() == State::Limbo;
         let mut window = self.open_window(locked, vma, access, guess, BLOCK_PAGES, joins);
@@ -454,11 +450,10 @@ impl<M: Mmu> AddressSpace<M> {
         }
         self.streams.advance(guess, range);
         self.budget.count(Event::PgactivateLimbo, 1);
-        true
     }
 
     /// Copies pages out of limbo to where moving is refused; each frame pays for its copy.
-    fn copy_from_limbo(&self, window: &Window<'_, M>) -> usize {
+    fn copy_from_limbo(&self, window: &FaultWindow<'_, M>) -> usize {
         let mut mapped = 0;
         for page in window.range().pages() {
             let frame = FrameId(window.before(page).payload());
@@ -481,7 +476,7 @@ impl<M: Mmu> AddressSpace<M> {
 }
 
 /// Leaves in the window only pages whose frames follow each other as the pages do.
-fn cut_to_neighbouring_frames<M: Mmu>(window: &mut Window<'_, M>, first: u32) {
+fn cut_to_neighbouring_frames<M: Mmu>(window: &mut FaultWindow<'_, M>, first: u32) {
     let asked = window.asked;
     let fits = |page: PageNum| {
         let want = i64::from(first) + (page.0 as i64 - asked.0 as i64);

@@ -9,7 +9,7 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use crate::space::vma::Pattern;
+use crate::space::vma::{Pattern, Vma};
 use crate::units::{BLOCK_ORDER, PageNum, PageRange};
 
 const STREAMS: usize = 16;
@@ -28,6 +28,7 @@ struct Stream {
 }
 
 /// The streams of a space.
+#[derive(Default)]
 pub struct Streams {
     streams: [Stream; STREAMS],
     hand: AtomicU32,
@@ -43,19 +44,14 @@ pub struct Guess {
     stream: usize,
 }
 
-impl Default for Streams {
-    fn default() -> Streams {
-        Streams::new()
+impl Guess {
+    /// The folio of a page, as far as it is of the VMA.
+    pub(super) fn folio(self, page: PageNum, vma: &Vma) -> PageRange {
+        PageRange::new(page.align_down(self.order), 1 << self.order).intersect(vma.range)
     }
 }
 
 impl Streams {
-    /// No stream yet.
-    #[must_use]
-    pub fn new() -> Streams {
-        Streams { streams: Default::default(), hand: AtomicU32::new(0) }
-    }
-
     /// Guesses the order for a fault on `page`; `is_fresh` where it was never touched.
     pub fn guess(&self, page: PageNum, is_fresh: bool, pattern: Pattern, order_max: u32) -> Guess {
         let order_max = order_max.min(BLOCK_ORDER);
@@ -109,7 +105,7 @@ mod tests {
 
     #[test]
     fn a_scan_soon_gets_large_folios() {
-        let streams = Streams::new();
+        let streams = Streams::default();
         let (mut page, mut faults) = (0, 0);
         while page < 4096 {
             let order = touch(&streams, page);
@@ -121,7 +117,7 @@ mod tests {
 
     #[test]
     fn random_access_gets_single_pages() {
-        let streams = Streams::new();
+        let streams = Streams::default();
         let mut page = 12345u64;
         let mut filled = 0;
         for _ in 0..1000 {
@@ -133,7 +129,7 @@ mod tests {
 
     #[test]
     fn scans_in_turn_do_not_disturb_each_other() {
-        let streams = Streams::new();
+        let streams = Streams::default();
         let mut at = [0u64, 1 << 20, 2 << 20, 3 << 20];
         let mut faults = 0;
         while at[0] < 2048 {

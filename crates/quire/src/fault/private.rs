@@ -8,7 +8,7 @@
 //! Locks: as for any fault, the page asked for first, its neighbours tried.
 
 use super::order::Guess;
-use super::window::{First, Source, Window};
+use super::window::{FaultWindow, FillSource, First};
 use super::{Access, Outcome, Staging};
 use crate::mmu::Mmu;
 use crate::page::{Flags, LockedPage, LockedRange, Snapshot, State};
@@ -28,8 +28,8 @@ pub(crate) struct Unfilled<'a> {
 }
 
 impl<M: Mmu> AddressSpace<M> {
-    /// Locks the neighbours of a locked page without content that have none either, nobody holds,
-    /// and `has_bytes` takes: inside of `bounds`, and `pages_max` pages at most.
+    /// Locks the neighbours of a locked page without content that have none either, that no thread
+    /// holds, and that `has_bytes` takes: inside of `bounds`, and `pages_max` pages at most.
     pub(crate) fn lock_unfilled_around(
         &self,
         page: PageNum,
@@ -55,16 +55,16 @@ impl<M: Mmu> AddressSpace<M> {
         staging: &mut Staging,
     ) -> bool {
         let Unfilled { page, access, vma, guess, .. } = fault;
-        let mut window = Window::over(LockedRange::adopt(self, range), page, access);
+        let mut window = FaultWindow::over(LockedRange::adopt(self, range), page, access);
         window.is_movable = vma.attributes.prot.is_movable();
         window.is_mlocked = vma.attributes.is_mlocked;
         // Pages that a stream of writes is about to reach may as well be written; they would fault
         // a second time.
         if access == Access::Read && !window.is_mlocked {
-            window.keep_clean();
+            window.is_clean = true;
         }
         let first = First { start: range.start, bytes };
-        self.fill_window(&mut window, Source::First(first), guess, staging)
+        self.fill_window(&mut window, FillSource::First(first), guess, staging)
     }
 
     /// A fault on a private page that its word has as mapped: mapped since the fault was sent, as a
@@ -82,7 +82,7 @@ impl<M: Mmu> AddressSpace<M> {
     }
 
     /// Whether a locked page of a private mapping has to be filled: it has no content, or the
-    /// program has dropped it behind our back.
+    /// program has dropped it by itself.
     pub(crate) fn is_unfilled(&self, page: PageNum, old: Snapshot) -> bool {
         match old.state() {
             State::None => true,
@@ -99,7 +99,7 @@ impl<M: Mmu> AddressSpace<M> {
         is_there[0]
     }
 
-    /// Maps a locked page that the program has dropped behind our back, and unlocks it. Where it
+    /// Maps a locked page that the program has dropped by itself, and unlocks it. Where it
     /// is there after all it stays as it is: the kernel says so.
     pub(crate) fn refill(&self, page: PageNum, old: Snapshot, bytes: &PageBytes) {
         let page = LockedPage::adopt(self, page, old);
@@ -108,7 +108,7 @@ impl<M: Mmu> AddressSpace<M> {
     }
 
     /// Makes an access to a locked page a SIGBUS that has no content, or that the program has
-    /// dropped behind our back, and unlocks it.
+    /// dropped by itself, and unlocks it.
     pub(crate) fn poison_unfilled(&self, page: PageNum, old: Snapshot) {
         let poisoned = self.mmu.poison(page).pages == 1;
         let one = PageRange::new(page, 1);

@@ -3,14 +3,14 @@
 //! A *speculative* fault takes no lock of the space's and writes nothing that others share: it finds
 //! its VMA, copies it with its sequence count, prepares, and looks at the count once more under the
 //! lock of what it maps (its page's, or its window's), which it holds until the mapping call has
-//! returned. Who changes the layout bumps the count first, and takes those locks afterwards: so
+//! returned. A change of the layout bumps the count first, and takes those locks afterwards: so
 //! either the fault sees the change, or the change finds what the fault mapped.
 //!
 //! In any doubt the fault gives back what it took, says why ([`Doubt`]), and goes the *classic* way:
 //! from the start, under the space's lock, which it shares with other faults and no change.
 //!
-//! A program with one thread goes the classic way at once: nobody is there to wait for. Its second
-//! thread may come at any time, for both ways are right with any number of threads.
+//! A program with one thread goes the classic way at once, for it has no thread to wait for. Its
+//! second thread may come at any time, for both ways are right with any number of threads.
 //!
 //! # Reasons for doubt
 //!
@@ -22,9 +22,7 @@
 //! | `spf_vma_access` | the VMA does not allow the access that the kernel let through: rights are changing |
 //! | `spf_pmd_changed` | the page needs memory by now, for which no room was made |
 //!
-//! The lock that a fault looks for is tried for a while, with a look at the VMA's count each time, before the
-//! fault is parked. `--no-speculative-faults` sends every fault the classic way, at run time. Where a program
-//! has one thread no reason is counted.
+//! `--no-speculative-faults` sends every fault the classic way, at run time.
 //!
 //! Locks: none; [`AddressSpace::serve`] shares the space's lock by trying.
 
@@ -33,10 +31,10 @@ use core::sync::atomic::Ordering;
 use super::{Access, Outcome};
 use crate::control::{Event, Tracepoint};
 use crate::failpoint::{self, Failpoint};
-use crate::mmu::{Mmu, Prot};
+use crate::mmu::Mmu;
 use crate::space::AddressSpace;
 use crate::space::layout_lock::Entry;
-use crate::space::vma::Vma;
+use crate::space::vma::{Vma, VmaIndex};
 #[cfg(debug_assertions)]
 use crate::sys::rank::{self, Rank};
 use crate::sys::thread::ThreadId;
@@ -49,7 +47,7 @@ pub(crate) enum Way {
     Speculative,
     /// It shares the space's lock.
     Classic,
-    /// It looks again, and tries again: whoever changes the layout may wait for it.
+    /// It looks again, and tries again: the thread that changes the layout may wait for it.
     Exempt,
 }
 
@@ -61,40 +59,29 @@ pub(crate) struct Doubt {
 }
 
 impl Doubt {
-    /// The VMA is not what it was.
-    pub const fn changed(vma: &Vma) -> Doubt {
-        Doubt { why: Tracepoint::SpfVmaChanged, range: vma.range }
-    }
-
-    /// The tables of the block have not been paid for yet.
-    pub const fn no_anon(vma: &Vma) -> Doubt {
-        Doubt { why: Tracepoint::SpfVmaNoanon, range: vma.range }
-    }
-
-    /// What is there is not ours, or nothing is: the classic way says so with certainty.
-    pub fn not_supported(page: PageNum, found: Option<Vma>) -> Doubt {
-        let range = found.map_or(PageRange::new(page, 0), |vma| vma.range);
-        Doubt { why: Tracepoint::SpfVmaNotsup, range }
-    }
-
-    /// What the page or its window holds is not what was prepared for.
-    pub const fn pmd_changed(vma: &Vma) -> Doubt {
-        Doubt { why: Tracepoint::SpfPmdChanged, range: vma.range }
+    /// About a VMA.
+    pub const fn of(vma: &Vma, why: Tracepoint) -> Doubt {
+        Doubt { why, range: vma.range }
     }
 }
 
 impl Way {
+    /// Whether the VMA is what it was: a classic fault's cannot have changed.
+    pub fn check_current(self, vmas: &VmaIndex, vma: &Vma) -> Result<(), Doubt> {
+        let is_current = self == Way::Classic || vmas.is_current(vma);
+        if is_current { Ok(()) } else { Err(Doubt::of(vma, Tracepoint::SpfVmaChanged)) }
+    }
+
     /// A speculative fault that the VMA does not allow is in doubt: the kernel let it come, so rights
     /// are changing just now.
     pub fn check_access(self, vma: &Vma, access: Access) -> Result<(), Doubt> {
-        let Vma { range, attributes, .. } = *vma;
-        let prot: Prot = attributes.prot;
+        let prot = vma.attributes.prot;
         let is_allowed = match access {
             Access::Read => prot.is_readable(),
             Access::Write | Access::WriteProtected => prot.is_writable(),
         };
         if self == Way::Speculative && !is_allowed {
-            return Err(Doubt { why: Tracepoint::SpfVmaAccess, range });
+            return Err(Doubt::of(vma, Tracepoint::SpfVmaAccess));
         }
         Ok(())
     }
@@ -121,7 +108,7 @@ impl<M: Mmu> AddressSpace<M> {
             attempt(self.find_vma(page), way)
         };
         if self.speculates() {
-            let before = Taken::now();
+            let before = PageLocksHeld::now();
             match attempt(Way::Speculative) {
                 Ok(outcome) => return self.ended(outcome, Way::Speculative),
                 Err(Doubt { why, range }) => {
@@ -145,7 +132,7 @@ impl<M: Mmu> AddressSpace<M> {
             drop(shared);
             match served {
                 Ok(outcome) => return self.ended(outcome, way),
-                // What the page holds has changed, or, of one who is exempt, the layout.
+                // What the page holds has changed, or, of an exempt fault, the layout.
                 Err(_) => self.mmu.step(),
             }
         }
@@ -170,15 +157,15 @@ impl<M: Mmu> AddressSpace<M> {
 }
 
 /// What the calling thread holds: debug builds check that a fault that is given up keeps nothing.
-struct Taken {
+struct PageLocksHeld {
     #[cfg(debug_assertions)]
     page_locks: usize,
 }
 
-impl Taken {
+impl PageLocksHeld {
     #[inline]
-    fn now() -> Taken {
-        Taken {
+    fn now() -> PageLocksHeld {
+        PageLocksHeld {
             #[cfg(debug_assertions)]
             page_locks: rank::held(Rank::Page),
         }

@@ -2,7 +2,7 @@
 
 use super::Access;
 use super::order::Guess;
-use super::window::{Source, Window};
+use super::window::{FaultWindow, FillSource};
 use crate::control::FaultKind;
 use crate::mmu::Mmu;
 use crate::page::{LockedPage, Snapshot, State};
@@ -26,7 +26,7 @@ const GROUP: usize = READING_PAGES / READ_AHEAD_PAGES;
 
 /// A read for a window, all of whose pages are locked.
 struct PlannedRead<'a, M: Mmu> {
-    window: Window<'a, M>,
+    window: FaultWindow<'a, M>,
     plan: ReadPlan,
     guess: Guess,
 }
@@ -104,9 +104,9 @@ impl<M: Mmu> AddressSpace<M> {
         let mut plan = location.plan();
         let found = self.find_vma(page).filter(|vma| vma.attributes.kind.is_anonymous());
         let Some(vma) = found else {
-            // It is being unmapped, by somebody who waits for this lock.
+            // It is being unmapped, by a thread that waits for this lock.
             let guess = self.streams.guess(page, false, Pattern::Normal, 0);
-            let window = Window::of_one(locked, Access::Read);
+            let window = FaultWindow::of_one(locked, Access::Read);
             return PlannedRead { window, plan, guess };
         };
         let mut guess = self.guess(page, old, &vma);
@@ -132,7 +132,7 @@ impl<M: Mmu> AddressSpace<M> {
         // What a stream reads keeps its place. A page by itself is better packed when it goes: to
         // read it again would cost as much as a whole window of the stream.
         if guess.order > 0 && self.may_keep_clean(&window) {
-            window.keep_clean();
+            window.is_clean = true;
         }
         PlannedRead { window, plan, guess }
     }
@@ -167,7 +167,7 @@ impl<M: Mmu> AddressSpace<M> {
             return true;
         };
         let pages = &scratch.reading[at * READ_AHEAD_PAGES..][..READ_AHEAD_PAGES];
-        let source = Source::Read(*plan, &pages.as_flattened()[..plan.length]);
+        let source = FillSource::Read(*plan, &pages.as_flattened()[..plan.length]);
         let is_filled = self.fill_window(window, source, *guess, scratch.staging);
         if !is_filled {
             window.shrink(1);

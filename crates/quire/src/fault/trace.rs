@@ -55,8 +55,8 @@ impl<M: Mmu> AddressSpace<M> {
     }
 
     /// Notes how long a fault of a kind took that came at `since`, where it is served now. Where it
-    /// waits it comes again, or the time is noted by who ends its wait; where nothing can be served
-    /// there is no time to note.
+    /// waits it comes again, or the thread that ends its wait notes the time; where nothing can be
+    /// served there is no time to note.
     #[inline]
     pub fn note_fault(&self, kind: FaultKind, outcome: Outcome, since: Moment) {
         let kind = match outcome {

@@ -2,8 +2,8 @@
 //!
 //! To move a frame takes a mapping away from the pool, and that costs an interrupt on every other
 //! CPU that runs a thread of this process; to copy takes nothing away but needs new memory from
-//! the kernel. So the costs of both are kept as running means by folio size, the cheaper way is
-//! taken, and now and then the other one, to learn whether things have changed.
+//! the kernel. The cheaper way is taken, and now and then the other one, to learn whether things have
+//! changed.
 
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -12,7 +12,7 @@ use crate::units::BLOCK_ORDER;
 
 /// How pages get into the program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Way {
+pub enum Transfer {
     /// By moving frames of the pool.
     Move,
     /// By copying into new memory.
@@ -24,15 +24,9 @@ const CLASSES: usize = BLOCK_ORDER as usize + 1;
 const PROBE_EVERY: u32 = 128;
 
 /// Running means of what filling a folio costs, in cycles, by way and size.
-pub struct Costs {
+pub(crate) struct Costs {
     means: [[Mean; CLASSES]; 2],
     turn: AtomicU32,
-}
-
-impl Default for Costs {
-    fn default() -> Costs {
-        Costs::new()
-    }
 }
 
 impl Costs {
@@ -42,21 +36,24 @@ impl Costs {
         Costs { means: [const { [const { Mean::new() }; CLASSES] }; 2], turn: AtomicU32::new(0) }
     }
 
-    fn mean(&self, way: Way, pages: usize) -> &Mean {
+    fn mean(&self, way: Transfer, pages: usize) -> &Mean {
         &self.means[way as usize][(pages.ilog2() as usize).min(CLASSES - 1)]
     }
 
     /// The way to take for `pages` pages.
-    pub fn choose(&self, pages: usize) -> Way {
-        let by_move = self.mean(Way::Move, pages).get();
-        let by_copy = self.mean(Way::Copy, pages).get();
-        let (cheap, dear) =
-            if by_move <= by_copy { (Way::Move, Way::Copy) } else { (Way::Copy, Way::Move) };
+    pub fn choose(&self, pages: usize) -> Transfer {
+        let by_move = self.mean(Transfer::Move, pages).get();
+        let by_copy = self.mean(Transfer::Copy, pages).get();
+        let (cheap, dear) = if by_move <= by_copy {
+            (Transfer::Move, Transfer::Copy)
+        } else {
+            (Transfer::Copy, Transfer::Move)
+        };
         if self.turn.fetch_add(1, Relaxed) % PROBE_EVERY == PROBE_EVERY - 1 { dear } else { cheap }
     }
 
     /// Notes what it cost.
-    pub fn record(&self, way: Way, pages: usize, cycles: u64) {
+    pub fn record(&self, way: Transfer, pages: usize, cycles: u64) {
         if pages > 0 {
             self.mean(way, pages).record(cycles);
         }
@@ -71,15 +68,15 @@ mod tests {
     fn the_cheaper_way_is_taken_and_a_change_is_noticed() {
         let costs = Costs::new();
         for _ in 0..50 {
-            costs.record(Way::Move, 16, 1000);
-            costs.record(Way::Copy, 16, 5000);
+            costs.record(Transfer::Move, 16, 1000);
+            costs.record(Transfer::Copy, 16, 5000);
         }
-        assert_eq!(costs.choose(16), Way::Move);
-        let probes = (0..256).filter(|_| costs.choose(16) == Way::Copy).count();
+        assert_eq!(costs.choose(16), Transfer::Move);
+        let probes = (0..256).filter(|_| costs.choose(16) == Transfer::Copy).count();
         assert_eq!(probes, 2);
         for _ in 0..50 {
-            costs.record(Way::Move, 16, 50_000);
+            costs.record(Transfer::Move, 16, 50_000);
         }
-        assert_eq!(costs.choose(16), Way::Copy);
+        assert_eq!(costs.choose(16), Transfer::Copy);
     }
 }

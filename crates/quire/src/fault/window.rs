@@ -5,7 +5,7 @@
 //! swap file for this window.
 
 use super::order::Guess;
-use super::way::Way;
+use super::way::Transfer;
 use super::{Access, Staging};
 use crate::control::{Event, Obituary};
 use crate::mmu::{FrameRun, Mmu, Protection, Refusal};
@@ -18,11 +18,11 @@ use crate::swap::file::{Location, ReadPlan};
 use crate::units::{BLOCK_PAGES, PageNum, PageRange};
 
 /// Locked pages of one block that a fault fills.
-pub(super) struct Window<'a, M: Mmu> {
+pub(super) struct FaultWindow<'a, M: Mmu> {
     pub pages: LockedRange<'a, AddressSpace<M>>,
     pub asked: PageNum,
     pub access: Access,
-    /// Nobody has asked for it yet, not even for `asked`.
+    /// No fault has asked for it yet, not even for `asked`.
     pub is_ahead: bool,
     pub is_movable: bool,
     /// The writes to its pages are to be noticed. Not for a write, which is noticed here: mapped
@@ -36,7 +36,7 @@ pub(super) struct Window<'a, M: Mmu> {
 
 /// Where a window's bytes are.
 #[derive(Clone, Copy)]
-pub(super) enum Source<'a> {
+pub(super) enum FillSource<'a> {
     /// In memory, where each page's word says.
     Stored,
     /// The same, and for pages that are in the swap file in what was read from there.
@@ -68,16 +68,16 @@ impl<'a> First<'a> {
     }
 }
 
-impl<'a, M: Mmu> Window<'a, M> {
+impl<'a, M: Mmu> FaultWindow<'a, M> {
     /// Of one page, which is to be copied in.
     pub fn of_one(page: LockedPage<'a, AddressSpace<M>>, access: Access) -> Self {
         let asked = page.page();
-        Window::over(LockedRange::of(page), asked, access)
+        FaultWindow::over(LockedRange::of(page), asked, access)
     }
 
     /// Of pages that are to be copied in, all of them tracked or not as `asked` is.
     pub fn over(pages: LockedRange<'a, AddressSpace<M>>, asked: PageNum, access: Access) -> Self {
-        Window {
+        FaultWindow {
             asked,
             access,
             is_ahead: false,
@@ -97,11 +97,6 @@ impl<'a, M: Mmu> Window<'a, M> {
     /// What a page's word said when it was locked.
     pub fn before(&self, page: PageNum) -> Snapshot {
         self.pages.content(page)
-    }
-
-    /// Has its pages keep what they have in store.
-    pub fn keep_clean(&mut self) {
-        self.is_clean = true;
     }
 
     pub fn protection(&self) -> Protection {
@@ -129,8 +124,6 @@ impl<'a, M: Mmu> Window<'a, M> {
 
 /// Why a run of pages was not filled to its end.
 enum Stop {
-    /// It was.
-    No,
     /// The next page's content is lost.
     Corrupt,
     /// The kernel refused the next page.
@@ -139,7 +132,7 @@ enum Stop {
 
 impl<M: Mmu> AddressSpace<M> {
     /// Locks what can be filled together with `page`: neighbours within the aligned folio, the
-    /// VMA and the block, that `joins` accepts and nobody holds.
+    /// VMA and the block, that `joins` accepts and no thread holds.
     pub(super) fn open_window<'a>(
         &'a self,
         page: LockedPage<'a, Self>,
@@ -148,13 +141,13 @@ impl<M: Mmu> AddressSpace<M> {
         guess: Guess,
         pages_max: usize,
         mut joins: impl FnMut(Snapshot) -> bool,
-    ) -> Window<'a, M> {
-        let folio = PageRange::new(page.page().align_down(guess.order), 1 << guess.order);
-        let mut window = Window::of_one(page, access);
+    ) -> FaultWindow<'a, M> {
+        let folio = guess.folio(page.page(), vma);
+        let mut window = FaultWindow::of_one(page, access);
         window.is_movable = vma.attributes.prot.is_movable();
         window.is_mlocked = vma.attributes.is_mlocked;
         let is_tracked = window.is_tracked;
-        window.pages.grow(folio.intersect(vma.range), pages_max, |page| {
+        window.pages.grow(folio, pages_max, |page| {
             let is_alike =
                 |now: &LockedPage<'_, Self>| now.has(Flags::WRITE_PROTECTED) == is_tracked;
             self.try_lock_if(page, &mut joins).filter(is_alike)
@@ -168,16 +161,14 @@ impl<M: Mmu> AddressSpace<M> {
     #[allow(clippy::too_many_arguments, reason = "one fault's whole description")]
     pub(super) fn fill_around(
         &self,
-        window: &Window<'_, M>,
+        window: &FaultWindow<'_, M>,
         vma: &Vma,
         guess: Guess,
         mut pages_left: usize,
         joins: impl Fn(Snapshot) -> bool,
         staging: &mut Staging,
     ) {
-        let asked = window.asked;
-        let folio = PageRange::new(asked.align_down(guess.order), 1 << guess.order);
-        let bounds = folio.intersect(vma.range);
+        let bounds = guess.folio(window.asked, vma);
         let mut at = bounds.start;
         while at < bounds.end && pages_left > 0 {
             if window.range().contains(at) {
@@ -191,13 +182,13 @@ impl<M: Mmu> AddressSpace<M> {
             let mut run = self.open_window(page, vma, Access::Read, guess, pages_left, &joins);
             run.is_ahead = true;
             if window.is_clean && self.may_keep_clean(&run) {
-                run.keep_clean();
+                run.is_clean = true;
             }
             let pages = run.range().len();
             at = run.range().end;
             // The layout may have changed since the page asked for was locked.
             if !self.vmas.is_current(vma)
-                || !self.fill_window(&mut run, Source::Stored, guess, staging)
+                || !self.fill_window(&mut run, FillSource::Stored, guess, staging)
             {
                 return;
             }
@@ -205,9 +196,8 @@ impl<M: Mmu> AddressSpace<M> {
         }
     }
 
-    /// Whether a window that is about to be filled should [keep](Window::keep_clean) what its
-    /// pages have in store.
-    pub(super) fn may_keep_clean(&self, window: &Window<'_, M>) -> bool {
+    /// Whether a window that is about to be filled should keep what its pages have in store.
+    pub(super) fn may_keep_clean(&self, window: &FaultWindow<'_, M>) -> bool {
         window.access == Access::Read && !window.is_mlocked && {
             let is_packed = |&page: &PageNum| window.before(page).state() == State::Pool;
             self.swap.may_keep_clean(window.range().pages().filter(is_packed).count())
@@ -218,13 +208,13 @@ impl<M: Mmu> AddressSpace<M> {
     /// still.
     pub(super) fn fill_window(
         &self,
-        window: &mut Window<'_, M>,
-        source: Source<'_>,
+        window: &mut FaultWindow<'_, M>,
+        source: FillSource<'_>,
         guess: Guess,
         staging: &mut Staging,
     ) -> bool {
         let pages = window.range().len();
-        let way = if window.can_move() { self.costs.choose(pages) } else { Way::Copy };
+        let way = if window.can_move() { self.costs.choose(pages) } else { Transfer::Copy };
         let start = self.mmu.cycles();
         let mut grant = self.grant(pages, way);
         if grant.pages() == 0 {
@@ -240,11 +230,11 @@ impl<M: Mmu> AddressSpace<M> {
                 None => self.fill_by_copy(&mut grant.charged, window, source, staging),
             };
             match stop {
-                Stop::No => {}
-                Stop::Corrupt => {
+                None => {}
+                Some(Stop::Corrupt) => {
                     window.pages.take_first().into_iter().for_each(|page| self.poison_locked(page));
                 }
-                Stop::Refused(Refusal::Exists) => {
+                Some(Stop::Refused(Refusal::Exists)) => {
                     // The kernel mapped something there by itself: the program's now.
                     // It is neither as stored nor protected.
                     let at = window.range().start;
@@ -252,7 +242,7 @@ impl<M: Mmu> AddressSpace<M> {
                     self.finish_mapped(window, Settled::Mapped);
                     self.mmu.wake(PageRange::new(at, 1));
                 }
-                Stop::Refused(Refusal::Unmapped) if whole.len() > 1 => {
+                Some(Stop::Refused(Refusal::Unmapped)) if whole.len() > 1 => {
                     // The kernel's mapping ends inside the folio (two of them need not have been
                     // joined where we see one VMA): the page asked for must come through alone.
                     self.return_grant(grant);
@@ -263,16 +253,16 @@ impl<M: Mmu> AddressSpace<M> {
                     window.shrink(1);
                     return self.fill_window(window, source, guess, staging);
                 }
-                Stop::Refused(_) => {
-                    // The mapping changes under us; whoever changes it waits for these locks.
+                Some(Stop::Refused(_)) => {
+                    // The mapping is changing; the thread that changes it waits for these locks.
                     window.pages.cut_to(PageRange::default());
                     self.mmu.wake(PageRange::new(window.asked, 1));
                 }
             }
         }
-        let used = if grant.charged + grant.frames == 0 { Some(way) } else { None };
+        let is_used_up = grant.pages() == 0;
         self.return_grant(grant);
-        if let Some(way) = used {
+        if is_used_up {
             self.costs.record(way, pages, self.mmu.cycles().wrapping_sub(start));
         }
         self.streams.advance(guess, whole);
@@ -280,18 +270,23 @@ impl<M: Mmu> AddressSpace<M> {
     }
 
     /// Fills frames and moves them in.
-    fn fill_by_move(&self, run: FrameRun, window: &mut Window<'_, M>, source: Source<'_>) -> Stop {
+    fn fill_by_move(
+        &self,
+        run: FrameRun,
+        window: &mut FaultWindow<'_, M>,
+        source: FillSource<'_>,
+    ) -> Option<Stop> {
         let rest = window.range();
         let mut ready = 0;
-        let mut stop = Stop::No;
+        let mut stop = None;
         for (page, at) in rest.pages().zip(0..run.len) {
-            // SAFETY: the frame is taken, so nobody else looks at it; the page is locked.
+            // SAFETY: the frame is taken, so no other thread looks at it; the page is locked.
             let result = unsafe {
                 let into = &mut *self.mmu.frame(run.start.add(at));
                 self.load(page, window.before(page), source, into)
             };
             if result.is_err() {
-                stop = Stop::Corrupt;
+                stop = Some(Stop::Corrupt);
                 break;
             }
             ready += 1;
@@ -300,9 +295,7 @@ impl<M: Mmu> AddressSpace<M> {
         if ready > 0 {
             let done = self.mmu.move_in(PageRange::new(rest.start, ready), run.start);
             mapped = done.pages;
-            if let Some(refusal) = done.refusal {
-                stop = Stop::Refused(refusal);
-            }
+            stop = done.refusal.map(Stop::Refused).or(stop);
             self.budget.count(Event::MapMove, mapped);
         }
         let (gone, left) = run.split(mapped);
@@ -316,27 +309,27 @@ impl<M: Mmu> AddressSpace<M> {
     fn fill_by_copy(
         &self,
         charged: &mut usize,
-        window: &mut Window<'_, M>,
-        source: Source<'_>,
+        window: &mut FaultWindow<'_, M>,
+        source: FillSource<'_>,
         staging: &mut Staging,
-    ) -> Stop {
+    ) -> Option<Stop> {
         let rest = window.range();
         let is_fresh = window.before(window.asked).state() == State::None;
         let limit = if is_fresh { BLOCK_PAGES } else { STAGING_PAGES };
         let count = rest.len().min(*charged).min(limit);
         let mut ready = 0;
-        let mut stop = Stop::No;
+        let mut stop = None;
         let bytes = if is_fresh {
             ready = count;
             match source {
-                Source::First(first) => first.from(rest.start)[..count].as_ptr().cast(),
+                FillSource::First(first) => first.from(rest.start)[..count].as_ptr().cast(),
                 _ => self.zeros.as_ptr().cast(),
             }
         } else {
             for (page, into) in rest.pages().zip(staging.iter_mut()).take(count) {
                 // SAFETY: the page is locked.
                 if unsafe { self.load(page, window.before(page), source, into) }.is_err() {
-                    stop = Stop::Corrupt;
+                    stop = Some(Stop::Corrupt);
                     break;
                 }
                 ready += 1;
@@ -351,13 +344,11 @@ impl<M: Mmu> AddressSpace<M> {
                 self.mmu.copy_in(PageRange::new(rest.start, ready), bytes, window.protection())
             };
             mapped = done.pages;
-            if let Some(refusal) = done.refusal {
-                stop = Stop::Refused(refusal);
-            }
+            stop = done.refusal.map(Stop::Refused).or(stop);
             self.budget.count(Event::MapCopy, mapped);
             *charged -= mapped;
         } else if count == 0 {
-            stop = Stop::Refused(Refusal::NoMemory);
+            stop = Some(Stop::Refused(Refusal::NoMemory));
         }
         self.finish_first(mapped, window);
         stop
@@ -371,12 +362,12 @@ impl<M: Mmu> AddressSpace<M> {
         &self,
         page: PageNum,
         before: Snapshot,
-        source: Source<'_>,
+        source: FillSource<'_>,
         into: &mut PageBytes,
     ) -> Result<(), Corrupt> {
         match (before.state(), source) {
-            (State::None, Source::First(first)) => into.copy_from_slice(&first.from(page)[0]),
-            (State::File, Source::Read(plan, bytes)) => {
+            (State::None, FillSource::First(first)) => into.copy_from_slice(&first.from(page)[0]),
+            (State::File, FillSource::Read(plan, bytes)) => {
                 let location = Location::new(before.payload()).ok_or(Corrupt)?;
                 plan.unpack(bytes, location, page, into)?;
             }
@@ -387,7 +378,7 @@ impl<M: Mmu> AddressSpace<M> {
         Ok(())
     }
 
-    fn finish_first(&self, pages: usize, window: &mut Window<'_, M>) {
+    fn finish_first(&self, pages: usize, window: &mut FaultWindow<'_, M>) {
         let settled = if window.is_clean { Settled::Clean } else { Settled::Mapped };
         for _ in 0..pages {
             self.finish_mapped(window, settled);
@@ -396,7 +387,7 @@ impl<M: Mmu> AddressSpace<M> {
 
     /// The window's first page has been mapped: what it had in swap is let go or kept, and its word
     /// says so.
-    fn finish_mapped(&self, window: &mut Window<'_, M>, settled: Settled) {
+    fn finish_mapped(&self, window: &mut FaultWindow<'_, M>, settled: Settled) {
         let before = window.before(window.range().start);
         match before.state() {
             State::None => self.budget.add_wanted(1),
@@ -420,7 +411,7 @@ impl<M: Mmu> AddressSpace<M> {
     }
 
     /// The end for the window's first page, which has been mapped.
-    pub(super) fn settle_mapped(&self, window: &mut Window<'_, M>, settled: Settled) {
+    pub(super) fn settle_mapped(&self, window: &mut FaultWindow<'_, M>, settled: Settled) {
         let Some(page) = window.pages.take_first() else { return };
         let flag = |flag, is_set| if is_set { flag } else { Flags::EMPTY };
         let is_asked = page.page() == window.asked && !window.is_ahead;

@@ -27,7 +27,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::{Error, Object};
-use crate::page::{CancelToken as EngineToken, Futexes, Kill, Parking};
+use crate::page::{Futexes, Kill, KillToken, Parking};
 use crate::store::workers::start;
 use crate::sys::{Errno, monotonic_ns};
 
@@ -37,7 +37,7 @@ std::thread_local! {
 
 /// Interrupts calls that wait, from any thread. Clones are the same token.
 #[derive(Clone, Default)]
-pub struct CancelToken(Arc<EngineToken>);
+pub struct CancelToken(Arc<KillToken>);
 
 impl CancelToken {
     /// A token that was not cancelled.

@@ -1,6 +1,6 @@
 //! The memory-management unit: the narrow waist between the engine and what maps pages.
 //!
-//! The engine decides, the MMU only does. Its operations take runs of pages and frames, and each says
+//! Its operations take runs of pages and frames, and each says
 //! how far it came and why it stopped. Two implementations run one conformance suite:
 //! [`userfaultfd::Userfaultfd`], the real one, and that of the crate `quire-simulated`.
 //!

@@ -64,6 +64,11 @@ pub struct Userfaultfd {
 
 /// Counters of answers; blocks share them.
 const ANSWERS: usize = 64;
+const ARENA_FEATURES: u32 = UFFD_FEATURE_MOVE
+    | UFFD_FEATURE_POISON
+    | UFFD_FEATURE_PAGEFAULT_FLAG_WP
+    | UFFD_FEATURE_THREAD_ID;
+const POOL_FEATURES: u32 = UFFD_FEATURE_MOVE | UFFD_FEATURE_SIGBUS;
 
 // SAFETY: the addresses are constant, and the kernel serialises the calls.
 unsafe impl Send for Userfaultfd {}
@@ -117,12 +122,12 @@ impl Userfaultfd {
     /// # Errors
     /// The kernel's: no right, or no such feature.
     pub fn attach(&self, device: Option<i32>, mem: Option<i32>) -> Result<(), Errno> {
-        let features = UFFD_FEATURE_MOVE
-            | UFFD_FEATURE_POISON
-            | UFFD_FEATURE_PAGEFAULT_FLAG_WP
-            | UFFD_FEATURE_THREAD_ID;
-        self.faults.open(device, features)?;
-        self.pool_faults.open(device, UFFD_FEATURE_MOVE | UFFD_FEATURE_SIGBUS)?;
+        self.faults.open(device, ARENA_FEATURES)?;
+        self.pool_faults.open(device, POOL_FEATURES)?;
+        self.register_pool(mem)
+    }
+
+    fn register_pool(&self, mem: Option<i32>) -> Result<(), Errno> {
         self.mem.store(mem.unwrap_or(-1), Ordering::Relaxed);
         let pool = self.pool.as_ptr() as usize;
         self.pool_faults.register(pool, self.pool_bytes(), UFFDIO_REGISTER_MODE_MISSING)
@@ -143,10 +148,7 @@ impl Userfaultfd {
     ) -> Result<bool, Errno> {
         let delivery = if is_inline { UFFD_FEATURE_SIGBUS } else { 0 };
         let features = delivery
-            | UFFD_FEATURE_MOVE
-            | UFFD_FEATURE_POISON
-            | UFFD_FEATURE_PAGEFAULT_FLAG_WP
-            | UFFD_FEATURE_THREAD_ID
+            | ARENA_FEATURES
             | UFFD_FEATURE_MISSING_SHMEM
             | UFFD_FEATURE_MINOR_SHMEM
             | UFFD_FEATURE_WP_HUGETLBFS_SHMEM;
@@ -155,17 +157,14 @@ impl Userfaultfd {
         if serves_calls.is_err() {
             self.faults.open_user_mode_only(features)?;
         }
-        let pool_features = UFFD_FEATURE_MOVE | UFFD_FEATURE_SIGBUS;
         self.pool_faults
-            .open(device, pool_features)
-            .or_else(|_| self.pool_faults.open_user_mode_only(pool_features))?;
-        self.mem.store(mem.unwrap_or(-1), Ordering::Relaxed);
+            .open(device, POOL_FEATURES)
+            .or_else(|_| self.pool_faults.open_user_mode_only(POOL_FEATURES))?;
         self.is_shared.store(true, Ordering::Relaxed);
         // Objects come and go in it.
         self.modes.set_protectable(true);
         self.is_inline.store(is_inline, Ordering::Relaxed);
-        let pool = self.pool.as_ptr() as usize;
-        self.pool_faults.register(pool, self.pool_bytes(), UFFDIO_REGISTER_MODE_MISSING)?;
+        self.register_pool(mem)?;
         self.spares.hold();
         Ok(serves_calls.is_ok() && !is_inline)
     }
@@ -222,12 +221,10 @@ impl Userfaultfd {
     fn open_pagemap(&self) {
         use rustix::fs::{Mode, OFlags, open};
         // It fails without /proc, as another user, and where there is no room for descriptors.
-        let Ok(opened) =
-            open(c"/proc/self/pagemap", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
-        else {
-            return;
-        };
-        self.pagemap.store(opened.into_raw_fd(), Ordering::Relaxed);
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        if let Ok(opened) = open(c"/proc/self/pagemap", flags, Mode::empty()) {
+            self.pagemap.store(opened.into_raw_fd(), Ordering::Relaxed);
+        }
     }
 
     /// Says whether a stretch of the arena is inherited by a fork.
@@ -235,8 +232,7 @@ impl Userfaultfd {
     /// # Errors
     /// The kernel's.
     pub fn set_inherited(&self, pages: PageRange, is_inherited: bool) -> Result<(), Errno> {
-        let advice = if is_inherited { MADV_DOFORK } else { MADV_DONTFORK };
-        self.advise(self.address(pages.start), pages.len(), advice)
+        self.advise(self.address(pages.start), pages.len(), inheritance(is_inherited))
     }
 
     /// Says whether the pool is inherited by a fork. It must be empty then: pages that two
@@ -245,8 +241,7 @@ impl Userfaultfd {
     /// # Errors
     /// The kernel's.
     pub(crate) fn set_pool_inherited(&self, is_inherited: bool) -> Result<(), Errno> {
-        let advice = if is_inherited { MADV_DOFORK } else { MADV_DONTFORK };
-        self.advise(self.pool.as_ptr() as usize, self.pool_frames, advice)
+        self.advise(self.pool.as_ptr() as usize, self.pool_frames, inheritance(is_inherited))
     }
 
     /// The descriptors' numbers: faults, pool, /proc/self/mem.
@@ -339,6 +334,10 @@ impl Drop for Userfaultfd {
             unsafe { rustix::io::close(descriptor) };
         }
     }
+}
+
+const fn inheritance(is_inherited: bool) -> u32 {
+    if is_inherited { MADV_DOFORK } else { MADV_DONTFORK }
 }
 
 fn refusal(error: Errno) -> Refusal {
@@ -437,7 +436,7 @@ impl Mmu for Userfaultfd {
     unsafe fn copy_in(&self, pages: PageRange, source: *const u8, protection: Protection) -> Done {
         let protect = protection == Protection::WriteProtected;
         if protect && let Err(error) = self.make_protectable() {
-            return Done { pages: 0, refusal: Some(refusal(error)) };
+            return finished(pages.len(), Err(error));
         }
         let dst = self.address(pages.start);
         let len = pages.len() << PAGE_SHIFT;
@@ -500,8 +499,8 @@ impl Mmu for Userfaultfd {
         let (start, len) = (self.address(pages.start), pages.len() << PAGE_SHIFT);
         let protect = protection == Protection::WriteProtected;
         let result = if protect { self.make_protectable() } else { Ok(()) };
-        let act = || settled_whole(|| self.faults.write_protect(start, len, protect));
-        finished(pages.len(), result.and_then(|()| act()))
+        let act = |()| settled_whole(|| self.faults.write_protect(start, len, protect));
+        finished(pages.len(), result.and_then(act))
     }
 
     fn poison(&self, page: PageNum) -> Done {
@@ -525,9 +524,8 @@ impl Mmu for Userfaultfd {
     fn read(&self, page: PageNum, into: &mut [u8; PAGE_SIZE]) -> bool {
         let address = self.address(page);
         let place = into.as_mut_ptr() as usize;
-        let local = [place, PAGE_SIZE];
-        let remote = [address, PAGE_SIZE];
-        let (local, remote) = (local.as_ptr() as usize, remote.as_ptr() as usize);
+        let vectors = [[place, PAGE_SIZE], [address, PAGE_SIZE]];
+        let [local, remote] = vectors.each_ref().map(|vector| vector.as_ptr() as usize);
         let pid = process_id() as usize;
         // SAFETY: the kernel writes at most a page into `into`. A call rather than a load: a page
         // that is not there after all is an error, not a fault of our own.

@@ -11,7 +11,7 @@ use super::read_in_place::InPlace;
 use super::swapin::AtOnce;
 use super::window::Mapped;
 use super::{Object, ObjectId, Objects};
-use crate::control::{Event, FaultKind};
+use crate::control::{Event, FaultKind, Tracepoint};
 use crate::failpoint::{self, Failpoint};
 use crate::fault::Outcome;
 use crate::fault::order::Guess;
@@ -154,7 +154,7 @@ impl<M: ObjectMmu> Objects<M> {
             let look = {
                 let mut window = self.windows.lock(page);
                 if way != Way::Classic && !self.space.is_current(vma) {
-                    return Err(Doubt::changed(vma));
+                    return Err(Doubt::of(vma, Tracepoint::SpfVmaChanged));
                 }
                 failpoint::hit(Failpoint::Checked, page);
                 self.fault_in_window(page, access, vma, way, &mut window)
@@ -199,7 +199,7 @@ impl<M: ObjectMmu> Objects<M> {
             return self.answer(page, Outcome::NoVma);
         }
         if way == Way::Speculative && !object.has_words(at) {
-            return Look::InDoubt(Doubt::no_anon(vma));
+            return Look::InDoubt(Doubt::of(vma, Tracepoint::SpfVmaNoanon));
         }
         if !self.use_words(object, at) {
             if self.space.has_object_block() {

@@ -93,6 +93,6 @@ impl<M: ObjectMmu> Objects<M> {
         if locked.has(Flags::IN_POOL) {
             self.space.swap().forget_copy();
         }
-        locked.unpoison();
+        locked.uncache();
     }
 }

@@ -23,7 +23,7 @@
 use super::pages::{Locked, is_absent};
 use super::requests::{Asker, IoBuffer};
 use super::{FaultAround, Object, ObjectId, Objects};
-use crate::control::Event;
+use crate::control::{Event, Tracepoint};
 use crate::fault::private::Unfilled;
 use crate::fault::speculative::{Doubt, Way};
 use crate::fault::{Outcome, Staging};
@@ -117,7 +117,7 @@ impl<M: ObjectMmu> Objects<M> {
                         return Ok(self.space.starve(page));
                     }
                 }
-                Look::Changed => return Err(Doubt::changed(vma)),
+                Look::Changed => return Err(Doubt::of(vma, Tracepoint::SpfVmaChanged)),
                 Look::Filled => {}
             }
         }

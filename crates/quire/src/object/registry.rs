@@ -67,7 +67,7 @@ impl<M: ObjectMmu> Objects<M> {
                 resize: Mutex::new(()),
                 cut: AtomicU64::new(u64::MAX),
                 cuts: AtomicU32::new(0),
-                streams: Streams::new(),
+                streams: Streams::default(),
                 strides: Strides::default(),
                 write_error: AtomicI32::new(0),
                 write_error_page: AtomicU64::new(0),

@@ -1,9 +1,9 @@
-//! What one waits for on a page's word: the lock to be free, flags to come or go, a state.
+//! What a waiter waits for on a page's word: the lock to be free, flags to come or go, a state.
 
 use super::word::{LOCKED, STATE_MASK, STATE_SHIFT};
 use super::{Flags, Snapshot, State};
 
-/// What somebody waits for on a page's word.
+/// A condition on a page's word.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Condition {
     mask: u64,
@@ -11,7 +11,7 @@ pub struct Condition {
 }
 
 impl Condition {
-    /// Nobody holds the lock.
+    /// The lock is not held.
     pub const UNLOCKED: Condition = Condition { mask: LOCKED, value: 0 };
 
     /// All of `flags` are set.
@@ -39,7 +39,7 @@ impl Condition {
         now.0 & self.mask == self.value
     }
 
-    /// Whether it is about the lock, which anybody may take again at any moment.
+    /// Whether it is about the lock, which may be taken again at any moment.
     #[inline]
     #[must_use]
     pub const fn is_of_lock(self) -> bool {

@@ -1,7 +1,7 @@
 //! A page whose lock is held, and a range of such pages.
 //!
-//! Owns the proof: whoever has a [`LockedPage`] holds that page's lock, and dropping it gives the
-//! lock back. What the page becomes while it is locked is in [`super::transitions`]. Leaves to
+//! Owns the proof: a thread that has a [`LockedPage`] holds that page's lock, and dropping it gives
+//! the lock back. What the page becomes while it is locked is in [`super::transitions`]. Leaves to
 //! [`PageLocks`] where the words are, and what an unlock wakes and answers.
 
 use core::mem::ManuallyDrop;
@@ -29,7 +29,7 @@ pub struct LockedPage<'a, L: PageLocks> {
 
 impl<'a, L: PageLocks> LockedPage<'a, L> {
     /// Takes over a lock that was [left](Self::leave_locked), or that was taken by the word alone.
-    /// The caller holds it, and nobody else has a guard for it. `content` is what the word says.
+    /// The caller holds it, and there is no other guard for it. `content` is what the word says.
     #[inline]
     pub fn adopt(locks: &'a L, page: PageNum, content: Snapshot) -> Self {
         debug_assert!(locks.word(page).load().is_locked(), "{page:?} is not locked");
@@ -120,7 +120,7 @@ impl<'a, L: PageLocks> LockedRange<'a, L> {
     }
 
     /// Takes over locks that were [left](Self::leave_locked), of pages of one block. The caller
-    /// holds them, and nobody else has a guard for them.
+    /// holds them, and there is no other guard for them.
     pub fn adopt(locks: &'a L, range: PageRange) -> Self {
         let mut contents = [Snapshot::new(State::None, 0); BLOCK_PAGES];
         for page in range.pages() {
@@ -189,13 +189,12 @@ impl<'a, L: PageLocks> LockedRange<'a, L> {
         Some(LockedPage { locks: self.locks, page, content: self.content(page) })
     }
 
-    /// Has `change` change one of the pages.
-    pub(super) fn with_page(&mut self, page: PageNum, change: impl FnOnce(&mut LockedPage<'a, L>)) {
+    /// [`LockedPage::end_clean_locked`] of one of the pages.
+    pub fn end_clean_locked(&mut self, page: PageNum) {
         debug_assert!(self.range.contains(page));
         let mut locked = LockedPage { locks: self.locks, page, content: self.content(page) };
-        change(&mut locked);
-        self.contents[page.index() % BLOCK_PAGES] = locked.content;
-        locked.leave_locked();
+        locked.end_clean_locked();
+        self.note(locked);
     }
 
     /// Unlocks all pages but those of `kept`, which is a part of the range.

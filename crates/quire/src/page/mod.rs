@@ -11,7 +11,7 @@ pub mod word;
 
 pub use condition::Condition;
 pub use locked::{LockedPage, LockedRange, PageLocks};
-pub use parking::{CancelToken, Futexes, Interrupted, Kill, Parking};
+pub use parking::{Futexes, Interrupted, Kill, KillToken, Parking};
 pub use table::{Block, Pages};
 pub use transitions::Stored;
 pub use wait::{Parked, WaitTable};

@@ -1,4 +1,4 @@
-//! How one who waits sleeps, and what ends his sleep early.
+//! How a waiter sleeps, and what ends its sleep early.
 //!
 //! Owns the token and the deadline of a wait that can be cancelled, and the interface by which the
 //! wait table sleeps, wakes and answers: [`Parking`]. In the engine that is the space, over its
@@ -12,29 +12,29 @@ use crate::sys::futex::{self, Reach};
 use crate::sys::monotonic_ns;
 use crate::units::PageNum;
 
-/// Ends waits early: those that were given this token, whoever's they are.
+/// Ends waits early: those that were given this token, whichever threads they are of.
 #[repr(transparent)]
-pub struct CancelToken<A = AtomicU64>(pub A);
+pub struct KillToken<A = AtomicU64>(pub A);
 
-impl<A: Word> Default for CancelToken<A> {
-    fn default() -> CancelToken<A> {
-        CancelToken::new()
+impl<A: Word> Default for KillToken<A> {
+    fn default() -> KillToken<A> {
+        KillToken::new()
     }
 }
 
-impl<A: Word> CancelToken<A> {
+impl<A: Word> KillToken<A> {
     /// The value of a token that was not cancelled; what sleepers see of it.
     pub const LIVE: u32 = 0;
 
     /// A token that was not cancelled.
     #[must_use]
-    pub fn new() -> CancelToken<A> {
-        CancelToken(A::new(u64::from(CancelToken::<A>::LIVE)))
+    pub fn new() -> KillToken<A> {
+        KillToken(A::new(u64::from(KillToken::<A>::LIVE)))
     }
 
     /// Ends all waits with this token, now and later.
     pub fn cancel(&self, parking: &impl Parking<A>) {
-        // Release publishes to who returns [`Interrupted`] what was done before.
+        // Release publishes what was done before to the threads that return [`Interrupted`].
         self.0.store(1, Ordering::Release);
         parking.wake(&raw const self.0);
     }
@@ -42,14 +42,14 @@ impl<A: Word> CancelToken<A> {
     /// Whether it was cancelled.
     pub fn is_cancelled(&self) -> bool {
         // Acquire pairs with cancel's release.
-        self.0.load(Ordering::Acquire) as u32 != CancelToken::<A>::LIVE
+        self.0.load(Ordering::Acquire) as u32 != KillToken::<A>::LIVE
     }
 }
 
 /// What ends a wait early.
 pub struct Kill<'a, A = AtomicU64> {
-    /// A token that somebody else may cancel.
-    pub token: Option<&'a CancelToken<A>>,
+    /// A token that another thread may cancel.
+    pub token: Option<&'a KillToken<A>>,
     /// A moment of [`monotonic_ns`].
     pub deadline_ns: Option<u64>,
 }
@@ -82,14 +82,14 @@ impl<A> Kill<'_, A> {
 impl<'a, A: Word> Kill<'a, A> {
     /// A token.
     #[must_use]
-    pub const fn by(token: &'a CancelToken<A>) -> Kill<'a, A> {
+    pub const fn by(token: &'a KillToken<A>) -> Kill<'a, A> {
         Kill { token: Some(token), deadline_ns: None }
     }
 
     /// Whether the wait is to end.
     #[must_use]
     pub fn is_due(&self) -> bool {
-        self.token.is_some_and(CancelToken::is_cancelled)
+        self.token.is_some_and(KillToken::is_cancelled)
             || self.deadline_ns.is_some_and(|deadline_ns| monotonic_ns() >= deadline_ns)
     }
 }
@@ -100,8 +100,7 @@ impl Kill<'_> {
     pub fn sleep_on_futex(self, word: &AtomicU32, expected: u32) {
         match self.token {
             Some(token) => {
-                let words =
-                    [(word, expected), (low_half(&token.0), CancelToken::<AtomicU64>::LIVE)];
+                let words = [(word, expected), (low_half(&token.0), KillToken::<AtomicU64>::LIVE)];
                 futex::wait_either(words, Reach::Process, self.deadline_ns);
             }
             None => futex::wait_until(word, expected, Reach::Process, self.deadline_ns),

@@ -1,10 +1,9 @@
 //! The table of pages: every page's word by its number, and what waits for one.
 //!
-//! Owns the words, what is known of 512 of them together, the queues of waiters and the records of
-//! parked faults. The arena's pages come first, by their place in it. Behind them lie blocks of 512
-//! that objects take for their pages, and give back as a whole. A page's number is what its packed
-//! bytes name as their owner, whatever page it is. A word stays a page's word for as long as the
-//! table lives. Leaves charging to [`crate::space`].
+//! The arena's pages come first, by their place in it. Behind them lie blocks of 512 that objects take
+//! for their pages, and give back as a whole. A page's number is what its packed bytes name as their
+//! owner. A word stays a page's word for as long as the table lives. Leaves charging to
+//! [`crate::space`].
 //!
 //! Lock: the mutex of the free blocks, a leaf.
 
@@ -16,7 +15,7 @@ use linux_raw_sys::general::MADV_DONTNEED;
 use super::wait::{Callback, Waiter};
 use super::{Condition, PageWord, WaitTable};
 use crate::sys::Errno;
-use crate::sys::memory::{self, Table, Zeroed};
+use crate::sys::memory::{self, Table};
 use crate::sys::mutex::Mutex;
 use crate::sys::rank::{self, Rank};
 use crate::units::{BLOCK_ORDER, BLOCK_PAGES, PAGE_SIZE, PageNum, PageRange};
@@ -38,11 +37,10 @@ pub struct Block {
     next_free: AtomicU32,
 }
 
-// SAFETY: atomics, for which zero is valid.
-unsafe impl Zeroed for Block {}
+memory::zeroed!(Block { mapped, dirty, is_used, has_store, next_free });
 
 /// The free blocks beyond the arena: those that were used before, and those that never were.
-struct Free {
+struct FreeBlocks {
     /// Top of the stack that the links make, plus one; 0 is none.
     top: u32,
     /// How many were ever used: the lowest.
@@ -56,10 +54,10 @@ pub struct Pages {
     arena_pages: usize,
     /// One past the highest block of the arena that was ever used.
     arena_blocks: AtomicUsize,
-    free: Mutex<rank::PageBlocks, Free>,
+    free: Mutex<rank::PageBlocks, FreeBlocks>,
     /// Blocks beyond the arena that were ever used.
     taken_blocks: AtomicUsize,
-    /// Who waits for a word of this table.
+    /// The waiters for words of this table.
     pub waits: WaitTable,
     parked: Table<Waiter>,
 }
@@ -80,7 +78,7 @@ impl Pages {
             blocks: Table::new(pages >> BLOCK_ORDER)?,
             arena_pages,
             arena_blocks: AtomicUsize::new(0),
-            free: Mutex::new(Free { top: 0, fresh: 0 }),
+            free: Mutex::new(FreeBlocks { top: 0, fresh: 0 }),
             taken_blocks: AtomicUsize::new(0),
             waits: WaitTable::new()?,
             parked: Table::new(PARKED_MAX)?,
@@ -173,7 +171,7 @@ impl Pages {
             }
         };
         let block = &self.blocks[number as usize];
-        // Relaxed: it is nobody's yet, and who goes over all blocks may miss it.
+        // Relaxed: no object has it yet, and a thread that goes over all blocks may miss it.
         block.has_store.store(u32::from(has_store), Ordering::Relaxed);
         block.is_used.store(1, Ordering::Relaxed);
         Some(self.block_range(number as usize))
@@ -187,15 +185,15 @@ impl Pages {
     }
 
     /// Makes the words of a block beyond the arena ones that were never used. The caller has locked
-    /// all of them, they are `None`, and nobody can come to wait for one.
+    /// all of them, they are `None`, and no waiter can come.
     pub fn clear_block(&self, pages: PageRange) {
         let words = &self.words[pages.start.index()..pages.end.index()];
         debug_assert!(
             words.iter().all(|word| !word.load().has_parked() && self.waits.is_left(word)),
-            "somebody waits for a page of {pages:?}, whose object has ended"
+            "a page of {pages:?} has waiters, and its object has ended"
         );
-        // All are locked, so nobody has one: who tries a lock finds it taken, or the zeros that
-        // are an unlocked word.
+        // All are locked, so no other thread has one: it finds the lock taken, or the zeros that are an
+        // unlocked word.
         let start = NonNull::from(words).cast::<u8>().as_ptr() as usize;
         // SAFETY: one page of this table (asserted above, and the table is aligned to a page), whose
         // words are atomics, and for which zero is valid.
@@ -212,7 +210,7 @@ impl Pages {
     pub fn put_block(&self, pages: PageRange) {
         let block = self.block(pages.start);
         for count in [&block.mapped, &block.dirty, &block.is_used] {
-            // Relaxed: the mutex publishes them to who takes the block next.
+            // Relaxed: the mutex publishes them to the thread that takes the block next.
             count.store(0, Ordering::Relaxed);
         }
         let mut free = self.free.lock();
@@ -236,7 +234,7 @@ impl Pages {
         is_parked
     }
 
-    /// In a fork's child, before any other thread runs there: nobody waits.
+    /// In a fork's child, before any other thread runs there: there are no waiters.
     pub fn after_fork_in_child(&self) {
         self.waits.after_fork_in_child();
         self.parked.iter().for_each(Waiter::unclaim);

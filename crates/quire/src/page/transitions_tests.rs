@@ -1,7 +1,8 @@
 use super::super::PageWord;
 use super::super::word::Word;
 use super::*;
-use crate::units::{BLOCK_PAGES, PageRange};
+use crate::page::LockedRange;
+use crate::units::{BLOCK_PAGES, PageNum, PageRange};
 
 /// Words by number; nobody waits for them.
 struct Words(std::vec::Vec<PageWord>);
@@ -107,7 +108,7 @@ fn a_page_whose_memory_fails_keeps_what_it_has_in_swap_and_nothing_else() {
             page.fail();
             let page = words.lock(0);
             assert_eq!((page.state(), page.in_swap()), (State::Poisoned, None));
-            page.unpoison();
+            page.uncache();
             assert!(words.has(0, stored.content()));
         }
     }
@@ -139,7 +140,7 @@ fn what_is_tracked_stays_tracked_on_the_way_out() {
     words.lock(0).into_limbo(FrameId(3), Flags::EMPTY);
     words.lock(0).store(Stored::Pool(4));
     words.lock(0).set_flags(Flags::WRITEBACK);
-    words.lock(0).write_back(5);
+    words.lock(0).store(Stored::File(5));
     assert!(words.has(0, Snapshot::new(State::File, 5).with(Flags::WRITE_PROTECTED)));
 }
 

@@ -1,37 +1,35 @@
-//! Who waits for a page: a table of queues, hashed by the address of the page's word.
+//! Waiting for pages: a table of queues, hashed by the address of the page's word.
 //!
 //! Owns the queues, the sign `WAITERS` and the promise `HANDOFF` in the words, and how a lock goes
-//! from one to the next. Leaves the lock's other bits to [`super::word`], sleeping to
+//! from one thread to the next. Leaves the lock's other bits to [`super::word`], sleeping to
 //! [`Parking`], and faults that are parked on a word by its one bit to the caller.
 //!
-//! # Who waits
-//!
-//! Threads that want the lock, which are served one at a time in the order in which they came;
-//! threads that wait for a [`Condition`], all of which are served when it is so; and callbacks,
-//! which wait for a condition as well and are called by whoever unlocks. A wait may be killable: a
-//! deadline or a token ends it ([`Kill`]). A page's content changes under its lock only, so every
-//! change is followed by an unlock, and unlocks are all that wakes.
+//! Threads that want the lock are served one at a time, in the order in which they came. Threads that
+//! wait for a [`Condition`] are all served when it is so, and so are callbacks, which the thread that
+//! unlocks calls. A [`Kill`] may end a wait early. A page's content changes under its lock only, so
+//! every change is followed by an unlock, and unlocks are all that wakes.
 //!
 //! # No wake-up is lost
 //!
-//! 1. Under the queue's lock and by a read-modify-write, a waiter either finds the word as he wants
-//!    it or leaves `WAITERS` in it; then he is in the queue before that lock is free again.
+//! 1. Under the queue's lock and by a read-modify-write, a waiter either finds the word as it wants
+//!    it or leaves `WAITERS` in it; then it is in the queue before that lock is free again.
 //! 2. So each unlock that comes later in the word's order sees `WAITERS`, and goes to the queue.
-//! 3. `WAITERS` is cleared under the queue's lock alone, and only where nobody is queued for the
-//!    word. It may stay set without anybody (a cancelled waiter looks at a part of a long queue
-//!    only); the next unlock clears it then.
-//! 4. Who is woken for the lock is in the queue no more. He tries for it; where it is taken again
-//!    he queues again. Where he gives up instead he passes the wake on, if the lock is free.
+//! 3. `WAITERS` is cleared under the queue's lock alone, and only where no waiter is queued for the
+//!    word. It may stay set without one (a cancelled waiter looks at a part of a long queue only);
+//!    the next unlock clears it then.
+//! 4. A thread that is woken for the lock is in the queue no more. It tries for it; where it is taken
+//!    again the thread queues again. Where it gives up instead it passes the wake on, if the lock is
+//!    free.
 //!
 //! An unlock without waiters is one atomic operation and touches nothing here.
 //!
 //! # Fairness
 //!
-//! A newcomer may take a free lock before the one who was woken for it: a hand-over to a thread
-//! that sleeps would keep the page locked for as long as that takes to wake. Whoever lost the lock to a stealer
-//! [`STEALS_MAX`] times has the lock promised (`HANDOFF`): nobody can take it then, and the unlock
-//! hands it to the oldest waiter, who wakes as its owner. A wait for the lock to be free loses the lock to a stealer
-//! in the same way, and served at the same promise.
+//! A newcomer may take a free lock before the thread that was woken for it: a hand-over to a thread
+//! that sleeps would keep the page locked for as long as that takes to wake. A waiter that lost the
+//! lock to a stealer [`STEALS_MAX`] times has it promised (`HANDOFF`): no newcomer can take it then,
+//! and the unlock hands it to the oldest waiter, which wakes as its owner. A wait for the lock to be
+//! free loses it to stealers in the same way, and is served at the same promise.
 //!
 //! # Locks
 //!
@@ -51,8 +49,8 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use self::counts::Avoided;
 pub use self::counts::Counts;
-use self::queue::{Batch, CLAIMED, HANDED, IDLE, LOOKS_MAX, WAITING, WOKEN, Which, address};
-pub use self::queue::{Callback, List, Queue, QueueLock, Waiter};
+use self::queue::{CLAIMED, HANDED, IDLE, LOOKS_MAX, WAITING, WOKEN, WakeBatch, Which, address};
+pub use self::queue::{Callback, Queue, QueueLock, WaitList, Waiter};
 use super::word::{PageWord, Word};
 use super::{Condition, Interrupted, Kill, Parking, Snapshot};
 use crate::sys::Errno;
@@ -61,7 +59,7 @@ use crate::sys::rank::{self, Rank};
 
 /// Queues of the engine's table.
 const QUEUES: usize = 256;
-/// How often one who waits for a lock may find it taken by another when he was woken for it.
+/// How often a thread that was woken for a lock may find it taken by another.
 pub const STEALS_MAX: u32 = 4;
 
 /// Whether faults were parked on a word when it was unlocked.
@@ -74,10 +72,10 @@ pub enum Parked {
     Yes,
 }
 
-/// The queues of all who wait for pages.
+/// The queues of all that waits for pages.
 ///
-/// A word must stay a page's word for as long as anybody uses the table with it: who unlocks looks
-/// at it once more after another may have locked it.
+/// A word must stay a page's word for as long as the table is used with it: an unlock looks at it
+/// once more after another thread may have locked it.
 pub struct WaitTable<A = AtomicU64, L = Queue, Q = Table<L>> {
     queues: Q,
     /// Every unlock looks into its queue, for comparison.
@@ -89,7 +87,7 @@ pub struct WaitTable<A = AtomicU64, L = Queue, Q = Table<L>> {
 }
 
 impl WaitTable {
-    /// A table in which nobody waits.
+    /// A table without waiters.
     ///
     /// # Errors
     /// `NOMEM`.
@@ -97,7 +95,7 @@ impl WaitTable {
         Ok(WaitTable::with_queues(Table::new(QUEUES)?, STEALS_MAX))
     }
 
-    /// In a fork's child, before any other thread runs there: nobody waits. Words may keep their
+    /// In a fork's child, before any other thread runs there: there are no waiters. Words may keep their
     /// `WAITERS`, which the next unlock clears.
     pub fn after_fork_in_child(&self) {
         for queue in self.queues.iter() {
@@ -124,21 +122,21 @@ fn handed<A: Word>(word: &PageWord<A>) -> Snapshot {
 }
 
 /// A waiter on the stack, taken out of its chain whatever happens.
-struct Queued<'a, A: Word, L: QueueLock<List<A>>> {
+struct Queued<'a, A: Word, L: QueueLock<WaitList<A>>> {
     waiter: Waiter<A>,
     queue: &'a L,
     which: Which,
 }
 
-impl<'a, A: Word, L: QueueLock<List<A>>> Queued<'a, A, L> {
+impl<'a, A: Word, L: QueueLock<WaitList<A>>> Queued<'a, A, L> {
     fn new(queue: &'a L, which: Which) -> Self {
         Queued { waiter: Waiter::new(), queue, which }
     }
 
-    /// Sleeps until somebody has taken the waiter out, or `kill` says so.
+    /// Sleeps until the waiter was taken out, or `kill` says so.
     fn sleep(&self, kill: Kill<'_, A>, parking: &impl Parking<A>) -> Slept {
         loop {
-            // Acquire pairs with the release of whoever took it out.
+            // Acquire pairs with the release of the thread that took it out.
             match self.waiter.state.load(Ordering::Acquire) {
                 HANDED => return Slept::Handed,
                 WAITING if kill.is_due() => return Slept::Killed,
@@ -149,7 +147,7 @@ impl<'a, A: Word, L: QueueLock<List<A>>> Queued<'a, A, L> {
     }
 }
 
-impl<A: Word, L: QueueLock<List<A>>> Drop for Queued<'_, A, L> {
+impl<A: Word, L: QueueLock<WaitList<A>>> Drop for Queued<'_, A, L> {
     fn drop(&mut self) {
         // Only where a sleep or a callback has panicked. Relaxed: looked at again under the lock.
         if self.waiter.state.load(Ordering::Relaxed) == WAITING {
@@ -159,9 +157,9 @@ impl<A: Word, L: QueueLock<List<A>>> Drop for Queued<'_, A, L> {
     }
 }
 
-impl<A: Word, L: QueueLock<List<A>>, Q: AsRef<[L]>> WaitTable<A, L, Q> {
-    /// A table with these queues, of which there is at least one, in which nobody waits, and who waits
-    /// loses the lock to a stealer `steals_max` times at most.
+impl<A: Word, L: QueueLock<WaitList<A>>, Q: AsRef<[L]>> WaitTable<A, L, Q> {
+    /// A table with these queues, which are empty and at least one, in which a waiter loses the lock to
+    /// a stealer `steals_max` times at most.
     #[must_use]
     pub const fn with_queues(queues: Q, steals_max: u32) -> Self {
         WaitTable {
@@ -173,7 +171,7 @@ impl<A: Word, L: QueueLock<List<A>>, Q: AsRef<[L]>> WaitTable<A, L, Q> {
         }
     }
 
-    /// Whether every unlock looks into its queue, as if no word could say that nobody waits. For
+    /// Whether every unlock looks into its queue, as if no word could say that there is no waiter. For
     /// comparison; may change at any time.
     pub fn set_always_looks(&self, always_looks: bool) {
         // Relaxed: either way is right.
@@ -183,7 +181,7 @@ impl<A: Word, L: QueueLock<List<A>>, Q: AsRef<[L]>> WaitTable<A, L, Q> {
     /// What was done so far.
     pub fn counts(&self) -> Counts {
         let mut counts = Counts { avoided: self.avoided.sum(), ..Counts::default() };
-        self.queues.as_ref().iter().for_each(|queue| queue.with(|list| counts.add(&list.tally)));
+        self.queues.as_ref().iter().for_each(|queue| queue.with(|list| counts.add(&list.counts)));
         counts
     }
 
@@ -214,7 +212,7 @@ impl<A: Word, L: QueueLock<List<A>>, Q: AsRef<[L]>> WaitTable<A, L, Q> {
         }
     }
 
-    /// Gives a word's lock back, the content unchanged, and sees to who waits.
+    /// Gives a word's lock back, the content unchanged, and serves its waiters.
     #[inline]
     pub fn unlock(&self, word: &PageWord<A>, parking: &impl Parking<A>) -> Parked {
         let old = word.release();
@@ -282,8 +280,8 @@ impl<A: Word, L: QueueLock<List<A>>, Q: AsRef<[L]>> WaitTable<A, L, Q> {
             {
                 return Err(Interrupted);
             }
-            // Content may be another again by now, so that is looked at anew. The lock was free
-            // under the waker's eyes, and to see it so oneself could take for ever.
+            // Content may be another again by now, so that is looked at anew. The lock was seen free
+            // by the waker; to wait until this thread sees it so could take for ever.
             if condition.is_of_lock() {
                 return Ok(word.load());
             }
@@ -291,11 +289,11 @@ impl<A: Word, L: QueueLock<List<A>>, Q: AsRef<[L]>> WaitTable<A, L, Q> {
     }
 
     /// Queues a callback, to be called when `condition` is so; `false` where it is so already, and
-    /// the caller does himself what he wants done.
+    /// the callback is not queued.
     ///
     /// # Safety
     /// `record` is in no queue, and stays where it is until the callback is called or
-    /// [`Self::take_back`] has returned. Nobody else queues it meanwhile.
+    /// [`Self::take_back`] has returned. No other thread queues it meanwhile.
     pub unsafe fn queue_callback(
         &self,
         word: &PageWord<A>,
@@ -317,17 +315,17 @@ impl<A: Word, L: QueueLock<List<A>>, Q: AsRef<[L]>> WaitTable<A, L, Q> {
     }
 
     /// Makes the word of a page that is freed one that was never used: what a cancelled waiter left
-    /// in it is gone. The caller holds its lock, which goes with it, and nobody waits for it or can
-    /// come to.
+    /// in it is gone. The caller holds its lock, which goes with it; there is no waiter, and none can
+    /// come.
     pub fn clear_for_free(&self, word: &PageWord<A>) {
         self.queue(word).with(|list| {
             debug_assert!(word.load().is_locked(), "a freed page is its owner's");
-            debug_assert!(!list.may_have(word, usize::MAX), "somebody waits for a freed page");
+            debug_assert!(!list.may_have(word, usize::MAX), "a freed page has waiters");
             word.reset();
         });
     }
 
-    /// Whether nobody waits for a word; its sign may still say so, after one who was cancelled.
+    /// Whether a word has no waiter; its sign may still stand, after one that was cancelled.
     pub fn is_left(&self, word: &PageWord<A>) -> bool {
         self.queue(word).with(|list| !list.may_have(word, usize::MAX))
     }
@@ -339,7 +337,7 @@ impl<A: Word, L: QueueLock<List<A>>, Q: AsRef<[L]>> WaitTable<A, L, Q> {
         &queues[(mixed >> 32) as usize % queues.len()]
     }
 
-    /// Whether an unlock is over: nobody waits and no fault is parked.
+    /// Whether an unlock is over: there is no waiter, and no fault is parked.
     #[inline]
     fn is_over(&self, old: Snapshot) -> bool {
         // Relaxed: see set_always_looks.
@@ -401,8 +399,8 @@ impl<A: Word, L: QueueLock<List<A>>, Q: AsRef<[L]>> WaitTable<A, L, Q> {
                 word.lock_or_be_handed()
             };
             if owned.is_none() {
-                list.tally.steals += u64::from(steals > 0);
-                list.tally.waits += 1;
+                list.counts.steals += u64::from(steals > 0);
+                list.counts.waits += 1;
                 // SAFETY: as above.
                 unsafe { list.push_locker(word, waiter, steals) };
             }
@@ -410,7 +408,7 @@ impl<A: Word, L: QueueLock<List<A>>, Q: AsRef<[L]>> WaitTable<A, L, Q> {
         })
     }
 
-    /// Queues one who waits for anything else, unless it is so already.
+    /// Queues a waiter for anything else, unless it is so already.
     ///
     /// # Safety
     /// As for [`Self::lock_or_queue`].
@@ -424,7 +422,7 @@ impl<A: Word, L: QueueLock<List<A>>, Q: AsRef<[L]>> WaitTable<A, L, Q> {
         self.queue(word).with(|list| {
             let is_waiting = word.wait_unless(condition);
             if is_waiting {
-                list.tally.waits += 1;
+                list.counts.waits += 1;
                 // SAFETY: by the caller.
                 unsafe { list.push_other(word, waiter, condition, callback) };
             }
@@ -432,8 +430,8 @@ impl<A: Word, L: QueueLock<List<A>>, Q: AsRef<[L]>> WaitTable<A, L, Q> {
         })
     }
 
-    /// Takes a waiter out that gives up, and leaves the word as it would be without him; `Err` says
-    /// what was done for him before.
+    /// Takes a waiter out that gives up, and leaves the word as it would be without it; `Err` says
+    /// what was done for it before.
     fn withdraw(&self, word: &PageWord<A>, waiter: &Waiter<A>, which: Which) -> Result<(), u64> {
         self.queue(word).with(|list| {
             // SAFETY: the callers' waiters were queued here, in this chain, or by the contract of
@@ -444,14 +442,14 @@ impl<A: Word, L: QueueLock<List<A>>, Q: AsRef<[L]>> WaitTable<A, L, Q> {
         })
     }
 
-    /// Passes on the wake of one who was woken for the lock and does not want it any more.
+    /// Passes on the wake of a thread that was woken for the lock and does not want it any more.
     fn pass_on(&self, word: &PageWord<A>, parking: &impl Parking<A>) {
-        let mut batch = Batch::new();
+        let mut batch = WakeBatch::new();
         self.queue(word).with(|list| {
-            // Taken or promised, there is another unlock under way that sees to who waits.
+            // Taken or promised, there is another unlock under way, which serves the waiters.
             if word.load().is_free() {
                 if let Some(next) = list.take_locker(word) {
-                    list.tally.passed_on += 1;
+                    list.counts.passed_on += 1;
                     list.tell(next, WOKEN, &mut batch);
                 }
                 self.leave(list, word);
@@ -465,23 +463,21 @@ impl<A: Word, L: QueueLock<List<A>>, Q: AsRef<[L]>> WaitTable<A, L, Q> {
         &self,
         word: &PageWord<A>,
         old: Snapshot,
-        mut is_parked: bool,
+        is_parked: bool,
         parking: &impl Parking<A>,
     ) -> Parked {
         // Relaxed: see set_always_looks.
-        if old.has_waiters() || self.always_looks.load(Ordering::Relaxed) {
-            is_parked |= self.serve(word, parking);
-        }
-        if is_parked { Parked::Yes } else { Parked::No }
+        let looks = old.has_waiters() || self.always_looks.load(Ordering::Relaxed);
+        if (looks && self.serve(word, parking)) || is_parked { Parked::Yes } else { Parked::No }
     }
 
-    /// Serves who waits for a word that was unlocked; whether faults are to be answered as well.
+    /// Serves the waiters of a word that was unlocked; whether faults are to be answered as well.
     fn serve(&self, word: &PageWord<A>, parking: &impl Parking<A>) -> bool {
         let queue = self.queue(word);
         let mark = Queued::new(queue, Which::Others);
-        let mut batch = Batch::new();
+        let mut batch = WakeBatch::new();
         let (mut walk, is_parked) = queue.with(|list| {
-            list.tally.looks += 1;
+            list.counts.looks += 1;
             let seen = word.load();
             let walk = list.begin_walk(word, seen);
             (walk, self.serve_next_locker(list, word, seen, &mut batch))
@@ -504,15 +500,15 @@ impl<A: Word, L: QueueLock<List<A>>, Q: AsRef<[L]>> WaitTable<A, L, Q> {
         }
     }
 
-    /// Gives a lock that is free to the oldest who waits for it: hands it over where it is promised,
-    /// wakes him to try for it otherwise. Whether a promise to nobody was dropped, and faults that
-    /// were parked on it are to be answered.
+    /// Gives a lock that is free to the oldest thread that waits for it: hands it over where it is
+    /// promised, wakes the thread to try for it otherwise. Whether a promise without a waiter was
+    /// dropped, and faults that were parked on it are to be answered.
     fn serve_next_locker(
         &self,
-        list: &mut List<A>,
+        list: &mut WaitList<A>,
         word: &PageWord<A>,
         seen: Snapshot,
-        batch: &mut Batch<A>,
+        batch: &mut WakeBatch<A>,
     ) -> bool {
         if seen.is_locked() {
             return false;
@@ -523,19 +519,19 @@ impl<A: Word, L: QueueLock<List<A>>, Q: AsRef<[L]>> WaitTable<A, L, Q> {
             }
             return false;
         }
-        // Promised and given back: only who holds the queue's lock changes that.
+        // Promised and given back: it is changed under the queue's lock only.
         let Some(owner) = list.take_locker(word) else { return word.drop_promise() };
-        list.tally.handoffs += 1;
+        list.counts.handoffs += 1;
         let next = list.steals_of_next(word);
         word.hand_over(next.is_some_and(|steals| steals >= self.steals_max));
-        // Told last: from then on he unlocks when he likes.
+        // Told last: from then on the new owner may unlock at any moment.
         list.tell(owner, HANDED, batch);
         false
     }
 
-    /// After somebody has left the queue: takes back the promise if it was his, and the sign if nobody
-    /// else is there.
-    fn leave(&self, list: &List<A>, word: &PageWord<A>) {
+    /// After a waiter has left the queue: takes back the promise if it was this waiter's, and the sign
+    /// if there is no other waiter.
+    fn leave(&self, list: &WaitList<A>, word: &PageWord<A>) {
         if !list.may_have(word, LOOKS_MAX) {
             word.clear_waiters();
         } else if list.steals_of_next(word).is_none_or(|steals| steals < self.steals_max) {
@@ -546,9 +542,9 @@ impl<A: Word, L: QueueLock<List<A>>, Q: AsRef<[L]>> WaitTable<A, L, Q> {
 
 /// Records for callbacks, taken and given back without a lock.
 impl<A: Word> Waiter<A> {
-    /// Takes an idle record for oneself.
+    /// Takes an idle record.
     pub fn claim(&self) -> bool {
-        // Acquire pairs with the release of whoever made it idle.
+        // Acquire pairs with the release that made it idle.
         self.state.compare_exchange(IDLE, CLAIMED, Ordering::Acquire).is_ok()
     }
 

@@ -3,29 +3,29 @@
 //! | bits | meaning |
 //! |---|---|
 //! | 0 | `LOCKED`: one thread may change the word and what it stands for |
-//! | 1 | `WAITERS`: somebody waits for this word in its queue (see [`super::wait`]) |
+//! | 1 | `WAITERS`: threads or callbacks wait in the word's queue ([`super::wait`]) |
 //! | 2 | `PARKED`: faults were left unanswered until the lock is free |
 //! | 3..6 | [`State`]: where the bytes are |
 //! | 7..30 | [`Flags`] |
-//! | 31 | `HANDOFF`: the lock is promised to who waits; nobody else may take it |
+//! | 31 | `HANDOFF`: the lock is promised to the oldest waiter; no other thread may take it |
 //! | 32.. | payload: frame, pool handle, place in the swap file, or fill pattern |
 //!
 //! # The lock
 //!
 //! Lock is one compare-and-swap, unlock is one subtraction that returns the old value; only where
-//! that had `WAITERS` or `PARKED` is there more to do. Here are the transitions of the word alone;
-//! who sleeps, and who is woken, is [`WaitTable`](super::WaitTable)'s.
+//! that had `WAITERS` or `PARKED` is there more to do. Sleeping and waking are
+//! [`WaitTable`](super::WaitTable)'s.
 //!
-//! State, flags and payload are changed under the lock only; `PARKED` by anybody, while the lock is
-//! taken or promised; `WAITERS` and `HANDOFF` under the lock of the word's queue only. `HANDOFF`
+//! State, flags and payload are changed under the lock only; `PARKED` by any thread, while the lock
+//! is taken or promised; `WAITERS` and `HANDOFF` under the lock of the word's queue only. `HANDOFF`
 //! comes with `WAITERS` and while `LOCKED`, so the unlock that follows goes to the queue:
 //!
 //! | `LOCKED` | `HANDOFF` | meaning |
 //! |---|---|---|
 //! | 0 | 0 | free |
-//! | 1 | 0 | taken; free for anybody once it is given back |
+//! | 1 | 0 | taken; free for any thread once it is given back |
 //! | 1 | 1 | taken; it is handed over next |
-//! | 0 | 1 | given back, and the one who gave it is on his way to the queue |
+//! | 0 | 1 | given back, and the thread that gave it is on its way to the queue |
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -92,7 +92,7 @@ impl Flags {
     pub const ACCESSED: Flags = Flags(1 << 7);
     /// Locked in memory: never evicted.
     pub const MLOCKED: Flags = Flags(1 << 8);
-    /// On its way to the swap file; cleared by whoever changes the page meanwhile.
+    /// On its way to the swap file; a change of the page meanwhile clears it.
     pub const WRITEBACK: Flags = Flags(1 << 9);
     /// MADV_FREE: may be dropped without writing (only ever set on pages in limbo).
     pub const LAZYFREE: Flags = Flags(1 << 10);
@@ -107,8 +107,8 @@ impl Flags {
     /// pattern.
     pub const CLEAN: Flags = Flags(1 << 17);
     /// The kernel held the page when its range lost the right to write: moving is refused there,
-    /// and copying could lose what the kernel still writes. Of a page of an object: somebody may
-    /// write it at any time, unnoticed ([`crate::object`], pins).
+    /// and copying could lose what the kernel still writes. A page of an object may be written at
+    /// any time, unnoticed ([`crate::object`], pins).
     pub const PINNED: Flags = Flags(1 << 13);
     /// Could not be compressed, and there is no swap file to take it.
     pub const INCOMPRESSIBLE: Flags = Flags(1 << 14);
@@ -121,22 +121,6 @@ impl Flags {
     pub const ERROR: Flags = Flags(1 << 18);
     /// Written since it was last write-protected.
     pub const DIRTY: Flags = Flags(1 << 15);
-
-    const NAMES: [(Flags, &'static str); 13] = [
-        (Flags::ACCESSED, "accessed"),
-        (Flags::MLOCKED, "mlocked"),
-        (Flags::WRITEBACK, "writeback"),
-        (Flags::LAZYFREE, "lazyfree"),
-        (Flags::WRITE_PROTECTED, "write_protected"),
-        (Flags::IN_POOL, "in_pool"),
-        (Flags::PINNED, "pinned"),
-        (Flags::INCOMPRESSIBLE, "incompressible"),
-        (Flags::DIRTY, "dirty"),
-        (Flags::ERROR, "error"),
-        (Flags::IN_FILE, "in_file"),
-        (Flags::CLEAN, "clean"),
-        (Flags::IN_OBJECT, "in_object"),
-    ];
 
     /// The flags in either.
     #[must_use]
@@ -189,21 +173,21 @@ impl Snapshot {
         (self.0 >> PAYLOAD_SHIFT) as u32
     }
 
-    /// Whether somebody holds the page lock.
+    /// Whether the page lock is held.
     #[inline]
     #[must_use]
     pub const fn is_locked(self) -> bool {
         self.0 & LOCKED != 0
     }
 
-    /// Whether the lock can be had: nobody holds it, and it is promised to nobody.
+    /// Whether the lock can be had: it is neither held nor promised.
     #[inline]
     #[must_use]
     pub const fn is_free(self) -> bool {
         self.0 & (LOCKED | HANDOFF) == 0
     }
 
-    /// Whether somebody may wait in the word's queue.
+    /// Whether there may be waiters in the word's queue.
     #[inline]
     #[must_use]
     pub const fn has_waiters(self) -> bool {
@@ -217,7 +201,7 @@ impl Snapshot {
         self.0 & PARKED != 0
     }
 
-    /// Whether the lock is promised to who waits.
+    /// Whether the lock is promised to a waiter.
     #[inline]
     #[must_use]
     pub const fn has_handoff(self) -> bool {
@@ -257,22 +241,20 @@ impl Snapshot {
     }
 }
 
+/// The bits of the lock and of the flags.
+#[rustfmt::skip]
+const NAMES: [(u32, &str); 17] = [
+    (0, "locked"), (1, "waiters"), (2, "parked"), (31, "handoff"), (7, "accessed"), (8, "mlocked"),
+    (9, "writeback"), (10, "lazyfree"), (11, "write_protected"), (12, "in_pool"), (13, "pinned"),
+    (14, "incompressible"), (15, "dirty"), (16, "in_file"), (17, "clean"), (18, "error"),
+    (19, "in_object"),
+];
+
 impl core::fmt::Debug for Snapshot {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         write!(f, "{:?}({:#x})", self.state(), self.payload())?;
-        let signs =
-            [(LOCKED, "locked"), (WAITERS, "waiters"), (PARKED, "parked"), (HANDOFF, "handoff")];
-        for (bit, name) in signs {
-            if self.0 & bit != 0 {
-                write!(f, " {name}")?;
-            }
-        }
-        for (flag, name) in Flags::NAMES {
-            if self.has(flag) {
-                write!(f, " {name}")?;
-            }
-        }
-        Ok(())
+        let set = NAMES.iter().filter(|(bit, _)| self.0 >> bit & 1 != 0);
+        set.into_iter().try_for_each(|(_, name)| write!(f, " {name}"))
     }
 }
 
@@ -322,9 +304,9 @@ pub struct PageWord<A = AtomicU64>(pub A);
 // SAFETY: zero is an unlocked page that was never touched.
 unsafe impl crate::sys::memory::Zeroed for PageWord<AtomicU64> {}
 
-/// What anybody may do.
+/// What any thread may do.
 impl<A: Word> PageWord<A> {
-    /// The word as it is now; may be old by the time it is looked at.
+    /// The word as it is now; it may be another by the time it is looked at.
     #[inline]
     pub fn load(&self) -> Snapshot {
         // Acquire pairs with the release of the unlock that published the content.
@@ -345,7 +327,7 @@ impl<A: Word> PageWord<A> {
     #[inline]
     pub fn lock_or_park(&self) -> Option<Snapshot> {
         // The sign needs no order: it is read by the unlocker's read-modify-write of this same
-        // word, or, where the lock is promised, by that of whoever keeps or drops the promise.
+        // word, or, where the lock is promised, by that of the thread that keeps or drops the promise.
         self.lock_or_sign(PARKED)
     }
 }
@@ -396,27 +378,27 @@ impl<A: Word> PageWord<A> {
     /// Takes the sign of parked faults, after [`Self::release`] has seen it; whether it was still
     /// there.
     pub(super) fn take_parked(&self) -> bool {
-        // Relaxed: cleared before anybody is answered; who parks later sets it anew. Where it is
-        // gone, who took it answers.
+        // Relaxed: cleared before any fault is answered; one that parks later sets it anew. Where it is
+        // gone, the thread that took it answers.
         self.update(Ordering::Relaxed, |old| (old & PARKED != 0).then_some(old & !PARKED)).is_ok()
     }
 }
 
 /// What needs the lock of the word's queue. All of it is relaxed but for taking the lock: the
-/// queue's lock orders those who do it, and who unlocks sees it by his read-modify-write.
+/// queue's lock orders the threads that do it, and an unlock sees it by its read-modify-write.
 impl<A: Word> PageWord<A> {
-    /// Takes the lock, or leaves the sign that somebody waits for it. `None` is waiting.
+    /// Takes the lock, or leaves the sign that a thread waits for it. `None` is waiting.
     pub(super) fn lock_or_wait(&self) -> Option<Snapshot> {
         self.lock_or_sign(WAITERS)
     }
 
-    /// The same, for one who lost the lock to a stealer too often: the next unlock hands it over.
+    /// The same, for a waiter that lost the lock to a stealer too often: the next unlock hands it over.
     pub(super) fn lock_or_be_handed(&self) -> Option<Snapshot> {
         // Where the lock is not taken it is promised, and the sign is there already.
         self.lock_or_sign(WAITERS | HANDOFF)
     }
 
-    /// Leaves the sign that somebody waits, unless what he waits for is so already.
+    /// Leaves the sign that there is a waiter, unless what it waits for is so already.
     pub(super) fn wait_unless(&self, condition: Condition) -> bool {
         let mark = |old| (!condition.holds(Snapshot(old))).then_some(old | WAITERS);
         // Acquire as in load.
@@ -424,11 +406,11 @@ impl<A: Word> PageWord<A> {
     }
 
     /// Hands over a lock that was given back with a promise. `is_promised_on` where the next one
-    /// has waited too long as well.
+    /// has lost the lock too often as well.
     pub(super) fn hand_over(&self, is_promised_on: bool) {
         let promise = if is_promised_on { HANDOFF } else { 0 };
-        // Acquire pairs with the release of the unlock, for the new owner, who acquires this
-        // thread's store to his state.
+        // Acquire pairs with the release of the unlock, for the new owner, which acquires this
+        // thread's store to its state.
         let handed = self.update(Ordering::Acquire, |old| {
             debug_assert!(old & (LOCKED | HANDOFF) == HANDOFF);
             Some(old & !HANDOFF | LOCKED | promise)
@@ -436,7 +418,7 @@ impl<A: Word> PageWord<A> {
         debug_assert!(handed.is_ok());
     }
 
-    /// Takes back a promise that there is nobody to keep it to, of a lock that was given back;
+    /// Takes back a promise that no waiter is left for, of a lock that was given back;
     /// whether faults were parked on it meanwhile, which are for the caller to answer.
     pub(super) fn drop_promise(&self) -> bool {
         let (Ok(old) | Err(old)) = self.update(Ordering::Relaxed, |old| {
@@ -446,21 +428,20 @@ impl<A: Word> PageWord<A> {
         old & PARKED != 0
     }
 
-    /// Promises the lock to who waits, if it is taken.
+    /// Promises the lock to the oldest waiter, if it is taken.
     pub(super) fn promise(&self) {
         let promise = |old| (old & LOCKED != 0).then_some(old | HANDOFF | WAITERS);
         let _ = self.update(Ordering::Relaxed, promise);
     }
 
-    /// Takes a promise back while the lock is taken. Where it has been given back already, who
-    /// gave it is on his way to the queue, and does what is right there.
+    /// Takes a promise back while the lock is taken. Where it has been given back already,
+    /// the thread that gave it is on its way to the queue, and does what is right there.
     pub(super) fn unpromise(&self) {
         let taken_back = |old| (old & LOCKED != 0 && old & HANDOFF != 0).then_some(old & !HANDOFF);
         let _ = self.update(Ordering::Relaxed, taken_back);
     }
 
-    /// Takes back the sign that somebody waits, and a promise with it; but see
-    /// [`Self::unpromise`].
+    /// Takes back the sign of waiters, and a promise with it; but see [`Self::unpromise`].
     pub(super) fn clear_waiters(&self) {
         let _ = self.update(Ordering::Relaxed, |old| {
             let is_under_way = old & (LOCKED | HANDOFF) == HANDOFF;

@@ -14,7 +14,7 @@ use rustix::process::{Pid, test_kill_process};
 
 use super::steps::{Step, reach};
 use crate::control::{
-    CONTROL_BYTES, Control, Hello, MAGIC, NO_PARENT, Refusal, SOCKET_VARIABLE, VERSION,
+    CONTROL_BYTES, Control, Hello, JoinRefusal, MAGIC, NO_PARENT, SOCKET_VARIABLE, VERSION,
     WELCOME_POOL, WELCOME_REFUSED, WELCOME_SWAP_FILE, WELCOME_UFFD_DEVICE, Welcome,
 };
 use crate::sys::Errno;
@@ -180,11 +180,11 @@ fn receive_welcome(connection: OwnedFd) -> Result<Joined, Errno> {
         return Err(Errno::PROTO);
     }
     if welcome.flags & WELCOME_REFUSED != 0 {
-        return Err(match Refusal::from_number(welcome.refusal) {
-            Some(Refusal::Full) => Errno::USERS,
-            Some(Refusal::NoParent) => Errno::SRCH,
-            Some(Refusal::Version) => Errno::PROTO,
-            Some(Refusal::NoRoom) | None => Errno::AGAIN,
+        return Err(match JoinRefusal::from_number(welcome.refusal) {
+            Some(JoinRefusal::Full) => Errno::USERS,
+            Some(JoinRefusal::NoParent) => Errno::SRCH,
+            Some(JoinRefusal::Version) => Errno::PROTO,
+            Some(JoinRefusal::NoRoom) | None => Errno::AGAIN,
         });
     }
     let mut descriptors = ancillary

@@ -4,7 +4,7 @@
 //! Owns the giving. Leaves to [`crate::budget`] which member is asked for what.
 
 use super::{Balance, OomWait, Reclaimer, Shrinker};
-use crate::budget::{ASK_AFTER_NS, For, Need, Source};
+use crate::budget::{ASK_AFTER_NS, Donor, For, Need};
 use crate::mmu::Mmu;
 use crate::scratch::Scratch;
 use crate::space::AddressSpace;
@@ -27,13 +27,13 @@ impl<M: Mmu> AddressSpace<M> {
         if self.budget.demand() > 0 {
             return self.give(caches, scratch);
         }
-        match self.budget.source(Need::Balance) {
-            Source::Member(slot) => {
+        match self.budget.donor(Need::Balance) {
+            Donor::Member(slot) => {
                 let missing = wanted.saturating_sub(self.free_in_tree());
                 self.budget.request_reclaim(slot, missing);
                 Balance::Elsewhere
             }
-            Source::Home | Source::Nobody => self.reclaim_at_home(caches, scratch),
+            Donor::Home | Donor::Nobody => self.reclaim_at_home(caches, scratch),
         }
     }
 
@@ -41,7 +41,7 @@ impl<M: Mmu> AddressSpace<M> {
     pub(super) fn gives_itself(&self) -> bool {
         self.budget.members() == 1
             || self.budget.is_at_own_limit()
-            || self.budget.source(Need::Balance) == Source::Home
+            || self.budget.donor(Need::Balance) == Donor::Home
     }
 
     /// Pages that a fault of any member could charge.
@@ -88,7 +88,7 @@ impl<M: Mmu> AddressSpace<M> {
         if wait.lasted_ns(monotonic_ns()) >= ASK_AFTER_NS {
             self.budget.ask(pages, whom);
         }
-        let Source::Member(slot) = self.budget.source(need) else { return false };
+        let Donor::Member(slot) = self.budget.donor(need) else { return false };
         self.budget.request_reclaim(slot, pages);
         true
     }

@@ -122,7 +122,7 @@ impl<M: Mmu> AddressSpace<M> {
                 continue;
             }
             self.free_stored(Stored::Pool(number));
-            page.write_back(entry.location.get());
+            page.store(Stored::File(entry.location.get()));
             self.budget.count(Event::Zswpwb, 1);
             moved += 1;
         }

@@ -153,7 +153,7 @@ impl<M: Mmu> AddressSpace<M> {
         drop(layout);
         self.dying.faults.answer_all(|answer| match answer {
             Answer::Page(page) => self.answer(page),
-            Answer::Everybody => self.answer_everybody(),
+            Answer::All => self.answer_everybody(),
         });
         if has_waiters {
             futex::wake(&self.dying.ended, u32::MAX, Reach::Process);

@@ -168,7 +168,7 @@ impl<M: Mmu> AddressSpace<M> {
             rights: Rights::new()?,
             frames: FramePool::new(frames)?,
             swap,
-            streams: Streams::new(),
+            streams: Streams::default(),
             costs: Costs::new(),
             places: Places::default(),
             clock: Mutex::new(Clock::default()),
@@ -414,7 +414,7 @@ impl<M: Mmu> AddressSpace<M> {
             self.mmu.wake(self.arena());
             return;
         }
-        self.unanswered.push_everybody();
+        self.unanswered.push_all();
         self.proxy_calls.call();
     }
 
@@ -422,7 +422,7 @@ impl<M: Mmu> AddressSpace<M> {
     pub(crate) fn wake_for(&self, answer: Answer) {
         match answer {
             Answer::Page(page) => self.mmu.wake(PageRange::new(page, 1)),
-            Answer::Everybody => self.mmu.wake(self.arena()),
+            Answer::All => self.mmu.wake(self.arena()),
         }
     }
 

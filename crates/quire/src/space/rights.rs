@@ -262,7 +262,7 @@ impl<M: Mmu> AddressSpace<M> {
                 }
                 self.answer(page);
             }
-            Answer::Everybody => {
+            Answer::All => {
                 self.seal_all(locked);
                 self.answer_everybody();
             }

@@ -12,7 +12,7 @@ use super::AddressSpace;
 use crate::mmu::Mmu;
 use crate::page::wait::Counts;
 use crate::page::{
-    CancelToken, Condition, Interrupted, Kill, LockedPage, PageLocks, PageWord, Parked, Parking,
+    Condition, Interrupted, Kill, KillToken, LockedPage, PageLocks, PageWord, Parked, Parking,
     Snapshot,
 };
 use crate::units::PageNum;
@@ -142,7 +142,7 @@ impl<M: Mmu> AddressSpace<M> {
     }
 
     /// Ends the waits that were given `token`.
-    pub fn cancel(&self, token: &CancelToken) {
+    pub fn cancel(&self, token: &KillToken) {
         token.cancel(&Sleeping(self));
     }
 

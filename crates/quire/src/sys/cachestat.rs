@@ -12,13 +12,8 @@ use super::call::syscall;
 /// `NOSYS` before Linux 6.5, `OPNOTSUPP` for hugetlbfs, `PERM` where a filter forbids it.
 pub fn cached_pages(file: BorrowedFd<'_>, offset: u64, bytes: u64) -> Result<u64, Errno> {
     let range = cachestat_range { off: offset, len: bytes };
-    let mut found = cachestat {
-        nr_cache: 0,
-        nr_dirty: 0,
-        nr_writeback: 0,
-        nr_evicted: 0,
-        nr_recently_evicted: 0,
-    };
+    // SAFETY: five integers, for which zero is valid.
+    let mut found: cachestat = unsafe { core::mem::zeroed() };
     let arguments =
         [file.as_raw_fd() as usize, &raw const range as usize, &raw mut found as usize, 0, 0, 0];
     // SAFETY: the kernel reads `range` and writes `found`, both of the call's own types and alive

@@ -89,13 +89,12 @@ fn both() -> (u64, u64) {
         let after = unsafe { _rdtsc() };
         (after.saturating_sub(before), before + after.saturating_sub(before) / 2, ns)
     };
-    let mut best = once();
-    for _ in 1..TRIES {
-        let other = once();
-        if other.0 < best.0 {
-            best = other;
-        }
-    }
+    let best = (1..TRIES).map(|_| once()).fold(
+        once(),
+        |best, other| {
+            if other.0 < best.0 { other } else { best }
+        },
+    );
     (best.1, best.2)
 }
 

@@ -118,10 +118,7 @@ impl ThreadMemory {
                 lateout("r11") _,
             );
         }
-        if result < 0 {
-            return Err(Errno::from_raw_os_error(-result as i32));
-        }
-        Ok(result as u32)
+        if result < 0 { Err(Errno::from_raw_os_error(-result as i32)) } else { Ok(result as u32) }
     }
 }
 
@@ -129,28 +126,34 @@ impl ThreadMemory {
 #[inline]
 #[must_use]
 pub(crate) fn is_engine_thread() -> bool {
-    let mark: usize;
-    // SAFETY: every thread has a thread pointer, and behind it libc's or our own control block.
+    // SAFETY: a word of libc's or our own control block.
+    unsafe { word_of_thread::<8>() == ENGINE_MARK }
+}
+
+/// The word `OFFSET` bytes behind the calling thread's thread pointer.
+///
+/// # Safety
+/// There is one.
+#[inline]
+unsafe fn word_of_thread<const OFFSET: usize>() -> usize {
+    let word: usize;
+    // SAFETY: every thread has a thread pointer; the rest is the caller's promise.
     unsafe {
-        core::arch::asm!("mov {}, fs:[8]", out(reg) mark, options(nostack, readonly, preserves_flags));
+        core::arch::asm!(
+            "mov {}, fs:[{}]", out(reg) word, const OFFSET,
+            options(nostack, readonly, preserves_flags),
+        );
     }
-    mark == ENGINE_MARK
+    word
 }
 
 /// The number of the calling thread among the engine's own; `None` for any other thread.
 #[inline]
 #[must_use]
 pub(crate) fn engine_number() -> Option<usize> {
-    if !is_engine_thread() {
-        return None;
-    }
-    let number: usize;
     // SAFETY: the mark says that the block behind the thread pointer is one of `ThreadMemory::spawn`'s,
     // which writes the number there before the thread starts.
-    unsafe {
-        core::arch::asm!("mov {}, fs:[24]", out(reg) number, options(nostack, readonly, preserves_flags));
-    }
-    Some(number)
+    is_engine_thread().then(|| unsafe { word_of_thread::<24>() })
 }
 
 /// Whether the processor tells its number: [`UNKNOWN`], [`NO`] or [`YES`]. Relaxed: every thread that
@@ -190,13 +193,9 @@ fn find_rdpid() {
 #[inline]
 #[must_use]
 pub(crate) fn thread_pointer() -> usize {
-    let pointer: usize;
     // SAFETY: every thread has one, libc's or our own (`ThreadMemory::spawn`), and x86-64's ABI has its
     // own address stand there.
-    unsafe {
-        core::arch::asm!("mov {}, fs:[0]", out(reg) pointer, options(nostack, readonly, preserves_flags));
-    }
-    pointer
+    unsafe { word_of_thread::<0>() }
 }
 
 /// All signals blocked, until dropped.
@@ -212,18 +211,18 @@ impl SignalsBlocked {
         const LIBCS: u64 = 1 << 31 | 1 << 32;
         // SIGILL, SIGTRAP, SIGBUS, SIGFPE and SIGSEGV: the thread's own doing.
         const OWN: u64 = 1 << 3 | 1 << 4 | 1 << 6 | 1 << 7 | 1 << 10;
-        let most = !(LIBCS | OWN);
-        let mut old = 0u64;
-        set_mask(&most, Some(&mut old));
-        SignalsBlocked { old }
+        SignalsBlocked::of(!(LIBCS | OWN))
     }
 
     /// Blocks every signal of this thread that can be blocked.
     #[must_use]
     pub fn new() -> SignalsBlocked {
-        let all = u64::MAX;
+        SignalsBlocked::of(u64::MAX)
+    }
+
+    fn of(signals: u64) -> SignalsBlocked {
         let mut old = 0u64;
-        set_mask(&all, Some(&mut old));
+        set_mask(&signals, Some(&mut old));
         SignalsBlocked { old }
     }
 }
@@ -243,13 +242,10 @@ impl Drop for SignalsBlocked {
 fn set_mask(new: &u64, old: Option<&mut u64>) {
     const SIG_SETMASK: usize = 2;
     let old = old.map_or(0, |old| core::ptr::from_mut(old) as usize);
+    let new = core::ptr::from_ref(new) as usize;
     // SAFETY: both point to signal sets of the size that is passed.
-    let _ = unsafe {
-        syscall(
-            __NR_rt_sigprocmask,
-            [SIG_SETMASK, core::ptr::from_ref(new) as usize, old, SIGNAL_SET_BYTES, 0, 0],
-        )
-    };
+    let _ =
+        unsafe { syscall(__NR_rt_sigprocmask, [SIG_SETMASK, new, old, SIGNAL_SET_BYTES, 0, 0]) };
 }
 
 /// Runs the calling thread on one CPU only: the `nth` of those where it may run, counted round.
@@ -270,11 +266,9 @@ pub fn pin_to_nth_cpu(nth: usize) {
 pub fn never_preempt() {
     const SCHED_BATCH: usize = 3;
     let priority = 0u32;
+    let priority = core::ptr::from_ref(&priority) as usize;
     // SAFETY: the kernel reads one integer.
-    let _ = unsafe {
-        let priority = core::ptr::from_ref(&priority) as usize;
-        syscall(__NR_sched_setscheduler, [0, SCHED_BATCH, priority, 0, 0, 0])
-    };
+    let _ = unsafe { syscall(__NR_sched_setscheduler, [0, SCHED_BATCH, priority, 0, 0, 0]) };
 }
 
 /// Has the calling thread run soon when it is woken, on a busy CPU as well: it asks for short slices,
@@ -352,6 +346,7 @@ pub fn exit_thread() -> ! {
 }
 
 /// A flag that one thread sets and another waits for.
+#[derive(Default)]
 pub struct Signal(AtomicU32);
 
 impl Signal {
@@ -377,11 +372,5 @@ impl Signal {
             }
             super::futex::wait(&self.0, 0, super::futex::Reach::Process, None);
         }
-    }
-}
-
-impl Default for Signal {
-    fn default() -> Signal {
-        Signal::new()
     }
 }

@@ -1,8 +1,7 @@
 //! A yard: address space where small tables and stacks lie side by side.
 //!
 //! A process has some thirty of them when it starts. A mapping for each (made, trimmed, advised, with
-//! a page table of its own) would cost as much as all the rest of the start. This module owns the
-//! newest yard. What is taken is given back to the kernel page by page, by [`memory::release`], and
+//! a page table of its own) would cost as much as all the rest of the start. What is taken is given back to the kernel page by page, by [`memory::release`], and
 //! never taken again, so a yard only has to know where the next goes.
 //!
 //! Locks: none.

@@ -9,9 +9,9 @@ use std::sync::atomic::Ordering;
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::AtomicU64;
 use loom::sync::{Arc, Condvar, Mutex};
-use quire::page::wait::{List, QueueLock};
+use quire::page::wait::{QueueLock, WaitList};
 use quire::page::word::Word;
-use quire::page::{CancelToken, Flags, Kill, PageWord, Parked, Parking, Snapshot, WaitTable};
+use quire::page::{Flags, Kill, KillToken, PageWord, Parked, Parking, Snapshot, WaitTable};
 use quire::units::PageNum;
 
 /// Preemptions of a run with three threads.
@@ -64,10 +64,10 @@ impl Futex {
 }
 
 /// A queue's lock.
-pub struct LoomQueue<A>(Mutex<List<A>>);
+pub struct LoomQueue<A>(Mutex<WaitList<A>>);
 
-impl<A> QueueLock<List<A>> for LoomQueue<A> {
-    fn with<R>(&self, act: impl FnOnce(&mut List<A>) -> R) -> R {
+impl<A> QueueLock<WaitList<A>> for LoomQueue<A> {
+    fn with<R>(&self, act: impl FnOnce(&mut WaitList<A>) -> R) -> R {
         act(&mut self.0.lock().unwrap())
     }
 }
@@ -85,7 +85,7 @@ pub struct Page<A = LoomWord> {
 impl<A: Word> Parking<A> for Page<A> {
     fn wait(&self, word: &A, expected: u32, kill: Kill<'_, A>) {
         // Relaxed: the kernel's plain loads, under the queue's lock.
-        let is_live = |token: &CancelToken<A>| token.0.load(Ordering::Relaxed) == 0;
+        let is_live = |token: &KillToken<A>| token.0.load(Ordering::Relaxed) == 0;
         self.futex.wait(|| {
             word.load(Ordering::Relaxed) as u32 == expected && kill.token.is_none_or(is_live)
         });
@@ -107,7 +107,7 @@ impl<A: Word> Page<A> {
 
     /// One on which a waiter loses the lock to a stealer `steals_max` times at most.
     pub fn with(steals_max: u32) -> Arc<Page<A>> {
-        let queue = LoomQueue(Mutex::new(List::new()));
+        let queue = LoomQueue(Mutex::new(WaitList::new()));
         Arc::new(Page {
             word: PageWord(A::new(0)),
             table: WaitTable::with_queues([queue], steals_max),
@@ -157,7 +157,7 @@ impl<A: Word> Page<A> {
     }
 
     /// Touches the page under its lock unless `token` is cancelled; how often it did.
-    pub fn lock_and_touch_unless(&self, token: &CancelToken<A>) -> u32 {
+    pub fn lock_and_touch_unless(&self, token: &KillToken<A>) -> u32 {
         let Ok(_) = self.table.lock_killable(&self.word, Kill::by(token), self) else { return 0 };
         self.touch();
         self.unlock();

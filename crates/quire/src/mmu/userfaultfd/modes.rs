@@ -61,11 +61,8 @@ impl Userfaultfd {
     /// # Errors
     /// The kernel's.
     pub fn register(&self, pages: PageRange) -> Result<(), Errno> {
-        self.register_for(pages, self.modes.bits())
-    }
-
-    fn register_for(&self, pages: PageRange, modes: u32) -> Result<(), Errno> {
-        self.faults.register(self.address(pages.start), pages.len() << PAGE_SHIFT, modes)
+        let len = pages.len() << PAGE_SHIFT;
+        self.faults.register(self.address(pages.start), len, self.modes.bits())
     }
 
     /// As [`Self::register`], once the program has run: all of it that can be.
@@ -77,7 +74,7 @@ impl Userfaultfd {
     }
 
     fn register_rest_for(&self, pages: PageRange, modes: u32) -> Result<(), Errno> {
-        match self.register_for(pages, modes) {
+        match self.faults.register(self.address(pages.start), pages.len() << PAGE_SHIFT, modes) {
             Err(Errno::INVAL | Errno::BUSY | Errno::PERM) if pages.len() > 1 => {
                 let middle = pages.start.add(pages.len() / 2);
                 self.register_rest_for(PageRange { end: middle, ..pages }, modes)?;

@@ -1,6 +1,6 @@
-//! How often who unlocks had to call, and how often not.
+//! How often an unlock had to look into a queue, and how often not.
 //!
-//! What happens under a queue's lock is counted there, exactly. An unlock that calls nobody writes
+//! What happens under a queue's lock is counted there, exactly. An unlock without waiters writes
 //! nothing shared but its page's word; it is counted in a shard chosen by the thread, by a load and
 //! a store. So threads that share a shard, and count in the same nanoseconds, lose counts; a
 //! thread alone in its shard loses none. No decision hangs on these.
@@ -11,27 +11,10 @@ use crate::sys::thread::thread_pointer;
 
 const SHARDS: usize = 64;
 
-/// What happened under one queue's lock.
-#[derive(Clone, Copy)]
-pub(super) struct Tally {
-    pub looks: u64,
-    pub waits: u64,
-    pub wakes: u64,
-    pub callbacks: u64,
-    pub steals: u64,
-    pub handoffs: u64,
-    pub passed_on: u64,
-}
-
-impl Tally {
-    pub const ZERO: Tally =
-        Tally { looks: 0, waits: 0, wakes: 0, callbacks: 0, steals: 0, handoffs: 0, passed_on: 0 };
-}
-
-/// What a wait table has done so far.
+/// What a wait table has done so far, or what happened under one queue's lock.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Counts {
-    /// Unlocks that looked for nobody: calls avoided. May be a few short where threads share a
+    /// Unlocks that looked into no queue: calls avoided. May be a few short where threads share a
     /// shard; the others are exact.
     pub avoided: u64,
     /// Unlocks that looked into their word's queue.
@@ -42,7 +25,7 @@ pub struct Counts {
     pub wakes: u64,
     /// Callbacks called.
     pub callbacks: u64,
-    /// Times that the lock was free for one who waited, and somebody else took it.
+    /// Times that the lock was free for a waiter, and another thread took it.
     pub steals: u64,
     /// Times that it was handed over.
     pub handoffs: u64,
@@ -51,26 +34,37 @@ pub struct Counts {
 }
 
 impl Counts {
-    pub(super) fn add(&mut self, tally: &Tally) {
-        self.looks += tally.looks;
-        self.waits += tally.waits;
-        self.wakes += tally.wakes;
-        self.callbacks += tally.callbacks;
-        self.steals += tally.steals;
-        self.handoffs += tally.handoffs;
-        self.passed_on += tally.passed_on;
+    pub(super) const ZERO: Counts = Counts {
+        avoided: 0,
+        looks: 0,
+        waits: 0,
+        wakes: 0,
+        callbacks: 0,
+        steals: 0,
+        handoffs: 0,
+        passed_on: 0,
+    };
+
+    pub(super) fn add(&mut self, other: &Counts) {
+        self.looks += other.looks;
+        self.waits += other.waits;
+        self.wakes += other.wakes;
+        self.callbacks += other.callbacks;
+        self.steals += other.steals;
+        self.handoffs += other.handoffs;
+        self.passed_on += other.passed_on;
     }
 }
 
 #[repr(align(64))]
-struct Shard(AtomicU64);
+struct AvoidedShard(AtomicU64);
 
-/// Unlocks that called nobody.
-pub(super) struct Avoided([Shard; SHARDS]);
+/// Unlocks that looked into no queue.
+pub(super) struct Avoided([AvoidedShard; SHARDS]);
 
 impl Avoided {
     pub const fn new() -> Avoided {
-        Avoided([const { Shard(AtomicU64::new(0)) }; SHARDS])
+        Avoided([const { AvoidedShard(AtomicU64::new(0)) }; SHARDS])
     }
 
     #[inline]

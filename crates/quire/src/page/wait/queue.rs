@@ -1,13 +1,13 @@
-//! A queue of the wait table: who waits for the words that hash to it.
+//! A queue of the wait table: the waiters for the words that hash to it.
 //!
-//! Owns the two chains of a queue, and who is in them: those who wait for a word's lock, oldest
-//! first, of whom one is served at a time, and all others, who are served together. Leaves the
-//! word's bits and sleeping to [`super::WaitTable`].
+//! Owns the two chains of a queue: the waiters for a word's lock, oldest first, which are served one
+//! at a time, and all others, which are served together. Leaves the word's bits and sleeping to
+//! [`super::WaitTable`].
 //!
-//! A [`Waiter`] lies on its owner's stack or in a record of his. It is *idle*, or *waiting*, and
-//! then in a chain; whoever serves it takes it out under the queue's lock and says *woken* or
-//! *handed* (it owns the page now) there, and does not touch it again: by then its memory may be
-//! something else. What is called outside of the lock is called with what was copied under it.
+//! A [`Waiter`] lies on its owner's stack or in a record of its owner's. It is *idle*, or *waiting*,
+//! and then in a chain; the thread that serves it takes it out under the queue's lock and says
+//! *woken* or *handed* (it owns the page now) there, and does not touch it again: by then its memory
+//! may be something else. What is called outside of the lock is called with what was copied under it.
 //!
 //! Locks: everything here is done under the queue's lock, but for looking at a waiter's state.
 
@@ -15,7 +15,7 @@ use core::cell::UnsafeCell;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use super::counts::Tally;
+use super::counts::Counts;
 use crate::page::word::{PageWord, Word};
 use crate::page::{Condition, Parking, Snapshot};
 use crate::sys::memory::Zeroed;
@@ -27,9 +27,9 @@ use crate::units::PageNum;
 pub(super) const IDLE: u64 = 0;
 /// In a chain; what sleepers sleep on.
 pub(super) const WAITING: u64 = 1;
-/// Taken out: what was waited for is so, or was.
+/// Unqueued out: what was waited for is so, or was.
 pub(super) const WOKEN: u64 = 2;
-/// Taken out as the owner of the lock.
+/// Unqueued out as the owner of the lock.
 pub(super) const HANDED: u64 = 3;
 /// A record that is taken, and not in a chain yet.
 pub(super) const CLAIMED: u64 = 4;
@@ -39,7 +39,7 @@ pub(super) const LOOKS_MAX: usize = 64;
 /// Waiters that are taken out meanwhile.
 const BATCH_MAX: usize = 16;
 
-/// What is done for a waiter that is no thread, by whoever unlocks the page.
+/// What the thread that unlocks the page does for a waiter that is no thread.
 #[derive(Clone, Copy, Debug)]
 pub struct Callback {
     run: Option<fn(u64)>,
@@ -61,22 +61,22 @@ impl Callback {
     }
 }
 
-/// One who waits.
+/// A waiter: a thread, or a callback.
 pub struct Waiter<A = AtomicU64> {
     pub(super) state: A,
-    entry: UnsafeCell<Entry<A>>,
+    entry: UnsafeCell<WaitEntry<A>>,
 }
 
 /// Guarded by the queue's lock while the waiter is in a chain, and its owner's before.
-struct Entry<A> {
+struct WaitEntry<A> {
     next: Option<NonNull<Waiter<A>>>,
     previous: Option<NonNull<Waiter<A>>>,
     /// Address of the word; 0 for the mark of a walk.
     word: usize,
     condition: Condition,
-    /// When it came; one who waits for the lock keeps it until he has it.
+    /// When it came; a waiter for the lock keeps it until it has the lock.
     ticket: u64,
-    /// How often the lock was free for it, and somebody else took it.
+    /// How often the lock was free for it, and another thread took it.
     steals: u32,
     is_callback: bool,
     callback: Callback,
@@ -95,7 +95,7 @@ impl<A: Word> Waiter<A> {
     pub fn new() -> Waiter<A> {
         Waiter {
             state: A::new(IDLE),
-            entry: UnsafeCell::new(Entry {
+            entry: UnsafeCell::new(WaitEntry {
                 next: None,
                 previous: None,
                 word: 0,
@@ -123,13 +123,11 @@ pub trait QueueLock<T> {
 
 /// A queue with its lock, on a cache line of its own.
 #[repr(align(64))]
-pub struct Queue(pub(super) Mutex<rank::Waiters, List<AtomicU64>>);
+pub struct Queue(pub(super) Mutex<rank::Waiters, WaitList<AtomicU64>>);
 
-impl Queue {
-    /// An empty one.
-    #[must_use]
-    pub const fn new() -> Queue {
-        Queue(Mutex::new(List::new()))
+impl Default for Queue {
+    fn default() -> Queue {
+        Queue(Mutex::new(WaitList::new()))
     }
 }
 
@@ -137,15 +135,9 @@ impl Queue {
 // integers. It owns nothing.
 unsafe impl Zeroed for Queue {}
 
-impl Default for Queue {
-    fn default() -> Queue {
-        Queue::new()
-    }
-}
-
-impl QueueLock<List<AtomicU64>> for Queue {
+impl QueueLock<WaitList<AtomicU64>> for Queue {
     #[inline]
-    fn with<R>(&self, act: impl FnOnce(&mut List<AtomicU64>) -> R) -> R {
+    fn with<R>(&self, act: impl FnOnce(&mut WaitList<AtomicU64>) -> R) -> R {
         act(&mut self.0.lock())
     }
 }
@@ -158,29 +150,29 @@ struct Chain<A> {
 /// Which chain.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Which {
-    /// Those who wait for the lock.
+    /// The waiters for the lock.
     Lockers,
     /// All others.
     Others,
 }
 
 /// The waiters of a queue.
-pub struct List<A> {
+pub struct WaitList<A> {
     lockers: Chain<A>,
     others: Chain<A>,
     /// Tickets given out.
     tickets: u64,
-    pub(super) tally: Tally,
+    pub(super) counts: Counts,
 }
 
 // SAFETY: the waiters in it may be touched by any thread that holds the queue's lock.
-unsafe impl<A: Sync> Send for List<A> {}
+unsafe impl<A: Sync> Send for WaitList<A> {}
 
 /// # Safety
 /// `waiter` is in a chain of the queue whose lock the caller holds, or about to be put there by
 /// its owner; the reference is not kept over a use of another one.
 #[allow(clippy::mut_from_ref, reason = "the queue's lock is what makes it unique")]
-unsafe fn entry<'a, A>(waiter: NonNull<Waiter<A>>) -> &'a mut Entry<A> {
+unsafe fn entry<'a, A>(waiter: NonNull<Waiter<A>>) -> &'a mut WaitEntry<A> {
     // SAFETY: a waiter in a chain exists (it is taken out before its owner lets go of it), and the
     // lock keeps others out.
     unsafe { &mut *waiter.as_ref().entry.get() }
@@ -217,7 +209,7 @@ impl<A> Chain<A> {
     unsafe fn remove(&mut self, waiter: NonNull<Waiter<A>>) {
         // SAFETY: by the caller; its neighbours are in this chain as well.
         unsafe {
-            let Entry { previous, next, .. } = *entry(waiter);
+            let WaitEntry { previous, next, .. } = *entry(waiter);
             match previous {
                 Some(previous) => entry(previous).next = next,
                 None => self.first = next,
@@ -230,33 +222,33 @@ impl<A> Chain<A> {
     }
 }
 
-/// One who was taken out of his chain under the queue's lock, and was not told yet.
-pub(super) struct Taken<A>(NonNull<Waiter<A>>);
+/// A waiter that was taken out of its chain under the queue's lock, and was not told yet.
+pub(super) struct Unqueued<A>(NonNull<Waiter<A>>);
 
-/// What an unlock has seen, and how far it has come with who waits.
+/// What an unlock has seen, and how far it has come with the waiters.
 pub(super) struct Walk {
     word: usize,
-    /// The word as it was under the queue's lock: whoever came before it waited through it.
+    /// The word as it was under the queue's lock: a waiter that came before it waited through it.
     seen: Snapshot,
     /// The first ticket that came after it.
     limit: u64,
-    /// Somebody stays.
+    /// A waiter stays.
     leaves: bool,
-    /// How often one who stays has found the lock taken by a stealer, at most.
+    /// How often a waiter that stays has found the lock taken by a stealer, at most.
     steals: u32,
 }
 
-/// Those who were taken out, to be woken without the queue's lock.
-pub(super) struct Batch<A> {
+/// Waiters that were taken out, to be woken without the queue's lock.
+pub(super) struct WakeBatch<A> {
     sleepers: [*const A; BATCH_MAX],
     sleepers_len: usize,
     callbacks: [Callback; BATCH_MAX],
     callbacks_len: usize,
 }
 
-impl<A> Batch<A> {
-    pub fn new() -> Batch<A> {
-        Batch {
+impl<A> WakeBatch<A> {
+    pub fn new() -> WakeBatch<A> {
+        WakeBatch {
             sleepers: [core::ptr::null(); BATCH_MAX],
             sleepers_len: 0,
             callbacks: [Callback { run: None, argument: 0 }; BATCH_MAX],
@@ -286,17 +278,17 @@ pub(super) fn address<A>(word: &PageWord<A>) -> usize {
     core::ptr::from_ref(word).addr()
 }
 
-impl<A: Word> Default for List<A> {
-    fn default() -> List<A> {
-        List::new()
+impl<A> Default for WaitList<A> {
+    fn default() -> WaitList<A> {
+        WaitList::new()
     }
 }
 
-impl<A> List<A> {
-    /// Nobody waits.
+impl<A> WaitList<A> {
+    /// No waiter.
     #[must_use]
-    pub const fn new() -> List<A> {
-        List { lockers: Chain::EMPTY, others: Chain::EMPTY, tickets: 0, tally: Tally::ZERO }
+    pub const fn new() -> WaitList<A> {
+        WaitList { lockers: Chain::EMPTY, others: Chain::EMPTY, tickets: 0, counts: Counts::ZERO }
     }
 
     #[cfg(test)]
@@ -310,7 +302,7 @@ impl<A> List<A> {
     }
 }
 
-impl<A: Word> List<A> {
+impl<A: Word> WaitList<A> {
     fn chain(&mut self, which: Which) -> &mut Chain<A> {
         match which {
             Which::Lockers => &mut self.lockers,
@@ -318,8 +310,8 @@ impl<A: Word> List<A> {
         }
     }
 
-    /// Queues one who waits for the lock: behind those who came before him. One who was woken and
-    /// has found the lock taken comes again, with his old ticket.
+    /// Queues a waiter for the lock, behind those that came before it. One that was woken and has
+    /// found the lock taken comes again, with its old ticket.
     ///
     /// # Safety
     /// `waiter` is idle or was woken, and stays where it is until it is taken out.
@@ -345,11 +337,11 @@ impl<A: Word> List<A> {
             (entry.word, entry.ticket, entry.steals) = (address(word), ticket, steals);
             self.lockers.insert_after(after, waiter_at);
         }
-        // Relaxed: its owner's own, or read under this lock.
+        // Relaxed: only its owner reads it without this lock.
         waiter.state.store(WAITING, Ordering::Relaxed);
     }
 
-    /// How often one who queues again lost the lock to a stealer by now.
+    /// How often a waiter that queues again lost the lock to a stealer by now.
     ///
     /// # Safety
     /// `waiter` is the caller's own, and in no chain.
@@ -360,7 +352,7 @@ impl<A: Word> List<A> {
         unsafe { entry(NonNull::from(waiter)).steals + u32::from(was_woken) }
     }
 
-    /// Queues one who waits for anything else.
+    /// Queues a waiter for anything else.
     ///
     /// # Safety
     /// As for [`Self::push_locker`].
@@ -391,7 +383,7 @@ impl<A: Word> List<A> {
     /// # Safety
     /// `waiter` was queued here, in this chain.
     pub(super) unsafe fn withdraw(&mut self, which: Which, waiter: &Waiter<A>) -> Result<(), u64> {
-        // Relaxed: whoever changed it did so under this lock.
+        // Relaxed: it was changed under this lock.
         let state = waiter.state.load(Ordering::Relaxed);
         if state != WAITING {
             return Err(state);
@@ -413,53 +405,52 @@ impl<A: Word> List<A> {
         at
     }
 
-    /// How often the next one to have the lock of a word lost it to a stealer; `None` if nobody waits
-    /// for it.
+    /// How often the next one to have the lock of a word lost it to a stealer; `None` if there is none.
     pub(super) fn steals_of_next(&self, word: &PageWord<A>) -> Option<u32> {
         // SAFETY: it is in the chain.
         self.next_locker(address(word)).map(|waiter| unsafe { entry(waiter).steals })
     }
 
-    /// Takes out the next one to have the lock of a word; he is told by [`Self::tell`].
-    pub(super) fn take_locker(&mut self, word: &PageWord<A>) -> Option<Taken<A>> {
+    /// Takes out the next one to have the lock of a word; [`Self::tell`] tells it.
+    pub(super) fn take_locker(&mut self, word: &PageWord<A>) -> Option<Unqueued<A>> {
         let waiter = self.next_locker(address(word))?;
         // SAFETY: it is in the chain.
         unsafe { self.lockers.remove(waiter) };
-        Some(Taken(waiter))
+        Some(Unqueued(waiter))
     }
 
-    /// Says to one who was taken out why; from then on the waiter is its owner's again.
-    pub(super) fn tell(&mut self, taken: Taken<A>, state: u64, batch: &mut Batch<A>) {
-        let Taken(waiter) = taken;
-        // SAFETY: its owner leaves it where it is until he is told, which is below.
+    /// Tells a waiter that was taken out why; from then on it is its owner's again.
+    pub(super) fn tell(&mut self, taken: Unqueued<A>, state: u64, batch: &mut WakeBatch<A>) {
+        let Unqueued(waiter) = taken;
+        // SAFETY: its owner leaves it where it is until it is told, which is below.
         unsafe {
-            let Entry { is_callback, callback, .. } = *entry(waiter);
+            let WaitEntry { is_callback, callback, .. } = *entry(waiter);
             let told = &waiter.as_ref().state;
             if is_callback {
                 batch.callbacks[batch.callbacks_len] = callback;
                 batch.callbacks_len += 1;
-                self.tally.callbacks += 1;
-                // Release, pairs with the acquire of whoever claims the record next.
+                self.counts.callbacks += 1;
+                // Release pairs with the acquire of the next claim of the record.
                 told.store(IDLE, Ordering::Release);
             } else {
                 batch.sleepers[batch.sleepers_len] = &raw const *told;
                 batch.sleepers_len += 1;
-                self.tally.wakes += 1;
-                // Release pairs with the sleeper's acquire: he sees what the unlock published.
+                self.counts.wakes += 1;
+                // Release pairs with the sleeper's acquire: it sees what the unlock published.
                 told.store(state, Ordering::Release);
             }
         }
     }
 
-    /// Begins to serve those who do not wait for the lock.
+    /// Begins to serve the waiters that do not wait for the lock.
     pub(super) fn begin_walk(&self, word: &PageWord<A>, seen: Snapshot) -> Walk {
         let limit = self.tickets;
         Walk { word: address(word), seen, limit, leaves: false, steals: 0 }
     }
 
     /// Takes out some whose condition was so, from where `mark` stands; `true` while there may be
-    /// more: `mark` is in the chain then. Who came after the walk began is left alone: what he
-    /// waits for was not so then, and whoever makes it so comes here as well.
+    /// more: `mark` is in the chain then. A waiter that came after the walk began is left alone: what it
+    /// waits for was not so then, and the unlock that makes it so comes here as well.
     ///
     /// # Safety
     /// `mark` is this walk's own, and stays where it is while it is in the chain.
@@ -467,11 +458,11 @@ impl<A: Word> List<A> {
         &mut self,
         walk: &mut Walk,
         mark: &Waiter<A>,
-        batch: &mut Batch<A>,
+        batch: &mut WakeBatch<A>,
     ) -> bool {
         // SAFETY: the caller's mark, in this chain where it waits.
         let mut at = match unsafe { self.withdraw(Which::Others, mark) } {
-            // SAFETY: as above; nobody else has it.
+            // SAFETY: as above; no other thread has it.
             Ok(()) => unsafe { entry(NonNull::from(mark)).next },
             Err(_) => self.others.first,
         };
@@ -492,13 +483,13 @@ impl<A: Word> List<A> {
             if entry.condition.holds(walk.seen) {
                 // SAFETY: it is in the chain.
                 unsafe { self.others.remove(waiter) };
-                self.tell(Taken(waiter), WOKEN, batch);
+                self.tell(Unqueued(waiter), WOKEN, batch);
                 continue;
             }
             walk.leaves = true;
             if entry.condition.is_of_lock() {
                 entry.steals += 1;
-                self.tally.steals += 1;
+                self.counts.steals += 1;
                 walk.steals = walk.steals.max(entry.steals);
             }
         }
@@ -513,28 +504,27 @@ impl<A: Word> List<A> {
         true
     }
 
-    /// Whether a walk that is over has left nobody who waits for its word.
+    /// Whether a walk that is over has left no waiter for its word.
     pub(super) fn is_left_empty(&self, walk: &Walk) -> bool {
         !walk.leaves && self.tickets == walk.limit && self.next_locker(walk.word).is_none()
     }
 
-    /// Whether a walk has met somebody whom the lock must be kept free for.
+    /// Whether a walk has met a waiter for which the lock must be kept free.
     pub(super) fn owes(&self, walk: &Walk, steals_max: u32) -> bool {
         walk.steals > 0 && walk.steals >= steals_max
     }
 
-    /// Whether somebody may wait for a word; looks at `looks_max` of the others.
+    /// Whether a word may have a waiter; looks at `looks_max` of the others.
     pub(super) fn may_have(&self, word: &PageWord<A>, looks_max: usize) -> bool {
         let word = address(word);
         let mut at = self.others.first;
-        let mut looks = 0;
-        while let Some(waiter) = at {
+        for looks in 0.. {
+            let Some(waiter) = at else { break };
             // SAFETY: it is in the chain.
             let entry = unsafe { entry(waiter) };
             if entry.word == word || looks == looks_max {
                 return true;
             }
-            looks += 1;
             at = entry.next;
         }
         self.next_locker(word).is_some()
