@@ -170,6 +170,7 @@ impl Userfaultfd {
     }
 
     /// How many answers there have been for a page, or one that shares its counter.
+    #[cfg(feature = "library")]
     #[must_use]
     pub(crate) fn answers(&self, page: PageNum) -> u32 {
         // Acquire pairs with the release in `answer_inline`.
@@ -177,6 +178,7 @@ impl Userfaultfd {
     }
 
     /// Waits while there have been no more than `seen`; may return for no reason.
+    #[cfg(feature = "library")]
     pub(crate) fn wait_for_answer(&self, page: PageNum, seen: u32) {
         // SeqCst, as in `answer_inline`: either the thread that answers sees this one wait, or the
         // kernel finds another count than `seen`.

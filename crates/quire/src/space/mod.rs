@@ -147,7 +147,8 @@ impl<M: Mmu> AddressSpace<M> {
         self.pages.used_arena().iter().map(in_block).sum::<usize>()
             + self.frames.free()
             + self.frames.limbo()
-            + self.swap.zpool.own_pages()
+            // Slabs that the supervisor has given back to this member are noticed first.
+            + self.swap.zpool.at_rest(|own| own)
     }
 
     /// An empty space over `pages` pages of arena and `frames` places of pool.
