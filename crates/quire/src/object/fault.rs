@@ -153,7 +153,7 @@ impl<M: ObjectMmu> Objects<M> {
             failpoint::hit(Failpoint::Prepared, page);
             let look = {
                 let mut window = self.windows.lock(page);
-                if way != Way::Classic && !self.space.is_current(vma) {
+                if way != Way::Classic && !self.space.vmas.is_current(vma) {
                     return Err(Doubt::changed(vma));
                 }
                 failpoint::hit(Failpoint::Checked, page);

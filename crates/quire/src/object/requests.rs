@@ -331,7 +331,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// whether it is mapped.
     pub(super) fn answer_asker(&self, object: &Object, asker: &Asker, is_bad: bool) -> bool {
         let mut window = self.windows.lock(asker.page);
-        if self.space.is_current(&asker.vma) {
+        if self.space.vmas.is_current(&asker.vma) {
             if is_bad {
                 let at = asker.vma.attributes.backing.object_page(asker.page);
                 self.poison_unread(object, at, asker.page, &window);

@@ -33,7 +33,7 @@ use crate::units::{BLOCK_ORDER, PageNum, PageRange};
 
 /// What a walk over all words found.
 #[derive(Default)]
-struct Found {
+struct Census {
     mapped: usize,
     limbo: usize,
     wanted: usize,
@@ -42,7 +42,7 @@ struct Found {
     locations: BTreeSet<u32>,
 }
 
-impl Found {
+impl Census {
     fn has_handle(&mut self, page: PageNum, number: u32) {
         assert!(number != 0, "{page:?} names no packed page");
         assert!(self.handles.insert(number), "{page:?} shares packed page {number:#x}");
@@ -89,7 +89,7 @@ impl<M: Inspect> AddressSpace<M> {
 
     /// The same, where objects hold so many pages of the account.
     pub(crate) fn check_beside(&self, objects: usize) {
-        let mut found = Found::default();
+        let mut found = Census::default();
         let arena = self.arena();
         arena.by_block().for_each(|range| self.check_block(range, &mut found));
         self.check_frames(&found);
@@ -112,7 +112,7 @@ impl<M: Inspect> AddressSpace<M> {
         self.check_rights();
     }
 
-    fn check_block(&self, range: PageRange, found: &mut Found) {
+    fn check_block(&self, range: PageRange, found: &mut Census) {
         let mut mapped = 0;
         for page in range.pages() {
             let word = self.snapshot(page);
@@ -157,7 +157,7 @@ impl<M: Inspect> AddressSpace<M> {
     }
 
     /// I4: a page in limbo and its frame name each other.
-    fn check_limbo(&self, page: PageNum, frame: FrameId, found: &mut Found) {
+    fn check_limbo(&self, page: PageNum, frame: FrameId, found: &mut Census) {
         assert_eq!(self.frames.owner_of(frame), page, "{frame:?} is another page's");
         let bits = self.frames.limbo_bits(frame.0 >> BLOCK_ORDER);
         let at = frame.0 as usize % 512;
@@ -167,7 +167,7 @@ impl<M: Inspect> AddressSpace<M> {
     }
 
     /// I5: the pool's books agree with themselves, and every page in limbo is some page's.
-    fn check_frames(&self, found: &Found) {
+    fn check_frames(&self, found: &Census) {
         #[cfg(any(test, debug_assertions))]
         self.frames.check();
         assert_eq!(self.frames.limbo(), found.limbo, "pages in limbo");

@@ -30,12 +30,12 @@
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use super::vma::{Attributes, Backing, Kind, Vma};
+use super::vma::{Attributes, Backing, Kind};
 use super::{AddressSpace, Layout};
 use crate::control::Event;
 use crate::failpoint::{self, Failpoint};
 use crate::fault::Outcome;
-use crate::fault::fault_list::{Answer, FaultList};
+use crate::fault::fault_list::FaultList;
 use crate::mmu::{Mmu, Prot};
 use crate::page::State;
 use crate::sys::Errno;
@@ -147,14 +147,11 @@ impl<M: Mmu> AddressSpace<M> {
         self.drop_pages(range);
         failpoint::hit(Failpoint::Dropped, range.start);
         layout = self.lock();
-        self.vmas.remove_whole(range, &layout.locked);
+        self.remove_whole_vmas(&mut layout, range);
         self.settle_unmapped(&layout, range, found);
         let has_waiters = self.dying.end(&layout);
         drop(layout);
-        self.dying.faults.answer_all(|answer| match answer {
-            Answer::Page(page) => self.answer(page),
-            Answer::Everybody => self.answer_everybody(),
-        });
+        self.dying.faults.answer_all(|answer| self.answer_listed(answer));
         if has_waiters {
             futex::wake(&self.dying.ended, u32::MAX, Reach::Process);
         }
@@ -196,21 +193,5 @@ impl<M: Mmu> AddressSpace<M> {
 
     fn is_dying(&self, page: PageNum) -> bool {
         self.find_vma(page).is_some_and(|vma| vma.attributes.kind == Kind::Dying)
-    }
-
-    /// The VMAs that have pages of a range.
-    pub(super) fn vmas_in(
-        &self,
-        layout: &Layout<'_>,
-        range: PageRange,
-    ) -> impl Iterator<Item = Vma> {
-        let mut at = range.start;
-        core::iter::from_fn(move || {
-            // Of an empty range, too: it has pages of none.
-            let next = (at < range.end).then(|| self.next_vma(layout, at)).flatten();
-            let vma = next.filter(|vma| vma.range.start < range.end)?;
-            at = vma.range.end;
-            Some(vma)
-        })
     }
 }

@@ -127,9 +127,8 @@ impl<M: Mmu> AddressSpace<M> {
                     continue;
                 }
             }
-            let limbo = self.frames.limbo();
             let mut freed = self.reclaim(&NoCaches, 512, Reclaimer::Kswapd, Some(scratch));
-            freed += self.shrink_limbo(limbo, scratch);
+            freed += self.shrink_limbo(usize::MAX, scratch);
             self.release_free_frames(0);
             // A read that came in between waits for memory, and the fork for the read.
             self.answer_starved();
@@ -154,10 +153,7 @@ impl<M: Mmu> AddressSpace<M> {
     pub fn prepare_fork(&self, layout: &mut Layout<'_>) -> Result<usize, Errno> {
         loop {
             self.empty_limbo();
-            if self.frames.limbo() > 0 {
-                let limbo = self.frames.limbo();
-                self.shrink_limbo(limbo, &mut layout.scratch);
-            }
+            self.shrink_limbo(usize::MAX, &mut layout.scratch);
             if self.frames.limbo() > 0 {
                 // It would not come along, and the child would read zeros for it.
                 return Err(Errno::NOMEM);
@@ -176,13 +172,10 @@ impl<M: Mmu> AddressSpace<M> {
                 return Ok(held);
             }
             let target = (held / 8).max(64);
-            let before = held;
             self.reclaim(&NoCaches, target, Reclaimer::Direct, Some(&mut layout.scratch));
-            let limbo = self.frames.limbo();
-            self.shrink_limbo(limbo, &mut layout.scratch);
+            self.shrink_limbo(usize::MAX, &mut layout.scratch);
             self.release_free_frames(0);
-            let now = self.share_of_child();
-            if now >= before {
+            if self.share_of_child() >= held {
                 return Err(Errno::NOMEM);
             }
         }
@@ -209,8 +202,7 @@ impl<M: Mmu> AddressSpace<M> {
             // Its neighbour's move took it along.
             return;
         }
-        let vma = self.find_vma(page);
-        match vma {
+        match self.find_vma(page) {
             Some(vma) if !locked.has(Flags::LAZYFREE) => {
                 let guess = self.guess(page, locked.content(), &vma);
                 self.fault_from_limbo(locked, &vma, guess, Access::Read);

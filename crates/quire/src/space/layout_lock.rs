@@ -95,7 +95,7 @@ pub struct Layout<'a> {
 pub(crate) struct Shared<'a>(&'a LayoutLock);
 
 /// What became of a fault that wanted to share the lock.
-pub(crate) enum Entry<'a> {
+pub(crate) enum Admission<'a> {
     /// The layout stays as it is.
     Shared(Shared<'a>),
     /// Somebody changes it whose own fault this may be.
@@ -141,17 +141,21 @@ impl LayoutLock {
     }
 
     /// Lets a fault in, of what `thread` says, beside others, or defers it.
-    pub(crate) fn try_share(&self, page: PageNum, thread: impl FnOnce() -> ThreadId) -> Entry<'_> {
+    pub(crate) fn try_share(
+        &self,
+        page: PageNum,
+        thread: impl FnOnce() -> ThreadId,
+    ) -> Admission<'_> {
         if self.faults.try_enter() {
             rank::taken(Rank::LayoutFaults, 1);
-            return Entry::Shared(Shared(self));
+            return Admission::Shared(Shared(self));
         }
         if self.is_exempt(thread()) {
-            return Entry::Exempt;
+            return Admission::Exempt;
         }
         self.deferred.push(page);
         // Else its entry stays in the list: a fault too many is answered, some day.
-        if self.faults.try_sign() { Entry::Deferred } else { Entry::Again }
+        if self.faults.try_sign() { Admission::Deferred } else { Admission::Again }
     }
 
     /// Whether the owner may be waiting for this thread, or be it.
@@ -228,9 +232,9 @@ mod tests {
 
     fn is_exempt(lock: &LayoutLock, thread: u32) -> bool {
         match lock.try_share(PAGE, || ThreadId(thread)) {
-            Entry::Exempt => true,
-            Entry::Deferred => false,
-            Entry::Shared(_) | Entry::Again => panic!("nobody has the lock"),
+            Admission::Exempt => true,
+            Admission::Deferred => false,
+            Admission::Shared(_) | Admission::Again => panic!("nobody has the lock"),
         }
     }
 
@@ -243,7 +247,7 @@ mod tests {
         assert_eq!((is_exempt(&lock, 11), space.answers.get()), (false, 0));
         drop(layout);
         assert_eq!(space.answers.get(), 1);
-        assert!(matches!(lock.try_share(PAGE, || ThreadId(11)), Entry::Shared(_)));
+        assert!(matches!(lock.try_share(PAGE, || ThreadId(11)), Admission::Shared(_)));
     }
 
     /// The only thread of a program leaves no number, nor does that of a fork's child; and whoever

@@ -76,7 +76,7 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicUsize
 pub use self::advise::Advice;
 use self::dying::Dying;
 pub use self::layout_lock::Layout;
-use self::layout_lock::{Entry, LayoutLock, NumberOfThread, Unlocked};
+use self::layout_lock::{Admission, LayoutLock, NumberOfThread, Unlocked};
 use self::rights::Rights;
 use self::vma::{Vma, VmaIndex};
 use crate::budget::{Budget, Purpose};
@@ -226,7 +226,7 @@ impl<M: Mmu> AddressSpace<M> {
     }
 
     /// Shares the space's lock with other faults, for one of `thread` on `page`.
-    pub(crate) fn share_layout(&self, page: PageNum, thread: ThreadId) -> Entry<'_> {
+    pub(crate) fn share_layout(&self, page: PageNum, thread: ThreadId) -> Admission<'_> {
         self.layout.try_share(page, || self.known(thread))
     }
 
@@ -246,21 +246,30 @@ impl<M: Mmu> AddressSpace<M> {
         self.vmas.next_from(page, &layout.locked)
     }
 
+    /// The VMAs that have pages of a range.
+    pub(crate) fn vmas_in(
+        &self,
+        layout: &Layout<'_>,
+        range: PageRange,
+    ) -> impl Iterator<Item = Vma> {
+        let mut at = range.start;
+        core::iter::from_fn(move || {
+            // Of an empty range, too: it has pages of none.
+            let next = (at < range.end).then(|| self.next_vma(layout, at)).flatten();
+            let vma = next.filter(|vma| vma.range.start < range.end)?;
+            at = vma.range.end;
+            Some(vma)
+        })
+    }
+
     /// Whether anything is mapped in a range.
     pub fn is_mapped(&self, layout: &Layout<'_>, range: PageRange) -> bool {
-        self.next_vma(layout, range.start).is_some_and(|vma| vma.range.start < range.end)
+        self.vmas_in(layout, range).next().is_some()
     }
 
     /// Whether a foreign mapping is in a range.
     pub fn has_foreign(&self, layout: &Layout<'_>, range: PageRange) -> bool {
-        let mut at = range.start;
-        while let Some(vma) = self.next_vma(layout, at).filter(|vma| vma.range.start < range.end) {
-            if vma.attributes.kind == vma::Kind::Foreign {
-                return true;
-            }
-            at = vma.range.end;
-        }
-        false
+        self.vmas_in(layout, range).any(|vma| vma.attributes.kind == vma::Kind::Foreign)
     }
 
     /// Whether any page around a range was ever touched.
@@ -270,29 +279,18 @@ impl<M: Mmu> AddressSpace<M> {
 
     /// The stretches of the arena in which nothing foreign is mapped.
     pub fn managed_stretches(&self, layout: &Layout<'_>) -> impl Iterator<Item = PageRange> {
-        let mut at = PageNum(0);
-        let end = self.arena().end;
-        core::iter::from_fn(move || {
-            while at < end {
-                let start = at;
-                let mut look = at;
-                let foreign = loop {
-                    match self.next_vma(layout, look) {
-                        Some(vma) if vma.attributes.kind == vma::Kind::Foreign => {
-                            break Some(vma.range);
-                        }
-                        Some(vma) => look = vma.range.end,
-                        None => break None,
-                    }
-                };
-                let stop = foreign.map_or(end, |range| range.start);
-                at = foreign.map_or(end, |range| range.end);
-                if stop > start {
-                    return Some(PageRange { start, end: stop });
-                }
-            }
-            None
-        })
+        let arena = self.arena();
+        let foreign = self.vmas_in(layout, arena);
+        let foreign = foreign.filter(|vma| vma.attributes.kind == vma::Kind::Foreign);
+        let mut at = arena.start;
+        foreign
+            .map(|vma| vma.range)
+            .chain([PageRange { start: arena.end, end: arena.end }])
+            .map(move |foreign| {
+                let start = core::mem::replace(&mut at, foreign.end);
+                PageRange { start, end: foreign.start }
+            })
+            .filter(|stretch| !stretch.is_empty())
     }
 
     /// The MMU.
@@ -400,21 +398,16 @@ impl<M: Mmu> AddressSpace<M> {
 
     /// Answers the faults of a page, or has an engine thread do it.
     pub(crate) fn answer(&self, page: PageNum) {
-        if self.mmu.is_reachable() {
-            self.mmu.wake(PageRange::new(page, 1));
-            return;
-        }
-        self.unanswered.push(page);
-        self.proxy_calls.call();
+        self.answer_listed(Answer::Page(page));
     }
 
-    /// The same for the faults of all pages.
-    pub(crate) fn answer_everybody(&self) {
+    /// The same for an entry of a list of faults.
+    fn answer_listed(&self, answer: Answer) {
         if self.mmu.is_reachable() {
-            self.mmu.wake(self.arena());
+            self.wake_for(answer);
             return;
         }
-        self.unanswered.push_everybody();
+        self.unanswered.push_answer(answer);
         self.proxy_calls.call();
     }
 

@@ -1,9 +1,9 @@
 //! What objects need of the address space: words for their pages, and what their mappings need.
 
-use super::vma::{Attributes, Backing, Pattern, Vma};
+use super::vma::Attributes;
 use super::{AddressSpace, Layout};
 use crate::budget::Purpose;
-use crate::mmu::{Mmu, Prot};
+use crate::mmu::Mmu;
 use crate::page::Pages;
 use crate::sys::{Errno, memory};
 use crate::units::{BLOCK_PAGES, ObjectPage, PageNum, PageRange};
@@ -104,54 +104,35 @@ impl<M: Mmu> AddressSpace<M> {
         Ok(())
     }
 
-    /// Takes a whole VMA away.
-    pub(crate) fn remove_vma(&self, layout: &mut Layout<'_>, range: PageRange) {
+    /// Takes `range` out of its VMAs, splitting those that reach over its ends.
+    ///
+    /// # Errors
+    /// `NOMEM` where a split finds the table full; nothing has changed then.
+    pub(crate) fn remove_vma(
+        &self,
+        layout: &mut Layout<'_>,
+        range: PageRange,
+    ) -> Result<(), Errno> {
+        self.vmas.remove(range, &layout.locked)
+    }
+
+    /// The same where no VMA reaches over the ends: that needs no room.
+    pub(crate) fn remove_whole_vmas(&self, layout: &mut Layout<'_>, range: PageRange) {
         let removed = self.vmas.remove(range, &layout.locked);
         debug_assert!(removed.is_ok(), "a whole VMA goes without a split");
     }
 
-    /// The same for a part of one, which may have to be split.
+    /// Gives the VMAs inside `range` other attributes. The kernel's rights are the caller's to change.
     ///
     /// # Errors
-    /// `NOMEM` where the table is full; nothing has changed then.
-    pub(crate) fn cut_vma(&self, layout: &mut Layout<'_>, range: PageRange) -> Result<(), Errno> {
-        self.vmas.remove(range, &layout.locked)
-    }
-
-    /// Notes other rights of VMAs, which the caller gives them.
-    pub(crate) fn set_prot(
+    /// `NOMEM` where a split finds the table full.
+    pub(crate) fn change_vmas(
         &self,
         layout: &mut Layout<'_>,
         range: PageRange,
-        prot: Prot,
+        change: impl Fn(Attributes) -> Attributes,
     ) -> Result<(), Errno> {
-        let change = |old| Attributes { prot, ..old };
         self.vmas.change_attributes(range, &layout.locked, change)
-    }
-
-    pub(crate) fn set_backing(
-        &self,
-        layout: &mut Layout<'_>,
-        range: PageRange,
-        backing: Backing,
-    ) -> Result<(), Errno> {
-        let change = |old| Attributes { backing, ..old };
-        self.vmas.change_attributes(range, &layout.locked, change)
-    }
-
-    pub(crate) fn set_pattern(
-        &self,
-        layout: &mut Layout<'_>,
-        range: PageRange,
-        pattern: Pattern,
-    ) -> Result<(), Errno> {
-        let change = |old| Attributes { pattern, ..old };
-        self.vmas.change_attributes(range, &layout.locked, change)
-    }
-
-    /// Whether a VMA is as it was when it was copied; see [`super::vma::VmaIndex::is_current`].
-    pub(crate) fn is_current(&self, vma: &Vma) -> bool {
-        self.vmas.is_current(vma)
     }
 
     /// Pages that a fault could charge at once.

@@ -133,11 +133,16 @@ impl<M: Mmu> AddressSpace<M> {
                 self.move_mapped(&from, to.page());
             }
             State::Pool => {
-                let number = from.content().payload();
-                let Some(number) = self.move_blob(number, from.page(), to.page()) else {
-                    return false;
-                };
-                from.rename_locked(number);
+                if let Some(handle) = Handle::new(from.content().payload()) {
+                    let owner = (from.page(), to.page());
+                    // SAFETY: both pages are locked, and the new handle takes the old one's place.
+                    let moved = unsafe {
+                        self.swap.zpool.set_owner(handle, owner.0, owner.1, &self.budget)
+                    };
+                    // It takes memory that may not be there.
+                    let Ok(handle) = moved else { return false };
+                    from.rename_locked(handle.get());
+                }
             }
             State::Limbo => {
                 self.frames.set_owner(FrameId(from.content().payload()), to.page());
@@ -150,15 +155,6 @@ impl<M: Mmu> AddressSpace<M> {
         }
         from.move_to(to);
         true
-    }
-
-    /// Gives a packed page of `from` to `to`; both are locked. Returns the number that names it from
-    /// now on; `None` where that takes memory that is not there.
-    fn move_blob(&self, number: u32, from: PageNum, to: PageNum) -> Option<u32> {
-        let Some(handle) = Handle::new(number) else { return Some(number) };
-        // SAFETY: both pages are locked; the caller has the new number take the old one's place.
-        let moved = unsafe { self.swap.zpool.set_owner(handle, from, to, &self.budget) };
-        moved.ok().map(Handle::get)
     }
 
     fn move_mapped(&self, page: &LockedPage<'_, Self>, to: PageNum) {

@@ -260,13 +260,10 @@ impl<M: Mmu> AddressSpace<M> {
                 if let Some(open) = self.rights.stretch_of(page, locked) {
                     self.take_rights(open, locked);
                 }
-                self.answer(page);
             }
-            Answer::Everybody => {
-                self.seal_all(locked);
-                self.answer_everybody();
-            }
+            Answer::Everybody => self.seal_all(locked),
         }
+        self.answer_listed(answer);
     }
 
     /// Takes the rights of a range away that no VMA has. Where the kernel refuses, it is open.

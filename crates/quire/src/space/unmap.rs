@@ -7,9 +7,9 @@ use crate::page::{LockedPage, Snapshot, State};
 use crate::sys::Errno;
 use crate::units::{PageNum, PageRange};
 
-/// What an unmap finds in its range.
+/// What is mapped in a range that is to be unmapped.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Found {
+pub(super) struct MappedPages {
     /// Managed pages.
     managed: usize,
     /// Those of them that can be written.
@@ -17,7 +17,7 @@ pub(super) struct Found {
     pub has_foreign: bool,
 }
 
-impl Found {
+impl MappedPages {
     /// Whether there is nothing to unmap.
     pub const fn is_nothing(self) -> bool {
         self.managed == 0 && !self.has_foreign
@@ -65,8 +65,12 @@ impl<M: Mmu> AddressSpace<M> {
     }
 
     /// Looks at what is to be unmapped.
-    pub(super) fn look_over(&self, layout: &Layout<'_>, range: PageRange) -> Result<Found, Errno> {
-        let mut found = Found::default();
+    pub(super) fn look_over(
+        &self,
+        layout: &Layout<'_>,
+        range: PageRange,
+    ) -> Result<MappedPages, Errno> {
+        let mut found = MappedPages::default();
         for vma in self.vmas_in(layout, range) {
             let pages = vma.range.intersect(range).len();
             match vma.attributes.kind {
@@ -86,7 +90,12 @@ impl<M: Mmu> AddressSpace<M> {
     }
 
     /// A range has neither VMA nor pages any more.
-    pub(super) fn settle_unmapped(&self, layout: &Layout<'_>, range: PageRange, found: Found) {
+    pub(super) fn settle_unmapped(
+        &self,
+        layout: &Layout<'_>,
+        range: PageRange,
+        found: MappedPages,
+    ) {
         // Faults that are on their way find no VMA: it is sealed, and they are answered.
         self.leave_rights(layout, range, found.writable == range.len());
         self.budget.add_managed(-(found.managed as isize));
