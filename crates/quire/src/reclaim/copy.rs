@@ -22,19 +22,19 @@ use crate::units::{BLOCK_PAGES, PAGE_SIZE, PageNum, PageRange};
 /// Pages that are stored before the first of them is dropped: for so many the reserve has memory.
 const CHUNK: usize = 16;
 
-/// Why a page does not move.
+/// Which processes have pages that do not move.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Sharers {
     /// Another process has these pages as well.
     Others(PageRange),
-    /// Nobody else has these pages (any more).
+    /// No other process has these pages (any more).
     Own(PageRange),
     /// There was no fork: the page is pinned.
     Unknown,
 }
 
 impl<M: Mmu> AddressSpace<M> {
-    /// Who has the first page of `rest`, which the kernel does not move, and those behind it that are
+    /// Which processes have the first page of `rest`, which the kernel does not move, and those behind it that are
     /// alike; up to the batch's next hole.
     pub(super) fn sharing(&self, rest: PageRange, batch: &UnmapBatch) -> Sharers {
         if !self.has_forked.load(Ordering::Relaxed) {
@@ -60,7 +60,7 @@ impl<M: Mmu> AddressSpace<M> {
     }
 
     /// Makes pages our own again that a fork once shared. Not where they are write-protected: the kernel
-    /// would send the fault to us, who hold them.
+    /// would send the fault to us, and we hold them.
     pub(super) fn make_own(&self, run: PageRange, batch: &UnmapBatch) -> bool {
         let is_protected =
             |page| batch.before(page).is_some_and(|before| before.has(Flags::WRITE_PROTECTED));

@@ -237,7 +237,7 @@ impl<M: Mmu> AddressSpace<M> {
         if control.no_batch_unmap.load(Ordering::Relaxed) != 0 {
             return 1;
         }
-        // Who pages out by folios of a fixed order wants to see them go as such.
+        // A program that pages out by folios of a fixed order wants to see them go as such.
         match control.folio_order.load(Ordering::Relaxed) {
             order @ 0.. if who == Reclaimer::Advice => 1 << (order as u32).min(BLOCK_ORDER),
             _ => BLOCK_PAGES as u64,

@@ -4,7 +4,7 @@
 //! that what lies together in memory lies together in the file. While a segment is being written
 //! its pages stay where they are and are not locked; a page that changes meanwhile loses its
 //! WRITEBACK flag, and its place in the file is given up, as is that of a page that is locked
-//! afterwards: who holds it may be waiting for memory, which only this thread frees.
+//! afterwards: its holder may be waiting for memory, which only this thread frees.
 //!
 //! The background thread alone writes, and may sleep here.
 

@@ -1,7 +1,7 @@
 //! The space's invariants, as code. For tests; the letters are those of ARCHITECTURE.md.
 //!
 //! [`AddressSpace::check_page`] holds at any moment for a page whose lock is free;
-//! [`AddressSpace::check`] for the whole space while nobody is in it.
+//! [`AddressSpace::check`] for the whole space while no thread is in it.
 //!
 //! # What makes them true
 //!
@@ -79,7 +79,7 @@ impl<M: Inspect> AddressSpace<M> {
         }
     }
 
-    /// Checks everything. Nobody is in the space, and the caller does not hold its lock.
+    /// Checks everything. No thread is in the space, and the caller does not hold its lock.
     ///
     /// # Panics
     /// Where something is wrong.
@@ -108,7 +108,7 @@ impl<M: Inspect> AddressSpace<M> {
         assert_eq!(member.wanted_pages.load(Ordering::Relaxed) as usize, found.wanted, "wanted");
         assert_eq!(self.swap.kept_copies(), found.copies, "kept copies");
         // I7: every packed page is named by one word or frame.
-        assert_eq!(self.swap.zpool.blobs(), found.handles.len(), "packed pages that nobody names");
+        assert_eq!(self.swap.zpool.blobs(), found.handles.len(), "packed pages without an owner");
         self.check_rights();
     }
 
@@ -116,7 +116,7 @@ impl<M: Inspect> AddressSpace<M> {
         let mut mapped = 0;
         for page in range.pages() {
             let word = self.snapshot(page);
-            // I2: nobody holds a lock.
+            // I2: no thread holds a lock.
             assert!(!word.is_locked(), "{page:?} is {word:?}");
             if word.state() == State::None && self.shows_object(page) {
                 // What is mapped there its object knows.

@@ -23,7 +23,7 @@ use crate::sys::rank;
 use crate::sys::thread::ThreadId;
 use crate::units::BLOCK_ORDER;
 
-/// Nobody forks.
+/// No fork is under way.
 const NONE: u32 = 0;
 /// A fork is under way: faults that need memory wait.
 const UNDER_WAY: u32 = 1;
@@ -59,7 +59,7 @@ impl<M: Mmu> AddressSpace<M> {
         true
     }
 
-    /// Gives the room back, for now: nobody keeps memory while he waits for more.
+    /// Gives the room back, for now: no process keeps memory while it waits for more.
     pub fn return_fork_room(&self, _: &Layout<'_>) {
         self.budget.uncharge(self.fork_room.swap(0, Ordering::Relaxed));
     }

@@ -139,7 +139,7 @@ impl<M: Mmu> AddressSpace<M> {
     /// Pages that are there and are to be charged, counted one by one: mapped, frames, slabs, words.
     #[cfg(feature = "failpoints")]
     pub(crate) fn pages_there(&self) -> usize {
-        // Relaxed, all: true while nobody else is in the space.
+        // Relaxed, all: true while no other thread is in the space.
         let in_block = |block: &Block| {
             block.mapped.load(Ordering::Relaxed) as usize
                 + usize::from(block.is_used.load(Ordering::Relaxed) != 0)
@@ -190,7 +190,7 @@ impl<M: Mmu> AddressSpace<M> {
         })
     }
 
-    /// Takes the space's lock, to change the layout: of what nobody else can be unmapping just now.
+    /// Takes the space's lock, to change the layout: of what no other thread can be unmapping just now.
     /// [`Self::lock_over`] is for a range that comes from the program.
     pub fn lock(&self) -> Layout<'_> {
         self.layout.lock(|| self.owner(), self)
@@ -211,8 +211,8 @@ impl<M: Mmu> AddressSpace<M> {
         self.thread_of_caller.set(number);
     }
 
-    /// Says where it stands, as long as it is not 0, that the program has one thread, as glibc's
-    /// `__libc_single_threaded` does.
+    /// Has the program have one thread for as long as `flag` is not 0, as glibc's
+    /// `__libc_single_threaded` is.
     pub fn watch_single_threaded(&self, flag: &'static AtomicU8) {
         self.single_threaded.store(core::ptr::from_ref(flag).cast_mut(), Ordering::Release);
     }
@@ -340,14 +340,15 @@ impl<M: Mmu> AddressSpace<M> {
         self.pages.word(page)
     }
 
+    /// The table's entry of a page's block.
     #[inline]
     pub(crate) fn block(&self, page: PageNum) -> &Block {
         self.pages.block(page)
     }
 
     /// Notes that pages of a block are about to be used, and charges their words; `false` where
-    /// there is no memory for them. Comes before the last look at the VMA: who changes the layout
-    /// bumps the VMA's count first and then skips unused blocks.
+    /// there is no memory for them. Comes before the last look at the VMA: a change of the layout
+    /// bumps the VMA's count first and skips unused blocks afterwards.
     #[must_use]
     pub(crate) fn use_block(&self, page: PageNum) -> bool {
         let block = self.block(page);
@@ -369,7 +370,7 @@ impl<M: Mmu> AddressSpace<M> {
         self.block(page).is_used.load(Ordering::Relaxed) != 0
     }
 
-    /// The same, whether there is room or not.
+    /// Does what [`Self::use_block`] does, whether there is room or not.
     pub(crate) fn use_block_anyway(&self, page: PageNum) {
         if self.block(page).is_used.swap(1, Ordering::SeqCst) == 0 {
             self.budget.charge_anyway(1);
@@ -411,7 +412,7 @@ impl<M: Mmu> AddressSpace<M> {
         self.proxy_calls.call();
     }
 
-    /// Answers whom a list names.
+    /// Answers what a list names.
     pub(crate) fn wake_for(&self, answer: Answer) {
         match answer {
             Answer::Page(page) => self.mmu.wake(PageRange::new(page, 1)),

@@ -58,8 +58,8 @@ impl<M: Mmu> AddressSpace<M> {
         self.budget.uncharge(1);
     }
 
-    /// Gives a block back with all that its pages have in swap. No object has it any more: nobody
-    /// knows of its words but write-back, compaction and the cleaner. Sleeps for their locks.
+    /// Gives a block back with all that its pages have in swap. No object has it any more:
+    /// nothing knows of its words but write-back, compaction and the cleaner. Sleeps for their locks.
     pub(crate) fn release_object_block(&self, pages: PageRange) {
         for page in pages.pages() {
             let mut page = self.lock_page(page);

@@ -43,7 +43,7 @@ impl<M: Mmu> AddressSpace<M> {
         Ok(())
     }
 
-    /// Moves what is mapped in a part of a block to limbo, whoever asked for it; sets `gone` on
+    /// Moves what is mapped in a part of a block to limbo; sets `gone` on
     /// pages that went and `stayed` on those that could not. Sleeps for page locks.
     pub(super) fn move_to_limbo(&self, part: PageRange, gone: Flags, stayed: Flags) {
         let move_run = |run: Option<LockedRange<'_, Self>>| {

@@ -40,7 +40,7 @@ impl Run {
 impl<M: Mmu> AddressSpace<M> {
     /// Unmaps a range: its pages are gone, and an access is a SIGSEGV from now on. The kernel's rights
     /// may stay (see [`super::rights`]), so that neither this nor the next map changes its mappings.
-    /// The space stays locked; [`Self::unmap_and_unlock`] is for who needs it no more.
+    /// The space stays locked; [`Self::unmap_and_unlock`] is for a caller that needs it no more.
     ///
     /// # Errors
     /// `NOMEM` where a VMA would have to be split and the table is full; nothing has changed then.
@@ -108,8 +108,8 @@ impl<M: Mmu> AddressSpace<M> {
             for page in part.pages() {
                 self.mmu.step();
                 let locked = self.try_lock_page(page).unwrap_or_else(|| {
-                    // Who sleeps has no other page: a reader that has this one may wait for memory,
-                    // and several threads that drop pages could have locked all there is to take.
+                    // A thread that sleeps has no other page: a reader that has this one may wait for
+                    // memory, and several that drop pages could have locked all there is to take.
                     self.drop_run(core::mem::replace(&mut run, Run::at(page)));
                     self.lock_page(page)
                 });

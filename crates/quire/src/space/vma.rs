@@ -153,8 +153,8 @@ impl VmaIndex {
     }
 
     /// Whether `vma` is still as it was when it was copied. Under the lock of a page in it, a yes
-    /// holds until that lock is given back: who changes the record bumps its count first and
-    /// takes the page locks afterwards.
+    /// holds until that lock is given back: a change of the record bumps its count first, and the
+    /// page locks are taken afterwards.
     pub fn is_current(&self, vma: &Vma) -> bool {
         self.records[vma.slot as usize].sequence.is_still(vma.sequence)
     }
@@ -289,7 +289,7 @@ impl VmaIndex {
         if self.len() + 2 >= VMAS_MAX { Err(Errno::NOMEM) } else { Ok(()) }
     }
 
-    /// Puts one VMA where others were, or nothing, that joins no neighbour: nobody has its like.
+    /// Puts one VMA where others were, or nothing, that joins no neighbour: none is like it.
     ///
     /// # Errors
     /// `NOMEM` where the table is full; nothing has changed then.

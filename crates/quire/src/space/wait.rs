@@ -1,7 +1,7 @@
 //! Page locks, and waiting for pages, by their numbers: the arena's and objects'.
 //!
-//! Owns how the space sleeps, wakes and answers for its [`Pages`](crate::page::Pages), whose the
-//! words, the queues and the records of parked faults are. A fault that finds its own page of the
+//! Owns how the space sleeps, wakes and answers for its [`Pages`](crate::page::Pages), which have the
+//! words, the queues and the records of parked faults. A fault that finds its own page of the
 //! arena locked is parked by one bit in that page's word ([`PageWord::lock_or_park`]). A fault that
 //! waits for an object's page, which several pages of the arena may show, is parked by a record
 //! that says which page to answer.
@@ -152,18 +152,18 @@ impl<M: Mmu> AddressSpace<M> {
         self.pages.park(page, answer)
     }
 
-    /// Whether every unlock looks for who waits, as if no word could say that nobody does; for
+    /// Whether every unlock looks for waiters, as if no word could say that there are none; for
     /// comparison. May change at any time.
     pub fn set_unlocks_always_look(&self, always_look: bool) {
         self.pages.waits.set_always_looks(always_look);
     }
 
-    /// How often unlocks woke somebody, and how often they need not.
+    /// How often unlocks woke a waiter, and how often they need not.
     pub fn wait_counts(&self) -> Counts {
         self.pages.waits.counts()
     }
 
-    /// In a fork's child: nobody waits.
+    /// In a fork's child: no thread waits.
     pub(super) fn forget_waiters(&self) {
         self.pages.after_fork_in_child();
     }
