@@ -202,7 +202,7 @@ impl<M: ObjectMmu> Objects<M> {
             return Look::InDoubt(Doubt::no_anon(vma));
         }
         if !self.use_words(object, at) {
-            if self.space.has_object_block() {
+            if self.space.pages.has_free_block() {
                 return Look::NeedsMemory(1);
             }
             // No memory helps: the tables have no words left for it.

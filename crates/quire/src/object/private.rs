@@ -155,7 +155,7 @@ impl<M: ObjectMmu> Objects<M> {
             return Look::Ended(Outcome::Poisoned);
         }
         if !self.use_words(object, at) {
-            if self.space.has_object_block() {
+            if self.space.pages.has_free_block() {
                 self.space.unlock_page(page);
                 return Look::Needs(Room::Charge);
             }

@@ -12,7 +12,7 @@ use core::sync::atomic::Ordering;
 use super::Reclaimer;
 use super::copy::Sharers;
 use crate::control::Event;
-use crate::mmu::{FrameId, FrameRun, Holes, Mmu, Refusal};
+use crate::mmu::{FrameRun, Holes, Mmu, Refusal};
 use crate::page::{Flags, LockedPage, LockedRange, PageLocks, Snapshot, State, Stored};
 use crate::scratch::Scratch;
 use crate::space::AddressSpace;
@@ -317,7 +317,12 @@ impl<M: Mmu> AddressSpace<M> {
         mut scratch: Option<&mut Scratch>,
     ) -> Evicted {
         let mut evicted = Evicted::default();
-        let Some(frame) = self.take_holes(range.len()) else {
+        // Fragments of free frames may have taken up all windows of the pool.
+        let frame = self.frames.take_holes(range.len()).or_else(|| {
+            self.release_free_frames(0);
+            self.frames.take_holes(range.len())
+        });
+        let Some(frame) = frame else {
             if range.len() == 1 {
                 self.unlock_range(range);
                 return evicted;
@@ -394,14 +399,5 @@ impl<M: Mmu> AddressSpace<M> {
             }
         }
         evicted
-    }
-
-    /// Places of the pool for `pages` pages, giving free frames back where fragments of them have
-    /// taken up all windows.
-    fn take_holes(&self, pages: usize) -> Option<FrameId> {
-        self.frames.take_holes(pages).or_else(|| {
-            self.release_free_frames(0);
-            self.frames.take_holes(pages)
-        })
     }
 }

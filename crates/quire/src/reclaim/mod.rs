@@ -177,11 +177,14 @@ impl<M: Mmu> AddressSpace<M> {
         if room == Room::Frame {
             return self.available() >= wanted;
         }
-        let missing = wanted.saturating_sub(self.chargeable_now());
+        let chargeable = || {
+            self.budget.chargeable().saturating_sub(self.budget.reserve()).max(self.budget.slack())
+        };
+        let missing = wanted.saturating_sub(chargeable());
         if missing > 0 {
             self.release_free_frames(self.frames.free().saturating_sub(missing));
         }
-        self.chargeable_now() >= wanted
+        chargeable() >= wanted
     }
 
     /// Frees about `target` pages; returns how many became free.

@@ -101,29 +101,28 @@ impl<M: Mmu> AddressSpace<M> {
         };
         let mut moved = 0;
         for entry in written {
-            let Some(page) = self.try_lock_owner(entry.owner) else {
-                file.free(entry.location);
-                continue;
-            };
-            let before = page.content();
+            let is_from_file = entry.tag & FROM_FILE != 0;
             let number = entry.tag as u32;
-            if entry.tag & FROM_FILE != 0 && names_location(before, number) {
-                page.rename(entry.location.get());
-                self.swap.free_location(number);
-                moved += 1;
-                continue;
+            match self.try_lock_owner(entry.owner) {
+                Some(page) if is_from_file && names_location(page.content(), number) => {
+                    page.rename(entry.location.get());
+                    self.swap.free_location(number);
+                }
+                Some(page)
+                    if !is_from_file
+                        && page.in_swap() == Some(Stored::Pool(number))
+                        && page.has(Flags::WRITEBACK) =>
+                {
+                    self.free_stored(Stored::Pool(number));
+                    page.write_back(entry.location.get());
+                    self.budget.count(Event::Zswpwb, 1);
+                }
+                // It is locked, or has changed meanwhile.
+                _ => {
+                    file.free(entry.location);
+                    continue;
+                }
             }
-            let is_unchanged = entry.tag & FROM_FILE == 0
-                && page.in_swap() == Some(Stored::Pool(number))
-                && page.has(Flags::WRITEBACK);
-            if !is_unchanged {
-                page.unlock();
-                file.free(entry.location);
-                continue;
-            }
-            self.free_stored(Stored::Pool(number));
-            page.write_back(entry.location.get());
-            self.budget.count(Event::Zswpwb, 1);
             moved += 1;
         }
         moved

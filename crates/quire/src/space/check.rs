@@ -65,18 +65,12 @@ impl<M: Inspect> AddressSpace<M> {
         }
         let mapping = self.mmu.mapping(page);
         let is_mapped = word.state() == State::Mapped;
-        assert_eq!(is_mapped, mapping.is_present, "{page:?} is {word:?}, but {mapping:?}");
-        if let Some(is_poisoned) = mapping.is_poisoned {
-            let is_lost = word.state() == State::Poisoned;
-            assert_eq!(is_lost, is_poisoned, "{page:?} is {word:?}, but {mapping:?}");
-        }
-        if is_mapped {
-            let is_protected = word.has(Flags::WRITE_PROTECTED) || word.has(Flags::CLEAN);
-            assert_eq!(
-                is_protected, mapping.is_write_protected,
-                "{page:?} is {word:?}, but {mapping:?}"
-            );
-        }
+        let is_lost = word.state() == State::Poisoned;
+        let is_protected = word.has(Flags::WRITE_PROTECTED) || word.has(Flags::CLEAN);
+        let is_so = is_mapped == mapping.is_present
+            && mapping.is_poisoned.is_none_or(|is_poisoned| is_poisoned == is_lost)
+            && (!is_mapped || is_protected == mapping.is_write_protected);
+        assert!(is_so, "{page:?} is {word:?}, but {mapping:?}");
     }
 
     /// Checks everything. No thread is in the space, and the caller does not hold its lock.
@@ -142,13 +136,10 @@ impl<M: Inspect> AddressSpace<M> {
             }
             found.wanted += 1;
         }
-        let (counted, is_used) = {
-            let block = self.pages.block(range.start);
-            (block.mapped.load(Ordering::Relaxed), block.is_used.load(Ordering::Relaxed))
-        };
         // I3: a block's count is that of its mapped pages, and one that is in use is charged.
+        let counted = self.block(range.start).mapped.load(Ordering::Relaxed);
         assert_eq!(counted, mapped, "mapped pages of {range:?}");
-        assert!(mapped == 0 || is_used != 0, "{range:?} is not charged");
+        assert!(mapped == 0 || self.is_block_used(range.start), "{range:?} is not charged");
         found.mapped += mapped as usize;
     }
 

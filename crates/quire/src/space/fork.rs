@@ -78,14 +78,11 @@ impl<M: Mmu> AddressSpace<M> {
         self.fork_demand.load(Ordering::SeqCst) != NONE
     }
 
-    /// Pages that this process holds itself, without what is charged for a child.
-    fn held_for_itself(&self) -> usize {
-        self.budget.held().saturating_sub(self.fork_room.load(Ordering::Relaxed))
-    }
-
-    /// Pages that a child would hold as well: all but the compressed pool, which it shares.
+    /// Pages that a child would hold as well: all but the compressed pool, which it shares, and what is
+    /// charged for the child already.
     fn share_of_child(&self) -> usize {
-        self.swap.zpool.at_rest(|own| self.held_for_itself().saturating_sub(own))
+        let room = self.fork_room.load(Ordering::Relaxed);
+        self.swap.zpool.at_rest(|own| self.budget.held().saturating_sub(room + own))
     }
 
     /// Charges, for a child, its share without what this process need not hold. Ahead, before the

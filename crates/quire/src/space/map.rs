@@ -90,8 +90,6 @@ impl<M: Mmu> AddressSpace<M> {
         self.mmu.expect_foreign()?;
         self.unmap(layout, range)?;
         let attributes = Attributes { kind: Kind::Foreign, ..Attributes::anonymous(Prot::NONE) };
-        self.vmas.insert(range, attributes, &layout.locked)?;
-        self.forget_open(range, &layout.locked);
-        Ok(())
+        self.insert_vma(layout, range, attributes)
     }
 }

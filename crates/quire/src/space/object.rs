@@ -47,11 +47,6 @@ impl<M: Mmu> AddressSpace<M> {
         block
     }
 
-    /// Whether a block is left to be taken, once there is memory for it.
-    pub(crate) fn has_object_block(&self) -> bool {
-        self.pages.has_free_block()
-    }
-
     /// Gives a block back whose words were never used.
     pub(crate) fn put_object_block(&self, pages: PageRange) {
         self.pages.put_block(pages);
@@ -133,11 +128,6 @@ impl<M: Mmu> AddressSpace<M> {
         change: impl Fn(Attributes) -> Attributes,
     ) -> Result<(), Errno> {
         self.vmas.change_attributes(range, &layout.locked, change)
-    }
-
-    /// Pages that a fault could charge at once.
-    pub(crate) fn chargeable_now(&self) -> usize {
-        self.budget.chargeable().saturating_sub(self.budget.reserve()).max(self.budget.slack())
     }
 
     /// A block's worth of zeros, to copy from.
