@@ -20,7 +20,6 @@ use crate::space::vma::Vma;
 use crate::sys::monotonic_ns;
 use crate::units::{BLOCK_ORDER, BLOCK_PAGES, PageNum, PageRange};
 
-/// What an eviction did.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Evicted {
     /// Pages that went to limbo.
@@ -84,7 +83,6 @@ impl UnmapBatch {
     }
 }
 
-/// Runs of pages in a block.
 pub(super) struct Runs {
     runs: [PageRange; BLOCK_PAGES / 2],
     count: usize,

@@ -60,7 +60,6 @@ pub struct Clock {
     pub(crate) write_back: usize,
 }
 
-/// Who reclaims.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reclaimer {
     /// The background thread.
@@ -102,12 +101,11 @@ pub(crate) enum Room {
 }
 
 impl<M: Mmu> AddressSpace<M> {
-    /// Below this many free pages the background thread works.
+    /// Free pages below which the background thread works, up to the high watermark.
     pub(crate) fn low_watermark(&self) -> usize {
         (self.budget.limit() / 32).max(32)
     }
 
-    /// Up to this many.
     pub(crate) fn high_watermark(&self) -> usize {
         (self.budget.limit() / 16).max(64)
     }
@@ -142,7 +140,6 @@ impl<M: Mmu> AddressSpace<M> {
         self.is_low() && !self.is_kswapd_awake()
     }
 
-    /// Whether little is free.
     pub fn is_low(&self) -> bool {
         self.available() < self.low_watermark()
     }

@@ -164,9 +164,8 @@ impl<M: Mmu> AddressSpace<M> {
         // SAFETY: fresh, zeroed, ours until released below.
         let bytes = unsafe { core::slice::from_raw_parts_mut(buffer.as_ptr(), SEGMENT_BYTES) };
         for segment in victims.into_iter().flatten() {
-            if is_open {
+            if is_open && let Some((_, ring)) = writing.parts() {
                 let mut jobs = [Job::read(segment.plan().offset, bytes)];
-                let Some((_, ring)) = writing.parts() else { break };
                 ring.run(&mut jobs);
                 let is_read = jobs[0].result.is_ok();
                 if is_read {

@@ -221,7 +221,6 @@ impl<M: Mmu> AddressSpace<M> {
         result
     }
 
-    /// Ends [`Self::mlock`].
     ///
     /// # Errors
     /// `NOMEM` where part of the range is not mapped.

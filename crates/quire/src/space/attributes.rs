@@ -64,11 +64,8 @@ impl Backing {
 /// What all pages of a VMA have in common.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Attributes {
-    /// Rights.
     pub prot: Prot,
-    /// Kind.
     pub kind: Kind,
-    /// Advice.
     pub pattern: Pattern,
     /// Pages are locked in memory as they come.
     pub is_mlocked: bool,

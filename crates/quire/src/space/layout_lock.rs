@@ -31,7 +31,6 @@ use crate::units::PageNum;
 /// Most threads of an engine: each counts in a shard of its own.
 const ENGINE_THREADS_MAX: usize = ENGINE_SHARDS;
 
-/// A way to ask for the calling thread's number, if there is one.
 #[derive(Default)]
 pub(super) struct NumberOfThread(AtomicUsize);
 
@@ -52,7 +51,6 @@ pub(super) struct LayoutLock {
     changes: Mutex<rank::Layout, Scratch>,
     /// Lets faults in beside each other, and no change of the layout.
     faults: Turnstile,
-    /// The thread that changes the layout.
     owner: AtomicU32,
     engine_threads: [AtomicU32; ENGINE_THREADS_MAX],
     deferred: FaultList,
@@ -66,7 +64,6 @@ fn is_unknown(word: &AtomicU32) -> bool {
 
 /// What is to be done once the lock is free again.
 pub(super) trait Unlocked {
-    /// Answers the faults that were deferred.
     fn answer_deferred(&self);
     /// Looks after those that came where no VMA is.
     fn after_unlock(&self);

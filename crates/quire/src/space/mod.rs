@@ -131,7 +131,6 @@ pub struct AddressSpace<M: Mmu> {
     single_threaded: AtomicPtr<AtomicU8>,
     thread_of_caller: NumberOfThread,
     layout: LayoutLock,
-    /// What is being unmapped outside of it.
     dying: Dying,
 }
 
@@ -293,27 +292,22 @@ impl<M: Mmu> AddressSpace<M> {
             .filter(|stretch| !stretch.is_empty())
     }
 
-    /// The MMU.
     pub fn mmu(&self) -> &M {
         &self.mmu
     }
 
-    /// The account.
     pub fn budget(&self) -> &Budget {
         &self.budget
     }
 
-    /// The frame pool.
     pub fn frames(&self) -> &FramePool {
         &self.frames
     }
 
-    /// The swap.
     pub fn swap(&self) -> &Swap {
         &self.swap
     }
 
-    /// Pages of the arena.
     pub fn arena(&self) -> PageRange {
         self.pages.arena()
     }
@@ -324,7 +318,6 @@ impl<M: Mmu> AddressSpace<M> {
         self.kswapd_is_awake.store(is_awake, Ordering::SeqCst);
     }
 
-    /// Whether the background thread is awake.
     pub(crate) fn is_kswapd_awake(&self) -> bool {
         self.kswapd_is_awake.load(Ordering::SeqCst)
     }
@@ -334,7 +327,6 @@ impl<M: Mmu> AddressSpace<M> {
         self.word(page).load()
     }
 
-    /// A page's word.
     #[inline]
     pub(crate) fn word(&self, page: PageNum) -> &PageWord {
         self.pages.word(page)
@@ -383,8 +375,7 @@ impl<M: Mmu> AddressSpace<M> {
         range.by_block().filter(|part| self.block(part.start).is_used.load(Ordering::SeqCst) != 0)
     }
 
-    /// Finds the VMA of a page without taking a lock; spins over changes of the order, which are
-    /// a few hundred nanoseconds long.
+    /// Finds the VMA of a page without a lock; spins over changes, of a few hundred nanoseconds.
     pub(crate) fn find_vma(&self, page: PageNum) -> Option<Vma> {
         loop {
             for _ in 0..64 {

@@ -15,9 +15,6 @@ const PAGES_BEYOND_MIN: usize = 1 << 20;
 impl<M: Mmu> AddressSpace<M> {
     /// Makes room for the words of so many pages of objects, of a space that was not used yet; of
     /// fewer where address space is short.
-    ///
-    /// # Errors
-    /// `NOMEM`.
     pub(crate) fn reserve_beyond(&mut self, pages: usize) -> Result<(), Errno> {
         // Of a limit, which is meant for the program, the words take about a sixteenth.
         let most = memory::address_limit().map_or(pages, |bytes| (bytes >> 7) as usize);

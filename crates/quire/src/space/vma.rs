@@ -76,9 +76,6 @@ pub struct SpaceLocked(pub(super) ());
 
 impl VmaIndex {
     /// No VMA.
-    ///
-    /// # Errors
-    /// `NOMEM`.
     pub fn new() -> Result<VmaIndex, Errno> {
         Ok(VmaIndex {
             records: Table::new(VMAS_MAX)?,
@@ -109,12 +106,10 @@ impl VmaIndex {
         low
     }
 
-    /// Number of VMAs.
     pub fn len(&self) -> usize {
         self.count.load(Ordering::Relaxed) as usize
     }
 
-    /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
