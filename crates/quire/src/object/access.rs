@@ -83,7 +83,7 @@ impl<M: ObjectMmu> Objects<M> {
         let mut is_asked = false;
         loop {
             if !self.use_words(object, page) {
-                if !self.space.has_object_block() {
+                if !self.space.pages.has_free_block() {
                     return Err(Errno::NOMEM);
                 }
                 if !self.space.make_room(self, Room::Charge, 1, Some(scratch)) {

@@ -153,7 +153,7 @@ impl<M: ObjectMmu> Objects<M> {
             failpoint::hit(Failpoint::Prepared, page);
             let look = {
                 let mut window = self.windows.lock(page);
-                if way != Way::Classic && !self.space.is_current(vma) {
+                if way != Way::Classic && !self.space.vmas.is_current(vma) {
                     return Err(Doubt::of(vma, Tracepoint::SpfVmaChanged));
                 }
                 failpoint::hit(Failpoint::Checked, page);
@@ -202,7 +202,7 @@ impl<M: ObjectMmu> Objects<M> {
             return Look::InDoubt(Doubt::of(vma, Tracepoint::SpfVmaNoanon));
         }
         if !self.use_words(object, at) {
-            if self.space.has_object_block() {
+            if self.space.pages.has_free_block() {
                 return Look::NeedsMemory(1);
             }
             // No memory helps: the tables have no words left for it.

@@ -47,7 +47,7 @@ impl<M: ObjectMmu> Objects<M> {
             object.i_mmap.i_mmap_lock_write(&self.i_mmaps).insert(mapping).map(drop)
         });
         if let Err(error) = made {
-            space.remove_vma(&mut layout, range);
+            space.remove_whole_vmas(&mut layout, range);
             space.mmu().reserve_again(range);
             self.mappings.give_back(mapping);
             return Err(error);
@@ -89,7 +89,7 @@ impl<M: ObjectMmu> Objects<M> {
         }
         let (id, backing) = (ObjectId(vma.attributes.backing.object), vma.attributes.backing);
         // The VMA first: a fault that holds a window's lock later sees that it is gone.
-        space.remove_vma(&mut layout, range);
+        space.remove_whole_vmas(&mut layout, range);
         self.unmap_windows(range);
         {
             let mut tree = self.object(id).i_mmap.i_mmap_lock_write(&self.i_mmaps);
@@ -139,6 +139,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// # Errors
     /// `NOMEM` where the VMA table is full.
     pub fn advise_pattern(&self, range: PageRange, pattern: Pattern) -> Result<(), Errno> {
-        self.space.set_pattern(&mut self.space.lock(), range, pattern)
+        let change = |old| Attributes { pattern, ..old };
+        self.space.change_vmas(&mut self.space.lock(), range, change)
     }
 }

@@ -139,7 +139,7 @@ impl<M: ObjectMmu> Objects<M> {
             self.space.budget().count(Event::FaultParked, 1);
             return Look::Ended(Outcome::Parked);
         };
-        if way != Way::Classic && !self.space.is_current(vma) {
+        if way != Way::Classic && !self.space.vmas.is_current(vma) {
             self.space.unlock_page(page);
             return Look::Changed;
         }
@@ -155,7 +155,7 @@ impl<M: ObjectMmu> Objects<M> {
             return Look::Ended(Outcome::Poisoned);
         }
         if !self.use_words(object, at) {
-            if self.space.has_object_block() {
+            if self.space.pages.has_free_block() {
                 self.space.unlock_page(page);
                 return Look::Needs(Room::Charge);
             }
@@ -258,7 +258,7 @@ impl<M: ObjectMmu> Objects<M> {
         let Some(old) = (0..LOCK_TRIES).find_map(try_lock) else {
             return space.answer(page);
         };
-        if !space.is_current(vma) || !space.is_unfilled(page, old) {
+        if !space.vmas.is_current(vma) || !space.is_unfilled(page, old) {
             space.unlock_page(page);
             return space.answer(page);
         }

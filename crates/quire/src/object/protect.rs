@@ -11,7 +11,7 @@ use super::Objects;
 use crate::mmu::Prot;
 use crate::mmu::object::ObjectMmu;
 use crate::space::Layout;
-use crate::space::vma::Kind;
+use crate::space::vma::{Attributes, Kind};
 use crate::sys::Errno;
 use crate::units::PageRange;
 
@@ -45,7 +45,7 @@ impl<M: ObjectMmu> Objects<M> {
         range: PageRange,
         prot: Prot,
     ) -> Result<(), Errno> {
-        self.space.set_prot(layout, range, prot)?;
+        self.space.change_vmas(layout, range, |old| Attributes { prot, ..old })?;
         let done = self.space.mmu().protect(range, prot);
         if done.refusal.is_some() { Err(Errno::NOMEM) } else { Ok(()) }
     }
