@@ -8,7 +8,7 @@
 
 use super::pages::Locked;
 use super::window::Mapped;
-use super::{FaultAround, Object, Objects};
+use super::{Object, Objects};
 use crate::control::Event;
 use crate::fault::order::Guess;
 use crate::mmu::object::ObjectMmu;
@@ -28,9 +28,8 @@ impl<M: ObjectMmu> Objects<M> {
         window: &mut Mapped,
         around: PageRange,
         asked: PageNum,
-    ) -> usize {
+    ) {
         let backing = vma.attributes.backing;
-        let mut mapped = 0;
         let mut run = PageRange { start: around.start, end: around.start };
         for page in around.pages() {
             let at = backing.object_page(page);
@@ -39,10 +38,10 @@ impl<M: ObjectMmu> Objects<M> {
                 run.end = page.add(1);
                 continue;
             }
-            mapped += self.map_run(object, vma, window, run, asked);
+            self.map_run(object, vma, window, run, asked);
             run = PageRange { start: page.add(1), end: page.add(1) };
         }
-        mapped + self.map_run(object, vma, window, run, asked)
+        self.map_run(object, vma, window, run, asked);
     }
 
     /// Locks a page that can be mapped at once.
@@ -72,9 +71,9 @@ impl<M: ObjectMmu> Objects<M> {
         window: &mut Mapped,
         run: PageRange,
         asked: PageNum,
-    ) -> usize {
+    ) {
         if run.is_empty() {
-            return 0;
+            return;
         }
         let mut at = run.start;
         let mut mapped = 0;
@@ -101,7 +100,6 @@ impl<M: ObjectMmu> Objects<M> {
             }
         }
         self.space.budget().count(Event::MapCached, mapped);
-        mapped
     }
 
     /// What is mapped around a read fault: the naturally aligned block of 2^order pages that holds
@@ -114,11 +112,8 @@ impl<M: ObjectMmu> Objects<M> {
         guess: Guess,
         window: &Mapped,
     ) -> PageRange {
-        let order = match self.mappings.fault_around(vma.attributes.backing.mapping) {
-            FaultAround::Off => 0,
-            FaultAround::Order(order) => order.min(BLOCK_ORDER),
-            FaultAround::Auto => guess.order.max(order_by_density(window.faults)),
-        };
+        let order = self.mappings.order_around(vma.attributes.backing.mapping);
+        let order = order.unwrap_or_else(|| guess.order.max(order_by_density(window.faults)));
         let block = PageRange::new(page.align_down(BLOCK_ORDER), BLOCK_PAGES);
         let around = PageRange::new(page.align_down(order), 1 << order);
         let end = PageNum((object.pages() as u64).wrapping_sub(vma.attributes.backing.delta));

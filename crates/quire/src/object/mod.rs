@@ -94,7 +94,6 @@ mod map;
 mod mappings;
 mod memory_failure;
 mod migrate;
-mod numbers;
 mod pages;
 mod pin;
 mod pin_private;
@@ -137,15 +136,15 @@ use crate::fault::order::Streams;
 use crate::mmu::object::{Memfd, ObjectMmu};
 use crate::space::AddressSpace;
 use crate::sys::Errno;
-use crate::sys::memory::{Table, Zeroed};
+use crate::sys::memory::Table;
 use crate::sys::mutex::Mutex;
 use crate::sys::rank;
 use crate::units::{BLOCK_ORDER, ObjectPage, ObjectRange, PAGE_SHIFT, PAGE_SIZE};
 
 /// Most objects of a space.
-pub const OBJECTS_MAX: usize = 4096;
+const OBJECTS_MAX: usize = 4096;
 /// Longest object: 16 TiB.
-pub const OBJECT_PAGES_MAX: usize = 1 << 32;
+const OBJECT_PAGES_MAX: usize = (16 << 40) >> PAGE_SHIFT;
 
 /// Where an object's bytes rest, as the engine needs it. Called by store workers and by threads
 /// of the program; by handlers only where it says [`Self::reads_in_place`].
@@ -304,38 +303,14 @@ pub enum FaultAround {
     Order(u32),
 }
 
-impl FaultAround {
-    const fn to_bits(self) -> u32 {
-        match self {
-            FaultAround::Auto => 0,
-            FaultAround::Off => 1,
-            FaultAround::Order(order) => 2 + if order > BLOCK_ORDER { BLOCK_ORDER } else { order },
-        }
-    }
-
-    const fn from_bits(bits: u32) -> FaultAround {
-        match bits {
-            0 => FaultAround::Auto,
-            1 => FaultAround::Off,
-            order => FaultAround::Order(order - 2),
-        }
-    }
-}
-
-/// A place for an object.
-#[derive(Default)]
-struct Slot(AtomicPtr<Object>);
-
-// SAFETY: null is an empty slot.
-unsafe impl Zeroed for Slot {}
-
 /// An address space that can map objects, and the objects.
 pub struct Objects<M: ObjectMmu> {
     /// The address space.
     pub space: AddressSpace<M>,
     /// What the reverse maps of all objects share.
     pub i_mmaps: IMmaps,
-    slots: Table<Slot>,
+    /// By number; null is a free place.
+    slots: Table<AtomicPtr<Object>>,
     /// One past the highest slot that was ever used.
     slots_used: AtomicUsize,
     /// Serialises opening and closing against reclaim's and write-back's round.
@@ -407,5 +382,3 @@ impl<M: ObjectMmu> Objects<M> {
         self.dirty.load(Ordering::Relaxed)
     }
 }
-
-const _: () = assert!(OBJECT_PAGES_MAX << PAGE_SHIFT == 16 << 40);

@@ -57,15 +57,16 @@ impl<M: ObjectMmu> Objects<M> {
         let at = backing.object_page(page);
         loop {
             self.populate_private(PageRange::new(page, 1), scratch, buffer)?;
-            let locked =
-                self.space.lock_page_killable(page, buffer.kill()).map_err(|Interrupted| {
-                    PinError::Read(ReadError { offset: at.offset(), errno: Errno::INTR })
-                })?;
+            let interrupted =
+                |end: Interrupted| ReadError { offset: at.offset(), errno: end.into() };
+            let locked = self.space.lock_page_killable(page, buffer.kill()).map_err(interrupted)?;
             let old = locked.content();
             let is_protected = what == PinFor::Writing
                 && (old.has(Flags::CLEAN) || old.has(Flags::WRITE_PROTECTED));
             if old.state() == State::Mapped && !is_protected {
-                self.count_private_pin(page, what)?;
+                let count = self.private_pins(page);
+                self.pins.take(&count, self.pins_max(), &self.pins.private_pages)?;
+                count.add(what);
                 locked.set_flags(Flags::MLOCKED);
                 return Ok(());
             }
@@ -82,31 +83,19 @@ impl<M: ObjectMmu> Objects<M> {
         }
     }
 
-    fn count_private_pin(&self, page: PageNum, what: PinFor) -> Result<(), PinError> {
-        let count = Count(&self.pins.privates[page.index()]);
-        if count.all() == 0xffff {
-            return Err(PinError::TooOften(0));
-        }
-        if count.all() == 0 {
-            if !self.pins.take(self.pins_max()) {
-                return Err(PinError::TooMuch);
-            }
-            self.pins.private_pages.fetch_add(1, Ordering::Relaxed);
-        }
-        count.add(what);
-        Ok(())
+    fn private_pins(&self, page: PageNum) -> Count<'_> {
+        Count(&self.pins.privates[page.index()])
     }
 
     /// Lets pages go that [`Self::pin_private`] has pinned.
     pub fn unpin_private(&self, range: PageRange, what: PinFor) {
-        let (space, pins) = (&self.space, &self.pins);
         for page in range.pages() {
-            let locked = space.lock_page(page);
-            let count = Count(&pins.privates[page.index()]);
+            let locked = self.space.lock_page(page);
+            let count = self.private_pins(page);
             count.sub(what);
             if count.all() == 0 {
-                pins.give_back(1);
-                pins.private_pages.fetch_sub(1, Ordering::Relaxed);
+                self.pins.give_back(1);
+                self.pins.private_pages.fetch_sub(1, Ordering::Relaxed);
                 locked.clear_flags(Flags::MLOCKED);
             }
         }

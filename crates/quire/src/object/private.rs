@@ -22,7 +22,7 @@
 
 use super::pages::Locked;
 use super::requests::{Asker, IoBuffer, Request};
-use super::{FaultAround, Object, ObjectId, Objects};
+use super::{Object, ObjectId, Objects};
 use crate::control::Event;
 use crate::fault::private::Unfilled;
 use crate::fault::speculative::{Doubt, Way};
@@ -186,7 +186,8 @@ impl<M: ObjectMmu> Objects<M> {
             return self.begin_private_read(id, page, access, vma, way);
         }
         let mut guess = self.space.guess(page, old, vma);
-        guess.order = self.chosen_order(vma, guess.order);
+        let chosen = self.mappings.order_around(vma.attributes.backing.mapping);
+        guess.order = chosen.unwrap_or(guess.order);
         let around = PageRange::new(page.align_down(guess.order), 1 << guess.order);
         let fault = Unfilled { page, old, access, vma, guess };
         let buffers = Buffers::of_handler(scratch);
@@ -194,15 +195,6 @@ impl<M: ObjectMmu> Objects<M> {
             Look::Ended(Outcome::Served)
         } else {
             Look::Needs(Room::Frame)
-        }
-    }
-
-    /// How much to copy around a fault of a mapping whose stream suggests `order`.
-    fn chosen_order(&self, vma: &Vma, order: u32) -> u32 {
-        match self.mappings.fault_around(vma.attributes.backing.mapping) {
-            FaultAround::Auto => order,
-            FaultAround::Off => 0,
-            FaultAround::Order(order) => order,
         }
     }
 
@@ -219,14 +211,15 @@ impl<M: ObjectMmu> Objects<M> {
     ) -> Look {
         let object = self.object(id);
         let at = vma.attributes.backing.object_page(page);
-        let guess = self.guess_for(object, at, vma);
+        let guess = self.guess_for(object, at, vma.attributes.pattern);
         let pages = self.lock_absent_around(object, at, guess.order);
         let Some(pages) = self.charge_locked(object, at, pages) else {
             self.space.unlock_page(page);
             return Look::Needs(Room::Charge);
         };
         self.space.budget().count(Event::Pgmajfault, 1);
-        let order = self.chosen_order(vma, guess.order);
+        let chosen = self.mappings.order_around(vma.attributes.backing.mapping);
+        let order = chosen.unwrap_or(guess.order);
         let around = PageRange::new(page.align_down(order), 1 << order);
         let asker = Some(Asker { page, vma: *vma, around, access });
         if !self.request(id, Request::Read { object: id, pages, asker }) {

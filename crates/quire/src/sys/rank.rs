@@ -74,8 +74,8 @@ ranks! {
     Requests,
     /// Free slots of the reverse maps.
     MapSlots,
-    /// Numbers of private copies.
-    CopyNumbers,
+    /// Numbers of mappings.
+    MappingNumbers,
     /// How programs stride through objects.
     Strides,
     /// Pages that were refused the way out.
