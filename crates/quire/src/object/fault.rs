@@ -1,10 +1,9 @@
 //! The way of a fault on an object.
 //!
-//! [`Objects::handle_fault`] takes the window's lock and looks at the VMA once more; all the rest
-//! happens under that lock and does not block. A read fault tries [`Objects::map_pages`] first:
-//! what can be had at once around the fault is mapped with it. What is left is `fault`'s: the page
-//! is not cached (it is read by a worker, with what read-ahead chose), is to be written (it becomes
-//! dirty), or is busy (the fault is parked on it).
+//! A fault takes its window's lock and looks at the VMA once more; all the rest happens under that lock
+//! and does not block. A read tries [`Objects::map_pages`] first: what can be had at once around the
+//! fault is mapped with it. What is left is `fault`'s: the page is not cached, is to be written, or is
+//! locked.
 
 use super::pages::{Locked, is_absent};
 use super::read_in_place::InPlace;

@@ -2,9 +2,8 @@
 //!
 //! Never blocks: under the window's lock, page locks are only tried.
 //!
-//! How much is mapped around is the mapping's choice, changeable at any time: off, an order from 0 to 9, or
-//! auto, which follows the object's streams and how many faults the window has seen: a window that is touched
-//! once gets one page, one that is touched again and again is mapped as a whole.
+//! How much is mapped around is the mapping's choice, changeable at any time: an order from 0 to 9, or auto,
+//! which follows the object's streams and how many faults the window has seen.
 
 use super::pages::Locked;
 use super::window::Mapped;
@@ -18,9 +17,8 @@ use crate::space::vma::Vma;
 use crate::units::{BLOCK_ORDER, BLOCK_PAGES, ObjectPage, PageNum, PageRange};
 
 impl<M: ObjectMmu> Objects<M> {
-    /// Maps what can be had at once of the arena's pages `around`; never blocks. Skipped is what
-    /// is not cached, locked, being written back, behind the end, or mapped already. Only `asked`
-    /// counts as used.
+    /// Maps what can be had at once of the arena's pages `around`. What is not cached, locked, being
+    /// written back, behind the end, or mapped already is skipped. Only `asked` counts as used.
     pub(super) fn map_pages(
         &self,
         object: &Object,
@@ -56,7 +54,7 @@ impl<M: ObjectMmu> Objects<M> {
         }
         // A look before: around a fault at random little is cached, and a lock that is taken for
         // nothing costs as much as twenty looks. The end is looked at page by page, and under the
-        // page's lock: who shortens the object does so before it takes these locks.
+        // page's lock: a change that shortens the object does so before it takes these locks.
         let may_be_mapped =
             |word: Snapshot| word.state() == State::Cached && !word.has(Flags::WRITEBACK);
         self.try_lock_if(object, at, may_be_mapped).filter(|_| at.index() < object.pages())

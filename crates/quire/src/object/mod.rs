@@ -1,10 +1,9 @@
 //! Objects: what can be mapped that is not anonymous, each with a page cache of its own.
 //!
-//! An object's pages live in its *backing memfd* (shared memory, at the object's own offsets), and each has
-//! a word in the table of pages: `Cached` is in the memfd. Any number of mappings, anywhere
-//! in the arena, show the memfd; which of its pages a mapping has mapped is known per 2 MiB of the
-//! arena, in a [`window`]. Where an object is mapped is in its interval tree ([`i_mmap`]), which every
-//! walk over the mappings of a page shares ([`rmap`]).
+//! An object's cached pages are in its *backing memfd*, at the object's own offsets; each page has a word
+//! in the table of pages. Any number of mappings show the memfd; which of its pages a mapping has mapped is
+//! known per 2 MiB of the arena, in a [`window`]. Where an object is mapped is in its interval tree
+//! ([`i_mmap`]), which every walk over the mappings of a page shares ([`rmap`]).
 //!
 //! | file | what is there |
 //! |---|---|
@@ -12,15 +11,13 @@
 //! | `map` | mappings come and go |
 //! | `protect`, `remap` | they get other rights, or another length |
 //! | `private` | private mappings: copies, whose faults are anonymous memory's but for the first |
-//! | `private_map` | they come and go, and follow their object |
-//! | `private_access` | what is asked of them beside accesses |
-//! | `fault` | the way of a fault |
-//! | `fault_around` | what is mapped around it |
+//! | `private_map`, `private_access` | they come and go; what is asked of them beside accesses |
+//! | `fault`, `fault_around` | the way of a fault; what is mapped around it |
 //! | `migrate` | cached pages get new memory |
 //! | `readahead` | what is read for it, and ahead of it |
-//! | `read_in_place` | reads by whoever serves the fault |
+//! | `read_in_place` | reads by the thread that serves the fault |
 //! | `strides` | streams by a constant distance |
-//! | `requests` | reads and writes for the store workers, who do what blocks |
+//! | `requests` | reads and writes for the store workers, which do what blocks |
 //! | `pin`, `pin_private` | pages that stay in memory and mapped |
 //! | `memory_failure` | a page whose memory has gone bad |
 //! | `rmap` | what is done to a page in every mapping |
@@ -34,12 +31,12 @@
 //! | `shmem` | objects without a store: their pages come from swap |
 //! | `swapin`, `swapout` | at once, for a fault, and back there |
 //!
-//! # Who keeps an object alive
+//! # Lifetime
 //!
 //! A fault uses an object only while it holds the lock of the window that it faults in, and has
-//! seen its VMA unchanged under that lock. Who unmaps changes the VMA first and takes the windows'
+//! seen its VMA unchanged under that lock; an unmap changes the VMA first and takes the windows'
 //! locks afterwards. What was sent to the store workers is counted in the object. So when the last
-//! mapping is gone and nothing is under way, nobody uses it.
+//! mapping is gone and nothing is under way, no thread uses it.
 //!
 //! # What the kernel does
 //!
@@ -49,14 +46,9 @@
 //! A page that cannot be read is marked by UFFDIO_POISON in the mapping that asked, and
 //! is a SIGBUS there; to map it (`populate`, or a neighbour's fault once it can be read) takes the mark away.
 //!
-//! # Invariants
-//!
-//! O1 to O6 are in ARCHITECTURE.md; `check` asserts them.
-//!
 //! # Locks
 //!
-//! Outer first: the space's lock > page locks of objects > `i_mmap` > a window's lock > queue of requests. Page
-//! locks are tried only where a window's lock is held.
+//! Page locks are only tried where a window's lock is held.
 //!
 //! | operation | locks held | it may block |
 //! |---|---|---|
@@ -79,10 +71,9 @@
 //!
 //! - The object's `resize` is outside of the space's lock, which a change of length takes under `resize` alone.
 //! - The turn of an object's syncs is held while the store works; under it page locks, one at a time.
-//! - What moves a mapping has its object's `i_mmap` for writing until the pages are at the new place.
-//! - The registry of objects is outside of page locks: reclaim holds it for one block at a time, as do opening
-//!   and closing an object.
-//! - A fault begins with its window's lock, and only tries page locks under it.
+//! - A move of a mapping has its object's `i_mmap` for writing until the pages are at the new place.
+//! - Reclaim holds the registry of objects for one block at a time, outside of page locks; opening and
+//!   closing an object hold it as well.
 
 mod access;
 #[cfg(feature = "simulated")]
@@ -162,7 +153,7 @@ pub trait BackingStore: Sync {
 
     /// Fills `into` as [`Self::read`] does, in a signal handler: it may wait for the device, but
     /// takes no lock and allocates nothing. `false` where it has not, for whatever reason; then
-    /// [`Self::read`] is called by somebody else, and nothing in `into` counts.
+    /// another thread calls [`Self::read`], and nothing in `into` counts.
     fn try_read_in_place(&self, _offset: u64, _into: &mut [u8]) -> bool {
         false
     }
@@ -205,9 +196,7 @@ pub struct Object {
     store: &'static dyn BackingStore,
     /// Whether its pages are in swap where they are not cached, and not in the store.
     is_memory: bool,
-    /// Its number, once it has one.
     number: AtomicU32,
-    /// Where it is mapped.
     pub(crate) i_mmap: IMmap,
     /// Bytes. Shrinks before pages go, grows after the memfd has.
     length: AtomicU64,
@@ -215,11 +204,11 @@ pub struct Object {
     users: AtomicUsize,
     cached: AtomicUsize,
     dirty: AtomicUsize,
-    /// Pages under way to the store; the futex of who waits for them.
+    /// Pages under way to the store; the futex of the threads that wait for them.
     writeback: AtomicU32,
-    /// Private mappings.
+    /// Its private mappings.
     privates: AtomicUsize,
-    /// Who changes the length holds it.
+    /// Held by a change of the length.
     resize: Mutex<rank::Resize, ()>,
     /// While the store is being asked to become shorter: the first page that it may lose. From here
     /// on nothing is written back. `u64::MAX` else.
@@ -236,7 +225,6 @@ pub struct Object {
     write_errors: AtomicU32,
     /// Whether writers make no way.
     stall: stall::Stall,
-    /// What the store has made durable.
     synced: sync::Synced,
     /// How often each page is pinned; see [`pin`].
     pins: Table<AtomicU32>,
@@ -256,7 +244,8 @@ impl Object {
 
     /// Bytes.
     pub fn len(&self) -> u64 {
-        // Acquire pairs with the release of a change: who sees a longer object sees a longer memfd.
+        // Acquire pairs with the release of a change: a thread that sees a longer object sees a
+        // longer memfd.
         self.length.load(Ordering::Acquire)
     }
 
@@ -305,7 +294,6 @@ pub enum FaultAround {
 
 /// An address space that can map objects, and the objects.
 pub struct Objects<M: ObjectMmu> {
-    /// The address space.
     pub space: AddressSpace<M>,
     /// What the reverse maps of all objects share.
     pub i_mmaps: IMmaps,
@@ -319,7 +307,6 @@ pub struct Objects<M: ObjectMmu> {
     mappings: Mappings,
     pins: Pins,
     requests: Requests,
-    /// For reads in place.
     buffers: read_in_place::Buffers,
     /// Faults that wait until less is dirty.
     unclean: FaultList,

@@ -1,10 +1,8 @@
-//! Pins: pages of a mapping that stay in memory, and mapped there, until who pinned them lets go.
-//!
-//! Owns how often each page is pinned, and how much of the budget may be. Leaves the reading in to
-//! [`super::access`], and private mappings to [`super::pin_private`].
+//! Pins: pages of a shared mapping that stay in memory, and mapped there, until they are unpinned.
 //!
 //! What is pinned can be handed to the kernel to hold: the source of direct I/O, a pipe's page, a
-//! buffer of io_uring. Nothing of it is dropped, unmapped, migrated or cut off.
+//! buffer of io_uring. Nothing of it is dropped, unmapped, migrated or cut off. Half of the budget may be
+//! pinned at most.
 //!
 //! # Pinned for write
 //!
@@ -26,13 +24,11 @@
 //! can neither be given up ([`Objects::unpoison`]) nor cut off, and what is cached has the flags
 //! that its count stands for.
 //!
-//! # A cut through a pinned page
+//! # Cuts
 //!
-//! is refused, bad as it may be. Who cuts says so first and then takes each page's lock; who pins looks for a cut
-//! under that lock. So either the cut finds the pin, or the pin waits for the cut's end, and finds
-//! the new one.
-//!
-//! Half of the budget may be pinned at most. Whether a page is pinned is asked of its count, not of its flags.
+//! A cut through a pinned page is refused, even if the page's memory has failed: the page's count is asked,
+//! not its flags. A cut says so first and then takes each page's lock; a pin looks for a cut under that
+//! lock. So either the cut finds the pin, or the pin waits for the cut's end, and finds the new one.
 //!
 //! Locks: a page's, one at a time, slept for; under it the window's.
 

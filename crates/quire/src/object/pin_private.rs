@@ -1,4 +1,4 @@
-//! Pins of private mappings: what [`super::pin`] is for the pages of an object, for copies of them.
+//! Pins of private mappings.
 //!
 //! A pinned page's word in the arena has MLOCKED, as under mlock, and reclaim passes it by. It is
 //! writable unless it is CLEAN, so that one that is pinned for write has that ended first. How often
