@@ -26,10 +26,7 @@ impl<M: InspectObjects> Objects<M> {
         let mut all = Held::default();
         for slot in 0..self.slots_used.load(Ordering::Relaxed) {
             let Some(object) = self.peek(slot) else { continue };
-            let held = self.check_object(ObjectId(slot as u32), object);
-            all.cached += held.cached;
-            all.dirty += held.dirty;
-            all.words += held.words;
+            self.check_object(ObjectId(slot as u32), object, &mut all);
         }
         assert_eq!(self.cached_pages(), all.cached, "cached pages of all objects");
         assert_eq!(self.dirty_pages(), all.dirty, "dirty pages of all objects");
@@ -41,8 +38,8 @@ impl<M: InspectObjects> Objects<M> {
         }
     }
 
-    fn check_object(&self, id: ObjectId, object: &Object) -> Held {
-        let mut held = Held::default();
+    fn check_object(&self, id: ObjectId, object: &Object, all: &mut Held) {
+        let (mut cached_of_all, mut dirty_of_all) = (0, 0);
         for pages in ObjectRange::new(ObjectPage(0), object.pages_max()).by_block() {
             let first = pages.start;
             let (mut cached, mut dirty) = (0, 0);
@@ -57,14 +54,15 @@ impl<M: InspectObjects> Objects<M> {
             assert_eq!(in_memory, cached, "cached from {first:?} of {id:?}");
             assert_eq!(dirtied, dirty, "dirty from {first:?} of {id:?}");
             assert_eq!(is_used != 0, block.is_some(), "the words of {first:?} of {id:?}");
-            held.cached += cached;
-            held.dirty += dirty;
-            held.words += usize::from(block.is_some());
+            cached_of_all += cached;
+            dirty_of_all += dirty;
+            all.words += usize::from(block.is_some());
         }
-        assert_eq!(object.cached_pages(), held.cached, "cached pages of {id:?}");
-        assert_eq!(object.dirty_pages(), held.dirty, "dirty pages of {id:?}");
+        all.cached += cached_of_all;
+        all.dirty += dirty_of_all;
+        assert_eq!(object.cached_pages(), cached_of_all, "cached pages of {id:?}");
+        assert_eq!(object.dirty_pages(), dirty_of_all, "dirty pages of {id:?}");
         assert_eq!(object.writeback.load(Ordering::Relaxed), 0, "pages of {id:?} under way");
-        held
     }
 
     fn check_page(&self, id: ObjectId, object: &Object, page: ObjectPage) -> Snapshot {

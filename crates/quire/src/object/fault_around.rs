@@ -123,12 +123,6 @@ impl<M: ObjectMmu> Objects<M> {
 /// How much is mapped around where the window has seen so many faults: the first few of a window
 /// say nothing, and one page per window costs nothing more than itself; where they go on, the
 /// window is wanted as a whole.
-const fn order_by_density(faults: u32) -> u32 {
-    match faults {
-        0 | 1 => 0,
-        2 => 2,
-        3 => 4,
-        4 => 6,
-        _ => BLOCK_ORDER,
-    }
+fn order_by_density(faults: u32) -> u32 {
+    [0, 0, 2, 4, 6].get(faults as usize).copied().unwrap_or(BLOCK_ORDER)
 }

@@ -40,8 +40,8 @@ impl<M: ObjectMmu> Objects<M> {
             .mmu()
             .map_object(range, object.memfd, pages.start, prot)
             .and_then(|()| space.insert_vma(&mut layout, range, attributes));
-        // No fault maps anything before it is in the tree: no thread knows the address before this
-        // returns.
+        // A fault that came before the mapping is in the tree would map in a window that no walk finds;
+        // but no thread knows the address before this returns.
         let made = made.and_then(|()| {
             let mapping = Mapping { pages, arena_start: range.start, id: mapping };
             object.i_mmap.i_mmap_lock_write(&self.i_mmaps).insert(mapping).map(drop)

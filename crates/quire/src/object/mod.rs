@@ -8,28 +8,19 @@
 //! | file | what is there |
 //! |---|---|
 //! | `registry` | objects come and go |
-//! | `map` | mappings come and go |
-//! | `protect`, `remap` | they get other rights, or another length |
-//! | `private` | private mappings: copies, whose faults are anonymous memory's but for the first |
-//! | `private_map`, `private_access` | they come and go; what is asked of them beside accesses |
+//! | `map`, `protect`, `remap` | mappings come and go, get other rights, or another length |
+//! | `private`, `private_map`, `private_access` | private mappings: their faults, how they come and go, what else is asked of them |
 //! | `fault`, `fault_around` | the way of a fault; what is mapped around it |
-//! | `migrate` | cached pages get new memory |
-//! | `readahead` | what is read for it, and ahead of it |
-//! | `read_in_place` | reads by the thread that serves the fault |
-//! | `strides` | streams by a constant distance |
+//! | `readahead`, `strides`, `read_in_place` | what is read for a fault and ahead of it, and where its thread reads itself |
 //! | `requests` | reads and writes for the store workers, which do what blocks |
 //! | `pin`, `pin_private` | pages that stay in memory and mapped |
-//! | `memory_failure` | a page whose memory has gone bad |
+//! | `migrate`, `memory_failure` | cached pages get new memory; a page whose memory has gone bad |
 //! | `rmap` | what is done to a page in every mapping |
-//! | `reclaim` | which cached pages go |
-//! | `writeback` | dirty pages on their way to the store |
-//! | `stall` | writers that a store stops for too long |
-//! | `sync` | what was written becomes durable, or is written again |
-//! | `truncate` | an object's length changes |
+//! | `reclaim`, `writeback`, `stall` | which cached pages go; dirty pages on their way to the store; writers that it stops for too long |
+//! | `sync`, `truncate` | what was written becomes durable, or is written again; an object's length changes |
 //! | `access` | cached bytes without a mapping: `read_at`, `populate` |
 //! | `pages` | objects' pages in the table of pages |
-//! | `shmem` | objects without a store: their pages come from swap |
-//! | `swapin`, `swapout` | at once, for a fault, and back there |
+//! | `shmem`, `swapin`, `swapout` | objects without a store: their pages come from swap, at once for a fault, and go there |
 //!
 //! # Lifetime
 //!
@@ -335,23 +326,18 @@ impl<M: ObjectMmu> Objects<M> {
     /// `NOMEM`.
     pub fn new(mut space: AddressSpace<M>) -> Result<Objects<M>, Errno> {
         space.reserve_beyond(OBJECT_PAGES_MAX)?;
-        let windows = Windows::new(space.arena().len() >> BLOCK_ORDER)?;
-        let i_mmaps = IMmaps::new()?;
-        let slots = Table::new(OBJECTS_MAX)?;
-        let mappings = Mappings::new()?;
-        let buffers = read_in_place::Buffers::new()?;
-        let pins = Pins::new(space.arena().len())?;
+        let arena_pages = space.arena().len();
         Ok(Objects {
             space,
-            i_mmaps,
-            slots,
+            i_mmaps: IMmaps::new()?,
+            slots: Table::new(OBJECTS_MAX)?,
             slots_used: AtomicUsize::new(0),
             registry: Mutex::new(Hands::default()),
-            windows,
-            mappings,
-            pins,
+            windows: Windows::new(arena_pages >> BLOCK_ORDER)?,
+            mappings: Mappings::new()?,
+            pins: Pins::new(arena_pages)?,
             requests: Requests::new(),
-            buffers,
+            buffers: read_in_place::Buffers::new()?,
             unclean: FaultList::new(),
             stalls: stall::Stalls::new(),
             dirty: AtomicUsize::new(0),

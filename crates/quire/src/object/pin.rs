@@ -50,11 +50,12 @@ use crate::units::{ObjectPage, PageNum, PageRange};
 
 /// What pages are pinned for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
 pub enum PinFor {
     /// They are only read.
-    Reading,
+    Reading = 1,
     /// They may be written at any time.
-    Writing,
+    Writing = 1 | 1 << 16,
 }
 
 /// Why nothing was pinned.
@@ -82,9 +83,6 @@ impl From<ReadError> for PinError {
 /// under the page's lock alone.
 pub(super) struct Count<'a>(pub &'a AtomicU32);
 
-const ONE: u32 = 1;
-const ONE_FOR_WRITE: u32 = ONE + (1 << 16);
-
 impl Count<'_> {
     // Relaxed, all of it: the page's lock orders them.
 
@@ -96,21 +94,14 @@ impl Count<'_> {
         self.0.load(Ordering::Relaxed) >> 16
     }
 
-    const fn step(what: PinFor) -> u32 {
-        match what {
-            PinFor::Reading => ONE,
-            PinFor::Writing => ONE_FOR_WRITE,
-        }
-    }
-
     pub fn add(&self, what: PinFor) {
         debug_assert!(self.all() < 0xffff, "looked at before");
-        self.0.fetch_add(Count::step(what), Ordering::Relaxed);
+        self.0.fetch_add(what as u32, Ordering::Relaxed);
     }
 
     pub fn sub(&self, what: PinFor) {
         debug_assert!(self.all() > 0, "let go more often than pinned");
-        self.0.fetch_sub(Count::step(what), Ordering::Relaxed);
+        self.0.fetch_sub(what as u32, Ordering::Relaxed);
     }
 }
 

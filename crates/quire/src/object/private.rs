@@ -33,8 +33,6 @@ use crate::space::vma::{Kind, Vma};
 use crate::swap::compress::PageBytes;
 use crate::units::{BLOCK_ORDER, BLOCK_PAGES, ObjectPage, ObjectRange, PageNum, PageRange};
 
-/// Pages that one fault copies at most.
-const COPY_PAGES: usize = STAGING_PAGES;
 /// How often a worker tries to lock a page before it leaves the copy to a handler.
 const LOCK_TRIES: u32 = 8;
 /// Pages that a fault wants to see free: one for the object's cache, one for the copy, and some for
@@ -55,7 +53,7 @@ enum PrivateLook {
 /// Where copies pass through.
 struct CopyBuffers<'a> {
     /// The object's bytes.
-    bytes: &'a mut [PageBytes; COPY_PAGES],
+    bytes: &'a mut [PageBytes; STAGING_PAGES],
     staging: &'a mut Staging,
 }
 
@@ -67,7 +65,7 @@ impl<'a> CopyBuffers<'a> {
     }
 
     fn of_worker(buffer: &'a mut IoBuffer) -> CopyBuffers<'a> {
-        let (pages, _) = buffer.pages(COPY_PAGES + STAGING_PAGES).as_chunks_mut();
+        let (pages, _) = buffer.pages(2 * STAGING_PAGES).as_chunks_mut();
         let (bytes, rest) = pages.split_first_chunk_mut().expect("as many as asked for");
         let (staging, _) = rest.split_first_chunk_mut().expect("as many as asked for");
         CopyBuffers { bytes, staging }
@@ -284,7 +282,7 @@ impl<M: ObjectMmu> Objects<M> {
         let is_dropped = old.state() == State::Mapped;
         let block = PageRange::new(page.align_down(BLOCK_ORDER), BLOCK_PAGES);
         let bounds = around.intersect(vma.range).intersect(block);
-        let pages_max = if is_dropped { 1 } else { COPY_PAGES };
+        let pages_max = if is_dropped { 1 } else { STAGING_PAGES };
         let range = self.space.lock_unfilled_around(page, bounds, pages_max, |page| {
             let at = backing.object_page(page);
             at.index() < object.pages() && self.lock_cached(object, at)
