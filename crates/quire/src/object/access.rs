@@ -181,7 +181,7 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// The VMA of a kind at a page of a mapping that the caller keeps. Advice may have split the
-    /// mapping: what all its pages have in common is in any of its VMAs. Waits for whoever changes the
+    /// mapping: what all its pages have in common is in any of its VMAs. Waits for changes of the
     /// layout: while advice splits a VMA, a lookup without the lock may find none.
     pub(super) fn vma_of_kind(&self, page: PageNum, kind: Kind) -> Option<Vma> {
         self.vma_at(page).filter(|vma| vma.attributes.kind == kind)
@@ -192,7 +192,7 @@ impl<M: ObjectMmu> Objects<M> {
         vma.range.contains(page).then_some(vma)
     }
 
-    /// Whether an object, or a private copy of one, is mapped at a page. Waits for whoever changes the
+    /// Whether an object, or a private copy of one, is mapped at a page. Waits for changes of the
     /// layout.
     pub fn is_mapping_at(&self, page: PageNum) -> bool {
         let kind = self.vma_at(page).map(|vma| vma.attributes.kind);

@@ -50,7 +50,7 @@ pub(super) enum Look {
     NeedsMemory(usize),
     /// Too much is dirty.
     NeedsCleaning,
-    /// It is read by whoever serves the fault.
+    /// It is read by the thread that serves the fault.
     Reads(InPlace),
 }
 

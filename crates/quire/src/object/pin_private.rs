@@ -11,7 +11,7 @@ use core::sync::atomic::Ordering;
 
 use super::pin::{Count, PinError, PinFor};
 use super::requests::IoBuffer;
-use super::{ObjectId, Objects, ReadError};
+use super::{Objects, ReadError};
 use crate::mmu::Access;
 use crate::mmu::object::ObjectMmu;
 use crate::page::{Flags, Interrupted, State};
@@ -53,7 +53,7 @@ impl<M: ObjectMmu> Objects<M> {
         scratch: &mut Scratch,
         buffer: &mut IoBuffer,
     ) -> Result<(), PinError> {
-        let backing = self.private_backing(page).ok_or(PinError::Refused(Errno::FAULT))?;
+        let (backing, object) = self.private_object(page).ok_or(PinError::Refused(Errno::FAULT))?;
         let at = backing.object_page(page);
         loop {
             self.populate_private(PageRange::new(page, 1), scratch, buffer)?;
@@ -76,7 +76,6 @@ impl<M: ObjectMmu> Objects<M> {
                 self.handle_fault(page, Access::WriteProtected, scratch);
                 continue;
             }
-            let object = self.object(ObjectId(backing.object));
             if old.state() == State::None && at.index() >= object.pages() {
                 return Err(PinError::BehindEnd(at.offset()));
             }
@@ -104,7 +103,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// A private mapping is at another place, or shorter, with pins that were never let go: those of
     /// pages that are still there have gone with them, as the flags in their words have.
     pub(super) fn move_private_pins(&self, from: PageRange, to: PageRange) {
-        // Relaxed, all of it: nobody pins what is being changed.
+        // Relaxed, all of it: no thread pins what is being changed.
         if self.pins.private_pages.load(Ordering::Relaxed) == 0 {
             return;
         }
@@ -121,7 +120,7 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// A private mapping goes, with pins that were never let go.
     pub(super) fn forget_private_pins(&self, range: PageRange) {
-        // Relaxed: nobody pins what is being unmapped.
+        // Relaxed: no thread pins what is being unmapped.
         if self.pins.private_pages.load(Ordering::Relaxed) == 0 {
             return;
         }

@@ -309,7 +309,7 @@ impl<M: ObjectMmu> Objects<M> {
         self.space.fill_first(fault, range, bytes, buffers.staging)
     }
 
-    /// Locks a page of an object if that is cached, and nobody holds it; leaves it locked.
+    /// Locks a page of an object if it is cached and not locked; leaves it locked.
     fn lock_cached(&self, object: &Object, at: ObjectPage) -> bool {
         let locked = self.try_lock_if(object, at, |word| word.state() == State::Cached);
         locked.map(Locked::leave_locked).is_some()

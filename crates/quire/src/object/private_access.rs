@@ -3,7 +3,7 @@
 //! Locks: a page's in the arena, one at a time; those of the object's pages as in `access`.
 
 use super::requests::IoBuffer;
-use super::{ObjectId, Objects, ReadError};
+use super::{Object, ObjectId, Objects, ReadError};
 use crate::fault::Outcome;
 use crate::mmu::object::ObjectMmu;
 use crate::mmu::{Access, FrameId};
@@ -27,8 +27,9 @@ enum OwnBytes {
 
 impl<M: ObjectMmu> Objects<M> {
     /// Where the pages of a private mapping that the caller keeps come from.
-    pub(super) fn private_backing(&self, page: PageNum) -> Option<Backing> {
-        Some(self.vma_of_kind(page, Kind::Private)?.attributes.backing)
+    pub(super) fn private_object(&self, page: PageNum) -> Option<(Backing, &Object)> {
+        let backing = self.vma_of_kind(page, Kind::Private)?.attributes.backing;
+        Some((backing, self.object(ObjectId(backing.object))))
     }
 
     /// Has all of a range of one private mapping mapped; waits for reads. What could not be had
@@ -42,8 +43,7 @@ impl<M: ObjectMmu> Objects<M> {
         scratch: &mut Scratch,
         buffer: &mut IoBuffer,
     ) -> Result<(), ReadError> {
-        let Some(backing) = self.private_backing(range.start) else { return Ok(()) };
-        let object = self.object(ObjectId(backing.object));
+        let Some((backing, object)) = self.private_object(range.start) else { return Ok(()) };
         for page in range.pages() {
             let at = backing.object_page(page);
             let error = |errno| ReadError { offset: at.offset(), errno };
@@ -89,8 +89,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// Maps what is in memory already of a range of a private mapping, without waiting; returns
     /// how many pages of it are mapped then.
     pub fn populate_private_cached(&self, range: PageRange, scratch: &mut Scratch) -> usize {
-        let Some(backing) = self.private_backing(range.start) else { return 0 };
-        let object = self.object(ObjectId(backing.object));
+        let Some((backing, object)) = self.private_object(range.start) else { return 0 };
         for page in range.pages() {
             let is_at_hand = match self.space.snapshot(page).state() {
                 State::None => {
@@ -135,8 +134,7 @@ impl<M: ObjectMmu> Objects<M> {
         scratch: &mut Scratch,
         buffer: &mut IoBuffer,
     ) -> Result<usize, ReadError> {
-        let Some(backing) = self.private_backing(first) else { return Ok(0) };
-        let object = self.object(ObjectId(backing.object));
+        let Some((backing, object)) = self.private_object(first) else { return Ok(0) };
         let mut done = 0;
         while done < into.len() {
             let page = first.add((from + done) / PAGE_SIZE);
