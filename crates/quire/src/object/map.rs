@@ -40,8 +40,8 @@ impl<M: ObjectMmu> Objects<M> {
             .mmu()
             .map_object(range, object.memfd, pages.start, prot)
             .and_then(|()| space.insert_vma(&mut layout, range, attributes));
-        // A fault that maps something before it is in the tree does so in a window that nobody
-        // walks yet: nobody knows the address before this returns.
+        // A fault that came before the mapping is in the tree would map in a window that no walk finds;
+        // but no thread knows the address before this returns.
         let made = made.and_then(|()| {
             let mapping = Mapping { pages, arena_start: range.start, id: mapping };
             object.i_mmap.i_mmap_lock_write(&self.i_mmaps).insert(mapping).map(drop)
@@ -87,7 +87,8 @@ impl<M: ObjectMmu> Objects<M> {
             drop(layout);
             return self.unmap_private(range, vma.attributes.backing);
         }
-        let (id, backing) = (ObjectId(vma.attributes.backing.object), vma.attributes.backing);
+        let backing = vma.attributes.backing;
+        let id = ObjectId(backing.object);
         // The VMA first: a fault that holds a window's lock later sees that it is gone.
         space.remove_whole_vmas(&mut layout, range);
         self.unmap_windows(range);

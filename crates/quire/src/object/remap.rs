@@ -8,7 +8,7 @@
 //! Locks: the space's; windows', one at a time; `i_mmap` exclusive.
 
 use super::i_mmap::Mapping;
-use super::{MapRequest, Object, ObjectId, Objects};
+use super::{FaultAround, MapRequest, Object, ObjectId, Objects};
 use crate::mmu::object::ObjectMmu;
 use crate::space::Layout;
 use crate::space::remap::Placement;
@@ -122,11 +122,12 @@ impl<M: ObjectMmu> Objects<M> {
     /// Maps what `range` shows, and what follows it, at another place, and unmaps it there.
     fn map_elsewhere(&self, range: PageRange, pages: usize, vma: &Vma) -> Result<PageRange, Errno> {
         let Attributes { backing, prot, .. } = vma.attributes;
+        let order = self.mappings.order_around(backing.mapping);
         let request = MapRequest {
             pages: ObjectRange::new(backing.object_page(range.start), pages),
             prot,
             pattern: Pattern::Normal,
-            fault_around: self.mappings.fault_around(backing.mapping),
+            fault_around: order.map_or(FaultAround::Auto, FaultAround::Order),
         };
         let target = self.map(ObjectId(backing.object), request)?;
         let space = &self.space;
