@@ -72,12 +72,17 @@ impl FaultList {
         list.len += 1;
     }
 
-    /// Adds all pages.
-    pub fn push_all(&self) {
-        let mut list = self.list.lock();
-        // An empty list is not looked at.
-        list.len = list.len.max(1);
-        list.is_overfull = true;
+    /// Adds what another list had.
+    pub fn push_answer(&self, answer: Answer) {
+        match answer {
+            Answer::Page(page) => self.push(page),
+            Answer::All => {
+                let mut list = self.list.lock();
+                // An empty list is not looked at.
+                list.len = list.len.max(1);
+                list.is_overfull = true;
+            }
+        }
     }
 
     /// Whether nothing waits.

@@ -33,7 +33,7 @@ use crate::control::{Event, Tracepoint};
 use crate::failpoint::{self, Failpoint};
 use crate::mmu::Mmu;
 use crate::space::AddressSpace;
-use crate::space::layout_lock::Entry;
+use crate::space::layout_lock::Admission;
 use crate::space::vma::{Vma, VmaIndex};
 #[cfg(debug_assertions)]
 use crate::sys::rank::{self, Rank};
@@ -120,13 +120,13 @@ impl<M: Mmu> AddressSpace<M> {
         }
         loop {
             let (way, shared) = match self.share_layout(page, thread) {
-                Entry::Shared(shared) => (Way::Classic, Some(shared)),
-                Entry::Exempt => (Way::Exempt, None),
-                Entry::Deferred => {
+                Admission::Shared(shared) => (Way::Classic, Some(shared)),
+                Admission::Exempt => (Way::Exempt, None),
+                Admission::Deferred => {
                     self.budget.count(Event::FaultParked, 1);
                     return Outcome::Parked;
                 }
-                Entry::Again => continue,
+                Admission::Again => continue,
             };
             let served = attempt(way);
             drop(shared);

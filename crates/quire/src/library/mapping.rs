@@ -7,6 +7,7 @@ use super::change::RemapOptions;
 use super::pinned::{Pinned, PinnedMut, RawPin};
 use super::{Error, Object};
 use crate::object::{FaultAround, PinFor};
+use crate::space::Advice;
 use crate::space::vma::Pattern;
 use crate::units::{PAGE_SIZE, PageRange};
 
@@ -102,7 +103,7 @@ impl Raw {
 
     fn dont_need(&self, bytes: Range<usize>) -> usize {
         if self.sharing == Sharing::Private {
-            self.object.objects().page_out_private(self.pages(bytes.clone()));
+            self.object.objects().advise_private(self.pages(bytes.clone()), Advice::PageOut);
         }
         self.object.drop_cached(self.bytes(bytes))
     }
@@ -355,6 +356,6 @@ impl MappingCopy {
     /// again, as after madvise's MADV_DONTNEED.
     pub fn discard(&mut self, bytes: Range<usize>) {
         let pages = self.raw.whole_pages(bytes);
-        self.raw.object.objects().discard_private(pages);
+        self.raw.object.objects().advise_private(pages, Advice::DontNeed);
     }
 }

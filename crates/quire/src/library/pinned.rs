@@ -49,7 +49,7 @@ impl<'a> RawPin<'a> {
                 most: raw.object.space().pinned().1,
             }),
             Err(PinError::BehindEnd(_)) => Err(bad()),
-            Err(PinError::TooOften(_)) => Err(Error::NoMemory {
+            Err(PinError::TooOften) => Err(Error::NoMemory {
                 doing: "count one pin more of a page",
                 errno: Errno::OVERFLOW,
             }),

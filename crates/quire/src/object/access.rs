@@ -12,12 +12,16 @@ use crate::scratch::Scratch;
 use crate::space::AddressSpace;
 use crate::space::vma::{Kind, Pattern, Vma};
 use crate::sys::{Errno, monotonic_ns};
-use crate::units::{
-    BLOCK_ORDER, BLOCK_PAGES, ObjectPage, ObjectRange, PAGE_SIZE, PageNum, PageRange,
-};
+use crate::units::{ObjectPage, ObjectRange, PAGE_SIZE, PageNum, PageRange};
 
 /// How long a killable thread that finds the queue of requests full sleeps before it tries again.
 const QUEUE_FULL_NS: u64 = 1_000_000;
+
+impl From<Interrupted> for Errno {
+    fn from(_: Interrupted) -> Errno {
+        Errno::INTR
+    }
+}
 
 /// Why bytes could not be read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -52,7 +56,7 @@ impl<M: ObjectMmu> Objects<M> {
             let error = |errno| ReadError { offset: at, errno };
             self.fetch(object, page, scratch, buffer).map_err(error)?;
             let locked = self.lock_killable(object, page, buffer.kill());
-            let locked = locked.map_err(|Interrupted| error(Errno::INTR))?;
+            let locked = locked.map_err(|end| error(end.into()))?;
             if locked.state() == State::Cached {
                 let part = &mut into[done..done + want];
                 let result = self.space.mmu().memfd_read(object.memfd, at, part);
@@ -79,19 +83,16 @@ impl<M: ObjectMmu> Objects<M> {
         buffer: &mut IoBuffer,
     ) -> Result<(), Errno> {
         let kill = buffer.kill();
-        let interrupted = |Interrupted| Errno::INTR;
         let mut is_asked = false;
         loop {
             if !self.use_words(object, page) {
-                if !self.space.has_object_block() {
+                if !self.space.pages.has_free_block() {
                     return Err(Errno::NOMEM);
                 }
-                if !self.space.make_room(self, Room::Charge, 1, Some(scratch)) {
-                    self.space.wait_for_room_killable(kill).map_err(interrupted)?;
-                }
+                self.wait_for_memory(1, scratch, kill)?;
                 continue;
             }
-            let locked = self.lock_killable(object, page, kill).map_err(interrupted)?;
+            let locked = self.lock_killable(object, page, kill)?;
             if locked.state() == State::Cached || page.index() >= object.pages() {
                 return Ok(());
             }
@@ -99,17 +100,15 @@ impl<M: ObjectMmu> Objects<M> {
                 return Err(Errno::HWPOISON);
             }
             if is_asked && locked.has(Flags::ERROR) {
-                return Err(self.read_errno_of(object, page));
+                let error = self.last_read_error(object);
+                let error = error.filter(|error| error.offset == page.offset());
+                return Err(error.map_or(Errno::IO, |error| error.errno));
             }
             locked.leave_locked();
-            let limit = self.space.budget().limit();
-            let order_max = (limit / 32).max(1).ilog2().min(BLOCK_ORDER);
-            let guess = object.streams.guess(PageNum(page.0), false, Pattern::Normal, order_max);
+            let guess = self.guess_for(object, page, Pattern::Normal);
             let pages = self.lock_around(object, page, guess.order, is_absent);
             let Some(pages) = self.charge_locked(object, page, pages) else {
-                if !self.space.make_room(self, Room::Charge, pages.len(), Some(scratch)) {
-                    self.space.wait_for_room_killable(kill).map_err(interrupted)?;
-                }
+                self.wait_for_memory(pages.len(), scratch, kill)?;
                 continue;
             };
             self.advance(object, guess, pages);
@@ -118,7 +117,7 @@ impl<M: ObjectMmu> Objects<M> {
             }
             is_asked = self.request_read(object.id(), pages, None);
             if !is_asked {
-                self.wait_for_queue_killable(kill).map_err(interrupted)?;
+                self.wait_for_queue_killable(kill)?;
             }
         }
     }
@@ -130,12 +129,17 @@ impl<M: ObjectMmu> Objects<M> {
         if kill.is_due() { Err(Interrupted) } else { Ok(()) }
     }
 
-    /// Why a page could not be read that another has tried to read.
-    fn read_errno_of(&self, object: &Object, page: ObjectPage) -> Errno {
-        match self.last_read_error(object) {
-            Some(error) if error.offset == page.offset() => error.errno,
-            _ => Errno::IO,
+    /// Frees so many pages, or waits until some are free.
+    fn wait_for_memory(
+        &self,
+        pages: usize,
+        scratch: &mut Scratch,
+        kill: Kill<'_>,
+    ) -> Result<(), Interrupted> {
+        if self.space.make_room(self, Room::Charge, pages, Some(scratch)) {
+            return Ok(());
         }
+        self.space.wait_for_room_killable(kill)
     }
 
     /// Sends reads for what is not cached of `pages`, without waiting; returns how many pages are
@@ -144,22 +148,18 @@ impl<M: ObjectMmu> Objects<M> {
         let object = self.object(id);
         let pages = pages.intersect(object.range());
         let mut sent = 0;
-        let mut at = pages.start;
-        while at < pages.end {
-            let block_end = ObjectPage((at.0 | (BLOCK_PAGES as u64 - 1)) + 1).min(pages.end);
-            let mut run = ObjectRange { start: at, end: at };
-            while run.end < block_end && self.lock_absent(object, run.end) {
-                run.end = run.end.add(1);
+        for block in pages.by_block() {
+            let mut rest = block.pages();
+            while let Some(start) = rest.find(|&page| self.lock_absent(object, page)) {
+                let more = rest.clone().take_while(|&page| self.lock_absent(object, page)).count();
+                let run = ObjectRange::new(start, 1 + more);
+                if !self.send_read_ahead(id, object, run) {
+                    return sent;
+                }
+                sent += run.len();
+                // The page behind the run could not be locked.
+                rest = ObjectRange { start: run.end, end: block.end }.pages();
             }
-            if run.is_empty() {
-                at = at.add(1);
-                continue;
-            }
-            at = run.end;
-            if !self.send_read_ahead(id, object, run) {
-                break;
-            }
-            sent += run.len();
         }
         sent
     }
@@ -178,19 +178,22 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// The VMA of a kind at a page of a mapping that the caller keeps. Advice may have split the
-    /// mapping: what all its pages have in common is in any of its VMAs. Waits for whoever changes the
+    /// mapping: what all its pages have in common is in any of its VMAs. Waits for changes of the
     /// layout: while advice splits a VMA, a lookup without the lock may find none.
     pub(super) fn vma_of_kind(&self, page: PageNum, kind: Kind) -> Option<Vma> {
-        let vma = self.space.next_vma(&self.space.lock(), page)?;
-        (vma.range.contains(page) && vma.attributes.kind == kind).then_some(vma)
+        self.vma_at(page).filter(|vma| vma.attributes.kind == kind)
     }
 
-    /// Whether an object, or a private copy of one, is mapped at a page. Waits for whoever changes the
+    fn vma_at(&self, page: PageNum) -> Option<Vma> {
+        let vma = self.space.next_vma(&self.space.lock(), page)?;
+        vma.range.contains(page).then_some(vma)
+    }
+
+    /// Whether an object, or a private copy of one, is mapped at a page. Waits for changes of the
     /// layout.
     pub fn is_mapping_at(&self, page: PageNum) -> bool {
-        let vma = self.space.next_vma(&self.space.lock(), page);
-        let has_object = |kind| matches!(kind, Kind::Object | Kind::Private);
-        vma.is_some_and(|vma| vma.range.contains(page) && has_object(vma.attributes.kind))
+        let kind = self.vma_at(page).map(|vma| vma.attributes.kind);
+        matches!(kind, Some(Kind::Object | Kind::Private))
     }
 
     /// Has all of a range of one mapping mapped; waits for reads. To map a page takes the mark away
@@ -211,19 +214,16 @@ impl<M: ObjectMmu> Objects<M> {
             let Some(vma) = self.vma_of_kind(part.start, Kind::Object) else { continue };
             let backing = vma.attributes.backing;
             let object = self.object(ObjectId(backing.object));
-            for at in part.pages() {
-                let page = backing.object_page(at);
+            let mut shown = part.pages().map(|page| backing.object_page(page));
+            let fetched = shown.try_for_each(|page| {
                 if page.index() >= object.pages() {
-                    break;
+                    return Ok(());
                 }
                 let error = |errno| ReadError { offset: page.offset(), errno };
-                let fetched = self.fetch(object, page, scratch, buffer).map_err(error);
-                if fetched.is_err() {
-                    self.populate_cached(part);
-                    return fetched;
-                }
-            }
+                self.fetch(object, page, scratch, buffer).map_err(error)
+            });
             self.populate_cached(part);
+            fetched?;
         }
         Ok(())
     }

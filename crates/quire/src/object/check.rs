@@ -5,8 +5,8 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use super::{Object, ObjectId, Objects};
 use crate::mmu::object::InspectObjects;
-use crate::page::{Block, Flags, Snapshot, State};
-use crate::units::{BLOCK_PAGES, ObjectPage, ObjectRange, PageNum};
+use crate::page::{Flags, Snapshot, State};
+use crate::units::{ObjectPage, ObjectRange, PageNum};
 
 /// What the objects hold.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -26,48 +26,43 @@ impl<M: InspectObjects> Objects<M> {
         let mut all = Held::default();
         for slot in 0..self.slots_used.load(Ordering::Relaxed) {
             let Some(object) = self.peek(slot) else { continue };
-            let held = self.check_object(ObjectId(slot as u32), object);
-            all.cached += held.cached;
-            all.dirty += held.dirty;
-            all.words += held.words;
+            self.check_object(ObjectId(slot as u32), object, &mut all);
         }
         assert_eq!(self.cached_pages(), all.cached, "cached pages of all objects");
         assert_eq!(self.dirty_pages(), all.dirty, "dirty pages of all objects");
         assert_eq!(self.space.mmu().memfd_pages(), all.cached, "pages of all memfds");
         // O4: what is cached is charged.
         self.space.check_beside(all.cached + all.words);
-        self.check_arena();
+        for page in self.space.arena().pages() {
+            self.check_mapping(page);
+        }
     }
 
-    fn check_object(&self, id: ObjectId, object: &Object) -> Held {
-        let mut held = Held::default();
-        for first in (0..object.pages_max()).step_by(BLOCK_PAGES) {
-            let first = ObjectPage(first as u64);
-            let pages = ObjectRange::new(first, BLOCK_PAGES);
-            let pages = pages.intersect(ObjectRange::new(ObjectPage(0), object.pages_max()));
-            let snapshots = pages.pages().map(|page| self.check_page(id, object, page));
+    fn check_object(&self, id: ObjectId, object: &Object, all: &mut Held) {
+        let (mut cached_of_all, mut dirty_of_all) = (0, 0);
+        for pages in ObjectRange::new(ObjectPage(0), object.pages_max()).by_block() {
+            let first = pages.start;
             let (mut cached, mut dirty) = (0, 0);
-            for word in snapshots {
+            for word in pages.pages().map(|page| self.check_page(id, object, page)) {
                 cached += usize::from(word.state() == State::Cached);
                 dirty += usize::from(word.has(Flags::DIRTY));
             }
             let block = self.find_block(object, first);
-            let count_of = |count: fn(&Block) -> &AtomicU32| {
-                block.map_or(0, |block| count(block).load(Ordering::Relaxed) as usize)
-            };
-            let [in_memory, dirtied] = [count_of(|of| &of.mapped), count_of(|of| &of.dirty)];
+            let load = |count: &AtomicU32| count.load(Ordering::Relaxed) as usize;
+            let [in_memory, dirtied, is_used] =
+                block.map_or([0; 3], |of| [&of.mapped, &of.dirty, &of.is_used].map(load));
             assert_eq!(in_memory, cached, "cached from {first:?} of {id:?}");
             assert_eq!(dirtied, dirty, "dirty from {first:?} of {id:?}");
-            let is_used = count_of(|of| &of.is_used) != 0;
-            assert_eq!(is_used, block.is_some(), "the words of {first:?} of {id:?}");
-            held.cached += cached;
-            held.dirty += dirty;
-            held.words += usize::from(is_used);
+            assert_eq!(is_used != 0, block.is_some(), "the words of {first:?} of {id:?}");
+            cached_of_all += cached;
+            dirty_of_all += dirty;
+            all.words += usize::from(block.is_some());
         }
-        assert_eq!(object.cached_pages(), held.cached, "cached pages of {id:?}");
-        assert_eq!(object.dirty_pages(), held.dirty, "dirty pages of {id:?}");
+        all.cached += cached_of_all;
+        all.dirty += dirty_of_all;
+        assert_eq!(object.cached_pages(), cached_of_all, "cached pages of {id:?}");
+        assert_eq!(object.dirty_pages(), dirty_of_all, "dirty pages of {id:?}");
         assert_eq!(object.writeback.load(Ordering::Relaxed), 0, "pages of {id:?} under way");
-        held
     }
 
     fn check_page(&self, id: ObjectId, object: &Object, page: ObjectPage) -> Snapshot {
@@ -86,13 +81,7 @@ impl<M: InspectObjects> Objects<M> {
         word
     }
 
-    /// O1 and O2, over all pages of the arena.
-    fn check_arena(&self) {
-        for page in self.space.arena().pages() {
-            self.check_mapping(page);
-        }
-    }
-
+    /// O1 and O2, of a page of the arena.
     fn check_mapping(&self, page: PageNum) {
         let mmu = self.space.mmu();
         let window = self.windows.lock(page);

@@ -1,10 +1,9 @@
 //! The way of a fault on an object.
 //!
-//! [`Objects::handle_fault`] takes the window's lock and looks at the VMA once more; all the rest
-//! happens under that lock and does not block. A read fault tries [`Objects::map_pages`] first:
-//! what can be had at once around the fault is mapped with it. What is left is `fault`'s: the page
-//! is not cached (it is read by a worker, with what read-ahead chose), is to be written (it becomes
-//! dirty), or is busy (the fault is parked on it).
+//! A fault takes its window's lock and looks at the VMA once more; all the rest happens under that lock
+//! and does not block. A read tries [`Objects::map_pages`] first: what can be had at once around the
+//! fault is mapped with it. What is left is `fault`'s: the page is not cached, is to be written, or is
+//! locked.
 
 use super::pages::{Locked, is_absent};
 use super::read_in_place::InPlace;
@@ -51,7 +50,7 @@ pub(super) enum Look {
     NeedsMemory(usize),
     /// Too much is dirty.
     NeedsCleaning,
-    /// It is read by whoever serves the fault.
+    /// It is read by the thread that serves the fault.
     Reads(InPlace),
 }
 
@@ -120,15 +119,14 @@ impl<M: ObjectMmu> Objects<M> {
             let found = found.filter(|vma| vma.attributes.kind == kind);
             is_other = is_first && found.is_none();
             is_first = false;
-            match found {
-                Some(vma) => attempt(&vma, way),
-                None if is_other => Ok(Outcome::NoVma),
-                None => {
+            let Some(vma) = found else {
+                if !is_other {
                     // It was unmapped meanwhile: the access is tried again.
                     self.space.mmu().wake(PageRange::new(page, 1));
-                    Ok(Outcome::NoVma)
                 }
-            }
+                return Ok(Outcome::NoVma);
+            };
+            attempt(&vma, way)
         });
         if is_other {
             return None;
@@ -153,7 +151,7 @@ impl<M: ObjectMmu> Objects<M> {
             failpoint::hit(Failpoint::Prepared, page);
             let look = {
                 let mut window = self.windows.lock(page);
-                if way != Way::Classic && !self.space.is_current(vma) {
+                if way != Way::Classic && !self.space.vmas.is_current(vma) {
                     return Err(Doubt::of(vma, Tracepoint::SpfVmaChanged));
                 }
                 failpoint::hit(Failpoint::Checked, page);
@@ -177,9 +175,14 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// Answers a fault that needs nothing, or that the kernel will refuse when it is tried again.
-    pub(super) fn answer(&self, page: PageNum, outcome: Outcome) -> Look {
+    fn answer(&self, page: PageNum, outcome: Outcome) -> Look {
         self.space.mmu().wake(PageRange::new(page, 1));
         Look::Ended(outcome)
+    }
+
+    /// Ends a fault that was to be mapped: the call that maps has answered it, unless it was refused.
+    fn answer_unless(&self, is_mapped: bool, page: PageNum) -> Look {
+        if is_mapped { Look::Ended(Outcome::Served) } else { self.answer(page, Outcome::Spurious) }
     }
 
     fn fault_in_window(
@@ -202,7 +205,7 @@ impl<M: ObjectMmu> Objects<M> {
             return Look::InDoubt(Doubt::of(vma, Tracepoint::SpfVmaNoanon));
         }
         if !self.use_words(object, at) {
-            if self.space.has_object_block() {
+            if self.space.pages.has_free_block() {
                 return Look::NeedsMemory(1);
             }
             // No memory helps: the tables have no words left for it.
@@ -214,7 +217,7 @@ impl<M: ObjectMmu> Objects<M> {
         if is_present && (access == Access::Read || window.is_writable(page)) {
             return self.map_again(page, window);
         }
-        let guess = self.guess_for(object, at, vma);
+        let guess = self.guess_for(object, at, vma.attributes.pattern);
         if access == Access::Read {
             let around = if guess.order == 0 && self.is_strided(object, at, vma) {
                 PageRange::new(page, 1)
@@ -233,12 +236,11 @@ impl<M: ObjectMmu> Objects<M> {
     /// A fault on a page that is mapped. As a rule another has mapped it meanwhile; but the kernel
     /// unmaps a page by itself when it swaps, and does not map it again.
     fn map_again(&self, page: PageNum, window: &Mapped) -> Look {
-        let one = PageRange::new(page, 1);
         let is_writable = window.is_writable(page);
         let protection =
             if is_writable { Protection::Writable } else { Protection::WriteProtected };
-        // Without the page's lock: whoever drops it clears the window first, whose lock we hold.
-        let _ = self.space.mmu().map_cached(one, protection);
+        // Without the page's lock: a thread that drops it clears the window first, whose lock is held.
+        let _ = self.space.mmu().map_cached(PageRange::new(page, 1), protection);
         self.answer(page, Outcome::Spurious)
     }
 
@@ -262,10 +264,7 @@ impl<M: ObjectMmu> Objects<M> {
                     self.advance(object, guess, pages);
                     filled.unlock();
                     self.map_filled(object, vma, window, pages, page);
-                    if window.is_present(page) {
-                        return Look::Ended(Outcome::Served);
-                    }
-                    return self.answer(page, Outcome::Spurious);
+                    return self.answer_unless(window.is_present(page), page);
                 }
                 AtOnce::Cached(pages, filled) => {
                     locked = filled;
@@ -279,14 +278,9 @@ impl<M: ObjectMmu> Objects<M> {
         }
         match locked.state() {
             State::Cached if access == Access::Read => {
-                let protection = Protection::WriteProtected;
-                let done = self.map_locked(page, protection, window);
-                let is_mapped = done.pages == 1;
+                let done = self.map_locked(page, Protection::WriteProtected, window);
                 locked.set_flags(Flags::ACCESSED);
-                if is_mapped {
-                    return Look::Ended(Outcome::Served);
-                }
-                self.answer(page, Outcome::Spurious)
+                self.answer_unless(done.pages == 1, page)
             }
             State::Cached => {
                 if !locked.has(Flags::DIRTY) && self.must_clean_first(object) {
@@ -301,18 +295,17 @@ impl<M: ObjectMmu> Objects<M> {
                     return Look::NeedsCleaning;
                 }
                 let is_mapped = self.map_for_write(object, vma, page, locked, window);
-                let mut written = PageRange::new(page, 1);
+                let mut end = page.add(1);
                 if is_mapped && guess.order > 0 {
-                    let ahead = PageRange::new(page.add(1), (1 << guess.order) - 1);
-                    written.end = self.write_ahead(object, vma, window, ahead);
+                    // A stream of writes comes by.
+                    let block = PageRange::new(page.align_down(BLOCK_ORDER), BLOCK_PAGES);
+                    let ahead = PageRange::new(end, (1 << guess.order) - 1);
+                    let ahead = ahead.intersect(vma.range).intersect(block);
+                    end = self.make_writable(object, vma, window, ahead);
                 }
-                let backing = vma.attributes.backing;
-                let pages = ObjectRange { start: at, end: backing.object_page(written.end) };
+                let pages = ObjectRange { start: at, end: vma.attributes.backing.object_page(end) };
                 self.advance(object, guess, pages);
-                if is_mapped {
-                    return Look::Ended(Outcome::Served);
-                }
-                self.answer(page, Outcome::Spurious)
+                self.answer_unless(is_mapped, page)
             }
             State::Poisoned => {
                 // A mapping that came later, or whose mark was taken away with something else.
@@ -341,9 +334,8 @@ impl<M: ObjectMmu> Objects<M> {
         // Dirty before it can be written: no write is ever missed.
         self.mark_dirty(object, at, &mut locked);
         let done = self.map_locked(page, Protection::Writable, window);
-        let is_mapped = done.pages == 1;
         locked.set_flags(Flags::ACCESSED);
-        is_mapped
+        done.pages == 1
     }
 
     /// Makes a locked, cached page dirty.
@@ -357,27 +349,26 @@ impl<M: ObjectMmu> Objects<M> {
         }
     }
 
-    /// A stream of writes comes by: the pages ahead of it that are mapped, but protected, are made
-    /// dirty and writable in one call, as far as nothing else is in the way. Returns where that
-    /// ends.
-    fn write_ahead(
+    /// Makes the first of some pages of a window dirty and writable, in one call, as far as they are
+    /// mapped and protected, and nothing else is in the way. Returns where that ends.
+    pub(super) fn make_writable(
         &self,
         object: &Object,
         vma: &Vma,
         window: &mut Mapped,
-        ahead: PageRange,
+        pages: PageRange,
     ) -> PageNum {
-        let block = PageRange::new(PageNum(ahead.start.0 - 1).align_down(BLOCK_ORDER), BLOCK_PAGES);
-        let ahead = ahead.intersect(vma.range).intersect(block);
         let backing = vma.attributes.backing;
-        let mut run = PageRange { start: ahead.start, end: ahead.start };
-        for page in ahead.pages() {
+        let mut run = PageRange { start: pages.start, end: pages.start };
+        for page in pages.pages() {
             let at = backing.object_page(page);
-            let is_protected = window.is_present(page) && !window.is_writable(page);
-            if !is_protected || self.must_clean_first(object) {
+            if !window.is_present(page) || window.is_writable(page) {
                 break;
             }
             let Some(mut locked) = self.lock_mappable(object, at, false) else { break };
+            if !locked.has(Flags::DIRTY) && self.must_clean_first(object) {
+                break;
+            }
             self.mark_dirty(object, at, &mut locked);
             locked.leave_locked();
             run.end = page.add(1);
@@ -388,9 +379,8 @@ impl<M: ObjectMmu> Objects<M> {
             if done.refusal.is_none() {
                 run.pages().for_each(|page| window.set(page, true));
             }
-            for page in run.pages() {
-                self.adopt(object, backing.object_page(page)).unlock();
-            }
+            let shown = ObjectRange::new(backing.object_page(run.start), run.len());
+            self.unlock_pages(object, shown);
         }
         run.end
     }

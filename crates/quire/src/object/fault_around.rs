@@ -2,13 +2,12 @@
 //!
 //! Never blocks: under the window's lock, page locks are only tried.
 //!
-//! How much is mapped around is the mapping's choice, changeable at any time: off, an order from 0 to 9, or
-//! auto, which follows the object's streams and how many faults the window has seen: a window that is touched
-//! once gets one page, one that is touched again and again is mapped as a whole.
+//! How much is mapped around is the mapping's choice, changeable at any time: an order from 0 to 9, or auto,
+//! which follows the object's streams and how many faults the window has seen.
 
 use super::pages::Locked;
 use super::window::Mapped;
-use super::{FaultAround, Object, Objects};
+use super::{Object, Objects};
 use crate::control::Event;
 use crate::fault::order::Guess;
 use crate::mmu::object::ObjectMmu;
@@ -18,9 +17,8 @@ use crate::space::vma::Vma;
 use crate::units::{BLOCK_ORDER, BLOCK_PAGES, ObjectPage, PageNum, PageRange};
 
 impl<M: ObjectMmu> Objects<M> {
-    /// Maps what can be had at once of the arena's pages `around`; never blocks. Skipped is what
-    /// is not cached, locked, being written back, behind the end, or mapped already. Only `asked`
-    /// counts as used.
+    /// Maps what can be had at once of the arena's pages `around`. What is not cached, locked, being
+    /// written back, behind the end, or mapped already is skipped. Only `asked` counts as used.
     pub(super) fn map_pages(
         &self,
         object: &Object,
@@ -28,9 +26,8 @@ impl<M: ObjectMmu> Objects<M> {
         window: &mut Mapped,
         around: PageRange,
         asked: PageNum,
-    ) -> usize {
+    ) {
         let backing = vma.attributes.backing;
-        let mut mapped = 0;
         let mut run = PageRange { start: around.start, end: around.start };
         for page in around.pages() {
             let at = backing.object_page(page);
@@ -39,10 +36,10 @@ impl<M: ObjectMmu> Objects<M> {
                 run.end = page.add(1);
                 continue;
             }
-            mapped += self.map_run(object, vma, window, run, asked);
+            self.map_run(object, vma, window, run, asked);
             run = PageRange { start: page.add(1), end: page.add(1) };
         }
-        mapped + self.map_run(object, vma, window, run, asked)
+        self.map_run(object, vma, window, run, asked);
     }
 
     /// Locks a page that can be mapped at once.
@@ -57,7 +54,7 @@ impl<M: ObjectMmu> Objects<M> {
         }
         // A look before: around a fault at random little is cached, and a lock that is taken for
         // nothing costs as much as twenty looks. The end is looked at page by page, and under the
-        // page's lock: who shortens the object does so before it takes these locks.
+        // page's lock: a change that shortens the object does so before it takes these locks.
         let may_be_mapped =
             |word: Snapshot| word.state() == State::Cached && !word.has(Flags::WRITEBACK);
         self.try_lock_if(object, at, may_be_mapped).filter(|_| at.index() < object.pages())
@@ -72,9 +69,9 @@ impl<M: ObjectMmu> Objects<M> {
         window: &mut Mapped,
         run: PageRange,
         asked: PageNum,
-    ) -> usize {
+    ) {
         if run.is_empty() {
-            return 0;
+            return;
         }
         let mut at = run.start;
         let mut mapped = 0;
@@ -101,7 +98,6 @@ impl<M: ObjectMmu> Objects<M> {
             }
         }
         self.space.budget().count(Event::MapCached, mapped);
-        mapped
     }
 
     /// What is mapped around a read fault: the naturally aligned block of 2^order pages that holds
@@ -114,11 +110,8 @@ impl<M: ObjectMmu> Objects<M> {
         guess: Guess,
         window: &Mapped,
     ) -> PageRange {
-        let order = match self.mappings.fault_around(vma.attributes.backing.mapping) {
-            FaultAround::Off => 0,
-            FaultAround::Order(order) => order.min(BLOCK_ORDER),
-            FaultAround::Auto => guess.order.max(order_by_density(window.faults)),
-        };
+        let order = self.mappings.order_around(vma.attributes.backing.mapping);
+        let order = order.unwrap_or_else(|| guess.order.max(order_by_density(window.faults)));
         let block = PageRange::new(page.align_down(BLOCK_ORDER), BLOCK_PAGES);
         let around = PageRange::new(page.align_down(order), 1 << order);
         let end = PageNum((object.pages() as u64).wrapping_sub(vma.attributes.backing.delta));
@@ -130,12 +123,6 @@ impl<M: ObjectMmu> Objects<M> {
 /// How much is mapped around where the window has seen so many faults: the first few of a window
 /// say nothing, and one page per window costs nothing more than itself; where they go on, the
 /// window is wanted as a whole.
-const fn order_by_density(faults: u32) -> u32 {
-    match faults {
-        0 | 1 => 0,
-        2 => 2,
-        3 => 4,
-        4 => 6,
-        _ => BLOCK_ORDER,
-    }
+fn order_by_density(faults: u32) -> u32 {
+    [0, 0, 2, 4, 6].get(faults as usize).copied().unwrap_or(BLOCK_ORDER)
 }

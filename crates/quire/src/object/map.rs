@@ -40,14 +40,14 @@ impl<M: ObjectMmu> Objects<M> {
             .mmu()
             .map_object(range, object.memfd, pages.start, prot)
             .and_then(|()| space.insert_vma(&mut layout, range, attributes));
-        // A fault that maps something before it is in the tree does so in a window that nobody
-        // walks yet: nobody knows the address before this returns.
+        // A fault that came before the mapping is in the tree would map in a window that no walk finds;
+        // but no thread knows the address before this returns.
         let made = made.and_then(|()| {
             let mapping = Mapping { pages, arena_start: range.start, id: mapping };
             object.i_mmap.i_mmap_lock_write(&self.i_mmaps).insert(mapping).map(drop)
         });
         if let Err(error) = made {
-            space.remove_vma(&mut layout, range);
+            space.remove_whole_vmas(&mut layout, range);
             space.mmu().reserve_again(range);
             self.mappings.give_back(mapping);
             return Err(error);
@@ -87,9 +87,10 @@ impl<M: ObjectMmu> Objects<M> {
             drop(layout);
             return self.unmap_private(range, vma.attributes.backing);
         }
-        let (id, backing) = (ObjectId(vma.attributes.backing.object), vma.attributes.backing);
+        let backing = vma.attributes.backing;
+        let id = ObjectId(backing.object);
         // The VMA first: a fault that holds a window's lock later sees that it is gone.
-        space.remove_vma(&mut layout, range);
+        space.remove_whole_vmas(&mut layout, range);
         self.unmap_windows(range);
         {
             let mut tree = self.object(id).i_mmap.i_mmap_lock_write(&self.i_mmaps);
@@ -139,6 +140,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// # Errors
     /// `NOMEM` where the VMA table is full.
     pub fn advise_pattern(&self, range: PageRange, pattern: Pattern) -> Result<(), Errno> {
-        self.space.set_pattern(&mut self.space.lock(), range, pattern)
+        let change = |old| Attributes { pattern, ..old };
+        self.space.change_vmas(&mut self.space.lock(), range, change)
     }
 }

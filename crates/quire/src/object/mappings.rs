@@ -1,24 +1,25 @@
-//! Numbers for mappings, and what each mapping has chosen for itself.
+//! Numbers for mappings, and how much each has chosen to have mapped around a fault.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use super::FaultAround;
 use super::numbers::Numbers;
 use crate::sys::{Errno, memory::Table};
+use crate::units::BLOCK_ORDER;
 
 /// Most mappings of all objects of a space.
 const MAPPINGS_MAX: usize = 1 << 18;
 
-/// The mappings' numbers.
+/// The mappings of a space by their numbers.
 pub(super) struct Mappings {
-    /// What is mapped around a fault.
-    choices: Table<AtomicU32>,
+    /// The order of what is mapped around a fault, plus one; 0 is what the faults suggest.
+    orders: Table<AtomicU32>,
     numbers: Numbers,
 }
 
 impl Mappings {
     pub fn new() -> Result<Mappings, Errno> {
-        Ok(Mappings { choices: Table::new(MAPPINGS_MAX)?, numbers: Numbers::new(MAPPINGS_MAX)? })
+        Ok(Mappings { orders: Table::new(MAPPINGS_MAX)?, numbers: Numbers::new(MAPPINGS_MAX)? })
     }
 
     /// Takes a number.
@@ -34,13 +35,19 @@ impl Mappings {
     }
 
     // Relaxed, both: a fault takes whatever it finds; a number outlives the faults that use it,
-    // which hold a window's lock and have seen their VMA.
+    // which hold a lock under which they have seen their VMA.
 
     pub fn set_fault_around(&self, number: u32, fault_around: FaultAround) {
-        self.choices[number as usize].store(fault_around.to_bits(), Ordering::Relaxed);
+        let order = match fault_around {
+            FaultAround::Auto => 0,
+            FaultAround::Off => 1,
+            FaultAround::Order(order) => 1 + order.min(BLOCK_ORDER),
+        };
+        self.orders[number as usize].store(order, Ordering::Relaxed);
     }
 
-    pub fn fault_around(&self, number: u32) -> FaultAround {
-        FaultAround::from_bits(self.choices[number as usize].load(Ordering::Relaxed))
+    /// The order of what is mapped around a fault; `None`: what the faults suggest.
+    pub fn order_around(&self, number: u32) -> Option<u32> {
+        self.orders[number as usize].load(Ordering::Relaxed).checked_sub(1)
     }
 }

@@ -1,16 +1,13 @@
 //! A page whose memory has gone bad.
 //!
-//! Owns a page from [`Objects::memory_failure`] on until it is given up: its bytes are gone, and an
-//! access to it is an error in every mapping, so that nobody takes older bytes for them. What the
-//! store has may be older than what was in memory; only who knows that it is good enough says so
-//! ([`Objects::unpoison`]), or the object is cut before the page.
+//! Its bytes are gone, and an access to it is an error in every mapping, so that no program takes older
+//! bytes for them: what the store has may be older than what was in memory. This ends where the
+//! application says that older bytes are good enough ([`Objects::unpoison`]), or the object is cut before
+//! the page.
 //!
-//! # States
-//!
-//! The page's word is `Poisoned`, from whatever it was; it is not cached, not dirty, and mapped
-//! nowhere. What a memory object's page has in swap it keeps, as a clean page does. Each mapping has a mark there, from which an access is a SIGBUS; a mapping that comes
-//! later gets its own at the first fault. Fault-around, write-back and reclaim look for `Cached` and
-//! pass it by.
+//! The page's word is `Poisoned`; the page is not cached, not dirty, and mapped nowhere. What a memory
+//! object's page has in swap it keeps, as a clean page does. Each mapping has a mark there, from which an
+//! access is a SIGBUS; a mapping that comes later gets its own at the first fault.
 //!
 //! Locks: the page's, slept for; `i_mmap` shared and windows', under it.
 
@@ -67,7 +64,7 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// Gives poisoned pages up: what the store has is read at the next access. Returns how many.
-    /// Those that are pinned stay as they are: who pinned them was promised the page that is gone.
+    /// Those that are pinned stay as they are: the pin promised the page that is gone.
     pub fn unpoison(&self, object: &Object, pages: ObjectRange) -> usize {
         let mut count = 0;
         for page in pages.intersect(object.range()).pages() {

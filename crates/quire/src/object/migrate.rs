@@ -1,12 +1,12 @@
 //! Cached pages get new memory, taken by the calling thread: of its NUMA node, and next to each other.
 //!
 //! A run of a block's pages is locked and unmapped everywhere, copied into a buffer, given back to
-//! the kernel, and written into fresh memory of the memfd. What is pinned stays where it is: somebody
-//! may hold that very memory. So do poisoned pages, and those that somebody has locked.
+//! the kernel, and written into fresh memory of the memfd. Pinned pages stay where they are, for the
+//! kernel may hold that very memory; so do poisoned and locked ones.
 //!
 //! Locks: page locks of a run, tried; then `i_mmap` shared and the windows', by the walk that unmaps.
 
-use super::pages::{Locked, is_absent};
+use super::pages::is_absent;
 use super::requests::IoBuffer;
 use super::rmap::Wait;
 use super::{Object, Objects};
@@ -16,7 +16,7 @@ use crate::mmu::object::ObjectMmu;
 use crate::page::{Flags, Snapshot, State};
 use crate::reclaim::Room;
 use crate::scratch::Scratch;
-use crate::units::{ObjectPage, ObjectRange};
+use crate::units::ObjectRange;
 
 /// What became of pages that were to get new memory.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
@@ -65,7 +65,10 @@ impl<M: ObjectMmu> Objects<M> {
         let mut run = ObjectRange { start: block.start, end: block.start };
         for page in block.pages() {
             let seen = self.snapshot(object, page);
-            if self.lock_movable(object, page) {
+            let is_movable =
+                |word: Snapshot| word.state() == State::Cached && !word.has(Flags::MLOCKED);
+            if let Some(locked) = self.try_lock_if(object, page, is_movable) {
+                locked.leave_locked();
                 run.end = page.add(1);
                 continue;
             }
@@ -74,12 +77,6 @@ impl<M: ObjectMmu> Objects<M> {
             run = ObjectRange { start: page.add(1), end: page.add(1) };
         }
         self.migrate_run(object, run, moved, buffer);
-    }
-
-    fn lock_movable(&self, object: &Object, page: ObjectPage) -> bool {
-        let is_movable =
-            |word: Snapshot| word.state() == State::Cached && !word.has(Flags::MLOCKED);
-        self.try_lock_if(object, page, is_movable).map(Locked::leave_locked).is_some()
     }
 
     /// Moves a run of locked, cached pages of one block, and unlocks them as they were.

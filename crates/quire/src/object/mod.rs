@@ -1,45 +1,33 @@
 //! Objects: what can be mapped that is not anonymous, each with a page cache of its own.
 //!
-//! An object's pages live in its *backing memfd* (shared memory, at the object's own offsets), and each has
-//! a word in the table of pages: `Cached` is in the memfd. Any number of mappings, anywhere
-//! in the arena, show the memfd; which of its pages a mapping has mapped is known per 2 MiB of the
-//! arena, in a [`window`]. Where an object is mapped is in its interval tree ([`i_mmap`]), which every
-//! walk over the mappings of a page shares ([`rmap`]).
+//! An object's cached pages are in its *backing memfd*, at the object's own offsets; each page has a word
+//! in the table of pages. Any number of mappings show the memfd; which of its pages a mapping has mapped is
+//! known per 2 MiB of the arena, in a [`window`]. Where an object is mapped is in its interval tree
+//! ([`i_mmap`]), which every walk over the mappings of a page shares ([`rmap`]).
 //!
 //! | file | what is there |
 //! |---|---|
 //! | `registry` | objects come and go |
-//! | `map` | mappings come and go |
-//! | `protect`, `remap` | they get other rights, or another length |
-//! | `private` | private mappings: copies, whose faults are anonymous memory's but for the first |
-//! | `private_map` | they come and go, and follow their object |
-//! | `private_access` | what is asked of them beside accesses |
-//! | `fault` | the way of a fault |
-//! | `fault_around` | what is mapped around it |
-//! | `migrate` | cached pages get new memory |
-//! | `readahead` | what is read for it, and ahead of it |
-//! | `read_in_place` | reads by whoever serves the fault |
-//! | `strides` | streams by a constant distance |
-//! | `requests` | reads and writes for the store workers, who do what blocks |
+//! | `map`, `protect`, `remap` | mappings come and go, get other rights, or another length |
+//! | `private`, `private_map`, `private_access` | private mappings: their faults, how they come and go, what else is asked of them |
+//! | `fault`, `fault_around` | the way of a fault; what is mapped around it |
+//! | `readahead`, `strides`, `read_in_place` | what is read for a fault and ahead of it, and where its thread reads itself |
+//! | `requests` | reads and writes for the store workers, which do what blocks |
 //! | `pin`, `pin_private` | pages that stay in memory and mapped |
-//! | `memory_failure` | a page whose memory has gone bad |
+//! | `migrate`, `memory_failure` | cached pages get new memory; a page whose memory has gone bad |
 //! | `rmap` | what is done to a page in every mapping |
-//! | `reclaim` | which cached pages go |
-//! | `writeback` | dirty pages on their way to the store |
-//! | `stall` | writers that a store stops for too long |
-//! | `sync` | what was written becomes durable, or is written again |
-//! | `truncate` | an object's length changes |
+//! | `reclaim`, `writeback`, `stall` | which cached pages go; dirty pages on their way to the store; writers that it stops for too long |
+//! | `sync`, `truncate` | what was written becomes durable, or is written again; an object's length changes |
 //! | `access` | cached bytes without a mapping: `read_at`, `populate` |
 //! | `pages` | objects' pages in the table of pages |
-//! | `shmem` | objects without a store: their pages come from swap |
-//! | `swapin`, `swapout` | at once, for a fault, and back there |
+//! | `shmem`, `swapin`, `swapout` | objects without a store: their pages come from swap, at once for a fault, and go there |
 //!
-//! # Who keeps an object alive
+//! # Lifetime
 //!
 //! A fault uses an object only while it holds the lock of the window that it faults in, and has
-//! seen its VMA unchanged under that lock. Who unmaps changes the VMA first and takes the windows'
+//! seen its VMA unchanged under that lock; an unmap changes the VMA first and takes the windows'
 //! locks afterwards. What was sent to the store workers is counted in the object. So when the last
-//! mapping is gone and nothing is under way, nobody uses it.
+//! mapping is gone and nothing is under way, no thread uses it.
 //!
 //! # What the kernel does
 //!
@@ -49,14 +37,9 @@
 //! A page that cannot be read is marked by UFFDIO_POISON in the mapping that asked, and
 //! is a SIGBUS there; to map it (`populate`, or a neighbour's fault once it can be read) takes the mark away.
 //!
-//! # Invariants
-//!
-//! O1 to O6 are in ARCHITECTURE.md; `check` asserts them.
-//!
 //! # Locks
 //!
-//! Outer first: the space's lock > page locks of objects > `i_mmap` > a window's lock > queue of requests. Page
-//! locks are tried only where a window's lock is held.
+//! Page locks are only tried where a window's lock is held.
 //!
 //! | operation | locks held | it may block |
 //! |---|---|---|
@@ -79,10 +62,9 @@
 //!
 //! - The object's `resize` is outside of the space's lock, which a change of length takes under `resize` alone.
 //! - The turn of an object's syncs is held while the store works; under it page locks, one at a time.
-//! - What moves a mapping has its object's `i_mmap` for writing until the pages are at the new place.
-//! - The registry of objects is outside of page locks: reclaim holds it for one block at a time, as do opening
-//!   and closing an object.
-//! - A fault begins with its window's lock, and only tries page locks under it.
+//! - A move of a mapping has its object's `i_mmap` for writing until the pages are at the new place.
+//! - Reclaim holds the registry of objects for one block at a time, outside of page locks; opening and
+//!   closing an object hold it as well.
 
 mod access;
 #[cfg(feature = "simulated")]
@@ -137,15 +119,15 @@ use crate::fault::order::Streams;
 use crate::mmu::object::{Memfd, ObjectMmu};
 use crate::space::AddressSpace;
 use crate::sys::Errno;
-use crate::sys::memory::{Table, Zeroed};
+use crate::sys::memory::Table;
 use crate::sys::mutex::Mutex;
 use crate::sys::rank;
 use crate::units::{BLOCK_ORDER, ObjectPage, ObjectRange, PAGE_SHIFT, PAGE_SIZE};
 
 /// Most objects of a space.
-pub const OBJECTS_MAX: usize = 4096;
+const OBJECTS_MAX: usize = 4096;
 /// Longest object: 16 TiB.
-pub const OBJECT_PAGES_MAX: usize = 1 << 32;
+const OBJECT_PAGES_MAX: usize = (16 << 40) >> PAGE_SHIFT;
 
 /// Where an object's bytes rest, as the engine needs it. Called by store workers and by threads
 /// of the program; by handlers only where it says [`Self::reads_in_place`].
@@ -163,7 +145,7 @@ pub trait BackingStore: Sync {
 
     /// Fills `into` as [`Self::read`] does, in a signal handler: it may wait for the device, but
     /// takes no lock and allocates nothing. `false` where it has not, for whatever reason; then
-    /// [`Self::read`] is called by somebody else, and nothing in `into` counts.
+    /// another thread calls [`Self::read`], and nothing in `into` counts.
     fn try_read_in_place(&self, _offset: u64, _into: &mut [u8]) -> bool {
         false
     }
@@ -206,9 +188,7 @@ pub struct Object {
     store: &'static dyn BackingStore,
     /// Whether its pages are in swap where they are not cached, and not in the store.
     is_memory: bool,
-    /// Its number, once it has one.
     number: AtomicU32,
-    /// Where it is mapped.
     pub(crate) i_mmap: IMmap,
     /// Bytes. Shrinks before pages go, grows after the memfd has.
     length: AtomicU64,
@@ -216,11 +196,11 @@ pub struct Object {
     users: AtomicUsize,
     cached: AtomicUsize,
     dirty: AtomicUsize,
-    /// Pages under way to the store; the futex of who waits for them.
+    /// Pages under way to the store; the futex of the threads that wait for them.
     writeback: AtomicU32,
-    /// Private mappings.
+    /// Its private mappings.
     privates: AtomicUsize,
-    /// Who changes the length holds it.
+    /// Held by a change of the length.
     resize: Mutex<rank::Resize, ()>,
     /// While the store is being asked to become shorter: the first page that it may lose. From here
     /// on nothing is written back. `u64::MAX` else.
@@ -237,7 +217,6 @@ pub struct Object {
     write_errors: AtomicU32,
     /// Whether writers make no way.
     stall: stall::Stall,
-    /// What the store has made durable.
     synced: sync::Synced,
     /// How often each page is pinned; see [`pin`].
     pins: Table<AtomicU32>,
@@ -257,7 +236,8 @@ impl Object {
 
     /// Bytes.
     pub fn len(&self) -> u64 {
-        // Acquire pairs with the release of a change: who sees a longer object sees a longer memfd.
+        // Acquire pairs with the release of a change: a thread that sees a longer object sees a
+        // longer memfd.
         self.length.load(Ordering::Acquire)
     }
 
@@ -304,38 +284,13 @@ pub enum FaultAround {
     Order(u32),
 }
 
-impl FaultAround {
-    const fn to_bits(self) -> u32 {
-        match self {
-            FaultAround::Auto => 0,
-            FaultAround::Off => 1,
-            FaultAround::Order(order) => 2 + if order > BLOCK_ORDER { BLOCK_ORDER } else { order },
-        }
-    }
-
-    const fn from_bits(bits: u32) -> FaultAround {
-        match bits {
-            0 => FaultAround::Auto,
-            1 => FaultAround::Off,
-            order => FaultAround::Order(order - 2),
-        }
-    }
-}
-
-/// A place for an object.
-#[derive(Default)]
-struct Slot(AtomicPtr<Object>);
-
-// SAFETY: null is an empty slot.
-unsafe impl Zeroed for Slot {}
-
 /// An address space that can map objects, and the objects.
 pub struct Objects<M: ObjectMmu> {
-    /// The address space.
     pub space: AddressSpace<M>,
     /// What the reverse maps of all objects share.
     pub i_mmaps: IMmaps,
-    slots: Table<Slot>,
+    /// By number; null is a free place.
+    slots: Table<AtomicPtr<Object>>,
     /// One past the highest slot that was ever used.
     slots_used: AtomicUsize,
     /// Serialises opening and closing against reclaim's and write-back's round.
@@ -344,7 +299,6 @@ pub struct Objects<M: ObjectMmu> {
     mappings: Mappings,
     pins: Pins,
     requests: Requests,
-    /// For reads in place.
     buffers: read_in_place::InPlaceBuffers,
     /// Faults that wait until less is dirty.
     unclean: FaultList,
@@ -373,23 +327,18 @@ impl<M: ObjectMmu> Objects<M> {
     /// `NOMEM`.
     pub fn new(mut space: AddressSpace<M>) -> Result<Objects<M>, Errno> {
         space.reserve_beyond(OBJECT_PAGES_MAX)?;
-        let windows = Windows::new(space.arena().len() >> BLOCK_ORDER)?;
-        let i_mmaps = IMmaps::new()?;
-        let slots = Table::new(OBJECTS_MAX)?;
-        let mappings = Mappings::new()?;
-        let buffers = read_in_place::InPlaceBuffers::new()?;
-        let pins = Pins::new(space.arena().len())?;
+        let arena_pages = space.arena().len();
         Ok(Objects {
             space,
-            i_mmaps,
-            slots,
+            i_mmaps: IMmaps::new()?,
+            slots: Table::new(OBJECTS_MAX)?,
             slots_used: AtomicUsize::new(0),
             registry: Mutex::new(Hands::default()),
-            windows,
-            mappings,
-            pins,
+            windows: Windows::new(arena_pages >> BLOCK_ORDER)?,
+            mappings: Mappings::new()?,
+            pins: Pins::new(arena_pages)?,
             requests: Requests::new(),
-            buffers,
+            buffers: read_in_place::InPlaceBuffers::new()?,
             unclean: FaultList::new(),
             stalls: stall::Stalls::new(),
             dirty: AtomicUsize::new(0),
@@ -407,5 +356,3 @@ impl<M: ObjectMmu> Objects<M> {
         self.dirty.load(Ordering::Relaxed)
     }
 }
-
-const _: () = assert!(OBJECT_PAGES_MAX << PAGE_SHIFT == 16 << 40);

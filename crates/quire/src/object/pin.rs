@@ -1,10 +1,8 @@
-//! Pins: pages of a mapping that stay in memory, and mapped there, until who pinned them lets go.
-//!
-//! Owns how often each page is pinned, and how much of the budget may be. Leaves the reading in to
-//! [`super::access`], and private mappings to [`super::pin_private`].
+//! Pins: pages of a shared mapping that stay in memory, and mapped there, until they are unpinned.
 //!
 //! What is pinned can be handed to the kernel to hold: the source of direct I/O, a pipe's page, a
-//! buffer of io_uring. Nothing of it is dropped, unmapped, migrated or cut off.
+//! buffer of io_uring. Nothing of it is dropped, unmapped, migrated or cut off. Half of the budget may be
+//! pinned at most.
 //!
 //! # Pinned for write
 //!
@@ -26,13 +24,11 @@
 //! can neither be given up ([`Objects::unpoison`]) nor cut off, and what is cached has the flags
 //! that its count stands for.
 //!
-//! # A cut through a pinned page
+//! # Cuts
 //!
-//! is refused, bad as it may be. Who cuts says so first and then takes each page's lock; who pins looks for a cut
-//! under that lock. So either the cut finds the pin, or the pin waits for the cut's end, and finds
-//! the new one.
-//!
-//! Half of the budget may be pinned at most. Whether a page is pinned is asked of its count, not of its flags.
+//! A cut through a pinned page is refused, even if the page's memory has failed: the page's count is asked,
+//! not its flags. A cut says so first and then takes each page's lock; a pin looks for a cut under that
+//! lock. So either the cut finds the pin, or the pin waits for the cut's end, and finds the new one.
 //!
 //! Locks: a page's, one at a time, slept for; under it the window's.
 
@@ -44,21 +40,22 @@ use super::requests::IoBuffer;
 use super::window::Mapped;
 use super::{Object, ObjectId, Objects};
 use crate::mmu::object::ObjectMmu;
-use crate::mmu::{Done, Protection, Refusal};
+use crate::mmu::{Protection, Refusal};
 use crate::page::{Flags, Interrupted, Kill, State};
 use crate::scratch::Scratch;
 use crate::space::vma::{Kind, Vma};
 use crate::sys::Errno;
 use crate::sys::memory::Table;
-use crate::units::{ObjectPage, ObjectRange, PageNum, PageRange};
+use crate::units::{ObjectPage, PageNum, PageRange};
 
 /// What pages are pinned for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
 pub enum PinFor {
     /// They are only read.
-    Reading,
+    Reading = 1,
     /// They may be written at any time.
-    Writing,
+    Writing = 1 | 1 << 16,
 }
 
 /// Why nothing was pinned.
@@ -68,8 +65,8 @@ pub enum PinError {
     TooMuch,
     /// The page at this byte lies behind the object's end.
     BehindEnd(u64),
-    /// The page at this byte is pinned as often as can be counted.
-    TooOften(u64),
+    /// A page is pinned as often as can be counted.
+    TooOften,
     /// A page cannot be read.
     Read(ReadError),
     /// The kernel does not map it.
@@ -86,9 +83,6 @@ impl From<ReadError> for PinError {
 /// under the page's lock alone.
 pub(super) struct Count<'a>(pub &'a AtomicU32);
 
-const ONE: u32 = 1;
-const ONE_FOR_WRITE: u32 = ONE + (1 << 16);
-
 impl Count<'_> {
     // Relaxed, all of it: the page's lock orders them.
 
@@ -100,21 +94,14 @@ impl Count<'_> {
         self.0.load(Ordering::Relaxed) >> 16
     }
 
-    const fn step(what: PinFor) -> u32 {
-        match what {
-            PinFor::Reading => ONE,
-            PinFor::Writing => ONE_FOR_WRITE,
-        }
-    }
-
     pub fn add(&self, what: PinFor) {
         debug_assert!(self.all() < 0xffff, "looked at before");
-        self.0.fetch_add(Count::step(what), Ordering::Relaxed);
+        self.0.fetch_add(what as u32, Ordering::Relaxed);
     }
 
     pub fn sub(&self, what: PinFor) {
         debug_assert!(self.all() > 0, "let go more often than pinned");
-        self.0.fetch_sub(Count::step(what), Ordering::Relaxed);
+        self.0.fetch_sub(what as u32, Ordering::Relaxed);
     }
 }
 
@@ -140,11 +127,25 @@ impl Pins {
         })
     }
 
-    /// Counts one page more as pinned, where there may be one.
-    pub fn take(&self, most: usize) -> bool {
+    /// Counts a page, whose count is to be raised, here and in `alike`, unless it is
+    /// pinned already; an error where it cannot be pinned.
+    pub fn take(
+        &self,
+        count: &Count<'_>,
+        most: usize,
+        alike: &AtomicUsize,
+    ) -> Result<(), PinError> {
+        match count.all() {
+            0xffff => return Err(PinError::TooOften),
+            0 => {}
+            _ => return Ok(()),
+        }
         // Relaxed: a bound, which orders nothing.
         let more = |pages: usize| (pages < most).then_some(pages + 1);
-        self.pages.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
+        let taken = self.pages.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
+        taken.map_err(|_| PinError::TooMuch)?;
+        alike.fetch_add(1, Ordering::Relaxed);
+        Ok(())
     }
 
     pub fn give_back(&self, pages: usize) {
@@ -225,7 +226,13 @@ impl<M: ObjectMmu> Objects<M> {
         }
         self.populate_cached(part);
         if what == PinFor::Writing {
-            self.lift_protection(object, &vma, part);
+            let mut window = self.windows.lock(part.start);
+            let mut rest = part;
+            while !rest.is_empty() {
+                // What is in the way is mapped by itself below.
+                let end = self.make_writable(object, &vma, &mut window, rest);
+                rest.start = end.add(1).min(rest.end);
+            }
         }
         let kill = buffer.kill();
         part.pages().try_for_each(|page| self.map_pinned(object, &vma, page, what, kill))
@@ -239,16 +246,16 @@ impl<M: ObjectMmu> Objects<M> {
         scratch: &mut Scratch,
         buffer: &mut IoBuffer,
     ) -> Result<(), PinError> {
-        let read_error = |errno| PinError::Read(ReadError { offset: at.offset(), errno });
+        let read_error = |errno| ReadError { offset: at.offset(), errno };
         let kill = buffer.kill();
-        let interrupted = |Interrupted| read_error(Errno::INTR);
+        let interrupted = |end: Interrupted| read_error(end.into());
         loop {
             if at.index() >= object.pages() {
                 return Err(PinError::BehindEnd(at.offset()));
             }
             self.fetch(object, at, scratch, buffer).map_err(read_error)?;
             let mut locked = self.lock_killable(object, at, kill).map_err(interrupted)?;
-            // SeqCst: with who cuts, who takes this lock after he has said so.
+            // SeqCst: a thread that cuts takes this lock after it has said so.
             let is_cut = at.0 >= object.cut.load(Ordering::SeqCst);
             if locked.state() == State::Cached && !is_cut && at.index() < object.pages() {
                 return self.pin_locked(object, at, &mut locked, what);
@@ -269,15 +276,7 @@ impl<M: ObjectMmu> Objects<M> {
         what: PinFor,
     ) -> Result<(), PinError> {
         let count = object.pins(at);
-        if count.all() == 0xffff {
-            return Err(PinError::TooOften(at.offset()));
-        }
-        if count.all() == 0 {
-            if !self.pins.take(self.pins_max()) {
-                return Err(PinError::TooMuch);
-            }
-            object.pinned.fetch_add(1, Ordering::Relaxed);
-        }
+        self.pins.take(&count, self.pins_max(), &object.pinned)?;
         locked.set_flags_locked(Flags::MLOCKED);
         if what == PinFor::Writing {
             if count.writes() == 0 && !object.is_memory() {
@@ -336,40 +335,6 @@ impl<M: ObjectMmu> Objects<M> {
         self.pins.writable.fetch_sub(writable, Ordering::Relaxed);
     }
 
-    /// Makes mapped pages writable that are pinned for write, as far as nobody holds them.
-    fn lift_protection(&self, object: &Object, vma: &Vma, part: PageRange) {
-        let backing = vma.attributes.backing;
-        let mut window = self.windows.lock(part.start);
-        let mut run = PageRange { start: part.start, end: part.start };
-        for page in part.pages() {
-            let is_protected = window.is_present(page) && !window.is_writable(page);
-            let number = object.number(backing.object_page(page));
-            let try_lock = || self.space.try_lock_page(number);
-            if let Some(locked) = is_protected.then(try_lock).flatten() {
-                locked.leave_locked();
-                run.end = page.add(1);
-                continue;
-            }
-            self.lift_run(object, vma, &mut window, run);
-            run = PageRange { start: page.add(1), end: page.add(1) };
-        }
-        self.lift_run(object, vma, &mut window, run);
-    }
-
-    /// Makes a run of locked, dirty pages writable, and unlocks them.
-    fn lift_run(&self, object: &Object, vma: &Vma, window: &mut Mapped, run: PageRange) {
-        if run.is_empty() {
-            return;
-        }
-        // Where it is refused each is tried by itself.
-        if self.space.mmu().write_protect(run, Protection::Writable).refusal.is_none() {
-            run.pages().for_each(|page| window.set(page, true));
-        }
-        let backing = vma.attributes.backing;
-        let pages = ObjectRange::new(backing.object_page(run.start), run.len());
-        self.unlock_pages(object, pages);
-    }
-
     /// Maps a pinned page that is not mapped yet as it is to be. The kernel refuses for a moment while
     /// mappings of the process are moved: it is asked again then, until `kill` ends it.
     fn map_pinned(
@@ -387,23 +352,19 @@ impl<M: ObjectMmu> Objects<M> {
         let at = vma.attributes.backing.object_page(page);
         while !is_done(&self.windows.lock(page)) {
             let locked = self.lock(object, at);
+            // Its memory may have failed since.
             let is_cached = locked.state() == State::Cached;
-            let done = {
+            let refusal = {
                 let mut window = self.windows.lock(page);
-                // Its memory may have failed since.
-                let may_map = !is_done(&window) && is_cached;
-                let map = || self.map_locked(page, protection, &mut window);
-                may_map.then(map)
+                let may_map = is_cached && !is_done(&window);
+                may_map.then(|| self.map_locked(page, protection, &mut window).refusal).flatten()
             };
             locked.unlock();
-            match done {
-                Some(Done { refusal: None | Some(Refusal::Exists | Refusal::Busy), .. }) => {}
-                None if is_cached => {}
-                _ => return Err(PinError::Refused(Errno::NOMEM)),
+            if !is_cached || !matches!(refusal, None | Some(Refusal::Exists | Refusal::Busy)) {
+                return Err(PinError::Refused(Errno::NOMEM));
             }
             if kill.is_due() {
-                let offset = at.offset();
-                return Err(PinError::Read(ReadError { offset, errno: Errno::INTR }));
+                return Err(ReadError { offset: at.offset(), errno: Errno::INTR }.into());
             }
             self.space.mmu().relax();
         }

@@ -1,4 +1,4 @@
-//! Pins of private mappings: what [`super::pin`] is for the pages of an object, for copies of them.
+//! Pins of private mappings.
 //!
 //! A pinned page's word in the arena has MLOCKED, as under mlock, and reclaim passes it by. It is
 //! writable unless it is CLEAN, so that one that is pinned for write has that ended first. How often
@@ -11,7 +11,7 @@ use core::sync::atomic::Ordering;
 
 use super::pin::{Count, PinError, PinFor};
 use super::requests::IoBuffer;
-use super::{ObjectId, Objects, ReadError};
+use super::{Objects, ReadError};
 use crate::mmu::Access;
 use crate::mmu::object::ObjectMmu;
 use crate::page::{Flags, Interrupted, State};
@@ -53,19 +53,20 @@ impl<M: ObjectMmu> Objects<M> {
         scratch: &mut Scratch,
         buffer: &mut IoBuffer,
     ) -> Result<(), PinError> {
-        let backing = self.private_backing(page).ok_or(PinError::Refused(Errno::FAULT))?;
+        let (backing, object) = self.private_object(page).ok_or(PinError::Refused(Errno::FAULT))?;
         let at = backing.object_page(page);
         loop {
             self.populate_private(PageRange::new(page, 1), scratch, buffer)?;
-            let locked =
-                self.space.lock_page_killable(page, buffer.kill()).map_err(|Interrupted| {
-                    PinError::Read(ReadError { offset: at.offset(), errno: Errno::INTR })
-                })?;
+            let interrupted =
+                |end: Interrupted| ReadError { offset: at.offset(), errno: end.into() };
+            let locked = self.space.lock_page_killable(page, buffer.kill()).map_err(interrupted)?;
             let old = locked.content();
             let is_protected = what == PinFor::Writing
                 && (old.has(Flags::CLEAN) || old.has(Flags::WRITE_PROTECTED));
             if old.state() == State::Mapped && !is_protected {
-                self.count_private_pin(page, what)?;
+                let count = self.private_pins(page);
+                self.pins.take(&count, self.pins_max(), &self.pins.private_pages)?;
+                count.add(what);
                 locked.set_flags(Flags::MLOCKED);
                 return Ok(());
             }
@@ -75,38 +76,25 @@ impl<M: ObjectMmu> Objects<M> {
                 self.handle_fault(page, Access::WriteProtected, scratch);
                 continue;
             }
-            let object = self.object(ObjectId(backing.object));
             if old.state() == State::None && at.index() >= object.pages() {
                 return Err(PinError::BehindEnd(at.offset()));
             }
         }
     }
 
-    fn count_private_pin(&self, page: PageNum, what: PinFor) -> Result<(), PinError> {
-        let count = Count(&self.pins.privates[page.index()]);
-        if count.all() == 0xffff {
-            return Err(PinError::TooOften(0));
-        }
-        if count.all() == 0 {
-            if !self.pins.take(self.pins_max()) {
-                return Err(PinError::TooMuch);
-            }
-            self.pins.private_pages.fetch_add(1, Ordering::Relaxed);
-        }
-        count.add(what);
-        Ok(())
+    fn private_pins(&self, page: PageNum) -> Count<'_> {
+        Count(&self.pins.privates[page.index()])
     }
 
     /// Lets pages go that [`Self::pin_private`] has pinned.
     pub fn unpin_private(&self, range: PageRange, what: PinFor) {
-        let (space, pins) = (&self.space, &self.pins);
         for page in range.pages() {
-            let locked = space.lock_page(page);
-            let count = Count(&pins.privates[page.index()]);
+            let locked = self.space.lock_page(page);
+            let count = self.private_pins(page);
             count.sub(what);
             if count.all() == 0 {
-                pins.give_back(1);
-                pins.private_pages.fetch_sub(1, Ordering::Relaxed);
+                self.pins.give_back(1);
+                self.pins.private_pages.fetch_sub(1, Ordering::Relaxed);
                 locked.clear_flags(Flags::MLOCKED);
             }
         }
@@ -115,7 +103,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// A private mapping is at another place, or shorter, with pins that were never let go: those of
     /// pages that are still there have gone with them, as the flags in their words have.
     pub(super) fn move_private_pins(&self, from: PageRange, to: PageRange) {
-        // Relaxed, all of it: nobody pins what is being changed.
+        // Relaxed, all of it: no thread pins what is being changed.
         if self.pins.private_pages.load(Ordering::Relaxed) == 0 {
             return;
         }
@@ -132,7 +120,7 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// A private mapping goes, with pins that were never let go.
     pub(super) fn forget_private_pins(&self, range: PageRange) {
-        // Relaxed: nobody pins what is being unmapped.
+        // Relaxed: no thread pins what is being unmapped.
         if self.pins.private_pages.load(Ordering::Relaxed) == 0 {
             return;
         }

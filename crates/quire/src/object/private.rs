@@ -1,51 +1,46 @@
 //! Private mappings: copies of an object's pages, written without the object.
 //!
 //! A private mapping is anonymous memory whose first content comes from an object
-//! ([`crate::fault::private`]): its pages have words in the space, go to swap, and are reclaimed
-//! like any. Here is what knows both sides. A fault on a page without content copies the object's
-//! bytes out of its cache, with those neighbours that are cached too; what is not cached is read
-//! by a store worker first, who then does the same. The copy is made when the page is first
-//! touched, and again when one that was never written comes back after it went; so a later change
-//! of the object shows in pages that are not in memory, and in no other.
+//! ([`crate::fault::private`]). A fault on a page without content copies the object's bytes out of its
+//! cache, with those neighbours that are cached too; what is not cached is read by a store worker first,
+//! which then does the same. The copy is made when the page is first touched, and again when one that was
+//! never written comes back after it went; so a later change of the object shows in pages that are not in
+//! memory, and in no other.
 //!
 //! Behind the object's end an access is a SIGBUS. When the object becomes shorter, what was not
 //! written behind its new end goes; when it grows, what could not be had can be asked for again.
 //!
-//! # Who keeps the object alive
-//!
-//! A fault uses it only under the lock of its page in the arena, having seen its VMA unchanged
-//! under that lock; who unmaps changes the VMA first and takes the page locks afterwards. The
-//! mapping itself is a user of the object until then.
+//! A fault uses the object only under the lock of its page in the arena, having seen its VMA unchanged
+//! under that lock; an unmap changes the VMA first and takes the page locks afterwards. The mapping
+//! itself is a user of the object until then.
 //!
 //! Locks: the page's in the arena first, then those of the object's pages, which are only tried.
 //! No window: nothing here shows the memfd.
 
 use super::pages::{Locked, is_absent};
 use super::requests::{Asker, IoBuffer};
-use super::{FaultAround, Object, ObjectId, Objects};
+use super::{Object, ObjectId, Objects};
 use crate::control::{Event, Tracepoint};
 use crate::fault::private::Unfilled;
 use crate::fault::speculative::{Doubt, Way};
 use crate::fault::{Outcome, Staging};
 use crate::mmu::Access;
 use crate::mmu::object::ObjectMmu;
-use crate::page::State;
+use crate::page::{LockedPage, State};
 use crate::reclaim::Room;
 use crate::scratch::{STAGING_PAGES, Scratch};
 use crate::space::vma::{Kind, Vma};
 use crate::swap::compress::PageBytes;
-use crate::units::{BLOCK_PAGES, ObjectPage, ObjectRange, PageNum, PageRange};
+use crate::units::{BLOCK_ORDER, BLOCK_PAGES, ObjectPage, ObjectRange, PageNum, PageRange};
 
-/// Pages that one fault copies at most.
-const COPY_PAGES: usize = STAGING_PAGES;
 /// How often a worker tries to lock a page before it leaves the copy to a handler.
 const LOCK_TRIES: u32 = 8;
 /// Pages that a fault wants to see free: one for the object's cache, one for the copy, and some for
-/// who comes in between.
+/// faults that come in between.
 const FAULT_PAGES: usize = 8;
 
-/// How a look at a fault ended.
-enum Look {
+/// How a look at a fault on a private page ended.
+enum PrivateLook {
     Ended(Outcome),
     /// The VMA has changed.
     Changed,
@@ -56,24 +51,24 @@ enum Look {
 }
 
 /// Where copies pass through.
-struct Buffers<'a> {
+struct CopyBuffers<'a> {
     /// The object's bytes.
-    bytes: &'a mut [PageBytes; COPY_PAGES],
+    bytes: &'a mut [PageBytes; STAGING_PAGES],
     staging: &'a mut Staging,
 }
 
-impl<'a> Buffers<'a> {
-    fn of_handler(scratch: &'a mut Scratch) -> Buffers<'a> {
+impl<'a> CopyBuffers<'a> {
+    fn of_handler(scratch: &'a mut Scratch) -> CopyBuffers<'a> {
         // Only readers of the swap file use it otherwise, and no fault reads it while it copies.
         let (bytes, _) = scratch.reading.split_first_chunk_mut().expect("it is larger");
-        Buffers { bytes, staging: scratch.staging }
+        CopyBuffers { bytes, staging: scratch.staging }
     }
 
-    fn of_worker(buffer: &'a mut IoBuffer) -> Buffers<'a> {
-        let (pages, _) = buffer.pages(COPY_PAGES + STAGING_PAGES).as_chunks_mut();
+    fn of_worker(buffer: &'a mut IoBuffer) -> CopyBuffers<'a> {
+        let (pages, _) = buffer.pages(2 * STAGING_PAGES).as_chunks_mut();
         let (bytes, rest) = pages.split_first_chunk_mut().expect("as many as asked for");
         let (staging, _) = rest.split_first_chunk_mut().expect("as many as asked for");
-        Buffers { bytes, staging }
+        CopyBuffers { bytes, staging }
     }
 }
 
@@ -111,14 +106,14 @@ impl<M: ObjectMmu> Objects<M> {
             }
             self.space.make_room(self, Room::Frame, FAULT_PAGES, Some(scratch));
             match self.look_private(page, access, vma, way, scratch) {
-                Look::Ended(outcome) => return Ok(outcome),
-                Look::Needs(room) => {
+                PrivateLook::Ended(outcome) => return Ok(outcome),
+                PrivateLook::Needs(room) => {
                     if !self.space.make_room(self, room, 1, Some(scratch)) {
                         return Ok(self.space.starve(page));
                     }
                 }
-                Look::Changed => return Err(Doubt::of(vma, Tracepoint::SpfVmaChanged)),
-                Look::Filled => {}
+                PrivateLook::Changed => return Err(Doubt::of(vma, Tracepoint::SpfVmaChanged)),
+                PrivateLook::Filled => {}
             }
         }
     }
@@ -130,114 +125,107 @@ impl<M: ObjectMmu> Objects<M> {
         vma: &Vma,
         way: Way,
         scratch: &mut Scratch,
-    ) -> Look {
+    ) -> PrivateLook {
         if self.space.available() == 0 || !self.space.use_block(page) {
-            return Look::Needs(Room::Frame);
+            return PrivateLook::Needs(Room::Frame);
         }
         self.space.mmu().step();
         let Some(old) = self.space.word(page).lock_or_park() else {
             self.space.budget().count(Event::FaultParked, 1);
-            return Look::Ended(Outcome::Parked);
+            return PrivateLook::Ended(Outcome::Parked);
         };
-        if way != Way::Classic && !self.space.is_current(vma) {
-            self.space.unlock_page(page);
-            return Look::Changed;
+        let locked = LockedPage::adopt(&self.space, page, old);
+        if way != Way::Classic && !self.space.vmas.is_current(vma) {
+            return PrivateLook::Changed;
         }
         if !self.space.is_unfilled(page, old) {
-            self.space.unlock_page(page);
-            return Look::Filled;
+            return PrivateLook::Filled;
         }
         let id = ObjectId(vma.attributes.backing.object);
         let object = self.object(id);
         let at = vma.attributes.backing.object_page(page);
         if at.index() >= object.pages() {
-            self.space.poison_unfilled(page, old);
-            return Look::Ended(Outcome::Poisoned);
+            return self.refuse(locked);
         }
         if !self.use_words(object, at) {
-            if self.space.has_object_block() {
-                self.space.unlock_page(page);
-                return Look::Needs(Room::Charge);
+            if self.space.pages.has_free_block() {
+                return PrivateLook::Needs(Room::Charge);
             }
             // No memory helps: the tables have no words left for it.
-            self.space.poison_unfilled(page, old);
-            return Look::Ended(Outcome::Poisoned);
+            return self.refuse(locked);
         }
         let number = object.number(at);
         let Some(cached) = self.space.try_lock_page(number) else {
             self.space.budget().count(Event::FaultParked, 1);
             let is_parked = self.space.park_fault_on(number, page);
-            self.space.unlock_page(page);
-            if is_parked {
-                return Look::Ended(Outcome::Parked);
+            locked.unlock();
+            if !is_parked {
+                self.space.answer(page);
             }
-            self.space.answer(page);
-            return Look::Ended(Outcome::Parked);
+            return PrivateLook::Ended(Outcome::Parked);
         };
         if cached.state() == State::Poisoned {
-            // What the store has is not what was there; who knows that it will do says so.
+            // What the store has is not what was there.
             cached.unlock();
-            self.space.poison_unfilled(page, old);
-            return Look::Ended(Outcome::Poisoned);
+            return self.refuse(locked);
         }
         let is_cached = cached.state() == State::Cached;
         cached.leave_locked();
         if !is_cached {
-            return self.begin_private_read(id, page, access, vma, way);
+            return self.begin_private_read(id, locked, access, vma, way);
         }
+        locked.leave_locked();
         let mut guess = self.space.guess(page, old, vma);
-        guess.order = self.chosen_order(vma, guess.order);
+        let chosen = self.mappings.order_around(vma.attributes.backing.mapping);
+        guess.order = chosen.unwrap_or(guess.order);
         let around = PageRange::new(page.align_down(guess.order), 1 << guess.order);
         let fault = Unfilled { page, old, access, vma, guess };
-        let buffers = Buffers::of_handler(scratch);
+        let buffers = CopyBuffers::of_handler(scratch);
         if self.copy_around(object, fault, around, buffers) {
-            Look::Ended(Outcome::Served)
+            PrivateLook::Ended(Outcome::Served)
         } else {
-            Look::Needs(Room::Frame)
+            PrivateLook::Needs(Room::Frame)
         }
     }
 
-    /// How much to copy around a fault of a mapping whose stream suggests `order`.
-    fn chosen_order(&self, vma: &Vma, order: u32) -> u32 {
-        match self.mappings.fault_around(vma.attributes.backing.mapping) {
-            FaultAround::Auto => order,
-            FaultAround::Off => 0,
-            FaultAround::Order(order) => order,
-        }
+    /// Makes an access to a locked page of the arena a SIGBUS.
+    fn refuse(&self, locked: Locked<'_, M>) -> PrivateLook {
+        let old = locked.content();
+        self.space.poison_unfilled(locked.leave_locked(), old);
+        PrivateLook::Ended(Outcome::Poisoned)
     }
 
-    /// Has an object's page read that is not cached, and what read-ahead adds. Both pages
-    /// are locked; the one in the arena is not afterwards, and its fault is answered by whoever
-    /// reads.
+    /// Has an object's page read that is not cached and left locked, and what read-ahead adds. The
+    /// fault on `locked`, in the arena, is answered by the thread that reads.
     fn begin_private_read(
         &self,
         id: ObjectId,
-        page: PageNum,
+        locked: Locked<'_, M>,
         access: Access,
         vma: &Vma,
         way: Way,
-    ) -> Look {
-        let object = self.object(id);
+    ) -> PrivateLook {
+        let (object, page) = (self.object(id), locked.page());
         let at = vma.attributes.backing.object_page(page);
-        let guess = self.guess_for(object, at, vma);
+        let guess = self.guess_for(object, at, vma.attributes.pattern);
         let pages = self.lock_around(object, at, guess.order, is_absent);
         let Some(pages) = self.charge_locked(object, at, pages) else {
-            self.space.unlock_page(page);
-            return Look::Needs(Room::Charge);
+            return PrivateLook::Needs(Room::Charge);
         };
         self.space.budget().count(Event::Pgmajfault, 1);
-        let order = self.chosen_order(vma, guess.order);
+        let chosen = self.mappings.order_around(vma.attributes.backing.mapping);
+        let order = chosen.unwrap_or(guess.order);
         let around = PageRange::new(page.align_down(order), 1 << order);
         if !self.request_read(id, pages, Some(Asker { page, vma: *vma, around, access })) {
-            self.space.unlock_page(page);
-            return Look::Ended(self.wait_for_queue(page));
+            locked.unlock();
+            return PrivateLook::Ended(self.wait_for_queue(page));
         }
         self.space.count_finished(way);
         // Under the page's lock still: it keeps the object.
         self.advance(object, guess, pages);
         self.read_ahead(id, object, guess, pages);
-        self.space.unlock_page(page);
-        Look::Ended(Outcome::Parked)
+        locked.unlock();
+        PrivateLook::Ended(Outcome::Parked)
     }
 
     /// A worker has read what the fault of a private page asked for: copies and answers.
@@ -246,32 +234,32 @@ impl<M: ObjectMmu> Objects<M> {
         let backing = vma.attributes.backing;
         let at = backing.object_page(page);
         let object = self.object(ObjectId(backing.object));
-        // The handler that sent the request may hold the page yet, for a moment. Whoever else holds
-        // it may wait for memory that only a worker can free: no sleep.
+        // The handler that sent the request may hold the page yet, for a moment. Any other thread
+        // that holds it may wait for memory that only a worker can free: no sleep.
         let try_lock = |_| {
-            let locked = space.word(page).try_lock();
+            let locked = space.try_lock_page(page);
             if locked.is_none() {
                 space.mmu().relax();
             }
             locked
         };
-        let Some(old) = (0..LOCK_TRIES).find_map(try_lock) else {
+        let Some(locked) = (0..LOCK_TRIES).find_map(try_lock) else {
             return space.answer(page);
         };
-        if !space.is_current(vma) || !space.is_unfilled(page, old) {
-            space.unlock_page(page);
+        let old = locked.content();
+        let is_asked = space.vmas.is_current(vma) && space.is_unfilled(page, old);
+        if is_asked && is_bad {
+            self.refuse(locked);
+            return;
+        }
+        if !is_asked || !self.lock_cached(object, at) {
+            locked.unlock();
             return space.answer(page);
         }
-        if is_bad {
-            return space.poison_unfilled(page, old);
-        }
-        if !self.lock_cached(object, at) {
-            space.unlock_page(page);
-            return space.answer(page);
-        }
+        locked.leave_locked();
         let guess = space.guess(page, old, vma);
         let fault = Unfilled { page, old, access: asker.access, vma, guess };
-        if !self.copy_around(object, fault, asker.around, Buffers::of_worker(buffer)) {
+        if !self.copy_around(object, fault, asker.around, CopyBuffers::of_worker(buffer)) {
             space.answer(page);
         }
     }
@@ -284,14 +272,14 @@ impl<M: ObjectMmu> Objects<M> {
         object: &Object,
         fault: Unfilled<'_>,
         around: PageRange,
-        buffers: Buffers<'_>,
+        buffers: CopyBuffers<'_>,
     ) -> bool {
         let Unfilled { page, old, vma, .. } = fault;
         let backing = vma.attributes.backing;
         let is_dropped = old.state() == State::Mapped;
-        let block = PageRange::new(page.align_down(crate::units::BLOCK_ORDER), BLOCK_PAGES);
+        let block = PageRange::new(page.align_down(BLOCK_ORDER), BLOCK_PAGES);
         let bounds = around.intersect(vma.range).intersect(block);
-        let pages_max = if is_dropped { 1 } else { COPY_PAGES };
+        let pages_max = if is_dropped { 1 } else { STAGING_PAGES };
         let range = self.space.lock_unfilled_around(page, bounds, pages_max, |page| {
             let at = backing.object_page(page);
             at.index() < object.pages() && self.lock_cached(object, at)
@@ -318,7 +306,7 @@ impl<M: ObjectMmu> Objects<M> {
         self.space.fill_first(fault, range, bytes, buffers.staging)
     }
 
-    /// Locks a page of an object if that is cached, and nobody holds it; leaves it locked.
+    /// Locks a page of an object if it is cached and not locked; leaves it locked.
     fn lock_cached(&self, object: &Object, at: ObjectPage) -> bool {
         let locked = self.try_lock_if(object, at, |word| word.state() == State::Cached);
         locked.map(Locked::leave_locked).is_some()

@@ -1,41 +1,35 @@
-//! What is asked of private mappings beside accesses: pages brought in ahead, bytes read with an
-//! error instead of a SIGBUS, pages given up.
-//!
-//! Called by threads of the program, which may wait.
+//! What is asked of private mappings beside accesses, by threads of the program, which may wait.
 //!
 //! Locks: a page's in the arena, one at a time; those of the object's pages as in `access`.
 
 use super::requests::IoBuffer;
 use super::{Object, ObjectId, Objects, ReadError};
 use crate::fault::Outcome;
-use crate::mmu::Access;
-use crate::mmu::FrameId;
 use crate::mmu::object::ObjectMmu;
+use crate::mmu::{Access, FrameId};
 use crate::page::{Flags, Interrupted, Kill, Snapshot, State};
 use crate::scratch::Scratch;
 use crate::space::Advice;
 use crate::space::vma::{Backing, Kind};
 use crate::swap::compress::PageBytes;
 use crate::sys::Errno;
-use crate::units::{ObjectPage, PAGE_SIZE, PageNum, PageRange};
+use crate::units::{PAGE_SIZE, PageNum, PageRange};
 
-/// What a look at a page for its bytes found.
-enum Content {
-    /// They are written where they were wanted.
+/// Where a page's own bytes are.
+enum OwnBytes {
+    /// They have been copied to where they were wanted.
     Loaded,
-    /// It has none of its own.
-    Unfilled,
-    /// They are in the swap file.
-    Swapped,
-    /// They are lost.
+    /// It has none: its bytes are the object's.
+    None,
+    InFile,
     Lost,
 }
 
 impl<M: ObjectMmu> Objects<M> {
     /// Where the pages of a private mapping that the caller keeps come from.
-    pub(super) fn private_backing(&self, page: PageNum) -> Option<Backing> {
-        let vma = self.vma_of_kind(page, Kind::Private)?;
-        Some(vma.attributes.backing)
+    pub(super) fn private_object(&self, page: PageNum) -> Option<(Backing, &Object)> {
+        let backing = self.vma_of_kind(page, Kind::Private)?.attributes.backing;
+        Some((backing, self.object(ObjectId(backing.object))))
     }
 
     /// Has all of a range of one private mapping mapped; waits for reads. What could not be had
@@ -49,22 +43,24 @@ impl<M: ObjectMmu> Objects<M> {
         scratch: &mut Scratch,
         buffer: &mut IoBuffer,
     ) -> Result<(), ReadError> {
-        let Some(backing) = self.private_backing(range.start) else { return Ok(()) };
-        let object = self.object(ObjectId(backing.object));
+        let Some((backing, object)) = self.private_object(range.start) else { return Ok(()) };
         for page in range.pages() {
             let at = backing.object_page(page);
-            while self.space.snapshot(page).state() != State::Mapped {
-                if !self.has_content(page) {
+            let error = |errno| ReadError { offset: at.offset(), errno };
+            loop {
+                let seen = self.space.snapshot(page);
+                if seen.state() == State::Mapped {
+                    break;
+                }
+                if has_no_bytes(seen) {
                     if at.index() >= object.pages() {
                         break;
                     }
-                    let error = |errno| ReadError { offset: at.offset(), errno };
                     self.fetch(object, at, scratch, buffer).map_err(error)?;
                     self.space.drop_refused(page);
                 }
-                let error = |errno| ReadError { offset: at.offset(), errno };
                 let outcome = self.bring_in_private(page, scratch, buffer.kill());
-                if outcome.map_err(|Interrupted| error(Errno::INTR))? == Outcome::Poisoned {
+                if outcome.map_err(|end| error(end.into()))? == Outcome::Poisoned {
                     return Err(error(Errno::IO));
                 }
             }
@@ -72,17 +68,7 @@ impl<M: ObjectMmu> Objects<M> {
         Ok(())
     }
 
-    /// Whether a page has content of its own, or has lost it.
-    fn has_content(&self, page: PageNum) -> bool {
-        let seen = self.space.snapshot(page);
-        match seen.state() {
-            State::None => false,
-            State::Poisoned => !seen.has(Flags::ERROR),
-            _ => true,
-        }
-    }
-
-    /// Serves a fault of the caller's own, and waits for whoever it has to wait for.
+    /// Serves a fault of the caller's own, and waits where the page is locked.
     fn bring_in_private(
         &self,
         page: PageNum,
@@ -103,11 +89,14 @@ impl<M: ObjectMmu> Objects<M> {
     /// Maps what is in memory already of a range of a private mapping, without waiting; returns
     /// how many pages of it are mapped then.
     pub fn populate_private_cached(&self, range: PageRange, scratch: &mut Scratch) -> usize {
-        let Some(backing) = self.private_backing(range.start) else { return 0 };
-        let object = self.object(ObjectId(backing.object));
+        let Some((backing, object)) = self.private_object(range.start) else { return 0 };
         for page in range.pages() {
             let is_at_hand = match self.space.snapshot(page).state() {
-                State::None => self.is_cached(object, backing.object_page(page)),
+                State::None => {
+                    let at = backing.object_page(page);
+                    let is_inside = at.index() < object.pages();
+                    is_inside && self.snapshot(object, at).state() == State::Cached
+                }
                 State::Limbo | State::Same | State::Pool => true,
                 _ => false,
             };
@@ -123,13 +112,10 @@ impl<M: ObjectMmu> Objects<M> {
     /// way: a thread goes on a moment before the words of its page, and of those that came along,
     /// say so.
     pub fn present_private_pages(&self, range: PageRange) -> usize {
-        let space = &self.space;
         let is_mapped = |page: &PageNum| {
-            let seen = space.snapshot(*page);
-            if !seen.is_locked() {
-                return seen.state() == State::Mapped;
-            }
-            let settled = space.lock_page(*page).content();
+            let seen = self.space.snapshot(*page);
+            let is_locked = seen.is_locked();
+            let settled = if is_locked { self.space.lock_page(*page).content() } else { seen };
             settled.state() == State::Mapped
         };
         range.pages().filter(is_mapped).count()
@@ -148,8 +134,7 @@ impl<M: ObjectMmu> Objects<M> {
         scratch: &mut Scratch,
         buffer: &mut IoBuffer,
     ) -> Result<usize, ReadError> {
-        let Some(backing) = self.private_backing(first) else { return Ok(0) };
-        let object = self.object(ObjectId(backing.object));
+        let Some((backing, object)) = self.private_object(first) else { return Ok(0) };
         let mut done = 0;
         while done < into.len() {
             let page = first.add((from + done) / PAGE_SIZE);
@@ -157,22 +142,22 @@ impl<M: ObjectMmu> Objects<M> {
             let want = (into.len() - done).min(PAGE_SIZE - within);
             let offset = backing.object_page(page).offset() + within as u64;
             let part = &mut into[done..done + want];
-            let interrupted = |Interrupted| ReadError { offset, errno: Errno::INTR };
+            let interrupted = |end: Interrupted| ReadError { offset, errno: end.into() };
             let kill = buffer.kill();
             let loaded = self.load_private(page, within, part, scratch.page, kill);
             match loaded.map_err(interrupted)? {
-                Content::Loaded => done += want,
-                Content::Unfilled => {
+                OwnBytes::Loaded => done += want,
+                OwnBytes::None => {
                     let read = self.read_at(object, offset, part, scratch, buffer)?;
                     done += read;
                     if read < want {
                         break;
                     }
                 }
-                Content::Swapped => {
+                OwnBytes::InFile => {
                     self.bring_in_private(page, scratch, kill).map_err(interrupted)?;
                 }
-                Content::Lost => return Err(ReadError { offset, errno: Errno::IO }),
+                OwnBytes::Lost => return Err(ReadError { offset, errno: Errno::IO }),
             }
         }
         Ok(done)
@@ -186,51 +171,42 @@ impl<M: ObjectMmu> Objects<M> {
         into: &mut [u8],
         place: &mut PageBytes,
         kill: Kill<'_>,
-    ) -> Result<Content, Interrupted> {
+    ) -> Result<OwnBytes, Interrupted> {
         let locked = self.space.lock_page_killable(page, kill)?;
-        let content = self.load_locked(page, locked.content(), place);
-        locked.unlock();
-        if let Content::Loaded = content {
-            into.copy_from_slice(&place[within..within + into.len()]);
-        }
-        Ok(content)
-    }
-
-    fn load_locked(&self, page: PageNum, before: Snapshot, into: &mut PageBytes) -> Content {
+        let before = locked.content();
         let is_loaded = match before.state() {
-            State::None => return Content::Unfilled,
-            State::Poisoned if before.has(Flags::ERROR) => return Content::Unfilled,
-            State::File => return Content::Swapped,
-            State::Mapped => self.space.mmu().read(page, into),
+            _ if has_no_bytes(before) => return Ok(OwnBytes::None),
+            State::File => return Ok(OwnBytes::InFile),
+            State::Mapped => self.space.mmu().read(page, place),
             State::Limbo => {
                 let frame = self.space.mmu().frame(FrameId(before.payload()));
                 // SAFETY: a frame in limbo holds its owner's bytes, and the owner is locked.
-                into.copy_from_slice(unsafe { &*frame });
+                place.copy_from_slice(unsafe { &*frame });
                 true
             }
             // SAFETY: the page is locked.
             State::Same | State::Pool => unsafe {
-                self.space.load_content(page, before, into).is_ok()
+                self.space.load_content(page, before, place).is_ok()
             },
-            State::Poisoned | State::Cached => false,
+            State::None | State::Poisoned | State::Cached => false,
         };
-        if is_loaded { Content::Loaded } else { Content::Lost }
+        locked.unlock();
+        if !is_loaded {
+            return Ok(OwnBytes::Lost);
+        }
+        into.copy_from_slice(&place[within..within + into.len()]);
+        Ok(OwnBytes::Loaded)
     }
 
-    /// Gives up what was written to pages of a private mapping: they are as their object has them.
-    pub fn discard_private(&self, range: PageRange) {
-        let mut layout = self.space.lock();
+    /// Advises on pages of a private mapping: those that are not needed are as their object has them
+    /// from now on; of those that are paged out, what was written goes to swap, and the rest altogether.
+    pub fn advise_private(&self, range: PageRange, advice: Advice) {
         // The caller keeps the mapping: all of it is covered.
-        let _ = self.space.advise(&mut layout, range, Advice::DontNeed);
+        let _ = self.space.advise(&mut self.space.lock(), range, advice);
     }
+}
 
-    fn is_cached(&self, object: &Object, at: ObjectPage) -> bool {
-        at.index() < object.pages() && self.snapshot(object, at).state() == State::Cached
-    }
-
-    /// Has pages of a private mapping go: what was written to swap, the rest altogether.
-    pub fn page_out_private(&self, range: PageRange) {
-        let mut layout = self.space.lock();
-        let _ = self.space.advise(&mut layout, range, Advice::PageOut);
-    }
+/// Whether a page has no content of its own, and has lost none.
+fn has_no_bytes(word: Snapshot) -> bool {
+    word.state() == State::None || (word.state() == State::Poisoned && word.has(Flags::ERROR))
 }

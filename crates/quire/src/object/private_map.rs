@@ -1,8 +1,5 @@
 //! Private mappings come and go, and follow their object.
 //!
-//! Leaves the copies themselves to [`super::private`], and to [`super::remap`] and
-//! [`super::protect`] how a mapping changes.
-//!
 //! Locks: the space's; pages' in its arena, one at a time, slept for.
 
 use core::sync::atomic::Ordering;
@@ -36,7 +33,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// Unmaps a whole private mapping.
     pub(super) fn unmap_private(&self, range: PageRange, backing: Backing) {
         let layout = self.space.lock();
-        // While the range is nobody else's.
+        // Before another mapping can have the range.
         self.forget_private_pins(range);
         let unmapped = self.space.unmap_and_unlock(layout, range);
         debug_assert!(unmapped.is_ok(), "whole VMAs go without a split");

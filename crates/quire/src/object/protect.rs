@@ -1,17 +1,14 @@
 //! protect: a mapping gets other rights.
 //!
-//! The VMA first, then the rights themselves: the kernel holds them against what is mapped already,
-//! and against what a fault maps that has seen the old ones. Nothing has to be unmapped, and O2 is not
-//! touched: what a window has as writable is DIRTY, whatever the rights, and is protected by the next
-//! write-back as ever.
+//! The VMA first, then the rights themselves: the kernel checks them for what is mapped already, and for
+//! what a fault maps that has seen the old ones. So nothing has to be unmapped.
 //!
 //! Locks: the space's.
 
 use super::Objects;
 use crate::mmu::Prot;
 use crate::mmu::object::ObjectMmu;
-use crate::space::Layout;
-use crate::space::vma::Kind;
+use crate::space::vma::{Attributes, Kind};
 use crate::sys::Errno;
 use crate::units::PageRange;
 
@@ -31,22 +28,16 @@ impl<M: ObjectMmu> Objects<M> {
         if vma.attributes.kind == Kind::Private {
             return space.protect(&mut layout, range, prot);
         }
-        let changed = self.set_rights(&mut layout, range, prot);
+        let mut set_rights = |prot| {
+            space.change_vmas(&mut layout, range, |old| Attributes { prot, ..old })?;
+            let done = space.mmu().protect(range, prot);
+            if done.refusal.is_some() { Err(Errno::NOMEM) } else { Ok(()) }
+        };
+        let changed = set_rights(prot);
         if changed.is_err() {
             // Where it is refused as well the rights are those of the VMA all the same, or fewer.
-            let _ = self.set_rights(&mut layout, range, before);
+            let _ = set_rights(before);
         }
         changed
-    }
-
-    fn set_rights(
-        &self,
-        layout: &mut Layout<'_>,
-        range: PageRange,
-        prot: Prot,
-    ) -> Result<(), Errno> {
-        self.space.set_prot(layout, range, prot)?;
-        let done = self.space.mmu().protect(range, prot);
-        if done.refusal.is_some() { Err(Errno::NOMEM) } else { Ok(()) }
     }
 }

@@ -129,8 +129,7 @@ impl<M: ObjectMmu> Objects<M> {
             && self.try_lock_if(object, page, is_absent).map(Locked::leave_locked).is_some()
     }
 
-    pub(super) fn guess_for(&self, object: &Object, at: ObjectPage, vma: &Vma) -> Guess {
-        let pattern = vma.attributes.pattern;
+    pub(super) fn guess_for(&self, object: &Object, at: ObjectPage, pattern: Pattern) -> Guess {
         // As for anonymous memory: several streams live side by side.
         let order_max = (self.space.budget().limit() / 32).max(1).ilog2();
         object.streams.guess(PageNum(at.0), false, pattern, order_max)

@@ -249,7 +249,7 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// The object of a slot, while the registry is locked.
     pub(super) fn peek(&self, slot: usize) -> Option<&Object> {
-        let object = self.slots[slot].0.load(Ordering::Acquire);
+        let object = self.slots[slot].load(Ordering::Acquire);
         // SAFETY: only discarded under the registry's lock.
         unsafe { object.as_ref() }
     }

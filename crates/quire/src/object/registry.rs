@@ -89,7 +89,7 @@ impl<M: ObjectMmu> Objects<M> {
             }
         };
         let _registry = self.registry.lock();
-        let free = self.slots.iter().position(|slot| slot.0.load(Ordering::Relaxed).is_null());
+        let free = self.slots.iter().position(|slot| slot.load(Ordering::Relaxed).is_null());
         let Some(slot) = free else {
             // SAFETY: made above, and known to no other thread.
             unsafe { Object::discard(object) };
@@ -99,7 +99,7 @@ impl<M: ObjectMmu> Objects<M> {
         // SAFETY: made above, and it does not end before it is published.
         unsafe { object.as_ref() }.number.store(slot as u32, Ordering::Relaxed);
         // Release publishes the object.
-        self.slots[slot].0.store(object.as_ptr(), Ordering::Release);
+        self.slots[slot].store(object.as_ptr(), Ordering::Release);
         self.slots_used.fetch_max(slot + 1, Ordering::Relaxed);
         Ok(ObjectId(slot as u32))
     }
@@ -107,7 +107,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// The object of a number that the caller keeps in use.
     pub fn object(&self, id: ObjectId) -> &Object {
         // Acquire pairs with the release in `open`.
-        let object = self.slots[id.0 as usize].0.load(Ordering::Acquire);
+        let object = self.slots[id.0 as usize].load(Ordering::Acquire);
         // SAFETY: in use, so that it is not discarded.
         unsafe { &*object }
     }
@@ -168,7 +168,7 @@ impl<M: ObjectMmu> Objects<M> {
         let gone = {
             // Rounds over all objects are kept out.
             let _registry = self.registry.lock();
-            let gone = self.slots[id.0 as usize].0.swap(core::ptr::null_mut(), Ordering::AcqRel);
+            let gone = self.slots[id.0 as usize].swap(core::ptr::null_mut(), Ordering::AcqRel);
             let Some(gone) = NonNull::new(gone) else { return false };
             let cached = object.cached.load(Ordering::Relaxed);
             self.forget_pins(object);

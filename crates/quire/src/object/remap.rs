@@ -8,7 +8,7 @@
 //! Locks: the space's; windows', one at a time; `i_mmap` exclusive.
 
 use super::i_mmap::Mapping;
-use super::{MapRequest, Object, ObjectId, Objects};
+use super::{FaultAround, MapRequest, Object, ObjectId, Objects};
 use crate::mmu::object::ObjectMmu;
 use crate::space::Layout;
 use crate::space::remap::Placement;
@@ -69,7 +69,7 @@ impl<M: ObjectMmu> Objects<M> {
             return Ok(());
         };
         // The VMA first: a fault that holds a window's lock later sees that it is gone.
-        space.cut_vma(layout, tail)?;
+        space.remove_vma(layout, tail)?;
         self.unmap_windows(tail);
         self.resize_mapping(object, range, vma.attributes.backing, pages);
         space.mmu().reserve_again(tail);
@@ -122,11 +122,12 @@ impl<M: ObjectMmu> Objects<M> {
     /// Maps what `range` shows, and what follows it, at another place, and unmaps it there.
     fn map_elsewhere(&self, range: PageRange, pages: usize, vma: &Vma) -> Result<PageRange, Errno> {
         let Attributes { backing, prot, .. } = vma.attributes;
+        let order = self.mappings.order_around(backing.mapping);
         let request = MapRequest {
             pages: ObjectRange::new(backing.object_page(range.start), pages),
             prot,
             pattern: Pattern::Normal,
-            fault_around: self.mappings.fault_around(backing.mapping),
+            fault_around: order.map_or(FaultAround::Auto, FaultAround::Order),
         };
         let target = self.map(ObjectId(backing.object), request)?;
         let space = &self.space;
@@ -154,14 +155,16 @@ impl<M: ObjectMmu> Objects<M> {
     ) -> Result<PageRange, Errno> {
         let attributes = vma.attributes;
         // One VMA again: advice may have split it.
-        self.space.set_pattern(layout, range, attributes.pattern)?;
+        let pattern = attributes.pattern;
+        self.space.change_vmas(layout, range, |old| Attributes { pattern, ..old })?;
         let start = self.space.remap(layout, range, pages, placement)?;
         let target = PageRange::new(start, pages);
         self.move_private_pins(range, target);
         if start != range.start {
             let backing = attributes.backing;
             let delta = backing.delta.wrapping_add(range.start.0).wrapping_sub(start.0);
-            let moved = self.space.set_backing(layout, target, Backing { delta, ..backing });
+            let backing = Backing { delta, ..backing };
+            let moved = self.space.change_vmas(layout, target, |old| Attributes { backing, ..old });
             debug_assert!(moved.is_ok(), "no split, and the move has done the same just before");
         }
         Ok(target)

@@ -336,7 +336,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// whether it is mapped.
     pub(super) fn answer_asker(&self, object: &Object, asker: &Asker, is_bad: bool) -> bool {
         let mut window = self.windows.lock(asker.page);
-        if self.space.is_current(&asker.vma) {
+        if self.space.vmas.is_current(&asker.vma) {
             let at = asker.vma.attributes.backing.object_page(asker.page);
             if is_bad {
                 self.poison_unread(object, at, asker.page, &window);

@@ -141,7 +141,7 @@ impl<M: ObjectMmu> Objects<M> {
             let window = self.windows.lock(page);
             let is_its = vma.attributes.kind == Kind::Object
                 && vma.attributes.backing.mapping == mapping
-                && self.space.is_current(&vma);
+                && self.space.vmas.is_current(&vma);
             if is_its && !window.is_present(page) {
                 self.space.mmu().unmap(PageRange::new(page, 1));
             }

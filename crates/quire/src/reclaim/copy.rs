@@ -11,7 +11,7 @@
 
 use core::sync::atomic::Ordering;
 
-use super::evict::{Batch, Evicted, Runs};
+use super::evict::{Evicted, Runs, UnmapBatch};
 use crate::control::Event;
 use crate::mmu::{Mmu, Protection, Sharer};
 use crate::page::{Flags, LockedPage, Stored};
@@ -22,28 +22,28 @@ use crate::units::{BLOCK_PAGES, PAGE_SIZE, PageNum, PageRange};
 /// Pages that are stored before the first of them is dropped: for so many the reserve has memory.
 const CHUNK: usize = 16;
 
-/// Why a page does not move.
+/// Which processes have pages that do not move.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Sharing {
+pub(super) enum Sharers {
     /// Another process has these pages as well.
     Others(PageRange),
-    /// Nobody else has these pages (any more).
+    /// No other process has these pages (any more).
     Own(PageRange),
     /// There was no fork: the page is pinned.
     Unknown,
 }
 
 impl<M: Mmu> AddressSpace<M> {
-    /// Who has the first page of `rest`, which the kernel does not move, and those behind it that are
+    /// Which processes have the first page of `rest`, which the kernel does not move, and those behind it that are
     /// alike; up to the batch's next hole.
-    pub(super) fn sharing(&self, rest: PageRange, batch: &Batch) -> Sharing {
+    pub(super) fn sharing(&self, rest: PageRange, batch: &UnmapBatch) -> Sharers {
         if !self.has_forked.load(Ordering::Relaxed) {
-            return Sharing::Unknown;
+            return Sharers::Unknown;
         }
         let mut sharers = [Sharer::Missing; BLOCK_PAGES];
         let sharers = &mut sharers[..rest.len()];
         if !self.mmu.look_at_sharers(rest, sharers) {
-            return Sharing::Own(PageRange::new(rest.start, 1));
+            return Sharers::Own(PageRange::new(rest.start, 1));
         }
         let first = sharers[0];
         let is_alike =
@@ -51,17 +51,17 @@ impl<M: Mmu> AddressSpace<M> {
         let alike = rest.pages().zip(&*sharers).take_while(|&each| is_alike(each)).count();
         let run = PageRange::new(rest.start, alike);
         match first {
-            _ if run.is_empty() => Sharing::Unknown,
-            Sharer::Others => Sharing::Others(run),
-            Sharer::None => Sharing::Own(run),
+            _ if run.is_empty() => Sharers::Unknown,
+            Sharer::Others => Sharers::Others(run),
+            Sharer::None => Sharers::Own(run),
             // The program dropped it by a bare system call.
-            Sharer::Missing => Sharing::Unknown,
+            Sharer::Missing => Sharers::Unknown,
         }
     }
 
     /// Makes pages our own again that a fork once shared. Not where they are write-protected: the kernel
-    /// would send the fault to us, who hold them.
-    pub(super) fn make_own(&self, run: PageRange, batch: &Batch) -> bool {
+    /// would send the fault to us, and we hold them.
+    pub(super) fn make_own(&self, run: PageRange, batch: &UnmapBatch) -> bool {
         let is_protected =
             |page| batch.before(page).is_some_and(|before| before.has(Flags::WRITE_PROTECTED));
         !run.pages().any(is_protected) && self.mmu.make_exclusive(run).refusal.is_none()
@@ -71,7 +71,7 @@ impl<M: Mmu> AddressSpace<M> {
     pub(super) fn evict_by_copy(
         &self,
         range: PageRange,
-        batch: &Batch,
+        batch: &UnmapBatch,
         scratch: &mut Scratch,
     ) -> Evicted {
         let mut evicted = Evicted::default();
@@ -87,7 +87,7 @@ impl<M: Mmu> AddressSpace<M> {
     fn evict_chunk_by_copy(
         &self,
         chunk: PageRange,
-        batch: &Batch,
+        batch: &UnmapBatch,
         scratch: &mut Scratch,
     ) -> Evicted {
         let mut evicted = Evicted::default();

@@ -10,7 +10,7 @@
 use core::sync::atomic::Ordering;
 
 use super::Reclaimer;
-use super::copy::Sharing;
+use super::copy::Sharers;
 use crate::control::Event;
 use crate::mmu::{FrameRun, Holes, Mmu, Refusal};
 use crate::page::{Flags, LockedPage, LockedRange, PageLocks, Snapshot, State, Stored};
@@ -20,7 +20,6 @@ use crate::space::vma::Vma;
 use crate::sys::monotonic_ns;
 use crate::units::{BLOCK_ORDER, BLOCK_PAGES, PageNum, PageRange};
 
-/// What an eviction did.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Evicted {
     /// Pages that went to limbo.
@@ -39,47 +38,39 @@ impl Evicted {
     }
 }
 
-/// A run of pages that are left locked: victims, and holes between them.
-pub(super) struct Batch {
+/// A run of pages of one block that are left locked: victims, which are mapped, and holes between
+/// them.
+pub(super) struct UnmapBatch {
     range: PageRange,
-    /// The victims' words, by offset in the block; `None` is a hole.
-    before: [Option<Snapshot>; BLOCK_PAGES],
-    victims: usize,
-    last_victim: PageNum,
-    is_protected: bool,
+    /// What the pages' words say, by offset in the block.
+    words: [Snapshot; BLOCK_PAGES],
 }
 
-impl Batch {
-    fn new(start: PageNum) -> Batch {
-        Batch {
+impl UnmapBatch {
+    fn new(start: PageNum) -> UnmapBatch {
+        UnmapBatch {
             range: PageRange { start, end: start },
-            before: [None; BLOCK_PAGES],
-            victims: 0,
-            last_victim: start,
-            is_protected: false,
+            words: [Snapshot::new(State::None, 0); BLOCK_PAGES],
         }
     }
 
     fn restart(&mut self, start: PageNum) {
         self.range = PageRange { start, end: start };
-        self.victims = 0;
     }
 
+    /// What a victim's word says; `None` of a hole.
     pub(super) fn before(&self, page: PageNum) -> Option<Snapshot> {
-        self.before[page.index() % BLOCK_PAGES]
+        let word = self.words[page.index() % BLOCK_PAGES];
+        (word.state() == State::Mapped).then_some(word)
     }
 
-    fn push_victim<L: PageLocks>(&mut self, page: LockedPage<'_, L>) {
-        self.before[page.page().index() % BLOCK_PAGES] = Some(page.content());
-        self.victims += 1;
-        self.last_victim = page.leave_locked();
-        self.range.end = self.last_victim.add(1);
+    fn is_write_protected(&self) -> bool {
+        self.before(self.range.start).is_some_and(|word| word.has(Flags::WRITE_PROTECTED))
     }
 
-    fn push_hole<L: PageLocks>(&mut self, page: LockedPage<'_, L>) {
-        let page = page.leave_locked();
-        self.before[page.index() % BLOCK_PAGES] = None;
-        self.range.end = page.add(1);
+    fn push<L: PageLocks>(&mut self, page: LockedPage<'_, L>) {
+        self.words[page.page().index() % BLOCK_PAGES] = page.content();
+        self.range.end = page.leave_locked().add(1);
     }
 
     /// Has a victim back.
@@ -92,7 +83,6 @@ impl Batch {
     }
 }
 
-/// Runs of pages in a block.
 pub(super) struct Runs {
     runs: [PageRange; BLOCK_PAGES / 2],
     count: usize,
@@ -120,40 +110,6 @@ impl Runs {
     pub(super) fn as_slice(&self) -> &[PageRange] {
         &self.runs[..self.count]
     }
-}
-
-/// Flags that a batch's pages get.
-#[derive(Clone, Copy)]
-struct Marks {
-    /// Those that moved.
-    gone: Flags,
-    /// Those that could not.
-    stayed: Flags,
-}
-
-impl Marks {
-    const NONE: Marks = Marks { gone: Flags::EMPTY, stayed: Flags::EMPTY };
-}
-
-/// What becomes of a batch's page.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Fate {
-    /// It moves to limbo, unless it is a hole.
-    Gone,
-    /// It could not.
-    Stayed,
-    /// It was copied to swap, or not, and is unlocked.
-    Settled,
-}
-
-/// What a look at a page says.
-enum Look<'a, L: PageLocks> {
-    /// It can go.
-    Victim(LockedPage<'a, L>),
-    /// Nothing is mapped there.
-    Hole(LockedPage<'a, L>),
-    /// It stays, and is not locked.
-    Stays,
 }
 
 impl<M: Mmu> AddressSpace<M> {
@@ -189,37 +145,32 @@ impl<M: Mmu> AddressSpace<M> {
         let mut evicted = Evicted::default();
         let unit = self.batch_unit(who);
         let may_move = vma.attributes.prot.is_movable();
-        let mut batch = Batch::new(part.start);
-        let mut clean = Batch::new(part.start);
+        let mut batch = UnmapBatch::new(part.start);
+        let mut clean = UnmapBatch::new(part.start);
+        let is_victim = |page: &mut LockedPage<'_, Self>| page.state() == State::Mapped;
         for page in part.pages() {
-            let look = match self.look(page, who, may_move, batch.victims > 0) {
-                Look::Victim(victim) if victim.has(Flags::CLEAN) => {
-                    clean.push_victim(victim);
-                    Look::Stays
-                }
-                look => look,
-            };
-            let protected = match &look {
-                Look::Victim(victim) => victim.has(Flags::WRITE_PROTECTED),
-                _ => batch.is_protected,
-            };
-            let is_alike = batch.victims == 0 || protected == batch.is_protected;
-            let is_full = page.0.is_multiple_of(unit);
-            if matches!(look, Look::Stays) || !is_alike || is_full {
+            let mut found = self.lock_to_evict(page, who, may_move, !batch.range.is_empty());
+            let is_clean =
+                |page: &mut LockedPage<'_, Self>| is_victim(page) && page.has(Flags::CLEAN);
+            if let Some(page) = found.take_if(is_clean) {
+                clean.push(page);
+            }
+            let fits = found.as_mut().is_some_and(|found| {
+                let is_alike = batch.range.is_empty()
+                    || found.has(Flags::WRITE_PROTECTED) == batch.is_write_protected();
+                (is_alike || !is_victim(found)) && !page.0.is_multiple_of(unit)
+            });
+            if !fits {
                 evicted.add(self.evict_batch(&batch, vma, scratch));
                 batch.restart(page);
             }
-            match look {
-                Look::Victim(victim) => {
-                    if batch.victims == 0 {
-                        batch.restart(page);
-                        batch.is_protected = protected;
-                    }
-                    batch.push_victim(victim);
-                }
-                // A batch starts and ends with a victim.
-                Look::Hole(hole) if batch.victims > 0 => batch.push_hole(hole),
-                Look::Hole(_) | Look::Stays => {}
+            let Some(mut found) = found else { continue };
+            // A batch starts with a victim.
+            if is_victim(&mut found) && batch.range.is_empty() {
+                batch.restart(page);
+            }
+            if is_victim(&mut found) || !batch.range.is_empty() {
+                batch.push(found);
             }
         }
         evicted.add(self.evict_batch(&batch, vma, scratch));
@@ -229,8 +180,8 @@ impl<M: Mmu> AddressSpace<M> {
 
     /// Drops locked pages that are as they are stored, however they lie, and unlocks them: there
     /// is nothing to move and nothing to store.
-    fn drop_clean(&self, clean: &Batch, vma: &Vma, who: Reclaimer) -> Evicted {
-        if clean.victims == 0 {
+    fn drop_clean(&self, clean: &UnmapBatch, vma: &Vma, who: Reclaimer) -> Evicted {
+        if clean.range.is_empty() {
             return Evicted::default();
         }
         let victims = || clean.range.pages().filter_map(|page| clean.victim(self, page));
@@ -284,63 +235,56 @@ impl<M: Mmu> AddressSpace<M> {
         if control.no_batch_unmap.load(Ordering::Relaxed) != 0 {
             return 1;
         }
-        // Who pages out by folios of a fixed order wants to see them go as such.
+        // A program that pages out by folios of a fixed order wants to see them go as such.
         match control.folio_order.load(Ordering::Relaxed) {
             order @ 0.. if who == Reclaimer::Advice => 1 << (order as u32).min(BLOCK_ORDER),
             _ => BLOCK_PAGES as u64,
         }
     }
 
-    /// Looks whether a page can go, and locks it where it can (or, with `wants_holes`, where
-    /// nothing is mapped).
-    fn look(
+    /// Locks a page that can go, or, with `wants_holes`, where nothing is mapped.
+    fn lock_to_evict(
         &self,
         page: PageNum,
         who: Reclaimer,
         may_move: bool,
         wants_holes: bool,
-    ) -> Look<'_, Self> {
+    ) -> Option<LockedPage<'_, Self>> {
         let seen = self.snapshot(page);
         if seen.is_locked() {
-            return Look::Stays;
+            return None;
         }
         if seen.state() != State::Mapped {
-            let hole = wants_holes.then(|| self.try_lock_page(page)).flatten();
-            let hole = hole.filter(|hole| hole.state() != State::Mapped);
-            return hole.map_or(Look::Stays, Look::Hole);
+            let hole = if wants_holes { self.try_lock_page(page) } else { None };
+            return hole.filter(|hole| hole.state() != State::Mapped);
         }
         self.budget.count(who.scan(), 1);
         if seen.has(Flags::MLOCKED) || (seen.has(Flags::PINNED) && !may_move) {
-            return Look::Stays;
+            return None;
         }
         self.mmu.step();
-        let Some(victim) = self.try_lock_page(page) else { return Look::Stays };
-        if victim.state() != State::Mapped {
-            return Look::Stays;
-        }
+        let victim = self.try_lock_page(page).filter(|page| page.state() == State::Mapped)?;
         if who.spares(victim.content()) {
             victim.clear_flags(Flags::ACCESSED);
-            return Look::Stays;
+            return None;
         }
-        Look::Victim(victim)
+        Some(victim)
     }
 
     /// Unmaps a batch and unlocks its pages.
-    fn evict_batch(&self, batch: &Batch, vma: &Vma, scratch: &mut Scratch) -> Evicted {
-        // Holes behind the last victim were only locked in the hope of one.
+    fn evict_batch(&self, batch: &UnmapBatch, vma: &Vma, scratch: &mut Scratch) -> Evicted {
         let whole = batch.range;
-        if batch.victims == 0 {
-            self.unlock_range(whole);
-            return Evicted::default();
-        }
-        let range = PageRange { start: whole.start, end: batch.last_victim.add(1) };
+        let last = whole.pages().rfind(|&page| batch.before(page).is_some());
+        let Some(last) = last else { return Evicted::default() };
+        // Holes behind the last victim were only locked in the hope of one.
+        let range = PageRange { start: whole.start, end: last.add(1) };
         self.unlock_range(PageRange { start: range.end, end: whole.end });
         if !self.vmas.is_current(vma) {
             self.unlock_range(range);
             return Evicted::default();
         }
         if vma.attributes.prot.is_movable() {
-            self.evict_by_move(range, batch, Marks::NONE, Some(scratch))
+            self.evict_by_move(range, batch, Flags::EMPTY, Flags::EMPTY, Some(scratch))
         } else {
             self.evict_by_copy(range, batch, scratch)
         }
@@ -355,23 +299,28 @@ impl<M: Mmu> AddressSpace<M> {
         stayed: Flags,
     ) {
         let range = pages.range();
-        let mut batch = Batch::new(range.start);
+        let mut batch = UnmapBatch::new(range.start);
         while let Some(page) = pages.take_first() {
-            batch.is_protected |= page.has(Flags::WRITE_PROTECTED);
-            batch.push_victim(page);
+            batch.push(page);
         }
-        self.evict_by_move(range, &batch, Marks { gone, stayed }, None);
+        self.evict_by_move(range, &batch, gone, stayed, None);
     }
 
     fn evict_by_move(
         &self,
         range: PageRange,
-        batch: &Batch,
-        marks: Marks,
+        batch: &UnmapBatch,
+        gone: Flags,
+        stayed: Flags,
         mut scratch: Option<&mut Scratch>,
     ) -> Evicted {
         let mut evicted = Evicted::default();
-        let Some(frame) = self.take_holes(range.len()) else {
+        // Fragments of free frames may have taken up all windows of the pool.
+        let frame = self.frames.take_holes(range.len()).or_else(|| {
+            self.release_free_frames(0);
+            self.frames.take_holes(range.len())
+        });
+        let Some(frame) = frame else {
             if range.len() == 1 {
                 self.unlock_range(range);
                 return evicted;
@@ -379,7 +328,8 @@ impl<M: Mmu> AddressSpace<M> {
             // The pool is in fragments: smaller pieces may fit.
             let middle = range.start.add(range.len() / 2);
             for half in [PageRange { end: middle, ..range }, PageRange { start: middle, ..range }] {
-                evicted.add(self.evict_by_move(half, batch, marks, scratch.as_deref_mut()));
+                let scratch = scratch.as_deref_mut();
+                evicted.add(self.evict_by_move(half, batch, gone, stayed, scratch));
             }
             return evicted;
         };
@@ -387,7 +337,7 @@ impl<M: Mmu> AddressSpace<M> {
         let mut at = range.start;
         // Up to here pages have been made our own.
         let mut owned_end = at;
-        let mut fates = [Fate::Gone; BLOCK_PAGES];
+        let mut is_unlocked = [false; BLOCK_PAGES];
         let start = monotonic_ns();
         while at < range.end {
             let rest = PageRange { start: at, end: range.end };
@@ -400,16 +350,16 @@ impl<M: Mmu> AddressSpace<M> {
             let first = (at.0 - range.start.0) as usize;
             let sharing = match refusal {
                 Refusal::Busy if at >= owned_end => self.sharing(rest, batch),
-                _ => Sharing::Unknown,
+                _ => Sharers::Unknown,
             };
             let kept = match (sharing, &mut scratch) {
-                (Sharing::Others(run), Some(scratch)) => {
+                (Sharers::Others(run), Some(scratch)) => {
                     evicted.add(self.evict_by_copy(run, batch, scratch));
-                    fates[first..first + run.len()].fill(Fate::Settled);
+                    is_unlocked[first..first + run.len()].fill(true);
                     at = run.end;
                     continue;
                 }
-                (Sharing::Others(run) | Sharing::Own(run), _) if self.make_own(run, batch) => {
+                (Sharers::Others(run) | Sharers::Own(run), _) if self.make_own(run, batch) => {
                     owned_end = run.end;
                     continue;
                 }
@@ -418,14 +368,19 @@ impl<M: Mmu> AddressSpace<M> {
                 // The mapping itself is changing: all of the rest stays.
                 _ => rest.len(),
             };
-            fates[first..first + kept].fill(Fate::Stayed);
+            is_unlocked[first..first + kept].fill(true);
+            for page in PageRange::new(at, kept).pages() {
+                match batch.victim(self, page) {
+                    Some(victim) => victim.set_flags(stayed),
+                    None => self.unlock_page(page),
+                }
+            }
             self.budget.count(Event::UnmapRefused, kept);
             evicted.refused += kept;
             at = at.add(kept);
         }
         self.budget.count(Event::UnmapNs, (monotonic_ns() - start) as usize);
-        let is_gone =
-            |at: usize| fates[at] == Fate::Gone && batch.before(range.start.add(at)).is_some();
+        let is_gone = |at: usize| !is_unlocked[at] && batch.before(range.start.add(at)).is_some();
         let mut moved = 0;
         for (at, page) in range.pages().enumerate().filter(|&(at, _)| is_gone(at)) {
             self.frames.set_owner(frame.add(at), page);
@@ -435,26 +390,12 @@ impl<M: Mmu> AddressSpace<M> {
         self.frames.enter_limbo(run, is_gone);
         self.count_unmapped(range.start, moved);
         self.budget.count(Event::UnmapPages, moved);
-        for (at, page) in range.pages().enumerate() {
-            if fates[at] == Fate::Settled {
-                // Unlocked long since.
-                continue;
-            }
+        for (at, page) in range.pages().enumerate().filter(|&(at, _)| !is_unlocked[at]) {
             match batch.victim(self, page) {
-                Some(victim) if is_gone(at) => victim.into_limbo(frame.add(at), marks.gone),
-                Some(victim) => victim.set_flags(marks.stayed),
+                Some(victim) => victim.into_limbo(frame.add(at), gone),
                 None => self.unlock_page(page),
             }
         }
         evicted
-    }
-
-    /// Places of the pool for `pages` pages, giving free frames back where fragments of them have
-    /// taken up all windows.
-    fn take_holes(&self, pages: usize) -> Option<crate::mmu::FrameId> {
-        self.frames.take_holes(pages).or_else(|| {
-            self.release_free_frames(0);
-            self.frames.take_holes(pages)
-        })
     }
 }

@@ -21,7 +21,7 @@ const OOM_NS_MAX: u64 = 60_000_000_000;
 /// What the background thread should do next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Balance {
-    /// Enough is free: sleep until somebody calls.
+    /// Enough is free: sleep until memory is called for.
     Enough,
     /// Some progress was made, and more is needed.
     Progress,
@@ -85,7 +85,7 @@ impl Kswapd {
         None
     }
 
-    /// Sleeps after a step, until somebody calls: where enough is free for `idle_ms` at most.
+    /// Sleeps after a step, until memory is called for: where enough is free for `idle_ms` at most.
     pub fn sleep<M: Mmu>(&self, space: &AddressSpace<M>, balance: Balance, idle_ms: Option<u64>) {
         let timeout_ms = match balance {
             Balance::Progress => return,
@@ -143,7 +143,7 @@ impl<M: Mmu> AddressSpace<M> {
         Balance::Stuck
     }
 
-    /// Whether somebody waits for memory that reclaim did not find.
+    /// Whether a fault waits for memory that reclaim did not find.
     pub fn has_starved(&self) -> bool {
         !self.starved.is_empty()
     }

@@ -1,18 +1,8 @@
 //! Reclaim: which pages go, and when.
 //!
-//! The driver, here, has each *shrinker* ([`shrinker`]) free its share: the arena, objects' caches.
-//! The background thread ([`kswapd`]) keeps free memory between two watermarks, unless it is
-//! cheaper for faults to do so ([`place`]); a fault that finds no memory reclaims by itself in any
-//! case. Reclaim only ever tries page locks.
-//!
-//! In the arena a clock hand goes over the blocks in order of address. Pages that a fault asked
-//! for since the hand last passed get a second chance; pages that came along around a fault go at
-//! the first pass. What goes is unmapped whole runs at a time ([`evict`]) and stays in limbo,
-//! where a fault finds it for the price of a move; limbo is emptied from its old end ([`store`]):
-//! dropped, found clean, same-filled, or compressed. What the compressed pool has too much of is
-//! written to the swap file ([`writeback`]).
-//!
-//! Locks: the clock's mutex for the hand's position alone; page locks, tried.
+//! [`shrinker`] shares the work out to what holds memory; ARCHITECTURE.md follows it from there. [`kswapd`] works
+//! in the background, or faults do where [`place`] measures that to be cheaper. Reclaim only ever tries page locks.
+//! Of its own it has the clock's mutex, for the positions of the hands alone.
 //!
 //! # Second chances
 //!
@@ -70,7 +60,6 @@ pub struct Clock {
     pub(crate) write_back: usize,
 }
 
-/// Who reclaims.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reclaimer {
     /// The background thread.
@@ -112,12 +101,11 @@ pub(crate) enum Room {
 }
 
 impl<M: Mmu> AddressSpace<M> {
-    /// Below this many free pages the background thread works.
+    /// Free pages below which the background thread works, up to the high watermark.
     pub(crate) fn low_watermark(&self) -> usize {
         (self.budget.limit() / 32).max(32)
     }
 
-    /// Up to this many.
     pub(crate) fn high_watermark(&self) -> usize {
         (self.budget.limit() / 16).max(64)
     }
@@ -129,7 +117,7 @@ impl<M: Mmu> AddressSpace<M> {
 
     /// Where little is free: has the background thread reclaim, or does so at once.
     fn check_low(&self, caches: &impl Shrinker, scratch: Option<&mut Scratch>) {
-        if !self.is_low() || self.is_kswapd_awake() {
+        if !self.should_reclaim() {
             return;
         }
         match self.places.begin_turn(self.mmu.cycles()) {
@@ -143,12 +131,15 @@ impl<M: Mmu> AddressSpace<M> {
 
     /// Where little is left, has the background thread reclaim.
     pub(crate) fn call_if_low(&self) {
-        if self.is_low() && !self.is_kswapd_awake() {
+        if self.should_reclaim() {
             self.budget.call_for_memory();
         }
     }
 
-    /// Whether little is free.
+    fn should_reclaim(&self) -> bool {
+        self.is_low() && !self.is_kswapd_awake()
+    }
+
     pub fn is_low(&self) -> bool {
         self.available() < self.low_watermark()
     }
@@ -183,11 +174,14 @@ impl<M: Mmu> AddressSpace<M> {
         if room == Room::Frame {
             return self.available() >= wanted;
         }
-        let missing = wanted.saturating_sub(self.chargeable_now());
+        let chargeable = || {
+            self.budget.chargeable().saturating_sub(self.budget.reserve()).max(self.budget.slack())
+        };
+        let missing = wanted.saturating_sub(chargeable());
         if missing > 0 {
             self.release_free_frames(self.frames.free().saturating_sub(missing));
         }
-        self.chargeable_now() >= wanted
+        chargeable() >= wanted
     }
 
     /// Frees about `target` pages; returns how many became free.
@@ -213,7 +207,7 @@ impl<M: Mmu> AddressSpace<M> {
             freed += self.shrink_limbo(target, scratch);
         }
         if freed < target {
-            let evicted = self.evict_some(target.max(2 * BLOCK_PAGES / 8), who, scratch);
+            let evicted = self.evict_some(target.max(BLOCK_PAGES / 4), who, scratch);
             freed += evicted.freed;
             // A fault that has nothing at all wants what is in limbo more than its second chance.
             let is_spent = who != Reclaimer::Kswapd && self.available() == 0;
@@ -237,11 +231,8 @@ impl<M: Mmu> AddressSpace<M> {
         for _ in 0..2 * blocks.len() {
             let block = {
                 let mut clock = self.clock.lock();
-                if clock.evict >= blocks.len() {
-                    clock.evict = 0;
-                }
-                let block = clock.evict;
-                clock.evict += 1;
+                let block = if clock.evict < blocks.len() { clock.evict } else { 0 };
+                clock.evict = block + 1;
                 block
             };
             if blocks[block].mapped.load(Ordering::Relaxed) == 0 {
@@ -281,6 +272,7 @@ impl<M: Mmu> AddressSpace<M> {
         while let Some(excess) = self.frames.free().checked_sub(keep) {
             let Some(run) = self.frames.take(excess) else { break };
             self.release_frames(run);
+            self.budget.uncharge(run.len);
             released += run.len;
         }
         released
@@ -288,15 +280,13 @@ impl<M: Mmu> AddressSpace<M> {
 
     /// Gives one free frame back to the kernel and keeps its charge for something else.
     pub(crate) fn take_charge_of_a_frame(&self) -> bool {
-        let Some(run) = self.frames.take(1) else { return false };
-        self.mmu.frames_release(run);
-        self.frames.consume(run);
-        true
+        let run = self.frames.take(1);
+        run.into_iter().for_each(|run| self.release_frames(run));
+        run.is_some()
     }
 
     fn release_frames(&self, run: FrameRun) {
         self.mmu.frames_release(run);
         self.frames.consume(run);
-        self.budget.uncharge(run.len);
     }
 }

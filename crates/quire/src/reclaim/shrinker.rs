@@ -46,7 +46,7 @@ pub(super) fn share_out(
     freed
 }
 
-/// For an address space without objects: no caches.
+/// Of an address space without objects.
 pub struct NoCaches;
 
 impl Shrinker for NoCaches {

@@ -138,8 +138,11 @@ impl<M: Mmu> AddressSpace<M> {
         };
         let hash = page_hash(bytes);
         let mut stored = self.swap.zpool.store(page, kind, packed, hash, &self.budget);
-        let may_find_room =
-            || self.swap.zpool.trim(&self.budget) > 0 || self.release_free_frames_some();
+        // A few free frames that are given back are a slab of the pool's.
+        let may_find_room = || {
+            self.swap.zpool.trim(&self.budget) > 0
+                || self.release_free_frames(self.frames.free().saturating_sub(8)) > 0
+        };
         if stored.is_err() && may_find_room() {
             stored = self.swap.zpool.store(page, kind, packed, hash, &self.budget);
         }
@@ -148,11 +151,5 @@ impl<M: Mmu> AddressSpace<M> {
         self.budget.count(Event::Zswpout, 1);
         self.budget.count(Event::ZswpoutBytes, packed.len().min(PAGE_SIZE));
         Ok(Stored::Pool(handle.get()))
-    }
-
-    /// Gives a few free frames back, so that the compressed pool can take a slab.
-    fn release_free_frames_some(&self) -> bool {
-        let free = self.frames.free();
-        free > 0 && self.release_free_frames(free.saturating_sub(8)) > 0
     }
 }

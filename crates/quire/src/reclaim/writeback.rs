@@ -4,7 +4,7 @@
 //! that what lies together in memory lies together in the file. While a segment is being written
 //! its pages stay where they are and are not locked; a page that changes meanwhile loses its
 //! WRITEBACK flag, and its place in the file is given up, as is that of a page that is locked
-//! afterwards: who holds it may be waiting for memory, which only this thread frees.
+//! afterwards: its holder may be waiting for memory, which only this thread frees.
 //!
 //! The background thread alone writes, and may sleep here.
 
@@ -101,29 +101,28 @@ impl<M: Mmu> AddressSpace<M> {
         };
         let mut moved = 0;
         for entry in written {
-            let Some(page) = self.try_lock_owner(entry.owner) else {
-                file.free(entry.location);
-                continue;
-            };
-            let before = page.content();
+            let is_from_file = entry.tag & FROM_FILE != 0;
             let number = entry.tag as u32;
-            if entry.tag & FROM_FILE != 0 && names_location(before, number) {
-                page.rename(entry.location.get());
-                self.swap.free_location(number);
-                moved += 1;
-                continue;
+            match self.try_lock_owner(entry.owner) {
+                Some(page) if is_from_file && names_location(page.content(), number) => {
+                    page.rename(entry.location.get());
+                    self.swap.free_location(number);
+                }
+                Some(page)
+                    if !is_from_file
+                        && page.in_swap() == Some(Stored::Pool(number))
+                        && page.has(Flags::WRITEBACK) =>
+                {
+                    self.free_stored(Stored::Pool(number));
+                    page.store(Stored::File(entry.location.get()));
+                    self.budget.count(Event::Zswpwb, 1);
+                }
+                // It is locked, or has changed meanwhile.
+                _ => {
+                    file.free(entry.location);
+                    continue;
+                }
             }
-            let is_unchanged = entry.tag & FROM_FILE == 0
-                && page.in_swap() == Some(Stored::Pool(number))
-                && page.has(Flags::WRITEBACK);
-            if !is_unchanged {
-                page.unlock();
-                file.free(entry.location);
-                continue;
-            }
-            self.free_stored(Stored::Pool(number));
-            page.store(Stored::File(entry.location.get()));
-            self.budget.count(Event::Zswpwb, 1);
             moved += 1;
         }
         moved
@@ -165,9 +164,8 @@ impl<M: Mmu> AddressSpace<M> {
         // SAFETY: fresh, zeroed, ours until released below.
         let bytes = unsafe { core::slice::from_raw_parts_mut(buffer.as_ptr(), SEGMENT_BYTES) };
         for segment in victims.into_iter().flatten() {
-            if is_open {
+            if is_open && let Some((_, ring)) = writing.parts() {
                 let mut jobs = [Job::read(segment.plan().offset, bytes)];
-                let Some((_, ring)) = writing.parts() else { break };
                 ring.run(&mut jobs);
                 let is_read = jobs[0].result.is_ok();
                 if is_read {

@@ -46,22 +46,16 @@ impl<M: Mmu> AddressSpace<M> {
         let is_covered = self.vmas.covers(range, &layout.locked);
         match advice {
             Advice::Pattern(pattern) => {
-                let change = |old| Attributes { pattern, ..old };
-                self.vmas.change_attributes(range, &layout.locked, change)?;
+                self.change_vmas(layout, range, |old| Attributes { pattern, ..old })?;
             }
             Advice::DontFork(is_dontfork) => {
-                let change = |old| Attributes { is_dontfork, ..old };
-                self.vmas.change_attributes(range, &layout.locked, change)?;
+                self.change_vmas(layout, range, |old| Attributes { is_dontfork, ..old })?;
             }
-            Advice::DontNeed => self.for_each_part(layout, range, |space, part, _| {
-                space.drop_pages(part);
-            }),
-            Advice::Free => self.for_each_part(layout, range, |space, part, _| {
-                space.free_lazily(part);
-            }),
-            Advice::Cold => self.for_each_part(layout, range, |space, part, _| {
-                space.make_cold(part);
-            }),
+            Advice::DontNeed => self.for_each_part(layout, range, |part, _| self.drop_pages(part)),
+            Advice::Free => self.for_each_part(layout, range, |part, _| self.free_lazily(part)),
+            Advice::Cold => {
+                self.clear_flags(layout, range, Flags::ACCESSED);
+            }
             Advice::PageOut => self.page_out(layout, range),
             Advice::WillNeed => self.will_need(layout, range),
             Advice::Populate => {
@@ -81,17 +75,14 @@ impl<M: Mmu> AddressSpace<M> {
         &self,
         layout: &mut Layout<'_>,
         range: PageRange,
-        mut act: impl FnMut(&Self, PageRange, &mut Layout<'_>),
+        mut act: impl FnMut(PageRange, &mut Layout<'_>),
     ) {
         let mut at = range.start;
-        while let Some(vma) = self.vmas.next_from(at, &layout.locked) {
-            if vma.range.start >= range.end {
-                break;
-            }
+        while let Some(vma) = self.next_vma(layout, at).filter(|vma| vma.range.start < range.end) {
             at = vma.range.end;
             if vma.attributes.kind.is_anonymous() {
                 for part in self.used_parts(vma.range.intersect(range)) {
-                    act(self, part, layout);
+                    act(part, layout);
                 }
             }
         }
@@ -122,30 +113,29 @@ impl<M: Mmu> AddressSpace<M> {
         }
     }
 
-    fn make_cold(&self, part: PageRange) {
-        for page in part.pages() {
-            if self.snapshot(page).has(Flags::ACCESSED) {
-                self.lock_page(page).clear_flags(Flags::ACCESSED);
+    fn clear_flags(&self, layout: &mut Layout<'_>, range: PageRange, flags: Flags) {
+        self.for_each_part(layout, range, |part, _| {
+            for page in part.pages().filter(|&page| self.snapshot(page).has(flags)) {
+                self.lock_page(page).clear_flags(flags);
             }
-        }
+        });
     }
 
     fn page_out(&self, layout: &mut Layout<'_>, range: PageRange) {
-        self.for_each_part(layout, range, |space, part, layout| {
-            space.evict_range(part, Reclaimer::Advice, &mut layout.scratch);
+        self.for_each_part(layout, range, |part, layout| {
+            self.evict_range(part, Reclaimer::Advice, &mut layout.scratch);
         });
         // What was evicted is among the youngest in limbo: all of it has to go.
-        let limbo = self.frames.limbo();
-        self.shrink_limbo(limbo, &mut layout.scratch);
+        self.shrink_limbo(usize::MAX, &mut layout.scratch);
     }
 
     fn will_need(&self, layout: &mut Layout<'_>, range: PageRange) {
-        self.for_each_part(layout, range, |space, part, layout| {
+        self.for_each_part(layout, range, |part, layout| {
             for page in part.pages() {
-                let state = space.snapshot(page).state();
+                let state = self.snapshot(page).state();
                 let is_swapped = matches!(state, State::Same | State::Pool | State::File);
-                if is_swapped && space.available() > space.low_watermark() {
-                    space.bring_in(layout, page);
+                if is_swapped && self.available() > self.low_watermark() {
+                    self.bring_in(layout, page);
                 }
             }
         });
@@ -185,8 +175,7 @@ impl<M: Mmu> AddressSpace<M> {
         if !self.vmas.covers(range, &layout.locked) || range.len() > self.budget.limit() / 2 {
             return Err(Errno::NOMEM);
         }
-        let change = |old| Attributes { is_mlocked: true, ..old };
-        self.vmas.change_attributes(range, &layout.locked, change)?;
+        self.change_vmas(layout, range, |old| Attributes { is_mlocked: true, ..old })?;
         if !self.populate(layout, range) {
             return Err(Errno::NOMEM);
         }
@@ -219,34 +208,25 @@ impl<M: Mmu> AddressSpace<M> {
             return Err(Errno::NOMEM);
         }
         let all = self.arena();
-        let change = |old| Attributes { is_mlocked: true, ..old };
-        self.vmas.change_attributes(all, &layout.locked, change)?;
+        self.change_vmas(layout, all, |old| Attributes { is_mlocked: true, ..old })?;
         let mut result = Ok(());
-        self.for_each_part(layout, all, |space, part, layout| {
+        self.for_each_part(layout, all, |part, layout| {
             for page in part.pages() {
-                let has_data = space.snapshot(page).state() != State::None;
+                let has_data = self.snapshot(page).state() != State::None;
                 if has_data && result.is_ok() {
-                    result = space.mlock_page(layout, page);
+                    result = self.mlock_page(layout, page);
                 }
             }
         });
         result
     }
 
-    /// Ends [`Self::mlock`].
     ///
     /// # Errors
     /// `NOMEM` where part of the range is not mapped.
     pub fn munlock(&self, layout: &mut Layout<'_>, range: PageRange) -> Result<(), Errno> {
-        let change = |old| Attributes { is_mlocked: false, ..old };
-        self.vmas.change_attributes(range, &layout.locked, change)?;
-        self.for_each_part(layout, range, |space, part, _| {
-            for page in part.pages() {
-                if space.snapshot(page).has(Flags::MLOCKED) {
-                    space.lock_page(page).clear_flags(Flags::MLOCKED);
-                }
-            }
-        });
+        self.change_vmas(layout, range, |old| Attributes { is_mlocked: false, ..old })?;
+        self.clear_flags(layout, range, Flags::MLOCKED);
         if self.vmas.covers(range, &layout.locked) { Ok(()) } else { Err(Errno::NOMEM) }
     }
 
@@ -269,13 +249,13 @@ impl<M: Mmu> AddressSpace<M> {
         if !self.vmas.covers(range, &layout.locked) {
             return Err(Errno::NOMEM);
         }
-        self.for_each_part(layout, range, |space, part, _| {
+        self.for_each_part(layout, range, |part, _| {
             for page in part.pages() {
-                let locked = space.lock_page(page);
+                let locked = self.lock_page(page);
                 if locked.state() == State::Mapped {
                     let one = PageRange::new(page, 1);
                     let protection = crate::mmu::Protection::WriteProtected;
-                    let _ = space.mmu.write_protect(one, protection);
+                    let _ = self.mmu.write_protect(one, protection);
                 }
                 if !matches!(locked.state(), State::None | State::Poisoned) {
                     locked.track_writes();

@@ -16,7 +16,7 @@ pub enum Kind {
     /// Private memory, managed, whose first content is an object's: a page without content reads as
     /// the object's bytes, and not as zeros.
     Private = 3,
-    /// Being unmapped: its pages go, and nobody comes any more (`dying.rs`).
+    /// Being unmapped: its pages go, and what comes to it waits (`dying.rs`).
     Dying = 4,
 }
 
@@ -64,11 +64,8 @@ impl Backing {
 /// What all pages of a VMA have in common.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Attributes {
-    /// Rights.
     pub prot: Prot,
-    /// Kind.
     pub kind: Kind,
-    /// Advice.
     pub pattern: Pattern,
     /// Pages are locked in memory as they come.
     pub is_mlocked: bool,

@@ -1,7 +1,7 @@
 //! The space's invariants, as code. For tests; the letters are those of ARCHITECTURE.md.
 //!
 //! [`AddressSpace::check_page`] holds at any moment for a page whose lock is free;
-//! [`AddressSpace::check`] for the whole space while nobody is in it.
+//! [`AddressSpace::check`] for the whole space while no thread is in it.
 //!
 //! # What makes them true
 //!
@@ -33,7 +33,7 @@ use crate::units::{BLOCK_ORDER, PageNum, PageRange};
 
 /// What a walk over all words found.
 #[derive(Default)]
-struct Found {
+struct Census {
     mapped: usize,
     limbo: usize,
     wanted: usize,
@@ -42,7 +42,7 @@ struct Found {
     locations: BTreeSet<u32>,
 }
 
-impl Found {
+impl Census {
     fn has_handle(&mut self, page: PageNum, number: u32) {
         assert!(number != 0, "{page:?} names no packed page");
         assert!(self.handles.insert(number), "{page:?} shares packed page {number:#x}");
@@ -65,21 +65,15 @@ impl<M: Inspect> AddressSpace<M> {
         }
         let mapping = self.mmu.mapping(page);
         let is_mapped = word.state() == State::Mapped;
-        assert_eq!(is_mapped, mapping.is_present, "{page:?} is {word:?}, but {mapping:?}");
-        if let Some(is_poisoned) = mapping.is_poisoned {
-            let is_lost = word.state() == State::Poisoned;
-            assert_eq!(is_lost, is_poisoned, "{page:?} is {word:?}, but {mapping:?}");
-        }
-        if is_mapped {
-            let is_protected = word.has(Flags::WRITE_PROTECTED) || word.has(Flags::CLEAN);
-            assert_eq!(
-                is_protected, mapping.is_write_protected,
-                "{page:?} is {word:?}, but {mapping:?}"
-            );
-        }
+        let is_lost = word.state() == State::Poisoned;
+        let is_protected = word.has(Flags::WRITE_PROTECTED) || word.has(Flags::CLEAN);
+        let is_so = is_mapped == mapping.is_present
+            && mapping.is_poisoned.is_none_or(|is_poisoned| is_poisoned == is_lost)
+            && (!is_mapped || is_protected == mapping.is_write_protected);
+        assert!(is_so, "{page:?} is {word:?}, but {mapping:?}");
     }
 
-    /// Checks everything. Nobody is in the space, and the caller does not hold its lock.
+    /// Checks everything. No thread is in the space, and the caller does not hold its lock.
     ///
     /// # Panics
     /// Where something is wrong.
@@ -89,7 +83,7 @@ impl<M: Inspect> AddressSpace<M> {
 
     /// The same, where objects hold so many pages of the account.
     pub(crate) fn check_beside(&self, objects: usize) {
-        let mut found = Found::default();
+        let mut found = Census::default();
         let arena = self.arena();
         arena.by_block().for_each(|range| self.check_block(range, &mut found));
         self.check_frames(&found);
@@ -108,15 +102,15 @@ impl<M: Inspect> AddressSpace<M> {
         assert_eq!(member.wanted_pages.load(Ordering::Relaxed) as usize, found.wanted, "wanted");
         assert_eq!(self.swap.kept_copies(), found.copies, "kept copies");
         // I7: every packed page is named by one word or frame.
-        assert_eq!(self.swap.zpool.blobs(), found.handles.len(), "packed pages that nobody names");
+        assert_eq!(self.swap.zpool.blobs(), found.handles.len(), "packed pages without an owner");
         self.check_rights();
     }
 
-    fn check_block(&self, range: PageRange, found: &mut Found) {
+    fn check_block(&self, range: PageRange, found: &mut Census) {
         let mut mapped = 0;
         for page in range.pages() {
             let word = self.snapshot(page);
-            // I2: nobody holds a lock.
+            // I2: no thread holds a lock.
             assert!(!word.is_locked(), "{page:?} is {word:?}");
             if word.state() == State::None && self.shows_object(page) {
                 // What is mapped there its object knows.
@@ -142,13 +136,10 @@ impl<M: Inspect> AddressSpace<M> {
             }
             found.wanted += 1;
         }
-        let (counted, is_used) = {
-            let block = self.pages.block(range.start);
-            (block.mapped.load(Ordering::Relaxed), block.is_used.load(Ordering::Relaxed))
-        };
         // I3: a block's count is that of its mapped pages, and one that is in use is charged.
+        let counted = self.block(range.start).mapped.load(Ordering::Relaxed);
         assert_eq!(counted, mapped, "mapped pages of {range:?}");
-        assert!(mapped == 0 || is_used != 0, "{range:?} is not charged");
+        assert!(mapped == 0 || self.is_block_used(range.start), "{range:?} is not charged");
         found.mapped += mapped as usize;
     }
 
@@ -157,7 +148,7 @@ impl<M: Inspect> AddressSpace<M> {
     }
 
     /// I4: a page in limbo and its frame name each other.
-    fn check_limbo(&self, page: PageNum, frame: FrameId, found: &mut Found) {
+    fn check_limbo(&self, page: PageNum, frame: FrameId, found: &mut Census) {
         assert_eq!(self.frames.owner_of(frame), page, "{frame:?} is another page's");
         let bits = self.frames.limbo_bits(frame.0 >> BLOCK_ORDER);
         let at = frame.0 as usize % 512;
@@ -167,7 +158,7 @@ impl<M: Inspect> AddressSpace<M> {
     }
 
     /// I5: the pool's books agree with themselves, and every page in limbo is some page's.
-    fn check_frames(&self, found: &Found) {
+    fn check_frames(&self, found: &Census) {
         #[cfg(any(test, debug_assertions))]
         self.frames.check();
         assert_eq!(self.frames.limbo(), found.limbo, "pages in limbo");

@@ -35,7 +35,7 @@ impl<M: Mmu> AddressSpace<M> {
         before.stored().into_iter().for_each(|stored| self.free_stored(stored));
     }
 
-    /// Ends it for locked pages, and makes them writable but for those whose writes are tracked.
+    /// Ends cleanness of locked pages, and makes them writable but for those whose writes are tracked.
     pub(crate) fn lift_clean(&self, pages: &mut LockedRange<'_, Self>) {
         let is_liftable =
             |word: Snapshot| word.has(Flags::CLEAN) && !word.has(Flags::WRITE_PROTECTED);

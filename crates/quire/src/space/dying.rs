@@ -4,7 +4,7 @@
 //! VMA of [`Kind::Dying`] over its range, gives the space's lock back, drops them, and takes the lock
 //! again to take that VMA away. Unmaps of several threads, and the faults of others, go on beside it.
 //!
-//! Owns who may come to a range meanwhile: nobody. Leaves the pages to `unmap`, and the kernel's rights
+//! Owns what comes to such a range: it waits. Leaves the pages to `unmap`, and the kernel's rights
 //! to `rights`, which are as they were until the end.
 //!
 //! | | before | dying | after |
@@ -15,8 +15,8 @@
 //! | a search for room, reclaim, a read of the swap file | | passes it by | |
 //!
 //! A call that names no range, but finds VMAs by itself, waits for all that are dying; so does a fork,
-//! whose child would inherit a VMA without the thread that ends it. As long as anybody waits no other
-//! VMA begins to die: who waits for all of them would wait for ever where threads unmap all the time.
+//! whose child would inherit a VMA without the thread that ends it. As long as a thread waits, no other
+//! VMA begins to die: a wait for all of them would never end where threads unmap all the time.
 //!
 //! MADV_DONTNEED, and what is unmapped to be mapped anew in the same call, drop their pages under the
 //! lock: the VMA stays in use, or the lock is needed again at once.
@@ -25,17 +25,17 @@
 //! signal's handler would that unmaps, or forks: it would wait for itself. It is the same for the lock,
 //! and the callers have the same remedy: signals are blocked from before the lock until after the end.
 //!
-//! Locks: all but the list of faults, a leaf, is the space's lock's; under it Relaxed is enough. Who has
-//! that lock needs no page of a dying range, so its owner may take page locks of it beside him.
+//! Locks: all but the list of faults, a leaf, is the space's lock's; under it Relaxed is enough. A thread that has
+//! it needs no page of a dying range, so the thread that unmaps that range may take its page locks meanwhile.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use super::vma::{Attributes, Backing, Kind, Vma};
+use super::vma::{Attributes, Backing, Kind};
 use super::{AddressSpace, Layout};
 use crate::control::Event;
 use crate::failpoint::{self, Failpoint};
 use crate::fault::Outcome;
-use crate::fault::fault_list::{Answer, FaultList};
+use crate::fault::fault_list::FaultList;
 use crate::mmu::{Mmu, Prot};
 use crate::page::State;
 use crate::sys::Errno;
@@ -47,13 +47,13 @@ const DROPPED_AT_ONCE_MAX: usize = 8;
 /// As many pages are looked at to find out.
 const LOOKED_AT_MAX: usize = 512;
 
-/// What is dying, and who waits for it.
+/// What is dying, and what waits for it.
 pub(super) struct Dying {
     /// Dying VMAs.
     count: AtomicU32,
     /// How many there have been: a name for each, by which no two are alike, and none are joined.
     names: AtomicU32,
-    /// Counts those that have ended; the futex of those who wait.
+    /// Counts those that have ended; the futex of the threads that wait.
     ended: AtomicU32,
     /// Threads that wait, or are about to.
     waiting: AtomicU32,
@@ -73,9 +73,9 @@ impl Dying {
     }
 
     /// In a fork's child, before any other thread runs there: nothing is dying, for the fork has waited
-    /// for that, and who waited for the space is in the parent.
+    /// for that, and the threads that waited are in the parent.
     pub fn after_fork_in_child(&self) {
-        debug_assert_eq!(self.count.load(Ordering::Relaxed), 0, "nobody ends it in the child");
+        debug_assert_eq!(self.count.load(Ordering::Relaxed), 0, "no thread ends it in the child");
         self.waiting.store(0, Ordering::Relaxed);
         self.faults.after_fork_in_child();
     }
@@ -87,7 +87,7 @@ impl Dying {
         Attributes { kind: Kind::Dying, backing, ..Attributes::anonymous(Prot::NONE) }
     }
 
-    /// Whether somebody is to be woken.
+    /// Whether a thread is to be woken.
     fn end(&self, _: &Layout<'_>) -> bool {
         self.count.fetch_sub(1, Ordering::Relaxed);
         self.ended.fetch_add(1, Ordering::Relaxed);
@@ -107,7 +107,7 @@ impl<M: Mmu> AddressSpace<M> {
         while self.is_any_dying(&layout, ranges) {
             let seen = dying.ended.load(Ordering::Relaxed);
             drop(layout);
-            // No timeout: whoever ends one counts it under the lock, and finds us in `waiting`.
+            // No timeout: the thread that ends one counts it under the lock, and finds us in `waiting`.
             futex::wait(&dying.ended, seen, Reach::Process, None);
             layout = self.lock();
         }
@@ -147,21 +147,18 @@ impl<M: Mmu> AddressSpace<M> {
         self.drop_pages(range);
         failpoint::hit(Failpoint::Dropped, range.start);
         layout = self.lock();
-        self.vmas.remove_whole(range, &layout.locked);
+        self.remove_whole_vmas(&mut layout, range);
         self.settle_unmapped(&layout, range, found);
         let has_waiters = self.dying.end(&layout);
         drop(layout);
-        self.dying.faults.answer_all(|answer| match answer {
-            Answer::Page(page) => self.answer(page),
-            Answer::All => self.answer_everybody(),
-        });
+        self.dying.faults.answer_all(|answer| self.answer_listed(answer));
         if has_waiters {
             futex::wake(&self.dying.ended, u32::MAX, Reach::Process);
         }
         Ok(())
     }
 
-    /// Whether it is worth a second lock to drop the pages of a range beside others, and nobody waits
+    /// Whether it is worth a second lock to drop the pages of a range beside others, and no thread waits
     /// for the end of such unmaps.
     fn is_better_dropped_unlocked(&self, range: PageRange) -> bool {
         if self.is_single_threaded() || self.dying.waiting.load(Ordering::Relaxed) > 0 {
@@ -184,8 +181,8 @@ impl<M: Mmu> AddressSpace<M> {
         // The end may come in between.
         self.mmu.step();
         self.dying.faults.push(page);
-        // The end takes the VMA away, and the list afterwards. Who has come to the list later finds,
-        // by the list's mutex, no VMA.
+        // The end takes the VMA away, and the list afterwards. A fault that comes to the list later
+        // finds no VMA, by the list's mutex.
         if self.is_dying(page) {
             self.budget.count(Event::FaultParked, 1);
             return Outcome::Parked;
@@ -196,21 +193,5 @@ impl<M: Mmu> AddressSpace<M> {
 
     fn is_dying(&self, page: PageNum) -> bool {
         self.find_vma(page).is_some_and(|vma| vma.attributes.kind == Kind::Dying)
-    }
-
-    /// The VMAs that have pages of a range.
-    pub(super) fn vmas_in(
-        &self,
-        layout: &Layout<'_>,
-        range: PageRange,
-    ) -> impl Iterator<Item = Vma> {
-        let mut at = range.start;
-        core::iter::from_fn(move || {
-            // Of an empty range, too: it has pages of none.
-            let next = (at < range.end).then(|| self.next_vma(layout, at)).flatten();
-            let vma = next.filter(|vma| vma.range.start < range.end)?;
-            at = vma.range.end;
-            Some(vma)
-        })
     }
 }

@@ -23,7 +23,7 @@ use crate::sys::rank;
 use crate::sys::thread::ThreadId;
 use crate::units::BLOCK_ORDER;
 
-/// Nobody forks.
+/// No fork is under way.
 const NONE: u32 = 0;
 /// A fork is under way: faults that need memory wait.
 const UNDER_WAY: u32 = 1;
@@ -59,7 +59,7 @@ impl<M: Mmu> AddressSpace<M> {
         true
     }
 
-    /// Gives the room back, for now: nobody keeps memory while he waits for more.
+    /// Gives the room back, for now: no process keeps memory while it waits for more.
     pub fn return_fork_room(&self, _: &Layout<'_>) {
         self.budget.uncharge(self.fork_room.swap(0, Ordering::Relaxed));
     }
@@ -78,14 +78,11 @@ impl<M: Mmu> AddressSpace<M> {
         self.fork_demand.load(Ordering::SeqCst) != NONE
     }
 
-    /// Pages that this process holds itself, without what is charged for a child.
-    fn held_for_itself(&self) -> usize {
-        self.budget.held().saturating_sub(self.fork_room.load(Ordering::Relaxed))
-    }
-
-    /// Pages that a child would hold as well: all but the compressed pool, which it shares.
+    /// Pages that a child would hold as well: all but the compressed pool, which it shares, and what is
+    /// charged for the child already.
     fn share_of_child(&self) -> usize {
-        self.swap.zpool.at_rest(|own| self.held_for_itself().saturating_sub(own))
+        let room = self.fork_room.load(Ordering::Relaxed);
+        self.swap.zpool.at_rest(|own| self.budget.held().saturating_sub(room + own))
     }
 
     /// Charges, for a child, its share without what this process need not hold. Ahead, before the
@@ -127,9 +124,8 @@ impl<M: Mmu> AddressSpace<M> {
                     continue;
                 }
             }
-            let limbo = self.frames.limbo();
             let mut freed = self.reclaim(&NoCaches, 512, Reclaimer::Kswapd, Some(scratch));
-            freed += self.shrink_limbo(limbo, scratch);
+            freed += self.shrink_limbo(usize::MAX, scratch);
             self.release_free_frames(0);
             // A read that came in between waits for memory, and the fork for the read.
             self.answer_starved();
@@ -154,10 +150,7 @@ impl<M: Mmu> AddressSpace<M> {
     pub fn prepare_fork(&self, layout: &mut Layout<'_>) -> Result<usize, Errno> {
         loop {
             self.empty_limbo();
-            if self.frames.limbo() > 0 {
-                let limbo = self.frames.limbo();
-                self.shrink_limbo(limbo, &mut layout.scratch);
-            }
+            self.shrink_limbo(usize::MAX, &mut layout.scratch);
             if self.frames.limbo() > 0 {
                 // It would not come along, and the child would read zeros for it.
                 return Err(Errno::NOMEM);
@@ -176,13 +169,10 @@ impl<M: Mmu> AddressSpace<M> {
                 return Ok(held);
             }
             let target = (held / 8).max(64);
-            let before = held;
             self.reclaim(&NoCaches, target, Reclaimer::Direct, Some(&mut layout.scratch));
-            let limbo = self.frames.limbo();
-            self.shrink_limbo(limbo, &mut layout.scratch);
+            self.shrink_limbo(usize::MAX, &mut layout.scratch);
             self.release_free_frames(0);
-            let now = self.share_of_child();
-            if now >= before {
+            if self.share_of_child() >= held {
                 return Err(Errno::NOMEM);
             }
         }
@@ -209,8 +199,7 @@ impl<M: Mmu> AddressSpace<M> {
             // Its neighbour's move took it along.
             return;
         }
-        let vma = self.find_vma(page);
-        match vma {
+        match self.find_vma(page) {
             Some(vma) if !locked.has(Flags::LAZYFREE) => {
                 let guess = self.guess(page, locked.content(), &vma);
                 self.fault_from_limbo(locked, &vma, guess, Access::Read);

@@ -1,19 +1,18 @@
-//! The space's lock: who changes the layout has it alone, faults that go the classic way share it.
+//! The space's lock: a thread that changes the layout has it alone, faults that go the classic way share it.
 //!
-//! Owns who may be in, and the list of the faults that were not let in. A fault never sleeps for
+//! Owns which threads may be in, and the list of the faults that were not let in. A fault never sleeps for
 //! the lock: it only tries it, for a handler that slept here would be inside the gate that a fork
-//! waits to be empty, with this very lock held. Whoever is *deferred* is answered when the lock is
-//! given back, and faults again.
+//! waits to be empty, with this very lock held. A fault that is *deferred* is answered when the lock is
+//! given back, and faults again. Speculative faults do not come by here at all: this is one word that all
+//! of them would write.
 //!
-//! Speculative faults do not come by here at all: this is one word that all of them would write.
+//! # Which faults are never deferred
 //!
-//! # Who is never deferred
-//!
-//! The owner's own faults, or he would wait for himself: his stack may lie in managed memory, and
-//! what he hands to the engine's threads may. So he leaves his thread's number here, the engine's
-//! threads leave theirs, and a thread that is not known is let in as well. Where the owner himself is
-//! not known, all are: he may be any of them. They need no lock: they are served like speculative
-//! faults, and tried again where the layout changes under them.
+//! The owner's own, for the owner would wait for itself: its stack may lie in managed memory, and what it
+//! hands to the engine's threads may. So it leaves its thread's number here, the engine's threads leave
+//! theirs, and a thread that is not known is let in as well. Where the owner itself is not known, all are:
+//! any of them may be it. They need no lock: they are served like speculative faults, and tried again where
+//! the layout changes under them.
 //!
 //! Locks: the outermost but for the heap's gate. `faults` is a leaf.
 
@@ -32,7 +31,6 @@ use crate::units::PageNum;
 /// Most threads of an engine: each counts in a shard of its own.
 const ENGINE_THREADS_MAX: usize = ENGINE_SHARDS;
 
-/// A way to ask for the calling thread's number, if there is one.
 #[derive(Default)]
 pub(super) struct NumberOfThread(AtomicUsize);
 
@@ -49,25 +47,23 @@ impl NumberOfThread {
 }
 
 pub(super) struct LayoutLock {
-    /// Who changes the layout, with the working memory that goes with it.
+    /// Taken to change the layout, with the working memory for that.
     changes: Mutex<rank::Layout, Scratch>,
-    /// Lets faults in beside each other, and nobody else.
+    /// Lets faults in beside each other, and no change of the layout.
     faults: Turnstile,
-    /// The thread that changes the layout.
     owner: AtomicU32,
     engine_threads: [AtomicU32; ENGINE_THREADS_MAX],
     deferred: FaultList,
 }
 
-/// Whether a word names no thread. Relaxed: the owner's own faults see what he has stored, and who
-/// sees an older value is let in, which is right at any time.
+/// Whether a word names no thread. Relaxed: the owner's own faults see what it has stored, and a
+/// fault that sees an older value is let in, which is right at any time.
 fn is_unknown(word: &AtomicU32) -> bool {
     word.load(Ordering::Relaxed) == ThreadId::UNKNOWN.0
 }
 
 /// What is to be done once the lock is free again.
 pub(super) trait Unlocked {
-    /// Answers the faults that were deferred.
     fn answer_deferred(&self);
     /// Looks after those that came where no VMA is.
     fn after_unlock(&self);
@@ -83,7 +79,7 @@ impl Drop for AfterUnlock<'_> {
     }
 }
 
-/// The space's lock, held to change the layout, with the working memory of whoever does.
+/// The space's lock, held to change the layout, with the working memory for that.
 pub struct Layout<'a> {
     pub(crate) scratch: MutexGuard<'a, rank::Layout, Scratch>,
     pub(super) locked: SpaceLocked,
@@ -95,10 +91,10 @@ pub struct Layout<'a> {
 pub(crate) struct Shared<'a>(&'a LayoutLock);
 
 /// What became of a fault that wanted to share the lock.
-pub(crate) enum Entry<'a> {
+pub(crate) enum Admission<'a> {
     /// The layout stays as it is.
     Shared(Shared<'a>),
-    /// Somebody changes it whose own fault this may be.
+    /// The thread that changes it may be waiting for this fault, or be the one that has it.
     Exempt,
     /// It is answered when the lock is given back.
     Deferred,
@@ -117,14 +113,14 @@ impl LayoutLock {
         }
     }
 
-    /// Takes the lock alone, as the thread that `thread` names: one at a time is asked.
+    /// Takes the lock alone, as the thread that `thread` names; it is called under the lock.
     pub(super) fn lock<'a>(
         &'a self,
         thread: impl FnOnce() -> ThreadId,
         space: &'a dyn Unlocked,
     ) -> Layout<'a> {
         let scratch = self.changes.lock();
-        // Relaxed: a fault of this very thread sees it, and nobody else's is this number.
+        // Relaxed: a fault of this very thread sees it, and no other thread has this number.
         self.owner.store(thread().0, Ordering::Relaxed);
         rank::sleeps_for(Rank::LayoutFaults);
         self.faults.lock();
@@ -132,8 +128,7 @@ impl LayoutLock {
         Layout { scratch, locked: SpaceLocked(()), lock: self, after: AfterUnlock(space) }
     }
 
-    /// Takes the lock against all others who change the layout, if nobody has it; classic faults stay
-    /// inside.
+    /// Takes the lock against other changes of the layout, if it is free; classic faults stay inside.
     pub(super) fn try_lock_beside_faults(
         &self,
     ) -> Option<(MutexGuard<'_, rank::Layout, Scratch>, SpaceLocked)> {
@@ -141,23 +136,27 @@ impl LayoutLock {
     }
 
     /// Lets a fault in, of what `thread` says, beside others, or defers it.
-    pub(crate) fn try_share(&self, page: PageNum, thread: impl FnOnce() -> ThreadId) -> Entry<'_> {
+    pub(crate) fn try_share(
+        &self,
+        page: PageNum,
+        thread: impl FnOnce() -> ThreadId,
+    ) -> Admission<'_> {
         if self.faults.try_enter() {
             rank::taken(Rank::LayoutFaults, 1);
-            return Entry::Shared(Shared(self));
+            return Admission::Shared(Shared(self));
         }
         if self.is_exempt(thread()) {
-            return Entry::Exempt;
+            return Admission::Exempt;
         }
         self.deferred.push(page);
         // Else its entry stays in the list: a fault too many is answered, some day.
-        if self.faults.try_sign() { Entry::Deferred } else { Entry::Again }
+        if self.faults.try_sign() { Admission::Deferred } else { Admission::Again }
     }
 
     /// Whether the owner may be waiting for this thread, or be it.
     fn is_exempt(&self, thread: ThreadId) -> bool {
         let is = |known: &AtomicU32| known.load(Ordering::Relaxed) == thread.0;
-        // An owner who is not known may be any thread: the only one of a program, that of a fork's
+        // An owner that is not known may be any thread: the only one of a program, that of a fork's
         // child, or one that has taken its number away and has yet to open the lock.
         thread == ThreadId::UNKNOWN
             || is_unknown(&self.owner)
@@ -228,14 +227,14 @@ mod tests {
 
     fn is_exempt(lock: &LayoutLock, thread: u32) -> bool {
         match lock.try_share(PAGE, || ThreadId(thread)) {
-            Entry::Exempt => true,
-            Entry::Deferred => false,
-            Entry::Shared(_) | Entry::Again => panic!("nobody has the lock"),
+            Admission::Exempt => true,
+            Admission::Deferred => false,
+            Admission::Shared(_) | Admission::Again => panic!("the lock is free"),
         }
     }
 
     #[test]
-    fn others_than_the_owner_are_deferred_and_answered_at_his_end() {
+    fn others_than_the_owner_are_deferred_and_answered_at_its_end() {
         let (lock, space) = (LayoutLock::new(Scratch::new().unwrap()), Space::default());
         lock.enlist(ThreadId(20));
         let layout = lock.lock(|| ThreadId(10), &space);
@@ -243,13 +242,13 @@ mod tests {
         assert_eq!((is_exempt(&lock, 11), space.answers.get()), (false, 0));
         drop(layout);
         assert_eq!(space.answers.get(), 1);
-        assert!(matches!(lock.try_share(PAGE, || ThreadId(11)), Entry::Shared(_)));
+        assert!(matches!(lock.try_share(PAGE, || ThreadId(11)), Admission::Shared(_)));
     }
 
-    /// The only thread of a program leaves no number, nor does that of a fork's child; and whoever
-    /// gives the lock back takes his number away first.
+    /// The only thread of a program leaves no number, nor does that of a fork's child; and a
+    /// thread that gives the lock back takes its number away first.
     #[test]
-    fn an_owner_who_is_not_known_is_never_deferred() {
+    fn an_owner_that_is_not_known_is_never_deferred() {
         let (lock, space) = (LayoutLock::new(Scratch::new().unwrap()), Space::default());
         let layout = lock.lock(|| ThreadId::UNKNOWN, &space);
         assert!(is_exempt(&lock, 10), "the only thread waits for itself");

@@ -39,9 +39,6 @@ impl<M: Mmu> AddressSpace<M> {
     }
 
     /// Maps `range` anew, whatever was there.
-    ///
-    /// # Errors
-    /// `NOMEM`.
     pub fn map_fixed(
         &self,
         layout: &mut Layout<'_>,
@@ -83,15 +80,10 @@ impl<M: Mmu> AddressSpace<M> {
 
     /// Makes room for a mapping that is not ours: what was there is gone, and the range is known
     /// as foreign until it is unmapped. The caller maps it while it holds the space's lock.
-    ///
-    /// # Errors
-    /// `NOMEM`.
     pub fn map_foreign(&self, layout: &mut Layout<'_>, range: PageRange) -> Result<(), Errno> {
         self.mmu.expect_foreign()?;
         self.unmap(layout, range)?;
         let attributes = Attributes { kind: Kind::Foreign, ..Attributes::anonymous(Prot::NONE) };
-        self.vmas.insert(range, attributes, &layout.locked)?;
-        self.forget_open(range, &layout.locked);
-        Ok(())
+        self.insert_vma(layout, range, attributes)
     }
 }

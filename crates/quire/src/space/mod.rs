@@ -76,7 +76,7 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicUsize
 pub use self::advise::Advice;
 use self::dying::Dying;
 pub use self::layout_lock::Layout;
-use self::layout_lock::{Entry, LayoutLock, NumberOfThread, Unlocked};
+use self::layout_lock::{Admission, LayoutLock, NumberOfThread, Unlocked};
 use self::rights::Rights;
 use self::vma::{Vma, VmaIndex};
 use crate::budget::{Budget, Purpose};
@@ -131,7 +131,6 @@ pub struct AddressSpace<M: Mmu> {
     single_threaded: AtomicPtr<AtomicU8>,
     thread_of_caller: NumberOfThread,
     layout: LayoutLock,
-    /// What is being unmapped outside of it.
     dying: Dying,
 }
 
@@ -139,7 +138,7 @@ impl<M: Mmu> AddressSpace<M> {
     /// Pages that are there and are to be charged, counted one by one: mapped, frames, slabs, words.
     #[cfg(feature = "failpoints")]
     pub(crate) fn pages_there(&self) -> usize {
-        // Relaxed, all: true while nobody else is in the space.
+        // Relaxed, all: true while no other thread is in the space.
         let in_block = |block: &Block| {
             block.mapped.load(Ordering::Relaxed) as usize
                 + usize::from(block.is_used.load(Ordering::Relaxed) != 0)
@@ -191,7 +190,7 @@ impl<M: Mmu> AddressSpace<M> {
         })
     }
 
-    /// Takes the space's lock, to change the layout: of what nobody else can be unmapping just now.
+    /// Takes the space's lock, to change the layout: of what no other thread can be unmapping just now.
     /// [`Self::lock_over`] is for a range that comes from the program.
     pub fn lock(&self) -> Layout<'_> {
         self.layout.lock(|| self.owner(), self)
@@ -212,8 +211,8 @@ impl<M: Mmu> AddressSpace<M> {
         self.thread_of_caller.set(number);
     }
 
-    /// Says where it stands, as long as it is not 0, that the program has one thread, as glibc's
-    /// `__libc_single_threaded` does.
+    /// Has the program have one thread for as long as `flag` is not 0, as glibc's
+    /// `__libc_single_threaded` is.
     pub fn watch_single_threaded(&self, flag: &'static AtomicU8) {
         self.single_threaded.store(core::ptr::from_ref(flag).cast_mut(), Ordering::Release);
     }
@@ -227,7 +226,7 @@ impl<M: Mmu> AddressSpace<M> {
     }
 
     /// Shares the space's lock with other faults, for one of `thread` on `page`.
-    pub(crate) fn share_layout(&self, page: PageNum, thread: ThreadId) -> Entry<'_> {
+    pub(crate) fn share_layout(&self, page: PageNum, thread: ThreadId) -> Admission<'_> {
         self.layout.try_share(page, || self.known(thread))
     }
 
@@ -247,21 +246,30 @@ impl<M: Mmu> AddressSpace<M> {
         self.vmas.next_from(page, &layout.locked)
     }
 
+    /// The VMAs that have pages of a range.
+    pub(crate) fn vmas_in(
+        &self,
+        layout: &Layout<'_>,
+        range: PageRange,
+    ) -> impl Iterator<Item = Vma> {
+        let mut at = range.start;
+        core::iter::from_fn(move || {
+            // Of an empty range, too: it has pages of none.
+            let next = (at < range.end).then(|| self.next_vma(layout, at)).flatten();
+            let vma = next.filter(|vma| vma.range.start < range.end)?;
+            at = vma.range.end;
+            Some(vma)
+        })
+    }
+
     /// Whether anything is mapped in a range.
     pub fn is_mapped(&self, layout: &Layout<'_>, range: PageRange) -> bool {
-        self.next_vma(layout, range.start).is_some_and(|vma| vma.range.start < range.end)
+        self.vmas_in(layout, range).next().is_some()
     }
 
     /// Whether a foreign mapping is in a range.
     pub fn has_foreign(&self, layout: &Layout<'_>, range: PageRange) -> bool {
-        let mut at = range.start;
-        while let Some(vma) = self.next_vma(layout, at).filter(|vma| vma.range.start < range.end) {
-            if vma.attributes.kind == vma::Kind::Foreign {
-                return true;
-            }
-            at = vma.range.end;
-        }
-        false
+        self.vmas_in(layout, range).any(|vma| vma.attributes.kind == vma::Kind::Foreign)
     }
 
     /// Whether any page around a range was ever touched.
@@ -271,52 +279,36 @@ impl<M: Mmu> AddressSpace<M> {
 
     /// The stretches of the arena in which nothing foreign is mapped.
     pub fn managed_stretches(&self, layout: &Layout<'_>) -> impl Iterator<Item = PageRange> {
-        let mut at = PageNum(0);
-        let end = self.arena().end;
-        core::iter::from_fn(move || {
-            while at < end {
-                let start = at;
-                let mut look = at;
-                let foreign = loop {
-                    match self.next_vma(layout, look) {
-                        Some(vma) if vma.attributes.kind == vma::Kind::Foreign => {
-                            break Some(vma.range);
-                        }
-                        Some(vma) => look = vma.range.end,
-                        None => break None,
-                    }
-                };
-                let stop = foreign.map_or(end, |range| range.start);
-                at = foreign.map_or(end, |range| range.end);
-                if stop > start {
-                    return Some(PageRange { start, end: stop });
-                }
-            }
-            None
-        })
+        let arena = self.arena();
+        let foreign = self.vmas_in(layout, arena);
+        let foreign = foreign.filter(|vma| vma.attributes.kind == vma::Kind::Foreign);
+        let mut at = arena.start;
+        foreign
+            .map(|vma| vma.range)
+            .chain([PageRange { start: arena.end, end: arena.end }])
+            .map(move |foreign| {
+                let start = core::mem::replace(&mut at, foreign.end);
+                PageRange { start, end: foreign.start }
+            })
+            .filter(|stretch| !stretch.is_empty())
     }
 
-    /// The MMU.
     pub fn mmu(&self) -> &M {
         &self.mmu
     }
 
-    /// The account.
     pub fn budget(&self) -> &Budget {
         &self.budget
     }
 
-    /// The frame pool.
     pub fn frames(&self) -> &FramePool {
         &self.frames
     }
 
-    /// The swap.
     pub fn swap(&self) -> &Swap {
         &self.swap
     }
 
-    /// Pages of the arena.
     pub fn arena(&self) -> PageRange {
         self.pages.arena()
     }
@@ -327,7 +319,6 @@ impl<M: Mmu> AddressSpace<M> {
         self.kswapd_is_awake.store(is_awake, Ordering::SeqCst);
     }
 
-    /// Whether the background thread is awake.
     pub(crate) fn is_kswapd_awake(&self) -> bool {
         self.kswapd_is_awake.load(Ordering::SeqCst)
     }
@@ -337,20 +328,20 @@ impl<M: Mmu> AddressSpace<M> {
         self.word(page).load()
     }
 
-    /// A page's word.
     #[inline]
     pub(crate) fn word(&self, page: PageNum) -> &PageWord {
         self.pages.word(page)
     }
 
+    /// The table's entry of a page's block.
     #[inline]
     pub(crate) fn block(&self, page: PageNum) -> &Block {
         self.pages.block(page)
     }
 
     /// Notes that pages of a block are about to be used, and charges their words; `false` where
-    /// there is no memory for them. Comes before the last look at the VMA: who changes the layout
-    /// bumps the VMA's count first and then skips unused blocks.
+    /// there is no memory for them. Comes before the last look at the VMA: a change of the layout
+    /// bumps the VMA's count first and skips unused blocks afterwards.
     #[must_use]
     pub(crate) fn use_block(&self, page: PageNum) -> bool {
         let block = self.block(page);
@@ -372,7 +363,7 @@ impl<M: Mmu> AddressSpace<M> {
         self.block(page).is_used.load(Ordering::Relaxed) != 0
     }
 
-    /// The same, whether there is room or not.
+    /// Does what [`Self::use_block`] does, whether there is room or not.
     pub(crate) fn use_block_anyway(&self, page: PageNum) {
         if self.block(page).is_used.swap(1, Ordering::SeqCst) == 0 {
             self.budget.charge_anyway(1);
@@ -385,8 +376,7 @@ impl<M: Mmu> AddressSpace<M> {
         range.by_block().filter(|part| self.block(part.start).is_used.load(Ordering::SeqCst) != 0)
     }
 
-    /// Finds the VMA of a page without taking a lock; spins over changes of the order, which are
-    /// a few hundred nanoseconds long.
+    /// Finds the VMA of a page without a lock; spins over changes, of a few hundred nanoseconds.
     pub(crate) fn find_vma(&self, page: PageNum) -> Option<Vma> {
         loop {
             for _ in 0..64 {
@@ -401,25 +391,20 @@ impl<M: Mmu> AddressSpace<M> {
 
     /// Answers the faults of a page, or has an engine thread do it.
     pub(crate) fn answer(&self, page: PageNum) {
+        self.answer_listed(Answer::Page(page));
+    }
+
+    /// The same for an entry of a list of faults.
+    fn answer_listed(&self, answer: Answer) {
         if self.mmu.is_reachable() {
-            self.mmu.wake(PageRange::new(page, 1));
+            self.wake_for(answer);
             return;
         }
-        self.unanswered.push(page);
+        self.unanswered.push_answer(answer);
         self.proxy_calls.call();
     }
 
-    /// The same for the faults of all pages.
-    pub(crate) fn answer_everybody(&self) {
-        if self.mmu.is_reachable() {
-            self.mmu.wake(self.arena());
-            return;
-        }
-        self.unanswered.push_all();
-        self.proxy_calls.call();
-    }
-
-    /// Answers whom a list names.
+    /// Answers what a list names.
     pub(crate) fn wake_for(&self, answer: Answer) {
         match answer {
             Answer::Page(page) => self.mmu.wake(PageRange::new(page, 1)),

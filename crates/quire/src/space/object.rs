@@ -1,9 +1,9 @@
 //! What objects need of the address space: words for their pages, and what their mappings need.
 
-use super::vma::{Attributes, Backing, Pattern, Vma};
+use super::vma::Attributes;
 use super::{AddressSpace, Layout};
 use crate::budget::Purpose;
-use crate::mmu::{Mmu, Prot};
+use crate::mmu::Mmu;
 use crate::page::Pages;
 use crate::sys::{Errno, memory};
 use crate::units::{BLOCK_PAGES, ObjectPage, PageNum, PageRange};
@@ -15,9 +15,6 @@ const PAGES_BEYOND_MIN: usize = 1 << 20;
 impl<M: Mmu> AddressSpace<M> {
     /// Makes room for the words of so many pages of objects, of a space that was not used yet; of
     /// fewer where address space is short.
-    ///
-    /// # Errors
-    /// `NOMEM`.
     pub(crate) fn reserve_beyond(&mut self, pages: usize) -> Result<(), Errno> {
         // Of a limit, which is meant for the program, the words take about a sixteenth.
         let most = memory::address_limit().map_or(pages, |bytes| (bytes >> 7) as usize);
@@ -47,19 +44,14 @@ impl<M: Mmu> AddressSpace<M> {
         block
     }
 
-    /// Whether a block is left to be taken, once there is memory for it.
-    pub(crate) fn has_object_block(&self) -> bool {
-        self.pages.has_free_block()
-    }
-
     /// Gives a block back whose words were never used.
     pub(crate) fn put_object_block(&self, pages: PageRange) {
         self.pages.put_block(pages);
         self.budget.uncharge(1);
     }
 
-    /// Gives a block back with all that its pages have in swap. No object has it any more: nobody
-    /// knows of its words but write-back, compaction and the cleaner. Sleeps for their locks.
+    /// Gives a block back with all that its pages have in swap. No object has it any more:
+    /// nothing knows of its words but write-back, compaction and the cleaner. Sleeps for their locks.
     pub(crate) fn release_object_block(&self, pages: PageRange) {
         for page in pages.pages() {
             let mut page = self.lock_page(page);
@@ -104,59 +96,35 @@ impl<M: Mmu> AddressSpace<M> {
         Ok(())
     }
 
-    /// Takes a whole VMA away.
-    pub(crate) fn remove_vma(&self, layout: &mut Layout<'_>, range: PageRange) {
+    /// Takes `range` out of its VMAs, splitting those that reach over its ends.
+    ///
+    /// # Errors
+    /// `NOMEM` where a split finds the table full; nothing has changed then.
+    pub(crate) fn remove_vma(
+        &self,
+        layout: &mut Layout<'_>,
+        range: PageRange,
+    ) -> Result<(), Errno> {
+        self.vmas.remove(range, &layout.locked)
+    }
+
+    /// The same where no VMA reaches over the ends: that needs no room.
+    pub(crate) fn remove_whole_vmas(&self, layout: &mut Layout<'_>, range: PageRange) {
         let removed = self.vmas.remove(range, &layout.locked);
         debug_assert!(removed.is_ok(), "a whole VMA goes without a split");
     }
 
-    /// The same for a part of one, which may have to be split.
+    /// Gives the VMAs inside `range` other attributes. The kernel's rights are the caller's to change.
     ///
     /// # Errors
-    /// `NOMEM` where the table is full; nothing has changed then.
-    pub(crate) fn cut_vma(&self, layout: &mut Layout<'_>, range: PageRange) -> Result<(), Errno> {
-        self.vmas.remove(range, &layout.locked)
-    }
-
-    /// Notes other rights of VMAs, which the caller gives them.
-    pub(crate) fn set_prot(
+    /// `NOMEM` where a split finds the table full.
+    pub(crate) fn change_vmas(
         &self,
         layout: &mut Layout<'_>,
         range: PageRange,
-        prot: Prot,
+        change: impl Fn(Attributes) -> Attributes,
     ) -> Result<(), Errno> {
-        let change = |old| Attributes { prot, ..old };
         self.vmas.change_attributes(range, &layout.locked, change)
-    }
-
-    pub(crate) fn set_backing(
-        &self,
-        layout: &mut Layout<'_>,
-        range: PageRange,
-        backing: Backing,
-    ) -> Result<(), Errno> {
-        let change = |old| Attributes { backing, ..old };
-        self.vmas.change_attributes(range, &layout.locked, change)
-    }
-
-    pub(crate) fn set_pattern(
-        &self,
-        layout: &mut Layout<'_>,
-        range: PageRange,
-        pattern: Pattern,
-    ) -> Result<(), Errno> {
-        let change = |old| Attributes { pattern, ..old };
-        self.vmas.change_attributes(range, &layout.locked, change)
-    }
-
-    /// Whether a VMA is as it was when it was copied; see [`super::vma::VmaIndex::is_current`].
-    pub(crate) fn is_current(&self, vma: &Vma) -> bool {
-        self.vmas.is_current(vma)
-    }
-
-    /// Pages that a fault could charge at once.
-    pub(crate) fn chargeable_now(&self) -> usize {
-        self.budget.chargeable().saturating_sub(self.budget.reserve()).max(self.budget.slack())
     }
 
     /// A block's worth of zeros, to copy from.

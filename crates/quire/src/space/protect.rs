@@ -29,16 +29,9 @@ impl<M: Mmu> AddressSpace<M> {
         if gains && self.mmu.protect(range, prot).refusal.is_some() {
             return Err(Errno::NOMEM);
         }
-        let mut at = range.start;
-        let mut loses = false;
-        while let Some(vma) = self.vmas.next_from(at, &layout.locked) {
-            if vma.range.start >= range.end {
-                break;
-            }
-            loses |= vma.attributes.prot.is_movable() && !gains;
-            at = vma.range.end;
-        }
-        self.vmas.change_attributes(range, &layout.locked, |old| Attributes { prot, ..old })?;
+        let loses =
+            !gains && self.vmas_in(layout, range).any(|vma| vma.attributes.prot.is_movable());
+        self.change_vmas(layout, range, |old| Attributes { prot, ..old })?;
         if loses {
             for part in self.used_parts(range) {
                 self.move_to_limbo(part, Flags::EMPTY, Flags::PINNED);
@@ -50,7 +43,7 @@ impl<M: Mmu> AddressSpace<M> {
         Ok(())
     }
 
-    /// Moves what is mapped in a part of a block to limbo, whoever asked for it; sets `gone` on
+    /// Moves what is mapped in a part of a block to limbo; sets `gone` on
     /// pages that went and `stayed` on those that could not. Sleeps for page locks.
     pub(super) fn move_to_limbo(&self, part: PageRange, gone: Flags, stayed: Flags) {
         let move_run = |run: Option<LockedRange<'_, Self>>| {

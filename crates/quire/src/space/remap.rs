@@ -77,8 +77,8 @@ impl<M: Mmu> AddressSpace<M> {
         attributes: Attributes,
     ) -> Result<PageNum, Errno> {
         // Pages move with both sides readable and writable; their own rights come back at the
-        // end. Who touches the source meanwhile races with an unmap; who touches the target, by an
-        // old address or because he shares it, finds zeros where its page has not come yet.
+        // end. An access to the source meanwhile races with an unmap; one to the target, by an old
+        // address or from another thread, finds zeros where its page has not come yet.
         self.install(layout, target, Prot::READ_WRITE)?;
         self.vmas.change_attributes(target, &layout.locked, |_| Attributes {
             prot: Prot::READ_WRITE,
@@ -133,11 +133,16 @@ impl<M: Mmu> AddressSpace<M> {
                 self.move_mapped(&from, to.page());
             }
             State::Pool => {
-                let number = from.content().payload();
-                let Some(number) = self.move_blob(number, from.page(), to.page()) else {
-                    return false;
-                };
-                from.rename_locked(number);
+                if let Some(handle) = Handle::new(from.content().payload()) {
+                    let owner = (from.page(), to.page());
+                    // SAFETY: both pages are locked, and the new handle takes the old one's place.
+                    let moved = unsafe {
+                        self.swap.zpool.set_owner(handle, owner.0, owner.1, &self.budget)
+                    };
+                    // It takes memory that may not be there.
+                    let Ok(handle) = moved else { return false };
+                    from.rename_locked(handle.get());
+                }
             }
             State::Limbo => {
                 self.frames.set_owner(FrameId(from.content().payload()), to.page());
@@ -152,28 +157,19 @@ impl<M: Mmu> AddressSpace<M> {
         true
     }
 
-    /// Gives a packed page of `from` to `to`; both are locked. Returns the number that names it from
-    /// now on; `None` where that takes memory that is not there.
-    fn move_blob(&self, number: u32, from: PageNum, to: PageNum) -> Option<u32> {
-        let Some(handle) = Handle::new(number) else { return Some(number) };
-        // SAFETY: both pages are locked; the caller has the new number take the old one's place.
-        let moved = unsafe { self.swap.zpool.set_owner(handle, from, to, &self.budget) };
-        moved.ok().map(Handle::get)
-    }
-
     fn move_mapped(&self, page: &LockedPage<'_, Self>, to: PageNum) {
         let (from, before) = (page.page(), page.content());
         let one = PageRange::new(from, 1);
         let mut done = self.mmu.move_within(one, to);
-        // A protected page cannot be made exclusive: the kernel would send the fault to us, who
-        // hold it.
+        // A protected page cannot be made exclusive: the kernel would send the fault to us, and
+        // we hold the page.
         let may_own = !before.has(Flags::WRITE_PROTECTED);
         if done.pages == 0 && may_own && self.mmu.make_exclusive(one).refusal.is_none() {
             done = self.mmu.move_within(one, to);
         }
         if done.pages == 0 {
             // Pinned (or shared, and protected): its bytes go to the new address, the page itself
-            // stays with whoever holds it.
+            // stays with what holds it.
             let mut bytes = [0u8; PAGE_SIZE];
             let target = PageRange::new(to, 1);
             loop {
@@ -212,8 +208,8 @@ impl<M: Mmu> AddressSpace<M> {
                 Outcome::Served | Outcome::Spurious => {}
                 Outcome::NoVma | Outcome::Poisoned | Outcome::Unfilled => return false,
                 Outcome::Parked => {
-                    // Somebody holds the page, or there is no memory: wait for the one, give
-                    // the other time.
+                    // The page is locked, or there is no memory: wait for the one, give the
+                    // other time.
                     self.lock_page(page).unlock();
                     if self.has_starved() {
                         self.mmu.relax();

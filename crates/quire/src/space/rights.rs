@@ -27,7 +27,7 @@
 //! The library keeps rights exact: its inline delivery must not take the space's lock in a signal handler.
 //!
 //! Locks: the record is the space's lock's. A handler only ever tries that lock; where it is taken
-//! the fault stays in the list, for whoever gives the lock back.
+//! the fault stays in the list, for the thread that gives the lock back.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 
@@ -210,27 +210,25 @@ impl Rights {
 }
 
 impl<M: Mmu> AddressSpace<M> {
-    /// Seals what strayed faults have touched, unless another holds the space's lock: then he will.
+    /// Seals what strayed faults have touched, unless another thread holds the space's lock: that one will then.
     pub(super) fn seal_strays(&self) {
         loop {
-            // Pairs with itself on the other side (Dekker): who strays notes it and then tries the
-            // lock; who unlocks does that first and then looks for notes. One of them sees the other.
+            // Pairs with itself on the other side (Dekker): a fault that strays notes it and then tries
+            // the lock; a thread that unlocks does so first and then looks for notes. One of them sees the other.
             fence(Ordering::SeqCst);
             if !self.rights.has_strays.load(Ordering::Relaxed) {
                 return;
             }
             // Classic faults may be inside: what is sealed is in no VMA.
             let Some((guard, locked)) = self.layout.try_lock_beside_faults() else { return };
-            // Before the list is taken: who comes later sets it again. Acquire pairs with the release
-            // in `fault_outside`: whose note is taken here is in the list.
+            // Before the list is taken: a fault that comes later sets it again. Acquire pairs with the release
+            // in `fault_outside`: a fault whose note is taken here is in the list.
             self.rights.has_strays.swap(false, Ordering::Acquire);
             self.rights.strays.answer_all(|answer| self.seal(answer, &locked));
             drop(guard);
         }
     }
-}
 
-impl<M: Mmu> AddressSpace<M> {
     /// From now on rights stay behind where something is unmapped, and come in steps of so many
     /// pages: for a space whose faults outside of VMAs all come to [`Self::handle_fault`]. Before
     /// anything is mapped.
@@ -260,13 +258,10 @@ impl<M: Mmu> AddressSpace<M> {
                 if let Some(open) = self.rights.stretch_of(page, locked) {
                     self.take_rights(open, locked);
                 }
-                self.answer(page);
             }
-            Answer::All => {
-                self.seal_all(locked);
-                self.answer_everybody();
-            }
+            Answer::All => self.seal_all(locked),
         }
+        self.answer_listed(answer);
     }
 
     /// Takes the rights of a range away that no VMA has. Where the kernel refuses, it is open.

@@ -1,4 +1,4 @@
-//! The word of the space's lock: faults inside, and whether somebody has locked them out.
+//! The word of the space's lock: faults inside, and whether they are locked out.
 //!
 //! Generic over its atomic and its futex, so that a model checker runs this very code
 //! (`tests/space_loom.rs`).
@@ -7,14 +7,14 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::sys::futex::{self, Reach};
 
-/// Faults are locked out, or whoever does that waits for those inside.
+/// Faults are locked out, or the thread that does that waits for those inside.
 const LOCKED: u32 = 1 << 31;
-/// Somebody wants an answer when it is open again.
+/// A fault wants an answer when it is open again.
 const SIGNED: u32 = 1 << 30;
 /// Faults inside.
 const INSIDE: u32 = SIGNED - 1;
 
-/// The atomic that a turnstile is made of, and how one sleeps on it.
+/// The atomic that a turnstile is made of, and how a thread sleeps on it.
 pub trait TurnstileWord {
     fn load(&self, order: Ordering) -> u32;
     /// May fail for no reason.
@@ -61,14 +61,14 @@ impl TurnstileWord for AtomicU32 {
 pub struct Turnstile<W = AtomicU32>(W);
 
 impl<W: TurnstileWord> Turnstile<W> {
-    /// An open one, with nobody inside.
+    /// An open one, with no fault inside.
     pub const fn new(word: W) -> Turnstile<W> {
         Turnstile(word)
     }
 
-    /// Locks it, and waits until nobody is inside. One thread at a time.
+    /// Locks it, and waits until no fault is inside. One thread at a time.
     pub fn lock(&self) {
-        // Acquire, here and below, pairs with the release of whoever leaves last.
+        // Acquire, here and below, pairs with the release of the fault that leaves last.
         let mut seen = self.0.set(LOCKED, Ordering::Acquire) | LOCKED;
         while seen & INSIDE != 0 {
             self.0.sleep(seen);
@@ -76,12 +76,12 @@ impl<W: TurnstileWord> Turnstile<W> {
         }
     }
 
-    /// Opens it again; whether somebody wants an answer.
+    /// Opens it again; whether a fault wants an answer.
     #[must_use]
     pub fn unlock(&self) -> bool {
-        // Release publishes what was changed to who goes in; Acquire pairs with `try_sign`.
+        // Release publishes what was changed to the fault that goes in; Acquire pairs with `try_sign`.
         let old = self.0.swap(0, Ordering::AcqRel);
-        debug_assert_eq!(old & INSIDE, 0, "somebody is inside beside the one who is alone");
+        debug_assert_eq!(old & INSIDE, 0, "a fault is inside beside the thread that is alone");
         old & SIGNED != 0
     }
 
@@ -103,7 +103,7 @@ impl<W: TurnstileWord> Turnstile<W> {
     /// Asks for an answer when it is opened; `false` where it is open by now.
     #[must_use]
     pub fn try_sign(&self) -> bool {
-        // Release publishes to whom the answer goes.
+        // Release publishes which fault the answer is for.
         self.try_change(|seen| seen & LOCKED != 0, |seen| seen | SIGNED, Ordering::Release)
     }
 
@@ -126,7 +126,7 @@ impl<W: TurnstileWord> Turnstile<W> {
 
     /// In a fork's child, whose one thread has it locked.
     pub fn reset_locked(&self) {
-        // Relaxed: nobody else runs.
+        // Relaxed: no other thread runs.
         let _ = self.0.swap(LOCKED, Ordering::Relaxed);
     }
 }

@@ -7,9 +7,9 @@ use crate::page::{LockedPage, Snapshot, State};
 use crate::sys::Errno;
 use crate::units::{PageNum, PageRange};
 
-/// What an unmap finds in its range.
+/// What is mapped in a range that is to be unmapped.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Found {
+pub(super) struct MappedPages {
     /// Managed pages.
     managed: usize,
     /// Those of them that can be written.
@@ -17,7 +17,7 @@ pub(super) struct Found {
     pub has_foreign: bool,
 }
 
-impl Found {
+impl MappedPages {
     /// Whether there is nothing to unmap.
     pub const fn is_nothing(self) -> bool {
         self.managed == 0 && !self.has_foreign
@@ -40,7 +40,7 @@ impl Run {
 impl<M: Mmu> AddressSpace<M> {
     /// Unmaps a range: its pages are gone, and an access is a SIGSEGV from now on. The kernel's rights
     /// may stay (see [`super::rights`]), so that neither this nor the next map changes its mappings.
-    /// The space stays locked; [`Self::unmap_and_unlock`] is for who needs it no more.
+    /// The space stays locked; [`Self::unmap_and_unlock`] is for a caller that needs it no more.
     ///
     /// # Errors
     /// `NOMEM` where a VMA would have to be split and the table is full; nothing has changed then.
@@ -65,8 +65,12 @@ impl<M: Mmu> AddressSpace<M> {
     }
 
     /// Looks at what is to be unmapped.
-    pub(super) fn look_over(&self, layout: &Layout<'_>, range: PageRange) -> Result<Found, Errno> {
-        let mut found = Found::default();
+    pub(super) fn look_over(
+        &self,
+        layout: &Layout<'_>,
+        range: PageRange,
+    ) -> Result<MappedPages, Errno> {
+        let mut found = MappedPages::default();
         for vma in self.vmas_in(layout, range) {
             let pages = vma.range.intersect(range).len();
             match vma.attributes.kind {
@@ -86,7 +90,12 @@ impl<M: Mmu> AddressSpace<M> {
     }
 
     /// A range has neither VMA nor pages any more.
-    pub(super) fn settle_unmapped(&self, layout: &Layout<'_>, range: PageRange, found: Found) {
+    pub(super) fn settle_unmapped(
+        &self,
+        layout: &Layout<'_>,
+        range: PageRange,
+        found: MappedPages,
+    ) {
         // Faults that are on their way find no VMA: it is sealed, and they are answered.
         self.leave_rights(layout, range, found.writable == range.len());
         self.budget.add_managed(-(found.managed as isize));
@@ -99,8 +108,8 @@ impl<M: Mmu> AddressSpace<M> {
             for page in part.pages() {
                 self.mmu.step();
                 let locked = self.try_lock_page(page).unwrap_or_else(|| {
-                    // Who sleeps has no other page: a reader that has this one may wait for memory,
-                    // and several threads that drop pages could have locked all there is to take.
+                    // A thread that sleeps has no other page: a reader that has this one may wait for
+                    // memory, and several that drop pages could have locked all there is to take.
                     self.drop_run(core::mem::replace(&mut run, Run::at(page)));
                     self.lock_page(page)
                 });

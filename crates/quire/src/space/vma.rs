@@ -76,9 +76,6 @@ pub struct SpaceLocked(pub(super) ());
 
 impl VmaIndex {
     /// No VMA.
-    ///
-    /// # Errors
-    /// `NOMEM`.
     pub fn new() -> Result<VmaIndex, Errno> {
         Ok(VmaIndex {
             records: Table::new(VMAS_MAX)?,
@@ -109,12 +106,10 @@ impl VmaIndex {
         low
     }
 
-    /// Number of VMAs.
     pub fn len(&self) -> usize {
         self.count.load(Ordering::Relaxed) as usize
     }
 
-    /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -153,8 +148,8 @@ impl VmaIndex {
     }
 
     /// Whether `vma` is still as it was when it was copied. Under the lock of a page in it, a yes
-    /// holds until that lock is given back: who changes the record bumps its count first and
-    /// takes the page locks afterwards.
+    /// holds until that lock is given back: a change of the record bumps its count first, and the
+    /// page locks are taken afterwards.
     pub fn is_current(&self, vma: &Vma) -> bool {
         self.records[vma.slot as usize].sequence.is_still(vma.sequence)
     }
@@ -177,8 +172,9 @@ impl VmaIndex {
         });
     }
 
-    fn reorder(&self, step: impl FnOnce()) {
-        self.sequence.change(step);
+    /// Gives a VMA another range, or other attributes.
+    fn set(&self, slot: u32, range: PageRange, attributes: Attributes) {
+        self.sequence.change(|| self.change(slot, Some((range, attributes))));
     }
 
     /// Adds a VMA where there is none, joined to its neighbours where all is alike.
@@ -204,23 +200,21 @@ impl VmaIndex {
             .then(|| self.view(position))
             .flatten()
             .filter(|vma| vma.range.start == range.end && vma.attributes == attributes);
+        let whole = PageRange {
+            start: before.map_or(range.start, |before| before.range.start),
+            end: after.map_or(range.end, |after| after.range.end),
+        };
         match (before, after) {
-            (Some(before), Some(after)) => {
-                let whole = PageRange { start: before.range.start, end: after.range.end };
-                self.remove_at(position, locked);
-                self.reorder(|| self.change(before.slot, Some((whole, attributes))));
+            (Some(before), after) => {
+                if after.is_some() {
+                    self.remove_at(position, locked);
+                }
+                self.set(before.slot, whole, attributes);
             }
-            (Some(before), None) => {
-                let whole = PageRange { start: before.range.start, end: range.end };
-                self.reorder(|| self.change(before.slot, Some((whole, attributes))));
-            }
-            (None, Some(after)) => {
-                let whole = PageRange { start: range.start, end: after.range.end };
-                self.reorder(|| self.change(after.slot, Some((whole, attributes))));
-            }
+            (None, Some(after)) => self.set(after.slot, whole, attributes),
             (None, None) => {
                 let slot = self.take_slot().ok_or(Errno::NOMEM)?;
-                self.reorder(|| {
+                self.sequence.change(|| {
                     self.change(slot, Some((range, attributes)));
                     for at in (position..count).rev() {
                         let moved = self.order[at].load(Ordering::Relaxed);
@@ -237,7 +231,7 @@ impl VmaIndex {
     fn remove_at(&self, position: usize, _: &SpaceLocked) {
         let slot = self.order[position].load(Ordering::Relaxed);
         let count = self.len();
-        self.reorder(|| {
+        self.sequence.change(|| {
             self.change(slot, None);
             for at in position..count - 1 {
                 let moved = self.order[at + 1].load(Ordering::Relaxed);
@@ -271,29 +265,26 @@ impl VmaIndex {
     /// # Errors
     /// `NOMEM` where a split finds the table full; nothing has changed then.
     pub fn remove(&self, range: PageRange, locked: &SpaceLocked) -> Result<(), Errno> {
+        let first = self.next_from(range.start, locked);
+        if first.is_some_and(|vma| vma.range.start < range.start && range.end < vma.range.end) {
+            self.check_room()?;
+        }
         self.cut_out(range, locked)?;
-        self.note_gap(range, locked);
-        Ok(())
-    }
-
-    /// A range has no VMA any more.
-    fn note_gap(&self, range: PageRange, locked: &SpaceLocked) {
+        // The range has no VMA any more.
         let everything = PageRange { start: PageNum(0), end: PageNum(u64::MAX) };
         let gap = self.gap_around(range, everything, locked);
         for hint in &self.gap_hints[..=gap.len().max(1).ilog2() as usize] {
             hint.fetch_min(gap.start.0, Ordering::Relaxed);
         }
+        Ok(())
     }
 
-    /// Takes a VMA away that is just `range`: that needs no room.
-    pub fn remove_whole(&self, range: PageRange, locked: &SpaceLocked) {
-        let position = self.search(range.start);
-        debug_assert!(self.view(position).is_some_and(|vma| vma.range == range));
-        self.remove_at(position, locked);
-        self.note_gap(range, locked);
+    /// Whether there is room for a split, and for what is put between its parts.
+    fn check_room(&self) -> Result<(), Errno> {
+        if self.len() + 2 >= VMAS_MAX { Err(Errno::NOMEM) } else { Ok(()) }
     }
 
-    /// Puts one VMA where others were, or nothing, that joins no neighbour: nobody has its like.
+    /// Puts one VMA where others were, or nothing, that joins no neighbour: none is like it.
     ///
     /// # Errors
     /// `NOMEM` where the table is full; nothing has changed then.
@@ -305,19 +296,16 @@ impl VmaIndex {
     ) -> Result<(), Errno> {
         let first = self.next_from(range.start, locked);
         if let Some(vma) = first.filter(|vma| vma.range == range) {
-            self.reorder(|| self.change(vma.slot, Some((range, attributes))));
+            self.set(vma.slot, range, attributes);
             return Ok(());
         }
-        // It looks for room for both: a split, and this one.
+        self.check_room()?;
         self.cut_out(range, locked)?;
         self.insert(range, attributes, locked)
     }
 
-    /// Does what [`Self::remove`] does to a range that is filled again at once: no gap comes of it.
+    /// Does what [`Self::remove`] does, without a note of the gap: the range may be filled again at once.
     fn cut_out(&self, range: PageRange, locked: &SpaceLocked) -> Result<(), Errno> {
-        if self.len() + 2 >= VMAS_MAX {
-            return Err(Errno::NOMEM);
-        }
         while let Some(vma) = self.next_from(range.start, locked) {
             if vma.range.start >= range.end {
                 break;
@@ -327,14 +315,10 @@ impl VmaIndex {
             let tail = PageRange { start: range.end, end: vma.range.end };
             match (head.is_empty(), tail.is_empty()) {
                 (true, true) => self.remove_at(position, locked),
-                (false, true) => {
-                    self.reorder(|| self.change(vma.slot, Some((head, vma.attributes))));
-                }
-                (true, false) => {
-                    self.reorder(|| self.change(vma.slot, Some((tail, vma.attributes))));
-                }
+                (false, true) => self.set(vma.slot, head, vma.attributes),
+                (true, false) => self.set(vma.slot, tail, vma.attributes),
                 (false, false) => {
-                    self.reorder(|| self.change(vma.slot, Some((head, vma.attributes))));
+                    self.set(vma.slot, head, vma.attributes);
                     self.insert(tail, vma.attributes, locked)?;
                 }
             }
@@ -360,6 +344,7 @@ impl VmaIndex {
             at = part.end;
             let attributes = change(vma.attributes);
             if attributes != vma.attributes {
+                self.check_room()?;
                 self.cut_out(part, locked)?;
                 self.insert(part, attributes, locked)?;
             }

@@ -87,7 +87,7 @@ fn apply(
             for copy in copies {
                 assert!(!index.is_current(&copy), "a fault takes no notice: {copy:?}");
             }
-            index.remove_whole(range, locked);
+            index.remove(range, locked).unwrap();
             oracle.remove(range.start.0..range.end.0);
         }
         Operation::Protect(range, prot) => {

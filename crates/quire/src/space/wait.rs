@@ -1,7 +1,7 @@
 //! Page locks, and waiting for pages, by their numbers: the arena's and objects'.
 //!
-//! Owns how the space sleeps, wakes and answers for its [`Pages`](crate::page::Pages), whose the
-//! words, the queues and the records of parked faults are. A fault that finds its own page of the
+//! Owns how the space sleeps, wakes and answers for its [`Pages`](crate::page::Pages), which have the
+//! words, the queues and the records of parked faults. A fault that finds its own page of the
 //! arena locked is parked by one bit in that page's word ([`PageWord::lock_or_park`]). A fault that
 //! waits for an object's page, which several pages of the arena may show, is parked by a record
 //! that says which page to answer.
@@ -17,20 +17,17 @@ use crate::page::{
 };
 use crate::units::PageNum;
 
-/// The space, as one who sleeps and wakes.
-struct Sleeping<'a, M: Mmu>(&'a AddressSpace<M>);
-
-impl<M: Mmu> Parking<AtomicU64> for Sleeping<'_, M> {
+impl<M: Mmu> Parking<AtomicU64> for AddressSpace<M> {
     fn wait(&self, word: &AtomicU64, expected: u32, kill: Kill<'_>) {
-        self.0.mmu.sleep_on(word, expected, kill);
+        self.mmu.sleep_on(word, expected, kill);
     }
 
     fn wake(&self, word: *const AtomicU64) {
-        self.0.mmu.wake_sleepers(word);
+        self.mmu.wake_sleepers(word);
     }
 
     fn answer(&self, page: PageNum) {
-        self.0.answer(page);
+        AddressSpace::answer(self, page);
     }
 }
 
@@ -39,7 +36,7 @@ impl<M: Mmu> AddressSpace<M> {
     /// Locks a page, sleeping where it must.
     pub fn lock_page(&self, page: PageNum) -> LockedPage<'_, Self> {
         self.mmu.step();
-        let content = self.pages.waits.lock(self.word(page), &Sleeping(self));
+        let content = self.pages.waits.lock(self.word(page), self);
         LockedPage::adopt(self, page, content)
     }
 
@@ -79,7 +76,7 @@ impl<M: Mmu> AddressSpace<M> {
         kill: Kill<'_>,
     ) -> Result<LockedPage<'_, Self>, Interrupted> {
         self.mmu.step();
-        let content = self.pages.waits.lock_killable(self.word(page), kill, &Sleeping(self))?;
+        let content = self.pages.waits.lock_killable(self.word(page), kill, self)?;
         Ok(LockedPage::adopt(self, page, content))
     }
 
@@ -90,7 +87,7 @@ impl<M: Mmu> AddressSpace<M> {
 
     /// Unlocks a page that was locked by its word, unchanged.
     pub(crate) fn unlock_page(&self, page: PageNum) {
-        let parked = self.pages.waits.unlock(self.word(page), &Sleeping(self));
+        let parked = self.pages.waits.unlock(self.word(page), self);
         self.answer_parked(page, parked);
     }
 
@@ -114,7 +111,7 @@ impl<M: Mmu> PageLocks for AddressSpace<M> {
     }
 
     fn unlock_changed(&self, page: PageNum, content: Snapshot) {
-        let parked = self.pages.waits.unlock_with(self.word(page), content, &Sleeping(self));
+        let parked = self.pages.waits.unlock_with(self.word(page), content, self);
         self.answer_parked(page, parked);
     }
 }
@@ -124,7 +121,7 @@ impl<M: Mmu> AddressSpace<M> {
     /// Waits until `condition` is so; see [`WaitTable::wait_on`](crate::page::WaitTable::wait_on).
     pub fn wait_on_page(&self, page: PageNum, condition: Condition) -> Snapshot {
         self.mmu.step();
-        self.pages.waits.wait_on(self.word(page), condition, &Sleeping(self))
+        self.pages.waits.wait_on(self.word(page), condition, self)
     }
 
     /// The same, until `kill` ends it.
@@ -138,12 +135,12 @@ impl<M: Mmu> AddressSpace<M> {
         kill: Kill<'_>,
     ) -> Result<Snapshot, Interrupted> {
         self.mmu.step();
-        self.pages.waits.wait_on_killable(self.word(page), condition, kill, &Sleeping(self))
+        self.pages.waits.wait_on_killable(self.word(page), condition, kill, self)
     }
 
     /// Ends the waits that were given `token`.
     pub fn cancel(&self, token: &KillToken) {
-        token.cancel(&Sleeping(self));
+        token.cancel(self);
     }
 
     /// Leaves the fault at `answer` unanswered until `page`, of an object, is unlocked, which
@@ -155,18 +152,18 @@ impl<M: Mmu> AddressSpace<M> {
         self.pages.park(page, answer)
     }
 
-    /// Whether every unlock looks for who waits, as if no word could say that nobody does; for
+    /// Whether every unlock looks for waiters, as if no word could say that there are none; for
     /// comparison. May change at any time.
     pub fn set_unlocks_always_look(&self, always_look: bool) {
         self.pages.waits.set_always_looks(always_look);
     }
 
-    /// How often unlocks woke somebody, and how often they need not.
+    /// How often unlocks woke a waiter, and how often they need not.
     pub fn wait_counts(&self) -> Counts {
         self.pages.waits.counts()
     }
 
-    /// In a fork's child: nobody waits.
+    /// In a fork's child: no thread waits.
     pub(super) fn forget_waiters(&self) {
         self.pages.after_fork_in_child();
     }

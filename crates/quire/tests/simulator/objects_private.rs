@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 
 use quire::mmu::Prot;
 use quire::object::ReadError;
+use quire::space::Advice;
 use quire::units::{PAGE_SIZE, PageRange};
 use quire_simulated::{Generator, Trap};
 
@@ -69,12 +70,12 @@ impl Copied {
             }
             10 | 11 => {
                 trace("discards");
-                world.objects.discard_private(range);
+                world.objects.advise_private(range, Advice::DontNeed);
                 part.for_each(|at| drop(self.written.remove(&(view.first + at))));
             }
             12 => {
                 trace("pages out");
-                world.objects.page_out_private(range);
+                world.objects.advise_private(range, Advice::PageOut);
             }
             13 => {
                 trace("populates");
