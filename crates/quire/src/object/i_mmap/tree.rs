@@ -105,28 +105,6 @@ impl Node {
     }
 }
 
-/// The slots from the root down to a node.
-struct Path {
-    slots: [u32; HEIGHT_MAX],
-    len: usize,
-}
-
-impl Path {
-    const fn new() -> Path {
-        Path { slots: [NONE; HEIGHT_MAX], len: 0 }
-    }
-
-    fn push(&mut self, slot: u32) {
-        self.slots[self.len] = slot;
-        self.len += 1;
-    }
-
-    fn pop(&mut self) -> Option<u32> {
-        self.len = self.len.checked_sub(1)?;
-        Some(self.slots[self.len])
-    }
-}
-
 /// An object's tree, under its lock.
 pub struct Tree<'a> {
     nodes: &'a Nodes,
@@ -142,7 +120,7 @@ impl<'a> Tree<'a> {
     /// alike in any order. Takes what the tree is high and a little for each mapping found.
     #[must_use]
     pub fn overlapping(&self, range: ObjectRange) -> Overlapping<'_> {
-        let mut walk = Overlapping { nodes: self.nodes, range, ahead: Path::new() };
+        let mut walk = Overlapping { nodes: self.nodes, range, ahead: [NONE; HEIGHT_MAX], len: 0 };
         if !range.is_empty() {
             walk.go_left(self.root.load(Relaxed));
         }
@@ -157,23 +135,39 @@ impl<'a> Tree<'a> {
 
     pub(super) fn insert(&self, mapping: Mapping) -> Result<MappingRef, Errno> {
         let slot = self.nodes.numbers.take().ok_or(Errno::NOMEM)? + 1;
-        self.at(slot).set(mapping);
-        self.link(slot);
+        self.set(slot, mapping);
         Ok(MappingRef(slot))
     }
 
     pub(super) fn remove(&self, of: MappingRef) -> Option<Mapping> {
-        self.unlink(self.find(of)?);
-        let mapping = self.at(of.0).mapping();
+        let mapping = self.take_out(of)?;
         self.nodes.numbers.give_back(of.0 - 1);
         Some(mapping)
     }
 
     pub(super) fn change(&self, of: MappingRef, mapping: Mapping) -> Option<()> {
-        self.unlink(self.find(of)?);
-        self.at(of.0).set(mapping);
-        self.link(of.0);
+        self.take_out(of)?;
+        self.set(of.0, mapping);
         Some(())
+    }
+
+    /// Puts a mapping into the tree, in a slot that is in no tree.
+    fn set(&self, slot: u32, mapping: Mapping) {
+        self.at(slot).set(mapping);
+        self.root.store(self.link(self.root.load(Relaxed), slot), Relaxed);
+    }
+
+    /// Takes a mapping out of the tree; `None` where it is not in it.
+    fn take_out(&self, of: MappingRef) -> Option<Mapping> {
+        let mut at = self.root.load(Relaxed);
+        while at != of.0 {
+            if at == NONE {
+                return None;
+            }
+            at = self.at(at).child(self.side(at, of.0));
+        }
+        self.root.store(self.unlink(self.root.load(Relaxed), of.0), Relaxed);
+        Some(self.at(of.0).mapping())
     }
 
     fn at(&self, slot: u32) -> &'a Node {
@@ -189,78 +183,43 @@ impl<'a> Tree<'a> {
         if self.key(slot) < self.key(parent) { LEFT } else { RIGHT }
     }
 
-    /// The link that leads to `slot`, which is below the last of `path`, or to be put there.
-    fn link_to(&self, path: &[u32], slot: u32) -> &'a AtomicU32 {
-        match path.last() {
-            None => self.root,
-            Some(&parent) => &self.at(parent).children[self.side(parent, slot)],
+    // The changes below go from the root of a subtree down and return its new root: as deep as the
+    // tree is high, and in frames of a few words.
+
+    /// Puts a node that is set into a subtree.
+    fn link(&self, root: u32, slot: u32) -> u32 {
+        if root == NONE {
+            self.at(slot).set_child(LEFT, NONE);
+            self.at(slot).set_child(RIGHT, NONE);
+            self.update(slot);
+            return slot;
         }
+        let (node, side) = (self.at(root), self.side(root, slot));
+        node.set_child(side, self.link(node.child(side), slot));
+        self.balance(root)
     }
 
-    /// The way to a node, which is its last; `None` where it is not in this tree.
-    fn find(&self, of: MappingRef) -> Option<Path> {
-        let mut path = Path::new();
-        let mut at = self.root.load(Relaxed);
-        while at != NONE {
-            path.push(at);
-            if at == of.0 {
-                return Some(path);
-            }
-            at = self.at(at).child(self.side(at, of.0));
+    /// Takes a node out of the subtree that it is in.
+    fn unlink(&self, root: u32, slot: u32) -> u32 {
+        let node = self.at(root);
+        if root != slot {
+            let side = self.side(root, slot);
+            node.set_child(side, self.unlink(node.child(side), slot));
+            return self.balance(root);
         }
-        None
-    }
-
-    /// Puts a node that is set into the tree.
-    fn link(&self, slot: u32) {
-        let node = self.at(slot);
-        node.set_child(LEFT, NONE);
-        node.set_child(RIGHT, NONE);
-        let mut path = Path::new();
-        let mut link = self.root;
-        while link.load(Relaxed) != NONE {
-            path.push(link.load(Relaxed));
-            link = self.link_to(&path.slots[..path.len], slot);
-        }
-        link.store(slot, Relaxed);
-        self.update(slot);
-        self.retrace(path);
-    }
-
-    /// Takes the last node of `path` out of the tree.
-    fn unlink(&self, mut path: Path) {
-        let position = path.len - 1;
-        let slot = path.slots[position];
-        let node = self.at(slot);
-        let link = self.link_to(&path.slots[..position], slot);
         let (left, right) = (node.child(LEFT), node.child(RIGHT));
         if left == NONE || right == NONE {
-            link.store(left.max(right), Relaxed);
-            path.len = position;
-            return self.retrace(path);
+            return left.max(right);
         }
         // The next in order takes its place.
         let mut heir = right;
         while self.at(heir).child(LEFT) != NONE {
-            path.push(heir);
             heir = self.at(heir).child(LEFT);
         }
-        let orphan = self.at(heir).child(RIGHT);
-        self.link_to(&path.slots[..path.len], heir).store(orphan, Relaxed);
+        let rest = self.unlink(right, heir);
         self.at(heir).set_child(LEFT, left);
-        // Not `right`: that may have been the heir itself.
-        self.at(heir).set_child(RIGHT, node.child(RIGHT));
-        link.store(heir, Relaxed);
-        path.slots[position] = heir;
-        self.retrace(path);
-    }
-
-    /// From a change at its end back to the root: brings heights and ends up to date, and balances.
-    fn retrace(&self, mut path: Path) {
-        while let Some(slot) = path.pop() {
-            let link = self.link_to(&path.slots[..path.len], slot);
-            link.store(self.balance(slot), Relaxed);
-        }
+        self.at(heir).set_child(RIGHT, rest);
+        self.balance(heir)
     }
 
     /// Balances a subtree whose halves are balanced; returns its new root.
@@ -340,7 +299,8 @@ pub struct Overlapping<'a> {
     nodes: &'a Nodes,
     range: ObjectRange,
     /// Nodes that are still to come, with their right halves; the next one last.
-    ahead: Path,
+    ahead: [u32; HEIGHT_MAX],
+    len: usize,
 }
 
 impl Overlapping<'_> {
@@ -355,7 +315,8 @@ impl Overlapping<'_> {
             }
             // Begins one behind the range, so do all on its right.
             if node.start.load(Relaxed) < self.range.end.0 {
-                self.ahead.push(slot);
+                self.ahead[self.len] = slot;
+                self.len += 1;
             }
             slot = node.child(LEFT);
         }
@@ -367,7 +328,8 @@ impl Iterator for Overlapping<'_> {
 
     fn next(&mut self) -> Option<(MappingRef, Mapping)> {
         loop {
-            let slot = self.ahead.pop()?;
+            self.len = self.len.checked_sub(1)?;
+            let slot = self.ahead[self.len];
             let node = self.nodes.at(slot);
             self.go_left(node.child(RIGHT));
             if node.end.load(Relaxed) > self.range.start.0 {
