@@ -4,6 +4,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use super::pages::is_absent;
 use super::requests::IoBuffer;
+use super::window::View;
 use super::{Object, ObjectId, Objects};
 use crate::mmu::object::ObjectMmu;
 use crate::page::{Flags, Interrupted, Kill, State};
@@ -115,7 +116,7 @@ impl<M: ObjectMmu> Objects<M> {
             if kill.is_never() {
                 return self.fill_locked(object, pages, Some(page), buffer);
             }
-            is_asked = self.request_read(object.id(), pages, None);
+            is_asked = self.request_read(object, pages, None);
             if !is_asked {
                 self.wait_for_queue_killable(kill)?;
             }
@@ -153,7 +154,7 @@ impl<M: ObjectMmu> Objects<M> {
             while let Some(start) = rest.find(|&page| self.lock_absent(object, page)) {
                 let more = rest.clone().take_while(|&page| self.lock_absent(object, page)).count();
                 let run = ObjectRange::new(start, 1 + more);
-                if !self.send_read_ahead(id, object, run) {
+                if !self.send_read_ahead(object, run) {
                     return sent;
                 }
                 sent += run.len();
@@ -169,10 +170,11 @@ impl<M: ObjectMmu> Objects<M> {
     pub fn populate_cached(&self, range: PageRange) -> usize {
         let part_of = |part: PageRange| {
             let Some(vma) = self.vma_of_kind(part.start, Kind::Object) else { return 0 };
-            let mut window = self.windows.lock(part.start);
+            let window = self.windows.lock(part.start);
             let object = self.object(ObjectId(vma.attributes.backing.object));
-            self.map_pages(object, &vma, &mut window, part, AddressSpace::<M>::NO_PAGE);
-            part.pages().filter(|&page| window.is_present(page)).count()
+            let mut view = View { object, vma: &vma, window };
+            self.map_pages(&mut view, part, AddressSpace::<M>::NO_PAGE);
+            part.pages().filter(|&page| view.window.is_present(page)).count()
         };
         range.by_block().map(part_of).sum()
     }

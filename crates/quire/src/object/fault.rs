@@ -8,7 +8,7 @@
 use super::pages::{Locked, is_absent};
 use super::read_in_place::InPlace;
 use super::swapin::AtOnce;
-use super::window::Mapped;
+use super::window::{Mapped, View};
 use super::{Object, ObjectId, Objects};
 use crate::control::{Event, FaultKind, Tracepoint};
 use crate::failpoint::{self, Failpoint};
@@ -24,19 +24,16 @@ use crate::scratch::Scratch;
 use crate::space::vma::{Kind, Vma};
 use crate::sys::clock::Moment;
 use crate::sys::thread::ThreadId;
-use crate::units::{BLOCK_ORDER, BLOCK_PAGES, ObjectPage, ObjectRange, PageNum, PageRange};
+use crate::units::{ObjectPage, ObjectRange, PageNum, PageRange};
 
 /// A fault, as it is seen under its window's lock.
 #[derive(Clone, Copy)]
-pub(super) struct Fault<'a> {
-    pub id: ObjectId,
-    pub object: &'a Object,
+pub(super) struct Fault {
     /// The page of the object.
     pub at: ObjectPage,
     /// The page of the arena.
     pub page: PageNum,
     pub access: Access,
-    pub vma: &'a Vma,
     pub way: Way,
     pub guess: Guess,
 }
@@ -44,8 +41,6 @@ pub(super) struct Fault<'a> {
 /// How a look at a fault under its window's lock ended.
 pub(super) enum Look {
     Ended(Outcome),
-    /// It is not what it was prepared for; only of a speculative fault.
-    InDoubt(Doubt),
     /// So many pages are needed.
     NeedsMemory(usize),
     /// Too much is dirty.
@@ -150,16 +145,16 @@ impl<M: ObjectMmu> Objects<M> {
         loop {
             failpoint::hit(Failpoint::Prepared, page);
             let look = {
-                let mut window = self.windows.lock(page);
+                let window = self.windows.lock(page);
                 if way != Way::Classic && !self.space.vmas.is_current(vma) {
                     return Err(Doubt::of(vma, Tracepoint::SpfVmaChanged));
                 }
                 failpoint::hit(Failpoint::Checked, page);
-                self.fault_in_window(page, access, vma, way, &mut window)
+                let object = self.object(ObjectId(vma.attributes.backing.object));
+                self.fault_in_window(&mut View { object, vma, window }, page, access, way)?
             };
             match look {
                 Look::Ended(outcome) => return Ok(outcome),
-                Look::InDoubt(doubt) => return Err(doubt),
                 Look::NeedsMemory(pages) => {
                     if !self.space.make_room(self, Room::Charge, pages, scratch.as_deref_mut()) {
                         return Ok(self.space.starve(page));
@@ -185,68 +180,65 @@ impl<M: ObjectMmu> Objects<M> {
         if is_mapped { Look::Ended(Outcome::Served) } else { self.answer(page, Outcome::Spurious) }
     }
 
+    /// # Errors
+    /// A speculative fault is not what it was prepared for.
     fn fault_in_window(
         &self,
+        view: &mut View<'_>,
         page: PageNum,
         access: Access,
-        vma: &Vma,
         way: Way,
-        window: &mut Mapped,
-    ) -> Look {
-        let id = ObjectId(vma.attributes.backing.object);
-        let object = self.object(id);
-        let at = vma.attributes.backing.object_page(page);
+    ) -> Result<Look, Doubt> {
+        let (object, at) = (view.object, view.object_page(page));
         if at.index() >= object.pages() {
             // Behind the end: a SIGBUS, once the memfd is as short as the object.
             self.space.mmu().relax();
-            return self.answer(page, Outcome::NoVma);
+            return Ok(self.answer(page, Outcome::NoVma));
         }
         if way == Way::Speculative && !object.has_words(at) {
-            return Look::InDoubt(Doubt::of(vma, Tracepoint::SpfVmaNoanon));
+            return Err(Doubt::of(view.vma, Tracepoint::SpfVmaNoanon));
         }
         if !self.use_words(object, at) {
             if self.space.pages.has_free_block() {
-                return Look::NeedsMemory(1);
+                return Ok(Look::NeedsMemory(1));
             }
             // No memory helps: the tables have no words left for it.
-            self.poison(page, window);
-            return self.answer(page, Outcome::Poisoned);
+            self.poison(page, &view.window);
+            return Ok(self.answer(page, Outcome::Poisoned));
         }
+        let window = &mut view.window;
         window.faults = window.faults.saturating_add(1);
-        let is_present = window.is_present(page);
-        if is_present && (access == Access::Read || window.is_writable(page)) {
-            return self.map_again(page, window);
+        if window.is_present(page) && (access == Access::Read || window.is_writable(page)) {
+            return Ok(self.map_again(page, window));
         }
-        let guess = self.guess_for(object, at, vma.attributes.pattern);
+        let guess = self.guess_for(object, at, view.vma.attributes.pattern);
         if access == Access::Read {
-            let around = if guess.order == 0 && self.is_strided(object, at, vma) {
+            let around = if guess.order == 0 && self.is_strided(object, at, view.vma) {
                 PageRange::new(page, 1)
             } else {
-                self.around(object, vma, page, guess, window)
+                self.around(view, page, guess)
             };
-            self.map_pages(object, vma, window, around, page);
-            if window.is_present(page) {
-                self.go_on_with_stream(id, object, guess, vma, page, around, window);
-                return Look::Ended(Outcome::Served);
+            self.map_pages(view, around, page);
+            if view.window.is_present(page) {
+                self.go_on_with_stream(view, guess, page, around);
+                return Ok(Look::Ended(Outcome::Served));
             }
         }
-        self.fault(Fault { id, object, at, page, access, vma, way, guess }, window)
+        Ok(self.fault(view, Fault { at, page, access, way, guess }))
     }
 
     /// A fault on a page that is mapped. As a rule another has mapped it meanwhile; but the kernel
     /// unmaps a page by itself when it swaps, and does not map it again.
     fn map_again(&self, page: PageNum, window: &Mapped) -> Look {
-        let is_writable = window.is_writable(page);
-        let protection =
-            if is_writable { Protection::Writable } else { Protection::WriteProtected };
         // Without the page's lock: a thread that drops it clears the window first, whose lock is held.
-        let _ = self.space.mmu().map_cached(PageRange::new(page, 1), protection);
+        let _ = self.space.mmu().map_cached(PageRange::new(page, 1), window.protection(page));
         self.answer(page, Outcome::Spurious)
     }
 
     /// Serves the faulting page itself.
-    fn fault(&self, fault: Fault<'_>, window: &mut Mapped) -> Look {
-        let Fault { object, at, page, access, vma, guess, .. } = fault;
+    fn fault(&self, view: &mut View<'_>, fault: Fault) -> Look {
+        let Fault { at, page, access, guess, .. } = fault;
+        let object = view.object;
         let number = object.number(at);
         let Some(mut locked) = self.space.try_lock_page(number) else {
             if self.space.park_fault_on(number, page) {
@@ -263,14 +255,14 @@ impl<M: ObjectMmu> Objects<M> {
                 AtOnce::Cached(pages, filled) if access == Access::Read => {
                     self.advance(object, guess, pages);
                     filled.unlock();
-                    self.map_filled(object, vma, window, pages, page);
-                    return self.answer_unless(window.is_present(page), page);
+                    self.map_filled(view, pages, page);
+                    return self.answer_unless(view.window.is_present(page), page);
                 }
                 AtOnce::Cached(pages, filled) => {
                     locked = filled;
                     // All but the page itself, whose lock is held: what lies ahead of a stream of
                     // writes is made writable below.
-                    self.map_filled(object, vma, window, pages, page);
+                    self.map_filled(view, pages, page);
                 }
                 AtOnce::NotHere(absent) => locked = absent,
                 AtOnce::NeedsMemory(pages) => return Look::NeedsMemory(pages),
@@ -278,7 +270,7 @@ impl<M: ObjectMmu> Objects<M> {
         }
         match locked.state() {
             State::Cached if access == Access::Read => {
-                let done = self.map_locked(page, Protection::WriteProtected, window);
+                let done = self.map_locked(page, Protection::WriteProtected, &mut view.window);
                 locked.set_flags(Flags::ACCESSED);
                 self.answer_unless(done.pages == 1, page)
             }
@@ -287,29 +279,27 @@ impl<M: ObjectMmu> Objects<M> {
                     // What is pinned stays mapped: its writer waits on.
                     let is_refused = !locked.has(Flags::MLOCKED)
                         && self.is_stalled(object)
-                        && self.refuse_writer(page, vma, window);
+                        && self.refuse_writer(view, page);
                     locked.unlock();
                     if is_refused {
                         return self.answer(page, Outcome::Poisoned);
                     }
                     return Look::NeedsCleaning;
                 }
-                let is_mapped = self.map_for_write(object, vma, page, locked, window);
+                let is_mapped = self.map_for_write(view, page, locked);
                 let mut end = page.add(1);
                 if is_mapped && guess.order > 0 {
                     // A stream of writes comes by.
-                    let block = PageRange::new(page.align_down(BLOCK_ORDER), BLOCK_PAGES);
                     let ahead = PageRange::new(end, (1 << guess.order) - 1);
-                    let ahead = ahead.intersect(vma.range).intersect(block);
-                    end = self.make_writable(object, vma, window, ahead);
+                    end = self.make_writable(view, ahead.intersect(view.bounds(page)));
                 }
-                let pages = ObjectRange { start: at, end: vma.attributes.backing.object_page(end) };
+                let pages = ObjectRange { start: at, end: view.object_page(end) };
                 self.advance(object, guess, pages);
                 self.answer_unless(is_mapped, page)
             }
             State::Poisoned => {
                 // A mapping that came later, or whose mark was taken away with something else.
-                self.poison(page, window);
+                self.poison(page, &view.window);
                 locked.unlock();
                 self.answer(page, Outcome::Poisoned)
             }
@@ -317,23 +307,20 @@ impl<M: ObjectMmu> Objects<M> {
                 locked.unlock();
                 Look::Ended(Outcome::Poisoned)
             }
-            _ => self.begin_read(fault, locked, window),
+            _ => self.begin_read(view, fault, locked),
         }
     }
 
     /// Makes a locked, cached page dirty and writable, and unlocks it.
     pub(super) fn map_for_write(
         &self,
-        object: &Object,
-        vma: &Vma,
+        view: &mut View<'_>,
         page: PageNum,
         mut locked: Locked<'_, M>,
-        window: &mut Mapped,
     ) -> bool {
-        let at = vma.attributes.backing.object_page(page);
         // Dirty before it can be written: no write is ever missed.
-        self.mark_dirty(object, at, &mut locked);
-        let done = self.map_locked(page, Protection::Writable, window);
+        self.mark_dirty(view.object, view.object_page(page), &mut locked);
+        let done = self.map_locked(page, Protection::Writable, &mut view.window);
         locked.set_flags(Flags::ACCESSED);
         done.pages == 1
     }
@@ -351,21 +338,15 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// Makes the first of some pages of a window dirty and writable, in one call, as far as they are
     /// mapped and protected, and nothing else is in the way. Returns where that ends.
-    pub(super) fn make_writable(
-        &self,
-        object: &Object,
-        vma: &Vma,
-        window: &mut Mapped,
-        pages: PageRange,
-    ) -> PageNum {
-        let backing = vma.attributes.backing;
+    pub(super) fn make_writable(&self, view: &mut View<'_>, pages: PageRange) -> PageNum {
+        let object = view.object;
         let mut run = PageRange { start: pages.start, end: pages.start };
         for page in pages.pages() {
-            let at = backing.object_page(page);
-            if !window.is_present(page) || window.is_writable(page) {
+            let at = view.object_page(page);
+            if !view.window.is_present(page) || view.window.is_writable(page) {
                 break;
             }
-            let Some(mut locked) = self.lock_mappable(object, at, false) else { break };
+            let Some(mut locked) = self.lock_mappable(object, at) else { break };
             if !locked.has(Flags::DIRTY) && self.must_clean_first(object) {
                 break;
             }
@@ -377,10 +358,9 @@ impl<M: ObjectMmu> Objects<M> {
             // Where it is refused the pages stay protected, and are dirty for nothing.
             let done = self.space.mmu().write_protect(run, Protection::Writable);
             if done.refusal.is_none() {
-                run.pages().for_each(|page| window.set(page, true));
+                run.pages().for_each(|page| view.window.set(page, Protection::Writable));
             }
-            let shown = ObjectRange::new(backing.object_page(run.start), run.len());
-            self.unlock_pages(object, shown);
+            self.unlock_pages(object, view.vma.attributes.backing.object_range(run));
         }
         run.end
     }
@@ -393,15 +373,13 @@ impl<M: ObjectMmu> Objects<M> {
         window: &mut Mapped,
     ) -> Done {
         let one = PageRange::new(page, 1);
-        let is_writable = protection == Protection::Writable;
         let mut done = self.space.mmu().map_cached(one, protection);
-        if done.refusal == Some(Refusal::Exists) && is_writable {
+        if done.refusal == Some(Refusal::Exists) && protection == Protection::Writable {
             // Mapped already, but protected.
-            done = self.space.mmu().write_protect(one, Protection::Writable);
+            done = self.space.mmu().write_protect(one, protection);
         }
-        let is_there = done.pages == 1 || done.refusal == Some(Refusal::Exists);
-        if is_there {
-            window.set(page, is_writable);
+        if done.pages == 1 || done.refusal == Some(Refusal::Exists) {
+            window.set(page, protection);
         }
         done
     }

@@ -6,50 +6,37 @@
 //! which follows the object's streams and how many faults the window has seen.
 
 use super::pages::Locked;
-use super::window::Mapped;
+use super::window::View;
 use super::{Object, Objects};
 use crate::control::Event;
 use crate::fault::order::Guess;
 use crate::mmu::object::ObjectMmu;
 use crate::mmu::{Protection, Refusal};
 use crate::page::{Flags, Snapshot, State};
-use crate::space::vma::Vma;
-use crate::units::{BLOCK_ORDER, BLOCK_PAGES, ObjectPage, PageNum, PageRange};
+use crate::units::{BLOCK_ORDER, ObjectPage, PageNum, PageRange};
 
 impl<M: ObjectMmu> Objects<M> {
     /// Maps what can be had at once of the arena's pages `around`. What is not cached, locked, being
     /// written back, behind the end, or mapped already is skipped. Only `asked` counts as used.
-    pub(super) fn map_pages(
-        &self,
-        object: &Object,
-        vma: &Vma,
-        window: &mut Mapped,
-        around: PageRange,
-        asked: PageNum,
-    ) {
-        let backing = vma.attributes.backing;
+    pub(super) fn map_pages(&self, view: &mut View<'_>, around: PageRange, asked: PageNum) {
         let mut run = PageRange { start: around.start, end: around.start };
         for page in around.pages() {
-            let at = backing.object_page(page);
-            if let Some(locked) = self.lock_mappable(object, at, window.is_present(page)) {
+            if !view.window.is_present(page)
+                && let Some(locked) = self.lock_mappable(view.object, view.object_page(page))
+            {
                 locked.leave_locked();
                 run.end = page.add(1);
                 continue;
             }
-            self.map_run(object, vma, window, run, asked);
+            self.map_run(view, run, asked);
             run = PageRange { start: page.add(1), end: page.add(1) };
         }
-        self.map_run(object, vma, window, run, asked);
+        self.map_run(view, run, asked);
     }
 
     /// Locks a page that can be mapped at once.
-    pub(super) fn lock_mappable(
-        &self,
-        object: &Object,
-        at: ObjectPage,
-        is_present: bool,
-    ) -> Option<Locked<'_, M>> {
-        if is_present || at.index() >= object.pages_max() {
+    pub(super) fn lock_mappable(&self, object: &Object, at: ObjectPage) -> Option<Locked<'_, M>> {
+        if at.index() >= object.pages_max() {
             return None;
         }
         // A look before: around a fault at random little is cached, and a lock that is taken for
@@ -62,14 +49,7 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// Maps a run of locked, cached pages and unlocks them; each enters the window, which is the
     /// reverse map's word for it, in the same step.
-    fn map_run(
-        &self,
-        object: &Object,
-        vma: &Vma,
-        window: &mut Mapped,
-        run: PageRange,
-        asked: PageNum,
-    ) {
+    fn map_run(&self, view: &mut View<'_>, run: PageRange, asked: PageNum) {
         if run.is_empty() {
             return;
         }
@@ -82,15 +62,14 @@ impl<M: ObjectMmu> Objects<M> {
             mapped += done.pages;
             let is_there = done.refusal == Some(Refusal::Exists);
             let there = PageRange::new(at, done.pages + usize::from(is_there));
-            there.pages().for_each(|page| window.set(page, false));
+            there.pages().for_each(|page| view.window.set(page, Protection::WriteProtected));
             at = there.end;
             if done.refusal.is_some() && !is_there {
                 break;
             }
         }
-        let backing = vma.attributes.backing;
         for page in run.pages() {
-            let locked = self.adopt(object, backing.object_page(page));
+            let locked = self.adopt(view.object, view.object_page(page));
             if page == asked && page < at {
                 locked.set_flags(Flags::ACCESSED);
             } else {
@@ -102,21 +81,13 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// What is mapped around a read fault: the naturally aligned block of 2^order pages that holds
     /// it, cut to its VMA, its window, and the object.
-    pub(super) fn around(
-        &self,
-        object: &Object,
-        vma: &Vma,
-        page: PageNum,
-        guess: Guess,
-        window: &Mapped,
-    ) -> PageRange {
-        let order = self.mappings.order_around(vma.attributes.backing.mapping);
-        let order = order.unwrap_or_else(|| guess.order.max(order_by_density(window.faults)));
-        let block = PageRange::new(page.align_down(BLOCK_ORDER), BLOCK_PAGES);
+    pub(super) fn around(&self, view: &View<'_>, page: PageNum, guess: Guess) -> PageRange {
+        let backing = view.vma.attributes.backing;
+        let order = self.mappings.order_around(backing.mapping);
+        let order = order.unwrap_or_else(|| guess.order.max(order_by_density(view.window.faults)));
         let around = PageRange::new(page.align_down(order), 1 << order);
-        let end = PageNum((object.pages() as u64).wrapping_sub(vma.attributes.backing.delta));
-        let within = PageRange { start: PageNum(0), end };
-        around.intersect(vma.range).intersect(block).intersect(within)
+        let end = PageNum((view.object.pages() as u64).wrapping_sub(backing.delta));
+        around.intersect(view.bounds(page)).intersect(PageRange { start: PageNum(0), end })
     }
 }
 

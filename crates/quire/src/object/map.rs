@@ -94,7 +94,7 @@ impl<M: ObjectMmu> Objects<M> {
         self.unmap_windows(range);
         {
             let mut tree = self.object(id).i_mmap.i_mmap_lock_write(&self.i_mmaps);
-            let pages = ObjectRange::new(backing.object_page(range.start), range.len());
+            let pages = backing.object_range(range);
             let node = tree.overlapping(pages).find(|(_, other)| other.id == backing.mapping);
             let removed = node.and_then(|(node, _)| tree.remove(node));
             debug_assert!(removed.is_some(), "every mapping is in its object's tree");

@@ -312,8 +312,15 @@ pub struct Objects<M: ObjectMmu> {
 /// Where the rounds over all objects are.
 #[derive(Default)]
 struct Hands {
-    reclaim: (usize, usize),
-    write_back: (usize, usize),
+    reclaim: Hand,
+    write_back: Hand,
+}
+
+/// The next block to be looked at: its object's slot, and its number in the object.
+#[derive(Default)]
+struct Hand {
+    slot: usize,
+    block: usize,
 }
 
 /// The number of an object in its space.

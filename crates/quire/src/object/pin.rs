@@ -37,7 +37,7 @@ use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use super::ReadError;
 use super::pages::Locked;
 use super::requests::IoBuffer;
-use super::window::Mapped;
+use super::window::{Mapped, View};
 use super::{Object, ObjectId, Objects};
 use crate::mmu::object::ObjectMmu;
 use crate::mmu::{Protection, Refusal};
@@ -226,11 +226,12 @@ impl<M: ObjectMmu> Objects<M> {
         }
         self.populate_cached(part);
         if what == PinFor::Writing {
-            let mut window = self.windows.lock(part.start);
+            let window = self.windows.lock(part.start);
+            let mut view = View { object, vma: &vma, window };
             let mut rest = part;
             while !rest.is_empty() {
                 // What is in the way is mapped by itself below.
-                let end = self.make_writable(object, &vma, &mut window, rest);
+                let end = self.make_writable(&mut view, rest);
                 rest.start = end.add(1).min(rest.end);
             }
         }

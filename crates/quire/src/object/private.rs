@@ -31,7 +31,7 @@ use crate::reclaim::Room;
 use crate::scratch::{STAGING_PAGES, Scratch};
 use crate::space::vma::{Kind, Vma};
 use crate::swap::compress::PageBytes;
-use crate::units::{BLOCK_ORDER, BLOCK_PAGES, ObjectPage, ObjectRange, PageNum, PageRange};
+use crate::units::{BLOCK_ORDER, BLOCK_PAGES, ObjectPage, PageNum, PageRange};
 
 /// How often a worker tries to lock a page before it leaves the copy to a handler.
 const LOCK_TRIES: u32 = 8;
@@ -141,8 +141,7 @@ impl<M: ObjectMmu> Objects<M> {
         if !self.space.is_unfilled(page, old) {
             return PrivateLook::Filled;
         }
-        let id = ObjectId(vma.attributes.backing.object);
-        let object = self.object(id);
+        let object = self.object(ObjectId(vma.attributes.backing.object));
         let at = vma.attributes.backing.object_page(page);
         if at.index() >= object.pages() {
             return self.refuse(locked);
@@ -172,7 +171,7 @@ impl<M: ObjectMmu> Objects<M> {
         let is_cached = cached.state() == State::Cached;
         cached.leave_locked();
         if !is_cached {
-            return self.begin_private_read(id, locked, access, vma, way);
+            return self.begin_private_read(object, locked, access, vma, way);
         }
         locked.leave_locked();
         let mut guess = self.space.guess(page, old, vma);
@@ -199,13 +198,13 @@ impl<M: ObjectMmu> Objects<M> {
     /// fault on `locked`, in the arena, is answered by the thread that reads.
     fn begin_private_read(
         &self,
-        id: ObjectId,
+        object: &Object,
         locked: Locked<'_, M>,
         access: Access,
         vma: &Vma,
         way: Way,
     ) -> PrivateLook {
-        let (object, page) = (self.object(id), locked.page());
+        let page = locked.page();
         let at = vma.attributes.backing.object_page(page);
         let guess = self.guess_for(object, at, vma.attributes.pattern);
         let pages = self.lock_around(object, at, guess.order, is_absent);
@@ -216,14 +215,14 @@ impl<M: ObjectMmu> Objects<M> {
         let chosen = self.mappings.order_around(vma.attributes.backing.mapping);
         let order = chosen.unwrap_or(guess.order);
         let around = PageRange::new(page.align_down(order), 1 << order);
-        if !self.request_read(id, pages, Some(Asker { page, vma: *vma, around, access })) {
+        if !self.request_read(object, pages, Some(Asker { page, vma: *vma, around, access })) {
             locked.unlock();
             return PrivateLook::Ended(self.wait_for_queue(page));
         }
         self.space.count_finished(way);
         // Under the page's lock still: it keeps the object.
         self.advance(object, guess, pages);
-        self.read_ahead(id, object, guess, pages);
+        self.read_ahead(object, guess, pages);
         locked.unlock();
         PrivateLook::Ended(Outcome::Parked)
     }
@@ -284,7 +283,7 @@ impl<M: ObjectMmu> Objects<M> {
             let at = backing.object_page(page);
             at.index() < object.pages() && self.lock_cached(object, at)
         });
-        let pages = ObjectRange::new(backing.object_page(range.start), range.len());
+        let pages = backing.object_range(range);
         let bytes = &mut buffers.bytes[..range.len()];
         let read = self.space.mmu().memfd_read(
             object.memfd,

@@ -60,7 +60,7 @@ impl<M: ObjectMmu> Objects<M> {
             if !is_private || ObjectId(backing.object) != object.id() {
                 continue;
             }
-            let shown = ObjectRange::new(backing.object_page(vma.range.start), vma.range.len());
+            let shown = backing.object_range(vma.range);
             let part = shown.intersect(changed);
             if !part.is_empty() {
                 let start = PageNum(part.start.0.wrapping_sub(backing.delta));

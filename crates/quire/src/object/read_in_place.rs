@@ -32,7 +32,6 @@ const BUFFERS: usize = u64::BITS as usize;
 /// pages are locked and charged, and its object is in use for it.
 #[derive(Clone, Copy)]
 pub(super) struct InPlace {
-    pub id: ObjectId,
     pub pages: ObjectRange,
     pub asker: Asker,
 }
@@ -115,7 +114,8 @@ impl<M: ObjectMmu> Objects<M> {
     /// Reads for a fault and maps; the window's lock is not held. Where that cannot be a worker
     /// does it.
     pub(super) fn read_in_place(&self, read: &InPlace) -> Outcome {
-        let InPlace { id, pages, asker } = *read;
+        let InPlace { pages, asker } = *read;
+        let id = ObjectId(asker.vma.attributes.backing.object);
         let object = self.object(id);
         let outcome = if self.try_fill_in_place(object, pages) {
             if self.answer_asker(object, &asker, false) {
@@ -123,7 +123,7 @@ impl<M: ObjectMmu> Objects<M> {
             } else {
                 Outcome::Spurious
             }
-        } else if self.request_read(id, pages, Some(asker)) {
+        } else if self.request_read(object, pages, Some(asker)) {
             Outcome::Parked
         } else {
             self.wait_for_queue(asker.page)

@@ -12,8 +12,8 @@ use super::pages::{Locked, is_absent};
 use super::read_in_place::InPlace;
 use super::requests::Asker;
 use super::strides::{Lookup, Touch, WINDOW_MAX};
-use super::window::Mapped;
-use super::{Object, ObjectId, Objects};
+use super::window::View;
+use super::{Object, Objects};
 use crate::budget::Purpose;
 use crate::control::Event;
 use crate::fault::Outcome;
@@ -32,29 +32,22 @@ const AHEAD_FOLIOS: usize = 2;
 impl<M: ObjectMmu> Objects<M> {
     /// Sends the read of a page that is not cached, and of those that read-ahead adds, or says that
     /// it is to be done in place. It stays locked until the read is done.
-    pub(super) fn begin_read(
-        &self,
-        fault: Fault<'_>,
-        locked: Locked<'_, M>,
-        window: &Mapped,
-    ) -> Look {
-        let Fault { id, object, at, page, access, vma, way, guess } = fault;
+    pub(super) fn begin_read(&self, view: &View<'_>, fault: Fault, locked: Locked<'_, M>) -> Look {
+        let Fault { at, page, access, way, guess } = fault;
+        let (object, vma) = (view.object, view.vma);
         locked.leave_locked();
         let pages = self.lock_around(object, at, guess.order, is_absent);
         let Some(pages) = self.charge_locked(object, at, pages) else {
             return Look::NeedsMemory(pages.len());
         };
         let is_strided = self.is_strided(object, at, vma);
-        let around = if is_strided {
-            PageRange::new(page, 1)
-        } else {
-            self.around(object, vma, page, guess, window)
-        };
+        let around =
+            if is_strided { PageRange::new(page, 1) } else { self.around(view, page, guess) };
         let asker = Asker { page, vma: *vma, around, access };
         let is_in_place = self.may_read_in_place(object, pages);
         if is_in_place {
-            self.get(id);
-        } else if !self.request_read(id, pages, Some(asker)) {
+            self.get(object.id());
+        } else if !self.request_read(object, pages, Some(asker)) {
             return Look::Ended(self.wait_for_queue(page));
         }
         self.space.budget().count(Event::Pgmajfault, 1);
@@ -66,10 +59,10 @@ impl<M: ObjectMmu> Objects<M> {
         if !is_strided {
             self.advance(object, guess, pages);
         }
-        self.read_ahead(id, object, guess, pages);
-        self.read_stride_ahead(id, object, at, vma, guess, Lookup::Miss);
+        self.read_ahead(object, guess, pages);
+        self.read_stride_ahead(object, at, vma, guess, Lookup::Miss);
         if is_in_place {
-            return Look::Reads(InPlace { id, pages, asker });
+            return Look::Reads(InPlace { pages, asker });
         }
         Look::Ended(Outcome::Parked)
     }
@@ -109,18 +102,10 @@ impl<M: ObjectMmu> Objects<M> {
     ) -> ObjectRange {
         let start = ObjectPage(at.0 >> order << order);
         let folio = ObjectRange::new(start, 1 << order).intersect(object.range());
-        let try_join = |page: ObjectPage| {
+        grow(ObjectRange::new(at, 1), folio, |page| {
             let joined = self.try_lock_if(object, page, &is_wanted);
             joined.map(Locked::leave_locked).is_some()
-        };
-        let mut run = ObjectRange::new(at, 1);
-        while run.end < folio.end && try_join(run.end) {
-            run.end = run.end.add(1);
-        }
-        while run.start > folio.start && try_join(ObjectPage(run.start.0 - 1)) {
-            run.start = ObjectPage(run.start.0 - 1);
-        }
-        run
+        })
     }
 
     /// Locks a page that is not cached, and leaves it locked.
@@ -141,51 +126,38 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// A read fault was served from the cache: its stream goes on, and what comes next is read.
-    #[allow(clippy::too_many_arguments, reason = "as for `fault`")]
     pub(super) fn go_on_with_stream(
         &self,
-        id: ObjectId,
-        object: &Object,
+        view: &View<'_>,
         guess: Guess,
-        vma: &Vma,
         page: PageNum,
         around: PageRange,
-        window: &Mapped,
     ) {
+        let (object, at, backing) =
+            (view.object, view.object_page(page), view.vma.attributes.backing);
         // Where nothing is mapped around it nothing was cached: the stream will be there.
-        let mut run = PageRange::new(page, 1);
-        while run.end < around.end && window.is_present(run.end) {
-            run.end = run.end.add(1);
-        }
-        while run.start > around.start && window.is_present(PageNum(run.start.0 - 1)) {
-            run.start = PageNum(run.start.0 - 1);
-        }
-        let backing = vma.attributes.backing;
-        let at = backing.object_page(page);
-        let pages = ObjectRange {
-            start: backing.object_page(run.start),
-            end: backing.object_page(run.end),
-        };
-        if !self.is_strided(object, at, vma) {
+        let pages = grow(ObjectRange::new(at, 1), backing.object_range(around), |at| {
+            view.window.is_present(PageNum(at.0.wrapping_sub(backing.delta)))
+        });
+        if !self.is_strided(object, at, view.vma) {
             self.advance(object, guess, pages);
         }
-        self.read_ahead(id, object, guess, pages);
-        self.read_stride_ahead(id, object, at, vma, guess, Lookup::Hit);
+        self.read_ahead(object, guess, pages);
+        self.read_stride_ahead(object, at, view.vma, guess, Lookup::Hit);
     }
 
     /// Sends the reads of what a stream will want next to the pages that it has, where that is not
     /// cached yet and there is memory to spare.
-    pub(super) fn read_ahead(&self, id: ObjectId, object: &Object, guess: Guess, has: ObjectRange) {
+    pub(super) fn read_ahead(&self, object: &Object, guess: Guess, mut has: ObjectRange) {
         if guess.order < AHEAD_ORDER {
             return;
         }
-        let mut has = has;
         for _ in 0..AHEAD_FOLIOS {
             let next = next_folio(object, guess, has);
             let Some(next) = next.filter(|next| !next.is_empty()) else { return };
             let run = self.lock_absent_from(object, guess, next);
             // None where it was sent before, as a rule.
-            if !run.is_empty() && !self.send_read_ahead(id, object, run) {
+            if !run.is_empty() && !self.send_read_ahead(object, run) {
                 return;
             }
             has = next;
@@ -196,29 +168,18 @@ impl<M: ObjectMmu> Objects<M> {
     /// nothing where there is no memory to spare.
     fn lock_absent_from(&self, object: &Object, guess: Guess, folio: ObjectRange) -> ObjectRange {
         let first = if guess.is_down { ObjectPage(folio.end.0 - 1) } else { folio.start };
-        let from = if guess.is_down { folio.end } else { folio.start };
-        let mut run = ObjectRange { start: from, end: from };
+        let none = ObjectRange::new(if guess.is_down { folio.end } else { folio.start }, 0);
         let seen = self.snapshot(object, first);
         let has_room = self.space.available() >= folio.len() + self.space.low_watermark();
         if seen.is_locked() || !is_absent(seen) || !has_room {
-            return run;
+            return none;
         }
-        while guess.is_down
-            && run.start > folio.start
-            && self.lock_absent(object, ObjectPage(run.start.0 - 1))
-        {
-            run.start = ObjectPage(run.start.0 - 1);
-        }
-        while !guess.is_down && run.end < folio.end && self.lock_absent(object, run.end) {
-            run.end = run.end.add(1);
-        }
-        run
+        grow(none, folio, |page| self.lock_absent(object, page))
     }
 
     /// Sends the reads of what a strided stream will want next, if a fault is one's.
     fn read_stride_ahead(
         &self,
-        id: ObjectId,
         object: &Object,
         at: ObjectPage,
         vma: &Vma,
@@ -237,7 +198,7 @@ impl<M: ObjectMmu> Objects<M> {
                 return;
             }
             if self.lock_absent(object, page) {
-                let _ = self.send_read_ahead(id, object, ObjectRange::new(page, 1));
+                let _ = self.send_read_ahead(object, ObjectRange::new(page, 1));
             }
         }
     }
@@ -251,13 +212,28 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// Charges and sends the read of locked pages that nothing waits for; `false` where that cannot
     /// be, and they are unlocked.
-    pub(super) fn send_read_ahead(&self, id: ObjectId, object: &Object, run: ObjectRange) -> bool {
+    pub(super) fn send_read_ahead(&self, object: &Object, run: ObjectRange) -> bool {
         if !self.space.budget().try_charge(run.len(), Purpose::Fault) {
             self.unlock_pages(object, run);
             return false;
         }
-        self.request_read(id, run, None)
+        self.request_read(object, run, None)
     }
+}
+
+/// A run with its neighbours in `within` that join it, upwards and then downwards.
+fn grow(
+    mut run: ObjectRange,
+    within: ObjectRange,
+    mut joins: impl FnMut(ObjectPage) -> bool,
+) -> ObjectRange {
+    while run.end < within.end && joins(run.end) {
+        run.end = run.end.add(1);
+    }
+    while run.start > within.start && joins(ObjectPage(run.start.0 - 1)) {
+        run.start.0 -= 1;
+    }
+    run
 }
 
 /// The folio that comes next in a stream that has some pages.

@@ -10,7 +10,7 @@
 use core::sync::atomic::Ordering;
 
 use super::rmap::Wait;
-use super::{Object, Objects};
+use super::{Hand, Object, Objects};
 use crate::mmu::object::ObjectMmu;
 use crate::page::{Block, Flags, Snapshot, State};
 use crate::reclaim::{Reclaimer, Shrinker};
@@ -51,23 +51,12 @@ impl<M: ObjectMmu> Shrinker for Objects<M> {
         let mut rounds = 0;
         while all.freed < target && rounds < 3 {
             let mut hands = self.registry.lock();
-            let slots = self.slots_used.load(Ordering::Relaxed);
-            let (slot, from) = hands.reclaim;
-            if slot >= slots {
-                hands.reclaim = (0, 0);
+            let cached = |block: &Block| block.mapped.load(Ordering::Relaxed);
+            let next = self.next_block(&mut hands.reclaim, Object::pages_max, cached);
+            let Some((object, block, _)) = next else {
                 rounds += 1;
                 continue;
-            }
-            let cached = |block: &Block| block.mapped.load(Ordering::Relaxed);
-            let next = self.peek(slot).and_then(|object| {
-                let (block, _) = self.next_block(object, from, object.pages_max(), cached)?;
-                Some((object, block))
-            });
-            let Some((object, block)) = next else {
-                hands.reclaim = (slot + 1, 0);
-                continue;
             };
-            hands.reclaim = (slot, block + 1);
             // The registry stays locked: the object must not go meanwhile.
             let shrunk = self.shrink_block(object, block_range(block), who, scratch.as_deref_mut());
             all.freed += shrunk.freed;
@@ -86,18 +75,29 @@ pub(super) fn block_range(block: usize) -> ObjectRange {
 }
 
 impl<M: ObjectMmu> Objects<M> {
-    /// The next block of an object's first `pages` pages of which `count` is not 0, and its count.
+    /// The next block, from where `hand` is, of the first `pages` pages of any object, of which
+    /// `count` is not 0, and that count; `None`, with the hand at the start again, once it has come
+    /// to the last object's end. The registry is locked.
     pub(super) fn next_block(
         &self,
-        object: &Object,
-        from: usize,
-        pages: usize,
+        hand: &mut Hand,
+        pages: impl Fn(&Object) -> usize,
         count: impl Fn(&Block) -> u32,
-    ) -> Option<(usize, usize)> {
-        (from..pages.div_ceil(BLOCK_PAGES)).find_map(|at| {
-            let counted = self.find_block(object, block_range(at).start).map_or(0, &count);
-            (counted > 0).then_some((at, counted as usize))
-        })
+    ) -> Option<(&Object, usize, usize)> {
+        while hand.slot < self.slots_used.load(Ordering::Relaxed) {
+            if let Some(object) = self.peek(hand.slot) {
+                for at in hand.block..pages(object).div_ceil(BLOCK_PAGES) {
+                    let counted = self.find_block(object, block_range(at).start).map_or(0, &count);
+                    if counted > 0 {
+                        hand.block = at + 1;
+                        return Some((object, at, counted as usize));
+                    }
+                }
+            }
+            *hand = Hand { slot: hand.slot + 1, block: 0 };
+        }
+        *hand = Hand::default();
+        None
     }
 
     /// Goes over the cached pages of one block, in runs that share a fate.

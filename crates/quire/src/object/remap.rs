@@ -110,7 +110,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// Changes how many pages the reverse map has of the mapping at `range`.
     fn resize_mapping(&self, object: &Object, range: PageRange, backing: Backing, pages: usize) {
         let mut tree = object.i_mmap.i_mmap_lock_write(&self.i_mmaps);
-        let shown = ObjectRange::new(backing.object_page(range.start), range.len());
+        let shown = backing.object_range(range);
         let found = tree.overlapping(shown).find(|(_, other)| other.id == backing.mapping);
         let resized = found.and_then(|(node, mapping)| {
             let pages = ObjectRange::new(mapping.pages.start, pages);

@@ -11,7 +11,7 @@
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::rmap::Wait;
-use super::window::Mapped;
+use super::window::{Mapped, View};
 use super::{Object, ObjectId, Objects};
 use crate::control::{Event, FaultKind};
 use crate::fault::Outcome;
@@ -216,7 +216,8 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// Sends a request that keeps its object in use until it is done; `false` where the queue is
     /// full.
-    pub(super) fn request(&self, id: ObjectId, work: Work) -> bool {
+    pub(super) fn request(&self, object: &Object, work: Work) -> bool {
+        let id = object.id();
         self.get(id);
         let is_sent = self.requests.push(id, work);
         if !is_sent {
@@ -229,14 +230,14 @@ impl<M: ObjectMmu> Objects<M> {
     /// and not locked any more then.
     pub(super) fn request_read(
         &self,
-        id: ObjectId,
+        object: &Object,
         pages: ObjectRange,
         asker: Option<Asker>,
     ) -> bool {
-        let is_sent = self.request(id, Work::Read { pages, asker });
+        let is_sent = self.request(object, Work::Read { pages, asker });
         if !is_sent {
             self.space.budget().uncharge(pages.len());
-            self.unlock_pages(self.object(id), pages);
+            self.unlock_pages(object, pages);
         }
         is_sent
     }
@@ -335,24 +336,26 @@ impl<M: ObjectMmu> Objects<M> {
     /// What a fault asked for has been read, or cannot be: maps it and answers the fault. Returns
     /// whether it is mapped.
     pub(super) fn answer_asker(&self, object: &Object, asker: &Asker, is_bad: bool) -> bool {
-        let mut window = self.windows.lock(asker.page);
-        if self.space.vmas.is_current(&asker.vma) {
-            let at = asker.vma.attributes.backing.object_page(asker.page);
+        let Asker { page, ref vma, around, access } = *asker;
+        let mut view = View { object, vma, window: self.windows.lock(page) };
+        if self.space.vmas.is_current(vma) {
+            let at = view.object_page(page);
             if is_bad {
-                self.poison_unread(object, at, asker.page, &window);
+                self.poison_unread(object, at, page, &view.window);
             } else {
-                if asker.access != Access::Read && !self.must_clean_first(object) {
-                    let is_present = window.is_present(asker.page);
-                    if let Some(locked) = self.lock_mappable(object, at, is_present) {
-                        self.map_for_write(object, &asker.vma, asker.page, locked, &mut window);
-                    }
+                if access != Access::Read
+                    && !self.must_clean_first(object)
+                    && !view.window.is_present(page)
+                    && let Some(locked) = self.lock_mappable(object, at)
+                {
+                    self.map_for_write(&mut view, page, locked);
                 }
-                self.map_pages(object, &asker.vma, &mut window, asker.around, asker.page);
+                self.map_pages(&mut view, around, page);
             }
         }
-        let is_mapped = window.is_present(asker.page);
+        let is_mapped = view.window.is_present(page);
         if !is_mapped {
-            self.space.mmu().wake(PageRange::new(asker.page, 1));
+            self.space.mmu().wake(PageRange::new(page, 1));
         }
         is_mapped
     }

@@ -15,10 +15,10 @@
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use super::window::Mapped;
+use super::window::View;
 use super::{Object, Objects};
 use crate::mmu::object::ObjectMmu;
-use crate::space::vma::{Kind, Vma};
+use crate::space::vma::Kind;
 use crate::sys::monotonic_ns;
 use crate::sys::mutex::Mutex;
 use crate::sys::rank;
@@ -95,9 +95,8 @@ impl<M: ObjectMmu> Objects<M> {
         let _ = check.compare_exchange(0, due, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// Makes the access to a page a SIGBUS in one mapping, whose window is locked, until writers
-    /// need not wait; `false` where too many are so.
-    pub(super) fn refuse_writer(&self, page: PageNum, vma: &Vma, window: &mut Mapped) -> bool {
+    /// Makes the access to a page a SIGBUS in one mapping, until writers need not wait; `false` where too many are so.
+    pub(super) fn refuse_writer(&self, view: &mut View<'_>, page: PageNum) -> bool {
         if self.space.mmu().is_inline() {
             return true;
         }
@@ -107,14 +106,14 @@ impl<M: ObjectMmu> Objects<M> {
             if len == REFUSED_MAX {
                 return false;
             }
-            list.pages[len] = (page, vma.attributes.backing.mapping);
+            list.pages[len] = (page, view.vma.attributes.backing.mapping);
             list.len += 1;
         }
         let one = PageRange::new(page, 1);
         // It is clean: the cache has its bytes.
         self.space.mmu().unmap(one);
-        window.clear(one);
-        self.poison(page, window);
+        view.window.clear(one);
+        self.poison(page, &view.window);
         true
     }
 

@@ -7,13 +7,12 @@
 //! Never blocks: under the window's lock, page locks are only tried.
 
 use super::pages::Locked;
-use super::window::Mapped;
+use super::window::View;
 use super::{Object, Objects};
 use crate::mmu::object::ObjectMmu;
 use crate::page::{Snapshot, State};
-use crate::space::vma::Vma;
 use crate::units::{
-    BLOCK_ORDER, BLOCK_PAGES, ObjectPage, ObjectRange, PAGE_SHIFT, PAGE_SIZE, PageNum, PageRange,
+    BLOCK_ORDER, ObjectPage, ObjectRange, PAGE_SHIFT, PAGE_SIZE, PageNum, PageRange,
 };
 
 /// Packed pages that a fault unpacks at most, as a power of two: as of anonymous memory.
@@ -117,19 +116,11 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// Maps what was filled around a fault.
-    pub(super) fn map_filled(
-        &self,
-        object: &Object,
-        vma: &Vma,
-        window: &mut Mapped,
-        filled: ObjectRange,
-        asked: PageNum,
-    ) {
-        let at = vma.attributes.backing.object_page(asked);
-        let block = PageRange::new(asked.align_down(BLOCK_ORDER), BLOCK_PAGES);
+    pub(super) fn map_filled(&self, view: &mut View<'_>, filled: ObjectRange, asked: PageNum) {
+        let at = view.object_page(asked);
         let start = PageNum(asked.0.saturating_sub(at.0 - filled.start.0));
         let end = PageNum(asked.0 + (filled.end.0 - at.0));
-        let around = PageRange { start, end }.intersect(vma.range).intersect(block);
-        self.map_pages(object, vma, window, around, asked);
+        let around = PageRange { start, end }.intersect(view.bounds(asked));
+        self.map_pages(view, around, asked);
     }
 }

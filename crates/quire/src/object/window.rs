@@ -6,11 +6,14 @@
 //!
 //! Locks: a window's lock is a leaf but for queues; page locks are only tried under it.
 
+use super::Object;
+use crate::mmu::Protection;
+use crate::space::vma::Vma;
 use crate::sys::Errno;
 use crate::sys::memory::{Table, Zeroed};
 use crate::sys::mutex::{Mutex, MutexGuard};
 use crate::sys::rank;
-use crate::units::{BLOCK_PAGES, PageNum, PageRange};
+use crate::units::{BLOCK_ORDER, BLOCK_PAGES, ObjectPage, PageNum, PageRange};
 
 const WORDS: usize = BLOCK_PAGES / 64;
 
@@ -42,11 +45,16 @@ impl Mapped {
         self.writable[word] & bit != 0
     }
 
+    /// How a mapped page is mapped.
+    pub fn protection(&self, page: PageNum) -> Protection {
+        if self.is_writable(page) { Protection::Writable } else { Protection::WriteProtected }
+    }
+
     /// Notes that a page is mapped.
-    pub fn set(&mut self, page: PageNum, is_writable: bool) {
+    pub fn set(&mut self, page: PageNum, protection: Protection) {
         let (word, bit) = bit(page);
         self.present[word] |= bit;
-        if is_writable {
+        if protection == Protection::Writable {
             self.writable[word] |= bit;
         }
     }
@@ -89,6 +97,26 @@ impl Mapped {
     }
 }
 
+/// A mapping of an object in one of its windows, whose lock is held.
+pub struct View<'a> {
+    pub object: &'a Object,
+    pub vma: &'a Vma,
+    pub window: MutexGuard<'a, rank::Window, Mapped>,
+}
+
+impl View<'_> {
+    /// The object's page that is mapped at a page of the arena.
+    pub fn object_page(&self, page: PageNum) -> ObjectPage {
+        self.vma.attributes.backing.object_page(page)
+    }
+
+    /// What of the VMA lies in the window, which holds `page`.
+    pub fn bounds(&self, page: PageNum) -> PageRange {
+        let block = PageRange::new(page.align_down(BLOCK_ORDER), BLOCK_PAGES);
+        self.vma.range.intersect(block)
+    }
+}
+
 #[repr(align(64))]
 struct WindowLock(Mutex<rank::Window, Mapped>);
 
@@ -122,8 +150,8 @@ mod tests {
         let mut window = windows.lock(PageNum(600));
         let block = PageRange::new(PageNum(512), BLOCK_PAGES);
         assert_eq!(window.present_of(block), None);
-        window.set(PageNum(600), false);
-        window.set(PageNum(610), true);
+        window.set(PageNum(600), Protection::WriteProtected);
+        window.set(PageNum(610), Protection::Writable);
         assert_eq!(window.present_of(block), Some(PageRange::new(PageNum(600), 11)));
         assert_eq!(window.writable_of(block), Some(PageRange::new(PageNum(610), 1)));
         window.faults = 3;

@@ -21,7 +21,7 @@ use core::sync::atomic::Ordering;
 use super::reclaim::block_range;
 use super::requests::{IoBuffer, Work};
 use super::rmap::Wait;
-use super::{Object, ObjectId, Objects};
+use super::{Object, Objects};
 use crate::control::Event;
 use crate::fault::Outcome;
 use crate::mmu::object::ObjectMmu;
@@ -107,10 +107,10 @@ impl<M: ObjectMmu> Objects<M> {
     pub(super) fn send_write_back(&self, pages: usize) {
         let mut sent = 0;
         while sent < pages {
-            let Some((id, block, dirty)) = self.next_dirty() else { return };
-            let is_sent = self.request(id, Work::WriteBack(block_range(block)));
+            let Some((object, block, dirty)) = self.next_dirty() else { return };
+            let is_sent = self.request(object, Work::WriteBack(block_range(block)));
             // Not under the registry's lock: this may be the last use.
-            self.put(id);
+            self.put(object.id());
             if !is_sent {
                 return;
             }
@@ -120,29 +120,16 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// The next block that has dirty pages, and how many, from where the hand is; `None` once it
     /// has come to the last object's end. The caller has a use of the object then.
-    fn next_dirty(&self) -> Option<(ObjectId, usize, usize)> {
+    fn next_dirty(&self) -> Option<(&Object, usize, usize)> {
         let mut hands = self.registry.lock();
-        let slots = self.slots_used.load(Ordering::Relaxed);
-        // What the hand has passed comes last.
-        for _ in 0..=slots {
-            let (slot, from) = hands.write_back;
-            if slot >= slots {
-                hands.write_back = (0, 0);
-                return None;
+        let dirty = |block: &Block| block.dirty.load(Ordering::Relaxed);
+        loop {
+            let next = self.next_block(&mut hands.write_back, Object::pages, dirty)?;
+            // An object on its way out is written by its last user.
+            if Objects::<M>::try_get(next.0) {
+                return Some(next);
             }
-            if let Some(object) = self.peek(slot) {
-                let dirty = |block: &Block| block.dirty.load(Ordering::Relaxed);
-                let next = self.next_block(object, from, object.pages(), dirty);
-                // An object on its way out is written by its last user.
-                let next = next.filter(|_| Objects::<M>::try_get(object));
-                if let Some((block, dirty)) = next {
-                    hands.write_back = (slot, block + 1);
-                    return Some((ObjectId(slot as u32), block, dirty));
-                }
-            }
-            hands.write_back = (slot + 1, 0);
         }
-        None
     }
 
     /// Writes back what is dirty of `pages`, waiting for page locks or not; returns the first page

@@ -1,7 +1,7 @@
 //! What all pages of a VMA have in common: rights, kind, advice, and what is mapped.
 
 use crate::mmu::Prot;
-use crate::units::{ObjectPage, PageNum};
+use crate::units::{ObjectPage, ObjectRange, PageNum, PageRange};
 
 /// What a range is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -58,6 +58,12 @@ impl Backing {
     #[must_use]
     pub const fn object_page(self, page: PageNum) -> ObjectPage {
         ObjectPage(page.0.wrapping_add(self.delta))
+    }
+
+    /// The pages of the object that are mapped at `pages`.
+    #[must_use]
+    pub const fn object_range(self, pages: PageRange) -> ObjectRange {
+        ObjectRange::new(self.object_page(pages.start), pages.len())
     }
 }
 
