@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use super::adapter::Adapter;
 use super::{AddressSpace, Engine, Entered, Error, OpenOptions, Patience};
-use crate::object::{BackingStore, FlushError, IoBuffer, ObjectId, ReadError};
+use crate::object::{BackingStore, FlushError, IoBuffer, Keeper, ObjectId, ReadError};
 use crate::scratch::Scratch;
 use crate::store::workers::lock;
 use crate::store::{Cause, Operation, Store, StoreError};
@@ -19,13 +19,6 @@ use crate::units::{ObjectPage, ObjectRange, PAGE_SIZE};
 
 /// How far beyond its length an object can grow by default.
 const GROWTH_BYTES: u64 = 64 << 30;
-
-/// What keeps an object's bytes.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Keeper {
-    Store,
-    Engine,
-}
 
 /// What all handles of an object share.
 struct Inner {
@@ -100,11 +93,7 @@ impl Object {
         }));
         let len_max = len_max.unwrap_or(len.saturating_add(GROWTH_BYTES)).max(len);
         let objects = space.objects();
-        let made = match keeper {
-            Keeper::Store => objects.open(adapter, len, len_max),
-            Keeper::Engine => objects.open_memory(adapter, len, len_max),
-        };
-        let id = made.map_err(|errno| {
+        let id = objects.open(adapter, len, len_max, keeper).map_err(|errno| {
             adapter.release();
             match errno {
                 Errno::FBIG => Error::TooLong { path: name.clone(), len: len_max },

@@ -7,8 +7,8 @@ use core::time::Duration;
 use std::boxed::Box;
 use std::path::Path;
 
-use super::object::Keeper;
 use super::{AddressSpace, Error, Object};
+use crate::object::Keeper;
 use crate::store::{DeadlineStore, Direct, FileOptions, FileStore, Store, StoreError, ZstdStore};
 use crate::units::PAGE_SIZE;
 

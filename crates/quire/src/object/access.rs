@@ -33,6 +33,13 @@ pub struct ReadError {
     pub errno: Errno,
 }
 
+impl ReadError {
+    /// An error as one at a byte.
+    pub(super) fn at<E: Into<Errno>>(offset: u64) -> impl Fn(E) -> ReadError {
+        move |error| ReadError { offset, errno: error.into() }
+    }
+}
+
 impl<M: ObjectMmu> Objects<M> {
     /// Reads bytes through the cache; returns how many there were before the end.
     ///
@@ -54,15 +61,14 @@ impl<M: ObjectMmu> Objects<M> {
             let page = ObjectPage(at / PAGE_SIZE as u64);
             let within = (at % PAGE_SIZE as u64) as usize;
             let want = (into.len() - done).min(PAGE_SIZE - within).min(left as usize);
-            let error = |errno| ReadError { offset: at, errno };
-            self.fetch(object, page, scratch, buffer).map_err(error)?;
+            self.fetch(object, page, scratch, buffer).map_err(ReadError::at(at))?;
             let locked = self.lock_killable(object, page, buffer.kill());
-            let locked = locked.map_err(|end| error(end.into()))?;
+            let locked = locked.map_err(ReadError::at(at))?;
             if locked.state() == State::Cached {
                 let part = &mut into[done..done + want];
                 let result = self.space.mmu().memfd_read(object.memfd, at, part);
                 locked.set_flags(Flags::ACCESSED);
-                result.map_err(error)?;
+                result.map_err(ReadError::at(at))?;
                 done += want;
             }
         }
@@ -221,8 +227,8 @@ impl<M: ObjectMmu> Objects<M> {
                 if page.index() >= object.pages() {
                     return Ok(());
                 }
-                let error = |errno| ReadError { offset: page.offset(), errno };
-                self.fetch(object, page, scratch, buffer).map_err(error)
+                let fetched = self.fetch(object, page, scratch, buffer);
+                fetched.map_err(ReadError::at(page.offset()))
             });
             self.populate_cached(part);
             fetched?;

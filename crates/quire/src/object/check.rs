@@ -40,7 +40,7 @@ impl<M: InspectObjects> Objects<M> {
 
     fn check_object(&self, id: ObjectId, object: &Object, all: &mut Held) {
         let (mut cached_of_all, mut dirty_of_all) = (0, 0);
-        for pages in ObjectRange::new(ObjectPage(0), object.pages_max()).by_block() {
+        for pages in ObjectRange::new(ObjectPage(0), object.pages_max).by_block() {
             let first = pages.start;
             let (mut cached, mut dirty) = (0, 0);
             for word in pages.pages().map(|page| self.check_page(id, object, page)) {
@@ -94,7 +94,7 @@ impl<M: InspectObjects> Objects<M> {
         let mut slots = 0..self.slots_used.load(Ordering::Relaxed);
         let object = slots.find_map(|slot| self.peek(slot).filter(|it| it.memfd == shown.memfd));
         let object = object.expect("what is mapped is in use");
-        if shown.page.index() >= object.pages_max() {
+        if shown.page.index() >= object.pages_max {
             assert!(!is_present, "{page:?} lies behind all ends, but its window has it");
             return;
         }

@@ -250,7 +250,7 @@ impl<M: ObjectMmu> Objects<M> {
             }
             return self.answer(page, Outcome::Parked);
         };
-        if object.is_memory() && is_absent(locked.content()) && !locked.has(Flags::ERROR) {
+        if object.is_memory && is_absent(locked.content()) && !locked.has(Flags::ERROR) {
             match self.fill_at_once(object, at, locked, guess.order) {
                 AtOnce::Cached(pages, filled) if access == Access::Read => {
                     self.advance(object, guess, pages);
@@ -327,7 +327,7 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// Makes a locked, cached page dirty.
     pub(super) fn mark_dirty(&self, object: &Object, at: ObjectPage, locked: &mut Locked<'_, M>) {
-        if object.is_memory() {
+        if object.is_memory {
             self.space.dirty_cached(locked);
         } else if !locked.has(Flags::DIRTY) {
             locked.dirty();

@@ -36,7 +36,7 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// Locks a page that can be mapped at once.
     pub(super) fn lock_mappable(&self, object: &Object, at: ObjectPage) -> Option<Locked<'_, M>> {
-        if at.index() >= object.pages_max() {
+        if at.index() >= object.pages_max {
             return None;
         }
         // A look before: around a fault at random little is cached, and a lock that is taken for

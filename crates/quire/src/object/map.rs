@@ -49,7 +49,7 @@ impl<M: ObjectMmu> Objects<M> {
         if let Err(error) = made {
             space.remove_whole_vmas(&mut layout, range);
             space.mmu().reserve_again(range);
-            self.mappings.give_back(mapping);
+            self.mappings.numbers.give_back(mapping);
             return Err(error);
         }
         self.get(id);
@@ -66,7 +66,7 @@ impl<M: ObjectMmu> Objects<M> {
         kind: Kind,
     ) -> Result<(PageRange, Attributes), Errno> {
         let MapRequest { pages, prot, pattern, fault_around } = request;
-        if pages.is_empty() || pages.end.index() > self.object(id).pages_max() {
+        if pages.is_empty() || pages.end.index() > self.object(id).pages_max {
             return Err(Errno::INVAL);
         }
         let range = self.space.find_room_like(layout, pages.len(), pages.start)?;
@@ -99,7 +99,7 @@ impl<M: ObjectMmu> Objects<M> {
             let removed = node.and_then(|(node, _)| tree.remove(node));
             debug_assert!(removed.is_some(), "every mapping is in its object's tree");
         }
-        self.mappings.give_back(backing.mapping);
+        self.mappings.numbers.give_back(backing.mapping);
         space.mmu().reserve_again(range);
         space.budget().add_managed(-(range.len() as isize));
         drop(layout);

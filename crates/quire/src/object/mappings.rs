@@ -14,7 +14,8 @@ const MAPPINGS_MAX: usize = 1 << 18;
 pub(super) struct Mappings {
     /// The order of what is mapped around a fault, plus one; 0 is what the faults suggest.
     orders: Table<AtomicU32>,
-    numbers: Numbers,
+    /// A number is given back once no VMA and no tree has it any more.
+    pub numbers: Numbers,
 }
 
 impl Mappings {
@@ -27,11 +28,6 @@ impl Mappings {
         let number = self.numbers.take().ok_or(Errno::NOMEM)?;
         self.set_fault_around(number, fault_around);
         Ok(number)
-    }
-
-    /// Gives a number back that no VMA and no tree has any more.
-    pub fn give_back(&self, number: u32) {
-        self.numbers.give_back(number);
     }
 
     // Relaxed, both: a fault takes whatever it finds; a number outlives the faults that use it,

@@ -42,7 +42,7 @@ impl<M: ObjectMmu> Objects<M> {
         if locked.state() == State::Cached {
             self.try_to_unmap(object, one, Wait::Yes);
             self.space.mmu().memfd_punch(object.memfd, one)?;
-            if !object.is_memory() {
+            if !object.is_memory {
                 if locked.has(Flags::DIRTY) {
                     self.count_cleaned(object, page);
                     self.dirty.fetch_sub(1, Ordering::Relaxed);

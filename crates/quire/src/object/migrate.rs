@@ -67,8 +67,7 @@ impl<M: ObjectMmu> Objects<M> {
             let seen = self.snapshot(object, page);
             let is_movable =
                 |word: Snapshot| word.state() == State::Cached && !word.has(Flags::MLOCKED);
-            if let Some(locked) = self.try_lock_if(object, page, is_movable) {
-                locked.leave_locked();
+            if self.try_lock_and_leave(object, page, is_movable) {
                 run.end = page.add(1);
                 continue;
             }

@@ -110,6 +110,7 @@ use self::mappings::Mappings;
 pub use self::migrate::Migrated;
 use self::pin::Pins;
 pub use self::pin::{PinError, PinFor};
+pub use self::registry::Keeper;
 pub use self::requests::IoBuffer;
 use self::requests::Requests;
 use self::window::Windows;
@@ -188,7 +189,7 @@ pub struct Object {
     store: &'static dyn BackingStore,
     /// Whether its pages are in swap where they are not cached, and not in the store.
     is_memory: bool,
-    number: AtomicU32,
+    id: ObjectId,
     pub(crate) i_mmap: IMmap,
     /// Bytes. Shrinks before pages go, grows after the memfd has.
     length: AtomicU64,
@@ -229,11 +230,6 @@ pub struct Object {
 }
 
 impl Object {
-    fn id(&self) -> ObjectId {
-        // Relaxed: written before the object is published.
-        ObjectId(self.number.load(Ordering::Relaxed))
-    }
-
     /// Bytes.
     pub fn len(&self) -> u64 {
         // Acquire pairs with the release of a change: a thread that sees a longer object sees a
@@ -264,11 +260,6 @@ impl Object {
     /// All pages.
     fn range(&self) -> ObjectRange {
         ObjectRange::new(ObjectPage(0), self.pages())
-    }
-
-    /// Longest that it can become, in pages.
-    const fn pages_max(&self) -> usize {
-        self.pages_max
     }
 }
 

@@ -63,7 +63,7 @@ impl<M: ObjectMmu> Objects<M> {
         if object.has_words(page) {
             return true;
         }
-        let Some(taken) = self.space.take_object_block(!object.is_memory()) else { return false };
+        let Some(taken) = self.space.take_object_block(!object.is_memory) else { return false };
         let number = taken.start.block() as u32 + 1;
         let block = &object.blocks[page.block()];
         // SeqCst: see `words_of`.
@@ -119,6 +119,16 @@ impl<M: ObjectMmu> Objects<M> {
         self.space.try_lock_if(object.find_number(page)?, is_wanted)
     }
 
+    /// Does the same, and leaves it locked; `false`: it is not locked by this.
+    pub(super) fn try_lock_and_leave(
+        &self,
+        object: &Object,
+        page: ObjectPage,
+        is_wanted: impl FnMut(Snapshot) -> bool,
+    ) -> bool {
+        self.try_lock_if(object, page, is_wanted).map(Locked::leave_locked).is_some()
+    }
+
     /// Takes over the lock of a page that was left locked.
     pub(super) fn adopt(&self, object: &Object, page: ObjectPage) -> Locked<'_, M> {
         self.space.adopt_page(object.number(page))
@@ -134,7 +144,7 @@ impl<M: ObjectMmu> Objects<M> {
         Some(self.space.block(object.find_number(page)?))
     }
 
-    fn block(&self, object: &Object, page: ObjectPage) -> &Block {
+    pub(super) fn block(&self, object: &Object, page: ObjectPage) -> &Block {
         self.space.block(object.number(page))
     }
 

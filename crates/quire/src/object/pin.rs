@@ -41,7 +41,7 @@ use super::window::{Mapped, View};
 use super::{Object, ObjectId, Objects};
 use crate::mmu::object::ObjectMmu;
 use crate::mmu::{Protection, Refusal};
-use crate::page::{Flags, Interrupted, Kill, State};
+use crate::page::{Flags, Kill, State};
 use crate::scratch::Scratch;
 use crate::space::vma::{Kind, Vma};
 use crate::sys::Errno;
@@ -247,15 +247,14 @@ impl<M: ObjectMmu> Objects<M> {
         scratch: &mut Scratch,
         buffer: &mut IoBuffer,
     ) -> Result<(), PinError> {
-        let read_error = |errno| ReadError { offset: at.offset(), errno };
-        let kill = buffer.kill();
-        let interrupted = |end: Interrupted| read_error(end.into());
+        let (kill, offset) = (buffer.kill(), at.offset());
         loop {
             if at.index() >= object.pages() {
-                return Err(PinError::BehindEnd(at.offset()));
+                return Err(PinError::BehindEnd(offset));
             }
-            self.fetch(object, at, scratch, buffer).map_err(read_error)?;
-            let mut locked = self.lock_killable(object, at, kill).map_err(interrupted)?;
+            self.fetch(object, at, scratch, buffer).map_err(ReadError::at(offset))?;
+            let locked = self.lock_killable(object, at, kill);
+            let mut locked = locked.map_err(ReadError::at(offset))?;
             // SeqCst: a thread that cuts takes this lock after it has said so.
             let is_cut = at.0 >= object.cut.load(Ordering::SeqCst);
             if locked.state() == State::Cached && !is_cut && at.index() < object.pages() {
@@ -263,7 +262,7 @@ impl<M: ObjectMmu> Objects<M> {
             }
             locked.unlock();
             if is_cut {
-                self.wait_for_cut(object, kill).map_err(interrupted)?;
+                self.wait_for_cut(object, kill).map_err(ReadError::at(offset))?;
             }
         }
     }
@@ -280,7 +279,7 @@ impl<M: ObjectMmu> Objects<M> {
         self.pins.take(&count, self.pins_max(), &object.pinned)?;
         locked.set_flags_locked(Flags::MLOCKED);
         if what == PinFor::Writing {
-            if count.writes() == 0 && !object.is_memory() {
+            if count.writes() == 0 && !object.is_memory {
                 // Before it counts as dirty: or the limits would be passed for a moment.
                 self.pins.writable.fetch_add(1, Ordering::Relaxed);
                 object.pinned_writable.fetch_add(1, Ordering::Relaxed);
@@ -316,7 +315,7 @@ impl<M: ObjectMmu> Objects<M> {
         let mut gone = Flags::EMPTY;
         if what == PinFor::Writing && count.writes() == 0 {
             gone = gone.or(Flags::PINNED);
-            if !object.is_memory() {
+            if !object.is_memory {
                 self.pins.writable.fetch_sub(1, Ordering::Relaxed);
                 object.pinned_writable.fetch_sub(1, Ordering::Relaxed);
             }

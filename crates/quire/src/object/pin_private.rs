@@ -14,7 +14,7 @@ use super::requests::IoBuffer;
 use super::{Objects, ReadError};
 use crate::mmu::Access;
 use crate::mmu::object::ObjectMmu;
-use crate::page::{Flags, Interrupted, State};
+use crate::page::{Flags, State};
 use crate::scratch::Scratch;
 use crate::sys::Errno;
 use crate::units::{PageNum, PageRange};
@@ -57,9 +57,8 @@ impl<M: ObjectMmu> Objects<M> {
         let at = backing.object_page(page);
         loop {
             self.populate_private(PageRange::new(page, 1), scratch, buffer)?;
-            let interrupted =
-                |end: Interrupted| ReadError { offset: at.offset(), errno: end.into() };
-            let locked = self.space.lock_page_killable(page, buffer.kill()).map_err(interrupted)?;
+            let locked = self.space.lock_page_killable(page, buffer.kill());
+            let locked = locked.map_err(ReadError::at(at.offset()))?;
             let old = locked.content();
             let is_protected = what == PinFor::Writing
                 && (old.has(Flags::CLEAN) || old.has(Flags::WRITE_PROTECTED));

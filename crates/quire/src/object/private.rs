@@ -307,7 +307,6 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// Locks a page of an object if it is cached and not locked; leaves it locked.
     fn lock_cached(&self, object: &Object, at: ObjectPage) -> bool {
-        let locked = self.try_lock_if(object, at, |word| word.state() == State::Cached);
-        locked.map(Locked::leave_locked).is_some()
+        self.try_lock_and_leave(object, at, |word| word.state() == State::Cached)
     }
 }

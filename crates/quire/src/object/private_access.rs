@@ -46,7 +46,7 @@ impl<M: ObjectMmu> Objects<M> {
         let Some((backing, object)) = self.private_object(range.start) else { return Ok(()) };
         for page in range.pages() {
             let at = backing.object_page(page);
-            let error = |errno| ReadError { offset: at.offset(), errno };
+            let offset = at.offset();
             loop {
                 let seen = self.space.snapshot(page);
                 if seen.state() == State::Mapped {
@@ -56,12 +56,12 @@ impl<M: ObjectMmu> Objects<M> {
                     if at.index() >= object.pages() {
                         break;
                     }
-                    self.fetch(object, at, scratch, buffer).map_err(error)?;
+                    self.fetch(object, at, scratch, buffer).map_err(ReadError::at(offset))?;
                     self.space.drop_refused(page);
                 }
                 let outcome = self.bring_in_private(page, scratch, buffer.kill());
-                if outcome.map_err(|end| error(end.into()))? == Outcome::Poisoned {
-                    return Err(error(Errno::IO));
+                if outcome.map_err(ReadError::at(offset))? == Outcome::Poisoned {
+                    return Err(ReadError { offset, errno: Errno::IO });
                 }
             }
         }
@@ -142,10 +142,9 @@ impl<M: ObjectMmu> Objects<M> {
             let want = (into.len() - done).min(PAGE_SIZE - within);
             let offset = backing.object_page(page).offset() + within as u64;
             let part = &mut into[done..done + want];
-            let interrupted = |end: Interrupted| ReadError { offset, errno: end.into() };
             let kill = buffer.kill();
             let loaded = self.load_private(page, within, part, scratch.page, kill);
-            match loaded.map_err(interrupted)? {
+            match loaded.map_err(ReadError::at(offset))? {
                 OwnBytes::Loaded => done += want,
                 OwnBytes::None => {
                     let read = self.read_at(object, offset, part, scratch, buffer)?;
@@ -155,7 +154,8 @@ impl<M: ObjectMmu> Objects<M> {
                     }
                 }
                 OwnBytes::InFile => {
-                    self.bring_in_private(page, scratch, kill).map_err(interrupted)?;
+                    let outcome = self.bring_in_private(page, scratch, kill);
+                    outcome.map_err(ReadError::at(offset))?;
                 }
                 OwnBytes::Lost => return Err(ReadError { offset, errno: Errno::IO }),
             }

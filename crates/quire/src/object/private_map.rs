@@ -21,7 +21,7 @@ impl<M: ObjectMmu> Objects<M> {
         let mut layout = space.lock();
         let (range, attributes) = self.place_mapping(&layout, request, id, Kind::Private)?;
         if let Err(error) = space.install_with(&mut layout, range, attributes) {
-            self.mappings.give_back(attributes.backing.mapping);
+            self.mappings.numbers.give_back(attributes.backing.mapping);
             return Err(error);
         }
         self.get(id);
@@ -37,7 +37,7 @@ impl<M: ObjectMmu> Objects<M> {
         self.forget_private_pins(range);
         let unmapped = self.space.unmap_and_unlock(layout, range);
         debug_assert!(unmapped.is_ok(), "whole VMAs go without a split");
-        self.mappings.give_back(backing.mapping);
+        self.mappings.numbers.give_back(backing.mapping);
         self.object(ObjectId(backing.object)).privates.fetch_sub(1, Ordering::SeqCst);
         self.put(ObjectId(backing.object));
     }
@@ -57,7 +57,7 @@ impl<M: ObjectMmu> Objects<M> {
             at = vma.range.end;
             let backing = vma.attributes.backing;
             let is_private = vma.attributes.kind == Kind::Private;
-            if !is_private || ObjectId(backing.object) != object.id() {
+            if !is_private || ObjectId(backing.object) != object.id {
                 continue;
             }
             let shown = backing.object_range(vma.range);

@@ -108,7 +108,7 @@ impl<M: ObjectMmu> Objects<M> {
     pub(super) fn may_read_in_place(&self, object: &Object, pages: ObjectRange) -> bool {
         // Relaxed: a choice that is made before there are objects.
         let may = self.space.mmu().is_inline() || self.buffers.by_handlers.load(Ordering::Relaxed);
-        may && pages.len() <= PAGES_MAX && !object.is_memory() && object.store.reads_in_place()
+        may && pages.len() <= PAGES_MAX && !object.is_memory && object.store.reads_in_place()
     }
 
     /// Reads for a fault and maps; the window's lock is not held. Where that cannot be a worker

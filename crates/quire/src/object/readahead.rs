@@ -46,7 +46,7 @@ impl<M: ObjectMmu> Objects<M> {
         let asker = Asker { page, vma: *vma, around, access };
         let is_in_place = self.may_read_in_place(object, pages);
         if is_in_place {
-            self.get(object.id());
+            self.get(object.id);
         } else if !self.request_read(object, pages, Some(asker)) {
             return Look::Ended(self.wait_for_queue(page));
         }
@@ -100,18 +100,14 @@ impl<M: ObjectMmu> Objects<M> {
         order: u32,
         is_wanted: impl Fn(Snapshot) -> bool,
     ) -> ObjectRange {
-        let start = ObjectPage(at.0 >> order << order);
-        let folio = ObjectRange::new(start, 1 << order).intersect(object.range());
-        grow(ObjectRange::new(at, 1), folio, |page| {
-            let joined = self.try_lock_if(object, page, &is_wanted);
-            joined.map(Locked::leave_locked).is_some()
-        })
+        let folio = ObjectRange::new(at.align_down(order), 1 << order).intersect(object.range());
+        let joins = |page| self.try_lock_and_leave(object, page, &is_wanted);
+        grow(ObjectRange::new(at, 1), folio, joins)
     }
 
     /// Locks a page that is not cached, and leaves it locked.
     pub(super) fn lock_absent(&self, object: &Object, page: ObjectPage) -> bool {
-        self.use_words(object, page)
-            && self.try_lock_if(object, page, is_absent).map(Locked::leave_locked).is_some()
+        self.use_words(object, page) && self.try_lock_and_leave(object, page, is_absent)
     }
 
     pub(super) fn guess_for(&self, object: &Object, at: ObjectPage, pattern: Pattern) -> Guess {

@@ -29,10 +29,9 @@ struct Shrunk {
     dirty: usize,
 }
 
-/// What is to become of a locked page.
+/// What is to become of a page that does not stay as it is.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum CacheFate {
-    Stay,
     Unmap,
     Drop,
     /// A memory object's dirty page: it is put into swap, and dropped.
@@ -52,7 +51,7 @@ impl<M: ObjectMmu> Shrinker for Objects<M> {
         while all.freed < target && rounds < 3 {
             let mut hands = self.registry.lock();
             let cached = |block: &Block| block.mapped.load(Ordering::Relaxed);
-            let next = self.next_block(&mut hands.reclaim, Object::pages_max, cached);
+            let next = self.next_block(&mut hands.reclaim, |object| object.pages_max, cached);
             let Some((object, block, _)) = next else {
                 rounds += 1;
                 continue;
@@ -67,6 +66,13 @@ impl<M: ObjectMmu> Shrinker for Objects<M> {
         }
         all.freed
     }
+}
+
+/// Whether a page is cached, and neither pinned nor under way to the store.
+const fn is_idle(word: Snapshot) -> bool {
+    matches!(word.state(), State::Cached)
+        && !word.has(Flags::WRITEBACK)
+        && !word.has(Flags::MLOCKED)
 }
 
 /// The pages of an object's block.
@@ -109,12 +115,12 @@ impl<M: ObjectMmu> Objects<M> {
         mut scratch: Option<&mut Scratch>,
     ) -> Shrunk {
         let mut shrunk = Shrunk::default();
-        let end = pages.end.0.min(object.pages_max() as u64);
+        let end = pages.end.0.min(object.pages_max as u64);
         let mut run = ObjectRange { start: pages.start, end: pages.start };
-        let mut fate = CacheFate::Stay;
+        let mut fate = None;
         for page in (pages.start.0..end).map(ObjectPage) {
             let next = self.lock_victim(object, page, who, scratch.is_some(), &mut shrunk);
-            if next != fate || (fate == CacheFate::Store && run.len() >= STORE_MAX) {
+            if next != fate || (fate == Some(CacheFate::Store) && run.len() >= STORE_MAX) {
                 self.end_run(object, run, fate, scratch.as_deref_mut(), &mut shrunk);
                 run.start = page;
                 fate = next;
@@ -128,7 +134,7 @@ impl<M: ObjectMmu> Objects<M> {
         shrunk
     }
 
-    /// Says what is to become of a page, and keeps its lock if it is not to stay.
+    /// Says what is to become of a page, and keeps its lock; `None`: it stays, and is not locked.
     fn lock_victim(
         &self,
         object: &Object,
@@ -136,104 +142,74 @@ impl<M: ObjectMmu> Objects<M> {
         who: Reclaimer,
         can_store: bool,
         shrunk: &mut Shrunk,
-    ) -> CacheFate {
-        let is_cached = |word: Snapshot| word.state() == State::Cached;
-        let Some(locked) = self.try_lock_if(object, page, is_cached) else {
-            return CacheFate::Stay;
-        };
-        let is_spared = who.spares(locked.content());
-        let fate = if locked.has(Flags::WRITEBACK) || locked.has(Flags::MLOCKED) {
-            CacheFate::Stay
-        } else if object.is_memory() && locked.has(Flags::DIRTY) {
-            match is_spared {
-                _ if locked.has(Flags::INCOMPRESSIBLE) || !can_store => CacheFate::Stay,
-                true => CacheFate::Unmap,
-                false => CacheFate::Store,
-            }
-        } else if locked.has(Flags::DIRTY) {
+    ) -> Option<CacheFate> {
+        let locked = self.try_lock_if(object, page, is_idle)?;
+        let is_dirty = locked.has(Flags::DIRTY);
+        if is_dirty && !object.is_memory {
             shrunk.dirty += 1;
-            CacheFate::Stay
-        } else if is_spared {
-            CacheFate::Unmap
-        } else {
-            CacheFate::Drop
-        };
-        if fate != CacheFate::Stay {
-            locked.leave_locked();
+            return None;
         }
-        fate
+        if is_dirty && (locked.has(Flags::INCOMPRESSIBLE) || !can_store) {
+            return None;
+        }
+        let fate = match who.spares(locked.content()) {
+            true => CacheFate::Unmap,
+            false if is_dirty => CacheFate::Store,
+            false => CacheFate::Drop,
+        };
+        locked.leave_locked();
+        Some(fate)
     }
 
+    /// Has a run of locked pages of one block meet its fate, and unlocks it.
     fn end_run(
         &self,
         object: &Object,
         run: ObjectRange,
-        fate: CacheFate,
+        fate: Option<CacheFate>,
         scratch: Option<&mut Scratch>,
         shrunk: &mut Shrunk,
     ) {
-        if run.is_empty() || fate == CacheFate::Stay {
-            return;
-        }
-        let is_done = match fate {
-            CacheFate::Unmap | CacheFate::Store => self.try_to_unmap(object, run, Wait::No),
-            _ => self.drop_locked(object, run, Wait::No),
-        };
         match (fate, scratch) {
-            _ if !is_done => self.unlock_pages(object, run),
-            (CacheFate::Store, Some(scratch)) => {
-                shrunk.freed += self.store_run(object, run, scratch)
+            (None, _) => {}
+            (Some(CacheFate::Drop), _) => shrunk.freed += self.drop_locked(object, run, Wait::No),
+            _ if !self.try_to_unmap(object, run, Wait::No) => self.unlock_pages(object, run),
+            (Some(CacheFate::Store), Some(scratch)) => {
+                shrunk.freed += self.store_run(object, run, scratch);
             }
-            (CacheFate::Store, None) => self.unlock_pages(object, run),
-            (CacheFate::Unmap, _) => {
-                run.pages().for_each(|page| self.adopt(object, page).clear_flags(Flags::ACCESSED));
-            }
-            _ => shrunk.freed += run.len(),
+            _ => run.pages().for_each(|page| self.adopt(object, page).clear_flags(Flags::ACCESSED)),
         }
     }
 
     /// Drops what is cached of `pages`, but for what is dirty, pinned or busy; returns how many.
     pub fn drop_cached(&self, object: &Object, pages: ObjectRange) -> usize {
-        let pages = pages.intersect(object.range()).pages();
-        pages.filter(|&page| self.drop_cached_page(object, page)).count()
-    }
-
-    fn drop_cached_page(&self, object: &Object, page: ObjectPage) -> bool {
-        let can_go = |word: Snapshot| {
-            word.state() == State::Cached
-                && !word.has(Flags::DIRTY)
-                && !word.has(Flags::WRITEBACK)
-                && !word.has(Flags::MLOCKED)
+        let drop_page = |page| {
+            let can_go = |word: Snapshot| is_idle(word) && !word.has(Flags::DIRTY);
+            match self.try_lock_and_leave(object, page, can_go) {
+                true => self.drop_locked(object, ObjectRange::new(page, 1), Wait::Yes),
+                false => 0,
+            }
         };
-        let Some(locked) = self.try_lock_if(object, page, can_go) else { return false };
-        locked.leave_locked();
-        let one = ObjectRange::new(page, 1);
-        let is_gone = self.drop_locked(object, one, Wait::Yes);
-        if !is_gone {
-            self.unlock_pages(object, one);
-        }
-        is_gone
+        pages.intersect(object.range()).pages().map(drop_page).sum()
     }
 
     /// Drops locked, cached, clean pages of one block from every mapping and from the cache, and
-    /// unlocks them; `false` where they are as they were, but for where they are mapped.
-    fn drop_locked(&self, object: &Object, run: ObjectRange, wait: Wait) -> bool {
-        if !self.try_to_forget(object, run, wait) {
-            return false;
-        }
-        if !self.try_to_punch(object, run) {
-            return false;
+    /// unlocks them; returns how many are dropped: all or none.
+    fn drop_locked(&self, object: &Object, run: ObjectRange, wait: Wait) -> usize {
+        if !self.try_to_forget(object, run, wait) || !self.try_to_punch(object, run) {
+            self.unlock_pages(object, run);
+            return 0;
         }
         for page in run.pages() {
             let page = self.adopt(object, page);
-            if object.is_memory() {
+            if object.is_memory {
                 self.note_uncached(page.content());
             } else {
                 object.synced.note_dropped(page.content());
             }
             page.uncache();
         }
-        true
+        run.len()
     }
 
     /// Takes locked pages of one block, which are mapped nowhere, out of the memfd and the account;

@@ -20,9 +20,18 @@ use crate::sys::memory::{self, InitialProt, Table};
 use crate::sys::mutex::Mutex;
 use crate::units::{BLOCK_PAGES, PAGE_SIZE};
 
+/// What keeps the bytes of an object that are not cached.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Keeper {
+    Store,
+    /// They are in swap, as those of anonymous memory.
+    Engine,
+}
+
 impl<M: ObjectMmu> Objects<M> {
-    /// Makes an object of `length` bytes whose bytes rest in `store`, and which may grow to
-    /// `length_max`. The caller is its first user.
+    /// Makes an object of `length` bytes, which may grow to `length_max`. They rest in `store`;
+    /// where the engine keeps them they are zeros at first, and `store` is only told of changes of
+    /// length, and of the end. The caller is its first user.
     ///
     /// # Errors
     /// `NOMEM`, `MFILE`, and `NFILE` where there are too many objects; `FBIG` where it is too
@@ -32,16 +41,7 @@ impl<M: ObjectMmu> Objects<M> {
         store: &'static dyn BackingStore,
         length: u64,
         length_max: u64,
-    ) -> Result<ObjectId, Errno> {
-        self.open_as(store, length, length_max, false)
-    }
-
-    pub(super) fn open_as(
-        &self,
-        store: &'static dyn BackingStore,
-        length: u64,
-        length_max: u64,
-        is_memory: bool,
+        keeper: Keeper,
     ) -> Result<ObjectId, Errno> {
         let pages_max = length_max.max(length).div_ceil(PAGE_SIZE as u64) as usize;
         if pages_max > OBJECT_PAGES_MAX {
@@ -55,8 +55,8 @@ impl<M: ObjectMmu> Objects<M> {
                 pages_max: pages_max.max(1),
                 memfd,
                 store,
-                is_memory,
-                number: AtomicU32::new(0),
+                is_memory: keeper == Keeper::Engine,
+                id: ObjectId(0),
                 i_mmap: IMmap::default(),
                 length: AtomicU64::new(length),
                 users: AtomicUsize::new(1),
@@ -81,7 +81,7 @@ impl<M: ObjectMmu> Objects<M> {
                 read_error_page: AtomicU64::new(0),
             })
         });
-        let object = match made {
+        let mut object = match made {
             Ok(object) => object,
             Err(error) => {
                 self.space.mmu().memfd_close(memfd);
@@ -96,8 +96,8 @@ impl<M: ObjectMmu> Objects<M> {
             self.space.mmu().memfd_close(memfd);
             return Err(Errno::NFILE);
         };
-        // SAFETY: made above, and it does not end before it is published.
-        unsafe { object.as_ref() }.number.store(slot as u32, Ordering::Relaxed);
+        // SAFETY: made above, and known to no other thread.
+        unsafe { object.as_mut() }.id = ObjectId(slot as u32);
         // Release publishes the object.
         self.slots[slot].store(object.as_ptr(), Ordering::Release);
         self.slots_used.fetch_max(slot + 1, Ordering::Relaxed);

@@ -34,7 +34,7 @@ impl<M: ObjectMmu> Objects<M> {
         let backing = vma.attributes.backing;
         let object = self.object(ObjectId(backing.object));
         let end = backing.object_page(range.start).index() + pages;
-        if pages == 0 || end > object.pages_max() {
+        if pages == 0 || end > object.pages_max {
             return Err(Errno::INVAL);
         }
         if vma.attributes.kind == Kind::Private {

@@ -217,7 +217,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// Sends a request that keeps its object in use until it is done; `false` where the queue is
     /// full.
     pub(super) fn request(&self, object: &Object, work: Work) -> bool {
-        let id = object.id();
+        let id = object.id;
         self.get(id);
         let is_sent = self.requests.push(id, work);
         if !is_sent {
@@ -396,7 +396,7 @@ impl<M: ObjectMmu> Objects<M> {
         asked: Option<ObjectPage>,
         buffer: &mut IoBuffer,
     ) -> Result<(), Errno> {
-        if !object.is_memory() {
+        if !object.is_memory {
             self.space.budget().count(Event::Pgpgin, pages.len());
         }
         if self.fill_run(object, pages, buffer.pages(pages.len())).is_ok() {
@@ -430,7 +430,7 @@ impl<M: ObjectMmu> Objects<M> {
         pages: ObjectRange,
         bytes: &mut [u8],
     ) -> Result<(), Errno> {
-        if object.is_memory() {
+        if object.is_memory {
             self.load_locked_pages(object, pages, bytes)?;
         } else {
             object.store.read(pages.start.offset(), bytes)?;
@@ -466,7 +466,7 @@ impl<M: ObjectMmu> Objects<M> {
                 locked.clear_flags(Flags::ERROR);
                 continue;
             }
-            if object.is_memory() {
+            if object.is_memory {
                 self.enter_from_swap(&mut locked);
             } else {
                 locked.cache();

@@ -22,7 +22,7 @@
 //! Locks: the page's, which guards what it has in swap as well.
 
 use super::pages::Locked;
-use super::{BackingStore, Object, ObjectId, Objects};
+use super::{Object, Objects};
 use crate::control::Event;
 use crate::mmu::object::ObjectMmu;
 use crate::page::{Flags, Snapshot, State};
@@ -36,28 +36,7 @@ use crate::units::{ObjectRange, PAGE_SIZE};
 #[repr(C, align(4096))]
 struct ReadBuffer([u8; 2 * PAGE_SIZE]);
 
-impl Object {
-    /// Whether its bytes are in swap, where they are not cached, and not in a store.
-    pub const fn is_memory(&self) -> bool {
-        self.is_memory
-    }
-}
-
 impl<M: ObjectMmu> Objects<M> {
-    /// Makes an object of `length` zeros that has no store, and may grow to `length_max`. `store`
-    /// is told of changes of length, and of the end. The caller is its first user.
-    ///
-    /// # Errors
-    /// As for [`Self::open`].
-    pub fn open_memory(
-        &self,
-        store: &'static dyn BackingStore,
-        length: u64,
-        length_max: u64,
-    ) -> Result<ObjectId, Errno> {
-        self.open_as(store, length, length_max, true)
-    }
-
     /// Reads the content of a locked page that is not in the swap file; `false` where it is, or is
     /// lost.
     pub(super) fn load_packed(&self, page: &Locked<'_, M>, into: &mut PageBytes) -> bool {

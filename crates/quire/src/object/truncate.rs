@@ -184,7 +184,7 @@ impl<M: ObjectMmu> Objects<M> {
             if !self.try_to_punch(object, one) {
                 return;
             }
-            if page.has(Flags::DIRTY) && !object.is_memory() {
+            if page.has(Flags::DIRTY) && !object.is_memory {
                 self.count_cleaned(object, at);
                 self.dirty.fetch_sub(1, Ordering::Relaxed);
             }
@@ -200,7 +200,7 @@ impl<M: ObjectMmu> Objects<M> {
         loop {
             let page = self.lock(object, at);
             // Of a memory object it is under way to swap, which goes by what the page is then.
-            if object.is_memory() || !page.has(Flags::WRITEBACK) {
+            if object.is_memory || !page.has(Flags::WRITEBACK) {
                 return page;
             }
             let number = page.page();
@@ -267,7 +267,7 @@ impl<M: ObjectMmu> Objects<M> {
             return Ok(());
         }
         let page = ObjectPage(bytes / PAGE_SIZE as u64);
-        if object.is_memory() {
+        if object.is_memory {
             return self.zero_tail_of_memory(object, page, tail);
         }
         if !object.has_words(page) {
@@ -283,6 +283,6 @@ impl<M: ObjectMmu> Objects<M> {
 }
 
 fn check_length(object: &Object, bytes: u64) -> Result<(), Errno> {
-    let fits = bytes.div_ceil(PAGE_SIZE as u64) <= object.pages_max() as u64;
+    let fits = bytes.div_ceil(PAGE_SIZE as u64) <= object.pages_max as u64;
     fits.then_some(()).ok_or(Errno::FBIG)
 }

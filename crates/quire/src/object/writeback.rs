@@ -67,7 +67,7 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// The same of this object. Never where nothing is written back.
     pub(super) fn must_clean_first(&self, object: &Object) -> bool {
-        !object.is_memory() && self.is_too_dirty()
+        !object.is_memory && self.is_too_dirty()
     }
 
     /// Counts a page that has become dirty among those of all objects.
@@ -110,7 +110,7 @@ impl<M: ObjectMmu> Objects<M> {
             let Some((object, block, dirty)) = self.next_dirty() else { return };
             let is_sent = self.request(object, Work::WriteBack(block_range(block)));
             // Not under the registry's lock: this may be the last use.
-            self.put(object.id());
+            self.put(object.id);
             if !is_sent {
                 return;
             }
@@ -141,19 +141,29 @@ impl<M: ObjectMmu> Objects<M> {
         wait: Wait,
         buffer: &mut IoBuffer,
     ) -> Option<ObjectPage> {
-        let mut held_back = None;
-        let mut at = pages.start;
-        let end = pages.intersect(object.range()).end;
-        while at < end {
+        let parts = object.used_parts(pages.intersect(object.range()));
+        parts.fold(None, |held_back, part| {
             // Within a block: long writes are as aligned as reads are.
-            let block_end = ObjectPage((at.0 | (BLOCK_PAGES as u64 - 1)) + 1);
-            let is_dirty =
-                |block: &Block| wait == Wait::Yes || block.dirty.load(Ordering::Relaxed) > 0;
-            if !self.find_block(object, at).is_some_and(is_dirty) {
-                at = block_end;
-                continue;
+            let is_clean = self.block(object, part.start).dirty.load(Ordering::Relaxed) == 0;
+            if is_clean && wait == Wait::No {
+                return held_back;
             }
-            let within = ObjectRange { start: at, end: end.min(block_end) };
+            held_back.or(self.write_back_part(object, part, wait, buffer))
+        })
+    }
+
+    /// Does so with what is dirty of a part of a block.
+    fn write_back_part(
+        &self,
+        object: &Object,
+        part: ObjectRange,
+        wait: Wait,
+        buffer: &mut IoBuffer,
+    ) -> Option<ObjectPage> {
+        let mut held_back = None;
+        let mut at = part.start;
+        while at < part.end {
+            let within = ObjectRange { start: at, end: part.end };
             let run = self.lock_dirty_run(object, within, wait);
             if run.is_empty() {
                 at = at.add(1);
@@ -347,7 +357,7 @@ impl<M: ObjectMmu> Objects<M> {
         seen: &mut u32,
         buffer: &mut IoBuffer,
     ) -> Result<(), FlushError> {
-        if object.is_memory() {
+        if object.is_memory {
             return Ok(());
         }
         let mut held_back = None;

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use quire::control::Event;
 use quire::mmu::object::InspectObjects;
 use quire::mmu::{Mmu, Prot};
-use quire::object::{FaultAround, FlushError, IoBuffer, MapRequest, ObjectId, Objects};
+use quire::object::{FaultAround, FlushError, IoBuffer, Keeper, MapRequest, ObjectId, Objects};
 use quire::page::Flags;
 use quire::reclaim::{Balance, Kswapd, OOM_ROUND_MS};
 use quire::scratch::Scratch;
@@ -258,7 +258,8 @@ impl World {
 
     pub fn open(&self, len: usize, pages_max: usize, seed: u64, failures: Failures) -> Sim {
         let store = SimStore::new(&self.baton, len, pages_max, seed, failures);
-        let id = self.objects.open(store, len as u64, (pages_max * 4096) as u64).unwrap();
+        let len_max = (pages_max * 4096) as u64;
+        let id = self.objects.open(store, len as u64, len_max, Keeper::Store).unwrap();
         Sim { id, store, pages_max }
     }
 
