@@ -8,8 +8,6 @@
 //! The page's word is `Poisoned`; the page is not cached, not dirty, and mapped nowhere. What a memory
 //! object's page has in swap it keeps, as a clean page does. Each mapping has a mark there, from which an
 //! access is a SIGBUS; a mapping that comes later gets its own at the first fault.
-//!
-//! Locks: the page's, slept for; `i_mmap` shared and windows', under it.
 
 use core::sync::atomic::Ordering;
 

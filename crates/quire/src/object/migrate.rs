@@ -3,8 +3,6 @@
 //! A run of a block's pages is locked and unmapped everywhere, copied into a buffer, given back to
 //! the kernel, and written into fresh memory of the memfd. Pinned pages stay where they are, for the
 //! kernel may hold that very memory; so do poisoned and locked ones.
-//!
-//! Locks: page locks of a run, tried; then `i_mmap` shared and the windows', by the walk that unmaps.
 
 use super::pages::is_absent;
 use super::requests::IoBuffer;

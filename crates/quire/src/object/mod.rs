@@ -48,23 +48,27 @@
 //! | `fill_at_once`, in a handler, of a memory object | the window's; page locks tried | no |
 //! | `fill_locked`, in a worker | page locks of what is read | in the store |
 //! | `read_in_place`, in the thread that serves itself | page locks of what is read; then as `answer_asker` | for the device |
-//! | `pin` | one page's at a time, then the window's | in the store, for memory, for a cut |
+//! | `pin`, `unpin` | one page's at a time, then the window's | in the store, for memory, for a cut |
+//! | a private fault, `populate_private`, `pin_private` | one page's in the arena; then those of the object, tried | a fault no, the others as `populate` |
+//! | `memory_failure`, `unpoison` | one page's; `i_mmap` (shared), windows' | for those |
 //! | `protect` | the space's | for it |
 //! | `remap` | the space's; `i_mmap` (exclusive); windows', one at a time | for those |
 //! | `answer_asker`, in a worker | the window's; page locks tried | no |
 //! | `read_at`, `populate` | one page's at a time, slept for; then as `fill_locked` | in the store, for memory |
-//! | reclaim, `scan` | the registry's; page locks and `i_mmap` (shared), tried; windows' | for windows' locks |
+//! | `refuse_writer`, `look_after_writers` | the window's; the list's | for that |
+//! | reclaim, `scan` | the registry's, for one block at a time; page locks and `i_mmap` (shared), tried; windows' | for windows' locks |
 //! | write-back, `write_back_locked` | page locks and `i_mmap` (shared) while pages are protected and copied; none while the store writes | in the store |
-//! | `flush` | the same; sleeps for page locks and for WRITEBACK | in the store |
+//! | `flush` | the same; sleeps for the first page lock of a run and for WRITEBACK | in the store |
 //! | `set_len` | the object's `resize`; one page's at a time, none while the store works; `i_mmap` (shared), windows' | for reads and writes under way, in the store |
 //! | `migrate` | page locks of a run, tried; `i_mmap` (shared), windows' | for memory |
+//! | `map_private` and `unmap` of such, `follow_change` | the space's; one page's in the arena at a time | for those |
 //! | `map`, `unmap` | the space's; windows', one at a time; `i_mmap` (exclusive) | for those |
 //!
 //! - The object's `resize` is outside of the space's lock, which a change of length takes under `resize` alone.
 //! - The turn of an object's syncs is held while the store works; under it page locks, one at a time.
 //! - A move of a mapping has its object's `i_mmap` for writing until the pages are at the new place.
-//! - Reclaim holds the registry of objects for one block at a time, outside of page locks; opening and
-//!   closing an object hold it as well.
+//! - The registry of objects, which keeps them from going, is outside of page locks; opening and closing
+//!   an object hold it as well.
 
 mod access;
 #[cfg(feature = "simulated")]

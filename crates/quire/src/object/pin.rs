@@ -29,8 +29,6 @@
 //! A cut through a pinned page is refused, even if the page's memory has failed: the page's count is asked,
 //! not its flags. A cut says so first and then takes each page's lock; a pin looks for a cut under that
 //! lock. So either the cut finds the pin, or the pin waits for the cut's end, and finds the new one.
-//!
-//! Locks: a page's, one at a time, slept for; under it the window's.
 
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 

@@ -4,8 +4,6 @@
 //! writable unless it is CLEAN, so that one that is pinned for write has that ended first. How often
 //! it is pinned is in a table over the arena. What is pinned is the mapping's own: it stays when the
 //! object is cut before it.
-//!
-//! Locks: a page's in the arena, one at a time, slept for.
 
 use core::sync::atomic::Ordering;
 

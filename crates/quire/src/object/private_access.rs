@@ -1,6 +1,4 @@
 //! What is asked of private mappings beside accesses, by threads of the program, which may wait.
-//!
-//! Locks: a page's in the arena, one at a time; those of the object's pages as in `access`.
 
 use super::requests::IoBuffer;
 use super::{Object, ObjectId, Objects, ReadError};

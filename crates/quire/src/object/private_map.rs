@@ -1,6 +1,4 @@
 //! Private mappings come and go, and follow their object.
-//!
-//! Locks: the space's; pages' in its arena, one at a time, slept for.
 
 use core::sync::atomic::Ordering;
 

@@ -2,8 +2,6 @@
 //!
 //! The VMA first, then the rights themselves: the kernel checks them for what is mapped already, and for
 //! what a fault maps that has seen the old ones. So nothing has to be unmapped.
-//!
-//! Locks: the space's.
 
 use super::Objects;
 use crate::mmu::Prot;

@@ -10,23 +10,24 @@
 //! Locks: the words of what is read, locked before and held across the read; the window's is not
 //! held then, and taken again to map, as a worker does.
 
-use core::ptr::NonNull;
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use super::requests::Asker;
 use super::{Object, ObjectId, Objects};
 use crate::control::Event;
 use crate::fault::Outcome;
 use crate::mmu::object::ObjectMmu;
-use crate::sys::{Errno, memory};
+use crate::sys::memory::{Table, zeroed};
+use crate::sys::mutex::{Mutex, MutexGuard};
+use crate::sys::{Errno, rank};
 use crate::units::{ObjectRange, PAGE_SHIFT, PAGE_SIZE};
 
 /// Most pages of such a read. What is longer takes its time on the device, beside which a switch of
 /// threads is nothing.
 const PAGES_MAX: usize = 16;
 const BUFFER_BYTES: usize = PAGES_MAX * PAGE_SIZE;
-/// InPlaceBuffers: so many such reads are under way at a time. A bit each.
-const BUFFERS: usize = u64::BITS as usize;
+/// So many such reads are under way at a time.
+const BUFFERS: usize = 64;
 
 /// A read that the thread that serves the fault does once it has given the window's lock back: its
 /// pages are locked and charged, and its object is in use for it.
@@ -36,63 +37,29 @@ pub(super) struct InPlace {
     pub asker: Asker,
 }
 
-/// The buffers. They cost memory from when they are first used: as many as there ever were at once.
-pub(super) struct InPlaceBuffers {
-    bytes: NonNull<u8>,
-    /// A bit for each that is lent.
-    lent: AtomicU64,
-    by_handlers: AtomicBool,
+/// Room for one such read.
+#[repr(C, align(4096))]
+struct InPlaceBytes {
+    bytes: [u8; BUFFER_BYTES],
 }
 
-// SAFETY: plain memory of its own, whose parts `lent` gives to one thread at a time.
-unsafe impl Send for InPlaceBuffers {}
-// SAFETY: as above.
-unsafe impl Sync for InPlaceBuffers {}
+zeroed!(InPlaceBytes { bytes });
 
-/// One of them.
-struct Lent<'a> {
-    buffers: &'a InPlaceBuffers,
-    index: usize,
+/// The buffers. They cost memory from when they are first used: as many as there ever were at once.
+pub(super) struct InPlaceBuffers {
+    /// Locks that are only ever tried.
+    buffers: Table<Mutex<rank::InPlaceBuffer, InPlaceBytes>>,
+    by_handlers: AtomicBool,
 }
 
 impl InPlaceBuffers {
     pub fn new() -> Result<InPlaceBuffers, Errno> {
-        let bytes = memory::reserve(BUFFERS * BUFFER_BYTES, memory::InitialProt::ReadWrite)?;
-        Ok(InPlaceBuffers { bytes, lent: AtomicU64::new(0), by_handlers: AtomicBool::new(false) })
+        Ok(InPlaceBuffers { buffers: Table::new(BUFFERS)?, by_handlers: AtomicBool::new(false) })
     }
 
     /// Lends the first that is there.
-    fn take(&self) -> Option<Lent<'_>> {
-        let first = |lent: u64| (lent != u64::MAX).then(|| lent | (lent + 1));
-        // Acquire pairs with the release of the thread that gave it back.
-        let before = self.lent.fetch_update(Ordering::Acquire, Ordering::Relaxed, first).ok()?;
-        Some(Lent { buffers: self, index: before.trailing_ones() as usize })
-    }
-}
-
-impl Drop for InPlaceBuffers {
-    fn drop(&mut self) {
-        // SAFETY: reserved by `new`; every loan borrowed self.
-        unsafe { memory::release(self.bytes, BUFFERS * BUFFER_BYTES) };
-    }
-}
-
-impl Lent<'_> {
-    /// Its first `pages` pages.
-    fn pages(&mut self, pages: usize) -> &mut [u8] {
-        assert!(pages <= PAGES_MAX);
-        // SAFETY: `take` lends numbers below `BUFFERS`, for as many of which `new` has reserved.
-        let start = unsafe { self.buffers.bytes.add(self.index * BUFFER_BYTES) };
-        // SAFETY: inside of that buffer by the assertion, which is lent to self alone and borrowed
-        // with it.
-        unsafe { core::slice::from_raw_parts_mut(start.as_ptr(), pages << PAGE_SHIFT) }
-    }
-}
-
-impl Drop for Lent<'_> {
-    fn drop(&mut self) {
-        // Release pairs with the acquire of the thread that takes it next.
-        self.buffers.lent.fetch_and(!(1 << self.index), Ordering::Release);
+    fn take(&self) -> Option<MutexGuard<'_, rank::InPlaceBuffer, InPlaceBytes>> {
+        self.buffers.iter().find_map(Mutex::try_lock)
     }
 }
 
@@ -140,7 +107,7 @@ impl<M: ObjectMmu> Objects<M> {
             return false;
         }
         let Some(mut buffer) = self.buffers.take() else { return false };
-        let bytes = buffer.pages(pages.len());
+        let bytes = &mut buffer.bytes[..pages.len() << PAGE_SHIFT];
         let is_filled = object.store.try_read_in_place(pages.start.offset(), bytes)
             && self.enter_run(object, pages, bytes).is_ok();
         if is_filled {
@@ -160,13 +127,14 @@ mod tests {
         let mut all: std::vec::Vec<_> = (0..BUFFERS).map(|_| buffers.take().unwrap()).collect();
         assert!(buffers.take().is_none());
         for (index, lent) in all.iter_mut().enumerate() {
-            lent.pages(PAGES_MAX).fill(index as u8);
+            lent.bytes.fill(index as u8);
         }
         for (index, lent) in all.iter_mut().enumerate() {
-            assert!(lent.pages(PAGES_MAX).iter().all(|&byte| byte == index as u8));
+            assert!(lent.bytes.iter().all(|&byte| byte == index as u8));
         }
         let given = all.remove(5);
+        let place = given.bytes.as_ptr();
         drop(given);
-        assert_eq!(buffers.take().map(|lent| lent.index), Some(5));
+        assert_eq!(buffers.take().map(|lent| lent.bytes.as_ptr()), Some(place));
     }
 }

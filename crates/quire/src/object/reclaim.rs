@@ -3,9 +3,6 @@
 //! A clock hand goes over the blocks of all objects. A page that gets its second chance
 //! ([`crate::reclaim`]) is unmapped. Any other clean page is dropped. Where only dirty ones are
 //! found they are sent to the store.
-//!
-//! Locks: the registry's mutex, which keeps objects from going, for one block at a time; page
-//! locks and `i_mmap`, tried.
 
 use core::sync::atomic::Ordering;
 

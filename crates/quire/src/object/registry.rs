@@ -2,8 +2,6 @@
 //!
 //! An object lives as long as it has users: handles, mappings, what is under way for it. The last of
 //! them writes what is dirty while its use still counts. An object without users never gets any again.
-//!
-//! Locks: the registry's mutex, outside of page locks.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};

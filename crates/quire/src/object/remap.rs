@@ -4,8 +4,6 @@
 //! nothing is behind it; else there is a new mapping, and the old one goes: nothing is moved, the
 //! cache has the bytes, and faults map them anew. A private mapping's own pages are moved by the
 //! space, and the object's pages that it stands for are counted from its new place.
-//!
-//! Locks: the space's; windows', one at a time; `i_mmap` exclusive.
 
 use super::i_mmap::Mapping;
 use super::{FaultAround, MapRequest, Object, ObjectId, Objects};

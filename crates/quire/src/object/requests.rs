@@ -5,8 +5,6 @@
 //! queue has a fixed size, and no thread sleeps for room in it: a fault that finds it full is
 //! answered when half of it is free. A fault on a busy page for which there is no record to park it
 //! is answered by the background thread every few milliseconds: nothing tells when the page is free.
-//!
-//! Locks: the queue's mutex and the lists', leaves.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 

@@ -1,7 +1,4 @@
 //! The reverse map: what is done to locked pages in every mapping of their object.
-//!
-//! Locks: the caller holds the page locks; a walk takes `i_mmap` shared and the windows' locks, one
-//! at a time.
 
 use super::window::Mapped;
 use super::{Object, Objects};

@@ -18,8 +18,6 @@
 //! Reclaim alone writes DIRTY pages: they do not count against the limits of dirty pages, and a flush
 //! has nothing to do. WRITEBACK is of a page in the pool, on its way to the swap file, as in the
 //! arena. Where neither pool nor file has room, faults starve.
-//!
-//! Locks: the page's, which guards what it has in swap as well.
 
 use super::pages::Locked;
 use super::{Object, Objects};

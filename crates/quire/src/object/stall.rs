@@ -10,8 +10,6 @@
 //! there as well, and is listed; as soon as writers need not wait the background thread takes the
 //! marks away. While the list is full, writers wait on. With inline delivery the thread that faults is
 //! told, and there is no mark.
-//!
-//! Locks: the list's mutex, a leaf; windows' locks.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 

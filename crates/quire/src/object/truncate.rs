@@ -6,9 +6,6 @@
 //! the cut's end. Then the length, so that no fault maps what is to go; the pages, each under its
 //! lock, which also waits for reads under way; the memfd, from when on an access is a SIGBUS.
 //! Longer: the store, the memfd, the length.
-//!
-//! Locks: the object's `resize`, held all along; page locks, one at a time, none while the store
-//! works.
 
 use core::sync::atomic::Ordering;
 

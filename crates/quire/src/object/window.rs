@@ -10,7 +10,7 @@ use super::Object;
 use crate::mmu::Protection;
 use crate::space::vma::Vma;
 use crate::sys::Errno;
-use crate::sys::memory::{Table, Zeroed};
+use crate::sys::memory::{Table, zeroed};
 use crate::sys::mutex::{Mutex, MutexGuard};
 use crate::sys::rank;
 use crate::units::{BLOCK_ORDER, BLOCK_PAGES, ObjectPage, PageNum, PageRange};
@@ -118,10 +118,12 @@ impl View<'_> {
 }
 
 #[repr(align(64))]
-struct WindowLock(Mutex<rank::Window, Mapped>);
+struct WindowLock {
+    lock: Mutex<rank::Window, Mapped>,
+}
 
-// SAFETY: zero is an unlocked mutex (checked below) over integers.
-unsafe impl Zeroed for WindowLock {}
+zeroed!(Mapped { present, writable, faults });
+zeroed!(WindowLock { lock });
 
 /// The windows of an arena.
 pub struct Windows {
@@ -136,7 +138,7 @@ impl Windows {
 
     /// Takes the lock of the window that holds a page.
     pub fn lock(&self, page: PageNum) -> MutexGuard<'_, rank::Window, Mapped> {
-        self.windows[page.block()].0.lock()
+        self.windows[page.block()].lock.lock()
     }
 }
 

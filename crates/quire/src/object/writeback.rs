@@ -13,8 +13,6 @@
 //!
 //! More than a tenth of the budget dirty, and workers write in order of place; more than a quarter,
 //! what is under way included, and writers wait.
-//!
-//! Locks: page locks (the first of a run slept for by flushes, all others tried), `i_mmap` shared.
 
 use core::sync::atomic::Ordering;
 

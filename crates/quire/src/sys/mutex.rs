@@ -9,6 +9,7 @@ use core::marker::PhantomData;
 use rustix_futex_sync::RawMutex as Futex;
 use rustix_futex_sync::lock_api::{self, GuardNoSend};
 
+use super::memory::Zeroed;
 use super::rank::{self, Ranked};
 #[cfg(feature = "simulated")]
 use super::{rank::Rank, turns};
@@ -21,6 +22,9 @@ pub struct RankedMutex<R>(Futex, PhantomData<fn() -> R>);
 pub type Mutex<R, T> = lock_api::Mutex<RankedMutex<R>, T>;
 /// It is held as long as this lives.
 pub type MutexGuard<'a, R, T> = lock_api::MutexGuard<'a, RankedMutex<R>, T>;
+
+// SAFETY: zero is an unlocked mutex, which the tests of windows and of buffers check.
+unsafe impl<R, T: Zeroed> Zeroed for Mutex<R, T> {}
 
 impl<R: Ranked> RankedMutex<R> {
     /// Whether it is held across calls of the MMU.

@@ -66,6 +66,8 @@ ranks! {
     /// further ones are only tried, in any order; but a remap sleeps for two, because no other thread
     /// knows the target yet.
     Page,
+    /// A buffer of a read in place, only ever tried.
+    InPlaceBuffer,
     /// The reverse map of an object. Reclaim only tries it, faults never take it.
     IMmap,
     /// A window, one at a time. Under it page locks of objects are only tried.

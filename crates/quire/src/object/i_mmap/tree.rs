@@ -127,12 +127,6 @@ impl<'a> Tree<'a> {
         walk
     }
 
-    /// Whether the object is mapped nowhere.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.root.load(Relaxed) == NONE
-    }
-
     pub(super) fn insert(&self, mapping: Mapping) -> Result<MappingRef, Errno> {
         let slot = self.nodes.numbers.take().ok_or(Errno::NOMEM)? + 1;
         self.set(slot, mapping);
