@@ -58,7 +58,7 @@ impl WaitOps<LoomWord> for Futex {
     const SPINS: u32 = 0;
 
     fn wait(&self, word: &LoomWord, expected: u32, class: Class) {
-        let class = class.bit().trailing_zeros() as usize;
+        let class = class.0.trailing_zeros() as usize;
         let mut wakes = self.wakes.lock().unwrap();
         // Relaxed: the kernel's plain load, under the queue's lock.
         let found = word.0.load(Ordering::Relaxed);
@@ -74,12 +74,10 @@ impl WaitOps<LoomWord> for Futex {
     fn wake(&self, _: &LoomWord, class: Class) {
         let is_lost = self.mistake == Mistake::WakesReadersOnly && class != Class::READERS;
         if !is_lost {
-            self.wakes.lock().unwrap()[class.bit().trailing_zeros() as usize] += 1;
+            self.wakes.lock().unwrap()[class.0.trailing_zeros() as usize] += 1;
             self.sleepers.notify_all();
         }
     }
-
-    fn relax(&self) {}
 
     fn yield_now(&self) {
         thread::yield_now();

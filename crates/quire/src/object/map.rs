@@ -109,12 +109,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// Unmaps what windows have of a range that no VMA has any more.
     pub(super) fn unmap_windows(&self, range: PageRange) {
         for part in range.by_block() {
-            let mut window = self.windows.lock(part.start);
-            if let Some(present) = window.present_of(part) {
-                // Before it is forgotten: what can be written must be known to be so.
-                self.space.mmu().unmap(present);
-                window.clear(present);
-            }
+            self.unmap_present(&mut self.windows.lock(part.start), part);
         }
     }
 

@@ -97,9 +97,6 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// The same, until `kill` ends it.
-    ///
-    /// # Errors
-    /// [`Interrupted`]: the lock is not taken.
     pub(super) fn lock_killable(
         &self,
         object: &Object,

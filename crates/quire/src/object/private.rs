@@ -42,8 +42,6 @@ const FAULT_PAGES: usize = 8;
 /// How a look at a fault on a private page ended.
 enum PrivateLook {
     Ended(Outcome),
-    /// The VMA has changed.
-    Changed,
     /// The page has content by now.
     Filled,
     /// A page is needed: for the copy, or for the object's cache.
@@ -105,14 +103,13 @@ impl<M: ObjectMmu> Objects<M> {
                 }
             }
             self.space.make_room(self, Room::Frame, FAULT_PAGES, Some(scratch));
-            match self.look_private(page, access, vma, way, scratch) {
+            match self.look_private(page, access, vma, way, scratch)? {
                 PrivateLook::Ended(outcome) => return Ok(outcome),
                 PrivateLook::Needs(room) => {
                     if !self.space.make_room(self, room, 1, Some(scratch)) {
                         return Ok(self.space.starve(page));
                     }
                 }
-                PrivateLook::Changed => return Err(Doubt::of(vma, Tracepoint::SpfVmaChanged)),
                 PrivateLook::Filled => {}
             }
         }
@@ -125,33 +122,33 @@ impl<M: ObjectMmu> Objects<M> {
         vma: &Vma,
         way: Way,
         scratch: &mut Scratch,
-    ) -> PrivateLook {
+    ) -> Result<PrivateLook, Doubt> {
         if self.space.available() == 0 || !self.space.use_block(page) {
-            return PrivateLook::Needs(Room::Frame);
+            return Ok(PrivateLook::Needs(Room::Frame));
         }
         self.space.mmu().step();
         let Some(old) = self.space.word(page).lock_or_park() else {
             self.space.budget().count(Event::FaultParked, 1);
-            return PrivateLook::Ended(Outcome::Parked);
+            return Ok(PrivateLook::Ended(Outcome::Parked));
         };
         let locked = LockedPage::adopt(&self.space, page, old);
         if way != Way::Classic && !self.space.vmas.is_current(vma) {
-            return PrivateLook::Changed;
+            return Err(Doubt::of(vma, Tracepoint::SpfVmaChanged));
         }
         if !self.space.is_unfilled(page, old) {
-            return PrivateLook::Filled;
+            return Ok(PrivateLook::Filled);
         }
         let object = self.object(ObjectId(vma.attributes.backing.object));
         let at = vma.attributes.backing.object_page(page);
         if at.index() >= object.pages() {
-            return self.refuse(locked);
+            return Ok(self.refuse(locked));
         }
         if !self.use_words(object, at) {
             if self.space.pages.has_free_block() {
-                return PrivateLook::Needs(Room::Charge);
+                return Ok(PrivateLook::Needs(Room::Charge));
             }
             // No memory helps: the tables have no words left for it.
-            return self.refuse(locked);
+            return Ok(self.refuse(locked));
         }
         let number = object.number(at);
         let Some(cached) = self.space.try_lock_page(number) else {
@@ -161,17 +158,17 @@ impl<M: ObjectMmu> Objects<M> {
             if !is_parked {
                 self.space.answer(page);
             }
-            return PrivateLook::Ended(Outcome::Parked);
+            return Ok(PrivateLook::Ended(Outcome::Parked));
         };
         if cached.state() == State::Poisoned {
             // What the store has is not what was there.
             cached.unlock();
-            return self.refuse(locked);
+            return Ok(self.refuse(locked));
         }
         let is_cached = cached.state() == State::Cached;
         cached.leave_locked();
         if !is_cached {
-            return self.begin_private_read(object, locked, access, vma, way);
+            return Ok(self.begin_private_read(object, locked, access, vma, way));
         }
         locked.leave_locked();
         let mut guess = self.space.guess(page, old, vma);
@@ -180,11 +177,9 @@ impl<M: ObjectMmu> Objects<M> {
         let around = PageRange::new(page.align_down(guess.order), 1 << guess.order);
         let fault = Unfilled { page, old, access, vma, guess };
         let buffers = CopyBuffers::of_handler(scratch);
-        if self.copy_around(object, fault, around, buffers) {
-            PrivateLook::Ended(Outcome::Served)
-        } else {
-            PrivateLook::Needs(Room::Frame)
-        }
+        let is_served = self.copy_around(object, fault, around, buffers);
+        let served = PrivateLook::Ended(Outcome::Served);
+        Ok(if is_served { served } else { PrivateLook::Needs(Room::Frame) })
     }
 
     /// Makes an access to a locked page of the arena a SIGBUS.

@@ -16,13 +16,17 @@ pub(super) enum Wait {
 impl<M: ObjectMmu> Objects<M> {
     /// Unmaps locked pages everywhere; `false` where the lock was not to be had.
     pub(super) fn try_to_unmap(&self, object: &Object, pages: ObjectRange, wait: Wait) -> bool {
-        self.for_each_mapping(object, pages, wait, |window, part| {
-            if let Some(present) = window.present_of(part) {
-                // What lies between is not mapped, or is locked by the caller as well.
-                self.space.mmu().unmap(present);
-                window.clear(present);
-            }
-        })
+        self.for_each_mapping(object, pages, wait, |window, part| self.unmap_present(window, part))
+    }
+
+    /// Unmaps what a window has of a part of it: locked pages, or such that no VMA has any more.
+    pub(super) fn unmap_present(&self, window: &mut Mapped, part: PageRange) {
+        if let Some(present) = window.present_of(part) {
+            // Before it is forgotten: what can be written must be known to be so. What lies between
+            // is not mapped, or goes as well.
+            self.space.mmu().unmap(present);
+            window.clear(present);
+        }
     }
 
     /// Forgets where locked, clean pages are mapped: their memfd drops them, and the kernel unmaps

@@ -61,8 +61,6 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// Reads pages that were left locked from swap: the store's part, in a thread that may sleep.
-    ///
-    /// # Errors
     /// `IO` where a page is lost.
     pub(super) fn load_locked_pages(
         &self,

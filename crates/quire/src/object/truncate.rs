@@ -142,9 +142,6 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// Waits, until `kill` ends it, while the store is being asked to become shorter. The caller holds
     /// no page lock.
-    ///
-    /// # Errors
-    /// [`Interrupted`]: the store has not answered yet.
     pub(super) fn wait_for_cut(&self, object: &Object, kill: Kill<'_>) -> Result<(), Interrupted> {
         loop {
             // Acquire pairs with the release in `cut`: a thread that goes on sees no cut.

@@ -149,9 +149,9 @@ fn a_walk_looks_at_little_more_than_what_it_finds() {
     }
     // One that begins first and ends last is on the way of every walk.
     guard.insert(mapping(0, 4 << 15, 0)).unwrap();
-    let looks_before = tree::LOOKS.with(|looks| looks.replace(0));
+    let looks_before = tree::tests::LOOKS.with(|looks| looks.replace(0));
     let found = guard.overlapping(ObjectRange::new(ObjectPage(70_000), 16)).count();
-    let looks = tree::LOOKS.with(|looks| looks.replace(looks_before));
+    let looks = tree::tests::LOOKS.with(|looks| looks.replace(looks_before));
     assert_eq!(found, 5);
     assert!(looks < 60, "{looks} nodes of {}", 1 << 15);
 }

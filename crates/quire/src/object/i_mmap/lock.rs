@@ -73,8 +73,6 @@ pub trait WaitOps<A> {
     fn wait(&self, word: &A, expected: u32, class: Class);
     /// Wakes all of `class` that sleep on `word`.
     fn wake(&self, word: &A, class: Class);
-    /// Between two looks.
-    fn relax(&self);
     /// Lets other threads run.
     fn yield_now(&self);
 }
@@ -87,15 +85,11 @@ impl WaitOps<AtomicU32> for Futex {
     const SPINS: u32 = 100;
 
     fn wait(&self, word: &AtomicU32, expected: u32, class: Class) {
-        futex::wait_bitset(word, expected, class.bit(), Reach::Process);
+        futex::wait_bitset(word, expected, class.0, Reach::Process);
     }
 
     fn wake(&self, word: &AtomicU32, class: Class) {
-        futex::wake_bitset(word, class.bit(), Reach::Process);
-    }
-
-    fn relax(&self) {
-        core::hint::spin_loop();
+        futex::wake_bitset(word, class.0, Reach::Process);
     }
 
     fn yield_now(&self) {
@@ -171,7 +165,7 @@ impl<A: LockWord> RwSem<A> {
 
     #[cold]
     fn lock_slow<P: WaitOps<A>>(&self, side: Side, ops: &P) {
-        if spin(ops, || self.try_lock(side)) {
+        if spin::<A, P>(|| self.try_lock(side)) {
             return;
         }
         let place = loop {
@@ -181,7 +175,7 @@ impl<A: LockWord> RwSem<A> {
                 Arrival::Full => ops.yield_now(),
             }
         };
-        while !spin(ops, || self.take_turn(place)) {
+        while !spin::<A, P>(|| self.take_turn(place)) {
             let now = self.load();
             if !now.is_admitted(place) && now.take_turn(place).is_none() {
                 ops.wait(&self.0, now.0, place.class());
@@ -222,12 +216,12 @@ impl<A: LockWord> RwSem<A> {
 }
 
 /// Looks a bounded number of times whether it is done.
-fn spin<A, P: WaitOps<A>>(ops: &P, mut is_done: impl FnMut() -> bool) -> bool {
+fn spin<A, P: WaitOps<A>>(mut is_done: impl FnMut() -> bool) -> bool {
     for _ in 0..P::SPINS {
         if is_done() {
             return true;
         }
-        ops.relax();
+        core::hint::spin_loop();
     }
     is_done()
 }

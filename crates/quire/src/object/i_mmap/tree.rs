@@ -63,9 +63,6 @@ pub struct Nodes {
 
 impl Nodes {
     /// Room for so many mappings, in memory that is taken as it is used.
-    ///
-    /// # Errors
-    /// `NOMEM`.
     pub(super) fn with_room_for(mappings: usize) -> Result<Nodes, Errno> {
         assert!(mappings < NODES_MAX);
         Ok(Nodes { nodes: Table::new(mappings + 1)?, numbers: Numbers::new(mappings)? })
@@ -260,32 +257,6 @@ impl<'a> Tree<'a> {
         let below = self.subtree_end(left).max(self.subtree_end(right));
         node.subtree_end.store(node.end.load(Relaxed).max(below), Relaxed);
     }
-
-    /// Asserts order, balance, and what each node says of its subtree; returns how many there are.
-    #[cfg(any(test, feature = "simulated"))]
-    pub fn check(&self) -> usize {
-        self.check_subtree(self.root.load(Relaxed), (0, NONE), (u64::MAX, u32::MAX))
-    }
-
-    /// As deep as the tree is high.
-    #[cfg(any(test, feature = "simulated"))]
-    fn check_subtree(&self, slot: u32, above: (u64, u32), below: (u64, u32)) -> usize {
-        if slot == NONE {
-            return 0;
-        }
-        let (node, key) = (self.at(slot), self.key(slot));
-        assert!(above <= key && key < below, "slot {slot} is out of order");
-        let (left, right) = (node.child(LEFT), node.child(RIGHT));
-        let count =
-            1 + self.check_subtree(left, above, key) + self.check_subtree(right, key, below);
-        let (on_the_left, on_the_right) = (self.height(left), self.height(right));
-        assert!(on_the_left.abs_diff(on_the_right) <= 1, "slot {slot} is out of balance");
-        assert_eq!(node.height.load(Relaxed), 1 + on_the_left.max(on_the_right));
-        let end = self.subtree_end(left).max(self.subtree_end(right)).max(node.end.load(Relaxed));
-        assert_eq!(node.subtree_end.load(Relaxed), end, "slot {slot} knows a wrong end");
-        assert!(!node.mapping().pages.is_empty());
-        count
-    }
 }
 
 /// A walk over the mappings that show pages of a range. Holds the tree's guard by its borrow.
@@ -302,7 +273,7 @@ impl Overlapping<'_> {
     fn go_left(&mut self, mut slot: u32) {
         while slot != NONE {
             #[cfg(test)]
-            LOOKS.with(|looks| looks.set(looks.get() + 1));
+            tests::LOOKS.with(|looks| looks.set(looks.get() + 1));
             let node = self.nodes.at(slot);
             if node.subtree_end.load(Relaxed) <= self.range.start.0 {
                 return;
@@ -334,7 +305,5 @@ impl Iterator for Overlapping<'_> {
 }
 
 #[cfg(test)]
-std::thread_local! {
-    /// Nodes that this thread's walks have looked at.
-    pub(super) static LOOKS: core::cell::Cell<usize> = const { core::cell::Cell::new(0) };
-}
+#[path = "tree_tests.rs"]
+pub(super) mod tests;

@@ -259,15 +259,9 @@ impl core::fmt::Debug for LockState {
 
 /// Which threads a wake reaches: one bit for the readers, the other 31 for writers by their tickets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Class(u32);
+pub struct Class(pub u32);
 
 impl Class {
     /// All readers in line.
     pub const READERS: Class = Class(1 << 31);
-
-    /// The class as one bit of a word.
-    #[must_use]
-    pub const fn bit(self) -> u32 {
-        self.0
-    }
 }
