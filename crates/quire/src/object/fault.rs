@@ -1,9 +1,6 @@
 //! The way of a fault on an object.
 //!
-//! A fault takes its window's lock and looks at the VMA once more; all the rest happens under that lock
-//! and does not block. A read tries [`Objects::map_pages`] first: what can be had at once around the
-//! fault is mapped with it. What is left is `fault`'s: the page is not cached, is to be written, or is
-//! locked.
+//! All happens under the window's lock and does not block, but for what a [`Look`] asks for.
 
 use super::pages::{Locked, is_absent};
 use super::read_in_place::InPlace;

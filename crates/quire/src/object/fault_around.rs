@@ -1,7 +1,5 @@
 //! Fault-around: what can be had at once around a read fault is mapped with it.
 //!
-//! Never blocks: under the window's lock, page locks are only tried.
-//!
 //! How much is mapped around is the mapping's choice, changeable at any time: an order from 0 to 9, or auto,
 //! which follows the object's streams and how many faults the window has seen.
 

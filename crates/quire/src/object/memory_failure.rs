@@ -55,7 +55,9 @@ impl<M: ObjectMmu> Objects<M> {
             // From now on its packed copy counts as kept beside a page.
             self.space.swap().keep_copy();
         }
-        self.poison_everywhere(object, one);
+        self.for_each_mapping(object, one, Wait::Yes, |window, part| {
+            part.pages().for_each(|page| self.poison(page, window));
+        });
         // What is under way to the store was copied before, and ends as such.
         locked.fail();
         Ok(true)
@@ -84,7 +86,11 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// Gives a locked, poisoned page up, and unlocks it.
     pub(super) fn unpoison_locked(&self, object: &Object, page: ObjectPage, locked: Locked<'_, M>) {
-        self.unpoison_everywhere(object, ObjectRange::new(page, 1));
+        // The marks of all mappings.
+        self.for_each_mapping(object, ObjectRange::new(page, 1), Wait::Yes, |window, part| {
+            debug_assert!(window.present_of(part).is_none(), "a poisoned page is mapped nowhere");
+            self.space.mmu().unmap(part);
+        });
         if locked.has(Flags::IN_POOL) {
             self.space.swap().forget_copy();
         }

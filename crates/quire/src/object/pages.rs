@@ -6,8 +6,6 @@
 //! locked pages is named by its pages of the object, and each lock is taken over where it is given
 //! back ([`Objects::adopt`]): a range of guards is as large as a page of memory, for which a
 //! signal's stack has no room.
-//!
-//! Locks: under `use_words` the mutex of the free blocks, a leaf.
 
 use core::sync::atomic::Ordering;
 

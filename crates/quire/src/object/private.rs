@@ -7,9 +7,6 @@
 //! never written comes back after it went; so a later change of the object shows in pages that are not in
 //! memory, and in no other.
 //!
-//! Behind the object's end an access is a SIGBUS. When the object becomes shorter, what was not
-//! written behind its new end goes; when it grows, what could not be had can be asked for again.
-//!
 //! A fault uses the object only under the lock of its page in the arena, having seen its VMA unchanged
 //! under that lock; an unmap changes the VMA first and takes the page locks afterwards. The mapping
 //! itself is a user of the object until then.

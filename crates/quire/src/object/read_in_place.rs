@@ -6,9 +6,6 @@
 //! left for other faults, the thread that faults reads, or a handler where those may
 //! ([`Objects::set_handlers_read`]). Where that fails, by an error or at the end of a file, a worker,
 //! which may allocate, reads the same again, and says what it was.
-//!
-//! Locks: the words of what is read, locked before and held across the read; the window's is not
-//! held then, and taken again to map, as a worker does.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 

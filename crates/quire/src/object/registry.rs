@@ -79,13 +79,7 @@ impl<M: ObjectMmu> Objects<M> {
                 read_error_page: AtomicU64::new(0),
             })
         });
-        let mut object = match made {
-            Ok(object) => object,
-            Err(error) => {
-                self.space.mmu().memfd_close(memfd);
-                return Err(error);
-            }
-        };
+        let mut object = made.inspect_err(|_| self.space.mmu().memfd_close(memfd))?;
         let _registry = self.registry.lock();
         let free = self.slots.iter().position(|slot| slot.load(Ordering::Relaxed).is_null());
         let Some(slot) = free else {

@@ -1,8 +1,6 @@
 //! What blocks is done by store workers: reads into the cache, and write-back.
 //!
-//! A fault that finds nothing in the cache locks the pages, sends a request, and is left
-//! unanswered; the worker that has read them maps what the fault asked for and answers it. The
-//! queue has a fixed size, and no thread sleeps for room in it: a fault that finds it full is
+//! The queue has a fixed size, and no thread sleeps for room in it: a fault that finds it full is
 //! answered when half of it is free. A fault on a busy page for which there is no record to park it
 //! is answered by the background thread every few milliseconds: nothing tells when the page is free.
 
@@ -165,15 +163,13 @@ impl Requests {
 
     fn pop(&self) -> Option<Request> {
         let mut ring = self.ring.lock();
-        if ring.len == 0 {
-            return None;
-        }
-        let at = ring.head;
-        ring.head = (at + 1) % REQUESTS_MAX;
+        let head = ring.head;
+        // There is none where the queue is empty.
+        let request = ring.requests[head].take()?;
+        ring.head = (head + 1) % REQUESTS_MAX;
         ring.len -= 1;
-        let taken = ring.requests[at].take();
-        rank::taken(Rank::Page, taken.as_ref().map_or(0, Request::locked_pages));
-        taken
+        rank::taken(Rank::Page, request.locked_pages());
+        Some(request)
     }
 }
 

@@ -56,21 +56,6 @@ impl<M: ObjectMmu> Objects<M> {
         })
     }
 
-    /// Makes an access to locked pages that are mapped nowhere a SIGBUS, in every mapping.
-    pub(super) fn poison_everywhere(&self, object: &Object, pages: ObjectRange) {
-        self.for_each_mapping(object, pages, Wait::Yes, |window, part| {
-            part.pages().for_each(|page| self.poison(page, window));
-        });
-    }
-
-    /// Takes the marks of poisoned, locked pages away in every mapping.
-    pub(super) fn unpoison_everywhere(&self, object: &Object, pages: ObjectRange) {
-        self.for_each_mapping(object, pages, Wait::Yes, |window, part| {
-            debug_assert!(window.present_of(part).is_none(), "a poisoned page is mapped nowhere");
-            self.space.mmu().unmap(part);
-        });
-    }
-
     /// Calls `visit` for each part of the arena, within one window, that shows some of `pages`;
     /// the window is locked.
     pub(super) fn for_each_mapping(

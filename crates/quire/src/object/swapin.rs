@@ -3,8 +3,6 @@
 //! What was never written is zeros, and what is packed in memory is unpacked, by the handler
 //! itself, with the neighbours that are alike and that the fault's stream will want. What is in the
 //! swap file is read by a store worker, like the page of a file.
-//!
-//! Never blocks: under the window's lock, page locks are only tried.
 
 use super::pages::Locked;
 use super::window::View;

@@ -270,9 +270,7 @@ impl<M: ObjectMmu> Objects<M> {
         }
         let locked = self.lock_settled(object, page);
         let is_cached = locked.state() == State::Cached;
-        let result = if is_cached { self.zero_cached(object, page, tail) } else { Ok(()) };
-        locked.unlock();
-        result
+        if is_cached { self.zero_cached(object, page, tail) } else { Ok(()) }
     }
 }
 

@@ -3,8 +3,6 @@
 //! A window stands for one kernel page table. Its lock is held from the last look at the VMA until
 //! the call that maps has returned, so that nothing lands in a mapping that was made in between;
 //! a change of the layout bumps the VMA's count first and takes this lock afterwards.
-//!
-//! Locks: a window's lock is a leaf but for queues; page locks are only tried under it.
 
 use super::Object;
 use crate::mmu::Protection;

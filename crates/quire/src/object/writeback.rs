@@ -10,9 +10,6 @@
 //! A page is writable in a mapping only while it is DIRTY: the very call that maps it maps it
 //! write-protected, so no write is missed. What is pinned for write ([`super::pin`]) may change while
 //! it is copied, and stays writable and DIRTY: only a flush writes it.
-//!
-//! More than a tenth of the budget dirty, and workers write in order of place; more than a quarter,
-//! what is under way included, and writers wait.
 
 use core::sync::atomic::Ordering;
 

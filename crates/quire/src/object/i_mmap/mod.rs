@@ -11,8 +11,6 @@
 //!
 //! All walks of an address space can be made exclusive, to compare
 //! ([`IMmaps::set_walks_exclusive`]).
-//!
-//! Locks: outside of this one, whatever its user says; under it, the mutex of the free numbers.
 
 pub mod lock;
 mod tree;
