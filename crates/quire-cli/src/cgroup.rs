@@ -1,4 +1,4 @@
-//! The memory cgroup around the program: the kernel's own word on what the budget promises.
+//! The memory cgroup around the program, by which the kernel itself checks the budget.
 //!
 //! Owns one child cgroup a run, named `quire-<pid>-<start>` after the supervisor, and removes what
 //! killed supervisors left. Quire itself keeps the program within its budget; the cgroup makes sure
@@ -82,7 +82,7 @@ fn set_limit(version: Version, folder: &Path, limit_bytes: u64) -> Result<()> {
     let set_swap = || {
         let _ = write(&folder.join(swap), swap_limit);
     };
-    // In version 1 the second is never less than the first: it goes up before it.
+    // Version 1 refuses a second limit that is less than the first, so the second is raised first.
     set_swap();
     write(&folder.join(memory), &limit)?;
     set_swap();
@@ -154,8 +154,8 @@ impl Cgroup {
     }
 
     /// Raises the limit of a cgroup with such a budget when it is called with more processes than
-    /// before. There is no way back, as those that come take the places of those that went. Where it
-    /// is refused the limit stays as it is.
+    /// before. It never lowers the limit: processes that come take the places of those that went. Where
+    /// the kernel refuses, the limit stays as it is.
     pub(crate) fn limit_follower(&self, budget_bytes: u64) -> impl FnMut(usize) + use<> {
         let (version, folder) = (self.version, self.folder.clone());
         let mut most = 1;

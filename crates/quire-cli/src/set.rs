@@ -51,7 +51,7 @@ impl Setting {
             ("speculative-faults", "off") => Ok(Setting::SpeculativeFaults(false)),
             ("speculative-faults", _) => Err("write on or off".into()),
             ("folio-order", value) => Ok(Setting::FolioOrder(parse_folio_order(value)?)),
-            _ => Err("there are speculative-faults and folio-order".into()),
+            _ => Err("the settings are speculative-faults and folio-order".into()),
         }
     }
 

@@ -1,6 +1,6 @@
 //! `quire trace`: prints what members trace as it comes, a line an event.
 //!
-//! Owns how far each member's ring was read, and the order in which is printed: by time within what
+//! Owns how far each member's ring was read, and the order of printing: by time within what
 //! one look brings. Members do not wait for the reader: records that were overwritten before they were read
 //! are counted as lost.
 

@@ -46,7 +46,7 @@ pub(super) enum Said {
 /// How often a process that asks to join has been looked at.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Turn {
-    /// A member that has ended since may not have left yet, and may have the slot.
+    /// A member that has ended may still have a slot, until its leaving is handled.
     First,
     Second,
 }

@@ -7,8 +7,8 @@
 //! # Order of events
 //!
 //! What is ready at once is handled in this order: fork's children join, then members that are
-//! gone leave, then processes join after an exec. A child is so sure to inherit before its parent
-//! gives back, and a process that executed a new program has left before it joins again.
+//! gone leave, then processes join after an exec. So a child inherits before its parent gives
+//! anything back, and a process that executed a new program has left before it joins again.
 //!
 //! # Which processes may join
 //!
