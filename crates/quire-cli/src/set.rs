@@ -56,7 +56,7 @@ impl Setting {
     }
 
     fn apply(self, control: &Control) {
-        // Relaxed: members read them whenever they come by, and nothing goes with them.
+        // Relaxed: members read them at every use, and no other data goes with them.
         match self {
             Setting::SpeculativeFaults(is_on) => {
                 control.no_speculation.store((!is_on).into(), Relaxed);

@@ -21,9 +21,9 @@ use crate::inspect;
 use crate::procfs::{self, ProcessStat};
 use crate::sys::kcmp;
 
-/// From one look to the next, at the least.
+/// The least time from one look to the next.
 const PERIOD: Duration = Duration::from_secs(1);
-/// How much longer than a look the time to the next one is, at the least.
+/// The time to the next look is at least so many times that of the look itself.
 const PERIOD_PER_LOOK: u32 = 100;
 /// Unmanaged processes that have ended and are remembered one by one.
 const PAST_MAX: usize = 256;
