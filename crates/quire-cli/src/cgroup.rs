@@ -5,11 +5,11 @@
 //! of it, counts what is not managed, and keeps the kernel's swap out of it. Where none can be
 //! made the run goes on without.
 //!
-//! In version 1 the child is made below the cgroup we are in. Version 2 wants no processes in a
+//! In version 1 the child is made below the supervisor's cgroup. Version 2 wants no processes in a
 //! cgroup whose children have controllers, so there the child goes, in this order:
-//! below our cgroup, where it passes the memory controller on or can be made to (the root may);
-//! below our cgroup, after the supervisor has moved to a leaf of its own, where it is alone there;
-//! beside our cgroup, where ours has no limit of its own that this would escape.
+//! below the supervisor's cgroup, where that passes the memory controller on or can be made to (the root may);
+//! below it, after the supervisor has moved to a leaf of its own, where it is alone there;
+//! beside it, where it has no limit of its own that the program would escape.
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
@@ -54,7 +54,7 @@ impl fmt::Display for Version {
     }
 }
 
-/// The memory controller's hierarchy, and where we are in it.
+/// The memory controller's hierarchy, and where this process is in it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Hierarchy {
     pub version: Version,

@@ -150,7 +150,7 @@ impl Found {
         let flags = rights | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
         let Ok(memfd) = rustix::fs::open(path, flags, Mode::empty()) else { return };
         match ControlMap::attach(memfd, access) {
-            // Members have the memfd too, at times; the page says whose it is.
+            // Members may have the memfd open too; the page names the supervisor.
             Ok(control) if control.supervisor_pid.load(Relaxed) == pid => {
                 self.runs.push(Run { control, supervisor_pid: pid, supervisor });
             }

@@ -42,7 +42,7 @@ impl Refused {
     }
 
     /// Whether there is a place once a member has left.
-    pub(super) fn is_for_want_of_place(self) -> bool {
+    pub(super) fn lacks_a_place(self) -> bool {
         matches!(self.refusal, JoinRefusal::Full | JoinRefusal::NoRoom)
     }
 }
