@@ -166,7 +166,7 @@ impl<M: ObjectMmu> Objects<M> {
         let first = if guess.is_down { ObjectPage(folio.end.0 - 1) } else { folio.start };
         let none = ObjectRange::new(if guess.is_down { folio.end } else { folio.start }, 0);
         let seen = self.snapshot(object, first);
-        let has_room = self.space.available() >= folio.len() + self.space.low_watermark();
+        let has_room = self.space.has_room_ahead(folio.len());
         if seen.is_locked() || !is_absent(seen) || !has_room {
             return none;
         }
@@ -190,7 +190,7 @@ impl<M: ObjectMmu> Objects<M> {
         let Some(ahead) = object.strides.note(touch, lookup, window_max) else { return };
         for page in ahead.pages() {
             let is_there = object.range().contains(page);
-            if !is_there || self.space.available() <= self.space.low_watermark() {
+            if !is_there || !self.space.has_room_ahead(1) {
                 return;
             }
             if self.lock_absent(object, page) {

@@ -136,6 +136,16 @@ impl<M: Mmu> AddressSpace<M> {
         }
     }
 
+    /// Whether there is room for so many pages that nothing waits for. If not, the background thread
+    /// is called, so that a stream does not come to where nothing was read ahead.
+    pub(crate) fn has_room_ahead(&self, pages: usize) -> bool {
+        let has_room = self.available() >= pages + self.low_watermark();
+        if !has_room && !self.is_kswapd_awake() {
+            self.budget.call_for_memory();
+        }
+        has_room
+    }
+
     fn should_reclaim(&self) -> bool {
         self.is_low() && !self.is_kswapd_awake()
     }
