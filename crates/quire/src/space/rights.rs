@@ -42,7 +42,6 @@ use crate::units::{PageNum, PageRange};
 /// Most open stretches; what more there would be is sealed. As many as the kernel has mappings.
 const STRETCHES_MAX: usize = 1 << 16;
 
-/// Pages from `start` up to `end`.
 struct Stretch {
     start: AtomicU64,
     end: AtomicU64,
@@ -60,7 +59,6 @@ pub(crate) struct Rights {
     /// Whether pages of open stretches may have less than all rights, because the kernel refused to
     /// seal them. For good: a program that has been there will be there again.
     is_unsure: AtomicBool,
-    /// Faults outside of all VMAs.
     strays: FaultList,
     has_strays: AtomicBool,
 }
@@ -121,7 +119,6 @@ impl Rights {
         (position < self.len()).then(|| self.at(position))
     }
 
-    /// The open stretch that holds `page`.
     pub fn stretch_of(&self, page: PageNum, _: &SpaceLocked) -> Option<PageRange> {
         self.next_from(page).filter(|open| open.contains(page))
     }
@@ -194,7 +191,6 @@ impl Rights {
         None
     }
 
-    /// All open stretches.
     #[cfg(test)]
     pub fn all(&self) -> std::vec::Vec<PageRange> {
         (0..self.len()).map(|position| self.at(position)).collect()

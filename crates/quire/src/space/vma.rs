@@ -22,17 +22,13 @@ use super::seqcount::SeqCount;
 use crate::sys::{Errno, memory::Table, memory::Zeroed};
 use crate::units::{PageNum, PageRange};
 
-/// Most VMAs of a space.
 pub const VMAS_MAX: usize = 1 << 18;
 
-/// One VMA's record.
 struct Record {
     start: AtomicU64,
     end: AtomicU64,
     attributes: [AtomicU64; 3],
-    /// Counts its changes.
     sequence: SeqCount,
-    /// Next free slot.
     next: AtomicU32,
 }
 
@@ -42,9 +38,7 @@ unsafe impl Zeroed for Record {}
 /// A copy of a VMA, taken without a lock, with what is needed to check it again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Vma {
-    /// Its pages.
     pub range: PageRange,
-    /// What they have in common.
     pub attributes: Attributes,
     slot: u32,
     sequence: u32,
@@ -75,7 +69,6 @@ const GAP_CLASSES: usize = 64;
 pub struct SpaceLocked(pub(super) ());
 
 impl VmaIndex {
-    /// No VMA.
     pub fn new() -> Result<VmaIndex, Errno> {
         Ok(VmaIndex {
             records: Table::new(VMAS_MAX)?,

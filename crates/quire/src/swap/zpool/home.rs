@@ -36,7 +36,6 @@ pub(super) enum Left {
     Common,
 }
 
-/// Where the slabs are.
 pub(super) struct SlabHome {
     /// The table, then the slots.
     memory: PoolMapping,
@@ -49,7 +48,6 @@ pub(super) struct SlabHome {
 }
 
 impl SlabHome {
-    /// Private memory with so many slots.
     pub fn private(slots: usize) -> Result<SlabHome, Errno> {
         Ok(SlabHome::of(PoolMapping::private(SlabTable::pool_bytes(slots))?, slots, 0))
     }
@@ -76,7 +74,6 @@ impl SlabHome {
         SlabHome { memory, table, member: AtomicU32::new(member), next_free: hint, takes: 0.into() }
     }
 
-    /// Number of slots.
     pub fn slots(&self) -> usize {
         self.table.slots()
     }
@@ -155,7 +152,6 @@ impl SlabHome {
         self.table.let_go(slot, self.member.load(Relaxed))
     }
 
-    /// The memory of a slot.
     pub fn slot(&self, slot: u32) -> *mut u8 {
         debug_assert!((slot as usize) < self.slots());
         // SAFETY: inside the mapping, which has room for all slots (`pool_bytes`).
