@@ -31,7 +31,7 @@
 
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 
-use super::vma::SpaceLocked;
+use super::vma::{SpaceLocked, partition_point};
 use super::{AddressSpace, Layout};
 use crate::fault::Outcome;
 use crate::fault::fault_list::{Answer, FaultList};
@@ -101,16 +101,7 @@ impl Rights {
 
     /// First position whose stretch `is_behind`, which is true from some position on.
     fn search(&self, is_behind: impl Fn(PageRange) -> bool) -> usize {
-        let (mut low, mut high) = (0, self.len());
-        while low < high {
-            let middle = usize::midpoint(low, high);
-            if is_behind(self.at(middle)) {
-                high = middle;
-            } else {
-                low = middle + 1;
-            }
-        }
-        low
+        partition_point(self.len(), |at| !is_behind(self.at(at)))
     }
 
     /// The open stretch that holds `page`, or the first one behind it.

@@ -68,6 +68,20 @@ const GAP_CLASSES: usize = 64;
 /// Proof that the caller holds the space's lock. Made by the space only.
 pub struct SpaceLocked(pub(super) ());
 
+/// The first of `len` positions that `is_before` is not true of; it is true of all positions before.
+pub(super) fn partition_point(len: usize, is_before: impl Fn(usize) -> bool) -> usize {
+    let (mut low, mut high) = (0, len);
+    while low < high {
+        let middle = usize::midpoint(low, high);
+        if is_before(middle) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    low
+}
+
 impl VmaIndex {
     pub fn new() -> Result<VmaIndex, Errno> {
         Ok(VmaIndex {
@@ -87,16 +101,7 @@ impl VmaIndex {
 
     /// First position whose VMA ends behind `page`.
     fn search(&self, page: PageNum) -> usize {
-        let (mut low, mut high) = (0, self.len());
-        while low < high {
-            let middle = usize::midpoint(low, high);
-            if self.at(middle).end.load(Ordering::Relaxed) <= page.0 {
-                low = middle + 1;
-            } else {
-                high = middle;
-            }
-        }
-        low
+        partition_point(self.len(), |at| self.at(at).end.load(Ordering::Relaxed) <= page.0)
     }
 
     pub fn len(&self) -> usize {

@@ -36,7 +36,7 @@ use core::num::NonZeroU32;
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 
-use self::home::{Left, SlabHome};
+use self::home::SlabHome;
 use self::slab::{
     CLASS, CLASSES, ClassLists, Freed, GRANULE_BYTES, Keep, RAW_CLASS, SLOT_GRANULES, SLOT_PAGES,
     Slab, class_for,
@@ -418,10 +418,8 @@ impl Zpool {
         self.slabs[slot as usize].clear();
         self.pages.fetch_sub(pages, Relaxed);
         self.own_pages.fetch_sub(pages, Relaxed);
-        match self.home.give_back(slot, pages) {
-            Left::Own => account.uncharge(pages),
-            Left::Common => return 0,
-        }
-        pages
+        let uncharged = self.home.give_back(slot, pages);
+        account.uncharge(uncharged);
+        uncharged
     }
 }

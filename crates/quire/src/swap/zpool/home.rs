@@ -25,17 +25,6 @@ use crate::units::PAGE_SIZE;
 /// let go are found again, and the table stays short.
 const TAKES_PER_SWEEP: u32 = 64;
 
-/// To which account a slab belonged that was given back.
-#[must_use]
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Left {
-    /// To ours: the slab's memory is gone, and its pages are ours to uncharge.
-    Own,
-    /// To none, for other members may use the slab still: the supervisor gives its memory back, and
-    /// its pages.
-    Common,
-}
-
 pub(super) struct SlabHome {
     /// The table, then the slots.
     memory: PoolMapping,
@@ -124,8 +113,10 @@ impl SlabHome {
     }
 
     /// Gives a slot back of which nothing is used any more. Where the memory is shared, only engine
-    /// threads call this.
-    pub fn give_back(&self, slot: u32, pages: usize) -> Left {
+    /// threads call this. Returns the pages that are ours to uncharge, for their memory is gone: none
+    /// where other members may use the slab still, and the supervisor gives it back.
+    #[must_use]
+    pub fn give_back(&self, slot: u32, pages: usize) -> usize {
         let own = SlabUse::Own { member: self.member.load(Relaxed), pages };
         loop {
             if self.table.slab_use(slot) == own {
@@ -135,12 +126,12 @@ impl SlabHome {
                 unsafe { self.memory.discard(start..start + pages * PAGE_SIZE) };
                 if self.table.change(slot, own, SlabUse::Free) {
                     self.next_free.fetch_min(slot, Relaxed);
-                    return Left::Own;
+                    return pages;
                 }
             }
             // A fork's child that is long dead may have come to share it, late.
             if self.let_go(slot) {
-                return Left::Common;
+                return 0;
             }
         }
     }
