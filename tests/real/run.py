@@ -4,7 +4,7 @@
     tests/real/run.py [--quick | --long] [-k NAME]... [--quire PATH] [--list]
 
 The closing line is `N passed, N failed, N skipped`; the exit status is 1 where a case failed.
-With CI=true a case that cannot run for want of a right or a program counts as failed.
+With CI=true a case counts as failed where a right or a program that it needs is missing.
 """
 
 import argparse

@@ -21,7 +21,7 @@ use super::kernel_swap::Zram;
 use super::memory_limit::MemoryLimit;
 use super::sys;
 
-/// A run that takes longer hangs.
+/// A run that takes longer is taken to hang.
 const RUN_MAX: Duration = Duration::from_secs(900);
 /// Runs that the kernel's contestant gets where its OOM killer ends one, as it now and then does in
 /// a memory cgroup whose pages are all in use, with plenty of swap left.
@@ -30,9 +30,9 @@ const KERNEL_TRIES: u32 = 4;
 const KILLED: i32 = 137;
 /// Between looks at the signals while a program runs.
 const TICK: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
-/// What a program that is asked to end may take for it.
+/// How long a program may take to end once it was asked to.
 const GRACE: Duration = Duration::from_secs(2);
-/// Of a program's output so much is kept; all of it goes into the digest.
+/// Bytes of a program's output that are kept; the digest is of all of it.
 const OUTPUT_KEPT_BYTES: usize = 64 << 10;
 
 /// How a program is run.

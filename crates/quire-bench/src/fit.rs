@@ -11,9 +11,9 @@ use super::contestant::{Contestant, Outcome, Stage, Workload};
 use super::sys;
 use quire_cli::size::Human;
 
-/// Tries to come near.
+/// How often a limit is tried.
 const TRIES: u32 = 6;
-/// Near: within so much of the limit.
+/// A limit is near enough within this share of it.
 const NEAR: f64 = 0.03;
 /// What a store of ordinary data takes, where it is not known.
 const RATIO_GUESSED: f64 = 0.4;

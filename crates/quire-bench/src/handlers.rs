@@ -10,7 +10,7 @@
 //! empty handlers need not help busy ones.
 //!
 //! All ways take turns, and a ratio to the first of a part is one between runs of one turn. CPU time
-//! and switches are told beside wall time: they are what a machine with other work sees.
+//! and switches are printed beside wall time: other work on the machine disturbs them less.
 
 mod faults;
 
@@ -68,8 +68,8 @@ struct HandlersWay {
     quire: Option<String>,
     /// Options of the program.
     program: String,
-    /// Handlers that the process must have. Not said where the engine counts the CPUs: it does not
-    /// look at a cgroup's share of them, as we do.
+    /// Handlers that the process must have; `None` where the engine counts the CPUs by itself, as it does
+    /// not look at a cgroup's share of them and the bench does.
     handlers: Option<usize>,
 }
 

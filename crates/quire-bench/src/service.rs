@@ -64,7 +64,7 @@ fn serve(start: usize, bytes: usize) -> Result<()> {
     let uffd: &'static Uffd = Box::leak(Box::new(Uffd::closed()));
     let device = File::options().read(true).write(true).open("/dev/userfaultfd").ok();
     uffd.open(device.as_ref().map(|device| device.as_raw_fd()), 0)
-        .context("no userfaultfd is to be had; `quire doctor` says why")?;
+        .context("cannot open a userfaultfd; `quire doctor` says why")?;
     uffd.register(start, bytes, UFFDIO_REGISTER_MODE_MISSING)?;
     let zeros: &'static [u8] = Box::leak(vec![0u8; PAGE_BYTES].into_boxed_slice());
     for index in 0..thread::available_parallelism()?.get().min(HANDLERS_AUTO_MAX) {

@@ -30,12 +30,12 @@ use quire_cli::print::json::Json;
 use quire_cli::print::say;
 use quire_cli::size::{Human, machine_memory_bytes};
 
-/// What makes every run a classic one.
+/// With this variable in the environment every fault of a run goes the classic way.
 const KNOB: &str = "QUIRE_NO_SPECULATIVE_FAULTS";
-/// ebizzy's chunks as it is run here, in threads' hands and shared.
+/// The size and the number of ebizzy's chunks, as it is run here.
 const CHUNK_BYTES: u64 = 512 << 10;
 const CHUNKS: u64 = 10;
-/// A compiler proper at its largest, roughly.
+/// What a job of a build needs at most: the compiler proper, roughly.
 const JOB_BYTES: u64 = 512 << 20;
 /// Beside what a program asks for: its heap, page words, and what is mapped ahead.
 const BESIDE_BYTES: u64 = 64 << 20;
@@ -73,7 +73,7 @@ pub(crate) fn main(options: &SpeculativeBench) -> Result<u8> {
     sys::notice_signals();
     ensure!(
         std::env::var_os(KNOB).is_none(),
-        "{KNOB} is set, and would have all runs go the classic way"
+        "{KNOB} is set, so that all runs would go the classic way; unset it"
     );
     ensure!(!options.threads.contains(&0), "a program runs with one thread at least");
     ensure!(options.seconds > 0.0, "a program runs for more than no time");

@@ -1,7 +1,7 @@
 //! The programs that are measured: ordinary ones, that take memory from malloc and mmap and check
 //! what they read. They print a JSON line for every phase.
 //!
-//! A page's words follow from its number, so that a wrong one is told at once. A part of them is
+//! A page's words follow from its number, so that a wrong one is noticed at once. A part of them is
 //! random, which decides how well it compresses.
 
 use std::hint::black_box;

@@ -16,7 +16,7 @@
 //! | `failure` | why a call failed |
 //!
 //! A handle is a box. Using one from several threads at once is fine, as the Rust types are `Sync`;
-//! closing it ends it, as `free` does. Nothing here locks, but for what the engine locks.
+//! closing it ends it, as `free` does. Nothing here takes a lock; the engine takes its own.
 //!
 //! The names in `quire.h` come from `cbindgen.toml`; the header is kept in the tree, and
 //! `tests/header.rs` holds it against this code.

@@ -1,15 +1,15 @@
-//! The memory cgroup around the program: the kernel's own word on what the budget promises.
+//! The memory cgroup around the program, by which the kernel itself checks the budget.
 //!
 //! Owns one child cgroup a run, named `quire-<pid>-<start>` after the supervisor, and removes what
 //! killed supervisors left. Quire itself keeps the program within its budget; the cgroup makes sure
 //! of it, counts what is not managed, and keeps the kernel's swap out of it. Where none can be
 //! made the run goes on without.
 //!
-//! In version 1 the child is made below the cgroup we are in. Version 2 wants no processes in a
+//! In version 1 the child is made below the supervisor's cgroup. Version 2 wants no processes in a
 //! cgroup whose children have controllers, so there the child goes, in this order:
-//! below our cgroup, where it passes the memory controller on or can be made to (the root may);
-//! below our cgroup, after the supervisor has moved to a leaf of its own, where it is alone there;
-//! beside our cgroup, where ours has no limit of its own that this would escape.
+//! below the supervisor's cgroup, where that passes the memory controller on or can be made to (the root may);
+//! below it, after the supervisor has moved to a leaf of its own, where it is alone there;
+//! beside it, where it has no limit of its own that the program would escape.
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
@@ -54,7 +54,7 @@ impl fmt::Display for Version {
     }
 }
 
-/// The memory controller's hierarchy, and where we are in it.
+/// The memory controller's hierarchy, and where this process is in it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Hierarchy {
     pub version: Version,
@@ -82,7 +82,7 @@ fn set_limit(version: Version, folder: &Path, limit_bytes: u64) -> Result<()> {
     let set_swap = || {
         let _ = write(&folder.join(swap), swap_limit);
     };
-    // In version 1 the second is never less than the first: it goes up before it.
+    // Version 1 refuses a second limit that is less than the first, so the second is raised first.
     set_swap();
     write(&folder.join(memory), &limit)?;
     set_swap();
@@ -154,8 +154,8 @@ impl Cgroup {
     }
 
     /// Raises the limit of a cgroup with such a budget when it is called with more processes than
-    /// before. There is no way back, as those that come take the places of those that went. Where it
-    /// is refused the limit stays as it is.
+    /// before. It never lowers the limit: processes that come take the places of those that went. Where
+    /// the kernel refuses, the limit stays as it is.
     pub(crate) fn limit_follower(&self, budget_bytes: u64) -> impl FnMut(usize) + use<> {
         let (version, folder) = (self.version, self.folder.clone());
         let mut most = 1;

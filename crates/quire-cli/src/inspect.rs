@@ -192,7 +192,7 @@ fn judge(
     }
     if depth == 0 {
         return Err(Refusal::NotExecutable(format!(
-            "{}: its interpreters are scripts of scripts",
+            "{}: its interpreter is a script, and so on, further than the kernel follows",
             file.display()
         )));
     }
@@ -261,7 +261,7 @@ fn judge_elf(file: &Path, opened: File) -> Result<Option<Reason>, Refusal> {
     let refusal = |what| Refusal::NotExecutable(format!("{}: {what}", file.display()));
     let elf = Elf::open_stream(opened).map_err(|_| refusal("a damaged program"))?;
     if !matches!(elf.ehdr.e_type, abi::ET_EXEC | abi::ET_DYN) {
-        return Err(refusal("not a program but a part of one"));
+        return Err(refusal("an object file or a core file, and no program"));
     }
     Ok(reason_against(file, elf))
 }

@@ -14,7 +14,7 @@ use crate::size::{Human, Size};
 /// Packs, and says what became of it. Returns the exit status.
 pub(crate) fn pack(arguments: &PackArgs) -> Result<u8> {
     let Size::Bytes(frame_bytes) = arguments.frame_size else {
-        bail!("--frame-size takes a number of bytes, like 1M: a frame is no part of anything");
+        bail!("--frame-size takes a number of bytes, such as 1M, and no percentage");
     };
     let frame_bytes = usize::try_from(frame_bytes).context("--frame-size is too large")?;
     let mut options = PackOptions::new().frame_bytes(frame_bytes).level(arguments.level);
@@ -46,7 +46,7 @@ fn summary(packed: &Packed) -> String {
 }
 
 fn progress_line(bytes: u64, total_bytes: u64) -> String {
-    // A file that grows, and a pipe, have no share to tell.
+    // There is no percentage of a pipe, or of a file that grows.
     match u128::from(bytes).checked_mul(100).and_then(|bytes| bytes.checked_div(total_bytes.into()))
     {
         Some(percent) if percent <= 100 => {

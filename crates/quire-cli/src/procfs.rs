@@ -8,8 +8,7 @@ use std::str::FromStr;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ProcessStat {
     pub parent_pid: u32,
-    /// When the process started, in clock ticks since boot: with its id, a name for it that no
-    /// later process has.
+    /// When the process started, in clock ticks since boot. No later process has both this and its id.
     pub start_ticks: u64,
     /// Whether it has ended and only waits for its parent.
     pub is_dead: bool,

@@ -24,8 +24,8 @@ use crate::runs::{self, Access, Run};
 use crate::size::Human;
 use crate::supervisor::unmanaged::{self, Family, Unmanaged};
 
-/// Between its exec and its joining a process is no member: one that is none is looked at again
-/// after this.
+/// Between its exec and its joining a process is no member yet: one that is no member is looked at again
+/// after this time.
 const SECOND_LOOK: Duration = Duration::from_millis(100);
 
 const EXAMPLES: &str = "\
@@ -39,7 +39,7 @@ A run is a line, then a table of its processes:
   POOL FILE         held by compressed pages; segments of the swap file with its data, which a
                     fork shares
   FAULTS MAJOR      faults served; those that read the swap file
-  STATE             running, sleeping, stopped; unmanaged: quire has no hand in it, and HELD is what
+  STATE             running, sleeping, stopped; unmanaged: quire does not manage it, and HELD is what
                     it has in memory by the kernel's count; reserved: kept for a run inside";
 
 #[derive(Args, Debug)]
@@ -88,8 +88,8 @@ pub(crate) fn ps(args: &PsArgs) -> Result<u8> {
             let found = runs::find(Access::Read)?;
             for (pid, version) in found.others {
                 say(&format!(
-                    "process {pid} is another version of quire (its control page has version \
-                     {version}): not listed"
+                    "process {pid} is another version of quire, so it is not listed: its control page \
+                     has version {version}"
                 ));
             }
             found.runs

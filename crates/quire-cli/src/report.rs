@@ -173,9 +173,12 @@ pub(crate) fn unmanaged_line(unmanaged: &Unmanaged) -> String {
 
 /// What is said when a process is refused because there are as many as there may be.
 pub(crate) fn full_line(most: usize) -> String {
-    let how =
-        if most < quire::control::MEMBERS_MAX { "--members-max" } else { "the most there can be" };
-    format!("the run has {most} processes ({how})")
+    let bound = if most < quire::control::MEMBERS_MAX {
+        "as many as --members-max allows"
+    } else {
+        "the most that quire can manage"
+    };
+    format!("the run has {most} processes, {bound}")
 }
 
 /// Why a member could not go on, in one line.
@@ -187,22 +190,23 @@ pub(crate) fn obituary_line(death: Death, name: Option<&str>, account: &Account)
             format!("{process} ran out of memory: {}", why_out_of_memory(death, account))
         }
         Obituary::ChildNotManaged => format!(
-            "{process} forked process {}, which was ended: {}; if it ran unmanaged it would read \
-             zeros for its data",
+            "{process} forked process {}, which was ended: {}; it would have run unmanaged, and \
+             read zeros in place of its data",
             death.detail as u32,
             why_child_not_managed((death.detail >> 32) as i32, account)
         ),
         Obituary::KernelRefused => {
             let errno = i32::try_from(death.detail).unwrap_or_default();
             format!(
-                "{process} was ended: the kernel refused a call that memory cannot be managed \
-                 without: {}; see quire doctor",
+                "{process} was ended: the kernel refused a call without which memory cannot be \
+                 managed: {}; run quire doctor",
                 io::Error::from_raw_os_error(errno)
             )
         }
         Obituary::SwapReadFailed => format!(
             "{process} lost a page: the swap file could not be read, or gave other bytes back, at \
-             offset {}; an access to that page is SIGBUS, the rest lives on; check the disk",
+             offset {}; an access to that page is a SIGBUS, all other pages are as they were; \
+             check the disk",
             Human(death.detail * 64)
         ),
         Obituary::None => format!("{process} ended"),
@@ -223,11 +227,11 @@ fn why_out_of_memory(death: Death, account: &Account) -> String {
     }
     match (swap.0, is_at_own_limit(death, account)) {
         (0, true) => format!(
-            "the {own} that one process may hold are full, compressed as they are, and there is no \
+            "the {own} that one process may hold are full even after compression, and there is no \
              swap file; add --swap-file DIR or raise --memory-per-process"
         ),
         (0, false) => format!(
-            "the budget of {budget} is full, compressed as it is, and there is no swap file; add \
+            "the budget of {budget} is full even after compression, and there is no swap file; add \
              --swap-file DIR or raise --memory"
         ),
         (_, true) => format!(
@@ -243,8 +247,8 @@ fn why_out_of_memory(death: Death, account: &Account) -> String {
     }
 }
 
-/// Whether a member had all but a reserve of what one may hold, and so was not out of the tree's
-/// budget.
+/// Whether a member held all but a reserve of what one member may hold: then that limit was reached,
+/// and not the budget.
 fn is_at_own_limit(death: Death, account: &Account) -> bool {
     let held = death.held_pages * PAGE_SIZE as u64;
     let most = account.member_bytes_max;
@@ -256,9 +260,9 @@ fn why_child_not_managed(errno: i32, account: &Account) -> String {
     match Errno::from_raw_os_error(errno) {
         Errno::USERS => full_line(account.members_max as usize),
         Errno::CONNREFUSED => {
-            "from its network namespace the run's supervisor cannot be reached".into()
+            "the run's supervisor cannot be reached from its network namespace".into()
         }
-        Errno::AGAIN => "the kernel gave it no thread (a limit on processes?)".into(),
+        Errno::AGAIN => "the kernel gave it no thread; look for a limit on processes".into(),
         errno => format!("it could not join the run: {}", io::Error::from(errno)),
     }
 }
@@ -354,10 +358,13 @@ mod tests {
         };
         let full = line(Errno::USERS, &account);
         assert!(full.starts_with("process 7 forked process 8, which was ended: "), "{full}");
-        assert!(full.contains("the run has 8 processes (--members-max);"), "{full}");
+        assert!(
+            full.contains("the run has 8 processes, as many as --members-max allows;"),
+            "{full}"
+        );
         account.members_max = 256;
         let full = line(Errno::USERS, &account);
-        assert!(full.contains("256 processes (the most there can be);"), "{full}");
+        assert!(full.contains("256 processes, the most that quire can manage;"), "{full}");
         let away = line(Errno::CONNREFUSED, &account);
         assert!(away.contains("network namespace") && !away.contains("256"), "{away}");
         assert!(line(Errno::AGAIN, &account).contains("no thread"));

@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use crate::size::Human;
 use crate::supervisor::wire;
 
-/// The run around this process.
+/// The outer run, as this process finds it.
 pub(crate) enum Outer {
     None,
     /// One whose supervisor has ended: its budget is not counted any more.
@@ -32,7 +32,7 @@ pub(crate) enum Outer {
 /// Takes `budget_pages` out of the budget of the run that this process is in, if it is in one.
 ///
 /// # Errors
-/// That run has not as much left.
+/// The outer run has not as much left, or its supervisor cannot be asked.
 pub(crate) fn reserve(budget_pages: u64) -> Result<Outer> {
     match std::env::var(SOCKET_VARIABLE) {
         Ok(name) if !name.is_empty() => reserve_at(&name, budget_pages),
@@ -44,13 +44,13 @@ fn reserve_at(name: &str, budget_pages: u64) -> Result<Outer> {
     let connection = match wire::connect(name) {
         Ok(connection) => connection,
         Err(Errno::CONNREFUSED) => return Ok(Outer::Ended),
-        Err(errno) => return Err(errno).context("cannot reach the supervisor of the run around"),
+        Err(errno) => return Err(errno).context("cannot reach the supervisor of the outer run"),
     };
     let hello = Hello { parent_slot: RESERVATION, held_pages: budget_pages, ..wire::HELLO };
     let welcome = match wire::ask(&connection, &hello) {
         Ok(welcome) => welcome,
         Err(Errno::CONNRESET) => return Ok(Outer::Ended),
-        Err(errno) => return Err(errno).context("the run around does not answer"),
+        Err(errno) => return Err(errno).context("the supervisor of the outer run does not answer"),
     };
     if welcome.flags & WELCOME_REFUSED == 0 {
         return Ok(Outer::Around { _connection: connection });
@@ -63,7 +63,8 @@ fn reserve_at(name: &str, budget_pages: u64) -> Result<Outer> {
             Human(welcome.detail * PAGE_SIZE as u64)
         ),
         Some(JoinRefusal::Full) => bail!(
-            "this run is inside another one, which has as many processes as there can be ({})",
+            "this run is inside another one, which has all the processes that it may have ({}); wait \
+             until one has ended",
             welcome.detail
         ),
         _ => bail!(

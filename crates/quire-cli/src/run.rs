@@ -1,5 +1,5 @@
 //! `quire run`: everything a run needs is made and checked before the program starts; then the
-//! supervisor has the word until the program ends.
+//! supervisor works until the program ends.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -45,7 +45,7 @@ pub(crate) fn run(options: &RunOptions) -> Result<u8> {
     Ok(ended.exit_status)
 }
 
-/// Runs a program while `looker` looks on; says all but how it went.
+/// Runs a program while `looker` looks on; says everything but the closing lines.
 pub(crate) fn run_watched(options: &RunOptions, looker: Option<&mut Looker<'_>>) -> Result<Ended> {
     let (name, arguments) = options.program.split_first().context("no program is given")?;
     let path = std::env::var_os("PATH").unwrap_or_else(|| DEFAULT_PATH.into());
@@ -68,7 +68,7 @@ pub(crate) fn run_watched(options: &RunOptions, looker: Option<&mut Looker<'_>>)
 struct PreparedRun {
     supervisor: Supervisor,
     cgroup: Option<Cgroup>,
-    /// Its part of the budget of the run around it: kept until this one has ended.
+    /// Its part of the outer run's budget, kept until this run has ended.
     _outer: Outer,
 }
 
@@ -90,8 +90,8 @@ impl PreparedRun {
         let outer = reservation::reserve(budget_pages)?;
         if matches!(outer, Outer::Ended) {
             options.say(
-                "the supervisor of the run around this one has ended: their budgets are not counted \
-                 together",
+                "the supervisor of the outer run has ended, so this run's budget is not counted in that \
+                 run's",
             );
         }
         let library = installed::find_library()?;
@@ -139,7 +139,7 @@ impl PreparedRun {
                 say(&report::obituary_line(death, procfs::name(death.pid).as_deref(), &account));
             }
             News::Full { most } => {
-                options.say(&format!("{}: no further one can join", report::full_line(most)));
+                options.say(&format!("{}: no other can join", report::full_line(most)));
             }
             News::Unmanaged(unmanaged) if !is_unmanaged => {
                 named += 1;
@@ -147,7 +147,7 @@ impl PreparedRun {
                     options.say(&report::unmanaged_line(&unmanaged));
                 }
                 if named == UNMANAGED_NAMED_MAX {
-                    options.say("further processes that run unmanaged are counted: see quire ps");
+                    options.say("other processes that run unmanaged are not named here; quire ps lists them");
                 }
             }
             News::Unmanaged(_) => {}
@@ -187,8 +187,8 @@ impl PreparedRun {
         if refused > 0 {
             let most = ended.account.members_max;
             options.say(&format!(
-                "{refused} process(es) were refused, as {most} at most join at a time: forks failed, \
-                 programs ran unmanaged"
+                "{refused} process(es) could not join the run, which may have {most} at a time: forks \
+                 failed, and programs ran unmanaged"
             ));
         }
         let left = ended.account.processes_left;
@@ -204,10 +204,10 @@ fn budget_bytes(options: &RunOptions) -> Result<u64> {
     let bytes = memory.bytes_of(machine_memory_bytes());
     let [given, least, most] = [bytes, BUDGET_MIN_BYTES, BUDGET_MAX_BYTES].map(Human);
     if given.0 < least.0 {
-        bail!("a budget of {given} is too small: at least {least}");
+        bail!("a budget of {given} is too small; give {least} at least");
     }
     if given.0 > most.0 {
-        bail!("a budget of {given} is more than any program can address ({most})");
+        bail!("a budget of {given} is more than any program can address; give {most} at most");
     }
     Ok(bytes)
 }
@@ -217,7 +217,11 @@ fn member_bytes_max(options: &RunOptions, budget_bytes: u64) -> Result<u64> {
     let Some(most) = options.memory_per_process else { return Ok(0) };
     let bytes = most.bytes_of(budget_bytes);
     if bytes < BUDGET_MIN_BYTES {
-        bail!("{} for a process are too few: at least {}", Human(bytes), Human(BUDGET_MIN_BYTES));
+        bail!(
+            "{} are too little for a process; give {} at least",
+            Human(bytes),
+            Human(BUDGET_MIN_BYTES)
+        );
     }
     Ok(bytes.min(budget_bytes))
 }
@@ -231,7 +235,7 @@ fn say_no_cgroup(options: &RunOptions, why: &str) {
     options.say(&format!("no memory cgroup, so the kernel does not check the budget: {why}"));
 }
 
-/// exec's own verdict, which the inspection could not foresee.
+/// Why exec failed, which the inspection could not foresee.
 fn refusal(inspected: &Inspected, error: &std::io::Error) -> anyhow::Error {
     let message = format!("{}: {error}", inspected.path.display());
     match error.kind() {
@@ -243,7 +247,8 @@ fn refusal(inspected: &Inspected, error: &std::io::Error) -> anyhow::Error {
     }
 }
 
-/// A connection per member. The program is started, and has the limit it was meant to have.
+/// Raises the limit of descriptors, as each member has a connection. The program was started before, with
+/// the limit that it was meant to have.
 fn allow_many_connections() {
     let limit = rustix::process::getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };

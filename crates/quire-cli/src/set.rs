@@ -51,12 +51,12 @@ impl Setting {
             ("speculative-faults", "off") => Ok(Setting::SpeculativeFaults(false)),
             ("speculative-faults", _) => Err("write on or off".into()),
             ("folio-order", value) => Ok(Setting::FolioOrder(parse_folio_order(value)?)),
-            _ => Err("there are speculative-faults and folio-order".into()),
+            _ => Err("the settings are speculative-faults and folio-order".into()),
         }
     }
 
     fn apply(self, control: &Control) {
-        // Relaxed: members read them whenever they come by, and nothing goes with them.
+        // Relaxed: members read them at every use, and no other data goes with them.
         match self {
             Setting::SpeculativeFaults(is_on) => {
                 control.no_speculation.store((!is_on).into(), Relaxed);

@@ -1,6 +1,6 @@
 //! `quire trace`: prints what members trace as it comes, a line an event.
 //!
-//! Owns how far each member's ring was read, and the order in which is printed: by time within what
+//! Owns how far each member's ring was read, and the order of printing: by time within what
 //! one look brings. Members do not wait for the reader: records that were overwritten before they were read
 //! are counted as lost.
 
@@ -167,7 +167,7 @@ struct Rings {
 
 #[derive(Clone, Copy, Default)]
 struct RingPosition {
-    /// Whose ring it is.
+    /// The member that the ring belongs to.
     pid: u32,
     /// The next record to read.
     next: u64,
@@ -188,8 +188,8 @@ impl Rings {
         }
     }
 
-    /// Takes up members that have joined. A ring is not begun anew with its slot's next owner. One
-    /// whose owner joined and left between two looks is read all the same.
+    /// Takes up members that have joined. A ring goes on when its slot has a new owner, so a member that
+    /// joined and left between two looks is read all the same.
     fn note_members(&mut self, control: &Control) {
         if self.scope == Scope::Run {
             (0..control.tally.slots().min(MEMBERS_MAX)).for_each(|slot| {
@@ -204,10 +204,10 @@ impl Rings {
         }
     }
 
-    /// Reads what is new. What a member traced that has left since is still there.
+    /// Reads what is new, also of members that have left since.
     fn read(&mut self, control: &Control) -> Batch {
         let mut batch = Batch::default();
-        // Before members are noted: what is left in a ring is its last owner's.
+        // Before members are noted: what a ring has so far is its last owner's.
         for (&slot, ring) in &mut self.read {
             ring.read(&control.traces[slot], &mut batch);
         }
@@ -224,10 +224,10 @@ impl RingPosition {
     fn read(&mut self, ring: &TraceRing, batch: &mut Batch) {
         let head = ring.head();
         if head < self.next {
-            // A ring that was cleared.
+            // The ring was cleared.
             *self = RingPosition { pid: self.pid, ..RingPosition::default() };
         }
-        // What is older was written over: however far the head has come, a look is as long as a ring.
+        // Older records were overwritten: a look is at most a ring long, whatever the head says.
         let first = self.next.max(head.saturating_sub(TRACES as u64));
         let mut lost = 0;
         let mut gaps = first - self.next;

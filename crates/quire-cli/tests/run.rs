@@ -59,7 +59,7 @@ fn what_quire_cannot_do_is_125_in_one_line() {
     let missing = temporary("no-such-folder");
     let missing = missing.to_str().unwrap();
     let cases: [(&[&str], &str); 8] = [
-        (&["-m", "1M", "true"], "a budget of 1 MiB is too small: at least 8 MiB"),
+        (&["-m", "1M", "true"], "a budget of 1 MiB is too small; give 8 MiB at least"),
         (&["-m", "900T", "true"], "more than any program can address"),
         (&["-m", "64M", "--swap-file", missing, "true"], "cannot make a swap file in"),
         (&["-m", "64M", "--swap-file", "/proc", "true"], "cannot make a swap file in /proc"),

@@ -127,7 +127,7 @@ fn who_cannot_be_attached_to_is_told_why() {
             assert_eq!((status(&output), stderr(&output).as_str()), (125, message), "{command:?}");
         }
     };
-    refused(&own, &format!("quire: process {own} is not run by quire\n"));
+    refused(&own, &format!("quire: process {own} is not run by quire; `quire ps` lists what is\n"));
     refused("4194304", "quire: there is no process 4194304\n");
     // And this one holds what another version's supervisor would.
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -137,7 +137,7 @@ fn who_cannot_be_attached_to_is_told_why() {
     rustix::fs::fcntl_add_seals(&memfd, SealFlags::SHRINK).unwrap();
     let message = format!(
         "quire: process {own} is run by another version of quire: its control page has version {}, \
-         this quire knows {VERSION}\n",
+         this quire knows {VERSION}; use the quire that runs it\n",
         VERSION + 1
     );
     refused(&own, &message);

@@ -156,9 +156,13 @@ fn a_program_beyond_the_most_runs_unmanaged_and_is_told_of() {
     let output = run(&words);
     assert_eq!(status(&output), 3);
     let text = stderr(&output);
-    let line = "quire: the run has 1 processes (--members-max): no further one can join\n";
+    let line =
+        "quire: the run has 1 processes, as many as --members-max allows: no other can join\n";
     assert_eq!(text.matches(line).count(), 1, "{text}");
-    assert!(text.contains("2 process(es) were refused, as 1 at most join at a time"), "{text}");
+    assert!(
+        text.contains("2 process(es) could not join the run, which may have 1 at a time"),
+        "{text}"
+    );
     for words in [["--members-max", "0"], ["--members-max", "257"], ["--memory-per-process", "1M"]]
     {
         let output = run(&[&words[..], &["true"]].concat());

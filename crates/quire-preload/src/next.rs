@@ -134,7 +134,7 @@ fn early_alloc(size: usize, alignment: usize) -> Pointer {
         (end <= EARLY_BYTES).then_some(end)
     };
     let is_small = size <= EARLY_BYTES && alignment <= 4096;
-    // Relaxed: the counter alone says whose bytes are whose; their content is constant zero.
+    // Relaxed: the counter alone gives each caller bytes of its own; their content is constant zero.
     match is_small.then(|| EARLY_USED.fetch_update(Ordering::Relaxed, Ordering::Relaxed, end)) {
         // SAFETY: from 16 before the start up to the end lies in the area, and is this call's alone.
         Some(Ok(used)) => unsafe {

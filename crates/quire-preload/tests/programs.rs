@@ -168,7 +168,7 @@ fn what_makes_processes_inside_libc_keeps_memory_what_it_was() {
 }
 
 /// No member needs CAP_SYS_PTRACE to fork: a child has a userfaultfd of its own by the device, which
-/// the supervisor opened. Where nothing is to be had the run is refused before the program begins.
+/// the supervisor opened. Where the supervisor cannot open one either, the run is refused before the program starts.
 #[test]
 fn without_cap_sys_ptrace_a_fork_is_right_and_without_any_right_the_run_is_refused() {
     let program = compile("fork_shared.c");

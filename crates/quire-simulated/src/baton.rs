@@ -28,7 +28,7 @@ const START_NS: u64 = 1_000_000_000;
 const STEP_NS: u64 = 1_000;
 /// How long it takes until idle actors look again, with no other able to run.
 const IDLE_LOOK_NS: u64 = 1_000_000;
-/// Of a machine: the same, and how long a step takes that is none of the kernel's.
+/// The same on a machine, and how long a step there takes that is no call of the kernel's.
 const CPU_LOOK_NS: u64 = 500;
 const CPU_STEP_NS: u64 = 50;
 
@@ -56,7 +56,7 @@ enum State {
     Ended,
 }
 
-/// Panics with this are of actors that only end because another one failed.
+/// The panic of an actor that ends only because another one has failed.
 pub struct Stopped;
 
 struct Actors {
@@ -67,7 +67,7 @@ struct Actors {
     steps: u64,
     /// The time that has come so far.
     now_ns: u64,
-    /// Likewise for each actor, where each has a CPU.
+    /// The time of each actor, where each has a CPU.
     clocks: Option<Vec<u64>>,
     idle_looks: u32,
     failure: Option<String>,

@@ -43,13 +43,13 @@ static unsigned char *page_at(size_t at)
 	return at < moving_count ? moving + at * PAGE : staying + (at - moving_count) * PAGE;
 }
 
-static void check(const uint32_t *versions, const char *who)
+static void check(const uint32_t *versions, const char *process)
 {
 	static unsigned char expected[PAGE];
 	for (size_t at = 0; at < count; at++) {
 		fill(expected, at, versions[at]);
 		if (memcmp(page_at(at), expected, PAGE) != 0) {
-			fprintf(stderr, "%s: page %zu is wrong\n", who, at);
+			fprintf(stderr, "%s: page %zu is wrong\n", process, at);
 			_exit(3);
 		}
 	}
@@ -65,9 +65,9 @@ static unsigned char *map(size_t pages)
 	return place;
 }
 
-static void work(uint32_t *versions, uint32_t version, const char *who)
+static void work(uint32_t *versions, uint32_t version, const char *process)
 {
-	check(versions, who);
+	check(versions, process);
 	for (size_t at = version % 16; at < count; at += 16) {
 		versions[at] = version;
 		fill(page_at(at), at, version);
@@ -79,7 +79,7 @@ static void work(uint32_t *versions, uint32_t version, const char *who)
 		_exit(4);
 	}
 	moving = place;
-	check(versions, who);
+	check(versions, process);
 }
 
 static void wait_for(pid_t child)

@@ -217,7 +217,7 @@ static size_t serve(size_t workers)
 
 	for (size_t i = 0; i < workers; i++, hired++)
 		wrong += (pids[i] = hire(i, workers, generation)) < 0;
-	/* All have been replaced once at the least. */
+	/* All have been replaced at least once. */
 	for (size_t round = 0; !wrong && (time(NULL) < end || round < workers); round++) {
 		size_t number = round % workers;
 		wrong += ended_badly(pids[number]);

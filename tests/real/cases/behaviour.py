@@ -24,9 +24,9 @@ def settled():
             before, since = found, time.monotonic()
         time.sleep(0.01)
     return before
-def say(who):
+def say(name):
     found = settled()
-    print(who, len(found), set(found.values()) == {1}, flush=True)
+    print(name, len(found), set(found.values()) == {1}, flush=True)
 say("parent")
 child = os.fork()
 if child == 0:

@@ -133,7 +133,7 @@ def counting_refused(context):
     demand("no event 'nosuch'" in text and " speculative_pgfault" in text, text)
     demand(not proof.exists(), "the program was started")
     text = quire(context, "stat", "-p", os.getpid(), status=125).stderr
-    demand(text == f"quire: process {os.getpid()} is not run by quire", text)
+    demand(text == f"quire: process {os.getpid()} is not run by quire; `quire ps` lists what is", text)
     text = quire(context, "vmstat", "-s", "4194304", status=125).stderr
     demand(text == "quire: there is no process 4194304", text)
     if os.geteuid() == 0:
@@ -143,7 +143,8 @@ def counting_refused(context):
             [copy, "stat", "-p", str(os.getpid())],
             capture_output=True, text=True, user=65534, group=65534, extra_groups=[], check=False,
         )
-        expected = f"quire: process {os.getpid()} belongs to another user: quire may not look into it\n"
+        expected = (f"quire: process {os.getpid()} belongs to another user: quire may not look into it; "
+                    "try as root\n")
         demand((asked.returncode, asked.stderr) == (125, expected), asked)
 
 

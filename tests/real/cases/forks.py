@@ -10,7 +10,7 @@ import time
 from cases.programs import write_text
 from harness import MIB, Failed, case, descendants, diagnose
 
-# What `quire run` takes at the least.
+# The smallest budget that `quire run` takes.
 SMALLEST = 8 * MIB
 
 

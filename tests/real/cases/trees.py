@@ -55,7 +55,7 @@ for _ in range(3):
         assert error.errno in (errno.EPERM, errno.EAGAIN), error
     else:
         if pid == 0:
-            print("a child that nobody manages", flush=True)
+            print("a child that is not managed", flush=True)
             os._exit(0)
         os.waitpid(pid, 0)
 pid = os.posix_spawn("/bin/echo", ["echo", "spawned"], os.environ)
@@ -153,7 +153,7 @@ def bomb_members(context):
     if context.pretend:
         return
     demand(refused > 0, "nothing was refused")
-    demand(told.count("the run has 12 processes (--members-max): no further") == 1, told)
+    demand(told.count("the run has 12 processes, as many as --members-max allows: no other") == 1, told)
     demand(stats_of(context)["processes_refused"] >= refused, stats_of(context))
 
 

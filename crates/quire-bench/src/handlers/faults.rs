@@ -1,8 +1,8 @@
 //! The program that faults: threads that touch every page of an area once, in random order.
 //!
 //! Owns the ways in which it can serve itself, which the engine has none of: loops of its own around
-//! userfaultfds, with any number of threads, descriptors, and messages a read. Served by what
-//! manages its process it is an ordinary program. What is timed begins when all threads are there.
+//! userfaultfds, with any number of threads, descriptors, and messages a read. Where Quire
+//! or the kernel serves it, it is an ordinary program. The clock starts when all threads are there.
 
 use std::fs::{self, File};
 use std::hint::black_box;
@@ -209,7 +209,7 @@ pub(crate) fn compute(time_us: u64) {
     }
 }
 
-/// Waits until just so many threads serve faults for Quire: they have their names once they run.
+/// Waits until exactly so many threads serve faults for Quire. A thread has its name once it runs.
 fn wait_for_handlers(expected: usize) -> Result<()> {
     let started = Instant::now();
     loop {
@@ -217,7 +217,10 @@ fn wait_for_handlers(expected: usize) -> Result<()> {
         if found == expected {
             return Ok(());
         }
-        ensure!(started.elapsed() < SETTLE_MAX, "{found} handlers are here, and not {expected}");
+        ensure!(
+            started.elapsed() < SETTLE_MAX,
+            "the process has {found} handlers, and not {expected}"
+        );
         thread::sleep(Duration::from_millis(1));
     }
 }
@@ -242,7 +245,7 @@ fn serve(args: &FaultsArgs, area: &mut [u64]) -> Result<()> {
     for _ in 0..args.descriptors {
         let uffd = Box::leak(Box::new(Uffd::closed()));
         uffd.open(device.as_ref().map(|device| device.as_raw_fd()), features)
-            .context("no userfaultfd is to be had; `quire doctor` says why")?;
+            .context("cannot open a userfaultfd; `quire doctor` says why")?;
         uffds.push(uffd);
     }
     for (number, stripe) in stripes(args, area).into_iter().enumerate() {

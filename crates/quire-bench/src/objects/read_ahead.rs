@@ -1,6 +1,6 @@
 //! What the kernel reads ahead of a file's device: set for the time of a measurement, and put back.
 //!
-//! The setting is the device's, so other readers of it read so meanwhile as well.
+//! The setting is the device's, so it holds for all its readers meanwhile.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -78,14 +78,14 @@ pub(crate) fn attach(pid: u32, access: Access) -> Result<Attached> {
     if let Some(version) = version {
         bail!(
             "process {pid} is run by another version of quire: its control page has version \
-             {version}, this quire knows {VERSION}"
+             {version}, this quire knows {VERSION}; use the quire that runs it"
         );
     }
     match fs::read_dir(format!("/proc/{pid}/fd")) {
         Err(error) if error.kind() == ErrorKind::PermissionDenied => {
-            bail!("process {pid} belongs to another user: quire may not look into it")
+            bail!("process {pid} belongs to another user: quire may not look into it; try as root")
         }
-        _ => bail!("process {pid} is not run by quire"),
+        _ => bail!("process {pid} is not run by quire; `quire ps` lists what is"),
     }
 }
 
@@ -96,9 +96,11 @@ pub(crate) fn all() -> Result<Vec<Run>> {
         match found.others.first() {
             Some((pid, version)) => bail!(
                 "process {pid} is another version of quire: its control page has version \
-                 {version}, this quire knows {VERSION}"
+                 {version}, this quire knows {VERSION}; use the quire of process {pid}"
             ),
-            None => bail!("nothing that this user may look into is run by quire"),
+            None => {
+                bail!("there is no run that this user may look into; start one with `quire run`")
+            }
         }
     }
     Ok(found.runs)
@@ -111,7 +113,7 @@ fn open_process(pid: u32) -> Result<OwnedFd> {
         Ok(process) => Ok(process),
         Err(Errno::SRCH) => bail!("there is no process {pid}"),
         // The id of a thread.
-        Err(Errno::INVAL | Errno::NOENT) => bail!("{pid} is a thread, and no process"),
+        Err(Errno::INVAL | Errno::NOENT) => bail!("{pid} is a thread; give the id of its process"),
         Err(errno) => Err(errno).with_context(|| format!("cannot watch process {pid}")),
     }
 }
@@ -148,7 +150,7 @@ impl Found {
         let flags = rights | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
         let Ok(memfd) = rustix::fs::open(path, flags, Mode::empty()) else { return };
         match ControlMap::attach(memfd, access) {
-            // Members have the memfd too, at times; the page says whose it is.
+            // Members may have the memfd open too; the page names the supervisor.
             Ok(control) if control.supervisor_pid.load(Relaxed) == pid => {
                 self.runs.push(Run { control, supervisor_pid: pid, supervisor });
             }
@@ -202,7 +204,10 @@ mod tests {
     #[test]
     fn what_is_no_member_is_named() {
         let parent = std::os::unix::process::parent_id();
-        assert_eq!(message(parent), format!("process {parent} is not run by quire"));
+        assert_eq!(
+            message(parent),
+            format!("process {parent} is not run by quire; `quire ps` lists what is")
+        );
         assert_eq!(message(u32::MAX), "there is no process 4294967295");
         let mut child = Command::new("true").spawn().unwrap();
         let pid = child.id();

@@ -1,4 +1,4 @@
-//! Waits until the processes that a command looks at have ended, or a program that bounds the time.
+//! Waits until the processes that a command looks at have ended, or the program that bounds the time has.
 
 use std::ffi::OsString;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -21,8 +21,7 @@ pub(crate) struct Waiter {
 }
 
 impl Waiter {
-    /// A wait that signals end, and the end of the program of these words, which is started now,
-    /// where there are any.
+    /// Starts a program of these words, where there are any: its end then ends the wait, as a signal does.
     pub(crate) fn start(program: &[OsString]) -> Result<Waiter> {
         let signals = Signals::take(&signals::ENDS).context("cannot take signals over")?;
         let program = program.split_first().map(|(name, arguments)| {
@@ -37,9 +36,9 @@ impl Waiter {
         Ok(Waiter { signals, program: program.transpose()? })
     }
 
-    /// Waits until `until`; where there is no more to wait for, returns the exit status of the command
-    /// that waits: that of the program which bounds the time, else 0. The processes that are looked
-    /// at bound the time only where no program does; a signal that ends does in any case.
+    /// Waits until `until`. Where there is nothing more to wait for, it returns the exit status for the
+    /// command that waits: that of the program which bounds the time, else 0. The end of the processes
+    /// that are looked at ends the wait only where there is no such program.
     pub(crate) fn wait(
         &mut self,
         until: Instant,

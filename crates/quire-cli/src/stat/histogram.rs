@@ -18,7 +18,7 @@ struct Times<'a> {
 }
 
 impl Times<'_> {
-    /// About: no fault is further than half its bucket from the middle.
+    /// The mean, about: every fault is taken for one in the middle of its bucket.
     fn mean_ns(&self) -> f64 {
         let middles = self
             .buckets
@@ -28,7 +28,7 @@ impl Times<'_> {
         middles.sum::<f64>() / self.count as f64
     }
 
-    /// So many percent took less.
+    /// The time that so many percent of the faults stayed below.
     fn below_ns(&self, percent: u64) -> f64 {
         let wanted = (self.count * percent).div_ceil(100);
         let mut seen = 0;

@@ -4,9 +4,9 @@
 //! its start to its end; a process that is attached to (`runs`), from now on. Leaves to `events`
 //! which counters, to `output` and `histogram` how they look, to `run` the running.
 //!
-//! Members are read now and then and not told: what one counted in the last moments before it left
-//! is missing where it alone was attached to, at most what [`SAMPLE`] holds. A tree's sum misses
-//! nothing.
+//! Members are read at intervals, and do not know of it. Where one process was attached to, what it counted
+//! between the last reading and its end is missing: at most what it counts in [`SAMPLE`]. The sum of a run
+//! misses nothing.
 
 mod histogram;
 mod output;
@@ -58,7 +58,7 @@ pub(crate) struct StatArgs {
     #[arg(long = "event", short, value_name = "EVENT,...")]
     pub events: Vec<String>,
 
-    /// Run the program N times; print means and how sure they are
+    /// Run the program N times; print means and their standard errors
     #[arg(
         long,
         short,

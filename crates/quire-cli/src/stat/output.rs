@@ -25,7 +25,7 @@ pub(super) struct Round {
 struct Figure<'a> {
     label: &'a str,
     value: f64,
-    /// How sure the mean is.
+    /// The standard error of the mean, in percent of it.
     noise_percent: f64,
     metric: Metric,
     runtime_ns: f64,

@@ -30,7 +30,7 @@ use crate::print::say;
 use crate::size::{Human, machine_memory_bytes};
 use crate::sys::mapped::Mapped;
 
-/// How much is taken at a time, and asked for ahead: the largest read that a store may like.
+/// How much is taken at a time, and asked for ahead: the largest read that a store prefers.
 const STEP_BYTES: usize = 2 << 20;
 /// How much is read at a time where nothing is mapped, or can be.
 const READ_BYTES: usize = 128 << 10;
@@ -213,7 +213,7 @@ impl Stream<'_> {
         }
         let bytes = self.options.memory.bytes_of(machine_memory_bytes());
         if bytes > MEMORY_MAX {
-            bail!("--memory {} is more than any program can address", Human(bytes));
+            bail!("--memory {} is more than any program can address; give less", Human(bytes));
         }
         let space = AddressSpace::builder().memory(bytes as usize).build()?;
         Ok(self.space.get_or_init(|| space))
@@ -244,7 +244,7 @@ fn is_whole(object: &Object) -> Result<(), Failure> {
     let len = object.len();
     match object.refresh_len() {
         Ok(now) if now < len => Err(ended(object, now, len)),
-        // Longer, where the object can follow: what came later was not asked for.
+        // It may have become longer: what was added later was not asked for.
         _ => Ok(()),
     }
 }

@@ -96,7 +96,7 @@ impl ExitLog {
         }
     }
 
-    /// Looks up how the members ended whose end is not known yet.
+    /// Looks up how members ended, where that is not known yet.
     pub(super) fn look(&mut self) {
         for (entry, process) in &mut self.entries {
             let status = process.as_ref().and_then(|process| pidfd::wait_status(process.as_fd()));

@@ -33,7 +33,7 @@ use super::{Connection, News, Supervisor, watch, wire};
 use crate::procfs;
 use crate::sys::peer::{self, Peer};
 
-/// Processes that were refused and whose reason is remembered.
+/// Refused processes that are remembered, with the reason.
 const REFUSED_MAX: usize = 1024;
 
 pub(super) enum Said {
@@ -46,7 +46,7 @@ pub(super) enum Said {
 /// How often a process that asks to join has been looked at.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Turn {
-    /// A member that has ended since may not have left yet, and may have the slot.
+    /// A member that has ended may still have a slot, until its leaving is handled.
     First,
     Second,
 }
@@ -131,7 +131,7 @@ impl Supervisor {
         } else {
             self.members.join(&self.control, &hello, peer.pid)
         };
-        if joined.is_err_and(Refused::is_for_want_of_place) && turn == Turn::First {
+        if joined.is_err_and(Refused::lacks_a_place) && turn == Turn::First {
             self.late.push((token, hello));
             return;
         }
@@ -192,7 +192,7 @@ impl Supervisor {
                 answer.detail = detail;
             }
         }
-        // A peer that died since is told nothing; its end is the connection's next event.
+        // A peer that has died meanwhile cannot be told; its end is the connection's next event.
         let _ = wire::send(socket, &answer, &descriptors);
     }
 
@@ -223,8 +223,8 @@ impl Supervisor {
     }
 
     /// Whether a process of this `parent` may be one that the member made for another: for its own
-    /// parent (CLONE_PARENT), or by a child in its memory (vfork). The member is in a fork then, of
-    /// which it has not heard.
+    /// parent (CLONE_PARENT), or by a child in its memory (vfork). The member is in a fork then, and does
+    /// not know yet what became of it.
     fn is_made_by(&self, parent: Option<u32>, slot: u32, member: u32) -> bool {
         let Some(parent) = parent else { return false };
         let is_related =
@@ -233,7 +233,7 @@ impl Supervisor {
     }
 }
 
-/// Whether a hello is a fork's child's.
+/// Whether a fork's child sent this hello.
 pub(super) fn is_forks(hello: &Hello) -> bool {
     !matches!(hello.parent_slot, NO_PARENT | RESERVATION)
 }

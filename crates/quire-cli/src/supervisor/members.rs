@@ -16,7 +16,7 @@ use quire::control::{
 // itself. What orders one process's updates before another's is the socket: a member's last update
 // happens before its connection closes, the supervisor's before it sends Welcome.
 
-/// What a member left behind that could not go on.
+/// The message of a member that could not go on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Death {
     pub pid: u32,
@@ -41,8 +41,8 @@ impl Refused {
         Refused { refusal, detail: 0 }
     }
 
-    /// Whether another's leaving would mend it.
-    pub(super) fn is_for_want_of_place(self) -> bool {
+    /// Whether there is a place once a member has left.
+    pub(super) fn lacks_a_place(self) -> bool {
         matches!(self.refusal, JoinRefusal::Full | JoinRefusal::NoRoom)
     }
 }

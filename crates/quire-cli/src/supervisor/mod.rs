@@ -7,8 +7,8 @@
 //! # Order of events
 //!
 //! What is ready at once is handled in this order: fork's children join, then members that are
-//! gone leave, then processes join after an exec. A child is so sure to inherit before its parent
-//! gives back, and a process that executed a new program has left before it joins again.
+//! gone leave, then processes join after an exec. So a child inherits before its parent gives
+//! anything back, and a process that executed a new program has left before it joins again.
 //!
 //! # Which processes may join
 //!
@@ -69,7 +69,7 @@ const LISTENER: u64 = 0;
 const SIGNALS: u64 = 1;
 /// Epoll's token of the first connection.
 const FIRST_CONNECTION: u64 = 2;
-/// How often the sizes are read whose maxima the members do not keep.
+/// How often the supervisor reads the sizes of which members keep no maximum.
 const SAMPLE_PERIOD: Duration = Duration::from_millis(500);
 /// How often the supervisor looks whether members have let go of memory that they share, which it
 /// then gives back.
@@ -287,13 +287,13 @@ impl Supervisor {
         Ok(tokens.contains(&SIGNALS))
     }
 
-    /// Takes back what a member held whose connection has closed.
+    /// Takes back what a member held, after its connection has closed.
     fn remove_member(&mut self, token: u64) {
         self.sample();
         // Epoll forgets the connection with its end, as no other process has the descriptor.
         let Some(connection) = self.connections.remove(&token) else { return };
         let Some(slot) = connection.slot else { return };
-        // The pool first, whose slabs the member's account still has.
+        // The pool comes first, while its slabs are still on the member's account.
         self.pool.leave(&self.control, slot);
         let Some(left) = self.members.leave(&self.control, slot) else { return };
         if let Some(identity) = connection.identity {

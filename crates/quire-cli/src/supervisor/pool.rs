@@ -71,7 +71,7 @@ impl Pool {
         let _ = control.members[payer].pool_pages.fetch_update(Relaxed, Relaxed, less);
     }
 
-    /// A member is gone: frees what was its own, whose pages its account still has, and lets go of
+    /// A member is gone: frees what was its own, which is still on its account, and lets go of
     /// what was common.
     pub(super) fn leave(&mut self, control: &Control, gone: u32) {
         for word in 0..self.words() {

@@ -1,9 +1,9 @@
 //! Processes of a run that are no members: found, named once, and their memory shown as what it is.
 //!
 //! A program that clears its environment, a static one, a setuid one: none of them joins, and none says
-//! so. So the supervisor looks at the process tree, a second apart at the least, and for a hundredth of
-//! its time at the most. A process that was seen twice and is no member is unmanaged: between its exec
-//! and its joining a process is none either, for a moment. One that is stopped, or that still runs in
+//! so. So the supervisor looks at the process tree at intervals, of a second at least, and spends a hundredth of
+//! its time on that at most. A process that was seen twice and is no member is *unmanaged*; once is not enough,
+//! as between its exec and its joining any process is no member. One that is stopped, or that still runs in
 //! its parent's memory (vfork), is not judged. Each unmanaged process is named once, with what its file,
 //! its environment or its network namespace says about the reason.
 //!
@@ -21,9 +21,9 @@ use crate::inspect;
 use crate::procfs::{self, ProcessStat};
 use crate::sys::kcmp;
 
-/// From one look to the next, at the least.
+/// The least time from one look to the next.
 const PERIOD: Duration = Duration::from_secs(1);
-/// How much longer than a look the time to the next one is, at the least.
+/// The time to the next look is at least so many times that of the look itself.
 const PERIOD_PER_LOOK: u32 = 100;
 /// Unmanaged processes that have ended and are remembered one by one.
 const PAST_MAX: usize = 256;
@@ -182,8 +182,8 @@ impl Watch {
     }
 }
 
-/// Whether a process that is no member will be none: not where it is stopped on its way, or still in
-/// the memory of its parent, which is looked at in its own right.
+/// Whether a process that is no member will not become one either. A process that is stopped may still
+/// join; one in the memory of its parent is not looked at, but the parent is.
 pub(crate) fn is_settled(pid: u32, stat: &ProcessStat) -> bool {
     !stat.is_stopped && !kcmp::have_same_memory(pid, stat.parent_pid)
 }
@@ -232,7 +232,7 @@ fn why_not(pid: u32) -> String {
     if namespace(&pid.to_string()) != namespace("self") {
         return "it executed its program in another network namespace".into();
     }
-    "it could not join; what it said itself tells why".into()
+    "it could not join; its own message on stderr says why".into()
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use rustix::fs::SealFlags;
 pub(crate) use super::memfd::Access;
 use super::memfd::{self, SharedMap};
 
-/// Why a descriptor is no control page of ours.
+/// Why a descriptor is no control page that can be mapped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum NotAttached {
     OtherVersion(u32),
@@ -25,8 +25,8 @@ impl ControlMap {
         ControlMap::map(memfd::create("control", CONTROL_BYTES)?, Access::Write)
     }
 
-    /// Maps the control memfd of another process's run. What claims to be one, and could shrink
-    /// under us, is none.
+    /// Maps the control memfd of another process's run. A memfd that could shrink while it is mapped is
+    /// refused.
     pub(crate) fn attach(memfd: OwnedFd, access: Access) -> Result<ControlMap, NotAttached> {
         let seals = rustix::fs::fcntl_get_seals(&memfd).map_err(|_| NotAttached::NotControl)?;
         let stat = rustix::fs::fstat(&memfd).map_err(|_| NotAttached::NotControl)?;

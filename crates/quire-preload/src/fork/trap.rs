@@ -2,7 +2,7 @@
 //! raises SIGSYS and is made, or made differently, here.
 //!
 //! Owns a table of traps, one for each thread that is between the two. A trap is its thread's
-//! alone once claimed. No signal handler of the program's runs while a trap is armed, save for
+//! alone once claimed. No signal handler of the program's runs while a trap is armed, except for
 //! faults of the thread's own: the trap keeps the mask that the program sees, and the return from the
 //! SIGSYS that made the clone restores it.
 //!
@@ -262,7 +262,7 @@ fn on_call(trap: &'static Trap, context: &mut libc::ucontext_t) {
         }
         _ if request::shares_memory(number, args[0]) => {
             // A fork handler that another library registered earlier makes a thread, or spawns. That
-            // cannot be done from inside a signal handler, so it is refused as for want of resources.
+            // cannot be done from inside a signal handler, so it is refused as if resources were short.
             -(Errno::AGAIN.raw_os_error() as isize)
         }
         _ => return spring(trap, call, context),

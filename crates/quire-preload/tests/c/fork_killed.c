@@ -168,7 +168,8 @@ static void run_case(unsigned step, unsigned victims) {
   while ((got = read(words[0], heard + count, sizeof heard - 1 - count)) > 0) count += got;
   heard[count] = 0;
   close(words[0]);
-  /* Orphans are ours. A child whose parent died before the run knew it ends by itself, and says so. */
+  /* Orphans become children of this process. A child whose parent died before the run knew the child ends by
+   * itself, and says so. */
   for (int left = 1; left;) {
     pid_t pid = waitpid(-1, &status, WNOHANG);
     if (pid == 0) {

@@ -17,20 +17,20 @@ enum { PAGE = 4096, PAGES = 768, WORDS = PAGE / 8, GENERATIONS = 3, ROUNDS = 12,
 static volatile uint64_t* data;
 static volatile int stop;
 
-/* Word `at` of a page as generation `whose` writes it in its round; half of a page is the same in all. */
-static uint64_t word_of(int page, int at, int whose, unsigned round) {
+/* Word `at` of a page as generation `generation` writes it in its round; half of a page is the same in all. */
+static uint64_t word_of(int page, int at, int generation, unsigned round) {
   uint64_t seed = (uint64_t)(page + 1) * 0x9e3779b97f4a7c15u;
-  return at % 8 < 4 ? seed : seed ^ ((uint64_t)whose << 32 | round) ^ (uint64_t)at << 52;
+  return at % 8 < 4 ? seed : seed ^ ((uint64_t)generation << 32 | round) ^ (uint64_t)at << 52;
 }
 
-static void write_page(int page, int whose, unsigned round) {
-  for (int at = 0; at < WORDS; at++) data[page * WORDS + at] = word_of(page, at, whose, round);
+static void write_page(int page, int generation, unsigned round) {
+  for (int at = 0; at < WORDS; at++) data[page * WORDS + at] = word_of(page, at, generation, round);
 }
 
-static void expect_page(int page, int whose, unsigned round) {
+static void expect_page(int page, int generation, unsigned round) {
   for (int at = 0; at < WORDS; at++)
-    if (data[page * WORDS + at] != word_of(page, at, whose, round)) {
-      fprintf(stderr, "generation %d, round %u: page %d word %d is %016lx\n", whose, round, page, at,
+    if (data[page * WORDS + at] != word_of(page, at, generation, round)) {
+      fprintf(stderr, "generation %d, round %u: page %d word %d is %016lx\n", generation, round, page, at,
               (long)data[page * WORDS + at]);
       _exit(1);
     }
