@@ -112,11 +112,11 @@ impl Books {
             assert!(self.places.iter().all(|place| *place != Place::Limbo), "limbo is hidden");
             return;
         };
-        let bits = self.pool.limbo_bits(window);
+        let in_limbo: Vec<FrameId> = self.pool.limbo_frames(window).collect();
         let first = window as usize * BLOCK_PAGES;
         let mut left = pages;
         for at in 0..BLOCK_PAGES {
-            let is_limbo = bits[at / 64] >> (at % 64) & 1 != 0;
+            let is_limbo = in_limbo.contains(&FrameId((first + at) as u32));
             assert_eq!(is_limbo, self.places[first + at] == Place::Limbo);
             if is_limbo && left > 0 {
                 left -= 1;

@@ -57,9 +57,7 @@ const BUSY_SHIFT_MAX: u32 = 4;
 /// Where memory is to come from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Donor {
-    /// This member.
     Home,
-    /// The member in this slot.
     Member(usize),
     /// No member that could be asked has any.
     Nobody,
@@ -92,7 +90,6 @@ fn now_ms() -> u32 {
     ((monotonic_ns() / 1_000_000) as u32).max(1)
 }
 
-/// The two halves of a word.
 const fn halves(word: u64) -> (u32, u32) {
     ((word >> 32) as u32, word as u32)
 }
@@ -226,7 +223,7 @@ impl Budget {
             let is_askable = if slot == own {
                 need == Need::Balance
             } else {
-                !is_silent(seat) && !is_spent(seat, now) && !is_deaf(seat, now)
+                seat.is_silent.load(Relaxed) == 0 && !is_spent(seat, now) && !is_deaf(seat, now)
             };
             if !is_askable {
                 continue;
@@ -256,10 +253,6 @@ impl Budget {
         };
         control.present().filter(is_unanswering).count()
     }
-}
-
-fn is_silent(seat: &Seat) -> bool {
-    seat.is_silent.load(Relaxed) != 0
 }
 
 /// Whether it had nothing to give, and nothing has changed.

@@ -66,13 +66,11 @@ impl Budget {
         }
     }
 
-    /// The control page.
     #[inline]
     pub fn control(&self) -> &'static Control {
         self.control
     }
 
-    /// This member's slot number.
     pub fn slot(&self) -> u32 {
         self.slot.load(Ordering::Relaxed)
     }
@@ -83,7 +81,6 @@ impl Budget {
         self.slack_max.store(0, Ordering::Relaxed);
     }
 
-    /// This member's counters.
     #[inline]
     pub fn member(&self) -> &Member {
         &self.control().members[self.slot() as usize]
@@ -260,7 +257,6 @@ impl Budget {
         raise(&self.member().held_pages_max, self.account().get().granted.into());
     }
 
-    /// Gives `pages` back.
     #[inline]
     pub fn uncharge(&self, pages: usize) {
         if pages > 0 {
@@ -316,7 +312,6 @@ impl Budget {
         }
     }
 
-    /// Counts an event.
     #[inline]
     pub fn count(&self, event: Event, times: usize) {
         if times > 0 {
@@ -324,13 +319,11 @@ impl Budget {
         }
     }
 
-    /// Counts a fault of a kind that took `ns`.
     #[inline]
     pub fn count_fault_time(&self, kind: FaultKind, ns: u64) {
         self.member().count_fault_time(kind, ns);
     }
 
-    /// What has been counted so far.
     pub fn counted(&self, event: Event) -> u64 {
         self.member().counted(event)
     }
@@ -351,7 +344,6 @@ impl Budget {
         futex::wait(&self.seat().calls, seen, Reach::Tree, timeout_ms);
     }
 
-    /// Bytes of the budget.
     pub fn limit_bytes(&self) -> usize {
         self.limit() * PAGE_SIZE
     }

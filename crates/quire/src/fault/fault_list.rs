@@ -16,10 +16,8 @@ struct ListedPages {
     is_overfull: bool,
 }
 
-/// What to answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Answer {
-    /// The faults of one page.
     Page(PageNum),
     /// All faults: more have waited than could be listed.
     All,
@@ -35,7 +33,6 @@ pub(crate) struct FaultList {
 }
 
 impl FaultList {
-    /// An empty list.
     #[must_use]
     pub const fn new() -> FaultList {
         let list = ListedPages { pages: [PageNum(0); LISTED_MAX], len: 0, is_overfull: false };
@@ -57,7 +54,6 @@ impl FaultList {
         self.answer_all(|_| {});
     }
 
-    /// Adds a page.
     pub fn push(&self, page: PageNum) {
         let mut list = self.list.lock();
         let len = list.len;
@@ -85,7 +81,6 @@ impl FaultList {
         }
     }
 
-    /// Whether nothing waits.
     pub fn is_empty(&self) -> bool {
         self.sleepers.load(Ordering::SeqCst) == 0 && self.list.lock().len == 0
     }

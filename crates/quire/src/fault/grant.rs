@@ -22,7 +22,6 @@ pub struct Grant {
 }
 
 impl Grant {
-    /// Pages in all.
     pub fn pages(&self) -> usize {
         self.frames + self.charged
     }
@@ -86,7 +85,6 @@ impl<M: Mmu> AddressSpace<M> {
         grant.charged += missing;
     }
 
-    /// Takes back what was not used.
     pub(crate) fn return_grant(&self, mut grant: Grant) {
         while let Some(run) = grant.next_run(usize::MAX) {
             self.frames.put(run);

@@ -27,7 +27,6 @@ struct Stream {
     order: AtomicU32,
 }
 
-/// The streams of a space.
 #[derive(Default)]
 pub struct Streams {
     streams: [Stream; STREAMS],

@@ -59,7 +59,6 @@ pub(crate) struct Doubt {
 }
 
 impl Doubt {
-    /// About a VMA.
     pub const fn of(vma: &Vma, why: Tracepoint) -> Doubt {
         Doubt { why, range: vma.range }
     }

@@ -176,7 +176,6 @@ impl<M: Mmu> AddressSpace<M> {
     }
 }
 
-/// Reads each plan into its buffer.
 fn read_plans(
     plans: &[ReadPlan],
     ring: &mut Ring,

@@ -10,7 +10,6 @@ use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use crate::mean::Mean;
 use crate::units::BLOCK_ORDER;
 
-/// How pages get into the program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Transfer {
     /// By moving frames of the pool.
@@ -40,19 +39,13 @@ impl Costs {
         &self.means[way as usize][(pages.ilog2() as usize).min(CLASSES - 1)]
     }
 
-    /// The way to take for `pages` pages.
     pub fn choose(&self, pages: usize) -> Transfer {
         let by_move = self.mean(Transfer::Move, pages).get();
         let by_copy = self.mean(Transfer::Copy, pages).get();
-        let (cheap, dear) = if by_move <= by_copy {
-            (Transfer::Move, Transfer::Copy)
-        } else {
-            (Transfer::Copy, Transfer::Move)
-        };
-        if self.turn.fetch_add(1, Relaxed) % PROBE_EVERY == PROBE_EVERY - 1 { dear } else { cheap }
+        let is_probe = self.turn.fetch_add(1, Relaxed) % PROBE_EVERY == PROBE_EVERY - 1;
+        if (by_move <= by_copy) != is_probe { Transfer::Move } else { Transfer::Copy }
     }
 
-    /// Notes what it cost.
     pub fn record(&self, way: Transfer, pages: usize, cycles: u64) {
         if pages > 0 {
             self.mean(way, pages).record(cycles);

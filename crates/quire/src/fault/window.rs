@@ -62,7 +62,6 @@ pub(super) struct First<'a> {
 }
 
 impl<'a> First<'a> {
-    /// The bytes from `page` on.
     fn from(&self, page: PageNum) -> &'a [PageBytes] {
         &self.bytes[(page.0 - self.start.0) as usize..]
     }
@@ -107,7 +106,6 @@ impl<'a, M: Mmu> FaultWindow<'a, M> {
         }
     }
 
-    /// Whether its frames may be moved in.
     pub fn can_move(&self) -> bool {
         self.is_movable && self.protection() == Protection::Writable
     }
@@ -126,7 +124,6 @@ impl<'a, M: Mmu> FaultWindow<'a, M> {
 enum Stop {
     /// The next page's content is lost.
     Corrupt,
-    /// The kernel refused the next page.
     Refused(Refusal),
 }
 
@@ -269,7 +266,6 @@ impl<M: Mmu> AddressSpace<M> {
         true
     }
 
-    /// Fills frames and moves them in.
     fn fill_by_move(
         &self,
         run: FrameRun,
@@ -305,7 +301,6 @@ impl<M: Mmu> AddressSpace<M> {
         stop
     }
 
-    /// Fills staging pages and copies them in.
     fn fill_by_copy(
         &self,
         charged: &mut usize,
@@ -380,9 +375,7 @@ impl<M: Mmu> AddressSpace<M> {
 
     fn finish_first(&self, pages: usize, window: &mut FaultWindow<'_, M>) {
         let settled = if window.is_clean { Settled::Clean } else { Settled::Mapped };
-        for _ in 0..pages {
-            self.finish_mapped(window, settled);
-        }
+        (0..pages).for_each(|_| self.finish_mapped(window, settled));
     }
 
     /// The window's first page has been mapped: what it had in swap is let go or kept, and its word

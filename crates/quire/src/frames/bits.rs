@@ -3,12 +3,10 @@
 use super::WORDS;
 use crate::units::BLOCK_PAGES;
 
-/// Sets `len` bits from `at` on.
 pub fn set(bits: &mut [u64; WORDS], at: usize, len: usize) {
     (at..at + len).for_each(|bit| bits[bit / 64] |= 1 << (bit % 64));
 }
 
-/// Clears `len` bits from `at` on.
 pub fn clear(bits: &mut [u64; WORDS], at: usize, len: usize) {
     (at..at + len).for_each(|bit| bits[bit / 64] &= !(1 << (bit % 64)));
 }

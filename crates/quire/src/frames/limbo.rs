@@ -3,9 +3,9 @@
 use core::sync::atomic::Ordering;
 
 use super::bits::{clear, is_set, set};
-use super::{FramePool, NIL, Phase, WORDS, window_of};
+use super::{FramePool, NIL, Phase, window_of};
 use crate::mmu::{FrameId, FrameRun};
-use crate::units::PageNum;
+use crate::units::{BLOCK_ORDER, BLOCK_PAGES, PageNum};
 
 /// Which end of the queue a window goes to that still has pages in limbo.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -67,12 +67,8 @@ impl FramePool {
     /// it is that one.
     pub fn oldest_window(&self) -> Option<u32> {
         let mut books = self.books.lock();
-        if books.heads.limbo_first == NIL {
-            let open = books.heads.open;
-            if open == NIL || books.window(open).limbo_count == 0 {
-                return None;
-            }
-            books.queue_open();
+        if books.heads.limbo_first == NIL && !books.close_open() {
+            return None;
         }
         let index = books.heads.limbo_first;
         let next = books.window(index).next;
@@ -85,20 +81,13 @@ impl FramePool {
         Some(index)
     }
 
-    /// Windows in the queue.
     pub fn queued_windows(&self) -> usize {
         self.books.lock().heads.queued
     }
 
     /// Queues the window that is being filled, if anything is in it.
     pub fn close_window(&self) -> bool {
-        let mut books = self.books.lock();
-        let open = books.heads.open;
-        let has_any = open != NIL && books.window(open).limbo_count > 0;
-        if has_any {
-            books.queue_open();
-        }
-        has_any
+        self.books.lock().close_open()
     }
 
     /// Ends work on a window that [`Self::oldest_window`] gave: what is still in limbo there is
@@ -126,8 +115,10 @@ impl FramePool {
         }
     }
 
-    /// The frames of a window that are in limbo just now, as bits.
-    pub fn limbo_bits(&self, index: u32) -> [u64; WORDS] {
-        self.books.lock().window(index).limbo
+    /// The frames of a window that were in limbo when this was called.
+    pub fn limbo_frames(&self, index: u32) -> impl Iterator<Item = FrameId> + use<> {
+        let bits = self.books.lock().window(index).limbo;
+        let in_limbo = (0..BLOCK_PAGES).filter(move |&at| is_set(&bits, at));
+        in_limbo.map(move |at| FrameId((index << BLOCK_ORDER) + at as u32))
     }
 }

@@ -84,7 +84,6 @@ struct Heads {
     open: u32,
     limbo_first: u32,
     limbo_last: u32,
-    /// Windows in the limbo queue.
     queued: usize,
     free_first: u32,
 }
@@ -110,7 +109,6 @@ pub struct FramePool {
     limbo: AtomicUsize,
 }
 
-/// What the pool's mutex guards.
 struct Books {
     windows: Table<FrameWindow>,
     heads: Heads,
@@ -172,6 +170,16 @@ impl Books {
         }
     }
 
+    /// Puts the open window into the limbo queue, if anything is in it.
+    fn close_open(&mut self) -> bool {
+        let open = self.heads.open;
+        let has_any = open != NIL && self.window(open).limbo_count > 0;
+        if has_any {
+            self.queue_open();
+        }
+        has_any
+    }
+
     /// Takes a window of holes: one that was used before, as long as there is one.
     fn take_empty(&mut self) -> Option<u32> {
         let index = self.heads.empty;
@@ -227,13 +235,11 @@ impl FramePool {
         self.limbo.store(0, Ordering::Relaxed);
     }
 
-    /// Free frames.
     pub fn free(&self) -> usize {
         // Relaxed: a hint; the bitmaps decide.
         self.free.load(Ordering::Relaxed)
     }
 
-    /// Frames in limbo.
     pub fn limbo(&self) -> usize {
         self.limbo.load(Ordering::Relaxed)
     }

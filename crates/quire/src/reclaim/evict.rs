@@ -271,7 +271,6 @@ impl<M: Mmu> AddressSpace<M> {
         Some(victim)
     }
 
-    /// Unmaps a batch and unlocks its pages.
     fn evict_batch(&self, batch: &UnmapBatch, vma: &Vma, scratch: &mut Scratch) -> Evicted {
         let whole = batch.range;
         let last = whole.pages().rfind(|&page| batch.before(page).is_some());

@@ -51,18 +51,14 @@ const DIRECT_MAX: usize = 128;
 /// Pages of a turn that a fault takes before there is need.
 const FAULT_TURN: usize = 64;
 
-/// Where the hands are.
 #[derive(Default)]
 pub struct Clock {
-    /// The next block to evict from.
     evict: usize,
-    /// The next block to write back from.
     pub(crate) write_back: usize,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reclaimer {
-    /// The background thread.
     Kswapd,
     /// A fault that found no memory.
     Direct,

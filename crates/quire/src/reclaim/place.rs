@@ -1,22 +1,16 @@
 //! In the fault or in the background: where reclaim is cheaper is measured, not assumed.
 //!
-//! The background thread works while the program runs. But every mapping that it takes away
-//! interrupts each CPU that runs a thread of the program, and a fault that moves a frame in
-//! interrupts the background thread: tens of microseconds on a virtual machine, several times what
-//! packing a page takes. A handler that reclaims while the only thread of its program waits for it
-//! interrupts nobody. So turns of reclaim are timed, from one to the next, with all that the
-//! program does in between; the place that lets the program go on faster is preferred, and now and
-//! then the other is tried.
+//! Each turn of reclaim is timed from its beginning to the next one's, with all that the program does in
+//! between. The place that lets the program go on faster is preferred, and now and then the other is
+//! tried. docs/decisions/0013 says why.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use crate::mean::Mean;
 
-/// Of so many turns for the background...
+/// Where the background is preferred, two turns of so many are taken in the fault all the same.
 const BACKGROUND_ROUND: u32 = 16;
-/// ...so many are taken in the fault all the same.
-const FAULT_PROBES: u32 = 2;
-/// One turn of so many in the fault is left to the background; its turns are longer.
+/// Where the fault is preferred, one turn of so many is left to the background; its turns are longer.
 const FAULT_ROUND: u32 = 256;
 
 /// Running means of the time from turn to turn of reclaim, for a page that is freed, in cycles.
@@ -67,7 +61,7 @@ impl Places {
         let is_fault = if in_fault != 0 && in_fault < self.in_background.get() {
             !turn.is_multiple_of(FAULT_ROUND)
         } else {
-            turn % BACKGROUND_ROUND < FAULT_PROBES
+            turn % BACKGROUND_ROUND < 2
         };
         if is_fault { Place::Fault } else { Place::Background }
     }

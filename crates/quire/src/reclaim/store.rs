@@ -9,7 +9,7 @@ use crate::space::AddressSpace;
 use crate::swap::blob;
 use crate::swap::compress::{Packed, PageBytes, page_hash};
 use crate::sys::monotonic_ns;
-use crate::units::{BLOCK_ORDER, PAGE_SIZE, PageNum};
+use crate::units::{PAGE_SIZE, PageNum};
 
 /// Freed frames are handed over at the latest after so many: faults may wait for them.
 const HANDOVER: usize = 32;
@@ -54,14 +54,9 @@ impl<M: Mmu> AddressSpace<M> {
     }
 
     fn shrink_window_of_limbo(&self, window: u32, target: usize, scratch: &mut Scratch) -> usize {
-        let bits = self.frames.limbo_bits(window);
         let mut freed = 0;
         let mut pending = FrameRun { start: FrameId(0), len: 0 };
-        for at in 0..1u32 << BLOCK_ORDER {
-            if bits[at as usize / 64] >> (at % 64) & 1 == 0 {
-                continue;
-            }
-            let frame = FrameId((window << BLOCK_ORDER) + at);
+        for frame in self.frames.limbo_frames(window) {
             if !self.store_limbo_page(frame, scratch) {
                 continue;
             }

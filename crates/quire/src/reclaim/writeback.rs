@@ -10,8 +10,7 @@
 
 use core::sync::atomic::Ordering;
 
-use crate::control::Event;
-use crate::control::SEGMENT_BYTES;
+use crate::control::{Event, SEGMENT_BYTES};
 use crate::mmu::Mmu;
 use crate::page::{Flags, PageWord, Snapshot, State, Stored};
 use crate::space::AddressSpace;
@@ -19,7 +18,7 @@ use crate::swap::Writing;
 use crate::swap::file::{SegmentPurpose, SwapSegments, segment_blobs};
 use crate::swap::io::Job;
 use crate::swap::zpool::Handle;
-use crate::sys::memory::{self, InitialProt};
+use crate::sys::memory::Table;
 use crate::units::{PageNum, PageRange};
 
 /// Packed pages that one round of compaction moves at most.
@@ -53,7 +52,6 @@ impl<M: Mmu> AddressSpace<M> {
         moved
     }
 
-    /// Fills the open segment with packed pages.
     fn gather(&self, writing: &mut Writing) {
         let blocks = self.pages.swap_blocks();
         let start = self.clock.lock().write_back;
@@ -157,19 +155,17 @@ impl<M: Mmu> AddressSpace<M> {
         let victims = file.victims();
         let mut is_open = victims.iter().any(Option::is_some)
             && writing.writer.open(file, SegmentPurpose::Clean).is_ok();
-        let Ok(buffer) = memory::reserve(SEGMENT_BYTES, InitialProt::ReadWrite) else {
+        let Ok(mut bytes) = Table::<u8>::new(SEGMENT_BYTES) else {
             victims.into_iter().flatten().for_each(|segment| file.unpin(segment));
             return false;
         };
-        // SAFETY: fresh, zeroed, ours until released below.
-        let bytes = unsafe { core::slice::from_raw_parts_mut(buffer.as_ptr(), SEGMENT_BYTES) };
         for segment in victims.into_iter().flatten() {
             if is_open && let Some((_, ring)) = writing.parts() {
-                let mut jobs = [Job::read(segment.plan().offset, bytes)];
+                let mut jobs = [Job::read(segment.plan().offset, &mut bytes)];
                 ring.run(&mut jobs);
                 let is_read = jobs[0].result.is_ok();
                 if is_read {
-                    for (location, blob) in segment_blobs(bytes, segment) {
+                    for (location, blob) in segment_blobs(&bytes, segment) {
                         let Some(seen) = self.pages.get(blob.owner).map(PageWord::load) else {
                             continue;
                         };
@@ -184,10 +180,7 @@ impl<M: Mmu> AddressSpace<M> {
             }
             file.unpin(segment);
         }
-        let is_ready = !writing.writer.is_empty() || is_open;
-        // SAFETY: reserved above; nothing refers to it any more.
-        unsafe { memory::release(buffer, SEGMENT_BYTES) };
-        is_ready
+        !writing.writer.is_empty() || is_open
     }
 
     /// Brings packed pages together so that sparse slabs can be given back; returns pages freed.

@@ -43,7 +43,7 @@ impl<M: Mmu> AddressSpace<M> {
         range: PageRange,
         advice: Advice,
     ) -> Result<(), Errno> {
-        let is_covered = self.vmas.covers(range, &layout.locked);
+        let covered = self.check_covered(layout, range);
         match advice {
             Advice::Pattern(pattern) => {
                 self.change_vmas(layout, range, |old| Attributes { pattern, ..old })?;
@@ -53,21 +53,21 @@ impl<M: Mmu> AddressSpace<M> {
             }
             Advice::DontNeed => self.for_each_part(layout, range, |part, _| self.drop_pages(part)),
             Advice::Free => self.for_each_part(layout, range, |part, _| self.free_lazily(part)),
-            Advice::Cold => {
-                self.clear_flags(layout, range, Flags::ACCESSED);
-            }
+            Advice::Cold => self.clear_flags(layout, range, Flags::ACCESSED),
             Advice::PageOut => self.page_out(layout, range),
             Advice::WillNeed => self.will_need(layout, range),
             Advice::Populate => {
-                if !is_covered {
-                    return Err(Errno::NOMEM);
-                }
+                covered?;
                 if !self.populate(layout, range) {
                     return Err(Errno::FAULT);
                 }
             }
         }
-        if is_covered { Ok(()) } else { Err(Errno::NOMEM) }
+        covered
+    }
+
+    pub(super) fn check_covered(&self, layout: &Layout<'_>, range: PageRange) -> Result<(), Errno> {
+        if self.vmas.covers(range, &layout.locked) { Ok(()) } else { Err(Errno::NOMEM) }
     }
 
     /// The managed parts of a range that were ever used, block by block.
@@ -227,7 +227,7 @@ impl<M: Mmu> AddressSpace<M> {
     pub fn munlock(&self, layout: &mut Layout<'_>, range: PageRange) -> Result<(), Errno> {
         self.change_vmas(layout, range, |old| Attributes { is_mlocked: false, ..old })?;
         self.clear_flags(layout, range, Flags::MLOCKED);
-        if self.vmas.covers(range, &layout.locked) { Ok(()) } else { Err(Errno::NOMEM) }
+        self.check_covered(layout, range)
     }
 
     /// Sets or ends MCL_FUTURE: pages of later mappings are locked as they are touched.
@@ -246,9 +246,7 @@ impl<M: Mmu> AddressSpace<M> {
     /// # Errors
     /// `NOMEM` where part of the range is not mapped.
     pub fn track_writes(&self, layout: &mut Layout<'_>, range: PageRange) -> Result<(), Errno> {
-        if !self.vmas.covers(range, &layout.locked) {
-            return Err(Errno::NOMEM);
-        }
+        self.check_covered(layout, range)?;
         self.for_each_part(layout, range, |part, _| {
             for page in part.pages() {
                 let locked = self.lock_page(page);

@@ -32,12 +32,9 @@ impl Kind {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(u8)]
 pub enum Pattern {
-    /// MADV_NORMAL.
     #[default]
     Normal = 0,
-    /// MADV_SEQUENTIAL.
     Sequential = 1,
-    /// MADV_RANDOM.
     Random = 2,
 }
 

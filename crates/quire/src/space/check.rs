@@ -31,7 +31,6 @@ use crate::mmu::{FrameId, Inspect, Prot};
 use crate::page::{Flags, State};
 use crate::units::{BLOCK_ORDER, PageNum, PageRange};
 
-/// What a walk over all words found.
 #[derive(Default)]
 struct Census {
     mapped: usize,
@@ -150,9 +149,8 @@ impl<M: Inspect> AddressSpace<M> {
     /// I4: a page in limbo and its frame name each other.
     fn check_limbo(&self, page: PageNum, frame: FrameId, found: &mut Census) {
         assert_eq!(self.frames.owner_of(frame), page, "{frame:?} is another page's");
-        let bits = self.frames.limbo_bits(frame.0 >> BLOCK_ORDER);
-        let at = frame.0 as usize % 512;
-        assert!(bits[at / 64] >> (at % 64) & 1 != 0, "{frame:?} of {page:?} is not in limbo");
+        let mut in_limbo = self.frames.limbo_frames(frame.0 >> BLOCK_ORDER);
+        assert!(in_limbo.any(|other| other == frame), "{frame:?} of {page:?} is not in limbo");
         assert!(self.mmu.has_memory(frame), "{frame:?} of {page:?} is a hole");
         found.limbo += 1;
     }

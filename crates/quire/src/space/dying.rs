@@ -49,15 +49,12 @@ const LOOKED_AT_MAX: usize = 512;
 
 /// What is dying, and what waits for it.
 pub(super) struct Dying {
-    /// Dying VMAs.
     count: AtomicU32,
     /// How many there have been: a name for each, by which no two are alike, and none are joined.
     names: AtomicU32,
     /// Counts those that have ended; the futex of the threads that wait.
     ended: AtomicU32,
-    /// Threads that wait, or are about to.
     waiting: AtomicU32,
-    /// Faults that wait for the end of a VMA.
     faults: FaultList,
 }
 

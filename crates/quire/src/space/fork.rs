@@ -11,17 +11,13 @@ use super::{AddressSpace, Layout};
 use crate::budget::{For, Need, Purpose};
 use crate::control::Event;
 use crate::frames::QueueEnd;
-use crate::mmu::Access;
-use crate::mmu::{FrameId, Mmu};
+use crate::mmu::{Access, FrameId, Mmu};
 use crate::page::{Flags, State};
 use crate::reclaim::{NoCaches, OOM_ROUND_MS, OomWait, Pool, Reclaimer, Shrinker};
 use crate::scratch::Scratch;
-use crate::sys::Errno;
 use crate::sys::futex::{self, Reach};
-use crate::sys::monotonic_ns;
-use crate::sys::rank;
 use crate::sys::thread::ThreadId;
-use crate::units::BLOCK_ORDER;
+use crate::sys::{Errno, monotonic_ns, rank};
 
 /// No fork is under way.
 const NONE: u32 = 0;
@@ -182,12 +178,8 @@ impl<M: Mmu> AddressSpace<M> {
     fn empty_limbo(&self) {
         for _ in 0..2 * self.frames.limbo() {
             let Some(window) = self.frames.oldest_window() else { return };
-            let bits = self.frames.limbo_bits(window);
-            for at in 0..1u32 << BLOCK_ORDER {
-                if bits[at as usize / 64] >> (at % 64) & 1 != 0 {
-                    self.leave_limbo_for_fork(FrameId((window << BLOCK_ORDER) + at));
-                }
-            }
+            let frames = self.frames.limbo_frames(window);
+            frames.for_each(|frame| self.leave_limbo_for_fork(frame));
             self.frames.return_window(window, QueueEnd::Youngest);
         }
     }

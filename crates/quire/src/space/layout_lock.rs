@@ -174,7 +174,6 @@ impl LayoutLock {
         debug_assert!(is_listed, "more engine threads than places");
     }
 
-    /// Takes the faults that were deferred.
     pub(super) fn answer_deferred(&self, answer: impl FnMut(Answer)) {
         self.deferred.answer_all(answer);
     }

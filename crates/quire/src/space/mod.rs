@@ -323,7 +323,6 @@ impl<M: Mmu> AddressSpace<M> {
         self.kswapd_is_awake.load(Ordering::SeqCst)
     }
 
-    /// What a page's word says just now.
     pub fn snapshot(&self, page: PageNum) -> Snapshot {
         self.word(page).load()
     }
@@ -333,7 +332,6 @@ impl<M: Mmu> AddressSpace<M> {
         self.pages.word(page)
     }
 
-    /// The table's entry of a page's block.
     #[inline]
     pub(crate) fn block(&self, page: PageNum) -> &Block {
         self.pages.block(page)

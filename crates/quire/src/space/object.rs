@@ -11,7 +11,6 @@ use crate::units::{BLOCK_PAGES, ObjectPage, PageNum, PageRange};
 /// Fewest pages of objects that words are reserved for: 4 GiB.
 const PAGES_BEYOND_MIN: usize = 1 << 20;
 
-/// Words for the pages of objects.
 impl<M: Mmu> AddressSpace<M> {
     /// Makes room for the words of so many pages of objects, of a space that was not used yet; of
     /// fewer where address space is short.
@@ -64,7 +63,6 @@ impl<M: Mmu> AddressSpace<M> {
     }
 }
 
-/// What mappings of objects need.
 impl<M: Mmu> AddressSpace<M> {
     /// Finds room for pages of an object from `first` on: so that blocks of the object lie in
     /// blocks of the arena, where there is one whole.

@@ -22,9 +22,7 @@ impl<M: Mmu> AddressSpace<M> {
         range: PageRange,
         prot: Prot,
     ) -> Result<(), Errno> {
-        if !self.vmas.covers(range, &layout.locked) {
-            return Err(Errno::NOMEM);
-        }
+        self.check_covered(layout, range)?;
         let gains = prot.is_movable();
         if gains && self.mmu.protect(range, prot).refusal.is_some() {
             return Err(Errno::NOMEM);

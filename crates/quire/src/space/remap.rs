@@ -13,9 +13,7 @@ use crate::units::{PAGE_SIZE, PageNum, PageRange};
 /// Where a remapped range may go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Placement {
-    /// It must stay where it is.
     InPlace,
-    /// Anywhere.
     Anywhere,
     /// Exactly there, over whatever is mapped.
     At(PageNum),

@@ -31,7 +31,7 @@
 
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 
-use super::vma::SpaceLocked;
+use super::vma::{SpaceLocked, partition_point};
 use super::{AddressSpace, Layout};
 use crate::fault::Outcome;
 use crate::fault::fault_list::{Answer, FaultList};
@@ -42,7 +42,6 @@ use crate::units::{PageNum, PageRange};
 /// Most open stretches; what more there would be is sealed. As many as the kernel has mappings.
 const STRETCHES_MAX: usize = 1 << 16;
 
-/// Pages from `start` up to `end`.
 struct Stretch {
     start: AtomicU64,
     end: AtomicU64,
@@ -60,7 +59,6 @@ pub(crate) struct Rights {
     /// Whether pages of open stretches may have less than all rights, because the kernel refused to
     /// seal them. For good: a program that has been there will be there again.
     is_unsure: AtomicBool,
-    /// Faults outside of all VMAs.
     strays: FaultList,
     has_strays: AtomicBool,
 }
@@ -103,16 +101,7 @@ impl Rights {
 
     /// First position whose stretch `is_behind`, which is true from some position on.
     fn search(&self, is_behind: impl Fn(PageRange) -> bool) -> usize {
-        let (mut low, mut high) = (0, self.len());
-        while low < high {
-            let middle = usize::midpoint(low, high);
-            if is_behind(self.at(middle)) {
-                high = middle;
-            } else {
-                low = middle + 1;
-            }
-        }
-        low
+        partition_point(self.len(), |at| !is_behind(self.at(at)))
     }
 
     /// The open stretch that holds `page`, or the first one behind it.
@@ -121,7 +110,6 @@ impl Rights {
         (position < self.len()).then(|| self.at(position))
     }
 
-    /// The open stretch that holds `page`.
     pub fn stretch_of(&self, page: PageNum, _: &SpaceLocked) -> Option<PageRange> {
         self.next_from(page).filter(|open| open.contains(page))
     }
@@ -194,7 +182,6 @@ impl Rights {
         None
     }
 
-    /// All open stretches.
     #[cfg(test)]
     pub fn all(&self) -> std::vec::Vec<PageRange> {
         (0..self.len()).map(|position| self.at(position)).collect()

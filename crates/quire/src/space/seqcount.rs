@@ -35,7 +35,6 @@ impl SeqWord for AtomicU32 {
 pub struct SeqCount<W = AtomicU32>(W);
 
 impl<W: SeqWord> SeqCount<W> {
-    /// A count of nothing.
     pub const fn new(word: W) -> SeqCount<W> {
         SeqCount(word)
     }

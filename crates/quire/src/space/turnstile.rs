@@ -92,7 +92,6 @@ impl<W: TurnstileWord> Turnstile<W> {
         self.try_change(|seen| seen & LOCKED == 0, |seen| seen + 1, Ordering::Acquire)
     }
 
-    /// Leaves.
     pub fn leave(&self) {
         let old = self.0.subtract(Ordering::Release);
         if old & LOCKED != 0 && old & INSIDE == 1 {

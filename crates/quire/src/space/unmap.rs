@@ -18,7 +18,6 @@ pub(super) struct MappedPages {
 }
 
 impl MappedPages {
-    /// Whether there is nothing to unmap.
     pub const fn is_nothing(self) -> bool {
         self.managed == 0 && !self.has_foreign
     }
@@ -64,7 +63,6 @@ impl<M: Mmu> AddressSpace<M> {
         Ok(())
     }
 
-    /// Looks at what is to be unmapped.
     pub(super) fn look_over(
         &self,
         layout: &Layout<'_>,

@@ -22,17 +22,13 @@ use super::seqcount::SeqCount;
 use crate::sys::{Errno, memory::Table, memory::Zeroed};
 use crate::units::{PageNum, PageRange};
 
-/// Most VMAs of a space.
 pub const VMAS_MAX: usize = 1 << 18;
 
-/// One VMA's record.
 struct Record {
     start: AtomicU64,
     end: AtomicU64,
     attributes: [AtomicU64; 3],
-    /// Counts its changes.
     sequence: SeqCount,
-    /// Next free slot.
     next: AtomicU32,
 }
 
@@ -42,9 +38,7 @@ unsafe impl Zeroed for Record {}
 /// A copy of a VMA, taken without a lock, with what is needed to check it again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Vma {
-    /// Its pages.
     pub range: PageRange,
-    /// What they have in common.
     pub attributes: Attributes,
     slot: u32,
     sequence: u32,
@@ -74,8 +68,21 @@ const GAP_CLASSES: usize = 64;
 /// Proof that the caller holds the space's lock. Made by the space only.
 pub struct SpaceLocked(pub(super) ());
 
+/// The first of `len` positions that `is_before` is not true of; it is true of all positions before.
+pub(super) fn partition_point(len: usize, is_before: impl Fn(usize) -> bool) -> usize {
+    let (mut low, mut high) = (0, len);
+    while low < high {
+        let middle = usize::midpoint(low, high);
+        if is_before(middle) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    low
+}
+
 impl VmaIndex {
-    /// No VMA.
     pub fn new() -> Result<VmaIndex, Errno> {
         Ok(VmaIndex {
             records: Table::new(VMAS_MAX)?,
@@ -94,16 +101,7 @@ impl VmaIndex {
 
     /// First position whose VMA ends behind `page`.
     fn search(&self, page: PageNum) -> usize {
-        let (mut low, mut high) = (0, self.len());
-        while low < high {
-            let middle = usize::midpoint(low, high);
-            if self.at(middle).end.load(Ordering::Relaxed) <= page.0 {
-                low = middle + 1;
-            } else {
-                high = middle;
-            }
-        }
-        low
+        partition_point(self.len(), |at| self.at(at).end.load(Ordering::Relaxed) <= page.0)
     }
 
     pub fn len(&self) -> usize {

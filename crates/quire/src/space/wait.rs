@@ -31,7 +31,6 @@ impl<M: Mmu> Parking<AtomicU64> for AddressSpace<M> {
     }
 }
 
-/// Page locks.
 impl<M: Mmu> AddressSpace<M> {
     /// Locks a page, sleeping where it must.
     pub fn lock_page(&self, page: PageNum) -> LockedPage<'_, Self> {
@@ -40,7 +39,6 @@ impl<M: Mmu> AddressSpace<M> {
         LockedPage::adopt(self, page, content)
     }
 
-    /// Locks a page if it is free.
     #[inline]
     pub fn try_lock_page(&self, page: PageNum) -> Option<LockedPage<'_, Self>> {
         self.word(page).try_lock().map(|content| LockedPage::adopt(self, page, content))
@@ -116,7 +114,6 @@ impl<M: Mmu> PageLocks for AddressSpace<M> {
     }
 }
 
-/// Waiting without the lock.
 impl<M: Mmu> AddressSpace<M> {
     /// Waits until `condition` is so; see [`WaitTable::wait_on`](crate::page::WaitTable::wait_on).
     pub fn wait_on_page(&self, page: PageNum, condition: Condition) -> Snapshot {

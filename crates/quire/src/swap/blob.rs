@@ -13,13 +13,10 @@ use crate::units::{PAGE_SIZE, PageNum};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Packing {
-    /// One LZ4 block.
     Lz4 = 1,
-    /// The page itself.
     Raw = 2,
 }
 
-/// Bytes in front of every blob.
 pub const HEADER_BYTES: usize = 16;
 
 /// What stands in front of a blob, in two words.
@@ -42,7 +39,6 @@ impl BlobHeader {
     const KIND_BITS: u32 = 2;
     const OWNER_SHIFT: u32 = 16;
 
-    /// The two words.
     pub(super) fn to_words(self) -> [u64; 2] {
         debug_assert!(self.owner.0 < 1 << 48 && self.length <= PAGE_SIZE);
         let length = (self.length as u64) << Self::KIND_BITS;
@@ -66,7 +62,6 @@ impl BlobHeader {
     }
 }
 
-/// A packed page.
 #[derive(Clone, Copy, Debug)]
 pub struct Blob<'a> {
     /// The page that the content belongs to.
@@ -75,12 +70,10 @@ pub struct Blob<'a> {
     pub kind: Packing,
     /// [`page_hash`] of the page.
     pub hash: u64,
-    /// The packed bytes.
     pub bytes: &'a [u8],
 }
 
 impl Blob<'_> {
-    /// The header of this blob.
     pub(super) fn header(&self) -> BlobHeader {
         let Blob { owner, kind, hash, bytes } = *self;
         BlobHeader { owner, kind, hash, length: bytes.len() }

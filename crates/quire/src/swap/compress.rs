@@ -14,7 +14,6 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::units::PAGE_SIZE;
 
-/// The content of one page.
 pub type PageBytes = [u8; PAGE_SIZE];
 
 /// Longest block worth keeping: a page that does not save a quarter goes out as it is, because
@@ -28,7 +27,6 @@ const OUTPUT_BYTES: usize = get_maximum_output_size(PAGE_SIZE);
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Corrupt;
 
-/// A page, packed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Packed<'a> {
     /// The whole page is this 32-bit pattern (in memory order of this machine).
@@ -117,7 +115,6 @@ mod tests {
 
     use super::*;
 
-    /// Bytes of a small generator.
     fn noise(seed: u64) -> PageBytes {
         let mut page = [0; PAGE_SIZE];
         let mut state = seed | 1;

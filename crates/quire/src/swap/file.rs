@@ -54,7 +54,6 @@ const TAKES_PER_SWEEP: u32 = 64;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SwapFull;
 
-/// A member's side of the swap file.
 pub struct SwapSegments {
     control: &'static Control,
     /// This member's slot: changes at fork only, when no other thread is here (Relaxed).
@@ -154,7 +153,6 @@ impl SwapSegments {
             .is_ok()
     }
 
-    /// Ends a pin.
     pub fn unpin(&self, segment: Segment) {
         self.drop_one(segment);
     }

@@ -22,7 +22,6 @@ pub use self::queue::{IoQueue, SwapRead};
 pub(crate) use self::shared::{SharedRing, run_alone};
 use self::uring::{Submitter, Uring};
 
-/// Most jobs of one batch.
 pub const BATCH_MAX: usize = 64;
 
 /// How often a transfer that the kernel asks to try again is tried before the job fails.
@@ -90,7 +89,6 @@ impl<'a> Job<'a> {
         (self.offset + self.done as u64, self.done..end.min(self.done + (1 << 30)))
     }
 
-    /// Notes what one transfer returned.
     fn advance(&mut self, transferred: Result<usize, Errno>) {
         match transferred {
             Ok(0) => self.result = Err(Errno::IO),
@@ -104,7 +102,6 @@ impl<'a> Job<'a> {
         self.settle();
     }
 
-    /// Ends the job if all is transferred.
     fn settle(&mut self) {
         if self.is_pending() && self.done == self.length() {
             self.result = Ok(());
@@ -116,7 +113,6 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// One transfer by a call of its own.
     fn transfer(&mut self, file: BorrowedFd<'_>) {
         let (offset, rest) = self.rest();
         let transferred = match &mut self.buffer {
@@ -151,7 +147,6 @@ impl Ring {
         self.faults = Some(faults);
     }
 
-    /// Whether batches go through io_uring.
     pub fn has_uring(&self) -> bool {
         self.uring.is_some()
     }

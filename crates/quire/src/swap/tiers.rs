@@ -32,7 +32,6 @@ const CLEAN_PROBE: u32 = 16;
 /// that need not be stored again.
 const UNCLEAN_COST: i32 = 2;
 
-/// The file's tier.
 struct FileTier {
     file: SwapSegments,
     queue: IoQueue,
@@ -52,22 +51,18 @@ impl Drop for Turn<'_> {
 
 /// What the thread that writes the swap file uses.
 pub struct Writing {
-    /// The segment in the making.
     pub writer: Writer,
     /// The way to the file; made by the thread that uses it.
     ring: Option<Ring>,
 }
 
 impl Writing {
-    /// The writer, and the way to the file.
     pub fn parts(&mut self) -> Option<(&mut Writer, &mut Ring)> {
         Some((&mut self.writer, self.ring.as_mut()?))
     }
 }
 
-/// Both tiers.
 pub struct Swap {
-    /// The compressed pool.
     pub zpool: Zpool,
     file: Option<FileTier>,
     descriptor: AtomicI32,
@@ -123,12 +118,10 @@ impl Swap {
         })
     }
 
-    /// Whether there is a swap file.
     pub fn has_file(&self) -> bool {
         self.file.is_some()
     }
 
-    /// The swap file's books.
     pub fn file(&self) -> Option<&SwapSegments> {
         self.file.as_ref().map(|tier| &tier.file)
     }
@@ -178,7 +171,6 @@ impl Swap {
         }
     }
 
-    /// Drops what a page had in the file.
     pub fn free_location(&self, number: u32) {
         if let (Some(tier), Some(location)) = (&self.file, Location::new(number)) {
             tier.file.free(location);
@@ -275,13 +267,11 @@ impl Swap {
         }
     }
 
-    /// Whether a read is under way.
     pub fn is_reading(&self) -> bool {
         // Acquire: see `read_completed`.
         self.file.as_ref().is_some_and(|tier| tier.reading.load(Acquire) != 0)
     }
 
-    /// Waits until no read is under way.
     pub fn wait_for_reads(&self) {
         let Some(tier) = &self.file else { return };
         loop {

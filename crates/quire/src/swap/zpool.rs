@@ -36,7 +36,7 @@ use core::num::NonZeroU32;
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 
-use self::home::{Left, SlabHome};
+use self::home::SlabHome;
 use self::slab::{
     CLASS, CLASSES, ClassLists, Freed, GRANULE_BYTES, Keep, RAW_CLASS, SLOT_GRANULES, SLOT_PAGES,
     Slab, class_for,
@@ -64,7 +64,6 @@ impl Handle {
         NonZeroU32::new(number).map(Handle)
     }
 
-    /// Its number.
     pub fn get(self) -> u32 {
         self.0.get()
     }
@@ -99,7 +98,6 @@ type RawHeaders = [[AtomicU64; 2]; SLOT_PAGES];
 #[repr(align(64))]
 struct ClassLock(Mutex<rank::ZpoolClass, ClassLists>);
 
-/// The compressed pool.
 pub struct Zpool {
     home: SlabHome,
     slabs: Table<Slab>,
@@ -117,7 +115,6 @@ pub struct Zpool {
     compact_next: AtomicUsize,
 }
 
-/// A place in the pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Spot {
     slot: u32,
@@ -172,7 +169,6 @@ impl Zpool {
         self.own_pages.load(Relaxed)
     }
 
-    /// Packed pages in all slabs.
     #[cfg(feature = "simulated")]
     pub(crate) fn blobs(&self) -> usize {
         let ever_used = &self.slabs[..self.home.slots_end() as usize];
@@ -422,10 +418,8 @@ impl Zpool {
         self.slabs[slot as usize].clear();
         self.pages.fetch_sub(pages, Relaxed);
         self.own_pages.fetch_sub(pages, Relaxed);
-        match self.home.give_back(slot, pages) {
-            Left::Own => account.uncharge(pages),
-            Left::Common => return 0,
-        }
-        pages
+        let uncharged = self.home.give_back(slot, pages);
+        account.uncharge(uncharged);
+        uncharged
     }
 }

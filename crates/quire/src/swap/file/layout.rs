@@ -14,11 +14,8 @@ use crate::units::{PAGE_SIZE, PageNum};
 
 /// What a location counts.
 pub(super) const GRANULE_BYTES: usize = 64;
-/// Locations of a segment.
 const SEGMENT_GRANULES: u32 = (SEGMENT_BYTES / GRANULE_BYTES) as u32;
-/// Most blobs of a segment.
 pub(super) const BLOBS_MAX: usize = SEGMENT_GRANULES as usize - 1;
-/// First word of a segment.
 const SEGMENT_MAGIC: u32 = 0x5153_4547;
 /// Bytes that hold any blob, from the start of the page of the file in which it begins.
 const READ_BYTES: usize = 2 * PAGE_SIZE;
@@ -43,17 +40,14 @@ impl Location {
         }
     }
 
-    /// Its number.
     pub fn get(self) -> u32 {
         self.0.get()
     }
 
-    /// The segment.
     pub fn segment(self) -> Segment {
         Segment(self.0.get() / SEGMENT_GRANULES)
     }
 
-    /// Offset in the segment.
     fn offset_bytes(self) -> usize {
         (self.0.get() % SEGMENT_GRANULES) as usize * GRANULE_BYTES
     }
@@ -71,9 +65,7 @@ impl Location {
 /// A read from the swap file: whole pages, within one segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ReadPlan {
-    /// Offset in the file.
     pub offset: u64,
-    /// Bytes.
     pub length: usize,
 }
 
@@ -113,12 +105,10 @@ impl ReadPlan {
 pub struct Segment(u32);
 
 impl Segment {
-    /// The segment with this number.
     pub fn new(number: u32) -> Option<Segment> {
         ((number as usize) < SEGMENTS_MAX).then_some(Segment(number))
     }
 
-    /// Its number.
     pub fn number(self) -> u32 {
         self.0
     }
@@ -133,7 +123,6 @@ impl Segment {
         ReadPlan { offset: self.offset(), length: SEGMENT_BYTES }
     }
 
-    /// The location of the blob at this offset.
     pub(super) fn location(self, offset_bytes: usize) -> Option<Location> {
         let granule = (offset_bytes / GRANULE_BYTES) as u32;
         (granule < SEGMENT_GRANULES)

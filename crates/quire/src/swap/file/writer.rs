@@ -26,11 +26,9 @@ pub enum SegmentPurpose {
 /// [freed](SwapSegments::free).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Written {
-    /// The page.
     pub owner: PageNum,
     /// What the caller gave with the blob: where it was until now.
     pub tag: u64,
-    /// Where it is.
     pub location: Location,
 }
 
@@ -52,7 +50,6 @@ struct Open {
 }
 
 impl Writer {
-    /// A writer with nothing open.
     pub fn new() -> Result<Writer, Errno> {
         Ok(Writer {
             buffer: Table::new(SEGMENT_BYTES)?,
@@ -91,18 +88,15 @@ impl Writer {
         true
     }
 
-    /// The open segment.
     #[cfg(test)]
     pub(super) fn segment(&self) -> Option<Segment> {
         self.open.map(|open| open.segment)
     }
 
-    /// Blobs in the open segment.
     pub fn len(&self) -> usize {
         self.open.map_or(0, |open| open.blobs)
     }
 
-    /// Whether there is nothing to write.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

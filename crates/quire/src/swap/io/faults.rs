@@ -10,7 +10,6 @@ use super::{Job, JobBuffer};
 /// jobs give the same faults.
 #[derive(Clone, Copy, Debug)]
 pub struct Faults {
-    /// State of the generator.
     pub seed: u64,
     /// Jobs that fail with [`Faults::error`], not started.
     pub fail_one_in: u32,
@@ -22,12 +21,10 @@ pub struct Faults {
     pub corrupt_one_in: u32,
     /// Transfers that the kernel cuts short, to be continued.
     pub short_one_in: u32,
-    /// Jobs seen so far.
     pub jobs: u64,
 }
 
 impl Faults {
-    /// No faults yet.
     pub fn new(seed: u64) -> Faults {
         Faults {
             seed: seed | 1,
@@ -40,7 +37,6 @@ impl Faults {
         }
     }
 
-    /// Decides what happens to a job.
     pub(super) fn plant(&mut self, job: &mut Job<'_>) {
         self.jobs += 1;
         if self.hits(self.fail_one_in) || self.jobs == self.fail_nth {

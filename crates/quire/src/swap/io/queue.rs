@@ -16,9 +16,7 @@ use crate::units::PageNum;
 /// A page that must be read from the swap file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SwapRead {
-    /// The page.
     pub page: PageNum,
-    /// Where its blob lies.
     pub location: Location,
     /// When it was asked for, by the monotonic clock; 0 where its time is not measured.
     pub sent_ns: u64,

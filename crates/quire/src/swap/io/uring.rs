@@ -82,7 +82,6 @@ impl Drop for RingMapping {
     }
 }
 
-/// A ring.
 pub(super) struct Uring {
     ring: OwnedFd,
     params: io_uring_params,

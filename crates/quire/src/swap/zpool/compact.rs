@@ -2,8 +2,9 @@
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-use super::slab::{CLASS, CLASSES};
+use super::slab::{CLASS, CLASSES, ClassLists, Slab};
 use super::{Handle, Payer, Spot, Zpool};
+use crate::sys::memory::Table;
 use crate::units::PageNum;
 
 impl Zpool {
@@ -27,7 +28,7 @@ impl Zpool {
         let (mut pages, mut moves) = (0, moves_max);
         for class in (first..first + CLASSES).map(|class| class % CLASSES) {
             self.compact_next.store(class, Relaxed);
-            pages += self.give_back_empty(class, account);
+            pages += self.give_back_all(class, ClassLists::take_empty, account);
             while moves > 0 {
                 match self.empty_one(class, &mut moves, &mut relocate, account) {
                     0 => break,
@@ -43,16 +44,19 @@ impl Zpool {
         pages
     }
 
-    /// Gives back the slabs of a class that have no blob.
-    pub(super) fn give_back_empty(&self, class: usize, account: &impl Payer) -> usize {
+    /// Gives back the slabs of a class that `take` takes out of it. Returns the pages given back.
+    pub(super) fn give_back_all(
+        &self,
+        class: usize,
+        take: fn(&mut ClassLists, &Table<Slab>) -> Option<u32>,
+        account: &impl Payer,
+    ) -> usize {
         let mut pages = 0;
         loop {
             // A statement of its own: the class's lock is dropped before the kernel is called.
-            let empty = self.classes[class].0.lock().take_empty(&self.slabs);
-            match empty {
-                Some(slot) => pages += self.give_back(slot, class, account),
-                None => return pages,
-            }
+            let empty = take(&mut self.classes[class].0.lock(), &self.slabs);
+            let Some(slot) = empty else { return pages };
+            pages += self.give_back(slot, class, account);
         }
     }
 

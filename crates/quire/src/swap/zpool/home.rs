@@ -25,18 +25,6 @@ use crate::units::PAGE_SIZE;
 /// let go are found again, and the table stays short.
 const TAKES_PER_SWEEP: u32 = 64;
 
-/// To which account a slab belonged that was given back.
-#[must_use]
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Left {
-    /// To ours: the slab's memory is gone, and its pages are ours to uncharge.
-    Own,
-    /// To none, for other members may use the slab still: the supervisor gives its memory back, and
-    /// its pages.
-    Common,
-}
-
-/// Where the slabs are.
 pub(super) struct SlabHome {
     /// The table, then the slots.
     memory: PoolMapping,
@@ -49,7 +37,6 @@ pub(super) struct SlabHome {
 }
 
 impl SlabHome {
-    /// Private memory with so many slots.
     pub fn private(slots: usize) -> Result<SlabHome, Errno> {
         Ok(SlabHome::of(PoolMapping::private(SlabTable::pool_bytes(slots))?, slots, 0))
     }
@@ -76,7 +63,6 @@ impl SlabHome {
         SlabHome { memory, table, member: AtomicU32::new(member), next_free: hint, takes: 0.into() }
     }
 
-    /// Number of slots.
     pub fn slots(&self) -> usize {
         self.table.slots()
     }
@@ -127,8 +113,10 @@ impl SlabHome {
     }
 
     /// Gives a slot back of which nothing is used any more. Where the memory is shared, only engine
-    /// threads call this.
-    pub fn give_back(&self, slot: u32, pages: usize) -> Left {
+    /// threads call this. Returns the pages that are ours to uncharge, for their memory is gone: none
+    /// where other members may use the slab still, and the supervisor gives it back.
+    #[must_use]
+    pub fn give_back(&self, slot: u32, pages: usize) -> usize {
         let own = SlabUse::Own { member: self.member.load(Relaxed), pages };
         loop {
             if self.table.slab_use(slot) == own {
@@ -138,12 +126,12 @@ impl SlabHome {
                 unsafe { self.memory.discard(start..start + pages * PAGE_SIZE) };
                 if self.table.change(slot, own, SlabUse::Free) {
                     self.next_free.fetch_min(slot, Relaxed);
-                    return Left::Own;
+                    return pages;
                 }
             }
             // A fork's child that is long dead may have come to share it, late.
             if self.let_go(slot) {
-                return Left::Common;
+                return 0;
             }
         }
     }
@@ -155,7 +143,6 @@ impl SlabHome {
         self.table.let_go(slot, self.member.load(Relaxed))
     }
 
-    /// The memory of a slot.
     pub fn slot(&self, slot: u32) -> *mut u8 {
         debug_assert!((slot as usize) < self.slots());
         // SAFETY: inside the mapping, which has room for all slots (`pool_bytes`).

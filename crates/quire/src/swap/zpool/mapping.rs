@@ -44,7 +44,6 @@ impl PoolMapping {
         Ok(PoolMapping { start, bytes, is_shared: true })
     }
 
-    /// The first byte.
     pub fn start(&self) -> NonNull<u8> {
         self.start
     }

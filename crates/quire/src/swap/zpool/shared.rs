@@ -23,7 +23,7 @@ impl Zpool {
     /// other thread is in the pool, and compaction does not run. Only engine threads call this.
     pub fn seal(&self, account: &impl Payer) {
         for class in 0..CLASSES {
-            self.give_back_empty(class, account);
+            self.give_back_all(class, ClassLists::take_empty, account);
         }
         for slot in 1..self.home.slots_end() {
             let slab = &self.slabs[slot as usize];
@@ -65,16 +65,8 @@ impl Zpool {
     /// Gives slabs back that hold nothing, but for one in a class of some size. Returns the pages
     /// given back. Where the memory is shared, only engine threads call this.
     pub fn trim(&self, account: &impl Payer) -> usize {
-        let mut pages = 0;
-        for class in 0..CLASSES {
-            loop {
-                // A statement of its own: the lock is dropped before the kernel is called.
-                let surplus = self.classes[class].0.lock().take_surplus(&self.slabs);
-                let Some(slot) = surplus else { break };
-                pages += self.give_back(slot, class, account);
-            }
-        }
-        pages
+        let give_back = |class| self.give_back_all(class, ClassLists::take_surplus, account);
+        (0..CLASSES).map(give_back).sum()
     }
 
     /// Unseals the slabs that are ours again, if the supervisor has moved any since the last look.

@@ -17,9 +17,7 @@ use crate::units::PAGE_SIZE;
 
 /// What a handle counts: places start at multiples of this.
 pub(super) const GRANULE_BYTES: usize = 64;
-/// Pages of a slot.
 pub(super) const SLOT_PAGES: usize = SLAB_PAGES_MAX;
-/// Handles of a slab.
 pub(super) const SLOT_GRANULES: usize = SLOT_BYTES / GRANULE_BYTES;
 /// Most places of a slab: what the bitmap of a descriptor holds.
 const OBJECTS_MAX: usize = 256;
@@ -31,7 +29,6 @@ const SLABS_FOR_EMPTY: usize = 4;
 const PACKED_CLASSES: usize = (LZ4_MAX + HEADER_BYTES).div_ceil(GRANULE_BYTES);
 /// The class of whole pages, whose headers lie elsewhere: eight pages hold eight pages.
 pub(super) const RAW_CLASS: usize = PACKED_CLASSES;
-/// All classes.
 pub(super) const CLASSES: usize = PACKED_CLASSES + 1;
 
 /// What the slabs of one class look like.
@@ -39,9 +36,7 @@ pub(super) const CLASSES: usize = PACKED_CLASSES + 1;
 pub(super) struct SizeClass {
     /// Bytes of a place, header included.
     pub bytes: usize,
-    /// Places of a slab.
     pub objects: usize,
-    /// Pages of a slab.
     pub pages: usize,
 }
 
@@ -115,7 +110,6 @@ impl Slab {
         self.used.load(Relaxed) as usize
     }
 
-    /// Whether a place holds a blob.
     pub fn is_live(&self, index: usize) -> bool {
         // Relaxed: as in `class`.
         self.live[index / 64].load(Relaxed) & 1 << (index % 64) != 0
@@ -188,9 +182,7 @@ impl Fullness {
 pub(super) struct ClassLists {
     class: usize,
     heads: [u32; Fullness::LISTS],
-    /// Slabs of the class.
     slabs: usize,
-    /// Blobs of the class.
     used: usize,
 }
 
@@ -222,7 +214,6 @@ impl ClassLists {
         ClassLists { class, heads: [0; Fullness::LISTS], slabs: 0, used: 0 }
     }
 
-    /// The number of the class.
     pub fn class(&self) -> usize {
         self.class
     }
@@ -269,7 +260,6 @@ impl ClassLists {
         Some(index)
     }
 
-    /// Gives a place back.
     pub fn release(&mut self, slabs: &Table<Slab>, slot: u32, index: usize, keep: Keep) -> Freed {
         let slab = &slabs[slot as usize];
         if index >= CLASS[self.class].objects || !slab.is_live(index) {
@@ -359,7 +349,6 @@ impl ClassLists {
         self.take_empty(slabs)
     }
 
-    /// A slab leaves the class.
     fn remove(&mut self, slabs: &Table<Slab>, slot: u32) {
         self.unlink(slabs, slot);
         self.slabs -= 1;
