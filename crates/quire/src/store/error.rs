@@ -68,7 +68,7 @@ pub enum Cause {
         /// The deadline. The call may have failed sooner, where the store owed answers already.
         after: Duration,
     },
-    /// The store gave a request of a batch no result: a defect of the store.
+    /// The store panicked instead of an answer: a defect of the store.
     Unanswered,
 }
 
@@ -181,9 +181,7 @@ impl fmt::Display for Cause {
             Cause::Silent { after } => {
                 write!(f, "the store did not answer within {after:?}; {ANSWERS_LATER}")
             }
-            Cause::Unanswered => {
-                f.write_str("the store gave no answer; a store answers every request of a batch")
-            }
+            Cause::Unanswered => f.write_str("the store panicked; correct its code"),
         }
     }
 }
