@@ -23,8 +23,8 @@ pub use self::fork::ForkGuard;
 use self::gate::Gate;
 use self::join::{Joined, SocketName};
 use self::limit::AddressLimit;
+use self::threads::{EngineThreads, Handlers};
 pub use self::threads::{HANDLERS_AUTO_MAX, HANDLERS_MAX};
-use self::threads::{Handlers, Threads};
 use crate::budget::Budget;
 use crate::mmu::userfaultfd::Userfaultfd;
 use crate::space::AddressSpace;
@@ -45,7 +45,7 @@ const ARENA_BYTES_MIN: usize = 256 << 20;
 pub struct Process {
     pub(crate) space: AddressSpace<Userfaultfd>,
     gate: Gate,
-    threads: Threads,
+    threads: EngineThreads,
     address_limit: AddressLimit,
     name: SocketName,
     /// Descriptors of the engine's threads: only their table has them.
@@ -122,7 +122,8 @@ fn try_start() -> Result<Option<&'static Process>, StartError> {
         space: AddressSpace::new(mmu, budget, swap, pages, frames)
             .map_err(failed("reserve the page tables"))?,
         gate: Gate::default(),
-        threads: Threads::new(handlers, has_file).map_err(failed("map the threads' stacks"))?,
+        threads: EngineThreads::new(handlers, has_file)
+            .map_err(failed("map the threads' stacks"))?,
         address_limit: AddressLimit::new(),
         name,
         connection: AtomicI32::new(descriptors.connection),
