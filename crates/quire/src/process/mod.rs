@@ -31,7 +31,7 @@ use crate::space::AddressSpace;
 use crate::swap::Swap;
 use crate::sys::Errno;
 use crate::sys::thread::{self, SignalsBlocked};
-use crate::sys::yard;
+use crate::sys::{memory, yard};
 use crate::units::{BLOCK_PAGES, PAGE_SHIFT, PageNum, PageRange};
 
 /// The arena's size without a limit: 1 TiB of addresses.
@@ -191,8 +191,7 @@ fn reserve_arena(budget_pages: usize) -> Result<Userfaultfd, Errno> {
     let frames = (budget_pages * 4).next_multiple_of(BLOCK_PAGES) + 64 * BLOCK_PAGES;
     // Under a limit most of the addresses are left to the program and to the engine's tables, which
     // grow with the arena, and count as data.
-    let limits = [Resource::As, Resource::Data].map(|kind| getrlimit(kind).current);
-    let limit = limits.into_iter().flatten().min();
+    let limit = memory::address_limit();
     let mut bytes = ARENA_BYTES_MAX;
     while bytes > ARENA_BYTES_MIN && limit.is_some_and(|limit| bytes as u64 > limit / 4) {
         bytes /= 2;

@@ -74,9 +74,10 @@ pub enum Cause {
 
 /// A failed operation on a store. A clone is cheap: the error is kept where it happened, and told
 /// to every later caller that asks.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct StoreError(Arc<Details>);
 
+#[derive(Debug)]
 struct Details {
     operation: Operation,
     store: Box<str>,
@@ -200,19 +201,6 @@ fn advice(errno: Errno) -> Option<&'static str> {
         Errno::TIMEDOUT => Some(ANSWERS_LATER),
         Errno::MFILE | Errno::NFILE => Some("raise the limit of open files (ulimit -n)"),
         _ => None,
-    }
-}
-
-impl fmt::Debug for StoreError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Details { operation, store, offset, bytes, cause } = &*self.0;
-        f.debug_struct("StoreError")
-            .field("operation", operation)
-            .field("store", store)
-            .field("offset", offset)
-            .field("bytes", bytes)
-            .field("cause", cause)
-            .finish()
     }
 }
 
