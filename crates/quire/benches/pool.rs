@@ -9,7 +9,7 @@ use std::time::Instant;
 use quire::control::slabs::{SlabTable, slots_for};
 use quire::swap::Payer;
 use quire::swap::blob::Packing;
-use quire::swap::compress::{Compressor, Packed, PageBytes, page_hash};
+use quire::swap::compress::{Compressed, Compressor, PageBytes, page_hash};
 use quire::swap::zpool::{Handle, Zpool};
 use quire::units::{PAGE_SIZE, PageNum};
 
@@ -46,7 +46,7 @@ fn page() -> PageBytes {
 fn measure(pool: &Zpool, gives_back: bool) -> [f64; 3] {
     let (purse, page) = (Purse(AtomicUsize::new(0)), page());
     let mut compressor = Compressor::default();
-    let Packed::Lz4(packed) = compressor.compress(&page) else { unreachable!("it packs") };
+    let Compressed::Lz4(packed) = compressor.compress(&page) else { unreachable!("it packs") };
     let hash = page_hash(&page);
     let mut rounds: Vec<[f64; 3]> = (0..ROUNDS)
         .map(|_| {

@@ -23,15 +23,15 @@ pub use self::fork::ForkGuard;
 use self::gate::Gate;
 use self::join::{Joined, SocketName};
 use self::limit::AddressLimit;
+use self::threads::{EngineThreads, Handlers};
 pub use self::threads::{HANDLERS_AUTO_MAX, HANDLERS_MAX};
-use self::threads::{Handlers, Threads};
 use crate::budget::Budget;
 use crate::mmu::userfaultfd::Userfaultfd;
 use crate::space::AddressSpace;
 use crate::swap::Swap;
 use crate::sys::Errno;
 use crate::sys::thread::{self, SignalsBlocked};
-use crate::sys::yard;
+use crate::sys::{memory, yard};
 use crate::units::{BLOCK_PAGES, PAGE_SHIFT, PageNum, PageRange};
 
 /// The arena's size without a limit: 1 TiB of addresses.
@@ -45,7 +45,7 @@ const ARENA_BYTES_MIN: usize = 256 << 20;
 pub struct Process {
     pub(crate) space: AddressSpace<Userfaultfd>,
     gate: Gate,
-    threads: Threads,
+    threads: EngineThreads,
     address_limit: AddressLimit,
     name: SocketName,
     /// Descriptors of the engine's threads: only their table has them.
@@ -122,7 +122,8 @@ fn try_start() -> Result<Option<&'static Process>, StartError> {
         space: AddressSpace::new(mmu, budget, swap, pages, frames)
             .map_err(failed("reserve the page tables"))?,
         gate: Gate::default(),
-        threads: Threads::new(handlers, has_file).map_err(failed("map the threads' stacks"))?,
+        threads: EngineThreads::new(handlers, has_file)
+            .map_err(failed("map the threads' stacks"))?,
         address_limit: AddressLimit::new(),
         name,
         connection: AtomicI32::new(descriptors.connection),
@@ -190,8 +191,7 @@ fn reserve_arena(budget_pages: usize) -> Result<Userfaultfd, Errno> {
     let frames = (budget_pages * 4).next_multiple_of(BLOCK_PAGES) + 64 * BLOCK_PAGES;
     // Under a limit most of the addresses are left to the program and to the engine's tables, which
     // grow with the arena, and count as data.
-    let limits = [Resource::As, Resource::Data].map(|kind| getrlimit(kind).current);
-    let limit = limits.into_iter().flatten().min();
+    let limit = memory::address_limit();
     let mut bytes = ARENA_BYTES_MAX;
     while bytes > ARENA_BYTES_MIN && limit.is_some_and(|limit| bytes as u64 > limit / 4) {
         bytes /= 2;

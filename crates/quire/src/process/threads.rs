@@ -109,7 +109,7 @@ impl Handlers {
 }
 
 /// All threads' seats, made once and used again by a fork's child.
-pub(super) struct Threads {
+pub(super) struct EngineThreads {
     seats: [Option<ThreadSeat>; SEATS_MAX],
     ready: Signal,
     /// What the threads but the first are to do, a futex: [`WAIT`], [`GO`] or [`LEAVE`].
@@ -132,15 +132,15 @@ pub(super) type SpawnOthers<'a> = &'a dyn Fn() -> Result<(), Errno>;
 type Prepare<'a> = dyn FnMut(SpawnOthers<'_>) -> Result<(), Errno> + 'a;
 
 // SAFETY: `prepare` is written before the first thread starts and read by it alone.
-unsafe impl Sync for Threads {}
+unsafe impl Sync for EngineThreads {}
 
-impl Threads {
+impl EngineThreads {
     /// Makes seats.
     ///
     /// # Errors
     /// `NOMEM`.
-    pub fn new(handlers: Handlers, has_swap_file: bool) -> Result<Threads, Errno> {
-        let mut threads = Threads {
+    pub fn new(handlers: Handlers, has_swap_file: bool) -> Result<EngineThreads, Errno> {
+        let mut threads = EngineThreads {
             seats: [const { None }; SEATS_MAX],
             ready: Signal::new(),
             others: AtomicU32::new(WAIT),

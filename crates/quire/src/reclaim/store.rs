@@ -7,7 +7,7 @@ use crate::page::{Flags, State, Stored};
 use crate::scratch::Scratch;
 use crate::space::AddressSpace;
 use crate::swap::blob;
-use crate::swap::compress::{Packed, PageBytes, page_hash};
+use crate::swap::compress::{Compressed, PageBytes, page_hash};
 use crate::sys::monotonic_ns;
 use crate::units::{PAGE_SIZE, PageNum};
 
@@ -121,15 +121,15 @@ impl<M: Mmu> AddressSpace<M> {
         scratch: &mut Scratch,
     ) -> Result<Stored, Unstored> {
         let (kind, packed): (blob::Packing, &[u8]) = match scratch.compressor().compress(bytes) {
-            Packed::Same(pattern) => {
+            Compressed::Same(pattern) => {
                 self.budget.count(Event::Pswpout, 1);
                 self.budget.count(Event::SwpoutZero, 1);
                 return Ok(Stored::Same(pattern));
             }
-            Packed::Lz4(packed) => (blob::Packing::Lz4, packed),
+            Compressed::Lz4(packed) => (blob::Packing::Lz4, packed),
             // Without a swap file a page that does not shrink is better left where it is.
-            Packed::Raw if !self.swap.has_file() => return Err(Unstored::Incompressible),
-            Packed::Raw => (blob::Packing::Raw, bytes),
+            Compressed::Raw if !self.swap.has_file() => return Err(Unstored::Incompressible),
+            Compressed::Raw => (blob::Packing::Raw, bytes),
         };
         let hash = page_hash(bytes);
         let mut stored = self.swap.zpool.store(page, kind, packed, hash, &self.budget);

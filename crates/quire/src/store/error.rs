@@ -68,15 +68,16 @@ pub enum Cause {
         /// The deadline. The call may have failed sooner, where the store owed answers already.
         after: Duration,
     },
-    /// The store gave a request of a batch no result: a defect of the store.
+    /// The store panicked instead of an answer: a defect of the store.
     Unanswered,
 }
 
 /// A failed operation on a store. A clone is cheap: the error is kept where it happened, and told
 /// to every later caller that asks.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct StoreError(Arc<Details>);
 
+#[derive(Debug)]
 struct Details {
     operation: Operation,
     store: Box<str>,
@@ -181,9 +182,7 @@ impl fmt::Display for Cause {
             Cause::Silent { after } => {
                 write!(f, "the store did not answer within {after:?}; {ANSWERS_LATER}")
             }
-            Cause::Unanswered => {
-                f.write_str("the store gave no answer; a store answers every request of a batch")
-            }
+            Cause::Unanswered => f.write_str("the store panicked; correct its code"),
         }
     }
 }
@@ -202,19 +201,6 @@ fn advice(errno: Errno) -> Option<&'static str> {
         Errno::TIMEDOUT => Some(ANSWERS_LATER),
         Errno::MFILE | Errno::NFILE => Some("raise the limit of open files (ulimit -n)"),
         _ => None,
-    }
-}
-
-impl fmt::Debug for StoreError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Details { operation, store, offset, bytes, cause } = &*self.0;
-        f.debug_struct("StoreError")
-            .field("operation", operation)
-            .field("store", store)
-            .field("offset", offset)
-            .field("bytes", bytes)
-            .field("cause", cause)
-            .finish()
     }
 }
 

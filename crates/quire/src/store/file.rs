@@ -12,13 +12,10 @@
 //! | anything else, and what direct I/O refuses | buffered |
 //! | the last page of a file, read | direct up to the end, zeros behind it |
 //!
-//! A batch is one system call where io_uring is allowed, else a few threads ([`batch`]).
-//!
 //! The store remembers the file's length as it was last told, so that it notices a file that another
 //! program made shorter. `length_lock` is held while the length is asked for or changed, and by a
 //! write that extends the file, so that the remembered length follows the file's own order.
 
-mod batch;
 mod open;
 
 use core::sync::atomic::AtomicU64;
@@ -35,8 +32,8 @@ use rustix::io::{Errno, pread};
 pub use self::open::{Direct, FileOptions};
 pub(super) use self::open::{errno_of, sync_directory};
 use super::workers::lock;
-use super::{Cause, Operation, READ_BYTES_MAX, ReadRequest, Store, StoreError, WriteRequest};
-use crate::swap::io::{Job, run_alone};
+use super::{Cause, Operation, READ_BYTES_MAX, Store, StoreError};
+use crate::swap::io::Job;
 use crate::units::PAGE_SIZE;
 
 /// Flash reads are as fast in requests of this size as in larger ones, whose first page comes later.
@@ -73,7 +70,6 @@ pub struct FileStore {
     direct: Option<DirectFile>,
     kind: FileKind,
     is_writable: bool,
-    has_uring: bool,
     /// The length in bytes, as last told or caused by us; changed under `length_lock`.
     known_len: AtomicU64,
     length_lock: Mutex<()>,
@@ -231,7 +227,7 @@ impl Store for FileStore {
 
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
         let mode = self.mode(offset, into.as_ptr(), into.len());
-        let (done, attempt) = run_one(self.description(mode), Job::read(offset, into));
+        let (done, attempt) = Job::read(offset, into).run_alone(self.description(mode));
         self.finish_read(offset, into, done, attempt)
     }
 
@@ -250,7 +246,7 @@ impl Store for FileStore {
         self.check_writable(Operation::Write, offset, from.len() as u64)?;
         let head = &from[..self.head_bytes(offset, from)];
         let mode = self.mode(offset, head.as_ptr(), head.len());
-        let (done, attempt) = run_one(self.description(mode), Job::write(offset, head));
+        let (done, attempt) = Job::write(offset, head).run_alone(self.description(mode));
         self.finish_write(offset, from, done, attempt)
     }
 
@@ -271,23 +267,9 @@ impl Store for FileStore {
             .map_err(|errno| self.error(Operation::Sync, 0, 0, Cause::Os(errno)))
     }
 
-    fn read_all(&self, requests: &mut [ReadRequest<'_>]) {
-        batch::read_all(self, requests);
-    }
-
-    fn write_all(&self, requests: &mut [WriteRequest<'_>]) {
-        batch::write_all(self, requests);
-    }
-
     fn best_read_bytes(&self) -> usize {
         BEST_READ_BYTES
     }
-}
-
-/// Does one job; returns the bytes transferred, and how it ended.
-fn run_one(file: BorrowedFd<'_>, mut job: Job<'_>) -> (usize, Result<(), Errno>) {
-    run_alone(file, &mut job);
-    (job.transferred(), job.result)
 }
 
 /// Reads until `into` is full or the file ends; returns how much that was.

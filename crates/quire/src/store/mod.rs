@@ -100,95 +100,9 @@ pub trait Store: Send + Sync {
     /// sync that succeeds says nothing about it: write it again first.
     fn sync(&self) -> Result<(), StoreError>;
 
-    /// Does several reads, in any order or at once; each request is answered by its own result.
-    fn read_all(&self, requests: &mut [ReadRequest<'_>]) {
-        for request in requests {
-            request.answer_by(|offset, into| self.read(offset, into));
-        }
-    }
-
-    /// Does several writes, in any order or at once; each request is answered by its own result.
-    fn write_all(&self, requests: &mut [WriteRequest<'_>]) {
-        for request in requests {
-            request.answer(self.write(request.offset, request.from));
-        }
-    }
-
     /// The size of a read that suits this store best, in bytes: a power of two, from a page to
     /// [`READ_BYTES_MAX`].
     fn best_read_bytes(&self) -> usize;
-}
-
-/// One read of a batch.
-pub struct ReadRequest<'a> {
-    /// Where the read begins.
-    pub offset: u64,
-    /// The buffer to fill.
-    pub into: &'a mut [u8],
-    result: Option<Result<(), StoreError>>,
-}
-
-impl<'a> ReadRequest<'a> {
-    /// A read of `into.len()` bytes from `offset` on.
-    #[must_use]
-    pub fn new(offset: u64, into: &'a mut [u8]) -> ReadRequest<'a> {
-        ReadRequest { offset, into, result: None }
-    }
-
-    /// Keeps the result, which the store gives.
-    pub fn answer(&mut self, result: Result<(), StoreError>) {
-        self.result = Some(result);
-    }
-
-    /// Does the read, and keeps its result.
-    pub fn answer_by(&mut self, read: impl FnOnce(u64, &mut [u8]) -> Result<(), StoreError>) {
-        let result = read(self.offset, self.into);
-        self.answer(result);
-    }
-
-    /// The result.
-    ///
-    /// # Errors
-    /// As [`Store::read`]; [`Cause::Unanswered`] before the store has given one.
-    pub fn result(&self) -> Result<(), StoreError> {
-        let bytes = self.into.len() as u64;
-        self.result.clone().unwrap_or_else(|| unanswered(Operation::Read, self.offset, bytes))
-    }
-}
-
-/// One write of a batch.
-pub struct WriteRequest<'a> {
-    /// Where the write begins.
-    pub offset: u64,
-    /// The bytes to write.
-    pub from: &'a [u8],
-    result: Option<Result<(), StoreError>>,
-}
-
-impl<'a> WriteRequest<'a> {
-    /// A write of `from` at `offset`.
-    #[must_use]
-    pub fn new(offset: u64, from: &'a [u8]) -> WriteRequest<'a> {
-        WriteRequest { offset, from, result: None }
-    }
-
-    /// Keeps the result, which the store gives.
-    pub fn answer(&mut self, result: Result<(), StoreError>) {
-        self.result = Some(result);
-    }
-
-    /// The result.
-    ///
-    /// # Errors
-    /// As [`Store::write`]; [`Cause::Unanswered`] before the store has given one.
-    pub fn result(&self) -> Result<(), StoreError> {
-        let bytes = self.from.len() as u64;
-        self.result.clone().unwrap_or_else(|| unanswered(Operation::Write, self.offset, bytes))
-    }
-}
-
-fn unanswered(operation: Operation, offset: u64, bytes: u64) -> Result<(), StoreError> {
-    Err(StoreError::new(operation, "a store", offset, bytes, Cause::Unanswered))
 }
 
 impl<S: Store + ?Sized> Store for Arc<S> {
@@ -226,14 +140,6 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     fn sync(&self) -> Result<(), StoreError> {
         (**self).sync()
-    }
-
-    fn read_all(&self, requests: &mut [ReadRequest<'_>]) {
-        (**self).read_all(requests);
-    }
-
-    fn write_all(&self, requests: &mut [WriteRequest<'_>]) {
-        (**self).write_all(requests);
     }
 
     fn best_read_bytes(&self) -> usize {

@@ -32,8 +32,7 @@ use self::cache::Cache;
 use self::index::{Frame, Index};
 pub use self::pack::{PackOptions, Packed, pack};
 use super::file::{display, errno_of, pread_full};
-use super::workers::{cpus, on_threads};
-use super::{Cause, Operation, READ_BYTES_MAX, ReadRequest, Store, StoreError};
+use super::{Cause, Operation, READ_BYTES_MAX, Store, StoreError};
 use crate::units::PAGE_SIZE;
 
 /// The largest frame that is unpacked for one page, in bytes, packed or unpacked.
@@ -173,12 +172,6 @@ impl Store for ZstdStore {
 
     fn sync(&self) -> Result<(), StoreError> {
         Ok(())
-    }
-
-    fn read_all(&self, requests: &mut [ReadRequest<'_>]) {
-        on_threads(cpus(), requests, |request| {
-            request.answer_by(|offset, into| self.read(offset, into));
-        });
     }
 
     fn best_read_bytes(&self) -> usize {

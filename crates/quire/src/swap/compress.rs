@@ -28,7 +28,7 @@ const OUTPUT_BYTES: usize = get_maximum_output_size(PAGE_SIZE);
 pub struct Corrupt;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Packed<'a> {
+pub enum Compressed<'a> {
     /// The whole page is this 32-bit pattern (in memory order of this machine).
     Same(u32),
     /// An LZ4 block of at most [`LZ4_MAX`] bytes.
@@ -51,14 +51,14 @@ impl Default for Compressor {
 
 impl Compressor {
     /// Packs a page. The page must not change meanwhile.
-    pub fn compress(&mut self, page: &PageBytes) -> Packed<'_> {
+    pub fn compress(&mut self, page: &PageBytes) -> Compressed<'_> {
         if let Some(pattern) = same_filled(page) {
-            return Packed::Same(pattern);
+            return Compressed::Same(pattern);
         }
         match compress_into_with_table(page, &mut self.output, &mut self.table) {
-            Ok(length) if length <= LZ4_MAX => Packed::Lz4(&self.output[..length]),
+            Ok(length) if length <= LZ4_MAX => Compressed::Lz4(&self.output[..length]),
             // An error would mean that the buffer is too small, which its constant excludes.
-            Ok(_) | Err(_) => Packed::Raw,
+            Ok(_) | Err(_) => Compressed::Raw,
         }
     }
 }
@@ -81,7 +81,7 @@ pub fn page_hash(page: &PageBytes) -> u64 {
     xxh3_64(page)
 }
 
-/// Fills a page with a pattern that [`Packed::Same`] reported.
+/// Fills a page with a pattern that [`Compressed::Same`] reported.
 pub fn fill_same(pattern: u32, out: &mut PageBytes) {
     for word in out.as_chunks_mut::<4>().0 {
         *word = pattern.to_ne_bytes();
@@ -140,9 +140,9 @@ mod tests {
     fn a_page_of_one_pattern_keeps_no_data() {
         let mut compressor = Compressor::default();
         let mut page = [0; PAGE_SIZE];
-        assert_eq!(compressor.compress(&page), Packed::Same(0));
+        assert_eq!(compressor.compress(&page), Compressed::Same(0));
         fill_same(0xdead_beef, &mut page);
-        assert_eq!(compressor.compress(&page), Packed::Same(0xdead_beef));
+        assert_eq!(compressor.compress(&page), Compressed::Same(0xdead_beef));
     }
 
     #[test]
@@ -168,14 +168,14 @@ mod tests {
         for random in (0..=PAGE_SIZE).step_by(61) {
             let page = mixed(random as u64, random);
             match compressor.compress(&page) {
-                Packed::Lz4(block) => {
+                Compressed::Lz4(block) => {
                     assert!(block.len() <= LZ4_MAX);
                     assert_eq!(decompress(block, &mut out), Ok(()));
                     assert_eq!(out, page);
                     lz4 += 1;
                 }
-                Packed::Raw => raw += 1,
-                Packed::Same(_) => panic!("the page has no pattern"),
+                Compressed::Raw => raw += 1,
+                Compressed::Same(_) => panic!("the page has no pattern"),
             }
         }
         assert!(lz4 > 30 && raw > 5, "{lz4} packed, {raw} raw");
@@ -188,10 +188,10 @@ mod tests {
         used.compress(&mixed(9, 100));
         let page = mixed(2, 700);
         let again = match used.compress(&page) {
-            Packed::Lz4(block) => block.to_vec(),
+            Compressed::Lz4(block) => block.to_vec(),
             other => panic!("{other:?}"),
         };
-        assert_eq!(Compressor::default().compress(&page), Packed::Lz4(&again));
+        assert_eq!(Compressor::default().compress(&page), Compressed::Lz4(&again));
     }
 
     #[test]
@@ -199,7 +199,7 @@ mod tests {
         let mut compressor = Compressor::default();
         let page = mixed(3, 900);
         let block: Vec<u8> = match compressor.compress(&page) {
-            Packed::Lz4(block) => block.to_vec(),
+            Compressed::Lz4(block) => block.to_vec(),
             other => panic!("{other:?}"),
         };
         let mut out = [0; PAGE_SIZE];

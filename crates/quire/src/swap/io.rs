@@ -7,8 +7,6 @@
 
 mod faults;
 mod queue;
-#[cfg(feature = "library")]
-mod shared;
 mod uring;
 
 use core::ops::Range;
@@ -18,9 +16,7 @@ use rustix::io::{Errno, pread, pwrite};
 
 pub use self::faults::Faults;
 pub use self::queue::{IoQueue, SwapRead};
-#[cfg(feature = "library")]
-pub(crate) use self::shared::{SharedRing, run_alone};
-use self::uring::{Submitter, Uring};
+use self::uring::Uring;
 
 pub const BATCH_MAX: usize = 64;
 
@@ -72,10 +68,11 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Bytes that were transferred, also where it failed.
+    /// Does it without a ring; returns the bytes transferred, also where it failed, and how it ended.
     #[cfg(feature = "library")]
-    pub(crate) fn transferred(&self) -> usize {
-        self.done
+    pub(crate) fn run_alone(mut self, file: BorrowedFd<'_>) -> (usize, Result<(), Errno>) {
+        run_batch(None, file, core::slice::from_mut(&mut self));
+        (self.done, self.result)
     }
 
     fn is_pending(&self) -> bool {
@@ -134,7 +131,7 @@ impl Ring {
     /// Makes a ring for `file`. Only the thread that makes it may use it: the kernel is told so, and
     /// refuses other threads.
     pub fn new(file: BorrowedFd<'static>) -> Ring {
-        Ring { file, uring: Uring::new(BATCH_MAX as u32, Submitter::Maker).ok(), faults: None }
+        Ring { file, uring: Uring::new(BATCH_MAX as u32).ok(), faults: None }
     }
 
     /// A ring without io_uring, as where it is forbidden.

@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::thread;
 
-use quire::store::{Cause, Direct, FileOptions, FileStore, ReadRequest, Store, WriteRequest};
+use quire::store::{Cause, Direct, FileOptions, FileStore, Store};
 use quire::sys::cachestat::cached_pages;
 
 use super::{Buffer, Folder, PAGE, Random, pattern, ways};
@@ -45,10 +45,8 @@ fn the_last_page_can_be_written_again_at_its_true_length() {
             let content = pattern(seed, bytes);
             let mut buffer = Buffer::of(&content);
             let (pages, last) = buffer.get().split_at(5 * PAGE);
-            let mut requests =
-                [WriteRequest::new(5 * PAGE as u64, last), WriteRequest::new(0, pages)];
-            store.write_all(&mut requests);
-            requests.iter().for_each(|request| request.result().unwrap());
+            store.write(5 * PAGE as u64, last).unwrap();
+            store.write(0, pages).unwrap();
             store.sync().unwrap();
             assert!(fs::read(&path).unwrap() == content);
         }
@@ -69,9 +67,8 @@ fn direct_io_leaves_nothing_in_the_kernels_cache_and_buffered_io_does() {
         let mut buffer = Buffer::aligned(bytes);
         store.read(0, buffer.get()).unwrap();
         let (one, other) = buffer.get().split_at_mut(bytes / 2);
-        let mut requests = [ReadRequest::new(0, one), ReadRequest::new(bytes as u64 / 2, other)];
-        store.read_all(&mut requests);
-        requests.iter().for_each(|request| request.result().unwrap());
+        store.read(0, one).unwrap();
+        store.read(bytes as u64 / 2, other).unwrap();
         assert!(buffer.get() == pattern(3, bytes));
         match cached_pages(file.as_fd(), 0, bytes as u64) {
             Ok(pages) => assert_eq!(pages, if is_cached { 64 } else { 0 }, "{direct:?}"),
@@ -116,11 +113,8 @@ fn a_file_truncated_by_another_reads_as_zeros_within_a_page_and_says_so_beyond()
         assert_eq!(read(3, 3, &expected), Err(shrunk.clone()));
         assert_eq!(read(9, 1, &expected), Err(shrunk.clone()));
         let (mut inside, mut gone) = (Buffer::aligned(PAGE), Buffer::aligned(PAGE));
-        let mut requests =
-            [ReadRequest::new(0, inside.get()), ReadRequest::new(5 * PAGE as u64, gone.get())];
-        store.read_all(&mut requests);
-        assert!(requests[0].result().is_ok());
-        assert_eq!(requests[1].result().unwrap_err().cause(), &shrunk);
+        store.read(0, inside.get()).unwrap();
+        assert_eq!(store.read(5 * PAGE as u64, gone.get()).unwrap_err().cause(), &shrunk);
         // The thread that asked for the length knows, and so does the one that cut it.
         assert_eq!(store.len().unwrap(), left as u64);
         assert_eq!(read(3, 3, &expected), Ok(()));
@@ -136,7 +130,7 @@ fn a_file_truncated_by_another_reads_as_zeros_within_a_page_and_says_so_beyond()
 }
 
 #[test]
-fn batches_of_many_threads_read_and_write_what_single_calls_do() {
+fn many_threads_read_and_write_their_own_parts_of_a_file() {
     const SHARE: usize = 96 * PAGE;
     const THREADS: usize = 4;
     for (folder, options) in ways() {
@@ -146,30 +140,25 @@ fn batches_of_many_threads_read_and_write_what_single_calls_do() {
         thread::scope(|scope| {
             for number in 0..THREADS {
                 let (store, plain) = (&store, &plain);
-                scope.spawn(move || batches(store, plain, (number * SHARE) as u64, SHARE));
+                scope.spawn(move || reads_and_writes(store, plain, (number * SHARE) as u64, SHARE));
             }
         });
     }
 }
 
-/// Batches on `bytes` bytes from `base` on, which nothing else writes.
-fn batches(store: &FileStore, plain: &File, base: u64, bytes: usize) {
+/// Reads and writes on `bytes` bytes from `base` on, which nothing else writes.
+fn reads_and_writes(store: &FileStore, plain: &File, base: u64, bytes: usize) {
     let mut random = Random(base | 1);
     let pages = bytes / PAGE;
     for round in 0..12 {
         let count = 1 + random.below(100);
-        // Each request its own pages, so that none depends on the order.
         let contents: Vec<_> =
             (0..pages).map(|page| pattern(base + page as u64 + round, PAGE)).collect();
         let mut buffers: Vec<_> =
             contents.iter().take(count).map(|bytes| Buffer::of(bytes)).collect();
-        let mut requests: Vec<_> = buffers
-            .iter_mut()
-            .zip(0..)
-            .map(|(buffer, page)| WriteRequest::new(base + page * PAGE as u64, buffer.get()))
-            .collect();
-        store.write_all(&mut requests);
-        requests.iter().for_each(|request| request.result().unwrap());
+        for (buffer, page) in buffers.iter_mut().zip(0..) {
+            store.write(base + page * PAGE as u64, buffer.get()).unwrap();
+        }
         let mut reads: Vec<(u64, Buffer)> = (0..count)
             .map(|_| {
                 let first = random.below(pages);
@@ -178,11 +167,8 @@ fn batches(store: &FileStore, plain: &File, base: u64, bytes: usize) {
                 (base + (first * PAGE) as u64, make(length))
             })
             .collect();
-        let mut requests: Vec<_> =
-            reads.iter_mut().map(|(at, buffer)| ReadRequest::new(*at, buffer.get())).collect();
-        store.read_all(&mut requests);
-        requests.iter().for_each(|request| request.result().unwrap());
         for (at, buffer) in &mut reads {
+            store.read(*at, buffer.get()).unwrap();
             let mut expected = vec![0; buffer.bytes];
             plain.read_exact_at(&mut expected, *at).unwrap();
             assert!(buffer.get() == expected, "round {round} at {at}");

@@ -64,11 +64,9 @@ fn ways() -> Vec<(Folder, FileOptions)> {
     let mut ways = Vec::new();
     for direct in [Direct::Auto, Direct::On, Direct::Off] {
         let options = FileOptions::read_write().create().direct(direct);
-        ways.push((Folder::on_disk(), options.clone().without_uring()));
         ways.push((Folder::on_disk(), options));
     }
     ways.push((Folder::in_memory(), FileOptions::read_write().create()));
-    ways.push((Folder::in_memory(), FileOptions::read_write().create().without_uring()));
     ways
 }
 

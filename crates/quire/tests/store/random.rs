@@ -4,7 +4,7 @@ use std::fs;
 
 use proptest::prelude::*;
 use quire::store::test::VecStore;
-use quire::store::{FileStore, ReadRequest, Store, WriteRequest};
+use quire::store::{FileStore, Store};
 
 use super::{Buffer, PAGE, pattern, ways};
 
@@ -33,7 +33,6 @@ fn step() -> impl Strategy<Value = Step> {
         ),
         2 => some_pages.clone().prop_map(|pages| Step::ReadAll { pages }),
         2 => (some_pages, 1..=PAGE, any::<u64>()).prop_map(|(mut pages, last_bytes, seed)| {
-            // Of requests that overlap, any may come last.
             pages.sort_unstable();
             pages.dedup();
             Step::WriteAll { pages, last_bytes, seed }
@@ -66,13 +65,9 @@ fn take(store: &dyn Store, step: &Step) -> Vec<u8> {
         }
         Step::ReadAll { pages } => {
             let mut buffers: Vec<_> = pages.iter().map(|_| Buffer::aligned(PAGE)).collect();
-            let mut requests: Vec<_> = buffers
-                .iter_mut()
-                .zip(pages)
-                .map(|(buffer, page)| ReadRequest::new(offset(*page), buffer.get()))
-                .collect();
-            store.read_all(&mut requests);
-            requests.iter().for_each(|request| request.result().unwrap());
+            for (buffer, page) in buffers.iter_mut().zip(pages) {
+                store.read(offset(*page), buffer.get()).unwrap();
+            }
             return buffers.iter_mut().flat_map(|buffer| buffer.get().to_vec()).collect();
         }
         Step::WriteAll { pages, last_bytes, seed } => {
@@ -82,13 +77,9 @@ fn take(store: &dyn Store, step: &Step) -> Vec<u8> {
                 .zip(*seed % 1000..)
                 .map(|(bytes, seed)| Buffer::of(&pattern(seed, bytes)))
                 .collect();
-            let mut requests: Vec<_> = buffers
-                .iter_mut()
-                .zip(pages)
-                .map(|(buffer, page)| WriteRequest::new(offset(*page), buffer.get()))
-                .collect();
-            store.write_all(&mut requests);
-            requests.iter().for_each(|request| request.result().unwrap());
+            for (buffer, page) in buffers.iter_mut().zip(pages) {
+                store.write(offset(*page), buffer.get()).unwrap();
+            }
         }
         Step::SetLen(bytes) => store.set_len(*bytes as u64).unwrap(),
         Step::Sync => store.sync().unwrap(),

@@ -4,9 +4,7 @@ use std::error::Error;
 use std::fs::{self, File, OpenOptions};
 use std::process::{Command, Output};
 
-use quire::store::{
-    Cause, Direct, FileOptions, FileStore, Operation, ReadRequest, Store, StoreError, WriteRequest,
-};
+use quire::store::{Cause, Direct, FileOptions, FileStore, Operation, Store, StoreError};
 use rustix::io::Errno;
 
 use super::{Buffer, Folder, PAGE, cannot_run, pattern, ways};
@@ -21,11 +19,8 @@ fn a_file_that_is_opened_for_reading_refuses_every_write_and_stays_what_it_is() 
     for direct in [Direct::On, Direct::Off] {
         let store = FileStore::open(&path, FileOptions::read_only().direct(direct)).unwrap();
         assert!(store.is_read_only());
-        let mut requests = [WriteRequest::new(0, b"other"), WriteRequest::new(4096, b"other")];
-        store.write_all(&mut requests);
-        let batch = requests.iter().map(|request| request.result().unwrap_err());
-        let single = [store.write(0, b"other").unwrap_err(), store.set_len(0).unwrap_err()];
-        for error in batch.chain(single) {
+        let writes = [0, 4096].map(|offset| store.write(offset, b"other").unwrap_err());
+        for error in writes.into_iter().chain([store.set_len(0).unwrap_err()]) {
             assert_eq!((error.cause(), error.errno()), (&Cause::ReadOnly, Errno::ROFS));
             assert!(error.to_string().ends_with("it is read-only; open it for writing"), "{error}");
         }
@@ -82,9 +77,8 @@ fn an_error_says_what_where_and_what_to_do() {
     assert!(text.starts_with("cannot write /a/b (4096 bytes at 8192): "), "{text}");
     assert!(text.ends_with("; free some space and write again"), "{text}");
     assert!(error.source().is_some_and(|source| source.is::<Errno>()));
-    let mut buffer = [0; 8];
-    let unanswered = ReadRequest::new(0, &mut buffer).result().unwrap_err();
-    assert_eq!((unanswered.cause(), unanswered.errno()), (&Cause::Unanswered, Errno::IO));
+    let unanswered = StoreError::new(Operation::Read, "/a/b", 0, 8, Cause::Unanswered);
+    assert_eq!(unanswered.errno(), Errno::IO);
 }
 
 /// Runs a test of this file again, behind `shell` in a shell.
@@ -102,22 +96,14 @@ fn assert_passed(output: &Output) {
     assert!(output.status.success() && text.contains("1 passed"), "{text}\n{errors}");
 }
 
-/// Writes pages until none fits any more, single and in batches. What was accepted is there.
+/// Writes pages until none fits any more. What was accepted is there.
 fn fill(path: &std::path::Path, options: &FileOptions, expected: Errno) {
     let store = FileStore::open(path, options.clone()).unwrap();
     let mut pages = 0;
     let error = loop {
-        let (one, other) = (pattern(pages, PAGE), pattern(pages + 1, PAGE));
-        let (mut one, mut other) = (Buffer::of(&one), Buffer::of(&other));
-        let offset = pages * PAGE as u64;
-        let mut requests = [
-            WriteRequest::new(offset, one.get()),
-            WriteRequest::new(offset + PAGE as u64, other.get()),
-        ];
-        store.write_all(&mut requests);
-        match (requests[0].result(), requests[1].result()) {
-            (Ok(()), Ok(())) => pages += 2,
-            (_, Err(error)) | (Err(error), _) => break error,
+        match store.write(pages * PAGE as u64, Buffer::of(&pattern(pages, PAGE)).get()) {
+            Ok(()) => pages += 1,
+            Err(error) => break error,
         }
         assert!(pages < 10_000, "it must be full by now");
     };
@@ -154,7 +140,6 @@ fn a_full_file_system_is_an_error_of_the_write_that_meets_it() {
         for direct in [Direct::Off, Direct::Auto] {
             let options = FileOptions::read_write().create().direct(direct);
             fill(&path, &options, Errno::NOSPC);
-            fill(&path, &options.without_uring(), Errno::NOSPC);
         }
         return;
     }

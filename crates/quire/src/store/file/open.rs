@@ -52,14 +52,13 @@ pub struct FileOptions {
     direct: Direct,
     is_writable: bool,
     is_created: bool,
-    has_uring: bool,
 }
 
 impl FileOptions {
     /// Opens an existing file for reading.
     #[must_use]
     pub fn read_only() -> FileOptions {
-        FileOptions { direct: Direct::Auto, is_writable: false, is_created: false, has_uring: true }
+        FileOptions { direct: Direct::Auto, is_writable: false, is_created: false }
     }
 
     /// Opens an existing file for reading and writing.
@@ -78,12 +77,6 @@ impl FileOptions {
     #[must_use]
     pub fn direct(self, direct: Direct) -> FileOptions {
         FileOptions { direct, ..self }
-    }
-
-    /// Runs batches on threads, as where io_uring is forbidden.
-    #[must_use]
-    pub fn without_uring(self) -> FileOptions {
-        FileOptions { has_uring: false, ..self }
     }
 }
 
@@ -152,7 +145,6 @@ impl FileStore {
             direct: None,
             kind,
             is_writable: options.is_writable,
-            has_uring: options.has_uring && !flags.contains(OFlags::NONBLOCK),
             known_len: AtomicU64::new(0),
             length_lock: Mutex::new(()),
         };

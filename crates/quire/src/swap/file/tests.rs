@@ -6,7 +6,7 @@ use rustix::fd::BorrowedFd;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 
 use super::super::blob::{Blob, Packing};
-use super::super::compress::{Compressor, Corrupt, Packed, PageBytes, page_hash};
+use super::super::compress::{Compressed, Compressor, Corrupt, PageBytes, page_hash};
 use super::super::io::{Faults, Job, Ring};
 use super::layout::blob_bytes;
 use super::*;
@@ -93,7 +93,7 @@ struct Stored {
 impl Stored {
     fn new(page: &PageBytes) -> Stored {
         let (kind, bytes) = match Compressor::default().compress(page) {
-            Packed::Lz4(block) => (Packing::Lz4, block.to_vec()),
+            Compressed::Lz4(block) => (Packing::Lz4, block.to_vec()),
             _ => (Packing::Raw, page.to_vec()),
         };
         Stored { kind, bytes, hash: page_hash(page) }

@@ -19,16 +19,6 @@ use rustix::thread::sched_yield;
 
 use super::{Job, JobBuffer};
 
-/// Which threads submit to a ring.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Submitter {
-    /// The thread that makes it, alone.
-    Maker,
-    /// Any thread, one at a time.
-    #[cfg(feature = "library")]
-    AnyThread,
-}
-
 /// What is tried, in order: newer kernels complete in our own call, without interrupting us. The
 /// first is for the maker alone.
 const SETUPS: [IoringSetupFlags; 3] = [
@@ -99,8 +89,8 @@ impl Uring {
     ///
     /// What the kernel says (`EPERM`, `ENOSYS` where io_uring is forbidden), or `ENOSYS` where it
     /// is too old.
-    pub fn new(depth: u32, submitter: Submitter) -> Result<Uring, Errno> {
-        let (ring, params) = setup(depth, submitter)?;
+    pub fn new(depth: u32) -> Result<Uring, Errno> {
+        let (ring, params) = setup(depth)?;
         let needed = IoringFeatureFlags::SINGLE_MMAP | IoringFeatureFlags::NODROP;
         if !params.features.contains(needed) {
             return Err(Errno::NOSYS);
@@ -219,14 +209,9 @@ impl Uring {
 }
 
 /// Asks the kernel for a ring, of the best kind that it knows.
-fn setup(depth: u32, submitter: Submitter) -> Result<(OwnedFd, io_uring_params), Errno> {
-    let setups = match submitter {
-        Submitter::Maker => &SETUPS[..],
-        #[cfg(feature = "library")]
-        Submitter::AnyThread => &SETUPS[1..],
-    };
+fn setup(depth: u32) -> Result<(OwnedFd, io_uring_params), Errno> {
     let mut refused = Errno::INVAL;
-    for &flags in setups {
+    for flags in SETUPS {
         let mut params = io_uring_params::default();
         params.flags = flags;
         // SAFETY: no flag that gives `wq_fd` a meaning is set.

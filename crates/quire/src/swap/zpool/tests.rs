@@ -3,7 +3,7 @@ use std::sync::Mutex as StdMutex;
 use std::sync::atomic::AtomicUsize;
 use std::vec::Vec;
 
-use super::super::compress::{Compressor, Packed, page_hash};
+use super::super::compress::{Compressed, Compressor, page_hash};
 use super::*;
 use crate::control::slabs::slots_for;
 use crate::units::PAGE_SIZE;
@@ -72,9 +72,9 @@ impl Packer {
 
     pub fn pack<'a>(&'a mut self, page: &'a PageBytes) -> (Packing, &'a [u8]) {
         match self.0.compress(page) {
-            Packed::Lz4(block) => (Packing::Lz4, block),
-            Packed::Raw => (Packing::Raw, page),
-            Packed::Same(_) => panic!("no page of these tests has a pattern"),
+            Compressed::Lz4(block) => (Packing::Lz4, block),
+            Compressed::Raw => (Packing::Raw, page),
+            Compressed::Same(_) => panic!("no page of these tests has a pattern"),
         }
     }
 
