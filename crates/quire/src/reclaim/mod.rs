@@ -132,14 +132,14 @@ impl<M: Mmu> AddressSpace<M> {
         }
     }
 
-    /// Whether there is room for so many pages that nothing waits for. If not, the background thread
-    /// is called, so that a stream does not come to where nothing was read ahead.
+    /// Whether there is room for so many pages that nothing waits for yet. The background thread is
+    /// called before the last such room is taken: a stream must find some each time it looks ahead.
     pub(crate) fn has_room_ahead(&self, pages: usize) -> bool {
-        let has_room = self.available() >= pages + self.low_watermark();
-        if !has_room && !self.is_kswapd_awake() {
+        let left = self.available().saturating_sub(self.low_watermark());
+        if left < 2 * pages && !self.is_kswapd_awake() {
             self.budget.call_for_memory();
         }
-        has_room
+        left >= pages
     }
 
     fn should_reclaim(&self) -> bool {
