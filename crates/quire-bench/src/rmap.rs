@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use quire::object::i_mmap::lock::{Futex, RwSem, Side};
-use quire::object::i_mmap::{IMmap, IMmaps, Mapping};
+use quire::object::i_mmap::{IMmap, IMmaps, ObjectMapping};
 use quire::units::{ObjectPage, ObjectRange, PageNum};
 
 use super::output;
@@ -165,8 +165,8 @@ impl Shared {
     }
 }
 
-fn mapping(id: usize) -> Mapping {
-    Mapping {
+fn mapping(id: usize) -> ObjectMapping {
+    ObjectMapping {
         pages: ObjectRange::new(ObjectPage(0), MAPPING_PAGES),
         arena_start: PageNum((id * MAPPING_PAGES) as u64),
         id: id as u32,

@@ -1,7 +1,7 @@
 //! Quire's engine: a virtual-memory manager in user space.
 //!
 //! See ARCHITECTURE.md for the map, docs/tour.md for one fault through the code. [`process::Process`] is
-//! the engine of a real process, [`space::AddressSpace`] the engine itself, generic over its [`mmu::Mmu`].
+//! the engine of a real process, [`space::VmSpace`] the engine itself, generic over its [`mmu::Mmu`].
 #![no_std]
 
 #[cfg(any(test, feature = "simulated", feature = "library"))]

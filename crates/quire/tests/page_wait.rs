@@ -13,7 +13,7 @@ use quire::page::{
     Condition, Flags, Futexes, Interrupted, Kill, KillToken, PageWord, Parked, Parking, Snapshot,
     State, WaitTable,
 };
-use quire::space::AddressSpace;
+use quire::space::VmSpace;
 use quire::sys::monotonic_ns;
 use quire::units::{BLOCK_PAGES, PageNum};
 use quire_simulated::{Settings, Simulated};
@@ -397,7 +397,7 @@ fn a_freed_word_carries_no_sign_of_its_waiters() {
 /// The page that is waited for. An object's, for all that its lock knows.
 const PAGE: PageNum = PageNum(BLOCK_PAGES as u64 - 1);
 
-fn simulated_space() -> AddressSpace<Simulated> {
+fn simulated_space() -> VmSpace<Simulated> {
     let mmu = Simulated::new(BLOCK_PAGES, BLOCK_PAGES, Settings::default()).unwrap();
     space(mmu, Tree::default(), BLOCK_PAGES, BLOCK_PAGES).0
 }

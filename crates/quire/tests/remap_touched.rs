@@ -10,7 +10,7 @@ use common::{Tree, space};
 use quire::mmu::Prot;
 use quire::scratch::Scratch;
 use quire::space::remap::Placement;
-use quire::space::{AddressSpace, Advice};
+use quire::space::{Advice, VmSpace};
 use quire::units::{BLOCK_PAGES, PAGE_SIZE, PageNum, PageRange};
 use quire_simulated::{Baton, Settings, Simulated};
 
@@ -22,7 +22,7 @@ fn pattern(page: usize) -> [u8; PAGE_SIZE] {
 }
 
 /// Moves a mapping to and fro, and looks at its pages after each time.
-fn move_to_and_fro(space: &AddressSpace<Simulated>) {
+fn move_to_and_fro(space: &VmSpace<Simulated>) {
     let mut range = PageRange::new(PLACES[0], PAGES);
     space.map_fixed(&mut space.lock(), range, Prot::READ_WRITE).unwrap();
     for (at, page) in range.pages().enumerate() {

@@ -14,7 +14,7 @@
 //! # What is checked
 //! Each read against the oracle, at the access itself. After each operation: some page's word
 //! against the mapping, the physical pages in use against the account, the account against the
-//! budget. At the end, with no thread inside: every invariant of `AddressSpace::check`, all rights,
+//! budget. At the end, with no thread inside: every invariant of `VmSpace::check`, all rights,
 //! all bytes; then everything is unmapped, and nothing may be left.
 
 mod common;

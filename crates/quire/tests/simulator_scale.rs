@@ -17,7 +17,7 @@ use common::{Tree, space};
 use quire::control::Event;
 use quire::mmu::Prot;
 use quire::scratch::Scratch;
-use quire::space::AddressSpace;
+use quire::space::VmSpace;
 use quire::sys::clock::Moment;
 use quire::units::BLOCK_PAGES;
 use quire_simulated::{Baton, Settings, Simulated};
@@ -67,7 +67,7 @@ fn run(threads: usize, is_speculative: bool) -> Ran {
     }
 }
 
-fn churn(space: &AddressSpace<Simulated>) {
+fn churn(space: &VmSpace<Simulated>) {
     for _ in 0..RECORDS {
         let start = {
             let mut layout = space.lock();
@@ -81,7 +81,7 @@ fn churn(space: &AddressSpace<Simulated>) {
     }
 }
 
-fn handle_faults(space: &AddressSpace<Simulated>, baton: &Baton, left: &AtomicUsize) {
+fn handle_faults(space: &VmSpace<Simulated>, baton: &Baton, left: &AtomicUsize) {
     let mut scratch = Scratch::new().unwrap();
     loop {
         let mut next = None;

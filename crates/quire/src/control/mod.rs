@@ -198,9 +198,7 @@ impl Member {
 /// The head of the control memfd, followed in memory by the segment map.
 #[repr(C, align(4096))]
 pub struct Control {
-    /// [`MAGIC`].
     pub magic: AtomicU32,
-    /// [`VERSION`].
     pub version: AtomicU32,
     /// The supervisor's process id.
     pub supervisor_pid: AtomicU32,
@@ -214,7 +212,6 @@ pub struct Control {
     pub handlers: AtomicU32,
     /// 1 where they run on any CPU (`--no-pinned-handlers`).
     pub no_pinned_handlers: AtomicU32,
-    /// The budget.
     pub budget_pages: AtomicU64,
     /// Most that one member may hold (`--memory-per-process`), 0 where only the budget bounds it.
     pub member_pages_max: AtomicU64,
@@ -239,7 +236,6 @@ pub struct Control {
     pub taken: [AtomicU64; MEMBERS_MAX / 64],
     /// The members' accounts, and where they stand in the market.
     pub seats: [Seat; MEMBERS_MAX],
-    /// The members.
     pub members: [Member; MEMBERS_MAX],
     /// Members that hold live data in each segment; 0 is a free segment.
     pub segment_refs: [AtomicU32; SEGMENTS_MAX],
@@ -398,9 +394,7 @@ pub const RESERVATION: u32 = u32::MAX - 1;
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Hello {
-    /// [`MAGIC`].
     pub magic: u32,
-    /// [`VERSION`].
     pub version: u32,
     /// The number of the fork that made this process, where one did ([`ForkWord`]).
     pub fork: u32,
@@ -449,7 +443,6 @@ impl JoinRefusal {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Welcome {
-    /// [`MAGIC`].
     pub magic: u32,
     /// `WELCOME_*`.
     pub flags: u32,

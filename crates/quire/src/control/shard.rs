@@ -32,7 +32,6 @@ const _: () = assert!(SHARDS.is_power_of_two() && SHARDS <= u32::BITS as usize);
 pub struct Shard {
     /// One counter for every [`Event`].
     pub events: [AtomicU64; Event::ALL.len()],
-    /// Faults by kind and service time.
     pub fault_times: [[AtomicU64; FAULT_BUCKETS]; FaultKind::ALL.len()],
 }
 
@@ -80,7 +79,6 @@ impl Writers {
 }
 
 impl Member {
-    /// Counts an event.
     #[inline]
     pub fn count(&self, event: Event, times: u64) {
         let (shard, writers) = self.own_shard();

@@ -60,23 +60,14 @@ pub const fn slots_for(budget_bytes: usize) -> usize {
     if slots < SLOTS_MAX { slots } else { SLOTS_MAX }
 }
 
-/// Which members use a slab.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SlabUse {
     /// None: it has no memory.
     Free,
     /// The member in this slot, which is charged for it.
-    Own {
-        /// The member.
-        member: u32,
-        /// Its pages.
-        pages: usize,
-    },
+    Own { member: u32, pages: usize },
     /// The members whose bit for it is set.
-    Common {
-        /// Its pages.
-        pages: usize,
-    },
+    Common { pages: usize },
 }
 
 impl SlabUse {
@@ -172,7 +163,6 @@ impl SlabTable {
         (self.head.slots_end.load(Acquire) as usize).min(self.slots())
     }
 
-    /// Which members use a slot.
     pub fn slab_use(&self, slot: u32) -> SlabUse {
         // Acquire: a member that sees a slab as its own again sees that the others are done with it.
         self.words
@@ -207,7 +197,6 @@ impl SlabTable {
         self.map_word(member, word).map_or(0, |word| word.load(Acquire))
     }
 
-    /// Has a member share slots.
     pub fn share(&self, member: u32, word: usize, bits: u64) {
         if let Some(word) = self.map_word(member, word) {
             word.fetch_or(bits, AcqRel);

@@ -3,14 +3,14 @@
 use super::way::Transfer;
 use crate::budget::Purpose;
 use crate::mmu::{FrameId, FrameRun, Mmu};
-use crate::space::AddressSpace;
+use crate::space::VmSpace;
 
 const RUNS: usize = 8;
 /// Frames that are given back together, where copies are to be made in their stead: each call
 /// interrupts all CPUs that run the program.
 const RELEASE_BATCH: usize = 32;
 
-/// What a fault may use. What is not used must be given back by [`AddressSpace::return_grant`].
+/// What a fault may use. What is not used must be given back by [`VmSpace::return_grant`].
 #[must_use]
 pub struct Grant {
     runs: [FrameRun; RUNS],
@@ -40,7 +40,7 @@ impl Grant {
     }
 }
 
-impl<M: Mmu> AddressSpace<M> {
+impl<M: Mmu> VmSpace<M> {
     /// Takes memory for up to `pages` pages. `way` says whether frames are wanted to move, or
     /// leave to copy; the other is given where it must.
     pub(crate) fn grant(&self, pages: usize, way: Transfer) -> Grant {

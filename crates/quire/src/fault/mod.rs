@@ -1,6 +1,6 @@
 //! The way of a fault, from the address to the mapping.
 //!
-//! [`AddressSpace::serve`] finds the VMA, and [`AddressSpace::try_fault`] serves a page of anonymous
+//! [`VmSpace::serve`] finds the VMA, and [`VmSpace::try_fault`] serves a page of anonymous
 //! memory from where its word says that its bytes are; [`speculative`] has what becomes of a fault
 //! whose VMA has changed. A fault never sleeps here. Where it would have to wait it is *parked*: it is
 //! left unanswered, with a sign for the thread that it waits for (the page's PARKED bit, or the list of
@@ -27,7 +27,7 @@ use crate::mmu::{Access, FrameId, FrameRun, Mmu, Protection};
 use crate::page::{Flags, Interrupted, Kill, LockedPage, LockedRange, Snapshot, State};
 use crate::reclaim::{NoCaches, Room, Shrinker};
 use crate::scratch::{STAGING_PAGES, Scratch};
-use crate::space::AddressSpace;
+use crate::space::VmSpace;
 use crate::space::vma::{Kind, Vma};
 use crate::swap::compress::{Corrupt, PageBytes, fill_same};
 use crate::swap::zpool::Handle;
@@ -55,7 +55,7 @@ pub enum Outcome {
     Unfilled,
 }
 
-impl<M: Mmu> AddressSpace<M> {
+impl<M: Mmu> VmSpace<M> {
     /// Serves a fault of a thread that is not known: it never waits for a change of the layout.
     pub fn handle_fault(&self, page: PageNum, access: Access, scratch: &mut Scratch) -> Outcome {
         self.handle_fault_of(ThreadId::UNKNOWN, page, access, Moment::now(), scratch)

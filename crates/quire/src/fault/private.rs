@@ -12,7 +12,7 @@ use super::window::{FaultWindow, FillSource, First};
 use super::{Access, Outcome, Staging};
 use crate::mmu::Mmu;
 use crate::page::{Flags, LockedPage, LockedRange, Snapshot, State};
-use crate::space::AddressSpace;
+use crate::space::VmSpace;
 use crate::space::vma::Vma;
 use crate::swap::compress::PageBytes;
 use crate::units::{PageNum, PageRange};
@@ -27,7 +27,7 @@ pub(crate) struct Unfilled<'a> {
     pub guess: Guess,
 }
 
-impl<M: Mmu> AddressSpace<M> {
+impl<M: Mmu> VmSpace<M> {
     /// Locks the neighbours of a locked page without content that have none either, that no thread
     /// holds, and that `has_bytes` takes: inside of `bounds`, and `pages_max` pages at most.
     pub(crate) fn lock_unfilled_around(

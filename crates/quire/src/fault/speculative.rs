@@ -24,7 +24,7 @@
 //!
 //! `--no-speculative-faults` sends every fault the classic way, at run time.
 //!
-//! Locks: none; [`AddressSpace::serve`] shares the space's lock by trying.
+//! Locks: none; [`VmSpace::serve`] shares the space's lock by trying.
 
 use core::sync::atomic::Ordering;
 
@@ -32,7 +32,7 @@ use super::{Access, Outcome};
 use crate::control::{Event, Tracepoint};
 use crate::failpoint::{self, Failpoint};
 use crate::mmu::Mmu;
-use crate::space::AddressSpace;
+use crate::space::VmSpace;
 use crate::space::layout_lock::Admission;
 use crate::space::vma::{Vma, VmaIndex};
 #[cfg(debug_assertions)]
@@ -86,7 +86,7 @@ impl Way {
     }
 }
 
-impl<M: Mmu> AddressSpace<M> {
+impl<M: Mmu> VmSpace<M> {
     /// Whether faults try without the space's lock first.
     fn speculates(&self) -> bool {
         // Relaxed: both ways are right at any time.

@@ -8,7 +8,7 @@ use crate::mmu::Mmu;
 use crate::page::{LockedPage, Snapshot, State};
 use crate::reclaim::{NoCaches, Room};
 use crate::scratch::{READING_PAGES, Scratch};
-use crate::space::AddressSpace;
+use crate::space::VmSpace;
 use crate::space::vma::Pattern;
 use crate::swap::SwapRead;
 use crate::swap::file::{Location, ReadPlan};
@@ -31,7 +31,7 @@ struct PlannedRead<'a, M: Mmu> {
     guess: Guess,
 }
 
-impl<M: Mmu> AddressSpace<M> {
+impl<M: Mmu> VmSpace<M> {
     /// Reads pages that handlers left locked, maps them, and answers their faults. May sleep. While
     /// pages are locked no object's cache is asked for memory: the registry comes before them.
     pub fn complete_reads(&self, requests: &[SwapRead], ring: &mut Ring, scratch: &mut Scratch) {

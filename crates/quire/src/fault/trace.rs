@@ -8,13 +8,13 @@ use super::Outcome;
 use crate::control::{FaultKind, Trace, Tracepoint};
 use crate::mmu::{Access, Mmu};
 use crate::page::State;
-use crate::space::AddressSpace;
+use crate::space::VmSpace;
 use crate::sys::clock::Moment;
 use crate::sys::thread::ThreadId;
 use crate::sys::{monotonic_ns, probe};
 use crate::units::{PageNum, PageRange};
 
-impl<M: Mmu> AddressSpace<M> {
+impl<M: Mmu> VmSpace<M> {
     /// Tells what happened to the fault of a thread on `page`: counts it, leaves a trace in the
     /// member's ring, and passes the tracepoint's probe. `vma` is empty where there is none;
     /// `thread` is the one that faulted.

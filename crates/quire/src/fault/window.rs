@@ -11,7 +11,7 @@ use crate::control::{Event, Obituary};
 use crate::mmu::{FrameRun, Mmu, Protection, Refusal};
 use crate::page::{Flags, LockedPage, LockedRange, Snapshot, State, Stored};
 use crate::scratch::STAGING_PAGES;
-use crate::space::AddressSpace;
+use crate::space::VmSpace;
 use crate::space::vma::Vma;
 use crate::swap::compress::{Corrupt, PageBytes};
 use crate::swap::file::{Location, ReadPlan};
@@ -19,7 +19,7 @@ use crate::units::{BLOCK_PAGES, PageNum, PageRange};
 
 /// Locked pages of one block that a fault fills.
 pub(super) struct FaultWindow<'a, M: Mmu> {
-    pub pages: LockedRange<'a, AddressSpace<M>>,
+    pub pages: LockedRange<'a, VmSpace<M>>,
     pub asked: PageNum,
     pub access: Access,
     /// No fault has asked for it yet, not even for `asked`.
@@ -69,13 +69,13 @@ impl<'a> First<'a> {
 
 impl<'a, M: Mmu> FaultWindow<'a, M> {
     /// Of one page, which is to be copied in.
-    pub fn of_one(page: LockedPage<'a, AddressSpace<M>>, access: Access) -> Self {
+    pub fn of_one(page: LockedPage<'a, VmSpace<M>>, access: Access) -> Self {
         let asked = page.page();
         FaultWindow::over(LockedRange::of(page), asked, access)
     }
 
     /// Of pages that are to be copied in, all of them tracked or not as `asked` is.
-    pub fn over(pages: LockedRange<'a, AddressSpace<M>>, asked: PageNum, access: Access) -> Self {
+    pub fn over(pages: LockedRange<'a, VmSpace<M>>, asked: PageNum, access: Access) -> Self {
         FaultWindow {
             asked,
             access,
@@ -127,7 +127,7 @@ enum Stop {
     Refused(Refusal),
 }
 
-impl<M: Mmu> AddressSpace<M> {
+impl<M: Mmu> VmSpace<M> {
     /// Locks what can be filled together with `page`: neighbours within the aligned folio, the
     /// VMA and the block, that `joins` accepts and no thread holds.
     pub(super) fn open_window<'a>(

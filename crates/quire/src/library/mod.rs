@@ -393,8 +393,7 @@ impl RunningEngine {
         // SAFETY: the file is kept beside the objects, and closed after them.
         let swap = unsafe { Swap::new(swap_file.as_ref().map(AsRawFd::as_raw_fd), None, &budget) }
             .map_err(no_memory)?;
-        let space =
-            space::AddressSpace::new(mmu, budget, swap, pages, frames).map_err(no_memory)?;
+        let space = space::VmSpace::new(mmu, budget, swap, pages, frames).map_err(no_memory)?;
         let objects = Objects::new(space).map_err(no_memory)?;
         if let Some(deadline) = builder.writer_deadline {
             objects.set_writer_patience(u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX));

@@ -415,7 +415,7 @@ impl Object {
         self.inner.space.objects()
     }
 
-    pub(super) fn engine(&self) -> &crate::object::Object {
+    pub(super) fn engine(&self) -> &crate::object::VmObject {
         self.inner.space.engine.objects.object(self.inner.id)
     }
 }

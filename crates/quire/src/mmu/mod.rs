@@ -269,7 +269,6 @@ pub struct PageMapping {
 /// An MMU that tests can look into.
 #[cfg(feature = "simulated")]
 pub trait Inspect: Mmu {
-    /// What is mapped at a page.
     fn mapping(&self, page: PageNum) -> PageMapping;
     /// Whether a place of the pool has memory.
     fn has_memory(&self, frame: FrameId) -> bool;

@@ -83,9 +83,7 @@ pub trait ObjectMmu: Mmu {
 #[cfg(feature = "simulated")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Shown {
-    /// The memfd.
     pub memfd: Memfd,
-    /// Its page.
     pub page: ObjectPage,
 }
 
@@ -94,8 +92,6 @@ pub struct Shown {
 pub trait InspectObjects: ObjectMmu + super::Inspect {
     /// What of an object a page of the arena shows.
     fn shown_at(&self, page: PageNum) -> Option<Shown>;
-    /// Whether a memfd has a page.
     fn is_in_memfd(&self, memfd: Memfd, page: ObjectPage) -> bool;
-    /// Pages that all memfds have.
     fn memfd_pages(&self) -> usize;
 }

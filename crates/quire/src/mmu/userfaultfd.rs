@@ -288,7 +288,6 @@ impl Userfaultfd {
         PageNum(((address - self.arena.as_ptr() as usize) >> PAGE_SHIFT) as u64)
     }
 
-    /// Pages of the arena.
     #[must_use]
     pub const fn arena_pages(&self) -> usize {
         self.arena_pages

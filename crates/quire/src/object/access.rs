@@ -5,12 +5,12 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use super::pages::is_absent;
 use super::requests::IoBuffer;
 use super::window::View;
-use super::{Object, ObjectId, Objects};
+use super::{ObjectId, Objects, VmObject};
 use crate::mmu::object::ObjectMmu;
 use crate::page::{Flags, Interrupted, Kill, State};
 use crate::reclaim::Room;
 use crate::scratch::Scratch;
-use crate::space::AddressSpace;
+use crate::space::VmSpace;
 use crate::space::vma::{Kind, Pattern, Vma};
 use crate::sys::{Errno, monotonic_ns};
 use crate::units::{ObjectPage, ObjectRange, PAGE_SIZE, PageNum, PageRange};
@@ -48,7 +48,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// comes before it has been.
     pub fn read_at(
         &self,
-        object: &Object,
+        object: &VmObject,
         offset: u64,
         into: &mut [u8],
         scratch: &mut Scratch,
@@ -84,7 +84,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// space has no words left for pages of objects.
     pub(super) fn fetch(
         &self,
-        object: &Object,
+        object: &VmObject,
         page: ObjectPage,
         scratch: &mut Scratch,
         buffer: &mut IoBuffer,
@@ -179,7 +179,7 @@ impl<M: ObjectMmu> Objects<M> {
             let window = self.windows.lock(part.start);
             let object = self.object(ObjectId(vma.attributes.backing.object));
             let mut view = View { object, vma: &vma, window };
-            self.map_pages(&mut view, part, AddressSpace::<M>::NO_PAGE);
+            self.map_pages(&mut view, part, VmSpace::<M>::NO_PAGE);
             part.pages().filter(|&page| view.window.is_present(page)).count()
         };
         range.by_block().map(part_of).sum()
@@ -237,7 +237,7 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// The last read that failed: where, and why.
-    pub fn last_read_error(&self, object: &Object) -> Option<ReadError> {
+    pub fn last_read_error(&self, object: &VmObject) -> Option<ReadError> {
         let errno = object.read_error.load(Ordering::Acquire);
         let offset = ObjectPage(object.read_error_page.load(Ordering::Relaxed)).offset();
         (errno != 0).then(|| ReadError { offset, errno: Errno::from_raw_os_error(errno) })

@@ -3,7 +3,7 @@
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use super::{Object, ObjectId, Objects};
+use super::{ObjectId, Objects, VmObject};
 use crate::mmu::object::InspectObjects;
 use crate::page::{Flags, Snapshot, State};
 use crate::units::{ObjectPage, ObjectRange, PageNum};
@@ -38,7 +38,7 @@ impl<M: InspectObjects> Objects<M> {
         }
     }
 
-    fn check_object(&self, id: ObjectId, object: &Object, all: &mut Held) {
+    fn check_object(&self, id: ObjectId, object: &VmObject, all: &mut Held) {
         let (mut cached_of_all, mut dirty_of_all) = (0, 0);
         for pages in ObjectRange::new(ObjectPage(0), object.pages_max).by_block() {
             let first = pages.start;
@@ -65,7 +65,7 @@ impl<M: InspectObjects> Objects<M> {
         assert_eq!(object.writeback.load(Ordering::Relaxed), 0, "pages of {id:?} under way");
     }
 
-    fn check_page(&self, id: ObjectId, object: &Object, page: ObjectPage) -> Snapshot {
+    fn check_page(&self, id: ObjectId, object: &VmObject, page: ObjectPage) -> Snapshot {
         let word = self.snapshot(object, page);
         let is_settled = !word.is_locked() && !word.has(Flags::WRITEBACK);
         assert!(is_settled, "{page:?} of {id:?} is under way: {word:?}");

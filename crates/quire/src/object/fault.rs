@@ -6,7 +6,7 @@ use super::pages::{Locked, is_absent};
 use super::read_in_place::InPlace;
 use super::swapin::AtOnce;
 use super::window::{Mapped, View};
-use super::{Object, ObjectId, Objects};
+use super::{ObjectId, Objects, VmObject};
 use crate::control::{Event, FaultKind, Tracepoint};
 use crate::failpoint::{self, Failpoint};
 use crate::fault::Outcome;
@@ -26,7 +26,6 @@ use crate::units::{ObjectPage, ObjectRange, PageNum, PageRange};
 /// A fault, as it is seen under its window's lock.
 #[derive(Clone, Copy)]
 pub(super) struct Fault {
-    /// The page of the object.
     pub at: ObjectPage,
     /// The page of the arena.
     pub page: PageNum,
@@ -323,7 +322,7 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// Makes a locked, cached page dirty.
-    pub(super) fn mark_dirty(&self, object: &Object, at: ObjectPage, locked: &mut Locked<'_, M>) {
+    pub(super) fn mark_dirty(&self, object: &VmObject, at: ObjectPage, locked: &mut Locked<'_, M>) {
         if object.is_memory {
             self.space.dirty_cached(locked);
         } else if !locked.has(Flags::DIRTY) {

@@ -5,7 +5,7 @@
 
 use super::pages::Locked;
 use super::window::View;
-use super::{Object, Objects};
+use super::{Objects, VmObject};
 use crate::control::Event;
 use crate::fault::order::Guess;
 use crate::mmu::object::ObjectMmu;
@@ -33,7 +33,7 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// Locks a page that can be mapped at once.
-    pub(super) fn lock_mappable(&self, object: &Object, at: ObjectPage) -> Option<Locked<'_, M>> {
+    pub(super) fn lock_mappable(&self, object: &VmObject, at: ObjectPage) -> Option<Locked<'_, M>> {
         if at.index() >= object.pages_max {
             return None;
         }

@@ -1,6 +1,6 @@
 //! Mappings of objects come and go.
 
-use super::i_mmap::Mapping;
+use super::i_mmap::ObjectMapping;
 use super::{FaultAround, ObjectId, Objects};
 use crate::mmu::Prot;
 use crate::mmu::object::ObjectMmu;
@@ -12,7 +12,6 @@ use crate::units::{ObjectRange, PageNum, PageRange};
 /// How an object is mapped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MapRequest {
-    /// The object's pages.
     pub pages: ObjectRange,
     /// Rights.
     pub prot: Prot,
@@ -43,7 +42,7 @@ impl<M: ObjectMmu> Objects<M> {
         // A fault that came before the mapping is in the tree would map in a window that no walk finds;
         // but no thread knows the address before this returns.
         let made = made.and_then(|()| {
-            let mapping = Mapping { pages, arena_start: range.start, id: mapping };
+            let mapping = ObjectMapping { pages, arena_start: range.start, id: mapping };
             object.i_mmap.i_mmap_lock_write(&self.i_mmaps).insert(mapping).map(drop)
         });
         if let Err(error) = made {

@@ -13,7 +13,7 @@ use core::sync::atomic::Ordering;
 
 use super::pages::Locked;
 use super::rmap::Wait;
-use super::{Object, Objects};
+use super::{Objects, VmObject};
 use crate::mmu::object::ObjectMmu;
 use crate::page::{Flags, State};
 use crate::sys::Errno;
@@ -26,7 +26,7 @@ impl<M: ObjectMmu> Objects<M> {
     ///
     /// # Errors
     /// The kernel's, where the memory cannot be given up; nothing has changed then.
-    pub fn memory_failure(&self, object: &Object, page: ObjectPage) -> Result<bool, Errno> {
+    pub fn memory_failure(&self, object: &VmObject, page: ObjectPage) -> Result<bool, Errno> {
         if page.index() >= object.pages() || !self.use_words(object, page) {
             return Ok(false);
         }
@@ -65,7 +65,7 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// Gives poisoned pages up: what the store has is read at the next access. Returns how many.
     /// Those that are pinned stay as they are: the pin promised the page that is gone.
-    pub fn unpoison(&self, object: &Object, pages: ObjectRange) -> usize {
+    pub fn unpoison(&self, object: &VmObject, pages: ObjectRange) -> usize {
         let mut count = 0;
         for page in pages.intersect(object.range()).pages() {
             if self.snapshot(object, page).state() != State::Poisoned {
@@ -85,7 +85,12 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// Gives a locked, poisoned page up, and unlocks it.
-    pub(super) fn unpoison_locked(&self, object: &Object, page: ObjectPage, locked: Locked<'_, M>) {
+    pub(super) fn unpoison_locked(
+        &self,
+        object: &VmObject,
+        page: ObjectPage,
+        locked: Locked<'_, M>,
+    ) {
         // The marks of all mappings.
         self.for_each_mapping(object, ObjectRange::new(page, 1), Wait::Yes, |window, part| {
             debug_assert!(window.present_of(part).is_none(), "a poisoned page is mapped nowhere");

@@ -7,7 +7,7 @@
 use super::pages::is_absent;
 use super::requests::IoBuffer;
 use super::rmap::Wait;
-use super::{Object, Objects};
+use super::{Objects, VmObject};
 use crate::budget::Purpose;
 use crate::control::Event;
 use crate::mmu::object::ObjectMmu;
@@ -29,7 +29,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// Gives every cached page of an object new memory.
     pub fn migrate(
         &self,
-        object: &Object,
+        object: &VmObject,
         scratch: &mut Scratch,
         buffer: &mut IoBuffer,
     ) -> Migrated {
@@ -55,7 +55,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// Goes over the pages of one block, in runs that can be moved together.
     fn migrate_block(
         &self,
-        object: &Object,
+        object: &VmObject,
         block: ObjectRange,
         moved: &mut Migrated,
         buffer: &mut IoBuffer,
@@ -79,7 +79,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// Moves a run of locked, cached pages of one block, and unlocks them as they were.
     fn migrate_run(
         &self,
-        object: &Object,
+        object: &VmObject,
         run: ObjectRange,
         moved: &mut Migrated,
         buffer: &mut IoBuffer,

@@ -122,7 +122,7 @@ pub use self::writeback::FlushError;
 use crate::fault::fault_list::FaultList;
 use crate::fault::order::Streams;
 use crate::mmu::object::{Memfd, ObjectMmu};
-use crate::space::AddressSpace;
+use crate::space::VmSpace;
 use crate::sys::Errno;
 use crate::sys::memory::Table;
 use crate::sys::mutex::Mutex;
@@ -183,8 +183,7 @@ pub trait BackingStore: Sync {
     }
 }
 
-/// An object.
-pub struct Object {
+pub struct VmObject {
     /// By 512 pages: the block of the table of pages that has their words, plus one; 0 is none yet.
     blocks: Table<AtomicU32>,
     /// Longest that it can become, in pages.
@@ -228,12 +227,11 @@ pub struct Object {
     /// Pages that are pinned, and those that are pinned for write.
     pinned: AtomicUsize,
     pinned_writable: AtomicUsize,
-    /// The last error of a read.
     read_error: AtomicI32,
     read_error_page: AtomicU64,
 }
 
-impl Object {
+impl VmObject {
     /// Bytes.
     pub fn len(&self) -> u64 {
         // Acquire pairs with the release of a change: a thread that sees a longer object sees a
@@ -251,7 +249,6 @@ impl Object {
         self.len().div_ceil(PAGE_SIZE as u64) as usize
     }
 
-    /// Pages in its cache.
     pub fn cached_pages(&self) -> usize {
         self.cached.load(Ordering::Relaxed)
     }
@@ -281,11 +278,11 @@ pub enum FaultAround {
 
 /// An address space that can map objects, and the objects.
 pub struct Objects<M: ObjectMmu> {
-    pub space: AddressSpace<M>,
+    pub space: VmSpace<M>,
     /// What the reverse maps of all objects share.
     pub i_mmaps: IMmaps,
     /// By number; null is a free place.
-    slots: Table<AtomicPtr<Object>>,
+    slots: Table<AtomicPtr<VmObject>>,
     /// One past the highest slot that was ever used.
     slots_used: AtomicUsize,
     /// Serialises opening and closing against reclaim's and write-back's round.
@@ -327,7 +324,7 @@ impl<M: ObjectMmu> Objects<M> {
     ///
     /// # Errors
     /// `NOMEM`.
-    pub fn new(mut space: AddressSpace<M>) -> Result<Objects<M>, Errno> {
+    pub fn new(mut space: VmSpace<M>) -> Result<Objects<M>, Errno> {
         space.reserve_beyond(OBJECT_PAGES_MAX)?;
         let arena_pages = space.arena().len();
         Ok(Objects {

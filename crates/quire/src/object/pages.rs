@@ -9,21 +9,20 @@
 
 use core::sync::atomic::Ordering;
 
-use super::{Object, Objects};
+use super::{Objects, VmObject};
 use crate::mmu::object::ObjectMmu;
 use crate::page::{Block, Interrupted, Kill, LockedPage, Snapshot, State, Stored};
-use crate::space::AddressSpace;
+use crate::space::VmSpace;
 use crate::units::{BLOCK_ORDER, BLOCK_PAGES, ObjectPage, ObjectRange, PageNum, PageRange};
 
-/// A locked page.
-pub(super) type Locked<'a, M> = LockedPage<'a, AddressSpace<M>>;
+pub(super) type Locked<'a, M> = LockedPage<'a, VmSpace<M>>;
 
 /// Whether a page is not in the cache, and can be read into it.
 pub(super) const fn is_absent(word: Snapshot) -> bool {
     matches!(word.state(), State::None | State::Same | State::Pool | State::File)
 }
 
-impl Object {
+impl VmObject {
     /// The block of the table that has a page's word.
     fn words_of(&self, page: ObjectPage) -> Option<PageRange> {
         // SeqCst: who shortens the object has noted its new length before, and whoever takes a
@@ -57,7 +56,7 @@ impl Object {
 impl<M: ObjectMmu> Objects<M> {
     /// Takes and charges the words of a page's block before they are used; `false` where there is no
     /// memory.
-    pub(super) fn use_words(&self, object: &Object, page: ObjectPage) -> bool {
+    pub(super) fn use_words(&self, object: &VmObject, page: ObjectPage) -> bool {
         if object.has_words(page) {
             return true;
         }
@@ -73,7 +72,7 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// Gives back the words of an object that nobody uses any more, and all that it has in swap.
-    pub(super) fn release_words(&self, object: &Object) {
+    pub(super) fn release_words(&self, object: &VmObject) {
         for number in object.blocks.iter() {
             // Acquire: what other users did comes before.
             if let Some(block) = number.load(Ordering::Acquire).checked_sub(1) {
@@ -84,20 +83,20 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// What a page's word says just now.
-    pub fn snapshot(&self, object: &Object, page: ObjectPage) -> Snapshot {
+    pub fn snapshot(&self, object: &VmObject, page: ObjectPage) -> Snapshot {
         let none = Stored::Nothing.content();
         object.find_number(page).map_or(none, |number| self.space.snapshot(number))
     }
 
     /// Locks a page whose block has words, sleeping where it must.
-    pub(super) fn lock(&self, object: &Object, page: ObjectPage) -> Locked<'_, M> {
+    pub(super) fn lock(&self, object: &VmObject, page: ObjectPage) -> Locked<'_, M> {
         self.space.lock_page(object.number(page))
     }
 
     /// The same, until `kill` ends it.
     pub(super) fn lock_killable(
         &self,
-        object: &Object,
+        object: &VmObject,
         page: ObjectPage,
         kill: Kill<'_>,
     ) -> Result<Locked<'_, M>, Interrupted> {
@@ -107,7 +106,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// Locks a page if it is free, and as it should be; one whose block has no words is not free.
     pub(super) fn try_lock_if(
         &self,
-        object: &Object,
+        object: &VmObject,
         page: ObjectPage,
         is_wanted: impl FnMut(Snapshot) -> bool,
     ) -> Option<Locked<'_, M>> {
@@ -117,7 +116,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// Does the same, and leaves it locked; `false`: it is not locked by this.
     pub(super) fn try_lock_and_leave(
         &self,
-        object: &Object,
+        object: &VmObject,
         page: ObjectPage,
         is_wanted: impl FnMut(Snapshot) -> bool,
     ) -> bool {
@@ -125,26 +124,26 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// Takes over the lock of a page that was left locked.
-    pub(super) fn adopt(&self, object: &Object, page: ObjectPage) -> Locked<'_, M> {
+    pub(super) fn adopt(&self, object: &VmObject, page: ObjectPage) -> Locked<'_, M> {
         self.space.adopt_page(object.number(page))
     }
 
     /// Unlocks pages that were left locked, unchanged.
-    pub(super) fn unlock_pages(&self, object: &Object, pages: ObjectRange) {
+    pub(super) fn unlock_pages(&self, object: &VmObject, pages: ObjectRange) {
         pages.pages().for_each(|page| self.adopt(object, page).unlock());
     }
 
     /// What is known of the 512 pages around a page; `None` where they have no words.
-    pub(super) fn find_block(&self, object: &Object, page: ObjectPage) -> Option<&Block> {
+    pub(super) fn find_block(&self, object: &VmObject, page: ObjectPage) -> Option<&Block> {
         Some(self.space.block(object.find_number(page)?))
     }
 
-    pub(super) fn block(&self, object: &Object, page: ObjectPage) -> &Block {
+    pub(super) fn block(&self, object: &VmObject, page: ObjectPage) -> &Block {
         self.space.block(object.number(page))
     }
 
     /// Counts pages of one block that have come into the cache.
-    pub(super) fn count_cached(&self, object: &Object, page: ObjectPage, pages: usize) {
+    pub(super) fn count_cached(&self, object: &VmObject, page: ObjectPage, pages: usize) {
         // Relaxed, here and below: they tell reclaim and write-back where to look.
         self.block(object, page).mapped.fetch_add(pages as u32, Ordering::Relaxed);
         object.cached.fetch_add(pages, Ordering::Relaxed);
@@ -152,20 +151,20 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// The same for pages that have left it.
-    pub(super) fn count_uncached(&self, object: &Object, page: ObjectPage, pages: usize) {
+    pub(super) fn count_uncached(&self, object: &VmObject, page: ObjectPage, pages: usize) {
         self.block(object, page).mapped.fetch_sub(pages as u32, Ordering::Relaxed);
         object.cached.fetch_sub(pages, Ordering::Relaxed);
         self.cached.fetch_sub(pages, Ordering::Relaxed);
     }
 
     /// Counts a page that has become dirty.
-    pub(super) fn count_dirtied(&self, object: &Object, page: ObjectPage) {
+    pub(super) fn count_dirtied(&self, object: &VmObject, page: ObjectPage) {
         self.block(object, page).dirty.fetch_add(1, Ordering::Relaxed);
         object.dirty.fetch_add(1, Ordering::Relaxed);
     }
 
     /// The same for one that is dirty no more.
-    pub(super) fn count_cleaned(&self, object: &Object, page: ObjectPage) {
+    pub(super) fn count_cleaned(&self, object: &VmObject, page: ObjectPage) {
         self.block(object, page).dirty.fetch_sub(1, Ordering::Relaxed);
         object.dirty.fetch_sub(1, Ordering::Relaxed);
     }

@@ -36,7 +36,7 @@ use super::ReadError;
 use super::pages::Locked;
 use super::requests::IoBuffer;
 use super::window::{Mapped, View};
-use super::{Object, ObjectId, Objects};
+use super::{ObjectId, Objects, VmObject};
 use crate::mmu::object::ObjectMmu;
 use crate::mmu::{Protection, Refusal};
 use crate::page::{Flags, Kill, State};
@@ -157,7 +157,7 @@ impl Pins {
     }
 }
 
-impl Object {
+impl VmObject {
     fn pins(&self, page: ObjectPage) -> Count<'_> {
         Count(&self.pins[page.index()])
     }
@@ -239,7 +239,7 @@ impl<M: ObjectMmu> Objects<M> {
 
     fn pin_page(
         &self,
-        object: &Object,
+        object: &VmObject,
         at: ObjectPage,
         what: PinFor,
         scratch: &mut Scratch,
@@ -268,7 +268,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// Pins a locked, cached page.
     fn pin_locked(
         &self,
-        object: &Object,
+        object: &VmObject,
         at: ObjectPage,
         locked: &mut Locked<'_, M>,
         what: PinFor,
@@ -306,7 +306,7 @@ impl<M: ObjectMmu> Objects<M> {
         }
     }
 
-    fn unpin_page(&self, object: &Object, at: ObjectPage, what: PinFor) {
+    fn unpin_page(&self, object: &VmObject, at: ObjectPage, what: PinFor) {
         let locked = self.lock(object, at);
         let count = object.pins(at);
         count.sub(what);
@@ -327,7 +327,7 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// An object goes, with pins that were never let go.
-    pub(super) fn forget_pins(&self, object: &Object) {
+    pub(super) fn forget_pins(&self, object: &VmObject) {
         self.pins.give_back(object.pinned.load(Ordering::Relaxed));
         let writable = object.pinned_writable.load(Ordering::Relaxed);
         self.pins.writable.fetch_sub(writable, Ordering::Relaxed);
@@ -337,7 +337,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// mappings of the process are moved: it is asked again then, until `kill` ends it.
     fn map_pinned(
         &self,
-        object: &Object,
+        object: &VmObject,
         vma: &Vma,
         page: PageNum,
         what: PinFor,
@@ -371,7 +371,7 @@ impl<M: ObjectMmu> Objects<M> {
 }
 
 #[cfg(feature = "simulated")]
-impl Object {
+impl VmObject {
     /// Says where what a page's word says of its pins is wrong (O6). For tests.
     pub(super) fn check_pins(&self, page: ObjectPage, word: crate::page::Snapshot) {
         let count = self.pins(page);

@@ -16,7 +16,7 @@
 
 use super::pages::{Locked, is_absent};
 use super::requests::{Asker, IoBuffer};
-use super::{Object, ObjectId, Objects};
+use super::{ObjectId, Objects, VmObject};
 use crate::control::{Event, Tracepoint};
 use crate::fault::private::Unfilled;
 use crate::fault::speculative::{Doubt, Way};
@@ -47,7 +47,6 @@ enum PrivateLook {
 
 /// Where copies pass through.
 struct CopyBuffers<'a> {
-    /// The object's bytes.
     bytes: &'a mut [PageBytes; STAGING_PAGES],
     staging: &'a mut Staging,
 }
@@ -190,7 +189,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// fault on `locked`, in the arena, is answered by the thread that reads.
     fn begin_private_read(
         &self,
-        object: &Object,
+        object: &VmObject,
         locked: Locked<'_, M>,
         access: Access,
         vma: &Vma,
@@ -260,7 +259,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// `false`: there was no memory, and the fault is not answered.
     fn copy_around(
         &self,
-        object: &Object,
+        object: &VmObject,
         fault: Unfilled<'_>,
         around: PageRange,
         buffers: CopyBuffers<'_>,
@@ -298,7 +297,7 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// Locks a page of an object if it is cached and not locked; leaves it locked.
-    fn lock_cached(&self, object: &Object, at: ObjectPage) -> bool {
+    fn lock_cached(&self, object: &VmObject, at: ObjectPage) -> bool {
         self.try_lock_and_leave(object, at, |word| word.state() == State::Cached)
     }
 }

@@ -1,7 +1,7 @@
 //! What is asked of private mappings beside accesses, by threads of the program, which may wait.
 
 use super::requests::IoBuffer;
-use super::{Object, ObjectId, Objects, ReadError};
+use super::{ObjectId, Objects, ReadError, VmObject};
 use crate::fault::Outcome;
 use crate::mmu::object::ObjectMmu;
 use crate::mmu::{Access, FrameId};
@@ -25,7 +25,7 @@ enum OwnBytes {
 
 impl<M: ObjectMmu> Objects<M> {
     /// Where the pages of a private mapping that the caller keeps come from.
-    pub(super) fn private_object(&self, page: PageNum) -> Option<(Backing, &Object)> {
+    pub(super) fn private_object(&self, page: PageNum) -> Option<(Backing, &VmObject)> {
         let backing = self.vma_of_kind(page, Kind::Private)?.attributes.backing;
         Some((backing, self.object(ObjectId(backing.object))))
     }

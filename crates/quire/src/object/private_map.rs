@@ -2,7 +2,7 @@
 
 use core::sync::atomic::Ordering;
 
-use super::{MapRequest, Object, ObjectId, Objects};
+use super::{MapRequest, ObjectId, Objects, VmObject};
 use crate::mmu::object::ObjectMmu;
 use crate::space::vma::{Backing, Kind};
 use crate::sys::Errno;
@@ -43,7 +43,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// Pages of an object are others by now, because it has another length or bad ones were given
     /// up: of its private mappings what could not be had can be asked for again, and what was not
     /// written goes. Waits for the space's lock, with none in hand.
-    pub(super) fn follow_change(&self, object: &Object, changed: ObjectRange) {
+    pub(super) fn follow_change(&self, object: &VmObject, changed: ObjectRange) {
         // SeqCst: after the change of the length. Either the mapping is seen here, or its faults see the new length.
         if changed.is_empty() || object.privates.load(Ordering::SeqCst) == 0 {
             return;

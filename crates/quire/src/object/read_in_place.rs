@@ -10,7 +10,7 @@
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use super::requests::Asker;
-use super::{Object, ObjectId, Objects};
+use super::{ObjectId, Objects, VmObject};
 use crate::control::Event;
 use crate::fault::Outcome;
 use crate::mmu::object::ObjectMmu;
@@ -69,7 +69,7 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// Whether a read for a fault should be tried in place.
-    pub(super) fn may_read_in_place(&self, object: &Object, pages: ObjectRange) -> bool {
+    pub(super) fn may_read_in_place(&self, object: &VmObject, pages: ObjectRange) -> bool {
         // Relaxed: a choice that is made before there are objects.
         let may = self.space.mmu().is_inline() || self.buffers.by_handlers.load(Ordering::Relaxed);
         may && pages.len() <= PAGES_MAX && !object.is_memory && object.store.reads_in_place()
@@ -97,7 +97,7 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// Reads locked, charged pages into the cache and unlocks them; `false`: nothing has changed.
-    fn try_fill_in_place(&self, object: &Object, pages: ObjectRange) -> bool {
+    fn try_fill_in_place(&self, object: &VmObject, pages: ObjectRange) -> bool {
         // No other fault waits for a thread that serves itself.
         let turn = (!self.space.mmu().is_inline()).then(|| self.space.swap().take_turn());
         if matches!(turn, Some(None)) {

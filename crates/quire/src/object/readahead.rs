@@ -13,7 +13,7 @@ use super::read_in_place::InPlace;
 use super::requests::Asker;
 use super::strides::{Lookup, Touch, WINDOW_MAX};
 use super::window::View;
-use super::{Object, Objects};
+use super::{Objects, VmObject};
 use crate::budget::Purpose;
 use crate::control::Event;
 use crate::fault::Outcome;
@@ -71,7 +71,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// unlocks the rest. `None`: there is none, and all are unlocked.
     pub(super) fn charge_locked(
         &self,
-        object: &Object,
+        object: &VmObject,
         at: ObjectPage,
         mut pages: ObjectRange,
     ) -> Option<ObjectRange> {
@@ -95,7 +95,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// aligned 2^order pages; returns the run.
     pub(super) fn lock_around(
         &self,
-        object: &Object,
+        object: &VmObject,
         at: ObjectPage,
         order: u32,
         is_wanted: impl Fn(Snapshot) -> bool,
@@ -106,17 +106,17 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// Locks a page that is not cached, and leaves it locked.
-    pub(super) fn lock_absent(&self, object: &Object, page: ObjectPage) -> bool {
+    pub(super) fn lock_absent(&self, object: &VmObject, page: ObjectPage) -> bool {
         self.use_words(object, page) && self.try_lock_and_leave(object, page, is_absent)
     }
 
-    pub(super) fn guess_for(&self, object: &Object, at: ObjectPage, pattern: Pattern) -> Guess {
+    pub(super) fn guess_for(&self, object: &VmObject, at: ObjectPage, pattern: Pattern) -> Guess {
         // As for anonymous memory: several streams live side by side.
         let order_max = (self.space.budget().limit() / 32).max(1).ilog2();
         object.streams.guess(PageNum(at.0), false, pattern, order_max)
     }
 
-    pub(super) fn advance(&self, object: &Object, guess: Guess, pages: ObjectRange) {
+    pub(super) fn advance(&self, object: &VmObject, guess: Guess, pages: ObjectRange) {
         let pages = PageRange { start: PageNum(pages.start.0), end: PageNum(pages.end.0) };
         object.streams.advance(guess, pages);
     }
@@ -144,7 +144,7 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// Sends the reads of what a stream will want next to the pages that it has, where that is not
     /// cached yet and there is memory to spare.
-    pub(super) fn read_ahead(&self, object: &Object, guess: Guess, mut has: ObjectRange) {
+    pub(super) fn read_ahead(&self, object: &VmObject, guess: Guess, mut has: ObjectRange) {
         if guess.order < AHEAD_ORDER {
             return;
         }
@@ -162,7 +162,7 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// Locks what is absent of a folio, as far as that goes from where a stream comes to it first;
     /// nothing where there is no memory to spare.
-    fn lock_absent_from(&self, object: &Object, guess: Guess, folio: ObjectRange) -> ObjectRange {
+    fn lock_absent_from(&self, object: &VmObject, guess: Guess, folio: ObjectRange) -> ObjectRange {
         let first = if guess.is_down { ObjectPage(folio.end.0 - 1) } else { folio.start };
         let none = ObjectRange::new(if guess.is_down { folio.end } else { folio.start }, 0);
         let seen = self.snapshot(object, first);
@@ -176,7 +176,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// Sends the reads of what a strided stream will want next, if a fault is one's.
     fn read_stride_ahead(
         &self,
-        object: &Object,
+        object: &VmObject,
         at: ObjectPage,
         vma: &Vma,
         guess: Guess,
@@ -201,14 +201,14 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// Whether a fault is where a strided stream is expected. Nothing is mapped around it: the
     /// faults on what was read for it say how much of that is used.
-    pub(super) fn is_strided(&self, object: &Object, at: ObjectPage, vma: &Vma) -> bool {
+    pub(super) fn is_strided(&self, object: &VmObject, at: ObjectPage, vma: &Vma) -> bool {
         let touch = Touch { page: at, mapping: vma.attributes.backing.mapping };
         object.strides.expects(touch)
     }
 
     /// Charges and sends the read of locked pages that nothing waits for; `false` where that cannot
     /// be, and they are unlocked.
-    pub(super) fn send_read_ahead(&self, object: &Object, run: ObjectRange) -> bool {
+    pub(super) fn send_read_ahead(&self, object: &VmObject, run: ObjectRange) -> bool {
         if !self.space.budget().try_charge(run.len(), Purpose::Fault) {
             self.unlock_pages(object, run);
             return false;
@@ -233,7 +233,7 @@ fn grow(
 }
 
 /// The folio that comes next in a stream that has some pages.
-fn next_folio(object: &Object, guess: Guess, has: ObjectRange) -> Option<ObjectRange> {
+fn next_folio(object: &VmObject, guess: Guess, has: ObjectRange) -> Option<ObjectRange> {
     if guess.is_down {
         let start = has.start.0.saturating_sub(1 << guess.order);
         ObjectRange { start: ObjectPage(start), end: has.start }.by_block().last()

@@ -7,7 +7,7 @@
 use core::sync::atomic::Ordering;
 
 use super::rmap::Wait;
-use super::{Hand, Object, Objects};
+use super::{Hand, Objects, VmObject};
 use crate::mmu::object::ObjectMmu;
 use crate::page::{Block, Flags, Snapshot, State};
 use crate::reclaim::{Reclaimer, Shrinker};
@@ -84,9 +84,9 @@ impl<M: ObjectMmu> Objects<M> {
     pub(super) fn next_block(
         &self,
         hand: &mut Hand,
-        pages: impl Fn(&Object) -> usize,
+        pages: impl Fn(&VmObject) -> usize,
         count: impl Fn(&Block) -> u32,
-    ) -> Option<(&Object, usize, usize)> {
+    ) -> Option<(&VmObject, usize, usize)> {
         while hand.slot < self.slots_used.load(Ordering::Relaxed) {
             if let Some(object) = self.peek(hand.slot) {
                 for at in hand.block..pages(object).div_ceil(BLOCK_PAGES) {
@@ -106,7 +106,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// Goes over the cached pages of one block, in runs that share a fate.
     fn shrink_block(
         &self,
-        object: &Object,
+        object: &VmObject,
         pages: ObjectRange,
         who: Reclaimer,
         mut scratch: Option<&mut Scratch>,
@@ -134,7 +134,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// Says what is to become of a page, and keeps its lock; `None`: it stays, and is not locked.
     fn lock_victim(
         &self,
-        object: &Object,
+        object: &VmObject,
         page: ObjectPage,
         who: Reclaimer,
         can_store: bool,
@@ -161,7 +161,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// Has a run of locked pages of one block meet its fate, and unlocks it.
     fn end_run(
         &self,
-        object: &Object,
+        object: &VmObject,
         run: ObjectRange,
         fate: Option<CacheFate>,
         scratch: Option<&mut Scratch>,
@@ -179,7 +179,7 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// Drops what is cached of `pages`, but for what is dirty, pinned or busy; returns how many.
-    pub fn drop_cached(&self, object: &Object, pages: ObjectRange) -> usize {
+    pub fn drop_cached(&self, object: &VmObject, pages: ObjectRange) -> usize {
         let drop_page = |page| {
             let can_go = |word: Snapshot| is_idle(word) && !word.has(Flags::DIRTY);
             match self.try_lock_and_leave(object, page, can_go) {
@@ -192,7 +192,7 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// Drops locked, cached, clean pages of one block from every mapping and from the cache, and
     /// unlocks them; returns how many are dropped: all or none.
-    fn drop_locked(&self, object: &Object, run: ObjectRange, wait: Wait) -> usize {
+    fn drop_locked(&self, object: &VmObject, run: ObjectRange, wait: Wait) -> usize {
         if !self.try_to_forget(object, run, wait) || !self.try_to_punch(object, run) {
             self.unlock_pages(object, run);
             return 0;
@@ -211,7 +211,7 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// Takes locked pages of one block, which are mapped nowhere, out of the memfd and the account;
     /// `false` where they are there still.
-    pub(super) fn try_to_punch(&self, object: &Object, run: ObjectRange) -> bool {
+    pub(super) fn try_to_punch(&self, object: &VmObject, run: ObjectRange) -> bool {
         let is_gone = self.space.mmu().memfd_punch(object.memfd, run).is_ok();
         if is_gone {
             self.count_uncached(object, run.start, run.len());
@@ -221,7 +221,7 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// The object of a slot, while the registry is locked.
-    pub(super) fn peek(&self, slot: usize) -> Option<&Object> {
+    pub(super) fn peek(&self, slot: usize) -> Option<&VmObject> {
         let object = self.slots[slot].load(Ordering::Acquire);
         // SAFETY: only discarded under the registry's lock.
         unsafe { object.as_ref() }

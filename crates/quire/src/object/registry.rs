@@ -10,7 +10,7 @@ use super::i_mmap::IMmap;
 use super::requests::IoBuffer;
 use super::rmap::Wait;
 use super::strides::Strides;
-use super::{BackingStore, OBJECT_PAGES_MAX, Object, ObjectId, Objects, stall, sync};
+use super::{BackingStore, OBJECT_PAGES_MAX, ObjectId, Objects, VmObject, stall, sync};
 use crate::fault::order::Streams;
 use crate::mmu::object::ObjectMmu;
 use crate::sys::Errno;
@@ -48,7 +48,7 @@ impl<M: ObjectMmu> Objects<M> {
         let memfd = self.space.mmu().memfd_open()?;
         let pages = length.div_ceil(PAGE_SIZE as u64) as usize;
         let made = self.space.mmu().memfd_resize(memfd, pages).and_then(|()| {
-            Object::settle(Object {
+            VmObject::settle(VmObject {
                 blocks: Table::new(pages_max.div_ceil(BLOCK_PAGES).max(1))?,
                 pages_max: pages_max.max(1),
                 memfd,
@@ -84,7 +84,7 @@ impl<M: ObjectMmu> Objects<M> {
         let free = self.slots.iter().position(|slot| slot.load(Ordering::Relaxed).is_null());
         let Some(slot) = free else {
             // SAFETY: made above, and known to no other thread.
-            unsafe { Object::discard(object) };
+            unsafe { VmObject::discard(object) };
             self.space.mmu().memfd_close(memfd);
             return Err(Errno::NFILE);
         };
@@ -97,7 +97,7 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// The object of a number that the caller keeps in use.
-    pub fn object(&self, id: ObjectId) -> &Object {
+    pub fn object(&self, id: ObjectId) -> &VmObject {
         // Acquire pairs with the release in `open`.
         let object = self.slots[id.0 as usize].load(Ordering::Acquire);
         // SAFETY: in use, so that it is not discarded.
@@ -112,7 +112,7 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// Takes part in using an object that may be on its way out; `false`: it is. The caller holds
     /// the registry's lock, or the object could be gone.
-    pub(super) fn try_get(object: &Object) -> bool {
+    pub(super) fn try_get(object: &VmObject) -> bool {
         let more = |users: usize| (users > 0).then_some(users + 1);
         // Relaxed: the registry's lock orders it against the end.
         object.users.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
@@ -173,7 +173,7 @@ impl<M: ObjectMmu> Objects<M> {
         self.release_words(object);
         // SAFETY: nothing uses it any more: no mapping, no handle, nothing under way, and no round
         // over all objects finds it.
-        unsafe { Object::discard(gone) };
+        unsafe { VmObject::discard(gone) };
         // Without the registry's lock, for which handlers wait: what a store does at its end may
         // take long, or touch memory of ours.
         store.release();
@@ -182,11 +182,11 @@ impl<M: ObjectMmu> Objects<M> {
     }
 }
 
-impl Object {
+impl VmObject {
     /// Puts an object where it stays: nothing here allocates.
-    fn settle(object: Object) -> Result<NonNull<Object>, Errno> {
-        let bytes = size_of::<Object>().next_multiple_of(PAGE_SIZE);
-        let place = memory::reserve(bytes, InitialProt::ReadWrite)?.cast::<Object>();
+    fn settle(object: VmObject) -> Result<NonNull<VmObject>, Errno> {
+        let bytes = size_of::<VmObject>().next_multiple_of(PAGE_SIZE);
+        let place = memory::reserve(bytes, InitialProt::ReadWrite)?.cast::<VmObject>();
         // SAFETY: fresh memory, large and aligned enough.
         unsafe { place.write(object) };
         Ok(place)
@@ -196,8 +196,8 @@ impl Object {
     ///
     /// # Safety
     /// `settle` made it, and no reference to it is left.
-    unsafe fn discard(object: NonNull<Object>) {
-        let bytes = size_of::<Object>().next_multiple_of(PAGE_SIZE);
+    unsafe fn discard(object: NonNull<VmObject>) {
+        let bytes = size_of::<VmObject>().next_multiple_of(PAGE_SIZE);
         // SAFETY: the caller's promise.
         unsafe {
             core::ptr::drop_in_place(object.as_ptr());

@@ -5,8 +5,8 @@
 //! cache has the bytes, and faults map them anew. A private mapping's own pages are moved by the
 //! space, and the object's pages that it stands for are counted from its new place.
 
-use super::i_mmap::Mapping;
-use super::{FaultAround, MapRequest, Object, ObjectId, Objects};
+use super::i_mmap::ObjectMapping;
+use super::{FaultAround, MapRequest, ObjectId, Objects, VmObject};
 use crate::mmu::object::ObjectMmu;
 use crate::space::Layout;
 use crate::space::remap::Placement;
@@ -57,7 +57,7 @@ impl<M: ObjectMmu> Objects<M> {
     fn shrink_mapping(
         &self,
         layout: &mut Layout<'_>,
-        object: &Object,
+        object: &VmObject,
         range: PageRange,
         pages: usize,
     ) -> Result<(), Errno> {
@@ -67,7 +67,7 @@ impl<M: ObjectMmu> Objects<M> {
             return Ok(());
         };
         // The VMA first: a fault that holds a window's lock later sees that it is gone.
-        space.remove_vma(layout, tail)?;
+        space.vmas.remove(tail, &layout.locked)?;
         self.unmap_windows(tail);
         self.resize_mapping(object, range, vma.attributes.backing, pages);
         space.mmu().reserve_again(tail);
@@ -79,7 +79,7 @@ impl<M: ObjectMmu> Objects<M> {
     fn grow_mapping(
         &self,
         layout: &mut Layout<'_>,
-        object: &Object,
+        object: &VmObject,
         range: PageRange,
         pages: usize,
     ) -> Result<(), Errno> {
@@ -106,13 +106,13 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// Changes how many pages the reverse map has of the mapping at `range`.
-    fn resize_mapping(&self, object: &Object, range: PageRange, backing: Backing, pages: usize) {
+    fn resize_mapping(&self, object: &VmObject, range: PageRange, backing: Backing, pages: usize) {
         let mut tree = object.i_mmap.i_mmap_lock_write(&self.i_mmaps);
         let shown = backing.object_range(range);
         let found = tree.overlapping(shown).find(|(_, other)| other.id == backing.mapping);
         let resized = found.and_then(|(node, mapping)| {
             let pages = ObjectRange::new(mapping.pages.start, pages);
-            tree.change(node, Mapping { pages, ..mapping })
+            tree.change(node, ObjectMapping { pages, ..mapping })
         });
         debug_assert!(resized.is_some(), "every mapping is in its object's tree");
     }

@@ -8,7 +8,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::rmap::Wait;
 use super::window::{Mapped, View};
-use super::{Object, ObjectId, Objects};
+use super::{ObjectId, Objects, VmObject};
 use crate::control::{Event, FaultKind};
 use crate::fault::Outcome;
 use crate::fault::fault_list::{Answer, FaultList};
@@ -62,7 +62,6 @@ impl IoBuffer {
         self.kill
     }
 
-    /// Its first `pages` pages.
     pub(super) fn pages(&mut self, pages: usize) -> &mut [u8] {
         &mut self.bytes[..pages << PAGE_SHIFT]
     }
@@ -210,7 +209,7 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// Sends a request that keeps its object in use until it is done; `false` where the queue is
     /// full.
-    pub(super) fn request(&self, object: &Object, work: Work) -> bool {
+    pub(super) fn request(&self, object: &VmObject, work: Work) -> bool {
         let id = object.id;
         self.get(id);
         let is_sent = self.requests.push(id, work);
@@ -224,7 +223,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// and not locked any more then.
     pub(super) fn request_read(
         &self,
-        object: &Object,
+        object: &VmObject,
         pages: ObjectRange,
         asker: Option<Asker>,
     ) -> bool {
@@ -329,7 +328,7 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// What a fault asked for has been read, or cannot be: maps it and answers the fault. Returns
     /// whether it is mapped.
-    pub(super) fn answer_asker(&self, object: &Object, asker: &Asker, is_bad: bool) -> bool {
+    pub(super) fn answer_asker(&self, object: &VmObject, asker: &Asker, is_bad: bool) -> bool {
         let Asker { page, ref vma, around, access } = *asker;
         let mut view = View { object, vma, window: self.windows.lock(page) };
         if self.space.vmas.is_current(vma) {
@@ -356,7 +355,7 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// Poisons a page that could not be read, if that is still so: it may have been cut off, and must
     /// not be marked for when it is there again.
-    fn poison_unread(&self, object: &Object, at: ObjectPage, page: PageNum, window: &Mapped) {
+    fn poison_unread(&self, object: &VmObject, at: ObjectPage, page: PageNum, window: &Mapped) {
         // Where it is locked the fault is tried again.
         let bad = self.try_lock_if(object, at, |word| word.has(Flags::ERROR));
         if bad.is_some() && at.index() < object.pages() {
@@ -385,7 +384,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// the object.
     pub(super) fn fill_locked(
         &self,
-        object: &Object,
+        object: &VmObject,
         pages: ObjectRange,
         asked: Option<ObjectPage>,
         buffer: &mut IoBuffer,
@@ -420,7 +419,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// Reads a run; all of it is cached and unlocked then, or nothing has changed.
     pub(super) fn fill_run(
         &self,
-        object: &Object,
+        object: &VmObject,
         pages: ObjectRange,
         bytes: &mut [u8],
     ) -> Result<(), Errno> {
@@ -435,7 +434,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// Puts what was read of a run into the cache, and unlocks it; or nothing has changed.
     pub(super) fn enter_run(
         &self,
-        object: &Object,
+        object: &VmObject,
         pages: ObjectRange,
         bytes: &mut [u8],
     ) -> Result<(), Errno> {
@@ -471,7 +470,7 @@ impl<M: ObjectMmu> Objects<M> {
     }
 }
 
-impl Object {
+impl VmObject {
     pub(super) fn note_read_error(&self, page: ObjectPage, error: Errno) {
         self.read_error_page.store(page.0, Ordering::Relaxed);
         // Release publishes which.
@@ -480,7 +479,7 @@ impl Object {
 }
 
 /// What lies behind the object's end in its last page reads as zeros.
-fn zero_tail(object: &Object, pages: ObjectRange, bytes: &mut [u8]) {
+fn zero_tail(object: &VmObject, pages: ObjectRange, bytes: &mut [u8]) {
     let end = object.len().saturating_sub(pages.start.offset()) as usize;
     if let Some(tail) = bytes.get_mut(end..) {
         tail.fill(0);

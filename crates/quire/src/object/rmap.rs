@@ -1,7 +1,7 @@
 //! The reverse map: what is done to locked pages in every mapping of their object.
 
 use super::window::Mapped;
-use super::{Object, Objects};
+use super::{Objects, VmObject};
 use crate::mmu::Protection;
 use crate::mmu::object::ObjectMmu;
 use crate::units::{ObjectRange, PageRange};
@@ -15,7 +15,7 @@ pub(super) enum Wait {
 
 impl<M: ObjectMmu> Objects<M> {
     /// Unmaps locked pages everywhere; `false` where the lock was not to be had.
-    pub(super) fn try_to_unmap(&self, object: &Object, pages: ObjectRange, wait: Wait) -> bool {
+    pub(super) fn try_to_unmap(&self, object: &VmObject, pages: ObjectRange, wait: Wait) -> bool {
         self.for_each_mapping(object, pages, wait, |window, part| self.unmap_present(window, part))
     }
 
@@ -31,7 +31,7 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// Forgets where locked, clean pages are mapped: their memfd drops them, and the kernel unmaps
     /// them then. `false` where the lock was not to be had.
-    pub(super) fn try_to_forget(&self, object: &Object, pages: ObjectRange, wait: Wait) -> bool {
+    pub(super) fn try_to_forget(&self, object: &VmObject, pages: ObjectRange, wait: Wait) -> bool {
         self.for_each_mapping(object, pages, wait, |window, part| {
             debug_assert!(window.writable_of(part).is_none(), "a clean page is writable nowhere");
             if let Some(present) = window.present_of(part) {
@@ -42,7 +42,7 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// Makes the next write to locked pages fault, in every mapping; `false` where the lock was not
     /// to be had.
-    pub(super) fn try_to_protect(&self, object: &Object, pages: ObjectRange, wait: Wait) -> bool {
+    pub(super) fn try_to_protect(&self, object: &VmObject, pages: ObjectRange, wait: Wait) -> bool {
         self.for_each_mapping(object, pages, wait, |window, part| {
             if let Some(writable) = window.writable_of(part) {
                 let done = self.space.mmu().write_protect(writable, Protection::WriteProtected);
@@ -60,7 +60,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// the window is locked.
     pub(super) fn for_each_mapping(
         &self,
-        object: &Object,
+        object: &VmObject,
         pages: ObjectRange,
         wait: Wait,
         mut visit: impl FnMut(&mut Mapped, PageRange),

@@ -20,7 +20,7 @@
 //! arena. Where neither pool nor file has room, faults starve.
 
 use super::pages::Locked;
-use super::{Object, Objects};
+use super::{Objects, VmObject};
 use crate::control::Event;
 use crate::mmu::object::ObjectMmu;
 use crate::page::{Flags, Snapshot, State};
@@ -64,7 +64,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// `IO` where a page is lost.
     pub(super) fn load_locked_pages(
         &self,
-        object: &Object,
+        object: &VmObject,
         pages: ObjectRange,
         bytes: &mut [u8],
     ) -> Result<(), Errno> {

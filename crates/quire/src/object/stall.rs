@@ -14,7 +14,7 @@
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::window::View;
-use super::{Object, Objects};
+use super::{Objects, VmObject};
 use crate::mmu::object::ObjectMmu;
 use crate::space::vma::Kind;
 use crate::sys::monotonic_ns;
@@ -77,7 +77,7 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// A writer is to wait; says whether it has been long enough.
-    pub(super) fn is_stalled(&self, object: &Object) -> bool {
+    pub(super) fn is_stalled(&self, object: &VmObject) -> bool {
         let stall = &object.stall;
         let now = monotonic_ns();
         let first = stall.since_ns.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed);

@@ -6,7 +6,7 @@
 
 use super::pages::Locked;
 use super::window::View;
-use super::{Object, Objects};
+use super::{Objects, VmObject};
 use crate::mmu::object::ObjectMmu;
 use crate::page::{Snapshot, State};
 use crate::units::{
@@ -31,7 +31,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// 2^order pages around it.
     pub(super) fn fill_at_once<'a>(
         &'a self,
-        object: &Object,
+        object: &VmObject,
         at: ObjectPage,
         page: Locked<'a, M>,
         order: u32,
@@ -69,7 +69,7 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// Zeros for locked, charged pages; returns how many are cached.
-    fn fill_zeros(&self, object: &Object, pages: ObjectRange) -> usize {
+    fn fill_zeros(&self, object: &VmObject, pages: ObjectRange) -> usize {
         let zeros = self.space.zeros();
         let bytes = &zeros[..(pages.len() << PAGE_SHIFT).min(zeros.len())];
         if pages.is_empty()
@@ -89,7 +89,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// Unpacks locked, charged pages as far as it can; returns how many are cached. Never inlined:
     /// a page on the stack is too much for the signal handlers that get past without it.
     #[inline(never)]
-    fn unpack(&self, object: &Object, at: ObjectPage, pages: ObjectRange) -> usize {
+    fn unpack(&self, object: &VmObject, at: ObjectPage, pages: ObjectRange) -> usize {
         let mut bytes = [0u8; PAGE_SIZE];
         let mut filled = 0;
         for number in pages.pages() {

@@ -3,7 +3,7 @@
 //! Never sleeps: page locks are held by reclaim already.
 
 use super::pages::Locked;
-use super::{Object, Objects};
+use super::{Objects, VmObject};
 use crate::control::Event;
 use crate::mmu::object::ObjectMmu;
 use crate::page::{Flags, Stored};
@@ -17,7 +17,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// and unlocks them; returns how many went. What cannot go stays cached.
     pub(super) fn store_run(
         &self,
-        object: &Object,
+        object: &VmObject,
         run: ObjectRange,
         scratch: &mut Scratch,
     ) -> usize {
@@ -45,7 +45,7 @@ impl<M: ObjectMmu> Objects<M> {
     #[inline(never)]
     fn store_page(
         &self,
-        object: &Object,
+        object: &VmObject,
         at: ObjectPage,
         page: &mut Locked<'_, M>,
         scratch: &mut Scratch,
@@ -73,7 +73,7 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// Drops locked pages that were put into swap from the cache, and unlocks them.
-    fn drop_stored(&self, object: &Object, run: ObjectRange) -> usize {
+    fn drop_stored(&self, object: &VmObject, run: ObjectRange) -> usize {
         if run.is_empty() {
             return 0;
         }

@@ -20,7 +20,7 @@
 use core::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
 use super::writeback::FlushError;
-use super::{Object, Objects};
+use super::{Objects, VmObject};
 use crate::mmu::object::ObjectMmu;
 use crate::page::{Flags, Snapshot, State};
 use crate::sys::Errno;
@@ -31,7 +31,6 @@ use crate::units::{ObjectPage, ObjectRange};
 /// What a store has made durable.
 pub(super) struct Synced {
     turn: Mutex<rank::SyncTurn, ()>,
-    /// The number of the next sync.
     next: AtomicU32,
     /// The last that succeeded.
     last: AtomicU32,
@@ -91,7 +90,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// written since the last good one is dirty again, or the object says so for ever.
     pub(super) fn sync_store(
         &self,
-        object: &Object,
+        object: &VmObject,
         at: ObjectPage,
         seen: &mut u32,
     ) -> Result<(), FlushError> {
@@ -123,7 +122,7 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// Makes dirty whatever was written since the last good sync, or is being written.
-    fn make_dirty_again(&self, object: &Object) {
+    fn make_dirty_again(&self, object: &VmObject) {
         let is_doubtful = |word: Snapshot| {
             let is_written = object.synced.is_newer(word.payload()) || word.has(Flags::WRITEBACK);
             word.state() == State::Cached && is_written && !word.has(Flags::DIRTY)

@@ -11,7 +11,7 @@ use core::sync::atomic::Ordering;
 
 use super::pages::Locked;
 use super::rmap::Wait;
-use super::{Object, Objects};
+use super::{Objects, VmObject};
 use crate::budget::Purpose;
 use crate::mmu::object::ObjectMmu;
 use crate::page::{Condition, Flags, Interrupted, Kill, State};
@@ -27,7 +27,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// `FBIG` beyond what the object was opened for, `BUSY` where a page that would go, or be cut
     /// into, is pinned, or the store's. The object is as it was then,
     /// with every byte that was written to it.
-    pub fn set_len(&self, object: &Object, bytes: u64) -> Result<(), Errno> {
+    pub fn set_len(&self, object: &VmObject, bytes: u64) -> Result<(), Errno> {
         let _resize = object.resize.lock();
         check_length(object, bytes)?;
         let before = object.len();
@@ -45,7 +45,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// `FBIG`, `BUSY` as for [`Self::set_len`], `NOMEM` where there is no memory for the word of the
     /// last page, the store's, and the kernel's: an object that was to become longer, or has pinned
     /// pages, is as it was then.
-    pub fn follow_len(&self, object: &Object, bytes: u64) -> Result<(), Errno> {
+    pub fn follow_len(&self, object: &VmObject, bytes: u64) -> Result<(), Errno> {
         let _resize = object.resize.lock();
         check_length(object, bytes)?;
         if bytes < object.len() {
@@ -58,7 +58,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// Makes the object shorter; `cut_store` has its store become so.
     fn cut(
         &self,
-        object: &Object,
+        object: &VmObject,
         bytes: u64,
         cut_store: impl FnOnce() -> Result<(), Errno>,
     ) -> Result<(), Errno> {
@@ -76,7 +76,7 @@ impl<M: ObjectMmu> Objects<M> {
     ///
     /// Bytes and length change under that page's lock: or it could be read once more with zeros
     /// there, or be written back with them, as soon as the length lets them pass.
-    fn lengthen_over(&self, object: &Object, bytes: u64) -> Result<(), Errno> {
+    fn lengthen_over(&self, object: &VmObject, bytes: u64) -> Result<(), Errno> {
         let before = object.len();
         let tail = (before % PAGE_SIZE as u64) as usize;
         if tail == 0 || bytes == before {
@@ -101,14 +101,14 @@ impl<M: ObjectMmu> Objects<M> {
         grown.map(|grown| self.follow_change(object, grown))
     }
 
-    fn lengthen(&self, object: &Object, bytes: u64) -> Result<(), Errno> {
+    fn lengthen(&self, object: &VmObject, bytes: u64) -> Result<(), Errno> {
         let grown = self.grow(object, bytes)?;
         self.follow_change(object, grown);
         Ok(())
     }
 
     /// Makes the memfd and the object longer; returns the pages that have come.
-    fn grow(&self, object: &Object, bytes: u64) -> Result<ObjectRange, Errno> {
+    fn grow(&self, object: &VmObject, bytes: u64) -> Result<ObjectRange, Errno> {
         let pages = bytes.div_ceil(PAGE_SIZE as u64) as usize;
         self.space.mmu().memfd_resize(object.memfd, pages)?;
         let before = object.pages();
@@ -122,7 +122,7 @@ impl<M: ObjectMmu> Objects<M> {
     ///
     /// # Errors
     /// `BUSY` where a page of it is pinned.
-    fn begin_cut(&self, object: &Object, bytes: u64) -> Result<(), Errno> {
+    fn begin_cut(&self, object: &VmObject, bytes: u64) -> Result<(), Errno> {
         let first = ObjectPage(bytes / PAGE_SIZE as u64);
         object.cuts.fetch_add(1, Ordering::Relaxed);
         // SeqCst: before the page locks below; write-back looks at it with the pages locked.
@@ -142,7 +142,11 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// Waits, until `kill` ends it, while the store is being asked to become shorter. The caller holds
     /// no page lock.
-    pub(super) fn wait_for_cut(&self, object: &Object, kill: Kill<'_>) -> Result<(), Interrupted> {
+    pub(super) fn wait_for_cut(
+        &self,
+        object: &VmObject,
+        kill: Kill<'_>,
+    ) -> Result<(), Interrupted> {
         loop {
             // Acquire pairs with the release in `cut`: a thread that goes on sees no cut.
             let cuts = object.cuts.load(Ordering::Acquire);
@@ -156,7 +160,7 @@ impl<M: ObjectMmu> Objects<M> {
         }
     }
 
-    fn shorten(&self, object: &Object, bytes: u64) -> Result<(), Errno> {
+    fn shorten(&self, object: &VmObject, bytes: u64) -> Result<(), Errno> {
         let old = object.range();
         // SeqCst: before the page locks below; a fault takes one and looks at the length then.
         object.length.store(bytes, Ordering::SeqCst);
@@ -170,7 +174,7 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// Drops a page behind the end, dirty or not, and whatever is under way for it.
-    fn drop_page(&self, object: &Object, at: ObjectPage) {
+    fn drop_page(&self, object: &VmObject, at: ObjectPage) {
         let page = self.lock_settled(object, at);
         if page.state() == State::Cached {
             let one = ObjectRange::new(at, 1);
@@ -190,7 +194,7 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// Locks a page that is not under way to the store: such a write would come after the store
     /// was cut, and make it longer again. What is written back later finds the new length.
-    pub(super) fn lock_settled(&self, object: &Object, at: ObjectPage) -> Locked<'_, M> {
+    pub(super) fn lock_settled(&self, object: &VmObject, at: ObjectPage) -> Locked<'_, M> {
         loop {
             let page = self.lock(object, at);
             // Of a memory object it is under way to swap, which goes by what the page is then.
@@ -207,7 +211,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// swap has other bytes.
     fn zero_tail_of_memory(
         &self,
-        object: &Object,
+        object: &VmObject,
         at: ObjectPage,
         tail: usize,
     ) -> Result<(), Errno> {
@@ -249,13 +253,13 @@ impl<M: ObjectMmu> Objects<M> {
         Ok(())
     }
 
-    fn zero_cached(&self, object: &Object, at: ObjectPage, tail: usize) -> Result<(), Errno> {
+    fn zero_cached(&self, object: &VmObject, at: ObjectPage, tail: usize) -> Result<(), Errno> {
         let zeros = &[0u8; PAGE_SIZE][tail..];
         self.space.mmu().memfd_write(object.memfd, at.offset() + tail as u64, zeros)
     }
 
     /// What lies behind byte `bytes` in its page reads as zeros from now on.
-    fn zero_behind(&self, object: &Object, bytes: u64) -> Result<(), Errno> {
+    fn zero_behind(&self, object: &VmObject, bytes: u64) -> Result<(), Errno> {
         let tail = (bytes % PAGE_SIZE as u64) as usize;
         if tail == 0 {
             return Ok(());
@@ -274,7 +278,7 @@ impl<M: ObjectMmu> Objects<M> {
     }
 }
 
-fn check_length(object: &Object, bytes: u64) -> Result<(), Errno> {
+fn check_length(object: &VmObject, bytes: u64) -> Result<(), Errno> {
     let fits = bytes.div_ceil(PAGE_SIZE as u64) <= object.pages_max as u64;
     fits.then_some(()).ok_or(Errno::FBIG)
 }

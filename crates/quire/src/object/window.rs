@@ -4,7 +4,7 @@
 //! the call that maps has returned, so that nothing lands in a mapping that was made in between;
 //! a change of the layout bumps the VMA's count first and takes this lock afterwards.
 
-use super::Object;
+use super::VmObject;
 use crate::mmu::Protection;
 use crate::space::vma::Vma;
 use crate::sys::Errno;
@@ -97,7 +97,7 @@ impl Mapped {
 
 /// A mapping of an object in one of its windows, whose lock is held.
 pub struct View<'a> {
-    pub object: &'a Object,
+    pub object: &'a VmObject,
     pub vma: &'a Vma,
     pub window: MutexGuard<'a, rank::Window, Mapped>,
 }

@@ -16,7 +16,7 @@ use core::sync::atomic::Ordering;
 use super::reclaim::block_range;
 use super::requests::{IoBuffer, Work};
 use super::rmap::Wait;
-use super::{Object, Objects};
+use super::{Objects, VmObject};
 use crate::control::Event;
 use crate::fault::Outcome;
 use crate::mmu::object::ObjectMmu;
@@ -61,7 +61,7 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// The same of this object. Never where nothing is written back.
-    pub(super) fn must_clean_first(&self, object: &Object) -> bool {
+    pub(super) fn must_clean_first(&self, object: &VmObject) -> bool {
         !object.is_memory && self.is_too_dirty()
     }
 
@@ -115,11 +115,11 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// The next block that has dirty pages, and how many, from where the hand is; `None` once it
     /// has come to the last object's end. The caller has a use of the object then.
-    fn next_dirty(&self) -> Option<(&Object, usize, usize)> {
+    fn next_dirty(&self) -> Option<(&VmObject, usize, usize)> {
         let mut hands = self.registry.lock();
         let dirty = |block: &Block| block.dirty.load(Ordering::Relaxed);
         loop {
-            let next = self.next_block(&mut hands.write_back, Object::pages, dirty)?;
+            let next = self.next_block(&mut hands.write_back, VmObject::pages, dirty)?;
             // An object on its way out is written by its last user.
             if Objects::<M>::try_get(next.0) {
                 return Some(next);
@@ -131,7 +131,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// that the barrier holds back.
     pub(super) fn write_back_runs(
         &self,
-        object: &Object,
+        object: &VmObject,
         pages: ObjectRange,
         wait: Wait,
         buffer: &mut IoBuffer,
@@ -150,7 +150,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// Does so with what is dirty of a part of a block.
     fn write_back_part(
         &self,
-        object: &Object,
+        object: &VmObject,
         part: ObjectRange,
         wait: Wait,
         buffer: &mut IoBuffer,
@@ -202,7 +202,7 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// Locks the first page of `within` and those behind it, as long as they are dirty, not under
     /// way, and alike pinned for write or not; what is pinned so only for a caller that may wait.
-    fn lock_dirty_run(&self, object: &Object, within: ObjectRange, wait: Wait) -> ObjectRange {
+    fn lock_dirty_run(&self, object: &VmObject, within: ObjectRange, wait: Wait) -> ObjectRange {
         let first = within.start;
         let mut run = ObjectRange { start: first, end: first };
         while run.end < within.end && run.len() < BLOCK_PAGES {
@@ -244,7 +244,7 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// Unlocks what the store may lose just now of a run of locked pages; `None` is all of it.
-    fn keep_before_cut(&self, object: &Object, run: ObjectRange) -> Option<ObjectRange> {
+    fn keep_before_cut(&self, object: &VmObject, run: ObjectRange) -> Option<ObjectRange> {
         // SeqCst: under the page locks; a truncation takes each of them after it has set the cut.
         let cut = ObjectPage(object.cut.load(Ordering::SeqCst)).max(run.start).min(run.end);
         self.unlock_pages(object, ObjectRange { start: cut, end: run.end });
@@ -253,7 +253,7 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// Writes a run of locked, protected, dirty pages back, and unlocks them. An error of the store
     /// is noted in the object.
-    fn write_back_locked(&self, object: &Object, run: ObjectRange, buffer: &mut IoBuffer) {
+    fn write_back_locked(&self, object: &VmObject, run: ObjectRange, buffer: &mut IoBuffer) {
         let length = object.len().saturating_sub(run.start.offset());
         if length == 0 {
             // Behind the end: its truncation is under way, which drops the pages.
@@ -296,7 +296,7 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// The write of a page is done; says whether the page is dirty by it, as it was before.
-    fn end_page_writeback(&self, object: &Object, page: ObjectPage, is_written: bool) -> bool {
+    fn end_page_writeback(&self, object: &VmObject, page: ObjectPage, is_written: bool) -> bool {
         let mut locked = self.lock(object, page);
         let is_cached = locked.state() == State::Cached;
         if is_written && is_cached {
@@ -346,7 +346,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// written since the last good one is dirty again.
     pub fn flush(
         &self,
-        object: &Object,
+        object: &VmObject,
         pages: ObjectRange,
         is_durable: bool,
         seen: &mut u32,
@@ -378,7 +378,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// The last write error, where it was not told yet to the flusher that has been told `seen`.
     pub(super) fn tell_write_error(
         &self,
-        object: &Object,
+        object: &VmObject,
         seen: &mut u32,
     ) -> Result<(), FlushError> {
         let errors = object.write_errors.load(Ordering::Acquire);
@@ -392,12 +392,12 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// What a new flusher has been told: everything before it.
-    pub fn errors_seen(&self, object: &Object) -> u32 {
+    pub fn errors_seen(&self, object: &VmObject) -> u32 {
         object.write_errors.load(Ordering::Acquire)
     }
 }
 
-impl Object {
+impl VmObject {
     pub(super) fn note_write_error(&self, page: ObjectPage, error: Errno) {
         self.write_error_page.store(page.0, Ordering::Relaxed);
         self.write_error.store(error.raw_os_error(), Ordering::Relaxed);

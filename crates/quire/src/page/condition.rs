@@ -14,7 +14,6 @@ impl Condition {
     /// The lock is not held.
     pub const UNLOCKED: Condition = Condition { mask: LOCKED, value: 0 };
 
-    /// All of `flags` are set.
     #[must_use]
     pub const fn set(flags: Flags) -> Condition {
         Condition { mask: flags.0, value: flags.0 }

@@ -9,9 +9,7 @@ use core::mem::ManuallyDrop;
 use super::{Flags, PageWord, Snapshot, State, Stored};
 use crate::units::{BLOCK_PAGES, PageNum, PageRange};
 
-/// Where pages are locked by number.
 pub trait PageLocks {
-    /// A page's word.
     fn word(&self, page: PageNum) -> &PageWord;
     /// Unlocks a page, unchanged, and wakes and answers what waited for that.
     fn unlock_unchanged(&self, page: PageNum);
@@ -46,7 +44,6 @@ impl<'a, L: PageLocks> LockedPage<'a, L> {
     #[inline]
     pub fn unlock(self) {}
 
-    /// Which page it is.
     #[inline]
     pub fn page(&self) -> PageNum {
         self.page
@@ -110,7 +107,6 @@ pub struct LockedRange<'a, L: PageLocks> {
 }
 
 impl<'a, L: PageLocks> LockedRange<'a, L> {
-    /// Of one page.
     #[inline]
     pub fn of(page: LockedPage<'a, L>) -> Self {
         let LockedPage { locks, page: number, content } = *ManuallyDrop::new(page);
@@ -134,7 +130,6 @@ impl<'a, L: PageLocks> LockedRange<'a, L> {
         ManuallyDrop::new(self).range
     }
 
-    /// The pages that are locked.
     #[inline]
     pub fn range(&self) -> PageRange {
         self.range

@@ -39,7 +39,6 @@ impl<A: Word> KillToken<A> {
         parking.wake(&raw const self.0);
     }
 
-    /// Whether it was cancelled.
     pub fn is_cancelled(&self) -> bool {
         // Acquire pairs with cancel's release.
         self.0.load(Ordering::Acquire) as u32 != KillToken::<A>::LIVE

@@ -85,13 +85,11 @@ impl Pages {
         })
     }
 
-    /// Pages of the arena.
     #[inline]
     pub fn arena(&self) -> PageRange {
         PageRange::new(PageNum(0), self.arena_pages)
     }
 
-    /// A page's word.
     #[inline]
     pub fn word(&self, page: PageNum) -> &PageWord {
         &self.words[page.index()]
@@ -102,13 +100,11 @@ impl Pages {
         self.words.get(page.index())
     }
 
-    /// A page's block.
     #[inline]
     pub fn block(&self, page: PageNum) -> &Block {
         &self.blocks[page.block()]
     }
 
-    /// The pages of a block, by its number.
     pub fn block_range(&self, block: usize) -> PageRange {
         PageRange::new(PageNum((block << BLOCK_ORDER) as u64), BLOCK_PAGES)
     }

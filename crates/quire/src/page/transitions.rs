@@ -208,13 +208,11 @@ impl<L: PageLocks> LockedPage<'_, L> {
         self.become_unlocked(|old| old.without(Flags::DIRTY).with(Flags::WRITE_PROTECTED));
     }
 
-    /// Sets flags.
     #[inline]
     pub fn set_flags(self, flags: Flags) {
         self.become_unlocked(|old| old.with(flags));
     }
 
-    /// Clears flags.
     #[inline]
     pub fn clear_flags(self, flags: Flags) {
         self.become_unlocked(|old| old.without(flags));
@@ -275,27 +273,22 @@ impl<L: PageLocks> LockedPage<'_, L> {
         self.become_locked(|old| old.with_payload(sync));
     }
 
-    /// As [`Self::set_flags`].
     pub fn set_flags_locked(&mut self, flags: Flags) {
         self.become_locked(|old| old.with(flags));
     }
 
-    /// As [`Self::clear_flags`].
     pub fn clear_flags_locked(&mut self, flags: Flags) {
         self.become_locked(|old| old.without(flags));
     }
 
-    /// As [`Self::end_clean`].
     pub fn end_clean_locked(&mut self) {
         self.become_locked(|old| old.without_kept());
     }
 
-    /// As [`Self::rename`].
     pub fn rename_locked(&mut self, number: u32) {
         self.become_locked(|old| old.without(Flags::WRITEBACK).with_payload(number));
     }
 
-    /// As [`Self::drop_content`].
     pub fn drop_content_locked(&mut self) {
         self.become_locked(|_| Stored::Nothing.content());
     }

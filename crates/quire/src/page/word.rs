@@ -86,7 +86,6 @@ impl State {
 pub struct Flags(pub(super) u64);
 
 impl Flags {
-    /// No flag.
     pub const EMPTY: Flags = Flags(0);
     /// A fault asked for this very page since reclaim last looked.
     pub const ACCESSED: Flags = Flags(1 << 7);
@@ -260,11 +259,8 @@ impl core::fmt::Debug for Snapshot {
 
 /// The atomic under a word, and under what a waiter sleeps on: a real one, or loom's.
 pub trait Word {
-    /// A word with this value.
     fn new(value: u64) -> Self;
-    /// A load.
     fn load(&self, order: Ordering) -> u64;
-    /// A store.
     fn store(&self, value: u64, order: Ordering);
     /// A weak compare-and-swap.
     ///
@@ -297,7 +293,6 @@ impl Word for AtomicU64 {
     }
 }
 
-/// A page's word.
 #[repr(transparent)]
 pub struct PageWord<A = AtomicU64>(pub A);
 

@@ -68,7 +68,6 @@ pub struct ForkGuard {
     layout: Layout<'static>,
     /// Pages that are charged for the child.
     charged: usize,
-    /// The fork's number.
     number: u32,
     signals: SignalsBlocked,
 }

@@ -27,7 +27,7 @@ use self::threads::{EngineThreads, Handlers};
 pub use self::threads::{HANDLERS_AUTO_MAX, HANDLERS_MAX};
 use crate::budget::Budget;
 use crate::mmu::userfaultfd::Userfaultfd;
-use crate::space::AddressSpace;
+use crate::space::VmSpace;
 use crate::swap::Swap;
 use crate::sys::Errno;
 use crate::sys::thread::{self, SignalsBlocked};
@@ -43,7 +43,7 @@ const ARENA_BYTES_MIN: usize = 256 << 20;
 
 /// The engine of this process.
 pub struct Process {
-    pub(crate) space: AddressSpace<Userfaultfd>,
+    pub(crate) space: VmSpace<Userfaultfd>,
     gate: Gate,
     threads: EngineThreads,
     address_limit: AddressLimit,
@@ -119,7 +119,7 @@ fn try_start() -> Result<Option<&'static Process>, StartError> {
     let handlers = Handlers::new(budget.control(), cpus);
     swap.set_turns(handlers.turns());
     let process = Process {
-        space: AddressSpace::new(mmu, budget, swap, pages, frames)
+        space: VmSpace::new(mmu, budget, swap, pages, frames)
             .map_err(failed("reserve the page tables"))?,
         gate: Gate::default(),
         threads: EngineThreads::new(handlers, has_file)

@@ -16,7 +16,7 @@ use crate::control::Event;
 use crate::mmu::{Mmu, Protection, Sharer};
 use crate::page::{Flags, LockedPage, Stored};
 use crate::scratch::Scratch;
-use crate::space::AddressSpace;
+use crate::space::VmSpace;
 use crate::units::{BLOCK_PAGES, PAGE_SIZE, PageNum, PageRange};
 
 /// Pages that are stored before the first of them is dropped: for so many the reserve has memory.
@@ -33,7 +33,7 @@ pub(super) enum Sharers {
     Unknown,
 }
 
-impl<M: Mmu> AddressSpace<M> {
+impl<M: Mmu> VmSpace<M> {
     /// Which processes have the first page of `rest`, which the kernel does not move, and those behind it that are
     /// alike; up to the batch's next hole.
     pub(super) fn sharing(&self, rest: PageRange, batch: &UnmapBatch) -> Sharers {

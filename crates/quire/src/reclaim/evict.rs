@@ -15,7 +15,7 @@ use crate::control::Event;
 use crate::mmu::{FrameRun, Holes, Mmu, Refusal};
 use crate::page::{Flags, LockedPage, LockedRange, PageLocks, Snapshot, State, Stored};
 use crate::scratch::Scratch;
-use crate::space::AddressSpace;
+use crate::space::VmSpace;
 use crate::space::vma::Vma;
 use crate::sys::monotonic_ns;
 use crate::units::{BLOCK_ORDER, BLOCK_PAGES, PageNum, PageRange};
@@ -112,7 +112,7 @@ impl Runs {
     }
 }
 
-impl<M: Mmu> AddressSpace<M> {
+impl<M: Mmu> VmSpace<M> {
     /// Evicts what can go from the pages of one block.
     pub fn evict_range(&self, range: PageRange, who: Reclaimer, scratch: &mut Scratch) -> Evicted {
         let mut evicted = Evicted::default();

@@ -7,10 +7,10 @@ use super::{Balance, OomWait, Reclaimer, Shrinker};
 use crate::budget::{ASK_AFTER_NS, Donor, For, Need};
 use crate::mmu::Mmu;
 use crate::scratch::Scratch;
-use crate::space::AddressSpace;
+use crate::space::VmSpace;
 use crate::sys::monotonic_ns;
 
-impl<M: Mmu> AddressSpace<M> {
+impl<M: Mmu> VmSpace<M> {
     /// One step of the background thread of a member that is not alone.
     pub(super) fn balance_in_tree(&self, caches: &impl Shrinker, scratch: &mut Scratch) -> Balance {
         self.budget.show_life();

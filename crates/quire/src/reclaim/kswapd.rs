@@ -7,7 +7,7 @@ use super::shrinker::{Pool, Shrinker};
 use crate::control::{OUT_OF_MEMORY_UNANSWERING_SHIFT, Obituary};
 use crate::mmu::Mmu;
 use crate::scratch::Scratch;
-use crate::space::AddressSpace;
+use crate::space::VmSpace;
 use crate::swap::file::SwapSegments;
 use crate::units::BLOCK_PAGES;
 
@@ -71,7 +71,7 @@ pub struct Kswapd {
 
 impl Kswapd {
     /// Before a step: what is asked for from now on ends the sleep after it.
-    pub fn begin<M: Mmu>(&mut self, space: &AddressSpace<M>) {
+    pub fn begin<M: Mmu>(&mut self, space: &VmSpace<M>) {
         self.calls_seen = space.budget().calls();
         space.set_kswapd_awake(true);
     }
@@ -86,7 +86,7 @@ impl Kswapd {
     }
 
     /// Sleeps after a step, until memory is called for: where enough is free for `idle_ms` at most.
-    pub fn sleep<M: Mmu>(&self, space: &AddressSpace<M>, balance: Balance, idle_ms: Option<u64>) {
+    pub fn sleep<M: Mmu>(&self, space: &VmSpace<M>, balance: Balance, idle_ms: Option<u64>) {
         let timeout_ms = match balance {
             Balance::Progress => return,
             Balance::Enough => {
@@ -100,7 +100,7 @@ impl Kswapd {
     }
 }
 
-impl<M: Mmu> AddressSpace<M> {
+impl<M: Mmu> VmSpace<M> {
     /// One step of the background thread.
     pub fn balance(&self, caches: &impl Shrinker, scratch: &mut Scratch) -> Balance {
         // Before anything is looked for: it costs no fault.

@@ -41,7 +41,7 @@ use crate::control::Event;
 use crate::mmu::{FrameRun, Mmu};
 use crate::page::{Flags, Snapshot};
 use crate::scratch::Scratch;
-use crate::space::AddressSpace;
+use crate::space::VmSpace;
 use crate::units::BLOCK_PAGES;
 
 /// Pages that a fault reclaims by itself at a time, at least and at most.
@@ -96,7 +96,7 @@ pub(crate) enum Room {
     Charge,
 }
 
-impl<M: Mmu> AddressSpace<M> {
+impl<M: Mmu> VmSpace<M> {
     /// Free pages below which the background thread works, up to the high watermark.
     pub(crate) fn low_watermark(&self) -> usize {
         (self.budget.limit() / 32).max(32)

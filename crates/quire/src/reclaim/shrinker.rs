@@ -8,7 +8,7 @@
 use super::Reclaimer;
 use crate::mmu::Mmu;
 use crate::scratch::Scratch;
-use crate::space::AddressSpace;
+use crate::space::VmSpace;
 
 /// Something that holds pages and can free some.
 pub trait Shrinker {
@@ -61,12 +61,12 @@ impl Shrinker for NoCaches {
 
 /// The arena, with limbo: all that is charged and is in no cache.
 pub(super) struct Arena<'a, M: Mmu> {
-    space: &'a AddressSpace<M>,
+    space: &'a VmSpace<M>,
     held: usize,
 }
 
 impl<'a, M: Mmu> Arena<'a, M> {
-    pub(super) fn beside(space: &'a AddressSpace<M>, caches: &impl Shrinker) -> Arena<'a, M> {
+    pub(super) fn beside(space: &'a VmSpace<M>, caches: &impl Shrinker) -> Arena<'a, M> {
         let held = space.budget().held().saturating_sub(caches.count());
         Arena { space, held }
     }
@@ -83,7 +83,7 @@ impl<M: Mmu> Shrinker for Arena<'_, M> {
 }
 
 /// The compressed pool; the background thread alone scans it.
-pub(crate) struct Pool<'a, M: Mmu>(pub &'a AddressSpace<M>);
+pub(crate) struct Pool<'a, M: Mmu>(pub &'a VmSpace<M>);
 
 impl<M: Mmu> Shrinker for Pool<'_, M> {
     /// What the tree's pools have more than their share of the budget, and this one more than it

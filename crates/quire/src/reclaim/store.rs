@@ -5,7 +5,7 @@ use crate::frames::QueueEnd;
 use crate::mmu::{FrameId, FrameRun, Mmu};
 use crate::page::{Flags, State, Stored};
 use crate::scratch::Scratch;
-use crate::space::AddressSpace;
+use crate::space::VmSpace;
 use crate::swap::blob;
 use crate::swap::compress::{Compressed, PageBytes, page_hash};
 use crate::sys::monotonic_ns;
@@ -23,7 +23,7 @@ pub(crate) enum Unstored {
     NoRoom,
 }
 
-impl<M: Mmu> AddressSpace<M> {
+impl<M: Mmu> VmSpace<M> {
     /// Empties limbo from its old end until `target` frames are free; returns how many are.
     pub(crate) fn shrink_limbo(&self, target: usize, scratch: &mut Scratch) -> usize {
         let freed = self.shrink_queued(target, scratch);

@@ -13,7 +13,7 @@ use core::sync::atomic::Ordering;
 use crate::control::{Event, SEGMENT_BYTES};
 use crate::mmu::Mmu;
 use crate::page::{Flags, PageWord, Snapshot, State, Stored};
-use crate::space::AddressSpace;
+use crate::space::VmSpace;
 use crate::swap::Writing;
 use crate::swap::file::{SegmentPurpose, SwapSegments, segment_blobs};
 use crate::swap::io::Job;
@@ -32,7 +32,7 @@ fn names_location(word: Snapshot, location: u32) -> bool {
     word.stored() == Some(Stored::File(location))
 }
 
-impl<M: Mmu> AddressSpace<M> {
+impl<M: Mmu> VmSpace<M> {
     /// Writes one segment of packed pages; returns how many pages it moved.
     pub(crate) fn write_back(&self) -> usize {
         let Some((file, mut writing)) = self.swap.writing() else { return 0 };

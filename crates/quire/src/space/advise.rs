@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering;
 
 use super::vma::{Attributes, Kind, Pattern};
-use super::{AddressSpace, Layout};
+use super::{Layout, VmSpace};
 use crate::mmu::Mmu;
 use crate::page::{Flags, State};
 use crate::reclaim::Reclaimer;
@@ -31,7 +31,7 @@ pub enum Advice {
     DontFork(bool),
 }
 
-impl<M: Mmu> AddressSpace<M> {
+impl<M: Mmu> VmSpace<M> {
     /// Takes advice on a range.
     ///
     /// # Errors

@@ -1,7 +1,7 @@
 //! The space's invariants, as code. For tests; the letters are those of ARCHITECTURE.md.
 //!
-//! [`AddressSpace::check_page`] holds at any moment for a page whose lock is free;
-//! [`AddressSpace::check`] for the whole space while no thread is in it.
+//! [`VmSpace::check_page`] holds at any moment for a page whose lock is free;
+//! [`VmSpace::check`] for the whole space while no thread is in it.
 //!
 //! # What makes them true
 //!
@@ -25,7 +25,7 @@
 use core::sync::atomic::Ordering;
 use std::collections::BTreeSet;
 
-use super::AddressSpace;
+use super::VmSpace;
 use super::vma::Kind;
 use crate::mmu::{FrameId, Inspect, Prot};
 use crate::page::{Flags, State};
@@ -52,7 +52,7 @@ impl Census {
     }
 }
 
-impl<M: Inspect> AddressSpace<M> {
+impl<M: Inspect> VmSpace<M> {
     /// I1: an unlocked page's word says what is mapped.
     ///
     /// # Panics
@@ -100,7 +100,7 @@ impl<M: Inspect> AddressSpace<M> {
         );
         assert_eq!(member.wanted_pages.load(Ordering::Relaxed) as usize, found.wanted, "wanted");
         assert_eq!(self.swap.kept_copies(), found.copies, "kept copies");
-        // I7: every packed page is named by one word or frame.
+        // I4: every packed page is named by one word or frame.
         assert_eq!(self.swap.zpool.blobs(), found.handles.len(), "packed pages without an owner");
         self.check_rights();
     }

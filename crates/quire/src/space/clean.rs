@@ -11,12 +11,12 @@
 //! that is read alone from the swap file does not keep its place there, and a swap file that is full gets back
 //! the places of pages that are in memory.
 
-use super::AddressSpace;
+use super::VmSpace;
 use crate::mmu::{Mmu, Protection};
 use crate::page::{Flags, LockedPage, LockedRange, Snapshot, State, Stored};
 use crate::units::{BLOCK_PAGES, PageRange};
 
-impl<M: Mmu> AddressSpace<M> {
+impl<M: Mmu> VmSpace<M> {
     /// Lets go of what a locked page has in store, and not in memory.
     pub(crate) fn free_stored(&self, stored: Stored) {
         match stored {

@@ -11,7 +11,7 @@
 //! |---|---|---|---|
 //! | VMA | the program's | of no rights, and no neighbour's like | none |
 //! | a fault | served | unanswered until the end | outside of all VMAs |
-//! | a call that names the range | goes on | waits ([`AddressSpace::lock_over`]) | goes on |
+//! | a call that names the range | goes on | waits ([`VmSpace::lock_over`]) | goes on |
 //! | a search for room, reclaim, a read of the swap file | | passes it by | |
 //!
 //! A call that names no range, but finds VMAs by itself, waits for all that are dying; so does a fork,
@@ -31,7 +31,7 @@
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use super::vma::{Attributes, Backing, Kind};
-use super::{AddressSpace, Layout};
+use super::{Layout, VmSpace};
 use crate::control::Event;
 use crate::failpoint::{self, Failpoint};
 use crate::fault::Outcome;
@@ -92,7 +92,7 @@ impl Dying {
     }
 }
 
-impl<M: Mmu> AddressSpace<M> {
+impl<M: Mmu> VmSpace<M> {
     /// Takes the space's lock, to change the layout of ranges, none of which is dying then.
     pub fn lock_over(&self, ranges: &[PageRange]) -> Layout<'_> {
         let mut layout = self.lock();

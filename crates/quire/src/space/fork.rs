@@ -7,7 +7,7 @@
 
 use core::sync::atomic::Ordering;
 
-use super::{AddressSpace, Layout};
+use super::{Layout, VmSpace};
 use crate::budget::{For, Need, Purpose};
 use crate::control::Event;
 use crate::frames::QueueEnd;
@@ -28,7 +28,7 @@ const WANTED: u32 = 2;
 /// Nothing gave it room for too long.
 const HOPELESS: u32 = 3;
 
-impl<M: Mmu> AddressSpace<M> {
+impl<M: Mmu> VmSpace<M> {
     /// From now on until [`Self::end_fork_demand`] faults that need memory wait: threads that go
     /// on writing would take every page that is freed for the fork.
     pub fn begin_fork_demand(&self, _: &Layout<'_>) {

@@ -82,7 +82,7 @@ impl Drop for AfterUnlock<'_> {
 /// The space's lock, held to change the layout, with the working memory for that.
 pub struct Layout<'a> {
     pub(crate) scratch: MutexGuard<'a, rank::Layout, Scratch>,
-    pub(super) locked: SpaceLocked,
+    pub(crate) locked: SpaceLocked,
     lock: &'a LayoutLock,
     after: AfterUnlock<'a>,
 }

@@ -3,12 +3,12 @@
 use core::sync::atomic::Ordering;
 
 use super::vma::{Attributes, Kind};
-use super::{AddressSpace, Layout};
+use super::{Layout, VmSpace};
 use crate::mmu::{Mmu, Prot};
 use crate::sys::Errno;
 use crate::units::{BLOCK_PAGES, PageNum, PageRange};
 
-impl<M: Mmu> AddressSpace<M> {
+impl<M: Mmu> VmSpace<M> {
     /// Maps `pages` pages of zeros with rights `prot` where there is room, at `hint` if it is
     /// free.
     ///

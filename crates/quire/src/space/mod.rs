@@ -95,7 +95,7 @@ use crate::sys::{Errno, memory::Table};
 use crate::units::{PageNum, PageRange};
 
 /// All that Quire manages in one process.
-pub struct AddressSpace<M: Mmu> {
+pub struct VmSpace<M: Mmu> {
     pub(crate) mmu: M,
     pub(crate) budget: Budget,
     /// The words of its pages, and of what is swapped but is no page of the arena.
@@ -134,7 +134,7 @@ pub struct AddressSpace<M: Mmu> {
     dying: Dying,
 }
 
-impl<M: Mmu> AddressSpace<M> {
+impl<M: Mmu> VmSpace<M> {
     /// Pages that are there and are to be charged, counted one by one: mapped, frames, slabs, words.
     #[cfg(feature = "failpoints")]
     pub(crate) fn pages_there(&self) -> usize {
@@ -160,8 +160,8 @@ impl<M: Mmu> AddressSpace<M> {
         swap: Swap,
         pages: usize,
         frames: usize,
-    ) -> Result<AddressSpace<M>, Errno> {
-        Ok(AddressSpace {
+    ) -> Result<VmSpace<M>, Errno> {
+        Ok(VmSpace {
             mmu,
             pages: Pages::new(pages, 0)?,
             vmas: VmaIndex::new()?,
@@ -246,7 +246,6 @@ impl<M: Mmu> AddressSpace<M> {
         self.vmas.next_from(page, &layout.locked)
     }
 
-    /// The VMAs that have pages of a range.
     pub(crate) fn vmas_in(
         &self,
         layout: &Layout<'_>,
@@ -267,7 +266,6 @@ impl<M: Mmu> AddressSpace<M> {
         self.vmas_in(layout, range).next().is_some()
     }
 
-    /// Whether a foreign mapping is in a range.
     pub fn has_foreign(&self, layout: &Layout<'_>, range: PageRange) -> bool {
         self.vmas_in(layout, range).any(|vma| vma.attributes.kind == vma::Kind::Foreign)
     }
@@ -430,7 +428,7 @@ impl<M: Mmu> AddressSpace<M> {
     }
 }
 
-impl<M: Mmu> Unlocked for AddressSpace<M> {
+impl<M: Mmu> Unlocked for VmSpace<M> {
     fn after_unlock(&self) {
         self.seal_strays();
     }

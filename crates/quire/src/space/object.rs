@@ -1,7 +1,7 @@
 //! What objects need of the address space: words for their pages, and what their mappings need.
 
 use super::vma::Attributes;
-use super::{AddressSpace, Layout};
+use super::{Layout, VmSpace};
 use crate::budget::Purpose;
 use crate::mmu::Mmu;
 use crate::page::Pages;
@@ -11,7 +11,7 @@ use crate::units::{BLOCK_PAGES, ObjectPage, PageNum, PageRange};
 /// Fewest pages of objects that words are reserved for: 4 GiB.
 const PAGES_BEYOND_MIN: usize = 1 << 20;
 
-impl<M: Mmu> AddressSpace<M> {
+impl<M: Mmu> VmSpace<M> {
     /// Makes room for the words of so many pages of objects, of a space that was not used yet; of
     /// fewer where address space is short.
     pub(crate) fn reserve_beyond(&mut self, pages: usize) -> Result<(), Errno> {
@@ -63,7 +63,7 @@ impl<M: Mmu> AddressSpace<M> {
     }
 }
 
-impl<M: Mmu> AddressSpace<M> {
+impl<M: Mmu> VmSpace<M> {
     /// Finds room for pages of an object from `first` on: so that blocks of the object lie in
     /// blocks of the arena, where there is one whole.
     pub(crate) fn find_room_like(
@@ -94,19 +94,7 @@ impl<M: Mmu> AddressSpace<M> {
         Ok(())
     }
 
-    /// Takes `range` out of its VMAs, splitting those that reach over its ends.
-    ///
-    /// # Errors
-    /// `NOMEM` where a split finds the table full; nothing has changed then.
-    pub(crate) fn remove_vma(
-        &self,
-        layout: &mut Layout<'_>,
-        range: PageRange,
-    ) -> Result<(), Errno> {
-        self.vmas.remove(range, &layout.locked)
-    }
-
-    /// The same where no VMA reaches over the ends: that needs no room.
+    /// Takes `range` out of the VMAs, none of which reaches over its ends: that needs no room.
     pub(crate) fn remove_whole_vmas(&self, layout: &mut Layout<'_>, range: PageRange) {
         let removed = self.vmas.remove(range, &layout.locked);
         debug_assert!(removed.is_ok(), "a whole VMA goes without a split");

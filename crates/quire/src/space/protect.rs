@@ -1,13 +1,13 @@
 //! protect: other rights for a range.
 
 use super::vma::Attributes;
-use super::{AddressSpace, Layout};
+use super::{Layout, VmSpace};
 use crate::mmu::{Mmu, Prot};
 use crate::page::{Flags, LockedRange, State};
 use crate::sys::Errno;
 use crate::units::PageRange;
 
-impl<M: Mmu> AddressSpace<M> {
+impl<M: Mmu> VmSpace<M> {
     /// Gives a range other rights.
     ///
     /// Pages of ranges that lose the right to write go to limbo first: there the kernel would

@@ -2,7 +2,7 @@
 //! swapped.
 
 use super::vma::Attributes;
-use super::{AddressSpace, Layout};
+use super::{Layout, VmSpace};
 use crate::fault::Outcome;
 use crate::mmu::{Access, FrameId, Mmu, Prot, Protection};
 use crate::page::{Flags, LockedPage, State};
@@ -19,7 +19,7 @@ pub enum Placement {
     At(PageNum),
 }
 
-impl<M: Mmu> AddressSpace<M> {
+impl<M: Mmu> VmSpace<M> {
     /// Gives the mapping `old` a length of `pages`, moving it where it must.
     ///
     /// # Errors

@@ -32,7 +32,7 @@
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 
 use super::vma::{SpaceLocked, partition_point};
-use super::{AddressSpace, Layout};
+use super::{Layout, VmSpace};
 use crate::fault::Outcome;
 use crate::fault::fault_list::{Answer, FaultList};
 use crate::mmu::{Mmu, Prot};
@@ -196,7 +196,7 @@ impl Rights {
     }
 }
 
-impl<M: Mmu> AddressSpace<M> {
+impl<M: Mmu> VmSpace<M> {
     /// Seals what strayed faults have touched, unless another thread holds the space's lock: that one will then.
     pub(super) fn seal_strays(&self) {
         loop {

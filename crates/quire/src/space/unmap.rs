@@ -1,7 +1,7 @@
 //! unmap: ranges leave the program, and pages their content.
 
 use super::vma::Kind;
-use super::{AddressSpace, Layout};
+use super::{Layout, VmSpace};
 use crate::mmu::{FrameId, FrameRun, Mmu, Prot};
 use crate::page::{LockedPage, Snapshot, State};
 use crate::sys::Errno;
@@ -36,7 +36,7 @@ impl Run {
     }
 }
 
-impl<M: Mmu> AddressSpace<M> {
+impl<M: Mmu> VmSpace<M> {
     /// Unmaps a range: its pages are gone, and an access is a SIGSEGV from now on. The kernel's rights
     /// may stay (see [`super::rights`]), so that neither this nor the next map changes its mappings.
     /// The space stays locked; [`Self::unmap_and_unlock`] is for a caller that needs it no more.
@@ -132,7 +132,6 @@ impl<M: Mmu> AddressSpace<M> {
         }
     }
 
-    /// Drops the content of one locked page.
     pub(super) fn drop_locked(&self, page: &mut LockedPage<'_, Self>) {
         self.release_backing(page.content());
         let is_mapped = page.state() == State::Mapped;

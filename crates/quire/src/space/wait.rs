@@ -8,7 +8,7 @@
 
 use core::sync::atomic::AtomicU64;
 
-use super::AddressSpace;
+use super::VmSpace;
 use crate::mmu::Mmu;
 use crate::page::wait::Counts;
 use crate::page::{
@@ -17,7 +17,7 @@ use crate::page::{
 };
 use crate::units::PageNum;
 
-impl<M: Mmu> Parking<AtomicU64> for AddressSpace<M> {
+impl<M: Mmu> Parking<AtomicU64> for VmSpace<M> {
     fn wait(&self, word: &AtomicU64, expected: u32, kill: Kill<'_>) {
         self.mmu.sleep_on(word, expected, kill);
     }
@@ -27,11 +27,11 @@ impl<M: Mmu> Parking<AtomicU64> for AddressSpace<M> {
     }
 
     fn answer(&self, page: PageNum) {
-        AddressSpace::answer(self, page);
+        VmSpace::answer(self, page);
     }
 }
 
-impl<M: Mmu> AddressSpace<M> {
+impl<M: Mmu> VmSpace<M> {
     /// Locks a page, sleeping where it must.
     pub fn lock_page(&self, page: PageNum) -> LockedPage<'_, Self> {
         self.mmu.step();
@@ -98,10 +98,10 @@ impl<M: Mmu> AddressSpace<M> {
     }
 }
 
-impl<M: Mmu> PageLocks for AddressSpace<M> {
+impl<M: Mmu> PageLocks for VmSpace<M> {
     #[inline]
     fn word(&self, page: PageNum) -> &PageWord {
-        AddressSpace::word(self, page)
+        VmSpace::word(self, page)
     }
 
     fn unlock_unchanged(&self, page: PageNum) {
@@ -114,7 +114,7 @@ impl<M: Mmu> PageLocks for AddressSpace<M> {
     }
 }
 
-impl<M: Mmu> AddressSpace<M> {
+impl<M: Mmu> VmSpace<M> {
     /// Waits until `condition` is so; see [`WaitTable::wait_on`](crate::page::WaitTable::wait_on).
     pub fn wait_on_page(&self, page: PageNum, condition: Condition) -> Snapshot {
         self.mmu.step();

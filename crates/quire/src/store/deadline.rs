@@ -104,7 +104,6 @@ struct Owed {
     late: Vec<Late>,
     /// When a silent store fell silent, or was last tried.
     silent_since: Option<Instant>,
-    /// The error of a late sync.
     late_sync: Option<StoreError>,
 }
 

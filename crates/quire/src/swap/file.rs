@@ -203,7 +203,6 @@ impl SwapSegments {
         })
     }
 
-    /// Takes a free segment.
     fn take_segment(&self, purpose: SegmentPurpose) -> Result<Segment, SwapFull> {
         let reserved = match purpose {
             SegmentPurpose::Reclaim => SEGMENTS_RESERVED,

@@ -49,7 +49,6 @@ impl<'a> Job<'a> {
         Job::new(offset, JobBuffer::Read(buffer))
     }
 
-    /// Writes all of `buffer` at `offset`.
     pub fn write(offset: u64, buffer: &'a [u8]) -> Job<'a> {
         Job::new(offset, JobBuffer::Write(buffer))
     }

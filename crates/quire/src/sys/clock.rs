@@ -27,12 +27,10 @@ static RATE: AtomicU64 = AtomicU64::new(0);
 static BASE_CYCLES: AtomicU64 = AtomicU64::new(0);
 static BASE_NS: AtomicU64 = AtomicU64::new(0);
 
-/// A moment.
 #[derive(Clone, Copy, Debug)]
 pub struct Moment(u64);
 
 impl Moment {
-    /// Now.
     #[inline]
     #[must_use]
     pub fn now() -> Moment {

@@ -14,7 +14,6 @@ use core::fmt::Debug;
 
 /// A rank as a type, for a mutex that is declared with it.
 pub trait Ranked {
-    /// The rank.
     const RANK: Rank;
 }
 
@@ -82,7 +81,6 @@ ranks! {
     Refused,
     /// Free blocks of words for objects' pages.
     PageBlocks,
-    /// The frame pool.
     FramePool,
     /// A class of the compressed pool, one at a time.
     ZpoolClass,
@@ -96,7 +94,6 @@ ranks! {
     Spares,
     /// A queue of waiters. They are woken and called outside of it.
     Waiters,
-    /// A list of faults that are not answered.
     FaultList,
 }
 

@@ -306,7 +306,6 @@ pub(crate) fn run_soon() {
     let _ = unsafe { syscall(__NR_sched_setattr, [0, place, 0, 0, 0, 0]) };
 }
 
-/// Names the calling thread.
 pub(crate) fn set_name(name: &CStr) {
     let _ = rustix::thread::set_name(name);
 }
@@ -317,7 +316,6 @@ pub(crate) fn close_range(first: u32, last: u32) {
     let _ = unsafe { syscall(__NR_close_range, [first as usize, last as usize, 0, 0, 0, 0]) };
 }
 
-/// The process id.
 #[must_use]
 pub(crate) fn process_id() -> u32 {
     rustix::process::getpid().as_raw_nonzero().get() as u32

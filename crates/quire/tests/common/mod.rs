@@ -17,7 +17,7 @@ use quire::mmu::Prot;
 use quire::page::{Flags, Snapshot, State};
 use quire::reclaim::{Evicted, NoCaches, Reclaimer};
 use quire::scratch::Scratch;
-use quire::space::{AddressSpace, Advice};
+use quire::space::{Advice, VmSpace};
 use quire::swap::io::Ring;
 use quire::swap::{Swap, SwapRead};
 use quire::units::{BLOCK_PAGES, PAGE_SIZE, PageNum, PageRange};
@@ -112,7 +112,7 @@ pub fn space<M: quire::mmu::Mmu>(
     tree: Tree,
     pages: usize,
     frames: usize,
-) -> (AddressSpace<M>, Option<OwnedFd>) {
+) -> (VmSpace<M>, Option<OwnedFd>) {
     let file = (tree.segments > 0).then(swap_file);
     // SAFETY: the control page is never unmapped.
     let budget = unsafe { Budget::new(control(tree).as_ptr(), 0) };
@@ -125,16 +125,16 @@ fn space_on<M: quire::mmu::Mmu>(
     pages: usize,
     frames: usize,
     file: Option<OwnedFd>,
-) -> (AddressSpace<M>, Option<OwnedFd>) {
+) -> (VmSpace<M>, Option<OwnedFd>) {
     let descriptor = file.as_ref().map(AsRawFd::as_raw_fd);
     // SAFETY: the file is returned and kept open beside the space.
     let swap = unsafe { Swap::new(descriptor, None, &budget) }.unwrap();
-    (AddressSpace::new(mmu, budget, swap, pages, frames).unwrap(), file)
+    (VmSpace::new(mmu, budget, swap, pages, frames).unwrap(), file)
 }
 
 /// A space on the simulated MMU and the one thread that does everything in it.
 pub struct Machine {
-    pub space: AddressSpace<Simulated>,
+    pub space: VmSpace<Simulated>,
     pub scratch: Mutex<Scratch>,
     ring: Option<Mutex<Ring>>,
     /// What [`Self::unmapped`] found when it was asked last.

@@ -9,7 +9,7 @@ use quire::mmu::userfaultfd::Userfaultfd;
 use quire::mmu::{Done, FrameId, FrameRun, Holes, Mmu, Prot, Protection, Refusal, Sharer};
 use quire::reclaim::{Balance, NoCaches};
 use quire::scratch::Scratch;
-use quire::space::AddressSpace;
+use quire::space::VmSpace;
 use quire::swap::SwapRead;
 use quire::sys::clock::Moment;
 use quire::sys::thread::ThreadId;
@@ -98,7 +98,7 @@ struct Files {
 
 /// An engine whose threads run until the test's process ends.
 pub struct Engine {
-    pub space: AddressSpace<Reachable>,
+    pub space: VmSpace<Reachable>,
     /// Whose fault came last, by the kernel's id.
     pub last_thread: AtomicU32,
     _files: Files,

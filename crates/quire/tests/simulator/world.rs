@@ -12,7 +12,7 @@ use quire::mmu::Prot;
 use quire::page::State;
 use quire::reclaim::{Balance, NoCaches};
 use quire::scratch::Scratch;
-use quire::space::{AddressSpace, Layout};
+use quire::space::{Layout, VmSpace};
 use quire::swap::SwapRead;
 use quire::swap::io::Faults;
 use quire::sys::clock::Moment;
@@ -141,7 +141,7 @@ impl Expected {
 /// All that the threads share.
 pub struct World {
     pub plan: Plan,
-    pub space: AddressSpace<Simulated>,
+    pub space: VmSpace<Simulated>,
     pub baton: Arc<Baton>,
     /// No thread gives the baton away while it is locked.
     pub oracle: Mutex<Vec<Expected>>,

@@ -20,7 +20,6 @@ use crate::units::{ObjectPage, ObjectRange, PAGE_SHIFT, PageRange};
 const OBJECT_MODES: u32 =
     UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_MINOR | UFFDIO_REGISTER_MODE_WP;
 
-/// The memfd's descriptor.
 fn descriptor(memfd: Memfd) -> BorrowedFd<'static> {
     // SAFETY: open from `memfd_open` to `memfd_close`, which is the memfd's life.
     unsafe { BorrowedFd::borrow_raw(memfd.number) }

@@ -18,16 +18,16 @@ fn small(mappings: usize) -> IMmaps {
     IMmaps { nodes, walks_exclusive: AtomicBool::new(false) }
 }
 
-fn mapping(start: u64, count: usize, arena: u64) -> Mapping {
+fn mapping(start: u64, count: usize, arena: u64) -> ObjectMapping {
     let pages = ObjectRange::new(ObjectPage(start), count);
-    Mapping { pages, arena_start: PageNum(arena), id: arena as u32 }
+    ObjectMapping { pages, arena_start: PageNum(arena), id: arena as u32 }
 }
 
 #[derive(Clone, Debug)]
 enum Operation {
-    Insert(Mapping),
+    Insert(ObjectMapping),
     Remove(Index),
-    Change(Index, Mapping),
+    Change(Index, ObjectMapping),
     Query(ObjectRange),
 }
 
@@ -37,8 +37,8 @@ fn range() -> impl Strategy<Value = ObjectRange> {
         .prop_map(|(start, count)| ObjectRange::new(ObjectPage(start * 4), count))
 }
 
-fn any_mapping() -> impl Strategy<Value = Mapping> {
-    (range(), 0..4u64).prop_map(|(pages, arena)| Mapping {
+fn any_mapping() -> impl Strategy<Value = ObjectMapping> {
+    (range(), 0..4u64).prop_map(|(pages, arena)| ObjectMapping {
         pages,
         arena_start: PageNum(arena * 1024),
         id: arena as u32,
@@ -57,11 +57,11 @@ fn operation() -> impl Strategy<Value = Operation> {
 /// What is mapped.
 #[derive(Default)]
 struct Oracle {
-    mapped: Vec<(MappingRef, Mapping)>,
+    mapped: Vec<(MappingRef, ObjectMapping)>,
 }
 
 impl Oracle {
-    fn overlapping(&self, range: ObjectRange) -> Vec<(MappingRef, Mapping)> {
+    fn overlapping(&self, range: ObjectRange) -> Vec<(MappingRef, ObjectMapping)> {
         let mut found: Vec<_> = self
             .mapped
             .iter()
@@ -238,11 +238,11 @@ impl Moving {
         (moving, second)
     }
 
-    fn at(place: u64) -> Mapping {
+    fn at(place: u64) -> ObjectMapping {
         mapping(PAGE.start.0, 1, place)
     }
 
-    fn has_page(&self, of: &Mapping) -> bool {
+    fn has_page(&self, of: &ObjectMapping) -> bool {
         // Relaxed, as in `move_page`: the lock orders them.
         self.is_there[of.arena_start.index()].load(Ordering::Relaxed)
     }

@@ -45,7 +45,6 @@ const _: () = assert!(size_of::<RwSem>() <= size_of::<rustix_futex_sync::Mutex<(
 
 /// The atomic under the lock: a real one, or loom's.
 pub trait LockWord {
-    /// A load.
     fn load(&self, order: Ordering) -> u32;
     /// A weak compare-and-swap.
     ///
@@ -102,13 +101,11 @@ impl WaitOps<AtomicU32> for Futex {
 enum Arrival {
     /// It is inside.
     Entered,
-    /// It is in line.
     Queued(InLine),
     /// There is no room in line.
     Full,
 }
 
-/// The lock.
 #[derive(Default)]
 #[repr(transparent)]
 pub struct RwSem<A = AtomicU32>(pub A);

@@ -28,7 +28,7 @@ use tree::{Nodes, Tree};
 
 /// Pages of an object at a place of the arena.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Mapping {
+pub struct ObjectMapping {
     /// Which pages of the object. Not none.
     pub pages: ObjectRange,
     /// Where the first of them is mapped.
@@ -37,7 +37,7 @@ pub struct Mapping {
     pub id: u32,
 }
 
-impl Mapping {
+impl ObjectMapping {
     /// Where the pages of `range` that this mapping shows are in the arena.
     #[must_use]
     pub fn arena_range(&self, range: ObjectRange) -> PageRange {
@@ -155,17 +155,17 @@ impl WriteGuard<'_> {
     ///
     /// # Errors
     /// `NOMEM` where the table is full.
-    pub fn insert(&mut self, mapping: Mapping) -> Result<MappingRef, Errno> {
+    pub fn insert(&mut self, mapping: ObjectMapping) -> Result<MappingRef, Errno> {
         self.tree.insert(mapping)
     }
 
     /// Removes a mapping and returns it; `None` where it is not in this tree.
-    pub fn remove(&mut self, of: MappingRef) -> Option<Mapping> {
+    pub fn remove(&mut self, of: MappingRef) -> Option<ObjectMapping> {
         self.tree.remove(of)
     }
 
     /// Moves or resizes a mapping; `None` where it is not in this tree. Needs no memory.
-    pub(crate) fn change(&mut self, of: MappingRef, mapping: Mapping) -> Option<()> {
+    pub(crate) fn change(&mut self, of: MappingRef, mapping: ObjectMapping) -> Option<()> {
         self.tree.change(of, mapping)
     }
 }

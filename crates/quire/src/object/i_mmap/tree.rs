@@ -10,7 +10,7 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use super::{Mapping, MappingRef};
+use super::{MappingRef, ObjectMapping};
 use crate::object::numbers::Numbers;
 use crate::space::vma::VMAS_MAX;
 use crate::sys::Errno;
@@ -74,8 +74,8 @@ impl Nodes {
 }
 
 impl Node {
-    fn mapping(&self) -> Mapping {
-        Mapping {
+    fn mapping(&self) -> ObjectMapping {
+        ObjectMapping {
             pages: ObjectRange {
                 start: ObjectPage(self.start.load(Relaxed)),
                 end: ObjectPage(self.end.load(Relaxed)),
@@ -85,7 +85,7 @@ impl Node {
         }
     }
 
-    fn set(&self, mapping: Mapping) {
+    fn set(&self, mapping: ObjectMapping) {
         debug_assert!(!mapping.pages.is_empty());
         self.start.store(mapping.pages.start.0, Relaxed);
         self.end.store(mapping.pages.end.0, Relaxed);
@@ -124,32 +124,32 @@ impl<'a> Tree<'a> {
         walk
     }
 
-    pub(super) fn insert(&self, mapping: Mapping) -> Result<MappingRef, Errno> {
+    pub(super) fn insert(&self, mapping: ObjectMapping) -> Result<MappingRef, Errno> {
         let slot = self.nodes.numbers.take().ok_or(Errno::NOMEM)? + 1;
         self.set(slot, mapping);
         Ok(MappingRef(slot))
     }
 
-    pub(super) fn remove(&self, of: MappingRef) -> Option<Mapping> {
+    pub(super) fn remove(&self, of: MappingRef) -> Option<ObjectMapping> {
         let mapping = self.take_out(of)?;
         self.nodes.numbers.give_back(of.0 - 1);
         Some(mapping)
     }
 
-    pub(super) fn change(&self, of: MappingRef, mapping: Mapping) -> Option<()> {
+    pub(super) fn change(&self, of: MappingRef, mapping: ObjectMapping) -> Option<()> {
         self.take_out(of)?;
         self.set(of.0, mapping);
         Some(())
     }
 
     /// Puts a mapping into the tree, in a slot that is in no tree.
-    fn set(&self, slot: u32, mapping: Mapping) {
+    fn set(&self, slot: u32, mapping: ObjectMapping) {
         self.at(slot).set(mapping);
         self.root.store(self.link(self.root.load(Relaxed), slot), Relaxed);
     }
 
     /// Takes a mapping out of the tree; `None` where it is not in it.
-    fn take_out(&self, of: MappingRef) -> Option<Mapping> {
+    fn take_out(&self, of: MappingRef) -> Option<ObjectMapping> {
         let mut at = self.root.load(Relaxed);
         while at != of.0 {
             if at == NONE {
@@ -289,9 +289,9 @@ impl Overlapping<'_> {
 }
 
 impl Iterator for Overlapping<'_> {
-    type Item = (MappingRef, Mapping);
+    type Item = (MappingRef, ObjectMapping);
 
-    fn next(&mut self) -> Option<(MappingRef, Mapping)> {
+    fn next(&mut self) -> Option<(MappingRef, ObjectMapping)> {
         loop {
             self.len = self.len.checked_sub(1)?;
             let slot = self.ahead[self.len];

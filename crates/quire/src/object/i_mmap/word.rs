@@ -127,7 +127,6 @@ impl LockState {
         self.get(WRITER) != 0
     }
 
-    /// Threads in line on one side.
     #[must_use]
     pub const fn in_line(self, side: Side) -> u32 {
         self.get(side.line())
@@ -174,7 +173,6 @@ impl LockState {
         (is_kept_out && has_room).then(|| self.set(side.line(), in_line + 1))
     }
 
-    /// The place of the last in line.
     pub(super) const fn last(self, side: Side) -> InLine {
         match side {
             Side::Reader => InLine::Reader(self.get(PHASE)),
@@ -185,7 +183,6 @@ impl LockState {
         }
     }
 
-    /// The place of the first writer in line.
     pub(super) fn first_writer(self) -> Option<InLine> {
         (self.in_line(Side::Writer) > 0).then(|| InLine::Writer(self.get(TICKET)))
     }

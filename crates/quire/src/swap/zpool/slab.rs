@@ -98,7 +98,6 @@ pub(super) struct Slab {
 zeroed!(Slab { live, used, class, fullness, next, prev });
 
 impl Slab {
-    /// The class of a slab in use.
     pub fn class(&self) -> Option<usize> {
         // Relaxed: the caller holds the lock of a page that owns a blob in this slab, and got its
         // handle under that lock, after the class was set.
