@@ -68,7 +68,6 @@ impl Counts {
         sum
     }
 
-    /// What was counted since `earlier`.
     #[must_use]
     pub(crate) fn since(&self, earlier: &Counts) -> Counts {
         let mut counts = *self;

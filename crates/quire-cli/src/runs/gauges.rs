@@ -43,7 +43,6 @@ impl Gauges {
         sum
     }
 
-    /// Of the member in a slot.
     pub(crate) fn of_member(control: &Control, slot: usize, member: &Member) -> Gauges {
         Gauges {
             processes: 1,

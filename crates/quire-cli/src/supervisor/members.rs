@@ -23,7 +23,6 @@ pub(crate) struct Death {
     pub obituary: Obituary,
     /// A number that goes with it.
     pub detail: u64,
-    /// Pages that it held then.
     pub held_pages: u64,
 }
 

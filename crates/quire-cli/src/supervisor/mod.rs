@@ -63,11 +63,9 @@ use crate::sys::peer::Peer;
 use crate::{procfs, report};
 pub(crate) use program::Program;
 
-/// Epoll's token of the listening socket.
+/// Epoll's tokens.
 const LISTENER: u64 = 0;
-/// Epoll's token of the program's signals.
 const SIGNALS: u64 = 1;
-/// Epoll's token of the first connection.
 const FIRST_CONNECTION: u64 = 2;
 /// How often the supervisor reads the sizes of which members keep no maximum.
 const SAMPLE_PERIOD: Duration = Duration::from_millis(500);

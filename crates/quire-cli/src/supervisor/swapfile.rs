@@ -31,7 +31,6 @@ pub(crate) struct SwapFile {
 }
 
 impl SwapFile {
-    /// Makes a swap file in `folder` of at most `bytes_max` bytes.
     pub(crate) fn create(folder: &Path, bytes_max: Option<Size>) -> Result<SwapFile> {
         let shown = folder.display();
         let context = || format!("cannot make a swap file in {shown}");

@@ -95,7 +95,6 @@ fn encode(words: [u32; 4], longs: &[u64]) -> Vec<u8> {
     bytes
 }
 
-/// A connection to the socket of this name.
 pub(crate) fn connect(name: &str) -> rustix::io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;

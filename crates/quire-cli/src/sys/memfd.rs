@@ -39,7 +39,6 @@ pub(super) struct SharedMap {
 unsafe impl Sync for SharedMap {}
 
 impl SharedMap {
-    /// Maps `bytes` of the memfd that is called `what`.
     pub(super) fn new(
         memfd: OwnedFd,
         bytes: usize,

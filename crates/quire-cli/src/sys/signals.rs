@@ -81,7 +81,6 @@ impl Signals {
         self.inherited
     }
 
-    /// The next signal that came, if one did.
     pub(crate) fn try_read(&self) -> Option<Arrived> {
         let mut record = [0u8; size_of::<libc::signalfd_siginfo>()];
         let count = rustix::io::read(&self.descriptor, &mut record).ok()?;
