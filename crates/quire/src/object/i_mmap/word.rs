@@ -142,6 +142,7 @@ impl LockState {
     }
 
     /// With a newcomer counted that passes the writers in line, if it may.
+    #[cold]
     fn passed(self) -> Option<LockState> {
         if self.in_line(Side::Writer) == 0 {
             return Some(self);
@@ -230,15 +231,21 @@ impl LockState {
     pub(super) fn leave(self, side: Side) -> (LockState, Option<Class>) {
         debug_assert!(self.get(side.inside()) > 0);
         let left = LockState(self.0 - (1 << side.inside().shift));
-        if self.0 & LINE == 0 || !left.is_free() {
-            return (left, None);
+        if self.0 & LINE == 0 { (left, None) } else { left.let_in(side) }
+    }
+
+    /// A thread of `side` has left; lets in what is next in line.
+    #[cold]
+    fn let_in(self, side: Side) -> (LockState, Option<Class>) {
+        if !self.is_free() {
+            return (self, None);
         }
-        if side == Side::Writer && left.in_line(Side::Reader) > 0 {
-            return (left.admit_readers(), Some(Class::READERS));
+        if side == Side::Writer && self.in_line(Side::Reader) > 0 {
+            return (self.admit_readers(), Some(Class::READERS));
         }
-        let first = left.first_writer();
-        let is_handed_over = first.is_some() && left.is_barred();
-        (if is_handed_over { left.admit_writer() } else { left }, first.map(InLine::class))
+        let first = self.first_writer();
+        let is_handed_over = first.is_some() && self.is_barred();
+        (if is_handed_over { self.admit_writer() } else { self }, first.map(InLine::class))
     }
 }
 
