@@ -36,7 +36,6 @@ const _: () = assert!(READERS_IN_LINE.max() <= READERS.max());
 const _: () = assert!(WRITERS_IN_LINE.max() <= TICKET.max());
 const _: () = assert!(STEALS.shift + STEALS.bits == u32::BITS);
 
-/// Some bits of the word.
 #[derive(Clone, Copy)]
 pub(super) struct Field {
     shift: u32,
@@ -82,7 +81,6 @@ impl Side {
     }
 }
 
-/// A place in line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum InLine {
     /// The phase in which the reader came.
@@ -115,13 +113,11 @@ impl LockState {
         LockState(self.0 & !field.mask() | value << field.shift)
     }
 
-    /// Readers inside.
     #[must_use]
     pub const fn readers(self) -> u32 {
         self.get(READERS)
     }
 
-    /// Whether a writer is inside.
     #[must_use]
     pub const fn has_writer(self) -> bool {
         self.get(WRITER) != 0
