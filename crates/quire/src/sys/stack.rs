@@ -3,6 +3,7 @@
 //! Owns the mapping. Its lowest page cannot be touched: an overflow is a crash, and overwrites nothing.
 
 use core::arch::asm;
+use core::cell::UnsafeCell;
 use core::ptr::NonNull;
 
 use super::{Errno, memory, yard};
@@ -62,6 +63,29 @@ impl Stack {
             );
         }
         made.result.expect("the call has returned")
+    }
+}
+
+/// A stack that goes with a lock: the thread that holds the lock runs on it.
+pub struct LockedStack(UnsafeCell<Stack>);
+
+// SAFETY: `run` is called by one thread at a time.
+unsafe impl Sync for LockedStack {}
+
+impl LockedStack {
+    /// # Errors
+    /// As for [`Stack::new`].
+    pub fn new(bytes: usize) -> Result<LockedStack, Errno> {
+        Ok(LockedStack(UnsafeCell::new(Stack::new(bytes)?)))
+    }
+
+    /// As [`Stack::run`].
+    ///
+    /// # Safety
+    /// The caller holds the lock, and `work` does not come back here.
+    pub unsafe fn run<R>(&self, work: impl FnOnce() -> R) -> R {
+        // SAFETY: the caller's promise: no other reference is in use.
+        unsafe { &mut *self.0.get() }.run(work)
     }
 }
 
