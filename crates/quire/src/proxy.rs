@@ -35,7 +35,6 @@ unsafe fn run<F: FnOnce() -> R, R>(argument: *mut ()) {
 }
 
 impl ProxyCalls {
-    /// No calls yet.
     pub const fn new() -> ProxyCalls {
         ProxyCalls {
             calls: AtomicU32::new(0),

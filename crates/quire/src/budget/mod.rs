@@ -277,7 +277,6 @@ impl Budget {
         self.control().member_count().max(1)
     }
 
-    /// Pages of the other members' compressed pools.
     pub fn pool_pages_of_others(&self) -> usize {
         let pages = |member: &Member| member.pool_pages.load(Ordering::Relaxed);
         let all: u64 = self.control().present().map(|(_, member)| pages(member)).sum();

@@ -45,7 +45,6 @@ pub struct ForkWord(AtomicU32);
 /// What has become of a fork's child.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Child {
-    /// There is no fork.
     None,
     /// It has not sent its Hello yet.
     UnderWay,

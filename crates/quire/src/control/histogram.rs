@@ -31,7 +31,6 @@ named! {
     }
 }
 
-/// The bucket of a time.
 #[inline]
 pub const fn bucket_of(ns: u64) -> usize {
     let bucket = (ns | 1).ilog2() as usize;

@@ -202,7 +202,6 @@ pub struct Control {
     pub version: AtomicU32,
     /// The supervisor's process id.
     pub supervisor_pid: AtomicU32,
-    /// 1 where batched unmapping is off (`--no-batch-unmap`).
     pub no_batch_unmap: AtomicU32,
     /// 1 where faults always go the classic way.
     pub no_speculation: AtomicU32,
@@ -217,7 +216,6 @@ pub struct Control {
     pub member_pages_max: AtomicU64,
     /// Most segments that the swap file may have (`--swap-max`), 0 without a swap file.
     pub segments_max: AtomicU32,
-    /// Segments in use.
     pub segments_used: AtomicU32,
     /// Slots of the compressed pool: see [`slabs`].
     pub slots_max: AtomicU32,
@@ -374,7 +372,6 @@ fn slots_in(words: &[AtomicU64; MEMBERS_MAX / 64]) -> impl Iterator<Item = usize
     })
 }
 
-/// Raises a maximum.
 pub(crate) fn raise(max: &AtomicU64, value: u64) {
     if max.load(Ordering::Relaxed) < value {
         max.fetch_max(value, Ordering::Relaxed);

@@ -152,7 +152,6 @@ impl SlabTable {
         Self::bytes(self.slots()) + slot as usize * SLOT_BYTES
     }
 
-    /// Number of slots.
     pub const fn slots(&self) -> usize {
         self.words.len()
     }

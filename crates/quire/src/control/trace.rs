@@ -68,9 +68,7 @@ impl Tracepoint {
 
 /// A word of a ring: an atomic of the processor's, or one of a model's.
 pub trait TraceWord {
-    /// `AtomicU64::load`.
     fn load(&self, order: Ordering) -> u64;
-    /// `AtomicU64::store`.
     fn store(&self, value: u64, order: Ordering);
     /// `AtomicU64::fetch_add`.
     fn fetch_add(&self, count: u64, order: Ordering) -> u64;
@@ -106,7 +104,6 @@ impl TraceWord for AtomicU64 {
     }
 }
 
-/// Words of a trace.
 const WORDS: usize = 5;
 
 /// A place for one trace, on a cache line of its own.

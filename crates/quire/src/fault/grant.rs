@@ -15,7 +15,6 @@ const RELEASE_BATCH: usize = 32;
 pub struct Grant {
     runs: [FrameRun; RUNS],
     count: usize,
-    /// Frames in the runs.
     pub frames: usize,
     /// Pages charged, to be had from the kernel.
     pub charged: usize,

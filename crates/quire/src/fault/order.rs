@@ -36,7 +36,6 @@ pub struct Streams {
 /// Where a fault belongs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Guess {
-    /// The order to fill.
     pub order: u32,
     /// Whether its stream goes to lower pages.
     pub is_down: bool,

@@ -418,7 +418,6 @@ impl<M: Mmu> VmSpace<M> {
         }
     }
 
-    /// The content of a locked page is lost.
     pub(crate) fn poison_locked(&self, locked: LockedPage<'_, Self>) {
         let page = locked.page();
         self.budget.count(Event::Pgpoison, 1);

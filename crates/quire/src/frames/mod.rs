@@ -38,7 +38,6 @@ enum Phase {
     Empty,
     /// Being filled with evicted pages.
     Open,
-    /// In the limbo queue.
     Queued,
     /// Taken from the queue by [`FramePool::oldest_window`], whose caller brings it back.
     Draining,
@@ -244,7 +243,6 @@ impl FramePool {
         self.limbo.load(Ordering::Relaxed)
     }
 
-    /// Takes up to `most` neighbouring free frames.
     pub fn take(&self, most: usize) -> Option<FrameRun> {
         if most == 0 || self.free() == 0 {
             return None;

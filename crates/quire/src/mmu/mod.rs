@@ -18,10 +18,8 @@ use crate::sys::thread::{ThreadId, thread_id};
 pub use crate::units::FrameId;
 use crate::units::{PAGE_SHIFT, PAGE_SIZE, PageNum, PageRange};
 
-/// Neighbouring frames.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FrameRun {
-    /// First frame.
     pub start: FrameId,
     /// How many.
     pub len: usize,
@@ -43,9 +41,7 @@ pub struct Prot(pub u32);
 impl Prot {
     /// No access.
     pub const NONE: Prot = Prot(0);
-    /// PROT_READ.
     pub const READ: Prot = Prot(1);
-    /// PROT_READ | PROT_WRITE.
     pub const READ_WRITE: Prot = Prot(3);
 
     /// Whether the program may read.

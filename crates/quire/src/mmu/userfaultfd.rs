@@ -31,7 +31,6 @@ use crate::units::{BLOCK_PAGES, PAGE_SHIFT, PAGE_SIZE, PageNum, PageRange};
 pub(crate) struct FaultMessage {
     pub page: PageNum,
     pub access: Access,
-    /// The thread that faulted.
     pub thread: ThreadId,
 }
 

@@ -27,7 +27,6 @@ use crate::units::{ObjectPage, ObjectRange, PageNum, PageRange};
 #[derive(Clone, Copy)]
 pub(super) struct Fault {
     pub at: ObjectPage,
-    /// The page of the arena.
     pub page: PageNum,
     pub access: Access,
     pub way: Way,
@@ -321,7 +320,6 @@ impl<M: ObjectMmu> Objects<M> {
         done.pages == 1
     }
 
-    /// Makes a locked, cached page dirty.
     pub(super) fn mark_dirty(&self, object: &VmObject, at: ObjectPage, locked: &mut Locked<'_, M>) {
         if object.is_memory {
             self.space.dirty_cached(locked);

@@ -75,7 +75,6 @@ impl<M: ObjectMmu> Objects<M> {
         Ok((range, Attributes { kind, pattern, backing, ..Attributes::anonymous(prot) }))
     }
 
-    /// Unmaps a whole mapping, as [`Self::map`] returned it.
     pub fn unmap(&self, range: PageRange) {
         let space = &self.space;
         let mut layout = space.lock();

@@ -23,7 +23,6 @@ impl Mappings {
         Ok(Mappings { orders: Table::new(MAPPINGS_MAX)?, numbers: Numbers::new(MAPPINGS_MAX)? })
     }
 
-    /// Takes a number.
     pub fn take(&self, fault_around: FaultAround) -> Result<u32, Errno> {
         let number = self.numbers.take().ok_or(Errno::NOMEM)?;
         self.set_fault_around(number, fault_around);

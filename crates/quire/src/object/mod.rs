@@ -202,7 +202,6 @@ pub struct VmObject {
     dirty: AtomicUsize,
     /// Pages under way to the store; the futex of the threads that wait for them.
     writeback: AtomicU32,
-    /// Its private mappings.
     privates: AtomicUsize,
     /// Held by a change of the length.
     resize: Mutex<rank::Resize, ()>,

@@ -142,7 +142,6 @@ impl<M: ObjectMmu> Objects<M> {
         self.space.block(object.number(page))
     }
 
-    /// Counts pages of one block that have come into the cache.
     pub(super) fn count_cached(&self, object: &VmObject, page: ObjectPage, pages: usize) {
         // Relaxed, here and below: they tell reclaim and write-back where to look.
         self.block(object, page).mapped.fetch_add(pages as u32, Ordering::Relaxed);
@@ -157,7 +156,6 @@ impl<M: ObjectMmu> Objects<M> {
         self.cached.fetch_sub(pages, Ordering::Relaxed);
     }
 
-    /// Counts a page that has become dirty.
     pub(super) fn count_dirtied(&self, object: &VmObject, page: ObjectPage) {
         self.block(object, page).dirty.fetch_add(1, Ordering::Relaxed);
         object.dirty.fetch_add(1, Ordering::Relaxed);

@@ -103,7 +103,6 @@ impl Count<'_> {
     }
 }
 
-/// Pins of a space.
 pub(super) struct Pins {
     /// Pages that are pinned, however often.
     pages: AtomicUsize,
@@ -174,7 +173,6 @@ impl<M: ObjectMmu> Objects<M> {
         self.space.budget().limit() / 2
     }
 
-    /// Pages that are pinned just now.
     pub fn pinned_pages(&self) -> usize {
         self.pins.pages.load(Ordering::Relaxed)
     }

@@ -28,7 +28,6 @@ impl<M: ObjectMmu> Objects<M> {
         Ok(range)
     }
 
-    /// Unmaps a whole private mapping.
     pub(super) fn unmap_private(&self, range: PageRange, backing: Backing) {
         let layout = self.space.lock();
         // Before another mapping can have the range.

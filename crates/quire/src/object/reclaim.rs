@@ -72,7 +72,6 @@ const fn is_idle(word: Snapshot) -> bool {
         && !word.has(Flags::MLOCKED)
 }
 
-/// The pages of an object's block.
 pub(super) fn block_range(block: usize) -> ObjectRange {
     ObjectRange::new(ObjectPage((block * BLOCK_PAGES) as u64), BLOCK_PAGES)
 }

@@ -55,7 +55,6 @@ impl<M: ObjectMmu> Objects<M> {
         }
     }
 
-    /// Makes the object shorter; `cut_store` has its store become so.
     fn cut(
         &self,
         object: &VmObject,

@@ -31,7 +31,6 @@ fn bit(page: PageNum) -> (usize, u64) {
 }
 
 impl Mapped {
-    /// Whether a page is mapped.
     pub fn is_present(&self, page: PageNum) -> bool {
         let (word, bit) = bit(page);
         self.present[word] & bit != 0
@@ -123,7 +122,6 @@ struct WindowLock {
 zeroed!(Mapped { present, writable, faults });
 zeroed!(WindowLock { lock });
 
-/// The windows of an arena.
 pub struct Windows {
     windows: Table<WindowLock>,
 }
@@ -134,7 +132,6 @@ impl Windows {
         Ok(Windows { windows: Table::new(count)? })
     }
 
-    /// Takes the lock of the window that holds a page.
     pub fn lock(&self, page: PageNum) -> MutexGuard<'_, rank::Window, Mapped> {
         self.windows[page.block()].lock.lock()
     }

@@ -25,7 +25,6 @@ impl Condition {
         Condition { mask: flags.0, value: 0 }
     }
 
-    /// The bytes are in `state`.
     #[must_use]
     pub const fn state(state: State) -> Condition {
         Condition { mask: STATE_MASK, value: (state as u64) << STATE_SHIFT }

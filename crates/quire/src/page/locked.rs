@@ -173,7 +173,6 @@ impl<'a, L: PageLocks> LockedRange<'a, L> {
         page.leave_locked();
     }
 
-    /// Takes the lowest page out.
     #[inline]
     pub fn take_first(&mut self) -> Option<LockedPage<'a, L>> {
         if self.range.is_empty() {

@@ -109,7 +109,6 @@ impl Pages {
         PageRange::new(PageNum((block << BLOCK_ORDER) as u64), BLOCK_PAGES)
     }
 
-    /// Notes that the block of a page of the arena is used.
     pub fn note_used(&self, page: PageNum) {
         // Relaxed: tells those that go over the arena how far. What they find is under page locks.
         self.arena_blocks.fetch_max(page.block() + 1, Ordering::Relaxed);

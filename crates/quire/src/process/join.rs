@@ -22,7 +22,6 @@ use crate::sys::Errno;
 /// The kernel's limit for the name of a socket.
 const NAME_BYTES_MAX: usize = 107;
 
-/// The supervisor's socket name.
 pub(super) struct SocketName {
     bytes: [u8; NAME_BYTES_MAX],
     len: usize,
@@ -32,7 +31,6 @@ pub(super) struct SocketName {
 pub(super) struct Joined {
     /// Kept open as long as the member lives.
     pub connection: OwnedFd,
-    /// The control memfd.
     pub control: OwnedFd,
     /// The pool memfd; a fork's child has it mapped.
     pub pool: Option<OwnedFd>,

@@ -20,7 +20,6 @@ const KEPT_NS: u64 = 100_000_000;
 pub(super) struct AddressLimit {
     /// In bytes; `u64::MAX` where there is none.
     bytes: AtomicU64,
-    /// When it was asked for.
     asked_ns: AtomicU64,
     /// Counts the known changes.
     changes: AtomicU64,

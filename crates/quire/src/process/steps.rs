@@ -57,7 +57,6 @@ steps! {
     Welcomed = c"child: welcomed",
     /// It has userfaultfds.
     Attached = c"child: attached",
-    /// Its arena is registered.
     Registered = c"child: registered",
     /// Another child would not inherit.
     Disinherited = c"child: disinherited",

@@ -50,7 +50,6 @@ const STARVED_PAGES: usize = 64;
 /// Reads that a reader takes at a time.
 const READ_BATCH: usize = 16;
 
-/// What a thread is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Role {
     /// Serves faults, on this CPU or on any.

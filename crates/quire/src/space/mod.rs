@@ -416,7 +416,6 @@ impl<M: Mmu> VmSpace<M> {
         }
     }
 
-    /// Counts pages of one block that have become mapped.
     pub(crate) fn count_mapped(&self, page: PageNum, pages: usize) {
         // Relaxed: tells reclaim where to look.
         self.block(page).mapped.fetch_add(pages as u32, Ordering::Relaxed);

@@ -12,7 +12,6 @@ pub fn has_invariant_tsc() -> bool {
     leaf(LEAF_LAST).eax >= LEAF_POWER && leaf(LEAF_POWER).edx & INVARIANT_TSC != 0
 }
 
-/// Whether it has the instruction RDPID.
 #[must_use]
 pub fn has_rdpid() -> bool {
     const LEAF_FEATURES: u32 = 7;

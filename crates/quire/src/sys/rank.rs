@@ -86,7 +86,6 @@ ranks! {
     ZpoolClass,
     /// The positions of reclaim's hands.
     Clock,
-    /// The queue of reads from the swap file.
     ReadQueue,
     /// What the userfaultfd is registered for.
     Modes,

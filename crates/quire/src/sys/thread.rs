@@ -29,7 +29,6 @@ const ENGINE_MARK: usize = 0x5155_4952_452d_4d4d;
 pub struct ThreadId(pub u32);
 
 impl ThreadId {
-    /// A thread that is not known.
     pub const UNKNOWN: ThreadId = ThreadId(0);
     /// The thread that asks, whose number is looked up where it is needed.
     pub(crate) const CALLER: ThreadId = ThreadId(u32::MAX);

@@ -92,7 +92,6 @@ pub(super) fn now_ns() -> Option<u64> {
     current().map(|turns| turns.now_ns())
 }
 
-/// Sleeps while `word` is `expected`, as one of `classes`.
 pub(super) fn futex_wait(word: &AtomicU32, expected: u32, classes: u32, has_timeout: bool) -> bool {
     let Some(turns) = current() else { return false };
     // Relaxed: the actor that runs sees what all others did.

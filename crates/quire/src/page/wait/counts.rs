@@ -23,7 +23,6 @@ pub struct Counts {
     pub waits: u64,
     /// Threads woken: a system call each.
     pub wakes: u64,
-    /// Callbacks called.
     pub callbacks: u64,
     /// Times that the lock was free for a waiter, and another thread took it.
     pub steals: u64,

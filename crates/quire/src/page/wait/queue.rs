@@ -152,11 +152,9 @@ struct Chain<A> {
 pub(super) enum Which {
     /// The waiters for the lock.
     Lockers,
-    /// All others.
     Others,
 }
 
-/// The waiters of a queue.
 pub struct WaitList<A> {
     lockers: Chain<A>,
     others: Chain<A>,
