@@ -13,7 +13,6 @@ pub mod memory;
 pub mod mutex;
 pub mod probe;
 pub mod rank;
-#[cfg(feature = "library")]
 pub(crate) mod stack;
 pub mod thread;
 #[cfg(feature = "simulated")]
