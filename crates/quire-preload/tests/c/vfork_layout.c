@@ -99,11 +99,17 @@ static void* clones(void* argument) {
   return argument;
 }
 
+/* In the block that libc has of the thread, at the end of its stack: the kernel writes there too. */
+static __thread unsigned mark_of_thread;
+
 /* libc does not know the number of such a child's thread either. */
 static void* raw_forks(void* argument) {
   for (unsigned i = 0; i < ROUNDS; i += 4) {
+    mark_of_thread = i + 1;
+    drop_stack();
     pid_t child = syscall(SYS_fork);
     if (child == 0) {
+      CHECK(mark_of_thread == i + 1);
       for (unsigned k = 0; k < 24; k++) {
         change(i + k);
         take(i + k);

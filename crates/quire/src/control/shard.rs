@@ -85,7 +85,6 @@ impl Member {
         writers.add(&shard.events[event as usize], times);
     }
 
-    /// Counts a fault of a kind that took `ns`.
     #[inline]
     pub fn count_fault_time(&self, kind: FaultKind, ns: u64) {
         let (shard, writers) = self.own_shard();

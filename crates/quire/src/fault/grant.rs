@@ -25,7 +25,6 @@ impl Grant {
         self.frames + self.charged
     }
 
-    /// The next frames, up to `most`.
     pub fn next_run(&mut self, most: usize) -> Option<FrameRun> {
         let last = self.count.checked_sub(1)?;
         let (run, rest) = self.runs[last].split(self.runs[last].len.min(most));

@@ -118,6 +118,11 @@ impl<M: Mmu> VmSpace<M> {
         loop {
             let seen = self.snapshot(page);
             let guess = self.guess(page, seen, vma);
+            let needs_memory = takes_memory(seen) || seen.state() == State::File;
+            if way == Way::Speculative && needs_memory && self.is_making_room_for_fork() {
+                // The fork has the space's lock: this fault waits there, unless it is the fork's own.
+                return Err(Doubt::of(vma, Tracepoint::SpfVmaNotsup));
+            }
             if !self.has_room_for(seen, guess, caches, scratch) || !self.use_block(page) {
                 return Ok(self.starve(page));
             }
@@ -187,10 +192,6 @@ impl<M: Mmu> VmSpace<M> {
         // What is in memory already needs none. To reclaim for it could evict the very page, again
         // and again where threads do so to each other. A page in the file has its room made by the
         // thread that reads it.
-        let needs_any = takes_memory(seen) || seen.state() == State::File;
-        if needs_any && self.is_making_room_for_fork() {
-            return false;
-        }
         !takes_memory(seen) || self.make_room(caches, Room::Frame, 1 << guess.order, Some(scratch))
     }
 
@@ -219,7 +220,7 @@ impl<M: Mmu> VmSpace<M> {
         self.budget.count(Event::FaultParked, 1);
         self.starved.push(page);
         self.budget.call_for_memory();
-        if self.can_answer_starved() {
+        if self.available() > 0 {
             // Memory came before the page was in the list.
             self.mmu.relax();
             self.mmu.wake(PageRange::new(page, 1));

@@ -43,7 +43,6 @@ pub struct Guess {
 }
 
 impl Guess {
-    /// The folio of a page, as far as it is of the VMA.
     pub(super) fn folio(self, page: PageNum, vma: &Vma) -> PageRange {
         PageRange::new(page.align_down(self.order), 1 << self.order).intersect(vma.range)
     }

@@ -263,7 +263,6 @@ impl<M: ObjectMmu> Objects<M> {
         }
     }
 
-    /// Pins a locked, cached page.
     fn pin_locked(
         &self,
         object: &VmObject,

@@ -8,17 +8,21 @@
 //!
 //! # The steps
 //!
-//! Until the child has a userfaultfd a page that is missing reads as zeros in it, silently.
+//! Until the child has a userfaultfd a page that is missing reads as zeros in it, silently. All runs without the
+//! program's memory but for one page: whenever the forking thread has been preempted the kernel writes the CPU's
+//! number to the thread's rseq area, which lies in its thread block, which may lie on a managed stack. With the
+//! gate closed nothing could serve that, and a child would get zeros for the block. So the page is written just
+//! before the gate closes, and locked while reclaim may still run.
 //!
 //! 1. The preload library's *prepare* handler, which runs after all others, arms a trap: Syscall User Dispatch
 //!    on the forking thread, with the program's signals blocked (docs/decisions/0003). libc makes its clone;
 //!    SIGSYS comes instead. All that follows runs on the trap's own stack.
 //! 2. The heap's gate closes: no other thread is inside malloc.
-//! 3. [`Process::fork_begin`] takes the space's lock, with nothing dying. From here on faults that need memory
-//!    wait, for threads that go on writing would take every page that is freed. Reads of the swap file, which
-//!    may need memory, end; only then kswapd makes room for a second process like this one and charges it
-//!    ahead; the engine's gate closes and empties. Where the room is too little after all it is given back
-//!    before more is asked for: no fork keeps memory while it waits.
+//! 3. [`Process::fork_begin`] takes the space's lock, with nothing dying. From here on other threads' faults
+//!    that need memory wait, for threads that go on writing would take every page that is freed. Reads of the
+//!    swap file, which may need memory, end; only then kswapd makes room for a second process like this one and
+//!    charges it ahead; the engine's gate closes and empties. Where the room is too little after all it is given
+//!    back before more is asked for: no fork keeps memory while it waits.
 //! 4. On an engine thread: limbo is emptied (moved back, or on to swap), free frames are given back, and the
 //!    charge is made exactly what the parent holds without its packed pages: the child's share. Where there is
 //!    no room fork fails with ENOMEM, after as long as a starved fault waits. All slabs are sealed.
@@ -44,7 +48,7 @@
 //! A page that a fork shared is not exclusively ours and does not move: reclaim copies it out
 //! (`reclaim/copy.rs`).
 
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use super::steps::{Step, reach};
 use super::threads::SpawnOthers;
@@ -53,6 +57,7 @@ use crate::control::{Child, Hello, Obituary};
 use crate::space::Layout;
 use crate::sys::Errno;
 use crate::sys::thread::{self, SignalsBlocked};
+use crate::units::PageNum;
 
 /// How often a fork asks for room again that other processes have taken.
 const TRIES_MAX: u32 = 100;
@@ -73,13 +78,14 @@ pub struct ForkGuard {
 }
 
 impl Process {
-    /// Closes the gate and prepares this process to be cloned.
+    /// Closes the gate and prepares this process to be cloned. `rseq` is where the kernel writes, of its own
+    /// accord, on which CPU the calling thread runs, if it does.
     ///
     /// # Errors
     /// `NOMEM` where the budget cannot hold both processes; nothing has changed then.
-    pub fn fork_begin(&'static self) -> Result<ForkGuard, Errno> {
+    pub fn fork_begin(&'static self, rseq: Option<&AtomicU8>) -> Result<ForkGuard, Errno> {
         let signals = SignalsBlocked::new();
-        let (layout, charged) = self.charge_fork()?;
+        let (layout, charged) = self.charge_fork(rseq)?;
         reach(Step::Charged);
         let number = self.space.budget().member().fork.begin();
         for stretch in self.space.managed_stretches(&layout) {
@@ -93,7 +99,10 @@ impl Process {
 
     /// Takes the space's lock, closes the gate, and charges the child's share. Another process may
     /// take the room first that was made, so it is tried again.
-    fn charge_fork(&'static self) -> Result<(Layout<'static>, usize), Errno> {
+    fn charge_fork(
+        &'static self,
+        rseq: Option<&AtomicU8>,
+    ) -> Result<(Layout<'static>, usize), Errno> {
         // The child has no thread that would finish an unmap.
         let mut layout = self.space.lock_over(&[self.space.arena()]);
         reach(Step::Locked);
@@ -105,10 +114,14 @@ impl Process {
                 break;
             }
             reach(Step::RoomMade);
+            // Relaxed: it orders nothing. It writes, whatever it finds.
+            let _ = rseq.map(|at| at.compare_exchange(0, 0, Ordering::Relaxed, Ordering::Relaxed));
             self.gate.close();
             reach(Step::GateClosed);
+            let rseq = rseq.and_then(|place| self.anonymous_page_of(place));
+            let locked = rseq.map(|page| self.space.lock_writable(page, &layout));
             // A reader may need the background thread, which is stopped with all the others.
-            if !self.space.swap().is_reading() {
+            if !matches!(locked, Some(None)) && !self.space.swap().is_reading() {
                 charged = self.space.proxy_calls.send(|| {
                     self.space.mmu().expect_sharers();
                     self.space.prepare_fork(&mut layout)
@@ -117,11 +130,19 @@ impl Process {
                     break;
                 }
             }
+            drop(locked);
             self.gate.open();
             self.space.return_fork_room(&layout);
         }
         self.space.end_fork_demand(&layout);
         charged.map(|charged| (layout, charged))
+    }
+
+    fn anonymous_page_of(&self, place: &AtomicU8) -> Option<PageNum> {
+        let address = place.as_ptr().addr();
+        let page = self.arena().contains(&address).then(|| self.space.mmu().page(address))?;
+        let vma = self.space.find_vma(page)?;
+        vma.attributes.kind.is_anonymous().then_some(page)
     }
 
     /// Says once why forks fail, where there is no supervisor that says it.

@@ -68,7 +68,6 @@ steps! {
     ChildDone = c"child: done",
 }
 
-/// Marks that a step is reached.
 #[cfg(not(feature = "failpoints"))]
 #[inline(always)]
 #[allow(clippy::inline_always, reason = "nothing is left of it")]

@@ -260,15 +260,8 @@ impl<M: Mmu> VmSpace<M> {
         }
         if self.available() > 0 {
             self.starved.wake_sleepers(|word| self.mmu.wake_sleepers(word));
-        }
-        if self.can_answer_starved() {
             self.starved.answer_all(|answer| self.wake_for(answer));
         }
-    }
-
-    /// Whether a fault that waited for a frame would find one now.
-    pub(crate) fn can_answer_starved(&self) -> bool {
-        self.available() > 0 && !self.is_making_room_for_fork()
     }
 
     /// Gives free frames beyond `keep` back to the kernel, for other members of the tree.

@@ -12,16 +12,17 @@ use crate::budget::{For, Need, Purpose};
 use crate::control::Event;
 use crate::frames::QueueEnd;
 use crate::mmu::{Access, FrameId, Mmu};
-use crate::page::{Flags, State};
+use crate::page::{Flags, LockedPage, State};
 use crate::reclaim::{NoCaches, OOM_ROUND_MS, OomWait, Pool, Reclaimer, Shrinker};
 use crate::scratch::Scratch;
 use crate::sys::futex::{self, Reach};
 use crate::sys::thread::ThreadId;
 use crate::sys::{Errno, monotonic_ns, rank};
+use crate::units::PageNum;
 
 /// No fork is under way.
 const NONE: u32 = 0;
-/// A fork is under way: faults that need memory wait.
+/// A fork is under way: others' faults that need memory wait.
 const UNDER_WAY: u32 = 1;
 /// It waits for room.
 const WANTED: u32 = 2;
@@ -29,8 +30,8 @@ const WANTED: u32 = 2;
 const HOPELESS: u32 = 3;
 
 impl<M: Mmu> VmSpace<M> {
-    /// From now on until [`Self::end_fork_demand`] faults that need memory wait: threads that go
-    /// on writing would take every page that is freed for the fork.
+    /// From now on until [`Self::end_fork_demand`] faults that need memory want the space's lock, which
+    /// the fork has: threads that go on writing would take every page that is freed for it.
     pub fn begin_fork_demand(&self, _: &Layout<'_>) {
         self.fork_demand.store(UNDER_WAY, Ordering::SeqCst);
     }
@@ -63,10 +64,16 @@ impl<M: Mmu> VmSpace<M> {
     /// The fork has what it asked for, or does without: faults find memory again.
     pub fn end_fork_demand(&self, layout: &Layout<'_>) {
         self.return_fork_room(layout);
-        if self.fork_demand.swap(NONE, Ordering::SeqCst) != NONE {
-            // For the background thread to answer those that waited.
-            self.budget.call_for_memory();
-        }
+        self.fork_demand.store(NONE, Ordering::SeqCst);
+    }
+
+    /// Locks a page that the program can write without a fault, so that it stays so.
+    pub fn lock_writable(&self, page: PageNum, _: &Layout<'_>) -> Option<LockedPage<'_, Self>> {
+        self.try_lock_page(page).filter(|page| {
+            page.state() == State::Mapped
+                && !page.has(Flags::CLEAN)
+                && !page.has(Flags::WRITE_PROTECTED)
+        })
     }
 
     /// Whether faults wait for a fork.

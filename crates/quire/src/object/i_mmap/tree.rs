@@ -148,7 +148,6 @@ impl<'a> Tree<'a> {
         self.root.store(self.link(self.root.load(Relaxed), slot), Relaxed);
     }
 
-    /// Takes a mapping out of the tree; `None` where it is not in it.
     fn take_out(&self, of: MappingRef) -> Option<ObjectMapping> {
         let mut at = self.root.load(Relaxed);
         while at != of.0 {

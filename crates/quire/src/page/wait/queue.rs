@@ -392,7 +392,6 @@ impl<A: Word> WaitList<A> {
         Ok(())
     }
 
-    /// The next one to have the lock of a word.
     fn next_locker(&self, word: usize) -> Option<NonNull<Waiter<A>>> {
         let mut at = self.lockers.first;
         // SAFETY: each is in the chain.

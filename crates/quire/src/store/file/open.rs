@@ -61,7 +61,6 @@ impl FileOptions {
         FileOptions { direct: Direct::Auto, is_writable: false, is_created: false }
     }
 
-    /// Opens an existing file for reading and writing.
     #[must_use]
     pub fn read_write() -> FileOptions {
         FileOptions { is_writable: true, ..FileOptions::read_only() }
