@@ -9,6 +9,7 @@ use quire::control::MEMBERS_MAX;
 use quire::library::FaultAround;
 use quire::process::HANDLERS_MAX;
 use quire::store::Direct;
+use quire::swap::compress::Strength;
 
 use crate::bench::BenchArgs;
 use crate::print;
@@ -109,6 +110,16 @@ pub(crate) struct RunOptions {
     /// The most that the swap file may hold; 30% is of DIR's free space [default: 50%, at most 64G]
     #[arg(long, env = "QUIRE_SWAP_MAX", value_name = "SIZE", requires = "swap_file")]
     pub swap_max: Option<Size>,
+
+    /// Pack pages by LZ4, by Zstandard, or by LZ4 first and what that leaves large by Zstandard
+    #[arg(
+        long,
+        env = "QUIRE_COMPRESS",
+        value_name = "auto|lz4|zstd",
+        default_value = "auto",
+        value_parser = parse_strength
+    )]
+    pub compress: Strength,
 
     /// Map 2^N pages a fault, or let the access pattern choose
     #[arg(
@@ -274,6 +285,16 @@ fn parse_direct(text: &str) -> Result<Direct, &'static str> {
         "on" => Ok(Direct::On),
         "off" => Ok(Direct::Off),
         _ => Err("write auto, on or off"),
+    }
+}
+
+/// How hard pages are packed.
+pub(crate) fn parse_strength(text: &str) -> Result<Strength, &'static str> {
+    match text {
+        "auto" => Ok(Strength::Auto),
+        "lz4" => Ok(Strength::Lz4),
+        "zstd" => Ok(Strength::Zstd),
+        _ => Err("write auto, lz4 or zstd"),
     }
 }
 

@@ -46,10 +46,15 @@ impl Ended {
             return line;
         }
         let _ = write!(line, "; {} swapped out", Human(swapped * PAGE_SIZE as u64));
-        let stored = self.event(Event::ZswpoutBytes);
-        if stored > 0 {
-            let compressed = self.event(Event::Zswpout) * PAGE_SIZE as u64;
-            let _ = write!(line, ", compressed {:.1} to 1", compressed as f64 / stored as f64);
+        let packed =
+            [(Event::Zswpout, Event::ZswpoutBytes), (Event::ZswpoutZstd, Event::ZswpoutZstdBytes)];
+        let [all, zstd] = packed.map(|(pages, bytes)| [self.event(pages), self.event(bytes)]);
+        if let Some(ratio) = ratio_of(all) {
+            let _ = write!(line, ", compressed {ratio:.1} to 1");
+            let lz4 = ratio_of([all[0] - zstd[0], all[1] - zstd[1]]);
+            if let (Some(lz4), Some(zstd)) = (lz4, ratio_of(zstd)) {
+                let _ = write!(line, " (lz4 {lz4:.1}, zstd {zstd:.1})");
+            }
         }
         let same_filled = self.event(Event::SwpoutZero);
         if same_filled * 20 >= swapped {
@@ -120,6 +125,11 @@ impl Ended {
             members.iter().map(|(name, value)| format!("  \"{name}\": {value}")).collect();
         format!("{{\n{}\n}}\n", lines.join(",\n"))
     }
+}
+
+/// To how much less pages were packed, if any were.
+fn ratio_of([pages, bytes]: [u64; 2]) -> Option<f64> {
+    (bytes > 0).then(|| pages as f64 * PAGE_SIZE as f64 / bytes as f64)
 }
 
 /// A JSON array, a value a line.

@@ -9,7 +9,7 @@ use std::time::Instant;
 use quire::control::slabs::{SlabTable, slots_for};
 use quire::swap::Payer;
 use quire::swap::blob::Packing;
-use quire::swap::compress::{Compressed, Compressor, PageBytes, page_hash};
+use quire::swap::compress::{Compressed, Compressor, PageBytes, Strength, page_hash};
 use quire::swap::zpool::{Handle, Zpool};
 use quire::units::{PAGE_SIZE, PageNum};
 
@@ -46,7 +46,9 @@ fn page() -> PageBytes {
 fn measure(pool: &Zpool, gives_back: bool) -> [f64; 3] {
     let (purse, page) = (Purse(AtomicUsize::new(0)), page());
     let mut compressor = Compressor::default();
-    let Compressed::Lz4(packed) = compressor.compress(&page) else { unreachable!("it packs") };
+    let Compressed::Packed(packing, packed) = compressor.compress(&page, Strength::Lz4) else {
+        unreachable!("it packs")
+    };
     let hash = page_hash(&page);
     let mut rounds: Vec<[f64; 3]> = (0..ROUNDS)
         .map(|_| {
@@ -54,7 +56,7 @@ fn measure(pool: &Zpool, gives_back: bool) -> [f64; 3] {
             let store = time(|| {
                 for owner in 0..PAGES {
                     let owner = PageNum(owner);
-                    handles.push(pool.store(owner, Packing::Lz4, packed, hash, &purse).unwrap());
+                    handles.push(pool.store(owner, packing, packed, hash, &purse).unwrap());
                 }
             });
             let mut out = [0; PAGE_SIZE];

@@ -3,8 +3,8 @@
 use core::mem::MaybeUninit;
 
 use crate::swap::compress::{Compressor, PageBytes};
-use crate::sys::Errno;
-use crate::sys::{memory, yard};
+use crate::sys::zstd::PackerMemory;
+use crate::sys::{Errno, memory, yard};
 
 /// Pages of staging: what one copy carries at most.
 pub const STAGING_PAGES: usize = 64;
@@ -14,7 +14,8 @@ pub const READING_PAGES: usize = 256;
 /// Buffers and a compressor in a mapping of their own.
 pub struct Scratch {
     compressor: &'static mut MaybeUninit<Compressor>,
-    has_compressor: bool,
+    /// Memory that the compressor takes when it is made.
+    packer: Option<&'static mut PackerMemory>,
     /// Pages on their way into the program.
     pub staging: &'static mut [PageBytes; STAGING_PAGES],
     /// What was read from the swap file; only readers touch it.
@@ -29,6 +30,7 @@ struct ScratchMemory {
     reading: [PageBytes; READING_PAGES],
     page: PageBytes,
     compressor: MaybeUninit<Compressor>,
+    packer: PackerMemory,
 }
 
 impl Drop for Scratch {
@@ -50,11 +52,11 @@ impl Scratch {
         let bytes = size_of::<ScratchMemory>().next_multiple_of(4096);
         let place = yard::take(bytes)?;
         // SAFETY: fresh zeroed memory, aligned to a page as `ScratchMemory` wants it, of at least the size,
-        // given back by `drop`, and not known elsewhere; zero is valid for byte arrays and MaybeUninit.
+        // given back by `drop`, and not known elsewhere; zero is valid for arrays of numbers and MaybeUninit.
         let memory = unsafe { &mut *place.as_ptr().cast::<ScratchMemory>() };
         Ok(Scratch {
             compressor: &mut memory.compressor,
-            has_compressor: false,
+            packer: Some(&mut memory.packer),
             staging: &mut memory.staging,
             reading: &mut memory.reading,
             page: &mut memory.page,
@@ -63,9 +65,8 @@ impl Scratch {
 
     /// The thread's compressor. It is made when it is first asked for: most threads pack nothing.
     pub fn compressor(&mut self) -> &mut Compressor {
-        if !self.has_compressor {
-            self.compressor.write(Compressor::default());
-            self.has_compressor = true;
+        if let Some(packer) = self.packer.take() {
+            self.compressor.write(Compressor::with_zstd(packer));
         }
         // SAFETY: initialised above, now or before.
         unsafe { self.compressor.assume_init_mut() }

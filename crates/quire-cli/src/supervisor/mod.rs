@@ -149,6 +149,7 @@ impl Supervisor {
         control.no_batch_unmap.store(options.no_batch_unmap.into(), Relaxed);
         control.no_speculation.store(options.no_speculative_faults.into(), Relaxed);
         control.folio_order.store(options.folio_order, Relaxed);
+        control.compress.store(options.compress as u32, Relaxed);
         control.handlers.store(options.handlers, Relaxed);
         control.no_pinned_handlers.store(options.no_pinned_handlers.into(), Relaxed);
         control.budget_pages.store(resources.budget_pages, Relaxed);

@@ -53,6 +53,12 @@ named! {
         PswpoutClean = "pswpout_clean",
         /// Bytes written to the compressed pool.
         ZswpoutBytes = "zswpout_bytes",
+        /// Of the pages that went to the compressed pool, those packed by Zstandard.
+        ZswpoutZstd = "zswpout_zstd",
+        /// Bytes of these.
+        ZswpoutZstdBytes = "zswpout_zstd_bytes",
+        /// Pages of the compressed pool that stayed there, and were packed anew by Zstandard.
+        ZswpRepacked = "zswp_repacked",
         /// Faults parked until a lock, a frame or a read was ready.
         FaultParked = "fault_parked",
         /// Pages poisoned because their content was lost.

@@ -76,7 +76,7 @@ pub const SOCKET_VARIABLE: &str = "QUIRE_SOCKET";
 /// First word of the control page, of `Hello` and of `Welcome`.
 pub const MAGIC: u32 = 0x5155_4952;
 /// Changed with every change of a structure in this module.
-pub const VERSION: u32 = 10;
+pub const VERSION: u32 = 11;
 
 /// Most processes of one tree that can be managed at a time.
 pub const MEMBERS_MAX: usize = 256;
@@ -211,6 +211,8 @@ pub struct Control {
     pub handlers: AtomicU32,
     /// 1 where they run on any CPU (`--no-pinned-handlers`).
     pub no_pinned_handlers: AtomicU32,
+    /// `--compress`: a `Strength` of packing.
+    pub compress: AtomicU32,
     pub budget_pages: AtomicU64,
     /// Most that one member may hold (`--memory-per-process`), 0 where only the budget bounds it.
     pub member_pages_max: AtomicU64,

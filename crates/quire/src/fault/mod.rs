@@ -29,9 +29,12 @@ use crate::reclaim::{NoCaches, Room, Shrinker};
 use crate::scratch::{STAGING_PAGES, Scratch};
 use crate::space::VmSpace;
 use crate::space::vma::{Kind, Vma};
+use crate::swap::SwapRead;
 use crate::swap::compress::{Corrupt, PageBytes, fill_same};
+use crate::swap::file::Location;
 use crate::swap::zpool::Handle;
 use crate::sys::clock::Moment;
+use crate::sys::monotonic_ns;
 use crate::sys::thread::ThreadId;
 use crate::units::{BLOCK_ORDER, BLOCK_PAGES, PAGE_SIZE, PageNum, PageRange};
 
@@ -141,7 +144,7 @@ impl<M: Mmu> VmSpace<M> {
                 State::Mapped => return Ok(self.fault_on_mapped(locked, vma, access)),
                 // Cached is for words of objects alone.
                 State::Poisoned | State::Cached => return Ok(self.fault_on_poisoned(locked)),
-                State::File => return Ok(self.fault_from_file(locked, way, scratch)),
+                State::File => return Ok(self.fault_from_file(locked, access, way, scratch)),
                 State::Limbo => {
                     self.fault_from_limbo(locked, vma, guess, access);
                     return Ok(Outcome::Served);
@@ -322,19 +325,25 @@ impl<M: Mmu> VmSpace<M> {
     fn fault_from_file(
         &self,
         page: LockedPage<'_, Self>,
+        access: Access,
         way: Way,
         scratch: &mut Scratch,
     ) -> Outcome {
         self.budget.count(Event::Pgmajfault, 1);
-        let Err(page) = self.read_at_once(page, scratch) else { return Outcome::Served };
+        let Some(location) = Location::new(page.content().payload()) else {
+            self.poison_locked(page);
+            return Outcome::Poisoned;
+        };
+        let is_write = access == Access::Write;
+        let request = SwapRead { page: page.page(), location, is_write, sent_ns: monotonic_ns() };
+        let Err(page) = self.read_at_once(page, request, scratch) else { return Outcome::Served };
         // The lock stays taken until the read is done; the reader answers this fault.
         page.park_fault();
-        let location = page.content().payload();
-        let number = page.leave_locked();
-        if self.swap.request_read(number, location) {
+        page.leave_locked();
+        if self.swap.request_read(request) {
             self.count_finished(way);
         } else {
-            self.adopt_page(number).unlock();
+            self.adopt_page(request.page).unlock();
         }
         Outcome::Parked
     }

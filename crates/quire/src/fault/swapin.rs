@@ -29,6 +29,8 @@ struct PlannedRead<'a, M: Mmu> {
     window: FaultWindow<'a, M>,
     plan: ReadPlan,
     guess: Guess,
+    /// Whether a write asked for it.
+    is_write: bool,
 }
 
 impl<M: Mmu> VmSpace<M> {
@@ -45,7 +47,7 @@ impl<M: Mmu> VmSpace<M> {
     fn complete_group(&self, group: &[SwapRead], ring: &mut Ring, scratch: &mut Scratch) {
         let mut reads: [Option<PlannedRead<'_, M>>; GROUP] = core::array::from_fn(|at| {
             let request = group.get(at)?;
-            Some(self.plan_read(self.adopt_page(request.page), request.location))
+            Some(self.plan_read(self.adopt_page(request.page), *request))
         });
         let plans: [ReadPlan; GROUP] = core::array::from_fn(|at| {
             reads[at].as_ref().map_or(Location::FIRST.plan(), |read| read.plan)
@@ -61,7 +63,7 @@ impl<M: Mmu> VmSpace<M> {
             }
             if is_read {
                 let passed_ns = monotonic_ns().saturating_sub(group[at].sent_ns);
-                self.budget.count_fault_time(FaultKind::File, passed_ns);
+                self.note_time(FaultKind::File, passed_ns);
             }
         }
     }
@@ -75,16 +77,16 @@ impl<M: Mmu> VmSpace<M> {
     pub(super) fn read_at_once<'a>(
         &'a self,
         page: LockedPage<'a, Self>,
+        request: SwapRead,
         scratch: &mut Scratch,
     ) -> Result<(), LockedPage<'a, Self>> {
-        let Some(location) = Location::new(page.content().payload()) else { return Err(page) };
         // A program's thread that brings a page in has no descriptor of the file.
         if !self.mmu.is_reachable() {
             return Err(page);
         }
         let Some(_turn) = self.swap.take_turn() else { return Err(page) };
         let mut ring = self.swap.new_plain_reader();
-        let mut read = self.plan_read(page, location);
+        let mut read = self.plan_read(page, request);
         let is_read = read_plans(&[read.plan], &mut ring, scratch)[0].is_ok()
             || self.read_alone(&mut read, 0, &mut ring, scratch);
         self.make_room(&NoCaches, Room::Frame, read.window.range().len(), Some(scratch));
@@ -98,16 +100,17 @@ impl<M: Mmu> VmSpace<M> {
     fn plan_read<'a>(
         &'a self,
         locked: LockedPage<'a, Self>,
-        location: Location,
+        request: SwapRead,
     ) -> PlannedRead<'a, M> {
         let (page, old) = (locked.page(), locked.content());
+        let SwapRead { location, is_write, .. } = request;
         let mut plan = location.plan();
         let found = self.find_vma(page).filter(|vma| vma.attributes.kind.is_anonymous());
         let Some(vma) = found else {
             // It is being unmapped, by a thread that waits for this lock.
             let guess = self.streams.guess(page, false, Pattern::Normal, 0);
             let window = FaultWindow::of_one(locked, Access::Read);
-            return PlannedRead { window, plan, guess };
+            return PlannedRead { window, plan, guess, is_write };
         };
         let mut guess = self.guess(page, old, &vma);
         guess.order = guess.order.min(READ_AHEAD_ORDER);
@@ -129,12 +132,12 @@ impl<M: Mmu> VmSpace<M> {
             (window.is_movable, window.is_mlocked) = (false, false);
             plan = location.plan();
         }
-        // What a stream reads keeps its place. A page by itself is better packed when it goes: to
-        // read it again would cost as much as a whole window of the stream.
+        // What a stream reads keeps its place. A page by itself keeps it only where it does not pack
+        // ([`Self::map_read`]): in the pool it would be had for less than a read.
         if guess.order > 0 && self.may_keep_clean(&window) {
             window.is_clean = true;
         }
-        PlannedRead { window, plan, guess }
+        PlannedRead { window, plan, guess, is_write }
     }
 
     /// After a read that failed: the page asked for by itself, for the others may be to blame.
@@ -161,13 +164,19 @@ impl<M: Mmu> VmSpace<M> {
         at: Option<usize>,
         scratch: &mut Scratch,
     ) -> bool {
-        let PlannedRead { window, plan, guess } = read;
+        let PlannedRead { window, plan, guess, is_write } = read;
         let Some(at) = at else {
             window.pages.take_first().into_iter().for_each(|page| self.poison_locked(page));
             return true;
         };
         let pages = &scratch.reading[at * READ_AHEAD_PAGES..][..READ_AHEAD_PAGES];
-        let source = FillSource::Read(*plan, &pages.as_flattened()[..plan.length]);
+        let bytes = &pages.as_flattened()[..plan.length];
+        if window.range().len() == 1 && !window.is_clean && !*is_write {
+            let location = Location::new(window.before(window.asked).payload());
+            let is_raw = location.is_some_and(|location| plan.is_raw(bytes, location));
+            window.is_clean = is_raw && self.may_keep_clean(window);
+        }
+        let source = FillSource::Read(*plan, bytes);
         let is_filled = self.fill_window(window, source, *guess, scratch.staging);
         if !is_filled {
             window.shrink(1);

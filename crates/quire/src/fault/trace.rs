@@ -64,6 +64,13 @@ impl<M: Mmu> VmSpace<M> {
             Outcome::Spurious => FaultKind::Spurious,
             Outcome::Parked | Outcome::NoVma | Outcome::Poisoned | Outcome::Unfilled => return,
         };
-        self.budget.count_fault_time(kind, since.elapsed_ns());
+        self.note_time(kind, since.elapsed_ns());
+    }
+
+    /// Notes how long a fault of a kind took that is served now.
+    #[inline]
+    pub(super) fn note_time(&self, kind: FaultKind, ns: u64) {
+        self.budget.count_fault_time(kind, ns);
+        self.border.note_time(kind, ns);
     }
 }

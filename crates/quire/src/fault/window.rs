@@ -395,6 +395,13 @@ impl<M: Mmu> VmSpace<M> {
             State::File => self.budget.count(Event::Pswpin, 1),
             _ => {}
         }
+        let page = window.range().start;
+        if page == window.asked
+            && !window.is_ahead
+            && let Some(stored) = before.stored()
+        {
+            self.note_refault(page, stored);
+        }
         match before.stored() {
             Some(Stored::Pool(_)) if settled == Settled::Clean => self.swap.keep_copy(),
             Some(stored) if settled == Settled::Mapped => self.free_stored(stored),

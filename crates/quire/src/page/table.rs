@@ -8,7 +8,7 @@
 //! Lock: the mutex of the free blocks, a leaf.
 
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU16, AtomicU32, AtomicUsize, Ordering};
 
 use linux_raw_sys::general::MADV_DONTNEED;
 
@@ -50,6 +50,8 @@ struct FreeBlocks {
 /// All page words of a space.
 pub struct Pages {
     words: Table<PageWord>,
+    /// When each page left memory, by a clock of reclaim's. A hint.
+    stamps: Table<AtomicU16>,
     blocks: Table<Block>,
     arena_pages: usize,
     /// One past the highest block of the arena that was ever used.
@@ -75,6 +77,7 @@ impl Pages {
         let pages = arena_pages + pages_beyond;
         Ok(Pages {
             words: Table::new(pages)?,
+            stamps: Table::new(pages)?,
             blocks: Table::new(pages >> BLOCK_ORDER)?,
             arena_pages,
             arena_blocks: AtomicUsize::new(0),
@@ -98,6 +101,11 @@ impl Pages {
     /// The same, if there is such a page.
     pub fn get(&self, page: PageNum) -> Option<&PageWord> {
         self.words.get(page.index())
+    }
+
+    /// When the page left memory last.
+    pub fn stamp(&self, page: PageNum) -> &AtomicU16 {
+        &self.stamps[page.index()]
     }
 
     #[inline]

@@ -8,7 +8,7 @@
 //! |---|---|---|---|---|---|---|---|
 //! | `None` | | `map`, `map_clean` (of an object) | remap | remap | remap | | `refuse` |
 //! | `Mapped` | `drop_content`, `store` (clean, of an object) | `write`, `replace`, `end_clean`, `rename` | `into_limbo` | `store` | `store` | `store` (clean) | `refuse` |
-//! | `Limbo` | `drop_content` | `map` | | `store` | `store` | | |
+//! | `Limbo` | `drop_content` | `map` | | `store` | `store` | `store` | |
 //! | `Same` | `drop_content` | `map`, `map_clean` | | | | | `poison` |
 //! | `Pool` | `drop_content` | `map`, `map_clean` | | | `rename` | `store` | `poison` |
 //! | `File` | `drop_content` | `map`, `map_clean` | | | | `rename` | `poison` |
@@ -32,7 +32,7 @@
 //! |---|---|
 //! | `None`, `Same`, `File` | WRITE_PROTECTED; ERROR (of an object) |
 //! | `Mapped` | ACCESSED, MLOCKED, PINNED, DIRTY, WRITE_PROTECTED; CLEAN, and with it at most one of IN_POOL, IN_FILE, IN_OBJECT |
-//! | `Limbo` | WRITE_PROTECTED, LAZYFREE, INCOMPRESSIBLE |
+//! | `Limbo` | WRITE_PROTECTED, LAZYFREE, INCOMPRESSIBLE, WRITEBACK |
 //! | `Pool` | WRITE_PROTECTED, WRITEBACK; ERROR (of an object) |
 //! | `Poisoned` | ERROR; of an object WRITEBACK; CLEAN, and with it at most one of IN_POOL, IN_FILE |
 //! | `Cached` | ACCESSED, MLOCKED, PINNED, WRITEBACK, INCOMPRESSIBLE; DIRTY, or CLEAN, and with it at most one of IN_POOL, IN_FILE |
@@ -320,7 +320,7 @@ const fn may_follow(before: State, after: State) -> bool {
     match before {
         None => !matches!(after, File),
         Mapped => !matches!(after, Cached),
-        Limbo => matches!(after, None | Mapped | Limbo | Same | Pool),
+        Limbo => matches!(after, None | Mapped | Limbo | Same | Pool | File),
         Same => matches!(after, None | Mapped | Same | Poisoned | Cached),
         Pool => matches!(after, None | Mapped | Pool | File | Poisoned | Cached),
         File => matches!(after, None | Mapped | File | Poisoned | Cached),
@@ -345,7 +345,10 @@ const fn may_have_flags(word: Snapshot) -> bool {
     let allowed = match word.state() {
         State::None | State::Same | State::File => Flags::WRITE_PROTECTED.or(Flags::ERROR),
         State::Mapped => MAPPED,
-        State::Limbo => Flags::WRITE_PROTECTED.or(Flags::LAZYFREE).or(Flags::INCOMPRESSIBLE),
+        State::Limbo => {
+            let evicted = Flags::LAZYFREE.or(Flags::INCOMPRESSIBLE).or(Flags::WRITEBACK);
+            evicted.or(Flags::WRITE_PROTECTED)
+        }
         State::Pool => Flags::WRITE_PROTECTED.or(Flags::WRITEBACK).or(Flags::ERROR),
         State::Poisoned => Flags::ERROR.or(Flags::WRITEBACK).or(KEPT_IN_SWAP),
         State::Cached if word.has(Flags::DIRTY.or(Flags::CLEAN)) => return false,

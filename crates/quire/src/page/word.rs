@@ -109,7 +109,7 @@ impl Flags {
     /// and copying could lose what the kernel still writes. A page of an object may be written at
     /// any time, unnoticed ([`crate::object`], pins).
     pub const PINNED: Flags = Flags(1 << 13);
-    /// Could not be compressed, and there is no swap file to take it.
+    /// Could not be compressed: it is left in memory, or to the swap file.
     pub const INCOMPRESSIBLE: Flags = Flags(1 << 14);
     /// A mapped page is as its object has it, of which it is a private copy: it keeps nothing in
     /// store, and has no content of its own once it goes. Only with CLEAN.

@@ -219,7 +219,10 @@ impl<M: Mmu> VmSpace<M> {
                 Stored::Pool(_) => self.swap.forget_copy(),
                 _ => {}
             }
-            stored_pages += usize::from(stored != Stored::Nothing);
+            if stored != Stored::Nothing {
+                self.note_evicted(page.page());
+                stored_pages += 1;
+            }
             page.store(stored);
         }
         self.budget.count(Event::Pswpout, stored_pages);

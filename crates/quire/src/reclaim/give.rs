@@ -69,7 +69,7 @@ impl<M: Mmu> VmSpace<M> {
             self.answer_starved();
             return Balance::Progress;
         }
-        let balance = self.last_resort();
+        let balance = self.last_resort(scratch);
         if balance == Balance::Stuck {
             self.budget.answer_spent();
         }

@@ -109,8 +109,9 @@ impl<M: Mmu> VmSpace<M> {
         self.make_room_for_fork(scratch);
         let pool_pages = self.swap.zpool.own_pages() as u64;
         self.budget.member().pool_pages.store(pool_pages, Ordering::Relaxed);
+        self.border.look();
         let pool = Pool(self);
-        pool.scan(pool.count(), Reclaimer::Kswapd, None);
+        pool.scan(pool.count(), Reclaimer::Kswapd, Some(scratch));
         if self.budget.members() > 1 {
             return self.balance_in_tree(caches, scratch);
         }
@@ -132,12 +133,12 @@ impl<M: Mmu> VmSpace<M> {
             self.share_free_frames(0);
         }
         self.answer_starved();
-        if freed > 0 { Balance::Progress } else { self.last_resort() }
+        if freed > 0 { Balance::Progress } else { self.last_resort(scratch) }
     }
 
     /// Reclaim got nowhere: what else there is.
-    pub(super) fn last_resort(&self) -> Balance {
-        if Pool(self).scan(1, Reclaimer::Kswapd, None) > 0 || self.compact() > 0 {
+    pub(super) fn last_resort(&self, scratch: &mut Scratch) -> Balance {
+        if Pool(self).scan(1, Reclaimer::Kswapd, Some(scratch)) > 0 || self.compact() > 0 {
             return Balance::Progress;
         }
         Balance::Stuck

@@ -19,6 +19,7 @@
 //! and too little of it is uncharged, a fork wants room, or the compressed pool needs a slab. A futex in each
 //! member's seat wakes its background thread.
 
+mod border;
 mod copy;
 mod evict;
 mod give;
@@ -30,6 +31,7 @@ mod writeback;
 
 use core::sync::atomic::Ordering;
 
+pub(crate) use self::border::Border;
 pub use self::evict::Evicted;
 pub use self::kswapd::{Balance, Kswapd, OOM_ROUND_MS, OomWait};
 pub(crate) use self::place::{Place, Places};
@@ -119,7 +121,10 @@ impl<M: Mmu> VmSpace<M> {
         match self.places.begin_turn(self.mmu.cycles()) {
             // In a tree it may be another member's turn, which only the background thread waits for.
             Place::Fault if self.gives_itself() => {
-                self.reclaim(caches, FAULT_TURN, Reclaimer::Direct, scratch);
+                if self.reclaim(caches, FAULT_TURN, Reclaimer::Direct, scratch) == 0 {
+                    // What is left has to be written.
+                    self.budget.call_for_memory();
+                }
             }
             Place::Fault | Place::Background => self.budget.call_for_memory(),
         }
@@ -210,7 +215,7 @@ impl<M: Mmu> VmSpace<M> {
     fn shrink_arena(&self, target: usize, who: Reclaimer, scratch: &mut Scratch) -> usize {
         let mut freed = 0;
         if self.frames.limbo() > self.limbo_target() {
-            freed += self.shrink_limbo(target, scratch);
+            freed += self.shrink_limbo(target, who, scratch);
         }
         if freed < target {
             let evicted = self.evict_some(target.max(BLOCK_PAGES / 4), who, scratch);
@@ -219,13 +224,13 @@ impl<M: Mmu> VmSpace<M> {
             let is_spent = who != Reclaimer::Kswapd && self.available() == 0;
             let keep = if is_spent { 0 } else { self.limbo_target() };
             if self.frames.limbo() > keep {
-                freed += self.shrink_limbo(target.saturating_sub(freed).max(1), scratch);
+                freed += self.shrink_limbo(target.saturating_sub(freed).max(1), who, scratch);
             }
         }
         // What packing has not used again of the slabs that faults have emptied.
         freed += self.swap.zpool.trim(&self.budget);
         if freed == 0 {
-            freed += self.shrink_limbo(target, scratch);
+            freed += self.shrink_limbo(target, who, scratch);
         }
         freed
     }

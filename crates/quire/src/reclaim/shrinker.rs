@@ -93,19 +93,21 @@ impl<M: Mmu> Shrinker for Pool<'_, M> {
         if !space.swap.has_file() {
             return 0;
         }
-        let all = space.budget.tree_limit() / 2;
+        let limit = space.budget.limit();
+        let pool = space.border.share();
+        let all = (space.budget.tree_limit() as u64 * pool as u64 / limit as u64) as usize;
         let own = all / space.budget.members();
         let share = own.max(all.saturating_sub(space.budget.pool_pages_of_others()));
-        space.swap.zpool.pages().saturating_sub(share.min(space.budget.limit() / 2))
+        space.swap.zpool.pages().saturating_sub(share.min(pool))
     }
 
     /// Writes packed pages to the swap file, a segment at a time.
-    fn scan(&self, target: usize, _: Reclaimer, _: Option<&mut Scratch>) -> usize {
-        let Pool(space) = self;
+    fn scan(&self, target: usize, _: Reclaimer, scratch: Option<&mut Scratch>) -> usize {
+        let (Pool(space), Some(scratch)) = (self, scratch) else { return 0 };
         let mut freed = 0;
         while freed < target {
             let before = space.swap.zpool.pages();
-            if space.write_back() == 0 {
+            if space.write_back(scratch) == 0 {
                 break;
             }
             // Slabs that are taken meanwhile hide what was freed.

@@ -1,18 +1,38 @@
 //! From limbo to swap: what becomes of evicted pages' bytes.
+//!
+//! What packs well goes to the compressed pool. What does not is written to the swap file from the frame
+//! in which it lies, by the background thread, and is in limbo until it has been written: a fault that
+//! comes first has it back, and in the pool it would take as much memory as it gives.
 
+use core::sync::atomic::Ordering::Relaxed;
+
+use super::Reclaimer;
+use super::writeback::SegmentTag;
 use crate::control::Event;
 use crate::frames::QueueEnd;
 use crate::mmu::{FrameId, FrameRun, Mmu};
-use crate::page::{Flags, State, Stored};
+use crate::page::{Flags, LockedPage, State, Stored};
 use crate::scratch::Scratch;
 use crate::space::VmSpace;
-use crate::swap::blob;
-use crate::swap::compress::{Compressed, PageBytes, page_hash};
+use crate::swap::Writing;
+use crate::swap::blob::{Blob, Packing};
+use crate::swap::compress::{Compressed, PageBytes, Strength, page_hash};
+use crate::swap::file::SwapSegments;
 use crate::sys::monotonic_ns;
-use crate::units::{PAGE_SIZE, PageNum};
+use crate::units::PageNum;
 
 /// Freed frames are handed over at the latest after so many: faults may wait for them.
 const HANDOVER: usize = 32;
+
+/// What becomes of pages in limbo that do not pack.
+pub(crate) enum Unpackable<'a> {
+    /// They are written to the swap file.
+    Written(&'a SwapSegments, &'a mut Writing),
+    /// They stay where they are, for the background thread, which writes them.
+    Left,
+    /// They go to the pool as they are, because limbo has to become empty now.
+    Pooled,
+}
 
 /// Why a page's bytes could not be stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -25,17 +45,52 @@ pub(crate) enum Unstored {
 
 impl<M: Mmu> VmSpace<M> {
     /// Empties limbo from its old end until `target` frames are free; returns how many are.
-    pub(crate) fn shrink_limbo(&self, target: usize, scratch: &mut Scratch) -> usize {
-        let freed = self.shrink_queued(target, scratch);
+    pub(crate) fn shrink_limbo(
+        &self,
+        target: usize,
+        who: Reclaimer,
+        scratch: &mut Scratch,
+    ) -> usize {
+        if who == Reclaimer::Kswapd
+            && let Some((file, mut writing)) = self.swap.writing()
+        {
+            let written = &mut Unpackable::Written(file, &mut writing);
+            return self.shrink_limbo_to(target, written, scratch);
+        }
+        self.shrink_limbo_to(target, &mut Unpackable::Left, scratch)
+    }
+
+    /// The same for a thread that has to see all of it go.
+    pub(crate) fn clear_limbo(&self, scratch: &mut Scratch) -> usize {
+        self.shrink_limbo_to(usize::MAX, &mut Unpackable::Pooled, scratch)
+    }
+
+    fn shrink_limbo_to(
+        &self,
+        target: usize,
+        unpackable: &mut Unpackable<'_>,
+        scratch: &mut Scratch,
+    ) -> usize {
+        let mut freed = self.shrink_queued(target, unpackable, scratch);
         // What cannot go keeps the queue from ever running dry: the window that is being filled
         // must get its turn all the same.
         if freed == 0 && target > 0 && self.frames.close_window() {
-            return self.shrink_queued(target, scratch);
+            freed = self.shrink_queued(target, unpackable, scratch);
+        }
+        if let Unpackable::Written(file, writing) = unpackable
+            && freed < target
+        {
+            freed += self.write_segment(file, writing).frames;
         }
         freed
     }
 
-    fn shrink_queued(&self, target: usize, scratch: &mut Scratch) -> usize {
+    fn shrink_queued(
+        &self,
+        target: usize,
+        unpackable: &mut Unpackable<'_>,
+        scratch: &mut Scratch,
+    ) -> usize {
         let mut freed = 0;
         // Windows that keep something are queued again: look at each once, and at the window that
         // is being filled where the queue runs dry.
@@ -45,7 +100,7 @@ impl<M: Mmu> VmSpace<M> {
             }
             let Some(window) = self.frames.oldest_window() else { break };
             let start = monotonic_ns();
-            freed += self.shrink_window_of_limbo(window, target - freed, scratch);
+            freed += self.shrink_window_of_limbo(window, target - freed, unpackable, scratch);
             self.budget.count(Event::CompressNs, (monotonic_ns() - start) as usize);
             let end = if freed >= target { QueueEnd::Oldest } else { QueueEnd::Youngest };
             self.frames.return_window(window, end);
@@ -53,11 +108,23 @@ impl<M: Mmu> VmSpace<M> {
         freed
     }
 
-    fn shrink_window_of_limbo(&self, window: u32, target: usize, scratch: &mut Scratch) -> usize {
+    fn shrink_window_of_limbo(
+        &self,
+        window: u32,
+        target: usize,
+        unpackable: &mut Unpackable<'_>,
+        scratch: &mut Scratch,
+    ) -> usize {
         let mut freed = 0;
         let mut pending = FrameRun { start: FrameId(0), len: 0 };
         for frame in self.frames.limbo_frames(window) {
-            if !self.store_limbo_page(frame, scratch) {
+            let is_stored = self.store_limbo_page(frame, unpackable, scratch);
+            if let Unpackable::Written(file, writing) = unpackable
+                && writing.writer.is_full()
+            {
+                freed += self.write_segment(file, writing).frames;
+            }
+            if !is_stored {
                 continue;
             }
             freed += 1;
@@ -78,13 +145,17 @@ impl<M: Mmu> VmSpace<M> {
     }
 
     /// Moves one page from limbo to swap; its frame is taken then, for the caller to hand over.
-    fn store_limbo_page(&self, frame: FrameId, scratch: &mut Scratch) -> bool {
+    fn store_limbo_page(
+        &self,
+        frame: FrameId,
+        unpackable: &mut Unpackable<'_>,
+        scratch: &mut Scratch,
+    ) -> bool {
         let page = self.frames.owner_of(frame);
         self.mmu.step();
         let Some(page) = self.try_lock_page(page) else { return false };
         let is_it = page.state() == State::Limbo && page.content().payload() == frame.0;
-        let is_hopeless = page.has(Flags::INCOMPRESSIBLE) && !page.has(Flags::LAZYFREE);
-        if !is_it || is_hopeless {
+        if !is_it {
             return false;
         }
         let one = FrameRun { start: frame, len: 1 };
@@ -97,19 +168,49 @@ impl<M: Mmu> VmSpace<M> {
         }
         // SAFETY: a frame in limbo belongs to its owner, which is locked.
         let bytes = unsafe { &*self.mmu.frame(frame) };
-        match self.store_page(page.page(), bytes, scratch) {
+        let stored = if !page.has(Flags::INCOMPRESSIBLE) {
+            self.pack_page(page.page(), bytes, scratch)
+        } else if matches!(unpackable, Unpackable::Pooled) {
+            self.pool_raw(page.page(), bytes)
+        } else {
+            Err(Unstored::Incompressible)
+        };
+        match stored {
             Ok(stored) => {
                 self.frames.leave_limbo(one);
                 page.store(stored);
-                true
+                return true;
             }
-            // It stays as it is until a fault takes it back: no need to try again.
-            Err(Unstored::Incompressible) => {
-                page.set_flags(Flags::INCOMPRESSIBLE);
-                false
-            }
-            Err(Unstored::NoRoom) => false,
+            Err(Unstored::Incompressible) => self.leave_unpacked(page, bytes, unpackable),
+            Err(Unstored::NoRoom) => {}
         }
+        false
+    }
+
+    /// A locked page in limbo does not pack: it is written, or stays as it is. That it does not pack is known
+    /// until a fault takes it back.
+    fn leave_unpacked(
+        &self,
+        page: LockedPage<'_, Self>,
+        bytes: &PageBytes,
+        unpackable: &mut Unpackable<'_>,
+    ) {
+        let mut flags = Flags::INCOMPRESSIBLE;
+        if let Unpackable::Written(file, writing) = unpackable {
+            // With the flag it is in the segment already, unless the write of that one has failed.
+            let may_be_added = page.has(Flags::WRITEBACK) && !writing.writer.is_empty();
+            let blob =
+                Blob { owner: page.page(), kind: Packing::Raw, hash: page_hash(bytes), bytes };
+            let tag = SegmentTag::Limbo(FrameId(page.content().payload()));
+            if !may_be_added
+                && self.open_segment(file, writing)
+                && writing.writer.add(&blob, tag.get())
+            {
+                flags = flags.or(Flags::WRITEBACK);
+                self.note_evicted(page.page());
+            }
+        }
+        page.set_flags(flags);
     }
 
     /// Puts a locked page's bytes into swap; returns where they are then, or why
@@ -120,18 +221,52 @@ impl<M: Mmu> VmSpace<M> {
         bytes: &PageBytes,
         scratch: &mut Scratch,
     ) -> Result<Stored, Unstored> {
-        let (kind, packed): (blob::Packing, &[u8]) = match scratch.compressor().compress(bytes) {
+        match self.pack_page(page, bytes, scratch) {
+            Err(Unstored::Incompressible) => self.pool_raw(page, bytes),
+            stored => stored,
+        }
+    }
+
+    /// The same where the page packs.
+    fn pack_page(
+        &self,
+        page: PageNum,
+        bytes: &PageBytes,
+        scratch: &mut Scratch,
+    ) -> Result<Stored, Unstored> {
+        match scratch.compressor().compress(bytes, self.strength()) {
             Compressed::Same(pattern) => {
                 self.budget.count(Event::Pswpout, 1);
                 self.budget.count(Event::SwpoutZero, 1);
-                return Ok(Stored::Same(pattern));
+                self.note_evicted(page);
+                Ok(Stored::Same(pattern))
             }
-            Compressed::Lz4(packed) => (blob::Packing::Lz4, packed),
-            // Without a swap file a page that does not shrink is better left where it is.
-            Compressed::Raw if !self.swap.has_file() => return Err(Unstored::Incompressible),
-            Compressed::Raw => (blob::Packing::Raw, bytes),
-        };
-        let hash = page_hash(bytes);
+            Compressed::Packed(kind, packed) => self.pool(page, kind, packed, page_hash(bytes)),
+            Compressed::Raw => Err(Unstored::Incompressible),
+        }
+    }
+
+    /// How hard pages are packed.
+    pub(super) fn strength(&self) -> Strength {
+        Strength::from_number(self.budget.control().compress.load(Relaxed))
+    }
+
+    /// Puts a page into the pool that does not pack, for the swap file; without one it is better left
+    /// where it is.
+    fn pool_raw(&self, page: PageNum, bytes: &PageBytes) -> Result<Stored, Unstored> {
+        if !self.swap.has_file() {
+            return Err(Unstored::Incompressible);
+        }
+        self.pool(page, Packing::Raw, bytes, page_hash(bytes))
+    }
+
+    fn pool(
+        &self,
+        page: PageNum,
+        kind: Packing,
+        packed: &[u8],
+        hash: u64,
+    ) -> Result<Stored, Unstored> {
         let mut stored = self.swap.zpool.store(page, kind, packed, hash, &self.budget);
         // A few free frames that are given back are a slab of the pool's.
         let may_find_room = || {
@@ -144,7 +279,13 @@ impl<M: Mmu> VmSpace<M> {
         let handle = stored.map_err(|_| Unstored::NoRoom)?;
         self.budget.count(Event::Pswpout, 1);
         self.budget.count(Event::Zswpout, 1);
-        self.budget.count(Event::ZswpoutBytes, packed.len().min(PAGE_SIZE));
+        self.budget.count(Event::ZswpoutBytes, packed.len());
+        self.note_evicted(page);
+        self.border.note_packed(packed.len());
+        if kind == Packing::Zstd {
+            self.budget.count(Event::ZswpoutZstd, 1);
+            self.budget.count(Event::ZswpoutZstdBytes, packed.len());
+        }
         Ok(Stored::Pool(handle.get()))
     }
 }

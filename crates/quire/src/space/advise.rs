@@ -126,7 +126,7 @@ impl<M: Mmu> VmSpace<M> {
             self.evict_range(part, Reclaimer::Advice, &mut layout.scratch);
         });
         // What was evicted is among the youngest in limbo: all of it has to go.
-        self.shrink_limbo(usize::MAX, &mut layout.scratch);
+        self.clear_limbo(&mut layout.scratch);
     }
 
     fn will_need(&self, layout: &mut Layout<'_>, range: PageRange) {

@@ -128,12 +128,12 @@ impl<M: Mmu> VmSpace<M> {
                 }
             }
             let mut freed = self.reclaim(&NoCaches, 512, Reclaimer::Kswapd, Some(scratch));
-            freed += self.shrink_limbo(usize::MAX, scratch);
+            freed += self.clear_limbo(scratch);
             self.release_free_frames(0);
             // A read that came in between waits for memory, and the fork for the read.
             self.answer_starved();
             if !self.charge_fork_room() && self.swap.zpool.pages() > 0 {
-                freed += Pool(self).scan(1, Reclaimer::Kswapd, None);
+                freed += Pool(self).scan(1, Reclaimer::Kswapd, Some(scratch));
             }
             is_stuck = freed == 0;
             // Others may want of it as well.
@@ -153,7 +153,7 @@ impl<M: Mmu> VmSpace<M> {
     pub fn prepare_fork(&self, layout: &mut Layout<'_>) -> Result<usize, Errno> {
         loop {
             self.empty_limbo();
-            self.shrink_limbo(usize::MAX, &mut layout.scratch);
+            self.clear_limbo(&mut layout.scratch);
             if self.frames.limbo() > 0 {
                 // It would not come along, and the child would read zeros for it.
                 return Err(Errno::NOMEM);
@@ -173,7 +173,7 @@ impl<M: Mmu> VmSpace<M> {
             }
             let target = (held / 8).max(64);
             self.reclaim(&NoCaches, target, Reclaimer::Direct, Some(&mut layout.scratch));
-            self.shrink_limbo(usize::MAX, &mut layout.scratch);
+            self.clear_limbo(&mut layout.scratch);
             self.release_free_frames(0);
             if self.share_of_child() >= held {
                 return Err(Errno::NOMEM);

@@ -85,7 +85,7 @@ use crate::frames::FramePool;
 use crate::mmu::Mmu;
 use crate::page::{Block, PageWord, Pages, Snapshot};
 use crate::proxy::ProxyCalls;
-use crate::reclaim::{Clock, Places};
+use crate::reclaim::{Border, Clock, Places};
 use crate::scratch::Scratch;
 use crate::swap::Swap;
 use crate::sys::mutex::Mutex;
@@ -108,6 +108,7 @@ pub struct VmSpace<M: Mmu> {
     pub(crate) streams: Streams,
     pub(crate) costs: Costs,
     pub(crate) places: Places,
+    pub(crate) border: Border,
     pub(crate) clock: Mutex<rank::Clock, Clock>,
     pub(crate) starved: FaultList,
     /// Faults that a program's thread has found parked, for an engine thread to answer.
@@ -171,6 +172,7 @@ impl<M: Mmu> VmSpace<M> {
             streams: Streams::default(),
             costs: Costs::new(),
             places: Places::default(),
+            border: Border::new(budget.limit()),
             clock: Mutex::new(Clock::default()),
             starved: FaultList::new(),
             unanswered: FaultList::new(),

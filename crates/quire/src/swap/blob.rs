@@ -15,6 +15,7 @@ use crate::units::{PAGE_SIZE, PageNum};
 pub enum Packing {
     Lz4 = 1,
     Raw = 2,
+    Zstd = 3,
 }
 
 pub const HEADER_BYTES: usize = 16;
@@ -50,11 +51,12 @@ impl BlobHeader {
         let kind = match words[0] & 3 {
             1 => Packing::Lz4,
             2 => Packing::Raw,
+            3 => Packing::Zstd,
             _ => return None,
         };
         let length = (words[0] >> Self::KIND_BITS & 0x3fff) as usize;
         let fits = match kind {
-            Packing::Lz4 => (1..=PAGE_SIZE).contains(&length),
+            Packing::Lz4 | Packing::Zstd => (1..=PAGE_SIZE).contains(&length),
             Packing::Raw => length == PAGE_SIZE,
         };
         let owner = PageNum(words[0] >> Self::OWNER_SHIFT);
@@ -90,8 +92,8 @@ impl Blob<'_> {
             return Err(Corrupt);
         }
         match self.kind {
-            Packing::Lz4 => decompress(self.bytes, out)?,
             Packing::Raw => *out = *<&PageBytes>::try_from(self.bytes).map_err(|_| Corrupt)?,
+            packed => decompress(packed, self.bytes, out)?,
         }
         if page_hash(out) == self.hash { Ok(()) } else { Err(Corrupt) }
     }

@@ -14,10 +14,8 @@ use crate::budget::Budget;
 use crate::control::slabs::slots_for;
 use crate::sys::Errno;
 use crate::sys::futex::{self, Reach};
-use crate::sys::monotonic_ns;
 use crate::sys::mutex::{Mutex, MutexGuard};
 use crate::sys::rank;
-use crate::units::PageNum;
 use rustix::fd::BorrowedFd;
 
 /// Reads that may wait at a time; each is a locked page.
@@ -219,12 +217,10 @@ impl Swap {
     }
 
     /// Hands a read to the threads that may sleep. `false` where the queue is full.
-    pub fn request_read(&self, page: PageNum, number: u32) -> bool {
-        let (Some(tier), Some(location)) = (&self.file, Location::new(number)) else {
-            return false;
-        };
+    pub fn request_read(&self, request: SwapRead) -> bool {
+        let Some(tier) = &self.file else { return false };
         tier.reading.fetch_add(1, Relaxed);
-        let is_queued = tier.queue.submit(SwapRead { page, location, sent_ns: monotonic_ns() });
+        let is_queued = tier.queue.submit(request);
         if !is_queued {
             self.read_completed(1);
         }

@@ -2,7 +2,9 @@
 
 use core::ops::{Deref, DerefMut};
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{
+    AtomicBool, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering,
+};
 
 use linux_raw_sys::general::{__NR_madvise, __NR_mincore, __NR_process_madvise, MADV_DONTNEED};
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
@@ -179,7 +181,7 @@ macro_rules! zeroed_integers {
     };
 }
 
-zeroed_integers!(u8, u32, u64, AtomicU8, AtomicU32, AtomicU64);
+zeroed_integers!(u8, u32, u64, AtomicU8, AtomicU16, AtomicU32, AtomicU64);
 // SAFETY: zero is a null pointer.
 unsafe impl<T> Zeroed for AtomicPtr<T> {}
 // SAFETY: zero stands for `false`.

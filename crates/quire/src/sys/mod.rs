@@ -19,6 +19,7 @@ pub mod thread;
 pub mod turns;
 pub mod uffd;
 pub(crate) mod yard;
+pub mod zstd;
 
 pub use rustix::io::Errno;
 

@@ -86,6 +86,8 @@ ranks! {
     ZpoolClass,
     /// The positions of reclaim's hands.
     Clock,
+    /// A context that unpacks.
+    Unpacker,
     ReadQueue,
     /// What the userfaultfd is registered for.
     Modes,

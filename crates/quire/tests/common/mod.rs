@@ -234,16 +234,18 @@ impl Machine {
 
     /// Fills a page with a pattern that packs, different for each value.
     pub fn fill(&self, page: PageNum, value: u64) {
-        let bytes = self.bytes(page, true).unwrap();
-        // SAFETY: mapped just now; no other thread runs.
-        unsafe { *bytes = pattern(value) };
+        self.fill_bytes(page, &pattern(value));
     }
 
     /// Fills a page with noise that does not pack.
     pub fn fill_with_noise(&self, page: PageNum) {
+        self.fill_bytes(page, &noise(page));
+    }
+
+    pub fn fill_bytes(&self, page: PageNum, content: &[u8; PAGE_SIZE]) {
         let bytes = self.bytes(page, true).unwrap();
         // SAFETY: mapped just now; no other thread runs.
-        unsafe { *bytes = noise(page) };
+        unsafe { *bytes = *content };
     }
 
     pub fn fill_all(&self, range: PageRange) {

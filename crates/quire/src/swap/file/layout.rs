@@ -7,7 +7,7 @@
 
 use core::num::NonZeroU32;
 
-use super::super::blob::{Blob, BlobHeader, HEADER_BYTES};
+use super::super::blob::{Blob, BlobHeader, HEADER_BYTES, Packing};
 use super::super::compress::{Corrupt, PageBytes};
 use crate::control::{SEGMENT_BYTES, SEGMENTS_MAX};
 use crate::units::{PAGE_SIZE, PageNum};
@@ -94,9 +94,18 @@ impl ReadPlan {
         owner: PageNum,
         out: &mut PageBytes,
     ) -> Result<(), Corrupt> {
+        self.blob(bytes, location).ok_or(Corrupt)?.unpack(owner, out)
+    }
+
+    /// Whether the page whose blob lies at `location` did not pack.
+    pub fn is_raw(self, bytes: &[u8], location: Location) -> bool {
+        self.blob(bytes, location).is_some_and(|blob| blob.kind == Packing::Raw)
+    }
+
+    fn blob(self, bytes: &[u8], location: Location) -> Option<Blob<'_>> {
         let at = location.segment().offset() + location.offset_bytes() as u64;
-        let start = at.checked_sub(self.offset).ok_or(Corrupt)?;
-        blob_at(bytes, start as usize).ok_or(Corrupt)?.0.unpack(owner, out)
+        let start = at.checked_sub(self.offset)?;
+        blob_at(bytes, start as usize).map(|(blob, _)| blob)
     }
 }
 

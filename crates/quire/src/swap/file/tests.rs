@@ -6,7 +6,7 @@ use rustix::fd::BorrowedFd;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 
 use super::super::blob::{Blob, Packing};
-use super::super::compress::{Compressed, Compressor, Corrupt, PageBytes, page_hash};
+use super::super::compress::{Compressed, Compressor, Corrupt, PageBytes, Strength, page_hash};
 use super::super::io::{Faults, Job, Ring};
 use super::layout::blob_bytes;
 use super::*;
@@ -92,8 +92,8 @@ struct Stored {
 
 impl Stored {
     fn new(page: &PageBytes) -> Stored {
-        let (kind, bytes) = match Compressor::default().compress(page) {
-            Compressed::Lz4(block) => (Packing::Lz4, block.to_vec()),
+        let (kind, bytes) = match Compressor::default().compress(page, Strength::Lz4) {
+            Compressed::Packed(packing, block) => (packing, block.to_vec()),
             _ => (Packing::Raw, page.to_vec()),
         };
         Stored { kind, bytes, hash: page_hash(page) }

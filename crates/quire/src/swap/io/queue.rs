@@ -18,17 +18,21 @@ use crate::units::PageNum;
 pub struct SwapRead {
     pub page: PageNum,
     pub location: Location,
+    /// Whether it was asked for by a write.
+    pub is_write: bool,
     /// When it was asked for, by the monotonic clock; 0 where its time is not measured.
     pub sent_ns: u64,
 }
 
 impl SwapRead {
     /// Stands for none, where a buffer needs a first value.
-    pub const NONE: SwapRead = SwapRead { page: PageNum(0), location: Location::FIRST, sent_ns: 0 };
+    pub const NONE: SwapRead =
+        SwapRead { page: PageNum(0), location: Location::FIRST, is_write: false, sent_ns: 0 };
+    const WRITE_SHIFT: u32 = 32;
 }
 
 struct QueueState {
-    /// Page, location and moment of each request.
+    /// Page, location with the sign of a write, and moment of each request.
     places: Table<[u64; 3]>,
     /// Requests taken so far, and put so far: both only grow, and wrap.
     taken: u32,
@@ -63,7 +67,8 @@ impl IoQueue {
             return false;
         }
         let place = state.put as usize & (state.places.len() - 1);
-        let location = u64::from(request.location.get());
+        let is_write = u64::from(request.is_write) << SwapRead::WRITE_SHIFT;
+        let location = u64::from(request.location.get()) | is_write;
         state.places[place] = [request.page.0, location, request.sent_ns];
         state.put = state.put.wrapping_add(1);
         let has_sleepers = state.sleepers != 0;
@@ -138,11 +143,11 @@ impl QueueState {
     fn take(&mut self, out: &mut [SwapRead]) -> usize {
         let mut count = 0;
         while count < out.len() && self.taken != self.put {
-            let [page, location, sent_ns] =
-                self.places[self.taken as usize & (self.places.len() - 1)];
+            let [page, place, sent_ns] = self.places[self.taken as usize & (self.places.len() - 1)];
             self.taken = self.taken.wrapping_add(1);
-            if let Some(location) = Location::new(location as u32) {
-                out[count] = SwapRead { page: PageNum(page), location, sent_ns };
+            if let Some(location) = Location::new(place as u32) {
+                let is_write = place >> SwapRead::WRITE_SHIFT != 0;
+                out[count] = SwapRead { page: PageNum(page), location, is_write, sent_ns };
                 count += 1;
             }
         }

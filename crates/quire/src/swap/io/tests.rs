@@ -121,11 +121,15 @@ fn the_same_seed_plants_the_same_faults() {
 
 fn request(number: u32) -> SwapRead {
     let location = Location::new(number).unwrap();
-    SwapRead { page: PageNum(u64::from(number)), location, sent_ns: u64::from(number) + 7 }
+    SwapRead {
+        page: PageNum(u64::from(number)),
+        location,
+        is_write: number % 2 == 1,
+        sent_ns: u64::from(number) + 7,
+    }
 }
 
-const NONE: SwapRead =
-    SwapRead { page: PageNum(0), location: Location::new(1).unwrap(), sent_ns: 0 };
+const NONE: SwapRead = SwapRead::NONE;
 
 #[test]
 fn the_queue_is_bounded_and_in_order_and_drains_after_it_is_closed() {

@@ -10,7 +10,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
 use super::super::blob::HEADER_BYTES;
-use super::super::compress::LZ4_MAX;
+use super::super::compress::PACKED_MAX;
 use crate::control::slabs::{SLAB_PAGES_MAX, SLAB_PAGES_MIN, SLOT_BYTES};
 use crate::sys::memory::{Table, zeroed};
 use crate::units::PAGE_SIZE;
@@ -26,7 +26,7 @@ const OBJECTS_MAX: usize = 256;
 const SLABS_FOR_EMPTY: usize = 4;
 
 /// Classes with the header in the place itself, 64 bytes apart.
-const PACKED_CLASSES: usize = (LZ4_MAX + HEADER_BYTES).div_ceil(GRANULE_BYTES);
+const PACKED_CLASSES: usize = (PACKED_MAX + HEADER_BYTES).div_ceil(GRANULE_BYTES);
 /// The class of whole pages, whose headers lie elsewhere: eight pages hold eight pages.
 pub(super) const RAW_CLASS: usize = PACKED_CLASSES;
 pub(super) const CLASSES: usize = PACKED_CLASSES + 1;

@@ -3,7 +3,7 @@ use std::sync::Mutex as StdMutex;
 use std::sync::atomic::AtomicUsize;
 use std::vec::Vec;
 
-use super::super::compress::{Compressed, Compressor, page_hash};
+use super::super::compress::{Compressed, Compressor, Strength, page_hash};
 use super::*;
 use crate::control::slabs::slots_for;
 use crate::units::PAGE_SIZE;
@@ -71,8 +71,8 @@ impl Packer {
     }
 
     pub fn pack<'a>(&'a mut self, page: &'a PageBytes) -> (Packing, &'a [u8]) {
-        match self.0.compress(page) {
-            Compressed::Lz4(block) => (Packing::Lz4, block),
+        match self.0.compress(page, Strength::Lz4) {
+            Compressed::Packed(packing, block) => (packing, block),
             Compressed::Raw => (Packing::Raw, page),
             Compressed::Same(_) => panic!("no page of these tests has a pattern"),
         }

@@ -1,0 +1,280 @@
+//! The border between frames and the compressed pool, where there is a swap file behind the pool: it is moved
+//! to where a page of memory saves more time.
+//!
+//! Every page that leaves memory is stamped with a clock of such pages, and every packed page that leaves
+//! the pool for the file with a clock of those. A fault that finds its page again compares the stamp with the
+//! clock: the distance is how many pages more frames, or a larger pool, would have held for the
+//! page to be there still. Faults within the distance that a sixteenth of the budget makes are counted, by
+//! what each would have saved. Both sides' sums are compared after every such distance, and the side that
+//! would have saved more grows. (Linux has the idea of the distance in mm/workingset.c.)
+//!
+//! No locks: what two threads count at once may be lost, and the border moves a little later.
+
+#![deny(unsafe_code)]
+
+use core::sync::atomic::{AtomicU16, AtomicU64, AtomicUsize, Ordering::Relaxed};
+
+use crate::control::FaultKind;
+use crate::mean::Mean;
+use crate::mmu::Mmu;
+use crate::page::Stored;
+use crate::space::VmSpace;
+use crate::units::{PAGE_SIZE, PageNum};
+
+/// Ticks of a clock in which as many pages pass as the budget has.
+const TICKS: usize = 256;
+/// The distance within which a fault is counted, in ticks: a sixteenth of the budget.
+const NEAR: u16 = (TICKS / 16) as u16;
+/// The sign of a stamp by the clock of pages that went to the file; the rest is ticks, which wrap.
+const WRITTEN: u16 = 1 << 15;
+/// By how much the border moves, and where it stays between, in parts of the budget.
+const STEP: usize = 64;
+const SHARE_MIN: usize = 16;
+
+/// What is known of pages that left, and the pool's share.
+pub(crate) struct Border {
+    limit: usize,
+    /// Pages that the pool may take.
+    share: AtomicUsize,
+    /// Pages that left memory, and packed pages that went to the file.
+    evicted: AtomicU64,
+    written: AtomicU64,
+    /// `evicted` when the border was last looked at.
+    looked_at: AtomicU64,
+    /// Nanoseconds that a sixteenth of the budget more would have saved, as frames and as pool.
+    frames_gain_ns: AtomicU64,
+    pool_gain_ns: AtomicU64,
+    /// Nanoseconds of a fault that finds its page packed in memory, and of one that reads the file.
+    memory_ns: Mean,
+    file_ns: Mean,
+    /// Bytes of a packed page.
+    packed: Mean,
+    /// Ticks since they left, from which on packed pages are old enough for the file.
+    old: AtomicU16,
+}
+
+impl Border {
+    pub fn new(limit: usize) -> Border {
+        Border {
+            limit,
+            share: AtomicUsize::new(limit / 2),
+            evicted: AtomicU64::new(0),
+            written: AtomicU64::new(0),
+            looked_at: AtomicU64::new(0),
+            frames_gain_ns: AtomicU64::new(0),
+            pool_gain_ns: AtomicU64::new(0),
+            memory_ns: Mean::new(),
+            file_ns: Mean::new(),
+            packed: Mean::new(),
+            old: AtomicU16::new(NEAR),
+        }
+    }
+
+    /// Pages that the pool may take.
+    pub fn share(&self) -> usize {
+        self.share.load(Relaxed)
+    }
+
+    /// A clock in ticks, of which [`TICKS`] pass with as many pages as the budget has.
+    fn ticks(&self, clock: &AtomicU64) -> u16 {
+        (clock.load(Relaxed) / (self.limit / TICKS).max(1) as u64) as u16 & !WRITTEN
+    }
+
+    /// Ticks of a clock since a stamp.
+    fn since(&self, clock: &AtomicU64, stamp: u16) -> u16 {
+        self.ticks(clock).wrapping_sub(stamp) & !WRITTEN
+    }
+
+    /// The stamp of a page that leaves memory now.
+    fn evict(&self) -> u16 {
+        self.evicted.fetch_add(1, Relaxed);
+        self.ticks(&self.evicted)
+    }
+
+    /// Notes the length of a page that is packed.
+    pub fn note_packed(&self, bytes: usize) {
+        self.packed.record(bytes as u64);
+    }
+
+    /// The stamp of a packed page that goes to the file now.
+    fn write(&self) -> u16 {
+        self.written.fetch_add(1, Relaxed);
+        self.ticks(&self.written) | WRITTEN
+    }
+
+    pub fn note_time(&self, kind: FaultKind, ns: u64) {
+        match kind {
+            FaultKind::Memory => self.memory_ns.record(ns),
+            FaultKind::File => self.file_ns.record(ns),
+            _ => {}
+        }
+    }
+
+    /// Whether a read of the file takes so much longer than a packed page that it is worth packing harder.
+    pub fn is_file_slow(&self) -> bool {
+        self.file_ns.get() > 2 * self.memory_ns.get()
+    }
+
+    /// Notes a fault on a page with this stamp, which took so many nanoseconds.
+    fn note_refault(&self, stamp: u16, ns: u32) {
+        if stamp & WRITTEN == 0 {
+            if self.since(&self.evicted, stamp) <= NEAR {
+                self.frames_gain_ns.fetch_add(ns.into(), Relaxed);
+            }
+            return;
+        }
+        let packed = (self.packed.get() as usize).clamp(64, PAGE_SIZE);
+        let reach = usize::from(NEAR) * PAGE_SIZE / packed;
+        if usize::from(self.since(&self.written, stamp)) <= reach {
+            let saved = ns.saturating_sub(self.memory_ns.get());
+            self.pool_gain_ns.fetch_add(saved.into(), Relaxed);
+        }
+    }
+
+    /// Moves the border, when enough has left since it was last looked at.
+    pub fn look(&self) {
+        let evicted = self.evicted.load(Relaxed);
+        if evicted - self.looked_at.load(Relaxed) < (self.limit / 16) as u64 {
+            return;
+        }
+        self.looked_at.store(evicted, Relaxed);
+        let gains = [&self.frames_gain_ns, &self.pool_gain_ns];
+        // What was counted before counts half.
+        let [frames, pool] =
+            gains.map(|gain| gain.fetch_update(Relaxed, Relaxed, |ns| Some(ns / 2)));
+        let [frames, pool] = [frames, pool].map(|gain| gain.unwrap_or_else(|gain| gain));
+        let (share, step) = (self.share(), (self.limit / STEP).max(1));
+        let next = if pool > frames + frames / 4 {
+            (share + step).min(self.limit / 4 * 3)
+        } else if frames > pool + pool / 4 {
+            share.saturating_sub(step).max(self.limit / SHARE_MIN)
+        } else {
+            share
+        };
+        self.share.store(next, Relaxed);
+    }
+
+    fn is_old(&self, stamp: u16) -> bool {
+        self.since(&self.evicted, stamp) >= self.old.load(Relaxed)
+    }
+
+    /// After a search for old pages: of `seen` packed ones so many were old. A quarter of them should be.
+    pub fn note_search(&self, seen: usize, old: usize) {
+        let age = self.old.load(Relaxed);
+        let next = if old * 2 > seen {
+            (age + age / 4 + 1).min(WRITTEN / 2)
+        } else if old * 8 < seen {
+            age - age.div_ceil(4)
+        } else {
+            age
+        };
+        self.old.store(next, Relaxed);
+    }
+}
+
+impl<M: Mmu> VmSpace<M> {
+    /// Notes that a page leaves memory.
+    pub(crate) fn note_evicted(&self, page: PageNum) {
+        self.pages.stamp(page).store(self.border.evict(), Relaxed);
+    }
+
+    /// Notes that a page goes from the pool to the file.
+    pub(super) fn note_written_back(&self, page: PageNum) {
+        self.pages.stamp(page).store(self.border.write(), Relaxed);
+    }
+
+    /// Notes that a fault asked for a page that is stored there.
+    pub(crate) fn note_refault(&self, page: PageNum, stored: Stored) {
+        let took = match stored {
+            Stored::Pool(_) => &self.border.memory_ns,
+            Stored::File(_) => &self.border.file_ns,
+            Stored::Same(_) | Stored::Nothing => return,
+        };
+        self.border.note_refault(self.pages.stamp(page).load(Relaxed), took.get());
+    }
+
+    /// Whether a packed page left memory so long ago that it is one for the file.
+    pub(super) fn has_left_long_ago(&self, page: PageNum) -> bool {
+        self.border.is_old(self.pages.stamp(page).load(Relaxed))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMIT: usize = 16 * TICKS;
+
+    impl Border {
+        /// The stamp of a page that left so many ticks ago.
+        fn evict_stamp(&self, ticks: u16) -> u16 {
+            self.ticks(&self.evicted).wrapping_sub(ticks) & !WRITTEN
+        }
+
+        fn write_stamp(&self, ticks: u16) -> u16 {
+            self.ticks(&self.written).wrapping_sub(ticks) | WRITTEN
+        }
+    }
+
+    fn border() -> Border {
+        let border = Border::new(LIMIT);
+        border.note_packed(1024);
+        for _ in 0..100 {
+            border.note_time(FaultKind::Memory, 10_000);
+            border.note_time(FaultKind::File, 100_000);
+        }
+        border
+    }
+
+    /// Has so many budgets' pages leave, with `fault` after each.
+    fn run(border: &Border, budgets: usize, mut fault: impl FnMut(&Border)) {
+        for _ in 0..budgets * LIMIT {
+            border.evict();
+            border.write();
+            fault(border);
+            border.look();
+        }
+    }
+
+    #[test]
+    fn the_pool_shrinks_where_frames_would_have_saved_more_and_grows_where_it_would() {
+        let border = border();
+        run(&border, 8, |border| border.note_refault(border.evict_stamp(3), 10_000));
+        assert_eq!(border.share(), LIMIT / SHARE_MIN);
+        run(&border, 8, |border| {
+            border.note_refault(border.evict_stamp(3), 10_000);
+            border.note_refault(border.write_stamp(3), 100_000);
+        });
+        assert_eq!(border.share(), LIMIT / 4 * 3);
+    }
+
+    #[test]
+    fn faults_on_pages_that_left_long_ago_say_nothing() {
+        let border = border();
+        run(&border, 8, |border| {
+            border.note_refault(border.evict_stamp(200), 10_000);
+            border.note_refault(border.write_stamp(200), 100_000);
+        });
+        assert_eq!(border.share(), LIMIT / 2);
+    }
+
+    #[test]
+    fn a_page_packed_to_a_quarter_is_within_reach_four_times_as_long() {
+        let border = border();
+        for (distance, is_within) in [(4 * NEAR, true), (4 * NEAR + 1, false)] {
+            border.pool_gain_ns.store(0, Relaxed);
+            border.note_refault(border.write_stamp(distance), 100_000);
+            assert_eq!(border.pool_gain_ns.load(Relaxed) > 0, is_within, "{distance}");
+        }
+    }
+
+    #[test]
+    fn the_age_that_is_old_follows_what_a_search_finds() {
+        let border = border();
+        (0..40).for_each(|_| border.note_search(100, 0));
+        assert!(border.is_old(border.evict()), "all are old where none was found");
+        (0..40).for_each(|_| border.note_search(100, 100));
+        let stamp = border.evict();
+        assert!(!border.is_old(stamp));
+    }
+}

@@ -1,0 +1,180 @@
+//! Where pages rest that left memory: what packs in the pool, what does not in the file at once; of the
+//! pool's, those go on to the file that left longest ago, after they were packed harder.
+
+mod common;
+
+use common::{Machine, Tree, noise};
+use quire::control::Event;
+use quire::page::{Flags, State};
+use quire::reclaim::NoCaches;
+use quire::units::{PAGE_SIZE, PageNum, PageRange};
+
+const BUDGET: usize = 512;
+
+fn machine() -> Machine {
+    Machine::new(Tree { budget_pages: BUDGET, segments: 256, ..Tree::default() })
+}
+
+fn fill_with_noise(machine: &Machine, range: PageRange) {
+    range.pages().for_each(|page| machine.fill_with_noise(page));
+}
+
+fn expect_noise(machine: &Machine, range: PageRange) {
+    for page in range.pages() {
+        assert!(machine.content(page).unwrap() == noise(page), "{page:?} has other bytes");
+    }
+}
+
+fn balance(machine: &Machine) {
+    machine.space.balance(&NoCaches, &mut machine.scratch.lock().unwrap());
+}
+
+/// Letters without repetitions, which LZ4 does not pack and Zstandard does.
+fn text(page: PageNum) -> [u8; PAGE_SIZE] {
+    noise(page).map(|byte| b'a' + byte % 27)
+}
+
+/// A page that packs to about a half.
+fn half(page: PageNum) -> [u8; PAGE_SIZE] {
+    let mut bytes = noise(page);
+    bytes[PAGE_SIZE / 2 - 100..].fill(7);
+    bytes
+}
+
+#[test]
+fn what_does_not_pack_takes_nothing_of_the_budget_once_it_has_left() {
+    let machine = machine();
+    let range = machine.map(0, 4 * BUDGET);
+    fill_with_noise(&machine, range);
+    expect_noise(&machine, range);
+    assert_eq!(machine.counted(Event::Zswpout), 0, "the pool was asked for none of it");
+    assert_eq!(machine.space.swap().zpool.pages(), 0);
+    let in_memory = machine.states(range).iter().filter(|state| **state != State::File).count();
+    // All but the tables, the reserve and what is free up to the high watermark.
+    assert!(in_memory * 100 >= BUDGET * 80, "{in_memory} of {BUDGET} pages have content");
+    machine.space.check();
+}
+
+#[test]
+fn what_was_read_and_not_written_goes_again_without_a_write() {
+    let machine = machine();
+    let range = machine.map(0, 3 * BUDGET);
+    fill_with_noise(&machine, range);
+    expect_noise(&machine, range);
+    let written = machine.counted(Event::Pswpout) - machine.counted(Event::PswpoutClean);
+    // In an order in which no stream is seen.
+    for step in 0..6 * BUDGET as u64 {
+        let page = PageNum(step * 797 % (3 * BUDGET as u64));
+        assert!(machine.content(page).unwrap() == noise(page));
+    }
+    let now = machine.counted(Event::Pswpout) - machine.counted(Event::PswpoutClean);
+    assert!(machine.counted(Event::PswpoutClean) > BUDGET as u64);
+    // One page in a while is not kept, to see whether that has become better.
+    assert!(now - written < BUDGET as u64 * 2, "{} pages were written again", now - written);
+    machine.space.check();
+}
+
+#[test]
+fn a_page_that_is_written_while_its_segment_fills_keeps_what_was_written() {
+    let machine = machine();
+    let range = machine.map(0, 3 * BUDGET);
+    // So few do not pack that a segment is open for long.
+    let is_noise = |page: PageNum| page.0.is_multiple_of(32);
+    for round in 0..4 {
+        for page in range.pages() {
+            if is_noise(page) {
+                machine.fill_with_noise(page);
+            } else {
+                machine.fill(page, page.0 + round);
+            }
+        }
+        for page in range.pages().filter(|&page| is_noise(page)) {
+            if machine.state(page) == State::Limbo && machine.word(page).has(Flags::WRITEBACK) {
+                machine.fill(page, page.0 + 1000 + round);
+            }
+        }
+        for page in range.pages() {
+            let content = machine.content(page).unwrap();
+            let is_right = if is_noise(page) {
+                content == noise(page) || content == common::pattern(page.0 + 1000 + round)
+            } else {
+                content == common::pattern(page.0 + round)
+            };
+            assert!(is_right, "{page:?} has other bytes");
+        }
+        machine.space.check();
+    }
+}
+
+#[test]
+fn where_the_file_fails_pages_that_do_not_pack_stay_in_memory() {
+    // One segment is the cleaner's, so nothing can be written at all.
+    let machine = Machine::new(Tree { budget_pages: BUDGET, segments: 1, ..Tree::default() });
+    let range = machine.map(0, BUDGET / 2);
+    fill_with_noise(&machine, range);
+    machine.evict(range);
+    (0..4).for_each(|_| balance(&machine));
+    expect_noise(&machine, range);
+    machine.space.check();
+}
+
+#[test]
+fn text_is_packed_by_zstandard_and_comes_back() {
+    let machine = machine();
+    let range = machine.map(0, 2 * BUDGET);
+    for page in range.pages() {
+        machine.fill_bytes(page, &text(page));
+    }
+    for page in range.pages() {
+        assert!(machine.content(page).unwrap() == text(page), "{page:?} has other bytes");
+    }
+    let (pages, bytes) =
+        (machine.counted(Event::ZswpoutZstd), machine.counted(Event::ZswpoutZstdBytes));
+    assert!(pages > BUDGET as u64 && bytes < pages * PAGE_SIZE as u64 * 2 / 3);
+    assert_eq!(pages, machine.counted(Event::Zswpout), "LZ4 has none");
+    machine.space.check();
+}
+
+#[test]
+fn the_pages_that_left_longest_ago_go_to_the_file_first() {
+    let machine = machine();
+    let (cold, hot) = (machine.map(0, 2 * BUDGET), machine.map(4096, 2 * BUDGET));
+    for page in cold.pages().chain(hot.pages()) {
+        machine.fill_bytes(page, &half(page));
+    }
+    for page in (0..6).flat_map(|_| hot.pages()) {
+        assert!(machine.content(page).unwrap() == half(page), "{page:?} has other bytes");
+    }
+    let in_file = |range: PageRange| {
+        machine.states(range).iter().filter(|state| **state == State::File).count()
+    };
+    let packed = |range: PageRange| {
+        machine.states(range).iter().filter(|state| **state == State::Pool).count()
+    };
+    assert!(in_file(cold) > 0, "the pool has its share");
+    assert!(
+        in_file(hot) * packed(cold) < in_file(cold) * packed(hot),
+        "cold: {} in the file, {} packed; hot: {}, {}",
+        in_file(cold),
+        packed(cold),
+        in_file(hot),
+        packed(hot)
+    );
+    for page in cold.pages() {
+        assert!(machine.content(page).unwrap() == half(page), "{page:?} has other bytes");
+    }
+    machine.space.check();
+}
+
+#[test]
+fn a_written_page_is_tried_again() {
+    let machine = machine();
+    let range = machine.map(0, BUDGET / 4);
+    fill_with_noise(&machine, range);
+    machine.evict(range);
+    balance(&machine);
+    machine.fill_all(range);
+    machine.evict(range);
+    assert!(range.pages().all(|page| !machine.word(page).has(Flags::INCOMPRESSIBLE)));
+    machine.expect_all(range);
+}
