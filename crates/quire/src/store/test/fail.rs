@@ -59,28 +59,24 @@ impl<S: Store> FailStore<S> {
 
     /// Plans a failure.
     pub fn fail(&self, failure: Failure) {
-        self.lock().failures.push(failure);
+        lock(&self.state).failures.push(failure);
     }
 
     /// Forgets all planned failures: the device works again.
     pub fn mend(&self) {
-        self.lock().failures.clear();
+        lock(&self.state).failures.clear();
     }
 
     /// How often such an operation came so far, failures included.
     #[must_use]
     pub fn count(&self, operation: Operation) -> u64 {
-        let state = self.lock();
+        let state = lock(&self.state);
         state.counts.iter().find(|(counted, _)| *counted == operation).map_or(0, |(_, n)| *n)
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        lock(&self.state)
     }
 
     /// Counts an operation, and returns the failure that is planned for it.
     fn planned(&self, operation: Operation) -> Option<Failure> {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let place = state.counts.iter().position(|(counted, _)| *counted == operation);
         let place = place.unwrap_or_else(|| {
             state.counts.push((operation, 0));
@@ -153,9 +149,5 @@ impl<S: Store> Store for FailStore<S> {
     fn sync(&self) -> Result<(), StoreError> {
         self.pass(Operation::Sync, 0)?;
         self.inner.sync()
-    }
-
-    fn best_read_bytes(&self) -> usize {
-        self.inner.best_read_bytes()
     }
 }
