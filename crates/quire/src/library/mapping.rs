@@ -3,9 +3,10 @@
 use core::fmt;
 use core::ops::{Deref, DerefMut, Range};
 
-use super::change::RemapOptions;
+use super::change::{RemapOptions, Unchanged};
 use super::pinned::{Pinned, PinnedMut, RawPin};
 use super::{Error, Object};
+use crate::mmu::Prot;
 use crate::object::{FaultAround, PinFor};
 use crate::space::Advice;
 use crate::space::vma::Pattern;
@@ -242,6 +243,19 @@ macro_rules! writable_methods {
         #[must_use]
         pub fn as_mut_ptr(&mut self) -> *mut u8 {
             self.raw.start as *mut u8
+        }
+
+        /// Makes the mapping read-only. What was written still reaches the store; to a copy, it
+        /// stays the copy's own.
+        ///
+        /// # Errors
+        /// [`Error::NoMemory`]; the mapping is in the error, as it was.
+        #[allow(clippy::result_large_err, reason = "the mapping comes back in it")]
+        pub fn make_read_only(self) -> Result<Mapping, Unchanged<Self>> {
+            match self.raw.protect(Prot::READ) {
+                Ok(()) => Ok(Mapping { raw: self.raw }),
+                Err(error) => Err(Unchanged { mapping: self, error }),
+            }
         }
     };
 }
