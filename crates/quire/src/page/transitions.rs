@@ -60,7 +60,6 @@ pub enum Stored {
 
 impl Stored {
     /// The word of a page whose bytes are there.
-    #[must_use]
     pub const fn content(self) -> Snapshot {
         match self {
             Stored::Nothing => Snapshot::new(State::None, 0),
@@ -76,7 +75,6 @@ const KEPT: Flags = Flags::CLEAN.or(Flags::IN_POOL).or(Flags::IN_FILE).or(Flags:
 impl Snapshot {
     /// Where the bytes are of a page that is not in memory; where they are beside memory, of a
     /// clean one. `None`: in memory alone, or lost.
-    #[must_use]
     pub const fn stored(self) -> Option<Stored> {
         match self.state() {
             State::None => Some(Stored::Nothing),

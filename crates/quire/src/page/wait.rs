@@ -130,7 +130,7 @@ struct Queued<'a, A: Word, L: QueueLock<WaitList<A>>> {
 
 impl<'a, A: Word, L: QueueLock<WaitList<A>>> Queued<'a, A, L> {
     fn new(queue: &'a L, which: Which) -> Self {
-        Queued { waiter: Waiter::new(), queue, which }
+        Queued { waiter: Waiter::default(), queue, which }
     }
 
     /// Sleeps until the waiter was taken out, or `kill` says so.
@@ -160,7 +160,6 @@ impl<A: Word, L: QueueLock<WaitList<A>>> Drop for Queued<'_, A, L> {
 impl<A: Word, L: QueueLock<WaitList<A>>, Q: AsRef<[L]>> WaitTable<A, L, Q> {
     /// A table with these queues, which are empty and at least one, in which a waiter loses the lock to
     /// a stealer `steals_max` times at most.
-    #[must_use]
     pub const fn with_queues(queues: Q, steals_max: u32) -> Self {
         WaitTable {
             queues,

@@ -57,18 +57,12 @@ impl Modes {
 
 impl Userfaultfd {
     /// Asks for the faults of a stretch of the arena.
-    ///
-    /// # Errors
-    /// The kernel's.
     pub fn register(&self, pages: PageRange) -> Result<(), Errno> {
         let len = pages.len() << PAGE_SHIFT;
         self.faults.register(self.address(pages.start), len, self.modes.bits())
     }
 
     /// As [`Self::register`], once the program has run: all of it that can be.
-    ///
-    /// # Errors
-    /// The kernel's.
     pub(crate) fn register_rest(&self, pages: PageRange) -> Result<(), Errno> {
         self.register_rest_for(pages, self.modes.bits())
     }

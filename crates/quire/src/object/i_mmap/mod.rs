@@ -39,7 +39,6 @@ pub struct ObjectMapping {
 
 impl ObjectMapping {
     /// Where the pages of `range` that this mapping shows are in the arena.
-    #[must_use]
     pub fn arena_range(&self, range: ObjectRange) -> PageRange {
         let shown = self.pages.intersect(range);
         if shown.is_empty() {

@@ -115,7 +115,6 @@ impl<'a> Tree<'a> {
 
     /// The mappings that show any page of `range`, in order of their first page; those that begin
     /// alike in any order. Takes what the tree is high and a little for each mapping found.
-    #[must_use]
     pub fn overlapping(&self, range: ObjectRange) -> Overlapping<'_> {
         let mut walk = Overlapping { nodes: self.nodes, range, ahead: [NONE; HEIGHT_MAX], len: 0 };
         if !range.is_empty() {

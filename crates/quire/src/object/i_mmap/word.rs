@@ -113,17 +113,14 @@ impl LockState {
         LockState(self.0 & !field.mask() | value << field.shift)
     }
 
-    #[must_use]
     pub const fn readers(self) -> u32 {
         self.get(READERS)
     }
 
-    #[must_use]
     pub const fn has_writer(self) -> bool {
         self.get(WRITER) != 0
     }
 
-    #[must_use]
     pub const fn in_line(self, side: Side) -> u32 {
         self.get(side.line())
     }
