@@ -29,7 +29,6 @@ impl From<Interrupted> for Errno {
 pub struct ReadError {
     /// The byte at which it failed.
     pub offset: u64,
-    /// Why.
     pub errno: Errno,
 }
 

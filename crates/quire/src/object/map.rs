@@ -13,11 +13,8 @@ use crate::units::{ObjectRange, PageNum, PageRange};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MapRequest {
     pub pages: ObjectRange,
-    /// Rights.
     pub prot: Prot,
-    /// How it will be used.
     pub pattern: Pattern,
-    /// How much is mapped around a fault.
     pub fault_around: FaultAround,
 }
 

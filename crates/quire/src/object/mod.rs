@@ -5,23 +5,6 @@
 //! known per 2 MiB of the arena, in a [`window`]. Where an object is mapped is in its interval tree
 //! ([`i_mmap`]), which every walk over the mappings of a page shares ([`rmap`]).
 //!
-//! | file | what is there |
-//! |---|---|
-//! | `registry` | objects come and go |
-//! | `map`, `protect`, `remap` | mappings come and go, get other rights, or another length |
-//! | `private`, `private_map`, `private_access` | private mappings: their faults, how they come and go, what else is asked of them |
-//! | `fault`, `fault_around` | the way of a fault; what is mapped around it |
-//! | `readahead`, `strides`, `read_in_place` | what is read for a fault and ahead of it, and where its thread reads itself |
-//! | `requests` | reads and writes for the store workers, which do what blocks |
-//! | `pin`, `pin_private` | pages that stay in memory and mapped |
-//! | `migrate`, `memory_failure` | cached pages get new memory; a page whose memory has gone bad |
-//! | `rmap` | what is done to a page in every mapping |
-//! | `reclaim`, `writeback`, `stall` | which cached pages go; dirty pages on their way to the store; writers that it stops for too long |
-//! | `sync`, `truncate` | what was written becomes durable, or is written again; an object's length changes |
-//! | `access` | cached bytes without a mapping: `read_at`, `populate` |
-//! | `pages` | objects' pages in the table of pages |
-//! | `shmem`, `swapin`, `swapout` | objects without a store: their pages come from swap, at once for a fault, and go there |
-//!
 //! # Lifetime
 //!
 //! A fault uses an object only while it holds the lock of the window that it faults in, and has
@@ -137,10 +120,8 @@ const OBJECT_PAGES_MAX: usize = (16 << 40) >> PAGE_SHIFT;
 /// Where an object's bytes rest, as the engine needs it. Called by store workers and by threads
 /// of the program; by handlers only where it says [`Self::reads_in_place`].
 pub trait BackingStore: Sync {
-    /// Fills `into`, whole pages at a page's offset; what lies behind the end reads as zeros.
-    ///
-    /// # Errors
-    /// Why not; nothing in `into` counts then.
+    /// Fills `into`, whole pages at a page's offset; what lies behind the end reads as zeros. After
+    /// an error nothing in `into` counts.
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), Errno>;
 
     /// Whether [`Self::try_read_in_place`] is worth a call.
@@ -155,22 +136,13 @@ pub trait BackingStore: Sync {
         false
     }
 
-    /// Writes all of `from`.
-    ///
-    /// # Errors
-    /// Why not; a part may be written.
+    /// Writes all of `from`. After an error a part may be written.
     fn write(&self, offset: u64, from: &[u8]) -> Result<(), Errno>;
 
-    /// Changes the length.
-    ///
-    /// # Errors
-    /// Why not; nothing has changed then.
+    /// Changes the length. After an error nothing has changed.
     fn set_len(&self, bytes: u64) -> Result<(), Errno>;
 
     /// Makes what was written durable.
-    ///
-    /// # Errors
-    /// Why not.
     fn sync(&self) -> Result<(), Errno>;
 
     /// The object is gone; the store is not used any more.
@@ -238,7 +210,6 @@ impl VmObject {
         self.length.load(Ordering::Acquire)
     }
 
-    /// Whether it has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -257,7 +228,6 @@ impl VmObject {
         self.dirty.load(Ordering::Relaxed)
     }
 
-    /// All pages.
     fn range(&self) -> ObjectRange {
         ObjectRange::new(ObjectPage(0), self.pages())
     }
@@ -319,10 +289,6 @@ struct Hand {
 pub struct ObjectId(pub u32);
 
 impl<M: ObjectMmu> Objects<M> {
-    /// Objects of `space`; none yet.
-    ///
-    /// # Errors
-    /// `NOMEM`.
     pub fn new(mut space: VmSpace<M>) -> Result<Objects<M>, Errno> {
         space.reserve_beyond(OBJECT_PAGES_MAX)?;
         let arena_pages = space.arena().len();

@@ -12,15 +12,9 @@
 //! the background leaves it alone. It does not count against the limits of dirty pages: no
 //! write-back could lower it, and what is pinned has a bound of its own.
 //!
-//! # States
+//! # Pages whose memory fails
 //!
-//! | word of an object's page | pins |
-//! |---|---|
-//! | neither flag | none |
-//! | MLOCKED | at least one |
-//! | MLOCKED, PINNED, DIRTY | at least one for write |
-//!
-//! A page whose memory fails loses its flags, and keeps its count until it is let go: until then it
+//! Such a page loses MLOCKED and PINNED, and keeps its count until it is let go: until then it
 //! can neither be given up ([`Objects::unpoison`]) nor cut off, and what is cached has the flags
 //! that its count stands for.
 //!

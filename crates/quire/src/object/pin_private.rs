@@ -19,9 +19,6 @@ use crate::units::{PageNum, PageRange};
 
 impl<M: ObjectMmu> Objects<M> {
     /// The same as [`Self::pin`] for a private mapping.
-    ///
-    /// # Errors
-    /// See [`PinError`]; nothing is pinned by this call then.
     pub fn pin_private(
         &self,
         range: PageRange,

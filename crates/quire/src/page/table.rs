@@ -67,9 +67,6 @@ const _: () = assert!(BLOCK_PAGES * size_of::<PageWord>() == PAGE_SIZE);
 
 impl Pages {
     /// A table for so many pages of arena, and so many beyond it (multiples of 512).
-    ///
-    /// # Errors
-    /// `NOMEM`.
     pub fn new(arena_pages: usize, pages_beyond: usize) -> Result<Pages, Errno> {
         debug_assert!(arena_pages.is_multiple_of(BLOCK_PAGES), "the arena is whole blocks");
         let pages = arena_pages + pages_beyond;

@@ -88,9 +88,6 @@ pub struct WaitTable<A = AtomicU64, L = Queue, Q = Table<L>> {
 
 impl WaitTable {
     /// A table without waiters.
-    ///
-    /// # Errors
-    /// `NOMEM`.
     pub fn new() -> Result<WaitTable, Errno> {
         Ok(WaitTable::with_queues(Table::new(QUEUES)?, STEALS_MAX))
     }

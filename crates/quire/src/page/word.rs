@@ -239,10 +239,7 @@ pub trait Word {
     fn new(value: u64) -> Self;
     fn load(&self, order: Ordering) -> u64;
     fn store(&self, value: u64, order: Ordering);
-    /// A weak compare-and-swap.
-    ///
-    /// # Errors
-    /// The value found where it was another.
+    /// A weak compare-and-swap; the value found is the error where it was another.
     fn compare_exchange(&self, old: u64, new: u64, order: Ordering) -> Result<u64, u64>;
     /// Subtracts, wrapping; returns the old value.
     fn fetch_sub(&self, value: u64, order: Ordering) -> u64;

@@ -46,10 +46,7 @@ const _: () = assert!(size_of::<RwSem>() <= size_of::<rustix_futex_sync::Mutex<(
 /// The atomic under the lock: a real one, or loom's.
 pub trait LockWord {
     fn load(&self, order: Ordering) -> u32;
-    /// A weak compare-and-swap.
-    ///
-    /// # Errors
-    /// The value found where it was another.
+    /// A weak compare-and-swap; the value found is the error where it was another.
     fn compare_exchange(&self, old: u32, new: u32, order: Ordering) -> Result<u32, u32>;
 }
 
