@@ -22,11 +22,7 @@ pub enum Error {
         errno: Errno,
     },
     /// No swap file can be made in the folder.
-    NoSwapFile {
-        /// The folder.
-        folder: String,
-        errno: Errno,
-    },
+    NoSwapFile { folder: String, errno: Errno },
     /// An address space cannot work with so little memory.
     TooLittleMemory {
         /// Bytes asked for.

@@ -89,7 +89,6 @@ pub type Counters = Vec<(&'static str, u64)>;
 /// How long faults took, by kind: the `i`-th number counts those of `2^i` to `2^(i+1)` nanoseconds.
 pub type FaultTimes = Vec<(&'static str, [u64; FAULT_BUCKETS])>;
 
-/// The engine, its threads, and what it uses.
 struct RunningEngine {
     objects: &'static Engine,
     threads: Threads,

@@ -39,7 +39,6 @@ struct Exit {
     is_stopping: AtomicBool,
 }
 
-/// All threads of an engine.
 pub(super) struct Threads {
     handles: Mutex<Vec<JoinHandle<()>>>,
     exit: Arc<Exit>,

@@ -79,7 +79,6 @@ pub enum Refusal {
     Busy,
     /// The mapping is not there, does not allow it, or ends inside the run.
     Unmapped,
-    /// No memory for it.
     NoMemory,
 }
 
@@ -89,7 +88,6 @@ pub enum Refusal {
 pub struct Done {
     /// Pages done, from the start of the run on.
     pub pages: usize,
-    /// Why not all.
     pub refusal: Option<Refusal>,
 }
 
@@ -102,9 +100,7 @@ impl Done {
 /// Whether what is mapped faults at the first write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Protection {
-    /// It does not.
     Writable,
-    /// It does.
     WriteProtected,
 }
 
@@ -167,7 +163,6 @@ pub trait Mmu: Sync {
     /// page may be missing.
     fn make_exclusive(&self, pages: PageRange) -> Done;
 
-    /// Sets or clears write protection.
     fn write_protect(&self, pages: PageRange, protection: Protection) -> Done;
 
     /// Makes any access to missing `page` a SIGBUS.
@@ -242,7 +237,6 @@ pub trait Mmu: Sync {
 #[cfg(feature = "simulated")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PageMapping {
-    /// A page is there.
     pub is_present: bool,
     /// The next write to it faults.
     pub is_write_protected: bool,

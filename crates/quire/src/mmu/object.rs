@@ -25,7 +25,6 @@ pub struct Memfd {
 /// # Errors
 /// Of all calls: the kernel's.
 pub trait ObjectMmu: Mmu {
-    /// Makes an empty memfd.
     fn memfd_open(&self) -> Result<Memfd, Errno>;
 
     /// Gives a memfd back; nothing maps it any more.

@@ -275,7 +275,6 @@ impl Userfaultfd {
         self.arena_pages
     }
 
-    /// Places of the pool.
     pub(crate) const fn pool_frames(&self) -> usize {
         self.pool_frames
     }

@@ -24,7 +24,6 @@ impl From<Interrupted> for Errno {
     }
 }
 
-/// Why bytes could not be read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ReadError {
     /// The byte at which it failed.
@@ -33,7 +32,6 @@ pub struct ReadError {
 }
 
 impl ReadError {
-    /// An error as one at a byte.
     pub(super) fn at<E: Into<Errno>>(offset: u64) -> impl Fn(E) -> ReadError {
         move |error| ReadError { offset, errno: error.into() }
     }
@@ -235,7 +233,6 @@ impl<M: ObjectMmu> Objects<M> {
         Ok(())
     }
 
-    /// The last read that failed: where, and why.
     pub fn last_read_error(&self, object: &VmObject) -> Option<ReadError> {
         let errno = object.read_error.load(Ordering::Acquire);
         let offset = ObjectPage(object.read_error_page.load(Ordering::Relaxed)).offset();

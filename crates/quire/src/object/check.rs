@@ -8,7 +8,6 @@ use crate::mmu::object::InspectObjects;
 use crate::page::{Flags, Snapshot, State};
 use crate::units::{ObjectPage, ObjectRange, PageNum};
 
-/// What the objects hold.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Held {
     cached: usize,

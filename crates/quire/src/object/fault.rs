@@ -38,7 +38,6 @@ pub(super) enum Look {
     Ended(Outcome),
     /// So many pages are needed.
     NeedsMemory(usize),
-    /// Too much is dirty.
     NeedsCleaning,
     /// It is read by the thread that serves the fault.
     Reads(InPlace),

@@ -9,7 +9,6 @@ use crate::space::vma::{Attributes, Backing, Kind, Pattern, Vma};
 use crate::sys::Errno;
 use crate::units::{ObjectRange, PageNum, PageRange};
 
-/// How an object is mapped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MapRequest {
     pub pages: ObjectRange,

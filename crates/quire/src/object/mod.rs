@@ -112,7 +112,6 @@ use crate::sys::mutex::Mutex;
 use crate::sys::rank;
 use crate::units::{BLOCK_ORDER, ObjectPage, ObjectRange, PAGE_SHIFT, PAGE_SIZE};
 
-/// Most objects of a space.
 const OBJECTS_MAX: usize = 4096;
 /// Longest object: 16 TiB.
 const OBJECT_PAGES_MAX: usize = (16 << 40) >> PAGE_SHIFT;
@@ -190,12 +189,10 @@ pub struct VmObject {
     write_error_page: AtomicU64,
     /// Counts write errors: every flusher is told each once.
     write_errors: AtomicU32,
-    /// Whether writers make no way.
     stall: stall::Stall,
     synced: sync::Synced,
     /// How often each page is pinned; see [`pin`].
     pins: Table<AtomicU32>,
-    /// Pages that are pinned, and those that are pinned for write.
     pinned: AtomicUsize,
     pinned_writable: AtomicUsize,
     read_error: AtomicI32,
@@ -248,7 +245,6 @@ pub enum FaultAround {
 /// An address space that can map objects, and the objects.
 pub struct Objects<M: ObjectMmu> {
     pub space: VmSpace<M>,
-    /// What the reverse maps of all objects share.
     pub i_mmaps: IMmaps,
     /// By number; null is a free place.
     slots: Table<AtomicPtr<VmObject>>,
@@ -263,7 +259,6 @@ pub struct Objects<M: ObjectMmu> {
     buffers: read_in_place::InPlaceBuffers,
     /// Faults that wait until less is dirty.
     unclean: FaultList,
-    /// Writers that have waited too long.
     stalls: stall::Stalls,
     /// Dirty, or under way to a store: what writers are stopped by.
     dirty: AtomicUsize,
@@ -310,7 +305,6 @@ impl<M: ObjectMmu> Objects<M> {
         })
     }
 
-    /// Pages cached of all objects.
     pub fn cached_pages(&self) -> usize {
         self.cached.load(Ordering::Relaxed)
     }

@@ -82,7 +82,6 @@ impl<M: ObjectMmu> Objects<M> {
         }
     }
 
-    /// What a page's word says just now.
     pub fn snapshot(&self, object: &VmObject, page: ObjectPage) -> Snapshot {
         let none = Stored::Nothing.content();
         object.find_number(page).map_or(none, |number| self.space.snapshot(number))

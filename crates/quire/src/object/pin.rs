@@ -40,17 +40,14 @@ use crate::sys::Errno;
 use crate::sys::memory::Table;
 use crate::units::{ObjectPage, PageNum, PageRange};
 
-/// What pages are pinned for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub enum PinFor {
-    /// They are only read.
     Reading = 1,
     /// They may be written at any time.
     Writing = 1 | 1 << 16,
 }
 
-/// Why nothing was pinned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PinError {
     /// More would be pinned than may be.
@@ -59,7 +56,6 @@ pub enum PinError {
     BehindEnd(u64),
     /// A page is pinned as often as can be counted.
     TooOften,
-    /// A page cannot be read.
     Read(ReadError),
     /// The kernel does not map it.
     Refused(Errno),

@@ -13,7 +13,6 @@ use crate::swap::compress::PageBytes;
 use crate::sys::Errno;
 use crate::units::{PAGE_SIZE, PageNum, PageRange};
 
-/// Where a page's own bytes are.
 enum OwnBytes {
     /// They have been copied to where they were wanted.
     Loaded,

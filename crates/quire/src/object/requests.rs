@@ -106,7 +106,6 @@ struct RequestRing {
     len: usize,
 }
 
-/// The queue.
 pub(super) struct Requests {
     ring: Mutex<rank::Requests, RequestRing>,
     /// Counts requests; what idle workers sleep on.

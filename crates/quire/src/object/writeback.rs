@@ -30,11 +30,9 @@ use crate::units::{BLOCK_PAGES, ObjectPage, ObjectRange, PAGE_SHIFT, PAGE_SIZE, 
 pub enum FlushError {
     /// A page could not be written, now or since the last flush; it is still dirty.
     Write {
-        /// Byte of the object.
         offset: u64,
         errno: Errno,
     },
-    /// The store could not be synced.
     Sync(Errno),
     /// The barrier holds pages back.
     HeldBack {

@@ -3,7 +3,6 @@
 use super::word::{LOCKED, STATE_MASK, STATE_SHIFT};
 use super::{Flags, Snapshot, State};
 
-/// A condition on a page's word.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Condition {
     mask: u64,
@@ -11,7 +10,6 @@ pub struct Condition {
 }
 
 impl Condition {
-    /// The lock is not held.
     pub const UNLOCKED: Condition = Condition { mask: LOCKED, value: 0 };
 
     pub const fn set(flags: Flags) -> Condition {

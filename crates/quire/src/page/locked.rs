@@ -55,7 +55,6 @@ impl<'a, L: PageLocks> LockedPage<'a, L> {
         self.content
     }
 
-    /// Where its bytes are.
     #[inline]
     pub fn state(&self) -> State {
         self.content.state()
@@ -67,7 +66,6 @@ impl<'a, L: PageLocks> LockedPage<'a, L> {
         self.content.stored().filter(|_| !is_elsewhere)
     }
 
-    /// Whether all of `flags` are set.
     #[inline]
     pub fn has(&self, flags: Flags) -> bool {
         self.content.has(flags)

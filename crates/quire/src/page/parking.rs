@@ -72,7 +72,6 @@ impl<'a, A: Word> Kill<'a, A> {
         Kill { token: Some(token), deadline_ns: None }
     }
 
-    /// Whether the wait is to end.
     pub fn is_due(&self) -> bool {
         self.token.is_some_and(KillToken::is_cancelled)
             || self.deadline_ns.is_some_and(|deadline_ns| monotonic_ns() >= deadline_ns)

@@ -66,9 +66,7 @@ pub const STEALS_MAX: u32 = 4;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use = "parked faults must be answered"]
 pub enum Parked {
-    /// None.
     No,
-    /// The page's faults are to be answered.
     Yes,
 }
 
@@ -87,7 +85,6 @@ pub struct WaitTable<A = AtomicU64, L = Queue, Q = Table<L>> {
 }
 
 impl WaitTable {
-    /// A table without waiters.
     pub fn new() -> Result<WaitTable, Errno> {
         Ok(WaitTable::with_queues(Table::new(QUEUES)?, STEALS_MAX))
     }
@@ -105,7 +102,6 @@ impl WaitTable {
     }
 }
 
-/// What became of a sleep.
 enum Slept {
     Woken,
     Handed,
@@ -174,7 +170,6 @@ impl<A: Word, L: QueueLock<WaitList<A>>, Q: AsRef<[L]>> WaitTable<A, L, Q> {
         self.always_looks.store(always_looks, Ordering::Relaxed);
     }
 
-    /// What was done so far.
     pub fn counts(&self) -> Counts {
         let mut counts = Counts { avoided: self.avoided.sum(), ..Counts::default() };
         self.queues.as_ref().iter().for_each(|queue| queue.with(|list| counts.add(&list.counts)));

@@ -282,7 +282,6 @@ impl<A: Word> PageWord<A> {
         Snapshot(self.0.load(Ordering::Acquire))
     }
 
-    /// Takes the lock if it is free.
     #[inline]
     pub fn try_lock(&self) -> Option<Snapshot> {
         // Acquire pairs with the last owner's release in unlock.

@@ -32,7 +32,6 @@ const EMPTY: u32 = 0;
 const FREE: u32 = 1;
 const TAKEN: u32 = 2;
 
-/// What a fault needs.
 struct FaultStack {
     scratch: Scratch,
     stack: Stack,

@@ -39,13 +39,11 @@ impl Modes {
         self.is_protectable.store(is_protectable, Ordering::Relaxed);
     }
 
-    /// Whether pages can be write-protected.
     pub fn is_protectable(&self) -> bool {
         // Acquire pairs with the release in `protect`: the kernel knows.
         self.is_protectable.load(Ordering::Acquire)
     }
 
-    /// The bits that the kernel takes.
     pub fn bits(&self) -> u32 {
         if self.is_protectable() {
             UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_WP

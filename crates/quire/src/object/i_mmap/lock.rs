@@ -69,7 +69,6 @@ pub trait WaitOps<A> {
     fn wait(&self, word: &A, expected: u32, class: Class);
     /// Wakes all of `class` that sleep on `word`.
     fn wake(&self, word: &A, class: Class);
-    /// Lets other threads run.
     fn yield_now(&self);
 }
 
@@ -96,7 +95,6 @@ impl WaitOps<AtomicU32> for Futex {
 /// What became of a thread that came to the lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Arrival {
-    /// It is inside.
     Entered,
     Queued(InLine),
     /// There is no room in line.
@@ -149,7 +147,6 @@ impl<A: LockWord> RwSem<A> {
         }
     }
 
-    /// Leaves.
     #[inline]
     pub fn unlock<P: WaitOps<A>>(&self, side: Side, ops: &P) {
         if let Some(class) = self.leave(side) {

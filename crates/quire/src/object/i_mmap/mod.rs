@@ -60,7 +60,6 @@ pub struct IMmaps {
 }
 
 impl IMmaps {
-    /// No mapping; walks are shared.
     pub fn new() -> Result<IMmaps, Errno> {
         let nodes = Nodes::with_room_for(VMAS_MAX)?;
         Ok(IMmaps { nodes, walks_exclusive: AtomicBool::new(false) })

@@ -21,7 +21,6 @@ use crate::units::{ObjectPage, ObjectRange, PageNum};
 const NONE: u32 = 0;
 /// Nodes of an address space and the one that is none: a mapping is a VMA.
 const NODES_MAX: usize = VMAS_MAX + 1;
-/// Height of the tallest tree.
 const HEIGHT_MAX: usize = height_max(NODES_MAX);
 
 /// The height of the tallest AVL tree that `count` nodes can make.

@@ -138,7 +138,6 @@ struct Chain<A> {
     last: Option<NonNull<Waiter<A>>>,
 }
 
-/// Which chain.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Which {
     /// The waiters for the lock.
