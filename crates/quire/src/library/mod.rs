@@ -403,22 +403,17 @@ impl RunningEngine {
             Delivery::Inline => (0, inline::add(objects)),
         };
         let started = is_added.and_then(|()| Threads::start(objects, handlers, builder.workers));
-        match started {
-            Ok(threads) => Ok(RunningEngine {
-                objects,
-                threads,
-                serves_calls,
-                store_deadline: builder.store_deadline,
-                buffers: Mutex::new(Vec::new()),
-                _control: control,
-                _files: [device_file, mem_file, swap_file],
-            }),
-            Err(error) => {
-                // SAFETY: no thread runs, and no other reference was given away.
-                unsafe { discard(objects) };
-                Err(error)
-            }
-        }
+        // SAFETY: no thread runs, and no other reference was given away.
+        let threads = started.inspect_err(|_| unsafe { discard(objects) })?;
+        Ok(RunningEngine {
+            objects,
+            threads,
+            serves_calls,
+            store_deadline: builder.store_deadline,
+            buffers: Mutex::new(Vec::new()),
+            _control: control,
+            _files: [device_file, mem_file, swap_file],
+        })
     }
 
     /// Lends buffers to a caller, together with its patience.

@@ -81,15 +81,10 @@ impl Userfaultfd {
     /// Reserves an arena of `arena_pages` without any rights, and a pool of `pool_frames` holes.
     pub fn reserve(arena_pages: usize, pool_frames: usize) -> Result<Userfaultfd, Errno> {
         let arena = memory::reserve(arena_pages << PAGE_SHIFT, memory::InitialProt::None)?;
-        let pool = match memory::reserve(pool_frames << PAGE_SHIFT, memory::InitialProt::ReadWrite)
-        {
-            Ok(pool) => pool,
-            Err(error) => {
-                // SAFETY: just reserved, and no other thread knows of it.
-                unsafe { memory::release(arena, arena_pages << PAGE_SHIFT) };
-                return Err(error);
-            }
-        };
+        let pool = memory::reserve(pool_frames << PAGE_SHIFT, memory::InitialProt::ReadWrite);
+        // SAFETY: just reserved, and no other thread knows of it.
+        let give_back = |_: &Errno| unsafe { memory::release(arena, arena_pages << PAGE_SHIFT) };
+        let pool = pool.inspect_err(give_back)?;
         let mmu = Userfaultfd {
             arena,
             arena_pages,

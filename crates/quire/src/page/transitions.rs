@@ -90,12 +90,6 @@ impl Snapshot {
         }
     }
 
-    /// The word of a page that goes from memory to what it keeps; zeros, or its store's bytes,
-    /// where it keeps nothing.
-    fn kept_content(self) -> Snapshot {
-        self.stored().unwrap_or(Stored::Nothing).content()
-    }
-
     /// This with what `from` has in swap.
     const fn keeping(self, from: Snapshot) -> Snapshot {
         let flags = match from.stored() {
@@ -227,7 +221,7 @@ impl<L: PageLocks> LockedPage<'_, L> {
     /// its object's store.
     pub fn uncache(self) {
         debug_assert!(!self.has(Flags::DIRTY), "{:?} is dirty", self.page());
-        self.become_unlocked(|old| old.kept_content());
+        self.become_unlocked(|old| old.stored().unwrap_or(Stored::Nothing).content());
     }
 
     /// Its memory has failed, and its bytes there are lost. What it keeps in swap stays its own.

@@ -179,10 +179,8 @@ impl<A: Word, L: QueueLock<WaitList<A>>, Q: AsRef<[L]>> WaitTable<A, L, Q> {
     /// Takes a word's lock, sleeping while another has it.
     #[inline]
     pub fn lock(&self, word: &PageWord<A>, parking: &impl Parking<A>) -> Snapshot {
-        match self.lock_killable(word, Kill::NEVER, parking) {
-            Ok(owned) => owned,
-            Err(Interrupted) => unreachable!("nothing ends this wait"),
-        }
+        self.lock_killable(word, Kill::NEVER, parking)
+            .unwrap_or_else(|Interrupted| unreachable!("nothing ends this wait"))
     }
 
     /// The same, until `kill` ends it.
@@ -237,10 +235,8 @@ impl<A: Word, L: QueueLock<WaitList<A>>, Q: AsRef<[L]>> WaitTable<A, L, Q> {
         condition: Condition,
         parking: &impl Parking<A>,
     ) -> Snapshot {
-        match self.wait_on_killable(word, condition, Kill::NEVER, parking) {
-            Ok(now) => now,
-            Err(Interrupted) => unreachable!("nothing ends this wait"),
-        }
+        self.wait_on_killable(word, condition, Kill::NEVER, parking)
+            .unwrap_or_else(|Interrupted| unreachable!("nothing ends this wait"))
     }
 
     /// The same, until `kill` ends it.
