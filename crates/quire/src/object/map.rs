@@ -124,10 +124,7 @@ impl<M: ObjectMmu> Objects<M> {
         range.by_block().map(present).sum()
     }
 
-    /// Says how a part of a mapping will be used.
-    ///
-    /// # Errors
-    /// `NOMEM` where the VMA table is full.
+    /// Says how a part of a mapping will be used; `NOMEM` where the VMA table is full.
     pub fn advise_pattern(&self, range: PageRange, pattern: Pattern) -> Result<(), Errno> {
         let change = |old| Attributes { pattern, ..old };
         self.space.change_vmas(&mut self.space.lock(), range, change)

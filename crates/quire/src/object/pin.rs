@@ -168,10 +168,8 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// Pins a range of one shared mapping that the caller keeps: its pages are read, mapped, and
-    /// stay so until [`Self::unpin`]; what is pinned for write can be written without a fault.
-    ///
-    /// # Errors
-    /// See [`PinError`]; nothing is pinned by this call then.
+    /// stay so until [`Self::unpin`]; what is pinned for write can be written without a fault. After an
+    /// error nothing is pinned by this call.
     pub fn pin(
         &self,
         range: PageRange,
@@ -280,9 +278,9 @@ impl<M: ObjectMmu> Objects<M> {
     /// Lets pages go that [`Self::pin`] has pinned.
     pub fn unpin(&self, range: PageRange, what: PinFor) {
         for part in range.by_block() {
-            let Some(vma) = self.vma_of_kind(part.start, Kind::Object) else { continue };
-            let backing = vma.attributes.backing;
-            let object = self.object(ObjectId(backing.object));
+            let Some((backing, object)) = self.backing_at(part.start, Kind::Object) else {
+                continue;
+            };
             for at in part.pages().map(|page| backing.object_page(page)) {
                 self.unpin_page(object, at, what);
             }

@@ -14,6 +14,7 @@ use crate::mmu::Access;
 use crate::mmu::object::ObjectMmu;
 use crate::page::{Flags, State};
 use crate::scratch::Scratch;
+use crate::space::vma::Kind;
 use crate::sys::Errno;
 use crate::units::{PageNum, PageRange};
 
@@ -48,7 +49,8 @@ impl<M: ObjectMmu> Objects<M> {
         scratch: &mut Scratch,
         buffer: &mut IoBuffer,
     ) -> Result<(), PinError> {
-        let (backing, object) = self.private_object(page).ok_or(PinError::Refused(Errno::FAULT))?;
+        let (backing, object) =
+            self.backing_at(page, Kind::Private).ok_or(PinError::Refused(Errno::FAULT))?;
         let at = backing.object_page(page);
         loop {
             self.populate_private(PageRange::new(page, 1), scratch, buffer)?;

@@ -183,10 +183,7 @@ impl<A: Word, L: QueueLock<WaitList<A>>, Q: AsRef<[L]>> WaitTable<A, L, Q> {
             .unwrap_or_else(|Interrupted| unreachable!("nothing ends this wait"))
     }
 
-    /// The same, until `kill` ends it.
-    ///
-    /// # Errors
-    /// [`Interrupted`]: the lock is not taken. A lock that is free is taken all the same.
+    /// The same, until `kill` ends it: the lock is not taken then. One that is free is always taken.
     #[inline]
     pub fn lock_killable(
         &self,
@@ -239,10 +236,7 @@ impl<A: Word, L: QueueLock<WaitList<A>>, Q: AsRef<[L]>> WaitTable<A, L, Q> {
             .unwrap_or_else(|Interrupted| unreachable!("nothing ends this wait"))
     }
 
-    /// The same, until `kill` ends it.
-    ///
-    /// # Errors
-    /// [`Interrupted`]: it was not so yet.
+    /// The same, until `kill` ends it: the condition was not so yet then.
     pub fn wait_on_killable(
         &self,
         word: &PageWord<A>,
