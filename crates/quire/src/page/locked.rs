@@ -196,9 +196,6 @@ impl<'a, L: PageLocks> LockedRange<'a, L> {
             self.locks.unlock_unchanged(page);
         }
     }
-
-    /// Unlocks all pages, unchanged.
-    pub fn unlock(self) {}
 }
 
 impl<L: PageLocks> Drop for LockedRange<'_, L> {

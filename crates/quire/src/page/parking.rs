@@ -54,7 +54,7 @@ impl<A> Clone for Kill<'_, A> {
 
 impl<A> Copy for Kill<'_, A> {}
 
-impl<A> Kill<'_, A> {
+impl<'a, A: Word> Kill<'a, A> {
     pub const NEVER: Self = Kill { token: None, deadline_ns: None };
 
     pub const fn is_never(&self) -> bool {
@@ -65,9 +65,7 @@ impl<A> Kill<'_, A> {
     pub const fn at(deadline_ns: u64) -> Self {
         Kill { token: None, deadline_ns: Some(deadline_ns) }
     }
-}
 
-impl<'a, A: Word> Kill<'a, A> {
     pub const fn by(token: &'a KillToken<A>) -> Kill<'a, A> {
         Kill { token: Some(token), deadline_ns: None }
     }

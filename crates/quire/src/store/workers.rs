@@ -1,7 +1,6 @@
 //! Starts threads: one that stays, or a few for one batch. Locks mutexes.
 
-use core::sync::atomic::AtomicUsize;
-use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::vec::Vec;

@@ -1,7 +1,6 @@
 //! A store of bytes in memory.
 
-use core::sync::atomic::AtomicU64;
-use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::string::String;
 use std::sync::Mutex;
 use std::vec::Vec;
