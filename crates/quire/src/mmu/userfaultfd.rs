@@ -91,7 +91,7 @@ impl Userfaultfd {
             pool,
             pool_frames,
             faults: Uffd::closed(),
-            modes: Modes::new(),
+            modes: Modes::default(),
             pool_faults: Uffd::closed(),
             mem: AtomicI32::new(-1),
             pagemap: AtomicI32::new(-1),
@@ -99,15 +99,12 @@ impl Userfaultfd {
             is_inline: AtomicBool::new(false),
             answers: [const { AtomicU32::new(0) }; ANSWERS],
             waiting: AtomicU32::new(0),
-            spares: Spares::new(),
+            spares: Spares::default(),
         };
         // A child that the engine did not make finds nothing mapped, and so never reads a zero where
         // data was. A fork that the engine serves lifts this while it lasts.
-        // SAFETY: both ranges are ours.
-        unsafe {
-            memory::advise(mmu.address(PageNum(0)), mmu.arena_bytes(), MADV_DONTFORK)?;
-            memory::advise(mmu.pool.as_ptr() as usize, mmu.pool_bytes(), MADV_DONTFORK)?;
-        }
+        mmu.set_inherited(PageRange::new(PageNum(0), arena_pages), false)?;
+        mmu.set_pool_inherited(false)?;
         Ok(mmu)
     }
 

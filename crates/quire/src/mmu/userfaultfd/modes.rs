@@ -24,16 +24,13 @@ use crate::sys::rank;
 use crate::units::{PAGE_SHIFT, PageNum, PageRange};
 
 /// Whether write protection is asked for.
+#[derive(Default)]
 pub(super) struct Modes {
     is_protectable: AtomicBool,
     turn: Mutex<rank::Modes, ()>,
 }
 
 impl Modes {
-    pub const fn new() -> Modes {
-        Modes { is_protectable: AtomicBool::new(false), turn: Mutex::new(()) }
-    }
-
     /// For an arena of which nothing is registered yet.
     pub fn set_protectable(&self, is_protectable: bool) {
         self.is_protectable.store(is_protectable, Ordering::Relaxed);

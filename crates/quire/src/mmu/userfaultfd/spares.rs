@@ -22,16 +22,13 @@ const SPARES: usize = 16;
 /// How often a call is tried with the spares given up: others may take them.
 const TRIES: usize = 64;
 
+#[derive(Default)]
 pub(super) struct Spares {
     /// Where they lie; 0 where there are none.
     place: Mutex<rank::Spares, usize>,
 }
 
 impl Spares {
-    pub const fn new() -> Spares {
-        Spares { place: Mutex::new(0) }
-    }
-
     /// Takes the spares where they are not held; where the kernel has none they are taken later.
     pub fn hold(&self) {
         take(&mut self.place.lock());

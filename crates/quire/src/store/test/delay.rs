@@ -7,6 +7,7 @@ use std::vec::Vec;
 use super::super::workers::lock;
 use super::super::{Cause, Operation, Store, StoreError};
 
+#[derive(Default)]
 struct State {
     /// Operations that wait here.
     held: Vec<Operation>,
@@ -29,14 +30,7 @@ pub struct DelayStore<S> {
 impl<S: Store> DelayStore<S> {
     /// Holds nothing yet.
     pub fn new(inner: S) -> DelayStore<S> {
-        let state = State {
-            held: Vec::new(),
-            permits: 0,
-            delay: Duration::ZERO,
-            waiting: 0,
-            is_cancelled: false,
-        };
-        DelayStore { inner, state: Mutex::new(state), changed: Condvar::new() }
+        DelayStore { inner, state: Mutex::default(), changed: Condvar::new() }
     }
 
     /// Has operations of this kind wait from now on.

@@ -1,7 +1,6 @@
 //! A store of bytes in memory.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::string::String;
 use std::sync::Mutex;
 use std::vec::Vec;
 
@@ -10,7 +9,6 @@ use super::super::{Cause, Operation, Store, StoreError};
 
 /// A store of bytes that are gone with it.
 pub struct VecStore {
-    name: String,
     bytes: Mutex<Vec<u8>>,
     is_read_only: bool,
     reads: AtomicU64,
@@ -23,7 +21,6 @@ impl VecStore {
     #[must_use]
     pub fn new(bytes: Vec<u8>) -> VecStore {
         VecStore {
-            name: "memory".into(),
             bytes: Mutex::new(bytes),
             is_read_only: false,
             reads: AtomicU64::new(0),
@@ -71,7 +68,7 @@ impl VecStore {
         } else {
             return Ok(());
         };
-        Err(StoreError::new(operation, &self.name, offset, bytes as u64, cause))
+        Err(StoreError::new(operation, self.name(), offset, bytes as u64, cause))
     }
 }
 
@@ -98,7 +95,7 @@ pub(super) fn write_to(bytes: &mut Vec<u8>, offset: u64, from: &[u8]) {
 
 impl Store for VecStore {
     fn name(&self) -> &str {
-        &self.name
+        "memory"
     }
 
     fn len(&self) -> Result<u64, StoreError> {
