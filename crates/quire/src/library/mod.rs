@@ -68,7 +68,7 @@ pub use crate::page::wait::Counts as WaitCounts;
 use crate::scratch::Scratch;
 use crate::space;
 pub use crate::space::vma::Pattern;
-use crate::store::workers::lock;
+use crate::store::workers::{cpus, lock};
 use crate::swap::Swap;
 use crate::sys::memory::{self, InitialProt};
 use crate::sys::thread::SignalsBlocked;
@@ -139,10 +139,9 @@ pub enum Delivery {
 
 impl Default for Builder {
     fn default() -> Builder {
-        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         Builder {
             memory: 256 << 20,
-            handlers: cpus.min(4),
+            handlers: cpus().min(4),
             workers: 4,
             delivery: Delivery::Handlers,
             swap: None,

@@ -46,6 +46,10 @@
 //! | `migrate` | page locks of a run, tried; `i_mmap` (shared), windows' | for memory |
 //! | `map_private` and `unmap` of such, `follow_change` | the space's; one page's in the arena at a time | for those |
 //! | `map`, `unmap` | the space's; windows', one at a time; `i_mmap` (exclusive) | for those |
+//!
+//! - The object's `resize` is outside of the space's lock, which a change of length takes under `resize` alone.
+//! - The registry of objects, which keeps them from going, is outside of page locks; opening and closing
+//!   an object hold it as well.
 
 mod access;
 #[cfg(feature = "simulated")]

@@ -51,6 +51,6 @@ pub(super) fn on_threads<T: Send>(threads: usize, items: &mut [T], work: impl Fn
 }
 
 /// The number of CPUs that this process may use.
-pub(super) fn cpus() -> usize {
+pub(crate) fn cpus() -> usize {
     thread::available_parallelism().map_or(1, usize::from)
 }

@@ -113,14 +113,9 @@ pub trait QueueLock<T> {
 }
 
 /// A queue with its lock, on a cache line of its own.
+#[derive(Default)]
 #[repr(align(64))]
 pub struct Queue(pub(super) Mutex<rank::Waiters, WaitList<AtomicU64>>);
-
-impl Default for Queue {
-    fn default() -> Queue {
-        Queue(Mutex::new(WaitList::default()))
-    }
-}
 
 // SAFETY: an empty queue is all zeros (there is a test): a free lock, chains without a waiter, and
 // integers. It owns nothing.
