@@ -271,10 +271,6 @@ impl Userfaultfd {
         self.pool_frames
     }
 
-    fn arena_bytes(&self) -> usize {
-        self.arena_pages << PAGE_SHIFT
-    }
-
     fn pool_bytes(&self) -> usize {
         self.pool_frames << PAGE_SHIFT
     }
@@ -297,7 +293,7 @@ impl Drop for Userfaultfd {
     fn drop(&mut self) {
         // SAFETY: reserved by `reserve`; a thread that drops the MMU has no mapping left.
         unsafe {
-            memory::release(self.arena, self.arena_bytes());
+            memory::release(self.arena, self.arena_pages << PAGE_SHIFT);
             memory::release(self.pool, self.pool_bytes());
         }
         let [faults, pool, _] = self.descriptors();

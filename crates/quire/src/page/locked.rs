@@ -149,8 +149,7 @@ impl<'a, L: PageLocks> LockedRange<'a, L> {
     ) {
         while self.range.end < bounds.end && self.range.len() < pages_max {
             let Some(page) = try_lock(self.range.end) else { break };
-            self.note(page);
-            self.range.end = self.range.end.add(1);
+            self.push(page);
         }
         while self.range.start > bounds.start && self.range.len() < pages_max {
             let Some(page) = try_lock(PageNum(self.range.start.0 - 1)) else { break };
