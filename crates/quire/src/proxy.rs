@@ -53,14 +53,10 @@ impl ProxyCalls {
 
     /// Has the proxy thread run `act`, and waits for it. The caller holds the space's lock, so
     /// that no other thread sends a call meanwhile.
-    pub fn send<R>(&self, act: impl FnOnce() -> R) -> R {
-        fn runner<F: FnOnce() -> R, R>(_: &ProxyCall<F, R>) -> CallFn {
-            run::<F, R>
-        }
+    pub fn send<F: FnOnce() -> R, R>(&self, act: F) -> R {
         let mut proxy_call = ProxyCall { act: Some(act), result: None };
-        let run = runner(&proxy_call);
         self.argument.store(core::ptr::from_mut(&mut proxy_call).cast(), Ordering::Relaxed);
-        self.run.store(run as usize, Ordering::Release);
+        self.run.store(run::<F, R> as CallFn as usize, Ordering::Release);
         self.call();
         self.done.wait();
         proxy_call.result.expect("the proxy thread ran it")

@@ -172,7 +172,8 @@ impl<M: Mmu> VmSpace<M> {
     /// `NOMEM` where part of it is not mapped, or where more than half of the budget would be
     /// locked.
     pub fn mlock(&self, layout: &mut Layout<'_>, range: PageRange) -> Result<(), Errno> {
-        if !self.vmas.covers(range, &layout.locked) || range.len() > self.budget.limit() / 2 {
+        self.check_covered(layout, range)?;
+        if range.len() > self.budget.limit() / 2 {
             return Err(Errno::NOMEM);
         }
         self.change_vmas(layout, range, |old| Attributes { is_mlocked: true, ..old })?;
@@ -221,7 +222,6 @@ impl<M: Mmu> VmSpace<M> {
         result
     }
 
-    ///
     /// # Errors
     /// `NOMEM` where part of the range is not mapped.
     pub fn munlock(&self, layout: &mut Layout<'_>, range: PageRange) -> Result<(), Errno> {

@@ -6,18 +6,8 @@
 //!
 //! # Locks
 //!
-//! In order: the space's lock (`layout`: alone by program threads, shared by faults that go the classic way) >
-//! page lock > the frame pool's mutex, the swap's own.
-//!
-//! - A fault never waits for the space's lock. A change of the layout may sleep for a page lock, and for the
-//!   classic faults inside: a thread that holds one of these needs nothing that the change has.
-//! - A handler may try the space's lock, for a fault outside of all VMAs, beside classic faults. Where it is
-//!   taken, the thread that unlocks it looks after the fault.
-//! - A thread that drops pages for an unmap sleeps for a page lock with none in hand. A thread that has the
-//!   space's lock needs no page of a dying range.
-//! - `remap` sleeps for two page locks: the target is no other thread's yet.
-//! - The gate is no lock of handlers against each other: it only lets a fork know that no thread is inside.
-//! - The swap file's reads are waited for under the page's lock alone, and never by a handler.
+//! A fault never waits for the space's lock (`layout_lock`). A change of the layout may sleep for a page lock,
+//! and for the classic faults inside: a thread that holds one of these needs nothing that the change has.
 //!
 //! # Which lock settles what
 //!
@@ -336,8 +326,7 @@ impl<M: Mmu> VmSpace<M> {
     }
 
     /// Notes that pages of a block are about to be used, and charges their words; `false` where
-    /// there is no memory for them. Comes before the last look at the VMA: a change of the layout
-    /// bumps the VMA's count first and skips unused blocks afterwards.
+    /// there is no memory for them. It comes before the last look at the VMA (see `vma.rs`).
     #[must_use]
     pub(crate) fn use_block(&self, page: PageNum) -> bool {
         let block = self.block(page);
@@ -354,7 +343,6 @@ impl<M: Mmu> VmSpace<M> {
         true
     }
 
-    /// Whether pages of a block have been used, and their words are charged.
     pub(crate) fn is_block_used(&self, page: PageNum) -> bool {
         self.block(page).is_used.load(Ordering::Relaxed) != 0
     }

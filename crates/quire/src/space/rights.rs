@@ -145,16 +145,15 @@ impl Rights {
         }
         let from = self.search(|open| open.end >= range.start);
         let to = self.search(|open| open.start > range.end);
-        if from == to {
-            if self.len() == STRETCHES_MAX {
-                return false;
-            }
-            self.replace(from, to, &[range]);
-            return true;
+        if from == to && self.len() == STRETCHES_MAX {
+            return false;
         }
-        let start = range.start.min(self.at(from).start);
-        let end = range.end.max(self.at(to - 1).end);
-        self.replace(from, to, &[PageRange { start, end }]);
+        let mut whole = range;
+        if from < to {
+            whole.start = range.start.min(self.at(from).start);
+            whole.end = range.end.max(self.at(to - 1).end);
+        }
+        self.replace(from, to, &[whole]);
         true
     }
 

@@ -96,25 +96,7 @@ impl<M: Mmu> VmSpace<M> {
         }
         self.mmu.step();
     }
-}
 
-impl<M: Mmu> PageLocks for VmSpace<M> {
-    #[inline]
-    fn word(&self, page: PageNum) -> &PageWord {
-        VmSpace::word(self, page)
-    }
-
-    fn unlock_unchanged(&self, page: PageNum) {
-        self.unlock_page(page);
-    }
-
-    fn unlock_changed(&self, page: PageNum, content: Snapshot) {
-        let parked = self.pages.waits.unlock_with(self.word(page), content, self);
-        self.answer_parked(page, parked);
-    }
-}
-
-impl<M: Mmu> VmSpace<M> {
     /// Waits until `condition` is so; see [`WaitTable::wait_on`](crate::page::WaitTable::wait_on).
     pub fn wait_on_page(&self, page: PageNum, condition: Condition) -> Snapshot {
         self.mmu.step();
@@ -160,8 +142,20 @@ impl<M: Mmu> VmSpace<M> {
         self.pages.waits.counts()
     }
 
-    /// In a fork's child: no thread waits.
-    pub(super) fn forget_waiters(&self) {
-        self.pages.after_fork_in_child();
+}
+
+impl<M: Mmu> PageLocks for VmSpace<M> {
+    #[inline]
+    fn word(&self, page: PageNum) -> &PageWord {
+        VmSpace::word(self, page)
+    }
+
+    fn unlock_unchanged(&self, page: PageNum) {
+        self.unlock_page(page);
+    }
+
+    fn unlock_changed(&self, page: PageNum, content: Snapshot) {
+        let parked = self.pages.waits.unlock_with(self.word(page), content, self);
+        self.answer_parked(page, parked);
     }
 }
