@@ -274,7 +274,7 @@ impl Budget {
 
     /// Processes that live on the budget.
     pub fn members(&self) -> usize {
-        self.control().member_count().max(1)
+        self.control().present().count().max(1)
     }
 
     pub fn pool_pages_of_others(&self) -> usize {

@@ -14,8 +14,7 @@
 //! [`Welcome`] with descriptors attached (`SCM_RIGHTS`), in this order: the control memfd, then the
 //! pool memfd ([`slabs`]) if [`WELCOME_POOL`] is set (a fork's child has it mapped), then
 //! `/dev/userfaultfd` if [`WELCOME_UFFD_DEVICE`] is set, then the swap file if
-//! [`WELCOME_SWAP_FILE`] is set. It keeps the connection open in its handlers' private
-//! descriptor table: exec, exit and SIGKILL all close it.
+//! [`WELCOME_SWAP_FILE`] is set. The command `quire` tells the rest (`supervisor/joining.rs`).
 
 #![deny(unsafe_code)]
 
@@ -32,7 +31,7 @@ macro_rules! named {
         }
 
         impl $Enum {
-            /// All of them, in the order of their numbers.
+            /// In the order of their numbers.
             pub const ALL: [$Enum; [$($name),*].len()] = [$($Enum::$Variant),*];
 
             /// Its name in reports.
@@ -44,6 +43,7 @@ macro_rules! named {
         }
     };
 }
+pub(crate) use named;
 
 pub mod account;
 mod event;
@@ -249,12 +249,6 @@ impl Control {
         slots_in(&self.taken).map(|slot| (slot, &self.members[slot]))
     }
 
-    /// How many members there are.
-    pub fn member_count(&self) -> usize {
-        // Relaxed: as in `slots_in`.
-        self.taken.iter().map(|word| word.load(Ordering::Relaxed).count_ones() as usize).sum()
-    }
-
     /// The members that find no memory, by slot.
     pub fn askers(&self) -> impl Iterator<Item = usize> {
         slots_in(&self.asking)
@@ -402,6 +396,18 @@ pub struct Hello {
     pub held_pages: u64,
     /// Pages of data that the child inherits.
     pub wanted_pages: u64,
+}
+
+impl Hello {
+    /// What a program that has just begun says.
+    pub const OF_PROGRAM: Hello = Hello {
+        magic: MAGIC,
+        version: VERSION,
+        fork: 0,
+        parent_slot: NO_PARENT,
+        held_pages: 0,
+        wanted_pages: 0,
+    };
 }
 
 /// `Welcome::flags`: `/dev/userfaultfd` is attached.

@@ -52,7 +52,7 @@ use core::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use super::steps::{Step, reach};
 use super::threads::SpawnOthers;
-use super::{Descriptors, Process, join, steps};
+use super::{Descriptors, Process, close, join, steps};
 use crate::control::{Child, Hello, Obituary};
 use crate::space::Layout;
 use crate::sys::Errno;
@@ -271,7 +271,7 @@ impl ForkGuard {
             parent_slot: budget.slot(),
             held_pages: self.charged as u64,
             wanted_pages: wanted,
-            ..join::hello()
+            ..Hello::OF_PROGRAM
         };
         reach(Step::FirstThread);
         let joined = join::join(connection, &hello)?;
@@ -280,9 +280,9 @@ impl ForkGuard {
         // The limit on descriptors may be a handful, so none is kept without need: the control page
         // is mapped already.
         let mut descriptors = Descriptors::take(joined);
-        descriptors.close_control();
+        descriptors.control.take().into_iter().for_each(close);
         space.mmu().attach(descriptors.device, descriptors.memory)?;
-        descriptors.close_device();
+        descriptors.device.take().into_iter().for_each(close);
         space.mmu().expect_sharers_in_child();
         reach(Step::Attached);
         let has_foreign = !space.managed_stretches(&self.layout).eq([space.arena()]);
