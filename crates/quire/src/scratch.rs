@@ -43,9 +43,6 @@ impl Drop for Scratch {
 
 impl Scratch {
     /// Maps the buffers; they live as long as the scratch.
-    ///
-    /// # Errors
-    /// `NOMEM`.
     pub fn new() -> Result<Scratch, Errno> {
         let bytes = size_of::<ScratchMemory>().next_multiple_of(4096);
         let place = yard::take(bytes)?;

@@ -1,8 +1,4 @@
-//! Raw threads: no libc, no thread-locals of the program, every signal blocked.
-//!
-//! A handler lives inside a program that is not ours. It must survive `close_range`, setuid, a main
-//! thread that ends, signals to the process; so it is a bare clone with a descriptor table of its
-//! own and a TLS block of its own, which libc never hears of.
+//! Raw threads, of which libc never hears; `process/threads.rs` says why.
 
 use core::ffi::CStr;
 use core::ptr::NonNull;
@@ -57,9 +53,6 @@ unsafe impl Sync for ThreadMemory {}
 impl ThreadMemory {
     /// Maps a stack and a TLS block for the engine thread with this number, which no other thread of
     /// the process has.
-    ///
-    /// # Errors
-    /// `NOMEM`.
     pub fn new(number: usize) -> Result<ThreadMemory, Errno> {
         let base = yard::take(STACK_BYTES + TLS_BYTES)?;
         // A stack that overflows must not overwrite the TLS block of another thread.
@@ -197,7 +190,7 @@ pub(crate) fn thread_pointer() -> usize {
     unsafe { word_of_thread::<0>() }
 }
 
-/// All signals blocked, until dropped.
+/// Signals blocked, until dropped.
 pub struct SignalsBlocked {
     old: u64,
 }
@@ -347,7 +340,6 @@ pub fn exit_thread() -> ! {
 pub struct Signal(AtomicU32);
 
 impl Signal {
-    /// Not set.
     #[must_use]
     pub const fn new() -> Signal {
         Signal(AtomicU32::new(0))
