@@ -13,6 +13,7 @@ use crate::sys::futex::{self, Reach};
 use crate::sys::thread::Signal;
 
 /// Where program threads leave proxy calls, and the proxy thread finds them.
+#[derive(Default)]
 pub struct ProxyCalls {
     /// Counts calls; the futex that the proxy thread sleeps on.
     calls: AtomicU32,
@@ -35,15 +36,6 @@ unsafe fn run<F: FnOnce() -> R, R>(argument: *mut ()) {
 }
 
 impl ProxyCalls {
-    pub const fn new() -> ProxyCalls {
-        ProxyCalls {
-            calls: AtomicU32::new(0),
-            run: AtomicUsize::new(0),
-            argument: AtomicPtr::new(core::ptr::null_mut()),
-            done: Signal::new(),
-        }
-    }
-
     /// Wakes the proxy thread.
     pub fn call(&self) {
         // Release pairs with the acquire in `calls`: the proxy thread finds what was left before.
@@ -94,7 +86,7 @@ mod tests {
 
     #[test]
     fn a_proxy_call_is_run_by_the_other_thread_while_the_sender_waits() {
-        let proxy_calls = std::sync::Arc::new(ProxyCalls::new());
+        let proxy_calls = std::sync::Arc::new(ProxyCalls::default());
         let other = proxy_calls.clone();
         let runner = std::thread::spawn(move || {
             for _ in 0..100 {

@@ -96,7 +96,6 @@ impl Budget {
         &self.seat().account
     }
 
-    /// Pages that this member holds.
     #[inline]
     pub fn held(&self) -> usize {
         self.account().get().held as usize

@@ -200,7 +200,6 @@ impl Member {
 pub struct Control {
     pub magic: AtomicU32,
     pub version: AtomicU32,
-    /// The supervisor's process id.
     pub supervisor_pid: AtomicU32,
     pub no_batch_unmap: AtomicU32,
     /// 1 where faults always go the classic way.
@@ -353,7 +352,6 @@ impl Control {
     }
 }
 
-/// The slots whose bits are set.
 fn slots_in(words: &[AtomicU64; MEMBERS_MAX / 64]) -> impl Iterator<Item = usize> {
     words.iter().enumerate().flat_map(|(at, word)| {
         // Relaxed: a member that came or went just now is seen or is not.
@@ -449,7 +447,6 @@ pub struct Welcome {
     pub magic: u32,
     /// `WELCOME_*`.
     pub flags: u32,
-    /// The member's slot.
     pub slot: u32,
     /// A [`JoinRefusal`], or 0.
     pub refusal: u32,

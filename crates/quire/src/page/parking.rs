@@ -144,7 +144,7 @@ impl Futexes {
 
     /// [`Parking::wake`].
     pub fn wake_all(word: *const AtomicU64) {
-        futex::wake_address(word.cast::<AtomicU32>(), Reach::Process);
+        futex::wake(word.cast::<AtomicU32>(), u32::MAX, Reach::Process);
     }
 }
 

@@ -37,7 +37,6 @@ pub(super) struct Joined {
     /// /dev/userfaultfd, where the supervisor could open it.
     pub device: Option<OwnedFd>,
     pub swap_file: Option<OwnedFd>,
-    /// The member's slot.
     pub slot: u32,
 }
 

@@ -221,7 +221,8 @@ impl Process {
             return Ok(());
         }
         let loses = !Prot((prot & PROT_MASK) as u32).is_movable();
-        let needs_engine = |_: &Layout<'_>| loses && self.space.has_used(range);
+        let needs_engine =
+            |_: &Layout<'_>| loses && self.space.used_parts(range).next().is_some();
         self.locked_or_proxy_call(&[range], needs_engine, |layout| {
             self.each_kind(layout, range, |layout, part, kind| match kind {
                 Kind::Anonymous | Kind::Private => {

@@ -42,7 +42,6 @@ const RIGHTS_STEP_PAGES: usize = 64 << 20 >> PAGE_SHIFT;
 /// A smaller arena is of no use.
 const ARENA_BYTES_MIN: usize = 256 << 20;
 
-/// The engine of this process.
 pub struct Process {
     pub(crate) space: VmSpace<Userfaultfd>,
     gate: Gate,

@@ -134,7 +134,7 @@ impl EngineThreads {
     pub fn new(handlers: Handlers, has_swap_file: bool) -> Result<EngineThreads, Errno> {
         let mut threads = EngineThreads {
             seats: [const { None }; SEATS_MAX],
-            ready: Signal::new(),
+            ready: Signal::default(),
             others: AtomicU32::new(WAIT),
             prepare: UnsafeCell::new(None),
         };

@@ -141,26 +141,17 @@ impl<M: Mmu> VmSpace<M> {
         });
     }
 
-    /// Makes every page of a range resident; `false` where one could not be.
-    pub(super) fn populate(&self, layout: &mut Layout<'_>, range: PageRange) -> bool {
+    /// Makes every page of a range that is mapped resident; `false` where one could not be.
+    fn populate(&self, layout: &mut Layout<'_>, range: PageRange) -> bool {
         let mut at = range.start;
-        while at < range.end {
-            let Some(vma) = self.vmas.next_from(at, &layout.locked) else { return false };
-            if !vma.range.contains(at) {
+        while let Some(vma) = self.next_vma(layout, at).filter(|vma| vma.range.start < range.end) {
+            at = vma.range.end;
+            let Attributes { kind, prot, .. } = vma.attributes;
+            let mut pages = vma.range.intersect(range).pages();
+            let is_resident = kind == Kind::Foreign
+                || prot.is_readable() && pages.all(|page| self.bring_in(layout, page));
+            if !is_resident {
                 return false;
-            }
-            let part = vma.range.intersect(range);
-            at = part.end;
-            if vma.attributes.kind == Kind::Foreign {
-                continue;
-            }
-            if !vma.attributes.prot.is_readable() {
-                return false;
-            }
-            for page in part.pages() {
-                if !self.bring_in(layout, page) {
-                    return false;
-                }
             }
         }
         true

@@ -64,7 +64,6 @@ impl Backing {
     }
 }
 
-/// What all pages of a VMA have in common.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Attributes {
     pub prot: Prot,

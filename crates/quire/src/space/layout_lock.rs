@@ -159,7 +159,6 @@ impl LayoutLock {
             || self.engine_threads.iter().any(|known| known.load(Ordering::Relaxed) == thread.0)
     }
 
-    /// Says that `thread` is one of the engine's.
     pub(super) fn enlist(&self, thread: ThreadId) {
         // Relaxed, here and above: a thread's own faults come after it has said so.
         let is_taken = |place: &AtomicU32| {

@@ -84,7 +84,6 @@ use crate::sys::thread::ThreadId;
 use crate::sys::{Errno, memory::Table};
 use crate::units::{PageNum, PageRange};
 
-/// All that Quire manages in one process.
 pub struct VmSpace<M: Mmu> {
     pub(crate) mmu: M,
     pub(crate) budget: Budget,
@@ -165,7 +164,7 @@ impl<M: Mmu> VmSpace<M> {
             starved: FaultList::new(),
             unanswered: FaultList::new(),
             should_answer_deferred: AtomicBool::new(false),
-            proxy_calls: ProxyCalls::new(),
+            proxy_calls: ProxyCalls::default(),
             fork_demand: AtomicU32::new(0),
             fork_room: AtomicUsize::new(0),
             has_forked: AtomicBool::new(false),
@@ -251,18 +250,12 @@ impl<M: Mmu> VmSpace<M> {
         })
     }
 
-    /// Whether anything is mapped in a range.
     pub fn is_mapped(&self, layout: &Layout<'_>, range: PageRange) -> bool {
         self.vmas_in(layout, range).next().is_some()
     }
 
     pub fn has_foreign(&self, layout: &Layout<'_>, range: PageRange) -> bool {
         self.vmas_in(layout, range).any(|vma| vma.attributes.kind == vma::Kind::Foreign)
-    }
-
-    /// Whether any page around a range was ever touched.
-    pub fn has_used(&self, range: PageRange) -> bool {
-        self.used_parts(range).next().is_some()
     }
 
     /// The stretches of the arena in which nothing foreign is mapped.
@@ -378,7 +371,6 @@ impl<M: Mmu> VmSpace<M> {
         self.answer_listed(Answer::Page(page));
     }
 
-    /// The same for an entry of a list of faults.
     fn answer_listed(&self, answer: Answer) {
         if self.mmu.is_reachable() {
             self.wake_for(answer);
@@ -388,7 +380,6 @@ impl<M: Mmu> VmSpace<M> {
         self.proxy_calls.call();
     }
 
-    /// Answers what a list names.
     pub(crate) fn wake_for(&self, answer: Answer) {
         match answer {
             Answer::Page(page) => self.mmu.wake(PageRange::new(page, 1)),
@@ -409,7 +400,6 @@ impl<M: Mmu> VmSpace<M> {
         self.block(page).mapped.fetch_add(pages as u32, Ordering::Relaxed);
     }
 
-    /// Counts pages of one block that are mapped no more.
     pub(crate) fn count_unmapped(&self, page: PageNum, pages: usize) {
         self.block(page).mapped.fetch_sub(pages as u32, Ordering::Relaxed);
     }

@@ -175,7 +175,6 @@ impl VmaIndex {
         });
     }
 
-    /// Gives a VMA another range, or other attributes.
     fn set(&self, slot: u32, range: PageRange, attributes: Attributes, locked: &SpaceLocked) {
         self.rearrange(locked, move || self.change(slot, Some((range, attributes))));
     }

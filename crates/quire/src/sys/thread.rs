@@ -327,7 +327,6 @@ pub(crate) fn kill_process() -> ! {
     }
 }
 
-/// Ends the calling thread.
 pub fn exit_thread() -> ! {
     loop {
         // SAFETY: does not return.
@@ -340,11 +339,6 @@ pub fn exit_thread() -> ! {
 pub struct Signal(AtomicU32);
 
 impl Signal {
-    #[must_use]
-    pub const fn new() -> Signal {
-        Signal(AtomicU32::new(0))
-    }
-
     /// Sets it to `value` (not 0) and wakes the thread that waits.
     pub fn set(&self, value: u32) {
         // Release publishes what was done before.

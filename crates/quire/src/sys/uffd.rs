@@ -57,7 +57,6 @@ fn in_parts(len: usize, mut call: impl FnMut(usize) -> (Result<(), Errno>, i64))
 }
 
 impl Uffd {
-    /// No descriptor yet.
     #[must_use]
     pub const fn closed() -> Uffd {
         Uffd { descriptor: AtomicI32::new(-1) }
