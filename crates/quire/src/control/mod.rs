@@ -3,9 +3,7 @@
 //! A memfd, made by the supervisor (`quire run`), mapped shared by every member. It holds the
 //! settings, a slot per member with its account and its counters, the swap file's segment
 //! map, and a ring of traces per member. Most of it is holes: a page of the memfd costs memory from
-//! the first look on, so a walk over the members goes over [`Control::present`]. Every update is a
-//! single atomic word, so a member that dies in the middle leaves nothing half done. The supervisor,
-//! which sees the member's connection close, gives back what a dead member held.
+//! the first look on, so a walk over the members goes over [`Control::present`].
 //!
 //! # Joining
 //!

@@ -42,11 +42,7 @@
 //!    return.
 //!
 //! Each step has a name in [`steps`](super::steps). [`crate::control::fork`] tells what happens to each side when
-//! the other is killed. A child that cannot join ends and is reaped, and fork fails with EAGAIN (no place), or
-//! with EPERM (no supervisor in a network namespace of its own, or none any more).
-//!
-//! A page that a fork shared is not exclusively ours and does not move: reclaim copies it out
-//! (`reclaim/copy.rs`).
+//! the other is killed. A child that cannot join ends and is reaped, and fork fails (`meaning_of`).
 
 use core::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 

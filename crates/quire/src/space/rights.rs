@@ -56,8 +56,7 @@ pub(crate) struct Rights {
     count: AtomicUsize,
     /// How many pages get their rights together; 0 while nothing stays open.
     step_pages: AtomicUsize,
-    /// Whether pages of open stretches may have less than all rights, because the kernel refused to
-    /// seal them. For good: a program that has been there will be there again.
+    /// Whether the kernel has refused to seal any. For good: a program that was there will be there again.
     is_unsure: AtomicBool,
     strays: FaultList,
     has_strays: AtomicBool,

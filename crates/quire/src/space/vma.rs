@@ -151,8 +151,7 @@ impl VmaIndex {
     }
 
     /// Whether `vma` is still as it was when it was copied. Under the lock of a page in it, a yes
-    /// holds until that lock is given back: a change of the record bumps its count first, and the
-    /// page locks are taken afterwards.
+    /// holds until that lock is given back.
     pub fn is_current(&self, vma: &Vma) -> bool {
         self.records[vma.slot as usize].sequence.is_still(vma.sequence)
     }

@@ -1,10 +1,7 @@
 //! Page locks, and waiting for pages, by their numbers: the arena's and objects'.
 //!
 //! Owns how the space sleeps, wakes and answers for its [`Pages`](crate::page::Pages), which have the
-//! words, the queues and the records of parked faults. A fault that finds its own page of the
-//! arena locked is parked by one bit in that page's word ([`PageWord::lock_or_park`]). A fault that
-//! waits for an object's page, which several pages of the arena may show, is parked by a record
-//! that says which page to answer.
+//! words, the queues and the records of parked faults.
 
 use core::sync::atomic::AtomicU64;
 

@@ -161,7 +161,7 @@ mod tests {
         // All of them asleep, as a rule; the test is none where they are not.
         std::thread::sleep(std::time::Duration::from_millis(50));
         word.store(0, Ordering::SeqCst);
-        wake(&word, u32::MAX, Reach::Process);
+        wake(&*word, u32::MAX, Reach::Process);
         for sleeper in sleepers {
             sleeper.join().unwrap();
         }

@@ -21,9 +21,7 @@ pub fn address_limit() -> Option<u64> {
 /// The rights that a reservation begins with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum InitialProt {
-    /// Nothing may be touched yet.
     None,
-    /// Readable and writable.
     ReadWrite,
 }
 
