@@ -43,7 +43,6 @@ pub struct Intent {
 }
 
 impl AccountState {
-    /// Pages granted and not held.
     pub const fn slack(self) -> usize {
         (self.granted - self.held) as usize
     }

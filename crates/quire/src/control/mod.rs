@@ -430,7 +430,6 @@ pub enum JoinRefusal {
 }
 
 impl JoinRefusal {
-    /// The refusal in a [`Welcome`].
     pub fn from_number(number: u32) -> Option<JoinRefusal> {
         let all =
             [JoinRefusal::Full, JoinRefusal::Version, JoinRefusal::NoParent, JoinRefusal::NoRoom];

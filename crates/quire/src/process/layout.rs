@@ -220,14 +220,13 @@ impl Process {
         if range.is_empty() {
             return Ok(());
         }
-        let loses = !Prot((prot & PROT_MASK) as u32).is_movable();
-        let needs_engine =
-            |_: &Layout<'_>| loses && self.space.used_parts(range).next().is_some();
+        let rights = Prot((prot & PROT_MASK) as u32);
+        let needs_engine = |_: &Layout<'_>| {
+            !rights.is_movable() && self.space.used_parts(range).next().is_some()
+        };
         self.locked_or_proxy_call(&[range], needs_engine, |layout| {
             self.each_kind(layout, range, |layout, part, kind| match kind {
-                Kind::Anonymous | Kind::Private => {
-                    self.space.protect(layout, part, Prot((prot & PROT_MASK) as u32))
-                }
+                Kind::Anonymous | Kind::Private => self.space.protect(layout, part, rights),
                 Kind::Foreign | Kind::Object => {
                     let (start, bytes) = self.bytes(part);
                     // SAFETY: the program's own mapping.

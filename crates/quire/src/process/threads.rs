@@ -57,7 +57,6 @@ enum Role {
     Reader,
 }
 
-/// What one thread needs.
 struct ThreadSeat {
     place: ThreadMemory,
     role: Role,
@@ -71,7 +70,6 @@ unsafe impl Sync for ThreadSeat {}
 // Each thread has a shard of the counters alone.
 const SEATS_MAX: usize = ENGINE_SHARDS;
 
-/// How many handlers there are, and where.
 #[derive(Clone, Copy)]
 pub(super) struct Handlers {
     count: usize,
@@ -122,7 +120,6 @@ const GO: u32 = 1;
 /// They end, for something failed.
 const LEAVE: u32 = 2;
 
-/// Makes the threads but the first.
 pub(super) type SpawnOthers<'a> = &'a dyn Fn() -> Result<(), Errno>;
 /// Has the other threads made at any time before the process joins.
 type Prepare<'a> = dyn FnMut(SpawnOthers<'_>) -> Result<(), Errno> + 'a;
@@ -154,7 +151,6 @@ impl EngineThreads {
         Ok(threads)
     }
 
-    /// Tells every seat whose engine it serves.
     pub fn seat_for(&mut self, process: *const Process) {
         for seat in self.seats.iter_mut().flatten() {
             seat.process = process;

@@ -4,7 +4,7 @@ use core::sync::atomic::Ordering;
 
 use super::vma::{Attributes, Kind, Pattern};
 use super::{Layout, VmSpace};
-use crate::mmu::Mmu;
+use crate::mmu::{Mmu, Protection};
 use crate::page::{Flags, State};
 use crate::reclaim::Reclaimer;
 use crate::sys::Errno;
@@ -203,11 +203,10 @@ impl<M: Mmu> VmSpace<M> {
         self.change_vmas(layout, all, |old| Attributes { is_mlocked: true, ..old })?;
         let mut result = Ok(());
         self.for_each_part(layout, all, |part, layout| {
-            for page in part.pages() {
-                let has_data = self.snapshot(page).state() != State::None;
-                if has_data && result.is_ok() {
-                    result = self.mlock_page(layout, page);
-                }
+            let has_data = |page: &PageNum| self.snapshot(*page).state() != State::None;
+            if result.is_ok() {
+                let mut pages = part.pages().filter(has_data);
+                result = pages.try_for_each(|page| self.mlock_page(layout, page));
             }
         });
         result
@@ -243,8 +242,7 @@ impl<M: Mmu> VmSpace<M> {
                 let locked = self.lock_page(page);
                 if locked.state() == State::Mapped {
                     let one = PageRange::new(page, 1);
-                    let protection = crate::mmu::Protection::WriteProtected;
-                    let _ = self.mmu.write_protect(one, protection);
+                    let _ = self.mmu.write_protect(one, Protection::WriteProtected);
                 }
                 if !matches!(locked.state(), State::None | State::Poisoned) {
                     locked.track_writes();

@@ -93,10 +93,7 @@ impl<M: Mmu> VmSpace<M> {
         debug_assert!(removed.is_ok(), "a whole VMA goes without a split");
     }
 
-    /// Gives the VMAs inside `range` other attributes. The kernel's rights are the caller's to change.
-    ///
-    /// # Errors
-    /// `NOMEM` where a split finds the table full.
+    /// See [`VmaIndex::change_attributes`](super::VmaIndex). The kernel's rights are the caller's to change.
     pub(crate) fn change_vmas(
         &self,
         layout: &mut Layout<'_>,

@@ -78,8 +78,6 @@ pub unsafe fn release(start: NonNull<u8>, bytes: usize) {
     }
 }
 
-/// Changes the rights of a range.
-///
 /// # Safety
 /// The range belongs to the engine or to a managed arena.
 pub unsafe fn protect(start: usize, bytes: usize, prot: u32) -> Result<(), Errno> {

@@ -313,7 +313,6 @@ pub(crate) fn process_id() -> u32 {
     rustix::process::getpid().as_raw_nonzero().get() as u32
 }
 
-/// The kernel's id of the calling thread.
 #[must_use]
 pub fn thread_id() -> u32 {
     rustix::thread::gettid().as_raw_nonzero().get() as u32
