@@ -351,14 +351,16 @@ impl Control {
 }
 
 fn slots_in(words: &[AtomicU64; MEMBERS_MAX / 64]) -> impl Iterator<Item = usize> {
-    words.iter().enumerate().flat_map(|(at, word)| {
-        // Relaxed: a member that came or went just now is seen or is not.
-        let mut bits = word.load(Ordering::Relaxed);
-        core::iter::from_fn(move || {
-            let bit = bits.trailing_zeros();
-            bits &= bits.wrapping_sub(1);
-            (bit < u64::BITS).then_some(at * 64 + bit as usize)
-        })
+    // Relaxed: a member that came or went just now is seen or is not.
+    words.iter().enumerate().flat_map(|(at, word)| numbers_of(at, word.load(Ordering::Relaxed)))
+}
+
+/// The numbers whose bits are set in a word of a bitmap of 64-bit words.
+pub fn numbers_of(word: usize, mut bits: u64) -> impl Iterator<Item = usize> {
+    core::iter::from_fn(move || {
+        let bit = bits.trailing_zeros();
+        bits &= bits.wrapping_sub(1);
+        (bit < u64::BITS).then_some(word * 64 + bit as usize)
     })
 }
 

@@ -260,13 +260,12 @@ impl ForkGuard {
         let space = &process.space;
         let budget = space.budget();
         let parent = budget.member();
-        let wanted = parent.wanted_pages.load(Ordering::Relaxed);
         let managed = parent.managed_pages.load(Ordering::Relaxed);
         let hello = Hello {
             fork: self.number,
             parent_slot: budget.slot(),
             held_pages: self.charged as u64,
-            wanted_pages: wanted,
+            wanted_pages: parent.wanted_pages.load(Ordering::Relaxed),
             ..Hello::OF_PROGRAM
         };
         reach(Step::FirstThread);

@@ -18,7 +18,6 @@ pub fn address_limit() -> Option<u64> {
     limits.into_iter().flatten().min()
 }
 
-/// The rights that a reservation begins with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum InitialProt {
     None,
