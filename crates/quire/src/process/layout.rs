@@ -221,9 +221,8 @@ impl Process {
             return Ok(());
         }
         let rights = Prot((prot & PROT_MASK) as u32);
-        let needs_engine = |_: &Layout<'_>| {
-            !rights.is_movable() && self.space.used_parts(range).next().is_some()
-        };
+        let needs_engine =
+            |_: &Layout<'_>| !rights.is_movable() && self.space.used_parts(range).next().is_some();
         self.locked_or_proxy_call(&[range], needs_engine, |layout| {
             self.each_kind(layout, range, |layout, part, kind| match kind {
                 Kind::Anonymous | Kind::Private => self.space.protect(layout, part, rights),

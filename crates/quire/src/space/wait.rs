@@ -138,7 +138,6 @@ impl<M: Mmu> VmSpace<M> {
     pub fn wait_counts(&self) -> Counts {
         self.pages.waits.counts()
     }
-
 }
 
 impl<M: Mmu> PageLocks for VmSpace<M> {
