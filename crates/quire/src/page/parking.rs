@@ -117,7 +117,7 @@ impl Parking<AtomicU64> for Futexes {
     }
 
     fn wake(&self, word: *const AtomicU64) {
-        futex::wake_address(word.cast::<AtomicU32>(), Reach::Process);
+        futex::wake(word.cast::<AtomicU32>(), u32::MAX, Reach::Process);
     }
 
     fn answer(&self, page: PageNum) {
