@@ -79,13 +79,11 @@ fn set_limit(version: Version, folder: &Path, limit_bytes: u64) -> Result<()> {
         Version::V1 => ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes", limit.as_str()),
         Version::V2 => ("memory.max", "memory.swap.max", "0"),
     };
-    let set_swap = || {
-        let _ = write(&folder.join(swap), swap_limit);
-    };
+    let set_swap = || write(&folder.join(swap), swap_limit);
     // Version 1 refuses a second limit that is less than the first, so the second is raised first.
-    set_swap();
+    let _ = set_swap();
     write(&folder.join(memory), &limit)?;
-    set_swap();
+    let _ = set_swap();
     Ok(())
 }
 

@@ -39,11 +39,10 @@ pub(crate) fn select_events(lists: &[String]) -> Result<Vec<Selected>> {
     let names =
         if lists.is_empty() { DEFAULT.to_vec() } else { names_in(lists).collect::<Vec<_>>() };
     for name in names {
-        if let Some(event) = Event::by_name(name) {
-            add(name, event);
-            continue;
-        }
-        let matches = matching(name);
+        let matches = match Event::by_name(name) {
+            Some(event) => vec![(name, event)],
+            None => matching(name),
+        };
         if matches.is_empty() {
             bail!("there is no event '{name}'; there are:{}", all_names());
         }
@@ -85,11 +84,8 @@ fn matching(pattern: &str) -> Vec<(&'static str, Event)> {
         return Vec::new();
     }
     let own = Event::ALL.map(|event| (event.name(), event));
-    let traced = Tracepoint::ALL
-        .into_iter()
-        .filter_map(|point| Event::by_name(point.name()).map(|event| (point.name(), event)));
-    let all: Vec<_> =
-        if pattern.contains(':') { traced.collect() } else { own.into_iter().collect() };
+    let traced = Tracepoint::ALL.map(|point| (point.name(), point.event()));
+    let all = if pattern.contains(':') { traced.to_vec() } else { own.to_vec() };
     all.into_iter().filter(|(name, _)| glob(pattern, name)).collect()
 }
 

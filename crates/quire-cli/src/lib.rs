@@ -1,13 +1,8 @@
 //! `quire`: runs programs in less memory than they want.
 //!
-//! `run` starts a program under the preload library and supervises it and its children; `stat`,
-//! `vmstat` and `trace` say what it counted, now or at its end, `ps` which runs there are, and `set`
-//! changes how they go on;
-//! `doctor` says what this machine lets it do; `bench` runs the program that measures it, which is a
-//! crate of its own and shares what is public here; `pack` makes archives that can be
-//! mapped; `cat` and `sum` read files through the engine's library, in this process. For `run` the
-//! managing itself is done in the programs' own processes, by the preload library; what they share
-//! is [`quire::control`].
+//! `cli.rs` has the commands. For `run` the managing itself is done in the programs' own processes, by the
+//! preload library; what they share is [`quire::control`]. `cat` and `sum` read files through the engine's
+//! library, in this process. The bench is a crate of its own, and shares what is public here.
 
 #![deny(unsafe_code)]
 #![warn(unreachable_pub)]
@@ -74,6 +69,7 @@ pub fn main() -> ExitCode {
     if !is_supervisor {
         end_with_reader();
     }
+    // Each command returns the exit status.
     let result = match arguments.command {
         cli::Command::Run(options) => run::run(&options),
         cli::Command::Stat(args) => stat::stat(&args),

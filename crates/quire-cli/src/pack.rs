@@ -11,7 +11,6 @@ use crate::print::say;
 use crate::print::status::StatusLine;
 use crate::size::{Human, Size};
 
-/// Packs, and says what became of it. Returns the exit status.
 pub(crate) fn pack(arguments: &PackArgs) -> Result<u8> {
     let Size::Bytes(frame_bytes) = arguments.frame_size else {
         bail!("--frame-size takes a number of bytes, such as 1M, and no percentage");
@@ -47,8 +46,7 @@ fn summary(packed: &Packed) -> String {
 
 fn progress_line(bytes: u64, total_bytes: u64) -> String {
     // There is no percentage of a pipe, or of a file that grows.
-    match u128::from(bytes).checked_mul(100).and_then(|bytes| bytes.checked_div(total_bytes.into()))
-    {
+    match (u128::from(bytes) * 100).checked_div(total_bytes.into()) {
         Some(percent) if percent <= 100 => {
             format!("quire: packing: {percent}% of {}", Human(total_bytes))
         }

@@ -80,7 +80,6 @@ struct Row {
     major: u64,
 }
 
-/// `quire ps`; returns its exit status.
 pub(crate) fn ps(args: &PsArgs) -> Result<u8> {
     let runs = match args.pid {
         Some(pid) => vec![runs::attach(pid, Access::Read)?.run],

@@ -74,15 +74,12 @@ impl Ended {
             return None;
         }
         members.sort_by_key(|entry| std::cmp::Reverse(entry.sizes.held_pages_max));
-        let named: Vec<String> = members
-            .iter()
-            .take(NAMED_MAX)
-            .map(|entry| {
-                let held = Human(entry.sizes.held_pages_max * PAGE_SIZE as u64);
-                format!("{} ({}) {held}", entry.name, entry.pid)
-            })
-            .collect();
-        Some(format!("{} processes; most held: {}", self.account.processes, named.join(", ")))
+        let named = members.iter().take(NAMED_MAX).map(|entry| {
+            let held = Human(entry.sizes.held_pages_max * PAGE_SIZE as u64);
+            format!("{} ({}) {held}", entry.name, entry.pid)
+        });
+        let named = named.collect::<Vec<_>>().join(", ");
+        Some(format!("{} processes; most held: {named}", self.account.processes))
     }
 
     /// What was not managed, in one line, where there was anything.

@@ -29,24 +29,19 @@ pub(crate) enum Outer {
     },
 }
 
-/// Takes `budget_pages` out of the budget of the run that this process is in, if it is in one.
-///
-/// # Errors
-/// The outer run has not as much left, or its supervisor cannot be asked.
+/// Takes `budget_pages` out of the budget of the run that this process is in, if it is in one. An error where
+/// that has not as much left, or its supervisor cannot be asked.
 pub(crate) fn reserve(budget_pages: u64) -> Result<Outer> {
-    match std::env::var(SOCKET_VARIABLE) {
-        Ok(name) if !name.is_empty() => reserve_at(&name, budget_pages),
-        _ => Ok(Outer::None),
+    let name = std::env::var(SOCKET_VARIABLE).unwrap_or_default();
+    if name.is_empty() {
+        return Ok(Outer::None);
     }
-}
-
-fn reserve_at(name: &str, budget_pages: u64) -> Result<Outer> {
-    let connection = match wire::connect(name) {
+    let connection = match wire::connect(&name) {
         Ok(connection) => connection,
         Err(Errno::CONNREFUSED) => return Ok(Outer::Ended),
         Err(errno) => return Err(errno).context("cannot reach the supervisor of the outer run"),
     };
-    let hello = Hello { parent_slot: RESERVATION, held_pages: budget_pages, ..wire::HELLO };
+    let hello = Hello { parent_slot: RESERVATION, held_pages: budget_pages, ..Hello::OF_PROGRAM };
     let welcome = match wire::ask(&connection, &hello) {
         Ok(welcome) => welcome,
         Err(Errno::CONNRESET) => return Ok(Outer::Ended),

@@ -165,18 +165,15 @@ impl PreparedRun {
 
     /// Writes the counters, says what did not go as it should, and removes the run's cgroup.
     fn finish(&mut self, options: &RunOptions, ended: &Ended, stats: Option<&File>) {
-        if let Some(cgroup) = self.cgroup.take() {
-            let kills = cgroup.oom_kills();
+        let kills = self.cgroup.take().map_or(0, |cgroup| cgroup.oom_kills());
+        if kills > 0 {
             let limit = ended.cgroup_limit_bytes.unwrap_or_default();
-            let beside = limit.saturating_sub(ended.account.budget_bytes);
-            if kills > 0 {
-                say(&format!(
-                    "the kernel killed {kills} process(es) of the run: what quire does not manage \
-                     (code, stacks, files in memory) took more than the {} beside the budget; \
-                     run with --no-cgroup, or raise --memory",
-                    Human(beside)
-                ));
-            }
+            say(&format!(
+                "the kernel killed {kills} process(es) of the run: what quire does not manage \
+                 (code, stacks, files in memory) took more than the {} beside the budget; \
+                 run with --no-cgroup, or raise --memory",
+                Human(limit.saturating_sub(ended.account.budget_bytes))
+            ));
         }
         if let Some(file) = stats
             && let Err(error) = { file }.write_all(ended.json().as_bytes())
@@ -203,25 +200,20 @@ fn budget_bytes(options: &RunOptions) -> Result<u64> {
     let memory = options.memory.context("no budget is given")?;
     let bytes = memory.bytes_of(machine_memory_bytes());
     let [given, least, most] = [bytes, BUDGET_MIN_BYTES, BUDGET_MAX_BYTES].map(Human);
-    if given.0 < least.0 {
-        bail!("a budget of {given} is too small; give {least} at least");
+    match bytes {
+        ..BUDGET_MIN_BYTES => bail!("a budget of {given} is too small; give {least} at least"),
+        BUDGET_MIN_BYTES..=BUDGET_MAX_BYTES => Ok(bytes),
+        _ => bail!("a budget of {given} is more than any program can address; give {most} at most"),
     }
-    if given.0 > most.0 {
-        bail!("a budget of {given} is more than any program can address; give {most} at most");
-    }
-    Ok(bytes)
 }
 
 /// Most that one process may hold; 0 where only the budget bounds it.
 fn member_bytes_max(options: &RunOptions, budget_bytes: u64) -> Result<u64> {
     let Some(most) = options.memory_per_process else { return Ok(0) };
     let bytes = most.bytes_of(budget_bytes);
+    let [given, least] = [bytes, BUDGET_MIN_BYTES].map(Human);
     if bytes < BUDGET_MIN_BYTES {
-        bail!(
-            "{} are too little for a process; give {} at least",
-            Human(bytes),
-            Human(BUDGET_MIN_BYTES)
-        );
+        bail!("{given} are too little for a process; give {least} at least");
     }
     Ok(bytes.min(budget_bytes))
 }

@@ -66,7 +66,6 @@ impl Setting {
     }
 }
 
-/// `quire set`; returns its exit status.
 pub(crate) fn set(args: &SetArgs) -> Result<u8> {
     let attached = runs::attach(args.pid, Access::Write)?;
     args.settings.iter().for_each(|setting| setting.apply(&attached.run.control));

@@ -64,7 +64,6 @@ pub(crate) struct TraceArgs {
     pub run: RunOptions,
 }
 
-/// `quire trace`; returns its exit status.
 pub(crate) fn trace(args: &TraceArgs) -> Result<u8> {
     let selected = select_tracepoints(&args.events)?;
     let mut printer =
@@ -80,7 +79,6 @@ pub(crate) fn trace(args: &TraceArgs) -> Result<u8> {
     Ok(status)
 }
 
-/// What is printed, and where to.
 struct TracePrinter {
     selected: Vec<Tracepoint>,
     output: Box<dyn Write>,

@@ -73,7 +73,6 @@ fn parse_delay(text: &str) -> Result<Duration, &'static str> {
     }
 }
 
-/// `quire vmstat`; returns its exit status.
 pub(crate) fn vmstat(args: &VmstatArgs) -> Result<u8> {
     let text = match (args.stats, args.pid) {
         (Some(stats), pid) => match stats.or(pid) {

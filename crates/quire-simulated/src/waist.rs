@@ -7,7 +7,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use super::{Entry, Planted, Simulated, Wait, baton};
 use quire::mmu::{Done, FrameId, FrameRun, Holes, Mmu, Prot, Protection, Refusal, Sharer};
-use quire::page::{Futexes, Kill};
+use quire::page::{Futexes, Kill, Parking as _};
 use quire::sys::thread::ThreadId;
 use quire::units::{PAGE_SIZE, PageNum, PageRange};
 
@@ -283,7 +283,7 @@ impl Mmu for Simulated {
 
     fn sleep_on(&self, word: &AtomicU64, expected: u32, kill: Kill<'_>) {
         let Some(baton) = &self.settings.baton else {
-            return Futexes::sleep(word, expected, kill);
+            return Futexes.wait(word, expected, kill);
         };
         // No other actor runs, so none can change the word in between, nor cancel.
         if word.load(Ordering::Relaxed) as u32 != expected || kill.is_due() {
@@ -303,7 +303,7 @@ impl Mmu for Simulated {
     fn wake_sleepers(&self, word: *const AtomicU64) {
         match &self.settings.baton {
             Some(baton) => baton.unblock(Wait::Word(word.addr())),
-            None => Futexes::wake_all(word),
+            None => Futexes.wake(word),
         }
     }
 }

@@ -13,6 +13,7 @@ use crate::sys::futex::{self, Reach};
 use crate::sys::thread::Signal;
 
 /// Where program threads leave proxy calls, and the proxy thread finds them.
+#[derive(Default)]
 pub struct ProxyCalls {
     /// Counts calls; the futex that the proxy thread sleeps on.
     calls: AtomicU32,
@@ -35,15 +36,6 @@ unsafe fn run<F: FnOnce() -> R, R>(argument: *mut ()) {
 }
 
 impl ProxyCalls {
-    pub const fn new() -> ProxyCalls {
-        ProxyCalls {
-            calls: AtomicU32::new(0),
-            run: AtomicUsize::new(0),
-            argument: AtomicPtr::new(core::ptr::null_mut()),
-            done: Signal::new(),
-        }
-    }
-
     /// Wakes the proxy thread.
     pub fn call(&self) {
         // Release pairs with the acquire in `calls`: the proxy thread finds what was left before.
@@ -53,14 +45,10 @@ impl ProxyCalls {
 
     /// Has the proxy thread run `act`, and waits for it. The caller holds the space's lock, so
     /// that no other thread sends a call meanwhile.
-    pub fn send<R>(&self, act: impl FnOnce() -> R) -> R {
-        fn runner<F: FnOnce() -> R, R>(_: &ProxyCall<F, R>) -> CallFn {
-            run::<F, R>
-        }
+    pub fn send<F: FnOnce() -> R, R>(&self, act: F) -> R {
         let mut proxy_call = ProxyCall { act: Some(act), result: None };
-        let run = runner(&proxy_call);
         self.argument.store(core::ptr::from_mut(&mut proxy_call).cast(), Ordering::Relaxed);
-        self.run.store(run as usize, Ordering::Release);
+        self.run.store(run::<F, R> as CallFn as usize, Ordering::Release);
         self.call();
         self.done.wait();
         proxy_call.result.expect("the proxy thread ran it")
@@ -98,7 +86,7 @@ mod tests {
 
     #[test]
     fn a_proxy_call_is_run_by_the_other_thread_while_the_sender_waits() {
-        let proxy_calls = std::sync::Arc::new(ProxyCalls::new());
+        let proxy_calls = std::sync::Arc::new(ProxyCalls::default());
         let other = proxy_calls.clone();
         let runner = std::thread::spawn(move || {
             for _ in 0..100 {

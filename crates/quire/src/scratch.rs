@@ -35,22 +35,17 @@ struct ScratchMemory {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        let bytes = size_of::<ScratchMemory>().next_multiple_of(4096);
         // `staging` is where the mapping begins.
         let start = core::ptr::NonNull::from(&mut *self.staging).cast();
         // SAFETY: mapped by `new`, and what refers to it ends with self.
-        unsafe { memory::release(start, bytes) };
+        unsafe { memory::release(start, size_of::<ScratchMemory>()) };
     }
 }
 
 impl Scratch {
     /// Maps the buffers; they live as long as the scratch.
-    ///
-    /// # Errors
-    /// `NOMEM`.
     pub fn new() -> Result<Scratch, Errno> {
-        let bytes = size_of::<ScratchMemory>().next_multiple_of(4096);
-        let place = yard::take(bytes)?;
+        let place = yard::take(size_of::<ScratchMemory>())?;
         // SAFETY: fresh zeroed memory, aligned to a page as `ScratchMemory` wants it, of at least the size,
         // given back by `drop`, and not known elsewhere; zero is valid for arrays of numbers and MaybeUninit.
         let memory = unsafe { &mut *place.as_ptr().cast::<ScratchMemory>() };

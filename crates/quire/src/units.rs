@@ -64,9 +64,7 @@ macro_rules! pages {
         $(#[$of_range])*
         #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
         pub struct $Range {
-            /// First page.
             pub start: $Page,
-            /// One past the last page.
             pub end: $Page,
         }
 
@@ -76,17 +74,14 @@ macro_rules! pages {
                 $Range { start, end: start.add(count) }
             }
 
-            /// Number of pages.
             pub const fn len(self) -> usize {
                 (self.end.0 - self.start.0) as usize
             }
 
-            /// Whether no page is in the run.
             pub const fn is_empty(self) -> bool {
                 self.end.0 <= self.start.0
             }
 
-            /// Whether `page` is in the run.
             pub const fn contains(self, page: $Page) -> bool {
                 self.start.0 <= page.0 && page.0 < self.end.0
             }

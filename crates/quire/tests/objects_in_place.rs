@@ -117,10 +117,6 @@ impl Store for InPlaceStore {
     fn sync(&self) -> Result<(), StoreError> {
         self.inner.sync()
     }
-
-    fn best_read_bytes(&self) -> usize {
-        self.inner.best_read_bytes()
-    }
 }
 
 fn builder(delivery: Delivery) -> Builder {

@@ -66,10 +66,6 @@ impl Store for Reads {
     fn sync(&self) -> Result<(), StoreError> {
         self.inner.sync()
     }
-
-    fn best_read_bytes(&self) -> usize {
-        self.inner.best_read_bytes()
-    }
 }
 
 /// An object of so many pages, each with its number's low byte in it, and a mapping.

@@ -125,7 +125,7 @@ fn a_storm_of_cancelled_waits_leaves_no_thread_stuck_and_no_sign() {
     const THREADS: usize = 6;
     const ROUNDS: usize = 1500;
     let (table, page) = (WaitTable::new().unwrap(), Guarded::new());
-    let tokens: Vec<KillToken> = (0..64).map(|_| KillToken::new()).collect();
+    let tokens: Vec<KillToken> = (0..64).map(|_| KillToken::default()).collect();
     let (owned, interrupted) = (AtomicU64::new(0), AtomicU64::new(0));
     std::thread::scope(|scope| {
         let (table, page, tokens) = (&table, &page, &tokens);
@@ -176,7 +176,7 @@ fn a_storm_of_cancelled_waits_leaves_no_thread_stuck_and_no_sign() {
 #[test]
 fn a_token_ends_every_wait_that_was_given_it_and_a_deadline_its_own() {
     let (table, word) = (WaitTable::new().unwrap(), word());
-    let token = KillToken::new();
+    let token = KillToken::default();
     table.lock_killable(&word, Kill::by(&token), &Futexes).unwrap();
     std::thread::scope(|scope| {
         let (table, word, token) = (&table, &word, &token);
@@ -245,7 +245,7 @@ fn a_waiter_loses_the_lock_to_stealers_a_few_times_and_then_has_it_handed_over()
 
 #[test]
 fn a_waiter_cancelled_with_a_promise_takes_it_along() {
-    let (table, word, token) = (WaitTable::new().unwrap(), word(), KillToken::new());
+    let (table, word, token) = (WaitTable::new().unwrap(), word(), KillToken::default());
     /// As [`Greedy`], and cancels the wait once it is promised the lock.
     struct Cancels<'a>(Greedy<'a>, &'a KillToken);
     impl Parking<AtomicU64> for Cancels<'_> {
@@ -340,7 +340,7 @@ fn hundreds_wait_for_one_page_and_each_is_called_once() {
     const WAITERS: u64 = 500;
     let (table, word) = (WaitTable::new().unwrap(), word());
     word.try_lock().unwrap();
-    let records: Vec<Waiter> = (0..WAITERS).map(|_| Waiter::new()).collect();
+    let records: Vec<Waiter> = (0..WAITERS).map(|_| Waiter::default()).collect();
     for (at, record) in records.iter().enumerate() {
         let condition =
             if at % 5 == 4 { Condition::state(State::Pool) } else { Condition::UNLOCKED };
@@ -371,7 +371,7 @@ fn a_freed_word_carries_no_sign_of_its_waiters() {
         WaitTable::with_queues([Queue::default()], STEALS_MAX);
     let (crowded, freed) = (word(), word());
     crowded.try_lock().unwrap();
-    let records: Vec<Waiter> = (0..200).map(|_| Waiter::new()).collect();
+    let records: Vec<Waiter> = (0..200).map(|_| Waiter::default()).collect();
     for record in &records {
         let callback = Callback::run(|_| {}, 0);
         // SAFETY: the records outlive all unlocks of the word.
@@ -462,7 +462,7 @@ fn words_of_objects_are_locked_and_waited_for_through_the_space() {
         locked.cache();
         locked.set_flags(Flags::WRITEBACK);
         let waiter = scope.spawn(|| space.wait_on_page(PAGE, WRITTEN));
-        let token = KillToken::new();
+        let token = KillToken::default();
         let token = &token;
         let kill = Kill::by(token);
         std::thread::scope(|scope| {

@@ -67,7 +67,7 @@ fn three_threads_have_a_lock_that_is_handed_over_each_once() {
 /// Two wait for a lock that is taken; one of them is cancelled, before the unlock or after it.
 fn one_of_two_is_cancelled(steals_max: u32, is_cancelled_first: bool) {
     check(3, move || {
-        let (page, token) = (Page::with(steals_max), Arc::new(Token::new()));
+        let (page, token) = (Page::with(steals_max), Arc::new(Token::default()));
         page.lock();
         let (staying, leaving, kill) = (page.clone(), page.clone(), token.clone());
         let staying = thread::spawn(move || staying.lock_and_touch());
@@ -108,7 +108,7 @@ fn a_waiter_cancelled_while_the_lock_is_handed_over_to_it_gives_it_back() {
 #[test]
 fn a_fault_that_parks_on_a_promised_lock_is_answered_even_if_the_promise_is_dropped() {
     check(3, || {
-        let (page, token) = (Page::with(AT_ONCE), Arc::new(Token::new()));
+        let (page, token) = (Page::with(AT_ONCE), Arc::new(Token::default()));
         page.lock();
         let (leaving, kill, faulting) = (page.clone(), token.clone(), page.clone());
         let leaving = thread::spawn(move || leaving.lock_and_touch_unless(&kill));
@@ -163,7 +163,7 @@ fn a_callback_that_was_queued_is_called_once_by_the_unlock() {
         let page = Page::<LoomWord>::new();
         let other = page.clone();
         let thread = thread::spawn(move || other.lock_and_touch());
-        let record = Waiter::new();
+        let record = Waiter::default();
         let callback = Callback::answer(PageNum(3));
         // SAFETY: the record outlives the thread that calls it.
         let is_queued = unsafe {
@@ -180,7 +180,7 @@ fn a_callback_is_either_taken_back_or_called() {
     check(2, || {
         let page = Page::<LoomWord>::new();
         page.lock();
-        let record = Waiter::new();
+        let record = Waiter::default();
         let callback = Callback::answer(PageNum(3));
         // SAFETY: the record outlives the thread that calls it.
         let is_queued = unsafe {

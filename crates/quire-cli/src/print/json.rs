@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-/// A JSON value.
 pub enum Json {
     Null,
     Number(f64),

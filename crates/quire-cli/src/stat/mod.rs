@@ -102,7 +102,6 @@ pub(crate) struct StatArgs {
     pub run: RunOptions,
 }
 
-/// `quire stat`; returns its exit status.
 pub(crate) fn stat(args: &StatArgs) -> Result<u8> {
     let mut printer = StatPrinter {
         selected: select_events(&args.events)?,
@@ -119,7 +118,6 @@ pub(crate) fn stat(args: &StatArgs) -> Result<u8> {
     if args.pid.is_empty() { printer.run(args) } else { printer.attach(args) }
 }
 
-/// What is printed, and where to.
 struct StatPrinter {
     selected: Vec<Selected>,
     format: Format,

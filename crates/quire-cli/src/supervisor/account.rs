@@ -4,7 +4,6 @@ use super::exit_log::Entry;
 use super::unmanaged::Unmanaged;
 use crate::runs::counts::Counts;
 
-/// What became of the run.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct Account {
     pub budget_bytes: u64,

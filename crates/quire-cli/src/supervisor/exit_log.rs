@@ -46,7 +46,6 @@ pub(crate) enum End {
 }
 
 impl End {
-    /// By a wait status.
     pub(crate) fn of_status(status: ExitStatus) -> End {
         match (status.code(), status.signal()) {
             (Some(code), _) => End::Exited(code as u8),

@@ -137,30 +137,24 @@ impl Supervisor {
         }
         if let Ok(slot) = joined {
             (self.on_join)(self.members.count);
-            if !matches!(hello.parent_slot, NO_PARENT | RESERVATION) {
+            if is_forks(&hello) {
                 self.pool.inherit(&self.control, hello.parent_slot, slot);
                 // From here on the parent goes on: it writes where it shares nothing.
                 self.control.members[hello.parent_slot as usize].fork.settle(hello.fork);
             }
         }
-        let Some(connection) = self.connections.get(&token) else { return };
+        let Some(mut connection) = self.connections.remove(&token) else { return };
         self.answer(&connection.socket, &hello, joined);
         match joined {
             Ok(slot) => {
-                let is_member = hello.parent_slot != RESERVATION;
-                if let Some(connection) = self.connections.get_mut(&token) {
-                    connection.slot = Some(slot);
-                    // After the answer: the process need not wait for what only the exit log needs.
-                    let socket = connection.socket.as_fd();
-                    connection.identity = is_member.then(|| Identity::of_peer(peer.pid, socket));
-                }
+                connection.slot = Some(slot);
+                // After the answer: the process need not wait for what only the exit log needs.
+                let identity = || Identity::of_peer(peer.pid, connection.socket.as_fd());
+                connection.identity = (hello.parent_slot != RESERVATION).then(identity);
+                self.connections.insert(token, connection);
             }
-            Err(refused) => {
-                self.connections.remove(&token);
-                if refused.refusal == JoinRefusal::Full {
-                    self.note_refused(peer.pid);
-                }
-            }
+            Err(Refused { refusal: JoinRefusal::Full, .. }) => self.note_refused(peer.pid),
+            Err(_) => {}
         }
     }
 

@@ -1,15 +1,15 @@
 //! The members' accounts: a process that joins gets a slot, one that leaves gives back what it held.
 //!
 //! Owns the slots of the control page and what is left of members that have left: their counters
-//! ([`quire::control::Tally`]), maxima, obituaries. Leaves sockets and processes to `supervisor`. Members change their own slots while
-//! they live; the supervisor changes a slot before its member is welcomed and after its connection
-//! has closed, and at a fork's join the parent's slot, while the parent waits in fork.
+//! ([`quire::control::Tally`]), maxima, obituaries. Leaves sockets and processes to `supervisor`. Members change
+//! their own slots while they live; the supervisor changes a slot before its member is welcomed and after its
+//! connection has closed, and at a fork's join the parent's slot, while the parent waits in fork.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use super::numbers_of;
 use quire::control::{
     Control, Event, Hello, JoinRefusal, MEMBERS_MAX, Member, NO_PARENT, Obituary, RESERVATION,
+    numbers_of,
 };
 
 // Every access in this module is Relaxed: the control page's words are counters, each true by
@@ -219,7 +219,6 @@ impl Members {
         Some(Left { death: (death.obituary != Obituary::None).then_some(death), sizes })
     }
 
-    /// Most address space that one member managed, in pages.
     pub(super) fn managed_pages_max(&self, control: &Control) -> u64 {
         let present = self.present(control).map(|member| member.managed_pages_max.load(Relaxed));
         present.max().unwrap_or(0).max(self.managed_pages_max)

@@ -232,7 +232,6 @@ impl Supervisor {
         self.news.extend(self.watch.look(family, why).into_iter().map(News::Unmanaged));
     }
 
-    /// The processes in the program's cgroup.
     fn cgroup_pids(&self) -> Vec<u32> {
         let file = self.cgroup.as_ref().map(|folder| folder.join("cgroup.procs"));
         let text = file.and_then(|file| std::fs::read_to_string(file).ok()).unwrap_or_default();
@@ -307,17 +306,15 @@ impl Supervisor {
     /// A process that executed a new program joins again: its old connection has closed, but that
     /// may not have come to our notice yet.
     fn remove_former_self(&mut self, token: u64) {
-        let Some(pid) = self.connections.get(&token).map(|connection| connection.peer.pid) else {
-            return;
-        };
-        let is_former = |connection: &Connection| {
+        let Some(connection) = self.connections.get(&token) else { return };
+        let pid = connection.peer.pid;
+        let former = self.connections.iter().filter(|(_, connection)| {
             connection.identity.is_some()
                 && connection.peer.pid == pid
                 && is_closed(&connection.socket)
-        };
-        let all = self.connections.iter();
-        let former = all.filter(|(_, connection)| is_former(connection)).map(|(&token, _)| token);
-        former.collect::<Vec<_>>().into_iter().for_each(|token| self.remove_member(token));
+        });
+        let former: Vec<u64> = former.map(|(&token, _)| token).collect();
+        former.into_iter().for_each(|token| self.remove_member(token));
         self.exit_log.note_executed(pid);
     }
 
@@ -327,7 +324,6 @@ impl Supervisor {
         self.segments_used_max = self.segments_used_max.max(segments);
     }
 
-    /// What became of the tree so far.
     pub(crate) fn account(&mut self) -> Account {
         self.sample();
         let control: &Control = &self.control;
@@ -354,7 +350,6 @@ impl Supervisor {
         }
     }
 
-    /// The members so far, one by one.
     pub(crate) fn by_member(&self) -> ByMember {
         let present = self.connections.values().filter_map(|connection| {
             let (slot, identity) = (connection.slot?, connection.identity.as_ref()?);
@@ -371,11 +366,6 @@ impl Supervisor {
             unmanaged: self.watch.all().cloned().collect(),
         }
     }
-}
-
-/// The numbers whose bits are set in a word of a bitmap of 64-bit words.
-fn numbers_of(word: usize, bits: u64) -> impl Iterator<Item = usize> {
-    (0..64).filter(move |bit| bits >> bit & 1 != 0).map(move |bit| word * 64 + bit)
 }
 
 fn watch(epoll: &OwnedFd, source: BorrowedFd<'_>, token: u64) -> rustix::io::Result<()> {

@@ -9,10 +9,9 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use anyhow::Result;
-use quire::control::Control;
 use quire::control::slabs::{SLOT_BYTES, SlabUse, slots_for};
+use quire::control::{Control, numbers_of};
 
-use super::numbers_of;
 use crate::sys::pool::PoolMap;
 
 pub(super) struct Pool {

@@ -282,7 +282,7 @@ fn nonsense_is_hung_up_on_and_other_versions_are_refused() {
 #[test]
 fn without_a_free_slot_a_process_is_refused() {
     let mut supervisor = supervisor();
-    while supervisor.members.join(&supervisor.control, &wire::HELLO, 1).is_ok() {}
+    while supervisor.members.join(&supervisor.control, &Hello::OF_PROGRAM, 1).is_ok() {}
     let late = FakeMember::connect(&supervisor);
     late.hello(u32::MAX, 0, 0);
     serve(&mut supervisor);

@@ -4,7 +4,7 @@ use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use quire::control::{Hello, MAGIC, NO_PARENT, VERSION, Welcome};
+use quire::control::{Hello, MAGIC, VERSION, Welcome};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
@@ -15,12 +15,8 @@ const BACKLOG: i32 = 128;
 
 /// A socket that processes can join at.
 pub(crate) fn listen(name: &str) -> rustix::io::Result<OwnedFd> {
-    let socket = rustix::net::socket_with(
-        AddressFamily::UNIX,
-        SocketType::SEQPACKET,
-        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
-        None,
-    )?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
     rustix::net::bind(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
     rustix::net::listen(&socket, BACKLOG)?;
     Ok(socket)
@@ -33,25 +29,15 @@ pub(crate) fn is_closed(socket: &OwnedFd) -> bool {
     !matches!(peeked, Ok((1.., _)) | Err(Errno::AGAIN | Errno::INTR))
 }
 
-/// What a program that has just begun says.
-pub(crate) const HELLO: Hello = Hello {
-    magic: MAGIC,
-    version: VERSION,
-    fork: 0,
-    parent_slot: NO_PARENT,
-    held_pages: 0,
-    wanted_pages: 0,
-};
-
 /// A `Hello` from its bytes, which are its fields in the machine's own order.
 pub(crate) fn decode(bytes: &[u8]) -> Option<Hello> {
     let words = words_of(bytes);
     match words[..] {
         // Another version's fields mean something else, but it is owed an answer.
-        [MAGIC, version, ..] if version != VERSION => Some(Hello { version, ..HELLO }),
+        [MAGIC, version, ..] if version != VERSION => Some(Hello { version, ..Hello::OF_PROGRAM }),
         [MAGIC, VERSION, fork, parent_slot, ..] if bytes.len() == size_of::<Hello>() => {
             let (held_pages, wanted_pages) = (long(&words[4..]), long(&words[6..]));
-            Some(Hello { fork, parent_slot, held_pages, wanted_pages, ..HELLO })
+            Some(Hello { fork, parent_slot, held_pages, wanted_pages, ..Hello::OF_PROGRAM })
         }
         _ => None,
     }
@@ -76,17 +62,10 @@ pub(crate) fn send(
     if !descriptors.is_empty() {
         ancillary.push(SendAncillaryMessage::ScmRights(descriptors));
     }
+    let words = [welcome.magic, welcome.flags, welcome.slot, welcome.refusal];
+    let bytes = encode(words, &[welcome.detail]);
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-    rustix::net::sendmsg(
-        socket,
-        &[IoSlice::new(&encode(
-            [welcome.magic, welcome.flags, welcome.slot, welcome.refusal],
-            &[welcome.detail],
-        ))],
-        &mut ancillary,
-        flags,
-    )
-    .map(drop)
+    rustix::net::sendmsg(socket, &[IoSlice::new(&bytes)], &mut ancillary, flags).map(drop)
 }
 
 fn encode(words: [u32; 4], longs: &[u64]) -> Vec<u8> {

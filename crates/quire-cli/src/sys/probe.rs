@@ -7,10 +7,10 @@ use linux_raw_sys::general::{
     UFFDIO_REGISTER_MODE_MISSING, uffdio_move, uffdio_range, uffdio_register,
 };
 use linux_raw_sys::ioctl::UFFDIO_REGISTER;
+use quire::sys::memory::{self, InitialProt};
 use quire::units::PAGE_SIZE;
 use rustix::io::Errno;
 use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
-use rustix::mm::{MapFlags, ProtFlags};
 
 const UFFDIO_MOVE: Opcode = opcode::read_write::<uffdio_move>(0xAA, 5);
 
@@ -19,16 +19,7 @@ struct OwnPage(NonNull<u8>);
 
 impl OwnPage {
     fn new() -> Result<OwnPage, Errno> {
-        // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
-        let address = unsafe {
-            rustix::mm::mmap_anonymous(
-                std::ptr::null_mut(),
-                PAGE_SIZE,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::PRIVATE,
-            )
-        }?;
-        NonNull::new(address.cast()).map(OwnPage).ok_or(Errno::NOMEM)
+        memory::reserve(PAGE_SIZE, InitialProt::ReadWrite).map(OwnPage)
     }
 
     fn address(&self) -> u64 {
@@ -39,7 +30,7 @@ impl OwnPage {
 impl Drop for OwnPage {
     fn drop(&mut self) {
         // SAFETY: `new` mapped this page, and nothing refers to it any more.
-        let _ = unsafe { rustix::mm::munmap(self.0.as_ptr().cast(), PAGE_SIZE) };
+        unsafe { memory::release(self.0, PAGE_SIZE) };
     }
 }
 

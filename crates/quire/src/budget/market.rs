@@ -17,9 +17,6 @@
 //! *silent* (it has no thread that would answer), or that has not moved for [`ANSWER_MS`] since it was
 //! asked to reclaim: it is stopped, traced or frozen, and is not asked again before it has shown life.
 //!
-//! All of it are hints in `control/seat.rs`: a member that is killed at any moment leaves at worst a
-//! demand that no member waits for, or an ask that grows old.
-//!
 //! Where no member can give, the member that asked ends as ARCHITECTURE.md says under OOM, with a
 //! message that says what held the memory. A fork fails with ENOMEM.
 //!

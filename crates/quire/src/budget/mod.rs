@@ -3,16 +3,10 @@
 //! Every page that the engine takes from the kernel is charged before it is taken and given back
 //! after it is gone: mapped pages, frames of the pool, slabs of the compressed pool, tables.
 //!
-//! A charge goes to the member's own word ([`crate::control::account`]); what is granted there
-//! already costs one compare-and-swap on a cache line of its own. Any other charge raises the member's
-//! word first, sums up all members' (the tree has no word of its own), and takes the raise back where
-//! the sum is beyond the budget. A fault takes a *step* more than it needs while an eighth of the
-//! budget is free; when memory is short, every member takes what it needs and gives back at once. All
-//! slack together is at most a 64th of the budget. [`market`] says which member gives to which.
-//!
-//! Common slabs are on no member's account: `Control::common_pages` has them, which the supervisor alone
-//! changes. A fork charges its child's share in its own word. When the child joins, the supervisor puts
-//! that on the child's word first, and takes it from the parent's then.
+//! A charge goes to the member's own word, or is taken from the tree ([`crate::control::account`] says how).
+//! A fault takes a *step* more than it needs while an eighth of the budget is free; when memory is short, every
+//! member takes what it needs and gives back at once. All slack together is at most a 64th of the budget.
+//! [`market`] says which member gives to which.
 
 mod market;
 
@@ -96,7 +90,6 @@ impl Budget {
         &self.seat().account
     }
 
-    /// Pages that this member holds.
     #[inline]
     pub fn held(&self) -> usize {
         self.account().get().held as usize
@@ -274,7 +267,7 @@ impl Budget {
 
     /// Processes that live on the budget.
     pub fn members(&self) -> usize {
-        self.control().member_count().max(1)
+        self.control().present().count().max(1)
     }
 
     pub fn pool_pages_of_others(&self) -> usize {

@@ -43,7 +43,6 @@ pub struct Intent {
 }
 
 impl AccountState {
-    /// Pages granted and not held.
     pub const fn slack(self) -> usize {
         (self.granted - self.held) as usize
     }
@@ -69,18 +68,18 @@ impl Account {
         AccountState::of(self.0.load(Ordering::SeqCst)).granted as usize
     }
 
-    /// The one loop that changes the word. `None` leaves it alone. Returns what it was.
+    /// The one loop that changes the word. `None` leaves it alone. Returns what it was, where it was changed.
     fn change(
         &self,
         mut change: impl FnMut(AccountState) -> Option<AccountState>,
-    ) -> Result<AccountState, AccountState> {
+    ) -> Option<AccountState> {
         // SeqCst: the intents of all members are in one order with the sums; see above.
-        let changed = self.0.fetch_update(Ordering::SeqCst, Ordering::Relaxed, |word| {
+        let before = self.0.fetch_update(Ordering::SeqCst, Ordering::Relaxed, |word| {
             let new = change(AccountState::of(word))?;
             debug_assert!(new.held <= new.granted, "{new:?}");
             Some(new.word())
         });
-        changed.map(AccountState::of).map_err(AccountState::of)
+        before.ok().map(AccountState::of)
     }
 
     /// Charges pages out of the slack; `false` where it is too little.
@@ -89,7 +88,7 @@ impl Account {
         self.change(|now| {
             (pages <= now.slack()).then(|| AccountState { held: now.held + pages as u32, ..now })
         })
-        .is_ok()
+        .is_some()
     }
 
     /// Charges pages whether they are granted or not: slack first, the rest taken from the tree.
@@ -99,8 +98,7 @@ impl Account {
         let before = self.change(|now| {
             let held = now.held.checked_add(pages)?;
             Some(AccountState { granted: now.granted.max(held), held })
-        });
-        let before = before.ok()?;
+        })?;
         Some(Intent { pages, taken: pages.saturating_sub(before.slack() as u32) })
     }
 

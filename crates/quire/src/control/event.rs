@@ -101,17 +101,15 @@ named! {
 impl Event {
     /// The event of a name, by which other tools may know it.
     pub fn by_name(name: &str) -> Option<Event> {
-        let name = match name {
-            "faults" | "page-faults" => "pgfault",
-            "major-faults" => "pgmajfault",
-            "spf" | "speculative-faults" => "speculative_pgfault",
-            // perf's names of the tracepoints.
-            _ => match Tracepoint::ALL.into_iter().find(|tracepoint| tracepoint.name() == name) {
-                Some(tracepoint) => return Some(tracepoint.event()),
-                None => name,
-            },
-        };
-        Event::ALL.into_iter().find(|event| event.name() == name)
+        // perf's names of the tracepoints.
+        let traced = || Tracepoint::ALL.into_iter().find(|tracepoint| tracepoint.name() == name);
+        match name {
+            "faults" | "page-faults" => Some(Event::Pgfault),
+            "major-faults" => Some(Event::Pgmajfault),
+            "spf" | "speculative-faults" => Some(Event::SpeculativePgfault),
+            _ => Event::ALL.into_iter().find(|event| event.name() == name),
+        }
+        .or_else(|| traced().map(Tracepoint::event))
     }
 }
 

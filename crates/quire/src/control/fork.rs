@@ -89,7 +89,6 @@ impl ForkWord {
         number
     }
 
-    /// What is known of the child.
     pub fn child(&self) -> Child {
         // Acquire pairs with `settle` and `refuse`.
         Child::of_number(self.0.load(Ordering::Acquire) & STATE)

@@ -3,9 +3,7 @@
 //! A memfd, made by the supervisor (`quire run`), mapped shared by every member. It holds the
 //! settings, a slot per member with its account and its counters, the swap file's segment
 //! map, and a ring of traces per member. Most of it is holes: a page of the memfd costs memory from
-//! the first look on, so a walk over the members goes over [`Control::present`]. Every update is a
-//! single atomic word, so a member that dies in the middle leaves nothing half done. The supervisor,
-//! which sees the member's connection close, gives back what a dead member held.
+//! the first look on, so a walk over the members goes over [`Control::present`].
 //!
 //! # Joining
 //!
@@ -14,8 +12,7 @@
 //! [`Welcome`] with descriptors attached (`SCM_RIGHTS`), in this order: the control memfd, then the
 //! pool memfd ([`slabs`]) if [`WELCOME_POOL`] is set (a fork's child has it mapped), then
 //! `/dev/userfaultfd` if [`WELCOME_UFFD_DEVICE`] is set, then the swap file if
-//! [`WELCOME_SWAP_FILE`] is set. It keeps the connection open in its handlers' private
-//! descriptor table: exec, exit and SIGKILL all close it.
+//! [`WELCOME_SWAP_FILE`] is set. The command `quire` tells the rest (`supervisor/joining.rs`).
 
 #![deny(unsafe_code)]
 
@@ -32,7 +29,7 @@ macro_rules! named {
         }
 
         impl $Enum {
-            /// All of them, in the order of their numbers.
+            /// In the order of their numbers.
             pub const ALL: [$Enum; [$($name),*].len()] = [$($Enum::$Variant),*];
 
             /// Its name in reports.
@@ -44,6 +41,7 @@ macro_rules! named {
         }
     };
 }
+pub(crate) use named;
 
 pub mod account;
 mod event;
@@ -200,7 +198,6 @@ impl Member {
 pub struct Control {
     pub magic: AtomicU32,
     pub version: AtomicU32,
-    /// The supervisor's process id.
     pub supervisor_pid: AtomicU32,
     pub no_batch_unmap: AtomicU32,
     /// 1 where faults always go the classic way.
@@ -249,12 +246,6 @@ impl Control {
     /// The members that there are, with their slots. The memory of other slots is not touched.
     pub fn present(&self) -> impl Iterator<Item = (usize, &Member)> {
         slots_in(&self.taken).map(|slot| (slot, &self.members[slot]))
-    }
-
-    /// How many members there are.
-    pub fn member_count(&self) -> usize {
-        // Relaxed: as in `slots_in`.
-        self.taken.iter().map(|word| word.load(Ordering::Relaxed).count_ones() as usize).sum()
     }
 
     /// The members that find no memory, by slot.
@@ -361,16 +352,17 @@ impl Control {
     }
 }
 
-/// The slots whose bits are set.
 fn slots_in(words: &[AtomicU64; MEMBERS_MAX / 64]) -> impl Iterator<Item = usize> {
-    words.iter().enumerate().flat_map(|(at, word)| {
-        // Relaxed: a member that came or went just now is seen or is not.
-        let mut bits = word.load(Ordering::Relaxed);
-        core::iter::from_fn(move || {
-            let bit = bits.trailing_zeros();
-            bits &= bits.wrapping_sub(1);
-            (bit < u64::BITS).then_some(at * 64 + bit as usize)
-        })
+    // Relaxed: a member that came or went just now is seen or is not.
+    words.iter().enumerate().flat_map(|(at, word)| numbers_of(at, word.load(Ordering::Relaxed)))
+}
+
+/// The numbers whose bits are set in a word of a bitmap of 64-bit words.
+pub fn numbers_of(word: usize, mut bits: u64) -> impl Iterator<Item = usize> {
+    core::iter::from_fn(move || {
+        let bit = bits.trailing_zeros();
+        bits &= bits.wrapping_sub(1);
+        (bit < u64::BITS).then_some(word * 64 + bit as usize)
     })
 }
 
@@ -406,6 +398,18 @@ pub struct Hello {
     pub wanted_pages: u64,
 }
 
+impl Hello {
+    /// What a program that has just begun says.
+    pub const OF_PROGRAM: Hello = Hello {
+        magic: MAGIC,
+        version: VERSION,
+        fork: 0,
+        parent_slot: NO_PARENT,
+        held_pages: 0,
+        wanted_pages: 0,
+    };
+}
+
 /// `Welcome::flags`: `/dev/userfaultfd` is attached.
 pub const WELCOME_UFFD_DEVICE: u32 = 1;
 /// `Welcome::flags`: the swap file is attached.
@@ -430,7 +434,6 @@ pub enum JoinRefusal {
 }
 
 impl JoinRefusal {
-    /// The refusal in a [`Welcome`].
     pub fn from_number(number: u32) -> Option<JoinRefusal> {
         let all =
             [JoinRefusal::Full, JoinRefusal::Version, JoinRefusal::NoParent, JoinRefusal::NoRoom];
@@ -445,7 +448,6 @@ pub struct Welcome {
     pub magic: u32,
     /// `WELCOME_*`.
     pub flags: u32,
-    /// The member's slot.
     pub slot: u32,
     /// A [`JoinRefusal`], or 0.
     pub refusal: u32,

@@ -1,8 +1,8 @@
 //! A member's seat: its account, and where it stands in the market (`budget/market.rs`).
 //!
 //! Beside the account every word is a hint: any member writes it with a single store, it is of use
-//! where it is true, and the next look corrects it where it is not. A member that is killed leaves
-//! nothing that has to be finished; its seat is cleared with its slot.
+//! where it is true, and the next look corrects it where it is not. A member that is killed leaves at worst a
+//! demand that no member waits for, or an ask that grows old; its seat is cleared with its slot.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 

@@ -93,7 +93,6 @@ impl SlabUse {
     }
 }
 
-/// What stands in front of the table.
 #[repr(C, align(64))]
 struct Head {
     /// Slots that were ever taken lie below this one: a walk over the slots stops here.
@@ -245,7 +244,6 @@ impl SlabTable {
         is_in_map.then(|| &self.maps[member as usize * map_words + word])
     }
 
-    /// Where the maps begin in a table.
     const fn maps_offset(slots: usize) -> usize {
         size_of::<Head>() + (slots * size_of::<AtomicU32>()).next_multiple_of(8)
     }

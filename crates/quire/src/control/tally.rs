@@ -87,12 +87,10 @@ impl Tally {
         look(self)
     }
 
-    /// Slots that were ever used are below this.
     pub fn slots(&self) -> usize {
         self.slots.load(Ordering::Relaxed) as usize
     }
 
-    /// Members that ever joined.
     pub fn joined(&self) -> u64 {
         self.joined.load(Ordering::Relaxed)
     }

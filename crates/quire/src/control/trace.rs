@@ -34,26 +34,6 @@ use crate::sys::probe::{Trace, Tracepoint};
 pub const TRACES: usize = 1024;
 
 impl Tracepoint {
-    /// Every tracepoint, in the order of its number.
-    pub const ALL: [Tracepoint; 5] = [
-        Tracepoint::SpfVmaChanged,
-        Tracepoint::SpfVmaNoanon,
-        Tracepoint::SpfVmaNotsup,
-        Tracepoint::SpfVmaAccess,
-        Tracepoint::SpfPmdChanged,
-    ];
-
-    /// Its name, as the kernel's tracepoints have theirs.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Tracepoint::SpfVmaChanged => "pagefault:spf_vma_changed",
-            Tracepoint::SpfVmaNoanon => "pagefault:spf_vma_noanon",
-            Tracepoint::SpfVmaNotsup => "pagefault:spf_vma_notsup",
-            Tracepoint::SpfVmaAccess => "pagefault:spf_vma_access",
-            Tracepoint::SpfPmdChanged => "pagefault:spf_pmd_changed",
-        }
-    }
-
     /// What it is counted as.
     pub const fn event(self) -> Event {
         match self {
@@ -70,14 +50,9 @@ impl Tracepoint {
 pub trait TraceWord {
     fn load(&self, order: Ordering) -> u64;
     fn store(&self, value: u64, order: Ordering);
-    /// `AtomicU64::fetch_add`.
     fn fetch_add(&self, count: u64, order: Ordering) -> u64;
-    /// `AtomicU64::compare_exchange`, relaxed where it fails.
-    ///
-    /// # Errors
-    /// What is there instead of `old`.
+    /// Relaxed where it fails.
     fn compare_exchange(&self, old: u64, new: u64, order: Ordering) -> Result<u64, u64>;
-    /// `fence`, which is a model's as well.
     fn fence(order: Ordering);
 }
 

@@ -1,8 +1,7 @@
 //! Calls that do not wait for ever: a deadline, a token that another thread cancels, or both.
 //!
 //! A thread's *patience* limits all calls that it makes during [`Patience::during`], so no method
-//! needs a second form. The engine's wait table sees to it that a waiter which leaves loses nothing: a
-//! waiter that was woken passes the wake on.
+//! needs a second form.
 //!
 //! # What an interrupted call leaves behind
 //!

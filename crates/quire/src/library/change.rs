@@ -3,7 +3,7 @@
 use core::fmt;
 
 use super::Error;
-use super::mapping::{Mapping, MappingCopy, MappingMut, Raw, Sharing};
+use super::mapping::{Mapping, MappingMut, Raw, Sharing};
 use crate::mmu::Prot;
 use crate::space::remap::Placement;
 use crate::sys::Errno;
@@ -63,7 +63,7 @@ impl<M> std::error::Error for Unchanged<M> {
 }
 
 impl Raw {
-    fn protect(&self, prot: Prot) -> Result<(), Error> {
+    pub(super) fn protect(&self, prot: Prot) -> Result<(), Error> {
         let changed = self.object.objects().protect(self.range, prot);
         changed.map_err(|errno| Error::NoMemory { doing: "change the rights of a mapping", errno })
     }
@@ -107,34 +107,6 @@ impl Mapping {
         };
         match may_write.and_then(|()| self.raw.protect(Prot::READ_WRITE)) {
             Ok(()) => Ok(MappingMut { raw: self.raw }),
-            Err(error) => Err(Unchanged { mapping: self, error }),
-        }
-    }
-}
-
-impl MappingMut {
-    /// Makes the mapping read-only. What was written still reaches the store.
-    ///
-    /// # Errors
-    /// [`Error::NoMemory`]; the mapping is in the error, as it was.
-    #[allow(clippy::result_large_err, reason = "the mapping comes back in it")]
-    pub fn make_read_only(self) -> Result<Mapping, Unchanged<MappingMut>> {
-        match self.raw.protect(Prot::READ) {
-            Ok(()) => Ok(Mapping { raw: self.raw }),
-            Err(error) => Err(Unchanged { mapping: self, error }),
-        }
-    }
-}
-
-impl MappingCopy {
-    /// Makes the copy read-only; it keeps what was written to it.
-    ///
-    /// # Errors
-    /// [`Error::NoMemory`]; the mapping is in the error, as it was.
-    #[allow(clippy::result_large_err, reason = "the mapping comes back in it")]
-    pub fn make_read_only(self) -> Result<Mapping, Unchanged<MappingCopy>> {
-        match self.raw.protect(Prot::READ) {
-            Ok(()) => Ok(Mapping { raw: self.raw }),
             Err(error) => Err(Unchanged { mapping: self, error }),
         }
     }

@@ -9,29 +9,20 @@ use std::string::String;
 use crate::store::StoreError;
 use crate::sys::Errno;
 
-/// An error of the library.
+/// An error of the library: `path` is the object's name, `errno` what the kernel said.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Error {
     /// No userfaultfd can be opened.
-    NoUserfaultfd {
-        /// What the kernel said.
-        errno: Errno,
-    },
+    NoUserfaultfd { errno: Errno },
     /// The kernel has no memory, address space, threads or descriptors left.
     NoMemory {
         /// What they were needed for.
         doing: &'static str,
-        /// What the kernel said.
         errno: Errno,
     },
     /// No swap file can be made in the folder.
-    NoSwapFile {
-        /// The folder.
-        folder: String,
-        /// What the kernel said.
-        errno: Errno,
-    },
+    NoSwapFile { folder: String, errno: Errno },
     /// An address space cannot work with so little memory.
     TooLittleMemory {
         /// Bytes asked for.
@@ -48,7 +39,6 @@ pub enum Error {
     },
     /// The range is empty, or reaches over the object's end.
     BadRange {
-        /// The object.
         path: String,
         /// First byte.
         offset: u64,
@@ -58,13 +48,9 @@ pub enum Error {
         object_len: u64,
     },
     /// The object is read-only.
-    ReadOnly {
-        /// The object.
-        path: String,
-    },
+    ReadOnly { path: String },
     /// The object would become longer than it was opened for.
     TooLong {
-        /// The object.
         path: String,
         /// Bytes wanted.
         len: u64,
@@ -73,14 +59,12 @@ pub enum Error {
     Store(StoreError),
     /// The write barrier holds pages back; they are still dirty. Flush again once it allows them.
     HeldBack {
-        /// The object.
         path: String,
         /// The first such byte.
         offset: u64,
     },
     /// More would be pinned than may be at once: half of the memory.
     TooMuchPinned {
-        /// The object.
         path: String,
         /// Bytes asked for.
         bytes: usize,
@@ -89,7 +73,6 @@ pub enum Error {
     },
     /// Pinned pages would be cut off, wholly or in part; nothing has changed. Unpin them first.
     Pinned {
-        /// The object.
         path: String,
         /// The length asked for.
         len: u64,
@@ -97,14 +80,12 @@ pub enum Error {
     /// The caller's patience ([`super::Patience`]) ended before the call did. What the call has begun
     /// goes on.
     Interrupted {
-        /// The object.
         path: String,
         /// What the call does.
         doing: &'static str,
     },
     /// The memory of a page has failed; its bytes are lost.
     Poisoned {
-        /// The object.
         path: String,
         /// A byte of the page.
         offset: u64,

@@ -12,9 +12,6 @@
 //! Where the handler has to wait it sleeps on a count of answers, which is raised where a fault would
 //! have been answered, and then the access is tried again. A page that could not be read keeps ERROR in
 //! its word: a mark in the mapping would come back as the same SIGBUS.
-//!
-//! A fork's child inherits the lists of its parent, and clears them when it makes an address space of
-//! its own.
 
 mod buffers;
 
@@ -125,7 +122,8 @@ pub(super) fn add(space: &'static Engine) -> Result<(), Error> {
     if is_added { Ok(()) } else { Err(failed(Errno::NFILE)) }
 }
 
-/// After a fork, drops the parent's spaces from the list: their addresses may have other uses by now.
+/// In a fork's child that makes an address space of its own, drops the parent's spaces from the list:
+/// their addresses may have other uses by now.
 fn forget_parents() {
     let mine = u64::from(process_id()) << 1;
     loop {

@@ -3,9 +3,10 @@
 use core::fmt;
 use core::ops::{Deref, DerefMut, Range};
 
-use super::change::RemapOptions;
+use super::change::{RemapOptions, Unchanged};
 use super::pinned::{Pinned, PinnedMut, RawPin};
 use super::{Error, Object};
+use crate::mmu::Prot;
 use crate::object::{FaultAround, PinFor};
 use crate::space::Advice;
 use crate::space::vma::Pattern;
@@ -123,131 +124,118 @@ impl Raw {
 }
 
 /// What all types of mappings have.
-macro_rules! mapping_methods {
-    () => {
-        /// The object.
-        #[must_use]
-        pub fn object(&self) -> &Object {
-            &self.raw.object
-        }
-
-        /// The length in bytes.
-        #[must_use]
-        pub fn len(&self) -> usize {
-            self.raw.len
-        }
-
-        /// Whether there are none, which is never so.
-        #[must_use]
-        pub fn is_empty(&self) -> bool {
-            self.raw.len == 0
-        }
-
-        /// Has a range read and mapped, as far as memory allows. Where accesses failed after a read
-        /// error they no longer do, if the bytes can be read now.
-        ///
-        /// # Errors
-        /// [`Error::Store`].
-        pub fn populate(&self, bytes: Range<usize>) -> Result<(), Error> {
-            self.raw.populate(bytes)
-        }
-
-        /// Has a range read and mapped, and keeps it so until the result is dropped, whatever
-        /// else needs memory: a system call can be given these bytes, with inline delivery as
-        /// well, and the kernel may hold them as long, as for direct I/O, `vmsplice` or io_uring.
-        /// Pins nest. Half of the memory can be pinned at most. A change of the object's length
-        /// that would cut off a pinned page is refused; a private copy keeps its page instead.
-        /// (Where the whole machine is short of memory the kernel may swap such pages out by itself,
-        /// and map them again at the next access.)
-        ///
-        /// # Errors
-        /// [`Error::TooMuchPinned`], [`Error::BadRange`] where the range reaches behind the
-        /// mapping's or the object's end, [`Error::Store`]; the call has pinned nothing then.
-        pub fn pin(&self, bytes: Range<usize>) -> Result<Pinned<'_>, Error> {
-            Ok(Pinned(RawPin::new(&self.raw, bytes, PinFor::Reading)?))
-        }
-
-        /// Maps what is cached already, without waiting; returns how many pages of the range are
-        /// mapped then.
-        pub fn populate_cached(&self, bytes: Range<usize>) -> usize {
-            self.raw.populate_cached(bytes)
-        }
-
-        /// Reads bytes with an error instead of a SIGBUS; returns how many there were before the
-        /// object's end.
-        ///
-        /// # Errors
-        /// [`Error::Store`].
-        pub fn try_read(&self, at: usize, into: &mut [u8]) -> Result<usize, Error> {
-            self.raw.try_read(at, into)
-        }
-
-        /// Says how a range will be used.
-        ///
-        /// # Errors
-        /// [`Error::NoMemory`] where the table of ranges is full.
-        pub fn advise(&self, pattern: Pattern, bytes: Range<usize>) -> Result<(), Error> {
-            let pages = self.raw.pages(bytes);
-            self.raw
-                .object
-                .objects()
-                .advise_pattern(pages, pattern)
-                .map_err(|errno| Error::NoMemory { doing: "note advice", errno })
-        }
-
-        /// Begins to read a range; returns how many bytes are under way.
-        pub fn will_need(&self, bytes: Range<usize>) -> usize {
-            self.raw.object.prefetch(self.raw.bytes(bytes))
-        }
-
-        /// Drops a range from the cache, but for dirty and pinned pages; returns how many bytes were
-        /// dropped. What was written to a private copy stays, packed.
-        pub fn dont_need(&self, bytes: Range<usize>) -> usize {
-            self.raw.dont_need(bytes)
-        }
-
-        /// Gives the mapping another length, in its place or, where that is allowed, at another
-        /// address: memmap2's remap. Bytes that stay in the mapping keep their values.
-        ///
-        /// # Errors
-        /// [`Error::BadRange`] as for [`MapOptions::map`]; [`Error::NoMemory`] where there is no
-        /// room for it. The mapping is unchanged then.
-        pub fn remap(&mut self, len: usize, options: RemapOptions) -> Result<(), Error> {
-            self.raw.remap(len, options)
-        }
-
-        /// Changes how much is mapped around a read fault.
-        pub fn set_fault_around(&self, fault_around: FaultAround) {
-            self.raw.object.objects().set_fault_around(self.raw.range.start, fault_around);
-        }
-
-        /// How many pages are mapped now.
-        #[must_use]
-        pub fn mapped_pages(&self) -> usize {
-            self.raw.present_pages(self.raw.range)
-        }
-
-        /// The first byte.
-        #[must_use]
-        pub fn as_ptr(&self) -> *const u8 {
-            self.raw.start as *const u8
-        }
-    };
-}
-
-/// What the writable types have beside that.
-macro_rules! writable_methods {
-    () => {
-        /// The first byte.
-        #[must_use]
-        pub fn as_mut_ptr(&mut self) -> *mut u8 {
-            self.raw.start as *mut u8
-        }
-    };
-}
-
-macro_rules! mapping_traits {
+macro_rules! mapping {
     ($type:ident) => {
+        impl $type {
+            /// The object.
+            #[must_use]
+            pub fn object(&self) -> &Object {
+                &self.raw.object
+            }
+
+            /// The length in bytes.
+            #[must_use]
+            pub fn len(&self) -> usize {
+                self.raw.len
+            }
+
+            /// Whether there are none, which is never so.
+            #[must_use]
+            pub fn is_empty(&self) -> bool {
+                self.raw.len == 0
+            }
+
+            /// Has a range read and mapped, as far as memory allows. Where accesses failed after a read
+            /// error they no longer do, if the bytes can be read now.
+            ///
+            /// # Errors
+            /// [`Error::Store`].
+            pub fn populate(&self, bytes: Range<usize>) -> Result<(), Error> {
+                self.raw.populate(bytes)
+            }
+
+            /// Has a range read and mapped, and keeps it so until the result is dropped, whatever
+            /// else needs memory: a system call can be given these bytes, with inline delivery as
+            /// well, and the kernel may hold them as long, as for direct I/O, `vmsplice` or io_uring.
+            /// Pins nest. Half of the memory can be pinned at most. A change of the object's length
+            /// that would cut off a pinned page is refused; a private copy keeps its page instead.
+            /// (Where the whole machine is short of memory the kernel may swap such pages out by itself,
+            /// and map them again at the next access.)
+            ///
+            /// # Errors
+            /// [`Error::TooMuchPinned`], [`Error::BadRange`] where the range reaches behind the
+            /// mapping's or the object's end, [`Error::Store`]; the call has pinned nothing then.
+            pub fn pin(&self, bytes: Range<usize>) -> Result<Pinned<'_>, Error> {
+                Ok(Pinned(RawPin::new(&self.raw, bytes, PinFor::Reading)?))
+            }
+
+            /// Maps what is cached already, without waiting; returns how many pages of the range are
+            /// mapped then.
+            pub fn populate_cached(&self, bytes: Range<usize>) -> usize {
+                self.raw.populate_cached(bytes)
+            }
+
+            /// Reads bytes with an error instead of a SIGBUS; returns how many there were before the
+            /// object's end.
+            ///
+            /// # Errors
+            /// [`Error::Store`].
+            pub fn try_read(&self, at: usize, into: &mut [u8]) -> Result<usize, Error> {
+                self.raw.try_read(at, into)
+            }
+
+            /// Says how a range will be used.
+            ///
+            /// # Errors
+            /// [`Error::NoMemory`] where the table of ranges is full.
+            pub fn advise(&self, pattern: Pattern, bytes: Range<usize>) -> Result<(), Error> {
+                let pages = self.raw.pages(bytes);
+                self.raw
+                    .object
+                    .objects()
+                    .advise_pattern(pages, pattern)
+                    .map_err(|errno| Error::NoMemory { doing: "note advice", errno })
+            }
+
+            /// Begins to read a range; returns how many bytes are under way.
+            pub fn will_need(&self, bytes: Range<usize>) -> usize {
+                self.raw.object.prefetch(self.raw.bytes(bytes))
+            }
+
+            /// Drops a range from the cache, but for dirty and pinned pages; returns how many bytes were
+            /// dropped. What was written to a private copy stays, packed.
+            pub fn dont_need(&self, bytes: Range<usize>) -> usize {
+                self.raw.dont_need(bytes)
+            }
+
+            /// Gives the mapping another length, in its place or, where that is allowed, at another
+            /// address: memmap2's remap. Bytes that stay in the mapping keep their values.
+            ///
+            /// # Errors
+            /// [`Error::BadRange`] as for [`MapOptions::map`]; [`Error::NoMemory`] where there is no
+            /// room for it. The mapping is unchanged then.
+            pub fn remap(&mut self, len: usize, options: RemapOptions) -> Result<(), Error> {
+                self.raw.remap(len, options)
+            }
+
+            /// Changes how much is mapped around a read fault.
+            pub fn set_fault_around(&self, fault_around: FaultAround) {
+                self.raw.object.objects().set_fault_around(self.raw.range.start, fault_around);
+            }
+
+            /// How many pages are mapped now.
+            #[must_use]
+            pub fn mapped_pages(&self) -> usize {
+                self.raw.present_pages(self.raw.range)
+            }
+
+            /// The first byte.
+            #[must_use]
+            pub fn as_ptr(&self) -> *const u8 {
+                self.raw.start as *const u8
+            }
+        }
+
         impl Deref for $type {
             type Target = [u8];
 
@@ -267,8 +255,30 @@ macro_rules! mapping_traits {
     };
 }
 
-macro_rules! writable_traits {
+/// What the writable types have beside that.
+macro_rules! writable {
     ($type:ident) => {
+        impl $type {
+            /// The first byte.
+            #[must_use]
+            pub fn as_mut_ptr(&mut self) -> *mut u8 {
+                self.raw.start as *mut u8
+            }
+
+            /// Makes the mapping read-only. What was written still reaches the store; to a copy, it
+            /// stays the copy's own.
+            ///
+            /// # Errors
+            /// [`Error::NoMemory`]; the mapping is in the error, as it was.
+            #[allow(clippy::result_large_err, reason = "the mapping comes back in it")]
+            pub fn make_read_only(self) -> Result<Mapping, Unchanged<Self>> {
+                match self.raw.protect(Prot::READ) {
+                    Ok(()) => Ok(Mapping { raw: self.raw }),
+                    Err(error) => Err(Unchanged { mapping: self, error }),
+                }
+            }
+        }
+
         impl DerefMut for $type {
             fn deref_mut(&mut self) -> &mut [u8] {
                 // SAFETY: as for `deref`, the mapping is writable, and `self` is borrowed
@@ -279,19 +289,15 @@ macro_rules! writable_traits {
     };
 }
 
-mapping_traits!(Mapping);
-mapping_traits!(MappingMut);
-mapping_traits!(MappingCopy);
-writable_traits!(MappingMut);
-writable_traits!(MappingCopy);
+mapping!(Mapping);
+mapping!(MappingMut);
+mapping!(MappingCopy);
+writable!(MappingMut);
+writable!(MappingCopy);
 
 /// A mapping that can be read.
 pub struct Mapping {
     pub(super) raw: Raw,
-}
-
-impl Mapping {
-    mapping_methods!();
 }
 
 /// A mapping that can be written.
@@ -300,9 +306,6 @@ pub struct MappingMut {
 }
 
 impl MappingMut {
-    mapping_methods!();
-    writable_methods!();
-
     /// Writes what was written to the store and makes it durable.
     ///
     /// # Errors
@@ -339,9 +342,6 @@ pub struct MappingCopy {
 }
 
 impl MappingCopy {
-    mapping_methods!();
-    writable_methods!();
-
     /// Pins a range as [`Self::pin`] does, for bytes that are written: until the result is dropped
     /// they can be written without a fault, so that the kernel may do it at any time. From then on
     /// they are the copy's own, as if they had been written.

@@ -68,7 +68,7 @@ pub use crate::page::wait::Counts as WaitCounts;
 use crate::scratch::Scratch;
 use crate::space;
 pub use crate::space::vma::Pattern;
-use crate::store::workers::lock;
+use crate::store::workers::{cpus, lock};
 use crate::swap::Swap;
 use crate::sys::memory::{self, InitialProt};
 use crate::sys::thread::SignalsBlocked;
@@ -89,7 +89,6 @@ pub type Counters = Vec<(&'static str, u64)>;
 /// How long faults took, by kind: the `i`-th number counts those of `2^i` to `2^(i+1)` nanoseconds.
 pub type FaultTimes = Vec<(&'static str, [u64; FAULT_BUCKETS])>;
 
-/// The engine, its threads, and what it uses.
 struct RunningEngine {
     objects: &'static Engine,
     threads: Threads,
@@ -140,10 +139,9 @@ pub enum Delivery {
 
 impl Default for Builder {
     fn default() -> Builder {
-        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         Builder {
             memory: 256 << 20,
-            handlers: cpus.min(4),
+            handlers: cpus().min(4),
             workers: 4,
             delivery: Delivery::Handlers,
             swap: None,
@@ -404,22 +402,17 @@ impl RunningEngine {
             Delivery::Inline => (0, inline::add(objects)),
         };
         let started = is_added.and_then(|()| Threads::start(objects, handlers, builder.workers));
-        match started {
-            Ok(threads) => Ok(RunningEngine {
-                objects,
-                threads,
-                serves_calls,
-                store_deadline: builder.store_deadline,
-                buffers: Mutex::new(Vec::new()),
-                _control: control,
-                _files: [device_file, mem_file, swap_file],
-            }),
-            Err(error) => {
-                // SAFETY: no thread runs, and no other reference was given away.
-                unsafe { discard(objects) };
-                Err(error)
-            }
-        }
+        // SAFETY: no thread runs, and no other reference was given away.
+        let threads = started.inspect_err(|_| unsafe { discard(objects) })?;
+        Ok(RunningEngine {
+            objects,
+            threads,
+            serves_calls,
+            store_deadline: builder.store_deadline,
+            buffers: Mutex::new(Vec::new()),
+            _control: control,
+            _files: [device_file, mem_file, swap_file],
+        })
     }
 
     /// Lends buffers to a caller, together with its patience.

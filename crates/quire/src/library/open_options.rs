@@ -10,7 +10,6 @@ use std::path::Path;
 use super::{AddressSpace, Error, Object};
 use crate::object::Keeper;
 use crate::store::{DeadlineStore, Direct, FileOptions, FileStore, Store, StoreError, ZstdStore};
-use crate::units::PAGE_SIZE;
 
 /// How a file is opened as an object.
 #[derive(Clone, Debug, Default)]
@@ -159,9 +158,5 @@ impl Store for NoStore {
 
     fn sync(&self) -> Result<(), StoreError> {
         Ok(())
-    }
-
-    fn best_read_bytes(&self) -> usize {
-        PAGE_SIZE
     }
 }

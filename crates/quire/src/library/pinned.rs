@@ -76,56 +76,50 @@ impl Drop for RawPin<'_> {
     }
 }
 
-macro_rules! pinned_methods {
-    () => {
-        /// The first pinned byte.
-        #[must_use]
-        pub fn as_ptr(&self) -> *const u8 {
-            self.0.start() as *const u8
+macro_rules! pinned {
+    ($type:ident) => {
+        impl $type<'_> {
+            /// The first pinned byte.
+            #[must_use]
+            pub fn as_ptr(&self) -> *const u8 {
+                self.0.start() as *const u8
+            }
+
+            /// How many bytes were asked for; their pages are pinned whole.
+            #[must_use]
+            pub fn len(&self) -> usize {
+                self.0.bytes.len()
+            }
+
+            /// Whether there are none, which is never so.
+            #[must_use]
+            pub fn is_empty(&self) -> bool {
+                self.0.bytes.is_empty()
+            }
+
+            /// Where they are in the mapping.
+            #[must_use]
+            pub fn range(&self) -> Range<usize> {
+                self.0.bytes.clone()
+            }
         }
 
-        /// How many bytes were asked for; their pages are pinned whole.
-        #[must_use]
-        pub fn len(&self) -> usize {
-            self.0.bytes.len()
-        }
-
-        /// Whether there are none, which is never so.
-        #[must_use]
-        pub fn is_empty(&self) -> bool {
-            self.0.bytes.is_empty()
-        }
-
-        /// Where they are in the mapping.
-        #[must_use]
-        pub fn range(&self) -> Range<usize> {
-            self.0.bytes.clone()
+        impl fmt::Debug for $type<'_> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                let RawPin { raw, bytes, .. } = &self.0;
+                write!(f, concat!(stringify!($type), "({:?} of {:?})"), bytes, raw.object)
+            }
         }
     };
 }
 
-impl Pinned<'_> {
-    pinned_methods!();
-}
+pinned!(Pinned);
+pinned!(PinnedMut);
 
 impl PinnedMut<'_> {
-    pinned_methods!();
-
     /// The first pinned byte, to be written; the caller orders its writes and reads.
     #[must_use]
     pub fn as_mut_ptr(&self) -> *mut u8 {
         self.0.start() as *mut u8
-    }
-}
-
-impl fmt::Debug for Pinned<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Pinned({:?} of {:?})", self.0.bytes, self.0.raw.object)
-    }
-}
-
-impl fmt::Debug for PinnedMut<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "PinnedMut({:?} of {:?})", self.0.bytes, self.0.raw.object)
     }
 }

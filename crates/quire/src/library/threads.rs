@@ -39,7 +39,6 @@ struct Exit {
     is_stopping: AtomicBool,
 }
 
-/// All threads of an engine.
 pub(super) struct Threads {
     handles: Mutex<Vec<JoinHandle<()>>>,
     exit: Arc<Exit>,
@@ -56,15 +55,11 @@ impl Threads {
             let mut layout = objects.space.lock();
             objects.space.map(&mut layout, None, 1, Prot::READ_WRITE).map_err(failed)?
         };
-        let (handlers_running, is_stopping) = (AtomicUsize::new(0), AtomicBool::new(false));
-        let exit = Arc::new(Exit { page, handlers: handlers_running, is_stopping });
+        let (running, is_stopping) = (AtomicUsize::new(0), AtomicBool::new(false));
+        let exit = Arc::new(Exit { page, handlers: running, is_stopping });
         let threads = Threads { handles: Mutex::new(Vec::new()), exit };
         let started = threads.start_all(objects, handlers, workers);
-        if let Err(error) = started {
-            threads.stop(objects);
-            return Err(error);
-        }
-        Ok(threads)
+        started.inspect_err(|_| threads.stop(objects)).map(|()| threads)
     }
 
     fn start_all(

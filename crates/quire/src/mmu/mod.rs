@@ -1,8 +1,8 @@
 //! The memory-management unit: the narrow waist between the engine and what maps pages.
 //!
-//! Its operations take runs of pages and frames, and each says
-//! how far it came and why it stopped. Two implementations run one conformance suite:
-//! [`userfaultfd::Userfaultfd`], the real one, and that of the crate `quire-simulated`.
+//! Its operations take runs of pages and frames, and each says how far it came and why it stopped.
+//! Two implementations run one conformance suite: [`userfaultfd::Userfaultfd`], the real one, and that
+//! of the crate `quire-simulated`.
 //!
 //! Locks: the MMU has none. The caller holds the page locks of all pages named. For [`Mmu::wake`] it
 //! needs none, and for the operations on address space it holds the space's lock.
@@ -12,7 +12,7 @@ pub mod userfaultfd;
 
 use core::sync::atomic::AtomicU64;
 
-use crate::page::{Futexes, Kill};
+use crate::page::{Futexes, Kill, Parking as _};
 use crate::sys::Errno;
 use crate::sys::thread::{ThreadId, thread_id};
 pub use crate::units::FrameId;
@@ -21,7 +21,6 @@ use crate::units::{PAGE_SHIFT, PAGE_SIZE, PageNum, PageRange};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FrameRun {
     pub start: FrameId,
-    /// How many.
     pub len: usize,
 }
 
@@ -39,26 +38,20 @@ impl FrameRun {
 pub struct Prot(pub u32);
 
 impl Prot {
-    /// No access.
     pub const NONE: Prot = Prot(0);
     pub const READ: Prot = Prot(1);
     pub const READ_WRITE: Prot = Prot(3);
 
-    /// Whether the program may read.
-    #[must_use]
     pub const fn is_readable(self) -> bool {
         // x86 has no write-only pages.
         self.0 != 0
     }
 
     /// Whether pages can be moved there: the kernel wants the same rights as the pool has.
-    #[must_use]
     pub const fn is_movable(self) -> bool {
         self.0 == Prot::READ_WRITE.0
     }
 
-    /// Whether the program may write.
-    #[must_use]
     pub const fn is_writable(self) -> bool {
         self.0 & 2 != 0
     }
@@ -86,7 +79,6 @@ pub enum Refusal {
     Busy,
     /// The mapping is not there, does not allow it, or ends inside the run.
     Unmapped,
-    /// No memory for it.
     NoMemory,
 }
 
@@ -96,12 +88,10 @@ pub enum Refusal {
 pub struct Done {
     /// Pages done, from the start of the run on.
     pub pages: usize,
-    /// Why not all.
     pub refusal: Option<Refusal>,
 }
 
 impl Done {
-    /// All of them.
     pub const fn all(pages: usize) -> Done {
         Done { pages, refusal: None }
     }
@@ -110,9 +100,7 @@ impl Done {
 /// Whether what is mapped faults at the first write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Protection {
-    /// It does not.
     Writable,
-    /// It does.
     WriteProtected,
 }
 
@@ -175,7 +163,6 @@ pub trait Mmu: Sync {
     /// page may be missing.
     fn make_exclusive(&self, pages: PageRange) -> Done;
 
-    /// Sets or clears write protection.
     fn write_protect(&self, pages: PageRange, protection: Protection) -> Done;
 
     /// Makes any access to missing `page` a SIGBUS.
@@ -184,10 +171,8 @@ pub trait Mmu: Sync {
     /// Answers the faults that wait for `pages`: they are tried again.
     fn wake(&self, pages: PageRange);
 
-    /// Before something that is not ours is mapped into the arena; on an engine thread.
-    ///
-    /// # Errors
-    /// The kernel's: it must not be mapped then.
+    /// Before something that is not ours is mapped into the arena; on an engine thread. After an
+    /// error, which is the kernel's, it must not be mapped.
     fn expect_foreign(&self) -> Result<(), Errno> {
         Ok(())
     }
@@ -239,12 +224,12 @@ pub trait Mmu: Sync {
     /// Sleeps while the low half of `word` is `expected` and nothing of `kill` has come; may return
     /// for no reason.
     fn sleep_on(&self, word: &AtomicU64, expected: u32, kill: Kill<'_>) {
-        Futexes::sleep(word, expected, kill);
+        Futexes.wait(word, expected, kill);
     }
 
     /// Wakes all that sleep on `word`, which may not exist any more.
     fn wake_sleepers(&self, word: *const AtomicU64) {
-        Futexes::wake_all(word);
+        Futexes.wake(word);
     }
 }
 
@@ -252,7 +237,6 @@ pub trait Mmu: Sync {
 #[cfg(feature = "simulated")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PageMapping {
-    /// A page is there.
     pub is_present: bool,
     /// The next write to it faults.
     pub is_write_protected: bool,

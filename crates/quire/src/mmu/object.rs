@@ -12,7 +12,7 @@ use crate::units::{ObjectPage, ObjectRange, PageRange};
 /// offsets, with a hole where nothing is cached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Memfd {
-    /// Its number: a descriptor, or what else the MMU knows it by.
+    /// A descriptor, or what else the MMU knows it by.
     pub number: i32,
 }
 
@@ -21,45 +21,29 @@ pub struct Memfd {
 /// Locks: none, as for [`Mmu`]. The caller holds the page locks of all pages of the memfd that are
 /// named, and the window's lock of all pages of the arena, but for [`Self::map_object`], for which
 /// it holds the space's lock.
+///
+/// # Errors
+/// Of all calls: the kernel's.
 pub trait ObjectMmu: Mmu {
-    /// Makes an empty memfd.
-    ///
-    /// # Errors
-    /// The kernel's.
     fn memfd_open(&self) -> Result<Memfd, Errno>;
 
     /// Gives a memfd back; nothing maps it any more.
     fn memfd_close(&self, memfd: Memfd);
 
     /// Makes a memfd `pages` long: an access behind its end is a SIGBUS.
-    ///
-    /// # Errors
-    /// The kernel's.
     fn memfd_resize(&self, memfd: Memfd, pages: usize) -> Result<(), Errno>;
 
     /// Puts bytes into the cache, inside of the memfd's length: whole pages, or into one that is
     /// there.
-    ///
-    /// # Errors
-    /// The kernel's: `NOMEM`, `NOSPC`.
     fn memfd_write(&self, memfd: Memfd, offset: u64, bytes: &[u8]) -> Result<(), Errno>;
 
     /// Reads bytes of cached pages.
-    ///
-    /// # Errors
-    /// The kernel's.
     fn memfd_read(&self, memfd: Memfd, offset: u64, into: &mut [u8]) -> Result<(), Errno>;
 
     /// Drops pages from the cache, wherever they are mapped.
-    ///
-    /// # Errors
-    /// The kernel's.
     fn memfd_punch(&self, memfd: Memfd, pages: ObjectRange) -> Result<(), Errno>;
 
     /// Shows a memfd from page `first` on at `pages`, with nothing mapped yet.
-    ///
-    /// # Errors
-    /// The kernel's.
     fn map_object(
         &self,
         pages: PageRange,

@@ -37,6 +37,9 @@ pub(crate) struct FaultMessage {
 /// The arena and the frame pool, each registered with a userfaultfd of its own.
 ///
 /// The pool's is in SIGBUS mode: a mistake of the engine is a crash and not a hang.
+///
+/// # Errors
+/// Of all calls: the kernel's.
 pub struct Userfaultfd {
     arena: NonNull<u8>,
     arena_pages: usize,
@@ -76,27 +79,19 @@ unsafe impl Sync for Userfaultfd {}
 
 impl Userfaultfd {
     /// Reserves an arena of `arena_pages` without any rights, and a pool of `pool_frames` holes.
-    ///
-    /// # Errors
-    /// The kernel's, mostly `NOMEM`.
     pub fn reserve(arena_pages: usize, pool_frames: usize) -> Result<Userfaultfd, Errno> {
         let arena = memory::reserve(arena_pages << PAGE_SHIFT, memory::InitialProt::None)?;
-        let pool = match memory::reserve(pool_frames << PAGE_SHIFT, memory::InitialProt::ReadWrite)
-        {
-            Ok(pool) => pool,
-            Err(error) => {
-                // SAFETY: just reserved, and no other thread knows of it.
-                unsafe { memory::release(arena, arena_pages << PAGE_SHIFT) };
-                return Err(error);
-            }
-        };
+        let pool = memory::reserve(pool_frames << PAGE_SHIFT, memory::InitialProt::ReadWrite);
+        // SAFETY: just reserved, and no other thread knows of it.
+        let give_back = |_: &Errno| unsafe { memory::release(arena, arena_pages << PAGE_SHIFT) };
+        let pool = pool.inspect_err(give_back)?;
         let mmu = Userfaultfd {
             arena,
             arena_pages,
             pool,
             pool_frames,
             faults: Uffd::closed(),
-            modes: Modes::new(),
+            modes: Modes::default(),
             pool_faults: Uffd::closed(),
             mem: AtomicI32::new(-1),
             pagemap: AtomicI32::new(-1),
@@ -104,22 +99,16 @@ impl Userfaultfd {
             is_inline: AtomicBool::new(false),
             answers: [const { AtomicU32::new(0) }; ANSWERS],
             waiting: AtomicU32::new(0),
-            spares: Spares::new(),
+            spares: Spares::default(),
         };
         // A child that the engine did not make finds nothing mapped, and so never reads a zero where
         // data was. A fork that the engine serves lifts this while it lasts.
-        // SAFETY: both ranges are ours.
-        unsafe {
-            memory::advise(mmu.address(PageNum(0)), mmu.arena_bytes(), MADV_DONTFORK)?;
-            memory::advise(mmu.pool.as_ptr() as usize, mmu.pool_bytes(), MADV_DONTFORK)?;
-        }
+        mmu.set_inherited(PageRange::new(PageNum(0), arena_pages), false)?;
+        mmu.set_pool_inherited(false)?;
         Ok(mmu)
     }
 
     /// Opens the descriptors and registers both ranges; `mem` is /proc/self/mem.
-    ///
-    /// # Errors
-    /// The kernel's: no right, or no such feature.
     pub fn attach(&self, device: Option<i32>, mem: Option<i32>) -> Result<(), Errno> {
         self.faults.open(device, ARENA_FEATURES)?;
         self.pool_faults.open(device, POOL_FEATURES)?;
@@ -136,9 +125,6 @@ impl Userfaultfd {
     /// the descriptors, and objects can be mapped. With `is_inline` a fault is a SIGBUS in the thread
     /// that faults. Says whether faults taken in system calls are served: they are not with
     /// `is_inline`, or without the right to.
-    ///
-    /// # Errors
-    /// The kernel's.
     pub fn attach_shared(
         &self,
         device: Option<i32>,
@@ -170,7 +156,6 @@ impl Userfaultfd {
 
     /// How many answers there have been for a page, or one that shares its counter.
     #[cfg(feature = "library")]
-    #[must_use]
     pub(crate) fn answers(&self, page: PageNum) -> u32 {
         // Acquire pairs with the release in `answer_inline`.
         self.answers[page.block() % ANSWERS].load(Ordering::Acquire)
@@ -229,24 +214,17 @@ impl Userfaultfd {
     }
 
     /// Says whether a stretch of the arena is inherited by a fork.
-    ///
-    /// # Errors
-    /// The kernel's.
     pub fn set_inherited(&self, pages: PageRange, is_inherited: bool) -> Result<(), Errno> {
         self.advise(self.address(pages.start), pages.len(), inheritance(is_inherited))
     }
 
     /// Says whether the pool is inherited by a fork. It must be empty then: pages that two
     /// processes share do not move.
-    ///
-    /// # Errors
-    /// The kernel's.
     pub(crate) fn set_pool_inherited(&self, is_inherited: bool) -> Result<(), Errno> {
         self.advise(self.pool.as_ptr() as usize, self.pool_frames, inheritance(is_inherited))
     }
 
     /// The descriptors' numbers: faults, pool, /proc/self/mem.
-    #[must_use]
     pub fn descriptors(&self) -> [i32; 3] {
         [self.faults.number(), self.pool_faults.number(), self.mem.load(Ordering::Relaxed)]
     }
@@ -275,31 +253,22 @@ impl Userfaultfd {
 
     /// Address of a page's first byte.
     #[inline]
-    #[must_use]
     pub fn address(&self, page: PageNum) -> usize {
         self.arena.as_ptr() as usize + (page.index() << PAGE_SHIFT)
     }
 
     /// The page that holds an address of the arena.
     #[inline]
-    #[must_use]
     pub fn page(&self, address: usize) -> PageNum {
         PageNum(((address - self.arena.as_ptr() as usize) >> PAGE_SHIFT) as u64)
     }
 
-    #[must_use]
     pub const fn arena_pages(&self) -> usize {
         self.arena_pages
     }
 
-    /// Places of the pool.
-    #[must_use]
     pub(crate) const fn pool_frames(&self) -> usize {
         self.pool_frames
-    }
-
-    fn arena_bytes(&self) -> usize {
-        self.arena_pages << PAGE_SHIFT
     }
 
     fn pool_bytes(&self) -> usize {
@@ -324,7 +293,7 @@ impl Drop for Userfaultfd {
     fn drop(&mut self) {
         // SAFETY: reserved by `reserve`; a thread that drops the MMU has no mapping left.
         unsafe {
-            memory::release(self.arena, self.arena_bytes());
+            memory::release(self.arena, self.arena_pages << PAGE_SHIFT);
             memory::release(self.pool, self.pool_bytes());
         }
         let [faults, pool, _] = self.descriptors();

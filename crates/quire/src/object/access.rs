@@ -11,7 +11,7 @@ use crate::page::{Flags, Interrupted, Kill, State};
 use crate::reclaim::Room;
 use crate::scratch::Scratch;
 use crate::space::VmSpace;
-use crate::space::vma::{Kind, Pattern, Vma};
+use crate::space::vma::{Backing, Kind, Pattern, Vma};
 use crate::sys::{Errno, monotonic_ns};
 use crate::units::{ObjectPage, ObjectRange, PAGE_SIZE, PageNum, PageRange};
 
@@ -24,17 +24,14 @@ impl From<Interrupted> for Errno {
     }
 }
 
-/// Why bytes could not be read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ReadError {
     /// The byte at which it failed.
     pub offset: u64,
-    /// Why.
     pub errno: Errno,
 }
 
 impl ReadError {
-    /// An error as one at a byte.
     pub(super) fn at<E: Into<Errno>>(offset: u64) -> impl Fn(E) -> ReadError {
         move |error| ReadError { offset, errno: error.into() }
     }
@@ -192,6 +189,12 @@ impl<M: ObjectMmu> Objects<M> {
         self.vma_at(page).filter(|vma| vma.attributes.kind == kind)
     }
 
+    /// Which object such a mapping shows, and where.
+    pub(super) fn backing_at(&self, page: PageNum, kind: Kind) -> Option<(Backing, &VmObject)> {
+        let backing = self.vma_of_kind(page, kind)?.attributes.backing;
+        Some((backing, self.object(ObjectId(backing.object))))
+    }
+
     fn vma_at(&self, page: PageNum) -> Option<Vma> {
         let vma = self.space.next_vma(&self.space.lock(), page)?;
         vma.range.contains(page).then_some(vma)
@@ -219,9 +222,9 @@ impl<M: ObjectMmu> Objects<M> {
             if self.populate_cached(part) == part.len() {
                 continue;
             }
-            let Some(vma) = self.vma_of_kind(part.start, Kind::Object) else { continue };
-            let backing = vma.attributes.backing;
-            let object = self.object(ObjectId(backing.object));
+            let Some((backing, object)) = self.backing_at(part.start, Kind::Object) else {
+                continue;
+            };
             let mut shown = part.pages().map(|page| backing.object_page(page));
             let fetched = shown.try_for_each(|page| {
                 if page.index() >= object.pages() {
@@ -236,7 +239,6 @@ impl<M: ObjectMmu> Objects<M> {
         Ok(())
     }
 
-    /// The last read that failed: where, and why.
     pub fn last_read_error(&self, object: &VmObject) -> Option<ReadError> {
         let errno = object.read_error.load(Ordering::Acquire);
         let offset = ObjectPage(object.read_error_page.load(Ordering::Relaxed)).offset();

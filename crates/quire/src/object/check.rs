@@ -8,7 +8,6 @@ use crate::mmu::object::InspectObjects;
 use crate::page::{Flags, Snapshot, State};
 use crate::units::{ObjectPage, ObjectRange, PageNum};
 
-/// What the objects hold.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Held {
     cached: usize,
@@ -18,10 +17,7 @@ struct Held {
 }
 
 impl<M: InspectObjects> Objects<M> {
-    /// Checks all objects, and the space that they are mapped in.
-    ///
-    /// # Panics
-    /// Where something is wrong.
+    /// Checks all objects, and the space that they are mapped in; panics where something is wrong.
     pub fn check(&self) {
         let mut all = Held::default();
         for slot in 0..self.slots_used.load(Ordering::Relaxed) {

@@ -38,7 +38,6 @@ pub(super) enum Look {
     Ended(Outcome),
     /// So many pages are needed.
     NeedsMemory(usize),
-    /// Too much is dirty.
     NeedsCleaning,
     /// It is read by the thread that serves the fault.
     Reads(InPlace),
@@ -204,7 +203,11 @@ impl<M: ObjectMmu> Objects<M> {
         let window = &mut view.window;
         window.faults = window.faults.saturating_add(1);
         if window.is_present(page) && (access == Access::Read || window.is_writable(page)) {
-            return Ok(self.map_again(page, window));
+            // As a rule another fault has mapped it meanwhile; but the kernel unmaps a page by itself
+            // when it swaps, and does not map it again. The page's lock is not needed: a thread that
+            // drops the page clears the window first, whose lock is held.
+            let _ = self.space.mmu().map_cached(PageRange::new(page, 1), window.protection(page));
+            return Ok(self.answer(page, Outcome::Spurious));
         }
         let guess = self.guess_for(object, at, view.vma.attributes.pattern);
         if access == Access::Read {
@@ -220,14 +223,6 @@ impl<M: ObjectMmu> Objects<M> {
             }
         }
         Ok(self.fault(view, Fault { at, page, access, way, guess }))
-    }
-
-    /// A fault on a page that is mapped. As a rule another has mapped it meanwhile; but the kernel
-    /// unmaps a page by itself when it swaps, and does not map it again.
-    fn map_again(&self, page: PageNum, window: &Mapped) -> Look {
-        // Without the page's lock: a thread that drops it clears the window first, whose lock is held.
-        let _ = self.space.mmu().map_cached(PageRange::new(page, 1), window.protection(page));
-        self.answer(page, Outcome::Spurious)
     }
 
     /// Serves the faulting page itself.

@@ -9,15 +9,11 @@ use crate::space::vma::{Attributes, Backing, Kind, Pattern, Vma};
 use crate::sys::Errno;
 use crate::units::{ObjectRange, PageNum, PageRange};
 
-/// How an object is mapped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MapRequest {
     pub pages: ObjectRange,
-    /// Rights.
     pub prot: Prot,
-    /// How it will be used.
     pub pattern: Pattern,
-    /// How much is mapped around a fault.
     pub fault_around: FaultAround,
 }
 
@@ -128,10 +124,7 @@ impl<M: ObjectMmu> Objects<M> {
         range.by_block().map(present).sum()
     }
 
-    /// Says how a part of a mapping will be used.
-    ///
-    /// # Errors
-    /// `NOMEM` where the VMA table is full.
+    /// Says how a part of a mapping will be used; `NOMEM` where the VMA table is full.
     pub fn advise_pattern(&self, range: PageRange, pattern: Pattern) -> Result<(), Errno> {
         let change = |old| Attributes { pattern, ..old };
         self.space.change_vmas(&mut self.space.lock(), range, change)

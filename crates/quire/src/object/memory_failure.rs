@@ -22,10 +22,8 @@ use crate::units::{ObjectPage, ObjectRange};
 impl<M: ObjectMmu> Objects<M> {
     /// Gives the memory of a page up, and makes every access to it an error. What was written to it
     /// and not yet to the store is lost, which flushes are told. `false` for a page that the object
-    /// does not have, or where there is no memory to note it.
-    ///
-    /// # Errors
-    /// The kernel's, where the memory cannot be given up; nothing has changed then.
+    /// does not have, or where there is no memory to note it. After an error of the kernel, which does
+    /// not take the memory back, nothing has changed.
     pub fn memory_failure(&self, object: &VmObject, page: ObjectPage) -> Result<bool, Errno> {
         if page.index() >= object.pages() || !self.use_words(object, page) {
             return Ok(false);

@@ -19,9 +19,7 @@ use crate::units::ObjectRange;
 /// What became of pages that were to get new memory.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Migrated {
-    /// Pages that have it.
     pub success: usize,
-    /// Pages that were left where they are.
     pub failed: usize,
 }
 

@@ -5,23 +5,6 @@
 //! known per 2 MiB of the arena, in a [`window`]. Where an object is mapped is in its interval tree
 //! ([`i_mmap`]), which every walk over the mappings of a page shares ([`rmap`]).
 //!
-//! | file | what is there |
-//! |---|---|
-//! | `registry` | objects come and go |
-//! | `map`, `protect`, `remap` | mappings come and go, get other rights, or another length |
-//! | `private`, `private_map`, `private_access` | private mappings: their faults, how they come and go, what else is asked of them |
-//! | `fault`, `fault_around` | the way of a fault; what is mapped around it |
-//! | `readahead`, `strides`, `read_in_place` | what is read for a fault and ahead of it, and where its thread reads itself |
-//! | `requests` | reads and writes for the store workers, which do what blocks |
-//! | `pin`, `pin_private` | pages that stay in memory and mapped |
-//! | `migrate`, `memory_failure` | cached pages get new memory; a page whose memory has gone bad |
-//! | `rmap` | what is done to a page in every mapping |
-//! | `reclaim`, `writeback`, `stall` | which cached pages go; dirty pages on their way to the store; writers that it stops for too long |
-//! | `sync`, `truncate` | what was written becomes durable, or is written again; an object's length changes |
-//! | `access` | cached bytes without a mapping: `read_at`, `populate` |
-//! | `pages` | objects' pages in the table of pages |
-//! | `shmem`, `swapin`, `swapout` | objects without a store: their pages come from swap, at once for a fault, and go there |
-//!
 //! # Lifetime
 //!
 //! A fault uses an object only while it holds the lock of the window that it faults in, and has
@@ -65,8 +48,6 @@
 //! | `map`, `unmap` | the space's; windows', one at a time; `i_mmap` (exclusive) | for those |
 //!
 //! - The object's `resize` is outside of the space's lock, which a change of length takes under `resize` alone.
-//! - The turn of an object's syncs is held while the store works; under it page locks, one at a time.
-//! - A move of a mapping has its object's `i_mmap` for writing until the pages are at the new place.
 //! - The registry of objects, which keeps them from going, is outside of page locks; opening and closing
 //!   an object hold it as well.
 
@@ -129,7 +110,6 @@ use crate::sys::mutex::Mutex;
 use crate::sys::rank;
 use crate::units::{BLOCK_ORDER, ObjectPage, ObjectRange, PAGE_SHIFT, PAGE_SIZE};
 
-/// Most objects of a space.
 const OBJECTS_MAX: usize = 4096;
 /// Longest object: 16 TiB.
 const OBJECT_PAGES_MAX: usize = (16 << 40) >> PAGE_SHIFT;
@@ -137,10 +117,8 @@ const OBJECT_PAGES_MAX: usize = (16 << 40) >> PAGE_SHIFT;
 /// Where an object's bytes rest, as the engine needs it. Called by store workers and by threads
 /// of the program; by handlers only where it says [`Self::reads_in_place`].
 pub trait BackingStore: Sync {
-    /// Fills `into`, whole pages at a page's offset; what lies behind the end reads as zeros.
-    ///
-    /// # Errors
-    /// Why not; nothing in `into` counts then.
+    /// Fills `into`, whole pages at a page's offset; what lies behind the end reads as zeros. After
+    /// an error nothing in `into` counts.
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), Errno>;
 
     /// Whether [`Self::try_read_in_place`] is worth a call.
@@ -155,22 +133,13 @@ pub trait BackingStore: Sync {
         false
     }
 
-    /// Writes all of `from`.
-    ///
-    /// # Errors
-    /// Why not; a part may be written.
+    /// Writes all of `from`. After an error a part may be written.
     fn write(&self, offset: u64, from: &[u8]) -> Result<(), Errno>;
 
-    /// Changes the length.
-    ///
-    /// # Errors
-    /// Why not; nothing has changed then.
+    /// Changes the length. After an error nothing has changed.
     fn set_len(&self, bytes: u64) -> Result<(), Errno>;
 
     /// Makes what was written durable.
-    ///
-    /// # Errors
-    /// Why not.
     fn sync(&self) -> Result<(), Errno>;
 
     /// The object is gone; the store is not used any more.
@@ -218,12 +187,10 @@ pub struct VmObject {
     write_error_page: AtomicU64,
     /// Counts write errors: every flusher is told each once.
     write_errors: AtomicU32,
-    /// Whether writers make no way.
     stall: stall::Stall,
     synced: sync::Synced,
     /// How often each page is pinned; see [`pin`].
     pins: Table<AtomicU32>,
-    /// Pages that are pinned, and those that are pinned for write.
     pinned: AtomicUsize,
     pinned_writable: AtomicUsize,
     read_error: AtomicI32,
@@ -238,7 +205,6 @@ impl VmObject {
         self.length.load(Ordering::Acquire)
     }
 
-    /// Whether it has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -257,7 +223,6 @@ impl VmObject {
         self.dirty.load(Ordering::Relaxed)
     }
 
-    /// All pages.
     fn range(&self) -> ObjectRange {
         ObjectRange::new(ObjectPage(0), self.pages())
     }
@@ -278,7 +243,6 @@ pub enum FaultAround {
 /// An address space that can map objects, and the objects.
 pub struct Objects<M: ObjectMmu> {
     pub space: VmSpace<M>,
-    /// What the reverse maps of all objects share.
     pub i_mmaps: IMmaps,
     /// By number; null is a free place.
     slots: Table<AtomicPtr<VmObject>>,
@@ -293,7 +257,6 @@ pub struct Objects<M: ObjectMmu> {
     buffers: read_in_place::InPlaceBuffers,
     /// Faults that wait until less is dirty.
     unclean: FaultList,
-    /// Writers that have waited too long.
     stalls: stall::Stalls,
     /// Dirty, or under way to a store: what writers are stopped by.
     dirty: AtomicUsize,
@@ -319,10 +282,6 @@ struct Hand {
 pub struct ObjectId(pub u32);
 
 impl<M: ObjectMmu> Objects<M> {
-    /// Objects of `space`; none yet.
-    ///
-    /// # Errors
-    /// `NOMEM`.
     pub fn new(mut space: VmSpace<M>) -> Result<Objects<M>, Errno> {
         space.reserve_beyond(OBJECT_PAGES_MAX)?;
         let arena_pages = space.arena().len();
@@ -344,7 +303,6 @@ impl<M: ObjectMmu> Objects<M> {
         })
     }
 
-    /// Pages cached of all objects.
     pub fn cached_pages(&self) -> usize {
         self.cached.load(Ordering::Relaxed)
     }

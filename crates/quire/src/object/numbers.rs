@@ -8,7 +8,6 @@ use crate::sys::{Errno, memory::Table};
 
 const NONE: u32 = u32::MAX;
 
-/// The numbers below a bound.
 pub(super) struct Numbers {
     /// Of a free number the next free one.
     next: Table<AtomicU32>,

@@ -23,13 +23,12 @@ pub(super) const fn is_absent(word: Snapshot) -> bool {
 }
 
 impl VmObject {
-    /// The block of the table that has a page's word.
-    fn words_of(&self, page: ObjectPage) -> Option<PageRange> {
+    /// The first page of the table's block that has a page's word.
+    fn words_of(&self, page: ObjectPage) -> Option<PageNum> {
         // SeqCst: who shortens the object has noted its new length before, and whoever takes a
         // block looks at the length afterwards. Acquire would do for the number itself.
         let number = self.blocks[page.block()].load(Ordering::SeqCst);
-        let block = PageNum(u64::from(number.checked_sub(1)?) << BLOCK_ORDER);
-        Some(PageRange::new(block, BLOCK_PAGES))
+        Some(PageNum(u64::from(number.checked_sub(1)?) << BLOCK_ORDER))
     }
 
     /// Whether a page's block has words; all its pages are `None` else.
@@ -39,7 +38,7 @@ impl VmObject {
 
     /// A page's number, if its block has words.
     pub(super) fn find_number(&self, page: ObjectPage) -> Option<PageNum> {
-        Some(self.words_of(page)?.start.add(page.index() % BLOCK_PAGES))
+        Some(self.words_of(page)?.add(page.index() % BLOCK_PAGES))
     }
 
     /// A page's number; its block has words.
@@ -82,7 +81,6 @@ impl<M: ObjectMmu> Objects<M> {
         }
     }
 
-    /// What a page's word says just now.
     pub fn snapshot(&self, object: &VmObject, page: ObjectPage) -> Snapshot {
         let none = Stored::Nothing.content();
         object.find_number(page).map_or(none, |number| self.space.snapshot(number))

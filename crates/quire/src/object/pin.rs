@@ -12,15 +12,9 @@
 //! the background leaves it alone. It does not count against the limits of dirty pages: no
 //! write-back could lower it, and what is pinned has a bound of its own.
 //!
-//! # States
+//! # Pages whose memory fails
 //!
-//! | word of an object's page | pins |
-//! |---|---|
-//! | neither flag | none |
-//! | MLOCKED | at least one |
-//! | MLOCKED, PINNED, DIRTY | at least one for write |
-//!
-//! A page whose memory fails loses its flags, and keeps its count until it is let go: until then it
+//! Such a page loses MLOCKED and PINNED, and keeps its count until it is let go: until then it
 //! can neither be given up ([`Objects::unpoison`]) nor cut off, and what is cached has the flags
 //! that its count stands for.
 //!
@@ -46,17 +40,14 @@ use crate::sys::Errno;
 use crate::sys::memory::Table;
 use crate::units::{ObjectPage, PageNum, PageRange};
 
-/// What pages are pinned for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub enum PinFor {
-    /// They are only read.
     Reading = 1,
     /// They may be written at any time.
     Writing = 1 | 1 << 16,
 }
 
-/// Why nothing was pinned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PinError {
     /// More would be pinned than may be.
@@ -65,7 +56,6 @@ pub enum PinError {
     BehindEnd(u64),
     /// A page is pinned as often as can be counted.
     TooOften,
-    /// A page cannot be read.
     Read(ReadError),
     /// The kernel does not map it.
     Refused(Errno),
@@ -178,10 +168,8 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// Pins a range of one shared mapping that the caller keeps: its pages are read, mapped, and
-    /// stay so until [`Self::unpin`]; what is pinned for write can be written without a fault.
-    ///
-    /// # Errors
-    /// See [`PinError`]; nothing is pinned by this call then.
+    /// stay so until [`Self::unpin`]; what is pinned for write can be written without a fault. After an
+    /// error nothing is pinned by this call.
     pub fn pin(
         &self,
         range: PageRange,
@@ -290,9 +278,9 @@ impl<M: ObjectMmu> Objects<M> {
     /// Lets pages go that [`Self::pin`] has pinned.
     pub fn unpin(&self, range: PageRange, what: PinFor) {
         for part in range.by_block() {
-            let Some(vma) = self.vma_of_kind(part.start, Kind::Object) else { continue };
-            let backing = vma.attributes.backing;
-            let object = self.object(ObjectId(backing.object));
+            let Some((backing, object)) = self.backing_at(part.start, Kind::Object) else {
+                continue;
+            };
             for at in part.pages().map(|page| backing.object_page(page)) {
                 self.unpin_page(object, at, what);
             }

@@ -14,14 +14,12 @@ use crate::mmu::Access;
 use crate::mmu::object::ObjectMmu;
 use crate::page::{Flags, State};
 use crate::scratch::Scratch;
+use crate::space::vma::Kind;
 use crate::sys::Errno;
 use crate::units::{PageNum, PageRange};
 
 impl<M: ObjectMmu> Objects<M> {
     /// The same as [`Self::pin`] for a private mapping.
-    ///
-    /// # Errors
-    /// See [`PinError`]; nothing is pinned by this call then.
     pub fn pin_private(
         &self,
         range: PageRange,
@@ -51,7 +49,8 @@ impl<M: ObjectMmu> Objects<M> {
         scratch: &mut Scratch,
         buffer: &mut IoBuffer,
     ) -> Result<(), PinError> {
-        let (backing, object) = self.private_object(page).ok_or(PinError::Refused(Errno::FAULT))?;
+        let (backing, object) =
+            self.backing_at(page, Kind::Private).ok_or(PinError::Refused(Errno::FAULT))?;
         let at = backing.object_page(page);
         loop {
             self.populate_private(PageRange::new(page, 1), scratch, buffer)?;

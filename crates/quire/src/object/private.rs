@@ -45,7 +45,6 @@ enum PrivateLook {
     Needs(Room),
 }
 
-/// Where copies pass through.
 struct CopyBuffers<'a> {
     bytes: &'a mut [PageBytes; STAGING_PAGES],
     staging: &'a mut Staging,

@@ -1,19 +1,18 @@
 //! What is asked of private mappings beside accesses, by threads of the program, which may wait.
 
 use super::requests::IoBuffer;
-use super::{ObjectId, Objects, ReadError, VmObject};
+use super::{Objects, ReadError};
 use crate::fault::Outcome;
 use crate::mmu::object::ObjectMmu;
 use crate::mmu::{Access, FrameId};
 use crate::page::{Flags, Interrupted, Kill, Snapshot, State};
 use crate::scratch::Scratch;
 use crate::space::Advice;
-use crate::space::vma::{Backing, Kind};
+use crate::space::vma::Kind;
 use crate::swap::compress::PageBytes;
 use crate::sys::Errno;
 use crate::units::{PAGE_SIZE, PageNum, PageRange};
 
-/// Where a page's own bytes are.
 enum OwnBytes {
     /// They have been copied to where they were wanted.
     Loaded,
@@ -24,12 +23,6 @@ enum OwnBytes {
 }
 
 impl<M: ObjectMmu> Objects<M> {
-    /// Where the pages of a private mapping that the caller keeps come from.
-    pub(super) fn private_object(&self, page: PageNum) -> Option<(Backing, &VmObject)> {
-        let backing = self.vma_of_kind(page, Kind::Private)?.attributes.backing;
-        Some((backing, self.object(ObjectId(backing.object))))
-    }
-
     /// Has all of a range of one private mapping mapped; waits for reads. What could not be had
     /// before is asked for again.
     ///
@@ -41,7 +34,9 @@ impl<M: ObjectMmu> Objects<M> {
         scratch: &mut Scratch,
         buffer: &mut IoBuffer,
     ) -> Result<(), ReadError> {
-        let Some((backing, object)) = self.private_object(range.start) else { return Ok(()) };
+        let Some((backing, object)) = self.backing_at(range.start, Kind::Private) else {
+            return Ok(());
+        };
         for page in range.pages() {
             let at = backing.object_page(page);
             let offset = at.offset();
@@ -87,7 +82,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// Maps what is in memory already of a range of a private mapping, without waiting; returns
     /// how many pages of it are mapped then.
     pub fn populate_private_cached(&self, range: PageRange, scratch: &mut Scratch) -> usize {
-        let Some((backing, object)) = self.private_object(range.start) else { return 0 };
+        let Some((backing, object)) = self.backing_at(range.start, Kind::Private) else { return 0 };
         for page in range.pages() {
             let is_at_hand = match self.space.snapshot(page).state() {
                 State::None => {
@@ -132,7 +127,7 @@ impl<M: ObjectMmu> Objects<M> {
         scratch: &mut Scratch,
         buffer: &mut IoBuffer,
     ) -> Result<usize, ReadError> {
-        let Some((backing, object)) = self.private_object(first) else { return Ok(0) };
+        let Some((backing, object)) = self.backing_at(first, Kind::Private) else { return Ok(0) };
         let mut done = 0;
         while done < into.len() {
             let page = first.add((from + done) / PAGE_SIZE);

@@ -10,10 +10,7 @@ use crate::units::{ObjectRange, PageNum, PageRange};
 
 impl<M: ObjectMmu> Objects<M> {
     /// Maps pages of an object that the caller keeps in use as a private copy; the mapping is a
-    /// user of its own.
-    ///
-    /// # Errors
-    /// As for [`Self::map`].
+    /// user of its own. Errors are as for [`Self::map`].
     pub fn map_private(&self, id: ObjectId, request: MapRequest) -> Result<PageRange, Errno> {
         let (object, space) = (self.object(id), &self.space);
         let mut layout = space.lock();

@@ -11,10 +11,8 @@ use crate::sys::Errno;
 use crate::units::PageRange;
 
 impl<M: ObjectMmu> Objects<M> {
-    /// Gives a whole mapping, as [`Self::map`] and its like returned it, other rights.
-    ///
-    /// # Errors
-    /// `NOMEM`, and nothing has changed.
+    /// Gives a whole mapping, as [`Self::map`] and its like returned it, other rights. After an error,
+    /// `NOMEM`, nothing has changed.
     pub fn protect(&self, range: PageRange, prot: Prot) -> Result<(), Errno> {
         let space = &self.space;
         let mut layout = space.lock();

@@ -34,7 +34,6 @@ pub(super) struct InPlace {
     pub asker: Asker,
 }
 
-/// Room for one such read.
 #[repr(C, align(4096))]
 struct InPlaceBytes {
     bytes: [u8; BUFFER_BYTES],

@@ -17,10 +17,8 @@ use crate::units::{BLOCK_PAGES, ObjectPage, ObjectRange};
 /// Pages of memory objects that are packed at a time, all of them locked.
 const STORE_MAX: usize = 64;
 
-/// What a pass over pages found.
 #[derive(Clone, Copy, Default, Debug)]
 struct Shrunk {
-    /// Pages whose memory is free.
     freed: usize,
     /// Pages that must be written first.
     dirty: usize,

@@ -12,9 +12,8 @@ use super::{ObjectId, Objects, VmObject};
 use crate::control::{Event, FaultKind};
 use crate::fault::Outcome;
 use crate::fault::fault_list::{Answer, FaultList};
-use crate::mmu::Access;
-use crate::mmu::Protection;
 use crate::mmu::object::ObjectMmu;
+use crate::mmu::{Access, Protection};
 use crate::page::{Flags, Kill};
 use crate::space::vma::{Kind, Vma};
 use crate::sys::Errno;
@@ -44,10 +43,6 @@ impl IoBuffer {
     /// Bytes of a buffer: the largest single read or write.
     pub const BYTES: usize = BLOCK_PAGES * PAGE_SIZE;
 
-    /// Maps one.
-    ///
-    /// # Errors
-    /// `NOMEM`.
     pub fn new() -> Result<IoBuffer, Errno> {
         Ok(IoBuffer { bytes: Table::new(Self::BYTES)?, kill: Kill::NEVER })
     }
@@ -111,7 +106,6 @@ struct RequestRing {
     len: usize,
 }
 
-/// The queue.
 pub(super) struct Requests {
     ring: Mutex<rank::Requests, RequestRing>,
     /// Counts requests; what idle workers sleep on.
@@ -334,7 +328,12 @@ impl<M: ObjectMmu> Objects<M> {
         if self.space.vmas.is_current(vma) {
             let at = view.object_page(page);
             if is_bad {
-                self.poison_unread(object, at, page, &view.window);
+                // If that is still so: the page may have been cut off, and must not be marked for when
+                // it is there again. Where it is locked the fault is tried again.
+                let bad = self.try_lock_if(object, at, |word| word.has(Flags::ERROR));
+                if bad.is_some() && at.index() < object.pages() {
+                    self.poison(page, &view.window);
+                }
             } else {
                 if access != Access::Read
                     && !self.must_clean_first(object)
@@ -351,16 +350,6 @@ impl<M: ObjectMmu> Objects<M> {
             self.space.mmu().wake(PageRange::new(page, 1));
         }
         is_mapped
-    }
-
-    /// Poisons a page that could not be read, if that is still so: it may have been cut off, and must
-    /// not be marked for when it is there again.
-    fn poison_unread(&self, object: &VmObject, at: ObjectPage, page: PageNum, window: &Mapped) {
-        // Where it is locked the fault is tried again.
-        let bad = self.try_lock_if(object, at, |word| word.has(Flags::ERROR));
-        if bad.is_some() && at.index() < object.pages() {
-            self.poison(page, window);
-        }
     }
 
     /// Makes an access to a page that cannot be read a SIGBUS, until it is mapped.
@@ -402,7 +391,9 @@ impl<M: ObjectMmu> Objects<M> {
         for page in others.chain(asked.filter(|&page| pages.contains(page))) {
             let one = ObjectRange::new(page, 1);
             if let Err(error) = self.fill_run(object, one, bytes) {
-                object.note_read_error(page, error);
+                object.read_error_page.store(page.0, Ordering::Relaxed);
+                // Release publishes which.
+                object.read_error.store(error.raw_os_error(), Ordering::Release);
                 self.space.budget().uncharge(1);
                 let locked = self.adopt(object, page);
                 if asked.is_none_or(|asked| asked == page) {
@@ -470,16 +461,8 @@ impl<M: ObjectMmu> Objects<M> {
     }
 }
 
-impl VmObject {
-    pub(super) fn note_read_error(&self, page: ObjectPage, error: Errno) {
-        self.read_error_page.store(page.0, Ordering::Relaxed);
-        // Release publishes which.
-        self.read_error.store(error.raw_os_error(), Ordering::Release);
-    }
-}
-
 /// What lies behind the object's end in its last page reads as zeros.
-fn zero_tail(object: &VmObject, pages: ObjectRange, bytes: &mut [u8]) {
+pub(super) fn zero_tail(object: &VmObject, pages: ObjectRange, bytes: &mut [u8]) {
     let end = object.len().saturating_sub(pages.start.offset()) as usize;
     if let Some(tail) = bytes.get_mut(end..) {
         tail.fill(0);

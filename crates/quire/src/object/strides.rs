@@ -44,11 +44,9 @@ pub(super) struct Touch {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Lookup {
     Hit,
-    /// It has to be read.
     Miss,
 }
 
-/// Pages to read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Ahead {
     first: ObjectPage,
@@ -123,12 +121,10 @@ struct StrideTable {
     hand: usize,
 }
 
-/// The strided streams of an object.
 #[derive(Default)]
 pub(super) struct Strides(Mutex<rank::Strides, StrideTable>);
 
 impl Strides {
-    /// Whether a stream is expected here.
     pub fn expects(&self, touch: Touch) -> bool {
         let table = self.0.try_lock();
         table.is_some_and(|table| table.streams.iter().any(|one| one.steps_to(touch).is_some()))

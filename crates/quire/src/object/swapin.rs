@@ -5,6 +5,7 @@
 //! swap file is read by a store worker, like the page of a file.
 
 use super::pages::Locked;
+use super::requests::zero_tail;
 use super::window::View;
 use super::{Objects, VmObject};
 use crate::mmu::object::ObjectMmu;
@@ -96,8 +97,7 @@ impl<M: ObjectMmu> Objects<M> {
             let mut page = self.adopt(object, number);
             // One that is lost is a worker's to say so, when it is asked for.
             let is_loaded = self.load_packed(&page, &mut bytes);
-            let end = object.len().saturating_sub(number.offset()).min(PAGE_SIZE as u64) as usize;
-            bytes[end..].fill(0);
+            zero_tail(object, ObjectRange::new(number, 1), &mut bytes);
             let is_filled = is_loaded
                 && self.space.mmu().memfd_write(object.memfd, number.offset(), &bytes).is_ok();
             if is_filled {

@@ -25,8 +25,7 @@ impl<M: ObjectMmu> Objects<M> {
     ///
     /// # Errors
     /// `FBIG` beyond what the object was opened for, `BUSY` where a page that would go, or be cut
-    /// into, is pinned, or the store's. The object is as it was then,
-    /// with every byte that was written to it.
+    /// into, is pinned, or the store's. The object is as it was then, with every byte written to it.
     pub fn set_len(&self, object: &VmObject, bytes: u64) -> Result<(), Errno> {
         let _resize = object.resize.lock();
         check_length(object, bytes)?;
@@ -117,10 +116,8 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// Has nothing written back any more of what a store of so many bytes loses, and waits for
-    /// what is under way. The page that is cut into is among it: its tail would be lost.
-    ///
-    /// # Errors
-    /// `BUSY` where a page of it is pinned.
+    /// what is under way. The page that is cut into is among it: its tail would be lost. `BUSY` where
+    /// a page of it is pinned.
     fn begin_cut(&self, object: &VmObject, bytes: u64) -> Result<(), Errno> {
         let first = ObjectPage(bytes / PAGE_SIZE as u64);
         object.cuts.fetch_add(1, Ordering::Relaxed);

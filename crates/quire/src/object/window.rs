@@ -36,13 +36,11 @@ impl Mapped {
         self.present[word] & bit != 0
     }
 
-    /// Whether a page is mapped so that it can be written.
     pub fn is_writable(&self, page: PageNum) -> bool {
         let (word, bit) = bit(page);
         self.writable[word] & bit != 0
     }
 
-    /// How a mapped page is mapped.
     pub fn protection(&self, page: PageNum) -> Protection {
         if self.is_writable(page) { Protection::Writable } else { Protection::WriteProtected }
     }
@@ -127,7 +125,6 @@ pub struct Windows {
 }
 
 impl Windows {
-    /// Windows with nothing mapped.
     pub fn new(count: usize) -> Result<Windows, Errno> {
         Ok(Windows { windows: Table::new(count)? })
     }

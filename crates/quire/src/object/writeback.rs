@@ -30,12 +30,9 @@ use crate::units::{BLOCK_PAGES, ObjectPage, ObjectRange, PAGE_SHIFT, PAGE_SIZE, 
 pub enum FlushError {
     /// A page could not be written, now or since the last flush; it is still dirty.
     Write {
-        /// Byte of the object.
         offset: u64,
-        /// Why.
         errno: Errno,
     },
-    /// The store could not be synced.
     Sync(Errno),
     /// The barrier holds pages back.
     HeldBack {
@@ -255,15 +252,11 @@ impl<M: ObjectMmu> Objects<M> {
     /// is noted in the object.
     fn write_back_locked(&self, object: &VmObject, run: ObjectRange, buffer: &mut IoBuffer) {
         let length = object.len().saturating_sub(run.start.offset());
-        if length == 0 {
-            // Behind the end: its truncation is under way, which drops the pages.
-            self.unlock_pages(object, run);
-            return;
-        }
         let bytes = (run.len() << PAGE_SHIFT).min(length as usize);
         let copy = &mut buffer.pages(run.len())[..bytes];
-        if self.space.mmu().memfd_read(object.memfd, run.start.offset(), copy).is_err() {
-            // Behind the memfd's end: its truncation is under way, which drops the pages.
+        let (mmu, offset) = (self.space.mmu(), run.start.offset());
+        if bytes == 0 || mmu.memfd_read(object.memfd, offset, copy).is_err() {
+            // Behind the object's end, or the memfd's: its truncation is under way, which drops the pages.
             self.unlock_pages(object, run);
             return;
         }
@@ -280,7 +273,7 @@ impl<M: ObjectMmu> Objects<M> {
             locked.set_flags(Flags::WRITEBACK);
         }
         self.space.budget().count(Event::Pgpgout, run.len());
-        let result = object.store.write(run.start.offset(), copy);
+        let result = object.store.write(offset, copy);
         if let Err(error) = result {
             object.note_write_error(run.start, error);
         }

@@ -3,7 +3,6 @@
 use super::word::{LOCKED, STATE_MASK, STATE_SHIFT};
 use super::{Flags, Snapshot, State};
 
-/// A condition on a page's word.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Condition {
     mask: u64,
@@ -11,35 +10,28 @@ pub struct Condition {
 }
 
 impl Condition {
-    /// The lock is not held.
     pub const UNLOCKED: Condition = Condition { mask: LOCKED, value: 0 };
 
-    #[must_use]
     pub const fn set(flags: Flags) -> Condition {
         Condition { mask: flags.0, value: flags.0 }
     }
 
     /// None of `flags` is set: the end of writeback, for one.
-    #[must_use]
     pub const fn clear(flags: Flags) -> Condition {
         Condition { mask: flags.0, value: 0 }
     }
 
-    #[must_use]
     pub const fn state(state: State) -> Condition {
         Condition { mask: STATE_MASK, value: (state as u64) << STATE_SHIFT }
     }
 
-    /// Whether it is so.
     #[inline]
-    #[must_use]
     pub const fn holds(self, now: Snapshot) -> bool {
         now.0 & self.mask == self.value
     }
 
     /// Whether it is about the lock, which may be taken again at any moment.
     #[inline]
-    #[must_use]
     pub const fn is_of_lock(self) -> bool {
         self.mask & LOCKED != 0
     }

@@ -55,7 +55,6 @@ impl<'a, L: PageLocks> LockedPage<'a, L> {
         self.content
     }
 
-    /// Where its bytes are.
     #[inline]
     pub fn state(&self) -> State {
         self.content.state()
@@ -67,7 +66,6 @@ impl<'a, L: PageLocks> LockedPage<'a, L> {
         self.content.stored().filter(|_| !is_elsewhere)
     }
 
-    /// Whether all of `flags` are set.
     #[inline]
     pub fn has(&self, flags: Flags) -> bool {
         self.content.has(flags)
@@ -151,8 +149,7 @@ impl<'a, L: PageLocks> LockedRange<'a, L> {
     ) {
         while self.range.end < bounds.end && self.range.len() < pages_max {
             let Some(page) = try_lock(self.range.end) else { break };
-            self.note(page);
-            self.range.end = self.range.end.add(1);
+            self.push(page);
         }
         while self.range.start > bounds.start && self.range.len() < pages_max {
             let Some(page) = try_lock(PageNum(self.range.start.0 - 1)) else { break };
@@ -198,9 +195,6 @@ impl<'a, L: PageLocks> LockedRange<'a, L> {
             self.locks.unlock_unchanged(page);
         }
     }
-
-    /// Unlocks all pages, unchanged.
-    pub fn unlock(self) {}
 }
 
 impl<L: PageLocks> Drop for LockedRange<'_, L> {

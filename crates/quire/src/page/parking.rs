@@ -4,7 +4,6 @@
 //! wait table sleeps, wakes and answers: [`Parking`]. In the engine that is the space, over its
 //! MMU; for words without a space [`Futexes`]; loom has its own.
 
-use core::fmt;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::word::Word;
@@ -16,22 +15,16 @@ use crate::units::PageNum;
 #[repr(transparent)]
 pub struct KillToken<A = AtomicU64>(pub A);
 
+/// The value of a token that was not cancelled; what sleepers see of it.
+const LIVE: u32 = 0;
+
 impl<A: Word> Default for KillToken<A> {
     fn default() -> KillToken<A> {
-        KillToken::new()
+        KillToken(A::new(u64::from(LIVE)))
     }
 }
 
 impl<A: Word> KillToken<A> {
-    /// The value of a token that was not cancelled; what sleepers see of it.
-    pub const LIVE: u32 = 0;
-
-    /// A token that was not cancelled.
-    #[must_use]
-    pub fn new() -> KillToken<A> {
-        KillToken(A::new(u64::from(KillToken::<A>::LIVE)))
-    }
-
     /// Ends all waits with this token, now and later.
     pub fn cancel(&self, parking: &impl Parking<A>) {
         // Release publishes what was done before to the threads that return [`Interrupted`].
@@ -41,7 +34,7 @@ impl<A: Word> KillToken<A> {
 
     pub fn is_cancelled(&self) -> bool {
         // Acquire pairs with cancel's release.
-        self.0.load(Ordering::Acquire) as u32 != KillToken::<A>::LIVE
+        self.0.load(Ordering::Acquire) as u32 != LIVE
     }
 }
 
@@ -61,32 +54,22 @@ impl<A> Clone for Kill<'_, A> {
 
 impl<A> Copy for Kill<'_, A> {}
 
-impl<A> Kill<'_, A> {
-    /// Nothing does.
+impl<'a, A: Word> Kill<'a, A> {
     pub const NEVER: Self = Kill { token: None, deadline_ns: None };
 
-    /// Whether nothing does.
-    #[must_use]
     pub const fn is_never(&self) -> bool {
         self.token.is_none() && self.deadline_ns.is_none()
     }
 
     /// The moment `deadline_ns` of [`monotonic_ns`].
-    #[must_use]
     pub const fn at(deadline_ns: u64) -> Self {
         Kill { token: None, deadline_ns: Some(deadline_ns) }
     }
-}
 
-impl<'a, A: Word> Kill<'a, A> {
-    /// A token.
-    #[must_use]
     pub const fn by(token: &'a KillToken<A>) -> Kill<'a, A> {
         Kill { token: Some(token), deadline_ns: None }
     }
 
-    /// Whether the wait is to end.
-    #[must_use]
     pub fn is_due(&self) -> bool {
         self.token.is_some_and(KillToken::is_cancelled)
             || self.deadline_ns.is_some_and(|deadline_ns| monotonic_ns() >= deadline_ns)
@@ -99,7 +82,7 @@ impl Kill<'_> {
     pub fn sleep_on_futex(self, word: &AtomicU32, expected: u32) {
         match self.token {
             Some(token) => {
-                let words = [(word, expected), (low_half(&token.0), KillToken::<AtomicU64>::LIVE)];
+                let words = [(word, expected), (low_half(&token.0), LIVE)];
                 futex::wait_either(words, Reach::Process, self.deadline_ns);
             }
             None => futex::wait_until(word, expected, Reach::Process, self.deadline_ns),
@@ -110,14 +93,6 @@ impl Kill<'_> {
 /// A wait was cancelled, or its deadline passed, before what it waited for came.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Interrupted;
-
-impl fmt::Display for Interrupted {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the wait was cancelled or its deadline passed; try again if it still matters")
-    }
-}
-
-impl core::error::Error for Interrupted {}
 
 /// How a thread sleeps until a word changes, and how parked faults are answered.
 pub trait Parking<A> {
@@ -136,25 +111,13 @@ pub trait Parking<A> {
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Futexes;
 
-impl Futexes {
-    /// [`Parking::wait`].
-    pub fn sleep(word: &AtomicU64, expected: u32, kill: Kill<'_>) {
+impl Parking<AtomicU64> for Futexes {
+    fn wait(&self, word: &AtomicU64, expected: u32, kill: Kill<'_>) {
         kill.sleep_on_futex(low_half(word), expected);
     }
 
-    /// [`Parking::wake`].
-    pub fn wake_all(word: *const AtomicU64) {
-        futex::wake_address(word.cast::<AtomicU32>(), Reach::Process);
-    }
-}
-
-impl Parking<AtomicU64> for Futexes {
-    fn wait(&self, word: &AtomicU64, expected: u32, kill: Kill<'_>) {
-        Futexes::sleep(word, expected, kill);
-    }
-
     fn wake(&self, word: *const AtomicU64) {
-        Futexes::wake_all(word);
+        futex::wake(word.cast::<AtomicU32>(), u32::MAX, Reach::Process);
     }
 
     fn answer(&self, page: PageNum) {

@@ -47,7 +47,6 @@ struct FreeBlocks {
     fresh: u32,
 }
 
-/// All page words of a space.
 pub struct Pages {
     words: Table<PageWord>,
     /// When each page left memory, by a clock of reclaim's. A hint.
@@ -59,7 +58,6 @@ pub struct Pages {
     free: Mutex<rank::PageBlocks, FreeBlocks>,
     /// Blocks beyond the arena that were ever used.
     taken_blocks: AtomicUsize,
-    /// The waiters for words of this table.
     pub waits: WaitTable,
     parked: Table<Waiter>,
 }
@@ -69,9 +67,6 @@ const _: () = assert!(BLOCK_PAGES * size_of::<PageWord>() == PAGE_SIZE);
 
 impl Pages {
     /// A table for so many pages of arena, and so many beyond it (multiples of 512).
-    ///
-    /// # Errors
-    /// `NOMEM`.
     pub fn new(arena_pages: usize, pages_beyond: usize) -> Result<Pages, Errno> {
         debug_assert!(arena_pages.is_multiple_of(BLOCK_PAGES), "the arena is whole blocks");
         let pages = arena_pages + pages_beyond;
@@ -180,7 +175,6 @@ impl Pages {
         Some(self.block_range(number as usize))
     }
 
-    /// Whether a block is left to be taken.
     pub fn has_free_block(&self) -> bool {
         let free = self.free.lock();
         let beyond = self.blocks.len() - (self.arena_pages >> BLOCK_ORDER);

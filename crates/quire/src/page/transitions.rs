@@ -28,18 +28,9 @@
 //! | any but `Poisoned` | `Poisoned` | `fail`, which keeps what it has in swap |
 //! | `Poisoned` | `None`, `Same`, `Pool`, `File` | `uncache`: to what it keeps |
 //!
-//! | state | flags that it may have |
-//! |---|---|
-//! | `None`, `Same`, `File` | WRITE_PROTECTED; ERROR (of an object) |
-//! | `Mapped` | ACCESSED, MLOCKED, PINNED, DIRTY, WRITE_PROTECTED; CLEAN, and with it at most one of IN_POOL, IN_FILE, IN_OBJECT |
-//! | `Limbo` | WRITE_PROTECTED, LAZYFREE, INCOMPRESSIBLE, WRITEBACK |
-//! | `Pool` | WRITE_PROTECTED, WRITEBACK; ERROR (of an object) |
-//! | `Poisoned` | ERROR; of an object WRITEBACK; CLEAN, and with it at most one of IN_POOL, IN_FILE |
-//! | `Cached` | ACCESSED, MLOCKED, PINNED, WRITEBACK, INCOMPRESSIBLE; DIRTY, or CLEAN, and with it at most one of IN_POOL, IN_FILE |
-//!
-//! WRITE_PROTECTED, the mark that a write is to be noticed, is all that goes from one state to
-//! another. `set_flags` and `clear_flags` change flags and nothing else. Debug builds check both
-//! tables at every transition.
+//! Which flags a state may have is in `may_have_flags`. WRITE_PROTECTED, the mark that a write is to be
+//! noticed, is all that goes from one state to another. `set_flags` and `clear_flags` change flags and
+//! nothing else. Debug builds check tables and flags at every transition.
 
 use super::locked::{LockedPage, PageLocks};
 use super::{Flags, Snapshot, State};
@@ -60,7 +51,6 @@ pub enum Stored {
 
 impl Stored {
     /// The word of a page whose bytes are there.
-    #[must_use]
     pub const fn content(self) -> Snapshot {
         match self {
             Stored::Nothing => Snapshot::new(State::None, 0),
@@ -76,7 +66,6 @@ const KEPT: Flags = Flags::CLEAN.or(Flags::IN_POOL).or(Flags::IN_FILE).or(Flags:
 impl Snapshot {
     /// Where the bytes are of a page that is not in memory; where they are beside memory, of a
     /// clean one. `None`: in memory alone, or lost.
-    #[must_use]
     pub const fn stored(self) -> Option<Stored> {
         match self.state() {
             State::None => Some(Stored::Nothing),
@@ -90,12 +79,6 @@ impl Snapshot {
             _ if self.has(Flags::CLEAN) => Some(Stored::Same(self.payload())),
             _ => None,
         }
-    }
-
-    /// The word of a page that goes from memory to what it keeps; zeros, or its store's bytes,
-    /// where it keeps nothing.
-    fn kept_content(self) -> Snapshot {
-        self.stored().unwrap_or(Stored::Nothing).content()
     }
 
     /// This with what `from` has in swap.
@@ -229,7 +212,7 @@ impl<L: PageLocks> LockedPage<'_, L> {
     /// its object's store.
     pub fn uncache(self) {
         debug_assert!(!self.has(Flags::DIRTY), "{:?} is dirty", self.page());
-        self.become_unlocked(|old| old.kept_content());
+        self.become_unlocked(|old| old.stored().unwrap_or(Stored::Nothing).content());
     }
 
     /// Its memory has failed, and its bytes there are lost. What it keeps in swap stays its own.
@@ -300,7 +283,7 @@ impl<L: PageLocks> LockedPage<'_, L> {
         self.content = after;
     }
 
-    /// Through here goes every change: it is one of the tables'.
+    /// Through here goes every change: the tables and the flags allow it.
     #[inline]
     fn check(&self, after: Snapshot) {
         if cfg!(debug_assertions) {
@@ -314,7 +297,7 @@ impl<L: PageLocks> LockedPage<'_, L> {
     }
 }
 
-/// The first table.
+/// The tables above.
 const fn may_follow(before: State, after: State) -> bool {
     use State::{Cached, File, Limbo, Mapped, None, Poisoned, Pool, Same};
     match before {
@@ -329,7 +312,8 @@ const fn may_follow(before: State, after: State) -> bool {
     }
 }
 
-/// The second table.
+/// Whether a state may have its flags. ERROR of a page that is not poisoned, and WRITEBACK of one that
+/// is, are of objects' pages alone.
 const fn may_have_flags(word: Snapshot) -> bool {
     const MAPPED: Flags = Flags::ACCESSED
         .or(Flags::MLOCKED)

@@ -196,6 +196,6 @@ fn a_range_unlocks_what_it_still_has() {
     assert_eq!(words.locked(), [9, 10, 11]);
     assert_eq!(range.content(PageNum(8)).state(), State::None, "as it was when it was locked");
     let left = range.leave_locked();
-    LockedRange::adopt(&words, left).unlock();
+    drop(LockedRange::adopt(&words, left));
     assert!(words.locked().is_empty());
 }

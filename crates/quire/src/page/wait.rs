@@ -66,9 +66,7 @@ pub const STEALS_MAX: u32 = 4;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use = "parked faults must be answered"]
 pub enum Parked {
-    /// None.
     No,
-    /// The page's faults are to be answered.
     Yes,
 }
 
@@ -87,10 +85,6 @@ pub struct WaitTable<A = AtomicU64, L = Queue, Q = Table<L>> {
 }
 
 impl WaitTable {
-    /// A table without waiters.
-    ///
-    /// # Errors
-    /// `NOMEM`.
     pub fn new() -> Result<WaitTable, Errno> {
         Ok(WaitTable::with_queues(Table::new(QUEUES)?, STEALS_MAX))
     }
@@ -108,7 +102,6 @@ impl WaitTable {
     }
 }
 
-/// What became of a sleep.
 enum Slept {
     Woken,
     Handed,
@@ -130,7 +123,7 @@ struct Queued<'a, A: Word, L: QueueLock<WaitList<A>>> {
 
 impl<'a, A: Word, L: QueueLock<WaitList<A>>> Queued<'a, A, L> {
     fn new(queue: &'a L, which: Which) -> Self {
-        Queued { waiter: Waiter::new(), queue, which }
+        Queued { waiter: Waiter::default(), queue, which }
     }
 
     /// Sleeps until the waiter was taken out, or `kill` says so.
@@ -160,7 +153,6 @@ impl<A: Word, L: QueueLock<WaitList<A>>> Drop for Queued<'_, A, L> {
 impl<A: Word, L: QueueLock<WaitList<A>>, Q: AsRef<[L]>> WaitTable<A, L, Q> {
     /// A table with these queues, which are empty and at least one, in which a waiter loses the lock to
     /// a stealer `steals_max` times at most.
-    #[must_use]
     pub const fn with_queues(queues: Q, steals_max: u32) -> Self {
         WaitTable {
             queues,
@@ -178,7 +170,6 @@ impl<A: Word, L: QueueLock<WaitList<A>>, Q: AsRef<[L]>> WaitTable<A, L, Q> {
         self.always_looks.store(always_looks, Ordering::Relaxed);
     }
 
-    /// What was done so far.
     pub fn counts(&self) -> Counts {
         let mut counts = Counts { avoided: self.avoided.sum(), ..Counts::default() };
         self.queues.as_ref().iter().for_each(|queue| queue.with(|list| counts.add(&list.counts)));
@@ -188,16 +179,11 @@ impl<A: Word, L: QueueLock<WaitList<A>>, Q: AsRef<[L]>> WaitTable<A, L, Q> {
     /// Takes a word's lock, sleeping while another has it.
     #[inline]
     pub fn lock(&self, word: &PageWord<A>, parking: &impl Parking<A>) -> Snapshot {
-        match self.lock_killable(word, Kill::NEVER, parking) {
-            Ok(owned) => owned,
-            Err(Interrupted) => unreachable!("nothing ends this wait"),
-        }
+        self.lock_killable(word, Kill::NEVER, parking)
+            .unwrap_or_else(|Interrupted| unreachable!("nothing ends this wait"))
     }
 
-    /// The same, until `kill` ends it.
-    ///
-    /// # Errors
-    /// [`Interrupted`]: the lock is not taken. A lock that is free is taken all the same.
+    /// The same, until `kill` ends it: the lock is not taken then. One that is free is always taken.
     #[inline]
     pub fn lock_killable(
         &self,
@@ -246,16 +232,11 @@ impl<A: Word, L: QueueLock<WaitList<A>>, Q: AsRef<[L]>> WaitTable<A, L, Q> {
         condition: Condition,
         parking: &impl Parking<A>,
     ) -> Snapshot {
-        match self.wait_on_killable(word, condition, Kill::NEVER, parking) {
-            Ok(now) => now,
-            Err(Interrupted) => unreachable!("nothing ends this wait"),
-        }
+        self.wait_on_killable(word, condition, Kill::NEVER, parking)
+            .unwrap_or_else(|Interrupted| unreachable!("nothing ends this wait"))
     }
 
-    /// The same, until `kill` ends it.
-    ///
-    /// # Errors
-    /// [`Interrupted`]: it was not so yet.
+    /// The same, until `kill` ends it: the condition was not so yet then.
     pub fn wait_on_killable(
         &self,
         word: &PageWord<A>,

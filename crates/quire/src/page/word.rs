@@ -121,20 +121,16 @@ impl Flags {
     /// Written since it was last write-protected.
     pub const DIRTY: Flags = Flags(1 << 15);
 
-    /// The flags in either.
     #[must_use]
     pub const fn or(self, other: Flags) -> Flags {
         Flags(self.0 | other.0)
     }
 
-    /// Those that are not in `other`.
     #[must_use]
     pub const fn without(self, other: Flags) -> Flags {
         Flags(self.0 & !other.0)
     }
 
-    /// Whether no flag is set.
-    #[must_use]
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
@@ -146,87 +142,68 @@ pub struct Snapshot(pub(super) u64);
 
 impl Snapshot {
     /// A content with `state` and `payload` and no flag.
-    #[must_use]
     pub const fn new(state: State, payload: u32) -> Snapshot {
         Snapshot((state as u64) << STATE_SHIFT | (payload as u64) << PAYLOAD_SHIFT)
     }
 
-    /// Where the bytes are.
     #[inline]
-    #[must_use]
     pub const fn state(self) -> State {
         State::from_bits((self.0 & STATE_MASK) >> STATE_SHIFT)
     }
 
-    /// All flags that are set.
     #[inline]
-    #[must_use]
     pub const fn flags(self) -> Flags {
         Flags((self.0 & CONTENT & !STATE_MASK) as u32 as u64)
     }
 
-    /// What goes with the state.
     #[inline]
-    #[must_use]
     pub const fn payload(self) -> u32 {
         (self.0 >> PAYLOAD_SHIFT) as u32
     }
 
-    /// Whether the page lock is held.
     #[inline]
-    #[must_use]
     pub const fn is_locked(self) -> bool {
         self.0 & LOCKED != 0
     }
 
     /// Whether the lock can be had: it is neither held nor promised.
     #[inline]
-    #[must_use]
     pub const fn is_free(self) -> bool {
         self.0 & (LOCKED | HANDOFF) == 0
     }
 
     /// Whether there may be waiters in the word's queue.
     #[inline]
-    #[must_use]
     pub const fn has_waiters(self) -> bool {
         self.0 & WAITERS != 0
     }
 
-    /// Whether faults were left unanswered until the lock is free.
     #[inline]
-    #[must_use]
     pub const fn has_parked(self) -> bool {
         self.0 & PARKED != 0
     }
 
-    /// Whether the lock is promised to a waiter.
     #[inline]
-    #[must_use]
     pub const fn has_handoff(self) -> bool {
         self.0 & HANDOFF != 0
     }
 
     /// Whether all of `flags` are set.
     #[inline]
-    #[must_use]
     pub const fn has(self, flags: Flags) -> bool {
         self.0 & flags.0 == flags.0
     }
 
-    /// The same content with `flags` set.
     #[must_use]
     pub const fn with(self, flags: Flags) -> Snapshot {
         Snapshot(self.0 | flags.0)
     }
 
-    /// The same content with `flags` cleared.
     #[must_use]
     pub const fn without(self, flags: Flags) -> Snapshot {
         Snapshot(self.0 & !flags.0)
     }
 
-    /// The same state and flags with another payload.
     #[must_use]
     pub const fn with_payload(self, payload: u32) -> Snapshot {
         let rest = self.0 & !((u32::MAX as u64) << PAYLOAD_SHIFT);
@@ -262,10 +239,7 @@ pub trait Word {
     fn new(value: u64) -> Self;
     fn load(&self, order: Ordering) -> u64;
     fn store(&self, value: u64, order: Ordering);
-    /// A weak compare-and-swap.
-    ///
-    /// # Errors
-    /// The value found where it was another.
+    /// A weak compare-and-swap; the value found is the error where it was another.
     fn compare_exchange(&self, old: u64, new: u64, order: Ordering) -> Result<u64, u64>;
     /// Subtracts, wrapping; returns the old value.
     fn fetch_sub(&self, value: u64, order: Ordering) -> u64;
@@ -308,7 +282,6 @@ impl<A: Word> PageWord<A> {
         Snapshot(self.0.load(Ordering::Acquire))
     }
 
-    /// Takes the lock if it is free.
     #[inline]
     pub fn try_lock(&self) -> Option<Snapshot> {
         // Acquire pairs with the last owner's release in unlock.
@@ -406,11 +379,10 @@ impl<A: Word> PageWord<A> {
         let promise = if is_promised_on { HANDOFF } else { 0 };
         // Acquire pairs with the release of the unlock, for the new owner, which acquires this
         // thread's store to its state.
-        let handed = self.update(Ordering::Acquire, |old| {
+        let _ = self.update(Ordering::Acquire, |old| {
             debug_assert!(old & (LOCKED | HANDOFF) == HANDOFF);
             Some(old & !HANDOFF | LOCKED | promise)
         });
-        debug_assert!(handed.is_ok());
     }
 
     /// Takes back a promise that no waiter is left for, of a lock that was given back;

@@ -42,17 +42,13 @@
 //!    return.
 //!
 //! Each step has a name in [`steps`](super::steps). [`crate::control::fork`] tells what happens to each side when
-//! the other is killed. A child that cannot join ends and is reaped, and fork fails with EAGAIN (no place), or
-//! with EPERM (no supervisor in a network namespace of its own, or none any more).
-//!
-//! A page that a fork shared is not exclusively ours and does not move: reclaim copies it out
-//! (`reclaim/copy.rs`).
+//! the other is killed. A child that cannot join ends and is reaped, and fork fails (`meaning_of`).
 
 use core::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use super::steps::{Step, reach};
 use super::threads::SpawnOthers;
-use super::{Descriptors, Process, join, steps};
+use super::{Descriptors, Process, close, join, steps};
 use crate::control::{Child, Hello, Obituary};
 use crate::space::Layout;
 use crate::sys::Errno;
@@ -264,14 +260,13 @@ impl ForkGuard {
         let space = &process.space;
         let budget = space.budget();
         let parent = budget.member();
-        let wanted = parent.wanted_pages.load(Ordering::Relaxed);
         let managed = parent.managed_pages.load(Ordering::Relaxed);
         let hello = Hello {
             fork: self.number,
             parent_slot: budget.slot(),
             held_pages: self.charged as u64,
-            wanted_pages: wanted,
-            ..join::hello()
+            wanted_pages: parent.wanted_pages.load(Ordering::Relaxed),
+            ..Hello::OF_PROGRAM
         };
         reach(Step::FirstThread);
         let joined = join::join(connection, &hello)?;
@@ -280,9 +275,9 @@ impl ForkGuard {
         // The limit on descriptors may be a handful, so none is kept without need: the control page
         // is mapped already.
         let mut descriptors = Descriptors::take(joined);
-        descriptors.close_control();
+        descriptors.control.take().into_iter().for_each(close);
         space.mmu().attach(descriptors.device, descriptors.memory)?;
-        descriptors.close_device();
+        descriptors.device.take().into_iter().for_each(close);
         space.mmu().expect_sharers_in_child();
         reach(Step::Attached);
         let has_foreign = !space.managed_stretches(&self.layout).eq([space.arena()]);

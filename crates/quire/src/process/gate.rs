@@ -19,7 +19,6 @@ pub(super) struct Gate {
 }
 
 impl Gate {
-    /// Enters, and waits while the gate is closed.
     pub fn enter(&self) {
         rank::sleeps_for(Rank::EngineGate);
         loop {

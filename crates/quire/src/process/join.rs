@@ -14,8 +14,8 @@ use rustix::process::{Pid, test_kill_process};
 
 use super::steps::{Step, reach};
 use crate::control::{
-    CONTROL_BYTES, Control, Hello, JoinRefusal, MAGIC, NO_PARENT, SOCKET_VARIABLE, VERSION,
-    WELCOME_POOL, WELCOME_REFUSED, WELCOME_SWAP_FILE, WELCOME_UFFD_DEVICE, Welcome,
+    CONTROL_BYTES, Control, Hello, JoinRefusal, MAGIC, SOCKET_VARIABLE, WELCOME_POOL,
+    WELCOME_REFUSED, WELCOME_SWAP_FILE, WELCOME_UFFD_DEVICE, Welcome,
 };
 use crate::sys::Errno;
 
@@ -37,7 +37,6 @@ pub(super) struct Joined {
     /// /dev/userfaultfd, where the supervisor could open it.
     pub device: Option<OwnedFd>,
     pub swap_file: Option<OwnedFd>,
-    /// The member's slot.
     pub slot: u32,
 }
 
@@ -100,28 +99,7 @@ impl SocketName {
         rustix::net::connect(&connection, &address)?;
         Ok(connection)
     }
-}
 
-/// Joins the run of the supervisor at the other end.
-///
-/// # Errors
-/// The kernel's; `USERS` where the run has as many members as it may, `SRCH` where the parent is no
-/// member any more, `PROTO` where the supervisor has another version.
-pub(super) fn join(connection: OwnedFd, hello: &Hello) -> Result<Joined, Errno> {
-    // SAFETY: a Hello is plain integers without padding.
-    let bytes = unsafe {
-        core::slice::from_raw_parts(core::ptr::from_ref(hello).cast::<u8>(), size_of::<Hello>())
-    };
-    rustix::net::send(&connection, bytes, SendFlags::NOSIGNAL).map_err(|error| match error {
-        // The supervisor has ended since the connection was made.
-        Errno::PIPE | Errno::NOTCONN => Errno::CONNRESET,
-        error => error,
-    })?;
-    reach(Step::HelloSent);
-    receive_welcome(connection)
-}
-
-impl SocketName {
     /// Why a process cannot join, where the errno tells: for a message.
     pub fn why_not(&self, errno: Errno) -> Option<&'static str> {
         match errno {
@@ -149,10 +127,23 @@ impl SocketName {
     }
 }
 
-/// The hello of a program that has just begun.
-pub(super) const fn hello() -> Hello {
-    let (magic, version) = (MAGIC, VERSION);
-    Hello { magic, version, fork: 0, parent_slot: NO_PARENT, held_pages: 0, wanted_pages: 0 }
+/// Joins the run of the supervisor at the other end.
+///
+/// # Errors
+/// The kernel's; `USERS` where the run has as many members as it may, `SRCH` where the parent is no
+/// member any more, `PROTO` where the supervisor has another version.
+pub(super) fn join(connection: OwnedFd, hello: &Hello) -> Result<Joined, Errno> {
+    // SAFETY: a Hello is plain integers without padding.
+    let bytes = unsafe {
+        core::slice::from_raw_parts(core::ptr::from_ref(hello).cast::<u8>(), size_of::<Hello>())
+    };
+    rustix::net::send(&connection, bytes, SendFlags::NOSIGNAL).map_err(|error| match error {
+        // The supervisor has ended since the connection was made.
+        Errno::PIPE | Errno::NOTCONN => Errno::CONNRESET,
+        error => error,
+    })?;
+    reach(Step::HelloSent);
+    receive_welcome(connection)
 }
 
 fn receive_welcome(connection: OwnedFd) -> Result<Joined, Errno> {
@@ -205,10 +196,6 @@ fn receive_welcome(connection: OwnedFd) -> Result<Joined, Errno> {
 }
 
 impl Joined {
-    /// Maps the control page.
-    ///
-    /// # Errors
-    /// The kernel's.
     pub fn map_control(&self) -> Result<NonNull<Control>, Errno> {
         // SAFETY: a new shared mapping of the supervisor's memfd.
         let address = unsafe {

@@ -1,7 +1,8 @@
 //! The program's calls: mmap and its family, by their C shapes.
 //!
 //! Addresses and lengths come as the program gave them; each method checks them as the kernel
-//! does. All run on program threads, with every signal blocked, under the space's lock.
+//! does, and has the errors of its manual page. All run on program threads, with every signal blocked, under
+//! the space's lock.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -96,9 +97,6 @@ impl Process {
     }
 
     /// mmap of private anonymous memory, without MAP_FIXED.
-    ///
-    /// # Errors
-    /// As mmap(2).
     pub fn mmap(&self, hint: usize, len: usize, prot: i32, flags: i32) -> Result<usize, Errno> {
         if len == 0 {
             return Err(Errno::INVAL);
@@ -144,9 +142,6 @@ impl Process {
     }
 
     /// mmap of private anonymous memory at an address of the arena, over whatever is there.
-    ///
-    /// # Errors
-    /// As mmap(2).
     pub fn mmap_fixed(
         &self,
         address: usize,
@@ -173,9 +168,6 @@ impl Process {
     }
 
     /// Any other mapping at an address of the arena: a file, shared memory, code.
-    ///
-    /// # Errors
-    /// As mmap(2).
     #[allow(clippy::too_many_arguments, reason = "mmap's own")]
     pub fn mmap_foreign(
         &self,
@@ -208,10 +200,6 @@ impl Process {
         })
     }
 
-    /// munmap.
-    ///
-    /// # Errors
-    /// As munmap(2).
     pub fn munmap(&self, address: usize, len: usize) -> Result<(), Errno> {
         if len == 0 {
             return Err(Errno::INVAL);
@@ -227,22 +215,17 @@ impl Process {
         self.space.unmap_and_unlock(layout, range)
     }
 
-    /// mprotect.
-    ///
-    /// # Errors
-    /// As mprotect(2).
     pub fn mprotect(&self, address: usize, len: usize, prot: i32) -> Result<(), Errno> {
         let range = self.pages(address, len)?;
         if range.is_empty() {
             return Ok(());
         }
-        let loses = !Prot((prot & PROT_MASK) as u32).is_movable();
-        let needs_engine = |_: &Layout<'_>| loses && self.space.has_used(range);
+        let rights = Prot((prot & PROT_MASK) as u32);
+        let needs_engine =
+            |_: &Layout<'_>| !rights.is_movable() && self.space.used_parts(range).next().is_some();
         self.locked_or_proxy_call(&[range], needs_engine, |layout| {
             self.each_kind(layout, range, |layout, part, kind| match kind {
-                Kind::Anonymous | Kind::Private => {
-                    self.space.protect(layout, part, Prot((prot & PROT_MASK) as u32))
-                }
+                Kind::Anonymous | Kind::Private => self.space.protect(layout, part, rights),
                 Kind::Foreign | Kind::Object => {
                     let (start, bytes) = self.bytes(part);
                     // SAFETY: the program's own mapping.
@@ -283,10 +266,6 @@ impl Process {
         result
     }
 
-    /// madvise.
-    ///
-    /// # Errors
-    /// As madvise(2).
     pub fn madvise(&self, address: usize, len: usize, advice: i32) -> Result<(), Errno> {
         let range = self.pages(address, len).map_err(|error| match error {
             Errno::NOMEM => Errno::INVAL,
@@ -341,10 +320,7 @@ impl Process {
         )
     }
 
-    /// mremap.
-    ///
-    /// # Errors
-    /// As mremap(2); `INVAL` for MREMAP_DONTUNMAP.
+    /// MREMAP_DONTUNMAP is `INVAL`.
     pub fn mremap(
         &self,
         old: usize,
@@ -378,19 +354,11 @@ impl Process {
         Ok(self.space.mmu().address(start))
     }
 
-    /// mlock.
-    ///
-    /// # Errors
-    /// As mlock(2).
     pub fn mlock(&self, address: usize, len: usize) -> Result<(), Errno> {
         let range = self.outer_pages(address, len)?;
         self.on_proxy_call(&[range], |layout| self.space.mlock(layout, range))
     }
 
-    /// munlock.
-    ///
-    /// # Errors
-    /// As munlock(2).
     pub fn munlock(&self, address: usize, len: usize) -> Result<(), Errno> {
         let range = self.outer_pages(address, len)?;
         self.locked(&[range], |layout| self.space.munlock(layout, range))
@@ -402,10 +370,7 @@ impl Process {
         self.pages(start, len.checked_add(address - start).ok_or(Errno::NOMEM)?)
     }
 
-    /// mlockall, for what is managed.
-    ///
-    /// # Errors
-    /// `NOMEM` where it would be more than half of the budget.
+    /// mlockall, for what is managed: `NOMEM` where it would be more than half of the budget.
     pub fn mlockall(&self, flags: i32) -> Result<(), Errno> {
         let flags = flags as u32;
         self.on_proxy_call(&[self.space.arena()], |layout| {
@@ -415,10 +380,7 @@ impl Process {
     }
 
     /// munlockall, for what is managed.
-    ///
-    /// # Errors
-    /// None so far.
-    pub fn munlockall(&self) -> Result<(), Errno> {
+    pub fn munlockall(&self) {
         self.locked(&[self.space.arena()], |layout| {
             self.space.lock_future(false);
             let mut at = PageNum(0);
@@ -427,14 +389,8 @@ impl Process {
                 let _ = self.space.munlock(layout, vma.range);
             }
         });
-        Ok(())
     }
 
-    /// mincore.
-    ///
-    /// # Errors
-    /// As mincore(2).
-    ///
     /// # Safety
     /// `into` has a byte for every page.
     pub unsafe fn mincore(&self, address: usize, len: usize, into: *mut u8) -> Result<(), Errno> {

@@ -16,7 +16,6 @@ use crate::sys::monotonic_ns;
 /// How long an answer is used: 100 ms.
 const KEPT_NS: u64 = 100_000_000;
 
-/// The limit as it was last asked for.
 pub(super) struct AddressLimit {
     /// In bytes; `u64::MAX` where there is none.
     bytes: AtomicU64,

@@ -26,6 +26,7 @@ use self::limit::AddressLimit;
 use self::threads::{EngineThreads, Handlers};
 pub use self::threads::{HANDLERS_AUTO_MAX, HANDLERS_MAX};
 use crate::budget::Budget;
+use crate::control::Hello;
 use crate::mmu::userfaultfd::Userfaultfd;
 use crate::space::VmSpace;
 use crate::swap::Swap;
@@ -41,7 +42,6 @@ const RIGHTS_STEP_PAGES: usize = 64 << 20 >> PAGE_SHIFT;
 /// A smaller arena is of no use.
 const ARENA_BYTES_MIN: usize = 256 << 20;
 
-/// The engine of this process.
 pub struct Process {
     pub(crate) space: VmSpace<Userfaultfd>,
     gate: Gate,
@@ -94,7 +94,7 @@ fn try_start() -> Result<Option<&'static Process>, StartError> {
     let Some(name) = SocketName::from_environment() else { return Ok(None) };
     let _signals = SignalsBlocked::new();
     let failed = |step| move |errno| StartError { step, errno, why: None };
-    let joined = name.connect().and_then(|connection| join::join(connection, &join::hello()));
+    let joined = name.connect().and_then(|connection| join::join(connection, &Hello::OF_PROGRAM));
     let mut joined = joined.map_err(|errno| StartError {
         why: name.why_not(errno),
         ..failed("join the run")(errno)
@@ -223,14 +223,6 @@ impl Descriptors {
             swap_file: joined.swap_file.map(IntoRawFd::into_raw_fd),
             memory: join::open_memory().ok().map(IntoRawFd::into_raw_fd),
         }
-    }
-
-    fn close_control(&mut self) {
-        self.control.take().into_iter().for_each(close);
-    }
-
-    fn close_device(&mut self) {
-        self.device.take().into_iter().for_each(close);
     }
 
     /// Closes all of them in the program's table: the engine's threads have their own.

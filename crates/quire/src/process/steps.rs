@@ -37,13 +37,11 @@ steps! {
     Charged = c"parent: charged",
     /// A child would inherit arena and pool.
     Inheritable = c"parent: inheritable",
-    /// There is a child.
     Cloned = c"parent: cloned",
     /// Another child would not inherit.
     Closed = c"parent: closed",
     /// The child has joined, or is dead.
     ChildKnown = c"parent: child known",
-    /// The engine's threads go on.
     GateOpened = c"parent: gate opened",
     /// The heap is open, and thread ids are written.
     ParentDone = c"parent: done",
@@ -51,9 +49,7 @@ steps! {
     Born = c"child: born",
     /// The engine's first thread runs, without descriptors.
     FirstThread = c"child: first thread",
-    /// It has asked to join.
     HelloSent = c"child: hello sent",
-    /// It is a member.
     Welcomed = c"child: welcomed",
     /// It has userfaultfds.
     Attached = c"child: attached",

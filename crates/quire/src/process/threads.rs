@@ -16,9 +16,6 @@
 //! read and several userfaultfds were measured and do not pay (0021), nor does a handler that follows a thread
 //! that faults alone (0014). Handlers and kswapd ask the scheduler for its shortest slices, so that they run at
 //! once on a busy CPU as well (0026).
-//!
-//! A handler sleeps in its event read, at a closed gate, in a read of the swap file while another handler is
-//! left for other faults, and for leaf locks; nowhere else.
 
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -60,7 +57,6 @@ enum Role {
     Reader,
 }
 
-/// What one thread needs.
 struct ThreadSeat {
     place: ThreadMemory,
     role: Role,
@@ -74,7 +70,6 @@ unsafe impl Sync for ThreadSeat {}
 // Each thread has a shard of the counters alone.
 const SEATS_MAX: usize = ENGINE_SHARDS;
 
-/// How many handlers there are, and where.
 #[derive(Clone, Copy)]
 pub(super) struct Handlers {
     count: usize,
@@ -125,7 +120,6 @@ const GO: u32 = 1;
 /// They end, for something failed.
 const LEAVE: u32 = 2;
 
-/// Makes the threads but the first.
 pub(super) type SpawnOthers<'a> = &'a dyn Fn() -> Result<(), Errno>;
 /// Has the other threads made at any time before the process joins.
 type Prepare<'a> = dyn FnMut(SpawnOthers<'_>) -> Result<(), Errno> + 'a;
@@ -134,14 +128,10 @@ type Prepare<'a> = dyn FnMut(SpawnOthers<'_>) -> Result<(), Errno> + 'a;
 unsafe impl Sync for EngineThreads {}
 
 impl EngineThreads {
-    /// Makes seats.
-    ///
-    /// # Errors
-    /// `NOMEM`.
     pub fn new(handlers: Handlers, has_swap_file: bool) -> Result<EngineThreads, Errno> {
         let mut threads = EngineThreads {
             seats: [const { None }; SEATS_MAX],
-            ready: Signal::new(),
+            ready: Signal::default(),
             others: AtomicU32::new(WAIT),
             prepare: UnsafeCell::new(None),
         };
@@ -161,7 +151,6 @@ impl EngineThreads {
         Ok(threads)
     }
 
-    /// Tells every seat whose engine it serves.
     pub fn seat_for(&mut self, process: *const Process) {
         for seat in self.seats.iter_mut().flatten() {
             seat.process = process;
@@ -187,10 +176,8 @@ impl EngineThreads {
     }
 
     /// Starts all threads, the first of which runs `prepare` in a descriptor table that is its own
-    /// and empty: it opens there what the engine needs, whatever the program's table has room for.
-    ///
-    /// # Errors
-    /// What `prepare` says, and as for [`Self::start`].
+    /// and empty: it opens there what the engine needs, whatever the program's table has room for. An
+    /// error of `prepare` comes back.
     pub fn start_by(&self, prepare: &mut Prepare<'_>) -> Result<(), Errno> {
         let prepare = core::ptr::from_mut(prepare);
         // SAFETY: only the lifetime changes; `start` returns when the first thread is done with
@@ -212,7 +199,7 @@ impl EngineThreads {
         Ok(())
     }
 
-    /// The first thread's part of both starts: makes the others, and prepares what they need.
+    /// The first thread's part of both starts.
     fn run_prepare(&self, process: &Process) -> Result<(), Errno> {
         // SAFETY: see `start_by`.
         match unsafe { (*self.prepare.get()).take() } {
@@ -242,8 +229,6 @@ impl ThreadSeat {
     }
 }
 
-/// The first thread: makes the others and what they need in a descriptor table of its own, and is a
-/// handler.
 extern "C" fn first_main(argument: usize) -> ! {
     let seat = seat(argument);
     let process = seat.process();

@@ -4,7 +4,7 @@ use core::sync::atomic::Ordering;
 
 use super::vma::{Attributes, Kind, Pattern};
 use super::{Layout, VmSpace};
-use crate::mmu::Mmu;
+use crate::mmu::{Mmu, Protection};
 use crate::page::{Flags, State};
 use crate::reclaim::Reclaimer;
 use crate::sys::Errno;
@@ -141,26 +141,17 @@ impl<M: Mmu> VmSpace<M> {
         });
     }
 
-    /// Makes every page of a range resident; `false` where one could not be.
-    pub(super) fn populate(&self, layout: &mut Layout<'_>, range: PageRange) -> bool {
+    /// Makes every page of a range that is mapped resident; `false` where one could not be.
+    fn populate(&self, layout: &mut Layout<'_>, range: PageRange) -> bool {
         let mut at = range.start;
-        while at < range.end {
-            let Some(vma) = self.vmas.next_from(at, &layout.locked) else { return false };
-            if !vma.range.contains(at) {
+        while let Some(vma) = self.next_vma(layout, at).filter(|vma| vma.range.start < range.end) {
+            at = vma.range.end;
+            let Attributes { kind, prot, .. } = vma.attributes;
+            let mut pages = vma.range.intersect(range).pages();
+            let is_resident = kind == Kind::Foreign
+                || prot.is_readable() && pages.all(|page| self.bring_in(layout, page));
+            if !is_resident {
                 return false;
-            }
-            let part = vma.range.intersect(range);
-            at = part.end;
-            if vma.attributes.kind == Kind::Foreign {
-                continue;
-            }
-            if !vma.attributes.prot.is_readable() {
-                return false;
-            }
-            for page in part.pages() {
-                if !self.bring_in(layout, page) {
-                    return false;
-                }
             }
         }
         true
@@ -172,7 +163,8 @@ impl<M: Mmu> VmSpace<M> {
     /// `NOMEM` where part of it is not mapped, or where more than half of the budget would be
     /// locked.
     pub fn mlock(&self, layout: &mut Layout<'_>, range: PageRange) -> Result<(), Errno> {
-        if !self.vmas.covers(range, &layout.locked) || range.len() > self.budget.limit() / 2 {
+        self.check_covered(layout, range)?;
+        if range.len() > self.budget.limit() / 2 {
             return Err(Errno::NOMEM);
         }
         self.change_vmas(layout, range, |old| Attributes { is_mlocked: true, ..old })?;
@@ -211,17 +203,15 @@ impl<M: Mmu> VmSpace<M> {
         self.change_vmas(layout, all, |old| Attributes { is_mlocked: true, ..old })?;
         let mut result = Ok(());
         self.for_each_part(layout, all, |part, layout| {
-            for page in part.pages() {
-                let has_data = self.snapshot(page).state() != State::None;
-                if has_data && result.is_ok() {
-                    result = self.mlock_page(layout, page);
-                }
+            let has_data = |page: &PageNum| self.snapshot(*page).state() != State::None;
+            if result.is_ok() {
+                let mut pages = part.pages().filter(has_data);
+                result = pages.try_for_each(|page| self.mlock_page(layout, page));
             }
         });
         result
     }
 
-    ///
     /// # Errors
     /// `NOMEM` where part of the range is not mapped.
     pub fn munlock(&self, layout: &mut Layout<'_>, range: PageRange) -> Result<(), Errno> {
@@ -252,8 +242,7 @@ impl<M: Mmu> VmSpace<M> {
                 let locked = self.lock_page(page);
                 if locked.state() == State::Mapped {
                     let one = PageRange::new(page, 1);
-                    let protection = crate::mmu::Protection::WriteProtected;
-                    let _ = self.mmu.write_protect(one, protection);
+                    let _ = self.mmu.write_protect(one, Protection::WriteProtected);
                 }
                 if !matches!(locked.state(), State::None | State::Poisoned) {
                     locked.track_writes();

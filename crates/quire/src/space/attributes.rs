@@ -3,7 +3,6 @@
 use crate::mmu::Prot;
 use crate::units::{ObjectPage, ObjectRange, PageNum, PageRange};
 
-/// What a range is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Kind {
@@ -51,20 +50,17 @@ pub struct Backing {
 }
 
 impl Backing {
-    /// The page of the object that is mapped at `page`.
     #[must_use]
     pub const fn object_page(self, page: PageNum) -> ObjectPage {
         ObjectPage(page.0.wrapping_add(self.delta))
     }
 
-    /// The pages of the object that are mapped at `pages`.
     #[must_use]
     pub const fn object_range(self, pages: PageRange) -> ObjectRange {
         ObjectRange::new(self.object_page(pages.start), pages.len())
     }
 }
 
-/// What all pages of a VMA have in common.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Attributes {
     pub prot: Prot,

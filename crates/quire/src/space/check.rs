@@ -26,7 +26,7 @@ use core::sync::atomic::Ordering;
 use std::collections::BTreeSet;
 
 use super::VmSpace;
-use super::vma::Kind;
+use super::vma::{Kind, Vma};
 use crate::mmu::{FrameId, Inspect, Prot};
 use crate::page::{Flags, State};
 use crate::units::{BLOCK_ORDER, PageNum, PageRange};
@@ -85,7 +85,10 @@ impl<M: Inspect> VmSpace<M> {
         let mut found = Census::default();
         let arena = self.arena();
         arena.by_block().for_each(|range| self.check_block(range, &mut found));
-        self.check_frames(&found);
+        // I5: the pool's books agree with themselves, and every page in limbo is some page's.
+        #[cfg(any(test, debug_assertions))]
+        self.frames.check();
+        assert_eq!(self.frames.limbo(), found.limbo, "pages in limbo");
         // I6: the account is what is there.
         let tables = self.used_parts(arena).count();
         let pool = self.frames.free() + self.frames.limbo();
@@ -111,7 +114,8 @@ impl<M: Inspect> VmSpace<M> {
             let word = self.snapshot(page);
             // I2: no thread holds a lock.
             assert!(!word.is_locked(), "{page:?} is {word:?}");
-            if word.state() == State::None && self.shows_object(page) {
+            let shows_object = |vma: Vma| vma.attributes.kind == Kind::Object;
+            if word.state() == State::None && self.find_vma(page).is_some_and(shows_object) {
                 // What is mapped there its object knows.
                 continue;
             }
@@ -142,10 +146,6 @@ impl<M: Inspect> VmSpace<M> {
         found.mapped += mapped as usize;
     }
 
-    fn shows_object(&self, page: PageNum) -> bool {
-        self.find_vma(page).is_some_and(|vma| vma.attributes.kind == Kind::Object)
-    }
-
     /// I4: a page in limbo and its frame name each other.
     fn check_limbo(&self, page: PageNum, frame: FrameId, found: &mut Census) {
         assert_eq!(self.frames.owner_of(frame), page, "{frame:?} is another page's");
@@ -153,13 +153,6 @@ impl<M: Inspect> VmSpace<M> {
         assert!(in_limbo.any(|other| other == frame), "{frame:?} of {page:?} is not in limbo");
         assert!(self.mmu.has_memory(frame), "{frame:?} of {page:?} is a hole");
         found.limbo += 1;
-    }
-
-    /// I5: the pool's books agree with themselves, and every page in limbo is some page's.
-    fn check_frames(&self, found: &Census) {
-        #[cfg(any(test, debug_assertions))]
-        self.frames.check();
-        assert_eq!(self.frames.limbo(), found.limbo, "pages in limbo");
     }
 
     /// I7: the MMU's rights are the VMAs'; outside of them nothing is mapped, and there are rights

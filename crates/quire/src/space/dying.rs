@@ -180,15 +180,11 @@ impl<M: Mmu> VmSpace<M> {
         self.dying.faults.push(page);
         // The end takes the VMA away, and the list afterwards. A fault that comes to the list later
         // finds no VMA, by the list's mutex.
-        if self.is_dying(page) {
+        if self.find_vma(page).is_some_and(|vma| vma.attributes.kind == Kind::Dying) {
             self.budget.count(Event::FaultParked, 1);
             return Outcome::Parked;
         }
         self.answer(page);
         Outcome::NoVma
-    }
-
-    fn is_dying(&self, page: PageNum) -> bool {
-        self.find_vma(page).is_some_and(|vma| vma.attributes.kind == Kind::Dying)
     }
 }

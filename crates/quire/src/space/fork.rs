@@ -222,7 +222,7 @@ impl<M: Mmu> VmSpace<M> {
         self.layout.after_fork_in_child(ThreadId::UNKNOWN);
         self.dying.after_fork_in_child();
         self.rights.after_fork_in_child();
-        self.forget_waiters();
+        self.pages.after_fork_in_child();
         self.fork_demand.store(NONE, Ordering::SeqCst);
         self.forget_clean();
     }

@@ -56,12 +56,6 @@ pub(super) struct LayoutLock {
     deferred: FaultList,
 }
 
-/// Whether a word names no thread. Relaxed: the owner's own faults see what it has stored, and a
-/// fault that sees an older value is let in, which is right at any time.
-fn is_unknown(word: &AtomicU32) -> bool {
-    word.load(Ordering::Relaxed) == ThreadId::UNKNOWN.0
-}
-
 /// What is to be done once the lock is free again.
 pub(super) trait Unlocked {
     fn answer_deferred(&self);
@@ -155,16 +149,16 @@ impl LayoutLock {
 
     /// Whether the owner may be waiting for this thread, or be it.
     fn is_exempt(&self, thread: ThreadId) -> bool {
-        let is = |known: &AtomicU32| known.load(Ordering::Relaxed) == thread.0;
+        // Relaxed: the owner's own faults see what it has stored, and a fault that sees an older value
+        // is let in, which is right at any time.
+        let owner = self.owner.load(Ordering::Relaxed);
         // An owner that is not known may be any thread: the only one of a program, that of a fork's
         // child, or one that has taken its number away and has yet to open the lock.
-        thread == ThreadId::UNKNOWN
-            || is_unknown(&self.owner)
-            || is(&self.owner)
-            || self.engine_threads.iter().any(is)
+        [thread.0, owner].contains(&ThreadId::UNKNOWN.0)
+            || owner == thread.0
+            || self.engine_threads.iter().any(|known| known.load(Ordering::Relaxed) == thread.0)
     }
 
-    /// Says that `thread` is one of the engine's.
     pub(super) fn enlist(&self, thread: ThreadId) {
         // Relaxed, here and above: a thread's own faults come after it has said so.
         let is_taken = |place: &AtomicU32| {

@@ -6,18 +6,8 @@
 //!
 //! # Locks
 //!
-//! In order: the space's lock (`layout`: alone by program threads, shared by faults that go the classic way) >
-//! page lock > the frame pool's mutex, the swap's own.
-//!
-//! - A fault never waits for the space's lock. A change of the layout may sleep for a page lock, and for the
-//!   classic faults inside: a thread that holds one of these needs nothing that the change has.
-//! - A handler may try the space's lock, for a fault outside of all VMAs, beside classic faults. Where it is
-//!   taken, the thread that unlocks it looks after the fault.
-//! - A thread that drops pages for an unmap sleeps for a page lock with none in hand. A thread that has the
-//!   space's lock needs no page of a dying range.
-//! - `remap` sleeps for two page locks: the target is no other thread's yet.
-//! - The gate is no lock of handlers against each other: it only lets a fork know that no thread is inside.
-//! - The swap file's reads are waited for under the page's lock alone, and never by a handler.
+//! A fault never waits for the space's lock (`layout_lock`). A change of the layout may sleep for a page lock,
+//! and for the classic faults inside: a thread that holds one of these needs nothing that the change has.
 //!
 //! # Which lock settles what
 //!
@@ -94,7 +84,6 @@ use crate::sys::thread::ThreadId;
 use crate::sys::{Errno, memory::Table};
 use crate::units::{PageNum, PageRange};
 
-/// All that Quire manages in one process.
 pub struct VmSpace<M: Mmu> {
     pub(crate) mmu: M,
     pub(crate) budget: Budget,
@@ -177,7 +166,7 @@ impl<M: Mmu> VmSpace<M> {
             starved: FaultList::new(),
             unanswered: FaultList::new(),
             should_answer_deferred: AtomicBool::new(false),
-            proxy_calls: ProxyCalls::new(),
+            proxy_calls: ProxyCalls::default(),
             fork_demand: AtomicU32::new(0),
             fork_room: AtomicUsize::new(0),
             has_forked: AtomicBool::new(false),
@@ -263,18 +252,12 @@ impl<M: Mmu> VmSpace<M> {
         })
     }
 
-    /// Whether anything is mapped in a range.
     pub fn is_mapped(&self, layout: &Layout<'_>, range: PageRange) -> bool {
         self.vmas_in(layout, range).next().is_some()
     }
 
     pub fn has_foreign(&self, layout: &Layout<'_>, range: PageRange) -> bool {
         self.vmas_in(layout, range).any(|vma| vma.attributes.kind == vma::Kind::Foreign)
-    }
-
-    /// Whether any page around a range was ever touched.
-    pub fn has_used(&self, range: PageRange) -> bool {
-        self.used_parts(range).next().is_some()
     }
 
     /// The stretches of the arena in which nothing foreign is mapped.
@@ -338,8 +321,7 @@ impl<M: Mmu> VmSpace<M> {
     }
 
     /// Notes that pages of a block are about to be used, and charges their words; `false` where
-    /// there is no memory for them. Comes before the last look at the VMA: a change of the layout
-    /// bumps the VMA's count first and skips unused blocks afterwards.
+    /// there is no memory for them. It comes before the last look at the VMA (see `vma.rs`).
     #[must_use]
     pub(crate) fn use_block(&self, page: PageNum) -> bool {
         let block = self.block(page);
@@ -356,7 +338,6 @@ impl<M: Mmu> VmSpace<M> {
         true
     }
 
-    /// Whether pages of a block have been used, and their words are charged.
     pub(crate) fn is_block_used(&self, page: PageNum) -> bool {
         self.block(page).is_used.load(Ordering::Relaxed) != 0
     }
@@ -392,7 +373,6 @@ impl<M: Mmu> VmSpace<M> {
         self.answer_listed(Answer::Page(page));
     }
 
-    /// The same for an entry of a list of faults.
     fn answer_listed(&self, answer: Answer) {
         if self.mmu.is_reachable() {
             self.wake_for(answer);
@@ -402,7 +382,6 @@ impl<M: Mmu> VmSpace<M> {
         self.proxy_calls.call();
     }
 
-    /// Answers what a list names.
     pub(crate) fn wake_for(&self, answer: Answer) {
         match answer {
             Answer::Page(page) => self.mmu.wake(PageRange::new(page, 1)),
@@ -423,7 +402,6 @@ impl<M: Mmu> VmSpace<M> {
         self.block(page).mapped.fetch_add(pages as u32, Ordering::Relaxed);
     }
 
-    /// Counts pages of one block that are mapped no more.
     pub(crate) fn count_unmapped(&self, page: PageNum, pages: usize) {
         self.block(page).mapped.fetch_sub(pages as u32, Ordering::Relaxed);
     }

@@ -61,9 +61,7 @@ impl<M: Mmu> VmSpace<M> {
         self.pages.clear_block(pages);
         self.put_object_block(pages);
     }
-}
 
-impl<M: Mmu> VmSpace<M> {
     /// Finds room for pages of an object from `first` on: so that blocks of the object lie in
     /// blocks of the arena, where there is one whole.
     pub(crate) fn find_room_like(
@@ -74,12 +72,7 @@ impl<M: Mmu> VmSpace<M> {
     ) -> Result<PageRange, Errno> {
         let lead = first.index() % BLOCK_PAGES;
         let lead = if lead + pages >= BLOCK_PAGES { lead } else { 0 };
-        let align = if lead + pages >= BLOCK_PAGES { BLOCK_PAGES as u64 } else { 1 };
-        let limit = self.arena().len() as u64;
-        let start = self
-            .vmas
-            .find_gap(pages + lead, align, None, limit, &layout.locked)
-            .ok_or(Errno::NOMEM)?;
+        let start = self.find_room(layout, None, lead + pages)?;
         Ok(PageRange::new(start.add(lead), pages))
     }
 
@@ -100,10 +93,7 @@ impl<M: Mmu> VmSpace<M> {
         debug_assert!(removed.is_ok(), "a whole VMA goes without a split");
     }
 
-    /// Gives the VMAs inside `range` other attributes. The kernel's rights are the caller's to change.
-    ///
-    /// # Errors
-    /// `NOMEM` where a split finds the table full.
+    /// See [`VmaIndex::change_attributes`](super::VmaIndex). The kernel's rights are the caller's to change.
     pub(crate) fn change_vmas(
         &self,
         layout: &mut Layout<'_>,

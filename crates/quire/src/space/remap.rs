@@ -89,7 +89,9 @@ impl<M: Mmu> VmSpace<M> {
         for part in self.used_parts(kept) {
             for page in part.pages() {
                 let to = target.start.add((page.0 - old.start.0) as usize);
-                self.move_page(layout, page, to);
+                while !self.try_move_page(page, to) {
+                    self.bring_in(layout, page);
+                }
             }
         }
         if !attributes.prot.is_movable() {
@@ -100,15 +102,8 @@ impl<M: Mmu> VmSpace<M> {
         Ok(target.start)
     }
 
-    /// Moves one page's content to another address. Runs of mapped pages would be fewer calls,
-    /// but every page's word has to be looked at all the same.
-    fn move_page(&self, layout: &mut Layout<'_>, from: PageNum, to: PageNum) {
-        while !self.try_move_page(from, to) {
-            self.bring_in(layout, from);
-        }
-    }
-
-    /// The same, unless the page has to be brought in first.
+    /// Moves one page's content to another address; `false` where the page has to be brought in first.
+    /// Runs of mapped pages would be fewer calls, but every page's word has to be looked at all the same.
     fn try_move_page(&self, from: PageNum, to: PageNum) -> bool {
         let mut from = self.lock_page(from);
         // The swap file names the old address in its header.

@@ -56,8 +56,7 @@ pub(crate) struct Rights {
     count: AtomicUsize,
     /// How many pages get their rights together; 0 while nothing stays open.
     step_pages: AtomicUsize,
-    /// Whether pages of open stretches may have less than all rights, because the kernel refused to
-    /// seal them. For good: a program that has been there will be there again.
+    /// Whether the kernel has refused to seal any. For good: a program that was there will be there again.
     is_unsure: AtomicBool,
     strays: FaultList,
     has_strays: AtomicBool,
@@ -145,16 +144,15 @@ impl Rights {
         }
         let from = self.search(|open| open.end >= range.start);
         let to = self.search(|open| open.start > range.end);
-        if from == to {
-            if self.len() == STRETCHES_MAX {
-                return false;
-            }
-            self.replace(from, to, &[range]);
-            return true;
+        if from == to && self.len() == STRETCHES_MAX {
+            return false;
         }
-        let start = range.start.min(self.at(from).start);
-        let end = range.end.max(self.at(to - 1).end);
-        self.replace(from, to, &[PageRange { start, end }]);
+        let mut whole = range;
+        if from < to {
+            whole.start = range.start.min(self.at(from).start);
+            whole.end = range.end.max(self.at(to - 1).end);
+        }
+        self.replace(from, to, &[whole]);
         true
     }
 

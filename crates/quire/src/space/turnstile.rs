@@ -61,7 +61,6 @@ impl TurnstileWord for AtomicU32 {
 pub struct Turnstile<W = AtomicU32>(W);
 
 impl<W: TurnstileWord> Turnstile<W> {
-    /// An open one, with no fault inside.
     pub const fn new(word: W) -> Turnstile<W> {
         Turnstile(word)
     }
@@ -85,7 +84,6 @@ impl<W: TurnstileWord> Turnstile<W> {
         old & SIGNED != 0
     }
 
-    /// Goes in, if it is open.
     #[must_use]
     pub fn try_enter(&self) -> bool {
         // Acquire pairs with the release of the last `unlock`.

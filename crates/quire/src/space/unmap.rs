@@ -10,9 +10,8 @@ use crate::units::{PageNum, PageRange};
 /// What is mapped in a range that is to be unmapped.
 #[derive(Clone, Copy, Default)]
 pub(super) struct MappedPages {
-    /// Managed pages.
     managed: usize,
-    /// Those of them that can be written.
+    /// Of the managed pages, those that can be written.
     writable: usize,
     pub has_foreign: bool,
 }

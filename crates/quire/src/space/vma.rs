@@ -113,12 +113,8 @@ impl VmaIndex {
         partition_point(self.len(), |at| self.at(at).end.load(Ordering::Relaxed) <= page.0)
     }
 
-    pub fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.count.load(Ordering::Relaxed) as usize
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 
     fn view(&self, position: usize) -> Option<Vma> {
@@ -155,13 +151,12 @@ impl VmaIndex {
     }
 
     /// Whether `vma` is still as it was when it was copied. Under the lock of a page in it, a yes
-    /// holds until that lock is given back: a change of the record bumps its count first, and the
-    /// page locks are taken afterwards.
+    /// holds until that lock is given back.
     pub fn is_current(&self, vma: &Vma) -> bool {
         self.records[vma.slot as usize].sequence.is_still(vma.sequence)
     }
 
-    /// The first VMA that ends behind `page`.
+    /// See [`VmSpace::next_vma`](super::VmSpace::next_vma).
     pub fn next_from(&self, page: PageNum, _: &SpaceLocked) -> Option<Vma> {
         let position = self.search(page);
         (position < self.len()).then(|| self.view(position).expect("the space is locked"))
@@ -179,7 +174,6 @@ impl VmaIndex {
         });
     }
 
-    /// Gives a VMA another range, or other attributes.
     fn set(&self, slot: u32, range: PageRange, attributes: Attributes, locked: &SpaceLocked) {
         self.rearrange(locked, move || self.change(slot, Some((range, attributes))));
     }
@@ -217,27 +211,23 @@ impl VmaIndex {
             start: before.map_or(range.start, |before| before.range.start),
             end: after.map_or(range.end, |after| after.range.end),
         };
-        match (before, after) {
-            (Some(before), after) => {
-                if after.is_some() {
-                    self.remove_at(position, locked);
-                }
-                self.set(before.slot, whole, attributes, locked);
+        if let Some(kept) = before.or(after) {
+            if before.is_some() && after.is_some() {
+                self.remove_at(position, locked);
             }
-            (None, Some(after)) => self.set(after.slot, whole, attributes, locked),
-            (None, None) => {
-                let slot = self.take_slot().ok_or(Errno::NOMEM)?;
-                self.rearrange(locked, move || {
-                    self.change(slot, Some((range, attributes)));
-                    for at in (position..count).rev() {
-                        let moved = self.order[at].load(Ordering::Relaxed);
-                        self.order[at + 1].store(moved, Ordering::Relaxed);
-                    }
-                    self.order[position].store(slot, Ordering::Relaxed);
-                    self.count.store(count as u32 + 1, Ordering::Relaxed);
-                });
-            }
+            self.set(kept.slot, whole, attributes, locked);
+            return Ok(());
         }
+        let slot = self.take_slot().ok_or(Errno::NOMEM)?;
+        self.rearrange(locked, move || {
+            self.change(slot, Some((range, attributes)));
+            for at in (position..count).rev() {
+                let moved = self.order[at].load(Ordering::Relaxed);
+                self.order[at + 1].store(moved, Ordering::Relaxed);
+            }
+            self.order[position].store(slot, Ordering::Relaxed);
+            self.count.store(count as u32 + 1, Ordering::Relaxed);
+        });
         Ok(())
     }
 

@@ -1,10 +1,7 @@
 //! Page locks, and waiting for pages, by their numbers: the arena's and objects'.
 //!
 //! Owns how the space sleeps, wakes and answers for its [`Pages`](crate::page::Pages), which have the
-//! words, the queues and the records of parked faults. A fault that finds its own page of the
-//! arena locked is parked by one bit in that page's word ([`PageWord::lock_or_park`]). A fault that
-//! waits for an object's page, which several pages of the arena may show, is parked by a record
-//! that says which page to answer.
+//! words, the queues and the records of parked faults.
 
 use core::sync::atomic::AtomicU64;
 
@@ -96,25 +93,7 @@ impl<M: Mmu> VmSpace<M> {
         }
         self.mmu.step();
     }
-}
 
-impl<M: Mmu> PageLocks for VmSpace<M> {
-    #[inline]
-    fn word(&self, page: PageNum) -> &PageWord {
-        VmSpace::word(self, page)
-    }
-
-    fn unlock_unchanged(&self, page: PageNum) {
-        self.unlock_page(page);
-    }
-
-    fn unlock_changed(&self, page: PageNum, content: Snapshot) {
-        let parked = self.pages.waits.unlock_with(self.word(page), content, self);
-        self.answer_parked(page, parked);
-    }
-}
-
-impl<M: Mmu> VmSpace<M> {
     /// Waits until `condition` is so; see [`WaitTable::wait_on`](crate::page::WaitTable::wait_on).
     pub fn wait_on_page(&self, page: PageNum, condition: Condition) -> Snapshot {
         self.mmu.step();
@@ -159,9 +138,20 @@ impl<M: Mmu> VmSpace<M> {
     pub fn wait_counts(&self) -> Counts {
         self.pages.waits.counts()
     }
+}
 
-    /// In a fork's child: no thread waits.
-    pub(super) fn forget_waiters(&self) {
-        self.pages.after_fork_in_child();
+impl<M: Mmu> PageLocks for VmSpace<M> {
+    #[inline]
+    fn word(&self, page: PageNum) -> &PageWord {
+        VmSpace::word(self, page)
+    }
+
+    fn unlock_unchanged(&self, page: PageNum) {
+        self.unlock_page(page);
+    }
+
+    fn unlock_changed(&self, page: PageNum, content: Snapshot) {
+        let parked = self.pages.waits.unlock_with(self.word(page), content, self);
+        self.answer_parked(page, parked);
     }
 }

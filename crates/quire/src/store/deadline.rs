@@ -138,7 +138,7 @@ struct Helper {
 ///
 /// Its calls return [`Cause::Silent`] where the inner store has not answered by then; errors of the
 /// inner store pass unchanged. [`Builder::store_deadline`] puts it around the store of every object.
-/// Name, read-only state and best read are asked of the inner store directly, without a deadline.
+/// Name and read-only state are asked of the inner store directly, without a deadline.
 ///
 /// [`Builder::store_deadline`]: crate::library::Builder::store_deadline
 pub struct DeadlineStore {
@@ -278,9 +278,5 @@ impl Store for DeadlineStore {
 
     fn sync(&self) -> Result<(), StoreError> {
         self.call(Operation::Sync, 0, &[], &mut []).map(drop)
-    }
-
-    fn best_read_bytes(&self) -> usize {
-        self.store.best_read_bytes()
     }
 }

@@ -18,8 +18,7 @@
 
 mod open;
 
-use core::sync::atomic::AtomicU64;
-use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileExt as _;
@@ -32,13 +31,9 @@ use rustix::io::{Errno, pread};
 pub use self::open::{Direct, FileOptions};
 pub(super) use self::open::{errno_of, sync_directory};
 use super::workers::lock;
-use super::{Cause, Operation, READ_BYTES_MAX, Store, StoreError};
+use super::{Cause, Operation, Store, StoreError};
 use crate::swap::io::Job;
 use crate::units::PAGE_SIZE;
-
-/// Flash reads are as fast in requests of this size as in larger ones, whose first page comes later.
-const BEST_READ_BYTES: usize = 256 << 10;
-const _: () = assert!(BEST_READ_BYTES <= READ_BYTES_MAX);
 
 /// The description for direct I/O, and the alignments that it demands.
 struct DirectFile {
@@ -47,13 +42,6 @@ struct DirectFile {
     alignment: usize,
     /// Of memory addresses.
     memory_alignment: usize,
-}
-
-/// The description that a request goes through.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum IoMode {
-    Direct,
-    Buffered,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -82,16 +70,10 @@ impl FileStore {
         self.direct.is_some()
     }
 
-    fn mode(&self, offset: u64, at: *const u8, bytes: usize) -> IoMode {
+    /// The description that a request goes through.
+    fn description(&self, offset: u64, at: *const u8, bytes: usize) -> BorrowedFd<'_> {
         match &self.direct {
-            Some(direct) if direct.fits(offset, at, bytes) => IoMode::Direct,
-            _ => IoMode::Buffered,
-        }
-    }
-
-    fn description(&self, mode: IoMode) -> BorrowedFd<'_> {
-        match (mode, &self.direct) {
-            (IoMode::Direct, Some(direct)) => direct.file.as_fd(),
+            Some(direct) if direct.fits(offset, at, bytes) => direct.file.as_fd(),
             _ => self.buffered.as_fd(),
         }
     }
@@ -226,8 +208,8 @@ impl Store for FileStore {
     }
 
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
-        let mode = self.mode(offset, into.as_ptr(), into.len());
-        let (done, attempt) = Job::read(offset, into).run_alone(self.description(mode));
+        let file = self.description(offset, into.as_ptr(), into.len());
+        let (done, attempt) = Job::read(offset, into).run_alone(file);
         self.finish_read(offset, into, done, attempt)
     }
 
@@ -238,15 +220,15 @@ impl Store for FileStore {
     fn try_read_in_place(&self, offset: u64, into: &mut [u8]) -> bool {
         // One system call, as a rule, and nothing of ours that locks or allocates. A short read is
         // made anew by `read`, which finds out why it was short.
-        let mode = self.mode(offset, into.as_ptr(), into.len());
-        pread_full(self.description(mode), offset, into) == Ok(into.len())
+        let file = self.description(offset, into.as_ptr(), into.len());
+        pread_full(file, offset, into) == Ok(into.len())
     }
 
     fn write(&self, offset: u64, from: &[u8]) -> Result<(), StoreError> {
         self.check_writable(Operation::Write, offset, from.len() as u64)?;
         let head = &from[..self.head_bytes(offset, from)];
-        let mode = self.mode(offset, head.as_ptr(), head.len());
-        let (done, attempt) = Job::write(offset, head).run_alone(self.description(mode));
+        let file = self.description(offset, head.as_ptr(), head.len());
+        let (done, attempt) = Job::write(offset, head).run_alone(file);
         self.finish_write(offset, from, done, attempt)
     }
 
@@ -265,10 +247,6 @@ impl Store for FileStore {
         // One call serves both descriptions: it flushes the file and the device's cache.
         fdatasync(&self.buffered)
             .map_err(|errno| self.error(Operation::Sync, 0, 0, Cause::Os(errno)))
-    }
-
-    fn best_read_bytes(&self) -> usize {
-        BEST_READ_BYTES
     }
 }
 

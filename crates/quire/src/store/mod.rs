@@ -5,13 +5,6 @@
 //! flight at once where one of them writes: a store orders nothing but a [`Store::sync`] behind the
 //! writes that returned before it.
 //!
-//! | store | bytes |
-//! |---|---|
-//! | [`FileStore`] | a file or a block device, by direct or buffered I/O |
-//! | [`ZstdStore`] | an archive of zstd frames, read-only, seen as the file that was packed |
-//! | [`DeadlineStore`] | another store's, which is waited for no longer than a deadline |
-//! | [`test`] | in memory; and wrappers that hold, fail and crash |
-//!
 //! Every method may block and allocate, so no handler calls one, but for
 //! [`Store::try_read_in_place`], which files have. The locks here are leaves: none is held while
 //! another is taken, and none while bytes are read, written or unpacked.
@@ -31,9 +24,6 @@ pub use self::deadline::DeadlineStore;
 pub use self::error::{Cause, Operation, StoreError};
 pub use self::file::{Direct, FileOptions, FileStore};
 pub use self::zstd::{PackOptions, Packed, ZstdStore, pack};
-
-/// The largest read that a store may prefer: the size of the largest folio.
-pub const READ_BYTES_MAX: usize = 2 << 20;
 
 /// Bytes that outlive the memory they are mapped to.
 pub trait Store: Send + Sync {
@@ -99,10 +89,6 @@ pub trait Store: Send + Sync {
     /// What the kernel says. What was written since the last sync may then be lost, and a later
     /// sync that succeeds says nothing about it: write it again first.
     fn sync(&self) -> Result<(), StoreError>;
-
-    /// The size of a read that suits this store best, in bytes: a power of two, from a page to
-    /// [`READ_BYTES_MAX`].
-    fn best_read_bytes(&self) -> usize;
 }
 
 impl<S: Store + ?Sized> Store for Arc<S> {
@@ -140,9 +126,5 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     fn sync(&self) -> Result<(), StoreError> {
         (**self).sync()
-    }
-
-    fn best_read_bytes(&self) -> usize {
-        (**self).best_read_bytes()
     }
 }

@@ -1,7 +1,6 @@
 //! Starts threads: one that stays, or a few for one batch. Locks mutexes.
 
-use core::sync::atomic::AtomicUsize;
-use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::vec::Vec;
@@ -52,6 +51,6 @@ pub(super) fn on_threads<T: Send>(threads: usize, items: &mut [T], work: impl Fn
 }
 
 /// The number of CPUs that this process may use.
-pub(super) fn cpus() -> usize {
+pub(crate) fn cpus() -> usize {
     thread::available_parallelism().map_or(1, usize::from)
 }

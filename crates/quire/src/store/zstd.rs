@@ -32,8 +32,7 @@ use self::cache::Cache;
 use self::index::{Frame, Index};
 pub use self::pack::{PackOptions, Packed, pack};
 use super::file::{display, errno_of, pread_full};
-use super::{Cause, Operation, READ_BYTES_MAX, Store, StoreError};
-use crate::units::PAGE_SIZE;
+use super::{Cause, Operation, Store, StoreError};
 
 /// The largest frame that is unpacked for one page, in bytes, packed or unpacked.
 pub const FRAME_BYTES_MAX: usize = 64 << 20;
@@ -116,11 +115,6 @@ impl ZstdStore {
         self.cache.kept_bytes()
     }
 
-    /// The unpacked bytes of a frame.
-    fn frame(&self, number: usize) -> Result<Arc<Vec<u8>>, Flaw> {
-        self.cache.get(number, || unpack(self.file.as_fd(), &self.index.frames[number]))
-    }
-
     fn fill(&self, offset: u64, into: &mut [u8]) -> Result<(), Flaw> {
         let mut rest = &mut *into;
         let mut at = offset;
@@ -128,7 +122,7 @@ impl ZstdStore {
             if rest.is_empty() {
                 return Ok(());
             }
-            let bytes = self.frame(number)?;
+            let bytes = self.cache.get(number, || unpack(self.file.as_fd(), frame))?;
             let inside = &bytes[(at - frame.at) as usize..];
             let (now, later) = rest.split_at_mut(inside.len().min(rest.len()));
             now.copy_from_slice(&inside[..now.len()]);
@@ -172,11 +166,6 @@ impl Store for ZstdStore {
 
     fn sync(&self) -> Result<(), StoreError> {
         Ok(())
-    }
-
-    fn best_read_bytes(&self) -> usize {
-        let frame = self.index.largest_frame_bytes().next_power_of_two();
-        frame.clamp(16 * PAGE_SIZE, READ_BYTES_MAX)
     }
 }
 

@@ -5,8 +5,6 @@ use super::Errno;
 #[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
 compile_error!("quire needs Linux on x86-64");
 
-/// Makes system call `number`.
-///
 /// # Safety
 /// The arguments must be what the call takes; what the kernel writes through them must be memory
 /// that the caller may have written.

@@ -87,13 +87,8 @@ fn both() -> (u64, u64) {
         let after = unsafe { _rdtsc() };
         (after.saturating_sub(before), before + after.saturating_sub(before) / 2, ns)
     };
-    let best = (1..TRIES).map(|_| once()).fold(
-        once(),
-        |best, other| {
-            if other.0 < best.0 { other } else { best }
-        },
-    );
-    (best.1, best.2)
+    let (_, cycles, ns) = (0..TRIES).map(|_| once()).min_by_key(|once| once.0).unwrap_or_default();
+    (cycles, ns)
 }
 
 /// The rate as far as it is known, settled where that is far enough; 0 at the very beginning.

@@ -89,15 +89,10 @@ pub(crate) fn wait_either(words: [(&AtomicU32, u32); 2], reach: Reach, deadline_
         unsafe { syscall(__NR_futex_waitv, [place, waiters.len(), 0, pointer as usize, clock, 0]) };
 }
 
-/// Wakes up to `count` sleepers.
-pub fn wake(word: &AtomicU32, count: u32, reach: Reach) {
-    wake_as(word, count, FUTEX_BITSET_MATCH_ANY, reach);
-}
-
-/// Wakes all that sleep on a word that may not exist any more. A thread that sleeps on what is there
+/// Wakes up to `count` sleepers. The word need not exist any more: a thread that sleeps on what is there
 /// now wakes for no reason, which every sleeper expects.
-pub(crate) fn wake_address(word: *const AtomicU32, reach: Reach) {
-    wake_as(word, u32::MAX, FUTEX_BITSET_MATCH_ANY, reach);
+pub fn wake(word: *const AtomicU32, count: u32, reach: Reach) {
+    wake_as(word, count, FUTEX_BITSET_MATCH_ANY, reach);
 }
 
 /// Wakes all that sleep as one of `classes`.
@@ -166,7 +161,7 @@ mod tests {
         // All of them asleep, as a rule; the test is none where they are not.
         std::thread::sleep(std::time::Duration::from_millis(50));
         word.store(0, Ordering::SeqCst);
-        wake(&word, u32::MAX, Reach::Process);
+        wake(&*word, u32::MAX, Reach::Process);
         for sleeper in sleepers {
             sleeper.join().unwrap();
         }

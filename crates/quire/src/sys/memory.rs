@@ -20,12 +20,9 @@ pub fn address_limit() -> Option<u64> {
     limits.into_iter().flatten().min()
 }
 
-/// The rights that a reservation begins with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum InitialProt {
-    /// Nothing may be touched yet.
     None,
-    /// Readable and writable.
     ReadWrite,
 }
 
@@ -82,8 +79,6 @@ pub unsafe fn release(start: NonNull<u8>, bytes: usize) {
     }
 }
 
-/// Changes the rights of a range.
-///
 /// # Safety
 /// The range belongs to the engine or to a managed arena.
 pub unsafe fn protect(start: usize, bytes: usize, prot: u32) -> Result<(), Errno> {

@@ -1,7 +1,8 @@
 //! System calls: all of the engine's `unsafe` that speaks to the kernel.
 //!
 //! Nothing here goes through libc: a call made on a handler thread must not touch `errno`, a
-//! thread-local, or a symbol that the preload library interposes.
+//! thread-local, or a symbol that the preload library interposes. Errors are the kernel's, where a
+//! function says no more of them.
 
 #[cfg(feature = "library")]
 pub mod cachestat;

@@ -12,20 +12,20 @@
 
 use core::arch::asm;
 
-/// A moment on the way of a fault that can be watched.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u32)]
-pub enum Tracepoint {
-    /// The VMA changed while a fault was served speculatively, or was being changed.
-    SpfVmaChanged,
-    /// The VMA's memory was not prepared for it.
-    SpfVmaNoanon,
-    /// VMAs of that kind are not served so.
-    SpfVmaNotsup,
-    /// The VMA does not allow the access.
-    SpfVmaAccess,
-    /// The page's state changed meanwhile.
-    SpfPmdChanged,
+crate::control::named! {
+    /// A moment on the way of a fault that can be watched; its name is like those of the kernel's tracepoints.
+    pub enum Tracepoint {
+        /// The VMA changed while a fault was served speculatively, or was being changed.
+        SpfVmaChanged = "pagefault:spf_vma_changed",
+        /// The VMA's memory was not prepared for it.
+        SpfVmaNoanon = "pagefault:spf_vma_noanon",
+        /// VMAs of that kind are not served so.
+        SpfVmaNotsup = "pagefault:spf_vma_notsup",
+        /// The VMA does not allow the access.
+        SpfVmaAccess = "pagefault:spf_vma_access",
+        /// The page's state changed meanwhile.
+        SpfPmdChanged = "pagefault:spf_pmd_changed",
+    }
 }
 
 /// What is told of such a moment.

@@ -1,10 +1,9 @@
 //! The lock order: every lock of the engine has a rank, and a thread only sleeps for a lock of a
 //! higher rank than all that it holds.
 //!
-//! A lock that is only tried may have any
-//! rank, because no thread waits for it. Builds with debug assertions record what each thread holds,
-//! and panic with both ranks where a thread sleeps out of order, whether or not the lock was taken at
-//! that moment. In other builds every function here is empty.
+//! A lock that is only tried may have any rank, because no thread waits for it. Builds with debug assertions
+//! record what each thread holds, and panic with both ranks where a thread sleeps out of order, whether or
+//! not the lock was taken at that moment. In other builds every function here is empty.
 //!
 //! What a thread holds is found by its number and not by a thread-local: engine threads have none.
 

@@ -26,9 +26,6 @@ struct StackCall<F, R> {
 
 impl Stack {
     /// Maps a stack of so many bytes, in whole pages, the lowest of which guards its end.
-    ///
-    /// # Errors
-    /// `NOMEM`.
     pub fn new(bytes: usize) -> Result<Stack, Errno> {
         let lowest = yard::take(bytes)?;
         let stack = Stack { lowest, bytes };
@@ -73,8 +70,6 @@ pub struct LockedStack(UnsafeCell<Stack>);
 unsafe impl Sync for LockedStack {}
 
 impl LockedStack {
-    /// # Errors
-    /// As for [`Stack::new`].
     pub fn new(bytes: usize) -> Result<LockedStack, Errno> {
         Ok(LockedStack(UnsafeCell::new(Stack::new(bytes)?)))
     }

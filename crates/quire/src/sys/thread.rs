@@ -1,8 +1,4 @@
-//! Raw threads: no libc, no thread-locals of the program, every signal blocked.
-//!
-//! A handler lives inside a program that is not ours. It must survive `close_range`, setuid, a main
-//! thread that ends, signals to the process; so it is a bare clone with a descriptor table of its
-//! own and a TLS block of its own, which libc never hears of.
+//! Raw threads, of which libc never hears; `process/threads.rs` says why.
 
 use core::ffi::CStr;
 use core::ptr::NonNull;
@@ -57,9 +53,6 @@ unsafe impl Sync for ThreadMemory {}
 impl ThreadMemory {
     /// Maps a stack and a TLS block for the engine thread with this number, which no other thread of
     /// the process has.
-    ///
-    /// # Errors
-    /// `NOMEM`.
     pub fn new(number: usize) -> Result<ThreadMemory, Errno> {
         let base = yard::take(STACK_BYTES + TLS_BYTES)?;
         // A stack that overflows must not overwrite the TLS block of another thread.
@@ -197,7 +190,7 @@ pub(crate) fn thread_pointer() -> usize {
     unsafe { word_of_thread::<0>() }
 }
 
-/// All signals blocked, until dropped.
+/// Signals blocked, until dropped.
 pub struct SignalsBlocked {
     old: u64,
 }
@@ -320,7 +313,6 @@ pub(crate) fn process_id() -> u32 {
     rustix::process::getpid().as_raw_nonzero().get() as u32
 }
 
-/// The kernel's id of the calling thread.
 #[must_use]
 pub fn thread_id() -> u32 {
     rustix::thread::gettid().as_raw_nonzero().get() as u32
@@ -334,7 +326,6 @@ pub(crate) fn kill_process() -> ! {
     }
 }
 
-/// Ends the calling thread.
 pub fn exit_thread() -> ! {
     loop {
         // SAFETY: does not return.
@@ -347,12 +338,6 @@ pub fn exit_thread() -> ! {
 pub struct Signal(AtomicU32);
 
 impl Signal {
-    /// Not set.
-    #[must_use]
-    pub const fn new() -> Signal {
-        Signal(AtomicU32::new(0))
-    }
-
     /// Sets it to `value` (not 0) and wakes the thread that waits.
     pub fn set(&self, value: u32) {
         // Release publishes what was done before.

@@ -105,7 +105,6 @@ pub(super) fn futex_wait(word: &AtomicU32, expected: u32, classes: u32, has_time
     true
 }
 
-/// Lets others run. The caller looks again at what it waits for.
 pub(super) fn look_again() -> bool {
     current().is_some_and(|turns| {
         turns.relax();
@@ -113,7 +112,6 @@ pub(super) fn look_again() -> bool {
     })
 }
 
-/// Wakes up to `count` actors that sleep on the word at `address` as one of `classes`.
 pub(super) fn futex_wake(address: usize, count: u32, classes: u32) -> bool {
     current().is_some_and(|turns| {
         turns.unblock_futex(address, count, classes);

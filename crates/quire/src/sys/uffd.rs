@@ -57,7 +57,6 @@ fn in_parts(len: usize, mut call: impl FnMut(usize) -> (Result<(), Errno>, i64))
 }
 
 impl Uffd {
-    /// No descriptor yet.
     #[must_use]
     pub const fn closed() -> Uffd {
         Uffd { descriptor: AtomicI32::new(-1) }
@@ -80,9 +79,6 @@ impl Uffd {
     }
 
     /// Opens a userfaultfd that serves only faults taken in user mode, which needs no right.
-    ///
-    /// # Errors
-    /// The kernel's.
     pub(crate) fn open_user_mode_only(&self, features: u32) -> Result<(), Errno> {
         let flags = (O_CLOEXEC | UFFD_USER_MODE_ONLY) as usize;
         self.open_by(__NR_userfaultfd, [flags, 0, 0, 0, 0, 0], features)
@@ -114,9 +110,6 @@ impl Uffd {
     }
 
     /// Asks for the faults of a range, of the kinds `modes` (`UFFDIO_REGISTER_MODE_`).
-    ///
-    /// # Errors
-    /// The kernel's.
     pub fn register(&self, start: usize, len: usize, modes: u32) -> Result<(), Errno> {
         let mut argument =
             uffdio_register { range: range(start, len), mode: modes.into(), ioctls: 0 };
@@ -160,9 +153,6 @@ impl Uffd {
     }
 
     /// Sets or clears write protection; clearing answers the faults that waited for it.
-    ///
-    /// # Errors
-    /// The kernel's.
     pub(crate) fn write_protect(
         &self,
         start: usize,
@@ -174,19 +164,13 @@ impl Uffd {
         self.ioctl(UFFDIO_WRITEPROTECT, &mut argument)
     }
 
-    /// Makes any access to a missing page a SIGBUS.
-    ///
-    /// # Errors
-    /// The kernel's; `EXIST` where something is mapped.
+    /// Makes any access to a missing page a SIGBUS; `EXIST` where something is mapped.
     pub(crate) fn poison(&self, start: usize, len: usize) -> Result<(), Errno> {
         let mut argument = uffdio_poison { range: range(start, len), mode: 0, updated: 0 };
         self.ioctl(UFFDIO_POISON, &mut argument)
     }
 
-    /// Waits for a message and reads it.
-    ///
-    /// # Errors
-    /// The kernel's; `INTR` where it was only interrupted.
+    /// Waits for a message and reads it; `INTR` where it was only interrupted.
     pub fn read(&self) -> Result<uffd_msg, Errno> {
         let mut message = MaybeUninit::<uffd_msg>::uninit();
         // SAFETY: the kernel writes one whole message, or none and says so.

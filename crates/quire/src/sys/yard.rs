@@ -1,10 +1,9 @@
 //! A yard: address space where small tables and stacks lie side by side.
 //!
 //! A process has some thirty of them when it starts. A mapping for each (made, trimmed, advised, with
-//! a page table of its own) would cost as much as all the rest of the start. What is taken is given back to the kernel page by page, by [`memory::release`], and
-//! never taken again, so a yard only has to know where the next goes.
-//!
-//! Locks: none.
+//! a page table of its own) would cost as much as all the rest of the start. What is taken is given back to the
+//! kernel page by page, by [`memory::release`], and never taken again, so a yard only has to know where the
+//! next goes. It has no locks.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -22,9 +21,6 @@ static NEXT: AtomicUsize = AtomicUsize::new(0);
 
 /// Takes zeroed memory, in whole pages and at least one, that costs memory only where it is touched.
 /// Inherited by fork like any private memory; to be given back by [`memory::release`].
-///
-/// # Errors
-/// As for [`memory::reserve`].
 pub fn take(bytes: usize) -> Result<NonNull<u8>, Errno> {
     let bytes = pages_of(bytes).ok_or(Errno::NOMEM)?;
     if bytes > TAKEN_BYTES_MAX {

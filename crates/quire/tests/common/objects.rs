@@ -281,10 +281,6 @@ impl Store for Probe {
     fn sync(&self) -> Result<(), StoreError> {
         self.inner.sync()
     }
-
-    fn best_read_bytes(&self) -> usize {
-        self.inner.best_read_bytes()
-    }
 }
 
 /// Drops so many pages of a range from the cache; a page is busy for a moment after its fault.

@@ -107,7 +107,7 @@ impl<A: Word> Page<A> {
 
     /// One on which a waiter loses the lock to a stealer `steals_max` times at most.
     pub fn with(steals_max: u32) -> Arc<Page<A>> {
-        let queue = LoomQueue(Mutex::new(WaitList::new()));
+        let queue = LoomQueue(Mutex::new(WaitList::default()));
         Arc::new(Page {
             word: PageWord(A::new(0)),
             table: WaitTable::with_queues([queue], steals_max),

@@ -32,15 +32,12 @@ const EMPTY: u32 = 0;
 const FREE: u32 = 1;
 const TAKEN: u32 = 2;
 
-/// What a fault needs.
 struct FaultStack {
     scratch: Scratch,
     stack: Stack,
 }
 
 impl FaultStack {
-    /// # Errors
-    /// `NOMEM`.
     fn new() -> Result<FaultStack, Errno> {
         let mut stack = Stack::new(STACK_BYTES)?;
         // Made on the new stack, for a compressor is moved by way of the stack.
@@ -116,18 +113,12 @@ fn take_empty() -> Result<Borrowed, Errno> {
         slot.state.compare_exchange(EMPTY, TAKEN, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     };
     let slot = POOL.iter().find(is_taken).ok_or(Errno::AGAIN)?;
-    match FaultStack::new() {
-        Ok(fault_stack) => {
-            // SAFETY: the slot is ours, and has no fault stack that this would forget.
-            unsafe { (*slot.fault_stack.get()).write(fault_stack) };
-            Ok(Borrowed(slot))
-        }
-        Err(errno) => {
-            // Relaxed: nothing was written.
-            slot.state.store(EMPTY, Ordering::Relaxed);
-            Err(errno)
-        }
-    }
+    // Relaxed: nothing was written.
+    let give_back = |_: &Errno| slot.state.store(EMPTY, Ordering::Relaxed);
+    let fault_stack = FaultStack::new().inspect_err(give_back)?;
+    // SAFETY: the slot is ours, and has no fault stack that this would forget.
+    unsafe { (*slot.fault_stack.get()).write(fault_stack) };
+    Ok(Borrowed(slot))
 }
 
 /// In a fork's child, before it serves a fault: empties the slots that threads of the parent had

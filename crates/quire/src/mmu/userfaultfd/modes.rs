@@ -24,28 +24,23 @@ use crate::sys::rank;
 use crate::units::{PAGE_SHIFT, PageNum, PageRange};
 
 /// Whether write protection is asked for.
+#[derive(Default)]
 pub(super) struct Modes {
     is_protectable: AtomicBool,
     turn: Mutex<rank::Modes, ()>,
 }
 
 impl Modes {
-    pub const fn new() -> Modes {
-        Modes { is_protectable: AtomicBool::new(false), turn: Mutex::new(()) }
-    }
-
     /// For an arena of which nothing is registered yet.
     pub fn set_protectable(&self, is_protectable: bool) {
         self.is_protectable.store(is_protectable, Ordering::Relaxed);
     }
 
-    /// Whether pages can be write-protected.
     pub fn is_protectable(&self) -> bool {
         // Acquire pairs with the release in `protect`: the kernel knows.
         self.is_protectable.load(Ordering::Acquire)
     }
 
-    /// The bits that the kernel takes.
     pub fn bits(&self) -> u32 {
         if self.is_protectable() {
             UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_WP
@@ -57,18 +52,12 @@ impl Modes {
 
 impl Userfaultfd {
     /// Asks for the faults of a stretch of the arena.
-    ///
-    /// # Errors
-    /// The kernel's.
     pub fn register(&self, pages: PageRange) -> Result<(), Errno> {
         let len = pages.len() << PAGE_SHIFT;
         self.faults.register(self.address(pages.start), len, self.modes.bits())
     }
 
     /// As [`Self::register`], once the program has run: all of it that can be.
-    ///
-    /// # Errors
-    /// The kernel's.
     pub(crate) fn register_rest(&self, pages: PageRange) -> Result<(), Errno> {
         self.register_rest_for(pages, self.modes.bits())
     }

@@ -22,18 +22,13 @@ const SPARES: usize = 16;
 /// How often a call is tried with the spares given up: others may take them.
 const TRIES: usize = 64;
 
-/// Spare mappings.
+#[derive(Default)]
 pub(super) struct Spares {
     /// Where they lie; 0 where there are none.
     place: Mutex<rank::Spares, usize>,
 }
 
 impl Spares {
-    /// None yet.
-    pub const fn new() -> Spares {
-        Spares { place: Mutex::new(0) }
-    }
-
     /// Takes the spares where they are not held; where the kernel has none they are taken later.
     pub fn hold(&self) {
         take(&mut self.place.lock());
@@ -41,9 +36,6 @@ impl Spares {
 
     /// Makes a call that leaves no more mappings than there were, with the spares where it is refused
     /// without.
-    ///
-    /// # Errors
-    /// The call's.
     pub fn with(&self, mut call: impl FnMut() -> Result<(), Errno>) -> Result<(), Errno> {
         let mut result = call();
         for _ in 0..TRIES {

@@ -46,10 +46,7 @@ const _: () = assert!(size_of::<RwSem>() <= size_of::<rustix_futex_sync::Mutex<(
 /// The atomic under the lock: a real one, or loom's.
 pub trait LockWord {
     fn load(&self, order: Ordering) -> u32;
-    /// A weak compare-and-swap.
-    ///
-    /// # Errors
-    /// The value found where it was another.
+    /// A weak compare-and-swap; the value found is the error where it was another.
     fn compare_exchange(&self, old: u32, new: u32, order: Ordering) -> Result<u32, u32>;
 }
 
@@ -72,7 +69,6 @@ pub trait WaitOps<A> {
     fn wait(&self, word: &A, expected: u32, class: Class);
     /// Wakes all of `class` that sleep on `word`.
     fn wake(&self, word: &A, class: Class);
-    /// Lets other threads run.
     fn yield_now(&self);
 }
 
@@ -99,7 +95,6 @@ impl WaitOps<AtomicU32> for Futex {
 /// What became of a thread that came to the lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Arrival {
-    /// It is inside.
     Entered,
     Queued(InLine),
     /// There is no room in line.
@@ -152,7 +147,6 @@ impl<A: LockWord> RwSem<A> {
         }
     }
 
-    /// Leaves.
     #[inline]
     pub fn unlock<P: WaitOps<A>>(&self, side: Side, ops: &P) {
         if let Some(class) = self.leave(side) {

@@ -39,7 +39,6 @@ pub struct ObjectMapping {
 
 impl ObjectMapping {
     /// Where the pages of `range` that this mapping shows are in the arena.
-    #[must_use]
     pub fn arena_range(&self, range: ObjectRange) -> PageRange {
         let shown = self.pages.intersect(range);
         if shown.is_empty() {
@@ -61,15 +60,9 @@ pub struct IMmaps {
 }
 
 impl IMmaps {
-    /// No mapping; walks are shared.
-    ///
-    /// # Errors
-    /// `NOMEM`.
     pub fn new() -> Result<IMmaps, Errno> {
-        Ok(IMmaps {
-            nodes: Nodes::with_room_for(VMAS_MAX)?,
-            walks_exclusive: AtomicBool::new(false),
-        })
+        let nodes = Nodes::with_room_for(VMAS_MAX)?;
+        Ok(IMmaps { nodes, walks_exclusive: AtomicBool::new(false) })
     }
 
     /// Makes every walk that begins from now on keep all others out, or share again.
@@ -151,10 +144,7 @@ impl Drop for ReadGuard<'_> {
 pub struct WriteGuard<'a>(ReadGuard<'a>);
 
 impl WriteGuard<'_> {
-    /// Adds a mapping; there may be others of the same pages.
-    ///
-    /// # Errors
-    /// `NOMEM` where the table is full.
+    /// Adds a mapping; there may be others of the same pages. `NOMEM` where the table is full.
     pub fn insert(&mut self, mapping: ObjectMapping) -> Result<MappingRef, Errno> {
         self.tree.insert(mapping)
     }

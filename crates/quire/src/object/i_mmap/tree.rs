@@ -21,7 +21,6 @@ use crate::units::{ObjectPage, ObjectRange, PageNum};
 const NONE: u32 = 0;
 /// Nodes of an address space and the one that is none: a mapping is a VMA.
 const NODES_MAX: usize = VMAS_MAX + 1;
-/// Height of the tallest tree.
 const HEIGHT_MAX: usize = height_max(NODES_MAX);
 
 /// The height of the tallest AVL tree that `count` nodes can make.
@@ -115,7 +114,6 @@ impl<'a> Tree<'a> {
 
     /// The mappings that show any page of `range`, in order of their first page; those that begin
     /// alike in any order. Takes what the tree is high and a little for each mapping found.
-    #[must_use]
     pub fn overlapping(&self, range: ObjectRange) -> Overlapping<'_> {
         let mut walk = Overlapping { nodes: self.nodes, range, ahead: [NONE; HEIGHT_MAX], len: 0 };
         if !range.is_empty() {

@@ -17,9 +17,7 @@
 pub const STEALS_MAX: u32 = STEALS.max();
 /// Most readers inside.
 pub const READERS_MAX: u32 = READERS.max();
-/// Most readers that wait in line.
 pub const READERS_IN_LINE_MAX: u32 = READERS_IN_LINE.max();
-/// Most writers that wait in line.
 pub const WRITERS_IN_LINE_MAX: u32 = WRITERS_IN_LINE.max();
 
 const READERS: Field = Field { shift: 0, bits: 8 };
@@ -59,9 +57,7 @@ const LINE: u32 = READERS_IN_LINE.mask() | WRITERS_IN_LINE.mask() | STEALS.mask(
 /// How a thread is inside: beside others of its side, or alone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Side {
-    /// Beside other readers.
     Reader,
-    /// Alone.
     Writer,
 }
 
@@ -113,17 +109,14 @@ impl LockState {
         LockState(self.0 & !field.mask() | value << field.shift)
     }
 
-    #[must_use]
     pub const fn readers(self) -> u32 {
         self.get(READERS)
     }
 
-    #[must_use]
     pub const fn has_writer(self) -> bool {
         self.get(WRITER) != 0
     }
 
-    #[must_use]
     pub const fn in_line(self, side: Side) -> u32 {
         self.get(side.line())
     }
@@ -262,6 +255,5 @@ impl core::fmt::Debug for LockState {
 pub struct Class(pub u32);
 
 impl Class {
-    /// All readers in line.
     pub const READERS: Class = Class(1 << 31);
 }

@@ -33,17 +33,6 @@ pub struct Counts {
 }
 
 impl Counts {
-    pub(super) const ZERO: Counts = Counts {
-        avoided: 0,
-        looks: 0,
-        waits: 0,
-        wakes: 0,
-        callbacks: 0,
-        steals: 0,
-        handoffs: 0,
-        passed_on: 0,
-    };
-
     pub(super) fn add(&mut self, other: &Counts) {
         self.looks += other.looks;
         self.waits += other.waits;

@@ -49,13 +49,11 @@ pub struct Callback {
 impl Callback {
     /// Calls `run` with `argument`, holding no lock but what the unlocker still holds: it must not
     /// sleep.
-    #[must_use]
     pub const fn run(run: fn(u64), argument: u64) -> Callback {
         Callback { run: Some(run), argument }
     }
 
     /// Answers the faults of a page.
-    #[must_use]
     pub const fn answer(page: PageNum) -> Callback {
         Callback { run: None, argument: page.0 }
     }
@@ -89,10 +87,9 @@ unsafe impl Zeroed for Waiter<AtomicU64> {}
 // queued, which that lock orders.
 unsafe impl<A: Sync> Sync for Waiter<A> {}
 
-impl<A: Word> Waiter<A> {
-    /// An idle one.
-    #[must_use]
-    pub fn new() -> Waiter<A> {
+/// An idle waiter.
+impl<A: Word> Default for Waiter<A> {
+    fn default() -> Waiter<A> {
         Waiter {
             state: A::new(IDLE),
             entry: UnsafeCell::new(WaitEntry {
@@ -109,12 +106,6 @@ impl<A: Word> Waiter<A> {
     }
 }
 
-impl<A: Word> Default for Waiter<A> {
-    fn default() -> Waiter<A> {
-        Waiter::new()
-    }
-}
-
 /// The lock of a queue: a mutex, or loom's.
 pub trait QueueLock<T> {
     /// Runs `act` under the lock.
@@ -122,14 +113,9 @@ pub trait QueueLock<T> {
 }
 
 /// A queue with its lock, on a cache line of its own.
+#[derive(Default)]
 #[repr(align(64))]
 pub struct Queue(pub(super) Mutex<rank::Waiters, WaitList<AtomicU64>>);
-
-impl Default for Queue {
-    fn default() -> Queue {
-        Queue(Mutex::new(WaitList::new()))
-    }
-}
 
 // SAFETY: an empty queue is all zeros (there is a test): a free lock, chains without a waiter, and
 // integers. It owns nothing.
@@ -147,7 +133,6 @@ struct Chain<A> {
     last: Option<NonNull<Waiter<A>>>,
 }
 
-/// Which chain.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Which {
     /// The waiters for the lock.
@@ -278,17 +263,12 @@ pub(super) fn address<A>(word: &PageWord<A>) -> usize {
 
 impl<A> Default for WaitList<A> {
     fn default() -> WaitList<A> {
-        WaitList::new()
+        let (lockers, others) = (Chain::EMPTY, Chain::EMPTY);
+        WaitList { lockers, others, tickets: 0, counts: Counts::default() }
     }
 }
 
 impl<A> WaitList<A> {
-    /// No waiter.
-    #[must_use]
-    pub const fn new() -> WaitList<A> {
-        WaitList { lockers: Chain::EMPTY, others: Chain::EMPTY, tickets: 0, counts: Counts::ZERO }
-    }
-
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
         self.lockers.first.is_none() && self.others.first.is_none()

@@ -22,7 +22,7 @@ fn a_wait_for_a_free_lock_loses_it_to_stealers_no_more_often_than_one_for_the_lo
     }
     let thief = Thief(AtomicU32::new(0));
     word.try_lock().unwrap();
-    let record = Waiter::new();
+    let record = Waiter::default();
     // SAFETY: the record outlives all unlocks of the word.
     assert!(unsafe {
         table.queue_callback(&word, &record, Condition::UNLOCKED, Callback::answer(PageNum(1)))

@@ -9,11 +9,11 @@
 //! model survives the disk.
 
 use core::mem;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::Mutex;
 use std::vec::Vec;
 
 use super::super::workers::lock;
-use super::super::{READ_BYTES_MAX, Store, StoreError};
+use super::super::{Store, StoreError};
 use super::vec::{read_from, write_to};
 
 const SECTOR_BYTES: u64 = 512;
@@ -111,19 +111,19 @@ impl CrashStore {
     /// What is in it without a crash.
     #[must_use]
     pub fn bytes(&self) -> Vec<u8> {
-        self.lock().now.clone()
+        lock(&self.state).now.clone()
     }
 
     /// Syncs so far.
     #[must_use]
     pub fn syncs(&self) -> usize {
-        self.lock().epochs.len() - 1
+        lock(&self.state).epochs.len() - 1
     }
 
     /// The images that a crash at any moment until now could leave, the earliest moments first.
     #[must_use]
     pub fn images(&self, options: CrashOptions) -> CrashImages {
-        let mut epochs = self.lock().epochs.clone();
+        let mut epochs = lock(&self.state).epochs.clone();
         if options.sectors == Sectors::Torn {
             for epoch in &mut epochs {
                 *epoch = mem::take(epoch).iter().flat_map(Change::torn).collect();
@@ -139,12 +139,8 @@ impl CrashStore {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        lock(&self.state)
-    }
-
     fn change(&self, change: Change) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         change.apply(&mut state.now);
         state.epochs.last_mut().expect("there is always one that is not synced").push(change);
     }
@@ -156,7 +152,7 @@ impl Store for CrashStore {
     }
 
     fn len(&self) -> Result<u64, StoreError> {
-        Ok(self.lock().now.len() as u64)
+        Ok(lock(&self.state).now.len() as u64)
     }
 
     fn is_read_only(&self) -> bool {
@@ -164,7 +160,7 @@ impl Store for CrashStore {
     }
 
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
-        read_from(&self.lock().now, offset, into);
+        read_from(&lock(&self.state).now, offset, into);
         Ok(())
     }
 
@@ -179,12 +175,8 @@ impl Store for CrashStore {
     }
 
     fn sync(&self) -> Result<(), StoreError> {
-        self.lock().epochs.push(Vec::new());
+        lock(&self.state).epochs.push(Vec::new());
         Ok(())
-    }
-
-    fn best_read_bytes(&self) -> usize {
-        READ_BYTES_MAX
     }
 }
 

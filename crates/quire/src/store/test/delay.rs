@@ -1,12 +1,13 @@
 //! Stores whose operations take time, or never end.
 
 use core::time::Duration;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::vec::Vec;
 
 use super::super::workers::lock;
 use super::super::{Cause, Operation, Store, StoreError};
 
+#[derive(Default)]
 struct State {
     /// Operations that wait here.
     held: Vec<Operation>,
@@ -29,65 +30,54 @@ pub struct DelayStore<S> {
 impl<S: Store> DelayStore<S> {
     /// Holds nothing yet.
     pub fn new(inner: S) -> DelayStore<S> {
-        let state = State {
-            held: Vec::new(),
-            permits: 0,
-            delay: Duration::ZERO,
-            waiting: 0,
-            is_cancelled: false,
-        };
-        DelayStore { inner, state: Mutex::new(state), changed: Condvar::new() }
+        DelayStore { inner, state: Mutex::default(), changed: Condvar::new() }
     }
 
     /// Has operations of this kind wait from now on.
     pub fn hold(&self, operation: Operation) {
-        self.lock().held.push(operation);
+        lock(&self.state).held.push(operation);
     }
 
     /// Has every operation take at least this long from now on, after it was released.
     pub fn set_delay(&self, delay: Duration) {
-        self.lock().delay = delay;
+        lock(&self.state).delay = delay;
     }
 
     /// Releases `count` operations that wait or come next.
     pub fn release(&self, count: usize) {
-        self.lock().permits += count;
+        lock(&self.state).permits += count;
         self.changed.notify_all();
     }
 
     /// Holds nothing any more, and releases all that wait.
     pub fn release_all(&self) {
-        self.lock().held.clear();
+        lock(&self.state).held.clear();
         self.changed.notify_all();
     }
 
     /// Has every operation that waits or comes fail with [`Cause::Cancelled`].
     pub fn cancel(&self) {
-        self.lock().is_cancelled = true;
+        lock(&self.state).is_cancelled = true;
         self.changed.notify_all();
     }
 
     /// Operations that wait now.
     #[must_use]
     pub fn waiting(&self) -> usize {
-        self.lock().waiting
+        lock(&self.state).waiting
     }
 
     /// Waits until `count` operations or more wait. False if they did not within `time`.
     #[must_use]
     pub fn wait_for(&self, count: usize, time: Duration) -> bool {
-        let state = self.lock();
+        let state = lock(&self.state);
         let waited = self.changed.wait_timeout_while(state, time, |state| state.waiting < count);
         !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        lock(&self.state)
-    }
-
     /// Waits as long as the operation is held or delayed.
     fn pass(&self, operation: Operation, offset: u64, bytes: usize) -> Result<(), StoreError> {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.waiting += 1;
         self.changed.notify_all();
         while !state.is_cancelled && state.held.contains(&operation) {
@@ -149,10 +139,6 @@ impl<S: Store> Store for DelayStore<S> {
         self.pass(Operation::Sync, 0, 0)?;
         self.inner.sync()
     }
-
-    fn best_read_bytes(&self) -> usize {
-        self.inner.best_read_bytes()
-    }
 }
 
 /// A store that never answers: reads, writes, `set_len` and syncs wait until it is cancelled, and
@@ -208,9 +194,5 @@ impl<S: Store> Store for NeverStore<S> {
 
     fn sync(&self) -> Result<(), StoreError> {
         self.0.sync()
-    }
-
-    fn best_read_bytes(&self) -> usize {
-        self.0.best_read_bytes()
     }
 }

@@ -1,5 +1,6 @@
 //! A store whose operations fail.
 
+use std::collections::HashMap;
 use std::sync::Mutex;
 use std::vec::Vec;
 
@@ -39,10 +40,11 @@ impl Failure {
     }
 }
 
+#[derive(Default)]
 struct State {
     failures: Vec<Failure>,
     /// How often each operation came so far.
-    counts: Vec<(Operation, u64)>,
+    counts: HashMap<Operation, u64>,
 }
 
 /// Fails as planned, and otherwise passes calls to the inner store.
@@ -54,40 +56,31 @@ pub struct FailStore<S> {
 impl<S: Store> FailStore<S> {
     /// Fails nothing yet.
     pub fn new(inner: S) -> FailStore<S> {
-        FailStore { inner, state: Mutex::new(State { failures: Vec::new(), counts: Vec::new() }) }
+        FailStore { inner, state: Mutex::default() }
     }
 
     /// Plans a failure.
     pub fn fail(&self, failure: Failure) {
-        self.lock().failures.push(failure);
+        lock(&self.state).failures.push(failure);
     }
 
     /// Forgets all planned failures: the device works again.
     pub fn mend(&self) {
-        self.lock().failures.clear();
+        lock(&self.state).failures.clear();
     }
 
     /// How often such an operation came so far, failures included.
     #[must_use]
     pub fn count(&self, operation: Operation) -> u64 {
-        let state = self.lock();
-        state.counts.iter().find(|(counted, _)| *counted == operation).map_or(0, |(_, n)| *n)
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        lock(&self.state)
+        lock(&self.state).counts.get(&operation).copied().unwrap_or_default()
     }
 
     /// Counts an operation, and returns the failure that is planned for it.
     fn planned(&self, operation: Operation) -> Option<Failure> {
-        let mut state = self.lock();
-        let place = state.counts.iter().position(|(counted, _)| *counted == operation);
-        let place = place.unwrap_or_else(|| {
-            state.counts.push((operation, 0));
-            state.counts.len() - 1
-        });
-        state.counts[place].1 += 1;
-        let now = state.counts[place].1;
+        let mut state = lock(&self.state);
+        let count = state.counts.entry(operation).or_default();
+        *count += 1;
+        let now = *count;
         let hits = |failure: &&Failure| {
             failure.operation == operation
                 && (failure.nth == now || failure.is_lasting && failure.nth < now)
@@ -153,9 +146,5 @@ impl<S: Store> Store for FailStore<S> {
     fn sync(&self) -> Result<(), StoreError> {
         self.pass(Operation::Sync, 0)?;
         self.inner.sync()
-    }
-
-    fn best_read_bytes(&self) -> usize {
-        self.inner.best_read_bytes()
     }
 }

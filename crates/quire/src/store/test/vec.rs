@@ -1,17 +1,14 @@
 //! A store of bytes in memory.
 
-use core::sync::atomic::AtomicU64;
-use core::sync::atomic::Ordering::Relaxed;
-use std::string::String;
-use std::sync::{Mutex, MutexGuard};
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::Mutex;
 use std::vec::Vec;
 
 use super::super::workers::lock;
-use super::super::{Cause, Operation, READ_BYTES_MAX, Store, StoreError};
+use super::super::{Cause, Operation, Store, StoreError};
 
 /// A store of bytes that are gone with it.
 pub struct VecStore {
-    name: String,
     bytes: Mutex<Vec<u8>>,
     is_read_only: bool,
     reads: AtomicU64,
@@ -24,7 +21,6 @@ impl VecStore {
     #[must_use]
     pub fn new(bytes: Vec<u8>) -> VecStore {
         VecStore {
-            name: "memory".into(),
             bytes: Mutex::new(bytes),
             is_read_only: false,
             reads: AtomicU64::new(0),
@@ -42,7 +38,7 @@ impl VecStore {
     /// What is in it.
     #[must_use]
     pub fn bytes(&self) -> Vec<u8> {
-        self.lock().clone()
+        lock(&self.bytes).clone()
     }
 
     /// Reads so far, each of a batch by itself.
@@ -64,10 +60,6 @@ impl VecStore {
         self.syncs.load(Relaxed)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<u8>> {
-        lock(&self.bytes)
-    }
-
     fn check(&self, operation: Operation, offset: u64, bytes: usize) -> Result<(), StoreError> {
         let cause = if self.is_read_only {
             Cause::ReadOnly
@@ -76,7 +68,7 @@ impl VecStore {
         } else {
             return Ok(());
         };
-        Err(StoreError::new(operation, &self.name, offset, bytes as u64, cause))
+        Err(StoreError::new(operation, self.name(), offset, bytes as u64, cause))
     }
 }
 
@@ -103,11 +95,11 @@ pub(super) fn write_to(bytes: &mut Vec<u8>, offset: u64, from: &[u8]) {
 
 impl Store for VecStore {
     fn name(&self) -> &str {
-        &self.name
+        "memory"
     }
 
     fn len(&self) -> Result<u64, StoreError> {
-        Ok(self.lock().len() as u64)
+        Ok(lock(&self.bytes).len() as u64)
     }
 
     fn is_read_only(&self) -> bool {
@@ -116,29 +108,25 @@ impl Store for VecStore {
 
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
         self.reads.fetch_add(1, Relaxed);
-        read_from(&self.lock(), offset, into);
+        read_from(&lock(&self.bytes), offset, into);
         Ok(())
     }
 
     fn write(&self, offset: u64, from: &[u8]) -> Result<(), StoreError> {
         self.check(Operation::Write, offset, from.len())?;
         self.writes.fetch_add(1, Relaxed);
-        write_to(&mut self.lock(), offset, from);
+        write_to(&mut lock(&self.bytes), offset, from);
         Ok(())
     }
 
     fn set_len(&self, bytes: u64) -> Result<(), StoreError> {
         self.check(Operation::SetLen, bytes, 0)?;
-        self.lock().resize(bytes as usize, 0);
+        lock(&self.bytes).resize(bytes as usize, 0);
         Ok(())
     }
 
     fn sync(&self) -> Result<(), StoreError> {
         self.syncs.fetch_add(1, Relaxed);
         Ok(())
-    }
-
-    fn best_read_bytes(&self) -> usize {
-        READ_BYTES_MAX
     }
 }

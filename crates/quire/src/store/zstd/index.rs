@@ -83,10 +83,6 @@ impl Index {
         self.frames.last().map_or(0, |last| last.at + last.bytes as u64)
     }
 
-    pub fn largest_frame_bytes(&self) -> usize {
-        self.frames.iter().map(|frame| frame.bytes).max().unwrap_or(0)
-    }
-
     /// The frame that holds the byte at `at`, and its number. None behind the end.
     pub fn find(&self, at: u64) -> Option<(usize, &Frame)> {
         let number = self.frames.partition_point(|frame| frame.at <= at).checked_sub(1)?;
