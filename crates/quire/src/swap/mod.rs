@@ -7,9 +7,9 @@
 //!
 //! Everything here runs on handler threads: no allocation, no libc, no panic on bad bytes.
 //!
-//! Three tiers, each behind the one before: a page of one 32-bit pattern keeps no data; LZ4 in the pool, where
-//! it saves at least a quarter (a page that saves less goes there as it is, if there is a swap file, and else
-//! stays in limbo); the file.
+//! Three tiers: a page of one 32-bit pattern keeps no data; a page that saves at least a quarter is packed into the
+//! pool, and goes on to the file when it has been there for long; any other goes to the file at once, or stays
+//! in limbo where there is none.
 
 pub mod blob;
 pub mod compress;

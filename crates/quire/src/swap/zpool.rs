@@ -1,7 +1,7 @@
 //! The compressed pool: packed pages in memory.
 //!
 //! Owns a reserved range of memory ([`home`]) and everything of ours in it. Like zsmalloc it keeps
-//! blobs in slabs of one size each ([`slab`]): 64 bytes apart up to the longest LZ4 block worth
+//! blobs in slabs of one size each ([`slab`]): 64 bytes apart up to the longest packed page worth
 //! keeping, and whole pages. A slab's pages are charged to the caller's [`Payer`] when it is taken
 //! and uncharged when the kernel has its memory back. Charges change at no other time, except that the
 //! supervisor moves them when a fork shares slabs, and when slabs are not shared any more ([`shared`]).
