@@ -5,8 +5,10 @@
 //! the pool for the file with a clock of those. A fault that finds its page again compares the stamp with the
 //! clock: the distance is how many pages more frames, or a larger pool, would have held for the
 //! page to be there still. Faults within the distance that a sixteenth of the budget makes are counted, by
-//! what each would have saved. Both sides' sums are compared after every such distance, and the side that
-//! would have saved more grows. (Linux has the idea of the distance in mm/workingset.c.)
+//! what each would have saved; and so are faults on the oldest quarter of the pool, by what each has saved. The
+//! pool grows where more of it would have saved more than more frames, and shrinks where more frames would have
+//! saved more than its oldest quarter did, page for page. (Linux has the idea of the distance in
+//! mm/workingset.c.)
 //!
 //! No locks: what two threads count at once may be lost, and the border moves a little later.
 
@@ -17,7 +19,7 @@ use core::sync::atomic::{AtomicU16, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use crate::control::FaultKind;
 use crate::mean::Mean;
 use crate::mmu::Mmu;
-use crate::page::Stored;
+use crate::page::{State, Stored};
 use crate::space::VmSpace;
 use crate::units::{PAGE_SIZE, PageNum};
 
@@ -27,6 +29,8 @@ const TICKS: usize = 256;
 const NEAR: u16 = (TICKS / 16) as u16;
 /// The sign of a stamp by the clock of pages that went to the file; the rest is ticks, which wrap.
 const WRITTEN: u16 = 1 << 15;
+/// Blocks of pages whose ages are looked at before the border is moved.
+const LOOKED_AT: usize = 16;
 /// By how much the border moves, and where it stays between, in parts of the budget.
 const STEP: usize = 64;
 const SHARE_MIN: usize = 16;
@@ -44,6 +48,10 @@ pub(crate) struct Border {
     /// Nanoseconds that a sixteenth of the budget more would have saved, as frames and as pool.
     frames_gain_ns: AtomicU64,
     pool_gain_ns: AtomicU64,
+    /// Nanoseconds that the oldest quarter of the pool has saved.
+    pool_worth_ns: AtomicU64,
+    /// The block with which the next look at the pool's ages begins.
+    next_block: AtomicUsize,
     /// Nanoseconds of a fault that finds its page packed in memory, and of one that reads the file.
     memory_ns: Mean,
     file_ns: Mean,
@@ -63,6 +71,8 @@ impl Border {
             looked_at: AtomicU64::new(0),
             frames_gain_ns: AtomicU64::new(0),
             pool_gain_ns: AtomicU64::new(0),
+            pool_worth_ns: AtomicU64::new(0),
+            next_block: AtomicUsize::new(0),
             memory_ns: Mean::new(),
             file_ns: Mean::new(),
             packed: Mean::new(),
@@ -131,22 +141,43 @@ impl Border {
         }
     }
 
-    /// Moves the border, when enough has left since it was last looked at.
-    pub fn look(&self) {
-        let evicted = self.evicted.load(Relaxed);
-        if evicted - self.looked_at.load(Relaxed) < (self.limit / 16) as u64 {
-            return;
+    /// Notes a fault on a page in the pool with this stamp.
+    fn note_hit(&self, stamp: u16) {
+        let memory_ns = self.memory_ns.get();
+        self.note_refault(stamp & !WRITTEN, memory_ns);
+        if self.is_old(stamp) {
+            // Where nothing was read yet: what a disk of some kind takes.
+            let file_ns = if self.file_ns.get() == 0 { 8 * memory_ns } else { self.file_ns.get() };
+            self.pool_worth_ns.fetch_add(file_ns.saturating_sub(memory_ns).into(), Relaxed);
         }
-        self.looked_at.store(evicted, Relaxed);
-        let gains = [&self.frames_gain_ns, &self.pool_gain_ns];
+    }
+
+    /// Whether enough has left since the border was last looked at.
+    fn is_due(&self) -> bool {
+        let evicted = self.evicted.load(Relaxed);
+        let is_due = evicted - self.looked_at.load(Relaxed) >= (self.limit / 16) as u64;
+        if is_due {
+            self.looked_at.store(evicted, Relaxed);
+        }
+        is_due
+    }
+
+    /// Moves the border, where the pool has so many pages.
+    fn settle(&self, pool_pages: usize) {
         // What was counted before counts half.
-        let [frames, pool] =
-            gains.map(|gain| gain.fetch_update(Relaxed, Relaxed, |ns| Some(ns / 2)));
-        let [frames, pool] = [frames, pool].map(|gain| gain.unwrap_or_else(|gain| gain));
+        let [frames, pool, worth] = [&self.frames_gain_ns, &self.pool_gain_ns, &self.pool_worth_ns]
+            .map(|gain| {
+                let ns = gain.load(Relaxed);
+                gain.fetch_sub(ns / 2, Relaxed);
+                ns
+            });
+        // All three for as much memory as the gains are of.
+        let quarter = (pool_pages / 4).max(1) as u64;
+        let worth = worth * (self.limit / 16) as u64 / quarter;
         let (share, step) = (self.share(), (self.limit / STEP).max(1));
         let next = if pool > frames + frames / 4 {
             (share + step).min(self.limit / 4 * 3)
-        } else if frames > pool + pool / 4 {
+        } else if frames > worth + worth / 4 {
             share.saturating_sub(step).max(self.limit / SHARE_MIN)
         } else {
             share
@@ -158,8 +189,8 @@ impl Border {
         self.since(&self.evicted, stamp) >= self.old.load(Relaxed)
     }
 
-    /// After a search for old pages: of `seen` packed ones so many were old. A quarter of them should be.
-    pub fn note_search(&self, seen: usize, old: usize) {
+    /// After a look at `seen` packed pages of which so many were old. A quarter of them should be.
+    fn note_search(&self, seen: usize, old: usize) {
         let age = self.old.load(Relaxed);
         let next = if old * 2 > seen {
             (age + age / 4 + 1).min(WRITTEN / 2)
@@ -185,12 +216,33 @@ impl<M: Mmu> VmSpace<M> {
 
     /// Notes that a fault asked for a page that is stored there.
     pub(crate) fn note_refault(&self, page: PageNum, stored: Stored) {
-        let took = match stored {
-            Stored::Pool(_) => &self.border.memory_ns,
-            Stored::File(_) => &self.border.file_ns,
-            Stored::Same(_) | Stored::Nothing => return,
-        };
-        self.border.note_refault(self.pages.stamp(page).load(Relaxed), took.get());
+        let stamp = self.pages.stamp(page).load(Relaxed);
+        match stored {
+            Stored::Pool(_) => self.border.note_hit(stamp),
+            Stored::File(_) => self.border.note_refault(stamp, self.border.file_ns.get()),
+            Stored::Same(_) | Stored::Nothing => {}
+        }
+    }
+
+    /// Looks at how old the pool's pages are, at a few blocks of them, and moves the border.
+    pub(super) fn look_at_border(&self) {
+        if !self.swap.has_file() || !self.border.is_due() {
+            return;
+        }
+        let blocks = self.pages.swap_blocks();
+        let start = self.border.next_block.fetch_add(LOOKED_AT, Relaxed);
+        let looked_at = (start..start + LOOKED_AT.min(blocks)).map(|block| block % blocks);
+        let (mut seen, mut old) = (0, 0);
+        for range in looked_at.filter_map(|block| self.pages.swap_block(block)) {
+            for page in range.pages().filter(|&page| self.snapshot(page).state() == State::Pool) {
+                seen += 1;
+                old += usize::from(self.has_left_long_ago(page));
+            }
+        }
+        if seen > 0 {
+            self.border.note_search(seen, old);
+        }
+        self.border.settle(self.swap.zpool.pages());
     }
 
     /// Whether a packed page left memory so long ago that it is one for the file.
@@ -232,7 +284,9 @@ mod tests {
             border.evict();
             border.write();
             fault(border);
-            border.look();
+            if border.is_due() {
+                border.settle(LIMIT / 4);
+            }
         }
     }
 
@@ -246,6 +300,16 @@ mod tests {
             border.note_refault(border.write_stamp(3), 100_000);
         });
         assert_eq!(border.share(), LIMIT / 4 * 3);
+    }
+
+    #[test]
+    fn the_pool_keeps_its_share_while_its_oldest_pages_are_asked_for() {
+        let border = border();
+        run(&border, 8, |border| {
+            border.note_refault(border.evict_stamp(3), 10_000);
+            border.note_hit(border.evict_stamp(100));
+        });
+        assert_eq!(border.share(), LIMIT / 2);
     }
 
     #[test]

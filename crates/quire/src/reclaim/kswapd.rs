@@ -109,7 +109,7 @@ impl<M: Mmu> VmSpace<M> {
         self.make_room_for_fork(scratch);
         let pool_pages = self.swap.zpool.own_pages() as u64;
         self.budget.member().pool_pages.store(pool_pages, Ordering::Relaxed);
-        self.border.look();
+        self.look_at_border();
         let pool = Pool(self);
         pool.scan(pool.count(), Reclaimer::Kswapd, Some(scratch));
         if self.budget.members() > 1 {

@@ -148,7 +148,6 @@ impl<M: Mmu> VmSpace<M> {
     ) {
         let blocks = self.pages.swap_blocks();
         let start = self.clock.lock().write_back;
-        let (mut seen, mut old) = (0, 0);
         let mut next = start;
         'round: for step in 0..blocks {
             let block = (start + step) % blocks;
@@ -157,11 +156,9 @@ impl<M: Mmu> VmSpace<M> {
                 if self.snapshot(page).state() != State::Pool {
                     continue;
                 }
-                seen += 1;
                 if wants_old && !self.has_left_long_ago(page) {
                     continue;
                 }
-                old += 1;
                 take(page, writing);
                 if writing.writer.is_full() {
                     // The rest of this block is for the next segment.
@@ -169,9 +166,6 @@ impl<M: Mmu> VmSpace<M> {
                     break 'round;
                 }
             }
-        }
-        if wants_old {
-            self.border.note_search(seen, old);
         }
         self.clock.lock().write_back = next;
     }
