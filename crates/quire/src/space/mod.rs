@@ -6,8 +6,9 @@
 //!
 //! # Locks
 //!
-//! In order: the space's lock (`layout`: alone by program threads, shared by faults that go the classic way) >
-//! page lock > the frame pool's mutex, the swap's own.
+//! In order: the stack for calls of threads whose own is managed (`process/call.rs`) > the space's lock (`layout`:
+//! alone by program threads, shared by faults that go the classic way) > page lock > the frame pool's mutex, the
+//! swap's own.
 //!
 //! - A fault never waits for the space's lock. A change of the layout may sleep for a page lock, and for the
 //!   classic faults inside: a thread that holds one of these needs nothing that the change has.
