@@ -1,6 +1,7 @@
 /* Threads whose stacks are managed memory, and whose blocks are, change the layout while pages of both go: no
  * fault of theirs may wait for what they have locked themselves. */
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -31,6 +32,14 @@ static void drop_stack(void) {
     CHECK(swapcontext(&coroutine, &back) == 0);
   else
     CHECK(madvise(stack_start, STACK, MADV_PAGEOUT) == 0);
+}
+
+/* Where libc has had the kernel write which CPU a thread runs on, the kernel does so still. */
+static int is_told_its_cpu(void) {
+  unsigned* size = dlsym(RTLD_DEFAULT, "__rseq_size");
+  long* offset = dlsym(RTLD_DEFAULT, "__rseq_offset");
+  if (!size || *size == 0) return 1;
+  return ((volatile int*)((char*)__builtin_thread_pointer() + *offset))[1] >= 0;
 }
 
 /* A block with pages in every state: what does not pack goes to the file. */
@@ -74,9 +83,9 @@ static void __attribute__((noinline)) change(unsigned mark) {
   CHECK(room[0] == 1);
 }
 
-static void* changes(void* argument) {
+static void changes(void) {
   for (volatile unsigned mark = 0; mark < PAGE; mark += STEP) change(mark);
-  return argument;
+  CHECK(is_told_its_cpu());
 }
 
 /* The whole stack goes, with the thread's block at its end, whatever the thread is at. */
@@ -108,18 +117,25 @@ static pthread_t start(void* (*run)(void*), void* argument, void* stack) {
   return thread;
 }
 
+/* The kernel notes in the block that the thread has ended, but brings no page in for that. */
+static void* end(char* stack) {
+  if (stack) CHECK(mlock(stack + STACK - 4 * PAGE, 4 * PAGE) == 0);
+  return NULL;
+}
+
 static void* thread_on_its_stack(void* stack) {
   stack_start = stack;
-  return changes(NULL);
+  changes();
+  return end(stack);
 }
 
 static void run_coroutine(void) {
-  changes(NULL);
+  changes();
   is_over = 1;
 }
 
 /* On a thread whose own stack is the kernel's, or managed as well: it drops what the coroutine does not use. */
-static void* coroutines(void* argument) {
+static void* coroutines(void* own) {
   char* stack = memory(STACK);
   CHECK(getcontext(&coroutine) == 0);
   coroutine.uc_stack.ss_sp = stack;
@@ -136,7 +152,7 @@ static void* coroutines(void* argument) {
   }
   is_coroutine = 0;
   CHECK(munmap(stack, STACK) == 0);
-  return argument;
+  return end(own);
 }
 
 /* A child's engine is new, and may have been made while another thread was in such a call. */
@@ -146,14 +162,16 @@ static void* forks(void* stack) {
     drop_stack();
     pid_t child = fork();
     if (child == 0) {
+      CHECK(is_told_its_cpu());
       for (unsigned mark = 0; mark < PAGE; mark += 8 * STEP) change(mark);
       _exit(0);
     }
     int status = -1;
     CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+    CHECK(is_told_its_cpu());
     change(i);
   }
-  return NULL;
+  return end(stack);
 }
 
 /* Runs it with the stack going all the while, and signals coming. */
