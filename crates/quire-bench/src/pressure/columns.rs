@@ -15,6 +15,7 @@ use clap::ValueEnum;
 
 use super::counters::{Counts, Disk};
 use super::measured::{End, Measured};
+use super::name_of;
 use super::prepare::Prepared;
 use super::swaps::{On, Swaps};
 use crate::contestant::{Contestant, Launched, Stage};
@@ -52,24 +53,9 @@ pub(crate) enum Column {
 }
 
 impl Column {
-    pub(crate) const ALL: [Column; 6] = [
-        Column::Bare,
-        Column::Quire,
-        Column::Disk,
-        Column::ZramLz4,
-        Column::ZramZstd,
-        Column::Zswap,
-    ];
-
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Column::Bare => "bare",
-            Column::Quire => "quire",
-            Column::Disk => "disk",
-            Column::ZramLz4 => "zram-lz4",
-            Column::ZramZstd => "zram-zstd",
-            Column::Zswap => "zswap",
-        }
+    /// As the command line and the tables have it.
+    pub(crate) fn name(self) -> String {
+        name_of(&self)
     }
 }
 

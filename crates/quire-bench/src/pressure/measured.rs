@@ -67,7 +67,8 @@ impl<'a> Cell<'a> {
     /// The runs of a row in a part and a column.
     pub(crate) fn of(records: Records<'a>, row: &str, part: &str, column: Column) -> Cell<'a> {
         let part = if column == Column::Bare { "" } else { part };
-        let [row, part, column] = [row, part, column.name()].map(String::from);
+        let [row, part] = [row, part].map(String::from);
+        let column = column.name();
         let cell = Turn { row, part, column, round: 0 };
         Cell { runs: records.iter().filter(|record| record.turn.is_of_cell(&cell)).collect() }
     }
@@ -120,7 +121,7 @@ pub(crate) mod tests {
     /// A run of a second or so.
     pub(crate) fn record(column: Column, round: u32, seconds: f64, end: End) -> Record<Measured> {
         let part = if column == Column::Bare { "" } else { "1/2" };
-        let [row, part, column] = ["sort", part, column.name()].map(String::from);
+        let ([row, part], column) = (["sort", part].map(String::from), column.name());
         let result = Measured {
             end,
             does_not_fit: false,

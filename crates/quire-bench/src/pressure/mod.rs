@@ -12,6 +12,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
+use clap::ValueEnum;
 
 mod columns;
 mod counters;
@@ -135,7 +136,7 @@ fn turns(rows: &Selected, columns: &[Column], rounds: u32) -> Vec<Turn> {
             let turn = |part: String, column: &Column| Turn {
                 row: row.name.clone(),
                 part,
-                column: column.name().into(),
+                column: column.name(),
                 round,
             };
             turns.push(turn(String::new(), &Column::Bare));
@@ -146,6 +147,11 @@ fn turns(rows: &Selected, columns: &[Column], rounds: u32) -> Vec<Turn> {
         }
     }
     turns
+}
+
+/// The name that the command line has for a value.
+fn name_of(value: &impl ValueEnum) -> String {
+    value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
 struct Suite {
@@ -164,7 +170,7 @@ impl Suite {
     ) -> Result<Option<Measured>> {
         let find = |(row, _): &&(Row, Vec<Fraction>)| row.name == turn.row;
         let (row, _) = rows.iter().find(find).context("a turn of no row")?;
-        let column = Column::ALL.into_iter().find(|column| column.name() == turn.column);
+        let column = Column::from_str(&turn.column, false).ok();
         let column = column.context("a turn of no column")?;
         let runner = &self.runner;
         let prepared = self
@@ -254,10 +260,10 @@ impl Run<'_> {
 
     /// How long the run may take.
     fn most(&self) -> Duration {
-        let others = Column::ALL.into_iter().filter(|column| *column != Column::Bare);
+        let others = Column::value_variants().iter().filter(|column| **column != Column::Bare);
         let best = others
             .flat_map(|column| {
-                self.cell(column).done().map(|run| run.wall_seconds).min_by(f64::total_cmp)
+                self.cell(*column).done().map(|run| run.wall_seconds).min_by(f64::total_cmp)
             })
             .min_by(f64::total_cmp);
         let most = best.map_or(RUN_SECONDS_MAX, |best| (best * STOPPED_AT).max(RUN_SECONDS_MIN));

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, ValueEnum as _};
 
 use super::columns::Column;
 use super::rows::Fraction;
@@ -54,7 +54,7 @@ impl PressureBench {
         let is_chosen = |column: &Column| {
             self.column.is_empty() || is_always(*column) || self.column.contains(column)
         };
-        Column::ALL.into_iter().filter(is_chosen).collect()
+        Column::value_variants().iter().copied().filter(is_chosen).collect()
     }
 
     /// After this nothing new begins.

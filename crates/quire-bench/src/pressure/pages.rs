@@ -25,18 +25,6 @@ pub(crate) enum Data {
     Quarter,
 }
 
-impl Data {
-    pub(crate) const ALL: [Data; 3] = [Data::Random, Data::Words, Data::Quarter];
-
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Data::Random => "1.0",
-            Data::Words => "1.6",
-            Data::Quarter => "4.0",
-        }
-    }
-}
-
 /// Fills pages in order.
 pub(crate) struct Filler {
     data: Data,

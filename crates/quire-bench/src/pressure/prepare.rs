@@ -11,6 +11,7 @@ use anyhow::{Result, bail, ensure};
 use rand::rngs::Xoshiro256PlusPlus;
 use rand::{RngExt as _, SeedableRng as _};
 
+use super::name_of;
 use super::rows::{Program, Row};
 use crate::contestant::{Stage, Workload};
 use crate::programs;
@@ -70,9 +71,9 @@ pub(crate) fn prepare(row: &Row, stage: &Stage) -> Result<Prepared> {
             let line = format!(
                 "touch --size={bytes} --data={} --pattern={} --access={} --threads={threads} \
                  --accesses={}",
-                data.name(),
-                pattern.name(),
-                access.name(),
+                name_of(data),
+                name_of(pattern),
+                name_of(access),
                 bytes / 4096 * ACCESSES_PER_PAGE
             );
             Ok(Prepared::of(programs::built_in(&stage.own, row.name.clone(), &line)))

@@ -80,7 +80,7 @@ impl Report<'_> {
 
     fn table(&self, head: &[&str], columns: impl Iterator<Item = Column>) -> Table {
         let head = head.iter().map(|name| (*name).to_owned());
-        Table::new(head.chain(columns.map(|column| column.name().to_owned())))
+        Table::new(head.chain(columns.map(Column::name)))
     }
 
     fn seconds(&self) -> Table {
@@ -124,7 +124,7 @@ impl Report<'_> {
 
     pub(crate) fn print_json(&self) {
         let not_run = self.columns_not_run.iter();
-        let not_run = not_run.map(|(column, why)| (column.name().to_owned(), Json::text(why)));
+        let not_run = not_run.map(|(column, why)| (column.name(), Json::text(why)));
         let missing = self.missing.iter().map(|(row, why)| (row.clone(), Json::text(why)));
         output::print_json(
             "pressure",

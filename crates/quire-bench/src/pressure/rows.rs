@@ -4,7 +4,9 @@ use std::fmt;
 use std::str::FromStr;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use clap::ValueEnum as _;
 
+use super::name_of;
 use super::pages::Data;
 use super::touch::{Access, Pattern};
 
@@ -143,13 +145,13 @@ pub(crate) fn all(is_quick: bool) -> Vec<Row> {
 /// Every combination of the touches.
 fn touches(bytes: u64) -> Vec<Row> {
     let mut rows = Vec::new();
-    for data in Data::ALL {
-        for pattern in Pattern::ALL {
-            for access in Access::ALL {
+    for data in Data::value_variants() {
+        for pattern in Pattern::value_variants() {
+            for access in Access::value_variants() {
+                let [one, two, three] = [name_of(data), name_of(pattern), name_of(access)];
                 rows.extend(THREADS.map(|threads| {
-                    let (data_name, pattern_name) = (data.name(), pattern.name());
-                    let name =
-                        format!("touch-{data_name}-{pattern_name}-{}-{threads}", access.name());
+                    let name = format!("touch-{one}-{two}-{three}-{threads}");
+                    let (data, pattern, access) = (*data, *pattern, *access);
                     let core = CORE_TOUCHES.iter().find(|(core, _)| *core == name);
                     Row {
                         core: core.map(|(_, fractions)| fractions.to_vec()).unwrap_or_default(),

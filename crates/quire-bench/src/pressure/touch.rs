@@ -58,36 +58,11 @@ pub(crate) enum Pattern {
     Scan,
 }
 
-impl Pattern {
-    pub(crate) const ALL: [Pattern; 4] =
-        [Pattern::Uniform, Pattern::Zipf, Pattern::Loop, Pattern::Scan];
-
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Pattern::Uniform => "uniform",
-            Pattern::Zipf => "zipf",
-            Pattern::Loop => "loop",
-            Pattern::Scan => "scan",
-        }
-    }
-}
-
 /// What is done to a page.
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Access {
     Read,
     Write,
-}
-
-impl Access {
-    pub(crate) const ALL: [Access; 2] = [Access::Read, Access::Write];
-
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Access::Read => "read",
-            Access::Write => "write",
-        }
-    }
 }
 
 /// Runs the program; 1 is returned where a page had a wrong number.
