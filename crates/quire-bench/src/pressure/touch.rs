@@ -97,14 +97,13 @@ fn in_threads(args: &TouchArgs, words: &[AtomicU64], pages: usize) -> Result<u64
         .map(|thread| Walk::new(args.pattern, pages, thread, args.threads))
         .collect();
     let accesses = args.accesses / args.threads;
-    let wrong = thread::scope(|scope| {
+    thread::scope(|scope| {
         let threads: Vec<_> = walks?
             .into_iter()
             .map(|walk| scope.spawn(move || touch_pages(words, walk, accesses, args.access)))
             .collect();
         anyhow::Ok(threads.into_iter().map(|thread| thread.join().unwrap_or(1)).sum())
-    });
-    wrong
+    })
 }
 
 fn touch_pages(words: &[AtomicU64], mut walk: Walk, accesses: usize, access: Access) -> u64 {
