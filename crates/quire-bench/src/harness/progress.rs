@@ -38,13 +38,13 @@ impl Progress {
     /// Says that the turn at `index` is done.
     pub(crate) fn say(&self, index: usize, turn: &Turn, turns: &[Turn]) {
         let took = self.seconds.get(&cell(turn)).copied().unwrap_or(0.0);
+        let name = [&turn.row, &turn.part, &turn.column].map(String::as_str);
+        let name: Vec<&str> = name.into_iter().filter(|word| !word.is_empty()).collect();
         say(&format!(
-            "{}/{}: {} {} {}, round {}: {}; {} left",
+            "{}/{}: {}, round {}: {}; {} left",
             index + 1,
             turns.len(),
-            turn.row,
-            turn.part,
-            turn.column,
+            name.join(" "),
             turn.round,
             in_words(took),
             in_words(self.left_seconds(&turns[index + 1..]))
@@ -54,7 +54,8 @@ impl Progress {
     /// Turns of cells that ran take what these took, others what cells take on the average.
     fn left_seconds(&self, turns: &[Turn]) -> f64 {
         let average = self.seconds.values().sum::<f64>() / self.seconds.len().max(1) as f64;
-        turns.iter().map(|turn| self.seconds.get(&cell(turn)).copied().unwrap_or(average)).sum()
+        let seconds = |turn: &Turn| self.seconds.get(&cell(turn)).copied().unwrap_or(average);
+        turns.iter().map(seconds).fold(0.0, |sum, seconds| sum + seconds)
     }
 }
 

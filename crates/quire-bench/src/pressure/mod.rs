@@ -87,13 +87,13 @@ pub(crate) fn main(options: &PressureBench) -> Result<u8> {
     let ended = take_turns(&turns, &mut journal, options.most(), |turn, records| {
         suite.take(turn, &rows, records)
     });
-    let missing = suite.missing();
+    let (missing, note) = (suite.missing(), suite.runner.swaps.note());
     // All that was set up goes first: to print may be the end, where there is no reader any more.
     drop(suite);
     end_with_reader();
     let (records, ending) = (journal.records(), *ended.as_ref().unwrap_or(&Ending::Interrupted));
     let (rows, columns) = (&rows, &columns[..]);
-    let report = Report { rows, columns, rounds, records, ending, missing, columns_not_run };
+    let report = Report { rows, columns, rounds, records, ending, missing, columns_not_run, note };
     if options.common.json {
         report.print_json();
     } else {

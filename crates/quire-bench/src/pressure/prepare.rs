@@ -22,7 +22,7 @@ const ARRAYS: &str = include_str!("arrays.py");
 const DEMO_GENERATE: &str = include_str!("../../../../demo/generate.py");
 const DEMO_LIBRARY: &str = include_str!("../../../../demo/library.py");
 /// Collections of the CPython program.
-const COLLECTIONS: usize = 6;
+const COLLECTIONS: usize = 3;
 /// Jobs of a build at a time.
 const BUILD_JOBS: usize = 2;
 /// Accesses of a touching program for each of its pages.

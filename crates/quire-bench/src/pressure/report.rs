@@ -25,6 +25,8 @@ pub(crate) struct Report<'a> {
     /// Rows whose programs cannot be run here, and why.
     pub missing: HashMap<String, String>,
     pub columns_not_run: Vec<(Column, String)>,
+    /// What there is to know of the kernel's swaps.
+    pub note: Option<String>,
 }
 
 /// A row in a part of what it wants.
@@ -67,6 +69,7 @@ impl Report<'_> {
              take over what Quire takes, in the same round",
             self.rounds
         ));
+        lines.extend(self.note.iter().map(|note| format!("- {note}")));
         lines.extend(
             self.columns_not_run
                 .iter()
@@ -172,9 +175,9 @@ impl<'a> Line<'a> {
         let ratios = cell.over(&quire);
         let mut parts = Vec::new();
         if column != Column::Quire && !ratios.is_empty() {
-            parts.push(output::ratio(&ratios));
+            parts.push(spread(&ratios, "x"));
         } else if !cell.seconds().is_empty() {
-            parts.push(seconds(&cell.seconds()));
+            parts.push(spread(&cell.seconds(), " s"));
         }
         parts.extend(remarks(&cell));
         if parts.is_empty() { "-".into() } else { parts.join("; ") }
@@ -290,15 +293,22 @@ fn remarks(cell: &Cell<'_>) -> Vec<String> {
         .collect()
 }
 
-/// `33.0 s (32.1..34.0)`
-fn seconds(samples: &Samples) -> String {
-    let digits = if samples.median() < 1.0 { 3 } else { 1 };
-    format!(
-        "{:.digits$} s ({:.digits$}..{:.digits$})",
-        samples.median(),
-        samples.min(),
-        samples.max()
-    )
+/// `33.0 s (32.1..34.0)`, `1.50x (1.45..1.60)`; of a single round without the spread.
+fn spread(samples: &Samples, unit: &str) -> String {
+    let median = samples.median();
+    let digits = match median {
+        ..0.1 => 4,
+        ..1.0 => 3,
+        ..10.0 => 2,
+        _ => 1,
+    };
+    match samples.values() {
+        [_] => format!("{median:.digits$}{unit}"),
+        _ => {
+            let (min, max) = (samples.min(), samples.max());
+            format!("{median:.digits$}{unit} ({min:.digits$}..{max:.digits$})")
+        }
+    }
 }
 
 /// `950`, `12.5k`, `3.1M`; small ones with a digit behind the point.
@@ -337,6 +347,7 @@ mod tests {
             ending: Ending::Interrupted,
             missing: HashMap::new(),
             columns_not_run: vec![(Column::ZramLz4, "no zram".into())],
+            note: None,
         };
         check(&report);
     }
@@ -360,9 +371,9 @@ mod tests {
                     "sort-100M, 1/2",
                     "128 MiB",
                     "64 MiB + 4 MiB",
-                    "0.50x (0.50..0.50)",
-                    "3.0 s (2.0..4.0)",
-                    "1.50x (1.50..1.50); killed in 1 of 2",
+                    "0.500x",
+                    "3.00 s (2.00..4.00)",
+                    "1.50x; killed in 1 of 2",
                     "not run"
                 ]
             );

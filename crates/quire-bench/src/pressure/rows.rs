@@ -102,8 +102,8 @@ pub(crate) fn all(is_quick: bool) -> Vec<Row> {
     let size = |full: usize, quick: usize| if is_quick { quick } else { full };
     let bytes = |full: u64, quick: u64| if is_quick { quick << 20 } else { full * 1_000_000 };
     let real: [(&str, Program, &[Fraction]); 10] = [
-        ("sort-100M", Program::Sort { bytes: bytes(100, 20) }, &[HALF, QUARTER]),
-        ("sort-400M", Program::Sort { bytes: bytes(400, 24) }, &[]),
+        ("sort-100M", Program::Sort { bytes: bytes(100, 12) }, &[HALF, QUARTER]),
+        ("sort-400M", Program::Sort { bytes: bytes(400, 16) }, &[]),
         ("g++-570M", Program::Compile { classes: size(40, 1) }, &[HALF, QUARTER]),
         ("g++-1270M", Program::Compile { classes: size(100, 2) }, &[]),
         (
@@ -118,7 +118,7 @@ pub(crate) fn all(is_quick: bool) -> Vec<Row> {
         ),
         (
             "cpython-gc",
-            Program::Collector { objects: size(1_500_000, 150_000) },
+            Program::Collector { objects: size(1_000_000, 50_000) },
             &[THREE_QUARTERS, HALF],
         ),
         ("numpy-sort", Program::Arrays { what: "sort", count: size(32 << 20, 2 << 20) }, &[HALF]),

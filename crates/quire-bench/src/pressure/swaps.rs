@@ -5,7 +5,7 @@ use std::fs::{self, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use rustix::fs::FallocateFlags;
 
 use super::columns::Column;
@@ -22,6 +22,8 @@ pub(crate) struct Swaps {
     file: Result<SwapFile>,
     lz4: Result<Zram>,
     zstd: Result<Zram>,
+    /// What zswap compresses with.
+    zswap: Result<String>,
 }
 
 /// A swap while it is on. The swap goes first, then what was set for it.
@@ -44,7 +46,19 @@ impl Swaps {
             true => has_cgroup().and_then(|()| SwapFile::create(&folder.join("swap"), bytes)),
             false => Err(not_wanted()),
         };
-        Swaps { file, lz4: zram(Column::ZramLz4, "lz4"), zstd: zram(Column::ZramZstd, "zstd") }
+        let zswap = match is_wanted(Column::Zswap) {
+            true => Zswap::enable().and_then(|zswap| zswap.get("compressor")),
+            false => Err(not_wanted()),
+        };
+        let [lz4, zstd] = [(Column::ZramLz4, "lz4"), (Column::ZramZstd, "zstd")]
+            .map(|(column, algorithm)| zram(column, algorithm));
+        Swaps { file, lz4, zstd, zswap }
+    }
+
+    /// What there is to know of them beside their names.
+    pub(crate) fn note(&self) -> Option<String> {
+        let compressor = self.zswap.as_ref().ok()?;
+        Some(format!("zswap: compresses by {compressor}, and writes what is cold on to the file"))
     }
 
     /// Why a column cannot be run here.
@@ -55,8 +69,7 @@ impl Swaps {
             Column::Disk => self.file.as_ref().err().map(why),
             Column::ZramLz4 => self.lz4.as_ref().err().map(why),
             Column::ZramZstd => self.zstd.as_ref().err().map(why),
-            Column::Zswap if !Path::new(ZSWAP).exists() => Some("the kernel has no zswap".into()),
-            Column::Zswap => self.file.as_ref().err().map(why),
+            Column::Zswap => self.zswap.as_ref().err().or(self.file.as_ref().err()).map(why),
         }
     }
 
@@ -131,6 +144,7 @@ struct Zswap {
 
 impl Zswap {
     fn enable() -> Result<Zswap> {
+        ensure!(Path::new(ZSWAP).exists(), "the kernel has no zswap");
         let mut zswap = Zswap { saved: Vec::new() };
         for compressor in ZSWAP_COMPRESSORS {
             if zswap.set("compressor", compressor).is_ok() {
@@ -141,6 +155,10 @@ impl Zswap {
         let _ = zswap.set("shrinker_enabled", "Y");
         zswap.set("enabled", "Y")?;
         Ok(zswap)
+    }
+
+    fn get(&self, name: &str) -> Result<String> {
+        Ok(fs::read_to_string(Path::new(ZSWAP).join(name))?.trim().to_owned())
     }
 
     fn set(&mut self, name: &str, value: &str) -> Result<()> {
