@@ -47,6 +47,7 @@ test-long: setup-test release
 
 bench: setup-bench release
 	$(QUIRE) bench run
+	$(QUIRE) bench pressure
 	$(QUIRE) bench swap
 	$(QUIRE) bench fault
 	$(QUIRE) bench fork

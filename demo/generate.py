@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Makes the demo's input: a library's books and readers, and three years of its service's log.
 
-    generate.py DIRECTORY
+    generate.py DIRECTORY [PARTS]
 
-The same bytes on every machine: everything follows from one seed. What makes real data what it is
+With PARTS, a part of so many. The same bytes on every machine: everything follows from one seed. What makes real data what it is
 was kept: the log is in the order of time and says the same keys in every line; some books, words and
 readers come up much more often than others; a reader's visits come in runs.
 """
@@ -16,10 +16,11 @@ import sys
 from pathlib import Path
 
 SEED = 1453
-AUTHORS = 3_000
-BOOKS = 20_000
-READERS = 40_000
-EVENTS = 750_000
+PARTS = int(sys.argv[2]) if len(sys.argv) > 2 else 1
+AUTHORS = 3_000 // PARTS
+BOOKS = 20_000 // PARTS
+READERS = 40_000 // PARTS
+EVENTS = 750_000 // PARTS
 DAYS = 1_096
 SYLLABLES = "ka lo mi ren sta vel or an ti bu sen dra quo pel ni ver tas lim go fer ash el un ith".split()
 # What a visit consists of, how often, and what the service notes about it.

@@ -36,7 +36,10 @@ test)
 		packages+=(libpython3-testsuite)
 	;;
 picture) need dot graphviz ;;
-bench) need make make && need mkswap util-linux && need swapon mount ;;
+bench)
+	need make make && need mkswap util-linux && need swapon mount
+	need g++ g++ && need redis-server redis-server
+	;;
 esac
 
 if [ ${#packages[@]} -gt 0 ]; then

@@ -17,6 +17,7 @@ use anyhow::{Context as _, Result, bail};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{Pid, PidfdFlags, Signal};
 
+use super::data;
 use super::kernel_swap::Zram;
 use super::memory_limit::MemoryLimit;
 use super::sys;
@@ -73,7 +74,7 @@ pub(crate) struct KernelSwap {
 
 impl KernelSwap {
     pub(crate) fn create(swap_bytes: u64) -> Result<KernelSwap> {
-        Ok(KernelSwap { limit: MemoryLimit::create()?, zram: Zram::create(swap_bytes)? })
+        Ok(KernelSwap { limit: MemoryLimit::create()?, zram: Zram::create(swap_bytes, "lz4")? })
     }
 }
 
@@ -97,6 +98,20 @@ pub(crate) struct Outcome {
     pub store_bytes: u64,
     /// Runs that the kernel's OOM killer ended before this one.
     pub oom_kills: u32,
+}
+
+/// A command that was run, before anything is made of it.
+pub(crate) struct Launched {
+    /// Wall time, from start to end.
+    pub seconds: f64,
+    /// How it ended; nothing where it was stopped because it took too long.
+    pub ended: Option<sys::Ended>,
+    pub phases: Vec<(String, f64)>,
+    pub figures: Vec<(String, f64)>,
+    /// Of all that it printed.
+    pub digest: u64,
+    /// `quire run --stats`.
+    pub stats: BTreeMap<String, f64>,
 }
 
 impl Outcome {
@@ -140,14 +155,21 @@ impl Stage {
 
     /// Measures `quire`, by default the one that lies near this binary.
     pub(crate) fn new(quire: Option<&Path>, kernel: Result<KernelSwap>) -> Result<Stage> {
+        Stage::in_directory(&data::disk_directory(), quire, kernel)
+    }
+
+    /// As [`Stage::new`], with the bench's files in `directory`.
+    pub(crate) fn in_directory(
+        directory: &Path,
+        quire: Option<&Path>,
+        kernel: Result<KernelSwap>,
+    ) -> Result<Stage> {
         let own = std::env::current_exe().context("cannot find this program's own file")?;
         let quire = match quire {
             Some(quire) => quire.to_owned(),
             None => find_quire(&own)?,
         };
-        // /tmp may be memory.
-        let parent = std::env::var_os("TMPDIR").unwrap_or_else(|| "/var/tmp".into());
-        let folder = Path::new(&parent).join(format!("quire-bench-{}", std::process::id()));
+        let folder = directory.join(format!("quire-bench-{}", std::process::id()));
         fs::create_dir(&folder).with_context(|| format!("{}", folder.display()))?;
         Ok(Stage { kernel, quire, own, folder: Folder(folder) })
     }
@@ -166,8 +188,7 @@ impl Stage {
                 return Ok(outcome);
             }
             if status != KILLED || tries == 1 {
-                let said = fs::read_to_string(self.errors()).unwrap_or_default();
-                bail!("ended with {status}: {}", said.trim().lines().last().unwrap_or(""));
+                bail!("ended with {status}: {}", self.last_words());
             }
         }
         bail!("killed by the kernel's OOM killer {tries} times, with swap left")
@@ -178,46 +199,72 @@ impl Stage {
     }
 
     fn run_once(&self, workload: &Workload, contestant: &Contestant) -> Result<(i32, Outcome)> {
-        let mut command = self.command(workload, contestant)?;
-        let stats = self.folder().join("stats.json");
-        let _ = fs::remove_file(&stats);
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(File::create(self.errors())?);
-        // A group of its own: a terminal's ^C reaches only the bench, which ends the group.
-        command.env("LC_ALL", "C").process_group(0);
+        let command = self.command(workload, contestant)?;
         let kernel = match (contestant, &self.kernel) {
             (Contestant::Kernel { .. }, Ok(kernel)) => Some((kernel, kernel.zram.swap_on()?)),
             _ => None,
         };
-        let started = Instant::now();
-        let mut child = command.spawn().with_context(|| format!("{command:?}"))?;
-        let output = child.stdout.take().context("the output is a pipe")?;
-        let reader = thread::spawn(move || read_all(output));
-        let awaited = wait(&child);
-        let seconds = started.elapsed().as_secs_f64();
-        let ended = awaited?;
-        let (digest, text) = match reader.join() {
-            Ok(read) => read?,
-            Err(_) => bail!("the reader of the output failed"),
-        };
+        let launched = self.launch(command, RUN_MAX)?;
+        let Some(ended) = launched.ended else { bail!("the program does not end") };
         let store_bytes = match &kernel {
             Some((kernel, _swap_on)) => kernel.zram.used_max_bytes()?,
             None => 0,
         };
         let outcome = Outcome {
-            seconds,
+            seconds: launched.seconds,
             peak_bytes: ended.peak_bytes,
-            phases: phases_of(&text),
-            figures: named_numbers(&text, "figure"),
+            phases: launched.phases,
+            figures: launched.figures,
             used: ended.used,
-            digest,
-            stats: numbers_of(&fs::read_to_string(&stats).unwrap_or_default()),
+            digest: launched.digest,
+            stats: launched.stats,
             store_bytes,
             oom_kills: 0,
         };
         Ok((ended.status, outcome))
     }
 
-    fn command(&self, workload: &Workload, contestant: &Contestant) -> Result<Command> {
+    /// Runs a command to its end, or ends it after `most`.
+    pub(crate) fn launch(&self, mut command: Command, most: Duration) -> Result<Launched> {
+        let stats = self.stats();
+        let _ = fs::remove_file(&stats);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(File::create(self.errors())?);
+        // A group of its own: a terminal's ^C reaches only the bench, which ends the group.
+        command.env("LC_ALL", "C").process_group(0);
+        let started = Instant::now();
+        let mut child = command.spawn().with_context(|| format!("{command:?}"))?;
+        let output = child.stdout.take().context("the output is a pipe")?;
+        let reader = thread::spawn(move || read_all(output));
+        let awaited = wait(&child, most);
+        let seconds = started.elapsed().as_secs_f64();
+        let ended = awaited?;
+        let (digest, text) = match reader.join() {
+            Ok(read) => read?,
+            Err(_) => bail!("the reader of the output failed"),
+        };
+        Ok(Launched {
+            seconds,
+            ended,
+            phases: phases_of(&text),
+            figures: named_numbers(&text, "figure"),
+            digest,
+            stats: numbers_of(&fs::read_to_string(&stats).unwrap_or_default()),
+        })
+    }
+
+    /// The last line that the program that ran last had to say on stderr.
+    pub(crate) fn last_words(&self) -> String {
+        let said = fs::read_to_string(self.errors()).unwrap_or_default();
+        said.trim().lines().last().unwrap_or("").to_owned()
+    }
+
+    /// Where `quire run` leaves its counters.
+    fn stats(&self) -> PathBuf {
+        self.folder().join("stats.json")
+    }
+
+    /// What runs the program as this contestant does.
+    pub(crate) fn command(&self, workload: &Workload, contestant: &Contestant) -> Result<Command> {
         let mut command = match contestant {
             Contestant::Bare => {
                 let mut command = Command::new(&workload.argv[0]);
@@ -227,7 +274,7 @@ impl Stage {
             Contestant::Quire { budget_bytes, options } => {
                 let mut command = Command::new(&self.quire);
                 command.args(["run", "--quiet", "--memory"]).arg(budget_bytes.to_string());
-                command.arg("--stats").arg(self.folder().join("stats.json"));
+                command.arg("--stats").arg(self.stats());
                 command.args(options).arg("--");
                 command
             }
@@ -255,8 +302,9 @@ fn find_quire(own: &Path) -> Result<PathBuf> {
     })
 }
 
-/// Waits until the child has ended; ends it where it hangs, or where the bench was told to end.
-fn wait(child: &Child) -> Result<sys::Ended> {
+/// Waits until the child has ended; ends it, and returns nothing, where that takes longer than `most`.
+/// An error where the bench was told to end.
+fn wait(child: &Child, most: Duration) -> Result<Option<sys::Ended>> {
     let raw = i32::try_from(child.id())?;
     let pid = Pid::from_raw(raw).context("a child has a process id")?;
     let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
@@ -265,20 +313,22 @@ fn wait(child: &Child) -> Result<sys::Ended> {
         let mut ready = [PollFd::from_borrowed_fd(pidfd.as_fd(), PollFlags::IN)];
         // EINTR: the flag is looked at below.
         if rustix::event::poll(&mut ready, Some(&TICK)).unwrap_or(0) > 0 {
-            return Ok(sys::wait4(child.id())?);
+            return Ok(Some(sys::wait4(child.id())?));
         }
-        let why = match (sys::is_interrupted(), started.elapsed() > RUN_MAX) {
-            (true, _) => "interrupted",
-            (false, true) => "the program does not end",
-            (false, false) => continue,
-        };
+        let is_interrupted = sys::is_interrupted();
+        if !is_interrupted && started.elapsed() <= most {
+            continue;
+        }
         let _ = rustix::process::kill_process_group(pid, Signal::TERM);
         let grace = Timespec { tv_sec: GRACE.as_secs().cast_signed(), tv_nsec: 0 };
-        if rustix::event::poll(&mut ready, Some(&grace)).unwrap_or(0) == 0 {
-            let _ = rustix::process::kill_process_group(pid, Signal::KILL);
-        }
+        let _ = rustix::event::poll(&mut ready, Some(&grace));
+        // Those that it started may live on without it, and hold its output open.
+        let _ = rustix::process::kill_process_group(pid, Signal::KILL);
         sys::wait4(child.id())?;
-        bail!("{why}");
+        if is_interrupted {
+            bail!("interrupted");
+        }
+        return Ok(None);
     }
 }
 

@@ -1,4 +1,4 @@
-//! The kernel's swap as a contestant: a zram device of our own with lz4, used as swap, and the
+//! The kernel's swap as a contestant: a zram device of our own, used as swap, and the
 //! huge-page sizes that decide how large the folios are that it swaps. All of it is undone when
 //! dropped.
 //!
@@ -7,6 +7,7 @@
 //! bench's own cgroup are put under pressure.
 
 use std::fs;
+use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
@@ -25,16 +26,32 @@ pub(crate) struct Zram {
     number: u32,
 }
 
-/// While it lives, the device is swapped to.
-pub(crate) struct SwapOn<'a>(&'a Zram);
+/// While it lives, a device or a file is swapped to.
+pub(crate) struct SwapOn<'a> {
+    place: PathBuf,
+    /// It goes first.
+    owner: PhantomData<&'a ()>,
+}
+
+impl SwapOn<'_> {
+    /// Swaps to `place`, before any other swap: what the bench's cgroup swaps must not go elsewhere.
+    pub(crate) fn to<T>(_owner: &T, place: PathBuf) -> Result<SwapOn<'_>> {
+        run("swapon", &[Path::new("--priority"), Path::new("32767"), &place])?;
+        Ok(SwapOn { place, owner: PhantomData })
+    }
+}
 
 impl Zram {
-    /// Adds a device with `bytes` of swap.
-    pub(crate) fn create(bytes: u64) -> Result<Zram> {
+    /// Adds a device with `bytes` of swap, compressed by `algorithm`.
+    pub(crate) fn create(bytes: u64, algorithm: &str) -> Result<Zram> {
         let hot_add = format!("{CONTROL}/hot_add");
         let number = fs::read_to_string(&hot_add).context(hot_add)?;
         let zram = Zram { number: number.trim().parse()? };
-        zram.set("comp_algorithm", "lz4")?;
+        let known = zram.get("comp_algorithm")?;
+        if !known.split_whitespace().any(|name| name.trim_matches(['[', ']']) == algorithm) {
+            bail!("zram has no {algorithm} here, only {}", known.trim());
+        }
+        zram.set("comp_algorithm", algorithm)?;
         zram.set("disksize", &bytes.to_string())?;
         run("mkswap", &[&zram.device()])?;
         Ok(zram)
@@ -43,9 +60,7 @@ impl Zram {
     /// Swaps to the device, and notes anew how much memory its store takes at most.
     pub(crate) fn swap_on(&self) -> Result<SwapOn<'_>> {
         self.set("mem_used_max", "0")?;
-        // The highest priority: what the bench's cgroup swaps must not go elsewhere.
-        run("swapon", &[Path::new("--priority"), Path::new("32767"), &self.device()])?;
-        Ok(SwapOn(self))
+        SwapOn::to(self, self.device())
     }
 
     fn device(&self) -> PathBuf {
@@ -57,19 +72,32 @@ impl Zram {
         fs::write(&file, value).with_context(|| format!("{file} = {value}"))
     }
 
+    fn get(&self, name: &str) -> Result<String> {
+        let file = format!("/sys/block/zram{}/{name}", self.number);
+        fs::read_to_string(&file).context(file)
+    }
+
+    /// The memory that the store takes now (mem_used_total), in bytes.
+    pub(crate) fn used_bytes(&self) -> Result<u64> {
+        self.used(2)
+    }
+
     /// The most memory that the store took (mem_used_max), in bytes.
     pub(crate) fn used_max_bytes(&self) -> Result<u64> {
-        let file = format!("/sys/block/zram{}/mm_stat", self.number);
-        let text = fs::read_to_string(&file).context(file)?;
-        let fields: Vec<&str> = text.split_whitespace().collect();
-        let used_max = fields.get(4).context("mm_stat is shorter than it was")?;
-        Ok(used_max.parse()?)
+        self.used(4)
+    }
+
+    /// A field of mm_stat.
+    fn used(&self, field: usize) -> Result<u64> {
+        let text = self.get("mm_stat")?;
+        let found = text.split_whitespace().nth(field).context("mm_stat is shorter than it was")?;
+        Ok(found.parse()?)
     }
 }
 
 impl Drop for SwapOn<'_> {
     fn drop(&mut self) {
-        if let Err(error) = run("swapoff", &[&self.0.device()]) {
+        if let Err(error) = run("swapoff", &[&self.place]) {
             quire_cli::print::say(&format!("{error:#}"));
         }
     }
@@ -88,7 +116,8 @@ impl Drop for Zram {
     }
 }
 
-fn run(program: &str, arguments: &[&Path]) -> Result<()> {
+/// Runs a program of the system; an error with what it said where it fails.
+pub(crate) fn run(program: &str, arguments: &[&Path]) -> Result<()> {
     let output = Command::new(program)
         .args(arguments)
         .output()

@@ -27,6 +27,7 @@ mod data;
 mod fit;
 mod fork;
 mod handlers;
+mod harness;
 mod jobs;
 mod kernel_swap;
 mod machine;
@@ -34,6 +35,7 @@ mod memory_limit;
 mod objects;
 mod output;
 mod pageout;
+mod pressure;
 mod programs;
 mod rmap;
 mod samples;
@@ -58,6 +60,8 @@ struct BenchArgs {
 enum BenchCommand {
     /// Programs that fit their budget, and programs that want two and four times as much
     Run(RunBench),
+    /// Programs in a part of the memory that they want, beside each of the kernel's swaps
+    Pressure(pressure::PressureBench),
     /// What it costs to page out: batches against single pages, large folios against small
     Swap(SwapBench),
     /// What it takes to serve a fault, against the bare loop
@@ -88,6 +92,12 @@ enum BenchCommand {
     /// A program that starts others
     #[command(hide = true)]
     Forks(fork::ForksArgs),
+    /// A load for Redis, which it starts
+    #[command(hide = true)]
+    RedisLoad(pressure::RedisArgs),
+    /// Threads that touch pages in many orders
+    #[command(hide = true)]
+    Touch(pressure::TouchArgs),
     /// A program that is measured
     #[command(hide = true)]
     Work(work::WorkArgs),
@@ -354,6 +364,9 @@ pub fn main() -> ExitCode {
         BenchCommand::Work(work) => work::main(&work),
         BenchCommand::Mmap(mmap) => objects::read_by_mmap(&mmap),
         BenchCommand::Run(options) => versus::main(&options),
+        BenchCommand::Pressure(options) => pressure::main(&options),
+        BenchCommand::RedisLoad(load) => pressure::redis_load(&load),
+        BenchCommand::Touch(touch) => pressure::touch(&touch),
         BenchCommand::Swap(options) => pageout::main(&options),
         BenchCommand::Fault(options) => service::main(&options),
         BenchCommand::FaultAround(options) => around::main(&options),

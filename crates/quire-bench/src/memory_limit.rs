@@ -3,6 +3,7 @@
 
 use std::fs::{self, OpenOptions};
 use std::io::Write as _;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -15,10 +16,23 @@ use quire_cli::cgroup::{Hierarchy, Version};
 const REMOVE_PAUSE: Duration = Duration::from_millis(10);
 const REMOVE_TRIES: u32 = 100;
 
-/// A memory cgroup of ours.
-pub(crate) struct MemoryLimit {
+/// A memory cgroup, to be looked at.
+pub(crate) struct Group {
     version: Version,
     folder: PathBuf,
+}
+
+/// A memory cgroup of ours.
+pub(crate) struct MemoryLimit {
+    group: Group,
+}
+
+impl Deref for MemoryLimit {
+    type Target = Group;
+
+    fn deref(&self) -> &Group {
+        &self.group
+    }
 }
 
 impl MemoryLimit {
@@ -31,7 +45,7 @@ impl MemoryLimit {
         };
         let folder = parent.join(format!("quire-bench-{}", std::process::id()));
         fs::create_dir(&folder).with_context(|| format!("{}", folder.display()))?;
-        let limit = MemoryLimit { version: hierarchy.version, folder };
+        let limit = MemoryLimit { group: Group { version: hierarchy.version, folder } };
         limit.set(u64::MAX)?;
         if limit.version == Version::V1 {
             write(&limit.folder.join("memory.swappiness"), "100")?;
@@ -80,9 +94,69 @@ impl MemoryLimit {
     }
 }
 
+impl Group {
+    /// Processes inside that the kernel killed because the limit was reached.
+    pub(crate) fn oom_kills(&self) -> u64 {
+        let text = self.read(["memory.oom_control", "memory.events"]).unwrap_or_default();
+        field(&text, "oom_kill").unwrap_or(0)
+    }
+
+    /// Faults of the processes inside for which the kernel had to wait.
+    pub(crate) fn major_faults(&self) -> Option<u64> {
+        self.stat(["total_pgmajfault", "pgmajfault"])
+    }
+
+    /// What is held inside now that cannot be dropped: all but the pages of files.
+    pub(crate) fn undroppable_bytes(&self) -> Option<u64> {
+        let usage = self.read(["memory.usage_in_bytes", "memory.current"])?;
+        let of_files = ["inactive_file", "active_file"]
+            .map(|name| self.stat([&format!("total_{name}"), name]).unwrap_or(0));
+        Some(usage.trim().parse::<u64>().ok()?.saturating_sub(of_files.iter().sum()))
+    }
+
+    /// A cgroup that a process inside made, by the beginning of its name.
+    pub(crate) fn child(&self, name: &str) -> Option<Group> {
+        let is_wanted = |folder: &PathBuf| {
+            let found = folder.file_name().unwrap_or_default().to_string_lossy();
+            found.starts_with(name) && folder.join("cgroup.procs").exists()
+        };
+        let folders = fs::read_dir(&self.folder).ok()?.flatten().map(|entry| entry.path());
+        let folder = folders.into_iter().find(is_wanted)?;
+        Some(Group { version: self.version, folder })
+    }
+
+    /// Whether the kernel counts what zswap keeps of the processes inside as theirs.
+    pub(crate) fn counts_zswap(&self) -> bool {
+        self.version == Version::V2
+    }
+
+    fn stat(&self, names: [&str; 2]) -> Option<u64> {
+        field(&self.read(["memory.stat"; 2])?, names[self.index()])
+    }
+
+    /// One of its files, by the names of versions 1 and 2.
+    fn read(&self, names: [&str; 2]) -> Option<String> {
+        fs::read_to_string(self.folder.join(names[self.index()])).ok()
+    }
+
+    fn index(&self) -> usize {
+        usize::from(self.version == Version::V2)
+    }
+}
+
+/// The number of the line `name NUMBER`.
+fn field(text: &str, name: &str) -> Option<u64> {
+    let found = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    found?.trim().parse().ok()
+}
+
 impl Drop for MemoryLimit {
     fn drop(&mut self) {
         for _ in 0..REMOVE_TRIES {
+            // A supervisor that was killed left its own.
+            for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
+                let _ = fs::remove_dir(entry.path());
+            }
             if fs::remove_dir(&self.folder).is_ok() {
                 return;
             }

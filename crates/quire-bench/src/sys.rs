@@ -19,7 +19,16 @@ extern "C" fn on_signal(_signal: libc::c_int) {
 
 /// Notes SIGINT, SIGTERM and SIGHUP instead of dying of them.
 pub(crate) fn notice_signals() {
-    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+    notice(&[libc::SIGINT, libc::SIGTERM, libc::SIGHUP]);
+}
+
+/// Notes SIGPIPE as well: who reads what the bench says may be gone while much is set up.
+pub(crate) fn notice_lost_reader() {
+    notice(&[libc::SIGPIPE]);
+}
+
+fn notice(signals: &[libc::c_int]) {
+    for &signal in signals {
         // SAFETY: an all-zero sigaction is valid; the handler only stores to an atomic, which is
         // async-signal-safe. No SA_RESTART, so that waits end.
         unsafe {
@@ -197,6 +206,13 @@ impl Mapping {
     pub(crate) fn words(&mut self) -> &mut [u64] {
         // SAFETY: the mapping is readable and writable, ours alone, and lives as long as self.
         unsafe { std::slice::from_raw_parts_mut(self.base, self.words) }
+    }
+
+    /// The memory, to be read and written by many threads.
+    pub(crate) fn shared_words(&mut self) -> &[AtomicU64] {
+        // SAFETY: as above; an AtomicU64 has the size of a u64, the mapping begins at a page, and while
+        // it is lent nothing else can write it.
+        unsafe { std::slice::from_raw_parts(self.base.cast(), self.words) }
     }
 
     /// Has every fault be of one page, under Quire and under the kernel: no huge pages, and nothing mapped around.

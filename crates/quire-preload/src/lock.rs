@@ -12,7 +12,7 @@ use crate::map::{kernel3, over_range, to_c};
 use crate::start;
 use crate::sys::{self, PAGE};
 
-type OfEngine = fn(&Process, usize, usize) -> Result<(), Errno>;
+type OfEngine = fn(&'static Process, usize, usize) -> Result<(), Errno>;
 
 /// Locks or unlocks the pages that the range touches: those in the arena by `of_engine`, all others by
 /// the call `number`.

@@ -198,7 +198,7 @@ fn map(request: Request) -> Result<usize, Errno> {
 }
 
 /// Managed memory at an address of the engine's choice.
-fn map_anywhere(process: &Process, request: Request) -> Result<usize, Errno> {
+fn map_anywhere(process: &'static Process, request: Request) -> Result<usize, Errno> {
     let addr = process.mmap(request.addr, request.len, request.prot, request.flags)?;
     if request.flags & libc::MAP_LOCKED != 0 {
         // mmap(2): the mapping stands also where its pages cannot be locked.
@@ -208,7 +208,7 @@ fn map_anywhere(process: &Process, request: Request) -> Result<usize, Errno> {
 }
 
 /// MAP_FIXED and MAP_FIXED_NOREPLACE.
-fn map_at(process: &Process, request: Request) -> Result<usize, Errno> {
+fn map_at(process: &'static Process, request: Request) -> Result<usize, Errno> {
     if !request.addr.is_multiple_of(PAGE) {
         return Err(Errno::INVAL);
     }
@@ -223,7 +223,7 @@ fn map_at(process: &Process, request: Request) -> Result<usize, Errno> {
 }
 
 /// Replaces what is there.
-fn map_over(process: &Process, request: Request, cut: &Cut) -> Result<usize, Errno> {
+fn map_over(process: &'static Process, request: Request, cut: &Cut) -> Result<usize, Errno> {
     cut.each(|addr, len, is_inside| {
         let part = request.part(addr, len);
         if !is_inside {
@@ -243,7 +243,7 @@ fn map_over(process: &Process, request: Request, cut: &Cut) -> Result<usize, Err
 }
 
 /// Replaces nothing. To the kernel all of the arena is mapped, so it cannot tell what is in use.
-fn map_no_replace(process: &Process, request: Request, cut: &Cut) -> Result<usize, Errno> {
+fn map_no_replace(process: &'static Process, request: Request, cut: &Cut) -> Result<usize, Errno> {
     if !cut.is_inside() || !request.is_manageable() {
         return Err(Errno::EXIST);
     }

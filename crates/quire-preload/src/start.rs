@@ -10,9 +10,8 @@
 //! to `STARTING` starts the process; others sleep until it changes. To the starter's own calls
 //! meanwhile, as from a signal handler, the process is unmanaged.
 
-use core::arch::asm;
 use core::cell::UnsafeCell;
-use core::sync::atomic::{AtomicIsize, AtomicPtr, AtomicU8, AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 
 use quire::process::{self, Process};
 
@@ -105,7 +104,7 @@ fn start_slow() -> bool {
 extern "C" fn constructor() {
     if let Some(process) = process() {
         crate::fork::install();
-        find_rseq();
+        tell_rseq(process);
         watch_threads(process);
     }
 }
@@ -136,29 +135,15 @@ pub fn noted_number() -> u32 {
     }
 }
 
-/// What `__rseq_offset` says, or 0 where libc has registered no rseq area.
-static RSEQ_OFFSET: AtomicIsize = AtomicIsize::new(0);
-
-/// The first byte of the calling thread's rseq area, as libc has registered it: the kernel writes there of its
-/// own accord. The thread is one of libc's, or has the thread block of one.
-pub fn rseq_of_caller() -> Option<&'static AtomicU8> {
-    let offset = RSEQ_OFFSET.load(Ordering::Relaxed);
-    let block: *const u8;
-    // SAFETY: the first word of a thread's block is its own address, by the ABI.
-    unsafe { asm!("mov {}, fs:0", out(reg) block, options(nostack, readonly, preserves_flags)) };
-    // SAFETY: the area lives as long as the thread.
-    (offset != 0).then(|| unsafe { &*block.wrapping_offset(offset).cast::<AtomicU8>() })
-}
-
-/// Notes where the rseq areas of libc's threads are.
-fn find_rseq() {
+/// Tells the engine where the rseq areas of libc's threads are.
+fn tell_rseq(process: &Process) {
     // SAFETY: the names are C strings.
     let [size, offset] = [c"__rseq_size", c"__rseq_offset"]
         .map(|name| unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) });
     // SAFETY: null, or constants of libc's of these types.
     let (size, offset) = unsafe { (size.cast::<u32>().as_ref(), offset.cast::<isize>().as_ref()) };
-    if size.is_some_and(|&size| size > 0) {
-        RSEQ_OFFSET.store(offset.copied().unwrap_or(0), Ordering::Relaxed);
+    if let (Some(&size), Some(&offset)) = (size, offset) {
+        process.set_rseq(offset, size);
     }
 }
 

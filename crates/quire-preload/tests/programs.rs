@@ -153,6 +153,12 @@ fn a_child_in_its_parents_memory_may_change_the_layout_on_a_managed_stack() {
 }
 
 #[test]
+fn a_thread_whose_stack_and_block_are_managed_may_change_the_layout_while_they_are_out() {
+    check("stack_layout.c", &["1G", "12M"]);
+    check_with("stack_layout.c", &["12M"], &["--no-speculative-faults"]);
+}
+
+#[test]
 fn clone_with_any_flag_keeps_memory_what_it_was_or_is_refused() {
     check("fork_flags.c", &["1G", "16M"]);
 }

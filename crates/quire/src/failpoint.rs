@@ -1,10 +1,10 @@
-//! Places in the way of a fault, and of an unmap, where a test may step in, on the real MMU too.
+//! Places in the way of a fault, of an unmap and of reclaim, where a test may step in, on the real MMU too.
 //!
 //! Without the feature `simulated` there is nothing here: a failpoint costs no instruction.
 
 #![deny(unsafe_code)]
 
-/// A place in the way of a fault, or of an unmap.
+/// A place in the way of a fault, of an unmap, or of reclaim.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(usize)]
 pub enum Failpoint {
@@ -17,6 +17,8 @@ pub enum Failpoint {
     /// An unmap has dropped the pages of the range that begins here, whose VMA is still dying. No
     /// lock is held.
     Dropped,
+    /// Reclaim has found a mapped page that can go, and is about to try its lock.
+    Evicting,
 }
 
 #[cfg(not(feature = "simulated"))]
@@ -40,13 +42,12 @@ mod hooks {
 
     type Hook = Arc<dyn Fn(PageNum) + Send + Sync>;
 
-    const PLACES: usize = Failpoint::Dropped as usize + 1;
+    const PLACES: usize = Failpoint::Evicting as usize + 1;
 
     static IS_SET: AtomicBool = AtomicBool::new(false);
     static HOOKS: RwLock<[Option<Hook>; PLACES]> = RwLock::new([const { None }; PLACES]);
 
-    /// Has `hook` called wherever a fault of this process, or an unmap, comes by `place`, on the thread
-    /// that serves it.
+    /// Has `hook` called wherever a thread of this process comes by `place`.
     pub fn set(place: Failpoint, hook: Option<Box<dyn Fn(PageNum) + Send + Sync>>) {
         let mut hooks = HOOKS.write().unwrap_or_else(PoisonError::into_inner);
         hooks[place as usize] = hook.map(Arc::from);

@@ -3,11 +3,14 @@
 mod common;
 
 use common::{Machine, Tree};
+use std::cell::Cell;
 use std::sync::atomic::Ordering;
 
 use quire::control::Event;
+use quire::failpoint::{self, Failpoint};
 use quire::mmu::{Inspect, Prot};
 use quire::page::{Flags, State};
+use quire::reclaim::Evicted;
 use quire::space::Advice;
 use quire::units::{BLOCK_PAGES, PageNum, PageRange};
 use quire_simulated::Trap;
@@ -183,6 +186,61 @@ fn pages_of_a_pinned_range_that_became_read_only_stay_until_they_can_move() {
     assert_eq!(machine.content(PageNum(5)).unwrap()[7], 0x99, "what the kernel wrote is lost");
     machine.mmu().unpin(pin);
     machine.space.check();
+}
+
+/// While it was locked in memory nothing tried to move it, so nothing knew that the kernel held it.
+#[test]
+fn a_pinned_page_that_was_mlocked_when_its_range_became_read_only_stays_until_it_can_move() {
+    let (machine, range) = machine_with(0, 16);
+    let (page, all) = (PageNum(5), pages(0, 16));
+    machine.space.mlock(&mut machine.space.lock(), all).unwrap();
+    let pin = machine.mmu().pin(page).unwrap();
+    machine.protect(range, Prot::READ);
+    machine.space.munlock(&mut machine.space.lock(), all).unwrap();
+    machine.evict(range);
+    // SAFETY: the kernel's side of a pinned page; no other thread runs.
+    unsafe { (*machine.mmu().pinned_bytes(&pin))[7] = 0x99 };
+    assert_eq!(machine.content(page).unwrap()[7], 0x99, "what the kernel wrote is lost");
+    machine.mmu().unpin(pin);
+    // They go again once a move can tell.
+    machine.protect(range, Prot::READ_WRITE);
+    assert_eq!(machine.evict(range).unmapped, 16);
+    machine.space.check();
+}
+
+/// Reclaim looks at a page before it has its lock.
+#[test]
+fn a_page_that_is_mlocked_or_pinned_just_before_reclaim_locks_it_stays() {
+    let (machine, range) = machine_with(0, 2);
+    machine.protect(range, Prot::READ);
+    for (name, flag) in [("mlocked", Flags::MLOCKED), ("pinned", Flags::PINNED)] {
+        range.pages().for_each(|page| machine.expect(page, page.0 + 1));
+        // On the evicting thread alone: other tests evict as well.
+        let machine = &machine;
+        let evicted =
+            evicting(|page| machine.space.lock_page(page).set_flags(flag), || machine.evict(range));
+        assert_eq!(evicted, Evicted::default(), "{name}");
+        range.pages().for_each(|page| machine.space.lock_page(page).clear_flags(flag));
+        assert_eq!(machine.evict(range).freed, 2, "{name}");
+    }
+    machine.space.check();
+}
+
+/// Does `evict`, with `hook` called just before each page is locked.
+fn evicting(hook: impl Fn(PageNum), evict: impl FnOnce() -> Evicted) -> Evicted {
+    type Hook<'a> = &'a dyn Fn(PageNum);
+    thread_local! {
+        static HOOK: Cell<Option<Hook<'static>>> = const { Cell::new(None) };
+    }
+    let hook: Hook<'_> = &hook;
+    // SAFETY: only the lifetime changes; it is taken away below.
+    HOOK.set(Some(unsafe { std::mem::transmute::<Hook<'_>, Hook<'static>>(hook) }));
+    let call = |page| HOOK.get().into_iter().for_each(|hook| hook(page));
+    failpoint::set(Failpoint::Evicting, Some(Box::new(call)));
+    let evicted = evict();
+    failpoint::set(Failpoint::Evicting, None);
+    HOOK.set(None);
+    evicted
 }
 
 /// Batches are uniform in write protection, and the bit survives the way out and back.

@@ -22,7 +22,6 @@ use super::kernel::{self, ALLOW, BLOCK, Signals};
 use super::request::{self, Request};
 use super::{disposition, lent};
 use crate::heap::gate::{self, Closing};
-use crate::start;
 use crate::sys::{self, Call};
 
 /// Threads that can be between prepare and clone at a time; any further one waits in prepare.
@@ -358,7 +357,7 @@ unsafe extern "C" fn fork(argument: *mut c_void) {
         return trap.own.outcome.set(refused(Errno::AGAIN));
     }
     reach(Step::HeapClosed);
-    let guard = match process.fork_begin(start::rseq_of_caller()) {
+    let guard = match process.fork_begin() {
         Ok(guard) => guard,
         Err(errno) => {
             gate::open();

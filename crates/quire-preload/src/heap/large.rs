@@ -105,7 +105,12 @@ pub fn bytes_of(addr: usize) -> Option<usize> {
 }
 
 /// Maps `bytes` at a multiple of `alignment`; None where there is no room.
-fn map_aligned(process: &Process, bytes: usize, alignment: usize, prot: i32) -> Option<usize> {
+fn map_aligned(
+    process: &'static Process,
+    bytes: usize,
+    alignment: usize,
+    prot: i32,
+) -> Option<usize> {
     let addr = process.mmap(0, bytes, prot, PRIVATE).ok()?;
     if addr.is_multiple_of(alignment) {
         return Some(addr);
@@ -132,7 +137,7 @@ fn whole_pages(size: usize) -> Option<usize> {
 
 /// A zeroed block of at least `size` bytes at a multiple of `alignment` (a power of two); None where
 /// there is no memory for it.
-pub fn alloc(process: &Process, size: usize, alignment: usize) -> Option<usize> {
+pub fn alloc(process: &'static Process, size: usize, alignment: usize) -> Option<usize> {
     let bytes = whole_pages(size)?;
     let _inside = Inside::enter();
     let addr = map_aligned(process, bytes, alignment.max(UNIT), READ_WRITE)?;
@@ -143,7 +148,7 @@ pub fn alloc(process: &Process, size: usize, alignment: usize) -> Option<usize> 
 }
 
 /// Gives back the large block of `bytes` at `addr`.
-pub fn free(process: &Process, addr: usize, bytes: usize) {
+pub fn free(process: &'static Process, addr: usize, bytes: usize) {
     let _inside = Inside::enter();
     entry(addr).store(0, Ordering::Relaxed);
     BLOCKS.fetch_sub(1, Ordering::Relaxed);
@@ -155,7 +160,12 @@ pub fn free(process: &Process, addr: usize, bytes: usize) {
 
 /// Makes the block of `old_bytes` at `addr` one of `size` bytes, with its content, and returns
 /// where it then is. None where there is no memory for it; the block is as it was then.
-pub fn resize(process: &Process, addr: usize, old_bytes: usize, size: usize) -> Option<usize> {
+pub fn resize(
+    process: &'static Process,
+    addr: usize,
+    old_bytes: usize,
+    size: usize,
+) -> Option<usize> {
     let bytes = whole_pages(size)?;
     let _inside = Inside::enter();
     let there = if bytes <= old_bytes {
@@ -175,7 +185,12 @@ pub fn resize(process: &Process, addr: usize, old_bytes: usize, size: usize) -> 
 
 /// Moves the block of `old_bytes` at `addr` to where `bytes` are free. Its old entry is cleared; the
 /// caller writes the new one.
-fn grow_elsewhere(process: &Process, addr: usize, old_bytes: usize, bytes: usize) -> Option<usize> {
+fn grow_elsewhere(
+    process: &'static Process,
+    addr: usize,
+    old_bytes: usize,
+    bytes: usize,
+) -> Option<usize> {
     let target = map_aligned(process, bytes, UNIT, libc::PROT_NONE)?;
     entry(addr).store(0, Ordering::Relaxed);
     let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;

@@ -20,7 +20,7 @@ use crate::store::workers::{lock, start};
 use crate::swap::SwapRead;
 use crate::sys::clock::Moment;
 use crate::sys::monotonic_ns;
-use crate::sys::thread::{kill_process, never_preempt, pin_to_nth_cpu};
+use crate::sys::thread::{SignalsBlocked, kill_process, never_preempt, pin_to_nth_cpu};
 use crate::units::{PAGE_SIZE, PageNum, PageRange};
 
 /// How long until what could not be written is tried again.
@@ -52,6 +52,8 @@ impl Threads {
     ) -> Result<Threads, Error> {
         let failed = |errno| Error::NoMemory { doing: "start the threads", errno };
         let page = {
+            // A handler of the program's that touches a mapping would wait for the lock of its own thread.
+            let _signals = SignalsBlocked::of_others();
             let mut layout = objects.space.lock();
             objects.space.map(&mut layout, None, 1, Prot::READ_WRITE).map_err(failed)?
         };

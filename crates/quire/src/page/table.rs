@@ -8,12 +8,12 @@
 //! Lock: the mutex of the free blocks, a leaf.
 
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU16, AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use linux_raw_sys::general::MADV_DONTNEED;
 
 use super::wait::{Callback, Waiter};
-use super::{Condition, PageWord, WaitTable};
+use super::{Condition, PageWord, Parked, Parking, Snapshot, WaitTable};
 use crate::sys::Errno;
 use crate::sys::memory::{self, Table};
 use crate::sys::mutex::Mutex;
@@ -181,8 +181,23 @@ impl Pages {
         free.top != 0 || (free.fresh as usize) < beyond
     }
 
+    /// Locks a page whose block is going to be cleared, with no waiter left. The thread that unlocked it
+    /// before may not have come to its queue yet, and would find nothing of the waiters there: their sign
+    /// goes with the word.
+    pub fn lock_to_clear(&self, page: PageNum, parking: &impl Parking<AtomicU64>) -> Snapshot {
+        let word = self.word(page);
+        loop {
+            let content = self.waits.lock(word, parking);
+            if !word.load().has_waiters() {
+                return content;
+            }
+            let parked = self.waits.unlock(word, parking);
+            debug_assert_eq!(parked, Parked::No, "a fault is parked on an object's {page:?}");
+        }
+    }
+
     /// Makes the words of a block beyond the arena ones that were never used. The caller has locked
-    /// all of them, they are `None`, and no waiter can come.
+    /// all of them by [`Self::lock_to_clear`], they are `None`, and no waiter can come.
     pub fn clear_block(&self, pages: PageRange) {
         let words = &self.words[pages.start.index()..pages.end.index()];
         debug_assert!(
@@ -243,7 +258,7 @@ mod tests {
     use std::vec::Vec;
 
     use super::*;
-    use crate::page::Snapshot;
+    use crate::page::Kill;
 
     #[test]
     fn a_block_that_was_given_back_is_taken_again_as_if_it_was_never_used() {
@@ -265,6 +280,37 @@ mod tests {
             word == Snapshot::new(crate::page::State::None, 0)
         };
         assert!(taken[1].pages().all(is_unused));
+    }
+
+    /// The faults that were answered.
+    #[derive(Default)]
+    struct Answered(Mutex<rank::FaultList, Vec<PageNum>>);
+
+    impl Parking<AtomicU64> for Answered {
+        fn wait(&self, _: &AtomicU64, _: u32, _: Kill<'_>) {
+            panic!("no thread has the lock");
+        }
+        fn wake(&self, _: *const AtomicU64) {}
+        fn answer(&self, page: PageNum) {
+            self.0.lock().push(page);
+        }
+    }
+
+    /// The thread that unlocks is between the unlock and the queue, and will find the words zero.
+    #[test]
+    fn a_fault_that_waits_for_a_page_is_answered_before_the_page_is_cleared() {
+        let pages = Pages::new(BLOCK_PAGES, BLOCK_PAGES).unwrap();
+        let (answered, block) = (Answered::default(), pages.take_block(false).unwrap());
+        let fault = PageNum(5);
+        pages.word(block.start).try_lock().unwrap();
+        assert!(pages.park(block.start, fault));
+        assert!(pages.word(block.start).release().has_waiters());
+        for page in block.pages() {
+            let _ = pages.lock_to_clear(page, &answered);
+        }
+        pages.clear_block(block);
+        assert_eq!(*answered.0.lock(), [fault]);
+        assert!(!pages.word(block.start).load().has_waiters());
     }
 
     #[test]

@@ -9,10 +9,8 @@
 //! # The steps
 //!
 //! Until the child has a userfaultfd a page that is missing reads as zeros in it, silently. All runs without the
-//! program's memory but for one page: whenever the forking thread has been preempted the kernel writes the CPU's
-//! number to the thread's rseq area, which lies in its thread block, which may lie on a managed stack. With the
-//! gate closed nothing could serve that, and a child would get zeros for the block. So the page is written just
-//! before the gate closes, and locked while reclaim may still run.
+//! program's memory. The kernel too leaves it alone: the forking thread has no [rseq](crate::sys::rseq) area in
+//! it meanwhile, nor has the child's, until the gate is open.
 //!
 //! 1. The preload library's *prepare* handler, which runs after all others, arms a trap: Syscall User Dispatch
 //!    on the forking thread, with the program's signals blocked (docs/decisions/0003). libc makes its clone;
@@ -44,7 +42,7 @@
 //! Each step has a name in [`steps`](super::steps). [`crate::control::fork`] tells what happens to each side when
 //! the other is killed. A child that cannot join ends and is reaped, and fork fails (`meaning_of`).
 
-use core::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use super::steps::{Step, reach};
 use super::threads::SpawnOthers;
@@ -52,8 +50,8 @@ use super::{Descriptors, Process, close, join, steps};
 use crate::control::{Child, Hello, Obituary};
 use crate::space::Layout;
 use crate::sys::Errno;
+use crate::sys::rseq::RseqUnregistered;
 use crate::sys::thread::{self, SignalsBlocked};
-use crate::units::PageNum;
 
 /// How often a fork asks for room again that other processes have taken.
 const TRIES_MAX: u32 = 100;
@@ -70,18 +68,19 @@ pub struct ForkGuard {
     /// Pages that are charged for the child.
     charged: usize,
     number: u32,
+    rseq: Option<RseqUnregistered>,
     signals: SignalsBlocked,
 }
 
 impl Process {
-    /// Closes the gate and prepares this process to be cloned. `rseq` is where the kernel writes, of its own
-    /// accord, on which CPU the calling thread runs, if it does.
+    /// Closes the gate and prepares this process to be cloned.
     ///
     /// # Errors
     /// `NOMEM` where the budget cannot hold both processes; nothing has changed then.
-    pub fn fork_begin(&'static self, rseq: Option<&AtomicU8>) -> Result<ForkGuard, Errno> {
+    pub fn fork_begin(&'static self) -> Result<ForkGuard, Errno> {
         let signals = SignalsBlocked::new();
-        let (layout, charged) = self.charge_fork(rseq)?;
+        let rseq = self.rseq.unregister_in(&self.arena());
+        let (layout, charged) = self.charge_fork()?;
         reach(Step::Charged);
         let number = self.space.budget().member().fork.begin();
         for stretch in self.space.managed_stretches(&layout) {
@@ -90,15 +89,12 @@ impl Process {
         // The pool is empty now: the child gets its addresses, and nothing else.
         let _ = self.space.mmu().set_pool_inherited(true);
         reach(Step::Inheritable);
-        Ok(ForkGuard { process: self, layout, charged, number, signals })
+        Ok(ForkGuard { process: self, layout, charged, number, rseq, signals })
     }
 
     /// Takes the space's lock, closes the gate, and charges the child's share. Another process may
     /// take the room first that was made, so it is tried again.
-    fn charge_fork(
-        &'static self,
-        rseq: Option<&AtomicU8>,
-    ) -> Result<(Layout<'static>, usize), Errno> {
+    fn charge_fork(&'static self) -> Result<(Layout<'static>, usize), Errno> {
         // The child has no thread that would finish an unmap.
         let mut layout = self.space.lock_over(&[self.space.arena()]);
         reach(Step::Locked);
@@ -110,14 +106,10 @@ impl Process {
                 break;
             }
             reach(Step::RoomMade);
-            // Relaxed: it orders nothing. It writes, whatever it finds.
-            let _ = rseq.map(|at| at.compare_exchange(0, 0, Ordering::Relaxed, Ordering::Relaxed));
             self.gate.close();
             reach(Step::GateClosed);
-            let rseq = rseq.and_then(|place| self.anonymous_page_of(place));
-            let locked = rseq.map(|page| self.space.lock_writable(page, &layout));
             // A reader may need the background thread, which is stopped with all the others.
-            if !matches!(locked, Some(None)) && !self.space.swap().is_reading() {
+            if !self.space.swap().is_reading() {
                 charged = self.space.proxy_calls.send(|| {
                     self.space.mmu().expect_sharers();
                     self.space.prepare_fork(&mut layout)
@@ -126,19 +118,11 @@ impl Process {
                     break;
                 }
             }
-            drop(locked);
             self.gate.open();
             self.space.return_fork_room(&layout);
         }
         self.space.end_fork_demand(&layout);
         charged.map(|charged| (layout, charged))
-    }
-
-    fn anonymous_page_of(&self, place: &AtomicU8) -> Option<PageNum> {
-        let address = place.as_ptr().addr();
-        let page = self.arena().contains(&address).then(|| self.space.mmu().page(address))?;
-        let vma = self.space.find_vma(page)?;
-        vma.attributes.kind.is_anonymous().then_some(page)
     }
 
     /// Says once why forks fail, where there is no supervisor that says it.
@@ -184,6 +168,7 @@ impl ForkGuard {
         self.process.gate.open();
         reach(Step::GateOpened);
         drop(self.layout);
+        drop(self.rseq);
         drop(self.signals);
         match end {
             End::Refused(errno) => {
@@ -237,6 +222,8 @@ impl ForkGuard {
             parent.member().fork.refuse(self.number, errno);
         }
         drop(self.layout);
+        // Its faults are served now.
+        drop(self.rseq);
         drop(self.signals);
         result
     }
@@ -296,6 +283,7 @@ impl ForkGuard {
         // SAFETY: the descriptor stays open in the engine threads' table.
         unsafe { space.swap().set_descriptor(descriptors.swap_file) };
         process.gate.reset();
+        process.call_stack.after_fork_in_child();
         reach(Step::Ready);
         Ok(())
     }

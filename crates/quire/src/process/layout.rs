@@ -1,7 +1,7 @@
 //! The program's calls: mmap and its family, by their C shapes.
 //!
 //! Addresses and lengths come as the program gave them; each method checks them as the kernel
-//! does, and has the errors of its manual page. All run on program threads, with every signal blocked, under
+//! does, and has the errors of its manual page. All run on program threads, as [`super::call`] has it, under
 //! the space's lock.
 
 use core::ops::Range;
@@ -17,7 +17,7 @@ use crate::space::remap::Placement;
 use crate::space::vma::{Kind, Pattern};
 use crate::space::{Advice, Layout};
 use crate::sys::call::syscall;
-use crate::sys::thread::{self, SignalsBlocked};
+use crate::sys::thread;
 use crate::sys::{Errno, memory};
 use crate::units::{PAGE_SHIFT, PAGE_SIZE, PageNum, PageRange};
 
@@ -48,24 +48,33 @@ impl Process {
     }
 
     /// Does `act` to the layout, after waiting for dying VMAs in `ranges`.
-    fn locked<R>(&self, ranges: &[PageRange], act: impl FnOnce(&mut Layout<'_>) -> R) -> R {
-        let _signals = SignalsBlocked::new();
-        let mut layout = self.space.lock_over(ranges);
-        act(&mut layout)
+    fn locked<R: 'static, const RANGES: usize>(
+        &'static self,
+        ranges: [PageRange; RANGES],
+        act: impl FnOnce(&mut Layout<'_>) -> R + 'static,
+    ) -> R {
+        self.call(move || {
+            let mut layout = self.space.lock_over(&ranges);
+            act(&mut layout)
+        })
     }
 
     /// The same on an engine thread, which can map and move pages.
-    fn on_proxy_call<R>(&self, ranges: &[PageRange], act: impl FnOnce(&mut Layout<'_>) -> R) -> R {
+    fn on_proxy_call<R: 'static, const RANGES: usize>(
+        &'static self,
+        ranges: [PageRange; RANGES],
+        act: impl FnOnce(&mut Layout<'_>) -> R + 'static,
+    ) -> R {
         self.locked(ranges, |layout| self.space.proxy_calls.send(|| act(layout)))
     }
 
     /// The same on an engine thread where `needs_engine`, else here: a proxy call costs two switches of
     /// thread.
-    fn locked_or_proxy_call<R>(
-        &self,
-        ranges: &[PageRange],
-        needs_engine: impl FnOnce(&Layout<'_>) -> bool,
-        act: impl FnOnce(&mut Layout<'_>) -> R,
+    fn locked_or_proxy_call<R: 'static, const RANGES: usize>(
+        &'static self,
+        ranges: [PageRange; RANGES],
+        needs_engine: impl FnOnce(&Layout<'_>) -> bool + 'static,
+        act: impl FnOnce(&mut Layout<'_>) -> R + 'static,
     ) -> R {
         self.locked(ranges, |layout| {
             let needs_engine = needs_engine(layout);
@@ -78,7 +87,7 @@ impl Process {
     }
 
     /// Refuses a large mapping beyond RLIMIT_AS; small ones are not checked.
-    fn check_address_limit(&self, pages: usize) -> Result<(), Errno> {
+    fn check_address_limit(&'static self, pages: usize) -> Result<(), Errno> {
         if pages < LIMITED_PAGES_MIN {
             return Ok(());
         }
@@ -86,7 +95,7 @@ impl Process {
         let bytes = (managed + pages as u64) << PAGE_SHIFT;
         let limit = self.address_limit.known().unwrap_or_else(|| {
             let ask = || getrlimit(Resource::As).current;
-            self.on_proxy_call(&[], |_| self.address_limit.learn(ask))
+            self.on_proxy_call([], move |_| self.address_limit.learn(ask))
         });
         if bytes <= limit { Ok(()) } else { Err(Errno::NOMEM) }
     }
@@ -97,7 +106,13 @@ impl Process {
     }
 
     /// mmap of private anonymous memory, without MAP_FIXED.
-    pub fn mmap(&self, hint: usize, len: usize, prot: i32, flags: i32) -> Result<usize, Errno> {
+    pub fn mmap(
+        &'static self,
+        hint: usize,
+        len: usize,
+        prot: i32,
+        flags: i32,
+    ) -> Result<usize, Errno> {
         if len == 0 {
             return Err(Errno::INVAL);
         }
@@ -106,9 +121,9 @@ impl Process {
         let pages = bytes >> PAGE_SHIFT;
         self.check_address_limit(pages)?;
         let mapped = self.locked_or_proxy_call(
-            &[],
-            |_| is_populated(flags),
-            |layout| {
+            [],
+            move |_| is_populated(flags),
+            move |layout| {
                 let start = self.space.map(layout, hint, pages, Prot((prot & PROT_MASK) as u32))?;
                 self.populate_if_asked(layout, PageRange::new(start, pages), flags);
                 Ok::<_, Errno>(start)
@@ -122,9 +137,9 @@ impl Process {
 
     /// Says once, after the kernel has refused rights to memory of the arena, where the engine's own
     /// tables may be the reason.
-    fn explain_refusal(&self) {
+    fn explain_refusal(&'static self) {
         static HAS_EXPLAINED: AtomicBool = AtomicBool::new(false);
-        let is_limited = self.on_proxy_call(&[], |_| getrlimit(Resource::Data).current.is_some());
+        let is_limited = self.on_proxy_call([], |_| getrlimit(Resource::Data).current.is_some());
         if is_limited && !HAS_EXPLAINED.swap(true, Ordering::Relaxed) {
             super::say(format_args!(
                 "quire: memory is refused to process {}: RLIMIT_DATA counts quire's tables too; \
@@ -143,7 +158,7 @@ impl Process {
 
     /// mmap of private anonymous memory at an address of the arena, over whatever is there.
     pub fn mmap_fixed(
-        &self,
+        &'static self,
         address: usize,
         len: usize,
         prot: i32,
@@ -154,8 +169,8 @@ impl Process {
         }
         let range = self.pages(address, len)?;
         let needs_engine =
-            |layout: &Layout<'_>| is_populated(flags) || self.space.has_foreign(layout, range);
-        self.locked_or_proxy_call(&[range], needs_engine, |layout| {
+            move |layout: &Layout<'_>| is_populated(flags) || self.space.has_foreign(layout, range);
+        self.locked_or_proxy_call([range], needs_engine, move |layout| {
             if flags as u32 & c::MAP_FIXED_NOREPLACE == c::MAP_FIXED_NOREPLACE
                 && self.space.is_mapped(layout, range)
             {
@@ -170,7 +185,7 @@ impl Process {
     /// Any other mapping at an address of the arena: a file, shared memory, code.
     #[allow(clippy::too_many_arguments, reason = "mmap's own")]
     pub fn mmap_foreign(
-        &self,
+        &'static self,
         address: usize,
         len: usize,
         prot: i32,
@@ -181,7 +196,7 @@ impl Process {
         let range = self.pages(address, len)?;
         // Faults there are the kernel's from now on.
         self.space.budget().count(Event::LayoutUnmanaged, 1);
-        self.locked(&[range], |layout| {
+        self.locked([range], move |layout| {
             let needs_engine =
                 self.space.has_foreign(layout, range) || !self.space.mmu().is_protectable();
             self.on_engine_if(needs_engine, || self.space.map_foreign(layout, range))?;
@@ -200,30 +215,30 @@ impl Process {
         })
     }
 
-    pub fn munmap(&self, address: usize, len: usize) -> Result<(), Errno> {
+    pub fn munmap(&'static self, address: usize, len: usize) -> Result<(), Errno> {
         if len == 0 {
             return Err(Errno::INVAL);
         }
         let range = self.pages(address, len).map_err(|_| Errno::INVAL)?;
-        // From before the lock until the VMA is gone: a signal handler that unmaps, or forks, would
-        // wait for the thread that it interrupted.
-        let _signals = SignalsBlocked::new();
-        let mut layout = self.space.lock_over(&[range]);
-        if self.space.has_foreign(&layout, range) {
-            return self.space.proxy_calls.send(|| self.space.unmap(&mut layout, range));
-        }
-        self.space.unmap_and_unlock(layout, range)
+        self.call(move || {
+            let mut layout = self.space.lock_over(&[range]);
+            if self.space.has_foreign(&layout, range) {
+                return self.space.proxy_calls.send(|| self.space.unmap(&mut layout, range));
+            }
+            self.space.unmap_and_unlock(layout, range)
+        })
     }
 
-    pub fn mprotect(&self, address: usize, len: usize, prot: i32) -> Result<(), Errno> {
+    pub fn mprotect(&'static self, address: usize, len: usize, prot: i32) -> Result<(), Errno> {
         let range = self.pages(address, len)?;
         if range.is_empty() {
             return Ok(());
         }
         let rights = Prot((prot & PROT_MASK) as u32);
-        let needs_engine =
-            |_: &Layout<'_>| !rights.is_movable() && self.space.used_parts(range).next().is_some();
-        self.locked_or_proxy_call(&[range], needs_engine, |layout| {
+        let needs_engine = move |_: &Layout<'_>| {
+            !rights.is_movable() && self.space.used_parts(range).next().is_some()
+        };
+        self.locked_or_proxy_call([range], needs_engine, move |layout| {
             self.each_kind(layout, range, |layout, part, kind| match kind {
                 Kind::Anonymous | Kind::Private => self.space.protect(layout, part, rights),
                 Kind::Foreign | Kind::Object => {
@@ -266,7 +281,7 @@ impl Process {
         result
     }
 
-    pub fn madvise(&self, address: usize, len: usize, advice: i32) -> Result<(), Errno> {
+    pub fn madvise(&'static self, address: usize, len: usize, advice: i32) -> Result<(), Errno> {
         let range = self.pages(address, len).map_err(|error| match error {
             Errno::NOMEM => Errno::INVAL,
             other => other,
@@ -302,9 +317,9 @@ impl Process {
             Some(Advice::WillNeed | Advice::Free | Advice::PageOut | Advice::Populate)
         );
         self.locked_or_proxy_call(
-            &[range],
-            |_| maps,
-            |layout| {
+            [range],
+            move |_| maps,
+            move |layout| {
                 self.each_kind(layout, range, |layout, part, kind| match (kind, managed) {
                     (Kind::Foreign | Kind::Object, _) => {
                         let (start, bytes) = self.bytes(part);
@@ -322,7 +337,7 @@ impl Process {
 
     /// MREMAP_DONTUNMAP is `INVAL`.
     pub fn mremap(
-        &self,
+        &'static self,
         old: usize,
         old_len: usize,
         new_len: usize,
@@ -349,19 +364,20 @@ impl Process {
             Placement::At(start) => PageRange::new(start, pages),
             Placement::InPlace | Placement::Anywhere => PageRange::new(range.start, 0),
         };
-        let remap = |layout: &mut Layout<'_>| self.space.remap(layout, range, pages, placement);
-        let start = self.on_proxy_call(&[range, target], remap)?;
+        let remap =
+            move |layout: &mut Layout<'_>| self.space.remap(layout, range, pages, placement);
+        let start = self.on_proxy_call([range, target], remap)?;
         Ok(self.space.mmu().address(start))
     }
 
-    pub fn mlock(&self, address: usize, len: usize) -> Result<(), Errno> {
+    pub fn mlock(&'static self, address: usize, len: usize) -> Result<(), Errno> {
         let range = self.outer_pages(address, len)?;
-        self.on_proxy_call(&[range], |layout| self.space.mlock(layout, range))
+        self.on_proxy_call([range], move |layout| self.space.mlock(layout, range))
     }
 
-    pub fn munlock(&self, address: usize, len: usize) -> Result<(), Errno> {
+    pub fn munlock(&'static self, address: usize, len: usize) -> Result<(), Errno> {
         let range = self.outer_pages(address, len)?;
-        self.locked(&[range], |layout| self.space.munlock(layout, range))
+        self.locked([range], move |layout| self.space.munlock(layout, range))
     }
 
     /// The pages that hold any byte of a range, which need not be aligned.
@@ -371,17 +387,17 @@ impl Process {
     }
 
     /// mlockall, for what is managed: `NOMEM` where it would be more than half of the budget.
-    pub fn mlockall(&self, flags: i32) -> Result<(), Errno> {
+    pub fn mlockall(&'static self, flags: i32) -> Result<(), Errno> {
         let flags = flags as u32;
-        self.on_proxy_call(&[self.space.arena()], |layout| {
+        self.on_proxy_call([self.space.arena()], move |layout| {
             self.space.lock_future(flags & c::MCL_FUTURE != 0);
             if flags & c::MCL_CURRENT != 0 { self.space.mlock_current(layout) } else { Ok(()) }
         })
     }
 
     /// munlockall, for what is managed.
-    pub fn munlockall(&self) {
-        self.locked(&[self.space.arena()], |layout| {
+    pub fn munlockall(&'static self) {
+        self.locked([self.space.arena()], move |layout| {
             self.space.lock_future(false);
             let mut at = PageNum(0);
             while let Some(vma) = self.space.next_vma(layout, at) {

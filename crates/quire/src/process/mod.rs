@@ -2,9 +2,9 @@
 //!
 //! A [`Process`] has the address space on its userfaultfd, the engine's threads, the connection to
 //! the supervisor, and the gate that a fork closes. The program's calls are the methods in
-//! [`layout`]; each blocks all signals first, so that no signal handler of the program runs in the
-//! middle.
+//! [`layout`]; no signal handler of the program runs in the middle of one ([`call`]).
 
+mod call;
 mod fork;
 mod gate;
 mod join;
@@ -19,6 +19,7 @@ use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU8, Ordering};
 use rustix::fd::{AsFd, IntoRawFd};
 use rustix::process::{Resource, getrlimit};
 
+use self::call::CallStack;
 pub use self::fork::ForkGuard;
 use self::gate::Gate;
 use self::join::{Joined, SocketName};
@@ -31,6 +32,7 @@ use crate::mmu::userfaultfd::Userfaultfd;
 use crate::space::VmSpace;
 use crate::swap::Swap;
 use crate::sys::Errno;
+use crate::sys::rseq::RseqAreas;
 use crate::sys::thread::{self, SignalsBlocked};
 use crate::sys::{memory, yard};
 use crate::units::{BLOCK_PAGES, PAGE_SHIFT, PageNum, PageRange};
@@ -47,6 +49,8 @@ pub struct Process {
     gate: Gate,
     threads: EngineThreads,
     address_limit: AddressLimit,
+    call_stack: CallStack,
+    rseq: RseqAreas,
     name: SocketName,
     /// Descriptors of the engine's threads: only their table has them.
     connection: AtomicI32,
@@ -125,6 +129,8 @@ fn try_start() -> Result<Option<&'static Process>, StartError> {
         threads: EngineThreads::new(handlers, has_file)
             .map_err(failed("map the threads' stacks"))?,
         address_limit: AddressLimit::new(),
+        call_stack: CallStack::new().map_err(failed("map a stack for calls"))?,
+        rseq: RseqAreas::default(),
         name,
         connection: AtomicI32::new(descriptors.connection),
         swap_file: AtomicI32::new(descriptors.swap_file.unwrap_or(-1)),
@@ -247,6 +253,11 @@ impl Process {
     /// Has faults served without speculation while `flag`, glibc's `__libc_single_threaded`, is not 0.
     pub fn watch_single_threaded(&self, flag: &'static AtomicU8) {
         self.space.watch_single_threaded(flag);
+    }
+
+    /// Says where libc's threads have their rseq areas: `__rseq_offset` and `__rseq_size`.
+    pub fn set_rseq(&self, offset: isize, size: u32) {
+        self.rseq.set(offset, size);
     }
 
     /// Closes all descriptors in the engine threads' private table that are not theirs: a copy of a

@@ -12,6 +12,7 @@ use core::sync::atomic::Ordering;
 use super::Reclaimer;
 use super::copy::Sharers;
 use crate::control::Event;
+use crate::failpoint::{self, Failpoint};
 use crate::mmu::{FrameRun, Holes, Mmu, Refusal};
 use crate::page::{Flags, LockedPage, LockedRange, PageLocks, Snapshot, State, Stored};
 use crate::scratch::Scratch;
@@ -262,11 +263,17 @@ impl<M: Mmu> VmSpace<M> {
             return hole.filter(|hole| hole.state() != State::Mapped);
         }
         self.budget.count(who.scan(), 1);
-        if seen.has(Flags::MLOCKED) || (seen.has(Flags::PINNED) && !may_move) {
+        let can_go = |word: Snapshot| {
+            word.state() == State::Mapped
+                && !word.has(Flags::MLOCKED)
+                && (may_move || !word.has(Flags::PINNED))
+        };
+        if !can_go(seen) {
             return None;
         }
+        failpoint::hit(Failpoint::Evicting, page);
         self.mmu.step();
-        let victim = self.try_lock_page(page).filter(|page| page.state() == State::Mapped)?;
+        let victim = self.try_lock_page(page).filter(|page| can_go(page.content()))?;
         if who.spares(victim.content()) {
             victim.clear_flags(Flags::ACCESSED);
             return None;

@@ -23,7 +23,8 @@
 //!
 //! Between giving the lock back and taking it again a thread must not come here a second time, as a
 //! signal's handler would that unmaps, or forks: it would wait for itself. It is the same for the lock,
-//! and the callers have the same remedy: signals are blocked from before the lock until after the end.
+//! and the callers have the same remedy: signals are blocked from before the lock until after the end
+//! (`process/call.rs`).
 //!
 //! Locks: all but the list of faults, a leaf, is the space's lock's; under it Relaxed is enough. A thread that has
 //! it needs no page of a dying range, so the thread that unmaps that range may take its page locks meanwhile.

@@ -12,13 +12,12 @@ use crate::budget::{For, Need, Purpose};
 use crate::control::Event;
 use crate::frames::QueueEnd;
 use crate::mmu::{Access, FrameId, Mmu};
-use crate::page::{Flags, LockedPage, State};
+use crate::page::{Flags, State};
 use crate::reclaim::{NoCaches, OOM_ROUND_MS, OomWait, Pool, Reclaimer, Shrinker};
 use crate::scratch::Scratch;
 use crate::sys::futex::{self, Reach};
 use crate::sys::thread::ThreadId;
 use crate::sys::{Errno, monotonic_ns, rank};
-use crate::units::PageNum;
 
 /// No fork is under way.
 const NONE: u32 = 0;
@@ -65,15 +64,6 @@ impl<M: Mmu> VmSpace<M> {
     pub fn end_fork_demand(&self, layout: &Layout<'_>) {
         self.return_fork_room(layout);
         self.fork_demand.store(NONE, Ordering::SeqCst);
-    }
-
-    /// Locks a page that the program can write without a fault, so that it stays so.
-    pub fn lock_writable(&self, page: PageNum, _: &Layout<'_>) -> Option<LockedPage<'_, Self>> {
-        self.try_lock_page(page).filter(|page| {
-            page.state() == State::Mapped
-                && !page.has(Flags::CLEAN)
-                && !page.has(Flags::WRITE_PROTECTED)
-        })
     }
 
     /// Whether faults wait for a fork.

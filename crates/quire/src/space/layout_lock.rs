@@ -8,13 +8,13 @@
 //!
 //! # Which faults are never deferred
 //!
-//! The owner's own, for the owner would wait for itself: its stack may lie in managed memory, and what it
-//! hands to the engine's threads may. So it leaves its thread's number here, the engine's threads leave
+//! The owner's own, for the owner would wait for itself: its block may lie in managed memory; and those of the
+//! engine's threads, for which it may wait. So it leaves its thread's number here, the engine's threads leave
 //! theirs, and a thread that is not known is let in as well. Where the owner itself is not known, all are:
 //! any of them may be it. They need no lock: they are served like speculative faults, and tried again where
 //! the layout changes under them.
 //!
-//! Locks: the outermost but for the heap's gate. `faults` is a leaf.
+//! Locks: outside of it are the heap's gate and the [stack for calls](crate::process). `faults` is a leaf.
 
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 

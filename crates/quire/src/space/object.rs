@@ -4,7 +4,7 @@ use super::vma::Attributes;
 use super::{Layout, VmSpace};
 use crate::budget::Purpose;
 use crate::mmu::Mmu;
-use crate::page::Pages;
+use crate::page::{LockedPage, Pages};
 use crate::sys::{Errno, memory};
 use crate::units::{BLOCK_PAGES, ObjectPage, PageNum, PageRange};
 
@@ -53,7 +53,9 @@ impl<M: Mmu> VmSpace<M> {
     /// nothing knows of its words but write-back, compaction and the cleaner. Sleeps for their locks.
     pub(crate) fn release_object_block(&self, pages: PageRange) {
         for page in pages.pages() {
-            let mut page = self.lock_page(page);
+            self.mmu.step();
+            let content = self.pages.lock_to_clear(page, self);
+            let mut page = LockedPage::adopt(self, page, content);
             self.release_stored(page.content());
             page.drop_content_locked();
             page.leave_locked();

@@ -12,7 +12,8 @@ impl<M: Mmu> VmSpace<M> {
     ///
     /// Pages of ranges that lose the right to write go to limbo first: there the kernel would
     /// refuse to move them, and only a move can tell whether the kernel still holds a page
-    /// (pinned). One that it holds stays, and is not evicted while it cannot be moved.
+    /// (pinned). One that it holds, or that is locked in memory, stays, and is not evicted while it cannot
+    /// be moved.
     ///
     /// # Errors
     /// `NOMEM` where part of the range is not mapped, or the kernel refuses.
@@ -41,8 +42,8 @@ impl<M: Mmu> VmSpace<M> {
         Ok(())
     }
 
-    /// Moves what is mapped in a part of a block to limbo; sets `gone` on
-    /// pages that went and `stayed` on those that could not. Sleeps for page locks.
+    /// Moves what is mapped in a part of a block to limbo, but for what is locked in memory; sets `gone` on
+    /// pages that went and `stayed` on the others. Sleeps for page locks.
     pub(super) fn move_to_limbo(&self, part: PageRange, gone: Flags, stayed: Flags) {
         let move_run = |run: Option<LockedRange<'_, Self>>| {
             let Some(mut run) = run else { return };
@@ -53,7 +54,11 @@ impl<M: Mmu> VmSpace<M> {
         for page in part.pages() {
             let page = self.lock_page(page);
             if page.state() != State::Mapped || page.has(Flags::MLOCKED) {
-                page.unlock();
+                match page.state() {
+                    // Whether the kernel holds it is not known.
+                    State::Mapped => page.set_flags(stayed),
+                    _ => page.unlock(),
+                }
                 move_run(run.take());
                 continue;
             }

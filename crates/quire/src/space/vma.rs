@@ -8,10 +8,6 @@
 //!
 //! A lookup writes nothing. Changes need the space's lock, which the caller proves by a guard.
 //!
-//! While a count is odd, faults of all threads wait. So the thread that changes it must not fault itself, and its
-//! stack may lie in managed memory: it makes the change on a stack of the engine's, from values that were moved
-//! there ([`VmaIndex::rearrange`]).
-//!
 //! # A change against a fault
 //!
 //! A change of the layout bumps the record's count *first* and takes the page locks *afterwards*. A fault takes
@@ -23,8 +19,8 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 pub use super::attributes::{Attributes, Backing, Kind, Pattern};
 use super::seqcount::SeqCount;
-use crate::sys::{Errno, memory::Table, memory::Zeroed, stack::LockedStack};
-use crate::units::{PAGE_SIZE, PageNum, PageRange};
+use crate::sys::{Errno, memory::Table, memory::Zeroed};
+use crate::units::{PageNum, PageRange};
 
 pub const VMAS_MAX: usize = 1 << 18;
 
@@ -64,11 +60,7 @@ pub struct VmaIndex {
     /// For each power of two: no gap of as many pages begins below. What a search for a gap need not
     /// walk over; under the space's lock.
     gap_hints: [AtomicU64; GAP_CLASSES],
-    stack: LockedStack,
 }
-
-/// What changes of the index run on; the lowest page is a guard.
-const STACK_BYTES: usize = 4 * PAGE_SIZE;
 
 /// Powers of two that a number of pages can have.
 const GAP_CLASSES: usize = 64;
@@ -100,7 +92,6 @@ impl VmaIndex {
             free: AtomicU32::new(u32::MAX),
             used: AtomicU32::new(0),
             gap_hints: [const { AtomicU64::new(0) }; GAP_CLASSES],
-            stack: LockedStack::new(STACK_BYTES)?,
         })
     }
 
@@ -174,14 +165,8 @@ impl VmaIndex {
         });
     }
 
-    fn set(&self, slot: u32, range: PageRange, attributes: Attributes, locked: &SpaceLocked) {
-        self.rearrange(locked, move || self.change(slot, Some((range, attributes))));
-    }
-
-    /// Changes the index by `act`, which owns all that it reads but the index.
-    fn rearrange(&self, _: &SpaceLocked, act: impl FnOnce()) {
-        // SAFETY: the space is locked, and no change is made within another.
-        unsafe { self.stack.run(move || self.sequence.change(act)) };
+    fn set(&self, slot: u32, range: PageRange, attributes: Attributes) {
+        self.sequence.change(|| self.change(slot, Some((range, attributes))));
     }
 
     /// Adds a VMA where there is none, joined to its neighbours where all is alike.
@@ -215,11 +200,11 @@ impl VmaIndex {
             if before.is_some() && after.is_some() {
                 self.remove_at(position, locked);
             }
-            self.set(kept.slot, whole, attributes, locked);
+            self.set(kept.slot, whole, attributes);
             return Ok(());
         }
         let slot = self.take_slot().ok_or(Errno::NOMEM)?;
-        self.rearrange(locked, move || {
+        self.sequence.change(|| {
             self.change(slot, Some((range, attributes)));
             for at in (position..count).rev() {
                 let moved = self.order[at].load(Ordering::Relaxed);
@@ -231,10 +216,10 @@ impl VmaIndex {
         Ok(())
     }
 
-    fn remove_at(&self, position: usize, locked: &SpaceLocked) {
+    fn remove_at(&self, position: usize, _: &SpaceLocked) {
         let slot = self.order[position].load(Ordering::Relaxed);
         let count = self.len();
-        self.rearrange(locked, move || {
+        self.sequence.change(|| {
             self.change(slot, None);
             for at in position..count - 1 {
                 let moved = self.order[at + 1].load(Ordering::Relaxed);
@@ -299,7 +284,7 @@ impl VmaIndex {
     ) -> Result<(), Errno> {
         let first = self.next_from(range.start, locked);
         if let Some(vma) = first.filter(|vma| vma.range == range) {
-            self.set(vma.slot, range, attributes, locked);
+            self.set(vma.slot, range, attributes);
             return Ok(());
         }
         self.check_room()?;
@@ -318,10 +303,10 @@ impl VmaIndex {
             let tail = PageRange { start: range.end, end: vma.range.end };
             match (head.is_empty(), tail.is_empty()) {
                 (true, true) => self.remove_at(position, locked),
-                (false, true) => self.set(vma.slot, head, vma.attributes, locked),
-                (true, false) => self.set(vma.slot, tail, vma.attributes, locked),
+                (false, true) => self.set(vma.slot, head, vma.attributes),
+                (true, false) => self.set(vma.slot, tail, vma.attributes),
                 (false, false) => {
-                    self.set(vma.slot, head, vma.attributes, locked);
+                    self.set(vma.slot, head, vma.attributes);
                     self.insert(tail, vma.attributes, locked)?;
                 }
             }

@@ -14,6 +14,7 @@ pub mod memory;
 pub mod mutex;
 pub mod probe;
 pub mod rank;
+pub(crate) mod rseq;
 pub(crate) mod stack;
 pub mod thread;
 #[cfg(feature = "simulated")]

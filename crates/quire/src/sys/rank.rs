@@ -48,6 +48,8 @@ ranks! {
     Resize,
     /// The turn of an object's syncs, held while the store works.
     SyncTurn,
+    /// The stack of the engine's for calls of threads whose own is managed memory.
+    CallStack,
     /// The space's lock, held alone: program threads, and the sender of a proxy call.
     Layout,
     /// The space's lock, shared by classic faults, which only try it; a changer waits until they have left.

@@ -3,7 +3,7 @@
 //! Owns the mapping. Its lowest page cannot be touched: an overflow is a crash, and overwrites nothing.
 
 use core::arch::asm;
-use core::cell::UnsafeCell;
+use core::mem::{ManuallyDrop, MaybeUninit};
 use core::ptr::NonNull;
 
 use super::{Errno, memory, yard};
@@ -18,10 +18,10 @@ pub struct Stack {
 // SAFETY: memory without a thread of its own; only a thread that has it alone runs on it.
 unsafe impl Send for Stack {}
 
-/// What is called on another stack, and what it returned.
+/// What is called on another stack, and what it returned; it lies on the stack of the caller.
 struct StackCall<F, R> {
-    work: Option<F>,
-    result: Option<R>,
+    work: ManuallyDrop<F>,
+    result: MaybeUninit<R>,
 }
 
 impl Stack {
@@ -35,13 +35,21 @@ impl Stack {
     }
 
     /// Does `work` on this stack. A panic there ends the process.
+    ///
+    /// The caller's stack is read once, before `work` begins, and written once, after its end: it may be memory
+    /// that must not be touched meanwhile.
     pub fn run<F: FnOnce() -> R, R>(&mut self, work: F) -> R {
         extern "C" fn call<F: FnOnce() -> R, R>(call: *mut StackCall<F, R>) {
-            // SAFETY: `run` passes its own, and waits.
-            let call = unsafe { &mut *call };
-            call.result = call.work.take().map(|work| work());
+            // Volatile, both: else the compiler may use the places there for its own.
+            // SAFETY: `run` passes its own, and waits; it does not use `work` again.
+            unsafe {
+                let work = (&raw const (*call).work).read_volatile();
+                let result = ManuallyDrop::into_inner(work)();
+                (&raw mut (*call).result).write_volatile(MaybeUninit::new(result));
+            }
         }
-        let mut made = StackCall { work: Some(work), result: None };
+        let mut made =
+            StackCall { work: ManuallyDrop::new(work), result: MaybeUninit::<R>::uninit() };
         let top = self.lowest.as_ptr() as usize + self.bytes;
         // SAFETY: the stack is ours alone, as self is, and its end is aligned to a page; R12 is kept
         // by what is called, by its ABI, and has the old stack meanwhile, of which nothing is
@@ -59,28 +67,8 @@ impl Stack {
                 clobber_abi("C"),
             );
         }
-        made.result.expect("the call has returned")
-    }
-}
-
-/// A stack that goes with a lock: the thread that holds the lock runs on it.
-pub struct LockedStack(UnsafeCell<Stack>);
-
-// SAFETY: `run` is called by one thread at a time.
-unsafe impl Sync for LockedStack {}
-
-impl LockedStack {
-    pub fn new(bytes: usize) -> Result<LockedStack, Errno> {
-        Ok(LockedStack(UnsafeCell::new(Stack::new(bytes)?)))
-    }
-
-    /// As [`Stack::run`].
-    ///
-    /// # Safety
-    /// The caller holds the lock, and `work` does not come back here.
-    pub unsafe fn run<R>(&self, work: impl FnOnce() -> R) -> R {
-        // SAFETY: the caller's promise: no other reference is in use.
-        unsafe { &mut *self.0.get() }.run(work)
+        // SAFETY: the call has returned.
+        unsafe { made.result.assume_init() }
     }
 }
 

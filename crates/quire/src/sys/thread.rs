@@ -13,7 +13,7 @@ use linux_raw_sys::general::{
 use super::call::syscall;
 use super::{Errno, memory, yard};
 
-const STACK_BYTES: usize = 256 * 1024;
+pub(crate) const STACK_BYTES: usize = 256 * 1024;
 /// What libraries may have below the thread pointer; ours is never read, only there.
 const TLS_BYTES: usize = 128 * 1024;
 const SIGNAL_SET_BYTES: usize = 8;
