@@ -111,10 +111,11 @@ impl Compressor {
         };
         // What LZ4 has made shorter has repetitions, which is promise enough.
         let is_worth_it = strength != Strength::Lz4 && limit > 0;
-        if is_worth_it && (lz4.is_some() || is_promising(page)) {
-            if let Some(length) = self.pack_by_zstd(page, limit) {
-                return Compressed::Packed(Packing::Zstd, &self.zstd_output[..length]);
-            }
+        if is_worth_it
+            && (lz4.is_some() || is_promising(page))
+            && let Some(length) = self.pack_by_zstd(page, limit)
+        {
+            return Compressed::Packed(Packing::Zstd, &self.zstd_output[..length]);
         }
         match lz4 {
             Some(length) => Compressed::Packed(Packing::Lz4, &self.output[..length]),
