@@ -16,6 +16,7 @@ pub mod frames;
 pub mod library;
 mod mean;
 pub mod mmu;
+mod named;
 pub mod object;
 pub mod page;
 pub mod process;

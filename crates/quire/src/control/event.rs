@@ -2,7 +2,7 @@
 
 use super::Tracepoint;
 
-named! {
+crate::named::named! {
     /// What is counted, by the names of /proc/vmstat where it has one.
     pub enum Event {
         /// Faults served.

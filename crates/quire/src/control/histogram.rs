@@ -9,7 +9,7 @@
 /// Buckets of a histogram of service times: the last begins at 2^31 ns, about two seconds.
 pub const FAULT_BUCKETS: usize = 32;
 
-named! {
+crate::named::named! {
     /// What a fault had to do, by where its page was when it came.
     pub enum FaultKind {
         /// A page without content of its own: zeros, or its object's bytes in a private mapping.

@@ -12,7 +12,7 @@
 
 use core::arch::asm;
 
-crate::control::named! {
+crate::named::named! {
     /// A moment on the way of a fault that can be watched; its name is like those of the kernel's tracepoints.
     pub enum Tracepoint {
         /// The VMA changed while a fault was served speculatively, or was being changed.
