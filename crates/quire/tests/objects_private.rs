@@ -181,7 +181,9 @@ fn what_does_not_pack_goes_to_the_swap_file() {
     assert!(read == oracle[5 << 20..6 << 20], "read without a fault");
     let (_, most) = space.held();
     assert!(most <= 2 << 20, "{most} bytes were held");
-    assert!(space.counter("zswpwb") > 2000, "{:?}", space.counters());
+    let written = space.counter("pswpout") - space.counter("pswpout_clean");
+    let is_past_the_pool = written > 2000 && space.counter("zswpout") == 0;
+    assert!(is_past_the_pool, "{:?}", space.counters());
 }
 
 #[test]
@@ -259,7 +261,7 @@ fn an_unmapped_copy_gives_all_its_memory_back() {
         for at in (0..bytes.len()).step_by(PAGE) {
             map[at] = map[at].wrapping_add(round);
         }
-        assert!(space.held().0 > 3 << 20);
+        assert!(space.held().0 > 2 << 20, "{:?}", space.counters());
         drop(map);
         // Takes the frames that are not in use, and the object's cache.
         press(&space);
