@@ -8,7 +8,6 @@ use std::time::Instant;
 
 use quire::control::slabs::{SlabTable, slots_for};
 use quire::swap::Payer;
-use quire::swap::blob::Packing;
 use quire::swap::compress::{Compressed, Compressor, PageBytes, Strength, page_hash};
 use quire::swap::zpool::{Handle, Zpool};
 use quire::units::{PAGE_SIZE, PageNum};
