@@ -77,7 +77,8 @@ fn what_is_made_read_only_cannot_be_written_until_it_is_made_writable_again() {
         assert!(dirty > 0);
         let read_only = map.make_read_only().unwrap();
         assert_eq!(read_only.as_ptr(), start, "in its place");
-        assert_eq!(object.cached().1, dirty, "and what is dirty is dirty still");
+        // A worker may still be opening the pages around the last write.
+        assert!(object.cached().1 >= dirty, "and what is dirty is dirty still");
         assert!(read_only[..] == expected[..]);
         assert!(!is_writable(start, at) && !is_writable(start, 40 * PAGE));
         if round % 2 == 0 {
