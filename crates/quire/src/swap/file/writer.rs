@@ -88,6 +88,11 @@ impl Writer {
         true
     }
 
+    /// Whether the open segment has bytes of this page.
+    pub fn has(&self, owner: PageNum) -> bool {
+        self.entries[..self.len()].iter().any(|entry| entry[0] == owner.0)
+    }
+
     #[cfg(test)]
     pub(super) fn segment(&self) -> Option<Segment> {
         self.open.map(|open| open.segment)
