@@ -58,7 +58,9 @@ impl Streams {
                 continue;
             }
             let order = stream.order.load(Relaxed);
-            let reach = 1u64 << order.max(1);
+            // One folio further than it was noted: a thread runs on as soon as its page is mapped, and
+            // another handler may see its next fault before this one's is noted.
+            let reach = 2u64 << order;
             let goes_up = (above..above + reach).contains(&(page.0 + 1));
             let below = stream.below.load(Relaxed);
             let goes_down = page.0 + 1 < below && page.0 + 1 + reach >= below;
@@ -110,6 +112,24 @@ mod tests {
             faults += 1;
         }
         assert!(faults < 20, "{faults} faults");
+    }
+
+    #[test]
+    fn a_scan_that_is_ahead_of_what_was_noted_goes_on() {
+        for is_down in [false, true] {
+            let streams = Streams::default();
+            let folio = |at: u64| PageNum(if is_down { (60 - at) << 9 } else { at << 9 });
+            let first = |at| folio(at).add(if is_down { 511 } else { 0 });
+            let guess = |at| streams.guess(first(at), false, Pattern::Normal, 9);
+            let note = |at, guess| streams.advance(guess, PageRange::new(folio(at), 512));
+            (20..30).for_each(|at| note(at, guess(at)));
+            let (late, early) = (guess(30), guess(31));
+            assert_eq!((late.order, early.order), (9, 9), "down: {is_down}");
+            // Noted in the wrong order.
+            note(31, early);
+            note(30, late);
+            assert_eq!(guess(32).order, 9, "down: {is_down}");
+        }
     }
 
     #[test]
