@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use quire::library::{AddressSpace, MapOptions, Object};
-use quire::store::test::VecStore;
+use quire_test_stores::VecStore;
 
 use super::output;
 use super::sys;

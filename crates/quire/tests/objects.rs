@@ -14,8 +14,8 @@ use quire::library::{
     AddressSpace, Delivery, FaultAround, MapOptions, Object, OpenOptions, Pattern,
 };
 use quire::store::Direct;
-use quire::store::test::VecStore;
 use quire_simulated::Generator;
+use quire_test_stores::VecStore;
 
 #[test]
 fn a_file_reads_the_same_through_an_eighth_of_its_size() {

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use common::{PAGE, Probe, Watchdog, random, space, wait_until};
 use quire::library::{AddressSpace, CancelToken, Error, MapOptions, Object, Patience};
-use quire::store::test::{DelayStore, NeverStore, VecStore};
 use quire::store::{Operation, Store};
+use quire_test_stores::{DelayStore, NeverStore, VecStore};
 use rustix::io::Errno;
 
 type Call<'a> = &'a dyn Fn() -> Result<(), Error>;

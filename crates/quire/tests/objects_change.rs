@@ -13,8 +13,8 @@ use quire::library::{
     AddressSpace, Delivery, Error, MapOptions, Mapping, MappingMut, Object, OpenOptions, Pattern,
     RemapOptions,
 };
-use quire::store::test::VecStore;
 use quire_simulated::Generator;
+use quire_test_stores::VecStore;
 use rustix::io::Errno;
 
 const BLOCK: usize = 512 * PAGE;

@@ -11,8 +11,8 @@ use std::sync::atomic::Ordering;
 
 use common::{Dir, PAGE, Watchdog, space, wait_until, word};
 use quire::library::{MapOptions, Object, OpenOptions};
-use quire::store::test::{CrashOptions, CrashStore, Sectors};
 use quire_simulated::Generator;
+use quire_test_stores::{CrashOptions, CrashStore, Sectors};
 
 /// More than the smallest budget can hold.
 const PAGES: usize = 320;

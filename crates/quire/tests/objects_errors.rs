@@ -12,8 +12,8 @@ use common::{
     word,
 };
 use quire::library::{AddressSpace, Delivery, Error, MapOptions, Object, Pattern};
-use quire::store::test::{FailStore, Failure, VecStore};
 use quire::store::{Operation, Store};
+use quire_test_stores::{FailStore, Failure, VecStore};
 use rustix::io::Errno;
 
 #[test]

@@ -12,8 +12,8 @@ use common::{
     Dir, PAGE, Watchdog, drop_pages, load, random, space_by, store, survive_sigbus, wait_until,
 };
 use quire::library::{AddressSpace, Builder, Delivery, MapOptions, Mapping, Object, Pattern};
-use quire::store::test::{DelayStore, VecStore};
 use quire::store::{Cause, Operation, Store, StoreError};
+use quire_test_stores::{DelayStore, VecStore};
 use rustix::io::Errno;
 
 /// Long enough for what must not happen to happen.

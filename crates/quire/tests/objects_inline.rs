@@ -8,8 +8,8 @@ use core::arch::asm;
 
 use common::{Dir, PAGE, Watchdog, load, random, space_by, store, survive_sigbus};
 use quire::library::{AddressSpace, Delivery, MapOptions, Object};
-use quire::store::test::VecStore;
 use quire_simulated::Generator;
+use quire_test_stores::VecStore;
 
 /// Bytes below the stack pointer that are looked at.
 const PAINTED: usize = 128 << 10;

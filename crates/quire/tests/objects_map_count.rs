@@ -8,8 +8,8 @@ use std::ptr::null_mut;
 
 use common::{PAGE, Watchdog, load, random, space_by, store, survive_sigbus};
 use quire::library::{AddressSpace, Delivery, MapOptions, Object};
-use quire::store::test::VecStore;
 use quire_simulated::Generator;
+use quire_test_stores::VecStore;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
 
 const BLOCK: usize = 2 << 20;

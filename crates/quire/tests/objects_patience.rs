@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use common::{PAGE, Probe, Watchdog, load, random, space_by, store, survive_sigbus, wait_until};
 use quire::library::{AddressSpace, Builder, Delivery, Error, MapOptions, Object, OpenOptions};
-use quire::store::test::{DelayStore, NeverStore, VecStore};
 use quire::store::{Cause, Operation, Store};
+use quire_test_stores::{DelayStore, NeverStore, VecStore};
 use rustix::io::Errno;
 
 const DEADLINE: Duration = Duration::from_millis(150);

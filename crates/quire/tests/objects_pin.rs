@@ -16,7 +16,7 @@ use common::{
 use quire::library::{
     AddressSpace, Delivery, Error, MapOptions, Object, OpenOptions, PinnedMut, RemapOptions,
 };
-use quire::store::test::VecStore;
+use quire_test_stores::VecStore;
 use rustix::io::Errno;
 use rustix::pipe::{IoSliceRaw, SpliceFlags, vmsplice};
 

@@ -16,8 +16,8 @@ use quire::library::{
     AddressSpace, Builder, Delivery, Error, FaultAround, MapOptions, Object, OpenOptions,
 };
 use quire::store::Operation;
-use quire::store::test::{DelayStore, VecStore};
 use quire_simulated::Generator;
+use quire_test_stores::{DelayStore, VecStore};
 
 /// Which threads serve the faults of this run.
 fn delivery() -> Delivery {

@@ -14,8 +14,8 @@ use common::{
 use quire::library::{
     AddressSpace, Delivery, FaultAround, MapOptions, Object, OpenOptions, Pattern,
 };
-use quire::store::test::VecStore;
 use quire_simulated::Generator;
+use quire_test_stores::VecStore;
 
 const BLOCK: usize = 512 * PAGE;
 /// The least in which streams grow to whole blocks.

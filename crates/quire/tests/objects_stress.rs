@@ -12,8 +12,8 @@ use common::{
     wait_until, word,
 };
 use quire::library::{AddressSpace, Delivery, FaultAround, MapOptions, Object, OpenOptions};
-use quire::store::test::VecStore;
 use quire_simulated::Generator;
+use quire_test_stores::VecStore;
 
 /// How long the long ones take.
 fn duration() -> Duration {

@@ -12,8 +12,8 @@ use common::{
     Dir, PAGE, Probe, Watchdog, drop_pages, load, press, random, space, space_by, store, wait_until,
 };
 use quire::library::{AddressSpace, FaultAround, MapOptions, Object, OpenOptions, Pattern};
-use quire::store::test::{DelayStore, FailStore, Failure, VecStore};
 use quire::store::{Operation, Store};
+use quire_test_stores::{DelayStore, FailStore, Failure, VecStore};
 use rustix::io::Errno;
 
 /// Long enough for what must not happen to happen.

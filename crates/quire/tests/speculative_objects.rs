@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use common::{PAGE, random, space_by, survive_sigbus, survive_sigsegv};
 use quire::failpoint::{self, Failpoint};
 use quire::library::{AddressSpace, Delivery, FaultAround, MapOptions, Object, Pattern};
-use quire::store::test::VecStore;
+use quire_test_stores::VecStore;
 
 const DOUBTS: [&str; 5] =
     ["spf_vma_changed", "spf_vma_noanon", "spf_vma_notsup", "spf_vma_access", "spf_pmd_changed"];

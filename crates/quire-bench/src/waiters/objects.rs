@@ -21,7 +21,7 @@ use quire::library::{
     AddressSpace, Delivery, FaultAround, MapOptions, Object, OpenOptions, WaitCounts,
 };
 use quire::store::Direct;
-use quire::store::test::VecStore;
+use quire_test_stores::VecStore;
 
 use super::super::data::{self, Data, PAGE_BYTES, Pattern, Remove};
 use super::super::output;

@@ -14,7 +14,6 @@
 mod deadline;
 mod error;
 pub mod file;
-pub mod test;
 pub(crate) mod workers;
 pub mod zstd;
 

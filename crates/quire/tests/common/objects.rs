@@ -13,9 +13,9 @@ use std::sync::{Arc, Mutex, Once};
 use std::time::Duration;
 
 use quire::library::{AddressSpace, Builder, Object};
-use quire::store::test::VecStore;
 use quire::store::{Cause, Operation, Store, StoreError};
 use quire_simulated::Generator;
+use quire_test_stores::VecStore;
 use rustix::io::Errno;
 
 pub const PAGE: usize = 4096;

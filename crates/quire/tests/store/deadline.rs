@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use quire::store::test::{DelayStore, FailStore, Failure, VecStore};
 use quire::store::{Cause, DeadlineStore, Operation, Store, StoreError};
+use quire_test_stores::{DelayStore, FailStore, Failure, VecStore};
 use rustix::io::Errno;
 
 use super::{PAGE, pattern};

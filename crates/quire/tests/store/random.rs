@@ -3,8 +3,8 @@
 use std::fs;
 
 use proptest::prelude::*;
-use quire::store::test::VecStore;
 use quire::store::{FileStore, Store};
+use quire_test_stores::VecStore;
 
 use super::{Buffer, PAGE, pattern, ways};
 

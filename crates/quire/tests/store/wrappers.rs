@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use quire::store::test::{
+use quire::store::{Cause, Operation, Store};
+use quire_test_stores::{
     CrashOptions, CrashStore, DelayStore, FailStore, Failure, NeverStore, Sectors, VecStore,
 };
-use quire::store::{Cause, Operation, Store};
 use rustix::io::Errno;
 
 use super::{PAGE, pattern};

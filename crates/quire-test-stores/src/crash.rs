@@ -10,10 +10,10 @@
 
 use core::mem;
 use std::sync::Mutex;
-use std::vec::Vec;
 
-use super::super::workers::lock;
-use super::super::{Store, StoreError};
+use quire::store::{Store, StoreError};
+
+use super::lock;
 use super::vec::{read_from, write_to};
 
 const SECTOR_BYTES: u64 = 512;

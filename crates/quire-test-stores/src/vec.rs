@@ -2,10 +2,10 @@
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::Mutex;
-use std::vec::Vec;
 
-use super::super::workers::lock;
-use super::super::{Cause, Operation, Store, StoreError};
+use quire::store::{Cause, Operation, Store, StoreError};
+
+use super::lock;
 
 /// A store of bytes that are gone with it.
 pub struct VecStore {

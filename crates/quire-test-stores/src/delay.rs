@@ -2,10 +2,10 @@
 
 use core::time::Duration;
 use std::sync::{Condvar, Mutex, PoisonError};
-use std::vec::Vec;
 
-use super::super::workers::lock;
-use super::super::{Cause, Operation, Store, StoreError};
+use quire::store::{Cause, Operation, Store, StoreError};
+
+use super::lock;
 
 #[derive(Default)]
 struct State {

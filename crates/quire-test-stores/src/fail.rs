@@ -2,12 +2,11 @@
 
 use std::collections::HashMap;
 use std::sync::Mutex;
-use std::vec::Vec;
 
+use quire::store::{Cause, Operation, Store, StoreError};
 use rustix::io::Errno;
 
-use super::super::workers::lock;
-use super::super::{Cause, Operation, Store, StoreError};
+use super::lock;
 
 /// Which operation fails, and how.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
