@@ -197,13 +197,10 @@ impl<M: Mmu> VmSpace<M> {
     ) {
         let mut flags = Flags::INCOMPRESSIBLE;
         if let Unpackable::Written(file, writing) = unpackable {
-            // A page of which the segment has bytes is for the next one: it may have come back, been written
-            // and left again for the very same frame, and the older bytes must not be taken for these.
-            let is_listed = writing.writer.has(page.page());
             let blob =
                 Blob { owner: page.page(), kind: Packing::Raw, hash: page_hash(bytes), bytes };
             let tag = SegmentTag::Limbo(FrameId(page.content().payload()));
-            if !is_listed
+            if !writing.writer.has(page.page())
                 && self.open_segment(file, writing)
                 && writing.writer.add(&blob, tag.get())
             {

@@ -172,6 +172,9 @@ impl<M: Mmu> VmSpace<M> {
 
     fn gather_page(&self, page: PageNum, writing: &mut Writing) {
         let Some(page) = self.try_lock_owner(page) else { return };
+        if writing.writer.has(page.page()) {
+            return;
+        }
         let Some((handle, blob)) = self.blob_of(&page) else { return };
         // It may have the flag from an earlier write, which then says nothing.
         if writing.writer.add(&blob, SegmentTag::Pool(handle).get()) {

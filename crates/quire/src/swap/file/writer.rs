@@ -12,6 +12,8 @@ use crate::sys::Errno;
 use crate::sys::memory::Table;
 use crate::units::{PAGE_SIZE, PageNum};
 
+const OWNER_WORDS: usize = 512;
+
 /// What a segment is opened for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SegmentPurpose {
@@ -38,6 +40,8 @@ pub struct Writer {
     buffer: Table<u8>,
     /// Owner, tag and location of each blob in it.
     entries: Table<[u64; 3]>,
+    /// A bit for each owner among them; owners may share one.
+    owners: Table<u64>,
     /// The segment taken, with what is in it so far.
     open: Option<Open>,
 }
@@ -54,6 +58,7 @@ impl Writer {
         Ok(Writer {
             buffer: Table::new(SEGMENT_BYTES)?,
             entries: Table::new(BLOBS_MAX)?,
+            owners: Table::new(OWNER_WORDS)?,
             open: None,
         })
     }
@@ -66,12 +71,13 @@ impl Writer {
     pub fn open(&mut self, file: &SwapSegments, purpose: SegmentPurpose) -> Result<(), SwapFull> {
         if self.open.is_none() {
             let segment = file.take_segment(purpose)?;
+            self.owners.fill(0);
             self.open = Some(Open { segment, blobs: 0, used: GRANULE_BYTES });
         }
         Ok(())
     }
 
-    /// Adds a blob to the open segment. `tag` comes back in [`Written`]. `false` where no segment is
+    /// Adds a blob to the open segment, which [has](Self::has) none of its page. `tag` comes back in [`Written`]. `false` where no segment is
     /// open, or it has no room for the blob.
     #[must_use]
     pub fn add(&mut self, blob: &Blob<'_>, tag: u64) -> bool {
@@ -82,15 +88,22 @@ impl Writer {
         let Some(location) = segment.location(used).filter(|_| end <= SEGMENT_BYTES) else {
             return false;
         };
+        debug_assert!(!self.has(blob.owner), "{:?} is there already", blob.owner);
+        let (word, bit) = owner_bit(blob.owner);
+        self.owners[word] |= bit;
         put_blob(&mut self.buffer[used..end], blob);
         self.entries[blobs] = [blob.owner.0, tag, u64::from(location.get())];
         self.open = Some(Open { segment, blobs: blobs + 1, used: end });
         true
     }
 
-    /// Whether the open segment has bytes of this page.
+    /// Whether the open segment has bytes of this page. Others are for the next segment: the page may
+    /// have come back, been written, and left again for the very place that the tag names, and its older
+    /// bytes must not be taken for these.
     pub fn has(&self, owner: PageNum) -> bool {
-        self.entries[..self.len()].iter().any(|entry| entry[0] == owner.0)
+        let (word, bit) = owner_bit(owner);
+        let may_be_there = !self.is_empty() && self.owners[word] & bit != 0;
+        may_be_there && self.entries[..self.len()].iter().any(|entry| entry[0] == owner.0)
     }
 
     #[cfg(test)]
@@ -160,4 +173,8 @@ impl Writer {
         }
         jobs[0].result
     }
+}
+
+fn owner_bit(owner: PageNum) -> (usize, u64) {
+    (owner.index() / 64 % OWNER_WORDS, 1 << (owner.0 % 64))
 }
