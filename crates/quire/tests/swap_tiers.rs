@@ -167,6 +167,25 @@ fn the_pages_that_left_longest_ago_go_to_the_file_first() {
 }
 
 #[test]
+fn a_page_that_is_asked_for_again_is_counted_by_how_much_left_meanwhile() {
+    for (pages, nearest) in [(2 * BUDGET, Event::RefaultHalf), (8 * BUDGET, Event::RefaultTwice)] {
+        let machine = machine();
+        let range = machine.map(0, pages);
+        for page in (0..3).flat_map(|_| range.pages()) {
+            machine.fill_with_noise(page);
+        }
+        let count = machine.counted(Event::WorkingsetRefaultAnon);
+        assert!(count > 100, "{count} pages were asked for again");
+        let distances = Event::REFAULTS.map(|event| machine.counted(event));
+        assert_eq!(distances.iter().sum::<u64>(), count, "each is counted once: {distances:?}");
+        // In a loop all of it leaves before a page's turn comes again, but for what the budget holds.
+        let nearer = Event::REFAULTS.iter().position(|&event| event == nearest).unwrap();
+        let near: u64 = distances[..nearer].iter().sum();
+        assert!(near * 10 < count, "{distances:?} in a loop over {pages} pages");
+    }
+}
+
+#[test]
 fn a_written_page_is_tried_again() {
     let machine = machine();
     let range = machine.map(0, BUDGET / 4);

@@ -1,11 +1,11 @@
-//! How long faults took, as `quire stat --histogram` prints it.
+//! How long faults took, and how soon pages were asked for again, as `quire stat --histogram` prints it.
 //!
 //! Buckets double, so a quantile is known by the bucket it falls into: its upper end is printed. The
 //! mean is that of the buckets' middles.
 
 use std::fmt::Write as _;
 
-use quire::control::{FAULT_BUCKETS, FaultKind};
+use quire::control::{Event, FAULT_BUCKETS, FaultKind};
 
 use super::output::{Format, grouped};
 use crate::runs::counts::Counts;
@@ -85,7 +85,38 @@ pub(super) fn print(counts: &Counts, format: &Format) -> String {
     if text.is_empty() && *format == Format::Text {
         text.push_str(" No fault was served.\n\n");
     }
+    if *format == Format::Text {
+        text += &refaults(counts);
+    }
     text
+}
+
+/// How much left memory between a page and the fault that asked for it again. For programs the counts are
+/// events.
+fn refaults(counts: &Counts) -> String {
+    let count = counts.of(Event::WorkingsetRefaultAnon);
+    if count == 0 {
+        return String::new();
+    }
+    let distances = Event::REFAULTS.map(|event| counts.of(event));
+    let mut text = format!(
+        " Refault distances of {} pages: what left meanwhile, in parts of the budget\n\n",
+        grouped(count as f64)
+    );
+    let most = distances.iter().max().copied().unwrap_or(1).max(1);
+    for (to, count) in ["1/16", "1/8", "1/4", "1/2", "1", "2", "4"].into_iter().zip(distances) {
+        text += &line(count, most, &format!("up to {to}"));
+    }
+    text += &line(distances[7], most, "more");
+    text.push('\n');
+    text
+}
+
+/// A bucket that is not empty has a bar.
+fn line(count: u64, most: u64, range: &str) -> String {
+    let bar = "@".repeat((count as usize * BAR).div_ceil(most as usize));
+    let line = format!("{:>18}      {range:<25} {bar}", grouped(count as f64));
+    format!("{}\n", line.trim_end())
 }
 
 fn block(name: &str, times: &Times<'_>) -> String {
@@ -102,12 +133,8 @@ fn block(name: &str, times: &Times<'_>) -> String {
     let last = (0..FAULT_BUCKETS).rfind(is_used).unwrap_or(0);
     let most = times.buckets.iter().max().copied().unwrap_or(1);
     for bucket in first..=last {
-        let count = times.buckets[bucket];
-        // A bucket that is not empty has a bar.
-        let bar = (count as usize * BAR).div_ceil(most as usize);
         let range = format!("[{}, {})", human(start_ns(bucket)), human(start_ns(bucket + 1)));
-        let line = format!("{:>18}      {range:<25} {}", grouped(count as f64), "@".repeat(bar));
-        let _ = writeln!(text, "{}", line.trim_end());
+        text += &line(times.buckets[bucket], most, &range);
     }
     text.push('\n');
     text
@@ -143,6 +170,22 @@ mod tests {
 "
         );
         assert_eq!(print(&Counts::default(), &Format::Text), " No fault was served.\n\n");
+    }
+
+    #[test]
+    fn distances_are_told_in_parts_of_the_budget() {
+        let counts = Counts::of_events(&[
+            (Event::WorkingsetRefaultAnon, 50),
+            (Event::Refault16th, 10),
+            (Event::RefaultTwice, 40),
+        ]);
+        let text = refaults(&counts);
+        assert!(text.starts_with(" Refault distances of 50 pages: "), "{text}");
+        assert!(text.contains("10      up to 1/16                @@@@@@@@@@\n"), "{text}");
+        let full = format!("40      up to 2                   {}\n", "@".repeat(BAR));
+        assert!(text.contains(&full), "{text}");
+        assert!(text.ends_with("0      more\n\n"), "{text}");
+        assert_eq!(refaults(&Counts::default()), "");
     }
 
     #[test]

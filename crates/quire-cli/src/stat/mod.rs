@@ -90,7 +90,7 @@ pub(crate) struct StatArgs {
     )]
     pub interval_print: Option<u64>,
 
-    /// Print how long faults took, by kind
+    /// Print how long faults took, by kind, and how much left memory between a page and its next fault
     #[arg(long)]
     pub histogram: bool,
 

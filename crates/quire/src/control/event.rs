@@ -35,8 +35,24 @@ crate::named::named! {
         PgstealDirect = "pgsteal_direct",
         /// Faults that had to reclaim.
         Allocstall = "allocstall",
-        /// Pages that came back soon after they had gone.
+        /// Pages that faults asked for after they had gone to swap.
         WorkingsetRefaultAnon = "workingset_refault_anon",
+        /// Of these, those that came back before as many pages had left as a sixteenth of the budget has.
+        Refault16th = "refault_16th",
+        /// After that, and before an eighth.
+        Refault8th = "refault_8th",
+        /// After that, and before a quarter.
+        RefaultQuarter = "refault_quarter",
+        /// After that, and before a half.
+        RefaultHalf = "refault_half",
+        /// After that, and before all of the budget: twice as much memory would have held them.
+        RefaultOnce = "refault_once",
+        /// After that, and before twice the budget.
+        RefaultTwice = "refault_twice",
+        /// After that, and before four times the budget.
+        RefaultFour = "refault_four_times",
+        /// Still later.
+        RefaultFar = "refault_far",
         /// Calls that unmapped pages for reclaim.
         UnmapCalls = "unmap_calls",
         /// Pages unmapped by them.
@@ -99,6 +115,18 @@ crate::named::named! {
 }
 
 impl Event {
+    /// Refault distances: each is up to twice as far as the one before.
+    pub const REFAULTS: [Event; 8] = [
+        Event::Refault16th,
+        Event::Refault8th,
+        Event::RefaultQuarter,
+        Event::RefaultHalf,
+        Event::RefaultOnce,
+        Event::RefaultTwice,
+        Event::RefaultFour,
+        Event::RefaultFar,
+    ];
+
     /// The event of a name, by which other tools may know it.
     pub fn by_name(name: &str) -> Option<Event> {
         // perf's names of the tracepoints.

@@ -8,7 +8,7 @@
 //! Lock: the mutex of the free blocks, a leaf.
 
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use linux_raw_sys::general::MADV_DONTNEED;
 
@@ -50,7 +50,7 @@ struct FreeBlocks {
 pub struct Pages {
     words: Table<PageWord>,
     /// When each page left memory, by a clock of reclaim's. A hint.
-    stamps: Table<AtomicU16>,
+    stamps: Table<AtomicU32>,
     blocks: Table<Block>,
     arena_pages: usize,
     /// One past the highest block of the arena that was ever used.
@@ -99,7 +99,7 @@ impl Pages {
     }
 
     /// When the page left memory last.
-    pub fn stamp(&self, page: PageNum) -> &AtomicU16 {
+    pub fn stamp(&self, page: PageNum) -> &AtomicU32 {
         &self.stamps[page.index()]
     }
 

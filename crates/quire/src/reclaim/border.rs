@@ -16,7 +16,7 @@
 
 use core::sync::atomic::{AtomicU16, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-use crate::control::FaultKind;
+use crate::control::{Event, FaultKind};
 use crate::mean::Mean;
 use crate::mmu::Mmu;
 use crate::page::{State, Stored};
@@ -27,13 +27,36 @@ use crate::units::{PAGE_SIZE, PageNum};
 const TICKS: usize = 256;
 /// The distance within which a fault is counted, in ticks: a sixteenth of the budget.
 const NEAR: u16 = (TICKS / 16) as u16;
-/// The sign of a stamp by the clock of pages that went to the file; the rest is ticks, which wrap.
-const WRITTEN: u16 = 1 << 15;
+/// Ticks wrap here.
+const WRAP: u16 = 1 << 15;
 /// Blocks of pages whose ages are looked at before the border is moved.
 const LOOKED_AT: usize = 16;
 /// By how much the border moves, and where it stays between, in parts of the budget.
 const STEP: usize = 64;
 const SHARE_MIN: usize = 16;
+
+/// When a page left memory, in ticks of the clock of such pages, and when it went on from the pool to
+/// the file, in those of the other clock.
+#[derive(Clone, Copy)]
+struct Stamp {
+    left: u16,
+    written: Option<u16>,
+}
+
+impl Stamp {
+    const WRITTEN: u32 = 1 << 31;
+
+    const fn of(stamp: u32) -> Stamp {
+        let written = (stamp >> 16) as u16 & (WRAP - 1);
+        let is_written = stamp & Self::WRITTEN != 0;
+        Stamp { left: stamp as u16, written: if is_written { Some(written) } else { None } }
+    }
+
+    fn get(self) -> u32 {
+        let written = self.written.map_or(0, |ticks| u32::from(ticks) << 16 | Self::WRITTEN);
+        u32::from(self.left) | written
+    }
+}
 
 /// What is known of pages that left, and the pool's share.
 pub(crate) struct Border {
@@ -87,18 +110,18 @@ impl Border {
 
     /// A clock in ticks, of which [`TICKS`] pass with as many pages as the budget has.
     fn ticks(&self, clock: &AtomicU64) -> u16 {
-        (clock.load(Relaxed) / (self.limit / TICKS).max(1) as u64) as u16 & !WRITTEN
+        (clock.load(Relaxed) / (self.limit / TICKS).max(1) as u64) as u16 & (WRAP - 1)
     }
 
-    /// Ticks of a clock since a stamp.
-    fn since(&self, clock: &AtomicU64, stamp: u16) -> u16 {
-        self.ticks(clock).wrapping_sub(stamp) & !WRITTEN
+    /// Ticks of a clock since then.
+    fn since(&self, clock: &AtomicU64, ticks: u16) -> u16 {
+        self.ticks(clock).wrapping_sub(ticks) & (WRAP - 1)
     }
 
     /// The stamp of a page that leaves memory now.
-    fn evict(&self) -> u16 {
+    fn evict(&self) -> Stamp {
         self.evicted.fetch_add(1, Relaxed);
-        self.ticks(&self.evicted)
+        Stamp { left: self.ticks(&self.evicted), written: None }
     }
 
     /// Notes the length of a page that is packed.
@@ -107,9 +130,9 @@ impl Border {
     }
 
     /// The stamp of a packed page that goes to the file now.
-    fn write(&self) -> u16 {
+    fn write(&self, stamp: Stamp) -> Stamp {
         self.written.fetch_add(1, Relaxed);
-        self.ticks(&self.written) | WRITTEN
+        Stamp { written: Some(self.ticks(&self.written)), ..stamp }
     }
 
     pub fn note_time(&self, kind: FaultKind, ns: u64) {
@@ -126,25 +149,25 @@ impl Border {
     }
 
     /// Notes a fault on a page with this stamp, which took so many nanoseconds.
-    fn note_refault(&self, stamp: u16, ns: u32) {
-        if stamp & WRITTEN == 0 {
-            if self.since(&self.evicted, stamp) <= NEAR {
+    fn note_refault(&self, stamp: Stamp, ns: u32) {
+        let Some(written) = stamp.written else {
+            if self.since(&self.evicted, stamp.left) <= NEAR {
                 self.frames_gain_ns.fetch_add(ns.into(), Relaxed);
             }
             return;
-        }
+        };
         let packed = (self.packed.get() as usize).clamp(64, PAGE_SIZE);
         let reach = usize::from(NEAR) * PAGE_SIZE / packed;
-        if usize::from(self.since(&self.written, stamp)) <= reach {
+        if usize::from(self.since(&self.written, written)) <= reach {
             let saved = ns.saturating_sub(self.memory_ns.get());
             self.pool_gain_ns.fetch_add(saved.into(), Relaxed);
         }
     }
 
     /// Notes a fault on a page in the pool with this stamp.
-    fn note_hit(&self, stamp: u16) {
+    fn note_hit(&self, stamp: Stamp) {
         let memory_ns = self.memory_ns.get();
-        self.note_refault(stamp & !WRITTEN, memory_ns);
+        self.note_refault(stamp, memory_ns);
         if self.is_old(stamp) {
             // Where nothing was read yet: what a disk of some kind takes.
             let file_ns = if self.file_ns.get() == 0 { 8 * memory_ns } else { self.file_ns.get() };
@@ -185,15 +208,22 @@ impl Border {
         self.share.store(next, Relaxed);
     }
 
-    fn is_old(&self, stamp: u16) -> bool {
-        self.since(&self.evicted, stamp) >= self.old.load(Relaxed)
+    /// As what a fault on a page with this stamp is counted.
+    fn distance(&self, stamp: Stamp) -> Event {
+        let ticks = self.since(&self.evicted, stamp.left).max(NEAR);
+        let doublings = ticks.div_ceil(NEAR).next_power_of_two().ilog2() as usize;
+        Event::REFAULTS[doublings.min(Event::REFAULTS.len() - 1)]
+    }
+
+    fn is_old(&self, stamp: Stamp) -> bool {
+        self.since(&self.evicted, stamp.left) >= self.old.load(Relaxed)
     }
 
     /// After a look at `seen` packed pages of which so many were old. A quarter of them should be.
     fn note_search(&self, seen: usize, old: usize) {
         let age = self.old.load(Relaxed);
         let next = if old * 2 > seen {
-            (age + age / 4 + 1).min(WRITTEN / 2)
+            (age + age / 4 + 1).min(WRAP / 2)
         } else if old * 8 < seen {
             age - age.div_ceil(4)
         } else {
@@ -204,24 +234,32 @@ impl Border {
 }
 
 impl<M: Mmu> VmSpace<M> {
+    fn stamp(&self, page: PageNum) -> Stamp {
+        Stamp::of(self.pages.stamp(page).load(Relaxed))
+    }
+
     /// Notes that a page leaves memory.
     pub(crate) fn note_evicted(&self, page: PageNum) {
-        self.pages.stamp(page).store(self.border.evict(), Relaxed);
+        self.pages.stamp(page).store(self.border.evict().get(), Relaxed);
     }
 
     /// Notes that a page goes from the pool to the file.
     pub(super) fn note_written_back(&self, page: PageNum) {
-        self.pages.stamp(page).store(self.border.write(), Relaxed);
+        let stamp = self.border.write(self.stamp(page));
+        self.pages.stamp(page).store(stamp.get(), Relaxed);
     }
 
     /// Notes that a fault asked for a page that is stored there.
     pub(crate) fn note_refault(&self, page: PageNum, stored: Stored) {
-        let stamp = self.pages.stamp(page).load(Relaxed);
+        let stamp = self.stamp(page);
         match stored {
+            Stored::Nothing => return,
             Stored::Pool(_) => self.border.note_hit(stamp),
             Stored::File(_) => self.border.note_refault(stamp, self.border.file_ns.get()),
-            Stored::Same(_) | Stored::Nothing => {}
+            Stored::Same(_) => {}
         }
+        self.budget.count(Event::WorkingsetRefaultAnon, 1);
+        self.budget.count(self.border.distance(stamp), 1);
     }
 
     /// Looks at how old the pool's pages are, at a few blocks of them, and moves the border.
@@ -247,7 +285,7 @@ impl<M: Mmu> VmSpace<M> {
 
     /// Whether a packed page left memory so long ago that it is one for the file.
     pub(super) fn has_left_long_ago(&self, page: PageNum) -> bool {
-        self.border.is_old(self.pages.stamp(page).load(Relaxed))
+        self.border.is_old(self.stamp(page))
     }
 }
 
@@ -259,12 +297,13 @@ mod tests {
 
     impl Border {
         /// The stamp of a page that left so many ticks ago.
-        fn evict_stamp(&self, ticks: u16) -> u16 {
-            self.ticks(&self.evicted).wrapping_sub(ticks) & !WRITTEN
+        fn evict_stamp(&self, ticks: u16) -> Stamp {
+            Stamp { left: self.ticks(&self.evicted).wrapping_sub(ticks), written: None }
         }
 
-        fn write_stamp(&self, ticks: u16) -> u16 {
-            self.ticks(&self.written).wrapping_sub(ticks) | WRITTEN
+        fn write_stamp(&self, ticks: u16) -> Stamp {
+            let written = self.ticks(&self.written).wrapping_sub(ticks) & (WRAP - 1);
+            Stamp { written: Some(written), ..self.evict_stamp(ticks) }
         }
     }
 
@@ -282,7 +321,7 @@ mod tests {
     fn run(border: &Border, budgets: usize, mut fault: impl FnMut(&Border)) {
         for _ in 0..budgets * LIMIT {
             border.evict();
-            border.write();
+            border.write(border.evict_stamp(0));
             fault(border);
             if border.is_due() {
                 border.settle(LIMIT / 4);
@@ -329,6 +368,26 @@ mod tests {
             border.pool_gain_ns.store(0, Relaxed);
             border.note_refault(border.write_stamp(distance), 100_000);
             assert_eq!(border.pool_gain_ns.load(Relaxed) > 0, is_within, "{distance}");
+        }
+    }
+
+    #[test]
+    fn a_distance_is_counted_by_what_part_of_the_budget_has_left_since() {
+        let border = border();
+        for (ticks, event) in [
+            (0, Event::Refault16th),
+            (NEAR, Event::Refault16th),
+            (NEAR + 1, Event::Refault8th),
+            (TICKS as u16, Event::RefaultOnce),
+            (TICKS as u16 + 1, Event::RefaultTwice),
+            (4 * TICKS as u16, Event::RefaultFour),
+            (4 * TICKS as u16 + 1, Event::RefaultFar),
+            (WRAP - 1, Event::RefaultFar),
+        ] {
+            for stamp in [border.evict_stamp(ticks), border.write_stamp(ticks)] {
+                let stamp = Stamp::of(stamp.get());
+                assert_eq!(border.distance(stamp), event, "{ticks} ticks ago");
+            }
         }
     }
 
