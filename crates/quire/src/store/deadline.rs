@@ -52,8 +52,8 @@ struct StoreCall {
 
 impl StoreCall {
     fn overlaps(self, other: StoreCall) -> bool {
-        self.offset < other.offset + other.bytes as u64
-            && other.offset < self.offset + self.bytes as u64
+        let end = |call: StoreCall| call.offset.saturating_add(call.bytes as u64);
+        self.offset < end(other) && other.offset < end(self)
     }
 
     /// Makes the call; the number in the answer is a length.
