@@ -3,10 +3,13 @@
 
 mod common;
 
+use std::sync::atomic::Ordering::Relaxed;
+
 use common::{Machine, Tree, noise};
 use quire::control::Event;
 use quire::page::{Flags, State};
 use quire::reclaim::NoCaches;
+use quire::swap::compress::Strength;
 use quire::units::{PAGE_SIZE, PageNum, PageRange};
 
 const BUDGET: usize = 512;
@@ -121,6 +124,7 @@ fn where_the_file_fails_pages_that_do_not_pack_stay_in_memory() {
 #[test]
 fn text_is_packed_by_zstandard_and_comes_back() {
     let machine = machine();
+    machine.space.budget().control().compress.store(Strength::Zstd as u32, Relaxed);
     let range = machine.map(0, 2 * BUDGET);
     for page in range.pages() {
         machine.fill_bytes(page, &text(page));

@@ -14,13 +14,14 @@
 
 #![deny(unsafe_code)]
 
-use core::sync::atomic::{AtomicU16, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use crate::control::{Event, FaultKind};
 use crate::mean::Mean;
 use crate::mmu::Mmu;
 use crate::page::{State, Stored};
 use crate::space::VmSpace;
+use crate::swap::blob::Packing;
 use crate::units::{PAGE_SIZE, PageNum};
 
 /// Ticks of a clock in which as many pages pass as the budget has.
@@ -31,6 +32,8 @@ const NEAR: u16 = (TICKS / 16) as u16;
 const WRAP: u16 = 1 << 15;
 /// Blocks of pages whose ages are looked at before the border is moved.
 const LOOKED_AT: usize = 16;
+/// One page in so many is tried by Zstandard where that does not pay, to see whether it would.
+const TRY_ONE_IN: u32 = 64;
 /// By how much the border moves, and where it stays between, in parts of the budget.
 const STEP: usize = 64;
 const SHARE_MIN: usize = 16;
@@ -78,8 +81,14 @@ pub(crate) struct Border {
     /// Nanoseconds of a fault that finds its page packed in memory, and of one that reads the file.
     memory_ns: Mean,
     file_ns: Mean,
-    /// Bytes of a packed page.
+    /// Bytes of a packed page, and of one that Zstandard has packed.
     packed: Mean,
+    packed_by_zstd: Mean,
+    /// Nanoseconds that packing takes, by either, and by Zstandard.
+    pack_ns: Mean,
+    zstd_ns: Mean,
+    /// Pages that were not tried by Zstandard because it did not pay.
+    untried: AtomicU32,
     /// Ticks since they left, from which on packed pages are old enough for the file.
     old: AtomicU16,
 }
@@ -99,6 +108,10 @@ impl Border {
             memory_ns: Mean::new(),
             file_ns: Mean::new(),
             packed: Mean::new(),
+            packed_by_zstd: Mean::new(),
+            pack_ns: Mean::new(),
+            zstd_ns: Mean::new(),
+            untried: AtomicU32::new(0),
             old: AtomicU16::new(NEAR),
         }
     }
@@ -124,9 +137,37 @@ impl Border {
         Stamp { left: self.ticks(&self.evicted), written: None }
     }
 
-    /// Notes the length of a page that is packed.
-    pub fn note_packed(&self, bytes: usize) {
+    /// Notes the length of a page that is packed, and what that took.
+    pub fn note_packed(&self, kind: Packing, bytes: usize, ns: u64) {
+        let record = |mean: &Mean| {
+            // A thread that lost its CPU meanwhile says nothing.
+            let known = u64::from(mean.get());
+            mean.record(if known == 0 { ns } else { ns.min(2 * known) });
+        };
         self.packed.record(bytes as u64);
+        record(&self.pack_ns);
+        if kind == Packing::Zstd {
+            self.packed_by_zstd.record(bytes as u64);
+            record(&self.zstd_ns);
+        }
+    }
+
+    /// Whether the next page is to be tried by Zstandard. What is kept in the pool takes the place of pages in
+    /// memory: of each packed page as much as it is long. So packing pays where the part of a read of the
+    /// file that the rest saves is more than packing and a fault on a packed page take.
+    pub fn tries_zstd(&self) -> bool {
+        let saved = PAGE_SIZE.saturating_sub(self.packed_by_zstd.get() as usize) as u64;
+        let costs = u64::from(self.memory_ns.get()) + u64::from(self.zstd_ns.get());
+        let is_worth_it = saved * self.read_ns() / PAGE_SIZE as u64 >= costs;
+        is_worth_it || self.untried.fetch_add(1, Relaxed).is_multiple_of(TRY_ONE_IN)
+    }
+
+    /// Nanoseconds of a read of the file; where nothing was read yet what a disk of some kind takes.
+    fn read_ns(&self) -> u64 {
+        match u64::from(self.file_ns.get()) {
+            0 => 8 * u64::from(self.memory_ns.get()).max(self.zstd_ns.get().into()),
+            ns => ns,
+        }
     }
 
     /// The stamp of a packed page that goes to the file now.
@@ -167,11 +208,10 @@ impl Border {
     /// Notes a fault on a page in the pool with this stamp.
     fn note_hit(&self, stamp: Stamp) {
         let memory_ns = self.memory_ns.get();
-        self.note_refault(stamp, memory_ns);
+        // It is packed again when it goes the next time.
+        self.note_refault(stamp, memory_ns.saturating_add(self.pack_ns.get()));
         if self.is_old(stamp) {
-            // Where nothing was read yet: what a disk of some kind takes.
-            let file_ns = if self.file_ns.get() == 0 { 8 * memory_ns } else { self.file_ns.get() };
-            self.pool_worth_ns.fetch_add(file_ns.saturating_sub(memory_ns).into(), Relaxed);
+            self.pool_worth_ns.fetch_add(self.read_ns().saturating_sub(memory_ns.into()), Relaxed);
         }
     }
 
@@ -309,7 +349,7 @@ mod tests {
 
     fn border() -> Border {
         let border = Border::new(LIMIT);
-        border.note_packed(1024);
+        border.note_packed(Packing::Lz4, 1024, 5_000);
         for _ in 0..100 {
             border.note_time(FaultKind::Memory, 10_000);
             border.note_time(FaultKind::File, 100_000);
@@ -388,6 +428,23 @@ mod tests {
                 let stamp = Stamp::of(stamp.get());
                 assert_eq!(border.distance(stamp), event, "{ticks} ticks ago");
             }
+        }
+    }
+
+    #[test]
+    fn zstandard_is_tried_where_what_it_saves_of_a_read_is_more_than_it_takes() {
+        let tries = |border: &Border| (0..640).filter(|_| border.tries_zstd()).count();
+        assert_eq!(tries(&Border::new(LIMIT)), 640, "nothing is known");
+        for (length, ns, is_tried) in [
+            (2500, 20_000, true),
+            (2500, 40_000, false),
+            (1000, 40_000, true),
+            (3900, 1_000, false),
+        ] {
+            let border = border();
+            (0..100).for_each(|_| border.note_packed(Packing::Zstd, length, ns));
+            let expected = if is_tried { 640 } else { 640 / TRY_ONE_IN as usize };
+            assert_eq!(tries(&border), expected, "{length} bytes in {ns} ns");
         }
     }
 

@@ -232,14 +232,23 @@ impl<M: Mmu> VmSpace<M> {
         bytes: &PageBytes,
         scratch: &mut Scratch,
     ) -> Result<Stored, Unstored> {
-        match scratch.compressor().compress(bytes, self.strength()) {
+        let is_too_dear = || self.swap.has_file() && !self.border.tries_zstd();
+        let strength = match self.strength() {
+            Strength::Auto if is_too_dear() => Strength::Lz4,
+            strength => strength,
+        };
+        let start = monotonic_ns();
+        match scratch.compressor().compress(bytes, strength) {
             Compressed::Same(pattern) => {
                 self.budget.count(Event::Pswpout, 1);
                 self.budget.count(Event::SwpoutZero, 1);
                 self.note_evicted(page);
                 Ok(Stored::Same(pattern))
             }
-            Compressed::Packed(kind, packed) => self.pool(page, kind, packed, page_hash(bytes)),
+            Compressed::Packed(kind, packed) => {
+                self.border.note_packed(kind, packed.len(), monotonic_ns() - start);
+                self.pool(page, kind, packed, page_hash(bytes))
+            }
             Compressed::Raw => Err(Unstored::Incompressible),
         }
     }
@@ -279,7 +288,6 @@ impl<M: Mmu> VmSpace<M> {
         self.budget.count(Event::Zswpout, 1);
         self.budget.count(Event::ZswpoutBytes, packed.len());
         self.note_evicted(page);
-        self.border.note_packed(packed.len());
         if kind == Packing::Zstd {
             self.budget.count(Event::ZswpoutZstd, 1);
             self.budget.count(Event::ZswpoutZstdBytes, packed.len());

@@ -38,7 +38,7 @@ pub struct Corrupt;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(u32)]
 pub enum Strength {
-    /// LZ4; Zstandard for what LZ4 leaves large, and for what stayed in the pool.
+    /// LZ4; Zstandard, as long as that pays, for what LZ4 leaves large, and for what stayed in the pool.
     #[default]
     Auto = 0,
     Lz4 = 1,
