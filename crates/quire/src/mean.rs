@@ -22,6 +22,13 @@ impl Mean {
         self.record_as(1, cycles);
     }
 
+    /// Notes a measurement that counts for `eighths` of the mean, and at most for twice what is known: of a
+    /// pause meanwhile it says nothing.
+    pub fn record_usual(&self, eighths: u32, cycles: u64) {
+        let known = u64::from(self.get());
+        self.record_as(eighths, if known == 0 { cycles } else { cycles.min(2 * known) });
+    }
+
     /// Notes a measurement that counts for `eighths` of the mean.
     pub fn record_as(&self, eighths: u32, cycles: u64) {
         let old = self.get();

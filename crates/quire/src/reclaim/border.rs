@@ -139,16 +139,11 @@ impl Border {
 
     /// Notes the length of a page that is packed, and what that took.
     pub fn note_packed(&self, kind: Packing, bytes: usize, ns: u64) {
-        let record = |mean: &Mean| {
-            // A thread that lost its CPU meanwhile says nothing.
-            let known = u64::from(mean.get());
-            mean.record(if known == 0 { ns } else { ns.min(2 * known) });
-        };
         self.packed.record(bytes as u64);
-        record(&self.pack_ns);
+        self.pack_ns.record_usual(1, ns);
         if kind == Packing::Zstd {
             self.packed_by_zstd.record(bytes as u64);
-            record(&self.zstd_ns);
+            self.zstd_ns.record_usual(1, ns);
         }
     }
 
@@ -208,7 +203,8 @@ impl Border {
     /// Notes a fault on a page in the pool with this stamp.
     fn note_hit(&self, stamp: Stamp) {
         let memory_ns = self.memory_ns.get();
-        // It is packed again when it goes the next time.
+        // It is packed again when it goes the next time, and has not been in the file.
+        let stamp = Stamp { written: None, ..stamp };
         self.note_refault(stamp, memory_ns.saturating_add(self.pack_ns.get()));
         if self.is_old(stamp) {
             self.pool_worth_ns.fetch_add(self.read_ns().saturating_sub(memory_ns.into()), Relaxed);

@@ -47,10 +47,7 @@ impl Places {
             // A turn in the background is long, and rare where it is not preferred.
             let (mean, weight) =
                 if is_fault { (&self.in_fault, 1) } else { (&self.in_background, 4) };
-            let known = u64::from(mean.get());
-            let cost = cycles / u64::from(freed);
-            // A pause of the program says nothing.
-            mean.record_as(weight, if known == 0 { cost } else { cost.min(2 * known) });
+            mean.record_usual(weight, cycles / u64::from(freed));
         }
         place
     }
