@@ -214,7 +214,11 @@ fn threads_that_serve_themselves_read_and_write_the_same() {
     let pipe = rustix::pipe::pipe().unwrap();
     object.drop_cached(0..4096);
     map.flush().unwrap();
-    let dropped = (0..bytes.len() / PAGE).find(|page| object.drop_cached(page_bytes(*page)) > 0);
+    // With so little memory what was there may just have gone.
+    let dropped = (0..bytes.len() / PAGE).find(|page| {
+        map.populate(page * PAGE..page * PAGE + 8).unwrap();
+        object.drop_cached(page_bytes(*page)) > 0
+    });
     let start = dropped.expect("a clean page is in memory") * PAGE;
     let write = rustix::io::write(&pipe.1, &map[start..start + 8]);
     assert_eq!(write, Err(rustix::io::Errno::FAULT));
