@@ -148,7 +148,7 @@ def fork_killed_sixteen(context):
 def fork_packed(context):
     """A fork of a program whose packed pages alone are more than half of its budget."""
     program = context.compile("fork_pool")
-    argv = [program, "96", "30" if context.long else "3"]
+    argv = [program, "96", "30" if context.long else "8"]
     _, managed = context.same(argv, memory_bytes=44 * MIB, swap=False)
     if context.pretend:
         return

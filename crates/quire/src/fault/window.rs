@@ -15,6 +15,7 @@ use crate::space::VmSpace;
 use crate::space::vma::Vma;
 use crate::swap::compress::{Corrupt, PageBytes};
 use crate::swap::file::{Location, ReadPlan};
+use crate::swap::zpool::Handle;
 use crate::units::{BLOCK_PAGES, PageNum, PageRange};
 
 /// Locked pages of one block that a fault fills.
@@ -178,7 +179,8 @@ impl<M: Mmu> VmSpace<M> {
             };
             let mut run = self.open_window(page, vma, Access::Read, guess, pages_left, &joins);
             run.is_ahead = true;
-            if window.is_clean && self.may_keep_clean(&run) {
+            let may_be_clean = window.is_clean || self.is_shared(window.before(window.asked));
+            if may_be_clean && self.may_keep_clean(&run) {
                 run.is_clean = true;
             }
             let pages = run.range().len();
@@ -195,10 +197,25 @@ impl<M: Mmu> VmSpace<M> {
 
     /// Whether a window that is about to be filled should keep what its pages have in store.
     pub(super) fn may_keep_clean(&self, window: &FaultWindow<'_, M>) -> bool {
-        window.access == Access::Read && !window.is_mlocked && {
-            let is_packed = |&page: &PageNum| window.before(page).state() == State::Pool;
-            self.swap.may_keep_clean(window.range().pages().filter(is_packed).count())
+        if window.access == Access::Write || window.is_mlocked {
+            return false;
         }
+        let (mut own, mut shared) = (0, 0);
+        for page in window.range().pages() {
+            match window.before(page) {
+                before if self.is_shared(before) => shared += 1,
+                before => own += usize::from(before.state() == State::Pool),
+            }
+        }
+        // Shared ones take their memory whether they are kept or not; and what is not kept has to be
+        // packed once more, for this process alone.
+        shared > own || self.swap.may_keep_clean(own)
+    }
+
+    /// Whether a page is in the pool, and another process has it there as well.
+    pub(super) fn is_shared(&self, before: Snapshot) -> bool {
+        before.state() == State::Pool
+            && Handle::new(before.payload()).is_some_and(|blob| self.swap.zpool.is_shared(blob))
     }
 
     /// Maps and unlocks a window's pages. `false`: there is no memory for any; all are locked

@@ -179,6 +179,25 @@ impl<M: Mmu> VmSpace<M> {
         evicted
     }
 
+    /// Drops the clean pages of a block that the pool has as well: without the protection that tells
+    /// their writes they could not stay clean.
+    pub(crate) fn drop_packed(&self, block: PageRange) {
+        let is_packed = |seen: Snapshot| seen.has(Flags::CLEAN) && seen.has(Flags::IN_POOL);
+        let mut at = block.start;
+        while at < block.end {
+            let Some(vma) = self.find_vma(at) else {
+                at = at.add(1);
+                continue;
+            };
+            let part = vma.range.intersect(block);
+            at = part.end.max(at.add(1));
+            let mut packed = UnmapBatch::new(part.start);
+            let locked = part.pages().filter_map(|page| self.try_lock_if(page, is_packed));
+            locked.for_each(|page| packed.push(page));
+            self.drop_clean(&packed, &vma, Reclaimer::Kswapd);
+        }
+    }
+
     /// Drops locked pages that are as they are stored, however they lie, and unlocks them: there
     /// is nothing to move and nothing to store.
     fn drop_clean(&self, clean: &UnmapBatch, vma: &Vma, who: Reclaimer) -> Evicted {

@@ -90,9 +90,12 @@ impl<M: Mmu> VmSpace<M> {
         pages.grow(bounds, BLOCK_PAGES, |page| self.try_lock_if(page, is_clean));
     }
 
-    /// In a fork's child: its pages are not write-protected, so nothing tells a write.
+    /// In a fork's child: its pages are not write-protected, so nothing tells a write. What is packed
+    /// leaves memory, and so stays shared with the parent; to read it from the file again would take
+    /// too long, so what is there stays in memory instead.
     pub(super) fn forget_clean(&self) {
         for range in self.pages.mapped_blocks() {
+            self.drop_packed(range);
             for page in range.pages().filter(|&page| self.snapshot(page).has(Flags::CLEAN)) {
                 let page = self.lock_page(page);
                 self.release_stored(page.content());

@@ -19,6 +19,9 @@ use crate::sys::futex::{self, Reach};
 use crate::sys::thread::ThreadId;
 use crate::sys::{Errno, monotonic_ns, rank};
 
+/// A fork that needs room compacts a pool of which more than one page in so many is fragments.
+const FRAGMENTS_PART: usize = 32;
+
 /// No fork is under way.
 const NONE: u32 = 0;
 /// A fork is under way: others' faults that need memory wait.
@@ -117,7 +120,13 @@ impl<M: Mmu> VmSpace<M> {
                     continue;
                 }
             }
-            let mut freed = self.reclaim(&NoCaches, 512, Reclaimer::Kswapd, Some(scratch));
+            // The fork seals the slabs: what is fragments then stays so for all that share them.
+            let zpool = &self.swap.zpool;
+            let has_fragments = zpool.fragments() * FRAGMENTS_PART > zpool.own_pages();
+            let mut freed = if has_fragments { self.compact() } else { 0 };
+            if freed == 0 {
+                freed = self.reclaim(&NoCaches, 512, Reclaimer::Kswapd, Some(scratch));
+            }
             freed += self.clear_limbo(scratch);
             self.release_free_frames(0);
             // A read that came in between waits for memory, and the fork for the read.

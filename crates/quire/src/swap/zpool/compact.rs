@@ -44,6 +44,11 @@ impl Zpool {
         pages
     }
 
+    /// Pages that slabs of ours would not need if the blobs of each class lay together.
+    pub fn fragments(&self) -> usize {
+        (0..CLASSES).map(|class| self.classes[class].0.lock().fragments()).sum()
+    }
+
     /// Gives back the slabs of a class that `take` takes out of it. Returns the pages given back.
     pub(super) fn give_back_all(
         &self,

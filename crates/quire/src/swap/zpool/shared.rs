@@ -44,6 +44,11 @@ impl Zpool {
         self.compacting.store(false, Relaxed);
     }
 
+    /// Whether another process may have the blob as well.
+    pub fn is_shared(&self, handle: Handle) -> bool {
+        self.spot(handle).is_some_and(|spot| self.slabs[spot.slot as usize].is_sealed())
+    }
+
     /// What `read` makes of our own pages at a moment when the supervisor does not move pages from
     /// one account to another: then they are on ours.
     pub fn at_rest<R>(&self, read: impl Fn(usize) -> R) -> R {

@@ -275,6 +275,24 @@ fn a_sealed_blob_gets_another_owner_by_a_copy_or_not_at_all() {
 }
 
 #[test]
+fn a_blob_is_shared_from_the_fork_until_one_process_alone_has_its_slab() {
+    let mut world = World::with_pages(400);
+    let (_, handle, _) = world.pages[7];
+    let is_shared = |world: &World| world.pool.is_shared(handle);
+    assert!(!is_shared(&world));
+    world.fork(CHILD, |_| ()).ends();
+    assert!(is_shared(&world));
+    world.store(PageNum(5000));
+    let (_, new, _) = world.pages[400];
+    assert!(!world.pool.is_shared(new), "it is in a slab of the parent's own");
+    world.bury(CHILD);
+    world.settle(PARENT);
+    world.pool.at_rest(|own| own);
+    assert!(!is_shared(&world));
+    world.free_all();
+}
+
+#[test]
 fn where_no_child_came_of_it_or_it_has_gone_all_is_as_it_was() {
     let mut world = World::with_pages(400);
     let (held, slabs) = (world.purse.held(), world.table().slots_end());

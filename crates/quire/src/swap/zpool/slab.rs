@@ -298,6 +298,11 @@ impl ClassLists {
         self.link(slabs, slot, self.fullness_of(used));
     }
 
+    /// Pages of slabs that the class would not need if its blobs lay together.
+    pub fn fragments(&self) -> usize {
+        (self.slabs - self.used.div_ceil(CLASS[self.class].objects)) * CLASS[self.class].pages
+    }
+
     /// Takes the slab out that compaction should empty: the sparsest, if the other slabs have room
     /// for all that is in it.
     pub fn isolate_sparsest(&mut self, slabs: &Table<Slab>) -> Option<u32> {
