@@ -8,7 +8,10 @@ use std::sync::atomic::Ordering;
 use common::real::Engine;
 use common::{Machine, Tree, noise};
 use quire::control::Event;
+use quire::fault::Outcome;
+use quire::mmu::Access;
 use quire::page::{Flags, State};
+use quire::scratch::Scratch;
 use quire::space::Advice;
 use quire::space::remap::Placement;
 use quire::units::{PAGE_SIZE, PageNum, PageRange};
@@ -80,6 +83,20 @@ fn a_write_ends_it_and_nothing_is_lost() {
         machine.fill(page, page.0 + 1);
     }
     machine.expect_all(range);
+    machine.space.check();
+}
+
+#[test]
+fn a_clean_page_that_goes_while_its_writer_waits_comes_back_writable() {
+    let (machine, range) = read_again(Tree::default());
+    let page = range.start.add(9);
+    let mut scratch = Scratch::new().unwrap();
+    // The fault was sent while the page was there.
+    machine.evict(range);
+    let outcome = machine.space.handle_fault(page, Access::WriteProtected, &mut scratch);
+    assert_eq!(outcome, Outcome::Served);
+    assert!(!is_clean(&machine, page), "the same fault would come again");
+    machine.expect_all(PageRange::new(page, 1));
     machine.space.check();
 }
 

@@ -366,7 +366,7 @@ impl<M: Mmu> VmSpace<M> {
         };
         let pages_max = self.window_pages_max();
         // A write ends the sharing of its own page, and of no neighbour.
-        let is_alone = access == Access::Write && self.is_shared(locked.content());
+        let is_alone = access != Access::Read && self.is_shared(locked.content());
         let window_max = if is_alone { 1 } else { pages_max };
         let mut window = self.open_window(locked, vma, access, guess, window_max, joins);
         if !is_fresh && self.may_keep_clean(&window) {

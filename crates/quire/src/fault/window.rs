@@ -197,7 +197,7 @@ impl<M: Mmu> VmSpace<M> {
 
     /// Whether a window that is about to be filled should keep what its pages have in store.
     pub(super) fn may_keep_clean(&self, window: &FaultWindow<'_, M>) -> bool {
-        if window.access == Access::Write || window.is_mlocked {
+        if window.access != Access::Read || window.is_mlocked {
             return false;
         }
         let (mut own, mut shared) = (0, 0);
