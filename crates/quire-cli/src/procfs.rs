@@ -55,6 +55,18 @@ pub(crate) fn stat(pid: u32) -> Option<ProcessStat> {
     parse_stat(&read(pid, "stat")?)
 }
 
+/// The CPU time of process `pid`, and of those of its children that it has waited for.
+pub(crate) fn cpu_seconds(pid: u32) -> Option<f64> {
+    Some(parse_ticks(&read(pid, "stat")?)? as f64 / rustix::param::clock_ticks_per_second() as f64)
+}
+
+/// The clock ticks that a process and its children have run.
+fn parse_ticks(line: &str) -> Option<u64> {
+    let (_, fields) = line.rsplit_once(") ")?;
+    // Fields 14 to 17 counted from 1, where the state is 3.
+    fields.split_ascii_whitespace().skip(11).take(4).map(|field| field.parse::<u64>().ok()).sum()
+}
+
 pub(crate) fn name(pid: u32) -> Option<String> {
     Some(read(pid, "comm")?.trim_end().to_owned())
 }
@@ -104,6 +116,7 @@ mod tests {
             state: 'S',
         };
         assert_eq!(parse_stat(line), Some(expected));
+        assert_eq!(parse_ticks(line), Some(5 + 6 + 7 + 8));
         let stopped = parse_stat(&line.replace(" S ", " t ")).unwrap();
         assert!(stopped.is_stopped && !stopped.is_dead);
     }
@@ -139,7 +152,7 @@ mod tests {
         let here = stat(std::process::id()).unwrap();
         assert_eq!(Some(here.parent_pid), Some(std::os::unix::process::parent_id()));
         assert!(here.start_ticks > 0 && !here.is_dead);
-        assert!(name(std::process::id()).is_some());
+        assert!(name(std::process::id()).is_some() && cpu_seconds(std::process::id()).is_some());
         assert_eq!(stat(u32::MAX), None);
     }
 }

@@ -188,6 +188,15 @@ pub(crate) fn full_line(most: usize) -> String {
     format!("the run has {most} processes, {bound}")
 }
 
+/// What is said of a run that thrashes.
+pub(crate) fn thrashing_line(ease_bytes: u64) -> String {
+    format!(
+        "the run is thrashing: it does little but wait for pages that had to leave memory; a budget of about {} \
+         would end that",
+        Human(ease_bytes)
+    )
+}
+
 /// Why a member could not go on, in one line.
 pub(crate) fn obituary_line(death: Death, name: Option<&str>, account: &Account) -> String {
     let name = name.map(|name| format!(" ({name})")).unwrap_or_default();

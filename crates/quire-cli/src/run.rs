@@ -151,6 +151,7 @@ impl PreparedRun {
                 }
             }
             News::Unmanaged(_) => {}
+            News::Thrashing { ease_bytes } => options.say(&report::thrashing_line(ease_bytes)),
         };
         let exit_status = self.supervisor.run(&mut program, on_news, looker)?;
         Ok(Ended {

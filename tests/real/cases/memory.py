@@ -1,5 +1,6 @@
 """Programs that want more memory than they may hold: every byte must come back."""
 
+import re
 import sys
 
 from harness import MIB, Failed, case
@@ -102,3 +103,26 @@ def random_walk(context):
     steps = "60000" if context.long else "12000"
     context.same([program, "1", steps], memory_bytes=24 * MIB, swap=True)
     context.same([program, "2", steps], memory_bytes=24 * MIB, swap=True)
+
+
+THRASH = """
+import random, time
+data = bytearray(random.Random(1).randbytes(96 << 20))
+end = time.monotonic() + 25
+while time.monotonic() < end:
+    for _ in range(100):
+        data[random.randrange(len(data))] ^= 1
+"""
+
+
+@case("thrashing")
+def thrashing(context):
+    """A run that does little but wait for memory is told of once, with what it would be at ease with."""
+    if context.pretend:
+        return
+    argv = [sys.executable, "-c", THRASH]
+    result = context.managed(argv, 32 * MIB, context.swap_directory())
+    lines = [line for line in result.stderr.splitlines() if "thrashing" in line]
+    told = [re.search(r"about ([0-9.]+) MiB", line) for line in lines]
+    if len(told) != 1 or not told[0] or not 80 <= float(told[0][1]) <= 160:
+        raise Failed(f"one line with a budget of about 100 MiB expected: {result.stderr[-1000:]}")

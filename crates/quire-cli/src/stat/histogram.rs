@@ -15,17 +15,14 @@ const BAR: usize = 40;
 struct Times<'a> {
     buckets: &'a [u64; FAULT_BUCKETS],
     count: u64,
+    mean_ns: f64,
 }
 
 impl Times<'_> {
-    /// The mean, about: every fault is taken for one in the middle of its bucket.
-    fn mean_ns(&self) -> f64 {
-        let middles = self
-            .buckets
-            .iter()
-            .enumerate()
-            .map(|(bucket, &count)| 1.5 * start_ns(bucket) * count as f64);
-        middles.sum::<f64>() / self.count as f64
+    fn of(counts: &Counts, kind: FaultKind) -> Times<'_> {
+        let buckets = counts.fault_times(kind);
+        let count = buckets.iter().sum();
+        Times { buckets, count, mean_ns: counts.fault_seconds(kind) * 1e9 / count as f64 }
     }
 
     /// The time that so many percent of the faults stayed below.
@@ -57,13 +54,12 @@ fn human(ns: f64) -> String {
 pub(super) fn print(counts: &Counts, format: &Format) -> String {
     let mut text = String::new();
     for kind in FaultKind::ALL {
-        let buckets = counts.fault_times(kind);
-        let times = Times { buckets, count: buckets.iter().sum() };
+        let times = Times::of(counts, kind);
         if times.count == 0 {
             continue;
         }
         let [p50, p90, p99] = [50, 90, 99].map(|percent| times.below_ns(percent));
-        let (kind, count, mean) = (kind.name(), times.count, times.mean_ns());
+        let (kind, count, mean) = (kind.name(), times.count, times.mean_ns);
         let _ = match format {
             Format::Text => {
                 text += &block(kind, &times);
@@ -78,7 +74,8 @@ pub(super) fn print(counts: &Counts, format: &Format) -> String {
                 text,
                 "{{\"fault-times\" : \"{kind}\", \"count\" : {count}, \"mean-ns\" : {mean:.0}, \
                  \"p50-ns\" : {p50:.0}, \"p90-ns\" : {p90:.0}, \"p99-ns\" : {p99:.0}, \
-                 \"log2-buckets\" : {buckets:?}}}"
+                 \"log2-buckets\" : {:?}}}",
+                times.buckets
             ),
         };
     }
@@ -123,7 +120,7 @@ fn block(name: &str, times: &Times<'_>) -> String {
     let mut text = format!(
         " Service times of {} {name} faults: mean about {}, p50 < {}, p90 < {}, p99 < {}\n\n",
         grouped(times.count as f64),
-        human(times.mean_ns()),
+        human(times.mean_ns),
         human(times.below_ns(50)),
         human(times.below_ns(90)),
         human(times.below_ns(99))
@@ -191,8 +188,7 @@ mod tests {
     #[test]
     fn quantiles_are_the_ends_of_their_buckets() {
         let counts = counts();
-        let buckets = counts.fault_times(FaultKind::Fresh);
-        let times = Times { buckets, count: buckets.iter().sum() };
+        let times = Times::of(&counts, FaultKind::Fresh);
         assert_eq!(times.count, 100);
         for (percent, bucket) in
             [(1, 9), (10, 9), (11, 10), (90, 10), (91, 12), (99, 12), (100, 20)]
@@ -200,7 +196,7 @@ mod tests {
             assert_eq!(times.below_ns(percent), start_ns(bucket + 1), "{percent}");
         }
         let mean = 1.5 * (512.0 * 10.0 + 1024.0 * 80.0 + 4096.0 * 9.0 + 1_048_576.0) / 100.0;
-        assert!((times.mean_ns() - mean).abs() < 1e-6);
+        assert!((times.mean_ns - mean).abs() < 1e-6);
     }
 
     #[test]

@@ -30,6 +30,7 @@ mod members;
 mod pool;
 mod program;
 pub(crate) mod swapfile;
+mod thrash;
 pub(crate) mod unmanaged;
 pub(crate) mod wire;
 
@@ -54,6 +55,7 @@ use self::members::Members;
 pub(crate) use self::members::{Death, Sizes};
 use self::pool::Pool;
 use self::swapfile::SwapFile;
+use self::thrash::Thrash;
 use self::unmanaged::{Family, Unmanaged, Watch};
 use self::wire::is_closed;
 use crate::cli::RunOptions;
@@ -99,6 +101,8 @@ pub(crate) enum News {
     Full { most: usize },
     /// A process is no member, and will be none.
     Unmanaged(Unmanaged),
+    /// The run does little but wait for memory; with so many bytes it would be at ease.
+    Thrashing { ease_bytes: u64 },
 }
 
 pub(crate) struct Supervisor {
@@ -118,6 +122,7 @@ pub(crate) struct Supervisor {
     segments_used_max: u32,
     exit_log: ExitLog,
     watch: Watch,
+    thrash: Thrash,
     /// Processes that were refused because all slots were taken.
     refused: VecDeque<u32>,
     /// The folder of the program's cgroup: every process in it is taken for a descendant.
@@ -176,6 +181,7 @@ impl Supervisor {
             segments_used_max: 0,
             exit_log: ExitLog::default(),
             watch: Watch::new(),
+            thrash: Thrash::default(),
             refused: VecDeque::new(),
             cgroup: None,
             parent_of: |pid| procfs::stat(pid).map(|stat| stat.parent_pid),
@@ -214,6 +220,12 @@ impl Supervisor {
                 self.look_for_unmanaged();
                 self.exit_log.look();
             }
+            let cpu_seconds = || {
+                let members = self.members.present(&self.control);
+                members.filter_map(|member| procfs::cpu_seconds(member.pid.load(Relaxed))).sum()
+            };
+            let ease_bytes = self.thrash.look(&self.control, cpu_seconds);
+            self.news.extend(ease_bytes.map(|ease_bytes| News::Thrashing { ease_bytes }));
             self.news.drain(..).for_each(&mut on_news);
             if let Some(looker) = &mut looker {
                 looker.look_if_due(&self.control);

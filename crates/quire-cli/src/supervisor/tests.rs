@@ -112,7 +112,7 @@ fn serve_all(supervisor: &mut Supervisor) -> Vec<News> {
 fn serve(supervisor: &mut Supervisor) -> Vec<Death> {
     let death_of = |news| match news {
         News::Death(death, _) => Some(death),
-        News::Full { .. } | News::Unmanaged(_) => None,
+        News::Full { .. } | News::Thrashing { .. } | News::Unmanaged(_) => None,
     };
     serve_all(supervisor).into_iter().filter_map(death_of).collect()
 }
