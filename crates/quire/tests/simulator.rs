@@ -50,14 +50,22 @@ fn the_programs_never_see_other_bytes_than_their_own() {
     }
     let end = Instant::now() + seconds("QUIRE_SIM_SECONDS", 25);
     let (mut seeds, mut steps) = (0, 0);
+    // What must have been gone through: both ways to pack, and the file.
+    let mut ways = [0; 3];
     while Instant::now() < end {
         match run(&Plan::from_seed(seeds)) {
-            Ok(ran) => steps += ran.steps,
+            Ok(ran) => {
+                steps += ran.steps;
+                let by_lz4 = ran.packed - ran.zstd;
+                let went = [by_lz4, ran.zstd, ran.written];
+                ways.iter_mut().zip(went).for_each(|(way, pages)| *way += pages);
+            }
             Err(why) => panic!("seed {seeds} failed: {why}\nrepeat it with: {}", command(seeds)),
         }
         seeds += 1;
     }
-    println!("{seeds} seeds, {steps} steps");
+    assert!(ways.iter().all(|&pages| pages > 0), "one of the ways was not gone: {ways:?}");
+    println!("{seeds} seeds, {steps} steps, {ways:?}");
 }
 
 /// Threads of runs that are meant to fail have names that begin so.

@@ -14,6 +14,7 @@ use quire::reclaim::{Balance, NoCaches};
 use quire::scratch::Scratch;
 use quire::space::{Layout, VmSpace};
 use quire::swap::SwapRead;
+use quire::swap::compress::Strength;
 use quire::swap::io::Faults;
 use quire::sys::clock::Moment;
 use quire::units::{BLOCK_PAGES, PAGE_SIZE, PageNum, PageRange};
@@ -48,6 +49,7 @@ pub struct Plan {
     pub failing_reads_one_in: u32,
     pub damaged_reads_one_in: u32,
     pub speculation: Speculation,
+    pub compress: Strength,
     pub planted: Option<Planted>,
     /// How many pages get their rights together; 0 where none stay when they are unmapped.
     pub rights_step_pages: usize,
@@ -78,6 +80,7 @@ impl Plan {
             failing_reads_one_in: if has_file { pick(&[0, 0, 20]) } else { 0 },
             damaged_reads_one_in: if has_file { pick(&[0, 0, 20]) } else { 0 },
             speculation: Speculation::from_number(pick(&[0, 0, 1, 2])),
+            compress: Strength::from_number(pick(&[0, 0, 1, 2])),
             planted: None,
             rights_step_pages: [0, 1, 64, BLOCK_PAGES][(seed / 4 % 4) as usize],
             traces: false,
@@ -97,6 +100,8 @@ pub struct Ran {
     pub faults: u64,
     pub unmapped: u64,
     pub packed: u64,
+    /// Of these, by Zstandard.
+    pub zstd: u64,
     pub written: u64,
     pub lost: u64,
 }
@@ -105,8 +110,8 @@ impl fmt::Display for Ran {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} steps, {} faults, {} pages unmapped, {} packed, {} written, {} lost",
-            self.steps, self.faults, self.unmapped, self.packed, self.written, self.lost
+            "{} steps, {} faults, {} pages unmapped, {} packed ({} by zstd), {} written, {} lost",
+            self.steps, self.faults, self.unmapped, self.packed, self.zstd, self.written, self.lost
         )
     }
 }
@@ -186,6 +191,7 @@ impl World {
         // Planted faults are the readers' alone, so most reads are left to them.
         space.swap().set_turns(u32::from(plan.seed.is_multiple_of(4)));
         plan.speculation.begin(space.budget());
+        space.budget().control().compress.store(plan.compress as u32, Ordering::Relaxed);
         space.keep_rights(plan.rights_step_pages);
         World {
             plan: plan.clone(),
@@ -459,6 +465,7 @@ impl World {
             faults: counted(Event::Pgfault),
             unmapped: counted(Event::UnmapPages),
             packed: counted(Event::Zswpout),
+            zstd: counted(Event::ZswpoutZstd),
             written: counted(Event::Zswpwb),
             lost: counted(Event::Pgpoison),
         }
