@@ -144,13 +144,14 @@ impl Supervisor {
             }
         }
         let Some(mut connection) = self.connections.remove(&token) else { return };
+        // Before the answer: once it has that, the process may end and be waited for at any time.
+        if joined.is_ok() && hello.parent_slot != RESERVATION {
+            connection.identity = Some(Identity::of_peer(peer.pid, connection.socket.as_fd()));
+        }
         self.answer(&connection.socket, &hello, joined);
         match joined {
             Ok(slot) => {
                 connection.slot = Some(slot);
-                // After the answer: the process need not wait for what only the exit log needs.
-                let identity = || Identity::of_peer(peer.pid, connection.socket.as_fd());
-                connection.identity = (hello.parent_slot != RESERVATION).then(identity);
                 self.connections.insert(token, connection);
             }
             Err(Refused { refusal: JoinRefusal::Full, .. }) => self.note_refused(peer.pid),
