@@ -23,6 +23,10 @@ crate::named::named! {
         SwpinZero = "swpin_zero",
         /// Same-filled pages that went out without data.
         SwpoutZero = "swpout_zero",
+        /// Pages that came in around a fault that was not one of a long stream's.
+        SwapRa = "swap_ra",
+        /// Of these those that are used, estimated from the faults that are served alone, one in 16.
+        SwapRaHit = "swap_ra_hit",
         /// Faults that found their page in the pool with its content ("limbo").
         PgactivateLimbo = "pgactivate_limbo",
         /// Pages looked at by the background thread.

@@ -10,6 +10,7 @@
 
 pub mod fault_list;
 pub mod grant;
+pub(crate) mod neighbours;
 pub mod order;
 pub(crate) mod private;
 pub(crate) mod speculative;
@@ -28,7 +29,7 @@ use crate::page::{Flags, Interrupted, Kill, LockedPage, LockedRange, Snapshot, S
 use crate::reclaim::{NoCaches, Room, Shrinker};
 use crate::scratch::{STAGING_PAGES, Scratch};
 use crate::space::VmSpace;
-use crate::space::vma::{Kind, Vma};
+use crate::space::vma::{Kind, Pattern, Vma};
 use crate::swap::SwapRead;
 use crate::swap::compress::{Corrupt, PageBytes, fill_same};
 use crate::swap::file::Location;
@@ -389,17 +390,27 @@ impl<M: Mmu> VmSpace<M> {
         (self.available() / 2).max(1)
     }
 
+    /// How many pages a fault on this one, which was seen so, should bring.
     pub(crate) fn guess(&self, page: PageNum, old: Snapshot, vma: &Vma) -> Guess {
-        let fixed = self.budget.control().folio_order.load(core::sync::atomic::Ordering::Relaxed);
+        let pattern = vma.attributes.pattern;
         let is_fresh = old.state() == State::None && vma.attributes.kind == Kind::Anonymous;
         // A stream's folios are at most a thirty-second of the budget: several streams live side
         // by side.
         let order_max = (self.budget.limit() / 32).max(1).ilog2();
-        let mut guess = self.streams.guess(page, is_fresh, vma.attributes.pattern, order_max);
-        if fixed >= 0 {
-            guess.order = (fixed as u32).min(BLOCK_ORDER);
+        let mut guess = self.streams.guess(page, is_fresh, pattern, order_max);
+        if let Some(fixed) = self.fixed_order() {
+            guess.order = fixed;
+        } else if old.state().is_swapped() && pattern == Pattern::Normal {
+            let is_swapped = |page| self.snapshot(page).state().is_swapped();
+            guess.order = self.neighbours.order(page, guess.order, is_swapped).min(order_max);
         }
         guess
+    }
+
+    /// The order that all folios are to have, where the access is not to choose it.
+    pub(crate) fn fixed_order(&self) -> Option<u32> {
+        let order = self.budget.control().folio_order.load(core::sync::atomic::Ordering::Relaxed);
+        u32::try_from(order).ok().map(|order| order.min(BLOCK_ORDER))
     }
 
     pub(crate) fn unlock_range(&self, range: PageRange) {

@@ -1,9 +1,9 @@
 //! The folio's order follows the access.
 //!
 //! A few streams are remembered: where each is expected to go on (in either direction) and how
-//! large its folios have grown. A fault where a stream is expected makes its next folio four
-//! times as large; any other fault starts a stream of its own, small. So a scan soon moves 2 MiB
-//! a fault, and random access gets little more than what it touches.
+//! large its folios have grown. A fault where a stream is expected makes its next folio twice as
+//! large, and four times over memory that was never touched; any other fault starts a stream of its own,
+//! small. So a scan soon moves 2 MiB a fault, and random access gets little more than what it touches.
 //!
 //! No locks: a stream's fields may be torn by two faults at once; the order is then a worse guess.
 
@@ -15,8 +15,10 @@ use crate::units::{BLOCK_ORDER, PageNum, PageRange};
 const STREAMS: usize = 16;
 /// First folio of a stream over memory that was never touched: 16 KiB.
 const FRESH_ORDER: u32 = 2;
-/// How much larger each folio of a stream is than the one before, as a power of two.
-const GROWTH: u32 = 2;
+/// How much larger each folio of such a stream is than the one before, as a power of two.
+const FRESH_GROWTH: u32 = 2;
+/// From here on a stream goes on even where pages are passed over. Before, that is more often chance.
+const LONG_ORDER: u32 = 6;
 
 #[derive(Default)]
 struct Stream {
@@ -25,6 +27,8 @@ struct Stream {
     /// The first page of its last folio, plus one.
     below: AtomicU64,
     order: AtomicU32,
+    /// How often others are to take another place than this one.
+    grace: AtomicU32,
 }
 
 #[derive(Default)]
@@ -58,16 +62,17 @@ impl Streams {
                 continue;
             }
             let order = stream.order.load(Relaxed);
-            // One folio further than it was noted: a thread runs on as soon as its page is mapped, and
-            // another handler may see its next fault before this one's is noted.
-            let reach = 2u64 << order;
+            // A long one goes on where pages are passed over. And a thread runs on as soon as its page is
+            // mapped: another handler may see its next fault before this one's folio is noted.
+            let reach = if order < LONG_ORDER { 1 } else { 2u64 << order };
             let goes_up = (above..above + reach).contains(&(page.0 + 1));
             let below = stream.below.load(Relaxed);
             let goes_down = page.0 + 1 < below && page.0 + 1 + reach >= below;
             if goes_up || goes_down {
+                let growth = if is_fresh { FRESH_GROWTH } else { 1 };
                 let order = match pattern {
                     Pattern::Random => 0,
-                    _ => (order + GROWTH).min(order_max),
+                    _ => (order + growth).min(order_max),
                 };
                 return Guess { order, is_down: goes_down, stream: index };
             }
@@ -78,14 +83,26 @@ impl Streams {
             Pattern::Normal if is_fresh => FRESH_ORDER,
             Pattern::Normal => 0,
         };
-        let stream = self.hand.fetch_add(1, Relaxed) as usize % STREAMS;
-        Guess { order: order.min(order_max), is_down: false, stream }
+        Guess { order: order.min(order_max), is_down: false, stream: self.place_for_another() }
+    }
+
+    /// The place of a stream that has not gone on for a while: the longer it was, the longer that is.
+    fn place_for_another(&self) -> usize {
+        loop {
+            let place = self.hand.fetch_add(1, Relaxed) as usize % STREAMS;
+            let grace = &self.streams[place].grace;
+            match grace.load(Relaxed) {
+                0 => return place,
+                left => grace.store(left - 1, Relaxed),
+            }
+        }
     }
 
     /// Notes what was filled after a guess.
     pub fn advance(&self, guess: Guess, filled: PageRange) {
         let stream = &self.streams[guess.stream];
         stream.order.store(guess.order, Relaxed);
+        stream.grace.store(guess.order, Relaxed);
         stream.below.store(filled.start.0 + 1, Relaxed);
         stream.above.store(filled.end.0 + 1, Relaxed);
     }

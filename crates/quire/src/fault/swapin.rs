@@ -114,8 +114,9 @@ impl<M: Mmu> VmSpace<M> {
         };
         let mut guess = self.guess(page, old, &vma);
         guess.order = guess.order.min(READ_AHEAD_ORDER);
+        let is_stream = guess.order > 0;
         let joins = |other: Snapshot| match other.state() {
-            State::Same | State::Pool => true,
+            State::Same | State::Pool => is_stream,
             State::File => {
                 let location = Location::new(other.payload());
                 let longer = location.and_then(|location| plan.with(location, READ_AHEAD_BYTES));
@@ -132,7 +133,7 @@ impl<M: Mmu> VmSpace<M> {
             (window.is_movable, window.is_mlocked) = (false, false);
             plan = location.plan();
         }
-        // What a stream reads keeps its place. A page by itself keeps it only where it does not pack
+        // What is read together keeps its place. A page by itself keeps it only where it does not pack
         // ([`Self::map_read`]): in the pool it would be had for less than a read.
         if guess.order > 0 && self.may_keep_clean(&window) {
             window.is_clean = true;

@@ -237,6 +237,7 @@ impl<M: Mmu> VmSpace<M> {
         }
         window.shrink(grant.pages());
         let whole = window.range();
+        let is_swapped = window.before(window.asked).state().is_swapped();
         while !window.range().is_empty() {
             let rest = window.range();
             let stop = match grant.next_run(rest.len()) {
@@ -280,7 +281,18 @@ impl<M: Mmu> VmSpace<M> {
             self.costs.record(way, pages, self.mmu.cycles().wrapping_sub(start));
         }
         self.streams.advance(guess, whole);
+        if is_swapped && self.fixed_order().is_none() {
+            self.count_neighbours(whole.len() - 1, guess.order);
+        }
         true
+    }
+
+    /// Counts pages that came in along with another, and an estimate of those that will be used.
+    fn count_neighbours(&self, pages: usize, order: u32) {
+        if let Some(used) = self.neighbours.used(pages, order) {
+            self.budget.count(Event::SwapRa, pages);
+            self.budget.count(Event::SwapRaHit, used);
+        }
     }
 
     fn fill_by_move(

@@ -19,7 +19,7 @@ pub(super) type Locked<'a, M> = LockedPage<'a, VmSpace<M>>;
 
 /// Whether a page is not in the cache, and can be read into it.
 pub(super) const fn is_absent(word: Snapshot) -> bool {
-    matches!(word.state(), State::None | State::Same | State::Pool | State::File)
+    matches!(word.state(), State::None) || word.state().is_swapped()
 }
 
 impl VmObject {

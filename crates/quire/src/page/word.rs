@@ -79,6 +79,11 @@ impl State {
             _ => State::None,
         }
     }
+
+    /// Whether the page is in swap, and not in memory.
+    pub const fn is_swapped(self) -> bool {
+        matches!(self, State::Same | State::Pool | State::File)
+    }
 }
 
 /// Flags of a page, changed under its lock.

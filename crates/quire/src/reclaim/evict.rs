@@ -19,7 +19,7 @@ use crate::scratch::Scratch;
 use crate::space::VmSpace;
 use crate::space::vma::Vma;
 use crate::sys::monotonic_ns;
-use crate::units::{BLOCK_ORDER, BLOCK_PAGES, PageNum, PageRange};
+use crate::units::{BLOCK_PAGES, PageNum, PageRange};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Evicted {
@@ -254,13 +254,12 @@ impl<M: Mmu> VmSpace<M> {
 
     /// Where a batch ends at the latest: at a multiple of so many pages.
     fn batch_unit(&self, who: Reclaimer) -> u64 {
-        let control = self.budget.control();
-        if control.no_batch_unmap.load(Ordering::Relaxed) != 0 {
+        if self.budget.control().no_batch_unmap.load(Ordering::Relaxed) != 0 {
             return 1;
         }
         // A program that pages out by folios of a fixed order wants to see them go as such.
-        match control.folio_order.load(Ordering::Relaxed) {
-            order @ 0.. if who == Reclaimer::Advice => 1 << (order as u32).min(BLOCK_ORDER),
+        match self.fixed_order() {
+            Some(order) if who == Reclaimer::Advice => 1 << order,
             _ => BLOCK_PAGES as u64,
         }
     }

@@ -99,7 +99,7 @@ impl<M: Mmu> VmSpace<M> {
             }
             let page = self.lock_page(page);
             match page.state() {
-                State::Same | State::Pool | State::File => {
+                state if state.is_swapped() => {
                     self.release_backing(page.content());
                     page.drop_content();
                 }
@@ -132,8 +132,7 @@ impl<M: Mmu> VmSpace<M> {
     fn will_need(&self, layout: &mut Layout<'_>, range: PageRange) {
         self.for_each_part(layout, range, |part, layout| {
             for page in part.pages() {
-                let state = self.snapshot(page).state();
-                let is_swapped = matches!(state, State::Same | State::Pool | State::File);
+                let is_swapped = self.snapshot(page).state().is_swapped();
                 if is_swapped && self.available() > self.low_watermark() {
                     self.bring_in(layout, page);
                 }

@@ -70,7 +70,9 @@ use self::layout_lock::{Admission, LayoutLock, NumberOfThread, Unlocked};
 use self::rights::Rights;
 use self::vma::{Vma, VmaIndex};
 use crate::budget::{Budget, Purpose};
-use crate::fault::{fault_list::Answer, fault_list::FaultList, order::Streams, way::Costs};
+use crate::fault::{
+    fault_list::Answer, fault_list::FaultList, neighbours::Neighbours, order::Streams, way::Costs,
+};
 use crate::frames::FramePool;
 use crate::mmu::Mmu;
 use crate::page::{Block, PageWord, Pages, Snapshot};
@@ -95,6 +97,7 @@ pub struct VmSpace<M: Mmu> {
     pub(crate) frames: FramePool,
     pub(crate) swap: Swap,
     pub(crate) streams: Streams,
+    pub(crate) neighbours: Neighbours,
     pub(crate) costs: Costs,
     pub(crate) places: Places,
     pub(crate) border: Border,
@@ -159,6 +162,7 @@ impl<M: Mmu> VmSpace<M> {
             frames: FramePool::new(frames)?,
             swap,
             streams: Streams::default(),
+            neighbours: Neighbours::default(),
             costs: Costs::new(),
             places: Places::default(),
             border: Border::new(budget.limit()),
