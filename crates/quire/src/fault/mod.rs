@@ -19,7 +19,7 @@ mod trace;
 pub mod way;
 mod window;
 
-use self::order::Guess;
+use self::order::{Guess, Through};
 use self::speculative::{Doubt, Way};
 use self::window::{FaultWindow, FillSource, Settled};
 use crate::control::{Event, Tracepoint};
@@ -397,7 +397,8 @@ impl<M: Mmu> VmSpace<M> {
         // A stream's folios are at most a thirty-second of the budget: several streams live side
         // by side.
         let order_max = (self.budget.limit() / 32).max(1).ilog2();
-        let mut guess = self.streams.guess(page, is_fresh, pattern, order_max);
+        let through = if is_fresh { Through::Fresh } else { Through::Swapped };
+        let mut guess = self.streams.guess(page, through, pattern, order_max);
         if let Some(fixed) = self.fixed_order() {
             guess.order = fixed;
         } else if old.state().is_swapped() && pattern == Pattern::Normal {

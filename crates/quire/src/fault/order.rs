@@ -2,8 +2,8 @@
 //!
 //! A few streams are remembered: where each is expected to go on (in either direction) and how
 //! large its folios have grown. A fault where a stream is expected makes its next folio twice as
-//! large, and four times over memory that was never touched; any other fault starts a stream of its own,
-//! small. So a scan soon moves 2 MiB a fault, and random access gets little more than what it touches.
+//! large, and four times where that costs less; any other fault starts a stream of its own, small. So a
+//! scan soon moves 2 MiB a fault, and random access gets little more than what it touches.
 //!
 //! No locks: a stream's fields may be torn by two faults at once; the order is then a worse guess.
 
@@ -15,10 +15,30 @@ use crate::units::{BLOCK_ORDER, PageNum, PageRange};
 const STREAMS: usize = 16;
 /// First folio of a stream over memory that was never touched: 16 KiB.
 const FRESH_ORDER: u32 = 2;
-/// How much larger each folio of such a stream is than the one before, as a power of two.
-const FRESH_GROWTH: u32 = 2;
-/// From here on a stream goes on even where pages are passed over. Before, that is more often chance.
+/// From here on a stream over anonymous memory goes on even where pages are passed over. Before, that is
+/// more often chance.
 const LONG_ORDER: u32 = 6;
+
+/// What a stream leads through.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Through {
+    /// Anonymous memory that was never touched.
+    Fresh,
+    /// Anonymous memory that has been in swap.
+    Swapped,
+    /// A memory object, whose store is read ahead of the stream.
+    Object,
+}
+
+impl Through {
+    /// How much larger each folio is than the one before, as a power of two.
+    const fn growth(self) -> u32 {
+        match self {
+            Through::Fresh | Through::Object => 2,
+            Through::Swapped => 1,
+        }
+    }
+}
 
 #[derive(Default)]
 struct Stream {
@@ -53,8 +73,14 @@ impl Guess {
 }
 
 impl Streams {
-    /// Guesses the order for a fault on `page`; `is_fresh` where it was never touched.
-    pub fn guess(&self, page: PageNum, is_fresh: bool, pattern: Pattern, order_max: u32) -> Guess {
+    /// Guesses the order for a fault on `page`.
+    pub fn guess(
+        &self,
+        page: PageNum,
+        through: Through,
+        pattern: Pattern,
+        order_max: u32,
+    ) -> Guess {
         let order_max = order_max.min(BLOCK_ORDER);
         for (index, stream) in self.streams.iter().enumerate() {
             let above = stream.above.load(Relaxed);
@@ -64,15 +90,15 @@ impl Streams {
             let order = stream.order.load(Relaxed);
             // A long one goes on where pages are passed over. And a thread runs on as soon as its page is
             // mapped: another handler may see its next fault before this one's folio is noted.
-            let reach = if order < LONG_ORDER { 1 } else { 2u64 << order };
+            let is_loose = through == Through::Object || order >= LONG_ORDER;
+            let reach = if is_loose { 2u64 << order } else { 1 };
             let goes_up = (above..above + reach).contains(&(page.0 + 1));
             let below = stream.below.load(Relaxed);
             let goes_down = page.0 + 1 < below && page.0 + 1 + reach >= below;
             if goes_up || goes_down {
-                let growth = if is_fresh { FRESH_GROWTH } else { 1 };
                 let order = match pattern {
                     Pattern::Random => 0,
-                    _ => (order + growth).min(order_max),
+                    _ => (order + through.growth()).min(order_max),
                 };
                 return Guess { order, is_down: goes_down, stream: index };
             }
@@ -80,7 +106,7 @@ impl Streams {
         let order = match pattern {
             Pattern::Random => 0,
             Pattern::Sequential => 4,
-            Pattern::Normal if is_fresh => FRESH_ORDER,
+            Pattern::Normal if through == Through::Fresh => FRESH_ORDER,
             Pattern::Normal => 0,
         };
         Guess { order: order.min(order_max), is_down: false, stream: self.place_for_another() }
@@ -113,7 +139,7 @@ mod tests {
     use super::*;
 
     fn touch(streams: &Streams, page: u64) -> u32 {
-        let guess = streams.guess(PageNum(page), false, Pattern::Normal, 9);
+        let guess = streams.guess(PageNum(page), Through::Swapped, Pattern::Normal, 9);
         let start = PageNum(page).align_down(guess.order);
         streams.advance(guess, PageRange::new(start, 1 << guess.order));
         guess.order
@@ -137,7 +163,7 @@ mod tests {
             let streams = Streams::default();
             let folio = |at: u64| PageNum(if is_down { (60 - at) << 9 } else { at << 9 });
             let first = |at| folio(at).add(if is_down { 511 } else { 0 });
-            let guess = |at| streams.guess(first(at), false, Pattern::Normal, 9);
+            let guess = |at| streams.guess(first(at), Through::Swapped, Pattern::Normal, 9);
             let note = |at, guess| streams.advance(guess, PageRange::new(folio(at), 512));
             (20..30).for_each(|at| note(at, guess(at)));
             let (late, early) = (guess(30), guess(31));

@@ -1,7 +1,7 @@
 //! Pages that come back from the swap file: the readers' side of a fault.
 
 use super::Access;
-use super::order::Guess;
+use super::order::{Guess, Through};
 use super::window::{FaultWindow, FillSource};
 use crate::control::FaultKind;
 use crate::mmu::Mmu;
@@ -108,7 +108,7 @@ impl<M: Mmu> VmSpace<M> {
         let found = self.find_vma(page).filter(|vma| vma.attributes.kind.is_anonymous());
         let Some(vma) = found else {
             // It is being unmapped, by a thread that waits for this lock.
-            let guess = self.streams.guess(page, false, Pattern::Normal, 0);
+            let guess = self.streams.guess(page, Through::Swapped, Pattern::Normal, 0);
             let window = FaultWindow::of_one(locked, Access::Read);
             return PlannedRead { window, plan, guess, is_write };
         };

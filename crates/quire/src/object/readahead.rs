@@ -17,7 +17,7 @@ use super::{Objects, VmObject};
 use crate::budget::Purpose;
 use crate::control::Event;
 use crate::fault::Outcome;
-use crate::fault::order::Guess;
+use crate::fault::order::{Guess, Through};
 use crate::mmu::object::ObjectMmu;
 use crate::page::Snapshot;
 use crate::space::vma::{Pattern, Vma};
@@ -113,7 +113,7 @@ impl<M: ObjectMmu> Objects<M> {
     pub(super) fn guess_for(&self, object: &VmObject, at: ObjectPage, pattern: Pattern) -> Guess {
         // As for anonymous memory: several streams live side by side.
         let order_max = (self.space.budget().limit() / 32).max(1).ilog2();
-        object.streams.guess(PageNum(at.0), false, pattern, order_max)
+        object.streams.guess(PageNum(at.0), Through::Object, pattern, order_max)
     }
 
     pub(super) fn advance(&self, object: &VmObject, guess: Guess, pages: ObjectRange) {
