@@ -209,7 +209,13 @@ impl<M: Mmu> VmSpace<M> {
         }
         // Shared ones take their memory whether they are kept or not; and what is not kept has to be
         // packed once more, for this process alone.
-        shared > own || self.swap.may_keep_clean(own)
+        shared > own || self.may_keep_copies(own)
+    }
+
+    /// Whether pages that are about to be read may keep what they have in store, so many of them in the pool.
+    pub(crate) fn may_keep_copies(&self, pool_pages: usize) -> bool {
+        let is_worth_it = || !self.swap.has_file() || self.border.is_copy_worth_it();
+        (pool_pages == 0 || is_worth_it()) && self.swap.may_keep_clean(pool_pages)
     }
 
     /// Whether a page is in the pool, and another process has it there as well.

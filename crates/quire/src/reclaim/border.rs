@@ -36,7 +36,7 @@ const LOOKED_AT: usize = 16;
 const TRY_ONE_IN: u32 = 64;
 /// By how much the border moves, and where it stays between, in parts of the budget.
 const STEP: usize = 64;
-const SHARE_MIN: usize = 16;
+const SHARE_MIN: usize = 64;
 
 /// When a page left memory, in ticks of the clock of such pages, and when it went on from the pool to
 /// the file, in those of the other clock.
@@ -155,6 +155,17 @@ impl Border {
         let costs = u64::from(self.memory_ns.get()) + u64::from(self.zstd_ns.get());
         let is_worth_it = saved * self.read_ns() / PAGE_SIZE as u64 >= costs;
         is_worth_it || self.untried.fetch_add(1, Relaxed).is_multiple_of(TRY_ONE_IN)
+    }
+
+    /// Whether a page in memory should keep its packed copy, for when it leaves unchanged. That saves packing;
+    /// another page in the copy's place would save, until then, as much of a fault as a frame more does.
+    pub fn is_copy_worth_it(&self) -> bool {
+        let gain_ns = self.frames_gain_ns.load(Relaxed) * u64::from(self.packed.get());
+        // What is counted is what a sixteenth of the budget more would save while another leaves, and, as
+        // what was counted before counts half, about that once more.
+        let sixteenths = (self.limit - self.share()) * 16 / self.limit;
+        let copy_costs_ns = gain_ns / (self.limit / 16 * PAGE_SIZE) as u64 * sixteenths as u64 / 2;
+        copy_costs_ns <= self.pack_ns.get().into()
     }
 
     /// Nanoseconds of a read of the file; where nothing was read yet what a disk of some kind takes.
@@ -385,6 +396,16 @@ mod tests {
             border.note_hit(border.evict_stamp(100));
         });
         assert_eq!(border.share(), LIMIT / 2);
+    }
+
+    #[test]
+    fn a_copy_is_worth_its_room_unless_a_frame_more_saves_more_than_packing() {
+        let border = border();
+        assert!(border.is_copy_worth_it(), "nobody misses a frame");
+        run(&border, 8, |border| border.note_refault(border.evict_stamp(100), 100_000));
+        assert!(border.is_copy_worth_it(), "a few frames more would save none of these");
+        run(&border, 8, |border| border.note_refault(border.evict_stamp(3), 100_000));
+        assert!(!border.is_copy_worth_it());
     }
 
     #[test]
