@@ -49,11 +49,16 @@ fn what_does_not_pack_takes_nothing_of_the_budget_once_it_has_left() {
     let machine = machine();
     let range = machine.map(0, 4 * BUDGET);
     fill_with_noise(&machine, range);
-    expect_noise(&machine, range);
+    let mut in_memory = 0;
+    for part in range.pages().step_by(32) {
+        expect_noise(&machine, PageRange::new(part, 32));
+        let states = machine.states(range);
+        in_memory = in_memory.max(states.iter().filter(|state| **state != State::File).count());
+    }
     assert_eq!(machine.counted(Event::Zswpout), 0, "the pool was asked for none of it");
     assert_eq!(machine.space.swap().zpool.pages(), 0);
-    let in_memory = machine.states(range).iter().filter(|state| **state != State::File).count();
-    // All but the tables, the reserve and what is free up to the high watermark.
+    // All but the tables, the reserve and what is free up to the high watermark; at its best, because
+    // unchanged pages of a block, here most of the budget, go in one call.
     assert!(in_memory * 100 >= BUDGET * 80, "{in_memory} of {BUDGET} pages have content");
     machine.space.check();
 }

@@ -36,7 +36,7 @@ const LOOKED_AT: usize = 16;
 const TRY_ONE_IN: u32 = 64;
 /// By how much the border moves, and where it stays between, in parts of the budget.
 const STEP: usize = 64;
-const SHARE_MIN: usize = 64;
+const SHARE_MIN: usize = 16;
 
 /// When a page left memory, in ticks of the clock of such pages, and when it went on from the pool to
 /// the file, in those of the other clock.

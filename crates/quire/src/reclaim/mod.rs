@@ -14,7 +14,7 @@
 //!
 //! # How much is kept
 //!
-//! The low watermark is a 64th of the budget, the high one a 32nd (at most 32 and 64 MiB); limbo is kept at a 16th while memory is
+//! The low watermark is a 32nd of the budget, the high one a 16th; limbo is kept at a 16th while memory is
 //! short. Frames are recycled and not given back to the kernel, unless other members live on the same budget
 //! and too little of it is uncharged, a fork wants room, or the compressed pool needs a slab. A futex in each
 //! member's seat wakes its background thread.
@@ -101,11 +101,11 @@ pub(crate) enum Room {
 impl<M: Mmu> VmSpace<M> {
     /// Free pages below which the background thread works, up to the high watermark.
     pub(crate) fn low_watermark(&self) -> usize {
-        (self.budget.limit() / 64).clamp(32, 8192)
+        (self.budget.limit() / 32).max(32)
     }
 
     pub(crate) fn high_watermark(&self) -> usize {
-        (self.budget.limit() / 32).clamp(64, 16384)
+        (self.budget.limit() / 16).max(64)
     }
 
     /// Frames in limbo that are worth having while memory is short.
