@@ -114,9 +114,8 @@ impl<M: Mmu> VmSpace<M> {
         };
         let mut guess = self.guess(page, old, &vma);
         guess.order = guess.order.min(READ_AHEAD_ORDER);
-        let is_stream = guess.order > 0;
         let joins = |other: Snapshot| match other.state() {
-            State::Same | State::Pool => is_stream,
+            State::Same | State::Pool => true,
             State::File => {
                 let location = Location::new(other.payload());
                 let longer = location.and_then(|location| plan.with(location, READ_AHEAD_BYTES));

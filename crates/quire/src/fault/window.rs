@@ -209,13 +209,8 @@ impl<M: Mmu> VmSpace<M> {
         }
         // Shared ones take their memory whether they are kept or not; and what is not kept has to be
         // packed once more, for this process alone.
-        shared > own || self.may_keep_copies(own)
-    }
-
-    /// Whether pages that are about to be read may keep what they have in store, so many of them in the pool.
-    pub(crate) fn may_keep_copies(&self, pool_pages: usize) -> bool {
-        let is_worth_it = || !self.swap.has_file() || self.border.is_copy_worth_it();
-        (pool_pages == 0 || is_worth_it()) && self.swap.may_keep_clean(pool_pages)
+        let is_worth_it = || own == 0 || !self.swap.has_file() || self.border.is_copy_worth_it();
+        shared > own || is_worth_it() && self.swap.may_keep_clean(own)
     }
 
     /// Whether a page is in the pool, and another process has it there as well.
@@ -288,7 +283,7 @@ impl<M: Mmu> VmSpace<M> {
         }
         self.streams.advance(guess, whole);
         if is_swapped && self.fixed_order().is_none() {
-            self.count_neighbours(whole.len() - 1, guess.order);
+            self.count_neighbours(whole.len() - usize::from(!window.is_ahead), guess.order);
         }
         true
     }

@@ -164,7 +164,8 @@ impl Border {
         // What is counted is what a sixteenth of the budget more would save while another leaves, and, as
         // what was counted before counts half, about that once more.
         let sixteenths = (self.limit - self.share()) * 16 / self.limit;
-        let copy_costs_ns = gain_ns / (self.limit / 16 * PAGE_SIZE) as u64 * sixteenths as u64 / 2;
+        let copy_costs_ns =
+            gain_ns / ((self.limit / 16).max(1) * PAGE_SIZE) as u64 * sixteenths as u64 / 2;
         copy_costs_ns <= self.pack_ns.get().into()
     }
 
