@@ -16,8 +16,8 @@ use super::data::{self, BLOCK_BYTES, Data, Pattern};
 use super::output;
 use super::{AroundBench, sys};
 use crate::samples::Samples;
-use quire_cli::print::json::Json;
 use quire_cli::size::machine_memory_bytes;
+use serde_json::Value;
 
 /// What is mapped around a fault, and which thread serves it.
 #[derive(Clone)]
@@ -87,10 +87,7 @@ pub(crate) fn main(options: &AroundBench) -> Result<u8> {
     let cold = cold(&data, &order, rounds)?;
     if common.json {
         let rows = cached.iter().chain(&cold).map(AroundRow::json).collect();
-        output::print_json(
-            "fault-around",
-            [("bytes", Json::Number(data.bytes as f64)), ("rows", rows)],
-        );
+        output::print_json("fault-around", [("bytes", Value::from(data.bytes)), ("rows", rows)]);
         return Ok(0);
     }
     output::print_heading(rounds, output::MEDIANS);
@@ -245,17 +242,17 @@ fn print(title: &str, rows: &[AroundRow]) {
 }
 
 impl AroundRow {
-    fn json(&self) -> Json {
+    fn json(&self) -> Value {
         let cells = self.cells.iter().map(|(name, cell)| {
-            Json::object([
-                ("way", Json::text(name)),
-                ("faults", Json::from(&cell.faults)),
-                ("seconds", Json::from(&cell.seconds)),
+            Value::from_iter([
+                ("way", Value::from(name.as_str())),
+                ("faults", Value::from(&cell.faults)),
+                ("seconds", Value::from(&cell.seconds)),
             ])
         });
-        Json::object([
-            ("pattern", Json::text(self.pattern)),
-            ("threads", Json::Number(self.threads as f64)),
+        Value::from_iter([
+            ("pattern", Value::from(self.pattern)),
+            ("threads", Value::from(self.threads)),
             ("ways", cells.collect()),
         ])
     }

@@ -19,8 +19,8 @@ use super::output;
 use super::work::Random;
 use super::{ForkBench, programs, sys};
 use crate::samples::Samples;
-use quire_cli::print::json::Json;
 use quire_cli::size::{Human, machine_memory_bytes};
+use serde_json::Value;
 
 /// What is executed.
 const PROGRAM: &str = "/bin/true";
@@ -92,7 +92,7 @@ pub(crate) fn main(options: &ForkBench) -> Result<u8> {
         output::print_json(
             "fork",
             [
-                ("processes", Json::Number(processes as f64)),
+                ("processes", Value::from(processes)),
                 ("rows", rows.iter().map(ForkRow::json).collect()),
             ],
         );
@@ -138,13 +138,13 @@ fn measure(stage: &Stage, bytes: u64, processes: usize, rounds: u32) -> Result<V
 }
 
 impl ForkRow {
-    fn json(&self) -> Json {
-        Json::object([
-            ("bytes", Json::Number(self.bytes as f64)),
-            ("way", Json::text(self.way)),
-            ("bare_ms", Json::from(&self.bare)),
-            ("quire_ms", Json::from(&self.quire)),
-            ("quire_over_bare", Json::from(&self.quire.over(&self.bare))),
+    fn json(&self) -> Value {
+        Value::from_iter([
+            ("bytes", Value::from(self.bytes)),
+            ("way", Value::from(self.way)),
+            ("bare_ms", Value::from(&self.bare)),
+            ("quire_ms", Value::from(&self.quire)),
+            ("quire_over_bare", Value::from(&self.quire.over(&self.bare))),
         ])
     }
 }

@@ -25,7 +25,7 @@ use super::contestant::{Contestant, Outcome, Stage};
 use super::output;
 use super::{HandlersBench, programs, sys};
 use crate::samples::Samples;
-use quire_cli::print::json::Json;
+use serde_json::Value;
 
 const PAGE_BYTES: usize = 4096;
 /// Beside what the program touches: its heap, page words.
@@ -113,9 +113,9 @@ pub(crate) fn main(options: &HandlersBench) -> Result<u8> {
         output::print_json(
             "handlers",
             [
-                ("faults", Json::Number(pages as f64)),
-                ("think_us", Json::Number(options.think_us as f64)),
-                ("work_us", Json::Number(options.work_us as f64)),
+                ("faults", Value::from(pages)),
+                ("think_us", Value::from(options.think_us)),
+                ("work_us", Value::from(options.work_us)),
                 ("rows", rows.iter().map(|row| row.json(&ways, &rows)).collect()),
             ],
         );
@@ -291,19 +291,19 @@ impl HandlersRow {
         rows.iter().find(is_default).unwrap_or(self)
     }
 
-    fn json(&self, ways: &[HandlersWay], rows: &[HandlersRow]) -> Json {
+    fn json(&self, ways: &[HandlersWay], rows: &[HandlersRow]) -> Value {
         let way = &ways[self.way];
         let default = self.default_of(ways, rows);
-        Json::object([
-            ("part", Json::text(way.part.name())),
-            ("way", Json::text(&way.name)),
-            ("threads", Json::Number(self.threads as f64)),
-            ("us_a_fault", Json::from(&self.us_a_fault)),
-            ("over_default", Json::from(&self.us_a_fault.over(&default.us_a_fault))),
-            ("cpu_us_a_fault", Json::from(&self.cpu_us_a_fault)),
-            ("cpu_over_default", Json::from(&self.cpu_us_a_fault.over(&default.cpu_us_a_fault))),
-            ("switches_a_fault", Json::from(&self.switches_a_fault)),
-            ("p99_us", Json::from(&self.p99_us)),
+        Value::from_iter([
+            ("part", Value::from(way.part.name())),
+            ("way", Value::from(way.name.as_str())),
+            ("threads", Value::from(self.threads)),
+            ("us_a_fault", Value::from(&self.us_a_fault)),
+            ("over_default", Value::from(&self.us_a_fault.over(&default.us_a_fault))),
+            ("cpu_us_a_fault", Value::from(&self.cpu_us_a_fault)),
+            ("cpu_over_default", Value::from(&self.cpu_us_a_fault.over(&default.cpu_us_a_fault))),
+            ("switches_a_fault", Value::from(&self.switches_a_fault)),
+            ("p99_us", Value::from(&self.p99_us)),
         ])
     }
 }

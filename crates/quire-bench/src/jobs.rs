@@ -18,7 +18,7 @@ use super::output;
 use super::sys;
 use super::work::Random;
 use crate::samples::Samples;
-use quire_cli::print::json::Json;
+use serde_json::Value;
 
 const PAGE_BYTES: usize = 4096;
 const OBJECTS: usize = 4;
@@ -161,15 +161,15 @@ pub(crate) fn print(rows: &[JobRow]) {
 }
 
 /// The rows as JSON.
-pub(crate) fn json(rows: &[JobRow]) -> Json {
+pub(crate) fn json(rows: &[JobRow]) -> Value {
     rows.iter()
         .map(|row| {
-            Json::object([
-                ("mix", Json::text(row.mix.name())),
-                ("workers", Json::Number(row.workers as f64)),
-                ("shared_per_minute", Json::from(&row.shared)),
-                ("exclusive_per_minute", Json::from(&row.exclusive)),
-                ("shared_over_exclusive", Json::from(&row.shared.over(&row.exclusive))),
+            Value::from_iter([
+                ("mix", Value::from(row.mix.name())),
+                ("workers", Value::from(row.workers)),
+                ("shared_per_minute", Value::from(&row.shared)),
+                ("exclusive_per_minute", Value::from(&row.exclusive)),
+                ("shared_over_exclusive", Value::from(&row.shared.over(&row.exclusive))),
             ])
         })
         .collect()

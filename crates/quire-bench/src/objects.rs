@@ -26,9 +26,9 @@ use super::data::{self, Data, PAGE_BYTES, Pattern};
 use super::output;
 use super::{ObjectsBench, sys};
 use crate::samples::Samples;
-use quire_cli::print::json::Json;
 use quire_cli::print::say;
 use quire_cli::size::{Human, machine_memory_bytes};
+use serde_json::Value;
 
 /// Reads in flight, and threads, where there is more than one.
 const DEPTH: usize = 4;
@@ -92,10 +92,10 @@ pub(crate) fn main(options: &ObjectsBench) -> Result<u8> {
         output::print_json(
             "objects",
             [
-                ("bytes", Json::Number(bench.data.bytes as f64)),
-                ("memory_bytes", Json::Number(memory as f64)),
-                ("kept_pages_max", Json::Number(bench.data.kept_pages_max() as f64)),
-                ("left_out", left_out.iter().map(Json::text).collect()),
+                ("bytes", Value::from(bench.data.bytes)),
+                ("memory_bytes", Value::from(memory)),
+                ("kept_pages_max", Value::from(bench.data.kept_pages_max())),
+                ("left_out", left_out.clone().into()),
                 ("parts", rows.iter().map(ObjectsRow::json).collect()),
             ],
         );
@@ -381,24 +381,24 @@ impl<'a> ObjectsRow<'a> {
         }
     }
 
-    fn json(&self) -> Json {
+    fn json(&self) -> Value {
         let of_mmap = self.of_mmap();
         let ratio = |seconds: &Samples, mmap: &Samples| match mmap.is_empty() {
-            true => Json::Null,
-            false => Json::from(&seconds.over(mmap)),
+            true => Value::Null,
+            false => Value::from(&seconds.over(mmap)),
         };
         let ways = self.ways.iter().map(|way| {
-            Json::object([
-                ("way", Json::text(&way.name)),
-                ("seconds", Json::from(&way.seconds)),
+            Value::from_iter([
+                ("way", Value::from(way.name.as_str())),
+                ("seconds", Value::from(&way.seconds)),
                 ("over_first_mmap", ratio(&way.seconds, &of_mmap[0])),
                 ("over_fastest_mmap", ratio(&way.seconds, &of_mmap[1])),
             ])
         });
-        Json::object([
-            ("part", Json::text(self.name)),
-            ("amount", Json::Number(self.amount)),
-            ("unit", Json::text(self.unit)),
+        Value::from_iter([
+            ("part", Value::from(self.name)),
+            ("amount", Value::from(self.amount)),
+            ("unit", Value::from(self.unit)),
             ("ways", ways.collect()),
         ])
     }
@@ -433,7 +433,7 @@ mod tests {
     fn without_mmap_there_are_no_ratios() {
         let row = row(&[("quire", false, [1.0, 2.0])]);
         assert!(row.of_mmap().iter().all(Samples::is_empty));
-        assert!(row.json().to_string().contains("\"over_first_mmap\": null"));
+        assert!(row.json().to_string().contains("\"over_first_mmap\":null"));
     }
 
     #[test]

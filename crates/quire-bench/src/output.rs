@@ -1,6 +1,6 @@
 //! How figures are printed.
 
-use quire_cli::print::json::Json;
+use serde_json::Value;
 
 use super::machine;
 use crate::samples::Samples;
@@ -17,13 +17,10 @@ pub(crate) fn print_heading(rounds: u32, figures: &str) {
 }
 
 /// Prints what a suite found as JSON, with what the figures hold for.
-pub(crate) fn print_json<'a>(suite: &str, members: impl IntoIterator<Item = (&'a str, Json)>) {
-    let facts = machine::facts().into_iter();
-    let facts = facts.map(|(name, value)| (name.to_owned(), Json::Text(value))).collect();
-    let mut all =
-        vec![("bench".to_owned(), Json::text(suite)), ("machine".to_owned(), Json::Object(facts))];
-    all.extend(members.into_iter().map(|(name, value)| (name.to_owned(), value)));
-    println!("{}", Json::Object(all));
+pub(crate) fn print_json<'a>(suite: &str, members: impl IntoIterator<Item = (&'a str, Value)>) {
+    let facts = machine::facts();
+    let own = [("bench", Value::from(suite)), ("machine", Value::from_iter(facts))];
+    println!("{}", Value::from_iter(own.into_iter().chain(members)));
 }
 
 /// `0.43x (0.40..0.51)`

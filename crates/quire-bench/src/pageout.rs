@@ -13,8 +13,8 @@ use super::kernel_swap::HugePages;
 use super::output;
 use super::{SwapBench, programs, sys};
 use crate::samples::Samples;
-use quire_cli::print::json::Json;
 use quire_cli::print::say;
+use serde_json::Value;
 
 const ZRAM_BYTES: u64 = 2 << 30;
 
@@ -122,7 +122,7 @@ pub(crate) fn main(options: &SwapBench) -> Result<u8> {
     if common.json {
         output::print_json(
             "swap",
-            [("bytes", Json::Number(bytes as f64)), ("settings", settings.into_iter().collect())],
+            [("bytes", Value::from(bytes)), ("settings", settings.into_iter().collect())],
         );
     }
     Ok(u8::from(is_failed))
@@ -233,21 +233,21 @@ fn print(setting: PageoutSetting, all: &[PageoutFigures]) {
     }
 }
 
-fn json(setting: PageoutSetting, all: &[PageoutFigures]) -> Json {
+fn json(setting: PageoutSetting, all: &[PageoutFigures]) -> Value {
     let ways = all.iter().map(|figures| {
         let mut members = vec![
-            ("way".to_owned(), Json::text(figures.way.name())),
-            ("failure".to_owned(), figures.failure.as_ref().map_or(Json::Null, Json::text)),
-            ("pageout_ns".to_owned(), Json::from(&figures.pageout_ns)),
-            ("pagein_ns".to_owned(), Json::from(&figures.pagein_ns)),
+            ("way", Value::from(figures.way.name())),
+            ("failure", figures.failure.as_deref().into()),
+            ("pageout_ns", Value::from(&figures.pageout_ns)),
+            ("pagein_ns", Value::from(&figures.pagein_ns)),
         ];
         let counters = COUNTERS.iter().zip(&figures.counters);
         members.extend(
             counters
                 .filter(|(_, samples)| !samples.is_empty())
-                .map(|(name, samples)| ((*name).to_owned(), Json::from(samples))),
+                .map(|(name, samples)| (*name, Value::from(samples))),
         );
-        Json::Object(members)
+        Value::from_iter(members)
     });
-    Json::object([("setting", Json::text(setting.name())), ("ways", ways.collect())])
+    Value::from_iter([("setting", Value::from(setting.name())), ("ways", ways.collect())])
 }

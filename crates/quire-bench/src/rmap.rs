@@ -21,7 +21,7 @@ use super::output;
 use super::sys;
 use super::{RmapBench, jobs};
 use crate::samples::Samples;
-use quire_cli::print::json::Json;
+use serde_json::Value;
 
 const MAPPINGS: usize = 64;
 const MAPPING_PAGES: usize = 256;
@@ -223,26 +223,26 @@ fn of_mutex(costs: &[Cost]) -> &Samples {
 
 fn print_json(costs: &[Cost], rows: &[RmapRow], jobs: &[jobs::JobRow]) {
     let locks = costs.iter().map(|cost| {
-        Json::object([
-            ("lock", Json::text(cost.name)),
-            ("pair_ns", Json::from(&cost.pair_ns)),
-            ("over_futex_mutex", Json::from(&cost.pair_ns.over(of_mutex(costs)))),
+        Value::from_iter([
+            ("lock", Value::from(cost.name)),
+            ("pair_ns", Value::from(&cost.pair_ns)),
+            ("over_futex_mutex", Value::from(&cost.pair_ns.over(of_mutex(costs)))),
         ])
     });
     let walks = rows.iter().map(|row| {
-        Json::object([
-            ("threads", Json::Number(row.threads as f64)),
-            ("shared_per_second", Json::from(&row.shared)),
-            ("exclusive_per_second", Json::from(&row.exclusive)),
-            ("shared_over_exclusive", Json::from(&row.shared.over(&row.exclusive))),
+        Value::from_iter([
+            ("threads", Value::from(row.threads)),
+            ("shared_per_second", Value::from(&row.shared)),
+            ("exclusive_per_second", Value::from(&row.exclusive)),
+            ("shared_over_exclusive", Value::from(&row.shared.over(&row.exclusive))),
         ])
     });
     output::print_json(
         "rmap",
         [
             ("locks", locks.collect()),
-            ("mappings", Json::Number(MAPPINGS as f64)),
-            ("changes_per_second", Json::Number(f64::from(CHANGES_PER_SECOND))),
+            ("mappings", Value::from(MAPPINGS)),
+            ("changes_per_second", Value::from(CHANGES_PER_SECOND)),
             ("walks", walks.collect()),
             ("jobs", jobs::json(jobs)),
         ],

@@ -1,7 +1,7 @@
 //! Figures from several rounds: medians with their spread, means with their deviation, and ratios
 //! taken round by round.
 
-use quire_cli::print::json::Json;
+use serde_json::Value;
 
 /// What one quantity was in every round.
 #[derive(Clone, Default, Debug)]
@@ -66,15 +66,15 @@ impl FromIterator<f64> for Samples {
     }
 }
 
-impl From<&Samples> for Json {
-    fn from(samples: &Samples) -> Json {
-        Json::object([
-            ("median", Json::Number(samples.median())),
-            ("min", Json::Number(samples.min())),
-            ("max", Json::Number(samples.max())),
-            ("mean", Json::Number(samples.mean())),
-            ("deviation", Json::Number(samples.deviation())),
-            ("rounds", samples.values().iter().map(|value| Json::Number(*value)).collect()),
+impl From<&Samples> for Value {
+    fn from(samples: &Samples) -> Value {
+        Value::from_iter([
+            ("median", Value::from(samples.median())),
+            ("min", Value::from(samples.min())),
+            ("max", Value::from(samples.max())),
+            ("mean", Value::from(samples.mean())),
+            ("deviation", Value::from(samples.deviation())),
+            ("rounds", samples.values().iter().map(|value| Value::from(*value)).collect()),
         ])
     }
 }

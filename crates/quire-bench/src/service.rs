@@ -21,7 +21,7 @@ use super::output;
 use super::work::{Random, WorkArgs, bytes_of, say};
 use super::{FaultBench, programs, sys};
 use crate::samples::Samples;
-use quire_cli::print::json::Json;
+use serde_json::Value;
 
 const PAGE_BYTES: usize = 4096;
 
@@ -102,7 +102,7 @@ pub(crate) fn main(options: &FaultBench) -> Result<u8> {
     }
     if common.json {
         let rows = rows.iter().map(FaultRow::json).collect();
-        output::print_json("fault", [("bytes", Json::Number(bytes as f64)), ("rows", rows)]);
+        output::print_json("fault", [("bytes", Value::from(bytes)), ("rows", rows)]);
         return Ok(0);
     }
     output::print_heading(rounds, output::MEDIANS);
@@ -155,15 +155,15 @@ fn measure(stage: &Stage, bytes: u64, rounds: u32, threads: usize) -> Result<Fau
 }
 
 impl FaultRow {
-    fn json(&self) -> Json {
+    fn json(&self) -> Value {
         let [bare, of_loop, quire] = &self.times;
-        Json::object([
-            ("threads", Json::Number(self.threads as f64)),
-            ("bare_us", Json::from(bare)),
-            ("loop_us", Json::from(of_loop)),
-            ("quire_us", Json::from(quire)),
-            ("quire_over_loop", Json::from(&quire.over(of_loop))),
-            ("peak_bytes_over_bare", Json::from(&self.peaks[1].over(&self.peaks[0]))),
+        Value::from_iter([
+            ("threads", Value::from(self.threads)),
+            ("bare_us", Value::from(bare)),
+            ("loop_us", Value::from(of_loop)),
+            ("quire_us", Value::from(quire)),
+            ("quire_over_loop", Value::from(&quire.over(of_loop))),
+            ("peak_bytes_over_bare", Value::from(&self.peaks[1].over(&self.peaks[0]))),
         ])
     }
 }

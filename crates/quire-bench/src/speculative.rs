@@ -26,7 +26,6 @@ use super::contestant::{Contestant, Outcome, Stage};
 use super::output;
 use super::tree::Tree;
 use super::{SpeculativeBench, programs, sys};
-use quire_cli::print::json::Json;
 use quire_cli::print::say;
 use quire_cli::size::{Human, machine_memory_bytes};
 
@@ -106,7 +105,7 @@ pub(crate) fn main(options: &SpeculativeBench) -> Result<u8> {
         output::print_json(
             "speculative",
             [
-                ("left_out", bench.left_out.iter().map(Json::text).collect()),
+                ("left_out", bench.left_out.clone().into()),
                 ("cells", bench.cells.iter().map(Cell::json).collect()),
             ],
         );

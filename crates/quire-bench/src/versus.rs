@@ -27,9 +27,9 @@ use super::tree::Tree;
 use super::{Part, RunBench, sys};
 use crate::samples::Samples;
 use quire_cli::cgroup::allowance_bytes;
-use quire_cli::print::json::Json;
 use quire_cli::print::say;
 use quire_cli::size::{Human, machine_memory_bytes};
+use serde_json::Value;
 
 /// Swap that is made; it takes memory only as it is used, and 16 bytes a page beside.
 const ZRAM_BYTES: u64 = 4 << 30;
@@ -401,30 +401,30 @@ impl VersusCell {
         }
     }
 
-    fn json(&self) -> Json {
+    fn json(&self) -> Value {
         let contestants = self.contestants.iter().map(|entry| {
             let phases = entry.phases.iter();
-            let phases = phases.map(|(name, samples)| (name.clone(), Json::from(samples)));
-            Json::object([
-                ("name", Json::text(entry.contestant.name())),
-                ("note", Json::text(&entry.note)),
-                ("oom_kills", Json::Number(f64::from(entry.oom_kills))),
-                ("failure", entry.failure.as_ref().map_or(Json::Null, Json::text)),
-                ("seconds", Json::Object(phases.collect())),
+            let phases = phases.map(|(name, samples)| (name.clone(), Value::from(samples)));
+            Value::from_iter([
+                ("name", Value::from(entry.contestant.name())),
+                ("note", Value::from(entry.note.as_str())),
+                ("oom_kills", Value::from(entry.oom_kills)),
+                ("failure", entry.failure.as_deref().into()),
+                ("seconds", Value::from_iter(phases)),
             ])
         });
         let ratios = |other: &str| {
             let phases = self.contestants[0].phases.iter();
             let ratios = phases.map(|(name, _)| (name.clone(), self.ratio(other, name)));
             let ratios = ratios.filter(|(_, samples)| !samples.is_empty());
-            Json::Object(ratios.map(|(name, samples)| (name, Json::from(&samples))).collect())
+            Value::Object(ratios.map(|(name, samples)| (name, Value::from(&samples))).collect())
         };
-        Json::object([
-            ("program", Json::text(&self.program)),
-            ("threads", Json::Number(self.threads as f64)),
-            ("wanted_bytes", Json::Number(self.wanted_bytes as f64)),
-            ("limit_bytes", Json::Number(self.limit_bytes as f64)),
-            ("store", self.store.map_or(Json::Null, |store| Json::text(store.name()))),
+        Value::from_iter([
+            ("program", Value::from(self.program.as_str())),
+            ("threads", Value::from(self.threads)),
+            ("wanted_bytes", Value::from(self.wanted_bytes)),
+            ("limit_bytes", Value::from(self.limit_bytes)),
+            ("store", self.store.map(|store| store.name()).into()),
             ("contestants", contestants.collect()),
             ("quire_over_zram", ratios("zram")),
             ("quire_over_bare", ratios("bare")),

@@ -25,8 +25,8 @@ use super::data::disk_directory;
 use super::output;
 use super::{WaitersBench, sys};
 use crate::samples::Samples;
-use quire_cli::print::json::Json;
 use quire_cli::size::machine_memory_bytes;
+use serde_json::Value;
 
 #[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum WaitersPart {
@@ -166,13 +166,13 @@ impl Free {
         }
     }
 
-    fn json(&self) -> Json {
-        Json::object([
-            ("mutex_ns", Json::from(&self.mutex_ns)),
-            ("page_ns", Json::from(&self.page_ns)),
-            ("page_always_looks_ns", Json::from(&self.always_looks_ns)),
-            ("page_over_mutex", Json::from(&self.page_ns.over(&self.mutex_ns))),
-            ("always_looks_over_page", Json::from(&self.always_looks_ns.over(&self.page_ns))),
+    fn json(&self) -> Value {
+        Value::from_iter([
+            ("mutex_ns", Value::from(&self.mutex_ns)),
+            ("page_ns", Value::from(&self.page_ns)),
+            ("page_always_looks_ns", Value::from(&self.always_looks_ns)),
+            ("page_over_mutex", Value::from(&self.page_ns.over(&self.mutex_ns))),
+            ("always_looks_over_page", Value::from(&self.always_looks_ns.over(&self.page_ns))),
         ])
     }
 }
@@ -186,12 +186,12 @@ impl ContendedLock {
         self.wakes.push(of_thousand(counts.wakes));
     }
 
-    fn json(&self) -> Json {
-        Json::object([
-            ("ns", Json::from(&self.ns)),
-            ("avoided_per_mille", Json::from(&self.avoided)),
-            ("looks_per_mille", Json::from(&self.looks)),
-            ("wakes_per_mille", Json::from(&self.wakes)),
+    fn json(&self) -> Value {
+        Value::from_iter([
+            ("ns", Value::from(&self.ns)),
+            ("avoided_per_mille", Value::from(&self.avoided)),
+            ("looks_per_mille", Value::from(&self.looks)),
+            ("wakes_per_mille", Value::from(&self.wakes)),
         ])
     }
 }
@@ -287,14 +287,14 @@ impl Row {
         }
     }
 
-    fn json(&self) -> Json {
+    fn json(&self) -> Value {
         let [page, always_looks] = &self.pages;
-        Json::object([
-            ("threads", Json::Number(self.threads as f64)),
-            ("mutex_ns", Json::from(&self.mutex_ns)),
+        Value::from_iter([
+            ("threads", Value::from(self.threads)),
+            ("mutex_ns", Value::from(&self.mutex_ns)),
             ("page", page.json()),
             ("page_always_looks", always_looks.json()),
-            ("always_looks_over_page", Json::from(&always_looks.ns.over(&page.ns))),
+            ("always_looks_over_page", Value::from(&always_looks.ns.over(&page.ns))),
         ])
     }
 }

@@ -12,8 +12,8 @@ use anyhow::Result;
 use clap::Args;
 use quire::control::{Control, Event, Member};
 use quire::units::PAGE_SIZE;
+use serde_json::Value;
 
-use crate::print::json::Json;
 use crate::print::table;
 use crate::print::{print, say};
 use crate::procfs::{self, ProcessStat};
@@ -105,7 +105,7 @@ pub(crate) fn ps(args: &PsArgs) -> Result<u8> {
     let listings: Vec<Listing> =
         runs.iter().zip(strangers).map(|(run, strangers)| Listing::read(run, &strangers)).collect();
     print(&if args.json {
-        let json: Json = listings.iter().map(Listing::json).collect();
+        let json: Value = listings.iter().map(Listing::json).collect();
         format!("{json}\n")
     } else {
         let texts: Vec<String> = listings.iter().map(Listing::text).collect();
@@ -203,20 +203,20 @@ impl Listing {
         text
     }
 
-    fn json(&self) -> Json {
-        Json::object([
-            ("pid", Json::count(self.pid.into())),
-            ("command", Json::text(&self.command)),
-            ("budget_bytes", Json::count(bytes(self.budget_pages))),
-            ("held_bytes", Json::count(bytes(self.gauges.held))),
-            ("held_bytes_max", Json::count(bytes(self.gauges.held_max))),
-            ("wanted_bytes", Json::count(bytes(self.gauges.wanted))),
-            ("pool_bytes", Json::count(bytes(self.gauges.pool))),
-            ("swap_file_bytes", Json::count(bytes(self.gauges.swap_file))),
-            ("pswpin", Json::count(self.counts.of(Event::Pswpin))),
-            ("pswpout", Json::count(self.counts.of(Event::Pswpout))),
-            ("pgfault", Json::count(self.counts.of(Event::Pgfault))),
-            ("pgmajfault", Json::count(self.counts.of(Event::Pgmajfault))),
+    fn json(&self) -> Value {
+        Value::from_iter([
+            ("pid", Value::from(self.pid)),
+            ("command", Value::from(self.command.as_str())),
+            ("budget_bytes", Value::from(bytes(self.budget_pages))),
+            ("held_bytes", Value::from(bytes(self.gauges.held))),
+            ("held_bytes_max", Value::from(bytes(self.gauges.held_max))),
+            ("wanted_bytes", Value::from(bytes(self.gauges.wanted))),
+            ("pool_bytes", Value::from(bytes(self.gauges.pool))),
+            ("swap_file_bytes", Value::from(bytes(self.gauges.swap_file))),
+            ("pswpin", Value::from(self.counts.of(Event::Pswpin))),
+            ("pswpout", Value::from(self.counts.of(Event::Pswpout))),
+            ("pgfault", Value::from(self.counts.of(Event::Pgfault))),
+            ("pgmajfault", Value::from(self.counts.of(Event::Pgmajfault))),
             ("members", self.rows.iter().map(Row::json).collect()),
             ("unmanaged", self.unmanaged.iter().map(report::unmanaged_json).collect()),
         ])
@@ -252,18 +252,18 @@ impl Row {
         table::row(&WIDTHS, "", &cells) + "\n"
     }
 
-    fn json(&self) -> Json {
-        Json::object([
-            ("pid", Json::count(self.pid.into())),
-            ("name", Json::text(&self.name)),
-            ("state", Json::text(self.state)),
-            ("held_bytes", Json::count(bytes(self.gauges.held))),
-            ("held_bytes_max", Json::count(bytes(self.gauges.held_max))),
-            ("wanted_bytes", Json::count(bytes(self.gauges.wanted))),
-            ("pool_bytes", Json::count(bytes(self.gauges.pool))),
-            ("file_bytes", Json::count(bytes(self.gauges.swap_file))),
-            ("pgfault", Json::count(self.faults)),
-            ("pgmajfault", Json::count(self.major)),
+    fn json(&self) -> Value {
+        Value::from_iter([
+            ("pid", Value::from(self.pid)),
+            ("name", Value::from(self.name.as_str())),
+            ("state", Value::from(self.state)),
+            ("held_bytes", Value::from(bytes(self.gauges.held))),
+            ("held_bytes_max", Value::from(bytes(self.gauges.held_max))),
+            ("wanted_bytes", Value::from(bytes(self.gauges.wanted))),
+            ("pool_bytes", Value::from(bytes(self.gauges.pool))),
+            ("file_bytes", Value::from(bytes(self.gauges.swap_file))),
+            ("pgfault", Value::from(self.faults)),
+            ("pgmajfault", Value::from(self.major)),
         ])
     }
 }
@@ -335,9 +335,9 @@ mod tests {
     #[test]
     fn machines_get_bytes() {
         let json = run().json().to_string();
-        assert!(json.starts_with("{\"pid\": 4711, \"command\": \"quire run -m 1G make\", "));
-        assert!(json.contains("\"members\": [{\"pid\": 4712, "), "{json}");
-        assert!(json.contains("\"unmanaged\": [{\"pid\": 4714, "), "{json}");
-        assert!(json.contains("\"held_bytes\": 6291456"), "{json}");
+        assert!(json.starts_with("{\"pid\":4711,\"command\":\"quire run -m 1G make\","));
+        assert!(json.contains("\"members\":[{\"pid\":4712,"), "{json}");
+        assert!(json.contains("\"unmanaged\":[{\"pid\":4714,"), "{json}");
+        assert!(json.contains("\"held_bytes\":6291456"), "{json}");
     }
 }

@@ -6,8 +6,8 @@ use std::io;
 use quire::control::{Event, OUT_OF_MEMORY_UNANSWERING_SHIFT, Obituary};
 use quire::units::PAGE_SIZE;
 use rustix::io::Errno;
+use serde_json::Value;
 
-use crate::print::json::Json;
 use crate::size::Human;
 use crate::supervisor::unmanaged::Unmanaged;
 use crate::supervisor::{Account, ByMember, Death, End, Entry};
@@ -98,7 +98,7 @@ impl Ended {
     pub(crate) fn json(&self) -> String {
         let account = &self.account;
         let mut members = vec![
-            ("exit_status", u64::from(self.exit_status).to_string()),
+            ("exit_status", self.exit_status.to_string()),
             ("wall_seconds", format!("{:.6}", self.wall_seconds)),
             ("budget_bytes", account.budget_bytes.to_string()),
             ("held_bytes_max", account.held_bytes_max.to_string()),
@@ -106,8 +106,8 @@ impl Ended {
             ("managed_bytes_max", account.managed_bytes_max.to_string()),
             ("pool_bytes_max", account.pool_bytes_max.to_string()),
             ("swap_file_bytes_max", account.swap_file_bytes_max.to_string()),
-            ("cgroup_bytes_max", Json::from(self.cgroup_bytes_max).to_string()),
-            ("cgroup_limit_bytes", Json::from(self.cgroup_limit_bytes).to_string()),
+            ("cgroup_bytes_max", Value::from(self.cgroup_bytes_max).to_string()),
+            ("cgroup_limit_bytes", Value::from(self.cgroup_limit_bytes).to_string()),
             ("processes", account.processes.to_string()),
             ("processes_left", account.processes_left.to_string()),
             ("processes_refused", account.processes_refused.to_string()),
@@ -130,12 +130,12 @@ fn ratio_of([pages, bytes]: [u64; 2]) -> Option<f64> {
 }
 
 /// A JSON array, a value a line.
-fn lines_of(values: impl Iterator<Item = Json>) -> String {
+fn lines_of(values: impl Iterator<Item = Value>) -> String {
     let lines: Vec<String> = values.map(|value| format!("    {value}")).collect();
     if lines.is_empty() { "[]".into() } else { format!("[\n{}\n  ]", lines.join(",\n")) }
 }
 
-fn member_json(entry: &Entry) -> Json {
+fn member_json(entry: &Entry) -> Value {
     let (end, status) = match entry.end {
         End::None => ("running", None),
         End::Unknown => ("unknown", None),
@@ -143,30 +143,30 @@ fn member_json(entry: &Entry) -> Json {
         End::Exited(code) => ("exited", Some(code)),
         End::Killed(signal) => ("killed", Some(signal)),
     };
-    let bytes = |pages: u64| Json::count(pages * PAGE_SIZE as u64);
+    let bytes = |pages: u64| Value::from(pages * PAGE_SIZE as u64);
     let sizes = &entry.sizes;
-    Json::object([
-        ("pid", Json::count(entry.pid.into())),
-        ("name", Json::text(&entry.name)),
-        ("end", Json::text(end)),
-        ("end_number", Json::from(status.map(u64::from))),
+    Value::from_iter([
+        ("pid", Value::from(entry.pid)),
+        ("name", Value::from(entry.name.as_str())),
+        ("end", Value::from(end)),
+        ("end_number", Value::from(status.map(u64::from))),
         ("held_bytes_max", bytes(sizes.held_pages_max)),
         ("wanted_bytes_max", bytes(sizes.wanted_pages_max)),
         ("managed_bytes_max", bytes(sizes.managed_pages_max)),
-        ("pgfault", Json::count(sizes.pgfault)),
-        ("pgmajfault", Json::count(sizes.pgmajfault)),
-        ("pswpin", Json::count(sizes.pswpin)),
-        ("pswpout", Json::count(sizes.pswpout)),
+        ("pgfault", Value::from(sizes.pgfault)),
+        ("pgmajfault", Value::from(sizes.pgmajfault)),
+        ("pswpin", Value::from(sizes.pswpin)),
+        ("pswpout", Value::from(sizes.pswpout)),
     ])
 }
 
-pub(crate) fn unmanaged_json(unmanaged: &Unmanaged) -> Json {
-    Json::object([
-        ("pid", Json::count(unmanaged.pid.into())),
-        ("name", Json::text(&unmanaged.name)),
-        ("why", Json::text(&unmanaged.why)),
-        ("resident_bytes", Json::count(unmanaged.resident_bytes)),
-        ("resident_bytes_max", Json::count(unmanaged.resident_bytes_max)),
+pub(crate) fn unmanaged_json(unmanaged: &Unmanaged) -> Value {
+    Value::from_iter([
+        ("pid", Value::from(unmanaged.pid)),
+        ("name", Value::from(unmanaged.name.as_str())),
+        ("why", Value::from(unmanaged.why.as_str())),
+        ("resident_bytes", Value::from(unmanaged.resident_bytes)),
+        ("resident_bytes_max", Value::from(unmanaged.resident_bytes_max)),
     ])
 }
 
@@ -414,7 +414,7 @@ mod tests {
         assert!(line.starts_with("9 processes; most held: \"cc\" (7) 7 MiB, "), "{line}");
         assert_eq!(line.matches("MiB").count(), NAMED_MAX);
         let json = ended.json();
-        let row = "{\"pid\": 7, \"name\": \"\\\"cc\\\"\", \"end\": \"killed\", \"end_number\": 9, ";
+        let row = "{\"pid\":7,\"name\":\"\\\"cc\\\"\",\"end\":\"killed\",\"end_number\":9,";
         assert!(json.contains(row), "{json}");
         ended.account.unmanaged_processes = 2;
         ended.account.unmanaged_bytes_max = 3 << 20;

@@ -29,11 +29,12 @@ fn ps_json(pid: u32) -> String {
     })
 }
 
-/// The first number behind `"name": `.
+/// The first number behind `"name":`.
 fn number(json: &str, name: &str) -> u64 {
-    let key = format!("\"{name}\": ");
+    let key = format!("\"{name}\":");
     let at = json.find(&key).unwrap_or_else(|| panic!("no {name} in {json}"));
-    let digits = json[at + key.len()..].split(|c: char| !c.is_ascii_digit()).next().unwrap();
+    let digits =
+        json[at + key.len()..].trim_start().split(|c: char| !c.is_ascii_digit()).next().unwrap();
     digits.parse().unwrap_or_else(|_| panic!("{name} is no number in {json}"))
 }
 
@@ -44,12 +45,12 @@ fn ps_lists_a_run_and_its_processes() {
     let json = ps_json(pid);
     assert_eq!(number(&json, "pid"), u64::from(supervisor.pid()));
     assert_eq!(number(&json, "budget_bytes"), 64 << 20);
-    let member = json.split("\"members\": [").nth(1).unwrap();
+    let member = json.split("\"members\":[").nth(1).unwrap();
     assert_eq!(number(member, "pid"), u64::from(pid));
-    assert!(member.contains("\"name\": \"sleep\", \"state\": \"sleeping\""), "{json}");
-    assert!(json.contains("\"unmanaged\": []"), "{json}");
+    assert!(member.contains("\"name\":\"sleep\",\"state\":\"sleeping\""), "{json}");
+    assert!(json.contains("\"unmanaged\":[]"), "{json}");
     kill("STOP", pid);
-    let stopped = || ps_json(pid).contains("\"state\": \"stopped\"").then_some(());
+    let stopped = || ps_json(pid).contains("\"state\":\"stopped\"").then_some(());
     eventually("the stop", stopped);
     kill("CONT", pid);
     // By the supervisor's own number, and among all.
@@ -115,8 +116,8 @@ fn a_process_whose_environment_was_cleared_is_named_once_and_its_memory_told() {
         "{line}"
     );
     let json = ps_json(watched.child.id());
-    let unmanaged = json.split("\"unmanaged\": [").nth(1).unwrap();
-    assert!(unmanaged.contains("\"name\": \"sh\""), "{json}");
+    let unmanaged = json.split("\"unmanaged\":[").nth(1).unwrap();
+    assert!(unmanaged.contains("\"name\":\"sh\""), "{json}");
     assert!(number(unmanaged, "resident_bytes") > 0, "{json}");
     let text = stdout(&ask(&["ps", "-p", &watched.child.id().to_string()]));
     assert!(text.contains("unmanaged"), "{text}");
@@ -129,7 +130,7 @@ fn a_process_whose_environment_was_cleared_is_named_once_and_its_memory_told() {
     let json = fs::read_to_string(stats).unwrap();
     assert!(number(&json, "unmanaged_processes") >= 1, "{json}");
     assert!(number(&json, "unmanaged_bytes_max") > 0, "{json}");
-    assert!(json.contains(&format!("\"pid\": {pid}, \"name\": \"sh\", \"why\": ")), "{json}");
+    assert!(json.contains(&format!("\"pid\":{pid},\"name\":\"sh\",\"why\":")), "{json}");
 }
 
 #[test]
@@ -178,18 +179,15 @@ fn each_process_has_a_line_in_the_counters_with_its_end() {
     assert_eq!(status(&output), 0);
     assert!(stderr(&output).contains("quire: 4 processes; most held: "), "{}", stderr(&output));
     let json = fs::read_to_string(stats).unwrap();
-    assert_eq!(json.matches("\"end\": ").count(), 4, "{json}");
-    assert!(
-        json.contains("\"name\": \"sh\", \"end\": \"executed\", \"end_number\": null"),
-        "{json}"
-    );
-    if json.contains("\"end\": \"unknown\"") {
+    assert_eq!(json.matches("\"end\":").count(), 4, "{json}");
+    assert!(json.contains("\"name\":\"sh\",\"end\":\"executed\",\"end_number\":null"), "{json}");
+    if json.contains("\"end\":\"unknown\"") {
         eprintln!("this kernel does not keep exit statuses: not tested");
         return;
     }
-    assert!(json.contains("\"name\": \"sh\", \"end\": \"exited\", \"end_number\": 3"), "{json}");
-    assert!(json.contains("\"name\": \"sh\", \"end\": \"killed\", \"end_number\": 9"), "{json}");
-    assert!(json.contains("\"name\": \"sleep\", \"end\": \"exited\", \"end_number\": 0"), "{json}");
+    assert!(json.contains("\"name\":\"sh\",\"end\":\"exited\",\"end_number\":3"), "{json}");
+    assert!(json.contains("\"name\":\"sh\",\"end\":\"killed\",\"end_number\":9"), "{json}");
+    assert!(json.contains("\"name\":\"sleep\",\"end\":\"exited\",\"end_number\":0"), "{json}");
 }
 
 #[test]
@@ -199,13 +197,13 @@ fn a_run_inside_a_run_takes_its_budget_out_of_the_outer_one() {
     let output = run(&words);
     assert_eq!(status(&output), 0, "{}", stderr(&output));
     let json = stdout(&output);
-    let reserved = json.split('{').find(|row| row.contains("\"state\": \"reserved\"")).unwrap();
+    let reserved = json.split('{').find(|row| row.contains("\"state\":\"reserved\"")).unwrap();
     assert_eq!(number(reserved, "held_bytes"), 32 << 20, "{json}");
-    assert!(json.contains("\"budget_bytes\": 33554432"), "the inner run is listed too: {json}");
+    assert!(json.contains("\"budget_bytes\":33554432"), "the inner run is listed too: {json}");
     // Its processes are its own affair. (Other tests have runs of their own meanwhile.)
-    let both = json.split("\"command\": ").filter(|run| run.contains(" run -m 32M "));
+    let both = json.split("\"command\":").filter(|run| run.contains(" run -m 32M "));
     for run in both {
-        assert!(!run.contains("\"why\": "), "{json}");
+        assert!(!run.contains("\"why\":"), "{json}");
     }
 }
 
@@ -238,9 +236,9 @@ fn a_program_that_executes_itself_a_thousand_times_leaves_nothing() {
     eventually("the last program", || (fake::name(pid)? == "sleep").then_some(()));
     let json = eventually("its join", || {
         let json = ps_json(pid);
-        json.contains("\"name\": \"sleep\"").then_some(json)
+        json.contains("\"name\":\"sleep\"").then_some(json)
     });
-    assert_eq!(json.matches("\"state\": ").count(), 1, "{json}");
+    assert_eq!(json.matches("\"state\":").count(), 1, "{json}");
     assert_eq!((number(&json, "held_bytes"), number(&json, "wanted_bytes")), (0, 0), "{json}");
     let descriptors = fs::read_dir(format!("/proc/{}/fd", supervisor.pid())).unwrap().count();
     assert!(descriptors < 30, "{descriptors} descriptors");

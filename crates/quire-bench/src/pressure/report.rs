@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use quire_cli::print::json::Json;
 use quire_cli::size::Human;
+use serde_json::Value;
 
 use super::Selected;
 use super::columns::Column;
@@ -127,15 +127,15 @@ impl Report<'_> {
 
     pub(crate) fn print_json(&self) {
         let not_run = self.columns_not_run.iter();
-        let not_run = not_run.map(|(column, why)| (column.name(), Json::text(why)));
-        let missing = self.missing.iter().map(|(row, why)| (row.clone(), Json::text(why)));
+        let not_run = not_run.map(|(column, why)| (column.name(), why.as_str()));
+        let missing = self.missing.iter().map(|(row, why)| (row.as_str(), why.as_str()));
         output::print_json(
             "pressure",
             [
-                ("rounds", Json::count(self.rounds.into())),
-                ("ending", Json::text(self.ending.in_words())),
-                ("columns_not_run", Json::Object(not_run.collect())),
-                ("rows_not_run", Json::Object(missing.collect())),
+                ("rounds", Value::from(self.rounds)),
+                ("ending", Value::from(self.ending.in_words())),
+                ("columns_not_run", Value::from_iter(not_run)),
+                ("rows_not_run", Value::from_iter(missing)),
                 ("cells", self.lines().flat_map(|line| line.json()).collect()),
             ],
         );
@@ -212,7 +212,7 @@ impl<'a> Line<'a> {
     }
 
     /// An object for each column that was run.
-    fn json(&self) -> Vec<Json> {
+    fn json(&self) -> Vec<Value> {
         let quire = self.cell(Column::Quire);
         let columns =
             self.report.columns.iter().filter(|column| self.cell(**column).runs().next().is_some());
@@ -220,26 +220,25 @@ impl<'a> Line<'a> {
             .map(|column| {
                 let cell = self.cell(*column);
                 let mut members = vec![
-                    ("row".to_owned(), Json::text(self.row)),
-                    ("fraction".to_owned(), Json::text(self.fraction.to_string())),
-                    ("column".to_owned(), Json::text(column.name())),
-                    ("ends".to_owned(), cell.runs().map(|run| Json::text(in_word(run))).collect()),
-                    ("seconds".to_owned(), samples_json(&cell.seconds())),
-                    ("over_quire".to_owned(), samples_json(&cell.over(&quire))),
+                    ("row", Value::from(self.row)),
+                    ("fraction", Value::from(self.fraction.to_string())),
+                    ("column", Value::from(column.name())),
+                    ("ends", cell.runs().map(|run| Value::from(in_word(run))).collect()),
+                    ("seconds", samples_json(&cell.seconds())),
+                    ("over_quire", samples_json(&cell.over(&quire))),
                 ];
                 members.extend(sizes(&cell));
-                members.extend(self.figures().into_iter().map(|name| {
-                    let samples = samples_json(&self.figure(*column, &name));
-                    (name, samples)
-                }));
-                Json::Object(members)
+                let figures = self.figures();
+                let figure = |name| samples_json(&self.figure(*column, name));
+                members.extend(figures.iter().map(|name| (name.as_str(), figure(name))));
+                Value::from_iter(members)
             })
             .collect()
     }
 }
 
 /// What is told of a cell's runs beside their seconds.
-fn sizes(cell: &Cell<'_>) -> Vec<(String, Json)> {
+fn sizes(cell: &Cell<'_>) -> [(&'static str, Value); 9] {
     type Size = (&'static str, fn(&Measured) -> Option<f64>);
     let sizes: [Size; 9] = [
         ("want_bytes", |run| Some(run.want_bytes as f64)),
@@ -252,14 +251,11 @@ fn sizes(cell: &Cell<'_>) -> Vec<(String, Json)> {
         ("disk_read_bytes", |run| Some(run.disk_bytes?[0] as f64)),
         ("disk_written_bytes", |run| Some(run.disk_bytes?[1] as f64)),
     ];
-    let json = |(name, size): Size| {
-        (name.to_owned(), cell.runs().filter_map(size).map(Json::Number).collect())
-    };
-    sizes.map(json).into()
+    sizes.map(|(name, size)| (name, cell.runs().filter_map(size).collect()))
 }
 
-fn samples_json(samples: &Samples) -> Json {
-    if samples.is_empty() { Json::Null } else { Json::from(samples) }
+fn samples_json(samples: &Samples) -> Value {
+    if samples.is_empty() { Value::Null } else { Value::from(samples) }
 }
 
 fn in_word(run: &Measured) -> &str {

@@ -9,7 +9,7 @@ use super::super::contestant::{Contestant, Outcome, Stage, Workload};
 use super::super::output;
 use super::super::sys;
 use crate::samples::Samples;
-use quire_cli::print::json::Json;
+use serde_json::Value;
 
 /// Counters of `quire run --stats`, and what the kernel's `perf stat` calls them.
 const COUNTERS: [(&str, &str); 8] = [
@@ -256,7 +256,7 @@ impl Cell {
         }
     }
 
-    pub(super) fn json(&self) -> Json {
+    pub(super) fn json(&self) -> Value {
         let plan = &self.plan;
         let figures = self.names().into_iter().map(|name| {
             let ways = self.entries.iter();
@@ -266,42 +266,41 @@ impl Cell {
                 ("speculative_over_bare", self.speculative_over(Way::Bare, name)),
             ];
             let members = ways.chain(ratios).filter(|(_, samples)| !samples.is_empty());
-            let members = members.map(|(key, samples)| (key.to_owned(), Json::from(&samples)));
-            (name.to_owned(), Json::Object(members.collect()))
+            let members = members.map(|(key, samples)| (key, Value::from(&samples)));
+            (name, Value::from_iter(members))
         });
         let counters = [Way::Speculative, Way::Classic].map(|way| {
             let entry = self.entry(way);
             let counters = COUNTERS.iter().zip(&entry.counters);
             let counters = counters.filter(|(_, samples)| !samples.is_empty());
-            let members = counters.map(|((name, _), count)| ((*name).into(), Json::from(count)));
-            (way.name(), Json::Object(members.collect()))
+            let members = counters.map(|((name, _), count)| (*name, Value::from(count)));
+            (way.name(), Value::from_iter(members))
         });
-        let failures = self.entries.iter().filter_map(|entry| {
-            Some((entry.way.name().to_owned(), Json::text(entry.failure.as_ref()?)))
-        });
+        let failures = self
+            .entries
+            .iter()
+            .filter_map(|entry| Some((entry.way.name(), entry.failure.as_deref()?)));
         let published = plan.published.iter().map(|published| {
-            Json::object([
-                ("figure", Json::text(published.figure)),
-                ("machine", Json::text(published.title)),
-                ("base", Json::Number(published.base)),
-                ("speculative", Json::Number(published.speculative)),
-                ("speculative_over_base", Json::Number(published.speculative / published.base)),
+            Value::from_iter([
+                ("figure", Value::from(published.figure)),
+                ("machine", Value::from(published.title)),
+                ("base", Value::from(published.base)),
+                ("speculative", Value::from(published.speculative)),
+                ("speculative_over_base", Value::from(published.speculative / published.base)),
             ])
         });
-        // JSON has no booleans here: 1 and 0.
-        let is_managed = self.is_managed().map(|is| Json::Number(f64::from(u8::from(is))));
-        let facts = plan.facts.iter().map(|(name, value)| ((*name).into(), Json::Number(*value)));
-        Json::object([
-            ("part", Json::text(plan.part)),
-            ("program", Json::text(&plan.workload.name)),
-            ("threads", Json::Number(plan.threads as f64)),
-            ("budget_bytes", Json::Number(plan.budget_bytes as f64)),
-            ("facts", Json::Object(facts.collect())),
-            ("is_managed", is_managed.unwrap_or(Json::Null)),
-            ("figures", Json::Object(figures.collect())),
-            ("counters", Json::object(counters)),
+        let facts = plan.facts.iter().map(|(name, value)| (*name, *value));
+        Value::from_iter([
+            ("part", Value::from(plan.part)),
+            ("program", Value::from(plan.workload.name.as_str())),
+            ("threads", Value::from(plan.threads)),
+            ("budget_bytes", Value::from(plan.budget_bytes)),
+            ("facts", Value::from_iter(facts)),
+            ("is_managed", self.is_managed().map(u8::from).into()),
+            ("figures", Value::from_iter(figures)),
+            ("counters", Value::from_iter(counters)),
             ("published", published.collect()),
-            ("failures", Json::Object(failures.collect())),
+            ("failures", Value::from_iter(failures)),
         ])
     }
 }
@@ -358,7 +357,7 @@ mod tests {
         assert!(!cell.is_failed());
         cell.entries[Way::Classic as usize].failure = Some("no".into());
         assert!(cell.is_failed());
-        assert!(cell.json().to_string().contains(r#""failures": {"bare": "no", "classic": "no"}"#));
+        assert!(cell.json().to_string().contains(r#""failures":{"bare":"no","classic":"no"}"#));
     }
 
     #[test]

@@ -28,7 +28,7 @@ use super::super::output;
 use super::super::sys;
 use super::prices::Prices;
 use crate::samples::Samples;
-use quire_cli::print::json::Json;
+use serde_json::Value;
 
 /// Sizes of objects that are touched.
 const SIZES: usize = 20;
@@ -247,13 +247,13 @@ impl Side {
         self.share.push(prices.seconds(&used.counts) * 100.0 / used.cpu_seconds);
     }
 
-    fn json(&self) -> Json {
-        Json::object([
-            ("seconds", Json::from(&self.seconds)),
-            ("unlocks", Json::from(&self.unlocks)),
-            ("looks_per_mille", Json::from(&self.looks)),
-            ("wakes_per_mille", Json::from(&self.wakes)),
-            ("unlock_and_wake_percent", Json::from(&self.share)),
+    fn json(&self) -> Value {
+        Value::from_iter([
+            ("seconds", Value::from(&self.seconds)),
+            ("unlocks", Value::from(&self.unlocks)),
+            ("looks_per_mille", Value::from(&self.looks)),
+            ("wakes_per_mille", Value::from(&self.wakes)),
+            ("unlock_and_wake_percent", Value::from(&self.share)),
         ])
     }
 }
@@ -291,17 +291,17 @@ pub(super) fn print(rows: &[WaitersObjectRow]) {
 }
 
 /// The rows as JSON.
-pub(super) fn json(rows: &[WaitersObjectRow]) -> Json {
+pub(super) fn json(rows: &[WaitersObjectRow]) -> Value {
     rows.iter()
         .map(|row| {
             let [sign, always] = &row.sides;
-            Json::object([
-                ("job", Json::text(row.job)),
-                ("phase", Json::text(row.phase)),
-                ("bytes", Json::Number(row.bytes as f64)),
+            Value::from_iter([
+                ("job", Value::from(row.job)),
+                ("phase", Value::from(row.phase)),
+                ("bytes", Value::from(row.bytes)),
                 ("sign", sign.json()),
                 ("always_looks", always.json()),
-                ("always_looks_over_sign", Json::from(&always.seconds.over(&sign.seconds))),
+                ("always_looks_over_sign", Value::from(&always.seconds.over(&sign.seconds))),
             ])
         })
         .collect()

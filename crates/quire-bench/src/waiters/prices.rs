@@ -10,7 +10,7 @@ use quire::page::{Futexes, PageWord, Parked, WaitTable};
 
 use super::{spread, table};
 use crate::samples::Samples;
-use quire_cli::print::json::Json;
+use serde_json::Value;
 
 /// Words that are unlocked one after the other: as many as a block's.
 const WORDS: usize = 512;
@@ -58,11 +58,11 @@ impl Prices {
         }
     }
 
-    pub(super) fn json(&self) -> Json {
-        Json::object([
-            ("free_ns", Json::from(&self.free_ns)),
-            ("look_ns", Json::from(&self.look_ns)),
-            ("wake_ns", Json::from(&self.wake_ns)),
+    pub(super) fn json(&self) -> Value {
+        Value::from_iter([
+            ("free_ns", Value::from(&self.free_ns)),
+            ("look_ns", Value::from(&self.look_ns)),
+            ("wake_ns", Value::from(&self.wake_ns)),
         ])
     }
 }

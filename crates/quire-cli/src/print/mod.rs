@@ -1,7 +1,6 @@
 //! How the command line prints: lines on stderr, text on stdout or into a file, tables,
 //! JSON, and a line that says how far something is.
 
-pub mod json;
 pub(crate) mod status;
 pub(crate) mod table;
 

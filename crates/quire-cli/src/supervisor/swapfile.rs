@@ -1,15 +1,12 @@
 //! The swap file: made without a name, so that it goes with its last user, however that ends.
 
-use std::fs::OpenOptions;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
 use quire::control::{SEGMENT_BYTES, SEGMENTS_MAX};
-use rustix::fs::{CWD, Mode, OFlags};
-use rustix::io::Errno;
+use rustix::fs::OFlags;
 use rustix::process::Resource;
 
 use crate::size::{Human, Size};
@@ -79,47 +76,13 @@ impl SwapFile {
 
 /// An unnamed file in `folder`, past the page cache where its filesystem allows that.
 fn open_unnamed(folder: &Path) -> io::Result<OwnedFd> {
-    let mode = Mode::RUSR | Mode::WUSR;
-    let flags = OFlags::RDWR | OFlags::CLOEXEC;
-    let open = |more| rustix::fs::openat(CWD, folder, flags | OFlags::TMPFILE | more, mode);
-    for more in [OFlags::DIRECT, OFlags::empty()] {
-        match open(more) {
-            // No O_DIRECT here, or no O_TMPFILE: each has its errno, and shares it.
-            Err(Errno::INVAL | Errno::OPNOTSUPP | Errno::ISDIR) => {}
-            result => return Ok(result?),
-        }
-    }
-    open_and_unlink(folder)
-}
-
-/// For filesystems without O_TMPFILE: a name that is gone as soon as the file is open.
-fn open_and_unlink(folder: &Path) -> io::Result<OwnedFd> {
-    for _ in 0..100 {
-        let file = folder.join(format!(".quire-swap-{:016x}", super::random()));
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create_new(true).mode(0o600);
-        let direct = options.clone().custom_flags(OFlags::DIRECT.bits().cast_signed()).open(&file);
-        // A filesystem that refuses O_DIRECT may have made the file all the same.
-        let opened = direct.or_else(|_| {
-            let _ = std::fs::remove_file(&file);
-            options.open(&file)
-        });
-        match opened {
-            Ok(opened) => {
-                std::fs::remove_file(&file)?;
-                return Ok(opened.into());
-            }
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Err(Errno::EXIST.into())
+    let file = tempfile::tempfile_in(folder)?;
+    let _ = rustix::fs::fcntl_setfl(&file, rustix::fs::fcntl_getfl(&file)? | OFlags::DIRECT);
+    Ok(file.into())
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsRawFd as _;
-
     use super::*;
 
     fn folder() -> std::path::PathBuf {
@@ -136,11 +99,12 @@ mod tests {
     }
 
     #[test]
-    fn without_o_tmpfile_the_name_is_gone_at_once() {
-        let opened = open_and_unlink(&folder()).unwrap();
-        assert_eq!(rustix::fs::fstat(&opened).unwrap().st_nlink, 0);
-        let link = std::fs::read_link(format!("/proc/self/fd/{}", opened.as_raw_fd())).unwrap();
-        assert!(link.to_string_lossy().ends_with("(deleted)"), "{link:?}");
+    fn a_swap_file_is_past_the_page_cache_where_it_can_be() {
+        let swap = SwapFile::create(Path::new("."), Some(Size::Bytes(4 << 20))).unwrap();
+        let has_direct =
+            rustix::fs::open(".", OFlags::TMPFILE | OFlags::RDWR | OFlags::DIRECT, 0o600.into());
+        let flags = rustix::fs::fcntl_getfl(&swap.descriptor).unwrap();
+        assert_eq!(flags.contains(OFlags::DIRECT), has_direct.is_ok());
     }
 
     #[test]

@@ -121,13 +121,15 @@ impl<M: Mmu> VmSpace<M> {
         }
         loop {
             let seen = self.snapshot(page);
-            let guess = self.guess(page, seen, vma);
+            // What is read from the swap file is guessed by what reads it.
+            let guess = (seen.state() != State::File).then(|| self.guess(page, seen, vma));
             let needs_memory = takes_memory(seen) || seen.state() == State::File;
             if way == Way::Speculative && needs_memory && self.is_making_room_for_fork() {
                 // The fork has the space's lock: this fault waits there, unless it is the fork's own.
                 return Err(Doubt::of(vma, Tracepoint::SpfVmaNotsup));
             }
-            if !self.has_room_for(seen, guess, caches, scratch) || !self.use_block(page) {
+            let order = guess.map_or(0, |guess| guess.order);
+            if !self.has_room_for(seen, order, caches, scratch) || !self.use_block(page) {
                 return Ok(self.starve(page));
             }
             failpoint::hit(Failpoint::Prepared, page);
@@ -141,12 +143,14 @@ impl<M: Mmu> VmSpace<M> {
                 return Err(Doubt::of(vma, Tracepoint::SpfPmdChanged));
             }
             failpoint::hit(Failpoint::Checked, page);
+            let guess = || guess.unwrap_or_else(|| self.guess(page, locked.content(), vma));
             match locked.state() {
                 State::Mapped => return Ok(self.fault_on_mapped(locked, vma, access)),
                 // Cached is for words of objects alone.
                 State::Poisoned | State::Cached => return Ok(self.fault_on_poisoned(locked)),
                 State::File => return Ok(self.fault_from_file(locked, access, way, scratch)),
                 State::Limbo => {
+                    let guess = guess();
                     self.fault_from_limbo(locked, vma, guess, access);
                     return Ok(Outcome::Served);
                 }
@@ -154,6 +158,7 @@ impl<M: Mmu> VmSpace<M> {
                     return Ok(Outcome::Unfilled);
                 }
                 State::None | State::Same | State::Pool => {
+                    let guess = guess();
                     if self.fault_from_memory(locked, vma, guess, access, scratch.staging) {
                         return Ok(Outcome::Served);
                     }
@@ -189,14 +194,14 @@ impl<M: Mmu> VmSpace<M> {
     fn has_room_for(
         &self,
         seen: Snapshot,
-        guess: Guess,
+        order: u32,
         caches: &impl Shrinker,
         scratch: &mut Scratch,
     ) -> bool {
         // What is in memory already needs none. To reclaim for it could evict the very page, again
         // and again where threads do so to each other. A page in the file has its room made by the
         // thread that reads it.
-        !takes_memory(seen) || self.make_room(caches, Room::Frame, 1 << guess.order, Some(scratch))
+        !takes_memory(seen) || self.make_room(caches, Room::Frame, 1 << order, Some(scratch))
     }
 
     /// Takes the lock of a page, trying for a while where another thread has it, for as long as the VMA
