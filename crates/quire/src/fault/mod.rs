@@ -21,6 +21,7 @@ mod window;
 
 use self::order::{Guess, Through};
 use self::speculative::{Doubt, Way};
+pub(crate) use self::swapin::READ_AHEAD_PAGES;
 use self::window::{FaultWindow, FillSource, Settled};
 use crate::control::{Event, Tracepoint};
 use crate::failpoint::{self, Failpoint};
@@ -402,7 +403,11 @@ impl<M: Mmu> VmSpace<M> {
         // A stream's folios are at most a thirty-second of the budget: several streams live side
         // by side.
         let order_max = (self.budget.limit() / 32).max(1).ilog2();
-        let through = if is_fresh { Through::Fresh } else { Through::Swapped };
+        let through = match is_fresh {
+            true => Through::Fresh,
+            false if self.neighbours.are_used() => Through::Dense,
+            false => Through::Swapped,
+        };
         let mut guess = self.streams.guess(page, through, pattern, order_max);
         if let Some(fixed) = self.fixed_order() {
             guess.order = fixed;

@@ -108,6 +108,11 @@ impl Neighbours {
             .then(|| pages * self.share(order) as usize / WHOLE as usize)
     }
 
+    /// Whether the largest block is worth it.
+    pub fn are_used(&self) -> bool {
+        self.share(ORDER_MAX) >= WORTH
+    }
+
     fn share(&self, order: u32) -> u32 {
         self.shares[order as usize - 1].load(Relaxed)
     }

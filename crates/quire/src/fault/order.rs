@@ -26,6 +26,8 @@ pub enum Through {
     Fresh,
     /// Anonymous memory that has been in swap.
     Swapped,
+    /// The same, where the neighbours of pages are used.
+    Dense,
     /// A memory object, whose store is read ahead of the stream.
     Object,
 }
@@ -34,7 +36,7 @@ impl Through {
     /// How much larger each folio is than the one before, as a power of two.
     const fn growth(self) -> u32 {
         match self {
-            Through::Fresh | Through::Object => 2,
+            Through::Fresh | Through::Dense | Through::Object => 2,
             Through::Swapped => 1,
         }
     }
@@ -90,7 +92,8 @@ impl Streams {
             let order = stream.order.load(Relaxed);
             // A long one goes on where pages are passed over. And a thread runs on as soon as its page is
             // mapped: another handler may see its next fault before this one's folio is noted.
-            let is_loose = through == Through::Object || order >= LONG_ORDER;
+            let is_loose =
+                matches!(through, Through::Dense | Through::Object) || order >= LONG_ORDER;
             let reach = if is_loose { 2u64 << order } else { 1 };
             let goes_up = (above..above + reach).contains(&(page.0 + 1));
             let below = stream.below.load(Relaxed);

@@ -19,7 +19,7 @@ use crate::units::PAGE_SIZE;
 
 /// What a stream reads for one fault at most: the page, and what around it is in the file too.
 const READ_AHEAD_ORDER: u32 = 6;
-const READ_AHEAD_PAGES: usize = 1 << READ_AHEAD_ORDER;
+pub(crate) const READ_AHEAD_PAGES: usize = 1 << READ_AHEAD_ORDER;
 const READ_AHEAD_BYTES: usize = READ_AHEAD_PAGES * PAGE_SIZE;
 /// Reads that are under way together.
 const GROUP: usize = READING_PAGES / READ_AHEAD_PAGES;

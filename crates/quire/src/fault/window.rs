@@ -238,7 +238,8 @@ impl<M: Mmu> VmSpace<M> {
         }
         window.shrink(grant.pages());
         let whole = window.range();
-        let is_swapped = window.before(window.asked).state().is_swapped();
+        let before = window.before(window.asked);
+        let is_swapped = before.state().is_swapped();
         while !window.range().is_empty() {
             let rest = window.range();
             let stop = match grant.next_run(rest.len()) {
@@ -282,6 +283,9 @@ impl<M: Mmu> VmSpace<M> {
             self.costs.record(way, pages, self.mmu.cycles().wrapping_sub(start));
         }
         self.streams.advance(guess, whole);
+        if let Some(stored) = before.stored().filter(|_| !window.is_ahead) {
+            self.border.note_window(stored, whole.len());
+        }
         if is_swapped && self.fixed_order().is_none() {
             self.count_neighbours(whole.len() - usize::from(!window.is_ahead), guess.order);
         }

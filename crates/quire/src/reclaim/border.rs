@@ -7,8 +7,9 @@
 //! page to be there still. Faults within the distance that a sixteenth of the budget makes are counted, by
 //! what each would have saved; and so are faults on the oldest quarter of the pool, by what each has saved. The
 //! pool grows where more of it would have saved more than more frames, and shrinks where more frames would have
-//! saved more than its oldest quarter did, page for page. (Linux has the idea of the distance in
-//! mm/workingset.c.)
+//! saved more than its oldest quarter did, page for page. It grows as well where hardly a page is missed so
+//! soon: then frames are enough, and what is asked for comes from farther than a little more memory reaches,
+//! of which the pool holds more. (Linux has the idea of the distance in mm/workingset.c.)
 //!
 //! No locks: what two threads count at once may be lost, and the border moves a little later.
 
@@ -34,9 +35,15 @@ const WRAP: u16 = 1 << 15;
 const LOOKED_AT: usize = 16;
 /// One page in so many is tried by Zstandard where that does not pay, to see whether it would.
 const TRY_ONE_IN: u32 = 64;
-/// By how much the border moves, and where it stays between, in parts of the budget.
+/// By how much the border moves for each sixteenth of the budget that leaves, how much at most at once, where
+/// it begins, and where it stays between, in parts of the budget.
 const STEP: usize = 64;
+const STEP_MAX: usize = 8;
+const SHARE_AT_FIRST: usize = 2;
 const SHARE_MIN: usize = 16;
+/// Where fewer than one in so many of the pages that left were missed soon, frames are enough, and the
+/// pool grows: it holds more pages in as much memory.
+const FEW: u64 = 16;
 
 /// When a page left memory, in ticks of the clock of such pages, and when it went on from the pool to
 /// the file, in those of the other clock.
@@ -61,6 +68,26 @@ impl Stamp {
     }
 }
 
+/// Faults of a kind.
+#[derive(Default)]
+struct Faults {
+    ns: Mean,
+    /// Sixteenths of pages that came with one.
+    sixteenths: Mean,
+}
+
+impl Faults {
+    /// Nanoseconds of one, for each of its pages.
+    fn page_ns(&self) -> u64 {
+        u64::from(self.ns.get()) * 16 / u64::from(self.sixteenths.get().max(16))
+    }
+
+    /// What so many nanoseconds a page make for one.
+    fn all_pages(&self, ns: u64) -> u64 {
+        ns * u64::from(self.sixteenths.get().max(16)) / 16
+    }
+}
+
 /// What is known of pages that left, and the pool's share.
 pub(crate) struct Border {
     limit: usize,
@@ -78,9 +105,9 @@ pub(crate) struct Border {
     pool_worth_ns: AtomicU64,
     /// The block with which the next look at the pool's ages begins.
     next_block: AtomicUsize,
-    /// Nanoseconds of a fault that finds its page packed in memory, and of one that reads the file.
-    memory_ns: Mean,
-    file_ns: Mean,
+    /// Faults that find their page packed in memory, and those that read the file.
+    memory: Faults,
+    file: Faults,
     /// Bytes of a packed page, and of one that Zstandard has packed.
     packed: Mean,
     packed_by_zstd: Mean,
@@ -97,7 +124,7 @@ impl Border {
     pub fn new(limit: usize) -> Border {
         Border {
             limit,
-            share: AtomicUsize::new(limit / 2),
+            share: AtomicUsize::new(limit / SHARE_AT_FIRST),
             evicted: AtomicU64::new(0),
             written: AtomicU64::new(0),
             looked_at: AtomicU64::new(0),
@@ -105,8 +132,8 @@ impl Border {
             pool_gain_ns: AtomicU64::new(0),
             pool_worth_ns: AtomicU64::new(0),
             next_block: AtomicUsize::new(0),
-            memory_ns: Mean::new(),
-            file_ns: Mean::new(),
+            memory: Faults::default(),
+            file: Faults::default(),
             packed: Mean::new(),
             packed_by_zstd: Mean::new(),
             pack_ns: Mean::new(),
@@ -149,11 +176,12 @@ impl Border {
 
     /// Whether the next page is to be tried by Zstandard. What is kept in the pool takes the place of pages in
     /// memory: of each packed page as much as it is long. So packing pays where the part of a read of the
-    /// file that the rest saves is more than packing and a fault on a packed page take.
+    /// file that the rest saves is more than packing and a fault on a packed page take; by half, for those
+    /// keep a CPU busy, and a read does not.
     pub fn tries_zstd(&self) -> bool {
         let saved = PAGE_SIZE.saturating_sub(self.packed_by_zstd.get() as usize) as u64;
-        let costs = u64::from(self.memory_ns.get()) + u64::from(self.zstd_ns.get());
-        let is_worth_it = saved * self.read_ns() / PAGE_SIZE as u64 >= costs;
+        let costs = self.memory.page_ns() + u64::from(self.zstd_ns.get());
+        let is_worth_it = saved * self.read_ns() / PAGE_SIZE as u64 >= costs + costs / 2;
         is_worth_it || self.untried.fetch_add(1, Relaxed).is_multiple_of(TRY_ONE_IN)
     }
 
@@ -169,12 +197,18 @@ impl Border {
         copy_costs_ns <= self.pack_ns.get().into()
     }
 
-    /// Nanoseconds of a read of the file; where nothing was read yet what a disk of some kind takes.
+    /// Nanoseconds for a page that is read from the file; where nothing was read yet what a disk of some
+    /// kind takes.
     fn read_ns(&self) -> u64 {
-        match u64::from(self.file_ns.get()) {
-            0 => 8 * u64::from(self.memory_ns.get()).max(self.zstd_ns.get().into()),
+        match self.file.page_ns() {
+            0 => 8 * self.memory.page_ns().max(self.zstd_ns.get().into()),
             ns => ns,
         }
+    }
+
+    /// Nanoseconds that a page saves by being in the pool and not in the file.
+    fn saved_ns(&self) -> u64 {
+        self.read_ns().saturating_sub(self.memory.page_ns())
     }
 
     /// The stamp of a packed page that goes to the file now.
@@ -185,56 +219,66 @@ impl Border {
 
     pub fn note_time(&self, kind: FaultKind, ns: u64) {
         match kind {
-            FaultKind::Memory => self.memory_ns.record(ns),
-            FaultKind::File => self.file_ns.record(ns),
+            FaultKind::Memory => self.memory.ns.record(ns),
+            FaultKind::File => self.file.ns.record(ns),
             _ => {}
         }
     }
 
+    /// Notes how many pages came with a fault on a page that was stored there.
+    pub fn note_window(&self, stored: Stored, pages: usize) {
+        let faults = match stored {
+            Stored::Pool(_) => &self.memory,
+            Stored::File(_) => &self.file,
+            _ => return,
+        };
+        faults.sixteenths.record(16 * pages as u64);
+    }
+
     /// Whether a read of the file takes so much longer than a packed page that it is worth packing harder.
     pub fn is_file_slow(&self) -> bool {
-        self.file_ns.get() > 2 * self.memory_ns.get()
+        self.file.page_ns() > 2 * self.memory.page_ns()
     }
 
     /// Notes a fault on a page with this stamp, which took so many nanoseconds.
-    fn note_refault(&self, stamp: Stamp, ns: u32) {
+    fn note_refault(&self, stamp: Stamp, ns: u64) {
         let Some(written) = stamp.written else {
             if self.since(&self.evicted, stamp.left) <= NEAR {
-                self.frames_gain_ns.fetch_add(ns.into(), Relaxed);
+                self.frames_gain_ns.fetch_add(ns, Relaxed);
             }
             return;
         };
         let packed = (self.packed.get() as usize).clamp(64, PAGE_SIZE);
         let reach = usize::from(NEAR) * PAGE_SIZE / packed;
         if usize::from(self.since(&self.written, written)) <= reach {
-            let saved = ns.saturating_sub(self.memory_ns.get());
-            self.pool_gain_ns.fetch_add(saved.into(), Relaxed);
+            self.pool_gain_ns.fetch_add(self.file.all_pages(self.saved_ns()), Relaxed);
         }
     }
 
     /// Notes a fault on a page in the pool with this stamp.
     fn note_hit(&self, stamp: Stamp) {
-        let memory_ns = self.memory_ns.get();
         // It is packed again when it goes the next time, and has not been in the file.
         let stamp = Stamp { written: None, ..stamp };
-        self.note_refault(stamp, memory_ns.saturating_add(self.pack_ns.get()));
+        let pack_ns = self.memory.all_pages(self.pack_ns.get().into());
+        self.note_refault(stamp, u64::from(self.memory.ns.get()) + pack_ns);
         if self.is_old(stamp) {
-            self.pool_worth_ns.fetch_add(self.read_ns().saturating_sub(memory_ns.into()), Relaxed);
+            self.pool_worth_ns.fetch_add(self.memory.all_pages(self.saved_ns()), Relaxed);
         }
     }
 
-    /// Whether enough has left since the border was last looked at.
-    fn is_due(&self) -> bool {
+    /// How many pages have left since the border was last looked at, where they are enough for a look.
+    fn due(&self) -> Option<usize> {
         let evicted = self.evicted.load(Relaxed);
-        let is_due = evicted - self.looked_at.load(Relaxed) >= (self.limit / 16) as u64;
+        let left = (evicted - self.looked_at.load(Relaxed)) as usize;
+        let is_due = left >= (self.limit / 16).max(1);
         if is_due {
             self.looked_at.store(evicted, Relaxed);
         }
-        is_due
+        is_due.then_some(left)
     }
 
-    /// Moves the border, where the pool has so many pages.
-    fn settle(&self, pool_pages: usize) {
+    /// Moves the border, where so many pages have left since it was last moved, and the pool has so many.
+    fn settle(&self, left: usize, pool_pages: usize) {
         // What was counted before counts half.
         let [frames, pool, worth] = [&self.frames_gain_ns, &self.pool_gain_ns, &self.pool_worth_ns]
             .map(|gain| {
@@ -245,10 +289,12 @@ impl Border {
         // All three for as much memory as the gains are of.
         let quarter = (pool_pages / 4).max(1) as u64;
         let worth = worth * (self.limit / 16) as u64 / quarter;
-        let (share, step) = (self.share(), (self.limit / STEP).max(1));
-        let next = if pool > frames + frames / 4 {
+        let step = (left * 16 / STEP).min(self.limit / STEP_MAX).max(1);
+        let share = self.share();
+        let few = left as u64 / FEW * self.memory.page_ns().max(self.file.page_ns());
+        let next = if frames < few / 2 || pool > frames.max(few) / 4 * 5 {
             (share + step).min(self.limit / 4 * 3)
-        } else if frames > worth + worth / 4 {
+        } else if frames > few.max(worth) / 4 * 5 {
             share.saturating_sub(step).max(self.limit / SHARE_MIN)
         } else {
             share
@@ -303,7 +349,7 @@ impl<M: Mmu> VmSpace<M> {
         match stored {
             Stored::Nothing => return,
             Stored::Pool(_) => self.border.note_hit(stamp),
-            Stored::File(_) => self.border.note_refault(stamp, self.border.file_ns.get()),
+            Stored::File(_) => self.border.note_refault(stamp, self.border.file.ns.get().into()),
             Stored::Same(_) => {}
         }
         self.budget.count(Event::WorkingsetRefaultAnon, 1);
@@ -312,9 +358,7 @@ impl<M: Mmu> VmSpace<M> {
 
     /// Looks at how old the pool's pages are, at a few blocks of them, and moves the border.
     pub(super) fn look_at_border(&self) {
-        if !self.swap.has_file() || !self.border.is_due() {
-            return;
-        }
+        let Some(left) = self.border.due().filter(|_| self.swap.has_file()) else { return };
         let blocks = self.pages.swap_blocks();
         let start = self.border.next_block.fetch_add(LOOKED_AT, Relaxed);
         let looked_at = (start..start + LOOKED_AT.min(blocks)).map(|block| block % blocks);
@@ -328,7 +372,7 @@ impl<M: Mmu> VmSpace<M> {
         if seen > 0 {
             self.border.note_search(seen, old);
         }
-        self.border.settle(self.swap.zpool.pages());
+        self.border.settle(left, self.swap.zpool.pages());
     }
 
     /// Whether a packed page left memory so long ago that it is one for the file.
@@ -371,8 +415,8 @@ mod tests {
             border.evict();
             border.write(border.evict_stamp(0));
             fault(border);
-            if border.is_due() {
-                border.settle(LIMIT / 4);
+            if let Some(left) = border.due() {
+                border.settle(left, LIMIT / 4);
             }
         }
     }
@@ -390,13 +434,27 @@ mod tests {
     }
 
     #[test]
+    fn the_pool_grows_where_hardly_a_page_is_missed_soon() {
+        let border = border();
+        let mut left = 0;
+        run(&border, 8, |border| {
+            left += 1;
+            if left % 100 == 0 {
+                border.note_refault(border.evict_stamp(3), 10_000);
+            }
+            border.note_refault(border.evict_stamp(200), 10_000);
+        });
+        assert_eq!(border.share(), LIMIT / 4 * 3);
+    }
+
+    #[test]
     fn the_pool_keeps_its_share_while_its_oldest_pages_are_asked_for() {
         let border = border();
         run(&border, 8, |border| {
             border.note_refault(border.evict_stamp(3), 10_000);
             border.note_hit(border.evict_stamp(100));
         });
-        assert_eq!(border.share(), LIMIT / 2);
+        assert_eq!(border.share(), LIMIT / SHARE_AT_FIRST);
     }
 
     #[test]
@@ -407,16 +465,6 @@ mod tests {
         assert!(border.is_copy_worth_it(), "a few frames more would save none of these");
         run(&border, 8, |border| border.note_refault(border.evict_stamp(3), 100_000));
         assert!(!border.is_copy_worth_it());
-    }
-
-    #[test]
-    fn faults_on_pages_that_left_long_ago_say_nothing() {
-        let border = border();
-        run(&border, 8, |border| {
-            border.note_refault(border.evict_stamp(200), 10_000);
-            border.note_refault(border.write_stamp(200), 100_000);
-        });
-        assert_eq!(border.share(), LIMIT / 2);
     }
 
     #[test]
@@ -454,8 +502,8 @@ mod tests {
         let tries = |border: &Border| (0..640).filter(|_| border.tries_zstd()).count();
         assert_eq!(tries(&Border::new(LIMIT)), 640, "nothing is known");
         for (length, ns, is_tried) in [
-            (2500, 20_000, true),
-            (2500, 40_000, false),
+            (2500, 15_000, true),
+            (2500, 20_000, false),
             (1000, 40_000, true),
             (3900, 1_000, false),
         ] {

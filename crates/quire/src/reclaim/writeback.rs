@@ -12,6 +12,7 @@
 use core::sync::atomic::Ordering;
 
 use crate::control::{Event, SEGMENT_BYTES};
+use crate::fault::READ_AHEAD_PAGES;
 use crate::mmu::{FrameId, FrameRun, Mmu};
 use crate::page::{Flags, LockedPage, PageLocks, PageWord, Snapshot, State, Stored};
 use crate::scratch::Scratch;
@@ -116,22 +117,12 @@ impl<M: Mmu> VmSpace<M> {
                 && writing.writer.open(file, SegmentPurpose::Reclaim).is_ok()
     }
 
-    /// Fills the open segment with packed pages, those first that have been away for long; returns how
-    /// many were packed anew instead.
+    /// Fills the open segment with packed pages, runs of those first that have been away for long; returns
+    /// how many were packed anew instead.
     fn gather(&self, writing: &mut Writing, scratch: &mut Scratch) -> usize {
         let mut repacked = 0;
         for wants_old in [true, false] {
-            self.gather_round(
-                writing,
-                |page, writing| {
-                    if wants_old && self.repack(page, scratch) {
-                        repacked += 1;
-                    } else {
-                        self.gather_page(page, writing);
-                    }
-                },
-                wants_old,
-            );
+            repacked += self.gather_round(writing, scratch, wants_old);
             if writing.writer.is_full() || repacked > 0 {
                 break;
             }
@@ -139,35 +130,53 @@ impl<M: Mmu> VmSpace<M> {
         repacked
     }
 
-    /// Takes packed pages until the segment is full or the hand has gone round.
-    fn gather_round(
-        &self,
-        writing: &mut Writing,
-        mut take: impl FnMut(PageNum, &mut Writing),
-        wants_old: bool,
-    ) {
+    /// Takes runs of packed pages until the segment is full or the hand has gone round. A run goes as a
+    /// whole: what is read together must lie together.
+    fn gather_round(&self, writing: &mut Writing, scratch: &mut Scratch, wants_old: bool) -> usize {
+        let mut repacked = 0;
         let blocks = self.pages.swap_blocks();
         let start = self.clock.lock().write_back;
         let mut next = start;
         'round: for step in 0..blocks {
             let block = (start + step) % blocks;
             let Some(range) = self.pages.swap_block(block) else { continue };
-            for page in range.pages() {
-                if self.snapshot(page).state() != State::Pool {
+            let runs = (range.start.0..range.end.0).step_by(READ_AHEAD_PAGES);
+            let runs = runs.map(|start| PageRange::new(PageNum(start), READ_AHEAD_PAGES));
+            for run in runs.filter(|&run| !wants_old || self.is_old(run)) {
+                let is_packed = |page: &PageNum| self.snapshot(*page).state() == State::Pool;
+                let pages = || run.pages().filter(is_packed);
+                let anew = if wants_old {
+                    pages().filter(|&page| self.repack(page, scratch)).count()
+                } else {
+                    0
+                };
+                repacked += anew;
+                if anew > 0 {
                     continue;
                 }
-                if wants_old && !self.has_left_long_ago(page) {
-                    continue;
-                }
-                take(page, writing);
-                if writing.writer.is_full() {
-                    // The rest of this block is for the next segment.
-                    next = block;
-                    break 'round;
+                for page in pages() {
+                    self.gather_page(page, writing);
+                    if writing.writer.is_full() {
+                        // The rest of this block is for the next segment.
+                        next = block;
+                        break 'round;
+                    }
                 }
             }
         }
         self.clock.lock().write_back = next;
+        repacked
+    }
+
+    /// Whether most packed pages of a run have left memory long ago. Runs go as a whole: what is read
+    /// together must lie together.
+    fn is_old(&self, run: PageRange) -> bool {
+        let (mut packed, mut old) = (0, 0);
+        for page in run.pages().filter(|&page| self.snapshot(page).state() == State::Pool) {
+            packed += 1;
+            old += usize::from(self.has_left_long_ago(page));
+        }
+        old > packed / 2
     }
 
     fn gather_page(&self, page: PageNum, writing: &mut Writing) {
