@@ -1,4 +1,4 @@
-# make demo | test | test-long | bench | picture | install PREFIX=/usr/local | install-bench | clean
+# make demo | test | test-long | mutants | bench | picture | install PREFIX=/usr/local | install-bench | clean
 #
 # Every target first sees to what it needs (scripts/setup.sh). CARGO_TARGET_DIR is respected.
 
@@ -11,7 +11,7 @@ QUIRE := $(abspath $(RELEASE)/quire)
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 REAL := python3 tests/real/run.py --quire $(QUIRE)
 
-.PHONY: release demo test test-long check unit real bench picture install install-bench clean
+.PHONY: release demo test test-long mutants check unit real bench picture install install-bench clean
 
 release: setup-build
 	$(CARGO) build --release --workspace
@@ -44,6 +44,10 @@ real:
 test-long: setup-test release
 	QUIRE_SIM_SECONDS=600 QUIRE_OBJECT_SECONDS=60 $(CARGO) test --workspace
 	$(REAL) --long
+
+# Mistakes planted in a copy of the engine, each of which the simulator must find.
+mutants: setup-test
+	tests/mutants.py
 
 bench: setup-bench release
 	$(QUIRE) bench run

@@ -1,0 +1,141 @@
+#!/usr/bin/env python3
+"""Plants mistakes in a copy of the engine, one at a time, and has the simulator find each.
+
+    tests/mutants.py [NAME]...
+
+Exit status 1 where one was not found, or its place in the source is not there any more. A minute or so
+each: the simulator is built anew. `QUIRE_SIM_SECONDS` says for how long it looks (60).
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+ENGINE = "crates/quire/src/"
+
+# Name, what is wrong then, file, what stands there, what stands there with the mistake.
+MUTANTS = [
+    (
+        "packing",
+        "what Zstandard has packed is unpacked by LZ4",
+        "swap/compress.rs",
+        "Compressed::Packed(Packing::Zstd, &self.zstd_output[..length])",
+        "Compressed::Packed(Packing::Lz4, &self.zstd_output[..length])",
+    ),
+    (
+        "repacking",
+        "a page that was packed harder keeps the name of what was freed",
+        "reclaim/writeback.rs",
+        "        page.rename(new.get());\n        self.budget.count(Event::ZswpRepacked, 1);",
+        "        self.budget.count(Event::ZswpRepacked, 1);",
+    ),
+    (
+        "compaction",
+        "a page keeps the name of the place that compaction has emptied",
+        "reclaim/writeback.rs",
+        "                if names_it {\n                    page.rename(new.get());\n                }\n",
+        "",
+    ),
+    (
+        "writeback",
+        "what was written back stays in the pool",
+        "reclaim/writeback.rs",
+        "                    self.free_stored(Stored::Pool(handle.get()));\n"
+        "                    self.note_written_back(page.page());",
+        "                    self.note_written_back(page.page());",
+    ),
+    (
+        "writeback-limbo",
+        "a page that came back from limbo while it was written is taken for written",
+        "reclaim/writeback.rs",
+        "is_there && page.has(Flags::WRITEBACK) && !page.has(Flags::LAZYFREE)",
+        "is_there || page.state() == State::Mapped",
+    ),
+    (
+        "window",
+        "a window goes on behind the end of its VMA",
+        "fault/order.rs",
+        "PageRange::new(page.align_down(self.order), 1 << self.order).intersect(vma.range)",
+        "{ let _ = vma; PageRange::new(page.align_down(self.order), 1 << self.order) }",
+    ),
+    (
+        "copy",
+        "a page that was written gives its packed copy up only where it keeps it",
+        "fault/window.rs",
+        "Some(stored) if settled == Settled::Mapped => self.free_stored(stored),",
+        "Some(stored) if settled != Settled::Mapped => self.free_stored(stored),",
+    ),
+    (
+        "pins",
+        "a pinned page goes to limbo with the others of its batch",
+        "reclaim/evict.rs",
+        "            is_unlocked[first..first + kept].fill(true);\n"
+        "            for page in PageRange::new(at, kept).pages() {\n"
+        "                match batch.victim(self, page) {\n"
+        "                    Some(victim) => victim.set_flags(stayed),\n"
+        "                    None => self.unlock_page(page),\n"
+        "                }\n"
+        "            }\n",
+        "            let _ = stayed;\n",
+    ),
+    (
+        "protection",
+        "a page is copied to swap without its writes being held off",
+        "reclaim/copy.rs",
+        "self.mmu.write_protect(chunk, Protection::WriteProtected).refusal.is_none();",
+        "chunk.len() > 0;",
+    ),
+]
+
+
+def simulate(tree, target, *more):
+    command = ["cargo", "test", "--quiet", "-p", "quire", "--test", "simulator", *more]
+    seconds = os.environ.get("QUIRE_SIM_SECONDS", "60")
+    environment = {**os.environ, "CARGO_TARGET_DIR": str(target), "QUIRE_SIM_SECONDS": seconds}
+    return subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
+
+
+def is_found(tree, target, mutant):
+    """Plants a mistake, looks for it, and mends it again: whether all is well, and what there is to say."""
+    _, _, file, right, wrong = mutant
+    source = tree / ENGINE / file
+    text = source.read_text()
+    if text.count(right) != 1:
+        return False, f"{file} has no such place any more"
+    source.write_text(text.replace(right, wrong))
+    try:
+        built = simulate(tree, target, "--no-run")
+        if built.returncode != 0:
+            return False, f"it does not build: {built.stderr[-1000:]}"
+        ran = simulate(tree, target, "the_programs")
+        said = [line for line in (ran.stdout + ran.stderr).splitlines() if line.startswith("seed ")]
+        return ran.returncode != 0, said[0] if said else ""
+    finally:
+        source.write_text(text)
+
+
+def main():
+    target = Path(os.environ.get("CARGO_TARGET_DIR", REPOSITORY / "target")).resolve() / "mutants"
+    unknown = set(sys.argv[1:]) - {mutant[0] for mutant in MUTANTS}
+    if unknown:
+        sys.exit(f"there is no {', '.join(sorted(unknown))}")
+    missed = 0
+    with tempfile.TemporaryDirectory(prefix="quire-mutants-") as folder:
+        tree = Path(folder) / "tree"
+        ignored = shutil.ignore_patterns("target", ".git")
+        shutil.copytree(REPOSITORY, tree, ignore=ignored)
+        for mutant in MUTANTS:
+            if len(sys.argv) > 1 and mutant[0] not in sys.argv[1:]:
+                continue
+            found, why = is_found(tree, target, mutant)
+            missed += not found
+            print(f"{'found' if found else 'MISSED'} {mutant[0]}: {mutant[1]}: {why[:200]}", flush=True)
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
