@@ -126,7 +126,7 @@ def main():
     missed = 0
     with tempfile.TemporaryDirectory(prefix="quire-mutants-") as folder:
         tree = Path(folder) / "tree"
-        ignored = shutil.ignore_patterns("target", ".git")
+        ignored = shutil.ignore_patterns("target", ".git", "demo-data")
         shutil.copytree(REPOSITORY, tree, ignore=ignored)
         for mutant in MUTANTS:
             if len(sys.argv) > 1 and mutant[0] not in sys.argv[1:]:

@@ -11,6 +11,7 @@ import random
 import re
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from cases import resp
@@ -40,7 +41,12 @@ def open_files(pid):
     return sorted(re.sub(r"\d+", "", entry) for entry in entries if "[pidfd]" not in entry)
 
 
-class Sort:
+class Kind:
+    def use(self):
+        """Nobody talks to it."""
+
+
+class Sort(Kind):
     name = "sort"
 
     def __init__(self, context):
@@ -49,14 +55,11 @@ class Sort:
         self.argv = ["sort", "-S", "1G", "--parallel=2", str(self.text)]
         self.expected = context.bare(self.argv, env={"LC_ALL": "C"}).stdout.read_bytes()
 
-    def use(self, job):
-        """Nobody talks to it."""
-
     def is_right(self, job):
         return job.out.read_bytes() == self.expected
 
 
-class Make:
+class Make(Kind):
     name = "build"
 
     def __init__(self, context):
@@ -64,9 +67,6 @@ class Make:
         self.argv = [str(word) for word in self.build.argv]
         context.bare(self.argv)
         self.expected = self.build.take_objects()
-
-    def use(self, job):
-        """Nobody talks to it."""
 
     def is_right(self, job):
         return self.build.take_objects() == self.expected
@@ -82,7 +82,7 @@ class Redis:
         self.argv += ["--dir", str(context.tmp)]
         self.wrong = None
 
-    def use(self, job):
+    def use(self):
         """Fills it, forks it, and reads all that it has."""
         self.wrong = None
         try:
@@ -164,13 +164,10 @@ class Soak:
         """One job that must be right, beside one of which a process is killed."""
         doomed = self.start(victim)
         checked = self.start(kind)
-        if isinstance(victim, Redis):
-            killed = doomed.kill_one(rng)
-            kind.use(checked)
-        else:
-            kind.use(checked)
-            killed = doomed.kill_one(rng)
-        self.killed += killed
+        with ThreadPoolExecutor(1) as killer:
+            killed = killer.submit(doomed.kill_one, rng)
+            kind.use()
+        self.killed += killed.result()
         status = checked.end(self.context.watchdog_seconds)
         if status != 0 or not kind.is_right(checked):
             said = checked.out.read_bytes()[-1000:].decode(errors="replace")
@@ -237,7 +234,7 @@ def wanted_bytes(context, kind):
     """What a job wants where all of it fits."""
     soak = Soak(context, ROOMY)
     job = soak.start(kind)
-    kind.use(job)
+    kind.use()
     status = job.end(context.watchdog_seconds)
     if status != 0 or not kind.is_right(job):
         raise Failed(f"{kind.name} ended with {status} where all fits")

@@ -158,6 +158,7 @@ mod tests {
             touch(&neighbours, shuffled(16_384).flat_map(|block| block * 8..block * 8 + 8));
         assert!(faults < 16_384 * 3, "{faults} faults for 16384 blocks");
         assert!(faults > 16_384, "some were left alone");
+        assert!(neighbours.are_used());
         // Pairs of pages far from each other.
         let neighbours = Neighbours::default();
         let faults = touch(&neighbours, shuffled(16_384).flat_map(|at| [at * 8, at * 8 + 1]));
@@ -165,6 +166,7 @@ mod tests {
         let order =
             (0..100).map(|at| neighbours.order(PageNum(1 << 30 | at << 6), 0, |_| true)).max();
         assert_eq!(order, Some(1), "more than the pair is not worth it");
+        assert!(!neighbours.are_used());
     }
 
     #[test]

@@ -179,6 +179,17 @@ mod tests {
     }
 
     #[test]
+    fn a_stream_goes_on_over_gaps_where_neighbours_are_used() {
+        let next = |through| {
+            let streams = Streams::default();
+            let guess = |page| streams.guess(PageNum(page), through, Pattern::Normal, 9);
+            streams.advance(guess(64), PageRange::new(PageNum(64), 1));
+            guess(66).order
+        };
+        assert_eq!([Through::Swapped, Through::Dense].map(next), [0, 2]);
+    }
+
+    #[test]
     fn random_access_gets_single_pages() {
         let streams = Streams::default();
         let mut page = 12345u64;

@@ -23,7 +23,7 @@ use crate::mmu::Mmu;
 use crate::page::{State, Stored};
 use crate::space::VmSpace;
 use crate::swap::blob::Packing;
-use crate::units::{PAGE_SIZE, PageNum};
+use crate::units::{PAGE_SIZE, PageNum, PageRange};
 
 /// Ticks of a clock in which as many pages pass as the budget has.
 const TICKS: usize = 256;
@@ -41,8 +41,8 @@ const STEP: usize = 64;
 const STEP_MAX: usize = 8;
 const SHARE_AT_FIRST: usize = 2;
 const SHARE_MIN: usize = 16;
-/// Where fewer than one in so many of the pages that left were missed soon, frames are enough, and the
-/// pool grows: it holds more pages in as much memory.
+/// The pool shrinks only where more than one in so many of the pages that left are missed soon. Where half as
+/// many are not, frames are enough and it grows: it holds more pages in as much memory.
 const FEW: u64 = 16;
 
 /// When a page left memory, in ticks of the clock of such pages, and when it went on from the pool to
@@ -364,10 +364,8 @@ impl<M: Mmu> VmSpace<M> {
         let looked_at = (start..start + LOOKED_AT.min(blocks)).map(|block| block % blocks);
         let (mut seen, mut old) = (0, 0);
         for range in looked_at.filter_map(|block| self.pages.swap_block(block)) {
-            for page in range.pages().filter(|&page| self.snapshot(page).state() == State::Pool) {
-                seen += 1;
-                old += usize::from(self.has_left_long_ago(page));
-            }
+            let packed = self.count_packed(range);
+            (seen, old) = (seen + packed.0, old + packed.1);
         }
         if seen > 0 {
             self.border.note_search(seen, old);
@@ -375,9 +373,15 @@ impl<M: Mmu> VmSpace<M> {
         self.border.settle(left, self.swap.zpool.pages());
     }
 
-    /// Whether a packed page left memory so long ago that it is one for the file.
-    pub(super) fn has_left_long_ago(&self, page: PageNum) -> bool {
-        self.border.is_old(self.stamp(page))
+    /// How many pages of a range are packed, and how many of those left memory so long ago that they are
+    /// for the file.
+    pub(super) fn count_packed(&self, range: PageRange) -> (usize, usize) {
+        let (mut packed, mut old) = (0, 0);
+        for page in range.pages().filter(|&page| self.snapshot(page).state() == State::Pool) {
+            packed += 1;
+            old += usize::from(self.border.is_old(self.stamp(page)));
+        }
+        (packed, old)
     }
 }
 

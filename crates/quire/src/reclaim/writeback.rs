@@ -145,11 +145,8 @@ impl<M: Mmu> VmSpace<M> {
             for run in runs.filter(|&run| !wants_old || self.is_old(run)) {
                 let is_packed = |page: &PageNum| self.snapshot(*page).state() == State::Pool;
                 let pages = || run.pages().filter(is_packed);
-                let anew = if wants_old {
-                    pages().filter(|&page| self.repack(page, scratch)).count()
-                } else {
-                    0
-                };
+                let repacks = |page: &PageNum| wants_old && self.repack(*page, scratch);
+                let anew = pages().filter(repacks).count();
                 repacked += anew;
                 if anew > 0 {
                     continue;
@@ -168,14 +165,9 @@ impl<M: Mmu> VmSpace<M> {
         repacked
     }
 
-    /// Whether most packed pages of a run have left memory long ago. Runs go as a whole: what is read
-    /// together must lie together.
+    /// Whether most packed pages of a run have left memory long ago.
     fn is_old(&self, run: PageRange) -> bool {
-        let (mut packed, mut old) = (0, 0);
-        for page in run.pages().filter(|&page| self.snapshot(page).state() == State::Pool) {
-            packed += 1;
-            old += usize::from(self.has_left_long_ago(page));
-        }
+        let (packed, old) = self.count_packed(run);
         old > packed / 2
     }
 
@@ -204,8 +196,10 @@ impl<M: Mmu> VmSpace<M> {
     /// file is dear. Never inlined, for the page on its stack.
     #[inline(never)]
     fn repack(&self, page: PageNum, scratch: &mut Scratch) -> bool {
-        let is_wanted = self.strength() == Strength::Auto && self.border.is_file_slow();
-        let Some(page) = self.try_lock_owner(page).filter(|_| is_wanted) else { return false };
+        if self.strength() != Strength::Auto || !self.border.is_file_slow() {
+            return false;
+        }
+        let Some(page) = self.try_lock_owner(page) else { return false };
         let Some((handle, blob)) =
             self.blob_of(&page).filter(|(_, blob)| blob.kind == Packing::Lz4)
         else {
