@@ -371,7 +371,7 @@ impl<M: Mmu> VmSpace<M> {
             State::Same | State::Pool => !is_fresh,
             _ => false,
         };
-        let pages_max = self.window_pages_max();
+        let pages_max = self.window_pages_max(1 << guess.order);
         // A write ends the sharing of its own page, and of no neighbour.
         let is_alone = access != Access::Read && self.is_shared(locked.content());
         let window_max = if is_alone { 1 } else { pages_max };
@@ -391,9 +391,13 @@ impl<M: Mmu> VmSpace<M> {
         is_filled
     }
 
-    /// Pages that a fault may take at most, so that it is not the only one to have memory.
-    fn window_pages_max(&self) -> usize {
-        (self.available() / 2).max(1)
+    /// Pages that a fault that wants so many may take at most, so that it is not the only one to have memory.
+    fn window_pages_max(&self, wanted: usize) -> usize {
+        let most = (self.available() / 2).max(1);
+        if most < wanted {
+            self.boost_watermarks();
+        }
+        most
     }
 
     /// How many pages a fault on this one, which was seen so, should bring.

@@ -37,7 +37,7 @@ impl<M: Mmu> VmSpace<M> {
         pages_max: usize,
         mut has_bytes: impl FnMut(PageNum) -> bool,
     ) -> PageRange {
-        let pages_max = pages_max.min(self.window_pages_max());
+        let pages_max = pages_max.min(self.window_pages_max(pages_max));
         let mut pages = LockedRange::of(self.adopt_page(page));
         pages.grow(bounds, pages_max, |page| {
             self.try_lock_if(page, is_plain_unfilled).filter(|_| has_bytes(page))

@@ -124,7 +124,7 @@ impl<M: Mmu> VmSpace<M> {
             }
             _ => false,
         };
-        let pages_max = self.window_pages_max();
+        let pages_max = self.window_pages_max(1 << guess.order);
         let mut window = self.open_window(locked, &vma, Access::Read, guess, pages_max, joins);
         if !self.vmas.is_current(&vma) {
             // Its rights may be others by now: by copying, and without its neighbours.

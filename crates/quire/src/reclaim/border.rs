@@ -39,8 +39,8 @@ const TRY_ONE_IN: u32 = 64;
 /// it begins, and where it stays between, in parts of the budget.
 const STEP: usize = 64;
 const STEP_MAX: usize = 8;
-const SHARE_AT_FIRST: usize = 2;
-const SHARE_MIN: usize = 16;
+const SHARE_AT_FIRST: usize = 4;
+const SHARE_MIN: usize = 128;
 /// The pool shrinks only where more than one in so many of the pages that left are missed soon. Where half as
 /// many are not, frames are enough and it grows: it holds more pages in as much memory.
 const FEW: u64 = 16;

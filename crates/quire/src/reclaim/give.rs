@@ -37,13 +37,6 @@ impl<M: Mmu> VmSpace<M> {
         }
     }
 
-    /// Whether this member's own memory is the one that should go.
-    pub(super) fn gives_itself(&self) -> bool {
-        self.budget.members() == 1
-            || self.budget.is_at_own_limit()
-            || self.budget.donor(Need::Balance) == Donor::Home
-    }
-
     /// Pages that a fault of any member could charge.
     fn free_in_tree(&self) -> usize {
         self.budget.uncharged_by_tree().saturating_sub(self.budget.reserve())

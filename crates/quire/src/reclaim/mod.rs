@@ -1,7 +1,7 @@
 //! Reclaim: which pages go, and when.
 //!
 //! [`shrinker`] shares the work out to what holds memory; ARCHITECTURE.md follows it from there. [`kswapd`] works
-//! in the background, or faults do where [`place`] measures that to be cheaper. Reclaim only ever tries page locks.
+//! in the background; a fault reclaims by itself only where it finds nothing. Reclaim only ever tries page locks.
 //! Of its own it has the clock's mutex, for the positions of the hands alone.
 //!
 //! # Second chances
@@ -14,8 +14,9 @@
 //!
 //! # How much is kept
 //!
-//! The low watermark is a 32nd of the budget, the high one a 16th; limbo is kept at a 16th while memory is
-//! short. Frames are recycled and not given back to the kernel, unless other members live on the same budget
+//! The low watermark is a 128th of the budget, the high one a 64th. A window that finds too little free boosts
+//! both, to a 32nd and a 16th, for a while: streams take much at once. In a tree they always are so. Limbo is kept
+//! at a 16th while memory is short. Frames are recycled and not given back to the kernel, unless other members live on the same budget
 //! and too little of it is uncharged, a fork wants room, or the compressed pool needs a slab. A futex in each
 //! member's seat wakes its background thread.
 
@@ -24,7 +25,6 @@ mod copy;
 mod evict;
 mod give;
 mod kswapd;
-mod place;
 mod shrinker;
 mod store;
 mod writeback;
@@ -34,7 +34,6 @@ use core::sync::atomic::Ordering;
 pub(crate) use self::border::Border;
 pub use self::evict::Evicted;
 pub use self::kswapd::{Balance, Kswapd, OOM_ROUND_MS, OomWait};
-pub(crate) use self::place::{Place, Places};
 use self::shrinker::Arena;
 pub(crate) use self::shrinker::Pool;
 pub use self::shrinker::{NoCaches, Shrinker};
@@ -50,8 +49,8 @@ use crate::units::BLOCK_PAGES;
 const DIRECT_MIN: usize = 32;
 const DIRECT_MAX: usize = 128;
 
-/// Pages of a turn that a fault takes before there is need.
-const FAULT_TURN: usize = 64;
+/// How far the watermarks are boosted at most. A step less is left after each turn of the background thread.
+pub(crate) const BOOST_MAX: usize = 64;
 
 #[derive(Default)]
 pub struct Clock {
@@ -101,11 +100,19 @@ pub(crate) enum Room {
 impl<M: Mmu> VmSpace<M> {
     /// Free pages below which the background thread works, up to the high watermark.
     pub(crate) fn low_watermark(&self) -> usize {
-        (self.budget.limit() / 32).max(32)
+        (self.high_watermark() / 2).max(32)
     }
 
     pub(crate) fn high_watermark(&self) -> usize {
-        (self.budget.limit() / 16).max(64)
+        let limit = self.budget.limit();
+        let is_shared = self.budget.members() > 1;
+        let boost = if is_shared { BOOST_MAX } else { self.boost.load(Ordering::Relaxed) };
+        (limit / 64 + limit / 64 * 3 * boost / BOOST_MAX).max(64)
+    }
+
+    /// A window finds too little free.
+    pub(crate) fn boost_watermarks(&self) {
+        self.boost.store(BOOST_MAX, Ordering::Relaxed);
     }
 
     /// Frames in limbo that are worth having while memory is short.
@@ -113,26 +120,9 @@ impl<M: Mmu> VmSpace<M> {
         self.budget.limit() / 16
     }
 
-    /// Where little is free: has the background thread reclaim, or does so at once.
-    fn check_low(&self, caches: &impl Shrinker, scratch: Option<&mut Scratch>) {
-        if !self.should_reclaim() {
-            return;
-        }
-        match self.places.begin_turn(self.mmu.cycles()) {
-            // In a tree it may be another member's turn, which only the background thread waits for.
-            Place::Fault if self.gives_itself() => {
-                if self.reclaim(caches, FAULT_TURN, Reclaimer::Direct, scratch) == 0 {
-                    // What is left has to be written.
-                    self.budget.call_for_memory();
-                }
-            }
-            Place::Fault | Place::Background => self.budget.call_for_memory(),
-        }
-    }
-
     /// Where little is left, has the background thread reclaim.
     pub(crate) fn call_if_low(&self) {
-        if self.should_reclaim() {
+        if self.is_low() && !self.is_kswapd_awake() {
             self.budget.call_for_memory();
         }
     }
@@ -145,10 +135,6 @@ impl<M: Mmu> VmSpace<M> {
             self.budget.call_for_memory();
         }
         left >= pages
-    }
-
-    fn should_reclaim(&self) -> bool {
-        self.is_low() && !self.is_kswapd_awake()
     }
 
     pub fn is_low(&self) -> bool {
@@ -165,12 +151,13 @@ impl<M: Mmu> VmSpace<M> {
         wanted: usize,
         mut scratch: Option<&mut Scratch>,
     ) -> bool {
-        self.check_low(caches, scratch.as_deref_mut());
+        self.call_if_low();
         let wanted = wanted.clamp(1, DIRECT_MAX);
         if self.has_room(room, wanted) {
             return true;
         }
         self.budget.count(Event::Allocstall, 1);
+        self.boost_watermarks();
         for _ in 0..4 {
             let target = wanted.max(DIRECT_MIN);
             self.reclaim(caches, target, Reclaimer::Direct, scratch.as_deref_mut());
@@ -204,9 +191,7 @@ impl<M: Mmu> VmSpace<M> {
         scratch: Option<&mut Scratch>,
     ) -> usize {
         let arena = Arena::beside(self, caches);
-        let freed = shrinker::share_out(&[caches, &arena], target, who, scratch);
-        self.places.record(freed);
-        freed
+        shrinker::share_out(&[caches, &arena], target, who, scratch)
     }
 
     /// Frees about `target` pages of anonymous memory; returns how many became free. Never inlined:

@@ -77,7 +77,7 @@ use crate::frames::FramePool;
 use crate::mmu::Mmu;
 use crate::page::{Block, PageWord, Pages, Snapshot};
 use crate::proxy::ProxyCalls;
-use crate::reclaim::{Border, Clock, Places};
+use crate::reclaim::{BOOST_MAX, Border, Clock};
 use crate::scratch::Scratch;
 use crate::swap::Swap;
 use crate::sys::mutex::Mutex;
@@ -99,7 +99,8 @@ pub struct VmSpace<M: Mmu> {
     pub(crate) streams: Streams,
     pub(crate) neighbours: Neighbours,
     pub(crate) costs: Costs,
-    pub(crate) places: Places,
+    /// Of the watermarks, up to [`BOOST_MAX`].
+    pub(crate) boost: AtomicUsize,
     pub(crate) border: Border,
     pub(crate) clock: Mutex<rank::Clock, Clock>,
     pub(crate) starved: FaultList,
@@ -164,7 +165,7 @@ impl<M: Mmu> VmSpace<M> {
             streams: Streams::default(),
             neighbours: Neighbours::default(),
             costs: Costs::new(),
-            places: Places::default(),
+            boost: AtomicUsize::new(BOOST_MAX),
             border: Border::new(budget.limit()),
             clock: Mutex::new(Clock::default()),
             starved: FaultList::new(),
