@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use common::{Machine, Tree, noise};
 use quire::control::Event;
 use quire::page::{Flags, State};
-use quire::reclaim::NoCaches;
+use quire::reclaim::{Balance, NoCaches};
 use quire::swap::compress::Strength;
 use quire::units::{PAGE_SIZE, PageNum, PageRange};
 
@@ -28,8 +28,39 @@ fn expect_noise(machine: &Machine, range: PageRange) {
     }
 }
 
-fn balance(machine: &Machine) {
-    machine.space.balance(&NoCaches, &mut machine.scratch.lock().unwrap());
+fn balance(machine: &Machine) -> Balance {
+    machine.space.balance(&NoCaches, &mut machine.scratch.lock().unwrap())
+}
+
+#[test]
+fn little_is_kept_free_until_a_window_finds_too_little() {
+    const PAGES: usize = 4096;
+    let machine = Machine::new(Tree { budget_pages: PAGES, segments: 1024, ..Tree::default() });
+    let range = machine.map(0, 2 * PAGES);
+    fill_with_noise(&machine, range);
+    // Pages one by one, far from each other: how many are in memory at best.
+    let most_in_memory = || {
+        let mut most = 0;
+        for number in 0..PAGES as u64 {
+            let page = PageNum(number * 3079 % (2 * PAGES as u64));
+            machine.content(page).unwrap();
+            // What the stream before has left in memory takes a while to go.
+            if number > PAGES as u64 / 2 {
+                let is_in = |state: &&State| matches!(state, State::Mapped | State::Limbo);
+                most = most.max(machine.states(range).iter().filter(is_in).count());
+            }
+        }
+        most
+    };
+    let settle = || while balance(&machine) == Balance::Progress {};
+    let boosted = most_in_memory();
+    (0..100).for_each(|_| settle());
+    let usual = most_in_memory();
+    assert!(usual >= boosted + PAGES / 64, "{usual} in memory, {boosted} after a stream");
+    // Another stream.
+    expect_noise(&machine, range);
+    let boosted = most_in_memory();
+    assert!(usual >= boosted + PAGES / 64, "{usual} in memory, {boosted} after a stream");
 }
 
 /// Letters without repetitions, which LZ4 does not pack and Zstandard does.
@@ -121,7 +152,7 @@ fn where_the_file_fails_pages_that_do_not_pack_stay_in_memory() {
     let range = machine.map(0, BUDGET / 2);
     fill_with_noise(&machine, range);
     machine.evict(range);
-    (0..4).for_each(|_| balance(&machine));
+    (0..4).for_each(|_| _ = balance(&machine));
     expect_noise(&machine, range);
     machine.space.check();
 }
@@ -147,7 +178,7 @@ fn text_is_packed_by_zstandard_and_comes_back() {
 #[test]
 fn the_pages_that_left_longest_ago_go_to_the_file_first() {
     let machine = machine();
-    let (cold, hot) = (machine.map(0, 2 * BUDGET), machine.map(4096, 2 * BUDGET));
+    let (cold, hot) = (machine.map(4096, 2 * BUDGET), machine.map(0, BUDGET / 2 * 3));
     for page in cold.pages().chain(hot.pages()) {
         machine.fill_bytes(page, &half(page));
     }

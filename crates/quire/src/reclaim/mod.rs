@@ -16,9 +16,9 @@
 //!
 //! The low watermark is a 128th of the budget, the high one a 64th. A window that finds too little free boosts
 //! both, to a 32nd and a 16th, for a while: streams take much at once. In a tree they always are so. Limbo is kept
-//! at a 16th while memory is short. Frames are recycled and not given back to the kernel, unless other members live on the same budget
-//! and too little of it is uncharged, a fork wants room, or the compressed pool needs a slab. A futex in each
-//! member's seat wakes its background thread.
+//! at a 16th while memory is short. Frames are recycled and not given back to the kernel, unless other members live
+//! on the same budget and too little of it is uncharged, a fork wants room, or the compressed pool needs a slab. A
+//! futex in each member's seat wakes its background thread.
 
 mod border;
 mod copy;
@@ -49,7 +49,7 @@ use crate::units::BLOCK_PAGES;
 const DIRECT_MIN: usize = 32;
 const DIRECT_MAX: usize = 128;
 
-/// How far the watermarks are boosted at most. A step less is left after each turn of the background thread.
+/// How far the watermarks are boosted at most. A step of it goes whenever the background thread finds enough.
 pub(crate) const BOOST_MAX: usize = 64;
 
 #[derive(Default)]
@@ -131,8 +131,11 @@ impl<M: Mmu> VmSpace<M> {
     /// called before the last such room is taken: a stream must find some each time it looks ahead.
     pub(crate) fn has_room_ahead(&self, pages: usize) -> bool {
         let left = self.available().saturating_sub(self.low_watermark());
-        if left < 2 * pages && !self.is_kswapd_awake() {
-            self.budget.call_for_memory();
+        if left < 2 * pages {
+            self.boost_watermarks();
+            if !self.is_kswapd_awake() {
+                self.budget.call_for_memory();
+            }
         }
         left >= pages
     }
