@@ -4,6 +4,8 @@
 //! the same and it never stands still. Its rate is measured against the kernel's clock, beginning with
 //! the first moment that is asked for, and settled when enough time has passed.
 //!
+//! Among the actors of a simulation it is their own time, as with `monotonic_ns`.
+//!
 //! No locks: each of the words below is right by itself.
 
 use core::arch::x86_64::_rdtsc;
@@ -34,6 +36,10 @@ impl Moment {
     #[inline]
     #[must_use]
     pub fn now() -> Moment {
+        #[cfg(feature = "simulated")]
+        if let Some(now_ns) = super::turns::now_ns() {
+            return Moment(now_ns);
+        }
         match SOURCE.load(Ordering::Relaxed) {
             // SAFETY: every x86-64 has the instruction, and `find_source` says that it is a clock.
             TSC => Moment(unsafe { _rdtsc() }),
@@ -51,7 +57,7 @@ impl Moment {
     pub fn elapsed_ns(self) -> u64 {
         // Threads may see clocks of two processors that differ a little: no time is negative.
         let passed = Moment::now().0.saturating_sub(self.0);
-        if SOURCE.load(Ordering::Relaxed) == KERNEL {
+        if Self::is_ns() {
             return passed;
         }
         let rate = match RATE.load(Ordering::Relaxed) {
@@ -59,6 +65,15 @@ impl Moment {
             rate => rate,
         };
         ((u128::from(passed) * u128::from(rate)) >> RATE_BITS) as u64
+    }
+
+    /// Whether the clock of this thread counts nanoseconds.
+    fn is_ns() -> bool {
+        #[cfg(feature = "simulated")]
+        if super::turns::now_ns().is_some() {
+            return true;
+        }
+        SOURCE.load(Ordering::Relaxed) == KERNEL
     }
 }
 
