@@ -3,6 +3,7 @@
 use core::mem::MaybeUninit;
 
 use crate::swap::compress::{Compressor, PageBytes};
+use crate::swap::io::Ring;
 use crate::sys::zstd::PackerMemory;
 use crate::sys::{Errno, memory, yard};
 
@@ -22,6 +23,8 @@ pub struct Scratch {
     pub reading: &'static mut [PageBytes; READING_PAGES],
     /// One page on its way out.
     pub page: &'static mut PageBytes,
+    /// A handler's own way to the swap file.
+    pub reader: Option<Ring>,
 }
 
 #[repr(C, align(4096))]
@@ -55,6 +58,7 @@ impl Scratch {
             staging: &mut memory.staging,
             reading: &mut memory.reading,
             page: &mut memory.page,
+            reader: None,
         })
     }
 

@@ -85,10 +85,13 @@ impl<M: Mmu> VmSpace<M> {
             return Err(page);
         }
         let Some(_turn) = self.swap.take_turn() else { return Err(page) };
-        let mut ring = self.swap.new_plain_reader();
+        let (mut own, mut plain) = (scratch.reader.take(), None);
+        // A thread without one of its own lends its scratch to other spaces too: nothing may stay there.
+        let ring = own.as_mut().unwrap_or_else(|| plain.insert(self.swap.new_plain_reader()));
         let mut read = self.plan_read(page, request);
-        let is_read = read_plans(&[read.plan], &mut ring, scratch)[0].is_ok()
-            || self.read_alone(&mut read, 0, &mut ring, scratch);
+        let is_read = read_plans(&[read.plan], ring, scratch)[0].is_ok()
+            || self.read_alone(&mut read, 0, ring, scratch);
+        scratch.reader = own;
         self.make_room(&NoCaches, Room::Frame, read.window.range().len(), Some(scratch));
         if self.map_read(&mut read, is_read.then_some(0), scratch) {
             return Ok(());

@@ -28,6 +28,7 @@ use crate::mmu::userfaultfd::FaultMessage;
 use crate::reclaim::{Kswapd, NoCaches, OOM_ROUND_MS};
 use crate::scratch::Scratch;
 use crate::swap::SwapRead;
+use crate::swap::io::Ring;
 use crate::sys::Errno;
 use crate::sys::clock::Moment;
 use crate::sys::futex::{self, Reach};
@@ -290,6 +291,11 @@ fn run(seat: &'static ThreadSeat) -> ! {
 
 fn handle_faults(process: &'static Process, scratch: &mut Scratch) -> ! {
     let mmu = process.space.mmu();
+    let swap = process.space.swap();
+    let reader = swap.has_file().then(|| swap.new_spinning_reader());
+    // In a fork's child there is the parent's.
+    let inherited = core::mem::replace(&mut scratch.reader, reader);
+    inherited.into_iter().for_each(Ring::abandon);
     loop {
         let Some(FaultMessage { page, access, thread }) = mmu.read_fault() else { continue };
         let since = Moment::now();

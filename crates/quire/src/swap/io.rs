@@ -7,6 +7,7 @@
 
 mod faults;
 mod queue;
+mod spin;
 mod uring;
 
 use core::ops::Range;
@@ -16,6 +17,7 @@ use rustix::io::{Errno, pread, pwrite};
 
 pub use self::faults::Faults;
 pub use self::queue::{IoQueue, SwapRead};
+use self::spin::Spin;
 use self::uring::Uring;
 
 pub const BATCH_MAX: usize = 64;
@@ -70,7 +72,7 @@ impl<'a> Job<'a> {
     /// Does it without a ring; returns the bytes transferred, also where it failed, and how it ended.
     #[cfg(feature = "library")]
     pub(crate) fn run_alone(mut self, file: BorrowedFd<'_>) -> (usize, Result<(), Errno>) {
-        run_batch(None, file, core::slice::from_mut(&mut self));
+        run_batch(None, None, file, core::slice::from_mut(&mut self));
         (self.done, self.result)
     }
 
@@ -123,6 +125,8 @@ impl<'a> Job<'a> {
 pub struct Ring {
     file: BorrowedFd<'static>,
     uring: Option<Uring>,
+    /// Where jobs are waited for awake.
+    spin: Option<Spin>,
     faults: Option<Faults>,
 }
 
@@ -130,12 +134,18 @@ impl Ring {
     /// Makes a ring for `file`. Only the thread that makes it may use it: the kernel is told so, and
     /// refuses other threads.
     pub fn new(file: BorrowedFd<'static>) -> Ring {
-        Ring { file, uring: Uring::new(BATCH_MAX as u32).ok(), faults: None }
+        Ring { uring: Uring::new(BATCH_MAX as u32).ok(), ..Ring::without_uring(file) }
+    }
+
+    /// A ring for single jobs that are waited for awake, as long as that pays ([`Spin`]). It costs nothing
+    /// until it is used.
+    pub fn spinning(file: BorrowedFd<'static>) -> Ring {
+        Ring { spin: Some(Spin::default()), ..Ring::without_uring(file) }
     }
 
     /// A ring without io_uring, as where it is forbidden.
     pub fn without_uring(file: BorrowedFd<'static>) -> Ring {
-        Ring { file, uring: None, faults: None }
+        Ring { file, uring: None, spin: None, faults: None }
     }
 
     /// From now on jobs go wrong as `faults` says. For the simulator and for tests.
@@ -149,13 +159,18 @@ impl Ring {
 
     /// Does all jobs and returns when every one is done or has failed; their `result` says which.
     pub fn run(&mut self, jobs: &mut [Job<'_>]) {
+        if self.spin.is_some() && self.uring.is_none() {
+            self.uring = Uring::new(BATCH_MAX as u32).ok();
+            // Where io_uring is forbidden it is not asked for again.
+            self.spin = self.spin.take().filter(|_| self.uring.is_some());
+        }
         for batch in jobs.chunks_mut(BATCH_MAX) {
             for job in batch.iter_mut() {
                 if let Some(faults) = &mut self.faults {
                     faults.plant(job);
                 }
             }
-            run_batch(self.uring.as_mut(), self.file, batch);
+            run_batch(self.uring.as_mut(), self.spin.as_mut(), self.file, batch);
         }
     }
 
@@ -168,12 +183,18 @@ impl Ring {
     }
 }
 
-/// Does all jobs of a batch, which is no longer than the ring is deep.
-fn run_batch(uring: Option<&mut Uring>, file: BorrowedFd<'_>, batch: &mut [Job<'_>]) {
+/// Does all jobs of a batch.
+fn run_batch(
+    uring: Option<&mut Uring>,
+    spin: Option<&mut Spin>,
+    file: BorrowedFd<'_>,
+    batch: &mut [Job<'_>],
+) {
     batch.iter_mut().for_each(Job::settle);
-    // A transfer alone gains nothing by the ring, and may cost a kernel thread's turn.
-    if let (2.., Some(uring)) = (batch.len(), uring) {
-        uring.run(file.as_raw_fd(), batch);
+    let spin = spin.and_then(|spin| spin.is_due().then_some(spin));
+    // A transfer alone gains nothing by the ring but to be waited for awake, and may cost a kernel thread's turn.
+    if let Some(uring) = uring.filter(|_| batch.len() > 1 || spin.is_some()) {
+        uring.run(file.as_raw_fd(), batch, spin);
     }
     // One, all of them where there is no io_uring, and what it refused.
     for job in batch {

@@ -134,14 +134,23 @@ impl Swap {
 
     /// A ring of the calling thread's own.
     pub fn new_reader(&self) -> Ring {
-        // SAFETY: promised to `new` and `set_descriptor`.
-        Ring::new(unsafe { BorrowedFd::borrow_raw(self.descriptor.load(Relaxed)) })
+        Ring::new(self.borrow_file())
+    }
+
+    /// The same for a thread whose every read a fault waits for.
+    pub fn new_spinning_reader(&self) -> Ring {
+        Ring::spinning(self.borrow_file())
     }
 
     /// The same without io_uring, for a read now and then: costs nothing to make.
     pub fn new_plain_reader(&self) -> Ring {
+        Ring::without_uring(self.borrow_file())
+    }
+
+    /// The descriptor of the file that there is.
+    fn borrow_file(&self) -> BorrowedFd<'static> {
         // SAFETY: promised to `new` and `set_descriptor`.
-        Ring::without_uring(unsafe { BorrowedFd::borrow_raw(self.descriptor.load(Relaxed)) })
+        unsafe { BorrowedFd::borrow_raw(self.descriptor.load(Relaxed)) }
     }
 
     /// Lets so many handlers read by themselves at a time; one should be left for other faults.

@@ -25,7 +25,7 @@ fn rings(file: BorrowedFd<'static>) -> Vec<Ring> {
     if !ring.has_uring() {
         println!("io_uring is not allowed here: pread and pwrite only");
     }
-    std::vec![ring, Ring::without_uring(file)]
+    std::vec![ring, Ring::without_uring(file), Ring::spinning(file)]
 }
 
 /// Bytes that differ from place to place.

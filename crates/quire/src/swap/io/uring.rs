@@ -17,7 +17,9 @@ use rustix::io_uring::{
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::thread::sched_yield;
 
+use super::spin::Spin;
 use super::{Job, JobBuffer};
+use crate::sys::clock::Moment;
 
 /// What is tried, in order: newer kernels complete in our own call, without interrupting us. The
 /// first is for the maker alone.
@@ -108,15 +110,15 @@ impl Uring {
         Ok(Uring { ring, params, queues, entries })
     }
 
-    /// Does what it can of a batch of at most the ring's depth. Jobs that are still pending
+    /// Does what it can of a batch, and waits awake with `spin`. Jobs that are still pending
     /// afterwards were refused by the ring, and no request of theirs is in flight.
-    pub fn run(&mut self, file: RawFd, jobs: &mut [Job<'_>]) {
+    pub fn run(&mut self, file: RawFd, jobs: &mut [Job<'_>], mut spin: Option<&mut Spin>) {
         loop {
             let count = self.submit(file, jobs);
             if count == 0 {
                 return;
             }
-            if !self.complete(jobs, count) {
+            if !self.complete(jobs, count, spin.as_deref_mut()) {
                 return;
             }
         }
@@ -148,11 +150,12 @@ impl Uring {
     }
 
     /// Waits for `count` submitted jobs. `false` where the ring took fewer.
-    fn complete(&self, jobs: &mut [Job<'_>], count: u32) -> bool {
+    fn complete(&self, jobs: &mut [Job<'_>], count: u32, mut spin: Option<&mut Spin>) -> bool {
         let head = self.queues.word(self.params.sq_off.head);
         let tail = self.queues.word(self.params.sq_off.tail);
         let mut completed = 0;
         let mut expected = count;
+        let since = Moment::now();
         while completed < expected {
             // Acquire pairs with the kernel's release: it is done with the entries before.
             let waiting = tail.load(Relaxed).wrapping_sub(head.load(Acquire));
@@ -160,7 +163,8 @@ impl Uring {
             // and we do not return before all that was submitted has completed.
             let entered = unsafe {
                 let flags = IoringEnterFlags::GETEVENTS;
-                io_uring_enter(self.ring.as_fd(), waiting, expected - completed, flags)
+                let wanted = if spin.is_some() { 0 } else { expected - completed };
+                io_uring_enter(self.ring.as_fd(), waiting, wanted, flags)
             };
             completed += self.reap(jobs);
             match entered {
@@ -175,6 +179,12 @@ impl Uring {
                     sched_yield();
                 }
             }
+            if completed < expected {
+                spin = spin.and_then(|spin| spin.goes_on(since).then_some(spin));
+            }
+        }
+        if let Some(spin) = spin {
+            spin.has_paid();
         }
         expected == count
     }
