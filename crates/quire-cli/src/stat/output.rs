@@ -79,6 +79,7 @@ fn percent(part: f64, whole: f64) -> f64 {
 
 fn metric(event: Event, value: f64, seconds: f64, mean: impl Fn(Event) -> f64) -> Metric {
     let per_second = |value: f64| if seconds > 0.0 { value / seconds } else { 0.0 };
+    let each_takes = |what| Metric { value: value / 1e3 / mean(what).max(1.0), unit: "us each" };
     match event {
         Event::Pgmajfault
         | Event::SpeculativePgfault
@@ -106,6 +107,8 @@ fn metric(event: Event, value: f64, seconds: f64, mean: impl Fn(Event) -> f64) -
         Event::UnmapNs | Event::CompressNs => {
             Metric { value: per_second(value) / 1e9, unit: "CPUs utilized" }
         }
+        Event::AllocstallNs => each_takes(Event::Allocstall),
+        Event::SwapReadNs => each_takes(Event::Pgmajfault),
         _ => match per_second(value) {
             rate @ 1e9.. => Metric { value: rate / 1e9, unit: "G/sec" },
             rate @ 1e6.. => Metric { value: rate / 1e6, unit: "M/sec" },
@@ -258,6 +261,19 @@ mod tests {
 
 "
         );
+    }
+
+    #[test]
+    fn the_time_of_a_wait_is_told_by_waits() {
+        let counts = |event| match event {
+            Event::Pgmajfault => 4.0,
+            Event::Allocstall => 2.0,
+            _ => 0.0,
+        };
+        for (event, each) in [(Event::SwapReadNs, 75.0), (Event::AllocstallNs, 150.0)] {
+            let metric = metric(event, 300_000.0, 1.0, counts);
+            assert_eq!((metric.value, metric.unit), (each, "us each"), "{event:?}");
+        }
     }
 
     #[test]

@@ -39,6 +39,10 @@ crate::named::named! {
         PgstealDirect = "pgsteal_direct",
         /// Faults that had to reclaim.
         Allocstall = "allocstall",
+        /// Nanoseconds that they reclaimed.
+        AllocstallNs = "allocstall_ns",
+        /// Nanoseconds that faults waited for the swap file itself.
+        SwapReadNs = "swap_read_ns",
         /// Pages that faults asked for after they had gone to swap.
         WorkingsetRefaultAnon = "workingset_refault_anon",
         /// Of these, those that came back before as many pages had left as a sixteenth of the budget has.

@@ -3,7 +3,7 @@
 use super::Access;
 use super::order::{Guess, Through};
 use super::window::{FaultWindow, FillSource};
-use crate::control::FaultKind;
+use crate::control::{Event, FaultKind};
 use crate::mmu::Mmu;
 use crate::page::{LockedPage, Snapshot, State};
 use crate::reclaim::{NoCaches, Room};
@@ -52,7 +52,7 @@ impl<M: Mmu> VmSpace<M> {
         let plans: [ReadPlan; GROUP] = core::array::from_fn(|at| {
             reads[at].as_ref().map_or(Location::FIRST.plan(), |read| read.plan)
         });
-        let results = read_plans(&plans[..group.len()], ring, scratch);
+        let results = self.read_plans(&plans[..group.len()], ring, scratch);
         for (at, read) in reads.iter_mut().flatten().enumerate() {
             self.make_room(&NoCaches, Room::Frame, read.window.range().len(), Some(scratch));
             let is_read = results[at].is_ok() || self.read_alone(read, at, ring, scratch);
@@ -89,7 +89,7 @@ impl<M: Mmu> VmSpace<M> {
         // A thread without one of its own lends its scratch to other spaces too: nothing may stay there.
         let ring = own.as_mut().unwrap_or_else(|| plain.insert(self.swap.new_plain_reader()));
         let mut read = self.plan_read(page, request);
-        let is_read = read_plans(&[read.plan], ring, scratch)[0].is_ok()
+        let is_read = self.read_plans(&[read.plan], ring, scratch)[0].is_ok()
             || self.read_alone(&mut read, 0, ring, scratch);
         scratch.reader = own;
         self.make_room(&NoCaches, Room::Frame, read.window.range().len(), Some(scratch));
@@ -156,7 +156,7 @@ impl<M: Mmu> VmSpace<M> {
         read.plan = location.map_or(read.plan, Location::plan);
         let mut plans = [Location::FIRST.plan(); GROUP];
         plans[at] = read.plan;
-        read_plans(&plans[..=at], ring, scratch)[at].is_ok()
+        self.read_plans(&plans[..=at], ring, scratch)[at].is_ok()
     }
 
     /// Maps what was read into buffer `at`; where nothing was, the page is lost. `false`: there is
@@ -186,23 +186,28 @@ impl<M: Mmu> VmSpace<M> {
         }
         is_filled
     }
-}
 
-fn read_plans(
-    plans: &[ReadPlan],
-    ring: &mut Ring,
-    scratch: &mut Scratch,
-) -> [Result<(), Errno>; GROUP] {
-    let mut results = [Err(Errno::IO); GROUP];
-    let mut buffers = scratch.reading.chunks_exact_mut(READ_AHEAD_PAGES);
-    let mut jobs: [Job<'_>; GROUP] = core::array::from_fn(|at| {
-        let buffer = buffers.next().expect("a buffer for each").as_flattened_mut();
-        let plan = plans.get(at).copied().unwrap_or(Location::FIRST.plan());
-        Job::read(plan.offset, &mut buffer[..plan.length])
-    });
-    ring.run(&mut jobs[..plans.len()]);
-    for (result, job) in results.iter_mut().zip(&jobs) {
-        *result = job.result;
+    /// Reads what each of so many faults waits for.
+    fn read_plans(
+        &self,
+        plans: &[ReadPlan],
+        ring: &mut Ring,
+        scratch: &mut Scratch,
+    ) -> [Result<(), Errno>; GROUP] {
+        let mut results = [Err(Errno::IO); GROUP];
+        let mut buffers = scratch.reading.chunks_exact_mut(READ_AHEAD_PAGES);
+        let mut jobs: [Job<'_>; GROUP] = core::array::from_fn(|at| {
+            let buffer = buffers.next().expect("a buffer for each").as_flattened_mut();
+            let plan = plans.get(at).copied().unwrap_or(Location::FIRST.plan());
+            Job::read(plan.offset, &mut buffer[..plan.length])
+        });
+        let start = monotonic_ns();
+        ring.run(&mut jobs[..plans.len()]);
+        let ns = (monotonic_ns() - start) as usize;
+        self.budget.count(Event::SwapReadNs, ns * plans.len());
+        for (result, job) in results.iter_mut().zip(&jobs) {
+            *result = job.result;
+        }
+        results
     }
-    results
 }

@@ -43,6 +43,7 @@ use crate::mmu::{FrameRun, Mmu};
 use crate::page::{Flags, Snapshot};
 use crate::scratch::Scratch;
 use crate::space::VmSpace;
+use crate::sys::monotonic_ns;
 use crate::units::BLOCK_PAGES;
 
 /// Pages that a fault reclaims by itself at a time, at least and at most.
@@ -161,14 +162,14 @@ impl<M: Mmu> VmSpace<M> {
         }
         self.budget.count(Event::Allocstall, 1);
         self.boost_watermarks();
-        for _ in 0..4 {
-            let target = wanted.max(DIRECT_MIN);
+        let start = monotonic_ns();
+        let target = wanted.max(DIRECT_MIN);
+        let is_made = (0..4).any(|_| {
             self.reclaim(caches, target, Reclaimer::Direct, scratch.as_deref_mut());
-            if self.has_room(room, 1) {
-                return true;
-            }
-        }
-        false
+            self.has_room(room, 1)
+        });
+        self.budget.count(Event::AllocstallNs, (monotonic_ns() - start) as usize);
+        is_made
     }
 
     fn has_room(&self, room: Room, wanted: usize) -> bool {
