@@ -137,8 +137,8 @@ impl Ring {
         Ring { uring: Uring::new(BATCH_MAX as u32).ok(), ..Ring::without_uring(file) }
     }
 
-    /// A ring for single jobs that are waited for awake, as long as that pays ([`Spin`]). It costs nothing
-    /// until it is used.
+    /// A ring whose jobs are waited for awake, as long as that pays ([`Spin`]). It costs nothing until it is
+    /// used; the thread that uses it first must be the only one.
     pub fn spinning(file: BorrowedFd<'static>) -> Ring {
         Ring { spin: Some(Spin::default()), ..Ring::without_uring(file) }
     }
