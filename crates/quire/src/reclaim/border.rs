@@ -98,7 +98,9 @@ pub(crate) struct Border {
     written: AtomicU64,
     /// `evicted` when the border was last looked at.
     looked_at: AtomicU64,
-    /// Nanoseconds that a sixteenth of the budget more would have saved, as frames and as pool.
+    /// Pages of faults that a sixteenth of the budget more would have saved as frames.
+    near: AtomicU64,
+    /// Nanoseconds that it would have saved, as frames and as pool.
     frames_gain_ns: AtomicU64,
     pool_gain_ns: AtomicU64,
     /// Nanoseconds that the oldest quarter of the pool has saved.
@@ -128,6 +130,7 @@ impl Border {
             evicted: AtomicU64::new(0),
             written: AtomicU64::new(0),
             looked_at: AtomicU64::new(0),
+            near: AtomicU64::new(0),
             frames_gain_ns: AtomicU64::new(0),
             pool_gain_ns: AtomicU64::new(0),
             pool_worth_ns: AtomicU64::new(0),
@@ -241,9 +244,10 @@ impl Border {
     }
 
     /// Notes a fault on a page with this stamp, which took so many nanoseconds.
-    fn note_refault(&self, stamp: Stamp, ns: u64) {
+    fn note_refault(&self, stamp: Stamp, faults: &Faults, ns: u64) {
         let Some(written) = stamp.written else {
             if self.since(&self.evicted, stamp.left) <= NEAR {
+                self.near.fetch_add(faults.all_pages(1), Relaxed);
                 self.frames_gain_ns.fetch_add(ns, Relaxed);
             }
             return;
@@ -260,7 +264,7 @@ impl Border {
         // It is packed again when it goes the next time, and has not been in the file.
         let stamp = Stamp { written: None, ..stamp };
         let pack_ns = self.memory.all_pages(self.pack_ns.get().into());
-        self.note_refault(stamp, u64::from(self.memory.ns.get()) + pack_ns);
+        self.note_refault(stamp, &self.memory, u64::from(self.memory.ns.get()) + pack_ns);
         if self.is_old(stamp) {
             self.pool_worth_ns.fetch_add(self.memory.all_pages(self.saved_ns()), Relaxed);
         }
@@ -280,21 +284,24 @@ impl Border {
     /// Moves the border, where so many pages have left since it was last moved, and the pool has so many.
     fn settle(&self, left: usize, pool_pages: usize) {
         // What was counted before counts half.
-        let [frames, pool, worth] = [&self.frames_gain_ns, &self.pool_gain_ns, &self.pool_worth_ns]
-            .map(|gain| {
-                let ns = gain.load(Relaxed);
-                gain.fetch_sub(ns / 2, Relaxed);
-                ns
-            });
-        // All three for as much memory as the gains are of.
+        let counted = [&self.near, &self.frames_gain_ns, &self.pool_gain_ns, &self.pool_worth_ns];
+        let [near, frames, pool, worth] = counted.map(|counter| {
+            let count = counter.load(Relaxed);
+            counter.fetch_sub(count / 2, Relaxed);
+            count
+        });
+        // For as much memory as the gains are of.
         let quarter = (pool_pages / 4).max(1) as u64;
         let worth = worth * (self.limit / 16) as u64 / quarter;
         let step = (left * 16 / STEP).min(self.limit / STEP_MAX).max(1);
         let share = self.share();
-        let few = left as u64 / FEW * self.memory.page_ns().max(self.file.page_ns());
-        let next = if frames < few / 2 || pool > frames.max(few) / 4 * 5 {
+        let few = left as u64 / FEW;
+        let few_ns = few * self.memory.page_ns().max(self.file.page_ns());
+        // Where no page has come back yet nothing is known.
+        let is_far = few_ns > 0 && near < few / 2;
+        let next = if is_far || pool > frames.max(few_ns) / 4 * 5 {
             (share + step).min(self.limit / 4 * 3)
-        } else if frames > few.max(worth) / 4 * 5 {
+        } else if near > few && frames > worth / 4 * 5 {
             share.saturating_sub(step).max(self.limit / SHARE_MIN)
         } else {
             share
@@ -349,7 +356,10 @@ impl<M: Mmu> VmSpace<M> {
         match stored {
             Stored::Nothing => return,
             Stored::Pool(_) => self.border.note_hit(stamp),
-            Stored::File(_) => self.border.note_refault(stamp, self.border.file.ns.get().into()),
+            Stored::File(_) => {
+                let faults = &self.border.file;
+                self.border.note_refault(stamp, faults, faults.ns.get().into());
+            }
             Stored::Same(_) => {}
         }
         self.budget.count(Event::WorkingsetRefaultAnon, 1);
@@ -428,11 +438,11 @@ mod tests {
     #[test]
     fn the_pool_shrinks_where_frames_would_have_saved_more_and_grows_where_it_would() {
         let border = border();
-        run(&border, 8, |border| border.note_refault(border.evict_stamp(3), 10_000));
+        run(&border, 8, |border| border.note_refault(border.evict_stamp(3), &border.file, 10_000));
         assert_eq!(border.share(), LIMIT / SHARE_MIN);
         run(&border, 8, |border| {
-            border.note_refault(border.evict_stamp(3), 10_000);
-            border.note_refault(border.write_stamp(3), 100_000);
+            border.note_refault(border.evict_stamp(3), &border.file, 10_000);
+            border.note_refault(border.write_stamp(3), &border.file, 100_000);
         });
         assert_eq!(border.share(), LIMIT / 4 * 3);
     }
@@ -444,18 +454,35 @@ mod tests {
         run(&border, 8, |border| {
             left += 1;
             if left % 100 == 0 {
-                border.note_refault(border.evict_stamp(3), 10_000);
+                border.note_refault(border.evict_stamp(3), &border.file, 10_000);
             }
-            border.note_refault(border.evict_stamp(200), 10_000);
+            border.note_refault(border.evict_stamp(200), &border.file, 10_000);
         });
         assert_eq!(border.share(), LIMIT / 4 * 3);
+    }
+
+    #[test]
+    fn one_slow_read_of_the_file_does_not_make_the_pool_grow() {
+        let border = Border::new(LIMIT);
+        border.note_packed(Packing::Lz4, 1024, 5_000);
+        border.note_time(FaultKind::File, 500_000);
+        border.note_time(FaultKind::Memory, 10_000);
+        let mut left = 0;
+        run(&border, 8, |border| {
+            left += 1;
+            if left % 8 == 0 {
+                border.note_hit(border.evict_stamp(3));
+            }
+            border.note_hit(border.evict_stamp(100));
+        });
+        assert!(border.share() <= LIMIT / SHARE_AT_FIRST, "{}", border.share());
     }
 
     #[test]
     fn the_pool_keeps_its_share_while_its_oldest_pages_are_asked_for() {
         let border = border();
         run(&border, 8, |border| {
-            border.note_refault(border.evict_stamp(3), 10_000);
+            border.note_refault(border.evict_stamp(3), &border.file, 10_000);
             border.note_hit(border.evict_stamp(100));
         });
         assert_eq!(border.share(), LIMIT / SHARE_AT_FIRST);
@@ -465,9 +492,11 @@ mod tests {
     fn a_copy_is_worth_its_room_unless_a_frame_more_saves_more_than_packing() {
         let border = border();
         assert!(border.is_copy_worth_it(), "nobody misses a frame");
-        run(&border, 8, |border| border.note_refault(border.evict_stamp(100), 100_000));
+        run(&border, 8, |border| {
+            border.note_refault(border.evict_stamp(100), &border.file, 100_000)
+        });
         assert!(border.is_copy_worth_it(), "a few frames more would save none of these");
-        run(&border, 8, |border| border.note_refault(border.evict_stamp(3), 100_000));
+        run(&border, 8, |border| border.note_refault(border.evict_stamp(3), &border.file, 100_000));
         assert!(!border.is_copy_worth_it());
     }
 
@@ -476,7 +505,7 @@ mod tests {
         let border = border();
         for (distance, is_within) in [(4 * NEAR, true), (4 * NEAR + 1, false)] {
             border.pool_gain_ns.store(0, Relaxed);
-            border.note_refault(border.write_stamp(distance), 100_000);
+            border.note_refault(border.write_stamp(distance), &border.file, 100_000);
             assert_eq!(border.pool_gain_ns.load(Relaxed) > 0, is_within, "{distance}");
         }
     }
