@@ -243,7 +243,7 @@ impl Border {
         self.file.page_ns() > 2 * self.memory.page_ns()
     }
 
-    /// Notes a fault on a page with this stamp, which took so many nanoseconds.
+    /// Notes a fault of a kind on a page with this stamp, which took so many nanoseconds.
     fn note_refault(&self, stamp: Stamp, faults: &Faults, ns: u64) {
         let Some(written) = stamp.written else {
             if self.since(&self.evicted, stamp.left) <= NEAR {
