@@ -107,22 +107,38 @@ def read_or(path, otherwise="?"):
         return f"({error.strerror})"
 
 
-def diagnose(root):
-    """Where every thread below `root` stands, to understand a hang."""
-    lines = []
+def diagnose(root, quire):
+    """Where every thread below `root` stands, to understand a hang: first what says most."""
+    lines, stacks = [], []
     for pid, command, state in descendants(root):
         cmdline = read_or(f"/proc/{pid}/cmdline").replace("\0", " ")[:160]
         lines.append(f"process {pid} ({command}) {state}: {cmdline}")
         status = read_or(f"/proc/{pid}/status").splitlines()
         lines += [f"    {line}" for line in status if line.startswith(("VmRSS", "Threads", "VmHWM"))]
+        is_managed = False
         for task in sorted(Path(f"/proc/{pid}/task").glob("*"), key=lambda task: int(task.name)):
-            stat = read_or(task / "stat").rpartition(")")[2].split()[:1]
-            lines.append(
-                f"  task {task.name} {read_or(task / 'comm')} {''.join(stat)}"
-                f" wchan={read_or(task / 'wchan')} syscall={read_or(task / 'syscall')}"
-            )
-            lines += [f"      {line}" for line in read_or(task / "stack").splitlines()]
-    return "\n".join(lines)
+            name = read_or(task / "comm")
+            is_managed = is_managed or name == "quire-kswapd"
+            stat = read_or(task / "stat").rpartition(")")[2].split()
+            where = read_or(task / "wchan")
+            lines.append(f"  task {task.name} {name} {stat[0]} ticks {stat[11:13]} {where}")
+            stacks.append(f"task {task.name} {name}: {read_or(task / 'syscall')}")
+            stacks += [f"    {line}" for line in read_or(task / "stack").splitlines()]
+        if is_managed:
+            lines.append(counted_in_a_second(quire, pid))
+    return "\n".join(lines + stacks)
+
+
+def counted_in_a_second(quire, pid):
+    """What a process counts while it seems to hang: nothing, or the same again and again."""
+    argv = [quire, "stat", "-x", ",", "-e", "*", "-p", str(pid), "--", "sleep", "1"]
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=10, check=False)
+    except subprocess.TimeoutExpired:
+        return "    in a second: no answer"
+    counted = [line.split(",") for line in (done.stdout + done.stderr).splitlines()]
+    counted = [f"{row[2]} {row[0]}" for row in counted if len(row) > 2 and row[0] != "0"]
+    return f"    in a second: {', '.join(counted)}"
 
 
 def kill_descendants(root):
@@ -239,11 +255,11 @@ class Context:
             poll.register(pidfd, select.POLLIN)
             remaining = process.started_at + timeout_seconds - time.monotonic()
             if not poll.poll(max(0, remaining) * 1000):
-                diagnosis = diagnose(os.getpid())
+                diagnosis = diagnose(os.getpid(), self.quire)
                 kill_descendants(os.getpid())
                 raise Failed(
-                    f"no end after {timeout_seconds:.0f} s: {process.args}\n{diagnosis}\n"
-                    f"stderr: {read_or(process.err_path, '')[-2000:]}"
+                    f"no end after {timeout_seconds:.0f} s: {process.args}\n"
+                    f"stderr: {read_or(process.err_path, '')[-2000:]}\n{diagnosis}"
                 )
         finally:
             os.close(pidfd)
