@@ -19,6 +19,8 @@ pub enum Failpoint {
     Dropped,
     /// Reclaim has found a mapped page that can go, and is about to try its lock.
     Evicting,
+    /// A fault that found no memory is in the list of those that wait, and about to look once more.
+    Starved,
 }
 
 #[cfg(not(feature = "simulated"))]
@@ -42,7 +44,7 @@ mod hooks {
 
     type Hook = Arc<dyn Fn(PageNum) + Send + Sync>;
 
-    const PLACES: usize = Failpoint::Evicting as usize + 1;
+    const PLACES: usize = Failpoint::Starved as usize + 1;
 
     static IS_SET: AtomicBool = AtomicBool::new(false);
     static HOOKS: RwLock<[Option<Hook>; PLACES]> = RwLock::new([const { None }; PLACES]);

@@ -119,11 +119,14 @@ def disk_full(context):
 @case("out-of-memory")
 def out_of_memory(context):
     """Without a swap file, data that does not compress ends with 137 and a message."""
+    straddle = context.compile("straddle")
     if context.pretend:
         return
-    ended = context.managed([sys.executable, "-c", FILL.format(count=192)], 64 * MIB)
-    if ended.status != 137 or "memory" not in ended.stderr or ended.text:
-        raise Failed(f"137 and a message expected: {ended.status}, {ended.stderr[-500:]}")
+    fill = [sys.executable, "-c", FILL.format(count=192)]
+    for argv, budget_bytes in ((fill, 64 * MIB), ([straddle], 16 * MIB)):
+        ended = context.managed(argv, budget_bytes)
+        if ended.status != 137 or "memory" not in ended.stderr or ended.text:
+            raise Failed(f"137 and a message expected: {ended.status}, {ended.stderr[-500:]}")
 
 
 @case("statuses")

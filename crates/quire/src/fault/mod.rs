@@ -230,10 +230,12 @@ impl<M: Mmu> VmSpace<M> {
         self.budget.count(Event::FaultParked, 1);
         self.starved.push(page);
         self.budget.call_for_memory();
+        failpoint::hit(Failpoint::Starved, page);
         if self.available() > 0 {
-            // Memory came before the page was in the list.
+            // Memory came before the page was in the list. It leaves the list with the answer: what
+            // stays there is taken for a fault that waits.
             self.mmu.relax();
-            self.mmu.wake(PageRange::new(page, 1));
+            self.answer_starved();
         }
         Outcome::Parked
     }

@@ -102,6 +102,9 @@ impl<M: Mmu> VmSpace<M> {
         page: PageNum,
         mut attempt: impl FnMut(Option<Vma>, Way) -> Result<Outcome, Doubt>,
     ) -> Outcome {
+        if self.is_kswapd_awake() {
+            self.asked.note(page);
+        }
         let mut attempt = |way| {
             failpoint::hit(Failpoint::Arrived, page);
             attempt(self.find_vma(page), way)

@@ -286,7 +286,7 @@ impl<M: Mmu> VmSpace<M> {
                 && !word.has(Flags::MLOCKED)
                 && (may_move || !word.has(Flags::PINNED))
         };
-        if !can_go(seen) {
+        if !can_go(seen) || (who != Reclaimer::Advice && self.asked.has(page)) {
             return None;
         }
         failpoint::hit(Failpoint::Evicting, page);

@@ -10,7 +10,7 @@
 //! passed once ([`Reclaimer::spares`]). What becomes of its mapping differs. A page of the arena
 //! stays mapped: the next time round it goes to limbo, where a fault finds it still. A page of an
 //! object is unmapped and stays cached: this is its limbo, and a fault, a minor one, sets the flag
-//! again.
+//! again. The pages that the last faults asked for stay whatever happens ([`asked`]).
 //!
 //! # How much is kept
 //!
@@ -20,6 +20,7 @@
 //! on the same budget and too little of it is uncharged, a fork wants room, or the compressed pool needs a slab. A
 //! futex in each member's seat wakes its background thread.
 
+mod asked;
 mod border;
 mod copy;
 mod evict;
@@ -31,6 +32,7 @@ mod writeback;
 
 use core::sync::atomic::Ordering;
 
+pub(crate) use self::asked::AskedLast;
 pub(crate) use self::border::Border;
 pub use self::evict::Evicted;
 pub use self::kswapd::{Balance, Kswapd, OOM_ROUND_MS, OomWait};

@@ -77,7 +77,7 @@ use crate::frames::FramePool;
 use crate::mmu::Mmu;
 use crate::page::{Block, PageWord, Pages, Snapshot};
 use crate::proxy::ProxyCalls;
-use crate::reclaim::{BOOST_MAX, Border, Clock};
+use crate::reclaim::{AskedLast, BOOST_MAX, Border, Clock};
 use crate::scratch::Scratch;
 use crate::swap::Swap;
 use crate::sys::mutex::Mutex;
@@ -102,6 +102,7 @@ pub struct VmSpace<M: Mmu> {
     /// Of the watermarks, up to [`BOOST_MAX`].
     pub(crate) boost: AtomicUsize,
     pub(crate) border: Border,
+    pub(crate) asked: AskedLast,
     pub(crate) clock: Mutex<rank::Clock, Clock>,
     pub(crate) starved: FaultList,
     /// Faults that a program's thread has found parked, for an engine thread to answer.
@@ -167,6 +168,7 @@ impl<M: Mmu> VmSpace<M> {
             costs: Costs::new(),
             boost: AtomicUsize::new(BOOST_MAX),
             border: Border::new(budget.limit()),
+            asked: AskedLast::default(),
             clock: Mutex::new(Clock::default()),
             starved: FaultList::new(),
             unanswered: FaultList::new(),

@@ -1,0 +1,50 @@
+//! The pages that were asked for last while memory was short: reclaim does not take them.
+//!
+//! One instruction may need two pages at once: a load over their boundary, a copy from one to the other. Where
+//! all but a page or two is full of what cannot go, each of their faults would have the other one taken,
+//! for ever, and as that is progress nobody would see that memory has run out.
+
+#![deny(unsafe_code)]
+
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+
+use crate::units::PageNum;
+
+/// As many as a member of a tree keeps in any case.
+const PAGES: usize = 16;
+
+/// Each is one more than the page's number; 0 is none. Relaxed, all: a page that is missed is asked for
+/// again.
+#[derive(Default)]
+pub(crate) struct AskedLast {
+    pages: [AtomicU64; PAGES],
+    next: AtomicU32,
+}
+
+impl AskedLast {
+    pub fn note(&self, page: PageNum) {
+        if !self.has(page) {
+            let at = self.next.fetch_add(1, Relaxed) as usize % PAGES;
+            self.pages[at].store(page.0 + 1, Relaxed);
+        }
+    }
+
+    pub fn has(&self, page: PageNum) -> bool {
+        self.pages.iter().any(|asked| asked.load(Relaxed) == page.0 + 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_that_are_asked_for_in_turn_stay_until_so_many_others_were() {
+        let asked = AskedLast::default();
+        assert!(!asked.has(PageNum(0)));
+        (0..100).for_each(|turn| asked.note(PageNum(1 + turn % PAGES as u64)));
+        assert!((1..=PAGES as u64).all(|page| asked.has(PageNum(page))));
+        (0..PAGES as u64).for_each(|other| asked.note(PageNum(1000 + other)));
+        assert!((1..=PAGES as u64).all(|page| !asked.has(PageNum(page))));
+    }
+}
