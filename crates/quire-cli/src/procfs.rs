@@ -55,16 +55,28 @@ pub(crate) fn stat(pid: u32) -> Option<ProcessStat> {
     parse_stat(&read(pid, "stat")?)
 }
 
-/// The CPU time of process `pid`, and of those of its children that it has waited for.
+/// The CPU time of process `pid`, without that of Quire's threads, and of those of its children that it
+/// has waited for.
 pub(crate) fn cpu_seconds(pid: u32) -> Option<f64> {
-    Some(parse_ticks(&read(pid, "stat")?)? as f64 / rustix::param::clock_ticks_per_second() as f64)
+    let all = parse_ticks(&read(pid, "stat")?, 4)?;
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let stats = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("stat")).ok());
+    let ticks = all.saturating_sub(stats.filter_map(|stat| own_ticks(&stat)).sum());
+    Some(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
 }
 
-/// The clock ticks that a process and its children have run.
-fn parse_ticks(line: &str) -> Option<u64> {
-    let (_, fields) = line.rsplit_once(") ")?;
+/// The clock ticks that a thread has run, if it is Quire's.
+fn own_ticks(stat: &str) -> Option<u64> {
+    if stat.contains(" (quire-") { parse_ticks(stat, 2) } else { None }
+}
+
+/// The clock ticks that a thread has run, in the first two `fields`, or a process, and its children in the
+/// next two.
+fn parse_ticks(line: &str, fields: usize) -> Option<u64> {
+    let (_, after_name) = line.rsplit_once(") ")?;
     // Fields 14 to 17 counted from 1, where the state is 3.
-    fields.split_ascii_whitespace().skip(11).take(4).map(|field| field.parse::<u64>().ok()).sum()
+    let ticks = after_name.split_ascii_whitespace().skip(11).take(fields);
+    ticks.map(|field| field.parse::<u64>().ok()).sum()
 }
 
 pub(crate) fn name(pid: u32) -> Option<String> {
@@ -116,7 +128,9 @@ mod tests {
             state: 'S',
         };
         assert_eq!(parse_stat(line), Some(expected));
-        assert_eq!(parse_ticks(line), Some(5 + 6 + 7 + 8));
+        assert_eq!(parse_ticks(line, 4), Some(5 + 6 + 7 + 8));
+        assert_eq!(own_ticks(line), None);
+        assert_eq!(own_ticks(&line.replace("a) b", "quire-fault")), Some(5 + 6));
         let stopped = parse_stat(&line.replace(" S ", " t ")).unwrap();
         assert!(stopped.is_stopped && !stopped.is_dead);
     }

@@ -15,7 +15,7 @@ use crate::runs::counts::{Counts, Scope};
 const PERIOD: Duration = Duration::from_secs(10);
 const TURNS: u32 = 2;
 /// Most of a time.
-const MOST: f64 = 0.8;
+const MOST: f64 = 0.7;
 /// Pages that may leave until nine in ten of those that waited are wanted again, in sixteenths of the
 /// budget: the upper ends of [`Event::REFAULTS`], of which the last has none.
 const SIXTEENTHS: [u64; Event::REFAULTS.len() - 1] = [1, 2, 4, 8, 16, 32, 64];
@@ -65,7 +65,7 @@ impl Thrash {
 
 impl Spent {
     /// Whether threads waited for pages that had left memory for most of this time, and most of what all
-    /// threads worked.
+    /// of the program's threads worked.
     fn is_waiting(&self, seconds: f64) -> bool {
         let waited =
             [FaultKind::Memory, FaultKind::File].map(|kind| self.counts.fault_seconds(kind));
