@@ -35,6 +35,7 @@ mod memory_limit;
 mod objects;
 mod output;
 mod pageout;
+mod policies;
 mod pressure;
 mod programs;
 mod rmap;
@@ -80,6 +81,8 @@ enum BenchCommand {
     Fork(ForkBench),
     /// Faults without the space's lock, against faults that share it, and the kernel's
     Speculative(SpeculativeBench),
+    /// Which page goes: policies, played on the order in which programs ask for their pages
+    Policies(policies::PoliciesBench),
     /// Threads that look up records, as ebizzy's do
     #[command(hide = true)]
     Ebizzy(speculative::EbizzyArgs),
@@ -378,6 +381,7 @@ pub fn main() -> ExitCode {
         BenchCommand::Handlers(options) => handlers::main(&options),
         BenchCommand::Faults(faults) => handlers::faults(&faults),
         BenchCommand::Speculative(options) => speculative::main(&options),
+        BenchCommand::Policies(options) => policies::main(&options),
         BenchCommand::Ebizzy(ebizzy) => speculative::ebizzy(&ebizzy),
         BenchCommand::Load(load) => speculative::load(&load),
     };

@@ -1,0 +1,58 @@
+#!/bin/sh
+# Records the pages that six programs ask for, small enough for valgrind, and plays the policies on them.
+# Usage: scripts/page-traces.sh DIR [QUIRE]. It takes a quarter of an hour, and DIR some gigabytes.
+set -eu
+cd "$(dirname "$0")/.."
+traces=${1:?the directory for the traces}
+quire=${2:-target/release/quire}
+python=$(python3 -c 'import sys; print(sys.executable)')
+programs=crates/quire-bench/src
+mkdir -p "$traces"
+
+record() {
+    name=$1
+    shift
+    [ -s "$traces/$name.pages" ] && return
+    echo "recording $name" >&2
+    LC_ALL=C "$quire" bench policies --record "$traces/new" -- "$@"
+    mv "$traces/new" "$traces/$name.pages"
+}
+
+"$python" - "$traces" <<'PYTHON'
+import pathlib
+import random
+import sys
+
+traces = pathlib.Path(sys.argv[1])
+rng = random.Random(5)
+words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(3, 9))) for _ in range(4000)]
+lines = (" ".join(rng.choices(words, k=30)) + f" {rng.getrandbits(64):016x}\n" for _ in range(30_000))
+(traces / "text").write_text("".join(lines))
+(traces / "maps.cc").write_text(
+    "#include <map>\n#include <regex>\n#include <string>\n"
+    + "".join(
+        f"struct K{i} {{ int n; bool operator<(K{i} o) const {{ return n < o.n; }} }};\n"
+        f"int f{i}(std::map<K{i}, std::string> &m) {{ return m[K{i}{{{i}}}].size(); }}\n"
+        for i in range(40)
+    )
+)
+(traces / "rows.sql").write_text(
+    "create table t(id integer primary key, word text, n integer); create index w on t(word);\n"
+    "begin;\n"
+    + "".join(
+        f"insert into t values({i}, '{rng.choice(words)}{rng.randrange(1000)}', {rng.randrange(1000)});\n"
+        for i in range(60_000)
+    )
+    + "commit;\n"
+    + "".join(f"select count(*), sum(n) from t where word like '{rng.choice(words)}%';\n" for _ in range(20))
+    + "".join(f"update t set n = n + 1 where id = {rng.randrange(60_000)};\n" for _ in range(3000))
+)
+PYTHON
+
+record sort sort -S 1G --parallel=1 -o "$traces/sorted" "$traces/text"
+record cc1plus "$(g++ -print-prog-name=cc1plus)" -quiet -O1 -o "$traces/maps.s" "$traces/maps.cc"
+record sqlite sqlite3 -init "$traces/rows.sql" :memory: .exit
+record collector "$python" "$programs/pressure/collector.py" 60000 1
+record dicts "$python" "$programs/programs/dicts.py" 12000
+record zstd zstd -qf -15 --single-thread -o "$traces/text.zst" "$traces/text"
+exec "$quire" bench policies "$traces"/*.pages
