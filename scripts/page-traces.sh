@@ -50,7 +50,8 @@ lines = (" ".join(rng.choices(words, k=30)) + f" {rng.getrandbits(64):016x}\n" f
 PYTHON
 
 record sort sort -S 1G --parallel=1 -o "$traces/sorted" "$traces/text"
-record cc1plus "$(g++ -print-prog-name=cc1plus)" -quiet -O1 -o "$traces/maps.s" "$traces/maps.cc"
+g++ -E -o "$traces/maps.ii" "$traces/maps.cc"
+record cc1plus "$(g++ -print-prog-name=cc1plus)" -quiet -O1 -o "$traces/maps.s" -fpreprocessed "$traces/maps.ii"
 record sqlite sqlite3 -init "$traces/rows.sql" :memory: .exit
 record collector "$python" "$programs/pressure/collector.py" 60000 1
 record dicts "$python" "$programs/programs/dicts.py" 12000

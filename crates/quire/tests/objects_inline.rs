@@ -83,9 +83,17 @@ fn a_fault_takes_little_of_its_threads_stack() {
             threads.map(|thread| thread.join().unwrap()).into_iter().max().unwrap()
         })
     };
-    let (of_copy, of_object) = (on_threads(map.as_ptr()), on_threads(shared.as_ptr()));
-    let is_short = space.counter("pswpin") > 0 && space.counter("pgscan_direct") > 0;
-    assert!(is_short, "faults reclaim: {:?}", space.counters());
+    // The background thread may be quick enough that no fault has to reclaim.
+    let is_short = || space.counter("pswpin") > 0 && space.counter("pgscan_direct") > 0;
+    let (mut of_copy, mut of_object) = (0, 0);
+    for _ in 0..50 {
+        of_copy = of_copy.max(on_threads(map.as_ptr()));
+        of_object = of_object.max(on_threads(shared.as_ptr()));
+        if is_short() {
+            break;
+        }
+    }
+    assert!(is_short(), "faults reclaim: {:?}", space.counters());
     println!("bytes of the stack, with the kernel's: {of_copy} for a copy, {of_object} else");
     assert!(of_copy <= STACK_MAX && of_object <= STACK_MAX, "{of_copy} and {of_object} bytes");
 }
