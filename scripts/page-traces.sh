@@ -1,6 +1,6 @@
 #!/bin/sh
 # Records the pages that six programs ask for, small enough for valgrind, and plays the policies on them.
-# Usage: scripts/page-traces.sh DIR [QUIRE]. It takes a quarter of an hour, and DIR some gigabytes.
+# Usage: scripts/page-traces.sh DIR [QUIRE]. Valgrind takes its time.
 set -eu
 cd "$(dirname "$0")/.."
 traces=${1:?the directory for the traces}
@@ -29,11 +29,11 @@ words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(3, 9)))
 lines = (" ".join(rng.choices(words, k=30)) + f" {rng.getrandbits(64):016x}\n" for _ in range(30_000))
 (traces / "text").write_text("".join(lines))
 (traces / "maps.cc").write_text(
-    "#include <map>\n#include <regex>\n#include <string>\n"
+    "#include <map>\n#include <string>\n"
     + "".join(
         f"struct K{i} {{ int n; bool operator<(K{i} o) const {{ return n < o.n; }} }};\n"
         f"int f{i}(std::map<K{i}, std::string> &m) {{ return m[K{i}{{{i}}}].size(); }}\n"
-        for i in range(40)
+        for i in range(8)
     )
 )
 (traces / "rows.sql").write_text(
@@ -41,11 +41,11 @@ lines = (" ".join(rng.choices(words, k=30)) + f" {rng.getrandbits(64):016x}\n" f
     "begin;\n"
     + "".join(
         f"insert into t values({i}, '{rng.choice(words)}{rng.randrange(1000)}', {rng.randrange(1000)});\n"
-        for i in range(60_000)
+        for i in range(20_000)
     )
     + "commit;\n"
-    + "".join(f"select count(*), sum(n) from t where word like '{rng.choice(words)}%';\n" for _ in range(20))
-    + "".join(f"update t set n = n + 1 where id = {rng.randrange(60_000)};\n" for _ in range(3000))
+    + "".join(f"select count(*), sum(n) from t where word like '{rng.choice(words)}%';\n" for _ in range(8))
+    + "".join(f"update t set n = n + 1 where id = {rng.randrange(20_000)};\n" for _ in range(1000))
 )
 PYTHON
 
@@ -53,7 +53,7 @@ record sort sort -S 1G --parallel=1 -o "$traces/sorted" "$traces/text"
 g++ -E -o "$traces/maps.ii" "$traces/maps.cc"
 record cc1plus "$(g++ -print-prog-name=cc1plus)" -quiet -O1 -o "$traces/maps.s" -fpreprocessed "$traces/maps.ii"
 record sqlite sqlite3 -init "$traces/rows.sql" :memory: .exit
-record collector "$python" "$programs/pressure/collector.py" 60000 1
-record dicts "$python" "$programs/programs/dicts.py" 12000
-record zstd zstd -qf -15 --single-thread -o "$traces/text.zst" "$traces/text"
+record collector "$python" "$programs/pressure/collector.py" 20000 1
+record dicts "$python" "$programs/programs/dicts.py" 4000
+record zstd zstd -qf -9 --single-thread -o "$traces/text.zst" "$traces/text"
 exec "$quire" bench policies "$traces"/*.pages
