@@ -115,16 +115,16 @@ def diagnose(root, quire):
         lines.append(f"process {pid} ({command}) {state}: {cmdline}")
         status = read_or(f"/proc/{pid}/status").splitlines()
         lines += [f"    {line}" for line in status if line.startswith(("VmRSS", "Threads", "VmHWM"))]
-        is_managed = False
+        names = set()
         for task in sorted(Path(f"/proc/{pid}/task").glob("*"), key=lambda task: int(task.name)):
             name = read_or(task / "comm")
-            is_managed = is_managed or name == "quire-kswapd"
+            names.add(name)
             stat = read_or(task / "stat").rpartition(")")[2].split()
             where = read_or(task / "wchan")
             lines.append(f"  task {task.name} {name} {stat[0]} ticks {stat[11:13]} {where}")
             stacks.append(f"task {task.name} {name}: {read_or(task / 'syscall')}")
             stacks += [f"    {line}" for line in read_or(task / "stack").splitlines()]
-        if is_managed:
+        if "quire-kswapd" in names:
             lines.append(counted_in_a_second(quire, pid))
     return "\n".join(lines + stacks)
 

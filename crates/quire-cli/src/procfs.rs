@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::io::Read as _;
 use std::str::FromStr;
 
+use quire::process::THREAD_NAMES;
+
 /// The fields of /proc/PID/stat that are needed here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ProcessStat {
@@ -67,7 +69,9 @@ pub(crate) fn cpu_seconds(pid: u32) -> Option<f64> {
 
 /// The clock ticks that a thread has run, if it is Quire's.
 fn own_ticks(stat: &str) -> Option<u64> {
-    if stat.contains(" (quire-") { parse_ticks(stat, 2) } else { None }
+    let (name, _) = stat.split_once('(')?.1.rsplit_once(") ")?;
+    let is_own = THREAD_NAMES.iter().any(|own| own.to_bytes() == name.as_bytes());
+    if is_own { parse_ticks(stat, 2) } else { None }
 }
 
 /// The clock ticks that a thread has run, in the first two `fields`, or a process, and its children in the
@@ -130,6 +134,7 @@ mod tests {
         assert_eq!(parse_stat(line), Some(expected));
         assert_eq!(parse_ticks(line, 4), Some(5 + 6 + 7 + 8));
         assert_eq!(own_ticks(line), None);
+        assert_eq!(own_ticks(&line.replace("a) b", "quire-bench")), None);
         assert_eq!(own_ticks(&line.replace("a) b", "quire-fault")), Some(5 + 6));
         let stopped = parse_stat(&line.replace(" S ", " t ")).unwrap();
         assert!(stopped.is_stopped && !stopped.is_dead);

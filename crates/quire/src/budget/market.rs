@@ -32,7 +32,7 @@ use crate::sys::monotonic_ns;
 /// What no member gives, if it is not more than half of an equal share.
 const FLOOR_MAX: usize = 128;
 /// What a member needs to get on at all: pages that one instruction may touch, and their tables.
-const FLOOR_MIN: usize = 16;
+pub(crate) const FLOOR_MIN: usize = 16;
 /// Pages requested at a time.
 const DEMAND_MAX: usize = 512;
 /// How long a member may take to answer a request before it is passed over.

@@ -12,6 +12,7 @@ mod market;
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
+pub(crate) use self::market::FLOOR_MIN;
 pub use self::market::{ASK_AFTER_NS, Donor, For, Need};
 use crate::control::account::Account;
 use crate::control::{Control, Event, FaultKind, Member, Obituary, Seat, raise};

@@ -102,6 +102,7 @@ impl<M: Mmu> VmSpace<M> {
         page: PageNum,
         mut attempt: impl FnMut(Option<Vma>, Way) -> Result<Outcome, Doubt>,
     ) -> Outcome {
+        // While the background thread sleeps enough is free, and nothing is taken.
         if self.is_kswapd_awake() {
             self.asked.note(page);
         }

@@ -25,7 +25,7 @@ use self::gate::Gate;
 use self::join::{Joined, SocketName};
 use self::limit::AddressLimit;
 use self::threads::{EngineThreads, Handlers};
-pub use self::threads::{HANDLERS_AUTO_MAX, HANDLERS_MAX};
+pub use self::threads::{HANDLERS_AUTO_MAX, HANDLERS_MAX, THREAD_NAMES};
 use crate::budget::Budget;
 use crate::control::Hello;
 use crate::mmu::userfaultfd::Userfaultfd;

@@ -18,6 +18,7 @@
 //! once on a busy CPU as well (0026).
 
 use core::cell::UnsafeCell;
+use core::ffi::CStr;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use super::Process;
@@ -57,6 +58,21 @@ enum Role {
     /// Reads the swap file.
     Reader,
 }
+
+impl Role {
+    const fn name(self) -> &'static CStr {
+        match self {
+            Role::Handler(_) => c"quire-fault",
+            Role::Kswapd => c"quire-kswapd",
+            Role::ProxyCalls => c"quire-proxy",
+            Role::Reader => c"quire-swapin",
+        }
+    }
+}
+
+/// The names of the engine's threads in a program.
+pub const THREAD_NAMES: [&CStr; 4] =
+    [Role::Handler(None).name(), Role::Kswapd.name(), Role::ProxyCalls.name(), Role::Reader.name()];
 
 struct ThreadSeat {
     place: ThreadMemory,
@@ -264,9 +280,9 @@ fn run(seat: &'static ThreadSeat) -> ! {
     process.space.enlist_engine_thread();
     // SAFETY: this thread is the only one that runs on the seat.
     let scratch = unsafe { &mut *seat.scratch.get() };
+    thread::set_name(seat.role.name());
     match seat.role {
         Role::Handler(cpu) => {
-            thread::set_name(c"quire-fault");
             if let Some(cpu) = cpu {
                 thread::pin_to_nth_cpu(cpu);
             }
@@ -274,18 +290,11 @@ fn run(seat: &'static ThreadSeat) -> ! {
             handle_faults(process, scratch)
         }
         Role::Kswapd => {
-            thread::set_name(c"quire-kswapd");
             thread::run_soon();
             reclaim(process, scratch)
         }
-        Role::ProxyCalls => {
-            thread::set_name(c"quire-proxy");
-            run_proxy_calls(process)
-        }
-        Role::Reader => {
-            thread::set_name(c"quire-swapin");
-            read_swap(process, scratch)
-        }
+        Role::ProxyCalls => run_proxy_calls(process),
+        Role::Reader => read_swap(process, scratch),
     }
 }
 

@@ -1,4 +1,5 @@
-//! The pages that were asked for last while memory was short: reclaim does not take them.
+//! The pages that were asked for last while memory was short: reclaim does not take them, unless the program
+//! says so.
 //!
 //! One instruction may need two pages at once: a load over their boundary, a copy from one to the other. Where
 //! all but a page or two is full of what cannot go, each of their faults would have the other one taken,
@@ -8,23 +9,21 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
+use crate::budget::FLOOR_MIN;
 use crate::units::PageNum;
-
-/// As many as a member of a tree keeps in any case.
-const PAGES: usize = 16;
 
 /// Each is one more than the page's number; 0 is none. Relaxed, all: a page that is missed is asked for
 /// again.
 #[derive(Default)]
 pub(crate) struct AskedLast {
-    pages: [AtomicU64; PAGES],
+    pages: [AtomicU64; FLOOR_MIN],
     next: AtomicU32,
 }
 
 impl AskedLast {
     pub fn note(&self, page: PageNum) {
         if !self.has(page) {
-            let at = self.next.fetch_add(1, Relaxed) as usize % PAGES;
+            let at = self.next.fetch_add(1, Relaxed) as usize % FLOOR_MIN;
             self.pages[at].store(page.0 + 1, Relaxed);
         }
     }
@@ -42,9 +41,9 @@ mod tests {
     fn pages_that_are_asked_for_in_turn_stay_until_so_many_others_were() {
         let asked = AskedLast::default();
         assert!(!asked.has(PageNum(0)));
-        (0..100).for_each(|turn| asked.note(PageNum(1 + turn % PAGES as u64)));
-        assert!((1..=PAGES as u64).all(|page| asked.has(PageNum(page))));
-        (0..PAGES as u64).for_each(|other| asked.note(PageNum(1000 + other)));
-        assert!((1..=PAGES as u64).all(|page| !asked.has(PageNum(page))));
+        (0..100).for_each(|turn| asked.note(PageNum(1 + turn % FLOOR_MIN as u64)));
+        assert!((1..=FLOOR_MIN as u64).all(|page| asked.has(PageNum(page))));
+        (0..FLOOR_MIN as u64).for_each(|other| asked.note(PageNum(1000 + other)));
+        assert!((1..=FLOOR_MIN as u64).all(|page| !asked.has(PageNum(page))));
     }
 }

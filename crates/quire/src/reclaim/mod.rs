@@ -10,7 +10,7 @@
 //! passed once ([`Reclaimer::spares`]). What becomes of its mapping differs. A page of the arena
 //! stays mapped: the next time round it goes to limbo, where a fault finds it still. A page of an
 //! object is unmapped and stays cached: this is its limbo, and a fault, a minor one, sets the flag
-//! again. The pages that the last faults asked for stay whatever happens ([`asked`]).
+//! again. The few pages that were asked for last, while memory was short, stay ([`asked`]).
 //!
 //! # How much is kept
 //!
