@@ -23,7 +23,7 @@ mod generator;
 mod object;
 mod waist;
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -126,6 +126,7 @@ pub struct Simulated {
     state: Mutex<State>,
     changed: Condvar,
     clock: AtomicU64,
+    is_protection_refused: AtomicBool,
     settings: Settings,
 }
 
@@ -160,6 +161,7 @@ impl Simulated {
             }),
             changed: Condvar::new(),
             clock: AtomicU64::new(1),
+            is_protection_refused: AtomicBool::new(false),
             settings,
         })
     }
@@ -333,6 +335,11 @@ impl Simulated {
             let state = self.state();
             let _ = self.changed.wait_timeout(state, core::time::Duration::from_millis(10));
         }
+    }
+
+    /// From now on no page can be mapped write-protected: there is no memory for it.
+    pub fn refuse_protection(&self) {
+        self.is_protection_refused.store(true, Ordering::Relaxed);
     }
 
     /// The kernel takes hold of a mapped page, as for direct I/O; what it writes goes to the

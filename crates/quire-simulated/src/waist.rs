@@ -96,6 +96,11 @@ impl Mmu for Simulated {
     unsafe fn copy_in(&self, pages: PageRange, source: *const u8, protection: Protection) -> Done {
         self.enter();
         let is_forgotten = self.settings.planted == Some(Planted::ForgottenProtection);
+        if protection == Protection::WriteProtected
+            && self.is_protection_refused.load(Ordering::Relaxed)
+        {
+            return Done { pages: 0, refusal: Some(Refusal::NoMemory) };
+        }
         self.each(pages, |state, page, at| {
             let entry = state.entries[page.index()];
             assert!(entry.shows.is_none(), "{page:?} is an object's: a copy would enter its memfd");

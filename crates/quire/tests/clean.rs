@@ -60,6 +60,18 @@ fn pages_that_were_only_read_go_without_a_move_and_without_packing() {
 }
 
 #[test]
+fn a_page_that_cannot_be_protected_is_mapped_and_keeps_nothing_in_store() {
+    let machine = Machine::new(Tree::default());
+    let range = machine.map(0, PAGES);
+    machine.fill_all(range);
+    machine.advise(range, Advice::PageOut);
+    machine.mmu().refuse_protection();
+    machine.expect_all(range);
+    assert!(range.pages().all(|page| machine.word(page).stored().is_none()));
+    machine.space.check();
+}
+
+#[test]
 fn without_batches_every_clean_page_is_a_call() {
     let (machine, range) = read_again(Tree { is_batched: false, ..Tree::default() });
     machine.unmapped();

@@ -270,6 +270,11 @@ impl<M: Mmu> VmSpace<M> {
                     window.shrink(1);
                     return self.fill_window(window, source, guess, staging);
                 }
+                Some(Stop::Refused(Refusal::NoMemory)) if window.is_clean => {
+                    // The kernel has no memory to begin write protection with; without it a write
+                    // would not be seen, so they keep nothing in store.
+                    window.is_clean = false;
+                }
                 Some(Stop::Refused(_)) => {
                     // The mapping is changing; the thread that changes it waits for these locks.
                     window.pages.cut_to(PageRange::default());
