@@ -2,15 +2,24 @@
 
 use core::mem::MaybeUninit;
 
+use linux_raw_sys::general::MADV_DONTNEED;
+
 use crate::swap::compress::{Compressor, PageBytes};
 use crate::swap::io::Ring;
 use crate::sys::zstd::PackerMemory;
 use crate::sys::{Errno, memory, yard};
 
-/// Pages of staging: what one copy carries at most.
-pub const STAGING_PAGES: usize = 64;
+/// Pages of staging: what one copy carries at most. Each thread has as many for good once it has
+/// brought a long window, and more make a window hardly cheaper.
+pub const STAGING_PAGES: usize = 16;
+/// Pages that one read brings at most.
+pub const READ_PAGES: usize = 64;
 /// Pages that a reader of the swap file has under way at most.
-pub const READING_PAGES: usize = 256;
+pub const READING_PAGES: usize = 4 * READ_PAGES;
+/// Of what a read brings at most, the pages that keep their memory where no long read has come for a while.
+const READ_PAGES_KEPT: usize = 8;
+/// Short reads after which the others' memory is given back.
+const SHORT_READS: u32 = 64;
 
 /// Buffers and a compressor in a mapping of their own.
 pub struct Scratch {
@@ -25,6 +34,15 @@ pub struct Scratch {
     pub page: &'static mut PageBytes,
     /// A handler's own way to the swap file.
     pub reader: Option<Ring>,
+    /// Short reads until the memory for long ones is given back; 0 where it has been.
+    short_reads_left: u32,
+}
+
+/// Gives the memory of pages back whose content is not needed.
+fn discard(pages: &mut [PageBytes]) {
+    // SAFETY: memory of a scratch's own mapping, borrowed exclusively; zeros are as good as what it holds.
+    let _ =
+        unsafe { memory::advise(pages.as_mut_ptr() as usize, size_of_val(pages), MADV_DONTNEED) };
 }
 
 #[repr(C, align(4096))]
@@ -59,7 +77,22 @@ impl Scratch {
             reading: &mut memory.reading,
             page: &mut memory.page,
             reader: None,
+            short_reads_left: 0,
         })
+    }
+
+    /// Notes that so many pages at most were read into a place of `reading`, whose content is used up.
+    pub fn note_read(&mut self, pages: usize) {
+        if pages > READ_PAGES_KEPT {
+            self.short_reads_left = SHORT_READS;
+        } else if self.short_reads_left > 0 {
+            self.short_reads_left -= 1;
+            if self.short_reads_left == 0 {
+                self.reading
+                    .chunks_exact_mut(READ_PAGES)
+                    .for_each(|pages| discard(&mut pages[READ_PAGES_KEPT..]));
+            }
+        }
     }
 
     /// The thread's compressor. It is made when it is first asked for: most threads pack nothing.
@@ -69,5 +102,24 @@ impl Scratch {
         }
         // SAFETY: initialised above, now or before.
         unsafe { self.compressor.assume_init_mut() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_memory_for_long_reads_goes_after_many_short_ones() {
+        let mut scratch = Scratch::new().unwrap();
+        let filled = |scratch: &Scratch| scratch.reading.iter().filter(|page| page[0] != 0).count();
+        scratch.reading.iter_mut().for_each(|page| page[0] = 1);
+        scratch.note_read(READ_PAGES);
+        for _ in 1..SHORT_READS {
+            scratch.note_read(1);
+        }
+        assert_eq!(filled(&scratch), READING_PAGES);
+        scratch.note_read(1);
+        assert_eq!(filled(&scratch), READING_PAGES / READ_PAGES * READ_PAGES_KEPT);
     }
 }

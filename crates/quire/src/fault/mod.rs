@@ -21,7 +21,6 @@ mod window;
 
 use self::order::{Guess, Through};
 use self::speculative::{Doubt, Way};
-pub(crate) use self::swapin::READ_AHEAD_PAGES;
 use self::window::{FaultWindow, FillSource, Settled};
 use crate::control::{Event, Tracepoint};
 use crate::failpoint::{self, Failpoint};

@@ -7,7 +7,7 @@ use crate::control::{Event, FaultKind};
 use crate::mmu::Mmu;
 use crate::page::{LockedPage, Snapshot, State};
 use crate::reclaim::{NoCaches, Room};
-use crate::scratch::{READING_PAGES, Scratch};
+use crate::scratch::{READ_PAGES, READING_PAGES, Scratch};
 use crate::space::VmSpace;
 use crate::space::vma::Pattern;
 use crate::swap::SwapRead;
@@ -18,11 +18,10 @@ use crate::sys::monotonic_ns;
 use crate::units::PAGE_SIZE;
 
 /// What a stream reads for one fault at most: the page, and what around it is in the file too.
-const READ_AHEAD_ORDER: u32 = 6;
-pub(crate) const READ_AHEAD_PAGES: usize = 1 << READ_AHEAD_ORDER;
-const READ_AHEAD_BYTES: usize = READ_AHEAD_PAGES * PAGE_SIZE;
+const READ_ORDER: u32 = READ_PAGES.ilog2();
+const READ_BYTES: usize = READ_PAGES * PAGE_SIZE;
 /// Reads that are under way together.
-const GROUP: usize = READING_PAGES / READ_AHEAD_PAGES;
+const GROUP: usize = READING_PAGES / READ_PAGES;
 
 /// A read for a window, all of whose pages are locked.
 struct PlannedRead<'a, M: Mmu> {
@@ -66,6 +65,7 @@ impl<M: Mmu> VmSpace<M> {
                 self.note_time(FaultKind::File, passed_ns);
             }
         }
+        scratch.note_read(longest(&plans[..group.len()]));
     }
 
     /// Reads and maps a page on the handler's own thread: two threads fewer to wake, and each
@@ -93,7 +93,9 @@ impl<M: Mmu> VmSpace<M> {
             || self.read_alone(&mut read, 0, ring, scratch);
         scratch.reader = own;
         self.make_room(&NoCaches, Room::Frame, read.window.range().len(), Some(scratch));
-        if self.map_read(&mut read, is_read.then_some(0), scratch) {
+        let is_mapped = self.map_read(&mut read, is_read.then_some(0), scratch);
+        scratch.note_read(longest(&[read.plan]));
+        if is_mapped {
             return Ok(());
         }
         Err(read.window.pages.take_first().expect("the page asked for"))
@@ -116,12 +118,12 @@ impl<M: Mmu> VmSpace<M> {
             return PlannedRead { window, plan, guess, is_write };
         };
         let mut guess = self.guess(page, old, &vma);
-        guess.order = guess.order.min(READ_AHEAD_ORDER);
+        guess.order = guess.order.min(READ_ORDER);
         let joins = |other: Snapshot| match other.state() {
             State::Same | State::Pool => true,
             State::File => {
                 let location = Location::new(other.payload());
-                let longer = location.and_then(|location| plan.with(location, READ_AHEAD_BYTES));
+                let longer = location.and_then(|location| plan.with(location, READ_BYTES));
                 plan = longer.unwrap_or(plan);
                 longer.is_some()
             }
@@ -172,7 +174,7 @@ impl<M: Mmu> VmSpace<M> {
             window.pages.take_first().into_iter().for_each(|page| self.poison_locked(page));
             return true;
         };
-        let pages = &scratch.reading[at * READ_AHEAD_PAGES..][..READ_AHEAD_PAGES];
+        let pages = &scratch.reading[at * READ_PAGES..][..READ_PAGES];
         let bytes = &pages.as_flattened()[..plan.length];
         if window.range().len() == 1 && !window.is_clean && !*is_write {
             let location = Location::new(window.before(window.asked).payload());
@@ -195,7 +197,7 @@ impl<M: Mmu> VmSpace<M> {
         scratch: &mut Scratch,
     ) -> [Result<(), Errno>; GROUP] {
         let mut results = [Err(Errno::IO); GROUP];
-        let mut buffers = scratch.reading.chunks_exact_mut(READ_AHEAD_PAGES);
+        let mut buffers = scratch.reading.chunks_exact_mut(READ_PAGES);
         let mut jobs: [Job<'_>; GROUP] = core::array::from_fn(|at| {
             let buffer = buffers.next().expect("a buffer for each").as_flattened_mut();
             let plan = plans.get(at).copied().unwrap_or(Location::FIRST.plan());
@@ -210,4 +212,9 @@ impl<M: Mmu> VmSpace<M> {
         }
         results
     }
+}
+
+/// Pages that the longest of these reads takes.
+fn longest(plans: &[ReadPlan]) -> usize {
+    plans.iter().map(|plan| plan.length.div_ceil(PAGE_SIZE)).max().unwrap_or(0)
 }

@@ -25,7 +25,7 @@ use crate::mmu::Access;
 use crate::mmu::object::ObjectMmu;
 use crate::page::{LockedPage, State};
 use crate::reclaim::Room;
-use crate::scratch::{STAGING_PAGES, Scratch};
+use crate::scratch::{READ_PAGES, STAGING_PAGES, Scratch};
 use crate::space::vma::{Kind, Vma};
 use crate::swap::compress::PageBytes;
 use crate::units::{BLOCK_ORDER, BLOCK_PAGES, ObjectPage, PageNum, PageRange};
@@ -46,7 +46,7 @@ enum PrivateLook {
 }
 
 struct CopyBuffers<'a> {
-    bytes: &'a mut [PageBytes; STAGING_PAGES],
+    bytes: &'a mut [PageBytes; READ_PAGES],
     staging: &'a mut Staging,
 }
 
@@ -58,7 +58,7 @@ impl<'a> CopyBuffers<'a> {
     }
 
     fn of_worker(buffer: &'a mut IoBuffer) -> CopyBuffers<'a> {
-        let (pages, _) = buffer.pages(2 * STAGING_PAGES).as_chunks_mut();
+        let (pages, _) = buffer.pages(READ_PAGES + STAGING_PAGES).as_chunks_mut();
         let (bytes, rest) = pages.split_first_chunk_mut().expect("as many as asked for");
         let (staging, _) = rest.split_first_chunk_mut().expect("as many as asked for");
         CopyBuffers { bytes, staging }
@@ -268,7 +268,7 @@ impl<M: ObjectMmu> Objects<M> {
         let is_dropped = old.state() == State::Mapped;
         let block = PageRange::new(page.align_down(BLOCK_ORDER), BLOCK_PAGES);
         let bounds = around.intersect(vma.range).intersect(block);
-        let pages_max = if is_dropped { 1 } else { STAGING_PAGES };
+        let pages_max = if is_dropped { 1 } else { READ_PAGES };
         let range = self.space.lock_unfilled_around(page, bounds, pages_max, |page| {
             let at = backing.object_page(page);
             at.index() < object.pages() && self.lock_cached(object, at)

@@ -12,10 +12,9 @@
 use core::sync::atomic::Ordering;
 
 use crate::control::{Event, SEGMENT_BYTES};
-use crate::fault::READ_AHEAD_PAGES;
 use crate::mmu::{FrameId, FrameRun, Mmu};
 use crate::page::{Flags, LockedPage, PageLocks, PageWord, Snapshot, State, Stored};
-use crate::scratch::Scratch;
+use crate::scratch::{READ_PAGES, Scratch};
 use crate::space::VmSpace;
 use crate::swap::Writing;
 use crate::swap::blob::{Blob, Packing};
@@ -140,8 +139,8 @@ impl<M: Mmu> VmSpace<M> {
         'round: for step in 0..blocks {
             let block = (start + step) % blocks;
             let Some(range) = self.pages.swap_block(block) else { continue };
-            let runs = (range.start.0..range.end.0).step_by(READ_AHEAD_PAGES);
-            let runs = runs.map(|start| PageRange::new(PageNum(start), READ_AHEAD_PAGES));
+            let runs = (range.start.0..range.end.0).step_by(READ_PAGES);
+            let runs = runs.map(|start| PageRange::new(PageNum(start), READ_PAGES));
             for run in runs.filter(|&run| !wants_old || self.is_old(run)) {
                 let is_packed = |page: &PageNum| self.snapshot(*page).state() == State::Pool;
                 let pages = || run.pages().filter(is_packed);
