@@ -83,6 +83,7 @@ mod tests {
         }
         assert_eq!(costs.choose(16), Transfer::Copy);
     }
+
     #[test]
     fn a_small_folio_is_copied_where_most_are_small() {
         let costs = Costs::new();
