@@ -28,7 +28,7 @@ pub struct Scratch {
     packer: Option<&'static mut PackerMemory>,
     /// Pages on their way into the program.
     pub staging: &'static mut [PageBytes; STAGING_PAGES],
-    /// What was read from the swap file; only readers touch it.
+    /// What was read from the swap file; a handler that copies out of an object borrows it.
     pub reading: &'static mut [PageBytes; READING_PAGES],
     /// One page on its way out.
     pub page: &'static mut PageBytes,

@@ -3,7 +3,7 @@
 //! To move a frame takes a mapping away from the pool, and that costs an interrupt on every other
 //! CPU that runs a thread of this process; to copy takes nothing away but needs new memory from
 //! the kernel. The cheaper way is taken, and now and then the other one, to learn whether things have
-//! changed. Small folios are copied where nearly all are small.
+//! changed. Small folios are copied where most are small.
 
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 

@@ -52,7 +52,7 @@ struct CopyBuffers<'a> {
 
 impl<'a> CopyBuffers<'a> {
     fn of_handler(scratch: &'a mut Scratch) -> CopyBuffers<'a> {
-        // Only readers of the swap file use it otherwise, and no fault reads it while it copies.
+        // Reads of the swap file use it otherwise, and no fault reads the file while it copies.
         let (bytes, _) = scratch.reading.split_first_chunk_mut().expect("it is larger");
         CopyBuffers { bytes, staging: scratch.staging }
     }
