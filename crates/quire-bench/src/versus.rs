@@ -232,7 +232,8 @@ impl VersusSuite {
             // Said again by its own rounds.
             Err(_) => 0,
         };
-        let all_bytes = if all_bytes == 0 { budget_bytes + allowance_bytes(1) } else { all_bytes };
+        let all_bytes =
+            if all_bytes == 0 { budget_bytes + allowance_bytes(1, 0) } else { all_bytes };
         let note = format!("budget {}; its cgroup held {}", Human(budget_bytes), Human(all_bytes));
         half.push(VersusEntry::new(quire, note));
         if let Some(found) = fit::kernel_for_tree(&self.stage, &workload, all_bytes)? {

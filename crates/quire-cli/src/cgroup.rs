@@ -25,6 +25,11 @@ use crate::procfs;
 /// libraries (16 MiB), stacks (12 MiB), page tables (8 MiB map 4 GiB), the kernel's structures for
 /// its tasks and files (8 MiB), and what the kernel charges ahead, 64 pages a CPU (4 MiB).
 const ALLOWANCE_BYTES: u64 = (16 + 12 + 8 + 8 + 4) << 20;
+/// The data that the allowance has page tables for, and how much of it a byte of a page table maps.
+const MAPPED_BYTES: u64 = 4 << 30;
+const MAPPED_BY_BYTE: u64 = 512;
+/// The limit is raised by as much at least: a write to a file of the kernel's.
+const RAISE_BYTES: u64 = 1 << 20;
 
 /// The same for each further process of the run: its engine (stacks and scratch buffers of its
 /// threads, page tables of arena, pool and tables, the kernel's side of threads and userfaultfds),
@@ -32,9 +37,12 @@ const ALLOWANCE_BYTES: u64 = (16 + 12 + 8 + 8 + 4) << 20;
 /// four times the budget without pause.
 const MEMBER_BYTES: u64 = 4 << 20;
 
-/// What a run with so many processes may hold beside its budget.
-pub const fn allowance_bytes(members: usize) -> u64 {
-    ALLOWANCE_BYTES + MEMBER_BYTES * (members as u64).saturating_sub(1)
+/// What a run with so many processes, whose data are `wanted_bytes`, may hold beside its budget. The page
+/// tables of data that has left memory stay, so those of a program that wants many times its budget may be
+/// as large as that.
+pub const fn allowance_bytes(members: usize, wanted_bytes: u64) -> u64 {
+    let page_tables = wanted_bytes.saturating_sub(MAPPED_BYTES) / MAPPED_BY_BYTE;
+    ALLOWANCE_BYTES + page_tables + MEMBER_BYTES * (members as u64).saturating_sub(1)
 }
 
 const REMOVE_TRIES: u32 = 100;
@@ -135,7 +143,7 @@ impl Cgroup {
         let pid = std::process::id();
         let start = procfs::stat(pid).context("/proc/self/stat cannot be read")?.start_ticks;
         let name = format!("quire-{pid}-{start}");
-        let limit_bytes = budget_bytes + allowance_bytes(1);
+        let limit_bytes = budget_bytes + allowance_bytes(1, 0);
         let (parent, leaf) = match hierarchy.version {
             Version::V1 => (hierarchy.own.clone(), None),
             Version::V2 => parent_in_v2(hierarchy, &name, limit_bytes)?,
@@ -151,16 +159,17 @@ impl Cgroup {
         Ok(cgroup)
     }
 
-    /// Raises the limit of a cgroup with such a budget when it is called with more processes than
-    /// before. It never lowers the limit: processes that come take the places of those that went. Where
-    /// the kernel refuses, the limit stays as it is.
-    pub(crate) fn limit_follower(&self, budget_bytes: u64) -> impl FnMut(usize) + use<> {
+    /// Raises the limit of a cgroup with such a budget when it is called with more processes, or more data,
+    /// than before. It never lowers the limit: processes that come take the places of those that went.
+    /// Where the kernel refuses, the limit stays as it is.
+    pub(crate) fn limit_follower(&self, budget_bytes: u64) -> impl FnMut(usize, u64) + use<> {
         let (version, folder) = (self.version, self.folder.clone());
-        let mut most = 1;
-        move |members| {
-            if members > most {
-                most = members;
-                let _ = set_limit(version, &folder, budget_bytes + allowance_bytes(members));
+        let mut allowed = allowance_bytes(1, 0);
+        move |members, wanted_bytes| {
+            let needed = allowance_bytes(members, wanted_bytes);
+            if needed >= allowed + RAISE_BYTES {
+                allowed = needed;
+                let _ = set_limit(version, &folder, budget_bytes + allowed);
             }
         }
     }

@@ -165,13 +165,16 @@ fn a_real_cgroup_limits_and_goes() {
     assert_eq!(cgroup.limit_bytes(), Some((64 << 20) + ALLOWANCE_BYTES));
     let mut follow = cgroup.limit_follower(64 << 20);
     for members in [1, 3, 16, 2] {
-        follow(members);
+        follow(members, 4 << 30);
     }
-    assert_eq!(cgroup.limit_bytes(), Some((64 << 20) + ALLOWANCE_BYTES + 15 * MEMBER_BYTES));
+    let of_sixteen = (64 << 20) + ALLOWANCE_BYTES + 15 * MEMBER_BYTES;
+    assert_eq!(cgroup.limit_bytes(), Some(of_sixteen));
+    follow(16, 20 << 30);
+    assert_eq!(cgroup.limit_bytes(), Some(of_sixteen + (32 << 20)), "page tables of 16 GiB");
     assert!(cgroup.procs().is_ok());
     assert_eq!(cgroup.oom_kills(), 0);
     drop(cgroup);
     assert!(!folder.exists());
     // It does no harm where the cgroup is gone.
-    follow(17);
+    follow(17, 0);
 }

@@ -108,7 +108,7 @@ impl PreparedRun {
         let cgroup = if options.no_cgroup { None } else { make_cgroup(options, budget_bytes) };
         if let Some(cgroup) = &cgroup {
             supervisor.cgroup = Some(cgroup.folder.clone());
-            supervisor.on_join = Box::new(cgroup.limit_follower(budget_bytes));
+            supervisor.on_growth = Box::new(cgroup.limit_follower(budget_bytes));
         }
         Ok(PreparedRun { supervisor, cgroup, _outer: outer })
     }

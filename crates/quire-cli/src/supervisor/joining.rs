@@ -136,7 +136,7 @@ impl Supervisor {
             return;
         }
         if let Ok(slot) = joined {
-            (self.on_join)(self.members.count);
+            self.note_growth();
             if is_forks(&hello) {
                 self.pool.inherit(&self.control, hello.parent_slot, slot);
                 // From here on the parent goes on: it writes where it shares nothing.

@@ -132,8 +132,9 @@ pub(crate) struct Supervisor {
     refused_full: u64,
     /// What is to be reported when the round has ended.
     news: Vec<News>,
-    /// Is told how many members there are before one that joins is welcomed.
-    pub on_join: Box<dyn FnMut(usize)>,
+    /// Is told how many members there are before one that joins is welcomed, and now and then how many bytes
+    /// of data they have.
+    pub on_growth: Box<dyn FnMut(usize, u64)>,
 }
 
 /// A random number that cannot be guessed.
@@ -187,7 +188,7 @@ impl Supervisor {
             parent_of: |pid| procfs::stat(pid).map(|stat| stat.parent_pid),
             refused_full: 0,
             news: Vec::new(),
-            on_join: Box::new(|_| ()),
+            on_growth: Box::new(|_, _| ()),
         })
     }
 
@@ -334,6 +335,11 @@ impl Supervisor {
         self.pool_pages_max = self.pool_pages_max.max(self.members.pool_pages(&self.control));
         let segments = self.control.segments_used.load(Relaxed);
         self.segments_used_max = self.segments_used_max.max(segments);
+        self.note_growth();
+    }
+
+    fn note_growth(&mut self) {
+        (self.on_growth)(self.members.count, self.control.wanted() * PAGE_SIZE as u64);
     }
 
     pub(crate) fn account(&mut self) -> Account {
