@@ -13,7 +13,8 @@ def main():
         numbers.sort()
         print(numbers[:: count // 10].tolist())
     else:
-        picked = rng.integers(0, count, count // 4)
+        # Few for each page, as nearly each of them is a fault where half of the pages are gone.
+        picked = rng.integers(0, count, count // 256)
         total = 0.0
         for _ in range(3):
             total += float(numbers[picked].sum())

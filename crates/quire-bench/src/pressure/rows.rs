@@ -118,7 +118,7 @@ pub(crate) fn all(is_quick: bool) -> Vec<Row> {
         ),
         (
             "cpython-gc",
-            Program::Collector { objects: size(1_000_000, 50_000) },
+            Program::Collector { objects: size(300_000, 50_000) },
             &[THREE_QUARTERS, HALF],
         ),
         ("numpy-sort", Program::Arrays { what: "sort", count: size(32 << 20, 2 << 20) }, &[HALF]),
