@@ -222,6 +222,8 @@ fn a_page_that_is_asked_for_again_is_counted_by_how_much_left_meanwhile() {
         let nearer = Event::REFAULTS.iter().position(|&event| event == nearest).unwrap();
         let near: u64 = distances[..nearer].iter().sum();
         assert!(near * 10 < count, "{distances:?} in a loop over {pages} pages");
+        let near_ns = machine.counted(Event::Refault16thNs);
+        assert_eq!(near_ns > 0, distances[0] > 0, "{near_ns} ns of {distances:?}");
     }
 }
 

@@ -109,6 +109,7 @@ fn metric(event: Event, value: f64, seconds: f64, mean: impl Fn(Event) -> f64) -
         }
         Event::AllocstallNs => each_takes(Event::Allocstall),
         Event::SwapReadNs => each_takes(Event::Pgmajfault),
+        Event::Refault16thNs => each_takes(Event::Refault16th),
         _ => match per_second(value) {
             rate @ 1e9.. => Metric { value: rate / 1e9, unit: "G/sec" },
             rate @ 1e6.. => Metric { value: rate / 1e6, unit: "M/sec" },

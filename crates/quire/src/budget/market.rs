@@ -5,8 +5,10 @@
 //! reclaim* of the member whose memory is: it writes a demand on that member's seat and calls it.
 //! That member reclaims, gives the charge back, and calls the one that requested it.
 //!
-//! What is held beyond the *floor* is weighed by how much its member faults lately: memory without
-//! faults is as good as unused, as far as can be seen.
+//! What is held beyond the *floor* is weighed by what a little less of it would cost: by the time that its
+//! member lost lately to faults on pages that left memory not long ago, and that a sixteenth of the budget more
+//! would have kept. A member that takes new memory, or goes round over much more than it holds, loses nothing
+//! by holding less, however much it faults.
 //!
 //! A member that finds nothing anywhere for a while, with faults or a fork that wait, *asks*. A member
 //! that holds more than its floor, and more than the one that asks, then charges nothing new for faults;
@@ -26,7 +28,7 @@
 use core::sync::atomic::Ordering::{Relaxed, Release};
 
 use super::Budget;
-use crate::control::{Event, Seat};
+use crate::control::{Event, Member, Seat};
 use crate::sys::monotonic_ns;
 
 /// What no member gives, if it is not more than half of an equal share.
@@ -46,10 +48,11 @@ const ASK_MS: u32 = 500;
 const SPENT_MS: u32 = 1000;
 /// A difference in what it holds that makes it worth another try.
 const SPENT_PAGES: u32 = 32;
-/// How often faults are counted, for what a member uses.
+/// How often it is looked at what members lose for want of memory, and the unit of that, about a fault.
 const LOOK_MS: u32 = 100;
-/// Memory of the member that faults most counts for 1 / 2^4 of that of one that does not fault.
-const BUSY_SHIFT_MAX: u32 = 4;
+const LOST_NS: u64 = 1 << 16;
+/// Memory of the member that loses most counts for 1 / 2^5 of that of one that loses nothing.
+const LOST_SHIFT_MAX: u32 = 5;
 
 /// Where memory is to come from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -226,8 +229,8 @@ impl Budget {
                 continue;
             }
             let excess = (seat.account.get().granted as usize).saturating_sub(floor);
-            // In sixteenths, so that a few pages of a busy member still count.
-            let worth = (excess << BUSY_SHIFT_MAX) >> busy_shift(seat, member, now);
+            // In parts of pages, so that a few pages of a member that loses much still count.
+            let worth = (excess << LOST_SHIFT_MAX) >> lost_shift(seat, member, now);
             // At home, where two are worth the same: no thread is woken.
             if worth > best.0 || worth == best.0 && worth > 0 && slot == own {
                 best = (worth, if slot == own { Donor::Home } else { Donor::Member(slot) });
@@ -267,20 +270,20 @@ fn is_deaf(seat: &Seat, now: u32) -> bool {
         && seat.life.load(Relaxed) == life_then
 }
 
-/// By how many bits the worth of a member's memory is less for its being used: half of those of the
-/// faults that it takes lately. The first look after a while counts them.
-fn busy_shift(seat: &Seat, member: &crate::control::Member, now: u32) -> u32 {
+/// By how many bits a member's memory is less worth giving for what the member loses lately: half of those of
+/// the time. The first look after a while counts it.
+fn lost_shift(seat: &Seat, member: &Member, now: u32) -> u32 {
     let looked = seat.looked_ms.load(Relaxed);
     let periods = now.wrapping_sub(looked) / LOOK_MS;
     let is_due = looked == 0 || periods > 0;
     if is_due && seat.looked_ms.compare_exchange(looked, now, Relaxed, Relaxed).is_ok() {
-        let faults = member.counted(Event::Pgfault) as u32;
-        let new = faults.wrapping_sub(seat.faults_seen.swap(faults, Relaxed));
-        // A member that has just come has taken all its faults lately.
+        let lost = (member.counted(Event::Refault16thNs) / LOST_NS) as u32;
+        let new = lost.wrapping_sub(seat.lost_seen.swap(lost, Relaxed));
+        // A member that has just come has lost all of it lately.
         let periods = if looked == 0 { 1 } else { periods };
-        let kept = seat.faults_lately.load(Relaxed).checked_shr(periods).unwrap_or(0);
-        seat.faults_lately.store(kept.saturating_add(new / periods), Relaxed);
+        let kept = seat.lost_lately.load(Relaxed).checked_shr(periods).unwrap_or(0);
+        seat.lost_lately.store(kept.saturating_add(new / periods), Relaxed);
     }
-    let bits = u32::BITS - seat.faults_lately.load(Relaxed).leading_zeros();
-    (bits / 2).min(BUSY_SHIFT_MAX)
+    let bits = u32::BITS - seat.lost_lately.load(Relaxed).leading_zeros();
+    (bits / 2).min(LOST_SHIFT_MAX)
 }

@@ -47,6 +47,8 @@ crate::named::named! {
         WorkingsetRefaultAnon = "workingset_refault_anon",
         /// Of these, those that came back before as many pages had left as a sixteenth of the budget has.
         Refault16th = "refault_16th",
+        /// Nanoseconds that faults take for these, as faults of their kind do on average.
+        Refault16thNs = "refault_16th_ns",
         /// After that, and before an eighth.
         Refault8th = "refault_8th",
         /// After that, and before a quarter.

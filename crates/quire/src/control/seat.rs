@@ -30,15 +30,15 @@ pub struct Seat {
     pub demanded: AtomicU64,
     /// Steps of its background thread: one that is stopped takes none.
     pub life: AtomicU32,
-    /// When a member last looked at how much this one faults; 0 for never.
+    /// When a member last looked at what this one loses for want of memory; 0 for never.
     pub looked_ms: AtomicU32,
     /// When it last had nothing to give (in the high half), and the pages that it held then plus
     /// one (in the low half); 0 for never.
     pub spent: AtomicU64,
-    /// Faults that it had counted at that look.
-    pub faults_seen: AtomicU32,
-    /// Faults that it takes lately, in the time between two looks.
-    pub faults_lately: AtomicU32,
+    /// Time that it had lost at that look, in the market's units.
+    pub lost_seen: AtomicU32,
+    /// Time that it loses lately, between two looks.
+    pub lost_lately: AtomicU32,
 }
 
 const _: () = assert!(size_of::<Seat>() == 128, "two cache lines");
@@ -58,8 +58,8 @@ impl Seat {
             &self.demanded_by,
             &self.life,
             &self.looked_ms,
-            &self.faults_seen,
-            &self.faults_lately,
+            &self.lost_seen,
+            &self.lost_lately,
         ] {
             word.store(0, Ordering::Relaxed);
         }

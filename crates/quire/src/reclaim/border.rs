@@ -352,18 +352,25 @@ impl<M: Mmu> VmSpace<M> {
 
     /// Notes that a fault asked for a page that is stored there.
     pub(crate) fn note_refault(&self, page: PageNum, stored: Stored) {
-        let stamp = self.stamp(page);
-        match stored {
+        let (border, stamp) = (&self.border, self.stamp(page));
+        let faults = match stored {
             Stored::Nothing => return,
-            Stored::Pool(_) => self.border.note_hit(stamp),
-            Stored::File(_) => {
-                let faults = &self.border.file;
-                self.border.note_refault(stamp, faults, faults.ns.get().into());
+            Stored::Pool(_) => {
+                border.note_hit(stamp);
+                &border.memory
             }
-            Stored::Same(_) => {}
+            Stored::File(_) => {
+                border.note_refault(stamp, &border.file, border.file.ns.get().into());
+                &border.file
+            }
+            Stored::Same(_) => &border.memory,
+        };
+        let distance = border.distance(stamp);
+        if distance == Event::Refault16th {
+            self.budget.count(Event::Refault16thNs, faults.ns.get() as usize);
         }
         self.budget.count(Event::WorkingsetRefaultAnon, 1);
-        self.budget.count(self.border.distance(stamp), 1);
+        self.budget.count(distance, 1);
     }
 
     /// Looks at how old the pool's pages are, at a few blocks of them, and moves the border.
