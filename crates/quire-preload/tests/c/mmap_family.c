@@ -120,6 +120,23 @@ static void refusals(void) {
   errno = 0; CHECK(madvise(p, 4 * P, MADV_DONTNEED) == -1 && errno == ENOMEM);
   errno = 0; CHECK(mincore(p, 4 * P, vec) == -1 && errno == ENOMEM);
   errno = 0; CHECK(mincore(p + 1, P, vec) == -1 && errno == EINVAL);
+  /* A vector that is nowhere, that may not be written, and that ends in the middle. */
+  char* v = map(3);
+  CHECK(mprotect(v, P, PROT_READ) == 0 && mprotect(v + 2 * P, P, PROT_NONE) == 0);
+  char* bad[] = {NULL, (char*)8, (char*)-P, p + P, v, v + 2 * P};
+  for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+    errno = 0; CHECK(mincore(p, P, (void*)bad[i]) == -1 && errno == EFAULT);
+  }
+  char* long_one = map(8);
+  errno = 0; CHECK(mincore(long_one, 8 * P, (void*)(v + 2 * P - 4)) == -1 && errno == EFAULT);
+  CHECK(mincore(long_one, 8 * P, (void*)(v + P)) == 0 && mincore(long_one, 0, NULL) == 0);
+  /* What is refused leaves what is there. */
+  fill(long_one, 8 * P, 5);
+  errno = 0; CHECK(mmap(long_one, 8 * P, RW, MAP_SHARED | MAP_FIXED, -1, 0) == MAP_FAILED && errno == EBADF);
+  errno = 0; CHECK(mmap(long_one, 8 * P, RW, MAP_SHARED | MAP_FIXED, zero_fd, 0) == MAP_FAILED && errno == EACCES);
+  errno = 0; CHECK(mmap(long_one, 8 * P, RW, MAP_PRIVATE | MAP_FIXED, pipes[0], 0) == MAP_FAILED && errno == ENODEV);
+  CHECK(is_filled(long_one, 8 * P, 5));
+  CHECK(munmap(long_one, 8 * P) == 0 && munmap(v, 3 * P) == 0);
   errno = 0; CHECK(mlock(p + P, P) == -1 && errno == ENOMEM);
   errno = 0; CHECK(mremap(p, 2 * P, 4 * P, MREMAP_MAYMOVE) == MAP_FAILED && errno == EFAULT);
   CHECK(posix_madvise(p + 1, P, POSIX_MADV_WILLNEED) == EINVAL);

@@ -539,9 +539,9 @@ fn takes_memory(content: Snapshot) -> bool {
     matches!(content.state(), State::None | State::Same | State::Pool)
 }
 
-/// How often a fault tries for a page's lock before it is parked: about as long as another fault
-/// takes to map it.
-const LOCK_TURNS: u32 = 16;
+/// How often a fault tries for a page's lock before it is parked, or for a window's before it sleeps: about as
+/// long as another fault takes to map it.
+pub(crate) const LOCK_TURNS: u32 = 16;
 
 /// Bytes of the block of zeros that fresh pages are copied from.
 pub(crate) const ZEROS_BYTES: usize = BLOCK_PAGES * PAGE_SIZE;

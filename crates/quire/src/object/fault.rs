@@ -139,10 +139,9 @@ impl<M: ObjectMmu> Objects<M> {
         loop {
             failpoint::hit(Failpoint::Prepared, page);
             let look = {
-                let window = self.windows.lock(page);
-                if way != Way::Classic && !self.space.vmas.is_current(vma) {
-                    return Err(Doubt::of(vma, Tracepoint::SpfVmaChanged));
-                }
+                let may_go_on = || way.check_current(&self.space.vmas, vma);
+                let window = self.windows.lock_in_turns(page, may_go_on)?;
+                may_go_on()?;
                 failpoint::hit(Failpoint::Checked, page);
                 let object = self.object(ObjectId(vma.attributes.backing.object));
                 self.fault_in_window(&mut View { object, vma, window }, page, access, way)?

@@ -5,6 +5,7 @@
 //! a change of the layout bumps the VMA's count first and takes this lock afterwards.
 
 use super::VmObject;
+use crate::fault::LOCK_TURNS;
 use crate::mmu::Protection;
 use crate::space::vma::Vma;
 use crate::sys::Errno;
@@ -132,10 +133,32 @@ impl Windows {
     pub fn lock(&self, page: PageNum) -> MutexGuard<'_, rank::Window, Mapped> {
         self.windows[page.block()].lock.lock()
     }
+
+    /// The same for a fault, which tries for a while as long as it may go on.
+    ///
+    /// # Errors
+    /// Why it may not.
+    pub fn lock_in_turns<E>(
+        &self,
+        page: PageNum,
+        may_go_on: impl Fn() -> Result<(), E>,
+    ) -> Result<MutexGuard<'_, rank::Window, Mapped>, E> {
+        let lock = &self.windows[page.block()].lock;
+        for _ in 0..LOCK_TURNS {
+            if let Some(window) = lock.try_lock() {
+                return Ok(window);
+            }
+            may_go_on()?;
+            core::hint::spin_loop();
+        }
+        Ok(lock.lock())
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use core::cell::Cell;
+
     use super::*;
 
     #[test]
@@ -153,5 +176,20 @@ mod tests {
         assert!(window.is_present(PageNum(610)) && !window.is_writable(PageNum(610)));
         window.clear(block);
         assert_eq!((window.present_of(block), window.faults), (None, 0));
+    }
+
+    #[test]
+    fn a_fault_that_may_not_go_on_does_not_wait_for_a_window() {
+        let windows = Windows::new(1).unwrap();
+        let held = windows.lock(PageNum(0));
+        let turns = Cell::new(0);
+        let third_is_last = || {
+            turns.set(turns.get() + 1);
+            if turns.get() < 3 { Ok(()) } else { Err("the layout has changed") }
+        };
+        let refused = windows.lock_in_turns(PageNum(1), third_is_last).err();
+        assert_eq!((refused, turns.get()), (Some("the layout has changed"), 3));
+        drop(held);
+        assert!(windows.lock_in_turns(PageNum(1), || Err(())).is_ok(), "nothing is asked");
     }
 }

@@ -5,6 +5,7 @@
 //! the space's lock.
 
 use core::ops::Range;
+use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use linux_raw_sys::general as c;
@@ -197,17 +198,21 @@ impl Process {
         // Faults there are the kernel's from now on.
         self.space.budget().count(Event::LayoutUnmanaged, 1);
         self.locked([range], move |layout| {
+            let map = |address, flags: u32| {
+                let [prot, flags, file] = [prot as usize, flags as usize, file as usize];
+                // SAFETY: at an address of the kernel's choice, or in the arena, which was emptied there.
+                unsafe { syscall(c::__NR_mmap, [address, len, prot, flags, file, offset as usize]) }
+            };
+            let flags = flags as u32 & !(c::MAP_FIXED | c::MAP_FIXED_NOREPLACE);
+            // Elsewhere first: what the kernel refuses leaves whole what is there.
+            let trial = map(0, flags & !c::MAP_POPULATE)?;
+            let trial = NonNull::new(trial as *mut u8).ok_or(Errno::NOMEM)?;
+            // SAFETY: what was just mapped, and nothing has used.
+            unsafe { memory::release(trial, len) };
             let needs_engine =
                 self.space.has_foreign(layout, range) || !self.space.mmu().is_protectable();
             self.on_engine_if(needs_engine, || self.space.map_foreign(layout, range))?;
-            let flags = flags as usize & !(c::MAP_FIXED_NOREPLACE as usize) | c::MAP_FIXED as usize;
-            // SAFETY: the range is in the arena, and was just emptied.
-            let mapped = unsafe {
-                syscall(
-                    c::__NR_mmap,
-                    [address, len, prot as usize, flags, file as usize, offset as usize],
-                )
-            };
+            let mapped = map(address, flags | c::MAP_FIXED);
             if mapped.is_err() {
                 let _ = self.space.unmap(layout, range);
             }
@@ -408,9 +413,15 @@ impl Process {
     }
 
     /// # Safety
-    /// `into` has a byte for every page.
+    /// `into` has a byte for every page, or is an address that nothing is at.
     pub unsafe fn mincore(&self, address: usize, len: usize, into: *mut u8) -> Result<(), Errno> {
         let range = self.pages(address, len)?;
+        // The kernel's answer knows nothing of limbo, but it says whether there is room for one.
+        // SAFETY: the program's own call.
+        let found = unsafe { syscall(c::__NR_mincore, [address, len, into as usize, 0, 0, 0]) };
+        if found == Err(Errno::FAULT) {
+            return Err(Errno::FAULT);
+        }
         // The answers go through memory that may itself be managed: look first, write last, with
         // no lock held.
         for (at, page) in range.pages().enumerate() {

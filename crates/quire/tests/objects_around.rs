@@ -1,0 +1,138 @@
+//! Fault-around: which pages a read fault makes present, as the kernel sees it.
+
+#[path = "common/objects.rs"]
+mod common;
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::{PAGE, Watchdog, load, random, space, survive_sigbus};
+use quire::library::{FaultAround, MapOptions, Object, Pattern};
+use quire::store::Operation;
+use quire_simulated::Generator;
+use quire_test_stores::{DelayStore, VecStore};
+
+/// Which of so many pages from an address on are present, by the kernel's page table.
+fn present(start: *const u8, pages: usize) -> Vec<usize> {
+    const PRESENT: u64 = 1 << 63;
+    let mut entries = vec![0; pages * 8];
+    let pagemap = File::open("/proc/self/pagemap").unwrap();
+    pagemap.read_exact_at(&mut entries, (start as usize / PAGE * 8) as u64).unwrap();
+    let entries = entries.chunks_exact(8).map(|entry| u64::from_ne_bytes(entry.try_into().unwrap()));
+    entries.enumerate().filter(|(_, entry)| entry & PRESENT != 0).map(|(page, _)| page).collect()
+}
+
+#[test]
+fn a_window_is_aligned_and_cut_to_its_mapping_and_to_the_objects_end() {
+    const PAGES: usize = 700;
+    survive_sigbus();
+    let Some(space) = space(8 << 20) else { return };
+    let bytes = random(PAGES * PAGE - 100, 21);
+    let object = Object::with_store(&space, VecStore::new(bytes.clone()), None).unwrap();
+    let mut all = vec![0; bytes.len()];
+    assert_eq!(object.read_at(0, &mut all).unwrap(), all.len());
+    let mut generator = Generator::new(22);
+    let mut cuts = [0; 3];
+    for _ in 0..400 {
+        let order = generator.below(10) as u32;
+        let first = generator.below(PAGES);
+        // Up to some pages behind the object's end.
+        let len = 1 + generator.below(PAGES + 40 - first);
+        let options = MapOptions::new()
+            .offset((first * PAGE) as u64)
+            .len((len * PAGE) as u64)
+            .beyond_end(true)
+            .fault_around(FaultAround::Order(order));
+        // SAFETY: nothing writes the object, and no byte behind its end is accessed.
+        let map = unsafe { options.map(&object) }.unwrap();
+        let asked = generator.below(len.min(PAGES - first));
+        assert_eq!(load(map.as_ptr(), asked * PAGE), Some(bytes[(first + asked) * PAGE]));
+        let start = map.as_ptr() as usize / PAGE;
+        let window = (start + asked) >> order << order;
+        let [begin, end] = [window, window + (1 << order)].map(|page| page.clamp(start, start + len));
+        let end = end.min(start + PAGES - first);
+        let expected: Vec<usize> = (begin - start..end - start).collect();
+        assert_eq!(present(map.as_ptr(), len), expected, "order {order}, {first} + {len}, {asked}");
+        assert_eq!(map.mapped_pages(), expected.len());
+        let is_cut = [window < start, start + len < window + (1 << order), end < start + len];
+        cuts.iter_mut().zip(is_cut).for_each(|(cuts, is_cut)| *cuts += usize::from(is_cut));
+    }
+    assert!(cuts.iter().all(|&cuts| cuts > 10), "{cuts:?} windows were cut at each side");
+}
+
+#[test]
+fn a_page_that_cannot_be_had_at_once_is_skipped_and_the_others_come() {
+    const PAGES: usize = 16;
+    const [NOT_CACHED, BEING_READ, BEING_WRITTEN, POISONED, MAPPED]: [usize; 5] = [3, 5, 7, 9, 11];
+    let _watchdog = Watchdog::new(60);
+    survive_sigbus();
+    let Some(space) = space(8 << 20) else { return };
+    let bytes = random(PAGES * PAGE, 23);
+    let slow = Arc::new(DelayStore::new(VecStore::new(bytes.clone())));
+    let object = Object::with_store(&space, Arc::clone(&slow), None).unwrap();
+    let mut all = vec![0; bytes.len()];
+    assert_eq!(object.read_at(0, &mut all).unwrap(), all.len());
+    let alone = MapOptions::new().fault_around(FaultAround::Off).pattern(Pattern::Random);
+    // SAFETY: one byte of it is written, and read by no slice meanwhile.
+    let mut other = unsafe { alone.map_mut(&object) }.unwrap();
+    // SAFETY: accessed by single bytes alone.
+    let map = unsafe { alone.map(&object) }.unwrap();
+    let of_page = |page: usize| (page * PAGE) as u64..((page + 1) * PAGE) as u64;
+
+    assert_eq!(load(map.as_ptr(), MAPPED * PAGE), Some(bytes[MAPPED * PAGE]));
+    other[BEING_WRITTEN * PAGE] = 1;
+    assert!(object.poison((POISONED * PAGE) as u64).unwrap());
+    for page in [NOT_CACHED, BEING_READ] {
+        assert_eq!(object.drop_cached(of_page(page)), PAGE);
+    }
+    slow.hold(Operation::Read);
+    slow.hold(Operation::Write);
+    std::thread::scope(|scope| {
+        let at = other.as_ptr() as usize;
+        let reader = scope.spawn(move || load(at as *const u8, BEING_READ * PAGE));
+        let writer = scope.spawn(|| object.flush_range(of_page(BEING_WRITTEN)));
+        assert!(slow.wait_for(2, Duration::from_secs(10)));
+        map.set_fault_around(FaultAround::Order(4));
+        assert_eq!(load(map.as_ptr(), 0), Some(bytes[0]));
+        let skipped = [NOT_CACHED, BEING_READ, BEING_WRITTEN, POISONED];
+        let expected: Vec<usize> = (0..PAGES).filter(|page| !skipped.contains(page)).collect();
+        assert_eq!(present(map.as_ptr(), PAGES), expected);
+        slow.release_all();
+        assert_eq!(reader.join().unwrap(), Some(bytes[BEING_READ * PAGE]));
+        writer.join().unwrap().unwrap();
+    });
+    assert_eq!(load(map.as_ptr(), NOT_CACHED * PAGE), Some(bytes[NOT_CACHED * PAGE]));
+    assert_eq!(load(map.as_ptr(), BEING_WRITTEN * PAGE), Some(1));
+    assert_eq!(load(map.as_ptr(), POISONED * PAGE), None, "a SIGBUS");
+}
+
+/// What came around a fault goes at the hand's first visit, the page asked for not before the second.
+#[test]
+fn what_is_mapped_around_is_cold() {
+    const PAGES: usize = 16;
+    survive_sigbus();
+    let Some(space) = space(2 << 20) else { return };
+    let object_of = |pages: usize, seed| {
+        Object::with_store(&space, VecStore::new(random(pages * PAGE, seed)), None).unwrap()
+    };
+    let (object, others) = (object_of(PAGES, 24), object_of(4096, 25));
+    let mut bytes = vec![0; PAGES * PAGE];
+    assert_eq!(object.read_at(0, &mut bytes).unwrap(), bytes.len());
+    let options = MapOptions::new().fault_around(FaultAround::Order(4));
+    // SAFETY: nothing writes the object.
+    let map = unsafe { options.map(&object) }.unwrap();
+    const ASKED: usize = 6;
+    assert_eq!(load(map.as_ptr(), ASKED * PAGE), Some(bytes[ASKED * PAGE]));
+    assert_eq!(map.mapped_pages(), PAGES);
+    let mut into = vec![0; 4 * PAGE];
+    let mut at = 0;
+    while map.mapped_pages() == PAGES {
+        assert!(at < others.len(), "nothing goes");
+        at += others.read_at(at, &mut into).unwrap() as u64;
+    }
+    let left = present(map.as_ptr(), PAGES);
+    assert!(left.contains(&ASKED), "{left:?}");
+    assert!(left.len() < PAGES / 2, "{left:?}");
+}
