@@ -20,8 +20,14 @@ fn present(start: *const u8, pages: usize) -> Vec<usize> {
     let mut entries = vec![0; pages * 8];
     let pagemap = File::open("/proc/self/pagemap").unwrap();
     pagemap.read_exact_at(&mut entries, (start as usize / PAGE * 8) as u64).unwrap();
-    let entries = entries.chunks_exact(8).map(|entry| u64::from_ne_bytes(entry.try_into().unwrap()));
+    let entries =
+        entries.chunks_exact(8).map(|entry| u64::from_ne_bytes(entry.try_into().unwrap()));
     entries.enumerate().filter(|(_, entry)| entry & PRESENT != 0).map(|(page, _)| page).collect()
+}
+
+/// The first page of a mapping at whose address a window of so many pages begins.
+fn first_of_window(start: *const u8, pages: usize) -> usize {
+    (start as usize / PAGE).next_multiple_of(pages) - start as usize / PAGE
 }
 
 #[test]
@@ -51,7 +57,8 @@ fn a_window_is_aligned_and_cut_to_its_mapping_and_to_the_objects_end() {
         assert_eq!(load(map.as_ptr(), asked * PAGE), Some(bytes[(first + asked) * PAGE]));
         let start = map.as_ptr() as usize / PAGE;
         let window = (start + asked) >> order << order;
-        let [begin, end] = [window, window + (1 << order)].map(|page| page.clamp(start, start + len));
+        let [begin, end] =
+            [window, window + (1 << order)].map(|page| page.clamp(start, start + len));
         let end = end.min(start + PAGES - first);
         let expected: Vec<usize> = (begin - start..end - start).collect();
         assert_eq!(present(map.as_ptr(), len), expected, "order {order}, {first} + {len}, {asked}");
@@ -64,8 +71,8 @@ fn a_window_is_aligned_and_cut_to_its_mapping_and_to_the_objects_end() {
 
 #[test]
 fn a_page_that_cannot_be_had_at_once_is_skipped_and_the_others_come() {
-    const PAGES: usize = 16;
-    const [NOT_CACHED, BEING_READ, BEING_WRITTEN, POISONED, MAPPED]: [usize; 5] = [3, 5, 7, 9, 11];
+    const WINDOW: usize = 16;
+    const PAGES: usize = 2 * WINDOW;
     let _watchdog = Watchdog::new(60);
     survive_sigbus();
     let Some(space) = space(8 << 20) else { return };
@@ -79,60 +86,38 @@ fn a_page_that_cannot_be_had_at_once_is_skipped_and_the_others_come() {
     let mut other = unsafe { alone.map_mut(&object) }.unwrap();
     // SAFETY: accessed by single bytes alone.
     let map = unsafe { alone.map(&object) }.unwrap();
+    let first = first_of_window(map.as_ptr(), WINDOW);
+    let [not_cached, being_read, being_written, poisoned, mapped] =
+        [3, 5, 7, 9, 11].map(|page| first + page);
     let of_page = |page: usize| (page * PAGE) as u64..((page + 1) * PAGE) as u64;
 
-    assert_eq!(load(map.as_ptr(), MAPPED * PAGE), Some(bytes[MAPPED * PAGE]));
-    other[BEING_WRITTEN * PAGE] = 1;
-    assert!(object.poison((POISONED * PAGE) as u64).unwrap());
-    for page in [NOT_CACHED, BEING_READ] {
+    assert_eq!(load(map.as_ptr(), mapped * PAGE), Some(bytes[mapped * PAGE]));
+    other[being_written * PAGE] = 1;
+    assert!(object.poison((poisoned * PAGE) as u64).unwrap());
+    for page in [not_cached, being_read] {
         assert_eq!(object.drop_cached(of_page(page)), PAGE);
     }
     slow.hold(Operation::Read);
     slow.hold(Operation::Write);
-    std::thread::scope(|scope| {
+    let seen = std::thread::scope(|scope| {
         let at = other.as_ptr() as usize;
-        let reader = scope.spawn(move || load(at as *const u8, BEING_READ * PAGE));
-        let writer = scope.spawn(|| object.flush_range(of_page(BEING_WRITTEN)));
-        assert!(slow.wait_for(2, Duration::from_secs(10)));
-        map.set_fault_around(FaultAround::Order(4));
-        assert_eq!(load(map.as_ptr(), 0), Some(bytes[0]));
-        let skipped = [NOT_CACHED, BEING_READ, BEING_WRITTEN, POISONED];
-        let expected: Vec<usize> = (0..PAGES).filter(|page| !skipped.contains(page)).collect();
-        assert_eq!(present(map.as_ptr(), PAGES), expected);
+        let reader = scope.spawn(move || load(at as *const u8, being_read * PAGE));
+        let writer = scope.spawn(|| object.flush_range(of_page(being_written)));
+        let are_held = slow.wait_for(2, Duration::from_secs(10));
+        map.set_fault_around(FaultAround::Order(WINDOW.ilog2()));
+        let asked = load(map.as_ptr(), first * PAGE);
+        let seen = present(map.as_ptr(), PAGES);
         slow.release_all();
-        assert_eq!(reader.join().unwrap(), Some(bytes[BEING_READ * PAGE]));
+        assert_eq!(reader.join().unwrap(), Some(bytes[being_read * PAGE]));
         writer.join().unwrap().unwrap();
+        assert!(are_held && asked == Some(bytes[first * PAGE]));
+        seen
     });
-    assert_eq!(load(map.as_ptr(), NOT_CACHED * PAGE), Some(bytes[NOT_CACHED * PAGE]));
-    assert_eq!(load(map.as_ptr(), BEING_WRITTEN * PAGE), Some(1));
-    assert_eq!(load(map.as_ptr(), POISONED * PAGE), None, "a SIGBUS");
-}
-
-/// What came around a fault goes at the hand's first visit, the page asked for not before the second.
-#[test]
-fn what_is_mapped_around_is_cold() {
-    const PAGES: usize = 16;
-    survive_sigbus();
-    let Some(space) = space(2 << 20) else { return };
-    let object_of = |pages: usize, seed| {
-        Object::with_store(&space, VecStore::new(random(pages * PAGE, seed)), None).unwrap()
-    };
-    let (object, others) = (object_of(PAGES, 24), object_of(4096, 25));
-    let mut bytes = vec![0; PAGES * PAGE];
-    assert_eq!(object.read_at(0, &mut bytes).unwrap(), bytes.len());
-    let options = MapOptions::new().fault_around(FaultAround::Order(4));
-    // SAFETY: nothing writes the object.
-    let map = unsafe { options.map(&object) }.unwrap();
-    const ASKED: usize = 6;
-    assert_eq!(load(map.as_ptr(), ASKED * PAGE), Some(bytes[ASKED * PAGE]));
-    assert_eq!(map.mapped_pages(), PAGES);
-    let mut into = vec![0; 4 * PAGE];
-    let mut at = 0;
-    while map.mapped_pages() == PAGES {
-        assert!(at < others.len(), "nothing goes");
-        at += others.read_at(at, &mut into).unwrap() as u64;
-    }
-    let left = present(map.as_ptr(), PAGES);
-    assert!(left.contains(&ASKED), "{left:?}");
-    assert!(left.len() < PAGES / 2, "{left:?}");
+    let skipped = [not_cached, being_read, being_written, poisoned];
+    let window = first..first + WINDOW;
+    let expected: Vec<usize> = window.filter(|page| !skipped.contains(page)).collect();
+    assert_eq!(seen, expected);
+    assert_eq!(load(map.as_ptr(), not_cached * PAGE), Some(bytes[not_cached * PAGE]));
+    assert_eq!(load(map.as_ptr(), being_written * PAGE), Some(1));
+    assert_eq!(load(map.as_ptr(), poisoned * PAGE), None, "a SIGBUS");
 }
