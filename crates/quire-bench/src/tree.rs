@@ -73,7 +73,9 @@ impl Tree {
     pub(crate) fn rebuild(&self, jobs: usize) -> Workload {
         let mut workload = self.workload(jobs);
         workload.name = format!("a build of {}", self.name);
-        workload.argv.extend(["-B", "CFLAGS=-O3 -g"].map(Into::into));
+        // Where the tree lies is not in what it makes: results of several runs go together.
+        let flags = "CFLAGS=-O3 -g -fdebug-prefix-map=$(CURDIR)=.";
+        workload.argv.extend(["-B", flags].map(Into::into));
         workload
     }
 
