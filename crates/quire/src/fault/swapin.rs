@@ -71,9 +71,12 @@ impl<M: Mmu> VmSpace<M> {
     /// Reads and maps a page on the handler's own thread: two threads fewer to wake, and each
     /// wake-up is a good part of what a read takes.
     ///
+    /// Where no other handler is left for other faults it is read only if it is waited for awake: then this one
+    /// serves them beside.
+    ///
     /// # Errors
-    /// The page, where the other handlers read as well, or memory is short: it is for the readers,
-    /// which may wait.
+    /// The page, where that is not so, where the handler waits for a read already, or where memory is short: it
+    /// is for the readers, which may wait.
     pub(super) fn read_at_once<'a>(
         &'a self,
         page: LockedPage<'a, Self>,
@@ -81,10 +84,14 @@ impl<M: Mmu> VmSpace<M> {
         scratch: &mut Scratch,
     ) -> Result<(), LockedPage<'a, Self>> {
         // A program's thread that brings a page in has no descriptor of the file.
-        if !self.mmu.is_reachable() {
+        if !self.mmu.is_reachable() || scratch.reading.is_empty() {
             return Err(page);
         }
-        let Some(_turn) = self.swap.take_turn() else { return Err(page) };
+        let turn = self.swap.take_turn();
+        let may_serve = scratch.beside.and(scratch.reader.as_ref()).is_some_and(Ring::waits_awake);
+        if turn.is_none() && !may_serve {
+            return Err(page);
+        }
         let (mut own, mut plain) = (scratch.reader.take(), None);
         // A thread without one of its own lends its scratch to other spaces too: nothing may stay there.
         let ring = own.as_mut().unwrap_or_else(|| plain.insert(self.swap.new_plain_reader()));
@@ -197,19 +204,25 @@ impl<M: Mmu> VmSpace<M> {
         scratch: &mut Scratch,
     ) -> [Result<(), Errno>; GROUP] {
         let mut results = [Err(Errno::IO); GROUP];
-        let mut buffers = scratch.reading.chunks_exact_mut(READ_PAGES);
+        let reading = core::mem::take(&mut scratch.reading);
+        let mut buffers = reading.chunks_exact_mut(READ_PAGES);
         let mut jobs: [Job<'_>; GROUP] = core::array::from_fn(|at| {
             let buffer = buffers.next().expect("a buffer for each").as_flattened_mut();
             let plan = plans.get(at).copied().unwrap_or(Location::FIRST.plan());
             Job::read(plan.offset, &mut buffer[..plan.length])
         });
         let start = monotonic_ns();
-        ring.run(&mut jobs[..plans.len()]);
+        let jobs = &mut jobs[..plans.len()];
+        match scratch.beside {
+            Some(beside) => ring.run_beside(jobs, Some(&mut || beside(scratch))),
+            None => ring.run(jobs),
+        }
         let ns = (monotonic_ns() - start) as usize;
         self.budget.count(Event::SwapReadNs, ns * plans.len());
-        for (result, job) in results.iter_mut().zip(&jobs) {
+        for (result, job) in results.iter_mut().zip(jobs) {
             *result = job.result;
         }
+        scratch.reading = reading;
         results
     }
 }

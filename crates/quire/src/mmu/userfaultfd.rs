@@ -13,7 +13,7 @@ use linux_raw_sys::general::{
     UFFD_FEATURE_MINOR_SHMEM, UFFD_FEATURE_MISSING_SHMEM, UFFD_FEATURE_MOVE,
     UFFD_FEATURE_PAGEFAULT_FLAG_WP, UFFD_FEATURE_POISON, UFFD_FEATURE_SIGBUS,
     UFFD_FEATURE_THREAD_ID, UFFD_FEATURE_WP_HUGETLBFS_SHMEM, UFFD_PAGEFAULT_FLAG_WP,
-    UFFD_PAGEFAULT_FLAG_WRITE, UFFDIO_REGISTER_MODE_MISSING,
+    UFFD_PAGEFAULT_FLAG_WRITE, UFFDIO_REGISTER_MODE_MISSING, uffd_msg,
 };
 use rustix::fd::IntoRawFd;
 use rustix::mm::{MapFlags, ProtFlags};
@@ -232,7 +232,18 @@ impl Userfaultfd {
     /// Waits for a fault and reads it. `None` where another handler took it, or the wait was
     /// interrupted.
     pub(crate) fn read_fault(&self) -> Option<FaultMessage> {
-        let message = self.faults.read().ok()?;
+        self.fault_of(self.faults.read().ok()?)
+    }
+
+    /// Reads a fault that has come already.
+    ///
+    /// # Errors
+    /// `AGAIN` where none has; `OPNOTSUPP` where the kernel cannot look without waiting.
+    pub(crate) fn read_fault_if_there(&self) -> Result<Option<FaultMessage>, Errno> {
+        self.faults.read_if_there().map(|message| self.fault_of(message))
+    }
+
+    fn fault_of(&self, message: uffd_msg) -> Option<FaultMessage> {
         if u32::from(message.event) != UFFD_EVENT_PAGEFAULT {
             return None;
         }

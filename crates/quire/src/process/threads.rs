@@ -109,7 +109,7 @@ impl Handlers {
         count.clamp(1, HANDLERS_MAX)
     }
 
-    /// How many of them may read the swap file at a time: one is left for other faults.
+    /// How many of them may sleep for a read at a time: one is left for other faults.
     pub fn turns(self) -> u32 {
         self.count as u32 - 1
     }
@@ -125,6 +125,8 @@ pub(super) struct EngineThreads {
     ready: Signal,
     /// What the threads but the first are to do, a futex: [`WAIT`], [`GO`] or [`LEAVE`].
     others: AtomicU32,
+    /// Handlers that wait for a fault.
+    idle: AtomicU32,
     /// What the first thread does before anything else, with an empty descriptor table.
     prepare: UnsafeCell<Option<*mut Prepare<'static>>>,
 }
@@ -150,6 +152,7 @@ impl EngineThreads {
             seats: [const { None }; SEATS_MAX],
             ready: Signal::default(),
             others: AtomicU32::new(WAIT),
+            idle: AtomicU32::new(0),
             prepare: UnsafeCell::new(None),
         };
         let readers = if has_swap_file { READERS } else { 0 };
@@ -183,6 +186,7 @@ impl EngineThreads {
         let first = self.seats[0].as_ref().ok_or(Errno::NOMEM)?;
         // Relaxed: no thread runs yet. In a fork's child it still has the parent's value.
         self.others.store(WAIT, Ordering::Relaxed);
+        self.idle.store(0, Ordering::Relaxed);
         let argument = core::ptr::from_ref(first) as usize;
         // SAFETY: nothing runs on the seats yet; seats live as long as the process.
         unsafe { first.place.spawn(Files::Private, first_main, argument) }?;
@@ -305,12 +309,40 @@ fn handle_faults(process: &'static Process, scratch: &mut Scratch) -> ! {
     // In a fork's child there is the parent's.
     let inherited = core::mem::replace(&mut scratch.reader, reader);
     inherited.into_iter().for_each(Ring::abandon);
+    scratch.beside = Some(serve_beside);
+    // Relaxed, here and below: only a hint.
+    let idle = &process.threads.idle;
     loop {
-        let Some(FaultMessage { page, access, thread }) = mmu.read_fault() else { continue };
+        idle.fetch_add(1, Ordering::Relaxed);
+        let message = mmu.read_fault();
+        idle.fetch_sub(1, Ordering::Relaxed);
+        let Some(FaultMessage { page, access, thread }) = message else { continue };
         let since = Moment::now();
         process.gate.enter();
         process.space.handle_fault_of(thread, page, access, since, scratch);
         process.gate.leave();
+    }
+}
+
+/// Serves a fault for which no handler is left, on one that waits for its read; `true` where there was one. It
+/// is inside the gate, which stays closed to a fork until the read is done.
+fn serve_beside(scratch: &mut Scratch) -> bool {
+    let Some(process) = super::current() else { return false };
+    if process.threads.idle.load(Ordering::Relaxed) > 0 {
+        return false;
+    }
+    let since = Moment::now();
+    match process.space.mmu().read_fault_if_there() {
+        Ok(Some(FaultMessage { page, access, thread })) => {
+            process.space.handle_fault_of(thread, page, access, since, scratch);
+            true
+        }
+        Ok(None) | Err(Errno::AGAIN | Errno::INTR) => false,
+        Err(_) => {
+            // The kernel cannot say whether there is one: one handler is always left to wait for it.
+            scratch.beside = None;
+            false
+        }
     }
 }
 

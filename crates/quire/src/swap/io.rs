@@ -72,7 +72,7 @@ impl<'a> Job<'a> {
     /// Does it without a ring; returns the bytes transferred, also where it failed, and how it ended.
     #[cfg(feature = "library")]
     pub(crate) fn run_alone(mut self, file: BorrowedFd<'_>) -> (usize, Result<(), Errno>) {
-        run_batch(None, None, file, core::slice::from_mut(&mut self));
+        run_batch(None, None, file, core::slice::from_mut(&mut self), None);
         (self.done, self.result)
     }
 
@@ -121,6 +121,9 @@ impl<'a> Job<'a> {
     }
 }
 
+/// What a thread does between two looks at what it waits for; `true` where there was anything.
+pub(crate) type Beside<'a, 'b> = Option<&'a mut (dyn FnMut() -> bool + 'b)>;
+
 /// One thread's way to the swap file.
 pub struct Ring {
     file: BorrowedFd<'static>,
@@ -159,6 +162,16 @@ impl Ring {
 
     /// Does all jobs and returns when every one is done or has failed; their `result` says which.
     pub fn run(&mut self, jobs: &mut [Job<'_>]) {
+        self.run_beside(jobs, None);
+    }
+
+    /// Whether the next job is waited for awake, so that its thread can do something beside.
+    pub(crate) fn waits_awake(&self) -> bool {
+        self.has_uring() && self.spin.as_ref().is_some_and(Spin::pays)
+    }
+
+    /// The same, with something to do beside where it [waits awake](Self::waits_awake).
+    pub(crate) fn run_beside(&mut self, jobs: &mut [Job<'_>], mut beside: Beside<'_, '_>) {
         if self.spin.is_some() && self.uring.is_none() {
             self.uring = Uring::new(BATCH_MAX as u32).ok();
             // Where io_uring is forbidden it is not asked for again.
@@ -170,7 +183,8 @@ impl Ring {
                     faults.plant(job);
                 }
             }
-            run_batch(self.uring.as_mut(), self.spin.as_mut(), self.file, batch);
+            let beside = beside.as_deref_mut();
+            run_batch(self.uring.as_mut(), self.spin.as_mut(), self.file, batch, beside);
         }
     }
 
@@ -189,12 +203,14 @@ fn run_batch(
     spin: Option<&mut Spin>,
     file: BorrowedFd<'_>,
     batch: &mut [Job<'_>],
+    beside: Beside<'_, '_>,
 ) {
     batch.iter_mut().for_each(Job::settle);
     let spin = spin.and_then(|spin| spin.is_due().then_some(spin));
     // A transfer alone gains nothing by the ring but to be waited for awake, and may cost a kernel thread's turn.
     if let Some(uring) = uring.filter(|_| batch.len() > 1 || spin.is_some()) {
-        uring.run(file.as_raw_fd(), batch, spin);
+        let beside = beside.filter(|_| spin.is_some());
+        uring.run(file.as_raw_fd(), batch, spin, beside);
     }
     // One, all of them where there is no io_uring, and what it refused.
     for job in batch {

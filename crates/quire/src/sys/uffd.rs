@@ -4,9 +4,9 @@ use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicI32, Ordering};
 
 use linux_raw_sys::general::{
-    __NR_ioctl, __NR_read, __NR_userfaultfd, O_CLOEXEC, UFFD_API, UFFD_USER_MODE_ONLY,
-    UFFDIO_COPY_MODE_WP, uffd_msg, uffdio_api, uffdio_continue, uffdio_copy, uffdio_move,
-    uffdio_poison, uffdio_range, uffdio_register, uffdio_writeprotect,
+    __NR_ioctl, __NR_preadv2, __NR_read, __NR_userfaultfd, O_CLOEXEC, RWF_NOWAIT, UFFD_API,
+    UFFD_USER_MODE_ONLY, UFFDIO_COPY_MODE_WP, uffd_msg, uffdio_api, uffdio_continue, uffdio_copy,
+    uffdio_move, uffdio_poison, uffdio_range, uffdio_register, uffdio_writeprotect,
 };
 use linux_raw_sys::ioctl::{
     UFFDIO_API, UFFDIO_CONTINUE, UFFDIO_COPY, UFFDIO_REGISTER, UFFDIO_WAKE, UFFDIO_WRITEPROTECT,
@@ -178,6 +178,22 @@ impl Uffd {
             let place = message.as_mut_ptr() as usize;
             let number = self.number() as usize;
             syscall(__NR_read, [number, place, size_of::<uffd_msg>(), 0, 0, 0])?;
+            Ok(message.assume_init())
+        }
+    }
+
+    /// Reads a message that is there already.
+    ///
+    /// # Errors
+    /// `AGAIN` where none is; `OPNOTSUPP` before Linux 6.10.
+    pub fn read_if_there(&self) -> Result<uffd_msg, Errno> {
+        const HERE: usize = usize::MAX;
+        let mut message = MaybeUninit::<uffd_msg>::uninit();
+        // SAFETY: the kernel writes one whole message, or none and says so.
+        unsafe {
+            let part = [message.as_mut_ptr() as usize, size_of::<uffd_msg>()];
+            let (number, parts) = (self.number() as usize, part.as_ptr() as usize);
+            syscall(__NR_preadv2, [number, parts, 1, HERE, HERE, RWF_NOWAIT as usize])?;
             Ok(message.assume_init())
         }
     }

@@ -32,6 +32,11 @@ impl Spin {
         left.is_none()
     }
 
+    /// Whether waits awake pay just now.
+    pub fn pays(&self) -> bool {
+        self.left == 0
+    }
+
     /// Lets other threads run between two looks, of which the first was at `since`; `false`: to go on is in vain.
     pub fn goes_on(&mut self, since: Moment) -> bool {
         let before = Moment::now();

@@ -2,6 +2,7 @@ use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 use std::vec::Vec;
 use std::{println, thread};
 
@@ -193,4 +194,36 @@ fn every_request_reaches_one_worker_and_no_worker_oversleeps() {
     let all = u64::from(2 * REQUESTS);
     assert_eq!(count.into_inner(), all);
     assert_eq!(sum.into_inner(), all * (all + 1) / 2);
+}
+
+/// The file is a pipe into which only what is done beside writes: at once, and when to wait awake was in vain.
+#[test]
+fn a_thread_has_other_things_to_do_until_its_read_is_done() {
+    for patience in [Duration::ZERO, Duration::from_millis(5)] {
+        let (end, writer) = rustix::pipe::pipe().unwrap();
+        // SAFETY: kept open until the ring is gone.
+        let file = unsafe { BorrowedFd::borrow_raw(end.as_raw_fd()) };
+        if !Ring::new(file).has_uring() {
+            println!("io_uring is not allowed here: a read is slept for");
+            return;
+        }
+        let mut ring = Ring::spinning(file);
+        assert!(!ring.waits_awake(), "before it is known that io_uring is allowed");
+        let (bytes, mut read) = (pattern(0, 4096), [0; 4096]);
+        let mut jobs = [Job::read(0, &mut read)];
+        let (since, mut looks, mut is_written) = (Instant::now(), 0, false);
+        let mut beside = || {
+            looks += 1;
+            let is_time = !is_written && since.elapsed() >= patience;
+            if is_time {
+                assert_eq!(rustix::io::write(&writer, &bytes), Ok(bytes.len()));
+                is_written = true;
+            }
+            is_time
+        };
+        ring.run_beside(&mut jobs, Some(&mut beside));
+        assert_eq!(jobs[0].result, Ok(()));
+        assert!(read[..] == bytes[..] && looks > 0, "{looks} looks");
+        assert_eq!(ring.waits_awake(), patience.is_zero(), "whether it paid");
+    }
 }

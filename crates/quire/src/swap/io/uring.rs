@@ -8,18 +8,23 @@ use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use rustix::fd::{AsFd, IntoRawFd, OwnedFd, RawFd};
+use rustix::fs::Timespec;
 use rustix::io::Errno;
 use rustix::io_uring::{
     IORING_OFF_SQ_RING, IORING_OFF_SQES, IoringEnterFlags, IoringFeatureFlags, IoringOp,
-    IoringSetupFlags, addr_or_splice_off_in_union, io_uring_cqe, io_uring_enter, io_uring_params,
-    io_uring_ptr, io_uring_setup, io_uring_sqe, io_uring_user_data, len_union, off_or_addr2_union,
+    IoringSetupFlags, addr_or_splice_off_in_union, io_uring_cqe, io_uring_enter_arg,
+    io_uring_getevents_arg, io_uring_params, io_uring_ptr, io_uring_setup, io_uring_sqe,
+    io_uring_user_data, len_union, off_or_addr2_union,
 };
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::thread::sched_yield;
 
 use super::spin::Spin;
-use super::{Job, JobBuffer};
+use super::{Beside, Job, JobBuffer};
 use crate::sys::clock::Moment;
+
+/// How long a thread sleeps at most that has something to do beside.
+const LOOK_NS: i64 = 100_000;
 
 /// What is tried, in order: newer kernels complete in our own call, without interrupting us. The
 /// first is for the maker alone.
@@ -93,7 +98,9 @@ impl Uring {
     /// is too old.
     pub fn new(depth: u32) -> Result<Uring, Errno> {
         let (ring, params) = setup(depth)?;
-        let needed = IoringFeatureFlags::SINGLE_MMAP | IoringFeatureFlags::NODROP;
+        let needed = IoringFeatureFlags::SINGLE_MMAP
+            | IoringFeatureFlags::NODROP
+            | IoringFeatureFlags::EXT_ARG;
         if !params.features.contains(needed) {
             return Err(Errno::NOSYS);
         }
@@ -110,15 +117,22 @@ impl Uring {
         Ok(Uring { ring, params, queues, entries })
     }
 
-    /// Does what it can of a batch, and waits awake with `spin`. Jobs that are still pending
+    /// Does what it can of a batch, and waits awake with `spin`; where that is in vain and there is something
+    /// to do `beside`, it sleeps for no longer than [`LOOK_NS`] at a time. Jobs that are still pending
     /// afterwards were refused by the ring, and no request of theirs is in flight.
-    pub fn run(&mut self, file: RawFd, jobs: &mut [Job<'_>], mut spin: Option<&mut Spin>) {
+    pub fn run(
+        &mut self,
+        file: RawFd,
+        jobs: &mut [Job<'_>],
+        mut spin: Option<&mut Spin>,
+        mut beside: Beside<'_, '_>,
+    ) {
         loop {
             let count = self.submit(file, jobs);
             if count == 0 {
                 return;
             }
-            if !self.complete(jobs, count, spin.as_deref_mut()) {
+            if !self.complete(jobs, count, spin.as_deref_mut(), beside.as_deref_mut()) {
                 return;
             }
         }
@@ -150,25 +164,28 @@ impl Uring {
     }
 
     /// Waits for `count` submitted jobs. `false` where the ring took fewer.
-    fn complete(&self, jobs: &mut [Job<'_>], count: u32, mut spin: Option<&mut Spin>) -> bool {
+    fn complete(
+        &self,
+        jobs: &mut [Job<'_>],
+        count: u32,
+        mut spin: Option<&mut Spin>,
+        mut beside: Beside<'_, '_>,
+    ) -> bool {
         let head = self.queues.word(self.params.sq_off.head);
         let tail = self.queues.word(self.params.sq_off.tail);
         let mut completed = 0;
         let mut expected = count;
-        let since = Moment::now();
+        let mut since = Moment::now();
         while completed < expected {
             // Acquire pairs with the kernel's release: it is done with the entries before.
             let waiting = tail.load(Relaxed).wrapping_sub(head.load(Acquire));
-            // SAFETY: the entries name the jobs' buffers, which are borrowed until we return,
-            // and we do not return before all that was submitted has completed.
-            let entered = unsafe {
-                let flags = IoringEnterFlags::GETEVENTS;
-                let wanted = if spin.is_some() { 0 } else { expected - completed };
-                io_uring_enter(self.ring.as_fd(), waiting, wanted, flags)
-            };
+            let wanted = if spin.is_some() { 0 } else { expected - completed };
+            let look = Timespec { tv_sec: 0, tv_nsec: LOOK_NS };
+            let most = if beside.is_some() { Some(&look) } else { None };
+            let entered = self.enter(waiting, wanted, most);
             completed += self.reap(jobs);
             match entered {
-                Ok(_) | Err(Errno::INTR) => {}
+                Ok(_) | Err(Errno::INTR | Errno::TIME) => {}
                 Err(Errno::AGAIN | Errno::BUSY) => sched_yield(),
                 Err(_) => {
                     // The ring takes no more. Take back what it has not read, and wait for what
@@ -180,13 +197,29 @@ impl Uring {
                 }
             }
             if completed < expected {
-                spin = spin.and_then(|spin| spin.goes_on(since).then_some(spin));
+                if beside.as_deref_mut().is_some_and(|beside| beside()) {
+                    since = Moment::now();
+                } else {
+                    spin = spin.and_then(|spin| spin.goes_on(since).then_some(spin));
+                }
             }
         }
         if let Some(spin) = spin {
             spin.has_paid();
         }
         expected == count
+    }
+
+    /// Submits what is waiting, and sleeps until so many have completed, or for so long at most.
+    fn enter(&self, waiting: u32, wanted: u32, most: Option<&Timespec>) -> Result<u32, Errno> {
+        let ts = io_uring_ptr::new(
+            most.map_or(core::ptr::null_mut(), |most| core::ptr::from_ref(most).cast_mut().cast()),
+        );
+        let arg = io_uring_getevents_arg { ts, ..io_uring_getevents_arg::default() };
+        let flags = IoringEnterFlags::GETEVENTS.union(IoringEnterFlags::EXT_ARG);
+        // SAFETY: the entries name the jobs' buffers, which are borrowed until `run` returns, and it does
+        // not return before all that was submitted has completed. The time lives longer than the call.
+        unsafe { io_uring_enter_arg(self.ring.as_fd(), waiting, wanted, flags, Some(&arg)) }
     }
 
     /// Takes the completions there are. Returns how many.
