@@ -242,6 +242,7 @@ impl<M: Mmu> VmSpace<M> {
         };
         for entry in written {
             let tag = SegmentTag::of(entry.tag);
+            self.mmu.step();
             let page = self.try_lock_owner(entry.owner);
             let found = page.zip(tag).filter(|(page, tag)| tag.holds(page));
             let Some((page, tag)) = found else {
@@ -339,6 +340,7 @@ impl<M: Mmu> VmSpace<M> {
         self.swap.zpool.compact(
             COMPACT_MOVES_MAX,
             |owner, old, new| {
+                self.mmu.step();
                 let Some(page) = self.try_lock_owner(owner) else { return false };
                 let names_it = page.content().stored() == Some(Stored::Pool(old.get()));
                 if names_it {
