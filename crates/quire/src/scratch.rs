@@ -28,21 +28,19 @@ pub struct Scratch {
     packer: Option<&'static mut PackerMemory>,
     /// Pages on their way into the program.
     pub staging: &'static mut [PageBytes; STAGING_PAGES],
-    /// What was read from the swap file; a handler that copies out of an object borrows it.
+    /// What was read from the swap file, and empty while a read is under way; a handler that copies out of an
+    /// object borrows it.
     pub reading: &'static mut [PageBytes],
     /// One page on its way out.
     pub page: &'static mut PageBytes,
     /// A handler's own way to the swap file.
     pub reader: Option<Ring>,
-    /// What a handler does while it waits for its read.
-    pub beside: Option<Beside>,
+    /// What a handler does while it waits for its read: it serves a fault that has come, where there is one and
+    /// no other handler waits for it, and says so. It has all of the scratch but for `reading`.
+    pub beside: Option<fn(&mut Scratch) -> bool>,
     /// Short reads until the memory for long ones is given back; 0 where it has been.
     short_reads_left: u32,
 }
-
-/// Serves a fault that has come, where there is one and no other thread waits for it; `true` where it did. It
-/// has the scratch of the thread that waits, but for what is being read.
-pub type Beside = fn(&mut Scratch) -> bool;
 
 /// Gives the memory of pages back whose content is not needed.
 fn discard(pages: &mut [PageBytes]) {

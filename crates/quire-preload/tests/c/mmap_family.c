@@ -401,6 +401,13 @@ static void limits(void) {
     CHECK((round % 2 ? prlimit(0, RLIMIT_AS, &before, &now) : setrlimit(RLIMIT_AS, &before)) == 0);
     CHECK(round % 2 == 0 || now.rlim_cur == low.rlim_cur);
   }
+  /* Managed it is refused, for the reserved addresses are over the limit; nothing is lost then. */
+  char* kept = map(4);
+  fill(kept, 4 * P, 6);
+  CHECK(setrlimit(RLIMIT_AS, &low) == 0);
+  char* shared = mmap(kept, 4 * P, RW, MAP_SHARED | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+  CHECK(shared == kept || (errno == ENOMEM && is_filled(kept, 4 * P, 6)));
+  CHECK(setrlimit(RLIMIT_AS, &before) == 0 && munmap(kept, 4 * P) == 0);
   errno = 0;
   low.rlim_cur = before.rlim_max;
   low.rlim_max = 0;

@@ -195,20 +195,20 @@ impl Process {
         offset: i64,
     ) -> Result<usize, Errno> {
         let range = self.pages(address, len)?;
+        let map = move |address, flags: u32| {
+            let [prot, flags, file] = [prot as usize, flags as usize, file as usize];
+            // SAFETY: at an address of the kernel's choice, or in the arena, which was emptied there.
+            unsafe { syscall(c::__NR_mmap, [address, len, prot, flags, file, offset as usize]) }
+        };
+        let flags = flags as u32 & !(c::MAP_FIXED | c::MAP_FIXED_NOREPLACE);
+        // Elsewhere first: what the kernel refuses leaves whole what is there.
+        let trial = map(0, flags & !c::MAP_POPULATE)?;
+        let trial = NonNull::new(trial as *mut u8).ok_or(Errno::NOMEM)?;
+        // SAFETY: what was just mapped, and nothing has used.
+        unsafe { memory::release(trial, len) };
         // Faults there are the kernel's from now on.
         self.space.budget().count(Event::LayoutUnmanaged, 1);
         self.locked([range], move |layout| {
-            let map = |address, flags: u32| {
-                let [prot, flags, file] = [prot as usize, flags as usize, file as usize];
-                // SAFETY: at an address of the kernel's choice, or in the arena, which was emptied there.
-                unsafe { syscall(c::__NR_mmap, [address, len, prot, flags, file, offset as usize]) }
-            };
-            let flags = flags as u32 & !(c::MAP_FIXED | c::MAP_FIXED_NOREPLACE);
-            // Elsewhere first: what the kernel refuses leaves whole what is there.
-            let trial = map(0, flags & !c::MAP_POPULATE)?;
-            let trial = NonNull::new(trial as *mut u8).ok_or(Errno::NOMEM)?;
-            // SAFETY: what was just mapped, and nothing has used.
-            unsafe { memory::release(trial, len) };
             let needs_engine =
                 self.space.has_foreign(layout, range) || !self.space.mmu().is_protectable();
             self.on_engine_if(needs_engine, || self.space.map_foreign(layout, range))?;
@@ -416,34 +416,23 @@ impl Process {
     /// `into` has a byte for every page, or is an address that nothing is at.
     pub unsafe fn mincore(&self, address: usize, len: usize, into: *mut u8) -> Result<(), Errno> {
         let range = self.pages(address, len)?;
-        // The kernel's answer knows nothing of limbo, but it says whether there is room for one.
+        // The kernel's answer comes first: it is right but for managed pages, of which it does not know that they
+        // are in limbo, and it says whether there is room for one.
         // SAFETY: the program's own call.
-        let found = unsafe { syscall(c::__NR_mincore, [address, len, into as usize, 0, 0, 0]) };
-        if found == Err(Errno::FAULT) {
-            return Err(Errno::FAULT);
-        }
+        unsafe { syscall(c::__NR_mincore, [address, len, into as usize, 0, 0, 0]) }?;
         // The answers go through memory that may itself be managed: look first, write last, with
         // no lock held.
         for (at, page) in range.pages().enumerate() {
             let vma = self.space.find_vma(page).ok_or(Errno::NOMEM)?;
             let is_resident = match vma.attributes.kind {
                 Kind::Anonymous | Kind::Private => self.space.is_resident(page),
-                Kind::Foreign | Kind::Object => self.is_resident_in_kernel(page),
+                Kind::Foreign | Kind::Object => continue,
                 Kind::Dying => return Err(Errno::NOMEM),
             };
             // SAFETY: the caller's promise.
             unsafe { into.add(at).write(u8::from(is_resident)) };
         }
         Ok(())
-    }
-
-    fn is_resident_in_kernel(&self, page: PageNum) -> bool {
-        let mut answer = 0u8;
-        let address = self.space.mmu().address(page);
-        let place = core::ptr::from_mut(&mut answer) as usize;
-        // SAFETY: one page is asked for, one byte written.
-        let result = unsafe { syscall(c::__NR_mincore, [address, PAGE_SIZE, place, 0, 0, 0]) };
-        result.is_ok() && answer & 1 != 0
     }
 }
 

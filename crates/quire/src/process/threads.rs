@@ -339,7 +339,7 @@ fn serve_beside(scratch: &mut Scratch) -> bool {
         }
         Ok(None) | Err(Errno::AGAIN | Errno::INTR) => false,
         Err(_) => {
-            // The kernel cannot say whether there is one: one handler is always left to wait for it.
+            // The kernel cannot say whether there is one: from now on one handler is left to wait for it.
             scratch.beside = None;
             false
         }
