@@ -413,7 +413,11 @@ impl<M: Mmu> VmSpace<M> {
             false if self.neighbours.are_used() => Through::Dense,
             false => Through::Swapped,
         };
-        let mut guess = self.streams.guess(page, through, pattern, order_max);
+        let would_fault = |page| {
+            let now = self.snapshot(page);
+            now.state().is_swapped() && !now.is_locked()
+        };
+        let mut guess = self.streams.guess(page, through, pattern, order_max, would_fault);
         if let Some(fixed) = self.fixed_order() {
             guess.order = fixed;
         } else if old.state().is_swapped() && pattern == Pattern::Normal {

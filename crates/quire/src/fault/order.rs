@@ -3,7 +3,8 @@
 //! A few streams are remembered: where each is expected to go on (in either direction) and how
 //! large its folios have grown. A fault where a stream is expected makes its next folio twice as
 //! large, and four times where that costs less; any other fault starts a stream of its own, small. So a
-//! scan soon moves 2 MiB a fault, and random access gets little more than what it touches.
+//! scan soon moves 2 MiB a fault, and random access gets little more than what it touches, where a scan
+//! came by before as well: a stream whose faults pass over pages in swap gets smaller again.
 //!
 //! No locks: a stream's fields may be torn by two faults at once; the order is then a worse guess.
 
@@ -18,6 +19,10 @@ const FRESH_ORDER: u32 = 2;
 /// From here on a stream over anonymous memory goes on even where pages are passed over. Before, that is
 /// more often chance.
 const LONG_ORDER: u32 = 6;
+/// A long one whose next fault passes over more of the pages in swap than this part of a folio does not go on as it
+/// was: its folios get smaller by so many orders.
+const PASSED_PART: usize = 8;
+const SHRINK: u32 = 2;
 
 /// What a stream leads through.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -75,13 +80,15 @@ impl Guess {
 }
 
 impl Streams {
-    /// Guesses the order for a fault on `page`.
+    /// Guesses the order for a fault on `page`. Pages that `would_fault` are those that a stream which asks for
+    /// every page would not have passed over.
     pub fn guess(
         &self,
         page: PageNum,
         through: Through,
         pattern: Pattern,
         order_max: u32,
+        would_fault: impl Fn(PageNum) -> bool,
     ) -> Guess {
         let order_max = order_max.min(BLOCK_ORDER);
         for (index, stream) in self.streams.iter().enumerate() {
@@ -99,10 +106,15 @@ impl Streams {
             let below = stream.below.load(Relaxed);
             let goes_down = page.0 + 1 < below && page.0 + 1 + reach >= below;
             if goes_up || goes_down {
+                let passed = if goes_up { above - 1..page.0 } else { page.0 + 1..below - 1 };
+                let is_long = through != Through::Object && order >= LONG_ORDER;
+                let missed = || passed.map(PageNum).filter(|&page| would_fault(page)).count();
                 let order = match pattern {
                     Pattern::Random => 0,
-                    _ => (order + through.growth()).min(order_max),
+                    _ if is_long && missed() * PASSED_PART > 1 << order => order - SHRINK,
+                    _ => order + through.growth(),
                 };
+                let order = order.min(order_max);
                 return Guess { order, is_down: goes_down, stream: index };
             }
         }
@@ -142,7 +154,7 @@ mod tests {
     use super::*;
 
     fn touch(streams: &Streams, page: u64) -> u32 {
-        let guess = streams.guess(PageNum(page), Through::Swapped, Pattern::Normal, 9);
+        let guess = streams.guess(PageNum(page), Through::Swapped, Pattern::Normal, 9, |_| true);
         let start = PageNum(page).align_down(guess.order);
         streams.advance(guess, PageRange::new(start, 1 << guess.order));
         guess.order
@@ -166,7 +178,9 @@ mod tests {
             let streams = Streams::default();
             let folio = |at: u64| PageNum(if is_down { (60 - at) << 9 } else { at << 9 });
             let first = |at| folio(at).add(if is_down { 511 } else { 0 });
-            let guess = |at| streams.guess(first(at), Through::Swapped, Pattern::Normal, 9);
+            // What is passed over is held by the fault that is not noted yet.
+            let guess =
+                |at| streams.guess(first(at), Through::Swapped, Pattern::Normal, 9, |_| false);
             let note = |at, guess| streams.advance(guess, PageRange::new(folio(at), 512));
             (20..30).for_each(|at| note(at, guess(at)));
             let (late, early) = (guess(30), guess(31));
@@ -182,11 +196,34 @@ mod tests {
     fn a_stream_goes_on_over_gaps_where_neighbours_are_used() {
         let next = |through| {
             let streams = Streams::default();
-            let guess = |page| streams.guess(PageNum(page), through, Pattern::Normal, 9);
+            let guess = |page| streams.guess(PageNum(page), through, Pattern::Normal, 9, |_| true);
             streams.advance(guess(64), PageRange::new(PageNum(64), 1));
             guess(66).order
         };
         assert_eq!([Through::Swapped, Through::Dense].map(next), [0, 2]);
+    }
+
+    #[test]
+    fn a_long_stream_ends_where_faults_pass_over_what_is_in_swap() {
+        // Every 700th page is asked for, where a scan came by.
+        let filled = |is_in_swap: bool| -> u64 {
+            let streams = Streams::default();
+            let touch = |page| {
+                let page = PageNum(page);
+                let guess =
+                    streams.guess(page, Through::Swapped, Pattern::Normal, 9, |_| is_in_swap);
+                let start = page.align_down(guess.order);
+                streams.advance(guess, PageRange::new(start, 1 << guess.order));
+                1 << guess.order
+            };
+            let mut page = 0;
+            while page < 10 << 9 {
+                page += touch(page);
+            }
+            (page..page + (60 << 9)).step_by(700).map(touch).sum()
+        };
+        assert!(filled(true) < 1000, "{} pages for 44 touched", filled(true));
+        assert!(filled(false) > 20_000, "pages in memory end no stream: {}", filled(false));
     }
 
     #[test]

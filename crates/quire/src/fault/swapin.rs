@@ -120,7 +120,7 @@ impl<M: Mmu> VmSpace<M> {
         let found = self.find_vma(page).filter(|vma| vma.attributes.kind.is_anonymous());
         let Some(vma) = found else {
             // It is being unmapped, by a thread that waits for this lock.
-            let guess = self.streams.guess(page, Through::Swapped, Pattern::Normal, 0);
+            let guess = self.streams.guess(page, Through::Swapped, Pattern::Normal, 0, |_| false);
             let window = FaultWindow::of_one(locked, Access::Read);
             return PlannedRead { window, plan, guess, is_write };
         };

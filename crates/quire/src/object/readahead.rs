@@ -113,7 +113,7 @@ impl<M: ObjectMmu> Objects<M> {
     pub(super) fn guess_for(&self, object: &VmObject, at: ObjectPage, pattern: Pattern) -> Guess {
         // As for anonymous memory: several streams live side by side.
         let order_max = (self.space.budget().limit() / 32).max(1).ilog2();
-        object.streams.guess(PageNum(at.0), Through::Object, pattern, order_max)
+        object.streams.guess(PageNum(at.0), Through::Object, pattern, order_max, |_| false)
     }
 
     pub(super) fn advance(&self, object: &VmObject, guess: Guess, pages: ObjectRange) {
