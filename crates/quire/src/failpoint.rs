@@ -21,6 +21,10 @@ pub enum Failpoint {
     Evicting,
     /// A fault that found no memory is in the list of those that wait, and about to look once more.
     Starved,
+    /// Compaction has copied a packed page's bytes to another place, and is about to try the page's lock.
+    Relocating,
+    /// A segment of the swap file is written; a page of it is about to be tried.
+    Written,
 }
 
 #[cfg(not(feature = "simulated"))]
@@ -44,7 +48,7 @@ mod hooks {
 
     type Hook = Arc<dyn Fn(PageNum) + Send + Sync>;
 
-    const PLACES: usize = Failpoint::Starved as usize + 1;
+    const PLACES: usize = Failpoint::Written as usize + 1;
 
     static IS_SET: AtomicBool = AtomicBool::new(false);
     static HOOKS: RwLock<[Option<Hook>; PLACES]> = RwLock::new([const { None }; PLACES]);

@@ -3,11 +3,10 @@
 mod common;
 
 use common::{Machine, Tree};
-use std::cell::Cell;
 use std::sync::atomic::Ordering;
 
 use quire::control::Event;
-use quire::failpoint::{self, Failpoint};
+use quire::failpoint::Failpoint;
 use quire::mmu::{Inspect, Prot};
 use quire::page::{Flags, State};
 use quire::reclaim::Evicted;
@@ -215,32 +214,13 @@ fn a_page_that_is_mlocked_or_pinned_just_before_reclaim_locks_it_stays() {
     machine.protect(range, Prot::READ);
     for (name, flag) in [("mlocked", Flags::MLOCKED), ("pinned", Flags::PINNED)] {
         range.pages().for_each(|page| machine.expect(page, page.0 + 1));
-        // On the evicting thread alone: other tests evict as well.
-        let machine = &machine;
-        let evicted =
-            evicting(|page| machine.space.lock_page(page).set_flags(flag), || machine.evict(range));
+        let set = |page| machine.space.lock_page(page).set_flags(flag);
+        let evicted = common::passing(Failpoint::Evicting, set, || machine.evict(range));
         assert_eq!(evicted, Evicted::default(), "{name}");
         range.pages().for_each(|page| machine.space.lock_page(page).clear_flags(flag));
         assert_eq!(machine.evict(range).freed, 2, "{name}");
     }
     machine.space.check();
-}
-
-/// Does `evict`, with `hook` called just before each page is locked.
-fn evicting(hook: impl Fn(PageNum), evict: impl FnOnce() -> Evicted) -> Evicted {
-    type Hook<'a> = &'a dyn Fn(PageNum);
-    thread_local! {
-        static HOOK: Cell<Option<Hook<'static>>> = const { Cell::new(None) };
-    }
-    let hook: Hook<'_> = &hook;
-    // SAFETY: only the lifetime changes; it is taken away below.
-    HOOK.set(Some(unsafe { std::mem::transmute::<Hook<'_>, Hook<'static>>(hook) }));
-    let call = |page| HOOK.get().into_iter().for_each(|hook| hook(page));
-    failpoint::set(Failpoint::Evicting, Some(Box::new(call)));
-    let evicted = evict();
-    failpoint::set(Failpoint::Evicting, None);
-    HOOK.set(None);
-    evicted
 }
 
 /// Batches are uniform in write protection, and the bit survives the way out and back.

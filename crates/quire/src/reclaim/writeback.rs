@@ -12,6 +12,7 @@
 use core::sync::atomic::Ordering;
 
 use crate::control::{Event, SEGMENT_BYTES};
+use crate::failpoint::{self, Failpoint};
 use crate::mmu::{FrameId, FrameRun, Mmu};
 use crate::page::{Flags, LockedPage, PageLocks, PageWord, Snapshot, State, Stored};
 use crate::scratch::{READ_PAGES, Scratch};
@@ -242,6 +243,7 @@ impl<M: Mmu> VmSpace<M> {
         };
         for entry in written {
             let tag = SegmentTag::of(entry.tag);
+            failpoint::hit(Failpoint::Written, entry.owner);
             self.mmu.step();
             let page = self.try_lock_owner(entry.owner);
             let found = page.zip(tag).filter(|(page, tag)| tag.holds(page));
@@ -336,10 +338,11 @@ impl<M: Mmu> VmSpace<M> {
     }
 
     /// Brings packed pages together so that sparse slabs can be given back; returns pages freed.
-    pub(crate) fn compact(&self) -> usize {
+    pub fn compact(&self) -> usize {
         self.swap.zpool.compact(
             COMPACT_MOVES_MAX,
             |owner, old, new| {
+                failpoint::hit(Failpoint::Relocating, owner);
                 self.mmu.step();
                 let Some(page) = self.try_lock_owner(owner) else { return false };
                 let names_it = page.content().stored() == Some(Stored::Pool(old.get()));

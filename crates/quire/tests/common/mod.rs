@@ -6,6 +6,8 @@
 
 pub mod real;
 
+use std::cell::Cell;
+use std::mem;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Mutex;
@@ -13,6 +15,7 @@ use std::sync::atomic::Ordering;
 
 use quire::budget::Budget;
 use quire::control::{CONTROL_BYTES, Control, Event, MAGIC, VERSION};
+use quire::failpoint::{self, Failpoint};
 use quire::mmu::Prot;
 use quire::page::{Flags, Snapshot, State};
 use quire::reclaim::{Evicted, NoCaches, Reclaimer};
@@ -187,7 +190,6 @@ impl Machine {
         self.space.advise(&mut self.space.lock(), range, advice).unwrap();
     }
 
-    /// Evicts what can go, as MADV_PAGEOUT does, but leaves it in limbo.
     /// Forks, as far as this side knows; the child is gone at once.
     pub fn fork(&self) {
         let mut layout = self.space.lock();
@@ -195,6 +197,7 @@ impl Machine {
         self.space.budget().uncharge(charged);
     }
 
+    /// Evicts what can go, as MADV_PAGEOUT does, but leaves it in limbo.
     pub fn evict(&self, range: PageRange) -> Evicted {
         let mut all = Evicted::default();
         for part in range.by_block() {
@@ -293,6 +296,23 @@ impl Machine {
     pub fn is_protected(&self, page: PageNum) -> bool {
         self.word(page).has(Flags::WRITE_PROTECTED)
     }
+}
+
+/// Does `work`, with `hook` called whenever this thread, and none of another test's, passes `place`.
+pub fn passing<R>(place: Failpoint, hook: impl Fn(PageNum), work: impl FnOnce() -> R) -> R {
+    type Hook<'a> = &'a dyn Fn(PageNum);
+    thread_local! {
+        static HOOK: Cell<Option<Hook<'static>>> = const { Cell::new(None) };
+    }
+    let hook: Hook<'_> = &hook;
+    // SAFETY: only the lifetime changes; it is taken away below.
+    HOOK.set(Some(unsafe { mem::transmute::<Hook<'_>, Hook<'static>>(hook) }));
+    let call = |page| HOOK.get().into_iter().for_each(|hook| hook(page));
+    failpoint::set(place, Some(Box::new(call)));
+    let done = work();
+    failpoint::set(place, None);
+    HOOK.set(None);
+    done
 }
 
 /// What [`Machine::fill_with_noise`] gives a page.
