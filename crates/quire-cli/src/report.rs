@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 use std::io;
+use std::path::Path;
 
 use quire::control::{Event, OUT_OF_MEMORY_UNANSWERING_SHIFT, Obituary};
 use quire::units::PAGE_SIZE;
@@ -197,6 +198,8 @@ pub(crate) fn thrashing_line(ease_bytes: u64) -> String {
     )
 }
 
+const LOST_PAGE: &str = "an access to that page is a SIGBUS, all other pages are as they were";
+
 /// Why a member could not go on, in one line.
 pub(crate) fn obituary_line(death: Death, name: Option<&str>, account: &Account) -> String {
     let name = name.map(|name| format!(" ({name})")).unwrap_or_default();
@@ -219,11 +222,19 @@ pub(crate) fn obituary_line(death: Death, name: Option<&str>, account: &Account)
                 io::Error::from_raw_os_error(errno)
             )
         }
-        Obituary::SwapReadFailed => format!(
-            "{process} lost a page: the swap file could not be read, or gave other bytes back, at \
-             offset {}; an access to that page is a SIGBUS, all other pages are as they were; \
-             check the disk",
-            Human(death.detail * 64)
+        Obituary::SwapReadFailed => {
+            let folder = account.swap_folder.as_deref().unwrap_or_else(|| Path::new("?"));
+            format!(
+                "{process} lost a page: the swap file in {} could not be read, or gave other bytes \
+                 back, at byte {}; {LOST_PAGE}; check the disk",
+                folder.display(),
+                death.detail * 64
+            )
+        }
+        Obituary::PoolCorrupt => format!(
+            "{process} lost a page: its compressed bytes in memory are not those that were stored, \
+             for the page at {:#x}; {LOST_PAGE}; check the machine's memory",
+            death.detail
         ),
         Obituary::None => format!("{process} ended"),
     }
@@ -359,8 +370,12 @@ mod tests {
         assert!(line.contains("2 other process(es) hold"), "{line}");
         let line = obituary_line(death(Obituary::KernelRefused, 12), None, &account);
         assert!(line.contains("Cannot allocate memory"), "{line}");
+        account.swap_folder = Some("/scratch".into());
         let line = obituary_line(death(Obituary::SwapReadFailed, 16), None, &account);
-        assert!(line.contains("offset 1 KiB;"), "{line}");
+        assert!(line.contains("swap file in /scratch"), "{line}");
+        assert!(line.contains("at byte 1024; an access"), "{line}");
+        let line = obituary_line(death(Obituary::PoolCorrupt, 0x7000), None, &account);
+        assert!(line.contains("for the page at 0x7000; an access"), "{line}");
     }
 
     #[test]

@@ -7,11 +7,11 @@ use std::sync::atomic::Ordering;
 
 use quire::control::Event;
 use quire::failpoint::Failpoint;
-use quire::mmu::{Inspect, Prot};
+use quire::mmu::{Inspect, Mmu as _, Prot};
 use quire::page::{Flags, State};
 use quire::reclaim::Evicted;
 use quire::space::Advice;
-use quire::units::{BLOCK_PAGES, PageNum, PageRange};
+use quire::units::{BLOCK_PAGES, PAGE_SIZE, PageNum, PageRange};
 use quire_simulated::Trap;
 
 fn pages(start: u64, count: usize) -> PageRange {
@@ -404,6 +404,27 @@ fn locked_pages_stay_when_their_folio_goes() {
     machine.space.munlock(&mut machine.space.lock(), pages(12, 4)).unwrap();
     assert_eq!(machine.evict(range).unmapped, 4);
     machine.expect_all(range);
+    machine.space.check();
+}
+
+#[test]
+fn a_lost_page_stays_lost_when_its_folio_goes() {
+    let (machine, _) = machine_with(0, 5);
+    let range = machine.map(5, 11);
+    machine.fill_all(pages(6, 10));
+    let lost = PageNum(5);
+    let _ = machine.mmu().poison(lost);
+    machine.space.lock_page(lost).poison();
+    let evicted = machine.evict(pages(0, 16));
+    assert_eq!((evicted.unmapped, evicted.refused), (15, 0));
+    for _ in 0..2 {
+        assert_eq!(machine.state(lost), State::Poisoned);
+        assert_eq!(machine.content(lost), Err(Trap::Bus));
+    }
+    machine.expect_all(pages(0, 5));
+    machine.expect_all(pages(6, 10));
+    machine.advise(range, Advice::DontNeed);
+    assert_eq!(machine.content(lost), Ok([0; PAGE_SIZE]), "what was lost is given up");
     machine.space.check();
 }
 

@@ -129,6 +129,62 @@ def out_of_memory(context):
             raise Failed(f"137 and a message expected: {ended.status}, {ended.stderr[-500:]}")
 
 
+# Says when more than its budget is filled, and reads it back once it may.
+LATER = """
+import os, random, sys, time
+blocks = [random.Random(i).randbytes(1 << 20) for i in range(96)]
+print("filled", flush=True)
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.05)
+print(sum(sum(block[::4096]) for block in blocks))
+"""
+
+
+def overwrite_swap_file(pid, directory):
+    """Other bytes in all of the swap file that a run has made in `directory`."""
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        if os.readlink(fd).startswith(f"{directory}/"):
+            break
+    else:
+        raise Failed(f"the run has no file in {directory}")
+    with open(fd, "r+b", buffering=0) as file:
+        end = 0
+        while True:
+            try:
+                start = os.lseek(file.fileno(), end, os.SEEK_DATA)
+            except OSError:
+                break
+            end = os.lseek(file.fileno(), start, os.SEEK_HOLE)
+            os.pwrite(file.fileno(), b"\xff" * (end - start), start)
+        os.fsync(file.fileno())
+    return end
+
+
+@case("swap-file-lies", needs=("root",))
+def swap_file_lies(context):
+    """A swap file that gives other bytes back: SIGBUS, and a message with its folder and the place."""
+    go, swap = context.tmp / "go", context.swap_directory()
+    argv = [sys.executable, "-c", LATER, go]
+    process = context.spawn(context.quire_argv(argv, 48 * MIB, swap))
+    if context.pretend:
+        go.touch()
+        context.wait(process)
+        return
+    deadline = time.monotonic() + 60
+    while "filled" not in read_or(context.tmp / f"out.{context.runs}", ""):
+        if time.monotonic() > deadline or process.poll() is not None:
+            raise Failed("the program did not fill its memory")
+        time.sleep(0.05)
+    if not overwrite_swap_file(process.pid, swap):
+        raise Failed("nothing was in the swap file")
+    go.touch()
+    ended = context.wait(process)
+    said = f"lost a page: the swap file in {swap} could not be read, or gave other bytes back, at byte"
+    if ended.status != 128 + signal.SIGBUS or said not in ended.stderr:
+        raise Failed(f"SIGBUS and a message expected: {ended.status}, {ended.stderr[-500:]}")
+    context.nothing_left(process.pid, swap)
+
+
 @case("statuses")
 def statuses(context):
     """The program's status is the run's; Quire's own are 126 and 127."""

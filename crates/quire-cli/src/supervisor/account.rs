@@ -1,10 +1,12 @@
 //! What became of a run: in all, and process by process.
 
+use std::path::PathBuf;
+
 use super::exit_log::Entry;
 use super::unmanaged::Unmanaged;
 use crate::runs::counts::Counts;
 
-#[derive(Clone, Copy, Default, Debug)]
+#[derive(Clone, Default, Debug)]
 pub(crate) struct Account {
     pub budget_bytes: u64,
     pub held_bytes_max: u64,
@@ -13,6 +15,8 @@ pub(crate) struct Account {
     pub pool_bytes_max: u64,
     pub swap_file_bytes_max: u64,
     pub swap_file_limit_bytes: u64,
+    /// Where the swap file is.
+    pub swap_folder: Option<PathBuf>,
     /// Most that one member might hold; 0 where only the budget bounded it.
     pub member_bytes_max: u64,
     pub members_max: u64,

@@ -298,8 +298,8 @@ fn segment_words(control: &Control) -> usize {
 }
 
 fn obituary(number: u32) -> Obituary {
-    use Obituary::{ChildNotManaged, KernelRefused, OutOfMemory, SwapReadFailed};
-    let all = [OutOfMemory, ChildNotManaged, KernelRefused, SwapReadFailed];
+    use Obituary::{ChildNotManaged, KernelRefused, OutOfMemory, PoolCorrupt, SwapReadFailed};
+    let all = [OutOfMemory, ChildNotManaged, KernelRefused, SwapReadFailed, PoolCorrupt];
     all.into_iter().find(|&obituary| obituary as u32 == number).unwrap_or(Obituary::None)
 }
 

@@ -357,6 +357,7 @@ impl Supervisor {
             swap_file_bytes_max: (segments * SEGMENT_BYTES as u64).max(allocated),
             swap_file_limit_bytes: u64::from(control.segments_max.load(Relaxed))
                 * SEGMENT_BYTES as u64,
+            swap_folder: self.resources.swap.as_ref().map(|swap| swap.folder.clone()),
             member_bytes_max: bytes(control.member_pages_max.load(Relaxed)),
             members_max: self.members.most as u64,
             processes: self.members.joined,

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 use quire::control::{SEGMENT_BYTES, SEGMENTS_MAX};
@@ -23,6 +23,8 @@ const MEMORY_FILESYSTEMS: [i64; 2] = [0x0102_1994 /* tmpfs */, 0x8584_58f6 /* ra
 pub(crate) struct SwapFile {
     pub descriptor: OwnedFd,
     pub segments: u32,
+    /// Where it was made.
+    pub folder: PathBuf,
     /// What the user should know about it.
     pub warning: Option<String>,
 }
@@ -65,7 +67,7 @@ impl SwapFile {
             None
         };
         let segments = u32::try_from(segments).context("too many segments")?;
-        Ok(SwapFile { descriptor, segments, warning })
+        Ok(SwapFile { descriptor, segments, folder: folder.to_owned(), warning })
     }
 
     pub(crate) fn allocated_bytes(&self) -> u64 {

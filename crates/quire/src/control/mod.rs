@@ -78,6 +78,8 @@ pub enum Obituary {
     /// A page could not be read from the swap file; `detail` is its place there, in units of 64
     /// bytes. The process may well live on: only that page is lost.
     SwapReadFailed = 4,
+    /// A packed page in memory is not what was packed; `detail` is the page's address. Only that page is lost.
+    PoolCorrupt = 5,
 }
 
 /// Where [`Obituary::OutOfMemory`] has the number of members that were asked for memory and did not

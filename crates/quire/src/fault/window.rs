@@ -468,9 +468,16 @@ impl<M: Mmu> VmSpace<M> {
         let page = locked.page();
         self.budget.count(Event::Pgpoison, 1);
         if let Some(stored) = locked.in_swap() {
-            if let Stored::File(location) = stored {
-                // The supervisor says so: this page's content is lost, all else lives on.
-                self.budget.leave_obituary(Obituary::SwapReadFailed, u64::from(location));
+            // The supervisor says so: this page's content is lost, all else lives on.
+            match stored {
+                Stored::File(location) => {
+                    self.budget.leave_obituary(Obituary::SwapReadFailed, u64::from(location));
+                }
+                Stored::Pool(_) => {
+                    self.budget
+                        .leave_obituary(Obituary::PoolCorrupt, self.mmu.address_of(page) as u64);
+                }
+                _ => {}
             }
             self.free_stored(stored);
         }
