@@ -409,13 +409,14 @@ fn locked_pages_stay_when_their_folio_goes() {
 
 #[test]
 fn a_lost_page_stays_lost_when_its_folio_goes() {
-    let (machine, _) = machine_with(0, 5);
-    let range = machine.map(5, 11);
-    machine.fill_all(pages(6, 10));
-    let lost = PageNum(5);
+    let machine = Machine::new(Tree::default());
+    let (range, lost) = (machine.map(0, 16), PageNum(5));
     let _ = machine.mmu().poison(lost);
     machine.space.lock_page(lost).poison();
-    let evicted = machine.evict(pages(0, 16));
+    machine.space.budget().add_wanted(1);
+    machine.fill_all(pages(0, 5));
+    machine.fill_all(pages(6, 10));
+    let evicted = machine.evict(range);
     assert_eq!((evicted.unmapped, evicted.refused), (15, 0));
     for _ in 0..2 {
         assert_eq!(machine.state(lost), State::Poisoned);

@@ -278,7 +278,8 @@ impl<M: Mmu> VmSpace<M> {
         }
         if seen.state() != State::Mapped {
             let hole = if wants_holes { self.try_lock_page(page) } else { None };
-            return hole.filter(|hole| hole.state() != State::Mapped);
+            // The kernel moves nothing over what marks a lost page.
+            return hole.filter(|hole| !matches!(hole.state(), State::Mapped | State::Poisoned));
         }
         self.budget.count(who.scan(), 1);
         let can_go = |word: Snapshot| {
