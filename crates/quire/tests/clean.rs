@@ -147,8 +147,15 @@ fn scattered_clean_pages_among_others_go_in_their_own_way() {
         machine.fill(page, page.0 + 1);
     }
     let dirty = range.pages().step_by(3).count();
+    machine.unmapped();
+    // Not by folios of that order.
+    let control = machine.space.budget().control();
+    control.folio_order.store(Tree::default().folio_order, Ordering::Relaxed);
     let evicted = machine.evict(range);
     assert_eq!((evicted.freed, evicted.unmapped), (PAGES - dirty, dirty));
+    let runs_of_clean_pages = 21;
+    let calls = (runs_of_clean_pages + 1, PAGES as u64);
+    assert_eq!(machine.unmapped(), calls, "all others go by one move over the holes");
     machine.space.check();
     machine.expect_all(range);
 }

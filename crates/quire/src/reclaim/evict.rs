@@ -3,7 +3,8 @@
 //! A batch is a run of locked pages in one VMA and one block, all of them victims or holes, alike
 //! in write protection. It is unmapped by one move to the frame pool; the kernel refuses the first
 //! page that is not exclusively ours (shared since a fork, or pinned), everything before it has
-//! moved, and the rest is a batch of its own. After a batch went whole nothing looks at its pages
+//! moved, and the rest is a batch of its own. Clean pages are dropped before, those of a block in one
+//! call, so that they are holes as well. After a batch went whole nothing looks at its pages
 //! again. Pages that may not be written, and those that another process has since a fork, do not
 //! move: they are copied to swap and dropped ([`super::copy`]).
 
@@ -143,19 +144,21 @@ impl<M: Mmu> VmSpace<M> {
         who: Reclaimer,
         scratch: &mut Scratch,
     ) -> Evicted {
-        let mut evicted = Evicted::default();
         let unit = self.batch_unit(who);
         let may_move = vma.attributes.prot.is_movable();
-        let mut batch = UnmapBatch::new(part.start);
+        // First those that only have to be dropped: one call for all of them, and holes for the others' moves.
         let mut clean = UnmapBatch::new(part.start);
+        let is_clean = |page: &PageNum| self.snapshot(*page).has(Flags::CLEAN);
+        for page in part.pages().filter(is_clean) {
+            let victim = self.lock_to_evict(page, who, may_move, true);
+            victim.into_iter().for_each(|page| clean.push(page));
+        }
+        let mut evicted = self.drop_clean(&clean, vma, who);
+        let mut batch = UnmapBatch::new(part.start);
         let is_victim = |page: &mut LockedPage<'_, Self>| page.state() == State::Mapped;
         for page in part.pages() {
-            let mut found = self.lock_to_evict(page, who, may_move, !batch.range.is_empty());
-            let is_clean =
-                |page: &mut LockedPage<'_, Self>| is_victim(page) && page.has(Flags::CLEAN);
-            if let Some(page) = found.take_if(is_clean) {
-                clean.push(page);
-            }
+            let hole = (!batch.range.is_empty()).then(|| self.lock_hole(page)).flatten();
+            let mut found = hole.or_else(|| self.lock_to_evict(page, who, may_move, false));
             let fits = found.as_mut().is_some_and(|found| {
                 let is_alike = batch.range.is_empty()
                     || found.has(Flags::WRITE_PROTECTED) == batch.is_write_protected();
@@ -175,7 +178,6 @@ impl<M: Mmu> VmSpace<M> {
             }
         }
         evicted.add(self.evict_batch(&batch, vma, scratch));
-        evicted.add(self.drop_clean(&clean, vma, who));
         evicted
     }
 
@@ -264,26 +266,29 @@ impl<M: Mmu> VmSpace<M> {
         }
     }
 
-    /// Locks a page that can go, or, with `wants_holes`, where nothing is mapped.
+    /// Locks a page where nothing is mapped.
+    fn lock_hole(&self, page: PageNum) -> Option<LockedPage<'_, Self>> {
+        // The kernel moves nothing over what marks a lost page.
+        let is_hole = |seen: Snapshot| !matches!(seen.state(), State::Mapped | State::Poisoned);
+        self.try_lock_if(page, is_hole)
+    }
+
+    /// Locks a page that can go: a clean one, or another.
     fn lock_to_evict(
         &self,
         page: PageNum,
         who: Reclaimer,
         may_move: bool,
-        wants_holes: bool,
+        is_clean: bool,
     ) -> Option<LockedPage<'_, Self>> {
         let seen = self.snapshot(page);
-        if seen.is_locked() {
+        if seen.is_locked() || seen.state() != State::Mapped || seen.has(Flags::CLEAN) != is_clean {
             return None;
-        }
-        if seen.state() != State::Mapped {
-            let hole = if wants_holes { self.try_lock_page(page) } else { None };
-            // The kernel moves nothing over what marks a lost page.
-            return hole.filter(|hole| !matches!(hole.state(), State::Mapped | State::Poisoned));
         }
         self.budget.count(who.scan(), 1);
         let can_go = |word: Snapshot| {
             word.state() == State::Mapped
+                && word.has(Flags::CLEAN) == is_clean
                 && !word.has(Flags::MLOCKED)
                 && (may_move || !word.has(Flags::PINNED))
         };
