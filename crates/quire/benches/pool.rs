@@ -9,7 +9,7 @@ use std::time::Instant;
 use quire::control::slabs::{SlabTable, slots_for};
 use quire::swap::Payer;
 use quire::swap::compress::{Compressed, Compressor, PageBytes, Strength, page_hash};
-use quire::swap::zpool::{Handle, Zpool};
+use quire::swap::zpool::{FREED_AT_ONCE, Handle, Zpool};
 use quire::units::{PAGE_SIZE, PageNum};
 
 const PAGES: u64 = 16_384;
@@ -66,9 +66,10 @@ fn measure(pool: &Zpool, gives_back: bool) -> [f64; 3] {
                 }
             });
             let free = time(|| {
-                for handle in &handles {
+                for some in handles.chunks(FREED_AT_ONCE) {
+                    let some: Vec<u32> = some.iter().map(|handle| handle.get()).collect();
                     // SAFETY: one thread.
-                    unsafe { pool.free(*handle, &purse) };
+                    unsafe { pool.free_all(&some, &purse) };
                 }
                 if gives_back {
                     pool.trim(&purse);

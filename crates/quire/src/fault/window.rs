@@ -12,6 +12,7 @@ use crate::mmu::{FrameRun, Mmu, Protection, Refusal};
 use crate::page::{Flags, LockedPage, LockedRange, Snapshot, State, Stored};
 use crate::scratch::STAGING_PAGES;
 use crate::space::VmSpace;
+use crate::space::release::Releases;
 use crate::space::vma::Vma;
 use crate::swap::compress::{Corrupt, PageBytes};
 use crate::swap::file::{Location, ReadPlan};
@@ -256,7 +257,7 @@ impl<M: Mmu> VmSpace<M> {
                     // It is neither as stored nor protected.
                     let at = window.range().start;
                     self.budget.charge_anyway(1);
-                    self.finish_mapped(window, Settled::Mapped);
+                    self.finish_mapped(1, window, Settled::Mapped);
                     self.mmu.wake(PageRange::new(at, 1));
                 }
                 Some(Stop::Refused(Refusal::Unmapped)) if whole.len() > 1 => {
@@ -412,41 +413,44 @@ impl<M: Mmu> VmSpace<M> {
         Ok(())
     }
 
+    /// The first pages of a window have been mapped, so many of them.
     fn finish_first(&self, pages: usize, window: &mut FaultWindow<'_, M>) {
         let settled = if window.is_clean { Settled::Clean } else { Settled::Mapped };
-        (0..pages).for_each(|_| self.finish_mapped(window, settled));
+        self.finish_mapped(pages, window, settled);
     }
 
-    /// The window's first page has been mapped: what it had in swap is let go or kept, and its word
-    /// says so.
-    fn finish_mapped(&self, window: &mut FaultWindow<'_, M>, settled: Settled) {
-        let before = window.before(window.range().start);
-        match before.state() {
-            State::None => self.budget.add_wanted(1),
-            State::Same => {
-                self.budget.count(Event::Pswpin, 1);
-                self.budget.count(Event::SwpinZero, 1);
+    /// What those pages had in swap is let go or kept, and their words say so.
+    fn finish_mapped(&self, pages: usize, window: &mut FaultWindow<'_, M>, settled: Settled) {
+        let first = window.range().start;
+        let (mut fresh, mut swapped, mut zeros, mut packed) = (0, 0, 0, 0);
+        let mut releases = Releases::NONE;
+        for page in PageRange::new(first, pages).pages() {
+            let before = window.before(page);
+            match before.state() {
+                State::None => fresh += 1,
+                State::Same => zeros += 1,
+                State::Pool => packed += 1,
+                _ => {}
             }
-            State::Pool => {
-                self.budget.count(Event::Pswpin, 1);
-                self.budget.count(Event::Zswpin, 1);
+            swapped += usize::from(before.state().is_swapped());
+            let Some(stored) = before.stored() else { continue };
+            if page == window.asked && !window.is_ahead {
+                self.note_refault(page, stored);
             }
-            State::File => self.budget.count(Event::Pswpin, 1),
-            _ => {}
+            if settled == Settled::Mapped {
+                self.add_stored(&mut releases, stored);
+            }
         }
-        let page = window.range().start;
-        if page == window.asked
-            && !window.is_ahead
-            && let Some(stored) = before.stored()
-        {
-            self.note_refault(page, stored);
+        self.release(releases);
+        if settled == Settled::Clean {
+            self.swap.keep_copies(packed);
         }
-        match before.stored() {
-            Some(Stored::Pool(_)) if settled == Settled::Clean => self.swap.keep_copy(),
-            Some(stored) if settled == Settled::Mapped => self.free_stored(stored),
-            _ => {}
-        }
-        self.settle_mapped(window, settled);
+        self.budget.add_wanted(fresh as isize);
+        let events = [(Event::Pswpin, swapped), (Event::SwpinZero, zeros), (Event::Zswpin, packed)];
+        events.into_iter().filter(|&(_, count)| count > 0).for_each(|(event, count)| {
+            self.budget.count(event, count);
+        });
+        (0..pages).for_each(|_| self.settle_mapped(window, settled));
     }
 
     /// The end for the window's first page, which has been mapped.

@@ -51,7 +51,7 @@ impl<M: ObjectMmu> Objects<M> {
             self.space.budget().uncharge(1);
         } else if locked.state() == State::Pool {
             // From now on its packed copy counts as kept beside a page.
-            self.space.swap().keep_copy();
+            self.space.swap().keep_copies(1);
         }
         self.for_each_mapping(object, one, Wait::Yes, |window, part| {
             part.pages().for_each(|page| self.poison(page, window));
@@ -95,7 +95,7 @@ impl<M: ObjectMmu> Objects<M> {
             self.space.mmu().unmap(part);
         });
         if locked.has(Flags::IN_POOL) {
-            self.space.swap().forget_copy();
+            self.space.swap().forget_copies(1);
         }
         locked.uncache();
     }

@@ -87,7 +87,7 @@ impl<M: ObjectMmu> Objects<M> {
             page.cache();
         } else if swap.may_keep_clean(usize::from(is_packed)) {
             if is_packed {
-                swap.keep_copy();
+                swap.keep_copies(1);
             }
             page.cache_clean();
         } else {
@@ -114,7 +114,7 @@ impl<M: ObjectMmu> Objects<M> {
             return;
         }
         if before.has(Flags::IN_POOL) {
-            self.space.swap().forget_copy();
+            self.space.swap().forget_copies(1);
         }
         let budget = self.space.budget();
         budget.count(Event::Pswpout, 1);

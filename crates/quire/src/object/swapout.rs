@@ -58,7 +58,7 @@ impl<M: ObjectMmu> Objects<M> {
         match self.space.store_page(page.page(), &bytes, scratch) {
             Ok(stored) => {
                 if matches!(stored, Stored::Pool(_)) {
-                    self.space.swap().keep_copy();
+                    self.space.swap().keep_copies(1);
                 }
                 page.keep_stored(stored);
                 true
@@ -85,7 +85,7 @@ impl<M: ObjectMmu> Objects<M> {
         for page in run.pages() {
             let page = self.adopt(object, page);
             if page.has(Flags::IN_POOL) {
-                self.space.swap().forget_copy();
+                self.space.swap().forget_copies(1);
             }
             page.uncache();
         }

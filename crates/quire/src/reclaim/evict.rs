@@ -231,14 +231,14 @@ impl<M: Mmu> VmSpace<M> {
         self.budget.count(Event::UnmapNs, (monotonic_ns() - start) as usize);
         self.count_unmapped(clean.range.start, freed);
         self.budget.count(Event::UnmapPages, freed);
-        let mut stored_pages = 0;
+        let (mut stored_pages, mut copies) = (0, 0);
         for page in victims() {
             let stored = page.content().stored().filter(|_| is_there(page.page()));
             let Some(stored) = stored else { continue };
             match stored {
                 // Its object has it: nothing of it is in swap.
                 Stored::Nothing => self.budget.add_wanted(-1),
-                Stored::Pool(_) => self.swap.forget_copy(),
+                Stored::Pool(_) => copies += 1,
                 _ => {}
             }
             if stored != Stored::Nothing {
@@ -247,6 +247,7 @@ impl<M: Mmu> VmSpace<M> {
             }
             page.store(stored);
         }
+        self.swap.forget_copies(copies);
         self.budget.count(Event::Pswpout, stored_pages);
         self.budget.count(Event::PswpoutClean, stored_pages);
         self.swap.note_clean(stored_pages);

@@ -249,7 +249,7 @@ impl<M: Mmu> VmSpace<M> {
             let found = page.zip(tag).filter(|(page, tag)| tag.holds(page));
             let Some((page, tag)) = found else {
                 // It is locked, or has changed meanwhile.
-                file.free(entry.location);
+                file.free(entry.location.segment(), 1);
                 continue;
             };
             done.moved += 1;
@@ -262,7 +262,7 @@ impl<M: Mmu> VmSpace<M> {
                 }
                 SegmentTag::File(location) => {
                     page.rename(entry.location.get());
-                    self.swap.free_location(location);
+                    self.free_stored(Stored::File(location));
                 }
                 SegmentTag::Limbo(frame) => {
                     let one = FrameRun { start: frame, len: 1 };

@@ -12,6 +12,7 @@
 //! the places of pages that are in memory.
 
 use super::VmSpace;
+use super::release::Releases;
 use crate::mmu::{Mmu, Protection};
 use crate::page::{Flags, LockedPage, LockedRange, Snapshot, State, Stored};
 use crate::units::{BLOCK_PAGES, PageRange};
@@ -19,18 +20,15 @@ use crate::units::{BLOCK_PAGES, PageRange};
 impl<M: Mmu> VmSpace<M> {
     /// Lets go of what a locked page has in store, and not in memory.
     pub(crate) fn free_stored(&self, stored: Stored) {
-        match stored {
-            // SAFETY: the page is locked, and its word is about to forget the handle.
-            Stored::Pool(handle) => unsafe { self.swap.free_blob(handle, &self.budget) },
-            Stored::File(location) => self.swap.free_location(location),
-            Stored::Nothing | Stored::Same(_) => {}
-        }
+        let mut releases = Releases::NONE;
+        self.add_stored(&mut releases, stored);
+        self.release(releases);
     }
 
     /// Lets go of all that a locked page has in store, beside memory or not.
     pub(crate) fn release_stored(&self, before: Snapshot) {
         if before.has(Flags::IN_POOL) {
-            self.swap.forget_copy();
+            self.swap.forget_copies(1);
         }
         before.stored().into_iter().for_each(|stored| self.free_stored(stored));
     }

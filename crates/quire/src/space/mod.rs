@@ -48,6 +48,7 @@ pub(crate) mod layout_lock;
 mod map;
 mod object;
 mod protect;
+pub(crate) mod release;
 pub mod remap;
 mod rights;
 #[cfg(test)]

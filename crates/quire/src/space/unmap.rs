@@ -1,8 +1,9 @@
 //! unmap: ranges leave the program, and pages their content.
 
+use super::release::Releases;
 use super::vma::Kind;
 use super::{Layout, VmSpace};
-use crate::mmu::{FrameId, FrameRun, Mmu, Prot};
+use crate::mmu::{Mmu, Prot};
 use crate::page::{LockedPage, Snapshot, State};
 use crate::sys::Errno;
 use crate::units::{PageNum, PageRange};
@@ -27,11 +28,13 @@ struct Run {
     range: PageRange,
     mapped: usize,
     is_poisoned: bool,
+    releases: Releases,
 }
 
 impl Run {
     fn at(page: PageNum) -> Run {
-        Run { range: PageRange { start: page, end: page }, mapped: 0, is_poisoned: false }
+        let range = PageRange { start: page, end: page };
+        Run { range, mapped: 0, is_poisoned: false, releases: Releases::NONE }
     }
 }
 
@@ -112,7 +115,7 @@ impl<M: Mmu> VmSpace<M> {
                 });
                 run.mapped += usize::from(locked.state() == State::Mapped);
                 run.is_poisoned |= locked.state() == State::Poisoned;
-                self.release_backing(locked.content());
+                self.add_backing(&mut run.releases, locked.content());
                 run.range.end = locked.leave_locked().add(1);
             }
             self.drop_run(run);
@@ -120,7 +123,8 @@ impl<M: Mmu> VmSpace<M> {
     }
 
     fn drop_run(&self, run: Run) {
-        let Run { range, mapped, is_poisoned } = run;
+        let Run { range, mapped, is_poisoned, releases } = run;
+        self.release(releases);
         if mapped > 0 || is_poisoned {
             self.mmu.unmap(range);
             self.count_unmapped(range.start, mapped);
@@ -146,15 +150,8 @@ impl<M: Mmu> VmSpace<M> {
 
     /// Lets go of what a locked page has besides its mapping.
     pub(crate) fn release_backing(&self, before: Snapshot) {
-        match before.state() {
-            State::None => return,
-            State::Limbo => {
-                let run = FrameRun { start: FrameId(before.payload()), len: 1 };
-                self.frames.leave_limbo(run);
-                self.frames.put(run);
-            }
-            _ => self.release_stored(before),
-        }
-        self.budget.add_wanted(-1);
+        let mut releases = Releases::NONE;
+        self.add_backing(&mut releases, before);
+        self.release(releases);
     }
 }

@@ -131,10 +131,10 @@ impl SwapSegments {
         used < self.segments_max() / 4 * 3
     }
 
-    /// Drops a blob that a page's word named, or that was written for a page that has moved on.
-    /// The caller holds that page's lock, and no word has the location any more.
-    pub fn free(&self, location: Location) {
-        self.drop_one(location.segment());
+    /// Drops blobs that pages' words named, or that were written for pages that have moved on.
+    /// The caller holds those pages' locks, and no word has their locations any more.
+    pub fn free(&self, segment: Segment, blobs: u32) {
+        self.drop_some(segment, blobs);
     }
 
     /// Keeps a segment from being let go, so that what was read from it stays what its locations
@@ -154,7 +154,7 @@ impl SwapSegments {
     }
 
     pub fn unpin(&self, segment: Segment) {
-        self.drop_one(segment);
+        self.drop_some(segment, 1);
     }
 
     /// The segments that are best cleaned: those with the smallest shares of live blobs, as many
@@ -242,17 +242,17 @@ impl SwapSegments {
         self.counts[segment.index()].store(SegmentCount::new(blobs).0, Release);
     }
 
-    /// One live blob, or pin, less.
-    fn drop_one(&self, segment: Segment) {
+    /// So many live blobs, or pins, less.
+    fn drop_some(&self, segment: Segment, some: u32) {
         let Some(count) = self.counts.get(segment.index()) else {
             return;
         };
         // AcqRel: the last one sees that all others are done with the segment.
         let before = count.fetch_update(AcqRel, Relaxed, |count| {
-            (SegmentCount(count).live() != 0).then(|| count - 1)
+            (SegmentCount(count).live() >= some).then(|| count - some)
         });
-        debug_assert!(before.is_ok(), "{segment:?} has nothing live");
-        if before.is_ok_and(|count| SegmentCount(count).live() == 1) {
+        debug_assert!(before.is_ok(), "{segment:?} has less than {some} live");
+        if before.is_ok_and(|count| SegmentCount(count).live() == some) {
             self.let_go(segment);
         }
     }

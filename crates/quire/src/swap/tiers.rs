@@ -7,9 +7,9 @@
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize};
 
-use super::file::{Location, SwapSegments, Writer};
+use super::file::{Segment, SwapSegments, Writer};
 use super::io::{IoQueue, Ring, SwapRead};
-use super::zpool::{Handle, Zpool};
+use super::zpool::Zpool;
 use crate::budget::Budget;
 use crate::control::slabs::slots_for;
 use crate::sys::Errno;
@@ -166,21 +166,10 @@ impl Swap {
         Some(Turn(turns))
     }
 
-    /// Drops a packed page. 0 names none.
-    ///
-    /// # Safety
-    /// The caller holds the lock of the page in whose word the number stood, and
-    /// nothing has it any more.
-    pub unsafe fn free_blob(&self, number: u32, budget: &Budget) {
-        if let Some(handle) = Handle::new(number) {
-            // SAFETY: the caller's promise.
-            unsafe { self.zpool.free(handle, budget) };
-        }
-    }
-
-    pub fn free_location(&self, number: u32) {
-        if let (Some(tier), Some(location)) = (&self.file, Location::new(number)) {
-            tier.file.free(location);
+    /// Drops so many blobs of a segment that pages' words named.
+    pub fn free_locations(&self, segment: Segment, count: u32) {
+        if let Some(tier) = &self.file {
+            tier.file.free(segment, count);
         }
     }
 
@@ -199,14 +188,14 @@ impl Swap {
             || self.clean_turn.fetch_add(1, Relaxed).is_multiple_of(CLEAN_PROBE)
     }
 
-    /// A page in memory keeps its packed copy.
-    pub fn keep_copy(&self) {
-        self.kept.fetch_add(1, Relaxed);
+    /// So many pages in memory keep their packed copies.
+    pub fn keep_copies(&self, count: usize) {
+        self.kept.fetch_add(count, Relaxed);
     }
 
-    /// A kept copy is used or dropped.
-    pub fn forget_copy(&self) {
-        self.kept.fetch_sub(1, Relaxed);
+    /// So many kept copies are used or dropped.
+    pub fn forget_copies(&self, count: usize) {
+        self.kept.fetch_sub(count, Relaxed);
     }
 
     /// Notes that pages went out as they had come, and so were worth their protection.

@@ -54,6 +54,9 @@ use rustix::fd::BorrowedFd;
 /// Larger classes that may take a blob when there is no memory for a slab of its own class.
 const CLASSES_TO_SPARE: usize = 8;
 
+/// Blobs that are dropped together at most.
+pub const FREED_AT_ONCE: usize = 64;
+
 /// Names a blob of the pool: its address in units of 64 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Handle(NonZeroU32);
@@ -251,18 +254,40 @@ impl Zpool {
         Ok(Blob { owner: header.owner, kind: header.kind, hash: header.hash, bytes })
     }
 
-    /// Drops a blob. A handle that names none is ignored.
+    /// Drops the blobs of these handles, [`FREED_AT_ONCE`] at most, those of a class under one lock. One that
+    /// names none is ignored.
     ///
     /// # Safety
     ///
-    /// The caller holds the lock of the page in whose word `handle` stood, and no word has it
-    /// any more.
-    pub unsafe fn free(&self, handle: Handle, account: &impl Payer) {
-        match self.spot(handle) {
-            Some(spot) => {
-                self.free_spot(spot, account);
+    /// The caller holds the locks of the pages in whose words the handles stood, and no word has
+    /// them any more.
+    pub unsafe fn free_all(&self, handles: &[u32], account: &impl Payer) {
+        let spot = |number: u32| Handle::new(number).and_then(|handle| self.spot(handle));
+        let mut is_left = [true; FREED_AT_ONCE];
+        for first in 0..handles.len() {
+            if !is_left[first] {
+                continue;
             }
-            None => debug_assert!(false, "{handle:?} names no blob"),
+            let Some(Spot { class, .. }) = spot(handles[first]) else {
+                debug_assert!(false, "{} names no blob", handles[first]);
+                continue;
+            };
+            let mut emptied = [0; FREED_AT_ONCE];
+            let mut count = 0;
+            let mut lists = self.classes[class].0.lock();
+            for (is_left, handle) in is_left.iter_mut().zip(handles).skip(first) {
+                let spot = spot(*handle).filter(|spot| *is_left && spot.class == class);
+                let Some(spot) = spot else { continue };
+                *is_left = false;
+                if self.release_locked(&mut lists, spot) {
+                    emptied[count] = spot.slot;
+                    count += 1;
+                }
+            }
+            drop(lists);
+            for slot in &emptied[..count] {
+                self.give_back(*slot, class, account);
+            }
         }
     }
 
@@ -306,21 +331,21 @@ impl Zpool {
     /// Drops the blob of a place, and gives its slab back if that was the last blob and this thread
     /// may do so. Returns the pages given back. The bytes stay: other members may read them.
     fn free_spot(&self, spot: Spot, account: &impl Payer) -> usize {
+        // A statement of its own: the class's lock is dropped before the kernel is called.
+        let is_emptied = self.release_locked(&mut self.classes[spot.class].0.lock(), spot);
+        if is_emptied { self.give_back(spot.slot, spot.class, account) } else { 0 }
+    }
+
+    /// Drops a blob of the class whose `lists` these are; says whether its slab is to be given back.
+    fn release_locked(&self, lists: &mut ClassLists, spot: Spot) -> bool {
         // Any thread may free, but only engine threads may give shared memory back.
         let keep = if self.home.is_shared() { Keep::All } else { Keep::One };
-        let freed = {
-            let mut lists = self.classes[spot.class].0.lock();
-            let freed = lists.release(&self.slabs, spot.slot, spot.index, keep);
-            if freed == Freed::Unsealed {
-                self.let_go_locked(&mut lists, spot.slot);
-            }
-            freed
-        };
-        debug_assert!(freed != Freed::NotLive, "{spot:?} was free already");
-        match freed {
-            Freed::Unlisted => self.give_back(spot.slot, spot.class, account),
-            Freed::Kept | Freed::Unsealed | Freed::NotLive => 0,
+        let freed = lists.release(&self.slabs, spot.slot, spot.index, keep);
+        if freed == Freed::Unsealed {
+            self.let_go_locked(lists, spot.slot);
         }
+        debug_assert!(freed != Freed::NotLive, "{spot:?} was free already");
+        freed == Freed::Unlisted
     }
 
     /// Puts a blob into a slab of this class that has room.

@@ -191,11 +191,11 @@ impl Engine {
             match self.pages.get_mut(&owner).filter(|page| page.word.tag() == tag) {
                 Some(page) => {
                     if let Word::File(old) = page.word {
-                        self.file.free(old);
+                        self.file.free(old.segment(), 1);
                     }
                     page.word = Word::File(location);
                 }
-                None => self.file.free(location),
+                None => self.file.free(location.segment(), 1),
             }
         }
     }
@@ -203,7 +203,7 @@ impl Engine {
     fn remove(&mut self, owner: PageNum) {
         let page = self.pages.remove(&owner).unwrap();
         if let Word::File(location) = page.word {
-            self.file.free(location);
+            self.file.free(location.segment(), 1);
         }
     }
 
@@ -403,7 +403,7 @@ fn a_segment_that_a_fork_shares_is_free_when_both_have_let_go() {
     assert_eq!(control.segments_used.load(Relaxed), 1, "the child still needs the first");
     for word in words {
         if let Word::File(location) = word {
-            child.free(location);
+            child.free(location.segment(), 1);
         }
     }
     assert!(is_idle(control, 2));
@@ -447,7 +447,7 @@ fn members_that_take_and_free_at_once_never_share_a_segment() {
                 let bytes = read(&mut ring, plan, &mut buffer).unwrap();
                 let mut out = [0; PAGE_SIZE];
                 assert_eq!(plan.unpack(bytes, location, owner, &mut out), Ok(()));
-                swap.free(location);
+                swap.free(location.segment(), 1);
             }
         }
     };
