@@ -21,10 +21,10 @@ pub extern "C" fn quire_failpoint_arm(step: c_uint, victims: c_uint) {
 ///
 /// # Safety
 ///
-/// `gaps` has room for four.
+/// `gaps` has room for five.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quire_account_gaps(gaps: *mut i64) {
-    let now = process::current().map_or([0; 4], process::Process::account_gaps);
+    let now = process::current().map_or([0; 5], process::Process::account_gaps);
     // SAFETY: the caller's promise.
-    unsafe { gaps.cast::<[i64; 4]>().write_unaligned(now) };
+    unsafe { gaps.cast::<[i64; 5]>().write_unaligned(now) };
 }
