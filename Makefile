@@ -45,7 +45,7 @@ test-long: setup-test release
 	QUIRE_SIM_SECONDS=600 QUIRE_OBJECT_SECONDS=60 $(CARGO) test --workspace
 	$(REAL) --long
 
-# Mistakes planted in a copy of the engine, each of which the simulator must find.
+# Mistakes planted in a copy of the engine, each of which the simulator or a test must find.
 mutants: setup-test
 	tests/mutants.py
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Plants mistakes in a copy of the engine, one at a time, and has the simulator find each.
+"""Plants mistakes in a copy of the engine, one at a time, and has the simulator, or a test, find each.
 
     tests/mutants.py [NAME]...
 
 Exit status 1 where one was not found, or its place in the source is not there any more. A minute or so
-each: the simulator is built anew. `QUIRE_SIM_SECONDS` says for how long it looks (60).
+each: the engine is built anew. `QUIRE_SIM_SECONDS` says for how long it looks (60).
 """
 
 import os
@@ -17,7 +17,8 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parent.parent
 ENGINE = "crates/quire/src/"
 
-# Name, what is wrong then, file, what stands there, what stands there with the mistake.
+# Name, what is wrong then, file, what stands there, what stands there with the mistake; and the tests that are to
+# find it, where the simulator is not.
 MUTANTS = [
     (
         "packing",
@@ -66,8 +67,8 @@ MUTANTS = [
         "copy",
         "a page that was written gives its packed copy up only where it keeps it",
         "fault/window.rs",
-        "Some(stored) if settled == Settled::Mapped => self.free_stored(stored),",
-        "Some(stored) if settled != Settled::Mapped => self.free_stored(stored),",
+        "            if settled == Settled::Mapped {\n                self.add_stored",
+        "            if settled != Settled::Mapped {\n                self.add_stored",
     ),
     (
         "pins",
@@ -89,11 +90,54 @@ MUTANTS = [
         "self.mmu.write_protect(chunk, Protection::WriteProtected).refusal.is_none();",
         "chunk.len() > 0;",
     ),
+    (
+        "compaction-word",
+        "compaction does not look whether a page's word still names what it moves",
+        "reclaim/writeback.rs",
+        "let names_it = page.content().stored() == Some(Stored::Pool(old.get()));",
+        "let names_it = true;",
+        ("--test", "swap_tiers", "compaction"),
+    ),
+    (
+        "writeback-again",
+        "a page that was packed anew where it was is taken for what was written",
+        "reclaim/writeback.rs",
+        "page.in_swap() == Some(Stored::Pool(handle.get())) && page.has(Flags::WRITEBACK)",
+        "page.in_swap() == Some(Stored::Pool(handle.get()))",
+        ("--test", "swap_tiers", "packed_anew"),
+    ),
+    (
+        "lost-page",
+        "a lost page is a hole in a run of victims",
+        "reclaim/evict.rs",
+        "State::Mapped | State::Poisoned",
+        "State::Mapped",
+        ("--test", "batched_unmap", "lost_page"),
+    ),
+    (
+        "free-class",
+        "packed pages of all classes are dropped under the lock of one",
+        "swap/zpool.rs",
+        "filter(|spot| *is_left && spot.class == class)",
+        "filter(|_| *is_left)",
+        ("--lib", "zpool"),
+    ),
+    (
+        "stream",
+        "a long stream goes on where it passes over pages in swap",
+        "fault/order.rs",
+        "missed() * PASSED_PART > 1 << order",
+        "missed() > 2 << order",
+        ("--lib", "order"),
+    ),
 ]
 
 
-def simulate(tree, target, *more):
-    command = ["cargo", "test", "--quiet", "-p", "quire", "--test", "simulator", *more]
+SIMULATOR = ("--test", "simulator", "the_programs")
+
+
+def run_tests(tree, target, *tests):
+    command = ["cargo", "test", "--quiet", "-p", "quire", *tests]
     seconds = os.environ.get("QUIRE_SIM_SECONDS", "60")
     environment = {**os.environ, "CARGO_TARGET_DIR": str(target), "QUIRE_SIM_SECONDS": seconds}
     return subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
@@ -101,18 +145,19 @@ def simulate(tree, target, *more):
 
 def is_found(tree, target, mutant):
     """Plants a mistake, looks for it, and mends it again: whether all is well, and what there is to say."""
-    _, _, file, right, wrong = mutant
+    _, _, file, right, wrong, *tests = mutant
+    tests = tests[0] if tests else SIMULATOR
     source = tree / ENGINE / file
     text = source.read_text()
     if text.count(right) != 1:
         return False, f"{file} has no such place any more"
     source.write_text(text.replace(right, wrong))
     try:
-        built = simulate(tree, target, "--no-run")
+        built = run_tests(tree, target, *tests, "--no-run")
         if built.returncode != 0:
             return False, f"it does not build: {built.stderr[-1000:]}"
-        ran = simulate(tree, target, "the_programs")
-        said = [line for line in (ran.stdout + ran.stderr).splitlines() if line.startswith("seed ")]
+        ran = run_tests(tree, target, *tests)
+        said = [line for line in (ran.stdout + ran.stderr).splitlines() if line.startswith(("seed ", "thread "))]
         return ran.returncode != 0, said[0] if said else ""
     finally:
         source.write_text(text)
