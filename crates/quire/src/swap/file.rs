@@ -14,7 +14,8 @@
 //!
 //! A segment is taken by refs first, bit second, and let go by bit first, refs second. A member
 //! that dies in between leaves a segment that no member uses, never one that is used twice: the
-//! supervisor drops one ref for each bit in a dead member's map.
+//! supervisor drops one ref for each bit in a dead member's map, and a thread that still runs there none
+//! for a bit that it finds gone.
 //!
 //! # Locks
 //!
@@ -260,9 +261,12 @@ impl SwapSegments {
     /// This member does not need a segment any more.
     fn let_go(&self, segment: Segment) {
         let (word, bit) = segment.bit();
-        // Release, and the bit first: the module's text says what a crash leaves.
-        self.map()[word].fetch_and(!bit, Release);
         self.held.fetch_sub(1, Relaxed);
+        // Release, and the bit first: the module's text says what a crash leaves.
+        if self.map()[word].fetch_and(!bit, Release) & bit == 0 {
+            // This process is dying, and the supervisor has seen it: the side that finds the bit drops the ref.
+            return;
+        }
         // AcqRel pairs with `take_segment`, here and in other members.
         let refs = self.control.segment_refs[segment.index()].fetch_sub(1, AcqRel);
         debug_assert!(refs != 0, "{segment:?} had no refs");

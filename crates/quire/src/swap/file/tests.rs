@@ -364,6 +364,30 @@ fn damage_in_the_file_is_an_error_and_never_data() {
 }
 
 #[test]
+fn what_the_supervisor_has_dropped_for_a_dying_member_is_not_dropped_again() {
+    let control = control(8);
+    let mut dying = Engine::new(control, 11);
+    for _ in 0..30 {
+        dying.create();
+    }
+    dying.write_out();
+    // The supervisor's part, while a thread of the process still runs.
+    for word in control.segment_maps[0].iter().take(16) {
+        let bits = word.swap(0, Relaxed);
+        for bit in (0..64).filter(|bit| bits & 1 << bit != 0) {
+            assert_eq!(control.segment_refs[bit].fetch_sub(1, Relaxed), 1);
+            control.segments_used.fetch_sub(1, Relaxed);
+        }
+    }
+    assert!(is_idle(control, 2));
+    for owner in dying.pages.keys().copied().collect::<Vec<_>>() {
+        dying.remove(owner);
+    }
+    dying.writer.cancel(&dying.file);
+    assert!(is_idle(control, 2));
+}
+
+#[test]
 fn a_segment_that_a_fork_shares_is_free_when_both_have_let_go() {
     let control = control(8);
     let mut parent = Engine::new(control, 9);
