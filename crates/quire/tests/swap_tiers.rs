@@ -9,14 +9,17 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 
 use common::{Machine, Tree, noise};
-use quire::control::Event;
+use quire::control::{Event, Obituary};
 use quire::failpoint::Failpoint;
+use quire::mmu::Mmu as _;
 use quire::page::{Flags, State};
 use quire::reclaim::{Balance, NoCaches};
 use quire::scratch::Scratch;
 use quire::space::Advice;
 use quire::swap::compress::Strength;
+use quire::swap::zpool::Handle;
 use quire::units::{PAGE_SIZE, PageNum, PageRange};
+use quire_simulated::Trap;
 
 const BUDGET: usize = 512;
 
@@ -340,4 +343,28 @@ fn what_is_packed_anew_where_it_was_is_not_what_a_segment_has_of_it() {
         assert!(machine.content(page).unwrap() == expected, "{page:?} has other bytes");
     }
     machine.space.check();
+}
+
+#[test]
+fn a_packed_page_that_was_damaged_in_memory_is_lost_and_named() {
+    let machine = machine();
+    let range = machine.map(0, 8);
+    range.pages().for_each(|page| machine.fill_bytes(page, &half(page)));
+    machine.advise(range, Advice::PageOut);
+    let damaged = PageNum(3);
+    let handle = Handle::new(machine.word(damaged).payload()).unwrap();
+    // SAFETY: one thread, and the page stays where it is.
+    let blob = unsafe { machine.space.swap().zpool.blob(handle) }.unwrap();
+    let byte = blob.bytes.as_ptr().cast_mut();
+    // SAFETY: the pool's memory is writable, and nothing reads it now.
+    unsafe { *byte.add(200) ^= 1 };
+    assert_eq!(machine.content(damaged), Err(Trap::Bus));
+    for page in range.pages().filter(|&page| page != damaged) {
+        assert!(machine.content(page).unwrap() == half(page), "{page:?} has other bytes");
+    }
+    let member = machine.space.budget().member();
+    assert_eq!(member.obituary.load(Relaxed), Obituary::PoolCorrupt as u32);
+    let address = machine.mmu().address_of(damaged) as u64;
+    assert_eq!(member.obituary_detail.load(Relaxed), address);
+    assert_eq!(machine.counted(Event::Pgpoison), 1);
 }
