@@ -115,11 +115,11 @@ MUTANTS = [
         ("--test", "batched_unmap", "lost_page"),
     ),
     (
-        "free-class",
-        "packed pages of all classes are dropped under the lock of one",
+        "free-together",
+        "of the slabs that are emptied together one is not given back",
         "swap/zpool.rs",
-        "filter(|spot| *is_left && spot.class == class)",
-        "filter(|_| *is_left)",
+        "for slot in &emptied[..count] {",
+        "for slot in emptied[..count].iter().skip(1) {",
         ("--lib", "zpool"),
     ),
     (

@@ -485,9 +485,7 @@ impl<M: Mmu> VmSpace<M> {
         } else {
             self.copy_from_limbo(&window)
         };
-        for _ in 0..mapped {
-            self.settle_mapped(&mut window, Settled::Mapped);
-        }
+        self.settle_mapped(mapped, &mut window, Settled::Mapped);
         drop(window);
         if !PageRange::new(range.start, mapped).contains(page) {
             self.mmu.wake(PageRange::new(page, 1));

@@ -112,6 +112,10 @@ impl<'a, M: Mmu> FaultWindow<'a, M> {
         self.is_movable && self.protection() == Protection::Writable
     }
 
+    fn settled(&self) -> Settled {
+        if self.is_clean { Settled::Clean } else { Settled::Mapped }
+    }
+
     /// Cuts it to `pages` pages that still hold the one asked for.
     pub fn shrink(&mut self, pages: usize) {
         let whole = self.range();
@@ -337,7 +341,7 @@ impl<M: Mmu> VmSpace<M> {
         let (gone, left) = run.split(mapped);
         self.frames.consume(gone);
         self.frames.put(left);
-        self.finish_first(mapped, window);
+        self.finish_mapped(mapped, window, window.settled());
         stop
     }
 
@@ -385,7 +389,7 @@ impl<M: Mmu> VmSpace<M> {
         } else if count == 0 {
             stop = Some(Stop::Refused(Refusal::NoMemory));
         }
-        self.finish_first(mapped, window);
+        self.finish_mapped(mapped, window, window.settled());
         stop
     }
 
@@ -413,13 +417,8 @@ impl<M: Mmu> VmSpace<M> {
         Ok(())
     }
 
-    /// The first pages of a window have been mapped, so many of them.
-    fn finish_first(&self, pages: usize, window: &mut FaultWindow<'_, M>) {
-        let settled = if window.is_clean { Settled::Clean } else { Settled::Mapped };
-        self.finish_mapped(pages, window, settled);
-    }
-
-    /// What those pages had in swap is let go or kept, and their words say so.
+    /// So many pages at the beginning of a window have been mapped: what they had in swap is let go or kept, and
+    /// their words say so.
     fn finish_mapped(&self, pages: usize, window: &mut FaultWindow<'_, M>, settled: Settled) {
         let first = window.range().start;
         let (mut fresh, mut swapped, mut zeros, mut packed) = (0, 0, 0, 0);
@@ -450,21 +449,28 @@ impl<M: Mmu> VmSpace<M> {
         events.into_iter().filter(|&(_, count)| count > 0).for_each(|(event, count)| {
             self.budget.count(event, count);
         });
-        (0..pages).for_each(|_| self.settle_mapped(window, settled));
+        self.settle_mapped(pages, window, settled);
     }
 
-    /// The end for the window's first page, which has been mapped.
-    pub(super) fn settle_mapped(&self, window: &mut FaultWindow<'_, M>, settled: Settled) {
-        let Some(page) = window.pages.take_first() else { return };
+    /// The end for so many pages at the beginning of a window, which have been mapped.
+    pub(super) fn settle_mapped(
+        &self,
+        pages: usize,
+        window: &mut FaultWindow<'_, M>,
+        settled: Settled,
+    ) {
         let flag = |flag, is_set| if is_set { flag } else { Flags::EMPTY };
-        let is_asked = page.page() == window.asked && !window.is_ahead;
-        let flags = flag(Flags::ACCESSED, is_asked)
-            .or(flag(Flags::MLOCKED, window.is_mlocked))
+        let for_all = flag(Flags::MLOCKED, window.is_mlocked)
             .or(flag(Flags::WRITE_PROTECTED, window.is_tracked));
-        self.count_mapped(page.page(), 1);
-        match settled {
-            Settled::Mapped => page.map(flags),
-            Settled::Clean => page.map_clean(flags),
+        self.count_mapped(window.range().start, pages);
+        for _ in 0..pages {
+            let Some(page) = window.pages.take_first() else { return };
+            let is_asked = page.page() == window.asked && !window.is_ahead;
+            let flags = for_all.or(flag(Flags::ACCESSED, is_asked));
+            match settled {
+                Settled::Mapped => page.map(flags),
+                Settled::Clean => page.map_clean(flags),
+            }
         }
     }
 

@@ -1,5 +1,5 @@
-//! What pages have besides their mappings, let go of together: packed pages of a class under one
-//! lock, places in a segment of the swap file by one count, and what is wanted by another.
+//! What pages have besides their mappings, let go of together: packed pages that follow each
+//! other in a class under one lock, places in a segment of the swap file by one count, and what is wanted by another.
 //!
 //! The pages stay locked until it is gone, and their words forget it right after.
 

@@ -254,31 +254,26 @@ impl Zpool {
         Ok(Blob { owner: header.owner, kind: header.kind, hash: header.hash, bytes })
     }
 
-    /// Drops the blobs of these handles, [`FREED_AT_ONCE`] at most, those of a class under one lock. One that
-    /// names none is ignored.
+    /// Drops the blobs of these handles, [`FREED_AT_ONCE`] at most, those that follow each other in a class under
+    /// one lock. One that names none is ignored.
     ///
     /// # Safety
     ///
     /// The caller holds the locks of the pages in whose words the handles stood, and no word has
     /// them any more.
     pub unsafe fn free_all(&self, handles: &[u32], account: &impl Payer) {
-        let spot = |number: u32| Handle::new(number).and_then(|handle| self.spot(handle));
-        let mut is_left = [true; FREED_AT_ONCE];
-        for first in 0..handles.len() {
-            if !is_left[first] {
-                continue;
-            }
-            let Some(Spot { class, .. }) = spot(handles[first]) else {
-                debug_assert!(false, "{} names no blob", handles[first]);
-                continue;
-            };
+        let spot = |number: &u32| {
+            let spot = Handle::new(*number).and_then(|handle| self.spot(handle));
+            debug_assert!(spot.is_some(), "{number} names no blob");
+            spot
+        };
+        let mut spots = handles.iter().filter_map(spot).peekable();
+        while let Some(first) = spots.peek() {
+            let class = first.class;
             let mut emptied = [0; FREED_AT_ONCE];
             let mut count = 0;
             let mut lists = self.classes[class].0.lock();
-            for (is_left, handle) in is_left.iter_mut().zip(handles).skip(first) {
-                let spot = spot(*handle).filter(|spot| *is_left && spot.class == class);
-                let Some(spot) = spot else { continue };
-                *is_left = false;
+            while let Some(spot) = spots.next_if(|spot| spot.class == class) {
                 if self.release_locked(&mut lists, spot) {
                     emptied[count] = spot.slot;
                     count += 1;
