@@ -304,6 +304,20 @@ fn a_batch_ends_where_its_vma_ends_in_the_middle_of_a_folio() {
     assert_eq!(machine.unmapped(), (1, 16));
 }
 
+/// A frame's books are those of its window: a run that went on into the next one was an index out of bounds.
+#[test]
+fn what_is_dropped_from_limbo_may_lie_in_two_windows_of_frames() {
+    let (machine, range) = machine_with(256, 2 * BLOCK_PAGES);
+    for at in (256..).step_by(256).take(4) {
+        machine.evict(pages(at, 256));
+    }
+    let frame = |page| machine.word(PageNum(page)).payload();
+    assert_eq!((frame(767), frame(768)), (511, 512), "neighbours in two windows");
+    machine.advise(range, Advice::DontNeed);
+    assert_eq!(machine.space.frames().limbo(), 0);
+    machine.space.check();
+}
+
 #[test]
 fn nothing_behind_the_end_of_the_mapping_is_touched() {
     let (machine, range) = machine_with(0, 10);

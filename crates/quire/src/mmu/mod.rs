@@ -16,7 +16,7 @@ use crate::page::{Futexes, Kill, Parking as _};
 use crate::sys::Errno;
 use crate::sys::thread::{ThreadId, thread_id};
 pub use crate::units::FrameId;
-use crate::units::{PAGE_SHIFT, PAGE_SIZE, PageNum, PageRange};
+use crate::units::{BLOCK_ORDER, PAGE_SHIFT, PAGE_SIZE, PageNum, PageRange};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FrameRun {
@@ -30,6 +30,12 @@ impl FrameRun {
     pub const fn split(self, count: usize) -> (FrameRun, FrameRun) {
         let rest = FrameRun { start: self.start.add(count), len: self.len - count };
         (FrameRun { start: self.start, len: count }, rest)
+    }
+
+    /// Whether `frame` is the next one, in the same window: a window's frames have books of their own.
+    pub(crate) const fn is_followed_by(self, frame: FrameId) -> bool {
+        self.start.add(self.len).0 == frame.0
+            && frame.0 >> BLOCK_ORDER == self.start.0 >> BLOCK_ORDER
     }
 }
 

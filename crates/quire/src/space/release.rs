@@ -15,7 +15,7 @@ pub(crate) struct Releases {
     wanted: usize,
     /// Of those in memory, those that had a packed copy.
     copies: usize,
-    /// Neighbouring frames in limbo.
+    /// Neighbouring frames of a window in limbo.
     frames: Option<FrameRun>,
     /// Places in one segment of the swap file.
     places: Option<(Segment, u32)>,
@@ -43,7 +43,7 @@ impl<M: Mmu> VmSpace<M> {
             State::Limbo => {
                 let frame = FrameId(before.payload());
                 match &mut releases.frames {
-                    Some(run) if run.start.add(run.len) == frame => run.len += 1,
+                    Some(run) if run.is_followed_by(frame) => run.len += 1,
                     frames => {
                         let last = frames.replace(FrameRun { start: frame, len: 1 });
                         last.into_iter().for_each(|run| self.drop_limbo(run));
