@@ -32,6 +32,7 @@ test: setup-test
 check:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	tests/names.py
 
 # Unit and property tests, the simulator, loom, the engine on the real MMU, the front-ends.
 unit:
