@@ -91,6 +91,21 @@ MUTANTS = [
         "chunk.len() > 0;",
     ),
     (
+        "last-check",
+        "a fault maps without a last look at its VMA",
+        "fault/mod.rs",
+        "            way.check_current(&self.vmas, vma)?;\n            if takes_memory",
+        "            if takes_memory",
+    ),
+    (
+        "last-check-object",
+        "a fault on an object maps without a last look at its VMA",
+        "object/fault.rs",
+        "may_go_on)?;\n                may_go_on()?;\n",
+        "may_go_on)?;\n",
+        ("--test", "simulator_objects"),
+    ),
+    (
         "compaction-word",
         "compaction does not look whether a page's word still names what it moves",
         "reclaim/writeback.rs",

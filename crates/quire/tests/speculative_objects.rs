@@ -34,21 +34,22 @@ fn once(place: Failpoint, is_armed: &'static AtomicBool, act: impl Fn() + Send +
     );
 }
 
-fn with_each_delivery(test: impl Fn(&AddressSpace)) {
+fn with_each_delivery(test: impl Fn(&AddressSpace, Delivery)) {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     survive_sigbus();
     for delivery in [Delivery::Handlers, Delivery::Inline] {
         let builder = AddressSpace::builder().memory(8 << 20).delivery(delivery);
         let Some(space) = space_by(&builder) else { return };
-        test(&space);
-        failpoint::set(Failpoint::Prepared, None);
-        failpoint::set(Failpoint::Checked, None);
+        test(&space, delivery);
+        for place in [Failpoint::Arrived, Failpoint::Prepared, Failpoint::Checked] {
+            failpoint::set(place, None);
+        }
     }
 }
 
 #[test]
 fn a_vma_that_changes_under_a_fault_sends_it_the_classic_way() {
-    with_each_delivery(|space| {
+    with_each_delivery(|space, _| {
         static IS_ARMED: AtomicBool = AtomicBool::new(false);
         let bytes = random(32 * PAGE, 5);
         let object =
@@ -75,11 +76,60 @@ fn a_vma_that_changes_under_a_fault_sends_it_the_classic_way() {
     });
 }
 
+/// A write whose mapping becomes read-only before the fault finds it: it waits for that change's end, and
+/// is refused then as if it had come later.
+#[test]
+fn rights_that_go_under_a_fault_send_it_the_classic_way() {
+    with_each_delivery(|space, _| {
+        static IS_ARMED: AtomicBool = AtomicBool::new(false);
+        survive_sigsegv();
+        let bytes = random(8 * PAGE, 6);
+        let store = Arc::new(VecStore::new(bytes.clone()));
+        let object = Object::with_store(space, store, None).unwrap();
+        // SAFETY: the store is the test's own.
+        let map =
+            unsafe { MapOptions::new().fault_around(FaultAround::Off).map_mut(&object) }.unwrap();
+        assert_eq!(map[0], bytes[0]);
+        let start = map.as_ptr();
+        let (writable, read_only) = (Mutex::new(Some(map)), Arc::new(Mutex::new(None)));
+        let changed = read_only.clone();
+        once(Failpoint::Arrived, &IS_ARMED, move || {
+            let map = writable.lock().unwrap().take().unwrap();
+            *changed.lock().unwrap() = Some(map.make_read_only().ok().unwrap());
+        });
+        IS_ARMED.store(true, Ordering::SeqCst);
+        assert!(!common::store(start, 3 * PAGE, !bytes[3 * PAGE]), "it may not write any more");
+        assert_eq!(counted(space, DOUBTS), [0, 1, 0, 1, 0]);
+        assert_eq!(read_only.lock().unwrap().as_ref().unwrap()[..], bytes[..]);
+    });
+}
+
+/// Only a fault that shares the space's lock can be certain that nothing is mapped. Delivered inline such an
+/// address is no object's, and the signal the program's own.
+#[test]
+fn what_is_unmapped_under_a_fault_sends_it_the_classic_way() {
+    with_each_delivery(|space, delivery| {
+        static IS_ARMED: AtomicBool = AtomicBool::new(false);
+        survive_sigsegv();
+        let object =
+            Object::with_store(space, Arc::new(VecStore::new(vec![7; 8 * PAGE])), None).unwrap();
+        // SAFETY: the store is the test's own.
+        let map = unsafe { MapOptions::new().fault_around(FaultAround::Off).map(&object) }.unwrap();
+        assert_eq!(map[0], 7);
+        let (start, map) = (map.as_ptr(), Mutex::new(Some(map)));
+        once(Failpoint::Arrived, &IS_ARMED, move || drop(map.lock().unwrap().take()));
+        IS_ARMED.store(true, Ordering::SeqCst);
+        assert_eq!(common::load(start, 3 * PAGE), None, "nothing is mapped there");
+        let doubts = u64::from(delivery == Delivery::Handlers);
+        assert_eq!(counted(space, DOUBTS), [0, 1, doubts, 0, 0]);
+    });
+}
+
 /// The mapping goes between the last check and the mapping call, and another comes in its place:
 /// it never shows the old one's page.
 #[test]
 fn what_is_unmapped_after_the_last_check_is_never_seen_in_a_new_mapping() {
-    with_each_delivery(|space| {
+    with_each_delivery(|space, _| {
         static IS_ARMED: AtomicBool = AtomicBool::new(false);
         static SEEN: AtomicUsize = AtomicUsize::new(0);
         let make = |value| {
