@@ -4,14 +4,16 @@
 //! objects hold, so that reclaim walks the reverse map all the time. `short mappings` maps a part of
 //! an object, reads some of it, and unmaps it; now and then it drops a part from the cache or
 //! shortens and lengthens an object's tail. `disk` writes to a part through a mapping and flushes
-//! it. Each once with walks that share the lock, once with walks that keep all others out.
+//! it. `walks` truncates pages that many mappings have, gives an object's pages new memory, or drops some, so
+//! that whole objects are looked for in all their mappings. Each once with walks that share the lock, once with walks
+//! that keep all others out.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use quire::library::{AddressSpace, MapOptions, Object};
+use quire::library::{AddressSpace, MapOptions, Mapping, Object};
 use quire_test_stores::VecStore;
 
 use super::output;
@@ -23,7 +25,7 @@ use serde_json::Value;
 const PAGE_BYTES: usize = 4096;
 const OBJECTS: usize = 4;
 const OBJECT_BYTES: usize = 8 << 20;
-/// No job maps an object's tail: it is what comes and goes.
+/// No job reads an object's tail: it is what comes and goes.
 const TAIL_BYTES: usize = 1 << 20;
 const PART_BYTES: usize = 256 << 10;
 /// Mappings of each object that are there all the time.
@@ -34,16 +36,38 @@ const STANDING: usize = 16;
 enum Mix {
     ShortMappings,
     Disk,
+    Walks,
 }
 
 impl Mix {
-    const ALL: [Mix; 2] = [Mix::ShortMappings, Mix::Disk];
+    const ALL: [Mix; 3] = [Mix::ShortMappings, Mix::Disk, Mix::Walks];
 
     const fn name(self) -> &'static str {
         match self {
             Mix::ShortMappings => "short mappings",
             Mix::Disk => "disk",
+            Mix::Walks => "walks",
         }
+    }
+}
+
+/// An object that all workers share.
+struct Shared {
+    object: Object,
+    standing: Vec<Mapping>,
+}
+
+impl Shared {
+    fn new(space: &AddressSpace) -> Result<Shared> {
+        let object = Object::with_store(space, VecStore::new(vec![1; OBJECT_BYTES]), None)?;
+        let map = |_| sys::map_object(&MapOptions::new(), &object);
+        let standing = (0..STANDING).map(map).collect::<Result<Vec<_>, _>>()?;
+        Ok(Shared { object, standing })
+    }
+
+    fn truncate_tail(&self) -> Result<()> {
+        self.object.set_len((OBJECT_BYTES - TAIL_BYTES) as u64)?;
+        Ok(self.object.set_len(OBJECT_BYTES as u64)?)
     }
 }
 
@@ -65,13 +89,7 @@ pub(crate) fn measure(workers: &[usize], rounds: u32, round: Duration) -> Result
         }
     }
     let space = AddressSpace::builder().memory(OBJECTS * OBJECT_BYTES / 4).build()?;
-    let open = |_| Object::with_store(&space, VecStore::new(vec![1; OBJECT_BYTES]), None);
-    let objects = (0..OBJECTS).map(open).collect::<Result<Vec<_>, _>>()?;
-    let body = (OBJECT_BYTES - TAIL_BYTES) as u64;
-    let options = MapOptions::new().len(body);
-    let standing = objects.iter().flat_map(|object| std::iter::repeat_n(object, STANDING));
-    let _standing =
-        standing.map(|object| sys::map_object(&options, object)).collect::<Result<Vec<_>, _>>()?;
+    let objects = (0..OBJECTS).map(|_| Shared::new(&space)).collect::<Result<Vec<_>>>()?;
     for _ in 0..rounds {
         for row in &mut rows {
             for is_exclusive in [false, true] {
@@ -86,7 +104,7 @@ pub(crate) fn measure(workers: &[usize], rounds: u32, round: Duration) -> Result
 }
 
 /// Jobs a minute of so many workers.
-fn run(objects: &[Object], mix: Mix, workers: usize, round: Duration) -> Result<f64> {
+fn run(objects: &[Shared], mix: Mix, workers: usize, round: Duration) -> Result<f64> {
     let (is_over, jobs) = (AtomicBool::new(false), AtomicU64::new(0));
     let started = Instant::now();
     thread::scope(|scope| {
@@ -111,8 +129,9 @@ fn run(objects: &[Object], mix: Mix, workers: usize, round: Duration) -> Result<
 }
 
 /// One job, on a part of an object that others map as well.
-fn job(objects: &[Object], mix: Mix, random: &mut Random) -> Result<()> {
-    let object = &objects[random.below(objects.len())];
+fn job(objects: &[Shared], mix: Mix, random: &mut Random) -> Result<()> {
+    let shared = &objects[random.below(objects.len())];
+    let object = &shared.object;
     let parts = (OBJECT_BYTES - TAIL_BYTES) / PART_BYTES;
     let offset = random.below(parts) * PART_BYTES;
     let options = MapOptions::new().offset(offset as u64).len(PART_BYTES as u64);
@@ -124,10 +143,7 @@ fn job(objects: &[Object], mix: Mix, random: &mut Random) -> Result<()> {
             anyhow::ensure!(sum > 0, "wrong bytes were read");
             match random.below(16) {
                 0 => drop(object.drop_cached(offset as u64..(offset + PART_BYTES) as u64)),
-                1 => {
-                    object.set_len((OBJECT_BYTES - TAIL_BYTES) as u64)?;
-                    object.set_len(OBJECT_BYTES as u64)?;
-                }
+                1 => shared.truncate_tail()?,
                 _ => {}
             }
         }
@@ -138,6 +154,17 @@ fn job(objects: &[Object], mix: Mix, random: &mut Random) -> Result<()> {
             }
             mapping.flush()?;
         }
+        Mix::Walks => match random.below(8) {
+            0 => drop(object.migrate()?),
+            1 => {
+                for mapping in &shared.standing {
+                    // Another worker may have shortened it just now.
+                    let _ = mapping.populate(OBJECT_BYTES - TAIL_BYTES / 4..OBJECT_BYTES);
+                }
+                shared.truncate_tail()?;
+            }
+            _ => drop(object.drop_cached(offset as u64..(offset + PART_BYTES) as u64)),
+        },
     }
     Ok(())
 }

@@ -7,6 +7,7 @@ use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+use quire::control::Event;
 use quire::mmu::Mmu as _;
 use quire::page::wait::{Callback, Queue, STEALS_MAX, Waiter};
 use quire::page::{
@@ -490,4 +491,9 @@ fn words_of_objects_are_locked_and_waited_for_through_the_space() {
     space.lock_page(PAGE).drop_content();
     assert_unlocked(space.snapshot(PAGE));
     assert_eq!(page.owners.into_inner(), 1500);
+    let counted = |event| space.budget().counted(event);
+    let wakes = space.wait_counts().wakes;
+    // The cancelled one's wake is no unlock's.
+    assert!((wakes..=wakes + 1).contains(&counted(Event::PageWake)));
+    assert!(wakes > 0 && counted(Event::PageWait) >= wakes, "{:?}", space.wait_counts());
 }

@@ -143,8 +143,8 @@ def check_waiters(figures):
 
 
 def check_rmap(figures):
-    """Locks, walks by 1, 2 and 4 threads, two mixes of jobs by 1, 2, 4 and 8 workers."""
-    if [row["threads"] for row in figures["walks"]] != [1, 2, 4] or len(figures["jobs"]) != 2 * 4:
+    """Locks, walks by 1, 2 and 4 threads, three mixes of jobs by 1, 2, 4 and 8 workers."""
+    if [row["threads"] for row in figures["walks"]] != [1, 2, 4] or len(figures["jobs"]) != 3 * 4:
         raise Failed(f"rmap: {figures['walks']}, {figures['jobs']}")
     for row in figures["locks"]:
         one_round(row["pair_ns"], row["lock"])

@@ -119,6 +119,10 @@ crate::named::named! {
         SpfVmaAccess = "spf_vma_access",
         /// Speculative faults given up because the page's state changed meanwhile.
         SpfPmdChanged = "spf_pmd_changed",
+        /// Times that a thread slept for a page: for its lock, or the end of its write-back.
+        PageWait = "page_wait",
+        /// Threads that were woken from that, a system call each: an unlock without waiters makes none.
+        PageWake = "page_wake",
         /// Changes of the layout that are not managed.
         LayoutUnmanaged = "layout_unmanaged",
     }

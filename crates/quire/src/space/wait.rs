@@ -6,6 +6,7 @@
 use core::sync::atomic::AtomicU64;
 
 use super::VmSpace;
+use crate::control::Event;
 use crate::mmu::Mmu;
 use crate::page::wait::Counts;
 use crate::page::{
@@ -16,10 +17,12 @@ use crate::units::PageNum;
 
 impl<M: Mmu> Parking<AtomicU64> for VmSpace<M> {
     fn wait(&self, word: &AtomicU64, expected: u32, kill: Kill<'_>) {
+        self.budget.count(Event::PageWait, 1);
         self.mmu.sleep_on(word, expected, kill);
     }
 
     fn wake(&self, word: *const AtomicU64) {
+        self.budget.count(Event::PageWake, 1);
         self.mmu.wake_sleepers(word);
     }
 
