@@ -12,21 +12,20 @@ use crate::map::{kernel3, over_range, to_c};
 use crate::start;
 use crate::sys::{self, PAGE};
 
-type OfEngine = fn(&'static Process, usize, usize) -> Result<(), Errno>;
-
 /// Locks or unlocks the pages that the range touches: those in the arena by `of_engine`, all others by
 /// the call `number`.
 fn over_pages(
     addr: *const c_void,
     len: usize,
-    of_engine: OfEngine,
+    of_engine: impl Fn(&'static Process, usize, usize) -> Result<(), Errno>,
     number: c_long,
     flags: c_uint,
 ) -> c_int {
     let in_page = addr as usize & (PAGE - 1);
     to_c(over_range(
         addr as usize - in_page,
-        len.saturating_add(in_page),
+        // As the kernel has it: what is too long may come round to little.
+        len.wrapping_add(in_page),
         of_engine,
         kernel3(number, flags as usize),
     ))
@@ -39,17 +38,19 @@ fn over_pages(
 /// Of this and all functions below: as the manual has it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mlock(addr: *const c_void, len: usize) -> c_int {
-    over_pages(addr, len, Process::mlock, libc::SYS_mlock, 0)
+    let lock = |process: &'static Process, addr, len| process.mlock(addr, len, 0);
+    over_pages(addr, len, lock, libc::SYS_mlock, 0)
 }
 
-/// `man 2 mlock2`. MLOCK_ONFAULT on managed memory locks at once: more than was asked for.
+/// `man 2 mlock2`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mlock2(addr: *const c_void, len: usize, flags: c_uint) -> c_int {
     const MLOCK_ONFAULT: c_uint = 1;
     if flags & !MLOCK_ONFAULT != 0 {
         return to_c(Err(Errno::INVAL));
     }
-    over_pages(addr, len, Process::mlock, libc::SYS_mlock2, flags)
+    let lock = |process: &'static Process, addr, len| process.mlock(addr, len, flags);
+    over_pages(addr, len, lock, libc::SYS_mlock2, flags)
 }
 
 /// `man 2 munlock`.

@@ -48,7 +48,7 @@ impl Request {
         self.flags & MAP_TYPE == libc::MAP_PRIVATE
             && self.flags & libc::MAP_ANONYMOUS != 0
             && self.flags & REFUSED == 0
-            && self.prot & !(libc::PROT_READ | libc::PROT_WRITE) == 0
+            && self.prot & libc::PROT_EXEC == 0
     }
 
     /// The same request for a part of its range.
@@ -202,28 +202,32 @@ fn map_anywhere(process: &'static Process, request: Request) -> Result<usize, Er
     let addr = process.mmap(request.addr, request.len, request.prot, request.flags)?;
     if request.flags & libc::MAP_LOCKED != 0 {
         // mmap(2): the mapping stands also where its pages cannot be locked.
-        let _ = process.mlock(addr, request.len);
+        let _ = process.mlock(addr, request.len, 0);
     }
     Ok(addr)
 }
 
 /// MAP_FIXED and MAP_FIXED_NOREPLACE.
 fn map_at(process: &'static Process, request: Request) -> Result<usize, Errno> {
+    // SAFETY: asks about a descriptor that may be none.
+    let is_open = |fd| unsafe { libc::fcntl(fd, libc::F_GETFD) } >= 0;
+    if request.flags & libc::MAP_ANONYMOUS == 0 && !is_open(request.fd) {
+        return Err(Errno::BADF);
+    }
+    if request.len > TASK_SIZE || request.addr > TASK_SIZE - request.len {
+        return Err(Errno::NOMEM);
+    }
     if !request.addr.is_multiple_of(PAGE) {
         return Err(Errno::INVAL);
     }
     let cut = cut(process, request.addr, request.len).ok_or(Errno::NOMEM)?;
     if cut.is_outside() {
-        request.by_kernel()
-    } else if request.flags & libc::MAP_FIXED_NOREPLACE != 0 {
-        map_no_replace(process, request, &cut)
-    } else {
-        map_over(process, request, &cut)
+        return request.by_kernel();
     }
-}
-
-/// Replaces what is there.
-fn map_over(process: &'static Process, request: Request, cut: &Cut) -> Result<usize, Errno> {
+    if request.flags & libc::MAP_FIXED_NOREPLACE != 0 && !cut.is_inside() {
+        // To the kernel all of the arena is mapped.
+        return Err(Errno::EXIST);
+    }
     cut.each(|addr, len, is_inside| {
         let part = request.part(addr, len);
         if !is_inside {
@@ -232,7 +236,7 @@ fn map_over(process: &'static Process, request: Request, cut: &Cut) -> Result<us
             process.mmap_fixed(addr, len, part.prot, part.flags)?;
             if part.flags & libc::MAP_LOCKED != 0 {
                 // As in `map_anywhere`.
-                let _ = process.mlock(addr, len);
+                let _ = process.mlock(addr, len, 0);
             }
         } else {
             process.mmap_foreign(addr, len, part.prot, part.flags, part.fd, part.offset)?;
@@ -240,20 +244,6 @@ fn map_over(process: &'static Process, request: Request, cut: &Cut) -> Result<us
         Ok(())
     })?;
     Ok(request.addr)
-}
-
-/// Replaces nothing. To the kernel all of the arena is mapped, so it cannot tell what is in use.
-fn map_no_replace(process: &'static Process, request: Request, cut: &Cut) -> Result<usize, Errno> {
-    if !cut.is_inside() || !request.is_manageable() {
-        return Err(Errno::EXIST);
-    }
-    let flags = request.flags & !(libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE);
-    let addr = map_anywhere(process, Request { flags, ..request })?;
-    if addr != request.addr {
-        process.munmap(addr, request.len)?;
-        return Err(Errno::EXIST);
-    }
-    Ok(addr)
 }
 
 /// `man 2 mmap`.
@@ -303,7 +293,8 @@ pub unsafe extern "C" fn munmap(addr: *mut c_void, len: usize) -> c_int {
 }
 
 fn protect(addr: usize, len: usize, prot: c_int) -> Result<(), Errno> {
-    if !addr.is_multiple_of(PAGE) {
+    const GROWS: c_int = libc::PROT_GROWSDOWN | libc::PROT_GROWSUP;
+    if !addr.is_multiple_of(PAGE) || prot & GROWS == GROWS {
         return Err(Errno::INVAL);
     }
     if len == 0 {
@@ -362,6 +353,22 @@ pub unsafe extern "C" fn madvise(addr: *mut c_void, len: usize, advice: c_int) -
     to_c(advise(addr as usize, len, advice))
 }
 
+/// `man 2 msync`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn msync(addr: *mut c_void, len: usize, flags: c_int) -> c_int {
+    const ALL: c_int = libc::MS_ASYNC | libc::MS_INVALIDATE | libc::MS_SYNC;
+    const BOTH: c_int = libc::MS_ASYNC | libc::MS_SYNC;
+    if flags & !ALL != 0 || flags & BOTH == BOTH || !(addr as usize).is_multiple_of(PAGE) {
+        return to_c(Err(Errno::INVAL));
+    }
+    to_c(over_range(
+        addr as usize,
+        len,
+        |process, addr, len| process.msync(addr, len, flags),
+        kernel3(libc::SYS_msync, flags as usize),
+    ))
+}
+
 /// `man 3 posix_madvise`: returns the error; errno stays. Its DONTNEED may not lose data, so it does
 /// nothing, as in glibc; the other values are madvise's.
 #[unsafe(no_mangle)]
@@ -405,15 +412,14 @@ fn remap(
         return by_kernel();
     };
     // The kernel checks these before it looks at any mapping.
-    if !old.is_multiple_of(PAGE) || new_len == 0 {
+    const FLAGS: c_int = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
+    let has_to_move = flags & libc::MREMAP_FIXED != 0;
+    let is_contrary = has_to_move && flags & libc::MREMAP_MAYMOVE == 0;
+    if !old.is_multiple_of(PAGE) || new_len == 0 || flags & !FLAGS != 0 || is_contrary {
         return Err(Errno::INVAL);
     }
-    let from = cut(process, old, old_len.max(1)).ok_or(Errno::INVAL)?;
-    let to = if flags & libc::MREMAP_FIXED != 0 {
-        Some(cut(process, new, new_len).ok_or(Errno::INVAL)?)
-    } else {
-        None
-    };
+    let from = cut(process, old, old_len.max(1)).ok_or(Errno::FAULT)?;
+    let to = if has_to_move { Some(cut(process, new, new_len).ok_or(Errno::INVAL)?) } else { None };
     if from.is_outside() {
         if let Some(to) = to.filter(|to| !to.is_outside()) {
             if !to.is_inside() || !new.is_multiple_of(PAGE) {

@@ -105,6 +105,14 @@ def random_walk(context):
     context.same([program, "2", steps], memory_bytes=24 * MIB, swap=True)
 
 
+@case("odd-calls")
+def odd_calls(context):
+    """Calls of mmap's family with arguments good and bad: each ends as it does bare, and leaves the same."""
+    program = context.compile("odd_calls")
+    for seed in range(1, 41 if context.long else 6):
+        context.same([program, str(seed), "4000"], memory_bytes=16 * MIB, swap=True)
+
+
 THRASH = """
 import random, time
 data = bytearray(random.Random(1).randbytes(96 << 20))

@@ -46,6 +46,7 @@ pub struct Prot(pub u32);
 impl Prot {
     pub const NONE: Prot = Prot(0);
     pub const READ: Prot = Prot(1);
+    pub const WRITE: Prot = Prot(2);
     pub const READ_WRITE: Prot = Prot(3);
 
     pub const fn is_readable(self) -> bool {

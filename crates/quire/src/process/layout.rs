@@ -13,7 +13,7 @@ use rustix::process::{Resource, getrlimit};
 
 use super::Process;
 use crate::control::Event;
-use crate::mmu::Prot;
+use crate::mmu::{Access, Prot};
 use crate::space::remap::Placement;
 use crate::space::vma::{Kind, Pattern};
 use crate::space::{Advice, Layout};
@@ -24,6 +24,12 @@ use crate::units::{PAGE_SHIFT, PAGE_SIZE, PageNum, PageRange};
 
 /// The rights that a managed mapping can have.
 const PROT_MASK: i32 = 7;
+/// PROT_SEM, which changes nothing.
+const PROT_SEM: i32 = 8;
+/// Those that let a mapping of a stack's kind grow.
+const PROT_GROWS: i32 = (c::PROT_GROWSDOWN | c::PROT_GROWSUP) as i32;
+/// Behind all addresses that a program can have.
+const USER_END: usize = 1 << 47;
 /// Mappings from this size on are held against RLIMIT_AS: 1 MiB.
 const LIMITED_PAGES_MIN: usize = 256;
 
@@ -153,7 +159,7 @@ impl Process {
     fn populate_if_asked(&self, layout: &mut Layout<'_>, range: PageRange, flags: i32) {
         if is_populated(flags) {
             // As with the kernel, a mapping that cannot be populated is still made.
-            let _ = self.space.advise(layout, range, Advice::Populate);
+            let _ = self.space.advise(layout, range, Advice::Populate(Access::Read));
         }
     }
 
@@ -200,6 +206,12 @@ impl Process {
             // SAFETY: at an address of the kernel's choice, or in the arena, which was emptied there.
             unsafe { syscall(c::__NR_mmap, [address, len, prot, flags, file, offset as usize]) }
         };
+        let replaces = flags as u32 & c::MAP_FIXED_NOREPLACE == 0;
+        let is_refused =
+            move |layout: &Layout<'_>| !replaces && self.space.is_mapped(layout, range);
+        if self.locked([range], move |layout| is_refused(layout)) {
+            return Err(Errno::EXIST);
+        }
         let flags = flags as u32 & !(c::MAP_FIXED | c::MAP_FIXED_NOREPLACE);
         // Elsewhere first: what the kernel refuses leaves whole what is there.
         let trial = map(0, flags & !c::MAP_POPULATE)?;
@@ -209,6 +221,9 @@ impl Process {
         // Faults there are the kernel's from now on.
         self.space.budget().count(Event::LayoutUnmanaged, 1);
         self.locked([range], move |layout| {
+            if is_refused(layout) {
+                return Err(Errno::EXIST);
+            }
             let needs_engine =
                 self.space.has_foreign(layout, range) || !self.space.mmu().is_protectable();
             self.on_engine_if(needs_engine, || self.space.map_foreign(layout, range))?;
@@ -239,12 +254,20 @@ impl Process {
         if range.is_empty() {
             return Ok(());
         }
+        if prot & !(PROT_MASK | PROT_SEM | PROT_GROWS) != 0 || prot & PROT_GROWS == PROT_GROWS {
+            return Err(Errno::INVAL);
+        }
         let rights = Prot((prot & PROT_MASK) as u32);
         let needs_engine = move |_: &Layout<'_>| {
             !rights.is_movable() && self.space.used_parts(range).next().is_some()
         };
         self.locked_or_proxy_call([range], needs_engine, move |layout| {
-            self.each_kind(layout, range, |layout, part, kind| match kind {
+            if prot & PROT_GROWS != 0 {
+                // No mapping of the arena can.
+                let is_mapped = self.space.is_mapped(layout, range);
+                return Err(if is_mapped { Errno::INVAL } else { Errno::NOMEM });
+            }
+            self.each_until_hole(layout, range, |layout, part, kind| match kind {
                 Kind::Anonymous | Kind::Private => self.space.protect(layout, part, rights),
                 Kind::Foreign | Kind::Object => {
                     let (start, bytes) = self.bytes(part);
@@ -286,6 +309,46 @@ impl Process {
         result
     }
 
+    /// The same, but a hole is the end.
+    fn each_until_hole(
+        &self,
+        layout: &mut Layout<'_>,
+        range: PageRange,
+        mut act: impl FnMut(&mut Layout<'_>, PageRange, Kind) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        let mut next = range.start;
+        self.each_kind(layout, range, |layout, part, kind| {
+            if part.start != core::mem::replace(&mut next, part.end) {
+                return Err(Errno::NOMEM);
+            }
+            act(layout, part, kind)
+        })
+    }
+
+    /// Makes a call with a range and one more argument for a foreign mapping in the arena.
+    fn by_kernel(&self, number: u32, part: PageRange, third: i32) -> Result<(), Errno> {
+        let (start, bytes) = self.bytes(part);
+        // SAFETY: the program's own mapping, and its own call.
+        unsafe { syscall(number, [start, bytes, third as usize, 0, 0, 0]) }.map(drop)
+    }
+
+    /// The kernel takes all of the arena for mapped.
+    pub fn msync(&'static self, address: usize, len: usize, flags: i32) -> Result<(), Errno> {
+        let range = self.pages(address, len)?;
+        let is_refused_locked = flags as u32 & c::MS_INVALIDATE != 0;
+        self.locked([range], move |layout| {
+            self.each_kind(layout, range, |layout, part, kind| match kind {
+                Kind::Anonymous | Kind::Private => {
+                    let is_locked = is_refused_locked && self.space.has_mlocked(layout, part);
+                    if is_locked { Err(Errno::BUSY) } else { Ok(()) }
+                }
+                Kind::Foreign | Kind::Object => self.by_kernel(c::__NR_msync, part, flags),
+                // None is left in the range after the wait.
+                Kind::Dying => Err(Errno::NOMEM),
+            })
+        })
+    }
+
     pub fn madvise(&'static self, address: usize, len: usize, advice: i32) -> Result<(), Errno> {
         let range = self.pages(address, len).map_err(|error| match error {
             Errno::NOMEM => Errno::INVAL,
@@ -303,39 +366,51 @@ impl Process {
             c::MADV_FREE => Some(Advice::Free),
             c::MADV_COLD => Some(Advice::Cold),
             c::MADV_PAGEOUT => Some(Advice::PageOut),
-            c::MADV_POPULATE_READ | c::MADV_POPULATE_WRITE => Some(Advice::Populate),
+            c::MADV_POPULATE_READ => Some(Advice::Populate(Access::Read)),
+            c::MADV_POPULATE_WRITE => Some(Advice::Populate(Access::Write)),
             c::MADV_DONTFORK => Some(Advice::DontFork(true)),
             c::MADV_DOFORK => Some(Advice::DontFork(false)),
             // Advice about huge pages, merging and dumping is ignored.
-            c::MADV_HUGEPAGE
+            c::MADV_KEEPONFORK
+            | c::MADV_HUGEPAGE
             | c::MADV_NOHUGEPAGE
             | c::MADV_COLLAPSE
             | c::MADV_MERGEABLE
             | c::MADV_UNMERGEABLE
             | c::MADV_DONTDUMP
             | c::MADV_DODUMP => None,
-            // MADV_REMOVE wants a shared mapping, and so on.
+            // The former wants a shared mapping; the latter is not supported.
+            c::MADV_REMOVE | c::MADV_WIPEONFORK => None,
             _ => return Err(Errno::INVAL),
         };
+        let is_refused = matches!(advice as u32, c::MADV_REMOVE | c::MADV_WIPEONFORK);
         let maps = matches!(
             managed,
-            Some(Advice::WillNeed | Advice::Free | Advice::PageOut | Advice::Populate)
+            Some(Advice::WillNeed | Advice::Free | Advice::PageOut | Advice::Populate(_))
         );
+        // What is locked in memory stays there.
+        let takes_memory = advice as u32 == c::MADV_DONTNEED
+            || matches!(managed, Some(Advice::Free | Advice::Cold | Advice::PageOut));
         self.locked_or_proxy_call(
             [range],
             move |_| maps,
             move |layout| {
-                self.each_kind(layout, range, |layout, part, kind| match (kind, managed) {
+                let act = |layout: &mut Layout<'_>, part, kind| match (kind, managed) {
                     (Kind::Foreign | Kind::Object, _) => {
-                        let (start, bytes) = self.bytes(part);
-                        // SAFETY: the program's own mapping and its own advice.
-                        unsafe { memory::advise(start, bytes, advice as u32) }
+                        self.by_kernel(c::__NR_madvise, part, advice)
                     }
                     // None is left in the range after the wait.
                     (Kind::Dying, _) => Err(Errno::NOMEM),
+                    _ if is_refused => Err(Errno::INVAL),
+                    _ if takes_memory && self.space.has_mlocked(layout, part) => Err(Errno::INVAL),
                     (_, Some(advice)) => self.space.advise(layout, part, advice),
                     (_, None) => Ok(()),
-                })
+                };
+                if matches!(managed, Some(Advice::Populate(_))) {
+                    self.each_until_hole(layout, range, act)
+                } else {
+                    self.each_kind(layout, range, act)
+                }
             },
         )
     }
@@ -350,7 +425,7 @@ impl Process {
         new_address: usize,
     ) -> Result<usize, Errno> {
         let flags = flags as u32;
-        if new_len == 0 || old_len == 0 || flags & c::MREMAP_DONTUNMAP != 0 {
+        if new_len == 0 || flags & !(c::MREMAP_MAYMOVE | c::MREMAP_FIXED) != 0 {
             return Err(Errno::INVAL);
         }
         let range = self.pages(old, old_len).map_err(|_| Errno::INVAL)?;
@@ -369,20 +444,71 @@ impl Process {
             Placement::At(start) => PageRange::new(start, pages),
             Placement::InPlace | Placement::Anywhere => PageRange::new(range.start, 0),
         };
-        let remap =
-            move |layout: &mut Layout<'_>| self.space.remap(layout, range, pages, placement);
+        let remap = move |layout: &mut Layout<'_>| {
+            let vma = self.space.next_vma(layout, range.start);
+            let kind = vma.map_or(Kind::Anonymous, |vma| vma.attributes.kind);
+            if kind == Kind::Foreign && !target.is_empty() {
+                return self.move_foreign(layout, range, target);
+            }
+            self.space.remap(layout, range, pages, placement)
+        };
         let start = self.on_proxy_call([range, target], remap)?;
         Ok(self.space.mmu().address(start))
     }
 
-    pub fn mlock(&'static self, address: usize, len: usize) -> Result<(), Errno> {
+    /// Moves what the kernel has mapped in the arena to another place there. It is not made longer: what lies
+    /// behind it is reserved, and to the kernel that is mapped.
+    fn move_foreign(
+        &self,
+        layout: &mut Layout<'_>,
+        old: PageRange,
+        target: PageRange,
+    ) -> Result<PageNum, Errno> {
+        let old =
+            self.space.cut_for_remap(layout, old, target.len(), Placement::At(target.start))?;
+        if old.len() < target.len() {
+            return Err(Errno::NOMEM);
+        }
+        self.space.map_foreign(layout, target)?;
+        let ((from, bytes), (to, _)) = (self.bytes(old), self.bytes(target));
+        // The old place is never free for another mapping.
+        let flags = c::MREMAP_MAYMOVE | c::MREMAP_FIXED | c::MREMAP_DONTUNMAP;
+        // SAFETY: the program's own mapping goes to where the arena was emptied.
+        let moved = unsafe { syscall(c::__NR_mremap, [from, bytes, bytes, flags as usize, to, 0]) };
+        self.space.unmap(layout, if moved.is_ok() { old } else { target })?;
+        moved.map(|_| target.start)
+    }
+
+    /// mlock2: with MLOCK_ONFAULT what is not in memory is locked once it comes.
+    pub fn mlock(&'static self, address: usize, len: usize, flags: u32) -> Result<(), Errno> {
         let range = self.outer_pages(address, len)?;
-        self.on_proxy_call([range], move |layout| self.space.mlock(layout, range))
+        let is_on_fault = flags & c::MLOCK_ONFAULT != 0;
+        self.on_proxy_call([range], move |layout| {
+            // All of it stays, also where some of it cannot come now.
+            self.each_until_hole(layout, range, |layout, part, kind| match kind {
+                Kind::Foreign | Kind::Object => {
+                    self.by_kernel(c::__NR_mlock2, part, c::MLOCK_ONFAULT as i32)
+                }
+                _ => self.space.mlock_on_fault(layout, part),
+            })?;
+            if is_on_fault {
+                return Ok(());
+            }
+            self.each_kind(layout, range, |layout, part, kind| match kind {
+                Kind::Foreign | Kind::Object => self.by_kernel(c::__NR_mlock2, part, 0),
+                _ => self.space.mlock(layout, part),
+            })
+        })
     }
 
     pub fn munlock(&'static self, address: usize, len: usize) -> Result<(), Errno> {
         let range = self.outer_pages(address, len)?;
-        self.locked([range], move |layout| self.space.munlock(layout, range))
+        self.locked([range], move |layout| {
+            self.each_until_hole(layout, range, |layout, part, kind| match kind {
+                Kind::Foreign | Kind::Object => self.by_kernel(c::__NR_munlock, part, 0),
+                _ => self.space.munlock(layout, part),
+            })
+        })
     }
 
     /// The pages that hold any byte of a range, which need not be aligned.
@@ -416,6 +542,9 @@ impl Process {
     /// `into` has a byte for every page, or is an address that nothing is at.
     pub unsafe fn mincore(&self, address: usize, len: usize, into: *mut u8) -> Result<(), Errno> {
         let range = self.pages(address, len)?;
+        if self.space.find_vma(range.start).is_none() && (into as usize) < USER_END {
+            return Err(Errno::NOMEM);
+        }
         // The kernel's answer comes first: it is right but for managed pages, of which it does not know that they
         // are in limbo, and it says whether there is room for one.
         // SAFETY: the program's own call.

@@ -2,9 +2,9 @@
 
 use core::sync::atomic::Ordering;
 
-use super::vma::{Attributes, Kind, Pattern};
+use super::vma::{Attributes, Kind, Pattern, Vma};
 use super::{Layout, VmSpace};
-use crate::mmu::{Mmu, Protection};
+use crate::mmu::{Access, Mmu, Prot, Protection};
 use crate::page::{Flags, State};
 use crate::reclaim::Reclaimer;
 use crate::sys::Errno;
@@ -25,8 +25,8 @@ pub enum Advice {
     Cold,
     /// MADV_PAGEOUT: go now.
     PageOut,
-    /// MADV_POPULATE_READ and MADV_POPULATE_WRITE: bring in everything.
-    Populate,
+    /// MADV_POPULATE_READ and MADV_POPULATE_WRITE: bring in everything, where the access is allowed.
+    Populate(Access),
     /// MADV_DONTFORK (true) and MADV_DOFORK.
     DontFork(bool),
 }
@@ -35,8 +35,8 @@ impl<M: Mmu> VmSpace<M> {
     /// Takes advice on a range.
     ///
     /// # Errors
-    /// `NOMEM` where part of the range is not mapped (the rest was advised), `FAULT` where a
-    /// page cannot be populated.
+    /// `NOMEM` where part of the range is not mapped (the rest was advised), `INVAL` where what is to be
+    /// populated does not allow the access, `FAULT` where a page cannot be populated.
     pub fn advise(
         &self,
         layout: &mut Layout<'_>,
@@ -56,8 +56,13 @@ impl<M: Mmu> VmSpace<M> {
             Advice::Cold => self.clear_flags(layout, range, Flags::ACCESSED),
             Advice::PageOut => self.page_out(layout, range),
             Advice::WillNeed => self.will_need(layout, range),
-            Advice::Populate => {
+            Advice::Populate(access) => {
                 covered?;
+                let wanted = if access == Access::Read { Prot::READ } else { Prot::WRITE };
+                let has = |vma: Vma| vma.attributes.prot.0 & wanted.0 != 0;
+                if !self.vmas_in(layout, range).all(has) {
+                    return Err(Errno::INVAL);
+                }
                 if !self.populate(layout, range) {
                     return Err(Errno::FAULT);
                 }
@@ -156,6 +161,11 @@ impl<M: Mmu> VmSpace<M> {
         true
     }
 
+    /// Whether any part of a range is locked in memory.
+    pub fn has_mlocked(&self, layout: &Layout<'_>, range: PageRange) -> bool {
+        self.vmas_in(layout, range).any(|vma| vma.attributes.is_mlocked)
+    }
+
     /// Locks a range in memory: its pages come in and stay.
     ///
     /// # Errors
@@ -171,6 +181,24 @@ impl<M: Mmu> VmSpace<M> {
             return Err(Errno::NOMEM);
         }
         range.pages().try_for_each(|page| self.mlock_page(layout, page))
+    }
+
+    /// The same for what is in the program's memory now; the rest stays as soon as it comes.
+    ///
+    /// # Errors
+    /// `NOMEM` where the VMAs are too many.
+    pub fn mlock_on_fault(&self, layout: &mut Layout<'_>, range: PageRange) -> Result<(), Errno> {
+        self.change_vmas(layout, range, |old| Attributes { is_mlocked: true, ..old })?;
+        self.for_each_part(layout, range, |part, _| {
+            for page in part.pages() {
+                let locked = self.lock_page(page);
+                match locked.state() {
+                    State::Mapped => locked.set_flags(Flags::MLOCKED),
+                    _ => locked.unlock(),
+                }
+            }
+        });
+        Ok(())
     }
 
     fn mlock_page(&self, layout: &mut Layout<'_>, page: PageNum) -> Result<(), Errno> {

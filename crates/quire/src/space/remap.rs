@@ -23,8 +23,8 @@ impl<M: Mmu> VmSpace<M> {
     /// Gives the mapping `old` a length of `pages`, moving it where it must.
     ///
     /// # Errors
-    /// `FAULT` where `old` is not one mapping, `NOMEM` where there is no room, `INVAL` where the
-    /// target overlaps.
+    /// `FAULT` where `old` is not one mapping, `NOMEM` where there is no room or it is not managed, `INVAL`
+    /// where the target overlaps.
     pub fn remap(
         &self,
         layout: &mut Layout<'_>,
@@ -32,24 +32,19 @@ impl<M: Mmu> VmSpace<M> {
         pages: usize,
         placement: Placement,
     ) -> Result<PageNum, Errno> {
-        let vma = self
-            .vmas
-            .next_from(old.start, &layout.locked)
-            .filter(|vma| vma.range.contains(old.start) && old.end <= vma.range.end)
-            .ok_or(Errno::FAULT)?;
+        let old = self.cut_for_remap(layout, old, pages, placement)?;
+        let stays = pages == old.len() && !matches!(placement, Placement::At(_));
+        let Some(vma) = self.next_vma(layout, old.start).filter(|_| !stays) else {
+            return Ok(old.start);
+        };
         let attributes = vma.attributes;
+        if !attributes.kind.is_anonymous() {
+            return Err(Errno::NOMEM);
+        }
         if let Placement::At(start) = placement {
             let target = PageRange::new(start, pages);
-            if !target.intersect(old).is_empty() {
-                return Err(Errno::INVAL);
-            }
             self.unmap(layout, target)?;
             return self.move_mapping(layout, old, target, attributes);
-        }
-        if pages <= old.len() {
-            let tail = PageRange { start: old.start.add(pages), end: old.end };
-            self.unmap(layout, tail)?;
-            return Ok(old.start);
         }
         let grown = PageRange { start: old.end, end: old.start.add(pages) };
         let next = self.vmas.next_from(old.end, &layout.locked);
@@ -65,6 +60,41 @@ impl<M: Mmu> VmSpace<M> {
         }
         let start = self.find_room(layout, None, pages)?;
         self.move_mapping(layout, old, PageRange::new(start, pages), attributes)
+    }
+
+    /// Begins a remap: what is too much is unmapped, be it several mappings. What is left has to be one where it
+    /// is to move or to grow.
+    ///
+    /// # Errors
+    /// As for [`Self::remap`].
+    pub(crate) fn cut_for_remap(
+        &self,
+        layout: &mut Layout<'_>,
+        old: PageRange,
+        pages: usize,
+        placement: Placement,
+    ) -> Result<PageRange, Errno> {
+        let moves = matches!(placement, Placement::At(_));
+        if let Placement::At(start) = placement
+            && start < old.end
+            && old.start < start.add(pages)
+        {
+            return Err(Errno::INVAL);
+        }
+        let vma = self.next_vma(layout, old.start).filter(|vma| vma.range.contains(old.start));
+        let vma = vma.ok_or(Errno::FAULT)?;
+        if old.is_empty() {
+            // A second mapping of the same pages, which only shared ones can have.
+            return Err(Errno::INVAL);
+        }
+        let kept = PageRange::new(old.start, old.len().min(pages));
+        if (moves || pages > old.len()) && vma.range.end < kept.end {
+            return Err(Errno::FAULT);
+        }
+        if kept.len() < old.len() {
+            self.unmap(layout, PageRange { start: kept.end, ..old })?;
+        }
+        Ok(kept)
     }
 
     fn move_mapping(

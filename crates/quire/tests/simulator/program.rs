@@ -6,7 +6,7 @@
 
 use std::sync::atomic::Ordering;
 
-use quire::mmu::Prot;
+use quire::mmu::{Access, Prot};
 use quire::page::State;
 use quire::space::Advice;
 use quire::space::remap::Placement;
@@ -401,7 +401,7 @@ impl<'a> Program<'a> {
             Advice::PageOut,
             Advice::PageOut,
             Advice::WillNeed,
-            Advice::Populate,
+            Advice::Populate(Access::Read),
             Advice::Pattern(Pattern::Sequential),
             Advice::Pattern(Pattern::Random),
             Advice::Pattern(Pattern::Normal),
