@@ -27,6 +27,7 @@ test)
 	need make make
 	need redis-server redis-server
 	need redis-benchmark redis-tools
+	need stress-ng stress-ng
 	need timeout coreutils
 	need mount mount
 	need setpriv util-linux

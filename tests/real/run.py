@@ -30,6 +30,7 @@ import cases.objects  # noqa: F401
 import cases.programs  # noqa: F401
 import cases.redis  # noqa: F401
 import cases.soak  # noqa: F401
+import cases.stress  # noqa: F401
 import cases.tree  # noqa: F401
 import cases.trees  # noqa: F401
 
