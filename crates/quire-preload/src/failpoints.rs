@@ -1,9 +1,9 @@
-//! What a test program calls, in a build with the feature `failpoints`, to arm a step of its next fork,
+//! What a test program calls, in a build with the feature `failpoints`, to arm a step,
 //! and to see whether the tree's accounts are the sum of its members'.
 
 use core::ffi::{c_char, c_uint};
 
-use quire::process::{self, steps};
+use quire::{process, steps};
 
 /// The name of the step of this number; null behind the last.
 #[unsafe(no_mangle)]

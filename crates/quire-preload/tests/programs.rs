@@ -113,7 +113,7 @@ fn check_library(source: &str, budgets: &[&str], options: &[&str], library: &Pat
         let mut command = watched(&quire);
         // Not everything compresses: what does not goes to a swap file.
         let swap = env!("CARGO_TARGET_TMPDIR");
-        command.env("QUIRE_PRELOAD", library);
+        command.env("QUIRE_PRELOAD", library).env("BUDGET", budget);
         command.args(["run", "--memory", budget, "--swap-file", swap]);
         command.args(options).arg("--").stdin(Stdio::null());
         command.arg(&program);
@@ -219,9 +219,10 @@ fn without_cap_sys_ptrace_a_fork_is_right_and_without_any_right_the_run_is_refus
     }
 }
 
-/// And nothing waits for ever, and the tree's accounts are its members' sums.
+/// A step of a fork, or of what members do together to the account, the pool, the swap file and the market. Nothing
+/// waits for ever, and the tree's accounts are its members' sums.
 #[test]
-fn a_process_killed_at_any_step_of_a_fork_leaves_the_others_right() {
+fn a_process_killed_at_any_step_leaves_the_others_right() {
     // The `quire` binary as well.
     library();
     check_library("fork_killed.c", &["1G", "24M"], &[], library_with_failpoints());

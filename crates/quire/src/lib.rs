@@ -24,6 +24,7 @@ mod proxy;
 pub mod reclaim;
 pub mod scratch;
 pub mod space;
+pub mod steps;
 #[cfg(feature = "library")]
 pub mod store;
 pub mod swap;

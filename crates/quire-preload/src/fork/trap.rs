@@ -15,7 +15,7 @@ use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
 
 use quire::process::Process;
-use quire::process::steps::{Step, reach};
+use quire::steps::{Step, reach};
 use rustix::io::Errno;
 
 use super::kernel::{self, ALLOW, BLOCK, Signals};

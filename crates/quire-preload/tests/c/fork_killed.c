@@ -1,5 +1,6 @@
-/* Parent or child of a fork is killed at each step of it, in a tree with other members that go on. The
- * process that is left finds every byte, and none waits for ever. fork returns the id of a child that
+/* Parent or child of a fork is killed at each step of it, and a process that wants more than the budget at each
+ * step of the account, the pool, the swap file and the market, in a tree with other members that go on. The
+ * processes that are left find every byte, and none waits for ever. fork returns the id of a child that
  * ends in sight, or an error.
  * When all is quiet the tree's accounts are the sums of its members', and after the last one they are 0
  * (the test that started this looks at that).
@@ -106,6 +107,46 @@ static void* write_beside(void* unused) {
   return unused;
 }
 
+static int is_of_fork(unsigned step) {
+  return !strncmp(name_of(step), "parent:", 7) || !strncmp(name_of(step), "child:", 6);
+}
+
+/* Whether the budget is less than one process wants. */
+static int is_memory_short(void) {
+  const char* budget = getenv("BUDGET");
+  return budget && !strcmp(budget, "24M");
+}
+
+/* Half of the pages are noise, which only the swap file can hold. */
+static void use_much(unsigned pages, unsigned rounds) {
+  unsigned char* much = mmap(NULL, (size_t)pages * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  CHECK(much != MAP_FAILED);
+  for (unsigned mark = 0; mark < rounds; mark++) {
+    for (unsigned i = 0; i < pages; i++) fill(much + (size_t)i * PAGE, i % 2 ? PAGE : PAGE / 8, mark + i);
+    for (unsigned i = 0; i < pages; i++)
+      if (!is_filled(much + (size_t)i * PAGE, i % 2 ? PAGE : PAGE / 8, mark + i)) say('W');
+  }
+}
+
+/* A case's process where no fork is, beside a child that wants as much. */
+static void want_much(unsigned step, unsigned victims) {
+  pthread_t thread;
+  pid_t self = getpid(), rival = fork();
+  CHECK(rival >= 0);
+  if (rival == 0) {
+    CHECK(prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0) == 0);
+    if (getppid() != self) _exit(0);
+    use_much(6 * PAGES, 1000);
+    _exit(0);
+  }
+  if (victims & TWO_THREADS) CHECK(pthread_create(&thread, NULL, write_beside, NULL) == 0);
+  arm(step, SELF);
+  use_much(6 * PAGES, is_memory_short() ? 40 : 1);
+  CHECK(kill(rival, SIGKILL) == 0 && waitpid(rival, NULL, 0) == rival);
+  say('p');
+  _exit(0);
+}
+
 /* A case's parent. */
 static void fork_with(unsigned step, unsigned victims) {
   pthread_t thread;
@@ -156,14 +197,15 @@ static void run_case(unsigned step, unsigned victims) {
   char heard[64];
   size_t count = 0;
   ssize_t got;
-  int kills = 0, status;
+  int kills = 0, is_parent_killed = 0, status;
   CHECK(pipe(words) == 0);
   have_neighbours_work();
   pid_t parent = fork();
   CHECK(parent >= 0);
   if (parent == 0) {
     for (int i = 0; i < NEIGHBOURS; i++) close(orders[i]);
-    fork_with(step, victims);
+    if (is_of_fork(step)) fork_with(step, victims);
+    want_much(step, victims);
   }
   close(words[1]);
   while ((got = read(words[0], heard + count, sizeof heard - 1 - count)) > 0) count += got;
@@ -183,13 +225,18 @@ static void run_case(unsigned step, unsigned victims) {
     kills += WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
     CHECK(status == 0 || WIFSIGNALED(status) || (WIFEXITED(status) && WEXITSTATUS(status) == DIED));
     CHECK(!WIFSIGNALED(status) || WTERMSIG(status) == SIGKILL);
-    if (pid == parent) left = 0;
+    if (pid == parent) {
+      left = 0;
+      is_parent_killed = WIFSIGNALED(status);
+    }
   }
   while (waitpid(-1, &status, WNOHANG) > 0) {
   }
   fprintf(stderr, "%-22s %s%s: %s\n", name_of(step), victims % 8 == SELF ? "itself" : victims % 8 == OTHER ? "the other" : "the other first",
           victims & TWO_THREADS ? ", 2 threads" : "", heard);
   CHECK(!strchr(heard, 'W') && !strchr(heard, 'w'));
+  /* Each step is come to. */
+  CHECK(is_of_fork(step) || !is_memory_short() || is_parent_killed);
   /* What lived: the parent with its second child, or, of a parent that died, nothing or a child. */
   CHECK(kills || strchr(heard, 'p'));
   expect_neighbours_right();
@@ -214,7 +261,7 @@ int main(void) {
   }
   hire_neighbours();
   for (unsigned step = 0; name_of(step); step++)
-    for (unsigned victims = SELF; victims <= OTHER_FIRST; victims++)
+    for (unsigned victims = SELF; victims <= (is_of_fork(step) ? OTHER_FIRST : SELF); victims++)
       for (unsigned threads = 0; threads <= TWO_THREADS; threads += TWO_THREADS) run_case(step, victims | threads);
   CHECK(all_right(0));
   for (int i = 0; i < NEIGHBOURS; i++) {

@@ -29,6 +29,7 @@ use core::sync::atomic::Ordering::{Relaxed, Release};
 
 use super::Budget;
 use crate::control::{Event, Member, Seat};
+use crate::steps::{Step, reach};
 use crate::sys::monotonic_ns;
 
 /// What no member gives, if it is not more than half of an equal share.
@@ -184,6 +185,7 @@ impl Budget {
             (demand > 0).then(|| demand.saturating_sub(pages))
         });
         if before.is_ok_and(|before| before <= pages) {
+            reach(Step::Answering);
             let by = seat.demanded_by.swap(0, Relaxed) as usize;
             if by > 0 {
                 self.control().call(by - 1);
@@ -210,6 +212,7 @@ impl Budget {
         }
         seat.demanded_by.store(self.slot() + 1, Relaxed);
         seat.demand.fetch_max(pages.min(DEMAND_MAX) as u32, Release);
+        reach(Step::Requested);
         self.control().call(slot);
     }
 

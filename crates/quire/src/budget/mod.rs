@@ -16,6 +16,7 @@ pub(crate) use self::market::FLOOR_MIN;
 pub use self::market::{ASK_AFTER_NS, Donor, For, Need};
 use crate::control::account::Account;
 use crate::control::{Control, Event, FaultKind, Member, Obituary, Seat, raise};
+use crate::steps::{Step, reach};
 use crate::sys::futex::{self, Reach};
 use crate::units::PAGE_SIZE;
 
@@ -211,6 +212,7 @@ impl Budget {
     fn charge_up_to(&self, most: usize, pages: usize, beyond: usize, purpose: Purpose) -> bool {
         let account = self.account();
         let Some(mut intent) = account.intend(pages + beyond) else { return false };
+        reach(Step::Intended);
         let mut granted = self.control().granted();
         if granted > most && beyond > 0 {
             intent = account.take_back(intent, beyond);

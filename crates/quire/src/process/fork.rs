@@ -39,16 +39,16 @@
 //! 8. Both: gates open, locks are released, thread ids are written, the trap goes, and libc sees its clone
 //!    return.
 //!
-//! Each step has a name in [`steps`](super::steps). [`crate::control::fork`] tells what happens to each side when
+//! Each step has a name in [`steps`](crate::steps). [`crate::control::fork`] tells what happens to each side when
 //! the other is killed. A child that cannot join ends and is reaped, and fork fails (`meaning_of`).
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use super::steps::{Step, reach};
 use super::threads::SpawnOthers;
-use super::{Descriptors, Process, close, join, steps};
+use super::{Descriptors, Process, close, join};
 use crate::control::{Child, Hello, Obituary};
 use crate::space::Layout;
+use crate::steps::{self, Step, reach};
 use crate::sys::Errno;
 use crate::sys::rseq::RseqUnregistered;
 use crate::sys::thread::{self, SignalsBlocked};

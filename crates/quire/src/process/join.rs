@@ -12,11 +12,11 @@ use rustix::net::{
 };
 use rustix::process::{Pid, test_kill_process};
 
-use super::steps::{Step, reach};
 use crate::control::{
     CONTROL_BYTES, Control, Hello, JoinRefusal, MAGIC, SOCKET_VARIABLE, WELCOME_POOL,
     WELCOME_REFUSED, WELCOME_SWAP_FILE, WELCOME_UFFD_DEVICE, Welcome,
 };
+use crate::steps::{Step, reach};
 use crate::sys::Errno;
 
 /// The kernel's limit for the name of a socket.

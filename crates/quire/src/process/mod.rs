@@ -10,7 +10,6 @@ mod gate;
 mod join;
 mod layout;
 mod limit;
-pub mod steps;
 mod threads;
 
 use core::fmt::Write;

@@ -14,6 +14,7 @@ use crate::mmu::{FrameId, FrameRun, Mmu};
 use crate::page::{Flags, LockedPage, State, Stored};
 use crate::scratch::Scratch;
 use crate::space::VmSpace;
+use crate::steps::{Step, reach};
 use crate::swap::Writing;
 use crate::swap::blob::{Blob, Packing};
 use crate::swap::compress::{Compressed, PageBytes, Strength, page_hash};
@@ -284,6 +285,7 @@ impl<M: Mmu> VmSpace<M> {
             stored = self.swap.zpool.store(page, kind, packed, hash, &self.budget);
         }
         let handle = stored.map_err(|_| Unstored::NoRoom)?;
+        reach(Step::Packed);
         self.budget.count(Event::Pswpout, 1);
         self.budget.count(Event::Zswpout, 1);
         self.budget.count(Event::ZswpoutBytes, packed.len());

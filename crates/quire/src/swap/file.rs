@@ -37,6 +37,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64};
 pub use self::layout::{Location, ReadPlan, Segment, segment_blobs};
 pub use self::writer::{SegmentPurpose, Writer, Written};
 use crate::control::{Control, MEMBERS_MAX, SEGMENTS_MAX};
+use crate::steps::{Step, reach};
 use crate::sys::Errno;
 use crate::sys::memory::Table;
 
@@ -233,6 +234,7 @@ impl SwapSegments {
         // Release: the supervisor, which may see the bit, sees the ref then.
         self.map()[word].fetch_or(bit, Release);
         self.held.fetch_add(1, Relaxed);
+        reach(Step::SegmentTaken);
         Ok(segment)
     }
 
@@ -241,6 +243,7 @@ impl SwapSegments {
         debug_assert!(blobs != 0);
         // Release pairs with the acquire in `pin`.
         self.counts[segment.index()].store(SegmentCount::new(blobs).0, Release);
+        reach(Step::SegmentLive);
     }
 
     /// So many live blobs, or pins, less.

@@ -45,6 +45,7 @@ use super::blob::{Blob, BlobHeader, HEADER_BYTES, Packing};
 use super::compress::{Corrupt, PageBytes};
 use crate::budget::{Budget, Purpose};
 use crate::control::slabs::SLOT_BYTES;
+use crate::steps::{Step, reach};
 use crate::sys::memory::Table;
 use crate::sys::mutex::Mutex;
 use crate::sys::{Errno, rank};
@@ -421,8 +422,10 @@ impl Zpool {
         if !account.try_charge(pages) {
             return None;
         }
+        reach(Step::SlabCharged);
         let slot = self.home.take(pages);
         if slot.is_some() {
+            reach(Step::SlabTaken);
             self.pages.fetch_add(pages, Relaxed);
             self.own_pages.fetch_add(pages, Relaxed);
         } else {

@@ -8,6 +8,7 @@ use super::super::io::{Job, Ring};
 use super::layout::{BLOBS_MAX, GRANULE_BYTES, blob_bytes, put_blob, put_segment_header};
 use super::{Location, Segment, SwapFull, SwapSegments};
 use crate::control::SEGMENT_BYTES;
+use crate::steps::{Step, reach};
 use crate::sys::Errno;
 use crate::sys::memory::Table;
 use crate::units::{PAGE_SIZE, PageNum};
@@ -167,6 +168,7 @@ impl Writer {
         bytes[used..].fill(0);
         let mut jobs = [Job::write(segment.offset(), bytes)];
         ring.run(&mut jobs);
+        reach(Step::SegmentWritten);
         match jobs[0].result {
             Ok(()) => file.publish(segment, blobs),
             Err(_) => file.let_go(segment),

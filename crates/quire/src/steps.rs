@@ -1,15 +1,16 @@
-//! The steps of a fork, at each of which a test may have the parent or the child killed.
+//! The steps of what members do together, at each of which a test may have one killed: a fork's, those of
+//! the account, the pool, the swap file and the market.
 //!
-//! Without the feature `failpoints` a step costs no instruction. With it, a program arms one step of
-//! its next fork ([`arm`]); the child inherits that.
+//! Without the feature `failpoints` a step costs no instruction. With it, a program arms one step ([`arm`]);
+//! a fork's child inherits that.
 
 #![deny(unsafe_code)]
 
 /// Declares the steps and their names in tests.
 macro_rules! steps {
     ($($(#[$doc:meta])* $step:ident = $name:literal,)*) => {
-        /// A step of a fork, in the order in which each side takes them: first the parent's until the
-        /// clone, then those after it, then the child's.
+        /// First a fork's, in the order in which each side takes them: the parent's until the clone, then
+        /// those after it, then the child's. Behind them the others.
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
         #[repr(u32)]
         pub enum Step {
@@ -62,6 +63,22 @@ steps! {
     Started = c"child: started",
     /// The heap is open, and thread ids are written: the program goes on.
     ChildDone = c"child: done",
+    /// Pages are charged that may be more than there are.
+    Intended = c"charge: intended",
+    /// A slab of packed pages is charged, and has no place.
+    SlabCharged = c"pool: slab charged",
+    /// It has one.
+    SlabTaken = c"pool: slab taken",
+    /// A page is packed, and its word does not say so.
+    Packed = c"pool: page packed",
+    SegmentTaken = c"swap file: segment taken",
+    SegmentWritten = c"swap file: segment written",
+    /// What was written counts, and no page's word says so.
+    SegmentLive = c"swap file: segment live",
+    /// This member has requested that another give memory.
+    Requested = c"market: requested",
+    /// It has given what was requested, and the one that did so does not know.
+    Answering = c"market: answering",
 }
 
 #[cfg(not(feature = "failpoints"))]
@@ -73,15 +90,15 @@ pub fn reach(_: Step) {}
 #[cfg(not(feature = "failpoints"))]
 #[inline(always)]
 #[allow(clippy::inline_always, reason = "nothing is left of it")]
-pub(super) fn note_child(_: isize) {}
+pub(crate) fn note_child(_: isize) {}
 
 #[cfg(feature = "failpoints")]
-pub(super) use self::armed::note_child;
+pub(crate) use self::armed::note_child;
 #[cfg(feature = "failpoints")]
 pub use self::armed::{arm, reach};
 
 #[cfg(feature = "failpoints")]
-impl super::Process {
+impl crate::process::Process {
     /// By how much the account differs from the facts: pages that this process holds, members that ask
     /// for memory, segments of the swap file with fewer references than members that hold them, those with
     /// more, and segments in use. All are 0 while no member charges anything, but for the fourth: a member
@@ -139,7 +156,7 @@ mod armed {
     static WHOM: AtomicU32 = AtomicU32::new(SELF);
     static CHILD: AtomicI32 = AtomicI32::new(0);
 
-    /// Has a process killed at the step of this number in the next fork: with `whom` 0 the one that
+    /// Has a process killed at the step of this number, the next time: with `whom` 0 the one that
     /// reaches it, 1 the other side of the fork, 2 the other side, and then the step waits for a while.
     /// No step has the number `u32::MAX`.
     pub fn arm(step: u32, whom: u32) {
@@ -148,7 +165,7 @@ mod armed {
         STEP.store(step.wrapping_add(1), Ordering::Relaxed);
     }
 
-    pub(in super::super) fn note_child(pid: isize) {
+    pub(crate) fn note_child(pid: isize) {
         CHILD.store(pid.max(0) as i32, Ordering::Relaxed);
     }
 
