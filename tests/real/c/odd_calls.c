@@ -14,7 +14,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { PAGE = 4096, PAGES = 64, GUARD = 16 };
+enum { PAGE = 4096, PAGES = 64, GUARD = 16, BLOCK = 2 << 20 };
 
 static char *base;
 static uint64_t state;
@@ -244,10 +244,11 @@ int main(int count, char **words)
 	if (ftruncate(file, 16 * PAGE) != 0 || (read_only_file = open(name, O_RDONLY)) < 0 || unlink(name) != 0) return 2;
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	state = strtoull(words[1], NULL, 0) * 0x9e3779b97f4a7c15u + 1;
-	/* Guards around it, so that a growing mapping meets the same neighbours everywhere. */
-	char *whole = mmap(NULL, (PAGES + 2 * GUARD) * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	/* With a page table's end in its middle, and guards around it, so that a mapping that grows meets the same
+	 * neighbours everywhere. */
+	char *whole = mmap(NULL, 3 * BLOCK, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (whole == MAP_FAILED) return 2;
-	base = whole + GUARD * PAGE;
+	base = (char *)(((uintptr_t)whole + BLOCK) & -BLOCK) + BLOCK - PAGES / 2 * PAGE;
 	for (long step = 0, steps = atol(words[2]); step < steps; step++) {
 		printf("%ld ", step);
 		if (pick(12) == 0) {

@@ -361,6 +361,25 @@ static void residency(void) {
   CHECK(munmap(p, 16 * P) == 0);
 }
 
+/* However much is asked to stay, a program goes on: no more is locked than leaves room for the rest. */
+static void many_locks(void) {
+  enum { PIECES = 64, PIECE = 256 * P };
+  char* p = mmap(NULL, PIECES * PIECE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  CHECK(p != MAP_FAILED);
+  for (int how = 0; how < 2; how++) {
+    for (int i = 0; i < PIECES; i++) {
+      char* piece = p + i * PIECE;
+      int locked = how ? mlock2(piece, PIECE, MLOCK_ONFAULT) : mlock(piece, PIECE);
+      CHECK(locked == 0 || errno == ENOMEM || errno == EAGAIN);
+      for (int at = 0; at < PIECE; at += P) memset(piece + at, i + how + 1, P / 2 + at / P);
+    }
+    for (int i = 0; i < PIECES; i++)
+      for (int at = 0; at < PIECE; at += P) CHECK(p[i * PIECE + at] == (char)(i + how + 1));
+    CHECK(munlock(p, PIECES * PIECE) == 0);
+  }
+  CHECK(munmap(p, PIECES * PIECE) == 0);
+}
+
 static void kinds(void) {
   char* shared = mmap(NULL, 4 * P, RW, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   CHECK(shared != MAP_FAILED);
@@ -422,7 +441,7 @@ int main(int argc, char** argv) {
   static const struct { const char* name; void (*run)(void); } parts[] = {
     {"map_and_unmap", map_and_unmap}, {"refusals", refusals}, {"protection", protection},
     {"made_executable", made_executable}, {"advice", advice}, {"fixed", fixed}, {"moved", moved},
-    {"residency", residency}, {"kinds", kinds}, {"limits", limits},
+    {"residency", residency}, {"many_locks", many_locks}, {"kinds", kinds}, {"limits", limits},
   };
   /* All of them, or those that are named, in the order of their names. */
   if (argc < 2)

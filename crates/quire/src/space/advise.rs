@@ -166,6 +166,14 @@ impl<M: Mmu> VmSpace<M> {
         self.vmas_in(layout, range).any(|vma| vma.attributes.is_mlocked)
     }
 
+    /// Whether a range can be locked in memory: all that may be locked together is no more than half of the
+    /// budget, for the program has to find room for the rest.
+    pub(super) fn can_mlock(&self, layout: &Layout<'_>, range: PageRange) -> bool {
+        let locked = self.vmas_in(layout, self.arena()).filter(|vma| vma.attributes.is_mlocked);
+        let others = locked.map(|vma| vma.range.len() - vma.range.intersect(range).len());
+        others.sum::<usize>() + range.len() <= self.budget.limit() / 2
+    }
+
     /// Locks a range in memory: its pages come in and stay.
     ///
     /// # Errors
@@ -173,7 +181,7 @@ impl<M: Mmu> VmSpace<M> {
     /// locked.
     pub fn mlock(&self, layout: &mut Layout<'_>, range: PageRange) -> Result<(), Errno> {
         self.check_covered(layout, range)?;
-        if range.len() > self.budget.limit() / 2 {
+        if !self.can_mlock(layout, range) {
             return Err(Errno::NOMEM);
         }
         self.change_vmas(layout, range, |old| Attributes { is_mlocked: true, ..old })?;
@@ -186,8 +194,11 @@ impl<M: Mmu> VmSpace<M> {
     /// The same for what is in the program's memory now; the rest stays as soon as it comes.
     ///
     /// # Errors
-    /// `NOMEM` where the VMAs are too many.
+    /// As for [`Self::mlock`].
     pub fn mlock_on_fault(&self, layout: &mut Layout<'_>, range: PageRange) -> Result<(), Errno> {
+        if !self.can_mlock(layout, range) {
+            return Err(Errno::NOMEM);
+        }
         self.change_vmas(layout, range, |old| Attributes { is_mlocked: true, ..old })?;
         self.for_each_part(layout, range, |part, _| {
             for page in part.pages() {
@@ -216,8 +227,8 @@ impl<M: Mmu> VmSpace<M> {
         }
     }
 
-    /// Locks all pages that hold data now, and those of today's mappings as they are touched. An
-    /// allocator maps far more than it uses: what was never touched is not brought in.
+    /// Locks all pages that hold data now; where all of today's mappings are no more than half of the budget, the
+    /// others as they are touched. An allocator maps far more than it uses: what was never touched is not brought in.
     ///
     /// # Errors
     /// `NOMEM` where it would be more than half of the budget.
@@ -227,7 +238,11 @@ impl<M: Mmu> VmSpace<M> {
             return Err(Errno::NOMEM);
         }
         let all = self.arena();
-        self.change_vmas(layout, all, |old| Attributes { is_mlocked: true, ..old })?;
+        if self.budget.member().managed_pages.load(Ordering::Relaxed) as usize
+            <= self.budget.limit() / 2
+        {
+            self.change_vmas(layout, all, |old| Attributes { is_mlocked: true, ..old })?;
+        }
         let mut result = Ok(());
         self.for_each_part(layout, all, |part, layout| {
             let has_data = |page: &PageNum| self.snapshot(*page).state() != State::None;
@@ -247,7 +262,7 @@ impl<M: Mmu> VmSpace<M> {
         self.check_covered(layout, range)
     }
 
-    /// Sets or ends MCL_FUTURE: pages of later mappings are locked as they are touched.
+    /// Sets or ends MCL_FUTURE: pages of later mappings are locked as they are touched, as far as they can be.
     pub fn lock_future(&self, is_on: bool) {
         self.locks_future.store(is_on, Ordering::Relaxed);
     }

@@ -55,7 +55,8 @@ impl<M: Mmu> VmSpace<M> {
         range: PageRange,
         prot: Prot,
     ) -> Result<(), Errno> {
-        let is_mlocked = self.locks_future.load(Ordering::Relaxed);
+        let locks_future = self.locks_future.load(Ordering::Relaxed);
+        let is_mlocked = locks_future && self.can_mlock(layout, range);
         let attributes = Attributes { is_mlocked, ..Attributes::anonymous(prot) };
         self.install_with(layout, range, attributes)
     }
