@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 #include "check.h"
 
@@ -380,6 +381,23 @@ static void many_locks(void) {
   CHECK(munmap(p, PIECES * PIECE) == 0);
 }
 
+/* What is locked stays, but not in a fork's child, to which no lock goes. */
+static void locked_for_one(void) {
+  char* p = map(16);
+  fill(p, 16 * P, 21);
+  CHECK(mlock(p, 16 * P) == 0);
+  errno = 0;
+  CHECK(madvise(p, P, MADV_DONTNEED) == -1 && errno == EINVAL);
+  pid_t child = fork();
+  CHECK(child >= 0);
+  if (child == 0) _exit(!(madvise(p, 16 * P, MADV_DONTNEED) == 0 && is_zero(p, 16 * P)));
+  int status = -1;
+  CHECK(waitpid(child, &status, 0) == child && status == 0);
+  CHECK(is_filled(p, 16 * P, 21));
+  CHECK(munlock(p, 16 * P) == 0 && madvise(p, P, MADV_DONTNEED) == 0 && is_zero(p, P));
+  CHECK(munmap(p, 16 * P) == 0);
+}
+
 static void kinds(void) {
   char* shared = mmap(NULL, 4 * P, RW, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   CHECK(shared != MAP_FAILED);
@@ -441,7 +459,8 @@ int main(int argc, char** argv) {
   static const struct { const char* name; void (*run)(void); } parts[] = {
     {"map_and_unmap", map_and_unmap}, {"refusals", refusals}, {"protection", protection},
     {"made_executable", made_executable}, {"advice", advice}, {"fixed", fixed}, {"moved", moved},
-    {"residency", residency}, {"many_locks", many_locks}, {"kinds", kinds}, {"limits", limits},
+    {"residency", residency}, {"many_locks", many_locks},
+    {"locked_for_one", locked_for_one}, {"kinds", kinds}, {"limits", limits},
   };
   /* All of them, or those that are named, in the order of their names. */
   if (argc < 2)

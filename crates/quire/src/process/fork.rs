@@ -275,7 +275,7 @@ impl ForkGuard {
         reach(Step::Registered);
         self.close_to_inheritance();
         reach(Step::Disinherited);
-        space.after_fork_in_child(slot);
+        space.after_fork_in_child(&self.layout, slot);
         budget.add_managed(managed as isize);
         process.connection.store(descriptors.connection, Ordering::Relaxed);
         let swap_file = descriptors.swap_file.unwrap_or(-1);

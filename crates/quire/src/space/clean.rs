@@ -90,14 +90,20 @@ impl<M: Mmu> VmSpace<M> {
 
     /// In a fork's child: its pages are not write-protected, so nothing tells a write. What is packed
     /// leaves memory, and so stays shared with the parent; to read it from the file again would take
-    /// too long, so what is there stays in memory instead.
-    pub(super) fn forget_clean(&self) {
+    /// too long, so what is there stays in memory instead. Nor is any page of its locked in memory.
+    pub(super) fn forget_clean_and_locked(&self) {
         for range in self.pages.mapped_blocks() {
             self.drop_packed(range);
-            for page in range.pages().filter(|&page| self.snapshot(page).has(Flags::CLEAN)) {
-                let page = self.lock_page(page);
-                self.release_stored(page.content());
-                page.end_clean();
+            for page in range.pages() {
+                let seen = self.snapshot(page);
+                if seen.has(Flags::MLOCKED) {
+                    self.lock_page(page).clear_flags(Flags::MLOCKED);
+                }
+                if seen.has(Flags::CLEAN) {
+                    let page = self.lock_page(page);
+                    self.release_stored(page.content());
+                    page.end_clean();
+                }
             }
         }
     }

@@ -7,6 +7,7 @@
 
 use core::sync::atomic::Ordering;
 
+use super::vma::Attributes;
 use super::{Layout, VmSpace};
 use crate::budget::{For, Need, Purpose};
 use crate::control::Event;
@@ -210,7 +211,7 @@ impl<M: Mmu> VmSpace<M> {
     }
 
     /// In the child: the frame pool is empty, the account another member's.
-    pub fn after_fork_in_child(&self, slot: u32) {
+    pub fn after_fork_in_child(&self, layout: &Layout<'_>, slot: u32) {
         rank::after_fork_in_child();
         self.frames.reset();
         self.budget.set_slot(slot);
@@ -223,6 +224,10 @@ impl<M: Mmu> VmSpace<M> {
         self.rights.after_fork_in_child();
         self.pages.after_fork_in_child();
         self.fork_demand.store(NONE, Ordering::SeqCst);
-        self.forget_clean();
+        self.lock_future(false);
+        let unlocked = |old| Attributes { is_mlocked: false, ..old };
+        // No VMA is split, so there is room.
+        let _ = self.vmas.change_attributes(self.arena(), &layout.locked, unlocked);
+        self.forget_clean_and_locked();
     }
 }

@@ -24,7 +24,7 @@ impl<M: Mmu> VmSpace<M> {
     ///
     /// # Errors
     /// `FAULT` where `old` is not one mapping, `NOMEM` where there is no room or it is not managed, `INVAL`
-    /// where the target overlaps.
+    /// where the target overlaps, `AGAIN` where more would be locked in memory than may be.
     pub fn remap(
         &self,
         layout: &mut Layout<'_>,
@@ -40,6 +40,9 @@ impl<M: Mmu> VmSpace<M> {
         let attributes = vma.attributes;
         if !attributes.kind.is_anonymous() {
             return Err(Errno::NOMEM);
+        }
+        if attributes.is_mlocked && !self.can_mlock(layout, PageRange::new(old.start, pages)) {
+            return Err(Errno::AGAIN);
         }
         if let Placement::At(start) = placement {
             let target = PageRange::new(start, pages);
