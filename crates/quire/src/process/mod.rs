@@ -6,6 +6,8 @@
 
 mod call;
 mod fork;
+#[cfg(feature = "failpoints")]
+mod gaps;
 mod gate;
 mod join;
 mod layout;
