@@ -44,7 +44,7 @@ def names_in(text):
 def is_there(name, paths, words, functions):
     if FILE.fullmatch(name):
         end = name.rstrip("/")
-        return any(f"/{path}/".find(f"/{end}/") >= 0 for path in paths)
+        return any(f"/{end}/" in f"/{path}/" for path in paths)
     if not WORD.fullmatch(name):
         return True
     if name.startswith("--"):

@@ -209,7 +209,7 @@ impl Process {
         let replaces = flags as u32 & c::MAP_FIXED_NOREPLACE == 0;
         let is_refused =
             move |layout: &Layout<'_>| !replaces && self.space.is_mapped(layout, range);
-        if self.locked([range], move |layout| is_refused(layout)) {
+        if !replaces && self.locked([range], move |layout| is_refused(layout)) {
             return Err(Errno::EXIST);
         }
         let flags = flags as u32 & !(c::MAP_FIXED | c::MAP_FIXED_NOREPLACE);
@@ -254,7 +254,7 @@ impl Process {
         if range.is_empty() {
             return Ok(());
         }
-        if prot & !(PROT_MASK | PROT_SEM | PROT_GROWS) != 0 || prot & PROT_GROWS == PROT_GROWS {
+        if prot & !(PROT_MASK | PROT_SEM | PROT_GROWS) != 0 {
             return Err(Errno::INVAL);
         }
         let rights = Prot((prot & PROT_MASK) as u32);
@@ -269,11 +269,7 @@ impl Process {
             }
             self.each_until_hole(layout, range, |layout, part, kind| match kind {
                 Kind::Anonymous | Kind::Private => self.space.protect(layout, part, rights),
-                Kind::Foreign | Kind::Object => {
-                    let (start, bytes) = self.bytes(part);
-                    // SAFETY: the program's own mapping.
-                    unsafe { memory::protect(start, bytes, prot as u32) }
-                }
+                Kind::Foreign | Kind::Object => self.by_kernel(c::__NR_mprotect, part, prot),
                 // None is left in the range after the wait.
                 Kind::Dying => Err(Errno::NOMEM),
             })
@@ -357,7 +353,10 @@ impl Process {
         if range.is_empty() {
             return Ok(());
         }
+        // The former wants a shared mapping; the latter is not supported.
+        let is_refused = matches!(advice as u32, c::MADV_REMOVE | c::MADV_WIPEONFORK);
         let managed = match advice as u32 {
+            _ if is_refused => None,
             c::MADV_NORMAL => Some(Advice::Pattern(Pattern::Normal)),
             c::MADV_SEQUENTIAL => Some(Advice::Pattern(Pattern::Sequential)),
             c::MADV_RANDOM => Some(Advice::Pattern(Pattern::Random)),
@@ -379,11 +378,8 @@ impl Process {
             | c::MADV_UNMERGEABLE
             | c::MADV_DONTDUMP
             | c::MADV_DODUMP => None,
-            // The former wants a shared mapping; the latter is not supported.
-            c::MADV_REMOVE | c::MADV_WIPEONFORK => None,
             _ => return Err(Errno::INVAL),
         };
-        let is_refused = matches!(advice as u32, c::MADV_REMOVE | c::MADV_WIPEONFORK);
         let maps = matches!(
             managed,
             Some(Advice::WillNeed | Advice::Free | Advice::PageOut | Advice::Populate(_))
