@@ -2,6 +2,8 @@
 
 #![deny(unsafe_code)]
 
+use core::sync::atomic::Ordering;
+
 impl super::Process {
     /// By how much the account differs from the facts: pages that this process holds, members that ask
     /// for memory, segments of the swap file with fewer references than members that hold them, those with
@@ -9,8 +11,6 @@ impl super::Process {
     /// that dies between the two steps of taking or letting go of a segment leaves one (`swap/file.rs`).
     #[must_use]
     pub fn account_gaps(&self) -> [i64; 5] {
-        use core::sync::atomic::Ordering;
-
         // Relaxed, all: a test looks until nothing changes any more.
         let space = &self.space;
         let control = space.budget().control();

@@ -15,7 +15,7 @@ use super::Process;
 use crate::control::Event;
 use crate::mmu::{Access, Prot};
 use crate::space::remap::Placement;
-use crate::space::vma::{Kind, Pattern};
+use crate::space::vma::{Attributes, Kind, Pattern};
 use crate::space::{Advice, Layout};
 use crate::sys::call::syscall;
 use crate::sys::thread;
@@ -267,7 +267,7 @@ impl Process {
                 let is_mapped = self.space.is_mapped(layout, range);
                 return Err(if is_mapped { Errno::INVAL } else { Errno::NOMEM });
             }
-            self.each_until_hole(layout, range, |layout, part, kind| match kind {
+            self.each_until_hole(layout, range, |layout, part, vma| match vma.kind {
                 Kind::Anonymous | Kind::Private => self.space.protect(layout, part, rights),
                 Kind::Foreign | Kind::Object => self.by_kernel(c::__NR_mprotect, part, prot),
                 // None is left in the range after the wait.
@@ -282,11 +282,11 @@ impl Process {
 
     /// Calls `act` for each part of `range` that is mapped. Holes are an error of `NOMEM`, after all
     /// parts were done.
-    fn each_kind(
+    fn each_mapped(
         &self,
         layout: &mut Layout<'_>,
         range: PageRange,
-        mut act: impl FnMut(&mut Layout<'_>, PageRange, Kind) -> Result<(), Errno>,
+        mut act: impl FnMut(&mut Layout<'_>, PageRange, Attributes) -> Result<(), Errno>,
     ) -> Result<(), Errno> {
         let mut at = range.start;
         let mut result = Ok(());
@@ -300,7 +300,7 @@ impl Process {
             }
             let part = vma.range.intersect(PageRange { start: at, end: range.end });
             at = part.end;
-            act(layout, part, vma.attributes.kind)?;
+            act(layout, part, vma.attributes)?;
         }
         result
     }
@@ -310,14 +310,14 @@ impl Process {
         &self,
         layout: &mut Layout<'_>,
         range: PageRange,
-        mut act: impl FnMut(&mut Layout<'_>, PageRange, Kind) -> Result<(), Errno>,
+        mut act: impl FnMut(&mut Layout<'_>, PageRange, Attributes) -> Result<(), Errno>,
     ) -> Result<(), Errno> {
         let mut next = range.start;
-        self.each_kind(layout, range, |layout, part, kind| {
+        self.each_mapped(layout, range, |layout, part, attributes| {
             if part.start != core::mem::replace(&mut next, part.end) {
                 return Err(Errno::NOMEM);
             }
-            act(layout, part, kind)
+            act(layout, part, attributes)
         })
     }
 
@@ -333,14 +333,12 @@ impl Process {
         let range = self.pages(address, len)?;
         let is_refused_locked = flags as u32 & c::MS_INVALIDATE != 0;
         self.locked([range], move |layout| {
-            self.each_kind(layout, range, |layout, part, kind| match kind {
-                Kind::Anonymous | Kind::Private => {
-                    let is_locked = is_refused_locked && self.space.has_mlocked(layout, part);
-                    if is_locked { Err(Errno::BUSY) } else { Ok(()) }
-                }
+            self.each_mapped(layout, range, |_, part, vma| match vma.kind {
                 Kind::Foreign | Kind::Object => self.by_kernel(c::__NR_msync, part, flags),
                 // None is left in the range after the wait.
                 Kind::Dying => Err(Errno::NOMEM),
+                _ if is_refused_locked && vma.is_mlocked => Err(Errno::BUSY),
+                Kind::Anonymous | Kind::Private => Ok(()),
             })
         })
     }
@@ -391,21 +389,22 @@ impl Process {
             [range],
             move |_| maps,
             move |layout| {
-                let act = |layout: &mut Layout<'_>, part, kind| match (kind, managed) {
+                let act = |layout: &mut Layout<'_>, part, vma: Attributes| match (vma.kind, managed)
+                {
                     (Kind::Foreign | Kind::Object, _) => {
                         self.by_kernel(c::__NR_madvise, part, advice)
                     }
                     // None is left in the range after the wait.
                     (Kind::Dying, _) => Err(Errno::NOMEM),
                     _ if is_refused => Err(Errno::INVAL),
-                    _ if takes_memory && self.space.has_mlocked(layout, part) => Err(Errno::INVAL),
+                    _ if takes_memory && vma.is_mlocked => Err(Errno::INVAL),
                     (_, Some(advice)) => self.space.advise(layout, part, advice),
                     (_, None) => Ok(()),
                 };
                 if matches!(managed, Some(Advice::Populate(_))) {
                     self.each_until_hole(layout, range, act)
                 } else {
-                    self.each_kind(layout, range, act)
+                    self.each_mapped(layout, range, act)
                 }
             },
         )
@@ -481,7 +480,7 @@ impl Process {
         let is_on_fault = flags & c::MLOCK_ONFAULT != 0;
         self.on_proxy_call([range], move |layout| {
             // All of it stays, also where some of it cannot come now.
-            self.each_until_hole(layout, range, |layout, part, kind| match kind {
+            self.each_until_hole(layout, range, |layout, part, vma| match vma.kind {
                 Kind::Foreign | Kind::Object => {
                     self.by_kernel(c::__NR_mlock2, part, c::MLOCK_ONFAULT as i32)
                 }
@@ -490,7 +489,7 @@ impl Process {
             if is_on_fault {
                 return Ok(());
             }
-            self.each_kind(layout, range, |layout, part, kind| match kind {
+            self.each_mapped(layout, range, |layout, part, vma| match vma.kind {
                 Kind::Foreign | Kind::Object => self.by_kernel(c::__NR_mlock2, part, 0),
                 _ => self.space.mlock(layout, part),
             })
@@ -500,7 +499,7 @@ impl Process {
     pub fn munlock(&'static self, address: usize, len: usize) -> Result<(), Errno> {
         let range = self.outer_pages(address, len)?;
         self.locked([range], move |layout| {
-            self.each_until_hole(layout, range, |layout, part, kind| match kind {
+            self.each_until_hole(layout, range, |layout, part, vma| match vma.kind {
                 Kind::Foreign | Kind::Object => self.by_kernel(c::__NR_munlock, part, 0),
                 _ => self.space.munlock(layout, part),
             })

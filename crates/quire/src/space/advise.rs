@@ -161,11 +161,6 @@ impl<M: Mmu> VmSpace<M> {
         true
     }
 
-    /// Whether any part of a range is locked in memory.
-    pub fn has_mlocked(&self, layout: &Layout<'_>, range: PageRange) -> bool {
-        self.vmas_in(layout, range).any(|vma| vma.attributes.is_mlocked)
-    }
-
     /// Whether a range can be locked in memory: all that may be locked together is no more than half of the
     /// budget, for the program has to find room for the rest.
     pub(super) fn can_mlock(&self, layout: &Layout<'_>, range: PageRange) -> bool {
