@@ -51,16 +51,7 @@ mutants: setup-test
 	tests/mutants.py
 
 bench: setup-bench release
-	$(QUIRE) bench run
-	$(QUIRE) bench pressure
-	$(QUIRE) bench swap
-	$(QUIRE) bench fault
-	$(QUIRE) bench fork
-	$(QUIRE) bench fault-around
-	$(QUIRE) bench objects
-	$(QUIRE) bench waiters
-	$(QUIRE) bench rmap
-	$(QUIRE) bench speculative
+	$(QUIRE) bench all --html target/bench.html
 
 # docs/architecture.svg, of docs/architecture.dot.
 picture: setup-picture

@@ -47,16 +47,6 @@ pub(crate) enum Contestant {
     Kernel { limit_bytes: u64 },
 }
 
-impl Contestant {
-    pub(crate) fn name(&self) -> &'static str {
-        match self {
-            Contestant::Bare => "bare",
-            Contestant::Quire { .. } => "quire",
-            Contestant::Kernel { .. } => "zram",
-        }
-    }
-}
-
 /// A program and what is known of its output.
 #[derive(Clone, Debug)]
 pub(crate) struct Workload {

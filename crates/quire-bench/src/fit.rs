@@ -5,7 +5,7 @@
 //! tried, and mended by what its own run shows, a few times. The limits that are reported are
 //! those of the last run, with the store that this run had.
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 
 use super::contestant::{Contestant, Outcome, Stage, Workload};
 use super::sys;
@@ -42,6 +42,16 @@ pub(crate) struct Found {
     pub note: String,
     /// Why it cannot take part.
     pub failure: Option<String>,
+}
+
+impl Found {
+    /// The contestant, unless it cannot take part.
+    pub(crate) fn usable(&self) -> Result<&Contestant> {
+        match &self.failure {
+            Some(failure) => bail!("{failure}"),
+            None => Ok(&self.contestant),
+        }
+    }
 }
 
 fn quire_with(budget_bytes: f64) -> Contestant {
@@ -209,6 +219,8 @@ pub(crate) fn quire(
     let Some((budget, pool)) = found else {
         return Ok(None);
     };
+    // The next run may pack a little worse, and there is no swap behind the pool.
+    let budget = budget * (1.0 + NEAR);
     Ok(Some(Found {
         contestant: quire_with(budget),
         note: format!(

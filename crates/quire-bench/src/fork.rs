@@ -14,13 +14,14 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, ensure};
 use clap::Args;
 
-use super::contestant::{Contestant, Stage};
-use super::output;
-use super::work::Random;
-use super::{ForkBench, programs, sys};
-use crate::samples::Samples;
 use quire_cli::size::{Human, machine_memory_bytes};
-use serde_json::Value;
+
+use super::contestant::{Contestant, Stage};
+use super::harness::report::Report;
+use super::harness::suite::{Figures, Head, Results, Shape, Sheet, Suite, measure};
+use super::work::Random;
+use super::{ForkBench, programs};
+use crate::samples::Samples;
 
 /// What is executed.
 const PROGRAM: &str = "/bin/true";
@@ -69,82 +70,57 @@ fn start(way: &str) -> std::io::Result<ExitStatus> {
     command.status()
 }
 
-/// A size of the parent and a way, measured.
-struct ForkRow {
-    bytes: u64,
-    way: &'static str,
-    bare: Samples,
-    quire: Samples,
+struct ForkSuite<'a> {
+    options: &'a ForkBench,
+    stage: Stage,
+    processes: usize,
 }
 
 /// Runs the bench.
-pub(crate) fn main(options: &ForkBench) -> Result<u8> {
-    sys::notice_signals();
+pub(crate) fn report(options: &ForkBench) -> Result<Report> {
     let common = &options.common;
     let stage = Stage::without_kernel(common.quire.as_deref())?;
-    let rounds = common.rounds(2, 5);
     let processes = if common.quick { 5 } else { options.processes };
-    let mut rows = Vec::new();
-    for size in &options.size {
-        rows.extend(measure(&stage, size.bytes_of(machine_memory_bytes()), processes, rounds)?);
-    }
-    if common.json {
-        output::print_json(
-            "fork",
-            [
-                ("processes", Value::from(processes)),
-                ("rows", rows.iter().map(ForkRow::json).collect()),
-            ],
-        );
-        return Ok(0);
-    }
-    output::print_heading(rounds, output::MEDIANS);
-    println!("{:>24}: {PROGRAM}, {processes} times each\n", "program");
-    println!(
-        "  {:>10}  {:8}{:>10}{:>10}{:>26}{:>12}",
-        "parent", "ms each", "bare", "quire", "quire / bare", "beyond"
-    );
-    for row in &rows {
-        println!(
-            "  {:>10}  {:8}{:>10.2}{:>10.2}{:>26}{:>12.2}",
-            Human(row.bytes).to_string(),
-            row.way,
-            row.bare.median(),
-            row.quire.median(),
-            output::ratio(&row.quire.over(&row.bare)),
-            row.quire.median() - row.bare.median(),
-        );
-    }
-    Ok(0)
+    measure(&mut ForkSuite { options, stage, processes }, common)
 }
 
-fn measure(stage: &Stage, bytes: u64, processes: usize, rounds: u32) -> Result<Vec<ForkRow>> {
-    let mut rows: Vec<ForkRow> = WAYS
-        .map(|way| ForkRow { bytes, way, bare: Samples::default(), quire: Samples::default() })
-        .into();
-    let line = format!("forks --bytes {bytes} --processes {processes}");
-    let workload = programs::built_in(&stage.own, "forks", &line);
-    let budget_bytes = 3 * bytes + BESIDE_BYTES;
-    for _ in 0..rounds {
-        let bare = stage.run(&workload, &Contestant::Bare)?;
-        let quire =
-            stage.run(&workload, &Contestant::Quire { budget_bytes, options: Vec::new() })?;
-        for row in &mut rows {
-            row.bare.push(bare.figure(row.way)?);
-            row.quire.push(quire.figure(row.way)?);
+impl Suite for ForkSuite<'_> {
+    /// What the parent holds, and whether Quire runs it.
+    type Plan = (u64, bool);
+
+    fn head(&self) -> Head {
+        Head {
+            name: "fork",
+            question: "What does it take to start a program, from a parent that holds much or little?",
+            facts: vec![("program", format!("{PROGRAM}, {} times each way", self.processes))],
+            rounds: self.options.common.rounds(2, 5),
+            left_out: Vec::new(),
+            published: Vec::new(),
         }
     }
-    Ok(rows)
-}
 
-impl ForkRow {
-    fn json(&self) -> Value {
-        Value::from_iter([
-            ("bytes", Value::from(self.bytes)),
-            ("way", Value::from(self.way)),
-            ("bare_ms", Value::from(&self.bare)),
-            ("quire_ms", Value::from(&self.quire)),
-            ("quire_over_bare", Value::from(&self.quire.over(&self.bare))),
-        ])
+    fn sheets(&self) -> Vec<Sheet<Self::Plan>> {
+        let title = "milliseconds to start a program and see it end";
+        let mut sheet = Sheet::new(title, Shape::Figures).base("bare");
+        for size in &self.options.size {
+            let bytes = size.bytes_of(machine_memory_bytes());
+            for (column, is_managed) in [("bare", false), ("quire", true)] {
+                sheet.add(Human(bytes).to_string(), column, (bytes, is_managed));
+            }
+        }
+        vec![sheet]
+    }
+
+    fn take(&mut self, &(bytes, is_managed): &Self::Plan, _: &Results<'_>) -> Result<Figures> {
+        let line = format!("forks --bytes {bytes} --processes {}", self.processes);
+        let workload = programs::built_in(&self.stage.own, "forks", &line);
+        let contestant = match is_managed {
+            true => {
+                Contestant::Quire { budget_bytes: 3 * bytes + BESIDE_BYTES, options: Vec::new() }
+            }
+            false => Contestant::Bare,
+        };
+        let outcome = self.stage.run(&workload, &contestant)?;
+        WAYS.iter().map(|way| Ok(((*way).to_owned(), outcome.figure(way)?))).collect()
     }
 }

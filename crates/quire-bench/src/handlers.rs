@@ -21,11 +21,12 @@ use anyhow::{Result, ensure};
 use quire::process::HANDLERS_AUTO_MAX;
 
 pub(crate) use self::faults::{FaultsArgs, compute, main as faults};
-use super::contestant::{Contestant, Outcome, Stage};
-use super::output;
+use super::contestant::{Contestant, Stage};
+use super::harness::report::Report;
+use super::harness::suite::{
+    Along, Figures, Head, Results, Shape, Sheet, Suite, figures, measure, plural,
+};
 use super::{HandlersBench, programs, sys};
-use crate::samples::Samples;
-use serde_json::Value;
 
 const PAGE_BYTES: usize = 4096;
 /// Beside what the program touches: its heap, page words.
@@ -61,6 +62,7 @@ pub(crate) struct FaultFigures {
 }
 
 /// A way to serve faults.
+#[derive(Clone)]
 struct HandlersWay {
     part: HandlersPart,
     name: String,
@@ -73,54 +75,85 @@ struct HandlersWay {
     handlers: Option<usize>,
 }
 
-/// A way with a number of threads, measured.
-struct HandlersRow {
-    way: usize,
-    threads: usize,
-    us_a_fault: Samples,
-    p99_us: Samples,
-    cpu_us_a_fault: Samples,
-    switches_a_fault: Samples,
+struct HandlersSuite<'a> {
+    options: &'a HandlersBench,
+    stage: Stage,
+    pages: usize,
 }
 
 /// Runs the bench.
-pub(crate) fn main(options: &HandlersBench) -> Result<u8> {
-    sys::notice_signals();
+pub(crate) fn report(options: &HandlersBench) -> Result<Report> {
     ensure!(!options.threads.contains(&0), "one thread at least faults");
     let common = &options.common;
     let stage = Stage::without_kernel(common.quire.as_deref())?;
-    let rounds = common.rounds(2, 5);
     let pages = if common.quick { options.pages.min(1024) } else { options.pages };
-    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-    let mut ways = ways(cpus, options.work_us);
-    ways.retain(|way| options.only.contains(&way.part));
-    if !common.json {
-        output::print_heading(rounds, output::MEDIANS);
-        println!(
-            "{:>24}: {pages}, {} us between them; raw handlers compute for {} us",
-            "faults", options.think_us, options.work_us
-        );
-    }
-    let mut rows = Vec::new();
-    for &threads in &options.threads {
-        let measured = measure(&stage, &ways, options, pages, threads, rounds)?;
-        if !common.json {
-            print(&ways, &measured);
-        }
-        rows.extend(measured);
-    }
-    if common.json {
-        output::print_json(
-            "handlers",
-            [
-                ("faults", Value::from(pages)),
-                ("think_us", Value::from(options.think_us)),
-                ("work_us", Value::from(options.work_us)),
-                ("rows", rows.iter().map(|row| row.json(&ways, &rows)).collect()),
+    measure(&mut HandlersSuite { options, stage, pages }, common)
+}
+
+impl Suite for HandlersSuite<'_> {
+    /// The way, and the threads that fault.
+    type Plan = (HandlersWay, usize);
+
+    fn head(&self) -> Head {
+        let options = self.options;
+        Head {
+            name: "handlers",
+            question: "How many threads should serve faults, where, and from how many descriptors?",
+            facts: vec![
+                ("faults", self.pages.to_string()),
+                ("between two faults of a thread", format!("{} us", options.think_us)),
+                ("a raw handler computes for", format!("{} us", options.work_us)),
             ],
-        );
+            rounds: options.common.rounds(2, 5),
+            left_out: Vec::new(),
+            published: Vec::new(),
+        }
     }
-    Ok(0)
+
+    fn sheets(&self) -> Vec<Sheet<Self::Plan>> {
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        let ways = ways(cpus, self.options.work_us);
+        let sheet = |part: &HandlersPart| {
+            let ways = || ways.iter().filter(|way| way.part == *part);
+            let mut sheet = Sheet::new(part.name(), Shape::Cells).plot(Along::Rows);
+            sheet.base = ways().next().map(|way| way.name.clone());
+            for &threads in &self.options.threads {
+                for way in ways() {
+                    sheet.add(plural(threads, "thread"), &way.name, (way.clone(), threads));
+                }
+            }
+            sheet
+        };
+        self.options.only.iter().map(sheet).collect()
+    }
+
+    fn take(&mut self, (way, threads): &Self::Plan, _: &Results<'_>) -> Result<Figures> {
+        let expected = way.handlers.map(|handlers| format!("--expect-handlers {handlers}"));
+        let line = format!(
+            "faults --threads {threads} --pages {} --think-us {} {} {}",
+            self.pages.max(*threads),
+            self.options.think_us,
+            way.program,
+            expected.unwrap_or_default()
+        );
+        let workload = programs::built_in(&self.stage.own, way.name.clone(), &line);
+        let budget_bytes = 2 * (self.pages * PAGE_BYTES) as u64 + BESIDE_BYTES;
+        let contestant = match &way.quire {
+            None => Contestant::Bare,
+            Some(options) => {
+                let words = options.split_whitespace().chain(["--folio-order=0"]);
+                Contestant::Quire { budget_bytes, options: words.map(OsString::from).collect() }
+            }
+        };
+        let outcome = self.stage.run(&workload, &contestant)?;
+        let value = |name| outcome.figure(name);
+        Ok(figures([
+            ("us a fault", value("us_a_fault")?),
+            ("CPU us", value("cpu_us_a_fault")?),
+            ("switches", value("switches_a_fault")?),
+            ("p99 us", value("p99_us")?),
+        ]))
+    }
 }
 
 /// All ways, of each part the default first.
@@ -182,40 +215,6 @@ fn ways(cpus: usize, work_us: u64) -> Vec<HandlersWay> {
     ]
 }
 
-fn measure(
-    stage: &Stage,
-    ways: &[HandlersWay],
-    options: &HandlersBench,
-    pages: usize,
-    threads: usize,
-    rounds: u32,
-) -> Result<Vec<HandlersRow>> {
-    let mut rows: Vec<HandlersRow> =
-        (0..ways.len()).map(|way| HandlersRow::new(way, threads)).collect();
-    let common = format!(
-        "faults --threads {threads} --pages {} --think-us {}",
-        pages.max(threads),
-        options.think_us
-    );
-    for _ in 0..rounds {
-        for (way, row) in ways.iter().zip(&mut rows) {
-            let expected = way.handlers.map(|handlers| format!("--expect-handlers {handlers}"));
-            let line = format!("{common} {} {}", way.program, expected.unwrap_or_default());
-            let workload = programs::built_in(&stage.own, way.name.clone(), &line);
-            let budget_bytes = 2 * (pages * PAGE_BYTES) as u64 + BESIDE_BYTES;
-            let contestant = match &way.quire {
-                None => Contestant::Bare,
-                Some(options) => {
-                    let words = options.split_whitespace().chain(["--folio-order=0"]);
-                    Contestant::Quire { budget_bytes, options: words.map(OsString::from).collect() }
-                }
-            };
-            row.push(&FaultFigures::of(&stage.run(&workload, &contestant)?)?);
-        }
-    }
-    Ok(rows)
-}
-
 impl FaultFigures {
     fn new(
         wall: Duration,
@@ -251,94 +250,6 @@ impl FaultFigures {
             println!("{{\"figure\": \"{name}\", \"value\": {value:.4}}}");
         }
     }
-
-    /// What the program printed.
-    fn of(outcome: &Outcome) -> Result<FaultFigures> {
-        let value = |name| outcome.figure(name);
-        Ok(FaultFigures {
-            us_a_fault: value("us_a_fault")?,
-            p99_us: value("p99_us")?,
-            cpu_us_a_fault: value("cpu_us_a_fault")?,
-            switches_a_fault: value("switches_a_fault")?,
-        })
-    }
-}
-
-impl HandlersRow {
-    fn new(way: usize, threads: usize) -> HandlersRow {
-        HandlersRow {
-            way,
-            threads,
-            us_a_fault: Samples::default(),
-            p99_us: Samples::default(),
-            cpu_us_a_fault: Samples::default(),
-            switches_a_fault: Samples::default(),
-        }
-    }
-
-    fn push(&mut self, figures: &FaultFigures) {
-        self.us_a_fault.push(figures.us_a_fault);
-        self.p99_us.push(figures.p99_us);
-        self.cpu_us_a_fault.push(figures.cpu_us_a_fault);
-        self.switches_a_fault.push(figures.switches_a_fault);
-    }
-
-    /// The default of its part, measured beside it.
-    fn default_of<'a>(&'a self, ways: &[HandlersWay], rows: &'a [HandlersRow]) -> &'a HandlersRow {
-        let is_default = |row: &&HandlersRow| {
-            row.threads == self.threads && ways[row.way].part == ways[self.way].part
-        };
-        rows.iter().find(is_default).unwrap_or(self)
-    }
-
-    fn json(&self, ways: &[HandlersWay], rows: &[HandlersRow]) -> Value {
-        let way = &ways[self.way];
-        let default = self.default_of(ways, rows);
-        Value::from_iter([
-            ("part", Value::from(way.part.name())),
-            ("way", Value::from(way.name.as_str())),
-            ("threads", Value::from(self.threads)),
-            ("us_a_fault", Value::from(&self.us_a_fault)),
-            ("over_default", Value::from(&self.us_a_fault.over(&default.us_a_fault))),
-            ("cpu_us_a_fault", Value::from(&self.cpu_us_a_fault)),
-            ("cpu_over_default", Value::from(&self.cpu_us_a_fault.over(&default.cpu_us_a_fault))),
-            ("switches_a_fault", Value::from(&self.switches_a_fault)),
-            ("p99_us", Value::from(&self.p99_us)),
-        ])
-    }
-}
-
-/// Prints the rows of a number of threads, part by part.
-fn print(ways: &[HandlersWay], rows: &[HandlersRow]) {
-    let mut part = None;
-    for row in rows {
-        let way = &ways[row.way];
-        if part != Some(way.part) {
-            part = Some(way.part);
-            let plural = if row.threads == 1 { "" } else { "s" };
-            println!(
-                "\n  {:30}{:>10}{:>24}{:>9}{:>24}{:>9}{:>9}",
-                format!("{}, {} thread{plural}", way.part.name(), row.threads),
-                "us a fault",
-                "/ default",
-                "CPU us",
-                "/ default",
-                "switches",
-                "p99 us"
-            );
-        }
-        let default = row.default_of(ways, rows);
-        println!(
-            "  {:30}{:>10.2}{:>24}{:>9.2}{:>24}{:>9.2}{:>9.1}",
-            way.name,
-            row.us_a_fault.median(),
-            output::ratio(&row.us_a_fault.over(&default.us_a_fault)),
-            row.cpu_us_a_fault.median(),
-            output::ratio(&row.cpu_us_a_fault.over(&default.cpu_us_a_fault)),
-            row.switches_a_fault.median(),
-            row.p99_us.median(),
-        );
-    }
 }
 
 #[cfg(test)]
@@ -362,19 +273,11 @@ mod tests {
     }
 
     #[test]
-    fn a_ratio_is_to_the_default_of_the_part_with_as_many_threads() {
+    fn of_each_part_the_default_comes_first() {
         let ways = ways(2, 0);
-        let mut rows = Vec::new();
-        for threads in [1, 2] {
-            rows.extend((0..ways.len()).map(|way| HandlersRow::new(way, threads)));
-        }
-        for row in &rows {
-            let default = row.default_of(&ways, &rows);
-            assert!(ways[default.way].name.starts_with("default"));
-            assert_eq!(
-                (default.threads, ways[default.way].part),
-                (row.threads, ways[row.way].part)
-            );
+        for part in [HandlersPart::Engine, HandlersPart::Objects, HandlersPart::Raw] {
+            let first = ways.iter().find(|way| way.part == part).unwrap();
+            assert!(first.name.starts_with("default"), "{}", first.name);
         }
     }
 }

@@ -16,11 +16,8 @@ use anyhow::Result;
 use quire::library::{AddressSpace, MapOptions, Mapping, Object};
 use quire_test_stores::VecStore;
 
-use super::output;
 use super::sys;
 use super::work::Random;
-use crate::samples::Samples;
-use serde_json::Value;
 
 const PAGE_BYTES: usize = 4096;
 const OBJECTS: usize = 4;
@@ -33,16 +30,16 @@ const STANDING: usize = 16;
 
 /// A mix of jobs.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Mix {
+pub(crate) enum Mix {
     ShortMappings,
     Disk,
     Walks,
 }
 
 impl Mix {
-    const ALL: [Mix; 3] = [Mix::ShortMappings, Mix::Disk, Mix::Walks];
+    pub(crate) const ALL: [Mix; 3] = [Mix::ShortMappings, Mix::Disk, Mix::Walks];
 
-    const fn name(self) -> &'static str {
+    pub(crate) const fn name(self) -> &'static str {
         match self {
             Mix::ShortMappings => "short mappings",
             Mix::Disk => "disk",
@@ -71,38 +68,30 @@ impl Shared {
     }
 }
 
-/// A mix and a number of workers: jobs a minute.
-pub(crate) struct JobRow {
-    mix: Mix,
-    workers: usize,
-    shared: Samples,
-    exclusive: Samples,
+/// The objects, in a budget of a quarter of what they hold.
+pub(crate) struct Jobs {
+    space: AddressSpace,
+    objects: Vec<Shared>,
 }
 
-/// Measures both mixes.
-pub(crate) fn measure(workers: &[usize], rounds: u32, round: Duration) -> Result<Vec<JobRow>> {
-    let mut rows = Vec::new();
-    for mix in Mix::ALL {
-        for &workers in workers {
-            let (shared, exclusive) = (Samples::default(), Samples::default());
-            rows.push(JobRow { mix, workers, shared, exclusive });
-        }
+impl Jobs {
+    pub(crate) fn new() -> Result<Jobs> {
+        let space = AddressSpace::builder().memory(OBJECTS * OBJECT_BYTES / 4).build()?;
+        let objects = (0..OBJECTS).map(|_| Shared::new(&space)).collect::<Result<Vec<_>>>()?;
+        Ok(Jobs { space, objects })
     }
-    let space = AddressSpace::builder().memory(OBJECTS * OBJECT_BYTES / 4).build()?;
-    let objects = (0..OBJECTS).map(|_| Shared::new(&space)).collect::<Result<Vec<_>>>()?;
-    for round_number in 0..rounds {
-        for row in &mut rows {
-            // Each way is the first as often as the other: the first finds what the row before has left.
-            let first = round_number % 2 == 1;
-            for is_exclusive in [first, !first] {
-                anyhow::ensure!(!sys::is_interrupted(), "interrupted");
-                space.set_exclusive_rmap(is_exclusive);
-                let jobs = run(&objects, row.mix, row.workers, round)?;
-                if is_exclusive { row.exclusive.push(jobs) } else { row.shared.push(jobs) }
-            }
-        }
+
+    /// Jobs a minute.
+    pub(crate) fn measure(
+        &self,
+        mix: Mix,
+        workers: usize,
+        are_exclusive: bool,
+        length: Duration,
+    ) -> Result<f64> {
+        self.space.set_exclusive_rmap(are_exclusive);
+        run(&self.objects, mix, workers, length)
     }
-    Ok(rows)
 }
 
 /// Jobs a minute of so many workers.
@@ -169,37 +158,4 @@ fn job(objects: &[Shared], mix: Mix, random: &mut Random) -> Result<()> {
         },
     }
     Ok(())
-}
-
-/// Prints the rows.
-pub(crate) fn print(rows: &[JobRow]) {
-    println!(
-        "\n  {:24}{:>12}{:>12}{:>28}",
-        "jobs a minute", "shared", "exclusive", "shared / exclusive"
-    );
-    for row in rows {
-        let workers = if row.workers == 1 { "worker" } else { "workers" };
-        println!(
-            "  {:24}{:>12.0}{:>12.0}{:>28}",
-            format!("{}, {} {workers}", row.mix.name(), row.workers),
-            row.shared.median(),
-            row.exclusive.median(),
-            output::ratio(&row.shared.over(&row.exclusive)),
-        );
-    }
-}
-
-/// The rows as JSON.
-pub(crate) fn json(rows: &[JobRow]) -> Value {
-    rows.iter()
-        .map(|row| {
-            Value::from_iter([
-                ("mix", Value::from(row.mix.name())),
-                ("workers", Value::from(row.workers)),
-                ("shared_per_minute", Value::from(&row.shared)),
-                ("exclusive_per_minute", Value::from(&row.exclusive)),
-                ("shared_over_exclusive", Value::from(&row.shared.over(&row.exclusive))),
-            ])
-        })
-        .collect()
 }

@@ -16,11 +16,13 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
 use quire_cli::print::say;
 use quire_cli::size::Size;
-use quire_cli::{PROGRAM_VARIABLE, QUIRE_FAILED, end_with_reader};
+use quire_cli::{QUIRE_FAILED, end_with_reader};
 
+mod all;
 mod around;
 mod contestant;
 mod data;
@@ -33,7 +35,6 @@ mod kernel_swap;
 mod machine;
 mod memory_limit;
 mod objects;
-mod output;
 mod pageout;
 mod policies;
 mod pressure;
@@ -49,6 +50,8 @@ mod versus;
 mod waiters;
 mod work;
 
+use harness::{Options, Report};
+
 /// Measure programs bare, under quire, and with the kernel's swap
 #[derive(Parser, Debug)]
 #[command(name = "quire-bench", bin_name = "quire bench", max_term_width = 100)]
@@ -59,6 +62,19 @@ struct BenchArgs {
 
 #[derive(Subcommand, Debug)]
 enum BenchCommand {
+    /// All suites, one after the other, as one report
+    All(all::AllBench),
+    #[command(flatten)]
+    Suite(SuiteCommand),
+    /// Which page goes: policies, played on the order in which programs ask for their pages
+    Policies(policies::PoliciesBench),
+    #[command(flatten)]
+    Program(ProgramCommand),
+}
+
+/// What measures.
+#[derive(Subcommand, Debug)]
+enum SuiteCommand {
     /// Programs that fit their budget, and programs that want two and four times as much
     Run(RunBench),
     /// Programs in a part of the memory that they want, beside each of the kernel's swaps
@@ -81,8 +97,11 @@ enum BenchCommand {
     Fork(ForkBench),
     /// Faults without the space's lock, against faults that share it, and the kernel's
     Speculative(SpeculativeBench),
-    /// Which page goes: policies, played on the order in which programs ask for their pages
-    Policies(policies::PoliciesBench),
+}
+
+/// What is measured.
+#[derive(Subcommand, Debug)]
+enum ProgramCommand {
     /// Threads that look up records, as ebizzy's do
     #[command(hide = true)]
     Ebizzy(speculative::EbizzyArgs),
@@ -109,37 +128,59 @@ enum BenchCommand {
     Mmap(objects::MmapArgs),
 }
 
-/// The options that all suites have.
-#[derive(Args, Debug)]
-struct Common {
-    /// Print the figures as JSON
-    #[arg(long)]
-    json: bool,
+impl SuiteCommand {
+    fn options(&self) -> &Options {
+        match self {
+            SuiteCommand::Run(options) => &options.common,
+            SuiteCommand::Pressure(options) => &options.common,
+            SuiteCommand::Swap(options) => &options.common,
+            SuiteCommand::Fault(options) => &options.common,
+            SuiteCommand::FaultAround(options) => &options.common,
+            SuiteCommand::Objects(options) => &options.common,
+            SuiteCommand::Rmap(options) => &options.common,
+            SuiteCommand::Waiters(options) => &options.common,
+            SuiteCommand::Handlers(options) => &options.common,
+            SuiteCommand::Fork(options) => &options.common,
+            SuiteCommand::Speculative(options) => &options.common,
+        }
+    }
 
-    /// Turns that every contestant gets
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    rounds: Option<u32>,
-
-    /// Small sizes and few rounds: to see that it works
-    #[arg(long)]
-    quick: bool,
-
-    /// The quire binary to measure [default: the one that runs the bench, or the one beside it]
-    #[arg(long, value_name = "FILE", env = PROGRAM_VARIABLE, hide = true)]
-    quire: Option<PathBuf>,
+    fn report(&self) -> Result<Report> {
+        match self {
+            SuiteCommand::Run(options) => versus::report(options),
+            SuiteCommand::Pressure(options) => pressure::report(options),
+            SuiteCommand::Swap(options) => pageout::report(options),
+            SuiteCommand::Fault(options) => service::report(options),
+            SuiteCommand::FaultAround(options) => around::report(options),
+            SuiteCommand::Objects(options) => objects::report(options),
+            SuiteCommand::Rmap(options) => rmap::report(options),
+            SuiteCommand::Waiters(options) => waiters::report(options),
+            SuiteCommand::Handlers(options) => handlers::report(options),
+            SuiteCommand::Fork(options) => fork::report(options),
+            SuiteCommand::Speculative(options) => speculative::report(options),
+        }
+    }
 }
 
-impl Common {
-    /// So many rounds as were asked for, else as many as a quick or a full run has.
-    fn rounds(&self, quick: u32, full: u32) -> u32 {
-        self.rounds.unwrap_or(if self.quick { quick } else { full })
+impl ProgramCommand {
+    fn run(&self) -> Result<u8> {
+        match self {
+            ProgramCommand::Ebizzy(ebizzy) => speculative::ebizzy(ebizzy),
+            ProgramCommand::Load(load) => speculative::load(load),
+            ProgramCommand::Faults(faults) => handlers::faults(faults),
+            ProgramCommand::Forks(forks) => fork::forks(forks),
+            ProgramCommand::RedisLoad(load) => pressure::redis_load(load),
+            ProgramCommand::Touch(touch) => pressure::touch(touch),
+            ProgramCommand::Work(work) => work::main(work),
+            ProgramCommand::Mmap(mmap) => objects::read_by_mmap(mmap),
+        }
     }
 }
 
 #[derive(Args, Debug)]
 struct RunBench {
     #[command(flatten)]
-    common: Common,
+    common: Options,
 
     /// Numbers of threads that the programs run with
     #[arg(long, value_name = "N,N", value_delimiter = ',', default_values_t = [1, 2])]
@@ -169,13 +210,13 @@ enum Part {
 #[derive(Args, Debug)]
 struct SwapBench {
     #[command(flatten)]
-    common: Common,
+    common: Options,
 }
 
 #[derive(Args, Debug)]
 struct FaultBench {
     #[command(flatten)]
-    common: Common,
+    common: Options,
 
     /// Numbers of threads that fault
     #[arg(long, value_name = "N,N", value_delimiter = ',', default_values_t = [1, 2])]
@@ -185,7 +226,7 @@ struct FaultBench {
 #[derive(Args, Debug)]
 struct AroundBench {
     #[command(flatten)]
-    common: Common,
+    common: Options,
 
     /// Numbers of threads that read, each through a mapping of its own
     #[arg(long, value_name = "N,N", value_delimiter = ',', default_values_t = [1, 2, 4, 8])]
@@ -196,9 +237,9 @@ struct AroundBench {
           default_value = "off,1,3,4,5,7,9,auto")]
     around: Vec<around::Around>,
 
-    /// How large the file is; three times as much memory is used
-    #[arg(long, value_name = "SIZE", default_value = "256M")]
-    size: Size,
+    /// How large the file is; three times as much memory is used [default: 256M]
+    #[arg(long, value_name = "SIZE")]
+    size: Option<Size>,
 
     /// Where the file is made, on the disk that is to be measured [default: the directory for
     /// temporary files]
@@ -209,16 +250,16 @@ struct AroundBench {
 #[derive(Args, Debug)]
 struct ObjectsBench {
     #[command(flatten)]
-    common: Common,
+    common: Options,
 
     /// What to measure
     #[arg(long, value_name = "PART", value_delimiter = ',',
           default_values = ["cached", "in-order", "random"])]
     only: Vec<objects::ObjectsPart>,
 
-    /// How large the file is; a quarter of it is the memory
-    #[arg(long, value_name = "SIZE", default_value = "512M")]
-    size: Size,
+    /// How large the file is; a quarter of it is the memory [default: 512M]
+    #[arg(long, value_name = "SIZE")]
+    size: Option<Size>,
 
     /// Pages that are read at random
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(4..))]
@@ -236,7 +277,7 @@ struct ObjectsBench {
 #[derive(Args, Debug)]
 struct RmapBench {
     #[command(flatten)]
-    common: Common,
+    common: Options,
 
     /// Numbers of threads that walk
     #[arg(long, value_name = "N,N", value_delimiter = ',', default_values_t = [1, 2, 4])]
@@ -250,7 +291,7 @@ struct RmapBench {
 #[derive(Args, Debug)]
 struct WaitersBench {
     #[command(flatten)]
-    common: Common,
+    common: Options,
 
     /// Numbers of threads that want one lock
     #[arg(long, value_name = "N,N", value_delimiter = ',', default_values_t = [2, 4, 8])]
@@ -260,9 +301,9 @@ struct WaitersBench {
     #[arg(long, value_name = "PART", value_delimiter = ',', default_values = ["locks", "objects"])]
     only: Vec<waiters::WaitersPart>,
 
-    /// How large the files are, and the largest object that is touched
-    #[arg(long, value_name = "SIZE", default_value = "128M")]
-    size: Size,
+    /// How large the files are, and the largest object that is touched [default: 128M]
+    #[arg(long, value_name = "SIZE")]
+    size: Option<Size>,
 
     /// Where the files are made [default: $TMPDIR, or /var/tmp]
     #[arg(long, value_name = "DIR")]
@@ -272,7 +313,7 @@ struct WaitersBench {
 #[derive(Args, Debug)]
 struct HandlersBench {
     #[command(flatten)]
-    common: Common,
+    common: Options,
 
     /// What to measure
     #[arg(long, value_name = "PART", value_delimiter = ',', default_values = ["engine", "objects", "raw"])]
@@ -298,7 +339,7 @@ struct HandlersBench {
 #[derive(Args, Debug)]
 struct ForkBench {
     #[command(flatten)]
-    common: Common,
+    common: Options,
 
     /// What the parent holds
     #[arg(long, value_name = "SIZE,SIZE", value_delimiter = ',', default_value = "1M,64M,200M")]
@@ -312,7 +353,7 @@ struct ForkBench {
 #[derive(Args, Debug)]
 struct SpeculativeBench {
     #[command(flatten)]
-    common: Common,
+    common: Options,
 
     /// What to measure
     #[arg(long, value_name = "PART", value_delimiter = ',',
@@ -331,9 +372,9 @@ struct SpeculativeBench {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
     runs: Option<u32>,
 
-    /// Builds of the tree, each way
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
-    builds: u32,
+    /// Builds of the tree, each way [default: 3]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    builds: Option<u32>,
 
     /// A tree to build, with a Makefile that knows `clean` [default: zstd, from cargo's registry]
     #[arg(long, value_name = "DIR")]
@@ -363,27 +404,11 @@ pub fn main() -> ExitCode {
         }
     };
     end_with_reader();
-    let result = match args.command {
-        BenchCommand::Work(work) => work::main(&work),
-        BenchCommand::Mmap(mmap) => objects::read_by_mmap(&mmap),
-        BenchCommand::Run(options) => versus::main(&options),
-        BenchCommand::Pressure(options) => pressure::main(&options),
-        BenchCommand::RedisLoad(load) => pressure::redis_load(&load),
-        BenchCommand::Touch(touch) => pressure::touch(&touch),
-        BenchCommand::Swap(options) => pageout::main(&options),
-        BenchCommand::Fault(options) => service::main(&options),
-        BenchCommand::FaultAround(options) => around::main(&options),
-        BenchCommand::Objects(options) => objects::main(&options),
-        BenchCommand::Rmap(options) => rmap::main(&options),
-        BenchCommand::Waiters(options) => waiters::main(&options),
-        BenchCommand::Fork(options) => fork::main(&options),
-        BenchCommand::Forks(forks) => fork::forks(&forks),
-        BenchCommand::Handlers(options) => handlers::main(&options),
-        BenchCommand::Faults(faults) => handlers::faults(&faults),
-        BenchCommand::Speculative(options) => speculative::main(&options),
-        BenchCommand::Policies(options) => policies::main(&options),
-        BenchCommand::Ebizzy(ebizzy) => speculative::ebizzy(&ebizzy),
-        BenchCommand::Load(load) => speculative::load(&load),
+    let result = match &args.command {
+        BenchCommand::All(options) => all::main(options),
+        BenchCommand::Suite(suite) => harness::main(suite.options(), || suite.report()),
+        BenchCommand::Policies(options) => policies::main(options),
+        BenchCommand::Program(program) => program.run(),
     };
     match result {
         Ok(status) => status.into(),

@@ -6,7 +6,7 @@
 //! memory cgroup. In order with what the device reads ahead at a small and a large setting; at
 //! random with as many reads in flight, and as many threads.
 //!
-//! What cannot be had (a cgroup, the device's setting, direct I/O) is said on stderr and left out.
+//! What cannot be had (a cgroup, the device's setting, direct I/O) is left out, and the report says why.
 
 mod kernel;
 mod read_ahead;
@@ -23,12 +23,12 @@ use self::kernel::{Advice, Kernel, Reading};
 pub(crate) use self::kernel::{MmapArgs, main as read_by_mmap};
 use self::read_ahead::{ReadAheadSetting, settings};
 use super::data::{self, Data, PAGE_BYTES, Pattern};
-use super::output;
+use super::harness::report::Report;
+use super::harness::suite::{
+    Figures, Head, Results, Shape, Sheet, Suite, figures, measure, plural,
+};
 use super::{ObjectsBench, sys};
-use crate::samples::Samples;
-use quire_cli::print::say;
 use quire_cli::size::{Human, machine_memory_bytes};
-use serde_json::Value;
 
 /// Reads in flight, and threads, where there is more than one.
 const DEPTH: usize = 4;
@@ -43,127 +43,215 @@ pub(crate) enum ObjectsPart {
     Random,
 }
 
-/// One way of reading: what it is called, and what reads and says how many seconds it took.
-struct ObjectsWay<'a> {
-    name: String,
-    is_mmap: bool,
-    read: Box<dyn Fn() -> Result<f64> + 'a>,
-    seconds: Samples,
-}
-
-/// Ways that take turns.
-struct ObjectsRow<'a> {
-    name: &'static str,
-    title: String,
-    /// What is read each time: MiB, or pages.
-    amount: f64,
-    unit: &'static str,
-    ways: Vec<ObjectsWay<'a>>,
+/// What a cell is measured by.
+#[derive(Clone)]
+enum Plan {
+    /// In order from the kernel's cache; nothing is mmap's.
+    Cached(Option<Delivery>),
+    MmapInOrder {
+        advice: Advice,
+        setting: ReadAheadSetting,
+    },
+    InOrder(Delivery),
+    MmapAtRandom {
+        threads: usize,
+    },
+    AtRandom {
+        delivery: Delivery,
+        threads: usize,
+    },
+    Many,
 }
 
 /// What every way reads.
-struct ObjectsSuite {
+struct ObjectsSuite<'a> {
+    options: &'a ObjectsBench,
     data: Data,
     memory: usize,
     /// Pages to be read at random.
     order: Vec<u32>,
     kernel: Result<Kernel>,
+    /// What the device is told to read ahead, for mmap.
+    settings: Vec<ReadAheadSetting>,
+    is_direct: bool,
+    left_out: Vec<String>,
 }
 
 /// Runs the bench.
-pub(crate) fn main(options: &ObjectsBench) -> Result<u8> {
-    sys::notice_signals();
+pub(crate) fn report(options: &ObjectsBench) -> Result<Report> {
     let common = &options.common;
-    let rounds = common.rounds(2, 5);
-    let full = options.size.bytes_of(machine_memory_bytes()) as usize;
-    let bytes = if common.quick { full.min(64 << 20) } else { full };
+    let chosen = options.size.map(|size| size.bytes_of(machine_memory_bytes()) as usize);
+    let bytes = chosen.unwrap_or(common.size(64 << 20, 512 << 20, 4 << 30));
     let directory = options.directory.clone().unwrap_or_else(data::disk_directory);
     let data = Data::new(&directory, bytes)?;
     let memory = data.bytes / 4;
     let mut order = data.shuffled();
-    order.truncate(options.reads.unwrap_or(if common.quick { 512 } else { 8192 }) as usize);
-    let bench = ObjectsSuite { data, memory, order, kernel: Kernel::new(memory as u64) };
-    let mut left_out = Vec::new();
-    let mut rows = bench.rows(options, &mut left_out)?;
-    for row in &mut rows {
-        row.measure(rounds)?;
+    order.truncate(options.reads.unwrap_or(common.size(512, 8192, 65536)) as usize);
+    let kernel = Kernel::new(memory as u64);
+    let (settings, left_out) = (Vec::new(), Vec::new());
+    let mut suite =
+        ObjectsSuite { options, data, memory, order, kernel, settings, is_direct: false, left_out };
+    if options.only.iter().any(|&part| part != ObjectsPart::Cached) {
+        suite.find_what_there_is()?;
     }
-    if common.json {
-        output::print_json(
-            "objects",
-            [
-                ("bytes", Value::from(bench.data.bytes)),
-                ("memory_bytes", Value::from(memory)),
-                ("kept_pages_max", Value::from(bench.data.kept_pages_max())),
-                ("left_out", left_out.clone().into()),
-                ("parts", rows.iter().map(ObjectsRow::json).collect()),
-            ],
-        );
-        return Ok(0);
-    }
-    output::print_heading(rounds, output::MEDIANS);
-    println!(
-        "{:>24}: {}, through {}",
-        "file",
-        Human(bench.data.bytes as u64),
-        Human(memory as u64)
-    );
-    if let Ok(kernel) = &bench.kernel {
-        println!("{:>24}: {}", "memory cgroup", kernel.version());
-    }
-    rows.iter().for_each(ObjectsRow::print);
-    Ok(0)
+    measure(&mut suite, common)
 }
 
-fn leave_out(left_out: &mut Vec<String>, what: String) {
-    say(&format!("LEFT OUT: {what}"));
-    left_out.push(what);
+impl Suite for ObjectsSuite<'_> {
+    type Plan = Plan;
+
+    fn head(&self) -> Head {
+        let mut facts = vec![(
+            "file",
+            format!("{}, through {}", Human(self.data.bytes as u64), Human(self.memory as u64)),
+        )];
+        if let Ok(kernel) = &self.kernel {
+            facts.push(("memory cgroup", kernel.version().to_string()));
+        }
+        Head {
+            name: "objects",
+            question: "How fast is a file read that is four times as large as the memory for it?",
+            facts,
+            rounds: self.options.common.rounds(2, 5),
+            left_out: self.left_out.clone(),
+            published: Vec::new(),
+        }
+    }
+
+    fn sheets(&self) -> Vec<Sheet<Plan>> {
+        let has = |part| self.options.only.contains(&part);
+        let mut sheets = Vec::new();
+        if has(ObjectsPart::Cached) {
+            let mut sheet = Sheet::new("in order, from the kernel's cache", Shape::Cells);
+            sheet.add("", "mmap, not bounded", Plan::Cached(None));
+            for (name, delivery) in DELIVERIES {
+                sheet.add("", name, Plan::Cached(Some(delivery)));
+            }
+            sheets.push(sheet);
+        }
+        if has(ObjectsPart::InOrder) {
+            let mut sheet = Sheet::new("in order, from the disk", Shape::Cells);
+            for setting in &self.settings {
+                for (suffix, advice) in
+                    [("", Advice::None), (", MADV_SEQUENTIAL", Advice::Sequential)]
+                {
+                    let column = format!("mmap, read-ahead {}{suffix}", setting.name());
+                    sheet.add("", column, Plan::MmapInOrder { advice, setting: setting.clone() });
+                }
+            }
+            if self.is_direct {
+                for (name, delivery) in DELIVERIES {
+                    sheet.add("", format!("{name}, direct"), Plan::InOrder(delivery));
+                }
+            }
+            sheets.push(sheet);
+        }
+        if has(ObjectsPart::Random) {
+            sheets.extend([1, DEPTH].map(|threads| self.random(threads)));
+        }
+        for sheet in &mut sheets {
+            sheet.base = sheet.cells.first().map(|cell| cell.column.clone());
+        }
+        sheets
+    }
+
+    fn take(&mut self, plan: &Plan, _: &Results<'_>) -> Result<Figures> {
+        let pages = self.order.len() as f64;
+        let (amount, unit, seconds) = match plan {
+            Plan::Cached(delivery) => {
+                self.data.warm()?;
+                let seconds = match delivery {
+                    None => self.read_unbounded()?,
+                    Some(delivery) => self.read_in_order(Direct::Off, *delivery)?,
+                };
+                (self.mib(), "MiB/s", seconds)
+            }
+            Plan::MmapInOrder { advice, setting } => {
+                self.data.make_cold()?;
+                let _changed = setting.apply()?;
+                let reading = Reading { advice: *advice, threads: 1, reads: None };
+                (self.mib(), "MiB/s", self.read_by_kernel(reading)?)
+            }
+            Plan::InOrder(delivery) => {
+                self.data.make_cold()?;
+                (self.mib(), "MiB/s", self.read_in_order(Direct::On, *delivery)?)
+            }
+            Plan::MmapAtRandom { threads } => {
+                self.data.make_cold()?;
+                let (advice, reads) = (Advice::Random, Some(self.order.len()));
+                let reading = Reading { advice, threads: *threads, reads };
+                (pages, "pages/s", self.read_by_kernel(reading)?)
+            }
+            Plan::AtRandom { delivery, threads } => {
+                self.data.make_cold()?;
+                (pages, "pages/s", self.read_at_random(*delivery, *threads)?)
+            }
+            Plan::Many => {
+                self.data.make_cold()?;
+                (pages, "pages/s", self.read_many()?)
+            }
+        };
+        Ok(figures([("seconds", seconds), (unit, amount / seconds)]))
+    }
+
+    fn is_ours(&self, column: &str) -> bool {
+        !column.starts_with("mmap")
+    }
+
+    fn words(&self, _: &Results<'_>) -> Vec<String> {
+        vec![format!(
+            "When the file was to be cold, the kernel kept at most {} of its {} pages cached.",
+            self.data.kept_pages_max(),
+            self.data.bytes / PAGE_BYTES
+        )]
+    }
 }
 
-impl ObjectsSuite {
-    fn rows(
-        &self,
-        options: &ObjectsBench,
-        left_out: &mut Vec<String>,
-    ) -> Result<Vec<ObjectsRow<'_>>> {
-        let mut rows = Vec::new();
-        if options.only.contains(&ObjectsPart::Cached) {
-            rows.push(self.cached());
-        }
-        let is_cold = options.only.iter().any(|&part| part != ObjectsPart::Cached);
-        if let Err(error) = &self.kernel
-            && is_cold
-        {
-            leave_out(left_out, format!("mmap in a memory cgroup: {error:#}"));
-        }
-        let is_direct = is_cold && self.has_direct(left_out);
-        if options.only.contains(&ObjectsPart::InOrder) {
-            let title = "in order, from the disk".into();
-            let mut row = ObjectsRow::new("in-order", title, self.mib(), "MiB");
-            if self.kernel.is_ok() {
-                let wanted = options.read_ahead.iter();
+impl ObjectsSuite<'_> {
+    /// Looks for what reading from the disk needs.
+    fn find_what_there_is(&mut self) -> Result<()> {
+        match &self.kernel {
+            Err(error) => self.left_out.push(format!("mmap in a memory cgroup: {error:#}")),
+            Ok(_) if self.options.only.contains(&ObjectsPart::InOrder) => {
+                let wanted = self.options.read_ahead.iter();
                 let wanted = wanted.map(|size| size.bytes_of(machine_memory_bytes()));
-                let path = self.data.path();
-                let settings = settings(path, wanted, &mut |what| leave_out(left_out, what))?;
-                settings.iter().for_each(|setting| self.add_mmap_in_order(&mut row, setting));
+                let left_out = &mut self.left_out;
+                self.settings =
+                    settings(self.data.path(), wanted, &mut |what| left_out.push(what))?;
             }
-            if is_direct {
-                self.add_quire_in_order(&mut row);
-            }
-            rows.push(row);
+            Ok(_) => {}
         }
-        if options.only.contains(&ObjectsPart::Random) {
-            rows.extend([1, DEPTH].map(|threads| self.random(threads, is_direct)));
+        match self.open(Direct::On, Delivery::Handlers, 1) {
+            Ok(_) => self.is_direct = true,
+            Err(error) => self.left_out.push(format!("Quire past the kernel's cache: {error:#}")),
         }
-        Ok(rows)
+        Ok(())
     }
 
-    fn has_direct(&self, left_out: &mut Vec<String>) -> bool {
-        let opened = self.open(Direct::On, Delivery::Handlers, 1);
-        if let Err(error) = &opened {
-            leave_out(left_out, format!("Quire past the kernel's cache: {error:#}"));
+    /// Pages at random, by so many threads.
+    fn random(&self, threads: usize) -> Sheet<Plan> {
+        let title = format!("pages at random, from the disk, {}", plural(threads, "thread"));
+        let mut sheet = Sheet::new(title, Shape::Cells);
+        if self.kernel.is_ok() {
+            sheet.add("", "mmap, MADV_RANDOM", Plan::MmapAtRandom { threads });
         }
-        opened.is_ok()
+        if self.is_direct {
+            for (name, delivery) in DELIVERIES {
+                sheet.add("", format!("{name}, direct"), Plan::AtRandom { delivery, threads });
+            }
+            if threads == 1 {
+                sheet.add("", format!("read_at_many, {DEPTH} in flight, direct"), Plan::Many);
+            }
+        }
+        sheet
+    }
+
+    fn read_unbounded(&self) -> Result<f64> {
+        timed(|| {
+            let mapping = sys::FileMapping::new(self.data.path(), self.data.bytes)?;
+            let sum = Pattern::InOrder.read(mapping.words(), &[]);
+            data::check(sum, self.expected(Pattern::InOrder))
+        })
     }
 
     fn mib(&self) -> f64 {
@@ -181,26 +269,6 @@ impl ObjectsSuite {
         self.data.expected(pattern, &self.order)
     }
 
-    fn cached(&self) -> ObjectsRow<'_> {
-        let title = "in order, the file in the kernel's cache".into();
-        let mut row = ObjectsRow::new("cached", title, self.mib(), "MiB");
-        row.add("mmap, not bounded", true, || {
-            self.data.warm()?;
-            timed(|| {
-                let mapping = sys::FileMapping::new(self.data.path(), self.data.bytes)?;
-                let sum = Pattern::InOrder.read(mapping.words(), &[]);
-                data::check(sum, self.expected(Pattern::InOrder))
-            })
-        });
-        for (name, delivery) in DELIVERIES {
-            row.add(name, false, move || {
-                self.data.warm()?;
-                self.read_in_order(Direct::Off, delivery)
-            });
-        }
-        row
-    }
-
     fn read_in_order(&self, direct: Direct, delivery: Delivery) -> Result<f64> {
         let object = self.open(direct, delivery, DEPTH)?;
         timed(|| {
@@ -210,61 +278,10 @@ impl ObjectsSuite {
         })
     }
 
-    fn add_mmap_in_order<'a>(&'a self, row: &mut ObjectsRow<'a>, setting: &ReadAheadSetting) {
-        for (suffix, advice) in [("", Advice::None), (", MADV_SEQUENTIAL", Advice::Sequential)] {
-            let setting = setting.clone();
-            row.add(&format!("mmap, read-ahead {}{suffix}", setting.name()), true, move || {
-                self.data.make_cold()?;
-                let _changed = setting.apply()?;
-                self.read_by_kernel(Reading { advice, threads: 1, reads: None })
-            });
-        }
-    }
-
     fn read_by_kernel(&self, reading: Reading) -> Result<f64> {
         let kernel = self.kernel.as_ref().expect("only then there is such a way");
         let pattern = if reading.reads.is_some() { Pattern::Random } else { Pattern::InOrder };
         kernel.read(&self.data, reading, self.expected(pattern))
-    }
-
-    fn add_quire_in_order<'a>(&'a self, row: &mut ObjectsRow<'a>) {
-        for (name, delivery) in DELIVERIES {
-            row.add(&format!("{name}, direct"), false, move || {
-                self.data.make_cold()?;
-                self.read_in_order(Direct::On, delivery)
-            });
-        }
-    }
-
-    /// Pages at random, by so many threads.
-    fn random(&self, threads: usize, is_direct: bool) -> ObjectsRow<'_> {
-        let (name, of) =
-            if threads == 1 { ("random", "1 thread") } else { ("random-4", "4 threads") };
-        let title = format!("pages at random, from the disk, {of}");
-        let mut row = ObjectsRow::new(name, title, self.order.len() as f64, "pages");
-        if self.kernel.is_ok() {
-            row.add("mmap, MADV_RANDOM", true, move || {
-                self.data.make_cold()?;
-                let reads = Some(self.order.len());
-                self.read_by_kernel(Reading { advice: Advice::Random, threads, reads })
-            });
-        }
-        if !is_direct {
-            return row;
-        }
-        for (name, delivery) in DELIVERIES {
-            row.add(&format!("{name}, direct"), false, move || {
-                self.data.make_cold()?;
-                self.read_at_random(delivery, threads)
-            });
-        }
-        if threads == 1 {
-            row.add(&format!("read_at_many, {DEPTH} in flight, direct"), false, || {
-                self.data.make_cold()?;
-                self.read_many()
-            });
-        }
-        row
     }
 
     /// Through a mapping: a read in flight for each thread.
@@ -330,111 +347,9 @@ fn timed(read: impl FnOnce() -> Result<()>) -> Result<f64> {
     Ok(started.elapsed().as_secs_f64())
 }
 
-impl<'a> ObjectsRow<'a> {
-    fn new(name: &'static str, title: String, amount: f64, unit: &'static str) -> ObjectsRow<'a> {
-        ObjectsRow { name, title, amount, unit, ways: Vec::new() }
-    }
-
-    fn add(&mut self, name: &str, is_mmap: bool, read: impl Fn() -> Result<f64> + 'a) {
-        let read = Box::new(read);
-        self.ways.push(ObjectsWay {
-            name: name.to_owned(),
-            is_mmap,
-            read,
-            seconds: Samples::default(),
-        });
-    }
-
-    fn measure(&mut self, rounds: u32) -> Result<()> {
-        for _ in 0..rounds {
-            for way in &mut self.ways {
-                way.seconds.push((way.read)()?);
-            }
-        }
-        Ok(())
-    }
-
-    /// The first of mmap's ways, and the fastest.
-    fn of_mmap(&self) -> [Samples; 2] {
-        let ways = || self.ways.iter().filter(|way| way.is_mmap).map(|way| &way.seconds);
-        let fastest = ways().min_by(|one, other| one.median().total_cmp(&other.median()));
-        [ways().next(), fastest].map(|seconds| seconds.cloned().unwrap_or_default())
-    }
-
-    fn print(&self) {
-        println!("\n{}", self.title);
-        let per_second = format!("{}/s", self.unit);
-        println!(
-            "  {:44}{:>10}{:>12}{:>26}{:>26}",
-            "", "seconds", per_second, "time / first mmap's", "time / fastest mmap's"
-        );
-        let of_mmap = self.of_mmap();
-        for way in &self.ways {
-            let [first, fastest] =
-                of_mmap.each_ref().map(|mmap| output::ratio(&way.seconds.over(mmap)));
-            println!(
-                "  {:44}{:>10.4}{:>12.0}{first:>26}{fastest:>26}",
-                way.name,
-                way.seconds.median(),
-                self.amount / way.seconds.median(),
-            );
-        }
-    }
-
-    fn json(&self) -> Value {
-        let of_mmap = self.of_mmap();
-        let ratio = |seconds: &Samples, mmap: &Samples| match mmap.is_empty() {
-            true => Value::Null,
-            false => Value::from(&seconds.over(mmap)),
-        };
-        let ways = self.ways.iter().map(|way| {
-            Value::from_iter([
-                ("way", Value::from(way.name.as_str())),
-                ("seconds", Value::from(&way.seconds)),
-                ("over_first_mmap", ratio(&way.seconds, &of_mmap[0])),
-                ("over_fastest_mmap", ratio(&way.seconds, &of_mmap[1])),
-            ])
-        });
-        Value::from_iter([
-            ("part", Value::from(self.name)),
-            ("amount", Value::from(self.amount)),
-            ("unit", Value::from(self.unit)),
-            ("ways", ways.collect()),
-        ])
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn row(ways: &[(&str, bool, [f64; 2])]) -> ObjectsRow<'static> {
-        let mut row = ObjectsRow::new("some", "some".into(), 1.0, "pages");
-        for &(name, is_mmap, seconds) in ways {
-            let times = std::cell::Cell::new(0);
-            row.add(name, is_mmap, move || Ok(seconds[times.replace(times.get() + 1)]));
-        }
-        row.measure(2).unwrap();
-        row
-    }
-
-    #[test]
-    fn ratios_are_to_the_first_and_the_fastest_of_mmap() {
-        let row = row(&[
-            ("quire", false, [1.0, 1.0]),
-            ("slow mmap", true, [4.0, 4.0]),
-            ("fast mmap", true, [2.0, 2.5]),
-        ]);
-        let [first, fastest] = row.of_mmap();
-        assert_eq!((first.values(), fastest.values()), (&[4.0, 4.0][..], &[2.0, 2.5][..]));
-    }
-
-    #[test]
-    fn without_mmap_there_are_no_ratios() {
-        let row = row(&[("quire", false, [1.0, 2.0])]);
-        assert!(row.of_mmap().iter().all(Samples::is_empty));
-        assert!(row.json().to_string().contains("\"over_first_mmap\":null"));
-    }
 
     #[test]
     fn each_page_is_read_by_one_thread() {

@@ -7,14 +7,13 @@
 use std::ffi::OsString;
 
 use anyhow::Result;
+use quire_cli::size::Human;
 
-use super::contestant::{Contestant, KernelSwap, Outcome, Stage};
+use super::contestant::{Contestant, KernelSwap, Stage};
+use super::harness::report::{Part, Report, spread};
+use super::harness::suite::{Figures, Head, Results, Shape, Sheet, Suite, measure};
 use super::kernel_swap::HugePages;
-use super::output;
-use super::{SwapBench, programs, sys};
-use crate::samples::Samples;
-use quire_cli::print::say;
-use serde_json::Value;
+use super::{SwapBench, programs};
 
 const ZRAM_BYTES: u64 = 2 << 30;
 
@@ -78,176 +77,118 @@ impl PageoutSetting {
     }
 }
 
-/// What was measured of one way in one setting.
-struct PageoutFigures {
-    way: PageoutWay,
-    /// madvise(MADV_PAGEOUT), nanoseconds.
-    pageout_ns: Samples,
-    /// Reading all of it again.
-    pagein_ns: Samples,
-    /// Of quire's counters: unmap_ns, compress_ns, unmap_calls, unmap_pages.
-    counters: [Samples; COUNTERS.len()],
-    failure: Option<String>,
-}
+/// Times of quire's counters, and what they are called here.
+const COUNTERS: [(&str, &str); 2] =
+    [("unmap_ns", "unmapping, ms"), ("compress_ns", "compressing, ms")];
+const PAGEOUT: &str = "pageout, ms";
 
-const COUNTERS: [&str; 4] = ["unmap_ns", "compress_ns", "unmap_calls", "unmap_pages"];
+struct SwapSuite<'a> {
+    options: &'a SwapBench,
+    stage: Stage,
+    bytes: u64,
+}
 
 /// Runs the bench.
-pub(crate) fn main(options: &SwapBench) -> Result<u8> {
-    sys::notice_signals();
+pub(crate) fn report(options: &SwapBench) -> Result<Report> {
     let common = &options.common;
     let stage = Stage::new(common.quire.as_deref(), KernelSwap::create(ZRAM_BYTES))?;
-    if let Err(error) = &stage.kernel {
-        say(&format!("without the kernel's swap: {error:#}"));
-    }
-    let bytes = if common.quick { 32 << 20 } else { 256 << 20 };
-    let rounds = common.rounds(3, 10);
-    if !common.json {
-        output::print_heading(rounds, "mean +- standard deviation");
-        println!("{:>24}: {} MiB", "memory", bytes >> 20);
-    }
-    let mut is_failed = false;
-    let mut settings = Vec::new();
-    for is_zero_filled in [true, false] {
-        for spins in [false, true] {
-            let setting = PageoutSetting { is_zero_filled, spins };
-            let figures = measure(&stage, setting, bytes, rounds)?;
-            is_failed |= figures.iter().any(|figures| figures.failure.is_some());
-            if !common.json {
-                print(setting, &figures);
-            }
-            settings.push(json(setting, &figures));
-        }
-    }
-    if common.json {
-        output::print_json(
-            "swap",
-            [("bytes", Value::from(bytes)), ("settings", settings.into_iter().collect())],
-        );
-    }
-    Ok(u8::from(is_failed))
+    let bytes = common.size(32 << 20, 256 << 20, 256 << 20);
+    measure(&mut SwapSuite { options, stage, bytes }, common)
 }
 
-/// All ways in turn, `rounds` times.
-fn measure(
-    stage: &Stage,
-    setting: PageoutSetting,
-    bytes: u64,
-    rounds: u32,
-) -> Result<Vec<PageoutFigures>> {
-    let workload = programs::pageout(&stage.own, bytes, setting.is_zero_filled, setting.spins);
-    let has_kernel = stage.kernel.is_ok();
-    let ways = PageoutWay::ALL
-        .into_iter()
-        .filter(|way| has_kernel || !matches!(way, PageoutWay::Kernel { .. }));
-    let mut all: Vec<PageoutFigures> = ways.map(PageoutFigures::new).collect();
-    for _ in 0..rounds {
-        for figures in all.iter_mut().filter(|figures| figures.failure.is_none()) {
-            // Only for as long as the kernel's turn takes: the sizes hold for the whole machine.
-            let huge_pages = match figures.way {
-                PageoutWay::Kernel { .. } => Some(HugePages::remember()?),
-                PageoutWay::Quire { .. } => None,
-            };
-            if let Some(huge_pages) = &huge_pages {
-                huge_pages.only_64k(figures.way == PageoutWay::Kernel { is_64k: true })?;
-            }
-            match stage.run(&workload, &figures.way.contestant(bytes)) {
-                Ok(outcome) => figures.add(&outcome),
-                Err(error) if sys::is_interrupted() => return Err(error),
-                Err(error) => figures.failure = Some(format!("{error:#}")),
-            }
-        }
-    }
-    Ok(all)
-}
+impl Suite for SwapSuite<'_> {
+    type Plan = (PageoutSetting, PageoutWay);
 
-impl PageoutFigures {
-    fn new(way: PageoutWay) -> PageoutFigures {
-        PageoutFigures {
-            way,
-            pageout_ns: Samples::default(),
-            pagein_ns: Samples::default(),
-            counters: Default::default(),
-            failure: None,
+    fn head(&self) -> Head {
+        let no_kernel = self.stage.kernel.as_ref().err();
+        Head {
+            name: "swap",
+            question: "What does it save to unmap the pages of a large folio in one call, when memory is paged out?",
+            facts: vec![("memory", Human(self.bytes).to_string())],
+            rounds: self.options.common.rounds(3, 10),
+            left_out: no_kernel.map(|error| format!("zram: {error:#}")).into_iter().collect(),
+            published: published(),
         }
     }
 
-    fn add(&mut self, outcome: &Outcome) {
-        for (name, seconds) in &outcome.phases {
-            match name.as_str() {
-                "pageout" => self.pageout_ns.push(seconds * 1e9),
-                _ => self.pagein_ns.push(seconds * 1e9),
+    fn sheets(&self) -> Vec<Sheet<Self::Plan>> {
+        let mut sheets = Vec::new();
+        for is_zero_filled in [true, false] {
+            for spins in [false, true] {
+                let setting = PageoutSetting { is_zero_filled, spins };
+                let base = PageoutWay::ALL[1].name();
+                let mut sheet = Sheet::new(setting.name(), Shape::Cells).base(base);
+                sheet.has_means = true;
+                for way in PageoutWay::ALL {
+                    if self.stage.kernel.is_ok() || !matches!(way, PageoutWay::Kernel { .. }) {
+                        sheet.add("", way.name(), (setting, way));
+                    }
+                }
+                sheets.push(sheet);
             }
         }
-        for (name, samples) in COUNTERS.iter().zip(&mut self.counters) {
-            if let Some(value) = outcome.stats.get(*name) {
-                samples.push(*value);
+        sheets
+    }
+
+    fn take(&mut self, (setting, way): &Self::Plan, _: &Results<'_>) -> Result<Figures> {
+        // Only for as long as the kernel's turn takes: the sizes hold for the whole machine.
+        let _huge_pages = match way {
+            PageoutWay::Kernel { is_64k } => {
+                let huge_pages = HugePages::remember()?;
+                huge_pages.only_64k(*is_64k)?;
+                Some(huge_pages)
             }
-        }
-    }
-}
-
-/// `12.34 +- 0.56`, in milliseconds.
-fn milliseconds(ns: &Samples) -> String {
-    if ns.is_empty() {
-        return "-".into();
-    }
-    format!("{:.2} +- {:.2}", ns.mean() * 1e-6, ns.deviation() * 1e-6)
-}
-
-fn print(setting: PageoutSetting, all: &[PageoutFigures]) {
-    println!("\n{}", setting.name());
-    println!(
-        "  {:34}{:>18}{:>18}{:>18}{:>18}{:>12}",
-        "milliseconds", "pageout", "of it unmapping", "of it compressing", "page in", "pages/call"
-    );
-    for figures in all {
-        let [unmap_ns, compress_ns, calls, pages] = &figures.counters;
-        let per_call = match calls.is_empty() {
-            true => "-".into(),
-            false => format!("{:.1}", pages.over(calls).median()),
+            PageoutWay::Quire { .. } => None,
         };
-        println!(
-            "  {:34}{:>18}{:>18}{:>18}{:>18}{per_call:>12}",
-            figures.way.name(),
-            milliseconds(&figures.pageout_ns),
-            milliseconds(unmap_ns),
-            milliseconds(compress_ns),
-            milliseconds(&figures.pagein_ns),
-        );
-        if let Some(failure) = &figures.failure {
-            println!("      FAILED: {failure}");
+        let workload =
+            programs::pageout(&self.stage.own, self.bytes, setting.is_zero_filled, setting.spins);
+        let outcome = self.stage.run(&workload, &way.contestant(self.bytes))?;
+        let mut figures = Figures::new();
+        for (name, seconds) in &outcome.phases {
+            let name = if name == "pageout" { PAGEOUT } else { "page in, ms" };
+            figures.push((name.into(), seconds * 1e3));
         }
+        if matches!(way, PageoutWay::Quire { .. }) {
+            for (counter, name) in COUNTERS {
+                figures.push((name.into(), outcome.stat(counter) * 1e-6));
+            }
+            let (pages, calls) = (outcome.stat("unmap_pages"), outcome.stat("unmap_calls"));
+            figures.push(("pages a call".into(), pages / calls.max(1.0)));
+        }
+        Ok(figures)
     }
-    for (this, other) in [(1, 0), (3, 2)] {
-        let (this, other) = (&all[this], &all[other]);
-        let unmapping = this.counters[0].over(&other.counters[0]);
-        let whole = this.pageout_ns.over(&other.pageout_ns);
-        println!(
-            "  {} / {}: unmapping {}, all {}",
-            this.way.name(),
-            other.way.name(),
-            output::ratio(&unmapping),
-            output::ratio(&whole)
-        );
+
+    fn is_ours(&self, column: &str) -> bool {
+        column.starts_with("quire")
+    }
+
+    fn words(&self, results: &Results<'_>) -> Vec<String> {
+        let mut words = Vec::new();
+        for sheet in self.sheets() {
+            for [batched, single] in [[0, 1], [2, 3]] {
+                let ways = [batched, single].map(|way: usize| PageoutWay::ALL[way].name());
+                let [batched, single] = ways.each_ref().map(String::as_str);
+                let over = |figure| results.over(&sheet.title, "", [batched, single], figure);
+                words.push(format!(
+                    "{}: {batched} over {single}: unmapping {}, all {}.",
+                    sheet.title,
+                    spread(&over(COUNTERS[0].1), "x"),
+                    spread(&over(PAGEOUT), "x")
+                ));
+            }
+        }
+        words
     }
 }
 
-fn json(setting: PageoutSetting, all: &[PageoutFigures]) -> Value {
-    let ways = all.iter().map(|figures| {
-        let mut members = vec![
-            ("way", Value::from(figures.way.name())),
-            ("failure", figures.failure.as_deref().into()),
-            ("pageout_ns", Value::from(&figures.pageout_ns)),
-            ("pagein_ns", Value::from(&figures.pagein_ns)),
-        ];
-        let counters = COUNTERS.iter().zip(&figures.counters);
-        members.extend(
-            counters
-                .filter(|(_, samples)| !samples.is_empty())
-                .map(|(name, samples)| (*name, Value::from(samples))),
-        );
-        Value::from_iter(members)
-    });
-    Value::from_iter([("setting", Value::from(setting.name())), ("ways", ways.collect())])
+/// 256 MiB in folios of 64 KiB, zeros, madvise(MADV_PAGEOUT) by one thread.
+fn published() -> Vec<Part> {
+    vec![Part::published(
+        "MADV_PAGEOUT of 256 MiB in folios of 64 KiB",
+        &[
+            &["machine", "before", "batched", "batched over before"],
+            &["Linux VM on an Apple M3 (arm64)", "37.4 ms (12 %)", "17.4 ms (11 %)", "0.47x"],
+            &["x86, bare metal", "55.0 ms (1.5 %)", "51.9 ms (3 %)", "0.94x"],
+        ],
+    )]
 }

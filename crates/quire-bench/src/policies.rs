@@ -15,9 +15,10 @@ use std::process::{Command, Stdio};
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::Args;
 use rand::{RngExt as _, SeedableRng as _, rngs::SmallRng};
-use serde_json::{Value, json};
 
-use super::output;
+use super::harness;
+use super::harness::report::Report;
+use super::harness::suite::{Figures, Head, Results, Shape, Sheet, Suite, measure};
 
 /// Pages that are said again within so many others are left out of a trace.
 const LEFT_OUT: usize = 32;
@@ -30,9 +31,8 @@ const PARTS: [(&str, usize, usize); 3] = [("3/4", 3, 4), ("1/2", 1, 2), ("1/4", 
 
 #[derive(Args, Debug)]
 pub(crate) struct PoliciesBench {
-    /// Print the figures as JSON
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    common: harness::Options,
 
     /// Run a program under valgrind, and record the pages that it asks for in FILE
     #[arg(long, value_name = "FILE")]
@@ -43,26 +43,95 @@ pub(crate) struct PoliciesBench {
     words: Vec<PathBuf>,
 }
 
-/// Runs the bench.
+/// Runs the bench, or records.
 pub(crate) fn main(options: &PoliciesBench) -> Result<u8> {
-    if let Some(file) = &options.record {
-        return record(file, &options.words);
+    match &options.record {
+        Some(file) => record(file, &options.words),
+        None => harness::main(&options.common, || report(options)),
     }
-    let mut traces = Vec::new();
-    for path in &options.words {
+}
+
+fn report(options: &PoliciesBench) -> Result<Report> {
+    let read = |path: &PathBuf| {
         let trace = Trace::read(path).with_context(|| format!("cannot read {}", path.display()))?;
         let name = path.file_stem().unwrap_or(path.as_os_str()).to_string_lossy();
-        if !options.json {
-            println!("{name}: {} pages, {} accesses\n", trace.pages, trace.accesses.len());
-            trace.print();
+        Ok((name.into_owned(), trace))
+    };
+    let traces: Result<Vec<(String, Trace)>> = options.words.iter().map(read).collect();
+    measure(&mut PoliciesSuite { traces: traces? }, &options.common)
+}
+
+struct PoliciesSuite {
+    traces: Vec<(String, Trace)>,
+}
+
+impl Suite for PoliciesSuite {
+    /// The trace, and the policy.
+    type Plan = (usize, Policy);
+
+    fn head(&self) -> Head {
+        Head {
+            name: "policies",
+            question: "Which page goes, and how many are missed then?",
+            facts: Vec::new(),
+            rounds: 1,
+            left_out: Vec::new(),
+            published: Vec::new(),
         }
-        traces.push(json!({"trace": name, "pages": trace.pages,
-            "accesses": trace.accesses.len(), "policies": trace.json()}));
     }
-    if options.json {
-        output::print_json("policies", [("traces", Value::from(traces))]);
+
+    fn sheets(&self) -> Vec<Sheet<Self::Plan>> {
+        let traces = self.traces.iter().enumerate();
+        let sheets = traces.map(|(index, (name, trace))| {
+            let title = format!("{name}: {} pages, {} accesses", trace.pages, trace.accesses.len());
+            let mut sheet = Sheet::new(title, Shape::Cells);
+            POLICIES.iter().for_each(|(policy, plan)| sheet.add("", *policy, (index, *plan)));
+            sheet
+        });
+        sheets.collect()
     }
-    Ok(0)
+
+    fn take(&mut self, (trace, policy): &Self::Plan, _: &Results<'_>) -> Result<Figures> {
+        let trace = &self.traces[*trace].1;
+        let mut figures = Figures::new();
+        for (part, parts, of) in PARTS {
+            let faults = policy.play(trace, (trace.pages * parts / of).max(1));
+            figures.push((format!("miss {part}"), faults.missed as f64));
+            figures.push((format!("soft {part}"), faults.soft as f64));
+        }
+        Ok(figures)
+    }
+}
+
+/// Which page goes.
+#[derive(Clone, Copy)]
+enum Policy {
+    Best,
+    LeastRecent,
+    /// One part of memory in so many is limbo.
+    Clock(usize, Insertion),
+}
+
+const POLICIES: [(&str, Policy); 7] = [
+    ("the best possible", Policy::Best),
+    ("least recently used", Policy::LeastRecent),
+    ("clock, limbo a 16th", Policy::Clock(16, Insertion::Usual)),
+    ("clock, limbo an 8th", Policy::Clock(8, Insertion::Usual)),
+    ("clock, limbo a quarter", Policy::Clock(4, Insertion::Usual)),
+    ("bimodal, limbo a 16th", Policy::Clock(16, Insertion::Bimodal)),
+    ("bimodal, limbo a quarter", Policy::Clock(4, Insertion::Bimodal)),
+];
+
+impl Policy {
+    fn play(self, trace: &Trace, frames: usize) -> Faults {
+        match self {
+            Policy::Best => best(trace, frames),
+            Policy::LeastRecent => least_recent(trace, frames),
+            Policy::Clock(limbo, insertion) => {
+                Clock::new(trace.pages, frames, frames / limbo, insertion).play(trace)
+            }
+        }
+    }
 }
 
 /// Runs the program under lackey and keeps what it says of its pages.
@@ -126,48 +195,6 @@ impl Trace {
         pages.dedup();
         let number = |page| pages.binary_search(&page).map_or(u32::MAX, |at| at as u32);
         Trace { pages: pages.len(), accesses: asked.into_iter().map(number).collect() }
-    }
-
-    /// Every policy with every size of memory.
-    fn played(&self) -> impl Iterator<Item = (&'static str, Vec<Faults>)> {
-        let frames = PARTS.map(|(_, part, of)| (self.pages * part / of).max(1));
-        let all = |play: &dyn Fn(usize) -> Faults| frames.into_iter().map(play).collect();
-        let clock = move |limbo, insertion| {
-            move |frames| Clock::new(self.pages, frames, frames / limbo, insertion).play(self)
-        };
-        let played: [(_, Vec<Faults>); 7] = [
-            ("the best possible", all(&|frames| best(self, frames))),
-            ("least recently used", all(&|frames| least_recent(self, frames))),
-            ("clock, limbo a 16th", all(&clock(16, Insertion::Usual))),
-            ("clock, limbo an 8th", all(&clock(8, Insertion::Usual))),
-            ("clock, limbo a quarter", all(&clock(4, Insertion::Usual))),
-            ("bimodal, limbo a 16th", all(&clock(16, Insertion::Bimodal))),
-            ("bimodal, limbo a quarter", all(&clock(4, Insertion::Bimodal))),
-        ];
-        played.into_iter()
-    }
-
-    fn print(&self) {
-        let head = PARTS.map(|(part, ..)| format!("{:>12}{:>10}", format!("miss {part}"), "soft"));
-        println!("  {:26}{}", "", head.concat());
-        for (policy, faults) in self.played() {
-            let figures =
-                faults.iter().map(|faults| format!("{:>12}{:>10}", faults.missed, faults.soft));
-            println!("  {policy:26}{}", figures.collect::<String>());
-        }
-        println!();
-    }
-
-    fn json(&self) -> Value {
-        let of = |faults: Vec<Faults>| -> Value {
-            let parts = PARTS.iter().zip(faults);
-            parts
-                .map(|(part, of)| json!({"memory": part.0, "missed": of.missed, "soft": of.soft}))
-                .collect()
-        };
-        self.played()
-            .map(|(policy, faults)| json!({"policy": policy, "memory": of(faults)}))
-            .collect()
     }
 }
 

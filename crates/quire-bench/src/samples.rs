@@ -1,5 +1,4 @@
-//! Figures from several rounds: medians with their spread, means with their deviation, and ratios
-//! taken round by round.
+//! Figures from several rounds: medians with their spread, means with their deviation.
 
 use serde_json::Value;
 
@@ -8,11 +7,6 @@ use serde_json::Value;
 pub(crate) struct Samples(Vec<f64>);
 
 impl Samples {
-    /// Adds a round.
-    pub(crate) fn push(&mut self, value: f64) {
-        self.0.push(value);
-    }
-
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -53,11 +47,6 @@ impl Samples {
         let squares: f64 = self.0.iter().map(|value| (value - mean).powi(2)).sum();
         (squares / (self.0.len() - 1) as f64).sqrt()
     }
-
-    /// Round by round, this over `other`.
-    pub(crate) fn over(&self, other: &Samples) -> Samples {
-        Samples(self.0.iter().zip(&other.0).map(|(this, other)| this / other).collect())
-    }
 }
 
 impl FromIterator<f64> for Samples {
@@ -95,13 +84,5 @@ mod tests {
         let samples: Samples = [2.0, 4.0, 4.0, 4.0, 5.0, 5.0, 7.0, 9.0].into_iter().collect();
         assert_eq!(samples.mean(), 5.0);
         assert!((samples.deviation() - (32.0f64 / 7.0).sqrt()).abs() < 1e-12);
-    }
-
-    #[test]
-    fn ratios_are_taken_within_a_round() {
-        let quire: Samples = [1.0, 4.0].into_iter().collect();
-        let kernel: Samples = [2.0, 2.0].into_iter().collect();
-        let ratio = quire.over(&kernel);
-        assert_eq!((ratio.min(), ratio.max(), ratio.median()), (0.5, 2.0, 1.25));
     }
 }

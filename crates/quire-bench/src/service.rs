@@ -16,12 +16,15 @@ use quire::process::HANDLERS_AUTO_MAX;
 use quire::sys::thread::{never_preempt, pin_to_nth_cpu};
 use quire::sys::uffd::Uffd;
 
-use super::contestant::{Contestant, Outcome, Stage};
-use super::output;
+use quire_cli::size::Human;
+
+use super::contestant::{Contestant, Stage};
+use super::harness::report::{Report, spread};
+use super::harness::suite::{
+    Along, Figures, Head, Results, Shape, Sheet, Suite, figures, measure, plural,
+};
 use super::work::{Random, WorkArgs, bytes_of, say};
 use super::{FaultBench, programs, sys};
-use crate::samples::Samples;
-use serde_json::Value;
 
 const PAGE_BYTES: usize = 4096;
 
@@ -80,90 +83,90 @@ fn serve(start: usize, bytes: usize) -> Result<()> {
     Ok(())
 }
 
-/// One number of threads, three ways.
-struct FaultRow {
+/// The table, and its columns.
+const TITLE: &str = "a fault";
+const BARE: &str = "bare";
+const LOOP: &str = "loop";
+const QUIRE: &str = "quire";
+
+/// What a cell is measured by.
+struct Plan {
     threads: usize,
-    /// Bare, loop, quire: microseconds a fault, as each thread sees it.
-    times: [Samples; 3],
-    /// Bare, quire: most resident memory.
-    peaks: [Samples; 2],
+    has_own_loop: bool,
+    contestant: Contestant,
+}
+
+struct FaultSuite<'a> {
+    options: &'a FaultBench,
+    stage: Stage,
+    bytes: u64,
 }
 
 /// Runs the bench.
-pub(crate) fn main(options: &FaultBench) -> Result<u8> {
-    sys::notice_signals();
+pub(crate) fn report(options: &FaultBench) -> Result<Report> {
     let common = &options.common;
     let stage = Stage::without_kernel(common.quire.as_deref())?;
-    let bytes: u64 = if common.quick { 64 << 20 } else { 512 << 20 };
-    let rounds = common.rounds(3, 5);
-    let mut rows = Vec::new();
-    for &threads in &options.threads {
-        rows.push(measure(&stage, bytes, rounds, threads)?);
-    }
-    if common.json {
-        let rows = rows.iter().map(FaultRow::json).collect();
-        output::print_json("fault", [("bytes", Value::from(bytes)), ("rows", rows)]);
-        return Ok(0);
-    }
-    output::print_heading(rounds, output::MEDIANS);
-    println!("{:>24}: {} MiB, a page a fault\n", "memory", bytes >> 20);
-    println!(
-        "  {:12}{:>10}{:>10}{:>10}{:>26}{:>22}",
-        "us a fault", "bare", "loop", "quire", "quire / loop", "memory beyond bare's"
-    );
-    for row in &rows {
-        let [bare, of_loop, quire] = &row.times;
-        println!(
-            "  {:12}{:>10.2}{:>10.2}{:>10.2}{:>26}{:>21.2}%",
-            if row.threads == 1 { "1 thread".into() } else { format!("{} threads", row.threads) },
-            bare.median(),
-            of_loop.median(),
-            quire.median(),
-            output::ratio(&quire.over(of_loop)),
-            (row.peaks[1].over(&row.peaks[0]).median() - 1.0) * 100.0,
-        );
-    }
-    Ok(0)
+    let bytes = common.size(64 << 20, 512 << 20, 1 << 30);
+    measure(&mut FaultSuite { options, stage, bytes }, common)
 }
 
-fn measure(stage: &Stage, bytes: u64, rounds: u32, threads: usize) -> Result<FaultRow> {
-    let workload = |is_loop: bool| {
-        let own_loop = if is_loop { "--own-loop" } else { "" };
-        let line = format!("work touch --size {bytes} --threads {threads} {own_loop}");
-        programs::built_in(&stage.own, "touch", &line)
-    };
-    let quire = Contestant::Quire {
-        budget_bytes: bytes * 2 + (64 << 20),
-        options: vec!["--folio-order=0".into()],
-    };
-    let ways = [(false, &Contestant::Bare), (true, &Contestant::Bare), (false, &quire)];
-    let mut row = FaultRow { threads, times: Default::default(), peaks: Default::default() };
-    let faults_of_a_thread = bytes as f64 / PAGE_BYTES as f64 / threads as f64;
-    for _ in 0..rounds {
-        for (way, (is_loop, contestant)) in ways.iter().enumerate() {
-            let outcome: Outcome = stage.run(&workload(*is_loop), contestant)?;
-            let seconds = outcome.phases.first().context("the program times itself")?.1;
-            row.times[way].push(seconds * 1e6 / faults_of_a_thread);
-            match way {
-                0 => row.peaks[0].push(outcome.peak_bytes as f64),
-                2 => row.peaks[1].push(outcome.peak_bytes as f64),
-                _ => {}
-            }
+impl Suite for FaultSuite<'_> {
+    type Plan = Plan;
+
+    fn head(&self) -> Head {
+        Head {
+            name: "fault",
+            question: "What does it take to serve a fault, beside the shortest loop that could?",
+            facts: vec![("memory", format!("{}, a page a fault", Human(self.bytes)))],
+            rounds: self.options.common.rounds(3, 5),
+            left_out: Vec::new(),
+            published: Vec::new(),
         }
     }
-    Ok(row)
-}
 
-impl FaultRow {
-    fn json(&self) -> Value {
-        let [bare, of_loop, quire] = &self.times;
-        Value::from_iter([
-            ("threads", Value::from(self.threads)),
-            ("bare_us", Value::from(bare)),
-            ("loop_us", Value::from(of_loop)),
-            ("quire_us", Value::from(quire)),
-            ("quire_over_loop", Value::from(&quire.over(of_loop))),
-            ("peak_bytes_over_bare", Value::from(&self.peaks[1].over(&self.peaks[0]))),
-        ])
+    fn sheets(&self) -> Vec<Sheet<Plan>> {
+        let mut sheet = Sheet::new(TITLE, Shape::Cells).base(LOOP).plot(Along::Rows);
+        let quire = Contestant::Quire {
+            budget_bytes: self.bytes * 2 + (64 << 20),
+            options: vec!["--folio-order=0".into()],
+        };
+        for &threads in &self.options.threads {
+            for (column, has_own_loop, contestant) in [
+                (BARE, false, &Contestant::Bare),
+                (LOOP, true, &Contestant::Bare),
+                (QUIRE, false, &quire),
+            ] {
+                let plan = Plan { threads, has_own_loop, contestant: contestant.clone() };
+                sheet.add(plural(threads, "thread"), column, plan);
+            }
+        }
+        vec![sheet]
+    }
+
+    fn take(&mut self, plan: &Plan, _: &Results<'_>) -> Result<Figures> {
+        let own_loop = if plan.has_own_loop { "--own-loop" } else { "" };
+        let line =
+            format!("work touch --size {} --threads {} {own_loop}", self.bytes, plan.threads);
+        let workload = programs::built_in(&self.stage.own, "touch", &line);
+        let outcome = self.stage.run(&workload, &plan.contestant)?;
+        let seconds = outcome.phases.first().context("the program times itself")?.1;
+        let faults_of_a_thread = self.bytes as f64 / PAGE_BYTES as f64 / plan.threads as f64;
+        Ok(figures([
+            ("us", seconds * 1e6 / faults_of_a_thread),
+            ("resident MiB", outcome.peak_bytes as f64 / f64::from(1 << 20)),
+        ]))
+    }
+
+    fn words(&self, results: &Results<'_>) -> Vec<String> {
+        let sentence = |threads: &usize| {
+            let row = plural(*threads, "thread");
+            let over = |other, figure| results.over(TITLE, &row, [QUIRE, other], figure);
+            let beyond = (over(BARE, "resident MiB").median() - 1.0) * 100.0;
+            format!(
+                "{row}: a fault takes {} of what the loop takes; resident memory is {beyond:.2} % more than bare.",
+                spread(&over(LOOP, "us"), "x")
+            )
+        };
+        self.options.threads.iter().map(sentence).collect()
     }
 }

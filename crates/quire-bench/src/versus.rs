@@ -17,19 +17,19 @@
 //! Both searches are in [`super::fit`]. The kernel's limit includes the program's page tables and
 //! the pages of its code that were not loaded before; these few MiB are not evened out.
 
-use anyhow::{Result, bail};
+use std::collections::HashMap;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use quire_cli::cgroup::allowance_bytes;
+use quire_cli::size::{Human, machine_memory_bytes};
 
 use super::contestant::{Contestant, KernelSwap, Outcome, Stage, Workload};
-use super::fit::{self, Store};
-use super::output;
+use super::fit::{self, Found, Store};
+use super::harness::report::Report;
+use super::harness::suite::{Figures, Head, Results, Shape, Sheet, Suite, measure, plural};
 use super::programs::{self, Randomness};
 use super::tree::Tree;
 use super::{Part, RunBench, sys};
-use crate::samples::Samples;
-use quire_cli::cgroup::allowance_bytes;
-use quire_cli::print::say;
-use quire_cli::size::{Human, machine_memory_bytes};
-use serde_json::Value;
 
 /// Swap that is made; it takes memory only as it is used, and 16 bytes a page beside.
 const ZRAM_BYTES: u64 = 4 << 30;
@@ -39,396 +39,339 @@ const BUILD_JOBS: usize = 2;
 /// What a build may have where it is to fit.
 const ROOMY_BYTES: u64 = 1 << 30;
 
-/// One line-up: a program, a limit, and what became of every contestant.
-struct VersusCell {
-    program: String,
-    threads: usize,
-    /// What the threads are called.
-    unit: &'static str,
-    wanted_bytes: u64,
-    limit_bytes: u64,
-    /// How the store is counted; nothing where the program fits.
-    store: Option<Store>,
-    contestants: Vec<VersusEntry>,
+/// How much a program may have.
+#[derive(Clone, Copy)]
+enum Limit {
+    /// Twice of what it wants.
+    Fits,
+    /// A part of what it wants, with the store counted in one of two ways.
+    Share(u64, Store),
+    /// All of a tree of processes fits.
+    TreeFits,
+    /// Half of what a tree wants.
+    TreeHalf,
 }
 
-/// A contestant of a line-up.
-struct VersusEntry {
-    contestant: Contestant,
-    /// How its limit was found.
-    note: String,
-    /// Wall time of the whole run first, then the program's phases.
-    phases: Vec<(String, Samples)>,
-    failure: Option<String>,
-    /// Runs that the kernel's OOM killer ended, and that were repeated.
-    oom_kills: u32,
+/// Who runs it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Who {
+    Bare,
+    Quire,
+    Kernel,
+}
+
+/// What a cell is measured by.
+#[derive(Clone)]
+struct Plan {
+    row: String,
+    workload: Workload,
+    limit: Limit,
+    who: Who,
+}
+
+/// What is found before a row is measured.
+struct Known {
+    /// Of what the program prints.
+    digest: u64,
+    quire: Found,
+    /// Nothing where there is no kernel swap.
+    kernel: Option<Found>,
+}
+
+struct VersusSuite<'a> {
+    options: &'a RunBench,
+    stage: Stage,
+    /// CPython; nothing where it is not there.
+    python: Option<std::path::PathBuf>,
+    tree: Option<Tree>,
+    left_out: Vec<String>,
+    /// By the row.
+    known: HashMap<String, Known>,
 }
 
 /// Runs the bench.
-pub(crate) fn main(options: &RunBench) -> Result<u8> {
-    sys::notice_signals();
-    if options.threads.contains(&0) {
-        bail!("a program runs with one thread at least");
-    }
-    let stage = Stage::new(options.common.quire.as_deref(), KernelSwap::create(ZRAM_BYTES))?;
+pub(crate) fn report(options: &RunBench) -> Result<Report> {
+    let has_threads = !options.threads.is_empty() && !options.threads.contains(&0);
+    ensure!(has_threads, "a program runs with one thread at least");
+    let common = &options.common;
+    let stage = Stage::new(common.quire.as_deref(), KernelSwap::create(ZRAM_BYTES))?;
+    let mut left_out = Vec::new();
     if let Err(error) = &stage.kernel {
-        say(&format!("without the kernel's swap: {error:#}"));
+        left_out.push(format!("the kernel's swap: {error:#}"));
     }
-    let bench =
-        VersusSuite { stage, rounds: options.common.rounds(2, 5), is_json: options.common.json };
-    if !bench.is_json {
-        output::print_heading(bench.rounds, output::MEDIANS);
-        if let Ok(kernel) = &bench.stage.kernel {
-            println!("{:>24}: lz4, memory cgroup {}", "zram", kernel.limit.version());
+    let mut or_left_out = |what, error: anyhow::Error| left_out.push(format!("{what}: {error:#}"));
+    let has = |part| options.only.contains(&part);
+    let python = match has(Part::Fits) || has(Part::Real) {
+        true => programs::python().map_err(|error| or_left_out("CPython", error)).ok(),
+        false => None,
+    };
+    let tree = match has(Part::Build) {
+        true => {
+            let tree = Tree::of_zstd(stage.folder(), common.quick);
+            tree.map_err(|error| or_left_out("a build", error)).ok()
+        }
+        false => None,
+    };
+    let known = HashMap::new();
+    let mut suite = VersusSuite { options, stage, python, tree, left_out, known };
+    suite.write_text()?;
+    measure(&mut suite, common)
+}
+
+/// Adds a row in which all run a program.
+fn add(sheet: &mut Sheet<Plan>, row: String, workload: &Workload, limit: Limit, has_kernel: bool) {
+    for (column, who) in [("bare", Who::Bare), ("quire", Who::Quire), ("zram", Who::Kernel)] {
+        if who != Who::Kernel || has_kernel {
+            let (name, workload) = (row.clone(), workload.clone());
+            sheet.add(row.clone(), column, Plan { row: name, workload, limit, who });
         }
     }
-    let mut cells = Vec::new();
-    if options.only.contains(&Part::Fits) {
-        bench.fits(options, &mut cells)?;
-    }
-    if options.only.contains(&Part::Memory) {
-        bench.memory(options, &mut cells)?;
-    }
-    if options.only.contains(&Part::Real) {
-        bench.real(options, &mut cells)?;
-    }
-    if options.only.contains(&Part::Build) {
-        bench.build(options, &mut cells)?;
-    }
-    if bench.is_json {
-        output::print_json("run", [("cells", cells.iter().map(VersusCell::json).collect())]);
-    }
-    // A contestant that failed is in the figures; that quire failed is the bench's end as well.
-    let is_failed = cells.iter().flat_map(|cell| &cell.contestants).any(|entry| {
-        entry.failure.is_some() && matches!(entry.contestant, Contestant::Quire { .. })
-    });
-    Ok(u8::from(is_failed))
 }
 
-struct VersusSuite {
-    stage: Stage,
-    rounds: u32,
-    is_json: bool,
+fn sheet(title: &str) -> Sheet<Plan> {
+    Sheet::new(title, Shape::Figures).base("quire")
 }
 
-impl VersusSuite {
+impl VersusSuite<'_> {
+    fn is_quick(&self) -> bool {
+        self.options.common.quick
+    }
+
+    /// A quick run has the first number of threads, and one part of what a program wants.
+    fn threads(&self) -> &[usize] {
+        let all = &self.options.threads;
+        if self.is_quick() { &all[..1] } else { all }
+    }
+
+    fn has(&self, part: Part) -> bool {
+        self.options.only.contains(&part)
+    }
+
+    fn text(&self) -> std::path::PathBuf {
+        self.stage.folder().join("text")
+    }
+
+    /// What GNU sort sorts.
+    fn write_text(&self) -> Result<()> {
+        match self.has(Part::Real) {
+            true => programs::write_text(
+                &self.text(),
+                if self.is_quick() { 32 << 20 } else { 200 << 20 },
+            ),
+            false => Ok(()),
+        }
+    }
+
     /// Programs within their budget: what quire costs where it brings nothing.
-    fn fits(&self, options: &RunBench, cells: &mut Vec<VersusCell>) -> Result<()> {
+    fn fits(&self) -> Sheet<Plan> {
         let own = &self.stage.own;
-        let (scale, bytes) = if options.common.quick { (1, 32 << 20) } else { (4, 256 << 20) };
+        let (scale, bytes) = if self.is_quick() { (1, 32 << 20) } else { (4, 256 << 20) };
         let mut workloads = vec![(1, programs::sort_numbers(own, bytes, 2))];
-        match programs::python() {
-            Ok(python) => {
-                workloads.push((1, programs::json_text(&python, scale * 4)));
-                workloads.push((1, programs::dicts(&python, scale * 40_000)));
-            }
-            Err(error) => say(&format!("without CPython: {error:#}")),
+        if let Some(python) = &self.python {
+            workloads.push((1, programs::json_text(python, scale * 4)));
+            workloads.push((1, programs::dicts(python, scale * 40_000)));
         }
-        for &threads in &options.threads {
+        for &threads in self.threads() {
             workloads.push((threads, programs::malloc(own, threads, scale * 2)));
             workloads.push((threads, programs::memory(own, bytes, threads, Randomness::Half)));
         }
+        let mut sheet = sheet("programs that fit");
         for (threads, workload) in workloads {
-            let wanted = self.stage.run(&workload, &Contestant::Bare)?;
-            let budget_bytes = wanted.peak_bytes * 2;
-            let contestants = vec![
-                VersusEntry::new(Contestant::Bare, String::new()),
-                VersusEntry::new(
-                    Contestant::Quire { budget_bytes, options: Vec::new() },
-                    format!("budget {}", Human(budget_bytes)),
-                ),
-            ];
-            let cell = VersusCell {
-                program: workload.name.clone(),
-                threads,
-                unit: "thread",
-                wanted_bytes: wanted.peak_bytes,
-                limit_bytes: budget_bytes,
-                store: None,
-                contestants,
-            };
-            cells.push(self.measure(&workload, &wanted, cell)?);
+            let row = format!("{}, {}", workload.name, plural(threads, "thread"));
+            add(&mut sheet, row, &workload, Limit::Fits, false);
         }
-        Ok(())
+        sheet
+    }
+
+    /// Adds a program in a half and a quarter of what it wants.
+    fn add_limited(
+        &self,
+        sheet: &mut Sheet<Plan>,
+        threads: usize,
+        workload: &Workload,
+        stores: &[Store],
+    ) {
+        let shares: &[u64] = if self.is_quick() { &[2] } else { &[2, 4] };
+        for &share in shares {
+            for &store in stores {
+                let name = store.name();
+                let threads = plural(threads, "thread");
+                let row = format!("{}, {threads}, 1/{share}, store {name}", workload.name);
+                let has_kernel = self.stage.kernel.is_ok();
+                add(sheet, row, workload, Limit::Share(share, store), has_kernel);
+            }
+        }
     }
 
     /// Scans and random access.
-    fn memory(&self, options: &RunBench, cells: &mut Vec<VersusCell>) -> Result<()> {
-        let full = options.size.bytes_of(machine_memory_bytes());
-        let bytes = if options.common.quick { full / 4 } else { full };
-        for &threads in &options.threads {
-            for share in [2, 4] {
-                // An eighth compresses to where a quarter of the memory can hold all of it; half
-                // does so nowhere, with the store inside.
-                for (store, data) in
-                    [(Store::Inside, Randomness::Eighth), (Store::Outside, Randomness::Half)]
-                {
-                    let workload = programs::memory(&self.stage.own, bytes, threads, data);
-                    self.limited(&workload, threads, share, store, cells)?;
-                }
+    fn memory(&self) -> Sheet<Plan> {
+        let full = self.options.size.bytes_of(machine_memory_bytes());
+        let bytes = if self.is_quick() { full / 4 } else { full };
+        let mut sheet = sheet("scans and random access to more than fits");
+        for &threads in self.threads() {
+            // An eighth compresses to where a quarter of the memory can hold all of it; half does so
+            // nowhere, with the store inside.
+            for (store, data) in
+                [(Store::Inside, Randomness::Eighth), (Store::Outside, Randomness::Half)]
+            {
+                let workload = programs::memory(&self.stage.own, bytes, threads, data);
+                self.add_limited(&mut sheet, threads, &workload, &[store]);
             }
         }
-        Ok(())
+        sheet
     }
 
     /// CPython and GNU sort.
-    fn real(&self, options: &RunBench, cells: &mut Vec<VersusCell>) -> Result<()> {
-        let is_quick = options.common.quick;
-        let mut workloads = Vec::new();
-        match programs::python() {
-            Ok(python) => {
-                workloads
-                    .push((1, programs::dicts(&python, if is_quick { 60_000 } else { 150_000 })));
-            }
-            Err(error) => say(&format!("without CPython: {error:#}")),
+    fn real(&self) -> Sheet<Plan> {
+        let stores: &[Store] =
+            if self.is_quick() { &[Store::Outside] } else { &[Store::Inside, Store::Outside] };
+        let mut sheet = sheet("CPython and GNU sort with less than they want");
+        if let Some(python) = &self.python {
+            let dicts = programs::dicts(python, if self.is_quick() { 60_000 } else { 150_000 });
+            self.add_limited(&mut sheet, 1, &dicts, stores);
         }
-        let text = self.stage.folder().join("text");
-        programs::write_text(&text, if is_quick { 32 << 20 } else { 200 << 20 })?;
-        for &threads in &options.threads {
-            workloads.push((threads, programs::sort_text(&text, threads)));
+        for &threads in self.threads() {
+            let sort = programs::sort_text(&self.text(), threads);
+            self.add_limited(&mut sheet, threads, &sort, stores);
         }
-        for (threads, workload) in workloads {
-            for share in [2, 4] {
-                for store in [Store::Inside, Store::Outside] {
-                    self.limited(&workload, threads, share, store, cells)?;
-                }
-            }
-        }
-        Ok(())
+        sheet
     }
 
     /// A build, where it fits and in half of what all of its processes want.
-    fn build(&self, options: &RunBench, cells: &mut Vec<VersusCell>) -> Result<()> {
-        let tree = match Tree::of_zstd(self.stage.folder(), options.common.quick) {
-            Ok(tree) => tree,
-            Err(error) => {
-                say(&format!("without a build: {error:#}"));
-                return Ok(());
-            }
-        };
+    fn build(&self, tree: &Tree) -> Sheet<Plan> {
         let workload = tree.rebuild(BUILD_JOBS);
-        // The first build reads compiler and headers from the disk: it is not counted.
-        let mut wanted = self.stage.run(&workload, &Contestant::Bare)?;
-        let roomy = Contestant::Quire { budget_bytes: ROOMY_BYTES, options: Vec::new() };
-        wanted.peak_bytes = self.stage.run(&workload, &roomy)?.stat("wanted_bytes_max") as u64;
-        let cell = |limit_bytes, store, contestants| VersusCell {
-            program: workload.name.clone(),
-            threads: BUILD_JOBS,
-            unit: "job",
-            wanted_bytes: wanted.peak_bytes,
-            limit_bytes,
-            store,
-            contestants,
-        };
-        let bare = || VersusEntry::new(Contestant::Bare, String::new());
-        let fits = vec![bare(), VersusEntry::new(roomy, format!("budget {}", Human(ROOMY_BYTES)))];
-        cells.push(self.measure(&workload, &wanted, cell(ROOMY_BYTES, None, fits))?);
-        let budget_bytes = wanted.peak_bytes / 2;
-        let quire = Contestant::Quire { budget_bytes, options: Vec::new() };
-        let mut half = vec![bare()];
-        let all_bytes = match self.stage.run(&workload, &quire) {
-            Ok(outcome) => outcome.stat("cgroup_bytes_max") as u64,
-            Err(error) if sys::is_interrupted() => return Err(error),
-            // Said again by its own rounds.
-            Err(_) => 0,
-        };
-        let all_bytes =
-            if all_bytes == 0 { budget_bytes + allowance_bytes(1, 0) } else { all_bytes };
-        let note = format!("budget {}; its cgroup held {}", Human(budget_bytes), Human(all_bytes));
-        half.push(VersusEntry::new(quire, note));
-        if let Some(found) = fit::kernel_for_tree(&self.stage, &workload, all_bytes)? {
-            half.push(VersusEntry {
-                failure: found.failure,
-                ..VersusEntry::new(found.contestant, found.note)
-            });
+        let mut sheet = sheet("a build");
+        for (how, limit) in [("all of it fits", Limit::TreeFits), ("1/2", Limit::TreeHalf)] {
+            let row = format!("{}, {}, {how}", workload.name, plural(BUILD_JOBS, "job"));
+            let has_kernel = matches!(limit, Limit::TreeHalf) && self.stage.kernel.is_ok();
+            add(&mut sheet, row, &workload, limit, has_kernel);
         }
-        cells.push(self.measure(
-            &workload,
-            &wanted,
-            cell(budget_bytes, Some(Store::Inside), half),
-        )?);
-        Ok(())
+        sheet
     }
 
-    /// One program in one `share`-th of what it wants.
-    fn limited(
-        &self,
-        workload: &Workload,
-        threads: usize,
-        share: u64,
-        store: Store,
-        cells: &mut Vec<VersusCell>,
-    ) -> Result<()> {
-        let wanted = self.stage.run(workload, &Contestant::Bare)?;
-        let limit_bytes = wanted.peak_bytes / share;
-        let mut contestants = vec![VersusEntry::new(Contestant::Bare, String::new())];
-        for found in [
-            fit::quire(&self.stage, workload, &wanted, limit_bytes, store)?,
-            fit::kernel(&self.stage, workload, &wanted, limit_bytes, store)?,
-        ]
-        .into_iter()
-        .flatten()
-        {
-            let mut entry = VersusEntry::new(found.contestant, found.note);
-            entry.failure = found.failure;
-            contestants.push(entry);
-        }
-        let cell = VersusCell {
-            program: workload.name.clone(),
-            threads,
-            unit: "thread",
-            wanted_bytes: wanted.peak_bytes,
-            limit_bytes,
-            store: Some(store),
-            contestants,
+    /// What a row's program prints, and with which limits it runs.
+    fn find(&self, plan: &Plan) -> Result<Known> {
+        let (stage, workload) = (&self.stage, &plan.workload);
+        let wanted = stage.run(workload, &Contestant::Bare)?;
+        let with_budget = |budget_bytes, note: String| Found {
+            contestant: Contestant::Quire { budget_bytes, options: Vec::new() },
+            note,
+            failure: None,
         };
-        cells.push(self.measure(workload, &wanted, cell)?);
-        Ok(())
-    }
-
-    /// The rounds, in turn.
-    fn measure(
-        &self,
-        workload: &Workload,
-        wanted: &Outcome,
-        mut cell: VersusCell,
-    ) -> Result<VersusCell> {
-        for _ in 0..self.rounds {
-            for entry in &mut cell.contestants {
-                if entry.failure.is_some() {
-                    continue;
-                }
-                match self.stage.run(workload, &entry.contestant) {
-                    Ok(outcome) => {
-                        if workload.is_deterministic && outcome.digest != wanted.digest {
-                            entry.failure = Some("printed something else than bare".into());
-                        }
-                        entry.add(&outcome);
-                    }
+        let digest = wanted.digest;
+        Ok(match plan.limit {
+            Limit::Fits => {
+                let quire = with_budget(wanted.peak_bytes * 2, String::new());
+                Known { digest, quire, kernel: None }
+            }
+            Limit::Share(share, store) => {
+                let limit = wanted.peak_bytes / share;
+                let quire = fit::quire(stage, workload, &wanted, limit, store)?;
+                let quire = quire.context("no budget was found")?;
+                let kernel = fit::kernel(stage, workload, &wanted, limit, store)?;
+                Known { digest, quire, kernel }
+            }
+            Limit::TreeFits => {
+                Known { digest, quire: with_budget(ROOMY_BYTES, String::new()), kernel: None }
+            }
+            Limit::TreeHalf => {
+                let roomy = with_budget(ROOMY_BYTES, String::new());
+                let wanted = stage.run(workload, &roomy.contestant)?.stat("wanted_bytes_max");
+                let budget_bytes = wanted as u64 / 2;
+                let mut quire = with_budget(budget_bytes, String::new());
+                let held_bytes = match stage.run(workload, &quire.contestant) {
+                    Ok(outcome) => outcome.stat("cgroup_bytes_max") as u64,
                     Err(error) if sys::is_interrupted() => return Err(error),
-                    Err(error) => entry.failure = Some(format!("{error:#}")),
-                }
+                    // Said again by its own rounds.
+                    Err(_) => 0,
+                };
+                let all_bytes = match held_bytes {
+                    0 => budget_bytes + allowance_bytes(1, 0),
+                    held_bytes => held_bytes,
+                };
+                quire.note = format!("its cgroup held {}", Human(all_bytes));
+                let kernel = fit::kernel_for_tree(stage, workload, all_bytes)?;
+                Known { digest, quire, kernel }
             }
-        }
-        if !self.is_json {
-            cell.print();
-        }
-        Ok(cell)
-    }
-}
-
-impl VersusEntry {
-    fn new(contestant: Contestant, note: String) -> VersusEntry {
-        VersusEntry { contestant, note, phases: Vec::new(), failure: None, oom_kills: 0 }
+        })
     }
 
-    fn add(&mut self, outcome: &Outcome) {
-        self.oom_kills += outcome.oom_kills;
-        let total = ("total".to_owned(), outcome.seconds);
-        for (name, seconds) in std::iter::once(&total).chain(&outcome.phases) {
-            let index = self.phases.iter().position(|(known, _)| known == name);
-            let index = index.unwrap_or_else(|| {
-                self.phases.push((name.clone(), Samples::default()));
-                self.phases.len() - 1
-            });
-            self.phases[index].1.push(*seconds);
-        }
-    }
-
-    fn phase(&self, name: &str) -> Samples {
-        let found = self.phases.iter().find(|(known, _)| known == name);
-        found.map(|(_, samples)| samples.clone()).unwrap_or_default()
-    }
-}
-
-impl VersusCell {
-    fn entry(&self, name: &str) -> Option<&VersusEntry> {
-        self.contestants.iter().find(|entry| entry.contestant.name() == name)
-    }
-
-    /// Quire's time over the other's, round by round.
-    fn ratio(&self, other: &str, phase: &str) -> Samples {
-        match (self.entry("quire"), self.entry(other)) {
-            (Some(quire), Some(other)) => quire.phase(phase).over(&other.phase(phase)),
-            _ => Samples::default(),
-        }
-    }
-
-    fn print(&self) {
-        let plural = if self.threads == 1 { "" } else { "s" };
-        let threads = format!("{} {}{plural}", self.threads, self.unit);
-        print!("\n{}, {threads}: wants {}", self.program, Human(self.wanted_bytes));
-        match self.store {
-            None => println!(", may have {}", Human(self.limit_bytes)),
-            Some(Store::Inside) => {
-                println!(", may have {}; compressed store inside that", Human(self.limit_bytes));
-            }
-            Some(Store::Outside) => println!(
-                ", may have {}; compressed store outside that (the kernel's way)",
-                Human(self.limit_bytes)
-            ),
-        }
-        for entry in &self.contestants {
-            if !entry.note.is_empty() {
-                println!("  {:>5}: {}", entry.contestant.name(), entry.note);
-            }
-            if entry.oom_kills > 0 {
-                let name = entry.contestant.name();
-                println!(
-                    "  {name:>5}: killed by the OOM killer {} times, and repeated",
-                    entry.oom_kills
-                );
-            }
-            if let Some(failure) = &entry.failure {
-                println!("  {:>5}: FAILED: {failure}", entry.contestant.name());
-            }
-        }
-        let columns = ["bare", "quire", "zram"].map(|name| self.entry(name));
-        println!(
-            "  {:14}{:>10}{:>10}{:>10}{:>26}{:>26}",
-            "seconds", "bare", "quire", "zram", "quire / zram", "quire / bare"
-        );
-        let Some(bare) = columns[0] else { return };
-        for (phase, _) in &bare.phases {
-            print!("  {phase:14}");
-            for entry in columns {
-                match entry.map(|entry| entry.phase(phase)) {
-                    Some(samples) if !samples.is_empty() => print!("{:>10.3}", samples.median()),
-                    _ => print!("{:>10}", "-"),
-                }
-            }
-            let ratios = ["zram", "bare"].map(|other| output::ratio(&self.ratio(other, phase)));
-            println!("{:>26}{:>26}", ratios[0], ratios[1]);
-        }
-    }
-
-    fn json(&self) -> Value {
-        let contestants = self.contestants.iter().map(|entry| {
-            let phases = entry.phases.iter();
-            let phases = phases.map(|(name, samples)| (name.clone(), Value::from(samples)));
-            Value::from_iter([
-                ("name", Value::from(entry.contestant.name())),
-                ("note", Value::from(entry.note.as_str())),
-                ("oom_kills", Value::from(entry.oom_kills)),
-                ("failure", entry.failure.as_deref().into()),
-                ("seconds", Value::from_iter(phases)),
-            ])
-        });
-        let ratios = |other: &str| {
-            let phases = self.contestants[0].phases.iter();
-            let ratios = phases.map(|(name, _)| (name.clone(), self.ratio(other, name)));
-            let ratios = ratios.filter(|(_, samples)| !samples.is_empty());
-            Value::Object(ratios.map(|(name, samples)| (name, Value::from(&samples))).collect())
+    /// What a run took; its memory is what it held bare, Quire's budget, or the kernel's limit and its store.
+    fn figures(outcome: &Outcome, contestant: &Contestant) -> Figures {
+        let bytes = match contestant {
+            Contestant::Bare => outcome.peak_bytes,
+            Contestant::Quire { budget_bytes, .. } => *budget_bytes,
+            Contestant::Kernel { limit_bytes } => limit_bytes + outcome.store_bytes,
         };
-        Value::from_iter([
-            ("program", Value::from(self.program.as_str())),
-            ("threads", Value::from(self.threads)),
-            ("wanted_bytes", Value::from(self.wanted_bytes)),
-            ("limit_bytes", Value::from(self.limit_bytes)),
-            ("store", self.store.map(|store| store.name()).into()),
-            ("contestants", contestants.collect()),
-            ("quire_over_zram", ratios("zram")),
-            ("quire_over_bare", ratios("bare")),
-        ])
+        let mut figures = vec![("seconds".to_owned(), outcome.seconds)];
+        figures.extend(outcome.phases.iter().cloned());
+        figures.push(("memory MiB".into(), bytes as f64 / f64::from(1 << 20)));
+        if outcome.oom_kills > 0 {
+            figures.push(("killed, and repeated".into(), f64::from(outcome.oom_kills)));
+        }
+        figures
+    }
+}
+
+impl Suite for VersusSuite<'_> {
+    type Plan = Plan;
+
+    fn head(&self) -> Head {
+        let kernel = self.stage.kernel.as_ref().ok();
+        let zram = kernel.map(|kernel| format!("lz4, memory cgroup {}", kernel.limit.version()));
+        Head {
+            name: "run",
+            question: "What does a program take under Quire, where it fits and with less than it wants, beside the kernel's swap on zram?",
+            facts: zram.map(|zram| ("zram", zram)).into_iter().collect(),
+            rounds: self.options.common.rounds(2, 5),
+            left_out: self.left_out.clone(),
+            published: Vec::new(),
+        }
+    }
+
+    fn sheets(&self) -> Vec<Sheet<Plan>> {
+        let of_part = |part: &Part| match part {
+            Part::Fits => Some(self.fits()),
+            Part::Memory => Some(self.memory()),
+            Part::Real => Some(self.real()),
+            Part::Build => self.tree.as_ref().map(|tree| self.build(tree)),
+        };
+        self.options.only.iter().filter_map(of_part).collect()
+    }
+
+    fn take(&mut self, plan: &Plan, _: &Results<'_>) -> Result<Figures> {
+        if !self.known.contains_key(&plan.row) {
+            let known = self.find(plan)?;
+            self.known.insert(plan.row.clone(), known);
+        }
+        let known = &self.known[&plan.row];
+        let contestant = match plan.who {
+            Who::Bare => &Contestant::Bare,
+            Who::Quire => known.quire.usable()?,
+            Who::Kernel => known.kernel.as_ref().context("there is no kernel swap")?.usable()?,
+        };
+        let outcome = self.stage.run(&plan.workload, contestant)?;
+        if plan.workload.is_deterministic && outcome.digest != known.digest {
+            bail!("it printed something else than bare");
+        }
+        Ok(VersusSuite::figures(&outcome, contestant))
+    }
+
+    // That the kernel's contestant fails is a figure too.
+    fn is_ours(&self, column: &str) -> bool {
+        column == "quire"
+    }
+
+    fn words(&self, _: &Results<'_>) -> Vec<String> {
+        let mut words = Vec::new();
+        for (row, known) in &self.known {
+            for (name, found) in [("quire", Some(&known.quire)), ("zram", known.kernel.as_ref())] {
+                if let Some(found) = found.filter(|found| !found.note.is_empty()) {
+                    words.push(format!("{row}: {name}: {}.", found.note));
+                }
+            }
+        }
+        words.sort();
+        words
     }
 }

@@ -16,17 +16,26 @@ use std::sync::{Barrier, Mutex};
 use std::time::Instant;
 
 use anyhow::Result;
-use quire::page::wait::Counts;
 use quire::page::{Futexes, PageWord, Parked, WaitTable};
 use quire::sys::thread::pin_to_nth_cpu;
+use quire_cli::size::{Human, machine_memory_bytes};
 
-use self::prices::Prices;
+use self::objects::{FilePlace, Job};
+use self::prices::{Price, Prices};
+use super::WaitersBench;
 use super::data::disk_directory;
-use super::output;
-use super::{WaitersBench, sys};
-use crate::samples::Samples;
-use quire_cli::size::machine_memory_bytes;
-use serde_json::Value;
+use super::harness::report::{Part, Report, spread};
+use super::harness::suite::{
+    Along, Figures, Head, Results, Shape, Sheet, Suite, figures, measure, plural,
+};
+
+/// The ways of locking.
+const MUTEX: &str = "std::sync::Mutex";
+const SIGN: &str = "page lock";
+const LOOKS: &str = "page lock, always looks";
+/// The tables that others look into.
+const FREE: &str = "locked and unlocked by a thread alone";
+const CONTENDED: &str = "locked and unlocked by several threads";
 
 #[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum WaitersPart {
@@ -36,92 +45,98 @@ pub(crate) enum WaitersPart {
     Objects,
 }
 
-/// One thread alone: nanoseconds for lock and unlock.
-#[derive(Default)]
-struct Free {
-    mutex_ns: Samples,
-    page_ns: Samples,
-    always_looks_ns: Samples,
+/// What a cell is measured by; of a lock, whether each unlock looks, or none for the mutex.
+enum Plan {
+    Free(Option<bool>),
+    Contended { threads: usize, always_looks: Option<bool> },
+    Price(Price),
+    Object { job: Job, always_look: bool },
 }
 
-/// Some threads on one page, with the sign or without.
-#[derive(Default)]
-struct ContendedLock {
-    /// For each lock and unlock, of all threads together.
-    ns: Samples,
-    /// Unlocks that made no call and did not look, of a thousand.
-    avoided: Samples,
-    /// Unlocks that looked for waiters, of a thousand.
-    looks: Samples,
-    /// Threads woken, of a thousand unlocks.
-    wakes: Samples,
-}
-
-struct Row {
-    threads: usize,
-    mutex_ns: Samples,
-    /// With the sign; every unlock looks.
-    pages: [ContendedLock; 2],
+struct WaitersSuite<'a> {
+    options: &'a WaitersBench,
+    place: Option<FilePlace>,
 }
 
 /// Runs the bench.
-pub(crate) fn main(options: &WaitersBench) -> Result<u8> {
-    sys::notice_signals();
+pub(crate) fn report(options: &WaitersBench) -> Result<Report> {
     let common = &options.common;
-    let rounds = common.rounds(3, 11);
-    let (locks, prices, objects) = measure(options, rounds)?;
-    if common.json {
-        let mut members = Vec::new();
-        if let Some((free, rows)) = &locks {
-            members.push(("free", free.json()));
-            members.push(("contended", rows.iter().map(Row::json).collect()));
-        }
-        members.push(("prices", prices.json()));
-        members.push(("objects", objects::json(&objects)));
-        output::print_json("waiters", members);
-        return Ok(0);
-    }
-    output::print_heading(rounds, "medians, with the least and the most");
-    println!();
-    if let Some((free, rows)) = &locks {
-        free.print();
-        rows.iter().for_each(Row::print);
-    }
-    prices.print();
-    if !objects.is_empty() {
-        objects::print(&objects);
-    }
-    Ok(0)
-}
-
-type Locks = (Free, Vec<Row>);
-
-fn measure(
-    options: &WaitersBench,
-    rounds: u32,
-) -> Result<(Option<Locks>, Prices, Vec<objects::WaitersObjectRow>)> {
-    let is_quick = options.common.quick;
-    let (free_times, contended_times) =
-        if is_quick { (1_000_000, 100_000) } else { (10_000_000, 1_000_000) };
-    let has_locks = options.only.contains(&WaitersPart::Locks);
-    let (mut free, mut prices) = (Free::default(), Prices::default());
-    let mut rows: Vec<Row> = options.threads.iter().map(|&threads| Row::new(threads)).collect();
-    for _ in 0..rounds {
-        prices.measure(contended_times);
-        if has_locks {
-            free.measure(free_times);
-            rows.iter_mut().for_each(|row| row.measure(contended_times));
-        }
-        anyhow::ensure!(!sys::is_interrupted(), "interrupted");
-    }
-    let mut objects = Vec::new();
+    let mut suite = WaitersSuite { options, place: None };
     if options.only.contains(&WaitersPart::Objects) {
         let directory = options.directory.clone().unwrap_or_else(disk_directory);
-        let full = options.size.bytes_of(machine_memory_bytes()) as usize;
-        let bytes = if is_quick { full.min(16 << 20) } else { full };
-        objects = objects::measure(directory, bytes, rounds, &prices)?;
+        let chosen = options.size.map(|size| size.bytes_of(machine_memory_bytes()) as usize);
+        let bytes = chosen.unwrap_or(common.size(16 << 20, 128 << 20, 1 << 30));
+        suite.place = Some(FilePlace::new(directory, bytes)?);
     }
-    Ok((has_locks.then_some((free, rows)), prices, objects))
+    measure(&mut suite, common)
+}
+
+impl Suite for WaitersSuite<'_> {
+    type Plan = Plan;
+
+    fn head(&self) -> Head {
+        let size = self.place.as_ref().map(|place| Human(place.bytes() as u64).to_string());
+        Head {
+            name: "waiters",
+            question: "What does a page lock cost, and what does it save that its word says whether a thread waits?",
+            facts: size.map(|size| ("file", size)).into_iter().collect(),
+            rounds: self.options.common.rounds(3, 11),
+            left_out: Vec::new(),
+            published: published(),
+        }
+    }
+
+    fn sheets(&self) -> Vec<Sheet<Plan>> {
+        let ways = [(MUTEX, None), (SIGN, Some(false)), (LOOKS, Some(true))];
+        let mut sheets = Vec::new();
+        if self.options.only.contains(&WaitersPart::Locks) {
+            let mut free = Sheet::new(FREE, Shape::Cells).base(MUTEX);
+            ways.iter().for_each(|(way, looks)| free.add("free", *way, Plan::Free(*looks)));
+            let mut contended = Sheet::new(CONTENDED, Shape::Cells).base(MUTEX).plot(Along::Rows);
+            contended.note = Some("Avoided, looks and wakes: of 1000 unlocks.".into());
+            for &threads in &self.options.threads {
+                for (way, always_looks) in ways {
+                    let plan = Plan::Contended { threads, always_looks };
+                    contended.add(plural(threads, "thread"), way, plan);
+                }
+            }
+            sheets.extend([free, contended]);
+        }
+        let mut prices = Sheet::new(prices::TITLE, Shape::Cells).base(Price::Free.name());
+        for price in Price::ALL {
+            prices.add("an unlock", price.name(), Plan::Price(price));
+        }
+        sheets.push(prices);
+        if let Some(place) = &self.place {
+            sheets.extend(objects::sheets(place.bytes()));
+        }
+        sheets
+    }
+
+    fn take(&mut self, plan: &Plan, so_far: &Results<'_>) -> Result<Figures> {
+        let common = &self.options.common;
+        let times = common.size(100_000, 1_000_000, 1_000_000);
+        Ok(match *plan {
+            Plan::Free(always_looks) => figures([("ns", free_ns(10 * times, always_looks))]),
+            Plan::Contended { threads, always_looks } => contended(threads, times, always_looks),
+            Plan::Price(price) => figures([("ns", price.measure(times))]),
+            Plan::Object { job, always_look } => {
+                let place = self.place.as_ref().expect("only then there are such cells");
+                objects::measure(job, place, always_look, &Prices::of(*so_far))?
+            }
+        })
+    }
+
+    fn words(&self, results: &Results<'_>) -> Vec<String> {
+        let free = results.over(FREE, "free", [SIGN, MUTEX], "ns");
+        let mut words = Vec::new();
+        if !free.is_empty() {
+            words
+                .push(format!("A free page lock costs {} what a mutex costs.", spread(&free, "x")));
+        }
+        words.extend(objects::words(*results));
+        words
+    }
 }
 
 fn table(always_looks: bool) -> WaitTable {
@@ -139,61 +154,48 @@ fn time_each(times: u32, mut act: impl FnMut()) -> f64 {
     started.elapsed().as_secs_f64() * 1e9 / f64::from(times)
 }
 
-impl Free {
-    fn measure(&mut self, times: u32) {
+/// Nanoseconds for lock and unlock, by one thread.
+fn free_ns(times: u32, always_looks: Option<bool>) -> f64 {
+    let Some(always_looks) = always_looks else {
         let mutex = Mutex::new(());
-        self.mutex_ns.push(time_each(times, || drop(black_box(&mutex).lock().unwrap())));
-        for always_looks in [false, true] {
-            let (table, word) = (table(always_looks), PageWord(AtomicU64::new(0)));
-            let ns = time_each(times, || {
-                table.lock(black_box(&word), &Futexes);
-                let parked = table.unlock(black_box(&word), &Futexes);
-                debug_assert_eq!(parked, Parked::No);
-            });
-            if always_looks { &mut self.always_looks_ns } else { &mut self.page_ns }.push(ns);
-        }
-    }
-
-    fn print(&self) {
-        println!("  {:28}{:>24}{:>26}", "free: lock and unlock", "ns", "std::sync::Mutex is");
-        for (name, ns) in [
-            ("std::sync::Mutex", &self.mutex_ns),
-            ("page lock", &self.page_ns),
-            ("page lock, always looks", &self.always_looks_ns),
-        ] {
-            let ratio = output::ratio(&self.mutex_ns.over(ns));
-            println!("  {name:28}{:>24}{ratio:>26}", spread(ns));
-        }
-    }
-
-    fn json(&self) -> Value {
-        Value::from_iter([
-            ("mutex_ns", Value::from(&self.mutex_ns)),
-            ("page_ns", Value::from(&self.page_ns)),
-            ("page_always_looks_ns", Value::from(&self.always_looks_ns)),
-            ("page_over_mutex", Value::from(&self.page_ns.over(&self.mutex_ns))),
-            ("always_looks_over_page", Value::from(&self.always_looks_ns.over(&self.page_ns))),
-        ])
-    }
+        return time_each(times, || drop(black_box(&mutex).lock().unwrap()));
+    };
+    let (table, word) = (table(always_looks), PageWord(AtomicU64::new(0)));
+    time_each(times, || {
+        table.lock(black_box(&word), &Futexes);
+        let parked = table.unlock(black_box(&word), &Futexes);
+        debug_assert_eq!(parked, Parked::No);
+    })
 }
 
-impl ContendedLock {
-    fn push(&mut self, ns: f64, unlocks: f64, counts: &Counts) {
-        self.ns.push(ns);
-        let of_thousand = |count: u64| count as f64 * 1000.0 / unlocks;
-        self.avoided.push(of_thousand(counts.avoided));
-        self.looks.push(of_thousand(counts.looks));
-        self.wakes.push(of_thousand(counts.wakes));
-    }
-
-    fn json(&self) -> Value {
-        Value::from_iter([
-            ("ns", Value::from(&self.ns)),
-            ("avoided_per_mille", Value::from(&self.avoided)),
-            ("looks_per_mille", Value::from(&self.looks)),
-            ("wakes_per_mille", Value::from(&self.wakes)),
-        ])
-    }
+/// Nanoseconds for each lock and unlock of all threads together, and what of 1000 unlocks did.
+fn contended(threads: usize, times: u32, always_looks: Option<bool>) -> Figures {
+    let guarded = Guarded::default();
+    let Some(always_looks) = always_looks else {
+        let mutex = Mutex::new(());
+        let ns = time_threads(threads, times, || {
+            let _owned = mutex.lock().unwrap();
+            guarded.change();
+        });
+        guarded.check(threads, times);
+        return figures([("ns", ns)]);
+    };
+    let (table, word) = (table(always_looks), PageWord(AtomicU64::new(0)));
+    let ns = time_threads(threads, times, || {
+        table.lock(&word, &Futexes);
+        guarded.change();
+        let parked = table.unlock(&word, &Futexes);
+        debug_assert_eq!(parked, Parked::No);
+    });
+    guarded.check(threads, times);
+    let counts = table.counts();
+    let of_thousand = |count: u64| count as f64 * 1000.0 / f64::from(times);
+    figures([
+        ("ns", ns),
+        ("avoided", of_thousand(counts.avoided)),
+        ("looks", of_thousand(counts.looks)),
+        ("wakes", of_thousand(counts.wakes)),
+    ])
 }
 
 /// Runs `act` in `threads` threads at once, spread over the CPUs, `times` in all; nanoseconds for
@@ -240,66 +242,45 @@ impl Guarded {
     }
 }
 
-impl Row {
-    fn new(threads: usize) -> Row {
-        Row { threads, mutex_ns: Samples::default(), pages: Default::default() }
-    }
-
-    fn measure(&mut self, times: u32) {
-        let (mutex, guarded) = (Mutex::new(()), Guarded::default());
-        self.mutex_ns.push(time_threads(self.threads, times, || {
-            let _owned = mutex.lock().unwrap();
-            guarded.change();
-        }));
-        guarded.check(self.threads, times);
-        for (always_looks, page) in [false, true].into_iter().zip(&mut self.pages) {
-            let (table, word) = (table(always_looks), PageWord(AtomicU64::new(0)));
-            let guarded = Guarded::default();
-            let ns = time_threads(self.threads, times, || {
-                table.lock(&word, &Futexes);
-                guarded.change();
-                let parked = table.unlock(&word, &Futexes);
-                debug_assert_eq!(parked, Parked::No);
-            });
-            guarded.check(self.threads, times);
-            page.push(ns, f64::from(times), &table.counts());
-        }
-    }
-
-    fn print(&self) {
-        println!(
-            "\n  {:28}{:>24}{:>12}{:>12}{:>12}",
-            format!("{} threads; of 1000 unlocks", self.threads),
-            "ns",
-            "avoided",
-            "looks",
-            "wakes"
-        );
-        println!("  {:28}{:>24}", "std::sync::Mutex", spread(&self.mutex_ns));
-        for (name, page) in ["page lock", "page lock, always looks"].iter().zip(&self.pages) {
-            println!(
-                "  {name:28}{:>24}{:>12.1}{:>12.1}{:>12.2}",
-                spread(&page.ns),
-                page.avoided.median(),
-                page.looks.median(),
-                page.wakes.median(),
-            );
-        }
-    }
-
-    fn json(&self) -> Value {
-        let [page, always_looks] = &self.pages;
-        Value::from_iter([
-            ("threads", Value::from(self.threads)),
-            ("mutex_ns", Value::from(&self.mutex_ns)),
-            ("page", page.json()),
-            ("page_always_looks", always_looks.json()),
-            ("always_looks_over_page", Value::from(&always_looks.ns.over(&page.ns))),
-        ])
-    }
-}
-
-/// `12.3 (11.9..14.0)`
-fn spread(samples: &Samples) -> String {
-    format!("{:.1} ({:.1}..{:.1})", samples.median(), samples.min(), samples.max())
+/// Linux 3.15-rc3 with the patches; a part of the tables.
+fn published() -> Vec<Part> {
+    vec![
+        Part::published(
+            "dd, async: the longest of several runs, seconds",
+            &[
+                &["file system", "before", "with the flag", "gain"],
+                &["ext3", "11.59", "11.00", "5.09 %"],
+                &["ext4", "13.34", "13.43", "-0.67 %"],
+                &["tmpfs", "0.49", "0.48", "2.04 %"],
+                &["btrfs", "12.78", "13.82", "-8.14 %"],
+                &["xfs", "2.09", "2.11", "-0.96 %"],
+            ],
+        ),
+        Part::published(
+            "A file of ten times the memory read, a dd per CPU, seconds",
+            &[
+                &["file system", "read", "before", "with the flag", "gain"],
+                &["ext3", "once", "3.63", "3.63", "0.00 %"],
+                &["ext3", "twice", "6.08", "6.07", "0.16 %"],
+                &["ext4", "once", "3.73", "3.54", "5.09 %"],
+                &["ext4", "twice", "6.24", "6.01", "3.69 %"],
+                &["btrfs", "once", "5.01", "4.93", "1.60 %"],
+                &["btrfs", "twice", "7.58", "7.63", "-0.66 %"],
+                &["xfs", "once", "3.70", "3.64", "1.62 %"],
+                &["xfs", "twice", "6.24", "5.86", "6.09 %"],
+            ],
+        ),
+        Part::published(
+            "A range mapped and touched (xfs)",
+            &[
+                &["size", "before", "with the flag", "gain"],
+                &["107 MB", "567", "542", "4.41 %"],
+                &["322 MB", "1918", "1522", "20.65 %"],
+                &["536 MB", "2566", "2506", "2.34 %"],
+                &["1073 MB", "4923", "4815", "2.19 %"],
+                &["1610 MB", "6454", "6137", "4.91 %"],
+                &["2147 MB", "8617", "8205", "4.78 %"],
+            ],
+        ),
+    ]
 }

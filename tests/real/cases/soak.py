@@ -260,7 +260,9 @@ def soak_in_turn(context):
             soak.turn(kind, victim, rng)
             turns += 1
     except Failed as failed:
-        raise Failed(f"turn {turns}, seed {seed}: {failed}") from None
+        said = soak.process.err_path.read_text(errors="replace")[-2000:]
+        status = soak.process.poll()
+        raise Failed(f"turn {turns}, seed {seed}: {failed}; the run, status {status}: {said}") from None
     soak.close()
     wants = ", ".join(f"{kind.name} {want >> 20}" for kind, want in zip(kinds, wanted))
     context.note(f"{turns} turns, {soak.killed} killed; in {memory >> 20} MiB, they want {wants} MiB")

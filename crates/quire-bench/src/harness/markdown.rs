@@ -3,6 +3,7 @@
 use std::fmt;
 
 /// A table: its head, then its rows.
+#[derive(Default)]
 pub(crate) struct Table {
     rows: Vec<Vec<String>>,
 }
@@ -14,6 +15,11 @@ impl Table {
 
     pub(crate) fn row(&mut self, cells: Vec<String>) {
         self.rows.push(cells);
+    }
+
+    /// The head, then the rows.
+    pub(crate) fn rows(&self) -> &[Vec<String>] {
+        &self.rows
     }
 
     pub(crate) fn is_empty(&self) -> bool {

@@ -1,26 +1,87 @@
-//! What a suite needs that runs many programs in several ways, for a long time.
+//! What all suites have: turns, results that outlive an interruption, and reports.
 //!
 //! A suite is a list of *turns*: a row in a column, in a round. Rounds are outermost, so that there is
 //! a whole table after the first one, and what the machine does meanwhile spreads over all columns.
 //! The harness takes the turns in order, writes each result to the journal as it comes, passes over
 //! those that the journal has already, says how far it is, and ends early where time is up or a signal
-//! came. What a turn does, what its result is and how results are shown is left to the suite.
+//! came. What a turn does and what its result is is left to the suite: most say it as tables of cells
+//! ([`suite`]). All come to a [`Report`], which is shown as Markdown, JSON and HTML, beside an earlier one.
 
+use std::fs;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
+use quire_cli::end_with_reader;
+use quire_cli::print::say;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+mod baseline;
 pub(crate) mod beside;
+mod html;
 pub(crate) mod journal;
 pub(crate) mod markdown;
+mod options;
+mod plot;
 mod progress;
+pub(crate) mod report;
+pub(crate) mod suite;
 
-use super::sys;
+use super::{machine, sys};
+use baseline::Baseline;
 use journal::{Journal, Record};
+pub(crate) use options::Options;
 use progress::Progress;
 pub(crate) use progress::in_words;
+pub(crate) use report::Report;
+
+/// The status of a program that was interrupted.
+const INTERRUPTED: u8 = 130;
+
+/// Runs a suite and shows what it found.
+pub(crate) fn main(options: &Options, suite: impl FnOnce() -> Result<Report>) -> Result<u8> {
+    sys::notice_signals();
+    sys::notice_lost_reader();
+    present(vec![suite()?], options)
+}
+
+/// Shows what suites found; returns the status to end with. All that they set up is gone by now: to print
+/// may be the end, where there is no reader any more.
+pub(crate) fn present(mut reports: Vec<Report>, options: &Options) -> Result<u8> {
+    end_with_reader();
+    let mut is_failed = reports.iter().any(|report| report.is_failed);
+    if let Some(path) = &options.baseline {
+        match Baseline::read(path) {
+            Ok(baseline) => {
+                for report in &mut reports {
+                    let part = baseline.compare(report);
+                    report.parts.push(part);
+                }
+            }
+            Err(error) => {
+                say(&format!("{error:#}"));
+                is_failed = true;
+            }
+        }
+    }
+    match (options.json, &reports[..]) {
+        (true, [one]) => println!("{}", one.json()),
+        (true, many) => {
+            let all: Vec<String> = many.iter().map(|report| report.json().to_string()).collect();
+            println!("[{}]", all.join(",\n"));
+        }
+        (false, _) => {
+            machine::facts().iter().for_each(|(name, value)| println!("- {name}: {value}"));
+            reports.iter().for_each(|report| print!("\n{}", report.markdown()));
+        }
+    }
+    if let Some(path) = &options.html {
+        let written = fs::write(path, html::page(&reports));
+        written.with_context(|| format!("cannot write the report to {}", path.display()))?;
+    }
+    let is_interrupted = reports.iter().any(|report| report.ending == Some(Ending::Interrupted));
+    Ok(if is_interrupted { INTERRUPTED } else { u8::from(is_failed) })
+}
 
 /// What is done once.
 #[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
@@ -71,10 +132,8 @@ pub(crate) fn take_turns<R: Serialize + DeserializeOwned>(
 ) -> Result<Ending> {
     let started = Instant::now();
     let mut progress = Progress::new(turns, journal.records());
-    for (index, turn) in turns.iter().enumerate() {
-        if journal.has(turn) {
-            continue;
-        }
+    let left: Vec<&Turn> = turns.iter().filter(|turn| !journal.has(turn)).collect();
+    for (index, turn) in left.iter().enumerate() {
         if sys::is_interrupted() {
             return Ok(Ending::Interrupted);
         }
@@ -89,8 +148,8 @@ pub(crate) fn take_turns<R: Serialize + DeserializeOwned>(
         let Some(result) = result else { continue };
         let took_seconds = turn_started.elapsed().as_secs_f64();
         progress.note(turn, took_seconds);
-        progress.say(index, turn, turns);
-        journal.add(Record { turn: turn.clone(), took_seconds, result })?;
+        progress.say(index, &left);
+        journal.add(Record { turn: (*turn).clone(), took_seconds, result })?;
     }
     Ok(Ending::Complete)
 }

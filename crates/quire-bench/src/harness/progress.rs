@@ -1,15 +1,20 @@
 //! A line on stderr after each turn, with an estimate of the time that is left.
 
 use std::collections::HashMap;
+use std::time::{Duration, Instant};
 
 use quire_cli::print::say;
 
 use super::Turn;
 use super::journal::Record;
 
+/// Turns that are shorter are not said one by one.
+const BETWEEN_LINES: Duration = Duration::from_secs(1);
+
 /// What turns took, by cell.
 pub(crate) struct Progress {
     seconds: HashMap<(String, String, String), f64>,
+    said: Option<Instant>,
 }
 
 fn cell(turn: &Turn) -> (String, String, String) {
@@ -18,7 +23,7 @@ fn cell(turn: &Turn) -> (String, String, String) {
 
 impl Progress {
     pub(crate) fn new<R>(turns: &[Turn], records: &[Record<R>]) -> Progress {
-        let mut progress = Progress { seconds: HashMap::new() };
+        let mut progress = Progress { seconds: HashMap::new(), said: None };
         for record in records {
             progress.note(&record.turn, record.took_seconds);
         }
@@ -35,8 +40,13 @@ impl Progress {
         self.seconds.insert(cell(turn), seconds);
     }
 
-    /// Says that the turn at `index` is done.
-    pub(crate) fn say(&self, index: usize, turn: &Turn, turns: &[Turn]) {
+    /// Says that the turn at `index` is done, where there was nothing to say for a while.
+    pub(crate) fn say(&mut self, index: usize, turns: &[&Turn]) {
+        let (turn, left) = (turns[index], &turns[index + 1..]);
+        if self.said.is_some_and(|said| said.elapsed() < BETWEEN_LINES) && !left.is_empty() {
+            return;
+        }
+        self.said = Some(Instant::now());
         let took = self.seconds.get(&cell(turn)).copied().unwrap_or(0.0);
         let name = [&turn.row, &turn.part, &turn.column].map(String::as_str);
         let name: Vec<&str> = name.into_iter().filter(|word| !word.is_empty()).collect();
@@ -47,15 +57,15 @@ impl Progress {
             name.join(" "),
             turn.round,
             in_words(took),
-            in_words(self.left_seconds(&turns[index + 1..]))
+            in_words(self.left_seconds(left))
         ));
     }
 
     /// Turns of cells that ran take what these took, others what cells take on the average.
-    fn left_seconds(&self, turns: &[Turn]) -> f64 {
+    fn left_seconds(&self, turns: &[&Turn]) -> f64 {
         let average = self.seconds.values().sum::<f64>() / self.seconds.len().max(1) as f64;
         let seconds = |turn: &Turn| self.seconds.get(&cell(turn)).copied().unwrap_or(average);
-        turns.iter().map(seconds).fold(0.0, |sum, seconds| sum + seconds)
+        turns.iter().map(|turn| seconds(turn)).fold(0.0, |sum, seconds| sum + seconds)
     }
 }
 
@@ -85,10 +95,10 @@ mod tests {
             round,
         };
         let mut progress = Progress::new::<()>(&[], &[]);
-        assert_eq!(progress.left_seconds(&[turn("bare", 1)]), 0.0);
+        assert_eq!(progress.left_seconds(&[&turn("bare", 1)]), 0.0);
         progress.note(&turn("bare", 1), 1.0);
         progress.note(&turn("quire", 1), 5.0);
-        assert_eq!(progress.left_seconds(&[turn("bare", 2), turn("disk", 1)]), 4.0);
+        assert_eq!(progress.left_seconds(&[&turn("bare", 2), &turn("disk", 1)]), 4.0);
     }
 
     #[test]

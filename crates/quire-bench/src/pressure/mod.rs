@@ -32,15 +32,13 @@ pub(crate) use redis::{RedisArgs, load as redis_load};
 pub(crate) use touch::{TouchArgs, touch};
 
 use super::contestant::Stage;
-use super::harness::journal::{Journal, Origin};
-use super::harness::{Ending, Turn, take_turns};
-use super::{data, machine, sys};
+use super::harness::{self, Turn, take_turns};
+use super::{data, sys};
 use columns::{Column, Runner};
 use counters::Disk;
 use measured::{Cell, End, Measured, Records};
 use prepare::{Prepared, prepare};
-use quire_cli::end_with_reader;
-use report::Report;
+use report::Found;
 use rows::{Fraction, Row, Selection};
 use swaps::Swaps;
 
@@ -58,25 +56,17 @@ const RUN_SECONDS_MAX: f64 = 900.0;
 /// Rows with the parts of their wants.
 type Selected = Vec<(Row, Vec<Fraction>)>;
 
-/// The status of a program that was interrupted.
-const INTERRUPTED: u8 = 130;
-
 /// Runs the bench.
-pub(crate) fn main(options: &PressureBench) -> Result<u8> {
+pub(crate) fn report(options: &PressureBench) -> Result<harness::Report> {
     let is_quick = options.common.quick;
     let selection = Selection {
-        is_full: options.full,
+        is_full: options.common.full,
         is_quick,
         only: &options.only,
         fractions: &options.fraction,
     };
     let rows = selection.of(rows::all(is_quick))?;
-    let mut journal = match &options.resume {
-        Some(file) => Journal::resume(file, &origin(is_quick))?,
-        None => Journal::in_memory(),
-    };
-    sys::notice_signals();
-    sys::notice_lost_reader();
+    let mut journal = options.common.journal("pressure", &[])?;
     let columns = options.columns();
     let rounds = options.common.rounds(1, 3);
     let mut suite = Suite { runner: runner(options, &columns)?, prepared: HashMap::new() };
@@ -84,38 +74,13 @@ pub(crate) fn main(options: &PressureBench) -> Result<u8> {
     let is_run = |column: &Column| columns_not_run.iter().all(|(not_run, _)| not_run != column);
     let run: Vec<Column> = columns.iter().copied().filter(is_run).collect();
     let turns = turns(&rows, &run, rounds);
-    let ended = take_turns(&turns, &mut journal, options.most(), |turn, records| {
+    let ending = take_turns(&turns, &mut journal, options.most(), |turn, records| {
         suite.take(turn, &rows, records)
-    });
+    })?;
     let (missing, note) = (suite.missing(), suite.runner.swaps.note());
-    // All that was set up goes first: to print may be the end, where there is no reader any more.
-    drop(suite);
-    end_with_reader();
-    let (records, ending) = (journal.records(), *ended.as_ref().unwrap_or(&Ending::Interrupted));
-    let (rows, columns) = (&rows, &columns[..]);
-    let report = Report { rows, columns, rounds, records, ending, missing, columns_not_run, note };
-    if options.common.json {
-        report.print_json();
-    } else {
-        report.print();
-    }
-    ended?;
-    let of_quire = records.iter().filter(|record| record.turn.column == Column::Quire.name());
-    let is_failed = of_quire.into_iter().any(|record| matches!(record.result.end, End::Failed(_)));
-    Ok(if ending == Ending::Interrupted { INTERRUPTED } else { u8::from(is_failed) })
-}
-
-/// What results are of.
-fn origin(is_quick: bool) -> Origin {
-    let facts: HashMap<_, _> = machine::facts().into_iter().collect();
-    let fact = |name: &str| facts.get(name).cloned().unwrap_or_default();
-    Origin {
-        suite: "pressure".into(),
-        sizes: if is_quick { "quick" } else { "full" }.into(),
-        commit: fact("commit"),
-        kernel: fact("kernel"),
-        processor: fact("processor"),
-    }
+    let (rows, columns, records) = (&rows, &columns[..], journal.records());
+    let found = Found { rows, columns, rounds, records, ending, missing, columns_not_run, note };
+    Ok(found.report())
 }
 
 fn runner(options: &PressureBench, columns: &[Column]) -> Result<Runner> {

@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum as _};
 
 use super::columns::Column;
 use super::rows::Fraction;
-use crate::Common;
+use crate::harness::Options;
 
 /// How long the core may take.
 const CORE_MINUTES: u32 = 90;
@@ -15,11 +15,7 @@ const CORE_MINUTES: u32 = 90;
 #[derive(Args, Debug)]
 pub(crate) struct PressureBench {
     #[command(flatten)]
-    pub common: Common,
-
-    /// Every row in 3/4, 1/2 and 1/4 of what it wants, where the core is a part of them; takes a day
-    #[arg(long)]
-    pub full: bool,
+    pub common: Options,
 
     /// Only rows, of the core or not, that have one of these in their name
     #[arg(long, value_name = "ROW,ROW", value_delimiter = ',')]
@@ -37,14 +33,6 @@ pub(crate) struct PressureBench {
     /// $TMPDIR, or /var/tmp]
     #[arg(long, value_name = "DIR")]
     pub directory: Option<PathBuf>,
-
-    /// Append each result to FILE as it comes, and go on where the results stop that it has
-    #[arg(long, value_name = "FILE")]
-    pub resume: Option<PathBuf>,
-
-    /// Begin nothing new after so many minutes, and print what there is [default: 90 for the core]
-    #[arg(long, value_name = "N")]
-    pub minutes: Option<u32>,
 }
 
 impl PressureBench {
@@ -57,10 +45,10 @@ impl PressureBench {
         Column::value_variants().iter().copied().filter(is_chosen).collect()
     }
 
-    /// After this nothing new begins.
+    /// After this nothing new begins; the core has a limit of its own.
     pub(crate) fn most(&self) -> Option<Duration> {
-        let is_core = !self.full && self.only.is_empty();
-        let minutes = self.minutes.or(is_core.then_some(CORE_MINUTES))?;
-        Some(Duration::from_secs(u64::from(minutes) * 60))
+        let is_core = !self.common.full && self.only.is_empty();
+        let core = is_core.then(|| Duration::from_secs(u64::from(CORE_MINUTES) * 60));
+        self.common.most().or(core)
     }
 }

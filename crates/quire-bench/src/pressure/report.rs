@@ -9,14 +9,16 @@ use super::Selected;
 use super::columns::Column;
 use super::measured::{Cell, End, Measured, Records};
 use super::rows::Fraction;
-use crate::harness::Ending;
 use crate::harness::markdown::Table;
-use crate::output;
+use crate::harness::report::{Part, Report, number, spread};
+use crate::harness::{Ending, in_words};
 use crate::samples::Samples;
-use crate::{harness, machine};
+
+/// A row of the kernel's swap file is as fast where Quire takes so many times as long at most.
+const AS_FAST: f64 = 1.15;
 
 /// All that was found.
-pub(crate) struct Report<'a> {
+pub(crate) struct Found<'a> {
     pub rows: &'a Selected,
     pub columns: &'a [Column],
     pub rounds: u32,
@@ -32,16 +34,16 @@ pub(crate) struct Report<'a> {
 /// A row in a part of what it wants.
 #[derive(Clone, Copy)]
 struct Line<'a> {
-    report: &'a Report<'a>,
+    found: &'a Found<'a>,
     row: &'a str,
     fraction: Fraction,
 }
 
-impl Report<'_> {
+impl Found<'_> {
     fn lines(&self) -> impl Iterator<Item = Line<'_>> {
         self.rows.iter().flat_map(move |(row, fractions)| {
             let line =
-                |fraction: &Fraction| Line { report: self, row: &row.name, fraction: *fraction };
+                |fraction: &Fraction| Line { found: self, row: &row.name, fraction: *fraction };
             fractions.iter().map(line)
         })
     }
@@ -51,34 +53,70 @@ impl Report<'_> {
         self.columns.iter().copied().filter(|column| *column != Column::Bare)
     }
 
-    pub(crate) fn print(&self) {
-        print!("{}", self.head());
-        println!("\n{}", self.seconds());
-        println!("Pages in; read from and written to the disk; medians.\n\n{}", self.paging());
+    pub(crate) fn report(&self) -> Report {
+        let part = |title: &str, table, note: Option<&str>| Part {
+            title: title.into(),
+            table,
+            plot: None,
+            note: note.map(String::from),
+        };
+        let mut parts = vec![
+            part(
+                "time",
+                self.seconds(),
+                Some(
+                    "Quire in seconds; the others as what they take over what Quire takes, in the same \
+                     round: above 1 Quire is faster.",
+                ),
+            ),
+            part("pages in; read from and written to the disk", self.paging(), None),
+        ];
         let figures = self.figures();
         if !figures.is_empty() {
-            println!("What the programs count themselves; medians.\n\n{figures}");
+            parts.push(part("what the programs count themselves", figures, None));
+        }
+        let mut facts = vec![(
+            "rounds".into(),
+            format!("{}; medians, with the least and the most", self.rounds),
+        )];
+        facts.extend(self.note.iter().map(|note| ("the kernel's swap".into(), note.clone())));
+        let columns = self.columns_not_run.iter().map(|(column, why)| (column.name(), why));
+        let rows = self.missing.iter().map(|(row, why)| (row.clone(), why));
+        let left_out = columns.chain(rows).map(|(what, why)| format!("{what}: {why}"));
+        let mut of_quire =
+            self.records.iter().filter(|record| record.turn.column == Column::Quire.name());
+        Report {
+            name: "pressure".into(),
+            question: "What does a program take in a part of the memory that it wants, beside each of the kernel's swaps?".into(),
+            facts,
+            ending: Some(self.ending),
+            left_out: left_out.collect(),
+            words: self.words(),
+            parts,
+            published: Vec::new(),
+            is_failed: of_quire.any(|record| matches!(record.result.end, End::Failed(_))),
+            cells: self.lines().flat_map(|line| line.json()).collect(),
         }
     }
 
-    fn head(&self) -> String {
-        let mut lines: Vec<String> =
-            machine::facts().iter().map(|(name, value)| format!("- {name}: {value}")).collect();
-        lines.push(format!(
-            "- rounds: {}; medians, and the least and the most; Quire in seconds, the others as what they \
-             take over what Quire takes, in the same round",
-            self.rounds
-        ));
-        lines.extend(self.note.iter().map(|note| format!("- {note}")));
-        lines.extend(
-            self.columns_not_run
-                .iter()
-                .map(|(column, why)| format!("- {}: not run: {why}", column.name())),
-        );
-        if self.ending != Ending::Complete {
-            lines.push(format!("- {} before all of it was run", self.ending.in_words()));
+    /// How Quire stands against the swap file over all rows.
+    fn words(&self) -> Vec<String> {
+        let quire_over = |line: Line<'_>| {
+            let ratio = line.cell(Column::Disk).over(&line.cell(Column::Quire)).median();
+            (ratio > 0.0).then(|| 1.0 / ratio)
+        };
+        let ratios: Vec<f64> = self.lines().filter_map(quire_over).collect();
+        if ratios.is_empty() {
+            return Vec::new();
         }
-        lines.join("\n") + "\n"
+        let logarithms: f64 = ratios.iter().map(|ratio| ratio.ln()).sum();
+        let mean = (logarithms / ratios.len() as f64).exp();
+        let fast = ratios.iter().filter(|ratio| **ratio <= AS_FAST).count();
+        vec![format!(
+            "Over {} rows the geometric mean of Quire's time over the swap file's is {mean:.2}; {fast} of \
+             them take at most {AS_FAST} times as long.",
+            ratios.len()
+        )]
     }
 
     fn table(&self, head: &[&str], columns: impl Iterator<Item = Column>) -> Table {
@@ -124,27 +162,11 @@ impl Report<'_> {
         }
         table
     }
-
-    pub(crate) fn print_json(&self) {
-        let not_run = self.columns_not_run.iter();
-        let not_run = not_run.map(|(column, why)| (column.name(), why.as_str()));
-        let missing = self.missing.iter().map(|(row, why)| (row.as_str(), why.as_str()));
-        output::print_json(
-            "pressure",
-            [
-                ("rounds", Value::from(self.rounds)),
-                ("ending", Value::from(self.ending.in_words())),
-                ("columns_not_run", Value::from_iter(not_run)),
-                ("rows_not_run", Value::from_iter(missing)),
-                ("cells", self.lines().flat_map(|line| line.json()).collect()),
-            ],
-        );
-    }
 }
 
 impl<'a> Line<'a> {
     fn cell(&self, column: Column) -> Cell<'a> {
-        Cell::of(self.report.records, self.row, &self.fraction.to_string(), column)
+        Cell::of(self.found.records, self.row, &self.fraction.to_string(), column)
     }
 
     fn name(&self) -> String {
@@ -168,7 +190,7 @@ impl<'a> Line<'a> {
     /// Quire's seconds, or those of another over Quire's; and how it ended where it did not.
     fn time(&self, column: Column) -> String {
         let (cell, quire) = (self.cell(column), self.cell(Column::Quire));
-        let is_not_run = self.report.columns_not_run.iter().any(|(not_run, _)| *not_run == column);
+        let is_not_run = self.found.columns_not_run.iter().any(|(not_run, _)| *not_run == column);
         if is_not_run && cell.runs().next().is_none() {
             return "not run".into();
         }
@@ -213,32 +235,35 @@ impl<'a> Line<'a> {
 
     /// An object for each column that was run.
     fn json(&self) -> Vec<Value> {
-        let quire = self.cell(Column::Quire);
         let columns =
-            self.report.columns.iter().filter(|column| self.cell(**column).runs().next().is_some());
+            self.found.columns.iter().filter(|column| self.cell(**column).runs().next().is_some());
         columns
             .map(|column| {
                 let cell = self.cell(*column);
-                let mut members = vec![
-                    ("row", Value::from(self.row)),
-                    ("fraction", Value::from(self.fraction.to_string())),
+                let names = self.figures();
+                let counted = names.iter().map(|name| (name.as_str(), self.figure(*column, name)));
+                let figures =
+                    [("seconds", cell.seconds())].into_iter().chain(sizes(&cell)).chain(counted);
+                let figures = figures.filter(|(_, samples)| !samples.is_empty());
+                let figures = figures.map(|(name, samples)| (name, Value::from(&samples)));
+                let ratio = cell.over(&self.cell(Column::Quire));
+                let ratios = (!ratio.is_empty()).then(|| ("seconds", Value::from(&ratio)));
+                Value::from_iter([
+                    ("sheet", Value::from("time")),
+                    ("row", Value::from(self.name())),
                     ("column", Value::from(column.name())),
+                    ("figures", Value::from_iter(figures)),
+                    ("over", Value::from(Column::Quire.name())),
+                    ("ratios", Value::from_iter(ratios)),
                     ("ends", cell.runs().map(|run| Value::from(in_word(run))).collect()),
-                    ("seconds", samples_json(&cell.seconds())),
-                    ("over_quire", samples_json(&cell.over(&quire))),
-                ];
-                members.extend(sizes(&cell));
-                let figures = self.figures();
-                let figure = |name| samples_json(&self.figure(*column, name));
-                members.extend(figures.iter().map(|name| (name.as_str(), figure(name))));
-                Value::from_iter(members)
+                ])
             })
             .collect()
     }
 }
 
 /// What is told of a cell's runs beside their seconds.
-fn sizes(cell: &Cell<'_>) -> [(&'static str, Value); 9] {
+fn sizes(cell: &Cell<'_>) -> [(&'static str, Samples); 9] {
     type Size = (&'static str, fn(&Measured) -> Option<f64>);
     let sizes: [Size; 9] = [
         ("want_bytes", |run| Some(run.want_bytes as f64)),
@@ -252,10 +277,6 @@ fn sizes(cell: &Cell<'_>) -> [(&'static str, Value); 9] {
         ("disk_written_bytes", |run| Some(run.disk_bytes?[1] as f64)),
     ];
     sizes.map(|(name, size)| (name, cell.runs().filter_map(size).collect()))
-}
-
-fn samples_json(samples: &Samples) -> Value {
-    if samples.is_empty() { Value::Null } else { Value::from(samples) }
 }
 
 fn in_word(run: &Measured) -> &str {
@@ -278,8 +299,8 @@ fn remarks(cell: &Cell<'_>) -> Vec<String> {
     };
     let count = |end: &End| cell.runs().filter(|run| run.end == *end).count();
     let stopped = cell.runs().find(|run| run.end == End::Stopped);
-    let stopped = stopped
-        .map(|run| format!("timeout, stopped after {}", harness::in_words(run.wall_seconds)));
+    let stopped =
+        stopped.map(|run| format!("timeout, stopped after {}", in_words(run.wall_seconds)));
     let failed = cell.runs().filter(|run| matches!(run.end, End::Failed(_))).count();
     let failed = cell.failure().and_then(|why| often(&format!("FAILED: {why}"), failed));
     let over = cell.runs().filter(|run| run.does_not_fit).count();
@@ -287,35 +308,6 @@ fn remarks(cell: &Cell<'_>) -> Vec<String> {
         .into_iter()
         .flatten()
         .collect()
-}
-
-/// `33.0 s (32.1..34.0)`, `1.50x (1.45..1.60)`; of a single round without the spread.
-fn spread(samples: &Samples, unit: &str) -> String {
-    let median = samples.median();
-    let digits = match median {
-        ..0.1 => 4,
-        ..1.0 => 3,
-        ..10.0 => 2,
-        _ => 1,
-    };
-    match samples.values() {
-        [_] => format!("{median:.digits$}{unit}"),
-        _ => {
-            let (min, max) = (samples.min(), samples.max());
-            format!("{median:.digits$}{unit} ({min:.digits$}..{max:.digits$})")
-        }
-    }
-}
-
-/// `950`, `12.5k`, `3.1M`; small ones with a digit behind the point.
-fn number(value: f64) -> String {
-    match value {
-        ..0.0 => format!("{value}"),
-        ..10.0 if value.fract() != 0.0 => format!("{value:.2}"),
-        ..1e4 => format!("{value:.0}"),
-        ..1e6 => format!("{:.1}k", value / 1e3),
-        _ => format!("{:.1}M", value / 1e6),
-    }
 }
 
 #[cfg(test)]
@@ -327,7 +319,7 @@ mod tests {
 
     const COLUMNS: [Column; 4] = [Column::Bare, Column::Quire, Column::Disk, Column::ZramLz4];
 
-    fn with_report(records: &mut [Record<Measured>], check: impl FnOnce(&Report<'_>)) {
+    fn with_found(records: &mut [Record<Measured>], check: impl FnOnce(&Found<'_>)) {
         let only = ["sort-100M".to_owned()];
         let fractions = ["1/2".parse().unwrap()];
         let selection =
@@ -335,7 +327,7 @@ mod tests {
         for record in records.iter_mut() {
             record.turn.row = "sort-100M".into();
         }
-        let report = Report {
+        let found = Found {
             rows: &selection.of(all(true)).unwrap(),
             columns: &COLUMNS,
             rounds: 2,
@@ -345,7 +337,7 @@ mod tests {
             columns_not_run: vec![(Column::ZramLz4, "no zram".into())],
             note: None,
         };
-        check(&report);
+        check(&found);
     }
 
     #[test]
@@ -357,8 +349,8 @@ mod tests {
             record(Column::Quire, 2, 4.0, End::Done),
             record(Column::Disk, 2, 1.0, End::Killed),
         ];
-        with_report(&mut records, |report| {
-            let table = report.seconds().to_string();
+        with_found(&mut records, |found| {
+            let table = found.seconds().to_string();
             let line = table.lines().nth(2).unwrap();
             let cells: Vec<&str> = line.split('|').map(str::trim).collect();
             assert_eq!(
@@ -373,17 +365,22 @@ mod tests {
                     "not run"
                 ]
             );
-            assert!(report.paging().to_string().contains("| 2500; 10 MiB, 20 MiB |"));
-            assert!(report.figures().to_string().contains("p99 us"));
-            assert!(report.head().contains("- zram-lz4: not run: no zram\n- interrupted"));
+            assert!(found.paging().to_string().contains("| 2500; 10 MiB, 20 MiB |"));
+            assert!(found.figures().to_string().contains("p99 us"));
+            let report = found.report();
+            let text = report.markdown();
+            assert!(text.contains("- not run: zram-lz4: no zram\n- interrupted"), "{text}");
+            assert!(report.words[0].contains("is 0.67; 1 of them"), "{:?}", report.words);
+            assert_eq!(report.cells[1]["column"], "quire");
+            assert_eq!(report.cells[1]["figures"]["seconds"]["median"], 3.0);
         });
     }
 
     #[test]
     fn without_a_result_the_table_is_whole() {
-        with_report(&mut [], |report| {
-            assert_eq!(report.seconds().to_string().lines().count(), 3);
-            assert!(report.figures().is_empty());
+        with_found(&mut [], |found| {
+            assert_eq!(found.seconds().to_string().lines().count(), 3);
+            assert!(found.figures().is_empty() && found.words().is_empty());
         });
     }
 
@@ -391,16 +388,9 @@ mod tests {
     fn what_was_stopped_says_when() {
         let mut records = [record(Column::Quire, 1, 20.0, End::Stopped)];
         records[0].result.does_not_fit = true;
-        with_report(&mut records, |report| {
-            let line = report.lines().next().unwrap();
+        with_found(&mut records, |found| {
+            let line = found.lines().next().unwrap();
             assert_eq!(line.time(Column::Quire), "timeout, stopped after 20 s; does not fit");
         });
-    }
-
-    #[test]
-    fn people_read_numbers() {
-        for (value, text) in [(3.0, "3"), (0.25, "0.25"), (950.0, "950"), (12_500.0, "12.5k")] {
-            assert_eq!(number(value), text);
-        }
     }
 }

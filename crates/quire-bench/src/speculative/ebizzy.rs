@@ -165,7 +165,7 @@ impl Ebizzy<'_> {
     fn search(&self, seed: u64) -> Result<u64> {
         let mut random = Random::new(seed);
         let mut records = 0;
-        while !self.is_over.load(Ordering::Relaxed) {
+        loop {
             let source = self.chunks[random.below(self.chunks.len())];
             let words = if self.args.random_size {
                 random.below(self.chunk_words) + 1
@@ -181,8 +181,11 @@ impl Ebizzy<'_> {
                 ensure!(found == Ok(key), "record {key} of {words} is not in the copy");
             }
             records += 1;
+            // At the end, so that there is one however short the time is.
+            if self.is_over.load(Ordering::Relaxed) {
+                return Ok(records);
+            }
         }
-        Ok(records)
     }
 }
 

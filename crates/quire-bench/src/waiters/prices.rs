@@ -8,62 +8,67 @@ use std::time::{Duration, Instant};
 use quire::library::WaitCounts;
 use quire::page::{Futexes, PageWord, Parked, WaitTable};
 
-use super::{spread, table};
-use crate::samples::Samples;
-use serde_json::Value;
+use super::super::harness::suite::Results;
+use super::table;
 
+/// The table of the prices.
+pub(super) const TITLE: &str = "an unlock by itself";
 /// Words that are unlocked one after the other: as many as a block's.
 const WORDS: usize = 512;
 /// So long a waiter gets to fall asleep in the kernel once it is queued.
 const FALL_ASLEEP: Duration = Duration::from_micros(50);
 
-/// Nanoseconds for an unlock.
-#[derive(Default)]
-pub(super) struct Prices {
-    /// An unlock that need not look for waiters.
-    free_ns: Samples,
-    /// An unlock that looks, and finds no waiter.
-    look_ns: Samples,
-    /// An unlock that wakes a sleeping thread, the look included.
-    wake_ns: Samples,
+/// A kind of unlock.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Price {
+    /// It need not look for waiters.
+    Free,
+    /// It looks, and finds no waiter.
+    Look,
+    /// It wakes a sleeping thread, the look included.
+    Wake,
 }
 
+impl Price {
+    pub(super) const ALL: [Price; 3] = [Price::Free, Price::Look, Price::Wake];
+
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Price::Free => "that need not look",
+            Price::Look => "that looks, no waiter",
+            Price::Wake => "that wakes a thread",
+        }
+    }
+
+    /// Nanoseconds, of so many unlocks; of waking ones a thousandth.
+    pub(super) fn measure(self, times: u32) -> f64 {
+        match self {
+            Price::Free => unlock_ns(&table(false), times),
+            Price::Look => unlock_ns(&table(true), times),
+            Price::Wake => wake_ns(times.div_ceil(1000)),
+        }
+    }
+}
+
+/// Nanoseconds for an unlock of each kind.
+pub(super) struct Prices([f64; 3]);
+
 impl Prices {
-    /// A round: so many unlocks of each kind, of waking ones a thousandth.
-    pub(super) fn measure(&mut self, times: u32) {
-        self.free_ns.push(unlock_ns(&table(false), times));
-        self.look_ns.push(unlock_ns(&table(true), times));
-        self.wake_ns.push(wake_ns(times.div_ceil(1000)));
+    /// As they were measured so far.
+    pub(super) fn of(results: Results<'_>) -> Prices {
+        let ns = |price: Price| results.samples(TITLE, "an unlock", price.name(), "ns").median();
+        Prices(Price::ALL.map(ns))
     }
 
     /// What the unlocks cost that were counted, in seconds.
     pub(super) fn seconds(&self, counts: &WaitCounts) -> f64 {
-        let [free, look, wake] = [&self.free_ns, &self.look_ns, &self.wake_ns].map(Samples::median);
+        let [free, look, wake] = self.0;
         let of = |count: u64, ns: f64| count as f64 * ns;
         // A look that wakes two is one look and two wakes.
         let ns = of(counts.avoided, free)
             + of(counts.looks, look)
             + of(counts.wakes, (wake - look).max(0.0));
         ns * 1e-9
-    }
-
-    pub(super) fn print(&self) {
-        println!("\n  {:28}{:>24}", "an unlock by itself", "ns");
-        for (name, ns) in [
-            ("that need not look", &self.free_ns),
-            ("that looks, no waiter", &self.look_ns),
-            ("that wakes a thread", &self.wake_ns),
-        ] {
-            println!("  {name:28}{:>24}", spread(ns));
-        }
-    }
-
-    pub(super) fn json(&self) -> Value {
-        Value::from_iter([
-            ("free_ns", Value::from(&self.free_ns)),
-            ("look_ns", Value::from(&self.look_ns)),
-            ("wake_ns", Value::from(&self.wake_ns)),
-        ])
     }
 }
 
@@ -132,8 +137,7 @@ mod tests {
 
     #[test]
     fn counts_are_paid_at_the_prices() {
-        let one = |ns: f64| std::iter::once(ns).collect::<Samples>();
-        let prices = Prices { free_ns: one(10.0), look_ns: one(40.0), wake_ns: one(1040.0) };
+        let prices = Prices([10.0, 40.0, 1040.0]);
         let counts = WaitCounts { avoided: 5, looks: 3, wakes: 2, ..WaitCounts::default() };
         assert!((prices.seconds(&counts) - 2170e-9).abs() < 1e-15);
         assert_eq!(prices.seconds(&WaitCounts::default()), 0.0);
@@ -141,10 +145,8 @@ mod tests {
 
     #[test]
     fn every_kind_of_unlock_has_a_price() {
-        let mut prices = Prices::default();
-        prices.measure(10_000);
-        for ns in [&prices.free_ns, &prices.look_ns, &prices.wake_ns] {
-            assert!(ns.median() > 0.0);
+        for price in Price::ALL {
+            assert!(price.measure(10_000) > 0.0);
         }
     }
 }

@@ -1,0 +1,118 @@
+//! `quire bench all`: all suites, one after the other, as one report.
+//!
+//! A suite that cannot run says why, and the others are none the worse.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::{Result, ensure};
+use clap::{Args, Parser as _};
+use quire_cli::print::say;
+
+use super::harness::{self, Ending, Options, Report};
+use super::{BenchArgs, BenchCommand, sys};
+
+/// The suites in the order of the designs, then what else there is, that which takes longest last.
+const SUITES: [&str; 11] = [
+    "fault-around",
+    "swap",
+    "waiters",
+    "rmap",
+    "speculative",
+    "fault",
+    "objects",
+    "fork",
+    "handlers",
+    "run",
+    "pressure",
+];
+
+#[derive(Args, Debug)]
+pub(crate) struct AllBench {
+    #[command(flatten)]
+    common: Options,
+
+    /// Only these suites
+    #[arg(long, value_name = "SUITE,SUITE", value_delimiter = ',', value_parser = SUITES)]
+    only: Vec<String>,
+}
+
+/// Runs the suites.
+pub(crate) fn main(options: &AllBench) -> Result<u8> {
+    sys::notice_signals();
+    sys::notice_lost_reader();
+    let started = Instant::now();
+    let mut reports: Vec<Report> = Vec::new();
+    for name in SUITES {
+        let is_chosen = options.only.is_empty() || options.only.iter().any(|only| only == name);
+        if !is_chosen {
+            continue;
+        }
+        if sys::is_interrupted() {
+            break;
+        }
+        say(&format!("{name}:"));
+        let report = report(name, &options.common, started).unwrap_or_else(|error| {
+            let mut report = Report::not_run(name, &format!("{error:#}"));
+            report.ending = sys::is_interrupted().then_some(Ending::Interrupted);
+            report
+        });
+        reports.push(report);
+    }
+    harness::present(reports, &options.common)
+}
+
+/// Runs a suite as its own command line would.
+fn report(name: &str, common: &Options, started: Instant) -> Result<Report> {
+    let mut words: Vec<OsString> = vec!["quire-bench".into(), name.into()];
+    words.extend(common.quick.then(|| "--quick".into()));
+    words.extend(common.full.then(|| "--full".into()));
+    let mut option = |name: &str, value: OsString| words.extend([name.into(), value]);
+    if let Some(rounds) = common.rounds {
+        option("--rounds", rounds.to_string().into());
+    }
+    if let Some(file) = &common.resume {
+        option("--resume", of_suite(file, name).into());
+    }
+    if let Some(minutes) = common.minutes {
+        let gone = (started.elapsed().as_secs() / 60) as u32;
+        ensure!(gone < minutes, "time was up");
+        option("--minutes", (minutes - gone).to_string().into());
+    }
+    if let Some(quire) = &common.quire {
+        option("--quire", quire.into());
+    }
+    match BenchArgs::try_parse_from(words)?.command {
+        BenchCommand::Suite(suite) => suite.report(),
+        _ => unreachable!("all that are listed are suites"),
+    }
+}
+
+/// The results of a suite have a file of their own.
+fn of_suite(file: &std::path::Path, suite: &str) -> PathBuf {
+    let mut name = file.as_os_str().to_owned();
+    name.push(format!("-{suite}"));
+    name.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_is_that_of_a_suite() {
+        for name in SUITES {
+            let parsed = BenchArgs::try_parse_from(["quire-bench", name, "--quick"]).unwrap();
+            let BenchCommand::Suite(suite) = parsed.command else { panic!("{name} is no suite") };
+            assert!(suite.options().quick);
+        }
+    }
+
+    #[test]
+    fn a_suite_that_cannot_begin_says_why() {
+        let common = Options { minutes: Some(0), ..Options::default() };
+        let error = report("swap", &common, Instant::now()).err().unwrap();
+        assert_eq!(error.to_string(), "time was up");
+    }
+}
