@@ -24,6 +24,7 @@ th, td { padding: .25rem .6rem; text-align: left; border-bottom: 1px solid var(-
 thead th { background: var(--band); } figure { margin: 1rem 0; max-width: 44rem; } figcaption { color: var(--faint); }
 details { margin: 1rem 0; } summary { cursor: pointer; }
 .plot { width: 100%; height: auto; } .plot text { fill: var(--faint); font-size: 12px; }
+@media (max-width: 40rem) { .plot text { font-size: 17px; } }
 .plot .y { text-anchor: end; } .plot .x { text-anchor: middle; } .plot .grid { stroke: var(--line); }
 .plot polyline { fill: none; stroke-width: 2; } .plot g line { stroke-width: 1; } .plot g { stroke: none; }
 .keys span { margin-right: 1rem; white-space: nowrap; } .keys span::before { content: '\\25CF\\00A0'; }
@@ -94,10 +95,15 @@ fn section(html: &mut String, report: &Report) {
 
 fn part(html: &mut String, part: &Part) {
     let _ = writeln!(html, "<h3>{}</h3>", escaped(&part.title));
-    if let Some(plot) = &part.plot {
-        let _ = write!(html, "{plot}");
+    match &part.plot {
+        None => table(html, &part.table),
+        // The figures behind it are often many.
+        Some(plot) => {
+            let _ = write!(html, "{plot}<details><summary>Figures</summary>\n");
+            table(html, &part.table);
+            html.push_str("</details>\n");
+        }
     }
-    table(html, &part.table);
     if let Some(note) = &part.note {
         let _ = writeln!(html, "<p>{}</p>", escaped(note));
     }

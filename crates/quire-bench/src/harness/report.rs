@@ -158,6 +158,11 @@ fn digits(value: f64, like: f64) -> String {
 pub(crate) fn number(value: f64) -> String {
     match value {
         ..0.0 => format!("{value}"),
+        ..0.1 if value != 0.0 => {
+            // As many places as two digits want.
+            let places = 1 - value.log10().floor() as i32;
+            format!("{value:.*}", places.max(0) as usize)
+        }
         ..10.0 if value.fract() != 0.0 => format!("{value:.2}"),
         ..1e4 => format!("{value:.0}"),
         ..1e6 => format!("{:.1}k", value / 1e3),
@@ -171,7 +176,14 @@ mod tests {
 
     #[test]
     fn people_read_numbers() {
-        for (value, text) in [(3.0, "3"), (0.25, "0.25"), (950.0, "950"), (12_500.0, "12.5k")] {
+        for (value, text) in [
+            (0.0, "0"),
+            (0.001_23, "0.0012"),
+            (0.25, "0.25"),
+            (3.0, "3"),
+            (950.0, "950"),
+            (12_500.0, "12.5k"),
+        ] {
             assert_eq!(number(value), text);
         }
     }
