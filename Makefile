@@ -9,9 +9,11 @@ RELEASE := $(TARGET)/release
 QUIRE := $(abspath $(RELEASE)/quire)
 # The workspace's, for pkg-config.
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
+# By itself: its engine has hooks for simulations, which the programs' must not have.
+SIMULATED := -p quire-simulated --features program
 REAL := python3 tests/real/run.py --quire $(QUIRE)
 
-.PHONY: release demo test test-long mutants check unit real bench picture install install-bench clean
+.PHONY: release demo test test-long mutants check unit real bench simulated picture install install-bench clean
 
 release: setup-build
 	$(CARGO) build --release --workspace
@@ -32,11 +34,13 @@ test: setup-test
 check:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	$(CARGO) clippy $(SIMULATED) --all-targets -- -D warnings
 	tests/names.py
 
 # Unit and property tests, the simulator, loom, the engine on the real MMU, the front-ends.
 unit:
 	$(CARGO) test --workspace
+	$(CARGO) test $(SIMULATED)
 
 # Real programs under `quire run`, each held against its bare run.
 real:
@@ -50,8 +54,12 @@ test-long: setup-test release
 mutants: setup-test
 	tests/mutants.py
 
-bench: setup-bench release
+bench: setup-bench release simulated
 	$(QUIRE) bench all --html target/bench.html
+
+# The program of `quire bench --simulate`.
+simulated: setup-build
+	$(CARGO) build --release $(SIMULATED)
 
 # docs/architecture.svg, of docs/architecture.dot.
 picture: setup-picture
@@ -76,10 +84,13 @@ install: $(RELEASE)/quire
 	install -m 644 docs/man/quire-cat.1 docs/man/quire-sum.1 $(DESTDIR)$(PREFIX)/share/man/man1
 	install -m 644 docs/man/quire.3 $(DESTDIR)$(PREFIX)/share/man/man3
 
-# The program that `quire bench` runs, which users do not need.
-install-bench: $(RELEASE)/quire-bench
+$(RELEASE)/quire-simulated:
+	$(MAKE) --no-print-directory simulated
+
+# The programs that `quire bench` runs, which users do not need.
+install-bench: $(RELEASE)/quire-bench $(RELEASE)/quire-simulated
 	install -d $(DESTDIR)$(PREFIX)/libexec/quire
-	install -m 755 $(RELEASE)/quire-bench $(DESTDIR)$(PREFIX)/libexec/quire/quire-bench
+	install -m 755 $(RELEASE)/quire-bench $(RELEASE)/quire-simulated $(DESTDIR)$(PREFIX)/libexec/quire
 
 clean:
 	$(CARGO) clean

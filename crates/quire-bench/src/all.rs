@@ -14,8 +14,9 @@ use super::harness::{self, Ending, Options, Report};
 use super::{BenchArgs, BenchCommand, sys};
 
 /// The suites in the order of the designs, then what else there is, that which takes longest last.
-const SUITES: [&str; 11] = [
+const SUITES: [&str; 12] = [
     "fault-around",
+    SIMULATED,
     "swap",
     "waiters",
     "rmap",
@@ -27,6 +28,8 @@ const SUITES: [&str; 11] = [
     "run",
     "pressure",
 ];
+/// A suite that is another one's option.
+const SIMULATED: &str = "fault-around-simulated";
 
 #[derive(Args, Debug)]
 pub(crate) struct AllBench {
@@ -65,7 +68,8 @@ pub(crate) fn main(options: &AllBench) -> Result<u8> {
 
 /// Runs a suite as its own command line would.
 fn report(name: &str, common: &Options, started: Instant) -> Result<Report> {
-    let mut words: Vec<OsString> = vec!["quire-bench".into(), name.into()];
+    let mut words: Vec<OsString> = vec!["quire-bench".into()];
+    words.extend(command(name).into_iter().map(OsString::from));
     words.extend(common.quick.then(|| "--quick".into()));
     words.extend(common.full.then(|| "--full".into()));
     let mut option = |name: &str, value: OsString| words.extend([name.into(), value]);
@@ -89,6 +93,14 @@ fn report(name: &str, common: &Options, started: Instant) -> Result<Report> {
     }
 }
 
+/// The words of a suite's command line.
+fn command(name: &str) -> Vec<&str> {
+    match name {
+        SIMULATED => vec!["fault-around", "--simulate"],
+        name => vec![name],
+    }
+}
+
 /// The results of a suite have a file of their own.
 fn of_suite(file: &std::path::Path, suite: &str) -> PathBuf {
     let mut name = file.as_os_str().to_owned();
@@ -103,7 +115,8 @@ mod tests {
     #[test]
     fn every_name_is_that_of_a_suite() {
         for name in SUITES {
-            let parsed = BenchArgs::try_parse_from(["quire-bench", name, "--quick"]).unwrap();
+            let words = ["quire-bench"].into_iter().chain(command(name)).chain(["--quick"]);
+            let parsed = BenchArgs::try_parse_from(words).unwrap();
             let BenchCommand::Suite(suite) = parsed.command else { panic!("{name} is no suite") };
             assert!(suite.options().quick);
         }

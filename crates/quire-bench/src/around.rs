@@ -21,7 +21,7 @@ use super::harness::suite::{
 use super::{AroundBench, sys};
 
 /// Which thread serves a fault.
-const DELIVERIES: [(Delivery, &str); 2] =
+pub(crate) const DELIVERIES: [(Delivery, &str); 2] =
     [(Delivery::Handlers, "by handlers"), (Delivery::Inline, "inline")];
 
 /// How much is mapped around a fault, as it is typed: `off`, `auto`, or an order.
@@ -38,7 +38,11 @@ impl Around {
         }))
     }
 
-    fn name(self) -> String {
+    pub(crate) fn setting(self) -> FaultAround {
+        self.0
+    }
+
+    pub(crate) fn name(self) -> String {
         match self.0 {
             FaultAround::Off => "off".into(),
             FaultAround::Auto => "auto".into(),
@@ -76,8 +80,17 @@ pub(crate) fn report(options: &AroundBench) -> Result<Report> {
     measure(&mut AroundSuite { options, data, order, cached }, common)
 }
 
+impl AroundSuite<'_> {
+    fn threads(&self) -> Vec<usize> {
+        match &self.options.threads[..] {
+            [] => vec![1, 2, 4, 8],
+            threads => threads.to_vec(),
+        }
+    }
+}
+
 /// The file as an object that is cached as a whole.
-fn filled(data: &Data, delivery: Delivery) -> Result<Object> {
+pub(crate) fn filled(data: &Data, delivery: Delivery) -> Result<Object> {
     let memory = data.bytes + data.bytes / 4 + (64 << 20);
     let space = AddressSpace::builder().memory(memory).delivery(delivery).build()?;
     let object = space.open(data.path())?;
@@ -107,14 +120,14 @@ impl Suite for AroundSuite<'_> {
     }
 
     fn sheets(&self) -> Vec<Sheet<Plan>> {
-        let (threads, around) = (&self.options.threads, &self.options.around);
+        let (threads, around) = (self.threads(), &self.options.around);
         let mut sheets = Vec::new();
         for (delivery, by) in DELIVERIES {
             for pattern in Pattern::ALL {
                 let base = around.first().map_or_else(|| "mmap".into(), |around| around.name());
                 let title = cached_title(pattern, by);
                 let mut sheet = Sheet::new(title, Shape::Cells).base(base).plot(Along::Columns);
-                for &threads in threads {
+                for threads in threads.clone() {
                     let row = plural(threads, "thread");
                     sheet.add(&row, "mmap", Plan::Kernel { pattern, threads });
                     for setting in around {
@@ -202,7 +215,7 @@ impl Suite for AroundSuite<'_> {
     }
 }
 
-fn read_through(
+pub(crate) fn read_through(
     object: &Object,
     setting: FaultAround,
     pattern: Pattern,
@@ -215,7 +228,7 @@ fn read_through(
 }
 
 /// Has every thread do the work once; the time and the faults of all.
-fn time(
+pub(crate) fn time(
     threads: usize,
     faults: impl Fn() -> u64,
     work: impl Fn() -> Result<()> + Sync,
@@ -242,7 +255,7 @@ const PUBLISHED_RATIOS: [(Pattern, usize, f64, f64); 6] = [
 ];
 
 /// 120 threads, 4 sockets, 128 GiB; Linux 3.14 with the patches; a part of the table.
-fn published() -> Vec<Part> {
+pub(crate) fn published() -> Vec<Part> {
     let head = ["", "figure", "baseline", "1", "3", "4", "5", "7", "9"];
     vec![
         Part::published(

@@ -42,6 +42,7 @@ mod programs;
 mod rmap;
 mod samples;
 mod service;
+mod simulate;
 mod speculative;
 #[allow(unsafe_code, reason = "the bench's own ring: waiting with usage, and raw mappings")]
 mod sys;
@@ -66,6 +67,8 @@ enum BenchCommand {
     All(all::AllBench),
     #[command(flatten)]
     Suite(SuiteCommand),
+    /// What the kernel's part of a fault costs here, for simulations
+    Calibrate(simulate::CalibrateBench),
     /// Which page goes: policies, played on the order in which programs ask for their pages
     Policies(policies::PoliciesBench),
     #[command(flatten)]
@@ -151,6 +154,7 @@ impl SuiteCommand {
             SuiteCommand::Pressure(options) => pressure::report(options),
             SuiteCommand::Swap(options) => pageout::report(options),
             SuiteCommand::Fault(options) => service::report(options),
+            SuiteCommand::FaultAround(options) if options.simulate => simulate::report(options),
             SuiteCommand::FaultAround(options) => around::report(options),
             SuiteCommand::Objects(options) => objects::report(options),
             SuiteCommand::Rmap(options) => rmap::report(options),
@@ -228,8 +232,9 @@ struct AroundBench {
     #[command(flatten)]
     common: Options,
 
-    /// Numbers of threads that read, each through a mapping of its own
-    #[arg(long, value_name = "N,N", value_delimiter = ',', default_values_t = [1, 2, 4, 8])]
+    /// Numbers of threads that read, each through a mapping of its own [default: 1,2,4,8; simulated
+    /// 1,8,32,60,120]
+    #[arg(long, value_name = "N,N", value_delimiter = ',')]
     threads: Vec<usize>,
 
     /// What is mapped around a fault: off, auto, an order from 0 to 9
@@ -237,7 +242,8 @@ struct AroundBench {
           default_value = "off,1,3,4,5,7,9,auto")]
     around: Vec<around::Around>,
 
-    /// How large the file is; three times as much memory is used [default: 256M]
+    /// How large the file is; three times as much memory is used [default: 256M; simulated 16G, which
+    /// takes no memory]
     #[arg(long, value_name = "SIZE")]
     size: Option<Size>,
 
@@ -245,6 +251,18 @@ struct AroundBench {
     /// temporary files]
     #[arg(long, value_name = "DIR")]
     directory: Option<PathBuf>,
+
+    /// By the engine itself on a simulated machine, of any size, for a file of any size
+    #[arg(long)]
+    simulate: bool,
+
+    /// CPUs of the simulated machine [default: one for each thread]
+    #[arg(long, value_name = "N", requires = "simulate", value_parser = clap::value_parser!(u32).range(1..))]
+    cpus: Option<u32>,
+
+    /// What things cost there, as `quire bench calibrate` prints it [default: as measured now]
+    #[arg(long, value_name = "FILE", requires = "simulate")]
+    costs: Option<PathBuf>,
 }
 
 #[derive(Args, Debug)]
@@ -407,6 +425,7 @@ pub fn main() -> ExitCode {
     let result = match &args.command {
         BenchCommand::All(options) => all::main(options),
         BenchCommand::Suite(suite) => harness::main(suite.options(), || suite.report()),
+        BenchCommand::Calibrate(options) => simulate::calibrate(options),
         BenchCommand::Policies(options) => policies::main(options),
         BenchCommand::Program(program) => program.run(),
     };

@@ -5,8 +5,10 @@
 //! because nothing runs that the seed did not choose.
 //!
 //! What time it is goes by steps. As a rule there is one clock, as if one CPU ran all actors; a
-//! machine ([`Baton::with_cpus`]) has a CPU and a clock for each, and the one that is behind goes first:
-//! that shows what runs beside what, and how long the whole takes.
+//! machine ([`Baton::on_cpus`]) has a clock for each actor and each CPU, and the actor that is behind goes
+//! first: that shows what runs beside what, and how long the whole takes. An actor runs when its CPU has
+//! time for it; of several on a CPU the one with the highest number goes first. To look, and to wait, takes
+//! no time of a CPU.
 //!
 //! An actor that waits for a certain thing is *blocked* until another unblocks it; one that has
 //! nothing to do looks again now and then (*idle*). If all are blocked, or idle for too long, the
@@ -28,7 +30,7 @@ const START_NS: u64 = 1_000_000_000;
 const STEP_NS: u64 = 1_000;
 /// How long it takes until idle actors look again, with no other able to run.
 const IDLE_LOOK_NS: u64 = 1_000_000;
-/// The same on a machine, and how long a step there takes that is no call of the kernel's.
+/// The same on a machine, and how long a step there takes unless it is said.
 const CPU_LOOK_NS: u64 = 500;
 const CPU_STEP_NS: u64 = 50;
 
@@ -67,35 +69,60 @@ struct Actors {
     steps: u64,
     /// The time that has come so far.
     now_ns: u64,
-    /// The time of each actor, where each has a CPU.
-    clocks: Option<Vec<u64>>,
+    /// The clocks of a machine.
+    clocks: Option<Clocks>,
     idle_looks: u32,
     failure: Option<String>,
+}
+
+/// The time of a machine's actors and CPUs.
+struct Clocks {
+    actors: Vec<u64>,
+    cpus: Vec<u64>,
+    /// The CPU of each actor.
+    cpu_of: Vec<usize>,
+    /// How long a step takes that is no call of the kernel's.
+    step_ns: u64,
+}
+
+impl Clocks {
+    /// When an actor can run at the earliest.
+    fn time_of(&self, index: usize) -> u64 {
+        self.actors[index].max(self.cpus[self.cpu_of[index]])
+    }
+
+    fn pass(&mut self, index: usize, ns: u64) {
+        let now = self.time_of(index) + ns;
+        (self.actors[index], self.cpus[self.cpu_of[index]]) = (now, now);
+    }
 }
 
 impl Actors {
     /// What time it is for an actor, or for a thread that is none.
     fn time_of(&self, actor: Option<usize>) -> u64 {
-        let clocks = self.clocks.as_deref();
-        clocks.zip(actor).map_or(self.now_ns, |(clocks, index)| clocks[index])
+        let clocks = self.clocks.as_ref();
+        clocks.zip(actor).map_or(self.now_ns, |(clocks, index)| clocks.time_of(index))
     }
 
-    /// Time passes for the actor that has the baton: a step, or `ns` of a machine.
-    fn pass(&mut self, index: usize, ns: u64) {
+    /// A step's time passes for the actor that has the baton.
+    fn pass_step(&mut self, index: usize) {
         match &mut self.clocks {
-            Some(clocks) => clocks[index] += ns,
+            Some(clocks) => clocks.pass(index, clocks.step_ns),
             None => self.now_ns += STEP_NS,
         }
     }
 
-    /// An idle actor's CPU looks again a little later than the others have come.
+    /// An idle actor's CPU looks again a little later than the others have come; where none of them can run
+    /// it waits for time to pass.
     fn look_later(&mut self, index: usize) {
-        let is_ready = |(_, state): &(usize, &State)| **state == State::Ready;
-        let ready: Vec<usize> =
-            self.states.iter().enumerate().filter(is_ready).map(|(index, _)| index).collect();
+        let Some(clocks) = &self.clocks else { return };
+        let states = self.states.iter().enumerate();
+        let ready = states.filter(|(_, state)| **state == State::Ready);
+        let others = ready.map(|(other, _)| clocks.time_of(other)).min();
+        let own = clocks.actors[index];
+        let later = others.map_or(own + IDLE_LOOK_NS, |others| own.max(others) + CPU_LOOK_NS);
         if let Some(clocks) = &mut self.clocks {
-            let others = ready.into_iter().map(|index| clocks[index]).min();
-            clocks[index] = clocks[index].max(others.unwrap_or(0)) + CPU_LOOK_NS;
+            clocks.actors[index] = later;
         }
     }
 
@@ -103,15 +130,15 @@ impl Actors {
     fn catch_up(&mut self, index: usize) {
         let now = self.time_of(ACTOR.get());
         if let Some(clocks) = &mut self.clocks {
-            clocks[index] = clocks[index].max(now);
+            clocks.actors[index] = clocks.actors[index].max(now);
         }
     }
 
     /// Of a machine, the actor whose clock is behind all others', of those that can run or look.
     fn first_behind(&self) -> Option<usize> {
-        let clocks = self.clocks.as_deref()?;
+        let clocks = self.clocks.as_ref()?;
         let runs = |index: &usize| matches!(self.states[*index], State::Ready | State::Idle);
-        (0..self.states.len()).filter(runs).min_by_key(|&index| clocks[index])
+        (0..self.states.len()).rev().filter(runs).min_by_key(|&index| clocks.time_of(index))
     }
 }
 
@@ -153,11 +180,20 @@ impl Baton {
         }
     }
 
-    /// A baton for actors with a CPU each, of which the one whose clock is behind goes first.
+    /// A baton for actors with a CPU each.
     #[must_use]
     pub fn with_cpus(seed: u64, actors: usize) -> Baton {
-        let baton = Baton::new(seed, actors, 1);
-        baton.actors().clocks = Some(vec![START_NS; actors]);
+        Baton::on_cpus(seed, (0..actors).collect(), CPU_STEP_NS)
+    }
+
+    /// A baton for the actors of a machine, of which each runs on a CPU, and for which a step that is no call
+    /// of the kernel's takes `step_ns`.
+    #[must_use]
+    pub fn on_cpus(seed: u64, cpu_of: Vec<usize>, step_ns: u64) -> Baton {
+        let cpus = cpu_of.iter().max().map_or(0, |last| last + 1);
+        let baton = Baton::new(seed, cpu_of.len(), 1);
+        let (actors, cpus) = (vec![START_NS; cpu_of.len()], vec![START_NS; cpus]);
+        baton.actors().clocks = Some(Clocks { actors, cpus, cpu_of, step_ns });
         baton
     }
 
@@ -165,7 +201,7 @@ impl Baton {
     #[must_use]
     pub fn elapsed_ns(&self) -> u64 {
         let actors = self.actors();
-        let farthest = actors.clocks.iter().flatten().copied().max();
+        let farthest = actors.clocks.iter().flat_map(|clocks| &clocks.cpus).copied().max();
         farthest.unwrap_or(actors.now_ns) - START_NS
     }
 
@@ -228,7 +264,7 @@ impl Baton {
         let Some(index) = ACTOR.get() else { return };
         let mut actors = self.actors();
         actors.steps += 1;
-        actors.pass(index, CPU_STEP_NS);
+        actors.pass_step(index);
         actors.idle_looks = 0;
         if actors.generator.one_in(self.switch_one_in) {
             self.choose(&mut actors);
@@ -236,13 +272,16 @@ impl Baton {
         self.wait_for_turn(actors, index);
     }
 
-    /// The calling actor's CPU works for so long; nothing where there is one clock.
+    /// The calling actor's CPU works for so long, and those that are behind then go first; nothing where
+    /// there is one clock.
     pub fn work(&self, ns: u64) {
         let Some(index) = ACTOR.get() else { return };
         let mut actors = self.actors();
-        if actors.clocks.is_some() {
-            actors.pass(index, ns);
-        }
+        let Some(clocks) = &mut actors.clocks else { return };
+        clocks.pass(index, ns);
+        actors.idle_looks = 0;
+        self.choose(&mut actors);
+        self.wait_for_turn(actors, index);
     }
 
     /// Lets others run; comes back as soon as the seed says so.

@@ -21,6 +21,7 @@
 mod baton;
 mod generator;
 mod object;
+pub mod tree;
 mod waist;
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -43,10 +44,23 @@ const FREED: u8 = 0xdb;
 /// What a call costs on the virtual clock, and a page of it.
 const CALL_CYCLES: u64 = 3000;
 const PAGE_CYCLES: u64 = 200;
-/// The same of a simulated machine, where a fault's way to a handler and back costs as well.
-const CALL_NS: u64 = 1000;
-const PAGE_NS: u64 = 200;
-const FAULT_NS: u64 = 2000;
+
+/// What the kernel's part costs on a simulated machine, in nanoseconds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Costs {
+    /// A call.
+    pub call_ns: u64,
+    /// Each page of it.
+    pub page_ns: u64,
+    /// A fault's way to a handler, and back.
+    pub fault_ns: u64,
+}
+
+impl Default for Costs {
+    fn default() -> Costs {
+        Costs { call_ns: 1000, page_ns: 200, fault_ns: 2000 }
+    }
+}
 
 /// Mistakes that can be planted, for tests that must find them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -69,6 +83,8 @@ pub struct Settings {
     pub planted: Option<Planted>,
     /// Chooses which actor runs; without it threads run as they like.
     pub baton: Option<Arc<Baton>>,
+    /// Of a machine.
+    pub costs: Costs,
 }
 
 /// Why the program could not access a page.
@@ -207,14 +223,14 @@ impl Simulated {
     fn enter(&self) {
         // Relaxed: a clock.
         self.clock.fetch_add(CALL_CYCLES, Ordering::Relaxed);
-        self.work(CALL_NS);
+        self.work(self.settings.costs.call_ns);
         self.step();
     }
 
     /// The same between two pages of a call: not each time, or nothing would ever end.
     fn next_page(&self) {
         self.clock.fetch_add(PAGE_CYCLES, Ordering::Relaxed);
-        self.work(PAGE_NS);
+        self.work(self.settings.costs.page_ns);
         self.step();
     }
 
@@ -285,7 +301,7 @@ impl Simulated {
 
     /// Sends a fault and waits for its answer.
     fn fault(&self, page: PageNum, access: Access) {
-        self.work(FAULT_NS);
+        self.work(self.settings.costs.fault_ns);
         let mut state = self.state();
         let number = state.faults_so_far;
         state.faults_so_far += 1;

@@ -209,7 +209,7 @@ impl ObjectMmu for Simulated {
     fn map_cached(&self, pages: PageRange, protection: Protection) -> Done {
         self.enter();
         let is_forgotten = self.settings.planted == Some(Planted::ForgottenProtection);
-        self.each(pages, |state, page, _| {
+        let done = self.each(pages, |state, page, _| {
             let entry = state.entries[page.index()];
             let Some(shown) = entry.shows else { return Some(Refusal::Unmapped) };
             let Some(physical) = state.shown(shown) else { return Some(Refusal::Unmapped) };
@@ -223,9 +223,11 @@ impl ObjectMmu for Simulated {
             // Whatever mark there was goes.
             state.entries[page.index()] =
                 Entry { physical, is_write_protected, is_poisoned: false, ..entry };
-            self.answer(state, PageRange::new(page, 1));
             None
-        })
+        });
+        // The kernel wakes once it is done with all of them.
+        self.answer(&mut self.state(), PageRange::new(pages.start, done.pages));
+        done
     }
 }
 

@@ -47,8 +47,7 @@ fn move_to_and_fro(space: &VmSpace<Simulated>) {
 
 fn run(seed: u64) {
     let baton = Arc::new(Baton::new(seed, 3, 2));
-    let settings =
-        Settings { seed, refuse_one_in: 0, planted: None, baton: Some(Arc::clone(&baton)) };
+    let settings = Settings { seed, baton: Some(Arc::clone(&baton)), ..Settings::default() };
     let mmu = Simulated::new(2 * BLOCK_PAGES, 2 * BLOCK_PAGES, settings).unwrap();
     let (space, _file) = space(mmu, Tree::default(), 2 * BLOCK_PAGES, 2 * BLOCK_PAGES);
     let (is_moved, is_over) = (AtomicBool::new(false), AtomicBool::new(false));

@@ -99,7 +99,7 @@ fn part(html: &mut String, part: &Part) {
         None => table(html, &part.table),
         // The figures behind it are often many.
         Some(plot) => {
-            let _ = write!(html, "{plot}<details><summary>Figures</summary>\n");
+            let _ = writeln!(html, "{plot}<details><summary>Figures</summary>");
             table(html, &part.table);
             html.push_str("</details>\n");
         }

@@ -17,6 +17,20 @@ impl Table {
         self.rows.push(cells);
     }
 
+    /// A number in the line that has these first two cells, below a column's head; a cell that is empty is
+    /// the one above.
+    pub(crate) fn number(&self, [first, second]: [&str; 2], column: &str) -> Option<f64> {
+        let at = self.rows.first()?.iter().position(|head| head == column)?;
+        let mut last = "";
+        for row in &self.rows {
+            last = if row.first()?.is_empty() { last } else { row.first()? };
+            if last == first && row.get(1)? == second {
+                return row.get(at)?.replace(',', "").parse().ok();
+            }
+        }
+        None
+    }
+
     /// The head, then the rows.
     pub(crate) fn rows(&self) -> &[Vec<String>] {
         &self.rows
@@ -61,6 +75,18 @@ impl fmt::Display for Table {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_number_is_found_below_its_heads() {
+        let mut table = Table::new(["", "figure", "off", "4"]);
+        for row in [["1 thread", "faults", "4,096", "256"], ["", "seconds", "7.25", "5.5"]] {
+            table.row(row.map(String::from).into());
+        }
+        assert_eq!(table.number(["1 thread", "faults"], "off"), Some(4096.0));
+        assert_eq!(table.number(["1 thread", "seconds"], "4"), Some(5.5));
+        assert_eq!(table.number(["8 threads", "seconds"], "4"), None);
+        assert_eq!(table.number(["1 thread", "seconds"], "5"), None);
+    }
 
     #[test]
     fn columns_stand_under_each_other_and_bars_are_text() {

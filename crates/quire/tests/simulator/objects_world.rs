@@ -211,6 +211,7 @@ impl World {
             refuse_one_in: 0,
             planted: plan.planted,
             baton: Some(baton.clone()),
+            ..Settings::default()
         };
         let frames = 8 * BLOCK_PAGES;
         let mmu = Simulated::new(ARENA_PAGES, frames, settings).unwrap();

@@ -184,6 +184,7 @@ impl World {
             refuse_one_in: plan.refuse_one_in,
             planted: plan.planted,
             baton: Some(baton.clone()),
+            ..Settings::default()
         };
         let frames = 16 * BLOCK_PAGES;
         let mmu = Simulated::new(ARENA_PAGES, frames, settings).unwrap();
