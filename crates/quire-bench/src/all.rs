@@ -14,13 +14,14 @@ use super::harness::{self, Ending, Options, Report};
 use super::{BenchArgs, BenchCommand, sys};
 
 /// The suites in the order of the designs, then what else there is, that which takes longest last.
-const SUITES: [&str; 12] = [
+const SUITES: [&str; 13] = [
     "fault-around",
-    SIMULATED,
+    AROUND_SIMULATED,
     "swap",
     "waiters",
     "rmap",
     "speculative",
+    SPECULATIVE_SIMULATED,
     "fault",
     "objects",
     "fork",
@@ -28,8 +29,9 @@ const SUITES: [&str; 12] = [
     "run",
     "pressure",
 ];
-/// A suite that is another one's option.
-const SIMULATED: &str = "fault-around-simulated";
+/// Suites that are others' option.
+const AROUND_SIMULATED: &str = "fault-around-simulated";
+const SPECULATIVE_SIMULATED: &str = "speculative-simulated";
 
 #[derive(Args, Debug)]
 pub(crate) struct AllBench {
@@ -96,7 +98,8 @@ fn report(name: &str, common: &Options, started: Instant) -> Result<Report> {
 /// The words of a suite's command line.
 fn command(name: &str) -> Vec<&str> {
     match name {
-        SIMULATED => vec!["fault-around", "--simulate"],
+        AROUND_SIMULATED => vec!["fault-around", "--simulate"],
+        SPECULATIVE_SIMULATED => vec!["speculative", "--simulate"],
         name => vec![name],
     }
 }

@@ -154,13 +154,18 @@ impl SuiteCommand {
             SuiteCommand::Pressure(options) => pressure::report(options),
             SuiteCommand::Swap(options) => pageout::report(options),
             SuiteCommand::Fault(options) => service::report(options),
-            SuiteCommand::FaultAround(options) if options.simulate => simulate::report(options),
+            SuiteCommand::FaultAround(options) if options.simulate => {
+                simulate::around::report(options)
+            }
             SuiteCommand::FaultAround(options) => around::report(options),
             SuiteCommand::Objects(options) => objects::report(options),
             SuiteCommand::Rmap(options) => rmap::report(options),
             SuiteCommand::Waiters(options) => waiters::report(options),
             SuiteCommand::Handlers(options) => handlers::report(options),
             SuiteCommand::Fork(options) => fork::report(options),
+            SuiteCommand::Speculative(options) if options.simulate => {
+                simulate::speculative::report(options)
+            }
             SuiteCommand::Speculative(options) => speculative::report(options),
         }
     }
@@ -410,6 +415,18 @@ struct SpeculativeBench {
     /// that lock until it is done
     #[arg(long, value_name = "CHANGE", value_delimiter = ',', default_values = ["unmap", "protect"])]
     beside: Vec<speculative::Change>,
+
+    /// By the engine itself on a simulated machine: threads that map, touch and unmap
+    #[arg(long)]
+    simulate: bool,
+
+    /// CPUs of the simulated machine [default: one for each thread]
+    #[arg(long, value_name = "N", requires = "simulate", value_parser = clap::value_parser!(u32).range(1..))]
+    cpus: Option<u32>,
+
+    /// What things cost there, as `quire bench calibrate` prints it [default: as measured now]
+    #[arg(long, value_name = "FILE", requires = "simulate")]
+    costs: Option<PathBuf>,
 }
 
 /// Runs the bench that the command line names.

@@ -341,7 +341,7 @@ fn counted(outcome: &Outcome) -> Vec<(String, f64)> {
 }
 
 /// What the kernel's own speculative faults were measured to bring.
-fn published() -> Vec<Part> {
+pub(crate) fn published() -> Vec<Part> {
     vec![
         Part::published(
             "ebizzy -mTt, Linux 4.17, records a second",

@@ -1,9 +1,7 @@
 """How runs end: killed, out of swap, with the program's own status. Nothing may stay behind."""
 
-import json
 import os
 import random
-import shlex
 import signal
 import subprocess
 import sys
@@ -215,69 +213,3 @@ def pipes(context):
     given.write_bytes(random.Random(3).randbytes(4 * MIB))
     context.same(["sh", "-c", "tac | rev | sort | cksum"], memory_bytes=32 * MIB, stdin=given)
     context.same(["sh", "-c", "yes quire | head -3; echo $?"], memory_bytes=32 * MIB)
-
-
-@case("bench-quick")
-def bench_quick(context):
-    """Every bench runs to its end, and prints JSON with a figure for every row."""
-    for bench, rows in (("swap", "settings"), ("fault", "rows"), ("fork", "rows")):
-        argv = [context.quire, "bench", bench, "--quick", "--rounds", "1", "--json"]
-        result = context.bare(argv)
-        if result.status != 0:
-            raise Failed(f"{bench}: {result.status}: {result.stderr[-500:]}")
-        if not json.loads(result.text)[rows]:
-            raise Failed(f"{bench}: no figures in {result.text[:500]}")
-    closed = subprocess.run(
-        f"{shlex.quote(context.quire)} bench fault --quick --rounds 1 | true",
-        shell=True,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if closed.stderr:
-        raise Failed(f"into a closed pipe: {closed.stderr[-500:]}")
-
-
-def swaps_of_the_kernel():
-    """What a bench may have set up, and has to undo."""
-    zswap = sorted(Path("/sys/module/zswap/parameters").glob("*"))
-    return (
-        read_or("/proc/swaps"),
-        sorted(path.name for path in Path("/sys/block").glob("zram*")),
-        [read_or(path) for path in zswap],
-    )
-
-
-@case("bench-pressure")
-def bench_pressure(context):
-    """Programs under pressure: a run that was interrupted goes on, and nothing is left behind."""
-    before, directory = swaps_of_the_kernel(), context.swap_directory()
-    results = context.tmp / "results"
-    argv = [context.quire, "bench", "pressure", "--quick", "--json", "--directory", directory]
-    argv += ["--resume", results]
-    process = context.spawn(argv)
-    deadline = time.monotonic() + context.watchdog_seconds
-    while len(read_or(results, "").splitlines()) < 4 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    result = context.wait(process)
-    if result.status != 130 or json.loads(result.text)["ending"] != "interrupted":
-        raise Failed(f"interrupted: {result.status}, {result.text[-500:]}{result.stderr[-500:]}")
-    context.nothing_left(process.pid, directory)
-    taken = results.read_text()
-    process = context.spawn(argv)
-    result = context.wait(process)
-    context.nothing_left(process.pid, directory)
-    if swaps_of_the_kernel() != before:
-        raise Failed(f"the kernel's swaps are not as they were: {before}, {swaps_of_the_kernel()}")
-    figures = json.loads(result.text)
-    if result.status != 0 or figures["ending"] != "complete":
-        raise Failed(f"{result.status}: {result.stderr[-500:]}")
-    if not results.read_text().startswith(taken):
-        raise Failed("results of the interrupted run were run again")
-    ends = {cell["row"]: cell["ends"] for cell in figures["cells"] if cell["column"] == "quire"}
-    if len(ends) < 3 or any(ends[row] != ["done"] for row in ends):
-        raise Failed(f"under Quire: {ends}")
-    unknown = context.bare([*argv, "--only", "nothing-such"])
-    if unknown.status != 125 or "there are sort-100M" not in unknown.stderr:
-        raise Failed(f"an unknown row: {unknown.status}, {unknown.stderr[-500:]}")

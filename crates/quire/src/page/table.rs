@@ -21,7 +21,7 @@ use crate::sys::rank::{self, Rank};
 use crate::units::{BLOCK_ORDER, BLOCK_PAGES, PAGE_SIZE, PageNum, PageRange};
 
 /// Faults that can wait for words that do not name their page.
-const PARKED_MAX: usize = 64;
+const PARKED_MAX: usize = 512;
 
 /// What is known of 512 pages together.
 pub struct Block {
