@@ -144,7 +144,7 @@ pub(crate) fn mean(samples: &Samples) -> String {
 /// As many digits as three of `like` want; whole numbers as they are.
 fn digits(value: f64, like: f64) -> String {
     let digits = match like.abs() {
-        _ if like.fract() == 0.0 && like.abs() >= 100.0 => 0,
+        _ if like == 0.0 || (like.fract() == 0.0 && like.abs() >= 100.0) => 0,
         ..0.1 => 4,
         ..1.0 => 3,
         ..10.0 => 2,
@@ -194,6 +194,7 @@ mod tests {
         assert_eq!(spread(&of(&[1.5]), "x"), "1.50x");
         assert_eq!(spread(&of(&[32.0, 34.04, 33.0]), " s"), "33.0 s (32.0..34.0)");
         assert_eq!(spread(&of(&[4096.0]), ""), "4096");
+        assert_eq!(spread(&of(&[0.0, 0.0]), ""), "0 (0..0)");
         assert_eq!(spread(&Samples::default(), "x"), "-");
         assert_eq!(mean(&of(&[1.0, 3.0])), "2.00 (1.41)");
     }

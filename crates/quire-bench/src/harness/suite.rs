@@ -195,7 +195,9 @@ impl<'a> Results<'a> {
         let ratio = |record: &Record<Taken>| {
             let mut same = self.of(sheet, row, base);
             let same = same.find(|same| same.turn.round == record.turn.round)?;
-            Some(record.result.figure(figure)? / same.result.figure(figure)?)
+            let ratio = record.result.figure(figure)? / same.result.figure(figure)?;
+            // There may be nothing to compare with.
+            ratio.is_finite().then_some(ratio)
         };
         self.of(sheet, row, column).filter_map(ratio).collect()
     }

@@ -106,7 +106,7 @@ pub(super) fn measure(
     let mut figures = Figures::new();
     for (phase, used) in job.phases().iter().zip(job.run(place, always_look)?) {
         let of_phase = |(name, value): (&str, f64)| (format!("{phase}{name}"), value);
-        figures.extend(used.figures(prices).map(of_phase));
+        figures.extend(used.figures(prices).into_iter().map(of_phase));
     }
     Ok(figures)
 }
@@ -259,16 +259,18 @@ impl JobUsage {
         Ok((done, JobUsage { seconds, cpu_seconds, counts }))
     }
 
-    fn figures(&self, prices: &Prices) -> [(&'static str, f64); 4] {
-        let unlocks = self.counts.avoided + self.counts.looks;
+    fn figures(&self, prices: &Prices) -> Vec<(&'static str, f64)> {
+        let unlocks = (self.counts.avoided + self.counts.looks) as f64;
+        let mut figures = vec![("seconds", self.seconds)];
         // A phase may unlock nothing.
-        let looks = self.counts.looks as f64 * 1000.0 / unlocks.max(1) as f64;
-        [
-            ("seconds", self.seconds),
-            ("unlocks", unlocks as f64),
-            ("looks", looks),
-            ("% CPU", prices.seconds(&self.counts) * 100.0 / self.cpu_seconds),
-        ]
+        if unlocks > 0.0 {
+            figures.extend([
+                ("unlocks", unlocks),
+                ("looks", self.counts.looks as f64 * 1000.0 / unlocks),
+                ("% CPU", prices.seconds(&self.counts) * 100.0 / self.cpu_seconds),
+            ]);
+        }
+        figures
     }
 }
 
