@@ -145,6 +145,14 @@ MUTANTS = [
         "missed() > 2 << order",
         ("--lib", "order"),
     ),
+    (
+        "frame-window",
+        "a run of frames goes on into the next window",
+        "mmu/mod.rs",
+        "            && frame.0 >> BLOCK_ORDER == self.start.0 >> BLOCK_ORDER\n",
+        "",
+        ("--test", "batched_unmap", "two_windows_of_frames"),
+    ),
 ]
 
 

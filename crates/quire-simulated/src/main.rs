@@ -84,10 +84,11 @@ mod tests {
     }
 
     #[test]
-    fn many_threads_on_one_page_come_to_an_end() {
-        let [seconds, faults, ..] =
-            figures("around --threads 80 --cpus 80 --tables 1 --pattern sparse --order 9");
-        assert!(faults >= 80.0 && seconds < 1.0, "{faults} faults, {seconds} s");
+    fn more_threads_on_one_page_than_can_be_parked_come_to_an_end() {
+        let words = "around --threads 600 --cpus 600 --tables 1 --pattern sparse --order 9";
+        let [seconds, faults, ..] = figures(words);
+        // Those that are not parked try again after 20 ms.
+        assert!(faults > 600.0 && (0.02..1.0).contains(&seconds), "{faults} faults, {seconds} s");
     }
 
     #[test]

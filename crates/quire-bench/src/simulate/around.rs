@@ -139,6 +139,12 @@ impl Suite for SimulatedSuite<'_> {
                         self.options.common.size(QUICK_PAGES, PAGES, 4 * PAGES)
                     ),
                 ),
+                (
+                    "threads",
+                    "begin together, and meet at the same pages more often than over a whole file: several have \
+                     more faults than there"
+                        .into(),
+                ),
             ],
             rounds: 1,
             left_out: Vec::new(),
