@@ -3,7 +3,6 @@
 //! A suite that cannot run says why, and the others are none the worse.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
@@ -11,7 +10,7 @@ use clap::{Args, Parser as _};
 use quire_cli::print::say;
 
 use super::harness::{self, Ending, Options, Report};
-use super::{BenchArgs, BenchCommand, sys};
+use super::{BenchArgs, BenchCommand, data, sys};
 
 /// The suites in the order of the designs, then what else there is, that which takes longest last.
 const SUITES: [&str; 13] = [
@@ -79,7 +78,8 @@ fn report(name: &str, common: &Options, started: Instant) -> Result<Report> {
         option("--rounds", rounds.to_string().into());
     }
     if let Some(file) = &common.resume {
-        option("--resume", of_suite(file, name).into());
+        // The results of each have a file of their own.
+        option("--resume", data::with_suffix(file, &format!("-{name}")).into());
     }
     if let Some(minutes) = common.minutes {
         let gone = (started.elapsed().as_secs() / 60) as u32;
@@ -102,13 +102,6 @@ fn command(name: &str) -> Vec<&str> {
         SPECULATIVE_SIMULATED => vec!["speculative", "--simulate"],
         name => vec![name],
     }
-}
-
-/// The results of a suite have a file of their own.
-fn of_suite(file: &std::path::Path, suite: &str) -> PathBuf {
-    let mut name = file.as_os_str().to_owned();
-    name.push(format!("-{suite}"));
-    name.into()
 }
 
 #[cfg(test)]

@@ -35,6 +35,13 @@ pub(crate) fn unused_path(directory: &Path) -> PathBuf {
     directory.join(format!("quire-bench-{}-{number}", std::process::id()))
 }
 
+/// A file's path with something behind its name.
+pub(crate) fn with_suffix(file: &Path, suffix: &str) -> PathBuf {
+    let mut name = file.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}
+
 /// Removes a file when it is dropped, whether it was made or not.
 pub(crate) struct Remove(pub PathBuf);
 

@@ -154,7 +154,7 @@ impl SuiteCommand {
             SuiteCommand::Pressure(options) => pressure::report(options),
             SuiteCommand::Swap(options) => pageout::report(options),
             SuiteCommand::Fault(options) => service::report(options),
-            SuiteCommand::FaultAround(options) if options.simulate => {
+            SuiteCommand::FaultAround(options) if options.simulation.simulate => {
                 simulate::around::report(options)
             }
             SuiteCommand::FaultAround(options) => around::report(options),
@@ -163,7 +163,7 @@ impl SuiteCommand {
             SuiteCommand::Waiters(options) => waiters::report(options),
             SuiteCommand::Handlers(options) => handlers::report(options),
             SuiteCommand::Fork(options) => fork::report(options),
-            SuiteCommand::Speculative(options) if options.simulate => {
+            SuiteCommand::Speculative(options) if options.simulation.simulate => {
                 simulate::speculative::report(options)
             }
             SuiteCommand::Speculative(options) => speculative::report(options),
@@ -257,17 +257,8 @@ struct AroundBench {
     #[arg(long, value_name = "DIR")]
     directory: Option<PathBuf>,
 
-    /// By the engine itself on a simulated machine, of any size, for a file of any size
-    #[arg(long)]
-    simulate: bool,
-
-    /// CPUs of the simulated machine [default: one for each thread]
-    #[arg(long, value_name = "N", requires = "simulate", value_parser = clap::value_parser!(u32).range(1..))]
-    cpus: Option<u32>,
-
-    /// What things cost there, as `quire bench calibrate` prints it [default: as measured now]
-    #[arg(long, value_name = "FILE", requires = "simulate")]
-    costs: Option<PathBuf>,
+    #[command(flatten)]
+    simulation: simulate::Simulation,
 }
 
 #[derive(Args, Debug)]
@@ -416,17 +407,8 @@ struct SpeculativeBench {
     #[arg(long, value_name = "CHANGE", value_delimiter = ',', default_values = ["unmap", "protect"])]
     beside: Vec<speculative::Change>,
 
-    /// By the engine itself on a simulated machine: threads that map, touch and unmap
-    #[arg(long)]
-    simulate: bool,
-
-    /// CPUs of the simulated machine [default: one for each thread]
-    #[arg(long, value_name = "N", requires = "simulate", value_parser = clap::value_parser!(u32).range(1..))]
-    cpus: Option<u32>,
-
-    /// What things cost there, as `quire bench calibrate` prints it [default: as measured now]
-    #[arg(long, value_name = "FILE", requires = "simulate")]
-    costs: Option<PathBuf>,
+    #[command(flatten)]
+    simulation: simulate::Simulation,
 }
 
 /// Runs the bench that the command line names.

@@ -258,7 +258,13 @@ impl Suite for SpeculativeSuite<'_> {
         Head {
             name: "speculative",
             question: "What does it bring that faults do without the space's lock, and what does it cost where it brings nothing?",
-            facts: vec![("seconds of each run", self.seconds().to_string())],
+            facts: vec![
+                ("seconds of each run", self.seconds().to_string()),
+                (
+                    "memory of each thread that faults",
+                    Human(self.options.area.bytes_of(machine_memory_bytes())).to_string(),
+                ),
+            ],
             rounds: self.options.common.rounds(1, 3),
             left_out: self.left_out.clone(),
             published: published(),

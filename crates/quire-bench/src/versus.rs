@@ -319,10 +319,13 @@ impl Suite for VersusSuite<'_> {
     fn head(&self) -> Head {
         let kernel = self.stage.kernel.as_ref().ok();
         let zram = kernel.map(|kernel| format!("lz4, memory cgroup {}", kernel.limit.version()));
+        let size = self.options.size.bytes_of(machine_memory_bytes());
         Head {
             name: "run",
             question: "What does a program take under Quire, where it fits and with less than it wants, beside the kernel's swap on zram?",
-            facts: zram.map(|zram| ("zram", zram)).into_iter().collect(),
+            facts: std::iter::once(("the memory program wants", Human(size).to_string()))
+                .chain(zram.map(|zram| ("zram", zram)))
+                .collect(),
             rounds: self.options.common.rounds(2, 5),
             left_out: self.left_out.clone(),
             published: Vec::new(),

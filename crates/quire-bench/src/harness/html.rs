@@ -30,7 +30,8 @@ details { margin: 1rem 0; } summary { cursor: pointer; }
 .keys span { margin-right: 1rem; white-space: nowrap; } .keys span::before { content: '\\25CF\\00A0'; }
 ";
 
-fn escaped(text: &str) -> String {
+/// Text, as it stands in a page.
+pub(super) fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 

@@ -5,6 +5,7 @@
 
 use std::fmt::{self, Write as _};
 
+use super::html::escaped;
 use super::report::number;
 
 /// Lines that the colours of the page tell apart.
@@ -68,10 +69,6 @@ impl Axis {
         let ticks = (0..=10).map(|tick| f64::from(tick) * step);
         ticks.take_while(|tick| *tick <= self.high).collect()
     }
-}
-
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
 impl Plot {

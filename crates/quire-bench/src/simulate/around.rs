@@ -82,7 +82,7 @@ struct SimulatedSuite<'a> {
 /// Runs the bench.
 pub(crate) fn report(options: &AroundBench) -> Result<Report> {
     let stage = Stage::without_kernel(options.common.quire.as_deref())?;
-    let costs = Costs::find(options.costs.as_deref(), &stage)?;
+    let costs = options.simulation.find_costs(&options.common, &stage)?;
     measure(&mut SimulatedSuite { options, stage, costs, real: Real::new()? }, &options.common)
 }
 
@@ -119,17 +119,11 @@ impl Suite for SimulatedSuite<'_> {
     type Plan = Plan;
 
     fn head(&self) -> Head {
-        let cpus = self.options.cpus.map_or("one for each thread".into(), |cpus| cpus.to_string());
         Head {
             name: "fault-around, simulated",
             question: "How many faults and how much time does it save to map what is cached around a fault, on machines that are not here?",
             facts: vec![
-                (
-                    "CPUs",
-                    format!(
-                        "{cpus}; handlers are on the first of them, as many as `quire run` has"
-                    ),
-                ),
+                ("CPUs", self.options.simulation.cpus_in_words()),
                 ("costs", self.costs.in_words()),
                 (
                     "of each file",
@@ -161,7 +155,7 @@ impl Suite for SimulatedSuite<'_> {
                     .base("off")
                     .plot(Along::Columns);
                 for threads in self.threads() {
-                    let cpus = self.options.cpus.map_or(threads, |cpus| cpus as usize);
+                    let cpus = self.options.simulation.cpus(threads);
                     let choices = self.options.around.iter();
                     for choice in choices.filter(|choice| choice.setting() != FaultAround::Auto) {
                         let cell =

@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 use clap::Args;
 use quire::library::{Delivery, FaultAround};
-use quire_cli::print::say;
 use serde::{Deserialize, Serialize};
 
 use super::super::around::{DELIVERIES, filled, read_through, time};
@@ -87,17 +86,6 @@ impl Real {
 }
 
 impl Costs {
-    /// Those of a file, or as they are now.
-    pub(super) fn find(file: Option<&Path>, stage: &Stage) -> Result<Costs> {
-        match file {
-            Some(path) => Costs::read(path),
-            None => {
-                say("measuring what the kernel's part costs here");
-                Costs::measure(stage)
-            }
-        }
-    }
-
     /// What a report says of them.
     pub(super) fn in_words(&self) -> String {
         let Costs { call_ns, page_ns, fault_ns, inline_ns, read_ns, touch_ns } = self;
@@ -107,7 +95,8 @@ impl Costs {
         )
     }
 
-    fn read(path: &Path) -> Result<Costs> {
+    /// Those of a file.
+    pub(super) fn read(path: &Path) -> Result<Costs> {
         let read = || Ok::<_, anyhow::Error>(serde_json::from_str(&fs::read_to_string(path)?)?);
         read().with_context(|| {
             format!("{} has no costs; see `quire bench calibrate`", path.display())
@@ -116,7 +105,7 @@ impl Costs {
 
     /// Fits the model to one thread that reads in order: what a page of a call costs is the slope between two
     /// sizes of the window, a fault's way what is left where a fault maps one page.
-    fn measure(stage: &Stage) -> Result<Costs> {
+    pub(super) fn measure(stage: &Stage) -> Result<Costs> {
         let real = Real::new()?;
         let pages = (REAL_BYTES / PAGE_BYTES) as f64;
         let cell = |around, delivery| Cell {

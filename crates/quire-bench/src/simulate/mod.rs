@@ -7,11 +7,18 @@ pub(crate) mod around;
 mod costs;
 pub(crate) mod speculative;
 
+use std::fs;
+use std::path::PathBuf;
+
 use anyhow::{Context as _, Result};
+use clap::Args;
+use quire_cli::print::say;
 
 use self::costs::Costs;
 pub(crate) use self::costs::{CalibrateBench, calibrate};
 use super::contestant::{Contestant, Stage};
+use super::data;
+use super::harness::Options;
 use super::programs;
 
 /// The program that simulates, which lies beside the bench.
@@ -19,6 +26,53 @@ const PROGRAM: &str = "quire-simulated";
 /// An engine's step, from one lock or word to the next. What the engine really takes is in what is measured
 /// as a fault's way.
 const STEP_NS: u64 = 50;
+
+#[derive(Args, Debug)]
+pub(crate) struct Simulation {
+    /// By the engine itself on a simulated machine of any size: of faults beside changes of the layout, threads
+    /// that map, touch and unmap
+    #[arg(long)]
+    pub simulate: bool,
+
+    /// CPUs of the simulated machine [default: one for each thread]
+    #[arg(long, value_name = "N", requires = "simulate", value_parser = clap::value_parser!(u32).range(1..))]
+    cpus: Option<u32>,
+
+    /// What things cost there, as `quire bench calibrate` prints it [default: as measured now]
+    #[arg(long, value_name = "FILE", requires = "simulate")]
+    costs: Option<PathBuf>,
+}
+
+impl Simulation {
+    /// CPUs where so many threads run.
+    fn cpus(&self, threads: usize) -> usize {
+        self.cpus.map_or(threads, |cpus| cpus as usize)
+    }
+
+    fn cpus_in_words(&self) -> String {
+        let cpus = self.cpus.map_or("one for each thread".into(), |cpus| cpus.to_string());
+        format!("{cpus}; handlers are on the first of them, as many as `quire run` has")
+    }
+
+    /// What things cost: as a file says, or as they are now. A run that goes on does so with the costs that it
+    /// began with, which are kept beside its results.
+    fn find_costs(&self, common: &Options, stage: &Stage) -> Result<Costs> {
+        if let Some(file) = &self.costs {
+            return Costs::read(file);
+        }
+        let kept = common.resume.as_ref().map(|results| data::with_suffix(results, ".costs"));
+        if let Some(kept) = kept.as_ref().filter(|kept| kept.exists()) {
+            return Costs::read(kept);
+        }
+        say("measuring what the kernel's part costs here");
+        let costs = Costs::measure(stage)?;
+        if let Some(kept) = kept {
+            let written = fs::write(&kept, serde_json::to_string(&costs)?);
+            written.with_context(|| format!("{}", kept.display()))?;
+        }
+        Ok(costs)
+    }
+}
 
 /// What a simulation came to.
 struct Simulated {

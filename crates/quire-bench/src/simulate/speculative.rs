@@ -27,7 +27,7 @@ struct ChurnSuite<'a> {
 /// Runs the bench.
 pub(crate) fn report(options: &SpeculativeBench) -> Result<Report> {
     let stage = Stage::without_kernel(options.common.quire.as_deref())?;
-    let costs = Costs::find(options.costs.as_deref(), &stage)?;
+    let costs = options.simulation.find_costs(&options.common, &stage)?;
     measure(&mut ChurnSuite { options, stage, costs }, &options.common)
 }
 
@@ -36,17 +36,11 @@ impl Suite for ChurnSuite<'_> {
     type Plan = (usize, bool);
 
     fn head(&self) -> Head {
-        let cpus = self.options.cpus.map_or("one for each thread".into(), |cpus| cpus.to_string());
         Head {
             name: "speculative, simulated",
             question: "What does it bring that faults do without the space's lock, on machines that are not here?",
             facts: vec![
-                (
-                    "CPUs",
-                    format!(
-                        "{cpus}; handlers are on the first of them, as many as `quire run` has"
-                    ),
-                ),
+                ("CPUs", self.options.simulation.cpus_in_words()),
                 ("costs", self.costs.in_words()),
             ],
             rounds: 1,
@@ -67,7 +61,7 @@ impl Suite for ChurnSuite<'_> {
 
     fn take(&mut self, &(threads, speculates): &Self::Plan, _: &Results<'_>) -> Result<Figures> {
         let records = self.options.common.size(2, 8, 32);
-        let cpus = self.options.cpus.map_or(threads, |cpus| cpus as usize);
+        let cpus = self.options.simulation.cpus(threads);
         let classic = if speculates { "" } else { "--classic" };
         let words =
             format!("churn --threads {threads} --cpus {cpus} --records {records} {classic}");

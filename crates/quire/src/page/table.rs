@@ -249,7 +249,8 @@ impl Pages {
     /// In a fork's child, before any other thread runs there: there are no waiters.
     pub fn after_fork_in_child(&self) {
         self.waits.after_fork_in_child();
-        self.parked.iter().for_each(Waiter::unclaim);
+        // Only those that are in use: a write to the others would take memory of the child's own.
+        self.parked.iter().filter(|record| record.is_in_use()).for_each(Waiter::unclaim);
     }
 }
 

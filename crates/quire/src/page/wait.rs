@@ -529,6 +529,12 @@ impl<A: Word> Waiter<A> {
         self.state.compare_exchange(IDLE, CLAIMED, Ordering::Acquire).is_ok()
     }
 
+    /// Whether the record is claimed or queued.
+    pub fn is_in_use(&self) -> bool {
+        // Relaxed: only a thread that is alone asks.
+        self.state.load(Ordering::Relaxed) != IDLE
+    }
+
     /// Gives back a record that was claimed, and is not queued.
     pub fn unclaim(&self) {
         // Release pairs with the next claim's acquire.
