@@ -13,14 +13,16 @@ use super::harness::{self, Ending, Options, Report};
 use super::{BenchArgs, BenchCommand, data, sys};
 
 /// The suites in the order of the designs, then what else there is, that which takes longest last.
-const SUITES: [&str; 13] = [
+const SUITES: [&str; 15] = [
     "fault-around",
-    AROUND_SIMULATED,
+    "fault-around-simulated",
     "swap",
+    "swap-simulated",
     "waiters",
     "rmap",
+    "rmap-simulated",
     "speculative",
-    SPECULATIVE_SIMULATED,
+    "speculative-simulated",
     "fault",
     "objects",
     "fork",
@@ -28,10 +30,6 @@ const SUITES: [&str; 13] = [
     "run",
     "pressure",
 ];
-/// Suites that are others' option.
-const AROUND_SIMULATED: &str = "fault-around-simulated";
-const SPECULATIVE_SIMULATED: &str = "speculative-simulated";
-
 #[derive(Args, Debug)]
 pub(crate) struct AllBench {
     #[command(flatten)]
@@ -97,10 +95,9 @@ fn report(name: &str, common: &Options, started: Instant) -> Result<Report> {
 
 /// The words of a suite's command line.
 fn command(name: &str) -> Vec<&str> {
-    match name {
-        AROUND_SIMULATED => vec!["fault-around", "--simulate"],
-        SPECULATIVE_SIMULATED => vec!["speculative", "--simulate"],
-        name => vec![name],
+    match name.strip_suffix("-simulated") {
+        Some(suite) => vec![suite, "--simulate"],
+        None => vec![name],
     }
 }
 

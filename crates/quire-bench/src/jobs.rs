@@ -4,9 +4,9 @@
 //! objects hold, so that reclaim walks the reverse map all the time. `short mappings` maps a part of
 //! an object, reads some of it, and unmaps it; now and then it drops a part from the cache or
 //! shortens and lengthens an object's tail. `disk` writes to a part through a mapping and flushes
-//! it. `walks` truncates pages that many mappings have, gives an object's pages new memory, or drops some, so
-//! that whole objects are looked for in all their mappings. Each once with walks that share the lock, once with walks
-//! that keep all others out.
+//! it. `walks` truncates pages that many mappings have, gives an object's pages new memory, or
+//! reads some and drops them, so that whole objects are looked for in all their mappings. Each once with
+//! walks that share the lock, once with walks that keep all others out.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -129,9 +129,7 @@ fn job(objects: &[Shared], mix: Mix, random: &mut Random) -> Result<()> {
     match mix {
         Mix::ShortMappings => {
             let mapping = sys::map_object(&options, object)?;
-            let sum: u64 =
-                mapping.iter().step_by(4 * PAGE_BYTES).map(|&byte| u64::from(byte)).sum();
-            anyhow::ensure!(sum > 0, "wrong bytes were read");
+            read(&mapping)?;
             match random.below(16) {
                 0 => drop(object.drop_cached(offset as u64..(offset + PART_BYTES) as u64)),
                 1 => shared.truncate_tail()?,
@@ -154,8 +152,19 @@ fn job(objects: &[Shared], mix: Mix, random: &mut Random) -> Result<()> {
                 }
                 shared.truncate_tail()?;
             }
-            _ => drop(object.drop_cached(offset as u64..(offset + PART_BYTES) as u64)),
+            standing => {
+                let part = offset..offset + PART_BYTES;
+                read(&shared.standing[standing][part.clone()])?;
+                object.drop_cached(part.start as u64..part.end as u64);
+            }
         },
     }
+    Ok(())
+}
+
+/// Reads every fourth page.
+fn read(bytes: &[u8]) -> Result<()> {
+    let sum: u64 = bytes.iter().step_by(4 * PAGE_BYTES).map(|&byte| u64::from(byte)).sum();
+    anyhow::ensure!(sum > 0, "wrong bytes were read");
     Ok(())
 }

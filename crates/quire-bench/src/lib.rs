@@ -152,6 +152,9 @@ impl SuiteCommand {
         match self {
             SuiteCommand::Run(options) => versus::report(options),
             SuiteCommand::Pressure(options) => pressure::report(options),
+            SuiteCommand::Swap(options) if options.simulation.simulate => {
+                simulate::pageout::report(options)
+            }
             SuiteCommand::Swap(options) => pageout::report(options),
             SuiteCommand::Fault(options) => service::report(options),
             SuiteCommand::FaultAround(options) if options.simulation.simulate => {
@@ -159,6 +162,9 @@ impl SuiteCommand {
             }
             SuiteCommand::FaultAround(options) => around::report(options),
             SuiteCommand::Objects(options) => objects::report(options),
+            SuiteCommand::Rmap(options) if options.simulation.simulate => {
+                simulate::rmap::report(options)
+            }
             SuiteCommand::Rmap(options) => rmap::report(options),
             SuiteCommand::Waiters(options) => waiters::report(options),
             SuiteCommand::Handlers(options) => handlers::report(options),
@@ -196,7 +202,7 @@ struct RunBench {
     threads: Vec<usize>,
 
     /// What to measure
-    #[arg(long, value_name = "PART", value_delimiter = ',', default_values = ["fits", "memory", "real", "build"])]
+    #[arg(long, value_name = "PART", value_delimiter = ',', default_values = ["fits", "memory", "real", "build", "orders"])]
     only: Vec<Part>,
 
     /// What the memory program wants
@@ -214,12 +220,17 @@ enum Part {
     Real,
     /// zstd built by make -j2: all processes together where they fit, and in half of what they want
     Build,
+    /// Builds and a mass of short processes, by the order of folios
+    Orders,
 }
 
 #[derive(Args, Debug)]
 struct SwapBench {
     #[command(flatten)]
     common: Options,
+
+    #[command(flatten)]
+    simulation: simulate::Simulation,
 }
 
 #[derive(Args, Debug)]
@@ -297,9 +308,12 @@ struct RmapBench {
     #[arg(long, value_name = "N,N", value_delimiter = ',', default_values_t = [1, 2, 4])]
     threads: Vec<usize>,
 
-    /// Numbers of workers that do jobs
-    #[arg(long, value_name = "N,N", value_delimiter = ',', default_values_t = [1, 2, 4, 8])]
+    /// Numbers of workers that do jobs [default: 1,2,4,8; simulated 1,4,16,32,60]
+    #[arg(long, value_name = "N,N", value_delimiter = ',')]
     workers: Vec<usize>,
+
+    #[command(flatten)]
+    simulation: simulate::Simulation,
 }
 
 #[derive(Args, Debug)]
@@ -386,7 +400,7 @@ struct SpeculativeBench {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
     runs: Option<u32>,
 
-    /// Builds of the tree, each way [default: 3]
+    /// Builds of the tree, each way [default: 5]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     builds: Option<u32>,
 

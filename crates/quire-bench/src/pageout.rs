@@ -19,7 +19,7 @@ const ZRAM_BYTES: u64 = 2 << 30;
 
 /// A way to page out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum PageoutWay {
+pub(crate) enum PageoutWay {
     Quire { order: u32, is_batched: bool },
     Kernel { is_64k: bool },
 }
@@ -46,7 +46,7 @@ impl PageoutWay {
         }
     }
 
-    fn contestant(self, bytes: u64) -> Contestant {
+    pub(crate) fn contestant(self, bytes: u64) -> Contestant {
         match self {
             PageoutWay::Quire { order, is_batched } => {
                 let mut options: Vec<OsString> = vec![format!("--folio-order={order}").into()];
@@ -182,7 +182,7 @@ impl Suite for SwapSuite<'_> {
 }
 
 /// 256 MiB in folios of 64 KiB, zeros, madvise(MADV_PAGEOUT) by one thread.
-fn published() -> Vec<Part> {
+pub(crate) fn published() -> Vec<Part> {
     vec![Part::published(
         "MADV_PAGEOUT of 256 MiB in folios of 64 KiB",
         &[

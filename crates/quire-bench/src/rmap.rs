@@ -28,8 +28,8 @@ use crate::samples::Samples;
 /// The lock that the others are compared with: what a reverse map under a mutex would have.
 const MUTEX: &str = "futex mutex";
 /// The ways of walking.
-const SHARED: &str = "shared";
-const EXCLUSIVE: &str = "exclusive";
+pub(crate) const SHARED: &str = "shared";
+pub(crate) const EXCLUSIVE: &str = "exclusive";
 const MAPPINGS: usize = 64;
 const MAPPING_PAGES: usize = 256;
 const CHANGES_PER_SECOND: u32 = 100;
@@ -178,6 +178,13 @@ pub(crate) fn report(options: &RmapBench) -> Result<Report> {
     measure(&mut suite, &options.common)
 }
 
+impl RmapSuite<'_> {
+    fn workers(&self) -> Vec<usize> {
+        let workers = &self.options.workers;
+        if workers.is_empty() { vec![1, 2, 4, 8] } else { workers.clone() }
+    }
+}
+
 fn jobs_title(mix: Mix) -> String {
     format!("jobs a minute, {}", mix.name())
 }
@@ -218,7 +225,7 @@ impl Suite for RmapSuite<'_> {
         for mix in Mix::ALL {
             let mut sheet =
                 Sheet::new(jobs_title(mix), Shape::Cells).base(EXCLUSIVE).plot(Along::Rows);
-            for &workers in &self.options.workers {
+            for workers in self.workers() {
                 for (way, are_exclusive) in ways {
                     let plan = Plan::Jobs { mix, workers, are_exclusive };
                     sheet.add(plural(workers, "worker"), way, plan);
@@ -251,7 +258,7 @@ impl Suite for RmapSuite<'_> {
     fn words(&self, results: &Results<'_>) -> Vec<String> {
         let mut words = Vec::new();
         for mix in Mix::ALL {
-            for &workers in &self.options.workers {
+            for workers in self.workers() {
                 let (title, row) = (jobs_title(mix), plural(workers, "worker"));
                 let ratio = results.over(&title, &row, [SHARED, EXCLUSIVE], "jobs");
                 if ratio.is_empty() {
@@ -281,7 +288,7 @@ impl Suite for RmapSuite<'_> {
 }
 
 /// 60 cores, 4 sockets, 130 GiB; Linux 3.18-rc1; aim7, jobs a minute; a part of the tables.
-fn published() -> Vec<Part> {
+pub(crate) fn published() -> Vec<Part> {
     let head = ["users", "mutex", "rwsem", "gain"];
     vec![
         Part::published(

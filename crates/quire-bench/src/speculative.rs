@@ -231,7 +231,7 @@ impl SpeculativeSuite<'_> {
     fn kernbench(&self, tree: &Tree) -> Sheet<Plan> {
         let mut sheet = sheet(format!("kernbench: {}", tree.name));
         sheet.has_means = true;
-        sheet.rounds = Some(self.options.builds.unwrap_or(self.options.common.size(1, 3, 5)));
+        sheet.rounds = Some(self.options.builds.unwrap_or(self.options.common.size(1, 5, 5)));
         for (load, jobs) in kernbench::loads(cpus()) {
             let row = format!("Average {load} -j {jobs}");
             add(&mut sheet, &row, &tree.workload(jobs), JOB_BYTES * jobs as u64, true);

@@ -1,23 +1,20 @@
 //! Reads through mappings of a file that is cached: each thread maps the whole file, and faults on its pages
 //! in an order; handlers serve it, or the thread itself does (inline).
 
-use std::thread;
-
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Result, ensure};
 use clap::{Args, ValueEnum};
 use quire::mmu::{Access, Prot};
-use quire::object::{BackingStore, FaultAround, IoBuffer, Keeper, MapRequest, ObjectId, Objects};
-use quire::reclaim::{Kswapd, OOM_ROUND_MS};
+use quire::object::{FaultAround, MapRequest, Objects};
 use quire::scratch::Scratch;
 use quire::space::VmSpace;
 use quire::space::vma::Pattern;
-use quire::sys::Errno;
 use quire::sys::clock::Moment;
 use quire::sys::thread::ThreadId;
-use quire::units::{BLOCK_PAGES, ObjectPage, ObjectRange, PAGE_SIZE, PageNum, PageRange};
+use quire::units::{BLOCK_PAGES, ObjectPage, ObjectRange, PageNum, PageRange};
 use quire_simulated::tree::{Tree, space};
 use quire_simulated::{Generator, Simulated};
 
+use super::file;
 use super::machine::{Figures, Machine, Program, Run};
 
 #[derive(Args, Debug)]
@@ -50,28 +47,6 @@ enum ReadOrder {
     Sparse,
 }
 
-/// A store that is read once, to fill the cache.
-struct Ones;
-
-impl BackingStore for Ones {
-    fn read(&self, _: u64, into: &mut [u8]) -> Result<(), Errno> {
-        into.fill(1);
-        Ok(())
-    }
-
-    fn write(&self, _: u64, _: &[u8]) -> Result<(), Errno> {
-        Err(Errno::INVAL)
-    }
-
-    fn set_len(&self, _: u64) -> Result<(), Errno> {
-        Err(Errno::INVAL)
-    }
-
-    fn sync(&self) -> Result<(), Errno> {
-        Ok(())
-    }
-}
-
 /// The file, and where each thread has mapped it.
 struct Reading<'a> {
     options: &'a Around,
@@ -95,9 +70,7 @@ impl<'a> Reading<'a> {
         let mmu = Simulated::new(arena_pages, frames, run.settings())?;
         let tree = Tree { budget_pages: 2 * pages + frames, ..Tree::default() };
         let objects = Objects::new(space(mmu, tree, arena_pages, frames).0)?;
-        let bytes = (pages * PAGE_SIZE) as u64;
-        let object = objects.open(&Ones, bytes, bytes, Keeper::Store)?;
-        fill(&objects, object, bytes)?;
+        let object = file::open_cached(&objects, 1, pages)?[0];
         let fault_around = options.order.map_or(FaultAround::Off, FaultAround::Order);
         let pages = ObjectRange::new(ObjectPage(0), pages);
         let request =
@@ -105,20 +78,6 @@ impl<'a> Reading<'a> {
         let mappings = (0..threads).map(|_| objects.map(object, request));
         let mappings = mappings.collect::<Result<Vec<_>, _>>()?;
         Ok(Reading { options, objects, mappings })
-    }
-
-    fn touch(&self, page: PageNum, run: &Run<'_>) {
-        let mmu = self.space().mmu();
-        while let Ok(Err(access)) = mmu.try_access(page, false) {
-            if self.options.inline {
-                // As a fault's way to a handler is a step of the simulated MMU's.
-                run.baton.work(run.machine.fault_ns);
-                run.baton.step();
-                self.objects.object_fault(page, access, Moment::now());
-            } else if mmu.access(page, false).is_err() {
-                break;
-            }
-        }
     }
 }
 
@@ -141,7 +100,13 @@ impl Program for Reading<'_> {
             ReadOrder::Sparse => pages.retain(|page| page % BLOCK_PAGES == 0),
         }
         for page in pages {
-            self.touch(range.start.add(page), run);
+            let page = range.start.add(page);
+            if self.options.inline {
+                file::access_inline(&self.objects, page, false, run);
+            } else {
+                let read = self.space().mmu().access(page, false);
+                read.expect("it is mapped");
+            }
             run.baton.work(run.machine.touch_ns);
         }
     }
@@ -150,40 +115,7 @@ impl Program for Reading<'_> {
         self.objects.handle_fault_of(thread, page, access, Moment::now(), scratch);
     }
 
-    /// Has faults try again whose pages were too crowded to be parked on.
     fn tend(&self, run: &Run<'_>) {
-        let (space, mut kswapd) = (self.space(), Kswapd::default());
-        let mut scratch = Scratch::new().expect("there is memory for the background thread");
-        loop {
-            kswapd.begin(space);
-            if run.is_over() {
-                return;
-            }
-            self.objects.balance_dirty();
-            let balance = space.balance(&self.objects, &mut scratch);
-            let idle_ms = self.objects.has_unparked().then_some(OOM_ROUND_MS);
-            kswapd.sleep(space, balance, idle_ms);
-        }
+        file::tend(&self.objects, run);
     }
-}
-
-/// Reads all of the object into its cache; no time passes meanwhile.
-fn fill(objects: &Objects<Simulated>, object: ObjectId, bytes: u64) -> Result<()> {
-    let (mut scratch, mut buffer) = (Scratch::new()?, IoBuffer::new()?);
-    let mut served = IoBuffer::new()?;
-    let mut into = vec![0; BLOCK_PAGES * PAGE_SIZE];
-    thread::scope(|scope| {
-        scope.spawn(|| objects.serve_requests(&mut served));
-        let offsets = (0..bytes).step_by(into.len());
-        let read = offsets.map(|offset| {
-            objects.read_at(objects.object(object), offset, &mut into, &mut scratch, &mut buffer)
-        });
-        let failed = read.into_iter().find_map(Result::err);
-        objects.stop_workers();
-        match failed {
-            Some(error) => bail!("the file cannot be read: {error:?}"),
-            None => Ok(()),
-        }
-    })
-    .context("the cache cannot be filled")
 }

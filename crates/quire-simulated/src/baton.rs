@@ -352,19 +352,20 @@ impl Baton {
 
     /// Hands the baton to an actor that can run, mostly to one that is ready.
     fn choose(&self, actors: &mut Actors) {
-        let indices = |actors: &Actors, wanted: State| -> Vec<usize> {
-            let states = actors.states.iter().enumerate();
-            states.filter(|(_, state)| **state == wanted).map(|(index, _)| index).collect()
-        };
-        let ready = indices(actors, State::Ready);
-        let idle = indices(actors, State::Idle);
-        if ready.is_empty() {
+        let is_any_ready = actors.states.contains(&State::Ready);
+        if !is_any_ready {
             actors.idle_looks += 1;
             actors.now_ns += IDLE_LOOK_NS;
         }
         if let Some(index) = actors.first_behind() {
             return self.hand_to(actors, index);
         }
+        let indices = |actors: &Actors, wanted: State| -> Vec<usize> {
+            let states = actors.states.iter().enumerate();
+            states.filter(|(_, state)| **state == wanted).map(|(index, _)| index).collect()
+        };
+        let ready = indices(actors, State::Ready);
+        let idle = indices(actors, State::Idle);
         let looks = !idle.is_empty() && (ready.is_empty() || actors.generator.one_in(4));
         let candidates = if looks { idle } else { ready };
         if candidates.is_empty() || actors.idle_looks > IDLE_LOOKS_MAX {

@@ -16,7 +16,7 @@ use quire::units::PageNum;
 use quire_simulated::{Baton, Costs, Settings, Simulated};
 
 /// What a simulation came to, by name.
-pub(crate) type Figures = [(&'static str, f64); 4];
+pub(crate) type Figures = [(&'static str, f64); 6];
 
 #[derive(Args, Debug)]
 pub(crate) struct Machine {
@@ -116,6 +116,8 @@ impl Machine {
             ("faults", counted(Event::Pgfault)),
             ("speculative", counted(Event::SpeculativePgfault)),
             ("handling_seconds", run.handling_ns.load(Ordering::Relaxed) as f64 / 1e9),
+            ("unmap_seconds", counted(Event::UnmapNs) / 1e9),
+            ("unmap_calls", counted(Event::UnmapCalls)),
         ])
     }
 }

@@ -6,7 +6,10 @@
 
 mod around;
 mod churn;
+mod file;
 mod machine;
+mod pageout;
+mod walks;
 
 use anyhow::Result;
 use clap::Parser;
@@ -20,6 +23,10 @@ enum Simulation {
     Around(around::Around),
     /// Threads that map, touch and unmap
     Churn(churn::Churn),
+    /// Threads that page out
+    Pageout(pageout::Pageout),
+    /// Workers that write to parts of files and flush them, or give files new memory
+    Walks(walks::Walks),
 }
 
 fn main() -> Result<()> {
@@ -34,6 +41,8 @@ impl Simulation {
         match self {
             Simulation::Around(options) => around::simulate(options),
             Simulation::Churn(options) => churn::simulate(options),
+            Simulation::Pageout(options) => pageout::simulate(options),
+            Simulation::Walks(options) => walks::simulate(options),
         }
     }
 }
@@ -42,11 +51,21 @@ impl Simulation {
 mod tests {
     use super::*;
 
-    fn figures(words: &str) -> [f64; 4] {
+    fn all_figures(words: &str) -> Figures {
         let costs = "--call-ns 1000 --page-ns 100 --fault-ns 2000 --step-ns 0 --touch-ns 10";
         let line = format!("quire-simulated {words} {costs}");
         let simulation = Simulation::try_parse_from(line.split_whitespace()).unwrap();
-        simulation.run().unwrap().map(|(_, value)| value)
+        simulation.run().unwrap()
+    }
+
+    /// Seconds, faults, those that were speculative, and seconds of handlers.
+    fn figures(words: &str) -> [f64; 4] {
+        let [seconds, faults, speculative, handling, ..] = all_figures(words);
+        [seconds, faults, speculative, handling].map(|(_, value)| value)
+    }
+
+    fn figure(words: &str, name: &str) -> f64 {
+        all_figures(words).into_iter().find(|(other, _)| *other == name).unwrap().1
     }
 
     #[test]
@@ -111,5 +130,34 @@ mod tests {
         let (alone, together) = (ratio(1), ratio(8));
         assert!((0.95..1.05).contains(&alone), "{alone}");
         assert!(together > alone, "{together} with eight threads, {alone} alone");
+    }
+
+    #[test]
+    fn a_folio_is_unmapped_in_one_call() {
+        for (order, calls) in [(0, 1024.0), (4, 64.0), (9, 2.0)] {
+            for threads in [1, 3] {
+                let words =
+                    format!("pageout --threads {threads} --cpus 4 --tables 2 --order {order}");
+                let calls = calls * threads as f64;
+                assert_eq!(figure(&words, "unmap_calls"), calls, "{words}");
+                let own_ns = calls * 1000.0 + threads as f64 * 1024.0 * 100.0;
+                let ns = figure(&words, "unmap_seconds") * 1e9;
+                assert!((own_ns..1.2 * own_ns).contains(&ns), "{words}: {ns}, not {own_ns}");
+            }
+        }
+        let single = "pageout --threads 1 --cpus 2 --tables 2 --order 4 --no-batch-unmap";
+        assert_eq!(figure(single, "unmap_calls"), 1024.0);
+    }
+
+    #[test]
+    fn walks_that_share_bring_more_with_more_workers_and_cost_none_alone() {
+        let seconds = |workers: usize, exclusive: &str| {
+            let words = format!("walks --threads {workers} --cpus {workers} --jobs 16 {exclusive}");
+            figures(&words)[0]
+        };
+        let ratio = |workers| seconds(workers, "--exclusive") / seconds(workers, "");
+        let (alone, together) = (ratio(1), ratio(32));
+        assert_eq!(alone, 1.0);
+        assert!(together > 1.03, "{together} with 32 workers");
     }
 }

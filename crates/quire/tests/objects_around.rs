@@ -10,8 +10,15 @@ use std::time::{Duration, Instant};
 
 use common::{PAGE, Watchdog, load, random, space, survive_sigbus};
 use quire::library::{FaultAround, MapOptions, Object, Pattern};
+use quire::mmu::{Access, Prot};
+use quire::object::{BackingStore, IoBuffer, Keeper, MapRequest, Objects};
+use quire::page::{Flags, State};
 use quire::store::Operation;
-use quire_simulated::Generator;
+use quire::sys::Errno;
+use quire::sys::clock::Moment;
+use quire::units::{BLOCK_PAGES, ObjectPage, ObjectRange};
+use quire_simulated::tree::{self, Tree};
+use quire_simulated::{Generator, Settings, Simulated};
 use quire_test_stores::{DelayStore, VecStore};
 
 /// Which of so many pages from an address on are present, by the kernel's page table.
@@ -125,4 +132,54 @@ fn a_page_that_cannot_be_had_at_once_is_skipped_and_the_others_come() {
     assert_eq!(load(map.as_ptr(), not_cached * PAGE), Some(bytes[not_cached * PAGE]));
     assert_eq!(load(map.as_ptr(), being_written * PAGE), Some(1));
     assert_eq!(load(map.as_ptr(), poisoned * PAGE), None, "a SIGBUS");
+}
+
+/// A store of ones that nothing writes to.
+struct Ones;
+
+impl BackingStore for Ones {
+    fn read(&self, _: u64, into: &mut [u8]) -> Result<(), Errno> {
+        into.fill(1);
+        Ok(())
+    }
+
+    fn write(&self, _: u64, _: &[u8]) -> Result<(), Errno> {
+        Err(Errno::INVAL)
+    }
+
+    fn set_len(&self, _: u64) -> Result<(), Errno> {
+        Err(Errno::INVAL)
+    }
+
+    fn sync(&self) -> Result<(), Errno> {
+        Ok(())
+    }
+}
+
+#[test]
+fn of_what_is_mapped_around_a_fault_only_the_page_that_was_asked_for_counts_as_used() {
+    const PAGES: usize = 64;
+    let mmu = Simulated::new(4 * BLOCK_PAGES, BLOCK_PAGES, Settings::default()).unwrap();
+    let space = tree::space(mmu, Tree::default(), 4 * BLOCK_PAGES, BLOCK_PAGES).0;
+    let objects = Objects::new(space).unwrap();
+    let bytes = (PAGES * PAGE) as u64;
+    let id = objects.open(&Ones, bytes, bytes, Keeper::Store).unwrap();
+    let pages = ObjectRange::new(ObjectPage(0), PAGES);
+    assert_eq!(objects.prefetch(id, pages), PAGES);
+    objects.stop_workers();
+    objects.serve_requests(&mut IoBuffer::new().unwrap());
+    let (pattern, fault_around) = (quire::space::vma::Pattern::Normal, FaultAround::Order(4));
+    let request = MapRequest { pages, prot: Prot::READ, pattern, fault_around };
+    let start = objects.map(id, request).unwrap().start;
+    objects.object_fault(start.add(21), Access::Read, Moment::now()).unwrap();
+    let mmu = objects.space.mmu();
+    let mapped: Vec<usize> = (0..PAGES)
+        .filter(|&page| matches!(mmu.try_access(start.add(page), false), Ok(Ok(_))))
+        .collect();
+    assert_eq!(mapped, (16..32).collect::<Vec<_>>());
+    for page in pages.pages() {
+        let word = objects.snapshot(objects.object(id), page);
+        assert_eq!(word.state(), State::Cached);
+        assert_eq!(word.has(Flags::ACCESSED), page == ObjectPage(21), "{page:?}");
+    }
 }

@@ -10,13 +10,12 @@ use super::super::AroundBench;
 use super::super::around::{DELIVERIES, published};
 use super::super::contestant::Stage;
 use super::super::data::{BLOCK_BYTES, PAGE_BYTES, Pattern};
-use super::super::harness::report::{Part, Report, number, spread};
+use super::super::harness::report::{Part, Report, number};
 use super::super::harness::suite::{
     Along, Figures, Head, Results, Shape, Sheet, Suite, figures, measure, plural,
 };
 use super::costs::{Costs, REAL_BYTES, Real};
-use super::{Simulated, run};
-use crate::samples::Samples;
+use super::{MODEL, REAL, SIMULATED, Simulated, model_in_words, run};
 
 /// Threads that are measured for real, and what is mapped around.
 const REAL_THREADS: [usize; 3] = [1, 2, 8];
@@ -220,25 +219,10 @@ impl Suite for SimulatedSuite<'_> {
                 }
             }
         }
-        let rows = results.0.iter().filter(|record| record.turn.row == MODEL);
-        let errors = rows.filter(|record| record.turn.column == SIMULATED).map(|record| {
-            results.over(MODEL, &record.turn.part, [SIMULATED, REAL], "seconds").median()
-        });
-        let errors: Samples = errors.collect();
-        if !errors.is_empty() {
-            words.push(format!(
-                "Beside this machine the model takes {} of the time that is measured.",
-                spread(&errors, "x")
-            ));
-        }
+        words.extend(model_in_words(*results, "seconds"));
         words
     }
 }
-
-/// The table that says how far the model is from this machine, and its columns.
-const MODEL: &str = "the model beside this machine";
-const REAL: &str = "real";
-const SIMULATED: &str = "simulated";
 
 /// A row beside the authors': their baseline is what is off here.
 fn sentence(part: &Part, title: &str, row: &str, results: Results<'_>) -> Option<String> {

@@ -13,6 +13,7 @@ use super::super::contestant::Stage;
 use super::super::data::{BLOCK_BYTES, Data, PAGE_BYTES, Pattern};
 use super::super::sys;
 use super::around::Cell;
+use super::pageout;
 use crate::samples::Samples;
 
 /// The file that is measured for real.
@@ -42,6 +43,9 @@ pub(super) struct Costs {
     /// What the program does with a page: all of its words, or one.
     pub read_ns: u64,
     pub touch_ns: u64,
+    /// A call that unmaps pages, as they are paged out, and each page of it.
+    pub unmap_call_ns: u64,
+    pub unmap_page_ns: u64,
 }
 
 /// Prints what things cost here.
@@ -88,10 +92,11 @@ impl Real {
 impl Costs {
     /// What a report says of them.
     pub(super) fn in_words(&self) -> String {
-        let Costs { call_ns, page_ns, fault_ns, inline_ns, read_ns, touch_ns } = self;
+        let Costs { call_ns, page_ns, fault_ns, inline_ns, read_ns, touch_ns, .. } = self;
+        let Costs { unmap_call_ns, unmap_page_ns, .. } = self;
         format!(
             "a call {call_ns} ns, a page of it {page_ns}, a fault's way {fault_ns}, inline {inline_ns}, a page \
-             read {read_ns}, touched {touch_ns}"
+             read {read_ns}, touched {touch_ns}; a call that unmaps {unmap_call_ns}, a page of it {unmap_page_ns}"
         )
     }
 
@@ -115,10 +120,6 @@ impl Costs {
             around,
             delivery,
         };
-        let median = |measure: &dyn Fn() -> Result<f64>| {
-            let rounds = (0..CALIBRATION_ROUNDS).map(|_| measure());
-            Ok::<_, anyhow::Error>(rounds.collect::<Result<Samples>>()?.median())
-        };
         let a_page =
             |cell: Cell| Ok::<_, anyhow::Error>(median(&|| real.seconds(&cell))? * 1e9 / pages);
         let read_ns = median(&|| real.page_ns(Pattern::InOrder))?;
@@ -134,7 +135,10 @@ impl Costs {
             inline_ns: 0,
             read_ns: read_ns as u64,
             touch_ns: touch_ns as u64,
+            unmap_call_ns: 0,
+            unmap_page_ns: 0,
         };
+        (costs.unmap_call_ns, costs.unmap_page_ns) = pageout::measure_unmap(stage)?;
         for (delivery, _) in DELIVERIES {
             let alone = cell(FaultAround::Off, delivery);
             let tables = REAL_BYTES / BLOCK_BYTES;
@@ -149,6 +153,12 @@ impl Costs {
     }
 }
 
+/// The median of a calibration's rounds.
+pub(super) fn median(measure: &dyn Fn() -> Result<f64>) -> Result<f64> {
+    let rounds = (0..CALIBRATION_ROUNDS).map(|_| measure());
+    Ok(rounds.collect::<Result<Samples>>()?.median())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -156,8 +166,16 @@ mod tests {
     #[test]
     fn costs_are_read_as_they_are_printed() {
         let file = crate::data::Remove(crate::data::unused_path(&std::env::temp_dir()));
-        let costs =
-            Costs { call_ns: 1, page_ns: 2, fault_ns: 3, inline_ns: 4, read_ns: 5, touch_ns: 6 };
+        let costs = Costs {
+            call_ns: 1,
+            page_ns: 2,
+            fault_ns: 3,
+            inline_ns: 4,
+            read_ns: 5,
+            touch_ns: 6,
+            unmap_call_ns: 7,
+            unmap_page_ns: 8,
+        };
         fs::write(&file.0, serde_json::to_string(&costs).unwrap()).unwrap();
         assert_eq!(Costs::read(&file.0).unwrap(), costs);
         fs::write(&file.0, "{}").unwrap();

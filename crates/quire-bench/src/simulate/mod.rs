@@ -5,6 +5,8 @@
 
 pub(crate) mod around;
 mod costs;
+pub(crate) mod pageout;
+pub(crate) mod rmap;
 pub(crate) mod speculative;
 
 use std::fs;
@@ -19,7 +21,10 @@ pub(crate) use self::costs::{CalibrateBench, calibrate};
 use super::contestant::{Contestant, Stage};
 use super::data;
 use super::harness::Options;
+use super::harness::report::spread;
+use super::harness::suite::Results;
 use super::programs;
+use crate::samples::Samples;
 
 /// The program that simulates, which lies beside the bench.
 const PROGRAM: &str = "quire-simulated";
@@ -27,10 +32,14 @@ const PROGRAM: &str = "quire-simulated";
 /// as a fault's way.
 const STEP_NS: u64 = 50;
 
+/// The table that says how far the model is from this machine, and its columns.
+const MODEL: &str = "the model beside this machine";
+const REAL: &str = "real";
+const SIMULATED: &str = "simulated";
+
 #[derive(Args, Debug)]
 pub(crate) struct Simulation {
-    /// By the engine itself on a simulated machine of any size: of faults beside changes of the layout, threads
-    /// that map, touch and unmap
+    /// By the engine itself on a simulated machine of any size; what is measured there is a part of the suite
     #[arg(long)]
     pub simulate: bool,
 
@@ -80,6 +89,8 @@ struct Simulated {
     faults: f64,
     speculative: f64,
     handling_seconds: f64,
+    unmap_seconds: f64,
+    unmap_calls: f64,
 }
 
 /// Runs a simulation: its words, and what a fault's way and a page cost in it.
@@ -106,5 +117,20 @@ fn run(
         faults: figure("faults")?,
         speculative: figure("speculative")?,
         handling_seconds: figure("handling_seconds")?,
+        unmap_seconds: figure("unmap_seconds")?,
+        unmap_calls: figure("unmap_calls")?,
+    })
+}
+
+/// How far the model is from this machine, by a figure of that table.
+fn model_in_words(results: Results<'_>, figure: &str) -> Option<String> {
+    let rows = results.0.iter().filter(|record| record.turn.row == MODEL);
+    let errors = rows
+        .filter(|record| record.turn.column == SIMULATED)
+        .map(|record| results.over(MODEL, &record.turn.part, [SIMULATED, REAL], figure).median());
+    let errors: Samples = errors.collect();
+    (!errors.is_empty()).then(|| {
+        let spread = spread(&errors, "x");
+        format!("Beside this machine the model takes {spread} of the time that is measured.")
     })
 }

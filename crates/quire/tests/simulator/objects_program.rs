@@ -5,9 +5,12 @@
 //! short-lived objects of its own beside. While a thread changes an object's length, the bytes that
 //! it is about are not compared, nor written.
 
+use std::sync::atomic::Ordering;
+
 use quire::mmu::Prot;
-use quire::object::{FaultAround, FlushError, ReadError};
+use quire::object::{FaultAround, FlushError, PinError, PinFor, ReadError};
 use quire::space::vma::Pattern;
+use quire::sys::Errno;
 use quire::units::{ObjectPage, ObjectRange, PAGE_SIZE, PageRange};
 use quire_simulated::{Generator, Trap};
 
@@ -94,6 +97,7 @@ impl<'a> Program<'a> {
             88..95 => self.use_anonymous(),
             95..97 => self.use_short_lived_object(),
             97 => self.world.plan.speculation.change(self.world.objects.space.budget()),
+            98 => self.pin(),
             _ => self.swap_out(),
         }
     }
@@ -109,6 +113,7 @@ impl<'a> Program<'a> {
             (Leaning::WriteBack, 1) => self.sweep(),
             (Leaning::Caches, 0) => self.drop_cached(),
             (Leaning::Caches, 1) => self.fetch_ahead(),
+            (Leaning::Caches, 2) => self.pin(),
             (Leaning::Copies, 0..=2) => self.use_copy(),
             (_, at) => self.touch(at % 2 == 0),
         }
@@ -304,8 +309,11 @@ impl<'a> Program<'a> {
             let mut expected = sim.store.expected();
             match result {
                 Ok(()) => expected.resized(len),
-                Err(_) => {
-                    assert!(expected.plan.cuts_one_in > 0, "nothing can have failed");
+                Err(error) => {
+                    let is_pinned = error == Errno::BUSY
+                        && self.world.was_pinned[object].load(Ordering::Relaxed);
+                    let can_fail = expected.plan.cuts_one_in > 0;
+                    assert!(is_pinned || can_fail, "nothing can have failed: {error}");
                     expected.not_resized();
                 }
             }
@@ -351,6 +359,55 @@ impl<'a> Program<'a> {
         }
         self.say(|| format!("drops {pages:?} of {object}"));
         self.world.objects.drop_cached(engine, pages);
+    }
+
+    /// Pins a part, uses it while other things happen, and lets it go: no access of it is a fault meanwhile.
+    fn pin(&mut self) {
+        let (view, part) = self.any_part();
+        if self.world.plan.has_bad_memory {
+            // What becomes of such pages while they are pinned has tests of its own.
+            let world = self.world;
+            return world.resize_alone(view.object, || self.pin_part(view, part));
+        }
+        self.pin_part(view, part);
+    }
+
+    fn pin_part(&mut self, view: View, part: std::ops::Range<usize>) {
+        let writes = view.prot == Prot::READ_WRITE && self.generator.below(2) == 0;
+        let what = if writes { PinFor::Writing } else { PinFor::Reading };
+        let range = PageRange::new(view.range.start.add(part.start), part.len());
+        self.say(|| format!("pins {range:?} of {} for {what:?}", view.object));
+        let objects = &self.world.objects;
+        self.world.was_pinned[view.object].store(true, Ordering::Relaxed);
+        let pinned =
+            with_scratch(|scratch| with_buffer(|buffer| objects.pin(range, what, scratch, buffer)));
+        match pinned {
+            Ok(()) => {
+                for _ in 0..=self.generator.below(3) {
+                    let at = part.start + self.generator.below(part.len());
+                    let page = view.range.start.add(at);
+                    match self.world.mmu().try_access(page, writes) {
+                        Ok(Ok(bytes)) => {
+                            // SAFETY: mapped; this thread has the baton until its next call.
+                            let bytes = unsafe { &mut *bytes };
+                            self.compare(view.object, view.first + at, bytes, writes);
+                        }
+                        // What the kernel has swapped out comes back with the next access.
+                        Ok(Err(_)) if self.world.plan.has_swap => self.access(view, at, writes),
+                        refused => panic!("{page:?} is pinned for {what:?}, and is {refused:?}"),
+                    }
+                    self.touch(true);
+                }
+                objects.unpin(range, what);
+            }
+            Err(PinError::BehindEnd(_) | PinError::TooMuch) => {}
+            Err(PinError::Read(ReadError { offset, .. })) => {
+                let page = offset as usize / PAGE_SIZE;
+                let expected = self.sim(view.object).store.expected();
+                assert!(expected.unreadable.contains(&page), "page {page} has not failed");
+            }
+            Err(error) => panic!("{range:?} cannot be pinned: {error:?}"),
+        }
     }
 
     fn read_at(&mut self) {

@@ -177,6 +177,8 @@ pub struct World {
     /// Stores of objects that came and went.
     pub gone: Mutex<Vec<&'static SimStore>>,
     is_resizing: [AtomicBool; 2],
+    /// Whether pages of an object were ever pinned: a cut through them is refused.
+    pub was_pinned: [AtomicBool; 2],
     programs_left: AtomicUsize,
     handlers_left: AtomicUsize,
     _file: Option<OwnedFd>,
@@ -233,6 +235,7 @@ impl World {
             known: Mutex::new((Vec::new(), 0)),
             gone: Mutex::new(Vec::new()),
             is_resizing: Default::default(),
+            was_pinned: Default::default(),
             programs_left: AtomicUsize::new(plan.programs),
             handlers_left: AtomicUsize::new(plan.handlers),
             _file: file,
@@ -450,6 +453,7 @@ impl World {
 
     /// The end: no thread is inside any more.
     fn check_end(&self) {
+        assert_eq!(self.objects.pinned_pages(), 0, "pages are left pinned");
         self.objects.check();
         let control = self.objects.space.budget().control();
         let most = control.held_pages_max.load(Ordering::Relaxed) as usize;
