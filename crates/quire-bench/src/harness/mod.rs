@@ -70,7 +70,11 @@ pub(crate) fn present(mut reports: Vec<Report>, options: &Options) -> Result<u8>
             let all: Vec<String> = many.iter().map(|report| report.json().to_string()).collect();
             println!("[{}]", all.join(",\n"));
         }
-        (false, _) => {
+        (false, all) => {
+            if all.len() > 1 {
+                let words: Vec<String> = std::env::args().skip(1).collect();
+                println!("# Benchmarks\n\n`quire bench {}`\n", words.join(" "));
+            }
             machine::facts().iter().for_each(|(name, value)| println!("- {name}: {value}"));
             reports.iter().for_each(|report| print!("\n{}", report.markdown()));
         }
