@@ -1,4 +1,4 @@
-# make demo | test | test-long | mutants | bench | picture | install PREFIX=/usr/local | install-bench | clean
+# make demo | test | test-long | mutants | bench | picture | install PREFIX=/usr/local | install-bench | package | clean
 #
 # Every target first sees to what it needs (scripts/setup.sh). CARGO_TARGET_DIR is respected.
 
@@ -13,7 +13,7 @@ VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 SIMULATED := -p quire-simulated --features program
 REAL := python3 tests/real/run.py --quire $(QUIRE)
 
-.PHONY: release demo test test-long mutants check unit real bench simulated picture install install-bench clean
+.PHONY: release demo test test-long mutants check unit real bench simulated picture install install-bench package clean
 
 release: setup-build
 	$(CARGO) build --release --workspace
@@ -74,15 +74,16 @@ install: $(RELEASE)/quire
 	install -m 755 $(RELEASE)/quire $(DESTDIR)$(PREFIX)/bin/quire
 	install -m 755 $(RELEASE)/libquire_preload.so $(DESTDIR)$(PREFIX)/lib/quire/libquire_preload.so
 	install -d $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(PREFIX)/lib/pkgconfig
-	install -d $(DESTDIR)$(PREFIX)/share/man/man1 $(DESTDIR)$(PREFIX)/share/man/man3
+	install -d $(DESTDIR)$(PREFIX)/share/man/man3 $(DESTDIR)$(PREFIX)/share/man/man7
 	install -m 755 $(RELEASE)/libquire.so $(DESTDIR)$(PREFIX)/lib/libquire.so
 	install -m 644 $(RELEASE)/libquire.a $(DESTDIR)$(PREFIX)/lib/libquire.a
 	install -m 644 crates/quire-c/include/quire.h $(DESTDIR)$(PREFIX)/include/quire.h
 	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' crates/quire-c/quire.pc.in \
 		> $(DESTDIR)$(PREFIX)/lib/pkgconfig/quire.pc
 	chmod 644 $(DESTDIR)$(PREFIX)/lib/pkgconfig/quire.pc
-	install -m 644 docs/man/quire-cat.1 docs/man/quire-sum.1 $(DESTDIR)$(PREFIX)/share/man/man1
+	$(RELEASE)/quire generate $(DESTDIR)$(PREFIX)/share
 	install -m 644 docs/man/quire.3 $(DESTDIR)$(PREFIX)/share/man/man3
+	install -m 644 docs/man/quire.7 $(DESTDIR)$(PREFIX)/share/man/man7
 
 $(RELEASE)/quire-simulated:
 	$(MAKE) --no-print-directory simulated
@@ -91,6 +92,11 @@ $(RELEASE)/quire-simulated:
 install-bench: $(RELEASE)/quire-bench $(RELEASE)/quire-simulated
 	install -d $(DESTDIR)$(PREFIX)/libexec/quire
 	install -m 755 $(RELEASE)/quire-bench $(RELEASE)/quire-simulated $(DESTDIR)$(PREFIX)/libexec/quire
+
+# A .deb and a .tar.gz, in $(PACKAGES).
+PACKAGES ?= $(TARGET)/packages
+package: setup-package $(RELEASE)/quire
+	scripts/package.sh $(RELEASE) $(VERSION) $(PACKAGES)
 
 clean:
 	$(CARGO) clean

@@ -2,10 +2,10 @@
 # Installs what building, testing and the demo need, on Debian and its relatives. It installs only what
 # is missing, and prints nothing if all is there.
 #
-#     scripts/setup.sh build|test|bench|demo|picture
+#     scripts/setup.sh build|test|bench|demo|package|picture
 set -euo pipefail
 
-target=${1:?which target: build, test, bench, demo or picture}
+target=${1:?which target: build, test, bench, demo, package or picture}
 
 packages=()
 # need COMMAND PACKAGE: PACKAGE will be installed where COMMAND is not found.
@@ -28,6 +28,8 @@ test)
 	need redis-server redis-server
 	need redis-benchmark redis-tools
 	need stress-ng stress-ng
+	need prometheus prometheus
+	need tmux tmux
 	need timeout coreutils
 	need mount mount
 	need setpriv util-linux
@@ -37,6 +39,7 @@ test)
 		packages+=(libpython3-testsuite)
 	;;
 picture) need dot graphviz ;;
+package) need make make && need dpkg-deb dpkg && need objdump binutils ;;
 bench)
 	need make make && need mkswap util-linux && need swapon mount
 	need g++ g++ && need redis-server redis-server

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::builder::FalseyValueParser;
 use clap::{Args, Parser, Subcommand};
+use git_version::git_version;
 use quire::control::MEMBERS_MAX;
 use quire::library::FaultAround;
 use quire::process::HANDLERS_MAX;
@@ -12,21 +13,32 @@ use quire::store::Direct;
 use quire::swap::compress::Strength;
 
 use crate::bench::BenchArgs;
+use crate::generate::GenerateArgs;
+use crate::metrics::MetricsArgs;
 use crate::print;
 use crate::ps::PsArgs;
 use crate::set::SetArgs;
 use crate::size::Size;
 use crate::stat::StatArgs;
+use crate::top::TopArgs;
 use crate::trace::TraceArgs;
 use crate::vmstat::VmstatArgs;
 
 /// Run programs in less memory than they want.
 #[derive(Parser, Debug)]
-#[command(name = "quire", version, about, max_term_width = 100, after_help = EXAMPLES)]
+#[command(name = "quire", version = VERSION, about, max_term_width = 100, after_help = EXAMPLES)]
 pub(crate) struct Arguments {
     #[command(subcommand)]
     pub command: Command,
 }
+
+/// The release, and the commit where it was built of one.
+const VERSION: &str = git_version!(
+    args = ["--always", "--dirty=-modified"],
+    prefix = concat!(env!("CARGO_PKG_VERSION"), " ("),
+    suffix = ")",
+    fallback = env!("CARGO_PKG_VERSION")
+);
 
 const EXAMPLES: &str = "\
 Examples:
@@ -43,10 +55,14 @@ pub(crate) enum Command {
     Stat(StatArgs),
     /// List the runs there are, and the processes of each, with what they hold
     Ps(PsArgs),
+    /// Watch the runs there are and their processes on a full screen, as top does
+    Top(TopArgs),
     /// Print what the runs hold, swap and serve, a line at a time, as vmstat does
     Vmstat(VmstatArgs),
     /// Print events of a program's faults as they come
     Trace(TraceArgs),
+    /// Print what runs hold and count as OpenMetrics, or serve it to Prometheus
+    Metrics(MetricsArgs),
     /// Change a setting of a run while it goes on
     Set(SetArgs),
     /// Measure programs bare, under quire, and with the kernel's swap
@@ -62,6 +78,9 @@ pub(crate) enum Command {
     Sum(StreamOptions),
     /// Say what this kernel and this user may do, and how to mend what is missing
     Doctor,
+    /// Write man pages and completions, as `make install` does
+    #[command(hide = true)]
+    Generate(GenerateArgs),
 }
 
 const RUN_EXAMPLES: &str = "\
@@ -161,6 +180,11 @@ pub(crate) struct RunOptions {
     /// Print errors only
     #[arg(long, short, env = "QUIRE_QUIET", value_parser = FalseyValueParser::new())]
     pub quiet: bool,
+
+    /// On a terminal, show what the run holds and how long it waits for memory, a line that is written anew
+    /// each second
+    #[arg(long, env = "QUIRE_PROGRESS", value_parser = FalseyValueParser::new())]
+    pub progress: bool,
 
     /// Run programs that cannot be managed (static, Go, 32-bit, setuid) as if without quire
     #[arg(long, env = "QUIRE_ALLOW_UNMANAGED", value_parser = FalseyValueParser::new())]

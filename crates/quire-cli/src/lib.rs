@@ -19,11 +19,14 @@ pub mod cgroup;
 mod cli;
 mod doctor;
 mod events;
+mod generate;
 mod inspect;
 mod installed;
+mod metrics;
 mod pack;
 pub mod print;
 mod procfs;
+mod progress;
 mod ps;
 mod report;
 mod reservation;
@@ -40,6 +43,7 @@ mod supervisor;
     reason = "the one ring that may: system calls that rustix has no safe form of"
 )]
 mod sys;
+mod top;
 mod trace;
 mod vmstat;
 
@@ -74,13 +78,16 @@ pub fn main() -> ExitCode {
         cli::Command::Run(options) => run::run(&options),
         cli::Command::Stat(args) => stat::stat(&args),
         cli::Command::Ps(args) => ps::ps(&args),
+        cli::Command::Top(args) => top::top(&args),
         cli::Command::Vmstat(args) => vmstat::vmstat(&args),
         cli::Command::Trace(args) => trace::trace(&args),
+        cli::Command::Metrics(args) => metrics::metrics(&args),
         cli::Command::Set(args) => set::set(&args),
         cli::Command::Bench(arguments) => bench::bench(&arguments),
         cli::Command::Pack(arguments) => pack::pack(&arguments),
         cli::Command::Cat(options) => stream::cat(&options),
         cli::Command::Sum(options) => stream::sum(&options),
+        cli::Command::Generate(args) => generate::generate(&args),
         cli::Command::Doctor => Ok(if doctor::doctor() { 0 } else { 1 }),
     };
     match result {

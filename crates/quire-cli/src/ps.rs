@@ -269,7 +269,8 @@ impl Row {
 }
 
 /// What a process does, in a word.
-fn state(pid: u32) -> &'static str {
+/// What a process does, in a word.
+pub(crate) fn state(pid: u32) -> &'static str {
     match procfs::stat(pid).map(|stat| stat.state) {
         Some('R') => "running",
         Some('T' | 't') => "stopped",

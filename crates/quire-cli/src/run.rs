@@ -8,7 +8,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail};
-use quire::control::SOCKET_VARIABLE;
+use quire::control::{Control, SOCKET_VARIABLE};
 use quire::units::PAGE_SIZE;
 use rustix::process::{Resource, Rlimit};
 
@@ -16,6 +16,7 @@ use crate::cgroup::{Cgroup, Hierarchy};
 use crate::cli::RunOptions;
 use crate::inspect::{self, Inspected, Refusal};
 use crate::print::{self, say};
+use crate::progress::{self, Progress};
 use crate::report::{self, Ended};
 use crate::reservation::{self, Outer};
 use crate::rights;
@@ -39,7 +40,11 @@ const UNMANAGED_NAMED_MAX: u32 = 16;
 const DEFAULT_PATH: &str = "/bin:/usr/bin";
 
 pub(crate) fn run(options: &RunOptions) -> Result<u8> {
-    let ended = run_watched(options, None)?;
+    let mut progress = Progress::new();
+    let mut look = |control: &Control, moment| progress.look(control, moment);
+    let mut looker = Looker::new(Some(progress::PERIOD), &mut look);
+    let is_shown = options.progress && progress::can_be_seen();
+    let ended = run_watched(options, is_shown.then_some(&mut looker))?;
     let lines = [Some(ended.line()), ended.members_line(), ended.unmanaged_line()];
     lines.iter().flatten().for_each(|line| options.say(line));
     Ok(ended.exit_status)

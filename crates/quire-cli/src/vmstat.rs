@@ -66,7 +66,7 @@ pub(crate) struct VmstatArgs {
     pub stats: Option<Option<u32>>,
 }
 
-fn parse_delay(text: &str) -> Result<Duration, &'static str> {
+pub(crate) fn parse_delay(text: &str) -> Result<Duration, &'static str> {
     match text.parse::<f64>() {
         Ok(seconds) if (0.01..=86_400.0).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
         _ => Err("write seconds, 0.01 at least"),
