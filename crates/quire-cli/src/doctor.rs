@@ -9,6 +9,7 @@ use linux_raw_sys::general as raw;
 use rustix::io::Errno;
 
 use crate::cgroup::{Cgroup, Hierarchy};
+use crate::container::Container;
 use crate::installed;
 use crate::rights::{FEATURES_NEEDED, Ways};
 use crate::size::{Human, machine_memory_bytes};
@@ -67,21 +68,23 @@ impl fmt::Display for Finding {
 /// Prints what was found; returns whether `quire run` will work.
 pub(crate) fn doctor() -> bool {
     let ways = Ways::find();
+    let container = Container::find();
     let sections = [
-        ("The right to userfaultfd (one of the first two is needed)", rights(&ways)),
+        ("The right to userfaultfd (one of the first two is needed)", rights(&ways, container)),
         ("What userfaultfd can do", features(&ways)),
         ("The rest of the kernel", kernel()),
         ("This installation", installation()),
     ];
     let system = rustix::system::uname();
     let mut lines = vec![format!(
-        "quire {} on {} {} {}, user {}, {} of memory",
+        "quire {} on {} {} {}, user {}, {} of memory{}",
         env!("CARGO_PKG_VERSION"),
         system.sysname().to_string_lossy(),
         system.release().to_string_lossy(),
         system.machine().to_string_lossy(),
         rustix::process::geteuid().as_raw(),
         Human(machine_memory_bytes()),
+        container.map(|container| format!(", in {container}")).unwrap_or_default(),
     )];
     for (title, findings) in &sections {
         lines.push(format!("\n{title}"));
@@ -97,17 +100,20 @@ pub(crate) fn doctor() -> bool {
     is_well
 }
 
-fn rights(ways: &Ways) -> Vec<Finding> {
+fn rights(ways: &Ways, container: Option<Container>) -> Vec<Finding> {
     let (device, call) = (&ways.device, &ways.call);
     // One is enough: each is needed only as long as the other is missing.
     let need = |other: &Result<_, _>| if other.is_ok() { Need::Wanted } else { Need::Needed };
     let note =
         |way: &Result<_, Errno>| way.as_ref().err().map(Errno::to_string).unwrap_or_default();
-    let device_mend = match device {
-        Err(Errno::NOENT) => "needs Linux 6.1; in a container: --device /dev/userfaultfd",
-        _ => "sudo setfacl -m u:$USER:rw /dev/userfaultfd",
+    let device_mend = match (container, device) {
+        (Some(container), _) => container.with_device(),
+        (None, Err(Errno::NOENT)) => "needs Linux 6.1",
+        (None, _) => "sudo setfacl -m u:$USER:rw /dev/userfaultfd",
     };
     let call_mend = match call {
+        // The usual profiles forbid it, and there is the device.
+        Err(_) if container.is_some() => "not needed where the device is there",
         Err(Errno::NOSYS) => "needs a kernel with CONFIG_USERFAULTFD",
         _ => "sudo sysctl vm.unprivileged_userfaultfd=1 (or run as root, with CAP_SYS_PTRACE)",
     };
@@ -253,9 +259,20 @@ mod tests {
     #[test]
     fn either_way_to_userfaultfd_is_enough() {
         let descriptor = || std::fs::File::open("/dev/null").unwrap().into();
-        let is_fatal = |device, call| rights(&Ways { device, call }).iter().any(Finding::is_fatal);
+        let is_fatal =
+            |device, call| rights(&Ways { device, call }, None).iter().any(Finding::is_fatal);
         assert!(is_fatal(Err(Errno::ACCESS), Err(Errno::PERM)));
         assert!(!is_fatal(Ok(descriptor()), Err(Errno::PERM)));
         assert!(!is_fatal(Err(Errno::NOENT), Ok(descriptor())));
+    }
+
+    #[test]
+    fn in_a_container_the_flag_that_is_missing_is_named() {
+        let ways = Ways { device: Err(Errno::NOENT), call: Err(Errno::PERM) };
+        let [device, call, ..] = &rights(&ways, Some(Container::Docker))[..] else { panic!() };
+        assert!(device.to_string().ends_with("-> docker run --device /dev/userfaultfd ..."));
+        assert!(call.to_string().ends_with("-> not needed where the device is there"));
+        let [device, ..] = &rights(&ways, None)[..] else { panic!() };
+        assert!(device.to_string().ends_with("-> needs Linux 6.1"));
     }
 }

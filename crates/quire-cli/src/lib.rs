@@ -17,6 +17,7 @@ pub use sys::signals::end_with_reader;
 mod bench;
 pub mod cgroup;
 mod cli;
+mod container;
 mod doctor;
 mod events;
 mod generate;

@@ -31,7 +31,8 @@ Examples:
   quire metrics                           print them once
   quire metrics --listen 127.0.0.1:9798   serve http://127.0.0.1:9798/metrics until ^C
 
-All runs that this user may look into are in them, by the labels pid (of the quire run) and command.
+All runs that this user may look into are in them, by the labels pid (of the quire run) and command:
+whoever can reach the address reads their command lines.
 grafana.json, among Quire's documents, is a dashboard for them.";
 
 #[derive(Args, Debug)]
