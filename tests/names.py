@@ -14,7 +14,10 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/designs.md", "docs/tour.md", "docs/pressure.md")
+DOCUMENTS = (
+    *("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/designs.md", "docs/tour.md"),
+    *("docs/pressure.md", "docs/benchmarks.md"),
+)
 ENDINGS = r"\.(rs|py|c|h|sh|md|toml)"
 FILE = re.compile(rf"[\w./-]+{ENDINGS}|[a-z0-9-]+(/[a-z0-9.-]+)+/?")
 WORD = re.compile(r"--[a-z][a-z0-9-]*|[a-z][a-z0-9]*([-_][a-z0-9]+)+(\(\))?|(\w+::)+\w+(\(\))?")

@@ -1,0 +1,105 @@
+//! Whether this process is in a container, whose, and which flag gives it a userfaultfd.
+//!
+//! The usual seccomp profiles forbid the system call, and let the ioctl on `/dev/userfaultfd` through: what is
+//! needed is the device.
+
+use std::fmt;
+use std::fs;
+use std::path::Path;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Container {
+    Docker,
+    Podman {
+        is_rootless: bool,
+    },
+    Kubernetes,
+    /// One that says no more than that it is one.
+    Other,
+}
+
+impl fmt::Display for Container {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Container::Docker => "a Docker container",
+            Container::Podman { is_rootless: true } => "a rootless Podman container",
+            Container::Podman { is_rootless: false } => "a Podman container",
+            Container::Kubernetes => "a Kubernetes pod",
+            Container::Other => "a container",
+        })
+    }
+}
+
+impl Container {
+    pub(crate) fn find() -> Option<Container> {
+        let is_in_a_pod = std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
+        Container::find_below(Path::new("/"), is_in_a_pod)
+    }
+
+    /// By what runtimes leave in the root that they make.
+    fn find_below(root: &Path, is_in_a_pod: bool) -> Option<Container> {
+        let has = |name: &str| root.join(name).exists();
+        let read = |name: &str| fs::read_to_string(root.join(name)).unwrap_or_default();
+        if is_in_a_pod || has("run/secrets/kubernetes.io") {
+            return Some(Container::Kubernetes);
+        }
+        if has("run/.containerenv") {
+            let is_rootless = read("run/.containerenv").lines().any(|line| line == "rootless=1");
+            return Some(Container::Podman { is_rootless });
+        }
+        if has(".dockerenv") {
+            return Some(Container::Docker);
+        }
+        // systemd writes there what it was told of a container of any kind.
+        has("run/systemd/container").then_some(Container::Other)
+    }
+
+    /// How it is to be started so that the device is there and can be opened.
+    pub(crate) const fn with_device(self) -> &'static str {
+        match self {
+            Container::Docker => "docker run --device /dev/userfaultfd ...",
+            Container::Podman { is_rootless: false } => "podman run --device /dev/userfaultfd ...",
+            // A group of the user's on the host may open it there; crun passes such groups on.
+            Container::Podman { is_rootless: true } => {
+                "podman run --device /dev/userfaultfd --group-add keep-groups ..., with crun, and on the host \
+                 a group that may open it: echo 'KERNEL==\"userfaultfd\", GROUP=\"kvm\", MODE=\"0660\"' | sudo tee \
+                 /etc/udev/rules.d/60-userfaultfd.rules"
+            }
+            Container::Kubernetes => {
+                "give the pod the node's device /dev/userfaultfd, by a device plugin's resource or by CDI"
+            }
+            Container::Other => "start it with the host's device /dev/userfaultfd",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(files: &[(&str, &str)]) -> Option<Container> {
+        let root = tempfile::tempdir().unwrap();
+        for (name, text) in files {
+            let path = root.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        Container::find_below(root.path(), false)
+    }
+
+    #[test]
+    fn a_container_is_known_by_what_its_runtime_leaves_there() {
+        assert_eq!(found(&[("etc/hostname", "host")]), None);
+        assert_eq!(found(&[(".dockerenv", "")]), Some(Container::Docker));
+        // As Podman 4.3 writes it.
+        let rootless = "engine=\"podman-4.3.1\"\nname=\"x\"\nrootless=1\ngraphRootMounted=1\n";
+        let podman = |is_rootless| Some(Container::Podman { is_rootless });
+        assert_eq!(found(&[("run/.containerenv", rootless)]), podman(true));
+        assert_eq!(found(&[("run/.containerenv", "")]), podman(false), "of root it may be empty");
+        let pod = [(".dockerenv", ""), ("run/secrets/kubernetes.io/serviceaccount/token", "x")];
+        assert_eq!(found(&pod), Some(Container::Kubernetes));
+        assert_eq!(found(&[("run/systemd/container", "lxc")]), Some(Container::Other));
+        let root = tempfile::tempdir().unwrap();
+        assert_eq!(Container::find_below(root.path(), true), Some(Container::Kubernetes));
+    }
+}
