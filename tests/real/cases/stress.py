@@ -68,6 +68,8 @@ def stress_ng(context):
 def write_table(file, lines, how):
     version = subprocess.run(["stress-ng", "--version"], capture_output=True, text=True, check=False).stdout
     with open(file, "w", encoding="utf-8") as out:
+        out.write("# stress-ng, bare and under Quire\n\nHow each kind ends, bare and under `quire run`.")
+        out.write(" Written by the real case `stress-ng`, where QUIRE_STRESS_NG_TABLE names this file.\n\n")
         out.write(f"{version.split(' (')[0]}, classes {' and '.join(CLASSES)}, `--verify`: {how}.\n\n")
         out.write("| kind | status bare | under Quire | why it differs |\n|---|---|---|---|\n")
         out.write("\n".join(lines) + "\n\n")
