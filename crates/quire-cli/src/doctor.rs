@@ -107,13 +107,13 @@ fn rights(ways: &Ways, container: Option<Container>) -> Vec<Finding> {
     let note =
         |way: &Result<_, Errno>| way.as_ref().err().map(Errno::to_string).unwrap_or_default();
     let device_mend = match (container, device) {
-        (Some(container), _) => container.with_device(),
+        // There it cannot be mended from within.
+        (Some(container @ Container::Podman { is_rootless: true }), _) => container.with_device(),
+        (Some(container), Err(Errno::NOENT)) => container.with_device(),
         (None, Err(Errno::NOENT)) => "needs Linux 6.1",
-        (None, _) => "sudo setfacl -m u:$USER:rw /dev/userfaultfd",
+        _ => "sudo setfacl -m u:$USER:rw /dev/userfaultfd",
     };
     let call_mend = match call {
-        // The usual profiles forbid it, and there is the device.
-        Err(_) if container.is_some() => "not needed where the device is there",
         Err(Errno::NOSYS) => "needs a kernel with CONFIG_USERFAULTFD",
         _ => "sudo sysctl vm.unprivileged_userfaultfd=1 (or run as root, with CAP_SYS_PTRACE)",
     };
@@ -269,9 +269,8 @@ mod tests {
     #[test]
     fn in_a_container_the_flag_that_is_missing_is_named() {
         let ways = Ways { device: Err(Errno::NOENT), call: Err(Errno::PERM) };
-        let [device, call, ..] = &rights(&ways, Some(Container::Docker))[..] else { panic!() };
+        let [device, ..] = &rights(&ways, Some(Container::Docker))[..] else { panic!() };
         assert!(device.to_string().ends_with("-> docker run --device /dev/userfaultfd ..."));
-        assert!(call.to_string().ends_with("-> not needed where the device is there"));
         let [device, ..] = &rights(&ways, None)[..] else { panic!() };
         assert!(device.to_string().ends_with("-> needs Linux 6.1"));
     }
