@@ -30,6 +30,7 @@ const SUITES: [&str; 15] = [
     "run",
     "pressure",
 ];
+
 #[derive(Args, Debug)]
 pub(crate) struct AllBench {
     #[command(flatten)]

@@ -272,8 +272,7 @@ impl VersusSuite<'_> {
         let mut sheet = Sheet::new("by the order of folios", Shape::Cells).base("bare");
         for workload in [tree.rebuild(BUILD_JOBS), again, short] {
             let mut add = |column: String, limit, who| {
-                // Each order has a budget of its own.
-                let row = format!("{}, {column}", workload.name);
+                let row = workload.name.clone();
                 let plan = Plan { row, workload: workload.clone(), limit, who };
                 sheet.add(workload.name.clone(), column, plan);
             };
@@ -309,14 +308,8 @@ impl VersusSuite<'_> {
                 let kernel = fit::kernel(stage, workload, &wanted, limit, store)?;
                 Known { digest, quire, kernel }
             }
-            Limit::TreeFits => {
+            Limit::TreeFits | Limit::Folios(_) => {
                 Known { digest, quire: with_budget(ROOMY_BYTES, String::new()), kernel: None }
-            }
-            Limit::Folios(order) => {
-                let options = vec![format!("--folio-order={order}").into()];
-                let contestant = Contestant::Quire { budget_bytes: ROOMY_BYTES, options };
-                let quire = Found { contestant, note: String::new(), failure: None };
-                Known { digest, quire, kernel: None }
             }
             Limit::TreeHalf => {
                 let roomy = with_budget(ROOMY_BYTES, String::new());
@@ -396,10 +389,18 @@ impl Suite for VersusSuite<'_> {
             self.known.insert(plan.row.clone(), known);
         }
         let known = &self.known[&plan.row];
-        let contestant = match plan.who {
-            Who::Bare => &Contestant::Bare,
-            Who::Quire => known.quire.usable()?,
-            Who::Kernel => known.kernel.as_ref().context("there is no kernel swap")?.usable()?,
+        let of_order;
+        let contestant = match (plan.who, plan.limit) {
+            (Who::Bare, _) => &Contestant::Bare,
+            (Who::Quire, Limit::Folios(order)) => {
+                let options = vec![format!("--folio-order={order}").into()];
+                of_order = Contestant::Quire { budget_bytes: ROOMY_BYTES, options };
+                &of_order
+            }
+            (Who::Quire, _) => known.quire.usable()?,
+            (Who::Kernel, _) => {
+                known.kernel.as_ref().context("there is no kernel swap")?.usable()?
+            }
         };
         let outcome = self.stage.run(&plan.workload, contestant)?;
         if plan.workload.is_deterministic && outcome.digest != known.digest {

@@ -3,6 +3,7 @@
 //! Owns the names. Leaves to `runs` which runs there are; each scrape looks anew.
 
 use std::fmt;
+use std::sync::atomic::Ordering::Relaxed;
 
 use anyhow::{Context as _, Result, anyhow};
 use clap::Args;
@@ -12,7 +13,6 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 use quire::control::{Event, FaultKind};
 use quire::units::PAGE_SIZE;
-use std::sync::atomic::Ordering::Relaxed;
 use tiny_http::{Header, Method, Request, Response, Server};
 
 use crate::print::{print, say};

@@ -7,7 +7,7 @@ use std::io::{IsTerminal as _, Write as _};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use quire::control::{Control, FaultKind};
+use quire::control::Control;
 use quire::units::PAGE_SIZE;
 
 use crate::runs::counts::{Counts, Scope};
@@ -40,7 +40,7 @@ impl Progress {
         match moment {
             Moment::Period => {
                 let counts = Counts::read(control, Scope::Run).unwrap_or_default();
-                let waited = waited_seconds(&counts.since(&self.seen));
+                let waited = counts.since(&self.seen).waited_seconds();
                 let line = line(control, waited / self.looked.elapsed().as_secs_f64());
                 (self.looked, self.seen, self.is_shown) = (Instant::now(), counts, true);
                 let line: String = line.chars().take(columns() - 1).collect();
@@ -62,11 +62,6 @@ fn write(text: &str) {
 fn columns() -> usize {
     let size = rustix::termios::tcgetwinsize(std::io::stderr());
     size.map(|size| usize::from(size.ws_col)).ok().filter(|&columns| columns > 1).unwrap_or(80)
-}
-
-/// What all threads together waited for memory.
-fn waited_seconds(counts: &Counts) -> f64 {
-    [FaultKind::Memory, FaultKind::File].map(|kind| counts.fault_seconds(kind)).iter().sum()
 }
 
 fn line(control: &Control, waited_a_second: f64) -> String {

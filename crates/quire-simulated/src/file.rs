@@ -3,37 +3,14 @@
 use std::thread;
 
 use anyhow::{Context as _, Result, bail};
-use quire::object::{BackingStore, IoBuffer, Keeper, ObjectId, Objects};
+use quire::object::{IoBuffer, Keeper, ObjectId, Objects};
 use quire::reclaim::{Kswapd, OOM_ROUND_MS};
 use quire::scratch::Scratch;
-use quire::sys::Errno;
 use quire::sys::clock::Moment;
 use quire::units::{BLOCK_PAGES, PAGE_SIZE, PageNum};
-use quire_simulated::Simulated;
+use quire_simulated::{Ones, Simulated};
 
 use super::machine::Run;
-
-/// A store of ones, of which reads and writes take no time.
-struct Ones;
-
-impl BackingStore for Ones {
-    fn read(&self, _: u64, into: &mut [u8]) -> Result<(), Errno> {
-        into.fill(1);
-        Ok(())
-    }
-
-    fn write(&self, _: u64, _: &[u8]) -> Result<(), Errno> {
-        Ok(())
-    }
-
-    fn set_len(&self, _: u64) -> Result<(), Errno> {
-        Err(Errno::INVAL)
-    }
-
-    fn sync(&self) -> Result<(), Errno> {
-        Ok(())
-    }
-}
 
 /// Reads or writes a page as a thread does that serves its own faults.
 pub(crate) fn access_inline(

@@ -21,6 +21,7 @@
 mod baton;
 mod generator;
 mod object;
+mod ones;
 pub mod tree;
 mod waist;
 
@@ -38,6 +39,7 @@ use quire::units::{PAGE_SHIFT, PAGE_SIZE, PageNum, PageRange};
 pub use self::baton::{Baton, Stopped, Wait};
 pub use self::generator::Generator;
 use self::object::MemfdContent;
+pub use self::ones::Ones;
 
 /// What freed memory is overwritten with.
 const FREED: u8 = 0xdb;

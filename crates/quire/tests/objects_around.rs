@@ -11,14 +11,13 @@ use std::time::{Duration, Instant};
 use common::{PAGE, Watchdog, load, random, space, survive_sigbus};
 use quire::library::{FaultAround, MapOptions, Object, Pattern};
 use quire::mmu::{Access, Prot};
-use quire::object::{BackingStore, IoBuffer, Keeper, MapRequest, Objects};
+use quire::object::{IoBuffer, Keeper, MapRequest, Objects};
 use quire::page::{Flags, State};
 use quire::store::Operation;
-use quire::sys::Errno;
 use quire::sys::clock::Moment;
 use quire::units::{BLOCK_PAGES, ObjectPage, ObjectRange};
 use quire_simulated::tree::{self, Tree};
-use quire_simulated::{Generator, Settings, Simulated};
+use quire_simulated::{Generator, Ones, Settings, Simulated};
 use quire_test_stores::{DelayStore, VecStore};
 
 /// Which of so many pages from an address on are present, by the kernel's page table.
@@ -132,28 +131,6 @@ fn a_page_that_cannot_be_had_at_once_is_skipped_and_the_others_come() {
     assert_eq!(load(map.as_ptr(), not_cached * PAGE), Some(bytes[not_cached * PAGE]));
     assert_eq!(load(map.as_ptr(), being_written * PAGE), Some(1));
     assert_eq!(load(map.as_ptr(), poisoned * PAGE), None, "a SIGBUS");
-}
-
-/// A store of ones that nothing writes to.
-struct Ones;
-
-impl BackingStore for Ones {
-    fn read(&self, _: u64, into: &mut [u8]) -> Result<(), Errno> {
-        into.fill(1);
-        Ok(())
-    }
-
-    fn write(&self, _: u64, _: &[u8]) -> Result<(), Errno> {
-        Err(Errno::INVAL)
-    }
-
-    fn set_len(&self, _: u64) -> Result<(), Errno> {
-        Err(Errno::INVAL)
-    }
-
-    fn sync(&self) -> Result<(), Errno> {
-        Ok(())
-    }
 }
 
 #[test]

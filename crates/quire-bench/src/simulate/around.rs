@@ -15,7 +15,7 @@ use super::super::harness::suite::{
     Along, Figures, Head, Results, Shape, Sheet, Suite, figures, measure, plural,
 };
 use super::costs::{Costs, REAL_BYTES, Real};
-use super::{MODEL, REAL, SIMULATED, Simulated, model_in_words, run};
+use super::{HANDLERS, MODEL, REAL, SIMULATED, Simulated, model_in_words, run};
 
 /// Threads that are measured for real, and what is mapped around.
 const REAL_THREADS: [usize; 3] = [1, 2, 8];
@@ -123,6 +123,7 @@ impl Suite for SimulatedSuite<'_> {
             question: "How many faults and how much time does it save to map what is cached around a fault, on machines that are not here?",
             facts: vec![
                 ("CPUs", self.options.simulation.cpus_in_words()),
+                (HANDLERS.0, HANDLERS.1.into()),
                 ("costs", self.costs.in_words()),
                 (
                     "of each file",

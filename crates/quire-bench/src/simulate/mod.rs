@@ -52,6 +52,9 @@ pub(crate) struct Simulation {
     costs: Option<PathBuf>,
 }
 
+/// Where handlers run, for reports of simulations that have them.
+const HANDLERS: (&str, &str) = ("handlers", "on the first CPUs, as many as `quire run` has");
+
 impl Simulation {
     /// CPUs where so many threads run.
     fn cpus(&self, threads: usize) -> usize {
@@ -59,8 +62,7 @@ impl Simulation {
     }
 
     fn cpus_in_words(&self) -> String {
-        let cpus = self.cpus.map_or("one for each thread".into(), |cpus| cpus.to_string());
-        format!("{cpus}; handlers are on the first of them, as many as `quire run` has")
+        self.cpus.map_or("one for each thread".into(), |cpus| cpus.to_string())
     }
 
     /// What things cost: as a file says, or as they are now. A run that goes on does so with the costs that it

@@ -30,10 +30,17 @@ const FITTED_ORDER: u32 = 4;
 const BATCHED: &str = "batched";
 const SINGLE: &str = "page by page";
 
+/// Folios, and how they are unmapped.
+#[derive(Clone, Copy)]
+struct Folios {
+    order: u32,
+    is_batched: bool,
+}
+
 enum Plan {
-    Large(PageoutWay),
-    Real(PageoutWay),
-    Simulated(PageoutWay),
+    Large(Folios),
+    Real(Folios),
+    Simulated(Folios),
 }
 
 struct PageoutSuite {
@@ -51,29 +58,25 @@ pub(crate) fn report(options: &SwapBench) -> Result<Report> {
 /// Nanoseconds of a call that unmaps, and of each page of it: the line through one page and all of a folio's.
 pub(super) fn measure_unmap(stage: &Stage) -> Result<(u64, u64)> {
     let order = FITTED_ORDER;
-    let a_page = |is_batched| {
-        let way = PageoutWay::Quire { order, is_batched };
-        median(&|| real_ns(stage, way))
-    };
+    let a_page = |is_batched| median(&|| real_ns(stage, Folios { order, is_batched }));
     let (batched, single) = (a_page(true)?, a_page(false)?);
     let call = (single - batched) / (1.0 - 1.0 / f64::from(1 << order));
     Ok((call.max(0.0) as u64, (single - call).max(1.0) as u64))
 }
 
 /// Nanoseconds that a page is unmapped in, for real.
-fn real_ns(stage: &Stage, way: PageoutWay) -> Result<f64> {
+fn real_ns(stage: &Stage, Folios { order, is_batched }: Folios) -> Result<f64> {
+    let way = PageoutWay::Quire { order, is_batched };
     let workload = programs::pageout(&stage.own, REAL_BYTES, true, false);
     let outcome: Outcome = stage.run(&workload, &way.contestant(REAL_BYTES))?;
     Ok(outcome.stat("unmap_ns") / outcome.stat("unmap_pages").max(1.0))
 }
 
-fn rows() -> impl Iterator<Item = (String, &'static str, PageoutWay)> {
+fn rows() -> impl Iterator<Item = (String, &'static str, Folios)> {
     let ways = [(BATCHED, true), (SINGLE, false)];
     ORDERS.into_iter().flat_map(move |order| {
         let row = format!("{} KiB folios", 4u32 << order);
-        ways.map(|(column, is_batched)| {
-            (row.clone(), column, PageoutWay::Quire { order, is_batched })
-        })
+        ways.map(|(column, is_batched)| (row.clone(), column, Folios { order, is_batched }))
     })
 }
 
@@ -83,14 +86,11 @@ fn title() -> String {
 
 impl PageoutSuite {
     /// Nanoseconds a page, and pages of a call.
-    fn simulated(&self, way: PageoutWay) -> Result<(f64, f64)> {
+    fn simulated(&self, Folios { order, is_batched }: Folios) -> Result<(f64, f64)> {
         let costs = Costs {
             call_ns: self.costs.unmap_call_ns,
             page_ns: self.costs.unmap_page_ns,
             ..self.costs
-        };
-        let PageoutWay::Quire { order, is_batched } = way else {
-            unreachable!("the kernel is not simulated")
         };
         let single = if is_batched { "" } else { "--no-batch-unmap" };
         let words =
@@ -128,11 +128,11 @@ impl Suite for PageoutSuite {
     fn sheets(&self) -> Vec<Sheet<Plan>> {
         let mut sheet = Sheet::new(title(), Shape::Cells).base(SINGLE).plot(Along::Rows);
         let mut model = Sheet::new(MODEL, Shape::Cells).base(REAL);
-        for (row, column, way) in rows() {
-            sheet.add(&row, column, Plan::Large(way));
+        for (row, column, folios) in rows() {
+            sheet.add(&row, column, Plan::Large(folios));
             let row = format!("{row}, {column}");
-            model.add(&row, REAL, Plan::Real(way));
-            model.add(&row, SIMULATED, Plan::Simulated(way));
+            model.add(&row, REAL, Plan::Real(folios));
+            model.add(&row, SIMULATED, Plan::Simulated(folios));
         }
         model.rounds = Some(3);
         model.note = Some(format!("{} of zeros, a thread alone.", Human(REAL_BYTES)));
@@ -141,13 +141,13 @@ impl Suite for PageoutSuite {
 
     fn take(&mut self, plan: &Plan, _: &Results<'_>) -> Result<Figures> {
         Ok(match *plan {
-            Plan::Large(way) => {
-                let (ns, pages_a_call) = self.simulated(way)?;
+            Plan::Large(folios) => {
+                let (ns, pages_a_call) = self.simulated(folios)?;
                 let pages = (BYTES / PAGE_BYTES as u64) as f64;
                 figures([("seconds", ns * 1e-9 * pages), ("calls", (pages / pages_a_call).round())])
             }
-            Plan::Real(way) => figures([("ns a page", real_ns(&self.stage, way)?)]),
-            Plan::Simulated(way) => figures([("ns a page", self.simulated(way)?.0)]),
+            Plan::Real(folios) => figures([("ns a page", real_ns(&self.stage, folios)?)]),
+            Plan::Simulated(folios) => figures([("ns a page", self.simulated(folios)?.0)]),
         })
     }
 

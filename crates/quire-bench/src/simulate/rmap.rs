@@ -49,7 +49,7 @@ impl Suite for WalksSuite<'_> {
             name: "rmap, simulated",
             question: "What do walks of the reverse map gain that share its lock, on machines that are not here?",
             facts: vec![
-                ("CPUs", "one for each worker".into()),
+                ("CPUs", self.options.simulation.cpus_in_words()),
                 ("costs", self.costs.in_words()),
                 ("files", "4 of 256 KiB, each mapped as often as there are workers, which serve their own faults".into()),
             ],

@@ -11,7 +11,7 @@ use super::super::harness::suite::{
 };
 use super::super::speculative::published;
 use super::costs::Costs;
-use super::run;
+use super::{HANDLERS, run};
 
 /// The table, and its columns.
 const TITLE: &str = "records of 512 KiB mapped, touched and unmapped";
@@ -41,6 +41,7 @@ impl Suite for ChurnSuite<'_> {
             question: "What does it bring that faults do without the space's lock, on machines that are not here?",
             facts: vec![
                 ("CPUs", self.options.simulation.cpus_in_words()),
+                (HANDLERS.0, HANDLERS.1.into()),
                 ("costs", self.costs.in_words()),
             ],
             rounds: 1,

@@ -105,6 +105,11 @@ impl Counts {
         buckets.map(|(&count, bucket)| 1.5e-9 * 2f64.powi(bucket) * count as f64).sum()
     }
 
+    /// What all threads together waited for pages that had left memory.
+    pub(crate) fn waited_seconds(&self) -> f64 {
+        [FaultKind::Memory, FaultKind::File].map(|kind| self.fault_seconds(kind)).iter().sum()
+    }
+
     #[cfg(test)]
     pub(crate) fn of_events(events: &[(Event, u64)]) -> Counts {
         let mut counts = Counts::default();

@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use quire::control::{Control, Event, FaultKind};
+use quire::control::{Control, Event};
 use quire::units::PAGE_SIZE;
 
 use crate::runs::counts::{Counts, Scope};
@@ -67,9 +67,7 @@ impl Spent {
     /// Whether threads waited for pages that had left memory for most of this time, and most of what all
     /// of the program's threads worked.
     fn is_waiting(&self, seconds: f64) -> bool {
-        let waited =
-            [FaultKind::Memory, FaultKind::File].map(|kind| self.counts.fault_seconds(kind));
-        waited.iter().sum::<f64>() > MOST * seconds.max(self.cpu_seconds)
+        self.counts.waited_seconds() > MOST * seconds.max(self.cpu_seconds)
     }
 
     /// With how many pages nine in ten of the pages that were wanted again would have been in memory: at
@@ -88,6 +86,8 @@ impl Spent {
 
 #[cfg(test)]
 mod tests {
+    use quire::control::FaultKind;
+
     use super::*;
     use crate::sys::control::ControlMap;
 

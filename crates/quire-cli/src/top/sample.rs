@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use anyhow::Result;
-use quire::control::{Event, FaultKind};
+use quire::control::Event;
 use quire::units::PAGE_SIZE;
 
 use crate::procfs;
@@ -149,8 +149,7 @@ impl Watch {
             None => (1.0, Counts::default()),
         };
         let a_second = |event| since.of(event) as f64 / seconds;
-        let waited = [FaultKind::Memory, FaultKind::File].map(|kind| since.fault_seconds(kind));
-        let waits = waited.iter().sum::<f64>() / seconds;
+        let waits = since.waited_seconds() / seconds;
         let packed = sight.counts.of(Event::ZswpoutBytes);
         let mut history = self.histories.get(&sight.pid).cloned().unwrap_or_default();
         history.push_back(waits);
@@ -181,6 +180,8 @@ impl Watch {
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
+
+    use quire::control::FaultKind;
 
     use super::*;
 

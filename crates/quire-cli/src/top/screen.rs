@@ -158,7 +158,7 @@ impl Screen {
         let shown = self.shown();
         // Half of the screen is the chosen run's.
         let runs = (shown.len() as u16 + 1).min(frame.area().height.saturating_sub(3) / 2);
-        let [head, runs, gap, processes, foot] = Layout::vertical([
+        let [head, runs, _, processes, foot] = Layout::vertical([
             Constraint::Length(1),
             Constraint::Length(runs),
             Constraint::Length(1),
@@ -166,7 +166,6 @@ impl Screen {
             Constraint::Length(1),
         ])
         .areas(frame.area());
-        let _ = gap;
         frame.render_widget(Paragraph::new(self.head(&shown)), head);
         let place = self.place(&shown);
         let cells = shown.iter().map(|row| self.run_cells(&row.run)).collect();

@@ -304,14 +304,17 @@ impl<'a> Program<'a> {
                 return;
             }
             let engine = self.world.objects.object(sim.id);
+            let [begun, ended] = &self.world.pins[object];
+            let ended_before = ended.load(Ordering::Relaxed);
             let result = self.world.objects.set_len(engine, len as u64);
             self.say(|| format!("has changed the length of {object}: {result:?}"));
             let mut expected = sim.store.expected();
             match result {
                 Ok(()) => expected.resized(len),
                 Err(error) => {
-                    let is_pinned = error == Errno::BUSY
-                        && self.world.was_pinned[object].load(Ordering::Relaxed);
+                    // One was under way at some moment of it.
+                    let was_pinned = begun.load(Ordering::Relaxed) > ended_before;
+                    let is_pinned = error == Errno::BUSY && was_pinned;
                     let can_fail = expected.plan.cuts_one_in > 0;
                     assert!(is_pinned || can_fail, "nothing can have failed: {error}");
                     expected.not_resized();
@@ -378,7 +381,8 @@ impl<'a> Program<'a> {
         let range = PageRange::new(view.range.start.add(part.start), part.len());
         self.say(|| format!("pins {range:?} of {} for {what:?}", view.object));
         let objects = &self.world.objects;
-        self.world.was_pinned[view.object].store(true, Ordering::Relaxed);
+        let [begun, ended] = &self.world.pins[view.object];
+        begun.fetch_add(1, Ordering::Relaxed);
         let pinned =
             with_scratch(|scratch| with_buffer(|buffer| objects.pin(range, what, scratch, buffer)));
         match pinned {
@@ -408,6 +412,7 @@ impl<'a> Program<'a> {
             }
             Err(error) => panic!("{range:?} cannot be pinned: {error:?}"),
         }
+        ended.fetch_add(1, Ordering::Relaxed);
     }
 
     fn read_at(&mut self) {

@@ -177,8 +177,8 @@ pub struct World {
     /// Stores of objects that came and went.
     pub gone: Mutex<Vec<&'static SimStore>>,
     is_resizing: [AtomicBool; 2],
-    /// Whether pages of an object were ever pinned: a cut through them is refused.
-    pub was_pinned: [AtomicBool; 2],
+    /// Pins of an object that have begun, and that have ended: a cut through pinned pages is refused.
+    pub pins: [[AtomicUsize; 2]; 2],
     programs_left: AtomicUsize,
     handlers_left: AtomicUsize,
     _file: Option<OwnedFd>,
@@ -235,7 +235,7 @@ impl World {
             known: Mutex::new((Vec::new(), 0)),
             gone: Mutex::new(Vec::new()),
             is_resizing: Default::default(),
-            was_pinned: Default::default(),
+            pins: Default::default(),
             programs_left: AtomicUsize::new(plan.programs),
             handlers_left: AtomicUsize::new(plan.handlers),
             _file: file,
