@@ -1,7 +1,7 @@
 //! Workers that write to parts of files and flush them, for which the pages are write-protected in all mappings;
 //! some give a file's pages new memory, for which they are unmapped. Workers serve their own faults.
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use clap::Args;
 use quire::mmu::{Access, Prot};
 use quire::object::{FaultAround, IoBuffer, MapRequest, ObjectId, Objects};
@@ -47,6 +47,9 @@ struct Walking<'a> {
 }
 
 pub(crate) fn simulate(options: &Walks) -> Result<Figures> {
+    let Machine { threads, cpus, .. } = options.machine;
+    // On a simulated CPU nothing preempts a thread that waits awake, not even the one that it waits for.
+    ensure!(cpus >= threads, "{threads} workers need as many CPUs");
     options.machine.run(0, |run| Walking::new(options, run))
 }
 

@@ -154,9 +154,10 @@ impl Suite for PageoutSuite {
     fn words(&self, results: &Results<'_>) -> Vec<String> {
         let mut words: Vec<String> = rows()
             .filter(|(_, column, _)| *column == BATCHED)
-            .map(|(row, ..)| {
+            .filter_map(|(row, ..)| {
                 let ratio = results.over(&title(), &row, [BATCHED, SINGLE], "seconds");
-                format!("{row}: in batches unmapping takes {} of the time.", number(ratio.median()))
+                let part = (!ratio.is_empty()).then(|| number(ratio.median()))?;
+                Some(format!("{row}: in batches unmapping takes {part} of the time."))
             })
             .collect();
         words.push(

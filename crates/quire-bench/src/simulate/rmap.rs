@@ -90,8 +90,9 @@ impl Suite for WalksSuite<'_> {
                 }
                 _ => "",
             };
-            format!("{row}: {} times the jobs of exclusive walks{theirs}.", number(ratio.median()))
+            let times = (!ratio.is_empty()).then(|| number(ratio.median()))?;
+            Some(format!("{row}: {times} times the jobs of exclusive walks{theirs}."))
         };
-        self.workers().into_iter().map(sentence).collect()
+        self.workers().into_iter().filter_map(sentence).collect()
     }
 }

@@ -86,11 +86,9 @@ impl Suite for ChurnSuite<'_> {
                 16 => "; the authors' 16 CPUs do 2.01 times as many",
                 _ => "",
             };
-            format!(
-                "{row}: {} times the records of classic faults{theirs}.",
-                number(ratio.median())
-            )
+            let times = (!ratio.is_empty()).then(|| number(ratio.median()))?;
+            Some(format!("{row}: {times} times the records of classic faults{theirs}."))
         };
-        self.options.threads.iter().map(sentence).collect()
+        self.options.threads.iter().filter_map(sentence).collect()
     }
 }
