@@ -217,11 +217,14 @@ class Context:
             raise Failed(f"cc {name}.c warns:\n{built.stderr}")
         return str(program)
 
-    def quire_argv(self, argv, memory_bytes, swap=None, options=()):
-        """The command that runs `argv` under Quire with that budget; its counters go to a file."""
+    def quire_argv(self, argv, memory_bytes, swap=None, options=(), whole=False):
+        """The command that runs `argv` under Quire with that budget, for managed memory alone or for the
+        `whole`; its counters go to a file."""
         if self.pretend:
             return list(argv)
         head = [self.quire, "run", "--memory", str(memory_bytes), "--stats", str(self.stats)]
+        if not whole:
+            head.append("--managed-only")
         if swap:
             head += ["--swap-file", str(swap)]
         return [*head, *options, "--", *argv]
@@ -277,9 +280,9 @@ class Context:
     def bare(self, argv, **how):
         return self.wait(self.spawn(argv, **how))
 
-    def managed(self, argv, memory_bytes, swap=None, options=(), **how):
+    def managed(self, argv, memory_bytes, swap=None, options=(), whole=False, **how):
         """Runs under Quire and looks for what the run left behind."""
-        process = self.spawn(self.quire_argv(argv, memory_bytes, swap, options), **how)
+        process = self.spawn(self.quire_argv(argv, memory_bytes, swap, options, whole), **how)
         result = self.wait(process)
         lives_on = "live on without a supervisor" in result.stderr
         self.nothing_left(process.pid, swap, cgroups=not lives_on)

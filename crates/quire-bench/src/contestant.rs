@@ -265,7 +265,10 @@ impl Stage {
             }
             Contestant::Quire { budget_bytes, options } => {
                 let mut command = Command::new(&self.quire);
-                command.args(["run", "--quiet", "--memory"]).arg(budget_bytes.to_string());
+                // What is beside managed memory is measured, and given to the kernel's cgroup as well.
+                command
+                    .args(["run", "--quiet", "--managed-only", "--memory"])
+                    .arg(budget_bytes.to_string());
                 command.arg("--stats").arg(self.stats());
                 command.args(options).arg("--");
                 command

@@ -366,7 +366,7 @@ impl Suite for VersusSuite<'_> {
             facts: std::iter::once(("the memory program wants", Human(size).to_string()))
                 .chain(zram.map(|zram| ("zram", zram)))
                 .collect(),
-            rounds: self.options.common.rounds(2, 5),
+            rounds: self.options.common.rounds(1, 5),
             left_out: self.left_out.clone(),
             published: if self.has(Part::Orders) { published() } else { Vec::new() },
         }

@@ -20,10 +20,12 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 
 use crate::procfs;
+use crate::supervisor::InMemory;
 
-/// What a program may hold beside its managed memory: code and data of the program and its
-/// libraries (16 MiB), stacks (12 MiB), page tables (8 MiB map 4 GiB), the kernel's structures for
-/// its tasks and files (8 MiB), and what the kernel charges ahead, 64 pages a CPU (4 MiB).
+/// What a cgroup may hold beside its budget. Where that is for managed memory alone: code and data of the program
+/// and its libraries (16 MiB), stacks (12 MiB), page tables (8 MiB map 4 GiB), the kernel's structures for
+/// its tasks and files (8 MiB), and what the kernel charges ahead, 64 pages a CPU (4 MiB). Where it is for the
+/// whole: what comes from one count of unmanaged memory to the next, and until managed memory has given way.
 const ALLOWANCE_BYTES: u64 = (16 + 12 + 8 + 8 + 4) << 20;
 /// The data that the allowance has page tables for, and how much of it a byte of a page table maps.
 const MAPPED_BYTES: u64 = 4 << 30;
@@ -68,6 +70,15 @@ pub struct Hierarchy {
     pub version: Version,
     pub own: PathBuf,
     pub mount_point: PathBuf,
+}
+
+/// What a run has grown to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Growth {
+    pub budget_bytes: u64,
+    pub members: usize,
+    /// The members' data, wherever it rests.
+    pub wanted_bytes: u64,
 }
 
 /// A run's cgroup, which is removed with this. One that processes of the run still live in stays, for
@@ -159,17 +170,25 @@ impl Cgroup {
         Ok(cgroup)
     }
 
-    /// Raises the limit of a cgroup with such a budget when it is called with more processes, or more data,
-    /// than before. It never lowers the limit: processes that come take the places of those that went.
-    /// Where the kernel refuses, the limit stays as it is.
-    pub(crate) fn limit_follower(&self, budget_bytes: u64) -> impl FnMut(usize, u64) + use<> {
+    /// Raises the limit when it is called with a larger budget than before; where that is for managed memory
+    /// only, with more processes or more data as well. It never lowers the limit: processes that come take the
+    /// places of those that went, and a run whose budget is lowered gives way by and by. Where the kernel
+    /// refuses, the limit stays as it is.
+    pub(crate) fn limit_follower(
+        &self,
+        budget_bytes: u64,
+        is_managed_only: bool,
+    ) -> impl FnMut(Growth) + use<> {
         let (version, folder) = (self.version, self.folder.clone());
-        let mut allowed = allowance_bytes(1, 0);
-        move |members, wanted_bytes| {
-            let needed = allowance_bytes(members, wanted_bytes);
-            if needed >= allowed + RAISE_BYTES {
-                allowed = needed;
-                let _ = set_limit(version, &folder, budget_bytes + allowed);
+        let mut limit_bytes = budget_bytes + allowance_bytes(1, 0);
+        move |growth| {
+            let allowed = match is_managed_only {
+                true => allowance_bytes(growth.members, growth.wanted_bytes),
+                false => allowance_bytes(1, 0),
+            };
+            if growth.budget_bytes + allowed >= limit_bytes + RAISE_BYTES {
+                limit_bytes = growth.budget_bytes + allowed;
+                let _ = set_limit(version, &folder, limit_bytes);
             }
         }
     }
@@ -179,10 +198,14 @@ impl Cgroup {
         self.read(["memory.limit_in_bytes", "memory.max"])?.trim().parse().ok()
     }
 
+    /// Of what is in it.
+    pub(crate) fn meter(&self) -> Meter {
+        Meter { version: self.version, folder: self.folder.clone() }
+    }
+
     /// One of its files, by the names of versions 1 and 2.
     fn read(&self, names: [&str; 2]) -> Option<String> {
-        let name = names[(self.version == Version::V2) as usize];
-        fs::read_to_string(self.folder.join(name)).ok()
+        self.meter().read(names)
     }
 
     /// The file into which a process writes itself to enter.
@@ -200,6 +223,51 @@ impl Cgroup {
         let text = self.read(["memory.oom_control", "memory.events"]).unwrap_or_default();
         let count = text.lines().find_map(|line| line.strip_prefix("oom_kill "));
         count.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
+    }
+}
+
+/// Reads what is in a cgroup.
+pub(crate) struct Meter {
+    version: Version,
+    folder: PathBuf,
+}
+
+impl Meter {
+    fn read(&self, names: [&str; 2]) -> Option<String> {
+        let name = names[(self.version == Version::V2) as usize];
+        fs::read_to_string(self.folder.join(name)).ok()
+    }
+
+    /// What is in memory and cannot be dropped: all but the page cache of files, and what else the kernel
+    /// says that it can reclaim.
+    pub(crate) fn usage(&self) -> Option<InMemory> {
+        let usage = self.read(["memory.usage_in_bytes", "memory.current"])?.trim().parse().ok()?;
+        let kernel = match self.version {
+            Version::V1 => self.read(["memory.kmem.usage_in_bytes", ""]).unwrap_or_default(),
+            Version::V2 => String::new(),
+        };
+        Some(in_memory(usage, &self.read(["memory.stat"; 2])?, kernel.trim().parse().ok()))
+    }
+}
+
+/// What of `usage` cannot be dropped, by the text of memory.stat; where that does not say it, with `kernel_bytes`
+/// of the kernel's.
+fn in_memory(usage: u64, stat: &str, kernel_bytes: Option<u64>) -> InMemory {
+    let of = |name: &str| {
+        // Version 1 has those of the cgroup alone, and after "total_" those of all below it too.
+        let value = |line: &str| {
+            let (key, value) = line.split_once(' ')?;
+            (key.strip_prefix("total_").unwrap_or(key) == name).then(|| value.parse().ok())?
+        };
+        stat.lines().filter_map(value).next_back().unwrap_or(0)
+    };
+    let slab_bytes = of("slab_reclaimable");
+    let dropped: u64 = of("active_file") + of("inactive_file") + slab_bytes;
+    let kernel_bytes = kernel_bytes.unwrap_or_else(|| of("kernel"));
+    InMemory {
+        bytes: usage.saturating_sub(dropped),
+        shared_bytes: of("shmem"),
+        kernel_bytes: kernel_bytes.saturating_sub(slab_bytes),
     }
 }
 

@@ -163,18 +163,29 @@ fn a_real_cgroup_limits_and_goes() {
     };
     let folder = cgroup.folder.clone();
     assert_eq!(cgroup.limit_bytes(), Some((64 << 20) + ALLOWANCE_BYTES));
-    let mut follow = cgroup.limit_follower(64 << 20);
+    let grown = |members, wanted_bytes| Growth { budget_bytes: 64 << 20, members, wanted_bytes };
+    let mut follow = cgroup.limit_follower(64 << 20, true);
     for members in [1, 3, 16, 2] {
-        follow(members, 4 << 30);
+        follow(grown(members, 4 << 30));
     }
     let of_sixteen = (64 << 20) + ALLOWANCE_BYTES + 15 * MEMBER_BYTES;
     assert_eq!(cgroup.limit_bytes(), Some(of_sixteen));
-    follow(16, 20 << 30);
+    follow(grown(16, 20 << 30));
     assert_eq!(cgroup.limit_bytes(), Some(of_sixteen + (32 << 20)), "page tables of 16 GiB");
+    // Where the budget is for the whole it alone counts, and is not lowered.
+    let mut follow = cgroup.limit_follower(64 << 20, false);
+    for budget_bytes in [128 << 20, 32 << 20] {
+        follow(Growth { budget_bytes, ..grown(40, 20 << 30) });
+    }
+    assert_eq!(cgroup.limit_bytes(), Some((128 << 20) + ALLOWANCE_BYTES));
+    assert!(
+        cgroup.meter().usage().is_some_and(|usage| usage.bytes < 1 << 20),
+        "no process is in it"
+    );
     assert!(cgroup.procs().is_ok());
     assert_eq!(cgroup.oom_kills(), 0);
     drop(cgroup);
     assert!(!folder.exists());
     // It does no harm where the cgroup is gone.
-    follow(17, 0);
+    follow(grown(17, 0));
 }

@@ -103,7 +103,8 @@ a run takes its whole budget out of the outer one's, for as long as it lasts.";
 #[derive(Args, Debug)]
 #[command(after_help = RUN_EXAMPLES)]
 pub(crate) struct RunOptions {
-    /// The budget: memory that the program and its children may hold together
+    /// The budget: memory that the program and its children may have together, shared memory, stacks and page
+    /// tables included
     // An option that is required: commands that can do without a program take that back.
     #[arg(long, short, env = "QUIRE_MEMORY", value_name = "SIZE", required = true)]
     pub memory: Option<Size>,
@@ -111,6 +112,10 @@ pub(crate) struct RunOptions {
     /// The most of it that one process may hold
     #[arg(long, env = "QUIRE_MEMORY_PER_PROCESS", value_name = "SIZE")]
     pub memory_per_process: Option<Size>,
+
+    /// Take the budget for managed memory alone: what quire does not manage may come on top
+    #[arg(long, env = "QUIRE_MANAGED_ONLY", value_parser = FalseyValueParser::new())]
+    pub managed_only: bool,
 
     /// The most processes at a time; a fork beyond fails, a program started beyond runs unmanaged
     #[arg(

@@ -6,6 +6,8 @@ use std::str::FromStr;
 
 use quire::process::THREAD_NAMES;
 
+use crate::supervisor::InMemory;
+
 /// The fields of /proc/PID/stat that are needed here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ProcessStat {
@@ -37,6 +39,28 @@ pub(crate) fn resident_bytes(pid: u32) -> Option<[u64; 2]> {
 fn parse_resident(status: &str) -> Option<[u64; 2]> {
     let of = |name| field_of(status, name).map(|kib: u64| kib * 1024);
     Some([of("VmRSS:")?, of("VmHWM:")?])
+}
+
+/// What process `pid` has in memory that the kernel cannot drop: the page cache of files it can. Memory of
+/// several processes is counted whole.
+pub(crate) fn in_memory(pid: u32) -> Option<InMemory> {
+    parse_in_memory(
+        &std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?,
+        ["RssAnon:", "RssShmem:"],
+    )
+}
+
+/// The same, with its part of memory that it shares with other processes. The kernel walks its page tables
+/// for that.
+pub(crate) fn proportional(pid: u32) -> Option<InMemory> {
+    let file = |name| std::fs::read_to_string(format!("/proc/{pid}/{name}")).ok();
+    parse_in_memory(&(file("smaps_rollup")? + &file("status")?), ["Pss_Anon:", "Pss_Shmem:"])
+}
+
+fn parse_in_memory(text: &str, names: [&str; 2]) -> Option<InMemory> {
+    let of = |name| field_of(text, name).map(|kib: u64| kib * 1024);
+    let [own, shared_bytes, kernel_bytes] = [of(names[0])?, of(names[1])?, of("VmPTE:")?];
+    Some(InMemory { bytes: own + shared_bytes + kernel_bytes, shared_bytes, kernel_bytes })
 }
 
 /// The words with which process `pid` was started.
@@ -146,6 +170,25 @@ mod tests {
         assert_eq!(parse_user(status), Some(1000));
         assert_eq!(user(std::process::id()), Some(rustix::process::getuid().as_raw()));
         assert_eq!(user(u32::MAX), None);
+    }
+
+    #[test]
+    fn what_cannot_be_dropped_is_counted_whole_or_in_part() {
+        let status =
+            "Name:\tx\nRssAnon:\t 8 kB\nRssFile:\t 64 kB\nRssShmem:\t 16 kB\nVmPTE:\t 4 kB\n";
+        let of = |bytes, shared_bytes| InMemory { bytes, shared_bytes, kernel_bytes: 4096 };
+        assert_eq!(
+            parse_in_memory(status, ["RssAnon:", "RssShmem:"]),
+            Some(of(28 << 10, 16 << 10))
+        );
+        let both = format!("Pss_Anon: 6 kB\nPss_Shmem: 2 kB\n{status}");
+        assert_eq!(
+            parse_in_memory(&both, ["Pss_Anon:", "Pss_Shmem:"]),
+            Some(of(12 << 10, 2 << 10))
+        );
+        let own = in_memory(std::process::id()).unwrap();
+        let part = proportional(std::process::id()).unwrap();
+        assert!(part.bytes > 0 && part.shared_bytes <= own.shared_bytes, "{own:?} {part:?}");
     }
 
     #[test]

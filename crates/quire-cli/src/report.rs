@@ -9,9 +9,10 @@ use quire::units::PAGE_SIZE;
 use rustix::io::Errno;
 use serde_json::Value;
 
+use crate::run::BUDGET_MIN_BYTES;
 use crate::size::Human;
 use crate::supervisor::unmanaged::Unmanaged;
-use crate::supervisor::{Account, ByMember, Death, End, Entry};
+use crate::supervisor::{Account, ByMember, Death, End, Entry, InMemory};
 
 /// Members that the closing lines name.
 const NAMED_MAX: usize = 5;
@@ -41,6 +42,9 @@ impl Ended {
             Human(account.held_bytes_max),
             Human(account.budget_bytes),
         );
+        if let Some(unmanaged) = account.unmanaged_memory_max {
+            let _ = write!(line, ", beside {} that are not managed", Human(unmanaged.bytes));
+        }
         let swapped = self.event(Event::Pswpout);
         if swapped == 0 {
             line.push_str("; nothing was swapped");
@@ -88,7 +92,7 @@ impl Ended {
         let account = &self.account;
         (account.unmanaged_processes > 0).then(|| {
             format!(
-                "{} process(es) ran unmanaged, with {} in memory at most, beside the budget",
+                "{} process(es) ran unmanaged, with {} in memory at most",
                 account.unmanaged_processes,
                 Human(account.unmanaged_bytes_max)
             )
@@ -115,6 +119,15 @@ impl Ended {
             ("unmanaged_processes", account.unmanaged_processes.to_string()),
             ("unmanaged_bytes_max", account.unmanaged_bytes_max.to_string()),
         ];
+        let beside = account.unmanaged_memory_max;
+        members.extend(
+            [
+                ("unmanaged_memory_bytes_max", beside.map(|memory| memory.bytes)),
+                ("unmanaged_shared_bytes_max", beside.map(|memory| memory.shared_bytes)),
+                ("unmanaged_kernel_bytes_max", beside.map(|memory| memory.kernel_bytes)),
+            ]
+            .map(|(name, bytes)| (name, Value::from(bytes).to_string())),
+        );
         members.extend(Event::ALL.map(|event| (event.name(), self.event(event).to_string())));
         members.push(("members_forgotten", self.by_member.forgotten.to_string()));
         members.push(("members", lines_of(self.by_member.members.iter().map(member_json))));
@@ -173,10 +186,7 @@ pub(crate) fn unmanaged_json(unmanaged: &Unmanaged) -> Value {
 
 /// What is said of a process that is found not to be managed.
 pub(crate) fn unmanaged_line(unmanaged: &Unmanaged) -> String {
-    format!(
-        "process {} ({}) runs unmanaged, beside the budget: {}",
-        unmanaged.pid, unmanaged.name, unmanaged.why
-    )
+    format!("process {} ({}) runs unmanaged: {}", unmanaged.pid, unmanaged.name, unmanaged.why)
 }
 
 /// What is said when a process is refused because there are as many as there may be.
@@ -187,6 +197,62 @@ pub(crate) fn full_line(most: usize) -> String {
         "the most that quire can manage"
     };
     format!("the run has {most} processes, {bound}")
+}
+
+/// What memory that is not managed is, in words.
+fn parts_of(unmanaged: InMemory, shared_by: Option<(String, u32, u64)>) -> String {
+    let InMemory { bytes, shared_bytes, kernel_bytes } = unmanaged;
+    let by = shared_by.map(|(name, pid, _)| format!(" (most of it in process {pid}, {name})"));
+    format!(
+        "{} of shared memory and files in memory{}, {} of page tables and other structures of the kernel's, {} \
+         of stacks and data of programs and libraries",
+        Human(shared_bytes),
+        by.filter(|_| shared_bytes > 0).unwrap_or_default(),
+        Human(kernel_bytes),
+        Human(bytes.saturating_sub(shared_bytes + kernel_bytes))
+    )
+}
+
+/// A budget in which so much that is not managed leaves something for what is.
+fn ample_for(unmanaged_bytes: u64) -> Human {
+    let ample = unmanaged_bytes + unmanaged_bytes / 8 + 2 * BUDGET_MIN_BYTES;
+    Human(ample.next_multiple_of(1 << 20))
+}
+
+/// What is said when what is not managed leaves little of the budget.
+pub(crate) fn little_left_line(
+    unmanaged: InMemory,
+    budget_bytes: u64,
+    shared_by: Option<(String, u32, u64)>,
+) -> String {
+    format!(
+        "what quire does not manage takes {} of the {} that --memory allows: {}; nothing of it can be swapped, so \
+         give {} or more",
+        Human(unmanaged.bytes),
+        Human(budget_bytes),
+        parts_of(unmanaged, shared_by),
+        ample_for(unmanaged.bytes)
+    )
+}
+
+/// What is said when the kernel has killed processes because the cgroup was full.
+pub(crate) fn killed_line(kills: u64, account: &Account, limit_bytes: Option<u64>) -> String {
+    let limit_bytes = limit_bytes.unwrap_or_default();
+    let killed = format!("the kernel killed {kills} process(es) of the run");
+    match account.unmanaged_memory_max {
+        Some(unmanaged) => format!(
+            "{killed}: they came to {} before managed memory could give way; quire does not manage {}; give \
+             --memory {} or more",
+            Human(limit_bytes),
+            parts_of(unmanaged, account.most_shared_by.clone()),
+            ample_for(unmanaged.bytes.max(limit_bytes))
+        ),
+        None => format!(
+            "{killed}: what quire does not manage (stacks, shared memory, files in memory, page tables) took more \
+             than the {} beside the budget; run without --managed-only, or with --no-cgroup, or raise --memory",
+            Human(limit_bytes.saturating_sub(account.budget_bytes))
+        ),
+    }
 }
 
 /// What is said of a run that thrashes.

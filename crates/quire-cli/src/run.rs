@@ -8,7 +8,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail};
-use quire::control::{Control, SOCKET_VARIABLE};
+use quire::control::{Control, MANAGED_PAGES_MIN, SOCKET_VARIABLE};
 use quire::units::PAGE_SIZE;
 use rustix::process::{Resource, Rlimit};
 
@@ -22,14 +22,16 @@ use crate::reservation::{self, Outer};
 use crate::rights;
 use crate::size::{Human, machine_memory_bytes};
 use crate::supervisor::swapfile::SwapFile;
-use crate::supervisor::{Looker, News, Program, Resources, Supervisor};
+use crate::supervisor::{Looker, News, Program, Resources, Supervisor, Whole};
 use crate::sys::signals::{self, Signals};
 use crate::sys::spawn::{self, Spawned};
 use crate::{installed, procfs};
 
-/// The least budget: frames for the faults of a few threads, page words, and a pool that is worth
-/// compressing into.
-pub(crate) const BUDGET_MIN_BYTES: u64 = 8 << 20;
+/// The least that managed memory can do with.
+pub(crate) const BUDGET_MIN_BYTES: u64 = MANAGED_PAGES_MIN * PAGE_SIZE as u64;
+/// The least budget for all of a run: as much again for the code's data, stacks and page tables of a few small
+/// processes, and of the engine.
+const WHOLE_MIN_BYTES: u64 = 2 * BUDGET_MIN_BYTES;
 /// The most: what 47 bits of address space can name.
 const BUDGET_MAX_BYTES: u64 = 1 << 47;
 
@@ -86,13 +88,19 @@ impl PreparedRun {
         let budget_bytes = budget_bytes(options)?;
         let budget_pages = budget_bytes / PAGE_SIZE as u64;
         let member_pages_max = member_bytes_max(options, budget_bytes)? / PAGE_SIZE as u64;
-        let mut resources =
-            Resources { budget_pages, member_pages_max, swap: None, uffd_device: None };
+        let mut resources = Resources {
+            budget_pages,
+            member_pages_max,
+            can_grow: true,
+            swap: None,
+            uffd_device: None,
+        };
         if !is_managed {
             let supervisor = Supervisor::new(options, resources)?;
             return Ok(PreparedRun { supervisor, cgroup: None, _outer: Outer::None });
         }
         let outer = reservation::reserve(budget_pages)?;
+        resources.can_grow = matches!(outer, Outer::None);
         if matches!(outer, Outer::Ended) {
             options.say(
                 "the supervisor of the outer run has ended, so this run's budget is not counted in that \
@@ -113,7 +121,11 @@ impl PreparedRun {
         let cgroup = if options.no_cgroup { None } else { make_cgroup(options, budget_bytes) };
         if let Some(cgroup) = &cgroup {
             supervisor.cgroup = Some(cgroup.folder.clone());
-            supervisor.on_growth = Box::new(cgroup.limit_follower(budget_bytes));
+            supervisor.on_growth =
+                Box::new(cgroup.limit_follower(budget_bytes, options.managed_only));
+        }
+        if !options.managed_only {
+            supervisor.whole = Some(Whole::new(cgroup.as_ref().map(Cgroup::meter)));
         }
         Ok(PreparedRun { supervisor, cgroup, _outer: outer })
     }
@@ -133,6 +145,7 @@ impl PreparedRun {
         if let Some(error) = cgroup_error {
             say_no_cgroup(options, &error.to_string());
             self.cgroup = None;
+            self.supervisor.whole = self.supervisor.whole.take().map(|_| Whole::new(None));
         }
         allow_many_connections();
         let mut program = Program::new(child, signals);
@@ -156,6 +169,9 @@ impl PreparedRun {
                 }
             }
             News::Unmanaged(_) => {}
+            News::LittleLeft { unmanaged, budget_bytes, shared_by } => {
+                options.say(&report::little_left_line(unmanaged, budget_bytes, shared_by));
+            }
             News::Thrashing { ease_bytes } => options.say(&report::thrashing_line(ease_bytes)),
         };
         let exit_status = self.supervisor.run(&mut program, on_news, looker)?;
@@ -173,13 +189,7 @@ impl PreparedRun {
     fn finish(&mut self, options: &RunOptions, ended: &Ended, stats: Option<&File>) {
         let kills = self.cgroup.take().map_or(0, |cgroup| cgroup.oom_kills());
         if kills > 0 {
-            let limit = ended.cgroup_limit_bytes.unwrap_or_default();
-            say(&format!(
-                "the kernel killed {kills} process(es) of the run: what quire does not manage \
-                 (code, stacks, files in memory) took more than the {} beside the budget; \
-                 run with --no-cgroup, or raise --memory",
-                Human(limit.saturating_sub(ended.account.budget_bytes))
-            ));
+            say(&report::killed_line(kills, &ended.account, ended.cgroup_limit_bytes));
         }
         if let Some(file) = stats
             && let Err(error) = { file }.write_all(ended.json().as_bytes())
@@ -201,16 +211,24 @@ impl PreparedRun {
     }
 }
 
+/// The least budget, for managed memory alone or for the whole.
+pub(crate) fn budget_min_bytes(is_managed_only: bool) -> u64 {
+    if is_managed_only { BUDGET_MIN_BYTES } else { WHOLE_MIN_BYTES }
+}
+
 fn budget_bytes(options: &RunOptions) -> Result<u64> {
     // clap sees to it that there is one.
     let memory = options.memory.context("no budget is given")?;
     let bytes = memory.bytes_of(machine_memory_bytes());
-    let [given, least, most] = [bytes, BUDGET_MIN_BYTES, BUDGET_MAX_BYTES].map(Human);
-    match bytes {
-        ..BUDGET_MIN_BYTES => bail!("a budget of {given} is too small; give {least} at least"),
-        BUDGET_MIN_BYTES..=BUDGET_MAX_BYTES => Ok(bytes),
-        _ => bail!("a budget of {given} is more than any program can address; give {most} at most"),
+    let least = budget_min_bytes(options.managed_only);
+    if bytes < least {
+        bail!("a budget of {} is too small; give {} at least", Human(bytes), Human(least));
     }
+    if bytes > BUDGET_MAX_BYTES {
+        let [given, most] = [bytes, BUDGET_MAX_BYTES].map(Human);
+        bail!("a budget of {given} is more than any program can address; give {most} at most");
+    }
+    Ok(bytes)
 }
 
 /// Most that one process may hold; 0 where only the budget bounds it.

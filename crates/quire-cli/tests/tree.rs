@@ -111,10 +111,7 @@ fn a_process_whose_environment_was_cleared_is_named_once_and_its_memory_told() {
     let script = "env -i END=\"$END\" sh -c \"$WAIT\" & wait";
     let mut watched = Watched::start("cleared", &options, script);
     let line = watched.line("runs unmanaged");
-    assert!(
-        line.contains("(sh) runs unmanaged, beside the budget: LD_PRELOAD is missing"),
-        "{line}"
-    );
+    assert!(line.contains("(sh) runs unmanaged: LD_PRELOAD is missing"), "{line}");
     let json = ps_json(watched.child.id());
     let unmanaged = json.split("\"unmanaged\":[").nth(1).unwrap();
     assert!(unmanaged.contains("\"name\":\"sh\""), "{json}");
@@ -210,7 +207,9 @@ fn a_run_inside_a_run_takes_its_budget_out_of_the_outer_one() {
 #[test]
 fn a_run_inside_that_does_not_fit_is_refused_and_what_it_had_comes_back() {
     let inner = env!("CARGO_BIN_EXE_quire");
-    let refused = run(&["--", inner, "run", "-m", "64M", "--no-cgroup", "echo", "started"]);
+    let words =
+        ["--managed-only", "--", inner, "run", "-m", "64M", "--no-cgroup", "echo", "started"];
+    let refused = run(&words);
     assert_eq!((status(&refused), stdout(&refused).as_str()), (125, ""));
     let text = stderr(&refused);
     assert!(

@@ -8,6 +8,7 @@
 //! | [`heap`] | malloc, free and their kin: mimalloc on arena memory, large blocks mapped one by one |
 //! | [`map`] | mmap, munmap, mremap, mprotect, madvise and their kin |
 //! | [`lock`] | mlock and its kin |
+//! | [`shared`] | shmat |
 //! | [`fork`] | fork |
 //!
 //! C++'s operators `new` and `delete` are not defined here: those of libstdc++ and libc++ call malloc,
@@ -34,6 +35,7 @@ mod limit;
 mod lock;
 mod map;
 mod next;
+mod shared;
 mod start;
 mod sys;
 

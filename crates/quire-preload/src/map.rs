@@ -21,7 +21,7 @@ use quire::process::Process;
 use rustix::io::Errno;
 
 use crate::sys::{self, PAGE};
-use crate::{set_errno, start};
+use crate::{set_errno, shared, start};
 
 /// The arguments of an mmap.
 #[derive(Clone, Copy)]
@@ -178,6 +178,7 @@ fn map(request: Request) -> Result<usize, Errno> {
     if request.len == 0 || request.offset % PAGE as i64 != 0 {
         return request.by_kernel(); // EINVAL
     }
+    shared::announce_map(process, request.len, request.flags, request.fd, request.offset);
     if request.flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0 {
         return map_at(process, request);
     }

@@ -114,7 +114,7 @@ fn check_library(source: &str, budgets: &[&str], options: &[&str], library: &Pat
         // Not everything compresses: what does not goes to a swap file.
         let swap = env!("CARGO_TARGET_TMPDIR");
         command.env("QUIRE_PRELOAD", library).env("BUDGET", budget);
-        command.args(["run", "--memory", budget, "--swap-file", swap]);
+        command.args(["run", "--managed-only", "--memory", budget, "--swap-file", swap]);
         command.args(options).arg("--").stdin(Stdio::null());
         command.arg(&program);
         // A process that gets no memory for 10 s gives up, and 256 processes beside it may take the CPUs.
@@ -195,7 +195,8 @@ fn without_cap_sys_ptrace_a_fork_is_right_and_without_any_right_the_run_is_refus
     let run = |rights: &[&str]| {
         let mut command = Command::new("setpriv");
         command.args(rights).args(["timeout", "--kill-after=10", SECONDS_MAX]).arg(&quire);
-        command.args(["run", "--memory", "16M", "--swap-file", env!("CARGO_TARGET_TMPDIR")]);
+        command.args(["run", "--managed-only", "--memory", "16M"]);
+        command.args(["--swap-file", env!("CARGO_TARGET_TMPDIR")]);
         command.arg("--").arg(&program).env("QUIRE_PRELOAD", library).stdin(Stdio::null());
         command
     };

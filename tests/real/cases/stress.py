@@ -8,7 +8,7 @@ from harness import MIB, Failed, case
 CLASSES = ("vm", "memory")
 # These end otherwise than bare, or may: README's limits.
 DIFFERENT = {
-    "dev-shm": "files in memory are not managed, and are more than the cgroup allows beside the budget",
+    "dev-shm": "files in memory cannot be swapped, and are more than the budget by themselves",
     "pageswap": "so is anonymous memory that is shared",
     "shm": "as dev-shm",
     "shm-sysv": "as dev-shm",
@@ -48,7 +48,7 @@ def stress_ng(context):
         # Some would take pages from the machine for good.
         argv = ["setpriv", "--bounding-set", "-sys_admin", "stress-ng", f"--{kind}", instances]
         argv += ["--verify", "--timeout", seconds, "--oomable", "--temp-path", context.tmp]
-        managed = context.managed(argv, 64 * MIB, context.swap_directory())
+        managed = context.managed(argv, 64 * MIB, context.swap_directory(), whole=True)
         if managed.status == 0 and not table:
             continue
         bare = context.bare(argv)

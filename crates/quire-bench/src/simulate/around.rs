@@ -182,7 +182,7 @@ impl Suite for SimulatedSuite<'_> {
                 }
             }
         }
-        model.rounds = Some(3);
+        model.rounds = Some(self.options.common.size(1, 3, 3));
         model.note =
             Some(format!("{} in order, on {}.", Human(REAL_BYTES as u64), plural(cpus, "CPU")));
         sheets.push(model);

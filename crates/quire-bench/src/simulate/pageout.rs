@@ -8,6 +8,7 @@ use quire_cli::size::Human;
 use super::super::SwapBench;
 use super::super::contestant::{Outcome, Stage};
 use super::super::data::{BLOCK_BYTES, PAGE_BYTES};
+use super::super::harness::Options;
 use super::super::harness::report::{Report, number};
 use super::super::harness::suite::{
     Along, Figures, Head, Results, Shape, Sheet, Suite, figures, measure,
@@ -20,8 +21,6 @@ use super::{MODEL, REAL, SIMULATED, model_in_words, run};
 /// What is paged out, and what is paged out for real.
 const BYTES: u64 = 16 << 30;
 const REAL_BYTES: u64 = 32 << 20;
-/// Page tables that are simulated.
-const TABLES: usize = 16;
 /// The orders of folios.
 const ORDERS: [u32; 6] = [0, 1, 2, 4, 6, 9];
 /// The one that the model is fitted to.
@@ -43,7 +42,8 @@ enum Plan {
     Simulated(Folios),
 }
 
-struct PageoutSuite {
+struct PageoutSuite<'a> {
+    common: &'a Options,
     stage: Stage,
     costs: Costs,
 }
@@ -52,7 +52,7 @@ struct PageoutSuite {
 pub(crate) fn report(options: &SwapBench) -> Result<Report> {
     let stage = Stage::without_kernel(options.common.quire.as_deref())?;
     let costs = options.simulation.find_costs(&options.common, &stage)?;
-    measure(&mut PageoutSuite { stage, costs }, &options.common)
+    measure(&mut PageoutSuite { common: &options.common, stage, costs }, &options.common)
 }
 
 /// Nanoseconds of a call that unmaps, and of each page of it: the line through one page and all of a folio's.
@@ -84,7 +84,12 @@ fn title() -> String {
     format!("{} unmapped", Human(BYTES))
 }
 
-impl PageoutSuite {
+impl PageoutSuite<'_> {
+    /// Page tables that are simulated.
+    fn tables(&self) -> usize {
+        self.common.size(2, 16, 16)
+    }
+
     /// Nanoseconds a page, and pages of a call.
     fn simulated(&self, Folios { order, is_batched }: Folios) -> Result<(f64, f64)> {
         let costs = Costs {
@@ -93,15 +98,16 @@ impl PageoutSuite {
             ..self.costs
         };
         let single = if is_batched { "" } else { "--no-batch-unmap" };
+        let tables = self.tables();
         let words =
-            format!("pageout --threads 1 --cpus 2 --tables {TABLES} --order {order} {single}");
+            format!("pageout --threads 1 --cpus 2 --tables {tables} --order {order} {single}");
         let found = run(&self.stage, &costs, &words, costs.fault_ns, costs.touch_ns)?;
-        let pages = (TABLES * BLOCK_BYTES / PAGE_BYTES) as f64;
+        let pages = (tables * BLOCK_BYTES / PAGE_BYTES) as f64;
         Ok((found.unmap_seconds * 1e9 / pages, pages / found.unmap_calls))
     }
 }
 
-impl Suite for PageoutSuite {
+impl Suite for PageoutSuite<'_> {
     type Plan = Plan;
 
     fn head(&self) -> Head {
@@ -115,7 +121,7 @@ impl Suite for PageoutSuite {
                     format!(
                         "the unmapping alone, of {}, scaled; other threads' CPUs are not told of it, as they are in \
                          life",
-                        Human((TABLES * BLOCK_BYTES) as u64)
+                        Human((self.tables() * BLOCK_BYTES) as u64)
                     ),
                 ),
             ],
@@ -134,7 +140,7 @@ impl Suite for PageoutSuite {
             model.add(&row, REAL, Plan::Real(folios));
             model.add(&row, SIMULATED, Plan::Simulated(folios));
         }
-        model.rounds = Some(3);
+        model.rounds = Some(self.common.size(1, 3, 3));
         model.note = Some(format!("{} of zeros, a thread alone.", Human(REAL_BYTES)));
         vec![sheet, model]
     }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use super::exit_log::Entry;
 use super::unmanaged::Unmanaged;
+use super::whole::InMemory;
 use crate::runs::counts::Counts;
 
 #[derive(Clone, Default, Debug)]
@@ -28,6 +29,10 @@ pub(crate) struct Account {
     pub unmanaged_processes: u64,
     /// Most that those had in memory at a time, as far as was seen.
     pub unmanaged_bytes_max: u64,
+    /// Most that was in memory and not managed, where the budget was for that too.
+    pub unmanaged_memory_max: Option<InMemory>,
+    /// The process that had most shared memory: its name, its id, and how many bytes.
+    pub most_shared_by: Option<(String, u32, u64)>,
     pub counts: Counts,
 }
 

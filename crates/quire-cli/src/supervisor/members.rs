@@ -151,7 +151,7 @@ impl Members {
     /// Keeps `pages` of the budget for the run of supervisor `pid`, inside this one.
     fn reserve(&mut self, control: &Control, pages: u64, pid: u32) -> Result<u32, Refused> {
         let slot = self.free_slot()?;
-        let budget = control.budget_pages.load(Relaxed);
+        let budget = control.managed_limit() as u64;
         // As much as a fault leaves alone: present members must be able to reclaim.
         let limit = budget.saturating_sub((budget / 64).clamp(32, 1024));
         // Charged first, and looked at then, as every member does.

@@ -32,6 +32,7 @@ mod program;
 pub(crate) mod swapfile;
 mod thrash;
 pub(crate) mod unmanaged;
+mod whole;
 pub(crate) mod wire;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -41,7 +42,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use quire::control::{Control, Hello, MAGIC, SEGMENT_BYTES, VERSION};
+use quire::control::{BUDGET_GROWTH_MAX, Control, Hello, MAGIC, SEGMENT_BYTES, VERSION};
 use quire::units::PAGE_SIZE;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
@@ -57,7 +58,9 @@ use self::pool::Pool;
 use self::swapfile::SwapFile;
 use self::thrash::Thrash;
 use self::unmanaged::{Family, Unmanaged, Watch};
+pub(crate) use self::whole::{InMemory, Whole};
 use self::wire::is_closed;
+use crate::cgroup::Growth;
 use crate::cli::RunOptions;
 use crate::runs::counts::{Counts, Scope};
 use crate::sys::control::ControlMap;
@@ -80,6 +83,8 @@ pub(crate) struct Resources {
     pub budget_pages: u64,
     /// Most pages that one member may hold; 0 where only the budget bounds it.
     pub member_pages_max: u64,
+    /// Whether the budget can be raised later: not where it is a part of an outer run's.
+    pub can_grow: bool,
     pub swap: Option<SwapFile>,
     pub uffd_device: Option<OwnedFd>,
 }
@@ -101,6 +106,8 @@ pub(crate) enum News {
     Full { most: usize },
     /// A process is no member, and will be none.
     Unmanaged(Unmanaged),
+    /// What is not managed leaves little of the budget.
+    LittleLeft { unmanaged: InMemory, budget_bytes: u64, shared_by: Option<(String, u32, u64)> },
     /// The run does little but wait for memory; with so many bytes it would be at ease.
     Thrashing { ease_bytes: u64 },
 }
@@ -122,6 +129,8 @@ pub(crate) struct Supervisor {
     segments_used_max: u32,
     exit_log: ExitLog,
     watch: Watch,
+    /// Where the budget is for what is not managed, too.
+    pub whole: Option<Whole>,
     thrash: Thrash,
     /// Processes that were refused because all slots were taken.
     refused: VecDeque<u32>,
@@ -132,9 +141,9 @@ pub(crate) struct Supervisor {
     refused_full: u64,
     /// What is to be reported when the round has ended.
     news: Vec<News>,
-    /// Is told how many members there are before one that joins is welcomed, and now and then how many bytes
-    /// of data they have.
-    pub on_growth: Box<dyn FnMut(usize, u64)>,
+    /// Is told how many members there are before one that joins is welcomed, of the budget before it is
+    /// changed, and now and then how many bytes of data the members have.
+    pub on_growth: Box<dyn FnMut(Growth)>,
 }
 
 /// A random number that cannot be guessed.
@@ -149,7 +158,9 @@ impl Supervisor {
     pub(crate) fn new(options: &RunOptions, resources: Resources) -> Result<Supervisor> {
         let control = ControlMap::create()?;
         let segments = resources.swap.as_ref().map_or(0, |swap| swap.segments);
-        let pool = Pool::create((resources.budget_pages as usize).saturating_mul(PAGE_SIZE))?;
+        let growth = if resources.can_grow { BUDGET_GROWTH_MAX } else { 1 };
+        let most_pages = (resources.budget_pages as usize).saturating_mul(growth);
+        let pool = Pool::create(most_pages.saturating_mul(PAGE_SIZE))?;
         control.slots_max.store(pool.table.slots() as u32, Relaxed);
         control.supervisor_pid.store(std::process::id(), Relaxed);
         control.no_batch_unmap.store(options.no_batch_unmap.into(), Relaxed);
@@ -159,6 +170,8 @@ impl Supervisor {
         control.handlers.store(options.handlers, Relaxed);
         control.no_pinned_handlers.store(options.no_pinned_handlers.into(), Relaxed);
         control.budget_pages.store(resources.budget_pages, Relaxed);
+        control.budget_pages_max.store(most_pages as u64, Relaxed);
+        control.is_managed_only.store(options.managed_only.into(), Relaxed);
         control.member_pages_max.store(resources.member_pages_max, Relaxed);
         control.segments_max.store(segments, Relaxed);
         control.version.store(VERSION, Relaxed);
@@ -182,13 +195,14 @@ impl Supervisor {
             segments_used_max: 0,
             exit_log: ExitLog::default(),
             watch: Watch::new(),
+            whole: None,
             thrash: Thrash::default(),
             refused: VecDeque::new(),
             cgroup: None,
             parent_of: |pid| procfs::stat(pid).map(|stat| stat.parent_pid),
             refused_full: 0,
             news: Vec::new(),
-            on_growth: Box::new(|_, _| ()),
+            on_growth: Box::new(|_| ()),
         })
     }
 
@@ -205,6 +219,7 @@ impl Supervisor {
             let has_common = self.control.common_pages.load(Relaxed) != 0;
             let timeout = looker.as_ref().map_or(SAMPLE_PERIOD, |looker| looker.timeout());
             let timeout = if has_common { timeout.min(COMMON_PERIOD) } else { timeout };
+            let timeout = if self.whole.is_some() { timeout.min(whole::PERIOD) } else { timeout };
             let has_signals = self.serve(timeout)?;
             if has_signals && let Some(status) = program.handle_signals() {
                 // Connections close before a process can be waited for: what the program was
@@ -245,6 +260,33 @@ impl Supervisor {
         self.news.extend(self.watch.look(family, why).into_iter().map(News::Unmanaged));
     }
 
+    /// Changes the budget where `quire set` asks for that.
+    fn set_budget_if_asked(&mut self) {
+        let asked = self.control.asked_budget_pages.swap(0, Relaxed);
+        if asked == 0 || asked > self.control.budget_pages_max.load(Relaxed) {
+            return;
+        }
+        // The kernel's limit first, which is never lowered: what is held gives way after this.
+        self.note_growth_to(asked);
+        self.control.budget_pages.store(asked, Relaxed);
+        self.control.call_all();
+    }
+
+    /// Counts what is in memory beside managed memory, where the budget is for that too.
+    fn count_unmanaged(&mut self) {
+        let Some(whole) = &mut self.whole else { return };
+        let (members, watch) = (self.members.present(&self.control), &self.watch);
+        let processes =
+            || unmanaged::members_and_inner(members).0.into_iter().chain(watch.pids()).collect();
+        if let Some(unmanaged) = whole.look(&self.control, processes) {
+            self.news.push(News::LittleLeft {
+                unmanaged,
+                budget_bytes: self.control.budget_pages.load(Relaxed) * PAGE_SIZE as u64,
+                shared_by: whole.most_shared_by.clone(),
+            });
+        }
+    }
+
     fn cgroup_pids(&self) -> Vec<u32> {
         let file = self.cgroup.as_ref().map(|folder| folder.join("cgroup.procs"));
         let text = file.and_then(|file| std::fs::read_to_string(file).ok()).unwrap_or_default();
@@ -264,6 +306,8 @@ impl Supervisor {
             Err(errno) => return Err(errno).context("cannot wait for events"),
         }
         self.sample();
+        self.set_budget_if_asked();
+        self.count_unmanaged();
         self.pool.settle_if_let_go(&self.control);
         let tokens: Vec<u64> = events.iter().map(|event| event.data.u64()).collect();
         let mut ready: Vec<u64> =
@@ -339,7 +383,16 @@ impl Supervisor {
     }
 
     fn note_growth(&mut self) {
-        (self.on_growth)(self.members.count, self.control.wanted() * PAGE_SIZE as u64);
+        self.note_growth_to(self.control.budget_pages.load(Relaxed));
+    }
+
+    fn note_growth_to(&mut self, budget_pages: u64) {
+        let bytes = |pages: u64| pages * PAGE_SIZE as u64;
+        (self.on_growth)(Growth {
+            budget_bytes: bytes(budget_pages),
+            members: self.members.count,
+            wanted_bytes: bytes(self.control.wanted()),
+        });
     }
 
     pub(crate) fn account(&mut self) -> Account {
@@ -365,6 +418,8 @@ impl Supervisor {
             processes_refused: self.refused_full,
             unmanaged_processes: self.watch.found,
             unmanaged_bytes_max: self.watch.resident_bytes_max,
+            unmanaged_memory_max: self.whole.as_ref().map(|whole| whole.most),
+            most_shared_by: self.whole.as_ref().and_then(|whole| whole.most_shared_by.clone()),
             counts: Counts::read(control, Scope::Run).unwrap_or_default(),
         }
     }

@@ -5,8 +5,8 @@ use std::mem::MaybeUninit;
 
 use quire::control::slabs::{SlabTable, slots_for};
 use quire::control::{
-    CONTROL_BYTES, JoinRefusal, MEMBERS_MAX, NO_PARENT, Obituary, RESERVATION, WELCOME_POOL,
-    WELCOME_REFUSED, WELCOME_SWAP_FILE, Welcome,
+    BUDGET_GROWTH_MAX, CONTROL_BYTES, JoinRefusal, MEMBERS_MAX, NO_PARENT, Obituary, RESERVATION,
+    WELCOME_POOL, WELCOME_REFUSED, WELCOME_SWAP_FILE, Welcome,
 };
 use rustix::net::RecvFlags;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, SendFlags};
@@ -92,7 +92,13 @@ fn supervisor_with(swap: Option<SwapFile>) -> Supervisor {
                 --no-speculative-faults true";
     let arguments = Arguments::try_parse_from(line.split_whitespace()).unwrap();
     let Command::Run(options) = arguments.command else { unreachable!("`run` was asked for") };
-    let resources = Resources { budget_pages: 1000, member_pages_max: 0, swap, uffd_device: None };
+    let resources = Resources {
+        budget_pages: 1000,
+        member_pages_max: 0,
+        can_grow: true,
+        swap,
+        uffd_device: None,
+    };
     let mut supervisor = Supervisor::new(&options, resources).unwrap();
     // Parent and child are both this process here.
     supervisor.parent_of = |_| Some(std::process::id());
@@ -112,7 +118,10 @@ fn serve_all(supervisor: &mut Supervisor) -> Vec<News> {
 fn serve(supervisor: &mut Supervisor) -> Vec<Death> {
     let death_of = |news| match news {
         News::Death(death, _) => Some(death),
-        News::Full { .. } | News::Thrashing { .. } | News::Unmanaged(_) => None,
+        News::Full { .. }
+        | News::LittleLeft { .. }
+        | News::Thrashing { .. }
+        | News::Unmanaged(_) => None,
     };
     serve_all(supervisor).into_iter().filter_map(death_of).collect()
 }
@@ -146,7 +155,7 @@ fn a_member_gets_the_control_page_and_the_swap_file() {
         .iter()
         .map(|descriptor| rustix::fs::fstat(descriptor).unwrap().st_size.cast_unsigned())
         .collect();
-    let pool_bytes = SlabTable::pool_bytes(slots_for(1000 * PAGE_SIZE));
+    let pool_bytes = SlabTable::pool_bytes(slots_for(BUDGET_GROWTH_MAX * 1000 * PAGE_SIZE));
     assert_eq!(sizes, [CONTROL_BYTES as u64, pool_bytes as u64, 4 << 20]);
     for shared in &answer.descriptors[..2] {
         let shrunk = rustix::fs::ftruncate(shared, 0);

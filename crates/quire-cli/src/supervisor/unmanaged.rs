@@ -124,6 +124,12 @@ impl Watch {
         }
     }
 
+    /// The processes that are unmanaged now.
+    pub(super) fn pids(&self) -> impl Iterator<Item = u32> {
+        let unmanaged = self.seen.iter().filter(|(_, seen)| seen.unmanaged.is_some());
+        unmanaged.map(|(&pid, _)| pid)
+    }
+
     /// Those that there were and are, as they were seen last.
     pub(crate) fn all(&self) -> impl Iterator<Item = &Unmanaged> {
         self.past.iter().chain(self.seen.values().filter_map(|seen| seen.unmanaged.as_ref()))

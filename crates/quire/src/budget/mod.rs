@@ -6,9 +6,11 @@
 //! A charge goes to the member's own word, or is taken from the tree ([`crate::control::account`] says how).
 //! A fault takes a *step* more than it needs while an eighth of the budget is free; when memory is short, every
 //! member takes what it needs and gives back at once. All slack together is at most a 64th of the budget.
-//! [`market`] says which member gives to which.
+//! [`market`] says which member gives to which, [`unmanaged`] what happens when memory that is not managed
+//! takes of the budget.
 
 mod market;
+mod unmanaged;
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -103,10 +105,10 @@ impl Budget {
         self.account().get().slack()
     }
 
-    /// Pages of the budget.
+    /// Pages that all members may hold: what the budget has for managed memory.
     #[inline]
     pub fn tree_limit(&self) -> usize {
-        self.control().budget_pages.load(Ordering::Relaxed) as usize
+        self.control().managed_limit()
     }
 
     /// Pages that this member may hold.

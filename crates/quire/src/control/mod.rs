@@ -47,7 +47,14 @@ pub const SOCKET_VARIABLE: &str = "QUIRE_SOCKET";
 /// First word of the control page, of `Hello` and of `Welcome`.
 pub const MAGIC: u32 = 0x5155_4952;
 /// Changed with every change of a structure in this module.
-pub const VERSION: u32 = 14;
+pub const VERSION: u32 = 15;
+
+/// How many times its budget a run can be given while it goes on: its tables have room for so much.
+pub const BUDGET_GROWTH_MAX: usize = 2;
+
+/// What managed memory keeps of a budget, whatever is in memory beside it: frames for the faults of a few
+/// threads, page words, and a pool that is worth compressing into. 8 MiB.
+pub const MANAGED_PAGES_MIN: u64 = 2048;
 
 /// Most processes of one tree that can be managed at a time.
 pub const MEMBERS_MAX: usize = 256;
@@ -186,6 +193,17 @@ pub struct Control {
     /// `--compress`: a `Strength` of packing.
     pub compress: AtomicU32,
     pub budget_pages: AtomicU64,
+    /// Most that it can be raised to while the run goes on, and to what it shall be set, where that is asked for: the
+    /// supervisor does it, and writes 0.
+    pub budget_pages_max: AtomicU64,
+    pub asked_budget_pages: AtomicU64,
+    /// 1 where the budget is for managed memory alone (`--managed-only`).
+    pub is_managed_only: AtomicU32,
+    /// Pages in memory that are not managed, as the supervisor has counted them last: a part of the budget.
+    pub unmanaged_pages: AtomicU64,
+    /// Pages of shared memory that members have mapped and may be about to touch, faster than anyone counts.
+    /// They are a part as well, until the supervisor has seen that they came, or that they do not.
+    pub announced_pages: AtomicU64,
     /// Most that one member may hold (`--memory-per-process`), 0 where only the budget bounds it.
     pub member_pages_max: AtomicU64,
     /// Most segments that the swap file may have (`--swap-max`), 0 without a swap file.
@@ -241,6 +259,27 @@ impl Control {
         let granted = |slot: usize| self.seats[slot].account.granted_in_order();
         slots_in(&self.taken).map(granted).sum::<usize>()
             + self.common_pages.load(Ordering::SeqCst) as usize
+    }
+
+    /// Pages of the budget that managed memory may have: all but what is not managed, and
+    /// [`MANAGED_PAGES_MIN`] at least, or half where that is less.
+    pub fn managed_limit(&self) -> usize {
+        // Relaxed: numbers, each true by itself.
+        let [budget, unmanaged, announced] =
+            [&self.budget_pages, &self.unmanaged_pages, &self.announced_pages]
+                .map(|pages| pages.load(Ordering::Relaxed));
+        let left = budget.saturating_sub(unmanaged.saturating_add(announced));
+        left.max(MANAGED_PAGES_MIN.min(budget / 2)) as usize
+    }
+
+    /// Pages that members hold, or may, beyond what the budget has for them.
+    pub fn excess(&self) -> usize {
+        self.granted().saturating_sub(self.managed_limit())
+    }
+
+    /// Has all background threads look at their pages.
+    pub fn call_all(&self) {
+        self.inhabited().for_each(|(slot, _)| self.call(slot));
     }
 
     /// Pages that hold the members' data, wherever it rests.

@@ -85,7 +85,7 @@ impl<M: ObjectMmu> Objects<M> {
         let is_packed = before.state() == State::Pool;
         if before.state() == State::None {
             page.cache();
-        } else if swap.may_keep_clean(usize::from(is_packed)) {
+        } else if swap.may_keep_clean(usize::from(is_packed), self.space.budget().limit()) {
             if is_packed {
                 swap.keep_copies(1);
             }

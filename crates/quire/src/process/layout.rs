@@ -189,6 +189,12 @@ impl Process {
         })
     }
 
+    /// Shared memory of so many pages can be touched from now on, once this returns: see
+    /// [`crate::budget`]'s part on what is not managed.
+    pub fn announce(&self, pages: usize) {
+        self.space.budget().announce(pages);
+    }
+
     /// Any other mapping at an address of the arena: a file, shared memory, code.
     #[allow(clippy::too_many_arguments, reason = "mmap's own")]
     pub fn mmap_foreign(

@@ -107,7 +107,8 @@ fn try_start() -> Result<Option<&'static Process>, StartError> {
     let control = joined.map_control().map_err(failed("map the control page"))?;
     // SAFETY: the mapping is never undone.
     let budget = unsafe { Budget::new(control.as_ptr(), joined.slot) };
-    let mmu = reserve_arena(budget.limit()).map_err(failed("reserve address space"))?;
+    let budget_pages = budget.control().budget_pages.load(Ordering::Relaxed) as usize;
+    let mmu = reserve_arena(budget_pages).map_err(failed("reserve address space"))?;
     // Mapped below, and then closed.
     let pool = joined.pool.take().ok_or(Errno::PROTO).map_err(failed("join the run"))?;
     let descriptors = Descriptors::take(joined);
@@ -192,8 +193,8 @@ fn settle(process: Process) -> Result<&'static Process, Errno> {
     }
 }
 
-/// Reserves as large an arena as limits allow, and a pool with room for several times the budget
-/// (windows that are nearly empty cost addresses only).
+/// Reserves as large an arena as limits allow, and a pool with room for several times the budget, which may be
+/// raised (windows that are nearly empty cost addresses only).
 fn reserve_arena(budget_pages: usize) -> Result<Userfaultfd, Errno> {
     let frames = (budget_pages * 4).next_multiple_of(BLOCK_PAGES) + 64 * BLOCK_PAGES;
     // Under a limit most of the addresses are left to the program and to the engine's tables, which

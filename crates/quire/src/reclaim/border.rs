@@ -146,9 +146,14 @@ impl Border {
         }
     }
 
-    /// Pages that the pool may take.
-    pub fn share(&self) -> usize {
+    /// Pages that the pool may take of the budget as it was when the process began.
+    fn share(&self) -> usize {
         self.share.load(Relaxed)
+    }
+
+    /// Pages that it may take of a budget of `limit` pages.
+    pub fn share_of(&self, limit: usize) -> usize {
+        (limit as u64 * self.share() as u64 / self.limit as u64) as usize
     }
 
     /// A clock in ticks, of which [`TICKS`] pass with as many pages as the budget has.

@@ -120,7 +120,8 @@ impl<M: Mmu> VmSpace<M> {
 
     /// The rest of it, where what this member needs can only be its own.
     pub(super) fn balance_alone(&self, caches: &impl Shrinker, scratch: &mut Scratch) -> Balance {
-        if self.available() >= self.high_watermark() {
+        self.give_excess_back();
+        if self.budget.excess() == 0 && self.available() >= self.high_watermark() {
             let less = self.boost.load(Ordering::Relaxed).saturating_sub(1);
             self.boost.store(less, Ordering::Relaxed);
             return Balance::Enough;

@@ -17,8 +17,8 @@
 //! The low watermark is a 128th of the budget, the high one a 64th. A window that finds too little free boosts
 //! both, to a 32nd and a 16th, for a while: streams take much at once. In a tree they always are so. Limbo is kept
 //! at a 16th while memory is short. Frames are recycled and not given back to the kernel, unless other members live
-//! on the same budget and too little of it is uncharged, a fork wants room, or the compressed pool needs a slab. A
-//! futex in each member's seat wakes its background thread.
+//! on the same budget and too little of it is uncharged, a fork wants room, the compressed pool needs a slab, or
+//! what is not managed takes more of the budget. A futex in each member's seat wakes its background thread.
 
 mod asked;
 mod border;
@@ -273,11 +273,35 @@ impl<M: Mmu> VmSpace<M> {
         released
     }
 
-    /// Gives one free frame back to the kernel and keeps its charge for something else.
-    pub(crate) fn take_charge_of_a_frame(&self) -> bool {
-        let run = self.frames.take(1);
-        run.into_iter().for_each(|run| self.release_frames(run));
-        run.is_some()
+    /// Gives free frames back to the kernel as far as members hold more than the budget has for them.
+    pub(super) fn give_excess_back(&self) {
+        let keep = self.frames.free().saturating_sub(self.budget.excess());
+        self.release_free_frames(keep.max(self.kept_of_excess()));
+    }
+
+    /// Free frames that stay while there is an excess: nothing can be charged then, and what packing needs
+    /// takes the charge of a frame.
+    fn kept_of_excess(&self) -> usize {
+        if self.budget.excess() > 0 { self.budget.reserve() } else { 0 }
+    }
+
+    /// Gives so many free frames back to the kernel and keeps their charges for something else; none of them
+    /// where fewer than `left` would be left.
+    pub(crate) fn take_charges_of_frames(&self, pages: usize, left: usize) -> bool {
+        if self.frames.free() < pages + left {
+            return false;
+        }
+        let mut charges = 0;
+        while charges < pages {
+            let Some(run) = self.frames.take(pages - charges) else { break };
+            self.release_frames(run);
+            charges += run.len;
+        }
+        // Other threads were quicker.
+        if charges < pages {
+            self.budget.uncharge(charges);
+        }
+        charges >= pages
     }
 
     fn release_frames(&self, run: FrameRun) {

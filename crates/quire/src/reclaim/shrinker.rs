@@ -93,9 +93,8 @@ impl<M: Mmu> Shrinker for Pool<'_, M> {
         if !space.swap.has_file() {
             return 0;
         }
-        let limit = space.budget.limit();
-        let pool = space.border.share();
-        let all = (space.budget.tree_limit() as u64 * pool as u64 / limit as u64) as usize;
+        let pool = space.border.share_of(space.budget.limit());
+        let all = space.border.share_of(space.budget.tree_limit());
         let own = all / space.budget.members();
         let share = own.max(all.saturating_sub(space.budget.pool_pages_of_others()));
         space.swap.zpool.pages().saturating_sub(share.min(pool))

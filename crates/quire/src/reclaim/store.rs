@@ -8,6 +8,7 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use super::Reclaimer;
 use super::writeback::SegmentTag;
+use crate::budget::Purpose;
 use crate::control::Event;
 use crate::frames::QueueEnd;
 use crate::mmu::{FrameId, FrameRun, Mmu};
@@ -19,6 +20,7 @@ use crate::swap::Writing;
 use crate::swap::blob::{Blob, Packing};
 use crate::swap::compress::{Compressed, PageBytes, Strength, page_hash};
 use crate::swap::file::SwapSegments;
+use crate::swap::zpool::Payer;
 use crate::sys::monotonic_ns;
 use crate::units::PageNum;
 
@@ -33,6 +35,26 @@ pub(crate) enum Unpackable<'a> {
     Left,
     /// They go to the pool as they are, because limbo has to become empty now.
     Pooled,
+}
+
+/// Free frames that stay, when the pool's slabs take the charges of others.
+const FRAMES_KEPT: usize = 8;
+
+/// Pays for slabs that are packed into: where nothing is left of the budget, with free frames, which packing makes
+/// more of than it takes.
+struct SlabPayer<'a, M: Mmu>(&'a VmSpace<M>);
+
+impl<M: Mmu> Payer for SlabPayer<'_, M> {
+    fn try_charge(&self, pages: usize) -> bool {
+        let SlabPayer(space) = self;
+        space.budget.try_charge(pages, Purpose::Reclaim)
+            || space.take_charges_of_frames(pages, FRAMES_KEPT)
+            || space.budget.overdraw(pages)
+    }
+
+    fn uncharge(&self, pages: usize) {
+        self.0.budget.uncharge(pages);
+    }
 }
 
 /// Why a page's bytes could not be stored.
@@ -275,14 +297,10 @@ impl<M: Mmu> VmSpace<M> {
         packed: &[u8],
         hash: u64,
     ) -> Result<Stored, Unstored> {
-        let mut stored = self.swap.zpool.store(page, kind, packed, hash, &self.budget);
-        // A few free frames that are given back are a slab of the pool's.
-        let may_find_room = || {
-            self.swap.zpool.trim(&self.budget) > 0
-                || self.release_free_frames(self.frames.free().saturating_sub(8)) > 0
-        };
-        if stored.is_err() && may_find_room() {
-            stored = self.swap.zpool.store(page, kind, packed, hash, &self.budget);
+        let store = || self.swap.zpool.store(page, kind, packed, hash, &SlabPayer(self));
+        let mut stored = store();
+        if stored.is_err() && self.swap.zpool.trim(&self.budget) > 0 {
+            stored = store();
         }
         let handle = stored.map_err(|_| Unstored::NoRoom)?;
         reach(Step::Packed);

@@ -336,7 +336,7 @@ impl<M: Mmu> VmSpace<M> {
         if block.is_used.load(Ordering::SeqCst) != 0 {
             return true;
         }
-        if !self.budget.try_charge(1, Purpose::Tables) && !self.take_charge_of_a_frame() {
+        if !self.budget.try_charge(1, Purpose::Tables) && !self.take_charges_of_frames(1, 0) {
             return false;
         }
         if block.is_used.swap(1, Ordering::SeqCst) != 0 {

@@ -64,7 +64,6 @@ pub struct Swap {
     pub zpool: Zpool,
     file: Option<FileTier>,
     descriptor: AtomicI32,
-    budget_pages: usize,
     /// Packed pages that are kept beside a page in memory.
     kept: AtomicUsize,
     clean_hits: AtomicU32,
@@ -108,7 +107,6 @@ impl Swap {
             zpool,
             file,
             descriptor: AtomicI32::new(descriptor.unwrap_or(-1)),
-            budget_pages: budget.limit(),
             kept: AtomicUsize::new(0),
             clean_hits: AtomicU32::new(CLEAN_HISTORY / 2),
             clean_turn: AtomicU32::new(0),
@@ -175,9 +173,9 @@ impl Swap {
 
     /// Whether pages that are about to be read, so many of them from the pool, may be mapped
     /// write-protected, to keep what they have in store as long as they are not written. Packed copies
-    /// take at most an eighth of the budget (a packed page is about a third of a page).
-    pub fn may_keep_clean(&self, pool_pages: usize) -> bool {
-        self.kept.load(Relaxed) + pool_pages <= self.budget_pages * 3 / 8
+    /// take at most an eighth of a budget of `budget_pages` (a packed page is about a third of a page).
+    pub fn may_keep_clean(&self, pool_pages: usize, budget_pages: usize) -> bool {
+        self.kept.load(Relaxed) + pool_pages <= budget_pages * 3 / 8
             && self.file.as_ref().is_none_or(|tier| tier.file.has_ample_room())
             && self.is_clean_useful()
     }

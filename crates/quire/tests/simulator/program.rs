@@ -94,8 +94,20 @@ impl<'a> Program<'a> {
             97 => self.world.plan.speculation.change(self.world.space.budget()),
             98 => self.track(),
             _ if self.generator.below(2) == 0 => self.stand_still(),
+            _ if self.generator.below(2) == 0 => self.take_of_the_budget(),
             _ => self.unpin_all(),
         }
+    }
+
+    /// Memory that is not managed comes and goes.
+    fn take_of_the_budget(&mut self) {
+        let control = self.world.space.budget().control();
+        // Programs that lock and pin as these do cannot go on with less than about the smallest budget.
+        let most = self.world.plan.tree.budget_pages - 160;
+        let pages = self.generator.below(most + 1);
+        self.say(|| format!("{pages} pages are not managed"));
+        control.unmanaged_pages.store(pages as u64, Ordering::Relaxed);
+        control.call_all();
     }
 
     fn own_region(&mut self) -> Option<(usize, PageRange)> {

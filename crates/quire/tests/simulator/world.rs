@@ -258,7 +258,8 @@ impl World {
         self.space.check_page(page);
         let control = self.space.budget().control();
         let held = control.held() as usize;
-        let limit = self.space.budget().limit();
+        // Until it has given way to what is not managed the space may hold more than its part.
+        let limit = self.plan.tree.budget_pages;
         assert!(held <= limit, "{held} pages are held of {limit}");
         // What the kernel holds of dropped pages is its own.
         if self.pins.load(Ordering::Relaxed) == 0 {
@@ -395,7 +396,7 @@ impl World {
         self.space.check();
         let control = self.space.budget().control();
         let most = control.held_pages_max.load(Ordering::Relaxed) as usize;
-        assert!(most <= self.space.budget().limit(), "{most} pages were held");
+        assert!(most <= self.plan.tree.budget_pages, "{most} pages were held");
         with_scratch(|scratch| self.check_content(scratch));
         let arena = PageRange::new(PageNum(0), ARENA_PAGES);
         self.space.unmap(&mut self.space.lock(), arena).unwrap();
