@@ -30,6 +30,10 @@ test)
 	need stress-ng stress-ng
 	need prometheus prometheus
 	need tmux tmux
+	need jupyter jupyter-nbconvert
+	[ -e /usr/lib/python3/dist-packages/ipykernel ] || packages+=(python3-ipykernel)
+	[ -e /usr/bin/pytest ] || packages+=(python3-pytest)
+	[ -n "$(compgen -G '/usr/lib/postgresql/*/bin/postgres')" ] || packages+=(postgresql)
 	need timeout coreutils
 	need mount mount
 	need setpriv util-linux

@@ -13,11 +13,13 @@ use quire::store::Direct;
 use quire::swap::compress::Strength;
 
 use crate::bench::BenchArgs;
+use crate::doctor::DoctorArgs;
 use crate::generate::GenerateArgs;
 use crate::metrics::MetricsArgs;
 use crate::print;
 use crate::ps::PsArgs;
 use crate::set::SetArgs;
+use crate::setup::SetupArgs;
 use crate::size::Size;
 use crate::stat::StatArgs;
 use crate::top::TopArgs;
@@ -77,7 +79,9 @@ pub(crate) enum Command {
     /// A line is the checksum, two spaces and the file's name.
     Sum(StreamOptions),
     /// Say what this kernel and this user may do, and how to mend what is missing
-    Doctor,
+    Doctor(DoctorArgs),
+    /// Let users run quire without being root: a group, and a rule for udev
+    Setup(SetupArgs),
     /// Write man pages and completions, as `make install` does
     #[command(hide = true)]
     Generate(GenerateArgs),

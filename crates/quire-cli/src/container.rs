@@ -61,9 +61,8 @@ impl Container {
             Container::Podman { is_rootless: false } => "podman run --device /dev/userfaultfd ...",
             // A group of the user's on the host may open it there; crun passes such groups on.
             Container::Podman { is_rootless: true } => {
-                "podman run --device /dev/userfaultfd --group-add keep-groups ..., with crun, and on the host \
-                 a group that may open it: echo 'KERNEL==\"userfaultfd\", GROUP=\"kvm\", MODE=\"0660\"' | sudo tee \
-                 /etc/udev/rules.d/60-userfaultfd.rules"
+                "podman run --device /dev/userfaultfd --group-add keep-groups ..., with crun; and on the host, once, \
+                 sudo quire setup"
             }
             Container::Kubernetes => {
                 "give the pod the node's device /dev/userfaultfd, by a device plugin's resource or by CDI"

@@ -5,6 +5,7 @@ use std::fmt;
 use std::fs;
 use std::io::{self, Write as _};
 
+use clap::Args;
 use linux_raw_sys::general as raw;
 use rustix::io::Errno;
 
@@ -45,6 +46,13 @@ impl Finding {
         Finding { mend: mend.into(), ..self }
     }
 
+    /// The command that mends what is missing, where it is one; what it is for comes before it.
+    fn command(&self) -> Option<String> {
+        let is_command = self.mend.starts_with("sudo ") || self.mend.starts_with("echo ");
+        (!self.is_there && is_command)
+            .then(|| format!("# {}: {}\n{}", self.name, self.note, self.mend))
+    }
+
     fn is_fatal(&self) -> bool {
         !self.is_there && self.need == Need::Needed
     }
@@ -65,8 +73,15 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Prints what was found; returns whether `quire run` will work.
-pub(crate) fn doctor() -> bool {
+#[derive(Args, Debug)]
+pub(crate) struct DoctorArgs {
+    /// Print the commands that mend what is missing, and nothing else
+    #[arg(long)]
+    pub fix: bool,
+}
+
+/// Prints what was found, or the commands that mend it; returns whether `quire run` will work.
+pub(crate) fn doctor(args: &DoctorArgs) -> bool {
     let ways = Ways::find();
     let container = Container::find();
     let sections = [
@@ -75,6 +90,14 @@ pub(crate) fn doctor() -> bool {
         ("The rest of the kernel", kernel()),
         ("This installation", installation()),
     ];
+    let all = || sections.iter().flat_map(|(_, findings)| findings);
+    let is_well = !all().any(Finding::is_fatal);
+    if args.fix {
+        let commands = all().filter_map(Finding::command);
+        let text: String = commands.map(|command| format!("{command}\n")).collect();
+        let _ = io::stdout().write_all(text.as_bytes());
+        return is_well;
+    }
     let system = rustix::system::uname();
     let mut lines = vec![format!(
         "quire {} on {} {} {}, user {}, {} of memory{}",
@@ -90,7 +113,6 @@ pub(crate) fn doctor() -> bool {
         lines.push(format!("\n{title}"));
         lines.extend(findings.iter().map(|finding| finding.to_string().trim_end().to_owned()));
     }
-    let is_well = !sections.iter().flat_map(|(_, findings)| findings).any(Finding::is_fatal);
     lines.push(match is_well {
         true => "\nquire run works here.\n".into(),
         false => "\nquire run does not work here: mend what is MISSING.\n".into(),
@@ -111,11 +133,11 @@ fn rights(ways: &Ways, container: Option<Container>) -> Vec<Finding> {
         (Some(container @ Container::Podman { is_rootless: true }), _) => container.with_device(),
         (Some(container), Err(Errno::NOENT)) => container.with_device(),
         (None, Err(Errno::NOENT)) => "needs Linux 6.1",
-        _ => "sudo setfacl -m u:$USER:rw /dev/userfaultfd",
+        _ => "sudo quire setup",
     };
     let call_mend = match call {
         Err(Errno::NOSYS) => "needs a kernel with CONFIG_USERFAULTFD",
-        _ => "sudo sysctl vm.unprivileged_userfaultfd=1 (or run as root, with CAP_SYS_PTRACE)",
+        _ => "sudo sysctl vm.unprivileged_userfaultfd=1",
     };
     let user_mode = uffd::from_call(Faults::UserModeOnly).map(drop);
     vec![
@@ -186,7 +208,7 @@ fn kernel() -> Vec<Finding> {
         Finding::new("pidfd", Need::Wanted, pidfd.is_ok(), "").mended_by("needs Linux 5.3"),
         Finding::new("io_uring", Need::Wanted, ring.is_ok(), "the swap file without waiting")
             .mended_by(
-                "sudo sysctl kernel.io_uring_disabled=0; in a container: its seccomp profile",
+                "sudo sysctl kernel.io_uring_disabled=0 # in a container: its seccomp profile",
             ),
         Finding::new(
             "huge pages (THP)",
@@ -254,6 +276,9 @@ mod tests {
         assert!(!finding(Need::Wanted, false).is_fatal());
         assert!(finding(Need::Wanted, false).to_string().ends_with("-> do z"));
         assert!(!finding(Need::Wanted, true).to_string().contains("do z"));
+        assert_eq!(finding(Need::Wanted, false).command(), None, "words are no command");
+        let mended = finding(Need::Wanted, false).mended_by("sudo z");
+        assert_eq!(mended.command().as_deref(), Some("# x: y\nsudo z"));
     }
 
     #[test]

@@ -35,6 +35,7 @@ mod rights;
 mod run;
 mod runs;
 mod set;
+mod setup;
 pub mod size;
 mod stat;
 mod stream;
@@ -89,7 +90,8 @@ pub fn main() -> ExitCode {
         cli::Command::Cat(options) => stream::cat(&options),
         cli::Command::Sum(options) => stream::sum(&options),
         cli::Command::Generate(args) => generate::generate(&args),
-        cli::Command::Doctor => Ok(if doctor::doctor() { 0 } else { 1 }),
+        cli::Command::Doctor(args) => Ok(if doctor::doctor(&args) { 0 } else { 1 }),
+        cli::Command::Setup(args) => setup::setup(&args),
     };
     match result {
         Ok(status) => status.into(),

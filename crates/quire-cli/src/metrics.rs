@@ -111,9 +111,10 @@ struct Samples(Vec<Sample>);
 /// A size, its help, and what it is of a run, in pages.
 type Size = (&'static str, &'static str, fn(&Sample) -> u64);
 
-const SIZES: [Size; 6] = [
+const SIZES: [Size; 7] = [
     ("budget", "What the run may hold", |sample| sample.budget_pages),
     ("held", "What it holds of that", |sample| sample.gauges.held),
+    ("unmanaged", "In memory beside, and not managed", |sample| sample.gauges.unmanaged),
     ("wanted", "Its data, wherever that rests", |sample| sample.gauges.wanted),
     ("managed", "Address space that is managed", |sample| sample.gauges.managed),
     ("pool", "What compressed pages hold of the budget", |sample| sample.gauges.pool),

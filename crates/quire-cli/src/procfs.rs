@@ -3,8 +3,11 @@
 use std::collections::BTreeMap;
 use std::io::Read as _;
 use std::str::FromStr;
+use std::sync::atomic::Ordering::Relaxed;
 
+use quire::control::Member;
 use quire::process::THREAD_NAMES;
+use quire::units::PAGE_SIZE;
 
 use crate::supervisor::InMemory;
 
@@ -55,6 +58,12 @@ pub(crate) fn in_memory(pid: u32) -> Option<InMemory> {
 pub(crate) fn proportional(pid: u32) -> Option<InMemory> {
     let file = |name| std::fs::read_to_string(format!("/proc/{pid}/{name}")).ok();
     parse_in_memory(&(file("smaps_rollup")? + &file("status")?), ["Pss_Anon:", "Pss_Shmem:"])
+}
+
+/// Shared memory that process `pid`, a member, has mapped beside the compressed pool.
+pub(crate) fn shared_bytes(pid: u32, member: &Member) -> u64 {
+    let pool_bytes = member.pool_pages.load(Relaxed) * PAGE_SIZE as u64;
+    in_memory(pid).map_or(0, |memory| memory.shared_bytes.saturating_sub(pool_bytes))
 }
 
 fn parse_in_memory(text: &str, names: [&str; 2]) -> Option<InMemory> {

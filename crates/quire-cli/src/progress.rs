@@ -68,8 +68,12 @@ fn line(control: &Control, waited_a_second: f64) -> String {
     let bytes = |pages: u64| Human(pages * PAGE_SIZE as u64);
     let (wanted, held) = (bytes(control.wanted()), bytes(control.held()));
     let budget = bytes(control.budget_pages.load(Relaxed));
+    let beside = match control.unmanaged_pages.load(Relaxed) {
+        0 => String::new(),
+        pages => format!(" and {} unmanaged", bytes(pages)),
+    };
     format!(
-        "quire: wants {wanted}, holds {held} of {budget}, waits {waited_a_second:.2} s a second"
+        "quire: wants {wanted}, holds {held}{beside} of {budget}, waits {waited_a_second:.2} s a second"
     )
 }
 
@@ -87,5 +91,7 @@ mod tests {
         control.members[0].wanted_pages.store(1 << 16, Relaxed);
         let expected = "quire: wants 256 MiB, holds 64 MiB of 128 MiB, waits 0.25 s a second";
         assert_eq!(line(&control, 0.25), expected);
+        control.unmanaged_pages.store(1 << 10, Relaxed);
+        assert!(line(&control, 0.0).contains("holds 64 MiB and 4 MiB unmanaged of 128 MiB"));
     }
 }

@@ -38,6 +38,7 @@ A run is a line, then a table of its processes:
   HELD WANTED       memory that it holds; data that it has, wherever it rests
   POOL FILE         held by compressed pages; segments of the swap file with its data, which a
                     fork shares
+  SHARED            shared memory that it has mapped: not managed, a part of the run's budget
   FAULTS MAJOR      faults served; those that read the swap file
   STATE             running, sleeping, stopped; unmanaged: quire does not manage it, and HELD is what
                     it has in memory by the kernel's count; reserved: kept for a run inside";
@@ -55,9 +56,9 @@ pub(crate) struct PsArgs {
 }
 
 /// The widths of the table of a run's processes.
-const WIDTHS: [isize; 9] = [10, -17, -10, 10, 10, 10, 10, 11, 9];
-const TITLES: [&str; 9] =
-    ["PID", " NAME", "STATE", "HELD", "WANTED", "POOL", "FILE", "FAULTS", "MAJOR"];
+const WIDTHS: [isize; 10] = [10, -17, -10, 10, 10, 10, 10, 10, 11, 9];
+const TITLES: [&str; 10] =
+    ["PID", " NAME", "STATE", "HELD", "WANTED", "POOL", "FILE", "SHARED", "FAULTS", "MAJOR"];
 
 /// A run as it is now.
 struct Listing {
@@ -76,6 +77,8 @@ struct Row {
     name: String,
     state: &'static str,
     gauges: Gauges,
+    /// Shared memory that it has mapped, which is not managed; other processes may have the same.
+    shared_bytes: u64,
     faults: u64,
     major: u64,
 }
@@ -176,12 +179,13 @@ impl Listing {
     fn text(&self) -> String {
         let human = |pages| Human(bytes(pages));
         let mut text = format!(
-            "{} {}\n  budget {}, held {}, wanted {}; pool {}, swap file {}; {} swapped out; {} \
+            "{} {}\n  budget {}, held {}, unmanaged {}, wanted {}; pool {}, swap file {}; {} swapped out; {} \
              faults, {} major\n{}\n",
             self.pid,
             self.command,
             human(self.budget_pages),
             human(self.gauges.held),
+            human(self.gauges.unmanaged),
             human(self.gauges.wanted),
             human(self.gauges.pool),
             human(self.gauges.swap_file),
@@ -210,6 +214,7 @@ impl Listing {
             ("budget_bytes", Value::from(bytes(self.budget_pages))),
             ("held_bytes", Value::from(bytes(self.gauges.held))),
             ("held_bytes_max", Value::from(bytes(self.gauges.held_max))),
+            ("unmanaged_memory_bytes", Value::from(bytes(self.gauges.unmanaged))),
             ("wanted_bytes", Value::from(bytes(self.gauges.wanted))),
             ("pool_bytes", Value::from(bytes(self.gauges.pool))),
             ("swap_file_bytes", Value::from(bytes(self.gauges.swap_file))),
@@ -231,6 +236,7 @@ impl Row {
             name: procfs::name(pid).unwrap_or_default(),
             state: if member.is_a_reservation() { "reserved" } else { state(pid) },
             gauges: Gauges::of_member(control, slot, member),
+            shared_bytes: procfs::shared_bytes(pid, member),
             faults: member.counted(Event::Pgfault),
             major: member.counted(Event::Pgmajfault),
         }
@@ -246,6 +252,7 @@ impl Row {
             human(self.gauges.wanted),
             human(self.gauges.pool),
             human(self.gauges.swap_file),
+            Human(self.shared_bytes).to_string(),
             self.faults.to_string(),
             self.major.to_string(),
         ];
@@ -262,13 +269,13 @@ impl Row {
             ("wanted_bytes", Value::from(bytes(self.gauges.wanted))),
             ("pool_bytes", Value::from(bytes(self.gauges.pool))),
             ("file_bytes", Value::from(bytes(self.gauges.swap_file))),
+            ("shared_bytes", Value::from(self.shared_bytes)),
             ("pgfault", Value::from(self.faults)),
             ("pgmajfault", Value::from(self.major)),
         ])
     }
 }
 
-/// What a process does, in a word.
 /// What a process does, in a word.
 pub(crate) fn state(pid: u32) -> &'static str {
     match procfs::stat(pid).map(|stat| stat.state) {
@@ -297,6 +304,7 @@ mod tests {
             name: "cc1plus".into(),
             state,
             gauges: gauges(768, 1024, 1280, 256, 0),
+            shared_bytes: 3 << 20,
             faults: 12,
             major: 1,
         };
@@ -304,7 +312,7 @@ mod tests {
             pid: 4711,
             command: "quire run -m 1G make".into(),
             budget_pages: 1 << 18,
-            gauges: gauges(1536, 2048, 2560, 512, 64),
+            gauges: Gauges { unmanaged: 1024, ..gauges(1536, 2048, 2560, 512, 64) },
             counts: Counts::of_events(&[(Event::Pgfault, 24), (Event::Pswpout, 512)]),
             rows: vec![row(4712, "running"), row(4713, "stopped")],
             unmanaged: vec![Unmanaged {
@@ -324,7 +332,7 @@ mod tests {
         assert_eq!(lines[0], "4711 quire run -m 1G make");
         assert_eq!(
             lines[1],
-            "  budget 1 GiB, held 6 MiB, wanted 10 MiB; pool 2 MiB, swap file 256 KiB; 2 MiB \
+            "  budget 1 GiB, held 6 MiB, unmanaged 4 MiB, wanted 10 MiB; pool 2 MiB, swap file 256 KiB; 2 MiB \
              swapped out; 24 faults, 0 major"
         );
         assert_eq!(lines.len(), 6, "{text}");

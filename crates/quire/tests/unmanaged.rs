@@ -11,6 +11,8 @@ use quire::control::Control;
 use quire::reclaim::{Balance, NoCaches};
 
 const LIMIT: usize = 4096;
+/// What is kept for what comes next.
+const AHEAD: usize = LIMIT / 64;
 
 fn tree() -> Tree {
     Tree { budget_pages: LIMIT, ..Tree::default() }
@@ -41,9 +43,10 @@ fn members_may_hold_what_is_left_and_half_at_least() {
     assert!(other.try_charge(1000, Purpose::Tables));
     control.unmanaged_pages.store(500, Relaxed);
     control.announced_pages.store(100, Relaxed);
-    assert_eq!((one.tree_limit(), one.uncharged()), (LIMIT - 600, LIMIT - 1600));
-    assert!(!one.try_charge(LIMIT - 1599, Purpose::Tables));
-    assert!(one.try_charge(LIMIT - 1600, Purpose::Tables));
+    let left = LIMIT - 600 - AHEAD;
+    assert_eq!((one.tree_limit(), one.uncharged()), (left, left - 1000));
+    assert!(!one.try_charge(left - 999, Purpose::Tables));
+    assert!(one.try_charge(left - 1000, Purpose::Tables));
     assert_eq!(one.excess(), 0);
     control.unmanaged_pages.store(550, Relaxed);
     assert_eq!((one.excess(), one.uncharged()), (50, 0));

@@ -246,3 +246,40 @@ def top(context):
     none = context.bare([context.quire, "top"])
     if none.status != 125 or "needs a terminal" not in none.stderr:
         raise Failed(f"without a terminal: {none.status} {none.stderr}")
+
+
+@case("setup", needs=("root", "unshare", "setpriv", "groupadd"))
+def setup(context):
+    """As the user without rights that a machine's administrator lets run quire, and no more after that."""
+    quire = context.quire
+    script = """set -e
+root=$(mktemp -d); etc=$root/etc; mkdir $etc
+cp -a /etc/. $etc/
+mount --bind $etc /etc
+mkdir $root/dev; mount -t tmpfs none $root/dev
+mknod -m 600 $root/dev/u c $(printf '%d %d' 0x$(stat -c %t /dev/userfaultfd) 0x$(stat -c %T /dev/userfaultfd))
+mount --bind $root/dev/u /dev/userfaultfd
+as() { setpriv --reuid=65534 --regid=65534 --bounding-set=-all --inh-caps=-all "$@"; }
+as --clear-groups $1 doctor --fix > $root/fix && exit 3
+grep -q '^sudo quire setup' $root/fix || exit 4
+$1 setup --user nobody
+test "$(stat -c '%a %G' /dev/userfaultfd)" = '660 quire' || exit 5
+getent group quire | grep -q ':nobody$' || exit 6
+id=$(getent group quire | cut -d: -f3)
+as --groups=$id $1 run -q --no-cgroup -m 32M -- sh -c 'echo right'
+as --clear-groups $1 doctor > /dev/null && exit 7
+$1 setup --user nobody > /dev/null
+$1 setup --remove > /dev/null
+test "$(stat -c '%a %G' /dev/userfaultfd)" = '600 root' || exit 8
+getent group quire && exit 9
+test ! -e /etc/udev/rules.d/60-quire.rules
+"""
+    run = ["unshare", "--mount", "sh", "-c", script, "sh", quire]
+    ran = subprocess.run(run, capture_output=True, text=True, check=False, cwd=context.tmp,
+                         env={**os.environ, "TMPDIR": str(context.tmp)})
+    if ran.returncode != 0 or "right\n" not in ran.stdout:
+        raise Failed(f"{ran.returncode}: {ran.stdout}{ran.stderr}")
+    refused = subprocess.run(["setpriv", "--reuid=65534", "--clear-groups", quire, "setup"], capture_output=True,
+                             text=True, check=False)
+    if refused.returncode != 125 or "run it as root" not in refused.stderr:
+        raise Failed(f"{refused}")

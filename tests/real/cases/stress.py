@@ -6,7 +6,7 @@ import subprocess
 from harness import MIB, Failed, case
 
 CLASSES = ("vm", "memory")
-# These end otherwise than bare, or may: README's limits.
+# These end otherwise than bare, or may: docs/manual.md's limits.
 DIFFERENT = {
     "dev-shm": "files in memory cannot be swapped, and are more than the budget by themselves",
     "pageswap": "so is anonymous memory that is shared",

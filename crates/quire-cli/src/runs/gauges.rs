@@ -20,6 +20,8 @@ pub(crate) struct Gauges {
     pub managed: u64,
     pub pool: u64,
     pub swap_file: u64,
+    /// What is in memory beside, of a run whose budget is for that too.
+    pub unmanaged: u64,
 }
 
 impl Gauges {
@@ -38,6 +40,7 @@ impl Gauges {
             sum.wanted = control.wanted();
             sum.wanted_max = control.wanted_max();
             sum.pool += control.common_pages.load(Relaxed);
+            sum.unmanaged = control.unmanaged_pages.load(Relaxed);
             sum.swap_file = u64::from(control.segments_used.load(Relaxed)) * SEGMENT_PAGES;
         }
         sum
@@ -53,6 +56,7 @@ impl Gauges {
             managed: member.managed_pages.load(Relaxed),
             pool: member.pool_pages.load(Relaxed),
             swap_file: control.segments_of(slot) * SEGMENT_PAGES,
+            unmanaged: 0,
         }
     }
 
@@ -65,5 +69,6 @@ impl Gauges {
         self.managed += other.managed;
         self.pool += other.pool;
         self.swap_file += other.swap_file;
+        self.unmanaged += other.unmanaged;
     }
 }

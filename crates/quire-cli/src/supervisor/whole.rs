@@ -107,8 +107,7 @@ impl Whole {
             self.most = unmanaged;
         }
         // First what has come, so that it counts at any time, twice for a moment.
-        let counted = unmanaged.bytes / page + ahead_pages(control.budget_pages.load(Relaxed));
-        control.unmanaged_pages.store(counted, Relaxed);
+        control.unmanaged_pages.store(unmanaged.bytes / page, Relaxed);
         let announced = control.announced_pages.load(Relaxed);
         let grown = (unmanaged.bytes / page).saturating_sub(self.last.bytes / page);
         let excess = control.excess();
@@ -132,12 +131,9 @@ impl Whole {
         if unmanaged.shared_bytes < known + NAME_STEP_BYTES {
             return;
         }
-        let shared_of = |pid: u32, pool_pages: u64| {
-            let shared_bytes = procfs::in_memory(pid)?.shared_bytes;
-            Some((shared_bytes.saturating_sub(pool_pages * PAGE_SIZE as u64), pid))
-        };
-        let members = control.inhabited().filter_map(|(_, member)| {
-            shared_of(member.pid.load(Relaxed), member.pool_pages.load(Relaxed))
+        let members = control.inhabited().map(|(_, member)| {
+            let pid = member.pid.load(Relaxed);
+            (procfs::shared_bytes(pid, member), pid)
         });
         if let Some((bytes, pid)) = members.max() {
             let name = procfs::name(pid).unwrap_or_default();
@@ -157,12 +153,6 @@ impl Whole {
         self.is_told |= is_new;
         is_new.then_some(unmanaged)
     }
-}
-
-/// Pages that are kept for what comes between two counts, and for what the kernel charges ahead: a 64th of the
-/// budget, 16 MiB at most.
-fn ahead_pages(budget_pages: u64) -> u64 {
-    (budget_pages / 64).min(4096)
 }
 
 /// What is left of a usage without what members hold: pages of their own, and of the pool, which is shared
@@ -242,8 +232,7 @@ mod tests {
 
     /// What members may hold, in MiB, with what is kept ahead.
     fn limit_mib(control: &Control) -> u64 {
-        let ahead = ahead_pages(control.budget_pages.load(Relaxed));
-        (control.managed_limit() as u64 + ahead) / PAGES
+        (control.managed_limit() as u64 + 100 * PAGES / 64) / PAGES
     }
 
     fn control() -> ControlMap {

@@ -49,6 +49,10 @@ pub const MAGIC: u32 = 0x5155_4952;
 /// Changed with every change of a structure in this module.
 pub const VERSION: u32 = 15;
 
+/// Of a budget that is for what is not managed, too, a 64th is kept for what comes until that is counted the next
+/// time; 16 MiB at most.
+const AHEAD_PAGES_MAX: u64 = 4096;
+
 /// How many times its budget a run can be given while it goes on: its tables have room for so much.
 pub const BUDGET_GROWTH_MAX: usize = 2;
 
@@ -268,7 +272,9 @@ impl Control {
         let [budget, unmanaged, announced] =
             [&self.budget_pages, &self.unmanaged_pages, &self.announced_pages]
                 .map(|pages| pages.load(Ordering::Relaxed));
-        let left = budget.saturating_sub(unmanaged.saturating_add(announced));
+        // What comes between two counts, and what the kernel charges ahead.
+        let ahead = if unmanaged > 0 { (budget / 64).min(AHEAD_PAGES_MAX) } else { 0 };
+        let left = budget.saturating_sub(unmanaged.saturating_add(announced) + ahead);
         left.max(MANAGED_PAGES_MIN.min(budget / 2)) as usize
     }
 
