@@ -139,6 +139,15 @@ pub(crate) struct RunOptions {
     #[arg(long, env = "QUIRE_SWAP_MAX", value_name = "SIZE", requires = "swap_file")]
     pub swap_max: Option<Size>,
 
+    /// Encrypt it, with a key of the run's that is never written
+    #[arg(
+        long,
+        env = "QUIRE_SWAP_ENCRYPT",
+        requires = "swap_file",
+        value_parser = FalseyValueParser::new()
+    )]
+    pub swap_encrypt: bool,
+
     /// Pack pages by LZ4, by Zstandard, or by LZ4 first and what that leaves large by Zstandard
     #[arg(
         long,

@@ -174,6 +174,12 @@ impl Supervisor {
         control.is_managed_only.store(options.managed_only.into(), Relaxed);
         control.member_pages_max.store(resources.member_pages_max, Relaxed);
         control.segments_max.store(segments, Relaxed);
+        if options.swap_encrypt {
+            let mut key = [0; 32];
+            rustix::rand::getrandom(&mut key, rustix::rand::GetRandomFlags::empty())
+                .context("the kernel gives no random key for the swap file")?;
+            control.encrypt_swap(&key)?;
+        }
         control.version.store(VERSION, Relaxed);
         control.magic.store(MAGIC, Relaxed);
         let socket_name = format!("quire-{}-{:016x}", std::process::id(), random());

@@ -2,8 +2,9 @@
 
 use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering::Relaxed;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use quire::control::{CONTROL_BYTES, Control, MAGIC, VERSION};
 use rustix::fs::SealFlags;
 
@@ -23,6 +24,18 @@ impl ControlMap {
     /// A control memfd of zeros: no member, no budget.
     pub(crate) fn create() -> Result<ControlMap> {
         ControlMap::map(memfd::create("control", CONTROL_BYTES)?, Access::Write)
+    }
+
+    /// Has the run's swap file encrypted, by this key, which stays in memory.
+    pub(crate) fn encrypt_swap(&self, key: &[u8; 32]) -> Result<()> {
+        self.0
+            .lock_first_page()
+            .context("cannot lock the key of the swap file in memory (see ulimit -l)")?;
+        for (word, &key) in self.swap_key.iter().zip(key.as_chunks().0) {
+            word.store(u64::from_ne_bytes(key), Relaxed);
+        }
+        self.is_swap_encrypted.store(1, Relaxed);
+        Ok(())
     }
 
     /// Maps the control memfd of another process's run. A memfd that could shrink while it is mapped is

@@ -4,8 +4,9 @@ use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 
 use anyhow::{Context as _, Result};
+use quire::units::PAGE_SIZE;
 use rustix::fs::{MemfdFlags, SealFlags};
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 /// What a mapping is for. A store through one that is for reading is a SIGSEGV.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -54,9 +55,21 @@ impl SharedMap {
             rustix::mm::mmap(std::ptr::null_mut(), bytes, rights, MapFlags::SHARED, &memfd, 0)
         }
         .with_context(|| format!("cannot map the {what} memfd"))?;
+        // What lies there is the members', or secret, and no part of a core dump.
+        // SAFETY: what was just mapped; its content stays.
+        unsafe { rustix::mm::madvise(base, bytes, Advice::LinuxDontDump) }
+            .with_context(|| format!("cannot keep the {what} memfd out of core dumps"))?;
         let base = NonNull::new(base.cast())
             .with_context(|| format!("the {what} memfd came at address 0"))?;
         Ok(SharedMap { base, bytes, memfd })
+    }
+}
+
+impl SharedMap {
+    /// Keeps the first page in memory: the kernel does not swap it out.
+    pub(super) fn lock_first_page(&self) -> rustix::io::Result<()> {
+        // SAFETY: a page of what `new` mapped; to lock it changes nothing of it.
+        unsafe { rustix::mm::mlock(self.base.as_ptr().cast(), PAGE_SIZE) }
     }
 }
 

@@ -40,6 +40,7 @@ pub use self::tally::Tally;
 pub use self::trace::{TRACES, TraceRing};
 use crate::sys::futex::{self, Reach};
 pub use crate::sys::probe::{Trace, Tracepoint};
+use crate::units::PAGE_SIZE;
 
 /// Environment variable with the name of the supervisor's abstract socket (without the NUL).
 pub const SOCKET_VARIABLE: &str = "QUIRE_SOCKET";
@@ -47,7 +48,7 @@ pub const SOCKET_VARIABLE: &str = "QUIRE_SOCKET";
 /// First word of the control page, of `Hello` and of `Welcome`.
 pub const MAGIC: u32 = 0x5155_4952;
 /// Changed with every change of a structure in this module.
-pub const VERSION: u32 = 15;
+pub const VERSION: u32 = 16;
 
 /// Of a budget that is for what is not managed, too, a 64th is kept for what comes until that is counted the next
 /// time; 16 MiB at most.
@@ -196,6 +197,9 @@ pub struct Control {
     pub no_pinned_handlers: AtomicU32,
     /// `--compress`: a `Strength` of packing.
     pub compress: AtomicU32,
+    /// `--swap-encrypt`: 1 where the swap file is encrypted, by this key.
+    pub is_swap_encrypted: AtomicU32,
+    pub swap_key: [AtomicU64; 4],
     pub budget_pages: AtomicU64,
     /// Most that it can be raised to while the run goes on, and to what it shall be set, where that is asked for: the
     /// supervisor does it, and writes 0.
@@ -233,11 +237,16 @@ pub struct Control {
     pub members: [Member; MEMBERS_MAX],
     /// Members that hold live data in each segment; 0 is a free segment.
     pub segment_refs: [AtomicU32; SEGMENTS_MAX],
+    /// How often each was written, where the file is encrypted.
+    pub segment_lives: [AtomicU32; SEGMENTS_MAX],
     /// Per member: the segments in which it holds live data, a bit each.
     pub segment_maps: [[AtomicU64; SEGMENT_WORDS]; MEMBERS_MAX],
     /// Per member: what happened on the way of its faults, latest last.
     pub traces: [TraceRing; MEMBERS_MAX],
 }
+
+/// The key is in the control page's first, which the supervisor keeps in memory.
+const _: () = assert!(core::mem::offset_of!(Control, swap_key) + 32 <= PAGE_SIZE);
 
 impl Control {
     /// The members that there are, with their slots. The memory of other slots is not touched.

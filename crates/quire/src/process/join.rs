@@ -5,7 +5,7 @@ use core::ptr::NonNull;
 
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketAddrUnix,
     SocketFlags, SocketType,
@@ -208,6 +208,9 @@ impl Joined {
                 0,
             )
         }?;
+        // The key of an encrypted swap file is no part of a core dump.
+        // SAFETY: what was just mapped; its content stays.
+        unsafe { rustix::mm::madvise(address, CONTROL_BYTES, Advice::LinuxDontDump) }?;
         NonNull::new(address.cast::<Control>()).ok_or(Errno::NOMEM)
     }
 }

@@ -19,6 +19,7 @@ pub use self::faults::Faults;
 pub use self::queue::{IoQueue, SwapRead};
 use self::spin::Spin;
 use self::uring::Uring;
+use super::cipher::SwapCipher;
 
 pub const BATCH_MAX: usize = 64;
 
@@ -131,6 +132,7 @@ pub struct Ring {
     /// Where jobs are waited for awake.
     spin: Option<Spin>,
     faults: Option<Faults>,
+    cipher: Option<SwapCipher>,
 }
 
 impl Ring {
@@ -148,7 +150,18 @@ impl Ring {
 
     /// A ring without io_uring, as where it is forbidden.
     pub fn without_uring(file: BorrowedFd<'static>) -> Ring {
-        Ring { file, uring: None, spin: None, faults: None }
+        Ring { file, uring: None, spin: None, faults: None, cipher: None }
+    }
+
+    /// The same for a file that is encrypted: what is read is decrypted. A [writer](super::file::Writer) encrypts by
+    /// itself, for it knows when a segment's life begins.
+    #[must_use]
+    pub fn encrypted_by(self, cipher: Option<SwapCipher>) -> Ring {
+        Ring { cipher, ..self }
+    }
+
+    pub(super) fn cipher(&self) -> Option<SwapCipher> {
+        self.cipher
     }
 
     /// From now on jobs go wrong as `faults` says. For the simulator and for tests.
@@ -185,6 +198,12 @@ impl Ring {
             }
             let beside = beside.as_deref_mut();
             run_batch(self.uring.as_mut(), self.spin.as_mut(), self.file, batch, beside);
+            let Some(cipher) = self.cipher else { continue };
+            for job in batch {
+                if let (Ok(()), JobBuffer::Read(bytes)) = (job.result, &mut job.buffer) {
+                    cipher.apply(job.offset, bytes);
+                }
+            }
         }
     }
 

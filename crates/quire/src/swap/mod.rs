@@ -1,7 +1,7 @@
 //! Where the bytes of evicted pages rest: packed in memory, or in the swap file.
 //!
 //! Owns the packing of single pages ([`compress`]), the pool of packed pages in memory
-//! ([`zpool`]), the swap file ([`file`]) and the way to read and write it ([`io`]). Leaves to the
+//! ([`zpool`]), the swap file ([`file`]), its encryption (`cipher`) and the way to read and write it ([`io`]). Leaves to the
 //! engine which page goes where and when, the page words, and the page locks: a blob belongs to
 //! the page whose number its header has, and is loaded, moved and freed under that page's lock.
 //!
@@ -12,12 +12,14 @@
 //! in limbo where there is none.
 
 pub mod blob;
+mod cipher;
 pub mod compress;
 pub mod file;
 pub mod io;
 mod tiers;
 pub mod zpool;
 
+pub use self::cipher::SwapCipher;
 pub use self::io::SwapRead;
 pub use self::tiers::{Swap, Writing};
 pub use self::zpool::Payer;

@@ -7,6 +7,7 @@
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize};
 
+use super::cipher::SwapCipher;
 use super::file::{Segment, SwapSegments, Writer};
 use super::io::{IoQueue, Ring, SwapRead};
 use super::zpool::Zpool;
@@ -63,6 +64,7 @@ impl Writing {
 pub struct Swap {
     pub zpool: Zpool,
     file: Option<FileTier>,
+    cipher: Option<SwapCipher>,
     descriptor: AtomicI32,
     /// Packed pages that are kept beside a page in memory.
     kept: AtomicUsize,
@@ -106,6 +108,7 @@ impl Swap {
         Ok(Swap {
             zpool,
             file,
+            cipher: SwapCipher::of(control),
             descriptor: AtomicI32::new(descriptor.unwrap_or(-1)),
             kept: AtomicUsize::new(0),
             clean_hits: AtomicU32::new(CLEAN_HISTORY / 2),
@@ -132,17 +135,17 @@ impl Swap {
 
     /// A ring of the calling thread's own.
     pub fn new_reader(&self) -> Ring {
-        Ring::new(self.borrow_file())
+        Ring::new(self.borrow_file()).encrypted_by(self.cipher)
     }
 
     /// The same for a thread whose every read a fault waits for.
     pub fn new_spinning_reader(&self) -> Ring {
-        Ring::spinning(self.borrow_file())
+        Ring::spinning(self.borrow_file()).encrypted_by(self.cipher)
     }
 
     /// The same without io_uring, for a read now and then: costs nothing to make.
     pub fn new_plain_reader(&self) -> Ring {
-        Ring::without_uring(self.borrow_file())
+        Ring::without_uring(self.borrow_file()).encrypted_by(self.cipher)
     }
 
     /// The descriptor of the file that there is.

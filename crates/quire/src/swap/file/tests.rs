@@ -6,6 +6,7 @@ use rustix::fd::BorrowedFd;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 
 use super::super::blob::{Blob, Packing};
+use super::super::cipher::SwapCipher;
 use super::super::compress::{Compressed, Compressor, Corrupt, PageBytes, Strength, page_hash};
 use super::super::io::{Faults, Job, Ring};
 use super::layout::blob_bytes;
@@ -144,7 +145,7 @@ impl Engine {
         Engine {
             file: SwapSegments::new(control, 0).unwrap(),
             writer: Writer::new().unwrap(),
-            ring: Ring::new(scratch_file()),
+            ring: Ring::new(scratch_file()).encrypted_by(SwapCipher::of(control)),
             buffer: Aligned::new(SEGMENT_BYTES),
             pages: HashMap::new(),
             dice: Dice(seed),
@@ -259,8 +260,9 @@ impl Engine {
 
 #[test]
 fn pages_survive_eviction_cleaning_and_failing_writes_and_the_file_ends_empty() {
-    for (seed, fail_one_in) in [(3, 0), (4, 5)] {
+    for (seed, fail_one_in, is_encrypted) in [(3, 0, 0), (4, 5, 0), (3, 0, 1), (4, 5, 1)] {
         let control = control(14);
+        control.is_swap_encrypted.store(is_encrypted, Relaxed);
         let mut engine = Engine::new(control, seed);
         engine.ring.plant(Faults { fail_one_in, short_one_in: 4, ..Faults::new(seed) });
         for step in 0..4000 {
@@ -431,6 +433,47 @@ fn a_segment_that_a_fork_shares_is_free_when_both_have_let_go() {
         }
     }
     assert!(is_idle(control, 2));
+}
+
+#[test]
+fn an_encrypted_file_shows_nothing_of_a_page_and_not_that_the_same_was_written_twice() {
+    let control = control(1 + 4);
+    control.is_swap_encrypted.store(1, Relaxed);
+    control.swap_key[1].store(0x5eed, Relaxed);
+    let file = scratch_file();
+    let swap = SwapSegments::new(control, 0).unwrap();
+    let (mut writer, content) = (Writer::new().unwrap(), Dice(3).page());
+    let stored = Stored::new(&content);
+    let mut reader = Ring::new(file).encrypted_by(SwapCipher::of(control));
+    let mut buffer = Aligned::new(SEGMENT_BYTES);
+    let mut seen: Vec<Vec<u8>> = Vec::new();
+    for _ in 0..3 {
+        writer.open(&swap, SegmentPurpose::Reclaim).unwrap();
+        let owner = PageNum(7);
+        assert!(writer.add(&stored.blob(owner), 0));
+        let location = writer.write_out(&swap, &mut reader).unwrap().next().unwrap().location;
+        assert_eq!(location, Location::FIRST, "the same place again");
+        let plan = location.plan();
+        let mut out = [0; PAGE_SIZE];
+        let bytes = read(&mut reader, plan, &mut buffer).unwrap();
+        assert_eq!(plan.unpack(bytes, location, owner, &mut out), Ok(()));
+        assert_eq!(out, content);
+        // A part of a segment from its middle on.
+        let middle = ReadPlan { offset: 3 * PAGE_SIZE as u64, length: PAGE_SIZE };
+        assert!(read(&mut reader, middle, &mut buffer).unwrap().iter().all(|&byte| byte == 0));
+        let mut plain = Ring::new(file);
+        let raw = read(&mut plain, location.segment().plan(), &mut buffer).unwrap().to_vec();
+        assert_eq!(plan.unpack(&raw, location, owner, &mut out), Err(Corrupt));
+        let needle = &stored.blob(owner).bytes[..16];
+        assert!(!raw.windows(needle.len()).any(|part| part == needle));
+        assert!(
+            seen.iter().all(
+                |other| other.iter().zip(&raw).filter(|(a, b)| a == b).count() < raw.len() / 64
+            )
+        );
+        seen.push(raw);
+        swap.free(location.segment(), 1);
+    }
 }
 
 #[test]

@@ -166,6 +166,10 @@ impl Writer {
         put_segment_header(bytes, segment, blobs as u32, used as u32);
         // Nothing of an earlier life may look like a blob.
         bytes[used..].fill(0);
+        if let Some(cipher) = ring.cipher() {
+            cipher.begin(segment);
+            cipher.apply(segment.offset(), bytes);
+        }
         let mut jobs = [Job::write(segment.offset(), bytes)];
         ring.run(&mut jobs);
         reach(Step::SegmentWritten);
