@@ -213,10 +213,14 @@ fn parts_of(unmanaged: InMemory, shared_by: Option<(String, u32, u64)>) -> Strin
     )
 }
 
+/// A size as options take it, in whole MiB, at least as large.
+fn argument(bytes: u64) -> String {
+    format!("{}M", bytes.div_ceil(1 << 20))
+}
+
 /// A budget in which so much that is not managed leaves something for what is.
-fn ample_for(unmanaged_bytes: u64) -> Human {
-    let ample = unmanaged_bytes + unmanaged_bytes / 8 + 2 * BUDGET_MIN_BYTES;
-    Human(ample.next_multiple_of(1 << 20))
+fn ample_for(unmanaged_bytes: u64) -> String {
+    argument(unmanaged_bytes + unmanaged_bytes / 8 + 2 * BUDGET_MIN_BYTES)
 }
 
 /// What is said when what is not managed leaves little of the budget.
@@ -227,7 +231,7 @@ pub(crate) fn little_left_line(
 ) -> String {
     format!(
         "what quire does not manage takes {} of the {} that --memory allows: {}; nothing of it can be swapped, so \
-         give {} or more",
+         give --memory {} or more",
         Human(unmanaged.bytes),
         Human(budget_bytes),
         parts_of(unmanaged, shared_by),
@@ -258,9 +262,9 @@ pub(crate) fn killed_line(kills: u64, account: &Account, limit_bytes: Option<u64
 /// What is said of a run that thrashes.
 pub(crate) fn thrashing_line(ease_bytes: u64) -> String {
     format!(
-        "the run is thrashing: it does little but wait for pages that had to leave memory; a budget of about {} \
-         would end that",
-        Human(ease_bytes)
+        "the run is thrashing: it does little but wait for pages that had to leave memory; --memory {0} would end \
+         that, or quire set memory={0} while it goes on, as far as twice its budget",
+        argument(ease_bytes)
     )
 }
 
@@ -310,32 +314,38 @@ pub(crate) fn obituary_line(death: Death, name: Option<&str>, account: &Account)
 fn why_out_of_memory(death: Death, account: &Account) -> String {
     let [budget, own, swap] =
         [account.budget_bytes, account.member_bytes_max, account.swap_file_limit_bytes].map(Human);
+    let [twice, twice_own, twice_swap] = [budget, own, swap].map(|size| argument(2 * size.0));
+    // All data, with room for faults, and for what is not managed.
+    let all = account.wanted_bytes_max.max(account.budget_bytes);
+    let beside = account.unmanaged_memory_max.map_or(0, |memory| memory.bytes);
+    let enough = argument(all + all / 16 + beside);
     let is_full = death.detail & 1 != 0;
     let unanswering = death.detail >> OUT_OF_MEMORY_UNANSWERING_SHIFT;
     if unanswering > 0 {
         return format!(
             "{unanswering} other process(es) hold much of the budget of {budget} and are stopped, \
-             traced or frozen; let them go on, or raise --memory"
+             traced or frozen; let them go on, or give --memory {enough}"
         );
     }
     match (swap.0, is_at_own_limit(death, account)) {
         (0, true) => format!(
             "the {own} that one process may hold are full even after compression, and there is no \
-             swap file; add --swap-file DIR or raise --memory-per-process"
+             swap file; add --swap-file DIR, or give --memory-per-process {twice_own} or more"
         ),
         (0, false) => format!(
             "the budget of {budget} is full even after compression, and there is no swap file; add \
-             --swap-file DIR or raise --memory"
+             --swap-file DIR, or give --memory {enough}, which is all that was wanted until then"
         ),
         (_, true) => format!(
-            "what it needs at once does not fit into the {own} that one process may hold; raise \
-             --memory-per-process"
+            "what it needs at once does not fit into the {own} that one process may hold; give \
+             --memory-per-process {twice_own} or more"
         ),
         (_, false) if is_full => format!(
-            "the budget of {budget} and the swap file of {swap} are full; raise --swap-max or --memory"
+            "the budget of {budget} and the swap file of {swap} are full; give --swap-max {twice_swap}, or --memory \
+             {enough}, which is all that was wanted until then"
         ),
         (_, false) => format!(
-            "what the processes need at once does not fit into the budget of {budget}; raise --memory"
+            "what the processes need at once does not fit into the budget of {budget}; give --memory {twice} or more"
         ),
     }
 }
@@ -422,15 +432,20 @@ mod tests {
         let mut account = ended().account;
         let line = obituary_line(death(Obituary::OutOfMemory, 0), Some("sh"), &account);
         assert!(line.starts_with("process 7 (sh) ran out of memory: the budget of 256 MiB"));
-        assert!(line.ends_with("add --swap-file DIR or raise --memory"));
+        assert!(line.ends_with(
+            "add --swap-file DIR, or give --memory 1088M, which is all that was wanted until then"
+        ));
         account.swap_file_limit_bytes = 1 << 30;
         let line = obituary_line(death(Obituary::OutOfMemory, 0), None, &account);
         assert!(
-            line.ends_with("does not fit into the budget of 256 MiB; raise --memory"),
+            line.ends_with("does not fit into the budget of 256 MiB; give --memory 512M or more"),
             "{line}"
         );
         let line = obituary_line(death(Obituary::OutOfMemory, 1), None, &account);
-        assert!(line.contains("swap file of 1 GiB are full; raise --swap-max"), "{line}");
+        assert!(
+            line.contains("swap file of 1 GiB are full; give --swap-max 2048M, or --memory 1088M"),
+            "{line}"
+        );
         let stopped = 2 << OUT_OF_MEMORY_UNANSWERING_SHIFT;
         let line = obituary_line(death(Obituary::OutOfMemory, stopped), None, &account);
         assert!(line.contains("2 other process(es) hold"), "{line}");
@@ -476,7 +491,7 @@ mod tests {
             |held_pages| Death { pid: 7, obituary: Obituary::OutOfMemory, detail: 1, held_pages };
         let line = obituary_line(death(4000), None, &account);
         assert!(line.contains("the 16 MiB that one process may hold"), "{line}");
-        assert!(line.ends_with("or raise --memory-per-process"), "{line}");
+        assert!(line.ends_with("or give --memory-per-process 32M or more"), "{line}");
         let line = obituary_line(death(400), None, &account);
         assert!(line.contains("the budget of 256 MiB is full"), "{line}");
     }

@@ -149,7 +149,7 @@ fn out_of_memory_is_said_and_the_status_stays_the_programs() {
     let message = stderr(&output);
     let line = message.lines().find(|line| line.starts_with("quire: ")).unwrap();
     assert!(line.contains("ran out of memory: the budget of 64 MiB is full"), "{message}");
-    assert!(line.contains("add --swap-file DIR or raise --memory"), "{message}");
+    assert!(line.contains("add --swap-file DIR, or give --memory "), "{message}");
     let output = quire()
         .args(["run", "-m", "64M", "--quiet", "sleep", "0"])
         .envs([("FAKE_OBITUARY", "1"), ("FAKE_VICTIM", "sleep")])

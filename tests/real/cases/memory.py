@@ -131,6 +131,6 @@ def thrashing(context):
     argv = [sys.executable, "-c", THRASH]
     result = context.managed(argv, 32 * MIB, context.swap_directory())
     lines = [line for line in result.stderr.splitlines() if "thrashing" in line]
-    told = [re.search(r"about ([0-9.]+) MiB", line) for line in lines]
+    told = [re.search(r"--memory ([0-9]+)M would", line) for line in lines]
     if len(told) != 1 or not told[0] or not 80 <= float(told[0][1]) <= 160:
         raise Failed(f"one line with a budget of about 100 MiB expected: {result.stderr[-1000:]}")

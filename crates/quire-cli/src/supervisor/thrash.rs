@@ -56,10 +56,13 @@ impl Thrash {
         if self.turns < TURNS {
             return None;
         }
-        let budget_pages = control.budget_pages.load(std::sync::atomic::Ordering::Relaxed);
+        let managed = control.managed_limit() as u64;
+        let budget = control.budget_pages.load(std::sync::atomic::Ordering::Relaxed);
         // It is never told again.
         self.turns = TURNS + 1;
-        Some(spent.pages_at_ease(budget_pages, control.wanted()) * PAGE_SIZE as u64)
+        // What is not managed stays what it is.
+        let pages = spent.pages_at_ease(managed, control.wanted()) + (budget - managed.min(budget));
+        Some(pages * PAGE_SIZE as u64)
     }
 }
 
