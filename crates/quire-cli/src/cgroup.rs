@@ -238,10 +238,15 @@ impl Meter {
         fs::read_to_string(self.folder.join(name)).ok()
     }
 
+    /// All that is in memory.
+    pub(crate) fn seen(&self) -> Option<u64> {
+        self.read(["memory.usage_in_bytes", "memory.current"])?.trim().parse().ok()
+    }
+
     /// What is in memory and cannot be dropped: all but the page cache of files, and what else the kernel
     /// says that it can reclaim.
     pub(crate) fn usage(&self) -> Option<InMemory> {
-        let usage = self.read(["memory.usage_in_bytes", "memory.current"])?.trim().parse().ok()?;
+        let usage = self.seen()?;
         let kernel = match self.version {
             Version::V1 => self.read(["memory.kmem.usage_in_bytes", ""]).unwrap_or_default(),
             Version::V2 => String::new(),

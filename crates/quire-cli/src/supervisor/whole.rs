@@ -16,8 +16,13 @@ use quire::units::PAGE_SIZE;
 use crate::cgroup;
 use crate::procfs;
 
-/// How often it is counted.
+/// How often it is counted, and, where it hardly changes, looked at closely; and the least time from one count to the
+/// next in times of the count itself.
 pub(super) const PERIOD: Duration = Duration::from_millis(20);
+const CLOSE_PERIOD: Duration = Duration::from_millis(200);
+const PERIOD_PER_COUNT: u32 = 50;
+/// What a cgroup's usage may change by before it is looked at closely.
+const HARDLY_BYTES: u64 = 1 << 20;
 /// How long memory that is announced may take to come.
 const COMES_WITHIN: Duration = Duration::from_secs(1);
 /// How often, at most, it is looked at what processes share, which takes the kernel a walk over their page
@@ -47,6 +52,9 @@ enum Meter {
 pub(crate) struct Whole {
     meter: Meter,
     next: Instant,
+    /// A cgroup's usage when it was last looked at closely, and when that is due again.
+    seen: u64,
+    next_close: Instant,
     /// When it last grew, more was announced, or members gave way.
     moved: Instant,
     /// Pages that members held too much then.
@@ -67,6 +75,8 @@ impl Whole {
         Whole {
             meter: cgroup.map_or(Meter::Processes(ByProcess::new()), Meter::Cgroup),
             next: now,
+            seen: 0,
+            next_close: now,
             moved: now,
             excess: 0,
             last: InMemory::default(),
@@ -89,6 +99,15 @@ impl Whole {
             return None;
         }
         self.next = now + PERIOD;
+        if let Meter::Cgroup(meter) = &self.meter {
+            let seen = meter.seen()?;
+            let is_quiet = seen.abs_diff(self.seen) < HARDLY_BYTES && control.excess() == 0;
+            let none_announced = control.announced_pages.load(Relaxed) == 0;
+            if is_quiet && none_announced && now < self.next_close {
+                return None;
+            }
+            (self.seen, self.next_close) = (seen, now + CLOSE_PERIOD);
+        }
         let usage = match &mut self.meter {
             Meter::Cgroup(meter) => meter.usage()?,
             Meter::Processes(meter) => meter.usage(&processes()),
@@ -97,6 +116,7 @@ impl Whole {
         let unmanaged = less_what_is_held(usage, control, matches!(self.meter, Meter::Cgroup(_)));
         self.take_in(control, unmanaged, now);
         self.name_who_shares(control, unmanaged);
+        self.next = now + PERIOD.max(now.elapsed() * PERIOD_PER_COUNT);
         self.tell_if_little_is_left(control, unmanaged)
     }
 

@@ -18,6 +18,8 @@ use crate::sys::monotonic_ns;
 
 /// How long a mapping of shared memory waits where no room is made any more.
 const PATIENCE_NS: u64 = 200_000_000;
+/// How long it waits in all.
+const PATIENCE_MAX_NS: u64 = 10_000_000_000;
 
 impl Budget {
     /// Pages that members hold, or may, beyond what the budget has for them.
@@ -42,13 +44,14 @@ impl Budget {
             return;
         }
         control.announced_pages.fetch_add(pages as u64, Relaxed);
-        let (mut least, mut since) = (usize::MAX, monotonic_ns());
+        let began = monotonic_ns();
+        let (mut least, mut since) = (usize::MAX, began);
         loop {
             let (excess, now) = (self.excess(), monotonic_ns());
             if excess < least {
                 (least, since) = (excess, now);
             }
-            if excess == 0 || now - since > PATIENCE_NS {
+            if excess == 0 || now - since > PATIENCE_NS || now - began > PATIENCE_MAX_NS {
                 return;
             }
             control.call_all();

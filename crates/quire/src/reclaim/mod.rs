@@ -280,9 +280,9 @@ impl<M: Mmu> VmSpace<M> {
     }
 
     /// Free frames that stay while there is an excess: nothing can be charged then, and what packing needs
-    /// takes the charge of a frame.
+    /// takes the charge of a frame. All members together keep a reserve.
     fn kept_of_excess(&self) -> usize {
-        if self.budget.excess() > 0 { self.budget.reserve() } else { 0 }
+        if self.budget.excess() > 0 { self.budget.reserve() / self.budget.members() } else { 0 }
     }
 
     /// Gives so many free frames back to the kernel and keeps their charges for something else; none of them
