@@ -189,3 +189,24 @@ fn a_real_cgroup_limits_and_goes() {
     // It does no harm where the cgroup is gone.
     follow(grown(17, 0));
 }
+
+#[test]
+fn what_the_kernel_can_drop_is_no_usage() {
+    // As Linux 6.18 writes it in version 2, some lines of it.
+    let v2 = "anon 41943040\nfile 31457280\nkernel 6291456\nkernel_stack 65536\npagetables 1048576\nshmem 10485760\n\
+              inactive_anon 0\nactive_anon 52428800\ninactive_file 12582912\nactive_file 8388608\nunevictable 0\n\
+              slab_reclaimable 2097152\nslab_unreclaimable 524288\nslab 2621440\n";
+    let mib = |mib: u64| mib << 20;
+    let found = in_memory(mib(76), v2, None);
+    let expected =
+        InMemory { bytes: mib(76 - 12 - 8 - 2), shared_bytes: mib(10), kernel_bytes: mib(6 - 2) };
+    assert_eq!(found, expected);
+    // In version 1 the cgroup's own come first, and then those with all below it; it has no word on the kernel's.
+    let v1 = "cache 4096\nshmem 0\ninactive_file 4096\nactive_file 0\ntotal_cache 31457280\ntotal_shmem 10485760\n\
+              total_inactive_file 12582912\ntotal_active_file 8388608\n";
+    let found = in_memory(mib(76), v1, Some(mib(3)));
+    let expected =
+        InMemory { bytes: mib(76 - 12 - 8), shared_bytes: mib(10), kernel_bytes: mib(3) };
+    assert_eq!(found, expected);
+    assert_eq!(in_memory(0, v2, None).bytes, 0, "it was read before");
+}
