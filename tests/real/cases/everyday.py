@@ -388,3 +388,41 @@ def looked_at(context):
     if gone == 0 or seen == 0:
         raise Failed(f"{seen} pages were seen, {gone} not: nothing was tried")
     context.note(f"{seen} pages seen, {gone} EIO")
+
+
+IN_ROOT = """set -e
+mount -t proc proc $1/proc; mount -t sysfs sysfs $1/sys
+mount -t tmpfs tmpfs $1/dev
+for device in null zero urandom userfaultfd; do touch $1/dev/$device; mount --bind /dev/$device $1/dev/$device; done
+files() { (cd $1; find . -xdev -not -path './dev/*' -not -path './proc/*' -not -path './sys/*' | sort); }
+files $1 > $2/before
+chroot $1 dpkg -i /quire.deb
+chroot $1 quire doctor > $2/doctor || test "$(grep -c '^  MISSING' $2/doctor)" = 1
+cd /
+chroot $1 sh -c 'cd /srv; quire run --memory 512M -- python3 train.py' > $2/trained
+chroot $1 dpkg --purge quire
+files $1 > $2/after
+"""
+
+
+@case("debian-root", long_only=True, needs=("root", "debootstrap", "unshare", "chroot", "dpkg-deb"))
+def debian_root(context):
+    """A clean Debian 12: the package installs, doctor is content, README's first example runs, and removal leaves
+    nothing."""
+    root = context.tmp / "root"
+    run_or_fail(["debootstrap", "--variant=minbase", "--include=python3-minimal", "bookworm", root])
+    made = run_or_fail(["scripts/package.sh", Path(context.quire).resolve().parent, "0.0.1", context.tmp / "packages"],
+                       cwd=REPOSITORY)
+    (root / "quire.deb").write_bytes(Path(made.split()[1]).read_bytes())
+    (root / "srv/train.py").write_text("print(sum(map(len, [bytes([n % 251]) * 4096 for n in range(50_000)])))\n")
+    run_or_fail(["unshare", "--mount", "--pid", "--fork", "sh", "-c", IN_ROOT, "sh", root, context.tmp])
+    before, after = ((context.tmp / name).read_text().splitlines() for name in ("before", "after"))
+    left = sorted(set(after) - set(before))
+    # dpkg's own, and the loader's cache.
+    left = [path for path in left if not path.startswith(("./var/lib/dpkg/", "./var/log/", "./var/cache/"))]
+    if left:
+        raise Failed(f"left behind: {left}")
+    trained = (context.tmp / "trained").read_text()
+    if trained != "204800000\n":
+        raise Failed(f"README's first example: {trained}")
+    context.note((context.tmp / "doctor").read_text().strip().splitlines()[-1])
