@@ -211,6 +211,20 @@ fn kernel() -> Vec<Finding> {
                 "sudo sysctl kernel.io_uring_disabled=0 # in a container: its seccomp profile",
             ),
         Finding::new(
+            "process_madvise",
+            Need::Wanted,
+            probe::process_madvise().is_ok(),
+            "runs of pages leave in one call, not one by one",
+        )
+        .mended_by("needs Linux 6.13, and in a container a seccomp profile that lets it through"),
+        Finding::new(
+            "process_vm_readv",
+            Need::Wanted,
+            probe::process_vm_readv().is_ok(),
+            "pages are read where they lie, not through /proc/self/mem",
+        )
+        .mended_by("in a container: a seccomp profile that lets it through"),
+        Finding::new(
             "huge pages (THP)",
             Need::Wanted,
             !pages.contains("[never]"),

@@ -76,6 +76,49 @@ pub(crate) fn syscall_user_dispatch() -> Result<(), Errno> {
     }
 }
 
+/// Whether pages of several ranges can be dropped in one call.
+pub(crate) fn process_madvise() -> Result<(), Errno> {
+    /// The calling thread's process, as a descriptor.
+    const PIDFD_SELF_THREAD: libc::c_int = -10_000;
+    let page = OwnPage::new()?;
+    let range = libc::iovec { iov_base: page.0.as_ptr().cast(), iov_len: PAGE_SIZE };
+    // SAFETY: the kernel drops our own page, in which nothing is.
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_process_madvise,
+            PIDFD_SELF_THREAD,
+            &raw const range,
+            1,
+            libc::MADV_DONTNEED,
+            0,
+        )
+    };
+    whole_page(done)
+}
+
+/// Whether memory of this process can be read by a call, without a fault.
+pub(crate) fn process_vm_readv() -> Result<(), Errno> {
+    let (from, to) = (OwnPage::new()?, OwnPage::new()?);
+    let range =
+        |page: &OwnPage| libc::iovec { iov_base: page.0.as_ptr().cast(), iov_len: PAGE_SIZE };
+    let (local, remote) = (range(&to), range(&from));
+    // SAFETY: both pages are our own, and writable.
+    let done = unsafe {
+        libc::process_vm_readv(libc::getpid(), &raw const local, 1, &raw const remote, 1, 0)
+    };
+    whole_page(done as i64)
+}
+
+fn whole_page(done: i64) -> Result<(), Errno> {
+    match usize::try_from(done) {
+        Ok(PAGE_SIZE) => Ok(()),
+        Ok(_) => Err(Errno::AGAIN),
+        Err(_) => {
+            Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL))
+        }
+    }
+}
+
 /// Whether a ring can be set up.
 pub(crate) fn io_uring() -> Result<(), Errno> {
     let mut parameters = rustix::io_uring::io_uring_params::default();
