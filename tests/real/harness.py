@@ -249,6 +249,29 @@ class Context:
         process.started_at = time.monotonic()
         return process
 
+    def spawn_until_ready(self, argv, patience_seconds=60):
+        """Starts a program that prints "ready" and then waits for a line of input; returns once it is."""
+        fifo = self.tmp / f"go.{self.runs}"
+        os.mkfifo(fifo)
+        go = open(fifo, "r+b", buffering=0)
+        process = self.spawn(argv, stdin=fifo)
+        process.go = go
+        deadline = time.monotonic() + patience_seconds
+        while "ready" not in process.out_path.read_text():
+            if time.monotonic() > deadline or process.poll() is not None:
+                raise Failed(f"it does not get ready: {read_or(process.err_path, '')}")
+            time.sleep(0.05)
+        return process
+
+    def go_on(self, process):
+        """Lets such a program go on, and waits for its end, which is to be a good one."""
+        with process.go as go:
+            go.write(b"go\n")
+            result = self.wait(process)
+        if result.status != 0:
+            raise Failed(f"{result.status}: {result.stderr}")
+        return result
+
     def wait(self, process, timeout_seconds=None):
         """Waits for the process; when the watchdog bites it prints where every thread stands."""
         timeout_seconds = timeout_seconds or self.watchdog_seconds

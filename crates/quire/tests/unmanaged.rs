@@ -97,6 +97,10 @@ fn members_of_a_tree_give_together() {
 fn what_is_announced_waits_until_members_have_given_way_or_give_no_more() {
     let [one]: [Budget; 1] = members(tree());
     assert!(one.try_charge(3000, Purpose::Tables));
+    one.control().announced_pages.store(70, Relaxed);
+    one.announce(500);
+    assert_eq!(one.control().announced_pages.load(Relaxed), 0, "no supervisor counts");
+    one.control().note_counted();
     one.announce(LIMIT + 1);
     assert_eq!(one.control().announced_pages.load(Relaxed), 0, "a sparse mapping");
     one.announce(500);

@@ -312,27 +312,17 @@ def swap_encrypt(context):
     shown = {}
     for options in ((), ("--swap-encrypt",)):
         swap = context.swap_directory()
-        fifo = context.tmp / f"go{len(options)}"
-        os.mkfifo(fifo)
-        with open(fifo, "r+b", buffering=0) as go:
-            argv = context.quire_argv([sys.executable, "-c", SECRET], 24 * MIB, swap, options)
-            run = context.spawn(argv, stdin=fifo)
-            deadline = time.monotonic() + 60
-            while not run.out_path.read_text().startswith("ready"):
-                if time.monotonic() > deadline or run.poll() is not None:
-                    raise Failed(f"it does not get ready: {run.err_path.read_text()}")
-                time.sleep(0.05)
-            # Its first part: it is as long as it may become, and segments are taken from the beginning on.
-            with swap_file_of(run.pid).open("rb") as file:
-                content = file.read(64 * MIB)
-            shown[options] = content.count(b"a secret of the program's ")
-            if content.count(0) > len(content) // 2:
-                raise Failed("little is in the swap file")
-            go.write(b"go\n")
-            result = context.wait(run)
+        run = context.spawn_until_ready(
+            context.quire_argv([sys.executable, "-c", SECRET], 24 * MIB, swap, options)
+        )
+        # Its first part: it is as long as it may become, and segments are taken from the beginning on.
+        with swap_file_of(run.pid).open("rb") as file:
+            content = file.read(64 * MIB)
+        shown[options] = content.count(b"a secret of the program's ")
+        if content.count(0) > len(content) // 2:
+            raise Failed("little is in the swap file")
+        context.go_on(run)
         context.nothing_left(run.pid, swap)
-        if result.status != 0:
-            raise Failed(f"{options}: {result.status}: {result.stderr}")
     if shown[()] < 1000 or shown[("--swap-encrypt",)] != 0:
         raise Failed(f"seen in the file: {shown}")
 
@@ -352,39 +342,28 @@ assert all(page == bytes([number % 251]) * 8192 for number, page in enumerate(pa
 @case("looked-at", needs=("root",))
 def looked_at(context):
     """A debugger's look (/proc/PID/mem) at a page that has left memory is EIO, and never other bytes than its own."""
-    fifo = context.tmp / "go"
-    os.mkfifo(fifo)
     swap = context.swap_directory()
-    with open(fifo, "r+b", buffering=0) as go:
-        run = context.spawn(context.quire_argv([sys.executable, "-c", LOOKED_AT], 16 * MIB, swap), stdin=fifo)
-        deadline = time.monotonic() + 60
-        while "ready" not in run.out_path.read_text():
-            if time.monotonic() > deadline or run.poll() is not None:
-                raise Failed(f"it does not get ready: {run.err_path.read_text()}")
-            time.sleep(0.05)
-        addresses = [int(line) for line in run.out_path.read_text().split()[:-1]]
-        program = next(pid for pid, command, _ in descendants(run.pid) if command.startswith("python"))
-        seen, gone = 0, 0
-        with open(f"/proc/{program}/mem", "rb", buffering=0) as memory:
-            for number, address in enumerate(addresses):
-                # Bytes of one page.
-                at = (address + 4095) // 4096 * 4096
-                try:
-                    memory.seek(at)
-                    content = memory.read(64)
-                except OSError as error:
-                    if error.errno != errno.EIO:
-                        raise
-                    gone += 1
-                    continue
-                seen += 1
-                if content != bytes([number % 251]) * 64:
-                    raise Failed(f"{at:#x} has {content[:8]!r}, not {number % 251}")
-        go.write(b"go\n")
-        result = context.wait(run)
+    run = context.spawn_until_ready(context.quire_argv([sys.executable, "-c", LOOKED_AT], 16 * MIB, swap))
+    addresses = [int(line) for line in run.out_path.read_text().split()[:-1]]
+    program = next(pid for pid, command, _ in descendants(run.pid) if command.startswith("python"))
+    seen, gone = 0, 0
+    with open(f"/proc/{program}/mem", "rb", buffering=0) as memory:
+        for number, address in enumerate(addresses):
+            # Bytes of one page.
+            at = (address + 4095) // 4096 * 4096
+            try:
+                memory.seek(at)
+                content = memory.read(64)
+            except OSError as error:
+                if error.errno != errno.EIO:
+                    raise
+                gone += 1
+                continue
+            seen += 1
+            if content != bytes([number % 251]) * 64:
+                raise Failed(f"{at:#x} has {content[:8]!r}, not {number % 251}")
+    context.go_on(run)
     context.nothing_left(run.pid, swap)
-    if result.status != 0:
-        raise Failed(f"{result.status}: {result.stderr}")
     if gone == 0 or seen == 0:
         raise Failed(f"{seen} pages were seen, {gone} not: nothing was tried")
     context.note(f"{seen} pages seen, {gone} EIO")

@@ -9,7 +9,6 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-from cases.trees import eventually
 from harness import MIB, Failed, Skipped, case
 
 V1, V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
@@ -204,31 +203,24 @@ assert all(page == bytes([number % 251]) * 4096 for number, page in enumerate(he
 def set_budget(context):
     """The budget of a run that goes on: lowered, raised, and refused where it cannot be."""
     argv = context.quire_argv([sys.executable, "-c", HOLDS], 256 * MIB, context.swap_directory(), whole=True)
-    fifo = context.tmp / "go"
-    os.mkfifo(fifo)
-    with open(fifo, "r+b", buffering=0) as go:
-        run = context.spawn(argv, stdin=fifo)
-        eventually("its first line", lambda: run.out_path.read_text().startswith("ready"), 30)
+    run = context.spawn_until_ready(argv)
 
-        def ask(size):
-            words = [context.quire, "set", "-p", str(run.pid), f"memory={size}"]
-            return subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    def ask(size):
+        words = [context.quire, "set", "-p", str(run.pid), f"memory={size}"]
+        return subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
 
-        def run_now():
-            found = subprocess.run([context.quire, "ps", "--json"], capture_output=True, text=True, check=True)
-            return next(row for row in json.loads(found.stdout) if row["pid"] == run.pid)
+    def run_now():
+        found = subprocess.run([context.quire, "ps", "--json"], capture_output=True, text=True, check=True)
+        return next(row for row in json.loads(found.stdout) if row["pid"] == run.pid)
 
-        for size, words in (("15M", "give 16 MiB at least"), ("600M", "were made for 512 MiB at most")):
-            refused = ask(size)
-            if refused.returncode == 0 or words not in refused.stderr:
-                raise Failed(f"memory={size}: {refused}")
-        for mib in (64, 400, 32):
-            done = ask(f"{mib}M")
-            now = run_now()
-            if done.returncode != 0 or now["budget_bytes"] != mib * MIB or now["held_bytes"] > mib * MIB:
-                raise Failed(f"memory={mib}M: {done}, {now}")
-        go.write(b"go\n")
-        result = context.wait(run)
+    for size, words in (("15M", "give 16 MiB at least"), ("600M", "were made for 512 MiB at most")):
+        refused = ask(size)
+        if refused.returncode == 0 or words not in refused.stderr:
+            raise Failed(f"memory={size}: {refused}")
+    for mib in (64, 400, 32):
+        done = ask(f"{mib}M")
+        now = run_now()
+        if done.returncode != 0 or now["budget_bytes"] != mib * MIB or now["held_bytes"] > mib * MIB:
+            raise Failed(f"memory={mib}M: {done}, {now}")
+    context.go_on(run)
     context.nothing_left(run.pid, context.swap_directory())
-    if result.status != 0:
-        raise Failed(f"{result.status}: {result.stderr}")

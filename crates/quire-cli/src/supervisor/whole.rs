@@ -99,6 +99,7 @@ impl Whole {
             return None;
         }
         self.next = now + PERIOD;
+        control.note_counted();
         if let Meter::Cgroup(meter) = &self.meter {
             let seen = meter.seen()?;
             let is_quiet = seen.abs_diff(self.seen) < HARDLY_BYTES && control.excess() == 0;
@@ -137,8 +138,9 @@ impl Whole {
         self.excess = excess;
         let is_over = now - self.moved >= COMES_WITHIN;
         let taken = if is_over { announced } else { grown.min(announced) };
-        // Members only add to it.
-        control.announced_pages.fetch_sub(taken, Relaxed);
+        // Members add to it meanwhile, or take it all back where they thought us dead.
+        let less = |pages: u64| Some(pages.saturating_sub(taken));
+        let _ = control.announced_pages.fetch_update(Relaxed, Relaxed, less);
         self.announced = announced - taken;
         self.last = unmanaged;
         if excess > 0 {

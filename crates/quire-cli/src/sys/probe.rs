@@ -78,15 +78,13 @@ pub(crate) fn syscall_user_dispatch() -> Result<(), Errno> {
 
 /// Whether pages of several ranges can be dropped in one call.
 pub(crate) fn process_madvise() -> Result<(), Errno> {
-    /// The calling thread's process, as a descriptor.
-    const PIDFD_SELF_THREAD: libc::c_int = -10_000;
     let page = OwnPage::new()?;
     let range = libc::iovec { iov_base: page.0.as_ptr().cast(), iov_len: PAGE_SIZE };
     // SAFETY: the kernel drops our own page, in which nothing is.
     let done = unsafe {
         libc::syscall(
             libc::SYS_process_madvise,
-            PIDFD_SELF_THREAD,
+            memory::PIDFD_SELF_THREAD,
             &raw const range,
             1,
             libc::MADV_DONTNEED,

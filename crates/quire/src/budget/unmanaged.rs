@@ -18,6 +18,8 @@ use crate::sys::monotonic_ns;
 
 /// How long a mapping of shared memory waits where no room is made any more.
 const PATIENCE_NS: u64 = 200_000_000;
+/// A supervisor that has not counted for so long does not any more.
+const COUNTED_WITHIN_MS: u64 = 5000;
 /// How long it waits in all.
 const PATIENCE_MAX_NS: u64 = 10_000_000_000;
 
@@ -41,6 +43,11 @@ impl Budget {
         // What could never be in memory as a whole is a sparse mapping.
         let is_sparse = pages as u64 > control.budget_pages.load(Relaxed);
         if pages == 0 || is_sparse || control.is_managed_only.load(Relaxed) != 0 {
+            return;
+        }
+        if monotonic_ns() / 1_000_000 > control.counted_ms.load(Relaxed) + COUNTED_WITHIN_MS {
+            // The supervisor was killed: nobody would see whether it comes.
+            control.announced_pages.store(0, Relaxed);
             return;
         }
         control.announced_pages.fetch_add(pages as u64, Relaxed);

@@ -39,6 +39,7 @@ pub use self::shard::{SHARDS, Shard};
 pub use self::tally::Tally;
 pub use self::trace::{TRACES, TraceRing};
 use crate::sys::futex::{self, Reach};
+use crate::sys::monotonic_ns;
 pub use crate::sys::probe::{Trace, Tracepoint};
 use crate::units::PAGE_SIZE;
 
@@ -48,7 +49,7 @@ pub const SOCKET_VARIABLE: &str = "QUIRE_SOCKET";
 /// First word of the control page, of `Hello` and of `Welcome`.
 pub const MAGIC: u32 = 0x5155_4952;
 /// Changed with every change of a structure in this module.
-pub const VERSION: u32 = 16;
+pub const VERSION: u32 = 17;
 
 /// Of a budget that is for what is not managed, too, a 64th is kept for what comes until that is counted the next
 /// time; 16 MiB at most.
@@ -212,6 +213,8 @@ pub struct Control {
     /// Pages of shared memory that members have mapped and may be about to touch, faster than anyone counts.
     /// They are a part as well, until the supervisor has seen that they came, or that they do not.
     pub announced_pages: AtomicU64,
+    /// When they were last counted, in milliseconds of the monotonic clock.
+    pub counted_ms: AtomicU64,
     /// Most that one member may hold (`--memory-per-process`), 0 where only the budget bounds it.
     pub member_pages_max: AtomicU64,
     /// Most segments that the swap file may have (`--swap-max`), 0 without a swap file.
@@ -290,6 +293,11 @@ impl Control {
     /// Pages that members hold, or may, beyond what the budget has for them.
     pub fn excess(&self) -> usize {
         self.granted().saturating_sub(self.managed_limit())
+    }
+
+    /// Notes that what is not managed is counted.
+    pub fn note_counted(&self) {
+        self.counted_ms.store(monotonic_ns() / 1_000_000, Ordering::Relaxed);
     }
 
     /// Has all background threads look at their pages.

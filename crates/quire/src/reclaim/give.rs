@@ -91,7 +91,8 @@ impl<M: Mmu> VmSpace<M> {
     pub(super) fn share_free_frames(&self, demand: usize) -> usize {
         let wanted = self.high_watermark().max(self.budget.owed()) + self.budget.reserve();
         let missing = wanted.saturating_sub(self.budget.uncharged_by_tree()).max(demand);
-        let keep = self.frames.free().saturating_sub(missing + self.budget.excess());
-        self.release_free_frames(keep.max(self.kept_of_excess()))
+        let excess = self.budget.excess();
+        let keep = self.frames.free().saturating_sub(missing + excess);
+        self.release_free_frames(keep.max(self.kept_of(excess)))
     }
 }

@@ -275,14 +275,15 @@ impl<M: Mmu> VmSpace<M> {
 
     /// Gives free frames back to the kernel as far as members hold more than the budget has for them.
     pub(super) fn give_excess_back(&self) {
-        let keep = self.frames.free().saturating_sub(self.budget.excess());
-        self.release_free_frames(keep.max(self.kept_of_excess()));
+        let excess = self.budget.excess();
+        let keep = self.frames.free().saturating_sub(excess);
+        self.release_free_frames(keep.max(self.kept_of(excess)));
     }
 
     /// Free frames that stay while there is an excess: nothing can be charged then, and what packing needs
     /// takes the charge of a frame. All members together keep a reserve.
-    fn kept_of_excess(&self) -> usize {
-        if self.budget.excess() > 0 { self.budget.reserve() / self.budget.members() } else { 0 }
+    fn kept_of(&self, excess: usize) -> usize {
+        if excess > 0 { self.budget.reserve() / self.budget.members() } else { 0 }
     }
 
     /// Gives so many free frames back to the kernel and keeps their charges for something else; none of them

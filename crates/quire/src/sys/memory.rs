@@ -112,6 +112,9 @@ pub fn look(start: usize, is_present: &mut [bool]) -> Result<(), Errno> {
     Ok(())
 }
 
+/// The calling thread's process, as a descriptor.
+pub const PIDFD_SELF_THREAD: isize = -10_000;
+
 /// Drops the pages of several ranges (start and length in bytes) in one call.
 ///
 /// # Errors
@@ -122,8 +125,6 @@ pub fn look(start: usize, is_present: &mut [bool]) -> Result<(), Errno> {
 pub(crate) unsafe fn discard_all(
     ranges: impl Iterator<Item = (usize, usize)>,
 ) -> Result<(), Errno> {
-    /// The calling thread's process, as a descriptor.
-    const PIDFD_SELF_THREAD: isize = -10_000;
     const RANGES_MAX: usize = BLOCK_PAGES / 2;
     static IS_REFUSED: AtomicBool = AtomicBool::new(false);
     // Relaxed: a hint.
