@@ -20,7 +20,7 @@ use crate::procfs;
 /// next in times of the count itself.
 pub(super) const PERIOD: Duration = Duration::from_millis(20);
 const CLOSE_PERIOD: Duration = Duration::from_millis(200);
-const PERIOD_PER_COUNT: u32 = 50;
+const PERIOD_PER_COUNT: u32 = 20;
 /// What a cgroup's usage may change by before it is looked at closely.
 const HARDLY_BYTES: u64 = 1 << 20;
 /// How long memory that is announced may take to come.
