@@ -9,6 +9,7 @@ CLASSES = ("vm", "memory")
 # These end otherwise than bare, or may: docs/manual.md's limits.
 DIFFERENT = {
     "dev-shm": "files in memory cannot be swapped, and are more than the budget by themselves",
+    "mmaphuge": "as pageswap",
     "pageswap": "so is anonymous memory that is shared",
     "shm": "as dev-shm",
     "shm-sysv": "as dev-shm",
