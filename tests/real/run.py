@@ -30,6 +30,7 @@ import cases.everyday  # noqa: F401
 import cases.forks  # noqa: F401
 import cases.memory  # noqa: F401
 import cases.objects  # noqa: F401
+import cases.profile  # noqa: F401
 import cases.programs  # noqa: F401
 import cases.redis  # noqa: F401
 import cases.soak  # noqa: F401

@@ -17,6 +17,8 @@ use crate::doctor::DoctorArgs;
 use crate::generate::GenerateArgs;
 use crate::metrics::MetricsArgs;
 use crate::print;
+use crate::profile::ProfileArgs;
+use crate::profile::touch::TouchArgs;
 use crate::ps::PsArgs;
 use crate::set::SetArgs;
 use crate::setup::SetupArgs;
@@ -55,6 +57,8 @@ pub(crate) enum Command {
     Run(RunOptions),
     /// Run a program, or look at one that runs, and print what quire counted, as perf stat does
     Stat(StatArgs),
+    /// Run a program once, and say how long it would take with less memory
+    Profile(ProfileArgs),
     /// List the runs there are, and the processes of each, with what they hold
     Ps(PsArgs),
     /// Watch the runs there are and their processes on a full screen, as top does
@@ -85,6 +89,9 @@ pub(crate) enum Command {
     /// Write man pages and completions, as `make install` does
     #[command(hide = true)]
     Generate(GenerateArgs),
+    /// Touch memory, and leave how long it took in a file
+    #[command(hide = true)]
+    Touch(TouchArgs),
 }
 
 const RUN_EXAMPLES: &str = "\
@@ -104,7 +111,7 @@ and swap ends with 137, as one does that the kernel's OOM killer takes.
 The run ends with the program. Processes it leaves behind live on with what they hold. A run inside
 a run takes its whole budget out of the outer one's, for as long as it lasts.";
 
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 #[command(after_help = RUN_EXAMPLES)]
 pub(crate) struct RunOptions {
     /// The budget: memory that the program and its children may have together, shared memory, stacks and page

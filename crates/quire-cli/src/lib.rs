@@ -27,6 +27,7 @@ mod metrics;
 mod pack;
 pub mod print;
 mod procfs;
+mod profile;
 mod progress;
 mod ps;
 mod report;
@@ -67,7 +68,7 @@ pub fn main() -> ExitCode {
     };
     // A supervisor goes on though its output has no reader.
     let is_supervisor = match &arguments.command {
-        cli::Command::Run(_) => true,
+        cli::Command::Run(_) | cli::Command::Profile(_) => true,
         cli::Command::Stat(args) => args.pid.is_empty(),
         cli::Command::Trace(args) => args.pid.is_none(),
         _ => false,
@@ -79,6 +80,7 @@ pub fn main() -> ExitCode {
     let result = match arguments.command {
         cli::Command::Run(options) => run::run(&options),
         cli::Command::Stat(args) => stat::stat(&args),
+        cli::Command::Profile(args) => profile::profile(&args),
         cli::Command::Ps(args) => ps::ps(&args),
         cli::Command::Top(args) => top::top(&args),
         cli::Command::Vmstat(args) => vmstat::vmstat(&args),
@@ -90,6 +92,7 @@ pub fn main() -> ExitCode {
         cli::Command::Cat(options) => stream::cat(&options),
         cli::Command::Sum(options) => stream::sum(&options),
         cli::Command::Generate(args) => generate::generate(&args),
+        cli::Command::Touch(args) => profile::touch::touch(&args),
         cli::Command::Doctor(args) => Ok(if doctor::doctor(&args) { 0 } else { 1 }),
         cli::Command::Setup(args) => setup::setup(&args),
     };

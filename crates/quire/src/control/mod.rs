@@ -20,6 +20,7 @@ pub mod account;
 mod event;
 mod fork;
 mod histogram;
+pub mod sampling;
 mod seat;
 pub mod shard;
 #[allow(unsafe_code, reason = "the table lies in memory that others map as well")]
@@ -33,6 +34,7 @@ pub use self::account::Account;
 pub use self::event::Event;
 pub use self::fork::{Child, ForkWord};
 pub use self::histogram::{FAULT_BUCKETS, FaultKind};
+pub use self::sampling::Sampling;
 pub use self::seat::Seat;
 use self::shard::ShardsUsed;
 pub use self::shard::{SHARDS, Shard};
@@ -49,7 +51,7 @@ pub const SOCKET_VARIABLE: &str = "QUIRE_SOCKET";
 /// First word of the control page, of `Hello` and of `Welcome`.
 pub const MAGIC: u32 = 0x5155_4952;
 /// Changed with every change of a structure in this module.
-pub const VERSION: u32 = 17;
+pub const VERSION: u32 = 18;
 
 /// Of a budget that is for what is not managed, too, a 64th is kept for what comes until that is counted the next
 /// time; 16 MiB at most.
@@ -246,6 +248,8 @@ pub struct Control {
     pub segment_maps: [[AtomicU64; SEGMENT_WORDS]; MEMBERS_MAX],
     /// Per member: what happened on the way of its faults, latest last.
     pub traces: [TraceRing; MEMBERS_MAX],
+    /// What `quire profile` wants to know, and is told.
+    pub sampling: Sampling,
 }
 
 /// The key is in the control page's first, which the supervisor keeps in memory.

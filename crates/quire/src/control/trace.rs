@@ -79,7 +79,8 @@ impl TraceWord for AtomicU64 {
     }
 }
 
-const WORDS: usize = 5;
+/// Words of a record beside its sequence.
+pub const WORDS: usize = 5;
 
 /// A place for one trace, on a cache line of its own.
 #[repr(C, align(64))]
@@ -157,10 +158,15 @@ impl<W: TraceWord, const LEN: usize> TraceRing<W, LEN> {
 
     /// Leaves a trace, over the oldest one.
     pub fn push(&self, trace: &Trace) {
+        self.push_words(trace.to_words());
+    }
+
+    /// The same with what the words are known for elsewhere.
+    pub(super) fn push_words(&self, words: [u64; WORDS]) {
         // Relaxed: positions need only be unique; the record's sequence orders the rest.
         let position = self.head.fetch_add(1, Ordering::Relaxed);
         let since = self.since.load(Ordering::Relaxed);
-        self.records[position as usize % LEN].write(position, since, trace.to_words());
+        self.records[position as usize % LEN].write(position, since, words);
     }
 
     /// The position that is drawn next: the last [`TRACES`] traces lie below. In a slot that other
@@ -173,11 +179,15 @@ impl<W: TraceWord, const LEN: usize> TraceRing<W, LEN> {
     /// The trace of a position; `None` where it was not written yet, is being written, was written
     /// over, or lost: a reader that has waited for it goes on to the next.
     pub fn read(&self, position: u64) -> Option<Trace> {
+        self.read_words(position).and_then(Trace::from_words)
+    }
+
+    pub(super) fn read_words(&self, position: u64) -> Option<[u64; WORDS]> {
         // Relaxed: written while the slot had no member, before the one came that is read about.
         if position < self.since.load(Ordering::Relaxed) {
             return None;
         }
-        self.records[position as usize % LEN].read(position).and_then(Trace::from_words)
+        self.records[position as usize % LEN].read(position)
     }
 
     /// Forgets all traces. No thread writes any more.

@@ -471,7 +471,9 @@ impl<M: Mmu> VmSpace<M> {
     ) {
         let (page, first) = (locked.page(), locked.content().payload());
         let joins = |other: Snapshot| other.state() == State::Limbo;
-        let mut window = self.open_window(locked, vma, access, guess, BLOCK_PAGES, joins);
+        // Each page that is touched has to be seen where there is sampling.
+        let pages_max = if self.budget.control().sampling.is_on() { 1 } else { BLOCK_PAGES };
+        let mut window = self.open_window(locked, vma, access, guess, pages_max, joins);
         cut_to_neighbouring_frames(&mut window, first);
         let range = window.range();
         let frame = FrameId(window.before(range.start).payload());

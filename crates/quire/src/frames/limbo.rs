@@ -81,6 +81,15 @@ impl FramePool {
         Some(index)
     }
 
+    /// Puts those windows of the queue back on the stack that faults have emptied: where memory is not short
+    /// nothing else comes by.
+    pub fn retire_emptied(&self) {
+        for _ in 0..self.queued_windows() {
+            let Some(window) = self.oldest_window() else { return };
+            self.return_window(window, QueueEnd::Youngest);
+        }
+    }
+
     pub fn queued_windows(&self) -> usize {
         self.books.lock().heads.queued
     }

@@ -239,6 +239,11 @@ impl FramePool {
         self.free.load(Ordering::Relaxed)
     }
 
+    /// Windows that were ever used: those that have a page table.
+    pub(crate) fn windows_touched(&self) -> u64 {
+        self.books.lock().heads.untouched.into()
+    }
+
     pub fn limbo(&self) -> usize {
         self.limbo.load(Ordering::Relaxed)
     }

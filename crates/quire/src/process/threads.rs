@@ -26,7 +26,7 @@ use crate::budget::{For, Need};
 use crate::control::Control;
 use crate::control::shard::ENGINE_SHARDS;
 use crate::mmu::userfaultfd::FaultMessage;
-use crate::reclaim::{Kswapd, NoCaches, OOM_ROUND_MS};
+use crate::reclaim::{Kswapd, NoCaches, OOM_ROUND_MS, Sampler};
 use crate::scratch::Scratch;
 use crate::swap::SwapRead;
 use crate::swap::io::Ring;
@@ -350,12 +350,14 @@ fn reclaim(process: &'static Process, scratch: &mut Scratch) -> ! {
     let space = &process.space;
     let budget = space.budget();
     let mut kswapd = Kswapd::default();
+    let mut sampler = Sampler::default();
     loop {
         kswapd.begin(space);
         process.gate.enter();
         let balance = space.balance(&NoCaches, scratch);
         // Inside: it takes a lock, which a fork must not catch.
         let has_starved = space.has_starved();
+        let sampled_in_ms = space.sample(&mut sampler, scratch);
         process.gate.leave();
         if !has_starved {
             budget.stop_asking();
@@ -370,7 +372,7 @@ fn reclaim(process: &'static Process, scratch: &mut Scratch) -> ! {
             }
         }
         // Where faults wait although enough is free, that is another's, or a fork's, just now.
-        kswapd.sleep(space, balance, has_starved.then_some(OOM_ROUND_MS));
+        kswapd.sleep(space, balance, has_starved.then_some(OOM_ROUND_MS).or(sampled_in_ms));
     }
 }
 

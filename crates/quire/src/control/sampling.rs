@@ -1,0 +1,240 @@
+//! What members tell `quire profile` about the pages that they touch.
+//!
+//! Pages are looked at in groups of [`GROUP_PAGES`]. Which groups, how often and with what patience is the
+//! reader's to say, in [`Sampling`]'s words; at each look a member tells of each group what was touched since it
+//! was last unmapped, and which pages have content ([`crate::reclaim`], `sample.rs`). All members write into one
+//! ring of records, as [`super::trace`] has it: a reader that comes too late has lost what was written over.
+
+use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+use super::trace::{TraceRing, WORDS};
+use crate::units::PageNum;
+
+/// Pages of a group.
+pub const GROUP_PAGES: usize = 1 << GROUP_ORDER;
+const GROUP_ORDER: u32 = 3;
+/// Records of the ring.
+pub const SAMPLES: usize = 1 << 14;
+/// Groups that a record has.
+pub const GROUPS: usize = WORDS - 1;
+/// Looks that a group is passed over at most, as a power of two.
+pub const PATIENCE_MAX: u32 = 4;
+/// A census, in which each group is told of, is every so many looks.
+pub const CENSUS: u16 = 16;
+
+const PRESENT_BITS: u32 = 16;
+const TOUCHED_BITS: u32 = 16;
+const PATIENCE_BITS: u32 = 3;
+/// In place of a patience: the group was not looked at.
+const NOT_LOOKED_AT: u64 = (1 << PATIENCE_BITS) - 1;
+const LOOK_MASK: u64 = 0x7fff;
+const LAST: u64 = 1 << 15;
+const PACKED_SHIFT: u32 = 16;
+const PACKED_MASK: u64 = 0x1fff;
+
+/// What is to be sampled, and what was seen.
+#[repr(C, align(64))]
+pub struct Sampling {
+    /// One group in so many is sampled, as a power of two, plus one; 0: none is.
+    one_in: AtomicU32,
+    /// Milliseconds from one look to the next.
+    period_ms: AtomicU32,
+    /// Whether groups that are touched all the time may be passed over for a few looks.
+    is_patient: AtomicU32,
+    ring: TraceRing<core::sync::atomic::AtomicU64, SAMPLES>,
+}
+
+/// A group as a member saw it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct GroupSample {
+    /// The number of its first page by its length.
+    pub group: u64,
+    /// The pages that were touched since the group was last unmapped, a bit each.
+    pub touched: u16,
+    /// The pages that have content.
+    pub present: u16,
+    /// Looks for which it is left mapped, as a power of two; `None` where it was not looked at, because it
+    /// still is.
+    pub patience: Option<u32>,
+}
+
+impl GroupSample {
+    fn to_word(self) -> u64 {
+        let patience = self.patience.map_or(NOT_LOOKED_AT, u64::from);
+        let group = self.group << PATIENCE_BITS | patience;
+        (group << TOUCHED_BITS | u64::from(self.touched)) << PRESENT_BITS | u64::from(self.present)
+    }
+
+    /// `None` of a place that was left empty: a group without content would not be told of.
+    fn of_word(word: u64) -> Option<GroupSample> {
+        let present = word as u16;
+        let patience = word >> (PRESENT_BITS + TOUCHED_BITS) & NOT_LOOKED_AT;
+        (present != 0).then_some(GroupSample {
+            group: word >> (PRESENT_BITS + TOUCHED_BITS + PATIENCE_BITS),
+            touched: (word >> PRESENT_BITS) as u16,
+            present,
+            patience: (patience != NOT_LOOKED_AT).then_some(patience as u32),
+        })
+    }
+}
+
+/// A few groups, as a member saw them at a look, or the look's end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Sample {
+    pub pid: u32,
+    /// The number of the look.
+    pub look: u16,
+    /// Bytes that one of its pages would be packed to, where one was tried.
+    pub packed: Option<usize>,
+    pub told: Told,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Told {
+    Groups([Option<GroupSample>; GROUPS]),
+    /// All was told of this look. The pages that sampling has unmapped lie in so many windows of the frame pool,
+    /// each of which has a page table.
+    End {
+        windows: u64,
+    },
+}
+
+impl Sample {
+    pub fn new(pid: u32, look: u16) -> Sample {
+        Sample { pid, look, packed: None, told: Told::Groups([None; GROUPS]) }
+    }
+
+    /// Whether each group of the member's is told of at this look.
+    pub fn is_census(&self) -> bool {
+        self.look.is_multiple_of(CENSUS)
+    }
+
+    fn to_words(self) -> [u64; WORDS] {
+        let mut words = [0; WORDS];
+        let packed = self.packed.map_or(0, |bytes| bytes as u64 + 1) << PACKED_SHIFT;
+        words[0] = u64::from(self.pid) << 32 | packed | u64::from(self.look) & LOOK_MASK;
+        match self.told {
+            Told::Groups(groups) => {
+                for (word, group) in words[1..].iter_mut().zip(groups) {
+                    *word = group.map_or(0, GroupSample::to_word);
+                }
+            }
+            Told::End { windows } => {
+                words[0] |= LAST;
+                words[1] = windows;
+            }
+        }
+        words
+    }
+
+    fn of_words(words: [u64; WORDS]) -> Sample {
+        let packed = words[0] >> PACKED_SHIFT & PACKED_MASK;
+        Sample {
+            pid: (words[0] >> 32) as u32,
+            look: (words[0] & LOOK_MASK) as u16,
+            packed: packed.checked_sub(1).map(|bytes| bytes as usize),
+            told: if words[0] & LAST != 0 {
+                Told::End { windows: words[1] }
+            } else {
+                Told::Groups(core::array::from_fn(|at| GroupSample::of_word(words[1 + at])))
+            },
+        }
+    }
+}
+
+/// The group that a page is in, and the first page of a group.
+pub fn group_of(page: PageNum) -> u64 {
+    page.0 >> GROUP_ORDER
+}
+
+pub fn first_page(group: u64) -> PageNum {
+    PageNum(group << GROUP_ORDER)
+}
+
+/// Whether a member's group is one of those sampled, where one in `1 << shift` is.
+pub fn is_sampled(pid: u32, group: u64, shift: u32) -> bool {
+    // Fibonacci hashing; the multiplier's high bits are the mixed ones.
+    let mixed = (group ^ u64::from(pid) << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (mixed ^ mixed >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 40 & ((1 << shift) - 1) == 0
+}
+
+impl Sampling {
+    /// Has members sample one group in `1 << shift` each `period_ms` milliseconds, and pass groups over that
+    /// are touched all the time, where they may be patient.
+    pub fn start(&self, shift: u32, period_ms: u32, is_patient: bool) {
+        self.period_ms.store(period_ms, Relaxed);
+        self.is_patient.store(is_patient.into(), Relaxed);
+        self.one_in.store(shift + 1, Relaxed);
+    }
+
+    #[inline]
+    pub fn is_on(&self) -> bool {
+        self.one_in.load(Relaxed) != 0
+    }
+
+    /// One group in so many is sampled, as a power of two.
+    pub fn shift(&self) -> Option<u32> {
+        self.one_in.load(Relaxed).checked_sub(1)
+    }
+
+    pub(crate) fn period_ms(&self) -> u64 {
+        self.period_ms.load(Relaxed).max(1).into()
+    }
+
+    pub(crate) fn is_patient(&self) -> bool {
+        self.is_patient.load(Relaxed) != 0
+    }
+
+    pub(crate) fn push(&self, sample: Sample) {
+        self.ring.push_words(sample.to_words());
+    }
+
+    /// The position that is drawn next.
+    pub fn head(&self) -> u64 {
+        self.ring.head()
+    }
+
+    /// The sample of a position, where it has been written, and not over.
+    pub fn read(&self, position: u64) -> Option<Sample> {
+        self.ring.read_words(position).map(Sample::of_words)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sample_is_read_as_it_was_written() {
+        let group = |group, patience| GroupSample { group, touched: 5, present: 0xffff, patience };
+        let groups = [
+            Some(group(0, Some(0))),
+            Some(group((1 << 28) - 1, Some(PATIENCE_MAX))),
+            None,
+            Some(group(7, None)),
+        ];
+        for (packed, told) in [
+            (None, Told::Groups(groups)),
+            (Some(0), Told::End { windows: u64::MAX }),
+            (Some(4096), Told::Groups([None; GROUPS])),
+        ] {
+            let sample = Sample { pid: u32::MAX, look: 0x7fff, packed, told };
+            assert_eq!(Sample::of_words(sample.to_words()), sample);
+        }
+    }
+
+    #[test]
+    fn one_group_in_so_many_is_sampled_and_what_is_sampled_rarely_is_sampled_often() {
+        for pid in [1, 2, 40_000] {
+            for shift in 0..8 {
+                let sampled = (0..1 << 16).filter(|&group| is_sampled(pid, group, shift));
+                let expected = (1 << 16) >> shift;
+                let count = sampled.clone().count() as i64;
+                assert!((count - expected).abs() <= expected / 8, "{count} of {expected}");
+                assert!(
+                    shift == 0 || sampled.clone().all(|group| is_sampled(pid, group, shift - 1))
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! What `quire profile` is told: which pages the program touches, group by group.
+//!
+//! A group that is looked at is unmapped, to limbo: what is mapped at the next look was touched meanwhile, each
+//! page by a fault of its own, for no neighbour comes with it from limbo while there is sampling. Groups that are
+//! touched all the time are passed over for a few looks, so that the few pages with which a program works
+//! cost it little. [`crate::control::sampling`] has what is told; what it means is its reader's affair.
+//!
+//! No locks but the pages'. The stamps of pages in memory, which reclaim does not use, have when a group is due.
+
+use core::sync::atomic::Ordering::Relaxed;
+
+use super::Reclaimer;
+use crate::control::sampling::{
+    GROUP_PAGES, GROUPS, GroupSample, PATIENCE_MAX, Sample, Told, first_page, group_of, is_sampled,
+};
+use crate::mmu::{FrameId, Mmu};
+use crate::page::State;
+use crate::scratch::Scratch;
+use crate::space::VmSpace;
+use crate::swap::compress::Compressed;
+use crate::sys::monotonic_ns;
+use crate::units::{PAGE_SIZE, PageRange};
+
+/// Pages that are packed at a look, to see what it brings.
+const TRIED: u32 = 4;
+const NS_PER_MS: u64 = 1_000_000;
+
+/// What the background thread knows of its looks.
+#[derive(Default)]
+pub struct Sampler {
+    due_ns: u64,
+    look: u16,
+}
+
+/// When a group is looked at next, and with what patience it was last: its first page's stamp.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Turn {
+    due: u16,
+    patience: u32,
+    was_touched: bool,
+}
+
+impl Turn {
+    const PATIENCE_SHIFT: u32 = 16;
+    const TOUCHED: u32 = 1 << 31;
+
+    fn of(stamp: u32) -> Turn {
+        Turn {
+            due: stamp as u16,
+            patience: (stamp >> Self::PATIENCE_SHIFT & 0xff).min(PATIENCE_MAX),
+            was_touched: stamp & Self::TOUCHED != 0,
+        }
+    }
+
+    fn get(self) -> u32 {
+        let touched = if self.was_touched { Self::TOUCHED } else { 0 };
+        touched | self.patience << Self::PATIENCE_SHIFT | u32::from(self.due)
+    }
+
+    /// Whether the group is looked at. What the stamp says may be reclaim's: no group waits longer than the
+    /// most patient one.
+    fn is_due(self, look: u16) -> bool {
+        let left = self.due.wrapping_sub(look);
+        left == 0 || left > 1 << PATIENCE_MAX
+    }
+
+    fn next(self, look: u16, is_touched: bool, is_patient: bool) -> Turn {
+        let more = is_touched && self.was_touched && is_patient;
+        let patience = if more { (self.patience + 1).min(PATIENCE_MAX) } else { 0 };
+        Turn { due: look.wrapping_add(1 << patience), patience, was_touched: is_touched }
+    }
+}
+
+/// Samples that are filled, and sent when they are full.
+struct Letter<'a, M: Mmu> {
+    space: &'a VmSpace<M>,
+    sample: Sample,
+    groups: [Option<GroupSample>; GROUPS],
+    count: usize,
+}
+
+impl<M: Mmu> Letter<'_, M> {
+    fn push(&mut self, group: GroupSample) {
+        self.groups[self.count] = Some(group);
+        self.count += 1;
+        if self.count == GROUPS {
+            let groups = core::mem::replace(&mut self.groups, [None; GROUPS]);
+            self.count = 0;
+            self.send(Told::Groups(groups));
+        }
+    }
+
+    fn send(&mut self, told: Told) {
+        self.space.budget.control().sampling.push(Sample { told, ..self.sample });
+        self.sample.packed = None;
+    }
+}
+
+impl<M: Mmu> VmSpace<M> {
+    /// Looks at the groups that are sampled, where there are any and it is time; returns how many milliseconds
+    /// there are to the next look.
+    pub fn sample(&self, sampler: &mut Sampler, scratch: &mut Scratch) -> Option<u64> {
+        let sampling = &self.budget.control().sampling;
+        let shift = sampling.shift()?;
+        let now = monotonic_ns();
+        if now < sampler.due_ns {
+            return Some((sampler.due_ns - now).div_ceil(NS_PER_MS));
+        }
+        sampler.look = sampler.look.wrapping_add(1);
+        let pid = self.budget.member().pid.load(Relaxed);
+        let sample = Sample::new(pid, sampler.look);
+        let mut letter = Letter { space: self, sample, groups: [None; GROUPS], count: 0 };
+        let is_patient = sampling.is_patient();
+        let mut tries = TRIED;
+        for block in 0..self.pages.used_arena().len() {
+            let range = self.pages.block_range(block);
+            if self.pages.block(range.start).is_used.load(Relaxed) == 0 {
+                continue;
+            }
+            for group in group_of(range.start)..group_of(range.end) {
+                if is_sampled(pid, group, shift)
+                    && self.sample_group(group, is_patient, &mut letter, scratch)
+                    && tries > 0
+                {
+                    tries -= 1;
+                    letter.sample.packed = self.try_packing(group, sampler.look, scratch);
+                }
+            }
+        }
+        if letter.sample.is_census() {
+            self.frames.retire_emptied();
+        }
+        letter.send(Told::Groups(letter.groups));
+        letter.send(Told::End { windows: self.frames.windows_touched() });
+        let period_ms = sampling.period_ms();
+        sampler.due_ns = monotonic_ns() + period_ms * NS_PER_MS;
+        Some(period_ms)
+    }
+
+    /// Tells of a group and unmaps it, if it is due; returns whether anything of it was unmapped.
+    fn sample_group(
+        &self,
+        group: u64,
+        is_patient: bool,
+        letter: &mut Letter<'_, M>,
+        scratch: &mut Scratch,
+    ) -> bool {
+        let range = PageRange::new(first_page(group), GROUP_PAGES);
+        let (mut touched, mut present) = (0u16, 0u16);
+        for (at, page) in range.pages().enumerate() {
+            let state = self.snapshot(page).state();
+            touched |= u16::from(state == State::Mapped) << at;
+            present |= u16::from(!matches!(state, State::None | State::Poisoned)) << at;
+        }
+        if present == 0 {
+            return false;
+        }
+        let look = letter.sample.look;
+        let stamp = self.pages.stamp(range.start);
+        let turn = Turn::of(stamp.load(Relaxed));
+        if !turn.is_due(look) {
+            if letter.sample.is_census() {
+                letter.push(GroupSample { group, touched: 0, present, patience: None });
+            }
+            return false;
+        }
+        let next = turn.next(look, touched != 0, is_patient);
+        stamp.store(next.get(), Relaxed);
+        if touched != 0 {
+            self.evict_range(range, Reclaimer::Advice, scratch);
+        }
+        if touched != 0 || letter.sample.is_census() {
+            letter.push(GroupSample { group, touched, present, patience: Some(next.patience) });
+        }
+        touched != 0
+    }
+
+    /// How many bytes a page of the group in limbo would be packed to.
+    fn try_packing(&self, group: u64, look: u16, scratch: &mut Scratch) -> Option<usize> {
+        let range = PageRange::new(first_page(group), GROUP_PAGES);
+        let start = usize::from(look) % GROUP_PAGES;
+        let page = (0..GROUP_PAGES)
+            .map(|at| range.start.add((start + at) % GROUP_PAGES))
+            .find_map(|page| self.try_lock_if(page, |seen| seen.state() == State::Limbo))?;
+        let frame = FrameId(page.content().payload());
+        // SAFETY: a frame in limbo belongs to its owner, which is locked.
+        let bytes = unsafe { &*self.mmu.frame(frame) };
+        match scratch.compressor().compress(bytes, self.strength()) {
+            Compressed::Same(_) => Some(0),
+            Compressed::Packed(_, packed) => Some(packed.len()),
+            Compressed::Raw => Some(PAGE_SIZE),
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! What members tell `quire profile`: which pages of the sampled groups are touched, and which have content.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering::Relaxed;
+
+use common::{Machine, Tree};
+use quire::control::sampling::{
+    CENSUS, GROUP_PAGES, GroupSample, PATIENCE_MAX, Sampling, Told, group_of, is_sampled,
+};
+use quire::page::State;
+use quire::reclaim::Sampler;
+use quire::space::Advice;
+use quire::units::{PageNum, PageRange};
+
+const ALL: u16 = ((1u32 << GROUP_PAGES) - 1) as u16;
+
+/// A member whose looks are read.
+struct Watched {
+    machine: Machine,
+    sampler: Sampler,
+    position: u64,
+}
+
+impl Watched {
+    fn new(shift: u32, is_patient: bool) -> Watched {
+        let machine = Machine::new(Tree::default());
+        // Each look is due at once.
+        machine.space.budget().control().sampling.start(shift, 0, is_patient);
+        machine.space.budget().member().pid.store(7, Relaxed);
+        Watched { machine, sampler: Sampler::default(), position: 0 }
+    }
+
+    fn sampling(&self) -> &'static Sampling {
+        &self.machine.space.budget().control().sampling
+    }
+
+    /// What a look tells, and the number of windows.
+    fn look(&mut self) -> (BTreeMap<u64, GroupSample>, u64) {
+        std::thread::sleep(std::time::Duration::from_millis(2));
+        let mut scratch = self.machine.scratch.lock().unwrap();
+        assert_eq!(self.machine.space.sample(&mut self.sampler, &mut scratch), Some(1));
+        let mut told = BTreeMap::new();
+        loop {
+            let sample = self.sampling().read(self.position).expect("the look has an end");
+            self.position += 1;
+            assert_eq!(sample.pid, 7);
+            match sample.told {
+                Told::Groups(groups) => {
+                    told.extend(groups.into_iter().flatten().map(|seen| (seen.group, seen)));
+                }
+                Told::End { windows } => return (told, windows),
+            }
+        }
+    }
+
+    fn touch(&self, pages: impl IntoIterator<Item = u64>) {
+        let one = |page| PageRange::new(PageNum(page), 1);
+        pages.into_iter().for_each(|page| self.machine.expect_all(one(page)));
+    }
+}
+
+#[test]
+fn each_look_tells_what_was_touched_since_the_last_and_loses_nothing() {
+    let mut watched = Watched::new(0, false);
+    let range = watched.machine.map(0, 4 * GROUP_PAGES);
+    watched.machine.fill_all(range);
+    let (told, _) = watched.look();
+    let touched: Vec<u16> = told.values().map(|seen| seen.touched).collect();
+    assert_eq!(touched, [ALL; 4]);
+    assert!(watched.machine.states(range).iter().all(|&state| state == State::Limbo));
+    let (told, _) = watched.look();
+    assert!(told.is_empty(), "nothing was touched: {told:?}");
+    // Each page by a fault of its own.
+    let one = GROUP_PAGES as u64;
+    watched.touch([one + 1, one + 3]);
+    let (told, _) = watched.look();
+    assert_eq!(told.len(), 1);
+    assert_eq!((told[&1].touched, told[&1].present), (0b1010, ALL));
+    watched.machine.expect_all(range);
+    watched.machine.space.check();
+}
+
+#[test]
+fn a_census_tells_of_each_group_that_has_content_and_of_no_other() {
+    let mut watched = Watched::new(0, false);
+    let range = watched.machine.map(0, 4 * GROUP_PAGES);
+    watched.machine.fill_all(range);
+    let gone = PageRange::new(PageNum(GROUP_PAGES as u64), GROUP_PAGES + 1);
+    watched.look();
+    watched.machine.advise(gone, Advice::DontNeed);
+    for _ in 2..CENSUS {
+        assert!(watched.look().0.is_empty(), "nothing was touched");
+    }
+    let (told, _) = watched.look();
+    let present: Vec<(u64, u16)> = told.values().map(|seen| (seen.group, seen.present)).collect();
+    assert_eq!(present, [(0, ALL), (2, ALL & !1), (3, ALL)]);
+}
+
+#[test]
+fn a_group_that_is_touched_all_the_time_is_passed_over_and_its_hot_pages_cost_no_fault() {
+    let mut watched = Watched::new(0, true);
+    let range = watched.machine.map(0, GROUP_PAGES);
+    watched.machine.fill_all(range);
+    let mut patience = Vec::new();
+    for _ in 0..60 {
+        watched.touch(0..GROUP_PAGES as u64);
+        patience.extend(watched.look().0.values().filter_map(|seen| seen.patience));
+    }
+    assert_eq!(patience[..PATIENCE_MAX as usize + 1], [0, 1, 2, 3, 4]);
+    assert!(patience.len() < 12, "looked at {} times in 60", patience.len());
+    // Once it is not, it is looked at each time.
+    let quiet = (0..2 << PATIENCE_MAX).map(|_| watched.look().0).collect::<Vec<_>>();
+    let mut after = quiet.iter().flat_map(BTreeMap::values).filter(|seen| seen.patience == Some(0));
+    assert_eq!(after.next_back().expect("it is looked at").touched, 0);
+    watched.touch([3]);
+    assert_eq!(watched.look().0[&0].touched, 1 << 3);
+}
+
+#[test]
+fn only_sampled_groups_are_unmapped() {
+    let mut watched = Watched::new(3, false);
+    let range = watched.machine.map(0, 256 * GROUP_PAGES);
+    watched.machine.fill_all(range);
+    let (told, _) = watched.look();
+    assert!((16..64).contains(&told.len()), "{} of 256 groups", told.len());
+    for page in range.pages() {
+        let is_out = watched.machine.state(page) == State::Limbo;
+        assert_eq!(is_out, is_sampled(7, group_of(page), 3), "{page:?}");
+    }
+    watched.machine.expect_all(range);
+}
+
+#[test]
+fn windows_of_the_frame_pool_that_faults_have_emptied_are_used_again() {
+    let mut watched = Watched::new(0, false);
+    let range = watched.machine.map(0, 64 * GROUP_PAGES);
+    watched.machine.fill_all(range);
+    let mut windows = 0;
+    for _ in 0..20 * CENSUS {
+        windows = watched.look().1;
+        watched.machine.expect_all(range);
+    }
+    // Between two of a census each look may take a window of its own.
+    assert!(windows <= 2 * u64::from(CENSUS) + 4, "{windows} windows");
+    watched.machine.space.check();
+}
