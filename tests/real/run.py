@@ -22,6 +22,7 @@ from harness import CASES, Context, Failed, Skipped
 import cases.behaviour  # noqa: F401  (registers its cases)
 import cases.bench  # noqa: F401
 import cases.builds  # noqa: F401
+import cases.containers  # noqa: F401
 import cases.cookbook  # noqa: F401
 import cases.counting  # noqa: F401
 import cases.cpython  # noqa: F401

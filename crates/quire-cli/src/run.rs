@@ -248,7 +248,10 @@ fn make_cgroup(options: &RunOptions, budget_bytes: u64) -> Option<Cgroup> {
 }
 
 fn say_no_cgroup(options: &RunOptions, why: &str) {
-    options.say(&format!("no memory cgroup, so the kernel does not check the budget: {why}"));
+    options.say(&format!(
+        "no memory cgroup, so the kernel does not check the budget: {why}; quire doctor says how to have one, and \
+         --no-cgroup that none is wanted"
+    ));
 }
 
 /// Why exec failed, which the inspection could not foresee.

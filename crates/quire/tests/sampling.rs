@@ -24,12 +24,18 @@ struct Watched {
 }
 
 impl Watched {
-    fn new(shift: u32, is_patient: bool) -> Watched {
+    fn new(shift: u32) -> Watched {
         let machine = Machine::new(Tree::default());
         // Each look is due at once.
-        machine.space.budget().control().sampling.start(shift, 0, is_patient);
+        machine.space.budget().control().sampling.start(shift, 0);
         machine.space.budget().member().pid.store(7, Relaxed);
-        Watched { machine, sampler: Sampler::default(), position: 0 }
+        let mut sampler = Sampler::default();
+        // The first one is not due at once.
+        assert_eq!(
+            machine.space.sample(&mut sampler, &mut machine.scratch.lock().unwrap()),
+            Some(1)
+        );
+        Watched { machine, sampler, position: 0 }
     }
 
     fn sampling(&self) -> &'static Sampling {
@@ -63,7 +69,7 @@ impl Watched {
 
 #[test]
 fn each_look_tells_what_was_touched_since_the_last_and_loses_nothing() {
-    let mut watched = Watched::new(0, false);
+    let mut watched = Watched::new(0);
     let range = watched.machine.map(0, 4 * GROUP_PAGES);
     watched.machine.fill_all(range);
     let (told, _) = watched.look();
@@ -84,7 +90,7 @@ fn each_look_tells_what_was_touched_since_the_last_and_loses_nothing() {
 
 #[test]
 fn a_census_tells_of_each_group_that_has_content_and_of_no_other() {
-    let mut watched = Watched::new(0, false);
+    let mut watched = Watched::new(0);
     let range = watched.machine.map(0, 4 * GROUP_PAGES);
     watched.machine.fill_all(range);
     let gone = PageRange::new(PageNum(GROUP_PAGES as u64), GROUP_PAGES + 1);
@@ -100,7 +106,7 @@ fn a_census_tells_of_each_group_that_has_content_and_of_no_other() {
 
 #[test]
 fn a_group_that_is_touched_all_the_time_is_passed_over_and_its_hot_pages_cost_no_fault() {
-    let mut watched = Watched::new(0, true);
+    let mut watched = Watched::new(0);
     let range = watched.machine.map(0, GROUP_PAGES);
     watched.machine.fill_all(range);
     let mut patience = Vec::new();
@@ -120,7 +126,7 @@ fn a_group_that_is_touched_all_the_time_is_passed_over_and_its_hot_pages_cost_no
 
 #[test]
 fn only_sampled_groups_are_unmapped() {
-    let mut watched = Watched::new(3, false);
+    let mut watched = Watched::new(3);
     let range = watched.machine.map(0, 256 * GROUP_PAGES);
     watched.machine.fill_all(range);
     let (told, _) = watched.look();
@@ -134,7 +140,7 @@ fn only_sampled_groups_are_unmapped() {
 
 #[test]
 fn windows_of_the_frame_pool_that_faults_have_emptied_are_used_again() {
-    let mut watched = Watched::new(0, false);
+    let mut watched = Watched::new(0);
     let range = watched.machine.map(0, 64 * GROUP_PAGES);
     watched.machine.fill_all(range);
     let mut windows = 0;

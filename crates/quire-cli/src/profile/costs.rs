@@ -4,15 +4,15 @@ use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use clap::Parser as _;
 use quire::control::{Control, Event};
 use quire::units::PAGE_SIZE;
 
 use super::model::Costs;
 use super::touch::Order;
-use crate::cli::{Arguments, Command, RunOptions};
+use crate::cli::RunOptions;
 use crate::run;
 use crate::runs::counts::{Counts, Scope};
+use crate::size::Size;
 use crate::supervisor::{Looker, Moment};
 
 const PAGES: usize = (48 << 20) / PAGE_SIZE;
@@ -20,9 +20,12 @@ const PAGES: usize = (48 << 20) / PAGE_SIZE;
 const PACKING_BYTES: usize = 1200;
 const NOT_PACKING_BYTES: usize = 4080;
 
+/// A fault takes so long at least, whatever chance makes of the difference of two runs.
+const LIMBO_NS_MIN: f64 = 1000.0;
+
 /// One of the short runs.
 struct Trial {
-    memory: &'static str,
+    memory_bytes: u64,
     random_bytes: usize,
     order: Order,
     count: usize,
@@ -33,17 +36,17 @@ struct Trial {
 /// Measures them.
 pub(super) fn measure(options: &RunOptions) -> Result<Costs> {
     let trial = |order, count| Trial {
-        memory: "34M",
+        memory_bytes: 34 << 20,
         random_bytes: PACKING_BYTES,
         order,
         count,
         has_file: false,
         is_sampled: false,
     };
-    let ample = Trial { memory: "256M", ..trial(Order::Random, 400_000) };
+    let ample = Trial { memory_bytes: 256 << 20, ..trial(Order::Random, 400_000) };
     let (bare_ns, _) = run_trial(options, &ample)?;
     let (ns, counts) = run_trial(options, &Trial { is_sampled: true, ..ample })?;
-    let limbo = (ns - bare_ns).max(0.0) / counts.of(Event::PgactivateLimbo).max(1) as f64;
+    let limbo = (ns - bare_ns) / counts.of(Event::PgactivateLimbo).max(1) as f64;
     let swapped_in = |trial: &Trial, packed_ns: f64| -> Result<f64> {
         let (ns, counts) = run_trial(options, trial)?;
         let packed = counts.of(Event::Zswpin) + counts.of(Event::SwpinZero);
@@ -52,13 +55,13 @@ pub(super) fn measure(options: &RunOptions) -> Result<Costs> {
         Ok((ns - others).max(ns / 10.0) / pages.max(1) as f64)
     };
     let orders = [(Order::Random, 20_000), (Order::Sequential, 2 * PAGES)];
-    let mut costs = Costs { limbo, pool: [0.0; 2], file: [0.0; 2] };
+    let mut costs = Costs { limbo: limbo.max(LIMBO_NS_MIN), pool: [0.0; 2], file: [0.0; 2] };
     for (at, (order, count)) in orders.into_iter().enumerate() {
         costs.pool[at] = swapped_in(&trial(order, count), 0.0)?;
         costs.file[at] = costs.pool[at];
         if options.swap_file.is_some() {
             let trial = Trial {
-                memory: "16M",
+                memory_bytes: 16 << 20,
                 random_bytes: NOT_PACKING_BYTES,
                 has_file: true,
                 ..trial(order, count / 4)
@@ -73,24 +76,33 @@ pub(super) fn measure(options: &RunOptions) -> Result<Costs> {
 fn run_trial(options: &RunOptions, trial: &Trial) -> Result<(f64, Counts)> {
     let report = tempfile::NamedTempFile::new().context("cannot make a temporary file")?;
     let program = std::env::current_exe().context("cannot find the program quire")?;
-    let mut words = vec!["quire".into(), "run".into(), "--quiet".into(), "--managed-only".into()];
-    words.extend(["--memory".into(), trial.memory.into()]);
-    if options.no_cgroup {
-        words.push("--no-cgroup".into());
-    }
-    if let Some(folder) = options.swap_file.as_ref().filter(|_| trial.has_file) {
-        words.extend(["--swap-file".into(), folder.clone().into_os_string()]);
-    }
-    words.extend(["--".into(), program.into_os_string(), "touch".into(), report.path().into()]);
-    words.extend([PAGES.to_string().into(), trial.random_bytes.to_string().into()]);
-    words.extend([trial.order.name().into(), trial.count.to_string().into()]);
-    let Command::Run(run_options) = Arguments::try_parse_from(words)?.command else {
-        bail!("the command is no run");
+    let sizes = [PAGES, trial.random_bytes].map(|size| size.to_string().into());
+    let [pages, random_bytes] = sizes;
+    let run_options = RunOptions {
+        memory: Some(Size::Bytes(trial.memory_bytes)),
+        memory_per_process: None,
+        managed_only: true,
+        swap_file: options.swap_file.clone().filter(|_| trial.has_file),
+        swap_max: None,
+        swap_encrypt: options.swap_encrypt && trial.has_file,
+        stats: None,
+        quiet: true,
+        progress: false,
+        program: vec![
+            program.into_os_string(),
+            "touch".into(),
+            report.path().into(),
+            pages,
+            random_bytes,
+            trial.order.name().into(),
+            trial.count.to_string().into(),
+        ],
+        ..options.clone()
     };
     let mut counts = Counts::default();
     let mut look = |control: &Control, _: Moment| {
         if trial.is_sampled && !control.sampling.is_on() {
-            control.sampling.start(4, 1, false);
+            control.sampling.start(4, 1);
             control.call_all();
         }
         counts = Counts::read(control, Scope::Run).unwrap_or_default();

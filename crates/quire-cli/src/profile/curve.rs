@@ -75,7 +75,7 @@ impl Curve<'_> {
 
     /// The least budget with which the program is at full speed.
     fn full_speed(&self) -> &Point {
-        let at_full_speed = |point: &&Point| self.slowdown(point) <= FULL_SPEED;
+        let at_full_speed = |point: &&Point| point.fits && self.slowdown(point) <= FULL_SPEED;
         self.points.iter().find(at_full_speed).unwrap_or(&self.points[self.points.len() - 1])
     }
 
@@ -150,7 +150,7 @@ impl Curve<'_> {
         if *lost > 0 {
             let _ = writeln!(
                 text,
-                "{lost} records were lost, because the machine was busy: the curve shows fewer misses than there are"
+                "{lost} records were lost, as the machine was busy, or a process was killed: the curve shows fewer misses than there are"
             );
         }
         text

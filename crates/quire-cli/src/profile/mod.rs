@@ -68,11 +68,12 @@ pub(crate) struct ProfileArgs {
     pub run: RunOptions,
 }
 
-/// From one look to the next, at most, and after how many it is seen what sampling costs.
+/// From one look to the next at most, and from one time to the next at which it is seen what sampling costs.
 const PERIOD_MS: u32 = 10;
 const COST_PERIOD: Duration = Duration::from_millis(100);
-/// One group in so many is sampled at first, as a power of two.
+/// One group in so many is sampled at first, and at least, as powers of two.
 const SHIFT_FIRST: u32 = 5;
+const SHIFT_MAX: u32 = 24;
 /// What sampling may cost, as a part of the time that passes.
 const COST_MAX: f64 = 0.25;
 /// Below this part of that more is sampled.
@@ -89,6 +90,8 @@ const VERY_LITTLE: f64 = 1.0 / 32.0;
 const PER_DOUBLING: f64 = 6.0;
 const BUDGET_FIRST: f64 = (16 << 20) as f64;
 const OF_NEED_MIN: f64 = 0.22;
+/// Records that are read at a time.
+const READ_MAX: u64 = 2048;
 /// A record may be written this long after its place was taken.
 const LATE_RECORDS: u64 = 64;
 
@@ -169,15 +172,24 @@ impl Reader {
     }
 
     fn look(&mut self, control: &Control, moment: Moment) {
-        if !control.sampling.is_on() {
-            control.sampling.start(self.shift, self.period_ms, true);
+        if !control.sampling.is_on() && moment == Moment::Period {
+            control.sampling.start(self.shift, self.period_ms);
             control.call_all();
             self.cost_at = Instant::now();
         }
-        self.forget_ended(control);
+        let pids: BTreeSet<u32> =
+            control.inhabited().map(|(_, member)| member.pid.load(Relaxed)).collect();
+        for &pid in &pids {
+            self.members.entry(pid).or_default();
+        }
         self.note_sizes(control);
-        self.read(control);
-        if moment == Moment::End || self.cost_at.elapsed() >= COST_PERIOD {
+        self.read(control, moment);
+        self.forget_ended(&pids);
+        if moment == Moment::End {
+            // What lives on is not to be slower for it.
+            control.sampling.stop();
+            self.note_cost(control);
+        } else if self.cost_at.elapsed() >= COST_PERIOD {
             self.steer(control);
         }
     }
@@ -199,14 +211,16 @@ impl Reader {
         self.world.retain(|bytes| bytes as f64 > need_bytes * OF_NEED_MIN);
     }
 
-    fn read(&mut self, control: &Control) {
+    fn read(&mut self, control: &Control, moment: Moment) {
         let sampling = &control.sampling;
         let head = sampling.head();
-        if head - self.position > SAMPLES as u64 {
-            self.lost += head - self.position - SAMPLES as u64;
-            self.position = head - SAMPLES as u64;
-        }
-        while self.position < head {
+        let too_late = head.saturating_sub(self.position).saturating_sub(SAMPLES as u64);
+        self.lost += too_late;
+        self.position += too_late;
+        // The supervisor has other things to do as well.
+        let most = if moment == Moment::End { SAMPLES as u64 } else { READ_MAX };
+        let end = head.min(self.position + most);
+        while self.position < end {
             let Some(sample) = sampling.read(self.position) else {
                 if head - self.position < LATE_RECORDS {
                     break;
@@ -222,6 +236,9 @@ impl Reader {
 
     fn hear(&mut self, sample: &Sample) {
         let &Sample { pid, look, .. } = sample;
+        if !self.members.contains_key(&pid) {
+            return;
+        }
         sample.packed.into_iter().for_each(|bytes| self.world.note_packed(bytes));
         match sample.told {
             Told::Groups(groups) => {
@@ -244,31 +261,32 @@ impl Reader {
     }
 
     /// What belonged to processes that have ended is gone.
-    fn forget_ended(&mut self, control: &Control) {
-        let pids: BTreeSet<u32> =
-            control.inhabited().map(|(_, member)| member.pid.load(Relaxed)).collect();
-        if !self.members.keys().eq(&pids) {
+    fn forget_ended(&mut self, pids: &BTreeSet<u32>) {
+        if !self.members.keys().eq(pids) {
             self.world.forget(|pid, _, _| !pids.contains(&pid));
             self.members.retain(|pid, _| pids.contains(pid));
-            pids.into_iter().for_each(|pid| {
-                self.members.entry(pid).or_default();
-            });
         }
     }
 
-    /// Has members sample less where it costs much, and more often where much is touched.
-    fn steer(&mut self, control: &Control) {
+    /// Adds up what sampling has cost since the last time; returns it as a part of what it may cost.
+    fn note_cost(&mut self, control: &Control) -> f64 {
         let counts = Counts::read(control, Scope::Run).unwrap_or_default();
         let since = counts.since(&self.counts);
         let [faults, unmap_ns] =
             [Event::PgactivateLimbo, Event::UnmapNs].map(|event| since.of(event) as f64);
         let cost_ns = faults * self.costs.limbo + unmap_ns * UNMAP_PART;
         self.cost_ns += cost_ns;
+        let dearness = cost_ns / self.cost_at.elapsed().as_nanos() as f64 / COST_MAX;
+        (self.cost_at, self.counts) = (Instant::now(), counts);
+        dearness
+    }
+
+    /// Has members sample less where it costs much, and more often where much is touched.
+    fn steer(&mut self, control: &Control) {
+        let dearness = self.note_cost(control);
         self.own_pages = own_pages().saturating_sub(self.own_pages_first);
         let touched = self.world.take_touched();
         let looks = std::mem::take(&mut self.looks);
-        let dearness = cost_ns / self.cost_at.elapsed().as_nanos() as f64 / COST_MAX;
-        (self.cost_at, self.counts) = (Instant::now(), counts);
         let present = self.world.present();
         let part = touched as f64 / f64::from(looks.max(1)) / present.max(1) as f64;
         let sampling = &control.sampling;
@@ -278,16 +296,16 @@ impl Reader {
             self.period_ms = (2 * self.period_ms).min(PERIOD_MS);
         }
         if present > SAMPLED_MAX || dearness > 1.0 && present > SAMPLED_MIN {
-            self.shift += (dearness.log2() as u32).clamp(1, 4);
+            self.shift = (self.shift + (dearness.log2() as u32).clamp(1, 4)).min(SHIFT_MAX);
             let shift = self.shift;
             self.world.forget(|pid, group, _| !is_sampled(pid, group, shift));
         } else if dearness > 1.0 && self.period_ms < PERIOD_MS {
-            self.period_min_ms = 2 * self.period_ms;
+            self.period_min_ms = (2 * self.period_ms).min(PERIOD_MS);
             self.period_ms = self.period_min_ms;
         } else if dearness < CHEAP && 4 * present < SAMPLED_MAX && self.shift > 0 {
             self.shift -= 1;
         }
-        sampling.start(self.shift, self.period_ms, true);
+        sampling.start(self.shift, self.period_ms);
     }
 
     fn end(self, wall_seconds: f64, command: String) -> Profiled {

@@ -7,8 +7,9 @@
 //! Cache Modeling and Optimization using Miniature Simulations, 2017.)
 
 use std::collections::{BTreeMap, VecDeque};
-use std::ops::{AddAssign, Bound, Mul};
+use std::ops::{AddAssign, Mul};
 
+use quire::control::managed_part;
 use quire::control::sampling::{GROUP_PAGES, GroupSample};
 use quire::units::PAGE_SIZE;
 
@@ -19,7 +20,9 @@ const TRY_ONE_IN: u32 = 16;
 const FREE_PART: f64 = 1.0 / 40.0;
 const LIMBO_PART: f64 = 1.0 / 16.0;
 /// What the pool has of a budget at first, at least, and at most, where there is a swap file behind it.
-const POOL_SHARE: [f64; 3] = [0.25, 1.0 / 128.0, 0.75];
+const SHARE_AT_FIRST: f64 = 0.25;
+const SHARE_MIN: f64 = 1.0 / 128.0;
+const SHARE_MAX: f64 = 0.75;
 /// What is missed after less than such a part of the budget has left counts when the pool's share is moved.
 const NEAR_PART: f64 = 1.0 / 16.0;
 /// By how much at a time, and where more than this part of what leaves is missed so soon.
@@ -110,12 +113,15 @@ struct Page {
     stamp: u64,
 }
 
+/// Pages by group and place in it, and their stamps when they came.
+type Queue = VecDeque<(usize, usize, u64)>;
+
 /// A group's process, and its number there.
 type Key = (u32, u64);
 
 /// What is known of a sampled group.
+#[derive(Default)]
 struct Group {
-    key: Key,
     present: u16,
     /// Pages that were touched at the last look.
     touched: u16,
@@ -146,9 +152,10 @@ struct Miniature {
     mapped: usize,
     in_limbo: usize,
     in_pool: usize,
-    hand: Key,
-    limbo: VecDeque<(usize, usize, u64)>,
-    pool: VecDeque<(usize, usize, u64)>,
+    /// The group behind the one that was looked at last.
+    hand: usize,
+    limbo: Queue,
+    pool: Queue,
     /// Pages that went to limbo, from there to the pool, and from there to the file.
     unmapped: u64,
     evicted: u64,
@@ -187,7 +194,7 @@ impl Miniature {
             Place::Pool => self.in_pool -= 1,
             Place::Nowhere | Place::File => {}
         }
-        self.pages[group][at].place = Place::Nowhere;
+        self.pages[group][at] = Page::default();
     }
 
     fn enter(&mut self, group: usize, at: usize) {
@@ -296,13 +303,7 @@ impl Miniature {
     }
 
     /// Reclaims what is too much, where the miniature has room for `limit` pages.
-    fn settle(
-        &mut self,
-        limit: f64,
-        groups: &[Group],
-        order: &BTreeMap<Key, usize>,
-        terms: &Terms,
-    ) {
+    fn settle(&mut self, limit: f64, terms: &Terms) {
         let room = limit * (1.0 - FREE_PART);
         let mut rounds = 0;
         while self.held(terms) > room && rounds < 2 {
@@ -310,7 +311,7 @@ impl Miniature {
                 if !self.pack_oldest() {
                     break;
                 }
-            } else if !self.move_hand(groups, order) {
+            } else if !self.move_hand() {
                 rounds += 1;
             }
         }
@@ -327,13 +328,17 @@ impl Miniature {
             }
         }
         // Entries of pages that have come back are left behind.
-        if self.pool.len() > 2 * self.in_pool + GROUP_PAGES {
-            let pages = &self.pages;
-            self.pool.retain(|&(group, at, stamp)| {
-                let page = pages[group][at];
-                page.place == Place::Pool && page.stamp == stamp
-            });
-        }
+        let pages = &self.pages;
+        let tidy = |queue: &mut Queue, place, count: usize| {
+            if queue.len() > 2 * count + GROUP_PAGES {
+                queue.retain(|&(group, at, stamp)| {
+                    let page = pages[group][at];
+                    page.place == place && page.stamp == stamp
+                });
+            }
+        };
+        tidy(&mut self.limbo, Place::Limbo, self.in_limbo);
+        tidy(&mut self.pool, Place::Pool, self.in_pool);
         self.settle_border(limit);
     }
 
@@ -352,12 +357,10 @@ impl Miniature {
         let worth = self.pool_worth * limit * NEAR_PART / quarter;
         let step = left / limit * STEP_PART * 16.0;
         let few = left * FEW_PART;
-        let [first, least, most] = POOL_SHARE;
-        debug_assert!(least < first && first < most, "the share has room on both sides");
         if self.near < few / 2.0 || self.pool_gain > self.frames_gain * 1.25 {
-            self.share = (self.share + step).min(most);
+            self.share = (self.share + step).min(SHARE_MAX);
         } else if self.near > few && self.frames_gain > worth * 1.25 {
-            self.share = (self.share - step).max(least);
+            self.share = (self.share - step).max(SHARE_MIN);
         }
         for gain in
             [&mut self.near, &mut self.frames_gain, &mut self.pool_gain, &mut self.pool_worth]
@@ -383,15 +386,16 @@ impl Miniature {
         false
     }
 
-    /// Looks at the next group that has mapped pages. `false` where the hand begins anew.
-    fn move_hand(&mut self, groups: &[Group], order: &BTreeMap<Key, usize>) -> bool {
-        let above = order.range((Bound::Excluded(self.hand), Bound::Unbounded));
-        let next = above.map(|(_, &group)| group).find(|&group| self.mapped_of[group] > 0);
-        let Some(group) = next else {
-            self.hand = (0, 0);
+    /// Looks at the next group that has mapped pages, in the order in which they were seen first. `false` where the
+    /// hand begins anew.
+    fn move_hand(&mut self) -> bool {
+        let mut left = self.mapped_of.iter().skip(self.hand);
+        let Some(passed) = left.position(|&mapped| mapped > 0) else {
+            self.hand = 0;
             return false;
         };
-        self.hand = groups[group].key;
+        let group = self.hand + passed;
+        self.hand = group + 1;
         for at in 0..GROUP_PAGES {
             let page = &mut self.pages[group][at];
             match page.place {
@@ -496,13 +500,13 @@ impl World {
             mapped: 0,
             in_limbo: 0,
             in_pool: 0,
-            hand: (0, 0),
+            hand: 0,
             limbo: VecDeque::new(),
             pool: VecDeque::new(),
             unmapped: 0,
             evicted: 0,
             written: 0,
-            share: POOL_SHARE[0],
+            share: SHARE_AT_FIRST,
             near: 0.0,
             frames_gain: 0.0,
             pool_gain: 0.0,
@@ -575,7 +579,7 @@ impl World {
             let limit = limit_pages(miniature.budget_bytes, unmanaged_pages) / self.scale;
             for &touch in &touches {
                 miniature.touch(touch, limit, &self.terms);
-                miniature.settle(limit, &self.groups, &self.order, &self.terms);
+                miniature.settle(limit, &self.terms);
             }
             *total += std::mem::take(&mut miniature.misses) * self.scale;
         }
@@ -585,7 +589,7 @@ impl World {
         if let Some(&group) = self.order.get(&key) {
             return group;
         }
-        let known = Group { key, present: 0, touched: 0, hot: 0, was_touched: false, look: 0 };
+        let known = Group::default();
         let group = match self.unused.pop() {
             Some(group) => {
                 self.groups[group] = known;
@@ -630,10 +634,9 @@ impl World {
     }
 }
 
-/// Pages that managed memory has of a budget, as `Control::managed_limit` has it.
+/// Pages that managed memory has of a budget.
 fn limit_pages(budget_bytes: u64, unmanaged_pages: u64) -> f64 {
-    let budget = budget_bytes as f64 / PAGE_SIZE as f64;
-    (budget - unmanaged_pages as f64 - budget / 64.0).max(quire::control::MANAGED_PAGES_MIN as f64)
+    managed_part(budget_bytes / PAGE_SIZE as u64, unmanaged_pages, 0) as f64
 }
 
 #[cfg(test)]

@@ -34,7 +34,7 @@ impl SwapFile {
         let shown = folder.display();
         let context = || format!("cannot make a swap file in {shown}");
         if !folder.metadata().with_context(context)?.is_dir() {
-            bail!("cannot make a swap file in {shown}: not a directory");
+            bail!("cannot make a swap file in {shown}: not a directory; name a folder");
         }
         let descriptor = open_unnamed(folder).with_context(context)?;
         let filesystem = rustix::fs::fstatfs(&descriptor).with_context(context)?;
@@ -47,13 +47,18 @@ impl SwapFile {
         let limit = rustix::process::getrlimit(Resource::Fsize).current.unwrap_or(u64::MAX);
         let segments = bytes.min(limit) / SEGMENT_BYTES as u64;
         if free_bytes < BYTES_MIN || (bytes_max.is_none() && bytes < BYTES_MIN) {
-            bail!("cannot make a swap file in {shown}: only {} are free there", Human(free_bytes));
+            bail!(
+                "cannot make a swap file in {shown}: only {} are free there, and {} are the least; name another \
+                 folder, or a size by --swap-max",
+                Human(free_bytes),
+                Human(BYTES_MIN)
+            );
         }
         if segments == 0 {
-            bail!("a swap file of {} is too small: at least 256 KiB", Human(bytes.min(limit)));
+            bail!("a swap file of {} is too small; give 256K at least", Human(bytes.min(limit)));
         }
         if bytes > SEGMENT_BYTES as u64 * SEGMENTS_MAX as u64 {
-            bail!("a swap file of {} is too large: at most 256 GiB", Human(bytes));
+            bail!("a swap file of {} is too large; give 256G at most", Human(bytes));
         }
         // The file is sparse, but has its size from the start: reads need no look at it.
         rustix::fs::ftruncate(&descriptor, segments * SEGMENT_BYTES as u64)

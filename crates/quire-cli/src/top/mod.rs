@@ -33,6 +33,8 @@ Keys:
   /            show only runs whose command has a text; Enter ends it, Esc forgets it
   q            quit
 
+Above, behind the plus, is memory that quire does not manage, of the budget too: stacks, page tables, shared
+memory.
 Waits are seconds that threads waited for memory, of each second; a process with several threads can
 have more than one. Without colours, and in ASCII, where NO_COLOR is set or the locale is not UTF-8.";
 

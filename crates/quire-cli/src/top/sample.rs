@@ -42,6 +42,8 @@ pub(super) struct Row {
     pub state: &'static str,
     pub budget_bytes: u64,
     pub held_bytes: u64,
+    /// What a run has in memory that is not managed.
+    pub unmanaged_bytes: u64,
     pub wanted_bytes: u64,
     pub pool_bytes: u64,
     pub file_bytes: u64,
@@ -162,6 +164,7 @@ impl Watch {
             state: sight.state,
             budget_bytes: bytes(sight.budget_pages),
             held_bytes: bytes(sight.gauges.held),
+            unmanaged_bytes: bytes(sight.gauges.unmanaged),
             wanted_bytes: bytes(sight.gauges.wanted),
             pool_bytes: bytes(sight.gauges.pool),
             file_bytes: bytes(sight.gauges.swap_file),

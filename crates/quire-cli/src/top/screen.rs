@@ -186,9 +186,10 @@ impl Screen {
         let sum = |of: fn(&Row) -> f64| shown.iter().map(|row| of(&row.run)).sum::<f64>();
         let processes: usize = shown.iter().map(|row| row.processes.len()).sum();
         format!(
-            "{} runs, {processes} processes: hold {} of {}, want {}; {}/s out, {}/s in",
+            "{} runs, {processes} processes: hold {}+{} of {}, want {}; {}/s out, {}/s in",
             shown.len(),
             short(sum(|row| row.held_bytes as f64)),
+            short(sum(|row| row.unmanaged_bytes as f64)),
             short(sum(|row| row.budget_bytes as f64)),
             short(sum(|row| row.wanted_bytes as f64)),
             short(sum(|row| row.bytes_out)),
@@ -312,6 +313,7 @@ mod tests {
             state: "sleeping",
             budget_bytes: 32 << 20,
             held_bytes: held << 20,
+            unmanaged_bytes: 3 << 20,
             wanted_bytes: 109 << 20,
             pool_bytes: 17_500_000,
             file_bytes: 84 << 20,

@@ -252,6 +252,15 @@ pub struct Control {
     pub sampling: Sampling,
 }
 
+/// Pages of a budget that managed memory may have beside so many that are not managed, and so many that are
+/// announced: [`Control::managed_limit`].
+pub fn managed_part(budget: u64, unmanaged: u64, announced: u64) -> u64 {
+    // What comes between two counts, and what the kernel charges ahead.
+    let ahead = if unmanaged > 0 { (budget / 64).min(AHEAD_PAGES_MAX) } else { 0 };
+    let left = budget.saturating_sub(unmanaged.saturating_add(announced) + ahead);
+    left.max(MANAGED_PAGES_MIN.min(budget / 2))
+}
+
 /// The key is in the control page's first, which the supervisor keeps in memory.
 const _: () = assert!(core::mem::offset_of!(Control, swap_key) + 32 <= PAGE_SIZE);
 
@@ -288,10 +297,7 @@ impl Control {
         let [budget, unmanaged, announced] =
             [&self.budget_pages, &self.unmanaged_pages, &self.announced_pages]
                 .map(|pages| pages.load(Ordering::Relaxed));
-        // What comes between two counts, and what the kernel charges ahead.
-        let ahead = if unmanaged > 0 { (budget / 64).min(AHEAD_PAGES_MAX) } else { 0 };
-        let left = budget.saturating_sub(unmanaged.saturating_add(announced) + ahead);
-        left.max(MANAGED_PAGES_MIN.min(budget / 2)) as usize
+        managed_part(budget, unmanaged, announced) as usize
     }
 
     /// Pages that members hold, or may, beyond what the budget has for them.

@@ -1,6 +1,6 @@
 //! What members tell `quire profile` about the pages that they touch.
 //!
-//! Pages are looked at in groups of [`GROUP_PAGES`]. Which groups, how often and with what patience is the
+//! Pages are looked at in groups of [`GROUP_PAGES`]. Which groups and how often is the
 //! reader's to say, in [`Sampling`]'s words; at each look a member tells of each group what was touched since it
 //! was last unmapped, and which pages have content ([`crate::reclaim`], `sample.rs`). All members write into one
 //! ring of records, as [`super::trace`] has it: a reader that comes too late has lost what was written over.
@@ -39,8 +39,6 @@ pub struct Sampling {
     one_in: AtomicU32,
     /// Milliseconds from one look to the next.
     period_ms: AtomicU32,
-    /// Whether groups that are touched all the time may be passed over for a few looks.
-    is_patient: AtomicU32,
     ring: TraceRing<core::sync::atomic::AtomicU64, SAMPLES>,
 }
 
@@ -92,8 +90,7 @@ pub struct Sample {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Told {
     Groups([Option<GroupSample>; GROUPS]),
-    /// All was told of this look. The pages that sampling has unmapped lie in so many windows of the frame pool,
-    /// each of which has a page table.
+    /// All was told of this look. The frame pool has used so many windows, each of which has a page table.
     End {
         windows: u64,
     },
@@ -159,12 +156,15 @@ pub fn is_sampled(pid: u32, group: u64, shift: u32) -> bool {
 }
 
 impl Sampling {
-    /// Has members sample one group in `1 << shift` each `period_ms` milliseconds, and pass groups over that
-    /// are touched all the time, where they may be patient.
-    pub fn start(&self, shift: u32, period_ms: u32, is_patient: bool) {
+    /// Has members sample one group in `1 << shift` each `period_ms` milliseconds.
+    pub fn start(&self, shift: u32, period_ms: u32) {
         self.period_ms.store(period_ms, Relaxed);
-        self.is_patient.store(is_patient.into(), Relaxed);
         self.one_in.store(shift + 1, Relaxed);
+    }
+
+    /// Has them sample no more.
+    pub fn stop(&self) {
+        self.one_in.store(0, Relaxed);
     }
 
     #[inline]
@@ -179,10 +179,6 @@ impl Sampling {
 
     pub(crate) fn period_ms(&self) -> u64 {
         self.period_ms.load(Relaxed).max(1).into()
-    }
-
-    pub(crate) fn is_patient(&self) -> bool {
-        self.is_patient.load(Relaxed) != 0
     }
 
     pub(crate) fn push(&self, sample: Sample) {

@@ -49,7 +49,7 @@ struct FreeBlocks {
 
 pub struct Pages {
     words: Table<PageWord>,
-    /// When each page left memory, by a clock of reclaim's. A hint.
+    /// When each page left memory, by a clock of reclaim's; of a page in memory, when sampling looks at it. A hint.
     stamps: Table<AtomicU32>,
     blocks: Table<Block>,
     arena_pages: usize,
@@ -98,7 +98,7 @@ impl Pages {
         self.words.get(page.index())
     }
 
-    /// When the page left memory last.
+    /// When the page left memory last, or, while it is there, what sampling knows of it.
     pub fn stamp(&self, page: PageNum) -> &AtomicU32 {
         &self.stamps[page.index()]
     }

@@ -5,7 +5,8 @@
 //! touched all the time are passed over for a few looks, so that the few pages with which a program works
 //! cost it little. [`crate::control::sampling`] has what is told; what it means is its reader's affair.
 //!
-//! No locks but the pages'. The stamps of pages in memory, which reclaim does not use, have when a group is due.
+//! Locks: those of [`super::evict`]. The stamp of a group's first page, while that is in memory, has when the group is
+//! due: reclaim's is written when a page leaves.
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -21,8 +22,9 @@ use crate::swap::compress::Compressed;
 use crate::sys::monotonic_ns;
 use crate::units::{PAGE_SIZE, PageRange};
 
-/// Pages that are packed at a look, to see what it brings.
+/// Pages that are packed at a look at most, to see what it brings, and of how many groups one.
 const TRIED: u32 = 4;
+const TRY_ONE_IN: u64 = 8;
 const NS_PER_MS: u64 = 1_000_000;
 
 /// What the background thread knows of its looks.
@@ -64,8 +66,8 @@ impl Turn {
         left == 0 || left > 1 << PATIENCE_MAX
     }
 
-    fn next(self, look: u16, is_touched: bool, is_patient: bool) -> Turn {
-        let more = is_touched && self.was_touched && is_patient;
+    fn next(self, look: u16, is_touched: bool) -> Turn {
+        let more = is_touched && self.was_touched;
         let patience = if more { (self.patience + 1).min(PATIENCE_MAX) } else { 0 };
         Turn { due: look.wrapping_add(1 << patience), patience, was_touched: is_touched }
     }
@@ -103,6 +105,10 @@ impl<M: Mmu> VmSpace<M> {
         let sampling = &self.budget.control().sampling;
         let shift = sampling.shift()?;
         let now = monotonic_ns();
+        if sampler.due_ns == 0 {
+            // Not at once: a fork's child may be about to execute another program.
+            sampler.due_ns = now + sampling.period_ms() * NS_PER_MS;
+        }
         if now < sampler.due_ns {
             return Some((sampler.due_ns - now).div_ceil(NS_PER_MS));
         }
@@ -110,7 +116,6 @@ impl<M: Mmu> VmSpace<M> {
         let pid = self.budget.member().pid.load(Relaxed);
         let sample = Sample::new(pid, sampler.look);
         let mut letter = Letter { space: self, sample, groups: [None; GROUPS], count: 0 };
-        let is_patient = sampling.is_patient();
         let mut tries = TRIED;
         for block in 0..self.pages.used_arena().len() {
             let range = self.pages.block_range(block);
@@ -118,10 +123,13 @@ impl<M: Mmu> VmSpace<M> {
                 continue;
             }
             for group in group_of(range.start)..group_of(range.end) {
-                if is_sampled(pid, group, shift)
-                    && self.sample_group(group, is_patient, &mut letter, scratch)
-                    && tries > 0
-                {
+                if !is_sampled(pid, group, shift) {
+                    continue;
+                }
+                let is_out = self.sample_group(group, &mut letter, scratch);
+                // Others at each look.
+                let is_tried = (group ^ u64::from(sampler.look)).is_multiple_of(TRY_ONE_IN);
+                if is_out && is_tried && tries > 0 && letter.sample.packed.is_none() {
                     tries -= 1;
                     letter.sample.packed = self.try_packing(group, sampler.look, scratch);
                 }
@@ -138,13 +146,7 @@ impl<M: Mmu> VmSpace<M> {
     }
 
     /// Tells of a group and unmaps it, if it is due; returns whether anything of it was unmapped.
-    fn sample_group(
-        &self,
-        group: u64,
-        is_patient: bool,
-        letter: &mut Letter<'_, M>,
-        scratch: &mut Scratch,
-    ) -> bool {
+    fn sample_group(&self, group: u64, letter: &mut Letter<'_, M>, scratch: &mut Scratch) -> bool {
         let range = PageRange::new(first_page(group), GROUP_PAGES);
         let (mut touched, mut present) = (0u16, 0u16);
         for (at, page) in range.pages().enumerate() {
@@ -157,15 +159,18 @@ impl<M: Mmu> VmSpace<M> {
         }
         let look = letter.sample.look;
         let stamp = self.pages.stamp(range.start);
+        let has_turn = !self.snapshot(range.start).state().is_swapped();
         let turn = Turn::of(stamp.load(Relaxed));
-        if !turn.is_due(look) {
+        if has_turn && !turn.is_due(look) {
             if letter.sample.is_census() {
                 letter.push(GroupSample { group, touched: 0, present, patience: None });
             }
             return false;
         }
-        let next = turn.next(look, touched != 0, is_patient);
-        stamp.store(next.get(), Relaxed);
+        let next = turn.next(look, touched != 0);
+        if has_turn {
+            stamp.store(next.get(), Relaxed);
+        }
         if touched != 0 {
             self.evict_range(range, Reclaimer::Advice, scratch);
         }
