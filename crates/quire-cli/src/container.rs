@@ -44,7 +44,9 @@ impl Container {
             return Some(Container::Kubernetes);
         }
         if has("run/.containerenv") {
-            let is_rootless = read("run/.containerenv").lines().any(|line| line == "rootless=1");
+            // The file says so in privileged containers only: in others it is empty.
+            let says_so = read("run/.containerenv").lines().any(|line| line == "rootless=1");
+            let is_rootless = says_so || root_is_another(&read("proc/self/uid_map"));
             return Some(Container::Podman { is_rootless });
         }
         if has(".dockerenv") {
@@ -72,6 +74,12 @@ impl Container {
     }
 }
 
+/// Whether user 0 is another one on the host, by a map of users: inside, outside, how many.
+fn root_is_another(uid_map: &str) -> bool {
+    let fields = uid_map.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    fields.into_iter().any(|fields| matches!(fields[..], ["0", outside, _] if outside != "0"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -94,7 +102,13 @@ mod tests {
         let rootless = "engine=\"podman-4.3.1\"\nname=\"x\"\nrootless=1\ngraphRootMounted=1\n";
         let podman = |is_rootless| Some(Container::Podman { is_rootless });
         assert_eq!(found(&[("run/.containerenv", rootless)]), podman(true));
-        assert_eq!(found(&[("run/.containerenv", "")]), podman(false), "of root it may be empty");
+        let with_users = |map| found(&[("run/.containerenv", ""), ("proc/self/uid_map", map)]);
+        assert_eq!(
+            with_users("         0       1001          1\n         1     100000      65536\n"),
+            podman(true)
+        );
+        assert_eq!(with_users("         0          0 4294967295\n"), podman(false));
+        assert_eq!(found(&[("run/.containerenv", "")]), podman(false));
         let pod = [(".dockerenv", ""), ("run/secrets/kubernetes.io/serviceaccount/token", "x")];
         assert_eq!(found(&pod), Some(Container::Kubernetes));
         assert_eq!(found(&[("run/systemd/container", "lxc")]), Some(Container::Other));
