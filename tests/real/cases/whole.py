@@ -62,9 +62,12 @@ class Watched:
 
     def look(self):
         name, before = self.names
-        used = int((self.folder / name).read_text())
-        stat = dict(line.split() for line in (self.folder / "memory.stat").read_text().splitlines())
-        return used - int(stat[f"{before}active_file"]) - int(stat[f"{before}inactive_file"])
+        while True:
+            used = int((self.folder / name).read_text())
+            stat = dict(line.split() for line in (self.folder / "memory.stat").read_text().splitlines())
+            # Files that are deleted between the two are in the one, and not in the other.
+            if abs(int((self.folder / name).read_text()) - used) <= MIB:
+                return used - int(stat[f"{before}active_file"]) - int(stat[f"{before}inactive_file"])
 
     def run(self):
         while not self.ends.wait(0.005):
@@ -102,12 +105,11 @@ def watched_cgroup():
                 time.sleep(0.02)
 
 
-def beside(context, kind, mib, whole_mib, options=()):
+def beside(context, argv, whole_mib, options=()):
     """Bare and under Quire, in a cgroup without a limit; the most that was seen in it, in MiB."""
-    argv = [sys.executable, "-c", BESIDE, kind, mib, mib]
     bare = context.bare(argv)
     if bare.status != 0:
-        raise Failed(f"{kind}: bare it ends with {bare.status}: {bare.stderr}")
+        raise Failed(f"{argv}: bare it ends with {bare.status}: {bare.stderr}")
     with watched_cgroup() as watched:
         inside = ["sh", "-c", f'echo $$ > {watched.folder}/cgroup.procs; exec "$@"', "sh"]
         swap = context.swap_directory()
@@ -121,9 +123,10 @@ def beside(context, kind, mib, whole_mib, options=()):
 @case("whole-shared", needs=("root",))
 def shared(context):
     """Shared memory stays, the heap gives way, and both are within the budget whenever one looks."""
+    by_kind = [sys.executable, "-c", BESIDE]
     for kind in ("mapping", "sysv"):
         # The supervisor itself is in the cgroup, too.
-        bare, managed, most = beside(context, kind, 300, 400, ["--no-cgroup"])
+        bare, managed, most = beside(context, [*by_kind, kind, 300, 300], 400, ["--no-cgroup"])
         if managed.status != 0 or managed.text != bare.text:
             raise Failed(f"{kind}: {managed.status}, {managed.text!r}: {managed.stderr}")
         context.note(f"{kind}: 300 MiB beside 300 MiB of heap, {most:.0f} MiB of 400 at most, {managed.seconds:.1f} s")
@@ -134,8 +137,9 @@ def shared(context):
 @case("whole-burst", needs=("root",))
 def burst(context):
     """What comes unannounced is caught up with, or the run ends with a line that says what would do."""
+    by_kind = [sys.executable, "-c", BESIDE]
     for kind in ("late", "tmpfs"):
-        bare, managed, most = beside(context, kind, 300, 400)
+        bare, managed, most = beside(context, [*by_kind, kind, 300, 300], 400)
         is_done = managed.status == 0 and managed.text == bare.text
         if not is_done and "the kernel killed" not in managed.stderr:
             raise Failed(f"{kind}: {managed.status}, {managed.text!r}: {managed.stderr}")
@@ -156,9 +160,9 @@ def too_much(context):
         raise Failed(f"it is not said what it was, or what would do: {said}")
 
 
-@case("whole-programs", needs=("sort",))
+@case("whole-programs", needs=("sort", "root"))
 def programs(context):
-    """Programs in a part of what they want, all in all: the same output, and never over the budget."""
+    """Programs in a part of what they want, all in all: the same output, and hardly ever over the budget."""
     data = context.tmp / "lines"
     context.wait(context.spawn([sys.executable, "-c", f"""
 import random
@@ -177,17 +181,13 @@ if __name__ == "__main__":
         print(sum(pool.map(work, range(24))))
 """]
     for argv, whole_mib in ((sort, 96), (workers, 96)):
-        bare = context.bare(argv)
-        managed = context.managed(argv, whole_mib * MIB, context.swap_directory(), whole=True)
+        bare, managed, most = beside(context, argv, whole_mib)
         if (managed.status, managed.text) != (bare.status, bare.text):
             raise Failed(f"{argv[0]}: {managed.status}: {managed.stderr}")
-        stats = json.loads(context.stats.read_text())
-        whole = stats["held_bytes_max"] + stats["unmanaged_memory_bytes_max"]
-        context.note(f"{Path(argv[0]).name}: {stats['held_bytes_max'] // MIB} MiB held, "
-                     f"{stats['unmanaged_memory_bytes_max'] // MIB} not managed, of {whole_mib}")
-        # Both at their most, which need not be at the same time.
-        if whole > (whole_mib + 16) * MIB:
-            raise Failed(f"{whole} bytes, allowed {whole_mib} MiB")
+        context.note(f"{Path(argv[0]).name}: {most:.0f} MiB of {whole_mib} at most")
+        # The kernel charges ahead for each CPU, and processes begin between two counts, which are 20 ms apart.
+        if most > whole_mib + 6:
+            raise Failed(f"{argv[0]}: {most:.1f} MiB were in memory, allowed {whole_mib}")
 
 
 HOLDS = """
