@@ -72,6 +72,12 @@ fn parse_in_memory(text: &str, names: [&str; 2]) -> Option<InMemory> {
     Some(InMemory { bytes: own + shared_bytes + kernel_bytes, shared_bytes, kernel_bytes })
 }
 
+/// What programs could have of the machine's memory now, without anything being swapped out.
+pub(crate) fn available_memory_bytes() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    field_of(&text, "MemAvailable:").map(|kib: u64| kib * 1024)
+}
+
 /// The words with which process `pid` was started.
 pub(crate) fn command_line(pid: u32) -> Option<String> {
     let words = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;

@@ -52,14 +52,6 @@ pub fn machine_memory_bytes() -> u64 {
     info.totalram * u64::from(info.mem_unit)
 }
 
-/// What programs could have of it now, without anything being swapped out.
-pub(crate) fn available_memory_bytes() -> u64 {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-    let kib = line.and_then(|line| line.trim().trim_end_matches("kB").trim().parse::<u64>().ok());
-    kib.map_or_else(machine_memory_bytes, |kib| kib * 1024)
-}
-
 /// A number of bytes as people read it: `256 MiB`, `1.3 GiB`.
 #[derive(Clone, Copy, Debug)]
 pub struct Human(pub u64);

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, bail};
 use quire::control::{Control, Event};
 use quire::units::PAGE_SIZE;
 
-use super::model::Costs;
+use super::misses::Costs;
 use super::touch::Order;
 use crate::cli::RunOptions;
 use crate::run;

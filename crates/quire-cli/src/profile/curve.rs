@@ -5,7 +5,8 @@ use std::fmt::Write as _;
 use quire::control::sampling::GROUP_PAGES;
 use serde_json::{Value, json};
 
-use super::model::{Costs, Misses, Played};
+use super::miniature::Played;
+use super::misses::{Costs, Misses};
 use crate::print::table::row;
 use crate::size::Human;
 

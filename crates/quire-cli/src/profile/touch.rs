@@ -8,6 +8,7 @@ use std::time::Instant;
 use anyhow::{Context as _, Result};
 use clap::{Args, ValueEnum};
 use quire::units::PAGE_SIZE;
+use xxhash_rust::xxh3::xxh3_64;
 
 /// In what order pages are touched.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
@@ -39,31 +40,24 @@ pub(crate) struct TouchArgs {
     pub count: usize,
 }
 
-/// Numbers as good as any (xorshift64*).
-struct Numbers(u64);
-
-impl Numbers {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-}
-
 pub(crate) fn touch(args: &TouchArgs) -> Result<u8> {
-    let mut numbers = Numbers(1);
+    // Numbers that are as good as chance.
+    let mut count = 0u64;
+    let mut random = || {
+        count += 1;
+        xxh3_64(&count.to_ne_bytes())
+    };
     let mut memory = vec![0u64; args.pages * PAGE_SIZE / size_of::<u64>()];
     let words = PAGE_SIZE / size_of::<u64>();
     for page in memory.chunks_exact_mut(words) {
-        page[..args.random_bytes / size_of::<u64>()].fill_with(|| numbers.next());
+        page[..args.random_bytes / size_of::<u64>()].fill_with(&mut random);
         page[words - 1] = 1;
     }
     let start = Instant::now();
     for at in 0..args.count {
         let page = match args.order {
             Order::Sequential => at % args.pages,
-            Order::Random => numbers.next() as usize % args.pages,
+            Order::Random => random() as usize % args.pages,
         };
         // Every other one is written.
         let last = &mut memory[page * words + words - 1];
