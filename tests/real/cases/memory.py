@@ -116,7 +116,7 @@ def odd_calls(context):
 THRASH = """
 import random, time
 data = bytearray(random.Random(1).randbytes(96 << 20))
-end = time.monotonic() + 25
+end = time.monotonic() + 35
 while time.monotonic() < end:
     for _ in range(100):
         data[random.randrange(len(data))] ^= 1
