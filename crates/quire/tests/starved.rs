@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use common::{Machine, Tree, noise};
 use quire::budget::Budget;
-use quire::failpoint::{self, Failpoint};
+use quire::failpoint::Failpoint;
 use quire::fault::Outcome;
 use quire::reclaim::NoCaches;
 use quire::units::{PAGE_SIZE, PageNum, PageRange};
@@ -75,10 +75,10 @@ fn a_fault_whose_memory_came_in_time_does_not_count_as_one_that_waits() {
     let page = last.expect("memory runs out");
     assert!(machine.space.has_starved());
     let grow = |_| control.budget_pages.store(1024, Relaxed);
-    failpoint::set(Failpoint::Starved, Some(Box::new(grow)));
     let access = machine.mmu().try_access(page, true).unwrap().unwrap_err();
-    let outcome = machine.space.handle_fault(page, access, &mut machine.scratch.lock().unwrap());
-    failpoint::set(Failpoint::Starved, None);
+    let outcome = common::passing(Failpoint::Starved, grow, || {
+        machine.space.handle_fault(page, access, &mut machine.scratch.lock().unwrap())
+    });
     assert_eq!(outcome, Outcome::Parked);
     assert!(!machine.space.has_starved());
     assert!(write_noise(&machine, page));
