@@ -128,7 +128,10 @@ static RELEASES: AtomicU32 = AtomicU32::new(0);
 /// Makes sure that at least one thread can fork.
 pub fn reserve() {
     if !TABLE[0].reserve_stack() {
-        kernel::fail("no memory for fork's stack", Errno::NOMEM);
+        kernel::fail(
+            "no memory for fork's stack; raise the address limit (ulimit -v)",
+            Errno::NOMEM,
+        );
     }
 }
 
@@ -204,7 +207,11 @@ fn dispatch(trap: &'static Trap) {
     trap.selector.store(ALLOW, Ordering::Release);
     if let Err(errno) = kernel::start_dispatch(&trap.selector) {
         // libc cannot be kept from forking here, and the child would have no arena.
-        kernel::fail("cannot fork: the kernel refuses to dispatch system calls", errno);
+        kernel::fail(
+            "cannot fork: the kernel refuses to dispatch system calls; Linux 5.11 is needed, and a \
+             sandbox that allows prctl",
+            errno,
+        );
     }
 }
 
@@ -374,7 +381,10 @@ unsafe extern "C" fn fork(argument: *mut c_void) {
         return;
     }
     if let Err(errno) = guard.in_child() {
-        kernel::fail("a fork's child cannot be managed, and must not run", errno);
+        kernel::fail(
+            "a fork's child cannot be managed, so it ends before it runs, and fork fails",
+            errno,
+        );
     }
     reach(Step::Started);
     gate::open_in_child();

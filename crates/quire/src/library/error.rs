@@ -6,7 +6,7 @@ use core::fmt;
 use std::error::Error as StdError;
 use std::string::String;
 
-use crate::store::StoreError;
+use crate::store::{Cause, StoreError};
 use crate::sys::Errno;
 
 /// An error of the library: `path` is the object's name, `errno` what the kernel said.
@@ -122,7 +122,9 @@ impl fmt::Display for Error {
                 f,
                 "cannot open a userfaultfd: {errno}; `quire doctor` says what this machine needs"
             ),
-            Error::NoMemory { doing, errno } => write!(f, "cannot {doing}: {errno}"),
+            Error::NoMemory { doing, errno } => {
+                write!(f, "cannot {doing}: {}", Cause::Os(*errno))
+            }
             Error::NoSwapFile { folder, errno } => write!(
                 f,
                 "cannot make a swap file in {folder}: {errno}; give it a folder that can be \

@@ -103,16 +103,21 @@ impl SocketName {
     /// Why a process cannot join, where the errno tells: for a message.
     pub fn why_not(&self, errno: Errno) -> Option<&'static str> {
         match errno {
-            Errno::USERS => Some("the run has as many processes as it may (--members-max)"),
-            Errno::PROTO => Some("the supervisor of its run is another version of quire"),
-            Errno::CONNRESET => {
-                Some("the supervisor of its run has ended, or does not know this process")
+            Errno::USERS => Some("the run has as many processes as it may; raise --members-max"),
+            Errno::PROTO => Some(
+                "the supervisor of its run is another version of quire; end that run and start it \
+                 again",
+            ),
+            Errno::CONNRESET => Some(
+                "the supervisor of its run has ended, or does not know this process; start it anew",
+            ),
+            Errno::CONNREFUSED if self.has_ended() => {
+                Some("the supervisor of its run has ended; start it anew with `quire run`")
             }
-            Errno::CONNREFUSED if self.has_ended() => Some("the supervisor of its run has ended"),
             // The supervisor may also have ended without having been waited for.
             Errno::CONNREFUSED => Some(
                 "the supervisor of its run cannot be reached: it has ended, or listens in another \
-                 network namespace",
+                 network namespace; share the run's (--net=host, in a container)",
             ),
             _ => None,
         }

@@ -200,6 +200,10 @@ fn advice(errno: Errno) -> Option<&'static str> {
         Errno::NOENT => Some("check the path, or ask for the file to be created"),
         Errno::TIMEDOUT => Some(ANSWERS_LATER),
         Errno::MFILE | Errno::NFILE => Some("raise the limit of open files (ulimit -n)"),
+        Errno::NOMEM => Some(
+            "raise the limit of addresses (ulimit -v) or of maps (vm.max_map_count), or free memory",
+        ),
+        Errno::AGAIN => Some("raise the limit of threads (ulimit -u), or try again"),
         _ => None,
     }
 }
