@@ -15,7 +15,7 @@ install_into() {
 	strip --strip-debug "$1$2"/lib/libquire.a
 	local documents=$1$2/share/doc/quire
 	mkdir -p "$documents"
-	cp README.md CHANGELOG.md LICENSE-APACHE LICENSE-MIT docs/{manual,cookbook}.md docs/grafana.json "$documents"
+	cp README.md CHANGELOG.md LICENSE-APACHE LICENSE-MIT docs/{manual,cookbook,containers}.md docs/grafana.json "$documents"
 }
 
 machine=$(uname -m)

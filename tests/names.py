@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = (
     *("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/designs.md", "docs/tour.md", "docs/manual.md"),
-    *("docs/cookbook.md", "docs/pressure.md", "docs/benchmarks.md", "docs/stress-ng.md"),
+    *("docs/cookbook.md", "docs/containers.md", "docs/pressure.md", "docs/benchmarks.md", "docs/stress-ng.md"),
 )
 ENDINGS = r"\.(rs|py|c|h|sh|md|toml)"
 FILE = re.compile(rf"[\w./-]+{ENDINGS}|[a-z0-9-]+(/[a-z0-9.-]+)+/?")
