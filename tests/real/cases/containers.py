@@ -146,7 +146,7 @@ for _ in range(2):
     order = [number * 7919 % len(held) for number in order]
 print("seconds", time.monotonic() - begun)
 """
-# The calls for which there is another way, and what the profile of each column refuses.
+# The calls for which there is another way.
 REFUSED = ("io_uring_setup", "process_madvise", "process_vm_readv")
 
 
@@ -154,7 +154,12 @@ REFUSED = ("io_uring_setup", "process_madvise", "process_vm_readv")
 def podman_fallbacks(context):
     """What it costs that a seccomp profile refuses the calls for which Quire has another way: each alone, and all that
     Podman's own profile refuses, against none."""
-    seconds = {"none": [], "podman's profile": [], **{call: [] for call in REFUSED}}
+    profiles = {
+        "none": "--security-opt seccomp=unconfined",
+        "podman's profile": "",
+        **{call: f"--security-opt seccomp=$HOME/{call}.json" for call in REFUSED},
+    }
+    seconds = {name: [] for name in profiles}
     command = "dpkg -i /quire.deb > /dev/null; quire run --memory 64M --swap-file /var/tmp -- python3 /srv/passes.py"
     with podman(context) as in_container:
         for call in REFUSED:
@@ -162,13 +167,12 @@ def podman_fallbacks(context):
             profile = {"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [rule]}
             (context.tmp / f"home/{call}.json").write_text(json.dumps(profile))
         for _ in range(5):
-            for name, spent in seconds.items():
-                options = {"none": "--security-opt seccomp=unconfined", "podman's profile": ""}
-                profile = options.get(name, f"--security-opt seccomp=$HOME/{name}.json")
-                spent.append(float(re.search(r"seconds ([0-9.]+)", in_container(f"{FLAGS} {profile}", command))[1]))
+            for name, profile in profiles.items():
+                said = in_container(f"{FLAGS} {profile}", command)
+                seconds[name].append(float(re.search(r"seconds ([0-9.]+)", said)[1]))
     for name, spent in seconds.items():
         ratios = sorted(one / other for one, other in zip(spent, seconds["none"]))
-        context.note(f"{name}: {statistics.median(spent):.2f} s, {ratios[2]:.2f} ({ratios[0]:.2f}..{ratios[-1]:.2f})")
+        context.note(f"{name}: {statistics.median(spent):.2f} s, {statistics.median(ratios):.2f} ({ratios[0]:.2f}..{ratios[-1]:.2f})")
 
 
 # The kernel of Debian 12's backports, whose modules a machine without a disk of its own loads from its memory.

@@ -157,7 +157,6 @@ def profile_checked(context):
                 if what == "faults_from_pool":
                     faults.append(told[1])
             rows.append(f"{name}, {memory // MIB} MiB ({part:.2f}): {'; '.join(cells)}")
-        # Between two that are near each other chance may say otherwise.
-        if faults[0] >= faults[-1]:
+        if faults != sorted(faults):
             raise Failed("\n".join(rows))
     context.note("\n    " + "\n    ".join(rows))

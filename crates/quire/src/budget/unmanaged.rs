@@ -20,7 +20,7 @@ use crate::sys::monotonic_ns;
 const PATIENCE_NS: u64 = 200_000_000;
 /// A supervisor that has not counted for so long does not any more.
 const COUNTED_WITHIN_MS: u64 = 5000;
-/// How long it waits in all: a slow disk takes a tenth of a gigabyte a second, or less.
+/// How long it waits in all: for so long a slow disk takes what leaves, if it is some gigabytes.
 const PATIENCE_MAX_NS: u64 = 120_000_000_000;
 
 impl Budget {

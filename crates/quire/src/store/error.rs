@@ -203,7 +203,9 @@ fn advice(errno: Errno) -> Option<&'static str> {
         Errno::NOMEM => Some(
             "raise the limit of addresses (ulimit -v) or of maps (vm.max_map_count), or free memory",
         ),
-        Errno::AGAIN => Some("raise the limit of threads (ulimit -u), or try again"),
+        Errno::AGAIN => {
+            Some("try again; where no thread can be started, raise the limit of them (ulimit -u)")
+        }
         _ => None,
     }
 }
