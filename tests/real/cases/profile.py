@@ -70,6 +70,10 @@ def expected(curve, memory_bytes, what):
     raise Failed(f"the curve has nothing at {memory_bytes}: {curve}")
 
 
+def spread(values, form):
+    return f"{median(values):{form}} ({min(values):{form}}..{max(values):{form}})"
+
+
 @case("profile")
 def profile(context):
     """The need is what a run wants, the curve falls, the picture is one, and the program is unharmed."""
@@ -131,31 +135,32 @@ def profile_checked(context):
         "CPython": python(400_000),
         "g++": ["g++", "-O1", "-c", source(context, 260), "-o", context.tmp / "large.o"],
     }
-    rows = ["medians of three profiles expected, what came, and their ratio: seconds; faults on swap; pages that came back"]
+    rows = ["medians of three profiles and of three runs, and their ratio: seconds; faults on swap; pages that came back"]
     for name, argv in programs.items():
         bare = median(context.bare(argv).seconds for _ in range(3))
         profiles = [profiled(context, argv)[0] for _ in range(3)]
         need = median(said["need_bytes"] for said in profiles)
         walls = [said["wall_seconds"] / bare for said in profiles]
-        rows.append(f"{name}: {bare:.1f} s bare, needs {need // MIB} MiB; profiled "
-                    f"{median(walls):.2f} ({min(walls):.2f}..{max(walls):.2f}) times as long")
+        rows.append(f"{name}: {bare:.1f} s bare, needs {need // MIB} MiB; profiled {spread(walls, '.2f')} times as long")
         faults = []
         for part in (0.92, 0.85, 0.77, 0.7):
             memory = int(need * part)
-            context.managed(argv, memory, whole=True)
-            real = json.loads(context.stats.read_text())
-            pairs = [
-                ("seconds", real["wall_seconds"]),
-                ("faults_from_pool", real["workingset_refault_anon"]),
-                ("pages_swapped_in", real["pswpin"]),
-            ]
+            runs = []
+            for _ in range(3):
+                context.managed(argv, memory, whole=True)
+                runs.append(json.loads(context.stats.read_text()))
             cells = []
-            for what, came in pairs:
-                told = sorted(expected(said["curve"], memory, what) for said in profiles)
-                ratios = [one / max(came, 1) for one in told]
-                cells.append(f"{told[1]:.4g}, {came:.4g}, {ratios[1]:.2f} ({ratios[0]:.2f}..{ratios[2]:.2f})")
+            for what, counted in (
+                ("seconds", "wall_seconds"),
+                ("faults_from_pool", "workingset_refault_anon"),
+                ("pages_swapped_in", "pswpin"),
+            ):
+                told = [expected(said["curve"], memory, what) for said in profiles]
+                came = [run[counted] for run in runs]
+                ratio = median(told) / max(median(came), 1)
+                cells.append(f"{spread(told, '.4g')}, {spread(came, '.4g')}, {ratio:.2f}")
                 if what == "faults_from_pool":
-                    faults.append(told[1])
+                    faults.append(median(told))
             rows.append(f"{name}, {memory // MIB} MiB ({part:.2f}): {'; '.join(cells)}")
         if faults != sorted(faults):
             raise Failed("\n".join(rows))

@@ -1,5 +1,10 @@
 //! The border between frames and pool in a miniature, which moves as reclaim's does (`reclaim/border.rs` of the engine).
 
+use std::cmp::Ordering;
+
+use quire::control::Gains;
+
+use super::miniature::Terms;
 use super::misses::Costs;
 
 /// What the pool has of a budget at first, at least, and at most, where there is a swap file behind it.
@@ -8,9 +13,8 @@ const SHARE_MIN: f64 = 1.0 / 128.0;
 const SHARE_MAX: f64 = 0.75;
 /// What is missed after less than such a part of the budget has left counts when the pool's share is moved.
 pub(super) const NEAR_PART: f64 = 1.0 / 16.0;
-/// By how much at a time, and where more than this part of what leaves is missed so soon.
+/// By how much at a time, where a sixteenth of the budget has left.
 const STEP_PART: f64 = 1.0 / 64.0;
-const FEW_PART: f64 = 1.0 / 16.0;
 
 /// The pool's share, and what says where it should be.
 pub(super) struct Border {
@@ -21,6 +25,8 @@ pub(super) struct Border {
     /// What a little more of the pool would have saved, and what its oldest quarter has.
     pool_gain: f64,
     pool_worth: f64,
+    /// What a page has taken that came back.
+    page_ns: f64,
     /// Pages that had left when the border was looked at last.
     looked_at: u64,
 }
@@ -33,6 +39,7 @@ impl Default for Border {
             frames_gain: 0.0,
             pool_gain: 0.0,
             pool_worth: 0.0,
+            page_ns: 0.0,
             looked_at: 0,
         }
     }
@@ -46,6 +53,7 @@ impl Border {
 
     /// A page comes back from the pool, soon after it left or not, and one of the pool's oldest quarter or not.
     pub(super) fn note_hit(&mut self, is_near: bool, is_old: bool, costs: &Costs) {
+        self.page_ns = self.page_ns.max(costs.pool[0]);
         if is_near {
             self.near += 1.0;
             self.frames_gain += costs.pool[0];
@@ -55,27 +63,37 @@ impl Border {
         }
     }
 
-    /// A page comes back from the file soon after it was written.
-    pub(super) fn note_near_in_file(&mut self, costs: &Costs) {
-        self.pool_gain += costs.file[0] - costs.pool[0];
+    /// A page comes back from the file, soon after it was written or not.
+    pub(super) fn note_read(&mut self, is_near: bool, costs: &Costs) {
+        self.page_ns = costs.file[0];
+        if is_near {
+            self.pool_gain += costs.file[0] - costs.pool[0];
+        }
     }
 
     /// Moves the border, where enough pages have left since the last time; so many have in all, the pool has so many,
     /// and there is room for `limit`.
-    pub(super) fn settle(&mut self, evicted: u64, in_pool: usize, limit: f64) {
+    pub(super) fn settle(&mut self, evicted: u64, in_pool: usize, limit: f64, terms: &Terms) {
         let left = (evicted - self.looked_at) as f64;
         if left < (limit * NEAR_PART).max(1.0) {
             return;
         }
         self.looked_at = evicted;
         let quarter = (in_pool as f64 / 4.0).max(1.0);
-        let worth = self.pool_worth * limit * NEAR_PART / quarter;
+        let all = |sampled: f64| (sampled * terms.scale) as u64;
+        let gains = Gains {
+            left: all(left),
+            near: all(self.near),
+            frames_ns: all(self.frames_gain),
+            pool_ns: all(self.pool_gain),
+            worth_ns: all(self.pool_worth * limit * NEAR_PART / quarter),
+            page_ns: self.page_ns as u64,
+        };
         let step = left / limit * STEP_PART * 16.0;
-        let few = left * FEW_PART;
-        if self.near < few / 2.0 || self.pool_gain > self.frames_gain * 1.25 {
-            self.share = (self.share + step).min(SHARE_MAX);
-        } else if self.near > few && self.frames_gain > worth * 1.25 {
-            self.share = (self.share - step).max(SHARE_MIN);
+        match gains.pool_goes() {
+            Ordering::Greater => self.share = (self.share + step).min(SHARE_MAX),
+            Ordering::Less => self.share = (self.share - step).max(SHARE_MIN),
+            Ordering::Equal => {}
         }
         // What was counted before counts half.
         for gain in

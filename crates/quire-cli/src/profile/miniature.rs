@@ -99,6 +99,8 @@ pub(super) struct Terms {
     /// Length of a packed page, as a part of a page.
     pub packed: f64,
     pub has_file: bool,
+    /// Pages of the program for each of those sampled.
+    pub scale: f64,
 }
 
 impl Miniature {
@@ -131,23 +133,16 @@ impl Miniature {
         self.mapped_of.push(0);
     }
 
-    /// What happens in it when these pages are touched, one group after another, while so many pages are not managed and
-    /// each sampled page stands for `scale`.
-    pub(super) fn play(
-        &mut self,
-        touches: &[Touch],
-        unmanaged_pages: u64,
-        scale: f64,
-        terms: &Terms,
-    ) {
+    /// What happens in it when these pages are touched, one group after another, while so many pages are not managed.
+    pub(super) fn play(&mut self, touches: &[Touch], unmanaged_pages: u64, terms: &Terms) {
         let budget_pages = self.budget_bytes / PAGE_SIZE as u64;
-        let limit = managed_part(budget_pages, unmanaged_pages, 0) as f64 / scale;
+        let limit = managed_part(budget_pages, unmanaged_pages, 0) as f64 / terms.scale;
         let mut misses = Misses::default();
         for &touch in touches {
             misses += self.touch(touch, limit, terms);
             self.settle(limit, terms);
         }
-        self.misses += misses * scale;
+        self.misses += misses * terms.scale;
     }
 
     /// What happened in it, in all.
@@ -245,8 +240,9 @@ impl Miniature {
                 let oldest = self.pool.get(self.pool.len() / 4).map_or(0, |entry| entry.2);
                 self.border.note_hit(is_near, page.stamp <= oldest, &terms.costs);
             }
-            Place::File if ((self.written - page.stamp) as f64) * terms.packed < near => {
-                self.border.note_near_in_file(&terms.costs);
+            Place::File => {
+                let is_near = ((self.written - page.stamp) as f64) * terms.packed < near;
+                self.border.note_read(is_near, &terms.costs);
             }
             _ => {}
         }
@@ -291,7 +287,7 @@ impl Miniature {
             self.write_oldest(limit, terms);
         }
         self.tidy();
-        self.border.settle(self.evicted, self.in_pool, limit);
+        self.border.settle(self.evicted, self.in_pool, limit, terms);
     }
 
     /// Writes to the file what is too much for the pool's share.

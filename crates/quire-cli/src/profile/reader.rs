@@ -217,7 +217,9 @@ impl Reader {
             self.period_ms = (2 * self.period_ms).min(PERIOD_MS);
         }
         if present > SAMPLED_MAX || dearness > 1.0 && present > SAMPLED_MIN {
-            self.shift = (self.shift + (dearness.log2() as u32).clamp(1, 4)).min(SHIFT_MAX);
+            let most = present.max(SAMPLED_MIN) / SAMPLED_MIN;
+            let halvings = (dearness.log2() as u32).min(most.ilog2()).clamp(1, 4);
+            self.shift = (self.shift + halvings).min(SHIFT_MAX);
             let shift = self.shift;
             self.world.forget(|pid, group, _| !is_sampled(pid, group, shift));
         } else if dearness > 1.0 && self.period_ms < PERIOD_MS {

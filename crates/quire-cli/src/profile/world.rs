@@ -33,8 +33,6 @@ pub(super) struct World {
     unused: Vec<usize>,
     order: BTreeMap<Key, usize>,
     miniatures: Vec<Miniature>,
-    /// Pages of the program for each of those sampled.
-    scale: f64,
     /// Pages that are sampled and have content, and how many were touched since this was last asked for.
     present: usize,
     touched: usize,
@@ -44,12 +42,11 @@ pub(super) struct World {
 impl World {
     pub(super) fn new(costs: Costs, has_file: bool) -> World {
         World {
-            terms: Terms { costs, packed: 1.0 / 3.0, has_file },
+            terms: Terms { costs, packed: 1.0 / 3.0, has_file, scale: 1.0 },
             groups: Vec::new(),
             unused: Vec::new(),
             order: BTreeMap::new(),
             miniatures: Vec::new(),
-            scale: 1.0,
             present: 0,
             touched: 0,
             packed: [0.0; 2],
@@ -81,7 +78,7 @@ impl World {
     pub(super) fn note_wanted(&mut self, pages: u64, shift: u32) {
         let nominal = f64::from(1u32 << shift);
         let counted = pages as f64 / self.present.max(1) as f64;
-        self.scale = counted.clamp(nominal / 2.0, nominal * 2.0);
+        self.terms.scale = counted.clamp(nominal / 2.0, nominal * 2.0);
     }
 
     /// Begins a miniature of a budget, in which all that is there is in memory.
@@ -136,7 +133,7 @@ impl World {
         }
         touches.sort_unstable_by_key(|touch| touch.turn);
         for miniature in &mut self.miniatures {
-            miniature.play(&touches, unmanaged_pages, self.scale, &self.terms);
+            miniature.play(&touches, unmanaged_pages, &self.terms);
         }
     }
 

@@ -19,6 +19,7 @@
 pub mod account;
 mod event;
 mod fork;
+mod gains;
 mod histogram;
 pub mod sampling;
 mod seat;
@@ -33,6 +34,7 @@ use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 pub use self::account::Account;
 pub use self::event::Event;
 pub use self::fork::{Child, ForkWord};
+pub use self::gains::Gains;
 pub use self::histogram::{FAULT_BUCKETS, FaultKind};
 pub use self::sampling::Sampling;
 pub use self::seat::Seat;

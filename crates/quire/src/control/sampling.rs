@@ -148,11 +148,16 @@ pub fn first_page(group: u64) -> PageNum {
     PageNum(group << GROUP_ORDER)
 }
 
-/// Whether a member's group is one of those sampled, where one in `1 << shift` is.
+/// Whether a member's group is one of those sampled, where one in `1 << shift` is: of each so many that lie side by
+/// side one, by chance. What is touched alike lies side by side, so that each kind has its part of the sample.
 pub fn is_sampled(pid: u32, group: u64, shift: u32) -> bool {
-    // Fibonacci hashing; the multiplier's high bits are the mixed ones.
-    let mixed = (group ^ u64::from(pid) << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    (mixed ^ mixed >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 40 & ((1 << shift) - 1) == 0
+    // Of each two halves one is, from pairs of groups on: what is sampled rarely is sampled often, too.
+    (0..shift).all(|level| {
+        let parent = group >> (level + 1);
+        let mixed = (parent ^ u64::from(level) << 58 ^ u64::from(pid) << 32)
+            .wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        (mixed ^ mixed >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 40 & 1 == group >> level & 1
+    })
 }
 
 impl Sampling {

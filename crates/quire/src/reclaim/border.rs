@@ -15,9 +15,10 @@
 
 #![deny(unsafe_code)]
 
+use core::cmp::Ordering;
 use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-use crate::control::{Event, FaultKind};
+use crate::control::{Event, FaultKind, Gains};
 use crate::mean::Mean;
 use crate::mmu::Mmu;
 use crate::page::{State, Stored};
@@ -41,9 +42,6 @@ const STEP: usize = 64;
 const STEP_MAX: usize = 8;
 const SHARE_AT_FIRST: usize = 4;
 const SHARE_MIN: usize = 128;
-/// The pool shrinks only where more than one in so many of the pages that left are missed soon. Where half as
-/// many are not, frames are enough and it grows: it holds more pages in as much memory.
-const FEW: u64 = 16;
 
 /// When a page left memory, in ticks of the clock of such pages, and when it went on from the pool to
 /// the file, in those of the other clock.
@@ -290,26 +288,22 @@ impl Border {
     fn settle(&self, left: usize, pool_pages: usize) {
         // What was counted before counts half.
         let counted = [&self.near, &self.frames_gain_ns, &self.pool_gain_ns, &self.pool_worth_ns];
-        let [near, frames, pool, worth] = counted.map(|counter| {
+        let [near, frames_ns, pool_ns, worth] = counted.map(|counter| {
             let count = counter.load(Relaxed);
             counter.fetch_sub(count / 2, Relaxed);
             count
         });
         // For as much memory as the gains are of.
         let quarter = (pool_pages / 4).max(1) as u64;
-        let worth = worth * (self.limit / 16) as u64 / quarter;
+        let worth_ns = worth * (self.limit / 16) as u64 / quarter;
+        let page_ns = self.memory.page_ns().max(self.file.page_ns());
+        let gains = Gains { left: left as u64, near, frames_ns, pool_ns, worth_ns, page_ns };
         let step = (left * 16 / STEP).min(self.limit / STEP_MAX).max(1);
         let share = self.share();
-        let few = left as u64 / FEW;
-        let few_ns = few * self.memory.page_ns().max(self.file.page_ns());
-        // Where no page has come back yet nothing is known.
-        let is_far = few_ns > 0 && near < few / 2;
-        let next = if is_far || pool > frames.max(few_ns) / 4 * 5 {
-            (share + step).min(self.limit / 4 * 3)
-        } else if near > few && frames > worth / 4 * 5 {
-            share.saturating_sub(step).max(self.limit / SHARE_MIN)
-        } else {
-            share
+        let next = match gains.pool_goes() {
+            Ordering::Greater => (share + step).min(self.limit / 4 * 3),
+            Ordering::Less => share.saturating_sub(step).max(self.limit / SHARE_MIN),
+            Ordering::Equal => share,
         };
         self.share.store(next, Relaxed);
     }
