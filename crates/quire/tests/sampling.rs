@@ -12,7 +12,7 @@ use quire::control::sampling::{
 use quire::page::State;
 use quire::reclaim::Sampler;
 use quire::space::Advice;
-use quire::units::{PageNum, PageRange};
+use quire::units::{PAGE_SIZE, PageNum, PageRange};
 
 const ALL: u16 = ((1u32 << GROUP_PAGES) - 1) as u16;
 
@@ -56,6 +56,7 @@ impl Watched {
                 Told::Groups(groups) => {
                     told.extend(groups.into_iter().flatten().map(|seen| (seen.group, seen)));
                 }
+                Told::Packed { bytes, .. } => assert!(bytes <= PAGE_SIZE as u64, "{bytes}"),
                 Told::End { windows } => return (told, windows),
             }
         }

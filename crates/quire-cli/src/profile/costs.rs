@@ -4,10 +4,11 @@ use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
+use quire::control::sampling::Told;
 use quire::control::{Control, Event};
 use quire::units::PAGE_SIZE;
 
-use super::misses::Costs;
+use super::misses::{Costs, Packs};
 use super::touch::Order;
 use crate::cli::RunOptions;
 use crate::run;
@@ -44,18 +45,19 @@ pub(super) fn measure(options: &RunOptions) -> Result<Costs> {
         is_sampled: false,
     };
     let ample = Trial { memory_bytes: 256 << 20, ..trial(Order::Random, 400_000) };
-    let (bare_ns, _) = run_trial(options, &ample)?;
-    let (ns, counts) = run_trial(options, &Trial { is_sampled: true, ..ample })?;
+    let Tried { ns: bare_ns, .. } = run_trial(options, &ample)?;
+    let Tried { ns, counts, packs } = run_trial(options, &Trial { is_sampled: true, ..ample })?;
     let limbo = (ns - bare_ns) / counts.of(Event::PgactivateLimbo).max(1) as f64;
     let swapped_in = |trial: &Trial, packed_ns: f64| -> Result<f64> {
-        let (ns, counts) = run_trial(options, trial)?;
+        let Tried { ns, counts, .. } = run_trial(options, trial)?;
         let packed = counts.of(Event::Zswpin) + counts.of(Event::SwpinZero);
         let pages = if trial.has_file { counts.of(Event::Pswpin) - packed } else { packed };
         let others = if trial.has_file { packed as f64 * packed_ns } else { 0.0 };
         Ok((ns - others).max(ns / 10.0) / pages.max(1) as f64)
     };
     let orders = [(Order::Random, 20_000), (Order::Sequential, 2 * PAGES)];
-    let mut costs = Costs { limbo: limbo.max(LIMBO_NS_MIN), pool: [0.0; 2], file: [0.0; 2] };
+    let limbo = limbo.max(LIMBO_NS_MIN);
+    let mut costs = Costs { limbo, pool: [0.0; 2], file: [0.0; 2], unpack: packs.unpack_ns() };
     for (at, (order, count)) in orders.into_iter().enumerate() {
         costs.pool[at] = swapped_in(&trial(order, count), 0.0)?;
         costs.file[at] = costs.pool[at];
@@ -72,8 +74,15 @@ pub(super) fn measure(options: &RunOptions) -> Result<Costs> {
     Ok(costs)
 }
 
-/// How long touching took, in nanoseconds, and what was counted.
-fn run_trial(options: &RunOptions, trial: &Trial) -> Result<(f64, Counts)> {
+/// What came of one.
+struct Tried {
+    /// How long touching took.
+    ns: f64,
+    counts: Counts,
+    packs: Packs,
+}
+
+fn run_trial(options: &RunOptions, trial: &Trial) -> Result<Tried> {
     let report = tempfile::NamedTempFile::new().context("cannot make a temporary file")?;
     let program = std::env::current_exe().context("cannot find the program quire")?;
     let sizes = [PAGES, trial.random_bytes].map(|size| size.to_string().into());
@@ -99,13 +108,20 @@ fn run_trial(options: &RunOptions, trial: &Trial) -> Result<(f64, Counts)> {
         ],
         ..options.clone()
     };
-    let mut counts = Counts::default();
+    let (mut counts, mut packs, mut position) = (Counts::default(), Packs::default(), 0);
     let mut look = |control: &Control, _: Moment| {
         if trial.is_sampled && !control.sampling.is_on() {
             control.sampling.start(4, 1);
             control.call_all();
         }
         counts = Counts::read(control, Scope::Run).unwrap_or_default();
+        let head = control.sampling.head();
+        for sample in (position..head).filter_map(|position| control.sampling.read(position)) {
+            if let Told::Packed { bytes, unpack_ns } = sample.told {
+                packs.note(bytes, unpack_ns);
+            }
+        }
+        position = head;
     };
     let mut looker = Looker::new(Some(Duration::from_millis(1)), &mut look);
     let ended = run::run_watched(&run_options, Some(&mut looker))?;
@@ -114,5 +130,5 @@ fn run_trial(options: &RunOptions, trial: &Trial) -> Result<(f64, Counts)> {
     }
     let text = fs::read_to_string(report.path()).context("cannot read how long it took")?;
     let ns = text.trim().parse().context("cannot read how long it took")?;
-    Ok((ns, counts))
+    Ok(Tried { ns, counts, packs })
 }

@@ -195,6 +195,7 @@ impl Curve<'_> {
                 "page_along_from_pool": costs.pool[1],
                 "file": costs.file[0],
                 "page_along_from_file": costs.file[1],
+                "unpack": costs.unpack,
             },
             "full_speed_bytes": self.full_speed().bytes,
             "knee_bytes": self.knee().map(|knee| knee.bytes),
@@ -209,8 +210,12 @@ mod tests {
     use super::*;
 
     const MIB: u64 = 1 << 20;
-    const COSTS: Costs =
-        Costs { limbo: 10_000.0, pool: [50_000.0, 5_000.0], file: [200_000.0, 10_000.0] };
+    const COSTS: Costs = Costs {
+        limbo: 10_000.0,
+        pool: [50_000.0, 5_000.0],
+        file: [200_000.0, 10_000.0],
+        unpack: 1_000.0,
+    };
 
     /// A run of ten seconds that needs 100 MiB, with so many faults on the pool at each budget.
     fn profiled(faults: &[(u64, f64)]) -> Profiled {

@@ -2,6 +2,8 @@
 
 use std::ops::{AddAssign, Mul};
 
+use quire::units::PAGE_SIZE;
+
 /// What faults cost, in nanoseconds.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct Costs {
@@ -12,6 +14,49 @@ pub(super) struct Costs {
     pub pool: [f64; 2],
     /// The same of the swap file.
     pub file: [f64; 2],
+    /// How long unpacking took of each of these pages.
+    pub unpack: f64,
+}
+
+impl Costs {
+    /// The same of pages whose unpacking takes so many nanoseconds.
+    fn with_unpack(self, unpack: f64) -> Costs {
+        let of = |ns: [f64; 2]| ns.map(|ns| (ns + unpack - self.unpack).max(ns / 4.0));
+        Costs { pool: of(self.pool), file: of(self.file), unpack, ..self }
+    }
+}
+
+/// How pages pack.
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct Packs {
+    tried: f64,
+    bytes: f64,
+    unpack_ns: f64,
+}
+
+impl Packs {
+    pub(super) fn note(&mut self, bytes: u64, unpack_ns: u64) {
+        self.tried += 1.0;
+        self.bytes += bytes as f64;
+        self.unpack_ns += unpack_ns as f64;
+    }
+
+    /// A packed page's length, as a part of a page; it has a head, and slabs have gaps.
+    pub(super) fn part(&self) -> f64 {
+        match self.tried {
+            0.0 => 1.0 / 3.0,
+            tried => (self.bytes / tried / PAGE_SIZE as f64 * 1.05).clamp(0.01, 1.0),
+        }
+    }
+
+    pub(super) fn unpack_ns(&self) -> f64 {
+        self.unpack_ns / self.tried.max(1.0)
+    }
+
+    /// What faults cost on pages that pack so, where they cost that on others.
+    pub(super) fn costs(&self, others: Costs) -> Costs {
+        if self.tried == 0.0 { others } else { others.with_unpack(self.unpack_ns()) }
+    }
 }
 
 /// What happened.

@@ -160,7 +160,6 @@ impl Reader {
         if !self.members.contains_key(&pid) {
             return;
         }
-        sample.packed.into_iter().for_each(|bytes| self.world.note_packed(bytes));
         match sample.told {
             Told::Groups(groups) => {
                 let seen = groups.into_iter().flatten();
@@ -168,6 +167,7 @@ impl Reader {
                 seen.filter(|seen| is_sampled(pid, seen.group, shift))
                     .for_each(|seen| self.world.see(pid, look, seen));
             }
+            Told::Packed { bytes, unpack_ns } => self.world.note_packed(bytes, unpack_ns),
             Told::End { windows } => {
                 self.looks += 1;
                 self.world.end_look(pid, look, self.unmanaged_pages);
@@ -244,7 +244,7 @@ impl Reader {
             packed: self.world.packed(),
             one_in: 1 << self.shift,
             lost: self.lost,
-            costs: self.costs,
+            costs: self.world.costs(),
             results,
         }
     }

@@ -3,11 +3,10 @@
 use std::collections::BTreeMap;
 
 use quire::control::sampling::GroupSample;
-use quire::units::PAGE_SIZE;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::miniature::{Miniature, Played, Terms, Touch, pages_in};
-use super::misses::Costs;
+use super::misses::{Costs, Packs};
 
 /// A group's process, and its number there.
 type Key = (u32, u64);
@@ -36,20 +35,23 @@ pub(super) struct World {
     /// Pages that are sampled and have content, and how many were touched since this was last asked for.
     present: usize,
     touched: usize,
-    packed: [f64; 2],
+    packs: Packs,
+    /// What faults cost on the pages with which that was measured.
+    costs: Costs,
 }
 
 impl World {
     pub(super) fn new(costs: Costs, has_file: bool) -> World {
         World {
-            terms: Terms { costs, packed: 1.0 / 3.0, has_file, scale: 1.0 },
+            terms: Terms { costs, packed: Packs::default().part(), has_file, scale: 1.0 },
             groups: Vec::new(),
             unused: Vec::new(),
             order: BTreeMap::new(),
             miniatures: Vec::new(),
             present: 0,
             touched: 0,
-            packed: [0.0; 2],
+            packs: Packs::default(),
+            costs,
         }
     }
 
@@ -67,11 +69,15 @@ impl World {
         self.terms.packed
     }
 
-    pub(super) fn note_packed(&mut self, bytes: usize) {
-        self.packed[0] += 1.0;
-        self.packed[1] += bytes as f64 / PAGE_SIZE as f64;
-        // A packed page has a head, and slabs have gaps.
-        self.terms.packed = (self.packed[1] / self.packed[0] * 1.05).clamp(0.01, 1.0);
+    pub(super) fn note_packed(&mut self, bytes: u64, unpack_ns: u64) {
+        self.packs.note(bytes, unpack_ns);
+        self.terms.packed = self.packs.part();
+        self.terms.costs = self.packs.costs(self.costs);
+    }
+
+    /// What faults cost on the program's pages.
+    pub(super) fn costs(&self) -> Costs {
+        self.terms.costs
     }
 
     /// Notes that the program has so many pages with content: the sampled ones stand for these.
@@ -186,12 +192,17 @@ impl World {
 #[cfg(test)]
 mod tests {
     use quire::control::sampling::GROUP_PAGES;
+    use quire::units::PAGE_SIZE;
 
     use super::super::misses::Misses;
     use super::*;
 
-    const COSTS: Costs =
-        Costs { limbo: 10_000.0, pool: [50_000.0, 5_000.0], file: [200_000.0, 10_000.0] };
+    const COSTS: Costs = Costs {
+        limbo: 10_000.0,
+        pool: [50_000.0, 5_000.0],
+        file: [200_000.0, 10_000.0],
+        unpack: 1_000.0,
+    };
     const MIB: u64 = 1 << 20;
     const PID: u32 = 7;
     const ALL: u16 = ((1u32 << GROUP_PAGES) - 1) as u16;
@@ -283,7 +294,7 @@ mod tests {
         for has_file in [false, true] {
             let mut program = Program::new(&[24], has_file);
             let groups = 96 * MIB / GROUP_BYTES;
-            (0..100).for_each(|_| program.world.note_packed(PAGE_SIZE / 2));
+            (0..100).for_each(|_| program.world.note_packed(PAGE_SIZE as u64 / 2, 1_000));
             for _ in 0..3 {
                 for at in (0..groups).step_by(32) {
                     program.touch(at..(at + 32).min(groups), ALL, 0);

@@ -28,9 +28,10 @@ const PATIENCE_BITS: u32 = 3;
 /// In place of a patience: the group was not looked at.
 const NOT_LOOKED_AT: u64 = (1 << PATIENCE_BITS) - 1;
 const LOOK_MASK: u64 = 0x7fff;
-const LAST: u64 = 1 << 15;
-const PACKED_SHIFT: u32 = 16;
-const PACKED_MASK: u64 = 0x1fff;
+const KIND_SHIFT: u32 = 16;
+const KIND_MASK: u64 = 3;
+const KIND_GROUPS: u64 = 0;
+const KIND_PACKED: u64 = 1;
 
 /// What is to be sampled, and what was seen.
 #[repr(C, align(64))]
@@ -76,20 +77,23 @@ impl GroupSample {
     }
 }
 
-/// A few groups, as a member saw them at a look, or the look's end.
+/// A few groups, as a member saw them at a look, how one of its pages packs, or the look's end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Sample {
     pub pid: u32,
     /// The number of the look.
     pub look: u16,
-    /// Bytes that one of its pages would be packed to, where one was tried.
-    pub packed: Option<usize>,
     pub told: Told,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Told {
     Groups([Option<GroupSample>; GROUPS]),
+    /// A page was packed to so many bytes, to see what that brings, and unpacked in so many nanoseconds.
+    Packed {
+        bytes: u64,
+        unpack_ns: u64,
+    },
     /// All was told of this look. The frame pool has used so many windows, each of which has a page table.
     End {
         windows: u64,
@@ -98,7 +102,7 @@ pub enum Told {
 
 impl Sample {
     pub fn new(pid: u32, look: u16) -> Sample {
-        Sample { pid, look, packed: None, told: Told::Groups([None; GROUPS]) }
+        Sample { pid, look, told: Told::Groups([None; GROUPS]) }
     }
 
     /// Whether each group of the member's is told of at this look.
@@ -108,32 +112,37 @@ impl Sample {
 
     fn to_words(self) -> [u64; WORDS] {
         let mut words = [0; WORDS];
-        let packed = self.packed.map_or(0, |bytes| bytes as u64 + 1) << PACKED_SHIFT;
-        words[0] = u64::from(self.pid) << 32 | packed | u64::from(self.look) & LOOK_MASK;
-        match self.told {
+        let kind = match self.told {
             Told::Groups(groups) => {
                 for (word, group) in words[1..].iter_mut().zip(groups) {
                     *word = group.map_or(0, GroupSample::to_word);
                 }
+                KIND_GROUPS
+            }
+            Told::Packed { bytes, unpack_ns } => {
+                (words[1], words[2]) = (bytes, unpack_ns);
+                KIND_PACKED
             }
             Told::End { windows } => {
-                words[0] |= LAST;
                 words[1] = windows;
+                KIND_MASK
             }
-        }
+        };
+        words[0] =
+            u64::from(self.pid) << 32 | kind << KIND_SHIFT | u64::from(self.look) & LOOK_MASK;
         words
     }
 
     fn of_words(words: [u64; WORDS]) -> Sample {
-        let packed = words[0] >> PACKED_SHIFT & PACKED_MASK;
         Sample {
             pid: (words[0] >> 32) as u32,
             look: (words[0] & LOOK_MASK) as u16,
-            packed: packed.checked_sub(1).map(|bytes| bytes as usize),
-            told: if words[0] & LAST != 0 {
-                Told::End { windows: words[1] }
-            } else {
-                Told::Groups(core::array::from_fn(|at| GroupSample::of_word(words[1 + at])))
+            told: match words[0] >> KIND_SHIFT & KIND_MASK {
+                KIND_GROUPS => {
+                    Told::Groups(core::array::from_fn(|at| GroupSample::of_word(words[1 + at])))
+                }
+                KIND_PACKED => Told::Packed { bytes: words[1], unpack_ns: words[2] },
+                _ => Told::End { windows: words[1] },
             },
         }
     }
@@ -214,12 +223,13 @@ mod tests {
             None,
             Some(group(7, None)),
         ];
-        for (packed, told) in [
-            (None, Told::Groups(groups)),
-            (Some(0), Told::End { windows: u64::MAX }),
-            (Some(4096), Told::Groups([None; GROUPS])),
+        for told in [
+            Told::Groups(groups),
+            Told::Groups([None; GROUPS]),
+            Told::Packed { bytes: 4096, unpack_ns: u64::MAX },
+            Told::End { windows: u64::MAX },
         ] {
-            let sample = Sample { pid: u32::MAX, look: 0x7fff, packed, told };
+            let sample = Sample { pid: u32::MAX, look: 0x7fff, told };
             assert_eq!(Sample::of_words(sample.to_words()), sample);
         }
     }

@@ -18,7 +18,7 @@ use crate::mmu::{FrameId, Mmu};
 use crate::page::State;
 use crate::scratch::Scratch;
 use crate::space::VmSpace;
-use crate::swap::compress::Compressed;
+use crate::swap::compress::{Compressed, decompress};
 use crate::sys::monotonic_ns;
 use crate::units::{PAGE_SIZE, PageRange};
 
@@ -92,9 +92,8 @@ impl<M: Mmu> Letter<'_, M> {
         }
     }
 
-    fn send(&mut self, told: Told) {
+    fn send(&self, told: Told) {
         self.space.budget.control().sampling.push(Sample { told, ..self.sample });
-        self.sample.packed = None;
     }
 }
 
@@ -129,9 +128,10 @@ impl<M: Mmu> VmSpace<M> {
                 let is_out = self.sample_group(group, &mut letter, scratch);
                 // Others at each look.
                 let is_tried = (group ^ u64::from(sampler.look)).is_multiple_of(TRY_ONE_IN);
-                if is_out && is_tried && tries > 0 && letter.sample.packed.is_none() {
+                if is_out && is_tried && tries > 0 {
                     tries -= 1;
-                    letter.sample.packed = self.try_packing(group, sampler.look, scratch);
+                    let told = self.try_packing(group, sampler.look, scratch);
+                    told.into_iter().for_each(|told| letter.send(told));
                 }
             }
         }
@@ -180,8 +180,8 @@ impl<M: Mmu> VmSpace<M> {
         touched != 0
     }
 
-    /// How many bytes a page of the group in limbo would be packed to.
-    fn try_packing(&self, group: u64, look: u16, scratch: &mut Scratch) -> Option<usize> {
+    /// How a page of the group packs that is in limbo.
+    fn try_packing(&self, group: u64, look: u16, scratch: &mut Scratch) -> Option<Told> {
         let range = PageRange::new(first_page(group), GROUP_PAGES);
         let start = usize::from(look) % GROUP_PAGES;
         let page = (0..GROUP_PAGES)
@@ -190,10 +190,18 @@ impl<M: Mmu> VmSpace<M> {
         let frame = FrameId(page.content().payload());
         // SAFETY: a frame in limbo belongs to its owner, which is locked.
         let bytes = unsafe { &*self.mmu.frame(frame) };
-        match scratch.compressor().compress(bytes, self.strength()) {
-            Compressed::Same(_) => Some(0),
-            Compressed::Packed(_, packed) => Some(packed.len()),
-            Compressed::Raw => Some(PAGE_SIZE),
-        }
+        Some(match scratch.compressor().compress(bytes, self.strength()) {
+            Compressed::Same(_) => Told::Packed { bytes: 0, unpack_ns: 0 },
+            Compressed::Packed(kind, packed) => {
+                let mut unpacked = [0; PAGE_SIZE];
+                let start = monotonic_ns();
+                let _ = decompress(kind, packed, &mut unpacked);
+                Told::Packed {
+                    bytes: packed.len() as u64,
+                    unpack_ns: monotonic_ns().saturating_sub(start),
+                }
+            }
+            Compressed::Raw => Told::Packed { bytes: PAGE_SIZE as u64, unpack_ns: 0 },
+        })
     }
 }
