@@ -214,7 +214,7 @@ impl<M: Mmu> VmSpace<M> {
         }
         // Shared ones take their memory whether they are kept or not; and what is not kept has to be
         // packed once more, for this process alone.
-        let is_worth_it = || own == 0 || !self.swap.has_file() || self.border.is_copy_worth_it();
+        let is_worth_it = || own == 0 || self.border.is_copy_worth_it();
         shared > own || is_worth_it() && self.swap.may_keep_clean(own, self.budget.limit())
     }
 

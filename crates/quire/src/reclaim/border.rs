@@ -86,6 +86,31 @@ impl Faults {
     }
 }
 
+/// What unmapping takes a page, of the last few thousand.
+#[derive(Default)]
+struct Unmapping {
+    ns: AtomicU64,
+    pages: AtomicU64,
+}
+
+impl Unmapping {
+    const PAGES_MAX: u64 = 4096;
+
+    fn note(&self, pages: usize, ns: u64) {
+        self.ns.fetch_add(ns, Relaxed);
+        // What was counted before counts half.
+        if self.pages.fetch_add(pages as u64, Relaxed) > Self::PAGES_MAX {
+            for count in [&self.ns, &self.pages] {
+                count.store(count.load(Relaxed) / 2, Relaxed);
+            }
+        }
+    }
+
+    fn page_ns(&self) -> u64 {
+        self.ns.load(Relaxed) / self.pages.load(Relaxed).max(1)
+    }
+}
+
 /// What is known of pages that left, and the pool's share.
 pub(crate) struct Border {
     limit: usize,
@@ -114,6 +139,9 @@ pub(crate) struct Border {
     /// Nanoseconds that packing takes, by either, and by Zstandard.
     pack_ns: Mean,
     zstd_ns: Mean,
+    /// Unmapping pages that move to limbo, and those that are dropped, as they are stored.
+    moving: Unmapping,
+    dropping: Unmapping,
     /// Pages that were not tried by Zstandard because it did not pay.
     untried: AtomicU32,
     /// Ticks since they left, from which on packed pages are old enough for the file.
@@ -139,6 +167,8 @@ impl Border {
             packed_by_zstd: Mean::new(),
             pack_ns: Mean::new(),
             zstd_ns: Mean::new(),
+            moving: Unmapping::default(),
+            dropping: Unmapping::default(),
             untried: AtomicU32::new(0),
             old: AtomicU16::new(NEAR),
         }
@@ -191,8 +221,14 @@ impl Border {
         is_worth_it || self.untried.fetch_add(1, Relaxed).is_multiple_of(TRY_ONE_IN)
     }
 
-    /// Whether a page in memory should keep its packed copy, for when it leaves unchanged. That saves packing;
-    /// another page in the copy's place would save, until then, as much of a fault as a frame more does.
+    /// Notes that so many pages were unmapped in so many nanoseconds, to limbo or, as they are stored, for good.
+    pub(super) fn note_unmapped(&self, is_dropped: bool, pages: usize, ns: u64) {
+        if is_dropped { &self.dropping } else { &self.moving }.note(pages, ns);
+    }
+
+    /// Whether a page in memory should keep its packed copy, for when it leaves unchanged. That saves packing, and
+    /// moving it to limbo; another page in the copy's place would save, until then, as much of a fault as a frame more
+    /// does.
     pub fn is_copy_worth_it(&self) -> bool {
         let gain_ns = self.frames_gain_ns.load(Relaxed) * u64::from(self.packed.get());
         // What is counted is what a sixteenth of the budget more would save while another leaves, and, as
@@ -200,7 +236,8 @@ impl Border {
         let sixteenths = (self.limit - self.share()) * 16 / self.limit;
         let copy_costs_ns =
             gain_ns / ((self.limit / 16).max(1) * PAGE_SIZE) as u64 * sixteenths as u64 / 2;
-        copy_costs_ns <= self.pack_ns.get().into()
+        let moving_ns = self.moving.page_ns().saturating_sub(self.dropping.page_ns());
+        copy_costs_ns <= u64::from(self.pack_ns.get()) + moving_ns
     }
 
     /// Nanoseconds for a page that is read from the file; where nothing was read yet what a disk of some
@@ -504,6 +541,11 @@ mod tests {
         assert!(border.is_copy_worth_it(), "a few frames more would save none of these");
         run(&border, 8, |border| border.note_refault(border.evict_stamp(3), &border.file, 100_000));
         assert!(!border.is_copy_worth_it());
+        border.note_unmapped(true, 64, 64_000);
+        border.note_unmapped(false, 1, 2_000_000);
+        assert!(border.is_copy_worth_it(), "moving it takes longer than that saves");
+        (0..8000).for_each(|_| border.note_unmapped(false, 1, 1_000));
+        assert!(!border.is_copy_worth_it(), "what was known before is forgotten");
     }
 
     #[test]

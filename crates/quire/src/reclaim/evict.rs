@@ -228,7 +228,9 @@ impl<M: Mmu> VmSpace<M> {
         };
         let freed = runs.as_slice().iter().map(|run| run.len()).sum();
         self.budget.count(Event::UnmapCalls, calls);
-        self.budget.count(Event::UnmapNs, (monotonic_ns() - start) as usize);
+        let ns = monotonic_ns() - start;
+        self.border.note_unmapped(true, freed, ns);
+        self.budget.count(Event::UnmapNs, ns as usize);
         self.count_unmapped(clean.range.start, freed);
         self.budget.count(Event::UnmapPages, freed);
         let (mut stored_pages, mut copies) = (0, 0);
@@ -413,13 +415,15 @@ impl<M: Mmu> VmSpace<M> {
             evicted.refused += kept;
             at = at.add(kept);
         }
-        self.budget.count(Event::UnmapNs, (monotonic_ns() - start) as usize);
+        let ns = monotonic_ns() - start;
+        self.budget.count(Event::UnmapNs, ns as usize);
         let is_gone = |at: usize| !is_unlocked[at] && batch.before(range.start.add(at)).is_some();
         let mut moved = 0;
         for (at, page) in range.pages().enumerate().filter(|&(at, _)| is_gone(at)) {
             self.frames.set_owner(frame.add(at), page);
             moved += 1;
         }
+        self.border.note_unmapped(false, moved, ns);
         evicted.unmapped += moved;
         self.frames.enter_limbo(run, is_gone);
         self.count_unmapped(range.start, moved);
