@@ -22,9 +22,10 @@ use crate::swap::compress::{Compressed, decompress};
 use crate::sys::monotonic_ns;
 use crate::units::{PAGE_SIZE, PageRange};
 
-/// Pages that are packed at a look at most, to see what it brings, and of how many groups one.
-const TRIED: u32 = 4;
-const TRY_ONE_IN: u64 = 8;
+/// Pages that are packed at a look, to see what it brings.
+const TRIED: u64 = 4;
+/// Spreads numbers.
+const MIX: u64 = 0x9e37_79b9_7f4a_7c15;
 const NS_PER_MS: u64 = 1_000_000;
 
 /// What the background thread knows of its looks.
@@ -32,6 +33,8 @@ const NS_PER_MS: u64 = 1_000_000;
 pub struct Sampler {
     due_ns: u64,
     look: u16,
+    /// Groups with content that the last look has seen.
+    seen: u64,
 }
 
 /// When a group is looked at next, and with what patience it was last: its first page's stamp.
@@ -115,7 +118,9 @@ impl<M: Mmu> VmSpace<M> {
         let pid = self.budget.member().pid.load(Relaxed);
         let sample = Sample::new(pid, sampler.look);
         let mut letter = Letter { space: self, sample, groups: [None; GROUPS], count: 0 };
-        let mut tries = TRIED;
+        // Of all that there are, by chance: what is touched, and what lies there.
+        let one_in = (core::mem::take(&mut sampler.seen) / TRIED).max(1);
+        let turn = |group: u64| (group ^ u64::from(sampler.look) << 40).wrapping_mul(MIX) >> 40;
         for block in 0..self.pages.used_arena().len() {
             let range = self.pages.block_range(block);
             if self.pages.block(range.start).is_used.load(Relaxed) == 0 {
@@ -125,11 +130,9 @@ impl<M: Mmu> VmSpace<M> {
                 if !is_sampled(pid, group, shift) {
                     continue;
                 }
-                let is_out = self.sample_group(group, &mut letter, scratch);
-                // Others at each look.
-                let is_tried = (group ^ u64::from(sampler.look)).is_multiple_of(TRY_ONE_IN);
-                if is_out && is_tried && tries > 0 {
-                    tries -= 1;
+                let is_there = self.sample_group(group, &mut letter, scratch);
+                sampler.seen += u64::from(is_there);
+                if is_there && turn(group).is_multiple_of(one_in) {
                     let told = self.try_packing(group, sampler.look, scratch);
                     told.into_iter().for_each(|told| letter.send(told));
                 }
@@ -145,7 +148,7 @@ impl<M: Mmu> VmSpace<M> {
         Some(period_ms)
     }
 
-    /// Tells of a group and unmaps it, if it is due; returns whether anything of it was unmapped.
+    /// Tells of a group and unmaps it, if it is due; returns whether it has content.
     fn sample_group(&self, group: u64, letter: &mut Letter<'_, M>, scratch: &mut Scratch) -> bool {
         let range = PageRange::new(first_page(group), GROUP_PAGES);
         let (mut touched, mut present) = (0u16, 0u16);
@@ -165,7 +168,7 @@ impl<M: Mmu> VmSpace<M> {
             if letter.sample.is_census() {
                 letter.push(GroupSample { group, touched: 0, present, patience: None });
             }
-            return false;
+            return true;
         }
         let next = turn.next(look, touched != 0);
         if has_turn {
@@ -177,7 +180,7 @@ impl<M: Mmu> VmSpace<M> {
         if touched != 0 || letter.sample.is_census() {
             letter.push(GroupSample { group, touched, present, patience: Some(next.patience) });
         }
-        touched != 0
+        true
     }
 
     /// How a page of the group packs that is in limbo.
