@@ -21,6 +21,8 @@ struct Watched {
     machine: Machine,
     sampler: Sampler,
     position: u64,
+    /// What pages were packed to that were tried.
+    packed: Vec<u64>,
 }
 
 impl Watched {
@@ -35,7 +37,7 @@ impl Watched {
             machine.space.sample(&mut sampler, &mut machine.scratch.lock().unwrap()),
             Some(1)
         );
-        Watched { machine, sampler, position: 0 }
+        Watched { machine, sampler, position: 0, packed: Vec::new() }
     }
 
     fn sampling(&self) -> &'static Sampling {
@@ -56,7 +58,7 @@ impl Watched {
                 Told::Groups(groups) => {
                     told.extend(groups.into_iter().flatten().map(|seen| (seen.group, seen)));
                 }
-                Told::Packed { bytes, .. } => assert!(bytes <= PAGE_SIZE as u64, "{bytes}"),
+                Told::Packed { bytes, .. } => self.packed.push(bytes),
                 Told::End { windows } => return (told, windows),
             }
         }
@@ -87,6 +89,20 @@ fn each_look_tells_what_was_touched_since_the_last_and_loses_nothing() {
     assert_eq!((told[&1].touched, told[&1].present), (0b1010, ALL));
     watched.machine.expect_all(range);
     watched.machine.space.check();
+}
+
+#[test]
+fn a_few_pages_are_packed_at_each_look_touched_or_not_and_none_at_the_first() {
+    let mut watched = Watched::new(0);
+    let range = watched.machine.map(0, 64 * GROUP_PAGES);
+    watched.machine.fill_all(range);
+    watched.look();
+    assert_eq!(watched.packed, [], "it is not known how many there are");
+    (0..40).for_each(|_| drop(watched.look()));
+    let tried = watched.packed.len();
+    assert!((40..400).contains(&tried), "{tried} in 40 looks");
+    assert!(watched.packed.iter().all(|&bytes| bytes <= PAGE_SIZE as u64));
+    watched.machine.expect_all(range);
 }
 
 #[test]

@@ -74,7 +74,7 @@ pub(super) fn measure(options: &RunOptions) -> Result<Costs> {
     Ok(costs)
 }
 
-/// What came of one.
+/// What came of a trial.
 struct Tried {
     /// How long touching took.
     ns: f64,

@@ -46,7 +46,6 @@ const LATE_RECORDS: u64 = 64;
 /// Reads what members tell.
 pub(super) struct Reader {
     world: World,
-    costs: Costs,
     position: u64,
     lost: u64,
     shift: u32,
@@ -73,7 +72,6 @@ impl Reader {
     pub(super) fn new(costs: Costs, has_file: bool) -> Reader {
         Reader {
             world: World::new(costs, has_file),
-            costs,
             position: 0,
             lost: 0,
             shift: SHIFT_FIRST,
@@ -195,7 +193,7 @@ impl Reader {
         let since = counts.since(&self.counts);
         let [faults, unmap_ns] =
             [Event::PgactivateLimbo, Event::UnmapNs].map(|event| since.of(event) as f64);
-        let cost_ns = faults * self.costs.limbo + unmap_ns * UNMAP_PART;
+        let cost_ns = faults * self.world.costs().limbo + unmap_ns * UNMAP_PART;
         self.cost_ns += cost_ns;
         let dearness = cost_ns / self.cost_at.elapsed().as_nanos() as f64 / COST_MAX;
         (self.cost_at, self.counts) = (Instant::now(), counts);

@@ -32,6 +32,7 @@ const KIND_SHIFT: u32 = 16;
 const KIND_MASK: u64 = 3;
 const KIND_GROUPS: u64 = 0;
 const KIND_PACKED: u64 = 1;
+const KIND_END: u64 = 2;
 
 /// What is to be sampled, and what was seen.
 #[repr(C, align(64))]
@@ -125,7 +126,7 @@ impl Sample {
             }
             Told::End { windows } => {
                 words[1] = windows;
-                KIND_MASK
+                KIND_END
             }
         };
         words[0] =

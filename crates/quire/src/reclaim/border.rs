@@ -97,6 +97,9 @@ impl Unmapping {
     const PAGES_MAX: u64 = 4096;
 
     fn note(&self, pages: usize, ns: u64) {
+        if pages == 0 {
+            return;
+        }
         self.ns.fetch_add(ns, Relaxed);
         // What was counted before counts half.
         if self.pages.fetch_add(pages as u64, Relaxed) > Self::PAGES_MAX {
@@ -546,6 +549,8 @@ mod tests {
         assert!(border.is_copy_worth_it(), "moving it takes longer than that saves");
         (0..8000).for_each(|_| border.note_unmapped(false, 1, 1_000));
         assert!(!border.is_copy_worth_it(), "what was known before is forgotten");
+        border.note_unmapped(false, 0, u64::MAX / 2);
+        assert!(!border.is_copy_worth_it(), "nothing was moved");
     }
 
     #[test]

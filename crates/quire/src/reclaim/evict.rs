@@ -423,7 +423,10 @@ impl<M: Mmu> VmSpace<M> {
             self.frames.set_owner(frame.add(at), page);
             moved += 1;
         }
-        self.border.note_unmapped(false, moved, ns);
+        // Time in which others were copied, or refused, says nothing of what moving takes.
+        if !is_unlocked.contains(&true) {
+            self.border.note_unmapped(false, moved, ns);
+        }
         evicted.unmapped += moved;
         self.frames.enter_limbo(run, is_gone);
         self.count_unmapped(range.start, moved);

@@ -22,10 +22,8 @@ use crate::swap::compress::{Compressed, decompress};
 use crate::sys::monotonic_ns;
 use crate::units::{PAGE_SIZE, PageRange};
 
-/// Pages that are packed at a look, to see what it brings.
-const TRIED: u64 = 4;
-/// Spreads numbers.
-const MIX: u64 = 0x9e37_79b9_7f4a_7c15;
+/// Pages that are packed at a look, to see what it brings, up to twice as many.
+const TRIED: u64 = 2;
 const NS_PER_MS: u64 = 1_000_000;
 
 /// What the background thread knows of its looks.
@@ -115,12 +113,14 @@ impl<M: Mmu> VmSpace<M> {
             return Some((sampler.due_ns - now).div_ceil(NS_PER_MS));
         }
         sampler.look = sampler.look.wrapping_add(1);
+        let look = sampler.look;
         let pid = self.budget.member().pid.load(Relaxed);
-        let sample = Sample::new(pid, sampler.look);
+        let sample = Sample::new(pid, look);
         let mut letter = Letter { space: self, sample, groups: [None; GROUPS], count: 0 };
         // Of all that there are, by chance: what is touched, and what lies there.
-        let one_in = (core::mem::take(&mut sampler.seen) / TRIED).max(1);
-        let turn = |group: u64| (group ^ u64::from(sampler.look) << 40).wrapping_mul(MIX) >> 40;
+        let seen = core::mem::take(&mut sampler.seen);
+        let one_in = (seen > 0).then(|| (seen / TRIED).max(1).ilog2());
+        let is_tried = |group| one_in.is_some_and(|shift| is_sampled(look.into(), group, shift));
         for block in 0..self.pages.used_arena().len() {
             let range = self.pages.block_range(block);
             if self.pages.block(range.start).is_used.load(Relaxed) == 0 {
@@ -132,8 +132,8 @@ impl<M: Mmu> VmSpace<M> {
                 }
                 let is_there = self.sample_group(group, &mut letter, scratch);
                 sampler.seen += u64::from(is_there);
-                if is_there && turn(group).is_multiple_of(one_in) {
-                    let told = self.try_packing(group, sampler.look, scratch);
+                if is_there && is_tried(group) {
+                    let told = self.try_packing(group, look, scratch);
                     told.into_iter().for_each(|told| letter.send(told));
                 }
             }
