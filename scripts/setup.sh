@@ -30,6 +30,7 @@ test)
 	need stress-ng stress-ng
 	need prometheus prometheus
 	need tmux tmux
+	need gcore gdb
 	need debootstrap debootstrap
 	need jupyter jupyter-nbconvert
 	[ -e /usr/lib/python3/dist-packages/ipykernel ] || packages+=(python3-ipykernel)

@@ -7,7 +7,9 @@ import os
 import pty
 import re
 import select
+import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -367,3 +369,70 @@ def looked_at(context):
     if gone == 0 or seen == 0:
         raise Failed(f"{seen} pages were seen, {gone} not: nothing was tried")
     context.note(f"{seen} pages seen, {gone} EIO")
+
+
+DUMPED = """
+import os, resource, sys
+os.chdir(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_CORE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+""" + LOOKED_AT.replace("% 251", "% 250 + 1")
+
+
+def pages_in_core(path, addresses):
+    """What a core dump has for the page at each address: 64 bytes, or None."""
+    with path.open("rb") as core:
+        head = core.read(64)
+        headers_at, header_bytes, headers = *struct.unpack_from("<Q", head, 32), *struct.unpack_from("<HH", head, 54)
+        core.seek(headers_at)
+        loads = [struct.unpack_from("<IIQQQQ", core.read(header_bytes)) for _ in range(headers)]
+        for address in addresses:
+            held = [
+                offset + address - start
+                for kind, _, offset, start, _, length in loads
+                if kind == 1 and start <= address < start + length
+            ]
+            core.seek(held[0] if held else 0)
+            yield core.read(64) if held else None
+
+
+@case("core-dump", needs=("root", "gcore"))
+def core_dump(context):
+    """A core dump has a page's own bytes or zeros, which is stated; writing one neither ends a run nor takes memory.
+
+    gdb writes one of a program that goes on, and the kernel one of a program that aborts.
+    """
+    cores = context.tmp / "cores"
+    cores.mkdir()
+    notes = []
+    for by in ("gdb", "kernel"):
+        swap = context.swap_directory()
+        argv = [sys.executable, "-c", DUMPED, str(cores)]
+        run = context.spawn_until_ready(context.quire_argv(argv, 40 * MIB, swap, whole=True))
+        # Of each value the first whole page.
+        addresses = [(int(line) + 4095) // 4096 * 4096 for line in run.out_path.read_text().split()[:-1]]
+        program = next(pid for pid, command, _ in descendants(run.pid) if command.startswith("python"))
+        if by == "gdb":
+            gcore = ["gcore", "-o", str(cores / "of-gdb"), str(program)]
+            done = subprocess.run(gcore, capture_output=True, text=True, timeout=120, check=False)
+            if done.returncode != 0:
+                raise Failed(f"gcore: {done.stderr[-1000:]}")
+            context.go_on(run)
+        else:
+            os.kill(program, signal.SIGABRT)
+            with run.go:
+                status = context.wait(run).status
+            if status != 128 + signal.SIGABRT:
+                raise Failed(f"{status} after an abort")
+        written = list(cores.iterdir())
+        if not written and by == "kernel":
+            notes.append("the machine's kernel.core_pattern puts the kernel's elsewhere")
+            continue
+        found = list(pages_in_core(written[0], addresses))
+        wrong = [at for at, page in enumerate(found) if page not in (None, bytes(64), bytes([at % 250 + 1]) * 64)]
+        own = sum(page not in (None, bytes(64)) for page in found)
+        if wrong or own == len(found):
+            raise Failed(f"{by}: {len(wrong)} pages with bytes that are not their own, {own} of {len(found)} in it")
+        notes.append(f"{by}: {own} of {len(found)} pages")
+        written[0].unlink()
+        context.nothing_left(run.pid, swap)
+    context.note(", ".join(notes))

@@ -9,11 +9,7 @@ CLASSES = ("vm", "memory")
 # These end otherwise than bare, or may: docs/manual.md's limits.
 DIFFERENT = {
     "dev-shm": "files in memory cannot be swapped, and are more than the budget by themselves",
-    "mmaphuge": "as pageswap",
-    "pageswap": "so is anonymous memory that is shared",
-    "shm": "as dev-shm",
-    "shm-sysv": "as dev-shm",
-    "tmpfs": "as dev-shm",
+    "pageswap": "anonymous memory that is shared cannot be swapped either",
     "userfaultfd": "wants a userfaultfd on memory that has Quire's",
 }
 # These are not for a machine that others use.

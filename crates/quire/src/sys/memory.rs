@@ -61,6 +61,10 @@ pub(super) fn reserve_aligned(
         }
         // 4 KiB pages: tables are sparse, and frames are moved one by one.
         let _ = rustix::mm::madvise(aligned as *mut _, bytes, Advice::LinuxNoHugepage);
+        if access == InitialProt::ReadWrite && bytes > yard::YARD_BYTES {
+            // A debugger that writes a core dump would read, and so make, page tables for all of it.
+            let _ = rustix::mm::madvise(aligned as *mut _, bytes, Advice::LinuxDontDump);
+        }
         Ok(NonNull::new_unchecked(aligned as *mut u8))
     }
 }

@@ -12,7 +12,7 @@ use super::Errno;
 use super::memory::{self, InitialProt};
 use crate::units::PAGE_SIZE;
 
-const YARD_BYTES: usize = 8 << 20;
+pub(super) const YARD_BYTES: usize = 8 << 20;
 /// What is larger has a mapping of its own.
 const TAKEN_BYTES_MAX: usize = YARD_BYTES / 8;
 

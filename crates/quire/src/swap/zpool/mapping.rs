@@ -34,10 +34,12 @@ impl PoolMapping {
         let bytes = yard::pages_of(bytes).ok_or(Errno::NOMEM)?;
         let rights = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists. A
-        // kernel without THP refuses the advice, and needs none.
+        // kernel without THP refuses the first advice, and needs none. A core dump would take memory for
+        // each page that was never touched.
         let start = unsafe {
             let start = mmap(core::ptr::null_mut(), bytes, rights, MapFlags::SHARED, memfd, 0)?;
             let _ = madvise(start, bytes, Advice::LinuxNoHugepage);
+            let _ = madvise(start, bytes, Advice::LinuxDontDump);
             start
         };
         let start = NonNull::new(start.cast()).ok_or(Errno::NOMEM)?;
