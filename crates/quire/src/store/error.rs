@@ -74,10 +74,10 @@ pub enum Cause {
 
 /// A failed operation on a store. A clone is cheap: the error is kept where it happened, and told
 /// to every later caller that asks.
-#[derive(Clone, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StoreError(Arc<Details>);
 
-#[derive(Debug)]
+#[derive(PartialEq, Eq, Debug)]
 struct Details {
     operation: Operation,
     store: Box<str>,

@@ -15,34 +15,33 @@ mod pack;
 mod seek_table;
 
 use core::fmt;
+use std::boxed::Box;
 use std::format;
-use std::fs::File;
-use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::string::String;
 use std::sync::Arc;
 use std::vec;
 use std::vec::Vec;
 
-use rustix::fs::fstat;
 use rustix::io::Errno;
 use zstd_safe::DCtx;
 
 use self::cache::Cache;
 use self::index::{Frame, Index};
 pub use self::pack::{PackOptions, Packed, pack};
-use super::file::{display, errno_of, pread_full};
-use super::{Cause, Operation, Store, StoreError};
+use super::{Cause, Direct, FileOptions, FileStore, Operation, Store, StoreError};
 
 /// The largest frame that is unpacked for one page, in bytes, packed or unpacked.
 pub const FRAME_BYTES_MAX: usize = 64 << 20;
 /// Bytes of unpacked frames that are kept by default: enough for several streams of readers.
-const CACHE_BYTES: usize = 32 << 20;
+pub(crate) const CACHE_BYTES: usize = 32 << 20;
 
 /// A [`Cause`] with the offset in the archive, before it is an error of a named store.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Flaw {
     Os(Errno),
+    /// The store that the archive lies in failed.
+    Store(StoreError),
     Corrupt(u64, String),
     Unsupported(u64, String),
 }
@@ -56,6 +55,7 @@ impl Flaw {
     fn into_error(self, operation: Operation, name: &str) -> StoreError {
         let (offset, cause) = match self {
             Flaw::Os(errno) => (0, Cause::Os(errno)),
+            Flaw::Store(error) => (error.offset(), error.cause().clone()),
             Flaw::Corrupt(offset, what) => (offset, Cause::Corrupt(what)),
             Flaw::Unsupported(offset, what) => (offset, Cause::Unsupported(what)),
         };
@@ -63,10 +63,25 @@ impl Flaw {
     }
 }
 
+/// Where the packed bytes lie.
+struct Archive {
+    store: Box<dyn Store>,
+    /// Its length when it was opened.
+    bytes: u64,
+}
+
+impl Archive {
+    /// Reads until `into` is full or the archive ends; returns how much that was.
+    fn read_at(&self, at: u64, into: &mut [u8]) -> Result<usize, Flaw> {
+        let there = self.bytes.saturating_sub(at).min(into.len() as u64) as usize;
+        self.store.read(at, &mut into[..there]).map_err(Flaw::Store)?;
+        Ok(there)
+    }
+}
+
 /// A packed file, seen unpacked.
 pub struct ZstdStore {
-    name: String,
-    file: File,
+    archive: Archive,
     index: Index,
     cache: Cache,
 }
@@ -88,13 +103,20 @@ impl ZstdStore {
     /// # Errors
     /// As [`ZstdStore::open`].
     pub fn with_cache(path: impl AsRef<Path>, cache_bytes: usize) -> Result<ZstdStore, StoreError> {
-        let path = path.as_ref();
-        let name = display(path);
-        let fail = |flaw: Flaw| flaw.into_error(Operation::Open, &name);
-        let file = File::open(path).map_err(|error| fail(Flaw::Os(errno_of(&error))))?;
-        let bytes = fstat(&file).map_err(|errno| fail(Flaw::Os(errno)))?.st_size as u64;
-        let index = Index::read(file.as_fd(), bytes).map_err(fail)?;
-        Ok(ZstdStore { name, file, index, cache: Cache::new(cache_bytes) })
+        // Frames begin anywhere, so direct I/O would not do.
+        let options = FileOptions::read_only().direct(Direct::Off);
+        ZstdStore::over(FileStore::open(path, options)?, cache_bytes)
+    }
+
+    /// The same of an archive that lies in another store.
+    ///
+    /// # Errors
+    /// As [`ZstdStore::open`], or what that store says.
+    pub fn over(store: impl Store + 'static, cache_bytes: usize) -> Result<ZstdStore, StoreError> {
+        let archive = Archive { bytes: store.len()?, store: Box::new(store) };
+        let index = Index::read(&archive)
+            .map_err(|flaw| flaw.into_error(Operation::Open, archive.store.name()))?;
+        Ok(ZstdStore { archive, index, cache: Cache::new(cache_bytes) })
     }
 
     /// The number of frames in the archive that have content.
@@ -122,7 +144,7 @@ impl ZstdStore {
             if rest.is_empty() {
                 return Ok(());
             }
-            let bytes = self.cache.get(number, || unpack(self.file.as_fd(), frame))?;
+            let bytes = self.cache.get(number, || unpack(&self.archive, frame))?;
             let inside = &bytes[(at - frame.at) as usize..];
             let (now, later) = rest.split_at_mut(inside.len().min(rest.len()));
             now.copy_from_slice(&inside[..now.len()]);
@@ -134,13 +156,13 @@ impl ZstdStore {
     }
 
     fn read_only(&self, operation: Operation, offset: u64, bytes: u64) -> StoreError {
-        StoreError::new(operation, &self.name, offset, bytes, Cause::ReadOnly)
+        StoreError::new(operation, self.name(), offset, bytes, Cause::ReadOnly)
     }
 }
 
 impl Store for ZstdStore {
     fn name(&self) -> &str {
-        &self.name
+        self.archive.store.name()
     }
 
     fn len(&self) -> Result<u64, StoreError> {
@@ -153,7 +175,7 @@ impl Store for ZstdStore {
 
     /// The offset of [`Cause::Corrupt`] is one in the archive, not the one that was read.
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
-        self.fill(offset, into).map_err(|flaw| flaw.into_error(Operation::Read, &self.name))
+        self.fill(offset, into).map_err(|flaw| flaw.into_error(Operation::Read, self.name()))
     }
 
     fn write(&self, offset: u64, from: &[u8]) -> Result<(), StoreError> {
@@ -170,9 +192,9 @@ impl Store for ZstdStore {
 }
 
 /// The content of a frame, exactly as large as the index promises.
-fn unpack(file: BorrowedFd<'_>, frame: &Frame) -> Result<Arc<Vec<u8>>, Flaw> {
+fn unpack(archive: &Archive, frame: &Frame) -> Result<Arc<Vec<u8>>, Flaw> {
     let mut packed = vec![0; frame.packed_bytes];
-    let there = pread_full(file, frame.packed_at, &mut packed).map_err(Flaw::Os)?;
+    let there = archive.read_at(frame.packed_at, &mut packed)?;
     if there != packed.len() {
         return Err(Flaw::corrupt(frame.packed_at, "the archive ends inside a frame"));
     }

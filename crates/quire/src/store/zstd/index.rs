@@ -15,14 +15,12 @@
 //! ```
 
 use std::format;
-use std::os::fd::BorrowedFd;
 use std::vec;
 use std::vec::Vec;
 
-use super::super::file::pread_full;
 use super::super::workers::{cpus, on_threads};
 use super::seek_table::{self, SKIPPABLE_MAGIC, number};
-use super::{FRAME_BYTES_MAX, Flaw, unpack};
+use super::{Archive, FRAME_BYTES_MAX, Flaw, unpack};
 
 const MAGIC: u32 = 0xFD2F_B528;
 /// The lowest four bits of a skippable frame's magic number are free.
@@ -54,11 +52,11 @@ pub(super) struct Index {
 }
 
 impl Index {
-    pub fn read(file: BorrowedFd<'_>, archive_bytes: u64) -> Result<Index, Flaw> {
-        let (mut frames, source) = match seek_table::read(file, archive_bytes)? {
+    pub fn read(archive: &Archive) -> Result<Index, Flaw> {
+        let (mut frames, source) = match seek_table::read(archive)? {
             Some(frames) => (frames, SizeSource::SeekTable),
             None => {
-                let walk = HeaderWalk { file, archive_bytes, chunk: Vec::new(), chunk_at: 0 };
+                let walk = HeaderWalk { archive, chunk: Vec::new(), chunk_at: 0 };
                 (walk.frames()?, SizeSource::Headers)
             }
         };
@@ -72,7 +70,7 @@ impl Index {
                 return Err(Flaw::Unsupported(frame.packed_at, what));
             }
         }
-        check_sizes(file, &frames, source)?;
+        check_sizes(archive, &frames, source)?;
         // Other tools keep metadata in frames without content.
         frames.retain(|frame| frame.bytes != 0);
         Ok(Index { frames })
@@ -135,7 +133,7 @@ enum SizeSource {
 }
 
 /// Compares the sizes of frames with a second source, for as many as are needed.
-fn check_sizes(file: BorrowedFd<'_>, frames: &[Frame], source: SizeSource) -> Result<(), Flaw> {
+fn check_sizes(archive: &Archive, frames: &[Frame], source: SizeSource) -> Result<(), Flaw> {
     let (mut some, others): (Vec<&Frame>, Vec<&Frame>) =
         frames.iter().partition(|frame| frame.bytes != 0);
     if let [first, between @ .., last] = &some[..]
@@ -147,17 +145,19 @@ fn check_sizes(file: BorrowedFd<'_>, frames: &[Frame], source: SizeSource) -> Re
         some.into_iter().chain(others).map(|frame| (frame, Ok(()))).collect();
     // Unpacking is worth threads, reading headers is not.
     let threads = if source == SizeSource::Headers { cpus() } else { 1 };
-    on_threads(threads, &mut checked, |(frame, result)| *result = check_size(file, frame, source));
+    on_threads(threads, &mut checked, |(frame, result)| {
+        *result = check_size(archive, frame, source)
+    });
     checked.into_iter().try_for_each(|(_, result)| result)
 }
 
-fn check_size(file: BorrowedFd<'_>, frame: &Frame, source: SizeSource) -> Result<(), Flaw> {
+fn check_size(archive: &Archive, frame: &Frame, source: SizeSource) -> Result<(), Flaw> {
     if source == SizeSource::Headers {
-        return unpack(file, frame).map(drop);
+        return unpack(archive, frame).map(drop);
     }
     let mut header = [0; HEADER_BYTES_MAX];
     let header = &mut header[..HEADER_BYTES_MAX.min(frame.packed_bytes)];
-    let there = pread_full(file, frame.packed_at, header).map_err(Flaw::Os)?;
+    let there = archive.read_at(frame.packed_at, header)?;
     if there >= 4 && frame.bytes == 0 && is_skippable(number(header)) {
         return Ok(());
     }
@@ -170,7 +170,7 @@ fn check_size(file: BorrowedFd<'_>, frame: &Frame, source: SizeSource) -> Result
             let what = format!("a frame has {bytes} bytes in it, the table says {}", frame.bytes);
             Err(Flaw::corrupt(frame.packed_at, what))
         }
-        None => unpack(file, frame).map(drop),
+        None => unpack(archive, frame).map(drop),
     }
 }
 
@@ -180,8 +180,7 @@ fn is_skippable(magic: u32) -> bool {
 
 /// Goes through an archive by its headers.
 struct HeaderWalk<'a> {
-    file: BorrowedFd<'a>,
-    archive_bytes: u64,
+    archive: &'a Archive,
     chunk: Vec<u8>,
     chunk_at: u64,
 }
@@ -190,7 +189,7 @@ impl HeaderWalk<'_> {
     fn frames(mut self) -> Result<Vec<Frame>, Flaw> {
         let mut frames = Vec::new();
         let (mut packed_at, mut at) = (0_u64, 0_u64);
-        while packed_at < self.archive_bytes {
+        while packed_at < self.archive.bytes {
             let magic = number(self.bytes(packed_at, 4)?);
             if is_skippable(magic) {
                 let size = u64::from(number(self.bytes(packed_at + 4, 4)?));
@@ -219,7 +218,7 @@ impl HeaderWalk<'_> {
 
     /// The frame's unpacked size, and where it ends.
     fn frame(&mut self, packed_at: u64) -> Result<(u64, u64), Flaw> {
-        let available = (self.archive_bytes - packed_at).min(HEADER_BYTES_MAX as u64) as usize;
+        let available = (self.archive.bytes - packed_at).min(HEADER_BYTES_MAX as u64) as usize;
         let header = FrameHeader::parse(packed_at, self.bytes(packed_at, available)?)?;
         let Some(bytes) = header.content_bytes else {
             let what = "a frame does not say how large its content is; unpack the file and pack \
@@ -248,7 +247,7 @@ impl HeaderWalk<'_> {
     /// The place `bytes` bytes further on, which is no further than the archive's end.
     fn advance(&self, at: u64, bytes: u64) -> Result<u64, Flaw> {
         match at.checked_add(bytes) {
-            Some(end) if end <= self.archive_bytes => Ok(end),
+            Some(end) if end <= self.archive.bytes => Ok(end),
             _ => Err(Flaw::corrupt(at, "the archive ends inside a frame")),
         }
     }
@@ -262,12 +261,8 @@ impl HeaderWalk<'_> {
             // Little where it is far from the last read: blocks may be large.
             let is_near = at < self.chunk_at + 2 * READ_BYTES as u64;
             let bytes = if is_near { READ_BYTES } else { 4096 };
-            let mut chunk = vec![0; bytes.min((self.archive_bytes - at) as usize)];
-            let there = pread_full(self.file, at, &mut chunk).map_err(Flaw::Os)?;
-            if there < count {
-                return Err(Flaw::corrupt(at, "the archive became shorter"));
-            }
-            chunk.truncate(there);
+            let mut chunk = vec![0; bytes.min((self.archive.bytes - at) as usize)];
+            self.archive.read_at(at, &mut chunk)?;
             (self.chunk, self.chunk_at) = (chunk, at);
         }
         Ok(&self.chunk[(at - self.chunk_at) as usize..][..count])

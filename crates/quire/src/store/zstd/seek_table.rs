@@ -7,13 +7,11 @@
 //! All numbers are little-endian. Bit 7 of the flags says whether there are checksums (the low
 //! half of XXH64 of the unpacked bytes); bits 6 to 2 must be 0, bits 1 and 0 mean nothing.
 
-use std::os::fd::BorrowedFd;
 use std::vec;
 use std::vec::Vec;
 
-use super::super::file::pread_full;
-use super::Flaw;
 use super::index::Frame;
+use super::{Archive, Flaw};
 
 pub(super) const SKIPPABLE_MAGIC: u32 = 0x184D_2A5E;
 const FOOTER_MAGIC: u32 = 0x8F92_EAB1;
@@ -33,10 +31,10 @@ pub(super) struct TableEntry {
 }
 
 /// Reads an archive's seek table; `None` where it has none.
-pub(super) fn read(file: BorrowedFd<'_>, archive_bytes: u64) -> Result<Option<Vec<Frame>>, Flaw> {
+pub(super) fn read(archive: &Archive) -> Result<Option<Vec<Frame>>, Flaw> {
     let mut footer = [0; FOOTER_BYTES];
-    let Some(footer_at) = archive_bytes.checked_sub(FOOTER_BYTES as u64) else { return Ok(None) };
-    if pread_full(file, footer_at, &mut footer).map_err(Flaw::Os)? != FOOTER_BYTES
+    let Some(footer_at) = archive.bytes.checked_sub(FOOTER_BYTES as u64) else { return Ok(None) };
+    if archive.read_at(footer_at, &mut footer)? != FOOTER_BYTES
         || number(&footer[5..]) != FOOTER_MAGIC
     {
         return Ok(None);
@@ -49,17 +47,17 @@ pub(super) fn read(file: BorrowedFd<'_>, archive_bytes: u64) -> Result<Option<Ve
     let entry_bytes = if flags & HAS_CHECKSUMS != 0 { 12 } else { 8 };
     let content = count as u64 * entry_bytes as u64 + FOOTER_BYTES as u64;
     let table = content + HEADER_BYTES as u64;
-    let Some(table_at) = archive_bytes.checked_sub(table).filter(|_| count <= FRAMES_MAX) else {
+    let Some(table_at) = archive.bytes.checked_sub(table).filter(|_| count <= FRAMES_MAX) else {
         return Err(Flaw::corrupt(footer_at, "the seek table is larger than the archive"));
     };
     let mut header = [0; HEADER_BYTES];
-    pread_full(file, table_at, &mut header).map_err(Flaw::Os)?;
+    archive.read_at(table_at, &mut header)?;
     if number(&header) != SKIPPABLE_MAGIC || u64::from(number(&header[4..])) != content {
         return Err(Flaw::corrupt(table_at, "the seek table does not begin where it should"));
     }
     let mut entries = vec![0; count * entry_bytes];
     let entries_at = table_at + HEADER_BYTES as u64;
-    if pread_full(file, entries_at, &mut entries).map_err(Flaw::Os)? != entries.len() {
+    if archive.read_at(entries_at, &mut entries)? != entries.len() {
         return Err(Flaw::corrupt(entries_at, "the archive ends inside its seek table"));
     }
     let entries = entries.chunks_exact(entry_bytes).map(|entry| TableEntry {
