@@ -28,6 +28,7 @@ test)
 	need redis-server redis-server
 	need redis-benchmark redis-tools
 	need stress-ng stress-ng
+	command -v s3rver >/dev/null || need npm npm
 	need prometheus prometheus
 	need tmux tmux
 	need gcore gdb
@@ -64,6 +65,13 @@ if [ ${#packages[@]} -gt 0 ]; then
 	"${as_root[@]}" apt-get update -q >/dev/null
 	# No service is needed: the tests start a Redis of their own.
 	RUNLEVEL=1 "${as_root[@]}" apt-get install -qy --no-install-recommends "${packages[@]}" >/dev/null
+fi
+
+if [ "$target" = test ] && ! command -v s3rver >/dev/null; then
+	echo "setup: installing s3rver, a server as S3 is one"
+	as_root=()
+	[ "$(id -u)" -eq 0 ] || as_root=(sudo)
+	"${as_root[@]}" npm install --global --silent --no-fund --no-audit s3rver@3.7.1
 fi
 
 if ! command -v cargo >/dev/null; then

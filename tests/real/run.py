@@ -38,6 +38,7 @@ import cases.soak  # noqa: F401
 import cases.stress  # noqa: F401
 import cases.tree  # noqa: F401
 import cases.trees  # noqa: F401
+import cases.urls  # noqa: F401
 import cases.whole  # noqa: F401
 
 

@@ -81,7 +81,7 @@ struct quire_cancel_token;
 // A mapping: some of an object's bytes as memory.
 struct quire_mapping;
 
-// An object: a file, or what is packed in an archive, with its cached pages.
+// An object: a file, an object of a server, or what is packed in an archive, with its cached pages.
 struct quire_object;
 
 // A range of a mapping that stays in memory and mapped.
@@ -156,6 +156,18 @@ struct quire_object *quire_open(const struct quire_space *space,
                                 const char *path,
                                 uint32_t flags,
                                 uint64_t len_max);
+
+// Opens an object of a server, read-only: `s3://BUCKET/KEY`, `https://HOST/PATH`. Of the flags
+// QUIRE_PLAIN has a meaning, and QUIRE_WRITE is an error. Where `cache` is a folder and not NULL, what
+// was fetched is kept in it, in `cache_max` bytes at most (0 stands for 4 GiB), for whoever opens the
+// object next. An object that is replaced on the server is ESTALE from then on.
+//
+// Returns NULL on error.
+struct quire_object *quire_open_url(const struct quire_space *space,
+                                    const char *url,
+                                    uint32_t flags,
+                                    const char *cache,
+                                    uint64_t cache_max);
 
 // Makes an object of `len` zeros that no file is behind. Its pages count against the memory of the
 // address space as any object's; what has to go is compressed, and goes to the swap file where the

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use engine::library::{Object as EngineObject, OpenOptions};
 use engine::store::Direct;
+use engine::store::url::{CACHE_BYTES, UrlOptions};
 
 use crate::failure::{Failure, number, pointer, status};
 use crate::handle::{Handle, close, get, hand_out, string};
@@ -33,7 +34,7 @@ pub const QUIRE_TO_END: usize = usize::MAX;
 pub type Barrier =
     Option<unsafe extern "C" fn(offset: u64, len: usize, user: *mut c_void) -> c_int>;
 
-/// An object: a file, or what is packed in an archive, with its cached pages.
+/// An object: a file, an object of a server, or what is packed in an archive, with its cached pages.
 pub struct Object {
     pub(crate) object: EngineObject,
 }
@@ -93,6 +94,53 @@ unsafe fn open(
     }
     let path = Path::new(OsStr::from_bytes(path.to_bytes()));
     Ok(Object { object: options.open(space, path)? })
+}
+
+/// Opens an object of a server, read-only: `s3://BUCKET/KEY`, `https://HOST/PATH`. Of the flags
+/// QUIRE_PLAIN has a meaning, and QUIRE_WRITE is an error. Where `cache` is a folder and not NULL, what
+/// was fetched is kept in it, in `cache_max` bytes at most (0 stands for 4 GiB), for whoever opens the
+/// object next. An object that is replaced on the server is ESTALE from then on.
+///
+/// Returns NULL on error.
+///
+/// # Safety
+/// `space` is NULL or a handle that is not closed; `url` and `cache` are NULL or strings.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn quire_open_url(
+    space: *const Space,
+    url: *const c_char,
+    flags: u32,
+    cache: *const c_char,
+    cache_max: u64,
+) -> *mut Object {
+    // SAFETY: the caller's promise.
+    pointer(unsafe { open_url(space, url, flags, cache, cache_max) }.and_then(hand_out))
+}
+
+/// # Safety
+/// As for [`quire_open_url`].
+unsafe fn open_url(
+    space: *const Space,
+    url: *const c_char,
+    flags: u32,
+    cache: *const c_char,
+    cache_max: u64,
+) -> Result<Object, Failure> {
+    // SAFETY: the caller's promise.
+    let (space, url) = unsafe { (&get(space)?.space, string(url)?) };
+    let url = url.to_str().map_err(|_| Failure::Argument("the URL is not UTF-8; escape it"))?;
+    if flags & !(QUIRE_PLAIN | QUIRE_WRITE) != 0 {
+        return Err(Failure::Argument("a flag has no meaning for a URL; give QUIRE_PLAIN or 0"));
+    }
+    let mut of_url = UrlOptions::new();
+    if !cache.is_null() {
+        // SAFETY: the caller's promise.
+        let cache = OsStr::from_bytes(unsafe { string(cache) }?.to_bytes());
+        of_url = of_url.cache(cache, if cache_max == 0 { CACHE_BYTES } else { cache_max });
+    }
+    let has = |flag| flags & flag != 0;
+    let options = OpenOptions::new().write(has(QUIRE_WRITE)).plain(has(QUIRE_PLAIN));
+    Ok(Object { object: options.open_url(space, url, &of_url)? })
 }
 
 /// Makes an object of `len` zeros that no file is behind. Its pages count against the memory of the

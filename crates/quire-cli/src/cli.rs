@@ -281,6 +281,12 @@ const STREAM_HELP: &str = "\
 A file is mapped and never held as a whole; one whose name ends in .zst is the file that is packed
 in it. Standard input, pipes and files of /proc are read and not mapped.
 
+An object of a bucket (s3://BUCKET/KEY) or of a web server (https://HOST/PATH) is mapped as well, by
+ranges; beside --memory some 40 MiB are for what is on its way. If it is replaced meanwhile, that is an
+error. Credentials, region and endpoint are those of the AWS tools: AWS_ACCESS_KEY_ID,
+AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL, AWS_PROFILE and its files; for a public bucket,
+AWS_SKIP_SIGNATURE=true.
+
 Exit status: 0; 1 where a file could not be read to its end; 125 where quire itself failed.";
 
 #[derive(Args, Debug)]
@@ -310,13 +316,34 @@ pub(crate) struct StreamOptions {
     )]
     pub direct: Direct,
 
+    /// Keep what servers sent in DIR, for the next time; processes may share it
+    #[arg(long, env = "QUIRE_CACHE", value_name = "DIR")]
+    pub cache: Option<PathBuf>,
+
+    /// The most that this cache may have
+    #[arg(
+        long,
+        env = "QUIRE_CACHE_MAX",
+        value_name = "SIZE",
+        default_value = "4G",
+        value_parser = parse_bytes
+    )]
+    pub cache_max: u64,
+
     /// Say at the end what was read, and with how much memory
     #[arg(long)]
     pub stats: bool,
 
-    /// The files; - is standard input
+    /// The files, or URLs of objects; - is standard input
     #[arg(value_name = "FILE", default_value = "-")]
     pub files: Vec<PathBuf>,
+}
+
+fn parse_bytes(text: &str) -> anyhow::Result<u64> {
+    match text.parse()? {
+        Size::Bytes(bytes) => Ok(bytes),
+        Size::Percent(_) => anyhow::bail!("not a size; write 512M, 2G, or a number of bytes"),
+    }
 }
 
 fn parse_fault_around(text: &str) -> Result<FaultAround, &'static str> {

@@ -12,6 +12,7 @@ static void nothing_is_einval(void)
 	FAILS(quire_serves_system_calls(NULL), EINVAL);
 	FAILS(quire_counter(NULL, "pgfault"), EINVAL);
 	FAILS(quire_open(NULL, "x", 0, 0), EINVAL);
+	FAILS(quire_open_url(NULL, "s3://bucket/key", 0, NULL, 0), EINVAL);
 	FAILS(quire_close(NULL), EINVAL);
 	FAILS(quire_len(NULL), EINVAL);
 	FAILS(quire_set_len(NULL, 1), EINVAL);

@@ -22,6 +22,7 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use quire::library::{AddressSpace, MapOptions, Object, OpenOptions, Pattern};
+use quire::store::url::{self, UrlCounts, UrlOptions};
 
 use self::progress::Progress;
 use self::sink::{Cat, Sink, Sum};
@@ -86,9 +87,14 @@ fn stream(options: &StreamOptions, sink: &mut impl Sink) -> Result<u8> {
     };
     let mut status = 0;
     for path in &options.files {
-        let read = stream.read(path, sink);
+        let url = path.to_str().filter(|name| url::is_url(name));
+        let shown = url.map_or(path.as_path(), |url| Path::new(url::shown(url)));
+        let read = match url {
+            Some(url) => stream.read_url(url, shown, sink),
+            None => stream.read(path, sink),
+        };
         stream.progress.line.clear();
-        match read.and_then(|()| sink.end(path).map_err(Failure::of_output)) {
+        match read.and_then(|()| sink.end(shown).map_err(Failure::of_output)) {
             Ok(()) => {}
             Err(Failure::File(error)) => {
                 sink.give_up();
@@ -126,10 +132,22 @@ impl Stream<'_> {
             return Err(anyhow!("{name} is standard output as well; write to another file").into());
         }
         if (kind.is_file() && metadata.len() > 0) || kind.is_block_device() {
-            return self.read_mapped(path, sink);
+            let space = self.space().map_err(Failure::All)?.clone();
+            let object = OpenOptions::new().direct(self.options.direct).open(&space, path)?;
+            return self.read_mapped(&object, &space, path, sink);
         }
         let mut file = File::open(path).with_context(cannot_read)?;
         self.read_plain(&mut file, path, sink)
+    }
+
+    fn read_url(&mut self, url: &str, shown: &Path, sink: &mut impl Sink) -> Result<(), Failure> {
+        let mut options = UrlOptions::new();
+        if let Some(dir) = &self.options.cache {
+            options = options.cache(dir, self.options.cache_max);
+        }
+        let space = self.space().map_err(Failure::All)?.clone();
+        let object = OpenOptions::new().open_url(&space, url, &options)?;
+        self.read_mapped(&object, &space, shown, sink)
     }
 
     fn read_plain(
@@ -155,14 +173,18 @@ impl Stream<'_> {
         }
     }
 
-    fn read_mapped(&mut self, path: &Path, sink: &mut impl Sink) -> Result<(), Failure> {
-        let space = self.space().map_err(Failure::All)?.clone();
-        let object = OpenOptions::new().direct(self.options.direct).open(&space, path)?;
+    fn read_mapped(
+        &mut self,
+        object: &Object,
+        space: &AddressSpace,
+        path: &Path,
+        sink: &mut impl Sink,
+    ) -> Result<(), Failure> {
         if object.is_empty() {
             return Ok(());
         }
         let options = MapOptions::new().pattern(Pattern::Sequential);
-        let mapped = Mapped::new(&object, &options.fault_around(self.options.fault_around))?;
+        let mapped = Mapped::new(object, &options.fault_around(self.options.fault_around))?;
         // What is read ahead must not push out what is being taken.
         let step = STEP_BYTES.min(space.memory() / 8);
         let len = mapped.len();
@@ -184,13 +206,13 @@ impl Stream<'_> {
                     Err(error) => return Err(Failure::of_output(error)),
                 };
                 if count == 0 {
-                    return Err(ended(&object, at as u64, len as u64));
+                    return Err(ended(object, at as u64, len as u64));
                 }
                 at += count;
                 self.moved_on(count, path, Some((at, len)));
             }
         }
-        is_whole(&object)
+        is_whole(object)
     }
 
     /// Takes bytes that the kernel could not read from the mapping: by a read that says why it
@@ -229,8 +251,18 @@ impl Stream<'_> {
         let read = format!("{} in {seconds:.2} s", Human(self.bytes));
         let Some(space) = self.space.get() else { return format!("{read}; nothing was mapped") };
         let (_, held_max) = space.held();
+        let UrlCounts { requests, fetched_bytes, cached_bytes } = url::counts();
+        let of_servers = if requests + cached_bytes > 0 {
+            format!(
+                "; {} of servers by {requests} requests, {} of the cache",
+                Human(fetched_bytes),
+                Human(cached_bytes)
+            )
+        } else {
+            String::new()
+        };
         format!(
-            "{read}; held {} at most of {}; {} faults, {} pages read",
+            "{read}; held {} at most of {}; {} faults, {} pages read{of_servers}",
             Human(held_max as u64),
             Human(space.memory() as u64),
             space.counter("pgfault"),

@@ -9,6 +9,10 @@ use std::path::Path;
 
 use super::{AddressSpace, Error, Object};
 use crate::object::Keeper;
+#[cfg(feature = "url")]
+use crate::store::url::{UrlOptions, UrlStore, shown};
+#[cfg(feature = "url")]
+use crate::store::{Cause, Operation, zstd::CACHE_BYTES};
 use crate::store::{DeadlineStore, Direct, FileOptions, FileStore, Store, StoreError, ZstdStore};
 
 /// How a file is opened as an object.
@@ -107,6 +111,32 @@ impl OpenOptions {
         }
         let options = FileOptions::read_only().direct(self.direct);
         fixed.open_store(space, FileStore::open(path, options)?)
+    }
+
+    /// Opens an object of a server by its URL, read-only: `s3://BUCKET/KEY`, `https://HOST/PATH`. One
+    /// whose name ends in `.zst` appears as a file does.
+    ///
+    /// # Errors
+    /// [`Error::Store`] where the server has no such object, or does not send it in parts, and where
+    /// these options ask for writing; [`Error::NoMemory`].
+    #[cfg(feature = "url")]
+    pub fn open_url(
+        &self,
+        space: &AddressSpace,
+        url: &str,
+        options: &UrlOptions,
+    ) -> Result<Object, Error> {
+        if self.write || self.create {
+            let why = "an object of a server is read-only; open it without writing, or fetch it to a file";
+            let cause = Cause::Unsupported(why.into());
+            return Err(StoreError::new(Operation::Open, shown(url), 0, 0, cause).into());
+        }
+        let store = UrlStore::open(url, options)?;
+        let fixed = self.clone().len_max(0);
+        if store.is_archive() && !self.is_plain {
+            return fixed.open_store(space, ZstdStore::over(store, CACHE_BYTES)?);
+        }
+        fixed.open_store(space, store)
     }
 
     /// Makes an object of `len` zeros without a file. Its pages count against the memory of the

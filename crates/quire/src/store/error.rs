@@ -61,6 +61,16 @@ pub enum Cause {
     Corrupt(String),
     /// The store cannot be used this way. The text says why, and what to do.
     Unsupported(String),
+    /// A server refused or failed. The text says how, and what to do.
+    Server {
+        /// What comes nearest to it.
+        errno: Errno,
+        /// How it failed, and what to do.
+        why: String,
+    },
+    /// The server has another object under that name than the one that was opened, or none. The text
+    /// says what was found.
+    Replaced(String),
     /// The operation was given up before it was done.
     Cancelled,
     /// The store did not answer in time. It may still do so.
@@ -140,6 +150,8 @@ impl StoreError {
             // The kernel, too, reports a wrong checksum so.
             Cause::Corrupt(_) => Errno::BADMSG,
             Cause::Unsupported(_) => Errno::OPNOTSUPP,
+            Cause::Server { errno, .. } => errno,
+            Cause::Replaced(_) => Errno::STALE,
             Cause::Cancelled => Errno::CANCELED,
             Cause::Silent { .. } => Errno::TIMEDOUT,
             Cause::Unanswered => Errno::IO,
@@ -177,7 +189,8 @@ impl fmt::Display for Cause {
             Cause::Corrupt(found) => {
                 write!(f, "{found}; the file is damaged, take it from a backup or make it anew")
             }
-            Cause::Unsupported(why) => f.write_str(why),
+            Cause::Unsupported(why) | Cause::Server { why, .. } => f.write_str(why),
+            Cause::Replaced(found) => write!(f, "{found}; open it anew"),
             Cause::Cancelled => f.write_str("it was cancelled; ask again"),
             Cause::Silent { after } => {
                 write!(f, "the store did not answer within {after:?}; {ANSWERS_LATER}")

@@ -14,6 +14,8 @@
 mod deadline;
 mod error;
 pub mod file;
+#[cfg(feature = "url")]
+pub mod url;
 pub(crate) mod workers;
 pub mod zstd;
 

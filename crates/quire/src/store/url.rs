@@ -1,0 +1,289 @@
+//! An object of a server as a read-only store, by its URL: `s3://BUCKET/KEY` at Amazon's or any
+//! compatible service, `https://HOST/PATH` at any web server that sends ranges.
+//!
+//! The object is pinned when it is opened: each request asks for the object with that ETag (or, without
+//! one, with that time of its last change), and what comes is checked against it, so that an object
+//! that was replaced is [`Cause::Replaced`], and never a mix of two. Requests are tried again, after
+//! waits that grow and differ, for half a minute.
+//!
+//! [`client`] speaks to the server, by the crate `object_store`; [`pieces`] has what was fetched, and
+//! fetches ahead; [`disk`] keeps blocks on a disk. The requests run on threads of the store's own,
+//! which end with it. A fork's child has none of them: it opens its own.
+//!
+//! [`Cause::Replaced`]: super::Cause::Replaced
+
+mod client;
+mod credentials;
+mod disk;
+mod pieces;
+
+use core::ops::Range;
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::boxed::Box;
+use std::path::PathBuf;
+use std::string::String;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+use std::vec::Vec;
+
+use bytes::Bytes;
+use tokio::runtime::{self, Runtime};
+
+use self::client::{Client, Named, RETRIED_FOR};
+use self::disk::Disk;
+use self::pieces::{BLOCK_BYTES, Filler, Pieces};
+use super::workers::lock;
+use super::{Cause, Operation, Store, StoreError};
+use crate::sys::Errno;
+use crate::sys::thread::SignalsBlocked;
+
+/// Bytes of blocks on a disk where no bound is given: 4 GiB.
+pub const CACHE_BYTES: u64 = 4 << 30;
+
+/// How an object is opened by its URL.
+#[derive(Clone, Debug, Default)]
+pub struct UrlOptions {
+    cache: Option<(PathBuf, u64)>,
+}
+
+impl UrlOptions {
+    /// Keeps nothing on a disk.
+    #[must_use]
+    pub fn new() -> UrlOptions {
+        UrlOptions::default()
+    }
+
+    /// Keeps what was fetched in a folder, of which it takes `bytes_max` bytes at most (16 MiB at
+    /// least), for whoever opens the object next. Processes of one user may share the folder.
+    #[must_use]
+    pub fn cache(mut self, dir: impl Into<PathBuf>, bytes_max: u64) -> UrlOptions {
+        self.cache = Some((dir.into(), bytes_max));
+        self
+    }
+}
+
+/// What all such stores of the process have asked for so far.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct UrlCounts {
+    /// Requests for a range; one that is tried again counts once.
+    pub requests: u64,
+    /// Bytes that came by them.
+    pub fetched_bytes: u64,
+    /// Bytes that were on a disk.
+    pub cached_bytes: u64,
+}
+
+static REQUESTS: AtomicU64 = AtomicU64::new(0);
+static FETCHED_BYTES: AtomicU64 = AtomicU64::new(0);
+static CACHED_BYTES: AtomicU64 = AtomicU64::new(0);
+
+/// What this process has asked servers for.
+#[must_use]
+pub fn counts() -> UrlCounts {
+    // Relaxed: each number is one of a moment, and orders nothing.
+    UrlCounts {
+        requests: REQUESTS.load(Relaxed),
+        fetched_bytes: FETCHED_BYTES.load(Relaxed),
+        cached_bytes: CACHED_BYTES.load(Relaxed),
+    }
+}
+
+/// Whether a name is the URL of an object, and no path.
+#[must_use]
+pub fn is_url(name: &str) -> bool {
+    ["s3", "https", "http"].iter().any(|scheme| {
+        name.get(..scheme.len()).is_some_and(|start| start.eq_ignore_ascii_case(scheme))
+            && name[scheme.len()..].starts_with("://")
+    })
+}
+
+/// A URL without what may be secret in it: a signature is in the query.
+#[must_use]
+pub fn shown(url: &str) -> &str {
+    let is_web = !url.get(..2).is_some_and(|start| start.eq_ignore_ascii_case("s3"));
+    url.split(['?', '#']).next().filter(|_| is_web).unwrap_or(url)
+}
+
+/// What the tasks of a store share.
+struct Source {
+    client: Client,
+    disk: Option<Disk>,
+    /// Why the last request that ended failed, and when.
+    failed: Mutex<Option<(Instant, Cause)>>,
+}
+
+/// An object of a server.
+pub struct UrlStore {
+    name: String,
+    is_archive: bool,
+    bytes: u64,
+    pieces: Pieces,
+    /// Its threads end when it goes, without waiting for what is on its way.
+    runtime: Option<Runtime>,
+}
+
+impl UrlStore {
+    /// Asks the server for the object. Credentials come from the environment and the files that the
+    /// AWS tools use.
+    ///
+    /// # Errors
+    /// [`Cause::Unsupported`] where it cannot be mapped, or [`Cause::Server`].
+    pub fn open(url: &str, options: &UrlOptions) -> Result<UrlStore, StoreError> {
+        let named = Named::parse(url).map_err(|cause| fail(Operation::Open, "the URL", cause))?;
+        let fail = |cause| fail(Operation::Open, &named.name, cause);
+        let runtime = {
+            let _signals = SignalsBlocked::of_others();
+            let runtime = runtime::Builder::new_multi_thread()
+                .worker_threads(super::workers::cpus().min(4))
+                .thread_name("quire-url")
+                .enable_all()
+                .build();
+            let errno = |error| Errno::from_io_error(&error).unwrap_or(Errno::AGAIN);
+            runtime.map_err(|error| fail(Cause::Os(errno(error))))?
+        };
+        let client = runtime.block_on(Client::open(&named)).map_err(fail)?;
+        let bytes = client.opened.size;
+        let object = std::format!("{} {}", named.name, client.identity());
+        let disk = options.cache.as_ref().map(|(dir, bytes)| Disk::open(dir, *bytes, &object));
+        let source = Arc::new(Source {
+            client,
+            disk: disk.transpose().map_err(fail)?,
+            failed: Mutex::default(),
+        });
+        let handle = runtime.handle().clone();
+        let ask = move |blocks, filler: Filler| {
+            let source = Arc::clone(&source);
+            handle.spawn(async move { filler.fill(source.fetch(blocks).await) });
+        };
+        let pieces = Pieces::new(bytes, Box::new(ask));
+        let is_archive = named.is_archive();
+        Ok(UrlStore { name: named.name, is_archive, bytes, pieces, runtime: Some(runtime) })
+    }
+
+    /// Whether its name says that it is an archive, to be seen unpacked.
+    pub(crate) fn is_archive(&self) -> bool {
+        self.is_archive
+    }
+
+    fn read_only(&self, operation: Operation, offset: u64, bytes: u64) -> StoreError {
+        StoreError::new(operation, &self.name, offset, bytes, Cause::ReadOnly)
+    }
+}
+
+impl Drop for UrlStore {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+fn fail(operation: Operation, name: &str, cause: Cause) -> StoreError {
+    StoreError::new(operation, name, 0, 0, cause)
+}
+
+impl Source {
+    /// The bytes of a run of blocks, which is not empty.
+    async fn fetch(self: Arc<Source>, blocks: Range<u64>) -> Result<Bytes, Cause> {
+        if self.disk.is_none() {
+            return self.get(&blocks).await;
+        }
+        let (this, wanted) = (Arc::clone(&self), blocks.clone());
+        let load = move || wanted.map(|block| this.load(block)).collect::<Vec<_>>();
+        let loaded = tokio::task::spawn_blocking(load).await.map_err(|_| Cause::Unanswered)?;
+        let mut content = Vec::with_capacity(((blocks.end - blocks.start) * BLOCK_BYTES) as usize);
+        let mut block = blocks.start;
+        for run in loaded.chunk_by(|one, next| one.is_some() == next.is_some()) {
+            let end = block + run.len() as u64;
+            if run[0].is_some() {
+                run.iter().flatten().for_each(|body| content.extend_from_slice(body));
+            } else {
+                let fetched = self.get(&(block..end)).await?;
+                content.extend_from_slice(&fetched);
+                let (this, first) = (Arc::clone(&self), block);
+                // Nobody waits for that.
+                tokio::task::spawn_blocking(move || this.keep(first, &fetched));
+            }
+            block = end;
+        }
+        Ok(content.into())
+    }
+
+    /// Asks the server. It fails at once where the object is another one, and for as long as a request
+    /// is tried again after one was given up: readers of many pages do not wait for each of them.
+    async fn get(&self, blocks: &Range<u64>) -> Result<Bytes, Cause> {
+        if let Some((since, cause)) = &*lock(&self.failed)
+            && (matches!(cause, Cause::Replaced(_)) || since.elapsed() < RETRIED_FOR)
+        {
+            return Err(cause.clone());
+        }
+        let result = self.try_get(blocks).await;
+        *lock(&self.failed) = result.as_ref().err().map(|cause| (Instant::now(), cause.clone()));
+        result
+    }
+
+    async fn try_get(&self, blocks: &Range<u64>) -> Result<Bytes, Cause> {
+        let end = (blocks.end * BLOCK_BYTES).min(self.client.opened.size);
+        let bytes = self.client.get(blocks.start * BLOCK_BYTES..end).await?;
+        REQUESTS.fetch_add(1, Relaxed);
+        FETCHED_BYTES.fetch_add(bytes.len() as u64, Relaxed);
+        Ok(bytes)
+    }
+
+    /// A block from the disk, if that has all of it.
+    fn load(&self, block: u64) -> Option<Vec<u8>> {
+        let body = self.disk.as_ref()?.load(block)?;
+        let bytes = (self.client.opened.size - block * BLOCK_BYTES).min(BLOCK_BYTES);
+        if body.len() as u64 != bytes {
+            return None;
+        }
+        CACHED_BYTES.fetch_add(bytes, Relaxed);
+        Some(body)
+    }
+
+    fn keep(&self, first: u64, content: &[u8]) {
+        let Some(disk) = &self.disk else { return };
+        for (block, body) in (first..).zip(content.chunks(BLOCK_BYTES as usize)) {
+            disk.store(block, body);
+        }
+    }
+}
+
+impl Store for UrlStore {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// As long as the object is that was opened.
+    fn len(&self) -> Result<u64, StoreError> {
+        Ok(self.bytes)
+    }
+
+    fn is_read_only(&self) -> bool {
+        true
+    }
+
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
+        let there = self.bytes.saturating_sub(offset).min(into.len() as u64) as usize;
+        let (there, behind) = into.split_at_mut(there);
+        behind.fill(0);
+        if there.is_empty() {
+            return Ok(());
+        }
+        let bytes = there.len() as u64;
+        let fail = |cause| StoreError::new(Operation::Read, &self.name, offset, bytes, cause);
+        self.pieces.read(offset, there).map_err(fail)
+    }
+
+    fn write(&self, offset: u64, from: &[u8]) -> Result<(), StoreError> {
+        Err(self.read_only(Operation::Write, offset, from.len() as u64))
+    }
+
+    fn set_len(&self, bytes: u64) -> Result<(), StoreError> {
+        Err(self.read_only(Operation::SetLen, bytes, 0))
+    }
+
+    fn sync(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+}

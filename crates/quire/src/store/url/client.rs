@@ -1,0 +1,320 @@
+//! The object on the server: which one it is, and ranges of its bytes.
+
+use core::ops::Range;
+use core::time::Duration;
+use std::borrow::ToOwned as _;
+use std::boxed::Box;
+use std::env::{var, var_os};
+use std::error::Error;
+use std::format;
+use std::net::{SocketAddr, TcpStream};
+use std::string::{String, ToString as _};
+
+use bytes::Bytes;
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::http::HttpBuilder;
+use object_store::path::Path;
+use object_store::{
+    Certificate, ClientOptions, GetOptions, ObjectMeta, ObjectStore, ObjectStoreExt as _,
+    RetryConfig,
+};
+use rustix::io::Errno;
+
+use super::credentials::Profile;
+use crate::store::Cause;
+
+/// How long a request is tried again, after errors that may pass.
+pub(super) const RETRIED_FOR: Duration = Duration::from_secs(30);
+/// How long nothing may come of an answer.
+const SILENT_FOR: Duration = Duration::from_secs(15);
+const CONNECT_FOR: Duration = Duration::from_secs(5);
+/// Where a machine in Amazon's cloud learns its credentials.
+const INSTANCE_METADATA: SocketAddr =
+    SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::new(169, 254, 169, 254)), 80);
+
+/// One object of a server, as it was when it was opened.
+pub(super) struct Client {
+    store: Box<dyn ObjectStore>,
+    path: Path,
+    /// What of the URL may be secret, and is not shown.
+    query: Option<String>,
+    is_s3: bool,
+    pub opened: ObjectMeta,
+}
+
+/// What a URL names.
+pub(super) struct Named {
+    /// As messages show it: without what may be secret.
+    pub name: String,
+    scheme: String,
+    host: String,
+    path: String,
+    query: Option<String>,
+}
+
+impl Named {
+    /// # Errors
+    /// [`Cause::Unsupported`].
+    pub fn parse(url: &str) -> Result<Named, Cause> {
+        let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
+        let scheme = scheme.to_ascii_lowercase();
+        // A `?` or `#` may be part of a key.
+        let is_web = matches!(&*scheme, "http" | "https");
+        if !is_web && scheme != "s3" {
+            let why = "it is no URL of an object; give s3://BUCKET/KEY or https://HOST/PATH";
+            return Err(Cause::Unsupported(why.into()));
+        }
+        let rest = if is_web { rest.split('#').next().unwrap_or(rest) } else { rest };
+        let (rest, query) = match rest.split_once('?').filter(|_| is_web) {
+            Some((rest, query)) => (rest, Some(query.to_owned())),
+            None => (rest, None),
+        };
+        let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
+        if host.contains('@') {
+            let why = "a URL is seen by other programs, so it must not have a password in it; use a \
+                       URL that is signed for a time, or s3://";
+            return Err(Cause::Unsupported(why.into()));
+        }
+        if host.is_empty() || path.is_empty() {
+            let why = "it names no object; give s3://BUCKET/KEY or https://HOST/PATH";
+            return Err(Cause::Unsupported(why.into()));
+        }
+        let name = format!("{scheme}://{host}/{path}");
+        Ok(Named { name, scheme, host: host.into(), path: path.into(), query })
+    }
+
+    pub fn is_archive(&self) -> bool {
+        self.path.ends_with(".zst")
+    }
+}
+
+impl Client {
+    /// Asks the server which object it has under that name.
+    ///
+    /// # Errors
+    /// What the server says, or that nothing can be asked of it.
+    pub async fn open(named: &Named) -> Result<Client, Cause> {
+        // One that the program has installed for itself is as good.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let is_s3 = named.scheme == "s3";
+        let (store, path): (Box<dyn ObjectStore>, Path) = if is_s3 {
+            let path = Path::parse(&named.path).map_err(unusable)?;
+            (Box::new(s3(&named.host)?), path)
+        } else {
+            let query = named.query.as_ref().map_or_else(String::new, |query| format!("?{query}"));
+            let options = client_options().with_allow_http(true);
+            let web = HttpBuilder::new()
+                .with_url(format!("{}{query}", named.name))
+                .with_client_options(options)
+                .with_retry(retry())
+                .build();
+            (Box::new(web.map_err(unusable)?), Path::default())
+        };
+        let nothing = ObjectMeta {
+            location: Path::default(),
+            last_modified: Default::default(),
+            size: 0,
+            e_tag: None,
+            version: None,
+        };
+        let mut client = Client { store, path, query: named.query.clone(), is_s3, opened: nothing };
+        client.opened = client.ask().await?;
+        if client.strong_tag().is_none() && !client.has_time() {
+            let why = "the server tells neither an ETag nor a time of the object, so one that was \
+                       replaced could not be told from it; fetch it to a file first";
+            return Err(Cause::Unsupported(why.into()));
+        }
+        Ok(client)
+    }
+
+    async fn ask(&self) -> Result<ObjectMeta, Cause> {
+        use object_store::Error::{NotFound, PermissionDenied};
+        match self.store.head(&self.path).await {
+            Ok(meta) if meta.e_tag.is_some() => return Ok(meta),
+            Ok(_) => {}
+            // A URL that is signed for GET allows no HEAD, and some servers know none.
+            Err(PermissionDenied { .. } | NotFound { .. }) if !self.is_s3 => {}
+            Err(error) => return Err(self.cause(&error)),
+        }
+        // Only the head of the answer is taken. Some servers tell the ETag only here.
+        let answer = self.store.get(&self.path).await;
+        answer.map(|answer| answer.meta).map_err(|error| self.cause(&error))
+    }
+
+    /// The bytes of a range that lies in the object and is not empty.
+    ///
+    /// # Errors
+    /// [`Cause::Replaced`], or what the server says.
+    pub async fn get(&self, range: Range<u64>) -> Result<Bytes, Cause> {
+        let tag = self.strong_tag();
+        let since = self.has_time() && tag.is_none();
+        let options = GetOptions {
+            if_match: tag.cloned(),
+            if_unmodified_since: since.then_some(self.opened.last_modified),
+            range: Some(range.clone().into()),
+            ..GetOptions::default()
+        };
+        let answer = self.store.get_opts(&self.path, options).await;
+        let answer = answer.map_err(|error| self.cause_of_read(&error))?;
+        // A server may know no conditions.
+        let found = &answer.meta;
+        if found.size != self.opened.size
+            || found.e_tag != self.opened.e_tag
+            || found.last_modified != self.opened.last_modified
+        {
+            return Err(replaced());
+        }
+        let bytes = answer.bytes().await.map_err(|error| self.cause_of_read(&error))?;
+        if bytes.len() as u64 != range.end - range.start {
+            let why = format!(
+                "the server sent {} bytes instead of {}; ask again",
+                bytes.len(),
+                range.end - range.start
+            );
+            return Err(Cause::Server { errno: Errno::IO, why });
+        }
+        Ok(bytes)
+    }
+
+    /// What tells this object from others that had or will have its name.
+    pub fn identity(&self) -> String {
+        let ObjectMeta { size, e_tag, last_modified, .. } = &self.opened;
+        format!("{size} {e_tag:?} {}", last_modified.timestamp_micros())
+    }
+
+    /// The ETag, if the server promises that it is another with each change of a byte.
+    fn strong_tag(&self) -> Option<&String> {
+        self.opened.e_tag.as_ref().filter(|tag| !tag.starts_with("W/"))
+    }
+
+    fn has_time(&self) -> bool {
+        self.opened.last_modified.timestamp() != 0
+    }
+
+    fn cause_of_read(&self, error: &object_store::Error) -> Cause {
+        match error {
+            object_store::Error::NotFound { .. } => {
+                Cause::Replaced("the server has no such object any more".into())
+            }
+            object_store::Error::Precondition { .. } => replaced(),
+            _ => self.cause(error),
+        }
+    }
+
+    fn cause(&self, error: &object_store::Error) -> Cause {
+        let server = |errno, why: &str| Cause::Server { errno, why: why.into() };
+        match error {
+            object_store::Error::NotFound { .. } => server(
+                Errno::NOENT,
+                "the server has no such object; check the name, and for s3:// the region or endpoint \
+                 (AWS_REGION, AWS_ENDPOINT_URL)",
+            ),
+            object_store::Error::PermissionDenied { .. }
+            | object_store::Error::Unauthenticated { .. } => server(
+                Errno::ACCESS,
+                if self.is_s3 {
+                    "the server refuses it; check the credentials (AWS_ACCESS_KEY_ID and \
+                     AWS_SECRET_ACCESS_KEY, or AWS_PROFILE), and that they may read this object"
+                } else {
+                    "the server refuses it; check that the URL is whole, and valid still"
+                },
+            ),
+            object_store::Error::NotSupported { .. } => Cause::Unsupported(
+                "the server sends no parts of an object (it answers no range requests), so that it \
+                 cannot be mapped; fetch it to a file first"
+                    .into(),
+            ),
+            _ => {
+                let mut innermost: &dyn Error = error;
+                while let Some(source) = innermost.source() {
+                    innermost = source;
+                }
+                let mut found = innermost.to_string();
+                if let Some(query) = &self.query {
+                    found = found.replace(query, "...");
+                }
+                let is_late = found.contains("timed out");
+                let errno = if is_late { Errno::TIMEDOUT } else { Errno::IO };
+                let why = format!(
+                    "{}, also when asked again for {} s; check the server and the network, and ask again",
+                    found.trim_end_matches([':', ' ']),
+                    RETRIED_FOR.as_secs()
+                );
+                Cause::Server { errno, why }
+            }
+        }
+    }
+}
+
+fn replaced() -> Cause {
+    Cause::Replaced("the server has another object under this name than the one opened".into())
+}
+
+fn unusable(error: impl Error) -> Cause {
+    Cause::Unsupported(format!("it cannot be used: {error}; correct the URL or the settings"))
+}
+
+fn retry() -> RetryConfig {
+    RetryConfig { retry_timeout: RETRIED_FOR, ..RetryConfig::default() }
+}
+
+fn client_options() -> ClientOptions {
+    ClientOptions::new()
+        .with_timeout_disabled()
+        .with_read_timeout(SILENT_FOR)
+        .with_connect_timeout(CONNECT_FOR)
+}
+
+/// A bucket, by the environment that the AWS tools read, or else by their files.
+fn s3(bucket: &str) -> Result<impl ObjectStore + use<>, Cause> {
+    let mut options = client_options();
+    if let Some(path) = var_os("AWS_CA_BUNDLE") {
+        let bundle = std::fs::read(&path).map_err(unusable)?;
+        for certificate in Certificate::from_pem_bundle(&bundle).map_err(unusable)? {
+            options = options.with_root_certificate(certificate);
+        }
+    }
+    let mut builder = AmazonS3Builder::from_env().with_bucket_name(bucket).with_retry(retry());
+    let profile = Profile::read().map_err(Cause::Unsupported)?;
+    let settings =
+        [(AmazonS3ConfigKey::Region, "region"), (AmazonS3ConfigKey::Endpoint, "endpoint_url")];
+    for (key, name) in settings {
+        let is_set = builder.get_config_value(&key).is_some_and(|value| !value.is_empty());
+        if let Some(value) = profile.get(name).filter(|_| !is_set) {
+            builder = builder.with_config(key, value);
+        }
+    }
+    let others =
+        ["AWS_SKIP_SIGNATURE", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_FULL_URI"];
+    let others = others.iter().chain(&["AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"]);
+    if builder.get_config_value(&AmazonS3ConfigKey::AccessKeyId).is_none() {
+        match (profile.get("aws_access_key_id"), profile.get("aws_secret_access_key")) {
+            (Some(key), Some(secret)) => {
+                builder = builder.with_access_key_id(key).with_secret_access_key(secret);
+                if let Some(token) = profile.get("aws_session_token") {
+                    builder = builder.with_token(token);
+                }
+            }
+            _ if others.clone().any(|name| var_os(name).is_some()) || is_in_the_cloud() => {}
+            _ => {
+                let why = "there are no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, \
+                           or AWS_PROFILE, or for a public bucket AWS_SKIP_SIGNATURE=true";
+                return Err(Cause::Unsupported(why.into()));
+            }
+        }
+    }
+    // Who names such an endpoint wants it.
+    let endpoints = [AmazonS3ConfigKey::Endpoint, AmazonS3ConfigKey::S3Endpoint];
+    let is_plain = endpoints.iter().filter_map(|key| builder.get_config_value(key));
+    let is_plain = { is_plain }.any(|url| url.starts_with("http://"));
+    builder.with_client_options(options.with_allow_http(is_plain)).build().map_err(unusable)
+}
+
+/// Whether a machine has a service of the cloud's for its credentials.
+fn is_in_the_cloud() -> bool {
+    let is_disabled = var("AWS_EC2_METADATA_DISABLED").is_ok_and(|value| value == "true");
+    let has_own = var_os("AWS_METADATA_ENDPOINT").is_some();
+    has_own
+        || !is_disabled
+            && TcpStream::connect_timeout(&INSTANCE_METADATA, Duration::from_secs(1)).is_ok()
+}
