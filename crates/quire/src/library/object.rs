@@ -265,8 +265,17 @@ impl Object {
             };
             is_there && error.errno() == errno
         };
-        if let Some(error) = lock(place).clone().filter(is_it) {
+        let last = lock(place).clone();
+        if let Some(error) = last.clone().filter(is_it) {
             return Error::Store(error);
+        }
+        // What a server says is not about one place.
+        let of_server = last
+            .filter(|last| last.errno() == errno)
+            .filter(|last| matches!(last.cause(), Cause::Server { .. } | Cause::Replaced(_)));
+        if let Some(last) = of_server {
+            let (bytes, cause) = (PAGE_SIZE as u64, last.cause().clone());
+            return StoreError::new(operation, self.name(), offset, bytes, cause).into();
         }
         if errno == Errno::HWPOISON {
             return Error::Poisoned { path: self.name().to_string(), offset };
