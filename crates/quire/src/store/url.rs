@@ -22,12 +22,13 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::boxed::Box;
 use std::path::PathBuf;
 use std::string::String;
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 use std::vec::Vec;
 
 use bytes::Bytes;
-use tokio::runtime::{self, Runtime};
+use tokio::runtime::{self, Handle, Runtime};
 
 use self::client::{Client, Named, RETRIED_FOR};
 use self::disk::Disk;
@@ -118,9 +119,12 @@ pub struct UrlStore {
     is_archive: bool,
     bytes: u64,
     pieces: Pieces,
-    /// Its threads end when it goes, without waiting for what is on its way.
-    runtime: Option<Runtime>,
+    _threads: Threads,
 }
+
+/// The threads that requests run on. They end with it, and what is on its way is not waited for: that
+/// would be a panic where the one who drops it is a task itself.
+struct Threads(Option<Runtime>);
 
 impl UrlStore {
     /// Asks the server for the object. Credentials come from the environment and the files that the
@@ -130,18 +134,15 @@ impl UrlStore {
     /// [`Cause::Unsupported`] where it cannot be mapped, or [`Cause::Server`].
     pub fn open(url: &str, options: &UrlOptions) -> Result<UrlStore, StoreError> {
         let named = Named::parse(url).map_err(|cause| fail(Operation::Open, "the URL", cause))?;
+        let named = Arc::new(named);
         let fail = |cause| fail(Operation::Open, &named.name, cause);
-        let runtime = {
-            let _signals = SignalsBlocked::of_others();
-            let runtime = runtime::Builder::new_multi_thread()
-                .worker_threads(super::workers::cpus().min(4))
-                .thread_name("quire-url")
-                .enable_all()
-                .build();
-            let errno = |error| Errno::from_io_error(&error).unwrap_or(Errno::AGAIN);
-            runtime.map_err(|error| fail(Cause::Os(errno(error))))?
-        };
-        let client = runtime.block_on(Client::open(&named)).map_err(fail)?;
+        let (threads, handle) = Threads::start().map_err(|errno| fail(Cause::Os(errno)))?;
+        // Not by `block_on`, which panics where the caller is a task itself.
+        let (sender, opened) = channel();
+        let asked = Arc::clone(&named);
+        handle.spawn(async move { sender.send(Client::open(&asked).await) });
+        let opened = opened.recv().unwrap_or(Err(Cause::Unanswered));
+        let client = opened.map_err(fail)?;
         let bytes = client.opened.size;
         let object = std::format!("{} {}", named.name, client.identity());
         let disk = options.cache.as_ref().map(|(dir, bytes)| Disk::open(dir, *bytes, &object));
@@ -150,14 +151,13 @@ impl UrlStore {
             disk: disk.transpose().map_err(fail)?,
             failed: Mutex::default(),
         });
-        let handle = runtime.handle().clone();
         let ask = move |blocks, filler: Filler| {
             let source = Arc::clone(&source);
             handle.spawn(async move { filler.fill(source.fetch(blocks).await) });
         };
         let pieces = Pieces::new(bytes, Box::new(ask));
         let is_archive = named.is_archive();
-        Ok(UrlStore { name: named.name, is_archive, bytes, pieces, runtime: Some(runtime) })
+        Ok(UrlStore { name: named.name.clone(), is_archive, bytes, pieces, _threads: threads })
     }
 
     /// Whether its name says that it is an archive, to be seen unpacked.
@@ -170,9 +170,24 @@ impl UrlStore {
     }
 }
 
-impl Drop for UrlStore {
+impl Threads {
+    fn start() -> Result<(Threads, Handle), Errno> {
+        // No signal handler of the program runs on them.
+        let _signals = SignalsBlocked::of_others();
+        let runtime = runtime::Builder::new_multi_thread()
+            .worker_threads(super::workers::cpus().min(4))
+            .thread_name("quire-url")
+            .enable_all()
+            .build()
+            .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::AGAIN))?;
+        let handle = runtime.handle().clone();
+        Ok((Threads(Some(runtime)), handle))
+    }
+}
+
+impl Drop for Threads {
     fn drop(&mut self) {
-        if let Some(runtime) = self.runtime.take() {
+        if let Some(runtime) = self.0.take() {
             runtime.shutdown_background();
         }
     }
@@ -285,5 +300,46 @@ impl Store for UrlStore {
 
     fn sync(&self) -> Result<(), StoreError> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::net::TcpListener;
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn it_may_be_opened_in_a_task_and_says_that_there_is_no_such_object() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = std::format!("http://{}/object?secret", listener.local_addr().unwrap());
+        thread::spawn(move || {
+            for connection in listener.incoming().flatten() {
+                let mut connection = connection;
+                let _ = connection.read(&mut [0; 4096]);
+                let _ = connection.write_all(
+                    b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n",
+                );
+            }
+        });
+        let runtime = runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+        let opened = runtime.block_on(async { UrlStore::open(&url, &UrlOptions::new()) });
+        let error = opened.err().unwrap();
+        assert_eq!(error.errno(), Errno::NOENT);
+        assert_eq!(error.store(), shown(&url));
+        assert!(error.store().ends_with("/object"));
+    }
+
+    #[test]
+    fn what_names_no_object_is_an_error_that_shows_no_password() {
+        for url in ["ftp://host/path", "https://host", "s3://bucket/", "https://me:word@host/path"]
+        {
+            let error = UrlStore::open(url, &UrlOptions::new()).err().unwrap();
+            assert!(matches!(error.cause(), Cause::Unsupported(_)), "{error}");
+            assert!(!std::format!("{error}").contains("word@"));
+        }
+        assert!(is_url("S3://b/k") && is_url("https://h") && !is_url("s3:/b") && !is_url("file"));
     }
 }

@@ -59,7 +59,7 @@ impl Disk {
         let root = dir.join("quire-cache");
         let name = format!("{:032x}", xxh3_128_with_seed(object.as_bytes(), 0));
         let entries = root.join(name);
-        let made = DirBuilder::new().recursive(true).mode(0o700).create(&entries);
+        let made = make(&entries);
         let owner = made.and_then(|()| fs::metadata(&root)).map(|metadata| metadata.uid());
         let why = match owner {
             // A checksum does not tell if another user wrote it.
@@ -108,6 +108,8 @@ impl Disk {
     fn try_store(&self, block: u64, body: &[u8], partial: &Path) -> io::Result<()> {
         // Held until it is stored: who counts the entries finds none that is only in part there.
         let _size = self.reserve((CHECKSUM_BYTES + body.len()) as u64)?;
+        // Who has the last entry of an object go removes its folder.
+        make(&self.entries)?;
         let mut file = OpenOptions::new().write(true).create_new(true).open(partial)?;
         file.write_all(&self.checksum(block, body))?;
         file.write_all(body)?;
@@ -171,6 +173,10 @@ impl Disk {
     }
 }
 
+fn make(dir: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(dir)
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
@@ -224,7 +230,9 @@ mod tests {
             assert_eq!(disk.load(1), None);
             assert!(!path.exists());
         }
-        // So is a count of the bytes.
+        // An object's folder may have gone with its last entry.
+        fs::remove_dir(&disk.entries).unwrap();
+        // A count of the bytes may be torn as well.
         fs::write(folder.path().join("quire-cache/size"), "torn").unwrap();
         disk.store(1, &body(1));
         assert_eq!(disk.load(1).unwrap(), body(1));
