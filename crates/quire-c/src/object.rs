@@ -7,7 +7,7 @@ use std::path::Path;
 
 use engine::library::{Object as EngineObject, OpenOptions};
 use engine::store::Direct;
-use engine::store::url::{CACHE_BYTES, UrlOptions};
+use quire_url::{CACHE_BYTES, OpenUrl as _, UrlOptions};
 
 use crate::failure::{Failure, number, pointer, status};
 use crate::handle::{Handle, close, get, hand_out, string};

@@ -22,7 +22,7 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use quire::library::{AddressSpace, MapOptions, Object, OpenOptions, Pattern};
-use quire::store::url::{self, UrlCounts, UrlOptions};
+use quire_url::{OpenUrl as _, UrlCounts, UrlOptions};
 
 use self::progress::Progress;
 use self::sink::{Cat, Sink, Sum};
@@ -87,8 +87,8 @@ fn stream(options: &StreamOptions, sink: &mut impl Sink) -> Result<u8> {
     };
     let mut status = 0;
     for path in &options.files {
-        let url = path.to_str().filter(|name| url::is_url(name));
-        let shown = url.map_or(path.as_path(), |url| Path::new(url::shown(url)));
+        let url = path.to_str().filter(|name| quire_url::is_url(name));
+        let shown = url.map_or(path.as_path(), |url| Path::new(quire_url::shown(url)));
         let read = match url {
             Some(url) => stream.read_url(url, shown, sink),
             None => stream.read(path, sink),
@@ -251,7 +251,7 @@ impl Stream<'_> {
         let read = format!("{} in {seconds:.2} s", Human(self.bytes));
         let Some(space) = self.space.get() else { return format!("{read}; nothing was mapped") };
         let (_, held_max) = space.held();
-        let UrlCounts { requests, fetched_bytes, cached_bytes } = url::counts();
+        let UrlCounts { requests, fetched_bytes, cached_bytes } = quire_url::counts();
         let of_servers = if requests + cached_bytes > 0 {
             format!(
                 "; {} of servers by {requests} requests, {} of the cache",

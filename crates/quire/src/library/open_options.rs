@@ -9,11 +9,10 @@ use std::path::Path;
 
 use super::{AddressSpace, Error, Object};
 use crate::object::Keeper;
-#[cfg(feature = "url")]
-use crate::store::url::{UrlOptions, UrlStore, shown};
-#[cfg(feature = "url")]
-use crate::store::{Cause, Operation, zstd::CACHE_BYTES};
-use crate::store::{DeadlineStore, Direct, FileOptions, FileStore, Store, StoreError, ZstdStore};
+use crate::store::zstd::CACHE_BYTES;
+use crate::store::{
+    Cause, DeadlineStore, Direct, FileOptions, FileStore, Operation, Store, StoreError, ZstdStore,
+};
 
 /// How a file is opened as an object.
 #[derive(Clone, Debug, Default)]
@@ -104,39 +103,37 @@ impl OpenOptions {
             let options = if self.create { options.create() } else { options };
             return self.open_store(space, FileStore::open(path, options)?);
         }
-        let fixed = self.clone().len_max(0);
-        let is_archive = path.extension().is_some_and(|extension| extension == "zst");
-        if is_archive && !self.is_plain {
-            return fixed.open_store(space, ZstdStore::open(path)?);
-        }
-        let options = FileOptions::read_only().direct(self.direct);
-        fixed.open_store(space, FileStore::open(path, options)?)
+        // An archive's frames begin anywhere, so direct I/O would not do for them.
+        let direct = if self.is_archive(path) { Direct::Off } else { self.direct };
+        self.open_read_only(space, FileStore::open(path, FileOptions::read_only().direct(direct))?)
     }
 
-    /// Opens an object of a server by its URL, read-only: `s3://BUCKET/KEY`, `https://HOST/PATH`. One
-    /// whose name ends in `.zst` appears as a file does.
+    /// Makes an object of a store that can only be read, as [`Self::open`] does of a file: where the
+    /// store's name ends in `.zst` it appears as the file that was packed into it, unless these options
+    /// are [plain](Self::plain).
     ///
     /// # Errors
-    /// [`Error::Store`] where the server has no such object, or does not send it in parts, and where
-    /// these options ask for writing; [`Error::NoMemory`].
-    #[cfg(feature = "url")]
-    pub fn open_url(
+    /// [`Error::Store`] where these options ask for writing, or where it is no good archive;
+    /// [`Error::NoMemory`].
+    pub fn open_read_only(
         &self,
         space: &AddressSpace,
-        url: &str,
-        options: &UrlOptions,
+        store: impl Store + 'static,
     ) -> Result<Object, Error> {
-        if self.write || self.create {
-            let why = "an object of a server is read-only; open it without writing, or fetch it to a file";
+        if self.write {
+            let why = "it can only be read; open it without writing, or copy it to a file";
             let cause = Cause::Unsupported(why.into());
-            return Err(StoreError::new(Operation::Open, shown(url), 0, 0, cause).into());
+            return Err(StoreError::new(Operation::Open, store.name(), 0, 0, cause).into());
         }
-        let store = UrlStore::open(url, options)?;
         let fixed = self.clone().len_max(0);
-        if store.is_archive() && !self.is_plain {
+        if self.is_archive(Path::new(store.name())) {
             return fixed.open_store(space, ZstdStore::over(store, CACHE_BYTES)?);
         }
         fixed.open_store(space, store)
+    }
+
+    fn is_archive(&self, path: &Path) -> bool {
+        !self.is_plain && path.extension().is_some_and(|extension| extension == "zst")
     }
 
     /// Makes an object of `len` zeros without a file. Its pages count against the memory of the

@@ -14,8 +14,6 @@
 mod deadline;
 mod error;
 pub mod file;
-#[cfg(feature = "url")]
-pub mod url;
 pub(crate) mod workers;
 pub mod zstd;
 

@@ -1,4 +1,4 @@
-//! An object of a server as a read-only store, by its URL: `s3://BUCKET/KEY` at Amazon's or any
+//! Objects of servers: a read-only store for [`quire`], by the object's URL: `s3://BUCKET/KEY` at Amazon's or any
 //! compatible service, `https://HOST/PATH` at any web server that sends ranges.
 //!
 //! The object is pinned when it is opened: each request asks for the object with that ETag (or, without
@@ -10,33 +10,32 @@
 //! fetches ahead; [`disk`] keeps blocks on a disk. The requests run on threads of the store's own,
 //! which end with it. A fork's child has none of them: it opens its own.
 //!
-//! [`Cause::Replaced`]: super::Cause::Replaced
+//! It is a crate of its own so that programs of the engine that speak to no server are not built with the client
+//! of one; the preload library is loaded into every process of a run.
 
 mod client;
 mod credentials;
 mod disk;
 mod pieces;
 
-use core::ops::Range;
-use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::boxed::Box;
+use std::ops::Range;
 use std::path::PathBuf;
-use std::string::String;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::available_parallelism;
 use std::time::Instant;
-use std::vec::Vec;
 
 use bytes::Bytes;
+use quire::library::{AddressSpace, Error, Object, OpenOptions};
+use quire::store::{Cause, Operation, Store, StoreError};
+use quire::sys::thread::SignalsBlocked;
+use rustix::io::Errno;
 use tokio::runtime::{self, Handle, Runtime};
 
 use self::client::{Client, Named, RETRIED_FOR};
 use self::disk::Disk;
 use self::pieces::{BLOCK_BYTES, Filler, Pieces};
-use super::workers::lock;
-use super::{Cause, Operation, Store, StoreError};
-use crate::sys::Errno;
-use crate::sys::thread::SignalsBlocked;
 
 /// Bytes of blocks on a disk where no bound is given: 4 GiB.
 pub const CACHE_BYTES: u64 = 4 << 30;
@@ -60,6 +59,33 @@ impl UrlOptions {
     pub fn cache(mut self, dir: impl Into<PathBuf>, bytes_max: u64) -> UrlOptions {
         self.cache = Some((dir.into(), bytes_max));
         self
+    }
+}
+
+/// Opens objects by their URLs.
+pub trait OpenUrl {
+    /// Opens an object of a server, read-only: `s3://BUCKET/KEY`, `https://HOST/PATH`. One whose name
+    /// ends in `.zst` appears as a file does, unless these options are plain.
+    ///
+    /// # Errors
+    /// [`Error::Store`] where the server has no such object, or does not send it in parts, and where
+    /// these options ask for writing; [`Error::NoMemory`].
+    fn open_url(
+        &self,
+        space: &AddressSpace,
+        url: &str,
+        options: &UrlOptions,
+    ) -> Result<Object, Error>;
+}
+
+impl OpenUrl for OpenOptions {
+    fn open_url(
+        &self,
+        space: &AddressSpace,
+        url: &str,
+        options: &UrlOptions,
+    ) -> Result<Object, Error> {
+        self.open_read_only(space, UrlStore::open(url, options)?)
     }
 }
 
@@ -116,7 +142,6 @@ struct Source {
 /// An object of a server.
 pub struct UrlStore {
     name: String,
-    is_archive: bool,
     bytes: u64,
     pieces: Pieces,
     _threads: Threads,
@@ -144,7 +169,7 @@ impl UrlStore {
         let opened = opened.recv().unwrap_or(Err(Cause::Unanswered));
         let client = opened.map_err(fail)?;
         let bytes = client.opened.size;
-        let object = std::format!("{} {}", named.name, client.identity());
+        let object = format!("{} {}", named.name, client.identity());
         let disk = options.cache.as_ref().map(|(dir, bytes)| Disk::open(dir, *bytes, &object));
         let source = Arc::new(Source {
             client,
@@ -156,13 +181,7 @@ impl UrlStore {
             handle.spawn(async move { filler.fill(source.fetch(blocks).await) });
         };
         let pieces = Pieces::new(bytes, Box::new(ask));
-        let is_archive = named.is_archive();
-        Ok(UrlStore { name: named.name.clone(), is_archive, bytes, pieces, _threads: threads })
-    }
-
-    /// Whether its name says that it is an archive, to be seen unpacked.
-    pub(crate) fn is_archive(&self) -> bool {
-        self.is_archive
+        Ok(UrlStore { name: named.name.clone(), bytes, pieces, _threads: threads })
     }
 
     fn read_only(&self, operation: Operation, offset: u64, bytes: u64) -> StoreError {
@@ -175,7 +194,7 @@ impl Threads {
         // No signal handler of the program runs on them.
         let _signals = SignalsBlocked::of_others();
         let runtime = runtime::Builder::new_multi_thread()
-            .worker_threads(super::workers::cpus().min(4))
+            .worker_threads(available_parallelism().map_or(1, |cpus| cpus.get().min(4)))
             .thread_name("quire-url")
             .enable_all()
             .build()
@@ -191,6 +210,11 @@ impl Drop for Threads {
             runtime.shutdown_background();
         }
     }
+}
+
+/// Locks a mutex, also after a panic: what is under these is whole at any time.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn fail(operation: Operation, name: &str, cause: Cause) -> StoreError {
@@ -314,7 +338,7 @@ mod tests {
     #[test]
     fn it_may_be_opened_in_a_task_and_says_that_there_is_no_such_object() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let url = std::format!("http://{}/object?secret", listener.local_addr().unwrap());
+        let url = format!("http://{}/object?secret", listener.local_addr().unwrap());
         thread::spawn(move || {
             for connection in listener.incoming().flatten() {
                 let mut connection = connection;
@@ -338,7 +362,7 @@ mod tests {
         {
             let error = UrlStore::open(url, &UrlOptions::new()).err().unwrap();
             assert!(matches!(error.cause(), Cause::Unsupported(_)), "{error}");
-            assert!(!std::format!("{error}").contains("word@"));
+            assert!(!format!("{error}").contains("word@"));
         }
         assert!(is_url("S3://b/k") && is_url("https://h") && !is_url("s3:/b") && !is_url("file"));
     }

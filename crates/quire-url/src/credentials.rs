@@ -1,14 +1,12 @@
 //! The files that the AWS tools keep credentials and settings in.
 
 use std::env::var_os;
-use std::format;
 use std::path::{Path, PathBuf};
-use std::string::String;
 
 use ini::Ini;
 
 /// The settings of the profile that the environment names.
-pub(super) struct Profile {
+pub(crate) struct Profile {
     credentials: Option<Ini>,
     config: Option<Ini>,
     name: String,

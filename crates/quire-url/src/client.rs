@@ -1,14 +1,10 @@
 //! The object on the server: which one it is, and ranges of its bytes.
 
-use core::ops::Range;
-use core::time::Duration;
-use std::borrow::ToOwned as _;
-use std::boxed::Box;
 use std::env::{var, var_os};
 use std::error::Error;
-use std::format;
 use std::net::{SocketAddr, TcpStream};
-use std::string::{String, ToString as _};
+use std::ops::Range;
+use std::time::Duration;
 
 use bytes::Bytes;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
@@ -20,11 +16,11 @@ use object_store::{
 };
 use rustix::io::Errno;
 
-use super::credentials::Profile;
-use crate::store::Cause;
+use crate::credentials::Profile;
+use quire::store::Cause;
 
 /// How long a request is tried again, after errors that may pass.
-pub(super) const RETRIED_FOR: Duration = Duration::from_secs(30);
+pub(crate) const RETRIED_FOR: Duration = Duration::from_secs(30);
 /// How long nothing may come of an answer.
 const SILENT_FOR: Duration = Duration::from_secs(15);
 const CONNECT_FOR: Duration = Duration::from_secs(5);
@@ -33,7 +29,7 @@ const INSTANCE_METADATA: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::new(169, 254, 169, 254)), 80);
 
 /// One object of a server, as it was when it was opened.
-pub(super) struct Client {
+pub(crate) struct Client {
     store: Box<dyn ObjectStore>,
     path: Path,
     /// What of the URL may be secret, and is not shown.
@@ -43,7 +39,7 @@ pub(super) struct Client {
 }
 
 /// What a URL names.
-pub(super) struct Named {
+pub(crate) struct Named {
     /// As messages show it: without what may be secret.
     pub name: String,
     scheme: String,
@@ -81,10 +77,6 @@ impl Named {
         }
         let name = format!("{scheme}://{host}/{path}");
         Ok(Named { name, scheme, host: host.into(), path: path.into(), query })
-    }
-
-    pub fn is_archive(&self) -> bool {
-        self.path.ends_with(".zst")
     }
 }
 

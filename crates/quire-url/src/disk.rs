@@ -14,28 +14,24 @@
 //!
 //! It is a cache: whatever fails in it, the server has the bytes.
 
-use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
-use std::borrow::ToOwned as _;
-use std::format;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
-use std::string::String;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::SystemTime;
-use std::vec::Vec;
 
 use rustix::fs::{FlockOperation, flock};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128_with_seed};
 
-use super::super::Cause;
-use super::pieces::BLOCK_BYTES;
+use crate::pieces::BLOCK_BYTES;
+use quire::store::Cause;
 
 const CHECKSUM_BYTES: usize = 16;
 /// The least that makes sense: a stream's pieces in flight.
-pub(super) const CACHE_BYTES_MIN: u64 = 16 << 20;
+pub(crate) const CACHE_BYTES_MIN: u64 = 16 << 20;
 
-pub(super) struct Disk {
+pub(crate) struct Disk {
     /// Of all objects.
     root: PathBuf,
     /// Of this one.
@@ -180,7 +176,7 @@ fn make(dir: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
-    use std::{thread, vec};
+    use std::thread;
 
     use super::*;
 

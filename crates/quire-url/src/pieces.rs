@@ -7,19 +7,18 @@
 //!
 //! One lock, a leaf: it is not held while a piece is waited for or asked for.
 
-use core::ops::Range;
-use std::boxed::Box;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock};
-use std::vec::Vec;
 
 use bytes::Bytes;
 
-use super::super::Cause;
-use super::super::workers::lock;
+use quire::store::Cause;
+
+use crate::lock;
 
 /// The unit of all requests, and of the cache on disk.
-pub(super) const BLOCK_BYTES: u64 = 256 << 10;
+pub(crate) const BLOCK_BYTES: u64 = 256 << 10;
 /// The largest request, in blocks.
 const PIECE_BLOCKS_MAX: u64 = 8;
 /// How far a stream is ahead of its reader, in pieces.
@@ -33,7 +32,7 @@ const STREAMS: usize = 8;
 type Slot = Arc<OnceLock<Result<Bytes, Cause>>>;
 
 /// Fills a piece: also where the one that has it goes without a word.
-pub(super) struct Filler(Slot);
+pub(crate) struct Filler(Slot);
 
 impl Filler {
     pub fn fill(self, result: Result<Bytes, Cause>) {
@@ -48,9 +47,9 @@ impl Drop for Filler {
 }
 
 /// Begins a request of blocks, which fills the piece from another thread.
-pub(super) type Ask = dyn Fn(Range<u64>, Filler) + Send + Sync;
+pub(crate) type Ask = dyn Fn(Range<u64>, Filler) + Send + Sync;
 
-pub(super) struct Pieces {
+pub(crate) struct Pieces {
     /// Of the object.
     bytes: u64,
     state: Mutex<State>,
@@ -238,7 +237,6 @@ impl State {
 mod tests {
     use std::sync::mpsc::channel;
     use std::thread;
-    use std::vec;
 
     use super::*;
 
