@@ -4,7 +4,7 @@ use std::env::{var, var_os};
 use std::error::Error;
 use std::net::{SocketAddr, TcpStream};
 use std::ops::Range;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
@@ -62,7 +62,7 @@ impl Named {
         }
         let rest = if is_web { rest.split('#').next().unwrap_or(rest) } else { rest };
         let (rest, query) = match rest.split_once('?').filter(|_| is_web) {
-            Some((rest, query)) => (rest, Some(query.to_owned())),
+            Some((rest, query)) => (rest, Some(query.to_owned()).filter(|query| !query.is_empty())),
             None => (rest, None),
         };
         let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
@@ -91,16 +91,21 @@ impl Client {
         let is_s3 = named.scheme == "s3";
         let (store, path): (Box<dyn ObjectStore>, Path) = if is_s3 {
             let path = Path::parse(&named.path).map_err(unusable)?;
+            if path.as_ref() != named.path {
+                let why = "a key that begins or ends with / is not reached; name another object";
+                return Err(Cause::Unsupported(why.into()));
+            }
             (Box::new(s3(&named.host)?), path)
         } else {
             let query = named.query.as_ref().map_or_else(String::new, |query| format!("?{query}"));
-            let options = client_options().with_allow_http(true);
+            let options = client_options().with_allow_http(named.scheme == "http");
             let web = HttpBuilder::new()
                 .with_url(format!("{}{query}", named.name))
                 .with_client_options(options)
                 .with_retry(retry())
                 .build();
-            (Box::new(web.map_err(unusable)?), Path::default())
+            let why = "it is no URL of a web server; correct it";
+            (Box::new(web.map_err(|_| Cause::Unsupported(why.into()))?), Path::default())
         };
         let nothing = ObjectMeta {
             location: Path::default(),
@@ -138,6 +143,21 @@ impl Client {
     /// # Errors
     /// [`Cause::Replaced`], or what the server says.
     pub async fn get(&self, range: Range<u64>) -> Result<Bytes, Cause> {
+        let since = Instant::now();
+        loop {
+            // What is torn goes on where it was only by an ETag; without one it is asked for again.
+            match self.get_once(range.clone()).await {
+                Err(Cause::Server { errno: Errno::IO, .. })
+                    if self.strong_tag().is_none() && since.elapsed() < RETRIED_FOR =>
+                {
+                    tokio::time::sleep(Duration::from_millis(500)).await;
+                }
+                result => return result,
+            }
+        }
+    }
+
+    async fn get_once(&self, range: Range<u64>) -> Result<Bytes, Cause> {
         let tag = self.strong_tag();
         let since = self.has_time() && tag.is_none();
         let options = GetOptions {
@@ -152,7 +172,7 @@ impl Client {
         let found = &answer.meta;
         if found.size != self.opened.size
             || found.e_tag != self.opened.e_tag
-            || found.last_modified != self.opened.last_modified
+            || (since && found.last_modified != self.opened.last_modified)
         {
             return Err(replaced());
         }
@@ -171,7 +191,11 @@ impl Client {
     /// What tells this object from others that had or will have its name.
     pub fn identity(&self) -> String {
         let ObjectMeta { size, e_tag, last_modified, .. } = &self.opened;
-        format!("{size} {e_tag:?} {}", last_modified.timestamp_micros())
+        let time = self.strong_tag().is_none().then(|| last_modified.timestamp_micros());
+        // A signature is another one each time; anything else may name another object.
+        let query = self.query.iter().flat_map(|query| query.split('&'));
+        let named: Vec<&str> = query.filter(|pair| !is_signature(pair)).collect();
+        format!("{size} {e_tag:?} {time:?} {named:?}")
     }
 
     /// The ETag, if the server promises that it is another with each change of a byte.
@@ -189,8 +213,33 @@ impl Client {
                 Cause::Replaced("the server has no such object any more".into())
             }
             object_store::Error::Precondition { .. } => replaced(),
-            _ => self.cause(error),
+            _ => {
+                // The same, where an answer was torn and went on.
+                let mut inner = error.source();
+                while let Some(source) = inner {
+                    if let Some(error) = source.downcast_ref::<object_store::Error>() {
+                        return self.cause_of_read(error);
+                    }
+                    inner = source.source();
+                }
+                self.cause(error)
+            }
         }
+    }
+
+    /// What a server or the client says, in one line, without what may be secret: of an answer in XML, in
+    /// which S3 repeats an expired token, the code alone.
+    fn shown(&self, text: &str) -> String {
+        let (said, answer) = text.split_at(text.find('<').unwrap_or(text.len()));
+        let code = answer.split_once("<Code>").and_then(|(_, rest)| rest.split_once("</Code>"));
+        let mut said = format!("{said}{}", code.map_or("", |(code, _)| code));
+        for pair in self.query.iter().flat_map(|query| query.split('&')) {
+            let value = pair.split_once('=').map_or(pair, |(_, value)| value);
+            if value.len() > 3 {
+                said = said.replace(value, "...");
+            }
+        }
+        said.chars().filter(|sign| !sign.is_control()).take(300).collect()
     }
 
     fn cause(&self, error: &object_store::Error) -> Cause {
@@ -221,10 +270,7 @@ impl Client {
                 while let Some(source) = innermost.source() {
                     innermost = source;
                 }
-                let mut found = innermost.to_string();
-                if let Some(query) = &self.query {
-                    found = found.replace(query, "...");
-                }
+                let found = self.shown(&innermost.to_string());
                 let is_late = found.contains("timed out");
                 let errno = if is_late { Errno::TIMEDOUT } else { Errno::IO };
                 let why = format!(
@@ -238,6 +284,13 @@ impl Client {
     }
 }
 
+/// Whether a part of a URL's query belongs to its signature.
+fn is_signature(pair: &str) -> bool {
+    let name = pair.split('=').next().unwrap_or(pair);
+    let names = ["Signature", "Expires", "AWSAccessKeyId", "Policy", "Key-Pair-Id"];
+    name.starts_with("X-Amz-") || names.contains(&name)
+}
+
 fn replaced() -> Cause {
     Cause::Replaced("the server has another object under this name than the one opened".into())
 }
@@ -247,7 +300,7 @@ fn unusable(error: impl Error) -> Cause {
 }
 
 fn retry() -> RetryConfig {
-    RetryConfig { retry_timeout: RETRIED_FOR, ..RetryConfig::default() }
+    RetryConfig { max_retries: usize::MAX, retry_timeout: RETRIED_FOR, ..RetryConfig::default() }
 }
 
 fn client_options() -> ClientOptions {

@@ -19,9 +19,11 @@ use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
-use std::time::SystemTime;
+use std::thread::sleep;
+use std::time::{Duration, Instant, SystemTime};
 
 use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128_with_seed};
 
 use crate::pieces::BLOCK_BYTES;
@@ -30,6 +32,10 @@ use quire::store::Cause;
 const CHECKSUM_BYTES: usize = 16;
 /// The least that makes sense: a stream's pieces in flight.
 pub(crate) const CACHE_BYTES_MIN: u64 = 16 << 20;
+
+/// How long another may hold the count.
+const LOCKED_FOR: Duration = Duration::from_secs(2);
+const LOCK_AGAIN: Duration = Duration::from_micros(200);
 
 pub(crate) struct Disk {
     /// Of all objects.
@@ -56,11 +62,14 @@ impl Disk {
         let name = format!("{:032x}", xxh3_128_with_seed(object.as_bytes(), 0));
         let entries = root.join(name);
         let made = make(&entries);
-        let owner = made.and_then(|()| fs::metadata(&root)).map(|metadata| metadata.uid());
+        let owner = made.and_then(|()| fs::symlink_metadata(&root)).map(|metadata| {
+            let is_ours = metadata.is_dir() && metadata.mode() & 0o022 == 0;
+            if is_ours { metadata.uid() } else { u32::MAX }
+        });
         let why = match owner {
             // A checksum does not tell if another user wrote it.
             Ok(owner) if owner != rustix::process::geteuid().as_raw() => {
-                "it belongs to another user".to_owned()
+                "others may write there".to_owned()
             }
             Ok(_) => {
                 let (identity, next) = (xxh3_64(object.as_bytes()), AtomicU32::new(0));
@@ -117,21 +126,21 @@ impl Disk {
     }
 
     /// Sees to it that so many bytes more are within the bound, and keeps others away meanwhile.
-    fn reserve(&self, bytes: u64) -> io::Result<File> {
+    fn reserve(&self, bytes: u64) -> io::Result<Locked> {
         let path = self.root.join("size");
-        let mut size =
+        let size =
             OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
-        flock(&size, FlockOperation::LockExclusive)?;
+        let mut size = Locked::new(size)?;
         let mut text = String::new();
-        size.read_to_string(&mut text)?;
+        size.0.read_to_string(&mut text)?;
         // One that cannot be read is counted anew.
         let mut total = text.trim().parse().unwrap_or(u64::MAX).saturating_add(bytes);
         if total > self.bytes_max {
             total = self.evict(self.bytes_max - self.bytes_max / 8 - bytes)? + bytes;
         }
-        size.seek(SeekFrom::Start(0))?;
+        size.0.seek(SeekFrom::Start(0))?;
         // As wide as any number: the old one is written over at once.
-        size.write_all(format!("{total:020}\n").as_bytes())?;
+        size.0.write_all(format!("{total:020}\n").as_bytes())?;
         Ok(size)
     }
 
@@ -166,6 +175,29 @@ impl Disk {
             }
         }
         Ok(total)
+    }
+}
+
+/// The count, locked. It is let go by a call, for a fork's child has a copy of the descriptor.
+struct Locked(File);
+
+impl Locked {
+    /// Waits for others, but not for a process that was stopped while it had it.
+    fn new(file: File) -> io::Result<Locked> {
+        let since = Instant::now();
+        loop {
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(Locked(file)),
+                Err(Errno::WOULDBLOCK) if since.elapsed() < LOCKED_FOR => sleep(LOCK_AGAIN),
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+    }
+}
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        let _ = flock(&self.0, FlockOperation::Unlock);
     }
 }
 

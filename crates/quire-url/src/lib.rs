@@ -32,6 +32,7 @@ use quire::store::{Cause, Operation, Store, StoreError};
 use quire::sys::thread::SignalsBlocked;
 use rustix::io::Errno;
 use tokio::runtime::{self, Handle, Runtime};
+use tokio::sync::Semaphore;
 
 use self::client::{Client, Named, RETRIED_FOR};
 use self::disk::Disk;
@@ -39,6 +40,9 @@ use self::pieces::{BLOCK_BYTES, Filler, Pieces};
 
 /// Bytes of blocks on a disk where no bound is given: 4 GiB.
 pub const CACHE_BYTES: u64 = 4 << 30;
+
+/// Pieces that are fetched and stored at a time.
+const FETCHES_MAX: usize = 16;
 
 /// How an object is opened by its URL.
 #[derive(Clone, Debug, Default)]
@@ -137,6 +141,7 @@ struct Source {
     disk: Option<Disk>,
     /// Why the last request that ended failed, and when.
     failed: Mutex<Option<(Instant, Cause)>>,
+    permits: Semaphore,
 }
 
 /// An object of a server.
@@ -175,10 +180,19 @@ impl UrlStore {
             client,
             disk: disk.transpose().map_err(fail)?,
             failed: Mutex::default(),
+            permits: Semaphore::new(FETCHES_MAX),
         });
         let ask = move |blocks, filler: Filler| {
             let source = Arc::clone(&source);
-            handle.spawn(async move { filler.fill(source.fetch(blocks).await) });
+            handle.spawn(async move {
+                // Held until it is on the disk: a disk that is slower than the server slows it down.
+                let _permit = source.permits.acquire().await;
+                let mut fetched = Vec::new();
+                filler.fill(source.fetch(blocks, &mut fetched).await);
+                let this = Arc::clone(&source);
+                let keep = move || fetched.iter().for_each(|(first, run)| this.keep(*first, run));
+                let _ = tokio::task::spawn_blocking(keep).await;
+            });
         };
         let pieces = Pieces::new(bytes, Box::new(ask));
         Ok(UrlStore { name: named.name.clone(), bytes, pieces, _threads: threads })
@@ -222,12 +236,16 @@ fn fail(operation: Operation, name: &str, cause: Cause) -> StoreError {
 }
 
 impl Source {
-    /// The bytes of a run of blocks, which is not empty.
-    async fn fetch(self: Arc<Source>, blocks: Range<u64>) -> Result<Bytes, Cause> {
+    /// The bytes of a run of blocks, which is not empty, and those of them that came from the server.
+    async fn fetch(
+        self: &Arc<Source>,
+        blocks: Range<u64>,
+        unkept: &mut Vec<(u64, Bytes)>,
+    ) -> Result<Bytes, Cause> {
         if self.disk.is_none() {
             return self.get(&blocks).await;
         }
-        let (this, wanted) = (Arc::clone(&self), blocks.clone());
+        let (this, wanted) = (Arc::clone(self), blocks.clone());
         let load = move || wanted.map(|block| this.load(block)).collect::<Vec<_>>();
         let loaded = tokio::task::spawn_blocking(load).await.map_err(|_| Cause::Unanswered)?;
         let mut content = Vec::with_capacity(((blocks.end - blocks.start) * BLOCK_BYTES) as usize);
@@ -239,9 +257,7 @@ impl Source {
             } else {
                 let fetched = self.get(&(block..end)).await?;
                 content.extend_from_slice(&fetched);
-                let (this, first) = (Arc::clone(&self), block);
-                // Nobody waits for that.
-                tokio::task::spawn_blocking(move || this.keep(first, &fetched));
+                unkept.push((block, fetched));
             }
             block = end;
         }
@@ -257,7 +273,12 @@ impl Source {
             return Err(cause.clone());
         }
         let result = self.try_get(blocks).await;
-        *lock(&self.failed) = result.as_ref().err().map(|cause| (Instant::now(), cause.clone()));
+        let mut failed = lock(&self.failed);
+        // An answer that was on its way does not bring back an object that is another one.
+        if !matches!(&*failed, Some((_, Cause::Replaced(_)))) {
+            *failed = result.as_ref().err().map(|cause| (Instant::now(), cause.clone()));
+        }
+        drop(failed);
         result
     }
 

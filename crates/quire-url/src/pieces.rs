@@ -25,6 +25,8 @@ const PIECE_BLOCKS_MAX: u64 = 8;
 const PIECES_AHEAD: u64 = 4;
 /// Blocks in memory or on their way, as far as none is waited for: 16 MiB.
 const KEPT_BLOCKS: u64 = 64;
+/// What so many other reads did not want was asked for in vain.
+const ABANDONED: u64 = 1024;
 /// Streams that are told apart.
 const STREAMS: usize = 8;
 
@@ -216,7 +218,8 @@ impl State {
     fn make_room(&mut self, blocks: u64, only_spent: bool) -> bool {
         while self.blocks + blocks > KEPT_BLOCKS {
             let has_come = self.pieces.iter().filter(|(_, piece)| {
-                piece.slot.get().is_some() && (piece.used == 0 || !only_spent)
+                let is_spent = piece.used == 0 || piece.used + ABANDONED < self.clock;
+                piece.slot.get().is_some() && (is_spent || !only_spent)
             });
             let Some((&first, _)) = has_come.min_by_key(|(_, piece)| piece.used) else {
                 return false;
