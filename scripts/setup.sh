@@ -7,6 +7,8 @@ set -euo pipefail
 
 target=${1:?which target: build, test, bench, demo, package or picture}
 
+as_root=()
+[ "$(id -u)" -eq 0 ] || as_root=(sudo)
 packages=()
 # need COMMAND PACKAGE: PACKAGE will be installed where COMMAND is not found.
 need() {
@@ -58,8 +60,6 @@ if [ ${#packages[@]} -gt 0 ]; then
 		echo "setup: install what is missing: ${packages[*]}" >&2
 		exit 1
 	fi
-	as_root=()
-	[ "$(id -u)" -eq 0 ] || as_root=(sudo)
 	echo "setup: installing ${packages[*]}"
 	export DEBIAN_FRONTEND=noninteractive
 	"${as_root[@]}" apt-get update -q >/dev/null
@@ -69,8 +69,6 @@ fi
 
 if [ "$target" = test ] && ! command -v s3rver >/dev/null; then
 	echo "setup: installing s3rver, a server as S3 is one"
-	as_root=()
-	[ "$(id -u)" -eq 0 ] || as_root=(sudo)
 	"${as_root[@]}" npm install --global --silent --no-fund --no-audit s3rver@3.7.1
 fi
 

@@ -14,10 +14,11 @@ use object_store::{
     Certificate, ClientOptions, GetOptions, ObjectMeta, ObjectStore, ObjectStoreExt as _,
     RetryConfig,
 };
+use quire::store::Cause;
 use rustix::io::Errno;
 
 use crate::credentials::Profile;
-use quire::store::Cause;
+use crate::{is_url, shown};
 
 /// How long a request is tried again, after errors that may pass.
 pub(crate) const RETRIED_FOR: Duration = Duration::from_secs(30);
@@ -30,12 +31,17 @@ const INSTANCE_METADATA: SocketAddr =
 
 /// One object of a server, as it was when it was opened.
 pub(crate) struct Client {
+    place: Place,
+    pub opened: ObjectMeta,
+}
+
+/// Where an object is.
+struct Place {
     store: Box<dyn ObjectStore>,
     path: Path,
     /// What of the URL may be secret, and is not shown.
     query: Option<String>,
     is_s3: bool,
-    pub opened: ObjectMeta,
 }
 
 /// What a URL names.
@@ -52,19 +58,15 @@ impl Named {
     /// # Errors
     /// [`Cause::Unsupported`].
     pub fn parse(url: &str) -> Result<Named, Cause> {
-        let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
-        let scheme = scheme.to_ascii_lowercase();
-        // A `?` or `#` may be part of a key.
-        let is_web = matches!(&*scheme, "http" | "https");
-        if !is_web && scheme != "s3" {
+        if !is_url(url) {
             let why = "it is no URL of an object; give s3://BUCKET/KEY or https://HOST/PATH";
             return Err(Cause::Unsupported(why.into()));
         }
-        let rest = if is_web { rest.split('#').next().unwrap_or(rest) } else { rest };
-        let (rest, query) = match rest.split_once('?').filter(|_| is_web) {
-            Some((rest, query)) => (rest, Some(query.to_owned()).filter(|query| !query.is_empty())),
-            None => (rest, None),
-        };
+        let bare = shown(url);
+        let query = url[bare.len()..].strip_prefix('?').and_then(|rest| rest.split('#').next());
+        let query = query.filter(|query| !query.is_empty()).map(str::to_owned);
+        let (scheme, rest) = bare.split_once("://").unwrap_or_default();
+        let scheme = scheme.to_ascii_lowercase();
         let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
         if host.contains('@') {
             let why = "a URL is seen by other programs, so it must not have a password in it; use a \
@@ -107,35 +109,14 @@ impl Client {
             let why = "it is no URL of a web server; correct it";
             (Box::new(web.map_err(|_| Cause::Unsupported(why.into()))?), Path::default())
         };
-        let nothing = ObjectMeta {
-            location: Path::default(),
-            last_modified: Default::default(),
-            size: 0,
-            e_tag: None,
-            version: None,
-        };
-        let mut client = Client { store, path, query: named.query.clone(), is_s3, opened: nothing };
-        client.opened = client.ask().await?;
+        let place = Place { store, path, query: named.query.clone(), is_s3 };
+        let client = Client { opened: place.ask().await?, place };
         if client.strong_tag().is_none() && !client.has_time() {
             let why = "the server tells neither an ETag nor a time of the object, so one that was \
                        replaced could not be told from it; fetch it to a file first";
             return Err(Cause::Unsupported(why.into()));
         }
         Ok(client)
-    }
-
-    async fn ask(&self) -> Result<ObjectMeta, Cause> {
-        use object_store::Error::{NotFound, PermissionDenied};
-        match self.store.head(&self.path).await {
-            Ok(meta) if meta.e_tag.is_some() => return Ok(meta),
-            Ok(_) => {}
-            // A URL that is signed for GET allows no HEAD, and some servers know none.
-            Err(PermissionDenied { .. } | NotFound { .. }) if !self.is_s3 => {}
-            Err(error) => return Err(self.cause(&error)),
-        }
-        // Only the head of the answer is taken. Some servers tell the ETag only here.
-        let answer = self.store.get(&self.path).await;
-        answer.map(|answer| answer.meta).map_err(|error| self.cause(&error))
     }
 
     /// The bytes of a range that lies in the object and is not empty.
@@ -159,24 +140,24 @@ impl Client {
 
     async fn get_once(&self, range: Range<u64>) -> Result<Bytes, Cause> {
         let tag = self.strong_tag();
-        let since = self.has_time() && tag.is_none();
+        let is_by_time = tag.is_none();
         let options = GetOptions {
             if_match: tag.cloned(),
-            if_unmodified_since: since.then_some(self.opened.last_modified),
+            if_unmodified_since: is_by_time.then_some(self.opened.last_modified),
             range: Some(range.clone().into()),
             ..GetOptions::default()
         };
-        let answer = self.store.get_opts(&self.path, options).await;
-        let answer = answer.map_err(|error| self.cause_of_read(&error))?;
+        let answer = self.place.store.get_opts(&self.place.path, options).await;
+        let answer = answer.map_err(|error| self.place.cause_of_read(&error))?;
         // A server may know no conditions.
         let found = &answer.meta;
         if found.size != self.opened.size
             || found.e_tag != self.opened.e_tag
-            || (since && found.last_modified != self.opened.last_modified)
+            || (is_by_time && found.last_modified != self.opened.last_modified)
         {
             return Err(replaced());
         }
-        let bytes = answer.bytes().await.map_err(|error| self.cause_of_read(&error))?;
+        let bytes = answer.bytes().await.map_err(|error| self.place.cause_of_read(&error))?;
         if bytes.len() as u64 != range.end - range.start {
             let why = format!(
                 "the server sent {} bytes instead of {}; ask again",
@@ -193,7 +174,7 @@ impl Client {
         let ObjectMeta { size, e_tag, last_modified, .. } = &self.opened;
         let time = self.strong_tag().is_none().then(|| last_modified.timestamp_micros());
         // A signature is another one each time; anything else may name another object.
-        let query = self.query.iter().flat_map(|query| query.split('&'));
+        let query = self.place.query.iter().flat_map(|query| query.split('&'));
         let named: Vec<&str> = query.filter(|pair| !is_signature(pair)).collect();
         format!("{size} {e_tag:?} {time:?} {named:?}")
     }
@@ -205,6 +186,22 @@ impl Client {
 
     fn has_time(&self) -> bool {
         self.opened.last_modified.timestamp() != 0
+    }
+}
+
+impl Place {
+    async fn ask(&self) -> Result<ObjectMeta, Cause> {
+        use object_store::Error::{NotFound, PermissionDenied};
+        match self.store.head(&self.path).await {
+            Ok(meta) if meta.e_tag.is_some() => return Ok(meta),
+            Ok(_) => {}
+            // A URL that is signed for GET allows no HEAD, and some servers know none.
+            Err(PermissionDenied { .. } | NotFound { .. }) if !self.is_s3 => {}
+            Err(error) => return Err(self.cause(&error)),
+        }
+        // Only the head of the answer is taken. Some servers tell the ETag only here.
+        let answer = self.store.get(&self.path).await;
+        answer.map(|answer| answer.meta).map_err(|error| self.cause(&error))
     }
 
     fn cause_of_read(&self, error: &object_store::Error) -> Cause {
@@ -329,9 +326,12 @@ fn s3(bucket: &str) -> Result<impl ObjectStore + use<>, Cause> {
             builder = builder.with_config(key, value);
         }
     }
-    let others =
-        ["AWS_SKIP_SIGNATURE", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_FULL_URI"];
-    let others = others.iter().chain(&["AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"]);
+    let others = [
+        "AWS_SKIP_SIGNATURE",
+        "AWS_WEB_IDENTITY_TOKEN_FILE",
+        "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+        "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    ];
     if builder.get_config_value(&AmazonS3ConfigKey::AccessKeyId).is_none() {
         match (profile.get("aws_access_key_id"), profile.get("aws_secret_access_key")) {
             (Some(key), Some(secret)) => {
@@ -340,7 +340,7 @@ fn s3(bucket: &str) -> Result<impl ObjectStore + use<>, Cause> {
                     builder = builder.with_token(token);
                 }
             }
-            _ if others.clone().any(|name| var_os(name).is_some()) || is_in_the_cloud() => {}
+            _ if others.iter().any(|name| var_os(name).is_some()) || is_in_the_cloud() => {}
             _ => {
                 let why = "there are no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, \
                            or AWS_PROFILE, or for a public bucket AWS_SKIP_SIGNATURE=true";
@@ -350,8 +350,9 @@ fn s3(bucket: &str) -> Result<impl ObjectStore + use<>, Cause> {
     }
     // Who names such an endpoint wants it.
     let endpoints = [AmazonS3ConfigKey::Endpoint, AmazonS3ConfigKey::S3Endpoint];
-    let is_plain = endpoints.iter().filter_map(|key| builder.get_config_value(key));
-    let is_plain = { is_plain }.any(|url| url.starts_with("http://"));
+    let is_plain = endpoints
+        .iter()
+        .any(|key| builder.get_config_value(key).is_some_and(|url| url.starts_with("http://")));
     builder.with_client_options(options.with_allow_http(is_plain)).build().map_err(unusable)
 }
 

@@ -3,7 +3,7 @@
 //! ```text
 //! DIR/quire-cache/size                how many bytes all entries have at most, as text
 //! DIR/quire-cache/OBJECT/NUMBER       a block: checksum (16 bytes), content
-//! DIR/quire-cache/OBJECT/.NUMBER.PID  one that is being written
+//! DIR/quire-cache/partial             one that is being written
 //! ```
 //!
 //! OBJECT is a hash of the URL and of what tells the object from others under that name. An entry
@@ -18,16 +18,15 @@ use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::thread::sleep;
 use std::time::{Duration, Instant, SystemTime};
 
+use quire::store::Cause;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128_with_seed};
 
 use crate::pieces::BLOCK_BYTES;
-use quire::store::Cause;
 
 const CHECKSUM_BYTES: usize = 16;
 /// The least that makes sense: a stream's pieces in flight.
@@ -44,7 +43,6 @@ pub(crate) struct Disk {
     entries: PathBuf,
     identity: u64,
     bytes_max: u64,
-    next: AtomicU32,
 }
 
 impl Disk {
@@ -61,34 +59,26 @@ impl Disk {
         let root = dir.join("quire-cache");
         let name = format!("{:032x}", xxh3_128_with_seed(object.as_bytes(), 0));
         let entries = root.join(name);
-        let made = make(&entries);
-        let owner = made.and_then(|()| fs::symlink_metadata(&root)).map(|metadata| {
-            let is_ours = metadata.is_dir() && metadata.mode() & 0o022 == 0;
-            if is_ours { metadata.uid() } else { u32::MAX }
-        });
-        let why = match owner {
-            // A checksum does not tell if another user wrote it.
-            Ok(owner) if owner != rustix::process::geteuid().as_raw() => {
-                "others may write there".to_owned()
-            }
-            Ok(_) => {
-                let (identity, next) = (xxh3_64(object.as_bytes()), AtomicU32::new(0));
-                let disk = Disk { root, entries, identity, bytes_max, next };
-                // Another process may have had a larger bound.
-                let _ = disk.reserve(0);
-                return Ok(disk);
-            }
-            Err(error) => format!("{error}"),
+        let unusable = |why: String| {
+            let root = root.display();
+            Cause::Unsupported(format!("its cache cannot be in {root}: {why}; name another folder"))
         };
-        let root = root.display();
-        Err(Cause::Unsupported(format!(
-            "its cache cannot be in {root}: {why}; name another folder"
-        )))
+        let made = make(&entries).and_then(|()| fs::symlink_metadata(&root));
+        let made = made.map_err(|error| unusable(error.to_string()))?;
+        let is_ours = made.uid() == rustix::process::geteuid().as_raw();
+        if !is_ours || !made.is_dir() || made.mode() & 0o022 != 0 {
+            // A checksum does not tell if another user wrote it.
+            return Err(unusable("others may write there".to_owned()));
+        }
+        let disk = Disk { root, entries, identity: xxh3_64(object.as_bytes()), bytes_max };
+        // Another process may have had a larger bound.
+        let _ = disk.reserve(0);
+        Ok(disk)
     }
 
     /// A block's content; `None` where it is not there as it was stored.
     pub fn load(&self, block: u64) -> Option<Vec<u8>> {
-        let path = self.entries.join(format!("{block}"));
+        let path = self.path(block);
         let mut file = File::open(&path).ok()?;
         let mut content = Vec::with_capacity(CHECKSUM_BYTES + BLOCK_BYTES as usize);
         file.read_to_end(&mut content).ok()?;
@@ -101,24 +91,27 @@ impl Disk {
         Some(body)
     }
 
-    /// Stores a block. What fails leaves it out.
-    pub fn store(&self, block: u64, body: &[u8]) {
-        let number = self.next.fetch_add(1, Relaxed);
-        let partial = self.entries.join(format!(".{block}.{}.{number}", std::process::id()));
-        if self.try_store(block, body, &partial).is_err() {
-            let _ = fs::remove_file(&partial);
-        }
-    }
-
-    fn try_store(&self, block: u64, body: &[u8], partial: &Path) -> io::Result<()> {
+    /// Stores a block.
+    ///
+    /// # Errors
+    /// That it is left out.
+    pub fn store(&self, block: u64, body: &[u8]) -> io::Result<()> {
         // Held until it is stored: who counts the entries finds none that is only in part there.
         let _size = self.reserve((CHECKSUM_BYTES + body.len()) as u64)?;
         // Who has the last entry of an object go removes its folder.
         make(&self.entries)?;
-        let mut file = OpenOptions::new().write(true).create_new(true).open(partial)?;
-        file.write_all(&self.checksum(block, body))?;
-        file.write_all(body)?;
-        fs::rename(partial, self.entries.join(format!("{block}")))
+        let partial = self.root.join("partial");
+        let written = File::create(&partial).and_then(|mut file| {
+            file.write_all(&self.checksum(block, body))?;
+            file.write_all(body)
+        });
+        let stored = written.and_then(|()| fs::rename(&partial, self.path(block)));
+        // A disk may be full.
+        stored.inspect_err(|_| drop(fs::remove_file(&partial)))
+    }
+
+    fn path(&self, block: u64) -> PathBuf {
+        self.entries.join(format!("{block}"))
     }
 
     fn checksum(&self, block: u64, body: &[u8]) -> [u8; CHECKSUM_BYTES] {
@@ -233,8 +226,8 @@ mod tests {
     fn what_was_stored_is_found_also_by_another_and_only_as_that_block_of_that_object() {
         let folder = folder();
         let disk = Disk::open(folder.path(), 64 << 20, "a").unwrap();
-        disk.store(3, b"content");
-        disk.store(4, &body(4));
+        disk.store(3, b"content").unwrap();
+        disk.store(4, &body(4)).unwrap();
         let again = Disk::open(folder.path(), 64 << 20, "a").unwrap();
         assert_eq!(again.load(3).unwrap(), b"content");
         assert_eq!(again.load(4).unwrap(), body(4));
@@ -252,7 +245,7 @@ mod tests {
         let folder = folder();
         let disk = Disk::open(folder.path(), 64 << 20, "a").unwrap();
         for bytes in [0, 5, 16, 1000] {
-            disk.store(1, &body(1));
+            disk.store(1, &body(1)).unwrap();
             let path = disk.entries.join("1");
             OpenOptions::new().write(true).open(&path).unwrap().set_len(bytes).unwrap();
             assert_eq!(disk.load(1), None);
@@ -262,7 +255,7 @@ mod tests {
         fs::remove_dir(&disk.entries).unwrap();
         // A count of the bytes may be torn as well.
         fs::write(folder.path().join("quire-cache/size"), "torn").unwrap();
-        disk.store(1, &body(1));
+        disk.store(1, &body(1)).unwrap();
         assert_eq!(disk.load(1).unwrap(), body(1));
     }
 
@@ -272,12 +265,12 @@ mod tests {
         let open =
             |object| Disk::open(folder.path(), CACHE_BYTES_MIN, object).map(Arc::new).unwrap();
         let disks = [open("a"), open("b")];
-        disks[0].store(0, &body(0));
+        disks[0].store(0, &body(0)).unwrap();
         thread::scope(|scope| {
             for disk in &disks {
                 scope.spawn(|| {
                     for block in 1..200 {
-                        disk.store(block, &body(block));
+                        disk.store(block, &body(block)).unwrap();
                         assert!(bytes_in(folder.path()) <= CACHE_BYTES_MIN);
                         let _ = disks[0].load(0);
                     }

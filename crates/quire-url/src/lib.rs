@@ -1,5 +1,5 @@
-//! Objects of servers: a read-only store for [`quire`], by the object's URL: `s3://BUCKET/KEY` at Amazon's or any
-//! compatible service, `https://HOST/PATH` at any web server that sends ranges.
+//! Objects of servers: a read-only store for [`quire`], by the object's URL: `s3://BUCKET/KEY` at
+//! Amazon's or any compatible service, `https://HOST/PATH` at any web server that sends ranges.
 //!
 //! The object is pinned when it is opened: each request asks for the object with that ETag (or, without
 //! one, with that time of its last change), and what comes is checked against it, so that an object
@@ -10,8 +10,8 @@
 //! fetches ahead; [`disk`] keeps blocks on a disk. The requests run on threads of the store's own,
 //! which end with it. A fork's child has none of them: it opens its own.
 //!
-//! It is a crate of its own so that programs of the engine that speak to no server are not built with the client
-//! of one; the preload library is loaded into every process of a run.
+//! It is a crate of its own so that programs of the engine that speak to no server are not built with
+//! the client of one; the preload library is loaded into every process of a run.
 
 mod client;
 mod credentials;
@@ -189,6 +189,9 @@ impl UrlStore {
                 let _permit = source.permits.acquire().await;
                 let mut fetched = Vec::new();
                 filler.fill(source.fetch(blocks, &mut fetched).await);
+                if fetched.is_empty() {
+                    return;
+                }
                 let this = Arc::clone(&source);
                 let keep = move || fetched.iter().for_each(|(first, run)| this.keep(*first, run));
                 let _ = tokio::task::spawn_blocking(keep).await;
@@ -196,10 +199,6 @@ impl UrlStore {
         };
         let pieces = Pieces::new(bytes, Box::new(ask));
         Ok(UrlStore { name: named.name.clone(), bytes, pieces, _threads: threads })
-    }
-
-    fn read_only(&self, operation: Operation, offset: u64, bytes: u64) -> StoreError {
-        StoreError::new(operation, &self.name, offset, bytes, Cause::ReadOnly)
     }
 }
 
@@ -301,11 +300,11 @@ impl Source {
         Some(body)
     }
 
+    /// Keeps blocks on the disk, as far as it takes them.
     fn keep(&self, first: u64, content: &[u8]) {
         let Some(disk) = &self.disk else { return };
-        for (block, body) in (first..).zip(content.chunks(BLOCK_BYTES as usize)) {
-            disk.store(block, body);
-        }
+        let mut blocks = (first..).zip(content.chunks(BLOCK_BYTES as usize));
+        let _ = blocks.try_for_each(|(block, body)| disk.store(block, body));
     }
 }
 
@@ -333,14 +332,6 @@ impl Store for UrlStore {
         let bytes = there.len() as u64;
         let fail = |cause| StoreError::new(Operation::Read, &self.name, offset, bytes, cause);
         self.pieces.read(offset, there).map_err(fail)
-    }
-
-    fn write(&self, offset: u64, from: &[u8]) -> Result<(), StoreError> {
-        Err(self.read_only(Operation::Write, offset, from.len() as u64))
-    }
-
-    fn set_len(&self, bytes: u64) -> Result<(), StoreError> {
-        Err(self.read_only(Operation::SetLen, bytes, 0))
     }
 
     fn sync(&self) -> Result<(), StoreError> {

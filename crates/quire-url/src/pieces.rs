@@ -98,8 +98,8 @@ impl Pieces {
         let total = self.bytes.div_ceil(BLOCK_BYTES);
         let mut asked = Vec::new();
         let found = lock(&self.state).plan(wanted, total, &mut asked);
-        for (blocks, slot) in asked {
-            (self.ask)(blocks, Filler(slot));
+        for (blocks, filler) in asked {
+            (self.ask)(blocks, filler);
         }
         for (first, blocks, slot) in found {
             let content = slot.wait().as_ref().map_err(Cause::clone)?;
@@ -125,7 +125,7 @@ impl State {
         &mut self,
         wanted: Range<u64>,
         total: u64,
-        asked: &mut Vec<(Range<u64>, Slot)>,
+        asked: &mut Vec<(Range<u64>, Filler)>,
     ) -> Vec<(u64, u64, Slot)> {
         self.clock += 1;
         let stream = self.stream_of(&wanted);
@@ -170,9 +170,8 @@ impl State {
     /// The stream that reads these blocks, which has moved on then; a new one where none does.
     fn stream_of(&mut self, wanted: &Range<u64>) -> usize {
         // Several threads read for one, and need not do so in order.
-        let is_near = |stream: &Stream| {
-            stream.run > 0 && wanted.start.abs_diff(stream.next) <= stream.run.max(1)
-        };
+        let is_near =
+            |stream: &Stream| stream.run > 0 && wanted.start.abs_diff(stream.next) <= stream.run;
         let found = self.streams.iter().position(is_near).unwrap_or_else(|| {
             let oldest = (0..STREAMS).min_by_key(|&at| self.streams[at].used).unwrap_or(0);
             let (next, asked) = (wanted.end, wanted.end);
@@ -202,14 +201,14 @@ impl State {
     }
 
     /// Adds a piece as far as the next one; returns its length.
-    fn add(&mut self, blocks: Range<u64>, asked: &mut Vec<(Range<u64>, Slot)>) -> u64 {
+    fn add(&mut self, blocks: Range<u64>, asked: &mut Vec<(Range<u64>, Filler)>) -> u64 {
         let end = self.pieces.range(blocks.start..).next().map_or(blocks.end, |(&next, _)| next);
         let blocks = blocks.start..blocks.end.min(end);
         let (count, slot) = (blocks.end - blocks.start, Slot::default());
         let piece = Piece { blocks: count, slot: Arc::clone(&slot), used: self.clock };
         self.pieces.insert(blocks.start, piece);
         self.blocks += count;
-        asked.push((blocks, slot));
+        asked.push((blocks, Filler(slot)));
         count
     }
 

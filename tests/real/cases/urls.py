@@ -37,7 +37,7 @@ class Server(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.content, self.fault, self.tag = content, fault, tag
         self.modified, self.ranges = modified, ranges
-        self.gets, self.heads, self.number = 0, 0, 0
+        self.gets = 0
         self.lock = threading.Lock()
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
@@ -73,9 +73,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         server = self.server
         with server.lock:
             server.gets += has_body
-            server.heads += not has_body
-            server.number += has_body
-            number = server.number
+            number = server.gets
         if server.fault and server.fault(number, self):
             return
         if self.path.split("?")[0] != NAME:
@@ -166,13 +164,18 @@ def refused(_, handler):
     return handler.refuse(403, b"no")
 
 
+def made(context, seed, size):
+    """Bytes that do not pack, and their sum."""
+    content = random.Random(seed).randbytes(size)
+    path = context.tmp / "object.bin"
+    path.write_bytes(content)
+    return content, sum_of(context, path).text.split()[0]
+
+
 @case("url-web")
 def url_web(context):
     """A web server that is slow, torn or busy: the same bytes. One that refuses or changes: an error that says so."""
-    content = random.Random(5).randbytes(48 * MIB + 12345)
-    path = context.tmp / "object.bin"
-    path.write_bytes(content)
-    expected = sum_of(context, path).text.split()[0]
+    content, expected = made(context, 5, 48 * MIB + 12345)
     good = {
         "ranges": {},
         "torn": {"fault": torn},
@@ -226,10 +229,7 @@ def url_web(context):
 @case("url-cache")
 def url_cache(context):
     """What a server sent is on the disk: for the next time, for several at once, after a kill, within its bound."""
-    content = random.Random(6).randbytes(40 * MIB + 99)
-    path = context.tmp / "object.bin"
-    path.write_bytes(content)
-    expected = sum_of(context, path).text.split()[0]
+    content, expected = made(context, 6, 40 * MIB + 99)
     server = Server(content)
     cache = context.tmp / "cache"
 
@@ -276,9 +276,7 @@ def url_cache(context):
     if "16 MiB or more" not in result.stderr:
         raise Failed(result.stderr)
     # Another object under the name: nothing of the old one is shown.
-    server.content, server.tag = random.Random(7).randbytes(len(content)), '"second"'
-    path.write_bytes(server.content)
-    expected = sum_of(context, path).text.split()[0]
+    (server.content, expected), server.tag = made(context, 7, len(content)), '"second"'
     asked()
     server.shutdown()
 

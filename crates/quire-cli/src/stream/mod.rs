@@ -132,9 +132,8 @@ impl Stream<'_> {
             return Err(anyhow!("{name} is standard output as well; write to another file").into());
         }
         if (kind.is_file() && metadata.len() > 0) || kind.is_block_device() {
-            let space = self.space().map_err(Failure::All)?.clone();
-            let object = OpenOptions::new().direct(self.options.direct).open(&space, path)?;
-            return self.read_mapped(&object, &space, path, sink);
+            let options = OpenOptions::new().direct(self.options.direct);
+            return self.read_mapped(|space| options.open(space, path), path, sink);
         }
         let mut file = File::open(path).with_context(cannot_read)?;
         self.read_plain(&mut file, path, sink)
@@ -145,9 +144,7 @@ impl Stream<'_> {
         if let Some(dir) = &self.options.cache {
             options = options.cache(dir, self.options.cache_max);
         }
-        let space = self.space().map_err(Failure::All)?.clone();
-        let object = OpenOptions::new().open_url(&space, url, &options)?;
-        self.read_mapped(&object, &space, shown, sink)
+        self.read_mapped(|space| OpenOptions::new().open_url(space, url, &options), shown, sink)
     }
 
     fn read_plain(
@@ -175,16 +172,17 @@ impl Stream<'_> {
 
     fn read_mapped(
         &mut self,
-        object: &Object,
-        space: &AddressSpace,
+        open: impl FnOnce(&AddressSpace) -> Result<Object, quire::library::Error>,
         path: &Path,
         sink: &mut impl Sink,
     ) -> Result<(), Failure> {
+        let space = self.space().map_err(Failure::All)?.clone();
+        let object = open(&space)?;
         if object.is_empty() {
             return Ok(());
         }
         let options = MapOptions::new().pattern(Pattern::Sequential);
-        let mapped = Mapped::new(object, &options.fault_around(self.options.fault_around))?;
+        let mapped = Mapped::new(&object, &options.fault_around(self.options.fault_around))?;
         // What is read ahead must not push out what is being taken.
         let step = STEP_BYTES.min(space.memory() / 8);
         let len = mapped.len();
@@ -206,13 +204,13 @@ impl Stream<'_> {
                     Err(error) => return Err(Failure::of_output(error)),
                 };
                 if count == 0 {
-                    return Err(ended(object, at as u64, len as u64));
+                    return Err(ended(&object, at as u64, len as u64));
                 }
                 at += count;
                 self.moved_on(count, path, Some((at, len)));
             }
         }
-        is_whole(object)
+        is_whole(&object)
     }
 
     /// Takes bytes that the kernel could not read from the mapping: by a read that says why it

@@ -251,11 +251,7 @@ impl Store for FileStore {
 }
 
 /// Reads until `into` is full or the file ends; returns how much that was.
-pub(super) fn pread_full(
-    file: BorrowedFd<'_>,
-    offset: u64,
-    into: &mut [u8],
-) -> Result<usize, Errno> {
+fn pread_full(file: BorrowedFd<'_>, offset: u64, into: &mut [u8]) -> Result<usize, Errno> {
     let mut done = 0;
     while done < into.len() {
         match pread(file, &mut into[done..], offset.saturating_add(done as u64)) {

@@ -73,14 +73,20 @@ pub trait Store: Send + Sync {
     /// page of a store comes with its true length: nothing is written past `from`.
     ///
     /// # Errors
-    /// [`Cause::ReadOnly`], or what the kernel says. Any part of it may have been written then.
-    fn write(&self, offset: u64, from: &[u8]) -> Result<(), StoreError>;
+    /// [`Cause::ReadOnly`], as always where a store does not write; or what the kernel says. Any part of
+    /// it may have been written then.
+    fn write(&self, offset: u64, from: &[u8]) -> Result<(), StoreError> {
+        let bytes = from.len() as u64;
+        Err(StoreError::new(Operation::Write, self.name(), offset, bytes, Cause::ReadOnly))
+    }
 
     /// Shortens the store, or extends it by zeros.
     ///
     /// # Errors
-    /// [`Cause::ReadOnly`], or what the kernel says.
-    fn set_len(&self, bytes: u64) -> Result<(), StoreError>;
+    /// [`Cause::ReadOnly`], as always where a store does not write; or what the kernel says.
+    fn set_len(&self, bytes: u64) -> Result<(), StoreError> {
+        Err(StoreError::new(Operation::SetLen, self.name(), bytes, 0, Cause::ReadOnly))
+    }
 
     /// Makes durable every write and `set_len` that returned before this call.
     ///

@@ -71,11 +71,15 @@ struct Archive {
 }
 
 impl Archive {
-    /// Reads until `into` is full or the archive ends; returns how much that was.
-    fn read_at(&self, at: u64, into: &mut [u8]) -> Result<usize, Flaw> {
-        let there = self.bytes.saturating_sub(at).min(into.len() as u64) as usize;
-        self.store.read(at, &mut into[..there]).map_err(Flaw::Store)?;
-        Ok(there)
+    /// Fills `into` from `at` on. All of it lies in the archive, as far as its index is right.
+    fn read_at(&self, at: u64, into: &mut [u8]) -> Result<(), Flaw> {
+        let read = self.store.read(at, into);
+        // A store has zeros behind its end, which may have come nearer.
+        let end = self.bytes.min(self.store.len().map_err(Flaw::Store)?);
+        if at.saturating_add(into.len() as u64) > end {
+            return Err(Flaw::corrupt(at, "the archive ends inside a frame"));
+        }
+        read.map_err(Flaw::Store)
     }
 }
 
@@ -154,10 +158,6 @@ impl ZstdStore {
         rest.fill(0);
         Ok(())
     }
-
-    fn read_only(&self, operation: Operation, offset: u64, bytes: u64) -> StoreError {
-        StoreError::new(operation, self.name(), offset, bytes, Cause::ReadOnly)
-    }
 }
 
 impl Store for ZstdStore {
@@ -178,14 +178,6 @@ impl Store for ZstdStore {
         self.fill(offset, into).map_err(|flaw| flaw.into_error(Operation::Read, self.name()))
     }
 
-    fn write(&self, offset: u64, from: &[u8]) -> Result<(), StoreError> {
-        Err(self.read_only(Operation::Write, offset, from.len() as u64))
-    }
-
-    fn set_len(&self, bytes: u64) -> Result<(), StoreError> {
-        Err(self.read_only(Operation::SetLen, bytes, 0))
-    }
-
     fn sync(&self) -> Result<(), StoreError> {
         Ok(())
     }
@@ -194,10 +186,7 @@ impl Store for ZstdStore {
 /// The content of a frame, exactly as large as the index promises.
 fn unpack(archive: &Archive, frame: &Frame) -> Result<Arc<Vec<u8>>, Flaw> {
     let mut packed = vec![0; frame.packed_bytes];
-    let there = archive.read_at(frame.packed_at, &mut packed)?;
-    if there != packed.len() {
-        return Err(Flaw::corrupt(frame.packed_at, "the archive ends inside a frame"));
-    }
+    archive.read_at(frame.packed_at, &mut packed)?;
     // One byte more than promised, so that a larger content is noticed.
     let mut bytes = vec![0; frame.bytes + 1];
     let unpacked = DCtx::try_create()

@@ -316,10 +316,7 @@ fn an_archive_cut_anywhere_is_an_error_or_shorter_by_whole_frames_at_most() {
         let store = ZstdStore::with_cache(&path, 0).unwrap();
         fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(10).unwrap();
         let error = read_all(&store).unwrap_err();
-        assert!(
-            matches!(error.cause(), Cause::Corrupt(_) | Cause::Shrunk { .. }),
-            "{kind}: {error}"
-        );
+        assert!(error.to_string().contains("the archive ends inside a frame"), "{kind}: {error}");
     }
 }
 

@@ -157,14 +157,14 @@ fn check_size(archive: &Archive, frame: &Frame, source: SizeSource) -> Result<()
     }
     let mut header = [0; HEADER_BYTES_MAX];
     let header = &mut header[..HEADER_BYTES_MAX.min(frame.packed_bytes)];
-    let there = archive.read_at(frame.packed_at, header)?;
-    if there >= 4 && frame.bytes == 0 && is_skippable(number(header)) {
+    archive.read_at(frame.packed_at, header)?;
+    if header.len() >= 4 && frame.bytes == 0 && is_skippable(number(header)) {
         return Ok(());
     }
-    if there < 4 || number(header) != MAGIC {
+    if header.len() < 4 || number(header) != MAGIC {
         return Err(Flaw::corrupt(frame.packed_at, "this is no zstd frame"));
     }
-    match FrameHeader::parse(frame.packed_at, &header[..there])?.content_bytes {
+    match FrameHeader::parse(frame.packed_at, header)?.content_bytes {
         Some(bytes) if bytes == frame.bytes as u64 => Ok(()),
         Some(bytes) => {
             let what = format!("a frame has {bytes} bytes in it, the table says {}", frame.bytes);
