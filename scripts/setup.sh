@@ -34,6 +34,7 @@ test)
 	need prometheus prometheus
 	need tmux tmux
 	need gcore gdb
+	need openssl openssl
 	need debootstrap debootstrap
 	need jupyter jupyter-nbconvert
 	[ -e /usr/lib/python3/dist-packages/ipykernel ] || packages+=(python3-ipykernel)

@@ -28,6 +28,7 @@ import cases.counting  # noqa: F401
 import cases.cpython  # noqa: F401
 import cases.endings  # noqa: F401
 import cases.everyday  # noqa: F401
+import cases.far  # noqa: F401
 import cases.forks  # noqa: F401
 import cases.memory  # noqa: F401
 import cases.objects  # noqa: F401

@@ -146,6 +146,15 @@ pub(crate) struct RunOptions {
     #[arg(long, env = "QUIRE_SWAP_MAX", value_name = "SIZE", requires = "swap_file")]
     pub swap_max: Option<Size>,
 
+    /// Keep on a Redis or Valkey server, or a cluster, what the swap file has no room for: redis://HOST:PORT[,...]
+    /// (rediss:// for TLS; the password is taken from REDISCLI_AUTH)
+    #[arg(long, env = "QUIRE_FAR", value_name = "URL")]
+    pub far: Option<String>,
+
+    /// The most that may be kept there [default: 64G]
+    #[arg(long, env = "QUIRE_FAR_MAX", value_name = "SIZE", requires = "far")]
+    pub far_max: Option<Size>,
+
     /// Encrypt it, with a key of the run's that is never written
     #[arg(
         long,

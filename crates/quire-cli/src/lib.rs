@@ -20,6 +20,7 @@ mod cli;
 mod container;
 mod doctor;
 mod events;
+mod far;
 mod generate;
 mod inspect;
 mod installed;

@@ -111,7 +111,7 @@ struct Samples(Vec<Sample>);
 /// A size, its help, and what it is of a run, in pages.
 type Size = (&'static str, &'static str, fn(&Sample) -> u64);
 
-const SIZES: [Size; 7] = [
+const SIZES: [Size; 8] = [
     ("budget", "What the run may hold", |sample| sample.budget_pages),
     ("held", "What it holds of that", |sample| sample.gauges.held),
     ("unmanaged", "In memory beside, and not managed", |sample| sample.gauges.unmanaged),
@@ -119,6 +119,7 @@ const SIZES: [Size; 7] = [
     ("managed", "Address space that is managed", |sample| sample.gauges.managed),
     ("pool", "What compressed pages hold of the budget", |sample| sample.gauges.pool),
     ("swap_file", "Swapped to the file", |sample| sample.gauges.swap_file),
+    ("far", "Swapped to a server", |sample| sample.gauges.far),
 ];
 
 impl Sample {

@@ -179,8 +179,8 @@ impl Listing {
     fn text(&self) -> String {
         let human = |pages| Human(bytes(pages));
         let mut text = format!(
-            "{} {}\n  budget {}, held {}, unmanaged {}, wanted {}; pool {}, swap file {}; {} swapped out; {} \
-             faults, {} major\n{}\n",
+            "{} {}\n  budget {}, held {}, unmanaged {}, wanted {}; pool {}, swap file {}{}; {} swapped out; \
+             {} faults, {} major\n{}\n",
             self.pid,
             self.command,
             human(self.budget_pages),
@@ -189,6 +189,11 @@ impl Listing {
             human(self.gauges.wanted),
             human(self.gauges.pool),
             human(self.gauges.swap_file),
+            if self.gauges.far > 0 {
+                format!(", server {}", human(self.gauges.far))
+            } else {
+                String::new()
+            },
             human(self.counts.of(Event::Pswpout)),
             self.counts.of(Event::Pgfault),
             self.counts.of(Event::Pgmajfault),
@@ -218,6 +223,7 @@ impl Listing {
             ("wanted_bytes", Value::from(bytes(self.gauges.wanted))),
             ("pool_bytes", Value::from(bytes(self.gauges.pool))),
             ("swap_file_bytes", Value::from(bytes(self.gauges.swap_file))),
+            ("far_bytes", Value::from(bytes(self.gauges.far))),
             ("pswpin", Value::from(self.counts.of(Event::Pswpin))),
             ("pswpout", Value::from(self.counts.of(Event::Pswpout))),
             ("pgfault", Value::from(self.counts.of(Event::Pgfault))),
@@ -297,6 +303,7 @@ mod tests {
             wanted,
             pool,
             swap_file,
+            far: 64,
             ..Gauges::default()
         };
         let row = |pid, state| Row {
@@ -332,7 +339,7 @@ mod tests {
         assert_eq!(lines[0], "4711 quire run -m 1G make");
         assert_eq!(
             lines[1],
-            "  budget 1 GiB, held 6 MiB, unmanaged 4 MiB, wanted 10 MiB; pool 2 MiB, swap file 256 KiB; 2 MiB \
+            "  budget 1 GiB, held 6 MiB, unmanaged 4 MiB, wanted 10 MiB; pool 2 MiB, swap file 256 KiB, server 256 KiB; 2 MiB \
              swapped out; 24 faults, 0 major"
         );
         assert_eq!(lines.len(), 6, "{text}");

@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::run::BUDGET_MIN_BYTES;
 use crate::size::Human;
 use crate::supervisor::unmanaged::Unmanaged;
-use crate::supervisor::{Account, ByMember, Death, End, Entry, InMemory};
+use crate::supervisor::{Account, ByMember, Death, End, Entry, FarAccount, InMemory};
 
 /// Members that the closing lines name.
 const NAMED_MAX: usize = 5;
@@ -69,6 +69,10 @@ impl Ended {
         if account.swap_file_bytes_max > 0 {
             let _ = write!(line, ", {} in the swap file", Human(account.swap_file_bytes_max));
         }
+        if let Some(far) = account.far.as_ref().filter(|far| far.bytes_out > 0) {
+            let [most, out, back] = [far.bytes_max, far.bytes_out, far.bytes_in].map(Human);
+            let _ = write!(line, ", {most} on {} ({out} went there, {back} came back)", far.name);
+        }
         line
     }
 
@@ -102,6 +106,7 @@ impl Ended {
     /// The run as a JSON object: its counters one a line, then its processes one a line.
     pub(crate) fn json(&self) -> String {
         let account = &self.account;
+        let far = |of: fn(&FarAccount) -> u64| account.far.as_ref().map_or(0, of).to_string();
         let mut members = vec![
             ("exit_status", self.exit_status.to_string()),
             ("wall_seconds", format!("{:.6}", self.wall_seconds)),
@@ -111,6 +116,9 @@ impl Ended {
             ("managed_bytes_max", account.managed_bytes_max.to_string()),
             ("pool_bytes_max", account.pool_bytes_max.to_string()),
             ("swap_file_bytes_max", account.swap_file_bytes_max.to_string()),
+            ("far_bytes_max", far(|far| far.bytes_max)),
+            ("far_bytes_out", far(|far| far.bytes_out)),
+            ("far_bytes_in", far(|far| far.bytes_in)),
             ("cgroup_bytes_max", Value::from(self.cgroup_bytes_max).to_string()),
             ("cgroup_limit_bytes", Value::from(self.cgroup_limit_bytes).to_string()),
             ("processes", account.processes.to_string()),
@@ -293,6 +301,9 @@ pub(crate) fn obituary_line(death: Death, name: Option<&str>, account: &Account)
             )
         }
         Obituary::SwapReadFailed => {
+            if let Some(far) = &account.far {
+                return format!("{process} lost a page that was on {}; {LOST_PAGE}", far.name);
+            }
             let folder = account.swap_folder.as_deref().unwrap_or_else(|| Path::new("?"));
             format!(
                 "{process} lost a page: the swap file in {} could not be read, or gave other bytes \
@@ -325,6 +336,13 @@ fn why_out_of_memory(death: Death, account: &Account) -> String {
         return format!(
             "{unanswering} other process(es) hold much of the budget of {budget} and are stopped, \
              traced or frozen; let them go on, or give --memory {enough}"
+        );
+    }
+    if let (true, Some(far)) = (is_full, &account.far) {
+        let name = &far.name;
+        return format!(
+            "the budget of {budget} is full, and nothing more went to {name}: it takes no pages, or not as fast as they \
+             come, or --far-max is reached; give --memory {enough}, which is all that was wanted until then"
         );
     }
     match (swap.0, is_at_own_limit(death, account)) {
@@ -412,6 +430,25 @@ mod tests {
         assert!(unused.line().ends_with("; nothing was swapped"));
         unused.account.processes = 0;
         assert_eq!(unused.line(), "no process of the run was managed");
+    }
+
+    #[test]
+    fn what_is_on_a_server_is_said_with_its_name() {
+        let mut run = ended();
+        let [bytes_max, bytes_out, bytes_in] = [3 << 20, 5 << 20, 7 << 20];
+        run.account.far =
+            Some(FarAccount { name: "pages:6379".into(), bytes_max, bytes_out, bytes_in });
+        let line = run.line();
+        assert!(
+            line.ends_with(", 3 MiB on pages:6379 (5 MiB went there, 7 MiB came back)"),
+            "{line}"
+        );
+        assert!(run.json().contains("\"far_bytes_max\": 3145728,\n  \"far_bytes_out\": 5242880"));
+        let death = |obituary, detail| Death { pid: 7, obituary, detail, held_pages: 0 };
+        let full = obituary_line(death(Obituary::OutOfMemory, 1), None, &run.account);
+        assert!(full.contains("nothing more went to pages:6379"), "{full}");
+        let lost = obituary_line(death(Obituary::SwapReadFailed, 9), None, &run.account);
+        assert!(lost.contains("lost a page that was on pages:6379"), "{lost}");
     }
 
     #[test]

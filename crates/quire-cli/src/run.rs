@@ -25,7 +25,7 @@ use crate::supervisor::swapfile::SwapFile;
 use crate::supervisor::{Looker, News, Program, Resources, Supervisor, Whole};
 use crate::sys::signals::{self, Signals};
 use crate::sys::spawn::{self, Spawned};
-use crate::{installed, procfs};
+use crate::{far, installed, procfs};
 
 /// The least that managed memory can do with.
 pub(crate) const BUDGET_MIN_BYTES: u64 = MANAGED_PAGES_MIN * PAGE_SIZE as u64;
@@ -93,6 +93,7 @@ impl PreparedRun {
             member_pages_max,
             can_grow: true,
             swap: None,
+            swap_descriptor: None,
             uffd_device: None,
         };
         if !is_managed {
@@ -114,7 +115,19 @@ impl PreparedRun {
             swap.warning.iter().for_each(|warning| options.say(warning));
             resources.swap = Some(swap);
         }
+        let far = options.far.as_deref().map(|addresses| {
+            far::prepare(addresses, options.far_max, resources.swap.as_ref(), budget_bytes)
+        });
+        let far = far.transpose()?;
+        resources.swap_descriptor = match (&far, &resources.swap) {
+            (Some(far), _) => Some(far.descriptor()?),
+            (None, Some(swap)) => Some(swap.descriptor.try_clone()?),
+            (None, None) => None,
+        };
         let mut supervisor = Supervisor::new(options, resources)?;
+        if let Some(far) = far {
+            supervisor.set_far(far);
+        }
         let present = std::env::var_os("LD_PRELOAD");
         command.env("LD_PRELOAD", installed::prepend(&library, present.as_deref()));
         command.env(SOCKET_VARIABLE, &supervisor.socket_name);
@@ -148,6 +161,7 @@ impl PreparedRun {
             self.supervisor.whole = self.supervisor.whole.take().map(|_| Whole::new(None));
         }
         allow_many_connections();
+        self.supervisor.start_far()?;
         let mut program = Program::new(child, signals);
         // That the program itself is unmanaged was said at the start.
         let is_unmanaged = inspected.unmanaged.is_some();

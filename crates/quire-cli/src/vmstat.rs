@@ -37,7 +37,8 @@ Examples:
 Columns:
   run               processes
   held wanted       memory they hold; data they have, wherever it rests (KiB)
-  pool file         of that: held by compressed pages; in the swap file (KiB)
+  pool file         of that: held by compressed pages; in the swap file (KiB; -s has what is on
+                    a server, too)
   in out            swapped in and out (kB/s)
   flt spf maj       faults; those served without a lock; those that read the swap file (1/s)
   stall             faults that had to reclaim memory themselves (1/s)
@@ -166,6 +167,7 @@ impl Stats {
             ("managed_pages", self.gauges.managed),
             ("pool_pages", self.gauges.pool),
             ("swap_file_pages", self.gauges.swap_file),
+            ("far_pages", self.gauges.far),
         ];
         let events = Event::ALL.into_iter().map(|event| (event.name(), self.counts.of(event)));
         gauges.into_iter().chain(events).map(|(name, value)| format!("{name} {value}\n")).collect()
@@ -237,12 +239,12 @@ mod tests {
         let control = control();
         let tree = Stats::read(&control, Scope::Run).unwrap().text();
         assert!(tree.starts_with("processes 2\nheld_pages 33\nwanted_pages 0\n"), "{tree}");
-        assert!(tree.contains("\npool_pages 11\nswap_file_pages 128\npgfault 2000\n"));
-        assert_eq!(tree.lines().count(), 7 + Event::ALL.len());
+        assert!(tree.contains("\npool_pages 11\nswap_file_pages 128\nfar_pages 0\npgfault 2000\n"));
+        assert_eq!(tree.lines().count(), 8 + Event::ALL.len());
         assert!(tree.lines().any(|line| line == "speculative_pgfault 0"));
         let member = Stats::read(&control, Scope::Member(200)).unwrap().text();
         assert!(member.starts_with("processes 1\nheld_pages 20\n"), "{member}");
-        assert!(member.contains("\nswap_file_pages 0\npgfault 1000\n"), "{member}");
+        assert!(member.contains("\nswap_file_pages 0\nfar_pages 0\npgfault 1000\n"), "{member}");
         assert!(Stats::read(&control, Scope::Member(300)).is_none());
     }
 

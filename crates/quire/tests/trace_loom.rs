@@ -8,40 +8,20 @@ mod loom_page;
 use std::sync::atomic::Ordering;
 
 use loom::sync::Arc;
-use loom::sync::atomic::{AtomicU64, fence};
+use loom::sync::atomic::AtomicU64;
 use loom::thread;
-use quire::control::trace::TraceWord;
+use quire::control::AtomicWord;
 use quire::control::{Trace, TraceRing, Tracepoint};
 
-use self::loom_page::must_fail;
+use self::loom_page::{LoomWord, must_fail};
 
 /// Preemptions of a run with three threads.
 const PREEMPTIONS: usize = 2;
 
-struct LoomWord(AtomicU64);
-
-impl TraceWord for LoomWord {
-    fn load(&self, order: Ordering) -> u64 {
-        self.0.load(order)
-    }
-    fn store(&self, value: u64, order: Ordering) {
-        self.0.store(value, order);
-    }
-    fn fetch_add(&self, count: u64, order: Ordering) -> u64 {
-        self.0.fetch_add(count, order)
-    }
-    fn compare_exchange(&self, old: u64, new: u64, order: Ordering) -> Result<u64, u64> {
-        self.0.compare_exchange(old, new, order, Ordering::Relaxed)
-    }
-    fn fence(order: Ordering) {
-        fence(order);
-    }
-}
-
 /// The same without the fences.
 struct Unfenced(LoomWord);
 
-impl TraceWord for Unfenced {
+impl AtomicWord for Unfenced {
     fn load(&self, order: Ordering) -> u64 {
         self.0.load(order)
     }
@@ -81,14 +61,14 @@ fn trace(number: u64) -> Trace {
     }
 }
 
-fn expect_whole<W: TraceWord>(ring: &Ring<W>, position: u64) -> Option<u64> {
+fn expect_whole<W: AtomicWord>(ring: &Ring<W>, position: u64) -> Option<u64> {
     let found = ring.read(position)?;
     assert_eq!(found, trace(found.time_ns), "torn");
     Some(found.time_ns)
 }
 
 /// The second trace is written over the first while that is read.
-fn one_is_read_while_it_is_written_over<W: TraceWord + Send + Sync + 'static>(ring: Ring<W>) {
+fn one_is_read_while_it_is_written_over<W: AtomicWord + Send + Sync + 'static>(ring: Ring<W>) {
     ring.push(&trace(1));
     let writer = ring.clone();
     let thread = thread::spawn(move || writer.push(&trace(2)));

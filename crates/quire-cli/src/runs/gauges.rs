@@ -20,6 +20,8 @@ pub(crate) struct Gauges {
     pub managed: u64,
     pub pool: u64,
     pub swap_file: u64,
+    /// On a server, of a run that swaps to one.
+    pub far: u64,
     /// What is in memory beside, of a run whose budget is for that too.
     pub unmanaged: u64,
 }
@@ -41,7 +43,8 @@ impl Gauges {
             sum.wanted_max = control.wanted_max();
             sum.pool += control.common_pages.load(Relaxed);
             sum.unmanaged = control.unmanaged_pages.load(Relaxed);
-            sum.swap_file = u64::from(control.segments_used.load(Relaxed)) * SEGMENT_PAGES;
+            sum.swap_file = u64::from(control.segments_in_file()) * SEGMENT_PAGES;
+            sum.far = u64::from(control.far.segments.load(Relaxed)) * SEGMENT_PAGES;
         }
         sum
     }
@@ -56,6 +59,7 @@ impl Gauges {
             managed: member.managed_pages.load(Relaxed),
             pool: member.pool_pages.load(Relaxed),
             swap_file: control.segments_of(slot) * SEGMENT_PAGES,
+            far: 0,
             unmanaged: 0,
         }
     }
@@ -69,6 +73,7 @@ impl Gauges {
         self.managed += other.managed;
         self.pool += other.pool;
         self.swap_file += other.swap_file;
+        self.far += other.far;
         self.unmanaged += other.unmanaged;
     }
 }

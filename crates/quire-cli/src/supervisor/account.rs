@@ -18,6 +18,8 @@ pub(crate) struct Account {
     pub swap_file_limit_bytes: u64,
     /// Where the swap file is.
     pub swap_folder: Option<PathBuf>,
+    /// What went to a server, where there was one.
+    pub far: Option<FarAccount>,
     /// Most that one member might hold; 0 where only the budget bounded it.
     pub member_bytes_max: u64,
     pub members_max: u64,
@@ -34,6 +36,15 @@ pub(crate) struct Account {
     /// The process that had most shared memory: its name, its id, and how many bytes.
     pub most_shared_by: Option<(String, u32, u64)>,
     pub counts: Counts,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct FarAccount {
+    /// The server's addresses.
+    pub name: String,
+    pub bytes_max: u64,
+    pub bytes_out: u64,
+    pub bytes_in: u64,
 }
 
 /// What is known of the run's processes one by one.

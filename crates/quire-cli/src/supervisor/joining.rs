@@ -176,9 +176,9 @@ impl Supervisor {
                     answer.flags |= WELCOME_UFFD_DEVICE;
                     descriptors.push(device.as_fd());
                 }
-                if let Some(swap) = &self.resources.swap {
+                if let Some(swap) = &self.resources.swap_descriptor {
                     answer.flags |= WELCOME_SWAP_FILE;
-                    descriptors.push(swap.descriptor.as_fd());
+                    descriptors.push(swap.as_fd());
                 }
             }
             Err(Refused { refusal, detail }) => {

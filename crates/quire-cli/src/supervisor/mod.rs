@@ -38,6 +38,7 @@ pub(crate) mod wire;
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
@@ -47,7 +48,7 @@ use quire::units::PAGE_SIZE;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
-pub(crate) use self::account::{Account, ByMember};
+pub(crate) use self::account::{Account, ByMember, FarAccount};
 pub(crate) use self::exit_log::{End, Entry};
 use self::exit_log::{ExitLog, Identity};
 use self::joining::{Said, Turn, is_forks};
@@ -62,6 +63,7 @@ pub(crate) use self::whole::{InMemory, Whole};
 use self::wire::is_closed;
 use crate::cgroup::Growth;
 use crate::cli::RunOptions;
+use crate::far::{self, FarTier};
 use crate::runs::counts::{Counts, Scope};
 use crate::sys::control::ControlMap;
 use crate::sys::peer::Peer;
@@ -86,6 +88,8 @@ pub(crate) struct Resources {
     /// Whether the budget can be raised later: not where it is a part of an outer run's.
     pub can_grow: bool,
     pub swap: Option<SwapFile>,
+    /// What members swap to: the swap file, or what stands before a server.
+    pub swap_descriptor: Option<OwnedFd>,
     pub uffd_device: Option<OwnedFd>,
 }
 
@@ -113,7 +117,7 @@ pub(crate) enum News {
 }
 
 pub(crate) struct Supervisor {
-    control: ControlMap,
+    control: Arc<ControlMap>,
     members: Members,
     pool: Pool,
     resources: Resources,
@@ -129,6 +133,9 @@ pub(crate) struct Supervisor {
     segments_used_max: u32,
     exit_log: ExitLog,
     watch: Watch,
+    /// Where what the swap file has no room for is on a server: what was prepared, and what is at work.
+    prepared_far: Option<far::Prepared>,
+    far: Option<FarTier>,
     /// Where the budget is for what is not managed, too.
     pub whole: Option<Whole>,
     thrash: Thrash,
@@ -156,7 +163,7 @@ pub(crate) fn random() -> u64 {
 
 impl Supervisor {
     pub(crate) fn new(options: &RunOptions, resources: Resources) -> Result<Supervisor> {
-        let control = ControlMap::create()?;
+        let control = Arc::new(ControlMap::create()?);
         let segments = resources.swap.as_ref().map_or(0, |swap| swap.segments);
         let growth = if resources.can_grow { BUDGET_GROWTH_MAX } else { 1 };
         let most_pages = (resources.budget_pages as usize).saturating_mul(growth);
@@ -201,6 +208,8 @@ impl Supervisor {
             segments_used_max: 0,
             exit_log: ExitLog::default(),
             watch: Watch::new(),
+            prepared_far: None,
+            far: None,
             whole: None,
             thrash: Thrash::default(),
             refused: VecDeque::new(),
@@ -210,6 +219,19 @@ impl Supervisor {
             news: Vec::new(),
             on_growth: Box::new(|_| ()),
         })
+    }
+
+    /// Lets members know of a tier on a server. Before any of them joins.
+    pub(crate) fn set_far(&mut self, far: far::Prepared) {
+        far.enter(&self.control);
+        self.prepared_far = Some(far);
+    }
+
+    /// Starts its threads, which have the signal mask of the caller.
+    pub(crate) fn start_far(&mut self) -> Result<()> {
+        let Some(far) = self.prepared_far.take() else { return Ok(()) };
+        self.far = Some(far.start(Arc::clone(&self.control))?);
+        Ok(())
     }
 
     /// Serves until the program ends; returns its exit status as a shell would have it. `on_news`
@@ -383,7 +405,7 @@ impl Supervisor {
 
     fn sample(&mut self) {
         self.pool_pages_max = self.pool_pages_max.max(self.members.pool_pages(&self.control));
-        let segments = self.control.segments_used.load(Relaxed);
+        let segments = self.control.segments_in_file();
         self.segments_used_max = self.segments_used_max.max(segments);
         self.note_growth();
     }
@@ -416,6 +438,7 @@ impl Supervisor {
             swap_file_bytes_max: (segments * SEGMENT_BYTES as u64).max(allocated),
             swap_file_limit_bytes: u64::from(control.segments_max.load(Relaxed))
                 * SEGMENT_BYTES as u64,
+            far: self.far.as_ref().map(FarTier::account),
             swap_folder: self.resources.swap.as_ref().map(|swap| swap.folder.clone()),
             member_bytes_max: bytes(control.member_pages_max.load(Relaxed)),
             members_max: self.members.most as u64,

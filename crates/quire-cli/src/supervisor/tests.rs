@@ -96,6 +96,7 @@ fn supervisor_with(swap: Option<SwapFile>) -> Supervisor {
         budget_pages: 1000,
         member_pages_max: 0,
         can_grow: true,
+        swap_descriptor: swap.as_ref().map(|swap| swap.descriptor.try_clone().unwrap()),
         swap,
         uffd_device: None,
     };

@@ -17,7 +17,7 @@ pub(crate) enum Access {
 }
 
 /// A memfd of zeros, `quire-` and `what` by name. It is sparse: only what is written costs memory.
-pub(super) fn create(what: &str, bytes: usize) -> Result<OwnedFd> {
+pub(crate) fn create(what: &str, bytes: usize) -> Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let memfd = rustix::fs::memfd_create(format!("quire-{what}"), flags)
         .with_context(|| format!("cannot make the {what} memfd"))?;
@@ -38,6 +38,8 @@ pub(super) struct SharedMap {
 
 // SAFETY: the address is all that it hands out; what others do there is for them to justify.
 unsafe impl Sync for SharedMap {}
+// SAFETY: likewise; any thread may unmap it.
+unsafe impl Send for SharedMap {}
 
 impl SharedMap {
     pub(super) fn new(

@@ -4,7 +4,7 @@
 pub(crate) mod control;
 pub(crate) mod kcmp;
 pub(crate) mod mapped;
-mod memfd;
+pub(crate) mod memfd;
 pub(crate) mod peer;
 pub(crate) mod pidfd;
 pub(crate) mod pool;

@@ -47,6 +47,8 @@ pub(super) struct Row {
     pub wanted_bytes: u64,
     pub pool_bytes: u64,
     pub file_bytes: u64,
+    /// What a run has on a server.
+    pub far_bytes: u64,
     /// How much smaller packing makes pages; none where nothing was packed.
     pub pack_ratio: Option<f64>,
     pub faults: f64,
@@ -168,6 +170,7 @@ impl Watch {
             wanted_bytes: bytes(sight.gauges.wanted),
             pool_bytes: bytes(sight.gauges.pool),
             file_bytes: bytes(sight.gauges.swap_file),
+            far_bytes: bytes(sight.gauges.far),
             pack_ratio: (packed > 0)
                 .then(|| bytes(sight.counts.of(Event::Zswpout)) as f64 / packed as f64),
             faults: a_second(Event::Pgfault),

@@ -184,9 +184,11 @@ impl Screen {
             };
         }
         let sum = |of: fn(&Row) -> f64| shown.iter().map(|row| of(&row.run)).sum::<f64>();
+        let far = sum(|row| row.far_bytes as f64);
+        let far = if far > 0.0 { format!(", {} on servers", short(far)) } else { String::new() };
         let processes: usize = shown.iter().map(|row| row.processes.len()).sum();
         format!(
-            "{} runs, {processes} processes: hold {}+{} of {}, want {}; {}/s out, {}/s in",
+            "{} runs, {processes} processes: hold {}+{} of {}, want {}{far}; {}/s out, {}/s in",
             shown.len(),
             short(sum(|row| row.held_bytes as f64)),
             short(sum(|row| row.unmanaged_bytes as f64)),
@@ -317,6 +319,7 @@ mod tests {
             wanted_bytes: 109 << 20,
             pool_bytes: 17_500_000,
             file_bytes: 84 << 20,
+            far_bytes: 0,
             pack_ratio: Some(3.1),
             faults: 1234.4,
             major: 77.0,

@@ -18,9 +18,11 @@
 
 pub mod account;
 mod event;
+mod far;
 mod fork;
 mod gains;
 mod histogram;
+pub mod place;
 pub mod sampling;
 mod seat;
 pub mod shard;
@@ -28,11 +30,13 @@ pub mod shard;
 pub mod slabs;
 mod tally;
 pub mod trace;
+mod word;
 
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 pub use self::account::Account;
 pub use self::event::Event;
+pub use self::far::Far;
 pub use self::fork::{Child, ForkWord};
 pub use self::gains::Gains;
 pub use self::histogram::{FAULT_BUCKETS, FaultKind};
@@ -42,6 +46,7 @@ use self::shard::ShardsUsed;
 pub use self::shard::{SHARDS, Shard};
 pub use self::tally::Tally;
 pub use self::trace::{TRACES, TraceRing};
+pub use self::word::AtomicWord;
 use crate::sys::futex::{self, Reach};
 use crate::sys::monotonic_ns;
 pub use crate::sys::probe::{Trace, Tracepoint};
@@ -53,7 +58,7 @@ pub const SOCKET_VARIABLE: &str = "QUIRE_SOCKET";
 /// First word of the control page, of `Hello` and of `Welcome`.
 pub const MAGIC: u32 = 0x5155_4952;
 /// Changed with every change of a structure in this module.
-pub const VERSION: u32 = 19;
+pub const VERSION: u32 = 20;
 
 /// Of a budget that is for what is not managed, too, a 64th is kept for what comes until that is counted the next
 /// time; 16 MiB at most.
@@ -244,6 +249,8 @@ pub struct Control {
     pub members: [Member; MEMBERS_MAX],
     /// Members that hold live data in each segment; 0 is a free segment.
     pub segment_refs: [AtomicU32; SEGMENTS_MAX],
+    /// Where each is, if there is a tier behind the file.
+    pub far: Far,
     /// How often each was written, where the file is encrypted.
     pub segment_lives: [AtomicU32; SEGMENTS_MAX],
     /// Per member: the segments in which it holds live data, a bit each.
@@ -389,6 +396,12 @@ impl Control {
         self.members[slot].pid.store(pid, Ordering::Relaxed);
         // Relaxed, here and below: a walk over the members wants numbers, each true by itself.
         self.taken[slot / 64].fetch_or(1 << (slot % 64), Ordering::Relaxed);
+    }
+
+    /// Segments that hold data and lie in the swap file.
+    pub fn segments_in_file(&self) -> u32 {
+        let used = self.segments_used.load(Ordering::Relaxed);
+        if self.far.is_on() { used.min(self.far.local.load(Ordering::Relaxed)) } else { used }
     }
 
     /// Takes a slot back. What its member traced last can still be read, until it is another's.

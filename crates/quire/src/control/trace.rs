@@ -25,8 +25,9 @@
 //! that has the slot now. A record that a killed writer left odd has a position below `since`, which
 //! says that no writer is at it.
 
-use core::sync::atomic::{AtomicU64, Ordering, fence};
+use core::sync::atomic::{AtomicU64, Ordering};
 
+use super::AtomicWord;
 use super::Event;
 use crate::sys::probe::{Trace, Tracepoint};
 
@@ -43,39 +44,6 @@ impl Tracepoint {
             Tracepoint::SpfVmaAccess => Event::SpfVmaAccess,
             Tracepoint::SpfPmdChanged => Event::SpfPmdChanged,
         }
-    }
-}
-
-/// A word of a ring: an atomic of the processor's, or one of a model's.
-pub trait TraceWord {
-    fn load(&self, order: Ordering) -> u64;
-    fn store(&self, value: u64, order: Ordering);
-    fn fetch_add(&self, count: u64, order: Ordering) -> u64;
-    /// Relaxed where it fails.
-    fn compare_exchange(&self, old: u64, new: u64, order: Ordering) -> Result<u64, u64>;
-    fn fence(order: Ordering);
-}
-
-impl TraceWord for AtomicU64 {
-    #[inline]
-    fn load(&self, order: Ordering) -> u64 {
-        AtomicU64::load(self, order)
-    }
-    #[inline]
-    fn store(&self, value: u64, order: Ordering) {
-        AtomicU64::store(self, value, order);
-    }
-    #[inline]
-    fn fetch_add(&self, count: u64, order: Ordering) -> u64 {
-        AtomicU64::fetch_add(self, count, order)
-    }
-    #[inline]
-    fn compare_exchange(&self, old: u64, new: u64, order: Ordering) -> Result<u64, u64> {
-        AtomicU64::compare_exchange(self, old, new, order, Ordering::Relaxed)
-    }
-    #[inline]
-    fn fence(order: Ordering) {
-        fence(order);
     }
 }
 
@@ -109,7 +77,7 @@ impl Trace {
     }
 }
 
-impl<W: TraceWord> TraceRecord<W> {
+impl<W: AtomicWord> TraceRecord<W> {
     /// Writes `words` for `position`, unless another writer is at the record, or was there for a
     /// later position. What is being written for a position below `since` never will be.
     fn write(&self, position: u64, since: u64, words: [u64; WORDS]) {
@@ -149,7 +117,7 @@ impl<W: TraceWord> TraceRecord<W> {
     }
 }
 
-impl<W: TraceWord, const LEN: usize> TraceRing<W, LEN> {
+impl<W: AtomicWord, const LEN: usize> TraceRing<W, LEN> {
     /// An empty ring of these words, which are zero.
     pub fn of(word: impl Fn() -> W) -> TraceRing<W, LEN> {
         let record = |_| TraceRecord { sequence: word(), words: core::array::from_fn(|_| word()) };

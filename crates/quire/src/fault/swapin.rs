@@ -89,15 +89,30 @@ impl<M: Mmu> VmSpace<M> {
         }
         let turn = self.swap.take_turn();
         let may_serve = scratch.beside.and(scratch.reader.as_ref()).is_some_and(Ring::waits_awake);
-        if turn.is_none() && !may_serve {
+        // What a server has may be long in coming: the readers wait for it.
+        if turn.is_none() && !may_serve || !self.swap.bring(request.location.plan()) {
             return Err(page);
         }
         let (mut own, mut plain) = (scratch.reader.take(), None);
         // A thread without one of its own lends its scratch to other spaces too: nothing may stay there.
-        let ring = own.as_mut().unwrap_or_else(|| plain.insert(self.swap.new_plain_reader()));
+        let ring = own
+            .as_mut()
+            .unwrap_or_else(|| plain.insert(self.swap.new_plain_reader().at_hand_only()));
         let mut read = self.plan_read(page, request);
-        let is_read = self.read_plans(&[read.plan], ring, scratch)[0].is_ok()
-            || self.read_alone(&mut read, 0, ring, scratch);
+        if !self.swap.bring(read.plan) {
+            read.window.shrink(1);
+            read.plan = request.location.plan();
+        }
+        let is_read = match self.read_plans(&[read.plan], ring, scratch)[0] {
+            Ok(()) => true,
+            // It was moved away meanwhile.
+            Err(Errno::AGAIN) => {
+                scratch.reader = own;
+                read.window.shrink(1);
+                return Err(read.window.pages.take_first().expect("the page asked for"));
+            }
+            Err(_) => self.read_alone(&mut read, 0, ring, scratch),
+        };
         scratch.reader = own;
         self.make_room(&NoCaches, Room::Frame, read.window.range().len(), Some(scratch));
         let is_mapped = self.map_read(&mut read, is_read.then_some(0), scratch);

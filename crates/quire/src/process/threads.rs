@@ -305,7 +305,7 @@ fn run(seat: &'static ThreadSeat) -> ! {
 fn handle_faults(process: &'static Process, scratch: &mut Scratch) -> ! {
     let mmu = process.space.mmu();
     let swap = process.space.swap();
-    let reader = swap.has_file().then(|| swap.new_spinning_reader());
+    let reader = swap.has_file().then(|| swap.new_handlers_reader());
     // In a fork's child there is the parent's.
     let inherited = core::mem::replace(&mut scratch.reader, reader);
     inherited.into_iter().for_each(Ring::abandon);

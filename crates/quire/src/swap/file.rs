@@ -25,6 +25,8 @@
 
 #![deny(unsafe_code)]
 
+#[cfg(test)]
+mod far_tests;
 mod layout;
 #[cfg(test)]
 #[allow(unsafe_code, reason = "a control page and a file, made for a test")]
@@ -36,6 +38,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64};
 
 pub use self::layout::{Location, ReadPlan, Segment, segment_blobs};
 pub use self::writer::{SegmentPurpose, Writer, Written};
+use super::FarTier;
 use crate::control::{Control, MEMBERS_MAX, SEGMENTS_MAX};
 use crate::steps::{Step, reach};
 use crate::sys::Errno;
@@ -58,6 +61,9 @@ pub struct SwapFull;
 
 pub struct SwapSegments {
     control: &'static Control,
+    far: Option<FarTier>,
+    /// See [`FarTier::wait_for_room`].
+    room_missed: AtomicU32,
     /// This member's slot: changes at fork only, when no other thread is here (Relaxed).
     slot: AtomicU32,
     /// Per segment [`SegmentCount`], this member's alone.
@@ -99,6 +105,8 @@ impl SwapSegments {
         }
         Ok(SwapSegments {
             control,
+            far: FarTier::of(control),
+            room_missed: AtomicU32::new(0),
             slot: AtomicU32::new(slot),
             counts: Table::new(SEGMENTS_MAX)?,
             held: AtomicU32::new(0),
@@ -218,11 +226,15 @@ impl SwapSegments {
         })
         .map_err(|_| SwapFull)?;
         let is_new_sweep = self.takes.fetch_add(1, Relaxed).is_multiple_of(TAKES_PER_SWEEP);
-        let first = if is_new_sweep { 0 } else { self.next_free.load(Relaxed).min(max) };
-        let free = (first..max).chain(0..first).find(|index| {
-            let refs = &self.control.segment_refs[*index as usize];
-            // Acquire pairs with the release in `let_go`: the last reader is done with it.
-            refs.load(Relaxed) == 0 && refs.compare_exchange(0, 1, Acquire, Relaxed).is_ok()
+        let next_free = if is_new_sweep { 0 } else { self.next_free.load(Relaxed) };
+        let find = || {
+            let end = self.far.map_or(max, |far| far.takable(max));
+            let first = next_free.min(end);
+            (first..end).chain(0..first).find(|index| self.take_place(*index))
+        };
+        let free = find().or_else(|| {
+            self.far?.wait_for_room(&self.room_missed);
+            find()
         });
         let Some(segment) = free.and_then(Segment::new) else {
             // The count still has a segment that is let go just now.
@@ -238,9 +250,29 @@ impl SwapSegments {
         Ok(segment)
     }
 
+    /// Takes a ref to a segment that nobody has, and its place in the file.
+    fn take_place(&self, number: u32) -> bool {
+        let refs = &self.control.segment_refs[number as usize];
+        if refs.load(Relaxed) != 0 || self.far.is_some_and(|far| !far.may_take(number)) {
+            return false;
+        }
+        // Acquire pairs with the release in `let_go`: the last reader is done with it.
+        if refs.compare_exchange(0, 1, Acquire, Relaxed).is_err() {
+            return false;
+        }
+        let is_taken = self.far.is_none_or(|far| far.take(number));
+        if !is_taken {
+            refs.fetch_sub(1, Release);
+        }
+        is_taken
+    }
+
     /// A segment is written: its blobs live.
     fn publish(&self, segment: Segment, blobs: usize) {
         debug_assert!(blobs != 0);
+        if let Some(far) = self.far {
+            far.note_written(segment.number());
+        }
         // Release pairs with the acquire in `pin`.
         self.counts[segment.index()].store(SegmentCount::new(blobs).0, Release);
         reach(Step::SegmentLive);

@@ -19,7 +19,7 @@ pub use self::faults::Faults;
 pub use self::queue::{IoQueue, SwapRead};
 use self::spin::Spin;
 use self::uring::Uring;
-use super::cipher::SwapCipher;
+use super::{FarTier, SwapCipher};
 
 pub const BATCH_MAX: usize = 64;
 
@@ -133,6 +133,8 @@ pub struct Ring {
     spin: Option<Spin>,
     faults: Option<Faults>,
     cipher: Option<SwapCipher>,
+    /// Where the file may miss what was written to it.
+    far: Option<FarTier>,
 }
 
 impl Ring {
@@ -150,7 +152,7 @@ impl Ring {
 
     /// A ring without io_uring, as where it is forbidden.
     pub fn without_uring(file: BorrowedFd<'static>) -> Ring {
-        Ring { file, uring: None, spin: None, faults: None, cipher: None }
+        Ring { file, uring: None, spin: None, faults: None, cipher: None, far: None }
     }
 
     /// The same for a file that is encrypted: what is read is decrypted. A [writer](super::file::Writer) encrypts by
@@ -158,6 +160,18 @@ impl Ring {
     #[must_use]
     pub fn encrypted_by(self, cipher: Option<SwapCipher>) -> Ring {
         Ring { cipher, ..self }
+    }
+
+    /// The same for a file with a tier behind it: what is missing is waited for.
+    #[must_use]
+    pub fn backed_by(self, far: Option<FarTier>) -> Ring {
+        Ring { far, ..self }
+    }
+
+    /// The same for a thread that must not sleep: what is missing fails with `EAGAIN`, and is on its way.
+    #[must_use]
+    pub fn at_hand_only(self) -> Ring {
+        Ring { far: self.far.map(FarTier::at_hand_only), ..self }
     }
 
     pub(super) fn cipher(&self) -> Option<SwapCipher> {
@@ -197,12 +211,49 @@ impl Ring {
                 }
             }
             let beside = beside.as_deref_mut();
-            run_batch(self.uring.as_mut(), self.spin.as_mut(), self.file, batch, beside);
+            match self.far {
+                Some(far) => self.run_far(far, batch, beside),
+                None => {
+                    run_batch(self.uring.as_mut(), self.spin.as_mut(), self.file, batch, beside)
+                }
+            }
             let Some(cipher) = self.cipher else { continue };
             for job in batch {
                 if let (Ok(()), JobBuffer::Read(bytes)) = (job.result, &mut job.buffer) {
                     cipher.apply(job.offset, bytes);
                 }
+            }
+        }
+    }
+
+    /// Does jobs on a file that may miss what they read: all is asked for at once, and each is done when its part
+    /// has come. The supervisor may have moved it away again meanwhile: what was read then is nothing.
+    fn run_far(&mut self, far: FarTier, batch: &mut [Job<'_>], mut beside: Beside<'_, '_>) {
+        let read_length =
+            |job: &Job<'_>| matches!(job.buffer, JobBuffer::Read(_)).then(|| job.length());
+        for job in &*batch {
+            if let Some(length) = read_length(job) {
+                far.bring(job.offset, length);
+            }
+        }
+        for job in batch {
+            let length = read_length(job);
+            loop {
+                let seen = length.map(|length| far.wait_for(job.offset, length)).transpose();
+                let seen = match seen {
+                    Ok(seen) => seen,
+                    Err(errno) => {
+                        job.result = Err(errno);
+                        break;
+                    }
+                };
+                let (alone, beside) = (core::slice::from_mut(job), beside.as_deref_mut());
+                run_batch(self.uring.as_mut(), self.spin.as_mut(), self.file, alone, beside);
+                let is_still = |(length, seen)| far.is_still(job.offset, length, seen);
+                if length.zip(seen).is_none_or(is_still) {
+                    break;
+                }
+                (job.result, job.done, job.retries) = (Err(Errno::INPROGRESS), 0, 0);
             }
         }
     }

@@ -14,12 +14,14 @@
 pub mod blob;
 mod cipher;
 pub mod compress;
+mod far;
 pub mod file;
 pub mod io;
 mod tiers;
 pub mod zpool;
 
 pub use self::cipher::SwapCipher;
+pub use self::far::FarTier;
 pub use self::io::SwapRead;
 pub use self::tiers::{Swap, Writing};
 pub use self::zpool::Payer;

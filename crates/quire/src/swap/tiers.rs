@@ -7,10 +7,10 @@
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize};
 
-use super::cipher::SwapCipher;
-use super::file::{Segment, SwapSegments, Writer};
+use super::file::{ReadPlan, Segment, SwapSegments, Writer};
 use super::io::{IoQueue, Ring, SwapRead};
 use super::zpool::Zpool;
+use super::{FarTier, SwapCipher};
 use crate::budget::Budget;
 use crate::control::slabs::slots_for;
 use crate::sys::Errno;
@@ -65,6 +65,7 @@ pub struct Swap {
     pub zpool: Zpool,
     file: Option<FileTier>,
     cipher: Option<SwapCipher>,
+    far: Option<FarTier>,
     descriptor: AtomicI32,
     /// Packed pages that are kept beside a page in memory.
     kept: AtomicUsize,
@@ -109,6 +110,7 @@ impl Swap {
             zpool,
             file,
             cipher: SwapCipher::of(control),
+            far: FarTier::of(control),
             descriptor: AtomicI32::new(descriptor.unwrap_or(-1)),
             kept: AtomicUsize::new(0),
             clean_hits: AtomicU32::new(CLEAN_HISTORY / 2),
@@ -135,17 +137,26 @@ impl Swap {
 
     /// A ring of the calling thread's own.
     pub fn new_reader(&self) -> Ring {
-        Ring::new(self.borrow_file()).encrypted_by(self.cipher)
+        self.equip(Ring::new(self.borrow_file()))
     }
 
-    /// The same for a thread whose every read a fault waits for.
-    pub fn new_spinning_reader(&self) -> Ring {
-        Ring::spinning(self.borrow_file()).encrypted_by(self.cipher)
+    /// The same for a thread that serves faults: each of its reads is waited for, and it waits only for the file.
+    pub fn new_handlers_reader(&self) -> Ring {
+        self.equip(Ring::spinning(self.borrow_file())).at_hand_only()
     }
 
     /// The same without io_uring, for a read now and then: costs nothing to make.
     pub fn new_plain_reader(&self) -> Ring {
-        Ring::without_uring(self.borrow_file()).encrypted_by(self.cipher)
+        self.equip(Ring::without_uring(self.borrow_file()))
+    }
+
+    fn equip(&self, ring: Ring) -> Ring {
+        ring.encrypted_by(self.cipher).backed_by(self.far)
+    }
+
+    /// Whether the file has what is to be read. What it does not have is on its way from now on.
+    pub fn bring(&self, plan: ReadPlan) -> bool {
+        self.far.is_none_or(|far| far.bring(plan.offset, plan.length))
     }
 
     /// The descriptor of the file that there is.

@@ -7,8 +7,9 @@
 use std::sync::atomic::Ordering;
 
 use loom::cell::UnsafeCell;
-use loom::sync::atomic::AtomicU64;
+use loom::sync::atomic::{AtomicU64, fence};
 use loom::sync::{Arc, Condvar, Mutex};
+use quire::control::AtomicWord;
 use quire::page::wait::{QueueLock, WaitList};
 use quire::page::word::Word;
 use quire::page::{Flags, Kill, KillToken, PageWord, Parked, Parking, Snapshot, WaitTable};
@@ -34,6 +35,24 @@ impl Word for LoomWord {
     }
     fn fetch_sub(&self, value: u64, order: Ordering) -> u64 {
         self.0.fetch_sub(value, order)
+    }
+}
+
+impl AtomicWord for LoomWord {
+    fn load(&self, order: Ordering) -> u64 {
+        self.0.load(order)
+    }
+    fn store(&self, value: u64, order: Ordering) {
+        self.0.store(value, order);
+    }
+    fn fetch_add(&self, count: u64, order: Ordering) -> u64 {
+        self.0.fetch_add(count, order)
+    }
+    fn compare_exchange(&self, old: u64, new: u64, order: Ordering) -> Result<u64, u64> {
+        self.0.compare_exchange(old, new, order, Ordering::Relaxed)
+    }
+    fn fence(order: Ordering) {
+        fence(order);
     }
 }
 

@@ -15,7 +15,7 @@ use crate::control::{CONTROL_BYTES, SEGMENT_BYTES};
 use crate::units::{PAGE_SIZE, PageNum};
 
 /// A control page of its own for every test.
-fn control(segments_max: u32) -> &'static Control {
+pub(super) fn control(segments_max: u32) -> &'static Control {
     let protection = ProtFlags::READ | ProtFlags::WRITE;
     let flags = MapFlags::SHARED | MapFlags::NORESERVE;
     // SAFETY: a new mapping, never unmapped; zero is a value of every field.
@@ -28,7 +28,7 @@ fn control(segments_max: u32) -> &'static Control {
 }
 
 /// An unnamed file, read past the kernel's cache where its file system allows.
-fn scratch_file() -> BorrowedFd<'static> {
+pub(super) fn scratch_file() -> BorrowedFd<'static> {
     let open = |flags| {
         let flags = rustix::fs::OFlags::TMPFILE | rustix::fs::OFlags::RDWR | flags;
         rustix::fs::open(std::env::temp_dir(), flags, rustix::fs::Mode::from_raw_mode(0o600))
@@ -39,7 +39,7 @@ fn scratch_file() -> BorrowedFd<'static> {
     unsafe { BorrowedFd::borrow_raw(file.into_raw_fd()) }
 }
 
-fn is_idle(control: &Control, slots: u32) -> bool {
+pub(super) fn is_idle(control: &Control, slots: u32) -> bool {
     let maps = &control.segment_maps[..slots as usize];
     control.segments_used.load(Relaxed) == 0
         && control.segment_refs[..1000].iter().all(|refs| refs.load(Relaxed) == 0)
@@ -47,14 +47,14 @@ fn is_idle(control: &Control, slots: u32) -> bool {
 }
 
 /// Page-aligned memory, as direct I/O wants it.
-struct Aligned(Table<u8>);
+pub(super) struct Aligned(Table<u8>);
 
 impl Aligned {
-    fn new(bytes: usize) -> Aligned {
+    pub(super) fn new(bytes: usize) -> Aligned {
         Aligned(Table::new(bytes).unwrap())
     }
 
-    fn bytes(&mut self) -> &mut [u8] {
+    pub(super) fn bytes(&mut self) -> &mut [u8] {
         &mut self.0
     }
 }
@@ -67,10 +67,10 @@ fn read<'a>(ring: &mut Ring, plan: ReadPlan, buffer: &'a mut Aligned) -> Result<
     job.result.map(|()| &*buffer)
 }
 
-struct Dice(u64);
+pub(super) struct Dice(pub(super) u64);
 
 impl Dice {
-    fn roll(&mut self, below: usize) -> usize {
+    pub(super) fn roll(&mut self, below: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -107,7 +107,7 @@ impl Stored {
 
 /// Where a page's word says its bytes are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Word {
+pub(super) enum Word {
     /// In memory; the number tells one life from the next.
     Memory(u64),
     File(Location),
@@ -122,30 +122,40 @@ impl Word {
     }
 }
 
-struct Page {
-    word: Word,
+pub(super) struct Page {
+    pub(super) word: Word,
     content: PageBytes,
     stored: Stored,
 }
 
 /// A small engine around one swap file.
-struct Engine {
-    file: SwapSegments,
-    writer: Writer,
+pub(super) struct Engine {
+    pub(super) file: SwapSegments,
+    pub(super) writer: Writer,
     ring: Ring,
     buffer: Aligned,
-    pages: HashMap<PageNum, Page>,
-    dice: Dice,
+    pub(super) pages: HashMap<PageNum, Page>,
+    pub(super) dice: Dice,
     lives: u64,
-    failures: usize,
+    pub(super) failures: usize,
 }
 
 impl Engine {
     fn new(control: &'static Control, seed: u64) -> Engine {
+        Engine::with_file(control, seed, scratch_file())
+    }
+
+    pub(super) fn with_file(
+        control: &'static Control,
+        seed: u64,
+        file: BorrowedFd<'static>,
+    ) -> Engine {
+        let ring =
+            Ring::new(file).encrypted_by(SwapCipher::of(control)).backed_by(FarTier::of(control));
         Engine {
             file: SwapSegments::new(control, 0).unwrap(),
             writer: Writer::new().unwrap(),
-            ring: Ring::new(scratch_file()).encrypted_by(SwapCipher::of(control)),
+            ring,
             buffer: Aligned::new(SEGMENT_BYTES),
             pages: HashMap::new(),
             dice: Dice(seed),
@@ -154,14 +164,14 @@ impl Engine {
         }
     }
 
-    fn any(&mut self) -> Option<PageNum> {
+    pub(super) fn any(&mut self) -> Option<PageNum> {
         let mut owners: Vec<PageNum> = self.pages.keys().copied().collect();
         owners.sort();
         let count = owners.len();
         (count != 0).then(|| owners[self.dice.roll(count)])
     }
 
-    fn create(&mut self) {
+    pub(super) fn create(&mut self) {
         let owner = PageNum(self.dice.roll(1 << 20) as u64);
         if self.pages.contains_key(&owner) {
             return;
@@ -201,14 +211,14 @@ impl Engine {
         }
     }
 
-    fn remove(&mut self, owner: PageNum) {
+    pub(super) fn remove(&mut self, owner: PageNum) {
         let page = self.pages.remove(&owner).unwrap();
         if let Word::File(location) = page.word {
             self.file.free(location.segment(), 1);
         }
     }
 
-    fn check(&mut self, owner: PageNum) {
+    pub(super) fn check(&mut self, owner: PageNum) {
         let Word::File(location) = self.pages[&owner].word else {
             return;
         };
@@ -234,7 +244,7 @@ impl Engine {
         }
     }
 
-    fn clean(&mut self) {
+    pub(super) fn clean(&mut self) {
         for segment in self.file.victims().into_iter().flatten() {
             let mut whole = Aligned::new(SEGMENT_BYTES);
             match read(&mut self.ring, segment.plan(), &mut whole) {
