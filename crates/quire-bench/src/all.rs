@@ -13,7 +13,7 @@ use super::harness::{self, Ending, Options, Report};
 use super::{BenchArgs, BenchCommand, data, sys};
 
 /// The suites in the order of the designs, then what else there is, that which takes longest last.
-const SUITES: [&str; 15] = [
+const SUITES: [&str; 16] = [
     "fault-around",
     "fault-around-simulated",
     "swap",
@@ -26,6 +26,7 @@ const SUITES: [&str; 15] = [
     "fault",
     "objects",
     "fork",
+    "far",
     "handlers",
     "run",
     "pressure",

@@ -26,6 +26,7 @@ mod all;
 mod around;
 mod contestant;
 mod data;
+mod far;
 mod fit;
 mod fork;
 mod handlers;
@@ -98,6 +99,8 @@ enum SuiteCommand {
     Handlers(HandlersBench),
     /// What it takes to start a program, by fork and by spawn
     Fork(ForkBench),
+    /// Pages that are on a Redis server, by how far it is, beside the swap file
+    Far(FarBench),
     /// Faults without the space's lock, against faults that share it, and the kernel's
     Speculative(SpeculativeBench),
 }
@@ -144,6 +147,7 @@ impl SuiteCommand {
             SuiteCommand::Waiters(options) => &options.common,
             SuiteCommand::Handlers(options) => &options.common,
             SuiteCommand::Fork(options) => &options.common,
+            SuiteCommand::Far(options) => &options.common,
             SuiteCommand::Speculative(options) => &options.common,
         }
     }
@@ -169,6 +173,7 @@ impl SuiteCommand {
             SuiteCommand::Waiters(options) => waiters::report(options),
             SuiteCommand::Handlers(options) => handlers::report(options),
             SuiteCommand::Fork(options) => fork::report(options),
+            SuiteCommand::Far(options) => far::report(options),
             SuiteCommand::Speculative(options) if options.simulation.simulate => {
                 simulate::speculative::report(options)
             }
@@ -376,6 +381,23 @@ struct ForkBench {
     /// Programs that are started each time, each way
     #[arg(long, value_name = "N", default_value_t = 40)]
     processes: usize,
+}
+
+#[derive(Args, Debug)]
+struct FarBench {
+    #[command(flatten)]
+    common: Options,
+
+    /// How long an answer takes, in milliseconds; 0 is without a proxy
+    #[arg(long, value_name = "MS,MS", value_delimiter = ',', value_parser = parse_milliseconds,
+          default_value = "0,0.2,1,10,50")]
+    round_trips: Vec<f64>,
+}
+
+fn parse_milliseconds(text: &str) -> Result<f64, &'static str> {
+    let milliseconds =
+        text.parse().ok().filter(|milliseconds| (0.0..=1000.0).contains(milliseconds));
+    milliseconds.ok_or("write milliseconds, from 0 to 1000")
 }
 
 #[derive(Args, Debug)]

@@ -145,6 +145,22 @@ CHECKS = {
 }
 
 
+@case("bench-far", needs=("redis-server",))
+def bench_far(context):
+    """Pages on a server, with and without a proxy that delays: the farther it is, the longer a page takes."""
+    argv = [context.quire, "bench", "far", "--quick", "--rounds", "1", "--round-trips", "0,5", "--json"]
+    result = context.bare(argv)
+    if result.status != 0:
+        raise Failed(f"{result.status}: {result.stderr[-1000:]}")
+    report = json.loads(result.text)
+    cells = table(report, "far")
+    rows = ["at random", "at random, 4 threads", "in order"]
+    expect("far", grid(cells, "microseconds a page"), (rows, ["swap file", "0 ms", "5 ms"]))
+    far, near = (cells["microseconds a page", "at random", column]["us"] for column in ("5 ms", "0 ms"))
+    if not far > max(near, 1500):
+        raise Failed(f"{far} us for a page that is 5 ms away, {near} for one that is near")
+
+
 @case("bench-quick")
 def bench_quick(context):
     """All suites but the longest as one report; compared with itself nothing has moved."""
