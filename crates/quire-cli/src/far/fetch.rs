@@ -12,10 +12,10 @@ use quire::control::place::{CHUNK_BYTES, CHUNKS, Place};
 use tokio::task::spawn_local;
 use tokio::time::{sleep, timeout};
 
-use super::file::aligned;
+use super::file::{Aligned, aligned};
 use super::mover::{Inner, RETRY_AFTER_MAX};
 use super::seal::sealed_range;
-use super::server::may_pass;
+use super::server::{GROUPS, group_of, may_pass};
 
 /// How long a fetch is tried.
 const FETCHED_WITHIN: Duration = Duration::from_secs(30);
@@ -26,23 +26,33 @@ const RETRY_AFTER: Duration = Duration::from_millis(20);
 /// What is fetched of the next segment.
 const FIRST_HALF: u8 = 0x0f;
 
-/// Whether the server answers.
+/// Whether the servers answer: those of a cluster may be away one by one, or all at once.
 #[derive(Default)]
 pub(super) struct Health {
-    /// When the first request began that it did not answer, since it last did.
-    away_since: Option<Instant>,
-    /// When it was asked last, after it had been away for long.
+    /// By group of copies: when the first request began that was not answered, since one was.
+    away_since: [Option<Instant>; GROUPS],
+    /// The same of all groups.
+    silent_since: Option<Instant>,
+    /// When one was asked last that had been away for long.
     asked: Option<Instant>,
 }
 
 impl Health {
-    pub(super) fn note_answer(&mut self) {
-        *self = Health::default();
+    fn note_answer(&mut self, group: usize) {
+        (self.away_since[group], self.silent_since) = (None, None);
     }
 
-    /// How long the next request may take. `None`: it has been away for long, and it was asked just now.
-    fn patience(&mut self) -> Option<Duration> {
-        let away = self.away_since.map_or(Duration::ZERO, |since| since.elapsed());
+    fn note_failure(&mut self, group: usize, began: Instant) {
+        self.away_since[group].get_or_insert(began);
+        self.silent_since.get_or_insert(began);
+    }
+
+    /// How long the next request may take. `None`: it would go to who has been away for long, and one was asked just
+    /// now.
+    fn patience(&mut self, group: usize) -> Option<Duration> {
+        let sinces = [self.away_since[group], self.silent_since];
+        let away =
+            sinces.into_iter().flatten().map(|since| since.elapsed()).max().unwrap_or_default();
         let left = FETCHED_WITHIN.saturating_sub(away);
         if left > ASKED_FOR {
             return Some(left);
@@ -75,13 +85,12 @@ impl Inner {
             while let Some((place, wanted)) = inner.wanted(segment) {
                 if let Err(error) = inner.fetch(segment, place, wanted).await {
                     let name = inner.named(segment);
-                    inner.say(
-                        "lost",
-                        &format!(
-                            "{name} cannot be had: {error:#}; who reads what was there gets SIGBUS"
-                        ),
+                    let line = format!(
+                        "{name} cannot be had: {error:#}; who reads what was there gets SIGBUS"
                     );
-                    inner.far().place(segment).update(|place| Some(place.failed()));
+                    inner.say("lost", &line);
+                    let word = inner.far().place(segment);
+                    word.update(|now| now.is_same_turn(place).then(|| now.failed(wanted)));
                 }
                 inner.far().wake_readers();
             }
@@ -91,16 +100,18 @@ impl Inner {
 
     /// The chunks that a reader wants and the file does not have.
     fn wanted(&self, segment: u32) -> Option<(Place, u8)> {
-        let place = self.far().place(segment).load();
-        if place.wanted() & place.here() != 0 {
-            // They came by themselves.
-            self.far().place(segment).update(|place| Some(place.with_here(place.here())));
-            self.far().wake_readers();
-        }
+        let word = self.far().place(segment);
+        let place = word.load();
         let wanted = place.wanted() & !place.here();
+        if !self.is_live(segment) {
+            // Who wanted it is gone.
+            word.change(place, place.failed(wanted));
+            return None;
+        }
         (wanted != 0).then_some((place, wanted))
     }
 
+    /// Fetches what is wanted of a segment whose word was `place`.
     async fn fetch(&self, segment: u32, place: Place, wanted: u8) -> Result<()> {
         let copy = self.state.borrow().copies.of(segment).filter(|_| place.has(Place::FAR));
         let copy = copy.context("the server never had it")?;
@@ -111,9 +122,25 @@ impl Inner {
         }
         let sealed = self.get(copy, sealed_range(first, count)).await?;
         let mut bytes = aligned(count * CHUNK_BYTES);
-        if self.seal.open(copy, first, &sealed, &mut bytes).is_none() {
+        let opened = self.seal.open(copy, first, &sealed, &mut bytes);
+        if opened != 0 {
+            self.move_in(segment, place, opened, first, bytes).await?;
+        }
+        if wanted & !opened != 0 {
             bail!("what came back is not what was written there");
         }
+        Ok(())
+    }
+
+    /// Writes chunks to a segment's place in the file.
+    async fn move_in(
+        &self,
+        segment: u32,
+        place: Place,
+        chunks: u8,
+        first: usize,
+        bytes: Aligned,
+    ) -> Result<()> {
         self.make_sure_of_room().await?;
         let begun = self.far().place(segment).begin_moving_in(place);
         let was_local = begun.is_none_or(|before| before.has(Place::LOCAL));
@@ -124,13 +151,13 @@ impl Inner {
             // Nobody reads it any more: its place was taken for other data.
             return Ok(());
         }
-        let written = self.file.write(segment, first, bytes).await;
-        let here = if written.is_ok() { (((1u32 << count) - 1) << first) as u8 } else { 0 };
+        let written = self.file.write(segment, chunks, first, bytes).await;
+        let here = if written.is_ok() { chunks } else { 0 };
         self.far().place(segment).end_moving_in(here);
         if !was_local {
             self.state.borrow_mut().idle.push_back(segment);
         }
-        self.far().fetched.fetch_add(count as u64, Relaxed);
+        self.far().fetched.fetch_add(here.count_ones().into(), Relaxed);
         written.context("the swap file takes nothing")
     }
 
@@ -146,21 +173,21 @@ impl Inner {
 
     /// Asks the server until it answers, or too much time has passed.
     async fn get(&self, copy: u64, (start, length): (usize, usize)) -> Result<Vec<u8>> {
-        let mut pause = RETRY_AFTER;
+        let (mut pause, group) = (RETRY_AFTER, group_of(copy));
         loop {
-            let patience = self.state.borrow_mut().health.patience();
+            let patience = self.state.borrow_mut().health.patience(group);
             let patience = patience.context("the server has been away for long")?;
             let began = Instant::now();
             let failure = match timeout(patience, self.server.get(copy, start, length)).await {
                 Ok(Ok(bytes)) => {
-                    self.state.borrow_mut().health.note_answer();
+                    self.state.borrow_mut().health.note_answer(group);
                     return bytes.context("the server has lost it");
                 }
                 Ok(Err(error)) if !may_pass(&error) => return Err(error.into()),
                 Ok(Err(error)) => error.to_string(),
                 Err(_) => "it does not answer".to_owned(),
             };
-            self.state.borrow_mut().health.away_since.get_or_insert(began);
+            self.state.borrow_mut().health.note_failure(group, began);
             if patience <= ASKED_FOR {
                 bail!("{failure}");
             }
@@ -205,14 +232,26 @@ mod tests {
 
     #[test]
     fn a_server_that_is_away_for_long_is_asked_now_and_then() {
+        let ago = |time| Instant::now().checked_sub(time).unwrap();
         let mut health = Health::default();
-        assert_eq!(health.patience(), Some(FETCHED_WITHIN));
-        health.away_since = Instant::now().checked_sub(FETCHED_WITHIN / 2);
-        assert!(health.patience().is_some_and(|left| left <= FETCHED_WITHIN / 2));
-        health.away_since = Instant::now().checked_sub(FETCHED_WITHIN);
-        assert_eq!(health.patience(), Some(ASKED_FOR));
-        assert_eq!(health.patience(), None);
-        health.note_answer();
-        assert_eq!(health.patience(), Some(FETCHED_WITHIN));
+        assert_eq!(health.patience(3), Some(FETCHED_WITHIN));
+        health.note_failure(3, ago(FETCHED_WITHIN / 2));
+        assert!(health.patience(3).is_some_and(|left| left <= FETCHED_WITHIN / 2));
+        assert!(
+            health.patience(4).is_some_and(|left| left <= FETCHED_WITHIN / 2),
+            "no other answers either"
+        );
+        health.note_answer(4);
+        assert_eq!(health.patience(4), Some(FETCHED_WITHIN));
+        assert!(
+            health.patience(3).is_some_and(|left| left <= FETCHED_WITHIN / 2),
+            "it is away by itself"
+        );
+        health = Health::default();
+        health.note_failure(3, ago(FETCHED_WITHIN));
+        assert_eq!(health.patience(4), Some(ASKED_FOR));
+        assert_eq!(health.patience(3), None);
+        health.note_answer(3);
+        assert_eq!(health.patience(3), Some(FETCHED_WITHIN));
     }
 }

@@ -45,15 +45,27 @@ impl SegmentFile {
         Ok(bytes)
     }
 
-    /// Writes chunks from the `first` on; other tasks go on meanwhile.
+    /// Writes `chunks`, of which `bytes` have all from the `first` on; other tasks go on meanwhile.
     pub(super) async fn write(
         self: &Arc<Self>,
         segment: u32,
+        chunks: u8,
         first: usize,
         bytes: Aligned,
     ) -> io::Result<()> {
         let this = Arc::clone(self);
-        let write = move || this.file.write_all_at(&bytes, offset_of(segment, first));
+        let write = move || {
+            let count = bytes.len() / CHUNK_BYTES;
+            if chunks.count_ones() as usize == count {
+                return this.file.write_all_at(&bytes, offset_of(segment, first));
+            }
+            let mut wanted = (first..)
+                .zip(bytes.chunks(CHUNK_BYTES))
+                .filter(|(chunk, _)| chunks >> chunk & 1 != 0);
+            wanted.try_for_each(|(chunk, bytes)| {
+                this.file.write_all_at(bytes, offset_of(segment, chunk))
+            })
+        };
         // A thread more would take longer than the write itself.
         if self.is_in_memory { write() } else { tokio::task::spawn_blocking(write).await? }
     }

@@ -65,13 +65,44 @@ pub(super) struct State {
     copying: usize,
     /// Segments of the file, by age: those that are to be copied, and those that may go. Either may have some that
     /// are not there any more.
-    fresh: VecDeque<u32>,
-    pub(super) idle: VecDeque<u32>,
+    fresh: Queue,
+    pub(super) idle: Queue,
     pub(super) health: Health,
     /// After a failure nothing is copied until then.
     not_before: Option<Instant>,
     pub(super) house: Housekeeping,
     said: BTreeMap<&'static str, Instant>,
+}
+
+/// Segments in an order, each once.
+#[derive(Default)]
+pub(super) struct Queue {
+    order: VecDeque<u32>,
+    has: BTreeSet<u32>,
+}
+
+impl Queue {
+    pub(super) fn push_back(&mut self, segment: u32) {
+        if self.has.insert(segment) {
+            self.order.push_back(segment);
+        }
+    }
+
+    fn push_front(&mut self, segment: u32) {
+        if self.has.insert(segment) {
+            self.order.push_front(segment);
+        }
+    }
+
+    fn pop_front(&mut self) -> Option<u32> {
+        let segment = self.order.pop_front()?;
+        self.has.remove(&segment);
+        Some(segment)
+    }
+
+    fn len(&self) -> usize {
+        self.order.len()
+    }
 }
 
 impl Mover {
@@ -178,9 +209,6 @@ impl Inner {
                 let mut state = inner.state.borrow_mut();
                 state.busy.remove(&segment);
                 state.copying -= 1;
-                if copied.is_ok() {
-                    state.health.note_answer();
-                }
                 match &copied {
                     Ok(()) => state.idle.push_back(segment),
                     Err(_) => state.fresh.push_front(segment),

@@ -25,7 +25,7 @@ pub(super) const TTL: Duration = Duration::from_secs(600);
 /// How long the run counts as alive after it.
 pub(super) const LEASE: Duration = Duration::from_secs(120);
 /// Hash tags of a run.
-const GROUPS: u64 = 16;
+pub(super) const GROUPS: usize = 16;
 /// Keys that one pipeline names.
 const BATCH: usize = 500;
 /// How long an answer may take, and a connection.
@@ -49,7 +49,7 @@ pub(crate) struct Server {
     user: String,
     /// Per group: whether its master has a replica, as far as was seen. A replica has what is written before the write
     /// counts.
-    replicated: [AtomicBool; GROUPS as usize],
+    replicated: [AtomicBool; GROUPS],
 }
 
 impl Server {
@@ -111,7 +111,7 @@ impl Server {
 
     /// Writes a copy; it is there, and on a replica where there is one, when this returns.
     pub(super) async fn put(&self, copy: u64, value: &[u8]) -> Result<()> {
-        let replicated = &self.replicated[group_of(copy) as usize];
+        let replicated = &self.replicated[group_of(copy)];
         let mut pipe = pipe();
         pipe.cmd("SET")
             .arg(key_of(&self.run, copy))
@@ -205,7 +205,7 @@ impl Server {
                 .and_then(|(low, end)| Some((low.parse().ok()?, end.parse().ok()?)));
             let (mut low, end): (u64, u64) = bounds.unwrap_or_default();
             while low < end {
-                let next = end.min(low + GROUPS * BATCH as u64);
+                let next = end.min(low + (GROUPS * BATCH) as u64);
                 self.remove_of(&run, &(low..next).collect::<Vec<_>>()).await?;
                 low = next;
             }
@@ -244,8 +244,9 @@ impl Server {
     }
 }
 
-fn group_of(copy: u64) -> u64 {
-    copy % GROUPS
+/// The copies of one are on one server.
+pub(super) fn group_of(copy: u64) -> usize {
+    copy as usize % GROUPS
 }
 
 fn key_of(run: &str, copy: u64) -> String {

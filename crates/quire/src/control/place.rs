@@ -32,7 +32,7 @@ impl Place {
     pub const FAR: u64 = 1 << 18;
     /// The supervisor is changing what the file has of it.
     pub const MOVING: u64 = 1 << 19;
-    /// What was wanted last was not to be had.
+    /// Some of what was wanted was not to be had: what is neither here nor wanted any more.
     pub const FAILED: u64 = 1 << 20;
     /// It was read since the supervisor looked last.
     pub const USED: u64 = 1 << 21;
@@ -69,9 +69,9 @@ impl Place {
         Place(self.0 | u64::from(chunks) << Self::WANTED_SHIFT)
     }
 
-    /// Nobody waits any more: what is wanted is not to be had.
-    pub fn failed(self) -> Place {
-        Place(self.0 & !(Self::ALL << Self::WANTED_SHIFT) | Self::FAILED)
+    /// Chunks that were wanted are not to be had; nobody waits for them any more.
+    pub fn failed(self, chunks: u8) -> Place {
+        Place(self.0 & !(u64::from(chunks) << Self::WANTED_SHIFT) | Self::FAILED)
     }
 
     /// With nothing in the file, and in its next turn.

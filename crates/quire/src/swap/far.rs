@@ -83,12 +83,13 @@ impl FarTier {
                 self.far.place(segment).note_used(place);
                 return Ok(place);
             }
-            if place.has(Place::FAILED) && has_asked {
+            let is_asked = missing & !place.wanted() == 0;
+            if !is_asked && has_asked && place.has(Place::FAILED) {
                 return Err(Errno::IO);
             }
             has_asked = true;
             // Who asked before may have died on its way, so that it is asked again now and then.
-            if missing & !place.wanted() != 0 || is_due {
+            if !is_asked || is_due {
                 self.far.want(segment, missing);
                 is_due = false;
                 continue;

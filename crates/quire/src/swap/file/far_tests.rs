@@ -97,7 +97,7 @@ impl Supervisor {
                 continue;
             }
             let Some(copy) = self.copies.get(&segment).filter(|_| place.has(Place::FAR)) else {
-                word.update(|place| Some(place.failed()));
+                word.update(|place| Some(place.failed(1 << chunk)));
                 break;
             };
             let bytes = copy[chunk * CHUNK_BYTES..][..CHUNK_BYTES].to_vec();
