@@ -151,6 +151,7 @@ impl PreparedRun {
         looker: Option<&mut Looker<'_>>,
     ) -> Result<Ended> {
         let signals = Signals::take(&signals::TAKEN).context("cannot take signals over")?;
+        self.supervisor.start_far()?;
         let procs = self.cgroup.as_ref().map(Cgroup::procs).transpose()?;
         let started = Instant::now();
         let Spawned { child, cgroup_error } = spawn::spawn(command, signals.inherited(), procs)
@@ -161,7 +162,6 @@ impl PreparedRun {
             self.supervisor.whole = self.supervisor.whole.take().map(|_| Whole::new(None));
         }
         allow_many_connections();
-        self.supervisor.start_far()?;
         let mut program = Program::new(child, signals);
         // That the program itself is unmanaged was said at the start.
         let is_unmanaged = inspected.unmanaged.is_some();

@@ -11,7 +11,7 @@ use tokio::task::spawn_local;
 use tokio::time::sleep;
 
 use super::mover::{Inner, RETRY_AFTER_MAX};
-use super::server::{LEASE, TTL};
+use super::server::LEASE;
 
 /// How often copies are looked for that nobody needs any more.
 const STALE_EVERY: Duration = Duration::from_secs(1);
@@ -90,10 +90,21 @@ impl Inner {
     /// Has the server forget what nobody needs, and keep the rest.
     pub(super) fn keep_house(self: &Rc<Inner>) {
         if is_due(&mut self.state.borrow_mut().house.looked, STALE_EVERY) {
+            self.note_dead();
             self.note_stale();
             self.remove_stale();
         }
         self.renew_if_due();
+    }
+
+    /// Looks for what the file has of segments that nobody has data in, as a member leaves that is killed.
+    fn note_dead(&self) {
+        let is_dead = |&segment: &u32| {
+            self.far().place(segment).load().has(Place::LOCAL) && !self.is_live(segment)
+        };
+        let dead = (0..self.far().end.load(Relaxed)).filter(is_dead);
+        let idle = &mut self.state.borrow_mut().idle;
+        dead.for_each(|segment| idle.push_back(segment));
     }
 
     /// Looks for copies of segments that nobody has data in.
@@ -151,7 +162,7 @@ impl Inner {
         let mut state = self.state.borrow_mut();
         let (low, end) = state.copies.bounds();
         let renews = is_due(&mut state.house.renewed, LEASE / 4) || end > state.house.end_known;
-        let keeps = is_due(&mut state.house.kept, TTL / 4);
+        let keeps = is_due(&mut state.house.kept, LEASE / 4);
         if renews {
             // Not with each copy anew.
             state.house.end_known = end.next_power_of_two().max(256);
@@ -165,6 +176,7 @@ impl Inner {
         }
         let inner = Rc::clone(self);
         spawn_local(async move {
+            inner.server.look_for_replicas().await;
             let renewed = inner.server.renew(low, end).await;
             let kept = inner.server.keep(&copies).await;
             if renewed.is_err() || kept.is_err() {

@@ -4,6 +4,7 @@
 //! it the beginning of the segment that left after it.
 
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
@@ -84,13 +85,16 @@ impl Inner {
         spawn_local(async move {
             while let Some((place, wanted)) = inner.wanted(segment) {
                 if let Err(error) = inner.fetch(segment, place, wanted).await {
-                    let name = inner.named(segment);
-                    let line = format!(
-                        "{name} cannot be had: {error:#}; who reads what was there gets SIGBUS"
-                    );
-                    inner.say("lost", &line);
                     let word = inner.far().place(segment);
-                    word.update(|now| now.is_same_turn(place).then(|| now.failed(wanted)));
+                    let failed =
+                        word.update(|now| now.is_same_turn(place).then(|| now.failed(wanted)));
+                    if failed.is_some() && inner.is_live(segment) {
+                        let name = inner.named(segment);
+                        let line = format!(
+                            "{name} cannot be had: {error:#}; who reads what was there gets SIGBUS"
+                        );
+                        inner.say("lost", line);
+                    }
                 }
                 inner.far().wake_readers();
             }
@@ -132,7 +136,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Writes chunks to a segment's place in the file.
+    /// Writes chunks to a segment's place in the file; where that has no room, once it has some.
     async fn move_in(
         &self,
         segment: u32,
@@ -141,24 +145,34 @@ impl Inner {
         first: usize,
         bytes: Aligned,
     ) -> Result<()> {
-        self.make_sure_of_room().await?;
-        let begun = self.far().place(segment).begin_moving_in(place);
-        let was_local = begun.is_none_or(|before| before.has(Place::LOCAL));
-        if was_local {
-            self.far().local.fetch_sub(1, Relaxed);
-        }
-        if begun.is_none() {
-            // Nobody reads it any more: its place was taken for other data.
-            return Ok(());
-        }
-        let written = self.file.write(segment, chunks, first, bytes).await;
-        let here = if written.is_ok() { chunks } else { 0 };
-        self.far().place(segment).end_moving_in(here);
-        if !was_local {
+        let (word, bytes, began) = (self.far().place(segment), Arc::new(bytes), Instant::now());
+        loop {
+            // Only this thread makes a segment leave the file, and not one with a task.
+            let is_new = !word.load().has(Place::LOCAL);
+            if is_new {
+                self.make_sure_of_room().await?;
+            }
+            let Some(before) = word.begin_moving_in(place) else {
+                // Nobody reads it any more: its place was taken for other data.
+                self.far().local.fetch_sub(is_new.into(), Relaxed);
+                return Ok(());
+            };
+            debug_assert_eq!(is_new, !before.has(Place::LOCAL));
+            let written = self.file.write(segment, chunks, first, Arc::clone(&bytes)).await;
+            let here = if written.is_ok() { chunks } else { 0 };
+            word.end_moving_in(here);
             self.state.borrow_mut().idle.push_back(segment);
+            self.far().fetched.fetch_add(here.count_ones().into(), Relaxed);
+            match written {
+                Ok(()) => return Ok(()),
+                Err(error) if began.elapsed() > FETCHED_WITHIN => {
+                    return Err(error).context("the swap file takes nothing");
+                }
+                // The disk may be full of what can go.
+                Err(_) => self.give_up_some(1, true),
+            };
+            sleep(RETRY_AFTER).await;
         }
-        self.far().fetched.fetch_add(here.count_ones().into(), Relaxed);
-        written.context("the swap file takes nothing")
     }
 
     /// Has the beginning fetched of the segment that was copied after this one.
@@ -191,7 +205,7 @@ impl Inner {
             if patience <= ASKED_FOR {
                 bail!("{failure}");
             }
-            self.say("slow", &format!("{} is asked again: {failure}", self.server.name));
+            self.say("slow", format!("{} is asked again: {failure}", self.server.name));
             sleep(pause).await;
             pause = (pause * 2).min(RETRY_AFTER_MAX);
         }

@@ -51,7 +51,7 @@ impl SegmentFile {
         segment: u32,
         chunks: u8,
         first: usize,
-        bytes: Aligned,
+        bytes: Arc<Aligned>,
     ) -> io::Result<()> {
         let this = Arc::clone(self);
         let write = move || {

@@ -31,7 +31,7 @@ use crate::size::{Human, Size};
 use crate::supervisor::swapfile::SwapFile;
 use crate::supervisor::{FarAccount, random};
 use crate::sys::control::ControlMap;
-use crate::sys::memfd;
+use crate::sys::{memfd, signals};
 
 /// Without `--far-max`.
 const BYTES_MAX: u64 = 64 << 30;
@@ -39,6 +39,8 @@ const BYTES_MAX: u64 = 64 << 30;
 /// bounds.
 const LOCAL_SHARE: u64 = 32;
 const LOCAL_BYTES: std::ops::RangeInclusive<u64> = 2 << 20..=32 << 20;
+/// Threads that read and write the file, and look up names.
+const BLOCKING_THREADS: usize = 8;
 /// How often the thread looks at the file when nobody calls.
 const PERIOD: Duration = Duration::from_millis(200);
 
@@ -75,10 +77,17 @@ pub(crate) fn prepare(
     swap: Option<&SwapFile>,
     budget_bytes: u64,
 ) -> Result<Prepared> {
+    // Its threads take no signal that is the supervisor's, and stay: where no more can be made, those there are do.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
+        .on_thread_start(|| signals::block(&signals::TAKEN))
+        .max_blocking_threads(BLOCKING_THREADS)
+        .thread_keep_alive(Duration::from_secs(u32::MAX.into()))
         .build()
         .context("cannot start what speaks to the server")?;
+    runtime
+        .block_on(runtime.spawn_blocking(|| ()))
+        .context("cannot start a thread for the server")?;
     let server = runtime.block_on(Server::connect(addresses, random()))?;
     let far_bytes = match far_max {
         Some(Size::Bytes(bytes)) => bytes,
@@ -153,6 +162,9 @@ impl Prepared {
                 let mover = Mover::new(mover, server, file, seal);
                 let local = tokio::task::LocalSet::new();
                 runtime.block_on(local.run_until(mover.run()));
+                // What tasks would still send comes no more.
+                drop(local);
+                runtime.block_on(mover.forget());
             })?,
         ];
         Ok(FarTier { shared, name, threads })

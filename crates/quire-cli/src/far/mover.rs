@@ -54,6 +54,8 @@ pub(super) struct Inner {
     pub(super) server: Server,
     pub(super) file: Arc<SegmentFile>,
     pub(super) seal: Arc<Seal>,
+    /// Held by who is saying something.
+    voice: Arc<()>,
     pub(super) state: RefCell<State>,
 }
 
@@ -108,12 +110,12 @@ impl Queue {
 impl Mover {
     pub(super) fn new(shared: Arc<Shared>, server: Server, file: SegmentFile, seal: Seal) -> Mover {
         let (file, seal, state) = (Arc::new(file), Arc::new(seal), RefCell::default());
-        Mover(Rc::new(Inner { shared, server, file, seal, state }))
+        Mover(Rc::new(Inner { shared, server, file, seal, voice: Arc::default(), state }))
     }
 
-    pub(super) async fn run(self) {
-        let inner = self.0;
-        let sweeper = Rc::clone(&inner);
+    pub(super) async fn run(&self) {
+        let inner = &self.0;
+        let sweeper = Rc::clone(inner);
         spawn_local(async move {
             // What others left is no reason not to run: it goes by itself later.
             let _ = sweeper.server.sweep().await;
@@ -125,7 +127,12 @@ impl Mover {
             inner.look();
             inner.keep_house();
         }
-        let _ = timeout(FORGOTTEN_WITHIN, inner.forget()).await;
+    }
+
+    /// Removes what the server has of the run.
+    pub(super) async fn forget(&self) {
+        // What is left there goes by itself.
+        let _ = timeout(FORGOTTEN_WITHIN, self.0.forget()).await;
     }
 }
 
@@ -138,14 +145,22 @@ impl Inner {
         &self.control().far
     }
 
-    /// Says something, but not the same kind of thing all the time.
-    pub(super) fn say(&self, kind: &'static str, line: &str) {
+    /// Says something, but not the same kind of thing all the time. Who reads it may be slow: nobody waits for that.
+    pub(super) fn say(&self, kind: &'static str, line: String) {
         let now = Instant::now();
         let said = &mut self.state.borrow_mut().said;
-        if said.get(kind).is_none_or(|&last| now - last >= SAID_EVERY) {
-            said.insert(kind, now);
-            say(line);
+        if said.get(kind).is_some_and(|&last| now - last < SAID_EVERY)
+            || Arc::strong_count(&self.voice) > 1
+        {
+            return;
         }
+        said.insert(kind, now);
+        let voice = Arc::clone(&self.voice);
+        // Without a thread it stays unsaid.
+        let _ = std::thread::Builder::new().name("quire-far-say".to_owned()).spawn(move || {
+            say(&line);
+            drop(voice);
+        });
     }
 
     /// A segment as messages name it.
@@ -219,7 +234,7 @@ impl Inner {
                     let name = &inner.server.name;
                     inner.say(
                         "full",
-                        &format!("{name} takes no pages, which stay here until it does: {error:#}"),
+                        format!("{name} takes no pages, which stay here until it does: {error:#}"),
                     );
                 }
                 // The next one, and room for who waits.

@@ -17,13 +17,14 @@ use redis::aio::{ConnectionManager, ConnectionManagerConfig};
 use redis::cluster::ClusterClientBuilder;
 use redis::cluster_async::ClusterConnection;
 use redis::cluster_routing::{MultipleNodeRoutingInfo, RoutingInfo};
+use redis::io::tcp::TcpSettings;
 use redis::{Client, Cmd, ConnectionInfo, FromRedisValue, IntoConnectionInfo as _, Pipeline};
 use redis::{ErrorKind, RedisError, RedisResult, Value, cmd, pipe};
 
-/// How long a segment outlives the run's last word.
-pub(super) const TTL: Duration = Duration::from_secs(600);
-/// How long the run counts as alive after it.
-pub(super) const LEASE: Duration = Duration::from_secs(120);
+/// How long the run counts as alive after its last word, which it says four times as often.
+pub(super) const LEASE: Duration = Duration::from_secs(600);
+/// How long a copy is kept after it was last asked for that: for the lease, if the last word was just before the next.
+const TTL: Duration = Duration::from_secs(LEASE.as_secs() / 4 * 5);
 /// Hash tags of a run.
 pub(super) const GROUPS: usize = 16;
 /// Keys that one pipeline names.
@@ -43,6 +44,8 @@ enum Connection {
 /// A run's part of a server.
 pub(crate) struct Server {
     connection: Connection,
+    /// That on which copies go, and are removed: who waits for a replica holds up what comes behind it.
+    writes: Connection,
     /// What messages say: addresses without a password.
     pub name: String,
     run: String,
@@ -59,12 +62,14 @@ impl Server {
         let infos = addresses.split(',').map(|address| connection_info(address.trim()));
         let infos: Vec<ConnectionInfo> = infos.collect::<Result<_>>()?;
         let name = infos.iter().map(shown).collect::<Vec<_>>().join(",");
-        let connection =
-            open(&infos, &name).await.with_context(|| format!("cannot use {name} for pages"))?;
+        let open = async || {
+            open(&infos, &name).await.with_context(|| format!("cannot use {name} for pages"))
+        };
+        let (connection, writes) = (open().await?, open().await?);
         let user = rustix::process::getuid().as_raw().to_string();
         let run = format!("{run:016x}");
-        let replicated = std::array::from_fn(|_| AtomicBool::new(true));
-        let server = Server { connection, name, run, user, replicated };
+        let replicated = std::array::from_fn(|_| AtomicBool::new(false));
+        let server = Server { connection, writes, name, run, user, replicated };
         server.check().await.with_context(|| format!("cannot use {} for pages", server.name))?;
         Ok(server)
     }
@@ -79,15 +84,21 @@ impl Server {
                 );
             }
         }
-        let mut has_replica = false;
         for info in self.all_masters("replication").await.map_err(told)? {
             if field(&info, "role").is_some_and(|role| role != "master") {
                 bail!("it is a replica, which cannot be written to; name its master");
             }
-            has_replica |= replicas(&info) > 0;
         }
-        self.replicated.iter().for_each(|group| group.store(has_replica, Relaxed));
+        self.look_for_replicas().await;
         Ok(())
+    }
+
+    /// Where any master has a replica, each is taken to have one until it says otherwise.
+    pub(super) async fn look_for_replicas(&self) {
+        let infos = self.all_masters("replication").await.unwrap_or_default();
+        if infos.iter().any(|info| replicas(info) > 0) {
+            self.replicated.iter().for_each(|group| group.store(true, Relaxed));
+        }
     }
 
     /// What each master says of itself.
@@ -171,6 +182,7 @@ impl Server {
         copies: &[u64],
         command: impl Fn(&mut Pipeline, String) -> &mut Pipeline,
     ) -> RedisResult<()> {
+        let mut result = Ok(());
         for group in 0..GROUPS {
             let of_group: Vec<u64> =
                 copies.iter().copied().filter(|copy| group_of(*copy) == group).collect();
@@ -179,10 +191,11 @@ impl Server {
                 for &copy in batch {
                     command(&mut pipe, key_of(run, copy));
                 }
-                self.send::<()>(&pipe).await?;
+                // A server that is away keeps nothing from the others.
+                result = self.send::<()>(&pipe).await.and(result);
             }
         }
-        Ok(())
+        result
     }
 
     /// Says that the run lives, and has no copies but those from `low` to before `end`.
@@ -237,7 +250,7 @@ impl Server {
     }
 
     async fn send<T: FromRedisValue>(&self, pipe: &Pipeline) -> RedisResult<T> {
-        match &self.connection {
+        match &self.writes {
             Connection::One(connection) => pipe.query_async(&mut connection.clone()).await,
             Connection::Cluster(cluster) => pipe.query_async(&mut cluster.clone()).await,
         }
@@ -287,7 +300,7 @@ async fn open(infos: &[ConnectionInfo], name: &str) -> Result<Connection> {
         .set_response_timeout(Some(ANSWER_WITHIN));
     let mut refusal = None;
     for info in infos {
-        let client = Client::open(info.clone())?;
+        let client = Client::open(info.clone().set_tcp_settings(tcp_settings()))?;
         let mut connection = match client.get_connection_manager_with_config(config.clone()).await {
             Ok(connection) => connection,
             Err(error) => {
@@ -301,6 +314,7 @@ async fn open(infos: &[ConnectionInfo], name: &str) -> Result<Connection> {
             let client = ClusterClientBuilder::new(infos.to_vec())
                 .connection_timeout(CONNECTED_WITHIN)
                 .response_timeout(ANSWER_WITHIN)
+                .tcp_settings(tcp_settings())
                 .build()?;
             return Ok(Connection::Cluster(client.get_async_connection().await.map_err(told)?));
         }
@@ -311,6 +325,11 @@ async fn open(infos: &[ConnectionInfo], name: &str) -> Result<Connection> {
     }
     let refusal = refusal.map_or_else(|| anyhow::anyhow!("no address is given"), told);
     Err(refusal.context(format!("{name} cannot be reached")))
+}
+
+/// A peer that vanished without a word is noticed, and connected to again.
+fn tcp_settings() -> TcpSettings {
+    TcpSettings::default().set_nodelay(true).set_user_timeout(CONNECTED_WITHIN)
 }
 
 /// A server's refusal, and what would help.
@@ -332,5 +351,7 @@ fn replicas(info: &str) -> u32 {
 
 /// Whether a server that says so may do better when it is asked again.
 pub(super) fn may_pass(error: &RedisError) -> bool {
-    error.is_io_error() || error.is_cluster_error() || error.is_timeout() || error.code().is_some()
+    let is_final =
+        matches!(error.kind(), ErrorKind::UnexpectedReturnType | ErrorKind::InvalidClientConfig);
+    !is_final && error.code() != Some("WRONGTYPE")
 }

@@ -46,6 +46,20 @@ pub(crate) struct Signals {
     inherited: Inherited,
 }
 
+/// Blocks these signals for the calling thread, of a process that takes them elsewhere.
+pub(crate) fn block(signals: &[i32]) {
+    let mut set = MaybeUninit::<libc::sigset_t>::zeroed();
+    // SAFETY: the pointers are to a local of the right type, or null as the call allows; callers give valid signal
+    // numbers.
+    unsafe {
+        libc::sigemptyset(set.as_mut_ptr());
+        for &signal in signals {
+            libc::sigaddset(set.as_mut_ptr(), signal);
+        }
+        libc::pthread_sigmask(libc::SIG_BLOCK, set.as_ptr(), core::ptr::null_mut());
+    }
+}
+
 impl Signals {
     /// Blocks these signals, and opens a descriptor for them.
     pub(crate) fn take(signals: &[i32]) -> io::Result<Signals> {

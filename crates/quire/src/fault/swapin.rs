@@ -54,13 +54,16 @@ impl<M: Mmu> VmSpace<M> {
         let results = self.read_plans(&plans[..group.len()], ring, scratch);
         for (at, read) in reads.iter_mut().flatten().enumerate() {
             self.make_room(&NoCaches, Room::Frame, read.window.range().len(), Some(scratch));
-            let is_read = results[at].is_ok() || self.read_alone(read, at, ring, scratch);
+            let buffer = match results[at] {
+                Ok(()) => Some(at),
+                Err(_) => self.read_alone(read, ring, scratch).then_some(0),
+            };
             // A frame will come: reclaim does not need this page's lock. The wait is bounded by
             // the background thread, which ends the process where there is none.
-            while !self.map_read(read, is_read.then_some(at), scratch) {
+            while !self.map_read(read, buffer, scratch) {
                 self.wait_for_room();
             }
-            if is_read {
+            if buffer.is_some() {
                 let passed_ns = monotonic_ns().saturating_sub(group[at].sent_ns);
                 self.note_time(FaultKind::File, passed_ns);
             }
@@ -111,7 +114,7 @@ impl<M: Mmu> VmSpace<M> {
                 read.window.shrink(1);
                 return Err(read.window.pages.take_first().expect("the page asked for"));
             }
-            Err(_) => self.read_alone(&mut read, 0, ring, scratch),
+            Err(_) => self.read_alone(&mut read, ring, scratch),
         };
         scratch.reader = own;
         self.make_room(&NoCaches, Room::Frame, read.window.range().len(), Some(scratch));
@@ -167,20 +170,18 @@ impl<M: Mmu> VmSpace<M> {
         PlannedRead { window, plan, guess, is_write }
     }
 
-    /// After a read that failed: the page asked for by itself, for the others may be to blame.
+    /// After a read that failed: the page asked for by itself, for the others may be to blame. Into the first buffer,
+    /// which nobody needs any more.
     fn read_alone(
         &self,
         read: &mut PlannedRead<'_, M>,
-        at: usize,
         ring: &mut Ring,
         scratch: &mut Scratch,
     ) -> bool {
         read.window.shrink(1);
         let location = Location::new(read.window.before(read.window.asked).payload());
         read.plan = location.map_or(read.plan, Location::plan);
-        let mut plans = [Location::FIRST.plan(); GROUP];
-        plans[at] = read.plan;
-        self.read_plans(&plans[..=at], ring, scratch)[at].is_ok()
+        self.read_plans(&[read.plan], ring, scratch)[0].is_ok()
     }
 
     /// Maps what was read into buffer `at`; where nothing was, the page is lost. `false`: there is

@@ -54,6 +54,12 @@ impl FarTier {
         FarTier { waits: false, ..self }
     }
 
+    /// Whether the file has all of a part, at this moment.
+    pub(super) fn is_here(self, offset: u64, length: usize) -> bool {
+        let Part { segment, chunks } = Part::of(offset, length);
+        chunks & !self.far.place(segment).load().here() == 0
+    }
+
     /// Whether the file has all of a part, at this moment. What it does not have is on its way from now on.
     pub(super) fn bring(self, offset: u64, length: usize) -> bool {
         let Part { segment, chunks } = Part::of(offset, length);
@@ -73,7 +79,7 @@ impl FarTier {
     pub(super) fn wait_for(self, offset: u64, length: usize) -> Result<Place, Errno> {
         let Part { segment, chunks } = Part::of(offset, length);
         let mut pulse = Pulse::new(self.far);
-        let (mut has_asked, mut is_due) = (false, false);
+        let (mut has_asked, mut asked_ns) = (false, monotonic_ns());
         loop {
             // Acquire: the word is looked at after this, so that what comes later ends the sleep.
             let arrivals = self.far.arrivals.load(Acquire);
@@ -89,15 +95,16 @@ impl FarTier {
             }
             has_asked = true;
             // Who asked before may have died on its way, so that it is asked again now and then.
-            if !is_asked || is_due {
+            let now = monotonic_ns();
+            if !is_asked || now - asked_ns >= PULSE_MS * 1_000_000 {
                 self.far.want(segment, missing);
-                is_due = false;
+                asked_ns = now;
                 continue;
             }
             if !self.waits {
                 return Err(Errno::AGAIN);
             }
-            is_due = pulse.sleep(&self.far.arrivals, arrivals).map_err(|_| Errno::IO)?;
+            pulse.sleep(&self.far.arrivals, arrivals).map_err(|_| Errno::IO)?;
         }
     }
 
@@ -156,27 +163,26 @@ impl Pulse {
         Pulse { far, beats: far.beats.load(Relaxed), missed: 0 }
     }
 
-    /// Sleeps until a word changes; `true` where it did not in this time.
+    /// Sleeps until a word changes, for a while.
     ///
     /// # Errors
     /// The supervisor is dead.
-    fn sleep(&mut self, word: &AtomicU32, seen: u32) -> Result<bool, Dead> {
+    fn sleep(&mut self, word: &AtomicU32, seen: u32) -> Result<(), Dead> {
         if self.far.is_dead.load(Relaxed) != 0 {
             return Err(Dead);
         }
         let began = monotonic_ns();
         futex::wait(word, seen, Reach::Tree, Some(PULSE_MS));
-        let is_whole = monotonic_ns() - began >= PULSE_MS * 1_000_000;
         let beats = self.far.beats.load(Relaxed);
         if beats != self.beats {
             (self.beats, self.missed) = (beats, 0);
-        } else if is_whole {
+        } else if monotonic_ns() - began >= PULSE_MS * 1_000_000 {
             self.missed += 1;
         }
         if self.missed >= PULSES_MISSED_MAX {
             self.far.is_dead.store(1, Relaxed);
         }
-        Ok(is_whole)
+        Ok(())
     }
 }
 

@@ -179,8 +179,10 @@ impl SwapSegments {
         for segment in self.held_segments() {
             let count = SegmentCount(self.counts[segment.index()].load(Relaxed));
             let is_shared = self.control.segment_refs[segment.index()].load(Relaxed) > 1;
-            // Nothing live: open, or about to be let go.
-            if count.live() == 0 || is_shared {
+            let plan = segment.plan();
+            let is_far = self.far.is_some_and(|far| !far.is_here(plan.offset, plan.length));
+            // Nothing live: open, or about to be let go. What is on a server would be long in coming.
+            if count.live() == 0 || is_shared || is_far {
                 continue;
             }
             let mut next = Some((count.live() * 1000 / count.written().max(1), segment));

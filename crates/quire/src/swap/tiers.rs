@@ -294,7 +294,7 @@ impl Swap {
         let tier = self.file.as_ref()?;
         let mut writing = tier.writing.lock();
         if writing.ring.is_none() {
-            writing.ring = Some(self.new_reader());
+            writing.ring = Some(self.new_reader().at_hand_only());
         }
         Some((&tier.file, writing))
     }

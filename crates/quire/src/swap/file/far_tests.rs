@@ -51,7 +51,7 @@ impl Supervisor {
         self.moves
     }
 
-    /// Copies what is written and has no copy; no more than half of what members have, so that some stay.
+    /// Copies what is written and has no copy.
     fn copy(&mut self, segment: u32) {
         let place = self.far().place(segment).load();
         if !place.has(Place::LOCAL | Place::WRITTEN) || place.has(Place::FAR) {
