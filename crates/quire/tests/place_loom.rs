@@ -2,7 +2,7 @@
 
 mod loom_page;
 
-use std::sync::atomic::Ordering::{self, Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use loom::sync::Arc;
 use loom::sync::atomic::AtomicU64;
@@ -11,7 +11,7 @@ use quire::control::AtomicWord;
 use quire::control::place::{Place, PlaceWord};
 use quire::page::word::Word as _;
 
-use self::loom_page::{LoomWord, check, must_fail};
+use self::loom_page::{LoomWord, Unfenced, check, must_fail};
 
 const HOLE: u64 = 0;
 const DATA: u64 = 1;
@@ -102,25 +102,6 @@ fn a_reader_never_has_a_hole_for_data() {
         mover.join().unwrap();
         assert_eq!(segment.read(), Some(DATA));
     });
-}
-
-/// The same word without its fences.
-struct Unfenced(LoomWord);
-
-impl AtomicWord for Unfenced {
-    fn load(&self, order: Ordering) -> u64 {
-        AtomicWord::load(&self.0, order)
-    }
-    fn store(&self, value: u64, order: Ordering) {
-        AtomicWord::store(&self.0, value, order);
-    }
-    fn fetch_add(&self, count: u64, order: Ordering) -> u64 {
-        AtomicWord::fetch_add(&self.0, count, order)
-    }
-    fn compare_exchange(&self, old: u64, new: u64, order: Ordering) -> Result<u64, u64> {
-        AtomicWord::compare_exchange(&self.0, old, new, order)
-    }
-    fn fence(_: Ordering) {}
 }
 
 #[test]

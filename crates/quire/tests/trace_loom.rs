@@ -5,37 +5,16 @@
 
 mod loom_page;
 
-use std::sync::atomic::Ordering;
-
 use loom::sync::Arc;
 use loom::sync::atomic::AtomicU64;
 use loom::thread;
 use quire::control::AtomicWord;
 use quire::control::{Trace, TraceRing, Tracepoint};
 
-use self::loom_page::{LoomWord, must_fail};
+use self::loom_page::{LoomWord, Unfenced, must_fail};
 
 /// Preemptions of a run with three threads.
 const PREEMPTIONS: usize = 2;
-
-/// The same without the fences.
-struct Unfenced(LoomWord);
-
-impl AtomicWord for Unfenced {
-    fn load(&self, order: Ordering) -> u64 {
-        self.0.load(order)
-    }
-    fn store(&self, value: u64, order: Ordering) {
-        self.0.store(value, order);
-    }
-    fn fetch_add(&self, count: u64, order: Ordering) -> u64 {
-        self.0.fetch_add(count, order)
-    }
-    fn compare_exchange(&self, old: u64, new: u64, order: Ordering) -> Result<u64, u64> {
-        self.0.compare_exchange(old, new, order)
-    }
-    fn fence(_: Ordering) {}
-}
 
 type Ring<W> = Arc<TraceRing<W, 1>>;
 

@@ -1,12 +1,12 @@
 //! What the server has of the run.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use quire::control::place::Place;
-use std::rc::Rc;
-use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use tokio::task::spawn_local;
 use tokio::time::sleep;
 
@@ -70,7 +70,6 @@ impl Copies {
 #[derive(Default)]
 pub(super) struct Housekeeping {
     renewed: Option<Instant>,
-    kept: Option<Instant>,
     looked: Option<Instant>,
     is_removing: bool,
     /// Copies are below this, as the server was told.
@@ -110,10 +109,9 @@ impl Inner {
     /// Looks for copies of segments that nobody has data in.
     fn note_stale(&self) {
         let mut state = self.state.borrow_mut();
-        let segments: Vec<u32> = state.copies.of_segments.keys().copied().collect();
-        for segment in
-            segments.into_iter().filter(|segment| !state.busy.contains(segment)).collect::<Vec<_>>()
-        {
+        let segments = state.copies.of_segments.keys().copied();
+        let segments: Vec<u32> = segments.filter(|segment| !state.busy.contains(segment)).collect();
+        for segment in segments {
             if !self.is_live(segment) {
                 // A taker that comes first clears the mark itself.
                 let word = self.far().place(segment);
@@ -157,23 +155,17 @@ impl Inner {
         });
     }
 
-    /// Tells the server that the run lives.
+    /// Tells the server that the run lives, and which copies are to be kept.
     fn renew_if_due(self: &Rc<Inner>) {
         let mut state = self.state.borrow_mut();
         let (low, end) = state.copies.bounds();
-        let renews = is_due(&mut state.house.renewed, LEASE / 4) || end > state.house.end_known;
-        let keeps = is_due(&mut state.house.kept, LEASE / 4);
-        if renews {
-            // Not with each copy anew.
-            state.house.end_known = end.next_power_of_two().max(256);
-        }
-        let end = state.house.end_known;
-        let copies: Vec<u64> =
-            if keeps { state.copies.segments.keys().copied().collect() } else { Vec::new() };
-        drop(state);
-        if !renews && !keeps {
+        if !is_due(&mut state.house.renewed, LEASE / 4) && end <= state.house.end_known {
             return;
         }
+        // Not with each copy anew.
+        let end = end.next_power_of_two().max(256);
+        state.house.end_known = end;
+        let copies: Vec<u64> = state.copies.segments.keys().copied().collect();
         let inner = Rc::clone(self);
         spawn_local(async move {
             inner.server.look_for_replicas().await;
@@ -181,8 +173,7 @@ impl Inner {
             let kept = inner.server.keep(&copies).await;
             if renewed.is_err() || kept.is_err() {
                 sleep(RETRY_AFTER_MAX).await;
-                let house = &mut inner.state.borrow_mut().house;
-                (house.renewed, house.kept) = (None, None);
+                inner.state.borrow_mut().house.renewed = None;
             }
         });
     }

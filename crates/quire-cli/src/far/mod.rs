@@ -43,6 +43,8 @@ const LOCAL_BYTES: std::ops::RangeInclusive<u64> = 2 << 20..=32 << 20;
 const BLOCKING_THREADS: usize = 8;
 /// How often the thread looks at the file when nobody calls.
 const PERIOD: Duration = Duration::from_millis(200);
+const PERIOD_OF_CALLS: futex::Timespec =
+    futex::Timespec { tv_sec: 0, tv_nsec: PERIOD.as_nanos() as i64 };
 
 /// A server that was found fit, and what is to be kept there.
 pub(crate) struct Prepared {
@@ -184,9 +186,6 @@ impl Shared {
         self.called.notify_one();
     }
 }
-
-const PERIOD_OF_CALLS: rustix::fs::Timespec =
-    rustix::fs::Timespec { tv_sec: 0, tv_nsec: PERIOD.as_nanos() as i64 };
 
 impl FarTier {
     pub(crate) fn account(&self) -> FarAccount {

@@ -1,9 +1,10 @@
 //! Moves segments between the swap file and the server.
 //!
-//! One thread runs all of it; what takes long (the server, the disk, the
-//! seal) is a task, and no segment has two of them at a time.
+//! One thread runs all of it; what takes long (the server, the disk, the seal) is a task, and no segment has two of
+//! them at a time.
 //!
-//! - *Copy*: half of the file is full, so segments are copied, the oldest first. What the server has acknowledged, and only that, may leave the file.
+//! - *Copy*: half of the file is full, so segments are copied, the oldest first. What the server has acknowledged, and
+//!   only that, may leave the file.
 //! - *Give up*: the file is nearly full, so what has a copy, and was not read since it was looked at last, is given
 //!   back.
 //! - *Fetch*: a reader wants chunks. A reader that goes on in a segment gets more of it than it asked for.

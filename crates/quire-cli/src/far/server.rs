@@ -35,7 +35,6 @@ const CONNECTED_WITHIN: Duration = Duration::from_secs(5);
 /// How long a replica may take to have what its master was told.
 const REPLICATED_WITHIN: Duration = Duration::from_secs(1);
 
-#[derive(Clone)]
 enum Connection {
     One(ConnectionManager),
     Cluster(ClusterConnection),
@@ -84,18 +83,20 @@ impl Server {
                 );
             }
         }
-        for info in self.all_masters("replication").await.map_err(told)? {
-            if field(&info, "role").is_some_and(|role| role != "master") {
-                bail!("it is a replica, which cannot be written to; name its master");
-            }
+        let infos = self.all_masters("replication").await.map_err(told)?;
+        if infos.iter().any(|info| field(info, "role").is_some_and(|role| role != "master")) {
+            bail!("it is a replica, which cannot be written to; name its master");
         }
-        self.look_for_replicas().await;
+        self.note_replicas(&infos);
         Ok(())
     }
 
-    /// Where any master has a replica, each is taken to have one until it says otherwise.
     pub(super) async fn look_for_replicas(&self) {
-        let infos = self.all_masters("replication").await.unwrap_or_default();
+        self.note_replicas(&self.all_masters("replication").await.unwrap_or_default());
+    }
+
+    /// Where any master has a replica, each is taken to have one until it says otherwise.
+    fn note_replicas(&self, infos: &[String]) {
         if infos.iter().any(|info| replicas(info) > 0) {
             self.replicated.iter().for_each(|group| group.store(true, Relaxed));
         }

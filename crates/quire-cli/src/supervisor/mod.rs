@@ -2,8 +2,8 @@
 //!
 //! Owns the control page, the swap file's descriptor, the listening socket and a connection per
 //! member. One thread, one epoll: connections, signals and the program's end all come here, and
-//! nothing blocks but the wait itself. Members never wait for the supervisor except to join, and for pages that are [on a
-//! server](crate::far), which has threads of its own.
+//! nothing blocks but the wait itself. Members never wait for the supervisor except to join, and for
+//! pages that are [on a server](crate::far), which has threads of its own.
 //!
 //! # Order of events
 //!
@@ -20,9 +20,8 @@
 //! # After its end
 //!
 //! Members go on without a supervisor that was killed: nothing in the way of a fault asks it, but for pages that
-//! are on a server, which are lost. What a member
-//! held that ends from then on stays charged. A fork's child cannot join, so fork fails with EPERM; a program
-//! that is executed runs unmanaged. Both say so.
+//! are on a server, which are lost. What a member held that ends from then on stays charged. A fork's child cannot
+//! join, so fork fails with EPERM; a program that is executed runs unmanaged. Both say so.
 
 mod account;
 mod exit_log;

@@ -3,7 +3,8 @@
 //! Owns the memfd, and the supervisor's side of its table ([`quire::control::slabs`], which has the
 //! protocol): a member that joins by a fork shares its parent's slabs, one that leaves lets go of all, a
 //! slab that no member uses goes back to the kernel, and one that a single member uses is its own again. Pages move
-//! with that between the members' accounts and [`Control::common_pages`], which is changed here only once members are there.
+//! with that between the members' accounts and [`Control::common_pages`], which from the first member on is changed
+//! here only.
 //! One thread does all of it, so nothing here meets itself.
 
 use std::sync::atomic::Ordering::Relaxed;

@@ -48,32 +48,33 @@ pub(crate) struct Signals {
 
 /// Blocks these signals for the calling thread, of a process that takes them elsewhere.
 pub(crate) fn block(signals: &[i32]) {
+    let set = set_of(signals);
+    // SAFETY: the set is a local, and no old mask is asked for.
+    unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
+}
+
+fn set_of(signals: &[i32]) -> libc::sigset_t {
     let mut set = MaybeUninit::<libc::sigset_t>::zeroed();
-    // SAFETY: the pointers are to a local of the right type, or null as the call allows; callers give valid signal
-    // numbers.
+    // SAFETY: the pointer is to a local of the right type; callers give valid signal numbers.
     unsafe {
         libc::sigemptyset(set.as_mut_ptr());
         for &signal in signals {
             libc::sigaddset(set.as_mut_ptr(), signal);
         }
-        libc::pthread_sigmask(libc::SIG_BLOCK, set.as_ptr(), core::ptr::null_mut());
+        set.assume_init()
     }
 }
 
 impl Signals {
     /// Blocks these signals, and opens a descriptor for them.
     pub(crate) fn take(signals: &[i32]) -> io::Result<Signals> {
-        let mut set = MaybeUninit::<libc::sigset_t>::zeroed();
+        let set = set_of(signals);
         let mut mask = MaybeUninit::<libc::sigset_t>::zeroed();
         let mut child = MaybeUninit::<libc::sigaction>::zeroed();
         // SAFETY: all pointers are to locals of the right type; zeroed sets are valid sets;
-        // callers give valid signal numbers; `action` zeroed is SIG_DFL without flags.
+        // `action` zeroed is SIG_DFL without flags.
         unsafe {
-            libc::sigemptyset(set.as_mut_ptr());
-            for &signal in signals {
-                libc::sigaddset(set.as_mut_ptr(), signal);
-            }
-            check(libc::sigprocmask(libc::SIG_BLOCK, set.as_ptr(), mask.as_mut_ptr()))?;
+            check(libc::sigprocmask(libc::SIG_BLOCK, &raw const set, mask.as_mut_ptr()))?;
             check(libc::sigaction(SIGCHLD, std::ptr::null(), child.as_mut_ptr()))?;
             let is_child_ignored = child.assume_init().sa_sigaction == libc::SIG_IGN;
             if is_child_ignored {
@@ -81,7 +82,7 @@ impl Signals {
                 set_disposition(SIGCHLD, libc::SIG_DFL)?;
             }
             let raw =
-                check(libc::signalfd(-1, set.as_ptr(), libc::SFD_CLOEXEC | libc::SFD_NONBLOCK))?;
+                check(libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK))?;
             let found = Inherited { mask: mask.assume_init(), is_child_ignored };
             // A second program must find what the first one found, and not what was made of it.
             static INHERITED: OnceLock<Inherited> = OnceLock::new();

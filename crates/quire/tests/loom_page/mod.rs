@@ -56,6 +56,25 @@ impl AtomicWord for LoomWord {
     }
 }
 
+/// A word without its fences.
+pub struct Unfenced(pub LoomWord);
+
+impl AtomicWord for Unfenced {
+    fn load(&self, order: Ordering) -> u64 {
+        AtomicWord::load(&self.0, order)
+    }
+    fn store(&self, value: u64, order: Ordering) {
+        AtomicWord::store(&self.0, value, order);
+    }
+    fn fetch_add(&self, count: u64, order: Ordering) -> u64 {
+        AtomicWord::fetch_add(&self.0, count, order)
+    }
+    fn compare_exchange(&self, old: u64, new: u64, order: Ordering) -> Result<u64, u64> {
+        AtomicWord::compare_exchange(&self.0, old, new, order)
+    }
+    fn fence(_: Ordering) {}
+}
+
 /// A futex: the queue's lock and its sleepers.
 #[derive(Default)]
 pub struct Futex {
