@@ -98,6 +98,29 @@ fn a_write_ends_it_and_nothing_is_lost() {
     machine.space.check();
 }
 
+/// What is not shared any more has to be packed once more for this process alone: a family of processes
+/// would soon have nothing in common.
+#[test]
+fn a_fault_beside_packed_pages_that_a_fork_shares_leaves_them_shared() {
+    const FOLIO: usize = 16;
+    for access in [Access::Read, Access::Write] {
+        let (machine, range) = read_again(Tree { folio_order: 4, ..Tree::default() });
+        machine.evict(range);
+        machine.fork();
+        let written = || range.pages().skip(3).step_by(FOLIO);
+        written().for_each(|page| machine.fill(page, page.0 + 1));
+        machine.advise(range, Advice::PageOut);
+        let mut scratch = Scratch::new().unwrap();
+        for page in written() {
+            assert_eq!(machine.space.handle_fault(page, access, &mut scratch), Outcome::Served);
+        }
+        // The first page's word has all that there is of it.
+        let mut shared = range.pages().skip(1).filter(|page| page.0 as usize % FOLIO != 3);
+        assert!(shared.all(|page| machine.word(page).stored().is_some()), "after {access:?}");
+        expect_all(&machine, range);
+    }
+}
+
 #[test]
 fn a_clean_page_that_goes_while_its_writer_waits_comes_back_writable() {
     let (machine, range) = read_again(Tree::default());

@@ -9,6 +9,7 @@ CLASSES = ("vm", "memory")
 # These end otherwise than bare, or may: docs/manual.md's limits.
 DIFFERENT = {
     "dev-shm": "files in memory cannot be swapped, and are more than the budget by themselves",
+    "mmaphuge": "shared mappings of a gigabyte cannot be swapped, and chance says how many there are at once",
     "pageswap": "anonymous memory that is shared cannot be swapped either",
     "userfaultfd": "wants a userfaultfd on memory that has Quire's",
 }

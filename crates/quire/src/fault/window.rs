@@ -135,7 +135,8 @@ enum Stop {
 
 impl<M: Mmu> VmSpace<M> {
     /// Locks what can be filled together with `page`: neighbours within the aligned folio, the
-    /// VMA and the block, that `joins` accepts and no thread holds.
+    /// VMA and the block, that `joins` accepts and no thread holds. Packed pages that another process
+    /// has as well are filled without others, for those are to keep what they have in store.
     pub(super) fn open_window<'a>(
         &'a self,
         page: LockedPage<'a, Self>,
@@ -150,9 +151,12 @@ impl<M: Mmu> VmSpace<M> {
         window.is_movable = vma.attributes.prot.is_movable();
         window.is_mlocked = vma.attributes.is_mlocked;
         let is_tracked = window.is_tracked;
+        let is_shared = self.is_shared(window.before(window.asked));
         window.pages.grow(folio, pages_max, |page| {
-            let is_alike =
-                |now: &LockedPage<'_, Self>| now.has(Flags::WRITE_PROTECTED) == is_tracked;
+            let is_alike = |now: &LockedPage<'_, Self>| {
+                now.has(Flags::WRITE_PROTECTED) == is_tracked
+                    && self.is_shared(now.content()) == is_shared
+            };
             self.try_lock_if(page, &mut joins).filter(is_alike)
         });
         window
@@ -184,10 +188,8 @@ impl<M: Mmu> VmSpace<M> {
             };
             let mut run = self.open_window(page, vma, Access::Read, guess, pages_left, &joins);
             run.is_ahead = true;
-            let may_be_clean = window.is_clean || self.is_shared(window.before(window.asked));
-            if may_be_clean && self.may_keep_clean(&run) {
-                run.is_clean = true;
-            }
+            let may_be_clean = window.is_clean || self.is_shared(run.before(run.asked));
+            run.is_clean = may_be_clean && self.may_keep_clean(&run);
             let pages = run.range().len();
             at = run.range().end;
             // The layout may have changed since the page asked for was locked.
@@ -205,17 +207,15 @@ impl<M: Mmu> VmSpace<M> {
         if window.access != Access::Read || window.is_mlocked {
             return false;
         }
-        let (mut own, mut shared) = (0, 0);
-        for page in window.range().pages() {
-            match window.before(page) {
-                before if self.is_shared(before) => shared += 1,
-                before => own += usize::from(before.state() == State::Pool),
-            }
-        }
         // Shared ones take their memory whether they are kept or not; and what is not kept has to be
         // packed once more, for this process alone.
-        let is_worth_it = || own == 0 || self.border.is_copy_worth_it();
-        shared > own || is_worth_it() && self.swap.may_keep_clean(own, self.budget.limit())
+        if self.is_shared(window.before(window.asked)) {
+            return true;
+        }
+        let is_packed = |&page: &PageNum| window.before(page).state() == State::Pool;
+        let packed = window.range().pages().filter(is_packed).count();
+        (packed == 0 || self.border.is_copy_worth_it())
+            && self.swap.may_keep_clean(packed, self.budget.limit())
     }
 
     /// Whether a page is in the pool, and another process has it there as well.
