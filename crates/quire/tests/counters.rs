@@ -112,10 +112,25 @@ fn members_are_those_that_have_a_slot() {
     control.members[255].count(Event::Zswpwb, 4);
     // SAFETY: the control page is never unmapped.
     let budget = unsafe { Budget::new(std::ptr::from_ref(control).cast_mut(), 0) };
-    assert_eq!((budget.members(), budget.swapped_out_by_tree()), (4, 13));
+    assert_eq!((budget.members(), budget.swap_progress()), (4, 13));
     control.free_slot(64);
     assert_eq!(slots(), [0, 63, 255]);
-    assert_eq!((budget.members(), budget.swapped_out_by_tree()), (3, 4));
+    assert_eq!((budget.members(), budget.swap_progress()), (3, 4));
+}
+
+#[test]
+fn a_swap_file_that_waits_for_a_server_is_progress_as_long_as_it_does() {
+    let control = tree();
+    // SAFETY: the control page is never unmapped.
+    let budget = unsafe { Budget::new(std::ptr::from_ref(control).cast_mut(), 0) };
+    assert_eq!(budget.swap_progress(), budget.swap_progress());
+    control.far.is_on.store(1, Ordering::Relaxed);
+    control.far.local.store(8, Ordering::Relaxed);
+    let before = budget.swap_progress();
+    std::thread::sleep(std::time::Duration::from_millis(1));
+    assert_ne!(budget.swap_progress(), before);
+    control.far.local_max.store(9, Ordering::Relaxed);
+    assert_eq!(budget.swap_progress(), 0);
 }
 
 /// Faults of each kind that were timed since the last question.

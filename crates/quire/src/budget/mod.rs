@@ -20,6 +20,7 @@ use crate::control::account::Account;
 use crate::control::{Control, Event, FaultKind, Member, Obituary, Seat, raise};
 use crate::steps::{Step, reach};
 use crate::sys::futex::{self, Reach};
+use crate::sys::monotonic_ns;
 use crate::units::PAGE_SIZE;
 
 /// Most pages that are taken from the tree beyond what is needed.
@@ -156,8 +157,12 @@ impl Budget {
         if self.yields() { self.slack() } else { self.uncharged() + self.slack() }
     }
 
-    /// Pages that went to swap, or further, of all members.
-    pub fn swapped_out_by_tree(&self) -> u64 {
+    /// What changes as long as memory may come from swap: the pages that went there, or further, of all
+    /// members; where the swap file waits for a server, time itself, for the server may be back.
+    pub fn swap_progress(&self) -> u64 {
+        if self.control().far.is_full() {
+            return monotonic_ns();
+        }
         let moved =
             |member: &Member| member.counted(Event::Pswpout) + member.counted(Event::Zswpwb);
         self.control().present().map(|(_, member)| moved(member)).sum()

@@ -81,8 +81,12 @@ impl Far {
 
     /// Segments below this may be taken: where the file is full, only those that it has something of.
     pub fn takable(&self, max: u32) -> u32 {
-        let is_full = self.local.load(Relaxed) >= self.most_written();
-        if is_full { max.min(self.end.load(Relaxed)) } else { max }
+        if self.is_full() { max.min(self.end.load(Relaxed)) } else { max }
+    }
+
+    /// Whether the file has as much as it may: what is written next waits for the server to take some of it.
+    pub fn is_full(&self) -> bool {
+        self.is_on() && self.local.load(Relaxed) >= self.most_written()
     }
 
     /// Whether [`Self::take`] may go well, as it looks.

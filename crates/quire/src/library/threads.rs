@@ -199,7 +199,7 @@ fn reclaim(objects: &'static Engine, exit: &Exit, scratch: &mut Scratch) {
             // Faults free some themselves.
             let freed =
                 [Event::PgstealKswapd, Event::PgstealDirect].map(|event| budget.counted(event));
-            let progress = freed[0] + freed[1] + budget.swapped_out_by_tree();
+            let progress = freed[0] + freed[1] + budget.swap_progress();
             if wait.is_hopeless(monotonic_ns(), progress) {
                 die_out_of_memory(objects);
             }

@@ -366,7 +366,7 @@ fn reclaim(process: &'static Process, scratch: &mut Scratch) -> ! {
             let is_requested = !budget.is_at_own_limit()
                 && space.request_reclaim_for(For::Faults, Need::Starved, STARVED_PAGES, wait);
             // Where another member could give, it decides whether there is hope.
-            if wait.is_hopeless(monotonic_ns(), budget.swapped_out_by_tree()) && !is_requested {
+            if wait.is_hopeless(monotonic_ns(), budget.swap_progress()) && !is_requested {
                 space.note_out_of_memory();
                 thread::kill_process();
             }

@@ -110,8 +110,7 @@ impl<M: Mmu> VmSpace<M> {
             let is_requested =
                 self.request_reclaim_for(For::Fork, need, self.share_of_child(), &wait);
             if is_requested || is_stuck {
-                let swapped_out = self.budget.swapped_out_by_tree();
-                if wait.is_hopeless(monotonic_ns(), swapped_out) {
+                if wait.is_hopeless(monotonic_ns(), self.budget.swap_progress()) {
                     outcome = HOPELESS;
                     break;
                 }
