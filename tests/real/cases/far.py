@@ -229,9 +229,13 @@ def far_sick(context):
         until = f'until [ "$(redis-cli -p {server.port} DBSIZE)" -gt 20 ]; do sleep 0.05; done'
         stop, go_on = (f"kill -{name} {server.process.pid}" for name in ("STOP", "CONT"))
         pause = subprocess.Popen(["sh", "-c", f"{until}; {stop}; sleep 15; {go_on}"])
-        process = context.spawn_until_ready(argv_of(context, server.url))
-        if pause.poll() is None:
-            raise Failed("all was written before the server stood still")
+        try:
+            process = context.spawn_until_ready(argv_of(context, server.url))
+            if pause.poll() is None:
+                raise Failed("all was written before the server went on")
+        finally:
+            pause.kill()
+            pause.wait()
         result, lost = end_of(context, process)
         if lost:
             raise Failed(f"{lost} pages lost, though the server went on: {result.stderr}")

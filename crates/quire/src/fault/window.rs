@@ -34,6 +34,8 @@ pub(super) struct FaultWindow<'a, M: Mmu> {
     /// Its pages stay as they are stored until they are written: they are mapped write-protected,
     /// and keep what they have in store.
     pub is_clean: bool,
+    /// Its pages are packed, and another process has them there as well.
+    pub is_shared: bool,
 }
 
 /// Where a window's bytes are.
@@ -86,6 +88,7 @@ impl<'a, M: Mmu> FaultWindow<'a, M> {
             is_tracked: access == Access::Read && pages.content(asked).has(Flags::WRITE_PROTECTED),
             is_mlocked: false,
             is_clean: false,
+            is_shared: false,
             pages,
         }
     }
@@ -151,7 +154,8 @@ impl<M: Mmu> VmSpace<M> {
         window.is_movable = vma.attributes.prot.is_movable();
         window.is_mlocked = vma.attributes.is_mlocked;
         let is_tracked = window.is_tracked;
-        let is_shared = self.is_shared(window.before(window.asked));
+        window.is_shared = self.is_shared(window.before(window.asked));
+        let is_shared = window.is_shared;
         window.pages.grow(folio, pages_max, |page| {
             let is_alike = |now: &LockedPage<'_, Self>| {
                 now.has(Flags::WRITE_PROTECTED) == is_tracked
@@ -188,7 +192,7 @@ impl<M: Mmu> VmSpace<M> {
             };
             let mut run = self.open_window(page, vma, Access::Read, guess, pages_left, &joins);
             run.is_ahead = true;
-            let may_be_clean = window.is_clean || self.is_shared(run.before(run.asked));
+            let may_be_clean = window.is_clean || run.is_shared;
             run.is_clean = may_be_clean && self.may_keep_clean(&run);
             let pages = run.range().len();
             at = run.range().end;
@@ -209,7 +213,7 @@ impl<M: Mmu> VmSpace<M> {
         }
         // Shared ones take their memory whether they are kept or not; and what is not kept has to be
         // packed once more, for this process alone.
-        if self.is_shared(window.before(window.asked)) {
+        if window.is_shared {
             return true;
         }
         let is_packed = |&page: &PageNum| window.before(page).state() == State::Pool;

@@ -120,11 +120,6 @@ impl FarTier {
         self.far.take(segment)
     }
 
-    /// Whether the file waits for the server to take something of what it has.
-    pub(super) fn is_full(self) -> bool {
-        self.far.is_full()
-    }
-
     /// Waits a little for room in the file, which the supervisor makes. `missed` keeps what the counter of room was
     /// when a wait was for nothing: until that changes none is worth its time.
     pub(super) fn wait_for_room(self, missed: &AtomicU32) {

@@ -132,8 +132,7 @@ impl SwapSegments {
     /// Whether a writer could open a segment now, as far as the count says.
     pub fn has_room(&self) -> bool {
         let used = self.control.segments_used.load(Relaxed);
-        used.saturating_add(SEGMENTS_RESERVED) < self.segments_max()
-            && self.far.is_none_or(|far| !far.is_full())
+        used.saturating_add(SEGMENTS_RESERVED) < self.segments_max() && !self.control.far.is_full()
     }
 
     /// Whether pages that are in memory may keep their places in the file.
