@@ -45,20 +45,25 @@ fn build(folder: &Path, what: &[&str]) -> PathBuf {
     folder.join(profile.file_name().expect("a profile's name")).join("libquire_preload.so")
 }
 
+/// Compiles `source` under a name of this call's own and gives it its name when it is whole: another
+/// test may be compiling or running the same program.
 fn compile(source: &str) -> PathBuf {
     let (compiler, standard) =
         if source.ends_with(".cpp") { ("c++", "-std=c++17") } else { ("cc", "-std=gnu11") };
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(source.replace('.', "_"));
+    let thread = std::thread::current().id();
+    let unfinished = program.with_extension(format!("{}.{thread:?}", std::process::id()));
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c").join(source);
     let status = Command::new(compiler)
         // Without built-ins the compiler cannot leave calls of malloc out.
         .args([standard, "-O1", "-g", "-pthread", "-fno-builtin", "-w", "-o"])
-        .arg(&program)
+        .arg(&unfinished)
         .arg(path)
         .arg("-ldl")
         .status()
         .expect("a C compiler");
     assert!(status.success(), "{source} does not compile");
+    std::fs::rename(&unfinished, &program).expect("the program was just compiled");
     program
 }
 
