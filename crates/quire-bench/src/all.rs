@@ -13,7 +13,7 @@ use super::harness::{self, Ending, Options, Report};
 use super::{BenchArgs, BenchCommand, data, sys};
 
 /// The suites in the order of the designs, then what else there is, that which takes longest last.
-const SUITES: [&str; 16] = [
+const SUITES: [&str; 17] = [
     "fault-around",
     "fault-around-simulated",
     "swap",
@@ -27,6 +27,7 @@ const SUITES: [&str; 16] = [
     "objects",
     "fork",
     "far",
+    "url",
     "handlers",
     "run",
     "pressure",

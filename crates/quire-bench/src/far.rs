@@ -1,13 +1,10 @@
 //! `quire bench far`: pages that come back from a server, by how far it is, beside the swap file.
 //!
-//! A Redis server of this machine's, which is started for the bench, and before it a proxy on the loopback that holds
-//! all bytes back for half of a round trip, each way; it lets any number of requests be on their way. So what is
-//! emulated is time alone: a network's bandwidth and its losses are not.
+//! A Redis server of this machine's, which is started for the bench, behind a [`Link`] that
+//! delays what passes and no more: a network's bandwidth and its losses are not emulated.
 
-use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -15,6 +12,7 @@ use anyhow::{Context as _, Result, ensure};
 use quire_cli::size::Human;
 
 use super::contestant::{Contestant, Stage};
+use super::harness::link::Link;
 use super::harness::report::{Report, spread};
 use super::harness::suite::{Along, Figures, Head, Results, Shape, Sheet, Suite, figures, measure};
 use super::{FarBench, programs};
@@ -59,50 +57,6 @@ impl Drop for Server {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
-}
-
-/// Starts a proxy before a port, which holds bytes back for `delay` each way; returns its own port. It ends with the
-/// process.
-fn start_proxy(port: u16, delay: Duration) -> Result<u16> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-    let own = listener.local_addr()?.port();
-    thread::spawn(move || {
-        for client in listener.incoming().flatten() {
-            let Ok(server) = TcpStream::connect((Ipv4Addr::LOCALHOST, port)) else { continue };
-            for stream in [&client, &server] {
-                let _ = stream.set_nodelay(true);
-            }
-            let (Ok(from_client), Ok(from_server)) = (client.try_clone(), server.try_clone())
-            else {
-                continue;
-            };
-            pass_on(from_client, server, delay);
-            pass_on(from_server, client, delay);
-        }
-    });
-    Ok(own)
-}
-
-/// Passes on what comes, so much later, until the end of it.
-fn pass_on(mut from: TcpStream, mut to: TcpStream, delay: Duration) {
-    let (sender, receiver) = mpsc::channel::<(Instant, Vec<u8>)>();
-    thread::spawn(move || {
-        let mut buffer = vec![0; 1 << 18];
-        while let Ok(length @ 1..) = from.read(&mut buffer) {
-            if sender.send((Instant::now() + delay, buffer[..length].to_vec())).is_err() {
-                break;
-            }
-        }
-    });
-    thread::spawn(move || {
-        for (due, bytes) in receiver {
-            thread::sleep(due.saturating_duration_since(Instant::now()));
-            if to.write_all(&bytes).is_err() {
-                break;
-            }
-        }
-        let _ = to.shutdown(std::net::Shutdown::Both);
-    });
 }
 
 /// What a cell is measured by; without a delay it is the swap file.
@@ -191,7 +145,7 @@ impl Suite for FarSuite<'_> {
                 vec!["--far".into(), format!("redis://127.0.0.1:{}", self.server.port).into()]
             }
             Some(round_trip) => {
-                let port = start_proxy(self.server.port, round_trip / 2)?;
+                let port = Link { round_trip, bytes_a_second: None }.start(self.server.port)?;
                 vec!["--far".into(), format!("redis://127.0.0.1:{port}").into()]
             }
         };
@@ -212,32 +166,5 @@ impl Suite for FarSuite<'_> {
             format!("{row}: of what the swap file takes, {}.", all.join(", "))
         };
         ROWS.iter().map(sentence).collect()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_proxy_passes_all_on_later() {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let port = listener.local_addr().unwrap().port();
-        let echo = thread::spawn(move || {
-            let (mut stream, _) = listener.accept().unwrap();
-            let mut received = [0; 5];
-            stream.read_exact(&mut received).unwrap();
-            stream.write_all(&received).unwrap();
-        });
-        let delay = Duration::from_millis(20);
-        let proxy = start_proxy(port, delay).unwrap();
-        let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, proxy)).unwrap();
-        let started = Instant::now();
-        stream.write_all(b"pages").unwrap();
-        let mut answer = Vec::new();
-        stream.read_to_end(&mut answer).unwrap();
-        assert_eq!(answer, b"pages");
-        assert!(started.elapsed() >= 2 * delay);
-        echo.join().unwrap();
     }
 }

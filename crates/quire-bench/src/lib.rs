@@ -48,6 +48,7 @@ mod speculative;
 #[allow(unsafe_code, reason = "the bench's own ring: waiting with usage, and raw mappings")]
 mod sys;
 mod tree;
+mod url;
 mod versus;
 mod waiters;
 mod work;
@@ -101,6 +102,8 @@ enum SuiteCommand {
     Fork(ForkBench),
     /// Pages that are on a Redis server, by how far it is, beside the swap file
     Far(FarBench),
+    /// An object of a server in order, beside the client of servers alone
+    Url(UrlBench),
     /// Faults without the space's lock, against faults that share it, and the kernel's
     Speculative(SpeculativeBench),
 }
@@ -148,6 +151,7 @@ impl SuiteCommand {
             SuiteCommand::Handlers(options) => &options.common,
             SuiteCommand::Fork(options) => &options.common,
             SuiteCommand::Far(options) => &options.common,
+            SuiteCommand::Url(options) => &options.common,
             SuiteCommand::Speculative(options) => &options.common,
         }
     }
@@ -174,6 +178,7 @@ impl SuiteCommand {
             SuiteCommand::Handlers(options) => handlers::report(options),
             SuiteCommand::Fork(options) => fork::report(options),
             SuiteCommand::Far(options) => far::report(options),
+            SuiteCommand::Url(options) => url::report(options),
             SuiteCommand::Speculative(options) if options.simulation.simulate => {
                 simulate::speculative::report(options)
             }
@@ -398,6 +403,17 @@ fn parse_milliseconds(text: &str) -> Result<f64, &'static str> {
     let milliseconds =
         text.parse().ok().filter(|milliseconds| (0.0..=1000.0).contains(milliseconds));
     milliseconds.ok_or("write milliseconds, from 0 to 1000")
+}
+
+#[derive(Args, Debug)]
+struct UrlBench {
+    #[command(flatten)]
+    common: Options,
+
+    /// An object to read instead of the bench's own: s3://BUCKET/KEY (credentials and endpoint from the
+    /// environment), https://HOST/PATH
+    #[arg(long)]
+    url: Option<String>,
 }
 
 #[derive(Args, Debug)]

@@ -18,7 +18,7 @@ mod credentials;
 mod disk;
 mod pieces;
 
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::channel;
@@ -41,6 +41,10 @@ use self::pieces::{BLOCK_BYTES, Filler, Pieces};
 /// Bytes of blocks on a disk where no bound is given: 4 GiB.
 pub const CACHE_BYTES: u64 = 4 << 30;
 
+/// What is kept of an object, or is on its way, beside the memory of the address space: a quarter as much as that, within
+/// these bounds. Amazon advises to ask for 8 MiB at a time, several times at once.
+const KEPT_BYTES: RangeInclusive<u64> = 16 << 20..=64 << 20;
+
 /// Pieces that are fetched and stored at a time.
 const FETCHES_MAX: usize = 16;
 
@@ -48,6 +52,8 @@ const FETCHES_MAX: usize = 16;
 #[derive(Clone, Debug, Default)]
 pub struct UrlOptions {
     cache: Option<(PathBuf, u64)>,
+    /// Of the address space.
+    memory: u64,
 }
 
 impl UrlOptions {
@@ -89,7 +95,8 @@ impl OpenUrl for OpenOptions {
         url: &str,
         options: &UrlOptions,
     ) -> Result<Object, Error> {
-        self.open_read_only(space, UrlStore::open(url, options)?)
+        let memory = space.memory() as u64;
+        self.open_read_only(space, UrlStore::open(url, &UrlOptions { memory, ..options.clone() })?)
     }
 }
 
@@ -197,7 +204,8 @@ impl UrlStore {
                 let _ = tokio::task::spawn_blocking(keep).await;
             });
         };
-        let pieces = Pieces::new(bytes, Box::new(ask));
+        let kept = (options.memory / 4).clamp(*KEPT_BYTES.start(), *KEPT_BYTES.end());
+        let pieces = Pieces::new(bytes, kept, Box::new(ask));
         Ok(UrlStore { name: named.name.clone(), bytes, pieces, _threads: threads })
     }
 }

@@ -19,13 +19,9 @@ use crate::lock;
 
 /// The unit of all requests, and of the cache on disk.
 pub(crate) const BLOCK_BYTES: u64 = 256 << 10;
-/// The largest request, in blocks.
-const PIECE_BLOCKS_MAX: u64 = 8;
-/// How far a stream is ahead of its reader, in pieces.
-const PIECES_AHEAD: u64 = 4;
-/// Blocks in memory or on their way, as far as none is waited for: 16 MiB.
-const KEPT_BLOCKS: u64 = 64;
-/// What so many other reads did not want was asked for in vain.
+/// Of the largest pieces, how many there is room for: one that is read, and those ahead of it.
+const PIECES: u64 = 8;
+/// What so many other reads did not want was asked for in vain, and a stream that read nothing meanwhile is at its end.
 const ABANDONED: u64 = 1024;
 /// Streams that are told apart.
 const STREAMS: usize = 8;
@@ -82,13 +78,16 @@ struct State {
     /// By their first blocks.
     pieces: BTreeMap<u64, Piece>,
     blocks: u64,
+    /// As many as there may be, as far as none is waited for.
+    kept_blocks: u64,
     clock: u64,
     streams: [Stream; STREAMS],
 }
 
 impl Pieces {
-    pub fn new(bytes: u64, ask: Box<Ask>) -> Pieces {
-        Pieces { bytes, state: Mutex::default(), ask }
+    pub fn new(bytes: u64, kept_bytes: u64, ask: Box<Ask>) -> Pieces {
+        let kept_blocks = (kept_bytes / BLOCK_BYTES).max(PIECES);
+        Pieces { bytes, state: Mutex::new(State { kept_blocks, ..State::default() }), ask }
     }
 
     /// Fills `into` from `offset` on; all of it lies in the object.
@@ -136,7 +135,7 @@ impl State {
             let first = match self.piece_at(at) {
                 Some(first) => first,
                 None => {
-                    let blocks = run.max((wanted.end - at).min(PIECE_BLOCKS_MAX));
+                    let blocks = run.max((wanted.end - at).min(self.kept_blocks / PIECES));
                     self.make_room(blocks, false);
                     self.add(at..(at + blocks).min(total), asked);
                     at
@@ -150,7 +149,7 @@ impl State {
         // One block read after another may be chance; from the second on it is a stream.
         if run > 1 {
             let Stream { next, asked: asked_to, .. } = self.streams[stream];
-            let (mut from, to) = (asked_to.max(at), total.min(next + run * PIECES_AHEAD));
+            let (mut from, to) = (asked_to.max(at), total.min(next + run * self.pieces_ahead()));
             while from < to {
                 if let Some(first) = self.piece_at(from) {
                     from = first + self.pieces[&first].blocks;
@@ -165,6 +164,13 @@ impl State {
             self.streams[stream].asked = from;
         }
         found
+    }
+
+    /// How far each stream is ahead of its reader, so that there is room for all.
+    fn pieces_ahead(&self) -> u64 {
+        let is_read = |stream: &&Stream| stream.run > 1 && stream.used + ABANDONED > self.clock;
+        let streams = self.streams.iter().filter(is_read).count() as u64;
+        (PIECES / streams.max(1) - 1).max(1)
     }
 
     /// The stream that reads these blocks, which has moved on then; a new one where none does.
@@ -182,7 +188,7 @@ impl State {
         stream.used = self.clock;
         if wanted.end > stream.next {
             stream.next = wanted.end;
-            stream.run = (stream.run * 2).min(PIECE_BLOCKS_MAX);
+            stream.run = (stream.run * 2).min(self.kept_blocks / PIECES);
         }
         found
     }
@@ -215,7 +221,7 @@ impl State {
     /// Forgets pieces that have come, the oldest first, until there is room; says whether there is.
     /// For what is only expected to be read, none goes that was not read to its end.
     fn make_room(&mut self, blocks: u64, only_spent: bool) -> bool {
-        while self.blocks + blocks > KEPT_BLOCKS {
+        while self.blocks + blocks > self.kept_blocks {
             let has_come = self.pieces.iter().filter(|(_, piece)| {
                 let is_spent = piece.used == 0 || piece.used + ABANDONED < self.clock;
                 piece.slot.get().is_some() && (is_spent || !only_spent)
@@ -243,6 +249,7 @@ mod tests {
     use super::*;
 
     const BYTES: u64 = 300 * BLOCK_BYTES + 77;
+    const KEPT_BYTES: u64 = 16 << 20;
 
     fn content(range: Range<u64>) -> Bytes {
         (range.start * BLOCK_BYTES..BYTES.min(range.end * BLOCK_BYTES))
@@ -259,7 +266,7 @@ mod tests {
             lock(&noted).push(blocks.clone());
             filler.fill(Ok(content(blocks)));
         };
-        (Pieces::new(BYTES, Box::new(ask)), requests)
+        (Pieces::new(BYTES, KEPT_BYTES, Box::new(ask)), requests)
     }
 
     fn read(pieces: &Pieces, at: u64, bytes: usize) {
@@ -276,7 +283,7 @@ mod tests {
         let step = 100_000;
         for at in (0..BYTES).step_by(step) {
             read(&pieces, at, step.min((BYTES - at) as usize));
-            assert!(lock(&pieces.state).blocks <= KEPT_BLOCKS);
+            assert!(lock(&pieces.state).blocks * BLOCK_BYTES <= KEPT_BYTES);
         }
         let mut requests = core::mem::take(&mut *lock(&requests));
         requests.sort_by_key(|blocks| blocks.start);
@@ -290,11 +297,30 @@ mod tests {
     }
 
     #[test]
+    fn streams_beside_each_other_have_no_block_asked_for_in_vain() {
+        let (pieces, requests) = pieces();
+        let (step, middle) = (BLOCK_BYTES / 2, 150 * BLOCK_BYTES);
+        for at in (0..middle + step).step_by(step as usize) {
+            if at < middle {
+                read(&pieces, at, step as usize);
+            }
+            if middle + at < BYTES {
+                read(&pieces, middle + at, step.min(BYTES - middle - at) as usize);
+            }
+        }
+        // The first one is ahead, at its end, by what the second one has read.
+        let requests = lock(&requests);
+        let blocks: u64 = requests.iter().map(|blocks| blocks.end - blocks.start).sum();
+        assert!((301..=301 + 32).contains(&blocks), "{blocks} blocks");
+        assert!(requests.len() < 60, "{requests:?}");
+    }
+
+    #[test]
     fn what_is_read_at_random_is_asked_for_by_the_block() {
         let (pieces, requests) = pieces();
         for number in 0..200u64 {
             read(&pieces, number * 7919 % 290 * BLOCK_BYTES + 5, 4096);
-            assert!(lock(&pieces.state).blocks <= KEPT_BLOCKS);
+            assert!(lock(&pieces.state).blocks * BLOCK_BYTES <= KEPT_BYTES);
         }
         let requests = lock(&requests);
         let blocks: u64 = requests.iter().map(|blocks| blocks.end - blocks.start).sum();
@@ -315,6 +341,7 @@ mod tests {
         let (sender, fillers) = channel();
         let pieces = Pieces::new(
             BYTES,
+            KEPT_BYTES,
             Box::new(move |blocks, filler| sender.send((blocks, filler)).unwrap()),
         );
         let read_once = |answer: &dyn Fn(Range<u64>, Filler)| {

@@ -20,6 +20,7 @@ mod baseline;
 pub(crate) mod beside;
 mod html;
 pub(crate) mod journal;
+pub(crate) mod link;
 pub(crate) mod markdown;
 mod options;
 mod plot;
