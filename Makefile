@@ -1,4 +1,4 @@
-# make demo | test | test-long | mutants | bench | picture | install PREFIX=/usr/local | install-bench | package | clean
+# make demo | test | python | test-long | mutants | bench | picture | install PREFIX=/usr/local | install-bench | package | clean
 #
 # Every target first sees to what it needs (scripts/setup.sh). CARGO_TARGET_DIR is respected.
 
@@ -13,7 +13,7 @@ VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 SIMULATED := -p quire-simulated --features program
 REAL := python3 tests/real/run.py --quire $(QUIRE)
 
-.PHONY: release demo test test-long mutants check unit real bench simulated picture install install-bench package clean
+.PHONY: release demo test test-long mutants check unit python real bench simulated picture install install-bench package clean
 
 release: setup-build
 	$(CARGO) build --release --workspace
@@ -29,6 +29,7 @@ test: setup-test
 	$(MAKE) --no-print-directory check
 	$(MAKE) --no-print-directory unit
 	$(MAKE) --no-print-directory release
+	$(MAKE) --no-print-directory python
 	$(MAKE) --no-print-directory real
 
 check:
@@ -42,12 +43,20 @@ unit:
 	$(CARGO) test --workspace
 	$(CARGO) test $(SIMULATED)
 
+# The Python package: its wheel, installed into an environment of its own, and tested there.
+python: setup-test
+	python3 -m venv $(TARGET)/python
+	$(TARGET)/python/bin/pip install --quiet --requirement python/requirements-test.txt
+	$(TARGET)/python/bin/pip install --quiet --force-reinstall --no-deps .
+	$(TARGET)/python/bin/python -m pytest -q
+
 # Real programs under `quire run`, each held against its bare run.
 real:
 	$(REAL) --quick
 
 test-long: setup-test release
 	QUIRE_SIM_SECONDS=600 QUIRE_OBJECT_SECONDS=60 $(CARGO) test --workspace
+	QUIRE_LONG=1 $(MAKE) --no-print-directory python
 	$(REAL) --long
 
 # Mistakes planted in a copy of the engine, each of which the simulator or a test must find.

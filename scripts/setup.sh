@@ -44,6 +44,7 @@ test)
 	need mount mount
 	need setpriv util-linux
 	header linux/io_uring.h linux-libc-dev
+	python3 -c 'import ensurepip' 2>/dev/null || packages+=(python3-venv)
 	# CPython's own tests, which some packages leave out.
 	python3 -c 'import test._test_multiprocessing, test.test_subprocess' 2>/dev/null ||
 		packages+=(libpython3-testsuite)

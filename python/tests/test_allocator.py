@@ -1,5 +1,6 @@
 """numpy's own arrays under a limit, and programs that we did not write on ours."""
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -53,13 +54,18 @@ def run(program, *args):
     )
 
 
-def test_an_array_of_sixteen_times_the_limit_is_right(tmp_path):
+#: Mebibytes, and rows of 4 MiB.
+SIZES = [(64, 256), pytest.param(512, 2048, marks=pytest.mark.skipif("QUIRE_LONG" not in os.environ, reason="it is long"))]
+
+
+@pytest.mark.parametrize(("limit", "rows"), SIZES)
+def test_an_array_of_sixteen_times_the_limit_is_right(tmp_path, limit, rows):
     ended = run(
         """
         import resource, sys
         import numpy as np, quire
-        memory = quire.set_limit("64M", swap=sys.argv[1])
-        array = quire.empty((256, 1 << 19))
+        memory = quire.set_limit(int(sys.argv[2]) << 20, swap=sys.argv[1])
+        array = quire.empty((int(sys.argv[3]), 1 << 19))
         rng = np.random.default_rng(1)
         wanted = 0.0
         for row in array:
@@ -72,9 +78,11 @@ def test_an_array_of_sixteen_times_the_limit_is_right(tmp_path):
         print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
         """,
         tmp_path,
+        limit,
+        rows,
     )
     assert ended.returncode == 0, ended.stderr
-    assert int(ended.stdout) < 64 + 150
+    assert int(ended.stdout) < limit + 150
 
 
 def test_scikit_learn_takes_an_array(memory, rng):

@@ -1,9 +1,11 @@
 """numpy's files and safetensors, good and bad."""
 
+import http.server
 import io
 import json
 import random
 import struct
+import threading
 import zipfile
 
 import numpy as np
@@ -80,6 +82,57 @@ def test_a_packed_npy_file_is_an_array(memory, tmp_path, quire_command):
     np.save(path, values)
     quire_command("pack", path, "-o", f"{path}.zst")
     assert_array_equal(quire.load(f"{path}.zst", memory=memory), values)
+
+
+class Ranges(http.server.BaseHTTPRequestHandler):
+    """Serves ranges of `body`."""
+
+    body = b""
+
+    def do_HEAD(self):
+        self.answer(200, self.body, False)
+
+    def do_GET(self):
+        first, _, last = self.headers["Range"].removeprefix("bytes=").partition("-")
+        self.answer(206, self.body[int(first) : int(last) + 1], True, f"bytes {first}-{last}/{len(self.body)}")
+
+    def answer(self, status, body, has_body, of=None):
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Accept-Ranges", "bytes")
+        self.send_header("ETag", '"1"')
+        if of:
+            self.send_header("Content-Range", of)
+        self.end_headers()
+        if has_body:
+            self.wfile.write(body)
+
+    def log_message(self, *args):
+        pass
+
+
+def test_an_object_of_a_server_is_an_array(memory, tmp_path, rng):
+    values = rng.random((2000, 1000))
+    np.save(tmp_path / "a.npy", values)
+    Ranges.body = (tmp_path / "a.npy").read_bytes()
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Ranges) as server:
+        threading.Thread(target=server.serve_forever).start()
+        array = quire.load(f"http://127.0.0.1:{server.server_port}/a.npy", memory=memory)
+        assert_array_equal(array, values)
+        server.shutdown()
+
+
+def test_a_file_is_a_buffer_without_numpys_types(memory, tmp_path):
+    path = tmp_path / "f"
+    path.write_bytes(struct.pack("<7d", *range(7)))
+    with quire.open_buffer(path, "r+", "d", (2, 3), offset=8, memory=memory) as made:
+        with memoryview(made) as view:
+            assert view.tolist() == [[1, 2, 3], [4, 5, 6]]
+            view[1, 0] = 9
+    assert struct.unpack("<7d", path.read_bytes()) == (0, 1, 2, 3, 9, 5, 6)
+    for wrong in ({"shape": (8,)}, {"offset": 57}, {"offset": -1}, {"mode": "w"}, {"format": "no"}, {"order": "K"}):
+        with pytest.raises(ValueError):
+            quire.open_buffer(path, **{"mode": "r", "format": "d", **wrong}, memory=memory)
 
 
 def test_arrays_of_objects_are_refused(memory, tmp_path):

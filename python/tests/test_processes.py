@@ -215,13 +215,14 @@ def test_calls_that_wait_let_other_threads_run(memory, numbers):
     thread.join()
 
 
-def test_an_access_that_fails_says_which_file_and_where(tmp_path):
+@pytest.mark.parametrize("delivery", ["handlers", "inline"])
+def test_an_access_that_fails_says_which_file_and_where(tmp_path, delivery):
     path = tmp_path / "cut"
     np.arange(100_000.0).tofile(path)
     ended = run(
         """
         import os, sys, quire
-        array = quire.open(sys.argv[1], "r", "f8", memory=quire.Memory("4M"))
+        array = quire.open(sys.argv[1], "r", "f8", memory=quire.Memory("4M", delivery=sys.argv[2]))
         os.truncate(sys.argv[1], 8192)
         try:
             array[-1:].prefetch()
@@ -230,6 +231,7 @@ def test_an_access_that_fails_says_which_file_and_where(tmp_path):
         array[50_000]
         """,
         path,
+        delivery,
     )
     assert ended.returncode == -signal.SIGBUS
     assert str(path) in ended.stdout

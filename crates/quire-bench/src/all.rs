@@ -13,7 +13,7 @@ use super::harness::{self, Ending, Options, Report};
 use super::{BenchArgs, BenchCommand, data, sys};
 
 /// The suites in the order of the designs, then what else there is, that which takes longest last.
-const SUITES: [&str; 17] = [
+const SUITES: [&str; 18] = [
     "fault-around",
     "fault-around-simulated",
     "swap",
@@ -28,6 +28,7 @@ const SUITES: [&str; 17] = [
     "fork",
     "far",
     "url",
+    "arrays",
     "handlers",
     "run",
     "pressure",

@@ -24,6 +24,7 @@ use quire_cli::{QUIRE_FAILED, end_with_reader};
 
 mod all;
 mod around;
+mod arrays;
 mod contestant;
 mod data;
 mod far;
@@ -104,6 +105,8 @@ enum SuiteCommand {
     Far(FarBench),
     /// An object of a server in order, beside the client of servers alone
     Url(UrlBench),
+    /// numpy on arrays of files, by the Python package, numpy.memmap and plain memory
+    Arrays(ArraysBench),
     /// Faults without the space's lock, against faults that share it, and the kernel's
     Speculative(SpeculativeBench),
 }
@@ -152,6 +155,7 @@ impl SuiteCommand {
             SuiteCommand::Fork(options) => &options.common,
             SuiteCommand::Far(options) => &options.common,
             SuiteCommand::Url(options) => &options.common,
+            SuiteCommand::Arrays(options) => &options.common,
             SuiteCommand::Speculative(options) => &options.common,
         }
     }
@@ -179,6 +183,7 @@ impl SuiteCommand {
             SuiteCommand::Fork(options) => fork::report(options),
             SuiteCommand::Far(options) => far::report(options),
             SuiteCommand::Url(options) => url::report(options),
+            SuiteCommand::Arrays(options) => arrays::report(options),
             SuiteCommand::Speculative(options) if options.simulation.simulate => {
                 simulate::speculative::report(options)
             }
@@ -386,6 +391,16 @@ struct ForkBench {
     /// Programs that are started each time, each way
     #[arg(long, value_name = "N", default_value_t = 40)]
     processes: usize,
+}
+
+#[derive(Args, Debug)]
+struct ArraysBench {
+    #[command(flatten)]
+    common: Options,
+
+    /// The Python that has the package: by default python3
+    #[arg(long, value_name = "FILE")]
+    python: Option<std::path::PathBuf>,
 }
 
 #[derive(Args, Debug)]

@@ -403,6 +403,8 @@ impl Buffer {
         flags: c_int,
     ) -> PyResult<()> {
         let this = slf.get();
+        // SAFETY: the caller's; a view that was refused is of nothing.
+        unsafe { (*view).obj = std::ptr::null_mut() };
         this.check_there(slf.py())?;
         let wants = |flag: c_int| flags & flag == flag;
         let refuse = |why: &str| PyBufferError::new_err(format!("{}: {why}", this.name));
