@@ -35,7 +35,7 @@ def test_an_array_of_a_file_is_pickled_as_its_name(memory, numbers, view):
     back = pickle.loads(sent)
     assert type(back) is type(array) and back.strides == array.strides
     assert_array_equal(back, values[view])
-    assert not back.flags.writeable
+    assert back.size == 0 or not back.flags.writeable
 
 
 def test_other_arrays_are_pickled_by_value(memory, numbers):
@@ -92,7 +92,7 @@ def in_child(look):
 def test_a_forks_child_has_files_that_are_read_where_they_were(memory, numbers):
     path, values = numbers
     array = quire.open(path, "r", "f8", (1000, 1024), 4104, memory=memory)
-    wanted = values.ravel()[513 : 513 + 1_024_000].sum()
+    wanted = float(values.ravel()[513 : 513 + 1_024_000].sum())
 
     def look():
         address = array.__array_interface__["data"][0]
