@@ -136,7 +136,9 @@ class memmap(np.ndarray[Any, Any]):
     ) -> Self:
         """An array of the bytes of a source from `at` on."""
         count = max(prod(shape) * items.itemsize, 1)
-        buffer = map_source(source, mode, at, count, "B", 1, (count,), "C")
+        # Without a file it is a copy of zeros: its pages go to swap, and come back, as those of programs do.
+        how = mode if filename is not None else "c"
+        buffer = map_source(source, how, at, count, "B", 1, (count,), "C")
         self = super().__new__(cls, shape, items, buffer=cast(Any, buffer), order=order)
         self._mmap = buffer
         self.mode = mode
@@ -145,7 +147,13 @@ class memmap(np.ndarray[Any, Any]):
         return self
 
     def __array_finalize__(self, obj: object) -> None:
-        if isinstance(obj, memmap) and obj._mmap is not None and np.may_share_memory(self, obj):
+        # An empty slice shares nothing, but is still a view.
+        if (
+            isinstance(obj, memmap)
+            and obj._mmap is not None
+            and self.base is not None
+            and (self.size == 0 or np.may_share_memory(self, obj))
+        ):
             self._mmap = obj._mmap
             self.filename = obj.filename
             self.offset = obj.offset

@@ -92,7 +92,7 @@ def buffer(
     count = max(prod(shape) * itemsize, 1)
     _check_size(count, shape)
     source = Source.of_memory(default_memory() if memory is None else memory, count)
-    return source.map("r+", 0, count, format, itemsize, shape, order)
+    return source.map("c", 0, count, format, itemsize, shape, order)
 
 
 def open_buffer(

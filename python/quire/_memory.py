@@ -5,13 +5,14 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import tempfile
 import weakref
 from pathlib import Path
 
 from . import _quire
 from ._quire import Error
 
-_SWAP_FOLDER = "/var/tmp"
+_SWAP_FOLDER = "/var/tmp" if os.path.isdir("/var/tmp") else tempfile.gettempdir()
 _SWAP_MAX = 64 << 30
 
 _default: Memory | None = None

@@ -43,6 +43,7 @@ def test_arrays_without_items_are_there(memory, tmp_path):
     assert quire.open(tmp_path / "none", "w+", "f8", (0,), memory=memory).size == 0
     quire.zeros((0, 3), memory=memory).flush()
     quire.zeros((0, 3), memory=memory).prefetch()
+    quire.zeros((5, 3), memory=memory)[5:].prefetch()
 
 
 def test_what_is_written_reaches_the_file(memory, tmp_path):

@@ -12,7 +12,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
-use quire::library::{AddressSpace, MapOptions, MappingMut, OpenOptions};
+use quire::library::{AddressSpace, MapOptions, MappingCopy, OpenOptions};
 
 use crate::memory::{Counted, Memory};
 use crate::own::Own;
@@ -42,13 +42,13 @@ struct Handler {
     allocator: Allocator,
     space: Own<AddressSpace>,
     /// Large ones, by their address.
-    blocks: Mutex<HashMap<usize, MappingMut>>,
+    blocks: Mutex<HashMap<usize, MappingCopy>>,
     /// The memory is not closed any more.
     _counted: Counted,
 }
 
 impl Handler {
-    fn blocks(&self) -> MutexGuard<'_, HashMap<usize, MappingMut>> {
+    fn blocks(&self) -> MutexGuard<'_, HashMap<usize, MappingCopy>> {
         self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -56,8 +56,9 @@ impl Handler {
     fn map(&self, bytes: usize) -> Option<NonNull<c_void>> {
         let space = self.space.get().ok()?;
         let object = OpenOptions::new().len_max(bytes as u64).memory(space, bytes as u64).ok()?;
+        // As a copy its pages go to swap, and come back, as those of programs do.
         // SAFETY: nobody else has the object.
-        let mut map = unsafe { MapOptions::new().map_mut(&object) }.ok()?;
+        let mut map = unsafe { MapOptions::new().map_copy(&object) }.ok()?;
         let address = NonNull::new(map.as_mut_ptr().cast::<c_void>())?;
         self.blocks().insert(address.as_ptr() as usize, map);
         Some(address)
@@ -82,7 +83,7 @@ impl Handler {
     }
 }
 
-fn len_of(blocks: &HashMap<usize, MappingMut>, pointer: *mut c_void) -> Option<usize> {
+fn len_of(blocks: &HashMap<usize, MappingCopy>, pointer: *mut c_void) -> Option<usize> {
     blocks.get(&(pointer as usize)).map(|map| map.len())
 }
 
