@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 import operator
 import os
-import pathlib
 import warnings
 from collections.abc import Sequence
 from math import prod
@@ -490,6 +489,8 @@ def _full_name(filename: Path | IO[bytes] | None) -> Path | None:
     if filename is None or is_url(filename):
         return cast(Path | None, filename)
     if isinstance(filename, os.PathLike):
+        import pathlib
+
         return pathlib.Path(filename).resolve()
     name = filename if isinstance(filename, str) else getattr(filename, "name", None)
     return os.path.abspath(name) if isinstance(name, str) else None

@@ -5,14 +5,12 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-import tempfile
 import weakref
-from pathlib import Path
 
 from . import _quire
 from ._quire import Error
 
-_SWAP_FOLDER = "/var/tmp" if os.path.isdir("/var/tmp") else tempfile.gettempdir()
+_SWAP_FOLDER = "/var/tmp"
 _SWAP_MAX = 64 << 30
 
 _default: Memory | None = None
@@ -98,7 +96,7 @@ class Memory(_quire.Memory):
         workers: int | None = None,
         store_deadline: float | None = None,
     ) -> Memory:
-        folder = None if swap is False else Path(_SWAP_FOLDER if swap is True else swap)
+        folder = None if swap is False else _SWAP_FOLDER if swap is True else swap
         if folder is None:
             swap_max = 0
         elif swap_max is None:
@@ -215,17 +213,20 @@ def _numpy_api() -> object:
 
 def _half_of_all() -> int:
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    group = Path("/sys/fs/cgroup")
-    try:
-        own = Path("/proc/self/cgroup").read_text().rpartition("::")[2].strip().lstrip("/")
-    except OSError:
-        own = ""
-    for folder in (group / own, group):
-        try:
-            total = min(total, int((folder / "memory.max").read_text()))
-        except (OSError, ValueError):
-            continue  # No limit there.
+    own = _text("/proc/self/cgroup").rpartition("::")[2]
+    for folder in (own, ""):
+        limit = _text(f"/sys/fs/cgroup{folder}/memory.max")
+        if limit.isdigit():
+            total = min(total, int(limit))
     return total // 2
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path) as file:
+            return file.read().strip()
+    except OSError:
+        return ""
 
 
 def flush_at_exit(buffer: _quire.Buffer) -> None:

@@ -1,6 +1,7 @@
 """numpy's own tests: of memory maps, with `quire.memmap` imported for numpy's; of arrays, with numpy's own arrays under a
 limit."""
 
+import os
 import re
 import subprocess
 import sys
@@ -10,6 +11,10 @@ import numpy as np
 import pytest
 
 TESTS = Path(np.__file__).parent / ("_core" if np.__version__ >= "2" else "core") / "tests"
+
+
+#: Left out: a vector of 16 GiB, which takes minutes in 64 MiB; and what takes long and has small arrays.
+WHICH = "not huge_vectordot" if "QUIRE_LONG" in os.environ else "TestCreation or TestMethods or TestIO or TestResize"
 
 
 def run_pytest(*args, folder):
@@ -32,8 +37,7 @@ def test_numpys_tests_of_arrays_pass_as_bare_with_its_arrays_under_a_limit(tmp_p
     (tmp_path / "under_a_limit.py").write_text('import quire\n\nquire.set_limit("64M", numpy=True)\n')
     outcomes = []
     for more in ([], ["-p", "under_a_limit"]):
-        # Left out: a vector of 16 GiB, which takes minutes in 64 MiB.
-        ended = run_pytest("-rfE", "-k", "not huge_vectordot", *more, TESTS / "test_multiarray.py", folder=tmp_path)
+        ended = run_pytest("-rfE", "-k", WHICH, *more, TESTS / "test_multiarray.py", folder=tmp_path)
         failed = sorted(re.findall(r"^(?:FAILED|ERROR) (\S+)", ended.stdout, re.MULTILINE))
         counted = {what: int(n) for n, what in re.findall(r"(\d+) (passed|failed|error)", ended.stdout)}
         outcomes.append((failed, counted))

@@ -243,6 +243,9 @@ def test_ctrl_c_ends_a_call_that_waits():
         """
         import http.server, os, signal, threading, quire
 
+        # A shell's background jobs ignore it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
         class Silent(http.server.BaseHTTPRequestHandler):
             def do_HEAD(self):
                 self.send_response(200)

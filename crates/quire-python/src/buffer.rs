@@ -186,7 +186,9 @@ impl Buffer {
         if let Some(bequest) = bequest {
             bequest.withdraw(py);
         }
-        py.detach(|| drop((mapped, reported)));
+        // Its lock is taken with the interpreter's only, so that a fork's child finds it unlocked.
+        drop(reported);
+        py.detach(|| drop(mapped));
         drop(counted);
     }
 }
