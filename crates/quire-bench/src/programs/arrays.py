@@ -30,14 +30,14 @@ def forget(path):
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def opened(way, path, shape, limit, mode="r"):
+def opened(way, path, shape, mode="r"):
     if way == "numpy":
         return np.fromfile(path).reshape(shape)
     if way == "memmap":
         return np.memmap(path, "f8", mode, shape=shape)
     import quire
 
-    return quire.open(path, mode, "f8", shape, memory=quire.set_limit(limit))
+    return quire.open(path, mode, "f8", shape)
 
 
 def timed(name, work):
@@ -59,9 +59,13 @@ def main():
             while block := source.read(1 << 20):
                 into.write(block)
         path = copy
+    if way == "quire":
+        import quire
+
+        quire.set_limit(limit)
     forget(path)
     started = time.perf_counter()
-    array = opened(way, path, shape, limit, "r+" if what == "sort" else "r")
+    array = opened(way, path, shape, "r+" if what == "sort" else "r")
     random = np.random.default_rng(2)
 
     if what == "sum":
