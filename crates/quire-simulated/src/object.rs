@@ -7,7 +7,7 @@
 //! is not there, a read of a hole, a memfd that is closed while something shows it.
 
 use super::{Entry, Physical, Planted, Simulated, State};
-use quire::mmu::object::{InspectObjects, Memfd, ObjectMmu, Shown};
+use quire::mmu::object::{Alias, InspectObjects, Memfd, ObjectMmu, Shown};
 use quire::mmu::{Done, Mmu, Prot, Protection, Refusal};
 use quire::sys::Errno;
 use quire::units::{ObjectPage, ObjectRange, PAGE_SHIFT, PAGE_SIZE, PageNum, PageRange};
@@ -100,7 +100,7 @@ impl Simulated {
 }
 
 impl ObjectMmu for Simulated {
-    fn memfd_open(&self) -> Result<Memfd, Errno> {
+    fn memfd_open(&self, _pages_max: usize) -> Result<Memfd, Errno> {
         self.enter();
         let mut state = self.state();
         let free = state.memfds.iter().position(Option::is_none);
@@ -109,7 +109,7 @@ impl ObjectMmu for Simulated {
             state.memfds.len() - 1
         });
         state.memfds[number] = Some(Vec::new());
-        Ok(Memfd { number: number as i32 })
+        Ok(Memfd { number: number as i32, alias: Alias::default() })
     }
 
     fn memfd_close(&self, memfd: Memfd) {

@@ -337,7 +337,8 @@ fn the_same_calls_give_the_same_results_and_leave_the_same_pages() {
     let Some(real) = real() else { return };
     for seed in 0..60 {
         let sim = simulated();
-        let memfds = (sim.memfd_open().unwrap(), real.mmu().memfd_open().unwrap());
+        let memfds =
+            (sim.memfd_open(MEMFD_PAGES).unwrap(), real.mmu().memfd_open(MEMFD_PAGES).unwrap());
         let mut script =
             Script { generator: Generator::new(seed), is_mapped: [false; 3], len: MEMFD_PAGES };
         let mut calls = vec![Call::Resize(MEMFD_PAGES), Call::Map(0), Call::Map(1), Call::Map(2)];
@@ -383,6 +384,7 @@ conformance!(
     a_protected_page_faults_at_the_first_write_in_each_mapping,
     a_punched_page_is_missing_in_every_mapping,
     behind_the_end_is_a_refusal_until_the_memfd_is_longer,
+    what_is_filled_is_there_and_mapped_nowhere,
     a_wake_without_a_page_has_the_fault_sent_again,
     mapping_stops_at_a_hole_and_at_what_is_mapped,
     a_poisoned_page_is_refused_in_its_mapping_until_it_is_mapped,
@@ -401,7 +403,7 @@ mod cases {
 
     /// A memfd of which the first four pages are cached, and the first two views of it.
     fn open<R: Rig>(rig: &R) -> Memfd {
-        let memfd = rig.mmu().memfd_open().unwrap();
+        let memfd = rig.mmu().memfd_open(MEMFD_PAGES).unwrap();
         rig.mmu().memfd_resize(memfd, MEMFD_PAGES).unwrap();
         put(rig, memfd, 0, 4, 7);
         assert_eq!(map_view(rig.mmu(), memfd, 0), Came::Nothing);
@@ -501,6 +503,42 @@ mod cases {
         put(&*rig, memfd, 3, 1, 6);
         map(&*rig, pages(3, 1), Protection::Writable);
         assert_eq!(thread.join().unwrap(), 6);
+    }
+
+    pub fn what_is_filled_is_there_and_mapped_nowhere<R: Rig>(rig: Arc<R>) {
+        const LONG: usize = 300;
+        let memfd = rig.mmu().memfd_open(LONG).unwrap();
+        rig.mmu().memfd_resize(memfd, LONG).unwrap();
+        assert_eq!(map_view(rig.mmu(), memfd, 0), Came::Nothing);
+        // What is there already is replaced.
+        put(&*rig, memfd, 5, 1, 1);
+        put(&*rig, memfd, 170, 1, 1);
+        map(&*rig, pages(5, 1), Protection::Writable);
+        let fill = |page: u64, count: usize, byte: u8| {
+            let bytes = vec![byte; count * PAGE_SIZE];
+            rig.mmu().memfd_fill(memfd, ObjectPage(page).offset(), &bytes)
+        };
+        let byte_of = |page: u64| {
+            let mut byte = [0];
+            rig.mmu().memfd_read(memfd, ObjectPage(page).offset(), &mut byte).unwrap();
+            byte[0]
+        };
+        for (page, count, byte) in [(0, 200, 9), (210, 90, 8), (202, 2, 7)] {
+            fill(page, count, byte).unwrap();
+            for page in [page, page + count as u64 - 1] {
+                assert_eq!(byte_of(page), byte, "page {page}");
+            }
+        }
+        assert_eq!([5, 100, 170].map(byte_of), [9; 3]);
+        assert!(!rig.find(PageNum(4)).is_present);
+        assert_eq!(rig.load(PageNum(5)), 9);
+        rig.mmu().memfd_punch(memfd, ObjectRange::new(ObjectPage(100), 100)).unwrap();
+        fill(90, 100, 6).unwrap();
+        assert_eq!([89, 90, 120, 189].map(byte_of), [9, 6, 6, 6]);
+        // The program sees what was filled once it is mapped, and its writes stay.
+        map(&*rig, pages(0, 5), Protection::Writable);
+        rig.store(PageNum(2), 3);
+        assert_eq!((byte_of(2), byte_of(3)), (3, 9));
     }
 
     pub fn a_wake_without_a_page_has_the_fault_sent_again<R: Rig>(rig: Arc<R>) {

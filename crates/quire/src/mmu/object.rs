@@ -14,6 +14,15 @@ use crate::units::{ObjectPage, ObjectRange, PageRange};
 pub struct Memfd {
     /// A descriptor, or what else the MMU knows it by.
     pub number: i32,
+    pub alias: Alias,
+}
+
+/// Where an MMU may map all of a memfd for itself, to fill it: bytes from an address on. No thread
+/// touches them.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Alias {
+    pub start: usize,
+    pub len: usize,
 }
 
 /// Maps pages of memfds.
@@ -25,7 +34,8 @@ pub struct Memfd {
 /// # Errors
 /// Of all calls: the kernel's.
 pub trait ObjectMmu: Mmu {
-    fn memfd_open(&self) -> Result<Memfd, Errno>;
+    /// Opens a memfd that will be `pages_max` long at most.
+    fn memfd_open(&self, pages_max: usize) -> Result<Memfd, Errno>;
 
     /// Gives a memfd back; nothing maps it any more.
     fn memfd_close(&self, memfd: Memfd);
@@ -36,6 +46,11 @@ pub trait ObjectMmu: Mmu {
     /// Puts bytes into the cache, inside of the memfd's length: whole pages, or into one that is
     /// there.
     fn memfd_write(&self, memfd: Memfd, offset: u64, bytes: &[u8]) -> Result<(), Errno>;
+
+    /// The same for whole pages that are not there, as a rule: many at once take less by this.
+    fn memfd_fill(&self, memfd: Memfd, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
+        self.memfd_write(memfd, offset, bytes)
+    }
 
     /// Reads bytes of cached pages.
     fn memfd_read(&self, memfd: Memfd, offset: u64, into: &mut [u8]) -> Result<(), Errno>;

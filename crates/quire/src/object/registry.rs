@@ -45,7 +45,7 @@ impl<M: ObjectMmu> Objects<M> {
         if pages_max > OBJECT_PAGES_MAX {
             return Err(Errno::FBIG);
         }
-        let memfd = self.space.mmu().memfd_open()?;
+        let memfd = self.space.mmu().memfd_open(pages_max.max(1))?;
         let pages = length.div_ceil(PAGE_SIZE as u64) as usize;
         let made = self.space.mmu().memfd_resize(memfd, pages).and_then(|()| {
             VmObject::settle(VmObject {

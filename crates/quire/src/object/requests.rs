@@ -436,7 +436,7 @@ impl<M: ObjectMmu> Objects<M> {
         if !kept.is_empty() {
             let filled = &bytes[..kept.len() << PAGE_SHIFT];
             let mmu = self.space.mmu();
-            if let Err(error) = mmu.memfd_write(object.memfd, kept.start.offset(), filled) {
+            if let Err(error) = mmu.memfd_fill(object.memfd, kept.start.offset(), filled) {
                 let _ = mmu.memfd_punch(object.memfd, kept);
                 return Err(error);
             }

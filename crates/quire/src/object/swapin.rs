@@ -74,7 +74,7 @@ impl<M: ObjectMmu> Objects<M> {
         let zeros = self.space.zeros();
         let bytes = &zeros[..(pages.len() << PAGE_SHIFT).min(zeros.len())];
         if pages.is_empty()
-            || self.space.mmu().memfd_write(object.memfd, pages.start.offset(), bytes).is_err()
+            || self.space.mmu().memfd_fill(object.memfd, pages.start.offset(), bytes).is_err()
         {
             return 0;
         }
