@@ -133,6 +133,11 @@ def check_fork(cells, _):
     expect("fork", grid(cells, sheet), (["1 MiB", "64 MiB", "200 MiB"], ["bare", "quire"]))
 
 
+def check_url(cells, _):
+    rows = ["1 Gbit/s, 1 ms", "1 Gbit/s, 10 ms", "1 Gbit/s, 50 ms", "2.5 Gbit/s, 10 ms", "5 Gbit/s, 10 ms", "loopback"]
+    expect("url", grid(cells, "in order"), (rows, ["client alone", "quire"]))
+
+
 CHECKS = {
     "fault-around": check_fault_around,
     "swap": check_swap,
@@ -142,6 +147,7 @@ CHECKS = {
     "fault": check_fault,
     "objects": check_objects,
     "fork": check_fork,
+    "url": check_url,
 }
 
 
