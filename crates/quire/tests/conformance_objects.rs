@@ -390,6 +390,17 @@ conformance!(
     a_poisoned_page_is_refused_in_its_mapping_until_it_is_mapped,
 );
 
+#[test]
+fn what_is_long_enough_has_an_alias_as_long_as_it_may_become() {
+    let Some(real) = real() else { return };
+    for (pages, len) in [(300, 300 * PAGE_SIZE), (MEMFD_PAGES, 0)] {
+        let memfd = real.mmu().memfd_open(pages).unwrap();
+        assert_eq!(memfd.alias.len, len);
+        assert_eq!(memfd.alias.start == 0, len == 0);
+        real.mmu().memfd_close(memfd);
+    }
+}
+
 mod cases {
     use super::*;
 
