@@ -9,17 +9,20 @@ use crate::page::{LockedPage, Snapshot, State};
 use crate::reclaim::{NoCaches, Room};
 use crate::scratch::{READ_PAGES, READING_PAGES, Scratch};
 use crate::space::VmSpace;
-use crate::space::vma::Pattern;
-use crate::swap::SwapRead;
+use crate::space::vma::{Pattern, Vma};
 use crate::swap::file::{Location, ReadPlan};
 use crate::swap::io::{Job, Ring};
+use crate::swap::{FarTier, SwapRead};
 use crate::sys::Errno;
 use crate::sys::monotonic_ns;
-use crate::units::PAGE_SIZE;
+use crate::units::{PAGE_SIZE, PageNum, PageRange};
 
 /// What a stream reads for one fault at most: the page, and what around it is in the file too.
 const READ_ORDER: u32 = READ_PAGES.ilog2();
 const READ_BYTES: usize = READ_PAGES * PAGE_SIZE;
+/// From this order on what lies ahead of a stream is asked of a server, in pages so many times as far as it reads.
+const AHEAD_ORDER: u32 = 4;
+const AHEAD_TIMES: u64 = 16;
 /// Reads that are under way together.
 const GROUP: usize = READING_PAGES / READ_PAGES;
 
@@ -167,7 +170,28 @@ impl<M: Mmu> VmSpace<M> {
         if guess.order > 0 && self.may_keep_clean(&window) {
             window.is_clean = true;
         }
+        if guess.order >= AHEAD_ORDER
+            && let Some(far) = self.swap.far()
+        {
+            self.bring_ahead(far, window.range(), &vma, guess);
+        }
         PlannedRead { window, plan, guess, is_write }
+    }
+
+    /// Has what a stream will want behind these pages, or before them, on its way from a server.
+    fn bring_ahead(&self, far: FarTier, has: PageRange, vma: &Vma, guess: Guess) {
+        let next = |count| match guess.is_down {
+            false => Some(PageNum(has.end.0 + count)),
+            true => has.start.0.checked_sub(1 + count).map(PageNum),
+        };
+        let pages = (0..AHEAD_TIMES << guess.order).map_while(next);
+        let pages = pages.take_while(|&page| vma.range.contains(page));
+        // Without their locks: what is fetched in vain does no harm.
+        let swapped = pages.filter_map(|page| {
+            let seen = self.snapshot(page);
+            Location::new(seen.payload()).filter(|_| seen.state() == State::File)
+        });
+        far.bring_ahead(swapped.map(Location::plan));
     }
 
     /// After a read that failed: the page asked for by itself, for the others may be to blame. Into the first buffer,

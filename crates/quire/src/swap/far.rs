@@ -8,6 +8,7 @@ use core::ops::Range;
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
+use super::file::ReadPlan;
 use crate::control::place::{CHUNK_BYTES, Place};
 use crate::control::{Control, Far, SEGMENT_BYTES};
 use crate::sys::futex::{self, Reach};
@@ -19,6 +20,9 @@ const PULSE_MS: u64 = 500;
 const PULSES_MISSED_MAX: u32 = 60;
 /// How long a writer waits for room in the file at a time.
 const ROOM_MS: u64 = 100;
+/// Which part of the file a stream may have read ahead, and how many segments at most: 4 MiB.
+const AHEAD_SHARE: u32 = 4;
+const AHEAD_MAX: u32 = 16;
 
 #[derive(Clone, Copy)]
 pub struct FarTier {
@@ -62,13 +66,30 @@ impl FarTier {
 
     /// Whether the file has all of a part, at this moment. What it does not have is on its way from now on.
     pub(super) fn bring(self, offset: u64, length: usize) -> bool {
-        let Part { segment, chunks } = Part::of(offset, length);
+        self.bring_part(Part::of(offset, length))
+    }
+
+    fn bring_part(self, Part { segment, chunks }: Part) -> bool {
         let place = self.far.place(segment).load();
         let missing = chunks & !place.here();
         if missing & !place.wanted() != 0 {
             self.far.want(segment, missing);
         }
         missing == 0
+    }
+
+    /// Has on its way what a stream will want of the file, in this order, as far as that leaves most of the file to
+    /// others.
+    pub fn bring_ahead(self, plans: impl Iterator<Item = ReadPlan>) {
+        let most = (self.far.local_max.load(Relaxed) / AHEAD_SHARE).clamp(1, AHEAD_MAX);
+        let mut parts = plans.map(|plan| Part::of(plan.offset, plan.length)).peekable();
+        for _ in 0..most {
+            let Some(mut part) = parts.next() else { return };
+            while let Some(more) = parts.next_if(|next| next.segment == part.segment) {
+                part.chunks |= more.chunks;
+            }
+            self.bring_part(part);
+        }
     }
 
     /// Waits until the file has all of a part: it can be read, and [is so](Self::is_still) if that goes well.

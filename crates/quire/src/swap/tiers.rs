@@ -159,6 +159,11 @@ impl Swap {
         self.far.is_none_or(|far| far.bring(plan.offset, plan.length))
     }
 
+    /// What has what the file does not have.
+    pub fn far(&self) -> Option<FarTier> {
+        self.far
+    }
+
     /// The descriptor of the file that there is.
     fn borrow_file(&self) -> BorrowedFd<'static> {
         // SAFETY: promised to `new` and `set_descriptor`.

@@ -167,3 +167,21 @@ fn pages_survive_a_server_that_takes_segments_and_gives_them_back() {
         assert!(is_idle(control, 1));
     }
 }
+
+#[test]
+fn what_lies_ahead_of_a_stream_is_wanted_as_far_as_a_quarter_of_the_file() {
+    let control = control(SEGMENTS);
+    control.far.local_max.store(16, Relaxed);
+    control.far.is_on.store(1, Relaxed);
+    let chunk = |at: u64| ReadPlan { offset: at * CHUNK_BYTES as u64, length: CHUNK_BYTES };
+    let per_segment = CHUNKS as u64;
+    // All of one segment, one chunk of the next, two that do not lie side by side, and so on.
+    let ahead = (0..per_segment).chain([per_segment, 2 * per_segment, 2 * per_segment + 3]);
+    let ahead = ahead.chain((3..20).map(|segment| segment * per_segment));
+    FarTier::of(control).unwrap().bring_ahead(ahead.map(chunk));
+    let wanted = |segment| control.far.place(segment).load().wanted();
+    assert_eq!([0, 1, 2, 3, 4, 5].map(wanted), [0xff, 0x01, 0x09, 0x01, 0, 0]);
+    let mut posted = Vec::new();
+    control.far.take_posted(|segment| posted.push(segment));
+    assert_eq!(posted, [0, 1, 2, 3]);
+}
