@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::{PAGE, Probe, Watchdog, random, space, wait_until};
-use quire::library::{AddressSpace, CancelToken, Error, MapOptions, Object, Patience};
+use quire::library::{AddressSpace, CancelToken, Error, MapOptions, Object, Patience, Pattern};
 use quire::store::{Operation, Store};
 use quire_test_stores::{DelayStore, NeverStore, VecStore};
 use rustix::io::Errno;
@@ -41,10 +41,11 @@ fn every_call_that_may_wait_ends_at_its_deadline_and_when_it_is_cancelled() {
     let Some(space) = space(2 << 20) else { return };
     let bytes = random(64 * PAGE, 1);
     let (store, _, object) = delayed(&space, &bytes);
+    // Nothing is read around a page.
+    let alone = MapOptions::new().pattern(Pattern::Random);
     // SAFETY: nothing else uses the store.
-    let (mut map, copy) = unsafe {
-        (MapOptions::new().map_mut(&object).unwrap(), MapOptions::new().map_copy(&object).unwrap())
-    };
+    let (mut map, copy) =
+        unsafe { (alone.clone().map_mut(&object).unwrap(), alone.map_copy(&object).unwrap()) };
     map[0] = 1;
     for operation in [Operation::Read, Operation::Write, Operation::SetLen, Operation::Sync] {
         store.hold(operation);

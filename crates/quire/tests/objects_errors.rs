@@ -191,7 +191,7 @@ fn what_a_failed_sync_may_have_lost_is_written_again_before_the_next_one_succeed
     let inner = Arc::new(FailStore::new(Arc::clone(&memory)));
     let object = Object::with_store(&space, Arc::clone(&inner), None).unwrap();
     // SAFETY: accessed by single bytes only.
-    let map = unsafe { MapOptions::new().map_mut(&object) }.unwrap();
+    let map = unsafe { MapOptions::new().pattern(Pattern::Random).map_mut(&object) }.unwrap();
     assert!(store(map.as_ptr(), PAGE, 1));
     object.sync().unwrap();
     // Written without a sync, by two flushes; the sync that would cover them fails.

@@ -9,7 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{PAGE, Probe, Watchdog, load, random, space_by, store, survive_sigbus, wait_until};
-use quire::library::{AddressSpace, Builder, Delivery, Error, MapOptions, Object, OpenOptions};
+use quire::library::{
+    AddressSpace, Builder, Delivery, Error, MapOptions, Object, OpenOptions, Pattern,
+};
 use quire::store::{Cause, Operation, Store};
 use quire_test_stores::{DelayStore, NeverStore, VecStore};
 use rustix::io::Errno;
@@ -90,7 +92,7 @@ fn what_a_store_says_too_late_is_neither_lost_nor_invented() {
     let inner = Arc::new(DelayStore::new(Arc::clone(&memory)));
     let object = Object::with_store(&space, Arc::clone(&inner), None).unwrap();
     // SAFETY: accessed by single bytes only.
-    let map = unsafe { MapOptions::new().map_mut(&object) }.unwrap();
+    let map = unsafe { MapOptions::new().pattern(Pattern::Random).map_mut(&object) }.unwrap();
     assert_eq!(load(map.as_ptr(), 3 * PAGE), Some(bytes[3 * PAGE]));
     inner.hold(Operation::Read);
     assert_eq!(load(map.as_ptr(), PAGE), None);

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::{PAGE, Watchdog, load, space, wait_until};
-use quire::library::{AddressSpace, MapOptions, Mapping, Object};
+use quire::library::{AddressSpace, MapOptions, Mapping, Object, Pattern};
 use quire::store::{Operation, Store, StoreError};
 use quire_simulated::Generator;
 use quire_test_stores::{DelayStore, VecStore};
@@ -112,7 +112,7 @@ fn scans_in_either_direction_are_read_once_in_large_pieces_and_ahead() {
 fn of_a_stride_the_pages_that_it_will_touch_are_read_ahead_and_no_others() {
     let _watchdog = Watchdog::new(60);
     for (stride, is_down) in [(3, false), (16, false), (3, true), (16, true)] {
-        let Some(space) = space(64 << 20) else { return };
+        let Some(space) = space(24 << 20) else { return };
         let steps = 300;
         let (reads, map) = object(&space, 8000);
         let page = |step: usize| if is_down { 7999 - step * stride } else { 5 + step * stride };
@@ -185,6 +185,22 @@ fn random_accesses_read_what_they_touch() {
     let read = reads.pages();
     // Two that are neighbours by chance may look like a scan's beginning.
     assert!(read.len() <= touched.len() + 8, "{} pages for {}", read.len(), touched.len());
+}
+
+#[test]
+fn around_a_random_access_is_read_what_has_room_with_all_of_the_object() {
+    let _watchdog = Watchdog::new(60);
+    let Some(space) = space(64 << 20) else { return };
+    let (reads, map) = object(&space, 2000);
+    for page in [1000, 77, 1999, 500] {
+        touch(&map, page);
+    }
+    let around = |page: usize| page / 32 * 32..(page / 32 * 32 + 32).min(2000);
+    let expected = [77, 500, 1000, 1999].into_iter().flat_map(around);
+    assert_eq!(reads.pages(), Vec::from_iter(expected));
+    map.advise(Pattern::Random, 0..2000 * PAGE).unwrap();
+    touch(&map, 1500);
+    assert_eq!(reads.pages().len(), 3 * 32 + 16 + 1);
 }
 
 #[test]

@@ -197,7 +197,8 @@ impl<M: ObjectMmu> Objects<M> {
         let page = locked.page();
         let at = vma.attributes.backing.object_page(page);
         let guess = self.guess_for(object, at, vma.attributes.pattern);
-        let pages = self.lock_around(object, at, guess.order, is_absent);
+        let folio = self.widen(object, guess, vma);
+        let pages = self.lock_around(object, at, folio.order, is_absent);
         let Some(pages) = self.charge_locked(object, at, pages) else {
             return PrivateLook::Needs(Room::Charge);
         };

@@ -28,6 +28,8 @@ const AHEAD_ORDER: u32 = 4;
 /// So many folios ahead. With one the store would have nothing to do from the end of a read until
 /// the stream comes to what was read; and it is the slower of the two, or read-ahead is no matter.
 const AHEAD_FOLIOS: usize = 2;
+/// What is read for a fault of no stream where there is room for all of the object: 128 KiB.
+const AROUND_ORDER: u32 = 5;
 
 impl<M: ObjectMmu> Objects<M> {
     /// Sends the read of a page that is not cached, and of those that read-ahead adds, or says that
@@ -36,13 +38,14 @@ impl<M: ObjectMmu> Objects<M> {
         let Fault { at, page, access, way, guess } = fault;
         let (object, vma) = (view.object, view.vma);
         locked.leave_locked();
-        let pages = self.lock_around(object, at, guess.order, is_absent);
+        let is_strided = self.is_strided(object, at, vma);
+        let folio = if is_strided { guess } else { self.widen(object, guess, vma) };
+        let pages = self.lock_around(object, at, folio.order, is_absent);
         let Some(pages) = self.charge_locked(object, at, pages) else {
             return Look::NeedsMemory(pages.len());
         };
-        let is_strided = self.is_strided(object, at, vma);
         let around =
-            if is_strided { PageRange::new(page, 1) } else { self.around(view, page, guess) };
+            if is_strided { PageRange::new(page, 1) } else { self.around(view, page, folio) };
         let asker = Asker { page, vma: *vma, around, access };
         let is_in_place = self.may_read_in_place(object, pages);
         if is_in_place {
@@ -114,6 +117,17 @@ impl<M: ObjectMmu> Objects<M> {
         // As for anonymous memory: several streams live side by side.
         let order_max = (self.space.budget().limit() / 32).max(1).ilog2();
         object.streams.guess(PageNum(at.0), Through::Object, pattern, order_max, |_| false)
+    }
+
+    /// What a fault reads, by what its stream would: where all that is not cached yet of the object has room, more of
+    /// it is wanted soon, and nothing goes for what is read in vain.
+    pub(super) fn widen(&self, object: &VmObject, mut guess: Guess, vma: &Vma) -> Guess {
+        let is_alone = object.is_memory || vma.attributes.pattern == Pattern::Random;
+        let absent = object.pages().saturating_sub(object.cached_pages());
+        if !is_alone && absent <= self.space.room_ahead() {
+            guess.order = guess.order.max(AROUND_ORDER);
+        }
+        guess
     }
 
     pub(super) fn advance(&self, object: &VmObject, guess: Guess, pages: ObjectRange) {

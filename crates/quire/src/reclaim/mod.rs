@@ -132,10 +132,15 @@ impl<M: Mmu> VmSpace<M> {
         }
     }
 
+    /// How many pages there is room for that nothing waits for yet.
+    pub(crate) fn room_ahead(&self) -> usize {
+        self.available().saturating_sub(self.low_watermark())
+    }
+
     /// Whether there is room for so many pages that nothing waits for yet. The background thread is
     /// called before the last such room is taken: a stream must find some each time it looks ahead.
     pub(crate) fn has_room_ahead(&self, pages: usize) -> bool {
-        let left = self.available().saturating_sub(self.low_watermark());
+        let left = self.room_ahead();
         if left < 2 * pages {
             self.boost_watermarks();
             if !self.is_kswapd_awake() {
