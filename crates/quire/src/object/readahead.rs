@@ -19,7 +19,7 @@ use crate::control::Event;
 use crate::fault::Outcome;
 use crate::fault::order::{Guess, Through};
 use crate::mmu::object::ObjectMmu;
-use crate::page::Snapshot;
+use crate::page::{Snapshot, State};
 use crate::space::vma::{Pattern, Vma};
 use crate::units::{ObjectPage, ObjectRange, PageNum, PageRange};
 
@@ -28,6 +28,9 @@ const AHEAD_ORDER: u32 = 4;
 /// So many folios ahead. With one the store would have nothing to do from the end of a read until
 /// the stream comes to what was read; and it is the slower of the two, or read-ahead is no matter.
 const AHEAD_FOLIOS: usize = 2;
+/// So many pages at a folio's beginning may be cached still since the last time: those that a fault asked for stay
+/// longer than what was read with them.
+const KEPT_MAX: usize = 4;
 /// What is read for a fault of no stream where there is room for all of the object: 128 KiB.
 const AROUND_ORDER: u32 = 5;
 
@@ -177,13 +180,21 @@ impl<M: ObjectMmu> Objects<M> {
     /// Locks what is absent of a folio, as far as that goes from where a stream comes to it first;
     /// nothing where there is no memory to spare.
     fn lock_absent_from(&self, object: &VmObject, guess: Guess, folio: ObjectRange) -> ObjectRange {
-        let first = if guess.is_down { ObjectPage(folio.end.0 - 1) } else { folio.start };
-        let none = ObjectRange::new(if guess.is_down { folio.end } else { folio.start }, 0);
-        let seen = self.snapshot(object, first);
+        let at = |step: usize| match guess.is_down {
+            true => ObjectPage(folio.end.0 - 1 - step as u64),
+            false => folio.start.add(step),
+        };
+        let is_cached = |page: &ObjectPage| self.snapshot(object, *page).state() == State::Cached;
+        let can_be_read = |page: &ObjectPage| {
+            let seen = self.snapshot(object, *page);
+            !seen.is_locked() && is_absent(seen)
+        };
+        let first = (0..folio.len().min(KEPT_MAX + 1)).map(at).find(|page| !is_cached(page));
         let has_room = self.space.has_room_ahead(folio.len());
-        if seen.is_locked() || !is_absent(seen) || !has_room {
-            return none;
-        }
+        let Some(first) = first.filter(|page| can_be_read(page) && has_room) else {
+            return ObjectRange::new(folio.start, 0);
+        };
+        let none = ObjectRange::new(if guess.is_down { first.add(1) } else { first }, 0);
         grow(none, folio, |page| self.lock_absent(object, page))
     }
 
