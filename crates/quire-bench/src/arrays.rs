@@ -2,13 +2,13 @@
 //! size, and in plain memory where that suffices.
 //!
 //! The file is dropped from the kernel's page cache before each, and so is read from the disk the first time. The
-//! cgroup has room for the interpreter beside the limit, as Quire's limit has.
+//! cgroup has room for what the interpreter takes beside the limit, as Quire's limit is for the array alone.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::Command;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result};
 use quire_cli::size::Human;
 
 use super::ArraysBench;
@@ -30,8 +30,11 @@ const MEMMAP: &str = "numpy.memmap";
 const PLAIN: &str = "plain memory";
 const QUIRE: &str = "quire";
 const AHEAD: &str = "quire, prefetched";
-/// What the interpreter and numpy take beside the limit.
-const INTERPRETER_BYTES: u64 = 64 << 20;
+/// Says how many KiB of memory the interpreter has of its own, once it has what is needed.
+const INTERPRETER: &str = "import numpy, quire
+print(*[line.split()[1] for line in open('/proc/self/status') if line.startswith('RssAnon')])";
+/// What numpy takes beside that, for results and indices.
+const RESULTS_BYTES: u64 = 4 << 20;
 
 /// What a cell is measured by.
 struct Plan {
@@ -45,6 +48,7 @@ struct ArraysSuite<'a> {
     stage: Stage,
     python: PathBuf,
     cgroup: MemoryLimit,
+    cgroup_bytes: u64,
     limit: u64,
 }
 
@@ -57,15 +61,17 @@ pub(crate) fn report(options: &ArraysBench) -> Result<Report> {
         Some(python) => python.clone(),
         None => programs::python()?,
     };
-    let import = Command::new(&python).args(["-c", "import numpy, quire"]).output();
-    ensure!(
-        import.is_ok_and(|output| output.status.success()),
-        "{} cannot import numpy and quire; pip install both, or name another by --python",
-        python.display()
-    );
+    let interpreter = Command::new(&python).args(["-c", INTERPRETER]).output();
+    let said = interpreter.map(|output| output.stdout).unwrap_or_default();
+    let interpreter_kib: u64 =
+        String::from_utf8_lossy(&said).trim().parse().ok().with_context(|| {
+            let python = python.display();
+            format!("{python} cannot import numpy and quire; pip install both, or name another by --python")
+        })?;
+    let cgroup_bytes = limit + (interpreter_kib << 10) + RESULTS_BYTES;
     let cgroup = MemoryLimit::create()?;
-    cgroup.set(limit + INTERPRETER_BYTES)?;
-    measure(&mut ArraysSuite { options, stage, python, cgroup, limit }, common)
+    cgroup.set(cgroup_bytes)?;
+    measure(&mut ArraysSuite { options, stage, python, cgroup, cgroup_bytes, limit }, common)
 }
 
 fn title(factor: &str) -> String {
@@ -81,7 +87,7 @@ impl Suite for ArraysSuite<'_> {
             question: "What do numpy's functions take on an array of a file, by who maps it?",
             facts: vec![
                 ("limit", Human(self.limit).to_string()),
-                ("cgroup of numpy.memmap", Human(self.limit + INTERPRETER_BYTES).to_string()),
+                ("cgroup of numpy.memmap", Human(self.cgroup_bytes).to_string()),
                 ("memory cgroup", self.cgroup.version().to_owned()),
             ],
             rounds: self.options.common.rounds(1, 3),
