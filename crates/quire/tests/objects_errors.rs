@@ -111,6 +111,27 @@ fn a_short_read_is_read_again_page_by_page() {
 }
 
 #[test]
+fn a_store_that_gives_neither_the_page_nor_those_around_it_is_asked_twice() {
+    let _watchdog = Watchdog::new(60);
+    let Some(space) = space(4 << 20) else { return };
+    let bytes = random(64 * PAGE, 4);
+    let inner = Arc::new(FailStore::new(VecStore::new(bytes.clone())));
+    inner.fail(Failure::nth(Operation::Read, 1, Errno::IO).for_ever());
+    let object = Object::with_store(&space, Arc::clone(&inner), None).unwrap();
+    // SAFETY: accessed by single bytes only.
+    let map = unsafe { MapOptions::new().map(&object) }.unwrap();
+    assert_eq!(load(map.as_ptr(), 40 * PAGE), None);
+    assert_eq!(inner.count(Operation::Read), 2);
+    common::wait_until(|| object.cached().0 == 0);
+    let held = space.held().0;
+    assert_eq!(load(map.as_ptr(), 41 * PAGE), None);
+    common::wait_until(|| space.held().0 == held);
+    inner.mend();
+    map.populate(0..64 * PAGE).unwrap();
+    (0..64).for_each(|page| assert_eq!(load(map.as_ptr(), page * PAGE), Some(bytes[page * PAGE])));
+}
+
+#[test]
 fn a_write_that_fails_is_told_once_to_each_handle_and_made_again() {
     let _watchdog = Watchdog::new(60);
     let Some(space) = space(4 << 20) else { return };

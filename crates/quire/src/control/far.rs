@@ -120,6 +120,13 @@ impl Far {
         }
     }
 
+    /// A reader will want chunks, as it seems.
+    pub fn want_ahead(&self, segment: u32, chunks: u8) {
+        if self.place(segment).want_ahead(chunks) {
+            self.post(segment);
+        }
+    }
+
     /// Has the supervisor look at a segment.
     fn post(&self, segment: u32) {
         let word = segment as usize / 64;

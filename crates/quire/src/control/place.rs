@@ -124,6 +124,16 @@ impl<W: AtomicWord> PlaceWord<W> {
         self.update(wanted).is_some()
     }
 
+    /// The same of what will be wanted, as it seems: only what the server has. What is read ahead may have been let go,
+    /// and the segment be another's by now.
+    pub(super) fn want_ahead(&self, chunks: u8) -> bool {
+        let wanted = |place: Place| {
+            let missing = chunks & !place.here() & !place.wanted();
+            (missing != 0 && place.has(Place::FAR)).then(|| place.with_wanted(missing))
+        };
+        self.update(wanted).is_some()
+    }
+
     /// A reader has what it wants, as it seems: the segment stays a while.
     pub fn note_used(&self, seen: Place) {
         if !seen.has(Place::USED) {

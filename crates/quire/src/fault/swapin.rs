@@ -170,9 +170,10 @@ impl<M: Mmu> VmSpace<M> {
         if guess.order > 0 && self.may_keep_clean(&window) {
             window.is_clean = true;
         }
-        if guess.order >= AHEAD_ORDER
-            && let Some(far) = self.swap.far()
-        {
+        let is_stream = guess.order >= AHEAD_ORDER && self.fixed_order().is_none();
+        if is_stream && let Some(far) = self.swap.far() {
+            // What is waited for first.
+            self.swap.bring(plan);
             self.bring_ahead(far, window.range(), &vma, guess);
         }
         PlannedRead { window, plan, guess, is_write }
@@ -186,7 +187,7 @@ impl<M: Mmu> VmSpace<M> {
         };
         let pages = (0..AHEAD_TIMES << guess.order).map_while(next);
         let pages = pages.take_while(|&page| vma.range.contains(page));
-        // Without their locks: what is fetched in vain does no harm.
+        // Without their locks: what has moved meanwhile is fetched in vain.
         let swapped = pages.filter_map(|page| {
             let seen = self.snapshot(page);
             Location::new(seen.payload()).filter(|_| seen.state() == State::File)

@@ -19,10 +19,10 @@ use crate::sys::mutex::{Mutex, MutexGuard};
 use crate::sys::{Errno, rank};
 use crate::units::{ObjectRange, PAGE_SHIFT, PAGE_SIZE};
 
-/// Most pages of such a read. What is longer takes its time on the device, beside which a switch of
+/// Most of such a read. What is longer takes its time on the device, beside which a switch of
 /// threads is nothing.
-const PAGES_MAX: usize = 16;
-const BUFFER_BYTES: usize = PAGES_MAX * PAGE_SIZE;
+pub(super) const IN_PLACE_ORDER: u32 = 4;
+const BUFFER_BYTES: usize = PAGE_SIZE << IN_PLACE_ORDER;
 /// So many such reads are under way at a time.
 const BUFFERS: usize = 64;
 
@@ -67,11 +67,11 @@ impl<M: ObjectMmu> Objects<M> {
         self.buffers.by_handlers.store(by_handlers, Ordering::Relaxed);
     }
 
-    /// Whether a read for a fault should be tried in place.
-    pub(super) fn may_read_in_place(&self, object: &VmObject, pages: ObjectRange) -> bool {
+    /// Whether a short read for a fault should be tried in place.
+    pub(super) fn may_read_in_place(&self, object: &VmObject) -> bool {
         // Relaxed: a choice that is made before there are objects.
         let may = self.space.mmu().is_inline() || self.buffers.by_handlers.load(Ordering::Relaxed);
-        may && pages.len() <= PAGES_MAX && !object.is_memory && object.store.reads_in_place()
+        may && !object.is_memory && object.store.reads_in_place()
     }
 
     /// Reads for a fault and maps; the window's lock is not held. Where that cannot be a worker

@@ -9,7 +9,7 @@
 
 use super::fault::{Fault, Look};
 use super::pages::{Locked, is_absent};
-use super::read_in_place::InPlace;
+use super::read_in_place::{IN_PLACE_ORDER, InPlace};
 use super::requests::Asker;
 use super::strides::{Lookup, Touch, WINDOW_MAX};
 use super::window::View;
@@ -31,7 +31,7 @@ const AHEAD_FOLIOS: usize = 2;
 /// So many pages at a folio's beginning may be cached still since the last time: those that a fault asked for stay
 /// longer than what was read with them.
 const KEPT_MAX: usize = 4;
-/// What is read for a fault of no stream where there is room for all of the object: 128 KiB.
+/// What is read at least for a fault where there is room for all of the object: 128 KiB.
 const AROUND_ORDER: u32 = 5;
 
 impl<M: ObjectMmu> Objects<M> {
@@ -50,7 +50,7 @@ impl<M: ObjectMmu> Objects<M> {
         let around =
             if is_strided { PageRange::new(page, 1) } else { self.around(view, page, folio) };
         let asker = Asker { page, vma: *vma, around, access };
-        let is_in_place = self.may_read_in_place(object, pages);
+        let is_in_place = pages.len() <= 1 << IN_PLACE_ORDER && self.may_read_in_place(object);
         if is_in_place {
             self.get(object.id);
         } else if !self.request_read(object, pages, Some(asker)) {
@@ -123,12 +123,13 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// What a fault reads, by what its stream would: where all that is not cached yet of the object has room, more of
-    /// it is wanted soon, and nothing goes for what is read in vain.
+    /// it is wanted soon, and nothing that is cached goes for it. Threads that read in place do so still.
     pub(super) fn widen(&self, object: &VmObject, mut guess: Guess, vma: &Vma) -> Guess {
         let is_alone = object.is_memory || vma.attributes.pattern == Pattern::Random;
         let absent = object.pages().saturating_sub(object.cached_pages());
         if !is_alone && absent <= self.space.room_ahead() {
-            guess.order = guess.order.max(AROUND_ORDER);
+            let order = if self.may_read_in_place(object) { IN_PLACE_ORDER } else { AROUND_ORDER };
+            guess.order = guess.order.max(order);
         }
         guess
     }

@@ -366,7 +366,8 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     /// Reads locked pages, which are charged, into the cache and unlocks them. Where the read of
-    /// several fails each is read by itself, so that only bad pages are lost.
+    /// several fails each is read by itself, so that only bad pages are lost; but if the one that was asked for fails
+    /// as well no other is tried: the store may be away, and each takes as long as that one.
     ///
     /// # Errors
     /// Why the `asked` page, or any where none was asked for, could not be read; it is noted in
@@ -386,10 +387,14 @@ impl<M: ObjectMmu> Objects<M> {
         }
         let bytes = buffer.pages(1);
         let mut result = Ok(());
-        // The one that was asked for comes last: what the store says of it is what is told.
         let others = pages.pages().filter(|&page| asked != Some(page));
-        for page in others.chain(asked.filter(|&page| pages.contains(page))) {
+        for page in asked.into_iter().filter(|&page| pages.contains(page)).chain(others) {
             let one = ObjectRange::new(page, 1);
+            if asked.is_some() && result.is_err() {
+                self.space.budget().uncharge(1);
+                self.unlock_pages(object, one);
+                continue;
+            }
             if let Err(error) = self.fill_run(object, one, bytes) {
                 object.read_error_page.store(page.0, Ordering::Relaxed);
                 // Release publishes which.

@@ -20,9 +20,10 @@ const PULSE_MS: u64 = 500;
 const PULSES_MISSED_MAX: u32 = 60;
 /// How long a writer waits for room in the file at a time.
 const ROOM_MS: u64 = 100;
-/// Which part of the file a stream may have read ahead, and how many segments at most: 4 MiB.
+/// Which part of the file a stream may have read ahead, and how many segments at most: 2 MiB, as what others want comes
+/// behind them.
 const AHEAD_SHARE: u32 = 4;
-const AHEAD_MAX: u32 = 16;
+const AHEAD_MAX: u32 = 8;
 
 #[derive(Clone, Copy)]
 pub struct FarTier {
@@ -66,10 +67,7 @@ impl FarTier {
 
     /// Whether the file has all of a part, at this moment. What it does not have is on its way from now on.
     pub(super) fn bring(self, offset: u64, length: usize) -> bool {
-        self.bring_part(Part::of(offset, length))
-    }
-
-    fn bring_part(self, Part { segment, chunks }: Part) -> bool {
+        let Part { segment, chunks } = Part::of(offset, length);
         let place = self.far.place(segment).load();
         let missing = chunks & !place.here();
         if missing & !place.wanted() != 0 {
@@ -78,8 +76,7 @@ impl FarTier {
         missing == 0
     }
 
-    /// Has on its way what a stream will want of the file, in this order, as far as that leaves most of the file to
-    /// others.
+    /// Has on its way what a stream will want, in this order, as far as a part of the file holds it.
     pub fn bring_ahead(self, plans: impl Iterator<Item = ReadPlan>) {
         let most = (self.far.local_max.load(Relaxed) / AHEAD_SHARE).clamp(1, AHEAD_MAX);
         let mut parts = plans.map(|plan| Part::of(plan.offset, plan.length)).peekable();
@@ -88,7 +85,7 @@ impl FarTier {
             while let Some(more) = parts.next_if(|next| next.segment == part.segment) {
                 part.chunks |= more.chunks;
             }
-            self.bring_part(part);
+            self.far.want_ahead(part.segment, part.chunks);
         }
     }
 
