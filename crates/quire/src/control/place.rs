@@ -129,7 +129,8 @@ impl<W: AtomicWord> PlaceWord<W> {
     pub(super) fn want_ahead(&self, chunks: u8) -> bool {
         let wanted = |place: Place| {
             let missing = chunks & !place.here() & !place.wanted();
-            (missing != 0 && place.has(Place::FAR)).then(|| place.with_wanted(missing))
+            let wanted = place.with_wanted(missing).without(Place::FAILED);
+            (missing != 0 && place.has(Place::FAR)).then_some(wanted)
         };
         self.update(wanted).is_some()
     }
