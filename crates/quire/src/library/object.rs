@@ -269,11 +269,12 @@ impl Object {
         if let Some(error) = last.clone().filter(is_it) {
             return Error::Store(error);
         }
-        // What a server says is not about one place.
-        let of_server = last
-            .filter(|last| last.errno() == errno)
-            .filter(|last| matches!(last.cause(), Cause::Server { .. } | Cause::Replaced(_)));
-        if let Some(last) = of_server {
+        // What a server says is not about one place, nor what a store cannot do.
+        let is_of_all = |cause: &Cause| {
+            matches!(cause, Cause::Server { .. } | Cause::Replaced(_) | Cause::Unsupported(_))
+        };
+        let of_all = last.filter(|last| last.errno() == errno && is_of_all(last.cause()));
+        if let Some(last) = of_all {
             let (bytes, cause) = (PAGE_SIZE as u64, last.cause().clone());
             return StoreError::new(operation, self.name(), offset, bytes, cause).into();
         }
