@@ -178,10 +178,8 @@ impl Inner {
     /// Has the beginning fetched of the segment that was copied after this one.
     fn want_next(&self, segment: u32) {
         let next = self.state.borrow().copies.next_after(segment);
-        if let Some(next) =
-            next.filter(|&next| self.is_live(next) && self.far().place(next).load().has(Place::FAR))
-        {
-            self.far().want(next, FIRST_HALF);
+        if let Some(next) = next.filter(|&next| self.is_live(next)) {
+            self.far().want_ahead(next, FIRST_HALF);
         }
     }
 

@@ -139,6 +139,16 @@ fn pages_survive_a_server_that_takes_segments_and_gives_them_back() {
         let is_ending = Arc::new(AtomicBool::new(false));
         let ends = Arc::clone(&is_ending);
         let thread = thread::spawn(move || supervisor.run(&ends));
+        // Who reads ahead of what it saw some time ago: any segment, whatever has become of it.
+        let ends = Arc::clone(&is_ending);
+        let ahead = thread::spawn(move || {
+            let (far, mut dice) = (FarTier::of(control).unwrap(), Dice(seed + 2));
+            while !ends.load(Relaxed) {
+                let offset = (dice.roll(SEGMENTS as usize * CHUNKS) * CHUNK_BYTES) as u64;
+                far.bring_ahead(core::iter::once(ReadPlan { offset, length: CHUNK_BYTES }));
+                thread::sleep(core::time::Duration::from_micros(200));
+            }
+        });
         let mut engine = Engine::with_file(control, seed, file);
         for step in 0..6000 {
             match engine.dice.roll(10) {
@@ -162,6 +172,7 @@ fn pages_survive_a_server_that_takes_segments_and_gives_them_back() {
         }
         assert_eq!(engine.failures, 0);
         is_ending.store(true, Relaxed);
+        ahead.join().unwrap();
         let [out, back] = thread.join().unwrap();
         assert!(out > 100 && back > 100, "{out} went and {back} chunks came back");
         assert!(is_idle(control, 1));
