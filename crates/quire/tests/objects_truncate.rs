@@ -282,9 +282,9 @@ fn a_cut_that_waits_for_a_read_lets_write_back_end() {
     // SAFETY: accessed by single bytes only.
     let map = unsafe { MapOptions::new().fault_around(FaultAround::Off).map_mut(&object) }.unwrap();
     let start = map.as_ptr() as usize;
-    (0..40).for_each(|page| assert_eq!(load(start as *const u8, page * PAGE), Some(0)));
-    // More than a tenth of the memory: the worker writes.
-    (0..40).for_each(|page| assert!(store(start as *const u8, page * PAGE, 1)));
+    (0..120).for_each(|page| assert_eq!(load(start as *const u8, page * PAGE), Some(0)));
+    // More than is free: the worker writes.
+    (0..120).for_each(|page| assert!(store(start as *const u8, page * PAGE, 1)));
     wait_until(|| has_begun.load(Ordering::SeqCst));
     std::thread::scope(|scope| {
         let reads = space.counter("pgmajfault");

@@ -25,6 +25,9 @@ use crate::sys::Errno;
 use crate::sys::futex::{self, Reach};
 use crate::units::{BLOCK_PAGES, ObjectPage, ObjectRange, PAGE_SHIFT, PAGE_SIZE, PageNum};
 
+/// Pages that become dirty from one look at whether there are too many to the next.
+const DIRTY_BATCH: usize = 8;
+
 /// Why a flush did not make everything durable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FlushError {
@@ -42,8 +45,13 @@ pub enum FlushError {
 }
 
 impl<M: ObjectMmu> Objects<M> {
-    /// More dirty pages than this, and workers write.
+    /// More dirty pages than this, and workers write: while there is room for as many clean ones, nobody needs
+    /// these to be clean.
     fn dirty_background(&self) -> usize {
+        self.dirty_background_min().max(self.space.available())
+    }
+
+    fn dirty_background_min(&self) -> usize {
         self.space.budget().limit() / 10
     }
 
@@ -52,9 +60,12 @@ impl<M: ObjectMmu> Objects<M> {
         self.dirty_pages().saturating_sub(self.pins.writable())
     }
 
-    /// Whether a thread that wants to write another page waits.
+    /// Whether a thread that wants to write another page waits. Never before workers write.
     pub(super) fn is_too_dirty(&self) -> bool {
-        self.unpinned_dirty_pages() >= (self.space.budget().limit() / 4).max(1)
+        let beyond = (self.space.budget().limit() / 8).max(1);
+        let is_more_than = |pages| self.unpinned_dirty_pages() >= pages + beyond;
+        // What is available takes a look at all members.
+        is_more_than(self.dirty_background_min()) && is_more_than(self.dirty_background())
     }
 
     /// The same of this object. Never where nothing is written back.
@@ -65,9 +76,11 @@ impl<M: ObjectMmu> Objects<M> {
     /// Counts a page that has become dirty among those of all objects.
     pub(super) fn count_dirty(&self) {
         let before = self.dirty.fetch_add(1, Ordering::Relaxed);
-        let before = before.saturating_sub(self.pins.writable());
-        // At the very step after which `has_excess_dirty` says so: the thread that is called looks once.
-        if before == self.dirty_background() {
+        let dirty = before.saturating_sub(self.pins.writable()) + 1;
+        let least = self.dirty_background_min();
+        // Now and then only: the thread that is called looks again by itself while there is too much.
+        let is_due = dirty > least && (dirty - least) % DIRTY_BATCH == 1;
+        if is_due && self.has_excess_dirty() {
             self.space.budget().call_for_memory();
         }
     }
@@ -307,7 +320,8 @@ impl<M: ObjectMmu> Objects<M> {
     /// Whether so much is dirty that it should be written, though no writer waits. What the store
     /// refuses, or the barrier holds back, stays so: it must be tried again from time to time.
     pub fn has_excess_dirty(&self) -> bool {
-        self.unpinned_dirty_pages() > self.dirty_background()
+        let dirty = self.unpinned_dirty_pages();
+        dirty > self.dirty_background_min() && dirty > self.dirty_background()
     }
 
     /// Whether faults wait until less is dirty.
