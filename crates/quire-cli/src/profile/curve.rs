@@ -2,10 +2,9 @@
 
 use std::fmt::Write as _;
 
-use quire::control::sampling::GROUP_PAGES;
 use serde_json::{Value, json};
 
-use super::miniature::Played;
+use super::miniature::{Played, REGION_PAGES};
 use super::misses::{Costs, Misses};
 use crate::print::table::row;
 use crate::size::Human;
@@ -144,7 +143,7 @@ impl Curve<'_> {
         let _ = writeln!(
             text,
             "expected, in pages of 4 KiB and seconds, from a run of {wall_seconds:.2} s of which sampling took \
-             {:.2} s; pages pack to {:.0} %; one group of {GROUP_PAGES} pages in {one_in} was sampled",
+             {:.2} s; pages pack to {:.0} %; one region of {REGION_PAGES} pages in {one_in} was sampled",
             wall_seconds - seconds,
             packed * 100.0
         );

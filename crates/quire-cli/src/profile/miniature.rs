@@ -3,23 +3,24 @@
 //! A miniature is a budget scaled down as the pages are: it holds the sampled pages alone, in the part of the
 //! budget that falls to them, and does with them what reclaim does with all: the hand of a clock goes over the
 //! groups, a page that a fault asked for is passed once, one that goes is in limbo for a while, is packed then, and
-//! written to the swap file where the pool's share is full. (Waldspurger and others, Cache Modeling and
+//! written to the swap file where the pool's share is full. What comes along with a fault is decided as the engine
+//! does, within a region ([`super::along`]). (Waldspurger and others, Cache Modeling and
 //! Optimization using Miniature Simulations, 2017.)
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use quire::control::managed_part;
-use quire::control::sampling::GROUP_PAGES;
+use quire::control::sampling::{GROUP_PAGES, REGION_GROUPS};
 use quire::units::PAGE_SIZE;
 
+use super::along::Along;
 use super::border::{Border, NEAR_PART};
 use super::misses::{Costs, Misses};
 
-/// How fast what is known of the use of neighbours changes, and how often they are tried where they are of none.
-const USE_CHANGE: f64 = 1.0 / 64.0;
-const TRY_ONE_IN: u32 = 16;
-/// Of a budget: what is kept free, and what is in limbo while memory is short.
-const FREE_PART: f64 = 1.0 / 40.0;
+/// Of a budget: what is kept free, as the reserve and between watermarks that are boosted, and what is in limbo while
+/// memory is short.
+const FREE_PART: f64 = 1.0 / 16.0;
 const LIMBO_PART: f64 = 1.0 / 16.0;
 /// What happened in a budget.
 #[derive(Clone, Copy, Debug)]
@@ -46,29 +47,32 @@ enum Place {
 #[derive(Clone, Copy, Default)]
 struct Page {
     place: Place,
-    /// Came along with another, and was not used yet.
-    is_along: bool,
     /// How many pages had gone there when it did.
     stamp: u64,
 }
 
-/// Pages by group and place in it, and their stamps when they came.
+/// Pages of a region, all of which are sampled or none.
+pub(super) const REGION_PAGES: usize = REGION_GROUPS * GROUP_PAGES;
+/// Of a region's pages so many are missed at a look: a stream comes by.
+const STREAM_PAGES: u32 = REGION_PAGES as u32 / 4 * 3;
+
+/// Pages by region and place in it, and their stamps when they came.
 type Queue = VecDeque<(usize, usize, u64)>;
 
-/// Pages of a group that were touched at a look.
+/// Pages of a region that were touched at a look.
 #[derive(Clone, Copy)]
 pub(super) struct Touch {
     /// Its place among those of the look.
     pub turn: u64,
-    pub group: usize,
-    pub pages: u16,
+    pub region: usize,
+    pub pages: u32,
     /// Whether some were at the look before: then it is no stream that comes by.
     pub is_again: bool,
 }
 
 pub(super) struct Miniature {
     pub budget_bytes: u64,
-    pages: Vec<[Page; GROUP_PAGES]>,
+    pages: Vec<[Page; REGION_PAGES]>,
     /// Mapped pages by group.
     mapped_of: Vec<u32>,
     pub mapped: usize,
@@ -83,9 +87,7 @@ pub(super) struct Miniature {
     evicted: u64,
     written: u64,
     border: Border,
-    /// Which part of the pages that come along is used.
-    along_use: f64,
-    untried: u32,
+    along: Along,
     /// Most pages that there were, for each that there was room for.
     fullest: f64,
     /// What happened, in pages of the whole program.
@@ -104,12 +106,12 @@ pub(super) struct Terms {
 }
 
 impl Miniature {
-    /// Of a budget, with room for so many groups.
-    pub(super) fn new(budget_bytes: u64, groups: usize) -> Miniature {
+    /// Of a budget, with room for so many regions.
+    pub(super) fn new(budget_bytes: u64, regions: usize) -> Miniature {
         Miniature {
             budget_bytes,
-            pages: vec![[Page::default(); GROUP_PAGES]; groups],
-            mapped_of: vec![0; groups],
+            pages: vec![[Page::default(); REGION_PAGES]; regions],
+            mapped_of: vec![0; regions * REGION_GROUPS],
             mapped: 0,
             in_limbo: 0,
             in_pool: 0,
@@ -120,20 +122,19 @@ impl Miniature {
             evicted: 0,
             written: 0,
             border: Border::default(),
-            along_use: 0.5,
-            untried: 0,
+            along: Along::default(),
             fullest: 0.0,
             misses: Misses::default(),
         }
     }
 
-    /// Has room for one group more.
-    pub(super) fn add_group(&mut self) {
-        self.pages.push([Page::default(); GROUP_PAGES]);
-        self.mapped_of.push(0);
+    /// Has room for one region more.
+    pub(super) fn add_region(&mut self) {
+        self.pages.push([Page::default(); REGION_PAGES]);
+        self.mapped_of.extend([0; REGION_GROUPS]);
     }
 
-    /// What happens in it when these pages are touched, one group after another, while so many pages are not managed.
+    /// What happens in it when these pages are touched, one region after another, while so many pages are not managed.
     pub(super) fn play(&mut self, touches: &[Touch], unmanaged_pages: u64, terms: &Terms) {
         let budget_pages = self.budget_bytes / PAGE_SIZE as u64;
         let limit = managed_part(budget_pages, unmanaged_pages, 0) as f64 / terms.scale;
@@ -155,80 +156,94 @@ impl Miniature {
     }
 
     /// A page is nowhere any more.
-    pub(super) fn leave(&mut self, group: usize, at: usize) {
-        match self.pages[group][at].place {
+    pub(super) fn leave(&mut self, region: usize, at: usize) {
+        match self.pages[region][at].place {
             Place::Mapped | Place::Accessed => {
                 self.mapped -= 1;
-                self.mapped_of[group] -= 1;
+                self.mapped_of[group_of(region, at)] -= 1;
             }
             Place::Limbo => self.in_limbo -= 1,
             Place::Pool => self.in_pool -= 1,
             Place::Nowhere | Place::File => {}
         }
-        self.pages[group][at] = Page::default();
+        self.pages[region][at] = Page::default();
     }
 
     /// A page is mapped, as one that a fault has asked for.
-    pub(super) fn enter(&mut self, group: usize, at: usize) {
-        self.pages[group][at].place = Place::Accessed;
+    pub(super) fn enter(&mut self, region: usize, at: usize) {
+        self.pages[region][at].place = Place::Accessed;
         self.mapped += 1;
-        self.mapped_of[group] += 1;
+        self.mapped_of[group_of(region, at)] += 1;
     }
 
-    /// Pages of a group are touched: those that are not in memory come back.
+    /// Pages of a region are touched: those that are not in memory come back.
     fn touch(&mut self, touch: Touch, limit: f64, terms: &Terms) -> Misses {
-        let Touch { group, pages, .. } = touch;
-        let (mut pool, mut file) = (0u16, 0u16);
+        let Touch { region, pages, is_again, .. } = touch;
         let mut misses = Misses::default();
-        for at in pages_in(pages) {
-            let page = self.pages[group][at];
-            if page.is_along {
-                self.pages[group][at].is_along = false;
-                self.note_used();
+        let missed = self.pages_at(region, &[Place::Pool, Place::File]) & pages;
+        if missed.count_ones() >= STREAM_PAGES && !is_again {
+            // Its windows are much longer than a region.
+            for place in [Place::Pool, Place::File] {
+                let count = self.bring(region, 0..REGION_PAGES, &[place]);
+                let along = [0.0, f64::from(count)];
+                misses.add_at(place == Place::File, along);
             }
+        }
+        for at in pages_in(pages) {
+            let page = self.pages[region][at];
             match page.place {
                 Place::Mapped | Place::Accessed => continue,
                 Place::Nowhere => {}
-                // One fault has all of the group back.
-                Place::Limbo => misses.limbo = 1.0,
-                Place::Pool => pool |= 1 << at,
-                Place::File => file |= 1 << at,
+                Place::Limbo => {
+                    // One fault has all of the group back.
+                    misses.limbo += 1.0;
+                    let first = at / GROUP_PAGES * GROUP_PAGES;
+                    self.bring(region, first..first + GROUP_PAGES, &[Place::Limbo]);
+                }
+                Place::Pool | Place::File => {
+                    self.note_refault(page, limit, terms);
+                    let count = self.fault(region, at, limit, terms);
+                    misses.add_at(page.place == Place::File, [1.0, f64::from(count - 1)]);
+                }
             }
-            self.note_refault(page, limit, terms);
-            self.leave(group, at);
-            self.enter(group, at);
+            self.leave(region, at);
+            self.enter(region, at);
         }
-        if misses.limbo > 0.0 {
-            self.bring_along(group, Place::Limbo);
-        }
-        if pool | file != 0 {
-            self.count_missed(touch, pool, file, &mut misses);
-        }
+        self.along.note_touched(region, pages);
         misses
     }
 
-    /// Pages of a group have come back from the pool, and others from the file: how many faults that were, and what came
-    /// along with them.
-    fn count_missed(&mut self, touch: Touch, pool: u16, file: u16, misses: &mut Misses) {
-        let missed = (pool | file).count_ones();
-        let [from_pool, from_file] = [pool, file].map(|mask| f64::from(mask.count_ones()));
-        self.untried += 1;
-        if missed as usize == GROUP_PAGES && !touch.is_again {
-            // A stream's: its windows are much longer than a group.
-            misses.add([0.0, from_pool], [0.0, from_file]);
-        } else if self.along_use > 0.5 || self.untried.is_multiple_of(TRY_ONE_IN) {
-            // Those that were touched at the same look would have come with the first of them.
-            (1..missed).for_each(|_| self.note_used());
-            let along = from_pool + self.bring_along(touch.group, Place::Pool);
-            if file == 0 {
-                misses.add([1.0, along - 1.0], [0.0; 2]);
-            } else {
-                let along_from_file = from_file + self.bring_along(touch.group, Place::File);
-                misses.add([0.0, along], [1.0, along_from_file - 1.0]);
+    /// A fault on a page in swap has it back, and what comes along; returns how many these are.
+    fn fault(&mut self, region: usize, at: usize, limit: f64, terms: &Terms) -> u32 {
+        let places: &[Place] = match self.pages[region][at].place {
+            Place::File => &[Place::Pool, Place::File],
+            _ => &[Place::Pool],
+        };
+        let swapped = self.pages_at(region, &[Place::Pool, Place::File]);
+        let limit_pages = limit * terms.scale;
+        let order = self.along.order(region, at, swapped, limit_pages, terms.scale);
+        let first = at >> order << order;
+        self.bring(region, first..first + (1 << order), places)
+    }
+
+    /// The pages of a region that are at one of these places.
+    fn pages_at(&self, region: usize, places: &[Place]) -> u32 {
+        let pages = self.pages[region].iter().zip(0..);
+        pages.fold(0, |mask, (page, at)| mask | u32::from(places.contains(&page.place)) << at)
+    }
+
+    /// Those of these pages of a region that are at one of these places are mapped; returns how many.
+    fn bring(&mut self, region: usize, pages: Range<usize>, places: &[Place]) -> u32 {
+        let mut count = 0;
+        for at in pages {
+            if places.contains(&self.pages[region][at].place) {
+                self.leave(region, at);
+                self.enter(region, at);
+                self.pages[region][at].place = Place::Mapped;
+                count += 1;
             }
-        } else {
-            misses.add([from_pool, 0.0], [from_file, 0.0]);
         }
+        count
     }
 
     /// A page comes back from the pool, or from the file.
@@ -246,26 +261,6 @@ impl Miniature {
             }
             _ => {}
         }
-    }
-
-    /// A page that came along is used.
-    fn note_used(&mut self) {
-        self.along_use += (1.0 - self.along_use) * USE_CHANGE;
-    }
-
-    /// The pages of a group that are at a place come along with a fault; returns how many.
-    fn bring_along(&mut self, group: usize, place: Place) -> f64 {
-        let mut count = 0.0;
-        for at in 0..GROUP_PAGES {
-            if self.pages[group][at].place == place {
-                self.leave(group, at);
-                self.enter(group, at);
-                let page = &mut self.pages[group][at];
-                (page.place, page.is_along) = (Place::Mapped, place != Place::Limbo);
-                count += 1.0;
-            }
-        }
-        count
     }
 
     /// Reclaims what is too much, where the miniature has room for `limit` pages.
@@ -293,12 +288,12 @@ impl Miniature {
     /// Writes to the file what is too much for the pool's share.
     fn write_oldest(&mut self, limit: f64, terms: &Terms) {
         while self.in_pool as f64 * terms.packed > self.border.share() * limit {
-            let Some((group, at, stamp)) = self.pool.pop_front() else { break };
-            let page = &mut self.pages[group][at];
+            let Some((region, at, stamp)) = self.pool.pop_front() else { break };
+            let page = &mut self.pages[region][at];
             if page.place == Place::Pool && page.stamp == stamp {
                 self.in_pool -= 1;
                 self.written += 1;
-                *page = Page { place: Place::File, stamp: self.written, is_along: false };
+                *page = Page { place: Place::File, stamp: self.written };
             }
         }
     }
@@ -308,8 +303,8 @@ impl Miniature {
         let pages = &self.pages;
         let tidy = |queue: &mut Queue, place, count: usize| {
             if queue.len() > 2 * count + GROUP_PAGES {
-                queue.retain(|&(group, at, stamp)| {
-                    let page = pages[group][at];
+                queue.retain(|&(region, at, stamp)| {
+                    let page = pages[region][at];
                     page.place == place && page.stamp == stamp
                 });
             }
@@ -324,15 +319,15 @@ impl Miniature {
 
     /// The page that is longest in limbo is packed. `false`: there is none.
     fn pack_oldest(&mut self) -> bool {
-        while let Some((group, at, stamp)) = self.limbo.pop_front() {
-            let page = self.pages[group][at];
+        while let Some((region, at, stamp)) = self.limbo.pop_front() {
+            let page = self.pages[region][at];
             if page.place == Place::Limbo && page.stamp == stamp {
                 self.evicted += 1;
                 let stamp = self.evicted;
-                self.pages[group][at] = Page { place: Place::Pool, stamp, is_along: false };
+                self.pages[region][at] = Page { place: Place::Pool, stamp };
                 self.in_limbo -= 1;
                 self.in_pool += 1;
-                self.pool.push_back((group, at, stamp));
+                self.pool.push_back((region, at, stamp));
                 return true;
             }
         }
@@ -349,21 +344,19 @@ impl Miniature {
         };
         let group = self.hand + passed;
         self.hand = group + 1;
-        for at in 0..GROUP_PAGES {
-            let page = &mut self.pages[group][at];
+        let (region, first) = (group / REGION_GROUPS, group % REGION_GROUPS * GROUP_PAGES);
+        for at in first..first + GROUP_PAGES {
+            let page = &mut self.pages[region][at];
             match page.place {
                 Place::Accessed => page.place = Place::Mapped,
                 Place::Mapped => {
-                    if page.is_along {
-                        self.along_use -= self.along_use * USE_CHANGE;
-                    }
                     self.unmapped += 1;
                     let stamp = self.unmapped;
-                    *page = Page { place: Place::Limbo, stamp, is_along: false };
+                    *page = Page { place: Place::Limbo, stamp };
                     self.mapped -= 1;
                     self.mapped_of[group] -= 1;
                     self.in_limbo += 1;
-                    self.limbo.push_back((group, at, stamp));
+                    self.limbo.push_back((region, at, stamp));
                 }
                 _ => {}
             }
@@ -372,7 +365,12 @@ impl Miniature {
     }
 }
 
-/// The pages of a group that a mask has.
-pub(super) fn pages_in(mask: u16) -> impl Iterator<Item = usize> {
-    (0..GROUP_PAGES).filter(move |at| mask >> at & 1 != 0)
+/// The group, of all of all regions, that a page is in.
+fn group_of(region: usize, at: usize) -> usize {
+    region * REGION_GROUPS + at / GROUP_PAGES
+}
+
+/// The pages of a region that a mask has.
+pub(super) fn pages_in(mask: u32) -> impl Iterator<Item = usize> {
+    (0..REGION_PAGES).filter(move |at| mask >> at & 1 != 0)
 }

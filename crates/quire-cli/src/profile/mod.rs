@@ -5,6 +5,7 @@
 //! reclaim would have done with it in a smaller budget; [`costs`] measures what a fault costs here; [`curve`] puts
 //! all together and says it.
 
+mod along;
 mod border;
 mod costs;
 mod curve;

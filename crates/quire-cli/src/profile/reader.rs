@@ -23,13 +23,13 @@ const COST_PERIOD: Duration = Duration::from_millis(100);
 const SHIFT_FIRST: u32 = 5;
 const SHIFT_MAX: u32 = 24;
 /// What sampling may cost, as a part of the time that passes.
-const COST_MAX: f64 = 0.25;
+const COST_MAX: f64 = 0.2;
 /// Below this part of that more is sampled.
 const CHEAP: f64 = 0.3;
 /// What of the time that unmapping takes the program loses, as the background thread does it.
 const UNMAP_PART: f64 = 0.5;
 /// Sampled pages below which no fewer are sampled, and above which fewer are in any case.
-const SAMPLED_MIN: usize = 1024;
+const SAMPLED_MIN: usize = 1280;
 const SAMPLED_MAX: usize = 1 << 14;
 /// Parts of the sampled pages that are touched between two looks: above, looks come sooner; below, they come later.
 const MUCH: f64 = 1.0 / 8.0;
@@ -170,7 +170,7 @@ impl Reader {
                 self.looks += 1;
                 self.world.end_look(pid, look, self.unmanaged_pages);
                 if sample.is_census() {
-                    self.world.forget(|of, _, last| of == pid && last != look);
+                    self.world.end_census(pid, look);
                 }
                 if let Some(known) = self.members.get_mut(&pid) {
                     *known = windows;
@@ -182,7 +182,7 @@ impl Reader {
     /// What belonged to processes that have ended is gone.
     fn forget_ended(&mut self, pids: &BTreeSet<u32>) {
         if !self.members.keys().eq(pids) {
-            self.world.forget(|pid, _, _| !pids.contains(&pid));
+            self.world.end(|pid| !pids.contains(&pid), self.unmanaged_pages);
             self.members.retain(|pid, _| pids.contains(pid));
         }
     }
@@ -219,7 +219,7 @@ impl Reader {
             let halvings = (dearness.log2() as u32).min(most.ilog2()).clamp(1, 4);
             self.shift = (self.shift + halvings).min(SHIFT_MAX);
             let shift = self.shift;
-            self.world.forget(|pid, group, _| !is_sampled(pid, group, shift));
+            self.world.forget(|pid, group| !is_sampled(pid, group, shift));
         } else if dearness > 1.0 && self.period_ms < PERIOD_MS {
             self.period_min_ms = (2 * self.period_ms).min(PERIOD_MS);
             self.period_ms = self.period_min_ms;
@@ -229,7 +229,8 @@ impl Reader {
         sampling.start(self.shift, self.period_ms);
     }
 
-    pub(super) fn end(self, wall_seconds: f64, command: String) -> Profiled {
+    pub(super) fn end(mut self, wall_seconds: f64, command: String) -> Profiled {
+        self.world.end(|_| true, self.unmanaged_pages);
         let sampling_seconds = self.cost_ns / 1e9;
         let need_bytes = self.need_pages * PAGE_SIZE as u64;
         let mut results: Vec<_> = self.world.results().collect();

@@ -1,36 +1,86 @@
 //! What is known of the sampled pages: which there are, which were touched, and what that makes of each budget.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
-use quire::control::sampling::GroupSample;
+use quire::control::sampling::{GROUP_PAGES, GroupSample, PATIENCE_MAX, REGION_GROUPS};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::miniature::{Miniature, Played, Terms, Touch, pages_in};
 use super::misses::{Costs, Packs};
 
-/// A group's process, and its number there.
+/// A region's process, and its number there.
 type Key = (u32, u64);
 
-/// What is known of a sampled group.
+/// Looks that are waited for before one is played: as many as a group is passed over at most.
+const PLAYED_AFTER: usize = 1 << PATIENCE_MAX;
+const ALL_OF_GROUP: u16 = (1 << GROUP_PAGES) - 1;
+
+/// What is known of a sampled region.
 #[derive(Default)]
-struct Group {
-    present: u16,
-    /// Pages that were touched at the last look.
-    touched: u16,
-    /// Pages that are touched all the time, as far as is known.
-    hot: u16,
-    /// Whether any were at the look before.
-    was_touched: bool,
-    /// The last look that told of it.
-    look: u16,
+struct Region {
+    present: u32,
+    /// Pages that were touched at the last look that was played and had any, and its number.
+    touched: u32,
+    touched_at: u16,
+    groups: [Known; REGION_GROUPS],
 }
 
-/// What was seen of all sampled groups, and the miniatures that live by it.
+/// What is known of a group.
+#[derive(Clone, Copy, Default)]
+struct Known {
+    /// The last look that told of it.
+    told: u16,
+    /// The last at which it was looked at, and how many looks later it is again.
+    look: u16,
+    wait: u16,
+}
+
+/// Pages of a region, by its number.
+type Pages = (u64, u32);
+
+/// What was seen at a look.
+#[derive(Default)]
+struct Look {
+    gone: Vec<Pages>,
+    touched: Vec<Pages>,
+}
+
+/// The looks of a process that are not played yet, the oldest first. What is touched all the time is looked at now
+/// and then, and only then it is known that it was.
+struct Looks {
+    /// The number of the last, which the process is telling of.
+    last: u16,
+    waiting: VecDeque<Look>,
+}
+
+impl Looks {
+    fn new(last: u16) -> Looks {
+        Looks { last, waiting: VecDeque::from([Look::default()]) }
+    }
+
+    /// Pages were touched at the last so many looks.
+    fn note_touched(&mut self, count: u16, pages: Pages) {
+        let looks = self.waiting.iter_mut().rev().take(count.into());
+        looks.for_each(|look| look.touched.push(pages));
+    }
+
+    fn note_gone(&mut self, pages: Pages) {
+        self.waiting.back_mut().expect("the last").gone.push(pages);
+    }
+}
+
+/// The region that a group is in, and its place there.
+fn region_of(group: u64) -> (u64, usize) {
+    (group / REGION_GROUPS as u64, group as usize % REGION_GROUPS)
+}
+
+/// What was seen of all sampled regions, and the miniatures that live by it.
 pub(super) struct World {
     terms: Terms,
-    groups: Vec<Group>,
+    regions: Vec<Region>,
     unused: Vec<usize>,
     order: BTreeMap<Key, usize>,
+    looks: BTreeMap<u32, Looks>,
     miniatures: Vec<Miniature>,
     /// Pages that are sampled and have content, and how many were touched since this was last asked for.
     present: usize,
@@ -44,9 +94,10 @@ impl World {
     pub(super) fn new(costs: Costs, has_file: bool) -> World {
         World {
             terms: Terms { costs, packed: Packs::default().part(), has_file, scale: 1.0 },
-            groups: Vec::new(),
+            regions: Vec::new(),
             unused: Vec::new(),
             order: BTreeMap::new(),
+            looks: BTreeMap::new(),
             miniatures: Vec::new(),
             present: 0,
             touched: 0,
@@ -89,9 +140,9 @@ impl World {
 
     /// Begins a miniature of a budget, in which all that is there is in memory.
     pub(super) fn begin(&mut self, budget_bytes: u64) {
-        let mut miniature = Miniature::new(budget_bytes, self.groups.len());
-        for (number, group) in self.groups.iter().enumerate() {
-            for at in pages_in(group.present) {
+        let mut miniature = Miniature::new(budget_bytes, self.regions.len());
+        for (number, region) in self.regions.iter().enumerate() {
+            for at in pages_in(region.present) {
                 miniature.enter(number, at);
             }
         }
@@ -110,88 +161,154 @@ impl World {
 
     /// A member tells of a group.
     pub(super) fn see(&mut self, pid: u32, look: u16, seen: GroupSample) {
-        let group = self.group((pid, seen.group));
-        let gone = self.groups[group].present & !seen.present;
-        self.free(group, gone);
-        let known = &mut self.groups[group];
-        self.present += (seen.present & !known.present).count_ones() as usize;
-        (known.present, known.look) = (seen.present, look);
-        known.touched = seen.touched;
-        if let Some(patience) = seen.patience {
-            known.hot = if patience > 0 { seen.touched } else { 0 };
+        let (number, at) = region_of(seen.group);
+        let region = self.region((pid, number));
+        let here = |mask: u16| u32::from(mask) << (at * GROUP_PAGES);
+        let (present, touched) = (here(seen.present), here(seen.touched));
+        let looks = self.looks.entry(pid).or_insert_with(|| Looks::new(look));
+        let known = &mut self.regions[region];
+        let gone = known.present & here(ALL_OF_GROUP) & !present;
+        if gone != 0 {
+            looks.note_gone((number, gone));
         }
-        self.touched += seen.touched.count_ones() as usize;
+        self.present += (present & !known.present).count_ones() as usize;
+        self.present -= gone.count_ones() as usize;
+        known.present = known.present & !gone | present;
+        let group = &mut known.groups[at];
+        group.told = look;
+        if let Some(patience) = seen.patience {
+            // Left mapped, it may have been touched at any look since; unmapped, only since the last one.
+            let is_since = look.wrapping_sub(group.look) == group.wait;
+            let count = if is_since { group.wait } else { 1 };
+            (group.look, group.wait) = (look, 1 << patience);
+            if touched != 0 {
+                looks.note_touched(count, (number, touched));
+                self.touched += touched.count_ones() as usize;
+            }
+        }
     }
 
-    /// A member has told all of a look: what it touched happens in the miniatures. In which order it did so is not
-    /// known; that of addresses, in which the clock's hand goes as well, would be the worst of all.
+    /// A member has told all of a look.
     pub(super) fn end_look(&mut self, pid: u32, look: u16, unmanaged_pages: u64) {
-        let mine = self.order.range((pid, 0)..=(pid, u64::MAX));
-        let mut touches: Vec<Touch> = Vec::new();
-        for (&(_, number), &group) in mine {
-            let known = &mut self.groups[group];
-            let pages = (std::mem::take(&mut known.touched) | known.hot) & known.present;
-            let is_again = std::mem::replace(&mut known.was_touched, pages != 0);
-            if pages != 0 {
-                let turn = xxh3_64_with_seed(&number.to_ne_bytes(), look.into());
-                touches.push(Touch { turn, group, pages, is_again });
+        let looks = self.looks.entry(pid).or_insert_with(|| Looks::new(look));
+        looks.last = look.wrapping_add(1);
+        looks.waiting.push_back(Look::default());
+        if looks.waiting.len() > PLAYED_AFTER {
+            self.play_oldest(pid, unmanaged_pages);
+        }
+    }
+
+    /// Plays what processes have told that are to tell nothing more, and forgets them.
+    pub(super) fn end(&mut self, is_ended: impl Fn(u32) -> bool, unmanaged_pages: u64) {
+        let pids = Vec::from_iter(self.looks.keys().copied().filter(|&pid| is_ended(pid)));
+        for pid in pids {
+            while self.play_oldest(pid, unmanaged_pages) {}
+            self.looks.remove(&pid);
+        }
+        self.forget(|pid, _| is_ended(pid));
+    }
+
+    /// A process has told of each group that has content at this look: the others have none any more.
+    pub(super) fn end_census(&mut self, pid: u32, look: u16) {
+        let Some(looks) = self.looks.get_mut(&pid) else { return };
+        for (&(_, number), &region) in self.order.range((pid, 0)..=(pid, u64::MAX)) {
+            let known = &mut self.regions[region];
+            let untold = (0..REGION_GROUPS).filter(|&at| known.groups[at].told != look);
+            let gone = untold.fold(0, |mask, at| mask | pages_of(at)) & known.present;
+            if gone != 0 {
+                looks.note_gone((number, gone));
+                self.present -= gone.count_ones() as usize;
+                known.present &= !gone;
             }
+        }
+    }
+
+    /// What was touched at a look happens in the miniatures. In which order it was is not known; that of addresses, in
+    /// which the clock's hand goes as well, would be the worst of all. `false`: there was none.
+    fn play_oldest(&mut self, pid: u32, unmanaged_pages: u64) -> bool {
+        let Some(looks) = self.looks.get_mut(&pid) else { return false };
+        let Some(Look { gone, mut touched }) = looks.waiting.pop_front() else { return false };
+        let look = looks.last.wrapping_sub(looks.waiting.len() as u16);
+        for (number, pages) in gone {
+            self.play_gone((pid, number), pages);
+        }
+        touched.sort_unstable();
+        let mut touches: Vec<Touch> = Vec::new();
+        for parts in touched.chunk_by(|one, other| one.0 == other.0) {
+            let number = parts[0].0;
+            let Some(&region) = self.order.get(&(pid, number)) else { continue };
+            let known = &mut self.regions[region];
+            let pages = parts.iter().fold(0, |pages, part| pages | part.1);
+            let turn = xxh3_64_with_seed(&number.to_ne_bytes(), look.into());
+            let is_again = known.touched_at.wrapping_add(1) == look && known.touched & pages != 0;
+            (known.touched, known.touched_at) = (pages, look);
+            touches.push(Touch { turn, region, pages, is_again });
         }
         touches.sort_unstable_by_key(|touch| touch.turn);
         for miniature in &mut self.miniatures {
             miniature.play(&touches, unmanaged_pages, &self.terms);
         }
+        true
     }
 
-    fn group(&mut self, key: Key) -> usize {
-        if let Some(&group) = self.order.get(&key) {
-            return group;
+    fn region(&mut self, key: Key) -> usize {
+        if let Some(&region) = self.order.get(&key) {
+            return region;
         }
-        let known = Group::default();
-        let group = match self.unused.pop() {
-            Some(group) => {
-                self.groups[group] = known;
-                group
+        let known = Region::default();
+        let region = match self.unused.pop() {
+            Some(region) => {
+                self.regions[region] = known;
+                region
             }
             None => {
-                self.groups.push(known);
-                self.miniatures.iter_mut().for_each(Miniature::add_group);
-                self.groups.len() - 1
+                self.regions.push(known);
+                self.miniatures.iter_mut().for_each(Miniature::add_region);
+                self.regions.len() - 1
             }
         };
-        self.order.insert(key, group);
-        group
+        self.order.insert(key, region);
+        region
     }
 
-    /// Pages of a group have no content any more.
-    fn free(&mut self, group: usize, gone: u16) {
-        self.present -= gone.count_ones() as usize;
-        for at in pages_in(gone) {
-            self.miniatures.iter_mut().for_each(|miniature| miniature.leave(group, at));
+    /// Pages of a region had no content any more at a look that is played. Where none had since, it is forgotten.
+    fn play_gone(&mut self, key: Key, pages: u32) {
+        let Some(&region) = self.order.get(&key) else { return };
+        let is_forgotten = self.regions[region].present == 0;
+        for at in pages_in(if is_forgotten { u32::MAX } else { pages }) {
+            self.miniatures.iter_mut().for_each(|miniature| miniature.leave(region, at));
+        }
+        if is_forgotten {
+            self.order.remove(&key);
+            self.unused.push(region);
         }
     }
 
-    /// Forgets groups: those of which a census did not tell, of a process that has ended, or that are not sampled
-    /// any more.
-    pub(super) fn forget(&mut self, is_gone: impl Fn(u32, u64, u16) -> bool) {
-        let gone: Vec<Key> = self
-            .order
-            .iter()
-            .filter(|&(&(pid, number), &group)| is_gone(pid, number, self.groups[group].look))
-            .map(|(&key, _)| key)
-            .collect();
-        for key in gone {
-            let Some(group) = self.order.remove(&key) else { continue };
-            self.free(group, self.groups[group].present);
-            self.groups[group].present = 0;
-            self.unused.push(group);
+    /// Forgets groups at once: those of a process that has ended, or that are not sampled any more.
+    pub(super) fn forget(&mut self, is_gone: impl Fn(u32, u64) -> bool) {
+        let keys = Vec::from_iter(self.order.iter().map(|(&key, &region)| (key, region)));
+        for (key, region) in keys {
+            let (pid, number) = key;
+            let first = number * REGION_GROUPS as u64;
+            let gone = (0..REGION_GROUPS).filter(|&at| is_gone(pid, first + at as u64));
+            let gone = gone.fold(0, |mask, at| mask | pages_of(at));
+            if gone != 0 {
+                let known = &mut self.regions[region];
+                self.present -= (known.present & gone).count_ones() as usize;
+                known.present &= !gone;
+                self.play_gone(key, gone);
+            }
         }
     }
 }
 
+/// The pages of a region's group.
+fn pages_of(at: usize) -> u32 {
+    u32::from(ALL_OF_GROUP) << (at * GROUP_PAGES)
+}
+
 #[cfg(test)]
 mod tests {
-    use quire::control::sampling::GROUP_PAGES;
     use quire::units::PAGE_SIZE;
 
     use super::super::misses::Misses;
@@ -205,7 +322,7 @@ mod tests {
     };
     const MIB: u64 = 1 << 20;
     const PID: u32 = 7;
-    const ALL: u16 = ((1u32 << GROUP_PAGES) - 1) as u16;
+    const ALL: u16 = ALL_OF_GROUP;
 
     /// A program that touches groups, all of which are sampled.
     struct Program {
@@ -222,25 +339,37 @@ mod tests {
             Program { world, look: 0, groups: 0 }
         }
 
-        /// Touches these pages of groups between two looks.
-        fn touch(&mut self, groups: impl IntoIterator<Item = u64>, pages: u16, patience: u32) {
-            self.look += 1;
+        /// Tells at the next look that these pages of groups were touched.
+        fn tell(&mut self, groups: impl IntoIterator<Item = u64>, pages: u16, patience: u32) {
             for group in groups {
                 self.groups = self.groups.max(group + 1);
                 let patience = Some(patience);
                 let seen = GroupSample { group, touched: pages, present: ALL, patience };
-                self.world.see(PID, self.look, seen);
+                self.world.see(PID, self.look + 1, seen);
             }
+        }
+
+        /// Touches these pages of groups between two looks.
+        fn touch(&mut self, groups: impl IntoIterator<Item = u64>, pages: u16, patience: u32) {
+            self.tell(groups, pages, patience);
+            self.look += 1;
             self.world.note_wanted(self.world.present() as u64, 0);
             self.world.end_look(PID, self.look, 0);
         }
 
+        /// Touches nothing until all that it has touched is played.
+        fn rest(&mut self) {
+            (0..=PLAYED_AFTER).for_each(|_| self.touch([], 0, 0));
+        }
+
         fn forget_misses(&mut self) {
+            self.rest();
             let miniatures = self.world.miniatures.iter_mut();
             miniatures.for_each(|miniature| miniature.misses = Misses::default());
         }
 
-        fn misses(&self) -> Vec<Misses> {
+        fn misses(&mut self) -> Vec<Misses> {
+            self.rest();
             self.world.results().map(|played| played.misses).collect()
         }
     }
@@ -270,9 +399,11 @@ mod tests {
     fn what_is_touched_all_the_time_stays_and_what_was_freed_takes_no_room() {
         let mut program = Program::new(&[24], false);
         let hot = 4 * MIB / GROUP_BYTES;
-        program.touch(0..hot, ALL, 3);
         // A stream goes by.
-        for at in (hot..36 * MIB / GROUP_BYTES).step_by(16) {
+        for (turn, at) in (hot..36 * MIB / GROUP_BYTES).step_by(16).enumerate() {
+            if turn % 8 == 0 {
+                program.tell(0..hot, ALL, 3);
+            }
             program.touch(at..at + 16, ALL, 0);
         }
         let streamed = program.misses()[0];
@@ -280,13 +411,47 @@ mod tests {
         assert!(streamed.swapped_in() < hot_pages, "nearly all stay: {streamed:?}");
         assert!(streamed.limbo > 0.0, "they pass through limbo");
         // All but the hot ones is freed: the rest has room.
-        program.world.forget(|_, group, _| group >= hot);
+        program.world.forget(|_, group| group >= hot);
         assert_eq!(program.world.present(), (hot as usize) * GROUP_PAGES);
+        program.touch(0..20 * MIB / GROUP_BYTES, 1, 0);
         let before = program.misses()[0].swapped_in();
         for _ in 0..10 {
             program.touch(0..20 * MIB / GROUP_BYTES, 1, 0);
         }
         assert_eq!(program.misses()[0].swapped_in(), before);
+    }
+
+    #[test]
+    fn what_was_not_touched_any_more_does_not_come_back() {
+        // Groups are told of with patience, and are not touched from then on: another part of memory is.
+        let mut program = Program::new(&[24], false);
+        let part = 12 * MIB / GROUP_BYTES;
+        (0..4).for_each(|_| program.touch(0..part, ALL, 0));
+        program.touch(0..part, ALL, PATIENCE_MAX);
+        (0..40).for_each(|_| program.touch(part..2 * part, ALL, 0));
+        let played = program.misses()[0];
+        assert!(played.swapped_in() + played.limbo < part as f64 / 8.0, "{played:?}");
+    }
+
+    #[test]
+    fn what_a_census_does_not_tell_of_is_gone_when_its_look_is_played() {
+        // Each look touches something new.
+        let mut program = Program::new(&[128], false);
+        let part = 4 * MIB / GROUP_BYTES;
+        for turn in 0..16 {
+            program.touch(turn * part..(turn + 1) * part, ALL, 0);
+        }
+        program.world.end_census(PID, program.look);
+        assert_eq!(program.world.present(), part as usize * GROUP_PAGES);
+        assert_eq!(program.world.miniatures[0].mapped, 1024, "one look is played");
+        program.rest();
+        let miniature = &program.world.miniatures[0];
+        assert_eq!(miniature.mapped, part as usize * GROUP_PAGES);
+        assert_eq!(
+            program.world.order.len(),
+            part as usize / REGION_GROUPS,
+            "the rest is forgotten"
+        );
     }
 
     #[test]
@@ -310,10 +475,11 @@ mod tests {
     fn a_miniature_that_begins_late_has_all_that_is_there_and_nothing_that_was() {
         let mut program = Program::new(&[], false);
         program.touch(0..100, ALL, 0);
-        program.world.forget(|_, group, _| group % 2 == 0);
+        program.world.forget(|_, group| group % 2 == 0);
         program.world.begin(64 * MIB);
         assert_eq!(program.world.miniatures[0].mapped, 50 * GROUP_PAGES);
         program.touch(0..100, ALL, 0);
+        program.rest();
         assert_eq!(program.world.miniatures[0].mapped, 100 * GROUP_PAGES);
         program.world.retain(|bytes| bytes > 64 * MIB);
         assert_eq!(program.world.results().count(), 0);

@@ -1,7 +1,8 @@
 //! What members tell `quire profile` about the pages that they touch.
 //!
-//! Pages are looked at in groups of [`GROUP_PAGES`]. Which groups and how often is the
-//! reader's to say, in [`Sampling`]'s words; at each look a member tells of each group what was touched since it
+//! Pages are looked at in groups of [`GROUP_PAGES`], and [`REGION_GROUPS`] that lie side by side are sampled together,
+//! so that what comes along with a fault is seen. Which and how often is the reader's to say, in [`Sampling`]'s
+//! words; at each look a member tells of each group what was touched since it
 //! was last unmapped, and which pages have content ([`crate::reclaim`], `sample.rs`). All members write into one
 //! ring of records, as [`super::trace`] has it: a reader that comes too late has lost what was written over.
 
@@ -13,6 +14,9 @@ use crate::units::PageNum;
 /// Pages of a group.
 pub const GROUP_PAGES: usize = 1 << GROUP_ORDER;
 const GROUP_ORDER: u32 = 3;
+/// Groups of a region.
+pub const REGION_GROUPS: usize = 1 << REGION_ORDER;
+const REGION_ORDER: u32 = 2;
 /// Records of the ring.
 pub const SAMPLES: usize = 1 << 14;
 /// Groups that a record has.
@@ -158,15 +162,16 @@ pub fn first_page(group: u64) -> PageNum {
     PageNum(group << GROUP_ORDER)
 }
 
-/// Whether a member's group is one of those sampled, where one in `1 << shift` is: of each so many that lie side by
-/// side one, by chance. What is touched alike lies side by side, so that each kind has its part of the sample.
+/// Whether a member's group is one of those sampled, where one region in `1 << shift` is: of each so many that lie
+/// side by side one, by chance. What is touched alike lies side by side, so that each kind has its part of the sample.
 pub fn is_sampled(pid: u32, group: u64, shift: u32) -> bool {
-    // Of each two halves one is, from pairs of groups on: what is sampled rarely is sampled often, too.
+    let region = group >> REGION_ORDER;
+    // Of each two halves one is, from pairs of regions on: what is sampled rarely is sampled often, too.
     (0..shift).all(|level| {
-        let parent = group >> (level + 1);
+        let parent = region >> (level + 1);
         let mixed = (parent ^ u64::from(level) << 58 ^ u64::from(pid) << 32)
             .wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        (mixed ^ mixed >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 40 & 1 == group >> level & 1
+        (mixed ^ mixed >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 40 & 1 == region >> level & 1
     })
 }
 
