@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::{PAGE, Watchdog, load, space, wait_until};
+use common::{PAGE, Watchdog, load, space, store, wait_until};
 use quire::library::{AddressSpace, MapOptions, Mapping, Object, Pattern};
 use quire::store::{Operation, Store, StoreError};
 use quire_simulated::Generator;
@@ -244,5 +244,37 @@ fn two_folios_of_a_stream_are_under_way_while_it_waits() {
             rest.join().unwrap();
             assert!(are_two, "down: {is_down}, again: {is_again}");
         });
+    }
+}
+
+#[test]
+fn a_stream_of_writes_over_what_is_mapped_takes_pages_along_in_either_direction() {
+    let _watchdog = Watchdog::new(60);
+    let count = 2048;
+    for is_down in [false, true] {
+        let Some(space) = space(64 << 20) else { return };
+        let memory = Arc::new(VecStore::new(vec![0; count * PAGE]));
+        let object = Object::with_store(&space, Arc::clone(&memory), None).unwrap();
+        // SAFETY: accessed by single bytes only.
+        let map = unsafe { MapOptions::new().map_mut(&object) }.unwrap();
+        map.populate(0..count * PAGE).unwrap();
+        let faults = space.counter("pgfault");
+        // All but the ends: nothing beyond a mapping's end is touched by what is taken along.
+        for step in 100..count {
+            let page = if is_down { count - 1 - step } else { step };
+            assert!(store(map.as_ptr(), page * PAGE, page as u8 | 1), "page {page}");
+        }
+        let faults = space.counter("pgfault") - faults;
+        assert!(faults < 30, "{faults} faults for {} pages, down: {is_down}", count - 100);
+        object.sync().unwrap();
+        let bytes = memory.bytes();
+        for page in 0..count {
+            let is_written = if is_down { page < count - 100 } else { page >= 100 };
+            let wanted = if is_written { page as u8 | 1 } else { 0 };
+            assert_eq!(bytes[page * PAGE], wanted, "page {page}, down: {is_down}");
+        }
+        assert_eq!(object.cached().1, 0, "what was taken along is clean as well");
+        assert!(store(map.as_ptr(), 50 * PAGE, 3));
+        assert!(object.cached().1 >= PAGE, "and faults at the next write");
     }
 }

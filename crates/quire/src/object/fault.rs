@@ -21,7 +21,7 @@ use crate::scratch::Scratch;
 use crate::space::vma::{Kind, Vma};
 use crate::sys::clock::Moment;
 use crate::sys::thread::ThreadId;
-use crate::units::{ObjectPage, ObjectRange, PageNum, PageRange};
+use crate::units::{ObjectPage, PageNum, PageRange};
 
 /// A fault, as it is seen under its window's lock.
 #[derive(Clone, Copy)]
@@ -276,14 +276,23 @@ impl<M: ObjectMmu> Objects<M> {
                     return Look::NeedsCleaning;
                 }
                 let is_mapped = self.map_for_write(view, page, locked);
-                let mut end = page.add(1);
+                let mut written = PageRange::new(page, 1);
                 if is_mapped && guess.order > 0 {
                     // A stream of writes comes by.
-                    let ahead = PageRange::new(end, (1 << guess.order) - 1);
-                    end = self.make_writable(view, ahead.intersect(view.bounds(page)));
+                    let others = (1 << guess.order) - 1;
+                    let ahead = match guess.is_down {
+                        false => PageRange::new(written.end, others),
+                        true => PageRange {
+                            start: PageNum(page.0.saturating_sub(others as u64)),
+                            end: page,
+                        },
+                    };
+                    let ahead = ahead.intersect(view.bounds(page));
+                    let more = self.make_writable(view, ahead, guess.is_down);
+                    written =
+                        PageRange { start: more.start.min(page), end: more.end.max(written.end) };
                 }
-                let pages = ObjectRange { start: at, end: view.object_page(end) };
-                self.advance(object, guess, pages);
+                self.advance(object, guess, view.vma.attributes.backing.object_range(written));
                 self.answer_unless(is_mapped, page)
             }
             State::Poisoned => {
@@ -324,12 +333,19 @@ impl<M: ObjectMmu> Objects<M> {
         }
     }
 
-    /// Makes the first of some pages of a window dirty and writable, in one call, as far as they are
-    /// mapped and protected, and nothing else is in the way. Returns where that ends.
-    pub(super) fn make_writable(&self, view: &mut View<'_>, pages: PageRange) -> PageNum {
+    /// Makes the first of some pages of a window dirty and writable, or the last going down, in one call, as far as
+    /// they are mapped and protected, and nothing else is in the way. Returns which.
+    pub(super) fn make_writable(
+        &self,
+        view: &mut View<'_>,
+        pages: PageRange,
+        is_down: bool,
+    ) -> PageRange {
         let object = view.object;
-        let mut run = PageRange { start: pages.start, end: pages.start };
-        for page in pages.pages() {
+        let first = if is_down { pages.end } else { pages.start };
+        let mut run = PageRange { start: first, end: first };
+        for count in 0..pages.len() {
+            let page = if is_down { PageNum(first.0 - 1 - count as u64) } else { first.add(count) };
             let at = view.object_page(page);
             if !view.window.is_present(page) || view.window.is_writable(page) {
                 break;
@@ -340,7 +356,11 @@ impl<M: ObjectMmu> Objects<M> {
             }
             self.mark_dirty(object, at, &mut locked);
             locked.leave_locked();
-            run.end = page.add(1);
+            run = if is_down {
+                PageRange { start: page, ..run }
+            } else {
+                PageRange { end: page.add(1), ..run }
+            };
         }
         if !run.is_empty() {
             // Where it is refused the pages stay protected, and are dirty for nothing.
@@ -350,7 +370,7 @@ impl<M: ObjectMmu> Objects<M> {
             }
             self.unlock_pages(object, view.vma.attributes.backing.object_range(run));
         }
-        run.end
+        run
     }
 
     /// Maps a locked, cached page, or lifts its protection, and answers its faults.
