@@ -244,16 +244,16 @@ fn writers_are_stopped(
     refuse: impl Fn(bool),
 ) {
     survive_sigbus();
-    let builder = AddressSpace::builder().memory(768 << 10).delivery(delivery);
+    let builder = AddressSpace::builder().memory(1 << 20).delivery(delivery);
     let Some(space) = space_by(&builder.writer_deadline(DEADLINE)) else { return };
     let object = Object::with_store(&space, Arc::clone(probe), None).unwrap();
     prepare(&object);
     // SAFETY: accessed by single bytes only.
     let map = unsafe { MapOptions::new().map_mut(&object) }.unwrap();
     refuse(true);
-    let taken = Vec::from_iter((0..100).map(|page| store(map.as_ptr(), page * PAGE, 6)));
+    let taken = Vec::from_iter((0..180).map(|page| store(map.as_ptr(), page * PAGE, 6)));
     let dirty = taken.iter().take_while(|&&is_taken| is_taken).count();
-    assert!((57..100).contains(&dirty), "{dirty} pages: as many as there is room for clean ones");
+    assert!((57..180).contains(&dirty), "{dirty} pages: as many as there is room for clean ones");
     assert!(taken[dirty..].iter().all(|&is_taken| !is_taken), "{taken:?}");
     assert!(object.sync().is_err());
     // What was taken is there, and can be written again; nothing of what was refused is.
