@@ -87,6 +87,14 @@ impl Along {
         within
     }
 
+    /// A region's number is for another.
+    pub(super) fn forget(&mut self, region: usize) {
+        self.streams.remove(&region);
+        for block in 0..u32::BITS as usize >> ORDER_MAX {
+            self.samples.remove(&(region, block));
+        }
+    }
+
     /// The order with which a stream goes on at this page, where one does.
     fn stream_order(&self, region: usize, at: usize, scale: f64) -> Option<u32> {
         let stream = self.streams.get(&region)?;
@@ -122,7 +130,7 @@ impl Along {
             let swapped = swapped & !(1 << at);
             place.insert(Sample { first: at, swapped, touched: 0, is_alone });
             self.ages.push_back(key);
-            if self.ages.len() as f64 > (SEEN_AFTER / scale).max(1.0) {
+            while self.ages.len() as f64 > (SEEN_AFTER / scale).max(1.0) {
                 self.settle_oldest();
             }
         }

@@ -169,6 +169,12 @@ impl Miniature {
         self.pages[region][at] = Page::default();
     }
 
+    /// None of a region's pages is known any more, and its number is for another.
+    pub(super) fn forget(&mut self, region: usize) {
+        (0..REGION_PAGES).for_each(|at| self.leave(region, at));
+        self.along.forget(region);
+    }
+
     /// A page is mapped, as one that a fault has asked for.
     pub(super) fn enter(&mut self, region: usize, at: usize) {
         self.pages[region][at].place = Place::Accessed;

@@ -182,7 +182,7 @@ impl Reader {
     /// What belonged to processes that have ended is gone.
     fn forget_ended(&mut self, pids: &BTreeSet<u32>) {
         if !self.members.keys().eq(pids) {
-            self.world.end(|pid| !pids.contains(&pid), self.unmanaged_pages);
+            self.world.end(|pid| !pids.contains(&pid));
             self.members.retain(|pid, _| pids.contains(pid));
         }
     }
@@ -230,7 +230,7 @@ impl Reader {
     }
 
     pub(super) fn end(mut self, wall_seconds: f64, command: String) -> Profiled {
-        self.world.end(|_| true, self.unmanaged_pages);
+        self.world.end(|_| true);
         let sampling_seconds = self.cost_ns / 1e9;
         let need_bytes = self.need_pages * PAGE_SIZE as u64;
         let mut results: Vec<_> = self.world.results().collect();

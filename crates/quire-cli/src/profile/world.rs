@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use quire::control::sampling::{GROUP_PAGES, GroupSample, PATIENCE_MAX, REGION_GROUPS};
+use quire::control::sampling::{GROUP_PAGES, GroupSample, LOOK_MASK, PATIENCE_MAX, REGION_GROUPS};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::miniature::{Miniature, Played, Terms, Touch, pages_in};
@@ -38,11 +38,14 @@ struct Known {
 /// Pages of a region, by its number.
 type Pages = (u64, u32);
 
-/// What was seen at a look.
+/// What was seen at a look, and what was so when it ended: how many pages each sampled one stood for, and how many
+/// were not managed.
 #[derive(Default)]
 struct Look {
     gone: Vec<Pages>,
     touched: Vec<Pages>,
+    scale: f64,
+    unmanaged_pages: u64,
 }
 
 /// The looks of a process that are not played yet, the oldest first. What is touched all the time is looked at now
@@ -65,8 +68,17 @@ impl Looks {
     }
 
     fn note_gone(&mut self, pages: Pages) {
-        self.waiting.back_mut().expect("the last").gone.push(pages);
+        self.last_mut().gone.push(pages);
     }
+
+    fn last_mut(&mut self) -> &mut Look {
+        self.waiting.back_mut().expect("the one that is told of")
+    }
+}
+
+/// How many looks one number is behind another.
+fn looks_since(earlier: u16, look: u16) -> u16 {
+    look.wrapping_sub(earlier) & LOOK_MASK
 }
 
 /// The region that a group is in, and its place there.
@@ -178,7 +190,7 @@ impl World {
         group.told = look;
         if let Some(patience) = seen.patience {
             // Left mapped, it may have been touched at any look since; unmapped, only since the last one.
-            let is_since = look.wrapping_sub(group.look) == group.wait;
+            let is_since = looks_since(group.look, look) == group.wait;
             let count = if is_since { group.wait } else { 1 };
             (group.look, group.wait) = (look, 1 << patience);
             if touched != 0 {
@@ -191,18 +203,24 @@ impl World {
     /// A member has told all of a look.
     pub(super) fn end_look(&mut self, pid: u32, look: u16, unmanaged_pages: u64) {
         let looks = self.looks.entry(pid).or_insert_with(|| Looks::new(look));
+        let ended = looks.last_mut();
+        (ended.scale, ended.unmanaged_pages) = (self.terms.scale, unmanaged_pages);
         looks.last = look.wrapping_add(1);
-        looks.waiting.push_back(Look::default());
+        looks.waiting.push_back(Look {
+            scale: self.terms.scale,
+            unmanaged_pages,
+            ..Look::default()
+        });
         if looks.waiting.len() > PLAYED_AFTER {
-            self.play_oldest(pid, unmanaged_pages);
+            self.play_oldest(pid);
         }
     }
 
     /// Plays what processes have told that are to tell nothing more, and forgets them.
-    pub(super) fn end(&mut self, is_ended: impl Fn(u32) -> bool, unmanaged_pages: u64) {
+    pub(super) fn end(&mut self, is_ended: impl Fn(u32) -> bool) {
         let pids = Vec::from_iter(self.looks.keys().copied().filter(|&pid| is_ended(pid)));
         for pid in pids {
-            while self.play_oldest(pid, unmanaged_pages) {}
+            while self.play_oldest(pid) {}
             self.looks.remove(&pid);
         }
         self.forget(|pid, _| is_ended(pid));
@@ -225,10 +243,11 @@ impl World {
 
     /// What was touched at a look happens in the miniatures. In which order it was is not known; that of addresses, in
     /// which the clock's hand goes as well, would be the worst of all. `false`: there was none.
-    fn play_oldest(&mut self, pid: u32, unmanaged_pages: u64) -> bool {
+    fn play_oldest(&mut self, pid: u32) -> bool {
         let Some(looks) = self.looks.get_mut(&pid) else { return false };
-        let Some(Look { gone, mut touched }) = looks.waiting.pop_front() else { return false };
-        let look = looks.last.wrapping_sub(looks.waiting.len() as u16);
+        let Some(oldest) = looks.waiting.pop_front() else { return false };
+        let Look { gone, mut touched, scale, unmanaged_pages } = oldest;
+        let look = looks_since(looks.waiting.len() as u16, looks.last);
         for (number, pages) in gone {
             self.play_gone((pid, number), pages);
         }
@@ -240,13 +259,14 @@ impl World {
             let known = &mut self.regions[region];
             let pages = parts.iter().fold(0, |pages, part| pages | part.1);
             let turn = xxh3_64_with_seed(&number.to_ne_bytes(), look.into());
-            let is_again = known.touched_at.wrapping_add(1) == look && known.touched & pages != 0;
+            let is_again = looks_since(known.touched_at, look) == 1 && known.touched & pages != 0;
             (known.touched, known.touched_at) = (pages, look);
             touches.push(Touch { turn, region, pages, is_again });
         }
         touches.sort_unstable_by_key(|touch| touch.turn);
+        let terms = Terms { scale, ..self.terms };
         for miniature in &mut self.miniatures {
-            miniature.play(&touches, unmanaged_pages, &self.terms);
+            miniature.play(&touches, unmanaged_pages, &terms);
         }
         true
     }
@@ -274,11 +294,11 @@ impl World {
     /// Pages of a region had no content any more at a look that is played. Where none had since, it is forgotten.
     fn play_gone(&mut self, key: Key, pages: u32) {
         let Some(&region) = self.order.get(&key) else { return };
-        let is_forgotten = self.regions[region].present == 0;
-        for at in pages_in(if is_forgotten { u32::MAX } else { pages }) {
-            self.miniatures.iter_mut().for_each(|miniature| miniature.leave(region, at));
+        for miniature in &mut self.miniatures {
+            pages_in(pages).for_each(|at| miniature.leave(region, at));
         }
-        if is_forgotten {
+        if self.regions[region].present == 0 {
+            self.miniatures.iter_mut().for_each(|miniature| miniature.forget(region));
             self.order.remove(&key);
             self.unused.push(region);
         }
@@ -298,6 +318,12 @@ impl World {
                 known.present &= !gone;
                 self.play_gone(key, gone);
             }
+        }
+        // What it was touched at is not played: it may be seen anew before.
+        let order = &self.order;
+        for (&pid, looks) in &mut self.looks {
+            let is_known = |&(number, _): &Pages| order.contains_key(&(pid, number));
+            looks.waiting.iter_mut().for_each(|look| look.touched.retain(is_known));
         }
     }
 }

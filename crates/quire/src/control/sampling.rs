@@ -31,7 +31,8 @@ const TOUCHED_BITS: u32 = 16;
 const PATIENCE_BITS: u32 = 3;
 /// In place of a patience: the group was not looked at.
 const NOT_LOOKED_AT: u64 = (1 << PATIENCE_BITS) - 1;
-const LOOK_MASK: u64 = 0x7fff;
+/// The bits that the number of a look has.
+pub const LOOK_MASK: u16 = 0x7fff;
 const KIND_SHIFT: u32 = 16;
 const KIND_MASK: u64 = 3;
 const KIND_GROUPS: u64 = 0;
@@ -134,14 +135,14 @@ impl Sample {
             }
         };
         words[0] =
-            u64::from(self.pid) << 32 | kind << KIND_SHIFT | u64::from(self.look) & LOOK_MASK;
+            u64::from(self.pid) << 32 | kind << KIND_SHIFT | u64::from(self.look & LOOK_MASK);
         words
     }
 
     fn of_words(words: [u64; WORDS]) -> Sample {
         Sample {
             pid: (words[0] >> 32) as u32,
-            look: (words[0] & LOOK_MASK) as u16,
+            look: words[0] as u16 & LOOK_MASK,
             told: match words[0] >> KIND_SHIFT & KIND_MASK {
                 KIND_GROUPS => {
                     Told::Groups(core::array::from_fn(|at| GroupSample::of_word(words[1 + at])))
