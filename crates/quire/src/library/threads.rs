@@ -23,7 +23,7 @@ use crate::sys::monotonic_ns;
 use crate::sys::thread::{SignalsBlocked, kill_process, never_preempt, pin_to_nth_cpu};
 use crate::units::{PAGE_SIZE, PageNum, PageRange};
 
-/// How long until what could not be written is tried again.
+/// How long until what could not be written is tried again, or a page that was refused may be accessed.
 const DIRTY_MS: u64 = 100;
 
 /// Threads that read anonymous memory's pages from the swap file, where there is one.
@@ -207,7 +207,7 @@ fn reclaim(objects: &'static Engine, exit: &Exit, scratch: &mut Scratch) {
         let idle_ms = if has_starved || objects.has_unclean() || objects.has_unparked() {
             Some(OOM_ROUND_MS)
         } else {
-            objects.has_excess_dirty().then_some(DIRTY_MS)
+            objects.must_look_again().then_some(DIRTY_MS)
         };
         kswapd.sleep(space, balance, idle_ms);
     }

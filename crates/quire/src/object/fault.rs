@@ -6,6 +6,7 @@ use super::pages::{Locked, is_absent};
 use super::read_in_place::InPlace;
 use super::swapin::AtOnce;
 use super::window::{Mapped, View};
+use super::writeback::DIRTY_BATCH;
 use super::{ObjectId, Objects, VmObject};
 use crate::control::{Event, FaultKind, Tracepoint};
 use crate::failpoint::{self, Failpoint};
@@ -350,10 +351,10 @@ impl<M: ObjectMmu> Objects<M> {
             if !view.window.is_present(page) || view.window.is_writable(page) {
                 break;
             }
-            let Some(mut locked) = self.lock_mappable(object, at) else { break };
-            if !locked.has(Flags::DIRTY) && self.must_clean_first(object) {
+            if count.is_multiple_of(DIRTY_BATCH) && self.must_clean_first(object) {
                 break;
             }
+            let Some(mut locked) = self.lock_mappable(object, at) else { break };
             self.mark_dirty(object, at, &mut locked);
             locked.leave_locked();
             run = if is_down {

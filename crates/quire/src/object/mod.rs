@@ -86,7 +86,9 @@ mod truncate;
 mod window;
 mod writeback;
 
-use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{
+    AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering,
+};
 
 pub use self::access::ReadError;
 use self::i_mmap::{IMmap, IMmaps};
@@ -260,6 +262,8 @@ pub struct Objects<M: ObjectMmu> {
     stalls: stall::Stalls,
     /// Dirty, or under way to a store: what writers are stopped by.
     dirty: AtomicUsize,
+    /// The background thread was called because too much is dirty, and has not seen yet that it is not.
+    is_excess_told: AtomicBool,
     cached: AtomicUsize,
 }
 
@@ -299,6 +303,7 @@ impl<M: ObjectMmu> Objects<M> {
             unclean: FaultList::new(),
             stalls: stall::Stalls::new(),
             dirty: AtomicUsize::new(0),
+            is_excess_told: AtomicBool::new(false),
             cached: AtomicUsize::new(0),
         })
     }

@@ -2,7 +2,7 @@
 //!
 //! More may not be dirty than a share of the budget, so a store that takes nothing stops the threads
 //! that write its object, in the middle of a fault, where none of them can be told why. Where that has
-//! lasted as long as a writer is to wait, without one write of the object that succeeded, and the last
+//! lasted, without a break, as long as a writer is to wait, without one write of the object that succeeded, and the last
 //! try failed or was held back by the barrier, the fault is a SIGBUS. What is dirty stays so, and is
 //! tried on.
 //!
@@ -11,7 +11,7 @@
 //! marks away. While the list is full, writers wait on. With inline delivery the thread that faults is
 //! told, and there is no mark.
 
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use super::window::View;
 use super::{Objects, VmObject};
@@ -32,6 +32,8 @@ const REFUSED_MAX: usize = 512;
 pub(super) struct Stall {
     /// Since when writers have waited without a write that succeeded; 0: they do not.
     since_ns: AtomicU64,
+    /// In which episode that was.
+    episode: AtomicU32,
     /// The last write failed, or was held back.
     is_failing: AtomicBool,
 }
@@ -56,6 +58,8 @@ pub(super) struct Stalls {
     patience_ns: AtomicU64,
     /// When the writers that wait are to look again; 0: none does.
     check_ns: AtomicU64,
+    /// Goes on when writers need not wait: what they waited before counts no more.
+    episode: AtomicU32,
     /// Pages that are marked, and in which mapping.
     refused: Mutex<rank::Refused, RefusedList>,
 }
@@ -65,6 +69,7 @@ impl Stalls {
         Stalls {
             patience_ns: AtomicU64::new(PATIENCE_NS),
             check_ns: AtomicU64::new(0),
+            episode: AtomicU32::new(0),
             refused: Mutex::new(RefusedList { pages: [(PageNum(0), 0); REFUSED_MAX], len: 0 }),
         }
     }
@@ -80,6 +85,11 @@ impl<M: ObjectMmu> Objects<M> {
     pub(super) fn is_stalled(&self, object: &VmObject) -> bool {
         let stall = &object.stall;
         let now = monotonic_ns();
+        let episode = self.stalls.episode.load(Ordering::Relaxed);
+        if stall.episode.swap(episode, Ordering::Relaxed) != episode {
+            stall.since_ns.store(now, Ordering::Relaxed);
+            return false;
+        }
         let first = stall.since_ns.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed);
         let Err(since) = first else { return false };
         let patience = self.stalls.patience_ns.load(Ordering::Relaxed);
@@ -126,6 +136,7 @@ impl<M: ObjectMmu> Objects<M> {
         if self.is_too_dirty() {
             return;
         }
+        self.stalls.episode.fetch_add(1, Ordering::Relaxed);
         loop {
             let (page, mapping) = {
                 let mut list = self.stalls.refused.lock();

@@ -26,7 +26,7 @@ use crate::sys::futex::{self, Reach};
 use crate::units::{BLOCK_PAGES, ObjectPage, ObjectRange, PAGE_SHIFT, PAGE_SIZE, PageNum};
 
 /// Pages that become dirty from one look at whether there are too many to the next.
-const DIRTY_BATCH: usize = 8;
+pub(super) const DIRTY_BATCH: usize = 8;
 
 /// Why a flush did not make everything durable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -46,9 +46,10 @@ pub enum FlushError {
 
 impl<M: ObjectMmu> Objects<M> {
     /// More dirty pages than this, and workers write: while there is room for as many clean ones, nobody needs
-    /// these to be clean.
+    /// these to be clean. What is free is there for each member.
     fn dirty_background(&self) -> usize {
-        self.dirty_background_min().max(self.space.available())
+        let free = self.space.available() / self.space.budget().members();
+        self.dirty_background_min().max(free)
     }
 
     fn dirty_background_min(&self) -> usize {
@@ -77,10 +78,14 @@ impl<M: ObjectMmu> Objects<M> {
     pub(super) fn count_dirty(&self) {
         let before = self.dirty.fetch_add(1, Ordering::Relaxed);
         let dirty = before.saturating_sub(self.pins.writable()) + 1;
-        let least = self.dirty_background_min();
-        // Now and then only: the thread that is called looks again by itself while there is too much.
-        let is_due = dirty > least && (dirty - least) % DIRTY_BATCH == 1;
-        if is_due && self.has_excess_dirty() {
+        let is_due = dirty > self.dirty_background_min() && dirty.is_multiple_of(DIRTY_BATCH);
+        // It is called once: while there is too much it looks again by itself.
+        let told = &self.is_excess_told;
+        if is_due
+            && !told.load(Ordering::Relaxed)
+            && self.has_excess_dirty()
+            && !told.swap(true, Ordering::Relaxed)
+        {
             self.space.budget().call_for_memory();
         }
     }
@@ -103,8 +108,11 @@ impl<M: ObjectMmu> Objects<M> {
         self.after_cleaning();
         self.answer_unparked();
         if self.has_excess_dirty() {
-            let kept = self.dirty_background() / 2;
+            let kept = self.dirty_background() - self.dirty_background_min() / 2;
             self.send_write_back(self.unpinned_dirty_pages().saturating_sub(kept));
+        } else {
+            // Who has seen it as it was calls at the next batch.
+            self.is_excess_told.store(false, Ordering::Relaxed);
         }
     }
 
@@ -319,9 +327,15 @@ impl<M: ObjectMmu> Objects<M> {
 
     /// Whether so much is dirty that it should be written, though no writer waits. What the store
     /// refuses, or the barrier holds back, stays so: it must be tried again from time to time.
-    pub fn has_excess_dirty(&self) -> bool {
+    pub(super) fn has_excess_dirty(&self) -> bool {
         let dirty = self.unpinned_dirty_pages();
         dirty > self.dirty_background_min() && dirty > self.dirty_background()
+    }
+
+    /// Whether the background thread is to look again by itself: until it has seen that there is not too much, or to
+    /// have refused pages accessed again.
+    pub fn must_look_again(&self) -> bool {
+        self.is_excess_told.load(Ordering::Relaxed) || self.has_excess_dirty() || self.has_refused()
     }
 
     /// Whether faults wait until less is dirty.

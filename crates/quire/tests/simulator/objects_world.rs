@@ -444,7 +444,7 @@ impl World {
                 assert!(starved_rounds < STARVED_ROUNDS_MAX, "the programs starve");
                 let waits = space.has_starved()
                     || self.objects.has_unclean()
-                    || self.objects.has_excess_dirty();
+                    || self.objects.must_look_again();
                 kswapd.sleep(space, balance, waits.then_some(OOM_ROUND_MS));
             }
         });
