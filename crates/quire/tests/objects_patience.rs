@@ -237,6 +237,48 @@ fn a_barrier_that_never_says_yes_stops_writers_by_a_sigbus_and_all_goes_on_when_
     }
 }
 
+/// A memory object whose pages take room, and pack to nothing less.
+fn full(space: &AddressSpace) -> Object {
+    let object = space.create_memory(80 * PAGE as u64).unwrap();
+    // SAFETY: nobody else knows it.
+    let mut map = unsafe { MapOptions::new().map_mut(&object) }.unwrap();
+    map.copy_from_slice(&random(80 * PAGE, 3));
+    object
+}
+
+#[test]
+fn a_writer_that_had_room_meanwhile_waits_anew() {
+    let _watchdog = Watchdog::new(120);
+    survive_sigbus();
+    let deadline = Duration::from_secs(1);
+    let builder = AddressSpace::builder().memory(1 << 20).writer_deadline(deadline);
+    let Some(space) = space_by(&builder) else { return };
+    let probe = Probe::new(vec![0; 256 * PAGE]);
+    let object = Object::with_store(&space, Arc::clone(&probe), None).unwrap();
+    object.set_barrier(|_, _| false);
+    // SAFETY: accessed by single bytes only.
+    let map = unsafe { MapOptions::new().map_mut(&object) }.unwrap();
+    let (at, is_enough) = (map.as_ptr() as usize, AtomicBool::new(false));
+    let taken = full(&space);
+    let written = std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            let pages = (0..256).take_while(|_| !is_enough.load(Ordering::SeqCst));
+            pages.map(|page| assert!(store(at as *const u8, page * PAGE, 1))).count()
+        });
+        wait_until(|| space.counter("fault_parked") > 0);
+        std::thread::sleep(DEADLINE);
+        is_enough.store(true, Ordering::SeqCst);
+        drop(taken);
+        writer.join().unwrap()
+    });
+    std::thread::sleep(deadline * 3 / 2);
+    let _taken = full(&space);
+    let start = Instant::now();
+    let refused = (written..256).find(|&page| !store(at as *const u8, page * PAGE, 1));
+    assert!(refused.is_some(), "after {written} pages all were taken");
+    assert!(start.elapsed() >= deadline, "refused after {:?}", start.elapsed());
+}
+
 fn writers_are_stopped(
     delivery: Delivery,
     probe: &Arc<Probe>,
