@@ -18,9 +18,9 @@ use super::along::Along;
 use super::border::{Border, NEAR_PART};
 use super::misses::{Costs, Misses};
 
-/// Of a budget: what is kept free, as the reserve and between watermarks that are boosted, and what is in limbo while
+/// Of a budget: what is kept free, as the reserve and between watermarks that are boosted at times, and what is in limbo while
 /// memory is short.
-const FREE_PART: f64 = 1.0 / 16.0;
+const FREE_PART: f64 = 1.0 / 24.0;
 const LIMBO_PART: f64 = 1.0 / 16.0;
 /// What happened in a budget.
 #[derive(Clone, Copy, Debug)]
