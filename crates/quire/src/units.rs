@@ -92,6 +92,28 @@ macro_rules! pages {
                 $Range { start, end: self.end.min(other.end).max(start) }
             }
 
+            /// The `count` pages that come next, upwards or down.
+            pub fn next(self, count: usize, is_down: bool) -> $Range {
+                match is_down {
+                    false => $Range::new(self.end, count),
+                    true => {
+                        let start = $Page(self.start.0.saturating_sub(count as u64));
+                        $Range { start, end: self.start }
+                    }
+                }
+            }
+
+            /// The run with its neighbours in `within` that join it, upwards and then downwards.
+            pub fn grow(mut self, within: $Range, mut joins: impl FnMut($Page) -> bool) -> $Range {
+                while self.end < within.end && joins(self.end) {
+                    self.end = self.end.add(1);
+                }
+                while self.start > within.start && joins($Page(self.start.0 - 1)) {
+                    self.start.0 -= 1;
+                }
+                self
+            }
+
             /// The pages, in order.
             pub fn pages(self) -> impl DoubleEndedIterator<Item = $Page> + Clone {
                 (self.start.0..self.end.0).map($Page)

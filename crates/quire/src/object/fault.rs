@@ -280,18 +280,12 @@ impl<M: ObjectMmu> Objects<M> {
                 let mut written = PageRange::new(page, 1);
                 if is_mapped && guess.order > 0 {
                     // A stream of writes comes by.
-                    let others = (1 << guess.order) - 1;
-                    let ahead = match guess.is_down {
-                        false => PageRange::new(written.end, others),
-                        true => PageRange {
-                            start: PageNum(page.0.saturating_sub(others as u64)),
-                            end: page,
-                        },
-                    };
-                    let ahead = ahead.intersect(view.bounds(page));
-                    let more = self.make_writable(view, ahead, guess.is_down);
-                    written =
-                        PageRange { start: more.start.min(page), end: more.end.max(written.end) };
+                    let next = written.next((1 << guess.order) - 1, guess.is_down);
+                    // Empty, where the two meet.
+                    let none = next.intersect(written);
+                    let more = self.make_writable(view, none, next.intersect(view.bounds(page)));
+                    written.start = written.start.min(more.start);
+                    written.end = written.end.max(more.end);
                 }
                 self.advance(object, guess, view.vma.attributes.backing.object_range(written));
                 self.answer_unless(is_mapped, page)
@@ -334,35 +328,30 @@ impl<M: ObjectMmu> Objects<M> {
         }
     }
 
-    /// Makes the first of some pages of a window dirty and writable, or the last going down, in one call, as far as
-    /// they are mapped and protected, and nothing else is in the way. Returns which.
+    /// Makes the pages of a window that join an empty run within others dirty and writable in one call, as far as they
+    /// are mapped and protected, and nothing else is in the way. Returns which.
     pub(super) fn make_writable(
         &self,
         view: &mut View<'_>,
-        pages: PageRange,
-        is_down: bool,
+        none: PageRange,
+        within: PageRange,
     ) -> PageRange {
-        let object = view.object;
-        let first = if is_down { pages.end } else { pages.start };
-        let mut run = PageRange { start: first, end: first };
-        for count in 0..pages.len() {
-            let page = if is_down { PageNum(first.0 - 1 - count as u64) } else { first.add(count) };
+        let (object, mut count) = (view.object, 0);
+        let run = none.grow(within, |page| {
+            let must_look = count % DIRTY_BATCH == 0;
+            count += 1;
+            if !view.window.is_present(page)
+                || view.window.is_writable(page)
+                || must_look && self.must_clean_first(object)
+            {
+                return false;
+            }
             let at = view.object_page(page);
-            if !view.window.is_present(page) || view.window.is_writable(page) {
-                break;
-            }
-            if count.is_multiple_of(DIRTY_BATCH) && self.must_clean_first(object) {
-                break;
-            }
-            let Some(mut locked) = self.lock_mappable(object, at) else { break };
+            let Some(mut locked) = self.lock_mappable(object, at) else { return false };
             self.mark_dirty(object, at, &mut locked);
             locked.leave_locked();
-            run = if is_down {
-                PageRange { start: page, ..run }
-            } else {
-                PageRange { end: page.add(1), ..run }
-            };
-        }
+            true
+        });
         if !run.is_empty() {
             // Where it is refused the pages stay protected, and are dirty for nothing.
             let done = self.space.mmu().write_protect(run, Protection::Writable);

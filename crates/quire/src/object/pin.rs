@@ -215,7 +215,8 @@ impl<M: ObjectMmu> Objects<M> {
             let mut rest = part;
             while !rest.is_empty() {
                 // What is in the way is mapped by itself below.
-                let end = self.make_writable(&mut view, rest, false).end;
+                let none = PageRange::new(rest.start, 0);
+                let end = self.make_writable(&mut view, none, rest).end;
                 rest.start = end.add(1).min(rest.end);
             }
         }

@@ -108,7 +108,7 @@ impl<M: ObjectMmu> Objects<M> {
     ) -> ObjectRange {
         let folio = ObjectRange::new(at.align_down(order), 1 << order).intersect(object.range());
         let joins = |page| self.try_lock_and_leave(object, page, &is_wanted);
-        grow(ObjectRange::new(at, 1), folio, joins)
+        ObjectRange::new(at, 1).grow(folio, joins)
     }
 
     /// Locks a page that is not cached, and leaves it locked.
@@ -150,7 +150,7 @@ impl<M: ObjectMmu> Objects<M> {
         let (object, at, backing) =
             (view.object, view.object_page(page), view.vma.attributes.backing);
         // Where nothing is mapped around it nothing was cached: the stream will be there.
-        let pages = grow(ObjectRange::new(at, 1), backing.object_range(around), |at| {
+        let pages = ObjectRange::new(at, 1).grow(backing.object_range(around), |at| {
             view.window.is_present(PageNum(at.0.wrapping_sub(backing.delta)))
         });
         if !self.is_strided(object, at, view.vma) {
@@ -196,7 +196,7 @@ impl<M: ObjectMmu> Objects<M> {
             return ObjectRange::new(folio.start, 0);
         };
         let none = ObjectRange::new(if guess.is_down { first.add(1) } else { first }, 0);
-        grow(none, folio, |page| self.lock_absent(object, page))
+        none.grow(folio, |page| self.lock_absent(object, page))
     }
 
     /// Sends the reads of what a strided stream will want next, if a fault is one's.
@@ -243,27 +243,9 @@ impl<M: ObjectMmu> Objects<M> {
     }
 }
 
-/// A run with its neighbours in `within` that join it, upwards and then downwards.
-fn grow(
-    mut run: ObjectRange,
-    within: ObjectRange,
-    mut joins: impl FnMut(ObjectPage) -> bool,
-) -> ObjectRange {
-    while run.end < within.end && joins(run.end) {
-        run.end = run.end.add(1);
-    }
-    while run.start > within.start && joins(ObjectPage(run.start.0 - 1)) {
-        run.start.0 -= 1;
-    }
-    run
-}
-
 /// The folio that comes next in a stream that has some pages.
 fn next_folio(object: &VmObject, guess: Guess, has: ObjectRange) -> Option<ObjectRange> {
-    if guess.is_down {
-        let start = has.start.0.saturating_sub(1 << guess.order);
-        ObjectRange { start: ObjectPage(start), end: has.start }.by_block().last()
-    } else {
-        ObjectRange::new(has.end, 1 << guess.order).intersect(object.range()).by_block().next()
-    }
+    let next = has.next(1 << guess.order, guess.is_down).intersect(object.range());
+    let mut parts = next.by_block();
+    if guess.is_down { parts.last() } else { parts.next() }
 }
