@@ -8,7 +8,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from harness import Failed, case, read_or
+from harness import Failed, Skipped, case, read_or
 
 
 def table(figures, suite):
@@ -138,6 +138,8 @@ def check_url(cells, _):
     expect("url", grid(cells, "in order"), (rows, ["client alone", "quire"]))
 
 
+WAYS = ["numpy.memmap", "quire", "plain memory"]
+ARRAYS = {"half": WAYS, "once": WAYS, "four times": WAYS[:2]}
 CHECKS = {
     "fault-around": check_fault_around,
     "swap": check_swap,
@@ -204,6 +206,28 @@ def bench_quick(context):
     )
     if closed.stdout.strip() not in ("0", "130", "141"):
         raise Failed(f"into a closed pipe: {closed.stdout}")
+
+
+@case("bench-arrays", needs=("root",))
+def bench_arrays(context):
+    """numpy on arrays of files: each way has its figures, and the package held no more than its limit, or the program had failed."""
+    python = Path(context.quire).resolve().parents[1] / "python/bin/python"
+    if not python.exists():
+        raise Skipped(f"needs {python}, which `make python` makes")
+    argv = [context.quire, "bench", "arrays", "--quick", "--rounds", "1", "--json", "--python", python]
+    result = context.bare(argv)
+    if result.status != 0:
+        raise Failed(f"{result.status}: {result.stderr[-1000:]}")
+    report = json.loads(result.text)
+    cells = table(report, "arrays")
+    sheets = {f"an array of {factor} the limit, seconds": columns for factor, columns in ARRAYS.items()}
+    found = {}
+    for sheet, row, column in cells:
+        found.setdefault(sheet, {}).setdefault(row, []).append(column)
+    for sheet, columns in sheets.items():
+        for row in ("sum", "a matrix by a vector", "sort", "items at random", "rows at random"):
+            ahead = ["quire, prefetched"] if row == "rows at random" else []
+            expect(f"{sheet}, {row}", sorted(found[sheet][row]), sorted(columns + ahead))
 
 
 def swaps_of_the_kernel():
