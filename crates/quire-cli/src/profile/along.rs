@@ -4,22 +4,13 @@
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
 
-/// The largest block that is not a stream's: eight pages.
-const ORDER_MAX: u32 = 3;
-/// The share of neighbours asked for from which on a block is worth it.
-const WORTH: f64 = 5.0 / 8.0;
-/// One fault in so many is served alone to see it. What was seen makes such a part of the share, after so many faults of
-/// all of a program.
-const ALONE_ONE_IN: u32 = 16;
-const WEIGHT: f64 = 1.0 / 16.0;
-const SEEN_AFTER: f64 = 1024.0;
-/// Streams that are remembered by all of a program.
-const STREAMS: f64 = 16.0;
-/// From here on a stream goes on where pages are passed over.
-const LONG_ORDER: u32 = 6;
-/// A stream's folios are at most such a part of the budget, and a block of the largest.
-const STREAM_PART: f64 = 1.0 / 32.0;
-const BLOCK_ORDER: u32 = 9;
+use quire::control::along::{
+    ALONE_ONE_IN, LONG_ORDER, NEIGHBOURS_ORDER, SAMPLES, STREAMS, WEIGHT, WORTH_OF_8,
+    stream_order_max,
+};
+
+/// A sample is looked at for so many faults of all of a program.
+const SEEN_AFTER: usize = SAMPLES * ALONE_ONE_IN as usize;
 
 /// A fault after which it is seen which neighbours are touched. The engine sees it only of what was served alone; here
 /// each fault stands for many, and shows it.
@@ -57,7 +48,7 @@ pub(super) struct Along {
     /// Blocks of which a sample was taken, by region and number there.
     samples: BTreeMap<(usize, usize), Sample>,
     ages: VecDeque<(usize, usize)>,
-    shares: [f64; ORDER_MAX as usize],
+    shares: [f64; NEIGHBOURS_ORDER as usize],
     faults: u32,
     streams: BTreeMap<usize, Stream>,
     begun: u32,
@@ -74,7 +65,7 @@ impl Along {
         limit_pages: f64,
         scale: f64,
     ) -> u32 {
-        let order_max = ((limit_pages * STREAM_PART).max(1.0).log2() as u32).min(BLOCK_ORDER);
+        let order_max = stream_order_max(limit_pages as usize);
         let stream = self.stream_order(region, at, scale).unwrap_or_else(|| {
             self.begun += 1;
             0
@@ -90,7 +81,7 @@ impl Along {
     /// A region's number is for another.
     pub(super) fn forget(&mut self, region: usize) {
         self.streams.remove(&region);
-        for block in 0..u32::BITS as usize >> ORDER_MAX {
+        for block in 0..u32::BITS as usize >> NEIGHBOURS_ORDER {
             self.samples.remove(&(region, block));
         }
     }
@@ -100,10 +91,10 @@ impl Along {
         let stream = self.streams.get(&region)?;
         // The longer it was, the longer it is remembered.
         let others = f64::from(self.begun - stream.begun) * scale;
-        if others >= STREAMS * f64::from(1 + stream.order) {
+        if others >= STREAMS as f64 * f64::from(1 + stream.order) {
             return None;
         }
-        let is_dense = self.is_worth_it(ORDER_MAX);
+        let is_dense = self.is_worth_it(NEIGHBOURS_ORDER);
         let reach = if is_dense || stream.order >= LONG_ORDER { 2 << stream.order } else { 1 };
         let goes_up = (stream.end..stream.end + reach).contains(&at);
         let goes_down = at < stream.start && at + reach >= stream.start;
@@ -119,25 +110,28 @@ impl Along {
         stream: u32,
         scale: f64,
     ) -> u32 {
-        if stream >= ORDER_MAX {
+        if stream >= NEIGHBOURS_ORDER {
             return stream;
         }
         self.faults += 1;
-        let key = (region, at >> ORDER_MAX);
+        let key = (region, at >> NEIGHBOURS_ORDER);
         let was_alone = self.samples.get(&key).is_some_and(|sample| sample.is_alone);
         let is_alone = was_alone || self.faults.is_multiple_of(ALONE_ONE_IN);
         if let Entry::Vacant(place) = self.samples.entry(key) {
             let swapped = swapped & !(1 << at);
             place.insert(Sample { first: at, swapped, touched: 0, is_alone });
             self.ages.push_back(key);
-            while self.ages.len() as f64 > (SEEN_AFTER / scale).max(1.0) {
+            while self.ages.len() as f64 > (SEEN_AFTER as f64 / scale).max(1.0) {
                 self.settle_oldest();
             }
         }
         if is_alone {
             return 0;
         }
-        (stream + 1..=ORDER_MAX).rev().find(|&order| self.is_worth_it(order)).unwrap_or(stream)
+        (stream + 1..=NEIGHBOURS_ORDER)
+            .rev()
+            .find(|&order| self.is_worth_it(order))
+            .unwrap_or(stream)
     }
 
     /// Pages of a region are touched.
@@ -148,7 +142,7 @@ impl Along {
     }
 
     fn is_worth_it(&self, order: u32) -> bool {
-        self.shares[order as usize - 1] >= WORTH
+        self.shares[order as usize - 1] >= f64::from(WORTH_OF_8) / 8.0
     }
 
     /// Takes what a sample has shown into the shares.
@@ -158,7 +152,7 @@ impl Along {
         };
         for (share, order) in self.shares.iter_mut().zip(1..) {
             if let Some(shown) = sample.share(order) {
-                *share += (shown - *share) * WEIGHT;
+                *share += (shown - *share) / f64::from(WEIGHT);
             }
         }
     }

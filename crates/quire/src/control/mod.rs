@@ -17,6 +17,7 @@
 #![deny(unsafe_code)]
 
 pub mod account;
+pub mod along;
 mod event;
 mod far;
 mod fork;

@@ -22,6 +22,7 @@ mod window;
 use self::order::{Guess, Through};
 use self::speculative::{Doubt, Way};
 use self::window::{FaultWindow, FillSource, Settled};
+use crate::control::along::stream_order_max;
 use crate::control::{Event, Tracepoint};
 use crate::failpoint::{self, Failpoint};
 use crate::mmu::{Access, FrameId, FrameRun, Mmu, Protection};
@@ -405,9 +406,7 @@ impl<M: Mmu> VmSpace<M> {
     pub(crate) fn guess(&self, page: PageNum, old: Snapshot, vma: &Vma) -> Guess {
         let pattern = vma.attributes.pattern;
         let is_fresh = old.state() == State::None && vma.attributes.kind == Kind::Anonymous;
-        // A stream's folios are at most a thirty-second of the budget: several streams live side
-        // by side.
-        let order_max = (self.budget.limit() / 32).max(1).ilog2();
+        let order_max = stream_order_max(self.budget.limit());
         let through = match is_fresh {
             true => Through::Fresh,
             false if self.neighbours.are_used() => Through::Dense,

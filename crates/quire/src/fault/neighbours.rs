@@ -10,16 +10,14 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
+use crate::control::along::{
+    ALONE_ONE_IN, NEIGHBOURS_ORDER as ORDER_MAX, SAMPLES, WEIGHT, WORTH_OF_8,
+};
 use crate::units::{PageNum, PageRange};
 
-/// The largest block: eight pages.
-const ORDER_MAX: u32 = 3;
-const SAMPLES: usize = 64;
-const ONE_IN: u64 = 16;
-/// All neighbours asked for; the share from which on a block is worth it; how much of a share each sample makes.
+/// All neighbours asked for, and the share from which on a block is worth it.
 const WHOLE: u32 = 1 << 16;
-const WORTH: u32 = WHOLE / 8 * 5;
-const WEIGHT: u32 = 16;
+const WORTH: u32 = WHOLE / 8 * WORTH_OF_8;
 
 /// Spreads numbers; the low bits are as good as any.
 fn mix(number: u64) -> u64 {
@@ -89,7 +87,7 @@ impl Neighbours {
         }
         // By chance: what comes in turns would always be looked at from the same side.
         let turn = u64::from(self.faults.fetch_add(1, Relaxed));
-        if mix(turn ^ page.0 << 32).is_multiple_of(ONE_IN) {
+        if mix(turn ^ page.0 << 32).is_multiple_of(ALONE_ONE_IN.into()) {
             self.settle(sample);
             let pages = PageRange::new(block, 1 << ORDER_MAX).pages().zip(0..);
             let swapped = pages.fold(0, |set, (page, at)| set | u8::from(is_swapped(page)) << at);

@@ -10,15 +10,12 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
+use crate::control::along::{LONG_ORDER, STREAMS};
 use crate::space::vma::{Pattern, Vma};
-use crate::units::{BLOCK_ORDER, PageNum, PageRange};
+use crate::units::{PageNum, PageRange};
 
-const STREAMS: usize = 16;
 /// First folio of a stream over memory that was never touched: 16 KiB.
 const FRESH_ORDER: u32 = 2;
-/// From here on a stream over anonymous memory goes on even where pages are passed over. Before, that is
-/// more often chance.
-const LONG_ORDER: u32 = 6;
 /// A long one whose next fault passes over more of the pages in swap than this part of a folio does not go on as it
 /// was: its folios get smaller by so many orders.
 const PASSED_PART: usize = 8;
@@ -90,7 +87,6 @@ impl Streams {
         order_max: u32,
         would_fault: impl Fn(PageNum) -> bool,
     ) -> Guess {
-        let order_max = order_max.min(BLOCK_ORDER);
         for (index, stream) in self.streams.iter().enumerate() {
             let above = stream.above.load(Relaxed);
             if above == 0 {

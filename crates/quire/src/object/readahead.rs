@@ -16,6 +16,7 @@ use super::window::View;
 use super::{Objects, VmObject};
 use crate::budget::Purpose;
 use crate::control::Event;
+use crate::control::along::stream_order_max;
 use crate::fault::Outcome;
 use crate::fault::order::{Guess, Through};
 use crate::mmu::object::ObjectMmu;
@@ -118,8 +119,7 @@ impl<M: ObjectMmu> Objects<M> {
     }
 
     pub(super) fn guess_for(&self, object: &VmObject, at: ObjectPage, pattern: Pattern) -> Guess {
-        // As for anonymous memory: several streams live side by side.
-        let order_max = (self.space.budget().limit() / 32).max(1).ilog2();
+        let order_max = stream_order_max(self.space.budget().limit());
         object.streams.guess(PageNum(at.0), Through::Object, pattern, order_max, |_| false)
     }
 
