@@ -18,10 +18,12 @@ use super::along::Along;
 use super::border::{Border, NEAR_PART};
 use super::misses::{Costs, Misses};
 
-/// Of a budget: what is kept free, as the reserve and between watermarks that are boosted at times, and what is in limbo while
-/// memory is short.
+/// Of a budget: what is kept free, as the reserve and between watermarks that are boosted at times, and always where
+/// there are several members; and what is in limbo while memory is short.
 const FREE_PART: f64 = 1.0 / 24.0;
+const FREE_PART_SHARED: f64 = 1.0 / 14.0;
 const LIMBO_PART: f64 = 1.0 / 16.0;
+
 /// What happened in a budget.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Played {
@@ -101,6 +103,8 @@ pub(super) struct Terms {
     /// Length of a packed page, as a part of a page.
     pub packed: f64,
     pub has_file: bool,
+    /// Whether the program is several processes.
+    pub is_shared: bool,
     /// Pages of the program for each of those sampled.
     pub scale: f64,
 }
@@ -271,7 +275,8 @@ impl Miniature {
 
     /// Reclaims what is too much, where the miniature has room for `limit` pages.
     fn settle(&mut self, limit: f64, terms: &Terms) {
-        let room = limit * (1.0 - FREE_PART);
+        let free = if terms.is_shared { FREE_PART_SHARED } else { FREE_PART };
+        let room = limit * (1.0 - free);
         let mut rounds = 0;
         while self.held(terms) > room && rounds < 2 {
             if self.in_limbo as f64 > limit * LIMBO_PART || self.mapped == 0 {

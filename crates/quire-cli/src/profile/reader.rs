@@ -119,7 +119,7 @@ impl Reader {
         let tables = self.members.values().sum::<u64>() + self.own_pages;
         self.unmanaged_pages = control.unmanaged_pages.load(Relaxed).saturating_sub(tables);
         self.need_pages = self.need_pages.max(wanted + self.unmanaged_pages);
-        self.world.note_wanted(wanted, self.shift);
+        self.world.note_wanted(wanted, self.shift, self.members.len());
         // Those that are about to be too small begin, and those that are far too small end.
         let need_bytes = (self.need_pages * PAGE_SIZE as u64) as f64;
         let budget = |number| BUDGET_FIRST * 2f64.powf(f64::from(number) / PER_DOUBLING);

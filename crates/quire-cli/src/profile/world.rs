@@ -105,7 +105,13 @@ pub(super) struct World {
 impl World {
     pub(super) fn new(costs: Costs, has_file: bool) -> World {
         World {
-            terms: Terms { costs, packed: Packs::default().part(), has_file, scale: 1.0 },
+            terms: Terms {
+                costs,
+                packed: Packs::default().part(),
+                has_file,
+                is_shared: false,
+                scale: 1.0,
+            },
             regions: Vec::new(),
             unused: Vec::new(),
             order: BTreeMap::new(),
@@ -143,8 +149,9 @@ impl World {
         self.terms.costs
     }
 
-    /// Notes that the program has so many pages with content: the sampled ones stand for these.
-    pub(super) fn note_wanted(&mut self, pages: u64, shift: u32) {
+    /// Notes that the program has so many processes, and pages with content: the sampled ones stand for these.
+    pub(super) fn note_wanted(&mut self, pages: u64, shift: u32, members: usize) {
+        self.terms.is_shared = members > 1;
         let nominal = f64::from(1u32 << shift);
         let counted = pages as f64 / self.present.max(1) as f64;
         self.terms.scale = counted.clamp(nominal / 2.0, nominal * 2.0);
@@ -379,7 +386,7 @@ mod tests {
         fn touch(&mut self, groups: impl IntoIterator<Item = u64>, pages: u16, patience: u32) {
             self.tell(groups, pages, patience);
             self.look += 1;
-            self.world.note_wanted(self.world.present() as u64, 0);
+            self.world.note_wanted(self.world.present() as u64, 0, 1);
             self.world.end_look(PID, self.look, 0);
         }
 
